@@ -1,0 +1,95 @@
+"""What the planner asks and a kernel answers: do you fit, what do you cost, what do you need?
+
+A kernel may claim any run of consecutive nodes: one layer, a whole MLP, a whole training step. It is
+handed to the planner as an argument; the planner knows kernels only by this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from onchip.plan.device import Device
+from onchip.spec.network import Network
+from onchip.spec.recipe import Recipe
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be done with the network."""
+
+    precision: str = "fp32"
+    batch: int = 1024  # rows the plan is priced for; a compiled plan runs any number
+    loss: str = ""  # set: train. "cross_entropy" (the network's output is logits) or "half_sse"
+    momentum: bool = False
+
+    @property
+    def is_training(self) -> bool:
+        return bool(self.loss)
+
+
+@dataclass(frozen=True)
+class Price:
+    """Work that cannot be avoided: a part for each row and a part for each launch."""
+
+    row_flop: int
+    row_bytes: int
+    fixed_bytes: int = 0  # weights, read (and in training written) once a launch
+    launches: int = 1
+
+    def floor_us(self, device: Device, precision: str, B: int) -> float:
+        """No run of this work on this device is much faster."""
+        compute = self.row_flop * B / device.flops[precision]
+        memory = (self.row_bytes * B + self.fixed_bytes) / device.bandwidth
+        return max(compute, memory) * 1e6 + self.launches * device.launch_us
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """A kernel's yes."""
+
+    kernel: str
+    label: str  # the kernel with its template arguments, as a profiler shows it
+    nodes: tuple[str, ...]  # names of the claimed nodes, in order
+    price: Price
+    why: str
+    recipes: Mapping[str, Recipe] = field(default_factory=dict)  # weights in the layout it wants, by its own names
+    fast_bytes: int = 0  # shared memory a block, or cache a thread
+    facts: object = None  # what the kernel itself needs to launch; opaque to the planner
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "recipes", MappingProxyType(dict(self.recipes)))
+
+    @property
+    def build_flop(self) -> int:
+        return sum(recipe.flop for recipe in self.recipes.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(recipe.nbytes for recipe in self.recipes.values())
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A kernel's no, at one node, with its reason."""
+
+    kernel: str
+    node: str
+    why: str
+
+
+class Kernel(Protocol):
+    name: str
+    device_kind: str
+    precisions: tuple[str, ...]
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """Every run of nodes beginning at net.nodes[start] that this kernel could take, or why it cannot.
+
+        A kernel that has nothing to do with the node yields nothing: silence is not a refusal.
+        """
+        ...

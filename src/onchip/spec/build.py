@@ -1,0 +1,69 @@
+"""Networks from a few words: a chain of layers, an MLP with seeded weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.spec.layers import LAYERS, Layer, Linear
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Weight
+from onchip.spec.types import BATCH, TensorType
+
+
+def sequential(
+    input_type: TensorType,
+    layers: Sequence[tuple[str, Layer]],
+    weights: Mapping[str, Weight],
+    *,
+    name: str = "network",
+) -> Network:
+    """A chain: each layer reads the one before. Weights are found as '<layer name>.<role>'."""
+    nodes, value = [], "x"
+    for node_name, layer in layers:
+        roles = {r: f"{node_name}.{r}" for r in (*layer.required, *layer.optional) if f"{node_name}.{r}" in weights}
+        nodes.append(Node(node_name, layer, (value,), roles))
+        value = node_name
+    return Network({"x": input_type}, tuple(nodes), (value,), weights, name)
+
+
+def mlp(
+    *widths: int,
+    activation: str = "ReLU",
+    output: str | None = None,
+    bias: bool = True,
+    seed: int = 0,
+    name: str = "mlp",
+) -> Network:
+    """Linear layers of these widths with `activation` between them and `output` (if any) at the end.
+
+    Weights are He-initialised so that another framework can repeat them:
+    `rng = numpy.random.default_rng(seed)`; then for each layer, first to last,
+    `rng.standard_normal((D_out, D_in), dtype=float32) * float32(sqrt(2 / D_in))`; biases are zero.
+    """
+    if len(widths) < 2 or any(not isinstance(w, int | np.integer) or w < 1 for w in widths):
+        raise InputError("an MLP needs at least two widths of at least 1", got=str(widths))
+    rng = np.random.default_rng(seed)
+    layers: list[tuple[str, Layer]] = []
+    weights: dict[str, Weight] = {}
+    for i, (D_in, D_out) in enumerate(zip(widths, widths[1:], strict=False), start=1):
+        weights[f"fc{i}.weight"] = rng.standard_normal((D_out, D_in), dtype=np.float32) * np.float32(np.sqrt(2 / D_in))
+        if bias:
+            weights[f"fc{i}.bias"] = np.zeros(D_out, np.float32)
+        layers.append((f"fc{i}", Linear()))
+        kind = activation if i < len(widths) - 1 else output
+        if kind is not None:
+            layers.append((f"{kind.lower()}{i}", make_layer(kind)))
+    return sequential(TensorType((BATCH, widths[0])), layers, weights, name=name)
+
+
+def make_layer(kind: str, **attributes: object) -> Layer:
+    """A layer by its name, as it stands in files and options."""
+    if kind not in LAYERS:
+        raise InputError(f"unknown layer '{kind}'", expected=", ".join(sorted(LAYERS)))
+    try:
+        return LAYERS[kind](**attributes)
+    except TypeError:
+        raise InputError(f"layer {kind} has other attributes", got=", ".join(attributes) or "none") from None

@@ -1,0 +1,70 @@
+"""What a layer is: a frozen bag of attributes that knows its output type and its price.
+
+A new layer is one dataclass in a file of this package; it registers itself by its class name, which is
+also its name in files. The arithmetic lives elsewhere: kernels/reference.py says what a layer means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from onchip.errors import ShapeError
+from onchip.spec.types import TensorType
+
+LAYERS: dict[str, type[Layer]] = {}
+
+
+@dataclass(frozen=True)
+class Layer:
+    required: ClassVar[tuple[str, ...]] = ()  # roles of the weights it must have, e.g. "weight"
+    optional: ClassVar[tuple[str, ...]] = ()  # and of those it may have, e.g. "bias"
+    arity: ClassVar[int] = 1  # how many values it reads
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        LAYERS[cls.__name__] = cls
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
+
+    def infer(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> TensorType:
+        """The output's type; ShapeError if these inputs and weights do not fit."""
+        raise NotImplementedError
+
+    def row_flop(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> int:
+        """Floating-point operations for one row of the batch."""
+        raise NotImplementedError
+
+    def attributes(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{k}={v}" for k, v in self.attributes().items())
+        return f"{self.kind}({inside})" if inside else self.kind
+
+
+@dataclass(frozen=True)
+class Elementwise(Layer):
+    """A layer that maps each number by itself; `flop_each` is its price a number."""
+
+    flop_each: ClassVar[int] = 1
+
+    def infer(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> TensorType:
+        need_float(inputs[0])
+        return inputs[0]
+
+    def row_flop(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> int:
+        return self.flop_each * inputs[0].row_size
+
+
+for _abstract in ("Elementwise",):
+    del LAYERS[_abstract]
+
+
+def need_float(given: TensorType) -> None:
+    if "float" not in given.dtype:
+        raise ShapeError("needs floating-point input", got=str(given), expected="a float dtype")

@@ -1,0 +1,186 @@
+"""Network: a frozen graph of layers over named values and named weights."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from onchip.errors import InputError, ShapeError
+from onchip.spec.layers import Layer
+from onchip.spec.recipe import Recipe, Weight
+from onchip.spec.types import DTYPE_BYTES, TensorType
+
+
+@dataclass(frozen=True)
+class Node:
+    """One layer at its place: what it reads, which weights it uses. Its output value has its name."""
+
+    name: str
+    layer: Layer
+    inputs: tuple[str, ...]
+    weights: Mapping[str, str] = field(default_factory=dict)  # role -> name of the weight
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", tuple(self.inputs))
+        object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """What will be computed, never how. Checked when it is made: a Network that exists is sound."""
+
+    inputs: Mapping[str, TensorType]
+    nodes: tuple[Node, ...]  # in an order in which every value is made before it is read
+    outputs: tuple[str, ...]
+    weights: Mapping[str, Weight]
+    name: str = "network"
+    types: Mapping[str, TensorType] = field(init=False, repr=False)  # of every value, derived
+
+    def __post_init__(self) -> None:
+        for attribute in ("inputs", "weights"):
+            object.__setattr__(self, attribute, MappingProxyType(dict(getattr(self, attribute))))
+        object.__setattr__(self, "nodes", tuple(self.nodes))
+        object.__setattr__(self, "outputs", tuple(self.outputs))
+        for weight in self.weights.values():
+            if isinstance(weight, np.ndarray):
+                weight.flags.writeable = False
+        object.__setattr__(self, "types", MappingProxyType(self._infer_types()))
+
+    # -- facts ---------------------------------------------------------------------------------------------
+
+    def weight_type(self, name: str) -> TensorType:
+        weight = self.weights[name]
+        return TensorType(weight.shape, weight.dtype if isinstance(weight, Recipe) else weight.dtype.name)
+
+    def node_weight_types(self, node: Node) -> dict[str, TensorType]:
+        return {role: self.weight_type(name) for role, name in node.weights.items()}
+
+    def input_types(self, node: Node) -> tuple[TensorType, ...]:
+        return tuple(self.types[name] for name in node.inputs)
+
+    def readers(self, value: str) -> list[Node]:
+        return [node for node in self.nodes if value in node.inputs]
+
+    def row_flop(self, node: Node) -> int:
+        return node.layer.row_flop(self.input_types(node), self.node_weight_types(node))
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the layers use as weights."""
+        used = {name for node in self.nodes for name in node.weights.values()}
+        return sum(math.prod(self.weights[name].shape) for name in used)
+
+    @property
+    def weight_bytes(self) -> int:
+        used = {name for node in self.nodes for name in node.weights.values()}
+        return sum(math.prod(t.shape) * DTYPE_BYTES[t.dtype] for t in map(self.weight_type, used))  # type: ignore[arg-type]
+
+    @property
+    def input(self) -> TensorType:
+        """The type of the only input."""
+        if len(self.inputs) != 1:
+            raise InputError(f"network '{self.name}' has {len(self.inputs)} inputs", expected="one")
+        return next(iter(self.inputs.values()))
+
+    @property
+    def output(self) -> TensorType:
+        """The type of the only output."""
+        if len(self.outputs) != 1:
+            raise InputError(f"network '{self.name}' has {len(self.outputs)} outputs", expected="one")
+        return self.types[self.outputs[0]]
+
+    # -- new networks from old -----------------------------------------------------------------------------
+
+    def replace(
+        self,
+        *,
+        nodes: Iterable[Node] | None = None,
+        outputs: Iterable[str] | None = None,
+        weights: Mapping[str, Weight] | None = None,
+        name: str | None = None,
+    ) -> Network:
+        """The same network with some parts exchanged, checked anew."""
+        return Network(
+            self.inputs,
+            self.nodes if nodes is None else tuple(nodes),
+            self.outputs if outputs is None else tuple(outputs),
+            self.weights if weights is None else weights,
+            self.name if name is None else name,
+        )
+
+    # -- checks --------------------------------------------------------------------------------------------
+
+    def _infer_types(self) -> dict[str, TensorType]:
+        types = dict(self.inputs)
+        if not types:
+            raise InputError(f"network '{self.name}' has no input")
+        for name, given in types.items():
+            if not given.is_batched:
+                raise ShapeError(f"input '{name}' has no batch in front", got=str(given), expected="[B, ...]")
+        for node in self.nodes:
+            if node.name in types:
+                raise InputError(f"two values are called '{node.name}' in network '{self.name}'")
+            types[node.name] = self._infer_node(node, types)
+        if not self.outputs:
+            raise InputError(f"network '{self.name}' has no output")
+        for output in self.outputs:
+            if output not in types:
+                raise InputError(f"output '{output}' is made by no layer", expected=f"one of {', '.join(types)}")
+        return types
+
+    def _infer_node(self, node: Node, types: Mapping[str, TensorType]) -> TensorType:
+        layer, where = node.layer, f"layer '{node.name}' ({node.layer.kind})"
+        for value in node.inputs:
+            if value not in types:
+                raise InputError(f"{where} reads '{value}', which nothing before it makes", expected=", ".join(types))
+        if len(node.inputs) != layer.arity:
+            raise InputError(f"{where}: wrong number of inputs", got=str(len(node.inputs)), expected=str(layer.arity))
+        missing = [role for role in layer.required if role not in node.weights]
+        unknown = [role for role in node.weights if role not in (*layer.required, *layer.optional)]
+        if missing or unknown:
+            raise InputError(
+                f"{where}: wrong weights", got=", ".join(node.weights) or "none",
+                expected=", ".join((*layer.required, *(f"[{role}]" for role in layer.optional))) or "none",
+            )  # fmt: skip
+        for weight in node.weights.values():
+            if weight not in self.weights:
+                raise InputError(f"{where}: weight '{weight}' is not in the network")
+        try:
+            return layer.infer(tuple(types[v] for v in node.inputs), self.node_weight_types(node))
+        except ShapeError as error:
+            raise ShapeError(f"{where}: {error.what}", got=error.got, expected=error.expected, hint=error.hint) from None
+
+    # -- how it shows itself -------------------------------------------------------------------------------
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        rows = [[name, "input", "", str(given), "", ""] for name, given in self.inputs.items()]
+        for node in self.nodes:
+            params = sum(math.prod(self.weights[w].shape) for w in node.weights.values())
+            rows.append([node.name, str(node.layer), ", ".join(node.inputs), str(self.types[node.name]),
+                         f"{params:,}" if params else "", f"{self.row_flop(node):,}"])  # fmt: skip
+        return ["layer", "kind", "reads", "output", "parameters", "flop/row"], rows
+
+    def _summary(self) -> str:
+        flop = sum(map(self.row_flop, self.nodes))
+        return f"{self.name}: {self.parameters:,} parameters, {flop:,} flop/row, output {', '.join(self.outputs)}"
+
+    def __str__(self) -> str:
+        head, rows = self._table()
+        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+        right = {4, 5}
+        lines = [
+            "  ".join(cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip()
+            for row in [head, *rows]
+        ]
+        return "\n".join([self._summary(), *lines])
+
+    def _repr_html_(self) -> str:
+        head, rows = self._table()
+        cells = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
+        titles = "".join(f"<th>{c}</th>" for c in head)
+        return f"<p>{html.escape(self._summary())}</p><table><thead><tr>{titles}</tr></thead><tbody>{cells}</tbody></table>"

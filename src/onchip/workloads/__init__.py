@@ -1,0 +1,26 @@
+"""The jobs that onchip knows by name, and loading: a name, a file or a Network becomes a Network."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from onchip.errors import InputError
+from onchip.spec.load import SUFFIXES, load_file
+from onchip.spec.network import Network
+from onchip.workloads import decode, digits
+
+WORKLOADS: dict[str, Callable[[], Network]] = {"decode": decode.network, "digits": digits.network}
+
+
+def load(model: str | os.PathLike[str] | Network) -> Network:
+    """A network from a file (.onnx, .safetensors) or the name of a workload, with its seeded weights."""
+    if isinstance(model, Network):
+        return model
+    text = os.fspath(model)
+    if text in WORKLOADS:
+        return WORKLOADS[text]()
+    if Path(text).suffix or os.sep in text or Path(text).exists():
+        return load_file(text)
+    raise InputError(f"unknown model '{text}'", expected=f"a workload ({', '.join(WORKLOADS)}) or a file ({', '.join(SUFFIXES)})")

@@ -1,0 +1,46 @@
+"""Small neural networks at the speed of the chip.
+
+net    = onchip.load("model.onnx")            # or "decode", "digits", a .safetensors file
+engine = onchip.compile(net)                  # the fastest device that is here; engine.plan says how
+y      = engine(x)                            # NumPy in, NumPy out
+result = onchip.fit(net, x, classes)          # the same network, trained
+onchip.save(result.network, "trained.onnx")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from onchip.errors import OnchipError
+
+if TYPE_CHECKING:
+    from onchip.plan.planner import Plan
+    from onchip.runtime.engine import Engine, compile
+    from onchip.spec.build import mlp
+    from onchip.spec.load import save
+    from onchip.spec.network import Network
+    from onchip.train.loop import FitResult, fit
+    from onchip.workloads import load
+
+__version__ = "0.1.0"
+__all__ = [
+    "Engine", "FitResult", "Network", "OnchipError", "Plan",
+    "compile", "fit", "load", "mlp", "save",
+]  # fmt: skip
+
+# Where each name lives. Imported when first used: `import onchip` loads no NumPy, no Numba and no device.
+_HOME = {
+    "Engine": "runtime.engine", "FitResult": "train.loop", "Network": "spec.network", "Plan": "plan.planner",
+    "compile": "runtime.engine", "fit": "train.loop", "load": "workloads", "mlp": "spec.build", "save": "spec.load",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'onchip' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"onchip.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

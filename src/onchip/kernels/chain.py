@@ -1,0 +1,93 @@
+"""Finding an MLP in a network: the run of layers that the fused kernels of every device can claim."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onchip.spec.layers import Elementwise, Linear, LogSoftmax, ReLU, Reshape, Sigmoid, Softmax, Tanh
+from onchip.spec.network import Network, Node
+
+ACTIVATIONS: tuple[type[Elementwise], ...] = (ReLU, Sigmoid, Tanh)
+IDENTITY = "Identity"
+
+
+@dataclass(frozen=True)
+class Dense:
+    """One Linear with what follows it."""
+
+    weight: str  # (D_out, D_in)
+    bias: str | None
+    D_in: int
+    D_out: int
+    activation: str  # "Identity" or the name of one of ACTIVATIONS
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Dense layers one behind the other; no value in between is read by anyone else."""
+
+    nodes: tuple[str, ...]
+    layers: tuple[Dense, ...]
+    normaliser: str  # "", "Softmax" or "LogSoftmax" behind the last layer
+    vectors: int  # vectors a batch row: 1, or more where Linear runs over (B, ..., D_in)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        return (self.layers[0].D_in, *(layer.D_out for layer in self.layers))
+
+    @property
+    def label(self) -> str:
+        """Template arguments as they stand in a kernel's name: widths, then each distinct activation."""
+        kinds = dict.fromkeys([*(layer.activation for layer in self.layers), self.normaliser])
+        names = [kind for kind in kinds if kind not in (IDENTITY, "")]
+        return ",".join([*map(str, self.widths), *names])
+
+
+def find_chain(net: Network, start: int) -> Chain | None:
+    """The longest chain beginning at net.nodes[start], or None if no Dense layer begins there."""
+    nodes: list[Node] = []
+    layers: list[Dense] = []
+    normaliser, vectors = "", 0
+    for node in net.nodes[start:]:
+        if nodes and not _continues(net, nodes[-1], node):
+            break
+        layer = node.layer
+        if isinstance(layer, Linear) and not normaliser and (not layers or _width(net, node) == layers[-1].D_out):
+            D_out, D_in = net.weights[node.weights["weight"]].shape
+            vectors = net.types[node.inputs[0]].row_size // D_in
+            layers.append(Dense(node.weights["weight"], node.weights.get("bias"), D_in, D_out, IDENTITY))
+        elif isinstance(layer, ACTIVATIONS) and layers and layers[-1].activation == IDENTITY and not normaliser:
+            last = layers[-1]
+            layers[-1] = Dense(last.weight, last.bias, last.D_in, last.D_out, layer.kind)
+        elif isinstance(layer, Softmax | LogSoftmax) and layers and not normaliser and _is_last_axis(net, node):
+            if layers[-1].activation != IDENTITY:
+                break
+            normaliser = layer.kind
+        elif not isinstance(layer, Reshape):
+            break
+        nodes.append(node)
+    if not layers:
+        return None
+    return Chain(tuple(n.name for n in nodes), tuple(layers), normaliser, vectors)
+
+
+def _continues(net: Network, before: Node, node: Node) -> bool:
+    return node.inputs == (before.name,) and before.name not in net.outputs and len(net.readers(before.name)) == 1
+
+
+def _width(net: Network, node: Node) -> int:
+    return int(net.types[node.inputs[0]].shape[-1])
+
+
+def _is_last_axis(net: Network, node: Node) -> bool:
+    rank = len(net.types[node.name].shape)
+    return node.layer.attributes()["axis"] % rank == rank - 1 and _width(net, node) == _last_dense_width(net, node)
+
+
+def _last_dense_width(net: Network, node: Node) -> int:
+    # A Reshape between the Linear and the softmax may have split the row: then the axes differ.
+    value = node.inputs[0]
+    by_name = {n.name: n for n in net.nodes}
+    while isinstance(by_name[value].layer, Reshape):
+        value = by_name[value].inputs[0]
+    return int(net.types[value].shape[-1])

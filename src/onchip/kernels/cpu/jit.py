@@ -1,0 +1,70 @@
+"""How the CPU kernels are compiled: Numba, cached on disk, never stale.
+
+Numba's own cache looks only at the file a function stands in, so an edit to a helper in another file goes
+unseen. Here every kernel's cache folder is named by a digest of all sources of this package.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import llvmlite.binding as llvm
+import numba
+
+from onchip.files import cache_dir
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# One parallel region at a time: Numba's fallback threading layer aborts the process when two Python threads
+# enter it at once, and a kernel uses every core anyway.
+LAUNCH = threading.Lock()
+
+
+@functools.cache
+def _source_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def compiled(*, parallel: bool = False, inline: bool = False) -> Callable[[F], F]:
+    """Decorate a kernel: nopython, no GIL, IEEE arithmetic (no reordering, no contraction), cached on disk."""
+
+    def decorate(function: F) -> F:
+        before = numba.config.CACHE_DIR
+        numba.config.CACHE_DIR = str(cache_dir() / "numba" / _source_digest())
+        try:
+            # The folder is chosen while decorating; restoring the setting leaves the user's own kernels alone.
+            return numba.njit(  # type: ignore[no-any-return]
+                parallel=parallel, cache=True, nogil=True, error_model="numpy", inline="always" if inline else "never"
+            )(function)
+        finally:
+            numba.config.CACHE_DIR = before
+
+    return decorate
+
+
+def _host_features() -> dict[str, bool]:
+    return dict(llvm.get_host_cpu_features())
+
+
+def _vector_shape() -> tuple[int, int, bool]:
+    """Bytes of a vector register, how many there are, and whether it has fused multiply-add."""
+    features = _host_features()
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return 16, 32, True
+    if features.get("avx512f"):
+        return 64, 32, True
+    if features.get("avx2") or features.get("avx"):
+        return 32, 16, bool(features.get("fma"))
+    return 16, 16, False
+
+
+VECTOR_BYTES, VECTOR_REGISTERS, HAS_FMA = _vector_shape()

@@ -1,0 +1,168 @@
+"""mlp_fused on the CPU: a whole MLP forward in one parallel loop over tiles of rows.
+
+Idea    A tile of rows goes through every layer while it lies in L1/L2; x is read once, y written once,
+        nothing in between reaches main memory. Bias and ReLU happen in registers, other activations in cache.
+Floor   A row moves (D_in + D_out) * 4 B and costs 2 * params flop. 72-64-64-4: 304 B and 17,920 flop, 59 flop/B:
+        compute-bound on any CPU (two AVX-512 cores: 270 Gflop/s against some 20 GB/s).
+Cache   2 * tile rows * padded width * 4 B a thread for activations; weights stay in L2, their chunks in L1.
+Limits  float32; any widths, any number of layers and rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+
+from onchip.kernels.chain import Chain, find_chain
+from onchip.kernels.cpu.activation import CODES, NORMALISERS, RELU, activate, normalise
+from onchip.kernels.cpu.dense import dense
+from onchip.kernels.cpu.jit import LAUNCH, compiled
+from onchip.kernels.cpu.tile import ROWS, aligned_zeros, pack, packed_size, padded
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, Recipe
+
+MAX_TILE_ROWS = 64  # past this the tile outgrows L1 and gains nothing (bench decode)
+_ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
+
+
+@compiled(parallel=True)
+def _forward(
+    x: int, B: int, D_in: int, y: Array, w: Array, bias: Array, table: Array, normaliser: int, tile_rows: int, scratch: Array
+) -> None:
+    """table: a row a layer (K, N, offset of w, offset of bias, activation); scratch: (threads, 2, floats)."""
+    L = len(table)
+    tiles = (B + tile_rows - 1) // tile_rows
+    w_at, bias_at = w.ctypes.data, bias.ctypes.data
+    for t in numba.prange(tiles):
+        first = t * tile_rows
+        rows = min(tile_rows, B - first)
+        mine = scratch[numba.get_thread_id()]
+        src, src_row = x + first * D_in * 4, D_in * 4
+        for layer in range(L):
+            K, N, w_offset, bias_offset, code = table[layer]
+            into = mine[layer % 2]
+            width = padded_width(N)
+            dense(
+                src, src_row, rows, w_at + w_offset * 4, K, width, bias_at + bias_offset * 4,
+                into.ctypes.data, width * 4, _ZERO if code == RELU else _NO_FLOOR,
+            )  # fmt: skip
+            if code > RELU:
+                activate(into, rows, N, width, code)
+            src, src_row = into.ctypes.data, width * 4
+        D_out = table[L - 1, 1]
+        last = mine[(L - 1) % 2]
+        if normaliser:
+            normalise(last, rows, D_out, padded_width(D_out), normaliser)
+        for r in range(rows):
+            for n in range(D_out):
+                y[first + r, n] = last[r * padded_width(D_out) + n]
+
+
+padded_width = compiled(inline=True)(padded)
+
+
+@dataclass(frozen=True)
+class Facts:
+    chain: Chain
+    max_tile_rows: int
+
+
+class MlpFused:
+    name = "mlp_fused"
+    device_kind = "cpu"
+    precisions = ("fp32",)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        chain = find_chain(net, start)
+        if chain is None or job.is_training:
+            return
+        if refusal := refuse_dtype(self.name, net, chain):
+            yield refusal
+            return
+        widest = max(padded(width) for width in chain.widths[1:])
+        tile_rows = max(ROWS, min(MAX_TILE_ROWS, device.fast_bytes // 2 // (8 * widest) // ROWS * ROWS))
+        x, y = net.types[net.nodes[start].inputs[0]], net.types[chain.nodes[-1]]
+        price = Price(
+            row_flop=sum(net.row_flop(node) for node in net.nodes[start : start + len(chain.nodes)]),
+            row_bytes=x.row_bytes + y.row_bytes,
+            fixed_bytes=sum(4 * layer.D_in * layer.D_out for layer in chain.layers),
+        )
+        fast = 2 * tile_rows * widest * 4
+        yield Claim(
+            self.name, f"mlp_fused<{chain.label}>", chain.nodes, price,
+            why=f"{tile_rows} rows at a time stay in {fast // 1024} KiB of cache through {len(chain.layers)} layer{'s'[:len(chain.layers) > 1]}",
+            recipes=packed_recipes(net, chain), fast_bytes=fast, facts=Facts(chain, tile_rows),
+        )  # fmt: skip
+
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
+        """A function (inputs, outputs, threads) that runs the claim; `weights` are its recipes, evaluated."""
+        assert isinstance(claim.facts, Facts)
+        chain, max_tile_rows = claim.facts.chain, claim.facts.max_tile_rows
+        table, normaliser = layer_table(chain), NORMALISERS[chain.normaliser]
+        w, bias = weights["w"], weights["bias"]
+        widest = max(padded(width) for width in chain.widths[1:])
+        D_in, D_out = chain.widths[0], chain.widths[-1]
+        scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * 2 * max_tile_rows * widest)
+        scratch = scratch.reshape(numba.config.NUMBA_NUM_THREADS, 2, -1)
+
+        def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+            x, y = inputs[0].reshape(-1, D_in), outputs[0].reshape(-1, D_out)
+            B = len(x)
+            share = -(-B // threads)  # small batches: a tile for each thread rather than one full tile
+            tile_rows = min(max_tile_rows, -(-share // ROWS) * ROWS)
+            with LAUNCH:
+                numba.set_num_threads(threads)
+                _forward(x.ctypes.data, B, D_in, y, w, bias, table, normaliser, tile_rows, scratch)
+
+        return run
+
+
+def refuse_dtype(kernel: str, net: Network, chain: Chain) -> Refusal | None:
+    """Everything must be float32: this engine converts nothing in silence."""
+    values = [net.types[name].dtype for name in chain.nodes]
+    weights = [net.weight_type(w).dtype for layer in chain.layers for w in (layer.weight, layer.bias) if w]
+    odd = {dtype for dtype in (*values, *weights) if dtype != "float32"}
+    return Refusal(kernel, chain.nodes[0], f"computes on float32, got {', '.join(sorted(odd))}") if odd else None
+
+
+def layer_table(chain: Chain) -> Array:
+    """A row a layer: K, N, where its weights and its bias begin in the packed arrays, its activation."""
+    rows, w_offset, bias_offset = [], 0, 0
+    for layer in chain.layers:
+        rows.append((layer.D_in, layer.D_out, w_offset, bias_offset, CODES[layer.activation]))
+        w_offset += packed_size(layer.D_in, layer.D_out)
+        bias_offset += padded(layer.D_out)
+    return np.array(rows, np.int64)
+
+
+def packed_recipes(net: Network, chain: Chain) -> dict[str, Recipe]:
+    """All weights in one flat packed array, all biases (zero where there is none) in another."""
+    table = layer_table(chain)
+    last = chain.layers[-1]
+    w_size = int(table[-1, 2]) + packed_size(last.D_in, last.D_out)
+    bias_size = int(table[-1, 3]) + padded(last.D_out)
+
+    def weights(*arrays: Array) -> Array:
+        flat = aligned_zeros(w_size)
+        for array, (K, N, offset, _, _) in zip(arrays, table, strict=True):
+            pack(array.T, flat[offset : offset + packed_size(K, N)])
+        return flat
+
+    with_bias = [(i, layer.bias) for i, layer in enumerate(chain.layers) if layer.bias]
+
+    def biases(*arrays: Array) -> Array:
+        flat = aligned_zeros(bias_size)
+        for array, (i, _) in zip(arrays, with_bias, strict=True):
+            flat[table[i, 3] : table[i, 3] + len(array)] = array
+        return flat
+
+    sources = tuple(layer.weight for layer in chain.layers)
+    return {
+        "w": Recipe("pack_panels", sources, (w_size,), "float32", 0, weights),
+        "bias": Recipe("pack_bias", tuple(name for _, name in with_bias), (bias_size,), "float32", 0, biases),
+    }

@@ -1,0 +1,77 @@
+"""rowwise: layers without a product, one at a time: activations, softmax over any axis, reshapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numba
+import numpy as np
+
+from onchip.kernels.chain import ACTIVATIONS
+from onchip.kernels.cpu.activation import CODES, NORMALISERS, activate, normalise
+from onchip.kernels.cpu.jit import LAUNCH, compiled
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.spec.layers import Layer, LogSoftmax, Reshape, Softmax
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array
+
+_BLOCK_ROWS = 64
+
+
+@compiled(parallel=True)
+def _activate_rows(y: Array, code: int) -> None:
+    B, width = y.shape
+    for t in numba.prange((B + _BLOCK_ROWS - 1) // _BLOCK_ROWS):
+        first = t * _BLOCK_ROWS
+        rows = min(_BLOCK_ROWS, B - first)
+        activate(y[first : first + rows].reshape(-1), rows, width, width, code)
+
+
+@compiled(parallel=True)
+def _normalise_rows(y: Array, code: int) -> None:
+    B, width = y.shape
+    for t in numba.prange((B + _BLOCK_ROWS - 1) // _BLOCK_ROWS):
+        first = t * _BLOCK_ROWS
+        rows = min(_BLOCK_ROWS, B - first)
+        normalise(y[first : first + rows].reshape(-1), rows, width, width, code)
+
+
+class Rowwise:
+    name = "rowwise"
+    device_kind = "cpu"
+    precisions = ("fp32",)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        if job.is_training or not isinstance(node.layer, (*ACTIVATIONS, Softmax, LogSoftmax, Reshape)):
+            return
+        x, y = net.types[node.inputs[0]], net.types[node.name]
+        if x.dtype != "float32" and not isinstance(node.layer, Reshape):
+            yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
+            return
+        price = Price(net.row_flop(node), x.row_bytes + y.row_bytes)
+        yield Claim(self.name, f"rowwise<{node.layer.kind}>", (node.name,), price, "one layer by itself", facts=node.layer)
+
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
+        layer = claim.facts
+        assert isinstance(layer, Layer)
+
+        def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+            x, y = inputs[0], outputs[0]
+            if isinstance(layer, Softmax | LogSoftmax):
+                moved = np.ascontiguousarray(np.moveaxis(x, layer.axis, -1))
+                rows = moved.reshape(-1, moved.shape[-1])
+                rows = rows if rows.base is not x and not np.shares_memory(rows, x) else rows.copy()
+                with LAUNCH:
+                    numba.set_num_threads(threads)
+                    _normalise_rows(rows, NORMALISERS[layer.kind])
+                y[...] = np.moveaxis(rows.reshape(moved.shape), -1, layer.axis)
+                return
+            y.reshape(-1)[...] = x.reshape(-1)
+            if not isinstance(layer, Reshape):
+                with LAUNCH:
+                    numba.set_num_threads(threads)
+                    _activate_rows(y.reshape(len(y), -1), CODES[layer.kind])
+
+        return run

@@ -1,0 +1,167 @@
+"""The CPU as a device: what it is, and how plans run on it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onchip.errors import InputError, OnchipError
+from onchip.files import atomic_write, cache_dir
+from onchip.plan.device import Device
+from onchip.plan.planner import Group, Plan
+from onchip.spec.recipe import Array, Recipe, materialise
+from onchip.spec.types import numpy_dtype
+
+Launch = Callable[[Sequence[Array], Sequence[Array], int], None]
+
+
+def core_count() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check_threads(threads: int | None) -> int:
+    cores = core_count()
+    if threads is None:
+        return cores
+    if not 1 <= threads <= cores:
+        raise InputError("bad number of threads", got=str(threads), expected=f"1 to {cores}, the cores of this machine")
+    return threads
+
+
+# -- what this CPU is --------------------------------------------------------------------------------------
+
+
+def this_cpu(measure: bool = False) -> Device:
+    """This machine's CPU with measured rates. Measured once (0.3 s), then kept in the cache folder."""
+    from onchip.kernels.cpu.jit import VECTOR_BYTES
+
+    name, cores = _model_name(), core_count()
+    key = hashlib.sha256(f"{name} {platform.machine()} {cores} {VECTOR_BYTES}".encode()).hexdigest()[:16]
+    kept = cache_dir() / f"cpu-{key}.json"
+    rates = None if measure else _read_rates(kept)
+    if rates is None:
+        rates = {"flops": _measure_flops(), "bandwidth": _measure_bandwidth(cores)}
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(kept) as file:
+                file.write(json.dumps(rates).encode())
+        except (OSError, OnchipError):
+            pass  # a read-only home costs a measurement each time, not the work
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    return Device(
+        name=name, kind="cpu", arch=f"{platform.machine()}, {VECTOR_BYTES * 8}-bit vectors", units=cores,
+        flops={"fp32": rates["flops"]}, bandwidth=rates["bandwidth"], launch_us=3.0, fast_bytes=_l2_bytes(),
+        memory_bytes=memory, vector_bytes=VECTOR_BYTES,
+        source="measured here: float32 products of 768 and a copy, all cores; launch: an empty parallel loop",
+    )  # fmt: skip
+
+
+def _read_rates(path: Path) -> dict[str, float] | None:
+    try:
+        rates = json.loads(path.read_text())
+        return rates if rates["flops"] > 0 and rates["bandwidth"] > 0 else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _model_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith(("model name", "cpu model")):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _l2_bytes() -> int:
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
+        return int(text[:-1]) << {"K": 10, "M": 20}[text[-1]]
+    except (OSError, ValueError, KeyError, IndexError):
+        return 1 << 20
+
+
+def _best_seconds(run: Callable[[], object], repeats: int = 8) -> float:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _measure_flops() -> float:
+    n = 768
+    a = np.random.default_rng(0).standard_normal((2, n, n), dtype=np.float32)
+    return 2 * n**3 / _best_seconds(lambda: a[0] @ a[1])
+
+
+def _measure_bandwidth(cores: int) -> float:
+    source = np.random.default_rng(0).standard_normal((cores, 4 << 20), dtype=np.float32)
+    target = np.empty_like(source)
+    with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+        seconds = _best_seconds(lambda: list(pool.map(np.copyto, target, source)))
+    return 2 * source.nbytes / seconds
+
+
+# -- running plans -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    group: Group
+    launch: Launch
+    done: tuple[str, ...]  # values nobody reads after this step
+
+
+class CpuBackend:
+    """Runs plans made for the CPU. NumPy in, NumPy out."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def prepare(self, plan: Plan) -> tuple[Plan, tuple[Step, ...]]:
+        """Evaluate the recipes and bind every group to its kernel."""
+        from onchip.kernels.cpu import KERNELS
+
+        kernels = {kernel.name: kernel for kernel in KERNELS}
+        made: dict[str, Array] = {}
+        steps = []
+        for i, group in enumerate(plan.groups):
+            weights = {name: bake(recipe, plan, made) for name, recipe in group.claim.recipes.items()}
+            later = {value for g in plan.groups[i + 1 :] for value in g.inputs} | set(plan.network.outputs)
+            done = tuple(v for v in (*group.inputs, *group.outputs) if v not in later)
+            steps.append(Step(group, kernels[group.claim.kernel].bind(group.claim, weights), done))
+        return plan, tuple(steps)
+
+    def run(
+        self, state: tuple[Plan, tuple[Step, ...]], inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int
+    ) -> None:
+        plan, steps = state
+        values = {**inputs, **outputs}
+        for step in steps:
+            for name in step.group.outputs:
+                if name not in values:
+                    given = plan.network.types[name]
+                    values[name] = np.empty((B, *given.row_shape), numpy_dtype(given.dtype))
+            step.launch(
+                [values[n] for n in step.group.inputs], [values[n] for n in step.group.outputs], self.threads
+            )
+            for name in step.done:
+                del values[name]
+
+
+def bake(recipe: Recipe, plan: Plan, made: dict[str, Array]) -> Array:
+    """Evaluate a kernel's recipe from the network's weights."""
+    return recipe.evaluate(*(materialise(name, plan.network.weights, made) for name in recipe.sources))

@@ -54,7 +54,8 @@ def linear_back(layer: Linear, x: Array, w: Weights, y: Array, dy: Array) -> tup
 
 @_forward(ReLU)
 def relu(layer: ReLU, x: Array, w: Weights) -> Array:
-    return np.maximum(x, x.dtype.type(0))  # np.maximum hands NaN on
+    y: Array = np.maximum(x, x.dtype.type(0))  # np.maximum hands NaN on
+    return y
 
 
 @_backward(ReLU)
@@ -65,7 +66,8 @@ def relu_back(layer: ReLU, x: Array, w: Weights, y: Array, dy: Array) -> tuple[A
 @_forward(Sigmoid)
 def sigmoid(layer: Sigmoid, x: Array, w: Weights) -> Array:
     small = np.exp(-np.abs(x))  # at most 1, so nothing overflows
-    return np.where(x >= 0, 1, small) / (1 + small) + (x - x)  # type: ignore[no-any-return]  # NaN in, NaN out
+    y: Array = np.where(x >= 0, 1, small) / (1 + small)
+    return y
 
 
 @_backward(Sigmoid)
@@ -85,8 +87,9 @@ def tanh_back(layer: Tanh, x: Array, w: Weights, y: Array, dy: Array) -> tuple[A
 
 @_forward(Softmax)
 def softmax(layer: Softmax, x: Array, w: Weights) -> Array:
-    e = np.exp(x - x.max(axis=layer.axis, keepdims=True))
-    return e / e.sum(axis=layer.axis, keepdims=True)
+    e: Array = np.exp(x - x.max(axis=layer.axis, keepdims=True))
+    y: Array = e / e.sum(axis=layer.axis, keepdims=True)
+    return y
 
 
 @_backward(Softmax)
@@ -97,7 +100,8 @@ def softmax_back(layer: Softmax, x: Array, w: Weights, y: Array, dy: Array) -> t
 @_forward(LogSoftmax)
 def log_softmax(layer: LogSoftmax, x: Array, w: Weights) -> Array:
     shifted = x - x.max(axis=layer.axis, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=layer.axis, keepdims=True))
+    y: Array = shifted - np.log(np.exp(shifted).sum(axis=layer.axis, keepdims=True))
+    return y
 
 
 @_backward(LogSoftmax)

@@ -83,9 +83,12 @@ class Refusal:
 
 
 class Kernel(Protocol):
-    name: str
-    device_kind: str
-    precisions: tuple[str, ...]
+    @property
+    def name(self) -> str: ...
+    @property
+    def device_kind(self) -> str: ...
+    @property
+    def precisions(self) -> tuple[str, ...]: ...
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """Every run of nodes beginning at net.nodes[start] that this kernel could take, or why it cannot.

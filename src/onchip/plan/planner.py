@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -109,7 +110,7 @@ def make_plan(net: Network, device: Device, kernels: Sequence[Kernel], job: Job 
         )
     net, rewritten = (net, ()) if job.is_training else rewrite(net)
     count = len(net.nodes)
-    best: list[tuple[float, Claim | None]] = [(float("inf"), None)] * count + [(0.0, None)]
+    best: list[tuple[float, Claim | None]] = [(0.0 if i == count else float("inf"), None) for i in range(count + 1)]
     refusals: list[Refusal] = []
     for start in reversed(range(count)):
         for kernel in kernels:
@@ -160,11 +161,4 @@ def _no_kernel(net: Network, at: int, device: Device, refusals: Sequence[Refusal
 def weight_bytes(net: Network, names: Sequence[str]) -> int:
     """Bytes of the weights that these nodes use, as the network stores them."""
     used = {w for node in net.nodes if node.name in names for w in node.weights.values()}
-    total = 0
-    for name in used:
-        given = net.weight_type(name)
-        size = 1
-        for dim in given.shape:
-            size *= int(dim)
-        total += size * DTYPE_BYTES[given.dtype]
-    return total
+    return sum(math.prod(net.weights[w].shape) * DTYPE_BYTES[net.weight_type(w).dtype] for w in used)

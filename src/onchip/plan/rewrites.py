@@ -14,6 +14,20 @@ from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, Weight
 
 
+def drop_unread(net: Network) -> tuple[Network, list[str]]:
+    """A layer whose value nobody reads and that is no output   becomes   nothing."""
+    needed = set(net.outputs)
+    kept = []
+    for node in reversed(net.nodes):
+        if node.name in needed:
+            needed.update(node.inputs)
+            kept.append(node)
+    if len(kept) == len(net.nodes):
+        return net, []
+    told = [f"dropped {node.name}: nobody reads it" for node in net.nodes if node.name not in needed]
+    return net.replace(nodes=reversed(kept)), told
+
+
 def drop_idle_reshapes(net: Network) -> tuple[Network, list[str]]:
     """x -> Reshape to the shape it has -> f   becomes   x -> f."""
     alias: dict[str, str] = {}
@@ -82,7 +96,11 @@ def _merge(net: Network, first: Node, second: Node) -> Network:
     return net.replace(nodes=nodes, weights=weights)
 
 
-REWRITES: tuple[Callable[[Network], tuple[Network, list[str]]], ...] = (drop_idle_reshapes, merge_linears)
+REWRITES: tuple[Callable[[Network], tuple[Network, list[str]]], ...] = (
+    drop_unread,
+    drop_idle_reshapes,
+    merge_linears,
+)
 
 
 def rewrite(net: Network) -> tuple[Network, tuple[str, ...]]:

@@ -8,9 +8,10 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +22,8 @@ from onchip.plan.planner import Group, Plan
 from onchip.spec.recipe import Array, Recipe, materialise
 from onchip.spec.types import numpy_dtype
 
-Launch = Callable[[Sequence[Array], Sequence[Array], int], None]
+if TYPE_CHECKING:
+    from onchip.kernels.cpu import Launch
 
 
 def core_count() -> int:
@@ -133,9 +135,9 @@ class CpuBackend:
 
     def prepare(self, plan: Plan) -> tuple[Plan, tuple[Step, ...]]:
         """Evaluate the recipes and bind every group to its kernel."""
-        from onchip.kernels.cpu import KERNELS
+        from onchip.kernels.cpu import INFERENCE
 
-        kernels = {kernel.name: kernel for kernel in KERNELS}
+        kernels = {kernel.name: kernel for kernel in INFERENCE}
         made: dict[str, Array] = {}
         steps = []
         for i, group in enumerate(plan.groups):

@@ -52,8 +52,10 @@ class Engine:
             out = np.empty(shape, numpy_dtype(dtype))
         else:
             _check_out(out, shape, dtype)
-        if B:
-            net = self.plan.network
+        net = self.plan.network
+        if not self.plan.groups:  # a network without a layer hands its input on
+            out[...] = x
+        elif B:
             self._backend.run(self._state, {next(iter(net.inputs)): x}, {net.outputs[0]: out}, B)
         return out
 
@@ -84,23 +86,25 @@ def _check_out(out: Array, shape: tuple[int, ...], dtype: str) -> None:
 
 def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend, str]:
     """A device that is here, by name ("auto", "cpu", "cuda", "cuda:1"), and the reason for "auto"'s choice."""
+    kind, _, index = name.partition(":")
+    if name == "cpu" or (name == "auto" and threads is not None):
+        reason = "" if name == "cpu" else f" (auto: threads={threads} asks for it)"
+        return this_cpu(), CpuBackend(check_threads(threads)), f"cpu{reason}"
+    if name != "auto" and kind != "cuda":
+        raise DeviceError(f"unknown device '{name}'", expected="auto, cpu, cuda or cuda:N")
+
     from onchip.runtime.cuda import CudaBackend, cuda_devices, why_no_cuda
 
-    kind, _, index = name.partition(":")
-    if name == "auto" or kind == "cuda":
-        found = cuda_devices()
-        if found:
-            number = _device_number(index, len(found))
-            if threads is not None and name == "auto":
-                return this_cpu(), CpuBackend(check_threads(threads)), f"cpu (auto: threads={threads} asks for the CPU)"
-            return found[number], CudaBackend(number), f"cuda:{number}" + (" (auto: a GPU is here)" if name == "auto" else "")
-        if kind == "cuda":
-            raise DeviceError(f"device '{name}' is not available", got=why_no_cuda(), expected="an NVIDIA GPU with its driver",
-                              hint="--device cpu, or pip install 'onchip[cuda]' on a machine with a GPU")  # fmt: skip
-        return this_cpu(), CpuBackend(check_threads(threads)), f"cpu (auto: {why_no_cuda()})"
-    if name == "cpu":
-        return this_cpu(), CpuBackend(check_threads(threads)), "cpu"
-    raise DeviceError(f"unknown device '{name}'", expected="auto, cpu, cuda or cuda:N")
+    found = cuda_devices()
+    if found:
+        number = _device_number(index, len(found))
+        return found[number], CudaBackend(number), f"cuda:{number}" + (" (auto: a GPU is here)" if name == "auto" else "")
+    if name == "auto":
+        return this_cpu(), CpuBackend(check_threads(None)), f"cpu (auto: {why_no_cuda()})"
+    raise DeviceError(
+        f"device '{name}' is not available", got=why_no_cuda(), expected="an NVIDIA GPU with its driver",
+        hint="--device cpu, or pip install 'onchip[cuda]' on a machine with a GPU",
+    )  # fmt: skip
 
 
 def _device_number(text: str, count: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def mlp(
     rng = np.random.default_rng(seed)
     layers: list[tuple[str, Layer]] = []
     weights: dict[str, Weight] = {}
-    for i, (D_in, D_out) in enumerate(zip(widths, widths[1:], strict=False), start=1):
+    for i, (D_in, D_out) in enumerate(pairwise(widths), start=1):
         weights[f"fc{i}.weight"] = rng.standard_normal((D_out, D_in), dtype=np.float32) * np.float32(np.sqrt(2 / D_in))
         if bias:
             weights[f"fc{i}.bias"] = np.zeros(D_out, np.float32)

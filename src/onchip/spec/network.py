@@ -78,7 +78,7 @@ class Network:
     @property
     def weight_bytes(self) -> int:
         used = {name for node in self.nodes for name in node.weights.values()}
-        return sum(math.prod(t.shape) * DTYPE_BYTES[t.dtype] for t in map(self.weight_type, used))  # type: ignore[arg-type]
+        return sum(math.prod(self.weights[n].shape) * DTYPE_BYTES[self.weight_type(n).dtype] for n in used)
 
     @property
     def input(self) -> TensorType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from onchip.runtime.engine import check_rows, find_device, kernels_for
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.order import epoch_order
+
+if TYPE_CHECKING:
+    from onchip.kernels.cpu.mlp_train import Trainer
 
 _REPORT_SECONDS = 0.1  # how often progress is told, and how soon Ctrl-C is heard
 
@@ -107,12 +110,14 @@ def _plan_training(net: Network, device: str, job: Job, threads: int | None) -> 
         return make_plan(net, cpu, kernels_for(cpu), job), f"cpu (auto: {refused.what})"
 
 
-def _trainer(plan: Plan, threads: int) -> Any:
-    (group,) = plan.groups
+def _trainer(plan: Plan, threads: int) -> Trainer:
+    from onchip.kernels.cpu import TRAINING
+
+    (group,) = plan.groups  # a training kernel claims the whole network
     made: dict[str, Array] = {}
     weights = {name: bake(recipe, plan, made) for name, recipe in group.claim.recipes.items()}
-    kernel = next(k for k in kernels_for(plan.device) if k.name == group.claim.kernel)
-    return kernel.trainer(plan.network, group.claim, plan.job, weights, threads)  # type: ignore[attr-defined]
+    kernel = next(k for k in TRAINING if k.name == group.claim.kernel)
+    return kernel.trainer(group.claim, plan.job, weights, threads)
 
 
 def _check_targets(net: Network, x: Array, y: Any, loss: str) -> Array:

@@ -1,7 +1,31 @@
 """The CPU's kernels, in the order in which the planner asks them."""
 
-from onchip.kernels.cpu.mlp_fused import MlpFused
-from onchip.kernels.cpu.mlp_train import MlpTrain
-from onchip.kernels.cpu.rowwise import Rowwise
+from __future__ import annotations
 
-KERNELS = (MlpTrain(), MlpFused(), Rowwise())
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from onchip.kernels.cpu.mlp_fused import MlpFused
+from onchip.kernels.cpu.mlp_train import MlpTrain, Trainer
+from onchip.kernels.cpu.rowwise import Rowwise
+from onchip.plan.kernel import Claim, Job, Kernel
+from onchip.spec.recipe import Array
+
+Launch = Callable[[Sequence[Array], Sequence[Array], int], None]  # (inputs, outputs, threads)
+
+
+class InferenceKernel(Kernel, Protocol):
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
+        """The function that runs a claim; `weights` are the claim's recipes, evaluated."""
+        ...
+
+
+class TrainingKernel(Kernel, Protocol):
+    def trainer(self, claim: Claim, job: Job, weights: dict[str, Array], threads: int) -> Trainer:
+        """The state of a run of `job`; `weights` are the claim's recipes, evaluated, and are trained in place."""
+        ...
+
+
+INFERENCE: tuple[InferenceKernel, ...] = (MlpFused(), Rowwise())
+TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)
+KERNELS: tuple[Kernel, ...] = (*TRAINING, *INFERENCE)

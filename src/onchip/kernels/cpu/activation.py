@@ -29,7 +29,7 @@ _ZERO, _ONE, _TWO, _HALF = _f(0), _f(1), _f(2), _f(0.5)
 
 
 @compiled(inline=True)
-def expm1_exp(x: float) -> tuple[float, float]:
+def expm1_exp(x: np.float32) -> tuple[np.float32, np.float32]:
     """exp(x) - 1 and exp(x) for x <= 0; 0 for exp below -87; NaN for NaN.
 
     exp(x) = 2^n (1 + q) with |r| <= ln 2 / 2 and q = r + r^2/2 + ... + r^7/5040 (error 5e-9 of 1).
@@ -49,13 +49,13 @@ def expm1_exp(x: float) -> tuple[float, float]:
 
 
 @compiled(inline=True)
-def sigmoid(x: float) -> float:
+def sigmoid(x: np.float32) -> np.float32:
     _, e = expm1_exp(-abs(x))
     return (_ONE if x >= _ZERO else e) / (_ONE + e)
 
 
 @compiled(inline=True)
-def tanh(x: float) -> float:
+def tanh(x: np.float32) -> np.float32:
     m, _ = expm1_exp(-_TWO * abs(x))
     size = -m / (_TWO + m)
     return size if x >= _ZERO else -size

@@ -13,7 +13,6 @@ Limits  float32; an MLP chain without softmax (cross_entropy takes logits); SGD 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numba
 import numpy as np
@@ -131,7 +130,7 @@ def _rows_pass(
 def _weights_pass(
     layer: int, n: int, k_first: int, k_last: int, rows: int, is_first: bool, is_last: bool, table: Array, w: Array, bias: Array,
     wt: Array, vw: Array, vb: Array, gw: Array, gb: Array, xb: Array, acts: Array, dzs: Array, zeros: Array, tile: Array,
-    lr: float, momentum: float, scale: float,
+    lr: np.float32, momentum: np.float32, scale: np.float32,
 ) -> None:  # fmt: skip
     """Gradient of w[k_first:k_last, n:n+panel] over the block's rows; in the last block also the update."""
     K, N = table[layer, _K], table[layer, _N]
@@ -179,7 +178,7 @@ def _weights_pass(
 
 
 @compiled()
-def _update(w: Array, v: Array, g: Array, size: int, lr: float, momentum: float, scale: float) -> None:
+def _update(w: Array, v: Array, g: Array, size: int, lr: np.float32, momentum: np.float32, scale: np.float32) -> None:
     """v = momentum v + scale g; w -= lr v."""
     if momentum == _ZERO:
         for i in range(size):
@@ -205,7 +204,7 @@ def _transpose(tile: Array, wt: Array, wt_begin: int, K: int, N: int, k: int, n:
 def _steps(
     x: Array, classes: Array, targets: Array, order: Array, batch: int, loss_code: int, table: Array, tasks: Array,
     w: Array, bias: Array, wt: Array, vw: Array, vb: Array, gw: Array, gb: Array, xb: Array, acts: Array, dzs: Array,
-    zeros: Array, tiles: Array, row_losses: Array, lr: float, momentum: float, mean: bool, losses: Array, threads: int,
+    zeros: Array, tiles: Array, row_losses: Array, lr: np.float32, momentum: np.float32, mean: bool, losses: Array, threads: int,
 ) -> None:  # fmt: skip
     """One step a batch of `order`; the last batch may be short. losses gets a number a step."""
     for step in range(len(losses)):
@@ -238,7 +237,7 @@ def _steps(
 class Trainer:
     """The state of one training run: packed weights, velocities, and the buffers of a block."""
 
-    def __init__(self, net: Network, chain: Chain, job: Job, weights: dict[str, Array], threads: int) -> None:
+    def __init__(self, chain: Chain, job: Job, weights: dict[str, Array], threads: int) -> None:
         self.chain, self.threads = chain, threads
         self.loss_code, self.mean = LOSS_CODES[job.loss], job.loss == "cross_entropy"
         self.w, self.bias = weights["w"], weights["bias"]
@@ -317,11 +316,6 @@ def _tasks(chain: Chain) -> Array:
     )
 
 
-@dataclass(frozen=True)
-class Facts:
-    chain: Chain
-
-
 class MlpTrain:
     name = "mlp_train"
     device_kind = "cpu"
@@ -346,7 +340,7 @@ class MlpTrain:
         yield Claim(
             self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, price,
             why="forward, backward and update of a step in one call", recipes=packed_recipes(net, chain),
-            fast_bytes=fast, facts=Facts(chain),
+            fast_bytes=fast, facts=chain,
         )  # fmt: skip
 
     def _refuse(self, net: Network, chain: Chain | None, job: Job) -> str:
@@ -362,6 +356,6 @@ class MlpTrain:
         odd = refuse_dtype(self.name, net, chain)
         return "every layer must have weights of its own" if shared else (odd.why if odd else "")
 
-    def trainer(self, net: Network, claim: Claim, job: Job, weights: dict[str, Array], threads: int) -> Trainer:
-        assert isinstance(claim.facts, Facts)
-        return Trainer(net, claim.facts.chain, job, weights, threads)
+    def trainer(self, claim: Claim, job: Job, weights: dict[str, Array], threads: int) -> Trainer:
+        assert isinstance(claim.facts, Chain)
+        return Trainer(claim.facts, job, weights, threads)

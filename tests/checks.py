@@ -1,0 +1,40 @@
+"""What several tests need: random networks and rows, and the one way to compare with the truth."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.spec.build import mlp
+from onchip.spec.network import Network
+
+
+def random_mlp(*widths: int, seed: int = 0, **options: object) -> Network:
+    """An MLP whose biases are not zero, so that a forgotten bias shows."""
+    net = mlp(*widths, seed=seed, **options)  # type: ignore[arg-type]
+    rng = np.random.default_rng(seed + 1000)
+    weights = {
+        name: rng.standard_normal(w.shape, dtype=np.float32) / 4 if name.endswith("bias") else w
+        for name, w in net.weights.items()
+    }
+    return net.replace(weights=weights)
+
+
+def rows(B: int, *shape: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((B, *shape), dtype=np.float32)
+
+
+def assert_error_within(got, truth, yardstick, factor: float = 2.0, ulps: float = 4.0) -> None:
+    """got may be off by at most `factor` times the yardstick's worst error plus a few ulp of the largest value."""
+    got, truth, yardstick = (np.asarray(a, np.float64) for a in (got, truth, yardstick))
+    assert got.shape == truth.shape, f"shape {got.shape}, expected {truth.shape}"
+    if truth.size == 0:
+        return
+    assert np.array_equal(np.isnan(got), np.isnan(truth)), "NaNs in other places"
+    scale = np.nanmax(np.abs(truth))
+    allowed = factor * np.nanmax(np.abs(yardstick - truth)) + ulps * np.finfo(np.float32).eps * max(scale, 1e-30)
+    error = np.abs(got - truth)
+    worst = np.unravel_index(np.nanargmax(error), error.shape)
+    assert error[worst] <= allowed, (
+        f"worst at {tuple(map(int, worst))}: got {got[worst]}, truth {truth[worst]}, "
+        f"off by {error[worst]:.3g}, {error[worst] / allowed:.2f} times what is allowed"
+    )

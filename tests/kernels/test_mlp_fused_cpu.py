@@ -1,0 +1,136 @@
+"""The fused MLP on the CPU: right, the same bits however it is called, and honest about what it takes."""
+
+import concurrent.futures
+
+import numpy as np
+import pytest
+
+from checks import assert_error_within, random_mlp, rows
+from onchip.kernels import reference
+from onchip.kernels.chain import find_chain
+from onchip.kernels.cpu.activation import CODES, activate
+from onchip.kernels.cpu.tile import PANEL, pack, packed_size, unpack
+from onchip.runtime.cpu import core_count
+from onchip.runtime.engine import compile
+from onchip.spec.build import sequential
+from onchip.spec.layers import Linear, LogSoftmax, ReLU, Reshape, Softmax
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType
+
+NETWORKS = {
+    "decode": ((72, 64, 64, 4), {"bias": False}),
+    "digits": ((784, 320, 160, 10), {}),
+    "one layer": ((5, 3), {}),
+    "one number": ((1, 1), {"output": "Sigmoid"}),
+    "odd widths": ((7, 13, 5, 3), {"activation": "Tanh", "output": "Softmax"}),
+    "ten layers": ((9, 17, 16, 15, 33, 31, 32, 8, 64, 65, 2), {"activation": "Sigmoid"}),
+    "long sums": ((1000, 33, 17), {"output": "LogSoftmax"}),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("B", [1, 7, 64, 65, 1000])  # below, at and past a tile; odd on purpose
+def test_forward_is_right(name, B):
+    widths, options = NETWORKS[name]
+    net, x = random_mlp(*widths, **options), rows(B, widths[0])
+    got = compile(net, device="cpu")(x)
+    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_same_bits_whatever_the_batch_and_the_threads(name):
+    widths, options = NETWORKS[name]
+    net, x = random_mlp(*widths, **options), rows(1000, widths[0])
+    whole = compile(net, device="cpu", threads=1)(x)
+    engine = compile(net, device="cpu", threads=core_count())
+    for B in (1, 2, 7, 512, 1000):
+        assert np.array_equal(engine(x[:B]), whole[:B])
+    assert np.array_equal(engine(x[313:320]), whole[313:320])  # nor on the place in the batch
+
+
+def test_no_rows_and_out():
+    net = random_mlp(6, 5, 4)
+    engine = compile(net, device="cpu")
+    assert engine(rows(0, 6)).shape == (0, 4)
+    x, out = rows(9, 6), np.full((9, 4), np.nan, np.float32)
+    assert engine(x, out=out) is out
+    assert np.array_equal(out, engine(x))
+    strided = np.asfortranarray(x)
+    assert np.array_equal(engine(strided), out)
+    x.flags.writeable = False
+    assert np.array_equal(engine(x), out)
+
+
+def test_nan_and_inf_pass_through():
+    net, x = random_mlp(6, 5, 4), rows(20, 6)
+    x[3, 2], x[11, 0] = np.nan, np.inf
+    got, truth = compile(net, device="cpu")(x), reference.forward(net, x, "float32")
+    assert np.isnan(got[3]).all()
+    assert np.array_equal(np.isnan(got), np.isnan(truth))
+    untouched = [r for r in range(20) if r not in (3, 11)]
+    assert np.isfinite(got[untouched]).all()
+
+
+@pytest.mark.parametrize("code", ["ReLU", "Sigmoid", "Tanh"])
+def test_activations_over_their_whole_range(code):
+    x = np.concatenate([np.linspace(-120, 120, 20001), np.geomspace(1e-30, 1, 1000), -np.geomspace(1e-30, 1, 1000)])
+    x = np.concatenate([x, [0.0, np.inf, -np.inf, np.nan]]).astype(np.float32)
+    got = x.copy()
+    activate(got, 1, got.size, got.size, CODES[code])
+    wide = x.astype(np.float64)
+    with np.errstate(over="ignore"):
+        truth = {"ReLU": np.maximum(wide, 0), "Sigmoid": 1 / (1 + np.exp(-wide)), "Tanh": np.tanh(wide)}[code]
+    np.testing.assert_allclose(got, truth, rtol=5e-7, atol=1e-37)
+
+
+def test_concurrent_calls_do_not_disturb_each_other():
+    net, x = random_mlp(72, 64, 64, 4), rows(3000, 72)
+    engine = compile(net, device="cpu")
+    truth = engine(x)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for got in pool.map(lambda _: engine(x), range(40)):
+            assert np.array_equal(got, truth)
+
+
+@pytest.mark.parametrize(("K", "N"), [(1, 1), (3, PANEL), (5, PANEL + 1), (7, 2 * PANEL - 1), (4, 100)])
+def test_pack_and_unpack_are_inverse(K, N):
+    w = np.random.default_rng(0).standard_normal((K, N), dtype=np.float32)
+    assert pack(w).size == packed_size(K, N)
+    assert np.array_equal(unpack(pack(w), K, N), w)
+
+
+def test_linear_over_vectors_and_reshapes_stay_one_group():
+    weights = {"a.weight": rows(6, 5, seed=3), "b.weight": rows(2, 6, seed=4)}
+    layers = [("flat", Reshape((4, 5))), ("a", Linear()), ("r", ReLU()), ("b", Linear()), ("s", Softmax()), ("out", Reshape((8,)))]
+    net = sequential(TensorType(("B", 20)), layers, weights)
+    engine = compile(net, device="cpu")
+    assert len(engine.plan.groups) == 1
+    x = rows(33, 20)
+    assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+
+
+def test_layers_without_a_product_run_by_themselves():
+    layers = [("r", ReLU()), ("s", Softmax(1)), ("t", LogSoftmax(2)), ("flat", Reshape((-1,)))]
+    net = sequential(TensorType(("B", 3, 5)), layers, {})
+    engine, x = compile(net, device="cpu"), rows(70, 3, 5)
+    before = x.copy()
+    assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert np.array_equal(x, before)
+    assert np.array_equal(engine(x[:1]), engine(x)[:1])
+
+
+def test_a_value_with_two_readers_ends_the_chain():
+    w = {"w": rows(4, 4, seed=5)}
+    nodes = (
+        Node("a", Linear(), ("x",), {"weight": "w"}),
+        Node("b", ReLU(), ("a",)),
+        Node("c", Softmax(), ("a",)),
+    )
+    net = Network({"x": TensorType(("B", 4))}, nodes, ("c",), w)
+    chain = find_chain(net, 0)
+    assert chain is not None
+    assert chain.nodes == ("a",)
+    x = rows(5, 4)
+    assert_error_within(
+        compile(net, device="cpu")(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32")
+    )

@@ -1,0 +1,121 @@
+"""The house itself: imports point one way, `import onchip` is quick, the public names are the listed ones."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import onchip
+
+ROOT = Path(onchip.__file__).parent
+
+# Each room may import itself and the rooms before it.
+ORDER = ["errors", "files", "spec", "plan", "kernels", "runtime", "train", "workloads", "ladders", "bench", "cli"]
+
+
+def room(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported_modules(path: Path) -> list[tuple[int, str]]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import; say where it is"
+            found.append((node.lineno, node.module or ""))
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
+
+
+SOURCES = [p for p in sorted(ROOT.rglob("*.py")) if room(p) not in ("__init__", "__main__")]
+
+
+def test_there_is_a_house_to_check():
+    assert {room(p) for p in SOURCES} <= set(ORDER)
+    assert len(SOURCES) > 30
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_one_way(path):
+    here = ORDER.index(room(path))
+    for line, module in imported_modules(path):
+        if module.startswith("onchip."):
+            there = module.split(".")[1]
+            if there in ORDER:
+                assert ORDER.index(there) <= here, f"{path}:{line}: {room(path)} must not import {there}"
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_no_circle_of_modules():
+    """Modules that import each other while loading, followed depth first; imports inside functions do not count."""
+    names = {module_name(path): path for path in ROOT.rglob("*.py")}
+    edges: dict[str, set[str]] = {}
+    for name, path in names.items():
+        edges[name] = set()
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                targets = [f"{node.module}.{alias.name}" for alias in node.names] + [node.module]
+            elif isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            else:
+                continue
+            edges[name] |= {t for t in targets if t in names and t != name}
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join([*trail[trail.index(name) :], name])
+        if name not in done:
+            for target in sorted(edges[name]):
+                # A package's __init__ that gathers its own modules is not a circle of theirs.
+                if not (name.startswith(target + ".") and names[target].name == "__init__.py"):
+                    visit(target, (*trail, name))
+            done.add(name)
+
+    for name in sorted(names):
+        visit(name, ())
+
+
+def test_import_is_quick_and_touches_nothing():
+    code = (
+        "import sys, time; before = set(sys.modules); start = time.perf_counter(); import onchip;"
+        "print(time.perf_counter() - start); print(*sorted(m for m in set(sys.modules) - before if m.startswith('onchip')));"
+        "print(*sorted(m for m in ('numpy', 'numba', 'cuda', 'torch', 'onnx', 'scipy', 'sklearn', 'typer') if m in sys.modules))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert float(out[0]) < 0.3
+    assert out[1] == "onchip onchip.errors"
+    assert out[2] == ""
+
+
+def test_public_names():
+    assert onchip.__all__ == sorted(onchip.__all__)
+    assert dir(onchip) == sorted([*onchip.__all__, "__version__"])
+    for name in onchip.__all__:
+        assert getattr(onchip, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        onchip.nothing  # noqa: B018
+
+
+def test_version_is_the_packages():
+    text = (ROOT.parent.parent / "pyproject.toml").read_text()
+    assert f'version = "{onchip.__version__}"' in text
+
+
+def test_eight_lines_compile_run_and_train():
+    import numpy as np
+
+    net = onchip.mlp(20, 16, 3)
+    x = np.random.default_rng(0).standard_normal((500, 20), dtype=np.float32)
+    y = x[:, :3].argmax(axis=1)
+    result = onchip.fit(net, x, y, epochs=20, lr=0.1, device="cpu")
+    engine = onchip.compile(result.network, device="cpu")
+    assert (engine(x).argmax(axis=1) == y).mean() > 0.9
+    assert "mlp_fused<20,16,3,ReLU>" in str(engine.plan)

@@ -76,7 +76,7 @@ def test_activations_over_their_whole_range(code):
     x = np.concatenate([np.linspace(-120, 120, 20001), np.geomspace(1e-30, 1, 1000), -np.geomspace(1e-30, 1, 1000)])
     x = np.concatenate([x, [0.0, np.inf, -np.inf, np.nan]]).astype(np.float32)
     got = x.copy()
-    activate(got, 1, got.size, got.size, CODES[code])
+    activate(got, 0, 1, got.size, got.size, CODES[code])
     wide = x.astype(np.float64)
     with np.errstate(over="ignore"):
         truth = {"ReLU": np.maximum(wide, 0), "Sigmoid": 1 / (1 + np.exp(-wide)), "Tanh": np.tanh(wide)}[code]

@@ -32,35 +32,39 @@ _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
 
 @compiled(parallel=True)
 def _forward(
-    x: int, B: int, D_in: int, y: Array, w: Array, bias: Array, table: Array, normaliser: int, tile_rows: int, scratch: Array
-) -> None:
-    """table: a row a layer (K, N, offset of w, offset of bias, activation); scratch: (threads, 2, floats)."""
+    x: int, B: int, y: Array, w: Array, bias: Array, table: Array, normaliser: int, tile_rows: int, scratch: Array, half: int,
+) -> None:  # fmt: skip
+    """y = the network on x, the address of (B, D_in) rows.
+
+    table    a row a layer: K, N, offset of w, offset of bias, activation
+    scratch  flat; thread i has the two halves from 2 * i * half on, which layers read and write in turn
+    """
     L = len(table)
-    tiles = (B + tile_rows - 1) // tile_rows
-    w_at, bias_at = w.ctypes.data, bias.ctypes.data
-    for t in numba.prange(tiles):
+    D_in, D_out = table[0, 0], table[L - 1, 1]
+    w_at, bias_at, scratch_at = np.int64(w.ctypes.data), np.int64(bias.ctypes.data), np.int64(scratch.ctypes.data)
+    for t in numba.prange((B + tile_rows - 1) // tile_rows):
         first = t * tile_rows
         rows = min(tile_rows, B - first)
-        mine = scratch[numba.get_thread_id()]
+        mine = 2 * np.int64(numba.get_thread_id()) * half
         src, src_row = x + first * D_in * 4, D_in * 4
+        into = mine
         for layer in range(L):
-            K, N, w_offset, bias_offset, code = table[layer]
-            into = mine[layer % 2]
+            K, N, code = table[layer, 0], table[layer, 1], table[layer, 4]
+            into = mine + (layer % 2) * half
             width = padded_width(N)
             dense(
-                src, src_row, rows, w_at + w_offset * 4, K, width, bias_at + bias_offset * 4,
-                into.ctypes.data, width * 4, _ZERO if code == RELU else _NO_FLOOR,
+                src, src_row, rows, w_at + table[layer, 2] * 4, K, width, bias_at + table[layer, 3] * 4,
+                scratch_at + into * 4, width * 4, _ZERO if code == RELU else _NO_FLOOR,
             )  # fmt: skip
             if code > RELU:
-                activate(into, rows, N, width, code)
-            src, src_row = into.ctypes.data, width * 4
-        D_out = table[L - 1, 1]
-        last = mine[(L - 1) % 2]
+                activate(scratch, into, rows, N, width, code)
+            src, src_row = scratch_at + into * 4, width * 4
+        stride = padded_width(D_out)
         if normaliser:
-            normalise(last, rows, D_out, padded_width(D_out), normaliser)
+            normalise(scratch, into, rows, D_out, stride, normaliser)
         for r in range(rows):
             for n in range(D_out):
-                y[first + r, n] = last[r * padded_width(D_out) + n]
+                y[(first + r) * D_out + n] = scratch[into + r * stride + n]
 
 
 padded_width = compiled(inline=True)(padded)
@@ -106,18 +110,18 @@ class MlpFused:
         table, normaliser = layer_table(chain), NORMALISERS[chain.normaliser]
         w, bias = weights["w"], weights["bias"]
         widest = max(padded(width) for width in chain.widths[1:])
-        D_in, D_out = chain.widths[0], chain.widths[-1]
-        scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * 2 * max_tile_rows * widest)
-        scratch = scratch.reshape(numba.config.NUMBA_NUM_THREADS, 2, -1)
+        D_in = chain.widths[0]
+        half = max_tile_rows * widest
+        scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * 2 * half)
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-            x, y = inputs[0].reshape(-1, D_in), outputs[0].reshape(-1, D_out)
-            B = len(x)
+            x, y = inputs[0], outputs[0].reshape(-1)
+            B = x.size // D_in
             share = -(-B // threads)  # small batches: a tile for each thread rather than one full tile
             tile_rows = min(max_tile_rows, -(-share // ROWS) * ROWS)
             with LAUNCH:
                 numba.set_num_threads(threads)
-                _forward(x.ctypes.data, B, D_in, y, w, bias, table, normaliser, tile_rows, scratch)
+                _forward(x.ctypes.data, B, y, w, bias, table, normaliser, tile_rows, scratch, half)
 
         return run
 

@@ -40,164 +40,176 @@ _ZERO, _ONE, _NO_FLOOR = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
 @compiled()
-def _loss_rows(
-    z: Array, dz: Array, count: int, N: int, stride: int, code: int, rows: Array, classes: Array, targets: Array, losses: Array
-) -> None:
-    """Loss of each row and its gradient by the output, into losses and dz; columns past N become 0."""
-    for r in range(count):
-        out, grad = z[r * stride : (r + 1) * stride], dz[r * stride : (r + 1) * stride]
-        grad[N:] = _ZERO
-        if code == CROSS_ENTROPY:
-            highest = out[0]
-            for n in range(1, N):
-                highest = max(highest, out[n])
-            total = _ZERO
-            for n in range(N):
-                _, e = expm1_exp(out[n] - highest)
-                grad[n] = e
-                total += e
-            for n in range(N):
-                grad[n] = grad[n] / total
-            truth = classes[rows[r]]
-            grad[truth] -= _ONE
-            losses[r] = np.log(np.float64(total)) - np.float64(out[truth] - highest)
-        else:
-            target = targets[rows[r]]
-            loss = 0.0
-            for n in range(N):
-                difference = out[n] - target[n]
-                loss += 0.5 * np.float64(difference) * np.float64(difference)
-                grad[n] = difference
-            losses[r] = loss
+def _loss_row(
+    z: Array, dz: Array, at: int, N: int, stride: int, code: int, row: int, classes: Array, targets: Array
+) -> float:
+    """The loss of one row with output z[at : at + N]; its gradient goes to dz, 0 in the columns past N."""
+    for n in range(at + N, at + stride):
+        dz[n] = _ZERO
+    loss = 0.0
+    if code == CROSS_ENTROPY:
+        highest = z[at]
+        for n in range(at + 1, at + N):
+            highest = max(highest, z[n])
+        total = _ZERO
+        for n in range(at, at + N):
+            _, e = expm1_exp(z[n] - highest)
+            dz[n] = e
+            total += e
+        for n in range(at, at + N):
+            dz[n] = dz[n] / total
+        truth = at + classes[row]
+        dz[truth] -= _ONE
+        loss = np.log(np.float64(total)) - np.float64(z[truth] - highest)
+    else:
+        for n in range(N):
+            difference = z[at + n] - targets[row, n]
+            loss += 0.5 * np.float64(difference) * np.float64(difference)
+            dz[at + n] = difference
+    return loss
 
 
 @compiled()
-def _through_activation(dz: Array, a: Array, count: int, N: int, stride: int, code: int) -> None:
-    """dz *= f'(.), written by the activation's own output a."""
-    for i in range(count):
-        grad, out = dz[i * stride : i * stride + N], a[i * stride : i * stride + N]
+def _through_activation(dz: Array, a: Array, begin: int, count: int, N: int, stride: int, code: int) -> None:
+    """dz *= f'(.), written by the activation's own output a, for rows of N numbers from `begin` on."""
+    for r in range(count):
+        row = begin + r * stride
         if code == RELU:
-            for n in range(N):
-                grad[n] = grad[n] if out[n] > _ZERO else _ZERO
+            for n in range(row, row + N):
+                dz[n] = dz[n] if a[n] > _ZERO else _ZERO
         elif code == SIGMOID:
-            for n in range(N):
-                grad[n] = grad[n] * out[n] * (_ONE - out[n])
+            for n in range(row, row + N):
+                dz[n] = dz[n] * a[n] * (_ONE - a[n])
         elif code == TANH:
-            for n in range(N):
-                grad[n] = grad[n] * (_ONE - out[n] * out[n])
+            for n in range(row, row + N):
+                dz[n] = dz[n] * (_ONE - a[n] * a[n])
 
 
 @compiled()
 def _rows_pass(
-    first: int, count: int, rows: Array, x: Array, classes: Array, targets: Array, table: Array, w: Array, bias: Array,
-    wt: Array, xb: Array, acts: Array, dzs: Array, zeros: Array, loss_code: int, losses: Array,
+    first: int, count: int, order: Array, begin: int, x: Array, classes: Array, targets: Array, table: Array, w: Array,
+    bias: Array, wt: Array, xb: Array, acts: Array, dzs: Array, zeros: Array, loss_code: int, losses: Array,
 ) -> None:  # fmt: skip
-    """Rows first..first+count of the block: gather, forward, loss, backward down to every layer's dz."""
+    """Rows first..first+count of the block that starts at order[begin]: gather, forward, loss, backward to every dz."""
     L, K0 = len(table), table[0, _K]
+    w_at, bias_at, wt_at = np.int64(w.ctypes.data), np.int64(bias.ctypes.data), np.int64(wt.ctypes.data)
+    acts_at, dzs_at, zeros_at = np.int64(acts.ctypes.data), np.int64(dzs.ctypes.data), np.int64(zeros.ctypes.data)
     for r in range(first, first + count):
-        xb[r * K0 : (r + 1) * K0] = x[rows[r]]
-    src, src_row = xb.ctypes.data + first * K0 * 4, K0 * 4
+        for k in range(K0):
+            xb[r * K0 + k] = x[order[begin + r], k]
+    src, src_row = np.int64(xb.ctypes.data) + first * K0 * 4, K0 * 4
     for layer in range(L):
-        K, N, code = table[layer, _K], table[layer, _N], table[layer, _CODE]
-        width = padded_width(N)
-        begin = table[layer, _ACT] + first * width
-        dst = acts.ctypes.data + begin * 4
-        dense(
-            src, src_row, count, w.ctypes.data + table[layer, _W] * 4, K, width, bias.ctypes.data + table[layer, _BIAS] * 4,
-            dst, width * 4, _ZERO if code == RELU else _NO_FLOOR,
-        )  # fmt: skip
-        if code > RELU:
-            activate(acts[begin : begin + count * width], count, N, width, code)
-        src, src_row = dst, width * 4
-    for layer in range(L - 1, -1, -1):
         N, code = table[layer, _N], table[layer, _CODE]
         width = padded_width(N)
-        begin = table[layer, _ACT] + first * width
-        a, dz = acts[begin : begin + count * width], dzs[begin : begin + count * width]
+        at = table[layer, _ACT] + first * width
+        dense(
+            src, src_row, count, w_at + table[layer, _W] * 4, table[layer, _K], width, bias_at + table[layer, _BIAS] * 4,
+            acts_at + at * 4, width * 4, _ZERO if code == RELU else _NO_FLOOR,
+        )  # fmt: skip
+        if code > RELU:
+            activate(acts, at, count, N, width, code)
+        src, src_row = acts_at + at * 4, width * 4
+    for layer in range(L - 1, -1, -1):
+        N = table[layer, _N]
+        width = padded_width(N)
+        at = table[layer, _ACT] + first * width
         if layer == L - 1:
-            _loss_rows(a, dz, count, N, width, loss_code, rows[first:], classes, targets, losses[first:])
+            for r in range(count):
+                row = order[begin + first + r]
+                losses[first + r] = _loss_row(acts, dzs, at + r * width, N, width, loss_code, row, classes, targets)
         else:
             above = padded_width(table[layer + 1, _N])
             dense(
-                dzs.ctypes.data + (table[layer + 1, _ACT] + first * above) * 4, above * 4, count,
-                wt.ctypes.data + table[layer + 1, _WT] * 4, table[layer + 1, _N], width, zeros.ctypes.data,
-                dz.ctypes.data, width * 4, _NO_FLOOR,
+                dzs_at + (table[layer + 1, _ACT] + first * above) * 4, above * 4, count, wt_at + table[layer + 1, _WT] * 4,
+                table[layer + 1, _N], width, zeros_at, dzs_at + at * 4, width * 4, _NO_FLOOR,
             )  # fmt: skip
-        _through_activation(dz, a, count, N, width, code)
+        _through_activation(dzs, acts, at, count, N, width, table[layer, _CODE])
 
 
 @compiled()
 def _weights_pass(
-    layer: int, n: int, k_first: int, k_last: int, rows: int, is_first: bool, is_last: bool, table: Array, w: Array, bias: Array,
-    wt: Array, vw: Array, vb: Array, gw: Array, gb: Array, xb: Array, acts: Array, dzs: Array, zeros: Array, tile: Array,
-    lr: np.float32, momentum: np.float32, scale: np.float32,
+    layer: int, n: int, k_first: int, k_last: int, rows: int, is_first: bool, is_last: bool, table: Array, w: Array,
+    bias: Array, wt: Array, vw: Array, vb: Array, gw: Array, gb: Array, xb: Array, acts: Array, dzs: Array, zeros: Array,
+    tiles: Array, tile: int, lr: np.float32, momentum: np.float32, scale: np.float32,
 ) -> None:  # fmt: skip
     """Gradient of w[k_first:k_last, n:n+panel] over the block's rows; in the last block also the update."""
     K, N = table[layer, _K], table[layer, _N]
     N_padded = padded_width(N)
-    wide = n + _PANEL <= N_padded
-    width = _PANEL if wide else _LANES
-    dz = dzs.ctypes.data + (table[layer, _ACT] + n) * 4
-    if layer == 0:
-        a, a_k = xb.ctypes.data, K * 4
-    else:
-        a_k = padded_width(K) * 4
-        a = acts.ctypes.data + table[layer - 1, _ACT] * 4
-    panel = table[layer, _W] + n * K
-    alone = is_first and is_last
+    width = _PANEL if n + _PANEL <= N_padded else _LANES
+    dz, dz_row = np.int64(dzs.ctypes.data) + (table[layer, _ACT] + n) * 4, N_padded * 4
+    a, a_row = np.int64(xb.ctypes.data), K * 4
+    if layer > 0:
+        a, a_row = np.int64(acts.ctypes.data) + table[layer - 1, _ACT] * 4, padded_width(K) * 4
+    grads, grad = (tiles, tile) if is_first and is_last else (gw, 0)
     for k in range(k_first, k_last, _ROWS):
         count = min(_ROWS, k_last - k)
-        at = panel + k * width
-        out = tile.ctypes.data if alone else gw.ctypes.data + at * 4
-        for r in range(0, count, _ROWS if count == _ROWS else 1):
-            init, init_row = (zeros.ctypes.data, 0) if is_first else (out + r * width * 4, width * 4)
-            if count == _ROWS and wide:
-                multiply_tile(a + k * 4, 4, a_k, dz, N_padded * 4, init, init_row, out, width * 4, rows, _NO_FLOOR, ROWS, 2)
-            elif count == _ROWS:
-                multiply_tile(a + k * 4, 4, a_k, dz, N_padded * 4, init, init_row, out, width * 4, rows, _NO_FLOOR, ROWS, 1)
-            elif wide:
-                multiply_tile(a + (k + r) * 4, 4, a_k, dz, N_padded * 4, init, 0, out + r * width * 4, 0, rows, _NO_FLOOR, 1, 2)
-            else:
-                multiply_tile(a + (k + r) * 4, 4, a_k, dz, N_padded * 4, init, 0, out + r * width * 4, 0, rows, _NO_FLOOR, 1, 1)
+        at = table[layer, _W] + n * K + k * width
+        if not (is_first and is_last):
+            grad = at
+        _gradient_tile(a + k * 4, a_row, dz, dz_row, rows, count, width,
+                       np.int64(zeros.ctypes.data), np.int64(grads.ctypes.data) + grad * 4, is_first)  # fmt: skip
         if is_last:
-            grads = tile if alone else gw[at : at + count * width]
-            _update(w[at : at + count * width], vw[at : at + count * width], grads, count * width, lr, momentum, scale)
+            _update(w, vw, at, grads, grad, count * width, lr, momentum, scale)
             if layer > 0:
-                _transpose(w[at : at + count * width], wt, table[layer, _WT], K, N, k, n, count, width)
+                _transpose(w, at, wt, table[layer, _WT], K, N, k, n, count, width)
     if k_first == 0 and table[layer, _HAS_BIAS]:
-        begin = table[layer, _BIAS] + n
-        sums = gb[begin : begin + width]
+        at = table[layer, _BIAS] + n
         if is_first:
-            sums[:] = _ZERO
-        for r in range(rows):
-            row = dzs[table[layer, _ACT] + r * N_padded + n : table[layer, _ACT] + r * N_padded + n + width]
             for j in range(width):
-                sums[j] += row[j]
+                gb[at + j] = _ZERO
+        for r in range(rows):
+            row = table[layer, _ACT] + r * N_padded + n
+            for j in range(width):
+                gb[at + j] += dzs[row + j]
         if is_last:
-            _update(bias[begin : begin + width], vb[begin : begin + width], sums, width, lr, momentum, scale)
+            _update(bias, vb, at, gb, at, width, lr, momentum, scale)
 
 
 @compiled()
-def _update(w: Array, v: Array, g: Array, size: int, lr: np.float32, momentum: np.float32, scale: np.float32) -> None:
-    """v = momentum v + scale g; w -= lr v."""
+def _gradient_tile(
+    a: int, a_row: int, dz: int, dz_row: int, rows: int, count: int, width: int, zeros: int, out: int, is_first: bool
+) -> None:
+    """out[k, n] = (0 or out[k, n]) + sum over rows of a[row, k] dz[row, n], k < count <= ROWS, n < width."""
+    out_row = width * 4
+    if count == _ROWS:
+        init, init_row = (zeros, 0) if is_first else (out, out_row)
+        if width == _PANEL:
+            multiply_tile(a, 4, a_row, dz, dz_row, init, init_row, out, out_row, rows, _NO_FLOOR, ROWS, 2)
+        else:
+            multiply_tile(a, 4, a_row, dz, dz_row, init, init_row, out, out_row, rows, _NO_FLOOR, ROWS, 1)
+        return
+    for k in range(count):
+        to = out + k * out_row
+        init = zeros if is_first else to
+        if width == _PANEL:
+            multiply_tile(a + k * 4, 4, a_row, dz, dz_row, init, 0, to, 0, rows, _NO_FLOOR, 1, 2)
+        else:
+            multiply_tile(a + k * 4, 4, a_row, dz, dz_row, init, 0, to, 0, rows, _NO_FLOOR, 1, 1)
+
+
+@compiled()
+def _update(
+    w: Array, v: Array, at: int, g: Array, g_at: int, size: int, lr: np.float32, momentum: np.float32, scale: np.float32
+) -> None:
+    """v = momentum v + scale g; w -= lr v; for `size` numbers from w[at], v[at] and g[g_at] on."""
     if momentum == _ZERO:
         for i in range(size):
-            w[i] -= lr * (scale * g[i])
+            w[at + i] -= lr * (scale * g[g_at + i])
     else:
         for i in range(size):
-            v[i] = momentum * v[i] + scale * g[i]
-            w[i] -= lr * v[i]
+            v[at + i] = momentum * v[at + i] + scale * g[g_at + i]
+            w[at + i] -= lr * v[at + i]
 
 
 @compiled()
-def _transpose(tile: Array, wt: Array, wt_begin: int, K: int, N: int, k: int, n: int, count: int, width: int) -> None:
+def _transpose(w: Array, w_at: int, wt: Array, wt_at: int, K: int, N: int, k: int, n: int, count: int, width: int) -> None:
     """Keep the transposed copy of w[k:k+count, n:n+width] in step: the backward pass reads w by columns."""
     start = k // _PANEL * _PANEL
     across = min(_PANEL, padded_width(K) - start)
     for j in range(min(width, N - n)):
-        at = wt_begin + start * N + (n + j) * across + (k - start)
+        at = wt_at + start * N + (n + j) * across + (k - start)
         for r in range(count):
-            wt[at + r] = tile[r * width + j]
+            wt[at + r] = w[w_at + r * width + j]
 
 
 @compiled(parallel=True)
@@ -213,21 +225,21 @@ def _steps(
         scale = np.float32(1.0 / size) if mean else _ONE
         total = 0.0
         for block in range(0, size, BLOCK):
-            rows = order[begin + block : begin + min(size, block + BLOCK)]
-            count = len(rows)
+            count = min(BLOCK, size - block)
             is_first, is_last = block == 0, block + BLOCK >= size
             share = (count + threads - 1) // threads
             share = (share + _ROWS - 1) // _ROWS * _ROWS
             for part in numba.prange((count + share - 1) // share):
                 first = part * share
                 _rows_pass(
-                    first, min(share, count - first), rows, x, classes, targets, table, w, bias, wt, xb, acts, dzs, zeros,
-                    loss_code, row_losses,
+                    first, min(share, count - first), order, begin + block, x, classes, targets, table, w, bias, wt, xb,
+                    acts, dzs, zeros, loss_code, row_losses,
                 )  # fmt: skip
             for t in numba.prange(len(tasks)):
                 _weights_pass(
-                    tasks[t, 0], tasks[t, 1], tasks[t, 2], tasks[t, 3], count, is_first, is_last, table, w, bias, wt, vw, vb,
-                    gw, gb, xb, acts, dzs, zeros, tiles[numba.get_thread_id()], lr, momentum, scale,
+                    tasks[t, 0], tasks[t, 1], tasks[t, 2], tasks[t, 3], count, is_first, is_last, table, w, bias, wt,
+                    vw, vb, gw, gb, xb, acts, dzs, zeros, tiles, np.int64(numba.get_thread_id()) * (_ROWS * _PANEL),
+                    lr, momentum, scale,
                 )  # fmt: skip
             for r in range(count):
                 total += row_losses[r]
@@ -257,7 +269,7 @@ class Trainer:
         self.acts, self.dzs = aligned_zeros(size), aligned_zeros(size)
         self.table[:, _ACT] *= rows
         self.zeros = aligned_zeros(max(padded(width) for width in chain.widths) + PANEL)
-        self.tiles = aligned_zeros(numba.config.NUMBA_NUM_THREADS * ROWS * PANEL).reshape(-1, ROWS * PANEL)
+        self.tiles = aligned_zeros(numba.config.NUMBA_NUM_THREADS * ROWS * PANEL)
         self.row_losses = np.zeros(rows)
         self.batch = job.batch
 

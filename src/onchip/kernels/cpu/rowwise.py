@@ -20,21 +20,21 @@ _BLOCK_ROWS = 64
 
 
 @compiled(parallel=True)
-def _activate_rows(y: Array, code: int) -> None:
-    B, width = y.shape
+def _activate_rows(y: Array, B: int, width: int, code: int) -> None:
+    """y: B rows of `width` numbers, flat."""
     for t in numba.prange((B + _BLOCK_ROWS - 1) // _BLOCK_ROWS):
         first = t * _BLOCK_ROWS
         rows = min(_BLOCK_ROWS, B - first)
-        activate(y[first : first + rows].reshape(-1), rows, width, width, code)
+        activate(y, first * width, rows, width, width, code)
 
 
 @compiled(parallel=True)
-def _normalise_rows(y: Array, code: int) -> None:
-    B, width = y.shape
+def _normalise_rows(y: Array, B: int, width: int, code: int) -> None:
+    """y: B rows of `width` numbers, flat."""
     for t in numba.prange((B + _BLOCK_ROWS - 1) // _BLOCK_ROWS):
         first = t * _BLOCK_ROWS
         rows = min(_BLOCK_ROWS, B - first)
-        normalise(y[first : first + rows].reshape(-1), rows, width, width, code)
+        normalise(y, first * width, rows, width, width, code)
 
 
 class Rowwise:
@@ -65,13 +65,13 @@ class Rowwise:
                 rows = rows if rows.base is not x and not np.shares_memory(rows, x) else rows.copy()
                 with LAUNCH:
                     numba.set_num_threads(threads)
-                    _normalise_rows(rows, NORMALISERS[layer.kind])
+                    _normalise_rows(rows.reshape(-1), *rows.shape, NORMALISERS[layer.kind])
                 y[...] = np.moveaxis(rows.reshape(moved.shape), -1, layer.axis)
                 return
             y.reshape(-1)[...] = x.reshape(-1)
             if not isinstance(layer, Reshape):
                 with LAUNCH:
                     numba.set_num_threads(threads)
-                    _activate_rows(y.reshape(len(y), -1), CODES[layer.kind])
+                    _activate_rows(y.reshape(-1), len(y), y.size // len(y), CODES[layer.kind])
 
         return run

@@ -42,13 +42,10 @@ class Network:
     types: Mapping[str, TensorType] = field(init=False, repr=False)  # of every value, derived
 
     def __post_init__(self) -> None:
-        for attribute in ("inputs", "weights"):
-            object.__setattr__(self, attribute, MappingProxyType(dict(getattr(self, attribute))))
+        object.__setattr__(self, "inputs", MappingProxyType(dict(self.inputs)))
+        object.__setattr__(self, "weights", MappingProxyType({n: _read_only(w) for n, w in self.weights.items()}))
         object.__setattr__(self, "nodes", tuple(self.nodes))
         object.__setattr__(self, "outputs", tuple(self.outputs))
-        for weight in self.weights.values():
-            if isinstance(weight, np.ndarray):
-                weight.flags.writeable = False
         object.__setattr__(self, "types", MappingProxyType(self._infer_types()))
 
     # -- facts ---------------------------------------------------------------------------------------------
@@ -153,7 +150,8 @@ class Network:
         try:
             return layer.infer(tuple(types[v] for v in node.inputs), self.node_weight_types(node))
         except ShapeError as error:
-            raise ShapeError(f"{where}: {error.what}", got=error.got, expected=error.expected, hint=error.hint) from None
+            what = f"{where}: {error.what}"
+            raise ShapeError(what, got=error.got, expected=error.expected, hint=error.hint) from None
 
     # -- how it shows itself -------------------------------------------------------------------------------
 
@@ -173,14 +171,24 @@ class Network:
         head, rows = self._table()
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
         right = {4, 5}
-        lines = [
-            "  ".join(cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip()
-            for row in [head, *rows]
-        ]
+        lines = []
+        for row in [head, *rows]:
+            padded = enumerate(zip(row, widths, strict=True))
+            cells = [cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in padded]
+            lines.append("  ".join(cells).rstrip())
         return "\n".join([self._summary(), *lines])
 
     def _repr_html_(self) -> str:
         head, rows = self._table()
         cells = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
         titles = "".join(f"<th>{c}</th>" for c in head)
-        return f"<p>{html.escape(self._summary())}</p><table><thead><tr>{titles}</tr></thead><tbody>{cells}</tbody></table>"
+        table = f"<table><thead><tr>{titles}</tr></thead><tbody>{cells}</tbody></table>"
+        return f"<p>{html.escape(self._summary())}</p>{table}"
+
+
+def _read_only(weight: Weight) -> Weight:
+    """A view that cannot be written through; the caller's own array stays as it was."""
+    if isinstance(weight, np.ndarray):
+        weight = weight.view()
+        weight.flags.writeable = False
+    return weight

@@ -45,7 +45,8 @@ def materialise(name: str, weights: Mapping[str, Weight], made: dict[str, Array]
         if isinstance(weight, Recipe):
             array = weight.evaluate(*(materialise(s, weights, made) for s in weight.sources))
             if array.shape != weight.shape or array.dtype != numpy_dtype(weight.dtype):
-                raise AssertionError(f"recipe {weight.op} promised {weight.shape} {weight.dtype}, made {array.shape} {array.dtype}")
+                promised, got = f"{weight.shape} {weight.dtype}", f"{array.shape} {array.dtype}"
+                raise AssertionError(f"recipe {weight.op} promised {promised}, made {got}")
             made[name] = array
         else:
             made[name] = weight

@@ -61,40 +61,44 @@ def tanh(x: np.float32) -> np.float32:
     return size if x >= _ZERO else -size
 
 
+# In the loops below every row is cut out as a slice first: Numba allows negative indices, and only an index that
+# counts from 0 is known not to be one, which is what lets LLVM turn the loop into vector code.
+
+
 @compiled()
 def activate(a: Array, begin: int, count: int, width: int, stride: int, code: int) -> None:
     """Apply an activation to a[begin + r * stride + n] for r < count, n < width, in place."""
     for r in range(count):
-        row = begin + r * stride
+        row = a[begin + r * stride : begin + r * stride + width]
         if code == RELU:
-            for n in range(row, row + width):
-                a[n] = _ZERO if a[n] < _ZERO else a[n]
+            for n in range(width):
+                row[n] = _ZERO if row[n] < _ZERO else row[n]
         elif code == SIGMOID:
-            for n in range(row, row + width):
-                a[n] = sigmoid(a[n])
+            for n in range(width):
+                row[n] = sigmoid(row[n])
         elif code == TANH:
-            for n in range(row, row + width):
-                a[n] = tanh(a[n])
+            for n in range(width):
+                row[n] = tanh(row[n])
 
 
 @compiled()
 def normalise(a: Array, begin: int, count: int, width: int, stride: int, code: int) -> None:
     """Softmax or log-softmax of the rows a[begin + r * stride : + width], in place, sums in order of n."""
     for r in range(count):
-        row = begin + r * stride
-        highest = a[row]
-        for n in range(row + 1, row + width):
-            highest = a[n] if a[n] > highest or a[n] != a[n] else highest
+        row = a[begin + r * stride : begin + r * stride + width]
+        highest = row[0]
+        for n in range(1, width):
+            highest = row[n] if row[n] > highest or row[n] != row[n] else highest
         total = _ZERO
-        for n in range(row, row + width):
-            shifted = a[n] - highest
+        for n in range(width):
+            shifted = row[n] - highest
             _, e = expm1_exp(shifted)
             total += e
-            a[n] = e if code == SOFTMAX else shifted
+            row[n] = e if code == SOFTMAX else shifted
         if code == SOFTMAX:
-            for n in range(row, row + width):
-                a[n] = a[n] / total
+            for n in range(width):
+                row[n] = row[n] / total
         else:
             log_total = np.float32(math.log(total))
-            for n in range(row, row + width):
-                a[n] = a[n] - log_total
+            for n in range(width):
+                row[n] = row[n] - log_total

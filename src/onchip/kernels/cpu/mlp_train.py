@@ -73,16 +73,17 @@ def _loss_row(
 def _through_activation(dz: Array, a: Array, begin: int, count: int, N: int, stride: int, code: int) -> None:
     """dz *= f'(.), written by the activation's own output a, for rows of N numbers from `begin` on."""
     for r in range(count):
-        row = begin + r * stride
+        at = begin + r * stride
+        grad, out = dz[at : at + N], a[at : at + N]
         if code == RELU:
-            for n in range(row, row + N):
-                dz[n] = dz[n] if a[n] > _ZERO else _ZERO
+            for n in range(N):
+                grad[n] = grad[n] if out[n] > _ZERO else _ZERO
         elif code == SIGMOID:
-            for n in range(row, row + N):
-                dz[n] = dz[n] * a[n] * (_ONE - a[n])
+            for n in range(N):
+                grad[n] = grad[n] * out[n] * (_ONE - out[n])
         elif code == TANH:
-            for n in range(row, row + N):
-                dz[n] = dz[n] * (_ONE - a[n] * a[n])
+            for n in range(N):
+                grad[n] = grad[n] * (_ONE - out[n] * out[n])
 
 
 @compiled()
@@ -95,8 +96,9 @@ def _rows_pass(
     w_at, bias_at, wt_at = np.int64(w.ctypes.data), np.int64(bias.ctypes.data), np.int64(wt.ctypes.data)
     acts_at, dzs_at, zeros_at = np.int64(acts.ctypes.data), np.int64(dzs.ctypes.data), np.int64(zeros.ctypes.data)
     for r in range(first, first + count):
+        row, to = x[order[begin + r]], xb[r * K0 : (r + 1) * K0]
         for k in range(K0):
-            xb[r * K0 + k] = x[order[begin + r], k]
+            to[k] = row[k]
     src, src_row = np.int64(xb.ctypes.data) + first * K0 * 4, K0 * 4
     for layer in range(L):
         N, code = table[layer, _N], table[layer, _CODE]
@@ -154,13 +156,15 @@ def _weights_pass(
                 _transpose(w, at, wt, table[layer, _WT], K, N, k, n, count, width)
     if k_first == 0 and table[layer, _HAS_BIAS]:
         at = table[layer, _BIAS] + n
+        sums = gb[at : at + width]
         if is_first:
             for j in range(width):
-                gb[at + j] = _ZERO
+                sums[j] = _ZERO
         for r in range(rows):
             row = table[layer, _ACT] + r * N_padded + n
+            grad_row = dzs[row : row + width]
             for j in range(width):
-                gb[at + j] += dzs[row + j]
+                sums[j] += grad_row[j]
         if is_last:
             _update(bias, vb, at, gb, at, width, lr, momentum, scale)
 
@@ -192,13 +196,14 @@ def _update(
     w: Array, v: Array, at: int, g: Array, g_at: int, size: int, lr: np.float32, momentum: np.float32, scale: np.float32
 ) -> None:
     """v = momentum v + scale g; w -= lr v; for `size` numbers from w[at], v[at] and g[g_at] on."""
+    weights, velocity, grads = w[at : at + size], v[at : at + size], g[g_at : g_at + size]
     if momentum == _ZERO:
         for i in range(size):
-            w[at + i] -= lr * (scale * g[g_at + i])
+            weights[i] -= lr * (scale * grads[i])
     else:
         for i in range(size):
-            v[at + i] = momentum * v[at + i] + scale * g[g_at + i]
-            w[at + i] -= lr * v[at + i]
+            velocity[i] = momentum * velocity[i] + scale * grads[i]
+            weights[i] -= lr * velocity[i]
 
 
 @compiled()

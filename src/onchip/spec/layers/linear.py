@@ -21,11 +21,13 @@ class Linear(Layer):
     def infer(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> TensorType:
         (x,), weight = inputs, weights["weight"]
         need_float(x)
+        need_float(weight)
         if len(weight.shape) != 2 or 0 in weight.shape:
             raise ShapeError("weight must be a matrix (D_out, D_in)", got=str(weight))
         D_out, D_in = weight.shape
         if len(x.shape) < 2 or x.shape[-1] != D_in:
-            raise ShapeError("input width and weight do not fit", got=str(x), expected=f"last axis {D_in}, as weight {weight}")
+            expected = f"last axis {D_in}, as weight {weight}"
+            raise ShapeError("input width and weight do not fit", got=str(x), expected=expected)
         bias = weights.get("bias")
         if bias is not None and bias.shape != (D_out,):
             raise ShapeError("bias and weight do not fit", got=str(bias), expected=f"[{D_out}]")

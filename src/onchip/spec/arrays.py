@@ -1,0 +1,277 @@
+"""Arrays of rows on disk, opened without being loaded, and an .npy written piece by piece.
+
+open_rows knows .npy (memory-mapped), idx, the format of MNIST (memory-mapped), and idx inside .gz
+(unpacked into memory). Which of them a file is, its first bytes say.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gzip
+import math
+import mmap
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, cast
+
+import numpy as np
+
+from onchip.errors import FormatError, InputError, ShapeError
+from onchip.files import atomic_write, open_input
+from onchip.spec.reading import MAX_DIM, MAX_RANK, blaming, show
+from onchip.spec.recipe import Array
+
+MAX_NPY_HEADER_BYTES = 1 << 16
+MAX_UNPACKED_BYTES = 4 << 30  # of a .gz, which cannot be read in part
+_DEFLATE_RATIO = 1032  # no gzip file holds more than this many times its own size
+
+_NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+            "float16", "float32", "float64")  # fmt: skip
+_IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_NPY_MAGIC, _GZIP_MAGIC, _IDX_MAGIC = b"\x93NUMPY", b"\x1f\x8b", b"\0\0"
+
+
+class RowSource:
+    """Rows of a file, read when asked for. Close it, or use it in a `with` block."""
+
+    def __init__(self, rows: Array, close: Callable[[], None]) -> None:
+        self.shape: tuple[int, ...] = rows.shape
+        self.dtype: np.dtype[Any] = rows.dtype.newbyteorder("=")  # what read() returns
+        self._rows: Array | None = rows
+        self._close = close
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, start: int, stop: int) -> Array:
+        """A copy of rows start .. stop - 1, row-major, native byte order; cut where the file ends, as a slice is."""
+        if self._rows is None:
+            raise InputError("these rows were closed", hint="read inside the `with` block")
+        if not 0 <= start <= stop:
+            raise InputError("no such rows", got=f"{start} to {stop}", expected=f"0 <= start <= stop <= {len(self)}")
+        return np.array(self._rows[start:stop], dtype=self.dtype, order="C")
+
+    def close(self) -> None:
+        if self._rows is not None:
+            self._rows = None  # before the map: a map with a view on it cannot be closed
+            self._close()
+
+    def __enter__(self) -> RowSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_rows(path: str | os.PathLike[str]) -> RowSource:
+    """Open an .npy, idx or gzipped idx file of shape (rows, ...) and any plain number dtype."""
+    source = Path(path)
+    with open_input(source) as file, blaming(source):
+        magic = file.read(len(_NPY_MAGIC))
+        file.seek(0)
+        if magic == _NPY_MAGIC:
+            return _open_npy(file)
+        if magic.startswith(_GZIP_MAGIC):
+            return _open_gzip(file)
+        if magic.startswith(_IDX_MAGIC):
+            return _open_idx(file)
+        raise FormatError(
+            "not an array of rows", got=f"a file that begins with {magic.hex(' ')}" if magic else "0 B",
+            expected=".npy (begins with 93 4e 55 4d 50 59), idx (00 00) or idx in .gz (1f 8b)",
+            hint="numpy.save('rows.npy', rows)",
+        )  # fmt: skip
+
+
+# -- npy ---------------------------------------------------------------------------------------------------
+
+
+def _open_npy(file: IO[bytes]) -> RowSource:
+    major = file.read(8)[6:7]
+    if major not in (b"\1", b"\2", b"\3"):
+        raise FormatError("unknown version of .npy", got=f"version {major.hex() or 'missing'}", expected="1, 2 or 3")
+    width = 2 if major == b"\1" else 4
+    size = file.read(width)
+    length = int.from_bytes(size, "little")
+    if length > MAX_NPY_HEADER_BYTES:
+        raise FormatError(
+            "the .npy header is too long", got=f"{length:,} B", expected=f"at most {MAX_NPY_HEADER_BYTES:,} B"
+        )
+    text = file.read(length)
+    if len(size) < width or len(text) < length:
+        raise FormatError("the file ends inside its header", got=f"{len(text)} B", expected=f"{length} B of header")
+    dtype, shape, fortran = _npy_header(text, "utf-8" if major == b"\3" else "latin-1")
+    return _map_rows(file, 8 + width + length, dtype, shape, "F" if fortran else "C")
+
+
+def _npy_header(text: bytes, encoding: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    try:
+        if b"\\" in text:
+            raise ValueError("a backslash")
+        header = ast.literal_eval(text.decode(encoding).strip())
+        descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
+    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError):
+        expected = "{'descr': ..., 'fortran_order': ..., 'shape': ...}"
+        raise FormatError("the .npy header is garbage", got=show(text), expected=expected) from None
+    if not isinstance(fortran, bool):
+        raise FormatError("bad fortran_order in the .npy header", got=show(fortran), expected="True or False")
+    if not isinstance(shape, tuple) or any(type(d) is not int or not 0 <= d <= MAX_DIM for d in shape):
+        raise FormatError("bad shape in the .npy header", got=show(shape), expected="a tuple of sizes")
+    return _number_dtype(descr), _check_rank(shape), fortran
+
+
+def _number_dtype(descr: object) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(descr) if isinstance(descr, str) and len(descr) <= 4 else None
+    except (TypeError, ValueError, SyntaxError):
+        dtype = None
+    if dtype is None or dtype.name not in _NUMBERS:
+        hint = "a file of Python objects can run code when it is read: save plain numbers" if descr == "|O" else ""
+        raise FormatError("the rows are not plain numbers", got=show(descr), expected=", ".join(_NUMBERS), hint=hint)
+    return dtype
+
+
+# -- idx ---------------------------------------------------------------------------------------------------
+
+
+def _open_idx(file: IO[bytes]) -> RowSource:
+    dtype, shape, offset = _idx_header(file)
+    return _map_rows(file, offset, dtype, shape, "C")
+
+
+def _idx_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:2] != _IDX_MAGIC or magic[2] not in _IDX_DTYPES:
+        raise FormatError(
+            "not an idx file", got=magic.hex(" ") or "0 B",
+            expected=f"00 00, a dtype of {', '.join(f'{code:02x}' for code in _IDX_DTYPES)}, the number of axes",
+        )  # fmt: skip
+    rank = magic[3]
+    sizes = file.read(4 * rank)
+    if len(sizes) < 4 * rank:
+        raise FormatError("the file ends inside its header", got=f"{4 + len(sizes)} B", expected=f"{4 + 4 * rank} B")
+    shape = tuple(int.from_bytes(sizes[i : i + 4], "big") for i in range(0, 4 * rank, 4))
+    return np.dtype(_IDX_DTYPES[magic[2]]), _check_rank(shape), 4 + 4 * rank
+
+
+def _open_gzip(file: IO[bytes]) -> RowSource:
+    packed_bytes = os.fstat(file.fileno()).st_size
+    try:
+        with gzip.GzipFile(fileobj=file, mode="rb") as unpacked:
+            dtype, shape, offset = _idx_header(cast(IO[bytes], unpacked))
+            needed = _data_bytes(dtype, shape)
+            limit = min(MAX_UNPACKED_BYTES, _DEFLATE_RATIO * packed_bytes)
+            if needed > limit:
+                raise FormatError(
+                    "the header promises more than this .gz may hold", got=f"{needed:,} B for {show(shape)}",
+                    expected=f"at most {limit:,} B from {packed_bytes:,} B packed",
+                    hint="gunzip the file first: a plain idx file is not loaded into memory",
+                )  # fmt: skip
+            data = bytearray()
+            # One byte too many is asked for: it shows what stands behind the rows, and makes gzip check its sum.
+            while len(data) <= needed and (piece := unpacked.read(min(1 << 20, needed + 1 - len(data)))):
+                data += piece
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        hint = "copy or download the file again"
+        raise FormatError("the .gz is damaged", got=str(error), expected="a whole gzip file", hint=hint) from None
+    _check_size(offset, dtype, shape, offset + len(data))
+    return RowSource(_as_rows(data, 0, dtype, shape, "C"), lambda: None)
+
+
+# -- both --------------------------------------------------------------------------------------------------
+
+
+def _check_rank(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if not 1 <= len(shape) <= MAX_RANK:
+        raise FormatError("not an array of rows", got=f"shape {show(shape)}", expected=f"1 to {MAX_RANK} axes")
+    return shape
+
+
+def _data_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    return dtype.itemsize * math.prod(shape)
+
+
+def _check_size(offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], file_bytes: int) -> None:
+    needed = offset + _data_bytes(dtype, shape)
+    if file_bytes == needed:
+        return
+    what = "the file is truncated" if file_bytes < needed else "the file goes on behind its last row"
+    have = f"{file_bytes:,} B" if file_bytes < needed else f"more than {needed:,} B"
+    raise FormatError(
+        what, got=have, expected=f"{offset} B of header + {needed - offset:,} B of {dtype.name} {show(shape)}",
+        hint="copy or download the file again",
+    )  # fmt: skip
+
+
+def _map_rows(file: IO[bytes], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any) -> RowSource:
+    _check_size(offset, dtype, shape, os.fstat(file.fileno()).st_size)
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    try:
+        return RowSource(_as_rows(mapped, offset, dtype, shape, order), mapped.close)
+    except FormatError:
+        mapped.close()
+        raise
+
+
+def _as_rows(buffer: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any) -> Array:
+    if 0 in shape:
+        buffer, offset = b"", 0
+    try:
+        return np.ndarray(shape, dtype, buffer=buffer, offset=offset, order=order)
+    except ValueError as error:  # sizes whose product overflows, beside a 0
+        raise FormatError("bad shape in the header", got=f"{show(shape)}: {error}") from None
+
+
+class NpyWriter:
+    """Writes an .npy of known shape piece by piece; the file appears when all rows are there, or not at all.
+
+        with NpyWriter("out.npy", (B, 10), "float32") as out:
+            out.write(rows)         # (any number, 10) float32, as often as it takes
+    """
+
+    def __init__(self, path: str | os.PathLike[str], shape: tuple[int, ...], dtype: Any) -> None:
+        self.path, self.shape = Path(path), tuple(int(d) for d in shape)
+        self.dtype = np.dtype(dtype).newbyteorder("=")
+        self.rows = 0  # written so far
+        if not self.shape or min(self.shape) < 0:
+            raise InputError(f"cannot write {self.path}", got=f"shape {self.shape}", expected="(rows, sizes...)")
+        if self.dtype.name not in _NUMBERS:
+            hint = "convert the rows to float32" if "float" in self.dtype.name else ""
+            raise InputError(f"an .npy cannot hold {self.dtype.name}", expected=", ".join(_NUMBERS), hint=hint)
+
+    def __enter__(self) -> NpyWriter:
+        with contextlib.ExitStack() as stack:
+            self._file = stack.enter_context(atomic_write(self.path))
+            stack.push(self._check_count)
+            descr = np.lib.format.dtype_to_descr(self.dtype)
+            header = {"descr": descr, "fortran_order": False, "shape": self.shape}
+            np.lib.format.write_array_header_1_0(self._file, header)
+            self._stack = stack.pop_all()
+        return self
+
+    def write(self, rows: Array) -> None:
+        """Append rows of the promised shape and dtype."""
+        if rows.shape[1:] != self.shape[1:] or rows.ndim == 0 or rows.dtype.newbyteorder("=") != self.dtype:
+            raise ShapeError(
+                f"these rows do not belong into {self.path}", got=f"{rows.dtype.name} {rows.shape}",
+                expected=f"{self.dtype.name} (any, {', '.join(map(str, self.shape[1:]))})",
+            )  # fmt: skip
+        if self.rows + len(rows) > self.shape[0]:
+            raise self._count_error(self.rows + len(rows))
+        self._file.write(np.asarray(rows, self.dtype, order="C").reshape(-1).view(np.uint8).data)
+        self.rows += len(rows)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._stack.__exit__(kind, error, trace)
+
+    def _check_count(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self.rows != self.shape[0]:
+            raise self._count_error(self.rows)
+
+    def _count_error(self, rows: int) -> InputError:
+        return InputError(f"wrong number of rows for {self.path}", got=f"{rows:,}", expected=f"{self.shape[0]:,}")

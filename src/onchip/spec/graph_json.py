@@ -1,0 +1,169 @@
+"""The graph of a network as JSON: what stands beside the weights in a .safetensors file.
+
+    {"version": 1, "name": "mlp",
+     "inputs":  [{"name": "x", "shape": ["B", 784], "dtype": "float32"}],
+     "nodes":   [{"name": "fc1", "kind": "Linear", "attributes": {}, "inputs": ["x"],
+                  "weights": {"weight": "fc1.weight", "bias": "fc1.bias"}}],
+     "outputs": ["fc1"]}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from onchip.errors import FormatError
+from onchip.spec.layers import LAYERS, Layer
+from onchip.spec.network import Network, Node
+from onchip.spec.reading import MAX_DIM, MAX_RANK, show
+from onchip.spec.recipe import Weight
+from onchip.spec.types import TensorType
+
+FORMAT_VERSION = 1
+
+T = TypeVar("T")
+
+
+def graph_to_json(net: Network) -> str:
+    return json.dumps({
+        "version": FORMAT_VERSION,
+        "name": net.name,
+        "inputs": [{"name": name, "shape": given.shape, "dtype": given.dtype} for name, given in net.inputs.items()],
+        "nodes": [
+            {
+                "name": node.name, "kind": node.layer.kind, "attributes": node.layer.attributes(),
+                "inputs": node.inputs, "weights": dict(node.weights),
+            }
+            for node in net.nodes
+        ],
+        "outputs": net.outputs,
+    })  # fmt: skip
+
+
+def graph_from_json(text: str, weights: Mapping[str, Weight]) -> Network:
+    """The network of this graph over these weights; FormatError where the JSON is not such a graph."""
+    graph = _need(dict, parse_json(text, "the graph"), "the graph")
+    version = graph.get("version")
+    if version != FORMAT_VERSION or isinstance(version, bool):
+        raise FormatError(
+            "the graph is of another version", got=f"version {show(version)}", expected=f"version {FORMAT_VERSION}",
+            hint="a newer onchip, or save the network again with this one",
+        )  # fmt: skip
+    inputs: dict[str, TensorType] = {}
+    for given in _list(graph, "inputs", "the graph"):
+        name = _field(str, given, "name", "an input")
+        if name in inputs:
+            raise FormatError(f"two inputs are called '{name}'")
+        inputs[name] = _tensor_type(given, f"input '{name}'")
+    nodes = tuple(_node(entry) for entry in _list(graph, "nodes", "the graph"))
+    outputs = tuple(_need(str, output, "an output") for output in _list(graph, "outputs", "the graph"))
+    return Network(inputs, nodes, outputs, weights, _field(str, graph, "name", "the graph"))
+
+
+def parse_json(text: str, where: str, start: int | None = None) -> object:
+    """`text` as JSON without repeated keys; `start` is where it stands in the file, for the message."""
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys)
+    except json.JSONDecodeError as error:
+        place = "" if start is None else f" at byte {start + error.pos}"
+        raise FormatError(f"{where} is not JSON", got=f"{error.msg}{place}", expected="JSON") from None
+    except RecursionError:
+        raise FormatError(f"{where} is nested too deeply", expected="a few levels of JSON") from None
+    except FormatError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise FormatError(f"{where} is not usable JSON", got=str(error)) from None
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise FormatError(f"the name {show(twice)} stands twice in one JSON object", expected="unique names")
+    return made
+
+
+def _node(entry: object) -> Node:
+    name = _field(str, entry, "name", "a node")
+    where = f"layer '{name}'"
+    weights = _field(dict, entry, "weights", where)
+    return Node(
+        name,
+        _layer(_field(str, entry, "kind", where), _field(dict, entry, "attributes", where), where),
+        tuple(_need(str, value, f"{where}: an input") for value in _list(entry, "inputs", where)),
+        {role: _need(str, weight, f"{where}: weight '{role}'") for role, weight in weights.items()},
+    )
+
+
+def _layer(kind: str, attributes: dict[str, object], where: str) -> Layer:
+    if kind not in LAYERS:
+        raise FormatError(
+            f"{where} is of an unknown kind", got=show(kind), expected=", ".join(sorted(LAYERS)), hint="a newer onchip"
+        )
+    cls = LAYERS[kind]
+    known = [field.name for field in dataclasses.fields(cls)]
+    if unknown := [key for key in attributes if key not in known]:
+        raise FormatError(
+            f"{where} ({kind}) has other attributes", got=show(", ".join(unknown)), expected=", ".join(known) or "none"
+        )
+    hints = typing.get_type_hints(cls)
+    typed = {key: _as_declared(value, hints[key], f"{where} ({kind}): {key}") for key, value in attributes.items()}
+    return cls(**typed)
+
+
+def _as_declared(value: object, hint: Any, where: str) -> object:
+    """A JSON value as the type that a layer's field declares: lists become tuples, 1 may stand for 1.0."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal and value in inner:
+        return value
+    if origin in (typing.Union, types.UnionType):
+        for choice in inner:
+            try:
+                return _as_declared(value, choice, where)
+            except FormatError:
+                continue
+    if origin is tuple and isinstance(value, list):
+        each = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
+        if len(each) == len(value) <= MAX_RANK:
+            return tuple(_as_declared(v, h, where) for v, h in zip(value, each, strict=True))
+    if hint in (int, float) and type(value) is int and abs(value) <= MAX_DIM:
+        return hint(value)
+    if hint in (float, bool, str, types.NoneType) and type(value) is hint:
+        return value
+    expected = hint.__name__ if isinstance(hint, type) and not inner else str(hint).replace("typing.", "")
+    raise FormatError(f"{where} has a wrong value", got=show(value), expected=expected)
+
+
+def _tensor_type(entry: object, where: str) -> TensorType:
+    shape = _list(entry, "shape", where)
+    for dim in shape:
+        if not isinstance(dim, str) and (type(dim) is not int or not 0 <= dim <= MAX_DIM):
+            raise FormatError(f"{where} has a bad shape", got=show(shape), expected="['B', sizes...]")
+    if len(shape) > MAX_RANK:
+        raise FormatError(f"{where} has too many axes", got=str(len(shape)), expected=f"at most {MAX_RANK}")
+    return TensorType(tuple(shape), _field(str, entry, "dtype", where))
+
+
+def _field(kind: type[T], entry: object, key: str, where: str) -> T:
+    entry = _need(dict, entry, where)
+    if key not in entry:
+        raise FormatError(f"{where} has no '{key}'", got=show(", ".join(entry)) if entry else "nothing")
+    return _need(kind, entry[key], f"{where}: '{key}'")
+
+
+def _list(entry: object, key: str, where: str) -> list[Any]:
+    return _field(list, entry, key, where)
+
+
+def _need(kind: type[T], value: object, where: str) -> T:
+    if not isinstance(value, kind):
+        expected = {"dict": "an object", "list": "a list", "str": "a string"}[kind.__name__]
+        raise FormatError(f"{where} has the wrong type", got=show(value), expected=expected)
+    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise FormatError(f"{where} is no text", got=show(value), expected="Unicode")  # half a letter cannot be printed
+    return value

@@ -1,0 +1,33 @@
+"""Nodes that leave no layer behind: Constant, Identity, Dropout."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.spec.onnx_ops.base import GraphReader, Op, reads
+
+
+@reads("Constant")
+def read_constant(graph: GraphReader, op: Op) -> None:
+    given = op.attributes
+    if "value" in given and hasattr(given["value"], "dims"):
+        graph.add_constant(op, given["value"])
+    elif isinstance(given.get("value_float"), float) or isinstance(given.get("value_floats"), list):
+        graph.add_constant(op, np.array(given.get("value_float", given.get("value_floats")), np.float32))
+    elif isinstance(given.get("value_int"), int) or isinstance(given.get("value_ints"), list):
+        graph.add_constant(op, np.array(given.get("value_int", given.get("value_ints")), np.int64))
+    else:
+        raise FormatError(f"{op} holds no numbers", got=", ".join(given) or "nothing", expected="a dense tensor")
+
+
+@reads("Identity")
+def read_identity(graph: GraphReader, op: Op) -> None:
+    graph.pass_on(op)
+
+
+@reads("Dropout")
+def read_dropout(graph: GraphReader, op: Op) -> None:
+    if graph.has(op, 2) and graph.constant(op, 2).any():
+        raise FormatError(f"{op} is in training mode", expected="inference", hint="export after model.eval()")
+    graph.pass_on(op)

@@ -1,0 +1,141 @@
+"""Numbers inside an ONNX file: element types, TensorProto to NumPy and back, data in files beside the model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.files import open_input
+from onchip.spec.reading import show
+from onchip.spec.recipe import Array
+from onchip.spec.types import DTYPE_BYTES, numpy_dtype
+
+MAX_TENSOR_BYTES = 16 << 30  # of all weights together: tensors may point many times into one file
+
+ELEMENT_DTYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64",
+    16: "bfloat16",
+}  # fmt: skip
+ELEMENT_TYPES = {dtype: number for number, dtype in ELEMENT_DTYPES.items()}
+
+_EXTERNAL = 1  # TensorProto.data_location
+
+
+def text(value: str | bytes) -> str:
+    """A string of a protobuf; bytes that are not UTF-8 come out of it as bytes."""
+    if isinstance(value, bytes):
+        raise FormatError("a name is not UTF-8", got=show(value))
+    return value
+
+
+def dtype_of(element: int, where: str) -> str:
+    if element not in ELEMENT_DTYPES:
+        raise FormatError(
+            f"{where} has an unsupported element type", got=f"ONNX type {element}", expected=", ".join(ELEMENT_TYPES)
+        )
+    return ELEMENT_DTYPES[element]
+
+
+def make_tensor(name: str, array: Array) -> Any:
+    import onnx
+
+    array = np.asarray(array, dtype=numpy_dtype(array.dtype.name), order="C")
+    return onnx.TensorProto(
+        name=name, data_type=ELEMENT_TYPES[array.dtype.name], dims=array.shape, raw_data=array.tobytes()
+    )
+
+
+class TensorReader:
+    """Turns TensorProtos of one model into arrays."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder  # the model's: external data may live nowhere else
+        self._bytes = 0
+
+    def read(self, tensor: Any, name: str) -> Array:
+        where = f"tensor {show(name)}"
+        dtype, shape = dtype_of(tensor.data_type, where), tuple(tensor.dims)
+        if any(d < 0 for d in shape):
+            raise FormatError(f"{where} has a negative size", got=show(shape))
+        count = math.prod(shape)
+        nbytes = count * DTYPE_BYTES[dtype]
+        self._bytes += nbytes
+        if self._bytes > MAX_TENSOR_BYTES:
+            raise FormatError("too many weights", got=f"{self._bytes:,} B", expected=f"at most {MAX_TENSOR_BYTES:,} B")
+        if tensor.data_location == _EXTERNAL:
+            array = np.frombuffer(self._external(tensor, where, nbytes), numpy_dtype(dtype))
+        elif tensor.HasField("raw_data"):
+            if len(tensor.raw_data) != nbytes:
+                raise FormatError(f"{where} is damaged", got=f"{len(tensor.raw_data):,} B", expected=f"{nbytes:,} B")
+            array = np.frombuffer(bytes(tensor.raw_data), numpy_dtype(dtype))
+        else:
+            array = _typed_data(tensor, dtype)
+            if array.size != count:
+                raise FormatError(f"{where} is damaged", got=f"{array.size:,} numbers", expected=f"{count:,}")
+        if dtype == "bool" and (array.view(np.uint8) > 1).any():
+            raise FormatError(f"{where} is no bool", got="a byte above 1", expected="0 or 1")
+        try:
+            return array.reshape(shape)
+        except ValueError as error:  # too many axes, or sizes whose product overflows beside a 0
+            raise FormatError(f"{where} has a bad shape", got=f"{show(shape)}: {error}") from None
+
+    def _external(self, tensor: Any, where: str, nbytes: int) -> bytes:
+        entries = {text(entry.key): text(entry.value) for entry in tensor.external_data}
+        location = entries.get("location", "")
+        offset = _byte_count(entries.get("offset", "0"), where)
+        length = _byte_count(entries.get("length", str(nbytes)), where)
+        if length != nbytes:
+            raise FormatError(f"{where}: length of its external data", got=f"{length:,} B", expected=f"{nbytes:,} B")
+        with open_input(self._confined(location, where)) as file:
+            file.seek(0, 2)
+            size = file.tell()
+            if offset + nbytes > size:
+                expected = f"{offset + nbytes:,} B at least"
+                raise FormatError(f"{where}: {show(location)} is truncated", got=f"{size:,} B", expected=expected)
+            file.seek(offset)
+            return file.read(nbytes)
+
+    def _confined(self, location: str, where: str) -> Path:
+        """The file behind `location`, which must lie in the model's folder, symbolic links followed."""
+        path, inside, is_file = Path(location), False, False
+        if location and not path.is_absolute() and ".." not in path.parts and not set(location) & set("\\:\0"):
+            try:
+                path = (self.folder / path).resolve()
+                inside = path.is_relative_to(self.folder.resolve())
+                is_file = path.is_file()
+            except (OSError, RuntimeError):  # a loop of links, a name too long
+                pass
+        if not inside:
+            raise FormatError(
+                f"{where} wants data from outside the model's folder", got=show(location),
+                expected="a relative path without '..' or links that lead out",
+                hint="put the data file beside the model",
+            )  # fmt: skip
+        if not is_file:
+            hint = "put the data file beside the model"
+            raise FormatError(f"{where}: its external data is missing", got=f"no file {show(location)}", hint=hint)
+        return path
+
+
+def _byte_count(value: str, where: str) -> int:
+    if not (value.isascii() and value.isdigit() and len(value) < 19):
+        raise FormatError(f"{where}: bad place of its external data", got=show(value), expected="a number of bytes")
+    return int(value)
+
+
+def _typed_data(tensor: Any, dtype: str) -> Array:
+    """The numbers of a tensor that keeps them in a repeated field, not as raw bytes."""
+    if dtype == "float32":
+        return np.array(tensor.float_data, np.float32)
+    if dtype == "float64":
+        return np.array(tensor.double_data, np.float64)
+    if dtype == "int64":
+        return np.array(tensor.int64_data, np.int64)
+    numbers = np.array(tensor.int32_data, np.int32)
+    if dtype in ("float16", "bfloat16"):  # their bits, a half in each int32
+        return numbers.astype(np.uint16).view(numpy_dtype(dtype))
+    return numbers.astype(numpy_dtype(dtype))

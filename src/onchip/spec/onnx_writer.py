@@ -1,0 +1,71 @@
+"""Networks to ONNX files that every runtime since 2022 loads. The operators themselves are in onnx_ops/."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from onchip.errors import InputError
+from onchip.files import atomic_write
+from onchip.spec.network import Network
+from onchip.spec.onnx_ops.base import WRITERS, GraphWriter
+from onchip.spec.onnx_tensors import ELEMENT_TYPES
+from onchip.spec.types import TensorType
+
+OPSET, IR_VERSION = 17, 8
+MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # protobuf ends at 2 GiB; the graph needs some of it
+
+
+def write_onnx(net: Network, path: str | os.PathLike[str]) -> None:
+    """Write the network with a symbolic batch "B"; the file appears whole or not at all."""
+    import onnx
+
+    if net.weight_bytes > MAX_WEIGHT_BYTES:
+        raise InputError(
+            f"network '{net.name}' is too large for ONNX", got=f"{net.weight_bytes:,} B of weights",
+            expected=f"at most {MAX_WEIGHT_BYTES:,} B", hint="save it as .safetensors",
+        )  # fmt: skip
+    model = _make_model(net)
+    onnx.checker.check_model(model, full_check=True)
+    with atomic_write(path) as file:
+        file.write(model.SerializeToString(deterministic=True))
+
+
+def _make_model(net: Network) -> Any:
+    import onnx
+
+    graph = GraphWriter(net)
+    for node in net.nodes:
+        if node.layer.kind not in WRITERS:
+            raise InputError(
+                f"layer '{node.name}' ({node.layer.kind}) cannot be written as ONNX",
+                expected=f"one of {', '.join(sorted(WRITERS))}", hint="save it as .safetensors",
+            )  # fmt: skip
+        WRITERS[node.layer.kind](graph, node)
+    outputs: dict[str, TensorType] = {}
+    for name in net.outputs:
+        value = graph.values[name]
+        if name in net.inputs or value in outputs:  # ONNX wants outputs that a node makes, each once
+            source, value = value, graph.fresh(f"{name}_out")
+            graph.emit_part("Identity", value, [source], value)
+        outputs[value] = net.types[name]
+    onnx_graph = onnx.helper.make_graph(
+        graph.nodes,
+        net.name or "network",
+        [_value_info(graph.values[name], given) for name, given in net.inputs.items()],
+        [_value_info(value, given) for value, given in outputs.items()],
+        graph.initializers,
+    )
+    opset = onnx.helper.make_opsetid("", OPSET)
+    return onnx.helper.make_model(onnx_graph, producer_name="onchip", opset_imports=[opset], ir_version=IR_VERSION)
+
+
+def _value_info(name: str, given: TensorType) -> Any:
+    import onnx
+
+    if given.dtype not in ELEMENT_TYPES:
+        raise InputError(
+            f"value '{name}' cannot be written as ONNX", got=str(given), expected=", ".join(ELEMENT_TYPES),
+            hint="save it as .safetensors",
+        )  # fmt: skip
+    return onnx.helper.make_tensor_value_info(name, ELEMENT_TYPES[given.dtype], list(given.shape))

@@ -1,0 +1,33 @@
+"""What the readers share: whatever is wrong inside a file becomes a FormatError that names the file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from onchip.errors import FormatError, InputError
+
+MAX_RANK = 64  # NumPy's own limit
+MAX_DIM = 2**63 - 1
+
+
+@contextlib.contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """Any InputError of the block leaves as a FormatError whose first words are the file's name."""
+    try:
+        yield
+    except InputError as error:
+        raise FormatError(
+            f"{path}: {error.what}", got=error.got, expected=error.expected, hint=error.hint
+        ) from None
+    except OSError as error:
+        raise FormatError(f"cannot read {path}", got=error.strerror or str(error), expected="a readable file") from None
+    except MemoryError:
+        raise FormatError(f"{path} does not fit into memory", hint="a machine with more memory") from None
+
+
+def show(name: object) -> str:
+    """A name or value out of a file, short enough for a message."""
+    text = repr(name)
+    return text if len(text) <= 120 else text[:117] + "..."

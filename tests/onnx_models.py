@@ -1,0 +1,85 @@
+"""ONNX models in a line, and what they mean: shared by the tests of the ONNX reader and writer."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, settings
+from onnx import TensorProto, helper
+
+from onchip.errors import FormatError
+from onchip.kernels import reference
+from onchip.spec.build import sequential
+from onchip.spec.layers import Linear, LogSoftmax, ReLU, Reshape, Sigmoid, Softmax, Tanh
+from onchip.spec.network import Network
+from onchip.spec.onnx_reader import read_onnx
+from onchip.spec.onnx_tensors import make_tensor
+from onchip.spec.types import TensorType, numpy_dtype
+
+SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+F32 = TensorProto.FLOAT
+
+
+def numbers(*shape, seed=0, dtype="float32"):
+    return np.random.default_rng(seed).standard_normal(shape).astype(numpy_dtype(dtype))
+
+
+def op(kind, inputs, output="y", name="", **attributes):
+    return helper.make_node(kind, inputs.split(), [output], name, **attributes)
+
+
+def model(nodes, weights=None, x=("N", 4), opset=17, outputs=("y",), element=F32, input_weights=False):
+    """An ONNX model with the input x; weights are initializers, and graph inputs too if `input_weights`."""
+    tensors = [make_tensor(name, np.asarray(array)) for name, array in (weights or {}).items()]
+    inputs = [helper.make_tensor_value_info("x", element, x)]
+    if input_weights:
+        inputs += [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in tensors]
+    made = [helper.make_tensor_value_info(name, element, None) for name in outputs]
+    graph = helper.make_graph(nodes, "g", inputs, made, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def read(tmp_path, proto) -> Network:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(proto if isinstance(proto, bytes) else proto.SerializeToString())
+    return read_onnx(path)
+
+
+def run_onnx(source, x) -> list[np.ndarray]:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    data = source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
+    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return session.run(None, {session.get_inputs()[0].name: x})
+
+
+def check_meaning(tmp_path, proto, rows=5, tolerance=2e-6) -> Network:
+    """The network that is read computes what ONNX Runtime computes."""
+    net = read(tmp_path, proto)
+    x = numbers(rows, *net.input.row_shape, seed=7, dtype=net.input.dtype)
+    expected = run_onnx(proto, x)
+    values = reference.forward_all(net, x)
+    for name, truth in zip(net.outputs, expected, strict=True):
+        np.testing.assert_allclose(values[name], truth, rtol=tolerance, atol=tolerance)
+    return net
+
+
+def refused(tmp_path, proto, *words):
+    with pytest.raises(FormatError) as caught:
+        read(tmp_path, proto)
+    for word in ("model.onnx", *words):
+        assert word in str(caught.value)
+
+
+def every_layer(dtype="float32") -> Network:
+    weights = {"a.weight": numbers(3, 4, seed=1), "a.bias": numbers(3, seed=2), "b.weight": numbers(5, 3, seed=3),
+               "c.weight": numbers(6, 10, seed=4), "c.bias": numbers(6, seed=5)}  # fmt: skip
+    layers = [
+        ("shape", Reshape((2, 4))), ("a", Linear()), ("relu", ReLU()), ("b", Linear()), ("soft", Softmax(1)),
+        ("flat", Reshape()), ("c", Linear()), ("tanh", Tanh()), ("sigmoid", Sigmoid()), ("out", LogSoftmax()),
+    ]  # fmt: skip
+    arrays = {name: array.astype(numpy_dtype(dtype)) for name, array in weights.items()}
+    return sequential(TensorType(("B", 8), dtype), layers, arrays)

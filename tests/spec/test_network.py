@@ -1,0 +1,212 @@
+"""A Network that exists is sound: every mistake is found when it is made, and names its layer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from onchip.errors import InputError, ShapeError
+from onchip.spec.build import make_layer, mlp, sequential
+from onchip.spec.layers import LAYERS, Linear, LogSoftmax, ReLU, Reshape, Softmax
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Recipe, materialise
+from onchip.spec.types import DTYPE_BYTES, TensorType, numpy_dtype
+
+X = TensorType(("B", 4))
+
+
+def weight(*shape, dtype="float32"):
+    return np.ones(shape, numpy_dtype(dtype))
+
+
+def linear_net(**changes):
+    parts = {
+        "inputs": {"x": X},
+        "nodes": (Node("fc", Linear(), ("x",), {"weight": "w"}),),
+        "outputs": ("fc",),
+        "weights": {"w": weight(3, 4)},
+    }
+    return Network(**{**parts, **changes})
+
+
+def test_types_follow_the_layers():
+    net = mlp(4, 8, 3, output="Softmax")
+    assert [node.name for node in net.nodes] == ["fc1", "relu1", "fc2", "softmax2"]
+    assert net.types["relu1"] == TensorType(("B", 8))
+    assert net.input == X
+    assert net.output == TensorType(("B", 3))
+    assert net.parameters == 4 * 8 + 8 + 8 * 3 + 3
+    assert net.weight_bytes == 4 * net.parameters
+    assert [node.name for node in net.readers("fc1")] == ["relu1"]
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"inputs": {}}, ["no input"]),
+    ({"inputs": {"x": TensorType((4, 4))}}, ["'x'", "batch"]),
+    ({"outputs": ()}, ["no output"]),
+    ({"outputs": ("y",)}, ["'y'", "made by no layer"]),
+    ({"weights": {}}, ["layer 'fc' (Linear)", "'w'"]),
+    ({"weights": {"w": weight(3, 5)}}, ["layer 'fc' (Linear)", "last axis 5", "float32[B, 4]"]),
+    ({"weights": {"w": weight(3)}}, ["layer 'fc' (Linear)", "matrix"]),
+    ({"weights": {"w": np.ones((3, 4), np.complex64)}}, ["dtype", "complex64"]),
+    ({"inputs": {"x": TensorType(("B", 4), "int32")}}, ["layer 'fc' (Linear)", "floating-point"]),
+    ({"nodes": (Node("fc", Linear(), ("y",), {"weight": "w"}),)}, ["layer 'fc' (Linear)", "'y'"]),
+    ({"nodes": (Node("fc", Linear(), ("x", "x"), {"weight": "w"}),)}, ["layer 'fc' (Linear)", "number of inputs"]),
+    ({"nodes": (Node("fc", Linear(), ("x",), {}),)}, ["layer 'fc' (Linear)", "wrong weights"]),
+    ({"nodes": (Node("fc", ReLU(), ("x",), {"weight": "w"}),)}, ["layer 'fc' (ReLU)", "wrong weights"]),
+    ({"nodes": (Node("x", ReLU(), ("x",)),)}, ["two values are called 'x'"]),
+    ({"nodes": (Node("fc", Softmax(0), ("x",)),)}, ["layer 'fc' (Softmax)", "axis 0 is the batch"]),
+    ({"nodes": (Node("fc", Softmax(2), ("x",)),)}, ["layer 'fc' (Softmax)", "axis out of range"]),
+    ({"nodes": (Node("fc", Reshape((3,)), ("x",)),)}, ["layer 'fc' (Reshape)", "row sizes differ"]),
+    ({"nodes": (Node("fc", Reshape((-1, -1)), ("x",)),)}, ["layer 'fc' (Reshape)", "at most one -1"]),
+    ({"nodes": (Node("fc", Reshape((3, -1)), ("x",)),)}, ["layer 'fc' (Reshape)", "do not divide"]),
+])  # fmt: skip
+def test_a_mistake_names_its_layer(changes, words):
+    with pytest.raises(InputError) as caught:
+        linear_net(**changes)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_bias_must_fit():
+    nodes = (Node("fc", Linear(), ("x",), {"weight": "w", "bias": "b"}),)
+    with pytest.raises(ShapeError, match=r"layer 'fc' \(Linear\): bias and weight do not fit"):
+        linear_net(nodes=nodes, weights={"w": weight(3, 4), "b": weight(4)})
+
+
+def test_linear_runs_over_the_last_axis():
+    net = linear_net(inputs={"x": TensorType(("B", 5, 4))})
+    assert net.output == TensorType(("B", 5, 3))
+    assert net.row_flop(net.nodes[0]) == 5 * 2 * 4 * 3
+
+
+def test_printing_shows_every_layer():
+    net = mlp(4, 8, 3, output="LogSoftmax", name="tiny")
+    text = str(net)
+    assert text.splitlines()[0].startswith("tiny: 67 parameters")
+    for node in net.nodes:
+        assert node.name in text
+    assert "LogSoftmax(axis=-1)" in text
+    assert "float32[B, 3]" in text
+
+
+def test_html_is_escaped():
+    net = linear_net(nodes=(Node("<fc>", Linear(), ("x",), {"weight": "w"}),), outputs=("<fc>",), name="a & b")
+    page = net._repr_html_()
+    assert "&lt;fc&gt;" in page
+    assert "a &amp; b" in page
+    assert "<fc>" not in page
+    assert page.count("<tr>") == 3  # titles, input, layer
+
+
+def test_networks_are_frozen():
+    net = mlp(4, 3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        net.name = "other"
+    with pytest.raises(TypeError):
+        net.weights["new"] = weight(1)
+    with pytest.raises(TypeError):
+        net.nodes[0].weights["bias"] = "other"
+    with pytest.raises(ValueError, match="read-only"):
+        net.weights["fc1.weight"][0, 0] = 1
+
+
+def test_replace_checks_anew():
+    net = mlp(4, 8, 3)
+    assert net.replace(outputs=["relu1"]).output == TensorType(("B", 8))
+    assert net.replace(name="other").name == "other"
+    with pytest.raises(ShapeError, match="layer 'fc1'"):
+        net.replace(weights={**net.weights, "fc1.weight": weight(8, 5)})
+
+
+def test_one_input_one_output():
+    net = Network({"a": X, "b": X}, (), ("a", "b"), {})
+    with pytest.raises(InputError, match="2 inputs"):
+        _ = net.input
+    with pytest.raises(InputError, match="2 outputs"):
+        _ = net.output
+
+
+# -- building ----------------------------------------------------------------------------------------------
+
+
+def test_mlp_weights_can_be_repeated():
+    net = mlp(5, 7, 2, seed=3)
+    rng = np.random.default_rng(3)
+    first = rng.standard_normal((7, 5), dtype=np.float32) * np.float32(np.sqrt(2 / 5))
+    second = rng.standard_normal((2, 7), dtype=np.float32) * np.float32(np.sqrt(2 / 7))
+    np.testing.assert_array_equal(net.weights["fc1.weight"], first)
+    np.testing.assert_array_equal(net.weights["fc2.weight"], second)
+    assert not net.weights["fc1.bias"].any()
+
+
+def test_mlp_options():
+    net = mlp(5, 7, 2, activation="Tanh", bias=False)
+    assert [node.layer.kind for node in net.nodes] == ["Linear", "Tanh", "Linear"]
+    assert set(net.weights) == {"fc1.weight", "fc2.weight"}
+    with pytest.raises(InputError, match="unknown layer 'Relu6'"):
+        mlp(5, 7, 2, activation="Relu6")
+
+
+@pytest.mark.parametrize("widths", [(), (4,), (4, 0), (4, -1), (4, 2.5), (4, "3")])
+def test_mlp_refuses_bad_widths(widths):
+    with pytest.raises(InputError, match="two widths"):
+        mlp(*widths)
+
+
+def test_sequential_finds_weights_by_role():
+    layers = [("flat", Reshape()), ("fc", Linear()), ("out", LogSoftmax())]
+    net = sequential(TensorType(("B", 2, 2)), layers, {"fc.weight": weight(3, 4), "fc.bias": weight(3)})
+    assert dict(net.nodes[1].weights) == {"weight": "fc.weight", "bias": "fc.bias"}
+    assert net.outputs == ("out",)
+
+
+def test_make_layer():
+    assert make_layer("Softmax", axis=1) == Softmax(1)
+    with pytest.raises(InputError, match="other attributes"):
+        make_layer("ReLU", slope=0.1)
+    assert "Elementwise" not in LAYERS
+
+
+# -- types and recipes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPE_BYTES)
+def test_dtypes_have_the_size_they_say(dtype):
+    assert numpy_dtype(dtype).itemsize == DTYPE_BYTES[dtype]
+    assert numpy_dtype(dtype).name == dtype
+
+
+@pytest.mark.parametrize("shape", [(4, "B"), ("N", 4), ("B", -1), ("B", 2.0), ("B", True)])
+def test_bad_shapes(shape):
+    with pytest.raises(ShapeError, match="bad dimension"):
+        TensorType(shape)
+
+
+def test_row_facts():
+    given = TensorType(("B", 3, 5), "float16")
+    assert (given.row_shape, given.row_size, given.row_bytes) == ((3, 5), 15, 30)
+    assert str(given) == "float16[B, 3, 5]"
+    with pytest.raises(ShapeError, match="unknown dtype"):
+        TensorType(("B",), "float7")
+
+
+def test_recipes_are_made_once_and_only_when_asked():
+    calls = []
+
+    def double(w):
+        calls.append(1)
+        return 2 * w
+
+    recipe = Recipe("double", ("w",), (3, 4), "float32", 12, double)
+    weights = {"w": weight(3, 4), "w2": recipe, "w4": dataclasses.replace(recipe, sources=("w2",))}
+    net = linear_net(nodes=(Node("fc", Linear(), ("x",), {"weight": "w4"}),), weights=weights)
+    assert net.parameters == 12
+    assert recipe.nbytes == 48
+    assert not calls
+    made = {}
+    assert (materialise("w4", net.weights, made) == 4).all()
+    assert (materialise("w2", net.weights, made) == 2).all()
+    assert len(calls) == 2

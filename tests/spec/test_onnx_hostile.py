@@ -1,0 +1,219 @@
+"""ONNX files that are damaged, hostile or not supported: each a FormatError that says where and why."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from onchip.errors import FormatError, OnchipError
+from onchip.spec.onnx_ops.base import READERS
+from onchip.spec.onnx_reader import read_onnx
+from onchip.spec.onnx_tensors import make_tensor
+from onchip.spec.onnx_writer import write_onnx
+from onnx_models import F32, SETTINGS, every_layer, model, numbers, op, read, refused
+
+
+def test_unsupported_operator_names_itself_and_the_supported(tmp_path):
+    refused(tmp_path, model([op("LSTM", "x w", name="rnn")]), "node 'rnn' (LSTM)", *READERS)
+    refused(tmp_path, model([op("LSTM", "x w", "made")]), "the LSTM that makes 'made'")
+    refused(tmp_path, model([helper.make_node("Relu", ["x"], ["y"], domain="my.ops")]), "my.ops.Relu")
+
+
+def test_old_and_missing_opsets(tmp_path):
+    refused(tmp_path, model([op("Relu", "x")], opset=5), "opset 5", "opset 6 or newer")
+    proto = model([op("Relu", "x")])
+    proto.opset_import[0].domain = "other"
+    refused(tmp_path, proto, "no version")
+
+
+BAD_NODES = {
+    "value matmul": ([op("MatMul", "x x")], "must be a constant"),
+    "left constant": ([op("MatMul", "w x")], "input 0 is a constant"),
+    "vector": ([op("MatMul", "x b")], "no matrix"),
+    "cube": ([op("MatMul", "x cube")], "no matrix"),
+    "width": ([op("Gemm", "x w", transB=1)], "input width and weight do not fit"),
+    "transA": ([op("Gemm", "x w", transA=1)], "transA"),
+    "transB text": ([op("Gemm", "x w", transB="1")], "bad attribute 'transB'"),
+    "bias a row": ([op("Gemm", "x w rows")], "no bias"),
+    "bias width": ([op("Gemm", "x w b4")], "no bias"),
+    "bias value": ([op("Gemm", "x w x")], "must be a constant"),
+    "dtypes": ([op("Gemm", "x w64")], "mixes dtypes"),
+    "int weights": ([op("MatMul", "x wint")], "mixes dtypes"),
+    "few inputs": ([op("Gemm", "x")], "input 1 must be a constant"),
+    "no inputs": ([op("Relu", "")], "too few inputs"),
+    "add values": ([op("Relu", "x", "r"), op("Add", "x r")], "not supported here"),
+    "add to input": ([op("Add", "x b4")], "not supported here"),
+    "add constants": ([op("Add", "b b")], "is a constant"),
+    "add once": ([op("Add", "x")], "not supported here"),
+    "add twice": ([op("MatMul", "x w", "p"), op("Add", "p b", "q"), op("Add", "q b")], "not supported here"),
+    "add widens": ([op("MatMul", "x w1", "p"), op("Add", "p b")], "no bias"),
+    "add rank": ([op("MatMul", "x w", "p"), op("Add", "p b3")], "no bias"),
+    "unknown value": ([op("Relu", "z")], "reads 'z'"),
+    "order": ([op("Relu", "z"), op("Relu", "x", "z")], "reads 'z'"),
+    "same output": ([op("Relu", "x"), op("Tanh", "x")], "no name of its own"),
+    "output is input": ([op("Relu", "x", "x")], "no name of its own"),
+    "output is weight": ([op("Relu", "x", "w")], "no name of its own"),
+    "unnamed output": ([op("Relu", "x", "")], "no name of its own"),
+    "no output": ([helper.make_node("Relu", ["x"], [])], "makes nothing"),
+    "missing output": ([op("Relu", "x", "z")], "output 'y'"),
+    "constant output": ([op("Identity", "w")], "output 'y'"),
+    "mask": ([helper.make_node("Dropout", ["x"], ["d", "mask"]), op("Relu", "mask")], "reads 'mask'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_NODES)
+def test_bad_nodes(tmp_path, case):
+    nodes, words = BAD_NODES[case]
+    weights = {
+        "w": numbers(4, 3), "w1": numbers(4, 1), "w64": numbers(4, 3, dtype="float64"), "wint": np.ones((4, 3), "i4"),
+        "b": numbers(3), "b4": numbers(4), "b3": numbers(1, 1, 3), "rows": numbers(5, 3), "cube": numbers(1, 4, 3),
+    }  # fmt: skip
+    refused(tmp_path, model(nodes, weights), words)
+
+
+def test_gemm_wants_two_axes(tmp_path):
+    refused(tmp_path, model([op("Gemm", "x w")], {"w": numbers(4, 3)}, ("N", 2, 4)), "needs a matrix")
+
+
+@pytest.mark.parametrize(("x", "words"), [
+    (None, "no shape"), ((), "no batch"), (("N", "M"), "only the batch may be unknown"),
+    (("N", None), "only the batch may be unknown"), (("N", -4), "only the batch may be unknown"),
+    (("N", *[1] * 64), "65 axes"),
+])  # fmt: skip
+def test_bad_inputs(tmp_path, x, words):
+    refused(tmp_path, model([op("Relu", "x")], x=x), words, "input 'x'")
+
+
+def test_more_bad_inputs(tmp_path):
+    proto = model([op("Relu", "x")])
+    proto.graph.input.append(helper.make_tensor_value_info("x", F32, ("N", 4)))
+    refused(tmp_path, proto, "same name")
+    proto = model([op("Relu", "x")], x=(2, 4))
+    proto.graph.input.append(helper.make_tensor_value_info("z", F32, (3, 4)))
+    refused(tmp_path, proto, "different numbers of rows", "[2, 3]")
+    refused(tmp_path, model([op("Relu", "x")], element=TensorProto.STRING), "unsupported element type")
+    refused(tmp_path, model([op("Relu", "x")], element=TensorProto.INT32), "floating-point")
+    proto = model([op("Relu", "x")])
+    del proto.graph.input[:]
+    refused(tmp_path, proto, "reads 'x'")
+    proto = model([op("Relu", "x")])
+    del proto.graph.output[:]
+    refused(tmp_path, proto, "no output")
+
+
+def test_bad_tensors(tmp_path):
+    def with_tensor(**changes):
+        tensor = make_tensor("w", numbers(4, 3))
+        for field, value in changes.items():
+            tensor.ClearField(field)
+            if isinstance(value, list):
+                getattr(tensor, field).extend(value)
+            elif value is not None:
+                setattr(tensor, field, value)
+        proto = model([op("MatMul", "x w")])
+        proto.graph.initializer.append(tensor)
+        return proto
+
+    refused(tmp_path, with_tensor(raw_data=bytes(47)), "tensor 'w' is damaged", "47 B", "48 B")
+    refused(tmp_path, with_tensor(raw_data=None), "0 numbers", "12")
+    refused(tmp_path, with_tensor(dims=[4, -3]), "negative size")
+    refused(tmp_path, with_tensor(dims=[2**62, 2**62]), "too many weights")
+    refused(tmp_path, with_tensor(dims=[0, 2**62, 2**62], raw_data=b""), "bad shape")
+    refused(tmp_path, with_tensor(dims=[1] * 100, raw_data=bytes(4)), "bad shape")
+    refused(tmp_path, with_tensor(data_type=TensorProto.STRING), "unsupported element type")
+    refused(tmp_path, with_tensor(data_type=99), "ONNX type 99")
+    refused(tmp_path, with_tensor(data_type=TensorProto.BOOL, raw_data=bytes([2] * 12)), "no bool")
+    proto = with_tensor()
+    proto.graph.initializer.append(proto.graph.initializer[0])
+    refused(tmp_path, proto, "two initializers")
+    proto = with_tensor()
+    proto.graph.sparse_initializer.add()
+    refused(tmp_path, proto, "sparse")
+
+
+# -- data beside the model ---------------------------------------------------------------------------------
+
+
+def external(location, offset="0", length=None):
+    proto = model([op("MatMul", "x w")])
+    tensor = proto.graph.initializer.add(name="w", data_type=F32, dims=(4, 3), data_location=TensorProto.EXTERNAL)
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        if value is not None:
+            tensor.external_data.add(key=key, value=value)
+    return proto
+
+
+def test_external_data(tmp_path):
+    w = numbers(4, 3)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "w.bin").write_bytes(bytes(8) + w.tobytes())
+    for length in (None, "48"):
+        np.testing.assert_array_equal(read(tmp_path, external("sub/w.bin", "8", length)).weights["w"], w.T)
+    (tmp_path / "link.bin").symlink_to("sub/w.bin")  # a link that stays inside
+    np.testing.assert_array_equal(read(tmp_path, external("link.bin", "8")).weights["w"], w.T)
+
+
+def test_onnx_writes_external_data_that_is_read(tmp_path):
+    proto = model([op("MatMul", "x w")], {"w": numbers(4, 3)})
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    np.testing.assert_array_equal(read_onnx(tmp_path / "m.onnx").weights["w"], numbers(4, 3).T)
+
+
+def test_external_data_stays_in_the_folder(tmp_path):
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(bytes(64))
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "link.bin").symlink_to(secret)
+    (folder / "up").symlink_to(tmp_path)
+    (folder / "loop").symlink_to("loop")
+    for location in ("../secret.bin", str(secret), "link.bin", "up/secret.bin", "a/../../secret.bin", "..\\secret.bin",
+                     "", "a\0b", "C:\\secret.bin", "../model/../secret.bin"):  # fmt: skip
+        refused(folder, external(location), "outside the model's folder")
+    for location in ("none.bin", ".", "loop", "x" * 300):
+        with pytest.raises(FormatError, match=r"missing|outside"):
+            read(folder, external(location))
+
+
+def test_external_data_must_be_there_in_full(tmp_path):
+    (tmp_path / "w.bin").write_bytes(bytes(50))
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path, external("w.bin", "8"), "truncated", "50 B", "56 B")
+    refused(tmp_path, external("w.bin", "0", "47"), "length", "48 B")
+    for bad in ("-1", "x", "", "9" * 40, "1.5"):
+        refused(tmp_path, external("w.bin", bad), "bad place")
+    refused(tmp_path, external("pipe"), "missing")
+
+
+# -- damage ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", b"\x08", bytes(100), b"\xff" * 100, b"PK\3\4" * 9])
+def test_garbage(tmp_path, data):
+    refused(tmp_path, data, "not an ONNX file")
+
+
+def test_names_that_are_not_text(tmp_path):
+    data = model([op("Relu", "x", name="NAME")]).SerializeToString()
+    refused(tmp_path, data.replace(b"NAME", b"N\xff\xfeE"), "not UTF-8")
+
+
+@settings(SETTINGS, max_examples=400)
+@given(cut=st.integers(0, 10**6), flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 7)), max_size=3))
+def test_damage_is_an_error_or_a_network(tmp_path, cut, flips):
+    good = tmp_path / "good.onnx"
+    if not good.exists():
+        write_onnx(every_layer(), good)
+    data = bytearray(good.read_bytes())
+    for place, bit in flips:
+        data[place % len(data)] ^= 1 << bit
+    try:
+        str(read(tmp_path, bytes(data[: cut % (2 * len(data)) + 1])))
+    except OnchipError as error:
+        assert isinstance(error, FormatError)  # noqa: PT017

@@ -83,7 +83,7 @@ def test_printed_plan_of_decode():
         "decode on two cores, fp32, infer, 12,800 rows\n"
         "group  layers    kernel                      on chip  bytes/row  flop/row     floor  why\n"
         "0      fc1..fc3  mlp_fused<72,64,64,4,ReLU>   32 KiB        304    18,048  858.6 µs  "
-        "64 rows at a time stay in 32 KiB of cache through 3 layers\n"
+        "64 rows at a time stay in 32 KiB of cache, layer after layer\n"
         "floor 858.6 µs, 0 B/row between groups"
     )
 

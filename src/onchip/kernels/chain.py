@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onchip.plan.kernel import Price
 from onchip.spec.layers import Elementwise, Linear, LogSoftmax, ReLU, Reshape, Sigmoid, Softmax, Tanh
 from onchip.spec.network import Network, Node
 
@@ -69,6 +70,27 @@ def find_chain(net: Network, start: int) -> Chain | None:
     if not layers:
         return None
     return Chain(tuple(n.name for n in nodes), tuple(layers), normaliser, vectors)
+
+
+def forward_price(net: Network, chain: Chain) -> Price:
+    """What any kernel must pay: x in, y out, every weight once a launch."""
+    nodes = [node for node in net.nodes if node.name in chain.nodes]
+    weights = sum(layer.D_out * (layer.D_in + (layer.bias is not None)) for layer in chain.layers)
+    return Price(
+        row_flop=sum(map(net.row_flop, nodes)),
+        row_bytes=net.types[nodes[0].inputs[0]].row_bytes + net.types[nodes[-1].name].row_bytes,
+        fixed_bytes=4 * weights,
+    )
+
+
+def why_not_float32(net: Network, chain: Chain) -> str:
+    """"" if all of it is float32, else the first thing that is not: no kernel converts in silence."""
+    first = next(node for node in net.nodes if node.name == chain.nodes[0])
+    dtypes = {first.inputs[0]: net.types[first.inputs[0]].dtype}
+    for layer in chain.layers:
+        dtypes |= {name: net.weight_type(name).dtype for name in (layer.weight, layer.bias) if name is not None}
+    odd = next(((name, dtype) for name, dtype in dtypes.items() if dtype != "float32"), None)
+    return f"computes on float32, and {odd[0]} is {odd[1]}" if odd else ""
 
 
 def _continues(net: Network, before: Node, node: Node) -> bool:

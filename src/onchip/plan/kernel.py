@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+from onchip.errors import InputError
 from onchip.plan.device import Device
 from onchip.spec.network import Network
 from onchip.spec.recipe import Recipe
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+LOSSES = ("cross_entropy", "half_sse")
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,14 @@ class Job:
     batch: int = 1024  # rows the plan is priced for; a compiled plan runs any number
     loss: str = ""  # set: train. "cross_entropy" (the network's output is logits) or "half_sse"
     momentum: bool = False
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise InputError("unknown precision", got=str(self.precision), expected=", ".join(PRECISIONS))
+        if self.batch < 1:
+            raise InputError("bad number of rows in a batch", got=str(self.batch), expected="at least 1")
+        if self.loss and self.loss not in LOSSES:
+            raise InputError(f"unknown loss '{self.loss}'", expected=" or ".join(LOSSES))
 
     @property
     def is_training(self) -> bool:

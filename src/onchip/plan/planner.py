@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,6 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import PRECISIONS, Claim, Job, Kernel, Refusal
 from onchip.plan.rewrites import rewrite
 from onchip.spec.network import Network
-from onchip.spec.types import DTYPE_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,9 +154,3 @@ def _no_kernel(net: Network, at: int, device: Device, refusals: Sequence[Refusal
         got=f"{', '.join(str(t) for t in net.input_types(node))}",
         expected=reasons or "a layer that some kernel claims",
     )
-
-
-def weight_bytes(net: Network, names: Sequence[str]) -> int:
-    """Bytes of the weights that these nodes use, as the network stores them."""
-    used = {w for node in net.nodes if node.name in names for w in node.weights.values()}
-    return sum(math.prod(net.weights[w].shape) * DTYPE_BYTES[net.weight_type(w).dtype] for w in used)

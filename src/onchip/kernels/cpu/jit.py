@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import llvmlite.binding as llvm
 import numba
+import numpy as np
 
 from onchip.files import cache_dir
 
@@ -49,6 +50,12 @@ def compiled(*, parallel: bool = False, inline: bool = False) -> Callable[[F], F
             numba.config.CACHE_DIR = before
 
     return decorate
+
+
+@compiled(inline=True)
+def address(array: Any) -> int:
+    """Where an array begins. Signed, as all address arithmetic here: Numba turns a mix of signs into floats."""
+    return np.int64(array.ctypes.data)  # type: ignore[return-value]
 
 
 def _host_features() -> dict[str, bool]:

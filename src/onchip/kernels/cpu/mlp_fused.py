@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
-from onchip.kernels.chain import Chain, find_chain
+from onchip.kernels.chain import Chain, find_chain, forward_price, why_not_float32
 from onchip.kernels.cpu.activation import CODES, NORMALISERS, RELU, activate, normalise
 from onchip.kernels.cpu.dense import dense
-from onchip.kernels.cpu.jit import LAUNCH, compiled
+from onchip.kernels.cpu.jit import LAUNCH, address, compiled
 from onchip.kernels.cpu.tile import ROWS, aligned_zeros, pack, packed_size, padded
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Recipe
 
@@ -41,11 +41,11 @@ def _forward(
     """
     L = len(table)
     D_in, D_out = table[0, 0], table[L - 1, 1]
-    w_at, bias_at, scratch_at = np.int64(w.ctypes.data), np.int64(bias.ctypes.data), np.int64(scratch.ctypes.data)
+    w_at, bias_at, scratch_at = address(w), address(bias), address(scratch)
     for t in numba.prange((B + tile_rows - 1) // tile_rows):
         first = t * tile_rows
         rows = min(tile_rows, B - first)
-        mine = 2 * np.int64(numba.get_thread_id()) * half
+        mine = 2 * numba.get_thread_id() * half
         src, src_row = x + first * D_in * 4, D_in * 4
         into = mine
         for layer in range(L):
@@ -85,21 +85,15 @@ class MlpFused:
         chain = find_chain(net, start)
         if chain is None or job.is_training:
             return
-        if refusal := refuse_dtype(self.name, net, chain):
-            yield refusal
+        if why_not := why_not_float32(net, chain):
+            yield Refusal(self.name, chain.nodes[0], why_not)
             return
         widest = max(padded(width) for width in chain.widths[1:])
         tile_rows = max(ROWS, min(MAX_TILE_ROWS, device.fast_bytes // 2 // (8 * widest) // ROWS * ROWS))
-        x, y = net.types[net.nodes[start].inputs[0]], net.types[chain.nodes[-1]]
-        price = Price(
-            row_flop=sum(net.row_flop(node) for node in net.nodes[start : start + len(chain.nodes)]),
-            row_bytes=x.row_bytes + y.row_bytes,
-            fixed_bytes=sum(4 * layer.D_in * layer.D_out for layer in chain.layers),
-        )
         fast = 2 * tile_rows * widest * 4
         yield Claim(
-            self.name, f"mlp_fused<{chain.label}>", chain.nodes, price,
-            why=f"{tile_rows} rows at a time stay in {fast // 1024} KiB of cache through {len(chain.layers)} layer{'s'[:len(chain.layers) > 1]}",
+            self.name, f"mlp_fused<{chain.label}>", chain.nodes, forward_price(net, chain),
+            why=f"{tile_rows} rows at a time stay in {fast // 1024} KiB of cache, layer after layer",
             recipes=packed_recipes(net, chain), fast_bytes=fast, facts=Facts(chain, tile_rows),
         )  # fmt: skip
 
@@ -124,14 +118,6 @@ class MlpFused:
                 _forward(x.ctypes.data, B, y, w, bias, table, normaliser, tile_rows, scratch, half)
 
         return run
-
-
-def refuse_dtype(kernel: str, net: Network, chain: Chain) -> Refusal | None:
-    """Everything must be float32: this engine converts nothing in silence."""
-    values = [net.types[name].dtype for name in chain.nodes]
-    weights = [net.weight_type(w).dtype for layer in chain.layers for w in (layer.weight, layer.bias) if w]
-    odd = {dtype for dtype in (*values, *weights) if dtype != "float32"}
-    return Refusal(kernel, chain.nodes[0], f"computes on float32, got {', '.join(sorted(odd))}") if odd else None
 
 
 def layer_table(chain: Chain) -> Array:

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 import numba
 import numpy as np
 
-from onchip.kernels.chain import Chain, find_chain
+from onchip.kernels.chain import Chain, find_chain, why_not_float32
 from onchip.kernels.cpu.activation import RELU, SIGMOID, TANH, activate, expm1_exp
 from onchip.kernels.cpu.dense import dense
-from onchip.kernels.cpu.jit import LAUNCH, compiled
-from onchip.kernels.cpu.mlp_fused import layer_table, packed_recipes, padded_width, refuse_dtype
+from onchip.kernels.cpu.jit import LAUNCH, address, compiled
+from onchip.kernels.cpu.mlp_fused import layer_table, packed_recipes, padded_width
 from onchip.kernels.cpu.tile import LANES, PANEL, ROWS, aligned_zeros, multiply_tile, pack, packed_size, padded, unpack
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
@@ -93,13 +93,13 @@ def _rows_pass(
 ) -> None:  # fmt: skip
     """Rows first..first+count of the block that starts at order[begin]: gather, forward, loss, backward to every dz."""
     L, K0 = len(table), table[0, _K]
-    w_at, bias_at, wt_at = np.int64(w.ctypes.data), np.int64(bias.ctypes.data), np.int64(wt.ctypes.data)
-    acts_at, dzs_at, zeros_at = np.int64(acts.ctypes.data), np.int64(dzs.ctypes.data), np.int64(zeros.ctypes.data)
+    w_at, bias_at, wt_at = address(w), address(bias), address(wt)
+    acts_at, dzs_at, zeros_at = address(acts), address(dzs), address(zeros)
     for r in range(first, first + count):
         row, to = x[order[begin + r]], xb[r * K0 : (r + 1) * K0]
         for k in range(K0):
             to[k] = row[k]
-    src, src_row = np.int64(xb.ctypes.data) + first * K0 * 4, K0 * 4
+    src, src_row = address(xb) + first * K0 * 4, K0 * 4
     for layer in range(L):
         N, code = table[layer, _N], table[layer, _CODE]
         width = padded_width(N)
@@ -138,10 +138,10 @@ def _weights_pass(
     K, N = table[layer, _K], table[layer, _N]
     N_padded = padded_width(N)
     width = _PANEL if n + _PANEL <= N_padded else _LANES
-    dz, dz_row = np.int64(dzs.ctypes.data) + (table[layer, _ACT] + n) * 4, N_padded * 4
-    a, a_row = np.int64(xb.ctypes.data), K * 4
+    dz, dz_row = address(dzs) + (table[layer, _ACT] + n) * 4, N_padded * 4
+    a, a_row = address(xb), K * 4
     if layer > 0:
-        a, a_row = np.int64(acts.ctypes.data) + table[layer - 1, _ACT] * 4, padded_width(K) * 4
+        a, a_row = address(acts) + table[layer - 1, _ACT] * 4, padded_width(K) * 4
     grads, grad = (tiles, tile) if is_first and is_last else (gw, 0)
     for k in range(k_first, k_last, _ROWS):
         count = min(_ROWS, k_last - k)
@@ -149,7 +149,7 @@ def _weights_pass(
         if not (is_first and is_last):
             grad = at
         _gradient_tile(a + k * 4, a_row, dz, dz_row, rows, count, width,
-                       np.int64(zeros.ctypes.data), np.int64(grads.ctypes.data) + grad * 4, is_first)  # fmt: skip
+                       address(zeros), address(grads) + grad * 4, is_first)  # fmt: skip
         if is_last:
             _update(w, vw, at, grads, grad, count * width, lr, momentum, scale)
             if layer > 0:
@@ -243,7 +243,7 @@ def _steps(
             for t in numba.prange(len(tasks)):
                 _weights_pass(
                     tasks[t, 0], tasks[t, 1], tasks[t, 2], tasks[t, 3], count, is_first, is_last, table, w, bias, wt,
-                    vw, vb, gw, gb, xb, acts, dzs, zeros, tiles, np.int64(numba.get_thread_id()) * (_ROWS * _PANEL),
+                    vw, vb, gw, gb, xb, acts, dzs, zeros, tiles, numba.get_thread_id() * (_ROWS * _PANEL),
                     lr, momentum, scale,
                 )  # fmt: skip
             for r in range(count):
@@ -370,8 +370,7 @@ class MlpTrain:
         if job.loss == "cross_entropy" and chain.layers[-1].activation != "Identity":
             return f"cross_entropy takes logits, got {chain.layers[-1].activation} behind the last layer"
         shared = len({layer.weight for layer in chain.layers}) != len(chain.layers)
-        odd = refuse_dtype(self.name, net, chain)
-        return "every layer must have weights of its own" if shared else (odd.why if odd else "")
+        return "every layer must have weights of its own" if shared else why_not_float32(net, chain)
 
     def trainer(self, claim: Claim, job: Job, weights: dict[str, Array], threads: int) -> Trainer:
         assert isinstance(claim.facts, Chain)

@@ -106,10 +106,10 @@ def _emit_tile(b: Any, args: Any, rows: int, vecs: int) -> None:
         for u in range(unroll):
             step = b.add(k, _INT(u))
             w_at = at(w, b.mul(step, w_k))
-            a_at = at(a, b.mul(step, a_k))
+            along = b.mul(step, a_k)
             columns = [load(at(w_at, _INT(v * VECTOR_BYTES)), _VECTOR) for v in range(vecs)]
             for r in range(rows):
-                number = splat(load(at(a_at, b.mul(a_row, _INT(r))), _FLOAT))
+                number = splat(load(at(a_rows[r], along), _FLOAT))
                 for v in range(vecs):
                     i = r * vecs + v
                     current[i] = multiply_add(number, columns[v], current[i])
@@ -127,6 +127,7 @@ def _emit_tile(b: Any, args: Any, rows: int, vecs: int) -> None:
             leaving.append(phi)
         return leaving
 
+    a_rows = [at(a, b.mul(a_row, _INT(r))) for r in range(rows)]
     tile = [(r, v) for r in range(rows) for v in range(vecs)]
     sums = [ir.Constant(_VECTOR, [0.0] * LANES) for _ in tile]
     whole = b.and_(K, _INT(-UNROLL))

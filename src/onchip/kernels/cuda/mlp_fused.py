@@ -1,0 +1,231 @@
+"""mlp_fused on a GPU: the host's side of mlp_fused.cu. Pure Python: it plans for a chip that is not here.
+
+The sums (chunks, strides, shared bytes) are those of `Layout` in the .cu file; the kernel is compiled with the
+host's results as template arguments and does not compile where the two sides differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onchip.kernels.chain import Chain, Dense, find_chain, forward_price, why_not_float32
+from onchip.kernels.cuda.program import Budget, LaunchConfig, Program
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, Recipe
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+
+ROWS = (32, 16, 8)  # rows of a warp's tile, best first: more rows, more use of each weight that is read
+# Not 16 warps: 128 registers a thread are too few for tiles of 8 x 8 (sm_90a spills).
+MOST_WARPS = 12
+FEWEST_WARPS = 4  # one for each scheduler of a multiprocessor; fewer only where nothing else fits
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a block of mlp_fused is cut."""
+
+    rows: int  # of the batch, a warp at a time
+    warps: int  # a block
+    resident: tuple[bool, ...]  # for each layer: in shared memory, or read through L1 from L2
+
+
+@dataclass(frozen=True)
+class MlpLaunch:
+    """What the runtime needs to compile and launch one claimed chain."""
+
+    chain: Chain
+    tiling: Tiling
+    units: int  # multiprocessors: one block each
+
+    @property
+    def program(self) -> Program:
+        return Program(SOURCE, name_expression(self.chain, self.tiling))
+
+    @property
+    def budget(self) -> Budget:
+        """A block has a multiprocessor's 65,536 registers for itself; they come in eights, at most 255 a thread."""
+        return Budget(registers=min(255, 65536 // (32 * self.tiling.warps) // 8 * 8))
+
+    def count(self, B: int) -> int:
+        return B * self.chain.vectors
+
+    def launch_config(self, B: int) -> LaunchConfig:
+        return launch_config(self.chain, self.tiling, self.count(B), self.units)
+
+
+class MlpFused:
+    name = "mlp_fused"
+    device_kind = "cuda"
+    precisions = ("fp32",)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        chain = find_chain(net, start)
+        if chain is None:
+            return
+        tiling = choose_tiling(chain, device.fast_bytes)
+        why_not = _why_not(net, chain, device, job)
+        if why_not or tiling is None:
+            yield Refusal(self.name, net.nodes[start].name, why_not or _does_not_fit(chain, device))
+            return
+        used = shared_bytes(chain, tiling)
+        yield Claim(
+            kernel=self.name,
+            label=f"{self.name}<{chain.label}>",
+            nodes=chain.nodes,
+            price=forward_price(net, chain),
+            why=_why(chain, tiling, used, device),
+            recipes={"weights": pack_recipe(chain, tiling)},
+            fast_bytes=used,
+            facts=MlpLaunch(chain, tiling, device.units),
+        )
+
+
+# -- the sums of Layout in mlp_fused.cu ----------------------------------------------------------------------
+
+
+def chunks(D_out: int, rows: int) -> list[int]:
+    """The chunks of columns in which a warp computes a layer: of 64 while at least 49 are left, then narrower."""
+    full = (D_out + 15) // 64
+    widths, left = [64] * full, D_out - 64 * full
+    while left > 0:
+        chunk = 32
+        while chunk > 128 // rows and left <= chunk // 2:
+            chunk //= 2
+        widths.append(chunk)
+        left -= chunk
+    return widths
+
+
+def strides(chain: Chain, rows: int) -> tuple[int, int]:
+    """Floats a row in each of a warp's two activation buffers; the second is 0 where it is never used."""
+    widest, at = [chain.layers[0].D_in, 0], 0
+    for layer in chain.layers:
+        columns = chunks(layer.D_out, rows)
+        if len(columns) > 1:  # it cannot write over its own input: the buffers take turns
+            at = 1 - at
+        widest[at] = max(widest[at], sum(columns))
+    first, second = (((width + 3) // 4 | 1) * 4 if width else 0 for width in widest)
+    return first, second
+
+
+def layer_floats(layer: Dense, rows: int) -> int:
+    """Floats of one layer's weights as the kernel wants them: W^T (D_in, padded), then the bias (padded)."""
+    return (layer.D_in + (layer.bias is not None)) * sum(chunks(layer.D_out, rows))
+
+
+def warp_bytes(chain: Chain, rows: int) -> int:
+    """Shared memory for the activations of one warp."""
+    return 4 * rows * sum(strides(chain, rows))
+
+
+def shared_bytes(chain: Chain, tiling: Tiling) -> int:
+    """Dynamic shared memory a block: the resident weights and every warp's activations."""
+    staged = sum(layer_floats(a, tiling.rows) for a, here in zip(chain.layers, tiling.resident, strict=True) if here)
+    return 4 * staged + tiling.warps * warp_bytes(chain, tiling.rows)
+
+
+def choose_tiling(chain: Chain, limit_bytes: int) -> Tiling | None:
+    """The tiling for `limit_bytes` of shared memory a block; None where not one warp fits.
+
+    First choice: every weight resident and at least four warps. Second: weights through L1, and those resident
+    that still find room, largest first. Taller tiles come before more warps.
+    """
+    for rows in ROWS:
+        staged = 4 * sum(layer_floats(layer, rows) for layer in chain.layers)
+        warps = min(MOST_WARPS, (limit_bytes - staged) // warp_bytes(chain, rows))
+        if warps >= FEWEST_WARPS:
+            return Tiling(rows, warps, (True,) * len(chain.layers))
+    for rows in ROWS:
+        warps = min(MOST_WARPS, limit_bytes // warp_bytes(chain, rows))
+        if warps >= FEWEST_WARPS or (rows == ROWS[-1] and warps > 0):
+            return Tiling(rows, warps, _resident(chain, rows, limit_bytes - warps * warp_bytes(chain, rows)))
+    return None
+
+
+def _resident(chain: Chain, rows: int, room_bytes: int) -> tuple[bool, ...]:
+    sizes = [4 * layer_floats(layer, rows) for layer in chain.layers]
+    resident = [False] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        if sizes[i] <= room_bytes:
+            resident[i] = True
+            room_bytes -= sizes[i]
+    return tuple(resident)
+
+
+# -- what the runtime gets -----------------------------------------------------------------------------------
+
+
+def name_expression(chain: Chain, tiling: Tiling) -> str:
+    """The kernel with all its template arguments, as NVRTC is asked for it."""
+    layers = (
+        f"Dense<{a.D_in}, {a.D_out}, {a.activation}, {_cpp(a.bias is not None)}, {_cpp(here)}>"
+        for a, here in zip(chain.layers, tiling.resident, strict=True)
+    )
+    floats = sum(layer_floats(layer, tiling.rows) for layer in chain.layers)
+    head = f"{tiling.rows}, {tiling.warps}, {floats}, {shared_bytes(chain, tiling)}"
+    return f"mlp_fused<{head}, {chain.normaliser or 'NoNormaliser'}, {', '.join(layers)}>"
+
+
+def launch_config(chain: Chain, tiling: Tiling, rows: int, units: int) -> LaunchConfig:
+    """One block a multiprocessor, fewer where there are fewer tiles than multiprocessors."""
+    tiles = -(-rows // tiling.rows)
+    return LaunchConfig((min(units, tiles), 1, 1), (32 * tiling.warps, 1, 1), shared_bytes(chain, tiling))
+
+
+def pack_recipe(chain: Chain, tiling: Tiling) -> Recipe:
+    """All weights in one flat array, in the order the layers run; columns past D_out are zeros."""
+    layers, rows = chain.layers, tiling.rows
+    sources = tuple(name for layer in layers for name in (layer.weight, layer.bias) if name is not None)
+    total = sum(layer_floats(layer, rows) for layer in layers)
+
+    def pack(*arrays: Array) -> Array:
+        packed, at, given = np.zeros(total, np.float32), 0, iter(arrays)
+        for layer in layers:
+            size = layer_floats(layer, rows)
+            block = packed[at : at + size].reshape(-1, sum(chunks(layer.D_out, rows)))
+            block[: layer.D_in, : layer.D_out] = next(given).T
+            if layer.bias is not None:
+                block[layer.D_in, : layer.D_out] = next(given)
+            at += size
+        return packed
+
+    return Recipe("mlp_fused.pack", sources, (total,), "float32", 0, pack)
+
+
+# -- reasons -------------------------------------------------------------------------------------------------
+
+
+def _why_not(net: Network, chain: Chain, device: Device, job: Job) -> str:
+    if job.is_training:
+        return "runs forward only: it keeps no activations for a backward pass"
+    if device.arch not in ARCHITECTURES:
+        return f"compiles for {', '.join(ARCHITECTURES)}, not {device.arch}"
+    return why_not_float32(net, chain)
+
+
+def _does_not_fit(chain: Chain, device: Device) -> str:
+    need = warp_bytes(chain, ROWS[-1])
+    return (
+        f"does not fit: {ROWS[-1]} rows of activations take {need:,} B, "
+        f"a block has {device.fast_bytes:,} B of shared memory ({device.arch})"
+    )
+
+
+def _why(chain: Chain, tiling: Tiling, used_bytes: int, device: Device) -> str:
+    why = f"fits: {used_bytes / 1024:.0f} of {device.fast_bytes / 1024:.0f} KiB"
+    streamed = tiling.resident.count(False)
+    if streamed:
+        why += f", weights of {streamed} of {len(chain.layers)} layers stay in L2"
+    return why
+
+
+def _cpp(flag: bool) -> str:
+    return "true" if flag else "false"

@@ -1,0 +1,49 @@
+"""What a CUDA kernel hands to the runtime: its source, its resources, how to launch it. Plain data, no CUDA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Program:
+    """One kernel of one .cu file, with its template arguments filled in."""
+
+    source: Path
+    name_expression: str  # "mlp_fused<32, 12, ...>", as NVRTC is asked for it
+    options: tuple[str, ...] = ()  # for NVRTC, besides the architecture and the language
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the compiled kernel may use a thread; a test holds it against what the compiler reports."""
+
+    registers: int
+    spill_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LaunchConfig:
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int  # dynamic shared memory a block
+
+
+class Launch(Protocol):
+    """`Claim.facts` of every CUDA kernel.
+
+    Its parameters are, in this order: a pointer for each input of the group, for each recipe of the claim and
+    for each output of the group, then one long long: `count(B)`, the rows that the kernel sees.
+    """
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def budget(self) -> Budget: ...
+
+    def count(self, B: int) -> int: ...
+
+    def launch_config(self, B: int) -> LaunchConfig: ...

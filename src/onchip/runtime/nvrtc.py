@@ -1,0 +1,187 @@
+"""From CUDA C++ to a cubin, with no GPU and no toolkit: NVRTC, and a cache of what it made on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onchip.errors import DeviceError, KernelError, OutputError
+from onchip.files import atomic_write, cache_dir
+from onchip.kernels.cuda.program import Program
+
+_FORMAT = "onchip cubin 1"  # of a cache entry; a new one makes every old entry unknown
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A compiled kernel: ready to load, with what the compiler says about it."""
+
+    cubin: bytes = field(repr=False)
+    entry: str  # the kernel's mangled name in the cubin
+    registers: int  # a thread
+    spill_bytes: int  # a thread, stored to local memory for want of registers
+    is_cached: bool  # found on the disk, not compiled now
+
+
+def compile_program(program: Program, arch: str) -> Binary:
+    """The cubin of `program` for `arch` ("sm_90a"): from the cache if it is there, else compiled and kept.
+
+    The key hashes the source, every header it includes from its own folder, the options, the architecture and
+    NVRTC's version. An entry whose digest is wrong is compiled anew. Works where there is no GPU.
+    """
+    version = nvrtc_version()
+    sources = _read_sources(program.source)
+    options = (f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v", *program.options)
+    key = hashlib.sha256(
+        json.dumps([_FORMAT, version, options, program.name_expression, list(sources.items())]).encode()
+    ).hexdigest()
+    folder = _private_folder("cubin")
+    found = _read_entry(folder, key) if folder else None
+    if found is not None:
+        return found
+    made = _compile(program, sources, options, arch, key)
+    if folder:
+        # A full disk costs a compilation next time, no more.
+        with contextlib.suppress(OutputError, OSError), atomic_write(folder / key) as file:
+            file.write(_pack_entry(made, key))
+    return made
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """Major and minor version of NVRTC; DeviceError where it is not installed."""
+    try:
+        from cuda.bindings import nvrtc
+
+        _, major, minor = nvrtc.nvrtcVersion()  # only now is the library looked for
+    except Exception as error:  # ImportError, or whatever this version of the bindings raises for a missing library
+        raise DeviceError(
+            "cannot compile for CUDA: NVRTC is not there",
+            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            expected="the packages cuda-bindings and nvidia-cuda-nvrtc",
+            hint="pip install 'onchip[cuda]'",
+        ) from None
+    return major, minor
+
+
+def _read_sources(path: Path) -> dict[str, str]:
+    """The file and every header it includes, straight or not, with quotes from its own folder: name -> text."""
+    texts: dict[str, str] = {}
+    waiting = [path.name]
+    while waiting:
+        name = waiting.pop()
+        file = path.parent / name
+        if name in texts or (name != path.name and not file.is_file()):
+            continue  # a header that is not here is NVRTC's to complain about
+        texts[name] = file.read_text(encoding="utf-8")
+        waiting += re.findall(r'^\s*#\s*include\s*"([^"]+)"', texts[name], re.MULTILINE)
+    return texts
+
+
+def _compile(program: Program, sources: dict[str, str], options: tuple[str, ...], arch: str, key: str) -> Binary:
+    from cuda.bindings import nvrtc
+
+    main = program.source.name
+    headers = {name.encode(): text.encode() for name, text in sources.items() if name != main}
+    texts, names = list(headers.values()), list(headers)
+    created = nvrtc.nvrtcCreateProgram(sources[main].encode(), main.encode(), len(headers), texts, names)
+    handle = _check(created)
+    try:
+        name = program.name_expression.encode()
+        _check(nvrtc.nvrtcAddNameExpression(handle, name))
+        (result,) = nvrtc.nvrtcCompileProgram(handle, len(options), [option.encode() for option in options])
+        log = _read(handle, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).rstrip(b"\0 \n")
+        if int(result) != 0:
+            raise KernelError(
+                f"{main} does not compile for {arch}",
+                got=f"{log.decode(errors='replace')}\nfrom {program.name_expression}",
+                hint=f"the source is kept at {_keep_source(program, sources[main], options, key)}",
+            )
+        cubin = _read(handle, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+        entry = _check(nvrtc.nvrtcGetLoweredName(handle, name)).decode()
+    finally:
+        nvrtc.nvrtcDestroyProgram(handle)
+    return Binary(cubin, entry, *_read_resources(log.decode(errors="replace"), entry), is_cached=False)
+
+
+def _read(handle: Any, size_of: Any, get: Any) -> bytes:
+    buffer = bytes(_check(size_of(handle)))
+    _check(get(handle, buffer))
+    return buffer
+
+
+def _check(answer: tuple[Any, ...]) -> Any:
+    """The value behind NVRTC's result code; KernelError if the code is not success."""
+    result, *values = answer
+    if int(result) != 0:
+        raise KernelError("NVRTC failed", got=str(result))
+    return values[0] if values else None
+
+
+def _read_resources(log: str, entry: str) -> tuple[int, int]:
+    """Registers and spilled bytes a thread, from what ptxas -v says about this entry."""
+    about = next((part for part in log.split("Compiling entry function '") if part.startswith(f"{entry}'")), "")
+    registers = re.search(r"Used (\d+) registers", about)
+    if registers is None:
+        raise KernelError("cannot read the compiler's log", got=log, expected="a line 'Used .. registers'")
+    return int(registers[1]), sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", about))
+
+
+# -- the cache -----------------------------------------------------------------------------------------------
+
+
+def _private_folder(name: str) -> Path | None:
+    """A folder in the cache that only the user can enter; None where there can be none.
+
+    What lies here is run on the GPU in the user's name, so a folder that somebody else owns is not used.
+    """
+    folder = cache_dir() / name
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+            return None
+        folder.chmod(0o700)
+    except OSError:
+        return None
+    return folder
+
+
+def _pack_entry(binary: Binary, key: str) -> bytes:
+    """Digest, a line of JSON, the cubin. The digest covers the key: an entry renamed is an entry refused."""
+    facts = {"entry": binary.entry, "registers": binary.registers, "spill_bytes": binary.spill_bytes}
+    body = json.dumps(facts).encode() + b"\n" + binary.cubin
+    return hashlib.sha256(key.encode() + body).digest() + body
+
+
+def _read_entry(folder: Path, key: str) -> Binary | None:
+    try:
+        content = (folder / key).read_bytes()
+    except OSError:
+        return None
+    digest, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+    if hashlib.sha256(key.encode() + body).digest() != digest:
+        return None
+    head, cubin = body.split(b"\n", 1)
+    facts = json.loads(head)
+    return Binary(cubin, facts["entry"], facts["registers"], facts["spill_bytes"], is_cached=True)
+
+
+def _keep_source(program: Program, text: str, options: tuple[str, ...], key: str) -> Path:
+    """Write what did not compile beside the cache, with what it was asked for at its end; returns where it is."""
+    folder = _private_folder("failed")
+    if folder is None:
+        return program.source
+    kept = folder / f"{program.source.stem}-{key[:16]}.cu"
+    asked = f"\n// kernel:  {program.name_expression}\n// options: {' '.join(options)} -I {program.source.parent}\n"
+    try:
+        with atomic_write(kept) as file:
+            file.write((text + asked).encode())
+    except (OutputError, OSError):
+        return program.source
+    return kept

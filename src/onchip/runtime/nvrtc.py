@@ -38,7 +38,8 @@ def compile_program(program: Program, arch: str) -> Binary:
     """
     version = nvrtc_version()
     sources = _read_sources(program.source)
-    options = (f"--gpu-architecture={arch}", "--std=c++17", "--ptxas-options=-v", *program.options)
+    # --no-cache: NVRTC's own cache, which works where there is a driver, hands out binaries without ptxas' log.
+    options = (f"--gpu-architecture={arch}", "--std=c++17", "--no-cache", "--ptxas-options=-v", *program.options)
     key = hashlib.sha256(
         json.dumps([_FORMAT, version, options, program.name_expression, list(sources.items())]).encode()
     ).hexdigest()

@@ -1,0 +1,87 @@
+"""Where and with what a number was made: machine, versions, commit, command."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import onchip
+from onchip.plan.device import Device
+from onchip.runtime.cpu import core_count
+
+PACKAGES = ("numpy", "numba", "llvmlite", "scipy", "torch", "onnxruntime")
+
+
+def describe_machine(device: Device) -> dict[str, Any]:
+    """The device with the rates its floors are made of, and the system around it."""
+    return {
+        "device": device_slug(device),
+        "name": device.name,
+        "arch": device.arch,
+        "cores": core_count(),
+        "memory_bytes": device.memory_bytes,
+        "os": f"{platform.system()} {platform.release()}",
+        "flops": dict(device.flops),
+        "bandwidth": device.bandwidth,
+        "launch_us": device.launch_us,
+        "rates": device.source,
+    }
+
+
+def device_slug(device: Device) -> str:
+    """The folder of a device's results: "cpu-x86_64-2", "h200"."""
+    if device.kind == "cpu":
+        return f"cpu-{platform.machine().lower()}-{core_count()}"
+    words = device.name.removeprefix("NVIDIA ").lower().split()
+    return "-".join(words) or device.kind
+
+
+def versions() -> dict[str, str | None]:
+    """Of Python, onchip and everything that was measured; None: not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "onchip": onchip.__version__}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def commit() -> str:
+    """The commit of the checkout that runs, "+dirty" if files differ from it; else the installed version.
+
+    Files under benchmarks/results do not count: writing the first result must not taint the second.
+    """
+    package = Path(onchip.__file__).resolve().parent
+    top = _git(package, "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() / "src" / "onchip" != package:
+        return f"{onchip.__version__} (installed)"
+    head = _git(package, "rev-parse", "HEAD")
+    if head is None:
+        return "no commit yet"
+    changed = _git(Path(top), "--no-optional-locks", "status", "--porcelain", "--", ".", ":!benchmarks/results")
+    return head + ("+dirty" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        command = ["git", "-C", str(folder), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def command_line() -> str:
+    """The command as it was typed."""
+    return shlex.join(["onchip", *sys.argv[1:]])
+
+
+def today() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

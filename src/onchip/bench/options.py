@@ -1,0 +1,31 @@
+"""What a user may choose when measuring; every builder of cases gets all of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onchip.errors import DeviceError, InputError
+
+
+@dataclass(frozen=True)
+class Options:
+    device: str = "cpu"
+    threads: int = 1
+    peers: bool = False
+    accuracy: bool = False
+    rows: tuple[int, ...] = ()  # empty: the workload's own
+
+    def __post_init__(self) -> None:
+        if self.device != "cpu":
+            raise DeviceError("benchmarks run on the CPU so far", got=self.device, expected="cpu")
+
+
+def parse_rows(text: str) -> tuple[int, ...]:
+    """ "12800,262144" -> (12800, 262144)."""
+    try:
+        rows = tuple(int(part.replace("_", "")) for part in text.split(",") if part.strip())
+    except ValueError:
+        rows = ()
+    if not rows or min(rows) < 1:
+        raise InputError("bad number of rows", got=repr(text), expected="numbers of at least 1, like 12800,262144")
+    return tuple(dict.fromkeys(rows))

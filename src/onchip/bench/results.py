@@ -1,0 +1,240 @@
+"""Result files: benchmarks/results/<device>/<what>.json, written whole or not at all, read with suspicion."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onchip.errors import FormatError
+from onchip.files import MAX_HEADER_BYTES, atomic_write, open_input, write_error
+from onchip.ladders.measure import Timing, show_ms
+from onchip.ladders.truth import Verdict
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+
+FOLDER = Path("benchmarks") / "results"
+ACCURACY = "% test accuracy"  # the one unit that is a score and no speed
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine at one case. A wrong engine has an error and no time."""
+
+    workload: str
+    case: str
+    engine: str  # "onchip", "torch eager", ..., "ladder:<rung>"
+    precision: str
+    median_ms: float | None
+    p20_ms: float | None
+    p80_ms: float | None
+    rate: float | None
+    unit: str
+    floor_ms: float | None
+    error: float | None  # the largest |a - b| / max(1, |a|, |b|) against float64
+    checked: bool
+    samples_ms: tuple[float, ...] = ()
+    threads: int | None = None
+    setting: str = ""  # how the engine was set up, where there was a choice; the data, where it matters
+
+    @property
+    def is_peer(self) -> bool:
+        """Measured beside ours: neither a rung nor a report's figure from another machine."""
+        return self.engine not in ("onchip", "report") and not self.engine.startswith("ladder:")
+
+
+def make_row(
+    workload: str,
+    case: str,
+    engine: str,
+    timing: Timing | None,
+    verdict: Verdict,
+    *,
+    work: float,
+    unit: str = "rows/s",
+    precision: str = "fp32",
+    floor_ms: float | None = None,
+    threads: int | None = None,
+    setting: str = "",
+    score: Callable[[], float] | None = None,
+) -> Row:
+    """A row from what was measured; the rate is work / time unless there is a score."""
+    median = p20 = p80 = rate = None
+    if timing is not None:
+        median, p20, p80 = timing.median_ms, timing.p20_ms, timing.p80_ms
+        rate = score() if score is not None else work / (median / 1e3)
+    samples = timing.samples_ms if timing is not None else ()
+    return Row(workload, case, engine, precision, median, p20, p80, rate, unit, floor_ms, verdict.error,
+               verdict.is_right, samples, threads, setting)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Results:
+    machine: dict[str, Any]
+    versions: dict[str, Any]
+    commit: str
+    command: str
+    date: str
+    rows: tuple[Row, ...]
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # engine -> why it is not there
+
+    def to_dict(self) -> dict[str, Any]:
+        document = {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
+        document["rows"] = [dataclasses.asdict(row) for row in self.rows]
+        return document
+
+
+def result_path(folder: str | os.PathLike[str], device: str, what: str) -> Path:
+    return Path(folder) / device / f"{what}.json"
+
+
+def write_results(results: Results, path: str | os.PathLike[str]) -> None:
+    """Write the file and the folders it lies in; an infinite error becomes null, as JSON has no infinity."""
+    make_folder(path)
+    text = to_json(results.to_dict())
+    with atomic_write(path) as file:
+        file.write(text.encode())
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """The folder that `path` will lie in."""
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise write_error(target, error) from None
+
+
+def to_json(document: dict[str, Any]) -> str:
+    """Indented, with lists of numbers on one line: a person reads these files in reviews."""
+    lines = json.dumps(_finite(document), indent=1, allow_nan=False, ensure_ascii=False).split("\n")
+    out: list[str] = []
+    open_list = False
+    for line in lines:
+        if open_list:
+            out[-1] += line.strip() if out[-1].endswith("[") or line.strip().startswith("]") else " " + line.strip()
+            open_list = not line.strip().startswith("]")
+        else:
+            out.append(line)
+            open_list = line.endswith('"samples_ms": [')
+    return "\n".join(out) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_results(path: str | os.PathLike[str]) -> Results:
+    with open_input(path) as file:
+        raw = file.read(MAX_HEADER_BYTES)
+    try:
+        document = json.loads(raw)
+        rows = tuple(_read_row(row) for row in document["rows"])
+        texts = {name: str(document[name]) for name in ("commit", "command", "date")}
+        return Results(machine=dict(document["machine"]), versions=dict(document["versions"]), rows=rows,
+                       skipped=dict(document.get("skipped", {})), **texts)  # fmt: skip
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FormatError(
+            f"{path} is no result file", got=f"{type(error).__name__}: {error}",
+            expected="machine, versions, commit, command, date and rows", hint="write it with onchip bench",
+        ) from None  # fmt: skip
+
+
+def _read_row(given: dict[str, Any]) -> Row:
+    known = {field.name for field in dataclasses.fields(Row)}
+    row = Row(**{key: value for key, value in given.items() if key in known})
+    numbers = (row.median_ms, row.p20_ms, row.p80_ms, row.rate, row.floor_ms, row.error)
+    if not all(number is None or isinstance(number, int | float) for number in numbers):
+        raise TypeError(f"a number of row {row.case}, {row.engine} is none")
+    return dataclasses.replace(row, samples_ms=tuple(row.samples_ms))
+
+
+# -- showing -----------------------------------------------------------------------------------------------
+
+
+def best_peer(rows: Sequence[Row], row: Row) -> Row | None:
+    """The fastest (or most accurate) peer at the job of `row`, in its precision."""
+    peers = [r for r in rows if r.is_peer and r.median_ms is not None
+             and (r.workload, r.case, r.precision) == (row.workload, row.case, row.precision)]  # fmt: skip
+    if row.unit == ACCURACY:
+        return max(peers, key=lambda r: r.rate or 0.0, default=None)
+    return min(peers, key=lambda r: r.median_ms or math.inf, default=None)
+
+
+def show_speedup(rows: Sequence[Row], row: Row) -> str:
+    peer = best_peer(rows, row)
+    if row.median_ms is None or peer is None or peer.median_ms is None or row.unit == ACCURACY:
+        return "-"
+    return f"{peer.median_ms / row.median_ms:.2f}x"
+
+
+def show_floor(row: Row, launch_us: float) -> str:
+    """Share of the floor; where the floor is mostly the launch itself, that, instead of a sad 3 %."""
+    if row.floor_ms is None or row.median_ms is None:
+        return "-"
+    if row.floor_ms < 2 * launch_us / 1e3:
+        return "launch"
+    return f"{100 * row.floor_ms / row.median_ms:.0f}%"
+
+
+def show_rate(row: Row) -> str:
+    """Without its unit, which stands above it: 6400000 rows/s -> "6.4 M"."""
+    if row.rate is None:
+        return "-"
+    if row.unit == ACCURACY:
+        return f"{row.rate:.2f}"
+    for limit, sign in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if row.rate >= limit:
+            return f"{row.rate / limit:.3g}{sign}"
+    return f"{row.rate:.3g}"
+
+
+def make_tables(results: Results) -> Group:
+    """Rich tables, one a case, no wider than 80 columns."""
+    from rich.console import Group
+    from rich.text import Text
+
+    head = f"{results.machine.get('name')}, {results.machine.get('cores')} cores, onchip {results.commit[:12]}"
+    jobs = dict.fromkeys((row.workload, row.case) for row in results.rows)
+    tables = [_case_table([r for r in results.rows if (r.workload, r.case) == job], results) for job in jobs]
+    skipped = [Text(f"skipped {engine}: {why}") for engine, why in results.skipped.items()]
+    return Group(Text(head), *tables, *skipped)
+
+
+def _case_table(rows: list[Row], results: Results) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    title = f"{rows[0].workload}, {rows[0].case}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("engine", no_wrap=True)
+    for heading in ("median ms", "p20-p80", "x peer", rows[0].unit, "of floor", "max error"):
+        table.add_column(heading, justify="right", overflow="fold")
+    launch_us = float(results.machine.get("launch_us", 0))
+    for row in rows:
+        spread = f"{show_ms(row.p20_ms)}-{show_ms(row.p80_ms)}" if row.checked else "wrong: no time"
+        error = "-" if row.error is None else f"{row.error:.1e}"
+        table.add_row(row.engine, show_ms(row.median_ms), spread, show_speedup(rows, row), show_rate(row),
+                      show_floor(row, launch_us), error)  # fmt: skip
+    return table
+
+
+def show(what: RenderableType) -> None:
+    """On stdout; into a pipe or a file as wide as it is, without colours."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
+    console.print(what)

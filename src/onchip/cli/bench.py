@@ -1,0 +1,49 @@
+"""onchip bench: measure, and write what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onchip.cli.talk import print_json
+
+Argument, Option = typer.Argument, typer.Option
+RESULTS = Path("benchmarks") / "results"
+
+
+def bench(
+    names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help="decode, digits; all if not given.")] = None,
+    device: Annotated[str, Option(help="cpu.")] = "cpu",
+    peers: Annotated[bool, Option("--peers", help="Also torch, onnxruntime and NumPy, in turns with ours.")] = False,
+    threads: Annotated[int | None, Option(help="For every engine; all cores if not given.")] = None,
+    accuracy: Annotated[bool, Option("--accuracy", help="digits: also train 3 seeds x 30 epochs on MNIST.")] = False,
+    rows: Annotated[str | None, Option(metavar="N,N", help="Rows of inference instead of the benchmark's own.")] = None,
+    out: Annotated[Path, Option(metavar="DIR", help="Results go to DIR/<device>/<name>.json.")] = RESULTS,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Measure onchip, and its peers beside it; write result files.
+
+    \b
+    Example:
+      onchip bench decode --rows 1000
+
+    Every engine is checked against float64 before the clock starts: a wrong one gets no time, and exit code 1.
+    Competitors take turns in one process; the file holds raw samples, machine, versions and this command.
+    """
+    from onchip.bench.command import run_benchmarks, stderr_voice
+    from onchip.bench.options import Options, parse_rows
+    from onchip.bench.results import make_tables, show
+    from onchip.runtime.cpu import check_threads
+
+    options = Options(device, check_threads(threads), peers, accuracy, parse_rows(rows) if rows else ())
+    with stderr_voice() as voice:
+        written, exit_code = run_benchmarks(names or [], options, out, voice=voice)
+    if as_json:
+        print_json({path.stem: results.to_dict() for path, results in written.items()})
+    else:
+        for results in written.values():
+            show(make_tables(results))
+    if exit_code:
+        raise typer.Exit(exit_code)

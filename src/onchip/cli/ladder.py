@@ -1,0 +1,50 @@
+"""onchip ladder: every step from the first idea to the best one, timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from onchip.cli.talk import print_json
+
+Argument, Option = typer.Argument, typer.Option
+
+
+def ladder(
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="decode; without it they are listed.")] = None,
+    rows: Annotated[int | None, Option(metavar="N", help="Rows; the workload's own if not given.")] = None,
+    rung: Annotated[list[str] | None, Option(metavar="NAME", help="Only this rung; may be repeated.")] = None,
+    threads: Annotated[int | None, Option(help="All cores if not given.")] = None,
+    plot: Annotated[Path | None, Option(metavar="FILE", help="Also draw the times: .png, .svg or .pdf.")] = None,
+    out: Annotated[Path | None, Option(metavar="DIR", help="Also write DIR/<device>/ladder-<name>.json.")] = None,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
+) -> None:
+    """Climb a ladder: the same work, one idea faster on every rung.
+
+    \b
+    Example:
+      onchip ladder decode --rows 1000
+
+    Every rung is checked against float64 before it is timed. Without a name the ladders are listed.
+    """
+    from onchip.bench.command import climb_ladder, stderr_voice
+    from onchip.bench.results import show
+    from onchip.ladders.show import describe_ladders, ladders_table, make_table
+    from onchip.runtime.cpu import check_threads
+
+    if name is None:
+        if as_json:
+            print_json(describe_ladders())
+        else:
+            show(ladders_table())
+        return
+    with stderr_voice() as voice:
+        climb, results = climb_ladder(name, rows, rung, check_threads(threads), plot, out, voice)
+    if as_json:
+        print_json(results.to_dict())
+    else:
+        show(make_table(climb))
+    if not climb.all_right:
+        raise typer.Exit(1)

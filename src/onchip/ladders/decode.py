@@ -1,0 +1,153 @@
+"""The decode ladder on the CPU: from plain Python to a kernel that keeps a tile of rows on the chip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numba
+import numpy as np
+
+from onchip.kernels.cpu.jit import LAUNCH, compiled
+from onchip.ladders.frame import Ladder, Rung
+from onchip.ladders.measure import blas_limiter
+from onchip.plan.kernel import Job
+from onchip.runtime.engine import compile, plan
+from onchip.spec.layers import Linear
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, materialise
+from onchip.workloads import decode
+
+_ZERO = np.float32(0)
+
+
+def weight_matrices(net: Network) -> list[Array]:
+    """The weights (D_out, D_in) of the Linear layers, first to last; decode has no biases."""
+    return [materialise(node.weights["weight"], net.weights) for node in net.nodes if isinstance(node.layer, Linear)]
+
+
+class PlainPython(Rung):
+    name = "python"
+    idea = "the definition: four nested Python loops over lists of numbers"
+    max_rows = 16
+
+    def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
+        rows: list[list[float]] = x.tolist()
+        layers: list[list[list[float]]] = [w.tolist() for w in weight_matrices(net)]
+        return lambda: np.array([_python_row(row, layers) for row in rows], np.float32)
+
+
+def _python_row(row: list[float], layers: list[list[list[float]]]) -> list[float]:
+    for number, weights in enumerate(layers):
+        out = []
+        for column in weights:
+            total = 0.0
+            for k in range(len(row)):
+                total += row[k] * column[k]
+            out.append(max(total, 0.0) if number < len(layers) - 1 else total)
+        row = out
+    return row
+
+
+class NumPy(Rung):
+    name = "numpy"
+    idea = "a library's matrix product a layer; every layer's rows go through memory"
+
+    def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
+        weights = [w.T for w in weight_matrices(net)]
+        buffers = [np.empty((len(x), w.shape[1]), np.float32) for w in weights]
+        limited = blas_limiter(threads)
+
+        def run() -> Array:
+            rows = x
+            with limited():
+                for w, out in zip(weights, buffers, strict=True):
+                    rows = np.matmul(rows, w, out=out)
+                    if w is not weights[-1]:
+                        np.maximum(rows, _ZERO, out=rows)
+            return rows
+
+        return run
+
+
+@compiled()
+def _layer_serial(x: Array, w: Array, y: Array, is_last: bool) -> None:
+    for r in range(x.shape[0]):
+        for n in range(w.shape[0]):
+            total = _ZERO
+            for k in range(w.shape[1]):
+                total += x[r, k] * w[n, k]
+            y[r, n] = _ZERO if total < _ZERO and not is_last else total  # a NaN stays a NaN
+
+
+@compiled(parallel=True)
+def _layer_parallel(x: Array, w: Array, y: Array, is_last: bool) -> None:
+    for r in numba.prange(x.shape[0]):
+        for n in range(w.shape[0]):
+            total = _ZERO
+            for k in range(w.shape[1]):
+                total += x[r, k] * w[n, k]
+            y[r, n] = _ZERO if total < _ZERO and not is_last else total  # a NaN stays a NaN
+
+
+Layer = Callable[[Array, Array, Array, bool], None]
+
+
+def _layer_by_layer(layer: Layer, x: Array, weights: Sequence[Array]) -> Callable[[], Array]:
+    buffers = [np.empty((len(x), len(w)), np.float32) for w in weights]
+
+    def run() -> Array:
+        rows = x
+        for i, (w, out) in enumerate(zip(weights, buffers, strict=True)):
+            layer(rows, w, out, i == len(weights) - 1)
+            rows = out
+        return rows
+
+    return run
+
+
+class NumbaSerial(Rung):
+    name = "numba-serial"
+    idea = "the same loops, compiled; one core, one number at a time"
+
+    def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
+        return _layer_by_layer(_layer_serial, x, weight_matrices(net))
+
+
+class NumbaParallel(Rung):
+    name = "numba-parallel"
+    idea = "rows are independent: every core takes a share of them"
+
+    def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
+        layers = _layer_by_layer(_layer_parallel, x, weight_matrices(net))
+
+        def run() -> Array:
+            with LAUNCH:
+                numba.set_num_threads(threads)
+                return layers()
+
+        return run
+
+
+class Onchip(Rung):
+    name = "onchip"
+    idea = "all layers in one pass: tiles of rows stay in cache, sums in vector registers"
+
+    def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
+        engine = compile(net, "cpu", threads=threads, batch_hint=len(x))
+        out = np.empty((len(x), *engine.output.row_shape), np.float32)
+        return lambda: engine(x, out)
+
+
+def floor_ms(net: Network, B: int) -> float:
+    return plan(net, "cpu", Job(batch=B)).floor_us / 1e3
+
+
+LADDER = Ladder(
+    name="decode",
+    title="a tiny decoder (72-64-64-4, ReLU) on every row, on the CPU",
+    rungs=(PlainPython, NumPy, NumbaSerial, NumbaParallel, Onchip),
+    network=decode.network,
+    inputs=decode.inputs,
+    floor_ms=floor_ms,
+    rows=decode.ROWS[0],
+)

@@ -1,0 +1,124 @@
+"""The frame of every ladder: rungs, each one idea above the one before, checked and then timed.
+
+A new rung is a class with a name, an idea and `prepare`, which hands back what is timed; it goes into its
+ladder's tuple. Nothing else knows how many rungs there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from onchip.errors import InputError
+from onchip.ladders.measure import Pace, Timing, interleave, summarise
+from onchip.ladders.truth import Truth, Verdict
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array
+
+
+class Rung:
+    name: ClassVar[str]
+    idea: ClassVar[str]  # one line: what this rung does that the one before does not
+    report_ms: ClassVar[float | None] = None  # what the report that it repeats measured, if any
+    max_rows: ClassVar[int | None] = None  # a slow rung is timed on this many rows and its time scaled
+
+    def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
+        """Everything that need not be timed; the function handed back runs all of x and gives y (B, D_out)."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Ladder:
+    name: str
+    title: str
+    rungs: tuple[type[Rung], ...]
+    network: Callable[[], Network]
+    inputs: Callable[[int], Array]  # B -> x (B, ...)
+    floor_ms: Callable[[Network, int], float]  # (network, B): no run is much faster
+    rows: int  # B unless told otherwise
+
+    def pick(self, names: list[str] | None) -> list[Rung]:
+        """The rungs of these names, or all, from the lowest to the highest."""
+        known = [rung.name for rung in self.rungs]
+        for name in names or []:
+            if name not in known:
+                raise InputError(f"ladder {self.name} has no rung '{name}'", expected=", ".join(known))
+        return [rung() for rung in self.rungs if not names or rung.name in names]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one rung showed."""
+
+    rung: str
+    idea: str
+    verdict: Verdict
+    timing: Timing | None  # for all B rows; a wrong rung has no time
+    rows: int  # rows it was timed on; fewer than B: the time is scaled
+    report_ms: float | None
+
+
+@dataclass(frozen=True)
+class Climb:
+    ladder: str
+    title: str
+    B: int
+    threads: int
+    floor_ms: float
+    steps: tuple[Step, ...]
+
+    @property
+    def all_right(self) -> bool:
+        return all(step.verdict.is_right for step in self.steps)
+
+    def speedups(self, i: int) -> tuple[float | None, float | None]:
+        """How many times faster step i is than the first timed step, and than the timed step before it."""
+        timed = [(j, s.timing.median_ms) for j, s in enumerate(self.steps) if s.timing is not None]
+        mine = dict(timed).get(i)
+        before = [ms for j, ms in timed if j < i]
+        if mine is None or not before:
+            return None, None
+        return before[0] / mine, before[-1] / mine
+
+
+def climb(
+    ladder: Ladder,
+    *,
+    rows: int | None = None,
+    rungs: list[str] | None = None,
+    threads: int = 1,
+    pace: Pace | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Climb:
+    """Check every rung against float64, then time those that are right, in turns."""
+    B = ladder.rows if rows is None else rows
+    if B < 1:
+        raise InputError("a ladder needs rows", got=str(B), expected="at least 1")
+    picked = ladder.pick(rungs)
+    net, x = ladder.network(), ladder.inputs(B)
+    truth = Truth(net, x)
+    verdicts, runs, sizes = [], [], []
+    for rung in picked:
+        progress(f"{rung.name}: preparing and checking")
+        sizes.append(min(B, rung.max_rows or B))
+        runs.append(rung.prepare(net, x[: sizes[-1]], threads))
+        verdicts.append(_judge(truth, runs[-1](), sizes[-1]))
+    right = [i for i, verdict in enumerate(verdicts) if verdict.is_right]
+
+    def on_block(turn: int, i: int) -> None:
+        progress(f"{picked[right[i]].name}: timing, round {turn + 1}")
+
+    blocks = interleave([runs[i] for i in right], pace or Pace(block_s=0.5), on_block)
+    samples = dict(zip(right, blocks, strict=True))
+    steps = tuple(
+        Step(rung.name, rung.idea, verdicts[i], summarise(samples[i], B / sizes[i]) if i in samples else None,
+             sizes[i], rung.report_ms)
+        for i, rung in enumerate(picked)
+    )  # fmt: skip
+    return Climb(ladder.name, ladder.title, B, threads, ladder.floor_ms(net, B), steps)
+
+
+def _judge(truth: Truth, y: Array, rows: int) -> Verdict:
+    verdict = truth.judge(y)
+    return verdict if len(y) == rows else Verdict(float("inf"), verdict.allowed)

@@ -1,0 +1,102 @@
+"""The clock of ladders and benchmarks: competitors take turns, and every block warms up by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long to look. A block lasts `block_s`, whatever a run costs, within `min_runs` and `max_runs`."""
+
+    rounds: int = 3  # blocks of each competitor
+    block_s: float = 1.0
+    warm_up_s: float = 0.1  # at least one run; 0: none at all
+    pause_s: float = 0.3
+    min_runs: int = 2
+    max_runs: int = 200
+
+
+@dataclass(frozen=True)
+class Timing:
+    median_ms: float
+    p20_ms: float
+    p80_ms: float
+    samples_ms: tuple[float, ...]  # raw, in the order they were taken
+
+
+def summarise(samples_ms: Sequence[float], scale: float = 1.0) -> Timing:
+    """Median and spread; `scale` turns the time of a run into the time that is reported."""
+    samples = [float(f"{sample * scale:.6g}") for sample in samples_ms]
+    p20, median, p80 = (float(f"{p:.6g}") for p in np.percentile(samples, [20, 50, 80]))
+    return Timing(median, p20, p80, tuple(samples))
+
+
+def show_ms(ms: float | None) -> str:
+    """Four digits, whatever the size."""
+    if ms is None:
+        return "-"
+    digits = 3 if ms == 0 else max(0, 3 - math.floor(math.log10(ms)))
+    return f"{ms:,.{min(digits, 6)}f}"
+
+
+def blas_limiter(threads: int) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """A context in which NumPy's products use this many threads; free where they do anyway, else 30 us."""
+    import threadpoolctl
+
+    libraries = threadpoolctl.ThreadpoolController().select(user_api="blas")
+    if all(library.num_threads == threads for library in libraries.lib_controllers):
+        return contextlib.nullcontext
+    return functools.partial(libraries.limit, limits=threads)
+
+
+def interleave(
+    runs: Sequence[Run], pace: Pace | None = None, on_block: Callable[[int, int], None] | None = None
+) -> list[list[float]]:
+    """Milliseconds of every run, a list a competitor: A-block, B-block, A-block, ...
+
+    In turns, so that a machine that gets slower for a while slows everyone. With a pause before each block:
+    the thread pools of the engine before (OpenMP, onnxruntime) spin on the cores for a while after their work.
+    on_block(round, competitor) is told before each block.
+    """
+    pace = pace or Pace()
+    samples: list[list[float]] = [[] for _ in runs]
+    for turn in range(pace.rounds):
+        for i, run in enumerate(runs):
+            if on_block is not None:
+                on_block(turn, i)
+            time.sleep(pace.pause_s)
+            samples[i] += _block(run, pace)
+    return samples
+
+
+def _block(run: Run, pace: Pace) -> list[float]:
+    collecting = gc.isenabled()
+    gc.disable()  # a collection in the middle of a run is not the run's
+    try:
+        if pace.warm_up_s > 0:
+            until = time.perf_counter() + pace.warm_up_s
+            run()
+            while time.perf_counter() < until:
+                run()
+        samples: list[float] = []
+        until = time.perf_counter() + pace.block_s
+        while len(samples) < pace.min_runs or (time.perf_counter() < until and len(samples) < pace.max_runs):
+            start = time.perf_counter_ns()
+            run()
+            samples.append((time.perf_counter_ns() - start) / 1e6)
+        return samples
+    finally:
+        if collecting:
+            gc.enable()

@@ -1,0 +1,108 @@
+"""A climb as a table and as a picture."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from onchip.errors import OnchipError
+from onchip.files import atomic_write
+from onchip.ladders import LADDERS, find_ladder
+from onchip.ladders.frame import Climb
+from onchip.ladders.measure import show_ms
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def make_table(climb: Climb) -> Table:
+    """A Rich table, a line a rung."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    with_report = any(step.report_ms is not None for step in climb.steps)
+    size = f"{climb.B:,} rows, {climb.threads} threads, floor {show_ms(climb.floor_ms)} ms"
+    title = f"{climb.ladder}: {climb.title}; {size}"
+    table = Table(title=title, title_justify="left", caption=scaled_note(climb), caption_justify="left", box=SIMPLE,
+                  padding=(0, 1, 0, 0))  # fmt: skip
+    table.add_column("rung", no_wrap=True)
+    times_ms = ["time ms", "report ms"] if with_report else ["time ms"]
+    for heading in (*times_ms, "x first", "x prev", "of floor", "max error"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("idea")
+    for i, step in enumerate(climb.steps):
+        first, previous = climb.speedups(i)
+        time = floor = "-"
+        if step.timing is not None:
+            time = show_ms(step.timing.median_ms) + ("*" if step.rows < climb.B else "")
+            floor = f"{float(f'{100 * climb.floor_ms / step.timing.median_ms:.2g}'):g}%"
+        report = [show_ms(step.report_ms)] if with_report else []
+        time = time if step.verdict.is_right else "wrong: no time"
+        error = f"{step.verdict.error:.1e}"
+        table.add_row(step.rung, time, *report, times(first), times(previous), floor, error, step.idea)
+    return table
+
+
+def describe_ladders() -> dict[str, dict[str, Any]]:
+    """Every ladder with its title, its rows and the idea of each rung."""
+    ladders = map(find_ladder, LADDERS)
+    return {
+        ladder.name: {"title": ladder.title, "rows": ladder.rows, "rungs": {r.name: r.idea for r in ladder.rungs}}
+        for ladder in ladders
+    }
+
+
+def ladders_table() -> Table:
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table("ladder", "rung", "idea", caption="climb one: onchip ladder decode", box=SIMPLE)
+    table.caption_justify = "left"
+    for name, ladder in describe_ladders().items():
+        table.add_row(name, f"{ladder['rows']:,} rows", ladder["title"])
+        for rung, idea in ladder["rungs"].items():
+            table.add_row("", rung, idea)
+        table.add_section()
+    return table
+
+
+def times(ratio: float | None) -> str:
+    """How often faster: three digits, as many zeros as it takes."""
+    return "-" if ratio is None else f"{float(f'{ratio:.3g}'):,g}x"
+
+
+def scaled_note(climb: Climb) -> str | None:
+    scaled = [f"{step.rung} on {step.rows}" for step in climb.steps if step.rows < climb.B]
+    return f"* timed on fewer rows and scaled to {climb.B:,}: {', '.join(scaled)}" if scaled else None
+
+
+def save_plot(climb: Climb, path: str | os.PathLike[str]) -> None:
+    """Bars of the times on a log scale, the floor as a line; .png, .svg or .pdf by the name."""
+    need_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    timed = [(step, step.timing) for step in climb.steps if step.timing is not None]
+    figure = Figure(figsize=(8, 1.2 + 0.5 * len(timed)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    names = [step.rung + ("*" if step.rows < climb.B else "") for step, _ in timed]
+    bars = axes.barh(names, [timing.median_ms for _, timing in timed])
+    axes.bar_label(bars, [f"{show_ms(timing.median_ms)} ms" for _, timing in timed], padding=4)
+    axes.axvline(climb.floor_ms, linestyle="--", color="black", label=f"floor {show_ms(climb.floor_ms)} ms")
+    axes.set_xscale("log")
+    axes.margins(x=0.3)
+    axes.invert_yaxis()
+    axes.set_xlabel("time, ms (log scale)" + (f"\n{note}" if (note := scaled_note(climb)) else ""))
+    axes.set_title(f"{climb.ladder}: {climb.B:,} rows, {climb.threads} threads")
+    axes.legend(loc="lower right")
+    kind = os.fspath(path).rpartition(".")[2].lower()
+    with atomic_write(path) as file:
+        figure.savefig(file, format=kind if kind in figure.canvas.get_supported_filetypes() else "png", dpi=150)
+
+
+def need_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise OnchipError("a plot needs matplotlib", hint="pip install 'onchip[plot]'") from None

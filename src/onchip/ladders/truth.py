@@ -1,0 +1,56 @@
+"""Right or wrong: every engine against the float64 reference, with the naive float32 run as the yardstick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from onchip.kernels import reference
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array
+
+_PIECE_ROWS = 16_384  # the reference keeps every value of every layer: millions of rows go through in pieces
+_FEW_ULP = 4 * float(np.finfo(np.float32).eps)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    error: float
+    allowed: float
+
+    @property
+    def is_right(self) -> bool:
+        return self.error <= self.allowed  # a NaN is wrong
+
+
+def scaled_error(got: Array, truth: Array) -> float:
+    """The largest |a - b| / max(1, |a|, |b|); infinite for another shape, for a NaN or an infinity too many."""
+    if got.shape != truth.shape:
+        return float("inf")
+    if not got.size:
+        return 0.0
+    a, b = got.astype(np.float64), truth.astype(np.float64)
+    with np.errstate(all="ignore"):
+        error = np.abs(a - b) / np.maximum(1, np.maximum(np.abs(a), np.abs(b)))
+    error[(a == b) | (np.isnan(a) & np.isnan(b))] = 0  # equal infinities have no difference
+    return float(np.nan_to_num(error, nan=np.inf).max())
+
+
+def allowed_error(naive: float) -> float:
+    """At most twice the error of a naive run in the same precision, and a few ulp."""
+    return 2 * naive + _FEW_ULP
+
+
+class Truth:
+    """What the network makes of x, in float64, and how far from it a float32 engine may be."""
+
+    def __init__(self, net: Network, x: Array) -> None:
+        pieces = [x[i : i + _PIECE_ROWS] for i in range(0, len(x), _PIECE_ROWS)]
+        self.y = np.concatenate([reference.forward(net, piece) for piece in pieces])
+        naive = np.concatenate([reference.forward(net, piece, "float32") for piece in pieces])
+        self.allowed = allowed_error(scaled_error(naive, self.y))
+
+    def judge(self, got: Array) -> Verdict:
+        """Compare the first len(got) rows; an engine that was given fewer rows is judged on those."""
+        return Verdict(scaled_error(np.asarray(got), self.y[: len(got)]), self.allowed)

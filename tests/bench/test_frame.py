@@ -1,0 +1,85 @@
+import dataclasses
+import math
+
+import pytest
+
+from onchip.bench.frame import Case, Ready, UnavailableError, Voice, run_cases
+from onchip.ladders.measure import Pace
+from onchip.ladders.truth import Verdict
+
+QUICK = Pace(rounds=3, block_s=0.001, warm_up_s=1e-9, pause_s=0, min_runs=2, max_runs=2)
+
+
+def case(engine, error=0.0, run=lambda: None, name="10 rows", **options):
+    ready = Ready(run, lambda: Verdict(error, 1e-6), setting=f"{engine}'s way")
+    return Case("planted", name, engine, lambda: ready, work=10, floor_ms=0.001, threads=2, **options)
+
+
+@pytest.mark.parametrize("error", [1e-3, math.inf, math.nan])
+def test_a_wrong_engine_has_no_time(error):
+    ran = []
+    outcome = run_cases([case("onchip"), case("bad", error, lambda: ran.append(1))], QUICK)
+    good, bad = outcome.rows
+    assert good.checked
+    assert good.median_ms > 0
+    assert len(good.samples_ms) == 6
+    assert not bad.checked
+    assert (bad.median_ms, bad.p20_ms, bad.p80_ms, bad.rate, bad.samples_ms) == (None, None, None, None, ())
+    assert ran == []
+    assert outcome.exit_code == 1
+    assert "bad is wrong" in outcome.wrong[0]
+
+
+def test_all_right_is_exit_code_0():
+    outcome = run_cases([case("onchip"), case("peer")], QUICK)
+    assert outcome.exit_code == 0
+    assert [row.setting for row in outcome.rows] == ["onchip's way", "peer's way"]
+    assert [row.threads for row in outcome.rows] == [2, 2]
+
+
+def test_everyone_is_checked_before_the_clock_starts():
+    events = []
+
+    def watched(engine):
+        ready = Ready(lambda: events.append(f"run {engine}"), lambda: events.append(f"check {engine}") or Verdict(0, 0))
+        return Case("planted", "10 rows", engine, lambda: ready, work=1)
+
+    run_cases([watched("a"), watched("b")], QUICK)
+    assert events == ["check a", "check b"] + (["run a"] * 3 + ["run b"] * 3) * 3
+
+
+def test_a_missing_peer_is_skipped_and_said():
+    def missing():
+        raise UnavailableError("frob is not installed")
+
+    said = []
+    peer = dataclasses.replace(case("frob"), prepare=missing)
+    cases = [case("onchip"), peer, case("onchip", name="20 rows"), dataclasses.replace(peer, case="20 rows")]
+    outcome = run_cases(cases, QUICK, Voice(say=said.append))
+    assert [row.engine for row in outcome.rows] == ["onchip", "onchip"]
+    assert outcome.skipped == {"frob": "frob is not installed"}
+    assert said == ["skipped frob: frob is not installed"]
+    assert outcome.exit_code == 0
+
+
+def test_a_run_of_many_steps_tells_the_time_of_one():
+    (row,) = run_cases([case("onchip", unit="steps/s", parts=1000)], QUICK).rows
+    (whole,) = run_cases([case("onchip", unit="steps/s")], QUICK).rows
+    assert row.median_ms < whole.median_ms
+    assert row.rate == pytest.approx(10 / (row.median_ms / 1e3))
+
+
+def test_a_score_stands_in_for_the_rate():
+    ready = Ready(lambda: None, lambda: Verdict(0, 0), score=lambda: 97.5)
+    (row,) = run_cases([dataclasses.replace(case("onchip"), prepare=lambda: ready)], QUICK).rows
+    assert row.rate == 97.5
+
+
+def test_a_case_may_have_its_own_pace():
+    ran = []
+    own = Pace(rounds=3, warm_up_s=0, pause_s=0, min_runs=1, max_runs=1)
+    planted = case("onchip", run=lambda: ran.append(1), pace=own)
+    run_cases([planted])
+    assert len(ran) == 3
+    run_cases([planted], QUICK)
+    assert len(ran) == 3 + 9

@@ -1,0 +1,157 @@
+import dataclasses
+import json
+import os
+
+import pytest
+
+from onchip.bench import machine
+from onchip.bench.results import (
+    ACCURACY,
+    Results,
+    Row,
+    best_peer,
+    make_tables,
+    read_results,
+    result_path,
+    show,
+    show_floor,
+    show_rate,
+    to_json,
+    write_results,
+)
+from onchip.errors import FormatError, OutputError
+from onchip.plan.device import H200, RTX_4060_LAPTOP
+
+ROW = Row("decode", "12800 rows", "onchip", "fp32", 2.0, 1.9, 2.2, 6.4e6, "rows/s", 1.0, 1e-6, True, (2.0, 1.9), 2, "")
+WRONG = dataclasses.replace(ROW, engine="bad", median_ms=None, p20_ms=None, p80_ms=None, rate=None, checked=False,
+                            error=float("inf"), samples_ms=())  # fmt: skip
+PEER = dataclasses.replace(ROW, engine="torch eager", median_ms=5.0)
+RESULTS = Results({"name": "a chip", "cores": 2, "launch_us": 3.0}, {"python": "3"}, "abc+dirty", "onchip bench decode",
+                  "2026-01-01", (ROW, PEER, WRONG), {"frob": "not here"})  # fmt: skip
+
+# The order of a row in every committed file.
+ROW_KEYS = ["workload", "case", "engine", "precision", "median_ms", "p20_ms", "p80_ms", "rate", "unit", "floor_ms",
+            "error", "checked", "samples_ms", "threads", "setting"]  # fmt: skip
+
+
+def test_the_file_has_the_promised_keys(tmp_path):
+    path = result_path(tmp_path, "cpu-x-2", "decode")
+    write_results(RESULTS, path)
+    assert path == tmp_path / "cpu-x-2" / "decode.json"
+    document = json.loads(path.read_text(), parse_constant=pytest.fail)  # no NaN, no Infinity
+    assert list(document) == ["machine", "versions", "commit", "command", "date", "rows", "skipped"]
+    assert [list(row) for row in document["rows"]] == [ROW_KEYS] * 3
+    assert document["rows"][2]["median_ms"] is None
+    assert document["rows"][2]["error"] is None
+    assert document["rows"][2]["checked"] is False
+
+
+def test_written_and_read_is_the_same(tmp_path):
+    path = tmp_path / "a.json"
+    write_results(RESULTS, path)
+    assert read_results(path) == dataclasses.replace(
+        RESULTS, rows=(ROW, PEER, dataclasses.replace(WRONG, error=None))
+    )
+
+
+def test_samples_stand_on_one_line():
+    text = to_json(RESULTS.to_dict())
+    assert '"samples_ms": [2.0, 1.9],' in text
+    assert '"samples_ms": [],' in text
+    assert json.loads(text)["rows"][0]["samples_ms"] == [2.0, 1.9]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_results(RESULTS, path)
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="No space left"):
+        write_results(dataclasses.replace(RESULTS, commit="new"), path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError):
+        write_results(RESULTS, tmp_path / "file" / "cpu" / "a.json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "nonsense", '{"rows": 3}', "[" * 100_000, json.dumps(RESULTS.to_dict() | {"rows": [{"case": 1}]})],
+)
+def test_garbage_is_a_format_error(tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(FormatError, match="no result file"):
+        read_results(path)
+
+
+def test_a_number_that_is_none(tmp_path):
+    path = tmp_path / "a.json"
+    row = {**dataclasses.asdict(ROW), "median_ms": "fast"}
+    path.write_text(json.dumps({**RESULTS.to_dict(), "rows": [row]}))
+    with pytest.raises(FormatError):
+        read_results(path)
+
+
+def test_best_peer_is_of_the_same_job_and_measured_here():
+    others = [
+        dataclasses.replace(PEER, engine="report", median_ms=0.1),
+        dataclasses.replace(PEER, engine="ladder:numpy", median_ms=0.1),
+        dataclasses.replace(PEER, precision="fp16", median_ms=0.1),
+        dataclasses.replace(PEER, case="1 row", median_ms=0.1),
+        dataclasses.replace(PEER, engine="numpy", median_ms=7.0),
+    ]
+    assert best_peer([ROW, *others, PEER, WRONG], ROW) == PEER
+    assert best_peer([ROW, WRONG], ROW) is None
+
+
+def test_shown_numbers():
+    assert show_floor(ROW, 3.0) == "50%"
+    assert show_floor(dataclasses.replace(ROW, floor_ms=0.004), 3.0) == "launch"
+    assert show_rate(ROW) == "6.4 M"
+    assert show_rate(dataclasses.replace(ROW, unit=ACCURACY, rate=97.912)) == "97.91"
+
+
+def test_tables(capsys):
+    two = dataclasses.replace(RESULTS, rows=(*RESULTS.rows, dataclasses.replace(ROW, case="7 rows")))
+    show(make_tables(two))
+    text = capsys.readouterr().out
+    assert "1.900-2.200" in text
+    assert "2.50x" in text
+    assert "wrong: no time" in text
+    assert "decode, 12800 rows" in text
+    assert "decode, 7 rows" in text
+    assert "skipped frob: not here" in text
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+# -- where a number was made -------------------------------------------------------------------------------
+
+
+def test_slugs():
+    assert machine.device_slug(H200) == "h200"
+    assert machine.device_slug(RTX_4060_LAPTOP) == "geforce-rtx-4060-laptop"
+
+
+def test_versions_and_machine():
+    assert set(machine.versions()) == {"python", "onchip", *machine.PACKAGES}
+    assert machine.versions()["numpy"]
+    described = machine.describe_machine(H200)
+    assert described["name"] == "NVIDIA H200"
+    assert json.dumps(described)
+
+
+def test_commit_outside_a_checkout(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "_git", lambda *_: None)
+    assert machine.commit().endswith("(installed)")
+    monkeypatch.setattr(machine, "_git", lambda *_: str(tmp_path))  # somebody else's repository
+    assert machine.commit().endswith("(installed)")

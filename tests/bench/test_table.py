@@ -1,0 +1,59 @@
+import dataclasses
+
+import pytest
+
+from onchip.bench.results import ACCURACY, Results, Row, write_results
+from onchip.bench.table import BEGIN, END, main, markdown, replace_table
+from onchip.errors import FormatError
+
+OURS = Row("decode", "12800 rows", "onchip", "fp32", 2.0, 1.9, 2.2, 6.4e6, "rows/s", 1.0, 1e-6, True, (2.0,), 2)
+PEER = dataclasses.replace(OURS, engine="torch eager", median_ms=5.0)
+WRONG = dataclasses.replace(OURS, case="7 rows", median_ms=None, checked=False)
+SCORE = dataclasses.replace(OURS, workload="digits", case="30 epochs", rate=97.9123, unit=ACCURACY, floor_ms=None)
+RESULTS = Results({"name": "a | chip", "cores": 2, "launch_us": 3.0}, {}, "abc", "onchip bench decode --peers", "today",
+                  (OURS, PEER, WRONG, SCORE))  # fmt: skip
+README = f"# Title\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n"
+
+
+def test_markdown():
+    lines = markdown([RESULTS]).splitlines()
+    assert len(lines) == 4  # a wrong engine has no row
+    assert lines[2] == (
+        "| decode | 12800 rows | 2.000 ms | 5.000 ms (torch eager) | 2.50x | 50% | a \\| chip, 2 cores "
+        "| `onchip bench decode --peers` |"
+    )
+    assert "| 97.91 % | - | - | - |" in lines[3]
+
+
+def test_readme_is_filled_and_checked(tmp_path, capsys):
+    readme, folder = tmp_path / "README.md", tmp_path / "results"
+    readme.write_text(README)
+    write_results(RESULTS, folder / "cpu" / "decode.json")
+    assert main([str(readme), str(folder), "--check"]) == 1
+    assert readme.read_text() == README
+    assert main([str(readme), str(folder)]) == 0
+    text = readme.read_text()
+    assert text.startswith("# Title\n\nBefore.\n")
+    assert text.endswith("\n\nAfter.\n")
+    assert "old" not in text
+    assert "2.000 ms" in text
+    assert main([str(readme), str(folder / "cpu" / "decode.json"), "--check"]) == 0
+    assert main([str(readme), str(folder)]) == 0
+    assert readme.read_text() == text
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, f"{END} {BEGIN}", f"{BEGIN}{BEGIN}{END}", f"{BEGIN}{END}{END}"])
+def test_a_readme_without_its_markers(text):
+    with pytest.raises(FormatError, match="no place for results"):
+        replace_table(text, "table")
+
+
+def test_misuse_is_exit_code_2(tmp_path, capsys):
+    readme = tmp_path / "README.md"
+    assert main([str(readme), str(tmp_path)]) == 2
+    readme.write_text(README)
+    assert main([str(readme), str(tmp_path)]) == 2
+    assert "no result files" in capsys.readouterr().err
+    (tmp_path / "bad.json").write_text("{")
+    assert main([str(readme), str(tmp_path)]) == 2
+    assert readme.read_text() == README

@@ -1,0 +1,170 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from onchip.errors import InputError, OnchipError
+from onchip.ladders import LADDERS, find_ladder
+from onchip.ladders.frame import Ladder, Rung, climb
+from onchip.ladders.measure import Pace, interleave, show_ms, summarise
+from onchip.ladders.show import describe_ladders, make_table, save_plot, times
+from onchip.ladders.truth import Truth, scaled_error
+from onchip.spec.build import mlp
+
+QUICK = Pace(rounds=2, block_s=0.01, warm_up_s=0.001, pause_s=0, min_runs=2, max_runs=3)
+
+
+class Right(Rung):
+    name, idea = "right", "does as told"
+
+    def prepare(self, net, x, threads):
+        y = Truth(net, x).y.astype(np.float32)
+        return lambda: y
+
+
+class Few(Right):
+    name, idea, max_rows, report_ms = "few", "slow, so it gets fewer rows", 2, 1.5
+
+
+class Wrong(Right):
+    name, idea = "wrong", "off by a little"
+
+    def prepare(self, net, x, threads):
+        run = super().prepare(net, x, threads)
+        return lambda: run() + np.float32(1e-4)
+
+
+class Short(Right):
+    name, idea = "short", "forgets the last row"
+
+    def prepare(self, net, x, threads):
+        run = super().prepare(net, x, threads)
+        return lambda: run()[:-1]
+
+
+def planted(*rungs):
+    rows = np.random.default_rng(0).standard_normal((100, 5), dtype=np.float32)
+    return Ladder("planted", "a test", rungs, lambda: mlp(5, 4, 3), lambda B: rows[:B], lambda net, B: 0.5, rows=9)
+
+
+@pytest.mark.parametrize("bad", [Wrong, Short])
+def test_a_wrong_rung_has_no_time(bad):
+    climbed = climb(planted(Right, bad), pace=QUICK)
+    right, wrong = climbed.steps
+    assert right.verdict.is_right
+    assert len(right.timing.samples_ms) >= 4
+    assert not wrong.verdict.is_right
+    assert wrong.timing is None
+    assert not climbed.all_right
+
+
+def test_fewer_rows_are_scaled_and_said():
+    climbed = climb(planted(Few, Right), rows=8, pace=QUICK)
+    assert [step.rows for step in climbed.steps] == [2, 8]
+    assert climbed.speedups(0) == (None, None)
+    first, previous = climbed.speedups(1)
+    assert first == previous > 0
+    text = shown(make_table(climbed))
+    assert "*" in text
+    assert "few on 2" in text
+    assert "report ms" in text
+
+
+def test_speedups_skip_a_wrong_rung():
+    climbed = climb(planted(Right, Wrong, Few), pace=QUICK)
+    assert climbed.speedups(1) == (None, None)
+    assert climbed.speedups(2)[1] == climbed.steps[0].timing.median_ms / climbed.steps[2].timing.median_ms
+    assert "wrong: no time" in shown(make_table(climbed))
+
+
+def test_rungs_are_picked_in_the_ladders_order():
+    assert [r.name for r in planted(Right, Few, Wrong).pick(["wrong", "right"])] == ["right", "wrong"]
+    with pytest.raises(InputError, match="no rung 'none'"):
+        planted(Right).pick(["none"])
+    with pytest.raises(InputError, match="needs rows"):
+        climb(planted(Right), rows=0)
+
+
+def test_ladders_are_listed():
+    assert tuple(describe_ladders()) == LADDERS
+    assert json.dumps(describe_ladders())
+    with pytest.raises(InputError, match="unknown ladder"):
+        find_ladder("none")
+
+
+@pytest.mark.parametrize("name", ["climb.png", "climb.svg"])
+def test_plot(name, tmp_path):
+    pytest.importorskip("matplotlib")
+    save_plot(climb(planted(Right, Few, Wrong), pace=QUICK), tmp_path / name)
+    head = (tmp_path / name).read_bytes()[:200]
+    assert head.startswith(b"\x89PNG") if name.endswith("png") else b"<?xml" in head
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_plot_without_matplotlib(monkeypatch, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(OnchipError, match=r"onchip\[plot\]"):
+        save_plot(climb(planted(Right), pace=QUICK), tmp_path / "climb.png")
+    assert not list(tmp_path.iterdir())
+
+
+# -- the clock ---------------------------------------------------------------------------------------------
+
+
+def test_competitors_take_turns_and_warm_up():
+    calls = []
+    pace = Pace(rounds=3, block_s=0, warm_up_s=1e-9, pause_s=0, min_runs=2, max_runs=2)
+    samples = interleave([lambda: calls.append("a"), lambda: calls.append("b")], pace)
+    assert "".join(calls) == "aaabbb" * 3  # one warm-up and two runs a block
+    assert [len(s) for s in samples] == [6, 6]
+
+
+def test_no_warm_up_if_told():
+    calls = []
+    interleave([lambda: calls.append(1)], Pace(rounds=3, block_s=9, warm_up_s=0, pause_s=0, min_runs=1, max_runs=1))
+    assert len(calls) == 3
+
+
+def test_summary():
+    timing = summarise([4.0, 1.0, 2.0, 3.0, 5.0], scale=2)
+    assert timing.median_ms == 6
+    assert timing.p20_ms < 6 < timing.p80_ms
+    assert timing.samples_ms == (8, 2, 4, 6, 10)
+
+
+def test_numbers_are_shown_with_four_digits():
+    assert [show_ms(v) for v in (None, 0.0123456, 1.23456, 123.456)] == ["-", "0.01235", "1.235", "123.5"]
+    assert show_ms(12345.6) == "12,346"
+    assert [times(v) for v in (None, 0.0436, 1.934, 123456.0)] == ["-", "0.0436x", "1.93x", "123,000x"]
+
+
+# -- the judge ---------------------------------------------------------------------------------------------
+
+
+def test_scaled_error_is_the_reports():
+    assert scaled_error(np.array([0.5, 10.0]), np.array([0.25, 8.0])) == pytest.approx(0.25)
+    assert scaled_error(np.array([100.0]), np.array([90.0])) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("got", "truth", "error"),
+    [
+        ([math.nan], [1.0], math.inf),
+        ([1.0], [math.nan], math.inf),
+        ([math.nan, math.inf], [math.nan, math.inf], 0.0),
+        ([math.inf], [-math.inf], math.inf),
+        ([1.0, 2.0], [1.0], math.inf),
+        ([], [], 0.0),
+    ],
+)
+def test_scaled_error_of_odd_numbers(got, truth, error):
+    assert scaled_error(np.array(got), np.array(truth)) == error
+
+
+def shown(table) -> str:
+    from rich.console import Console
+
+    console = Console(width=250, record=True, file=__import__("io").StringIO())
+    console.print(table)
+    return console.export_text()

@@ -50,9 +50,11 @@ def this_cpu(measure: bool = False) -> Device:
     name, cores = _model_name(), core_count()
     key = hashlib.sha256(f"{name} {platform.machine()} {cores} {VECTOR_BYTES}".encode()).hexdigest()[:16]
     kept = cache_dir() / f"cpu-{key}.json"
-    rates = None if measure else _read_rates(kept)
-    if rates is None:
+    rates = before = _read_rates(kept)
+    if rates is None or measure:
         rates = {"flops": _measure_flops(), "bandwidth": _measure_bandwidth(cores)}
+        # Other work on the machine can only make it look slower: the best ever seen is the nearest to the truth.
+        rates = {name: max(rate, before[name] if before else 0.0) for name, rate in rates.items()}
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(kept) as file:

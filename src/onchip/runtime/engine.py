@@ -91,7 +91,7 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
         reason = "" if name == "cpu" else f" (auto: threads={threads} asks for it)"
         return this_cpu(), CpuBackend(check_threads(threads)), f"cpu{reason}"
     if name != "auto" and kind != "cuda":
-        raise DeviceError(f"unknown device '{name}'", expected="auto, cpu, cuda or cuda:N")
+        raise DeviceError(f"unknown device '{name}'", expected="auto, cpu, cuda or cuda:N", hint="onchip devices")
 
     from onchip.runtime.cuda import CudaBackend, cuda_devices, why_no_cuda
 

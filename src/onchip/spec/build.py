@@ -46,6 +46,8 @@ def mlp(
     """
     if len(widths) < 2 or any(not isinstance(w, int | np.integer) or w < 1 for w in widths):
         raise InputError("an MLP needs at least two widths of at least 1", got=str(widths))
+    if seed < 0:
+        raise InputError("bad seed", got=str(seed), expected="at least 0")
     rng = np.random.default_rng(seed)
     layers: list[tuple[str, Layer]] = []
     weights: dict[str, Weight] = {}

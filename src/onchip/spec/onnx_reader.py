@@ -41,7 +41,8 @@ def _parse(file: IO[bytes]) -> Any:
     try:
         model = onnx.ModelProto.FromString(file.read())
     except Exception:  # protobuf's DecodeError, which has no stable home
-        raise FormatError("not an ONNX file", got=f"{size:,} B that are no protobuf, or part of one") from None
+        got, hint = f"{size:,} B that are no protobuf, or part of one", "export or copy the file again"
+        raise FormatError("not an ONNX file", got=got, expected="a whole ONNX model", hint=hint) from None
     if not model.HasField("graph") or not model.opset_import:
         raise FormatError("not an ONNX file", got="a protobuf without graph or opset", expected="an ONNX model")
     return model

@@ -19,7 +19,7 @@ import numpy as np
 from onchip.kernels.chain import Chain, find_chain, forward_price, why_not_float32
 from onchip.kernels.cpu.activation import CODES, NORMALISERS, RELU, activate, normalise
 from onchip.kernels.cpu.dense import dense
-from onchip.kernels.cpu.jit import LAUNCH, address, compiled
+from onchip.kernels.cpu.jit import LAUNCH, address, compiled, use_threads
 from onchip.kernels.cpu.tile import ROWS, aligned_zeros, pack, packed_size, padded
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -114,7 +114,7 @@ class MlpFused:
             share = -(-B // threads)  # small batches: a tile for each thread rather than one full tile
             tile_rows = min(max_tile_rows, -(-share // ROWS) * ROWS)
             with LAUNCH:
-                numba.set_num_threads(threads)
+                use_threads(threads)
                 _forward(x.ctypes.data, B, y, w, bias, table, normaliser, tile_rows, scratch, half)
 
         return run

@@ -20,7 +20,7 @@ import numpy as np
 from onchip.kernels.chain import Chain, find_chain, why_not_float32
 from onchip.kernels.cpu.activation import RELU, SIGMOID, TANH, activate, expm1_exp
 from onchip.kernels.cpu.dense import dense
-from onchip.kernels.cpu.jit import LAUNCH, address, compiled
+from onchip.kernels.cpu.jit import LAUNCH, address, compiled, use_threads
 from onchip.kernels.cpu.mlp_fused import layer_table, packed_recipes, padded_width
 from onchip.kernels.cpu.tile import LANES, PANEL, ROWS, aligned_zeros, multiply_tile, pack, packed_size, padded, unpack
 from onchip.plan.device import Device
@@ -286,7 +286,7 @@ class Trainer:
         losses = np.zeros(-(-len(order) // self.batch))
         classes, targets = (y, _NO_TARGETS) if self.loss_code == CROSS_ENTROPY else (_NO_CLASSES, y)
         with LAUNCH:
-            numba.set_num_threads(self.threads)
+            use_threads(self.threads)
             _steps(
                 x, classes, targets, order, self.batch, self.loss_code, self.table, self.tasks, self.w, self.bias, self.wt,
                 self.vw, self.vb, self.gw, self.gb, self.xb, self.acts, self.dzs, self.zeros, self.tiles, self.row_losses,

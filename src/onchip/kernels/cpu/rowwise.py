@@ -9,7 +9,7 @@ import numpy as np
 
 from onchip.kernels.chain import ACTIVATIONS
 from onchip.kernels.cpu.activation import CODES, NORMALISERS, activate, normalise
-from onchip.kernels.cpu.jit import LAUNCH, compiled
+from onchip.kernels.cpu.jit import LAUNCH, compiled, use_threads
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.layers import Layer, LogSoftmax, Reshape, Softmax
@@ -64,14 +64,14 @@ class Rowwise:
                 rows = moved.reshape(-1, moved.shape[-1])
                 rows = rows if rows.base is not x and not np.shares_memory(rows, x) else rows.copy()
                 with LAUNCH:
-                    numba.set_num_threads(threads)
+                    use_threads(threads)
                     _normalise_rows(rows.reshape(-1), *rows.shape, NORMALISERS[layer.kind])
                 y[...] = np.moveaxis(rows.reshape(moved.shape), -1, layer.axis)
                 return
             y.reshape(-1)[...] = x.reshape(-1)
             if not isinstance(layer, Reshape):
                 with LAUNCH:
-                    numba.set_num_threads(threads)
+                    use_threads(threads)
                     _activate_rows(y.reshape(-1), len(y), y.size // len(y), CODES[layer.kind])
 
         return run

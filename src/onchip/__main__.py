@@ -1,0 +1,7 @@
+"""python -m onchip: the same as the command `onchip`."""
+
+import sys
+
+from onchip.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,71 @@
+"""onchip check: how right every device and precision is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Exit, Option
+
+from onchip.cli.options import Json, Model
+from onchip.cli.talk import print_json, progress, say, table
+
+if TYPE_CHECKING:
+    from onchip.runtime.check import CheckRow
+
+
+def check(
+    model: Model,
+    rows: Annotated[int, Option(help="Random rows to compare.")] = 1000,
+    seed: Annotated[int, Option(help="Of the random rows.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Hold every device and precision against the float64 reference.
+
+    \b
+    Example:
+      onchip check decode --rows 200
+
+    The yardstick is a naive run in the same precision: NumPy, one operation at a time. An engine is ok if its error
+    is at most twice the naive one plus 4 ulp, and if a row has the same bits in batches of 1, 2, 7 and all rows.
+    Exit code 1 if one is not.
+    """
+    from onchip.runtime.check import MEASURE, check_network
+    from onchip.workloads import load
+
+    net = load(model)
+    with progress(f"check {net.name}", 1) as update:
+        report = check_network(net, rows, seed, update)
+    if as_json:
+        print_json({
+            "network": report.network, "rows": rows, "seed": seed, "measure": MEASURE, "passed": report.passed,
+            "no_cuda": report.no_cuda,
+            "checks": [
+                {**asdict(row), "allowed": row.allowed, "ratio": row.ratio, "verdict": row.verdict}
+                for row in report.checks
+            ],
+        })  # fmt: skip
+    else:
+        head = [
+            "device", "precision", "kernels", "max error", "naive error", "naive in", "ratio", "same bits", "verdict",
+        ]  # fmt: skip
+        print(table(head, [_cells(row) for row in report.checks], right=(3, 4, 6)))
+        say(f"error: {MEASURE} over {rows:,} random rows (seed {seed}), truth in float64")
+        say("naive: NumPy, one operation at a time, rounded after each; NumPy has no tf32, float32 stands in for it")
+        if report.no_cuda is not None:
+            say(f"cuda: not available: {report.no_cuda}")
+    if not report.passed:
+        raise Exit(1)
+
+
+def _cells(row: CheckRow) -> list[str]:
+    naive = [_number(row.naive_error), row.naive_dtype]
+    if row.error is None:
+        return [row.device, row.precision, "", "", *naive, "", "", f"not available: {row.reason}"]
+    same = "yes" if row.unequal_batch is None else f"NO, batch {row.unequal_batch}"
+    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+    return [row.device, row.precision, ", ".join(row.kernels), _number(row.error), *naive, ratio, same, row.verdict]
+
+
+def _number(error: float) -> str:
+    return "overflow" if error == float("inf") else f"{error:.1e}"

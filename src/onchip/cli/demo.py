@@ -1,0 +1,58 @@
+"""onchip demo: the whole way once, in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from onchip.cli.options import Json
+from onchip.cli.talk import print_json, progress, rate, say, table
+from onchip.cli.train import show_epoch
+
+
+def demo(
+    out: Annotated[Path, Option(metavar="DIR", help="Where the network and the picture go.")] = Path("onchip-demo"),
+    epochs: Annotated[int, Option(help="Passes over the training images.")] = 30,
+    rows: Annotated[int, Option(help="Rows to time: the test images over and over.")] = 50_000,
+    as_json: Json = False,
+) -> None:
+    """Train a network, save, load, plan, run and time it.
+
+    \b
+    Example:
+      onchip demo
+
+    Takes seconds. Needs no internet and no GPU: the images of digits come with scikit-learn.
+    """
+    from onchip.workloads.demo import draw, save_and_load, time_rows, train_digits
+
+    with progress("train digits", epochs) as update:
+        data, trained = train_digits(out, epochs, lambda p: show_epoch(p, update))
+    say(f"device: {trained.fit.chosen}")
+    say(f"trained a network on {len(data.x_train):,} images of digits: {epochs} epochs in {trained.fit.seconds:.2f} s")
+    engine, files = save_and_load(out, trained.network, data.x_test)
+    say(f"saved it and loaded it again: {', '.join(map(str, files))}\n\n{engine.plan}\n")
+    with progress(f"time {rows:,} rows", 1) as update:
+        timings = time_rows(engine, data.x_test, rows, update)
+    say(f"checked against float64, then timed in turns: onchip on {engine.chosen}, the peers on all CPU cores")
+    picture, no_picture = draw(out, data, trained)
+    if as_json:
+        print_json({
+            "device": engine.chosen, "epochs": epochs, "train_seconds": trained.fit.seconds,
+            "epoch_losses": trained.fit.epoch_losses, "accuracy": trained.accuracy, "test_rows": len(data.x_test),
+            "rows": rows, "timings": [asdict(timing) for timing in timings], "plan": engine.plan.to_dict(),
+            "files": [str(path) for path in files], "picture": None if picture is None else str(picture),
+        })  # fmt: skip
+    else:
+        print(f"accuracy {trained.accuracy:.2%} on {len(data.x_test)} test images")
+        head = [f"{rows:,} rows", "ms (p20-p80)", "rate", "onchip is", "max error"]
+        cells = [
+            [t.engine, f"{t.median_ms:.2f} ({t.p20_ms:.2f}-{t.p80_ms:.2f})", rate(rows / t.median_ms * 1e3),
+             f"{t.median_ms / timings[0].median_ms:.2f}x as fast" if i else "", f"{t.error:.1e}"]
+            for i, t in enumerate(timings)
+        ]  # fmt: skip
+        print(table(head, cells, right=(1, 2, 3, 4)))
+    say(f"no picture: {no_picture}" if picture is None else f"picture: {picture}")

@@ -1,0 +1,61 @@
+"""onchip devices: what is here, and what can be planned for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from onchip.cli.options import Json
+from onchip.cli.talk import print_json, say, table
+
+if TYPE_CHECKING:
+    from onchip.plan.device import Device
+
+
+def devices(
+    measure: Annotated[bool, Option("--measure", help="Measure the CPU anew, not the kept rates.")] = False,
+    as_json: Json = False,
+) -> None:
+    """List the devices that are here and those that can be planned for.
+
+    \b
+    Example:
+      onchip devices
+    """
+    from onchip.plan.device import KNOWN
+    from onchip.runtime.cpu import this_cpu
+    from onchip.runtime.cuda import cuda_devices, why_no_cuda
+
+    here = {"cpu": this_cpu(measure), **{f"cuda:{i}": gpu for i, gpu in enumerate(cuda_devices())}}
+    no_cuda = why_no_cuda() if len(here) == 1 else None
+    if as_json:
+        print_json({
+            "here": [_facts(name, device) for name, device in here.items()],
+            "known": [_facts(name, device) for name, device in KNOWN.items()],
+            "no_cuda": no_cuda,
+        })  # fmt: skip
+        return
+    head = ["name", "device", "where", "arch", "units", "Gflop/s", "GB/s", "on chip", "precisions"]
+    rows = [_cells(name, device, "here") for name, device in here.items()]
+    rows += [_cells(name, device, "plan only") for name, device in KNOWN.items()]
+    print(table(head, rows, right=(4, 5, 6, 7)))
+    if no_cuda is not None:
+        say(f"no GPU: {no_cuda}")
+    say("units: cores or multiprocessors; Gflop/s in fp32; GB/s to main memory; on chip: L2 or shared memory of a unit")
+
+
+def _cells(name: str, device: Device, where: str) -> list[str]:
+    return [
+        name, device.name, where, device.arch, str(device.units), f"{device.flops['fp32'] / 1e9:,.0f}",
+        f"{device.bandwidth / 1e9:,.0f}", f"{device.fast_bytes >> 10:,} KiB", " ".join(device.flops),
+    ]  # fmt: skip
+
+
+def _facts(name: str, device: Device) -> dict[str, Any]:
+    return {
+        "name": name, "device": device.name, "kind": device.kind, "arch": device.arch, "units": device.units,
+        "flops": dict(device.flops), "bytes_per_s": device.bandwidth, "launch_us": device.launch_us,
+        "fast_bytes": device.fast_bytes, "memory_bytes": device.memory_bytes, "vector_bytes": device.vector_bytes,
+        "source": device.source,
+    }  # fmt: skip

@@ -1,0 +1,146 @@
+"""onchip: the command line. One file a command; what can go wrong in any of them is caught here, once.
+
+Exit codes: 0 done; 1 the work failed; 2 misuse, bad input, no room, stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from onchip.errors import OnchipError
+
+if TYPE_CHECKING:
+    import typer
+
+STORY = """Small neural networks at the speed of the chip.
+
+\b
+First steps:
+  onchip demo                              train, save, load, run and time a small network
+  onchip run model.onnx rows.npy -o y.npy  a network over a pile of rows
+  onchip train digits -o digits.onnx       a new network
+  onchip plan decode --device h200         what would run, and why; needs no GPU
+
+Every command has an example in its --help. Data goes to stdout, talk to stderr; --json prints one JSON document.
+"""
+
+
+class StoppedError(BaseException):
+    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt: the option parser turns that into exit code 130, and Python, if it
+    passed through an exec(), kills the process with SIGINT at its very end, however well it was handled."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    try:
+        with _stoppable():
+            code = _dispatch(argv)
+            sys.stdout.flush()
+            return code
+    except OnchipError as error:
+        return _fail(str(error), error.exit_code)
+    except StoppedError:
+        return _fail("stopped: no file is half-written", 2)
+    except MemoryError as error:
+        return _fail(str(_no_memory(error)), 2)
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough. Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _fail(str(_system_error(error)), 2)
+
+
+def build_app() -> typer.Typer:
+    """The app with every command, in the order of the story. Imports no NumPy: --help is quick."""
+    import typer
+
+    from onchip.cli.bench import bench
+    from onchip.cli.check import check
+    from onchip.cli.demo import demo
+    from onchip.cli.devices import devices
+    from onchip.cli.ladder import ladder
+    from onchip.cli.plan import plan
+    from onchip.cli.run import run
+    from onchip.cli.train import train
+
+    # Plain help: examples stay on their line and can be copied.
+    app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+    @app.callback(help=STORY)
+    def options(
+        version: bool = typer.Option(
+            False, "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
+        ),
+    ) -> None:
+        pass
+
+    commands: tuple[Callable[..., None], ...] = (demo, run, train, plan, check, bench, ladder, devices)
+    for command in commands:
+        app.command(command.__name__)(command)
+    return app
+
+
+def _dispatch(argv: Sequence[str] | None) -> int:
+    try:
+        build_app()(args=None if argv is None else list(argv), prog_name="onchip")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    return 0
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """In this block Ctrl-C and SIGTERM raise StoppedError, so that what is half-written is removed on the way out."""
+
+    def stop(*_: object) -> None:
+        raise StoppedError
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # only there may handlers be set
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and & in scripts: who ignores it means it
+                before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        import typer
+
+        from onchip import __version__
+
+        typer.echo(f"onchip {__version__}")
+        raise typer.Exit
+
+
+def _fail(message: str, code: int) -> int:
+    print(message, file=sys.stderr)
+    return code
+
+
+def _no_memory(error: MemoryError) -> OnchipError:
+    return OnchipError(
+        "out of memory", got=str(error) or "an allocation that failed", expected="room for the work",
+        hint="fewer rows at a time (--batch), or a machine with more memory",
+    )  # fmt: skip
+
+
+def _system_error(error: OSError) -> OnchipError:
+    where = f" {error.filename}" if error.filename else ""
+    hint = "see that the file or folder is there and may be used"
+    if error.errno == errno.ENOSPC:
+        hint = "free some space, or choose a folder on another disk"
+    got = error.strerror or str(error)
+    return OnchipError(f"the system refused{where}", got=got, expected="files that can be read and written", hint=hint)

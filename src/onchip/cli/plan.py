@@ -1,0 +1,40 @@
+"""onchip plan: what would run, and why."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Option
+
+from onchip.cli.options import Json, Model, Precision
+from onchip.cli.talk import print_json
+
+
+def plan(
+    model: Model,
+    device: Annotated[str, Option(help="h200, a100, rtx4060 (need not be here), auto, cpu, cuda or cuda:N.")] = "auto",
+    batch: Annotated[int, Option(metavar="ROWS", help="Rows the plan is priced for.")] = 1024,
+    precision: Precision = "fp32",
+    train: Annotated[
+        str, Option(metavar="LOSS", show_default=False, help="Plan training: cross_entropy or half_sse.")
+    ] = "",
+    momentum: Annotated[bool, Option("--momentum", help="With --train: SGD with momentum.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show which kernel would run which layers, what it costs, and why.
+
+    \b
+    Example:
+      onchip plan decode --device h200 --batch 2097152
+
+    Nothing runs, no weight is computed, and the device need not be here.
+    """
+    from onchip.plan.kernel import Job
+    from onchip.runtime.engine import plan as make_plan
+    from onchip.workloads import load
+
+    made = make_plan(load(model), device, Job(precision, batch, train, momentum))
+    if as_json:
+        print_json(made.to_dict())
+    else:
+        print(made)

@@ -1,0 +1,85 @@
+"""How the commands speak: data on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onchip.plan.planner import Plan
+
+Update = Callable[[float, str], None]
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """One JSON document on stdout. JSON has no NaN and no infinity: they become null."""
+    print(json.dumps(_plain(document), indent=2, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Columns wide enough for their cells; those in `right` are aligned to the right."""
+    widths = [max(len(row[c]) for row in [head, *rows]) for c in range(len(head))]
+    lines = []
+    for row in [head, *rows]:
+        sized = enumerate(zip(row, widths, strict=True))
+        lines.append("  ".join(cell.rjust(w) if c in right else cell.ljust(w) for c, (cell, w) in sized).rstrip())
+    return "\n".join(lines)
+
+
+def rate(per_second: float, unit: str = "rows") -> str:
+    """1234567 -> '1.23 M rows/s'."""
+    for limit, sign in ((1e9, "G "), (1e6, "M "), (1e3, "k ")):
+        if per_second >= limit:
+            return f"{per_second / limit:.2f} {sign}{unit}/s"
+    return f"{per_second:.1f} {unit}/s"
+
+
+@contextlib.contextmanager
+def progress(what: str, total: float) -> Iterator[Update]:
+    """A bar on stderr; yields update(done, text). Where stderr is no terminal there is no bar."""
+    if not sys.stderr.isatty():
+        yield lambda done, text: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"),
+        TimeRemainingColumn(compact=True),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total, text="")
+
+        def update(done: float, text: str) -> None:
+            bar.update(task, completed=done, text=text)
+
+        yield update
+
+
+def say_device(chosen: str, plan: Plan, verbose: int, compile_seconds: float) -> None:
+    """The device and why; -v the plan, -vv what compiling (or loading what is compiled) took, -vvv where it is kept."""
+    say(f"device: {chosen}")
+    if verbose >= 1:
+        say(str(plan))
+    if verbose >= 2:
+        say(f"planned and compiled, or loaded from the cache, in {compile_seconds * 1e3:.0f} ms")
+    if verbose >= 3:
+        from onchip.files import cache_dir
+
+        say(f"cache: {cache_dir()}")

@@ -1,0 +1,142 @@
+"""Every device and every precision held against the float64 reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from onchip.errors import DeviceError, InputError, OnchipError, PlanError
+from onchip.kernels import reference
+from onchip.plan.kernel import PRECISIONS
+from onchip.runtime.cuda import cuda_devices, why_no_cuda
+from onchip.runtime.engine import Engine, compile
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array
+from onchip.spec.types import TensorType, numpy_dtype
+
+FACTOR, ULPS = 2, 4  # allowed: FACTOR times the naive error and ULPS units in the last place
+BATCHES = (1, 2, 7)  # a row must come out the same, to the bit, in batches of these sizes
+MAX_BATCHED_ROWS = 1000  # batches of 1 over more rows than this would only take longer
+
+MEASURE = "max |y - truth| / max |truth|"
+
+# The naive run: NumPy, one operation at a time, rounding to this type after each. NumPy has no tf32 (float32
+# with a 10-bit mantissa), so its yardstick is the float32 run and its ulp carries the allowance.
+NAIVE_DTYPE = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
+ULP = {"fp32": 2.0**-23, "tf32": 2.0**-10, "bf16": 2.0**-7, "fp16": 2.0**-10, "fp8": 2.0**-3}
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """One device in one precision. Errors are MEASURE."""
+
+    device: str
+    precision: str
+    kernels: tuple[str, ...]
+    error: float | None  # None where there is no engine
+    naive_error: float
+    naive_dtype: str
+    unequal_batch: int | None  # the first batch size at which a row's bits changed
+    reason: str  # why there is no engine
+
+    @property
+    def allowed(self) -> float:
+        return FACTOR * self.naive_error + ULPS * ULP[self.precision]
+
+    @property
+    def ratio(self) -> float | None:
+        """Of the naive error; None where there is no engine or the naive run is exact."""
+        return self.error / self.naive_error if self.error is not None and 0 < self.naive_error < math.inf else None
+
+    @property
+    def verdict(self) -> str:
+        if self.error is None:
+            return "not available"
+        return "ok" if self.error <= self.allowed and self.unequal_batch is None else "FAIL"
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    network: str
+    rows: int
+    seed: int
+    checks: tuple[CheckRow, ...]
+    no_cuda: str | None  # why there is no GPU to check
+
+    @property
+    def passed(self) -> bool:
+        return all(row.verdict != "FAIL" for row in self.checks)
+
+
+def check_network(
+    net: Network, rows: int = 1000, seed: int = 0, on_progress: Callable[[float, str], None] | None = None
+) -> CheckReport:
+    """Compare every engine that can be made here with the reference, on random rows.
+
+    on_progress  called before each comparison with the part that is done and what comes next
+    """
+    if rows < 1:
+        raise InputError("bad number of rows", got=str(rows), expected="at least 1", hint="--rows 1000")
+    if seed < 0:
+        raise InputError("bad seed", got=str(seed), expected="at least 0")
+    x = random_rows(net.input, rows, seed)
+    truth = reference.forward(net, x, "float64")
+    gpus = [f"cuda:{i}" for i in range(len(cuda_devices()))]
+    naive = {p: scaled_error(reference.forward(net, x, dtype), truth) for p, dtype in NAIVE_DTYPE.items()}
+    pairs = [(device, precision) for device in ("cpu", *gpus) for precision in PRECISIONS]
+    checks = []
+    for i, (device, precision) in enumerate(pairs):
+        if on_progress is not None:
+            on_progress(i / len(pairs), f"{device} {precision}")
+        checks.append(_check_one(net, x, truth, device, precision, naive[precision]))
+    return CheckReport(net.name, rows, seed, tuple(checks), None if gpus else why_no_cuda())
+
+
+def _check_one(net: Network, x: Array, truth: Array, device: str, precision: str, naive_error: float) -> CheckRow:
+    naive_dtype = NAIVE_DTYPE[precision]
+    try:
+        engine = compile(net, device, precision)
+    except (PlanError, DeviceError) as error:
+        return CheckRow(device, precision, (), None, naive_error, naive_dtype, None, _reason(error))
+    got = engine(x)
+    kernels = tuple(group.claim.label for group in engine.plan.groups)
+    unequal = unequal_batch(engine, x, got)
+    return CheckRow(device, precision, kernels, scaled_error(got, truth), naive_error, naive_dtype, unequal, "")
+
+
+def _reason(error: OnchipError) -> str:
+    # The device itself is there: what it can refuse is the precision.
+    return f"the device computes in {error.expected}" if isinstance(error, DeviceError) else error.what
+
+
+def random_rows(given: TensorType, rows: int, seed: int) -> Array:
+    """Standard normal rows of a float input."""
+    if "float" not in given.dtype:
+        raise InputError("cannot make random rows for this network", got=f"input {given}", expected="a float input")
+    x = np.random.default_rng(seed).standard_normal((rows, *given.row_shape), dtype=np.float32)
+    return x.astype(numpy_dtype(given.dtype), copy=False)
+
+
+def scaled_error(got: Array, truth: Array) -> float:
+    """max |got - truth| / max |truth|. The same NaN or infinity in both is no error, one in either alone is inf."""
+    got = got.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(got - truth)
+    difference[(got == truth) | (np.isnan(got) & np.isnan(truth))] = 0
+    difference[np.isnan(difference)] = np.inf
+    finite = np.abs(truth[np.isfinite(truth)])
+    scale = float(finite.max()) if finite.size else 0.0
+    return float(difference.max(initial=0.0)) / (scale or 1.0)
+
+
+def unequal_batch(engine: Engine, x: Array, whole: Array) -> int | None:
+    """The first batch size of BATCHES in which a row does not come out bit for bit as it did in `whole`."""
+    x, whole = x[:MAX_BATCHED_ROWS], whole[:MAX_BATCHED_ROWS]
+    for size in BATCHES:
+        for start in range(0, len(x), size):
+            if engine(x[start : start + size]).tobytes() != whole[start : start + size].tobytes():
+                return size
+    return None

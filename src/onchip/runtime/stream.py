@@ -1,0 +1,196 @@
+"""Rows through an engine, a piece at a time: a file larger than memory passes in bounded space."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from onchip.errors import InputError, ShapeError
+from onchip.files import check_writable
+from onchip.runtime.engine import Engine
+from onchip.spec.arrays import NpyWriter
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array
+from onchip.spec.types import TensorType, numpy_dtype
+
+PIECE_BYTES = 8 << 20  # of input and output at a time: dwarfs the cost of a launch, and its memory is reused
+FIRST_ROWS = 5  # of the results, kept for showing
+
+
+class Source(Protocol):
+    """Rows that are read when asked for: a file (spec.arrays.RowSource), FittedRows, or anything alike."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    def __len__(self) -> int: ...
+    def read(self, start: int, stop: int) -> Array: ...
+
+
+class Sink(Protocol):
+    def write(self, rows: Array) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class StreamReport:
+    rows: int
+    seconds: float  # reading, running and writing together
+    engine_seconds: float
+    bad_rows: int  # rows of the input that hold a NaN or an infinity
+    first_bad_row: int | None
+    first_rows: Array  # the first few results
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.rows / self.seconds if self.rows else 0.0
+
+    @property
+    def engine_rows_per_s(self) -> float:
+        return self.rows / self.engine_seconds if self.rows else 0.0
+
+
+# -- what goes in ------------------------------------------------------------------------------------------
+
+
+class FittedRows:
+    """A source whose rows are what the network reads; `notes` says what is done to them on the way.
+
+    Rows of another shape but the same size are reshaped. Numbers are converted only if `scale` is given.
+    """
+
+    def __init__(self, source: Source, expected: TensorType, scale: float | None = None) -> None:
+        row_shape = tuple(source.shape[1:])
+        if math.prod(row_shape) != expected.row_size:
+            got = str(list(source.shape))
+            hint = "a single row is a batch of one: x.reshape(1, -1)" if source.shape == (expected.row_size,) else ""
+            raise ShapeError("the rows have another shape", got=got, expected=str(expected), hint=hint)
+        self.shape = (source.shape[0], *expected.row_shape)
+        self.dtype = numpy_dtype(expected.dtype)
+        self.notes: tuple[str, ...] = ()
+        self._source, self._scale = source, scale
+        if row_shape != expected.row_shape:
+            self.notes += (f"rows of {_sizes(row_shape)} are read as rows of {_sizes(expected.row_shape)}",)
+        if scale is None:
+            _check_dtype(source.dtype, expected.dtype)
+        else:
+            _check_scale(scale, expected.dtype)
+            self.notes += (f"{source.dtype.name} is converted to {expected.dtype} and divided by {scale:g}",)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, start: int, stop: int) -> Array:
+        rows = self._source.read(start, stop)
+        if self._scale is not None:
+            rows = rows.astype(self.dtype) / self.dtype.type(self._scale)
+        return rows.reshape(len(rows), *self.shape[1:])
+
+
+def _sizes(row_shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, row_shape)) or "1"
+
+
+def _check_dtype(got: np.dtype[Any], expected: str) -> None:
+    if got == numpy_dtype(expected):
+        return
+    hint = f"numpy.save the rows as {expected}"
+    if "float" in expected:
+        hint = f"--scale 255 (convert to {expected} and divide by 255: pixels) or --scale 1 (only convert)"
+    raise ShapeError("the rows have another dtype", got=got.name, expected=expected, hint=hint)
+
+
+def _check_scale(scale: float, expected: str) -> None:
+    if not (math.isfinite(scale) and scale != 0):
+        raise InputError("bad scale", got=f"{scale:g}", expected="a number, not 0", hint="--scale 255 for pixels")
+    if "float" not in expected:
+        got = f"--scale {scale:g} for {expected} rows"
+        raise InputError("only float rows can be scaled", got=got, expected="no --scale for this network")
+
+
+def rows_not_finite(x: Array) -> Array:
+    """Numbers of the rows that hold a NaN or an infinity."""
+    if x.dtype.kind in "iub" or np.isfinite(x).all():
+        return np.empty(0, np.int64)
+    return np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
+
+
+# -- what comes out ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def open_output(path: Path | None, net: Network, rows: int) -> Iterator[Sink | None]:
+    """The .npy for the results of `rows` rows; it appears when the block ends well. No path, no sink.
+
+    Whatever can be known to stop the writing is raised now, not after the work.
+    """
+    if path is None:
+        yield None
+        return
+    if path.suffix.lower() != ".npy":
+        got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
+        hint = f"-o {path.with_suffix('.npy')}"
+        raise InputError(f"cannot write {path}: unknown format", got=got, expected=".npy", hint=hint)
+    check_writable(path)
+    with NpyWriter(path, (rows, *net.output.row_shape), numpy_dtype(net.output.dtype)) as writer:
+        yield writer
+
+
+# -- between -----------------------------------------------------------------------------------------------
+
+
+def piece_rows(net: Network) -> int:
+    """How many rows make a piece when nobody says. It depends on the network alone, never on the file."""
+    return max(1, min(1 << 20, PIECE_BYTES // max(1, net.input.row_bytes + net.output.row_bytes)))
+
+
+def run_rows(
+    engine: Engine,
+    source: Source,
+    sink: Sink | None,
+    batch_rows: int,
+    on_progress: Callable[[int, float], None] | None = None,
+) -> StreamReport:
+    """Run every row of `source` and hand the results to `sink`, in order; one piece is in memory at a time.
+
+    batch_rows   rows a piece; the results do not depend on it
+    on_progress  called after each piece with the rows done and the rows/s so far
+    """
+    if batch_rows < 1:
+        hint = "--batch 65536, or no --batch"
+        raise InputError("bad number of rows at a time", got=str(batch_rows), expected="at least 1", hint=hint)
+    total = len(source)
+    out = np.empty((min(batch_rows, total), *engine.output.row_shape), numpy_dtype(engine.output.dtype))
+    first_rows = out[:0].copy()
+    bad_rows, first_bad_row, engine_seconds = 0, None, 0.0
+    started = time.perf_counter()
+    for start in range(0, total, batch_rows):
+        # Tried a thread that reads ahead: no gain, it takes a core from the engine.
+        stop = min(start + batch_rows, total)
+        x = source.read(start, stop)
+        bad = rows_not_finite(x)
+        if bad.size and first_bad_row is None:
+            first_bad_row = start + int(bad[0])
+        bad_rows += bad.size
+        begin = time.perf_counter()
+        y = engine(x, out=out[: stop - start])
+        engine_seconds += time.perf_counter() - begin
+        if len(first_rows) < FIRST_ROWS:
+            first_rows = np.concatenate([first_rows, y[: FIRST_ROWS - len(first_rows)]])
+        if sink is not None:
+            sink.write(y)
+        if on_progress is not None:
+            on_progress(stop, stop / (time.perf_counter() - started))
+    return StreamReport(total, time.perf_counter() - started, engine_seconds, bad_rows, first_bad_row, first_rows)
+
+
+def warm_up(engine: Engine) -> None:
+    """Run one row of zeros: afterwards every kernel is compiled and loaded."""
+    engine(np.zeros((1, *engine.input.row_shape), numpy_dtype(engine.input.dtype)))

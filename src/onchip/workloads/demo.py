@@ -1,0 +1,203 @@
+"""demo: the whole way once. Train, save, load, plan, check, time, draw; on data that is always there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onchip.errors import InputError, KernelError, OutputError
+from onchip.files import atomic_write
+from onchip.kernels import reference
+from onchip.runtime.check import FACTOR, ULP, ULPS, scaled_error
+from onchip.runtime.cpu import core_count
+from onchip.runtime.engine import Engine, compile
+from onchip.spec.layers import Linear
+from onchip.spec.load import load_file, save
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, materialise
+from onchip.train.loop import Progress
+from onchip.workloads import digits
+from onchip.workloads.classify import Trained, train_and_test
+
+# 97 to 98 % of the test rows in a fraction of a second; the defaults of `train` are made for MNIST.
+EPOCHS, LR, BATCH_SIZE, SEED = 30, 0.1, 32, 0
+ROWS = 50_000
+REPEATS = 7
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One way to run the same rows through the same network."""
+
+    engine: str
+    median_ms: float
+    p20_ms: float
+    p80_ms: float
+    error: float  # max |y - truth| / max |truth|
+
+
+def train_digits(
+    folder: Path, epochs: int = EPOCHS, on_progress: Callable[[Progress], None] | None = None
+) -> tuple[digits.Dataset, Trained]:
+    """Train 64-320-160-10 on scikit-learn's digits; `folder`, where the results will go, is made first."""
+    make_folder(folder)
+    data = digits.load_data("sklearn")
+    net = digits.network(data.side**2, seed=SEED)
+    return data, train_and_test(
+        net, data, lr=LR, momentum=0.0, batch_size=BATCH_SIZE, epochs=epochs, seed=SEED, on_progress=on_progress
+    )
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        got = error.strerror or str(error)
+        raise OutputError(
+            f"cannot make the folder {folder}", got=got, expected="a place to write to", hint="another one: --out DIR"
+        ) from None
+
+
+def save_and_load(folder: Path, net: Network, x: Array) -> tuple[Engine, tuple[Path, ...]]:
+    """Save the network in both formats and compile it as a user would: from the file."""
+    files = (folder / "digits.onnx", folder / "digits.safetensors")
+    for path in files:
+        save(net, path)
+    engine, twin = (compile(load_file(path)) for path in files)
+    if engine(x).tobytes() != twin(x).tobytes():
+        raise KernelError("the files give different results", got=str(files[1]), expected=f"the bits of {files[0]}")
+    return engine, files
+
+
+# -- timing ------------------------------------------------------------------------------------------------
+
+
+def time_rows(
+    engine: Engine, images: Array, rows: int = ROWS, on_progress: Callable[[float, str], None] | None = None
+) -> tuple[Timing, ...]:
+    """Run the images over and over, `rows` in all, through onchip, NumPy and, where it is installed, PyTorch.
+
+    Each is held against float64 first: a wrong one has no time. Then they take turns, so that whatever else the
+    machine does falls on all of them. on_progress gets the part that is done and what is being done.
+    """
+    if rows < 1:
+        raise InputError("bad number of rows", got=str(rows), expected="at least 1", hint=f"--rows {ROWS}")
+    tell = on_progress or (lambda part, what: None)
+    net, x = engine.plan.network, np.resize(images, (rows, images.shape[1]))
+    truth = reference.forward(net, images, "float64")
+    allowed = FACTOR * scaled_error(reference.forward(net, images, "float32"), truth) + ULPS * ULP["fp32"]
+    truth = np.resize(truth, (rows, truth.shape[1]))  # repeated as the images are
+    runners: dict[str, Callable[[Array], Array]] = {"onchip": engine, "NumPy, layer by layer": numpy_layers(net)}
+    if (in_torch := torch_layers(net, core_count())) is not None:
+        runners["PyTorch, layer by layer"] = in_torch
+    tell(0.0, "checking")
+    errors = {name: scaled_error(run(x), truth) for name, run in runners.items()}
+    for name, error in errors.items():
+        if error > allowed:
+            expected = f"at most {allowed:.1e}"
+            raise KernelError(f"{name} is wrong: it gets no time", got=f"error {error:.1e}", expected=expected)
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    for turn in range(REPEATS):
+        tell(turn / REPEATS, f"turn {turn + 1} of {REPEATS}")
+        for name, run in runners.items():
+            run(x)  # untimed: the threads of the one before still spin, which would cost PyTorch a factor of two
+            start = time.perf_counter()
+            run(x)
+            times[name].append(1e3 * (time.perf_counter() - start))
+    timings = []
+    for name, samples in times.items():
+        p20, median, p80 = np.percentile(samples, [20, 50, 80]).tolist()
+        timings.append(Timing(name, median, p20, p80, errors[name]))
+    return tuple(timings)
+
+
+def used_weights(net: Network) -> dict[str, Array]:
+    return {name: materialise(name, net.weights) for node in net.nodes for name in node.weights.values()}
+
+
+def numpy_layers(net: Network) -> Callable[[Array], Array]:
+    """Linear and ReLU as one writes them in NumPy: a product, a sum and a maximum a layer, no needless copies."""
+    weights = used_weights(net)
+
+    def run(x: Array) -> Array:
+        for node in net.nodes:
+            if isinstance(node.layer, Linear):
+                x = x @ weights[node.weights["weight"]].T
+                x += weights[node.weights["bias"]]
+            else:
+                np.maximum(x, 0, out=x)
+        return x
+
+    return run
+
+
+def torch_layers(net: Network, threads: int) -> Callable[[Array], Array] | None:
+    """The same in PyTorch with as many threads; None where it is not installed."""
+    try:
+        import torch
+    except (ImportError, OSError):  # OSError: installed, but a library of it is missing
+        return None
+    torch.set_num_threads(threads)
+    weights = {name: torch.from_numpy(w.copy()) for name, w in used_weights(net).items()}
+
+    def run(x: Array) -> Array:
+        with torch.inference_mode():
+            y = torch.from_numpy(x)
+            for node in net.nodes:
+                if isinstance(node.layer, Linear):
+                    y = torch.nn.functional.linear(y, weights[node.weights["weight"]], weights[node.weights["bias"]])
+                else:
+                    y = torch.relu_(y)
+            out: Array = y.numpy()
+            return out
+
+    return run
+
+
+# -- the picture -------------------------------------------------------------------------------------------
+
+
+def draw(folder: Path, data: digits.Dataset, trained: Trained) -> tuple[Path | None, str]:
+    """Test images with what the network says, the wrong ones first and in red, beside the loss curve.
+
+    The picture's path, or None and why there is no picture.
+    """
+    try:
+        from matplotlib.figure import Figure  # no pyplot: no window system is asked
+    except ImportError:
+        return None, "matplotlib is not installed: pip install 'onchip[plot]'"
+
+    wrong = np.flatnonzero(trained.predictions != data.y_test)
+    right = np.flatnonzero(trained.predictions == data.y_test)
+    columns, lines = 10, 5
+    shown = np.concatenate([wrong, right])[: columns * lines]
+    figure = Figure(figsize=(12, 4.6), layout="constrained")
+    grid = figure.add_gridspec(1, 2, width_ratios=(3, 2))
+    left, side = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
+    left.suptitle(f"{trained.accuracy:.1%} of {len(data.y_test)} test digits right, the {len(wrong)} wrong ones first")
+    for axis, i in zip(left.subplots(lines, columns).flat, shown, strict=False):
+        said, truth = trained.predictions[i], data.y_test[i]
+        axis.imshow(data.x_test[i].reshape(data.side, data.side), cmap="gray_r")
+        axis.set(xticks=[], yticks=[])
+        if said == truth:
+            axis.set_title(f"{said}", fontsize=9)
+        else:
+            axis.set_title(f"{said}, is {truth}", fontsize=9, color="tab:red")
+        for spine in axis.spines.values():
+            spine.set_color("lightgray" if said == truth else "tab:red")
+    axis = side.subplots()
+    losses, epochs = trained.fit.losses, len(trained.fit.epoch_losses)
+    steps = np.arange(1, len(losses) + 1) * epochs / len(losses)
+    axis.plot(steps, losses, color="lightsteelblue", linewidth=0.8, label="a step")
+    axis.plot(np.arange(epochs) + 0.5, trained.fit.epoch_losses, color="tab:blue", label="mean of an epoch")
+    axis.set(title="training", xlabel="epoch", ylabel="loss (cross entropy)", yscale="log", xlim=(0, epochs))
+    axis.legend(frameon=False)
+    axis.spines[["top", "right"]].set_visible(False)
+    path = folder / "digits.png"
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png", dpi=120)
+    return path, ""

@@ -1,0 +1,27 @@
+"""onchip devices: what is here, why nothing else is, and what can be planned for."""
+
+import json
+
+from onchip.plan.device import KNOWN
+from onchip.runtime.cpu import core_count
+from onchip.runtime.cuda import cuda_devices, why_no_cuda
+
+
+def test_table(cli):
+    ran = cli("devices")
+    assert ran.code == 0
+    names = [line.split()[0] for line in ran.out.splitlines()[1:]]
+    assert names == ["cpu", *(f"cuda:{i}" for i in range(len(cuda_devices()))), *KNOWN]
+    if not cuda_devices():
+        assert f"no GPU: {why_no_cuda()}" in ran.err
+
+
+def test_json_and_measuring(cli, monkeypatch, tmp_path):
+    monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path / "cache"))  # the user's own rates stay
+    document = json.loads(cli("devices", "--measure", "--json").out)
+    cpu = document["here"][0]
+    assert (cpu["kind"], cpu["units"]) == ("cpu", core_count())
+    assert cpu["flops"]["fp32"] > 1e8
+    assert cpu["bytes_per_s"] > 1e8
+    assert [known["name"] for known in document["known"]] == list(KNOWN)
+    assert (document["no_cuda"] is None) == bool(cuda_devices())

@@ -1,0 +1,134 @@
+"""The command line as a whole: its story, its exit codes, and the one place where things go wrong."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from onchip.errors import InputError, KernelError
+
+ORDER = ["demo", "run", "train", "plan", "check", "bench", "ladder", "devices"]
+
+
+def test_help_tells_the_story_in_order(cli):
+    ran = cli("--help")
+    assert ran.code == 0
+    listed = ran.out[ran.out.index("Commands:") :].splitlines()[1:]
+    assert [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "] == ORDER
+    assert ran.out.index("onchip demo") < ran.out.index("onchip run") < ran.out.index("onchip plan")
+
+
+def test_no_arguments_is_help_and_misuse(cli):
+    ran = cli()
+    assert "Commands:" in ran.out + ran.err
+    assert ran.code in (0, 2)  # typer before and after 0.16
+
+
+def test_version(cli):
+    from onchip import __version__
+
+    ran = cli("--version")
+    assert (ran.code, ran.out) == (0, f"onchip {__version__}\n")
+
+
+def test_help_is_quick_and_loads_no_numpy():
+    code = (
+        "import sys, time; start = time.perf_counter();"
+        "from onchip.cli.main import main; main(['--help']); took = time.perf_counter() - start;"
+        "heavy = [m for m in ('numpy', 'numba', 'onnx', 'sklearn', 'matplotlib', 'torch') if m in sys.modules];"
+        "print(took, *heavy, file=sys.stderr)"
+    )
+    best = 9.0
+    for _ in range(2):  # the first may find cold files
+        err = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr.split()
+        assert err[1:] == []
+        best = min(best, float(err[0]))
+    assert best < 0.5
+
+
+@pytest.mark.parametrize("args", [["nothing"], ["run", "--nothing"], ["run"], ["plan", "decode", "--batch", "many"]])
+def test_misuse_is_exit_2_without_traceback(cli, args):
+    ran = cli(*args)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert "Usage: onchip" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def failing(monkeypatch, error):
+    def run(*args, **options):
+        raise error
+
+    monkeypatch.setattr("onchip.workloads.load", run)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (InputError("bad thing", got="x", expected="y", hint="z"), 2, ["bad thing", "got:      x", "try:      z"]),
+        (KernelError("kernel broke"), 1, ["kernel broke"]),
+        (MemoryError("Unable to allocate 9 TiB"), 2, ["out of memory", "9 TiB", "expected:", "try:"]),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, ["No space left", "expected:", "free some space"]),
+        (PermissionError(errno.EACCES, "Permission denied", "f"), 2, ["f", "Permission denied", "expected:", "try:"]),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_what_goes_wrong_is_said_once_without_traceback(cli, monkeypatch, error, code, words):
+    failing(monkeypatch, error)
+    ran = cli("plan", "decode")
+    assert ran.code == code
+    assert ran.out == ""
+    assert "Traceback" not in ran.err
+    for word in words:
+        assert word in ran.err
+
+
+def test_a_bug_keeps_its_traceback(cli, monkeypatch):
+    failing(monkeypatch, ZeroDivisionError("a bug"))
+    with pytest.raises(ZeroDivisionError):
+        cli("plan", "decode")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("where", ["onchip.cli.main.build_app", "onchip.workloads.load"])
+def test_stopped_anywhere(cli, monkeypatch, number, where):
+    """Before the command begins, and in its midst; the handlers are those of before when it is over."""
+    before = signal.getsignal(number)
+    monkeypatch.setattr(where, lambda *args: exec("signal.raise_signal(number)", {"signal": signal, "number": number}))
+    ran = cli("plan", "decode")
+    assert (ran.code, ran.out, ran.err) == (2, "", "stopped: no file is half-written\n")
+    assert signal.getsignal(number) == before
+
+
+def test_an_ignored_signal_stays_ignored(cli, monkeypatch):
+    from onchip.workloads import load
+
+    def interrupted(model):
+        signal.raise_signal(signal.SIGINT)
+        return load(model)
+
+    monkeypatch.setattr("onchip.workloads.load", interrupted)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert cli("plan", "decode").code == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_closed_pipe_is_quiet(spawn):
+    reader, writer = os.pipe()
+    process = spawn("plan", "decode", "--device", "h200", stdout=writer)
+    os.close(reader)
+    os.close(writer)
+    _, err = process.communicate(timeout=60)
+    assert err == ""
+    assert process.returncode == 1
+
+
+def test_python_m_onchip(spawn):
+    out, err = spawn("plan", "decode", "--device", "h200").communicate(timeout=60)
+    assert out.startswith("decode on NVIDIA H200")
+    assert err == ""

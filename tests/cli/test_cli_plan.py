@@ -1,0 +1,62 @@
+"""onchip plan: needs no GPU, computes no weight."""
+
+import json
+
+import pytest
+
+from onchip.spec.recipe import Recipe
+
+
+def test_text_is_the_plan_and_nothing_else(cli):
+    ran = cli("plan", "decode", "--device", "h200", "--batch", 2097152)
+    assert ran.code == 0
+    assert ran.err == ""
+    assert ran.out.splitlines()[0] == "decode on NVIDIA H200, fp32, infer, 2,097,152 rows"
+    assert "mlp_fused<" in ran.out
+
+
+@pytest.mark.parametrize("device", ["h200", "a100", "rtx4060", "cpu", "auto"])
+def test_json(cli, device):
+    ran = cli("plan", "digits", "--device", device, "--json")
+    assert ran.code == 0, ran.err
+    plan = json.loads(ran.out)
+    assert plan["groups"][0]["layers"][0] == "fc1"
+    assert plan["floor_us"] > 0
+
+
+def test_training(cli):
+    ran = cli("plan", "digits", "--device", "cpu", "--train", "cross_entropy", "--momentum", "--batch", 64)
+    assert ran.code == 0, ran.err
+    assert "train, cross_entropy, 64 rows" in ran.out
+
+
+def test_no_weight_is_computed(cli, monkeypatch):
+    def watched(self, name):
+        if name == "evaluate":
+            pytest.fail("a plan computed a weight")
+        return object.__getattribute__(self, name)
+
+    monkeypatch.setattr(Recipe, "__getattribute__", watched)
+    assert cli("plan", "digits", "--device", "h200").code == 0
+    assert cli("plan", "digits", "--device", "cpu").code == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["nothing"], ["unknown model 'nothing'"]),
+        (["nothing.safetensors"], ["nothing.safetensors", "No such file"]),
+        (["decode", "--device", "h300"], ["unknown device 'h300'", "onchip devices"]),
+        (["decode", "--batch", "0"], ["got:      0", "at least 1"]),
+        (["decode", "--train", "mse"], ["unknown loss 'mse'", "cross_entropy or half_sse"]),
+        (["decode", "--precision", "fp7"], ["fp7", "fp32, tf32, bf16, fp16, fp8"]),
+        (["decode", "--device", "a100", "--precision", "fp8"], ["does not compute in fp8"]),
+    ],
+)
+def test_bad_requests(cli, args, words):
+    ran = cli("plan", *args)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert "expected:" in ran.err
+    for word in words:
+        assert word in ran.err

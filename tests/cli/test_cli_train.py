@@ -1,0 +1,111 @@
+"""onchip train: learns, writes whole files, refuses nonsense before the work, and leaves nothing behind."""
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from onchip.runtime.engine import compile
+from onchip.spec.build import mlp
+from onchip.spec.load import load_file, save
+from onchip.workloads.digits import load_data
+
+QUICK = ["--data", "sklearn", "--hidden", "32", "--epochs", "3", "--lr", "0.1"]
+
+
+def test_it_learns_and_the_file_is_the_network(cli, tmp_path):
+    ran = cli("train", "digits", *QUICK, "-o", "d.onnx", "--json", "--device", "cpu")
+    assert ran.code == 0, ran.err
+    document = json.loads(ran.out)
+    assert document["accuracy"] > 0.7
+    assert document["epoch_losses"][0] > document["epoch_losses"][-1]
+    assert document["ms_per_epoch"] > 0
+    assert "wrote d.onnx" in ran.err
+    data = load_data("sklearn")
+    y = compile(load_file(tmp_path / "d.onnx"), device="cpu")(data.x_test)
+    assert (y.argmax(axis=1) == data.y_test).mean() == pytest.approx(document["accuracy"])
+
+
+def test_text_and_plan(cli, tmp_path):
+    before = sorted(os.listdir(tmp_path))
+    ran = cli("train", "digits", *QUICK, "-v")
+    assert ran.out.startswith("accuracy ")
+    assert "ms/epoch" in ran.out
+    assert "mlp_train<64,32,10" in ran.err
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_same_seed_same_bits_and_training_goes_on_from_a_file(cli, tmp_path):
+    for name in ("a", "b"):
+        assert cli("train", "digits", *QUICK, "-o", f"{name}.safetensors").code == 0
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    first = json.loads(cli("train", "digits", *QUICK, "--json").out)
+    ran = cli("train", "a.safetensors", "--data", "sklearn", "--epochs", 2, "--lr", 0.1, "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["epoch_losses"][-1] < first["epoch_losses"][-1]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["digits", "--lr", "0"], ["learning rate", "try:"]),
+        (["digits", "--lr", "inf"], ["learning rate"]),
+        (["digits", "--epochs", "0"], ["epochs", "at least 1"]),
+        (["digits", "--batch-size", "0"], ["batch size"]),
+        (["digits", "--momentum", "1"], ["momentum"]),
+        (["digits", "--seed", "-1"], ["seed"]),
+        (["digits", "--threads", "0"], ["threads"]),
+        (["digits", "--data", "cats"], ["unknown data set 'cats'", "mnist"]),
+        (["digits", "--hidden", "32,x"], ["32,x", "--hidden 320,160"]),
+        (["digits", "--hidden", "0"], ["hidden"]),
+        (["m.onnx", "--hidden", "32"], ["--hidden is for a new network", "onchip train digits --hidden 32"]),
+        (["nothing.onnx"], ["nothing.onnx", "No such file"]),
+        (["nothing"], ["unknown model 'nothing'"]),
+        (["m.onnx"], ["8x8 pixels", "float32[B, 20]", "--data mnist"]),
+        (["digits", "-o", "d.txt"], ["unknown format", "-o d.onnx"]),
+        (["digits", "-o", "no/d.onnx"], ["No such file or directory", "mkdir -p no"]),
+        (["digits", "-o", "/dev/null/d.onnx"], ["Not a directory"]),
+    ],
+)
+def test_bad_requests(cli, tmp_path, args, words):
+    save(mlp(20, 8, 10), tmp_path / "m.onnx")
+    before = sorted(os.listdir(tmp_path))
+    ran = cli("train", "--data", "sklearn", *args)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert "expected:" in ran.err
+    assert "Traceback" not in ran.err
+    for word in words:
+        assert word in ran.err
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_mnist_that_is_not_there(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("ONCHIP_DATA", str(tmp_path))
+    monkeypatch.setattr("onchip.workloads.digits.cache_dir", lambda: tmp_path)
+    ran = cli("train", "digits", "--data", "mnist")
+    assert ran.code == 2
+    assert "ONCHIP_DATA" in ran.err
+
+
+def test_divergence_is_a_failure_and_writes_nothing(cli, tmp_path):
+    with np.errstate(all="ignore"):
+        ran = cli("train", "digits", *QUICK[:-1], "1e20", "-o", "d.onnx")
+    assert ran.code == 1
+    assert "diverged" in ran.err
+    assert os.listdir(tmp_path) == []
+
+
+def test_ctrl_c_leaves_nothing(spawn, tmp_path):
+    process = spawn("train", "digits", "--data", "sklearn", "--epochs", 1000000, "-o", "d.onnx")
+    assert "data: sklearn digits" in process.stderr.readline()
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert out == ""
+    assert err == "stopped: no file is half-written\n"
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,92 @@
+"""What every test may use: the command line in this process or in one of its own, real data, and loud skips."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parent.parent / "src"
+
+
+# -- loud skips --------------------------------------------------------------------------------------------
+
+
+def why_no_gpu() -> str:
+    from onchip.runtime.cuda import cuda_devices, why_no_cuda
+
+    return "" if cuda_devices() else why_no_cuda()
+
+
+def pytest_report_header() -> list[str]:
+    reason = why_no_gpu()
+    data = os.environ.get("ONCHIP_DATA")
+    return [
+        f"GPU: none, tests marked gpu are skipped: {reason}" if reason else "GPU: tests marked gpu run on it",
+        f"real data: {data}" if data else "real data: none, its tests are skipped: ONCHIP_DATA is not set",
+    ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and (reason := why_no_gpu()):
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=f"no GPU: {reason}"))
+
+
+@pytest.fixture
+def data_folder() -> Path:
+    """The folder with real data ($ONCHIP_DATA); a test that asks for it is skipped where there is none."""
+    if not (given := os.environ.get("ONCHIP_DATA")):
+        pytest.skip("no real data: ONCHIP_DATA is not set")
+    return Path(given)
+
+
+# -- the command line --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch, capsys) -> Callable[..., Ran]:
+    """cli("plan", "decode") in this process, in an empty folder."""
+    from onchip.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: object) -> Ran:
+        capsys.readouterr()
+        code = main([str(arg) for arg in args])
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def spawn(tmp_path) -> Callable[..., subprocess.Popen[str]]:
+    """spawn("plan", "decode") as a process of its own, in an empty folder, its output piped."""
+    started: list[subprocess.Popen[str]] = []
+
+    def call(*args: object, **options: object) -> subprocess.Popen[str]:
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path, **options}
+        env = {**os.environ, "PYTHONPATH": str(SRC)}
+        process = subprocess.Popen([sys.executable, "-m", "onchip", *map(str, args)], env=env, **options)
+        started.append(process)
+        return process
+
+    yield call
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

@@ -1,0 +1,98 @@
+"""The check itself: it passes what is right, fails what is wrong, and shows what is not there."""
+
+import math
+
+import numpy as np
+import pytest
+
+from checks import random_mlp
+from onchip.errors import InputError
+from onchip.plan.kernel import PRECISIONS
+from onchip.runtime.check import NAIVE_DTYPE, ULP, CheckRow, check_network, random_rows, scaled_error, unequal_batch
+from onchip.runtime.engine import compile
+from onchip.spec.types import TensorType, numpy_dtype
+
+NET = random_mlp(20, 16, 3)
+
+
+def test_a_right_engine_passes_and_every_precision_has_a_row():
+    told = []
+    report = check_network(NET, rows=40, on_progress=lambda part, what: told.append((part, what)))
+    assert report.passed
+    cpu = [row for row in report.checks if row.device == "cpu"]
+    assert [row.precision for row in cpu] == list(PRECISIONS)
+    assert cpu[0].verdict == "ok"
+    assert cpu[0].kernels == ("mlp_fused<20,16,3,ReLU>",)
+    assert told[0] == (0.0, "cpu fp32")
+    for row in cpu:
+        assert row.naive_dtype == NAIVE_DTYPE[row.precision]
+        assert 0 < row.naive_error < 1
+        if row.error is None:
+            assert row.verdict == "not available"
+            assert row.reason
+    naive = {row.precision: row.naive_error for row in cpu}
+    assert naive["fp32"] < naive["fp16"] < naive["bf16"] < naive["fp8"]
+
+
+def test_the_rows_come_from_the_seed():
+    one, same, other = (check_network(NET, rows=20, seed=seed).checks[0].error for seed in (1, 1, 2))
+    assert one == same != other
+
+
+def row(error, naive, precision="fp32", unequal=None):
+    return CheckRow("cpu", precision, ("k",), error, naive, NAIVE_DTYPE[precision], unequal, "")
+
+
+def test_the_verdict_is_twice_the_naive_error_and_four_ulp():
+    allowed = 2e-7 + 4 * 2.0**-23
+    assert row(allowed, 1e-7).verdict == "ok"
+    assert row(allowed * 1.001, 1e-7).verdict == "FAIL"
+    assert row(0.0, 1e-7, unequal=7).verdict == "FAIL"
+    assert row(math.inf, 1e-7).verdict == "FAIL"
+    assert row(math.inf, math.inf, "fp16").verdict == "ok"  # a precision that overflows overflows for everyone
+    assert row(3e-7, 1e-7).ratio == pytest.approx(3)
+    assert row(3e-7, 0.0).ratio is None
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_ulps_are_those_of_the_types(precision):
+    if precision == "tf32":  # NumPy has no such type: 10 bits of mantissa
+        assert ULP[precision] == 2.0**-10
+    else:
+        dtype = numpy_dtype(NAIVE_DTYPE[precision])
+        one = np.ones(1, dtype)
+        following = (one.view(f"u{dtype.itemsize}") + np.array(1, f"u{dtype.itemsize}")).view(dtype)
+        assert float(following[0]) - 1 == ULP[precision]
+
+
+def test_scaled_error():
+    truth = np.array([[4.0, -8.0], [0.0, 1.0]])
+    assert scaled_error(truth.astype(np.float32), truth) == 0
+    assert scaled_error(np.array([[4.0, -6.0], [0.0, 1.0]]), truth) == 0.25
+    assert scaled_error(np.full((1, 2), 0.5), np.zeros((1, 2))) == 0.5
+    assert scaled_error(np.zeros((0, 3)), np.zeros((0, 3))) == 0
+    special = np.array([np.nan, np.inf, -np.inf, 1.0])
+    assert scaled_error(special, special) == 0
+    for wrong in ([0, np.inf, -np.inf, 1.0], [np.nan, -np.inf, -np.inf, 1.0], [np.nan, np.inf, -np.inf, np.nan]):
+        assert scaled_error(np.array(wrong), special) == math.inf
+
+
+def test_a_row_that_depends_on_its_batch_is_found():
+    engine, x = compile(NET, device="cpu"), random_rows(NET.input, 30, 0)
+    whole = engine(x)
+    assert unequal_batch(engine, x, whole) is None
+
+    def fickle(x):
+        y = engine(x)
+        return np.nextafter(y, np.float32(9)) if len(x) == 7 else y
+
+    assert unequal_batch(fickle, x, whole) == 7
+
+
+def test_bad_requests():
+    with pytest.raises(InputError, match="rows"):
+        check_network(NET, rows=0)
+    with pytest.raises(InputError, match="seed"):
+        check_network(NET, seed=-1)
+    with pytest.raises(InputError, match="float input"):
+        random_rows(TensorType(("B", 4), "int32"), 3, 0)

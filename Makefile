@@ -13,6 +13,7 @@ test: $(VENV)/.test
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_house.py
 

@@ -1,13 +1,13 @@
 """What onchip raises. Everyone may import this file; it imports nothing.
 
-    OnchipError
-    ├── InputError      what came in is wrong: file, shape, dtype, name, option      (exit code 2)
-    │   ├── FormatError a file is missing, truncated, garbage or not supported
-    │   └── ShapeError  shapes or dtypes do not fit together; names the layer
-    ├── DeviceError     the device asked for is not there or cannot do it            (exit code 2)
-    ├── OutputError     an output cannot be written: no folder, no right, full disk  (exit code 2)
-    ├── PlanError       no kernel can run the network as asked                       (exit code 1)
-    └── KernelError     a kernel failed to compile or to run                         (exit code 1)
+OnchipError
+├── InputError      what came in is wrong: file, shape, dtype, name, option      (exit code 2)
+│   ├── FormatError a file is missing, truncated, garbage or not supported
+│   └── ShapeError  shapes or dtypes do not fit together; names the layer
+├── DeviceError     the device asked for is not there or cannot do it            (exit code 2)
+├── OutputError     an output cannot be written: no folder, no right, full disk  (exit code 2)
+├── PlanError       no kernel can run the network as asked                       (exit code 1)
+└── KernelError     a kernel failed to compile or to run                         (exit code 1)
 """
 
 from __future__ import annotations

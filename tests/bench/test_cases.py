@@ -232,5 +232,3 @@ def test_ladder_command(tmp_path):
     assert [row["engine"] for row in document["rows"]] == ["ladder:numpy", "ladder:onchip"]
     (path,) = tmp_path.rglob("ladder-decode.json")
     assert json.loads(path.read_text()) == document
-
-

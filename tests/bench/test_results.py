@@ -49,9 +49,7 @@ def test_the_file_has_the_promised_keys(tmp_path):
 def test_written_and_read_is_the_same(tmp_path):
     path = tmp_path / "a.json"
     write_results(RESULTS, path)
-    assert read_results(path) == dataclasses.replace(
-        RESULTS, rows=(ROW, PEER, dataclasses.replace(WRONG, error=None))
-    )
+    assert read_results(path) == dataclasses.replace(RESULTS, rows=(ROW, PEER, dataclasses.replace(WRONG, error=None)))
 
 
 def test_samples_stand_on_one_line():

@@ -101,7 +101,14 @@ def test_pack_and_unpack_are_inverse(K, N):
 
 def test_linear_over_vectors_and_reshapes_stay_one_group():
     weights = {"a.weight": rows(6, 5, seed=3), "b.weight": rows(2, 6, seed=4)}
-    layers = [("flat", Reshape((4, 5))), ("a", Linear()), ("r", ReLU()), ("b", Linear()), ("s", Softmax()), ("out", Reshape((8,)))]
+    layers = [
+        ("flat", Reshape((4, 5))),
+        ("a", Linear()),
+        ("r", ReLU()),
+        ("b", Linear()),
+        ("s", Softmax()),
+        ("out", Reshape((8,))),
+    ]
     net = sequential(TensorType(("B", 20)), layers, weights)
     engine = compile(net, device="cpu")
     assert len(engine.plan.groups) == 1

@@ -15,7 +15,9 @@ def test_every_layer_has_a_forward_and_a_backward():
     assert set(reference.BACKWARD) == set(LAYERS.values())
 
 
-@pytest.mark.parametrize("layer", [ReLU(), Sigmoid(), Tanh(), Softmax(), LogSoftmax(), Softmax(1), Reshape((2, 6))], ids=str)
+@pytest.mark.parametrize(
+    "layer", [ReLU(), Sigmoid(), Tanh(), Softmax(), LogSoftmax(), Softmax(1), Reshape((2, 6))], ids=str
+)
 def test_layer_gradient_matches_finite_differences(layer):
     rng = np.random.default_rng(0)
     x, probe = rng.standard_normal((3, 4, 3)), rng.standard_normal((3, 4, 3))
@@ -39,7 +41,9 @@ def test_linear_gradient_matches_finite_differences(bias, shape):
     assert dw.keys() == w.keys()
     assert_gradient(lambda v: float((reference.linear(Linear(), v, w) * probe).sum()), x, dx)
     for role in w:
-        assert_gradient(lambda v, role=role: float((reference.linear(Linear(), x, {**w, role: v}) * probe).sum()), w[role], dw[role])
+        assert_gradient(
+            lambda v, role=role: float((reference.linear(Linear(), x, {**w, role: v}) * probe).sum()), w[role], dw[role]
+        )
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "half_sse"])
@@ -87,7 +91,12 @@ def test_narrow_types_cost_more_the_narrower_they_are(dtype):
     net, x = random_mlp(16, 32, 4), rows(50, 16)
     truth = reference.forward(net, x)
     error = np.abs(reference.forward(net, x, dtype) - truth).max()
-    low, high = {"float32": (1e-8, 1e-5), "float16": (1e-4, 2e-2), "bfloat16": (1e-3, 2e-1), "float8_e4m3fn": (1e-2, 3)}[dtype]
+    low, high = {
+        "float32": (1e-8, 1e-5),
+        "float16": (1e-4, 2e-2),
+        "bfloat16": (1e-3, 2e-1),
+        "float8_e4m3fn": (1e-2, 3),
+    }[dtype]
     assert low < error < high
 
 

@@ -1,5 +1,7 @@
 """Each rewrite keeps the network's meaning, on random networks, and says what it did."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,7 +45,9 @@ def test_rewrites_keep_the_meaning(net):
     for step in (drop_unread, drop_idle_reshapes, merge_linears, rewrite):
         changed, _ = step(net)
         # Merged weights are rounded to float32 once: the tolerance is that rounding, not float64's.
-        np.testing.assert_allclose(reference.forward(changed, x), truth, rtol=2e-5, atol=2e-5 * max(1, np.abs(truth).max()))
+        np.testing.assert_allclose(
+            reference.forward(changed, x), truth, rtol=2e-5, atol=2e-5 * max(1, np.abs(truth).max())
+        )
 
 
 def test_merge_happens_where_it_is_less_work_and_only_there():
@@ -51,11 +55,21 @@ def test_merge_happens_where_it_is_less_work_and_only_there():
     wide, told = merge_linears(sequential(TensorType(("B", 2)), [("a", Linear()), ("b", Linear())], weights))
     assert [node.name for node in wide.nodes] == ["b"]
     assert told == ["merged a into b: 2-8-3 is one 2-3"]
-    assert isinstance(wide.weights["b.merged_weight"], Recipe)
+    assert isinstance(wide.weights["a+b.weight"], Recipe)
     bottleneck = {"a.weight": rows(1, 8), "b.weight": rows(8, 1)}
     kept, told = merge_linears(sequential(TensorType(("B", 8)), [("a", Linear()), ("b", Linear())], bottleneck))
     assert len(kept.nodes) == 2
     assert not told
+
+
+def test_a_run_of_linears_becomes_one_in_any_order_of_merging():
+    widths = (2, 9, 3, 9, 2)  # 3-9-2 merges before 2-9-3 can
+    weights = {f"l{i}.weight": rows(b, a, seed=i) for i, (a, b) in enumerate(pairwise(widths))}
+    net = sequential(TensorType(("B", 2)), [(f"l{i}", Linear()) for i in range(4)], weights)
+    merged, _ = merge_linears(net)
+    assert len(merged.nodes) == 1
+    x = rows(4, 2).astype(np.float64)
+    np.testing.assert_allclose(reference.forward(merged, x), reference.forward(net, x), rtol=1e-5, atol=1e-4)
 
 
 def test_a_linear_that_others_read_stays():

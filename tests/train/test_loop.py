@@ -17,7 +17,15 @@ CASES = {
     "odd widths": ((20, 13, 7, 3), {"activation": "Tanh"}, "cross_entropy", 100, 16, 0.05, 0.9),
     "one layer": ((5, 4), {}, "cross_entropy", 30, 7, 0.1, 0.0),
     "batch 1": ((6, 5, 4), {}, "cross_entropy", 9, 1, 0.05, 0.0),
-    "full batch, past a block": ((33, 40, 17, 5), {"activation": "Sigmoid", "output": "Sigmoid"}, "half_sse", 700, 700, 1e-3, 0.5),
+    "full batch, past a block": (
+        (33, 40, 17, 5),
+        {"activation": "Sigmoid", "output": "Sigmoid"},
+        "half_sse",
+        700,
+        700,
+        1e-3,
+        0.5,
+    ),
     "no bias": ((9, 8, 7, 6), {"bias": False}, "half_sse", 50, 20, 1e-3, 0.0),
     "ten layers": ((8, 9, 10, 11, 12, 13, 12, 11, 10, 9, 3), {}, "cross_entropy", 64, 32, 0.01, 0.9),
 }
@@ -81,7 +89,9 @@ def test_it_learns():
 
 def test_progress_is_told():
     seen = []
-    fit(mlp(4, 3), rows(100, 4), np.zeros(100, np.int64), epochs=2, batch_size=30, device="cpu", on_progress=seen.append)
+    fit(
+        mlp(4, 3), rows(100, 4), np.zeros(100, np.int64), epochs=2, batch_size=30, device="cpu", on_progress=seen.append
+    )
     assert (seen[-1].epoch, seen[-1].step, seen[-1].steps) == (2, 4, 4)
     assert all(p.samples_per_s > 0 and np.isfinite(p.loss) for p in seen)
 

@@ -84,7 +84,7 @@ def forward_price(net: Network, chain: Chain) -> Price:
 
 
 def why_not_float32(net: Network, chain: Chain) -> str:
-    """"" if all of it is float32, else the first thing that is not: no kernel converts in silence."""
+    """ "" if all of it is float32, else the first thing that is not: no kernel converts in silence."""
     first = next(node for node in net.nodes if node.name == chain.nodes[0])
     dtypes = {first.inputs[0]: net.types[first.inputs[0]].dtype}
     for layer in chain.layers:

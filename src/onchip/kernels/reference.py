@@ -20,7 +20,9 @@ from onchip.spec.types import DTYPE_BYTES, numpy_dtype
 
 Weights = Mapping[str, Array]  # role -> array
 Forward = Callable[[Any, Array, Weights], Array]
-Backward = Callable[[Any, Array, Weights, Array, Array], tuple[Array, dict[str, Array]]]  # (layer, x, w, y, dy) -> dx, dw
+Backward = Callable[
+    [Any, Array, Weights, Array, Array], tuple[Array, dict[str, Array]]
+]  # (layer, x, w, y, dy) -> dx, dw
 
 FORWARD: dict[type[Layer], Forward] = {}
 BACKWARD: dict[type[Layer], Backward] = {}
@@ -184,10 +186,15 @@ def half_sse(y: Array, target: Array) -> tuple[float, Array]:
     return float(0.5 * np.square(y - target).sum()), y - target
 
 
-LOSSES: dict[str, Callable[[Array, Array], tuple[float, Array]]] = {"cross_entropy": cross_entropy, "half_sse": half_sse}
+LOSSES: dict[str, Callable[[Array, Array], tuple[float, Array]]] = {
+    "cross_entropy": cross_entropy,
+    "half_sse": half_sse,
+}
 
 
-def sgd_step(net: Network, velocity: dict[str, Array], gradients: Mapping[str, Array], lr: float, momentum: float) -> Network:
+def sgd_step(
+    net: Network, velocity: dict[str, Array], gradients: Mapping[str, Array], lr: float, momentum: float
+) -> Network:
     """v = momentum v + g, w = w - lr v; the network after the step, `velocity` updated in place."""
     weights = dict(net.weights)
     for name, g in gradients.items():

@@ -73,8 +73,8 @@ class Plan:
             claim, nodes = group.claim, group.claim.nodes
             layers = nodes[0] if len(nodes) == 1 else f"{nodes[0]}..{nodes[-1]}"
             floor = claim.price.floor_us(self.device, self.job.precision, self.job.batch)
-            rows.append([str(i), layers, claim.label, f"{claim.fast_bytes / 1024:.0f} KiB", f"{claim.price.row_bytes:,}",
-                         f"{claim.price.row_flop:,}", format_us(floor), claim.why])  # fmt: skip
+            sizes = f"{claim.fast_bytes / 1024:.0f} KiB", f"{claim.price.row_bytes:,}", f"{claim.price.row_flop:,}"
+            rows.append([str(i), layers, claim.label, *sizes, format_us(floor), claim.why])
         widths = [max(len(r[c]) for r in [head, *rows]) for c in range(len(head))]
         right = {3, 4, 5, 6}
         work = f"train, {self.job.loss}" if self.job.is_training else "infer"

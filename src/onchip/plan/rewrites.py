@@ -78,7 +78,8 @@ def _merge(net: Network, first: Node, second: Node) -> Network:
         return (W2.astype(np.float64) @ W1.astype(np.float64)).astype(W2.dtype)
 
     weights: dict[str, Weight] = dict(net.weights)
-    roles = {"weight": f"{second.name}.merged_weight"}
+    merged = f"{first.name}+{second.name}"  # `first` vanishes here, so no later merge makes this name again
+    roles = {"weight": f"{merged}.weight"}
     weights[roles["weight"]] = Recipe("merge_linear", (w1, w2), (D_out, D_in), dtype, 2 * D_out * D_mid * D_in, weight)
     if b1 is not None:
 
@@ -86,7 +87,7 @@ def _merge(net: Network, first: Node, second: Node) -> Network:
             total = W2.astype(np.float64) @ B1.astype(np.float64)
             return (total + B2[0].astype(np.float64) if B2 else total).astype(W2.dtype)
 
-        roles["bias"] = f"{second.name}.merged_bias"
+        roles["bias"] = f"{merged}.bias"
         sources = (w2, b1) if b2 is None else (w2, b1, b2)
         weights[roles["bias"]] = Recipe("merge_linear_bias", sources, (D_out,), dtype, 2 * D_out * D_mid, bias)
     elif b2 is not None:

@@ -159,9 +159,7 @@ class CpuBackend:
                 if name not in values:
                     given = plan.network.types[name]
                     values[name] = np.empty((B, *given.row_shape), numpy_dtype(given.dtype))
-            step.launch(
-                [values[n] for n in step.group.inputs], [values[n] for n in step.group.outputs], self.threads
-            )
+            step.launch([values[n] for n in step.group.inputs], [values[n] for n in step.group.outputs], self.threads)
             for name in step.done:
                 del values[name]
 

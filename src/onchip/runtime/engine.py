@@ -66,11 +66,15 @@ class Engine:
 def check_rows(x: Any, expected: TensorType) -> Array:
     """x as a contiguous array if it is rows of `expected`; ShapeError if it is not."""
     if not isinstance(x, np.ndarray):
-        raise ShapeError("input is not an array", got=type(x).__name__, expected=f"NumPy {expected}", hint="np.asarray(x)")
+        raise ShapeError(
+            "input is not an array", got=type(x).__name__, expected=f"NumPy {expected}", hint="np.asarray(x)"
+        )
     if x.ndim != len(expected.shape) or x.shape[1:] != expected.row_shape:
         raise ShapeError("input has another shape", got=str(list(x.shape)), expected=str(expected))
     if x.dtype != numpy_dtype(expected.dtype):
-        raise ShapeError("input has another dtype", got=x.dtype.name, expected=expected.dtype, hint=f"x.astype(np.{expected.dtype})")
+        raise ShapeError(
+            "input has another dtype", got=x.dtype.name, expected=expected.dtype, hint=f"x.astype(np.{expected.dtype})"
+        )
     return np.ascontiguousarray(x)
 
 
@@ -98,7 +102,11 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
     found = cuda_devices()
     if found:
         number = _device_number(index, len(found))
-        return found[number], CudaBackend(number), f"cuda:{number}" + (" (auto: a GPU is here)" if name == "auto" else "")
+        return (
+            found[number],
+            CudaBackend(number),
+            f"cuda:{number}" + (" (auto: a GPU is here)" if name == "auto" else ""),
+        )
     if name == "auto":
         return this_cpu(), CpuBackend(check_threads(None)), f"cpu (auto: {why_no_cuda()})"
     raise DeviceError(

@@ -228,8 +228,8 @@ def _as_rows(buffer: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, .
 class NpyWriter:
     """Writes an .npy of known shape piece by piece; the file appears when all rows are there, or not at all.
 
-        with NpyWriter("out.npy", (B, 10), "float32") as out:
-            out.write(rows)         # (any number, 10) float32, as often as it takes
+    with NpyWriter("out.npy", (B, 10), "float32") as out:
+        out.write(rows)         # (any number, 10) float32, as often as it takes
     """
 
     def __init__(self, path: str | os.PathLike[str], shape: tuple[int, ...], dtype: Any) -> None:

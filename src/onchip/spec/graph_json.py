@@ -1,10 +1,10 @@
 """The graph of a network as JSON: what stands beside the weights in a .safetensors file.
 
-    {"version": 1, "name": "mlp",
-     "inputs":  [{"name": "x", "shape": ["B", 784], "dtype": "float32"}],
-     "nodes":   [{"name": "fc1", "kind": "Linear", "attributes": {}, "inputs": ["x"],
-                  "weights": {"weight": "fc1.weight", "bias": "fc1.bias"}}],
-     "outputs": ["fc1"]}
+{"version": 1, "name": "mlp",
+ "inputs":  [{"name": "x", "shape": ["B", 784], "dtype": "float32"}],
+ "nodes":   [{"name": "fc1", "kind": "Linear", "attributes": {}, "inputs": ["x"],
+              "weights": {"weight": "fc1.weight", "bias": "fc1.bias"}}],
+ "outputs": ["fc1"]}
 """
 
 from __future__ import annotations

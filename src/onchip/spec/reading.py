@@ -18,9 +18,7 @@ def blaming(path: Path) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise FormatError(
-            f"{path}: {error.what}", got=error.got, expected=error.expected, hint=error.hint
-        ) from None
+        raise FormatError(f"{path}: {error.what}", got=error.got, expected=error.expected, hint=error.hint) from None
     except OSError as error:
         raise FormatError(f"cannot read {path}", got=error.strerror or str(error), expected="a readable file") from None
     except MemoryError:

@@ -126,18 +126,26 @@ def _check_targets(net: Network, x: Array, y: Any, loss: str) -> Array:
     if loss not in ("cross_entropy", "half_sse"):
         raise InputError(f"unknown loss '{loss}'", expected="cross_entropy or half_sse")
     if not isinstance(y, np.ndarray):
-        raise ShapeError("targets are not an array", got=type(y).__name__, expected="a NumPy array", hint="np.asarray(y)")
+        raise ShapeError(
+            "targets are not an array", got=type(y).__name__, expected="a NumPy array", hint="np.asarray(y)"
+        )
     if len(x) == 0:
         raise InputError("nothing to train on", got="0 rows", expected="at least 1")
     if loss == "cross_entropy":
         if y.shape != (len(x),) or y.dtype.kind not in "iu":
-            raise ShapeError("classes do not fit", got=f"{y.dtype.name}{list(y.shape)}", expected=f"integers [{len(x)}]")
+            raise ShapeError(
+                "classes do not fit", got=f"{y.dtype.name}{list(y.shape)}", expected=f"integers [{len(x)}]"
+            )
         bad = np.flatnonzero((y < 0) | (y >= D_out))
         if bad.size:
-            raise InputError("a class is out of range", got=f"{y[bad[0]]} in row {bad[0]}", expected=f"0 to {D_out - 1}")
+            raise InputError(
+                "a class is out of range", got=f"{y[bad[0]]} in row {bad[0]}", expected=f"0 to {D_out - 1}"
+            )
         return np.ascontiguousarray(y, np.int64)
     if y.shape != (len(x), D_out) or y.dtype != np.float32:
-        raise ShapeError("targets do not fit", got=f"{y.dtype.name}{list(y.shape)}", expected=f"float32[{len(x)}, {D_out}]")
+        raise ShapeError(
+            "targets do not fit", got=f"{y.dtype.name}{list(y.shape)}", expected=f"float32[{len(x)}, {D_out}]"
+        )
     return np.ascontiguousarray(y)
 
 

@@ -23,4 +23,6 @@ def load(model: str | os.PathLike[str] | Network) -> Network:
         return WORKLOADS[text]()
     if Path(text).suffix or os.sep in text or Path(text).exists():
         return load_file(text)
-    raise InputError(f"unknown model '{text}'", expected=f"a workload ({', '.join(WORKLOADS)}) or a file ({', '.join(SUFFIXES)})")
+    raise InputError(
+        f"unknown model '{text}'", expected=f"a workload ({', '.join(WORKLOADS)}) or a file ({', '.join(SUFFIXES)})"
+    )

@@ -14,7 +14,16 @@ _NO_FLOOR = np.float32(-np.inf)
 
 @compiled()
 def dense(
-    src: int, src_row: int, rows: int, w: int, K: int, N_padded: int, bias: int, dst: int, dst_row: int, floor: np.float32
+    src: int,
+    src_row: int,
+    rows: int,
+    w: int,
+    K: int,
+    N_padded: int,
+    bias: int,
+    dst: int,
+    dst_row: int,
+    floor: np.float32,
 ) -> None:
     """dst[r, n] = max(floor, bias[n] + sum_k src[r, k] w[k, n]) for r < rows, n < N_padded.
 

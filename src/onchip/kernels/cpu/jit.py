@@ -18,6 +18,9 @@ from typing import Any, TypeVar
 import llvmlite.binding as llvm
 import numba
 import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from onchip.files import cache_dir
 
@@ -28,10 +31,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 LAUNCH = threading.Lock()
 
 
-# GNU OpenMP's threads spin for milliseconds at the end of a loop before they sleep. On a machine with other work the
-# thread they wait for cannot run meanwhile: a training step of 0.7 ms then takes 15. Some tens of microseconds of
-# spinning bridge the gap between two loops just as well. (A pause is some 50 ns on x86, a few on ARM.)
-_SPINS = "20000" if platform.machine().lower() in ("aarch64", "arm64") else "1000"
+# GNU OpenMP's threads spin for many milliseconds at the end of a loop before they sleep. On a machine with other work
+# the thread they wait for cannot run meanwhile: a training step of 0.7 ms then takes 15 to 24. Half a millisecond of
+# spinning still bridges the gap between two calls. (A pause takes some 50 ns on x86, a few on ARM.)
+_SPINS = "200000" if platform.machine().lower() in ("aarch64", "arm64") else "10000"
 
 
 def use_threads(count: int) -> None:
@@ -75,6 +78,21 @@ def compiled(*, parallel: bool = False, inline: bool = False) -> Callable[[F], F
 def address(array: Any) -> int:
     """Where an array begins. Signed, as all address arithmetic here: Numba turns a mix of signs into floats."""
     return np.int64(array.ctypes.data)  # type: ignore[return-value]
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def take_ticket(typing_context: Any, counter: Any) -> Any:
+    """The number at the address `counter`, which is one more for whoever comes next.
+
+    Threads take pieces of work by tickets rather than by equal shares: on a machine that others use too, a thread
+    may get half the time of its neighbour.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.IntType(64)(1), "monotonic")
+
+    return types.int64(types.int64), codegen
 
 
 def _host_features() -> dict[str, bool]:

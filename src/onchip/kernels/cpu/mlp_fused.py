@@ -19,7 +19,7 @@ import numpy as np
 from onchip.kernels.chain import Chain, find_chain, forward_price, why_not_float32
 from onchip.kernels.cpu.activation import CODES, NORMALISERS, RELU, activate, normalise
 from onchip.kernels.cpu.dense import dense
-from onchip.kernels.cpu.jit import LAUNCH, address, compiled, use_threads
+from onchip.kernels.cpu.jit import LAUNCH, address, compiled, take_ticket, use_threads
 from onchip.kernels.cpu.tile import ROWS, aligned_zeros, pack, packed_size, padded
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -30,44 +30,71 @@ MAX_TILE_ROWS = 64  # past this the tile outgrows L1 and gains nothing (bench de
 _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
 
 
+padded_width = compiled(inline=True)(padded)
+
+
+@compiled()
+def _forward_tile(
+    x: int, rows: int, y: Array, y_begin: int, w: Array, bias: Array, table: Array, normaliser: int, scratch: Array,
+    mine: int, half: int,
+) -> None:  # fmt: skip
+    """The network on `rows` rows from address x on, into y[y_begin:]; layers use scratch[mine:] two halves in turn."""
+    L = len(table)
+    D_in, D_out = table[0, 0], table[L - 1, 1]
+    src, src_row = x, D_in * 4
+    into = mine
+    for layer in range(L):
+        N, code = table[layer, 1], table[layer, 4]
+        into = mine + (layer % 2) * half
+        width = padded_width(N)
+        dst = address(scratch) + into * 4
+        dense(
+            src, src_row, rows, address(w) + table[layer, 2] * 4, table[layer, 0], width,
+            address(bias) + table[layer, 3] * 4, dst, width * 4, _ZERO if code == RELU else _NO_FLOOR,
+        )  # fmt: skip
+        if code > RELU:
+            activate(scratch, into, rows, N, width, code)
+        src, src_row = dst, width * 4
+    stride = padded_width(D_out)
+    if normaliser:
+        normalise(scratch, into, rows, D_out, stride, normaliser)
+    for r in range(rows):
+        source, target = scratch[into + r * stride :], y[y_begin + r * D_out :]
+        for n in range(D_out):
+            target[n] = source[n]
+
+
 @compiled(parallel=True)
 def _forward(
-    x: int, B: int, y: Array, w: Array, bias: Array, table: Array, normaliser: int, tile_rows: int, scratch: Array, half: int,
+    x: int, B: int, y: Array, w: Array, bias: Array, table: Array, normaliser: int, tile_rows: int, scratch: Array,
+    half: int, threads: int, tickets: Array,
 ) -> None:  # fmt: skip
     """y = the network on x, the address of (B, D_in) rows.
 
     table    a row a layer: K, N, offset of w, offset of bias, activation
-    scratch  flat; thread i has the two halves from 2 * i * half on, which layers read and write in turn
+    scratch  flat; worker i has the two halves from 2 * i * half on
     """
-    L = len(table)
-    D_in, D_out = table[0, 0], table[L - 1, 1]
-    w_at, bias_at, scratch_at = address(w), address(bias), address(scratch)
-    for t in numba.prange((B + tile_rows - 1) // tile_rows):
-        first = t * tile_rows
-        rows = min(tile_rows, B - first)
-        mine = 2 * numba.get_thread_id() * half
-        src, src_row = x + first * D_in * 4, D_in * 4
-        into = mine
-        for layer in range(L):
-            K, N, code = table[layer, 0], table[layer, 1], table[layer, 4]
-            into = mine + (layer % 2) * half
-            width = padded_width(N)
-            dense(
-                src, src_row, rows, w_at + table[layer, 2] * 4, K, width, bias_at + table[layer, 3] * 4,
-                scratch_at + into * 4, width * 4, _ZERO if code == RELU else _NO_FLOOR,
-            )  # fmt: skip
-            if code > RELU:
-                activate(scratch, into, rows, N, width, code)
-            src, src_row = scratch_at + into * 4, width * 4
-        stride = padded_width(D_out)
-        if normaliser:
-            normalise(scratch, into, rows, D_out, stride, normaliser)
-        for r in range(rows):
-            for n in range(D_out):
-                y[(first + r) * D_out + n] = scratch[into + r * stride + n]
-
-
-padded_width = compiled(inline=True)(padded)
+    D_in, D_out = table[0, 0], table[len(table) - 1, 1]
+    tickets[0] = 0
+    for worker in numba.prange(threads):
+        while True:
+            first = take_ticket(address(tickets)) * tile_rows
+            if first >= B:
+                break
+            rows = min(tile_rows, B - first)
+            _forward_tile(
+                x + first * D_in * 4,
+                rows,
+                y,
+                first * D_out,
+                w,
+                bias,
+                table,
+                normaliser,
+                scratch,
+                2 * worker * half,
+                half,
+            )
 
 
 @dataclass(frozen=True)
@@ -107,6 +134,7 @@ class MlpFused:
         D_in = chain.widths[0]
         half = max_tile_rows * widest
         scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * 2 * half)
+        tickets = aligned_zeros(1, np.int64)
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
             x, y = inputs[0], outputs[0].reshape(-1)
@@ -115,7 +143,7 @@ class MlpFused:
             tile_rows = min(max_tile_rows, -(-share // ROWS) * ROWS)
             with LAUNCH:
                 use_threads(threads)
-                _forward(x.ctypes.data, B, y, w, bias, table, normaliser, tile_rows, scratch, half)
+                _forward(x.ctypes.data, B, y, w, bias, table, normaliser, tile_rows, scratch, half, threads, tickets)
 
         return run
 

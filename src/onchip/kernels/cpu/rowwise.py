@@ -51,7 +51,9 @@ class Rowwise:
             yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
             return
         price = Price(net.row_flop(node), x.row_bytes + y.row_bytes)
-        yield Claim(self.name, f"rowwise<{node.layer.kind}>", (node.name,), price, "one layer by itself", facts=node.layer)
+        yield Claim(
+            self.name, f"rowwise<{node.layer.kind}>", (node.name,), price, "one layer by itself", facts=node.layer
+        )
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
         layer = claim.facts

@@ -1,12 +1,12 @@
 """What an operator's handler registers with and talks to.
 
-    @reads("Relu")
-    def read_relu(graph: GraphReader, op: Op) -> None:
-        graph.add(op, ReLU(), (graph.value(op),))
+@reads("Relu")
+def read_relu(graph: GraphReader, op: Op) -> None:
+    graph.add(op, ReLU(), (graph.value(op),))
 
-    @writes(ReLU)
-    def write_relu(graph: GraphWriter, node: Node) -> None:
-        graph.emit("Relu", node, [graph.value(node)])
+@writes(ReLU)
+def write_relu(graph: GraphWriter, node: Node) -> None:
+    graph.emit("Relu", node, [graph.value(node)])
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _l2_bytes() -> int:
         return 1 << 20
 
 
-def _best_seconds(run: Callable[[], object], repeats: int = 8) -> float:
+def _best_seconds(run: Callable[[], object], repeats: int = 30) -> float:
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -8,7 +8,7 @@ import numba
 import numpy as np
 
 from onchip.kernels.chain import ACTIVATIONS
-from onchip.kernels.cpu.activation import CODES, NORMALISERS, activate, normalise
+from onchip.kernels.cpu.activation import CODES, IDENTITY, NO_NORMALISER, NORMALISERS, activate, normalise
 from onchip.kernels.cpu.jit import LAUNCH, compiled, use_threads
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
@@ -20,21 +20,15 @@ _BLOCK_ROWS = 64
 
 
 @compiled(parallel=True)
-def _activate_rows(y: Array, B: int, width: int, code: int) -> None:
-    """y: B rows of `width` numbers, flat."""
+def _run_rows(y: Array, B: int, width: int, activation: int, normaliser: int) -> None:
+    """y: B rows of `width` numbers, flat, changed in place."""
     for t in numba.prange((B + _BLOCK_ROWS - 1) // _BLOCK_ROWS):
         first = t * _BLOCK_ROWS
         rows = min(_BLOCK_ROWS, B - first)
-        activate(y, first * width, rows, width, width, code)
-
-
-@compiled(parallel=True)
-def _normalise_rows(y: Array, B: int, width: int, code: int) -> None:
-    """y: B rows of `width` numbers, flat."""
-    for t in numba.prange((B + _BLOCK_ROWS - 1) // _BLOCK_ROWS):
-        first = t * _BLOCK_ROWS
-        rows = min(_BLOCK_ROWS, B - first)
-        normalise(y, first * width, rows, width, width, code)
+        if normaliser:
+            normalise(y, first * width, rows, width, width, normaliser)
+        else:
+            activate(y, first * width, rows, width, width, activation)
 
 
 class Rowwise:
@@ -62,18 +56,17 @@ class Rowwise:
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
             x, y = inputs[0], outputs[0]
             if isinstance(layer, Softmax | LogSoftmax):
-                moved = np.ascontiguousarray(np.moveaxis(x, layer.axis, -1))
-                rows = moved.reshape(-1, moved.shape[-1])
-                rows = rows if rows.base is not x and not np.shares_memory(rows, x) else rows.copy()
+                moved = np.array(np.moveaxis(x, layer.axis, -1), order="C")
+                width = moved.shape[-1]
                 with LAUNCH:
                     use_threads(threads)
-                    _normalise_rows(rows.reshape(-1), *rows.shape, NORMALISERS[layer.kind])
-                y[...] = np.moveaxis(rows.reshape(moved.shape), -1, layer.axis)
+                    _run_rows(moved.reshape(-1), moved.size // width, width, IDENTITY, NORMALISERS[layer.kind])
+                y[...] = np.moveaxis(moved, -1, layer.axis)
                 return
             y.reshape(-1)[...] = x.reshape(-1)
             if not isinstance(layer, Reshape):
                 with LAUNCH:
                     use_threads(threads)
-                    _activate_rows(y.reshape(-1), len(y), y.size // len(y), CODES[layer.kind])
+                    _run_rows(y.reshape(-1), len(y), y.size // len(y), CODES[layer.kind], NO_NORMALISER)
 
         return run

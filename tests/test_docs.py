@@ -1,0 +1,38 @@
+"""What the documents say is so: the results table comes from the committed files, links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from onchip.bench.table import main as make_table
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_the_results_table_is_made_from_the_committed_files(capsys):
+    assert make_table([str(ROOT / "README.md"), str(ROOT / "benchmarks" / "results"), "--check"]) == 0, (
+        capsys.readouterr()
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_files_that_the_architecture_names_are_there():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for name in re.findall(r"`(tests/[\w/.]+|(?:spec|plan|kernels|cpu)/[\w/]+\.py)`", text):
+        where = [ROOT / name, ROOT / "src/onchip" / name, ROOT / "src/onchip/kernels" / name]
+        assert any(path.exists() for path in where), name
+
+
+def test_the_documented_commands_exist():
+    from onchip.cli.main import build_app
+
+    names = {command.name for command in build_app().registered_commands}
+    told = set(re.findall(r"^\| `onchip (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE))
+    assert told == names

@@ -20,10 +20,10 @@ Run = Callable[[], object]
 class Pace:
     """How long to look. A block lasts `block_s`, whatever a run costs, within `min_runs` and `max_runs`."""
 
-    rounds: int = 3  # blocks of each competitor
-    block_s: float = 1.0
+    rounds: int = 10  # blocks of each competitor: many short ones, as a shared machine is slow for seconds at a time
+    block_s: float = 0.3
     warm_up_s: float = 0.1  # at least one run; 0: none at all
-    pause_s: float = 0.3
+    pause_s: float = 0.2
     min_runs: int = 2
     max_runs: int = 200
 

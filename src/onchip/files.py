@@ -38,7 +38,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(name)
-        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+        if isinstance(error, OSError):
             raise write_error(target, error) from None
         raise
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numba
 import numpy as np
 
-from onchip.kernels.cpu.jit import LAUNCH, compiled
+from onchip.kernels.cpu.jit import LAUNCH, compiled, use_threads
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.measure import blas_limiter
 from onchip.plan.kernel import Job
@@ -122,7 +122,7 @@ class NumbaParallel(Rung):
 
         def run() -> Array:
             with LAUNCH:
-                numba.set_num_threads(threads)
+                use_threads(threads)
                 return layers()
 
         return run

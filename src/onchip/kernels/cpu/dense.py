@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.kernels.cpu.jit import compiled
-from onchip.kernels.cpu.tile import LANES, PANEL, ROWS, multiply_tile
+from onchip.kernels.cpu.tile import LANES, PANEL, ROWS_NARROW, ROWS_WIDE, VECS_WIDE, multiply_tile, padded, panel_width
 
-CHUNK = 256  # steps of k at a time: a panel's chunk (32 KiB with AVX-512) stays in L1 while rows pass over it
-_ROWS, _PANEL, _LANES = ROWS, PANEL, LANES
+CHUNK = 128  # steps of k at a time: a panel's chunk (32 KiB with AVX-512) stays in L1 while rows pass over it
+_PANEL_BYTES, _PAIR_BYTES, _LANES_BYTES = PANEL * 4, 2 * LANES * 4, LANES * 4
 _NO_FLOOR = np.float32(-np.inf)
+
+padded_width = compiled(inline=True)(padded)
+next_panel = compiled(inline=True)(panel_width)
 
 
 @compiled()
@@ -30,27 +33,40 @@ def dense(
     src, w, bias and dst are addresses, src_row and dst_row byte strides; w is packed (tile.pack).
     Sums run over k in order, CHUNK by CHUNK through dst, the same for every grouping of the rows.
     """
-    whole = rows - rows % _ROWS
     for k in range(0, K, CHUNK):
         steps = min(CHUNK, K - k)
         below = floor if k + CHUNK >= K else _NO_FLOOR
-        for n in range(0, N_padded, _PANEL):
-            wide = n + _PANEL <= N_padded
-            w_k = (_PANEL if wide else _LANES) * 4
-            panel = w + n * K * 4 + k * w_k
-            for r in range(0, whole, _ROWS):
-                a = src + r * src_row + k * 4
-                c = dst + r * dst_row + n * 4
-                init, init_row = (bias + n * 4, 0) if k == 0 else (c, dst_row)
-                if wide:
-                    multiply_tile(a, src_row, 4, panel, _PANEL * 4, init, init_row, c, dst_row, steps, below, ROWS, 2)
-                else:
-                    multiply_tile(a, src_row, 4, panel, _LANES * 4, init, init_row, c, dst_row, steps, below, ROWS, 1)
-            for r in range(whole, rows):
-                a = src + r * src_row + k * 4
-                c = dst + r * dst_row + n * 4
-                init = bias + n * 4 if k == 0 else c
-                if wide:
-                    multiply_tile(a, 0, 4, panel, _PANEL * 4, init, 0, c, 0, steps, below, 1, 2)
-                else:
-                    multiply_tile(a, 0, 4, panel, _LANES * 4, init, 0, c, 0, steps, below, 1, 1)
+        n = 0
+        while n < N_padded:
+            width = next_panel(N_padded - n)
+            init = bias + n * 4 if k == 0 else dst + n * 4
+            init_row = 0 if k == 0 else dst_row
+            panel = w + n * K * 4 + k * width * 4
+            _panel(src + k * 4, src_row, rows, panel, width, init, init_row, dst + n * 4, dst_row, steps, below)
+            n += width
+
+
+@compiled()
+def _panel(
+    a: int, a_row: int, rows: int, w: int, width: int, init: int, init_row: int, out: int, out_row: int, K: int,
+    floor: np.float32,
+) -> None:  # fmt: skip
+    """One panel of columns for all rows: whole tiles, then row by row."""
+    step = ROWS_WIDE if width == PANEL else ROWS_NARROW
+    whole = rows - rows % step
+    for r in range(0, whole, step):
+        x, start, y = a + r * a_row, init + r * init_row, out + r * out_row
+        if width == PANEL:
+            multiply_tile(x, a_row, 4, w, _PANEL_BYTES, start, init_row, y, out_row, K, floor, ROWS_WIDE, VECS_WIDE)
+        elif width == 2 * LANES:
+            multiply_tile(x, a_row, 4, w, _PAIR_BYTES, start, init_row, y, out_row, K, floor, ROWS_NARROW, 2)
+        else:
+            multiply_tile(x, a_row, 4, w, _LANES_BYTES, start, init_row, y, out_row, K, floor, ROWS_NARROW, 1)
+    for r in range(whole, rows):
+        x, start, y = a + r * a_row, init + r * init_row, out + r * out_row
+        if width == PANEL:
+            multiply_tile(x, 0, 4, w, _PANEL_BYTES, start, 0, y, 0, K, floor, 1, VECS_WIDE)
+        elif width == 2 * LANES:
+            multiply_tile(x, 0, 4, w, _PAIR_BYTES, start, 0, y, 0, K, floor, 1, 2)
+        else:
+            multiply_tile(x, 0, 4, w, _LANES_BYTES, start, 0, y, 0, K, floor, 1, 1)

@@ -18,9 +18,9 @@ import numpy as np
 
 from onchip.kernels.chain import Chain, find_chain, forward_price, why_not_float32
 from onchip.kernels.cpu.activation import CODES, NORMALISERS, RELU, activate, normalise
-from onchip.kernels.cpu.dense import dense
+from onchip.kernels.cpu.dense import dense, padded_width
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, take_ticket, use_threads
-from onchip.kernels.cpu.tile import ROWS, aligned_zeros, pack, packed_size, padded
+from onchip.kernels.cpu.tile import ROWS_NARROW, aligned_zeros, pack, packed_size, padded
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.spec.network import Network
@@ -28,9 +28,6 @@ from onchip.spec.recipe import Array, Recipe
 
 MAX_TILE_ROWS = 64  # past this the tile outgrows L1 and gains nothing (bench decode)
 _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
-
-
-padded_width = compiled(inline=True)(padded)
 
 
 @compiled()
@@ -116,7 +113,8 @@ class MlpFused:
             yield Refusal(self.name, chain.nodes[0], why_not)
             return
         widest = max(padded(width) for width in chain.widths[1:])
-        tile_rows = max(ROWS, min(MAX_TILE_ROWS, device.fast_bytes // 2 // (8 * widest) // ROWS * ROWS))
+        fitting = device.fast_bytes // 2 // (8 * widest) // ROWS_NARROW * ROWS_NARROW
+        tile_rows = max(ROWS_NARROW, min(MAX_TILE_ROWS, fitting))
         fast = 2 * tile_rows * widest * 4
         yield Claim(
             self.name, f"mlp_fused<{chain.label}>", chain.nodes, forward_price(net, chain),
@@ -140,7 +138,7 @@ class MlpFused:
             x, y = inputs[0], outputs[0].reshape(-1)
             B = x.size // D_in
             share = -(-B // threads)  # small batches: a tile for each thread rather than one full tile
-            tile_rows = min(max_tile_rows, -(-share // ROWS) * ROWS)
+            tile_rows = min(max_tile_rows, -(-share // ROWS_NARROW) * ROWS_NARROW)
             with LAUNCH:
                 use_threads(threads)
                 _forward(x.ctypes.data, B, y, w, bias, table, normaliser, tile_rows, scratch, half, threads, tickets)

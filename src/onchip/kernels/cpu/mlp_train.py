@@ -20,7 +20,7 @@ import numpy as np
 from onchip.kernels.chain import Chain, find_chain, why_not_float32
 from onchip.kernels.cpu.jit import LAUNCH, use_threads
 from onchip.kernels.cpu.mlp_fused import layer_table, packed_recipes
-from onchip.kernels.cpu.tile import PANEL, ROWS, aligned_zeros, pack, packed_size, padded, unpack
+from onchip.kernels.cpu.tile import PANEL, TILE_FLOATS, aligned_zeros, pack, packed_size, padded, panels, unpack
 from onchip.kernels.cpu.train_step import (
     BLOCK,
     COL_ACT,
@@ -69,7 +69,7 @@ class Trainer:
             dzs=aligned_zeros(size),
             losses=np.zeros(rows),
             zeros=aligned_zeros(max(padded(width) for width in chain.widths) + PANEL),
-            tiles=aligned_zeros(numba.config.NUMBA_NUM_THREADS * ROWS * PANEL),
+            tiles=aligned_zeros(numba.config.NUMBA_NUM_THREADS * TILE_FLOATS),
             tickets=aligned_zeros(1, np.int64),
         )
 
@@ -117,7 +117,7 @@ def _tasks(chain: Chain) -> Array:
         [
             (i, n, k, min(k + TASK_K, layer.D_in))
             for i, layer in enumerate(chain.layers)
-            for n in range(0, padded(layer.D_out), PANEL)
+            for n, _ in panels(layer.D_out)
             for k in range(0, layer.D_in, TASK_K)
         ],
         np.int64,

@@ -8,10 +8,9 @@ import numba
 import numpy as np
 
 from onchip.kernels.cpu.activation import RELU, SIGMOID, TANH, activate, expm1_exp
-from onchip.kernels.cpu.dense import dense
+from onchip.kernels.cpu.dense import dense, next_panel, padded_width
 from onchip.kernels.cpu.jit import address, compiled, take_ticket
-from onchip.kernels.cpu.mlp_fused import padded_width
-from onchip.kernels.cpu.tile import LANES, PANEL, ROWS, multiply_tile
+from onchip.kernels.cpu.tile import LANES, PANEL, ROWS_NARROW, ROWS_WIDE, TILE_FLOATS, VECS_WIDE, multiply_tile
 from onchip.spec.recipe import Array
 
 BLOCK = 256  # rows of a batch that go through together
@@ -20,7 +19,6 @@ CROSS_ENTROPY, HALF_SSE = 0, 1
 
 # Columns of the table: one row a layer.
 COL_K, COL_N, COL_W, COL_BIAS, COL_CODE, COL_WT, COL_ACT, COL_HAS_BIAS = range(8)
-_ROWS, _PANEL, _LANES = ROWS, PANEL, LANES
 _ZERO, _ONE, _NO_FLOOR = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
@@ -158,15 +156,16 @@ def _weights_pass(
     layer, n, k_first, k_last = model.tasks[task, 0], model.tasks[task, 1], model.tasks[task, 2], model.tasks[task, 3]
     K, N = table[layer, COL_K], table[layer, COL_N]
     N_padded = padded_width(N)
-    width = _PANEL if n + _PANEL <= N_padded else _LANES
+    width = next_panel(N_padded - n)
+    step = ROWS_WIDE if width == PANEL else ROWS_NARROW
     dz, dz_row = address(block.dzs) + (table[layer, COL_ACT] + n) * 4, N_padded * 4
     a, a_row = address(block.x), K * 4
     if layer > 0:
         a, a_row = address(block.acts) + table[layer - 1, COL_ACT] * 4, padded_width(K) * 4
     alone = is_first and is_last  # then the gradient is used up at once and needs no place of its own
     grads = block.tiles if alone else model.gw
-    for k in range(k_first, k_last, _ROWS):
-        count = min(_ROWS, k_last - k)
+    for k in range(k_first, k_last, step):
+        count = min(step, k_last - k)
         at = table[layer, COL_W] + n * K + k * width
         g_at = tile if alone else at
         out = address(grads) + g_at * 4
@@ -194,19 +193,23 @@ def _weights_pass(
 def _gradient_tile(
     a: int, a_row: int, dz: int, dz_row: int, rows: int, count: int, width: int, zeros: int, out: int, is_first: bool
 ) -> None:
-    """out[k, n] = (0 or out[k, n]) + sum over rows of a[row, k] dz[row, n], k < count <= ROWS, n < width."""
+    """out[k, n] = (0 or out[k, n]) + sum over rows of a[row, k] dz[row, n], k < count, n < width."""
     out_row = width * 4
-    if count == _ROWS:
+    if count == (ROWS_WIDE if width == PANEL else ROWS_NARROW):
         init, init_row = (zeros, 0) if is_first else (out, out_row)
-        if width == _PANEL:
-            multiply_tile(a, 4, a_row, dz, dz_row, init, init_row, out, out_row, rows, _NO_FLOOR, ROWS, 2)
+        if width == PANEL:
+            multiply_tile(a, 4, a_row, dz, dz_row, init, init_row, out, out_row, rows, _NO_FLOOR, ROWS_WIDE, VECS_WIDE)
+        elif width == 2 * LANES:
+            multiply_tile(a, 4, a_row, dz, dz_row, init, init_row, out, out_row, rows, _NO_FLOOR, ROWS_NARROW, 2)
         else:
-            multiply_tile(a, 4, a_row, dz, dz_row, init, init_row, out, out_row, rows, _NO_FLOOR, ROWS, 1)
+            multiply_tile(a, 4, a_row, dz, dz_row, init, init_row, out, out_row, rows, _NO_FLOOR, ROWS_NARROW, 1)
         return
     for k in range(count):
         to = out + k * out_row
         init = zeros if is_first else to
-        if width == _PANEL:
+        if width == PANEL:
+            multiply_tile(a + k * 4, 4, a_row, dz, dz_row, init, 0, to, 0, rows, _NO_FLOOR, 1, VECS_WIDE)
+        elif width == 2 * LANES:
             multiply_tile(a + k * 4, 4, a_row, dz, dz_row, init, 0, to, 0, rows, _NO_FLOOR, 1, 2)
         else:
             multiply_tile(a + k * 4, 4, a_row, dz, dz_row, init, 0, to, 0, rows, _NO_FLOOR, 1, 1)
@@ -231,8 +234,10 @@ def _transpose(
     w: Array, w_at: int, wt: Array, wt_at: int, K: int, N: int, k: int, n: int, count: int, width: int
 ) -> None:
     """Keep the transposed copy of w[k:k+count, n:n+width] in step."""
-    start = k // _PANEL * _PANEL
-    across = min(_PANEL, padded_width(K) - start)
+    start, across = 0, next_panel(padded_width(K))
+    while start + across <= k:  # the panel of wt that column k falls into
+        start += across
+        across = next_panel(padded_width(K) - start)
     for j in range(min(width, N - n)):
         at = wt_at + start * N + (n + j) * across + (k - start)
         for r in range(count):
@@ -268,7 +273,7 @@ def run_steps(
                     task = take_ticket(address(block.tickets))
                     if task >= len(model.tasks):
                         break
-                    _weights_pass(model, block, task, count, is_first, is_last, worker * (_ROWS * _PANEL), rule)
+                    _weights_pass(model, block, task, count, is_first, is_last, worker * TILE_FLOATS, rule)
             for r in range(count):
                 total += block.losses[r]
         losses[step] = total / size if mean else total

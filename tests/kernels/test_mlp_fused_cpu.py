@@ -1,6 +1,10 @@
 """The fused MLP on the CPU: right, the same bits however it is called, and honest about what it takes."""
 
 import concurrent.futures
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +21,7 @@ from onchip.spec.layers import Linear, LogSoftmax, ReLU, Reshape, Softmax
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
 
+SRC = Path(__file__).parents[2] / "src"
 NETWORKS = {
     "decode": ((72, 64, 64, 4), {"bias": False}),
     "digits": ((784, 320, 160, 10), {}),
@@ -90,6 +95,19 @@ def test_concurrent_calls_do_not_disturb_each_other():
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for got in pool.map(lambda _: engine(x), range(40)):
             assert np.array_equal(got, truth)
+
+
+def test_concurrent_calls_with_the_threads_that_cannot_share():
+    """Numba's own thread pool aborts the process when two Python threads enter it; it is what some machines have."""
+    code = (
+        "import concurrent.futures, numba, numpy as np, onchip\n"
+        "engine, x = onchip.compile(onchip.mlp(72, 64, 4), device='cpu'), np.ones((3000, 72), np.float32)\n"
+        "with concurrent.futures.ThreadPoolExecutor(8) as pool:\n"
+        "    print(len({y.tobytes() for y in pool.map(lambda _: engine(x), range(40))}), numba.threading_layer())\n"
+    )
+    environment = os.environ | {"NUMBA_THREADING_LAYER": "workqueue", "PYTHONPATH": str(SRC)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout.split()) == (0, ["1", "workqueue"]), done.stderr
 
 
 @pytest.mark.parametrize(("K", "N"), [(1, 1), (3, PANEL), (5, PANEL + 1), (7, 2 * PANEL - 1), (4, 100)])

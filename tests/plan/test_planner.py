@@ -77,14 +77,15 @@ def test_a_precision_that_the_device_lacks():
         make_plan(three_layers(), CPU, [Take("single", 1)], Job("fp16"))
 
 
-def test_printed_plan_of_decode():
-    plan = make_plan(mlp(72, 64, 64, 4, bias=False, name="decode"), CPU, KERNELS, Job(batch=12_800))
+def test_printed_plan():
+    # Widths of whole vectors on every CPU: the padding of others, and so the bytes of weights, is the machine's.
+    plan = make_plan(mlp(72, 64, 64, 16, bias=False, name="decode"), CPU, KERNELS, Job(batch=12_800))
     assert str(plan) == (
         "decode on two cores, fp32, infer, 12,800 rows\n"
-        "group  layers    kernel                      on chip  bytes/row  flop/row     floor  why\n"
-        "0      fc1..fc3  mlp_fused<72,64,64,4,ReLU>   32 KiB        304    18,048  858.6 µs  "
+        "group  layers    kernel                       on chip  bytes/row  flop/row     floor  why\n"
+        "0      fc1..fc3  mlp_fused<72,64,64,16,ReLU>   32 KiB        352    19,584  931.4 µs  "
         "64 rows at a time stay in 32 KiB of cache, layer after layer\n"
-        "floor 858.6 µs, 0 B/row between groups"
+        "floor 931.4 µs, 0 B/row between groups, 39 KiB of weights, 0 flop to build them"
     )
 
 
@@ -119,6 +120,13 @@ def test_planning_never_computes_a_weight():
     plan = make_plan(net, CPU, KERNELS)
     assert time.perf_counter() - start < 0.2
     assert plan.groups[0].claim.weight_bytes >= 4 * 4096 * 1_000_000
+
+
+def test_what_a_rewrite_derives_is_priced():
+    weights = {"a.weight": np.ones((8, 2), np.float32), "b.weight": np.ones((3, 8), np.float32)}
+    plan = make_plan(sequential(TensorType(("B", 2)), [("a", Linear()), ("b", Linear())], weights), CPU, KERNELS)
+    assert plan.rewrite_flop == 2 * 3 * 8 * 2
+    assert "96 flop to build them" in str(plan)
 
 
 def test_every_known_device_has_a_source():

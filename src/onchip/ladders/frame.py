@@ -109,7 +109,7 @@ def climb(
     def on_block(turn: int, i: int) -> None:
         progress(f"{picked[right[i]].name}: timing, round {turn + 1}")
 
-    blocks = interleave([runs[i] for i in right], pace or Pace(block_s=0.5), on_block)
+    blocks = interleave([runs[i] for i in right], pace or Pace(rounds=3, block_s=0.5), on_block)
     samples = dict(zip(right, blocks, strict=True))
     steps = tuple(
         Step(rung.name, rung.idea, verdicts[i], summarise(samples[i], B / sizes[i]) if i in samples else None,

@@ -10,6 +10,7 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import PRECISIONS, Claim, Job, Kernel, Refusal
 from onchip.plan.rewrites import rewrite
 from onchip.spec.network import Network
+from onchip.spec.recipe import Recipe
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,12 @@ class Plan:
         inside = {value for g in self.groups for value in g.outputs} - set(self.network.outputs)
         return sum(self.network.types[value].row_bytes for value in inside)
 
+    @property
+    def rewrite_flop(self) -> int:
+        """What the weights that rewrites derived cost, once, when an engine is built."""
+        used = {name for node in self.network.nodes for name in node.weights.values()}
+        return sum(w.flop for name in used if isinstance(w := self.network.weights[name], Recipe))
+
     def to_dict(self) -> dict[str, object]:
         return {
             "network": self.network.name,
@@ -62,6 +69,7 @@ class Plan:
                 }
                 for g in self.groups
             ],
+            "rewrite_flop": self.rewrite_flop,
             "rewrites": list(self.rewrites),
             "refusals": [{"kernel": r.kernel, "layer": r.node, "why": r.why} for r in self.refusals],
         }
@@ -82,7 +90,10 @@ class Plan:
         for row in [head, *rows]:
             cells = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
             lines.append("  ".join(cells).rstrip())
-        lines.append(f"floor {format_us(self.floor_us)}, {self.between_bytes} B/row between groups")
+        weight_bytes = sum(group.claim.weight_bytes for group in self.groups)
+        build_flop = sum(group.claim.build_flop for group in self.groups) + self.rewrite_flop
+        weights = f"{weight_bytes / 1024:,.0f} KiB of weights, {build_flop:,} flop to build them"
+        lines.append(f"floor {format_us(self.floor_us)}, {self.between_bytes} B/row between groups, {weights}")
         lines += [f"rewrote: {line}" for line in self.rewrites]
         lines += [f"refused: {r.kernel} at {r.node}: {r.why}" for r in self.refusals]
         return "\n".join(lines)

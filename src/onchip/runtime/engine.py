@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onchip.errors import DeviceError, InputError, ShapeError
+from onchip.errors import DeviceError, InputError, PlanError, ShapeError
 from onchip.plan.device import KNOWN, Device
 from onchip.plan.kernel import PRECISIONS, Job, Kernel
 from onchip.plan.planner import Plan, make_plan
@@ -96,6 +96,8 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
         return this_cpu(), CpuBackend(check_threads(threads)), f"cpu{reason}"
     if name != "auto" and kind != "cuda":
         raise DeviceError(f"unknown device '{name}'", expected="auto, cpu, cuda or cuda:N", hint="onchip devices")
+    if threads is not None:
+        raise InputError("threads are the CPU's", got=f"threads={threads} and device '{name}'", expected="device 'cpu'")
 
     from onchip.runtime.cuda import CudaBackend, cuda_devices, why_no_cuda
 
@@ -141,6 +143,18 @@ def plan(net: Network, device: str | Device = "auto", job: Job | None = None) ->
     return make_plan(net, device, kernels_for(device), job)
 
 
+def place(net: Network, device: str, job: Job, threads: int | None) -> tuple[Plan, Backend, str]:
+    """Find the device and plan for it. "auto" takes the CPU where the GPU has no kernel for the job, and says so."""
+    found, backend, chosen = find_device(device, threads)
+    try:
+        return make_plan(net, found, kernels_for(found), job), backend, chosen
+    except PlanError as refused:
+        if device != "auto" or found.kind == "cpu":
+            raise
+        found, backend, _ = find_device("cpu", threads)
+        return make_plan(net, found, kernels_for(found), job), backend, f"cpu (auto: {refused.what})"
+
+
 def compile(
     net: Network,
     device: str = "auto",
@@ -157,6 +171,4 @@ def compile(
         raise InputError("unknown precision", got=str(precision), expected=", ".join(PRECISIONS))
     if batch_hint < 1:
         raise InputError("bad batch_hint", got=str(batch_hint), expected="at least 1")
-    found, backend, chosen = find_device(device, threads)
-    made = make_plan(net, found, kernels_for(found), Job(precision, batch_hint))
-    return Engine(made, backend, chosen)
+    return Engine(*place(net, device, Job(precision, batch_hint), threads))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onchip.errors import InputError, PlanError, ShapeError
+from onchip.errors import InputError, ShapeError
 from onchip.plan.kernel import Job
-from onchip.plan.planner import Plan, make_plan
-from onchip.runtime.cpu import bake, check_threads, this_cpu
-from onchip.runtime.engine import check_rows, find_device, kernels_for
+from onchip.plan.planner import Plan
+from onchip.runtime.cpu import bake, check_threads
+from onchip.runtime.engine import check_rows, place
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.order import epoch_order
@@ -73,7 +73,7 @@ def fit(
     y = _check_targets(net, x, y, loss)
     batch_size = _check_options(lr, momentum, batch_size, epochs, seed, len(x))
     job = Job(batch=batch_size, loss=loss, momentum=momentum > 0)
-    plan, chosen = _plan_training(net, device, job, threads)
+    plan, _, chosen = place(net, device, job, threads)
     trainer = _trainer(plan, check_threads(threads))
     rows = x.reshape(len(x), -1)
     steps = -(-len(x) // batch_size)
@@ -98,17 +98,6 @@ def fit(
     seconds = time.perf_counter() - started
     trained = net.replace(weights={**net.weights, **trainer.weights()})
     return FitResult(trained, np.concatenate(losses), tuple(epoch_losses), seconds, plan, chosen)
-
-
-def _plan_training(net: Network, device: str, job: Job, threads: int | None) -> tuple[Plan, str]:
-    found, _, chosen = find_device(device, threads)
-    try:
-        return make_plan(net, found, kernels_for(found), job), chosen
-    except PlanError as refused:
-        if device != "auto" or found.kind == "cpu":
-            raise
-        cpu = this_cpu()
-        return make_plan(net, cpu, kernels_for(cpu), job), f"cpu (auto: {refused.what})"
 
 
 def _trainer(plan: Plan, threads: int) -> Trainer:

@@ -3,7 +3,7 @@
 Idea    A tile of rows goes through every layer while it lies in L1/L2; x is read once, y written once,
         nothing in between reaches main memory. Bias and ReLU happen in registers, other activations in cache.
 Floor   A row moves (D_in + D_out) * 4 B and costs 2 * params flop. 72-64-64-4: 304 B and 17,920 flop, 59 flop/B:
-        compute-bound on any CPU (two AVX-512 cores: 270 Gflop/s against some 20 GB/s).
+        compute-bound on any CPU (two AVX-512 cores: some 300 Gflop/s and 40 GB/s, 8 flop/B).
 Cache   2 * tile rows * padded width * 4 B a thread for activations; weights stay in L2, their chunks in L1.
 Limits  float32; any widths, any number of layers and rows.
 """

@@ -9,8 +9,8 @@ Same bits Every output is one sum in the order of k, whatever ROWS or VECS: a ro
          how rows were grouped into tiles.
 Layout   Everything is a byte address and a byte stride, so one loop serves x W, x^T dz and dz W^T.
 
-It is written as LLVM vector code through a Numba intrinsic because Numba's loops over small arrays do not
-stay in registers: this form reaches about nine tenths of a core's peak, the loop form about a fifth.
+It is written as LLVM vector code through a Numba intrinsic because the accumulators of a Numba loop live in an
+array, that is in memory; here they are values, and LLVM keeps them in registers.
 """
 
 from __future__ import annotations

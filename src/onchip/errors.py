@@ -6,7 +6,7 @@ OnchipError
 │   └── ShapeError  shapes or dtypes do not fit together; names the layer
 ├── DeviceError     the device asked for is not there or cannot do it            (exit code 2)
 ├── OutputError     an output cannot be written: no folder, no right, full disk  (exit code 2)
-├── PlanError       no kernel can run the network as asked                       (exit code 1)
+├── PlanError       no kernel can run the network as asked                       (exit code 2)
 └── KernelError     a kernel failed to compile or to run                         (exit code 1)
 """
 
@@ -48,7 +48,7 @@ class OutputError(OnchipError):
 
 
 class PlanError(OnchipError):
-    pass
+    exit_code = 2
 
 
 class KernelError(OnchipError):

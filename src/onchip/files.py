@@ -71,12 +71,13 @@ def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
     source = Path(path)
     try:
         if source.is_dir():
-            raise FormatError(f"cannot read {source}", got="a folder", expected="a file")
+            raise FormatError(f"cannot read {source}", got="a folder", expected="a file", hint="name a file in it")
         return source.open("rb")
     except OSError as error:
         raise FormatError(
-            f"cannot read {source}", got=error.strerror or str(error), expected="a readable file"
-        ) from None
+            f"cannot read {source}", got=error.strerror or str(error), expected="a readable file",
+            hint=f"look at what is there: ls {source.parent}",
+        ) from None  # fmt: skip
 
 
 def cache_dir() -> Path:

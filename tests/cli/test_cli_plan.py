@@ -44,11 +44,11 @@ def test_no_weight_is_computed(cli, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["nothing"], ["unknown model 'nothing'"]),
+        (["nothing"], ["unknown model", "nothing"]),
         (["nothing.safetensors"], ["nothing.safetensors", "No such file"]),
-        (["decode", "--device", "h300"], ["unknown device 'h300'", "onchip devices"]),
+        (["decode", "--device", "h300"], ["unknown device", "h300", "onchip devices"]),
         (["decode", "--batch", "0"], ["got:      0", "at least 1"]),
-        (["decode", "--train", "mse"], ["unknown loss 'mse'", "cross_entropy or half_sse"]),
+        (["decode", "--train", "mse"], ["unknown loss", "mse", "cross_entropy or half_sse"]),
         (["decode", "--precision", "fp7"], ["fp7", "fp32, tf32, bf16, fp16, fp8"]),
         (["decode", "--device", "a100", "--precision", "fp8"], ["does not compute in fp8"]),
     ],
@@ -57,6 +57,6 @@ def test_bad_requests(cli, args, words):
     ran = cli("plan", *args)
     assert ran.code == 2
     assert ran.out == ""
-    assert "expected:" in ran.err
+    assert all(label in ran.err for label in ("got:", "expected:", "try:")), ran.err
     for word in words:
         assert word in ran.err

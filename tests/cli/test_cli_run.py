@@ -37,7 +37,7 @@ def assert_refused(ran, folder, *words):
     assert ran.code == 2
     assert ran.out == ""
     assert "Traceback" not in ran.err
-    assert "expected:" in ran.err
+    assert all(label in ran.err for label in ("got:", "expected:", "try:")), ran.err
     for word in words:
         assert word in ran.err
     assert not (folder / "y.npy").exists()
@@ -144,16 +144,16 @@ def test_an_output_may_replace_its_own_input(cli, tmp_path, model):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["nothing", "x.npy"], ["unknown model 'nothing'", "decode, digits"]),
+        (["nothing", "x.npy"], ["unknown model", "nothing", "decode, digits"]),
         (["nothing.onnx", "x.npy"], ["nothing.onnx", "No such file"]),
         (["x.npy", "x.npy"], ["x.npy", "unknown format", ".onnx"]),
         (["m.onnx", "nothing.npy"], ["nothing.npy", "No such file"]),
         (["m.onnx", "m.onnx"], ["m.onnx", "not an array of rows"]),
-        (["m.onnx", "x.npy", "--device", "gpu"], ["unknown device 'gpu'"]),
+        (["m.onnx", "x.npy", "--device", "gpu"], ["unknown device", "gpu"]),
         (["m.onnx", "x.npy", "--precision", "fp7"], ["fp7", "fp32"]),
         (["m.onnx", "x.npy", "--device", "cpu", "--precision", "bf16"], ["bf16", "fp32"]),
         (["m.onnx", "x.npy", "--threads", "0"], ["threads", "0"]),
-        (["m.onnx", "x.npy", "--batch", "0"], ["rows at a time", "0", "try:"]),
+        (["m.onnx", "x.npy", "--batch", "0"], ["rows in a batch", "0", "try:"]),
         (["m.onnx", "x.npy", "--scale", "0"], ["scale", "--scale 255"]),
         (["m.onnx", "x.npy", "--scale", "nan"], ["scale", "nan"]),
         (["decode", "x.npy"], ["[100, 20]", "float32[B, 72]"]),

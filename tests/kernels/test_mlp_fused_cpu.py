@@ -88,6 +88,59 @@ def test_activations_over_their_whole_range(code):
     np.testing.assert_allclose(got, truth, rtol=5e-7, atol=1e-37)
 
 
+@pytest.mark.parametrize("kind", [Softmax, LogSoftmax])
+def test_very_wide_rows_keep_their_digits(kind):
+    net, x = sequential(TensorType(("B", 300_000)), [("s", kind())], {}), rows(2, 300_000)
+    got = compile(net, device="cpu")(x)
+    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+
+
+def test_byte_order_is_put_right():
+    engine, x = compile(random_mlp(6, 5, 4), device="cpu"), rows(9, 6)
+    assert np.array_equal(engine(x.astype(">f4")), engine(x))
+
+
+def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(SRC)} | variables
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+
+
+def test_a_forked_process_is_told_what_to_do():
+    code = (
+        "import os, numpy as np, onchip\n"
+        "engine, x = onchip.compile(onchip.mlp(4, 3), device='cpu'), np.ones((5, 4), np.float32)\n"
+        "engine(x)\n"
+        "if os.fork() == 0:\n"
+        "    try:\n"
+        "        engine(x)\n"
+        "    except onchip.OnchipError as error:\n"
+        "        print('spawn' in str(error), flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+    )
+    done = run_python(code)
+    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
+def test_works_where_nothing_can_be_kept_and_leaves_nothing_behind():
+    code = (
+        "import pathlib, numpy as np, onchip\n"
+        "from onchip.kernels.cpu.activation import CODES, activate\n"
+        "x = np.array([-1.0, 2.0], np.float32); activate(x, 0, 1, 2, 2, CODES['ReLU']); print(x.tolist())\n"
+        "print(list(pathlib.Path(onchip.__file__).parent.rglob('*.nbi')))\n"
+    )
+    done = run_python(code, ONCHIP_CACHE="/dev/null/nothing")
+    assert done.stdout.splitlines() == ["[0.0, 2.0]", "[]"], done.stderr
+
+
+def test_numbas_own_limit_of_threads_is_respected():
+    code = (
+        "import numpy as np, onchip; print(onchip.compile(onchip.mlp(4, 3), device='cpu')(np.ones((5, 4), 'f4')).shape)"
+    )
+    done = run_python(code, NUMBA_NUM_THREADS="1")
+    assert done.stdout.strip() == "(5, 3)", done.stderr
+
+
 def test_concurrent_calls_do_not_disturb_each_other():
     net, x = random_mlp(72, 64, 64, 4), rows(3000, 72)
     engine = compile(net, device="cpu")
@@ -105,8 +158,7 @@ def test_concurrent_calls_with_the_threads_that_cannot_share():
         "with concurrent.futures.ThreadPoolExecutor(8) as pool:\n"
         "    print(len({y.tobytes() for y in pool.map(lambda _: engine(x), range(40))}), numba.threading_layer())\n"
     )
-    environment = os.environ | {"NUMBA_THREADING_LAYER": "workqueue", "PYTHONPATH": str(SRC)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    done = run_python(code, NUMBA_THREADING_LAYER="workqueue")
     assert (done.returncode, done.stdout.split()) == (0, ["1", "workqueue"]), done.stderr
 
 

@@ -152,7 +152,7 @@ def test_mlp_options():
 
 @pytest.mark.parametrize("widths", [(), (4,), (4, 0), (4, -1), (4, 2.5), (4, "3")])
 def test_mlp_refuses_bad_widths(widths):
-    with pytest.raises(InputError, match="two widths"):
+    with pytest.raises(InputError, match="bad widths"):
         mlp(*widths)
 
 

@@ -8,6 +8,9 @@ from onchip.errors import InputError, OnchipError, PlanError, ShapeError
 from onchip.kernels import reference
 from onchip.runtime.cpu import core_count
 from onchip.spec.build import mlp
+from onchip.spec.layers import Linear, ReLU
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType
 from onchip.train.loop import fit
 from onchip.train.order import epoch_order
 
@@ -94,6 +97,18 @@ def test_progress_is_told():
     )
     assert (seen[-1].epoch, seen[-1].step, seen[-1].steps) == (2, 4, 4)
     assert all(p.samples_per_s > 0 and np.isfinite(p.loss) for p in seen)
+
+
+def test_a_bias_that_two_layers_share_is_refused():
+    weights = {"w1": rows(4, 4), "w2": rows(4, 4, seed=2), "b": rows(1, 4, seed=3)[0]}
+    nodes = (
+        Node("a", Linear(), ("x",), {"weight": "w1", "bias": "b"}),
+        Node("r", ReLU(), ("a",)),
+        Node("c", Linear(), ("r",), {"weight": "w2", "bias": "b"}),
+    )
+    net = Network({"x": TensorType(("B", 4))}, nodes, ("c",), weights)
+    with pytest.raises(PlanError, match="weights of its own"):
+        fit(net, rows(8, 4), np.zeros(8, np.int64), epochs=1, device="cpu")
 
 
 def test_the_order_is_the_documented_one():

@@ -23,7 +23,7 @@ class _Cases(Mapping[str, "Callable[[Options], list[Case]]"]):
 
     def __getitem__(self, name: str) -> Callable[[Options], list[Case]]:
         if name not in _HOME:
-            raise InputError(f"unknown benchmark '{name}'", expected=", ".join(_HOME))
+            raise InputError("unknown benchmark", got=name, expected=", ".join(_HOME), hint="onchip bench decode")
         builder: Callable[[Options], list[Case]] = importlib.import_module(_HOME[name]).cases
         return builder
 

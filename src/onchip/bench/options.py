@@ -17,7 +17,7 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.device != "cpu":
-            raise DeviceError("benchmarks run on the CPU so far", got=self.device, expected="cpu")
+            raise DeviceError("benchmarks run on the CPU so far", got=self.device, expected="cpu", hint="--device cpu")
 
 
 def parse_rows(text: str) -> tuple[int, ...]:
@@ -27,5 +27,5 @@ def parse_rows(text: str) -> tuple[int, ...]:
     except ValueError:
         rows = ()
     if not rows or min(rows) < 1:
-        raise InputError("bad number of rows", got=repr(text), expected="numbers of at least 1, like 12800,262144")
+        raise InputError("bad number of rows", got=repr(text), expected="numbers of at least 1", hint="12800,262144")
     return tuple(dict.fromkeys(rows))

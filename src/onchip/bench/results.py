@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
 
-FOLDER = Path("benchmarks") / "results"
 ACCURACY = "% test accuracy"  # the one unit that is a score and no speed
 
 

@@ -27,8 +27,9 @@ def demo(
 
     Takes seconds. Needs no internet and no GPU: the images of digits come with scikit-learn.
     """
-    from onchip.workloads.demo import draw, save_and_load, time_rows, train_digits
+    from onchip.workloads.demo import check_rows_to_time, draw, save_and_load, time_rows, train_digits
 
+    check_rows_to_time(rows)
     with progress("train digits", epochs) as update:
         data, trained = train_digits(out, epochs, lambda p: show_epoch(p, update))
     say(f"device: {trained.fit.chosen}")

@@ -21,7 +21,7 @@ def ladder(
     out: Annotated[Path | None, Option(metavar="DIR", help="Also write DIR/<device>/ladder-<name>.json.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
-    """Climb a ladder: the same work, one idea faster on every rung.
+    """Climb a ladder: the same work, one idea more on every rung.
 
     \b
     Example:

@@ -42,7 +42,7 @@ def run(
     from onchip.workloads import load
 
     net = load(model)
-    piece = piece_rows(net)
+    piece = piece_rows(net) if batch is None else batch
     with open_rows(rows) as source:
         fitted = FittedRows(source, net.input, scale)
         for note in fitted.notes:
@@ -53,9 +53,7 @@ def run(
             warm_up(engine)
             say_device(engine.chosen, engine.plan, max(verbose, plan), time.perf_counter() - started)
             with progress(f"run {net.name}", len(fitted)) as update:
-                report = run_rows(
-                    engine, fitted, sink, piece if batch is None else batch, lambda n, per_s: update(n, rate(per_s))
-                )
+                report = run_rows(engine, fitted, sink, piece, lambda n, per_s: update(n, rate(per_s)))
     if report.bad_rows:
         first = f"the first is row {report.first_bad_row}"
         say(f"input: {report.bad_rows:,} rows hold NaN or Inf, {first}; they passed through")

@@ -19,6 +19,6 @@ LADDERS = tuple(_HOME)
 
 def find_ladder(name: str) -> Ladder:
     if name not in _HOME:
-        raise InputError(f"unknown ladder '{name}'", expected=", ".join(LADDERS), hint="onchip ladder")
+        raise InputError("unknown ladder", got=name, expected=", ".join(LADDERS), hint="onchip ladder")
     ladder: Ladder = importlib.import_module(_HOME[name]).LADDER
     return ladder

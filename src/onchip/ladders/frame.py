@@ -43,7 +43,9 @@ class Ladder:
         known = [rung.name for rung in self.rungs]
         for name in names or []:
             if name not in known:
-                raise InputError(f"ladder {self.name} has no rung '{name}'", expected=", ".join(known))
+                raise InputError(
+                    f"ladder {self.name} has no such rung", got=name, expected=", ".join(known), hint="onchip ladder"
+                )
         return [rung() for rung in self.rungs if not names or rung.name in names]
 
 
@@ -94,7 +96,7 @@ def climb(
     """Check every rung against float64, then time those that are right, in turns."""
     B = ladder.rows if rows is None else rows
     if B < 1:
-        raise InputError("a ladder needs rows", got=str(B), expected="at least 1")
+        raise InputError("a ladder needs rows", got=str(B), expected="at least 1", hint=f"--rows {ladder.rows}")
     picked = ladder.pick(rungs)
     net, x = ladder.network(), ladder.inputs(B)
     truth = Truth(net, x)

@@ -31,11 +31,14 @@ class Job:
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
-            raise InputError("unknown precision", got=str(self.precision), expected=", ".join(PRECISIONS))
-        if self.batch < 1:
-            raise InputError("bad number of rows in a batch", got=str(self.batch), expected="at least 1")
+            expected = ", ".join(PRECISIONS)
+            raise InputError("unknown precision", got=str(self.precision), expected=expected, hint="fp32")
+        if not isinstance(self.batch, int) or self.batch < 1:
+            raise InputError("bad number of rows in a batch", got=str(self.batch), expected="at least 1", hint="1024")
         if self.loss and self.loss not in LOSSES:
-            raise InputError(f"unknown loss '{self.loss}'", expected=" or ".join(LOSSES))
+            raise InputError("unknown loss", got=self.loss, expected=" or ".join(LOSSES), hint=LOSSES[0])
+        if self.momentum and not self.loss:
+            raise InputError("momentum without training", got="momentum", expected="a loss with it", hint=LOSSES[0])
 
     @property
     def is_training(self) -> bool:
@@ -63,7 +66,7 @@ class Claim:
     """A kernel's yes."""
 
     kernel: str
-    label: str  # the kernel with its template arguments, as a profiler shows it
+    label: str  # the kernel with what it is made for: widths, activations
     nodes: tuple[str, ...]  # names of the claimed nodes, in order
     price: Price
     why: str

@@ -115,7 +115,10 @@ def make_plan(net: Network, device: Device, kernels: Sequence[Kernel], job: Job 
     if job.precision not in device.flops:
         known = job.precision in PRECISIONS
         raise (DeviceError if known else PlanError)(
-            f"{device.name} does not compute in {job.precision}", got=job.precision, expected=", ".join(device.flops)
+            f"{device.name} does not compute in {job.precision}",
+            got=job.precision,
+            expected=", ".join(device.flops),
+            hint=f"precision {next(iter(device.flops))}",
         )
     net, rewritten = (net, ()) if job.is_training else rewrite(net)
     count = len(net.nodes)
@@ -162,6 +165,7 @@ def _no_kernel(net: Network, at: int, device: Device, refusals: Sequence[Refusal
     reasons = "; ".join(f"{r.kernel}: {r.why}" for r in refusals if r.node == node.name)
     return PlanError(
         f"no kernel of {device.name} takes layer '{node.name}' ({node.layer.kind})",
-        got=f"{', '.join(str(t) for t in net.input_types(node))}",
-        expected=reasons or "a layer that some kernel claims",
+        got=reasons or f"{', '.join(str(t) for t in net.input_types(node))}",
+        expected="a layer that a kernel claims, in a precision that it computes in",
+        hint="onchip check MODEL, or another device",
     )

@@ -32,11 +32,14 @@ def core_count() -> int:
 
 
 def check_threads(threads: int | None) -> int:
-    cores = core_count()
+    import numba
+
+    most = min(core_count(), int(numba.config.NUMBA_NUM_THREADS))
     if threads is None:
-        return cores
-    if not 1 <= threads <= cores:
-        raise InputError("bad number of threads", got=str(threads), expected=f"1 to {cores}, the cores of this machine")
+        return most
+    if not isinstance(threads, int) or not 1 <= threads <= most:
+        expected = f"1 to {most}, the cores that this process may use"
+        raise InputError("bad number of threads", got=str(threads), expected=expected, hint=f"--threads {most}")
     return threads
 
 
@@ -66,7 +69,7 @@ def this_cpu(measure: bool = False) -> Device:
         name=name, kind="cpu", arch=f"{platform.machine()}, {VECTOR_BYTES * 8}-bit vectors", units=cores,
         flops={"fp32": rates["flops"]}, bandwidth=rates["bandwidth"], launch_us=3.0, fast_bytes=_l2_bytes(),
         memory_bytes=memory, vector_bytes=VECTOR_BYTES,
-        source="measured here: float32 products of 768 and a copy, all cores; launch: an empty parallel loop",
+        source="measured here: float32 products of 768 and a copy, all cores; launch time assumed",
     )  # fmt: skip
 
 

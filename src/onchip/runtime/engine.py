@@ -9,7 +9,7 @@ import numpy as np
 
 from onchip.errors import DeviceError, InputError, PlanError, ShapeError
 from onchip.plan.device import KNOWN, Device
-from onchip.plan.kernel import PRECISIONS, Job, Kernel
+from onchip.plan.kernel import Job, Kernel
 from onchip.plan.planner import Plan, make_plan
 from onchip.runtime.cpu import CpuBackend, check_threads, this_cpu
 from onchip.spec.network import Network
@@ -70,12 +70,13 @@ def check_rows(x: Any, expected: TensorType) -> Array:
             "input is not an array", got=type(x).__name__, expected=f"NumPy {expected}", hint="np.asarray(x)"
         )
     if x.ndim != len(expected.shape) or x.shape[1:] != expected.row_shape:
-        raise ShapeError("input has another shape", got=str(list(x.shape)), expected=str(expected))
-    if x.dtype != numpy_dtype(expected.dtype):
+        hint = f"x.reshape(-1, {', '.join(map(str, expected.row_shape))})" if expected.row_shape else ""
+        raise ShapeError("input has another shape", got=str(list(x.shape)), expected=str(expected), hint=hint)
+    if x.dtype.newbyteorder("=") != numpy_dtype(expected.dtype):
         raise ShapeError(
             "input has another dtype", got=x.dtype.name, expected=expected.dtype, hint=f"x.astype(np.{expected.dtype})"
         )
-    return np.ascontiguousarray(x)
+    return np.ascontiguousarray(x, numpy_dtype(expected.dtype))  # native byte order
 
 
 def _check_out(out: Array, shape: tuple[int, ...], dtype: str) -> None:
@@ -90,14 +91,17 @@ def _check_out(out: Array, shape: tuple[int, ...], dtype: str) -> None:
 
 def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend, str]:
     """A device that is here, by name ("auto", "cpu", "cuda", "cuda:1"), and the reason for "auto"'s choice."""
+    if not isinstance(name, str):
+        raise DeviceError("not a device", got=repr(name), expected="auto, cpu, cuda or cuda:N", hint="device='auto'")
     kind, _, index = name.partition(":")
     if name == "cpu" or (name == "auto" and threads is not None):
         reason = "" if name == "cpu" else f" (auto: threads={threads} asks for it)"
         return this_cpu(), CpuBackend(check_threads(threads)), f"cpu{reason}"
     if name != "auto" and kind != "cuda":
-        raise DeviceError(f"unknown device '{name}'", expected="auto, cpu, cuda or cuda:N", hint="onchip devices")
+        raise DeviceError("unknown device", got=name, expected="auto, cpu, cuda or cuda:N", hint="onchip devices")
     if threads is not None:
-        raise InputError("threads are the CPU's", got=f"threads={threads} and device '{name}'", expected="device 'cpu'")
+        got = f"threads={threads} and device '{name}'"
+        raise InputError("threads are the CPU's", got=got, expected="threads with device 'cpu'", hint="--device cpu")
 
     from onchip.runtime.cuda import CudaBackend, cuda_devices, why_no_cuda
 
@@ -145,6 +149,7 @@ def plan(net: Network, device: str | Device = "auto", job: Job | None = None) ->
 
 def place(net: Network, device: str, job: Job, threads: int | None) -> tuple[Plan, Backend, str]:
     """Find the device and plan for it. "auto" takes the CPU where the GPU has no kernel for the job, and says so."""
+    _ = net.input, net.output  # an engine has one of each: say so before any work
     found, backend, chosen = find_device(device, threads)
     try:
         return make_plan(net, found, kernels_for(found), job), backend, chosen
@@ -167,8 +172,6 @@ def compile(
     The plan, and with it the bits of every result, is fixed here: `batch_hint` is the number of rows it is
     priced for, and the engine then runs any number.
     """
-    if precision not in PRECISIONS:
-        raise InputError("unknown precision", got=str(precision), expected=", ".join(PRECISIONS))
-    if batch_hint < 1:
-        raise InputError("bad batch_hint", got=str(batch_hint), expected="at least 1")
+    if not isinstance(net, Network):
+        raise InputError("not a network", got=type(net).__name__, expected="Network", hint="onchip.load(...)")
     return Engine(*place(net, device, Job(precision, batch_hint), threads))

@@ -70,7 +70,8 @@ class FittedRows:
         row_shape = tuple(source.shape[1:])
         if math.prod(row_shape) != expected.row_size:
             got = str(list(source.shape))
-            hint = "a single row is a batch of one: x.reshape(1, -1)" if source.shape == (expected.row_size,) else ""
+            single = source.shape == (expected.row_size,)
+            hint = "a single row is a batch of one: x.reshape(1, -1)" if single else "rows made for this network"
             raise ShapeError("the rows have another shape", got=got, expected=str(expected), hint=hint)
         self.shape = (source.shape[0], *expected.row_shape)
         self.dtype = numpy_dtype(expected.dtype)
@@ -90,7 +91,8 @@ class FittedRows:
     def read(self, start: int, stop: int) -> Array:
         rows = self._source.read(start, stop)
         if self._scale is not None:
-            rows = rows.astype(self.dtype) / self.dtype.type(self._scale)
+            with np.errstate(over="ignore"):  # what is too large becomes an infinity, and those are counted and told
+                rows = rows.astype(self.dtype) / self.dtype.type(self._scale)
         return rows.reshape(len(rows), *self.shape[1:])
 
 

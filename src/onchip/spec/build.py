@@ -45,9 +45,11 @@ def mlp(
     `rng.standard_normal((D_out, D_in), dtype=float32) * float32(sqrt(2 / D_in))`; biases are zero.
     """
     if len(widths) < 2 or any(not isinstance(w, int | np.integer) or w < 1 for w in widths):
-        raise InputError("an MLP needs at least two widths of at least 1", got=str(widths))
+        raise InputError(
+            "bad widths", got=str(widths), expected="two or more, each at least 1", hint="784, 320, 160, 10"
+        )
     if seed < 0:
-        raise InputError("bad seed", got=str(seed), expected="at least 0")
+        raise InputError("bad seed", got=str(seed), expected="at least 0", hint="seed=0")
     rng = np.random.default_rng(seed)
     layers: list[tuple[str, Layer]] = []
     weights: dict[str, Weight] = {}

@@ -35,4 +35,5 @@ def save(net: Network, path: str | os.PathLike[str]) -> None:
 
 def _unknown_suffix(path: Path, verb: str, known: list[str]) -> InputError:
     got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
-    return InputError(f"cannot {verb} {path}: unknown format", got=got, expected=f"one of {', '.join(known)}")
+    expected, hint = f"one of {', '.join(known)}", str(path.with_suffix(known[0])) if path.name else known[0]
+    return InputError(f"cannot {verb} {path}: unknown format", got=got, expected=expected, hint=hint)

@@ -187,7 +187,7 @@ class Network:
 
 
 def _read_only(weight: Weight) -> Weight:
-    """A view that cannot be written through; the caller's own array stays as it was."""
+    """A view that cannot be written through. No copy: weights may be large; who made the array must leave it alone."""
     if isinstance(weight, np.ndarray):
         weight = weight.view()
         weight.flags.writeable = False

@@ -18,11 +18,19 @@ def blaming(path: Path) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise FormatError(f"{path}: {error.what}", got=error.got, expected=error.expected, hint=error.hint) from None
+        raise FormatError(
+            f"{path}: {error.what}", got=error.got or "what the file says", expected=error.expected or "a sound file",
+            hint=error.hint or "make, export or copy the file again",
+        ) from None  # fmt: skip
     except OSError as error:
-        raise FormatError(f"cannot read {path}", got=error.strerror or str(error), expected="a readable file") from None
+        raise FormatError(
+            f"cannot read {path}", got=error.strerror or str(error), expected="a readable file", hint="copy it again"
+        ) from None
     except MemoryError:
-        raise FormatError(f"{path} does not fit into memory", hint="a machine with more memory") from None
+        raise FormatError(
+            f"{path} does not fit into memory", got=f"{path.stat().st_size:,} B", expected="room for all of it",
+            hint="a machine with more memory",
+        ) from None  # fmt: skip
 
 
 def show(name: object) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onchip.errors import InputError, ShapeError
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import LOSSES, Job
 from onchip.plan.planner import Plan
 from onchip.runtime.cpu import bake, check_threads
 from onchip.runtime.engine import check_rows, place
@@ -112,8 +112,8 @@ def _trainer(plan: Plan, threads: int) -> Trainer:
 
 def _check_targets(net: Network, x: Array, y: Any, loss: str) -> Array:
     D_out = net.output.row_size
-    if loss not in ("cross_entropy", "half_sse"):
-        raise InputError(f"unknown loss '{loss}'", expected="cross_entropy or half_sse")
+    if loss not in LOSSES:
+        raise InputError("unknown loss", got=loss, expected=" or ".join(LOSSES), hint=LOSSES[0])
     if not isinstance(y, np.ndarray):
         raise ShapeError(
             "targets are not an array", got=type(y).__name__, expected="a NumPy array", hint="np.asarray(y)"
@@ -142,11 +142,11 @@ def _check_options(lr: float, momentum: float, batch_size: int, epochs: int, see
     if not (lr > 0 and np.isfinite(lr)):
         raise InputError("bad learning rate", got=str(lr), expected="a number above 0", hint="lr=0.03")
     if not 0 <= momentum < 1:
-        raise InputError("bad momentum", got=str(momentum), expected="at least 0, below 1")
+        raise InputError("bad momentum", got=str(momentum), expected="at least 0, below 1", hint="momentum=0.9")
     if batch_size < 1:
-        raise InputError("bad batch size", got=str(batch_size), expected="at least 1")
+        raise InputError("bad batch size", got=str(batch_size), expected="at least 1", hint="batch_size=64")
     if epochs < 1:
-        raise InputError("bad number of epochs", got=str(epochs), expected="at least 1")
+        raise InputError("bad number of epochs", got=str(epochs), expected="at least 1", hint="epochs=30")
     if seed < 0:
-        raise InputError("bad seed", got=str(seed), expected="at least 0")
+        raise InputError("bad seed", got=str(seed), expected="at least 0", hint="seed=0")
     return min(batch_size, n)

@@ -18,11 +18,14 @@ def load(model: str | os.PathLike[str] | Network) -> Network:
     """A network from a file (.onnx, .safetensors) or the name of a workload, with its seeded weights."""
     if isinstance(model, Network):
         return model
+    if not isinstance(model, str | os.PathLike):
+        raise InputError("not a model", got=type(model).__name__, expected="a file, a workload's name or a Network")
     text = os.fspath(model)
     if text in WORKLOADS:
         return WORKLOADS[text]()
     if Path(text).suffix or os.sep in text or Path(text).exists():
         return load_file(text)
     raise InputError(
-        f"unknown model '{text}'", expected=f"a workload ({', '.join(WORKLOADS)}) or a file ({', '.join(SUFFIXES)})"
-    )
+        "unknown model", got=text, expected=f"a workload ({', '.join(WORKLOADS)}) or a file ({', '.join(SUFFIXES)})",
+        hint=f"{next(iter(WORKLOADS))}, or the path of a file",
+    )  # fmt: skip

@@ -44,12 +44,19 @@ def train_digits(
     folder: Path, epochs: int = EPOCHS, on_progress: Callable[[Progress], None] | None = None
 ) -> tuple[digits.Dataset, Trained]:
     """Train 64-320-160-10 on scikit-learn's digits; `folder`, where the results will go, is made first."""
+    if epochs < 1:
+        raise InputError("bad number of epochs", got=str(epochs), expected="at least 1", hint=f"--epochs {EPOCHS}")
     make_folder(folder)
     data = digits.load_data("sklearn")
     net = digits.network(data.side**2, seed=SEED)
     return data, train_and_test(
         net, data, lr=LR, momentum=0.0, batch_size=BATCH_SIZE, epochs=epochs, seed=SEED, on_progress=on_progress
     )
+
+
+def check_rows_to_time(rows: int) -> None:
+    if rows < 1:
+        raise InputError("bad number of rows", got=str(rows), expected="at least 1", hint=f"--rows {ROWS}")
 
 
 def make_folder(folder: Path) -> None:
@@ -84,8 +91,7 @@ def time_rows(
     Each is held against float64 first: a wrong one has no time. Then they take turns, so that whatever else the
     machine does falls on all of them. on_progress gets the part that is done and what is being done.
     """
-    if rows < 1:
-        raise InputError("bad number of rows", got=str(rows), expected="at least 1", hint=f"--rows {ROWS}")
+    check_rows_to_time(rows)
     tell = on_progress or (lambda part, what: None)
     net, x = engine.plan.network, np.resize(images, (rows, images.shape[1]))
     truth = reference.forward(net, images, "float64")

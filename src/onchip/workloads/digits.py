@@ -43,7 +43,7 @@ def network(pixels: int = 784, hidden: Sequence[int] = HIDDEN, seed: int = 0) ->
 def load_data(name: str = "auto") -> Dataset:
     """ "mnist" (60,000 + 10,000 images 28x28), "sklearn" (1,797 images 8x8, always there), "auto": the first found."""
     if name not in ("auto", "mnist", "sklearn"):
-        raise InputError(f"unknown data set '{name}'", expected="auto, mnist or sklearn")
+        raise InputError("unknown data set", got=name, expected="auto, mnist or sklearn", hint="--data auto")
     folder = find_mnist()
     if name == "sklearn" or (name == "auto" and folder is None):
         return _sklearn_digits()
@@ -75,6 +75,12 @@ def _mnist(folder: Path) -> Dataset:
         with open_rows(path) as rows:
             arrays.append(rows.read(0, len(rows)))
     images, labels, test_images, test_labels = arrays
+    for part, pixels, classes in (("train", images, labels), ("t10k", test_images, test_labels)):
+        if pixels.shape != (len(classes), 28, 28) or classes.ndim != 1 or len(classes) == 0:
+            raise FormatError(
+                f"the {part} files in {folder} are not MNIST's", got=f"images {pixels.shape}, labels {classes.shape}",
+                expected="images (n, 28, 28), labels (n,)", hint="--data sklearn, or the original files",
+            )  # fmt: skip
     return Dataset("mnist", str(folder), 28, _pixels(images, 255), labels.astype(np.int64),
                    _pixels(test_images, 255), test_labels.astype(np.int64))  # fmt: skip
 

@@ -89,15 +89,16 @@ def normalise(a: Array, begin: int, count: int, width: int, stride: int, code: i
         highest = row[0]
         for n in range(1, width):
             highest = row[n] if row[n] > highest or row[n] != row[n] else highest
-        total = _ZERO
+        total = 0.0  # float64: a float32 sum over a very wide row would lose digits
         for n in range(width):
             shifted = row[n] - highest
             _, e = expm1_exp(shifted)
-            total += e
+            total += np.float64(e)
             row[n] = e if code == SOFTMAX else shifted
         if code == SOFTMAX:
+            scale = np.float32(total)
             for n in range(width):
-                row[n] = row[n] / total
+                row[n] = row[n] / scale
         else:
             log_total = np.float32(math.log(total))
             for n in range(width):

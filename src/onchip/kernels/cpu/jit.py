@@ -22,6 +22,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from onchip.errors import KernelError
 from onchip.files import cache_dir
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,8 +38,19 @@ LAUNCH = threading.Lock()
 _SPINS = "200000" if platform.machine().lower() in ("aarch64", "arm64") else "10000"
 
 
+_launched_in: int | None = None  # the process in which the threads were started
+
+
 def use_threads(count: int) -> None:
     """Let the parallel loops that follow run on `count` threads. Call it with LAUNCH held."""
+    global _launched_in
+    if _launched_in not in (None, os.getpid()):
+        # GNU OpenMP would end the process without a word to catch.
+        raise KernelError(
+            "the CPU engine cannot go on in a forked process", got="a fork after the first run",
+            expected="processes that start by themselves", hint="multiprocessing.get_context('spawn')",
+        )  # fmt: skip
+    _launched_in = os.getpid()
     if "GOMP_SPINCOUNT" in os.environ or "OMP_WAIT_POLICY" in os.environ:
         numba.set_num_threads(count)
         return
@@ -57,16 +69,34 @@ def _source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+@functools.cache
+def _cache_folder() -> str:
+    """Where compiled kernels are kept; "" where nothing can be: then they are compiled each time.
+
+    Left to itself Numba would keep them beside the source, under a key that does not know the other files.
+    """
+    folder = cache_dir() / "numba" / _source_digest()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return str(folder) if os.access(folder, os.W_OK) else ""
+    except OSError:
+        return ""
+
+
 def compiled(*, parallel: bool = False, inline: bool = False) -> Callable[[F], F]:
     """Decorate a kernel: nopython, no GIL, IEEE arithmetic (no reordering, no contraction), cached on disk."""
 
     def decorate(function: F) -> F:
-        before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = str(cache_dir() / "numba" / _source_digest())
+        before, folder = numba.config.CACHE_DIR, _cache_folder()
+        numba.config.CACHE_DIR = folder or before
         try:
             # The folder is chosen while decorating; restoring the setting leaves the user's own kernels alone.
             return numba.njit(  # type: ignore[no-any-return]
-                parallel=parallel, cache=True, nogil=True, error_model="numpy", inline="always" if inline else "never"
+                parallel=parallel,
+                cache=bool(folder),
+                nogil=True,
+                error_model="numpy",
+                inline="always" if inline else "never",
             )(function)
         finally:
             numba.config.CACHE_DIR = before

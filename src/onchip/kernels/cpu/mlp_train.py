@@ -161,7 +161,8 @@ class MlpTrain:
             return f"one vector a row, got {chain.vectors}"
         if job.loss == "cross_entropy" and chain.layers[-1].activation != "Identity":
             return f"cross_entropy takes logits, got {chain.layers[-1].activation} behind the last layer"
-        shared = len({layer.weight for layer in chain.layers}) != len(chain.layers)
+        names = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
+        shared = len(set(names)) != len(names)
         return "every layer must have weights of its own" if shared else why_not_float32(net, chain)
 
     def trainer(self, claim: Claim, job: Job, weights: dict[str, Array], threads: int) -> Trainer:

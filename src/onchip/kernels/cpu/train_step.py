@@ -73,16 +73,17 @@ def _loss_row(z: Array, dz: Array, at: int, N: int, stride: int, code: int, data
         highest = z[at]
         for n in range(at + 1, at + N):
             highest = max(highest, z[n])
-        total = _ZERO
+        total = 0.0
         for n in range(at, at + N):
             _, e = expm1_exp(z[n] - highest)
             dz[n] = e
-            total += e
+            total += np.float64(e)
+        scale = np.float32(total)
         for n in range(at, at + N):
-            dz[n] = dz[n] / total
+            dz[n] = dz[n] / scale
         truth = at + data.classes[row]
         dz[truth] -= _ONE
-        loss = np.log(np.float64(total)) - np.float64(z[truth] - highest)
+        loss = np.log(total) - np.float64(z[truth] - highest)
     else:
         for n in range(N):
             difference = z[at + n] - data.targets[row, n]

@@ -25,6 +25,8 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 ROWS = (32, 16, 8)  # rows of a warp's tile, best first: more rows, more use of each weight that is read
 # Not 16 warps: 128 registers a thread are too few for tiles of 8 x 8 (sm_90a spills).
 MOST_WARPS = 12
+# Rounding errors of a plain sum grow with its length; past this they exceed twice those of a product in blocks.
+LONGEST_SUM = 1024
 FEWEST_WARPS = 4  # one for each scheduler of a multiprocessor; fewer only where nothing else fits
 
 
@@ -208,6 +210,9 @@ def _why_not(net: Network, chain: Chain, device: Device, job: Job) -> str:
         return "runs forward only: it keeps no activations for a backward pass"
     if device.arch not in ARCHITECTURES:
         return f"compiles for {', '.join(ARCHITECTURES)}, not {device.arch}"
+    longest = max(layer.D_in for layer in chain.layers)
+    if longest > LONGEST_SUM:
+        return f"one accumulator a sum is exact enough for {LONGEST_SUM:,} terms, got {longest:,}"
     return why_not_float32(net, chain)
 
 

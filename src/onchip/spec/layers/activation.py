@@ -38,6 +38,8 @@ class _OverAxis(Layer):
         rank = len(x.shape)
         if not -rank <= self.axis < rank:
             raise ShapeError("axis out of range", got=f"axis {self.axis}", expected=f"-{rank} to {rank - 1} for {x}")
+        if x.shape[self.axis] == 0:
+            raise ShapeError("nothing to sum over", got=str(x), expected=f"at least 1 along axis {self.axis}")
         if self.axis % rank == 0:
             raise ShapeError("axis 0 is the batch: rows must not depend on each other", got=f"axis {self.axis}")
         return x

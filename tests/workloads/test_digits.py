@@ -1,0 +1,60 @@
+"""The digits workload: its data is checked before anything is trained on it."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from onchip.errors import FormatError, InputError
+from onchip.workloads import digits, load
+
+
+def write_idx(path, array):
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(int(n).to_bytes(4, "big") for n in array.shape)
+    path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "mnist").mkdir()
+    rng = np.random.default_rng(0)
+    for part, n in (("train", 20), ("t10k", 10)):
+        write_idx(tmp_path / "mnist" / f"{part}-images-idx3-ubyte.gz", rng.integers(0, 256, (n, 28, 28)))
+        write_idx(tmp_path / "mnist" / f"{part}-labels-idx1-ubyte.gz", rng.integers(0, 10, n))
+    monkeypatch.setenv("ONCHIP_DATA", str(tmp_path))
+    return tmp_path / "mnist"
+
+
+def test_mnist_is_found_read_and_scaled(folder):
+    data = digits.load_data()
+    assert (data.name, data.x_train.shape, data.y_test.shape) == ("mnist", (20, 784), (10,))
+    assert data.x_train.dtype == np.float32
+    assert 0 <= data.x_train.min() < data.x_train.max() <= 1
+
+
+def test_files_that_do_not_belong_together_are_refused(folder):
+    write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.zeros(9))
+    with pytest.raises(FormatError, match="t10k files"):
+        digits.load_data("mnist")
+    write_idx(folder / "t10k-images-idx3-ubyte.gz", np.zeros((9, 8, 8)))
+    with pytest.raises(FormatError, match=r"\(9, 8, 8\)"):
+        digits.load_data("mnist")
+
+
+def test_without_mnist(tmp_path, monkeypatch):
+    monkeypatch.setenv("ONCHIP_DATA", str(tmp_path))
+    monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path))
+    assert digits.load_data("auto").name == "sklearn digits"
+    with pytest.raises(FormatError, match="not here"):
+        digits.load_data("mnist")
+    with pytest.raises(InputError, match="unknown data set"):
+        digits.load_data("cats")
+
+
+def test_load_takes_names_files_and_networks(tmp_path):
+    assert load("decode").input.row_size == 72
+    net = load("digits")
+    assert load(net) is net
+    for bad in ("nothing", None, 3):
+        with pytest.raises(InputError, match=r"model"):
+            load(bad)

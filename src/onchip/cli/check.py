@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Exit, Option
 
 from onchip.cli.options import Json, Model
-from onchip.cli.talk import print_json, progress, say, table
+from onchip.cli.talk import print_json, progress, say
+from onchip.spec.text import columns
 
 if TYPE_CHECKING:
     from onchip.runtime.check import CheckRow
@@ -49,7 +50,7 @@ def check(
         head = [
             "device", "precision", "kernels", "max error", "naive error", "naive in", "ratio", "same bits", "verdict",
         ]  # fmt: skip
-        print(table(head, [_cells(row) for row in report.checks], right=(3, 4, 6)))
+        print(columns(head, [_cells(row) for row in report.checks], right=(3, 4, 6)))
         say(f"error: {MEASURE} over {rows:,} random rows (seed {seed}), truth in float64")
         say("naive: NumPy, one operation at a time, rounded after each; NumPy has no tf32, float32 stands in for it")
         if report.no_cuda is not None:

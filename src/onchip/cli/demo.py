@@ -9,8 +9,9 @@ from typing import Annotated
 from typer import Option
 
 from onchip.cli.options import Json
-from onchip.cli.talk import print_json, progress, rate, say, table
+from onchip.cli.talk import print_json, progress, rate, say
 from onchip.cli.train import show_epoch
+from onchip.spec.text import columns
 
 
 def demo(
@@ -55,5 +56,5 @@ def demo(
              f"{t.median_ms / timings[0].median_ms:.2f}x as fast" if i else "", f"{t.error:.1e}"]
             for i, t in enumerate(timings)
         ]  # fmt: skip
-        print(table(head, cells, right=(1, 2, 3, 4)))
+        print(columns(head, cells, right=(1, 2, 3, 4)))
     say(f"no picture: {no_picture}" if picture is None else f"picture: {picture}")

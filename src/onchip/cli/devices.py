@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from onchip.cli.options import Json
-from onchip.cli.talk import print_json, say, table
+from onchip.cli.talk import print_json, say
+from onchip.spec.text import columns
 
 if TYPE_CHECKING:
     from onchip.plan.device import Device
@@ -39,7 +40,7 @@ def devices(
     head = ["name", "device", "where", "arch", "units", "Gflop/s", "GB/s", "on chip", "precisions"]
     rows = [_cells(name, device, "here") for name, device in here.items()]
     rows += [_cells(name, device, "plan only") for name, device in KNOWN.items()]
-    print(table(head, rows, right=(4, 5, 6, 7)))
+    print(columns(head, rows, right=(4, 5, 6, 7)))
     if no_cuda is not None:
         say(f"no GPU: {no_cuda}")
     say("units: cores or multiprocessors; Gflop/s in fp32; GB/s to main memory; on chip: L2 or shared memory of a unit")

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,16 +30,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Columns wide enough for their cells; those in `right` are aligned to the right."""
-    widths = [max(len(row[c]) for row in [head, *rows]) for c in range(len(head))]
-    lines = []
-    for row in [head, *rows]:
-        sized = enumerate(zip(row, widths, strict=True))
-        lines.append("  ".join(cell.rjust(w) if c in right else cell.ljust(w) for c, (cell, w) in sized).rstrip())
-    return "\n".join(lines)
 
 
 def rate(per_second: float, unit: str = "rows") -> str:

@@ -6,6 +6,7 @@ ladder's tuple. Nothing else knows how many rungs there are.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,15 +18,15 @@ from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 
 
-class Rung:
+class Rung(abc.ABC):
     name: ClassVar[str]
     idea: ClassVar[str]  # one line: what this rung does that the one before does not
     report_ms: ClassVar[float | None] = None  # what the report that it repeats measured, if any
     max_rows: ClassVar[int | None] = None  # a slow rung is timed on this many rows and its time scaled
 
+    @abc.abstractmethod
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         """Everything that need not be timed; the function handed back runs all of x and gives y (B, D_out)."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from onchip.plan.kernel import PRECISIONS, Claim, Job, Kernel, Refusal
 from onchip.plan.rewrites import rewrite
 from onchip.spec.network import Network
 from onchip.spec.recipe import Recipe
+from onchip.spec.text import columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,13 +84,9 @@ class Plan:
             floor = claim.price.floor_us(self.device, self.job.precision, self.job.batch)
             sizes = f"{claim.fast_bytes / 1024:.0f} KiB", f"{claim.price.row_bytes:,}", f"{claim.price.row_flop:,}"
             rows.append([str(i), layers, claim.label, *sizes, format_us(floor), claim.why])
-        widths = [max(len(r[c]) for r in [head, *rows]) for c in range(len(head))]
-        right = {3, 4, 5, 6}
         work = f"train, {self.job.loss}" if self.job.is_training else "infer"
         lines = [f"{self.network.name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"]
-        for row in [head, *rows]:
-            cells = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-            lines.append("  ".join(cells).rstrip())
+        lines.append(columns(head, rows, right=(3, 4, 5, 6)))
         weight_bytes = sum(group.claim.weight_bytes for group in self.groups)
         build_flop = sum(group.claim.build_flop for group in self.groups) + self.rewrite_flop
         weights = f"{weight_bytes / 1024:,.0f} KiB of weights, {build_flop:,} flop to build them"

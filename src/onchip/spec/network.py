@@ -13,6 +13,7 @@ import numpy as np
 from onchip.errors import InputError, ShapeError
 from onchip.spec.layers import Layer
 from onchip.spec.recipe import Recipe, Weight
+from onchip.spec.text import columns
 from onchip.spec.types import DTYPE_BYTES, TensorType
 
 
@@ -168,15 +169,7 @@ class Network:
         return f"{self.name}: {self.parameters:,} parameters, {flop:,} flop/row, output {', '.join(self.outputs)}"
 
     def __str__(self) -> str:
-        head, rows = self._table()
-        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-        right = {4, 5}
-        lines = []
-        for row in [head, *rows]:
-            padded = enumerate(zip(row, widths, strict=True))
-            cells = [cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in padded]
-            lines.append("  ".join(cells).rstrip())
-        return "\n".join([self._summary(), *lines])
+        return f"{self._summary()}\n{columns(*self._table(), right=(4, 5))}"
 
     def _repr_html_(self) -> str:
         head, rows = self._table()

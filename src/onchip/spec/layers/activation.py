@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from onchip.errors import ShapeError
-from onchip.spec.layers.base import LAYERS, Elementwise, Layer, need_float
+from onchip.spec.layers.base import Elementwise, Layer, need_float
 from onchip.spec.types import TensorType
 
 
@@ -29,7 +29,7 @@ class Tanh(Elementwise):
 
 
 @dataclass(frozen=True)
-class _OverAxis(Layer):
+class _OverAxis(Layer, abstract=True):
     axis: int = -1
 
     def infer(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> TensorType:
@@ -46,9 +46,6 @@ class _OverAxis(Layer):
 
     def row_flop(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> int:
         return 22 * inputs[0].row_size
-
-
-del LAYERS["_OverAxis"]
 
 
 @dataclass(frozen=True)

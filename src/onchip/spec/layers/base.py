@@ -6,6 +6,7 @@ also its name in files. The arithmetic lives elsewhere: kernels/reference.py say
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,26 +19,27 @@ LAYERS: dict[str, type[Layer]] = {}
 
 
 @dataclass(frozen=True)
-class Layer:
+class Layer(abc.ABC):
     required: ClassVar[tuple[str, ...]] = ()  # roles of the weights it must have, e.g. "weight"
     optional: ClassVar[tuple[str, ...]] = ()  # and of those it may have, e.g. "bias"
     arity: ClassVar[int] = 1  # how many values it reads
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        LAYERS[cls.__name__] = cls
+        if not abstract:
+            LAYERS[cls.__name__] = cls
 
     @property
     def kind(self) -> str:
         return type(self).__name__
 
+    @abc.abstractmethod
     def infer(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> TensorType:
         """The output's type; ShapeError if these inputs and weights do not fit."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def row_flop(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> int:
         """Floating-point operations for one row of the batch."""
-        raise NotImplementedError
 
     def attributes(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -48,7 +50,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Elementwise(Layer):
+class Elementwise(Layer, abstract=True):
     """A layer that maps each number by itself; `flop_each` is its price a number."""
 
     flop_each: ClassVar[int] = 1
@@ -59,10 +61,6 @@ class Elementwise(Layer):
 
     def row_flop(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> int:
         return self.flop_each * inputs[0].row_size
-
-
-for _abstract in ("Elementwise",):
-    del LAYERS[_abstract]
 
 
 def need_float(given: TensorType) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from checks import assert_error_within, random_mlp, rows
+from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cpu.activation import CODES, activate
@@ -194,6 +195,13 @@ def test_layers_without_a_product_run_by_themselves():
     assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
     assert np.array_equal(x, before)
     assert np.array_equal(engine(x[:1]), engine(x)[:1])
+
+
+def test_two_outputs_are_refused_before_any_work():
+    nodes = (Node("a", ReLU(), ("x",)), Node("b", Softmax(), ("x",)))
+    net = Network({"x": TensorType(("B", 4))}, nodes, ("a", "b"), {})
+    with pytest.raises(InputError, match="2 outputs"):
+        compile(net, device="cpu")
 
 
 def test_a_value_with_two_readers_ends_the_chain():

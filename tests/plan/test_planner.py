@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from checks import random_mlp
-from onchip.errors import DeviceError, PlanError
+from onchip.errors import DeviceError, InputError, PlanError
 from onchip.kernels.cpu import KERNELS
 from onchip.plan.device import H200, KNOWN, Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
@@ -127,6 +127,11 @@ def test_what_a_rewrite_derives_is_priced():
     plan = make_plan(sequential(TensorType(("B", 2)), [("a", Linear()), ("b", Linear())], weights), CPU, KERNELS)
     assert plan.rewrite_flop == 2 * 3 * 8 * 2
     assert "96 flop to build them" in str(plan)
+
+
+def test_momentum_belongs_to_training():
+    with pytest.raises(InputError, match="momentum without training"):
+        Job(momentum=True)
 
 
 def test_every_known_device_has_a_source():

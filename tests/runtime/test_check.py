@@ -10,6 +10,8 @@ from onchip.errors import InputError
 from onchip.plan.kernel import PRECISIONS
 from onchip.runtime.check import NAIVE_DTYPE, ULP, CheckRow, check_network, random_rows, scaled_error, unequal_batch
 from onchip.runtime.engine import compile
+from onchip.spec.build import sequential
+from onchip.spec.layers import ReLU
 from onchip.spec.types import TensorType, numpy_dtype
 
 NET = random_mlp(20, 16, 3)
@@ -96,3 +98,10 @@ def test_bad_requests():
         check_network(NET, seed=-1)
     with pytest.raises(InputError, match="float input"):
         random_rows(TensorType(("B", 4), "int32"), 3, 0)
+
+
+def test_where_nothing_could_be_checked_nothing_has_passed():
+    halves = sequential(TensorType(("B", 4), "float16"), [("r", ReLU())], {})
+    report = check_network(halves, rows=5)
+    assert {row.verdict for row in report.checks} == {"not available"}
+    assert not report.passed

@@ -46,23 +46,35 @@ def read(tmp_path, proto) -> Network:
     return read_onnx(path)
 
 
-def run_onnx(source, x) -> list[np.ndarray]:
+def run_onnx(source, *rows) -> list[np.ndarray]:
+    """What ONNX Runtime makes of a model or a file, an array for each of its inputs."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level, options.intra_op_num_threads = 3, 1
     data = source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
     session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    return session.run(None, {session.get_inputs()[0].name: x})
+    return session.run(None, dict(zip([given.name for given in session.get_inputs()], rows, strict=True)))
+
+
+def rows_of(net, B=5, seed=7) -> tuple[np.ndarray, ...]:
+    """Random rows for each input: ids below 5 where it holds ints."""
+    rng, rows = np.random.default_rng(seed), []
+    for given in net.inputs.values():
+        shape = (B, *given.row_shape)
+        x = rng.standard_normal(shape) if "float" in given.dtype else rng.integers(0, 5, shape)
+        rows.append(x.astype(numpy_dtype(given.dtype)))
+    return tuple(rows)
 
 
 def check_meaning(tmp_path, proto, rows=5, tolerance=2e-6) -> Network:
     """The network that is read computes what ONNX Runtime computes."""
     net = read(tmp_path, proto)
-    x = numbers(rows, *net.input.row_shape, seed=7, dtype=net.input.dtype)
-    expected = run_onnx(proto, x)
-    values = reference.forward_all(net, x)
+    xs = rows_of(net, rows)
+    expected = run_onnx(proto, *xs)
+    values = reference.forward_all(net, xs)
     for name, truth in zip(net.outputs, expected, strict=True):
+        assert values[name].shape == truth.shape
         np.testing.assert_allclose(values[name], truth, rtol=tolerance, atol=tolerance)
     return net
 
@@ -71,7 +83,7 @@ def refused(tmp_path, proto, *words):
     with pytest.raises(FormatError) as caught:
         read(tmp_path, proto)
     for word in ("model.onnx", *words):
-        assert word in str(caught.value)
+        assert word in str(caught.value), caught.value
 
 
 def every_layer(dtype="float32") -> Network:

@@ -144,7 +144,7 @@ def test_an_output_may_replace_its_own_input(cli, tmp_path, model):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["nothing", "x.npy"], ["unknown model", "nothing", "decode, digits"]),
+        (["nothing", "x.npy"], ["unknown model", "nothing", "decode, digits, faces, sentiment"]),
         (["nothing.onnx", "x.npy"], ["nothing.onnx", "No such file"]),
         (["x.npy", "x.npy"], ["x.npy", "unknown format", ".onnx"]),
         (["m.onnx", "nothing.npy"], ["nothing.npy", "No such file"]),
@@ -153,7 +153,7 @@ def test_an_output_may_replace_its_own_input(cli, tmp_path, model):
         (["m.onnx", "x.npy", "--precision", "fp7"], ["fp7", "fp32"]),
         (["m.onnx", "x.npy", "--device", "cpu", "--precision", "bf16"], ["bf16", "fp32"]),
         (["m.onnx", "x.npy", "--threads", "0"], ["threads", "0"]),
-        (["m.onnx", "x.npy", "--batch", "0"], ["rows in a batch", "0", "try:"]),
+        (["m.onnx", "x.npy", "--batch", "0"], ["rows at a time", "0", "try:"]),
         (["m.onnx", "x.npy", "--scale", "0"], ["scale", "--scale 255"]),
         (["m.onnx", "x.npy", "--scale", "nan"], ["scale", "nan"]),
         (["decode", "x.npy"], ["[100, 20]", "float32[B, 72]"]),
@@ -204,7 +204,10 @@ def test_wrong_rows(cli, tmp_path, array, words):
         ("no/folder/y.npy", ["No such file or directory", "mkdir -p no/folder"]),
         ("/dev/null/y.npy", ["Not a directory", "another folder"]),
         ("x.npy/y.npy", ["Not a directory"]),
-        ("y.txt", ["unknown format", ".npy", "-o y.npy"]),
+        ("y.jpg", ["unknown format", ".npy, .bin, .txt, .bmp, .png", "-o y.npy"]),
+        ("y", ["unknown format", "no suffix", "-o y.npy"]),
+        ("y.txt", ["makes no images", "float32[B, 3]", "-o y.npy"]),
+        ("y.png", ["makes no images", "float32[B, 3]", "-o y.npy"]),
         ("folder.npy", ["a folder"]),
     ],
 )

@@ -1,49 +1,66 @@
-"""The truth itself: gradients against finite differences, layers against their definitions."""
+"""The truth itself: gradients against finite differences, whole networks, dtypes. (Layers: test_reference_*.py.)"""
 
 import numpy as np
 import pytest
 
 from checks import random_mlp, rows
+from layer_cases import CASES, network, random_inputs
+from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.spec.build import sequential
-from onchip.spec.layers import LAYERS, Linear, LogSoftmax, ReLU, Reshape, Sigmoid, Softmax, Tanh
+from onchip.spec.layers import LAYERS, Add, Concat, CumSum, Embedding, GlobalMean, Linear, Reshape, Tanh, ToPixels
+from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
 
 
 def test_every_layer_has_a_forward_and_a_backward():
     assert set(reference.FORWARD) == set(LAYERS.values())
-    assert set(reference.BACKWARD) == set(LAYERS.values())
+    assert set(reference.BACKWARD) == set(LAYERS.values()) - {ToPixels}  # steps have no slope
 
 
-@pytest.mark.parametrize(
-    "layer", [ReLU(), Sigmoid(), Tanh(), Softmax(), LogSoftmax(), Softmax(1), Reshape((2, 6))], ids=str
-)
-def test_layer_gradient_matches_finite_differences(layer):
-    rng = np.random.default_rng(0)
-    x, probe = rng.standard_normal((3, 4, 3)), rng.standard_normal((3, 4, 3))
+def test_every_layer_is_differentiated_below():
+    assert {type(case.layer) for case in CASES} == set(LAYERS.values())
+
+
+@pytest.mark.parametrize("B", [1, 2])
+@pytest.mark.parametrize("case", [case for case in CASES if type(case.layer) in reference.BACKWARD], ids=str)
+def test_layer_gradient_matches_finite_differences(case, B):
+    net, given = network(case, "float64"), random_inputs(case, B, "float64")
+    (node,), layer = net.nodes, case.layer
+    xs, w = tuple(given[int(name[1:])] for name in node.inputs), dict(net.weights)
     forward = reference.FORWARD[type(layer)]
-    y = forward(layer, x, {})
-    dx, _ = reference.BACKWARD[type(layer)](layer, x, {}, y, probe.reshape(y.shape))
-    assert_gradient(lambda v: float((forward(layer, v, {}) * probe.reshape(y.shape)).sum()), x, dx)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(5,), (3, 5)], ids=["rows", "vectors in a row"])
-def test_linear_gradient_matches_finite_differences(bias, shape):
-    rng = np.random.default_rng(1)
-    x = rng.standard_normal((4, *shape))
-    w = {"weight": rng.standard_normal((3, 5))}
-    if bias:
-        w["bias"] = rng.standard_normal(3)
-    y = reference.linear(Linear(), x, w)
-    probe = rng.standard_normal(y.shape)
-    dx, dw = reference.linear_back(Linear(), x, w, y, probe)
-    assert dw.keys() == w.keys()
-    assert_gradient(lambda v: float((reference.linear(Linear(), v, w) * probe).sum()), x, dx)
-    for role in w:
+    y = forward(layer, xs, w)
+    probe = np.random.default_rng(2).standard_normal(y.shape)
+    dxs, dw = reference.BACKWARD[type(layer)](layer, xs, w, y, probe)
+    assert len(dxs) == len(xs)
+    for i, (x, dx) in enumerate(zip(xs, dxs, strict=True)):
+        if case.takes_ids:
+            assert dx is None
+            continue
+        assert dx.dtype == x.dtype
+        assert_gradient(lambda v, i=i: float((forward(layer, (*xs[:i], v, *xs[i + 1 :]), w) * probe).sum()), x, dx)
+    assert dw.keys() == w.keys() - {"mean", "var"}  # constants of a batch norm
+    for role in dw:
         assert_gradient(
-            lambda v, role=role: float((reference.linear(Linear(), x, {**w, role: v}) * probe).sum()), w[role], dw[role]
+            lambda v, role=role: float((forward(layer, xs, {**w, role: v}) * probe).sum()), w[role], dw[role]
         )
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_nothing_widens_float32(case):
+    net, given = network(case), random_inputs(case, 2)
+    xs = tuple(given[int(name[1:])] for name in net.nodes[0].inputs)
+    y = reference.FORWARD[type(case.layer)](case.layer, xs, net.weights)
+    assert y.dtype == net.types["y"].dtype
+    if type(case.layer) in reference.BACKWARD:
+        dxs, dw = reference.BACKWARD[type(case.layer)](case.layer, xs, net.weights, y, y)
+        assert {gradient.dtype for gradient in (*dxs, *dw.values()) if gradient is not None} == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_rows(case):
+    net = network(case)
+    assert reference.forward(net, random_inputs(case, 0)).shape == (0, *net.output.row_shape)
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "half_sse"])
@@ -72,13 +89,71 @@ def assert_gradient(function, x, gradient, step=1e-6):
     np.testing.assert_allclose(gradient, measured, rtol=1e-5, atol=1e-7)
 
 
-def test_definitions():
-    x = np.array([[-800.0, -1.0, 0.0, 2.0, 800.0]])
-    np.testing.assert_allclose(reference.sigmoid(Sigmoid(), x, {}), [[0, 1 / (1 + np.e), 0.5, 1 / (1 + np.exp(-2)), 1]])
-    assert reference.softmax(Softmax(), x, {}).sum() == pytest.approx(1)
-    np.testing.assert_allclose(np.exp(reference.log_softmax(LogSoftmax(), x, {})), reference.softmax(Softmax(), x, {}))
-    assert np.isnan(reference.relu(ReLU(), np.array([[np.nan]]), {})).all()
-    assert np.isnan(reference.sigmoid(Sigmoid(), np.array([[np.nan]]), {})).all()
+# -- several inputs and outputs, ints between floats -------------------------------------------------------
+
+
+def tokens_and_numbers():
+    """ids (B, 3) and x (B, 4): a running sum of ids, looked up, beside x; logits and their bytes."""
+    rng = np.random.default_rng(0)
+    weights = {"table": rng.standard_normal((40, 5)), "w": rng.standard_normal((3, 9)), "c": rng.standard_normal(3)}
+    nodes = (
+        Node("sums", CumSum(), ("ids",)),
+        Node("looked_up", Embedding(), ("sums",), {"weight": "table"}),
+        Node("mean", GlobalMean((1,)), ("looked_up",)),
+        Node("both", Concat(), ("mean", "x")),
+        Node("act", Tanh(), ("both",)),
+        Node("fc", Linear(), ("act",), {"weight": "w"}),
+        Node("logits", Add(), ("fc", "fc"), {"constant": "c"}),
+        Node("bytes", ToPixels(), ("logits",)),
+    )
+    inputs = {"ids": TensorType(("B", 3), "int32"), "x": TensorType(("B", 4), "float64")}
+    net = Network(inputs, nodes, ("logits", "bytes"), weights)
+    x = (rng.integers(0, 13, (6, 3)).astype(np.int32), rng.standard_normal((6, 4)))
+    return net, x
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_several_inputs_and_outputs(dtype):
+    net, (ids, x) = tokens_and_numbers()
+    logits, pixels = reference.forward(net, (ids, x), dtype)
+    assert pixels.dtype == np.uint8
+    values = reference.forward_all(net, (ids, x), dtype)
+    assert values["sums"].dtype == np.int32
+    np.testing.assert_array_equal(values["sums"], np.cumsum(ids, axis=1))
+    both = np.concatenate((net.weights["table"][np.cumsum(ids, axis=1)].mean(axis=1), x), axis=1)
+    expected = 2 * np.tanh(both) @ net.weights["w"].T + net.weights["c"]
+    np.testing.assert_allclose(logits, expected, atol={"float64": 1e-13, "float32": 1e-5, "bfloat16": 0.2}[dtype])
+    assert logits.dtype == (np.float64 if dtype == "float64" else np.float32)
+
+
+def test_gradients_pass_through_several_values_and_stop_at_ids():
+    net, x = tokens_and_numbers()
+    net = net.replace(outputs=("logits",))
+    classes = np.array([0, 1, 2, 2, 1, 0])
+    _, gradients = reference.loss_and_gradients(net, x, classes, "cross_entropy")
+    assert gradients.keys() == net.weights.keys()
+    for name in net.weights:
+
+        def value(w, name=name):
+            changed = net.replace(weights={**net.weights, name: w})
+            return reference.loss_and_gradients(changed, x, classes, "cross_entropy")[0]
+
+        assert_gradient(value, net.weights[name], gradients[name])
+
+
+def test_a_layer_without_a_gradient_is_named():
+    net, x = tokens_and_numbers()
+    with pytest.raises(InputError, match=r"layer 'bytes' \(ToPixels\) has no gradient"):
+        reference.loss_and_gradients(net.replace(outputs=("bytes",)), x, np.zeros((6, 3)), "half_sse")
+    with pytest.raises(InputError, match="2 outputs"):
+        reference.loss_and_gradients(net, x, np.zeros((6, 3)), "half_sse")
+
+
+def test_another_number_of_inputs():
+    net, x = tokens_and_numbers()
+    with pytest.raises(InputError, match="another number of inputs") as caught:
+        reference.forward(net, x[0])
+    assert "ids, x" in str(caught.value)
 
 
 def test_reshape_of_no_rows():

@@ -1,7 +1,9 @@
 """Plans as text, the cheapest cover, refusals with reasons, and planning that computes nothing."""
 
+import re
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,9 +14,25 @@ from onchip.kernels.cpu import KERNELS
 from onchip.plan.device import H200, KNOWN, Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.plan.planner import make_plan
+from onchip.runtime import engine
 from onchip.spec.build import mlp, sequential
-from onchip.spec.layers import Linear, ReLU, Reshape, Sigmoid, Softmax
-from onchip.spec.network import Network
+from onchip.spec.layers import (
+    Add,
+    BatchNorm1d,
+    Concat,
+    Conv1d,
+    Dropout,
+    Embedding,
+    GlobalMax,
+    Linear,
+    Permute,
+    ReLU,
+    Reshape,
+    Sigmoid,
+    Softmax,
+    TokenConv,
+)
+from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe
 from onchip.spec.types import TensorType
 
@@ -41,6 +59,18 @@ class Take:
                 yield Refusal(self.name, net.nodes[start].name, f"needs {length} layers")
 
 
+class TakeBut(Take):
+    """Takes every layer but one kind."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__(f"all but {kind.__name__}", 1)
+        self.kind = kind
+
+    def claims(self, net, start, device, job):
+        if not isinstance(net.nodes[start].layer, self.kind):
+            yield from super().claims(net, start, device, job)
+
+
 def three_layers() -> Network:
     return sequential(TensorType(("B", 4)), [("a", ReLU()), ("b", Sigmoid()), ("c", ReLU())], {})
 
@@ -59,6 +89,12 @@ def test_a_refusal_is_told_with_its_reason():
     with pytest.raises(PlanError, match="no kernel of two cores takes layer 'a'") as error:
         make_plan(three_layers(), CPU, [Take("four", 4)])
     assert "needs 4 layers" in str(error.value)
+
+
+def test_the_layer_that_no_kernel_takes_is_the_one_that_is_named():
+    net = sequential(TensorType(("B", 4)), [("a", ReLU()), ("b", Sigmoid()), ("c", ReLU())], {})
+    with pytest.raises(PlanError, match=r"no kernel of two cores takes layer 'b' \(Sigmoid\)"):
+        make_plan(net, CPU, [TakeBut(Sigmoid)])
 
 
 def test_groups_know_what_flows_between_them():
@@ -110,10 +146,16 @@ def test_training_refuses_what_it_cannot_train(net, reason):
         make_plan(net, CPU, KERNELS, Job(loss="cross_entropy"))
 
 
-def test_planning_never_computes_a_weight():
-    def never(*_):
-        raise AssertionError("a weight was computed while planning")
+def never(*_):
+    raise AssertionError("a weight was computed while planning")
 
+
+def stored(*shape: int) -> Recipe:
+    """A weight that must not be looked at."""
+    return Recipe("stored", (), shape, "float32", 0, never)
+
+
+def test_planning_never_computes_a_weight():
     huge = {"a.weight": Recipe("table", (), (4096, 1_000_000), "float32", 10**12, never)}
     net = sequential(TensorType(("B", 1_000_000)), [("a", Linear()), ("r", ReLU())], huge)
     start = time.perf_counter()
@@ -160,3 +202,213 @@ def test_reshape_then_softmax_over_another_axis_is_its_own_group():
     layers = [("a", Linear()), ("split", Reshape((2, 3))), ("s", Softmax())]
     plan = make_plan(sequential(TensorType(("B", 4)), layers, weights), CPU, KERNELS)
     assert [g.claim.nodes for g in plan.groups] == [("a", "split"), ("s",)]
+
+
+def test_groups_of_a_network_with_branches():
+    nodes = [
+        Node("a", ReLU(), ("x",)),
+        Node("b", Sigmoid(), ("a",)),
+        Node("c", Add(), ("a", "b", "x", "a")),
+        Node("d", ReLU(), ("c",)),
+    ]
+    net = Network({"x": TensorType(("B", 4))}, nodes, ("d", "a"), {})
+    plan = make_plan(net, CPU, [Take("pair", 2)])
+    assert [(g.inputs, g.outputs) for g in plan.groups] == [(("x",), ("a", "b")), (("a", "b", "x"), ("d",))]
+    assert plan.between_bytes == 4 * 4  # b; a is an output and is written anyway
+
+
+def test_the_recipes_behind_a_recipe_are_priced_too():
+    """A norm folded into a Linear that is then merged with the one behind it."""
+    weights = {"a.weight": stored(8, 2), "n.mean": stored(8), "n.var": stored(8), "b.weight": stored(3, 8)}
+    net = sequential(TensorType(("B", 2)), [("a", Linear()), ("n", BatchNorm1d()), ("b", Linear())], weights)
+    plan = make_plan(net, CPU, KERNELS)
+    assert plan.rewrites == ("folded n into a", "merged a into b: 2-8-3 is one 2-3")
+    norm, product, bias = 8 * 2 + 2 * 8, 2 * 3 * 8 * 2, 2 * 3 * 8
+    assert plan.rewrite_flop == norm + product + bias
+
+
+def test_a_long_network_is_planned_at_once():
+    layers, weights = [], {}
+    for i in range(60):
+        layers += [(f"l{i}", Linear()), (f"n{i}", BatchNorm1d()), (f"d{i}", Dropout()), (f"m{i}", Linear())]
+        layers += [(f"r{i}", ReLU())]
+        weights |= {f"l{i}.weight": stored(8, 8), f"m{i}.weight": stored(8, 8)}
+        weights |= {f"n{i}.mean": stored(8), f"n{i}.var": stored(8)}
+    net = sequential(TensorType(("B", 8)), layers, weights)
+    start = time.perf_counter()
+    plan = make_plan(net, CPU, [Take("single", 1)])
+    assert time.perf_counter() - start < 0.3
+    assert len(plan.groups) == 120
+    assert len(plan.rewrites) == 180
+
+
+# -- layers that no kernel takes yet ---------------------------------------------------------------------------
+
+
+def test_a_device_that_is_only_known_may_lack_kernels():
+    net = sequential(TensorType(("B", 4)), [("a", Linear()), ("b", Sigmoid())], {"a.weight": stored(3, 4)})
+    with pytest.raises(PlanError):
+        make_plan(net, CPU, [])
+    plan = make_plan(net, CPU, [], Job(batch=10**6), whole=False)
+    assert [group.claim.label for group in plan.groups] == ["none yet for Linear", "none yet for Sigmoid"]
+    first, second = (group.claim.price for group in plan.groups)
+    assert (first.row_flop, first.row_bytes, first.fixed_bytes) == (24, 4 * (4 + 3), 4 * 12)
+    assert (second.row_flop, second.row_bytes, second.fixed_bytes) == (60, 4 * (3 + 3), 0)
+    assert plan.floor_us == pytest.approx((28e6 + 48) / 20e9 * 1e6 + 3 + 24e6 / 20e9 * 1e6 + 3)
+    assert plan.groups[0].claim.weight_bytes == 48
+    assert "no kernel of this device takes it yet" in str(plan)
+
+
+def test_a_layer_is_without_a_kernel_only_where_none_takes_it():
+    class TakeB(Take):
+        def claims(self, net, start, device, job):
+            if net.nodes[start].name == "b":
+                yield from super().claims(net, start, device, job)
+
+    # Much dearer than the layer itself, and still better than no kernel.
+    plan = make_plan(three_layers(), CPU, [TakeB("b", 1, flop=10**9)], whole=False)
+    assert [group.claim.kernel for group in plan.groups] == ["", "b", ""]
+
+
+# -- folding an embedding: work once for less work a row -------------------------------------------------------
+
+
+def sentiment(V=21_635, E=4_096, C=1_024, S=16, kernels=(3, 5, 7, 9), hidden=(2048, 1024, 512, 2)) -> Network:
+    """As large as the real one, with weights that must not be looked at."""
+    nodes = [Node("emb", Embedding(), ("ids",), {"weight": "table"}), Node("turn", Permute((0, 2, 1)), ("emb",))]
+    weights = {"table": stored(V, E)}
+    for K in kernels:
+        weights |= {f"w{K}": stored(C, E, K), f"b{K}": stored(C)}
+        nodes += [
+            Node(f"conv{K}", Conv1d(), ("turn",), {"weight": f"w{K}", "bias": f"b{K}"}),
+            Node(f"relu{K}", ReLU(), (f"conv{K}",)),
+            Node(f"max{K}", GlobalMax((-1,)), (f"relu{K}",)),
+        ]
+    nodes.append(Node("concat", Concat(1), tuple(f"max{K}" for K in kernels)))
+    for i, (D_in, D_out) in enumerate(pairwise((C * len(kernels), *hidden))):
+        weights |= {f"fc{i}.weight": stored(D_out, D_in), f"fc{i}.bias": stored(D_out)}
+        nodes.append(Node(f"fc{i}", Linear(), (nodes[-1].name,), {r: f"fc{i}.{r}" for r in ("weight", "bias")}))
+        nodes += [Node(f"relu_fc{i}", ReLU(), (f"fc{i}",))] if i < len(hidden) - 1 else []
+    ids = {"ids": TensorType(("B", S), "int32")}
+    return Network(ids, tuple(nodes), (nodes[-1].name,), weights, "sentiment")
+
+
+def tables(plan) -> list[tuple[int, ...]]:
+    net = plan.network
+    return [net.weights[n.weights["weight"]].shape for n in net.nodes if isinstance(n.layer, TokenConv)]
+
+
+def pays_from(plan) -> int:
+    return int(re.search(r"pays from ([\d,]+) rows on", str(plan))[1].replace(",", ""))
+
+
+def test_the_whole_sentiment_network_is_planned_at_once_and_folded():
+    net = sentiment()
+    engine.plan(mlp(4, 3), "h200")  # imports
+    start = time.perf_counter()
+    plan = engine.plan(net, "h200", Job(batch=16_384))
+    assert time.perf_counter() - start < 0.2
+    assert tables(plan) == [(21_635, K, 1_024) for K in (3, 5, 7, 9)]
+    assert not [node for node in plan.network.nodes if isinstance(node.layer, Embedding | Conv1d)]
+    flop = 2 * 21_635 * 24 * 1_024 * 4_096
+    assert plan.rewrite_flop == flop
+    assert f"{flop:,} flop to build them" in str(plan)
+    assert plan.rewrites[0] == "folded emb into conv3: 3 tables of 21,635 x 1,024 instead of a product"
+    assert plan.fold == (
+        "folded: tables of 2.0 GiB take 4,355,700,817,920 flop (85.57 ms) to build, which pays from 2,130 rows on; "
+        "this job has 16,384"
+    )
+    assert plan.fold in str(plan)
+    assert plan.to_dict()["fold"] == plan.fold
+
+
+def test_a_few_sentences_are_not_worth_the_tables():
+    few, many = (engine.plan(sentiment(), "h200", Job(batch=batch)) for batch in (16, 16_384))
+    assert tables(few) == []
+    assert few.rewrite_flop == 0
+    assert few.fold.startswith("not folded: ")
+    assert few.fold.endswith("this job has 16")
+    assert pays_from(few) == pays_from(many)
+
+
+def test_a_user_may_leave_the_fold_out():
+    plan = engine.plan(sentiment(), "h200", Job(batch=16_384, without=("fold",)))
+    assert tables(plan) == []
+    assert plan.fold == ""
+    assert plan.rewrites == ()
+
+
+def test_half_tables_halve_what_is_looked_up():
+    full, half = (engine.plan(sentiment(), "h200", Job(batch=16_384, tables=kind)) for kind in ("fp32", "fp16"))
+    saved = full.groups[0].claim.price.row_bytes - half.groups[0].claim.price.row_bytes
+    assert saved == 14 * 3 * 1_024 * 2
+
+
+def floor(device: Device, B: int, *works: tuple[float, float, float]) -> float:
+    """Seconds for layers of (flop a row, bytes a row, bytes once), one launch each."""
+    flops = device.flops["fp32"]
+    each = (max(flop * B / flops, (row * B + fixed) / device.bandwidth) for flop, row, fixed in works)
+    return sum(each) + len(works) * device.launch_us * 1e-6
+
+
+@pytest.mark.parametrize("flops", [1e9, 20e9, 500e9])
+@pytest.mark.parametrize("bandwidth", [1e9, 20e9, 400e9])
+@pytest.mark.parametrize("E", [2, 8, 64])
+def test_the_break_even_is_right(flops, bandwidth, E):
+    V, S, K, C = 500, 9, 3, 16
+    device = replace(CPU, flops={"fp32": flops}, bandwidth=bandwidth)
+    net = sentiment(V, E, C, S, kernels=(K,), hidden=(2,))
+    P = S - K + 1
+    behind = [  # ReLU, GlobalMax, Linear; the Concat of one is dropped
+        (P * C, 8 * P * C, 0),
+        (P * C, 4 * (P * C + C), 0),
+        (4 * C + 2, 4 * (C + 2), 4 * (2 * C + 2)),
+    ]
+    direct = [
+        (0, 4 * S + 4 * S * E + 4 * S * E, 0),  # ids, rows looked up, rows written
+        (0, 8 * S * E, 0),
+        (P * C * (2 * E * K + 1), 4 * (S * E + P * C), 4 * (C * E * K + C)),
+        *behind,
+    ]
+    folded = [(P * C * K, 4 * S + 4 * P * K * C + 4 * P * C, 4 * C), *behind]
+    build = max(2 * V * K * E * C / flops, 4 * V * K * C / bandwidth)
+
+    def gain(B):
+        return floor(device, B, *direct) - floor(device, B, *folded) - build
+
+    seen = [make_plan(net, device, [], Job(batch=batch), whole=False) for batch in (1, 1000, 10**7)]
+    if gain(10**12) <= 0:
+        assert all("a row would be no cheaper" in plan.fold and not tables(plan) for plan in seen)
+        return
+    numbers = {pays_from(plan) for plan in seen}
+    assert len(numbers) == 1, "the break-even does not depend on the job"
+    (first,) = numbers
+    assert gain(first) > 0
+    assert first == 1 or gain(first - 1) <= 0
+    for plan in seen:
+        assert bool(tables(plan)) == (plan.job.batch >= first)
+    assert tables(make_plan(net, device, [], Job(batch=first), whole=False))
+    assert first == 1 or not tables(make_plan(net, device, [], Job(batch=first - 1), whole=False))
+
+
+def test_tables_that_do_not_fit_are_not_built():
+    net = sentiment(V=1000, E=256, C=64)
+    small = replace(CPU, memory_bytes=10 << 20)
+    plan = make_plan(net, small, [], Job(batch=10**9), whole=False)
+    assert tables(plan) == []
+    needed = 4 * (1000 * 24 * 64 + 4 * 64 + sum(a * b + b for a, b in pairwise((256, 2048, 1024, 512, 2))))
+    why = f"all weights would take {needed / 2**20:.1f} MiB of the 10.0 MiB that two cores has, more than half"
+    assert plan.fold == f"not folded: {why}"
+    assert tables(make_plan(net, replace(CPU, memory_bytes=2 * needed), [], Job(batch=10**9), whole=False))
+    assert tables(make_plan(net, replace(CPU, memory_bytes=0), [], Job(batch=10**9), whole=False))
+
+
+def test_a_version_that_no_kernel_runs_is_not_chosen():
+    net = sentiment(V=50, E=8, C=4, hidden=(2,))
+    direct = make_plan(net, CPU, [TakeBut(TokenConv)], Job(batch=10**9))
+    assert direct.fold == "not folded: no kernel of two cores takes layer 'conv3' (TokenConv)"
+    folded = make_plan(net, CPU, [TakeBut(Conv1d)], Job(batch=1))
+    assert folded.fold == "folded: no kernel of two cores takes layer 'conv3' (Conv1d)"
+    assert len(tables(folded)) == 4
+    with pytest.raises(PlanError, match="takes layer 'relu3'"):
+        make_plan(net, CPU, [TakeBut(ReLU)])

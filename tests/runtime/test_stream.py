@@ -1,6 +1,7 @@
 """Streaming: same bits whatever the pieces, bounded memory, and sources that do not fit are refused."""
 
 import tracemalloc
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,10 +9,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checks import random_mlp, rows
-from onchip.errors import InputError, ShapeError
+from onchip.errors import FormatError, InputError, ShapeError
+from onchip.kernels.cpu import KERNELS
+from onchip.plan.device import H200
+from onchip.plan.planner import make_plan
+from onchip.runtime.cpu import this_cpu
 from onchip.runtime.engine import compile
-from onchip.runtime.stream import FittedRows, open_output, piece_rows, rows_not_finite, run_rows
+from onchip.runtime.stream import (
+    LEAST_PIECE_ROWS,
+    FittedRows,
+    RandomRows,
+    open_input_rows,
+    open_output,
+    piece_rows,
+    rows_not_finite,
+    run_rows,
+)
+from onchip.spec.build import sequential
+from onchip.spec.layers import Reshape
+from onchip.spec.tokens import check_token_ids
 from onchip.spec.types import TensorType
+from onchip.workloads import sentiment
 
 NET = random_mlp(20, 16, 3)
 
@@ -110,9 +128,129 @@ def test_an_error_of_the_source_arrives(engine):
         run_rows(engine, Broken(rows(100, 20)), None, 10)
 
 
-def test_a_piece_depends_on_the_network_alone():
-    assert piece_rows(NET) == (8 << 20) // (23 * 4)
-    assert piece_rows(random_mlp(3000, 3000)) == (8 << 20) // 24000
+class Asked:
+    """An engine that computes nothing but remembers what it was asked to check."""
+
+    input, output = TensorType(("B", 4), "int32"), TensorType(("B", 1))
+
+    def check_ids(self, x, first_row=0):
+        check_token_ids(x, 10, first_row)
+
+    def __call__(self, x, out):
+        return out
+
+
+def test_a_bad_id_is_named_by_its_row_in_the_file():
+    ids = np.random.default_rng(0).integers(0, 10, (40, 4)).astype(np.int32)
+    ids[[17, 33], [3, 0]] = 10
+    sink = Kept()
+    with pytest.raises(InputError, match="row 17, position 3: id 10, expected 0 to 9"):
+        run_rows(Asked(), Rows(ids), sink, 5)
+    assert len(sink.pieces) == 3  # those before it
+
+
+# -- how many rows make a piece ----------------------------------------------------------------------------
+
+
+def plan_of(net):
+    return make_plan(net, this_cpu(), KERNELS)
+
+
+def test_a_piece_is_small_enough_for_memory():
+    assert piece_rows(plan_of(NET)) == (8 << 20) // (23 * 4)
+    assert piece_rows(plan_of(random_mlp(3000, 8))) == (8 << 20) // (3008 * 4)
+
+
+def test_a_piece_is_short_enough_for_a_progress_bar():
+    plan = plan_of(random_mlp(200, 4000, 4000, 4000, 20))
+    piece = piece_rows(plan)
+    assert LEAST_PIECE_ROWS <= piece < (8 << 20) // (220 * 4)
+    assert piece == LEAST_PIECE_ROWS or 0.1e6 < plan.floor_at(piece) < 0.5e6
+
+
+def test_a_large_network_still_shares_its_weights_between_some_rows(monkeypatch):
+    monkeypatch.setattr("onchip.runtime.stream.PIECE_US", 1)
+    assert piece_rows(plan_of(random_mlp(200, 1000, 20))) == LEAST_PIECE_ROWS
+
+
+def test_values_between_groups_count(monkeypatch):
+    plan = make_plan(sentiment.network(), H200, (), whole=False)  # no kernel: every layer is a group
+    assert plan.between_bytes > 1 << 19
+    monkeypatch.setattr("onchip.runtime.stream.BETWEEN_BYTES", 10 * plan.between_bytes)
+    assert piece_rows(plan) == 10
+
+
+# -- rows of files -----------------------------------------------------------------------------------------
+
+
+def test_bare_numbers(tmp_path):
+    ids = np.random.default_rng(0).integers(-9, 9, (7, 16)).astype("<i4")
+    ids.tofile(tmp_path / "inputs.bin")
+    with open_input_rows(tmp_path / "inputs.bin", TensorType(("B", 16), "int32")) as source:
+        assert (source.shape, source.dtype) == ((7, 16), np.int32)
+        assert np.array_equal(source.read(2, 5), ids[2:5])
+    images = rows(3, 4, 5)
+    images.tofile(tmp_path / "x.BIN")
+    with open_input_rows(tmp_path / "x.BIN", TensorType(("B", 4, 5))) as source:
+        assert np.array_equal(source.read(0, 3), images)
+
+
+@pytest.mark.parametrize(
+    ("size", "what"),
+    [
+        (0, "not one whole row"),
+        (63, "not one whole row"),
+        (65, "the last row, from byte 64 on, is not whole"),
+        (64 * 5 + 60, "the last row, from byte 320 on, is not whole"),
+    ],
+)
+def test_bare_numbers_of_another_size(tmp_path, size, what):
+    (tmp_path / "inputs.bin").write_bytes(bytes(size))
+    with pytest.raises(FormatError, match=what) as caught:
+        open_input_rows(tmp_path / "inputs.bin", TensorType(("B", 16), "int32"))
+    assert caught.value.got == f"{size} B"
+    assert "a multiple of 64 B: rows of int32 (16,)" in caught.value.expected
+
+
+def test_text(tmp_path):
+    (tmp_path / "input.txt").write_text("2\n1 2 3 4 5 6\n-1 -2 -3\n-4 -5 -6\n")
+    with open_input_rows(tmp_path / "input.txt", TensorType(("B", 2, 3))) as source:
+        assert FittedRows(source, TensorType(("B", 2, 3))).read(1, 2).tolist() == [[[-1, -2, -3], [-4, -5, -6]]]
+
+
+def test_other_files_say_what_they_are(tmp_path):
+    np.save(tmp_path / "x.npy", rows(4, 3))
+    (tmp_path / "x.npy").rename(tmp_path / "x.data")
+    with open_input_rows(tmp_path / "x.data", TensorType(("B", 3))) as source:
+        assert np.array_equal(source.read(0, 4), rows(4, 3))
+
+
+# -- random rows -------------------------------------------------------------------------------------------
+
+
+@given(cuts=st.lists(st.integers(0, 50), max_size=5))
+def test_random_rows_do_not_depend_on_the_pieces(cuts):
+    tiny = sentiment.network(vocabulary=7, embedding=2, channels=2, kernels=(3,), length=5, hidden=(3,))
+    normal = np.random.default_rng(3).standard_normal((50, 20), dtype=np.float32)
+    ids = np.random.default_rng(3).integers(0, 7, (50, 5), dtype=np.int32)
+    for net, expected in ((NET, normal), (tiny, ids)):
+        source, places = RandomRows(net, 50, seed=3), sorted({0, 50, *cuts})
+        got = np.concatenate([source.read(a, b) for a, b in pairwise(places)])
+        assert (source.shape, len(source), source.dtype) == (expected.shape, 50, expected.dtype)
+        assert got.dtype == expected.dtype
+        assert np.array_equal(got, expected)
+
+
+def test_random_rows_that_cannot_be():
+    with pytest.raises(InputError, match="at least 1"):
+        RandomRows(NET, 0, 0)
+    with pytest.raises(InputError, match="seed"):
+        RandomRows(NET, 1, -1)
+    integers = sequential(TensorType(("B", 4), "int64"), [("r", Reshape((2, 2)))], {})
+    with pytest.raises(InputError, match="int64"):
+        RandomRows(integers, 1, 0)
+    with pytest.raises(AssertionError, match="in order"):
+        RandomRows(NET, 10, 0).read(1, 2)
 
 
 # -- fitting -----------------------------------------------------------------------------------------------
@@ -171,6 +309,41 @@ def test_the_output_appears_only_when_the_block_ends_well(tmp_path):
     with open_output(path, NET, 4) as sink:
         sink.write(np.ones((4, 3), np.float32))
     assert np.load(path).sum() == 12
+
+
+def image_net(*shape, dtype="float32"):
+    return sequential(TensorType(("B", 4 * 5 * 3), dtype), [("image", Reshape(shape))], {}, name="painter")
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".bin", ".txt", ".bmp", ".png", ".PNG"])
+def test_the_suffix_says_the_format(tmp_path, suffix):
+    y = np.random.default_rng(0).uniform(-1, 1, (7, 4, 5, 3)).astype(np.float32)
+    path = tmp_path / f"y{suffix}"
+    with open_output(path, image_net(4, 5, 3), 7) as sink:
+        sink.write(y[:3])
+        assert not path.exists()
+        sink.write(y[3:])
+    data = path.read_bytes()
+    begin = {".npy": b"\x93NUMPY", ".bin": y.tobytes(), ".txt": b"7\n", ".bmp": b"BM", ".png": b"\x89PNG"}
+    assert data.startswith(begin[suffix.lower()])
+    if suffix == ".bin":
+        assert data == y.astype("<f4").tobytes()
+    if suffix == ".npy":
+        assert np.array_equal(np.load(path), y)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".bmp", ".png"])
+def test_only_images_are_drawn(tmp_path, suffix):
+    def open_it():
+        with open_output(tmp_path / f"y{suffix}", NET, 4):
+            pytest.fail("opened")
+
+    with pytest.raises(InputError, match="makes no images") as caught:
+        open_it()
+    assert "float32[B, 3]" in caught.value.got
+    assert ".npy, .bin" in caught.value.expected
+    assert "y.npy" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_path_no_sink():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from onchip.errors import FormatError, OnchipError
+from onchip.spec import onnx_reader
 from onchip.spec.onnx_ops.base import READERS
 from onchip.spec.onnx_reader import read_onnx
 from onchip.spec.onnx_tensors import make_tensor
@@ -25,35 +26,79 @@ def test_unsupported_operator_names_itself_and_the_supported(tmp_path):
     refused(tmp_path, model([helper.make_node("Relu", ["x"], ["y"], domain="my.ops")]), "my.ops.Relu")
 
 
-def test_old_and_missing_opsets(tmp_path):
-    refused(tmp_path, model([op("Relu", "x")], opset=5), "opset 5", "opset 6 or newer")
+def test_old_and_missing_opsets(tmp_path, monkeypatch):
+    refused(tmp_path, model([op("Cast", "x", to="FLOAT")], opset=5), "too old", "opset 5", "opset 6 or newer", "Cast")
+    refused(tmp_path, model([op("LSTM", "x x")], opset=5), "LSTM", "unsupported operator")
     proto = model([op("Relu", "x")])
     proto.opset_import[0].domain = "other"
     refused(tmp_path, proto, "no version")
+    monkeypatch.setattr(onnx_reader, "_CONVERT", "import os; os.abort()")
+    refused(tmp_path, model([op("Relu", "x")], opset=5), "too old", "it crashed")
+    monkeypatch.setattr(onnx_reader, "_CONVERT", "import time; time.sleep(60)")
+    monkeypatch.setattr(onnx_reader, "CONVERT_SECONDS", 0.2)
+    refused(tmp_path, model([op("Relu", "x")], opset=5), "not done after 0.2 s")
 
 
 BAD_NODES = {
     "value matmul": ([op("MatMul", "x x")], "must be a constant"),
     "left constant": ([op("MatMul", "w x")], "input 0 is a constant"),
-    "vector": ([op("MatMul", "x b")], "no matrix"),
+    "vector": ([op("MatMul", "x b")], "input width and weight do not fit"),
     "cube": ([op("MatMul", "x cube")], "no matrix"),
     "width": ([op("Gemm", "x w", transB=1)], "input width and weight do not fit"),
     "transA": ([op("Gemm", "x w", transA=1)], "transA"),
     "transB text": ([op("Gemm", "x w", transB="1")], "bad attribute 'transB'"),
     "bias a row": ([op("Gemm", "x w rows")], "no bias"),
     "bias width": ([op("Gemm", "x w b4")], "no bias"),
-    "bias value": ([op("Gemm", "x w x")], "must be a constant"),
+    "bias value": ([op("Gemm", "x w x")], "operands do not fit"),
     "dtypes": ([op("Gemm", "x w64")], "mixes dtypes"),
     "int weights": ([op("MatMul", "x wint")], "mixes dtypes"),
     "few inputs": ([op("Gemm", "x")], "input 1 must be a constant"),
     "no inputs": ([op("Relu", "")], "too few inputs"),
-    "add values": ([op("Relu", "x", "r"), op("Add", "x r")], "not supported here"),
-    "add to input": ([op("Add", "x b4")], "not supported here"),
-    "add constants": ([op("Add", "b b")], "is a constant"),
-    "add once": ([op("Add", "x")], "not supported here"),
-    "add twice": ([op("MatMul", "x w", "p"), op("Add", "p b", "q"), op("Add", "q b")], "not supported here"),
-    "add widens": ([op("MatMul", "x w1", "p"), op("Add", "p b")], "no bias"),
-    "add rank": ([op("MatMul", "x w", "p"), op("Add", "p b3")], "no bias"),
+    "add constants": ([op("Add", "b b")], "output 'y' is made by no node, or is a constant"),
+    "add once": ([op("Add", "x")], "wrong number of inputs"),
+    "add thrice": ([op("Mul", "x x x")], "wrong number of inputs"),
+    "add rank": ([op("Add", "x b3")], "first size must be the batch"),
+    "add rows": ([op("Add", "x rows")], "differs from row to row"),
+    "sum of constants": ([op("Sum", "b b b")], "adds up no value"),
+    "add dtypes": ([op("Add", "x wint")], "mixes dtypes"),
+    "divide by value": ([op("Relu", "x", "r"), op("Div", "x r")], "only by a constant"),
+    "divide a constant": ([op("Div", "b4 x")], "only by a constant"),
+    "divide by tiny": ([op("Div", "x tiny")], "no inverse"),
+    "concat constant": ([op("Concat", "x rows", axis=1)], "input 1 is a constant"),
+    "concat axis": ([op("Concat", "x x", axis=2)], "axis out of range"),
+    "concat batch": ([op("Concat", "x x", axis=-2)], "axis 0 is the batch"),
+    "concat nothing": ([op("Concat", "", axis=1)], "too few inputs"),
+    "erf": ([op("Erf", "x")], "stands alone"),
+    "half a gelu": ([op("Div", "x root", "d"), op("Erf", "d")], "output 'y' is unfinished", "GELU"),
+    "no gelu": ([op("Div", "x root", "d"), op("Erf", "d", "e"), op("Tanh", "e")], "cannot follow", "GELU"),
+    "gelu of two": ([op("Div", "x root", "d"), op("Erf", "d", "e"), op("Mul", "e e")], "cannot follow"),
+    "gelu word": ([op("Gelu", "x", approximate="quick")], "approximate"),
+    "cast": ([op("Cast", "x", to=TensorProto.DOUBLE)], "would change the dtype", "float32 to float64"),
+    "cast to what": ([op("Cast", "x", to=99)], "ONNX type 99"),
+    "transpose": ([op("Transpose", "x")], "axis 0 is the batch"),
+    "transpose twice": ([op("Transpose", "x", perm=[0, 0])], "bad axes"),
+    "transpose text": ([op("Transpose", "x", perm="01")], "bad attribute 'perm'"),
+    "squeeze": ([op("Squeeze", "x ones")], "only sizes of 1"),
+    "squeeze the batch": ([op("Squeeze", "x zero")], "first size must be the batch"),
+    "unsqueeze in front": ([op("Unsqueeze", "x zero")], "first size must be the batch"),
+    "unsqueeze far": ([op("Unsqueeze", "x seven")], "bad axes"),
+    "unsqueeze twice": ([op("Unsqueeze", "x twice")], "bad axes"),
+    "reduce the batch": ([op("ReduceMax", "x", axes=[0])], "axis 0 is the batch"),
+    "reduce all": ([op("ReduceMean", "x")], "axis 0 is the batch"),
+    "reduce far": ([op("ReduceMean", "x", axes=[2])], "axis out of range"),
+    "reduce twice": ([op("ReduceMean", "x", axes=[1, -1])], "bad axes"),
+    "reduce huge": ([op("ReduceMean", "x", axes=[2**62])], "bad attribute 'axes'"),
+    "cumsum axes": ([op("CumSum", "x twice")], "bad axis"),
+    "cumsum batch": ([op("CumSum", "x zero")], "axis 0 is the batch"),
+    "cumsum by value": ([op("CumSum", "x x")], "must be a constant"),
+    "look up values": ([op("Gather", "x zero")], "constant table only"),
+    "look up floats": ([op("Gather", "w x")], "needs ids"),
+    "look up columns": ([op("Gather", "w x", axis=1)], "only rows"),
+    "norm training": ([op("BatchNormalization", "x b4 b4 b4 b4", training_mode=1)], "training mode"),
+    "norm spatial": ([op("BatchNormalization", "x b4 b4 b4 b4", spatial=0)], "spatial"),
+    "norm sizes": ([op("BatchNormalization", "x b4 b4 b b4")], "do not fit"),
+    "global": ([op("GlobalMaxPool", "x")], "behind the channels"),
+    "split": ([op("Split", "x")], "unsupported operator"),
     "unknown value": ([op("Relu", "z")], "reads 'z'"),
     "order": ([op("Relu", "z"), op("Relu", "x", "z")], "reads 'z'"),
     "same output": ([op("Relu", "x"), op("Tanh", "x")], "no name of its own"),
@@ -69,16 +114,37 @@ BAD_NODES = {
 
 @pytest.mark.parametrize("case", BAD_NODES)
 def test_bad_nodes(tmp_path, case):
-    nodes, words = BAD_NODES[case]
+    nodes, *words = BAD_NODES[case]
     weights = {
         "w": numbers(4, 3), "w1": numbers(4, 1), "w64": numbers(4, 3, dtype="float64"), "wint": np.ones((4, 3), "i4"),
+        "ones": np.array([1]), "zero": np.array([0]), "seven": np.array([7]), "twice": np.array([1, 1]),
+        "root": np.float32(2**0.5), "tiny": np.float32(1e-45),
         "b": numbers(3), "b4": numbers(4), "b3": numbers(1, 1, 3), "rows": numbers(5, 3), "cube": numbers(1, 4, 3),
     }  # fmt: skip
-    refused(tmp_path, model(nodes, weights), words)
+    refused(tmp_path, model(nodes, weights), *words)
 
 
 def test_gemm_wants_two_axes(tmp_path):
     refused(tmp_path, model([op("Gemm", "x w")], {"w": numbers(4, 3)}, ("N", 2, 4)), "needs a matrix")
+
+
+def test_rows_and_graphs_that_are_too_large(tmp_path):
+    refused(tmp_path, model([op("Relu", "x")], x=("N", 2**40)), "input 'x'", "rows are too large")
+    shape = {"s": np.array([0] + [1] * 64)}
+    refused(tmp_path, model([op("Reshape", "x s")], shape, ("N", 1)), "bad shape operand")
+    node = op("Relu", "x").SerializeToString()
+    proto = model([])
+    proto.graph.MergeFromString(b"".join(b"\x0a" + bytes([len(node)]) + node for _ in range(10**6)))
+    assert len(proto.graph.node) == 10**6
+    refused(tmp_path, proto, "graph is too large", "1,000,000 nodes")
+
+
+def test_a_long_graph_is_read_in_no_time(tmp_path):
+    count = 20_000
+    nodes = [op("Relu", f"v{i}" if i else "x", f"v{i + 1}") for i in range(count)]
+    assert len(read(tmp_path, model(nodes, outputs=(f"v{count}",))).nodes) == count
+    nodes = [op("Gemm", "x w", f"v{i}", alpha=1 + i / count) for i in range(3000)]
+    assert len(read(tmp_path, model(nodes, {"w": numbers(4, 3)}, outputs=("v2999",))).nodes) == 1
 
 
 @pytest.mark.parametrize(("x", "words"), [

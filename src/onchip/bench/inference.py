@@ -29,7 +29,7 @@ def inference_cases(
     def ours() -> Ready:
         engine = compile(net, options.device, threads=options.threads, batch_hint=B)
         rows, out = x(), _output(net, B)
-        return Ready(lambda: engine(rows, out), lambda: truth().judge(engine(rows)), data)
+        return Ready(lambda: engine(rows, out=out), lambda: truth().judge(engine(rows)), data)
 
     def peer(name: str, build: Callable[[Network, Array, int], Rows]) -> Ready:
         rows = build(net, x(), options.threads)

@@ -122,7 +122,7 @@ def numpy_layers(net: Network, x: Array, threads: int) -> Rows:
                 elif isinstance(layer, ReLU) and i > 0:
                     np.maximum(values, np.float32(0), out=values)
                 else:
-                    values = reference.FORWARD[type(layer)](layer, values, w)
+                    values = reference.FORWARD[type(layer)](layer, (values,), w)
         return values
 
     return run

@@ -6,10 +6,24 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-Model = Annotated[str, Argument(metavar="MODEL", help="A file (.onnx, .safetensors), or decode, digits.")]
+Model = Annotated[
+    str,
+    Argument(metavar="MODEL", help="A file (.onnx, .safetensors), or a workload: decode, digits, faces, sentiment."),
+]
 Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[str, Option(help="fp32, tf32, bf16, fp16 or fp8.")]
 Threads = Annotated[int | None, Option(help="CPU threads; all cores if not given.")]
+Seed = Annotated[int | None, Option(help="Of the random rows that --count makes; 0 if not given.")]
+NoFold = Annotated[
+    bool, Option("--no-fold", help="Leave out a rewrite, to compare: embeddings and batch norms fold into others.")
+]
+NoMerge = Annotated[
+    bool, Option("--no-merge", help="Leave out a rewrite, to compare: linear layers and convolutions become one.")
+]
+NoPhases = Annotated[
+    bool, Option("--no-phases", help="Leave out a rewrite, to compare: transposed convolutions split into phases.")
+]
+Tables = Annotated[str, Option(help="Folded embedding tables in half precision: fp16 or bf16; else fp32.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 Verbose = Annotated[
     int,

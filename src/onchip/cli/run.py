@@ -1,57 +1,114 @@
-"""onchip run: a network over the rows of a file."""
+"""onchip run: a network over the rows of a file, or over random ones."""
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from onchip.cli.options import Device, Json, Model, Precision, Threads, Verbose
+from onchip.cli.options import (
+    Device,
+    Json,
+    Model,
+    NoFold,
+    NoMerge,
+    NoPhases,
+    Precision,
+    Seed,
+    Tables,
+    Threads,
+    Verbose,
+)
 from onchip.cli.talk import print_json, progress, rate, say, say_device
+from onchip.errors import InputError
+
+if TYPE_CHECKING:
+    from onchip.runtime.stream import Source
+    from onchip.spec.network import Network
 
 
 def run(
     model: Model,
-    rows: Annotated[Path, Argument(metavar="INPUT", help="Rows: .npy, idx or idx.gz; may be larger than memory.")],
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="The .npy to write; without it the first rows are shown.")
+    rows: Annotated[
+        Path | None,
+        Argument(
+            metavar="[INPUT]",
+            show_default=False,
+            help="Rows: .npy, idx or .bin (bare numbers), of any size; idx.gz; .txt (N, then N rows of numbers).",
+        ),
     ] = None,
+    output: Annotated[
+        Path | None,
+        Option("--output", "-o", help="What to write: .npy, .bin; .txt, .bmp, .png for images. Else rows are shown."),
+    ] = None,
+    weights: Annotated[
+        Path | None, Option(metavar="FILE", help="Weights of sentiment (params.bin) or faces (network.bin).")
+    ] = None,
+    count: Annotated[int | None, Option(metavar="N", help="Random rows to run instead of INPUT.")] = None,
+    seed: Seed = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     threads: Threads = None,
     batch: Annotated[int | None, Option(metavar="ROWS", help="Rows at a time; the results do not change.")] = None,
     scale: Annotated[float | None, Option(help="Convert rows to the network's float type, divide by this.")] = None,
+    no_fold: NoFold = False,
+    no_merge: NoMerge = False,
+    no_phases: NoPhases = False,
+    tables: Tables = "fp32",
     plan: Annotated[bool, Option("--plan", help="Show the plan, as -v does.")] = False,
     as_json: Json = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Run a network over the rows of a file.
+    """Run a network over the rows of a file, or over random ones.
 
     \b
     Example:
       python -c "import numpy as np; np.save('rows.npy', np.ones((1000, 72), 'float32'))"
       onchip run decode rows.npy -o out.npy
+      onchip run faces --count 4 --seed 1 -o grid.png
+
+    \b
+    With files of your own:
+      onchip run sentiment --weights params.bin inputs.bin -o answers.bin
+      onchip run faces --weights network.bin input.txt -o output.txt
 
     The output appears whole or not at all. Rows pass through in pieces: memory stays bounded.
     """
     from onchip.runtime.engine import compile
-    from onchip.runtime.stream import FittedRows, open_output, piece_rows, run_rows, warm_up
-    from onchip.spec.arrays import open_rows
-    from onchip.workloads import load
+    from onchip.runtime.stream import (
+        PICTURES,
+        FittedRows,
+        check_output_suffix,
+        check_piece,
+        open_output,
+        piece_rows,
+        run_rows,
+        warm_up,
+    )
+    from onchip.workloads.job import job_network, weights_note
 
-    net = load(model)
-    piece = piece_rows(net) if batch is None else batch
-    with open_rows(rows) as source:
+    _check_request(rows, count, seed)
+    check_output_suffix(output)
+    if batch is not None:
+        check_piece(batch)
+    net = job_network(model, weights, pixels=output is not None and output.suffix.lower() in PICTURES)
+    without = [name for name, off in (("fold", no_fold), ("merge", no_merge), ("phases", no_phases)) if off]
+    with _open_source(rows, net, count, seed) as source:
         fitted = FittedRows(source, net.input, scale)
-        for note in fitted.notes:
-            say(f"input: {note}")
+        notes = [*weights_note(model, weights, net), *(f"input: {note}" for note in fitted.notes)]
+        for note in notes:
+            say(note)
         with open_output(output, net, len(fitted)) as sink:
             started = time.perf_counter()
-            engine = compile(net, device, precision, threads, batch_hint=piece)
+            # All rows of the job, not of a piece: work done once pays off over all of them.
+            engine = compile(net, device, precision, threads, max(1, len(fitted)), without, tables)
             warm_up(engine)
             say_device(engine.chosen, engine.plan, max(verbose, plan), time.perf_counter() - started)
+            piece = piece_rows(engine.plan) if batch is None else batch
             with progress(f"run {net.name}", len(fitted)) as update:
                 report = run_rows(engine, fitted, sink, piece, lambda n, per_s: update(n, rate(per_s)))
     if report.bad_rows:
@@ -61,9 +118,12 @@ def run(
     speed = f"{rate(report.rows_per_s)} with reading and writing, {rate(report.engine_rows_per_s)} in the engine"
     if as_json:
         print_json({
-            "model": model, "input": str(rows), "output": None if output is None else str(output),
-            "notes": fitted.notes, "shape": shape, "dtype": net.output.dtype, "device": engine.chosen,
-            "precision": precision, "seconds": report.seconds, "engine_seconds": report.engine_seconds,
+            "model": model, "weights": None if weights is None else str(weights),
+            "input": None if rows is None else str(rows), "count": count, "seed": seed,
+            "output": None if output is None else str(output),
+            "notes": notes, "shape": shape, "dtype": net.output.dtype, "device": engine.chosen,
+            "precision": precision, "tables": tables, "without": without,
+            "seconds": report.seconds, "engine_seconds": report.engine_seconds,
             "rows_per_s": report.rows_per_s, "engine_rows_per_s": report.engine_rows_per_s,
             "bad_rows": report.bad_rows, "first_bad_row": report.first_bad_row,
             "first_rows": report.first_rows.tolist(), "plan": engine.plan.to_dict(),
@@ -74,6 +134,27 @@ def run(
             print(f"row {i}: {_short(row)}")
     else:
         say(f"wrote {output}: {net.output.dtype} {shape}, {speed}")
+
+
+def _check_request(rows: Path | None, count: int | None, seed: int | None) -> None:
+    if (rows is None) == (count is None):
+        got = "neither" if rows is None else f"{rows} and --count {count}"
+        hint = "a file of rows, or --count 64 for random ones"
+        raise InputError("what to run over?", got=got, expected="INPUT or --count, one of them", hint=hint)
+    if seed is not None and count is None:
+        expected, hint = "--seed with --count", "leave it out: rows of a file are not random"
+        raise InputError("--seed is for random rows", got=f"--seed {seed} with {rows}", expected=expected, hint=hint)
+
+
+@contextlib.contextmanager
+def _open_source(rows: Path | None, net: Network, count: int | None, seed: int | None) -> Iterator[Source]:
+    from onchip.runtime.stream import RandomRows, open_input_rows
+
+    if rows is None:
+        yield RandomRows(net, count or 0, seed or 0)
+        return
+    with open_input_rows(rows, net.input) as source:
+        yield source
 
 
 def _short(row: Any) -> str:

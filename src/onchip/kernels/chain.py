@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from onchip.plan.kernel import Price
 from onchip.spec.layers import Elementwise, Linear, LogSoftmax, ReLU, Reshape, Sigmoid, Softmax, Tanh
 from onchip.spec.network import Network, Node
 
-ACTIVATIONS: tuple[type[Elementwise], ...] = (ReLU, Sigmoid, Tanh)
-IDENTITY = "Identity"
+ACTIVATIONS: tuple[type[Elementwise], ...] = (ReLU, Sigmoid, Tanh)  # what every fused kernel knows
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,11 @@ class Dense:
     bias: str | None
     D_in: int
     D_out: int
-    activation: str  # "Identity" or the name of one of ACTIVATIONS
+    activation: Elementwise | None
+
+    @property
+    def activation_name(self) -> str:
+        return "Identity" if self.activation is None else self.activation.kind
 
 
 @dataclass(frozen=True)
@@ -39,12 +43,12 @@ class Chain:
     @property
     def label(self) -> str:
         """Template arguments as they stand in a kernel's name: widths, then each distinct activation."""
-        kinds = dict.fromkeys([*(layer.activation for layer in self.layers), self.normaliser])
-        names = [kind for kind in kinds if kind not in (IDENTITY, "")]
+        kinds = [layer.activation.kind for layer in self.layers if layer.activation is not None]
+        names = dict.fromkeys([*kinds, self.normaliser] if self.normaliser else kinds)
         return ",".join([*map(str, self.widths), *names])
 
 
-def find_chain(net: Network, start: int) -> Chain | None:
+def find_chain(net: Network, start: int, activations: tuple[type[Elementwise], ...] = ACTIVATIONS) -> Chain | None:
     """The longest chain beginning at net.nodes[start], or None if no Dense layer begins there."""
     nodes: list[Node] = []
     layers: list[Dense] = []
@@ -56,12 +60,11 @@ def find_chain(net: Network, start: int) -> Chain | None:
         if isinstance(layer, Linear) and not normaliser and (not layers or _width(net, node) == layers[-1].D_out):
             D_out, D_in = net.weights[node.weights["weight"]].shape
             vectors = net.types[node.inputs[0]].row_size // D_in
-            layers.append(Dense(node.weights["weight"], node.weights.get("bias"), D_in, D_out, IDENTITY))
-        elif isinstance(layer, ACTIVATIONS) and layers and layers[-1].activation == IDENTITY and not normaliser:
-            last = layers[-1]
-            layers[-1] = Dense(last.weight, last.bias, last.D_in, last.D_out, layer.kind)
+            layers.append(Dense(node.weights["weight"], node.weights.get("bias"), D_in, D_out, None))
+        elif isinstance(layer, activations) and layers and layers[-1].activation is None and not normaliser:
+            layers[-1] = dataclasses.replace(layers[-1], activation=layer)
         elif isinstance(layer, Softmax | LogSoftmax) and layers and not normaliser and _is_last_axis(net, node):
-            if layers[-1].activation != IDENTITY:
+            if layers[-1].activation is not None:
                 break
             normaliser = layer.kind
         elif not isinstance(layer, Reshape):

@@ -135,7 +135,7 @@ class Onchip(Rung):
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
         engine = compile(net, "cpu", threads=threads, batch_hint=len(x))
         out = np.empty((len(x), *engine.output.row_shape), np.float32)
-        return lambda: engine(x, out)
+        return lambda: engine(x, out=out)
 
 
 def floor_ms(net: Network, B: int) -> float:

@@ -18,6 +18,8 @@ from onchip.spec.recipe import Recipe
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 LOSSES = ("cross_entropy", "half_sse")
+OPTIONAL_REWRITES = ("fold", "merge", "phases")  # those that a user may leave out, to compare
+TABLES = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,11 @@ class Job:
     """What is to be done with the network."""
 
     precision: str = "fp32"
-    batch: int = 1024  # rows the plan is priced for; a compiled plan runs any number
+    batch: int = 1024  # rows the plan is priced for, all together; a compiled plan runs any number
     loss: str = ""  # set: train. "cross_entropy" (the network's output is logits) or "half_sse"
     momentum: bool = False
+    without: tuple[str, ...] = ()  # rewrites to leave out, of OPTIONAL_REWRITES
+    tables: str = "fp32"  # how folded tables are stored; sums are always float32
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -39,6 +43,11 @@ class Job:
             raise InputError("unknown loss", got=self.loss, expected=" or ".join(LOSSES), hint=LOSSES[0])
         if self.momentum and not self.loss:
             raise InputError("momentum without training", got="momentum", expected="a loss with it", hint=LOSSES[0])
+        if unknown := [name for name in self.without if name not in OPTIONAL_REWRITES]:
+            got, expected = ", ".join(map(str, unknown)), ", ".join(OPTIONAL_REWRITES)
+            raise InputError("no such rewrite to leave out", got=got, expected=expected, hint=OPTIONAL_REWRITES[0])
+        if self.tables not in TABLES:
+            raise InputError("unknown tables", got=str(self.tables), expected=", ".join(TABLES), hint=TABLES[0])
 
     @property
     def is_training(self) -> bool:

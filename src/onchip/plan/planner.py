@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onchip.errors import DeviceError, PlanError
 from onchip.plan.device import Device
-from onchip.plan.kernel import PRECISIONS, Claim, Job, Kernel, Refusal
-from onchip.plan.rewrites import rewrite
-from onchip.spec.network import Network
+from onchip.plan.kernel import PRECISIONS, Claim, Job, Kernel, Price, Refusal
+from onchip.plan.rewrites import fold_embeddings, rewrite
+from onchip.spec.layers import Embedding, TokenConv
+from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe
 from onchip.spec.text import columns
+from onchip.spec.types import DTYPE_BYTES
+
+_NO_KERNEL_US = 1e12  # more than any work: a layer is left without a kernel only where no kernel takes it
+_MANY_ROWS = 1 << 40  # more than any job
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +36,15 @@ class Plan:
     groups: tuple[Group, ...]
     rewrites: tuple[str, ...]  # what was rewritten, a line each
     refusals: tuple[Refusal, ...]
+    fold: str = ""  # whether embeddings were folded, and why
 
     @property
     def floor_us(self) -> float:
-        return sum(g.claim.price.floor_us(self.device, self.job.precision, self.job.batch) for g in self.groups)
+        return self.floor_at(self.job.batch)
+
+    def floor_at(self, B: int) -> float:
+        """Microseconds that B rows take at least."""
+        return sum(g.claim.price.floor_us(self.device, self.job.precision, B) for g in self.groups)
 
     @property
     def between_bytes(self) -> int:
@@ -45,8 +55,15 @@ class Plan:
     @property
     def rewrite_flop(self) -> int:
         """What the weights that rewrites derived cost, once, when an engine is built."""
-        used = {name for node in self.network.nodes for name in node.weights.values()}
-        return sum(w.flop for name in used if isinstance(w := self.network.weights[name], Recipe))
+        weights = self.network.weights
+        waiting = [name for node in self.network.nodes for name in node.weights.values()]
+        recipes: dict[str, Recipe] = {}
+        while waiting:
+            name = waiting.pop()
+            if name not in recipes and isinstance(weight := weights[name], Recipe):
+                recipes[name] = weight
+                waiting += weight.sources  # which may be recipes themselves
+        return sum(recipe.flop for recipe in recipes.values())
 
     def to_dict(self) -> dict[str, object]:
         return {
@@ -72,6 +89,7 @@ class Plan:
             ],
             "rewrite_flop": self.rewrite_flop,
             "rewrites": list(self.rewrites),
+            "fold": self.fold,
             "refusals": [{"kernel": r.kernel, "layer": r.node, "why": r.why} for r in self.refusals],
         }
 
@@ -90,10 +108,16 @@ class Plan:
         weight_bytes = sum(group.claim.weight_bytes for group in self.groups)
         build_flop = sum(group.claim.build_flop for group in self.groups) + self.rewrite_flop
         weights = f"{weight_bytes / 1024:,.0f} KiB of weights, {build_flop:,} flop to build them"
-        lines.append(f"floor {format_us(self.floor_us)}, {self.between_bytes} B/row between groups, {weights}")
+        lines.append(f"floor {format_us(self.floor_us)}, {self.between_bytes:,} B/row between groups, {weights}")
         lines += [f"rewrote: {line}" for line in self.rewrites]
+        lines += [self.fold] if self.fold else []
         lines += [f"refused: {r.kernel} at {r.node}: {r.why}" for r in self.refusals]
         return "\n".join(lines)
+
+
+def _size(count: int) -> str:
+    unit, step = next(((unit, step) for unit, step in (("GiB", 30), ("MiB", 20)) if count >= 1 << step), ("KiB", 10))
+    return f"{count / (1 << step):.1f} {unit}"
 
 
 def format_us(us: float) -> str:
@@ -102,11 +126,12 @@ def format_us(us: float) -> str:
     return f"{us / 1000:.2f} ms" if us < 1e6 else f"{us / 1e6:.2f} s"
 
 
-def make_plan(net: Network, device: Device, kernels: Sequence[Kernel], job: Job | None = None) -> Plan:
-    """Cover the network with kernel claims at the lowest total floor. Computes no weight, touches no device.
+def make_plan(
+    net: Network, device: Device, kernels: Sequence[Kernel], job: Job | None = None, *, whole: bool = True
+) -> Plan:
+    """Rewrite the network, then cover it with kernel claims at the lowest cost. Computes no weight, touches no device.
 
-    Groups are runs of the network's order, so the cheapest cover is a shortest path: best[i] is the
-    cheapest way to run nodes i.. and each claim at i leads to the node behind its last one.
+    whole  a layer that no kernel takes is a PlanError; else it stands in the plan with its floor and no kernel
     """
     job = job or Job()
     if job.precision not in device.flops:
@@ -117,10 +142,70 @@ def make_plan(net: Network, device: Device, kernels: Sequence[Kernel], job: Job 
             expected=", ".join(device.flops),
             hint=f"precision {next(iter(device.flops))}",
         )
-    net, rewritten = (net, ()) if job.is_training else rewrite(net)
+    if job.is_training:
+        return _cover(net, device, kernels, job, (), whole)
+    net, told = rewrite(net, job.without)
+    folded, lines = (net, []) if "fold" in job.without else fold_embeddings(net)
+    if not lines:
+        return _cover(net, device, kernels, job, told, whole)
+    plans: list[Plan | PlanError] = []
+    for version, what in ((net, told), (folded, (*told, *lines))):
+        try:
+            plans.append(_cover(version, device, kernels, job, what, whole))
+        except PlanError as refused:
+            plans.append(refused)
+    return _cheaper(*plans)
+
+
+def _cheaper(direct: Plan | PlanError, folded: Plan | PlanError) -> Plan:
+    """The plan that is done sooner with all of the job's rows, building included; it tells where the other one wins.
+
+    A fold is work once for less work a row, so it pays from some number of rows on.
+    """
+    if isinstance(direct, PlanError):
+        if isinstance(folded, PlanError):
+            raise direct
+        return replace(folded, fold=f"folded: {direct.what}")
+    if isinstance(folded, PlanError):
+        return replace(direct, fold=f"not folded: {folded.what}")
+    device, job = direct.device, direct.job
+    needed = folded.network.weight_bytes
+    if 0 < device.memory_bytes // 2 < needed:  # 0: the machine does not say
+        why = f"all weights would take {_size(needed)} of the {_size(device.memory_bytes)} that {device.name} has"
+        return replace(direct, fold=f"not folded: {why}, more than half")
+    flop = folded.rewrite_flop - direct.rewrite_flop
+    used = {name for node in direct.network.nodes for name in node.weights.values()}
+    made = {name for node in folded.network.nodes for name in node.weights.values()} - used
+    table_bytes = sum(map(folded.network.weight_bytes_of, made))
+    build_us = max(flop / device.flops[job.precision], table_bytes / device.bandwidth) * 1e6
+
+    def gain_us(B: int) -> float:
+        return direct.floor_at(B) - folded.floor_at(B) - build_us
+
+    tables = f"tables of {_size(table_bytes)} take {flop:,} flop ({format_us(build_us)}) to build"
+    most = max(job.batch, _MANY_ROWS)
+    if gain_us(most) <= 0:
+        return replace(direct, fold=f"not folded: {tables}, and a row would be no cheaper")
+    low, high = (0, job.batch) if gain_us(job.batch) > 0 else (job.batch, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if gain_us(middle) > 0 else (middle, high)
+    pays = f"{tables}, which pays from {high:,} rows on; this job has {job.batch:,}"
+    if high <= job.batch:
+        return replace(folded, fold=f"folded: {pays}")
+    return replace(direct, fold=f"not folded: {pays}")
+
+
+def _cover(
+    net: Network, device: Device, kernels: Sequence[Kernel], job: Job, told: tuple[str, ...], whole: bool
+) -> Plan:
+    """Groups are runs of the network's order, so the cheapest cover is a shortest path: best[i] is the cheapest way to
+    run nodes i.. and each claim at i leads to the node behind its last one.
+    """
     count = len(net.nodes)
     best: list[tuple[float, Claim | None]] = [(0.0 if i == count else float("inf"), None) for i in range(count + 1)]
     refusals: list[Refusal] = []
+    claimed: set[str] = set()
     for start in reversed(range(count)):
         for kernel in kernels:
             if kernel.device_kind != device.kind:
@@ -133,32 +218,64 @@ def make_plan(net: Network, device: Device, kernels: Sequence[Kernel], job: Job 
                 if isinstance(answer, Refusal):
                     refusals.append(answer)
                     continue
+                claimed.update(answer.nodes)
                 cost = answer.price.floor_us(device, job.precision, job.batch) + best[start + len(answer.nodes)][0]
                 if cost < best[start][0]:
                     best[start] = (cost, answer)
-    groups = []
+        if best[start][1] is None and not whole:
+            best[start] = (_NO_KERNEL_US + best[start + 1][0], _no_claim(net, net.nodes[start], job))
+    claims: list[Claim] = []
     at = 0
     while at < count:
         claim = best[at][1]
         if claim is None:
-            raise _no_kernel(net, at, device, refusals)
-        groups.append(_group(net, claim))
+            # Before a layer that no kernel takes, no way leads to the end either: name that layer, if there is one.
+            raise _no_kernel(
+                net, next((n for n in net.nodes if n.name not in claimed), net.nodes[at]), device, refusals
+            )
+        claims.append(claim)
         at += len(claim.nodes)
-    planned = {group.claim.nodes[0] for group in groups}
-    told = tuple(r for r in reversed(refusals) if r.node in planned)
-    return Plan(net, device, job, tuple(groups), rewritten, told)
+    planned = {claim.nodes[0] for claim in claims}
+    shown = dict.fromkeys(r for r in reversed(refusals) if r.node in planned)
+    return Plan(net, device, job, _groups(net, claims), told, tuple(shown))
 
 
-def _group(net: Network, claim: Claim) -> Group:
-    names = set(claim.nodes)
-    members = [node for node in net.nodes if node.name in names]
-    reads = dict.fromkeys(value for node in members for value in node.inputs if value not in names)
-    outside = {value for node in net.nodes if node.name not in names for value in node.inputs} | set(net.outputs)
-    return Group(claim, tuple(reads), tuple(node.name for node in members if node.name in outside))
+def _no_claim(net: Network, node: Node, job: Job) -> Claim:
+    """What stands for a layer that no kernel takes: its weights as they are, and what any kernel must move."""
+    reads = sum(given.row_bytes for given in net.input_types(node))
+    recipes = {
+        role: Recipe("as_is", (name,), net.weights[name].shape, net.weight_type(name).dtype, 0, lambda weight: weight)
+        for role, name in node.weights.items()
+    }
+    fixed = dict(recipes)
+    if isinstance(node.layer, Embedding | TokenConv):  # a row reads what it looks up, and no cache is counted on
+        table = fixed.pop("weight")
+        size = 2 if isinstance(node.layer, TokenConv) and job.tables != "fp32" else DTYPE_BYTES[table.dtype]
+        taps = table.shape[1] if isinstance(node.layer, TokenConv) else 1
+        reads += net.types[node.name].row_size * taps * size
+    price = Price(
+        net.row_flop(node), reads + net.types[node.name].row_bytes, sum(recipe.nbytes for recipe in fixed.values())
+    )
+    label, why = f"none yet for {node.layer.kind}", "no kernel of this device takes it yet"
+    return Claim("", label, (node.name,), price, why, recipes)
 
 
-def _no_kernel(net: Network, at: int, device: Device, refusals: Sequence[Refusal]) -> PlanError:
-    node = net.nodes[at]
+def _groups(net: Network, claims: Sequence[Claim]) -> tuple[Group, ...]:
+    group_of = {name: i for i, claim in enumerate(claims) for name in claim.nodes}
+    reads: list[dict[str, None]] = [{} for _ in claims]
+    read_outside = set(net.outputs)
+    for node in net.nodes:
+        for value in node.inputs:
+            if group_of.get(value) != group_of[node.name]:
+                reads[group_of[node.name]][value] = None
+                read_outside.add(value)
+    return tuple(
+        Group(claim, tuple(read), tuple(name for name in claim.nodes if name in read_outside))
+        for claim, read in zip(claims, reads, strict=True)
+    )
+
+
+def _no_kernel(net: Network, node: Node, device: Device, refusals: Sequence[Refusal]) -> PlanError:
     reasons = "; ".join(f"{r.kernel}: {r.why}" for r in refusals if r.node == node.name)
     return PlanError(
         f"no kernel of {device.name} takes layer '{node.name}' ({node.layer.kind})",

@@ -12,8 +12,10 @@ from onchip.plan.device import KNOWN, Device
 from onchip.plan.kernel import Job, Kernel
 from onchip.plan.planner import Plan, make_plan
 from onchip.runtime.cpu import CpuBackend, check_threads, this_cpu
+from onchip.spec.layers import Embedding, TokenConv
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
+from onchip.spec.tokens import check_token_ids
 from onchip.spec.types import TensorType, numpy_dtype
 
 
@@ -29,6 +31,7 @@ class Engine:
         self.plan = plan
         self.chosen = chosen  # the device and, for "auto", why
         self._backend = backend
+        self._id_limits = id_limits(plan.network)
         self._state = backend.prepare(plan)
 
     @property
@@ -39,28 +42,77 @@ class Engine:
     def output(self) -> TensorType:
         return self.plan.network.output
 
-    def __call__(self, x: Array, out: Array | None = None) -> Array:
-        """Run the network.
+    def __call__(self, *rows: Array, out: Array | tuple[Array, ...] | None = None) -> Any:
+        """Run the network: an array for each of its inputs, in their order, to an array or a tuple of its outputs.
 
-        x    (B, ...) of the network's input type, row-major (others are copied once)
-        out  (B, ...) of the output type, overwritten; made if not given
+        rows  (B, ...) of the input's type, row-major (others are copied once)
+        out   (B, ...) of the output type, overwritten; made if not given; a tuple for several outputs
         """
-        x = check_rows(x, self.input)
-        B = len(x)
-        shape, dtype = (B, *self.output.row_shape), self.output.dtype
-        if out is None:
-            out = np.empty(shape, numpy_dtype(dtype))
-        else:
-            _check_out(out, shape, dtype)
         net = self.plan.network
-        if not self.plan.groups:  # a network without a layer hands its input on
-            out[...] = x
-        elif B:
-            self._backend.run(self._state, {next(iter(net.inputs)): x}, {net.outputs[0]: out}, B)
-        return out
+        if len(rows) != len(net.inputs):
+            expected = ", ".join(f"{name}: {given}" for name, given in net.inputs.items())
+            raise InputError("wrong number of inputs", got=str(len(rows)), expected=expected)
+        inputs = {n: check_rows(x, given) for x, (n, given) in zip(rows, net.inputs.items(), strict=True)}
+        B = len(next(iter(inputs.values())))
+        if any(len(x) != B for x in inputs.values()):
+            got = ", ".join(f"{name}: {len(x)} rows" for name, x in inputs.items())
+            raise ShapeError("the inputs have different numbers of rows", got=got, expected="one number")
+        for name, limit in self._id_limits.items():
+            check_token_ids(inputs[name], limit, name=name)
+        made = self._outputs(out, B)
+        if B:
+            self._run(inputs, made, B)
+        return made if len(made) > 1 else made[0]
+
+    def check_ids(self, x: Array, first_row: int = 0) -> None:
+        """InputError if an id of the only input is in no table; `first_row` is the number of x[0] for the message."""
+        for name, limit in self._id_limits.items():
+            check_token_ids(x, limit, first_row, name)
+
+    def _outputs(self, out: Array | tuple[Array, ...] | None, B: int) -> tuple[Array, ...]:
+        types = [self.plan.network.types[name] for name in self.plan.network.outputs]
+        if out is None:
+            return tuple(np.empty((B, *given.row_shape), numpy_dtype(given.dtype)) for given in types)
+        given_out = out if isinstance(out, tuple) else (out,)
+        if len(given_out) != len(types):
+            raise ShapeError("out does not fit", got=f"{len(given_out)} arrays", expected=f"{len(types)}")
+        for array, given in zip(given_out, types, strict=True):
+            _check_out(array, (B, *given.row_shape), given.dtype)
+        return given_out
+
+    def _run(self, inputs: dict[str, Array], made: tuple[Array, ...], B: int) -> None:
+        net = self.plan.network
+        outputs: dict[str, Array] = {}
+        for name, array in zip(net.outputs, made, strict=True):
+            if name not in inputs:
+                outputs.setdefault(name, array)
+        if outputs:
+            self._backend.run(self._state, inputs, outputs, B)
+        for name, array in zip(net.outputs, made, strict=True):
+            source = inputs[name] if name in inputs else outputs[name]
+            if source is not array:  # an input handed on, or an output that is asked for twice
+                array[...] = source
 
     def __repr__(self) -> str:
         return f"Engine({self.plan.network.name}, {self.chosen}, {self.plan.job.precision})"
+
+
+def id_limits(net: Network) -> dict[str, int]:
+    """How many rows the smallest table has that an input's ids look into, for each input that holds ids."""
+    makers = {node.name: node for node in net.nodes}
+    limits: dict[str, int] = {}
+    for node in net.nodes:
+        if not isinstance(node.layer, Embedding | TokenConv):
+            continue
+        V = net.weights[node.weights["weight"]].shape[0]
+        sources = list(node.inputs)  # ids are only ever moved between an input and a table
+        while sources:
+            value = sources.pop()
+            if value in net.inputs:
+                limits[value] = min(V, limits.get(value, V))
+            else:
+                sources += makers[value].inputs
+    return limits
 
 
 def check_rows(x: Any, expected: TensorType) -> Array:
@@ -141,15 +193,19 @@ def kernels_for(device: Device) -> Sequence[Kernel]:
 
 
 def plan(net: Network, device: str | Device = "auto", job: Job | None = None) -> Plan:
-    """What would run, on a device that is here or one that is only known ("h200", "a100", "rtx4060")."""
+    """What would run, on a device that is here or one that is only known ("h200", "a100", "rtx4060").
+
+    A layer that a device's kernels do not take yet is part of the plan of a device that is only known, with its floor.
+    """
     if isinstance(device, str):
-        device = KNOWN[device] if device in KNOWN else find_device(device)[0]
+        known = device in KNOWN
+        device = KNOWN[device] if known else find_device(device)[0]
+        return make_plan(net, device, kernels_for(device), job, whole=not known)
     return make_plan(net, device, kernels_for(device), job)
 
 
 def place(net: Network, device: str, job: Job, threads: int | None) -> tuple[Plan, Backend, str]:
     """Find the device and plan for it. "auto" takes the CPU where the GPU has no kernel for the job, and says so."""
-    _ = net.input, net.output  # an engine has one of each: say so before any work
     found, backend, chosen = find_device(device, threads)
     try:
         return make_plan(net, found, kernels_for(found), job), backend, chosen
@@ -166,12 +222,17 @@ def compile(
     precision: str = "fp32",
     threads: int | None = None,
     batch_hint: int = 1024,
+    without: Sequence[str] = (),
+    tables: str = "fp32",
 ) -> Engine:
     """Plan the network for a device and make it ready to run.
 
-    The plan, and with it the bits of every result, is fixed here: `batch_hint` is the number of rows it is
-    priced for, and the engine then runs any number.
+    The plan, and with it the bits of every result, is fixed here: `batch_hint` is the number of rows, all together,
+    that it is priced for, and the engine then runs any number.
+
+    without  rewrites to leave out, to compare: "fold", "merge", "phases"
+    tables   "fp16" or "bf16" keeps the tables of a folded embedding in half precision; sums stay float32
     """
     if not isinstance(net, Network):
         raise InputError("not a network", got=type(net).__name__, expected="Network", hint="onchip.load(...)")
-    return Engine(*place(net, device, Job(precision, batch_hint), threads))
+    return Engine(*place(net, device, Job(precision, batch_hint, without=tuple(without), tables=tables), threads))

@@ -14,18 +14,24 @@ import numpy as np
 
 from onchip.errors import InputError, ShapeError
 from onchip.files import check_writable
-from onchip.runtime.engine import Engine
-from onchip.spec.arrays import NpyWriter
+from onchip.plan.planner import Plan
+from onchip.runtime.engine import Engine, id_limits
+from onchip.spec.arrays import FlatWriter, NpyWriter, RowSource, RowWriter, open_flat_rows, open_rows
+from onchip.spec.images import BmpWriter, PngWriter, is_image
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
+from onchip.spec.rows_text import TextWriter, read_rows_text
 from onchip.spec.types import TensorType, numpy_dtype
 
 PIECE_BYTES = 8 << 20  # of input and output at a time: dwarfs the cost of a launch, and its memory is reused
+BETWEEN_BYTES = 256 << 20  # of values between groups at a time
+PIECE_US = 250_000  # of the plan's floor at a time: progress is told and Ctrl-C heard a few times a second
+LEAST_PIECE_ROWS = 64  # but weights are read once a piece: share them between some rows
 FIRST_ROWS = 5  # of the results, kept for showing
 
 
 class Source(Protocol):
-    """Rows that are read when asked for: a file (spec.arrays.RowSource), FittedRows, or anything alike."""
+    """Rows that are read when asked for: a file (spec.arrays.RowSource), RandomRows, FittedRows, or anything alike."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -58,6 +64,51 @@ class StreamReport:
 
 
 # -- what goes in ------------------------------------------------------------------------------------------
+
+
+def open_input_rows(path: Path, expected: TensorType) -> RowSource:
+    """The rows of a file. .txt is text and .bin bare numbers of the expected type; others say what they are."""
+    suffix = path.suffix.lower()
+    if suffix == ".bin":
+        return open_flat_rows(path, expected.row_shape, numpy_dtype(expected.dtype))
+    if suffix == ".txt":
+        return RowSource(read_rows_text(path, expected.row_size), lambda: None)
+    return open_rows(path)
+
+
+class RandomRows:
+    """Rows from a seed, drawn as they are read, which must be in order. With `rng = numpy.random.default_rng(seed)`:
+
+    a float input is `rng.standard_normal((rows, ...), dtype=float32)`, ids are `rng.integers(0, V, (rows, ...))` of
+    the input's dtype, V the rows of the table that they look into.
+    """
+
+    def __init__(self, net: Network, rows: int, seed: int) -> None:
+        if rows < 1:
+            raise InputError("bad number of random rows", got=str(rows), expected="at least 1", hint="--count 64")
+        if seed < 0:
+            raise InputError("bad seed", got=str(seed), expected="at least 0", hint="--seed 0")
+        self.shape, self.dtype = (rows, *net.input.row_shape), numpy_dtype(net.input.dtype)
+        self._limit = id_limits(net).get(next(iter(net.inputs)))
+        if self._limit is None and "float" not in net.input.dtype:
+            raise InputError(
+                "cannot make random rows for this network", got=f"input {net.input}", expected="floats or token ids",
+                hint="give a file of rows instead of --count",
+            )  # fmt: skip
+        self._rng = np.random.default_rng(seed)
+        self._drawn = 0
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, start: int, stop: int) -> Array:
+        assert start == self._drawn, f"random rows are read in order: row {self._drawn} is next, not {start}"
+        stop = min(stop, len(self))
+        self._drawn = stop
+        shape = (stop - start, *self.shape[1:])
+        if self._limit is not None:
+            return self._rng.integers(0, self._limit, shape, dtype=self.dtype)
+        return self._rng.standard_normal(shape, dtype=np.float32).astype(self.dtype, copy=False)
 
 
 class FittedRows:
@@ -114,7 +165,8 @@ def _check_scale(scale: float, expected: str) -> None:
         raise InputError("bad scale", got=f"{scale:g}", expected="a number, not 0", hint="--scale 255 for pixels")
     if "float" not in expected:
         got = f"--scale {scale:g} for {expected} rows"
-        raise InputError("only float rows can be scaled", got=got, expected="no --scale for this network")
+        hint = "leave --scale out"
+        raise InputError("only float rows can be scaled", got=got, expected="no --scale for this network", hint=hint)
 
 
 def rows_not_finite(x: Array) -> Array:
@@ -127,30 +179,63 @@ def rows_not_finite(x: Array) -> Array:
 # -- what comes out ----------------------------------------------------------------------------------------
 
 
+WRITERS: dict[str, type[RowWriter]] = {
+    ".npy": NpyWriter, ".bin": FlatWriter, ".txt": TextWriter, ".bmp": BmpWriter, ".png": PngWriter,
+}  # fmt: skip
+PICTURES = (".bmp", ".png")
+FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows come out as images
+
+
+def check_output_suffix(path: Path | None) -> None:
+    """InputError for an output of an unknown format. It needs no network, so it can be said before all work."""
+    if path is not None and path.suffix.lower() not in WRITERS:
+        got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
+        hint = f"-o {path.with_suffix('.npy')}" if path.name else "-o out.npy"
+        expected = ", ".join(WRITERS)
+        raise InputError(f"cannot write {path}: unknown format", got=got, expected=expected, hint=hint)
+
+
 @contextlib.contextmanager
 def open_output(path: Path | None, net: Network, rows: int) -> Iterator[Sink | None]:
-    """The .npy for the results of `rows` rows; it appears when the block ends well. No path, no sink.
+    """The file for the results of `rows` rows; it appears when the block ends well. No path, no sink.
 
     Whatever can be known to stop the writing is raised now, not after the work.
     """
     if path is None:
         yield None
         return
-    if path.suffix.lower() != ".npy":
-        got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
-        hint = f"-o {path.with_suffix('.npy')}"
-        raise InputError(f"cannot write {path}: unknown format", got=got, expected=".npy", hint=hint)
+    check_output_suffix(path)
+    suffix = path.suffix.lower()
+    if suffix in FOR_IMAGES and not is_image(net.output):
+        others = ", ".join(kind for kind in WRITERS if kind not in FOR_IMAGES)
+        raise InputError(
+            f"cannot write {path}: '{net.name}' makes no images", got=f"rows {net.output}, format {suffix}",
+            expected=f"rows (H, W, 3), (H, W, 1) or (H, W) for {suffix}, or one of {others}",
+            hint=f"-o {path.with_suffix('.npy')}",
+        )  # fmt: skip
     check_writable(path)
-    with NpyWriter(path, (rows, *net.output.row_shape), numpy_dtype(net.output.dtype)) as writer:
+    with WRITERS[suffix](path, (rows, *net.output.row_shape), numpy_dtype(net.output.dtype)) as writer:
         yield writer
 
 
 # -- between -----------------------------------------------------------------------------------------------
 
 
-def piece_rows(net: Network) -> int:
-    """How many rows make a piece when nobody says. It depends on the network alone, never on the file."""
-    return max(1, min(1 << 20, PIECE_BYTES // max(1, net.input.row_bytes + net.output.row_bytes)))
+def piece_rows(plan: Plan) -> int:
+    """How many rows make a piece when nobody says: few enough for memory and for a moving progress bar."""
+    net = plan.network
+    by_bytes = PIECE_BYTES // max(1, net.input.row_bytes + net.output.row_bytes)
+    by_between = BETWEEN_BYTES // max(1, plan.between_bytes)
+    many = 1 << 20
+    row_us = (plan.floor_at(2 * many) - plan.floor_at(many)) / many
+    by_time = max(LEAST_PIECE_ROWS, int(PIECE_US / max(row_us, 1e-6)))
+    return max(1, min(many, by_bytes, by_between, by_time))
+
+
+def check_piece(batch_rows: int) -> None:
+    if batch_rows < 1:
+        hint = "--batch 65536, or no --batch"
+        raise InputError("bad number of rows at a time", got=str(batch_rows), expected="at least 1", hint=hint)
 
 
 def run_rows(
@@ -165,9 +250,7 @@ def run_rows(
     batch_rows   rows a piece; the results do not depend on it
     on_progress  called after each piece with the rows done and the rows/s so far
     """
-    if batch_rows < 1:
-        hint = "--batch 65536, or no --batch"
-        raise InputError("bad number of rows at a time", got=str(batch_rows), expected="at least 1", hint=hint)
+    check_piece(batch_rows)
     total = len(source)
     out = np.empty((min(batch_rows, total), *engine.output.row_shape), numpy_dtype(engine.output.dtype))
     first_rows = out[:0].copy()
@@ -181,6 +264,7 @@ def run_rows(
         if bad.size and first_bad_row is None:
             first_bad_row = start + int(bad[0])
         bad_rows += bad.size
+        engine.check_ids(x, first_row=start)  # the engine would look too, but knows no row but those of this piece
         begin = time.perf_counter()
         y = engine(x, out=out[: stop - start])
         engine_seconds += time.perf_counter() - begin

@@ -1,11 +1,13 @@
-"""Arrays of rows on disk, opened without being loaded, and an .npy written piece by piece.
+"""Arrays of rows on disk, opened without being loaded, and written piece by piece.
 
 open_rows knows .npy (memory-mapped), idx, the format of MNIST (memory-mapped), and idx inside .gz
-(unpacked into memory). Which of them a file is, its first bytes say.
+(unpacked into memory). Which of them a file is, its first bytes say. open_flat_rows opens numbers without a
+header, of which somebody must say what they are.
 """
 
 from __future__ import annotations
 
+import abc
 import ast
 import contextlib
 import gzip
@@ -16,7 +18,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, cast
+from typing import IO, Any, Self, cast
 
 import numpy as np
 
@@ -84,6 +86,24 @@ def open_rows(path: str | os.PathLike[str]) -> RowSource:
             expected=".npy (begins with 93 4e 55 4d 50 59), idx (00 00) or idx in .gz (1f 8b)",
             hint="numpy.save('rows.npy', rows)",
         )  # fmt: skip
+
+
+def open_flat_rows(path: str | os.PathLike[str], row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> RowSource:
+    """Open a file that is nothing but rows of this shape and dtype, little-endian (memory-mapped)."""
+    source = Path(path)
+    stored = dtype.newbyteorder("<")
+    row_bytes = _data_bytes(stored, row_shape)
+    with open_input(source) as file, blaming(source):
+        file_bytes = os.fstat(file.fileno()).st_size
+        rows, behind = divmod(file_bytes, row_bytes) if row_bytes else (0, file_bytes)
+        if behind or not rows:
+            what = f"the last row, from byte {file_bytes - behind:,} on, is not whole" if rows else "not one whole row"
+            raise FormatError(
+                what, got=f"{file_bytes:,} B",
+                expected=f"a multiple of {row_bytes:,} B: rows of {dtype.name} {show(row_shape)}",
+                hint="copy the file again, or see that it was made for this network",
+            )  # fmt: skip
+        return _map_rows(file, 0, stored, (rows, *row_shape), "C")
 
 
 # -- npy ---------------------------------------------------------------------------------------------------
@@ -225,8 +245,11 @@ def _as_rows(buffer: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, .
         raise FormatError("bad shape in the header", got=f"{show(shape)}: {error}") from None
 
 
-class NpyWriter:
-    """Writes an .npy of known shape piece by piece; the file appears when all rows are there, or not at all.
+# -- writing -----------------------------------------------------------------------------------------------
+
+
+class RowWriter(abc.ABC):
+    """Writes rows of a known shape piece by piece; the file appears when all rows are there, or not at all.
 
     with NpyWriter("out.npy", (B, 10), "float32") as out:
         out.write(rows)         # (any number, 10) float32, as often as it takes
@@ -240,15 +263,21 @@ class NpyWriter:
             raise InputError(f"cannot write {self.path}", got=f"shape {self.shape}", expected="(rows, sizes...)")
         if self.dtype.name not in _NUMBERS:
             hint = "convert the rows to float32" if "float" in self.dtype.name else ""
-            raise InputError(f"an .npy cannot hold {self.dtype.name}", expected=", ".join(_NUMBERS), hint=hint)
+            raise InputError(f"{self.path} cannot hold {self.dtype.name}", expected=", ".join(_NUMBERS), hint=hint)
 
-    def __enter__(self) -> NpyWriter:
+    @abc.abstractmethod
+    def _begin(self, file: IO[bytes]) -> None:
+        """Write what stands before the rows."""
+
+    @abc.abstractmethod
+    def _append(self, file: IO[bytes], rows: Array) -> None:
+        """Write rows, which have the promised shape and dtype; self.rows came before them."""
+
+    def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             self._file = stack.enter_context(atomic_write(self.path))
             stack.push(self._check_count)
-            descr = np.lib.format.dtype_to_descr(self.dtype)
-            header = {"descr": descr, "fortran_order": False, "shape": self.shape}
-            np.lib.format.write_array_header_1_0(self._file, header)
+            self._begin(self._file)
             self._stack = stack.pop_all()
         return self
 
@@ -261,7 +290,7 @@ class NpyWriter:
             )  # fmt: skip
         if self.rows + len(rows) > self.shape[0]:
             raise self._count_error(self.rows + len(rows))
-        self._file.write(np.asarray(rows, self.dtype, order="C").reshape(-1).view(np.uint8).data)
+        self._append(self._file, rows)
         self.rows += len(rows)
 
     def __exit__(
@@ -275,3 +304,20 @@ class NpyWriter:
 
     def _count_error(self, rows: int) -> InputError:
         return InputError(f"wrong number of rows for {self.path}", got=f"{rows:,}", expected=f"{self.shape[0]:,}")
+
+
+class FlatWriter(RowWriter):
+    """Nothing but the numbers, little-endian: what open_flat_rows opens."""
+
+    def _begin(self, file: IO[bytes]) -> None:
+        pass
+
+    def _append(self, file: IO[bytes], rows: Array) -> None:
+        file.write(np.asarray(rows, self.dtype.newbyteorder("<"), order="C").reshape(-1).view(np.uint8).data)
+
+
+class NpyWriter(FlatWriter):
+    def _begin(self, file: IO[bytes]) -> None:
+        descr = np.lib.format.dtype_to_descr(self.dtype.newbyteorder("<"))
+        header = {"descr": descr, "fortran_order": False, "shape": self.shape}
+        np.lib.format.write_array_header_1_0(file, header)

@@ -75,8 +75,10 @@ class Network:
 
     @property
     def weight_bytes(self) -> int:
-        used = {name for node in self.nodes for name in node.weights.values()}
-        return sum(math.prod(self.weights[n].shape) * DTYPE_BYTES[self.weight_type(n).dtype] for n in used)
+        return sum(map(self.weight_bytes_of, {name for node in self.nodes for name in node.weights.values()}))
+
+    def weight_bytes_of(self, name: str) -> int:
+        return math.prod(self.weights[name].shape) * DTYPE_BYTES[self.weight_type(name).dtype]
 
     @property
     def input(self) -> TensorType:
@@ -136,8 +138,9 @@ class Network:
         for value in node.inputs:
             if value not in types:
                 raise InputError(f"{where} reads '{value}', which nothing before it makes", expected=", ".join(types))
-        if len(node.inputs) != layer.arity:
-            raise InputError(f"{where}: wrong number of inputs", got=str(len(node.inputs)), expected=str(layer.arity))
+        if not node.inputs or layer.arity not in (None, len(node.inputs)):
+            expected = "1 at least" if layer.arity is None else str(layer.arity)
+            raise InputError(f"{where}: wrong number of inputs", got=str(len(node.inputs)), expected=expected)
         missing = [role for role in layer.required if role not in node.weights]
         unknown = [role for role in node.weights if role not in (*layer.required, *layer.optional)]
         if missing or unknown:

@@ -52,9 +52,15 @@ def make_tensor(name: str, array: Array) -> Any:
 class TensorReader:
     """Turns TensorProtos of one model into arrays."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder  # the model's: external data may live nowhere else
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder  # the model's: external data may live nowhere else; None: the model is in no folder
         self._bytes = 0
+
+    def charge(self, nbytes: int) -> None:
+        """Count bytes that are about to be read or made; FormatError where a file asks for more than it may."""
+        self._bytes += nbytes
+        if self._bytes > MAX_TENSOR_BYTES:
+            raise FormatError("too many weights", got=f"{self._bytes:,} B", expected=f"at most {MAX_TENSOR_BYTES:,} B")
 
     def read(self, tensor: Any, name: str) -> Array:
         where = f"tensor {show(name)}"
@@ -63,9 +69,7 @@ class TensorReader:
             raise FormatError(f"{where} has a negative size", got=show(shape))
         count = math.prod(shape)
         nbytes = count * DTYPE_BYTES[dtype]
-        self._bytes += nbytes
-        if self._bytes > MAX_TENSOR_BYTES:
-            raise FormatError("too many weights", got=f"{self._bytes:,} B", expected=f"at most {MAX_TENSOR_BYTES:,} B")
+        self.charge(nbytes)
         if tensor.data_location == _EXTERNAL:
             array = np.frombuffer(self._external(tensor, where, nbytes), numpy_dtype(dtype))
         elif tensor.HasField("raw_data"):
@@ -102,6 +106,10 @@ class TensorReader:
     def _confined(self, location: str, where: str) -> Path:
         """The file behind `location`, which must lie in the model's folder, symbolic links followed."""
         path, inside, is_file = Path(location), False, False
+        if self.folder is None:
+            raise FormatError(
+                f"{where} wants data from a file", got=show(location), expected="a model that holds it all"
+            )
         if location and not path.is_absolute() and ".." not in path.parts and not set(location) & set("\\:\0"):
             try:
                 path = (self.folder / path).resolve()

@@ -8,11 +8,13 @@ from typing import Any
 from onchip.errors import InputError
 from onchip.files import atomic_write
 from onchip.spec.network import Network
-from onchip.spec.onnx_ops.base import WRITERS, GraphWriter
+from onchip.spec.onnx_ops.base import WRITERS
+from onchip.spec.onnx_ops.graph_writer import GraphWriter
+from onchip.spec.onnx_ops.pool import pool_opset
 from onchip.spec.onnx_tensors import ELEMENT_TYPES
 from onchip.spec.types import TensorType
 
-OPSET, IR_VERSION = 17, 8
+OPSET = 17  # or newer, where a layer needs it
 MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # protobuf ends at 2 GiB; the graph needs some of it
 
 
@@ -34,7 +36,7 @@ def write_onnx(net: Network, path: str | os.PathLike[str]) -> None:
 def _make_model(net: Network) -> Any:
     import onnx
 
-    graph = GraphWriter(net)
+    graph = GraphWriter(net, max([OPSET, *(pool_opset(net, node) for node in net.nodes)]))
     for node in net.nodes:
         if node.layer.kind not in WRITERS:
             raise InputError(
@@ -56,8 +58,9 @@ def _make_model(net: Network) -> Any:
         [_value_info(value, given) for value, given in outputs.items()],
         graph.initializers,
     )
-    opset = onnx.helper.make_opsetid("", OPSET)
-    return onnx.helper.make_model(onnx_graph, producer_name="onchip", opset_imports=[opset], ir_version=IR_VERSION)
+    imports = [onnx.helper.make_opsetid("", graph.opset)]
+    oldest = onnx.helper.find_min_ir_version_for(imports)
+    return onnx.helper.make_model(onnx_graph, producer_name="onchip", opset_imports=imports, ir_version=oldest)
 
 
 def _value_info(name: str, given: TensorType) -> Any:

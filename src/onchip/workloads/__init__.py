@@ -9,9 +9,11 @@ from pathlib import Path
 from onchip.errors import InputError
 from onchip.spec.load import SUFFIXES, load_file
 from onchip.spec.network import Network
-from onchip.workloads import decode, digits
+from onchip.workloads import decode, digits, faces, sentiment
 
-WORKLOADS: dict[str, Callable[[], Network]] = {"decode": decode.network, "digits": digits.network}
+WORKLOADS: dict[str, Callable[[], Network]] = {
+    "decode": decode.network, "digits": digits.network, "faces": faces.network, "sentiment": sentiment.network,
+}  # fmt: skip
 
 
 def load(model: str | os.PathLike[str] | Network) -> Network:

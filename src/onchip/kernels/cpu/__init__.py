@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from onchip.kernels.cpu.conv_fused import ConvFused
 from onchip.kernels.cpu.mlp_fused import MlpFused
 from onchip.kernels.cpu.mlp_train import MlpTrain, Trainer
+from onchip.kernels.cpu.plain import Plain
 from onchip.kernels.cpu.rowwise import Rowwise
+from onchip.kernels.cpu.token_max import TokenMax
 from onchip.plan.kernel import Claim, Job, Kernel
 from onchip.spec.recipe import Array
 
@@ -26,6 +29,6 @@ class TrainingKernel(Kernel, Protocol):
         ...
 
 
-INFERENCE: tuple[InferenceKernel, ...] = (MlpFused(), Rowwise())
+INFERENCE: tuple[InferenceKernel, ...] = (MlpFused(), ConvFused(), TokenMax(), Rowwise(), Plain())
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, *INFERENCE)

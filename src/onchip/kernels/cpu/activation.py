@@ -9,14 +9,28 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numba import types
 
-from onchip.kernels.cpu.jit import compiled
-from onchip.spec.recipe import Array
+from onchip.kernels.cpu.jit import compiled, floats_at, linked
+from onchip.spec.layers import GELU, Elementwise, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
 
-IDENTITY, RELU, SIGMOID, TANH = 0, 1, 2, 3
-CODES = {"Identity": IDENTITY, "ReLU": RELU, "Sigmoid": SIGMOID, "Tanh": TANH}
+IDENTITY, RELU, SIGMOID, TANH, LEAKY, SILU, GELU_ERF, GELU_TANH = range(8)
+_KINDS = {ReLU: RELU, Sigmoid: SIGMOID, Tanh: TANH, LeakyReLU: LEAKY, SiLU: SILU, GELU: GELU_ERF}
+ACTIVATIONS: tuple[type[Elementwise], ...] = tuple(_KINDS)
 NO_NORMALISER, SOFTMAX, LOG_SOFTMAX = 0, 1, 2
 NORMALISERS = {"": NO_NORMALISER, "Softmax": SOFTMAX, "LogSoftmax": LOG_SOFTMAX}
+
+
+def code_of(layer: Elementwise | None) -> int:
+    """The number by which the loops below know an activation; the bits of a LeakyReLU's slope stand above its kind."""
+    if layer is None:
+        return IDENTITY
+    if isinstance(layer, LeakyReLU):
+        return LEAKY | int(np.float32(layer.slope).view(np.int32)) << 8
+    if isinstance(layer, GELU) and layer.approximate == "tanh":
+        return GELU_TANH
+    return _KINDS[type(layer)]
+
 
 _f = np.float32
 _LOG2_E = _f(math.log2(math.e))
@@ -26,6 +40,16 @@ _LN2_LOW = _f(math.log(2) - 0.693359375)
 _LOWEST = _f(-87.0)  # exp of less is below the smallest normal float32; it becomes 0
 _C2, _C3, _C4, _C5, _C6, _C7 = (_f(1 / math.factorial(i)) for i in range(2, 8))
 _ZERO, _ONE, _TWO, _HALF = _f(0), _f(1), _f(2), _f(0.5)
+_SQRT_HALF, _TWO_SQRT_2_PI, _CUBE = _f(math.sqrt(0.5)), _f(2 * math.sqrt(2 / math.pi)), _f(0.044715)
+# exp(z^2) erfc(z) / t as a polynomial of 2 t - 1, t = 1 / (1 + z / 2), lowest power first: a least-squares fit of
+# degree 10 to scipy.special.erfcx on 400 Chebyshev points of 0 < t < 1, relative error 1.2e-8.
+_E0, _E1, _E2, _E3, _E4, _E5, _E6, _E7, _E8, _E9, _E10 = (
+    _f(c) for c in (
+        0.5107913568226585, 0.3435803176545198, 0.13973573727472155, 0.018221683841490675, -0.010751651348367345,
+        -0.0032435045765516687, 0.001529217895571233, 0.00043074142647858167, -0.0002994437955726657,
+        -3.663364550972988e-05, 4.2183040300389774e-05,
+    )
+)  # fmt: skip
 
 
 @compiled(inline=True)
@@ -61,31 +85,63 @@ def tanh(x: np.float32) -> np.float32:
     return size if x >= _ZERO else -size
 
 
+@compiled(inline=True)
+def gelu(x: np.float32) -> np.float32:
+    """x / 2 erfc(-x / sqrt 2)."""
+    z = abs(x) * _SQRT_HALF
+    t = _ONE / (_ONE + _HALF * z)
+    u = _TWO * t - _ONE
+    high = _E5 + u * (_E6 + u * (_E7 + u * (_E8 + u * (_E9 + u * _E10))))
+    _, e = expm1_exp(-z * z)
+    tail = t * e * (_E0 + u * (_E1 + u * (_E2 + u * (_E3 + u * (_E4 + u * high)))))  # erfc(z)
+    return _HALF * x * (tail if x < _ZERO else _TWO - tail)
+
+
+@compiled(inline=True)
+def gelu_tanh(x: np.float32) -> np.float32:
+    """(1 + tanh u) / 2 is the sigmoid of 2 u."""
+    return x * sigmoid(_TWO_SQRT_2_PI * (x + _CUBE * x * x * x))
+
+
 # In the loops below every row is cut out as a slice first: Numba allows negative indices, and only an index that
 # counts from 0 is known not to be one, which is what lets LLVM turn the loop into vector code.
 
 
-@compiled()
-def activate(a: Array, begin: int, count: int, width: int, stride: int, code: int) -> None:
-    """Apply an activation to a[begin + r * stride + n] for r < count, n < width, in place."""
+@linked(*(types.int64,) * 5)
+def activate(where: int, count: int, width: int, stride: int, code: int) -> None:
+    """Apply an activation (code_of) in place to `count` rows of `width` numbers, `stride` numbers apart."""
+    kind = code & 255
+    slope = np.int32(code >> 8).view(np.float32)
     for r in range(count):
-        row = a[begin + r * stride : begin + r * stride + width]
-        if code == RELU:
+        row = floats_at(where + r * stride * 4, width)
+        if kind == RELU:
             for n in range(width):
                 row[n] = _ZERO if row[n] < _ZERO else row[n]
-        elif code == SIGMOID:
+        elif kind == LEAKY:
+            for n in range(width):
+                row[n] = slope * row[n] if row[n] < _ZERO else row[n]
+        elif kind == SILU:
+            for n in range(width):
+                row[n] = row[n] * sigmoid(row[n])
+        elif kind == GELU_ERF:
+            for n in range(width):
+                row[n] = gelu(row[n])
+        elif kind == GELU_TANH:
+            for n in range(width):
+                row[n] = gelu_tanh(row[n])
+        elif kind == SIGMOID:
             for n in range(width):
                 row[n] = sigmoid(row[n])
-        elif code == TANH:
+        elif kind == TANH:
             for n in range(width):
                 row[n] = tanh(row[n])
 
 
-@compiled()
-def normalise(a: Array, begin: int, count: int, width: int, stride: int, code: int) -> None:
-    """Softmax or log-softmax of the rows a[begin + r * stride : + width], in place, sums in order of n."""
+@linked(*(types.int64,) * 5)
+def normalise(where: int, count: int, width: int, stride: int, code: int) -> None:
+    """Softmax or log-softmax of such rows, in place, sums in order of n."""
     for r in range(count):
-        row = a[begin + r * stride : begin + r * stride + width]
+        row = floats_at(where + r * stride * 4, width)
         highest = row[0]
         for n in range(1, width):
             highest = row[n] if row[n] > highest or row[n] != row[n] else highest

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import os
 import platform
 import threading
@@ -20,6 +21,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from onchip.errors import KernelError
@@ -102,6 +104,71 @@ def compiled(*, parallel: bool = False, inline: bool = False) -> Callable[[F], F
             numba.config.CACHE_DIR = before
 
     return decorate
+
+
+def linked(*argument_types: Any) -> Callable[[F], F]:
+    """Decorate a function that is compiled by itself, once, and that kernels call by its symbol.
+
+    A kernel swallows the code of every `compiled` function it calls, as do those that call it, and all of it is
+    optimised again each time: conv_fused took 34 s to compile that way. A linked function takes numbers only (an array
+    is passed as its address: `floats_at`), returns nothing and raises nothing.
+    """
+
+    def decorate(function: F) -> F:
+        before, folder = numba.config.CACHE_DIR, _cache_folder()
+        numba.config.CACHE_DIR = folder or before
+        signature = types.void(*argument_types)
+        try:
+            made = numba.cfunc(signature, cache=bool(folder), error_model="numpy")(function)
+        finally:
+            numba.config.CACHE_DIR = before
+        symbol = f"onchip_{function.__module__}_{function.__name__}".replace(".", "_")
+        llvm.add_symbol(symbol, made.address)  # found by name when a kernel is loaded, so kernels can be cached
+        _LINKED.append(made)
+
+        def call(typing_context: Any, *args: Any) -> Any:
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                kinds = [context.get_value_type(kind) for kind in argument_types]
+                kind = ir.FunctionType(ir.VoidType(), kinds)
+                builder.call(cgutils.get_or_insert_function(builder.module, kind, symbol), args)
+                return context.get_dummy_value()
+
+            return signature, codegen
+
+        call.__name__ = function.__name__
+        context_and_arguments = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+        context_and_arguments += inspect.signature(function).parameters.values()
+        call.__signature__ = inspect.Signature(context_and_arguments)  # type: ignore[attr-defined]  # Numba asks for it
+        return intrinsic(call)  # type: ignore[no-any-return]
+
+    return decorate
+
+
+_LINKED: list[Any] = []  # kept: their code lives as long as they do
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _pointer(typing_context: Any, where: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), codegen
+
+
+@compiled(inline=True)
+def floats_at(where: int, count: int) -> Any:
+    """The float32 array of `count` numbers at an address."""
+    return numba.carray(_pointer(where), (count,), np.float32)
+
+
+@compiled(inline=True)
+def ints_at(where: int, count: int) -> Any:
+    return numba.carray(_pointer(where), (count,), np.int64)
+
+
+@compiled(inline=True)
+def bytes_at(where: int, count: int) -> Any:
+    return numba.carray(_pointer(where), (count,), np.uint8)
 
 
 @compiled(inline=True)

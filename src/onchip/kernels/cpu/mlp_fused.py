@@ -17,7 +17,7 @@ import numba
 import numpy as np
 
 from onchip.kernels.chain import Chain, find_chain, forward_price, why_not_float32
-from onchip.kernels.cpu.activation import CODES, NORMALISERS, RELU, activate, normalise
+from onchip.kernels.cpu.activation import ACTIVATIONS, NORMALISERS, RELU, activate, code_of, normalise
 from onchip.kernels.cpu.dense import dense, padded_width
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, take_ticket, use_threads
 from onchip.kernels.cpu.tile import ROWS_NARROW, aligned_zeros, pack, packed_size, padded
@@ -50,11 +50,11 @@ def _forward_tile(
             address(bias) + table[layer, 3] * 4, dst, width * 4, _ZERO if code == RELU else _NO_FLOOR,
         )  # fmt: skip
         if code > RELU:
-            activate(scratch, into, rows, N, width, code)
+            activate(dst, rows, N, width, code)
         src, src_row = dst, width * 4
     stride = padded_width(D_out)
     if normaliser:
-        normalise(scratch, into, rows, D_out, stride, normaliser)
+        normalise(address(scratch) + into * 4, rows, D_out, stride, normaliser)
     for r in range(rows):
         source, target = scratch[into + r * stride :], y[y_begin + r * D_out :]
         for n in range(D_out):
@@ -106,7 +106,7 @@ class MlpFused:
     precisions = ("fp32",)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        chain = find_chain(net, start)
+        chain = find_chain(net, start, ACTIVATIONS)
         if chain is None or job.is_training:
             return
         if why_not := why_not_float32(net, chain):
@@ -150,7 +150,7 @@ def layer_table(chain: Chain) -> Array:
     """A row a layer: K, N, where its weights and its bias begin in the packed arrays, its activation."""
     rows, w_offset, bias_offset = [], 0, 0
     for layer in chain.layers:
-        rows.append((layer.D_in, layer.D_out, w_offset, bias_offset, CODES[layer.activation]))
+        rows.append((layer.D_in, layer.D_out, w_offset, bias_offset, code_of(layer.activation)))
         w_offset += packed_size(layer.D_in, layer.D_out)
         bias_offset += padded(layer.D_out)
     return np.array(rows, np.int64)

@@ -159,8 +159,8 @@ class MlpTrain:
             return f"{job.loss} takes the values before {chain.normaliser}: train without it"
         if chain.vectors != 1:
             return f"one vector a row, got {chain.vectors}"
-        if job.loss == "cross_entropy" and chain.layers[-1].activation != "Identity":
-            return f"cross_entropy takes logits, got {chain.layers[-1].activation} behind the last layer"
+        if job.loss == "cross_entropy" and chain.layers[-1].activation is not None:
+            return f"cross_entropy takes logits, got {chain.layers[-1].activation_name} behind the last layer"
         names = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
         shared = len(set(names)) != len(names)
         return "every layer must have weights of its own" if shared else why_not_float32(net, chain)

@@ -7,12 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 import numba
 import numpy as np
 
-from onchip.kernels.chain import ACTIVATIONS
-from onchip.kernels.cpu.activation import CODES, IDENTITY, NO_NORMALISER, NORMALISERS, activate, normalise
-from onchip.kernels.cpu.jit import LAUNCH, compiled, use_threads
+from onchip.kernels.cpu.activation import (
+    ACTIVATIONS,
+    IDENTITY,
+    NO_NORMALISER,
+    NORMALISERS,
+    activate,
+    code_of,
+    normalise,
+)
+from onchip.kernels.cpu.jit import LAUNCH, address, compiled, use_threads
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.layers import Layer, LogSoftmax, Reshape, Softmax
+from onchip.spec.layers import Elementwise, Layer, LogSoftmax, Reshape, Softmax
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 
@@ -26,9 +33,9 @@ def _run_rows(y: Array, B: int, width: int, activation: int, normaliser: int) ->
         first = t * _BLOCK_ROWS
         rows = min(_BLOCK_ROWS, B - first)
         if normaliser:
-            normalise(y, first * width, rows, width, width, normaliser)
+            normalise(address(y) + first * width * 4, rows, width, width, normaliser)
         else:
-            activate(y, first * width, rows, width, width, activation)
+            activate(address(y) + first * width * 4, rows, width, width, activation)
 
 
 class Rowwise:
@@ -64,9 +71,9 @@ class Rowwise:
                 y[...] = np.moveaxis(moved, -1, layer.axis)
                 return
             y.reshape(-1)[...] = x.reshape(-1)
-            if not isinstance(layer, Reshape):
+            if isinstance(layer, Elementwise):
                 with LAUNCH:
                     use_threads(threads)
-                    _run_rows(y.reshape(-1), len(y), y.size // len(y), CODES[layer.kind], NO_NORMALISER)
+                    _run_rows(y.reshape(-1), len(y), y.size // len(y), code_of(layer), NO_NORMALISER)
 
         return run

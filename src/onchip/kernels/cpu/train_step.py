@@ -128,7 +128,7 @@ def _rows_pass(model: Model, block: Block, data: Data, begin: int, first: int, c
         floor = _ZERO if code == RELU else _NO_FLOOR
         dense(src, src_row, count, w, table[layer, COL_K], width, bias, dst, width * 4, floor)
         if code > RELU:
-            activate(block.acts, at, count, N, width, code)
+            activate(dst, count, N, width, code)
         src, src_row = dst, width * 4
     for layer in range(L - 1, -1, -1):
         N = table[layer, COL_N]

@@ -168,7 +168,7 @@ def _resident(chain: Chain, rows: int, room_bytes: int) -> tuple[bool, ...]:
 def name_expression(chain: Chain, tiling: Tiling) -> str:
     """The kernel with all its template arguments, as NVRTC is asked for it."""
     layers = (
-        f"Dense<{a.D_in}, {a.D_out}, {a.activation}, {_cpp(a.bias is not None)}, {_cpp(here)}>"
+        f"Dense<{a.D_in}, {a.D_out}, {a.activation_name}, {_cpp(a.bias is not None)}, {_cpp(here)}>"
         for a, here in zip(chain.layers, tiling.resident, strict=True)
     )
     floats = sum(layer_floats(layer, tiling.rows) for layer in chain.layers)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from onchip.errors import ShapeError
-from onchip.spec.layers.base import Elementwise, Layer, need_float
+from onchip.spec.layers.base import Elementwise, Layer, Types, WeightTypes, need_float, row_axis
 from onchip.spec.types import TensorType
 
 
 @dataclass(frozen=True)
 class ReLU(Elementwise):
     """max(x, 0); a NaN stays a NaN."""
+
+
+@dataclass(frozen=True)
+class LeakyReLU(Elementwise):
+    """x where x >= 0, else slope * x."""
+
+    slope: float = 0.01
+    flop_each: ClassVar[int] = 2
 
 
 @dataclass(frozen=True)
@@ -29,22 +36,36 @@ class Tanh(Elementwise):
 
 
 @dataclass(frozen=True)
+class SiLU(Elementwise):
+    """x * sigmoid(x)."""
+
+    flop_each: ClassVar[int] = 21
+
+
+@dataclass(frozen=True)
+class GELU(Elementwise):
+    """x * Phi(x), Phi the normal distribution: exact by erf, or approximate by
+
+    "tanh": x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
+    """
+
+    approximate: Literal["none", "tanh"] = "none"
+    flop_each: ClassVar[int] = 27
+
+
+@dataclass(frozen=True)
 class _OverAxis(Layer, abstract=True):
     axis: int = -1
 
-    def infer(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> TensorType:
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,) = inputs
         need_float(x)
-        rank = len(x.shape)
-        if not -rank <= self.axis < rank:
-            raise ShapeError("axis out of range", got=f"axis {self.axis}", expected=f"-{rank} to {rank - 1} for {x}")
-        if x.shape[self.axis] == 0:
+        axis = row_axis(self.axis, x)
+        if x.shape[axis] == 0:
             raise ShapeError("nothing to sum over", got=str(x), expected=f"at least 1 along axis {self.axis}")
-        if self.axis % rank == 0:
-            raise ShapeError("axis 0 is the batch: rows must not depend on each other", got=f"axis {self.axis}")
         return x
 
-    def row_flop(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> int:
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 22 * inputs[0].row_size
 
 

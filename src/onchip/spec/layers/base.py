@@ -1,7 +1,7 @@
 """What a layer is: a frozen bag of attributes that knows its output type and its price.
 
 A new layer is one dataclass in a file of this package; it registers itself by its class name, which is
-also its name in files. The arithmetic lives elsewhere: kernels/reference.py says what a layer means.
+also its name in files. The arithmetic lives elsewhere: kernels/reference/ says what a layer means.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from onchip.spec.types import TensorType
 
 LAYERS: dict[str, type[Layer]] = {}
 
+Types = tuple[TensorType, ...]
+WeightTypes = Mapping[str, TensorType]
+
 
 @dataclass(frozen=True)
 class Layer(abc.ABC):
     required: ClassVar[tuple[str, ...]] = ()  # roles of the weights it must have, e.g. "weight"
     optional: ClassVar[tuple[str, ...]] = ()  # and of those it may have, e.g. "bias"
-    arity: ClassVar[int] = 1  # how many values it reads
+    arity: ClassVar[int | None] = 1  # how many values it reads; None: one or more
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -34,11 +37,11 @@ class Layer(abc.ABC):
         return type(self).__name__
 
     @abc.abstractmethod
-    def infer(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> TensorType:
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         """The output's type; ShapeError if these inputs and weights do not fit."""
 
     @abc.abstractmethod
-    def row_flop(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> int:
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         """Floating-point operations for one row of the batch."""
 
     def attributes(self) -> dict[str, Any]:
@@ -55,14 +58,43 @@ class Elementwise(Layer, abstract=True):
 
     flop_each: ClassVar[int] = 1
 
-    def infer(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> TensorType:
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         need_float(inputs[0])
         return inputs[0]
 
-    def row_flop(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> int:
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return self.flop_each * inputs[0].row_size
 
 
 def need_float(given: TensorType) -> None:
     if "float" not in given.dtype:
         raise ShapeError("needs floating-point input", got=str(given), expected="a float dtype")
+
+
+def row_axis(axis: int, given: TensorType) -> int:
+    """`axis` counted from the front; ShapeError if it is not there or is the batch."""
+    rank = len(given.shape)
+    if not -rank <= axis < rank:
+        raise ShapeError("axis out of range", got=f"axis {axis}", expected=f"-{rank} to {rank - 1} for {given}")
+    if axis % rank == 0:
+        raise ShapeError("axis 0 is the batch: rows must not depend on each other", got=f"axis {axis}")
+    return axis % rank
+
+
+def need_bias(weights: WeightTypes, width: int) -> None:
+    bias = weights.get("bias")
+    if bias is not None and bias.shape != (width,):
+        raise ShapeError("bias and weight do not fit", got=str(bias), expected=f"[{width}]")
+
+
+def as_sizes(layer: Layer, **least: int) -> None:
+    """Make tuples of ints of a frozen layer's attributes, each number at least `least`."""
+    for name, lowest in least.items():
+        given = getattr(layer, name)
+        try:
+            sizes = tuple(int(n) for n in given)
+        except TypeError:
+            raise ShapeError(f"bad {name}", got=repr(given), expected="a tuple of numbers") from None
+        if any(n < lowest for n in sizes) or any(int(n) != n for n in given):
+            raise ShapeError(f"bad {name}", got=str(sizes), expected=f"numbers of at least {lowest}")
+        object.__setattr__(layer, name, sizes)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from onchip.errors import ShapeError
-from onchip.spec.layers.base import Layer, need_float
+from onchip.spec.layers.base import Layer, Types, WeightTypes, need_bias, need_float
 from onchip.spec.types import TensorType
 
 
@@ -18,21 +17,19 @@ class Linear(Layer):
     required: ClassVar[tuple[str, ...]] = ("weight",)
     optional: ClassVar[tuple[str, ...]] = ("bias",)
 
-    def infer(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> TensorType:
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,), weight = inputs, weights["weight"]
         need_float(x)
         if len(weight.shape) != 2 or 0 in weight.shape:
             raise ShapeError("weight must be a matrix (D_out, D_in)", got=str(weight))
-        D_out, D_in = weight.shape
+        D_out, D_in = (int(d) for d in weight.shape)
         if len(x.shape) < 2 or x.shape[-1] != D_in:
             expected = f"last axis {D_in}, as weight {weight}"
             raise ShapeError("input width and weight do not fit", got=str(x), expected=expected)
-        bias = weights.get("bias")
-        if bias is not None and bias.shape != (D_out,):
-            raise ShapeError("bias and weight do not fit", got=str(bias), expected=f"[{D_out}]")
+        need_bias(weights, D_out)
         return TensorType((*x.shape[:-1], D_out), x.dtype)
 
-    def row_flop(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> int:
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         D_out, D_in = (int(d) for d in weights["weight"].shape)
         vectors = inputs[0].row_size // D_in
         return vectors * (2 * D_in * D_out + (D_out if "bias" in weights else 0))

@@ -1,14 +1,31 @@
-"""Layers that move no number: a row keeps its values in their order."""
+"""Layers that compute nothing: they pass a row on, give it another shape, or move its numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onchip.errors import ShapeError
-from onchip.spec.layers.base import Layer
+from onchip.spec.layers.base import Layer, Types, WeightTypes
 from onchip.spec.types import TensorType
+
+
+@dataclass(frozen=True)
+class Identity(Layer):
+    """y = x."""
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        return inputs[0]
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Dropout(Identity):
+    """y = x: at inference nothing is dropped."""
+
+    p: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -20,7 +37,7 @@ class Reshape(Layer):
     def __post_init__(self) -> None:
         object.__setattr__(self, "row_shape", tuple(int(d) for d in self.row_shape))
 
-    def infer(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> TensorType:
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,) = inputs
         if not x.is_batched:
             raise ShapeError("needs a batch in front", got=str(x))
@@ -36,5 +53,26 @@ class Reshape(Layer):
             raise ShapeError("row sizes differ", got=f"{x} -> {tuple(wanted)}", expected=f"{x.row_size} values a row")
         return TensorType((x.shape[0], *wanted), x.dtype)
 
-    def row_flop(self, inputs: tuple[TensorType, ...], weights: Mapping[str, TensorType]) -> int:
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Permute(Layer):
+    """Axis i of y is axis axes[i] of x; axes count the batch, which stays in front: (0, 2, 1)."""
+
+    axes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", tuple(int(axis) for axis in self.axes))
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        (x,) = inputs
+        if sorted(self.axes) != list(range(len(x.shape))):
+            raise ShapeError("bad axes", got=str(self.axes), expected=f"0 to {len(x.shape) - 1}, each once, for {x}")
+        if self.axes[0] != 0:
+            raise ShapeError("axis 0 is the batch: it stays in front", got=str(self.axes))
+        return TensorType(tuple(x.shape[axis] for axis in self.axes), x.dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 0

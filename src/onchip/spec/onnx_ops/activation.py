@@ -1,11 +1,13 @@
-"""Relu, Sigmoid, Tanh, Softmax, LogSoftmax."""
+"""Relu, LeakyRelu, Sigmoid, Tanh, Softmax, LogSoftmax."""
 
 from __future__ import annotations
 
 from onchip.errors import FormatError
-from onchip.spec.layers import Layer, LogSoftmax, ReLU, Sigmoid, Softmax, Tanh
+from onchip.spec.layers import Layer, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from onchip.spec.network import Node
-from onchip.spec.onnx_ops.base import GraphReader, GraphWriter, Op, reads, writes
+from onchip.spec.onnx_ops.base import Op, reads, writes
+from onchip.spec.onnx_ops.graph_reader import GraphReader
+from onchip.spec.onnx_ops.graph_writer import GraphWriter
 
 _ELEMENTWISE: dict[str, type[Layer]] = {"Relu": ReLU, "Sigmoid": Sigmoid, "Tanh": Tanh}
 _SOFTMAX: dict[str, type[Softmax] | type[LogSoftmax]] = {"Softmax": Softmax, "LogSoftmax": LogSoftmax}
@@ -22,15 +24,28 @@ def write_elementwise(graph: GraphWriter, node: Node) -> None:
     graph.emit(_OP_TYPES[node.layer.kind], node, [graph.value(node)])
 
 
+@reads("LeakyRelu")
+def read_leaky_relu(graph: GraphReader, op: Op) -> None:
+    graph.add(op, LeakyReLU(op.number("alpha", 0.01)), (graph.value(op),))
+
+
+@writes(LeakyReLU)
+def write_leaky_relu(graph: GraphWriter, node: Node) -> None:
+    graph.emit("LeakyRelu", node, [graph.value(node)], alpha=node.layer.attributes()["slope"])
+
+
+@writes(SiLU)
+def write_silu(graph: GraphWriter, node: Node) -> None:
+    """x * Sigmoid(x): the reader makes a SiLU of that product again."""
+    graph.emit("Mul", node, [graph.value(node), graph.emit_step("Sigmoid", node, [graph.value(node)])])
+
+
 @reads(*_SOFTMAX)
 def read_softmax(graph: GraphReader, op: Op) -> None:
     x = graph.value(op)
+    axis = graph.axis(op, x, op.attribute("axis", -1 if graph.opset >= 13 else 1))
     shape = graph.types[x].shape
     last = len(shape) - 1
-    axis = op.attribute("axis", -1 if graph.opset >= 13 else 1)
-    if not -last - 1 <= axis <= last:
-        raise FormatError(f"{op}: axis out of range", got=f"axis {axis}", expected=f"{-last - 1} to {last}")
-    axis %= last + 1
     # Before opset 13 the axes from `axis` on were one: the same as the last axis where the others are 1.
     if graph.opset < 13 and any(dim != 1 for dim in shape[axis:last]):
         raise FormatError(

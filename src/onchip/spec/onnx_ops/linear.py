@@ -5,79 +5,99 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.errors import FormatError
-from onchip.spec.layers import Linear
+from onchip.spec.layers import Add, Linear, Mul, Permute
 from onchip.spec.network import Node
-from onchip.spec.onnx_ops.base import GraphReader, GraphWriter, Op, reads, writes
-from onchip.spec.reading import show
+from onchip.spec.onnx_ops.base import Op, reads, writes
+from onchip.spec.onnx_ops.graph_reader import GraphReader
+from onchip.spec.onnx_ops.graph_writer import GraphWriter
 from onchip.spec.recipe import Array
+from onchip.spec.types import numpy_dtype
 
 
 @reads("Gemm")
 def read_gemm(graph: GraphReader, op: Op) -> None:
     x = graph.value(op)
-    if op.attribute("transA", 0):
-        raise FormatError(f"{op}: transA would mix the rows of the batch", got="transA=1", expected="transA=0")
-    if len(graph.types[x].shape) != 2:
+    if len(graph.shape(x)) != 2:
         raise FormatError(f"{op} needs a matrix", got=str(graph.types[x]), expected="[B, D_in]")
+    if op.attribute("transA", 0):
+        if not graph.one_row:
+            raise FormatError(f"{op}: transA would mix the rows of the batch", got="transA=1", expected="transA=0")
+        x = graph.add_step(op, Permute((0, 2, 1)), (x,))
     alpha, beta = op.attribute("alpha", 1.0), op.attribute("beta", 1.0)
     matrix = _matrix(graph, op, x)
     weight = _scale(matrix if op.attribute("transB", 0) else matrix.T, alpha)
     roles = {"weight": graph.weight(op.inputs[1], weight)}
-    if graph.has(op, 2) and beta != 0:
-        roles["bias"] = graph.weight(op.inputs[2], _scale(_bias(graph, op, 2, x, len(weight)), beta))
-    graph.add(op, Linear(), (x,), roles)
+    if not graph.has(op, 2) or beta == 0:
+        graph.add(op, Linear(), (x,), roles)
+    elif not graph.is_constant(op, 2):
+        added = graph.value(op, 2)
+        if beta != 1:
+            factor = np.array(beta, numpy_dtype(graph.types[x].dtype))
+            added = graph.add_step(op, Mul(), (added,), {"constant": graph.weight(f"{op.outputs[0]}_beta", factor)})
+        graph.add(op, Add(), (graph.add_step(op, Linear(), (x,), roles), added))
+    else:
+        _add_constant(graph, op, x, roles, _scale(graph.weight_constant(op, 2, x), beta))
+
+
+def _add_constant(graph: GraphReader, op: Op, x: str, roles: dict[str, str], added: Array) -> None:
+    D_out = graph.weights[roles["weight"]].shape[0]
+    bias = _as_bias(added, 2, D_out)
+    if bias is not None:
+        graph.add(op, Linear(), (x,), {**roles, "bias": graph.weight(op.inputs[2], bias)})
+    elif graph.one_row:  # another number for each row of the matrix
+        product = graph.add_step(op, Linear(), (x,), roles)
+        graph.add(op, Add(), (product,), {"constant": graph.weight(op.inputs[2], added)})
+    else:
+        raise FormatError(f"{op}: its constant is no bias", got=f"shape {added.shape}", expected=f"({D_out},)")
 
 
 @reads("MatMul")
 def read_matmul(graph: GraphReader, op: Op) -> None:
-    x = graph.value(op)
-    graph.add(op, Linear(), (x,), {"weight": graph.weight(op.inputs[1], _matrix(graph, op, x).T)})
+    x, array = graph.value(op), graph.constant(op, 1)
+    if array.ndim != 1:
+        graph.add(op, Linear(), (x,), {"weight": graph.weight(op.inputs[1], _matrix(graph, op, x).T)})
+        return
+    column = graph.weight_constant(op, 1, x)[None]  # a vector: a matrix of one column, which then goes
+    product = graph.add_step(op, Linear(), (x,), {"weight": graph.weight(op.inputs[1], column)})
+    graph.add(op, graph.reshape(op, graph.shape(product)[:-1]), (product,))
 
 
-@reads("Add")
-def read_add(graph: GraphReader, op: Op) -> None:
-    """Add a constant to what a Linear without bias makes: its bias."""
+def takes_bias(graph: GraphReader, op: Op) -> bool:
+    """Whether an Add only gives a bias to a Linear that has none; if so, it is done."""
     side = 0 if graph.is_constant(op, 0) else 1
+    if len(op.inputs) != 2 or not graph.is_constant(op, side) or op.inputs[1 - side] not in graph.values:
+        return False
     x = graph.value(op, 1 - side)
-    linear = graph.nodes.get(x)
-    is_product = linear is not None and isinstance(linear.layer, Linear) and "bias" not in linear.weights
-    if linear is None or not is_product or not graph.is_constant(op, side):
-        raise FormatError(
-            f"{op} is not supported here", got=f"{show(op.inputs[0])} + {show(op.inputs[-1])}",
-            expected="a constant vector, added once to what a MatMul or Gemm makes",
-        )  # fmt: skip
-    rank = len(graph.types[x].shape)
+    linear, rank = graph.nodes.get(x), len(graph.types[x].shape)
+    if linear is None or not isinstance(linear.layer, Linear) or "bias" in linear.weights:
+        return False
     if graph.opset < 7 and op.attribute("axis", rank - 1) not in (rank - 1, -1):
-        raise FormatError(f"{op}: a bias runs along the last axis", got=f"axis {op.attributes['axis']}")
-    roles = {"bias": graph.weight(op.inputs[side], _bias(graph, op, side, x, graph.types[x].row_shape[-1]))}
+        return False
+    bias = _as_bias(graph.weight_constant(op, side, x), rank, graph.types[x].row_shape[-1])
+    if bias is None:
+        return False
+    roles = {"bias": graph.weight(op.inputs[side], bias)}
     if graph.readers[op.inputs[1 - side]] == 1:
         graph.add_weights(x, roles)
         graph.pass_on(op, 1 - side)
     else:  # somebody else reads the product without the bias
         graph.add(op, Linear(), linear.inputs, {**linear.weights, **roles})
+    return True
 
 
 def _matrix(graph: GraphReader, op: Op, x: str) -> Array:
     array = graph.constant(op, 1)
     if array.ndim != 2:
         raise FormatError(f"{op}: its constant is no matrix", got=f"shape {array.shape}", expected="two axes")
-    _check_dtype(graph, op, x, array)
-    return array
+    return graph.weight_constant(op, 1, x)
 
 
-def _bias(graph: GraphReader, op: Op, index: int, x: str, D_out: int) -> Array:
-    """The constant as one number an output, (D_out,); one that differs from row to row is no bias."""
-    array = graph.constant(op, index)
-    _check_dtype(graph, op, x, array)
+def _as_bias(array: Array, rank: int, D_out: int) -> Array | None:
+    """The constant as one number an output, (D_out,); None if it is more, or differs from row to row."""
     *others, width = array.shape or (1,)
-    if array.ndim > len(graph.types[x].shape) or any(size != 1 for size in others) or width not in (1, D_out):
-        raise FormatError(f"{op}: its constant is no bias", got=f"shape {array.shape}", expected=f"({D_out},)")
+    if array.ndim > rank or any(size != 1 for size in others) or width not in (1, D_out):
+        return None
     return np.broadcast_to(array.reshape(-1), (D_out,))
-
-
-def _check_dtype(graph: GraphReader, op: Op, x: str, array: Array) -> None:
-    if array.dtype.name != graph.types[x].dtype:
-        raise FormatError(f"{op} mixes dtypes", got=array.dtype.name, expected=graph.types[x].dtype)
 
 
 def _scale(array: Array, factor: float) -> Array:
@@ -89,13 +109,11 @@ def _scale(array: Array, factor: float) -> Array:
 
 @writes(Linear)
 def write_linear(graph: GraphWriter, node: Node) -> None:
-    has_bias = "bias" in node.weights
     if len(graph.net.input_types(node)[0].shape) == 2:
-        operands = [graph.value(node), graph.weight(node, "weight")]
-        graph.emit("Gemm", node, operands + ([graph.weight(node, "bias")] if has_bias else []), transB=1)
+        graph.emit("Gemm", node, [graph.value(node), *graph.weights(node, "weight", "bias")], transB=1)
         return
     operands = [graph.value(node), graph.weight(node, "weight", transposed=True)]
-    if not has_bias:
+    if "bias" not in node.weights:
         graph.emit("MatMul", node, operands)
         return
     product = graph.fresh(f"{node.name}_product")

@@ -1,11 +1,17 @@
-"""Nodes that leave no layer behind: Constant, Identity, Dropout."""
+"""Nodes that leave no layer behind: Constant, Identity, Dropout, casts to the dtype that is there."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from onchip.errors import FormatError
-from onchip.spec.onnx_ops.base import GraphReader, Op, reads
+from onchip.spec.layers import Dropout, Identity
+from onchip.spec.network import Node
+from onchip.spec.onnx_ops.base import Op, reads, writes
+from onchip.spec.onnx_ops.graph_reader import GraphReader
+from onchip.spec.onnx_ops.graph_writer import GraphWriter
+from onchip.spec.onnx_tensors import dtype_of
+from onchip.spec.types import numpy_dtype
 
 
 @reads("Constant")
@@ -28,6 +34,41 @@ def read_identity(graph: GraphReader, op: Op) -> None:
 
 @reads("Dropout")
 def read_dropout(graph: GraphReader, op: Op) -> None:
-    if graph.has(op, 2) and graph.constant(op, 2).any():
+    drops = not graph.has(op, 1) or graph.constant(op, 1).any()
+    if drops and graph.has(op, 2) and graph.constant(op, 2).any():
         raise FormatError(f"{op} is in training mode", expected="inference", hint="export after model.eval()")
     graph.pass_on(op)
+
+
+@reads("Cast")
+def read_cast(graph: GraphReader, op: Op) -> None:
+    _cast(graph, op, dtype_of(op.attribute("to", 0), str(op)))
+
+
+@reads("CastLike")
+def read_cast_like(graph: GraphReader, op: Op) -> None:
+    dtype = graph.types[graph.value(op, 1)].dtype
+    if graph.is_constant(op, 0):
+        array = graph.constant(op, 0)
+        graph.spend(op, array.size)
+        graph.add_constant(op, array.astype(numpy_dtype(dtype)))
+    else:
+        _cast(graph, op, dtype)
+
+
+def _cast(graph: GraphReader, op: Op, dtype: str) -> None:
+    given = graph.types[graph.value(op)].dtype
+    if given != dtype:
+        raise FormatError(f"{op} would change the dtype", got=f"{given} to {dtype}", expected="one dtype throughout")
+    graph.pass_on(op)
+
+
+@writes(Identity)
+def write_identity(graph: GraphWriter, node: Node) -> None:
+    graph.emit("Identity", node, [graph.value(node)])
+
+
+@writes(Dropout)
+def write_dropout(graph: GraphWriter, node: Node) -> None:
+    ratio = graph.number(node, "ratio", node.layer.attributes()["p"])
+    graph.emit("Dropout", node, [graph.value(node), ratio])

@@ -1,0 +1,518 @@
+"""The operations of conv_fused on images that lie in cache, channels last: (image, row, pixel, channel).
+
+An operation is a row of numbers (the columns below); every function gets its address. `here` is the address of the
+thread's scratch; places count floats from there, X or Y to pixel (0, 0) of the first image. Strides are given for
+pixels, rows and images, so a value may lie inside another one: a phase of a transposed convolution writes every second
+pixel of every second row, a part of a concatenation its own channels.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numba import types
+
+from onchip.kernels.cpu.activation import IDENTITY, RELU, activate, normalise
+from onchip.kernels.cpu.dense import CHUNK, dense, multiply_panel, next_panel, padded_width
+from onchip.kernels.cpu.dot import ROWS as DOT_ROWS
+from onchip.kernels.cpu.dot import dot_tile
+from onchip.kernels.cpu.image_table import (
+    ACT,
+    ACTIVATE,
+    ADD,
+    AVG_POOL,
+    BIAS,
+    CODE,
+    COLUMNS,
+    COPY,
+    DENSE,
+    DOT,
+    DX,
+    DY,
+    GLOBAL_MAX,
+    GLOBAL_MEAN,
+    HO,
+    KH,
+    KW,
+    LOAD,
+    LOOK_UP,
+    MAX_POOL,
+    NORMALISE,
+    O_IMAGE,
+    O_PIXEL,
+    O_ROW,
+    OTHER,
+    PATCHES,
+    PX,
+    PY,
+    SCALE,
+    STORE,
+    STORE_PIXELS,
+    STORE_ROWS,
+    SX,
+    SY,
+    TAPS,
+    WEIGHT,
+    WO,
+    X_IMAGE,
+    X_PIXEL,
+    X_ROW,
+    Y_IMAGE,
+    Y_PIXEL,
+    Y_ROW,
+    C,
+    H,
+    N,
+    W,
+    X,
+    Y,
+)  # fmt: skip
+from onchip.kernels.cpu.jit import address, bytes_at, compiled, floats_at, ints_at, linked, take_ticket
+from onchip.spec.recipe import Array
+
+_NO_FLOOR, _ZERO, _ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
+_ALL = 1 << 40  # the length of an array whose end nobody asks for
+_L2_WEIGHT_BYTES = 1 << 20
+_MANY_PIXELS = 256  # that use a chunk of weights before the next one
+_FEW = 16  # pixels whose sum is taken before it joins the total of a mean
+
+
+@compiled()
+def _outputs_reached(k: int, size_in: int, size_out: int, stride: int, before: int) -> tuple[int, int]:
+    """First and last + 1 of the outputs whose tap at distance k falls inside the input."""
+    low = -((k - before) // stride) if k < before else 0  # the smallest o with o * stride - before + k >= 0
+    high = (size_in - 1 + before - k) // stride + 1
+    return low, min(size_out, high)
+
+
+@linked(*(types.int64,) * 4)
+def _conv_taps(row: int, here: int, first: int, images: int) -> None:
+    op = ints_at(row, COLUMNS)
+    C_in, K, wide = op[C], op[KH] * op[KW] * op[C], padded_width(op[N])
+    x_pixel, x_row, x_image = op[X_PIXEL] * 4, op[X_ROW] * 4, op[X_IMAGE] * 4
+    y_pixel, y_row, y_image = op[Y_PIXEL] * 4, op[Y_ROW] * 4, op[Y_IMAGE] * 4
+    x0, y0 = here + op[X] * 4 + first * x_image, here + op[Y] * 4 + first * y_image
+    n = 0
+    while n < wide:  # the bias first: a product of no terms
+        width = next_panel(wide - n)
+        for i in range(images):
+            for oy in range(op[HO]):
+                y = y0 + n * 4 + i * y_image + oy * y_row
+                multiply_panel(x0, 0, op[WO], op[WEIGHT], width, op[BIAS] + n * 4, 0, y, y_pixel, 0, _NO_FLOOR)
+        n += width
+    for kh in range(op[KH]):
+        top, bottom = _outputs_reached(kh * op[DY], op[H], op[HO], op[SY], op[PY])
+        for kw in range(op[KW]):
+            left, right = _outputs_reached(kw * op[DX], op[W], op[WO], op[SX], op[PX])
+            if top >= bottom or left >= right:
+                continue
+            x_tap = (
+                x0 + (top * op[SY] - op[PY] + kh * op[DY]) * x_row + (left * op[SX] - op[PX] + kw * op[DX]) * x_pixel
+            )
+            y_tap = y0 + top * y_row + left * y_pixel
+            along = right - left >= images
+            for c in range(0, C_in, CHUNK):
+                steps = min(CHUNK, C_in - c)
+                n = 0
+                while n < wide:
+                    width = next_panel(wide - n)
+                    w = op[WEIGHT] + n * K * 4 + ((kh * op[KW] + kw) * C_in + c) * width * 4
+                    if along:
+                        for i in range(images):
+                            for oy in range(bottom - top):
+                                x = x_tap + c * 4 + i * x_image + oy * op[SY] * x_row
+                                y = y_tap + n * 4 + i * y_image + oy * y_row
+                                multiply_panel(
+                                    x,
+                                    op[SX] * x_pixel,
+                                    right - left,
+                                    w,
+                                    width,
+                                    y,
+                                    y_pixel,
+                                    y,
+                                    y_pixel,
+                                    steps,
+                                    _NO_FLOOR,
+                                )
+                    else:
+                        for oy in range(bottom - top):
+                            for ox in range(right - left):
+                                x = x_tap + c * 4 + oy * op[SY] * x_row + ox * op[SX] * x_pixel
+                                y = y_tap + n * 4 + oy * y_row + ox * y_pixel
+                                multiply_panel(x, x_image, images, w, width, y, y_image, y, y_image, steps, _NO_FLOOR)
+                    n += width
+
+
+@linked(*(types.int64,) * 3)
+def conv_taps(row: int, here: int, images: int) -> None:
+    """A convolution tap by tap: each adds its product to the outputs it reaches, so nothing outside is multiplied.
+
+    A chunk of the weights stays in L1 while many pixels pass over it: those of all images where the weights are too
+    many for L2, else of a few images that stay there. The rows of the tile run along an image's row, or along the
+    images where those are more: small images keep the tile full, too.
+    """
+    op = ints_at(row, COLUMNS)
+    weight_bytes = op[KH] * op[KW] * op[C] * padded_width(op[N]) * 4
+    some = images if weight_bytes > _L2_WEIGHT_BYTES else max(1, _MANY_PIXELS // (op[HO] * op[WO]))
+    for first in range(0, images, some):
+        _conv_taps(row, here, first, min(some, images - first))
+
+
+@compiled()
+def _cut_patch(op: Array, a: Array, x: int, oy: int, ox: int, into: int) -> None:
+    """The window of one output pixel, zeros where it hangs over, side by side at a[into:]."""
+    C_in, KW_ = op[C], op[KW]
+    run = KW_ * C_in
+    ix = ox * op[SX] - op[PX]
+    low, high = max(0, -ix), min(KW_, op[W] - ix)
+    whole = op[DX] == 1 and op[X_PIXEL] == C_in
+    for kh in range(op[KH]):
+        iy = oy * op[SY] - op[PY] + kh * op[DY]
+        target = a[into + kh * run : into + (kh + 1) * run]
+        if iy < 0 or iy >= op[H]:
+            for j in range(run):
+                target[j] = _ZERO
+        elif whole:
+            for j in range(low * C_in):
+                target[j] = _ZERO
+            source = a[x + iy * op[X_ROW] + (ix + low) * C_in : x + iy * op[X_ROW] + (ix + high) * C_in]
+            inside = target[low * C_in :]
+            for j in range(len(source)):
+                inside[j] = source[j]
+            for j in range(high * C_in, run):
+                target[j] = _ZERO
+        else:
+            for kw in range(KW_):
+                at = ix + kw * op[DX]
+                part = target[kw * C_in : (kw + 1) * C_in]
+                if at < 0 or at >= op[W]:
+                    for j in range(C_in):
+                        part[j] = _ZERO
+                else:
+                    source = a[x + iy * op[X_ROW] + at * op[X_PIXEL] : x + iy * op[X_ROW] + at * op[X_PIXEL] + C_in]
+                    for j in range(C_in):
+                        part[j] = source[j]
+
+
+@linked(*(types.int64,) * 5)
+def conv_patches(row: int, here: int, images: int, patches: int, patch_rows: int) -> None:
+    """A convolution with few channels: windows are copied side by side, some pixels at a time, for one long product.
+
+    patches  where `patch_rows` windows fit in a
+    """
+    op, a = ints_at(row, COLUMNS), floats_at(here, _ALL)
+    K = op[KH] * op[KW] * op[C]
+    floor = _ZERO if op[ACT] == RELU else _NO_FLOOR
+    # Where outputs follow each other without a gap, a block of pixels may run on into the next row and image.
+    flat = op[Y_ROW] == op[WO] * op[Y_PIXEL] and op[Y_IMAGE] == op[HO] * op[Y_ROW]
+    lines, length = (1, images * op[HO] * op[WO]) if flat else (images * op[HO], op[WO])
+    for line in range(lines):
+        for start in range(0, length, patch_rows):
+            rows = min(patch_rows, length - start)
+            first = line * op[WO] + start
+            for r in range(rows):
+                q = first + r
+                i, oy, ox = q // (op[HO] * op[WO]), (q // op[WO]) % op[HO], q % op[WO]
+                _cut_patch(op, a, op[X] + i * op[X_IMAGE], oy, ox, patches + r * K)
+            i, oy, ox = first // (op[HO] * op[WO]), (first // op[WO]) % op[HO], first % op[WO]
+            y = here + (op[Y] + i * op[Y_IMAGE] + oy * op[Y_ROW] + ox * op[Y_PIXEL]) * 4
+            dense(
+                here + patches * 4, K * 4, rows, op[WEIGHT], K, padded_width(op[N]), op[BIAS], y,
+                op[Y_PIXEL] * 4, floor,
+            )  # fmt: skip
+
+
+@compiled()
+def _dot(
+    x: int, step: int, x_row: int, w: int, H_: int, run: int, bias: int, y: int, y_pixel: int, rows: int, outs: int
+) -> None:
+    w_out = H_ * run * 4
+    if rows == DOT_ROWS:
+        if outs == 1:
+            dot_tile(x, step, x_row, w, w_out, H_, run, bias, y, y_pixel, DOT_ROWS, 1)
+        elif outs == 2:
+            dot_tile(x, step, x_row, w, w_out, H_, run, bias, y, y_pixel, DOT_ROWS, 2)
+        elif outs == 3:
+            dot_tile(x, step, x_row, w, w_out, H_, run, bias, y, y_pixel, DOT_ROWS, 3)
+        else:
+            dot_tile(x, step, x_row, w, w_out, H_, run, bias, y, y_pixel, DOT_ROWS, 4)
+    elif outs == 1:
+        dot_tile(x, step, x_row, w, w_out, H_, run, bias, y, y_pixel, 1, 1)
+    elif outs == 2:
+        dot_tile(x, step, x_row, w, w_out, H_, run, bias, y, y_pixel, 1, 2)
+    elif outs == 3:
+        dot_tile(x, step, x_row, w, w_out, H_, run, bias, y, y_pixel, 1, 3)
+    else:
+        dot_tile(x, step, x_row, w, w_out, H_, run, bias, y, y_pixel, 1, 4)
+
+
+@linked(*(types.int64,) * 3)
+def conv_dot(row: int, here: int, images: int) -> None:
+    """A convolution with very few outputs over an input with a rim of zeros: sums in lanes."""
+    op = ints_at(row, COLUMNS)
+    run = op[KW] * op[X_PIXEL]
+    step, x_row, y_pixel = op[SX] * op[X_PIXEL] * 4, op[X_ROW] * 4, op[Y_PIXEL] * 4
+    for i in range(images):
+        for oy in range(op[HO]):
+            x = here + (op[X] + i * op[X_IMAGE] + (oy * op[SY] - op[PY]) * op[X_ROW] - op[PX] * op[X_PIXEL]) * 4
+            y = here + (op[Y] + i * op[Y_IMAGE] + oy * op[Y_ROW]) * 4
+            ox = 0
+            while ox < op[WO]:
+                rows = DOT_ROWS if ox + DOT_ROWS <= op[WO] else 1
+                _dot(
+                    x + ox * step,
+                    step,
+                    x_row,
+                    op[WEIGHT],
+                    op[KH],
+                    run,
+                    op[BIAS],
+                    y + ox * y_pixel,
+                    y_pixel,
+                    rows,
+                    op[N],
+                )
+                ox += rows
+
+
+@linked(*(types.int64,) * 3)
+def pool(row: int, here: int, images: int) -> None:
+    """MAX_POOL or AVG_POOL. With OTHER set, a mean counts pads: of an input O_PIXEL high and O_ROW wide in all."""
+    op, a = ints_at(row, COLUMNS), floats_at(here, _ALL)
+    largest = op[CODE] == MAX_POOL
+    for i in range(images):
+        for oy in range(op[HO]):
+            for ox in range(op[WO]):
+                y = op[Y] + i * op[Y_IMAGE] + oy * op[Y_ROW] + ox * op[Y_PIXEL]
+                out = a[y : y + op[C]]
+                count = 0
+                for kh in range(op[KH]):
+                    iy = oy * op[SY] - op[PY] + kh * op[DY]
+                    if iy < 0 or iy >= op[H]:
+                        continue
+                    for kw in range(op[KW]):
+                        ix = ox * op[SX] - op[PX] + kw * op[DX]
+                        if ix < 0 or ix >= op[W]:
+                            continue
+                        x = op[X] + i * op[X_IMAGE] + iy * op[X_ROW] + ix * op[X_PIXEL]
+                        given = a[x : x + op[C]]
+                        if count == 0:
+                            for c in range(op[C]):
+                                out[c] = given[c]
+                        elif largest:
+                            for c in range(op[C]):
+                                out[c] = given[c] if given[c] > out[c] or given[c] != given[c] else out[c]
+                        else:
+                            for c in range(op[C]):
+                                out[c] += given[c]
+                        count += 1
+                if not largest:
+                    if op[OTHER]:  # pads count: everything inside the padded input
+                        tall = min(op[KH], (op[O_PIXEL] - oy * op[SY] + op[DY] - 1) // op[DY])
+                        wide = min(op[KW], (op[O_ROW] - ox * op[SX] + op[DX] - 1) // op[DX])
+                        count = tall * wide
+                    share = np.float32(count)
+                    for c in range(op[C]):
+                        out[c] = out[c] / share
+
+
+@linked(*(types.int64,) * 4)
+def global_pool(row: int, here: int, images: int, partial: int) -> None:
+    """GLOBAL_MAX or GLOBAL_MEAN over all pixels; sums of a few pixels first, so that long ones keep their digits.
+
+    partial  where C numbers fit in a
+    """
+    op, a = ints_at(row, COLUMNS), floats_at(here, _ALL)
+    largest = op[CODE] == GLOBAL_MAX
+    few = a[partial : partial + op[C]]
+    for i in range(images):
+        y = op[Y] + i * op[Y_IMAGE]
+        out = a[y : y + op[C]]
+        for q in range(op[H] * op[W]):
+            x = op[X] + i * op[X_IMAGE] + (q // op[W]) * op[X_ROW] + (q % op[W]) * op[X_PIXEL]
+            given = a[x : x + op[C]]
+            if largest:
+                for c in range(op[C]):
+                    out[c] = given[c] if q == 0 or given[c] > out[c] or given[c] != given[c] else out[c]
+            else:
+                if q % _FEW == 0:
+                    for c in range(op[C]):
+                        out[c] = few[c] + out[c] if q > 0 else _ZERO
+                        few[c] = _ZERO
+                for c in range(op[C]):
+                    few[c] += given[c]
+        if not largest:
+            share = np.float32(op[H] * op[W])
+            for c in range(op[C]):
+                out[c] = (out[c] + few[c]) / share
+
+
+@linked(*(types.int64,) * 3)
+def combine(row: int, here: int, images: int) -> None:
+    """ADD, MUL: with another value; SCALE: by a factor and a shift a channel (at WEIGHT and BIAS); COPY."""
+    op, a = ints_at(row, COLUMNS), floats_at(here, _ALL)
+    code = op[CODE]
+    for i in range(images):
+        for oy in range(op[HO]):
+            for ox in range(op[WO]):
+                x = op[X] + i * op[X_IMAGE] + oy * op[X_ROW] + ox * op[X_PIXEL]
+                y = op[Y] + i * op[Y_IMAGE] + oy * op[Y_ROW] + ox * op[Y_PIXEL]
+                given, out = a[x : x + op[C]], a[y : y + op[C]]
+                if code == COPY:
+                    for c in range(op[C]):
+                        out[c] = given[c]
+                elif code == SCALE:
+                    factor, shift = floats_at(op[WEIGHT], op[C]), floats_at(op[BIAS], op[C])
+                    for c in range(op[C]):
+                        out[c] = given[c] * factor[c] + shift[c]
+                else:
+                    z = op[OTHER] + i * op[O_IMAGE] + oy * op[O_ROW] + ox * op[O_PIXEL]
+                    other = a[z : z + op[C]]
+                    if code == ADD:
+                        for c in range(op[C]):
+                            out[c] = given[c] + other[c]
+                    else:
+                        for c in range(op[C]):
+                            out[c] = given[c] * other[c]
+
+
+@linked(*(types.int64,) * 3)
+def finish(row: int, here: int, images: int) -> None:
+    """The activation of an operation's output, in place, a row of pixels at a time.
+
+    Where pixels follow each other, what pads them is activated with them: long loops cost less than exact ones.
+    """
+    op = ints_at(row, COLUMNS)
+    dense_pixels = op[Y_PIXEL] < 2 * op[N] + 16
+    for i in range(images):
+        for oy in range(op[HO]):
+            y = here + (op[Y] + i * op[Y_IMAGE] + oy * op[Y_ROW]) * 4
+            if dense_pixels:
+                activate(y, 1, (op[WO] - 1) * op[Y_PIXEL] + op[N], 0, op[ACT])
+            else:
+                activate(y, op[WO], op[N], op[Y_PIXEL], op[ACT])
+
+
+@linked(*(types.int64,) * 5)
+def load(row: int, here: int, images: int, x: int, first: int) -> None:
+    """Rows (C, H, W) of the batch, from x on, to images with channels last."""
+    op, a = ints_at(row, COLUMNS), floats_at(here, _ALL)
+    count = op[H] * op[W]
+    for i in range(images):
+        for c in range(op[C]):
+            source = floats_at(x + ((first + i) * op[C] + c) * count * 4, count)
+            for iy in range(op[H]):
+                target = a[op[Y] + i * op[Y_IMAGE] + iy * op[Y_ROW] + c :]
+                line = source[iy * op[W] : (iy + 1) * op[W]]
+                for ix in range(op[W]):
+                    target[ix * op[Y_PIXEL]] = line[ix]
+
+
+@linked(*(types.int64,) * 5)
+def look_up(row: int, here: int, images: int, ids: int, first: int) -> None:
+    """Rows of a table by ids: an embedded sentence has its channels last already."""
+    op, a = ints_at(row, COLUMNS), floats_at(here, _ALL)
+    for i in range(images):
+        sentence = ints_at(ids + (first + i) * op[W] * 8, op[W])
+        for p in range(op[W]):
+            at = op[Y] + i * op[Y_IMAGE] + p * op[Y_PIXEL]
+            target = a[at : at + op[C]]
+            source = floats_at(op[WEIGHT] + sentence[p] * op[C] * 4, op[C])
+            for c in range(op[C]):
+                target[c] = source[c]
+
+
+@linked(*(types.int64,) * 5)
+def store(row: int, here: int, images: int, y: int, first: int) -> None:
+    """STORE: (C, H, W) rows of the batch; STORE_ROWS: (H, W, C)."""
+    op, a = ints_at(row, COLUMNS), floats_at(here, _ALL)
+    count = op[H] * op[W]
+    for i in range(images):
+        for iy in range(op[H]):
+            source = a[op[X] + i * op[X_IMAGE] + iy * op[X_ROW] :]
+            if op[CODE] == STORE_ROWS:
+                target = floats_at(y + ((first + i) * count + iy * op[W]) * op[C] * 4, op[W] * op[C])
+                for ix in range(op[W]):
+                    for c in range(op[C]):
+                        target[ix * op[C] + c] = source[ix * op[X_PIXEL] + c]
+            else:
+                for c in range(op[C]):
+                    line = floats_at(y + (((first + i) * op[C] + c) * count + iy * op[W]) * 4, op[W])
+                    for ix in range(op[W]):
+                        line[ix] = source[ix * op[X_PIXEL] + c]
+
+
+@linked(*(types.int64,) * 5)
+def store_pixels(row: int, here: int, images: int, y: int, first: int) -> None:
+    """(H, W, C) rows of bytes: uint8((x + 1) / 2 * 255); what is not between 0 and 255 is cut, a NaN is 0."""
+    op, a = ints_at(row, COLUMNS), floats_at(here, _ALL)
+    for i in range(images):
+        for iy in range(op[H]):
+            source = a[op[X] + i * op[X_IMAGE] + iy * op[X_ROW] :]
+            size = op[W] * op[C]
+            target = bytes_at(y + ((first + i) * op[H] + iy) * size, size)
+            for ix in range(op[W]):
+                for c in range(op[C]):
+                    level = (source[ix * op[X_PIXEL] + c] + _ONE) / np.float32(2) * np.float32(255)
+                    level = level if level > _ZERO else _ZERO
+                    target[ix * op[C] + c] = np.uint8(level if level < np.float32(255) else np.float32(255))
+
+
+@compiled()
+def _run_tile(
+    table: Array, patch_rows: Array, here: int, shared: int, images: int, first: int, x: int, ids: int, y: int
+) -> None:
+    """Images first, first + 1, ... through every operation."""
+    for i in range(len(table)):
+        op = table[i]
+        row, code, act = address(op), op[CODE], op[ACT]
+        is_done = False
+        if code == TAPS:
+            conv_taps(row, here, images)
+        elif code == PATCHES:
+            conv_patches(row, here, images, shared, patch_rows[i])
+            is_done = act == RELU
+        elif code == DENSE:
+            floor = _ZERO if act == RELU else _NO_FLOOR
+            dense(
+                here + op[X] * 4, op[X_IMAGE] * 4, images, op[WEIGHT], op[KH], op[KW], op[BIAS],
+                here + op[Y] * 4, op[Y_IMAGE] * 4, floor,
+            )  # fmt: skip
+            is_done = act == RELU
+        elif code == DOT:
+            conv_dot(row, here, images)
+        elif code in (MAX_POOL, AVG_POOL):
+            pool(row, here, images)
+        elif code in (GLOBAL_MAX, GLOBAL_MEAN):
+            global_pool(row, here, images, shared)
+        elif code == LOAD:
+            load(row, here, images, x, first)
+        elif code == LOOK_UP:
+            look_up(row, here, images, ids, first)
+        elif code == NORMALISE:
+            normalise(here + op[X] * 4, images, op[C], op[X_IMAGE], op[KH])
+        elif code == STORE_PIXELS:
+            store_pixels(row, here, images, y, first)
+        elif code in (STORE, STORE_ROWS):
+            store(row, here, images, y, first)
+        elif code != ACTIVATE:
+            combine(row, here, images)
+        if act != IDENTITY and not is_done:
+            finish(row, here, images)
+
+
+@compiled(parallel=True)
+def run_images(
+    table: Array, patch_rows: Array, scratch: Array, own: int, shared: int, tile: int, B: int, x: int, ids: int, y: int,
+    threads: int, tickets: Array,
+) -> None:  # fmt: skip
+    """B images, `tile` at a time. own: floats of scratch a thread; from `shared` on they serve all images of a tile."""
+    tickets[0] = 0
+    for worker in numba.prange(threads):
+        here = address(scratch) + worker * own * 4
+        while True:
+            first = take_ticket(address(tickets)) * tile
+            if first >= B:
+                break
+            _run_tile(table, patch_rows, here, shared, min(tile, B - first), first, x, ids, y)

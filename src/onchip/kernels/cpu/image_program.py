@@ -1,0 +1,564 @@
+"""From layers to operations on images: where every value lies, and what is done in which order.
+
+A run of layers becomes a table of operations (image_ops.py). Values lie with their channels last and, where they are
+written in whole vectors, with channels padded to whole vectors. Layers that only say how numbers are seen cost nothing:
+a phase of an Interleave is written to its place, a Flatten is the order of a Linear's columns, a Reshape behind a
+Linear the order of its rows, and an activation joins the operation before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onchip.kernels.cpu import image_table as ops
+from onchip.kernels.cpu.activation import ACTIVATIONS, NORMALISERS, code_of
+from onchip.kernels.cpu.tile import LANES, aligned_zeros, pack, packed_size, padded
+from onchip.spec.layers import (
+    Add,
+    AvgPool1d,
+    AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
+    Concat,
+    Convolution,
+    Elementwise,
+    Embedding,
+    GlobalMax,
+    GlobalMean,
+    Interleave,
+    Linear,
+    LogSoftmax,
+    MaxPool1d,
+    MaxPool2d,
+    Mul,
+    Permute,
+    Reshape,
+    Softmax,
+    ToPixels,
+)  # fmt: skip
+from onchip.spec.layers.conv import geometry
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array, Recipe
+
+TAP_CHANNELS = 64  # with as many channels a tap is a product worth its own call; with fewer, windows are copied
+DOT_OUTPUTS = min(4, 2 * LANES // 5)  # so few outputs would leave most lanes of a vector empty
+_LINE_FLOATS = 16  # of a cache line
+_PATCH_FLOATS = 8192  # of copied windows at a time: 32 KiB
+
+Sizes = tuple[int, int, int]  # C, H, W of one image
+
+
+class UnsupportedError(Exception):
+    """A layer, or the way it is used, has no operation; the run ends before it."""
+
+
+@dataclass(eq=False)
+class Store:
+    """Memory for one value of one image, with a rim of zeros where a reader wants one."""
+
+    C: int
+    H: int
+    W: int
+    pixel: int  # floats from pixel to pixel
+    rim: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, left, bottom, right
+    offset: int = 0  # where its first image begins, in floats
+
+    @property
+    def row(self) -> int:
+        return (self.W + self.rim[1] + self.rim[3]) * self.pixel
+
+    @property
+    def size(self) -> int:
+        """Floats from image to image: an odd number of cache lines, so that the same pixel of several images does not
+        meet itself in one set of the cache."""
+        lines = -(-(self.H + self.rim[0] + self.rim[2]) * self.row // _LINE_FLOATS)
+        return (lines | 1) * _LINE_FLOATS
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Where a value lies: a store, or every s-th pixel of it, or some of its channels."""
+
+    store: Store
+    sizes: Sizes
+    start: tuple[int, int] = (0, 0)  # row and pixel
+    step: tuple[int, int] = (1, 1)
+    channel: int = 0
+
+    def place(self) -> tuple[int, int, int, int]:
+        """Offset of its first number, and the strides of pixels, rows and images, in floats."""
+        s = self.store
+        offset = s.offset + (s.rim[0] + self.start[0]) * s.row + (s.rim[1] + self.start[1]) * s.pixel + self.channel
+        return offset, self.step[1] * s.pixel, self.step[0] * s.row, s.size
+
+
+@dataclass(eq=False)
+class Operation:
+    code: int
+    x: View | None
+    y: View | None
+    fields: dict[int, int] = field(default_factory=dict)
+    other: View | None = None
+    activation: Elementwise | None = None
+
+
+@dataclass(eq=False)
+class Value:
+    view: View
+    maker: Operation | None  # which an activation behind it may join
+    flat: bool = False  # seen as a row of C * H * W numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    operations: tuple[Operation, ...]
+    stores: tuple[Store, ...]
+    recipes: dict[str, Recipe]  # "w3" and "b3" are those of operation 3
+    source: str  # the value it reads
+    patch_rows: dict[int, int]  # of operation i
+
+    @property
+    def image_floats(self) -> int:
+        """Of scratch for one image."""
+        return sum(store.size for store in self.stores)
+
+    def shared_floats(self) -> int:
+        """Of scratch for all images together: copied windows, partial sums."""
+        windows = [rows * self.operations[i].fields[-1] for i, rows in self.patch_rows.items()]
+        sums = [op.y.sizes[0] for op in self.operations if op.code == ops.GLOBAL_MEAN and op.y is not None]
+        return max([0, *windows, *(padded(C) for C in sums)])
+
+    def table(self, images: int) -> Array:
+        """A row an operation, for `images` images at a time; addresses of weights are still to be put in."""
+        at = 0
+        for store in self.stores:
+            store.offset = at
+            at += -(-store.size * images // LANES) * LANES
+        rows = np.zeros((len(self.operations), ops.COLUMNS), np.int64)
+        for row, op in zip(rows, self.operations, strict=True):
+            row[ops.CODE], row[ops.ACT] = op.code, code_of(op.activation)
+            if op.x is not None:
+                row[ops.X : ops.X + 4] = op.x.place()
+                row[ops.C], row[ops.H], row[ops.W] = op.x.sizes
+            if op.y is not None:
+                row[ops.Y : ops.Y + 4] = op.y.place()
+                row[ops.N], row[ops.HO], row[ops.WO] = op.y.sizes
+            if op.other is not None:
+                row[ops.OTHER : ops.OTHER + 4] = op.other.place()
+            for column, number in op.fields.items():
+                if column >= 0:
+                    row[column] = number
+        return rows
+
+
+def image_sizes(row_shape: tuple[int, ...]) -> Sizes:
+    """C, H, W of a row (C,), (C, L) or (C, H, W)."""
+    if not 1 <= len(row_shape) <= 3 or 0 in row_shape:
+        raise UnsupportedError(f"rows of shape {row_shape}")
+    C, *rest = row_shape
+    return (C, *((1, 1) if not rest else (1, rest[0]) if len(rest) == 1 else (rest[0], rest[1])))
+
+
+def lower(net: Network, nodes: Sequence[Node]) -> Program:
+    """The operations of a run of nodes that reads one value and whose last value alone is read outside."""
+    return _Lowering(net, nodes).run()
+
+
+class _Lowering:
+    def __init__(self, net: Network, nodes: Sequence[Node]) -> None:
+        self.net, self.nodes = net, nodes
+        self.by_name = {node.name: node for node in nodes}
+        outside = dict.fromkeys(v for node in nodes for v in node.inputs if v not in self.by_name)
+        if len(outside) != 1:
+            raise UnsupportedError(f"reads {len(outside)} values")
+        self.source = next(iter(outside))
+        self.operations: list[Operation] = []
+        self.stores: list[Store] = []
+        self.values: dict[str, Value] = {}
+        self.recipes: dict[str, Recipe] = {}
+        self.patch_rows: dict[int, int] = {}
+        self.phases = {
+            value: (node, i)
+            for node in nodes
+            if isinstance(node.layer, Interleave)
+            for i, value in enumerate(node.inputs)
+        }
+        self.rims = self._find_rims()
+
+    # -- what is known before -------------------------------------------------------------------------------
+
+    def _readers(self, value: str) -> list[Node]:
+        return [node for node in self.nodes if value in node.inputs]
+
+    def _joins(self, node: Node) -> bool:
+        """An activation that is done by the operation that makes what it reads."""
+        value = node.inputs[0]
+        return isinstance(node.layer, ACTIVATIONS) and value != self.source and len(self._readers(value)) == 1
+
+    def _home(self, value: str) -> str:
+        """The value in whose memory another one lies."""
+        while value in self.by_name and self._joins(self.by_name[value]):
+            value = self.by_name[value].inputs[0]
+        return self.phases[value][0].name if value in self.phases else value
+
+    def _writers(self, name: str) -> list[Node]:
+        """The nodes that write a value: its own, or the phases of an Interleave."""
+        node = self.by_name.get(name)
+        if node is None:
+            return []
+        return [self.by_name[value] for value in node.inputs] if isinstance(node.layer, Interleave) else [node]
+
+    def _is_dot(self, node: Node) -> bool:
+        if not isinstance(node.layer, Convolution):
+            return False
+        N, C = self.net.weights[node.weights["weight"]].shape[:2]
+        _, _, dilation = geometry(node.layer)
+        made_by = self.by_name.get(self._home(node.inputs[0]))
+        simple = made_by is not None and not isinstance(made_by.layer, Linear | Reshape | Embedding | Permute)
+        return simple and N <= DOT_OUTPUTS and C >= LANES and set(dilation) == {1}
+
+    def _find_rims(self) -> dict[str, tuple[int, int, int, int]]:
+        rims: dict[str, tuple[int, int, int, int]] = {}
+        for node in self.nodes:
+            if self._is_dot(node):
+                _, pads, _ = geometry(node.layer)
+                wanted = pads if len(pads) == 4 else (0, pads[0], 0, pads[1])
+                home = self._home(node.inputs[0])
+                had = rims.get(home, (0, 0, 0, 0))
+                rims[home] = (
+                    max(had[0], wanted[0]),
+                    max(had[1], wanted[1]),
+                    max(had[2], wanted[2]),
+                    max(had[3], wanted[3]),
+                )
+        return rims
+
+    # -- values ---------------------------------------------------------------------------------------------
+
+    def _new(self, name: str, sizes: Sizes, pixel: int | None = None) -> View:
+        """Memory for a node's value: its own, or its place in an Interleave."""
+        if name in self.phases:
+            weave, i = self.phases[name]
+            assert isinstance(weave.layer, Interleave)
+            if weave.name not in self.values:
+                whole = image_sizes(self.net.types[weave.name].row_shape)
+                self.values[weave.name] = Value(self._own(weave.name, whole), None)
+            phase, stride = weave.layer.phases()[i], weave.layer.stride
+            start = (0, phase[0]) if len(phase) == 1 else (phase[0], phase[1])
+            step = (1, stride[0]) if len(stride) == 1 else (stride[0], stride[1])
+            return View(self.values[weave.name].view.store, sizes, start, step)
+        return self._own(name, sizes, pixel)
+
+    def _own(self, name: str, sizes: Sizes, pixel: int | None = None) -> View:
+        writers = self._writers(name)
+        if writers and all(self._is_dot(node) for node in writers):
+            pixel = sizes[0]  # nobody writes whole vectors
+        store = Store(*sizes, pixel or padded(sizes[0]), self.rims.get(name, (0, 0, 0, 0)))
+        self.stores.append(store)
+        return View(store, sizes)
+
+    def _emit(self, code: int, x: View | None, y: View | None, **more: object) -> Operation:
+        self.operations.append(Operation(code, x, y, **more))  # type: ignore[arg-type]
+        return self.operations[-1]
+
+    def _read(self, name: str) -> Value:
+        if name == self.source and name not in self.values:
+            given = self.net.types[name]
+            if given.dtype != "float32":
+                raise UnsupportedError(f"computes on float32, got {given}")
+            sizes = image_sizes(given.row_shape)
+            view = self._own(name, sizes, pixel=sizes[0])
+            self._emit(ops.LOAD, None, view, fields={ops.C: sizes[0], ops.H: sizes[1], ops.W: sizes[2]})
+            self.values[name] = Value(view, None)
+        return self.values[name]
+
+    def _image(self, name: str) -> View:
+        value = self._read(name)
+        if value.flat and value.view.sizes[1:] != (1, 1):
+            raise UnsupportedError("a flattened image is read by something else than Linear")
+        return value.view
+
+    def _make(self, node: Node, code: int, x: View | None, **more: object) -> Operation:
+        """The operation that makes a node's value."""
+        y = self._new(node.name, image_sizes(self.net.types[node.name].row_shape))
+        op = self._emit(code, x, y, **more)
+        self.values[node.name] = Value(y, op)
+        return op
+
+    def _weigh(self, op: Operation, w: Recipe, b: Recipe) -> None:
+        i = self.operations.index(op)
+        self.recipes[f"w{i}"], self.recipes[f"b{i}"] = w, b
+
+    # -- layers ---------------------------------------------------------------------------------------------
+
+    def run(self) -> Program:
+        for node in self.nodes:
+            for name in node.weights.values():
+                if self.net.weight_type(name).dtype != "float32":
+                    raise UnsupportedError(f"computes on float32, and {name} is {self.net.weight_type(name).dtype}")
+            handler = next((f for kinds, f in _HANDLERS if isinstance(node.layer, kinds)), None)
+            if handler is None:
+                raise UnsupportedError(f"no operation for {node.layer.kind}")
+            handler(self, node)
+        last = self.nodes[-1]
+        if self.operations[-1].code not in (ops.STORE_ROWS, ops.STORE_PIXELS):
+            self._emit(ops.STORE, self._read(last.name).view, None)
+        return Program(tuple(self.operations), tuple(self.stores), self.recipes, self.source, self.patch_rows)
+
+    def convolution(self, node: Node) -> None:
+        x = self._image(node.inputs[0])
+        shape = self.net.weights[node.weights["weight"]].shape
+        if node.layer.attributes()["groups"] != 1:
+            raise UnsupportedError("groups of channels")
+        N, C = shape[:2]
+        KH, KW = (1, shape[2]) if len(shape) == 3 else shape[2:]
+        code = ops.TAPS if C >= TAP_CHANNELS or KH * KW == 1 else ops.PATCHES
+        if self._is_dot(node):
+            code = ops.DOT
+        op = self._make(node, code, x, fields={ops.KH: KH, ops.KW: KW, **_geometry(node)})
+        K = KH * KW * C
+
+        def columns(W: Array) -> Array:
+            """(N, C, KH, KW) -> one row of N for each term, taps first, packed for the tile."""
+            return pack(W.reshape(N, C, KH, KW).transpose(2, 3, 1, 0).reshape(K, N), aligned_zeros(packed_size(K, N)))
+
+        def lanes(W: Array) -> Array:
+            """(N, C, KH, KW) -> (N, KH, KW, pixel of x)."""
+            flat = aligned_zeros(N * KH * KW * x.store.pixel)
+            flat.reshape(N, KH, KW, -1)[..., :C] = W.reshape(N, C, KH, KW).transpose(0, 2, 3, 1)
+            return flat
+
+        if code == ops.DOT:
+            w = self._recipe("dot_lanes", node, (N * KH * KW * x.store.pixel,), lanes)
+        else:
+            w = self._recipe("pack_taps", node, (packed_size(K, N),), columns)
+        self._weigh(op, w, self._bias(node, N, lambda b: b))
+        if code == ops.PATCHES:
+            op.fields[-1] = K
+            self.patch_rows[len(self.operations) - 1] = max(8, min(64, _PATCH_FLOATS // K // 8 * 8))
+
+    def linear(self, node: Node) -> None:
+        """From a vector or a flattened image, to a vector or, if a Reshape follows, to an image."""
+        value = self._read(node.inputs[0])
+        if len(self.net.types[node.name].shape) != 2:
+            raise UnsupportedError("Linear over several vectors a row")
+        x = value.view
+        C, H, W = x.sizes
+        if x.store.rim != (0, 0, 0, 0) or x.step != (1, 1):
+            raise UnsupportedError("Linear over an image with a rim")
+        pixel = x.store.pixel
+        N, HO, WO = self._seen_as(node)
+        wide = padded(N)
+        K, columns = H * W * pixel, HO * WO * wide
+
+        def order(w: Array) -> Array:
+            """(D_out, D_in) with both axes in the order in which the images lie, zeros for the padding."""
+            turned = np.zeros((H, W, pixel, HO, WO, wide), np.float32)
+            turned[:, :, :C, :, :, :N] = w.reshape(N, HO, WO, C, H, W).transpose(4, 5, 3, 1, 2, 0)
+            return pack(turned.reshape(K, columns), aligned_zeros(packed_size(K, columns)))
+
+        def order_bias(b: Array) -> Array:
+            turned = np.zeros((HO, WO, wide), np.float32)
+            turned[..., :N] = b.reshape(N, HO, WO).transpose(1, 2, 0)
+            return turned.reshape(-1)
+
+        y = self._own(node.name, (N, HO, WO))
+        op = self._emit(ops.DENSE, x, y, fields={ops.KH: K, ops.KW: columns})
+        self.values[node.name] = Value(y, op, flat=(HO, WO) != (1, 1))
+        self._weigh(
+            op,
+            self._recipe("pack_order", node, (packed_size(K, columns),), order),
+            self._bias(node, columns, order_bias),
+        )
+
+    def _seen_as(self, node: Node) -> Sizes:
+        """The image that a Linear's output becomes, through activations, by a Reshape."""
+        value = node.name
+        while len(readers := self._readers(value)) == 1 and isinstance(readers[0].layer, (*ACTIVATIONS, Reshape)):
+            value = readers[0].name
+            if isinstance(readers[0].layer, Reshape):
+                return image_sizes(self.net.types[value].row_shape)
+        return image_sizes(self.net.types[node.name].row_shape)
+
+    def reshape(self, node: Node) -> None:
+        value = self._read(node.inputs[0])
+        sizes = self.net.types[node.name].row_shape
+        if math.prod(sizes) != math.prod(value.view.sizes):
+            raise UnsupportedError("a Reshape of padded rows")
+        if image_sizes(sizes) == value.view.sizes:
+            self.values[node.name] = Value(value.view, value.maker)
+        elif len(sizes) == 1:
+            self.values[node.name] = Value(value.view, value.maker, flat=True)
+        else:
+            raise UnsupportedError("a Reshape that moves channels")
+
+    def activation(self, node: Node) -> None:
+        assert isinstance(node.layer, Elementwise)
+        if self._joins(node):
+            value = self._read(node.inputs[0])
+            if value.maker is None or value.maker.activation is not None:
+                value.maker = self._emit(ops.ACTIVATE, value.view, value.view)
+            value.maker.activation = node.layer
+            self.values[node.name] = Value(value.view, None, value.flat)
+            return
+        op = self._make(node, ops.COPY, self._image(node.inputs[0]))
+        op.activation = node.layer
+        self.values[node.name].maker = None
+
+    def interleave(self, node: Node) -> None:
+        for value in node.inputs:
+            if value not in self.values or self.values[value].maker is None or len(self._readers(value)) != 1:
+                raise UnsupportedError("phases that are no convolutions, or that others read, too")
+
+    def pool(self, node: Node) -> None:
+        layer = node.layer
+        x = self._image(node.inputs[0])
+        kernel: tuple[int, ...] = layer.attributes()["kernel"]
+        KH, KW = (1, kernel[0]) if len(kernel) == 1 else kernel
+        code = ops.MAX_POOL if isinstance(layer, MaxPool1d | MaxPool2d) else ops.AVG_POOL
+        fields = {ops.KH: KH, ops.KW: KW, **_geometry(node)}
+        if isinstance(layer, AvgPool1d | AvgPool2d) and layer.count_pads:
+            _, pads, _ = geometry(layer)
+            tall, wide = (0, sum(pads)) if len(pads) == 2 else (pads[0] + pads[2], pads[1] + pads[3])
+            fields |= {ops.OTHER: 1, ops.O_PIXEL: x.sizes[1] + tall, ops.O_ROW: x.sizes[2] + wide}
+        self._make(node, code, x, fields=fields)
+
+    def global_pool(self, node: Node) -> None:
+        x = self._image(node.inputs[0])
+        assert isinstance(node.layer, GlobalMax | GlobalMean)
+        rank = len(self.net.types[node.inputs[0]].shape)
+        if {axis % rank for axis in node.layer.axes} != set(range(2, rank)) or rank == 2:
+            raise UnsupportedError("a reduction over other axes than the pixels")
+        self._make(node, ops.GLOBAL_MAX if isinstance(node.layer, GlobalMax) else ops.GLOBAL_MEAN, x)
+
+    def combine(self, node: Node) -> None:
+        """Two values of one shape, or one of them a number a channel."""
+        if node.weights or len(node.inputs) != 2:
+            raise UnsupportedError(f"{node.layer.kind} of other than two values")
+        views = [self._image(value) for value in node.inputs]
+        sizes = image_sizes(self.net.types[node.name].row_shape)
+        views.sort(key=lambda view: view.sizes != sizes)  # whole ones first
+        x, other = views
+        if x.sizes != sizes or other.sizes not in (sizes, (sizes[0], 1, 1)):
+            raise UnsupportedError(f"{node.layer.kind} of these shapes")
+        op = self._make(node, ops.ADD if isinstance(node.layer, Add) else ops.MUL, x, other=other)
+        if other.sizes != sizes:
+            op.fields |= {ops.O_PIXEL: 0, ops.O_ROW: 0}
+
+    def batch_norm(self, node: Node) -> None:
+        C = self.net.types[node.name].row_shape[0]
+        roles, eps = tuple(node.weights), node.layer.attributes()["eps"]
+
+        def factors(*arrays: Array) -> tuple[Array, Array]:
+            wide = {role: array.astype(np.float64) for role, array in zip(roles, arrays, strict=True)}
+            s = wide.get("weight", 1.0) / np.sqrt(wide["var"] + eps)
+            return s, wide.get("bias", 0.0) - wide["mean"] * s
+
+        op = self._make(node, ops.SCALE, self._image(node.inputs[0]))
+        names = tuple(node.weights.values())
+        w = Recipe("norm_factor", names, (C,), "float32", C, lambda *a: factors(*a)[0].astype(np.float32))
+        b = Recipe("norm_shift", names, (C,), "float32", C, lambda *a: factors(*a)[1].astype(np.float32))
+        self._weigh(op, w, b)
+
+    def concat(self, node: Node) -> None:
+        assert isinstance(node.layer, Concat)
+        if node.layer.axis % len(self.net.types[node.name].shape) != 1:
+            raise UnsupportedError("a Concat of other than channels")
+        whole = self._own(node.name, image_sizes(self.net.types[node.name].row_shape))
+        channel = 0
+        for value in node.inputs:
+            x = self._image(value)
+            self._emit(ops.COPY, x, View(whole.store, x.sizes, channel=channel))
+            channel += x.sizes[0]
+        self.values[node.name] = Value(whole, None)
+
+    def normalise(self, node: Node) -> None:
+        value = self._read(node.inputs[0])
+        if len(self.net.types[node.name].shape) != 2 or value.view.sizes[1:] != (1, 1):
+            raise UnsupportedError("a softmax over an image")
+        op = self._make(node, ops.COPY, value.view)
+        view = self.values[node.name].view
+        self._emit(ops.NORMALISE, view, view, fields={ops.KH: NORMALISERS[node.layer.kind]})
+        self.values[node.name] = Value(view, None)
+        assert op.y is view
+
+    def embedding(self, node: Node) -> None:
+        """Ids to vectors, side by side: (S, E) is an image of one row whose channels are last already."""
+        if node.inputs[0] != self.source or len(self.net.types[self.source].shape) != 2:
+            raise UnsupportedError("an Embedding in the middle")
+        behind = self._readers(node.name)
+        if len(behind) != 1 or behind[0].layer != Permute((0, 2, 1)):
+            raise UnsupportedError("an Embedding whose channels stay last")
+        S, E = self.net.types[node.name].row_shape
+        y = self._own(node.name, (E, 1, S), pixel=E)
+        op = self._emit(ops.LOOK_UP, None, y, fields={ops.C: E, ops.H: 1, ops.W: S})
+        shape = self.net.weights[node.weights["weight"]].shape
+        table = Recipe("as_is", (node.weights["weight"],), shape, "float32", 0, np.ascontiguousarray)
+        self._weigh(op, table, Recipe("none", (), (0,), "float32", 0, lambda: np.zeros(0, np.float32)))
+        self.values[node.name] = Value(y, None)
+
+    def permute(self, node: Node) -> None:
+        """Behind an Embedding it says what is there already; at the end, channels stay last."""
+        before = self.by_name.get(node.inputs[0])
+        if before is not None and isinstance(before.layer, Embedding):
+            self.values[node.name] = self.values[before.name]
+            return
+        rank = len(self.net.types[node.name].shape)
+        at_end = node is self.nodes[-1] or self._readers(node.name) == [self.nodes[-1]]
+        if node.layer != Permute((0, *range(2, rank), 1)) or not at_end:
+            raise UnsupportedError("a Permute in the middle")
+        self._emit(ops.STORE_ROWS, self._image(node.inputs[0]), None)
+
+    def to_pixels(self, node: Node) -> None:
+        if node is not self.nodes[-1] or not self.operations or self.operations[-1].code != ops.STORE_ROWS:
+            raise UnsupportedError("ToPixels not behind a Permute that puts channels last, at the end")
+        self.operations[-1].code = ops.STORE_PIXELS
+
+    # -- weights --------------------------------------------------------------------------------------------
+
+    def _recipe(self, op: str, node: Node, shape: tuple[int, ...], make: Callable[[Array], Array]) -> Recipe:
+        return Recipe(op, (node.weights["weight"],), shape, "float32", 0, make)
+
+    def _bias(self, node: Node, width: int, order: Callable[[Array], Array]) -> Recipe:
+        """The bias padded to whole vectors, zero where there is none."""
+
+        def bias(*given: Array) -> Array:
+            flat = aligned_zeros(padded(width))
+            if given:
+                ordered = order(given[0])
+                flat[: len(ordered)] = ordered
+            return flat
+
+        name = node.weights.get("bias")
+        return Recipe("pad_bias", (name,) if name else (), (padded(width),), "float32", 0, bias)
+
+
+def _geometry(node: Node) -> dict[int, int]:
+    stride, pads, dilation = geometry(node.layer)
+    if len(stride) == 1:
+        stride, pads, dilation = (1, *stride), (0, pads[0]), (1, *dilation)
+    numbers = (*stride, *dilation, *pads[:2])
+    return dict(zip((ops.SY, ops.SX, ops.DY, ops.DX, ops.PY, ops.PX), numbers, strict=True))
+
+
+_HANDLERS: tuple[tuple[tuple[type, ...], Callable[[_Lowering, Node], None]], ...] = (
+    ((Convolution,), _Lowering.convolution),
+    ((Linear,), _Lowering.linear),
+    ((Reshape,), _Lowering.reshape),
+    (ACTIVATIONS, _Lowering.activation),
+    ((Interleave,), _Lowering.interleave),
+    ((MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d), _Lowering.pool),
+    ((GlobalMax, GlobalMean), _Lowering.global_pool),
+    ((Add, Mul), _Lowering.combine),
+    ((BatchNorm1d, BatchNorm2d), _Lowering.batch_norm),
+    ((Concat,), _Lowering.concat),
+    ((Softmax, LogSoftmax), _Lowering.normalise),
+    ((Embedding,), _Lowering.embedding),
+    ((Permute,), _Lowering.permute),
+    ((ToPixels,), _Lowering.to_pixels),
+)
+SUPPORTED = tuple(kind for kinds, _ in _HANDLERS for kind in kinds)

@@ -1,0 +1,109 @@
+"""plain: the general path. Any layer by itself in any dtype, by the reference's own NumPy functions.
+
+Same bits: NumPy's products (BLAS) and its sums may change their order with the shape and the threads. So layers with
+either run row by row, and BLAS gets one thread. A convolution runs in blocks of rows all the same: it multiplies a
+stack of matrices, which NumPy takes one by one, a row of the batch each. All other layers make each number from its
+own inputs in one order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onchip.kernels import reference
+from onchip.kernels.cpu.jit import LAUNCH
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.spec.layers import (
+    Convolution,
+    Embedding,
+    GlobalMean,
+    Layer,
+    Linear,
+    LogSoftmax,
+    Softmax,
+    TokenConv,
+    TransposedConvolution,
+)
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, Recipe
+
+_ROW_BY_ROW = (Linear, Softmax, LogSoftmax, GlobalMean)
+_USES_BLAS = (Linear, Convolution, TransposedConvolution)
+_BLOCK_BYTES = 1 << 20  # read and written by a block of rows: it stays in cache
+
+# Launches that its price counts: the time of a call for every row or block, in units of a compiled kernel's launch. It
+# keeps the floor honest, and every kernel that was written for a layer cheaper than this one.
+_LAUNCHES = 50
+
+
+@dataclass(frozen=True)
+class Facts:
+    layer: Layer
+    reads: tuple[int, ...]  # which of the launch's inputs each operand is: a value that is read twice comes in once
+
+
+class Plain:
+    name = "plain"
+    device_kind = "cpu"
+    precisions = ("fp32",)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        if job.is_training:
+            return
+        node = net.nodes[start]
+        values = tuple(dict.fromkeys(node.inputs))
+        moved = sum(net.types[name].row_bytes for name in (*values, node.name))
+        recipes = {}
+        for role, name in node.weights.items():
+            given = net.weight_type(name)
+            recipes[role] = Recipe("as_is", (name,), net.weights[name].shape, given.dtype, 0, lambda weight: weight)
+        fixed = sum(recipe.nbytes for recipe in recipes.values())
+        if isinstance(node.layer, Embedding | TokenConv):  # of a table, only the rows that are looked up
+            taps = recipes["weight"].shape[1] if isinstance(node.layer, TokenConv) else 1
+            moved, fixed = moved + taps * net.types[node.name].row_bytes, fixed - recipes["weight"].nbytes
+        price = Price(net.row_flop(node), moved, fixed, _LAUNCHES)
+        yield Claim(
+            self.name, f"plain<{node.layer.kind}>", (node.name,), price, "one layer by itself, in NumPy", recipes,
+            facts=Facts(node.layer, tuple(values.index(name) for name in node.inputs)),
+        )  # fmt: skip
+
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
+        facts = claim.facts
+        assert isinstance(facts, Facts)
+        layer, forward = facts.layer, reference.FORWARD[type(facts.layer)]
+        w = {role: _widened(weight) for role, weight in weights.items()}
+
+        def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+            y = outputs[0]
+            step = 1
+            if not isinstance(layer, _ROW_BY_ROW):
+                step = max(1, _BLOCK_BYTES * len(y) // max(1, sum(array.nbytes for array in (*inputs, y))))
+            with np.errstate(all="ignore"):  # NaN and Inf pass through, as everywhere in onchip
+                for first in range(0, len(y), step):
+                    rows = slice(first, first + step)
+                    y[rows] = forward(layer, tuple(_widened(inputs[i][rows]) for i in facts.reads), w)
+
+        def run_products(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+            with LAUNCH, _blas_libraries().limit(limits=1):  # the limit is the process's: one launch at a time
+                run(inputs, outputs, threads)
+
+        return run_products if isinstance(layer, _USES_BLAS) else run
+
+
+def _widened(array: Array) -> Array:
+    """Narrower floats as float32; the result is rounded once, where it is written."""
+    narrow = "float" in array.dtype.name and array.dtype.itemsize < 4
+    return array.astype(np.float32) if narrow else array
+
+
+@functools.cache
+def _blas_libraries() -> Any:
+    import threadpoolctl
+
+    return threadpoolctl.ThreadpoolController().select(user_api="blas")

@@ -1,0 +1,287 @@
+"""token_max on the CPU: a folded text network up to its features, ids in, maxima over time out, in one pass.
+
+Idea    A token convolution is a sum of looked-up rows (plan/rewrites/embedding.py). For each row of the batch, the rows
+        of every position are added up block by block in registers and only the running maximum is kept; several
+        convolutions side by side fill their parts of one output row. An activation that never falls (ReLU) may follow
+        the maximum instead of going before it.
+Floor   Memory: a sentence reads positions * taps rows of C numbers, from all over tables that no cache holds. Sentiment
+        (K = 3, 5, 7, 9 over 16 tokens, C = 1024): 244 rows of 4 KiB, 1.0 MB a sentence: 43 us at 23 GB/s. The direct
+        convolution is 2.05 Gflop: 6.8 ms at 300 Gflop/s.
+Fetch   While a block of a row is added, the next block of the same row is fetched into L2: 11 GB/s on one core.
+Limits  float32 tables, or 16-bit ones on request; int32 and int64 ids; any sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+
+from onchip.errors import KernelError
+from onchip.kernels.cpu.activation import activate, code_of
+from onchip.kernels.cpu.gather import BFLOAT16, BLOCK, FLOAT16, FLOAT32, VECS, gather_max
+from onchip.kernels.cpu.jit import LAUNCH, address, compiled, take_ticket, use_threads
+from onchip.kernels.cpu.tile import LANES, aligned_zeros, padded
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.spec.layers import Concat, Elementwise, GlobalMax, ReLU, Sigmoid, Tanh, TokenConv
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array, Recipe
+from onchip.spec.types import DTYPE_BYTES
+
+RISING = (ReLU, Sigmoid, Tanh)  # f(max x) = max f(x)
+_STORED = {"fp32": ("float32", FLOAT32), "fp16": ("int16", FLOAT16), "bf16": ("int16", BFLOAT16)}
+_LOWEST = np.float32(-np.inf)
+
+
+@compiled()
+def _block(rows: int, K: int, c: int, ahead: int, bias: int, out: int, wide: bool, dtype: int) -> None:
+    if dtype == FLOAT32:
+        if wide:
+            gather_max(rows, K, c * 4, ahead * 4, bias, out, VECS, FLOAT32)
+        else:
+            gather_max(rows, K, c * 4, ahead * 4, bias, out, 1, FLOAT32)
+    elif dtype == FLOAT16:
+        if wide:
+            gather_max(rows, K, c * 2, ahead * 2, bias, out, VECS, FLOAT16)
+        else:
+            gather_max(rows, K, c * 2, ahead * 2, bias, out, 1, FLOAT16)
+    elif wide:
+        gather_max(rows, K, c * 2, ahead * 2, bias, out, VECS, BFLOAT16)
+    else:
+        gather_max(rows, K, c * 2, ahead * 2, bias, out, 1, BFLOAT16)
+
+
+@compiled()
+def _branch(
+    ids: Array, table: int, bias: int, facts: Array, dtype: int, rows: Array, counts: Array, out: Array
+) -> None:
+    """The maxima over time of one token convolution on one row of ids, into out[: padded C]."""
+    K, stride, before, P, C_row = facts[0], facts[1], facts[2], facts[3], facts[4]
+    size = 4 if dtype == FLOAT32 else 2
+    S = len(ids)
+    for p in range(P):
+        count = 0
+        for k in range(K):
+            at = p * stride - before + k
+            if 0 <= at < S:  # a pad adds nothing
+                rows[p * K + count] = table + (ids[at] * K + k) * C_row * size
+                count += 1
+        counts[p] = count
+    for n in range(C_row):
+        out[n] = _LOWEST
+    c = 0
+    while c < C_row:
+        wide = c + BLOCK <= C_row
+        behind = c + (BLOCK if wide else LANES)
+        ahead = behind if behind < C_row else c
+        for p in range(P):
+            _block(address(rows) + p * K * 8, counts[p], c, ahead, bias + c * 4, address(out) + c * 4, wide, dtype)
+        c = behind
+
+
+@compiled(parallel=True)
+def _run(
+    ids: Array, tables: Array, biases: Array, facts: Array, dtype: int, y: Array, scratch: Array, addresses: Array,
+    counts: Array, threads: int, tickets: Array,
+) -> None:  # fmt: skip
+    """y (B, D_out): each branch's maxima in its columns.
+
+    facts   a row a branch: K, stride, pads before, positions, padded C, C, activation, first column of y
+    scratch, addresses, counts  a row a thread
+    """
+    B = len(ids)
+    tickets[0] = 0
+    for worker in numba.prange(threads):
+        while True:
+            b = take_ticket(address(tickets))
+            if b >= B:
+                break
+            for i in range(len(facts)):
+                C, code, column = facts[i, 5], facts[i, 6], facts[i, 7]
+                out = scratch[worker]
+                _branch(ids[b], tables[i], biases[i], facts[i], dtype, addresses[worker], counts[worker], out)
+                activate(address(out), 1, C, C, code)
+                target = y[b, column : column + C]
+                for n in range(C):
+                    target[n] = out[n]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One token convolution, its activation and its maximum over time."""
+
+    conv: Node
+    activation: Elementwise | None
+    last: str  # the name of the value it makes
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    table: Array  # a row a branch, as _run reads it
+    dtype: int
+
+
+class TokenMax:
+    name = "token_max"
+    device_kind = "cpu"
+    precisions = ("fp32",)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        if job.is_training or not isinstance(net.nodes[start].layer, TokenConv):
+            return
+        found = _find(net, start)
+        if found is None:
+            why = "takes token convolutions that only a maximum over time reads, side by side in one Concat"
+            yield Refusal(self.name, net.nodes[start].name, why)
+            return
+        branches, nodes = found
+        if any(net.weight_type(name).dtype != "float32" for b in branches for name in b.conv.weights.values()):
+            yield Refusal(self.name, nodes[0].name, "computes on float32 tables")
+            return
+        stored, dtype = _STORED[job.tables]
+        rows, recipes, column = [], {}, {}
+        reads = 0
+        at = 0
+        for value in nodes[-1].inputs if isinstance(nodes[-1].layer, Concat) else (branches[0].last,):
+            column[value] = at
+            at += net.types[value].row_size
+        for i, branch in enumerate(branches):
+            conv = branch.conv
+            assert isinstance(conv.layer, TokenConv)
+            V, K, C = net.weights[conv.weights["weight"]].shape
+            P = int(net.types[conv.name].shape[2])
+            code = code_of(branch.activation)
+            rows.append((K, conv.layer.stride, conv.layer.pads[0], P, padded(C), C, code, column[branch.last]))
+            recipes[f"table{i}"] = _table_recipe(conv.weights["weight"], (V, K, C), stored, job.tables)
+            bias = conv.weights.get("bias")
+            recipes[f"bias{i}"] = _bias_recipe(bias, C)
+            reads += P * K * C * DTYPE_BYTES[stored]
+        ids = net.types[branches[0].conv.inputs[0]]
+        price = Price(sum(map(net.row_flop, nodes)), ids.row_bytes + reads + net.types[nodes[-1].name].row_bytes)
+        taps = "+".join(str(row[0]) for row in rows)
+        yield Claim(
+            self.name, f"token_max<{taps},{rows[0][5]}{'' if job.tables == 'fp32' else ',' + job.tables}>",
+            tuple(node.name for node in nodes), price,
+            why=f"{sum(row[0] * row[3] for row in rows)} rows looked up and added a sentence, maxima in registers",
+            recipes=recipes, fast_bytes=4 * sum(row[4] for row in rows), facts=Facts(np.array(rows, np.int64), dtype),
+        )  # fmt: skip
+
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
+        assert isinstance(claim.facts, Facts)
+        facts, dtype = claim.facts.table, claim.facts.dtype
+        count = len(facts)
+        most = numba.config.NUMBA_NUM_THREADS
+        scratch = aligned_zeros(most * int(facts[:, 4].max())).reshape(most, -1)
+        addresses = np.zeros((most, int((facts[:, 0] * facts[:, 3]).max())), np.int64)
+        counts = np.zeros((most, int(facts[:, 3].max())), np.int64)
+        tickets = aligned_zeros(1, np.int64)
+
+        def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+            ids = inputs[0].astype(np.int64, copy=False)
+            y = outputs[0].reshape(len(ids), -1)
+            tables = np.array([weights[f"table{i}"].ctypes.data for i in range(count)])
+            biases = np.array([weights[f"bias{i}"].ctypes.data for i in range(count)])
+            with LAUNCH:
+                use_threads(threads)
+                _run(ids, tables, biases, facts, dtype, y, scratch, addresses, counts, threads, tickets)
+
+        return run
+
+
+def _find(net: Network, start: int) -> tuple[list[Branch], list[Node]] | None:
+    """The branches that begin at net.nodes[start] and all their nodes, a run of the network's order."""
+    ids = net.nodes[start].inputs
+    taken: list[Node] = []
+    ends: dict[str, Branch] = {}  # value -> the branch so far
+    for node in net.nodes[start:]:
+        branch = ends.get(node.inputs[0])
+        if isinstance(node.layer, TokenConv) and node.inputs == ids:
+            ends[node.name] = Branch(node, None, node.name)
+        elif isinstance(node.layer, Concat) and taken:
+            done = set(node.inputs) == set(ends) and len(node.inputs) == len(ends)
+            whole = all(isinstance(_layer(net, value), GlobalMax) for value in ends) and _axis(net, node) == 1
+            if not done or not whole or not _only_here(net, [*taken, node]):
+                return None
+            return list(ends.values()), [*taken, node]
+        elif branch is None or not _continues(net, branch, node):
+            break
+        else:
+            activation = node.layer if isinstance(node.layer, RISING) else branch.activation
+            del ends[node.inputs[0]]
+            ends[node.name] = Branch(branch.conv, activation, node.name)
+        taken.append(node)
+        if len(ends) == 1 and isinstance(node.layer, GlobalMax) and not _feeds_concat(net, node):
+            return (list(ends.values()), taken) if _only_here(net, taken) else None
+    return None
+
+
+def _continues(net: Network, branch: Branch, node: Node) -> bool:
+    if isinstance(node.layer, GlobalMax):
+        over_time = {axis % 3 for axis in node.layer.axes} == {2}
+        return over_time and not isinstance(_layer(net, branch.last), GlobalMax)
+    return isinstance(node.layer, RISING) and branch.activation is None
+
+
+def _layer(net: Network, value: str) -> object:
+    return next(node.layer for node in net.nodes if node.name == value)
+
+
+def _axis(net: Network, node: Node) -> int:
+    assert isinstance(node.layer, Concat)
+    return node.layer.axis % len(net.types[node.name].shape)
+
+
+def _feeds_concat(net: Network, node: Node) -> bool:
+    return any(isinstance(reader.layer, Concat) for reader in net.readers(node.name))
+
+
+def _only_here(net: Network, nodes: list[Node]) -> bool:
+    """Nobody outside reads what is made on the way."""
+    inside = {node.name for node in nodes}
+    between = inside - {nodes[-1].name}
+    outside = {value for node in net.nodes if node.name not in inside for value in node.inputs} | set(net.outputs)
+    return not between & outside
+
+
+def _table_recipe(name: str, shape: tuple[int, int, int], stored: str, tables: str) -> Recipe:
+    V, K, C = shape
+    made = (V, K, padded(C))
+
+    def table(T: Array) -> Array:
+        if stored == "float32" and padded(C) == C:
+            return np.ascontiguousarray(T)
+        out = np.zeros(made, stored)
+        for v in range(0, V, 1024):  # a piece at a time: tables are large
+            piece = T[v : v + 1024]
+            out[v : v + 1024, :, :C] = piece if stored == "float32" else _half_bits(piece, tables)
+        return out
+
+    return Recipe(f"table_{tables}", (name,), made, stored, 0, table)
+
+
+def _half_bits(piece: Array, tables: str) -> Array:
+    """float32 as the bits of float16 or bfloat16, rounded to the nearest."""
+    import ml_dtypes
+
+    with np.errstate(over="ignore"):
+        half = piece.astype(np.float16 if tables == "fp16" else ml_dtypes.bfloat16)
+    if not np.isfinite(half.astype(np.float32)).all():
+        raise KernelError(
+            f"a table does not fit into {tables}", got=f"numbers up to {np.abs(piece).max():.3g}",
+            expected="finite numbers within its range", hint="tables bf16 (the range of fp32), or fp32",
+        )  # fmt: skip
+    bits: Array = half.view(np.int16)
+    return bits
+
+
+def _bias_recipe(name: str | None, C: int) -> Recipe:
+    def bias(*given: Array) -> Array:
+        flat = aligned_zeros(padded(C))
+        if given:
+            flat[:C] = given[0]
+        return flat
+
+    return Recipe("pad_bias", (name,) if name else (), (padded(C),), "float32", 0, bias)

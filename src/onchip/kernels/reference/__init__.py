@@ -1,0 +1,24 @@
+"""What every layer means: NumPy, one operation at a time. In float64 this is the truth of the tests.
+
+`forward(net, x, "float64")` is what every engine is held against; `forward(net, x, "float32")` is the
+naive run whose error is the yardstick. Types narrower than float32 compute in float32 and round after
+every operation, as hardware does.
+"""
+
+# Each of these registers its layers.
+from onchip.kernels.reference import activation, combine, conv, linear, pixels, pool, scan, shape, tokens  # noqa: F401
+from onchip.kernels.reference.base import BACKWARD, FORWARD
+from onchip.kernels.reference.network import (
+    LOSSES,
+    cross_entropy,
+    forward,
+    forward_all,
+    half_sse,
+    loss_and_gradients,
+    sgd_step,
+)
+
+__all__ = [
+    "BACKWARD", "FORWARD", "LOSSES", "cross_entropy", "forward", "forward_all", "half_sse", "loss_and_gradients",
+    "sgd_step",
+]  # fmt: skip

@@ -1,0 +1,124 @@
+"""Activations, number by number, and the two softmaxes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.special import erfc
+
+from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
+from onchip.spec.layers import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
+from onchip.spec.recipe import Array
+
+_TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715  # of GELU's approximation
+
+
+@forward_of(ReLU)
+def relu(layer: ReLU, xs: Arrays, w: Weights) -> Array:
+    (x,) = xs
+    y: Array = np.maximum(x, x.dtype.type(0))  # np.maximum hands NaN on
+    return y
+
+
+@backward_of(ReLU)
+def relu_back(layer: ReLU, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    return (dy * (y > 0),), {}
+
+
+@forward_of(LeakyReLU)
+def leaky_relu(layer: LeakyReLU, xs: Arrays, w: Weights) -> Array:
+    (x,) = xs
+    return np.where(x >= 0, x, layer.slope * x)
+
+
+@backward_of(LeakyReLU)
+def leaky_relu_back(layer: LeakyReLU, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    return (np.where(xs[0] >= 0, dy, layer.slope * dy),), {}
+
+
+@forward_of(Sigmoid)
+def sigmoid(layer: Sigmoid, xs: Arrays, w: Weights) -> Array:
+    return _sigmoid(xs[0])
+
+
+@backward_of(Sigmoid)
+def sigmoid_back(layer: Sigmoid, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    return (dy * y * (1 - y),), {}
+
+
+@forward_of(Tanh)
+def tanh(layer: Tanh, xs: Arrays, w: Weights) -> Array:
+    return np.tanh(xs[0])
+
+
+@backward_of(Tanh)
+def tanh_back(layer: Tanh, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    return (dy * (1 - y * y),), {}
+
+
+@forward_of(SiLU)
+def silu(layer: SiLU, xs: Arrays, w: Weights) -> Array:
+    return xs[0] * _sigmoid(xs[0])
+
+
+@backward_of(SiLU)
+def silu_back(layer: SiLU, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    s = _sigmoid(xs[0])
+    return (dy * (s + y * (1 - s)),), {}
+
+
+@forward_of(GELU)
+def gelu(layer: GELU, xs: Arrays, w: Weights) -> Array:
+    return xs[0] * _gelu_factor(layer, xs[0])
+
+
+@backward_of(GELU)
+def gelu_back(layer: GELU, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    (x,) = xs
+    factor = _gelu_factor(layer, x)
+    if layer.approximate == "tanh":  # factor = (1 + tanh(inner)) / 2
+        inner_slope = _TANH_SCALE * (1 + 3 * _TANH_CUBE * x * x)
+        slope = 2 * factor * (1 - factor) * inner_slope
+    else:
+        slope = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    return (dy * (factor + x * slope),), {}
+
+
+@forward_of(Softmax)
+def softmax(layer: Softmax, xs: Arrays, w: Weights) -> Array:
+    (x,) = xs
+    e: Array = np.exp(x - x.max(axis=layer.axis, keepdims=True))
+    y: Array = e / e.sum(axis=layer.axis, keepdims=True)
+    return y
+
+
+@backward_of(Softmax)
+def softmax_back(layer: Softmax, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    return (y * (dy - (dy * y).sum(axis=layer.axis, keepdims=True)),), {}
+
+
+@forward_of(LogSoftmax)
+def log_softmax(layer: LogSoftmax, xs: Arrays, w: Weights) -> Array:
+    (x,) = xs
+    shifted = x - x.max(axis=layer.axis, keepdims=True)
+    y: Array = shifted - np.log(np.exp(shifted).sum(axis=layer.axis, keepdims=True))
+    return y
+
+
+@backward_of(LogSoftmax)
+def log_softmax_back(layer: LogSoftmax, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    return (dy - np.exp(y) * dy.sum(axis=layer.axis, keepdims=True),), {}
+
+
+def _sigmoid(x: Array) -> Array:
+    small = np.exp(-np.abs(x))  # at most 1, so nothing overflows
+    y: Array = np.where(x >= 0, 1, small) / (1 + small)
+    return y
+
+
+def _gelu_factor(layer: GELU, x: Array) -> Array:
+    if layer.approximate == "tanh":
+        return (1 + np.tanh(_TANH_SCALE * (x + _TANH_CUBE * x * x * x))) / 2
+    y: Array = erfc(x * -math.sqrt(0.5)) / 2  # 1 + erf(x) would lose every digit where x is far below 0
+    return y

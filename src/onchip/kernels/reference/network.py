@@ -1,0 +1,125 @@
+"""Whole networks: every value forward, every gradient backward, and the step that training makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.kernels.reference.activation import log_softmax
+from onchip.kernels.reference.base import BACKWARD, FORWARD
+from onchip.spec.layers import LogSoftmax
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array, materialise
+from onchip.spec.types import DTYPE_BYTES, numpy_dtype
+
+
+def forward_all(net: Network, x: Array | tuple[Array, ...], dtype: str = "float64") -> dict[str, Array]:
+    """Every value of the network, by name. Floats are float64, or float32 for narrower types; ints are what they are.
+
+    x  (B, ...), or a tuple of such arrays in the order of net.inputs
+    """
+    xs = x if isinstance(x, tuple) else (x,)
+    if len(xs) != len(net.inputs):
+        got, expected = f"{len(xs)} arrays", f"{len(net.inputs)}: {', '.join(net.inputs)}"
+        raise InputError(f"network '{net.name}' has another number of inputs", got=got, expected=expected)
+    made: dict[str, Array] = {}
+    values: dict[str, Array] = {}
+    with np.errstate(all="ignore"):  # NaN and Inf pass through, as everywhere in onchip
+        for (name, given), array in zip(net.inputs.items(), xs, strict=True):
+            values[name] = _rounded(array, given.dtype, dtype)
+        for node in net.nodes:
+            read = tuple(values[name] for name in node.inputs)
+            y = FORWARD[type(node.layer)](node.layer, read, _weights(net, node, made, dtype))
+            values[node.name] = _rounded(y, net.types[node.name].dtype, dtype)
+    return values
+
+
+def forward(net: Network, x: Array | tuple[Array, ...], dtype: str = "float64") -> Any:
+    """Run the network on x (B, ...) in `dtype`: its only output, or a tuple of several."""
+    values = forward_all(net, x, dtype)
+    outputs = tuple(values[name] for name in net.outputs)
+    return outputs if len(outputs) > 1 else outputs[0]
+
+
+def loss_and_gradients(
+    net: Network, x: Array | tuple[Array, ...], target: Array, loss: str, dtype: str = "float64"
+) -> tuple[float, dict[str, Array]]:
+    """The loss of a batch and its gradient by every weight, by name.
+
+    "cross_entropy": the network's output is logits, target (B,) holds classes; mean over the batch.
+    "half_sse":      half the sum of squared differences to target (B, D_out), over the whole batch.
+    """
+    _ = net.output  # a loss is one of one output: say so before any work
+    values = forward_all(net, x, dtype)
+    value, dy = LOSSES[loss](values[net.outputs[0]], target)
+    upstream: dict[str, Array] = {net.outputs[0]: dy}
+    gradients: dict[str, Array] = {}
+    made: dict[str, Array] = {}
+    for node in reversed(net.nodes):
+        if node.name not in upstream:  # the loss does not depend on it
+            continue
+        if type(node.layer) not in BACKWARD:
+            raise InputError(
+                f"layer '{node.name}' ({node.layer.kind}) has no gradient", hint="end the network before it"
+            )
+        read, w = tuple(values[name] for name in node.inputs), _weights(net, node, made, dtype)
+        dxs, dw = BACKWARD[type(node.layer)](node.layer, read, w, values[node.name], upstream[node.name])
+        for name, dx in zip(node.inputs, dxs, strict=True):
+            if dx is not None:
+                upstream[name] = upstream.get(name, 0) + dx
+        for role, gradient in dw.items():
+            name = node.weights[role]
+            gradients[name] = gradients.get(name, 0) + gradient
+    return value, gradients
+
+
+def cross_entropy(logits: Array, classes: Array) -> tuple[float, Array]:
+    B = len(logits)
+    logp = log_softmax(LogSoftmax(), (logits,), {})
+    dy = np.exp(logp)
+    dy[np.arange(B), classes] -= 1
+    return float(-logp[np.arange(B), classes].mean()), dy / B
+
+
+def half_sse(y: Array, target: Array) -> tuple[float, Array]:
+    return float(0.5 * np.square(y - target).sum()), y - target
+
+
+LOSSES: dict[str, Callable[[Array, Array], tuple[float, Array]]] = {
+    "cross_entropy": cross_entropy,
+    "half_sse": half_sse,
+}
+
+
+def sgd_step(
+    net: Network, velocity: dict[str, Array], gradients: Mapping[str, Array], lr: float, momentum: float
+) -> Network:
+    """v = momentum v + g, w = w - lr v; the network after the step, `velocity` updated in place."""
+    weights = dict(net.weights)
+    for name, g in gradients.items():
+        velocity[name] = momentum * velocity.get(name, 0) + g
+        weights[name] = materialise(name, net.weights).astype(g.dtype) - lr * velocity[name]
+    return net.replace(weights=weights)
+
+
+def _weights(net: Network, node: Node, made: dict[str, Array], dtype: str) -> dict[str, Array]:
+    return {
+        role: _rounded(materialise(name, net.weights, made), net.weight_type(name).dtype, dtype)
+        for role, name in node.weights.items()
+    }
+
+
+def _rounded(array: Array, kind: str, dtype: str) -> Array:
+    """A float array (`kind` says what it is in the network) rounded to `dtype`, in the type that computes."""
+    if "float" not in kind:
+        return np.asarray(array)
+    return np.asarray(array).astype(numpy_dtype(dtype), copy=False).astype(_working(dtype), copy=False)
+
+
+def _working(dtype: str) -> np.dtype[Any]:
+    if "float" not in dtype or dtype not in DTYPE_BYTES:
+        raise InputError("the reference computes in a float dtype", got=dtype)
+    return np.dtype(np.float64 if dtype == "float64" else np.float32)

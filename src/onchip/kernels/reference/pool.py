@@ -1,0 +1,119 @@
+"""Pools over windows and over whole axes; a NaN in a window is its result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import reduce
+
+import numpy as np
+
+from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
+from onchip.kernels.reference.windows import Places, fold, pad, taps
+from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d
+from onchip.spec.layers.conv import geometry, window_counts
+from onchip.spec.recipe import Array
+from onchip.spec.types import TensorType
+
+MaxPool = MaxPool1d | MaxPool2d
+AvgPool = AvgPool1d | AvgPool2d
+Pool = MaxPool | AvgPool
+
+
+@forward_of(MaxPool1d, MaxPool2d)
+def max_pool(layer: MaxPool, xs: Arrays, w: Weights) -> Array:
+    counts, pads = _frame(layer, xs[0])
+    padded = pad(xs[0], pads, -np.inf)
+    return reduce(np.maximum, (padded[places] for places in _taps(layer, counts)))  # np.maximum hands NaN on
+
+
+@backward_of(MaxPool1d, MaxPool2d)
+def max_pool_back(layer: MaxPool, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    """To the first of the largest."""
+    counts, pads = _frame(layer, xs[0])
+    padded = pad(xs[0], pads, -np.inf)
+    given, dcolumns = np.zeros(y.shape, bool), []
+    for places in _taps(layer, counts):
+        takes = (padded[places] == y) & ~given
+        dcolumns.append(dy * takes)
+        given |= takes
+    return (_fold(layer, np.stack(dcolumns, axis=2), xs[0], pads),), {}
+
+
+@forward_of(AvgPool1d, AvgPool2d)
+def avg_pool(layer: AvgPool, xs: Arrays, w: Weights) -> Array:
+    counts, pads = _frame(layer, xs[0])
+    padded = pad(xs[0], pads, 0)
+    # Tap by tap, not one sum over windows: the order of the sum is then the same whatever the shape.
+    return reduce(np.add, (padded[places] for places in _taps(layer, counts))) / _divisors(layer, xs[0])
+
+
+@backward_of(AvgPool1d, AvgPool2d)
+def avg_pool_back(layer: AvgPool, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    counts, pads = _frame(layer, xs[0])
+    share = (dy / _divisors(layer, xs[0]))[:, :, None]
+    dcolumns = np.broadcast_to(share, (*dy.shape[:2], math.prod(layer.kernel), *counts))
+    return (_fold(layer, dcolumns, xs[0], pads),), {}
+
+
+@forward_of(GlobalMax)
+def global_max(layer: GlobalMax, xs: Arrays, w: Weights) -> Array:
+    y: Array = xs[0].max(axis=layer.axes, keepdims=layer.keep)
+    return y
+
+
+@backward_of(GlobalMax)
+def global_max_back(layer: GlobalMax, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    """To the first of the largest."""
+    (x,) = xs
+    axes = _axes(layer, x)
+    ends = tuple(range(x.ndim - len(axes), x.ndim))
+    moved = np.moveaxis(x, axes, ends)
+    flat = moved.reshape(*moved.shape[: ends[0]], -1)
+    first = np.arange(flat.shape[-1]) == flat.argmax(axis=-1)[..., None]
+    dx = first * dy.reshape(*flat.shape[:-1], 1)
+    return (np.moveaxis(dx.reshape(moved.shape), ends, axes),), {}
+
+
+@forward_of(GlobalMean)
+def global_mean(layer: GlobalMean, xs: Arrays, w: Weights) -> Array:
+    y: Array = xs[0].mean(axis=layer.axes, keepdims=layer.keep)
+    return y
+
+
+@backward_of(GlobalMean)
+def global_mean_back(layer: GlobalMean, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    (x,) = xs
+    axes = _axes(layer, x)
+    kept = dy.reshape([1 if axis in axes else d for axis, d in enumerate(x.shape)])
+    return (np.broadcast_to(kept / math.prod(x.shape[axis] for axis in axes), x.shape),), {}
+
+
+def _axes(layer: GlobalMax | GlobalMean, x: Array) -> tuple[int, ...]:
+    return tuple(sorted(axis % x.ndim for axis in layer.axes))
+
+
+def _frame(layer: Pool, x: Array) -> tuple[list[int], tuple[int, ...]]:
+    """How many windows an axis, and the pads, longer where the last window hangs over the end (ceil)."""
+    counts = window_counts(TensorType(x.shape), layer.kernel, *geometry(layer), layer.ceil)
+    after = []
+    for a, n in enumerate(x.shape[2:]):
+        end = (counts[a] - 1) * layer.stride[a] + layer.dilation[a] * (layer.kernel[a] - 1) + 1
+        after.append(max(layer.pads[layer.rank + a], end - layer.pads[a] - n))
+    return counts, (*layer.pads[: layer.rank], *after)
+
+
+def _taps(layer: Pool, counts: list[int]) -> Iterator[Places]:
+    return taps(layer.kernel, counts, layer.stride, layer.dilation)
+
+
+def _fold(layer: Pool, columns: Array, x: Array, pads: tuple[int, ...]) -> Array:
+    return fold(columns, layer.kernel, x.shape[2:], layer.stride, pads, layer.dilation)
+
+
+def _divisors(layer: AvgPool, x: Array) -> Array:
+    """How many numbers each window holds, (1, 1, counts...); beyond the input and its pads there are none to count."""
+    counts, pads = _frame(layer, x)
+    overhang = [long - own for long, own in zip(pads, layer.pads, strict=True)]
+    inside = pad(pad(np.ones((1, 1, *x.shape[2:]), x.dtype), layer.pads, int(layer.count_pads)), overhang, 0)
+    return reduce(np.add, (inside[places] for places in _taps(layer, counts)))

@@ -1,0 +1,45 @@
+"""Windows over the axes behind the channels, tap by tap: a tap is one place of the kernel.
+
+What a tap touches in all windows together is one strided slice of the padded input. Pads are as in the layers: what
+is put before each axis, then what is put after each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from onchip.spec.recipe import Array
+
+Sizes = Sequence[int]
+Places = tuple[slice, ...]
+
+
+def pad(x: Array, pads: Sizes, value: float) -> Array:
+    rank = len(pads) // 2
+    return np.pad(x, ((0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)), constant_values=value)
+
+
+def taps(kernel: Sizes, counts: Sizes, stride: Sizes, dilation: Sizes) -> Iterator[Places]:
+    """Where each tap lies in a padded input (B, C, ...), for `counts` windows an axis; the last axis goes fastest."""
+    for tap in np.ndindex(*kernel):
+        axes = zip(tap, counts, stride, dilation, strict=True)
+        yield (slice(None), slice(None), *(slice(k * d, k * d + (n - 1) * s + 1, s) for k, n, s, d in axes))
+
+
+def unfold(x: Array, kernel: Sizes, counts: Sizes, stride: Sizes, pads: Sizes, dilation: Sizes) -> Array:
+    """The windows of x (B, C, sizes...), zeros around it, side by side: (B, C, taps, counts...)."""
+    padded = pad(x, pads, 0)
+    return np.stack([padded[places] for places in taps(kernel, counts, stride, dilation)], axis=2)
+
+
+def fold(columns: Array, kernel: Sizes, sizes: Sizes, stride: Sizes, pads: Sizes, dilation: Sizes) -> Array:
+    """Windows (B, C, taps, counts...) added where they belong: (B, C, sizes...); what falls on the pads is cut off."""
+    before, after = pads[: len(sizes)], pads[len(sizes) :]
+    wide = [b + n + a for b, n, a in zip(before, sizes, after, strict=True)]
+    padded = np.zeros((*columns.shape[:2], *wide), columns.dtype)
+    for tap, places in enumerate(taps(kernel, columns.shape[3:], stride, dilation)):
+        padded[places] += columns[:, :, tap]
+    whole = (slice(None), slice(None))
+    return padded[(*whole, *(slice(b, b + n) for b, n in zip(before, sizes, strict=True)))]

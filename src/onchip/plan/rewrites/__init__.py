@@ -1,0 +1,52 @@
+"""Algebra that can be done once: each rewrite is a pure function Network -> Network.
+
+A rewrite derives weights only as recipes, so planning costs nothing however large the network is. Most of them make
+every device's work less and are always done; folding an Embedding is work once for less work a row, so the planner
+prices it both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from onchip.plan.rewrites.batchnorm import fold_batchnorm
+from onchip.plan.rewrites.convs import merge_convs
+from onchip.plan.rewrites.drop import drop_idle, drop_unread
+from onchip.plan.rewrites.edit import Told
+from onchip.plan.rewrites.embedding import fold_embeddings
+from onchip.plan.rewrites.linear import absorb_permutes, merge_linears
+from onchip.plan.rewrites.phases import split_phases
+from onchip.spec.network import Network
+
+__all__ = [
+    "REWRITES", "absorb_permutes", "drop_idle", "drop_unread", "fold_batchnorm", "fold_embeddings", "merge_convs",
+    "merge_linears", "rewrite", "split_phases",
+]  # fmt: skip
+
+# In this order, round after round; the name is what a user says to leave one out, "" is for those that nobody would.
+REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
+    ("", drop_unread),
+    ("", drop_idle),
+    ("fold", fold_batchnorm),
+    ("", absorb_permutes),
+    ("merge", merge_linears),
+    ("merge", merge_convs),
+    ("phases", split_phases),
+)
+
+
+def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[str, ...]]:
+    """Apply every rewrite but those left out until none finds anything to do; also says what was done, a line each.
+
+    One may make room for another: a Permute that was absorbed no longer keeps two Linears apart. It ends, since each
+    takes away layers, Permutes or transposed convolutions and brings none of these that another takes away.
+    """
+    told: list[str] = []
+    while True:
+        before = net
+        for name, step in REWRITES:
+            if name not in without:
+                net, lines = step(net)
+                told += lines
+        if net is before:
+            return net, tuple(told)

@@ -1,0 +1,111 @@
+"""Convolutions that read the same value, side by side in one."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+
+from onchip.plan.rewrites.edit import Draft, Told
+from onchip.spec.layers import (
+    AvgPool1d,
+    AvgPool2d,
+    Concat,
+    Convolution,
+    Elementwise,
+    GlobalMax,
+    GlobalMean,
+    MaxPool1d,
+    MaxPool2d,
+)
+from onchip.spec.layers.conv import conv_groups
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array
+
+
+def merge_convs(net: Network) -> Told:
+    """x -> conv A -> f,  x -> conv B -> f,  Concat(A, B)   becomes   x -> conv AB -> f,  Concat(AB).
+
+    For convolutions of one geometry whose values stand next to each other in a Concat of channels, each behind the same
+    layers f that keep channels apart: one product with more columns, one pass over x.
+    """
+    draft = Draft(net)
+    told = []
+    for concat in net.nodes:
+        if not isinstance(concat.layer, Concat) or concat.layer.axis % len(net.types[concat.name].shape) != 1:
+            continue
+        inputs: list[str] = []
+        paths = [(value, _path(draft, value)) for value in draft.nodes[concat.name].inputs]
+        for what, run in itertools.groupby(paths, lambda path: _what(draft, path[1])):
+            values, alike = zip(*run, strict=True)
+            if what is None or len(values) == 1:
+                inputs += values
+                continue
+            _merge(draft, alike)
+            inputs.append(values[0])
+            others = ", ".join(path[0].name for path in alike[1:])
+            told.append(f"merged {others} into {alike[0][0].name}: one pass over {alike[0][0].inputs[0]}")
+        draft.put(dataclasses.replace(draft.nodes[concat.name], inputs=tuple(inputs)))
+    return draft.done(told)
+
+
+def _path(draft: Draft, value: str) -> list[Node]:
+    """The convolution that a value comes from and the layers on the way, if they keep channels apart; else nothing.
+
+    Nobody else reads anything on the way.
+    """
+    path: list[Node] = []
+    while True:
+        node = draft.nodes.get(value)
+        if node is None or draft.sole_reader(value) is None:
+            return []
+        path.insert(0, node)
+        if isinstance(node.layer, Convolution):
+            return path
+        if not _keeps_channels(draft, node):
+            return []
+        value = node.inputs[0]
+
+
+def _keeps_channels(draft: Draft, node: Node) -> bool:
+    if isinstance(node.layer, GlobalMax | GlobalMean):
+        rank = len(draft.types[node.inputs[0]].shape)
+        return all(axis % rank != 1 for axis in node.layer.axes)
+    return isinstance(node.layer, Elementwise | MaxPool1d | MaxPool2d | AvgPool1d | AvgPool2d)
+
+
+def _what(draft: Draft, path: list[Node]) -> object:
+    """What two paths must have in common to be merged; None for a path that never is."""
+    if not path or conv_groups(path[0].layer) > 1:
+        return None
+    conv = path[0]
+    dtypes = {draft.dtype(name) for name in conv.weights.values()}
+    if len(dtypes) > 1:
+        return None
+    return [node.layer for node in path], conv.inputs, draft.weights[conv.weights["weight"]].shape[1:], dtypes
+
+
+def _merge(draft: Draft, paths: tuple[list[Node], ...]) -> None:
+    """All of the paths become the first, with the channels of each, one after the other."""
+    convs = [path[0] for path in paths]
+    weights = [conv.weights["weight"] for conv in convs]
+    counts = [draft.weights[name].shape[0] for name in weights]
+    biases = [conv.weights.get("bias") for conv in convs]
+
+    def weight(*given: Array) -> Array:
+        return np.concatenate(given)
+
+    def bias(*given: Array) -> Array:
+        arrays = iter(given)
+        return np.concatenate([next(arrays) if name else np.zeros(C) for name, C in zip(biases, counts, strict=True)])
+
+    wanted = "+".join(conv.name for conv in convs)
+    shape = (sum(counts), *draft.weights[weights[0]].shape[1:])
+    roles = {"weight": draft.derive(f"{wanted}.weight", "concat", weights, shape, weight)}
+    if there := [name for name in biases if name]:
+        roles["bias"] = draft.derive(f"{wanted}.bias", "concat_bias", there, (sum(counts),), bias)
+    draft.put(dataclasses.replace(convs[0], weights=roles))
+    for path in paths[1:]:
+        for node in path:
+            draft.drop(node)

@@ -1,0 +1,175 @@
+"""What the rewrites share: a draft of the network to work on, and where moved numbers come from."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from onchip.spec.layers import Permute, Reshape
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array, Recipe, Weight
+from onchip.spec.types import TensorType, numpy_dtype
+
+Told = tuple[Network, list[str]]  # a rewritten network, and what was done, a line each
+
+
+class Draft:
+    """A network while it is rewritten: who makes and who reads a value is known at once, and nodes change one by one.
+
+    A value keeps its type, so `types` are those of the network that it began as. `done` checks the whole, once.
+    """
+
+    def __init__(self, net: Network) -> None:
+        self.types = net.types
+        self.nodes = {node.name: node for node in net.nodes}
+        self.weights: dict[str, Weight] = dict(net.weights)
+        self._net = net
+        self._outputs = list(net.outputs)
+        self._taken = {*net.types, *net.weights}
+        self._readers: dict[str, list[str]] = {}  # of each value: a node stands there once for every time it reads it
+        self._ahead: dict[str, list[str]] = {}  # new nodes by the node that they stand in front of
+        self._renamed: dict[str, str] = {}  # nodes that will have the name of an output
+        for node in net.nodes:
+            self._note(node)
+
+    # -- asking --------------------------------------------------------------------------------------------
+
+    def sole_reader(self, value: str) -> Node | None:
+        """The only node that reads a value, if it reads it once and the value is no output."""
+        readers = self._readers.get(value, [])
+        return self.nodes[readers[0]] if len(readers) == 1 and value not in self._outputs else None
+
+    def dtype(self, weight: str) -> str:
+        found = self.weights[weight]
+        return found.dtype if isinstance(found, Recipe) else found.dtype.name
+
+    def is_float(self, node: Node) -> bool:
+        return all("float" in self.dtype(name) for name in node.weights.values())
+
+    # -- changing ------------------------------------------------------------------------------------------
+
+    def put(self, *nodes: Node) -> None:
+        """Exchange the node that has the last one's name; the others, which are new, come right before it."""
+        *ahead, last = nodes
+        self._forget(self.nodes[last.name])
+        self._ahead[last.name] = [*self._ahead.get(last.name, []), *(node.name for node in ahead)]
+        for node in nodes:
+            self.nodes[node.name] = node
+            self._note(node)
+
+    def drop(self, node: Node) -> None:
+        """Take out a node that nobody reads any more, or nobody will."""
+        self._forget(self.nodes.pop(node.name))
+
+    def bypass(self, name: str) -> bool:
+        """Take out a node of one input and let its readers read what it read.
+
+        An output keeps its name: what stood before takes it over. Where that is an input or another output it cannot,
+        the node stays, and the answer is no.
+        """
+        (source,) = self.nodes[name].inputs
+        if name in self._outputs:
+            if source not in self.nodes or source in self._outputs:
+                return False
+            self._renamed[source] = self._renamed.pop(name, name)
+            self._outputs = [source if value == name else value for value in self._outputs]
+        self.drop(self.nodes[name])
+        for reader in tuple(dict.fromkeys(self._readers.get(name, ()))):
+            node = self.nodes[reader]
+            inputs = tuple(source if value == name else value for value in node.inputs)
+            self.put(dataclasses.replace(node, inputs=inputs))
+        return True
+
+    def fresh(self, wanted: str) -> str:
+        """A name for a new weight or value that nothing has yet."""
+        name, count = wanted, 1
+        while name in self._taken:
+            count += 1
+            name = f"{wanted}_{count}"
+        self._taken.add(name)
+        return name
+
+    def derive(
+        self,
+        wanted: str,
+        op: str,
+        sources: Sequence[str],
+        shape: Sequence[int],
+        evaluate: Callable[..., Array],
+        flop: int = 0,
+    ) -> str:
+        """Add a weight that an engine will make of others, and say its name. It is rounded to the first one's dtype."""
+        dtype = self.dtype(sources[0])
+
+        def rounded(*arrays: Array) -> Array:
+            return np.ascontiguousarray(evaluate(*arrays), numpy_dtype(dtype))
+
+        name = self.fresh(wanted)
+        self.weights[name] = Recipe(op, tuple(sources), tuple(shape), dtype, flop, rounded)
+        return name
+
+    def done(self, told: list[str]) -> Told:
+        """The network that came out; the one that went in if nothing was done."""
+        if not told:
+            return self._net, []
+        names = (name for node in self._net.nodes for name in (*self._ahead.get(node.name, ()), node.name))
+        nodes = [self._with_final_names(self.nodes[name]) for name in names if name in self.nodes]
+        return self._net.replace(nodes=nodes, weights=self.weights), told
+
+    # -- keeping the books ---------------------------------------------------------------------------------
+
+    def _note(self, node: Node) -> None:
+        for value in node.inputs:
+            self._readers.setdefault(value, []).append(node.name)
+
+    def _forget(self, node: Node) -> None:
+        for value in node.inputs:
+            self._readers[value].remove(node.name)
+
+    def _with_final_names(self, node: Node) -> Node:
+        inputs = tuple(self._renamed.get(value, value) for value in node.inputs)
+        return dataclasses.replace(node, name=self._renamed.get(node.name, node.name), inputs=inputs)
+
+
+# -- moves: Reshapes and Permutes ------------------------------------------------------------------------------
+
+
+def moves_before(draft: Draft, node: Node) -> tuple[Node | None, list[Node]]:
+    """The node whose numbers `node` alone reads, through the moves in between, first to last; None for an input."""
+    moves: list[Node] = []
+    source = _made_for(draft, node)
+    while source is not None and isinstance(source.layer, Reshape | Permute):
+        moves.insert(0, source)
+        source = _made_for(draft, source)
+    return source, moves
+
+
+def moves_behind(draft: Draft, node: Node) -> tuple[Node | None, list[Node]]:
+    """The node that alone reads the numbers of `node`, through the moves in between, first to last."""
+    moves: list[Node] = []
+    reader = draft.sole_reader(node.name)
+    while reader is not None and isinstance(reader.layer, Reshape | Permute):
+        moves.append(reader)
+        reader = draft.sole_reader(reader.name)
+    return reader, moves
+
+
+def _made_for(draft: Draft, node: Node) -> Node | None:
+    """Who makes what `node` reads, if nobody else reads it."""
+    value = node.inputs[0]
+    return draft.nodes.get(value) if draft.sole_reader(value) else None
+
+
+def origin(types: Mapping[str, TensorType], moves: Sequence[Node]) -> Array:
+    """For every number of a flat row behind the moves: its place in the flat row before them."""
+    before = types[moves[0].inputs[0]].row_shape
+    places = np.arange(math.prod(before)).reshape(before)
+    for node in moves:
+        if isinstance(node.layer, Permute):
+            places = places.transpose([axis - 1 for axis in node.layer.axes[1:]])
+        else:
+            places = places.reshape(types[node.name].row_shape)
+    return places.reshape(-1)

@@ -1,0 +1,83 @@
+"""An Embedding folded into the layer that reads it: a gather and a sum instead of a product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onchip.plan.rewrites.drop import drop_unread
+from onchip.plan.rewrites.edit import Draft, Told
+from onchip.spec.layers import Conv1d, Embedding, Linear, Permute, Reshape, TokenConv
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array
+
+_BLOCK_ROWS = 1024  # tables are built in products of this many tokens
+
+
+def fold_embeddings(net: Network) -> Told:
+    """ids -> Embedding -> Permute -> Conv1d(W)   becomes   ids -> TokenConv(T)   with T[v, k] = W[:, :, k] emb[v].
+
+    Embedding and convolution are both linear in the token, so what tap k makes of token v can be looked up. A Linear
+    over the embedding is such a convolution of one tap, and a Linear over the flattened (S, E) one of S taps.
+    """
+    draft = Draft(net)
+    told = []
+    for node in net.nodes:
+        if (emb := _embedding_of(draft, node)) is not None:
+            V, K, C_out = _fold(draft, emb, node)
+            tables = f"{K} tables" if K > 1 else "a table"
+            told.append(f"folded {emb.name} into {node.name}: {tables} of {V:,} x {C_out:,} instead of a product")
+    folded, told = draft.done(told)
+    return (drop_unread(folded)[0], told) if told else (net, [])
+
+
+def _embedding_of(draft: Draft, node: Node) -> Node | None:
+    """The Embedding that can be folded into a node, if it reads one."""
+    layer, source = node.layer, draft.nodes.get(node.inputs[0])
+    if source is None:
+        return None
+    emb: Node | None = source  # Linear over (B, S, E)
+    if isinstance(layer, Conv1d):  # over (B, E, S)
+        if source.layer != Permute((0, 2, 1)) or layer.groups > 1 or layer.dilation != (1,):
+            return None
+        emb = draft.nodes.get(source.inputs[0])
+    elif not isinstance(layer, Linear):
+        return None
+    elif isinstance(source.layer, Reshape) and len(draft.types[source.name].shape) == 2:  # over (B, S * E)
+        emb = draft.nodes.get(source.inputs[0])
+    if emb is None or not isinstance(emb.layer, Embedding) or len(draft.types[emb.name].shape) != 3:
+        return None
+    # A TokenConv's value has the dtype of its tables, and so of both.
+    return emb if draft.dtype(emb.weights["weight"]) == draft.dtype(node.weights["weight"]) else None
+
+
+def _fold(draft: Draft, emb: Node, node: Node) -> tuple[int, int, int]:
+    """Put a TokenConv in the place of a node; the shape of its tables."""
+    layer, table, w = node.layer, emb.weights["weight"], node.weights["weight"]
+    (V, E), C_out = draft.weights[table].shape, draft.weights[w].shape[0]
+    S = draft.types[emb.name].row_shape[0]
+    is_flat = len(draft.types[node.name].shape) == 2
+    K = draft.weights[w].shape[2] if isinstance(layer, Conv1d) else S if is_flat else 1
+
+    def build(rows: Array, W: Array) -> Array:
+        """rows (V, E); W (C_out, E, K) of a Conv1d or (C_out, K * E) of a Linear -> (V, K, C_out)."""
+        wide: np.dtype[Any] = np.dtype(np.float64 if W.dtype == np.float64 else np.float32)
+        taps = W.transpose(2, 1, 0) if W.ndim == 3 else W.reshape(C_out, K, E).transpose(1, 2, 0)  # (K, E, C_out)
+        made = np.empty((V, K, C_out), wide)
+        for k in range(K):
+            tap = np.ascontiguousarray(taps[k], wide)
+            for v in range(0, V, _BLOCK_ROWS):
+                made[v : v + _BLOCK_ROWS, k] = rows[v : v + _BLOCK_ROWS].astype(wide, copy=False) @ tap
+        return made
+
+    shape = (V, K, C_out)
+    tables = draft.derive(f"{node.name}.tables", "token_tables", (table, w), shape, build, 2 * V * E * K * C_out)
+    roles = {**node.weights, "weight": tables}
+    if isinstance(layer, Conv1d):
+        draft.put(Node(node.name, TokenConv(layer.stride[0], layer.pads), emb.inputs, roles))
+    else:  # the TokenConv makes (B, C_out, 1) of flattened tokens, else (B, C_out, S)
+        part = Node(draft.fresh(f"{node.name}.tokens"), TokenConv(), emb.inputs, roles)
+        shaped = Reshape((C_out,)) if is_flat else Permute((0, 2, 1))
+        draft.put(part, Node(node.name, shaped, (part.name,)))
+    return shape

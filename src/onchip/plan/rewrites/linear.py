@@ -1,0 +1,111 @@
+"""Products next to each other, and moves next to a product: done once, in the weights."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from onchip.plan.rewrites.edit import Draft, Told, moves_before, moves_behind, origin
+from onchip.spec.layers import Linear, Permute, Reshape
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array
+
+
+def merge_linears(net: Network) -> Told:
+    """Linear(W1, b1) -> Linear(W2, b2)   becomes   Linear(W2 W1, W2 b1 + b2), where that is less work.
+
+    Only where nothing stands between them, nobody else reads the first, and the product has fewer numbers
+    than its factors (a bottleneck stays). The product is taken in float64 and rounded once.
+    """
+    draft = Draft(net)
+    told = []
+    for name in tuple(draft.nodes):
+        # What was merged may merge again with what stands before it, so all pairs that could merge have when this ends.
+        while (first := _first_of_pair(draft, draft.nodes[name])) is not None:
+            second = draft.nodes[name]
+            D_mid, D_in = draft.weights[first.weights["weight"]].shape
+            D_out, _ = draft.weights[second.weights["weight"]].shape
+            _merge(draft, first, second)
+            told.append(f"merged {first.name} into {name}: {D_in}-{D_mid}-{D_out} is one {D_in}-{D_out}")
+    return draft.done(told)
+
+
+def _first_of_pair(draft: Draft, second: Node) -> Node | None:
+    """The Linear whose product with this Linear is less work than both, if there is one and nobody else reads it."""
+    first = draft.nodes.get(second.inputs[0])
+    if not isinstance(second.layer, Linear) or first is None or not isinstance(first.layer, Linear):
+        return None
+    if draft.sole_reader(first.name) is None or not (draft.is_float(first) and draft.is_float(second)):
+        return None
+    D_mid, D_in = draft.weights[first.weights["weight"]].shape
+    D_out, _ = draft.weights[second.weights["weight"]].shape
+    return first if D_out * D_in < D_mid * (D_in + D_out) else None
+
+
+def _merge(draft: Draft, first: Node, second: Node) -> None:
+    w1, w2 = first.weights["weight"], second.weights["weight"]
+    b1, b2 = first.weights.get("bias"), second.weights.get("bias")
+    D_mid, D_in = draft.weights[w1].shape
+    D_out, _ = draft.weights[w2].shape
+    wanted = f"{first.name}+{second.name}"
+
+    def weight(W2: Array, W1: Array) -> Array:
+        return W2.astype(np.float64) @ W1.astype(np.float64)
+
+    def bias(W2: Array, B1: Array, *B2: Array) -> Array:
+        total = W2.astype(np.float64) @ B1.astype(np.float64)
+        return total + B2[0].astype(np.float64) if B2 else total
+
+    flop = 2 * D_out * D_mid
+    roles = {"weight": draft.derive(f"{wanted}.weight", "merge_linear", (w2, w1), (D_out, D_in), weight, flop * D_in)}
+    if b1 is not None:
+        sources = (w2, b1) if b2 is None else (w2, b1, b2)
+        roles["bias"] = draft.derive(f"{wanted}.bias", "merge_linear_bias", sources, (D_out,), bias, flop)
+    elif b2 is not None:
+        roles["bias"] = b2
+    draft.put(Node(second.name, Linear(), first.inputs, roles))
+    draft.drop(first)
+
+
+def absorb_permutes(net: Network) -> Told:
+    """Linear -> moves   becomes   Linear with its rows in the order of the moved numbers -> one Reshape;
+    moves -> Linear   becomes   one Reshape -> Linear with its columns in that order.
+
+    Moves are Reshapes and Permutes; a Permute is among them, and nobody else reads what is between.
+    """
+    draft = Draft(net)
+    told = []
+    for name in tuple(draft.nodes):
+        if not (
+            name in draft.nodes and isinstance(draft.nodes[name].layer, Linear) and len(net.types[name].shape) == 2
+        ):
+            continue
+        for behind in (True, False):
+            linear = draft.nodes[name]
+            _, moves = moves_behind(draft, linear) if behind else moves_before(draft, linear)
+            permutes = [move.name for move in moves if isinstance(move.layer, Permute)]
+            if permutes:
+                _absorb(draft, linear, moves, behind)
+                told.append(f"absorbed {', '.join(permutes)} into {name}: its weights take that order")
+    return draft.done(told)
+
+
+def _absorb(draft: Draft, linear: Node, moves: list[Node], behind: bool) -> None:
+    types = draft.types
+
+    def rows(W: Array) -> Array:
+        return W[origin(types, moves)]
+
+    def columns(W: Array) -> Array:
+        return W[:, np.argsort(origin(types, moves))]
+
+    roles = dict(linear.weights)
+    for role in roles if behind else ("weight",):
+        source = linear.weights[role]
+        op, order = ("order_rows", rows) if behind else ("order_columns", columns)
+        roles[role] = draft.derive(f"{linear.name}.{role}.moved", op, (source,), draft.weights[source].shape, order)
+    draft.put(dataclasses.replace(linear, weights=roles))
+    draft.put(Node(moves[-1].name, Reshape(types[moves[-1].name].row_shape), moves[0].inputs))
+    for move in moves[:-1]:
+        draft.drop(move)

@@ -1,0 +1,81 @@
+"""A transposed convolution as plain convolutions, one for each phase of its stride."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from onchip.plan.rewrites.edit import Draft, Told
+from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Interleave
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array
+
+
+def split_phases(net: Network) -> Told:
+    """ConvTranspose(stride s)   becomes   s x s convolutions without a stride, and Interleave.
+
+    Along an axis, output p + s q is reached from input i by tap k = p + s q + before - s i. So the outputs of one phase
+    p use every s-th tap, from k0 = (p + before) mod s on: a convolution of J taps (turned round) over x itself, with no
+    zero inserted anywhere. Stride 1 has one phase and needs no Interleave. A layer with dilation, with a phase that has
+    no tap, or with one that begins or ends inside the input (large pads and a small kernel) is left as it is.
+    """
+    draft = Draft(net)
+    told = []
+    for node in net.nodes:
+        if isinstance(node.layer, ConvTranspose1d | ConvTranspose2d) and (made := _phases(draft, node)):
+            draft.put(*made)
+            what = f"{len(made) - 1} convolutions, one a phase" if len(made) > 1 else "a convolution"
+            told.append(f"split {node.name} into {what}: no product with an inserted zero")
+    return draft.done(told)
+
+
+def _phases(draft: Draft, node: Node) -> list[Node]:
+    """The nodes that stand in for a transposed convolution; none if it stays."""
+    layer, w = node.layer, node.weights["weight"]
+    assert isinstance(layer, ConvTranspose1d | ConvTranspose2d)
+    if any(d != 1 for d in layer.dilation):
+        return []
+    C_in, C_group, *kernel = draft.weights[w].shape
+    sizes_in, sizes_out = (draft.types[value].row_shape[1:] for value in (node.inputs[0], node.name))
+    weave = Interleave(layer.stride)
+    cuts = []  # of each phase: the first tap, the taps and the pads of every axis
+    for phase in weave.phases():
+        axes = zip(phase, layer.stride, layer.pads[: layer.rank], kernel, sizes_in, sizes_out, strict=True)
+        cut = [_cut(*axis) for axis in axes]
+        if any(taps < 1 or before < 0 or after < 0 for _, taps, before, after in cut):
+            return []
+        cuts.append(cut)
+    parts = []
+    for phase, cut in zip(weave.phases(), cuts, strict=True):
+        firsts, taps, before, after = zip(*cut, strict=True)
+        tag = "_".join(map(str, phase))
+        shape = (C_group * layer.groups, C_in // layer.groups, *taps)
+        take = _take(firsts, layer.stride, layer.groups, shape)
+        roles = {**node.weights, "weight": draft.derive(f"{node.name}.{tag}.weight", "phase", (w,), shape, take)}
+        pads = (*before, *after)
+        conv = Conv1d(pads=pads, groups=layer.groups) if layer.rank == 1 else Conv2d(pads=pads, groups=layer.groups)
+        name = node.name if len(cuts) == 1 else draft.fresh(f"{node.name}.{tag}")
+        parts.append(Node(name, conv, node.inputs, roles))
+    return parts if len(parts) == 1 else [*parts, Node(node.name, weave, tuple(part.name for part in parts))]
+
+
+def _cut(p: int, s: int, pad: int, K: int, n_in: int, n_out: int) -> tuple[int, int, int, int]:
+    """Of phase p along an axis: its first tap, how many it has, and what its convolution pads before and after."""
+    first, shift = (p + pad) % s, (p + pad) // s
+    taps, count = len(range(first, K, s)), len(range(p, n_out, s))
+    before = taps - 1 - shift
+    # Outputs there are n_in + before + after - (taps - 1); without any output there is no such convolution.
+    return first, taps, before, count - n_in - before + taps - 1 if count else -1
+
+
+def _take(
+    firsts: tuple[int, ...], stride: tuple[int, ...], groups: int, shape: tuple[int, ...]
+) -> Callable[[Array], Array]:
+    def phase(W: Array) -> Array:
+        """(C_in, C_out / groups, taps...) -> (C_out, C_in / groups, every s-th tap, last to first)."""
+        every = (slice(None), slice(None), *(slice(first, None, s) for first, s in zip(firsts, stride, strict=True)))
+        turned = np.flip(W[every], tuple(range(2, W.ndim)))
+        return turned.reshape(groups, -1, *turned.shape[1:]).swapaxes(1, 2).reshape(shape)
+
+    return phase

@@ -1,0 +1,107 @@
+"""onchip as a backend of ONNX's own test suite, and of whatever else speaks onnx.backend.base.
+
+rep = OnchipBackend.prepare(model)     # an onnx.ModelProto
+(y,) = rep.run([x])                    # NumPy in, NumPy out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.backend.base import Backend, BackendRep
+
+from onchip.errors import DeviceError, FormatError, InputError
+from onchip.runtime.engine import Engine, compile
+from onchip.spec.onnx_ops.base import READERS
+from onchip.spec.onnx_reader import read_model
+from onchip.spec.recipe import Array
+
+# Operands that a layer holds as weights or attributes. Where a graph has them as inputs, they are bound to the arrays
+# that come first. Everything else is a value.
+OPERANDS = {
+    "BatchNormalization": (1, 2, 3, 4), "Conv": (1, 2), "ConvTranspose": (1, 2), "CumSum": (1,), "Div": (1,),
+    "Dropout": (1, 2), "Gather": (0,), "Gemm": (1, 2), "MatMul": (1,), "Pad": (1, 2, 3), "ReduceMax": (1,),
+    "ReduceMean": (1,), "Reshape": (1,), "Slice": (1, 2, 3, 4), "Squeeze": (1,), "Unsqueeze": (1,),
+}  # fmt: skip
+
+
+class OnchipBackend(Backend):  # type: ignore[misc]  # onnx has no types
+    """Runs ONNX models on the CPU through `onchip.compile`."""
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        return device == "CPU"
+
+    @classmethod
+    def is_compatible(cls, model: Any, device: str = "CPU", **kwargs: Any) -> bool:
+        return cls.supports_device(device) and all(node.op_type in READERS for node in model.graph.node)
+
+    @classmethod
+    def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> OnchipRep:
+        if not cls.supports_device(device):
+            raise DeviceError("unknown device", got=device, expected="CPU")
+        return OnchipRep(model)
+
+    @classmethod
+    def run_node(
+        cls, node: Any, inputs: Sequence[Array], device: str = "CPU", outputs_info: Any = None, **kwargs: Any
+    ) -> tuple[Array, ...]:
+        """Run one node; opset_version says which version of its operator is meant, the newest if it is not given."""
+        opset = kwargs.get("opset_version", onnx.defs.onnx_opset_version())
+        names = [name for name in node.input if name]
+        given = [onnx.helper.np_dtype_to_tensor_dtype(array.dtype) for array in inputs]
+        graph = onnx.helper.make_graph(
+            [node], "node",
+            [onnx.helper.make_tensor_value_info(n, t, a.shape) for n, t, a in zip(names, given, inputs, strict=True)],
+            [onnx.helper.make_empty_tensor_value_info(name) for name in node.output],
+        )  # fmt: skip
+        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+        return cls.prepare(model, device).run(inputs)
+
+
+class OnchipRep(BackendRep):  # type: ignore[misc]
+    """A model and, from the first run on, its engine: only the arrays say what the operands are."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        weights = {tensor.name for tensor in model.graph.initializer}
+        self._inputs = [value.name for value in model.graph.input if value.name not in weights]
+        operands = {
+            name
+            for node in model.graph.node
+            for i, name in enumerate(node.input)
+            if i in OPERANDS.get(node.op_type, ())
+        }
+        self._operands = [name for name in self._inputs if name in operands]
+        self._bound: dict[str, Array] = {}
+        self._engine: Engine | None = None
+        self._one_row = False
+
+    def run(self, inputs: Sequence[Array], **kwargs: Any) -> tuple[Array, ...]:
+        given = dict(zip(self._inputs, inputs, strict=True))
+        operands = {name: np.asarray(given[name]) for name in self._operands}
+        if self._engine is None:
+            self._engine, self._bound = self._compile(operands), operands
+        elif any(not np.array_equal(array, self._bound[name]) for name, array in operands.items()):
+            raise InputError("the operands changed", expected="those of the first run", hint="prepare the model again")
+        rows = [np.asarray(given[name]) for name in self._inputs if name not in operands]
+        if self._one_row:
+            rows = [array[None] for array in rows]
+        made = self._engine(*rows)
+        outputs = made if isinstance(made, tuple) else (made,)
+        return tuple(array[0] for array in outputs) if self._one_row else outputs
+
+    def _compile(self, operands: dict[str, Array]) -> Engine:
+        """By rows if the model can be read so; else all that comes in is one row (its axis 0 is no batch)."""
+        try:
+            net = read_model(self._model, operands=operands)
+        except FormatError as error:
+            try:
+                net = read_model(self._model, operands=operands, one_row=True)
+            except FormatError:
+                raise error from None
+            self._one_row = True
+        return compile(net, device="cpu")

@@ -1,0 +1,113 @@
+"""Weight files without a header: float32 numbers, little-endian, one tensor behind the other.
+
+Such a file says nothing about itself; a layout, a list of `FlatTensor`, says what stands where. The same layout
+draws random weights where there is no file.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from onchip.errors import FormatError, InputError
+from onchip.files import open_input
+from onchip.spec.reading import blaming
+from onchip.spec.recipe import Array, Recipe
+
+_STORED = np.dtype("<f4")
+_CHECKED_AT_ONCE = 1 << 18  # numbers: their flags stay in cache
+
+
+@dataclass(frozen=True)
+class FlatTensor:
+    """A tensor of a flat file. Drawn from a seed, its numbers are normal around `center`, this far `spread`."""
+
+    name: str
+    shape: tuple[int, ...]
+    spread: float
+    center: float = 0.0
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def read_flat(path: str | os.PathLike[str], layout: Sequence[FlatTensor]) -> dict[str, Array]:
+    """The tensors of a file by name, as views of the mapped file: nothing is copied.
+
+    A file of another size is a FormatError that says where it ends. So is a NaN or an infinity: they are what a
+    file of another format or byte order looks like, and looking costs less than reading the file does.
+    """
+    source = Path(path)
+    with open_input(source) as file, blaming(source):
+        _check_size(os.fstat(file.fileno()).st_size, layout)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        found, at = {}, 0
+        for tensor in layout:
+            array: Array = np.ndarray(tensor.shape, _STORED, buffer=mapped, offset=at)
+            _check_finite(array, tensor, at)
+            found[tensor.name] = array
+            at += array.nbytes
+    return found
+
+
+def draw_flat(layout: Sequence[FlatTensor], seed: int) -> dict[str, Recipe]:
+    """Random tensors for a layout, drawn when an engine asks for them.
+
+    Number i of the layout, counted from 0, is
+    `float32(center) + float32(spread) * numpy.random.default_rng([seed, i]).standard_normal(shape, dtype=float32)`.
+    """
+    if seed < 0:
+        raise InputError("bad seed", got=str(seed), expected="at least 0", hint="seed=0")
+    return {
+        tensor.name: Recipe("seeded", (), tensor.shape, "float32", 0, partial(_draw, tensor, seed, i))
+        for i, tensor in enumerate(layout)
+    }
+
+
+def _draw(tensor: FlatTensor, seed: int, i: int) -> Array:
+    array = np.random.default_rng([seed, i]).standard_normal(tensor.shape, dtype=np.float32)
+    array *= np.float32(tensor.spread)
+    array += np.float32(tensor.center)
+    return array
+
+
+def _check_size(file_bytes: int, layout: Sequence[FlatTensor]) -> None:
+    at = 0
+    for tensor in layout:
+        end = at + tensor.size * _STORED.itemsize
+        if file_bytes < end:
+            where = f"inside '{tensor.name}', which takes bytes {at:,} to {end - 1:,}"
+            raise _size_error(f"the file ends {where}" if file_bytes else "the file is empty", file_bytes, layout)
+        at = end
+    if file_bytes > at:
+        raise _size_error(f"the file goes on behind '{layout[-1].name}', from byte {at:,}", file_bytes, layout)
+
+
+def _size_error(what: str, file_bytes: int, layout: Sequence[FlatTensor]) -> FormatError:
+    count = sum(tensor.size for tensor in layout)
+    expected = f"{count * _STORED.itemsize:,} B: {count:,} float32 from '{layout[0].name}' to '{layout[-1].name}'"
+    return FormatError(what, got=f"{file_bytes:,} B", expected=expected, hint="the weight file of this very network")
+
+
+def _check_finite(array: Array, tensor: FlatTensor, offset: int) -> None:
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _CHECKED_AT_ONCE):
+        piece = flat[start : start + _CHECKED_AT_ONCE]
+        fine = np.isfinite(piece)
+        if fine.all():
+            continue
+        first = start + int(np.argmin(fine))
+        index = ", ".join(str(int(i)) for i in np.unravel_index(first, array.shape))
+        raise FormatError(
+            f"'{tensor.name}'[{index}] is no number that a network can use",
+            got=f"{flat[first]} at byte {offset + first * _STORED.itemsize:,}",
+            expected="finite float32, little-endian", hint="export the weights again: float32, little-endian",
+        )  # fmt: skip

@@ -1,0 +1,119 @@
+"""Layers that read several values: sums, products, concatenation, and the phases of a strided output."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from onchip.errors import ShapeError
+from onchip.spec.layers.base import Layer, Types, WeightTypes, as_sizes, row_axis
+from onchip.spec.types import Dim, TensorType
+
+
+@dataclass(frozen=True)
+class _Broadcast(Layer, abstract=True):
+    """All values together, and the weight `constant` (a row's shape, no batch) if there is one.
+
+    Sizes of 1 stretch, and missing axes in front are 1, as in NumPy; a value's row never misses an axis in front
+    silently: all values have as many axes as the first.
+    """
+
+    arity: ClassVar[int | None] = None
+    optional: ClassVar[tuple[str, ...]] = ("constant",)
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        if len(inputs) + len(weights) < 2:
+            raise ShapeError("needs two operands", got="one", expected="two values, or a value and a constant")
+        shapes = [given.row_shape for given in inputs]
+        if len({len(shape) for shape in shapes}) > 1:
+            got = ", ".join(str(given) for given in inputs)
+            raise ShapeError("operands have different numbers of axes", got=got)
+        if weights:
+            constant = tuple(int(d) for d in weights["constant"].shape)
+            shapes.append((1,) * (len(shapes[0]) - len(constant)) + constant)
+        dtypes = {given.dtype for given in (*inputs, *weights.values())}
+        if len(dtypes) > 1:
+            raise ShapeError("operands have different dtypes", got=", ".join(sorted(dtypes)))
+        sizes: list[Dim] = []
+        if len({len(shape) for shape in shapes}) == 1:
+            for column in zip(*shapes, strict=True):
+                wide = {d for d in column if d != 1}
+                if len(wide) > 1:
+                    break
+                sizes.append(wide.pop() if wide else 1)
+        if len(sizes) < len(shapes[0]) or len(shapes[-1]) > len(shapes[0]):
+            got = " and ".join(str(list(shape)) for shape in shapes)
+            raise ShapeError("operands do not fit", got=got, expected="rows of equal sizes, or 1")
+        return TensorType((inputs[0].shape[0], *sizes), inputs[0].dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return (len(inputs) + len(weights) - 1) * self.infer(inputs, weights).row_size
+
+
+@dataclass(frozen=True)
+class Add(_Broadcast):
+    """x1 + x2 + ... + constant."""
+
+
+@dataclass(frozen=True)
+class Mul(_Broadcast):
+    """x1 * x2 * ... * constant."""
+
+
+@dataclass(frozen=True)
+class Concat(Layer):
+    """Values side by side along an axis."""
+
+    axis: int = 1
+    arity: ClassVar[int | None] = None
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        first, axis = inputs[0], row_axis(self.axis, inputs[0])
+        for other in inputs[1:]:
+            resized = TensorType((*other.shape[:axis], first.shape[axis], *other.shape[axis + 1 :]), other.dtype)
+            if len(other.shape) != len(first.shape) or resized != first:
+                raise ShapeError("operands do not fit", got=str(other), expected=f"{first} but for axis {axis}")
+        together = sum(int(given.shape[axis]) for given in inputs)
+        return TensorType((*first.shape[:axis], together, *first.shape[axis + 1 :]), first.dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Interleave(Layer):
+    """Phases of an output woven together; what a rewrite puts behind the phases of a transposed convolution.
+
+    Input number p (counted over the strides, the last axis fastest) fills y[..., p0::stride0, p1::stride1].
+    """
+
+    stride: tuple[int, ...] = (2, 2)
+    arity: ClassVar[int | None] = None
+
+    def __post_init__(self) -> None:
+        as_sizes(self, stride=1)
+
+    def phases(self) -> list[tuple[int, ...]]:
+        return list(itertools.product(*(range(s) for s in self.stride)))
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        if len(inputs) != math.prod(self.stride):
+            raise ShapeError("wrong number of phases", got=str(len(inputs)), expected=str(math.prod(self.stride)))
+        x = inputs[0]
+        if len(x.shape) != 2 + len(self.stride):
+            raise ShapeError("input has another shape", got=str(x), expected=f"(B, C and {len(self.stride)} more)")
+        sizes = [0] * len(self.stride)
+        for phase, given in zip(self.phases(), inputs, strict=True):
+            for axis, (p, s) in enumerate(zip(phase, self.stride, strict=True)):
+                if len(given.shape) == len(x.shape):
+                    sizes[axis] = max(sizes[axis], (int(given.shape[2 + axis]) - 1) * s + p + 1)
+        for phase, given in zip(self.phases(), inputs, strict=True):
+            expected = (*x.shape[:2], *(len(range(p, n, s)) for p, n, s in zip(phase, sizes, self.stride, strict=True)))
+            if given.shape != expected or given.dtype != x.dtype:
+                raise ShapeError("phases do not fit", got=str(given), expected=str(TensorType(expected, x.dtype)))
+        return TensorType((*x.shape[:2], *sizes), x.dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return 0

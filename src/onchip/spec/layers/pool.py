@@ -1,0 +1,112 @@
+"""Pools: the largest or the mean of every window; and of whole axes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from onchip.errors import ShapeError
+from onchip.spec.layers.base import Layer, Types, WeightTypes, as_sizes, need_float, row_axis
+from onchip.spec.layers.conv import geometry, window_counts
+from onchip.spec.types import TensorType
+
+
+@dataclass(frozen=True)
+class _Pool(Layer, abstract=True):
+    """kernel, stride and pads as a convolution's; stride () is the kernel's own."""
+
+    rank: ClassVar[int]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    ceil: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stride", self.stride or self.kernel)
+        object.__setattr__(self, "pads", self.pads or (0,) * 2 * self.rank)
+        object.__setattr__(self, "dilation", self.dilation or (1,) * self.rank)
+        as_sizes(self, kernel=1, stride=1, pads=0, dilation=1)
+        for name, length in (("kernel", 1), ("stride", 1), ("pads", 2), ("dilation", 1)):
+            if len(getattr(self, name)) != length * self.rank:
+                got, expected = str(getattr(self, name)), f"{length * self.rank} numbers"
+                raise ShapeError(f"bad {name}", got=got, expected=expected)
+        if any(pad >= size for pad, size in zip(self.pads, self.kernel * 2, strict=True)):
+            # Such a window would hold nothing at all, and the largest of nothing is no number.
+            raise ShapeError("pads as large as the window", got=f"{self.pads}", expected=f"less than {self.kernel}")
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        (x,) = inputs
+        need_float(x)
+        return TensorType((*x.shape[:2], *window_counts(x, self.kernel, *geometry(self), self.ceil)), x.dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return self.infer(inputs, weights).row_size * math.prod(self.kernel)
+
+
+@dataclass(frozen=True)
+class _MaxPool(_Pool, abstract=True):
+    """The largest number of each window; what the pads add counts as -infinity."""
+
+
+@dataclass(frozen=True)
+class _AvgPool(_Pool, abstract=True):
+    """The mean of each window; zeros of the pads are counted in if count_pads."""
+
+    count_pads: bool = False
+
+
+@dataclass(frozen=True)
+class MaxPool1d(_MaxPool):
+    rank: ClassVar[int] = 1
+
+
+@dataclass(frozen=True)
+class MaxPool2d(_MaxPool):
+    rank: ClassVar[int] = 2
+
+
+@dataclass(frozen=True)
+class AvgPool1d(_AvgPool):
+    rank: ClassVar[int] = 1
+
+
+@dataclass(frozen=True)
+class AvgPool2d(_AvgPool):
+    rank: ClassVar[int] = 2
+
+
+@dataclass(frozen=True)
+class _Global(Layer, abstract=True):
+    """Over whole axes of a row; they vanish, or stay with size 1 if `keep`."""
+
+    axes: tuple[int, ...] = (-1,)
+    keep: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", tuple(int(axis) for axis in self.axes))
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        (x,) = inputs
+        need_float(x)
+        over = {row_axis(axis, x) for axis in self.axes}
+        if len(over) < len(self.axes) or not over:
+            raise ShapeError("bad axes", got=str(self.axes), expected="one or more, each once")
+        if any(x.shape[axis] == 0 for axis in over):
+            raise ShapeError("nothing to reduce", got=str(x), expected=f"at least 1 along axes {self.axes}")
+        kept = ((1,) if axis in over else (d,) for axis, d in enumerate(x.shape) if self.keep or axis not in over)
+        return TensorType(tuple(d for one in kept for d in one), x.dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return inputs[0].row_size
+
+
+@dataclass(frozen=True)
+class GlobalMax(_Global):
+    """The largest number along axes."""
+
+
+@dataclass(frozen=True)
+class GlobalMean(_Global):
+    """The mean along axes."""

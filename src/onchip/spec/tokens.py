@@ -1,0 +1,24 @@
+"""Token ids: saying where one stands that a network does not know."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.spec.recipe import Array
+
+
+def check_token_ids(x: Array, limit: int, first_row: int = 0, name: str = "ids") -> None:
+    """InputError for the first id of x (B, ...) that is not among 0 .. limit - 1.
+
+    first_row  what x[0] is called in the message: x may be a piece of a file
+    """
+    if x.size == 0 or (x.min() >= 0 and x.max() < limit):
+        return
+    row, *place = (int(i) for i in np.argwhere((x < 0) | (x >= limit))[0])
+    where = f"row {first_row + row}" + (f", position {', '.join(map(str, place))}" if place else "")
+    got = int(x[(row, *place)])
+    raise InputError(
+        f"{where}: id {got}, expected 0 to {limit - 1}", got=f"{got} in '{name}'",
+        expected=f"ids of this network's {limit:,} tokens", hint="ids and weights of the same vocabulary",
+    )  # fmt: skip

@@ -1,0 +1,108 @@
+"""faces: pictures of 64x64 pixels out of 100 random numbers, by a projection and four transposed convolutions.
+
+z (B, 100) -> Linear 4x4x512 -> batch norm, ReLU -> transposed convolutions 5x5, stride 2, to 256, 128, 64 channels with
+batch norm and ReLU -> to 3 channels, tanh -> (B, 64, 64, 3), numbers between -1 and 1 or, with `pixels`, bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.spec.flat_file import FlatTensor, draw_flat, read_flat
+from onchip.spec.layers import BatchNorm2d, ConvTranspose2d, Linear, Permute, ReLU, Reshape, Tanh, ToPixels
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array, Recipe, Weight
+from onchip.spec.types import BATCH, TensorType
+
+LATENT, CHANNELS, START = 100, (512, 256, 128, 64, 3), 4
+KERNEL = 5
+PADS = (1, 1, 2, 2)  # y[2i - 1 + r] += x[i] * w[r]: twice as many numbers come out as go in
+FACES = (1_000, 5_248)  # the jobs
+
+
+def network(
+    weights: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    *,
+    pixels: bool = False,
+    latent: int = LATENT,
+    channels: Sequence[int] = CHANNELS,
+    start: int = START,
+) -> Network:
+    """The network with the weights of a file (network.bin, in the order of `layout`), or seeded ones (draw_flat).
+
+    channels  of the projection and of each transposed convolution
+    start     height and width of the projection; each transposed convolution doubles them
+    """
+    if len(channels) < 2:
+        raise InputError("bad channels", got=str(tuple(channels)), expected="two or more", hint="512, 256, 128, 64, 3")
+    stored = layout(latent, channels, start)
+    found: dict[str, Weight] = {**(draw_flat(stored, seed) if weights is None else read_flat(weights, stored))}
+    found["proj.weight"] = _permuted(found["proj.weight"], (1, 0))
+    last = len(channels) - 1
+    nodes = [
+        Node("proj", Linear(), ("z",), {"weight": "proj.weight", "bias": "proj.bias"}),
+        Node("grid", Reshape((start, start, channels[0])), ("proj",)),
+        Node("channels_first", Permute((0, 3, 1, 2)), ("grid",)),
+        *_norm_relu(0, "channels_first"),
+    ]
+    for i in range(1, last + 1):
+        name = f"tconv{i}"
+        found[f"{name}.weight"] = _permuted(found[f"{name}.weight"], (3, 2, 0, 1))
+        layer, roles = ConvTranspose2d((2, 2), PADS), {"weight": f"{name}.weight", "bias": f"{name}.bias"}
+        nodes.append(Node(name, layer, (nodes[-1].name,), roles))
+        nodes += _norm_relu(i, name) if i < last else [Node("tanh", Tanh(), (name,))]
+    nodes.append(Node("image", Permute((0, 2, 3, 1)), ("tanh",)))
+    if pixels:
+        nodes.append(Node("pixels", ToPixels(), ("image",)))
+    return Network({"z": TensorType((BATCH, latent))}, tuple(nodes), (nodes[-1].name,), found, "faces")
+
+
+def layout(latent: int, channels: Sequence[int], start: int) -> list[FlatTensor]:
+    """What stands where in network.bin: the projection (latent, start * start * C), its bias, batch norm; then each
+
+    transposed convolution (5, 5, C_out, C_in), its bias and, but for the last, its batch norm (beta, gamma, mean, var).
+    Seeded weights spread by sqrt(2 / terms of a sum), so that numbers keep their size from layer to layer.
+    """
+    width = start * start * channels[0]
+    tensors = [
+        FlatTensor("proj.weight", (latent, width), math.sqrt(2 / max(1, latent))),
+        FlatTensor("proj.bias", (width,), 0.1),
+        *_norm(0, channels[0]),
+    ]
+    for i, (C_in, C_out) in enumerate(pairwise(channels), start=1):
+        terms = max(1, C_in) * KERNEL * KERNEL / 4  # every second row and column of the kernel meets an output
+        tensors.append(FlatTensor(f"tconv{i}.weight", (KERNEL, KERNEL, C_out, C_in), math.sqrt(2 / terms)))
+        tensors.append(FlatTensor(f"tconv{i}.bias", (C_out,), 0.1))
+        if i < len(channels) - 1:
+            tensors += _norm(i, C_out)
+    return tensors
+
+
+def _norm(i: int, C: int) -> list[FlatTensor]:
+    centers = {"bias": 0.0, "weight": 1.0, "mean": 0.0, "var": 1.0}  # beta, gamma, mean, variance
+    return [FlatTensor(f"bn{i}.{role}", (C,), 0.1, center) for role, center in centers.items()]
+
+
+def _norm_relu(i: int, value: str) -> list[Node]:
+    roles = {role: f"bn{i}.{role}" for role in ("weight", "bias", "mean", "var")}
+    return [Node(f"bn{i}", BatchNorm2d(eps=1e-5), (value,), roles), Node(f"relu{i}", ReLU(), (f"bn{i}",))]
+
+
+def _permuted(weight: Weight, axes: tuple[int, ...]) -> Weight:
+    """A stored weight in the order of axes that its layer wants: a copy, or a recipe that will make it."""
+    if isinstance(weight, Recipe):
+        shape = tuple(weight.shape[axis] for axis in axes)
+        return Recipe(weight.op, (), shape, weight.dtype, 0, partial(_evaluate_permuted, weight, axes))
+    return np.ascontiguousarray(weight.transpose(axes))
+
+
+def _evaluate_permuted(weight: Recipe, axes: tuple[int, ...]) -> Array:
+    return np.ascontiguousarray(weight.evaluate().transpose(axes))

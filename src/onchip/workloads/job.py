@@ -1,0 +1,35 @@
+"""The network of a run: by name or file, with the weights of a file or random ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onchip.errors import InputError
+from onchip.spec.images import is_image
+from onchip.spec.network import Network
+from onchip.workloads import WORKLOADS, faces, load, sentiment
+
+WEIGHT_FILES = {"sentiment": "params.bin", "faces": "network.bin"}  # which workloads have one, and its usual name
+
+
+def job_network(model: str, weights: Path | None = None, pixels: bool = False) -> Network:
+    """A network by name or file; `weights` for the workloads that have a weight file.
+
+    pixels  the results are to be drawn: faces then makes bytes itself
+    """
+    if model == "faces":
+        return faces.network(weights, pixels=pixels)
+    if model == "sentiment":
+        return sentiment.network(weights)
+    if weights is not None:
+        got, expected = f"--weights {weights} for {model}", " or ".join(WEIGHT_FILES)
+        raise InputError("this model has no weight file", got=got, expected=expected, hint="leave --weights out")
+    return load(model)
+
+
+def weights_note(model: str, weights: Path | None, net: Network) -> list[str]:
+    """What must be said of the weights: random ones give results that mean nothing."""
+    if weights is not None or model not in WORKLOADS:
+        return []
+    results = "pictures" if is_image(net.output) else "results"
+    return [f"weights: none given: random ones from seed 0; the {results} mean nothing"]

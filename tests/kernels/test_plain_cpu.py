@@ -1,0 +1,226 @@
+"""The CPU's general path: every layer, every dtype, the reference's meaning, and the same bits for a row anywhere."""
+
+import numpy as np
+import pytest
+import threadpoolctl
+
+from checks import assert_error_within
+from layer_cases import CASES, Case, network, random_inputs
+from onchip.errors import InputError
+from onchip.kernels import reference
+from onchip.kernels.cpu.plain import Plain
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job
+from onchip.spec.layers import (
+    LAYERS,
+    Add,
+    AvgPool2d,
+    Conv1d,
+    Conv2d,
+    ConvTranspose2d,
+    CumSum,
+    Embedding,
+    GlobalMax,
+    GlobalMean,
+    Linear,
+    LogSoftmax,
+    MaxPool1d,
+    ReLU,
+    Softmax,
+    TokenConv,
+)  # fmt: skip
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Recipe
+from onchip.spec.types import TensorType, numpy_dtype
+
+CPU = Device("a CPU", "cpu", "", 2, {"fp32": 1e11}, 1e10, 3.0, 1 << 20, 1 << 33, "made up")
+
+
+def claim_of(net, job=None) -> Claim:
+    (claim,) = Plain().claims(net, 0, CPU, job or Job())
+    return claim
+
+
+def runner(net, threads=1):
+    """A network of one node as a function of its inputs, through the kernel's claim and launch."""
+    claim = claim_of(net)
+    weights = {role: recipe.evaluate(net.weights[recipe.sources[0]]) for role, recipe in claim.recipes.items()}
+    launch = Plain().bind(claim, weights)
+    made = net.types["y"]
+
+    def run(*xs):
+        y = np.empty((len(xs[0]), *made.row_shape), numpy_dtype(made.dtype))
+        launch(xs, [y], threads)
+        return y
+
+    return run
+
+
+def bits(array):
+    return np.ascontiguousarray(array).view(np.uint8)
+
+
+def test_the_cases_are_every_layer():
+    assert {type(case.layer) for case in CASES} == set(LAYERS.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bits_of_a_row_depend_on_nothing_else(case, dtype):
+    """Not on the batch, not on the place in it, not on the threads. With zeros of both signs, an Inf and a NaN."""
+    run, one, two = (runner(network(case, dtype), threads) for threads in (2, 1, 2))
+    xs = random_inputs(case, 33, dtype)
+    if not case.takes_ids:
+        for x in xs:
+            flat = x.reshape(33, -1)
+            flat[:, ::3] = np.where(flat[:, ::3] > 0, 0.0, -0.0)
+            flat[5, 0], flat[9, 0] = np.nan, np.inf
+    whole = run(*xs)
+    np.testing.assert_array_equal(bits(one(*xs)), bits(whole))
+    for B in (1, 2, 7):
+        for first in (0, 3, 8, 33 - B):
+            got = two(*(np.array(x[first : first + B]) for x in xs))
+            np.testing.assert_array_equal(bits(got), bits(whole[first : first + B]))
+    turned = run(*(np.array(x[::-1]) for x in xs))
+    np.testing.assert_array_equal(bits(turned), bits(whole[::-1]))
+
+
+WIDE = [
+    Case(Linear(), ((784,),), {"weight": (320, 784), "bias": (320,)}),
+    Case(Linear(), ((5, 301),), {"weight": (97, 301)}),
+    Case(Conv1d(), ((130, 16),), {"weight": (67, 130, 5), "bias": (67,)}),
+    Case(Conv1d(), ((130, 5),), {"weight": (67, 130, 5)}),
+    Case(Conv2d((2, 2), (1, 1, 1, 1), groups=2), ((34, 15, 15),), {"weight": (66, 17, 3, 3)}),
+    Case(ConvTranspose2d((2, 2), (1, 1, 2, 2)), ((128, 5, 5),), {"weight": (128, 33, 5, 5)}),
+    Case(Softmax(), ((3, 1003),)),
+    Case(LogSoftmax(1), ((1003, 3),)),
+    Case(GlobalMean((-1, -2)), ((3, 31, 33),)),
+    Case(GlobalMean((1,)), ((513,),)),
+    Case(CumSum(), ((1003,),)),
+    Case(AvgPool2d((7, 7), (1, 1)), ((17, 15, 15),)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", WIDE, ids=str)
+def test_bits_of_wide_layers(case, dtype):
+    """As wide as the blocks of a BLAS, whose order changes there; and with as many BLAS threads as the user likes."""
+    run, xs = runner(network(case, dtype)), random_inputs(case, 33, dtype)
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        whole = run(*xs)
+    for B, first in ((1, 0), (1, 17), (2, 31), (7, 5)):
+        with threadpoolctl.threadpool_limits(1, user_api="blas"):
+            got = run(*(np.array(x[first : first + B]) for x in xs))
+        np.testing.assert_array_equal(bits(got), bits(whole[first : first + B]))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_error_is_within_the_naive_runs(case):
+    net, xs = network(case), random_inputs(case, 6)
+    assert_error_within(runner(net)(*xs), reference.forward(net, xs), yardstick=reference.forward(net, xs, "float32"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_narrow_types_are_rounded_once(case, dtype):
+    net, xs = network(case, dtype), random_inputs(case, 4, dtype)
+    got, naive = runner(net)(*xs), reference.forward(net, xs, dtype)
+    assert got.dtype == numpy_dtype(net.types["y"].dtype)
+    # One layer of the reference is one rounding too; sums in float32 may differ in order before it.
+    allowed = 2 * float(np.abs(naive).max()) * {"float16": 2**-11, "bfloat16": 2**-8, "float8_e4m3fn": 2**-4}[dtype]
+    np.testing.assert_allclose(got.astype(np.float64), naive.astype(np.float64), atol=allowed, rtol=0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_float64_stays_float64(case):
+    net, xs = network(case, "float64"), random_inputs(case, 4, "float64")
+    got, truth = runner(net)(*xs), reference.forward(net, xs)
+    assert got.dtype == truth.dtype
+    np.testing.assert_allclose(got, truth, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_rows(case):
+    assert len(runner(network(case))(*random_inputs(case, 0))) == 0
+
+
+def test_blocks_of_a_large_batch_are_seamless():
+    """Rows of 40,000 numbers: a block is a few rows, and the last one is shorter."""
+    x = np.random.default_rng(0).standard_normal((23, 40_000), dtype=np.float32)
+    net = Network({"x": TensorType(("B", 40_000))}, (Node("y", ReLU(), ("x",)),), ("y",), {})
+    np.testing.assert_array_equal(runner(net)(x), np.maximum(x, 0))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8"])
+def test_integers_wrap(dtype):
+    given = TensorType(("B", 300), dtype)
+    x = np.random.default_rng(0).integers(0, 127, (3, 300)).astype(dtype)
+    double = runner(Network({"x": given}, (Node("y", Add(), ("x", "x")),), ("y",), {}))
+    np.testing.assert_array_equal(double(x), x + x)
+    total = runner(Network({"x": given}, (Node("y", CumSum(), ("x",)),), ("y",), {}))
+    np.testing.assert_array_equal(
+        total(x), (np.cumsum(x.astype(object), axis=1) % (1 << 64)).astype("uint64").astype(dtype)
+    )
+
+
+def test_nan_wins_a_maximum():
+    x = np.array([[[1.0, np.nan, 3.0, -np.inf]]], np.float32)
+    for layer, expected in ((GlobalMax(), [[np.nan]]), (MaxPool1d((2,)), [[[np.nan, 3.0]]])):
+        net = Network({"x": TensorType(("B", 1, 4))}, (Node("y", layer, ("x",)),), ("y",), {})
+        np.testing.assert_array_equal(runner(net)(x), np.float32(expected))
+
+
+def test_an_id_that_is_in_no_table():
+    net = Network({"x": TensorType(("B", 2), "int64")}, (Node("y", Embedding(), ("x",), {"weight": "w"}),), ("y",),
+                  {"w": np.zeros((5, 3), np.float32)})  # fmt: skip
+    for bad in (-1, 5):
+        with pytest.raises(InputError, match=f"id {bad}, expected 0 to 4"):
+            runner(net)(np.array([[0, bad]]))
+
+
+def test_claim_tells_its_price_and_computes_no_weight():
+    def evaluate():
+        raise AssertionError("planning must not evaluate")
+
+    recipe = Recipe("table", (), (7, 13), "float32", 10, evaluate)
+    net = Network({"x": TensorType(("B", 13))}, (Node("y", Linear(), ("x",), {"weight": "w"}),), ("y",), {"w": recipe})
+    claim = claim_of(net)
+    assert (claim.label, claim.nodes) == ("plain<Linear>", ("y",))
+    assert (claim.price.row_flop, claim.price.row_bytes, claim.price.fixed_bytes) == (2 * 7 * 13, 4 * 20, 4 * 91)
+    assert claim.price.launches > 10
+
+
+@pytest.mark.parametrize(
+    ("layer", "table", "row_bytes"),
+    [(Embedding(), (1000, 6), 12 + 2 * 3 * 24), (TokenConv(), (1000, 2, 6), 12 + 3 * 48)],
+)
+def test_a_table_is_not_read_as_a_whole(layer, table, row_bytes):
+    net = Network({"x": TensorType(("B", 3), "int32")}, (Node("y", layer, ("x",), {"weight": "w"}),), ("y",),
+                  {"w": np.zeros(table, np.float32)})  # fmt: skip
+    price = claim_of(net).price
+    assert (price.row_bytes, price.fixed_bytes) == (row_bytes, 0)
+
+
+def test_not_for_training():
+    net = network(CASES[0])
+    assert list(Plain().claims(net, 0, CPU, Job(loss="half_sse"))) == []
+
+
+@pytest.mark.parametrize("kind", [Linear, Conv1d, Conv2d, ConvTranspose2d])
+def test_products_have_one_blas_thread_and_leave_the_rest_as_it_was(kind, monkeypatch):
+    def blas_threads():
+        return [library["num_threads"] for library in threadpoolctl.threadpool_info() if library["user_api"] == "blas"]
+
+    def spy(layer, xs, w, forward=reference.FORWARD[kind]):
+        seen.append(blas_threads())
+        return forward(layer, xs, w)
+
+    seen = []
+    monkeypatch.setitem(reference.FORWARD, kind, spy)
+    case = next(case for case in CASES if isinstance(case.layer, kind))
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        before = blas_threads()
+        runner(network(case))(*random_inputs(case, 3))
+        assert blas_threads() == before
+    assert seen
+    assert all(set(threads) == {1} for threads in seen)

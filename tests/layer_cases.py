@@ -1,0 +1,137 @@
+"""One or more small cases of every layer, odd on purpose: for tests that go through the whole vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onchip.spec.layers import (
+    GELU,
+    Add,
+    AvgPool1d,
+    AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
+    Concat,
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    CumSum,
+    Dropout,
+    Embedding,
+    GlobalMax,
+    GlobalMean,
+    Identity,
+    Interleave,
+    Layer,
+    LeakyReLU,
+    Linear,
+    LogSoftmax,
+    MaxPool1d,
+    MaxPool2d,
+    Mul,
+    Permute,
+    ReLU,
+    Reshape,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Tanh,
+    TokenConv,
+    ToPixels,
+)  # fmt: skip
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType, numpy_dtype
+
+VOCABULARY = 9
+
+
+@dataclass(frozen=True)
+class Case:
+    layer: Layer
+    rows: tuple[tuple[int, ...], ...]  # the shape of a row of each input
+    weights: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    reads: tuple[int, ...] = ()  # which input each operand is, if not each once
+
+    def __str__(self) -> str:
+        return f"{self.layer}-{'+'.join('x'.join(map(str, row)) for row in self.rows)}-{','.join(self.weights)}"
+
+    @property
+    def takes_ids(self) -> bool:
+        return isinstance(self.layer, Embedding | TokenConv)
+
+
+def _norm(width: int, *more: str) -> dict[str, tuple[int, ...]]:
+    return dict.fromkeys(("mean", "var", *more), (width,))
+
+
+CASES = [
+    *(Case(layer, ((5, 7),)) for layer in (ReLU(), LeakyReLU(0.2), Sigmoid(), Tanh(), SiLU(), GELU(), GELU("tanh"))),
+    *(Case(layer, ((3, 11, 2),)) for layer in (Softmax(), Softmax(2), LogSoftmax(-2), LogSoftmax())),
+    Case(Linear(), ((13,),), {"weight": (7, 13), "bias": (7,)}),
+    Case(Linear(), ((3, 5),), {"weight": (4, 5)}),
+    Case(Conv1d(), ((3, 9),), {"weight": (4, 3, 3), "bias": (4,)}),
+    Case(Conv1d((2,), (2, 1), (3,), 2), ((4, 10),), {"weight": (6, 2, 3)}),
+    Case(Conv2d(), ((2, 4, 5),), {"weight": (3, 2, 4, 5), "bias": (3,)}),
+    Case(Conv2d((2, 1), (1, 0, 2, 3), (1, 2), 3), ((3, 6, 7),), {"weight": (6, 1, 3, 2), "bias": (6,)}),
+    Case(ConvTranspose1d(), ((3, 4),), {"weight": (3, 2, 1)}),
+    Case(ConvTranspose1d((3,), (1, 2), (2,), (2,), 2), ((4, 5),), {"weight": (4, 3, 4), "bias": (6,)}),
+    Case(ConvTranspose2d((2, 2), (1, 1, 2, 2)), ((3, 4, 3),), {"weight": (3, 2, 5, 5), "bias": (2,)}),
+    Case(ConvTranspose2d((1, 3), (0, 1, 2, 0), (1, 2), (2, 1), 3), ((3, 3, 4),), {"weight": (3, 2, 2, 3)}),
+    Case(Embedding(), ((5,),), {"weight": (VOCABULARY, 4)}),
+    Case(Embedding(), ((),), {"weight": (VOCABULARY, 3)}),
+    Case(TokenConv(), ((6,),), {"weight": (VOCABULARY, 3, 4), "bias": (4,)}),
+    Case(TokenConv(2, (2, 1)), ((7,),), {"weight": (VOCABULARY, 4, 3)}),
+    Case(BatchNorm1d(), ((5,),), _norm(5, "weight", "bias")),
+    Case(BatchNorm1d(1e-3), ((3, 4),), _norm(3)),
+    Case(BatchNorm2d(), ((3, 2, 5),), _norm(3, "bias")),
+    Case(BatchNorm2d(), ((2, 3, 3),), _norm(2, "weight")),
+    Case(MaxPool1d((3,), (2,), (1, 2)), ((3, 9),)),
+    Case(MaxPool1d((2,), ceil=True), ((2, 7),)),
+    Case(MaxPool2d((2, 3), (2, 1), (1, 0, 0, 2), (1, 2), True), ((3, 6, 7),)),
+    Case(AvgPool1d((3,), (2,), (2, 0)), ((3, 9),)),
+    Case(AvgPool1d((4,), (3,), (1, 1), (1,), True, True), ((2, 9),)),
+    Case(AvgPool2d((2, 3), (2, 2), (1, 0, 1, 2), (1, 1), True), ((3, 6, 7),)),
+    Case(AvgPool2d((3, 2), (1, 2), (0, 1, 2, 0), (2, 1), False, True), ((2, 6, 7),)),
+    *(Case(kind((-1,)), ((3, 17),)) for kind in (GlobalMax, GlobalMean)),
+    *(Case(kind((3, -3), True), ((3, 4, 5),)) for kind in (GlobalMax, GlobalMean)),
+    Case(Add(), ((3, 4), (3, 1), (1, 4)), {"constant": (4,)}),
+    Case(Add(), ((5,),), reads=(0, 0)),
+    Case(Mul(), ((3, 4), (3, 1)), {"constant": (3, 4)}),
+    Case(Mul(), ((2, 3),), {"constant": ()}),
+    Case(Mul(), ((4,), (4,)), reads=(0, 1, 0)),
+    Case(Concat(), ((3, 2), (1, 2), (4, 2))),
+    Case(Concat(-1), ((3, 2), (3, 5))),
+    Case(Interleave((2, 3)), ((2, 3, 2), (2, 3, 2), (2, 3, 1), (2, 2, 2), (2, 2, 2), (2, 2, 1))),
+    Case(Interleave((2,)), ((3, 4), (3, 4))),
+    Case(Permute((0, 2, 3, 1)), ((2, 3, 4),)),
+    Case(Reshape((2, -1)), ((3, 4),)),
+    Case(CumSum(), ((3, 19),)),
+    Case(CumSum(1, exclusive=True), ((5, 3),)),
+    Case(CumSum(-2, exclusive=True, reverse=True), ((5, 3),)),
+    Case(CumSum(reverse=True), ((8,),)),
+    Case(Identity(), ((3,),)),
+    Case(Dropout(0.3), ((3, 2),)),
+    Case(ToPixels(), ((2, 5),)),
+]  # fmt: skip
+
+
+def network(case: Case, dtype: str = "float32", seed: int = 0) -> Network:
+    """The case as a network of one layer 'y'."""
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for role, shape in case.weights.items():
+        values = rng.standard_normal(shape)
+        weights[role] = (np.abs(values) + 0.1 if role == "var" else values).astype(numpy_dtype(dtype))
+    given = {f"x{i}": TensorType(("B", *row), "int32" if case.takes_ids else dtype) for i, row in enumerate(case.rows)}
+    names = tuple(f"x{i}" for i in case.reads or range(len(case.rows)))
+    return Network(given, (Node("y", case.layer, names, {role: role for role in weights}),), ("y",), weights)
+
+
+def random_inputs(case: Case, B: int, dtype: str = "float32", seed: int = 1) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(seed)
+    if case.takes_ids:
+        return tuple(rng.integers(0, VOCABULARY, (B, *row)).astype(np.int32) for row in case.rows)
+    return tuple(rng.standard_normal((B, *row)).astype(numpy_dtype(dtype)) for row in case.rows)

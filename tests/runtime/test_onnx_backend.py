@@ -1,0 +1,139 @@
+"""ONNX's own test suite, run by onchip on the CPU: every case of every operator that the reader knows.
+
+A case is claimed if each of its operators is in READERS. It passes, or EXCLUDED says why it cannot; an exclusion that
+excludes nothing, or something that would pass, fails.
+"""
+
+from __future__ import annotations
+
+import re
+import unittest
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.backend.test
+import pytest
+from onnx import helper
+from onnx.backend.test.loader import load_model_tests
+
+from onchip.errors import DeviceError, FormatError, InputError
+from onchip.runtime.onnx_backend import OnchipBackend
+from onchip.spec.onnx_ops.base import READERS
+from onnx_models import F32, model, numbers, op
+
+# Cases are found by their names, which end in the device: test_add_uint16_cpu.
+EXCLUDED = {
+    r"_uint(16|32|64)_": "networks have no unsigned ints beyond uint8",
+    r"^test_cast": "no layer changes a dtype",
+    r"_?3d(?!_axis|_input_eval)_|Pool3d|Conv3d": "windows run over one or two axes; Linear takes a matrix",
+    r"^test_matmul_(4d|bcast)_cpu": "Linear takes a matrix, the same for every row",
+    r"training_dropout(_mask|_default|_default_mask)?_cpu|_training_mode_": "training",
+    r"dropout_default_mask|zero_ratio_mask|_with_argmax_": "a layer has one output",
+    r"^test_(constant|shape)(_|$)": "the output is a constant",
+    r"^test_div_u?int": "Div is by the inverse of a float",
+    r"^test_erf_": "Erf is read inside of a GELU only",
+    r"^test_gather_(1|2d_indices)_": "tables are looked up by rows",
+    r"^test_gather_negative": "ids count from the front",
+    r"^test_identity_(sequence|opt)": "values are tensors",
+    r"uint8_cpu$(?<!add_uint8_cpu)(?<!sub_uint8_cpu)(?<!mul_uint8_cpu)(?<!div_uint8_cpu)": "pools take floats",
+    r"_(edge|reflect|wrap)_pad_|(Zero|Constant|Replication|Reflection)Pad|operator_pad": "Pad is zeros for a window",
+    r"reduce_max_(bool_inputs|empty_set)": "reductions take floats, at least one",
+}
+LEAST = 260  # cases that pass; it only grows
+
+
+@pytest.fixture(scope="module")
+def claimed() -> set[str]:
+    """The names of the cases whose operators are all known."""
+    names = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the suite, which divides by zero to make its data
+        for kind in ("node", "simple", "pytorch-converted", "pytorch-operator"):
+            for case in load_model_tests(kind=kind):
+                proto = case.model or onnx.load(Path(case.model_dir) / "model.onnx", load_external_data=False)
+                if proto.graph.node and all(node.op_type in READERS for node in proto.graph.node):
+                    names.add(f"{case.name}_cpu")
+    return names
+
+
+def run_cases(names: list[str]) -> unittest.TestResult:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        suite = onnx.backend.test.BackendTest(OnchipBackend, __name__)
+    suite.include(f"^({'|'.join(names)})$")
+    result = unittest.TestResult()
+    for tests in suite.test_cases.values():
+        for name in names:
+            if hasattr(tests, name):
+                tests(name).run(result)
+    return result
+
+
+def is_excluded(name: str) -> bool:
+    return any(re.search(pattern, name) for pattern in EXCLUDED)
+
+
+def test_onnx_own_suite(claimed, record_property):
+    names = sorted(name for name in claimed if not is_excluded(name))
+    result = run_cases(names)
+    wrong = [f"{test}: {trace.strip().splitlines()[-1]}" for test, trace in (*result.failures, *result.errors)]
+    assert not wrong, f"{len(wrong)} of {len(names)} fail:\n" + "\n".join(wrong)
+    assert not result.skipped
+    passed = result.testsRun
+    print(f"ONNX backend suite: {passed} cases pass, {len(claimed) - passed} are excluded")
+    record_property("onnx_cases", passed)
+    assert passed == len(names) >= LEAST
+
+
+def test_no_exclusion_is_stale(claimed):
+    for pattern in EXCLUDED:
+        assert any(re.search(pattern, name) for name in claimed), f"{pattern!r} excludes nothing"
+    names = sorted(name for name in claimed if is_excluded(name))
+    result = run_cases(names)
+    failed = {test.id().split(".")[-1] for test, _ in (*result.failures, *result.errors)}
+    assert not set(names) - failed, "these pass, and are excluded"
+
+
+# -- the backend itself --------------------------------------------------------------------------------------------
+
+
+def test_run_model_and_run_node():
+    x, w = numbers(3, 4), numbers(4, 2, seed=1)
+    (y,) = OnchipBackend.run_model(model([op("MatMul", "x w")], {"w": w}), [x])
+    np.testing.assert_allclose(y, x @ w, rtol=1e-5)
+    (y,) = OnchipBackend.run_node(op("Add", "a b"), [x, x])
+    np.testing.assert_array_equal(y, x + x)
+    (y,) = OnchipBackend.run_node(op("Softmax", "x"), [x.reshape(3, 2, 2, 1)], opset_version=13)
+    np.testing.assert_allclose(y, np.ones((3, 2, 2, 1)))
+
+
+def test_operands_are_bound_once_and_batches_vary():
+    proto = model([op("Gemm", "x w")], x=("N", 4))
+    proto.graph.input.append(helper.make_tensor_value_info("w", F32, (4, 2)))
+    rep, w = OnchipBackend.prepare(proto), numbers(4, 2, seed=1)
+    for rows in (1, 5):
+        x = numbers(rows, 4, seed=rows)
+        np.testing.assert_allclose(rep.run([x, w])[0], x @ w, rtol=1e-5)
+    with pytest.raises(InputError, match="operands changed"):
+        rep.run([x, 2 * w])
+
+
+def test_several_outputs_and_one_row():
+    proto = model([op("Relu", "x", "y"), op("Concat", "y y", "z", axis=0)], x=(3, 4), outputs=("y", "z"))
+    x = numbers(3, 4)
+    y, z = OnchipBackend.prepare(proto).run([x])
+    np.testing.assert_array_equal(y, x.clip(0))
+    np.testing.assert_array_equal(z, np.concatenate([x, x]).clip(0))
+
+
+def test_what_it_cannot_run_says_why():
+    assert OnchipBackend.supports_device("CPU")
+    assert not OnchipBackend.supports_device("CUDA")
+    assert OnchipBackend.is_compatible(model([op("Relu", "x")]))
+    assert not OnchipBackend.is_compatible(model([op("LSTM", "x x")]))
+    with pytest.raises(DeviceError, match="CUDA"):
+        OnchipBackend.prepare(model([op("Relu", "x")]), "CUDA")
+    with pytest.raises(FormatError, match="LSTM"):
+        OnchipBackend.run_model(model([op("LSTM", "x x")]), [numbers(3, 4)])

@@ -36,7 +36,7 @@ def test_json(cli):
 
 def test_a_wrong_engine_fails(cli, monkeypatch):
     right = Engine.__call__
-    monkeypatch.setattr(Engine, "__call__", lambda self, x, out=None: right(self, x, out) * np.float32(1.001))
+    monkeypatch.setattr(Engine, "__call__", lambda self, x, out=None: right(self, x, out=out) * np.float32(1.001))
     ran = cli("check", "decode", "--rows", 20)
     assert ran.code == 1
     assert "FAIL" in ran.out

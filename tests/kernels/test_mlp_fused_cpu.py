@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from checks import assert_error_within, random_mlp, rows
-from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cpu.tile import PANEL, pack, packed_size, unpack

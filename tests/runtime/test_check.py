@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from checks import random_mlp
-from onchip.errors import InputError
+from onchip.errors import InputError, PlanError
 from onchip.plan.kernel import PRECISIONS
 from onchip.runtime.check import NAIVE_DTYPE, ULP, CheckRow, check_network, random_rows, scaled_error, unequal_batch
 from onchip.runtime.engine import compile
 from onchip.spec.build import sequential
-from onchip.spec.layers import ReLU
+from onchip.spec.layers import Add, Embedding, Tanh
+from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
 
 NET = random_mlp(20, 16, 3)
@@ -82,13 +83,13 @@ def test_scaled_error():
 def test_a_row_that_depends_on_its_batch_is_found():
     engine, x = compile(NET, device="cpu"), random_rows(NET.input, 30, 0)
     whole = engine(x)
-    assert unequal_batch(engine, x, whole) is None
+    assert unequal_batch(engine, (x,), whole) is None
 
     def fickle(x):
         y = engine(x)
         return np.nextafter(y, np.float32(9)) if len(x) == 7 else y
 
-    assert unequal_batch(fickle, x, whole) == 7
+    assert unequal_batch(fickle, (x,), whole) == 7
 
 
 def test_bad_requests():
@@ -96,12 +97,25 @@ def test_bad_requests():
         check_network(NET, rows=0)
     with pytest.raises(InputError, match="seed"):
         check_network(NET, seed=-1)
-    with pytest.raises(InputError, match="float input"):
+    with pytest.raises(InputError, match="floats or ids"):
         random_rows(TensorType(("B", 4), "int32"), 3, 0)
 
 
-def test_where_nothing_could_be_checked_nothing_has_passed():
-    halves = sequential(TensorType(("B", 4), "float16"), [("r", ReLU())], {})
-    report = check_network(halves, rows=5)
+def test_where_nothing_could_be_checked_nothing_has_passed(monkeypatch):
+    def refuse(*_):
+        raise PlanError("no kernel takes it")
+
+    monkeypatch.setattr("onchip.runtime.check.compile", refuse)
+    report = check_network(NET, rows=5)
     assert {row.verdict for row in report.checks} == {"not available"}
     assert not report.passed
+
+
+def test_ids_and_several_inputs_are_made_up_and_narrow_networks_judged_by_their_own_dtype():
+    table = {"e.weight": np.random.default_rng(0).standard_normal((11, 4), dtype=np.float32)}
+    nodes = (Node("e", Embedding(), ("ids",), {"weight": "e.weight"}), Node("y", Add(), ("e", "x")))
+    types = {"ids": TensorType(("B", 3), "int64"), "x": TensorType(("B", 3, 4))}
+    assert check_network(Network(types, nodes, ("y",), table), rows=20).passed
+    halves = check_network(sequential(TensorType(("B", 4), "float16"), [("t", Tanh())], {}), rows=20)
+    assert halves.passed
+    assert halves.checks[0].naive_dtype == "float16"

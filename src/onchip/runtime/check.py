@@ -12,10 +12,10 @@ from onchip.errors import DeviceError, InputError, OnchipError, PlanError
 from onchip.kernels import reference
 from onchip.plan.kernel import PRECISIONS
 from onchip.runtime.cuda import cuda_devices, why_no_cuda
-from onchip.runtime.engine import Engine, compile
+from onchip.runtime.engine import Engine, compile, id_limits
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.spec.types import DTYPE_BYTES, TensorType, numpy_dtype
 
 FACTOR, ULPS = 2, 4  # allowed: FACTOR times the naive error and ULPS units in the last place
 BATCHES = (1, 2, 7)  # a row must come out the same, to the bit, in batches of these sizes
@@ -26,6 +26,7 @@ MEASURE = "max |y - truth| / max |truth|"
 # The naive run: NumPy, one operation at a time, rounding to this type after each. NumPy has no tf32 (float32
 # with a 10-bit mantissa), so its yardstick is the float32 run and its ulp carries the allowance.
 NAIVE_DTYPE = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn"}
+DTYPE_ULP = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float8_e4m3fn": 2.0**-3, "float8_e5m2": 2.0**-2}
 ULP = {"fp32": 2.0**-23, "tf32": 2.0**-10, "bf16": 2.0**-7, "fp16": 2.0**-10, "fp8": 2.0**-3}
 
 
@@ -44,7 +45,7 @@ class CheckRow:
 
     @property
     def allowed(self) -> float:
-        return FACTOR * self.naive_error + ULPS * ULP[self.precision]
+        return FACTOR * self.naive_error + ULPS * max(ULP[self.precision], DTYPE_ULP.get(self.naive_dtype, 0.0))
 
     @property
     def ratio(self) -> float | None:
@@ -83,26 +84,36 @@ def check_network(
         raise InputError("bad number of rows", got=str(rows), expected="at least 1", hint="--rows 1000")
     if seed < 0:
         raise InputError("bad seed", got=str(seed), expected="at least 0")
-    x = random_rows(net.input, rows, seed)
+    _ = net.output  # one is compared: say so before any work
+    limits = id_limits(net)
+    x = tuple(random_rows(given, rows, seed + i, limits.get(n)) for i, (n, given) in enumerate(net.inputs.items()))
     truth = reference.forward(net, x, "float64")
     gpus = [f"cuda:{i}" for i in range(len(cuda_devices()))]
-    naive = {p: scaled_error(reference.forward(net, x, dtype), truth) for p, dtype in NAIVE_DTYPE.items()}
+    naive = {p: _naive(net, x, truth, dtype) for p, dtype in NAIVE_DTYPE.items()}
     pairs = [(device, precision) for device in ("cpu", *gpus) for precision in PRECISIONS]
     checks = []
     for i, (device, precision) in enumerate(pairs):
         if on_progress is not None:
             on_progress(i / len(pairs), f"{device} {precision}")
-        checks.append(_check_one(net, x, truth, device, precision, naive[precision]))
+        checks.append(_check_one(net, x, truth, device, precision, *naive[precision]))
     return CheckReport(net.name, rows, seed, tuple(checks), None if gpus else why_no_cuda())
 
 
-def _check_one(net: Network, x: Array, truth: Array, device: str, precision: str, naive_error: float) -> CheckRow:
-    naive_dtype = NAIVE_DTYPE[precision]
+def _naive(net: Network, x: tuple[Array, ...], truth: Array, dtype: str) -> tuple[float, str]:
+    """The error of the naive run, and its dtype: the network's own where that is narrower."""
+    own = [given.dtype for given in net.types.values() if "float" in given.dtype]
+    narrowest = min([dtype, *own], key=lambda name: DTYPE_BYTES[name])
+    return scaled_error(reference.forward(net, x, narrowest), truth), narrowest
+
+
+def _check_one(
+    net: Network, x: tuple[Array, ...], truth: Array, device: str, precision: str, naive_error: float, naive_dtype: str
+) -> CheckRow:
     try:
         engine = compile(net, device, precision)
     except (PlanError, DeviceError) as error:
         return CheckRow(device, precision, (), None, naive_error, naive_dtype, None, _reason(error))
-    got = engine(x)
+    got = engine(*x)
     kernels = tuple(group.claim.label for group in engine.plan.groups)
     unequal = unequal_batch(engine, x, got)
     return CheckRow(device, precision, kernels, scaled_error(got, truth), naive_error, naive_dtype, unequal, "")
@@ -113,11 +124,14 @@ def _reason(error: OnchipError) -> str:
     return f"the device computes in {error.expected}" if isinstance(error, DeviceError) else error.what
 
 
-def random_rows(given: TensorType, rows: int, seed: int) -> Array:
-    """Standard normal rows of a float input."""
+def random_rows(given: TensorType, rows: int, seed: int, id_limit: int | None = None) -> Array:
+    """Standard normal rows of a float input; uniform ids below `id_limit` of one that looks into a table."""
+    rng = np.random.default_rng(seed)
+    if id_limit is not None:
+        return rng.integers(0, id_limit, (rows, *given.row_shape), dtype=numpy_dtype(given.dtype))
     if "float" not in given.dtype:
-        raise InputError("cannot make random rows for this network", got=f"input {given}", expected="a float input")
-    x = np.random.default_rng(seed).standard_normal((rows, *given.row_shape), dtype=np.float32)
+        raise InputError("cannot make random rows for this network", got=f"input {given}", expected="floats or ids")
+    x = rng.standard_normal((rows, *given.row_shape), dtype=np.float32)
     return x.astype(numpy_dtype(given.dtype), copy=False)
 
 
@@ -133,11 +147,12 @@ def scaled_error(got: Array, truth: Array) -> float:
     return float(difference.max(initial=0.0)) / (scale or 1.0)
 
 
-def unequal_batch(engine: Engine, x: Array, whole: Array) -> int | None:
+def unequal_batch(engine: Engine, x: tuple[Array, ...], whole: Array) -> int | None:
     """The first batch size of BATCHES in which a row does not come out bit for bit as it did in `whole`."""
-    x, whole = x[:MAX_BATCHED_ROWS], whole[:MAX_BATCHED_ROWS]
+    whole = whole[:MAX_BATCHED_ROWS]
     for size in BATCHES:
-        for start in range(0, len(x), size):
-            if engine(x[start : start + size]).tobytes() != whole[start : start + size].tobytes():
+        for start in range(0, len(whole), size):
+            got = engine(*(values[start : start + size] for values in x))
+            if got.tobytes() != whole[start : start + size].tobytes():
                 return size
     return None

@@ -29,6 +29,7 @@ from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array
 
 MAX_IMAGES = 16  # of a tile: enough rows for the products of the smallest images, and to pay for reading the weights
+_SHARED_FLOP = 1_000_000  # an operation of a single image; with fewer, waiting for each other costs more than it gains
 _MAX_SCRATCH_BYTES = 1 << 30  # a thread's; images that need more are no small network's
 
 
@@ -82,7 +83,8 @@ class ConvFused:
         own = shared + program.shared_floats() + LANES
         scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * own)
         tickets = aligned_zeros(1, np.int64)
-        return Launch(table, patch_rows, scratch, own, shared, tile, tickets, weights)
+        is_long = claim.price.row_flop > _SHARED_FLOP * len(table)
+        return Launch(table, patch_rows, scratch, own, shared, tile, tickets, weights, is_long)
 
 
 class Launch:
@@ -90,27 +92,33 @@ class Launch:
 
     def __init__(
         self, table: Array, patch_rows: Array, scratch: Array, own: int, shared: int, tile: int, tickets: Array,
-        weights: dict[str, Array],
+        weights: dict[str, Array], is_long: bool,
     ) -> None:  # fmt: skip
+        # Compiled, or loaded, for the first network that needs it: it takes some seconds.
+        from onchip.kernels.cpu.image_ops import run_few_images, run_images
+
+        self.run_few, self.run_many = run_few_images, run_images
         for i, row in enumerate(table):
             if f"w{i}" in weights:
                 row[WEIGHT], row[BIAS] = weights[f"w{i}"].ctypes.data, weights[f"b{i}"].ctypes.data
         self.weights, self.tile = weights, tile
         self.arguments = (table, patch_rows, scratch, own, shared)
-        self.tickets = tickets
+        self.tickets, self.is_long = tickets, is_long
+        self.cuts = np.zeros((numba.config.NUMBA_NUM_THREADS, table.shape[1]), np.int64)
 
     def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
         x = inputs[0]
         is_ids = x.dtype.kind == "i"
         ids = x.astype(np.int64, copy=False) if is_ids else x
-        tiles = -(-max(1, -(-len(x) // self.tile)) // threads) * threads  # as many for each thread
-        tile = -(-len(x) // tiles)
-        at = x.ctypes.data, ids.ctypes.data, outputs[0].ctypes.data
-        from onchip.kernels.cpu.image_ops import run_images  # compiled, or loaded, when the first network needs it
-
+        B, at = len(x), (x.ctypes.data, ids.ctypes.data, outputs[0].ctypes.data)
+        rounds = -(-B // (self.tile * threads))
+        tile = -(-B // (rounds * threads))  # as many tiles for each thread
         with LAUNCH:
             use_threads(threads)
-            run_images(*self.arguments, tile, len(x), *at, threads, self.tickets)
+            if threads > B and self.is_long:
+                self.run_few(*self.arguments, B, *at, threads, self.cuts)
+            else:
+                self.run_many(*self.arguments, tile, B, *at, threads, self.tickets)
 
 
 def _find(net: Network, start: int) -> tuple[tuple[list[Node], Program] | None, str]:

@@ -68,6 +68,7 @@ from onchip.kernels.cpu.image_table import (
     Y,
 )  # fmt: skip
 from onchip.kernels.cpu.jit import address, bytes_at, compiled, floats_at, ints_at, linked, take_ticket
+from onchip.kernels.cpu.tile import PANEL
 from onchip.spec.recipe import Array
 
 _NO_FLOOR, _ZERO, _ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
@@ -165,7 +166,8 @@ def _cut_patch(op: Array, a: Array, x: int, oy: int, ox: int, into: int) -> None
     C_in, KW_ = op[C], op[KW]
     run = KW_ * C_in
     ix = ox * op[SX] - op[PX]
-    low, high = max(0, -ix), min(KW_, op[W] - ix)
+    low = min(KW_, max(0, -ix))  # a window may lie on pads alone
+    high = max(low, min(KW_, op[W] - ix))
     whole = op[DX] == 1 and op[X_PIXEL] == C_in
     for kh in range(op[KH]):
         iy = oy * op[SY] - op[PY] + kh * op[DY]
@@ -307,6 +309,9 @@ def pool(row: int, here: int, images: int) -> None:
                             for c in range(op[C]):
                                 out[c] += given[c]
                         count += 1
+                if count == 0:  # a dilated window may lie on pads alone
+                    for c in range(op[C]):
+                        out[c] = _NO_FLOOR if largest else _ZERO
                 if not largest:
                     if op[OTHER]:  # pads count: everything inside the padded input
                         tall = min(op[KH], (op[O_PIXEL] - oy * op[SY] + op[DY] - 1) // op[DY])
@@ -459,47 +464,46 @@ def store_pixels(row: int, here: int, images: int, y: int, first: int) -> None:
                     target[ix * op[C] + c] = np.uint8(level if level < np.float32(255) else np.float32(255))
 
 
-@compiled()
-def _run_tile(
-    table: Array, patch_rows: Array, here: int, shared: int, images: int, first: int, x: int, ids: int, y: int
+@linked(*(types.int64,) * 9)
+def _run_op(
+    row: int, here: int, images: int, first: int, x: int, ids: int, y: int, shared: int, patch_rows: int
 ) -> None:
-    """Images first, first + 1, ... through every operation."""
-    for i in range(len(table)):
-        op = table[i]
-        row, code, act = address(op), op[CODE], op[ACT]
-        is_done = False
-        if code == TAPS:
-            conv_taps(row, here, images)
-        elif code == PATCHES:
-            conv_patches(row, here, images, shared, patch_rows[i])
-            is_done = act == RELU
-        elif code == DENSE:
-            floor = _ZERO if act == RELU else _NO_FLOOR
-            dense(
-                here + op[X] * 4, op[X_IMAGE] * 4, images, op[WEIGHT], op[KH], op[KW], op[BIAS],
-                here + op[Y] * 4, op[Y_IMAGE] * 4, floor,
-            )  # fmt: skip
-            is_done = act == RELU
-        elif code == DOT:
-            conv_dot(row, here, images)
-        elif code in (MAX_POOL, AVG_POOL):
-            pool(row, here, images)
-        elif code in (GLOBAL_MAX, GLOBAL_MEAN):
-            global_pool(row, here, images, shared)
-        elif code == LOAD:
-            load(row, here, images, x, first)
-        elif code == LOOK_UP:
-            look_up(row, here, images, ids, first)
-        elif code == NORMALISE:
-            normalise(here + op[X] * 4, images, op[C], op[X_IMAGE], op[KH])
-        elif code == STORE_PIXELS:
-            store_pixels(row, here, images, y, first)
-        elif code in (STORE, STORE_ROWS):
-            store(row, here, images, y, first)
-        elif code != ACTIVATE:
-            combine(row, here, images)
-        if act != IDENTITY and not is_done:
-            finish(row, here, images)
+    """One operation on images first, first + 1, ... of the batch."""
+    op = ints_at(row, COLUMNS)
+    code, act = op[CODE], op[ACT]
+    is_done = False
+    if code == TAPS:
+        conv_taps(row, here, images)
+    elif code == PATCHES:
+        conv_patches(row, here, images, shared, patch_rows)
+        is_done = act == RELU
+    elif code == DENSE:
+        floor = _ZERO if act == RELU else _NO_FLOOR
+        dense(
+            here + op[X] * 4, op[X_IMAGE] * 4, images, op[WEIGHT], op[KH], op[KW], op[BIAS],
+            here + op[Y] * 4, op[Y_IMAGE] * 4, floor,
+        )  # fmt: skip
+        is_done = act == RELU
+    elif code == DOT:
+        conv_dot(row, here, images)
+    elif code in (MAX_POOL, AVG_POOL):
+        pool(row, here, images)
+    elif code in (GLOBAL_MAX, GLOBAL_MEAN):
+        global_pool(row, here, images, shared)
+    elif code == LOAD:
+        load(row, here, images, x, first)
+    elif code == LOOK_UP:
+        look_up(row, here, images, ids, first)
+    elif code == NORMALISE:
+        normalise(here + op[X] * 4, images, op[C], op[X_IMAGE], op[KH])
+    elif code == STORE_PIXELS:
+        store_pixels(row, here, images, y, first)
+    elif code in (STORE, STORE_ROWS):
+        store(row, here, images, y, first)
+    elif code != ACTIVATE:
+        combine(row, here, images)
+    if act != IDENTITY and not is_done:
+        finish(row, here, images)
 
 
 @compiled(parallel=True)
@@ -515,4 +519,50 @@ def run_images(
             first = take_ticket(address(tickets)) * tile
             if first >= B:
                 break
-            _run_tile(table, patch_rows, here, shared, min(tile, B - first), first, x, ids, y)
+            for i in range(len(table)):
+                _run_op(address(table[i]), here, min(tile, B - first), first, x, ids, y, shared, patch_rows[i])
+
+
+@compiled()
+def _cut(op: Array, part: int, parts: int) -> bool:
+    """Leave of an operation what one of several threads does: some rows of its output, or some of DENSE's columns.
+
+    False if that is nothing. A row r of the output is row 0 of an output that begins there, with r * stride fewer pads.
+    """
+    code = op[CODE]
+    if code in (LOAD, LOOK_UP, GLOBAL_MAX, GLOBAL_MEAN, NORMALISE, STORE, STORE_ROWS, STORE_PIXELS):
+        return part == 0
+    if code == DENSE:
+        share = (op[KW] // PANEL + parts) // parts * PANEL  # whole panels: those are packed one behind the other
+        first = part * share
+        op[KW] = min(share, op[KW] - first)
+        op[WEIGHT] += first * op[KH] * 4
+        op[BIAS] += first * 4
+        op[Y] += first
+        op[HO], op[WO], op[N] = 1, 1, op[KW]
+        return bool(op[KW] > 0)
+    share = (op[HO] + parts - 1) // parts
+    first = part * share
+    op[HO] = min(share, op[HO] - first)
+    op[Y] += first * op[Y_ROW]
+    if code in (TAPS, PATCHES, DOT, MAX_POOL, AVG_POOL):
+        op[PY] -= first * op[SY]
+        op[O_PIXEL] -= first * op[SY]  # an AVG_POOL's height with its pads
+    else:
+        op[X] += first * op[X_ROW]
+        op[OTHER] += first * op[O_ROW]
+    return bool(op[HO] > 0)
+
+
+@compiled(parallel=True)
+def run_few_images(
+    table: Array, patch_rows: Array, scratch: Array, own: int, shared: int, B: int, x: int, ids: int, y: int,
+    threads: int, cuts: Array,
+) -> None:  # fmt: skip
+    """The same for fewer images than threads: the threads share every operation. cuts: a row a thread."""
+    here = address(scratch)
+    for i in range(len(table)):
+        for worker in numba.prange(threads):
+            cuts[worker] = table[i]
+            if _cut(cuts[worker], worker, threads):
+                _run_op(address(cuts[worker]), here, B, 0, x, ids, y, worker * own + shared, patch_rows[i])

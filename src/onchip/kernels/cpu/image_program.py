@@ -508,7 +508,8 @@ class _Lowering:
             self.values[node.name] = self.values[before.name]
             return
         rank = len(self.net.types[node.name].shape)
-        at_end = node is self.nodes[-1] or self._readers(node.name) == [self.nodes[-1]]
+        last = self.nodes[-1]
+        at_end = node is last or (isinstance(last.layer, ToPixels) and self._readers(node.name) == [last])
         if node.layer != Permute((0, *range(2, rank), 1)) or not at_end:
             raise UnsupportedError("a Permute in the middle")
         self._emit(ops.STORE_ROWS, self._image(node.inputs[0]), None)

@@ -45,8 +45,15 @@ _launched_in: int | None = None  # the process in which the threads were started
 
 def use_threads(count: int) -> None:
     """Let the parallel loops that follow run on `count` threads. Call it with LAUNCH held."""
+    if _launched_in == os.getpid():
+        numba.set_num_threads(count)
+    else:
+        _start_threads(count)
+
+
+def _start_threads(count: int) -> None:
     global _launched_in
-    if _launched_in not in (None, os.getpid()):
+    if _launched_in is not None:
         # GNU OpenMP would end the process without a word to catch.
         raise KernelError(
             "the CPU engine cannot go on in a forked process", got="a fork after the first run",
@@ -56,7 +63,7 @@ def use_threads(count: int) -> None:
     if "GOMP_SPINCOUNT" in os.environ or "OMP_WAIT_POLICY" in os.environ:
         numba.set_num_threads(count)
         return
-    os.environ["GOMP_SPINCOUNT"] = _SPINS  # read once, when Numba starts its threads in the first call below
+    os.environ["GOMP_SPINCOUNT"] = _SPINS  # read once, when Numba starts its threads in the call below
     try:
         numba.set_num_threads(count)
     finally:

@@ -20,13 +20,15 @@ from onchip.kernels.chain import Chain, find_chain, forward_price, why_not_float
 from onchip.kernels.cpu.activation import ACTIVATIONS, NORMALISERS, RELU, activate, code_of, normalise
 from onchip.kernels.cpu.dense import dense, padded_width
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, take_ticket, use_threads
-from onchip.kernels.cpu.tile import ROWS_NARROW, aligned_zeros, pack, packed_size, padded
+from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, aligned_zeros, pack, packed_size, padded
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Recipe
 
 MAX_TILE_ROWS = 64  # past this the tile outgrows L1 and gains nothing (bench decode)
+FAR_TILE_ROWS = 256  # where L2 does not hold the weights and every tile fetches them again
+_SPLIT_BYTES = 256 << 10  # weights from which on splitting a layer's columns pays for waiting behind each layer
 _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
 
 
@@ -94,6 +96,50 @@ def _forward(
             )
 
 
+@compiled(parallel=True)
+def _forward_few(
+    x: int,
+    B: int,
+    y: Array,
+    w: Array,
+    bias: Array,
+    table: Array,
+    normaliser: int,
+    scratch: Array,
+    half: int,
+    threads: int,
+) -> None:
+    """The same for so few rows that there is no tile for each thread: in every layer a thread takes some columns."""
+    src, src_row = x, table[0, 0] * 4
+    into = 0
+    for layer in range(len(table)):
+        K, N, code = table[layer, 0], table[layer, 1], table[layer, 4]
+        width = padded_width(N)
+        into = (layer % 2) * half
+        share = (width // PANEL + threads) // threads * PANEL  # whole panels: those are packed one behind the other
+        dst = address(scratch) + into * 4
+        for worker in numba.prange(threads):
+            first = worker * share
+            columns = min(share, width - first)
+            if columns > 0:
+                dense(
+                    src, src_row, B, address(w) + (table[layer, 2] + first * K) * 4, K, columns,
+                    address(bias) + (table[layer, 3] + first) * 4, dst + first * 4, width * 4,
+                    _ZERO if code == RELU else _NO_FLOOR,
+                )  # fmt: skip
+                if code > RELU:
+                    activate(dst + first * 4, B, min(columns, N - first), width, code)
+        src, src_row = dst, width * 4
+    D_out = table[len(table) - 1, 1]
+    stride = padded_width(D_out)
+    if normaliser:
+        normalise(address(scratch) + into * 4, B, D_out, stride, normaliser)
+    for r in range(B):
+        source, target = scratch[into + r * stride :], y[r * D_out :]
+        for n in range(D_out):
+            target[n] = source[n]
+
+
 @dataclass(frozen=True)
 class Facts:
     chain: Chain
@@ -114,7 +160,10 @@ class MlpFused:
             return
         widest = max(padded(width) for width in chain.widths[1:])
         fitting = device.fast_bytes // 2 // (8 * widest) // ROWS_NARROW * ROWS_NARROW
+        weight_bytes = 4 * sum(packed_size(layer.D_in, layer.D_out) for layer in chain.layers)
         tile_rows = max(ROWS_NARROW, min(MAX_TILE_ROWS, fitting))
+        if weight_bytes > device.fast_bytes:
+            tile_rows = FAR_TILE_ROWS
         fast = 2 * tile_rows * widest * 4
         yield Claim(
             self.name, f"mlp_fused<{chain.label}>", chain.nodes, forward_price(net, chain),
@@ -141,6 +190,9 @@ class MlpFused:
             tile_rows = min(max_tile_rows, -(-share // ROWS_NARROW) * ROWS_NARROW)
             with LAUNCH:
                 use_threads(threads)
+                if tile_rows >= B and threads > 1 and w.nbytes > _SPLIT_BYTES:
+                    _forward_few(x.ctypes.data, B, y, w, bias, table, normaliser, scratch, half, threads)
+                    return
                 _forward(x.ctypes.data, B, y, w, bias, table, normaliser, tile_rows, scratch, half, threads, tickets)
 
         return run

@@ -1,0 +1,281 @@
+"""Fused convolutional networks on the CPU: right, the same bits however they are called, honest about limits."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from checks import assert_error_within, rows
+from onchip.kernels import reference
+from onchip.runtime.cpu import core_count
+from onchip.runtime.engine import compile
+from onchip.spec.build import sequential
+from onchip.spec.layers import (
+    GELU,
+    Add,
+    AvgPool1d,
+    AvgPool2d,
+    BatchNorm2d,
+    Concat,
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    Embedding,
+    GlobalMax,
+    GlobalMean,
+    LeakyReLU,
+    Linear,
+    LogSoftmax,
+    MaxPool1d,
+    MaxPool2d,
+    Mul,
+    Permute,
+    ReLU,
+    Reshape,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Tanh,
+    ToPixels,
+)  # fmt: skip
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType
+
+
+def weight(*shape, seed=0):
+    fan = np.prod(shape[1:]) if len(shape) > 1 else 4
+    return np.random.default_rng([seed, *shape]).standard_normal(shape, dtype=np.float32) / np.float32(np.sqrt(fan))
+
+
+def chain(row_shape, *layers, name="net") -> Network:
+    """Layers one behind the other; a pair (layer, weight shapes by role) gets random weights."""
+    named, weights = [], {}
+    for i, entry in enumerate(layers):
+        layer, shapes = entry if isinstance(entry, tuple) else (entry, {})
+        named.append((f"n{i}", layer))
+        for role, shape in shapes.items():
+            weights[f"n{i}.{role}"] = weight(*shape, seed=i) ** 2 + 0.5 if role == "var" else weight(*shape, seed=i)
+    return sequential(TensorType(("B", *row_shape)), named, weights, name=name)
+
+
+def conv(N, C, *kernel, bias=True):
+    return {"weight": (N, C, *kernel)} | ({"bias": (N,)} if bias else {})
+
+
+def tconv(C, N, *kernel):
+    return {"weight": (C, N, *kernel), "bias": (N,)}
+
+
+def norm(C):
+    return {"mean": (C,), "var": (C,), "weight": (C,), "bias": (C,)}
+
+
+def graph(row_shape, weights, outputs, *nodes) -> Network:
+    return Network({"x": TensorType(("B", *row_shape))}, tuple(Node(*node) for node in nodes), outputs, weights)
+
+
+def residual(C=20) -> Network:
+    weights = {"a": weight(C, 3, 3, 3), "b": weight(C, C, 3, 3), "fc": weight(5, C)}
+    same = Conv2d(pads=(1, 1, 1, 1))
+    return graph(
+        (3, 9, 11), weights, ("out",), ("a", same, ("x",), {"weight": "a"}), ("ra", ReLU(), ("a",)),
+        ("b", same, ("ra",), {"weight": "b"}), ("sum", Add(), ("ra", "b")), ("rs", ReLU(), ("sum",)),
+        ("mean", GlobalMean((2, 3)), ("rs",)), ("out", Linear(), ("mean",), {"weight": "fc"}),
+    )  # fmt: skip
+
+
+def inception() -> Network:
+    weights = {"a": weight(7, 5, 1, 1), "b": weight(18, 5, 3, 3), "g": weight(25, 25)}
+    return graph(
+        (5, 8, 6), weights, ("y",), ("a", Conv2d(), ("x",), {"weight": "a"}),
+        ("b", Conv2d(pads=(1, 1, 1, 1)), ("x",), {"weight": "b"}), ("sa", SiLU(), ("a",)),
+        ("cat", Concat(1), ("sa", "b")),
+        ("pooled", GlobalMean((2, 3)), ("cat",)), ("gate", Linear(), ("pooled",), {"weight": "g"}),
+        ("open", Sigmoid(), ("gate",)), ("spread", Reshape((25, 1, 1)), ("open",)), ("y", Mul(), ("cat", "spread")),
+    )  # fmt: skip
+
+
+NETWORKS = {
+    "lenet": chain((1, 28, 28), (Conv2d(pads=(2, 2, 2, 2)), conv(6, 1, 5, 5)), ReLU(), MaxPool2d((2, 2)),
+                   (Conv2d(), conv(16, 6, 5, 5)), Tanh(), AvgPool2d((2, 2)), Reshape(), (Linear(), conv(120, 400)),
+                   ReLU(), (Linear(), conv(10, 120)), Softmax()),
+    "generator": chain((20,), (Linear(), conv(70 * 16, 20)), Reshape((70, 4, 4)), (BatchNorm2d(), norm(70)), ReLU(),
+                       (ConvTranspose2d((2, 2), (1, 1, 2, 2)), tconv(70, 40, 5, 5)), ReLU(),
+                       (ConvTranspose2d((2, 2), (1, 1, 1, 1)), tconv(40, 33, 4, 4)), (BatchNorm2d(), norm(33)),
+                       LeakyReLU(0.2), (ConvTranspose2d((2, 2), (1, 1, 2, 2)), tconv(33, 3, 5, 5)), Tanh(),
+                       Permute((0, 2, 3, 1))),
+    "wide channels": chain((130, 5, 7), (Conv2d((2, 1), (0, 2, 1, 0)), conv(70, 130, 3, 2)), GELU(),
+                           (Conv2d(), conv(65, 70, 1, 1)), SiLU()),
+    "narrow end": chain((64, 9, 6), (Conv2d(pads=(1, 1, 1, 1)), conv(48, 64, 3, 3)), ReLU(),
+                        (Conv2d(pads=(2, 0, 1, 1)), conv(2, 48, 4, 3)), Sigmoid()),
+    "one dimension": chain((3, 40), (Conv1d((2,), (1, 2)), conv(11, 3, 4)), ReLU(), MaxPool1d((3,), (2,), (1, 0)),
+                           (ConvTranspose1d((3,), (1, 0), (1,)), tconv(11, 66, 5)), LeakyReLU(),
+                           (Conv1d(), conv(9, 66, 3)), AvgPool1d((2,)), GlobalMax((-1,)), LogSoftmax()),
+    "dilated": chain((4, 15, 13), (Conv2d((1, 2), (2, 0, 0, 1), (3, 2)), conv(70, 4, 3, 3, bias=False)),
+                     (Conv2d(dilation=(2, 1)), conv(5, 70, 2, 3))),
+    "as large as the image": chain((6, 5, 4), (Conv2d(), conv(17, 6, 5, 4)), ReLU()),
+    "one pixel": chain((1, 1, 1), (Conv2d(pads=(1, 1, 1, 1)), conv(1, 1, 3, 3))),
+    "norm in front of pads": chain((8, 6, 6), (BatchNorm2d(), norm(8)), ReLU(),
+                                   (Conv2d(pads=(1, 1, 1, 1)), conv(8, 8, 3, 3))),
+    "pools": chain((5, 11, 10), (Conv2d(), conv(5, 5, 1, 1)), AvgPool2d((3, 2), (2, 2), (1, 0, 1, 1), ceil=True),
+                   AvgPool2d((2, 2), (1, 1), (1, 1, 0, 1), count_pads=True),
+                   MaxPool2d((2, 2), (1, 1), dilation=(2, 1))),
+    "windows on pads alone": chain((3, 2, 5), (Conv2d(pads=(2, 3, 1, 2)), conv(4, 3, 1, 1)), ReLU(),
+                                   (Conv2d(pads=(2, 2, 2, 2)), conv(5, 4, 2, 1))),
+    "one input pixel": chain((100, 1, 1), (ConvTranspose2d(), tconv(100, 36, 4, 4)), ReLU(),
+                             (ConvTranspose2d((2, 2), (1, 1, 1, 1)), tconv(36, 3, 4, 4)), Tanh()),
+    "residual": residual(),
+    "inception": inception(),
+}  # fmt: skip
+
+
+def fused(net: Network, **options):
+    engine = compile(net, device="cpu", **options)
+    assert [group.claim.kernel for group in engine.plan.groups] == ["conv_fused"], str(engine.plan)
+    return engine
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("B", [1, 5, 37])  # below, beside and past a tile of images
+def test_forward_is_right(name, B):
+    net = NETWORKS[name]
+    x = rows(B, *net.input.row_shape)
+    got = fused(net)(x)
+    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_same_bits_whatever_the_batch_and_the_threads(name):
+    net = NETWORKS[name]
+    x = rows(37, *net.input.row_shape)
+    whole = fused(net, threads=1)(x)
+    engine = fused(net, threads=core_count())
+    for B in (1, 2, 7, 20, 37):
+        assert np.array_equal(engine(x[:B]), whole[:B])
+    assert np.array_equal(engine(x[30:31]), whole[30:31])  # nor on the place in the batch
+
+
+@pytest.mark.skipif(core_count() < 2, reason="one core: there is nobody to share with")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_threads_share_a_single_image(name, monkeypatch):
+    monkeypatch.setattr("onchip.kernels.cpu.conv_fused._SHARED_FLOP", -1)  # however small it is
+    net = NETWORKS[name]
+    x = rows(3, *net.input.row_shape)
+    whole = fused(net, threads=1)(x)
+    engine = fused(net, threads=2)
+    for i in range(3):
+        assert np.array_equal(engine(x[i : i + 1]), whole[i : i + 1])
+
+
+def test_calls_do_not_disturb_each_other():
+    """Scratch is used again and again: a rim of zeros stays one, and nothing of an earlier image shows."""
+    net = NETWORKS["narrow end"]
+    engine, x = fused(net), rows(6, *net.input.row_shape)
+    first = engine(x)
+    engine(np.full_like(x, np.nan))
+    assert np.array_equal(engine(x), first)
+
+
+def test_bytes_come_out():
+    net = NETWORKS["generator"]
+    last = net.nodes[-1].name
+    pixels = net.replace(nodes=[*net.nodes, Node("bytes", ToPixels(), (last,))], outputs=("bytes",))
+    x = rows(9, *net.input.row_shape)
+    got, floats = fused(pixels)(x), fused(net)(x)
+    assert got.dtype == np.uint8
+    assert np.array_equal(got, ((floats + np.float32(1)) / np.float32(2) * np.float32(255)).astype(np.uint8))
+
+
+def test_text_network_without_the_fold():
+    weights = {
+        "e": weight(50, 24),
+        "c3": weight(20, 24, 3),
+        "b3": weight(20),
+        "c5": weight(9, 24, 5),
+        "fc": weight(4, 29),
+    }
+    nodes = (
+        Node("emb", Embedding(), ("ids",), {"weight": "e"}), Node("turn", Permute((0, 2, 1)), ("emb",)),
+        Node("c3", Conv1d(), ("turn",), {"weight": "c3", "bias": "b3"}), Node("r3", ReLU(), ("c3",)),
+        Node("m3", GlobalMax((-1,)), ("r3",)), Node("c5", Conv1d(pads=(2, 2)), ("turn",), {"weight": "c5"}),
+        Node("m5", GlobalMax((-1,)), ("c5",)), Node("cat", Concat(1), ("m3", "m5")),
+        Node("fc", Linear(), ("cat",), {"weight": "fc"}),
+    )  # fmt: skip
+    net = Network({"ids": TensorType(("B", 12), "int32")}, nodes, ("fc",), weights)
+    ids = np.random.default_rng(0).integers(0, 50, (23, 12)).astype(np.int32)
+    engine = fused(net, without=("fold",))
+    got = engine(ids)
+    assert_error_within(got, reference.forward(net, ids), yardstick=reference.forward(net, ids, "float32"))
+    assert np.array_equal(engine(ids[7:9]), got[7:9])
+
+
+def test_a_dilated_pool_may_lie_on_pads_alone():
+    net = chain((3, 2, 5), (Conv2d(), conv(4, 3, 1, 1)), MaxPool2d((2, 2), (1, 1), (1, 0, 1, 0), (3, 1)))
+    engine = fused(net)
+    for _ in range(2):  # the second call finds the first one's numbers in its scratch
+        assert np.isneginf(engine(rows(3, 3, 2, 5))).all()
+
+
+def test_what_it_cannot_do_is_left_to_others_and_said():
+    grouped = chain((6, 5, 5), (Conv2d(groups=2), conv(4, 3, 3, 3)), ReLU())
+    plan = compile(grouped, device="cpu").plan
+    assert [group.claim.kernel for group in plan.groups] == ["plain", "rowwise"]
+    assert "refused: conv_fused at n0: groups of channels" in str(plan)
+
+
+def test_a_value_that_others_read_ends_the_run():
+    net = NETWORKS["lenet"]
+    two = net.replace(outputs=("n2", net.outputs[0]))
+    x = rows(4, 1, 28, 28)
+    engine = compile(two, device="cpu")
+    for got, alone in zip(engine(x), (net.replace(outputs=("n2",)), net), strict=True):
+        assert_error_within(got, reference.forward(alone, x), yardstick=reference.forward(alone, x, "float32"))
+
+
+@st.composite
+def stacks(draw):
+    """Chains of convolutions, transposed ones, pools and activations of any small geometry."""
+    C, H, W = draw(st.integers(1, 5)), draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    row_shape, layers = (C, H, W), []
+    for _ in range(draw(st.integers(1, 4))):
+        kind = draw(st.sampled_from(["conv", "conv", "tconv", "max", "mean", "act"]))
+        stride = (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+        kernel = (draw(st.integers(1, 4)), draw(st.integers(1, 4)))
+        pads = tuple(draw(st.integers(0, 2)) for _ in range(4))
+        N = draw(st.sampled_from([1, 2, 3, 5, 16, 17, 65]))
+        if kind == "act":
+            layers.append(draw(st.sampled_from([ReLU(), Tanh(), LeakyReLU(0.3), GELU("tanh")])))
+            continue
+        tall, wide = H + pads[0] + pads[2], W + pads[1] + pads[3]
+        if kind == "tconv":
+            span = [
+                (n - 1) * s + k - a - b
+                for n, s, k, a, b in zip((H, W), stride, kernel, pads[:2], pads[2:], strict=True)
+            ]
+            if min(span) < 1 or max(span) > 30:
+                continue
+            layers.append((ConvTranspose2d(stride, pads), tconv(C, N, *kernel)))
+            C, H, W = N, *span
+            continue
+        if kernel[0] > tall or kernel[1] > wide:
+            continue
+        if kind == "conv":
+            layers.append((Conv2d(stride, pads), conv(N, C, *kernel, bias=draw(st.booleans()))))
+            C = N
+        else:
+            if any(pad >= size for pad, size in zip(pads, kernel * 2, strict=True)):
+                continue
+            layers.append((MaxPool2d if kind == "max" else AvgPool2d)(kernel, stride, pads))
+        H, W = (tall - kernel[0]) // stride[0] + 1, (wide - kernel[1]) // stride[1] + 1
+    return chain(row_shape, *layers)
+
+
+@settings(max_examples=60, deadline=None)
+@given(stacks(), st.integers(1, 6))
+def test_any_geometry(net, B):
+    x = rows(B, *net.input.row_shape)
+    engine = compile(net, device="cpu")
+    got = engine(x)
+    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert np.array_equal(engine(x[-1:]), got[-1:])

@@ -1,0 +1,156 @@
+"""Folded text networks on the CPU: sums of looked-up rows and their maxima over time."""
+
+import numpy as np
+import pytest
+
+from checks import assert_error_within
+from onchip.errors import InputError, KernelError
+from onchip.kernels import reference
+from onchip.runtime.cpu import core_count
+from onchip.runtime.engine import compile
+from onchip.spec.layers import (
+    Concat,
+    Conv1d,
+    Embedding,
+    GlobalMax,
+    GlobalMean,
+    Linear,
+    Permute,
+    ReLU,
+    Sigmoid,
+    Tanh,
+    TokenConv,
+)  # fmt: skip
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType
+
+
+def weight(*shape, seed=0, scale=1.0):
+    return (scale * np.random.default_rng([seed, *shape]).standard_normal(shape)).astype(np.float32)
+
+
+def text_network(V=60, E=10, S=11, branches=((3, 40), (5, 40)), dtype="int32", bias=True, activation=ReLU, conv=None):
+    """Embedding, convolutions of (taps, channels) side by side, activation, maximum over time, Linear."""
+    weights = {"emb": weight(V, E), "fc": weight(4, sum(C for _, C in branches), scale=0.2)}
+    nodes = [Node("emb", Embedding(), ("ids",), {"weight": "emb"}), Node("turn", Permute((0, 2, 1)), ("emb",))]
+    ends = []
+    for i, (K, C) in enumerate(branches):
+        weights[f"w{i}"] = weight(C, E, K, seed=i, scale=1 / np.sqrt(E * K))
+        roles = {"weight": f"w{i}"}
+        if bias:
+            weights[f"b{i}"] = weight(C, seed=i)
+            roles["bias"] = f"b{i}"
+        nodes.append(Node(f"conv{i}", conv or Conv1d(), ("turn",), roles))
+        nodes.append(Node(f"act{i}", activation(), (f"conv{i}",)))
+        nodes.append(Node(f"max{i}", GlobalMax((-1,)), (f"act{i}",)))
+        ends.append(f"max{i}")
+    nodes += [Node("cat", Concat(1), tuple(ends)), Node("fc", Linear(), ("cat",), {"weight": "fc"})]
+    return Network({"ids": TensorType(("B", S), dtype)}, tuple(nodes), ("fc",), weights)
+
+
+def ids(net, B, seed=0):
+    given = net.input
+    V = net.weights["emb"].shape[0]
+    return np.random.default_rng(seed).integers(0, V, (B, *given.row_shape)).astype(given.dtype)
+
+
+NETWORKS = {
+    "two branches": text_network(),
+    "four branches, odd widths": text_network(branches=((3, 7), (5, 129), (7, 16), (2, 200)), dtype="int64"),
+    "one branch": text_network(branches=((4, 33),), activation=Tanh),
+    "one tap, one channel": text_network(branches=((1, 1),), V=2, E=2000, S=1),
+    "pads and stride": text_network(conv=Conv1d((2,), (2, 3)), activation=Sigmoid),
+    "as long as the sentence": text_network(branches=((11, 130),), bias=False),
+}
+PAYS = 10**9  # rows for which a table is always worth building
+
+
+def folded(net, **options):
+    engine = compile(net, device="cpu", batch_hint=PAYS, **options)
+    assert [group.claim.kernel for group in engine.plan.groups] == ["token_max", "mlp_fused"], str(engine.plan)
+    return engine
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("B", [1, 33])
+def test_forward_is_right(name, B):
+    net = NETWORKS[name]
+    x = ids(net, B)
+    got = folded(net)(x)
+    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+
+
+@pytest.mark.parametrize("tables", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_same_bits_whatever_the_batch_and_the_threads(name, tables):
+    net = NETWORKS[name]
+    x = ids(net, 50)
+    whole = folded(net, threads=1, tables=tables)(x)
+    engine = folded(net, threads=core_count(), tables=tables)
+    for B in (1, 2, 7, 50):
+        assert np.array_equal(engine(x[:B]), whole[:B])
+    assert np.array_equal(engine(x[31:33]), whole[31:33])
+
+
+@pytest.mark.parametrize(("tables", "dtype"), [("fp16", np.float16), ("bf16", None)])
+def test_half_tables_are_rounded_once(tables, dtype):
+    """What comes out is what float32 sums over rounded tables make, subnormal halves included."""
+    import ml_dtypes
+
+    table = np.concatenate([weight(40, 3, 20), weight(40, 3, 20, scale=1e-6)], axis=2)
+    nodes = (Node("t", TokenConv(), ("ids",), {"weight": "T"}), Node("m", GlobalMax((-1,)), ("t",)))
+    net = Network({"ids": TensorType(("B", 6), "int32")}, nodes, ("m",), {"T": table})
+    x = np.random.default_rng(0).integers(0, 40, (9, 6)).astype(np.int32)
+    rounded = net.replace(weights={"T": table.astype(dtype or ml_dtypes.bfloat16).astype(np.float32)})
+    engine = compile(net, device="cpu", tables=tables)
+    assert engine.plan.groups[0].claim.label == f"token_max<3,40,{tables}>"
+    assert np.array_equal(engine(x), compile(rounded, device="cpu")(x))
+    assert not np.array_equal(engine(x), compile(net, device="cpu")(x))
+
+
+def test_a_table_that_does_not_fit_into_half_precision_is_refused():
+    nodes = (Node("t", TokenConv(), ("ids",), {"weight": "T"}), Node("m", GlobalMax((-1,)), ("t",)))
+    net = Network({"ids": TensorType(("B", 6), "int32")}, nodes, ("m",), {"T": weight(5, 3, 2, scale=1e6)})
+    with pytest.raises(KernelError, match="does not fit into fp16"):
+        compile(net, device="cpu", tables="fp16")
+    compile(net, device="cpu", tables="bf16")
+
+
+def test_nan_in_a_table_shows_wherever_it_is_met():
+    table = weight(5, 2, 20)
+    table[3, 1, 7] = np.nan
+    nodes = (Node("t", TokenConv(), ("ids",), {"weight": "T"}), Node("m", GlobalMax((-1,)), ("t",)))
+    net = Network({"ids": TensorType(("B", 4), "int64")}, nodes, ("m",), {"T": table})
+    x = np.array([[0, 3, 1, 2], [3, 0, 1, 2], [1, 2, 1, 3], [0, 1, 2, 4]])
+    got = compile(net, device="cpu")(x)
+    assert np.isnan(got[:, 7]).tolist() == [True, False, True, False]
+    assert np.isfinite(np.delete(got, 7, axis=1)).all()
+
+
+def test_fold_or_not_is_the_same_network():
+    net = NETWORKS["pads and stride"]
+    x = ids(net, 20)
+    direct = compile(net, device="cpu", batch_hint=PAYS, without=("fold",))
+    assert "token_max" not in str(direct.plan)
+    np.testing.assert_allclose(folded(net)(x), direct(x), rtol=1e-4, atol=1e-5)
+
+
+def test_what_else_reads_a_token_convolution_is_left_to_others_and_said():
+    nodes = (
+        Node("t", TokenConv(), ("ids",), {"weight": "T"}), Node("m", GlobalMean((-1,)), ("t",)),
+    )  # fmt: skip
+    net = Network({"ids": TensorType(("B", 6), "int32")}, nodes, ("m",), {"T": weight(9, 3, 5)})
+    engine = compile(net, device="cpu")
+    assert "refused: token_max at t" in str(engine.plan)
+    x = np.random.default_rng(0).integers(0, 9, (7, 6)).astype(np.int32)
+    assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+
+
+@pytest.mark.parametrize(("bad", "words"), [(60, "row 2, position 5"), (-1, "id -1")])
+def test_ids_out_of_range_are_refused_before_any_launch(bad, words):
+    net = NETWORKS["two branches"]
+    x = ids(net, 4)
+    x[2, 5] = bad
+    for engine in (folded(net), compile(net, device="cpu", without=("fold",))):
+        with pytest.raises(InputError, match=words):
+            engine(x)

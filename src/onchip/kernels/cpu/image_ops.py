@@ -42,6 +42,8 @@ from onchip.kernels.cpu.image_table import (
     O_PIXEL,
     O_ROW,
     OTHER,
+    PAIRS_IN,
+    PAIRS_OUT,
     PATCHES,
     PX,
     PY,
@@ -278,6 +280,85 @@ def conv_dot(row: int, here: int, images: int) -> None:
                 ox += rows
 
 
+@compiled()
+def _add(to: Array, x: Array, has_x: bool, z: Array, has_z: bool, sign: np.float32) -> None:
+    """to = x + sign z, where what is not there counts as 0."""
+    if has_x and has_z:
+        for c in range(len(to)):
+            to[c] = x[c] + sign * z[c]
+    elif has_x:
+        for c in range(len(to)):
+            to[c] = x[c]
+    elif has_z:
+        for c in range(len(to)):
+            to[c] = sign * z[c]
+    else:
+        for c in range(len(to)):
+            to[c] = _ZERO
+
+
+@linked(*(types.int64,) * 3)
+def pairs_in(row: int, here: int, images: int) -> None:
+    """What the products for two neighbouring outputs multiply (image_program.pairs): KW + 1 planes of C a pair.
+
+    d0, d1, ... are the pixels that the pair's windows begin with; what lies outside is 0.
+    """
+    op, a = ints_at(row, COLUMNS), floats_at(here, _ALL)
+    taps = op[KW]
+    plane = op[Y_PIXEL] // (taps + 1)
+    for i in range(images):
+        for iy in range(op[HO]):
+            for j in range(op[WO]):
+                ix = 2 * j - op[PX]
+                x = op[X] + i * op[X_IMAGE] + iy * op[X_ROW] + ix * op[X_PIXEL]
+                y = op[Y] + i * op[Y_IMAGE] + iy * op[Y_ROW] + j * op[Y_PIXEL]
+                in0, in1, in2, in3 = 0 <= ix < op[W], 0 <= ix + 1 < op[W], 0 <= ix + 2 < op[W], 0 <= ix + 3 < op[W]
+                d0, d1 = a[x : x + op[C]], a[x + op[X_PIXEL] : x + op[X_PIXEL] + op[C]]
+                d2 = a[x + 2 * op[X_PIXEL] : x + 2 * op[X_PIXEL] + op[C]]
+                t0, t1 = a[y : y + op[C]], a[y + plane : y + plane + op[C]]
+                t2 = a[y + 2 * plane : y + 2 * plane + op[C]]
+                if taps == 3:
+                    d3 = a[x + 3 * op[X_PIXEL] : x + 3 * op[X_PIXEL] + op[C]]
+                    _add(t0, d0, in0, d2, in2, -_ONE)
+                    _add(t1, d1, in1, d2, in2, _ONE)
+                    _add(t2, d2, in2, d1, in1, -_ONE)
+                    _add(a[y + 3 * plane : y + 3 * plane + op[C]], d1, in1, d3, in3, -_ONE)
+                else:
+                    _add(t0, d0, in0, d1, in1, -_ONE)
+                    _add(t1, d1, in1, d1, False, _ONE)
+                    _add(t2, d1, in1, d2, in2, -_ONE)
+
+
+@linked(*(types.int64,) * 3)
+def pairs_out(row: int, here: int, images: int) -> None:
+    """The two outputs of each pair from its KW + 1 products."""
+    op, a = ints_at(row, COLUMNS), floats_at(here, _ALL)
+    taps = op[KW]
+    plane = op[X_PIXEL] // (taps + 1)
+    for i in range(images):
+        for oy in range(op[HO]):
+            for ox in range(op[WO]):
+                x = op[X] + i * op[X_IMAGE] + oy * op[X_ROW] + ox // 2 * op[X_PIXEL]
+                y = op[Y] + i * op[Y_IMAGE] + oy * op[Y_ROW] + ox * op[Y_PIXEL]
+                out = a[y : y + op[N]]
+                m0, m1 = a[x : x + op[N]], a[x + plane : x + plane + op[N]]
+                m2 = a[x + 2 * plane : x + 2 * plane + op[N]]
+                m3 = a[x + taps * plane : x + taps * plane + op[N]]
+                if taps == 3:
+                    if ox % 2 == 0:
+                        for n in range(op[N]):
+                            out[n] = m0[n] + m1[n] + m2[n]
+                    else:
+                        for n in range(op[N]):
+                            out[n] = m1[n] - m2[n] - m3[n]
+                elif ox % 2 == 0:
+                    for n in range(op[N]):
+                        out[n] = m0[n] + m1[n]
+                else:
+                    for n in range(op[N]):
+                        out[n] = m1[n] - m2[n]
+
+
 @linked(*(types.int64,) * 3)
 def pool(row: int, here: int, images: int) -> None:
     """MAX_POOL or AVG_POOL. With OTHER set, a mean counts pads: of an input O_PIXEL high and O_ROW wide in all."""
@@ -486,6 +567,10 @@ def _run_op(
         is_done = act == RELU
     elif code == DOT:
         conv_dot(row, here, images)
+    elif code == PAIRS_IN:
+        pairs_in(row, here, images)
+    elif code == PAIRS_OUT:
+        pairs_out(row, here, images)
     elif code in (MAX_POOL, AVG_POOL):
         pool(row, here, images)
     elif code in (GLOBAL_MAX, GLOBAL_MEAN):

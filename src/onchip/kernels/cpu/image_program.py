@@ -181,6 +181,7 @@ class _Lowering:
         self.values: dict[str, Value] = {}
         self.recipes: dict[str, Recipe] = {}
         self.patch_rows: dict[int, int] = {}
+        self.paired: dict[tuple[View, int, int, int], Store] = {}  # what was made ready for products in pairs
         self.phases = {
             value: (node, i)
             for node in nodes
@@ -319,6 +320,9 @@ class _Lowering:
         code = ops.TAPS if C >= TAP_CHANNELS or KH * KW == 1 else ops.PATCHES
         if self._is_dot(node):
             code = ops.DOT
+        if code == ops.TAPS and self._goes_in_pairs(node, KW):
+            self._pairs(node, x, KH, KW)
+            return
         op = self._make(node, code, x, fields={ops.KH: KH, ops.KW: KW, **_geometry(node)})
         K = KH * KW * C
 
@@ -340,6 +344,39 @@ class _Lowering:
         if code == ops.PATCHES:
             op.fields[-1] = K
             self.patch_rows[len(self.operations) - 1] = max(8, min(64, _PATCH_FLOATS // K // 8 * 8))
+
+    def _goes_in_pairs(self, node: Node, KW: int) -> bool:
+        stride, _, dilation = geometry(node.layer)
+        N, _, WO = image_sizes(self.net.types[node.name].row_shape)
+        return KW in (2, 3) and stride[-1] == dilation[-1] == 1 and WO > 1 and N >= LANES
+
+    def _pairs(self, node: Node, x: View, KH: int, KW: int) -> None:
+        """A convolution of two or three taps along a row, for two neighbouring outputs at a time (Winograd).
+
+        With three taps g0, g1, g2 on d0 .. d3, four products do for six:
+            m0 = g0 (d0 - d2)                   m1 = (g0 + g1 + g2) / 2 (d1 + d2)
+            m2 = (g0 - g1 + g2) / 2 (d2 - d1)   m3 = g2 (d1 - d3)
+            y0 = m0 + m1 + m2   y1 = m1 - m2 - m3
+        With two taps on d0 .. d2, three for four:
+            m0 = g0 (d0 - d1)   m1 = (g0 + g1) d1   m2 = g1 (d1 - d2)        y0 = m0 + m1   y1 = m1 - m2
+        Each product is one over the channels and the kernel's rows: a convolution of KH x 1 taps.
+        """
+        (C, H, _), (N, HO, WO) = x.sizes, image_sizes(self.net.types[node.name].row_shape)
+        planes, pairs = KW + 1, -(-WO // 2)
+        numbers = _geometry(node)
+        key = (x, KW, numbers[ops.PX], pairs)
+        if key not in self.paired:  # phases of a transposed convolution share it
+            given = self._own("", (planes * padded(C), H, pairs))
+            self._emit(ops.PAIRS_IN, x, View(given.store, (C, H, pairs)), fields={ops.KW: KW, ops.PX: numbers[ops.PX]})
+            self.paired[key] = given.store
+        made = self._own("", (planes * padded(N), HO, pairs)).store
+        for i in range(planes):
+            part = View(self.paired[key], (C, H, pairs), channel=i * padded(C))
+            fields = numbers | {ops.KH: KH, ops.KW: 1, ops.PX: 0}
+            op = self._emit(ops.TAPS, part, View(made, (N, HO, pairs), channel=i * padded(N)), fields=fields)
+            w = self._recipe("pack_pairs", node, (packed_size(KH * C, N),), _paired_weights(i, KH, KW))
+            self._weigh(op, w, self._bias(node if i == 1 else None, N, lambda b: b))  # m1 is in both outputs
+        self._make(node, ops.PAIRS_OUT, View(made, (N, HO, pairs)), fields={ops.KW: KW})
 
     def linear(self, node: Node) -> None:
         """From a vector or a flattened image, to a vector or, if a Reshape follows, to an image."""
@@ -524,7 +561,7 @@ class _Lowering:
     def _recipe(self, op: str, node: Node, shape: tuple[int, ...], make: Callable[[Array], Array]) -> Recipe:
         return Recipe(op, (node.weights["weight"],), shape, "float32", 0, make)
 
-    def _bias(self, node: Node, width: int, order: Callable[[Array], Array]) -> Recipe:
+    def _bias(self, node: Node | None, width: int, order: Callable[[Array], Array]) -> Recipe:
         """The bias padded to whole vectors, zero where there is none."""
 
         def bias(*given: Array) -> Array:
@@ -534,8 +571,23 @@ class _Lowering:
                 flat[: len(ordered)] = ordered
             return flat
 
-        name = node.weights.get("bias")
+        name = None if node is None else node.weights.get("bias")
         return Recipe("pad_bias", (name,) if name else (), (padded(width),), "float32", 0, bias)
+
+
+def _paired_weights(i: int, KH: int, KW: int) -> Callable[[Array], Array]:
+    def paired(W: Array) -> Array:
+        """(N, C, KH, KW) -> what product i multiplies by, packed (KH * C, N); see _Lowering._pairs."""
+        g = np.moveaxis(W.reshape(*W.shape[:2], KH, KW).astype(np.float64), -1, 0)
+        if KW == 3:
+            made = (g[0], (g[0] + g[1] + g[2]) / 2, (g[0] - g[1] + g[2]) / 2, g[2])[i]
+        else:
+            made = (g[0], g[0] + g[1], g[1])[i]
+        N, C, _ = made.shape
+        flat = aligned_zeros(packed_size(KH * C, N))
+        return pack(made.transpose(2, 1, 0).reshape(KH * C, N).astype(np.float32), flat)
+
+    return paired
 
 
 def _geometry(node: Node) -> dict[int, int]:

@@ -11,8 +11,28 @@ from onnx import TensorProto, helper
 from onchip.errors import FormatError
 from onchip.kernels import reference
 from onchip.spec.build import sequential
-from onchip.spec.layers import Linear, LogSoftmax, ReLU, Reshape, Sigmoid, Softmax, Tanh
-from onchip.spec.network import Network
+from onchip.spec.layers import (
+    GELU,
+    Add,
+    AvgPool2d,
+    BatchNorm2d,
+    Conv2d,
+    ConvTranspose2d,
+    CumSum,
+    GlobalMax,
+    LeakyReLU,
+    Linear,
+    LogSoftmax,
+    MaxPool2d,
+    Permute,
+    ReLU,
+    Reshape,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Tanh,
+)
+from onchip.spec.network import Network, Node
 from onchip.spec.onnx_reader import read_onnx
 from onchip.spec.onnx_tensors import make_tensor
 from onchip.spec.types import TensorType, numpy_dtype
@@ -95,3 +115,28 @@ def every_layer(dtype="float32") -> Network:
     ]  # fmt: skip
     arrays = {name: array.astype(numpy_dtype(dtype)) for name, array in weights.items()}
     return sequential(TensorType(("B", 8), dtype), layers, arrays)
+
+
+def image_layers(dtype="float32") -> Network:
+    """Windows, norms, activations of several nodes, and a sum at the end."""
+    weights = {
+        "conv.weight": numbers(4, 3, 3, 3, seed=1), "conv.bias": numbers(4, seed=2), "up.weight": numbers(4, 2, 3, 2),
+        **{f"norm.{role}": abs(numbers(4, seed=i)) for i, role in enumerate(("weight", "bias", "mean", "var"))},
+        "sum.constant": numbers(9, seed=3),
+    }  # fmt: skip
+    layers = [
+        ("conv", Conv2d((2, 1), (1, 0, 1, 1))), ("norm", BatchNorm2d()), ("leaky", LeakyReLU(0.2)),
+        ("up", ConvTranspose2d((2, 2), (1, 0, 0, 1), (1, 0))),
+        ("max", MaxPool2d((3, 2), (2, 2), (1, 0, 1, 1), ceil=True)), ("gelu", GELU()), ("tanh", GELU("tanh")),
+        ("silu", SiLU()), ("mean", AvgPool2d((2, 2), count_pads=True)), ("turn", Permute((0, 2, 3, 1))),
+        ("top", GlobalMax((2,))), ("scan", CumSum(1, reverse=True)), ("flat", Reshape()),
+    ]  # fmt: skip
+    arrays = {name: array.astype(numpy_dtype(dtype)) for name, array in weights.items()}
+    net = sequential(TensorType(("B", 3, 9, 8), dtype), layers, arrays)
+    arrays["sum.constant"] = np.resize(arrays["sum.constant"], net.output.row_shape)
+    nodes = (
+        *net.nodes,
+        Node("sum", Add(), ("flat", "flat"), {}),
+        Node("last", Add(), ("sum",), {"constant": "sum.constant"}),
+    )
+    return net.replace(nodes=nodes, outputs=("last",), weights=arrays)

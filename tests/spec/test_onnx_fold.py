@@ -7,6 +7,7 @@ import pytest
 from onnx import TensorProto
 
 from onchip.spec.layers import Linear, Permute, Reshape
+from onchip.spec.onnx_tensors import make_tensor
 from onchip.spec.types import TensorType
 from onnx_models import check_meaning, model, numbers, op, read
 
@@ -54,6 +55,13 @@ CHAINS = {
         ],
         (3, 4),
     ),
+    "what is left over": (
+        [
+            op("Shape", "x", "s"), *FLAT, op("Gather", "s two", "w"), op("Mod", "w two", "m"), op("Add", "m one", "a"),
+            op("Unsqueeze", "a first", "v"), op("Concat", "u v rest", "t", axis=0),
+        ],
+        (1, 12),
+    ),
     "its own shape": ([op("Shape", "x", "s"), op("Identity", "s", "t")], (3, 4)),
 }  # fmt: skip
 
@@ -97,6 +105,18 @@ def test_arithmetic_of_weights(tmp_path):
                "order": np.array([1, 0]), **LISTS}  # fmt: skip
     net = check_meaning(tmp_path, model(nodes, weights), tolerance=1e-5)
     assert [type(node.layer) for node in net.nodes] == [Linear]
+
+
+def test_positions_and_zeros_that_are_made_while_reading(tmp_path):
+    nodes = [
+        op("Shape", "x", "s"), op("Gather", "s one", "n"), op("Range", "zero n one", "places"),
+        op("Gather", "table places", "p", axis=0), op("ConstantOfShape", "first", "nothing"),
+        op("ConstantOfShape", "third", "c", value=make_tensor("", np.array([3.5], np.float32))),
+        op("Add", "x p", "q"), op("Slice", "c first second", "d"), op("Mul", "q d"),
+    ]  # fmt: skip
+    net = check_meaning(tmp_path, model(nodes, {"table": numbers(9, 4), **INTS, **LISTS}, ("N", 3, 4)))
+    assert [node.layer.kind for node in net.nodes] == ["Add", "Mul"]
+    np.testing.assert_array_equal(net.weights["p"], numbers(9, 4)[:3])
 
 
 def test_slices_backwards(tmp_path):

@@ -17,7 +17,7 @@ from onchip.spec.onnx_ops.base import READERS
 from onchip.spec.onnx_reader import read_onnx
 from onchip.spec.onnx_tensors import make_tensor
 from onchip.spec.onnx_writer import write_onnx
-from onnx_models import F32, SETTINGS, every_layer, model, numbers, op, read, refused
+from onnx_models import F32, SETTINGS, every_layer, image_layers, model, numbers, op, read, refused
 
 
 def test_unsupported_operator_names_itself_and_the_supported(tmp_path):
@@ -97,8 +97,9 @@ BAD_NODES = {
     "norm training": ([op("BatchNormalization", "x b4 b4 b4 b4", training_mode=1)], "training mode"),
     "norm spatial": ([op("BatchNormalization", "x b4 b4 b4 b4", spatial=0)], "spatial"),
     "norm sizes": ([op("BatchNormalization", "x b4 b4 b b4")], "do not fit"),
-    "global": ([op("GlobalMaxPool", "x")], "behind the channels"),
+    "global": ([op("GlobalMaxPool", "x")], "needs batch and channels in front"),
     "split": ([op("Split", "x")], "unsupported operator"),
+    "slice": ([op("Slice", "x zero ones ones", name="s")], "node 's' (Slice) is supported on constants only"),
     "unknown value": ([op("Relu", "z")], "reads 'z'"),
     "order": ([op("Relu", "z"), op("Relu", "x", "z")], "reads 'z'"),
     "same output": ([op("Relu", "x"), op("Tanh", "x")], "no name of its own"),
@@ -270,16 +271,43 @@ def test_names_that_are_not_text(tmp_path):
     refused(tmp_path, data.replace(b"NAME", b"N\xff\xfeE"), "not UTF-8")
 
 
-@settings(SETTINGS, max_examples=400)
+@pytest.mark.parametrize("layers", [every_layer, image_layers])
+@settings(SETTINGS, max_examples=300)
 @given(cut=st.integers(0, 10**6), flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 7)), max_size=3))
-def test_damage_is_an_error_or_a_network(tmp_path, cut, flips):
+def test_damage_is_an_error_or_a_network(tmp_path, layers, cut, flips):
     good = tmp_path / "good.onnx"
     if not good.exists():
-        write_onnx(every_layer(), good)
+        write_onnx(layers(), good)
     data = bytearray(good.read_bytes())
     for place, bit in flips:
         data[place % len(data)] ^= 1 << bit
+    is_read(tmp_path, bytes(data[: cut % (2 * len(data)) + 1]))
+
+
+ODD = st.sampled_from([0, 1, -1, 2, 7, 64, 2**31 - 1, 2**31, 2**62, -(2**63), 2**63 - 1])
+
+
+@settings(SETTINGS, max_examples=300)
+@given(data=st.data())
+def test_odd_attributes_and_wires_are_an_error_or_a_network(tmp_path, data):
+    good = tmp_path / "good.onnx"
+    if not good.exists():
+        write_onnx(image_layers(), good)
+    proto = onnx.load(good)
+    names = [value for node in proto.graph.node for value in (*node.input, *node.output)]
+    for _ in range(data.draw(st.integers(1, 3))):
+        node = data.draw(st.sampled_from(list(proto.graph.node)))
+        if node.attribute and data.draw(st.booleans()):
+            attribute = data.draw(st.sampled_from(list(node.attribute)))
+            attribute.i = data.draw(ODD)
+            attribute.ints[:] = data.draw(st.lists(ODD, max_size=5))
+        else:
+            node.input[data.draw(st.integers(0, len(node.input) - 1))] = data.draw(st.sampled_from(names))
+    is_read(tmp_path, proto)
+
+
+def is_read(tmp_path, proto):
     try:
-        str(read(tmp_path, bytes(data[: cut % (2 * len(data)) + 1])))
+        str(read(tmp_path, proto))
     except OnchipError as error:
         assert isinstance(error, FormatError)  # noqa: PT017

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from onchip.spec.onnx_tensors import make_tensor
 from onnx_models import model, numbers, op, refused
 
 BAD_WINDOWS = {
@@ -43,6 +44,7 @@ BAD_WINDOWS = {
     "indices": ([helper.make_node("MaxPool", ["x"], ["m", "y"], kernel_shape=[2, 2])], "output 'y' is made by no node"),
     "pad mode": ([op("Pad", "x pads", "p", mode="reflect"), op("Conv", "p w")], "only zeros"),
     "pad value": ([op("Pad", "x pads two", "p"), op("Conv", "p w")], "only zeros"),
+    "pad values": ([op("Pad", "x pads both", "p"), op("Conv", "p w")], "only zeros"),
     "pad alone": ([op("Pad", "x pads", name="p")], "output 'y' is unfinished", "Conv"),
     "pad a maximum": ([op("Pad", "x pads", "p"), op("MaxPool", "p", kernel_shape=[2, 2])], "cannot follow", "Pad"),
     "pad channels": ([op("Pad", "x channels", "p"), op("Conv", "p w")], "behind the channels"),
@@ -62,6 +64,7 @@ def test_bad_windows(tmp_path, case):
     weights = {
         "w": numbers(4, 3, 3, 3), "t": numbers(3, 4, 3, 3), "flat": numbers(4, 3), "line": numbers(4, 3, 3),
         "wint": np.ones((4, 3, 3, 3), "i4"), "two": np.float32(2), "twice": np.array([1, 1]),
+        "both": np.array([1, -1], np.float32),
         "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "channels": np.array([0, 1, 0, 0, 0, 0, 0, 0]),
         "less": np.array([0, 0, -1, 0, 0, 0, 0, 0]),
     }  # fmt: skip
@@ -99,6 +102,15 @@ BAD_FOLDS = {
     "bad permutation": ([op("Transpose", "c", "g", perm=[1, 0, 0]), op("Add", "x g")], "do not fit"),
     "text permutation": ([op("Transpose", "c", "g", perm="10"), op("Add", "x g")], "bad attribute 'perm'"),
     "divided by zero": ([op("Div", "seven zero", "d"), op("Reshape", "x d")], "divides by zero"),
+    "modulo zero": ([op("Mod", "seven zero", "d"), op("Reshape", "x d")], "divides by zero"),
+    "endless range": ([op("Range", "seven seven zero", "d"), op("Reshape", "x d")], "do not fit"),
+    "long range": ([op("Range", "zero huge two1", "d"), op("Reshape", "x d")], "too much arithmetic"),
+    "wide constant": ([op("ConstantOfShape", "square", "d"), op("Add", "x d")], "too much arithmetic"),
+    "negative constant": ([op("ConstantOfShape", "last", "d"), op("Add", "x d")], "bad shape"),
+    "constant of text": ([op("ConstantOfShape", "seven", "d", value="x"), op("Add", "x d")], "bad attribute 'value'"),
+    "constant of two": (
+        [op("ConstantOfShape", "seven", "d", value=make_tensor("", np.arange(2))), op("Add", "x d")], "do not fit",
+    ),
     "mixed": ([op("Add", "c seven", "g"), op("Add", "x g")], "mixes dtypes"),
     "many axes": ([op("Unsqueeze", "c axes", "g"), op("Add", "x g")], "too many axes"),
 }  # fmt: skip
@@ -111,7 +123,7 @@ def test_constants_that_cannot_be_folded(tmp_path, case):
         "places": np.zeros(5000, np.int64), "two": np.array([2, 2]), "seven": np.array([7]),
         "last": np.array([-1]), "first": np.array([-9]), "zero": np.array([0]), "back": np.array([-1]),
         "stop": np.array([0]), "none": np.array([], np.int64), "unknown": np.array([-1, -1]),
-        "axes": np.arange(64),
+        "axes": np.arange(64), "huge": np.array([2**40]), "square": np.array([2**31, 2**31]), "two1": np.array([2]),
     }  # fmt: skip
     nodes, words = BAD_FOLDS[case]
     refused(tmp_path, model(nodes, weights), words)

@@ -213,9 +213,6 @@ def normal(layer, net):
     rank = len(net.types["x0"].shape)
     if isinstance(layer, layers.Reshape):
         return layers.Reshape(net.output.row_shape)
-    if hasattr(layer, "ceil"):
-        floor = dataclasses.replace(layer, ceil=False)
-        return floor if floor.infer((net.input,), {}) == net.output else layer
     if hasattr(layer, "axis"):
         return dataclasses.replace(layer, axis=layer.axis % rank)
     if isinstance(layer, layers.GlobalMax | layers.GlobalMean):

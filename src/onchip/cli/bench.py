@@ -11,10 +11,11 @@ from onchip.cli.talk import print_json
 
 Argument, Option = typer.Argument, typer.Option
 RESULTS = Path("benchmarks") / "results"
+NAMES = "decode, digits, sentiment, faces, imported"
 
 
 def bench(
-    names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help="decode, digits; all if not given.")] = None,
+    names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help=f"{NAMES}; all if not given.")] = None,
     device: Annotated[str, Option(help="cpu.")] = "cpu",
     peers: Annotated[bool, Option("--peers", help="Also torch, onnxruntime and NumPy, in turns with ours.")] = False,
     threads: Annotated[int | None, Option(help="For every engine; all cores if not given.")] = None,

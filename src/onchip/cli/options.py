@@ -29,3 +29,9 @@ Verbose = Annotated[
     int,
     Option("--verbose", "-v", count=True, show_default=False, help="-v plan, -vv compile times, -vvv cache paths."),
 ]
+
+
+def left_out(no_fold: bool, no_merge: bool, no_phases: bool) -> tuple[str, ...]:
+    """The rewrites that a user asked to leave out, by the names that a Job knows."""
+    asked = (("fold", no_fold), ("merge", no_merge), ("phases", no_phases))
+    return tuple(name for name, off in asked if off)

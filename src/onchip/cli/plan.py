@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
-from onchip.cli.options import Json, Model, Precision
+from onchip.cli.options import Json, Model, NoFold, NoMerge, NoPhases, Precision, Tables, left_out
 from onchip.cli.talk import print_json
 
 
@@ -19,6 +19,10 @@ def plan(
         str, Option(metavar="LOSS", show_default=False, help="Plan training: cross_entropy or half_sse.")
     ] = "",
     momentum: Annotated[bool, Option("--momentum", help="With --train: SGD with momentum.")] = False,
+    no_fold: NoFold = False,
+    no_merge: NoMerge = False,
+    no_phases: NoPhases = False,
+    tables: Tables = "fp32",
     as_json: Json = False,
 ) -> None:
     """Show which kernel would run which layers, what it costs, and why.
@@ -26,6 +30,7 @@ def plan(
     \b
     Example:
       onchip plan decode --device h200 --batch 2097152
+      onchip plan sentiment --device h200 --batch 16384
 
     Nothing runs, no weight is computed, and the device need not be here.
     """
@@ -33,7 +38,8 @@ def plan(
     from onchip.runtime.engine import plan as make_plan
     from onchip.workloads import load
 
-    made = make_plan(load(model), device, Job(precision, batch, train, momentum))
+    job = Job(precision, batch, train, momentum, left_out(no_fold, no_merge, no_phases), tables)
+    made = make_plan(load(model), device, job)
     if as_json:
         print_json(made.to_dict())
     else:

@@ -22,13 +22,17 @@ from onchip.cli.options import (
     Tables,
     Threads,
     Verbose,
+    left_out,
 )
 from onchip.cli.talk import print_json, progress, rate, say, say_device
 from onchip.errors import InputError
 
 if TYPE_CHECKING:
+    from onchip.plan.planner import Plan
     from onchip.runtime.stream import Source
     from onchip.spec.network import Network
+
+_LONG_S = 2.0  # building that takes longer is announced
 
 
 def run(
@@ -78,7 +82,8 @@ def run(
 
     The output appears whole or not at all. Rows pass through in pieces: memory stays bounded.
     """
-    from onchip.runtime.engine import compile
+    from onchip.plan.kernel import Job
+    from onchip.runtime.engine import Engine, place
     from onchip.runtime.stream import (
         PICTURES,
         FittedRows,
@@ -96,7 +101,7 @@ def run(
     if batch is not None:
         check_piece(batch)
     net = job_network(model, weights, pixels=output is not None and output.suffix.lower() in PICTURES)
-    without = [name for name, off in (("fold", no_fold), ("merge", no_merge), ("phases", no_phases)) if off]
+    without = left_out(no_fold, no_merge, no_phases)
     with _open_source(rows, net, count, seed) as source:
         fitted = FittedRows(source, net.input, scale)
         notes = [*weights_note(model, weights, net), *(f"input: {note}" for note in fitted.notes)]
@@ -105,7 +110,10 @@ def run(
         with open_output(output, net, len(fitted)) as sink:
             started = time.perf_counter()
             # All rows of the job, not of a piece: work done once pays off over all of them.
-            engine = compile(net, device, precision, threads, max(1, len(fitted)), without, tables)
+            hint = max(1, len(fitted))
+            placed = place(net, device, Job(precision, hint, without=without, tables=tables), threads)
+            _announce_building(placed[0])
+            engine = Engine(*placed)
             warm_up(engine)
             say_device(engine.chosen, engine.plan, max(verbose, plan), time.perf_counter() - started)
             piece = piece_rows(engine.plan) if batch is None else batch
@@ -134,6 +142,14 @@ def run(
             print(f"row {i}: {_short(row)}")
     else:
         say(f"wrote {output}: {net.output.dtype} {shape}, {speed}")
+
+
+def _announce_building(plan: Plan) -> None:
+    """Say that the weights which the rewrites derive take a while, if they do."""
+    seconds = plan.rewrite_flop / plan.device.flops[plan.job.precision]
+    if seconds > _LONG_S:
+        size = plan.network.weight_bytes / 2**30
+        say(f"building {size:.1f} GiB of weights: {plan.rewrite_flop:,} flop, at least {seconds:.0f} s")
 
 
 def _check_request(rows: Path | None, count: int | None, seed: int | None) -> None:

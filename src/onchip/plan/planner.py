@@ -229,10 +229,9 @@ def _cover(
     while at < count:
         claim = best[at][1]
         if claim is None:
-            # Before a layer that no kernel takes, no way leads to the end either: name that layer, if there is one.
-            raise _no_kernel(
-                net, next((n for n in net.nodes if n.name not in claimed), net.nodes[at]), device, refusals
-            )
+            # No way leads past a layer that no kernel takes: name that one, if there is one.
+            node = next((node for node in net.nodes if node.name not in claimed), net.nodes[at])
+            raise _no_kernel(net, node, device, refusals)
         claims.append(claim)
         at += len(claim.nodes)
     planned = {claim.nodes[0] for claim in claims}

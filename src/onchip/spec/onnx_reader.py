@@ -92,6 +92,9 @@ def read_model(
     constants |= operands or {}
     inputs, batch = _inputs([value for value in graph.input if text(value.name) not in constants], one_row)
     ops = [_op(node) for node in graph.node]
+    for op in ops:  # first of all: what an unsupported operator reads may be odd as well
+        if op.kind not in READERS and op.kind not in FOLDS:
+            raise FormatError(f"{op}: unsupported operator", got=op.kind, expected=_supported())
     outputs = [text(value.name) for value in graph.output]
     reader = GraphReader(opset, batch, one_row, inputs, constants, ops, outputs, TensorReader(folder))
     with np.errstate(all="ignore"):
@@ -117,14 +120,17 @@ def _read_op(reader: GraphReader, op: Op) -> None:
         elif op.kind in READERS:
             READERS[op.kind](reader, op)
         else:
-            expected = f"one of {', '.join(sorted(READERS))}"
-            raise FormatError(f"{op}: unsupported operator", got=op.kind, expected=expected)
+            raise FormatError(f"{op} is supported on constants only", got=show(op.inputs), expected=_supported())
     except ShapeError as error:  # of a layer, which does not know what it was read from
         raise FormatError(f"{op}: {error.what}", got=error.got, expected=error.expected, hint=error.hint) from None
     except InputError:
         raise
-    except (ValueError, IndexError, TypeError, OverflowError) as error:  # of NumPy, over constants
+    except (ValueError, IndexError, TypeError, ArithmeticError) as error:  # of NumPy, over constants
         raise FormatError(f"{op}: its constants do not fit", got=show(str(error))) from None
+
+
+def _supported() -> str:
+    return f"one of {', '.join(sorted(READERS))}"
 
 
 def _modern(model: Any) -> tuple[Any, int]:

@@ -10,11 +10,11 @@ from onchip.files import atomic_write
 from onchip.spec.network import Network
 from onchip.spec.onnx_ops.base import WRITERS
 from onchip.spec.onnx_ops.graph_writer import GraphWriter
-from onchip.spec.onnx_ops.pool import pool_opset
 from onchip.spec.onnx_tensors import ELEMENT_TYPES
 from onchip.spec.types import TensorType
 
-OPSET = 17  # or newer, where a layer needs it
+# The second where the first cannot say it: gaps in the windows of a mean, a last window that is left out, bfloat16.
+OPSETS = (17, 22)
 MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # protobuf ends at 2 GiB; the graph needs some of it
 
 
@@ -27,16 +27,23 @@ def write_onnx(net: Network, path: str | os.PathLike[str]) -> None:
             f"network '{net.name}' is too large for ONNX", got=f"{net.weight_bytes:,} B of weights",
             expected=f"at most {MAX_WEIGHT_BYTES:,} B", hint="save it as .safetensors",
         )  # fmt: skip
-    model = _make_model(net)
-    onnx.checker.check_model(model, full_check=True)
+    for opset in OPSETS:
+        model = _make_model(net, opset)
+        try:
+            onnx.checker.check_model(model, full_check=True)
+            break
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            why = str(error).strip().split("\n")[0]
+    else:
+        raise InputError(f"network '{net.name}' cannot be written as ONNX", got=why, hint="save it as .safetensors")
     with atomic_write(path) as file:
         file.write(model.SerializeToString(deterministic=True))
 
 
-def _make_model(net: Network) -> Any:
+def _make_model(net: Network, opset: int) -> Any:
     import onnx
 
-    graph = GraphWriter(net, max([OPSET, *(pool_opset(net, node) for node in net.nodes)]))
+    graph = GraphWriter(net, opset)
     for node in net.nodes:
         if node.layer.kind not in WRITERS:
             raise InputError(
@@ -58,7 +65,7 @@ def _make_model(net: Network) -> Any:
         [_value_info(value, given) for value, given in outputs.items()],
         graph.initializers,
     )
-    imports = [onnx.helper.make_opsetid("", graph.opset)]
+    imports = [onnx.helper.make_opsetid("", opset)]
     oldest = onnx.helper.find_min_ir_version_for(imports)
     return onnx.helper.make_model(onnx_graph, producer_name="onchip", opset_imports=imports, ir_version=oldest)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ DTYPE_BYTES = {
 _ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
+@functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The NumPy dtype behind a name of DTYPE_BYTES."""
     import numpy as np
@@ -55,7 +57,7 @@ class TensorType:
     def is_batched(self) -> bool:
         return bool(self.shape) and self.shape[0] == BATCH
 
-    @property
+    @functools.cached_property
     def row_shape(self) -> tuple[int, ...]:
         """The shape of one row: everything behind the batch."""
         return tuple(int(d) for d in self.shape[1:])

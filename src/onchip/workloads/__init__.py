@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from onchip.errors import InputError
 from onchip.spec.load import SUFFIXES, load_file
 from onchip.spec.network import Network
+from onchip.spec.torch_module import read_torch
 from onchip.workloads import decode, digits, faces, sentiment
 
 WORKLOADS: dict[str, Callable[[], Network]] = {
@@ -16,12 +18,15 @@ WORKLOADS: dict[str, Callable[[], Network]] = {
 }  # fmt: skip
 
 
-def load(model: str | os.PathLike[str] | Network) -> Network:
-    """A network from a file (.onnx, .safetensors) or the name of a workload, with its seeded weights."""
+def load(model: Any, example: Any = None) -> Network:
+    """A network from a file (.onnx, .safetensors), the name of a workload, with its seeded weights, or a torch module.
+
+    example  for a torch module: what its forward takes, a tensor or array (B, ...), or a tuple of them
+    """
     if isinstance(model, Network):
         return model
     if not isinstance(model, str | os.PathLike):
-        raise InputError("not a model", got=type(model).__name__, expected="a file, a workload's name or a Network")
+        return read_torch(model, example)
     text = os.fspath(model)
     if text in WORKLOADS:
         return WORKLOADS[text]()

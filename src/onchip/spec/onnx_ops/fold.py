@@ -30,7 +30,7 @@ def read_shape(graph: GraphReader, op: Op) -> None:
     graph.add_constant(op, np.array(shape[op.attribute("start", 0) : end], object))
 
 
-@folds("Add", "Sub", "Mul", "Div")
+@folds("Add", "Sub", "Mul", "Div", "Mod")
 def fold_arithmetic(graph: GraphReader, op: Op) -> Array:
     a, b = graph.constant(op, 0), graph.constant(op, 1)
     if a.dtype != b.dtype:
@@ -42,9 +42,11 @@ def fold_arithmetic(graph: GraphReader, op: Op) -> Array:
         return a - b
     if op.kind == "Mul":
         return a * b
+    if a.dtype.kind in "iu" and not b.all():
+        raise FormatError(f"{op} divides by zero", got=f"{show(b.tolist())}")
+    if op.kind == "Mod":
+        return np.asarray(np.fmod(a, b) if op.attribute("fmod", 0) else np.mod(a, b))
     if a.dtype.kind in "iu":
-        if not b.all():
-            raise FormatError(f"{op} divides by zero", got=f"{show(b.tolist())}")
         return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))  # towards zero
     return a / b
 
@@ -63,6 +65,23 @@ def fold_cast(graph: GraphReader, op: Op) -> Array:
         return array
     graph.spend(op, array.size)
     return graph.constant(op, 0).astype(numpy_dtype(dtype))
+
+
+@folds("ConstantOfShape")
+def fold_constant_of_shape(graph: GraphReader, op: Op) -> Array:
+    shape = graph.ints(op, 0)
+    if min(shape, default=0) < 0:
+        raise FormatError(f"{op}: bad shape", got=show(shape), expected="sizes")
+    graph.spend(op, math.prod(shape))
+    value = graph.tensor(op, "value") if "value" in op.attributes else np.zeros(1, np.float32)
+    return np.full(shape, value.reshape(()))
+
+
+@folds("Range")
+def fold_range(graph: GraphReader, op: Op) -> Array:
+    start, stop, step = (graph.constant(op, index).item() for index in range(3))
+    graph.spend(op, max(0, math.ceil((stop - start) / step)))
+    return np.asarray(np.arange(start, stop, step), graph.constant(op, 0).dtype)
 
 
 @folds("Concat")

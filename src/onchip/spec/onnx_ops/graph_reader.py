@@ -109,6 +109,13 @@ class GraphReader:
             self._constants[name] = self._tensors.read(self._constants[name], name)
         return cast(Array, self._constants[name])
 
+    def tensor(self, op: Op, name: str) -> Array:
+        """An attribute that holds numbers."""
+        given = op.attributes.get(name)
+        if not hasattr(given, "dims"):
+            raise FormatError(f"{op}: bad attribute '{name}'", got=show(given), expected="a tensor")
+        return self._tensors.read(given, name)
+
     def weight_constant(self, op: Op, index: int, x: str) -> Array:
         """A constant that meets the value x in arithmetic, so it has its dtype."""
         array = self.constant(op, index)
@@ -140,6 +147,11 @@ class GraphReader:
         if not -rank <= axis < rank:
             raise FormatError(f"{op}: axis out of range", got=f"axis {axis}", expected=f"{-rank} to {rank - 1}")
         return axis % rank + self.one_row
+
+    def need_channels(self, op: Op, x: str, least: int) -> None:
+        """FormatError where the value is not [B, C, ...] with at least that many axes."""
+        if self.one_row or len(self.types[x].shape) < least:
+            raise FormatError(f"{op} needs batch and channels in front", got=str(self.types[x]), expected="[B, C, ...]")
 
     # -- what handlers answer ------------------------------------------------------------------------------
 

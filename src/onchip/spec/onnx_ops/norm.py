@@ -18,6 +18,7 @@ _ROLES = ("weight", "bias", "mean", "var")  # in ONNX's order, behind x
 @reads("BatchNormalization")
 def read_batch_norm(graph: GraphReader, op: Op) -> None:
     x = graph.value(op)
+    graph.need_channels(op, x, 2)
     if op.attribute("training_mode", 0) or len([name for name in op.outputs if name]) > 1:
         raise FormatError(f"{op} is in training mode", expected="inference", hint="export after model.eval()")
     if not op.attribute("spatial", 1):

@@ -6,8 +6,7 @@ import numpy as np
 
 from onchip.errors import FormatError
 from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d
-from onchip.spec.layers.conv import geometry, window_counts
-from onchip.spec.network import Network, Node
+from onchip.spec.network import Node
 from onchip.spec.onnx_ops.base import Op, reads, writes
 from onchip.spec.onnx_ops.graph_reader import GraphReader
 from onchip.spec.onnx_ops.graph_writer import GraphWriter
@@ -52,10 +51,8 @@ def _ceil(op: Op) -> bool:
 @reads("GlobalMaxPool", "GlobalAveragePool")
 def read_global(graph: GraphReader, op: Op) -> None:
     x = graph.value(op)
-    rank = len(graph.types[x].shape)
-    if graph.one_row or rank < 3:
-        raise FormatError(f"{op} needs axes behind the channels", got=str(graph.types[x]), expected="[B, C, ...]")
-    graph.add(op, _GLOBAL[op.kind](tuple(range(2, rank)), keep=True), (x,))
+    graph.need_channels(op, x, 3)
+    graph.add(op, _GLOBAL[op.kind](tuple(range(2, len(graph.types[x].shape))), keep=True), (x,))
 
 
 @reads("ReduceMax", "ReduceMean")
@@ -70,8 +67,9 @@ def read_reduction(graph: GraphReader, op: Op) -> None:
 
 @writes(MaxPool1d, MaxPool2d)
 def write_max_pool(graph: GraphWriter, node: Node) -> None:
-    window = window_attributes(node.layer, node.layer.attributes()["kernel"])
-    graph.emit("MaxPool", node, [graph.value(node)], ceil_mode=int(any(_rounded_up(graph.net, node))), **window)
+    given = node.layer.attributes()
+    window = window_attributes(node.layer, given["kernel"])
+    graph.emit("MaxPool", node, [graph.value(node)], ceil_mode=int(given["ceil"]), **window)
 
 
 @writes(AvgPool1d, AvgPool2d)
@@ -80,25 +78,8 @@ def write_average_pool(graph: GraphWriter, node: Node) -> None:
     window = window_attributes(node.layer, given["kernel"])
     if set(window["dilations"]) == {1}:
         del window["dilations"]  # opset 17 does not know them
-    graph.emit("AveragePool", node, [graph.value(node)], ceil_mode=int(any(_rounded_up(graph.net, node))),
+    graph.emit("AveragePool", node, [graph.value(node)], ceil_mode=int(given["ceil"]),
                count_include_pad=int(given["count_pads"]), **window)  # fmt: skip
-
-
-def pool_opset(net: Network, node: Node) -> int:
-    """The opset that has what a pool needs: 19 gaps in the windows of an AveragePool, 22 rounding up as it is done."""
-    if not isinstance(node.layer, MaxPool1d | MaxPool2d | AvgPool1d | AvgPool2d):
-        return 0
-    rounded = _rounded_up(net, node)
-    if any(rounded) and not all(rounded):  # before, the text did not say that a last window must begin inside
-        return 22
-    return 19 if "Avg" in node.layer.kind and set(node.layer.dilation) != {1} else 0
-
-
-def _rounded_up(net: Network, node: Node) -> list[bool]:
-    """Along which axes `ceil` makes a window more."""
-    (x,), given = net.input_types(node), node.layer.attributes()
-    down = window_counts(x, given["kernel"], *geometry(node.layer))
-    return [int(n) > least for n, least in zip(net.types[node.name].shape[2:], down, strict=True)]
 
 
 @writes(GlobalMax, GlobalMean)

@@ -48,6 +48,7 @@ def split_pad(word: bytes, total: Sequence[int]) -> tuple[int, ...]:
 
 def read_window(graph: GraphReader, op: Op, x: str, kernel: Sequence[int] = ()) -> Window:
     """The window of a convolution with this kernel, or of a pool, which names its own; auto_pad is worked out."""
+    graph.need_channels(op, x, 3)
     rank = len(kernel) or len(graph.types[x].shape) - 2
     if rank not in (1, 2) or len(graph.types[x].shape) != rank + 2:
         expected = f"[B, C and {len(kernel) or '1 or 2'} more]"
@@ -102,14 +103,14 @@ def read_pad(graph: GraphReader, op: Op) -> None:
     shape, mode = graph.types[x].shape, op.attribute("mode", b"constant") or b"constant"
     rank = len(shape)
     if graph.opset < 11:
-        pads, value = op.sizes("pads", []), op.attribute("value", 0.0)
+        pads, is_zero = op.sizes("pads", []), op.attribute("value", 0.0) == 0
         axes = list(range(rank))
     else:
         pads = graph.ints(op, 1)
-        value = float(graph.constant(op, 2).sum()) if graph.has(op, 2) else 0.0
+        is_zero = not graph.has(op, 2) or not graph.constant(op, 2).any()
         axes = [graph.axis(op, x, axis) for axis in graph.ints(op, 3)] if graph.has(op, 3) else list(range(rank))
-    if mode != b"constant" or value != 0:
-        got = f"mode {show(mode)}, value {value}"
+    if mode != b"constant" or not is_zero:
+        got = f"mode {show(mode)}" if mode != b"constant" else "another value"
         raise FormatError(f"{op}: only zeros can be padded", got=got, expected="mode constant, value 0")
     if len(pads) != 2 * len(axes) or len(set(axes)) < len(axes) or min(pads, default=0) < 0:
         raise FormatError(f"{op}: bad pads", got=show(pads), expected="two numbers an axis, none below 0")
@@ -118,10 +119,11 @@ def read_pad(graph: GraphReader, op: Op) -> None:
         before[axis], after[axis] = pads[place], pads[len(axes) + place]
     if not any(before + after):
         graph.pass_on(op)
-    elif graph.one_row or any((before + after)[axis] for axis in (0, 1, rank, rank + 1)):
+        return
+    graph.need_channels(op, x, 3)
+    if any((before + after)[axis] for axis in (0, 1, rank, rank + 1)):
         raise FormatError(f"{op}: only axes behind the channels can be padded", got=show(pads), expected="[B, C, ...]")
-    else:
-        graph.begin(op, Padded(x, (*before[2:], *after[2:])))
+    graph.begin(op, Padded(x, (*before[2:], *after[2:])))
 
 
 def unpadded(graph: GraphReader, op: Op) -> tuple[str, tuple[int, ...]]:

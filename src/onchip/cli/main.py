@@ -25,6 +25,7 @@ STORY = """Small neural networks at the speed of the chip.
 First steps:
   onchip demo                              train, save, load, run and time a small network
   onchip run model.onnx rows.npy -o y.npy  a network over a pile of rows
+  onchip run faces --count 64 -o grid.png  a generator, pictures out
   onchip train digits -o digits.onnx       a new network
   onchip plan decode --device h200         what would run, and why; needs no GPU
 

@@ -79,20 +79,19 @@ class ConvFused:
         assert isinstance(claim.facts, Facts)
         program, tile = claim.facts.program, claim.facts.images
         table = program.table(tile)
-        patch_rows = np.array([program.patch_rows.get(i, 0) for i in range(len(table))], np.int64)
         shared = program.image_floats * tile + len(program.stores) * LANES  # each store begins on a vector
         own = shared + program.shared_floats() + LANES
         scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * own)
         tickets = aligned_zeros(1, np.int64)
         is_long = claim.price.row_flop > _SHARED_FLOP * len(table)
-        return Launch(table, patch_rows, scratch, own, shared, tile, tickets, weights, is_long)
+        return Launch(table, scratch, own, shared, tile, tickets, weights, is_long)
 
 
 class Launch:
     """Runs a claim. It keeps the weights, whose addresses stand in the table."""
 
     def __init__(
-        self, table: Array, patch_rows: Array, scratch: Array, own: int, shared: int, tile: int, tickets: Array,
+        self, table: Array, scratch: Array, own: int, shared: int, tile: int, tickets: Array,
         weights: dict[str, Array], is_long: bool,
     ) -> None:  # fmt: skip
         # Compiled, or loaded, for the first network that needs it: it takes some seconds.
@@ -103,7 +102,7 @@ class Launch:
             if f"w{i}" in weights:
                 row[WEIGHT], row[BIAS] = weights[f"w{i}"].ctypes.data, weights[f"b{i}"].ctypes.data
         self.weights, self.tile = weights, tile
-        self.arguments = (table, patch_rows, scratch, own, shared)
+        self.arguments = (table, scratch, own, shared)
         self.tickets, self.is_long = tickets, is_long
         self.cuts = np.zeros((numba.config.NUMBA_NUM_THREADS, table.shape[1]), np.int64)
 

@@ -16,48 +16,58 @@ padded_width = compiled(inline=True)(padded)
 next_panel = compiled(inline=True)(panel_width)
 
 
-@linked(*(types.int64,) * 10, types.float32)
+@linked(*(types.int64,) * 12, types.float32)
 def multiply_panel(
-    a: int, a_row: int, rows: int, w: int, width: int, init: int, init_row: int, out: int, out_row: int, K: int,
-    floor: np.float32,
+    a: int, a_row: int, rows: int, w: int, width: int, init: int, init_row: int, out: int, out_row: int, H: int,
+    a_h: int, K: int, floor: np.float32,
 ) -> None:  # fmt: skip
-    """One panel of columns for all rows: whole tiles, then tiles of what is left."""
+    """One panel of columns for all rows: whole tiles, then tiles of what is left.
+
+    Where nothing is added to what is there already (init_row 0), the last narrow tile may begin among rows that are
+    done and make the same numbers again: that is cheaper than tiles of few rows.
+    """
     r = 0
     while r < rows:
         left = rows - r
+        if width < PANEL and init_row == 0 and left < ROWS_NARROW <= rows:
+            r, left = rows - ROWS_NARROW, ROWS_NARROW
         x, start, y = a + r * a_row, init + r * init_row, out + r * out_row
         if width == PANEL:
             # 2 x 4 vectors still hide the latency of a multiply-add; 1 x 4 do half.
             if left >= ROWS_WIDE:
-                multiply_tile(x, a_row, 4, w, _PANEL_BYTES, start, init_row, y, out_row, K, floor, ROWS_WIDE, VECS_WIDE)
+                multiply_tile(
+                    x, a_row, 4, w, _PANEL_BYTES, start, init_row, y, out_row, H, a_h, K, floor, ROWS_WIDE, VECS_WIDE
+                )
                 r += ROWS_WIDE
             elif left == 3:
-                multiply_tile(x, a_row, 4, w, _PANEL_BYTES, start, init_row, y, out_row, K, floor, 3, VECS_WIDE)
+                multiply_tile(x, a_row, 4, w, _PANEL_BYTES, start, init_row, y, out_row, H, a_h, K, floor, 3, VECS_WIDE)
                 r += 3
             elif left == 2:
-                multiply_tile(x, a_row, 4, w, _PANEL_BYTES, start, init_row, y, out_row, K, floor, 2, VECS_WIDE)
+                multiply_tile(x, a_row, 4, w, _PANEL_BYTES, start, init_row, y, out_row, H, a_h, K, floor, 2, VECS_WIDE)
                 r += 2
             else:
-                multiply_tile(x, 0, 4, w, _PANEL_BYTES, start, 0, y, 0, K, floor, 1, VECS_WIDE)
+                multiply_tile(x, 0, 4, w, _PANEL_BYTES, start, 0, y, 0, H, a_h, K, floor, 1, VECS_WIDE)
                 r += 1
         elif width == 2 * LANES:
             if left >= ROWS_NARROW:
-                multiply_tile(x, a_row, 4, w, _PAIR_BYTES, start, init_row, y, out_row, K, floor, ROWS_NARROW, 2)
+                multiply_tile(
+                    x, a_row, 4, w, _PAIR_BYTES, start, init_row, y, out_row, H, a_h, K, floor, ROWS_NARROW, 2
+                )
                 r += ROWS_NARROW
             elif left >= 4:
-                multiply_tile(x, a_row, 4, w, _PAIR_BYTES, start, init_row, y, out_row, K, floor, 4, 2)
+                multiply_tile(x, a_row, 4, w, _PAIR_BYTES, start, init_row, y, out_row, H, a_h, K, floor, 4, 2)
                 r += 4
             else:
-                multiply_tile(x, 0, 4, w, _PAIR_BYTES, start, 0, y, 0, K, floor, 1, 2)
+                multiply_tile(x, 0, 4, w, _PAIR_BYTES, start, 0, y, 0, H, a_h, K, floor, 1, 2)
                 r += 1
         elif left >= ROWS_NARROW:
-            multiply_tile(x, a_row, 4, w, _LANES_BYTES, start, init_row, y, out_row, K, floor, ROWS_NARROW, 1)
+            multiply_tile(x, a_row, 4, w, _LANES_BYTES, start, init_row, y, out_row, H, a_h, K, floor, ROWS_NARROW, 1)
             r += ROWS_NARROW
         elif left >= 4:
-            multiply_tile(x, a_row, 4, w, _LANES_BYTES, start, init_row, y, out_row, K, floor, 4, 1)
+            multiply_tile(x, a_row, 4, w, _LANES_BYTES, start, init_row, y, out_row, H, a_h, K, floor, 4, 1)
             r += 4
         else:
-            multiply_tile(x, 0, 4, w, _LANES_BYTES, start, 0, y, 0, K, floor, 1, 1)
+            multiply_tile(x, 0, 4, w, _LANES_BYTES, start, 0, y, 0, H, a_h, K, floor, 1, 1)
             r += 1
 
 
@@ -88,5 +98,7 @@ def dense(
             init = bias + n * 4 if k == 0 else dst + n * 4
             init_row = 0 if k == 0 else dst_row
             panel = w + n * K * 4 + k * width * 4
-            multiply_panel(src + k * 4, src_row, rows, panel, width, init, init_row, dst + n * 4, dst_row, steps, below)
+            multiply_panel(
+                src + k * 4, src_row, rows, panel, width, init, init_row, dst + n * 4, dst_row, 1, 0, steps, below
+            )
             n += width

@@ -44,7 +44,6 @@ from onchip.kernels.cpu.image_table import (
     OTHER,
     PAIRS_IN,
     PAIRS_OUT,
-    PATCHES,
     PX,
     PY,
     SCALE,
@@ -55,6 +54,7 @@ from onchip.kernels.cpu.image_table import (
     SY,
     TAPS,
     WEIGHT,
+    WINDOWS,
     WO,
     X_IMAGE,
     X_PIXEL,
@@ -77,6 +77,7 @@ _NO_FLOOR, _ZERO, _ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
 _ALL = 1 << 40  # the length of an array whose end nobody asks for
 _L2_WEIGHT_BYTES = 1 << 20
 _MANY_PIXELS = 256  # that use a chunk of weights before the next one
+_SUM_TERMS = 256  # of a sum in registers: longer ones are added up in parts, which keeps their digits
 _FEW = 16  # pixels whose sum is taken before it joins the total of a mean
 
 
@@ -101,7 +102,7 @@ def _conv_taps(row: int, here: int, first: int, images: int) -> None:
         for i in range(images):
             for oy in range(op[HO]):
                 y = y0 + n * 4 + i * y_image + oy * y_row
-                multiply_panel(x0, 0, op[WO], op[WEIGHT], width, op[BIAS] + n * 4, 0, y, y_pixel, 0, _NO_FLOOR)
+                multiply_panel(x0, 0, op[WO], op[WEIGHT], width, op[BIAS] + n * 4, 0, y, y_pixel, 1, 0, 0, _NO_FLOOR)
         n += width
     for kh in range(op[KH]):
         top, bottom = _outputs_reached(kh * op[DY], op[H], op[HO], op[SY], op[PY])
@@ -135,6 +136,8 @@ def _conv_taps(row: int, here: int, first: int, images: int) -> None:
                                     y_pixel,
                                     y,
                                     y_pixel,
+                                    1,
+                                    0,
                                     steps,
                                     _NO_FLOOR,
                                 )
@@ -143,7 +146,9 @@ def _conv_taps(row: int, here: int, first: int, images: int) -> None:
                             for ox in range(right - left):
                                 x = x_tap + c * 4 + oy * op[SY] * x_row + ox * op[SX] * x_pixel
                                 y = y_tap + n * 4 + oy * y_row + ox * y_pixel
-                                multiply_panel(x, x_image, images, w, width, y, y_image, y, y_image, steps, _NO_FLOOR)
+                                multiply_panel(
+                                    x, x_image, images, w, width, y, y_image, y, y_image, 1, 0, steps, _NO_FLOOR
+                                )
                     n += width
 
 
@@ -162,69 +167,31 @@ def conv_taps(row: int, here: int, images: int) -> None:
         _conv_taps(row, here, first, min(some, images - first))
 
 
-@compiled()
-def _cut_patch(op: Array, a: Array, x: int, oy: int, ox: int, into: int) -> None:
-    """The window of one output pixel, zeros where it hangs over, side by side at a[into:]."""
-    C_in, KW_ = op[C], op[KW]
-    run = KW_ * C_in
-    ix = ox * op[SX] - op[PX]
-    low = min(KW_, max(0, -ix))  # a window may lie on pads alone
-    high = max(low, min(KW_, op[W] - ix))
-    whole = op[DX] == 1 and op[X_PIXEL] == C_in
-    for kh in range(op[KH]):
-        iy = oy * op[SY] - op[PY] + kh * op[DY]
-        target = a[into + kh * run : into + (kh + 1) * run]
-        if iy < 0 or iy >= op[H]:
-            for j in range(run):
-                target[j] = _ZERO
-        elif whole:
-            for j in range(low * C_in):
-                target[j] = _ZERO
-            source = a[x + iy * op[X_ROW] + (ix + low) * C_in : x + iy * op[X_ROW] + (ix + high) * C_in]
-            inside = target[low * C_in :]
-            for j in range(len(source)):
-                inside[j] = source[j]
-            for j in range(high * C_in, run):
-                target[j] = _ZERO
-        else:
-            for kw in range(KW_):
-                at = ix + kw * op[DX]
-                part = target[kw * C_in : (kw + 1) * C_in]
-                if at < 0 or at >= op[W]:
-                    for j in range(C_in):
-                        part[j] = _ZERO
-                else:
-                    source = a[x + iy * op[X_ROW] + at * op[X_PIXEL] : x + iy * op[X_ROW] + at * op[X_PIXEL] + C_in]
-                    for j in range(C_in):
-                        part[j] = source[j]
+@linked(*(types.int64,) * 3)
+def conv_windows(row: int, here: int, images: int) -> None:
+    """A convolution with few channels, over an input with a rim of zeros: the lines of a window in one sum.
 
-
-@linked(*(types.int64,) * 5)
-def conv_patches(row: int, here: int, images: int, patches: int, patch_rows: int) -> None:
-    """A convolution with few channels: windows are copied side by side, some pixels at a time, for one long product.
-
-    patches  where `patch_rows` windows fit in a
+    Neighbouring windows lie SX pixels apart and overlap, so they are rows of the tile without being copied.
     """
-    op, a = ints_at(row, COLUMNS), floats_at(here, _ALL)
-    K = op[KH] * op[KW] * op[C]
-    floor = _ZERO if op[ACT] == RELU else _NO_FLOOR
-    # Where outputs follow each other without a gap, a block of pixels may run on into the next row and image.
-    flat = op[Y_ROW] == op[WO] * op[Y_PIXEL] and op[Y_IMAGE] == op[HO] * op[Y_ROW]
-    lines, length = (1, images * op[HO] * op[WO]) if flat else (images * op[HO], op[WO])
-    for line in range(lines):
-        for start in range(0, length, patch_rows):
-            rows = min(patch_rows, length - start)
-            first = line * op[WO] + start
-            for r in range(rows):
-                q = first + r
-                i, oy, ox = q // (op[HO] * op[WO]), (q // op[WO]) % op[HO], q % op[WO]
-                _cut_patch(op, a, op[X] + i * op[X_IMAGE], oy, ox, patches + r * K)
-            i, oy, ox = first // (op[HO] * op[WO]), (first // op[WO]) % op[HO], first % op[WO]
-            y = here + (op[Y] + i * op[Y_IMAGE] + oy * op[Y_ROW] + ox * op[Y_PIXEL]) * 4
-            dense(
-                here + patches * 4, K * 4, rows, op[WEIGHT], K, padded_width(op[N]), op[BIAS], y,
-                op[Y_PIXEL] * 4, floor,
-            )  # fmt: skip
+    op = ints_at(row, COLUMNS)
+    wide, K = padded_width(op[N]), op[KW] * op[X_PIXEL]
+    x_line, x_step, y_pixel = op[DY] * op[X_ROW] * 4, op[SX] * op[X_PIXEL] * 4, op[Y_PIXEL] * 4
+    some = max(1, _SUM_TERMS // K)
+    last = _ZERO if op[ACT] == RELU else _NO_FLOOR
+    n = 0
+    while n < wide:
+        width = next_panel(wide - n)
+        for h in range(0, op[KH], some):
+            w = op[WEIGHT] + (n * op[KH] + h * width) * K * 4
+            lines, floor = min(some, op[KH] - h), last if h + some >= op[KH] else _NO_FLOOR
+            for i in range(images):
+                for oy in range(op[HO]):
+                    top = oy * op[SY] - op[PY]
+                    x = here + (op[X] + i * op[X_IMAGE] + top * op[X_ROW] - op[PX] * op[X_PIXEL]) * 4 + h * x_line
+                    y = here + (op[Y] + i * op[Y_IMAGE] + oy * op[Y_ROW] + n) * 4
+                    init, init_row = (op[BIAS] + n * 4, 0) if h == 0 else (y, y_pixel)
+                    multiply_panel(x, x_step, op[WO], w, width, init, init_row, y, y_pixel, lines, x_line, K, floor)
+        n += width
 
 
 @compiled()
@@ -359,48 +326,82 @@ def pairs_out(row: int, here: int, images: int) -> None:
                         out[n] = m1[n] - m2[n]
 
 
-@linked(*(types.int64,) * 3)
-def pool(row: int, here: int, images: int) -> None:
-    """MAX_POOL or AVG_POOL. With OTHER set, a mean counts pads: of an input O_PIXEL high and O_ROW wide in all."""
+@compiled()
+def _join(to: Array, given: Array, is_first: bool, largest: bool) -> None:
+    """to = given, or the larger of both (a NaN wins), or their sum."""
+    if is_first:
+        for c in range(len(to)):
+            to[c] = given[c]
+    elif largest:
+        for c in range(len(to)):
+            to[c] = given[c] if given[c] > to[c] or given[c] != given[c] else to[c]
+    else:
+        for c in range(len(to)):
+            to[c] += given[c]
+
+
+@compiled()
+def _join_pixels(to: Array, to_step: int, given: Array, step: int, count: int, C: int, largest: bool) -> None:
+    """The same for `count` pixels of C numbers, `step` apart."""
+    for j in range(count):
+        for c in range(C):
+            new, old = given[j * step + c], to[j * to_step + c]
+            if largest:
+                to[j * to_step + c] = new if new > old or new != new else old
+            else:
+                to[j * to_step + c] = old + new
+
+
+@compiled()
+def _divide(op: Array, a: Array, y: int, oy: int, tall: int) -> None:
+    """A row of sums becomes one of means."""
+    if op[OTHER]:
+        tall = min(op[KH], (op[O_PIXEL] - oy * op[SY] + op[DY] - 1) // op[DY])
+    for ox in range(op[WO]):
+        wide = 0
+        for kw in range(op[KW]):
+            ix = ox * op[SX] - op[PX] + kw * op[DX]
+            wide += 0 <= ix < op[W]
+        if op[OTHER]:
+            wide = min(op[KW], (op[O_ROW] - ox * op[SX] + op[DX] - 1) // op[DX])
+        share = np.float32(tall * wide)
+        out = a[y + ox * op[Y_PIXEL] : y + ox * op[Y_PIXEL] + op[C]]
+        for c in range(op[C]):
+            out[c] = out[c] / share
+
+
+@linked(*(types.int64,) * 4)
+def pool(row: int, here: int, images: int, partial: int) -> None:
+    """MAX_POOL or AVG_POOL: the lines of a window first, a whole row of the image at a time, then its pixels.
+
+    With OTHER set, a mean counts pads: of an input O_PIXEL high and O_ROW wide in all.
+    partial  where W pixels fit
+    """
     op, a = ints_at(row, COLUMNS), floats_at(here, _ALL)
     largest = op[CODE] == MAX_POOL
+    width = (op[W] - 1) * op[X_PIXEL] + op[C]
+    joined = a[partial : partial + width]
     for i in range(images):
         for oy in range(op[HO]):
+            tall = 0
+            for kh in range(op[KH]):
+                iy = oy * op[SY] - op[PY] + kh * op[DY]
+                if 0 <= iy < op[H]:
+                    x = op[X] + i * op[X_IMAGE] + iy * op[X_ROW]
+                    _join(joined, a[x : x + width], tall == 0, largest)
+                    tall += 1
+            y = op[Y] + i * op[Y_IMAGE] + oy * op[Y_ROW]
             for ox in range(op[WO]):
-                y = op[Y] + i * op[Y_IMAGE] + oy * op[Y_ROW] + ox * op[Y_PIXEL]
-                out = a[y : y + op[C]]
-                count = 0
-                for kh in range(op[KH]):
-                    iy = oy * op[SY] - op[PY] + kh * op[DY]
-                    if iy < 0 or iy >= op[H]:
-                        continue
-                    for kw in range(op[KW]):
-                        ix = ox * op[SX] - op[PX] + kw * op[DX]
-                        if ix < 0 or ix >= op[W]:
-                            continue
-                        x = op[X] + i * op[X_IMAGE] + iy * op[X_ROW] + ix * op[X_PIXEL]
-                        given = a[x : x + op[C]]
-                        if count == 0:
-                            for c in range(op[C]):
-                                out[c] = given[c]
-                        elif largest:
-                            for c in range(op[C]):
-                                out[c] = given[c] if given[c] > out[c] or given[c] != given[c] else out[c]
-                        else:
-                            for c in range(op[C]):
-                                out[c] += given[c]
-                        count += 1
-                if count == 0:  # a dilated window may lie on pads alone
-                    for c in range(op[C]):
-                        out[c] = _NO_FLOOR if largest else _ZERO
-                if not largest:
-                    if op[OTHER]:  # pads count: everything inside the padded input
-                        tall = min(op[KH], (op[O_PIXEL] - oy * op[SY] + op[DY] - 1) // op[DY])
-                        wide = min(op[KW], (op[O_ROW] - ox * op[SX] + op[DX] - 1) // op[DX])
-                        count = tall * wide
-                    share = np.float32(count)
-                    for c in range(op[C]):
-                        out[c] = out[c] / share
+                out = a[y + ox * op[Y_PIXEL] : y + ox * op[Y_PIXEL] + op[C]]
+                for c in range(op[C]):
+                    out[c] = _NO_FLOOR if largest else _ZERO
+            for kw in range(op[KW] if tall > 0 else 0):  # a dilated window may lie on pads alone
+                left, right = _outputs_reached(kw * op[DX], op[W], op[WO], op[SX], op[PX])
+                given = joined[(left * op[SX] - op[PX] + kw * op[DX]) * op[X_PIXEL] :]
+                step, to_step = op[SX] * op[X_PIXEL], op[Y_PIXEL]
+                _join_pixels(a[y + left * to_step :], to_step, given, step, right - left, op[C], largest)
+            if not largest:
+                _divide(op, a, y, oy, tall)
 
 
 @linked(*(types.int64,) * 4)
@@ -545,18 +546,16 @@ def store_pixels(row: int, here: int, images: int, y: int, first: int) -> None:
                     target[ix * op[C] + c] = np.uint8(level if level < np.float32(255) else np.float32(255))
 
 
-@linked(*(types.int64,) * 9)
-def _run_op(
-    row: int, here: int, images: int, first: int, x: int, ids: int, y: int, shared: int, patch_rows: int
-) -> None:
+@linked(*(types.int64,) * 8)
+def _run_op(row: int, here: int, images: int, first: int, x: int, ids: int, y: int, shared: int) -> None:
     """One operation on images first, first + 1, ... of the batch."""
     op = ints_at(row, COLUMNS)
     code, act = op[CODE], op[ACT]
     is_done = False
     if code == TAPS:
         conv_taps(row, here, images)
-    elif code == PATCHES:
-        conv_patches(row, here, images, shared, patch_rows)
+    elif code == WINDOWS:
+        conv_windows(row, here, images)
         is_done = act == RELU
     elif code == DENSE:
         floor = _ZERO if act == RELU else _NO_FLOOR
@@ -572,7 +571,7 @@ def _run_op(
     elif code == PAIRS_OUT:
         pairs_out(row, here, images)
     elif code in (MAX_POOL, AVG_POOL):
-        pool(row, here, images)
+        pool(row, here, images, shared)
     elif code in (GLOBAL_MAX, GLOBAL_MEAN):
         global_pool(row, here, images, shared)
     elif code == LOAD:
@@ -593,7 +592,7 @@ def _run_op(
 
 @compiled(parallel=True)
 def run_images(
-    table: Array, patch_rows: Array, scratch: Array, own: int, shared: int, tile: int, B: int, x: int, ids: int, y: int,
+    table: Array, scratch: Array, own: int, shared: int, tile: int, B: int, x: int, ids: int, y: int,
     threads: int, tickets: Array,
 ) -> None:  # fmt: skip
     """B images, `tile` at a time. own: floats of scratch a thread; from `shared` on they serve all images of a tile."""
@@ -605,7 +604,7 @@ def run_images(
             if first >= B:
                 break
             for i in range(len(table)):
-                _run_op(address(table[i]), here, min(tile, B - first), first, x, ids, y, shared, patch_rows[i])
+                _run_op(address(table[i]), here, min(tile, B - first), first, x, ids, y, shared)
 
 
 @compiled()
@@ -630,7 +629,7 @@ def _cut(op: Array, part: int, parts: int) -> bool:
     first = part * share
     op[HO] = min(share, op[HO] - first)
     op[Y] += first * op[Y_ROW]
-    if code in (TAPS, PATCHES, DOT, MAX_POOL, AVG_POOL):
+    if code in (TAPS, WINDOWS, DOT, MAX_POOL, AVG_POOL):
         op[PY] -= first * op[SY]
         op[O_PIXEL] -= first * op[SY]  # an AVG_POOL's height with its pads
     else:
@@ -641,7 +640,7 @@ def _cut(op: Array, part: int, parts: int) -> bool:
 
 @compiled(parallel=True)
 def run_few_images(
-    table: Array, patch_rows: Array, scratch: Array, own: int, shared: int, B: int, x: int, ids: int, y: int,
+    table: Array, scratch: Array, own: int, shared: int, B: int, x: int, ids: int, y: int,
     threads: int, cuts: Array,
 ) -> None:  # fmt: skip
     """The same for fewer images than threads: the threads share every operation. cuts: a row a thread."""
@@ -650,4 +649,4 @@ def run_few_images(
         for worker in numba.prange(threads):
             cuts[worker] = table[i]
             if _cut(cuts[worker], worker, threads):
-                _run_op(address(cuts[worker]), here, B, 0, x, ids, y, worker * own + shared, patch_rows[i])
+                _run_op(address(cuts[worker]), here, B, 0, x, ids, y, worker * own + shared)

@@ -44,12 +44,18 @@ from onchip.spec.layers.conv import geometry
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe
 
-TAP_CHANNELS = 64  # with as many channels a tap is a product worth its own call; with fewer, windows are copied
+TAP_CHANNELS = 64  # with as many channels a tap is a product worth its own call; with fewer, a whole window is one
 DOT_OUTPUTS = min(4, 2 * LANES // 5)  # so few outputs would leave most lanes of a vector empty
 _LINE_FLOATS = 16  # of a cache line
-_PATCH_FLOATS = 8192  # of copied windows at a time: 32 KiB
 
 Sizes = tuple[int, int, int]  # C, H, W of one image
+Rim = tuple[int, int, int, int]  # top, left, bottom, right
+_POOLS = (ops.MAX_POOL, ops.AVG_POOL)
+# Operations that write C numbers a pixel; the others write whole vectors.
+_EXACT = (
+    ops.DOT, ops.MAX_POOL, ops.AVG_POOL, ops.GLOBAL_MAX, ops.GLOBAL_MEAN, ops.ADD, ops.MUL, ops.SCALE, ops.COPY,
+    ops.PAIRS_OUT,
+)  # fmt: skip
 
 
 class UnsupportedError(Exception):
@@ -64,7 +70,7 @@ class Store:
     H: int
     W: int
     pixel: int  # floats from pixel to pixel
-    rim: tuple[int, int, int, int] = (0, 0, 0, 0)  # top, left, bottom, right
+    rim: Rim = (0, 0, 0, 0)
     offset: int = 0  # where its first image begins, in floats
 
     @property
@@ -119,7 +125,6 @@ class Program:
     stores: tuple[Store, ...]
     recipes: dict[str, Recipe]  # "w3" and "b3" are those of operation 3
     source: str  # the value it reads
-    patch_rows: dict[int, int]  # of operation i
 
     @property
     def image_floats(self) -> int:
@@ -127,10 +132,10 @@ class Program:
         return sum(store.size for store in self.stores)
 
     def shared_floats(self) -> int:
-        """Of scratch for all images together: copied windows, partial sums."""
-        windows = [rows * self.operations[i].fields[-1] for i, rows in self.patch_rows.items()]
+        """Of scratch for all images together: partial sums."""
+        rows = [op.x.store.W * op.x.store.pixel for op in self.operations if op.code in _POOLS and op.x is not None]
         sums = [op.y.sizes[0] for op in self.operations if op.code == ops.GLOBAL_MEAN and op.y is not None]
-        return max([0, *windows, *(padded(C) for C in sums)])
+        return max([0, *rows, *(padded(C) for C in sums)])
 
     def table(self, images: int) -> Array:
         """A row an operation, for `images` images at a time; addresses of weights are still to be put in."""
@@ -150,8 +155,7 @@ class Program:
             if op.other is not None:
                 row[ops.OTHER : ops.OTHER + 4] = op.other.place()
             for column, number in op.fields.items():
-                if column >= 0:
-                    row[column] = number
+                row[column] = number
         return rows
 
 
@@ -180,7 +184,6 @@ class _Lowering:
         self.stores: list[Store] = []
         self.values: dict[str, Value] = {}
         self.recipes: dict[str, Recipe] = {}
-        self.patch_rows: dict[int, int] = {}
         self.paired: dict[tuple[View, int, int, int], Store] = {}  # what was made ready for products in pairs
         self.phases = {
             value: (node, i)
@@ -189,6 +192,8 @@ class _Lowering:
             for i, value in enumerate(node.inputs)
         }
         self.rims = self._find_rims()
+        convolutions = [node for node in nodes if isinstance(node.layer, Convolution)]
+        self.in_vectors = {self._home(node.inputs[0]) for node in convolutions if self._way(node) == ops.DOT}
 
     # -- what is known before -------------------------------------------------------------------------------
 
@@ -202,8 +207,13 @@ class _Lowering:
 
     def _home(self, value: str) -> str:
         """The value in whose memory another one lies."""
-        while value in self.by_name and self._joins(self.by_name[value]):
-            value = self.by_name[value].inputs[0]
+        while value in self.by_name:
+            node = self.by_name[value]
+            before = self.by_name.get(node.inputs[0])
+            seen = isinstance(node.layer, Permute) and before is not None and isinstance(before.layer, Embedding)
+            if not (seen or isinstance(node.layer, Reshape) or self._joins(node)):
+                break
+            value = node.inputs[0]
         return self.phases[value][0].name if value in self.phases else value
 
     def _writers(self, name: str) -> list[Node]:
@@ -213,34 +223,30 @@ class _Lowering:
             return []
         return [self.by_name[value] for value in node.inputs] if isinstance(node.layer, Interleave) else [node]
 
-    def _is_dot(self, node: Node) -> bool:
-        if not isinstance(node.layer, Convolution):
-            return False
-        N, C = self.net.weights[node.weights["weight"]].shape[:2]
+    def _way(self, node: Node) -> int:
+        """How a convolution is done."""
+        N, C, *kernel = self.net.weights[node.weights["weight"]].shape
         _, _, dilation = geometry(node.layer)
         made_by = self.by_name.get(self._home(node.inputs[0]))
-        simple = made_by is not None and not isinstance(made_by.layer, Linear | Reshape | Embedding | Permute)
-        return simple and N <= DOT_OUTPUTS and C >= LANES and set(dilation) == {1}
+        in_vectors = made_by is not None and not isinstance(made_by.layer, Linear | Embedding)
+        if in_vectors and N <= DOT_OUTPUTS and C >= LANES and set(dilation) == {1}:
+            return ops.DOT
+        one_by_one = math.prod(kernel) == 1
+        return ops.TAPS if C >= TAP_CHANNELS or one_by_one or dilation[-1] > 1 else ops.WINDOWS
 
-    def _find_rims(self) -> dict[str, tuple[int, int, int, int]]:
-        rims: dict[str, tuple[int, int, int, int]] = {}
+    def _find_rims(self) -> dict[str, Rim]:
+        """The rims that convolutions want around what they read. A Linear writes without a gap: no rim there."""
+        rims: dict[str, Rim] = {}
         for node in self.nodes:
-            if self._is_dot(node):
-                _, pads, _ = geometry(node.layer)
-                wanted = pads if len(pads) == 4 else (0, pads[0], 0, pads[1])
+            if isinstance(node.layer, Convolution) and self._way(node) != ops.TAPS:
                 home = self._home(node.inputs[0])
-                had = rims.get(home, (0, 0, 0, 0))
-                rims[home] = (
-                    max(had[0], wanted[0]),
-                    max(had[1], wanted[1]),
-                    max(had[2], wanted[2]),
-                    max(had[3], wanted[3]),
-                )
+                if not (home in self.by_name and isinstance(self.by_name[home].layer, Linear)):
+                    rims[home] = _around(rims.get(home, (0, 0, 0, 0)), _pads(node))
         return rims
 
     # -- values ---------------------------------------------------------------------------------------------
 
-    def _new(self, name: str, sizes: Sizes, pixel: int | None = None) -> View:
+    def _new(self, name: str, sizes: Sizes, exact: bool) -> View:
         """Memory for a node's value: its own, or its place in an Interleave."""
         if name in self.phases:
             weave, i = self.phases[name]
@@ -252,15 +258,28 @@ class _Lowering:
             start = (0, phase[0]) if len(phase) == 1 else (phase[0], phase[1])
             step = (1, stride[0]) if len(stride) == 1 else (stride[0], stride[1])
             return View(self.values[weave.name].view.store, sizes, start, step)
-        return self._own(name, sizes, pixel)
+        return self._own(name, sizes, exact)
 
-    def _own(self, name: str, sizes: Sizes, pixel: int | None = None) -> View:
+    def _own(self, name: str, sizes: Sizes, exact: bool = False) -> View:
+        """Memory of its own. exact: whoever writes it writes C numbers a pixel, not whole vectors."""
         writers = self._writers(name)
-        if writers and all(self._is_dot(node) for node in writers):
-            pixel = sizes[0]  # nobody writes whole vectors
-        store = Store(*sizes, pixel or padded(sizes[0]), self.rims.get(name, (0, 0, 0, 0)))
+        exact = exact or (bool(writers) and all(self._is_dot(node) for node in writers))
+        pixel = sizes[0] if exact and name not in self.in_vectors else padded(sizes[0])
+        store = Store(*sizes, pixel, self.rims.get(name, (0, 0, 0, 0)))
         self.stores.append(store)
         return View(store, sizes)
+
+    def _is_dot(self, node: Node) -> bool:
+        return isinstance(node.layer, Convolution) and self._way(node) == ops.DOT
+
+    def _rimmed(self, x: View, wanted: Rim) -> View:
+        """x with a rim: itself, or a copy."""
+        if all(have >= want for have, want in zip(x.store.rim, wanted, strict=True)) and x.step == (1, 1):
+            return x
+        store = Store(*x.sizes, x.sizes[0], wanted)
+        self.stores.append(store)
+        self._emit(ops.COPY, x, View(store, x.sizes))
+        return View(store, x.sizes)
 
     def _emit(self, code: int, x: View | None, y: View | None, **more: object) -> Operation:
         self.operations.append(Operation(code, x, y, **more))  # type: ignore[arg-type]
@@ -272,7 +291,7 @@ class _Lowering:
             if given.dtype != "float32":
                 raise UnsupportedError(f"computes on float32, got {given}")
             sizes = image_sizes(given.row_shape)
-            view = self._own(name, sizes, pixel=sizes[0])
+            view = self._own(name, sizes, exact=True)
             self._emit(ops.LOAD, None, view, fields={ops.C: sizes[0], ops.H: sizes[1], ops.W: sizes[2]})
             self.values[name] = Value(view, None)
         return self.values[name]
@@ -285,7 +304,7 @@ class _Lowering:
 
     def _make(self, node: Node, code: int, x: View | None, **more: object) -> Operation:
         """The operation that makes a node's value."""
-        y = self._new(node.name, image_sizes(self.net.types[node.name].row_shape))
+        y = self._new(node.name, image_sizes(self.net.types[node.name].row_shape), code in _EXACT)
         op = self._emit(code, x, y, **more)
         self.values[node.name] = Value(y, op)
         return op
@@ -308,7 +327,7 @@ class _Lowering:
         last = self.nodes[-1]
         if self.operations[-1].code not in (ops.STORE_ROWS, ops.STORE_PIXELS):
             self._emit(ops.STORE, self._read(last.name).view, None)
-        return Program(tuple(self.operations), tuple(self.stores), self.recipes, self.source, self.patch_rows)
+        return Program(tuple(self.operations), tuple(self.stores), self.recipes, self.source)
 
     def convolution(self, node: Node) -> None:
         x = self._image(node.inputs[0])
@@ -317,33 +336,33 @@ class _Lowering:
             raise UnsupportedError("groups of channels")
         N, C = shape[:2]
         KH, KW = (1, shape[2]) if len(shape) == 3 else shape[2:]
-        code = ops.TAPS if C >= TAP_CHANNELS or KH * KW == 1 else ops.PATCHES
-        if self._is_dot(node):
-            code = ops.DOT
+        code = self._way(node)
         if code == ops.TAPS and self._goes_in_pairs(node, KW):
             self._pairs(node, x, KH, KW)
             return
+        if code != ops.TAPS:
+            x = self._rimmed(x, _pads(node))
         op = self._make(node, code, x, fields={ops.KH: KH, ops.KW: KW, **_geometry(node)})
-        K = KH * KW * C
+        across = C if code == ops.TAPS else x.store.pixel
+        K = KH * KW * across
 
         def columns(W: Array) -> Array:
-            """(N, C, KH, KW) -> one row of N for each term, taps first, packed for the tile."""
-            return pack(W.reshape(N, C, KH, KW).transpose(2, 3, 1, 0).reshape(K, N), aligned_zeros(packed_size(K, N)))
+            """(N, C, KH, KW) -> a row of N for each term, taps first, zeros where x is padded, packed for the tile."""
+            terms = np.zeros((KH, KW, across, N), np.float32)
+            terms[:, :, :C] = W.reshape(N, C, KH, KW).transpose(2, 3, 1, 0)
+            return pack(terms.reshape(K, N), aligned_zeros(packed_size(K, N)))
 
         def lanes(W: Array) -> Array:
             """(N, C, KH, KW) -> (N, KH, KW, pixel of x)."""
-            flat = aligned_zeros(N * KH * KW * x.store.pixel)
-            flat.reshape(N, KH, KW, -1)[..., :C] = W.reshape(N, C, KH, KW).transpose(0, 2, 3, 1)
+            flat = aligned_zeros(N * K)
+            flat.reshape(N, KH, KW, across)[..., :C] = W.reshape(N, C, KH, KW).transpose(0, 2, 3, 1)
             return flat
 
         if code == ops.DOT:
-            w = self._recipe("dot_lanes", node, (N * KH * KW * x.store.pixel,), lanes)
+            w = self._recipe("dot_lanes", node, (N * K,), lanes)
         else:
             w = self._recipe("pack_taps", node, (packed_size(K, N),), columns)
         self._weigh(op, w, self._bias(node, N, lambda b: b))
-        if code == ops.PATCHES:
-            op.fields[-1] = K
-            self.patch_rows[len(self.operations) - 1] = max(8, min(64, _PATCH_FLOATS // K // 8 * 8))
 
     def _goes_in_pairs(self, node: Node, KW: int) -> bool:
         stride, _, dilation = geometry(node.layer)
@@ -505,7 +524,7 @@ class _Lowering:
         assert isinstance(node.layer, Concat)
         if node.layer.axis % len(self.net.types[node.name].shape) != 1:
             raise UnsupportedError("a Concat of other than channels")
-        whole = self._own(node.name, image_sizes(self.net.types[node.name].row_shape))
+        whole = self._own(node.name, image_sizes(self.net.types[node.name].row_shape), exact=True)
         channel = 0
         for value in node.inputs:
             x = self._image(value)
@@ -531,7 +550,7 @@ class _Lowering:
         if len(behind) != 1 or behind[0].layer != Permute((0, 2, 1)):
             raise UnsupportedError("an Embedding whose channels stay last")
         S, E = self.net.types[node.name].row_shape
-        y = self._own(node.name, (E, 1, S), pixel=E)
+        y = self._own(node.name, (E, 1, S), exact=True)
         op = self._emit(ops.LOOK_UP, None, y, fields={ops.C: E, ops.H: 1, ops.W: S})
         shape = self.net.weights[node.weights["weight"]].shape
         table = Recipe("as_is", (node.weights["weight"],), shape, "float32", 0, np.ascontiguousarray)
@@ -588,6 +607,15 @@ def _paired_weights(i: int, KH: int, KW: int) -> Callable[[Array], Array]:
         return pack(made.transpose(2, 1, 0).reshape(KH * C, N).astype(np.float32), flat)
 
     return paired
+
+
+def _pads(node: Node) -> Rim:
+    _, pads, _ = geometry(node.layer)
+    return (pads[0], pads[1], pads[2], pads[3]) if len(pads) == 4 else (0, pads[0], 0, pads[1])
+
+
+def _around(a: Rim, b: Rim) -> Rim:
+    return (max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3]))
 
 
 def _geometry(node: Node) -> dict[int, int]:

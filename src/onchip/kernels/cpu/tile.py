@@ -1,13 +1,14 @@
 """The one inner loop of the CPU engine: a tile of a matrix product that lives in registers.
 
-    out[r, v] = max(floor, init[r, v] + sum_k a[r, k] * w[k, v])        r < ROWS, v < VECS * LANES
+    out[r, v] = max(floor, init[r, v] + sum over h, k of a[r, h, k] * w[h, k, v])        r < ROWS, v < VECS * LANES
 
 Idea     ROWS x VECS vector accumulators stay in registers for the whole sum; each step of k loads VECS
          vectors of w, broadcasts ROWS numbers of a and does ROWS * VECS fused multiply-adds.
 Floor    AVX-512, 4 x 4: 16 multiply-adds on two ports, 8 cycles a step; its 8 loads need 4. Compute-bound.
 Same bits Every output is one sum in the order of k, whatever ROWS or VECS: a row's bits do not depend on
          how rows were grouped into tiles.
-Layout   Everything is a byte address and a byte stride, so one loop serves x W, x^T dz and dz W^T.
+Layout   Everything is a byte address and a byte stride, so one loop serves x W, x^T dz and dz W^T, and, with h over the
+         rows of a window, a convolution: neighbouring windows of an image with channels last are rows of a.
 
 It is written as LLVM vector code through a Numba intrinsic because the accumulators of a Numba loop live in an
 array, that is in memory; here they are values, and LLVM keeps them in registers.
@@ -45,12 +46,13 @@ _VECTOR = ir.VectorType(_FLOAT, LANES)
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
 def multiply_tile(
     typing_context: Any, a: Any, a_row: Any, a_k: Any, w: Any, w_k: Any, init: Any, init_row: Any,
-    out: Any, out_row: Any, K: Any, floor: Any, rows: Any, vecs: Any,
+    out: Any, out_row: Any, H: Any, a_h: Any, K: Any, floor: Any, rows: Any, vecs: Any,
 ) -> Any:  # fmt: skip
     """One tile. Addresses and strides are in bytes; a_row or a_k may be the literal 4; rows and vecs are literals.
 
-    a      of a[0, 0]; a_row from row to row, a_k from k to k
-    w      of w[0, 0]; w_k from k to k, vectors side by side
+    a      of a[0, 0, 0]; a_row from row to row, a_h from h to h, a_k from k to k
+    w      of w[0, 0, 0]; w_k from k to k and on to the next h, vectors side by side
+    H      at least 1; may be the literal 1
     init   what the sums are added to; init_row 0 gives every row the same (a bias)
     out    where the sums go; may be init
     floor  float32: 0 for ReLU, -inf for nothing; a NaN passes through either
@@ -58,9 +60,8 @@ def multiply_tile(
     if not (isinstance(rows, types.IntegerLiteral) and isinstance(vecs, types.IntegerLiteral)):
         return None  # asks Numba to come again with literals
     addresses = [p if isinstance(p, types.IntegerLiteral) else types.int64 for p in (a, a_row, a_k, w, w_k)]
-    signature = types.void(
-        *addresses, types.int64, types.int64, types.int64, types.int64, types.int64, types.float32, rows, vecs
-    )
+    lines = [p if isinstance(p, types.IntegerLiteral) else types.int64 for p in (H, a_h)]
+    signature = types.void(*addresses, *(types.int64,) * 4, *lines, types.int64, types.float32, rows, vecs)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         constants = [
@@ -74,7 +75,7 @@ def multiply_tile(
 
 
 def _emit_tile(b: Any, args: Any, rows: int, vecs: int) -> None:
-    a, a_row, a_k, w, w_k, init, init_row, out, out_row, K, floor = args[:11]
+    a, a_row, a_k, w, w_k, init, init_row, out, out_row, H, a_h, K, floor = args[:13]
 
     def at(address: Any, offset: Any) -> Any:
         return b.add(address, offset)
@@ -96,7 +97,7 @@ def _emit_tile(b: Any, args: Any, rows: int, vecs: int) -> None:
     def vector_offset(stride: Any, r: int, v: int) -> Any:
         return b.add(b.mul(stride, _INT(r)), _INT(v * VECTOR_BYTES))
 
-    def sum_over(start: Any, stop: Any, unroll: int, sums: list[Any]) -> list[Any]:
+    def sum_over(a_rows: list[Any], w: Any, start: Any, stop: Any, unroll: int, sums: list[Any]) -> list[Any]:
         """The k loop from start to stop, a multiple of unroll apart; the sums after it."""
         before = b.block
         body = b.function.append_basic_block("k_body")
@@ -133,12 +134,35 @@ def _emit_tile(b: Any, args: Any, rows: int, vecs: int) -> None:
             leaving.append(phi)
         return leaving
 
-    a_rows = [at(a, b.mul(a_row, _INT(r))) for r in range(rows)]
     tile = [(r, v) for r in range(rows) for v in range(vecs)]
-    sums = [ir.Constant(_VECTOR, [0.0] * LANES) for _ in tile]
     whole = b.and_(K, _INT(-UNROLL))
-    sums = sum_over(_INT(0), whole, UNROLL, sums)
-    sums = sum_over(whole, K, 1, sums)
+
+    def line(h: Any, sums: list[Any]) -> list[Any]:
+        a_rows = [at(at(a, b.mul(a_row, _INT(r))), b.mul(h, a_h)) for r in range(rows)]
+        w_line = at(w, b.mul(b.mul(h, K), w_k))
+        sums = sum_over(a_rows, w_line, _INT(0), whole, UNROLL, sums)
+        return sum_over(a_rows, w_line, whole, K, 1, sums)
+
+    sums = [ir.Constant(_VECTOR, [0.0] * LANES) for _ in tile]
+    if isinstance(H, ir.Constant) and H.constant == 1:
+        sums = line(_INT(0), sums)
+    else:
+        before = b.block
+        body, after = b.function.append_basic_block("h_body"), b.function.append_basic_block("h_after")
+        b.branch(body)
+        b.position_at_end(body)
+        h = b.phi(_INT)
+        h.add_incoming(_INT(0), before)
+        entering = [b.phi(_VECTOR) for _ in sums]
+        for phi, value in zip(entering, sums, strict=True):
+            phi.add_incoming(value, before)
+        sums = line(h, entering)
+        following, last = b.add(h, _INT(1)), b.block
+        h.add_incoming(following, last)
+        for phi, value in zip(entering, sums, strict=True):
+            phi.add_incoming(value, last)
+        b.cbranch(b.icmp_signed("<", following, H), body, after)
+        b.position_at_end(after)
     lowest = splat(floor)
     for (r, v), total in zip(tile, sums, strict=True):
         # The start is added last: chunks of a long sum then add up like a tree, which halves the rounding error.

@@ -199,21 +199,23 @@ def _gradient_tile(
     if count == (ROWS_WIDE if width == PANEL else ROWS_NARROW):
         init, init_row = (zeros, 0) if is_first else (out, out_row)
         if width == PANEL:
-            multiply_tile(a, 4, a_row, dz, dz_row, init, init_row, out, out_row, rows, _NO_FLOOR, ROWS_WIDE, VECS_WIDE)
+            multiply_tile(
+                a, 4, a_row, dz, dz_row, init, init_row, out, out_row, 1, 0, rows, _NO_FLOOR, ROWS_WIDE, VECS_WIDE
+            )
         elif width == 2 * LANES:
-            multiply_tile(a, 4, a_row, dz, dz_row, init, init_row, out, out_row, rows, _NO_FLOOR, ROWS_NARROW, 2)
+            multiply_tile(a, 4, a_row, dz, dz_row, init, init_row, out, out_row, 1, 0, rows, _NO_FLOOR, ROWS_NARROW, 2)
         else:
-            multiply_tile(a, 4, a_row, dz, dz_row, init, init_row, out, out_row, rows, _NO_FLOOR, ROWS_NARROW, 1)
+            multiply_tile(a, 4, a_row, dz, dz_row, init, init_row, out, out_row, 1, 0, rows, _NO_FLOOR, ROWS_NARROW, 1)
         return
     for k in range(count):
         to = out + k * out_row
         init = zeros if is_first else to
         if width == PANEL:
-            multiply_tile(a + k * 4, 4, a_row, dz, dz_row, init, 0, to, 0, rows, _NO_FLOOR, 1, VECS_WIDE)
+            multiply_tile(a + k * 4, 4, a_row, dz, dz_row, init, 0, to, 0, 1, 0, rows, _NO_FLOOR, 1, VECS_WIDE)
         elif width == 2 * LANES:
-            multiply_tile(a + k * 4, 4, a_row, dz, dz_row, init, 0, to, 0, rows, _NO_FLOOR, 1, 2)
+            multiply_tile(a + k * 4, 4, a_row, dz, dz_row, init, 0, to, 0, 1, 0, rows, _NO_FLOOR, 1, 2)
         else:
-            multiply_tile(a + k * 4, 4, a_row, dz, dz_row, init, 0, to, 0, rows, _NO_FLOOR, 1, 1)
+            multiply_tile(a + k * 4, 4, a_row, dz, dz_row, init, 0, to, 0, 1, 0, rows, _NO_FLOOR, 1, 1)
 
 
 @compiled()

@@ -117,6 +117,9 @@ def id_limits(net: Network) -> dict[str, int]:
 
 def check_rows(x: Any, expected: TensorType) -> Array:
     """x as a contiguous array if it is rows of `expected`; ShapeError if it is not."""
+    dtype = numpy_dtype(expected.dtype)
+    if isinstance(x, np.ndarray) and x.dtype is dtype and x.ndim and x.shape[1:] == expected.row_shape:
+        return x if x.flags.c_contiguous else np.ascontiguousarray(x)  # as it should be: nothing to explain
     if not isinstance(x, np.ndarray):
         raise ShapeError(
             "input is not an array", got=type(x).__name__, expected=f"NumPy {expected}", hint="np.asarray(x)"
@@ -124,11 +127,11 @@ def check_rows(x: Any, expected: TensorType) -> Array:
     if x.ndim != len(expected.shape) or x.shape[1:] != expected.row_shape:
         hint = f"x.reshape(-1, {', '.join(map(str, expected.row_shape))})" if expected.row_shape else ""
         raise ShapeError("input has another shape", got=str(list(x.shape)), expected=str(expected), hint=hint)
-    if x.dtype.newbyteorder("=") != numpy_dtype(expected.dtype):
+    if x.dtype.newbyteorder("=") != dtype:
         raise ShapeError(
             "input has another dtype", got=x.dtype.name, expected=expected.dtype, hint=f"x.astype(np.{expected.dtype})"
         )
-    return np.ascontiguousarray(x, numpy_dtype(expected.dtype))  # native byte order
+    return np.ascontiguousarray(x, dtype)  # native byte order
 
 
 def _check_out(out: Array, shape: tuple[int, ...], dtype: str) -> None:

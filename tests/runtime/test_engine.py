@@ -1,0 +1,85 @@
+"""Engines with several inputs and outputs, and what they refuse before any work."""
+
+import numpy as np
+import pytest
+
+from checks import assert_error_within, rows
+from onchip.errors import InputError, ShapeError
+from onchip.kernels import reference
+from onchip.runtime.engine import compile, id_limits
+from onchip.spec.layers import Add, Concat, Embedding, Linear, ReLU, Reshape, Tanh
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType
+
+
+def two_towers() -> Network:
+    """Ids and features in, their sum and the features' own way out."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "table": rng.standard_normal((9, 4), dtype=np.float32),
+        "w": rng.standard_normal((4, 6), dtype=np.float32),
+    }
+    nodes = (
+        Node("emb", Embedding(), ("ids",), {"weight": "table"}), Node("flat", Reshape(), ("emb",)),
+        Node("fc", Linear(), ("x",), {"weight": "w"}), Node("act", Tanh(), ("fc",)), Node("sum", Add(), ("flat", "act")),
+    )  # fmt: skip
+    types = {"ids": TensorType(("B", 1), "int64"), "x": TensorType(("B", 6))}
+    return Network(types, nodes, ("sum", "act"), weights)
+
+
+def inputs(B: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.random.default_rng(B).integers(0, 9, (B, 1)), rows(B, 6)
+
+
+@pytest.mark.parametrize("B", [0, 1, 7])
+def test_several_inputs_and_outputs(B):
+    net, given = two_towers(), inputs(B)
+    got = compile(net, device="cpu")(*given)
+    truth, naive = reference.forward(net, given), reference.forward(net, given, "float32")
+    assert len(got) == 2
+    for mine, exact, yardstick in zip(got, truth, naive, strict=True):
+        assert_error_within(mine, exact, yardstick)
+
+
+def test_out_is_a_tuple_for_several_outputs():
+    net, given = two_towers(), inputs(5)
+    engine = compile(net, device="cpu")
+    out = (np.empty((5, 4), np.float32), np.empty((5, 4), np.float32))
+    got = engine(*given, out=out)
+    assert got[0] is out[0]
+    assert all(np.array_equal(a, b) for a, b in zip(out, engine(*given), strict=True))
+    with pytest.raises(ShapeError, match="out does not fit"):
+        engine(*given, out=out[0])
+
+
+def test_an_input_that_is_an_output_and_an_output_asked_for_twice():
+    net = Network({"x": TensorType(("B", 3))}, (Node("r", ReLU(), ("x",)),), ("x", "r", "r"), {})
+    x = rows(4, 3)
+    same, first, second = compile(net, device="cpu")(x)
+    assert np.array_equal(same, x)
+    assert same is not x
+    assert np.array_equal(first, np.maximum(x, 0))
+    assert np.array_equal(first, second)
+
+
+def test_what_is_refused_before_any_work():
+    engine = compile(two_towers(), device="cpu")
+    ids, x = inputs(5)
+    with pytest.raises(InputError, match="wrong number of inputs"):
+        engine(x)
+    with pytest.raises(ShapeError, match="different numbers of rows"):
+        engine(ids, x[:4])
+    with pytest.raises(InputError, match="row 3, position 0: id 9"):
+        engine(np.where(np.arange(5)[:, None] == 3, 9, ids), x)
+    with pytest.raises(ShapeError, match="another dtype"):
+        engine(ids.astype(np.int32), x)
+
+
+def test_limits_of_ids_are_those_of_the_smallest_table_they_reach():
+    tables = {"a": np.ones((7, 2), np.float32), "b": np.ones((5, 2), np.float32)}
+    types = {"p": TensorType(("B", 2), "int64"), "q": TensorType(("B", 2), "int64"), "x": TensorType(("B", 2))}
+    nodes = (
+        Node("pq", Concat(1), ("p", "q")), Node("a", Embedding(), ("pq",), {"weight": "a"}),
+        Node("b", Embedding(), ("q",), {"weight": "b"}), Node("r", ReLU(), ("x",)),
+    )  # fmt: skip
+    assert id_limits(Network(types, nodes, ("a", "b", "r"), tables)) == {"p": 7, "q": 5}

@@ -2,22 +2,21 @@ import json
 import sys
 import types
 
-import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
 import onchip.bench
-from checks import random_mlp, rows
-from onchip.bench import CASES, decode, digits, peers, training
+from checks import random_mlp
+from onchip.bench import CASES, decode, digits, training
 from onchip.bench.command import run_benchmarks
-from onchip.bench.frame import Case, Ready, UnavailableError, run_cases
+from onchip.bench.frame import Case, Ready, run_cases
 from onchip.bench.options import Options, parse_rows
-from onchip.cli.bench import bench
+from onchip.cli.bench import NAMES, bench
 from onchip.cli.ladder import ladder
 from onchip.errors import DeviceError, FormatError, InputError
 from onchip.ladders.measure import Pace
-from onchip.ladders.truth import Truth, Verdict
+from onchip.ladders.truth import Verdict
 
 QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=1e-9, pause_s=0, min_runs=1, max_runs=2)
 
@@ -28,61 +27,6 @@ def _kept_rates(monkeypatch):
     from onchip.runtime.cpu import this_cpu
 
     monkeypatch.setattr("onchip.bench.command.this_cpu", lambda measure=False: this_cpu())
-
-
-def build(name, net, x, threads=1):
-    try:
-        return peers.INFERENCE[name](net, x, threads)
-    except UnavailableError as reason:
-        pytest.skip(reason.what)
-
-
-# -- peers -------------------------------------------------------------------------------------------------
-
-QUICK_PEERS = [name for name in peers.INFERENCE if name != "torch.compile"]  # it takes ten seconds to compile
-
-
-@pytest.mark.parametrize("name", QUICK_PEERS)
-@pytest.mark.parametrize("output", [None, "Softmax", "LogSoftmax", "Sigmoid", "Tanh", "ReLU"])
-def test_peers_run_the_same_network(name, output):
-    net, x = random_mlp(9, 12, 5, output=output), rows(33, 9)
-    before = x.copy()
-    run, setting = peers.fastest_pieces(build(name, net, x), len(x), np.empty((33, 5), np.float32))
-    assert Truth(net, x).judge(run()).is_right
-    assert setting == "one call"
-    assert np.array_equal(x, before)
-
-
-@pytest.mark.parametrize("name", QUICK_PEERS)
-def test_peers_in_pieces(name, monkeypatch):
-    monkeypatch.setattr(peers, "PIECES", (8,))
-    monkeypatch.setattr(peers, "_trial_seconds", lambda run: len(run()) and next(clock))
-    clock = iter([2.0, 1.0])  # pieces are faster
-    net, x = random_mlp(9, 12, 5), rows(33, 9)
-    run, setting = peers.fastest_pieces(build(name, net, x), len(x), np.empty((33, 5), np.float32))
-    assert setting == "7 rows a call"
-    assert Truth(net, x).judge(run()).is_right
-
-
-def test_a_compiler_that_fails_is_unavailable(monkeypatch):
-    torch = pytest.importorskip("torch")
-
-    def broken(*_, **__):
-        def call(*_):
-            raise RuntimeError("\nno C++ compiler\nlong trace")
-
-        return call
-
-    monkeypatch.setattr(torch, "compile", broken)
-    with pytest.raises(UnavailableError, match=r"torch\.compile does not work here: no C\+\+ compiler$"):
-        peers.torch_compiled(random_mlp(4, 3), rows(2, 4), 1)
-
-
-def test_a_peer_that_is_not_installed(monkeypatch):
-    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
-    for name in ("torch eager", "torch.compile", "onnxruntime"):
-        with pytest.raises(UnavailableError, match="is not installed"):
-            peers.INFERENCE[name](random_mlp(4, 3), rows(2, 4), 1)
 
 
 # -- cases -------------------------------------------------------------------------------------------------
@@ -160,6 +104,7 @@ def test_options():
         Options(device="cuda")
     with pytest.raises(InputError, match="unknown benchmark"):
         CASES["none"]
+    assert ", ".join(CASES) == NAMES
 
 
 # -- commands ----------------------------------------------------------------------------------------------

@@ -69,6 +69,28 @@ def test_a_run_of_many_steps_tells_the_time_of_one():
     assert row.rate == pytest.approx(10 / (row.median_ms / 1e3))
 
 
+def test_an_engine_that_ran_a_part_of_the_rows_tells_the_time_of_all():
+    part, whole = run_cases([case("part", parts=1 / 1000), case("whole")], QUICK).rows
+    assert part.median_ms > whole.median_ms
+    assert part.rate == pytest.approx(10 / (part.median_ms / 1e3))
+
+
+def test_a_remark_sees_all_rows_of_its_case():
+    seen, said = [], []
+
+    def remark(rows):
+        seen.append([row.engine for row in rows])
+        return "twice as fast"
+
+    others = [case("onchip", name="20 rows"), case("peer", name="20 rows", remark=lambda rows: "")]
+    cases = [case("onchip", remark=remark), case("peer"), *others]
+    rows = run_cases(cases, QUICK, Voice(say=said.append)).rows
+    assert seen == [["onchip", "peer"]]
+    settings = [row.setting for row in rows]
+    assert settings == ["onchip's way, twice as fast", "peer's way", "onchip's way", "peer's way"]
+    assert said == ["planted, 10 rows, onchip: twice as fast"]
+
+
 def test_a_score_stands_in_for_the_rate():
     ready = Ready(lambda: None, lambda: Verdict(0, 0), score=lambda: 97.5)
     (row,) = run_cases([dataclasses.replace(case("onchip"), prepare=lambda: ready)], QUICK).rows

@@ -103,6 +103,7 @@ def test_best_peer_is_of_the_same_job_and_measured_here():
     others = [
         dataclasses.replace(PEER, engine="report", median_ms=0.1),
         dataclasses.replace(PEER, engine="ladder:numpy", median_ms=0.1),
+        dataclasses.replace(PEER, engine="onchip, fp16 tables", median_ms=0.1),
         dataclasses.replace(PEER, precision="fp16", median_ms=0.1),
         dataclasses.replace(PEER, case="1 row", median_ms=0.1),
         dataclasses.replace(PEER, engine="numpy", median_ms=7.0),
@@ -130,6 +131,21 @@ def test_tables(capsys):
     assert "skipped frob: not here" in text
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_summary_has_a_line_for_each_of_ours(capsys):
+    half = dataclasses.replace(ROW, engine="onchip, fp16 tables", median_ms=1.0)
+    alone = dataclasses.replace(ROW, case="7 rows")
+    show(make_tables(dataclasses.replace(RESULTS, rows=(ROW, half, PEER, WRONG, alone))))
+    _, summary = capsys.readouterr().out.split("against the best peer")
+    lines = [" ".join(line.split()) for line in summary.splitlines() if line.strip().startswith("decode")]
+    assert lines == [
+        "decode, 12800 rows 2.000 5.000 2.50x",
+        "decode, 12800 rows, fp16 tables 1.000 5.000 5.00x",
+        "decode, 7 rows 2.000 - -",
+    ]
+    show(make_tables(dataclasses.replace(RESULTS, rows=(ROW, alone))))
+    assert "against the best peer" not in capsys.readouterr().out
 
 
 # -- where a number was made -------------------------------------------------------------------------------

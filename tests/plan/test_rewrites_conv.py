@@ -28,6 +28,7 @@ from onchip.spec.layers import (
     Tanh,
     TransposedConvolution,
 )
+from onchip.spec.types import numpy_dtype
 
 # -- side by side ----------------------------------------------------------------------------------------------
 
@@ -120,6 +121,45 @@ def test_a_value_that_stands_there_twice_stays():
     a, b = (grow.conv("x", Conv1d(), 2, 3) for _ in range(2))
     net = grow.network(grow.add(Concat(1), a, a, b))
     assert merge_convs(net)[0] is net
+
+
+@pytest.mark.parametrize(
+    ("layer", "path"),
+    [
+        (Conv1d(groups=2), ReLU()),
+        (Conv1d(), Softmax(1)),
+        (Conv1d(), GlobalMax((1,), keep=True)),
+        (Conv1d(), GlobalMean((-2,), keep=True)),
+    ],
+    ids=str,
+)
+def test_twins_that_mix_their_channels_stay(layer, path):
+    grow = Grow(seeded(5), 4, 6)
+    net = grow.network(grow.add(Concat(1), *(grow.add(path, grow.conv("x", layer, 2, 3)) for _ in range(2))))
+    assert merge_convs(net)[0] is net
+
+
+@pytest.mark.parametrize("narrow", [["conv1d0.weight"], ["conv1d0.bias"], ["conv1d0.weight", "conv1d1.bias"]])
+def test_weights_of_two_dtypes_stay(narrow):
+    grow = Grow(lambda options: options[0], 2, 6)  # every convolution has a bias
+    net = grow.network(grow.add(Concat(1), *(grow.conv("x", Conv1d(), 2, 3) for _ in range(2))))
+    assert merge_convs(net)[1]
+    mixed = {name: w.astype(np.float32) if name in narrow else w for name, w in net.weights.items()}
+    assert merge_convs(net.replace(weights=mixed))[1] == []
+
+
+def test_half_precision_stays_what_it_is():
+    """Nothing is computed here, so nothing is rounded."""
+    grow = Grow(seeded(11), 2, 6)
+    net = grow.network(grow.add(Concat(1), *(grow.conv("x", Conv1d(), 2, 3) for _ in range(3))))
+    assert len({tuple(node.weights) for node in net.nodes[:3]}) == 2, "some have a bias"
+    narrow = net.replace(
+        weights={name: np.asarray(w).astype(numpy_dtype("bfloat16")) for name, w in net.weights.items()}
+    )
+    after, told = merge_convs(narrow)
+    assert told
+    assert {after.weight_type(name).dtype for name in after.nodes[0].weights.values()} == {"bfloat16"}
+    assert_same_meaning(narrow, after)
 
 
 def test_a_concat_along_another_axis_stays():
@@ -220,6 +260,23 @@ def test_stride_one_is_one_convolution():
     assert told == ["split convtranspose1d0 into a convolution: no product with an inserted zero"]
     assert [(node.name, node.layer) for node in after.nodes] == [("convtranspose1d0", Conv1d(pads=(2, 1)))]
     assert_same_meaning(net, after)
+
+
+@pytest.mark.parametrize(
+    ("layer", "K", "n"),
+    [
+        (ConvTranspose1d((2,), dilation=(2,)), 3, 3),
+        (ConvTranspose1d((2,)), 1, 3),  # its second phase has no tap
+        (ConvTranspose1d((2,), (1, 1)), 2, 3),  # its second phase begins behind the first number
+        (ConvTranspose1d((3,), (0, 2)), 3, 3),  # its last phases end before the last number
+        (ConvTranspose1d((2,), (2, 2)), 5, 1),  # one number comes out: its second phase has none
+    ],
+    ids=str,
+)
+def test_what_is_no_set_of_plain_convolutions_stays(layer, K, n):
+    grow = Grow(seeded(3), 2, n)
+    net = grow.network(grow.transposed("x", layer, 2, K))
+    assert split_phases(net)[0] is net
 
 
 def test_several_in_a_row_with_norms_between():

@@ -21,7 +21,8 @@ def two_towers() -> Network:
     }
     nodes = (
         Node("emb", Embedding(), ("ids",), {"weight": "table"}), Node("flat", Reshape(), ("emb",)),
-        Node("fc", Linear(), ("x",), {"weight": "w"}), Node("act", Tanh(), ("fc",)), Node("sum", Add(), ("flat", "act")),
+        Node("fc", Linear(), ("x",), {"weight": "w"}), Node("act", Tanh(), ("fc",)),
+        Node("sum", Add(), ("flat", "act")),
     )  # fmt: skip
     types = {"ids": TensorType(("B", 1), "int64"), "x": TensorType(("B", 6))}
     return Network(types, nodes, ("sum", "act"), weights)

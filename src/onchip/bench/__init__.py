@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from onchip.bench.frame import Case
     from onchip.bench.options import Options
 
-_HOME = {"decode": "onchip.bench.decode", "digits": "onchip.bench.digits"}
+_HOME = {
+    "decode": "onchip.bench.decode", "digits": "onchip.bench.digits", "sentiment": "onchip.bench.sentiment",
+    "faces": "onchip.bench.faces", "imported": "onchip.bench.imported",
+}  # fmt: skip
 
 
 class _Cases(Mapping[str, "Callable[[Options], list[Case]]"]):

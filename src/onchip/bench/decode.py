@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 
 from onchip.bench.frame import Case
-from onchip.bench.inference import inference_cases
+from onchip.bench.inference import Rows, inference_cases
 from onchip.bench.options import Options
+from onchip.bench.peers import subject_of
 from onchip.workloads import decode
 
 ROWS = (12_800, 262_144)
 
 
 def cases(options: Options) -> list[Case]:
-    net = decode.network()
-    made: list[Case] = []
-    for B in options.rows or ROWS:
-        inputs = functools.partial(decode.inputs, B)
-        made += inference_cases("decode", f"{B} rows", net, inputs, B, options, "random data")
-    return made
+    jobs = [Rows(f"{B} rows", B, functools.partial(decode.inputs, B), "random data") for B in options.rows or ROWS]
+    return inference_cases("decode", subject_of(decode.network()), jobs, options)

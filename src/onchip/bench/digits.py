@@ -8,8 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from onchip.bench.frame import ONCHIP, Case, Ready
-from onchip.bench.inference import inference_cases
+from onchip.bench.inference import Rows, inference_cases
 from onchip.bench.options import Options
+from onchip.bench.peers import subject_of
 from onchip.bench.results import ACCURACY
 from onchip.bench.training import Lesson, onchip_accuracy, onchip_epoch, torch_accuracy, torch_epoch
 from onchip.ladders.measure import Pace
@@ -46,9 +47,11 @@ def cases(options: Options, data: digits.Dataset | None = None) -> list[Case]:
     lesson = Lesson(_network, data.x_train, data.y_train, data.x_test, data.y_test, digits.LR, digits.BATCH_SIZE,
                     options.threads, options.device)  # fmt: skip
     made = _step_cases(lesson, label, options)
-    for B in options.rows or (len(data.x_test),):
-        inputs = functools.partial(_rows, data.x_test, B)
-        made += inference_cases("digits", f"infer, {B} rows", _network(0), inputs, B, options, label)
+    jobs = [
+        Rows(f"infer, {B} rows", B, functools.partial(_rows, data.x_test, B), label)
+        for B in options.rows or (len(data.x_test),)
+    ]
+    made += inference_cases("digits", subject_of(_network(0)), jobs, options)
     if options.accuracy:
         made += _accuracy_cases(lesson, label, options)
     return made

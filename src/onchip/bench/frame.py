@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from onchip.bench.results import Row, make_row
 from onchip.errors import OnchipError
@@ -39,10 +39,11 @@ class Case:
     work: float  # how much of the unit the reported time is worth: rows of a pass, 1 for a step
     unit: str = "rows/s"
     precision: str = "fp32"
-    parts: int = 1  # the reported time is that of a run divided by this: steps of an epoch
+    parts: float = 1  # the reported time is that of a run divided by this: steps of an epoch; 1/32 if it ran a 32nd
     floor_ms: float | None = None  # of the reported time
     threads: int | None = None
     pace: Pace | None = None  # where the job needs its own; the same for all competitors
+    remark: Callable[[Sequence[Row]], str] | None = None  # what only all rows of the job tell; goes to the setting
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,11 @@ def run_cases(cases: Sequence[Case], pace: Pace | None = None, voice: Voice | No
                 wrong.append(f"{title}: {case.engine} is wrong, error {error:.3g}, allowed {allowed:.3g}")
                 voice.say(wrong[-1])
         timings = _time(ready, [verdict.is_right for verdict in verdicts], pace, title, voice)
-        rows += [
+        made = [
             _row(case, engine, verdict, timing)
             for (case, engine), verdict, timing in zip(ready, verdicts, timings, strict=True)
         ]
+        rows += [_remarked(case, row, made, voice) for (case, _), row in zip(ready, made, strict=True)]
     return Outcome(tuple(rows), skipped, tuple(wrong))
 
 
@@ -126,3 +128,11 @@ def _row(case: Case, engine: Ready, verdict: Verdict, timing: Timing | None) -> 
         precision=case.precision, floor_ms=case.floor_ms, threads=case.threads, setting=engine.setting,
         score=engine.score,
     )  # fmt: skip
+
+
+def _remarked(case: Case, row: Row, rows: Sequence[Row], voice: Voice) -> Row:
+    remark = case.remark(rows) if case.remark is not None else ""
+    if not remark:
+        return row
+    voice.say(f"{case.workload}, {case.case}, {case.engine}: {remark}")
+    return replace(row, setting=", ".join(filter(None, [row.setting, remark])))

@@ -3,48 +3,111 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from onchip.bench.frame import ONCHIP, Case, Ready
 from onchip.bench.options import Options
-from onchip.bench.peers import INFERENCE, Rows, explained, fastest_pieces
-from onchip.ladders.truth import Truth
+from onchip.bench.peers import INFERENCE, PIECES, Build, Forward, Subject, explained, fastest
+from onchip.ladders.measure import Pace
+from onchip.ladders.truth import Truth, Verdict
 from onchip.plan.kernel import Job
-from onchip.runtime.engine import compile, plan
-from onchip.spec.network import Network
+from onchip.runtime.engine import Engine, compile, plan
 from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
+from onchip.spec.types import TensorType, numpy_dtype
+
+# Twice the naive error is our promise. A peer has to compute the same thing: torch sums faces to 2.1 times that error.
+PEER_SLACK = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """B rows to run a network over; every engine gets the same, and the same judge."""
+
+    B: int
+    x: Callable[[], Array]  # (B, ...)
+    output: TensorType
+    truth: Callable[[], Truth]  # of the rows that are judged, from the first on
+    judged: int | None = None  # how many these are; None: all
+    data: str = ""  # what the rows are, for the setting
+
+    def ours(self, build: Callable[[], Engine], *notes: str) -> Ready:
+        engine, x, out = build(), self.x(), self._empty()
+        return Ready(lambda: engine(x, out=out), lambda: self.judge(engine(x)), self._setting(*notes))
+
+    def peer(self, name: str, build: Callable[[], Mapping[str, Forward]], pieces: Sequence[int], *notes: str) -> Ready:
+        """The fastest of a peer's variants, in calls of all rows or so many at a time as `pieces` says."""
+        with explained(name):
+            run, setting = fastest(build(), self.x(), self._empty(), pieces)
+        return Ready(run, lambda: self.judge(run(), PEER_SLACK), self._setting(setting, *notes))
+
+    def judge(self, y: Array, slack: float = 1.0) -> Verdict:
+        verdict = self.truth().judge(y[: self.judged])
+        return Verdict(verdict.error if len(y) == self.B else float("inf"), slack * verdict.allowed)
+
+    def _empty(self) -> Array:
+        return np.empty((self.B, *self.output.row_shape), numpy_dtype(self.output.dtype))
+
+    def _setting(self, *notes: str) -> str:
+        few = self.judged is not None and self.judged < self.B
+        return ", ".join(filter(None, [self.data, *notes, f"judged on {self.judged} rows" if few else ""]))
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A case: its name, and the rows that are run through the network."""
+
+    case: str
+    B: int
+    inputs: Callable[[], Array]  # (B, ...); called once, when the first engine is prepared
+    data: str = ""  # what they are
 
 
 def inference_cases(
-    workload: str, case: str, net: Network, inputs: Callable[[], Array], B: int, options: Options, data: str = ""
+    workload: str,
+    what: Subject,
+    jobs: Sequence[Rows],
+    options: Options,
+    *,
+    peers: Mapping[str, Mapping[str, Build]] = INFERENCE,
+    pieces: Sequence[int] = PIECES,
+    unit: str = "rows/s",
+    judged: int | None = None,
+    truth: Callable[[Array], Truth] | None = None,
+    pace: Pace | None = None,
 ) -> list[Case]:
-    """onchip and, if asked for, every peer on the same B rows. `inputs` is called once, when the first is prepared."""
-    floor_ms = plan(net, options.device, Job(batch=B)).floor_us / 1e3
-    x = functools.cache(inputs)
-    truth = functools.cache(lambda: Truth(net, x()))
+    """onchip and, if asked for, every peer on the same rows, job by job.
 
-    def ours() -> Ready:
-        engine = compile(net, options.device, threads=options.threads, batch_hint=B)
-        rows, out = x(), _output(net, B)
-        return Ready(lambda: engine(rows, out=out), lambda: truth().judge(engine(rows)), data)
+    peers   engine -> its variants; each is built once for all jobs
+    pieces  how many rows a peer may be given at a time, apart from all
+    judged  how many rows are held against float64, where all would take too long
+    truth   of x, where it is not simply what the network makes of it
+    """
+    net = what.net
+    built = {name: functools.cache(functools.partial(build_variants, v, what, options)) for name, v in peers.items()}
+    made = []
+    for job in jobs:
+        x = functools.cache(job.inputs)
+        known = functools.cache(functools.partial(_first_truth, truth or functools.partial(Truth, net), x, judged))
+        task = Task(job.B, x, net.output, known, judged, job.data)
+        build = functools.partial(compile, net, options.device, threads=options.threads, batch_hint=job.B)
+        engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(task.ours, build)}
+        if options.peers:
+            engines |= {name: functools.partial(task.peer, name, variants, pieces) for name, variants in built.items()}
+        floor_ms = plan(net, options.device, Job(batch=job.B)).floor_us / 1e3
+        made += [
+            Case(workload, job.case, name, prepare, work=job.B, unit=unit, floor_ms=floor_ms, threads=options.threads,
+                 pace=pace)
+            for name, prepare in engines.items()
+        ]  # fmt: skip
+    return made
 
-    def peer(name: str, build: Callable[[Network, Array, int], Rows]) -> Ready:
-        rows = build(net, x(), options.threads)
-        with explained(name):
-            run, setting = fastest_pieces(rows, B, _output(net, B))
-        return Ready(run, lambda: truth().judge(run()), ", ".join(filter(None, [data, setting])))
 
-    engines: dict[str, Callable[[], Ready]] = {ONCHIP: ours}
-    if options.peers:
-        engines |= {name: functools.partial(peer, name, build) for name, build in INFERENCE.items()}
-    return [
-        Case(workload, case, name, prepare, work=B, floor_ms=floor_ms, threads=options.threads)
-        for name, prepare in engines.items()
-    ]
+def build_variants(variants: Mapping[str, Build], what: Subject, options: Options) -> dict[str, Forward]:
+    return {name: build(what, options.threads) for name, build in variants.items()}
 
 
-def _output(net: Network, B: int) -> Array:
-    return np.empty((B, *net.output.row_shape), numpy_dtype(net.output.dtype))
+def _first_truth(truth: Callable[[Array], Truth], x: Callable[[], Array], judged: int | None) -> Truth:
+    return truth(x()[:judged])

@@ -1,34 +1,56 @@
 """The peers on the CPU, each at the best setting we know for it, with as many threads as ours gets.
 
-A peer is built once for a network and some rows, and hands back a function `rows(a, b)` that runs rows a to b.
+A peer is built once for a network and hands back a function from rows to rows, NumPy in, NumPy out, as ours is.
 Peers go layer by layer, so many rows at once fall out of the cache; calls of some thousand rows are often
-faster. `fastest_pieces` tries and keeps the fastest: the setting stands in the result file.
+faster. `fastest` tries and keeps the fastest: the setting stands in the result file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import importlib.util
 import math
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onchip.bench.frame import UnavailableError
+from onchip.bench.torch_network import torch_module
 from onchip.kernels import reference
 from onchip.ladders.measure import blas_limiter
-from onchip.spec.layers import Layer, Linear, LogSoftmax, ReLU, Reshape, Sigmoid, Softmax, Tanh
+from onchip.spec.layers import Elementwise, Identity, Linear, LogSoftmax, ReLU, Reshape, Softmax
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, materialise
 
-Rows = Callable[[int, int], Array]  # rows a..b of x -> rows a..b of y
+Forward = Callable[[Array], Array]  # x (B, ...) -> y (B, ...)
 PIECES = (1_024, 4_096, 16_384)
-_TRIALS = 3
+_TRIALS, _TRIALS_S = 3, 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A network in the forms that peers take it in."""
+
+    net: Network
+    module: Callable[[], Any]  # a torch.nn.Module in eval mode, which nobody changes
+    write_onnx: Callable[[Path], None]
+
+
+Build = Callable[[Subject, int], Forward]  # (what, threads) -> a function that runs it
+
+
+def subject_of(net: Network) -> Subject:
+    from onchip.spec.onnx_writer import write_onnx
+
+    return Subject(net, functools.cache(lambda: torch_module(net).eval()), functools.partial(write_onnx, net))
 
 
 def need(package: str) -> None:
@@ -41,66 +63,79 @@ def why(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
 
 
+def load_torch(threads: int) -> Any:
+    need("torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch
+
+    torch.set_num_threads(threads)
+    return torch
+
+
 # -- inference ---------------------------------------------------------------------------------------------
 
 
-def torch_eager(net: Network, x: Array, threads: int) -> Rows:
+def torch_eager(what: Subject, threads: int) -> Forward:
     torch = load_torch(threads)
-    module, rows = torch_module(net).eval(), torch.from_numpy(x)
-
-    def run(a: int, b: int) -> Array:
-        with torch.inference_mode():
-            y: Array = module(rows[a:b]).numpy()
-        return y
-
-    return run
+    return torch_forward(torch, what.module())
 
 
-def torch_compiled(net: Network, x: Array, threads: int) -> Rows:
+def torch_channels_last(what: Subject, threads: int) -> Forward:
+    """Images with their channels behind: rows are brought into that order, and the layers stay in it."""
+    torch = load_torch(threads)
+    last = torch.channels_last
+    module = copy.deepcopy(what.module()).to(memory_format=last)
+    if len(what.net.input.shape) != 4:
+        return torch_forward(torch, module)
+    return torch_forward(torch, lambda x: module(x.contiguous(memory_format=last)))
+
+
+def torch_compiled(what: Subject, threads: int) -> Forward:
     """Static shapes and frozen weights, which lets it pack them once; max-autotune took seconds and lost here."""
     torch = load_torch(threads)
-    torch._dynamo.reset()  # shapes of earlier cases count against a limit on graphs
-    module, rows = torch_module(net).eval(), torch.from_numpy(x)
-    compiled = torch.compile(module, dynamic=False, fullgraph=True, options={"freezing": True})
+    torch._dynamo.reset()  # shapes of earlier networks count against a limit on graphs
+    return torch_forward(torch, torch.compile(what.module(), dynamic=False, fullgraph=True, options={"freezing": True}))
 
-    def run(a: int, b: int) -> Array:
+
+def torch_forward(torch: Any, module: Callable[[Any], Any]) -> Forward:
+    def run(x: Array) -> Array:
         with torch.inference_mode():
-            y: Array = compiled(rows[a:b]).numpy()
+            y: Array = module(torch.from_numpy(x)).numpy()
         return y
 
-    with explained("torch.compile"):
-        run(0, len(x))
     return run
 
 
-def onnxruntime_session(net: Network, x: Array, threads: int) -> Rows:
+def onnxruntime_session(what: Subject, threads: int) -> Forward:
     need("onnxruntime")
     import onnxruntime
-
-    from onchip.spec.onnx_writer import write_onnx
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    with tempfile.TemporaryDirectory() as folder, explained("onnxruntime"):
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        write_onnx(net, path)
+        what.write_onnx(path)
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
 
-    def run(a: int, b: int) -> Array:
-        y: Array = session.run(None, {name: x[a:b]})[0]
+    def run(x: Array) -> Array:
+        y: Array = session.run(None, {name: x})[0]
         return y
 
     return run
 
 
-def numpy_layers(net: Network, x: Array, threads: int) -> Rows:
-    """One operation after another into arrays that are kept; ReLU in place."""
+def numpy_layers(what: Subject, threads: int) -> Forward:
+    """One operation after another into arrays that are kept; ReLU in place. Only chains: a convolution takes ages."""
     limited = blas_limiter(threads)
     made: dict[str, Array] = {}
-    steps = [(node.layer, _weights(net, node, made)) for node in chain(net)]
+    steps = [
+        (node.layer, {role: materialise(name, what.net.weights, made) for role, name in node.weights.items()})
+        for node in linear_chain(what.net)
+    ]
     kept: dict[tuple[int, int], Array] = {}
 
     def product(i: int, values: Array, w: dict[str, Array]) -> Array:
@@ -113,8 +148,8 @@ def numpy_layers(net: Network, x: Array, threads: int) -> Rows:
             np.add(out, w["bias"], out=out)
         return out
 
-    def run(a: int, b: int) -> Array:
-        values = x[a:b]
+    def run(x: Array) -> Array:
+        values = x
         with limited():
             for i, (layer, w) in enumerate(steps):
                 if isinstance(layer, Linear):
@@ -128,101 +163,60 @@ def numpy_layers(net: Network, x: Array, threads: int) -> Rows:
     return run
 
 
-INFERENCE: dict[str, Callable[[Network, Array, int], Rows]] = {
-    "torch eager": torch_eager,
-    "torch.compile": torch_compiled,
-    "onnxruntime": onnxruntime_session,
-    "numpy": numpy_layers,
+def linear_chain(net: Network) -> Sequence[Node]:
+    """The nodes, if each reads the one before and is a Linear or goes number by number or row by row."""
+    before = next(iter(net.inputs))
+    for node in net.nodes:
+        if node.inputs != (before,):
+            raise UnavailableError(f"network '{net.name}' is no chain of layers")
+        if not isinstance(node.layer, Linear | Elementwise | Softmax | LogSoftmax | Reshape | Identity):
+            raise UnavailableError(f"NumPy takes too long for {node.layer.kind}")
+        before = node.name
+    return net.nodes
+
+
+# Engine -> its variants: the fastest is measured, and its name is part of the setting.
+INFERENCE: dict[str, dict[str, Build]] = {
+    "torch eager": {"": torch_eager},
+    "torch.compile": {"": torch_compiled},
+    "onnxruntime": {"": onnxruntime_session},
+    "numpy": {"": numpy_layers},
 }
 
 
-def fastest_pieces(rows: Rows, B: int, out: Array) -> tuple[Callable[[], Array], str]:
-    """Run all B rows in calls of the size that turns out fastest, and say which that was."""
+def fastest(
+    variants: Mapping[str, Forward], x: Array, out: Array, pieces: Sequence[int] = PIECES
+) -> tuple[Callable[[], Array], str]:
+    """Run all of x by the variant, and in calls of the size, that turn out fastest; also says which these are."""
+    B = len(x)
 
-    def in_pieces(size: int) -> Callable[[], Array]:
+    def in_pieces(forward: Forward, size: int) -> Callable[[], Array]:
         if size == B:
-            return lambda: rows(0, B)
+            return lambda: forward(x)
 
         def run() -> Array:
             for a in range(0, B, size):
-                out[a : a + size] = rows(a, min(B, a + size))
+                out[a : a + size] = forward(x[a : a + size])
             return out
 
         return run
 
     # Equal pieces where that is possible: a rest of another shape is another graph for torch.compile.
-    sizes = dict.fromkeys([B, *(math.ceil(B / math.ceil(B / piece)) for piece in PIECES if piece < B)])
-    runs = {size: in_pieces(size) for size in sizes}
-    best = min(runs, key=lambda size: _trial_seconds(runs[size]))
-    return runs[best], "one call" if best == B else f"{best} rows a call"
+    sizes = dict.fromkeys([B, *(math.ceil(B / math.ceil(B / piece)) for piece in pieces if piece < B)])
+    runs = {(name, size): in_pieces(forward, size) for name, forward in variants.items() for size in sizes}
+    name, size = min(runs, key=lambda choice: _trial_seconds(runs[choice]))
+    calls = "one call" if size == B else f"{size} rows a call"
+    return runs[name, size], ", ".join(filter(None, [name, calls]))
 
 
 def _trial_seconds(run: Callable[[], object]) -> float:
     run()
-    times = []
-    for _ in range(_TRIALS):
+    times: list[float] = []
+    while len(times) < _TRIALS and sum(times) < _TRIALS_S:
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
     return min(times)
-
-
-# -- torch -------------------------------------------------------------------------------------------------
-
-
-def load_torch(threads: int) -> Any:
-    need("torch")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import torch
-
-    torch.set_num_threads(threads)
-    return torch
-
-
-def torch_module(net: Network) -> Any:
-    """The network as a torch.nn.Sequential with the same weights."""
-    import torch
-
-    made: dict[str, Array] = {}
-    modules = []
-    for i, node in enumerate(chain(net)):
-        layer = node.layer
-        if isinstance(layer, Linear):
-            weights = {role: torch.tensor(np.array(w)) for role, w in _weights(net, node, made).items()}
-            D_out, D_in = weights["weight"].shape
-            linear = torch.nn.Linear(D_in, D_out, bias="bias" in weights)
-            linear.load_state_dict(weights)
-            modules.append(linear)
-        else:
-            modules.append(_torch_activation(torch, layer, in_place=i > 0))
-    return torch.nn.Sequential(*modules)
-
-
-def _torch_activation(torch: Any, layer: Layer, in_place: bool) -> Any:
-    if isinstance(layer, ReLU):
-        return torch.nn.ReLU(inplace=in_place)  # never on x itself
-    if isinstance(layer, Reshape):
-        return torch.nn.Unflatten(1, layer.row_shape) if len(layer.row_shape) > 1 else torch.nn.Flatten()
-    if isinstance(layer, Softmax | LogSoftmax):
-        return getattr(torch.nn, layer.kind)(dim=layer.axis)
-    if isinstance(layer, Sigmoid | Tanh):
-        return getattr(torch.nn, layer.kind)()
-    raise UnavailableError(f"no torch module for {layer}")
-
-
-def chain(net: Network) -> Sequence[Node]:
-    """The nodes, if each reads the one before."""
-    before = next(iter(net.inputs))
-    for node in net.nodes:
-        if node.inputs != (before,):
-            raise UnavailableError(f"network '{net.name}' is no chain of layers")
-        before = node.name
-    return net.nodes
-
-
-def _weights(net: Network, node: Node, made: dict[str, Array]) -> dict[str, Array]:
-    return {role: materialise(name, net.weights, made) for role, name in node.weights.items()}
 
 
 @contextlib.contextmanager

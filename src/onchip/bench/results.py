@@ -45,8 +45,8 @@ class Row:
 
     @property
     def is_peer(self) -> bool:
-        """Measured beside ours: neither a rung nor a report's figure from another machine."""
-        return self.engine not in ("onchip", "report") and not self.engine.startswith("ladder:")
+        """Measured beside ours: no variant of ours, no rung, no report's figure from another machine."""
+        return not self.engine.startswith(("onchip", "report", "ladder:"))
 
 
 def make_row(
@@ -207,19 +207,39 @@ def make_tables(results: Results) -> Group:
     head = f"{results.machine.get('name')}, {results.machine.get('cores')} cores, onchip {results.commit[:12]}"
     jobs = dict.fromkeys((row.workload, row.case) for row in results.rows)
     tables = [_case_table([r for r in results.rows if (r.workload, r.case) == job], results) for job in jobs]
+    if any(row.is_peer for row in results.rows):
+        tables.append(_summary_table(results.rows))
     skipped = [Text(f"skipped {engine}: {why}") for engine, why in results.skipped.items()]
     return Group(Text(head), *tables, *skipped)
 
 
-def _case_table(rows: list[Row], results: Results) -> Table:
+def _summary_table(rows: Sequence[Row]) -> Table:
+    """A line for each of our engines at each case: how many times as fast as the best peer."""
+    table = _table("against the best peer", "workload, case", "onchip ms", "peer ms", "x peer")
+    for row in rows:
+        if row.engine.startswith("onchip"):
+            variant = row.engine.removeprefix("onchip")  # ", fp16 tables"
+            peer = best_peer(rows, row)
+            table.add_row(f"{row.workload}, {row.case}{variant}", show_ms(row.median_ms),
+                          show_ms(peer.median_ms) if peer else "-", show_speedup(rows, row))  # fmt: skip
+    return table
+
+
+def _table(title: str, first: str, *headings: str) -> Table:
+    """A column of names and columns of numbers."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    title = f"{rows[0].workload}, {rows[0].case}"
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("engine", no_wrap=True)
-    for heading in ("median ms", "p20-p80", "x peer", rows[0].unit, "of floor", "max error"):
+    table.add_column(first, no_wrap=True)
+    for heading in headings:
         table.add_column(heading, justify="right", overflow="fold")
+    return table
+
+
+def _case_table(rows: list[Row], results: Results) -> Table:
+    title, unit = f"{rows[0].workload}, {rows[0].case}", rows[0].unit
+    table = _table(title, "engine", "median ms", "p20-p80", "x peer", unit, "of floor", "max error")
     launch_us = float(results.machine.get("launch_us", 0))
     for row in rows:
         spread = f"{show_ms(row.p20_ms)}-{show_ms(row.p80_ms)}" if row.checked else "wrong: no time"

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from onchip.bench.frame import Ready
-from onchip.bench.peers import explained, load_torch, torch_module
+from onchip.bench.peers import explained, load_torch
+from onchip.bench.torch_network import torch_module
 from onchip.kernels import reference
 from onchip.ladders.truth import Verdict, allowed_error, scaled_error
 from onchip.spec.network import Network
@@ -152,7 +153,7 @@ class TorchRun:
     def check(self) -> Verdict:
         losses = [self.step(self.torch.from_numpy(rows)).item() for rows in self.lesson.first_batches()]
         net = self.lesson.net(0)
-        names = [node.weights[role] for node in net.nodes for role in ("weight", "bias") if role in node.weights]
+        names = [name for node in net.nodes for name in node.weights.values()]
         weights = {name: p.detach().numpy().copy() for name, p in zip(names, self.module.parameters(), strict=True)}
         return self.lesson.judge(losses, net.replace(weights=weights))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,16 +44,19 @@ def allowed_error(naive: float) -> float:
 
 
 class Truth:
-    """What the network makes of x, in float64, and how far from it a float32 engine may be.
+    """What the network makes of x, in float64, and how far from it a float32 engine may be."""
 
-    yardstick  the network that a naive float32 run is made with, where an engine's weights are coarser than the truth's
-    """
-
-    def __init__(self, net: Network, x: Array, yardstick: Network | None = None) -> None:
+    def __init__(self, net: Network, x: Array) -> None:
         pieces = [x[i : i + _PIECE_ROWS] for i in range(0, len(x), _PIECE_ROWS)]
         self.y = np.concatenate([reference.forward(net, piece) for piece in pieces])
-        naive = np.concatenate([reference.forward(yardstick or net, piece, "float32") for piece in pieces])
+        naive = np.concatenate([reference.forward(net, piece, "float32") for piece in pieces])
         self.allowed = allowed_error(scaled_error(naive, self.y))
+
+    def measured_by(self, naive: Array) -> Truth:
+        """The same truth with another yardstick: what a naive run made of x, with weights as coarse as the engine's."""
+        other = copy.copy(self)
+        other.allowed = allowed_error(scaled_error(naive, self.y))
+        return other
 
     def judge(self, got: Array) -> Verdict:
         """Compare the first len(got) rows; an engine that was given fewer rows is judged on those."""

@@ -38,6 +38,7 @@ _MAX_SCRATCH_BYTES = 1 << 30  # a thread's; images that need more are no small n
 class Facts:
     program: Program
     images: int
+    fast_bytes: int  # of the cache that a group of images should stay in
 
 
 class ConvFused:
@@ -72,13 +73,13 @@ class ConvFused:
         yield Claim(
             self.name, f"conv_fused<{count} {kinds}>", tuple(node.name for node in nodes), price,
             why=f"{images} images at a time stay in {scratch_bytes // 1024:,} KiB, layer after layer",
-            recipes=program.recipes, fast_bytes=scratch_bytes, facts=Facts(program, images),
+            recipes=program.recipes, fast_bytes=scratch_bytes, facts=Facts(program, images, device.fast_bytes),
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
         assert isinstance(claim.facts, Facts)
         program, tile = claim.facts.program, claim.facts.images
-        table = program.table(tile)
+        table = program.table(tile, claim.facts.fast_bytes)
         shared = program.image_floats * tile + len(program.stores) * LANES  # each store begins on a vector
         own = shared + program.shared_floats() + LANES
         scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * own)
@@ -118,7 +119,7 @@ class Launch:
             if threads > B and self.is_long:
                 self.run_few(*self.arguments, B, *at, threads, self.cuts)
             else:
-                self.run_many(*self.arguments, tile, B, *at, threads, self.tickets)
+                self.run_many(*self.arguments, tile, B, *at, threads, self.tickets, self.cuts)
 
 
 def _find(net: Network, start: int) -> tuple[tuple[list[Node], Program] | None, str]:

@@ -31,6 +31,7 @@ from onchip.kernels.cpu.image_table import (
     DY,
     GLOBAL_MAX,
     GLOBAL_MEAN,
+    GROUP,
     HO,
     KH,
     KW,
@@ -590,12 +591,36 @@ def _run_op(row: int, here: int, images: int, first: int, x: int, ids: int, y: i
         finish(row, here, images)
 
 
+@compiled()
+def _run_tile(
+    table: Array, cut: Array, here: int, images: int, first: int, x: int, ids: int, y: int, shared: int
+) -> None:
+    """A tile of images through all operations: a group of images through those with one GROUP, then the next group."""
+    start = 0
+    while start < len(table):
+        group, stop = table[start, GROUP], start + 1
+        while stop < len(table) and table[stop, GROUP] == group:
+            stop += 1
+        for skipped in range(0, images, group):
+            for i in range(start, stop):
+                for column in range(COLUMNS):
+                    cut[column] = table[i, column]
+                cut[X] += skipped * cut[X_IMAGE]
+                cut[Y] += skipped * cut[Y_IMAGE]
+                cut[OTHER] += skipped * cut[O_IMAGE]
+                _run_op(address(cut), here, min(group, images - skipped), first + skipped, x, ids, y, shared)
+        start = stop
+
+
 @compiled(parallel=True)
 def run_images(
     table: Array, scratch: Array, own: int, shared: int, tile: int, B: int, x: int, ids: int, y: int,
-    threads: int, tickets: Array,
+    threads: int, tickets: Array, cuts: Array,
 ) -> None:  # fmt: skip
-    """B images, `tile` at a time. own: floats of scratch a thread; from `shared` on they serve all images of a tile."""
+    """B images, `tile` at a time. own: floats of scratch a thread; from `shared` on they serve all images of a tile.
+
+    cuts  a row a thread, for operations that are done in part
+    """
     tickets[0] = 0
     for worker in numba.prange(threads):
         here = address(scratch) + worker * own * 4
@@ -603,8 +628,7 @@ def run_images(
             first = take_ticket(address(tickets)) * tile
             if first >= B:
                 break
-            for i in range(len(table)):
-                _run_op(address(table[i]), here, min(tile, B - first), first, x, ids, y, shared)
+            _run_tile(table, cuts[worker], here, min(tile, B - first), first, x, ids, y, shared)
 
 
 @compiled()

@@ -46,6 +46,7 @@ from onchip.spec.recipe import Array, Recipe
 
 TAP_CHANNELS = 64  # with as many channels a tap is a product worth its own call; with fewer, a whole window is one
 DOT_OUTPUTS = min(4, 2 * LANES // 5)  # so few outputs would leave most lanes of a vector empty
+_PASSES = 3  # how often a layer goes over what it touches
 _LINE_FLOATS = 16  # of a cache line
 
 Sizes = tuple[int, int, int]  # C, H, W of one image
@@ -110,6 +111,7 @@ class Operation:
     fields: dict[int, int] = field(default_factory=dict)
     other: View | None = None
     activation: Elementwise | None = None
+    layer: str = ""  # operations of one layer: the phases of a transposed convolution with what is behind them
 
 
 @dataclass(eq=False)
@@ -137,13 +139,34 @@ class Program:
         sums = [op.y.sizes[0] for op in self.operations if op.code == ops.GLOBAL_MEAN and op.y is not None]
         return max([0, *rows, *(padded(C) for C in sums)])
 
-    def table(self, images: int) -> Array:
+    def groups(self, images: int, fast_bytes: int) -> list[int]:
+        """For every operation, how many images of a tile go through its layer together.
+
+        Few, so that what the layer touches stays in the cache; but weights that do not stay there come from afar once
+        for every group. The choice with the fewest bytes from afar an image wins, and the larger of equals.
+        """
+        chosen: dict[str, int] = {}
+        for layer in dict.fromkeys(op.layer for op in self.operations):
+            mine = [(i, op) for i, op in enumerate(self.operations) if op.layer == layer]
+            stores = {view.store for _, op in mine for view in (op.x, op.y, op.other) if view is not None}
+            touched = 4 * sum(store.size for store in stores)
+            weights = sum(self.recipes[f"w{i}"].nbytes for i, _ in mine if f"w{i}" in self.recipes)
+            afar: dict[int, float] = {}
+            for group in {min(images, 1 << shift) for shift in range(images.bit_length() + 1)}:
+                fetched = weights / group if weights > fast_bytes // 2 else 0.0
+                spilled = _PASSES * touched if group * touched > fast_bytes // 2 else 0.0
+                afar[group] = fetched + (spilled if group > 1 else 0.0)
+            chosen[layer] = min(afar, key=lambda group: (afar[group], -group))
+        return [chosen[op.layer] for op in self.operations]
+
+    def table(self, images: int, fast_bytes: int) -> Array:
         """A row an operation, for `images` images at a time; addresses of weights are still to be put in."""
         at = 0
         for store in self.stores:
             store.offset = at
             at += -(-store.size * images // LANES) * LANES
         rows = np.zeros((len(self.operations), ops.COLUMNS), np.int64)
+        rows[:, ops.GROUP] = self.groups(images, fast_bytes)
         for row, op in zip(rows, self.operations, strict=True):
             row[ops.CODE], row[ops.ACT] = op.code, code_of(op.activation)
             if op.x is not None:
@@ -184,6 +207,7 @@ class _Lowering:
         self.stores: list[Store] = []
         self.values: dict[str, Value] = {}
         self.recipes: dict[str, Recipe] = {}
+        self.layer = ""  # that is being lowered
         self.paired: dict[tuple[View, int, int, int], Store] = {}  # what was made ready for products in pairs
         self.phases = {
             value: (node, i)
@@ -282,7 +306,7 @@ class _Lowering:
         return View(store, x.sizes)
 
     def _emit(self, code: int, x: View | None, y: View | None, **more: object) -> Operation:
-        self.operations.append(Operation(code, x, y, **more))  # type: ignore[arg-type]
+        self.operations.append(Operation(code, x, y, layer=self.layer, **more))  # type: ignore[arg-type]
         return self.operations[-1]
 
     def _read(self, name: str) -> Value:
@@ -320,6 +344,7 @@ class _Lowering:
             for name in node.weights.values():
                 if self.net.weight_type(name).dtype != "float32":
                     raise UnsupportedError(f"computes on float32, and {name} is {self.net.weight_type(name).dtype}")
+            self.layer = self._home(node.name)
             handler = next((f for kinds, f in _HANDLERS if isinstance(node.layer, kinds)), None)
             if handler is None:
                 raise UnsupportedError(f"no operation for {node.layer.kind}")

@@ -97,8 +97,9 @@ def _merge(draft: Draft, paths: tuple[list[Node], ...]) -> None:
         return np.concatenate(given)
 
     def bias(*given: Array) -> Array:
-        arrays = iter(given)
-        return np.concatenate([next(arrays) if name else np.zeros(C) for name, C in zip(biases, counts, strict=True)])
+        arrays, dtype = iter(given), given[0].dtype
+        parts = zip(biases, counts, strict=True)
+        return np.concatenate([next(arrays) if name else np.zeros(C, dtype) for name, C in parts])
 
     wanted = "+".join(conv.name for conv in convs)
     shape = (sum(counts), *draft.weights[weights[0]].shape[1:])

@@ -11,7 +11,7 @@ import numpy as np
 from onchip.spec.layers import Permute, Reshape
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, Weight
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.spec.types import DTYPE_BYTES, TensorType, numpy_dtype
 
 Told = tuple[Network, list[str]]  # a rewritten network, and what was done, a line each
 
@@ -101,8 +101,13 @@ class Draft:
         evaluate: Callable[..., Array],
         flop: int = 0,
     ) -> str:
-        """Add a weight that an engine will make of others, and say its name. It is rounded to the first one's dtype."""
+        """Add a weight that an engine will make of others, and say its name. It has the dtype of the first of them.
+
+        What is computed (flop) is float32 at least: rounded to half precision once more, it would not be as exact.
+        """
         dtype = self.dtype(sources[0])
+        if flop and DTYPE_BYTES[dtype] < DTYPE_BYTES["float32"]:
+            dtype = "float32"
 
         def rounded(*arrays: Array) -> Array:
             return np.ascontiguousarray(evaluate(*arrays), numpy_dtype(dtype))

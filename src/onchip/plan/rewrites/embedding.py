@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from onchip.plan.rewrites.drop import drop_unread
@@ -48,8 +46,9 @@ def _embedding_of(draft: Draft, node: Node) -> Node | None:
         emb = draft.nodes.get(source.inputs[0])
     if emb is None or not isinstance(emb.layer, Embedding) or len(draft.types[emb.name].shape) != 3:
         return None
-    # A TokenConv's value has the dtype of its tables, and so of both.
-    return emb if draft.dtype(emb.weights["weight"]) == draft.dtype(node.weights["weight"]) else None
+    # A TokenConv's value has the dtype of its tables; in half precision they would not be as exact as the network.
+    dtypes = {draft.dtype(one.weights["weight"]) for one in (emb, node)}
+    return emb if dtypes in ({"float32"}, {"float64"}) else None
 
 
 def _fold(draft: Draft, emb: Node, node: Node) -> tuple[int, int, int]:
@@ -62,13 +61,12 @@ def _fold(draft: Draft, emb: Node, node: Node) -> tuple[int, int, int]:
 
     def build(rows: Array, W: Array) -> Array:
         """rows (V, E); W (C_out, E, K) of a Conv1d or (C_out, K * E) of a Linear -> (V, K, C_out)."""
-        wide: np.dtype[Any] = np.dtype(np.float64 if W.dtype == np.float64 else np.float32)
         taps = W.transpose(2, 1, 0) if W.ndim == 3 else W.reshape(C_out, K, E).transpose(1, 2, 0)  # (K, E, C_out)
-        made = np.empty((V, K, C_out), wide)
+        made = np.empty((V, K, C_out), W.dtype)
         for k in range(K):
-            tap = np.ascontiguousarray(taps[k], wide)
+            tap = np.ascontiguousarray(taps[k])
             for v in range(0, V, _BLOCK_ROWS):
-                made[v : v + _BLOCK_ROWS, k] = rows[v : v + _BLOCK_ROWS].astype(wide, copy=False) @ tap
+                made[v : v + _BLOCK_ROWS, k] = rows[v : v + _BLOCK_ROWS] @ tap
         return made
 
     shape = (V, K, C_out)

@@ -16,7 +16,7 @@ def merge_linears(net: Network) -> Told:
     """Linear(W1, b1) -> Linear(W2, b2)   becomes   Linear(W2 W1, W2 b1 + b2), where that is less work.
 
     Only where nothing stands between them, nobody else reads the first, and the product has fewer numbers
-    than its factors (a bottleneck stays). The product is taken in float64 and rounded once.
+    than its factors (a bottleneck stays). New weights are taken in float64 and rounded once.
     """
     draft = Draft(net)
     told = []
@@ -76,18 +76,16 @@ def absorb_permutes(net: Network) -> Told:
     """
     draft = Draft(net)
     told = []
-    for name in tuple(draft.nodes):
-        if not (
-            name in draft.nodes and isinstance(draft.nodes[name].layer, Linear) and len(net.types[name].shape) == 2
-        ):
+    for node in net.nodes:
+        if not isinstance(node.layer, Linear) or len(net.types[node.name].shape) != 2:
             continue
         for behind in (True, False):
-            linear = draft.nodes[name]
+            linear = draft.nodes[node.name]
             _, moves = moves_behind(draft, linear) if behind else moves_before(draft, linear)
             permutes = [move.name for move in moves if isinstance(move.layer, Permute)]
             if permutes:
                 _absorb(draft, linear, moves, behind)
-                told.append(f"absorbed {', '.join(permutes)} into {name}: its weights take that order")
+                told.append(f"absorbed {', '.join(permutes)} into {node.name}: its weights take that order")
     return draft.done(told)
 
 

@@ -43,7 +43,7 @@ def _phases(draft: Draft, node: Node) -> list[Node]:
     for phase in weave.phases():
         axes = zip(phase, layer.stride, layer.pads[: layer.rank], kernel, sizes_in, sizes_out, strict=True)
         cut = [_cut(*axis) for axis in axes]
-        if any(taps < 1 or before < 0 or after < 0 for _, taps, before, after in cut):
+        if any(before < 0 or after < 0 for *_, before, after in cut):
             return []
         cuts.append(cut)
     parts = []
@@ -61,12 +61,15 @@ def _phases(draft: Draft, node: Node) -> list[Node]:
 
 
 def _cut(p: int, s: int, pad: int, K: int, n_in: int, n_out: int) -> tuple[int, int, int, int]:
-    """Of phase p along an axis: its first tap, how many it has, and what its convolution pads before and after."""
+    """Of phase p along an axis: its first tap, how many it has, and what its convolution pads before and after.
+
+    A pad below 0 says that there is no such convolution: it has no tap, no output, or begins or ends inside the input.
+    """
     first, shift = (p + pad) % s, (p + pad) // s
     taps, count = len(range(first, K, s)), len(range(p, n_out, s))
     before = taps - 1 - shift
-    # Outputs there are n_in + before + after - (taps - 1); without any output there is no such convolution.
-    return first, taps, before, count - n_in - before + taps - 1 if count else -1
+    after = count - n_in - before + taps - 1 if count else -1  # so that count = n_in + before + after - (taps - 1)
+    return first, taps, before, after
 
 
 def _take(

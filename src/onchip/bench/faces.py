@@ -1,0 +1,64 @@
+"""faces: pictures of 64x64 pixels, as numbers between -1 and 1 and as the bytes of an image file."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from onchip.bench.frame import Case
+from onchip.bench.inference import Rows, inference_cases
+from onchip.bench.options import Options
+from onchip.bench.peers import Build, onnxruntime_session, subject_of, torch_channels_last, torch_compiled, torch_eager
+from onchip.ladders.measure import Pace
+from onchip.ladders.truth import Truth, Verdict
+from onchip.spec.recipe import Array
+from onchip.workloads import faces
+
+ROWS = (1, 32, 64)
+PIECES = (32,)
+PACE = Pace(rounds=6)
+
+PEERS: dict[str, dict[str, Build]] = {
+    "torch eager": {"": torch_eager},
+    "torch channels_last": {"": torch_channels_last},
+    "torch.compile": {"": torch_compiled},
+    "onnxruntime": {"": onnxruntime_session},
+}
+
+
+def cases(options: Options, **sizes: Any) -> list[Case]:
+    """`sizes` are for tests: those of faces.network."""
+    counts = options.rows or ROWS
+    floats, pixels = faces.network(**sizes), faces.network(pixels=True, **sizes)
+    latent = floats.input.row_size
+    jobs = [Rows(_images(N), N, functools.partial(inputs, N, latent), "random weights") for N in counts]
+    bytes_too = Rows(f"{_images(counts[-1])}, uint8", counts[-1], jobs[-1].inputs, "random weights")
+    cases_of = functools.partial(
+        inference_cases, "faces", options=options, peers=PEERS, pieces=PIECES, unit="images/s", pace=PACE
+    )
+    truth = functools.partial(PixelTruth, floats)
+    return [*cases_of(subject_of(floats), jobs), *cases_of(subject_of(pixels), [bytes_too], truth=truth)]
+
+
+def _images(N: int) -> str:
+    return "1 image" if N == 1 else f"{N} images"
+
+
+def inputs(N: int, latent: int) -> Array:
+    return np.random.default_rng(1).standard_normal((N, latent), dtype=np.float32)
+
+
+class PixelTruth(Truth):
+    """Of images in bytes: a byte stands for the numbers from itself up to the next, and the exact one is to be there.
+
+    Comparing bytes with bytes would call an error of 1e-6 next to a step a whole one, or a wrong pixel a small one.
+    """
+
+    def judge(self, got: Array) -> Verdict:
+        exact, lowest = (self.y[: len(got)] + 1) / 2 * 255, np.asarray(got).astype(np.float64)
+        if got.dtype != np.uint8 or got.shape != exact.shape:
+            return Verdict(float("inf"), self.allowed)
+        outside = np.maximum(lowest - exact, exact - (lowest + 1))
+        return Verdict(float(outside.max(initial=0)), self.allowed * 255 / 2)

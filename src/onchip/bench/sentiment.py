@@ -1,0 +1,209 @@
+"""sentiment: 16 tokens a sentence, by tables that lie ready (the folded embedding) and by convolutions, as peers do it.
+
+A convolved sentence is 2 Gflop: who convolves is timed on few sentences, and the time is scaled. Building the tables is
+not part of the time; how long it took, and from how many sentences on it pays, stands in the setting.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onchip.bench.frame import ONCHIP, Case, Ready
+from onchip.bench.inference import Task, build_variants
+from onchip.bench.options import Options
+from onchip.bench.peers import (
+    Build,
+    Forward,
+    Subject,
+    load_torch,
+    onnxruntime_session,
+    subject_of,
+    torch_eager,
+    torch_forward,
+)
+from onchip.bench.results import Row, best_peer
+from onchip.kernels import reference
+from onchip.ladders.measure import Pace
+from onchip.ladders.truth import Truth
+from onchip.plan.kernel import Job
+from onchip.plan.rewrites import fold_embeddings
+from onchip.runtime.engine import Engine, compile, plan
+from onchip.spec.layers import Conv1d, Linear, TokenConv
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, materialise
+from onchip.workloads import sentiment
+
+ROWS = (2_048,)
+DIRECT_ROWS, PIECES = 64, (16,)  # of those who convolve, and what a peer may be given at a time
+JUDGED = 64  # of fewer, luck decides whether an engine is twice as wrong as a naive run
+PACE = Pace(rounds=6, min_runs=1)  # a run of a peer takes half a second or more
+
+FP16, DIRECT = f"{ONCHIP}, fp16 tables", f"{ONCHIP}, not folded"
+OURS: dict[str, dict[str, Any]] = {ONCHIP: {}, FP16: {"tables": "fp16"}, DIRECT: {"without": ("fold",)}}
+
+
+def cases(options: Options, **sizes: Any) -> list[Case]:
+    """`sizes` are for tests: those of sentiment.network."""
+    net = _drawn(sentiment.network(**sizes))
+    built = {name: functools.cache(functools.partial(_build, net, options, how)) for name, how in OURS.items()}
+    peers: dict[str, Callable[[], Mapping[str, Forward]]] = {}
+    if options.peers:
+        what = subject_of(net)
+        peers = {
+            name: functools.cache(functools.partial(build_variants, v, what, options)) for name, v in PEERS.items()
+        }
+    made = []
+    for N in options.rows or ROWS:
+        for kind, draw in IDS.items():
+            made += _cases(net, f"{N} sentences, {kind}", functools.partial(draw, net, N), N, built, peers, options)
+    return made
+
+
+def _cases(
+    net: Network,
+    case: str,
+    ids: Callable[[], Array],
+    N: int,
+    built: Mapping[str, Callable[[], Built]],
+    peers: Mapping[str, Callable[[], Mapping[str, Forward]]],
+    options: Options,
+) -> list[Case]:
+    few, judged, x = min(N, DIRECT_ROWS), min(N, JUDGED), functools.cache(ids)
+    truth = functools.cache(lambda: exact_truth(net, x()[:judged]))
+    whole = Task(N, x, net.output, truth, judged, "random weights")
+    coarse = Task(N, x, net.output, lambda: half_table_truth(truth(), net, x()[:judged]), judged, "random weights")
+    part = Task(few, lambda: x()[:few], net.output, truth, judged, "random weights")
+    scaled = "" if few == N else f"timed on {few} sentences, scaled"
+
+    plans = {name: plan(net, options.device, Job(batch=sentiment.SENTENCES, **how)) for name, how in OURS.items()}
+    told = [name for name in (ONCHIP, FP16) if plans[name].fold.startswith("folded")]
+
+    def ours(name: str) -> Ready:
+        task = {ONCHIP: whole, FP16: coarse, DIRECT: part}[name]
+        return task.ours(lambda: built[name]().engine, plans[name].fold, scaled if task is part else "")
+
+    engines: dict[str, Callable[[], Ready]] = {name: functools.partial(ours, name) for name in OURS}
+    engines |= {name: functools.partial(part.peer, name, build, PIECES, scaled) for name, build in peers.items()}
+    return [
+        Case("sentiment", case, name, prepare, work=N, unit="sentences/s", threads=options.threads, pace=PACE,
+             parts=1 if name in (ONCHIP, FP16) else few / N, floor_ms=plans.get(name, plans[ONCHIP]).floor_at(N) / 1e3,
+             remark=functools.partial(break_even, name, built[name], N) if name in told else None)
+        for name, prepare in engines.items()
+    ]  # fmt: skip
+
+
+def _drawn(net: Network) -> Network:
+    """With its random weights drawn, once for every engine."""
+    made: dict[str, Array] = {}
+    return net.replace(weights={name: materialise(name, net.weights, made) for name in net.weights})
+
+
+# -- ours --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    engine: Engine
+    seconds: float  # that it took to build
+
+
+def _build(net: Network, options: Options, how: Mapping[str, Any]) -> Built:
+    start = time.perf_counter()
+    engine = compile(net, options.device, threads=options.threads, batch_hint=sentiment.SENTENCES, **how)
+    return Built(engine, time.perf_counter() - start)
+
+
+def break_even(name: str, built: Callable[[], Built], N: int, rows: Sequence[Row]) -> str:
+    """From how many sentences on the tables paid here: against our own convolutions, and against the best peer."""
+    mine = next(row for row in rows if row.engine == name)
+    others = [row for row in (next((r for r in rows if r.engine == DIRECT), None), best_peer(rows, mine)) if row]
+    told = [f"built in {built().seconds:.1f} s"]
+    for other in others:
+        if mine.median_ms is not None and other.median_ms is not None:
+            saved_s = (other.median_ms - mine.median_ms) / N / 1e3
+            pays = f"pays from {built().seconds / saved_s:,.0f} sentences on" if saved_s > 0 else "never pays"
+            told.append(f"{pays} against {other.engine}")
+    return ", ".join(told)
+
+
+# -- rows and their truth ----------------------------------------------------------------------------------
+
+
+def random_ids(net: Network, N: int) -> Array:
+    V = net.weights["emb.weight"].shape[0]
+    return np.random.default_rng(1).integers(0, V, (N, *net.input.row_shape), dtype=np.int32)
+
+
+def zipf_ids(net: Network, N: int) -> Array:
+    """As words are: token i is drawn in proportion to 1 / (i + 1)."""
+    V = net.weights["emb.weight"].shape[0]
+    share = 1 / np.arange(1, V + 1)
+    return np.random.default_rng(1).choice(V, (N, *net.input.row_shape), p=share / share.sum()).astype(np.int32)
+
+
+IDS = {"random ids": random_ids, "Zipf ids": zipf_ids}
+
+
+def exact_truth(net: Network, x: Array) -> Truth:
+    return Truth(*_few_tokens(net, x))
+
+
+def half_table_truth(truth: Truth, net: Network, x: Array) -> Truth:
+    """The same truth; the yardstick is a naive run on tables that were rounded to float16."""
+    few, ids = _few_tokens(net, x)
+    folded, _ = fold_embeddings(few)
+    tables = [node.weights["weight"] for node in folded.nodes if isinstance(node.layer, TokenConv)]
+    rounded = {name: materialise(name, folded.weights).astype(np.float16).astype(np.float32) for name in tables}
+    naive = reference.forward(folded.replace(weights={**folded.weights, **rounded}), ids, "float32")
+    return truth.measured_by(naive)
+
+
+def _few_tokens(net: Network, x: Array) -> tuple[Network, Array]:
+    """The same work with only those tokens in the embedding that x holds: tables of all take minutes and gigabytes."""
+    used, ids = np.unique(x, return_inverse=True)
+    table = materialise("emb.weight", net.weights)[used]
+    return net.replace(weights={**net.weights, "emb.weight": table}), ids.reshape(x.shape).astype(x.dtype)
+
+
+# -- peers -------------------------------------------------------------------------------------------------
+
+
+def torch_products(what: Subject, threads: int) -> Forward:
+    """Each convolution as one product: the windows of all sentences, overlapping in the embedding, copied apart."""
+    torch = load_torch(threads)
+    functional = torch.nn.functional
+
+    def weights(kind: type[Conv1d | Linear]) -> list[tuple[Any, Any]]:
+        nodes = [node for node in what.net.nodes if isinstance(node.layer, kind)]
+        return [tuple(torch.tensor(what.net.weights[node.weights[role]]) for role in ("weight", "bias"))
+                for node in nodes]  # fmt: skip
+
+    table = torch.tensor(what.net.weights["emb.weight"])
+    convs = [(W.shape[2], W.permute(0, 2, 1).reshape(len(W), -1), b) for W, b in weights(Conv1d)]
+    linears = weights(Linear)
+
+    def module(ids: Any) -> Any:
+        embedded = functional.embedding(ids, table)
+        B, S, E = embedded.shape
+        found = []
+        for K, W, b in convs:
+            windows = embedded.as_strided((B, S - K + 1, K * E), (S * E, E, 1)).reshape(-1, K * E)
+            found.append(functional.linear(windows, W, b).view(B, S - K + 1, -1).amax(1).relu_())
+        y = torch.cat(found, 1)
+        for W, b in linears[:-1]:
+            y = functional.linear(y, W, b).relu_()
+        return functional.linear(y, *linears[-1])
+
+    return torch_forward(torch, module)
+
+
+PEERS: dict[str, dict[str, Build]] = {
+    "torch eager": {"Conv1d": torch_eager, "products of copied windows": torch_products},
+    "onnxruntime": {"": onnxruntime_session},
+}

@@ -1,0 +1,230 @@
+"""The benchmarks of the reports' inference jobs and of imported networks, at sizes of seconds."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from checks import rows
+from onchip.bench import CASES, faces, imported, peers, sentiment
+from onchip.bench.frame import UnavailableError, run_cases
+from onchip.bench.inference import PEER_SLACK, Task
+from onchip.bench.options import Options
+from onchip.bench.results import Row
+from onchip.ladders.measure import Pace
+from onchip.ladders.truth import Truth
+from onchip.runtime.engine import compile
+from onchip.workloads import faces as faces_work
+from onchip.workloads import sentiment as sentiment_work
+
+QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=1e-9, pause_s=0, min_runs=1, max_runs=2)
+SENTENCES = {"vocabulary": 37, "embedding": 24, "channels": 20, "kernels": (2, 3), "length": 7, "hidden": (19,),
+             "classes": 12}  # fmt: skip
+FACES = {"latent": 7, "channels": (6, 5, 3), "start": 3}
+
+
+def quick(cases):
+    """Without torch.compile, which takes ten seconds a shape."""
+    return [case for case in cases if case.engine != "torch.compile"]
+
+
+# -- sentiment ---------------------------------------------------------------------------------------------
+
+
+def test_sentiment(monkeypatch):
+    monkeypatch.setattr(sentiment, "DIRECT_ROWS", 80)
+    outcome = run_cases(quick(sentiment.cases(Options(peers=True, rows=(100,)), **SENTENCES)), QUICK)
+    assert outcome.exit_code == 0, outcome.wrong
+    assert list(dict.fromkeys(row.case for row in outcome.rows)) == [
+        "100 sentences, random ids", "100 sentences, Zipf ids",
+    ]  # fmt: skip
+    by_engine = {row.engine: row for row in outcome.rows}
+    assert {"onchip", "onchip, fp16 tables", "onchip, not folded"} <= set(by_engine)
+    assert {"torch eager", "onnxruntime"} - set(by_engine) == set(outcome.skipped)
+    for row in outcome.rows:
+        assert row.rate == pytest.approx(100 / (row.median_ms / 1e3))
+        assert row.unit == "sentences/s"
+        assert "judged on 64 rows" in row.setting
+        scaled = row.engine not in ("onchip", "onchip, fp16 tables")
+        assert ("timed on 80 sentences, scaled" in row.setting) == scaled
+    for name in ("onchip", "onchip, fp16 tables"):
+        assert "folded: tables of" in by_engine[name].setting
+        assert "built in" in by_engine[name].setting
+        assert "against onchip, not folded" in by_engine[name].setting
+    assert "folded" not in by_engine["onchip, not folded"].setting
+    assert by_engine["onchip, fp16 tables"].error > 3 * by_engine["onchip"].error
+    assert by_engine["onchip"].floor_ms < by_engine["onchip, not folded"].floor_ms
+    assert [row.engine for row in outcome.rows if row.is_peer] == [
+        row.engine for row in outcome.rows if not row.engine.startswith("onchip")
+    ]
+
+
+def test_torch_goes_both_ways_through_sentiment():
+    pytest.importorskip("torch")
+    net = sentiment._drawn(sentiment_work.network(**SENTENCES))
+    x = sentiment.random_ids(net, 90)
+    truth = sentiment.exact_truth(net, x)
+    for name, build in sentiment.PEERS["torch eager"].items():
+        with peers.explained(name):
+            got = build(peers.subject_of(net), 1)(x)
+        assert truth.judge(got).error < 2 * truth.allowed, name
+
+
+def test_tables_in_fp16_have_their_own_yardstick():
+    net = sentiment._drawn(sentiment_work.network(**SENTENCES))
+    x = sentiment.random_ids(net, 90)
+    exact = sentiment.exact_truth(net, x)
+    half = sentiment.half_table_truth(exact, net, x)
+    np.testing.assert_allclose(exact.y, Truth(net, x).y, rtol=0, atol=1e-12)  # few tokens, the same result
+    assert exact.allowed == sentiment.exact_truth(net, x).allowed < half.allowed
+    got = {tables: compile(net, "cpu", batch_hint=1 << 20, tables=tables)(x) for tables in ("fp32", "fp16", "bf16")}
+    assert exact.judge(got["fp32"]).is_right
+    assert half.judge(got["fp16"]).is_right
+    assert not exact.judge(got["fp16"]).is_right
+    assert not half.judge(got["bf16"]).is_right
+
+
+def test_ids():
+    net = sentiment_work.network(**{**SENTENCES, "vocabulary": 1_000})
+    for draw in sentiment.IDS.values():
+        ids = draw(net, 500)
+        assert ids.dtype == np.int32
+        assert ids.shape == (500, 7)
+        assert ids.min() >= 0
+        assert ids.max() < 1_000
+    assert np.mean(sentiment.zipf_ids(net, 500) == 0) == pytest.approx(
+        1 / 7.485, rel=0.2
+    )  # 1 / (1 + 1/2 + ... + 1/1000)
+    assert np.mean(sentiment.random_ids(net, 500) < 100) == pytest.approx(0.1, rel=0.2)
+
+
+def test_break_even():
+    def row(engine, ms):
+        return Row("sentiment", "100 sentences", engine, "fp32", ms, ms, ms, 1.0, "sentences/s", 1.0, 0.0, True)
+
+    built = sentiment.Built(None, 30.0)
+    told = functools.partial(sentiment.break_even, "onchip", lambda: built, 100)
+    ours, direct, peer = row("onchip", 10.0), row(sentiment.DIRECT, 1_010.0), row("torch eager", 3_010.0)
+    # 1,000 ms saved on 100 sentences are 10 ms each: 30 s are 3,000 sentences.
+    assert told([ours, direct, row("slow", 9_999.0), peer]) == (
+        "built in 30.0 s, pays from 3,000 sentences on against onchip, not folded, "
+        "pays from 1,000 sentences on against torch eager"
+    )
+    assert told([ours, row(sentiment.DIRECT, 9.0)]) == "built in 30.0 s, never pays against onchip, not folded"
+    assert told([dataclasses.replace(ours, median_ms=None), direct]) == "built in 30.0 s"
+    assert told([ours]) == "built in 30.0 s"
+
+
+# -- faces -------------------------------------------------------------------------------------------------
+
+
+def test_faces():
+    outcome = run_cases(quick(faces.cases(Options(peers=True, rows=(1, 3)), **FACES)), QUICK)
+    assert outcome.exit_code == 0, outcome.wrong
+    assert list(dict.fromkeys(row.case for row in outcome.rows)) == ["1 image", "3 images", "3 images, uint8"]
+    assert {row.engine for row in outcome.rows} | set(outcome.skipped) >= {
+        "onchip", "torch eager", "torch channels_last", "onnxruntime",
+    }  # fmt: skip
+    assert all(row.unit == "images/s" and row.rate > 0 for row in outcome.rows)
+
+
+def test_pixels_are_judged_by_the_numbers_they_stand_for():
+    net, x = faces_work.network(**FACES), rows(4, 7)
+    truth = faces.PixelTruth(net, x)
+    right = compile(faces_work.network(pixels=True, **FACES), "cpu")(x)
+    assert truth.judge(right).is_right
+    for place in ((0, 0, 0, 0), (3, 7, 2, 1)):
+        wrong = right.copy()
+        wrong[place] += 1 if wrong[place] < 255 else -1
+        assert not truth.judge(wrong).is_right
+        assert truth.judge(wrong[: place[0]]).is_right
+    exact = (truth.y + 1) / 2 * 255
+    near = np.unravel_index(np.argmin(np.abs(exact - np.round(exact))), exact.shape)
+    truth.y[near] = np.round(exact[near]) / 255 * 2 - 1 + truth.allowed / 4  # right at a step, both sides will do
+    for value in (np.round(exact[near]), np.round(exact[near]) - 1):
+        beside = right.copy()
+        beside[near] = value
+        assert truth.judge(beside).is_right
+    assert not truth.judge(right.astype(np.float32)).is_right
+    assert not truth.judge(right[:, :-1]).is_right
+    assert truth.judge(right[:2]).is_right
+
+
+# -- imported ----------------------------------------------------------------------------------------------
+
+
+def small_models():
+    from torch import nn
+
+    from onchip.bench.torch_models import Model, TextCNN
+
+    def convs():
+        return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(),
+                             nn.Linear(3 * 5 * 4, 6))  # fmt: skip
+
+    return [
+        Model("MLP", lambda: nn.Sequential(nn.Linear(9, 7), nn.GELU(), nn.Linear(7, 3)), (9,), (1, 70)),
+        Model("convs", convs, (2, 5, 4), (1, 70)),
+        Model("text", lambda: TextCNN(23, 6, (2, 3), 5, 2), (8,), (70,), vocabulary=23),
+    ]
+
+
+def test_imported():
+    pytest.importorskip("torch")
+    outcome = run_cases(quick(imported.cases(Options(peers=True), small_models())), QUICK)
+    assert outcome.exit_code == 0, outcome.wrong
+    assert list(dict.fromkeys(row.case for row in outcome.rows)) == [
+        "MLP, 1 row", "MLP, 70 rows", "convs, 1 row", "convs, 70 rows", "text, 70 rows",
+    ]  # fmt: skip
+    eager = [row for row in outcome.rows if row.engine == "torch eager"]
+    assert all(("channels" in row.setting) == row.case.startswith("convs") for row in eager)
+    assert all(("judged on 64 rows" in row.setting) == ("70 rows" in row.case) for row in outcome.rows)
+    other = imported.cases(Options(rows=(2, 3)), small_models()[:1])
+    assert [(case.case, case.engine) for case in other] == [("MLP, 2 rows", "onchip"), ("MLP, 3 rows", "onchip")]
+
+
+def test_the_models_are_the_same_every_time():
+    torch = pytest.importorskip("torch")
+    from onchip.bench.torch_models import MODELS
+
+    assert len({model.name for model in MODELS}) == len(MODELS)
+    for model in MODELS:
+        state = torch.random.get_rng_state()
+        first, second = model.module(), model.module()
+        assert torch.equal(torch.random.get_rng_state(), state)
+        assert not first.training
+        weights = first.state_dict()
+        assert all(torch.equal(weights[name], other) for name, other in second.state_dict().items())
+        told = [w for name, w in weights.items() if "running" in name or name.endswith("bias")]
+        assert all(w[0] not in (0, 1) for w in told), model.name  # a forgotten one would show
+        x = model.inputs(2)
+        net = imported.subject(torch, model).net
+        with torch.inference_mode():
+            y = first(torch.from_numpy(x)).numpy()
+        assert Task(2, lambda x=x: x, net.output, functools.partial(Truth, net, x)).judge(y, PEER_SLACK).is_right
+
+
+def test_imported_without_torch_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UnavailableError, match=r"torch is not installed(.|\n)*pip install 'onchip\[peers\]'"):
+        CASES["imported"](Options())
+
+
+# -- judging -----------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_makes_too_few_rows_is_wrong():
+    from checks import random_mlp
+
+    net, x = random_mlp(5, 3), rows(20, 5)
+    y = Truth(net, x).y.astype(np.float32)
+    for judged in (None, 6):
+        task = Task(20, lambda: x, net.output, lambda judged=judged: Truth(net, x[:judged]), judged)
+        assert task.judge(y).is_right
+        assert not task.judge(y[:-1]).is_right
+        assert not task.judge(y[:3]).is_right
+        assert not task.judge(y + np.float32(1e-3)).is_right
+    far = task.truth().allowed * 5
+    assert task.judge(y + np.float32(far), PEER_SLACK).is_right
+    assert not task.judge(y + np.float32(far)).is_right

@@ -65,14 +65,14 @@ class ConvFused:
             yield Refusal(self.name, nodes[0].name, f"{scratch_bytes >> 20} MiB of values a thread")
             return
         price = Price(
-            sum(map(net.row_flop, nodes)), net.types[program.source].row_bytes + net.types[nodes[-1].name].row_bytes,
+            program.image_flop, net.types[program.source].row_bytes + net.types[nodes[-1].name].row_bytes,
             weight_bytes,
         )  # fmt: skip
         kinds = "-".join(dict.fromkeys(node.layer.kind for node in nodes if isinstance(node.layer, Convolution)))
         count = sum(isinstance(node.layer, Convolution) for node in nodes)
         yield Claim(
             self.name, f"conv_fused<{count} {kinds}>", tuple(node.name for node in nodes), price,
-            why=f"{images} images at a time stay in {scratch_bytes // 1024:,} KiB, layer after layer",
+            why=f"{images} images at a time, as many through a layer as stay in cache",
             recipes=program.recipes, fast_bytes=scratch_bytes, facts=Facts(program, images, device.fast_bytes),
         )  # fmt: skip
 

@@ -10,6 +10,7 @@ from onchip.kernels.cpu.tile import LANES, PANEL, ROWS_NARROW, ROWS_WIDE, VECS_W
 
 CHUNK = 128  # steps of k at a time: a panel's chunk (32 KiB with AVX-512) stays in L1 while rows pass over it
 _PANEL_BYTES, _PAIR_BYTES, _LANES_BYTES = PANEL * 4, 2 * LANES * 4, LANES * 4
+_BLOCK_FLOATS = 64 << 10  # of dst at a time: 256 KiB
 _NO_FLOOR = np.float32(-np.inf)
 
 padded_width = compiled(inline=True)(padded)
@@ -87,18 +88,20 @@ def dense(
     """dst[r, n] = max(floor, bias[n] + sum_k src[r, k] w[k, n]) for r < rows, n < N_padded.
 
     src, w, bias and dst are addresses, src_row and dst_row byte strides; w is packed (tile.pack).
-    Sums run over k in order, CHUNK by CHUNK through dst, the same for every grouping of the rows.
+    Sums run over k in order, CHUNK by CHUNK through dst, the same for every grouping of the rows. Columns are taken in
+    blocks whose part of dst stays in L2 meanwhile.
     """
-    for k in range(0, K, CHUNK):
-        steps = min(CHUNK, K - k)
-        below = floor if k + CHUNK >= K else _NO_FLOOR
-        n = 0
-        while n < N_padded:
-            width = next_panel(N_padded - n)
-            init = bias + n * 4 if k == 0 else dst + n * 4
-            init_row = 0 if k == 0 else dst_row
-            panel = w + n * K * 4 + k * width * 4
-            multiply_panel(
-                src + k * 4, src_row, rows, panel, width, init, init_row, dst + n * 4, dst_row, 1, 0, steps, below
-            )
-            n += width
+    block = max(1, _BLOCK_FLOATS // (max(rows, 1) * PANEL)) * PANEL
+    for first in range(0, N_padded, block):
+        last = min(first + block, N_padded)
+        for k in range(0, K, CHUNK):
+            steps = min(CHUNK, K - k)
+            below = floor if k + CHUNK >= K else _NO_FLOOR
+            n = first
+            while n < last:
+                width = next_panel(N_padded - n)
+                init = bias + n * 4 if k == 0 else dst + n * 4
+                init_row = 0 if k == 0 else dst_row
+                x, panel, y = src + k * 4, w + n * K * 4 + k * width * 4, dst + n * 4
+                multiply_panel(x, src_row, rows, panel, width, init, init_row, y, dst_row, 1, 0, steps, below)
+                n += width

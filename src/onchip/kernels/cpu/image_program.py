@@ -139,6 +139,11 @@ class Program:
         sums = [op.y.sizes[0] for op in self.operations if op.code == ops.GLOBAL_MEAN and op.y is not None]
         return max([0, *rows, *(padded(C) for C in sums)])
 
+    @property
+    def image_flop(self) -> int:
+        """What is really computed for an image: no product with a pad where taps are skipped, fewer in pairs."""
+        return sum(_flop(op) for op in self.operations)
+
     def groups(self, images: int, fast_bytes: int) -> list[int]:
         """For every operation, how many images of a tile go through its layer together.
 
@@ -180,6 +185,26 @@ class Program:
             for column, number in op.fields.items():
                 row[column] = number
         return rows
+
+
+def _flop(op: Operation) -> int:
+    f = op.fields
+    if op.x is None or op.y is None:
+        return 0
+    (C, H, W), (N, HO, WO) = op.x.sizes, op.y.sizes
+    if op.code == ops.DENSE:
+        return 2 * C * H * W * N * HO * WO
+    if op.code == ops.TAPS:
+        lines = _inside(f[ops.KH], H, HO, f[ops.SY], f[ops.PY], f[ops.DY])
+        return 2 * C * N * lines * _inside(f[ops.KW], W, WO, f[ops.SX], f[ops.PX], f[ops.DX])
+    if op.code in (ops.WINDOWS, ops.DOT):
+        return 2 * C * N * HO * WO * f[ops.KH] * f[ops.KW]
+    return N * HO * WO * f.get(ops.KH, 1) * f.get(ops.KW, 1)
+
+
+def _inside(taps: int, size_in: int, size_out: int, stride: int, before: int, dilation: int) -> int:
+    """Pairs of an output and a tap that fall inside the input, along an axis."""
+    return sum(0 <= o * stride - before + k * dilation < size_in for o in range(size_out) for k in range(taps))
 
 
 def image_sizes(row_shape: tuple[int, ...]) -> Sizes:

@@ -204,6 +204,7 @@ def torch_products(what: Subject, threads: int) -> Forward:
 
 
 PEERS: dict[str, dict[str, Build]] = {
-    "torch eager": {"Conv1d": torch_eager, "products of copied windows": torch_products},
+    "torch eager": {"Conv1d": torch_eager},
+    "torch, windows": {"products of copied windows": torch_products},
     "onnxruntime": {"": onnxruntime_session},
 }

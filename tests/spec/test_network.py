@@ -210,3 +210,12 @@ def test_recipes_are_made_once_and_only_when_asked():
     assert (materialise("w4", net.weights, made) == 4).all()
     assert (materialise("w2", net.weights, made) == 2).all()
     assert len(calls) == 2
+
+
+def test_a_weight_behind_a_long_row_of_recipes():
+    from onchip.spec.recipe import Recipe, materialise
+
+    weights = {"w0": np.zeros(1, np.float32)}
+    for i in range(1, 3000):
+        weights[f"w{i}"] = Recipe("add", (f"w{i - 1}", "w0"), (1,), "float32", 1, lambda a, b: a + b + np.float32(1))
+    assert materialise("w2999", weights).tolist() == [2999]

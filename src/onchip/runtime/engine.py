@@ -32,6 +32,7 @@ class Engine:
         self.chosen = chosen  # the device and, for "auto", why
         self._backend = backend
         self._id_limits = id_limits(plan.network)
+        self._output_types = [plan.network.types[name] for name in plan.network.outputs]
         self._state = backend.prepare(plan)
 
     @property
@@ -70,7 +71,7 @@ class Engine:
             check_token_ids(x, limit, first_row, name)
 
     def _outputs(self, out: Array | tuple[Array, ...] | None, B: int) -> tuple[Array, ...]:
-        types = [self.plan.network.types[name] for name in self.plan.network.outputs]
+        types = self._output_types
         if out is None:
             return tuple(np.empty((B, *given.row_shape), numpy_dtype(given.dtype)) for given in types)
         given_out = out if isinstance(out, tuple) else (out,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import math
 from collections.abc import Iterable, Mapping
@@ -62,7 +63,16 @@ class Network:
         return tuple(self.types[name] for name in node.inputs)
 
     def readers(self, value: str) -> list[Node]:
-        return [node for node in self.nodes if value in node.inputs]
+        """The nodes that read a value, each once."""
+        return self._readers.get(value, [])
+
+    @functools.cached_property
+    def _readers(self) -> dict[str, list[Node]]:
+        found: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            for value in dict.fromkeys(node.inputs):
+                found.setdefault(value, []).append(node)
+        return found
 
     def row_flop(self, node: Node) -> int:
         return node.layer.row_flop(self.input_types(node), self.node_weight_types(node))

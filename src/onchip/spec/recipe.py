@@ -40,14 +40,22 @@ Weight = Array | Recipe
 def materialise(name: str, weights: Mapping[str, Weight], made: dict[str, Array] | None = None) -> Array:
     """The array behind a weight; recipes are evaluated, sources first, each once per `made`."""
     made = {} if made is None else made
-    if name not in made:
-        weight = weights[name]
-        if isinstance(weight, Recipe):
-            array = weight.evaluate(*(materialise(s, weights, made) for s in weight.sources))
-            if array.shape != weight.shape or array.dtype != numpy_dtype(weight.dtype):
-                promised, got = f"{weight.shape} {weight.dtype}", f"{array.shape} {array.dtype}"
-                raise AssertionError(f"recipe {weight.op} promised {promised}, made {got}")
-            made[name] = array
+    waiting = [name]  # not recursion: rewrites may derive a weight from a long row of others
+    while waiting:
+        weight = weights[waiting[-1]]
+        missing = [] if not isinstance(weight, Recipe) else [s for s in weight.sources if s not in made]
+        if waiting[-1] in made:
+            waiting.pop()
+        elif missing:
+            waiting += missing
         else:
-            made[name] = weight
+            made[waiting.pop()] = _evaluate(weight, made) if isinstance(weight, Recipe) else weight
     return made[name]
+
+
+def _evaluate(recipe: Recipe, made: Mapping[str, Array]) -> Array:
+    array = recipe.evaluate(*(made[source] for source in recipe.sources))
+    if array.shape != recipe.shape or array.dtype != numpy_dtype(recipe.dtype):
+        promised, got = f"{recipe.shape} {recipe.dtype}", f"{array.shape} {array.dtype}"
+        raise AssertionError(f"recipe {recipe.op} promised {promised}, made {got}")
+    return array

@@ -335,40 +335,25 @@ def _join(to: Array, given: Array, is_first: bool, largest: bool) -> None:
             to[c] = given[c]
     elif largest:
         for c in range(len(to)):
-            to[c] = given[c] if given[c] > to[c] or given[c] != given[c] else to[c]
+            wins = (given[c] > to[c]) | (given[c] != given[c])  # no `or`: a branch would keep the loop out of vectors
+            to[c] = given[c] if wins else to[c]
     else:
         for c in range(len(to)):
             to[c] += given[c]
 
 
 @compiled()
-def _join_pixels(to: Array, to_step: int, given: Array, step: int, count: int, C: int, largest: bool) -> None:
-    """The same for `count` pixels of C numbers, `step` apart."""
-    for j in range(count):
-        for c in range(C):
-            new, old = given[j * step + c], to[j * to_step + c]
-            if largest:
-                to[j * to_step + c] = new if new > old or new != new else old
-            else:
-                to[j * to_step + c] = old + new
-
-
-@compiled()
-def _divide(op: Array, a: Array, y: int, oy: int, tall: int) -> None:
-    """A row of sums becomes one of means."""
+def _pool_share(op: Array, oy: int, ox: int) -> np.float32:
+    """How many numbers a mean is taken over: those inside, or, with OTHER set, those inside the padded input."""
     if op[OTHER]:
         tall = min(op[KH], (op[O_PIXEL] - oy * op[SY] + op[DY] - 1) // op[DY])
-    for ox in range(op[WO]):
-        wide = 0
-        for kw in range(op[KW]):
-            ix = ox * op[SX] - op[PX] + kw * op[DX]
-            wide += 0 <= ix < op[W]
-        if op[OTHER]:
-            wide = min(op[KW], (op[O_ROW] - ox * op[SX] + op[DX] - 1) // op[DX])
-        share = np.float32(tall * wide)
-        out = a[y + ox * op[Y_PIXEL] : y + ox * op[Y_PIXEL] + op[C]]
-        for c in range(op[C]):
-            out[c] = out[c] / share
+        return np.float32(tall * min(op[KW], (op[O_ROW] - ox * op[SX] + op[DX] - 1) // op[DX]))
+    tall, wide = 0, 0
+    for kh in range(op[KH]):
+        tall += 0 <= oy * op[SY] - op[PY] + kh * op[DY] < op[H]
+    for kw in range(op[KW]):
+        wide += 0 <= ox * op[SX] - op[PX] + kw * op[DX] < op[W]
+    return np.float32(tall * wide)
 
 
 @linked(*(types.int64,) * 4)
@@ -376,12 +361,12 @@ def pool(row: int, here: int, images: int, partial: int) -> None:
     """MAX_POOL or AVG_POOL: the lines of a window first, a whole row of the image at a time, then its pixels.
 
     With OTHER set, a mean counts pads: of an input O_PIXEL high and O_ROW wide in all.
-    partial  where W pixels fit
+    partial  where W + WO pixels of the input fit; whole pixels, padding included, make long loops
     """
     op, a = ints_at(row, COLUMNS), floats_at(here, _ALL)
-    largest = op[CODE] == MAX_POOL
-    width = (op[W] - 1) * op[X_PIXEL] + op[C]
-    joined = a[partial : partial + width]
+    largest, pixel = op[CODE] == MAX_POOL, op[X_PIXEL]
+    joined = a[partial : partial + op[W] * pixel]
+    made = a[partial + op[W] * pixel : partial + (op[W] + op[WO]) * pixel]
     for i in range(images):
         for oy in range(op[HO]):
             tall = 0
@@ -389,20 +374,25 @@ def pool(row: int, here: int, images: int, partial: int) -> None:
                 iy = oy * op[SY] - op[PY] + kh * op[DY]
                 if 0 <= iy < op[H]:
                     x = op[X] + i * op[X_IMAGE] + iy * op[X_ROW]
-                    _join(joined, a[x : x + width], tall == 0, largest)
+                    _join(joined, a[x : x + op[W] * pixel], tall == 0, largest)
                     tall += 1
-            y = op[Y] + i * op[Y_IMAGE] + oy * op[Y_ROW]
-            for ox in range(op[WO]):
-                out = a[y + ox * op[Y_PIXEL] : y + ox * op[Y_PIXEL] + op[C]]
-                for c in range(op[C]):
-                    out[c] = _NO_FLOOR if largest else _ZERO
+            for j in range(op[WO] * pixel):
+                made[j] = _NO_FLOOR if largest else _ZERO
             for kw in range(op[KW] if tall > 0 else 0):  # a dilated window may lie on pads alone
                 left, right = _outputs_reached(kw * op[DX], op[W], op[WO], op[SX], op[PX])
-                given = joined[(left * op[SX] - op[PX] + kw * op[DX]) * op[X_PIXEL] :]
-                step, to_step = op[SX] * op[X_PIXEL], op[Y_PIXEL]
-                _join_pixels(a[y + left * to_step :], to_step, given, step, right - left, op[C], largest)
-            if not largest:
-                _divide(op, a, y, oy, tall)
+                for ox in range(left, right):
+                    at = (ox * op[SX] - op[PX] + kw * op[DX]) * pixel
+                    _join(made[ox * pixel : (ox + 1) * pixel], joined[at : at + pixel], False, largest)
+            for ox in range(op[WO]):
+                y = op[Y] + i * op[Y_IMAGE] + oy * op[Y_ROW] + ox * op[Y_PIXEL]
+                out, given = a[y : y + op[C]], made[ox * pixel : ox * pixel + op[C]]
+                if largest:
+                    for c in range(op[C]):
+                        out[c] = given[c]
+                else:
+                    share = _pool_share(op, oy, ox)
+                    for c in range(op[C]):
+                        out[c] = given[c] / share
 
 
 @linked(*(types.int64,) * 4)
@@ -422,7 +412,8 @@ def global_pool(row: int, here: int, images: int, partial: int) -> None:
             given = a[x : x + op[C]]
             if largest:
                 for c in range(op[C]):
-                    out[c] = given[c] if q == 0 or given[c] > out[c] or given[c] != given[c] else out[c]
+                    wins = (q == 0) | (given[c] > out[c]) | (given[c] != given[c])
+                    out[c] = given[c] if wins else out[c]
             else:
                 if q % _FEW == 0:
                     for c in range(op[C]):

@@ -135,7 +135,10 @@ class Program:
 
     def shared_floats(self) -> int:
         """Of scratch for all images together: partial sums."""
-        rows = [op.x.store.W * op.x.store.pixel for op in self.operations if op.code in _POOLS and op.x is not None]
+        pools = [op for op in self.operations if op.code in _POOLS]
+        rows = [
+            (op.x.sizes[2] + op.y.sizes[2]) * op.x.place()[1] for op in pools if op.x is not None and op.y is not None
+        ]
         sums = [op.y.sizes[0] for op in self.operations if op.code == ops.GLOBAL_MEAN and op.y is not None]
         return max([0, *rows, *(padded(C) for C in sums)])
 

@@ -96,6 +96,14 @@ def why_not_float32(net: Network, chain: Chain) -> str:
     return f"computes on float32, and {odd[0]} is {odd[1]}" if odd else ""
 
 
+def is_closed(net: Network, nodes: list[Node]) -> bool:
+    """Nobody outside a run of nodes reads what it makes on the way."""
+    inside = {node.name for node in nodes}
+    between = inside - {nodes[-1].name}
+    outside = {value for node in net.nodes if node.name not in inside for value in node.inputs} | set(net.outputs)
+    return not between & outside
+
+
 def _continues(net: Network, before: Node, node: Node) -> bool:
     return node.inputs == (before.name,) and before.name not in net.outputs and len(net.readers(before.name)) == 1
 

@@ -19,10 +19,12 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
+from onchip.kernels.chain import is_closed
+from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.image_program import SUPPORTED, Program, UnsupportedError, lower
 from onchip.kernels.cpu.image_table import BIAS, WEIGHT
 from onchip.kernels.cpu.jit import LAUNCH, use_threads
-from onchip.kernels.cpu.tile import LANES, aligned_zeros
+from onchip.kernels.cpu.tile import aligned_zeros
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.layers import Convolution
@@ -134,18 +136,10 @@ def _find(net: Network, start: int) -> tuple[tuple[list[Node], Program] | None, 
         nodes = run[:end]
         if not any(isinstance(node.layer, Convolution) for node in nodes):
             break
-        if not _is_closed(net, nodes):
+        if not is_closed(net, nodes):
             continue
         try:
             return (nodes, lower(net, nodes)), ""
         except UnsupportedError as reason:
             why_not = str(reason)
     return None, why_not
-
-
-def _is_closed(net: Network, nodes: list[Node]) -> bool:
-    """Nobody outside reads what is made on the way, and the run reads one value."""
-    inside = {node.name for node in nodes}
-    between = inside - {nodes[-1].name}
-    outside = {value for node in net.nodes if node.name not in inside for value in node.inputs} | set(net.outputs)
-    return not between & outside and len({v for node in nodes for v in node.inputs} - inside) == 1

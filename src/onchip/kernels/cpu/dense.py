@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
+from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import compiled, linked
-from onchip.kernels.cpu.tile import LANES, PANEL, ROWS_NARROW, ROWS_WIDE, VECS_WIDE, multiply_tile, padded, panel_width
+from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, ROWS_WIDE, VECS_WIDE, multiply_tile, padded, panel_width
 
 CHUNK = 128  # steps of k at a time: a panel's chunk (32 KiB with AVX-512) stays in L1 while rows pass over it
 _PANEL_BYTES, _PAIR_BYTES, _LANES_BYTES = PANEL * 4, 2 * LANES * 4, LANES * 4

@@ -19,16 +19,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from onchip.kernels.cpu import emit
+from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import VECTOR_BYTES
 
-LANES = VECTOR_BYTES // 4
 VECS = 8  # of a block: 8 sums and 8 loads in flight
 BLOCK = VECS * LANES
 FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
 
-_INT, _I32 = ir.IntType(64), ir.IntType(32)
-_VECTOR = ir.VectorType(ir.FloatType(), LANES)
-_INTS = ir.VectorType(_I32, LANES)
 _SHORTS = ir.VectorType(ir.IntType(16), LANES)
 
 
@@ -57,57 +55,40 @@ def _emit(b: Any, args: Any, vecs: int, dtype: int) -> None:
     rows, K, offset, ahead, bias, out = args
     step = VECTOR_BYTES if dtype == FLOAT32 else VECTOR_BYTES // 2
 
-    def load(address: Any, kind: Any) -> Any:
-        return b.load(b.inttoptr(address, kind.as_pointer()), align=2 if kind is _SHORTS else 4)
-
     def row_part(address: Any) -> Any:
         if dtype == FLOAT32:
-            return load(address, _VECTOR)
-        bits = b.zext(load(address, _SHORTS), _INTS)
+            return emit.load(b, address, emit.VECTOR)
+        bits = b.zext(emit.load(b, address, _SHORTS, align=2), emit.LANE_NUMBERS)
         if dtype == BFLOAT16:
-            return b.bitcast(b.shl(bits, _all(16)), _VECTOR)
-        size = b.bitcast(b.shl(b.and_(bits, _all(0x7FFF)), _all(13)), _VECTOR)
-        size = b.bitcast(b.fmul(size, ir.Constant(_VECTOR, [2.0**112] * LANES)), _INTS)
-        return b.bitcast(b.or_(size, b.shl(b.and_(bits, _all(0x8000)), _all(16))), _VECTOR)
+            return b.bitcast(b.shl(bits, _all(16)), emit.VECTOR)
+        size = b.bitcast(b.shl(b.and_(bits, _all(0x7FFF)), _all(13)), emit.VECTOR)
+        size = b.bitcast(b.fmul(size, ir.Constant(emit.VECTOR, [2.0**112] * LANES)), emit.LANE_NUMBERS)
+        return b.bitcast(b.or_(size, b.shl(b.and_(bits, _all(0x8000)), _all(16))), emit.VECTOR)
 
     def fetch(address: Any) -> None:
         pointer = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
+        kind = ir.FunctionType(ir.VoidType(), [pointer, *[emit.INT32] * 3])
         function = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
-        b.call(function, [b.inttoptr(address, pointer), _I32(0), _I32(2), _I32(1)])  # read, into L2, data
+        b.call(
+            function, [b.inttoptr(address, pointer), emit.INT32(0), emit.INT32(2), emit.INT32(1)]
+        )  # read, to L2, data
 
-    before = b.block
-    body, after = b.function.append_basic_block("k_body"), b.function.append_basic_block("k_after")
-    start = [load(b.add(bias, _INT(v * VECTOR_BYTES)), _VECTOR) for v in range(vecs)]
-    b.cbranch(b.icmp_signed(">", K, _INT(0)), body, after)
-    b.position_at_end(body)
-    k = b.phi(_INT)
-    k.add_incoming(_INT(0), before)
-    sums = [b.phi(_VECTOR) for _ in range(vecs)]
-    row = load(b.add(rows, b.mul(k, _INT(8))), _INT)
-    added = []
-    for v in range(vecs):
-        sums[v].add_incoming(start[v], before)
-        added.append(b.fadd(sums[v], row_part(b.add(b.add(row, offset), _INT(v * step)))))
-    for line in range(0, vecs * step, 64):
-        fetch(b.add(b.add(row, ahead), _INT(line)))
-    following = b.add(k, _INT(1))
-    k.add_incoming(following, body)
-    for v in range(vecs):
-        sums[v].add_incoming(added[v], body)
-    b.cbranch(b.icmp_signed("<", following, K), body, after)
-    b.position_at_end(after)
-    totals = [b.phi(_VECTOR) for _ in range(vecs)]
-    for v, total in enumerate(totals):
-        total.add_incoming(start[v], before)
-        total.add_incoming(added[v], body)
-    for v, total in enumerate(totals):
-        at = b.add(out, _INT(v * VECTOR_BYTES))
-        highest = load(at, _VECTOR)
+    def add_row(k: Any, sums: list[Any]) -> list[Any]:
+        row = emit.load(b, b.add(rows, b.mul(k, emit.INT(8))), emit.INT)
+        here = b.add(row, offset)
+        added = [b.fadd(total, row_part(b.add(here, emit.INT(v * step)))) for v, total in enumerate(sums)]
+        for line in range(0, vecs * step, 64):
+            fetch(b.add(b.add(row, ahead), emit.INT(line)))
+        return added
+
+    start = [emit.load(b, b.add(bias, emit.INT(v * VECTOR_BYTES)), emit.VECTOR) for v in range(vecs)]
+    for v, total in enumerate(emit.loop(b, emit.INT(0), K, 1, start, add_row)):
+        at = b.add(out, emit.INT(v * VECTOR_BYTES))
+        highest = emit.load(b, at, emit.VECTOR)
         # Greater or a NaN wins, and a NaN that is there already stays.
         wins = b.and_(b.fcmp_unordered(">", total, highest), b.fcmp_ordered("ord", highest, highest))
-        b.store(b.select(wins, total, highest), b.inttoptr(at, _VECTOR.as_pointer()), align=4)
+        emit.store(b, b.select(wins, total, highest), at)
 
 
 def _all(number: int) -> Any:
-    return ir.Constant(_INTS, [number] * LANES)
+    return ir.Constant(emit.LANE_NUMBERS, [number] * LANES)

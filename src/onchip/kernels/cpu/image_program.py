@@ -16,7 +16,8 @@ import numpy as np
 
 from onchip.kernels.cpu import image_table as ops
 from onchip.kernels.cpu.activation import ACTIVATIONS, NORMALISERS, code_of
-from onchip.kernels.cpu.tile import LANES, aligned_zeros, pack, packed_size, padded
+from onchip.kernels.cpu.emit import LANES
+from onchip.kernels.cpu.tile import aligned_zeros, pack, packed_size, padded
 from onchip.spec.layers import (
     Add,
     AvgPool1d,

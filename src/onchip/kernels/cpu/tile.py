@@ -9,26 +9,22 @@ Same bits Every output is one sum in the order of k, whatever ROWS or VECS: a ro
          how rows were grouped into tiles.
 Layout   Everything is a byte address and a byte stride, so one loop serves x W, x^T dz and dz W^T, and, with h over the
          rows of a window, a convolution: neighbouring windows of an image with channels last are rows of a.
-
-It is written as LLVM vector code through a Numba intrinsic because the accumulators of a Numba loop live in an
-array, that is in memory; here they are values, and LLVM keeps them in registers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from onchip.kernels.cpu.jit import HAS_FMA, VECTOR_BYTES, VECTOR_REGISTERS
+from onchip.kernels.cpu import emit
+from onchip.kernels.cpu.emit import LANES
+from onchip.kernels.cpu.jit import VECTOR_BYTES, VECTOR_REGISTERS
 from onchip.spec.recipe import Array
 
-LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
 # A tile is ROWS_WIDE rows by VECS_WIDE vectors, a panel, where that many columns are left; else ROWS_NARROW rows by
 # two vectors or one. With 32 registers 4 x 4 beats 8 x 2 by 15 % on cores shared with others, as it has fewer
 # broadcasts for as many sums, and is its equal on idle ones.
@@ -37,10 +33,6 @@ PANEL = VECS_WIDE * LANES
 ROWS_WIDE, ROWS_NARROW = 4, 8
 TILE_FLOATS = ROWS_WIDE * PANEL  # of the largest tile, whichever shape it has
 UNROLL = 4  # steps of k a loop turn: amortises the loop's own instructions
-
-_INT = ir.IntType(64)
-_FLOAT = ir.FloatType()
-_VECTOR = ir.VectorType(_FLOAT, LANES)
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -65,7 +57,7 @@ def multiply_tile(
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         constants = [
-            _INT(t.literal_value) if isinstance(t, types.IntegerLiteral) else v
+            emit.INT(t.literal_value) if isinstance(t, types.IntegerLiteral) else v
             for t, v in zip(signature.args, args, strict=True)
         ]
         _emit_tile(builder, constants, rows.literal_value, vecs.literal_value)
@@ -76,99 +68,41 @@ def multiply_tile(
 
 def _emit_tile(b: Any, args: Any, rows: int, vecs: int) -> None:
     a, a_row, a_k, w, w_k, init, init_row, out, out_row, H, a_h, K, floor = args[:13]
-
-    def at(address: Any, offset: Any) -> Any:
-        return b.add(address, offset)
-
-    def load(address: Any, kind: Any) -> Any:
-        return b.load(b.inttoptr(address, kind.as_pointer()), align=4)
-
-    def splat(number: Any) -> Any:
-        undefined = ir.Constant(_VECTOR, ir.Undefined)
-        one = b.insert_element(undefined, number, ir.IntType(32)(0))
-        return b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
-
-    def multiply_add(x: Any, y: Any, z: Any) -> Any:
-        if not HAS_FMA:
-            return b.fadd(b.fmul(x, y), z)
-        kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-        return b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{LANES}f32"), [x, y, z])
-
-    def vector_offset(stride: Any, r: int, v: int) -> Any:
-        return b.add(b.mul(stride, _INT(r)), _INT(v * VECTOR_BYTES))
-
-    def sum_over(a_rows: list[Any], w: Any, start: Any, stop: Any, unroll: int, sums: list[Any]) -> list[Any]:
-        """The k loop from start to stop, a multiple of unroll apart; the sums after it."""
-        before = b.block
-        body = b.function.append_basic_block("k_body")
-        after = b.function.append_basic_block("k_after")
-        b.cbranch(b.icmp_signed("<", start, stop), body, after)
-        b.position_at_end(body)
-        k = b.phi(_INT)
-        k.add_incoming(start, before)
-        entering = [b.phi(_VECTOR) for _ in sums]
-        for phi, value in zip(entering, sums, strict=True):
-            phi.add_incoming(value, before)
-        current = list(entering)
-        for u in range(unroll):
-            step = b.add(k, _INT(u))
-            w_at = at(w, b.mul(step, w_k))
-            along = b.mul(step, a_k)
-            columns = [load(at(w_at, _INT(v * VECTOR_BYTES)), _VECTOR) for v in range(vecs)]
-            for r in range(rows):
-                number = splat(load(at(a_rows[r], along), _FLOAT))
-                for v in range(vecs):
-                    i = r * vecs + v
-                    current[i] = multiply_add(number, columns[v], current[i])
-        next_k = b.add(k, _INT(unroll))
-        k.add_incoming(next_k, body)
-        for phi, value in zip(entering, current, strict=True):
-            phi.add_incoming(value, body)
-        b.cbranch(b.icmp_signed("<", next_k, stop), body, after)
-        b.position_at_end(after)
-        leaving = []
-        for value, done in zip(sums, current, strict=True):
-            phi = b.phi(_VECTOR)
-            phi.add_incoming(value, before)
-            phi.add_incoming(done, body)
-            leaving.append(phi)
-        return leaving
-
     tile = [(r, v) for r in range(rows) for v in range(vecs)]
-    whole = b.and_(K, _INT(-UNROLL))
+    whole = b.and_(K, emit.INT(-UNROLL))
 
     def line(h: Any, sums: list[Any]) -> list[Any]:
-        a_rows = [at(at(a, b.mul(a_row, _INT(r))), b.mul(h, a_h)) for r in range(rows)]
-        w_line = at(w, b.mul(b.mul(h, K), w_k))
-        sums = sum_over(a_rows, w_line, _INT(0), whole, UNROLL, sums)
-        return sum_over(a_rows, w_line, whole, K, 1, sums)
+        """The sums with the terms of one h; k goes UNROLL steps a turn, then one by one."""
+        a_rows = [b.add(b.add(a, b.mul(a_row, emit.INT(r))), b.mul(h, a_h)) for r in range(rows)]
+        w_line = b.add(w, b.mul(b.mul(h, K), w_k))
 
-    sums = [ir.Constant(_VECTOR, [0.0] * LANES) for _ in tile]
-    if isinstance(H, ir.Constant) and H.constant == 1:
-        sums = line(_INT(0), sums)
-    else:
-        before = b.block
-        body, after = b.function.append_basic_block("h_body"), b.function.append_basic_block("h_after")
-        b.branch(body)
-        b.position_at_end(body)
-        h = b.phi(_INT)
-        h.add_incoming(_INT(0), before)
-        entering = [b.phi(_VECTOR) for _ in sums]
-        for phi, value in zip(entering, sums, strict=True):
-            phi.add_incoming(value, before)
-        sums = line(h, entering)
-        following, last = b.add(h, _INT(1)), b.block
-        h.add_incoming(following, last)
-        for phi, value in zip(entering, sums, strict=True):
-            phi.add_incoming(value, last)
-        b.cbranch(b.icmp_signed("<", following, H), body, after)
-        b.position_at_end(after)
-    lowest = splat(floor)
+        def steps(count: int) -> Callable[[Any, list[Any]], list[Any]]:
+            def turn(k: Any, sums: list[Any]) -> list[Any]:
+                for u in range(count):
+                    step = b.add(k, emit.INT(u))
+                    w_at, along = b.add(w_line, b.mul(step, w_k)), b.mul(step, a_k)
+                    columns = [emit.load(b, b.add(w_at, emit.INT(v * VECTOR_BYTES)), emit.VECTOR) for v in range(vecs)]
+                    for r in range(rows):
+                        number = emit.splat(b, emit.load(b, b.add(a_rows[r], along), emit.FLOAT))
+                        for v in range(vecs):
+                            sums[r * vecs + v] = emit.multiply_add(b, number, columns[v], sums[r * vecs + v])
+                return sums
+
+            return turn
+
+        sums = emit.loop(b, emit.INT(0), whole, UNROLL, sums, steps(UNROLL))
+        return emit.loop(b, whole, K, 1, sums, steps(1))
+
+    def offset(stride: Any, r: int, v: int) -> Any:
+        return b.add(b.mul(stride, emit.INT(r)), emit.INT(v * VECTOR_BYTES))
+
+    sums = emit.loop(b, emit.INT(0), H, 1, [emit.zeros() for _ in tile], line)
+    lowest = emit.splat(b, floor)
     for (r, v), total in zip(tile, sums, strict=True):
         # The start is added last: chunks of a long sum then add up like a tree, which halves the rounding error.
-        total = b.fadd(load(at(init, vector_offset(init_row, r, v)), _VECTOR), total)
+        total = b.fadd(emit.load(b, b.add(init, offset(init_row, r, v)), emit.VECTOR), total)
         kept = b.select(b.fcmp_ordered("<", total, lowest), lowest, total)
-        b.store(kept, b.inttoptr(at(out, vector_offset(out_row, r, v)), _VECTOR.as_pointer()), align=4)
+        emit.store(b, kept, b.add(out, offset(out_row, r, v)))
 
 
 # -- weights in the order in which the tile reads them -----------------------------------------------------

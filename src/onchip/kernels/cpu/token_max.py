@@ -20,10 +20,12 @@ import numba
 import numpy as np
 
 from onchip.errors import KernelError
+from onchip.kernels.chain import is_closed
 from onchip.kernels.cpu.activation import activate, code_of
+from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.gather import BFLOAT16, BLOCK, FLOAT16, FLOAT32, VECS, gather_max
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, take_ticket, use_threads
-from onchip.kernels.cpu.tile import LANES, aligned_zeros, padded
+from onchip.kernels.cpu.tile import aligned_zeros, padded
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.layers import Concat, Elementwise, GlobalMax, ReLU, Sigmoid, Tanh, TokenConv
@@ -205,7 +207,7 @@ def _find(net: Network, start: int) -> tuple[list[Branch], list[Node]] | None:
         elif isinstance(node.layer, Concat) and taken:
             done = set(node.inputs) == set(ends) and len(node.inputs) == len(ends)
             whole = all(isinstance(_layer(net, value), GlobalMax) for value in ends) and _axis(net, node) == 1
-            if not done or not whole or not _only_here(net, [*taken, node]):
+            if not done or not whole or not is_closed(net, [*taken, node]):
                 return None
             return list(ends.values()), [*taken, node]
         elif branch is None or not _continues(net, branch, node):
@@ -216,7 +218,7 @@ def _find(net: Network, start: int) -> tuple[list[Branch], list[Node]] | None:
             ends[node.name] = Branch(branch.conv, activation, node.name)
         taken.append(node)
         if len(ends) == 1 and isinstance(node.layer, GlobalMax) and not _feeds_concat(net, node):
-            return (list(ends.values()), taken) if _only_here(net, taken) else None
+            return (list(ends.values()), taken) if is_closed(net, taken) else None
     return None
 
 
@@ -238,14 +240,6 @@ def _axis(net: Network, node: Node) -> int:
 
 def _feeds_concat(net: Network, node: Node) -> bool:
     return any(isinstance(reader.layer, Concat) for reader in net.readers(node.name))
-
-
-def _only_here(net: Network, nodes: list[Node]) -> bool:
-    """Nobody outside reads what is made on the way."""
-    inside = {node.name for node in nodes}
-    between = inside - {nodes[-1].name}
-    outside = {value for node in net.nodes if node.name not in inside for value in node.inputs} | set(net.outputs)
-    return not between & outside
 
 
 def _table_recipe(name: str, shape: tuple[int, int, int], stored: str, tables: str) -> Recipe:

@@ -9,8 +9,9 @@ import numpy as np
 
 from onchip.kernels.cpu.activation import RELU, SIGMOID, TANH, activate, expm1_exp
 from onchip.kernels.cpu.dense import dense, next_panel, padded_width
+from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import address, compiled, take_ticket
-from onchip.kernels.cpu.tile import LANES, PANEL, ROWS_NARROW, ROWS_WIDE, TILE_FLOATS, VECS_WIDE, multiply_tile
+from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, ROWS_WIDE, TILE_FLOATS, VECS_WIDE, multiply_tile
 from onchip.spec.recipe import Array
 
 BLOCK = 256  # rows of a batch that go through together

@@ -1,0 +1,74 @@
+"""LLVM vector code in words: what the inner loops (tile.py, dot.py, gather.py) are written with.
+
+They are LLVM code because the accumulators of a Numba loop live in an array, that is in memory; here they are values,
+and LLVM keeps them in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from onchip.kernels.cpu.jit import HAS_FMA, VECTOR_BYTES
+
+LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
+INT, INT32, FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
+VECTOR = ir.VectorType(FLOAT, LANES)
+LANE_NUMBERS = ir.VectorType(INT32, LANES)
+
+
+def zeros() -> Any:
+    return ir.Constant(VECTOR, [0.0] * LANES)
+
+
+def load(b: Any, address: Any, kind: Any, align: int = 4) -> Any:
+    return b.load(b.inttoptr(address, kind.as_pointer()), align=align)
+
+
+def store(b: Any, value: Any, address: Any) -> None:
+    b.store(value, b.inttoptr(address, value.type.as_pointer()), align=4)
+
+
+def splat(b: Any, number: Any) -> Any:
+    """A number in every lane."""
+    undefined = ir.Constant(VECTOR, ir.Undefined)
+    one = b.insert_element(undefined, number, INT32(0))
+    return b.shuffle_vector(one, undefined, ir.Constant(LANE_NUMBERS, [0] * LANES))
+
+
+def multiply_add(b: Any, x: Any, y: Any, z: Any) -> Any:
+    """x * y + z, rounded once where the machine can."""
+    if not HAS_FMA:
+        return b.fadd(b.fmul(x, y), z)
+    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
+    return b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{LANES}f32"), [x, y, z])
+
+
+def loop(
+    b: Any, start: Any, stop: Any, step: int, values: list[Any], body: Callable[[Any, list[Any]], list[Any]]
+) -> list[Any]:
+    """for i in range(start, stop, step): values = body(i, values); the values after it. They stay in registers."""
+    before = b.block
+    inside, after = b.function.append_basic_block("inside"), b.function.append_basic_block("after")
+    b.cbranch(b.icmp_signed("<", start, stop), inside, after)
+    b.position_at_end(inside)
+    i = b.phi(INT)
+    i.add_incoming(start, before)
+    entering = [b.phi(value.type) for value in values]
+    for phi, value in zip(entering, values, strict=True):
+        phi.add_incoming(value, before)
+    leaving = body(i, list(entering))
+    following, last = b.add(i, INT(step)), b.block  # the body may have made blocks of its own
+    i.add_incoming(following, last)
+    for phi, value in zip(entering, leaving, strict=True):
+        phi.add_incoming(value, last)
+    b.cbranch(b.icmp_signed("<", following, stop), inside, after)
+    b.position_at_end(after)
+    done = [b.phi(value.type) for value in values]
+    for phi, value, made in zip(done, values, leaving, strict=True):
+        phi.add_incoming(value, before)
+        phi.add_incoming(made, last)
+    return done

@@ -21,8 +21,9 @@ import numpy as np
 
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.image_program import SUPPORTED, Program, UnsupportedError, lower
+from onchip.kernels.cpu.image_program import SUPPORTED, UnsupportedError, lower
 from onchip.kernels.cpu.image_table import BIAS, WEIGHT
+from onchip.kernels.cpu.image_values import Program
 from onchip.kernels.cpu.jit import LAUNCH, use_threads
 from onchip.kernels.cpu.tile import aligned_zeros
 from onchip.plan.device import Device

@@ -1,0 +1,175 @@
+"""Where the values of conv_fused lie, and the program that image_program.py writes: operations over those places.
+
+Values lie with their channels last and, where they are written in whole vectors, with channels padded to whole vectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onchip.kernels.cpu import image_table as ops
+from onchip.kernels.cpu.activation import code_of
+from onchip.kernels.cpu.emit import LANES
+from onchip.kernels.cpu.tile import padded
+from onchip.spec.layers import Elementwise
+from onchip.spec.recipe import Array, Recipe
+
+_PASSES = 3  # how often a layer goes over what it touches
+_LINE_FLOATS = 16  # of a cache line
+
+Sizes = tuple[int, int, int]  # C, H, W of one image
+Rim = tuple[int, int, int, int]  # top, left, bottom, right
+_POOLS = (ops.MAX_POOL, ops.AVG_POOL)
+
+
+class UnsupportedError(Exception):
+    """A layer, or the way it is used, has no operation; the run ends before it."""
+
+
+@dataclass(eq=False)
+class Store:
+    """Memory for one value of one image, with a rim of zeros where a reader wants one."""
+
+    C: int
+    H: int
+    W: int
+    pixel: int  # floats from pixel to pixel
+    rim: Rim = (0, 0, 0, 0)
+    offset: int = 0  # where its first image begins, in floats
+
+    @property
+    def row(self) -> int:
+        return (self.W + self.rim[1] + self.rim[3]) * self.pixel
+
+    @property
+    def size(self) -> int:
+        """Floats from image to image: an odd number of cache lines, so that the same pixel of several images does not
+        meet itself in one set of the cache."""
+        lines = -(-(self.H + self.rim[0] + self.rim[2]) * self.row // _LINE_FLOATS)
+        return (lines | 1) * _LINE_FLOATS
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """Where a value lies: a store, or every s-th pixel of it, or some of its channels."""
+
+    store: Store
+    sizes: Sizes
+    start: tuple[int, int] = (0, 0)  # row and pixel
+    step: tuple[int, int] = (1, 1)
+    channel: int = 0
+
+    def place(self) -> tuple[int, int, int, int]:
+        """Offset of its first number, and the strides of pixels, rows and images, in floats."""
+        s = self.store
+        offset = s.offset + (s.rim[0] + self.start[0]) * s.row + (s.rim[1] + self.start[1]) * s.pixel + self.channel
+        return offset, self.step[1] * s.pixel, self.step[0] * s.row, s.size
+
+
+@dataclass(eq=False)
+class Operation:
+    code: int
+    x: View | None
+    y: View | None
+    fields: dict[int, int] = field(default_factory=dict)
+    other: View | None = None
+    activation: Elementwise | None = None
+    layer: str = ""  # operations of one layer: the phases of a transposed convolution with what is behind them
+
+
+@dataclass(eq=False)
+class Value:
+    view: View
+    maker: Operation | None  # which an activation behind it may join
+    flat: bool = False  # seen as a row of C * H * W numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    operations: tuple[Operation, ...]
+    stores: tuple[Store, ...]
+    recipes: dict[str, Recipe]  # "w3" and "b3" are those of operation 3
+    source: str  # the value it reads
+
+    @property
+    def image_floats(self) -> int:
+        """Of scratch for one image."""
+        return sum(store.size for store in self.stores)
+
+    def shared_floats(self) -> int:
+        """Of scratch for all images together: partial sums."""
+        pools = [op for op in self.operations if op.code in _POOLS]
+        rows = [
+            (op.x.sizes[2] + op.y.sizes[2]) * op.x.place()[1] for op in pools if op.x is not None and op.y is not None
+        ]
+        sums = [op.y.sizes[0] for op in self.operations if op.code == ops.GLOBAL_MEAN and op.y is not None]
+        return max([0, *rows, *(padded(C) for C in sums)])
+
+    @property
+    def image_flop(self) -> int:
+        """What is really computed for an image: no product with a pad where taps are skipped, fewer in pairs."""
+        return sum(_flop(op) for op in self.operations)
+
+    def groups(self, images: int, fast_bytes: int) -> list[int]:
+        """For every operation, how many images of a tile go through its layer together.
+
+        Few, so that what the layer touches stays in the cache; but weights that do not stay there come from afar once
+        for every group. The choice with the fewest bytes from afar an image wins, and the larger of equals.
+        """
+        chosen: dict[str, int] = {}
+        for layer in dict.fromkeys(op.layer for op in self.operations):
+            mine = [(i, op) for i, op in enumerate(self.operations) if op.layer == layer]
+            stores = {view.store for _, op in mine for view in (op.x, op.y, op.other) if view is not None}
+            touched = 4 * sum(store.size for store in stores)
+            weights = sum(self.recipes[f"w{i}"].nbytes for i, _ in mine if f"w{i}" in self.recipes)
+            afar: dict[int, float] = {}
+            for group in {min(images, 1 << shift) for shift in range(images.bit_length() + 1)}:
+                fetched = weights / group if weights > fast_bytes // 2 else 0.0
+                spilled = _PASSES * touched if group * touched > fast_bytes // 2 else 0.0
+                afar[group] = fetched + (spilled if group > 1 else 0.0)
+            chosen[layer] = min(afar, key=lambda group: (afar[group], -group))
+        return [chosen[op.layer] for op in self.operations]
+
+    def table(self, images: int, fast_bytes: int) -> Array:
+        """A row an operation, for `images` images at a time; addresses of weights are still to be put in."""
+        at = 0
+        for store in self.stores:
+            store.offset = at
+            at += -(-store.size * images // LANES) * LANES
+        rows = np.zeros((len(self.operations), ops.COLUMNS), np.int64)
+        rows[:, ops.GROUP] = self.groups(images, fast_bytes)
+        for row, op in zip(rows, self.operations, strict=True):
+            row[ops.CODE], row[ops.ACT] = op.code, code_of(op.activation)
+            if op.x is not None:
+                row[ops.X : ops.X + 4] = op.x.place()
+                row[ops.C], row[ops.H], row[ops.W] = op.x.sizes
+            if op.y is not None:
+                row[ops.Y : ops.Y + 4] = op.y.place()
+                row[ops.N], row[ops.HO], row[ops.WO] = op.y.sizes
+            if op.other is not None:
+                row[ops.OTHER : ops.OTHER + 4] = op.other.place()
+            for column, number in op.fields.items():
+                row[column] = number
+        return rows
+
+
+def _flop(op: Operation) -> int:
+    f = op.fields
+    if op.x is None or op.y is None:
+        return 0
+    (C, H, W), (N, HO, WO) = op.x.sizes, op.y.sizes
+    if op.code == ops.DENSE:
+        return 2 * C * H * W * N * HO * WO
+    if op.code == ops.TAPS:
+        lines = _inside(f[ops.KH], H, HO, f[ops.SY], f[ops.PY], f[ops.DY])
+        return 2 * C * N * lines * _inside(f[ops.KW], W, WO, f[ops.SX], f[ops.PX], f[ops.DX])
+    if op.code in (ops.WINDOWS, ops.DOT):
+        return 2 * C * N * HO * WO * f[ops.KH] * f[ops.KW]
+    return N * HO * WO * f.get(ops.KH, 1) * f.get(ops.KW, 1)
+
+
+def _inside(taps: int, size_in: int, size_out: int, stride: int, before: int, dilation: int) -> int:
+    """Pairs of an output and a tap that fall inside the input, along an axis."""
+    return sum(0 <= o * stride - before + k * dilation < size_in for o in range(size_out) for k in range(taps))

@@ -1,5 +1,10 @@
 """Fused convolutional networks on the CPU: right, the same bits however they are called, honest about limits."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,6 +29,7 @@ from onchip.spec.layers import (
     Embedding,
     GlobalMax,
     GlobalMean,
+    Interleave,
     LeakyReLU,
     Linear,
     LogSoftmax,
@@ -41,6 +47,8 @@ from onchip.spec.layers import (
 )  # fmt: skip
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
+
+SRC = Path(__file__).parents[2] / "src"
 
 
 def weight(*shape, seed=0):
@@ -279,3 +287,66 @@ def test_any_geometry(net, B):
     got = engine(x)
     assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
     assert np.array_equal(engine(x[-1:]), got[-1:])
+
+
+def test_an_activation_behind_a_reshape_leaves_other_readers_alone():
+    weights = {"c": weight(4, 2, 3, 3), "a": weight(5, 4 * 4 * 3), "b": weight(5, 4)}
+    net = graph(
+        (2, 6, 5), weights, ("y",), ("h", Conv2d(), ("x",), {"weight": "c"}), ("flat", Reshape(), ("h",)),
+        ("r", ReLU(), ("flat",)), ("a", Linear(), ("r",), {"weight": "a"}), ("m", GlobalMean((2, 3)), ("h",)),
+        ("b", Linear(), ("m",), {"weight": "b"}), ("y", Concat(1), ("a", "b")),
+    )  # fmt: skip
+    x = rows(5, 2, 6, 5)
+    got = compile(net, device="cpu")(x)
+    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+
+
+@pytest.mark.parametrize("inputs", [("c", "c"), ("c", "seen")])
+def test_phases_that_are_not_convolutions_of_their_own(inputs):
+    nodes = [("c", Conv1d(), ("x",), {"weight": "c"}), ("seen", Reshape((3, 6)), ("d",))]
+    nodes.insert(1, ("d", Conv1d(), ("x",), {"weight": "d"}))
+    net = graph(
+        (2, 8), {"c": weight(3, 2, 3), "d": weight(3, 2, 3, seed=1)}, ("y",), *nodes, ("y", Interleave((2,)), inputs)
+    )
+    x = rows(4, 2, 8)
+    got = compile(net, device="cpu")(x)
+    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+
+
+def test_more_threads_than_images_than_a_tile_holds():
+    """A machine with four threads, made up: three images whose tile is one go through one by one."""
+    code = (
+        "import numpy as np, onchip, sys; sys.path.insert(0, 'tests')\n"
+        "from onchip.spec.build import sequential; from onchip.spec.layers import Conv2d; "
+        "from onchip.spec.types import TensorType; from onchip.runtime import cpu\n"
+        "cpu.core_count = lambda: 4\n"
+        "w = np.random.default_rng(0).standard_normal((64, 64, 3, 3), dtype=np.float32)\n"
+        "w = {'a.weight': w, 'b.weight': w}\n"
+        "net = sequential(TensorType(('B', 64, 48, 48)), [('a', Conv2d()), ('b', Conv2d())], w)\n"
+        "x = np.random.default_rng(1).standard_normal((3, 64, 48, 48), dtype=np.float32)\n"
+        "one, four = onchip.compile(net, 'cpu', threads=1), onchip.compile(net, 'cpu', threads=4)\n"
+        "assert four.plan.groups[0].claim.facts.images < 3\n"
+        "print(all(np.array_equal(four(x[:B]), one(x[:B])) for B in (1, 2, 3)))\n"
+    )
+    environment = os.environ | {"NUMBA_NUM_THREADS": "4", "PYTHONPATH": str(SRC)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_an_infinity_stays_where_it_is():
+    """Channels are padded to whole vectors; nothing of the padding may show."""
+    net = chain(
+        (1, 6, 6),
+        (Conv2d(), conv(3, 1, 1, 1)),
+        ReLU(),
+        (Conv2d(), conv(5, 3, 2, 2)),
+        ReLU(),
+        Reshape(),
+        (Linear(), conv(2, 125)),
+    )
+    weights = {name: -np.abs(w) if name == "n0.weight" else w for name, w in net.weights.items()}
+    net, x = net.replace(weights=weights), rows(3, 1, 6, 6)
+    x[1, 0, 2, 2] = np.inf
+    got, naive = fused(net)(x), reference.forward(net, x, "float32")
+    assert np.isfinite(naive).all()  # the first layer makes -inf of it, and its ReLU 0
+    assert_error_within(got, reference.forward(net, x), yardstick=naive)

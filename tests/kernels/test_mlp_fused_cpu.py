@@ -224,3 +224,10 @@ def test_a_value_with_two_readers_ends_the_chain():
     assert_error_within(
         compile(net, device="cpu")(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32")
     )
+
+
+def test_a_slope_below_zero():
+    weights = {"a.weight": rows(5, 6), "b.weight": rows(3, 5, seed=2)}
+    net = sequential(TensorType(("B", 6)), [("a", Linear()), ("leak", LeakyReLU(-0.5)), ("b", Linear())], weights)
+    x = rows(9, 6)
+    assert_error_within(compile(net, device="cpu")(x), reference.forward(net, x), reference.forward(net, x, "float32"))

@@ -7,7 +7,7 @@ from checks import assert_error_within, rows
 from onchip.errors import InputError, ShapeError
 from onchip.kernels import reference
 from onchip.runtime.engine import compile, id_limits
-from onchip.spec.layers import Add, Concat, Embedding, Linear, ReLU, Reshape, Tanh
+from onchip.spec.layers import Add, Concat, Conv1d, Embedding, GlobalMax, Linear, Permute, ReLU, Reshape, Tanh
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
 
@@ -84,3 +84,39 @@ def test_limits_of_ids_are_those_of_the_smallest_table_they_reach():
         Node("b", Embedding(), ("q",), {"weight": "b"}), Node("r", ReLU(), ("x",)),
     )  # fmt: skip
     assert id_limits(Network(types, nodes, ("a", "b", "r"), tables)) == {"p": 7, "q": 5}
+
+
+def test_ids_that_are_computed_are_checked_too():
+    weights = {"table": np.ones((5, 3), np.float32), "w": np.ones((2, 3, 2), np.float32), "one": np.array([1])}
+    nodes = (
+        Node("shifted", Add(), ("ids",), {"constant": "one"}),
+        Node("emb", Embedding(), ("shifted",), {"weight": "table"}),
+        Node("turn", Permute((0, 2, 1)), ("emb",)), Node("conv", Conv1d(), ("turn",), {"weight": "w"}),
+        Node("max", GlobalMax((-1,)), ("conv",)),
+    )  # fmt: skip
+    net = Network({"ids": TensorType(("B", 4), "int64")}, nodes, ("max",), weights)
+    for without in ((), ("fold",)):
+        engine = compile(net, device="cpu", batch_hint=10**9, without=without)
+        assert engine(np.full((2, 4), 3)).shape == (2, 2)
+        with pytest.raises(InputError, match="id 5"):
+            engine(np.full((2, 4), 4))
+
+
+def test_many_paths_to_the_same_ids_cost_nothing():
+    nodes = [Node("v0", Concat(1), ("ids", "ids"))]
+    nodes += [Node(f"v{i}", Concat(1), (f"v{i - 1}", f"v{i - 1}")) for i in range(1, 12)]
+    nodes.append(Node("e", Embedding(), ("v11",), {"weight": "t"}))
+    net = Network({"ids": TensorType(("B", 1), "int64")}, tuple(nodes), ("e",), {"t": np.ones((3, 1), np.float32)})
+    assert id_limits(net) == {"ids": 3}
+
+
+def test_arrays_that_overlap_are_refused():
+    engine = compile(two_towers(), device="cpu")
+    ids, x = inputs(5)
+    out = np.empty((5, 4), np.float32)
+    with pytest.raises(ShapeError, match="overlaps"):
+        engine(ids, x, out=(out, out))
+    with pytest.raises(ShapeError, match="overlaps"):
+        compile(Network({"x": TensorType(("B", 3))}, (Node("r", ReLU(), ("x",)),), ("r",), {}), device="cpu")(
+            data := rows(4, 3), out=data
+        )

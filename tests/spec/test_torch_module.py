@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import onchip
-from onchip.errors import InputError
+from onchip.errors import FormatError, InputError
 from onchip.kernels import reference
 from onchip.spec import torch_module
 
@@ -243,3 +243,12 @@ def test_weights_beyond_two_gibibytes():
 
     with pytest.raises(InputError, match=r"module Wide is too large[\s\S]*2,800,000,000 B"):
         onchip.load(Wide(), torch.zeros(1, 2))
+
+
+def test_a_branch_that_depends_on_the_numbers_is_refused():
+    class Fickle(torch.nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(FormatError, match="cannot trace module Fickle"):
+        onchip.load(Fickle(), torch.ones(2, 3))

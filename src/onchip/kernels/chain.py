@@ -6,7 +6,19 @@ import dataclasses
 from dataclasses import dataclass
 
 from onchip.plan.kernel import Price
-from onchip.spec.layers import Elementwise, Linear, LogSoftmax, ReLU, Reshape, Sigmoid, Softmax, Tanh
+from onchip.spec.layers import (
+    Concat,
+    Elementwise,
+    Identity,
+    Linear,
+    LogSoftmax,
+    Permute,
+    ReLU,
+    Reshape,
+    Sigmoid,
+    Softmax,
+    Tanh,
+)
 from onchip.spec.network import Network, Node
 
 ACTIVATIONS: tuple[type[Elementwise], ...] = (ReLU, Sigmoid, Tanh)  # what every fused kernel knows
@@ -102,6 +114,24 @@ def is_closed(net: Network, nodes: list[Node]) -> bool:
     between = inside - {nodes[-1].name}
     outside = {value for node in net.nodes if node.name not in inside for value in node.inputs} | set(net.outputs)
     return not between & outside
+
+
+def given_ids(net: Network, value: str) -> set[str] | None:
+    """The inputs whose ids a value holds, only moved; None if anything is computed on the way."""
+    makers = {node.name: node for node in net.nodes}
+    found: set[str] = set()
+    seen: set[str] = set()
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if value in net.inputs:
+            found.add(value)
+        elif isinstance(makers[value].layer, Reshape | Permute | Concat | Identity):
+            waiting += [before for before in makers[value].inputs if before not in seen]
+            seen.update(makers[value].inputs)
+        else:
+            return None
+    return found
 
 
 def _continues(net: Network, before: Node, node: Node) -> bool:

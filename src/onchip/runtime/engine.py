@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from onchip.errors import DeviceError, InputError, PlanError, ShapeError
+from onchip.kernels.chain import given_ids
 from onchip.plan.device import KNOWN, Device
 from onchip.plan.kernel import Job, Kernel
 from onchip.plan.planner import Plan, make_plan
@@ -60,7 +61,7 @@ class Engine:
             raise ShapeError("the inputs have different numbers of rows", got=got, expected="one number")
         for name, limit in self._id_limits.items():
             check_token_ids(inputs[name], limit, name=name)
-        made = self._outputs(out, B)
+        made = self._outputs(out, inputs.values(), B)
         if B:
             self._run(inputs, made, B)
         return made if len(made) > 1 else made[0]
@@ -70,7 +71,7 @@ class Engine:
         for name, limit in self._id_limits.items():
             check_token_ids(x, limit, first_row, name)
 
-    def _outputs(self, out: Array | tuple[Array, ...] | None, B: int) -> tuple[Array, ...]:
+    def _outputs(self, out: Array | tuple[Array, ...] | None, inputs: Iterable[Array], B: int) -> tuple[Array, ...]:
         types = self._output_types
         if out is None:
             return tuple(np.empty((B, *given.row_shape), numpy_dtype(given.dtype)) for given in types)
@@ -79,6 +80,10 @@ class Engine:
             raise ShapeError("out does not fit", got=f"{len(given_out)} arrays", expected=f"{len(types)}")
         for array, given in zip(given_out, types, strict=True):
             _check_out(array, (B, *given.row_shape), given.dtype)
+        others = list(inputs)
+        for i, array in enumerate(given_out):
+            if any(np.may_share_memory(array, other) for other in (*given_out[i + 1 :], *others)):
+                raise ShapeError("out overlaps an input or another out", expected="memory of its own for each")
         return given_out
 
     def _run(self, inputs: dict[str, Array], made: tuple[Array, ...], B: int) -> None:
@@ -99,20 +104,16 @@ class Engine:
 
 
 def id_limits(net: Network) -> dict[str, int]:
-    """How many rows the smallest table has that an input's ids look into, for each input that holds ids."""
-    makers = {node.name: node for node in net.nodes}
+    """How many rows the smallest table has that an input's ids look into, for each input that holds ids.
+
+    Ids that are computed on the way are checked by the kernel that looks them up.
+    """
     limits: dict[str, int] = {}
     for node in net.nodes:
-        if not isinstance(node.layer, Embedding | TokenConv):
-            continue
-        V = net.weights[node.weights["weight"]].shape[0]
-        sources = list(node.inputs)  # ids are only ever moved between an input and a table
-        while sources:
-            value = sources.pop()
-            if value in net.inputs:
-                limits[value] = min(V, limits.get(value, V))
-            else:
-                sources += makers[value].inputs
+        if isinstance(node.layer, Embedding | TokenConv):
+            V = net.weights[node.weights["weight"]].shape[0]
+            for name in given_ids(net, node.inputs[0]) or ():
+                limits[name] = min(V, limits.get(name, V))
     return limits
 
 

@@ -69,7 +69,7 @@ def _export(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> byte
     names = [f"x{i}" for i in range(len(inputs))] if len(inputs) > 1 else ["x"]
     file = io.BytesIO()
     try:
-        with _evaluating(module), _quiet(), torch.no_grad():
+        with _evaluating(module), _quiet(torch), torch.no_grad():
             made = module(*inputs)
             outputs = ["y"] if isinstance(made, torch.Tensor) else [f"y{i}" for i in range(len(made))]
             torch.onnx.export(
@@ -100,13 +100,16 @@ def _evaluating(module: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet(torch: Any) -> Iterator[None]:
     """Without what the exporter says about itself."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        # A branch or a loop that depends on the numbers would be imported as it went with the example. torch's own
+        # modules warn of checks that are none of the user's.
+        warnings.filterwarnings("error", category=torch.jit.TracerWarning, module=r"(?!torch\b)")
         try:
             yield
         finally:

@@ -26,7 +26,7 @@ def code_of(layer: Elementwise | None) -> int:
     if layer is None:
         return IDENTITY
     if isinstance(layer, LeakyReLU):
-        return LEAKY | int(np.float32(layer.slope).view(np.int32)) << 8
+        return LEAKY | int(np.float32(layer.slope).view(np.uint32)) << 8
     if isinstance(layer, GELU) and layer.approximate == "tanh":
         return GELU_TANH
     return _KINDS[type(layer)]

@@ -5,10 +5,12 @@ Idea    Some images go through every layer while they lie in cache, channels las
         conversion to bytes happen where the numbers lie (image_program.py, image_ops.py).
 Floor   Compute, by far: faces (100-4x4x512-8x8x256-16x16x128-32x32x64-64x64x3) moves 49.6 kB an image and costs 326
         Mflop, 275 without taps that fall outside: 0.9 ms at 300 Gflop/s on two cores. Convolutions of two or three
-        taps along a row go in pairs of outputs (image_program._pairs), which saves a third of those products. Its
+        taps along a row go in pairs of outputs (_pairs in image_program.py), which saves a third of those products. Its
         20 MB of weights pass through the cache once for each tile of images.
 Cache   All values of a tile of images a thread, and the chunk of weights in use.
-Limits  float32, channels in one group, one value in and one out; images that fit into memory.
+Limits  float32, channels in one group, one value in and one out; images that fit into memory. A pair of outputs is
+        rounded by the size of all numbers under both windows, so a number that only a zero weight meets counts, too,
+        and an infinity there becomes a NaN.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ class ConvFused:
         # Many weights are worth more images a tile, even where those do not stay in L2.
         fitting = device.fast_bytes // 2 // max(1, image_bytes)
         images = MAX_IMAGES if weight_bytes > device.fast_bytes // 2 else max(1, min(MAX_IMAGES, fitting))
+        images = max(1, min(images, _MAX_SCRATCH_BYTES // max(1, image_bytes)))
         scratch_bytes = images * image_bytes + 4 * program.shared_floats()
         if scratch_bytes > _MAX_SCRATCH_BYTES:
             yield Refusal(self.name, nodes[0].name, f"{scratch_bytes >> 20} MiB of values a thread")
@@ -119,7 +122,7 @@ class Launch:
         tile = -(-B // (rounds * threads))  # as many tiles for each thread
         with LAUNCH:
             use_threads(threads)
-            if threads > B and self.is_long:
+            if threads > B and self.tile >= B and self.is_long:
                 self.run_few(*self.arguments, B, *at, threads, self.cuts)
             else:
                 self.run_many(*self.arguments, tile, B, *at, threads, self.tickets, self.cuts)

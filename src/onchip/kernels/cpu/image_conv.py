@@ -23,7 +23,7 @@ _NO_FLOOR, _ZERO, _ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
 _ALL = 1 << 40  # the length of an array whose end nobody asks for
 _L2_WEIGHT_BYTES = 1 << 20
 _MANY_PIXELS = 256  # that use a chunk of weights before the next one
-_SUM_TERMS = 256  # of a sum in registers: longer ones are added up in parts, which keeps their digits
+_SUM_TERMS = 128  # of a sum in registers: longer ones are added up in parts, which keeps their digits
 
 
 @compiled()
@@ -223,7 +223,7 @@ def _add(to: Array, x: Array, has_x: bool, z: Array, has_z: bool, sign: np.float
 
 @linked(*(types.int64,) * 3)
 def pairs_in(row: int, here: int, images: int) -> None:
-    """What the products for two neighbouring outputs multiply (image_program.pairs): KW + 1 planes of C a pair.
+    """What the products for two neighbouring outputs multiply (_pairs in image_program.py): KW + 1 planes of C.
 
     d0, d1, ... are the pixels that the pair's windows begin with; what lies outside is 0.
     """

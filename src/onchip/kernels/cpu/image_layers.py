@@ -146,17 +146,26 @@ def combine(row: int, here: int, images: int) -> None:
 
 
 @linked(*(types.int64,) * 3)
+def clear_pads(row: int, here: int, images: int) -> None:
+    """Zero what pads the channels of an operation's output: an infinity times a zero weight would be a NaN there."""
+    op, a = ints_at(row, t.COLUMNS), floats_at(here, _ALL)
+    for i in range(images):
+        for oy in range(op[t.HO]):
+            for ox in range(op[t.WO]):
+                y = op[t.Y] + i * op[t.Y_IMAGE] + oy * op[t.Y_ROW] + ox * op[t.Y_PIXEL]
+                pads = a[y + op[t.N] : y + op[t.PADDED]]
+                for c in range(len(pads)):
+                    pads[c] = _ZERO
+
+
+@linked(*(types.int64,) * 3)
 def finish(row: int, here: int, images: int) -> None:
     """The activation of an operation's output, in place, a row of pixels at a time.
 
-    Where pixels follow each other, what pads them is activated with them: long loops cost less than exact ones.
+    Pixels follow each other, and what pads them is activated with them: long loops cost less than exact ones.
     """
     op = ints_at(row, t.COLUMNS)
-    dense_pixels = op[t.Y_PIXEL] < 2 * op[t.N] + 16
     for i in range(images):
         for oy in range(op[t.HO]):
             y = here + (op[t.Y] + i * op[t.Y_IMAGE] + oy * op[t.Y_ROW]) * 4
-            if dense_pixels:
-                activate(y, 1, (op[t.WO] - 1) * op[t.Y_PIXEL] + op[t.N], 0, op[t.ACT])
-            else:
-                activate(y, op[t.WO], op[t.N], op[t.Y_PIXEL], op[t.ACT])
+            activate(y, 1, (op[t.WO] - 1) * op[t.Y_PIXEL] + op[t.N], 0, op[t.ACT])

@@ -12,7 +12,7 @@ from onchip.kernels.cpu import image_table as t
 from onchip.kernels.cpu.activation import IDENTITY, RELU, normalise
 from onchip.kernels.cpu.dense import dense
 from onchip.kernels.cpu.image_conv import conv_dot, conv_taps, conv_windows, pairs_in, pairs_out
-from onchip.kernels.cpu.image_layers import combine, finish, global_pool, pool
+from onchip.kernels.cpu.image_layers import clear_pads, combine, finish, global_pool, pool
 from onchip.kernels.cpu.image_rows import load, look_up, store, store_pixels
 from onchip.kernels.cpu.jit import address, compiled, ints_at, linked, take_ticket
 from onchip.kernels.cpu.tile import PANEL
@@ -61,6 +61,8 @@ def _run_op(row: int, here: int, images: int, first: int, x: int, ids: int, y: i
         store(row, here, images, y, first)
     elif code != t.ACTIVATE:
         combine(row, here, images)
+    if op[t.PADDED] > op[t.N]:
+        clear_pads(row, here, images)
     if act != IDENTITY and not is_done:
         finish(row, here, images)
 
@@ -115,13 +117,14 @@ def _cut(op: Array, part: int, parts: int) -> bool:
     if code in (t.LOAD, t.LOOK_UP, t.GLOBAL_MAX, t.GLOBAL_MEAN, t.NORMALISE, t.STORE, t.STORE_ROWS, t.STORE_PIXELS):
         return part == 0
     if code == t.DENSE:
-        share = (op[t.KW] // PANEL + parts) // parts * PANEL  # whole panels: those are packed one behind the other
+        # Whole panels: those are packed one behind the other.
+        share = (op[t.KW] + parts * PANEL - 1) // (parts * PANEL) * PANEL
         first = part * share
         op[t.KW] = min(share, op[t.KW] - first)
         op[t.WEIGHT] += first * op[t.KH] * 4
         op[t.BIAS] += first * 4
         op[t.Y] += first
-        op[t.HO], op[t.WO], op[t.N] = 1, 1, op[t.KW]
+        op[t.HO], op[t.WO], op[t.N], op[t.PADDED] = 1, 1, op[t.KW], 0
         return bool(op[t.KW] > 0)
     share = (op[t.HO] + parts - 1) // parts
     first = part * share

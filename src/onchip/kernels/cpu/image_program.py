@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from onchip.kernels.chain import given_ids
 from onchip.kernels.cpu import image_table as ops
 from onchip.kernels.cpu.activation import ACTIVATIONS, NORMALISERS
 from onchip.kernels.cpu.emit import LANES
@@ -101,9 +102,14 @@ class _Lowering:
         return [node for node in self.nodes if value in node.inputs]
 
     def _joins(self, node: Node) -> bool:
-        """An activation that is done by the operation that makes what it reads."""
+        """An activation that is done by the operation that makes what it reads: nobody else sees that memory."""
         value = node.inputs[0]
-        return isinstance(node.layer, ACTIVATIONS) and value != self.source and len(self._readers(value)) == 1
+        while value != self.source and len(self._readers(value)) == 1:
+            before = self.by_name[value]
+            if not isinstance(before.layer, Reshape | Permute):  # those only say how the same numbers are seen
+                return isinstance(node.layer, ACTIVATIONS)
+            value = before.inputs[0]
+        return False
 
     def _home(self, value: str) -> str:
         """The value in whose memory another one lies."""
@@ -367,8 +373,12 @@ class _Lowering:
         self.values[node.name].maker = None
 
     def interleave(self, node: Node) -> None:
+        if len(set(node.inputs)) < len(node.inputs) or node.name not in self.values:
+            raise UnsupportedError("phases that are no convolutions, or one of them twice")
+        store = self.values[node.name].view.store
         for value in node.inputs:
-            if value not in self.values or self.values[value].maker is None or len(self._readers(value)) != 1:
+            made = self.values.get(value)
+            if made is None or made.maker is None or made.view.store is not store or len(self._readers(value)) != 1:
                 raise UnsupportedError("phases that are no convolutions, or that others read, too")
 
     def pool(self, node: Node) -> None:
@@ -437,16 +447,17 @@ class _Lowering:
         value = self._read(node.inputs[0])
         if len(self.net.types[node.name].shape) != 2 or value.view.sizes[1:] != (1, 1):
             raise UnsupportedError("a softmax over an image")
-        op = self._make(node, ops.COPY, value.view)
+        self._make(node, ops.COPY, value.view)
         view = self.values[node.name].view
         self._emit(ops.NORMALISE, view, view, fields={ops.KH: NORMALISERS[node.layer.kind]})
         self.values[node.name] = Value(view, None)
-        assert op.y is view
 
     def embedding(self, node: Node) -> None:
         """Ids to vectors, side by side: (S, E) is an image of one row whose channels are last already."""
         if node.inputs[0] != self.source or len(self.net.types[self.source].shape) != 2:
             raise UnsupportedError("an Embedding in the middle")
+        if given_ids(self.net, self.source) is None:
+            raise UnsupportedError("ids are computed, and nobody could check them before the launch")
         behind = self._readers(node.name)
         if len(behind) != 1 or behind[0].layer != Permute((0, 2, 1)):
             raise UnsupportedError("an Embedding whose channels stay last")
@@ -454,7 +465,7 @@ class _Lowering:
         y = self._own(node.name, (E, 1, S), exact=True)
         op = self._emit(ops.LOOK_UP, None, y, fields={ops.C: E, ops.H: 1, ops.W: S})
         shape = self.net.weights[node.weights["weight"]].shape
-        table = Recipe("as_is", (node.weights["weight"],), shape, "float32", 0, np.ascontiguousarray)
+        table = Recipe("as_is", (node.weights["weight"],), shape, "float32", 0, _native)
         self._weigh(op, table, Recipe("none", (), (0,), "float32", 0, lambda: np.zeros(0, np.float32)))
         self.values[node.name] = Value(y, None)
 
@@ -508,6 +519,10 @@ def _paired_weights(i: int, KH: int, KW: int) -> Callable[[Array], Array]:
         return pack(made.transpose(2, 1, 0).reshape(KH * C, N).astype(np.float32), flat)
 
     return paired
+
+
+def _native(table: Array) -> Array:
+    return np.ascontiguousarray(table, np.float32)
 
 
 def _pads(node: Node) -> Rim:

@@ -22,6 +22,7 @@ _LINE_FLOATS = 16  # of a cache line
 Sizes = tuple[int, int, int]  # C, H, W of one image
 Rim = tuple[int, int, int, int]  # top, left, bottom, right
 _POOLS = (ops.MAX_POOL, ops.AVG_POOL)
+_IN_VECTORS = (ops.TAPS, ops.WINDOWS, ops.DENSE)  # they write whole vectors, past the last channel
 
 
 class UnsupportedError(Exception):
@@ -86,7 +87,7 @@ class Value:
     flat: bool = False  # seen as a row of C * H * W numbers
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Program:
     operations: tuple[Operation, ...]
     stores: tuple[Store, ...]
@@ -148,6 +149,8 @@ class Program:
             if op.y is not None:
                 row[ops.Y : ops.Y + 4] = op.y.place()
                 row[ops.N], row[ops.HO], row[ops.WO] = op.y.sizes
+                if op.code in _IN_VECTORS and op.y.sizes[0] == op.y.store.C:
+                    row[ops.PADDED] = op.y.store.pixel
             if op.other is not None:
                 row[ops.OTHER : ops.OTHER + 4] = op.other.place()
             for column, number in op.fields.items():
@@ -172,4 +175,9 @@ def _flop(op: Operation) -> int:
 
 def _inside(taps: int, size_in: int, size_out: int, stride: int, before: int, dilation: int) -> int:
     """Pairs of an output and a tap that fall inside the input, along an axis."""
-    return sum(0 <= o * stride - before + k * dilation < size_in for o in range(size_out) for k in range(taps))
+    pairs = 0
+    for k in range(taps):
+        first = max(0, -(-(before - k * dilation) // stride))
+        last = min(size_out - 1, (size_in - 1 + before - k * dilation) // stride)
+        pairs += max(0, last - first + 1)
+    return pairs

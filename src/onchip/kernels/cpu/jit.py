@@ -32,6 +32,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 # One parallel region at a time: Numba's fallback threading layer aborts the process when two Python threads
 # enter it at once, and a kernel uses every core anyway.
 LAUNCH = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    # A child that is made while another thread holds the lock would wait for ever, instead of being told what to do.
+    os.register_at_fork(after_in_child=LAUNCH._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 # GNU OpenMP's threads spin for many milliseconds at the end of a loop before they sleep. On a machine with other work

@@ -116,7 +116,8 @@ def _forward_few(
         K, N, code = table[layer, 0], table[layer, 1], table[layer, 4]
         width = padded_width(N)
         into = (layer % 2) * half
-        share = (width // PANEL + threads) // threads * PANEL  # whole panels: those are packed one behind the other
+        # Whole panels: those are packed one behind the other.
+        share = (width + threads * PANEL - 1) // (threads * PANEL) * PANEL
         dst = address(scratch) + into * 4
         for worker in numba.prange(threads):
             first = worker * share

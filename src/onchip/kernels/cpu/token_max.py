@@ -20,7 +20,7 @@ import numba
 import numpy as np
 
 from onchip.errors import KernelError
-from onchip.kernels.chain import is_closed
+from onchip.kernels.chain import given_ids, is_closed
 from onchip.kernels.cpu.activation import activate, code_of
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.gather import BFLOAT16, BLOCK, FLOAT16, FLOAT32, VECS, gather_max
@@ -28,12 +28,12 @@ from onchip.kernels.cpu.jit import LAUNCH, address, compiled, take_ticket, use_t
 from onchip.kernels.cpu.tile import aligned_zeros, padded
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.layers import Concat, Elementwise, GlobalMax, ReLU, Sigmoid, Tanh, TokenConv
+from onchip.spec.layers import Concat, Elementwise, GlobalMax, LeakyReLU, ReLU, Sigmoid, Tanh, TokenConv
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe
 from onchip.spec.types import DTYPE_BYTES
 
-RISING = (ReLU, Sigmoid, Tanh)  # f(max x) = max f(x)
+RISING = (ReLU, LeakyReLU, Sigmoid, Tanh)  # f(max x) = max f(x), if a slope is not negative
 _STORED = {"fp32": ("float32", FLOAT32), "fp16": ("int16", FLOAT16), "bf16": ("int16", BFLOAT16)}
 _LOWEST = np.float32(-np.inf)
 
@@ -140,6 +140,9 @@ class TokenMax:
             yield Refusal(self.name, net.nodes[start].name, why)
             return
         branches, nodes = found
+        if given_ids(net, branches[0].conv.inputs[0]) is None:
+            yield Refusal(self.name, nodes[0].name, "ids are computed, and nobody could check them before the launch")
+            return
         if any(net.weight_type(name).dtype != "float32" for b in branches for name in b.conv.weights.values()):
             yield Refusal(self.name, nodes[0].name, "computes on float32 tables")
             return

@@ -34,9 +34,9 @@ def _phases(draft: Draft, node: Node) -> list[Node]:
     """The nodes that stand in for a transposed convolution; none if it stays."""
     layer, w = node.layer, node.weights["weight"]
     assert isinstance(layer, ConvTranspose1d | ConvTranspose2d)
-    if any(d != 1 for d in layer.dilation):
-        return []
     C_in, C_group, *kernel = draft.weights[w].shape
+    if any(d != 1 for d in layer.dilation) or any(s > k for s, k in zip(layer.stride, kernel, strict=True)):
+        return []  # with a stride past the kernel, some phase has no tap
     sizes_in, sizes_out = (draft.types[value].row_shape[1:] for value in (node.inputs[0], node.name))
     weave = Interleave(layer.stride)
     cuts = []  # of each phase: the first tap, the taps and the pads of every axis

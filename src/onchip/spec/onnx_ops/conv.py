@@ -49,6 +49,9 @@ def read_conv_transpose(graph: GraphReader, op: Op) -> None:
     extra = op.sizes("output_padding", [0] * window.rank, window.rank)
     if "output_shape" in op.attributes or auto_pad(op) in (b"SAME_UPPER", b"SAME_LOWER"):
         window, extra = _fit_output(graph, op, x, window, extra)
+    sizes = zip((int(d) for d in graph.types[x].shape[2:]), window.stride, strict=True)
+    spread = [(n - 1) * s + window.span(axis) for axis, (n, s) in enumerate(sizes)]  # before anything is cut off
+    check_padded(graph, op, x, [*spread, *(0 for _ in spread)])
     layer = _TRANSPOSED[window.rank](window.stride, window.pads, tuple(extra), window.dilation, _groups(op))
     graph.add(op, layer, (x,), _roles(graph, op, x, weight))
 

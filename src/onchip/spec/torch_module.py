@@ -79,10 +79,11 @@ def _export(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> byte
                 do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
             )  # fmt: skip
     except Exception as error:  # of the module's own forward, or one of the exporter's many
-        what = str(error).strip().split("\n")[0]
+        told = error.__cause__ or error  # a warning that is an error comes wrapped
+        what = str(told).strip().split("\n")[0]
         raise InputError(
-            f"torch cannot trace module {name}", got=f"{type(error).__name__}: {what}",
-            expected="a forward from the example to tensors, by operators that ONNX has",
+            f"torch cannot trace module {name}", got=f"{type(told).__name__}: {what}",
+            expected="a forward from the example to tensors that does not depend on the numbers, by operators of ONNX",
         ) from error  # fmt: skip
     return file.getvalue()
 

@@ -22,6 +22,7 @@ _LINE_FLOATS = 16  # of a cache line
 Sizes = tuple[int, int, int]  # C, H, W of one image
 Rim = tuple[int, int, int, int]  # top, left, bottom, right
 _POOLS = (ops.MAX_POOL, ops.AVG_POOL)
+_OF_PIXELS = (ops.WINDOWS, ops.DOT, ops.DENSE)  # they read whole pixels, with what pads them
 _IN_VECTORS = (ops.TAPS, ops.WINDOWS, ops.DENSE)  # they write whole vectors, past the last channel
 
 
@@ -141,6 +142,7 @@ class Program:
             at += -(-store.size * images // LANES) * LANES
         rows = np.zeros((len(self.operations), ops.COLUMNS), np.int64)
         rows[:, ops.GROUP] = self.groups(images, fast_bytes)
+        whole_pixels = {op.x.store for op in self.operations if op.code in _OF_PIXELS and op.x is not None}
         for row, op in zip(rows, self.operations, strict=True):
             row[ops.CODE], row[ops.ACT] = op.code, code_of(op.activation)
             if op.x is not None:
@@ -149,7 +151,7 @@ class Program:
             if op.y is not None:
                 row[ops.Y : ops.Y + 4] = op.y.place()
                 row[ops.N], row[ops.HO], row[ops.WO] = op.y.sizes
-                if op.code in _IN_VECTORS and op.y.sizes[0] == op.y.store.C:
+                if op.code in _IN_VECTORS and op.y.store in whole_pixels:
                     row[ops.PADDED] = op.y.store.pixel
             if op.other is not None:
                 row[ops.OTHER : ops.OTHER + 4] = op.other.place()

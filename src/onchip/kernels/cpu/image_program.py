@@ -76,6 +76,10 @@ class _Lowering:
     def __init__(self, net: Network, nodes: Sequence[Node]) -> None:
         self.net, self.nodes = net, nodes
         self.by_name = {node.name: node for node in nodes}
+        self.read_by: dict[str, list[Node]] = {}
+        for node in nodes:
+            for value in dict.fromkeys(node.inputs):
+                self.read_by.setdefault(value, []).append(node)
         outside = dict.fromkeys(v for node in nodes for v in node.inputs if v not in self.by_name)
         if len(outside) != 1:
             raise UnsupportedError(f"reads {len(outside)} values")
@@ -99,7 +103,7 @@ class _Lowering:
     # -- what is known before -------------------------------------------------------------------------------
 
     def _readers(self, value: str) -> list[Node]:
-        return [node for node in self.nodes if value in node.inputs]
+        return self.read_by.get(value, [])
 
     def _joins(self, node: Node) -> bool:
         """An activation that is done by the operation that makes what it reads: nobody else sees that memory."""

@@ -1,35 +1,16 @@
-"""A network in one .safetensors file: the weights as tensors, the graph as JSON in the metadata.
-
-The container is eight bytes (length of the header, little-endian), a JSON header, the tensors back to
-back. It is read and written here, not by the library: NumPy alone cannot name bfloat16 and float8, and
-a hostile header deserves a message that says what is wrong at which byte.
-"""
+"""A network in one .safetensors file: the weights as tensors, the graph as JSON in the metadata."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from pathlib import Path
-from typing import IO, Any
 
-import numpy as np
-
-from onchip.errors import FormatError, InputError
-from onchip.files import MAX_HEADER_BYTES, atomic_write, open_input
-from onchip.spec.graph_json import graph_from_json, graph_to_json, parse_json
+from onchip.errors import FormatError
+from onchip.spec.graph_json import graph_from_json, graph_to_json
 from onchip.spec.network import Network
-from onchip.spec.reading import MAX_RANK, blaming, show
+from onchip.spec.reading import blaming, show
 from onchip.spec.recipe import Array, materialise
-from onchip.spec.types import DTYPE_BYTES, numpy_dtype
-
-_DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
-_TAGS = {name: tag for tag, name in _DTYPES.items()}
-_METADATA = "__metadata__"
+from onchip.spec.tensor_file import read_tensors, write_tensors
 
 
 def write_safetensors(net: Network, path: str | os.PathLike[str]) -> None:
@@ -39,70 +20,15 @@ def write_safetensors(net: Network, path: str | os.PathLike[str]) -> None:
     """
     used = {name for node in net.nodes for name in node.weights.values()}
     made: dict[str, Array] = {}
-    arrays = {name: _plain(materialise(name, net.weights, made)) for name in net.weights if name in used}
-    if _METADATA in arrays:
-        raise InputError(f"a weight cannot be called '{_METADATA}' in a .safetensors file", hint="rename it")
-    header: dict[str, Any] = {_METADATA: {"onchip": graph_to_json(net)}}
-    # Wide dtypes first: then every tensor starts at a multiple of its element, whoever maps the file.
-    order = sorted(arrays, key=lambda name: -arrays[name].itemsize)
-    end = 0
-    for name in order:
-        begin, end = end, end + arrays[name].nbytes
-        tag = _TAGS[arrays[name].dtype.name]
-        header[name] = {"dtype": tag, "shape": arrays[name].shape, "data_offsets": (begin, end)}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    if len(text) > MAX_HEADER_BYTES:
-        expected = f"at most {MAX_HEADER_BYTES:,} B"
-        raise InputError("the graph is too large for a file", got=f"{len(text):,} B", expected=expected)
-    with atomic_write(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in order:
-            file.write(arrays[name].reshape(-1).view(np.uint8).data)
-
-
-def _plain(array: Array) -> Array:
-    """The same numbers, row-major and in this machine's byte order."""
-    return np.asarray(array, dtype=numpy_dtype(array.dtype.name), order="C")
+    arrays = {name: materialise(name, net.weights, made) for name in net.weights if name in used}
+    write_tensors(path, arrays, {"onchip": graph_to_json(net)})
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> Network:
     """Read a network that write_safetensors wrote. Anything else is a FormatError, bare weights included."""
-    source = Path(path)
-    with open_input(source) as file, blaming(source):
-        file_bytes = os.fstat(file.fileno()).st_size
-        header, start = _read_header(file, file_bytes)
-        graph = _graph(header.pop(_METADATA, None))
-        spans = sorted((_span(name, entry) for name, entry in header.items()), key=lambda span: span[3:])
-        _check_layout(spans, start, file_bytes)
-        return graph_from_json(graph, {span[0]: _read_tensor(file, span, start) for span in spans})
-
-
-Span = tuple[str, str, tuple[int, ...], int, int]  # name, dtype, shape, begin, end: bytes behind the header
-
-
-def _read_header(file: IO[bytes], file_bytes: int) -> tuple[dict[str, Any], int]:
-    if file_bytes < 8:
-        raise FormatError("not a safetensors file", got=f"{file_bytes} B", expected="8 B of header length, a header")
-    length = int.from_bytes(file.read(8), "little")
-    if length > MAX_HEADER_BYTES:
-        raise FormatError(
-            "not a safetensors file, or a hostile one", got=f"a header of {length:,} B",
-            expected=f"at most {MAX_HEADER_BYTES:,} B",
-        )  # fmt: skip
-    if 8 + length > file_bytes:
-        raise FormatError(
-            "the file ends inside its header", got=f"{file_bytes:,} B", expected=f"8 B + {length:,} B of header",
-            hint="copy or download the file again",
-        )  # fmt: skip
-    try:
-        text = file.read(length).decode()
-    except UnicodeDecodeError as error:
-        raise FormatError("the header is not UTF-8", got=f"a bad byte at {8 + error.start}") from None
-    header = parse_json(text, "the header", start=8)
-    if not isinstance(header, dict):
-        raise FormatError("the header is not a JSON object", got=show(header))
-    return header, 8 + length
+    metadata, arrays = read_tensors(path)
+    with blaming(Path(path)):
+        return graph_from_json(_graph(metadata), arrays)
 
 
 def _graph(metadata: object) -> str:
@@ -115,63 +41,3 @@ def _graph(metadata: object) -> str:
     if not isinstance(graph, str):
         raise FormatError("the 'onchip' metadata is not a string", got=show(graph))
     return graph
-
-
-def _span(name: str, entry: object) -> Span:
-    where = f"tensor {show(name)}"
-    if not isinstance(entry, dict):
-        raise FormatError(f"{where} is not described by an object", got=show(entry))
-    tag: Any = entry.get("dtype")
-    shape: Any = entry.get("shape")
-    offsets: Any = entry.get("data_offsets")
-    if not isinstance(tag, str) or tag not in _DTYPES:
-        raise FormatError(f"{where} has an unknown dtype", got=show(tag), expected=", ".join(_DTYPES))
-    if not _are_sizes(shape) or len(shape) > MAX_RANK:
-        raise FormatError(f"{where} has a bad shape", got=show(shape), expected="a list of sizes")
-    if not _are_sizes(offsets) or len(offsets) != 2:
-        raise FormatError(f"{where} has bad offsets", got=show(offsets), expected="[begin, end] in bytes")
-    begin, end = offsets
-    needed = math.prod(shape) * DTYPE_BYTES[_DTYPES[tag]]
-    if end - begin != needed:
-        raise FormatError(
-            f"{where}: shape and offsets do not fit", got=f"{end - begin:,} B from {begin:,} to {end:,}",
-            expected=f"{needed:,} B for {tag} {show(shape)}",
-        )  # fmt: skip
-    return name, _DTYPES[tag], tuple(shape), begin, end
-
-
-def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(v) is int and 0 <= v < 2**63 for v in value)
-
-
-def _check_layout(spans: list[Span], start: int, file_bytes: int) -> None:
-    """The tensors must follow each other without gap or overlap, up to the end of the file."""
-    at = 0
-    for name, _, _, begin, end in spans:
-        if begin != at:
-            raise FormatError(
-                f"tensor {show(name)} {'overlaps the one before it' if begin < at else 'leaves a gap before it'}",
-                got=f"begins at byte {start + begin:,}", expected=f"byte {start + at:,}",
-            )  # fmt: skip
-        at = end
-    if start + at != file_bytes:
-        what = "the file is truncated" if start + at > file_bytes else "the file goes on behind its last tensor"
-        raise FormatError(
-            what, got=f"{file_bytes:,} B", expected=f"{start + at:,} B", hint="copy or download the file again"
-        )
-
-
-def _read_tensor(file: IO[bytes], span: Span, start: int) -> Array:
-    name, dtype, shape, begin, end = span
-    data = np.empty(end - begin, np.uint8)
-    file.seek(start + begin)
-    got = file.readinto(data.data)  # type: ignore[attr-defined]
-    if got != data.nbytes:
-        raise FormatError(f"the file ends inside tensor {show(name)}", got=f"{got:,} B", expected=f"{data.nbytes:,} B")
-    if dtype == "bool" and (data > 1).any():
-        at = start + begin + int(np.argmax(data > 1))
-        raise FormatError(f"tensor {show(name)} is no BOOL", got=f"a byte above 1 at byte {at:,}", expected="0 or 1")
-    try:
-        return data.view(numpy_dtype(dtype)).reshape(shape)
-    except ValueError as error:  # sizes whose product overflows, beside a 0
-        raise FormatError(f"tensor {show(name)} has a bad shape", got=f"{show(shape)}: {error}") from None

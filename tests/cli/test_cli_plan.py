@@ -25,7 +25,7 @@ def test_json(cli, device):
 
 
 def test_training(cli):
-    ran = cli("plan", "digits", "--device", "cpu", "--train", "cross_entropy", "--momentum", "--batch", 64)
+    ran = cli("plan", "digits", "--device", "cpu", "--train", "cross_entropy", "--optimiser", "momentum", "--batch", 64)
     assert ran.code == 0, ran.err
     assert "train, cross_entropy, 64 rows" in ran.out
 

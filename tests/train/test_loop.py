@@ -4,78 +4,183 @@ import numpy as np
 import pytest
 
 from checks import random_mlp, rows
-from onchip.errors import InputError, OnchipError, PlanError, ShapeError
+from onchip.errors import FormatError, InputError, KernelError, OnchipError, PlanError, ShapeError
 from onchip.kernels import reference
 from onchip.runtime.cpu import core_count
-from onchip.spec.build import mlp
-from onchip.spec.layers import Linear, ReLU
+from onchip.spec.build import mlp, sequential
+from onchip.spec.layers import LeakyReLU, Linear, ReLU
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
 from onchip.train.loop import fit
-from onchip.train.order import epoch_order
-
-CASES = {
-    # widths, options of the network, loss, rows, batch, lr, momentum
-    "digits": ((784, 320, 160, 10), {}, "cross_entropy", 320, 64, 0.03, 0.0),
-    "odd widths": ((20, 13, 7, 3), {"activation": "Tanh"}, "cross_entropy", 100, 16, 0.05, 0.9),
-    "one layer": ((5, 4), {}, "cross_entropy", 30, 7, 0.1, 0.0),
-    "batch 1": ((6, 5, 4), {}, "cross_entropy", 9, 1, 0.05, 0.0),
-    "full batch, past a block": (
-        (33, 40, 17, 5),
-        {"activation": "Sigmoid", "output": "Sigmoid"},
-        "half_sse",
-        700,
-        700,
-        1e-3,
-        0.5,
-    ),
-    "no bias": ((9, 8, 7, 6), {"bias": False}, "half_sse", 50, 20, 1e-3, 0.0),
-    "ten layers": ((8, 9, 10, 11, 12, 13, 12, 11, 10, 9, 3), {}, "cross_entropy", 64, 32, 0.01, 0.9),
-}
+from onchip.train.options import TrainOptions
+from onchip.train.order import epoch_order, hold_out
 
 
-def data(case):
-    widths, options, loss, n, batch, lr, momentum = CASES[case]
-    net, x = random_mlp(*widths, **options), rows(n, widths[0])
+def case(*widths, n=64, options=None, **training):
+    """A network, its data and how it is trained."""
+    net, x = random_mlp(*widths, **(options or {})), rows(n, widths[0])
     rng = np.random.default_rng(5)
-    y = rng.integers(0, widths[-1], n) if loss == "cross_entropy" else rng.random((n, widths[-1]), dtype=np.float32)
-    return net, x, y, {"loss": loss, "batch_size": batch, "lr": lr, "momentum": momentum}
+    if training.get("loss", "cross_entropy") == "cross_entropy":
+        return net, x, rng.integers(0, widths[-1], n), training
+    return net, x, rng.random((n, widths[-1]), dtype=np.float32), training
 
 
-def reference_curve(net, x, y, epochs, seed, dtype, *, loss, batch_size, lr, momentum):
-    velocity, losses = {}, []
+SIGMOIDS = {"activation": "Sigmoid", "output": "Sigmoid"}
+CASES = {
+    "digits": lambda: case(784, 320, 160, 10, n=320, batch_size=64),
+    "odd widths": lambda: case(
+        20, 13, 7, 3, n=100, options={"activation": "Tanh"}, batch_size=16, lr=0.05, momentum=0.9
+    ),
+    "one layer": lambda: case(5, 4, n=30, batch_size=7, lr=0.1),
+    "batch 1": lambda: case(6, 5, 4, n=9, batch_size=1, lr=0.05),
+    "full batch, past a block": lambda: case(
+        33, 40, 17, 5, n=700, options=SIGMOIDS, loss="half_sse", batch_size=10_000, lr=1e-3, momentum=0.5
+    ),
+    "rows as they come": lambda: case(
+        12, 9, 2, n=600, options=SIGMOIDS, loss="half_sse", batch_size=599, lr=1e-3, shuffle=False
+    ),
+    "no bias": lambda: case(9, 8, 7, 6, n=50, options={"bias": False}, loss="half_sse", batch_size=20, lr=1e-3),
+    "ten layers": lambda: case(8, 9, 10, 11, 12, 13, 12, 11, 10, 9, 3, batch_size=32, lr=0.01, momentum=0.9),
+    "mean of squares": lambda: case(7, 19, 3, n=50, options={"activation": "Tanh"}, loss="mse", batch_size=16, lr=0.1),
+    "leaky": lambda: case(11, 21, 13, 4, n=70, options={"activation": "LeakyReLU"}, batch_size=32, lr=0.05),
+    "decay": lambda: case(10, 17, 5, batch_size=16, lr=0.1, weight_decay=0.05),
+    "decay and momentum": lambda: case(10, 17, 5, batch_size=16, lr=0.05, weight_decay=0.05, momentum=0.8),
+    "adam": lambda: case(23, 37, 6, n=100, batch_size=16, lr=0.01, optimiser="adam"),
+    "adam, past a block": lambda: case(
+        13, 29, 2, n=600, loss="mse", batch_size=300, lr=0.01, optimiser="adam", weight_decay=0.1
+    ),
+    "steps down": lambda: case(10, 17, 5, batch_size=16, lr=0.2, schedule="step", step_every=1, step_factor=0.5),
+    "cosine": lambda: case(10, 17, 5, batch_size=16, lr=0.2, schedule="cosine", momentum=0.5),
+    "a share held back": lambda: case(10, 17, 5, n=90, batch_size=16, lr=0.1, validation=0.25),
+}
+EPOCHS = 3
+
+
+def reference_curve(net, x, y, seed, dtype, training, epochs=EPOCHS):
+    """Every step's loss, every epoch's validation loss, and the network: the documented formulas, one at a time."""
+    options = TrainOptions(**training, epochs=epochs, seed=seed)
+    kept, losses, held_losses = {}, [], []
+    train, held = hold_out(len(x), options.validation, seed)
     for epoch in range(epochs):
-        order = epoch_order(len(x), seed, epoch)
-        for start in range(0, len(x), batch_size):
-            batch = order[start : start + batch_size]
-            value, gradients = reference.loss_and_gradients(net, x[batch], y[batch], loss, dtype)
+        order = train[epoch_order(len(train), seed, epoch)] if options.shuffle else train
+        for start in range(0, len(order), options.batch_size):
+            batch = order[start : start + options.batch_size]
+            value, gradients = reference.loss_and_gradients(net, x[batch], y[batch], options.loss, dtype)
             losses.append(value)
-            net = reference.sgd_step(net, velocity, gradients, lr, momentum)
-    return np.array(losses), net
+            if options.optimiser == "adam":
+                step = len(losses)
+                net = reference.adam_step(net, kept, gradients, options.lr_at(epoch), step, options.weight_decay)
+            else:
+                net = reference.sgd_step(
+                    net, kept, gradients, options.lr_at(epoch), options.momentum, options.weight_decay
+                )
+        if len(held):
+            held_losses.append(reference.LOSSES[options.loss](reference.forward(net, x[held], dtype), y[held])[0])
+    return np.array(losses), np.array(held_losses), net
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_loss_curve_and_weights_follow_the_reference(case):
-    net, x, y, options = data(case)
-    result = fit(net, x, y, epochs=3, seed=7, device="cpu", **options)
-    truth, trained = reference_curve(net, x, y, 3, 7, "float64", **options)
-    naive, naive_net = reference_curve(net, x, y, 3, 7, "float32", **options)
+@pytest.mark.parametrize("name", CASES)
+def test_loss_curve_and_weights_follow_the_reference(name):
+    net, x, y, training = CASES[name]()
+    result = fit(net, x, y, epochs=EPOCHS, seed=7, device="cpu", **training)
+    truth, held, trained = reference_curve(net, x, y, 7, "float64", training)
+    naive, _, naive_net = reference_curve(net, x, y, 7, "float32", training)
     eps = np.finfo(np.float32).eps
     assert result.losses.shape == truth.shape
     assert np.abs(result.losses - truth).max() <= 2 * np.abs(naive - truth).max() + 8 * eps * np.abs(truth).max()
     assert np.abs(truth[0] - truth[-1]) > 0  # the curve moves, so following it means something
-    for name, w in trained.weights.items():
-        allowed = 3 * np.abs(naive_net.weights[name] - w).max() + 8 * eps * np.abs(w).max()
-        assert np.abs(result.network.weights[name] - w).max() <= allowed, name
+    for weight, w in trained.weights.items():
+        allowed = 3 * np.abs(naive_net.weights[weight] - w).max() + 8 * eps * np.abs(w).max()
+        assert np.abs(result.network.weights[weight] - w).max() <= allowed, weight
+    told = [epoch.validation_loss for epoch in result.history]
+    assert told == (pytest.approx(held, rel=1e-5) if training.get("validation") else [None] * EPOCHS)
 
 
-@pytest.mark.parametrize("case", ["digits", "full batch, past a block", "odd widths"])
-def test_same_bits_run_to_run_and_whatever_the_threads(case):
-    net, x, y, options = data(case)
+@pytest.mark.parametrize("name", CASES)
+def test_loss_curve_follows_torch_in_the_same_order(name):
+    torch = pytest.importorskip("torch")
+    from onchip.bench.torch_network import torch_module
+
+    net, x, y, training = CASES[name]()
+    options = TrainOptions(**training, epochs=1, seed=3)
+    result = fit(net, x, y, device="cpu", epochs=1, seed=3, **training)
+    module = torch_module(net).train()
+    if options.optimiser == "adam":
+        optimiser = torch.optim.Adam(module.parameters(), lr=options.lr, weight_decay=options.weight_decay)
+    else:
+        optimiser = torch.optim.SGD(
+            module.parameters(), lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay
+        )
+    criterion = {
+        "cross_entropy": torch.nn.CrossEntropyLoss(),
+        "half_sse": lambda z, t: 0.5 * ((z - t) ** 2).sum(),
+        "mse": torch.nn.MSELoss(),
+    }[options.loss]
+    train, _ = hold_out(len(x), options.validation, 3)
+    order = train[epoch_order(len(train), 3, 0)] if options.shuffle else train
+    losses = []
+    for start in range(0, len(order), options.batch_size):
+        batch = order[start : start + options.batch_size]
+        optimiser.zero_grad()
+        loss = criterion(module(torch.from_numpy(x[batch])), torch.from_numpy(y[batch]))
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert result.losses == pytest.approx(losses, rel=3e-5)
+
+
+def test_accuracy_is_that_of_the_rows_before_they_were_learnt():
+    net, x, y, training = CASES["one layer"]()
+    result = fit(net, x, y, epochs=1, seed=7, device="cpu", **training)
+    order, hits, learnt = epoch_order(len(x), 7, 0), 0, net
+    for start in range(0, len(x), 7):
+        batch = order[start : start + 7]
+        hits += int((reference.forward(learnt, x[batch]).argmax(1) == y[batch]).sum())
+        _, gradients = reference.loss_and_gradients(learnt, x[batch], y[batch], "cross_entropy")
+        learnt = reference.sgd_step(learnt, {}, gradients, 0.1, 0.0)
+    assert result.history[0].accuracy == hits / len(x)
+
+
+def test_validation_judges_the_rows_held_back():
+    net, x, y, _ = CASES["one layer"]()
+    told = fit(net, x, y, epochs=1, device="cpu", validation=0.3, lr=1e-9).history[0]
+    _, held = hold_out(len(x), 0.3, 0)
+    assert len(held) == 9
+    assert told.validation_accuracy == (reference.forward(net, x[held]).argmax(1) == y[held]).mean()
+
+
+def test_early_stopping_keeps_the_best_epoch():
+    rng = np.random.default_rng(3)
+    x, y = rows(120, 30), rng.integers(0, 2, 120)  # nothing to learn: the validation loss soon rises
+    options = {"lr": 0.1, "validation": 0.3, "seed": 2, "device": "cpu", "batch_size": 10}
+    stopped = fit(mlp(30, 40, 2), x, y, epochs=200, patience=4, **options)
+    told = [epoch.validation_loss for epoch in stopped.history]
+    assert len(told) < 200
+    assert stopped.best_epoch == int(np.argmin(told)) + 1 == len(told) - 4
+    best = fit(mlp(30, 40, 2), x, y, epochs=stopped.best_epoch, **options)
+    for name, w in best.network.weights.items():
+        assert np.array_equal(stopped.network.weights[name], w)
+
+
+def test_state_goes_on_where_it_was():
+    net, x, y, training = CASES["adam"]()
+    whole = fit(net, x, y, epochs=2, seed=0, device="cpu", **training)
+    first = fit(net, x, y, epochs=1, seed=0, device="cpu", **training)
+    order = epoch_order(len(x), 0, 1)
+    more = fit(first.network, x[order], y[order], epochs=1, shuffle=False, state=first.state, device="cpu", **training)
+    assert np.array_equal(np.concatenate([first.losses, more.losses]), whole.losses)
+    with pytest.raises(FormatError, match=r"velocity:fc1\.weight"):
+        fit(net, x, y, epochs=1, state=first.state, momentum=0.9, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["digits", "full batch, past a block", "odd widths", "adam", "a share held back"])
+def test_same_bits_run_to_run_and_whatever_the_threads(name):
+    net, x, y, options = CASES[name]()
     before = {name: w.copy() for name, w in net.weights.items()}
     runs = [fit(net, x, y, epochs=2, device="cpu", threads=t, **options) for t in (1, core_count(), core_count())]
     for other in runs[1:]:
         assert np.array_equal(other.losses, runs[0].losses)
+        assert [e.validation_loss for e in other.history] == [e.validation_loss for e in runs[0].history]
         for name in net.weights:
             assert np.array_equal(other.network.weights[name], runs[0].network.weights[name])
     for name, w in before.items():
@@ -136,6 +241,11 @@ def test_the_order_is_the_documented_one():
         ({"epochs": 0}, InputError, "epochs"),
         ({"threads": 10_000}, InputError, "threads"),
         ({"net": mlp(5, 3, output="Softmax")}, PlanError, "train without it"),
+        ({"net": mlp(5, 3, output="ReLU")}, PlanError, "takes logits"),
+        ({"net": mlp(5, 4, 3, activation="GELU")}, PlanError, "whole MLP chain"),
+        ({"validation": 0.9}, InputError, "nothing is left to train on"),
+        ({"momentun": 0.5}, InputError, "did you mean momentum"),
+        ({"resume": True}, InputError, "nothing to resume from"),
     ],
 )
 def test_bad_input_is_refused(change, error, message):
@@ -144,3 +254,61 @@ def test_bad_input_is_refused(change, error, message):
     with pytest.raises(error, match=message) as caught:
         fit(net, x, y, **arguments)
     assert isinstance(caught.value, OnchipError)
+
+
+def test_a_run_that_diverges_says_so():
+    x = rows(64, 5) * 100
+    with pytest.raises(KernelError, match="training diverged") as caught:
+        fit(mlp(5, 8, 3), x, np.arange(64) % 3, lr=1e30, epochs=3, device="cpu")
+    assert "epoch" in caught.value.got
+
+
+def test_history_tells_every_epoch():
+    seen = []
+    options = {"lr": 0.1, "schedule": "step", "step_every": 2, "step_factor": 0.5, "validation": 0.2, "epochs": 4}
+    result = fit(mlp(4, 3), rows(100, 4), np.arange(100) % 3, device="cpu", on_epoch=seen.append, **options)
+    assert tuple(seen) == result.history
+    assert [epoch.epoch for epoch in seen] == [1, 2, 3, 4]
+    assert [epoch.lr for epoch in seen] == pytest.approx([0.1, 0.1, 0.05, 0.05])
+    steps = len(result.losses) // 4
+    assert seen[1].loss == pytest.approx(result.losses[steps : 2 * steps].mean())
+    assert all(0 <= epoch.validation_accuracy <= 1 and epoch.seconds > 0 for epoch in seen)
+
+
+def test_a_slope_below_zero_is_refused():
+    net = sequential(
+        TensorType(("B", 2)), [("a", Linear()), ("l", LeakyReLU(-0.1)), ("b", Linear())],
+        {"a.weight": rows(3, 2), "b.weight": rows(2, 3)},
+    )  # fmt: skip
+    with pytest.raises(PlanError, match="slope below 0"):
+        fit(net, rows(8, 2), np.zeros(8, np.int64), epochs=1, device="cpu")
+
+
+# -- debug ---------------------------------------------------------------------------------------------------
+
+
+def test_debug_names_the_row_that_is_not_finite():
+    x = rows(40, 4)
+    x[17, 2] = np.nan
+    with pytest.raises(KernelError, match="not finite in epoch 1") as caught:
+        fit(mlp(4, 3), x, np.zeros(40, np.int64), batch_size=8, debug=True, device="cpu")
+    assert caught.value.got == "the input has nan in row 17"
+    step = int(np.flatnonzero(epoch_order(40, 0, 0) == 17)[0]) // 8 + 1
+    assert f"step {step}" in caught.value.what
+
+
+def test_debug_names_the_layer_and_the_weight():
+    net = mlp(4, 5, 3)
+    big = net.replace(weights={**net.weights, "fc2.weight": np.full((3, 5), 3e38, np.float32)})
+    with pytest.raises(KernelError) as caught:
+        fit(big, np.abs(rows(10, 4)) + 5, np.zeros(10, np.int64), debug=True, device="cpu")
+    assert caught.value.got.startswith("layer 'fc2' gives inf in row")
+    with pytest.raises(KernelError) as caught:
+        fit(net, rows(10, 4), np.zeros(10, np.int64), lr=3e38, momentum=0.9, epochs=9, debug=True, device="cpu")
+    assert "the update made" in caught.value.got or "gives" in caught.value.got
+
+
+def test_debug_changes_no_bits():
+    net, x, y, training = CASES["odd widths"]()
+    plain, slow = (fit(net, x, y, epochs=2, device="cpu", debug=debug, **training) for debug in (False, True))
+    assert np.array_equal(plain.losses, slow.losses)

@@ -16,9 +16,9 @@ def plan(
     batch: Annotated[int, Option(metavar="ROWS", help="Rows the plan is priced for.")] = 1024,
     precision: Precision = "fp32",
     train: Annotated[
-        str, Option(metavar="LOSS", show_default=False, help="Plan training: cross_entropy or half_sse.")
+        str, Option(metavar="LOSS", show_default=False, help="Plan training: cross_entropy, half_sse or mse.")
     ] = "",
-    momentum: Annotated[bool, Option("--momentum", help="With --train: SGD with momentum.")] = False,
+    optimiser: Annotated[str, Option(help="With --train: sgd, momentum or adam.")] = "sgd",
     no_fold: NoFold = False,
     no_merge: NoMerge = False,
     no_phases: NoPhases = False,
@@ -38,7 +38,7 @@ def plan(
     from onchip.runtime.engine import plan as make_plan
     from onchip.workloads import load
 
-    job = Job(precision, batch, train, momentum, left_out(no_fold, no_merge, no_phases), tables)
+    job = Job(precision, batch, train, optimiser, left_out(no_fold, no_merge, no_phases), tables)
     made = make_plan(load(model), device, job)
     if as_json:
         print_json(made.to_dict())

@@ -17,7 +17,8 @@ from onchip.spec.network import Network
 from onchip.spec.recipe import Recipe
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
-LOSSES = ("cross_entropy", "half_sse")
+LOSSES = ("cross_entropy", "half_sse", "mse")
+OPTIMISERS = {"sgd": 0, "momentum": 1, "adam": 2}  # with how many numbers each keeps for every weight
 OPTIONAL_REWRITES = ("fold", "merge", "phases")  # those that a user may leave out, to compare
 TABLES = ("fp32", "fp16", "bf16")
 
@@ -28,8 +29,8 @@ class Job:
 
     precision: str = "fp32"
     batch: int = 1024  # rows the plan is priced for, all together; a compiled plan runs any number
-    loss: str = ""  # set: train. "cross_entropy" (the network's output is logits) or "half_sse"
-    momentum: bool = False
+    loss: str = ""  # set: train. Of LOSSES; for "cross_entropy" the network's output is logits
+    optimiser: str = "sgd"  # of OPTIMISERS
     without: tuple[str, ...] = ()  # rewrites to leave out, of OPTIONAL_REWRITES
     tables: str = "fp32"  # how folded tables are stored; sums are always float32
 
@@ -41,8 +42,8 @@ class Job:
             raise InputError("bad number of rows in a batch", got=str(self.batch), expected="at least 1", hint="1024")
         if self.loss and self.loss not in LOSSES:
             raise InputError("unknown loss", got=self.loss, expected=" or ".join(LOSSES), hint=LOSSES[0])
-        if self.momentum and not self.loss:
-            raise InputError("momentum without training", got="momentum", expected="a loss with it", hint=LOSSES[0])
+        if self.optimiser not in OPTIMISERS:
+            raise InputError("unknown optimiser", got=self.optimiser, expected=" or ".join(OPTIMISERS), hint="sgd")
         if unknown := [name for name in self.without if name not in OPTIONAL_REWRITES]:
             got, expected = ", ".join(map(str, unknown)), ", ".join(OPTIONAL_REWRITES)
             raise InputError("no such rewrite to leave out", got=got, expected=expected, hint=OPTIONAL_REWRITES[0])

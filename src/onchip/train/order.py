@@ -6,6 +6,8 @@ import numpy as np
 
 from onchip.spec.recipe import Array
 
+_HELD_OUT = 2**31  # in the place of an epoch: a generator of its own
+
 
 def epoch_order(n: int, seed: int, epoch: int) -> Array:
     """Row numbers of epoch 0, 1, ...: `numpy.random.default_rng((seed, epoch)).permutation(n)`.
@@ -14,3 +16,15 @@ def epoch_order(n: int, seed: int, epoch: int) -> Array:
     by itself, so a run can be taken up at any epoch.
     """
     return np.random.default_rng((seed, epoch)).permutation(n)
+
+
+def hold_out(n: int, share: float, seed: int) -> tuple[Array, Array]:
+    """Row numbers to train on and to validate on, both ascending.
+
+    The latter are the first round(share n), at least 1, of `numpy.random.default_rng((seed, 2**31)).permutation(n)`;
+    none for a share of 0.
+    """
+    count = max(1, round(share * n)) if share else 0
+    held = np.zeros(n, bool)
+    held[np.random.default_rng((seed, _HELD_OUT)).permutation(n)[:count]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)

@@ -24,8 +24,10 @@ class InferenceKernel(Kernel, Protocol):
 
 
 class TrainingKernel(Kernel, Protocol):
-    def trainer(self, claim: Claim, job: Job, weights: dict[str, Array], threads: int) -> Trainer:
-        """The state of a run of `job`; `weights` are the claim's recipes, evaluated, and are trained in place."""
+    def trainer(
+        self, claim: Claim, job: Job, weights: dict[str, Array], x: Array, y: Array, threads: int | None
+    ) -> Trainer:
+        """A run of `job` on rows x with targets y; `weights` are the claim's recipes, evaluated: trained in place."""
         ...
 
 

@@ -8,21 +8,23 @@ Floor   A row costs 6 flop a weight, 4 in the first layer (nobody asks for the g
         64: 85 Mflop a step, 0.28 ms at 300 Gflop/s.
 Same bits A weight's gradient is one sum over the batch in order; how rows and tiles fall to threads changes
         no sum. Batches beyond BLOCK rows go through block by block, their gradients added in order.
-Limits  float32; an MLP chain without softmax (cross_entropy takes logits); SGD with momentum.
+Limits  float32; an MLP chain of ReLU, LeakyReLU, Sigmoid, Tanh without softmax (cross_entropy takes logits); SGD,
+        momentum, Adam.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numba
 import numpy as np
 
-from onchip.kernels.chain import Chain, find_chain, why_not_float32
+from onchip.errors import FormatError
+from onchip.kernels.chain import ACTIVATIONS, Chain, Dense, find_chain, why_not_float32
 from onchip.kernels.cpu.jit import LAUNCH, use_threads
 from onchip.kernels.cpu.mlp_fused import layer_table, packed_recipes
 from onchip.kernels.cpu.tile import PANEL, TILE_FLOATS, aligned_zeros, pack, packed_size, padded, panels, unpack
 from onchip.kernels.cpu.train_step import (
+    ADAM,
     BLOCK,
     COL_ACT,
     COL_BIAS,
@@ -31,76 +33,165 @@ from onchip.kernels.cpu.train_step import (
     COL_WT,
     CROSS_ENTROPY,
     HALF_SSE,
+    MOMENTUM,
+    MSE,
+    SGD,
     Block,
     Data,
     Model,
+    Rule,
+    run_losses,
+    run_losses_alone,
     run_steps,
+    run_steps_alone,
 )  # fmt: skip
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import OPTIMISERS, Claim, Job, Price, Refusal
+from onchip.spec.layers import LeakyReLU
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 
 TASK_K = 64  # rows of a weight matrix in one piece of the update
-LOSS_CODES = {"cross_entropy": CROSS_ENTROPY, "half_sse": HALF_SSE}
+LOSS_CODES = {"cross_entropy": CROSS_ENTROPY, "half_sse": HALF_SSE, "mse": MSE}
+KINDS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM}
+_STATE_NAMES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}
 _NO_CLASSES, _NO_TARGETS = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
 
 
 class Trainer:
-    """The state of one training run."""
+    """One training run: its data, its weights, and what its optimiser keeps."""
 
-    def __init__(self, chain: Chain, job: Job, weights: dict[str, Array], threads: int) -> None:
-        self.chain, self.threads = chain, threads
-        self.batch, self.loss_code = job.batch, LOSS_CODES[job.loss]
-        rows = min(BLOCK, job.batch)
-        table = _train_table(chain, rows)
+    def __init__(
+        self, chain: Chain, job: Job, weights: dict[str, Array], x: Array, y: Array, threads: int | None
+    ) -> None:
+        """x (n, D_in) float32; y (n,) int64 classes or (n, D_out) float32 targets; both are read where they lie.
+
+        threads  None: on the calling thread, so that several trainers can run side by side
+        """
+        self.chain, self.threads, self.x = chain, threads, x
+        self.batch, self.optimiser, self.loss_code = job.batch, job.optimiser, LOSS_CODES[job.loss]
+        has_classes = self.loss_code == CROSS_ENTROPY
+        self.classes: Array = y if has_classes else _NO_CLASSES
+        self.targets: Array = _NO_TARGETS if has_classes else y
+        self.steps_done = 0
+        table = _train_table(chain)
         w, bias = weights["w"], weights["bias"]
         wt = aligned_zeros(sum(packed_size(layer.D_out, layer.D_in) for layer in chain.layers[1:]))
-        for layer, row in list(zip(chain.layers, table, strict=True))[1:]:
-            K, N = layer.D_in, layer.D_out
-            w_kn = unpack(w[row[COL_W] : row[COL_W] + packed_size(K, N)], K, N)
-            pack(w_kn.T, wt[row[COL_WT] : row[COL_WT] + packed_size(N, K)])
         gw = aligned_zeros(w.size if job.batch > BLOCK else 0)
-        vw, vb, gb = aligned_zeros(w.size), aligned_zeros(bias.size), aligned_zeros(bias.size)
-        self.model = Model(table, _tasks(chain), w, bias, wt, vw, vb, gw, gb)
-        size = sum(rows * padded(layer.D_out) for layer in chain.layers)
+        kept = OPTIMISERS[job.optimiser]
+        vw, vb = (aligned_zeros(size if kept > 0 else 0) for size in (w.size, bias.size))
+        sw, sb = (aligned_zeros(size if kept > 1 else 0) for size in (w.size, bias.size))
+        self.model = Model(table, _tasks(chain), w, bias, wt, vw, vb, sw, sb, gw, aligned_zeros(bias.size))
+        self._transpose_weights()
+        size = sum(BLOCK * padded(layer.D_out) for layer in chain.layers)
         self.block = Block(
-            x=aligned_zeros(rows * chain.widths[0]),
+            x=aligned_zeros(BLOCK * chain.widths[0]),
             acts=aligned_zeros(size),
             dzs=aligned_zeros(size),
-            losses=np.zeros(rows),
+            losses=np.zeros(BLOCK),
+            hits=np.zeros(BLOCK, np.int64),
             zeros=aligned_zeros(max(padded(width) for width in chain.widths) + PANEL),
-            tiles=aligned_zeros(numba.config.NUMBA_NUM_THREADS * TILE_FLOATS),
+            tiles=aligned_zeros((threads or 1) * TILE_FLOATS),
             tickets=aligned_zeros(1, np.int64),
         )
 
-    def steps(self, x: Array, y: Array, order: Array, lr: float, momentum: float) -> Array:
-        """Train on the rows `order` of x, batch by batch; the loss of each step before its update.
+    def steps(self, order: Array, lr: float, momentum: float, decay: float) -> tuple[Array, Array]:
+        """Train on the rows `order` of x, batch by batch: the loss of each step before its update, and its hits."""
+        count = -(-len(order) // self.batch)
+        losses, hits = np.zeros(count), np.zeros(count, np.int64)
+        data = Data(self.x, self.classes, self.targets, order)
+        kind, one = KINDS[self.optimiser], np.float32(1)
+        choice = Rule(kind, np.float32(lr), np.float32(momentum), np.float32(decay), one, one)
+        common = (self.model, self.block, data, self.batch, self.loss_code, choice, self.steps_done, losses, hits)
+        if self.threads is None:
+            run_steps_alone(*common)
+        else:
+            with LAUNCH:
+                use_threads(self.threads)
+                run_steps(*common, self.threads)
+        self.steps_done += count
+        if self.loss_code != HALF_SSE:
+            sizes = np.full(count, self.batch)
+            sizes[-1:] = len(order) - (count - 1) * self.batch
+            losses /= sizes
+        return losses, hits
 
-        x (n, D_in) float32; y (n,) int64 classes or (n, D_out) float32 targets
-        """
-        losses = np.zeros(-(-len(order) // self.batch))
-        classes, targets = (y, _NO_TARGETS) if self.loss_code == CROSS_ENTROPY else (_NO_CLASSES, y)
-        data = Data(x, classes, targets, order)
-        with LAUNCH:
-            use_threads(self.threads)
-            lr32, momentum32 = np.float32(lr), np.float32(momentum)
-            run_steps(self.model, self.block, data, self.batch, self.loss_code, lr32, momentum32, losses, self.threads)
-        return losses
+    def evaluate(self, order: Array) -> tuple[float, int]:
+        """The loss of the rows `order` of x as one batch, and how many of them hit their class."""
+        loss, hits = np.zeros(1), np.zeros(1, np.int64)
+        data = Data(self.x, self.classes, self.targets, order)
+        common = (self.model, self.block, data, self.loss_code, loss, hits)
+        if self.threads is None:
+            run_losses_alone(*common)
+        else:
+            with LAUNCH:
+                use_threads(self.threads)
+                run_losses(*common, self.threads)
+        return float(loss[0]) / (1 if self.loss_code == HALF_SSE else max(1, len(order))), int(hits[0])
+
+    # -- weights and state by name ----------------------------------------------------------------------------
 
     def weights(self) -> dict[str, Array]:
         """The weights as the network names and shapes them."""
-        named: dict[str, Array] = {}
+        return self._named(self.model.w, self.model.bias)
+
+    def state(self) -> dict[str, Array]:
+        """What the optimiser keeps: the number of steps, and numbers for each weight as '<kind>:<weight>'."""
+        kept = {"steps": np.array([self.steps_done])}
+        pairs = ((self.model.vw, self.model.vb), (self.model.sw, self.model.sb))
+        for kind, (w, bias) in zip(_STATE_NAMES[self.optimiser], pairs, strict=False):
+            kept |= {f"{kind}:{name}": array for name, array in self._named(w, bias).items()}
+        return kept
+
+    def restore(self, weights: dict[str, Array], state: dict[str, Array]) -> None:
+        """Go on from the weights and the state of another run of the same network."""
+        self._take(weights, "", self.model.w, self.model.bias)
+        pairs = ((self.model.vw, self.model.vb), (self.model.sw, self.model.sb))
+        for kind, (w, bias) in zip(_STATE_NAMES[self.optimiser], pairs, strict=False):
+            self._take(state, f"{kind}:", w, bias)
+        self.steps_done = int(state["steps"][0])
+        self._transpose_weights()
+
+    def _places(self) -> Iterator[tuple[Dense, slice, slice]]:
+        """Each layer with its places in w and in bias."""
         for layer, row in zip(self.chain.layers, self.model.table, strict=True):
-            K, N = layer.D_in, layer.D_out
-            packed = self.model.w[row[COL_W] : row[COL_W] + packed_size(K, N)]
-            named[layer.weight] = np.ascontiguousarray(unpack(packed, K, N).T)
+            size = packed_size(layer.D_in, layer.D_out)
+            yield (
+                layer,
+                slice(row[COL_W], row[COL_W] + size),
+                slice(row[COL_BIAS], row[COL_BIAS] + layer.D_out),
+            )
+
+    def _named(self, w: Array, bias: Array) -> dict[str, Array]:
+        named: dict[str, Array] = {}
+        for layer, in_w, in_bias in self._places():
+            named[layer.weight] = np.ascontiguousarray(unpack(w[in_w], layer.D_in, layer.D_out).T)
             if layer.bias:
-                named[layer.bias] = self.model.bias[row[COL_BIAS] : row[COL_BIAS] + N].copy()
+                named[layer.bias] = bias[in_bias].copy()
         return named
 
+    def _take(self, arrays: dict[str, Array], prefix: str, w: Array, bias: Array) -> None:
+        for layer, in_w, in_bias in self._places():
+            pack(_of_shape(arrays, prefix + layer.weight, (layer.D_out, layer.D_in)).T, w[in_w])
+            if layer.bias:
+                bias[in_bias] = _of_shape(arrays, prefix + layer.bias, (layer.D_out,))
 
-def _train_table(chain: Chain, rows: int) -> Array:
+    def _transpose_weights(self) -> None:
+        for (layer, in_w, _), row in list(zip(self._places(), self.model.table, strict=True))[1:]:
+            K, N = layer.D_in, layer.D_out
+            at = row[COL_WT]
+            pack(unpack(self.model.w[in_w], K, N).T, self.model.wt[at : at + packed_size(N, K)])
+
+
+def _of_shape(arrays: dict[str, Array], name: str, shape: tuple[int, ...]) -> Array:
+    array = arrays.get(name)
+    if array is None or array.shape != shape or array.dtype != np.float32:
+        got = "nothing" if array is None else f"{array.dtype.name}{list(array.shape)}"
+        raise FormatError(f"no '{name}' to go on from", got=got, expected=f"float32{list(shape)}")
+    return array
+
+
+def _train_table(chain: Chain) -> Array:
     """layer_table with, for each layer, its place in wt, its place in acts, and whether it has a bias."""
     table = np.zeros((len(chain.layers), 8), np.int64)
     table[:, :5] = layer_table(chain)
@@ -108,7 +199,7 @@ def _train_table(chain: Chain, rows: int) -> Array:
     for i, layer in enumerate(chain.layers):
         table[i, COL_WT], table[i, COL_ACT], table[i, COL_HAS_BIAS] = wt, act, layer.bias is not None
         wt += packed_size(layer.D_out, layer.D_in) if i else 0
-        act += rows * padded(layer.D_out)
+        act += BLOCK * padded(layer.D_out)
     return table
 
 
@@ -133,16 +224,16 @@ class MlpTrain:
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         if not job.is_training or start != 0:
             return
-        chain = find_chain(net, 0)
+        chain = find_chain(net, 0, (*ACTIVATIONS, LeakyReLU))
         if refusal := self._refuse(net, chain, job):
             yield Refusal(self.name, net.nodes[0].name, refusal)
             return
         assert chain is not None
-        rows = min(BLOCK, job.batch)
+        rows = min(BLOCK, job.batch)  # that go through together
         price = Price(
             row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * chain.layers[0].D_in * chain.layers[0].D_out,
             row_bytes=net.input.row_bytes,
-            fixed_bytes=8 * net.parameters * (2 if job.momentum else 1),
+            fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[job.optimiser]),
             launches=2,
         )
         fast = rows * (chain.widths[0] + 2 * sum(padded(width) for width in chain.widths[1:])) * 4
@@ -161,10 +252,15 @@ class MlpTrain:
             return f"one vector a row, got {chain.vectors}"
         if job.loss == "cross_entropy" and chain.layers[-1].activation is not None:
             return f"cross_entropy takes logits, got {chain.layers[-1].activation_name} behind the last layer"
+        slopes = [layer.activation.slope for layer in chain.layers if isinstance(layer.activation, LeakyReLU)]
+        if any(slope < 0 for slope in slopes):
+            return "a LeakyReLU with a slope below 0 hides the sign of what it was given"
         names = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
         shared = len(set(names)) != len(names)
         return "every layer must have weights of its own" if shared else why_not_float32(net, chain)
 
-    def trainer(self, claim: Claim, job: Job, weights: dict[str, Array], threads: int) -> Trainer:
+    def trainer(
+        self, claim: Claim, job: Job, weights: dict[str, Array], x: Array, y: Array, threads: int | None
+    ) -> Trainer:
         assert isinstance(claim.facts, Chain)
-        return Trainer(claim.facts, job, weights, threads)
+        return Trainer(claim.facts, job, weights, x, y, threads)

@@ -8,17 +8,10 @@ every operation, as hardware does.
 # Each of these registers its layers.
 from onchip.kernels.reference import activation, combine, conv, linear, pixels, pool, scan, shape, tokens  # noqa: F401
 from onchip.kernels.reference.base import BACKWARD, FORWARD
-from onchip.kernels.reference.network import (
-    LOSSES,
-    cross_entropy,
-    forward,
-    forward_all,
-    half_sse,
-    loss_and_gradients,
-    sgd_step,
-)
+from onchip.kernels.reference.network import forward, forward_all, loss_and_gradients
+from onchip.kernels.reference.training import LOSSES, adam_step, cross_entropy, half_sse, mse, sgd_step
 
 __all__ = [
-    "BACKWARD", "FORWARD", "LOSSES", "cross_entropy", "forward", "forward_all", "half_sse", "loss_and_gradients",
-    "sgd_step",
+    "BACKWARD", "FORWARD", "LOSSES", "adam_step", "cross_entropy", "forward", "forward_all", "half_sse",
+    "loss_and_gradients", "mse", "sgd_step",
 ]  # fmt: skip

@@ -1,16 +1,14 @@
-"""Whole networks: every value forward, every gradient backward, and the step that training makes of them."""
+"""Whole networks: every value forward, every gradient backward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from onchip.errors import InputError
-from onchip.kernels.reference.activation import log_softmax
 from onchip.kernels.reference.base import BACKWARD, FORWARD
-from onchip.spec.layers import LogSoftmax
+from onchip.kernels.reference.training import LOSSES
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, materialise
 from onchip.spec.types import DTYPE_BYTES, numpy_dtype
@@ -51,6 +49,7 @@ def loss_and_gradients(
 
     "cross_entropy": the network's output is logits, target (B,) holds classes; mean over the batch.
     "half_sse":      half the sum of squared differences to target (B, D_out), over the whole batch.
+    "mse":           the mean of the squared differences, over the batch and the outputs.
     """
     _ = net.output  # a loss is one of one output: say so before any work
     values = forward_all(net, x, dtype)
@@ -74,35 +73,6 @@ def loss_and_gradients(
             name = node.weights[role]
             gradients[name] = gradients.get(name, 0) + gradient
     return value, gradients
-
-
-def cross_entropy(logits: Array, classes: Array) -> tuple[float, Array]:
-    B = len(logits)
-    logp = log_softmax(LogSoftmax(), (logits,), {})
-    dy = np.exp(logp)
-    dy[np.arange(B), classes] -= 1
-    return float(-logp[np.arange(B), classes].mean()), dy / B
-
-
-def half_sse(y: Array, target: Array) -> tuple[float, Array]:
-    return float(0.5 * np.square(y - target).sum()), y - target
-
-
-LOSSES: dict[str, Callable[[Array, Array], tuple[float, Array]]] = {
-    "cross_entropy": cross_entropy,
-    "half_sse": half_sse,
-}
-
-
-def sgd_step(
-    net: Network, velocity: dict[str, Array], gradients: Mapping[str, Array], lr: float, momentum: float
-) -> Network:
-    """v = momentum v + g, w = w - lr v; the network after the step, `velocity` updated in place."""
-    weights = dict(net.weights)
-    for name, g in gradients.items():
-        velocity[name] = momentum * velocity.get(name, 0) + g
-        weights[name] = materialise(name, net.weights).astype(g.dtype) - lr * velocity[name]
-    return net.replace(weights=weights)
 
 
 def _weights(net: Network, node: Node, made: dict[str, Array], dtype: str) -> dict[str, Array]:

@@ -1,0 +1,160 @@
+"""Checkpoints: where a training run stands, in files that appear whole or not at all.
+
+A run's folder holds its last two checkpoints, `checkpoint-<steps>.safetensors`. Each has everything that the rest of
+the run depends on, and a digest of it: a run that was killed at any moment goes on from the newest one and ends with
+the bits of a run that never stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onchip.errors import FormatError, InputError
+from onchip.files import check_writable, write_error
+from onchip.spec.graph_json import graph_to_json
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, materialise
+from onchip.spec.tensor_file import read_tensors, write_tensors
+from onchip.train.options import TrainOptions
+
+VERSION = 1
+KEPT = 2
+_NAME = "checkpoint-{:012d}.safetensors"
+_PATTERN = "checkpoint-*.safetensors"
+_ENTRY = "onchip_checkpoint"
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """Where a run stands: behind `step` steps of `epoch`, the first being 0."""
+
+    epoch: int
+    step: int
+    epoch_hits: int  # of the epoch so far
+    seconds: float  # trained so far
+    history: tuple[dict[str, Any], ...]  # of the epochs that are done
+    best_epoch: int  # 0: none yet
+    losses: Array  # float64, of every step so far
+    weights: dict[str, Array]
+    state: dict[str, Array]  # what the optimiser keeps
+    best_weights: dict[str, Array]  # empty without early stopping
+
+
+class Checkpoints:
+    """The checkpoints of one job in one folder."""
+
+    def __init__(self, folder: Path, net: Network, options: TrainOptions, x: Array, y: Array) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for left in folder.glob(f".{_PATTERN}.*.tmp"):  # of a run that was killed while it wrote
+                left.unlink()
+        except OSError as error:
+            raise write_error(folder, error) from None
+        check_writable(folder / _NAME.format(0))
+        # What decides every bit of the run, and what a checkpoint must have been made for.
+        self.job: dict[str, Any] = {
+            "options": dataclasses.asdict(options),
+            "network": _digest(graph_to_json(net), {name: materialise(name, net.weights) for name in net.weights}),
+            "data": _digest("", {"x": x, "y": y}),
+        }
+
+    def paths(self) -> list[Path]:
+        """Newest first."""
+        return sorted(self.folder.glob(_PATTERN), reverse=True)
+
+    def save(self, at: Standing) -> None:
+        arrays = {"losses": at.losses}
+        for kind, group in (("weight", at.weights), ("state", at.state), ("best", at.best_weights)):
+            arrays |= {f"{kind}/{name}": array for name, array in group.items()}
+        told = {
+            "version": VERSION, "job": self.job, "epoch": at.epoch, "step": at.step, "epoch_hits": at.epoch_hits,
+            "seconds": at.seconds, "history": at.history, "best_epoch": at.best_epoch,
+        }  # fmt: skip
+        text = json.dumps(told)
+        metadata = {_ENTRY: text, "sha256": _digest(text, arrays)}
+        write_tensors(self.folder / _NAME.format(len(at.losses)), arrays, metadata)
+        for old in self.paths()[KEPT:]:
+            old.unlink(missing_ok=True)
+
+    def load(self) -> Standing | None:
+        """Where the newest checkpoint stands; None if there is none.
+
+        A damaged one is refused with the last good one named: going on from an older one is the user's choice.
+        """
+        paths = self.paths()
+        if not paths:
+            return None
+        try:
+            told, arrays = _read(paths[0])
+        except FormatError as error:
+            good = next((path for path in paths[1:] if _is_sound(path)), None)
+            hint = f"remove it to go on from {good}" if good else "remove it to begin anew: no other is left"
+            raise FormatError(
+                f"checkpoint {paths[0]} is damaged", got=f"{error.what}: {error.got}",
+                expected="a checkpoint as it was written", hint=hint,
+            ) from None  # fmt: skip
+        self._check_job(paths[0], told["job"])
+        groups: dict[str, dict[str, Array]] = {"weight": {}, "state": {}, "best": {}}
+        for name, array in arrays.items():
+            kind, slash, rest = name.partition("/")
+            if slash:
+                groups[kind][rest] = array
+        return Standing(
+            epoch=told["epoch"], step=told["step"], epoch_hits=told["epoch_hits"], seconds=told["seconds"],
+            history=tuple(told["history"]), best_epoch=told["best_epoch"], losses=arrays["losses"],
+            weights=groups["weight"], state=groups["state"], best_weights=groups["best"],
+        )  # fmt: skip
+
+    def _check_job(self, path: Path, job: dict[str, Any]) -> None:
+        for what, said in (("network", "another network"), ("data", "other data")):
+            if job[what] != self.job[what]:
+                raise InputError(
+                    f"checkpoint {path} belongs to another run", got=said, expected="the run that wrote it",
+                    hint="resume with the same network and data, or choose another folder",
+                )  # fmt: skip
+        for name, value in self.job["options"].items():
+            if job["options"].get(name) != value:
+                raise InputError(
+                    f"checkpoint {path} belongs to another run", got=f"{name}={value}",
+                    expected=f"{name}={job['options'].get(name)}",
+                    hint="resume with the same options, or choose another folder",
+                )  # fmt: skip
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
+    """What a checkpoint says and holds; FormatError if it is not as it was written."""
+    metadata, arrays = read_tensors(path)
+    text = metadata.get(_ENTRY) if isinstance(metadata, dict) else None
+    if not isinstance(metadata, dict) or not isinstance(text, str):
+        raise FormatError("not a checkpoint", got=f"no '{_ENTRY}' in its metadata", expected="a file that fit wrote")
+    if metadata.get("sha256") != _digest(text, arrays):
+        raise FormatError("its content has changed", got="another digest", expected=str(metadata.get("sha256")))
+    told = json.loads(text)  # the digest fits: this is what save wrote
+    if told["version"] != VERSION:
+        raise FormatError("another version of the format", got=str(told["version"]), expected=str(VERSION))
+    return told, arrays
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        _read(path)
+    except FormatError:
+        return False
+    return True
+
+
+def _digest(text: str, arrays: dict[str, Array]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.name} {array.shape}".encode())
+        digest.update(array.data)
+    return digest.hexdigest()

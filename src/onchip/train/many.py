@@ -1,0 +1,87 @@
+"""Many training runs over the same rows at once: folds of a cross-validation, settings of a grid, seeds.
+
+Small networks leave most of a chip idle, and a second run fills it better than a second thread does: here every run has
+one thread, and as many run side by side as there are threads. A run's bits are those of `fit` alone.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from onchip.errors import ShapeError
+from onchip.runtime.cpu import check_threads
+from onchip.runtime.engine import check_rows
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array
+from onchip.train.loop import Course, FitResult, check_targets, prepare
+from onchip.train.options import TrainOptions
+
+_REPORT_SECONDS = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run: a network, how it is trained, and which rows of the shared data it sees (None: all)."""
+
+    net: Network
+    options: TrainOptions
+    rows: Array | None = None
+
+
+def fit_runs(
+    runs: Sequence[Run],
+    x: Array,
+    y: Array,
+    *,
+    device: str = "auto",
+    threads: int | None = None,
+    on_progress: Callable[[float], None] | None = None,
+) -> list[FitResult]:
+    """Train every run on the rows x, shared by all of them; the results in the order of the runs.
+
+    x, y         as for fit; every network has the same input type and number of outputs
+    on_progress  hears how many runs are done, with the shares of those under way
+    """
+    if not runs:
+        return []
+    first = runs[0].net
+    x, y = check_rows(x, first.input), check_targets(first, len(x), y, runs[0].options.loss)
+    for run in runs:
+        if (run.net.input, run.net.output, run.options.loss) != (first.input, first.output, runs[0].options.loss):
+            raise ShapeError(
+                "the runs do not share their data", got=f"{run.net.input} -> {run.net.output}, {run.options.loss}",
+                expected=f"{first.input} -> {first.output}, {runs[0].options.loss}", hint="a call for each kind",
+            )  # fmt: skip
+    shares, stop = [0.0] * len(runs), False
+
+    def work(i: int) -> FitResult | None:
+        run = runs[i]
+        course = prepare(run.net, x, y, run.options, device=device, threads=threads, rows=run.rows, alone=True)
+        while not course.is_done and not stop:
+            course.advance()
+            if course.is_epoch_done:
+                course.end_epoch()
+            shares[i] = _share(course)
+        return course.result() if course.is_done else None
+
+    with concurrent.futures.ThreadPoolExecutor(check_threads(threads)) as pool:
+        futures = [pool.submit(work, i) for i in range(len(runs))]
+        try:
+            waiting = set(futures)
+            while waiting:
+                done, waiting = concurrent.futures.wait(waiting, _REPORT_SECONDS, concurrent.futures.FIRST_EXCEPTION)
+                for future in done:
+                    future.result()  # an error of one run ends them all
+                if on_progress is not None:
+                    on_progress(sum(shares))
+        except BaseException:
+            stop = True
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    return [result for future in futures if (result := future.result()) is not None]
+
+
+def _share(course: Course) -> float:
+    return 1.0 if course.is_done else (course.epoch + course.step / course.steps) / course.options.epochs

@@ -1,0 +1,105 @@
+"""How a network is trained, as data: the same names in `fit`, the estimators, the command line and config files."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onchip.errors import InputError
+from onchip.plan.kernel import LOSSES
+
+OPTIMISERS = ("sgd", "adam")
+SCHEDULES = ("constant", "step", "cosine")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Every choice of a training run. Two runs with equal options, data and first weights end with equal bits."""
+
+    loss: str = "cross_entropy"  # mean over the batch; "half_sse": half the sum of squares; "mse": their mean
+    optimiser: str = "sgd"  # "adam": as torch.optim.Adam, betas 0.9 and 0.999, eps 1e-8
+    lr: float = 0.03
+    momentum: float = 0.0  # of sgd: v = momentum v + gradient; w = w - lr v
+    weight_decay: float = 0.0  # this share of w is added to its gradient, biases too, as in torch
+    schedule: str = "constant"  # of lr, epoch by epoch; see lr_at
+    step_every: int = 10  # epochs between the drops of "step"
+    step_factor: float = 0.1  # by which each of them multiplies lr
+    batch_size: int = 64  # more than there are rows: all of them; a short last batch is kept
+    epochs: int = 30
+    validation: float = 0.0  # share of the rows that is held back and judged after every epoch
+    patience: int = 0  # stop after so many epochs without a better validation loss and keep the best; 0: never
+    shuffle: bool = True  # another order every epoch; False: the rows as they come
+    seed: int = 0  # of the order and of what is held back
+
+    def __post_init__(self) -> None:
+        _one_of("loss", self.loss, LOSSES)
+        _one_of("optimiser", self.optimiser, OPTIMISERS)
+        _one_of("schedule", self.schedule, SCHEDULES)
+        _number("lr", self.lr, "a number above 0", 0.03, lambda v: v > 0)
+        _number("momentum", self.momentum, "at least 0, below 1", 0.9, lambda v: 0 <= v < 1)
+        _number("weight_decay", self.weight_decay, "at least 0", 1e-4, lambda v: v >= 0)
+        _number("step_factor", self.step_factor, "above 0, at most 1", 0.1, lambda v: 0 < v <= 1)
+        _number("validation", self.validation, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)
+        for name, least in (("step_every", 1), ("batch_size", 1), ("epochs", 1), ("patience", 0), ("seed", 0)):
+            _count(name, getattr(self, name), least)
+        if not isinstance(self.shuffle, bool):
+            raise InputError("bad shuffle", got=repr(self.shuffle), expected="true or false", hint="shuffle=True")
+        if self.momentum and self.optimiser != "sgd":
+            raise InputError(
+                "momentum is sgd's", got=f"momentum={self.momentum} with {self.optimiser}", expected="momentum=0",
+                hint="optimiser='sgd'",
+            )  # fmt: skip
+        if self.patience and not self.validation:
+            raise InputError(
+                "patience needs rows to validate on", got=f"patience={self.patience}, validation=0",
+                expected="a share above 0", hint="validation=0.1",
+            )  # fmt: skip
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> TrainOptions:
+        """From names and values; an unknown name is refused with the nearest known one."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in given:
+            check_name(name, known, "training option")
+        return cls(**given)
+
+    def lr_at(self, epoch: int) -> float:
+        """The learning rate of epoch 0, 1, ...: torch's StepLR and CosineAnnealingLR (down to 0) in closed form."""
+        if self.schedule == "step":
+            return self.lr * self.step_factor ** (epoch // self.step_every)
+        if self.schedule == "cosine":
+            return 0.5 * self.lr * (1 + math.cos(math.pi * epoch / self.epochs))
+        return self.lr
+
+
+def check_name(name: str, known: list[str], what: str) -> None:
+    """InputError if `name` is not known, with the nearest that is."""
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else ""
+        raise InputError(f"unknown {what}", got=name, expected=", ".join(known), hint=hint)
+
+
+def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise InputError(f"unknown {name}", got=str(value), expected=", ".join(known), hint=f"{name}='{known[0]}'")
+
+
+def _number(name: str, value: Any, expected: str, example: float, fits: Any) -> None:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (is_number and math.isfinite(value) and fits(value)):
+        words = {"lr": "learning rate"}.get(name, name.replace("_", " "))
+        hint = f"{name}={example}"
+        raise InputError(f"bad {words}", got=str(value), expected=expected, hint=hint)
+
+
+def _count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        words = "number of epochs" if name == "epochs" else name.replace("_", " ")
+        example = {"step_every": 10, "batch_size": 64, "epochs": 30, "patience": 5, "seed": 0}[name]
+        raise InputError(f"bad {words}", got=str(value), expected=f"at least {least}", hint=f"{name}={example}")

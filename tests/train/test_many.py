@@ -1,0 +1,76 @@
+"""Many runs at once: the bits of each alone, on rows that they share."""
+
+import numpy as np
+import pytest
+
+from checks import rows
+from onchip.errors import InputError, KernelError, ShapeError
+from onchip.runtime.cpu import core_count
+from onchip.spec.build import mlp
+from onchip.train.loop import fit
+from onchip.train.many import Run, fit_runs
+from onchip.train.options import TrainOptions
+
+
+def data(n=300):
+    x = rows(n, 12)
+    return x, (x[:, 0] > x[:, 1]).astype(np.int64)
+
+
+def test_every_run_has_the_bits_of_fit_alone():
+    x, y = data()
+    settings = [
+        {"lr": 0.1, "epochs": 3},
+        {"lr": 0.01, "epochs": 2, "optimiser": "adam", "batch_size": 7},
+        {"lr": 0.05, "epochs": 4, "momentum": 0.9, "batch_size": 300, "shuffle": False},
+        {"lr": 0.1, "epochs": 5, "validation": 0.2, "patience": 2, "seed": 3},
+    ]
+    parts = [None, np.arange(0, 300, 2), np.arange(37), np.random.default_rng(0).permutation(300)[:200]]
+    nets = [mlp(12, width, 2, seed=i) for i, width in enumerate((9, 33, 16, 64))]
+    runs = [Run(net, TrainOptions(**s), part) for net, s, part in zip(nets, settings, parts, strict=True)]
+    results = fit_runs(runs, x, y, device="cpu")
+    assert len(results) == 4
+    for run, setting, result in zip(runs, settings, results, strict=True):
+        part = slice(None) if run.rows is None else run.rows
+        alone = fit(run.net, x[part], y[part], device="cpu", **setting)
+        assert np.array_equal(result.losses, alone.losses)
+        assert result.best_epoch == alone.best_epoch
+        for name, w in alone.network.weights.items():
+            assert np.array_equal(result.network.weights[name], w)
+
+
+def test_more_runs_than_threads_and_one_thread():
+    x, y = data(60)
+    runs = [Run(mlp(12, 4, 2, seed=i), TrainOptions(epochs=2, seed=i)) for i in range(3 * core_count() + 1)]
+    told = []
+    many = fit_runs(runs, x, y, device="cpu", on_progress=told.append)
+    one = fit_runs(runs, x, y, device="cpu", threads=1)
+    assert told[-1] == len(runs)
+    for a, b in zip(many, one, strict=True):
+        assert np.array_equal(a.losses, b.losses)
+    assert not np.array_equal(many[0].losses, many[1].losses)
+
+
+def test_no_runs_are_no_results():
+    assert fit_runs([], *data()) == []
+
+
+def test_an_error_of_one_run_ends_them_all():
+    x, y = data(60)
+    runs = [Run(mlp(12, 4, 2), TrainOptions(epochs=100_000)), Run(mlp(12, 4, 2), TrainOptions(lr=1e30, epochs=9))]
+    with pytest.raises(KernelError, match="diverged"):
+        fit_runs(runs, x, y, device="cpu", threads=core_count())
+
+
+@pytest.mark.parametrize(
+    ("other", "error", "message"),
+    [
+        (Run(mlp(12, 4, 3), TrainOptions()), ShapeError, "do not share"),
+        (Run(mlp(11, 4, 2), TrainOptions()), ShapeError, "do not share"),
+        (Run(mlp(12, 4, 2), TrainOptions(validation=0.99), np.arange(1)), InputError, "nothing is left"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(other, error, message):
+    x, y = data(20)
+    with pytest.raises(error, match=message):
+        fit_runs([Run(mlp(12, 4, 2), TrainOptions(epochs=1)), other], x, y, device="cpu")

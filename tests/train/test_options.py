@@ -1,0 +1,80 @@
+"""Training options: checked when they are made, schedules as torch has them."""
+
+import numpy as np
+import pytest
+
+from onchip.errors import InputError
+from onchip.train.options import TrainOptions
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"loss": "hinge"}, "unknown loss"),
+        ({"optimiser": "rmsprop"}, "unknown optimiser"),
+        ({"schedule": "linear"}, "unknown schedule"),
+        ({"lr": 0}, "learning rate"),
+        ({"lr": float("inf")}, "learning rate"),
+        ({"lr": "0.1"}, "learning rate"),
+        ({"lr": True}, "learning rate"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"momentum": 0.9, "optimiser": "adam"}, "momentum is sgd's"),
+        ({"weight_decay": -1}, "weight decay"),
+        ({"step_factor": 0.0}, "step factor"),
+        ({"step_every": 0}, "step every"),
+        ({"batch_size": 0}, "batch size"),
+        ({"batch_size": 1.5}, "batch size"),
+        ({"epochs": True}, "epochs"),
+        ({"validation": 1.0}, "validation"),
+        ({"patience": 3}, "patience needs rows"),
+        ({"patience": -1, "validation": 0.1}, "patience"),
+        ({"shuffle": 1}, "shuffle"),
+        ({"seed": -1}, "seed"),
+    ],
+)
+def test_bad_options_are_refused(given, message):
+    with pytest.raises(InputError, match=message) as caught:
+        TrainOptions(**given)
+    assert caught.value.got
+    assert caught.value.expected
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("batchsize", "batch_size"), ("learning", ""), ("optimizer", "optimiser")]
+)
+def test_an_unknown_name_is_refused_with_the_nearest(name, nearest):
+    with pytest.raises(InputError, match="unknown training option") as caught:
+        TrainOptions.of({"lr": 0.1, name: 1})
+    assert caught.value.got == name
+    assert nearest in caught.value.hint
+
+
+def test_numbers_of_numpy_are_numbers():
+    options = TrainOptions.of({"lr": np.float64(0.5), "batch_size": np.int64(7), "epochs": np.int32(2)})
+    assert (options.lr, options.batch_size, options.epochs) == (0.5, 7, 2)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
+def test_schedules_are_those_of_torch(schedule):
+    torch = pytest.importorskip("torch")
+    options = TrainOptions(lr=0.3, schedule=schedule, step_every=3, step_factor=0.2, epochs=11)
+    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    peer = {
+        "constant": lambda: torch.optim.lr_scheduler.ConstantLR(optimiser, factor=1.0),
+        "step": lambda: torch.optim.lr_scheduler.StepLR(optimiser, 3, 0.2),
+        "cosine": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, 11),
+    }[schedule]()
+    rates = []
+    for _ in range(11):
+        rates.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        peer.step()
+    assert [options.lr_at(epoch) for epoch in range(11)] == pytest.approx(rates)
+
+
+def test_schedules_go_down():
+    assert [TrainOptions(lr=1, schedule="step", step_every=2).lr_at(e) for e in range(5)] == pytest.approx(
+        [1, 1, 0.1, 0.1, 0.01]
+    )
+    cosine = [TrainOptions(lr=1, schedule="cosine", epochs=4).lr_at(e) for e in range(4)]
+    assert cosine == pytest.approx([1, 0.5 + 0.5 * np.sqrt(0.5), 0.5, 0.5 - 0.5 * np.sqrt(0.5)])

@@ -13,6 +13,7 @@ from onchip.spec.layers import (
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
+    Clip,
     Concat,
     Conv1d,
     Conv2d,
@@ -69,6 +70,7 @@ def _norm(width: int, *more: str) -> dict[str, tuple[int, ...]]:
 
 CASES = [
     *(Case(layer, ((5, 7),)) for layer in (ReLU(), LeakyReLU(0.2), Sigmoid(), Tanh(), SiLU(), GELU(), GELU("tanh"))),
+    *(Case(layer, ((5, 7),)) for layer in (Clip(-0.5, 0.7), Clip(0, 6), Clip(high=0.25), Clip(low=-0.75))),
     *(Case(layer, ((3, 11, 2),)) for layer in (Softmax(), Softmax(2), LogSoftmax(-2), LogSoftmax())),
     Case(Linear(), ((13,),), {"weight": (7, 13), "bias": (7,)}),
     Case(Linear(), ((3, 5),), {"weight": (4, 5)}),

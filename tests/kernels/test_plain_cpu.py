@@ -10,7 +10,7 @@ from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.kernels.cpu.plain import Plain
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job
+from onchip.plan.kernel import Claim, Job, Price
 from onchip.spec.layers import (
     LAYERS,
     Add,
@@ -192,13 +192,33 @@ def test_claim_tells_its_price_and_computes_no_weight():
 
 @pytest.mark.parametrize(
     ("layer", "table", "row_bytes"),
-    [(Embedding(), (1000, 6), 12 + 2 * 3 * 24), (TokenConv(), (1000, 2, 6), 12 + 3 * 48)],
+    # A tap of a token convolution is looked up, and three arrays on the way are written and read.
+    [(Embedding(), (1000, 6), 12 + 2 * 3 * 24), (TokenConv(), (1000, 2, 6), 12 + 48 + 7 * 2 * 48)],
 )
 def test_a_table_is_not_read_as_a_whole(layer, table, row_bytes):
     net = Network({"x": TensorType(("B", 3), "int32")}, (Node("y", layer, ("x",), {"weight": "w"}),), ("y",),
                   {"w": np.zeros(table, np.float32)})  # fmt: skip
     price = claim_of(net).price
     assert (price.row_bytes, price.fixed_bytes) == (row_bytes, 0)
+
+
+def test_a_convolution_moves_its_windows():
+    case = Case(Conv2d((2, 2), (1, 1, 1, 1), groups=2), ((4, 6, 7),), {"weight": (6, 2, 3, 3)})
+    places = 3 * 4
+    assert claim_of(network(case)).price.row_bytes == 4 * (4 * 6 * 7 + 6 * places) + 2 * 4 * (4 * 9 * places)
+
+
+@pytest.mark.parametrize(("layer", "slower"), [(ReLU(), 4), (Softmax(), 20), (GlobalMax((-1,)), 20)])
+def test_numpy_is_slower_than_the_chip(layer, slower):
+    """The floor is that of one thread; what is moved and computed is told as it is."""
+    net = Network({"x": TensorType(("B", 4, 5))}, (Node("y", layer, ("x",)),), ("y",), {})
+    price = claim_of(net).price
+    assert price.row_bytes == 4 * (20 + net.types["y"].row_size)
+    chip = Price(price.row_flop, price.row_bytes)
+    launches = price.launches * CPU.launch_us
+    assert price.floor_us(CPU, "fp32", 10**6) - launches == pytest.approx(
+        slower * (chip.floor_us(CPU, "fp32", 10**6) - CPU.launch_us)
+    )
 
 
 def test_not_for_training():

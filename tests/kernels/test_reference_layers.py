@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from onchip.errors import InputError
+from onchip.errors import InputError, ShapeError
 from onchip.kernels import reference
 from onchip.spec.layers import (
     GELU,
     Add,
     BatchNorm1d,
     BatchNorm2d,
+    Clip,
     Concat,
     CumSum,
     Dropout,
@@ -68,6 +69,18 @@ def test_activations_are_torchs(layer):
     with np.errstate(all="ignore"):
         got = run(layer, x)
     np.testing.assert_allclose(got, module(torch.tensor(x)).numpy(), rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 6.0), (-1.5, None), (None, 0.5), (2.0, -1.0)], ids=str)
+def test_clip_is_torchs(bounds):
+    torch = pytest.importorskip("torch")
+    x = np.append(numbers(50) * 4, [np.nan, np.inf, -np.inf, 0.0, 6.0])
+    np.testing.assert_array_equal(run(Clip(*bounds), x), torch.clamp(torch.tensor(x), *bounds).numpy())
+
+
+def test_clip_refuses_a_bound_that_is_no_number():
+    with pytest.raises(ShapeError, match="bad bounds"):
+        Clip(0.0, float("nan"))
 
 
 def test_softmaxes():

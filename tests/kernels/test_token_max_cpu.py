@@ -8,16 +8,20 @@ from onchip.errors import InputError, KernelError
 from onchip.kernels import reference
 from onchip.runtime.cpu import core_count
 from onchip.runtime.engine import compile
+from onchip.spec.build import sequential
 from onchip.spec.layers import (
+    GELU,
     Concat,
     Conv1d,
     Embedding,
     GlobalMax,
     GlobalMean,
+    LeakyReLU,
     Linear,
     Permute,
     ReLU,
     Sigmoid,
+    SiLU,
     Tanh,
     TokenConv,
 )  # fmt: skip
@@ -29,8 +33,13 @@ def weight(*shape, seed=0, scale=1.0):
     return (scale * np.random.default_rng([seed, *shape]).standard_normal(shape)).astype(np.float32)
 
 
-def text_network(V=60, E=10, S=11, branches=((3, 40), (5, 40)), dtype="int32", bias=True, activation=ReLU, conv=None):
-    """Embedding, convolutions of (taps, channels) side by side, activation, maximum over time, Linear."""
+def text_network(
+    V=60, E=10, S=11, branches=((3, 40), (5, 40)), dtype="int32", bias=True, activation=ReLU, conv=None, behind=False
+):
+    """Embedding, convolutions of (taps, channels) side by side, activation, maximum over time, Linear.
+
+    behind  the activation stands behind the maximum
+    """
     weights = {"emb": weight(V, E), "fc": weight(4, sum(C for _, C in branches), scale=0.2)}
     nodes = [Node("emb", Embedding(), ("ids",), {"weight": "emb"}), Node("turn", Permute((0, 2, 1)), ("emb",))]
     ends = []
@@ -41,9 +50,9 @@ def text_network(V=60, E=10, S=11, branches=((3, 40), (5, 40)), dtype="int32", b
             weights[f"b{i}"] = weight(C, seed=i)
             roles["bias"] = f"b{i}"
         nodes.append(Node(f"conv{i}", conv or Conv1d(), ("turn",), roles))
-        nodes.append(Node(f"act{i}", activation(), (f"conv{i}",)))
-        nodes.append(Node(f"max{i}", GlobalMax((-1,)), (f"act{i}",)))
-        ends.append(f"max{i}")
+        for layer in (GlobalMax((-1,)), activation()) if behind else (activation(), GlobalMax((-1,))):
+            nodes.append(Node(f"{layer.kind}{i}", layer, (nodes[-1].name,)))
+        ends.append(nodes[-1].name)
     nodes += [Node("cat", Concat(1), tuple(ends)), Node("fc", Linear(), ("cat",), {"weight": "fc"})]
     return Network({"ids": TensorType(("B", S), dtype)}, tuple(nodes), ("fc",), weights)
 
@@ -61,6 +70,13 @@ NETWORKS = {
     "one tap, one channel": text_network(branches=((1, 1),), V=2, E=2000, S=1),
     "pads and stride": text_network(conv=Conv1d((2,), (2, 3)), activation=Sigmoid),
     "as long as the sentence": text_network(branches=((11, 130),), bias=False),
+    "leaky": text_network(activation=lambda: LeakyReLU(0.3)),
+    "flat": text_network(activation=lambda: LeakyReLU(0.0), branches=((2, 19),)),
+    "behind the maximum": text_network(activation=Tanh, behind=True),
+    "one branch, behind": text_network(branches=((4, 33),), behind=True),
+    # Behind the maximum it does not matter whether it falls.
+    "falling behind": text_network(activation=GELU, behind=True),
+    "leaky behind": text_network(activation=lambda: LeakyReLU(-0.5), behind=True, branches=((3, 21), (3, 6))),
 }
 PAYS = 10**9  # rows for which a table is always worth building
 
@@ -133,6 +149,45 @@ def test_fold_or_not_is_the_same_network():
     direct = compile(net, device="cpu", batch_hint=PAYS, without=("fold",))
     assert "token_max" not in str(direct.plan)
     np.testing.assert_allclose(folded(net)(x), direct(x), rtol=1e-4, atol=1e-5)
+
+
+def run_tokens(*layers):
+    """A token convolution with layers behind it, run and compared with the truth; its plan."""
+    net = sequential(TensorType(("B", 9), "int32"), [("t", TokenConv()), *layers], {"t.weight": weight(30, 3, 21)})
+    engine = compile(net, device="cpu")
+    x = np.random.default_rng(0).integers(0, 30, (40, 9)).astype(np.int32)
+    assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    return engine.plan
+
+
+@pytest.mark.parametrize("layer", [GELU(), GELU("tanh"), SiLU(), LeakyReLU(-0.5)], ids=str)
+def test_what_falls_before_the_maximum_is_refused(layer):
+    """The largest sum need not have the largest f: f(max x) would be another network."""
+    plan = run_tokens(("f", layer), ("m", GlobalMax((-1,))))
+    assert "refused: token_max at t: takes token convolutions up to a maximum over time" in str(plan)
+
+
+def test_of_activations_on_both_sides_the_second_is_left_to_others():
+    plan = run_tokens(("f", ReLU()), ("m", GlobalMax((-1,))), ("g", Tanh()))
+    assert [group.claim.nodes for group in plan.groups] == [("t", "f", "m"), ("g",)]
+
+
+def test_an_output_on_the_way_ends_the_claim():
+    layers = [("t", TokenConv()), ("m", GlobalMax((-1,))), ("f", Tanh())]
+    net = sequential(TensorType(("B", 4), "int64"), layers, {"t.weight": weight(5, 2, 20)})
+    plan = compile(net.replace(outputs=("f", "m")), device="cpu").plan
+    assert [group.claim.nodes for group in plan.groups] == [("t", "m"), ("f",)]
+
+
+def test_a_branch_whose_concat_it_cannot_take_is_taken_by_itself():
+    net = text_network(branches=((3, 20), (5, 12)), E=300)
+    cat = Node("cat", Concat(1), ("GlobalMax0", "GlobalMax1", "GlobalMax0"))
+    nodes = [cat if node.name == "cat" else node for node in net.nodes]
+    net = net.replace(nodes=nodes, weights={**net.weights, "fc": weight(4, 52)})
+    engine = compile(net, device="cpu", batch_hint=PAYS)
+    assert [group.claim.kernel for group in engine.plan.groups] == ["token_max", "token_max", "plain", "mlp_fused"]
+    x = ids(net, 9)
+    assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
 
 
 def test_what_else_reads_a_token_convolution_is_left_to_others_and_said():

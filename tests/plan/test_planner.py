@@ -1,5 +1,6 @@
 """Plans as text, the cheapest cover, refusals with reasons, and planning that computes nothing."""
 
+import itertools
 import re
 import time
 from dataclasses import replace
@@ -7,6 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from checks import random_mlp
 from onchip.errors import DeviceError, InputError, PlanError
@@ -17,10 +20,12 @@ from onchip.plan.planner import make_plan
 from onchip.runtime import engine
 from onchip.spec.build import mlp, sequential
 from onchip.spec.layers import (
+    GELU,
     Add,
     BatchNorm1d,
     Concat,
     Conv1d,
+    Conv2d,
     Dropout,
     Embedding,
     GlobalMax,
@@ -48,13 +53,13 @@ class Take:
     device_kind, precisions = "cpu", ("fp32",)
 
     def __init__(self, name: str, *lengths: int, flop: int = 100) -> None:
-        self.name, self.lengths, self.flop = name, lengths, flop
+        self.name, self.lengths, self.price = name, lengths, Price(flop, 8)
 
     def claims(self, net, start, device, job):
         for length in self.lengths:
             names = tuple(node.name for node in net.nodes[start : start + length])
             if len(names) == length:
-                yield Claim(self.name, f"{self.name}<{length}>", names, Price(self.flop, 8), "the test says so")
+                yield Claim(self.name, f"{self.name}<{length}>", names, self.price, "the test says so")
             else:
                 yield Refusal(self.name, net.nodes[start].name, f"needs {length} layers")
 
@@ -171,9 +176,9 @@ def test_what_a_rewrite_derives_is_priced():
     assert "96 flop to build them" in str(plan)
 
 
-def test_momentum_belongs_to_training():
-    with pytest.raises(InputError, match="momentum without training"):
-        Job(momentum=True)
+def test_an_unknown_optimiser_is_refused():
+    with pytest.raises(InputError, match="unknown optimiser"):
+        Job(loss="mse", optimiser="adagrad")
 
 
 def test_every_known_device_has_a_source():
@@ -240,6 +245,91 @@ def test_a_long_network_is_planned_at_once():
     assert time.process_time() - start < 0.3
     assert len(plan.groups) == 120
     assert len(plan.rewrites) == 180
+
+
+class Counted(Take):
+    """Notes where it is asked."""
+
+    def __init__(self, name: str, *lengths: int, flop: int = 100) -> None:
+        super().__init__(name, *lengths, flop=flop)
+        self.asked: list[int] = []
+
+    def claims(self, net, start, device, job):
+        self.asked.append(start)
+        yield from super().claims(net, start, device, job)
+
+
+def row_of(count: int) -> Network:
+    return sequential(TensorType(("B", 4)), [(f"r{i}", ReLU()) for i in range(count)], {})
+
+
+def test_nobody_is_asked_where_no_claim_leads():
+    pair = Counted("pair", 2)
+    assert len(make_plan(row_of(10), CPU, [pair]).groups) == 5
+    assert pair.asked == [0, 2, 4, 6, 8]
+
+
+def test_nobody_is_asked_where_it_is_too_late_to_be_cheaper():
+    """All ten for 8 launches: a single one for 3 of them may begin three times, never a fourth."""
+    whole, single = Counted("whole", 10, flop=0), Counted("single", 1, flop=0)
+    whole.price, single.price = Price(0, 0, launches=8), Price(0, 0, launches=3)
+    plan = make_plan(row_of(10), CPU, [whole, single])
+    assert [group.claim.kernel for group in plan.groups] == ["whole"]
+    assert single.asked == [0, 1, 2]
+
+
+@given(data=st.data())
+def test_no_cover_is_cheaper(data):
+    """Against every way to cut the network, at random prices."""
+    count = data.draw(st.integers(1, 6))
+    runs = [(start, end) for start in range(count) for end in range(start + 1, count + 1)]
+    prices = data.draw(st.dictionaries(st.sampled_from(runs), st.integers(1, 20)))
+    kernel = Priced(prices)
+    cuts = (c for n in range(count) for c in itertools.combinations(range(1, count), n))
+    covers = [list(pairwise((0, *cut, count))) for cut in cuts]
+    costs = [sum(prices[run] for run in cover) for cover in covers if all(run in prices for run in cover)]
+    if not costs:
+        with pytest.raises(PlanError):
+            make_plan(row_of(count), CPU, [kernel])
+        return
+    plan = make_plan(row_of(count), CPU, [kernel])
+    assert sum(group.claim.price.launches for group in plan.groups) == min(costs)
+    assert [name for group in plan.groups for name in group.claim.nodes] == [f"r{i}" for i in range(count)]
+
+
+class Priced:
+    """Claims runs of nodes for so many launches each."""
+
+    name, device_kind, precisions = "priced", "cpu", ("fp32",)
+
+    def __init__(self, prices: dict[tuple[int, int], int]) -> None:
+        self.prices = prices
+
+    def claims(self, net, start, device, job):
+        for (first, end), launches in self.prices.items():
+            if first == start:
+                names = tuple(node.name for node in net.nodes[start:end])
+                yield Claim(self.name, self.name, names, Price(0, 0, launches=launches), "the test says so")
+
+
+def test_the_layer_where_every_way_ends_is_named():
+    with pytest.raises(PlanError, match="takes layer 'c'") as error:
+        make_plan(three_layers(), CPU, [Take("pair", 2)])
+    assert "pair: needs 2 layers" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["convolutions", "mlp"])
+def test_a_deep_network_is_planned_at_once(kind):
+    layers, weights = [], {}
+    for i in range(200 if kind == "convolutions" else 150):
+        layers += [(f"l{i}", Conv2d(pads=(1, 1, 1, 1)) if kind == "convolutions" else Linear()), (f"r{i}", ReLU())]
+        weights[f"l{i}.weight"] = stored(8, 8, 3, 3) if kind == "convolutions" else stored(8, 8)
+    net = sequential(TensorType(("B", 8, 8, 8)) if kind == "convolutions" else TensorType(("B", 8)), layers, weights)
+    make_plan(mlp(4, 3), CPU, KERNELS)
+    start = time.process_time()
+    plan = make_plan(net, CPU, KERNELS)
+    assert time.process_time() - start < (1.0 if kind == "convolutions" else 0.2)
+    assert len(plan.groups) == 1
 
 
 # -- layers that no kernel takes yet ---------------------------------------------------------------------------
@@ -352,6 +442,54 @@ def test_half_tables_halve_what_is_looked_up():
     full, half = (engine.plan(sentiment(), "h200", Job(batch=16_384, tables=kind)) for kind in ("fp32", "fp16"))
     saved = full.groups[0].claim.price.row_bytes - half.groups[0].claim.price.row_bytes
     assert saved == 14 * 3 * 1_024 * 2
+
+
+@pytest.mark.parametrize("device", ["two cores", "h200"])
+@pytest.mark.parametrize("kind", ["fp16", "bf16"])
+def test_half_tables_are_counted_as_they_are_kept(device, kind):
+    where, kernels = (CPU, KERNELS) if device == "two cores" else (H200, ())
+    net, V, C = sentiment(V=21_632, E=64, C=1_024), 21_632, 1_024
+    full, half = (
+        make_plan(net, where, kernels, Job(batch=10**9, tables=tables), whole=False) for tables in ("fp32", kind)
+    )
+    assert full.weight_bytes - half.weight_bytes == V * 24 * C * 2
+    for plan, size in ((full, "2.0 GiB"), (half, "1014.0 MiB")):
+        assert plan.fold.startswith(f"folded: tables of {size} take ")
+        assert plan.tables_unused == ""
+    assert half.to_dict()["tables"] == kind
+    assert "tables are not used" not in str(half)
+
+
+def test_half_tables_that_nobody_uses_are_told():
+    few = engine.plan(sentiment(), "h200", Job(batch=16, tables="fp16"))
+    assert few.tables_unused == "nothing was folded into any"
+    assert f"{few.fold}\nfp16 tables are not used: nothing was folded into any\n" in str(few)
+    assert few.to_dict()["tables_unused"] == few.tables_unused
+    plain = make_plan(mlp(4, 3), CPU, KERNELS, Job(tables="bf16"))
+    assert "bf16 tables are not used: nothing was folded into any" in str(plain)
+    assert "tables" not in str(make_plan(mlp(4, 3), CPU, KERNELS))
+
+
+def test_half_tables_that_no_kernel_keeps_so_are_told():
+    nodes = (Node("t", TokenConv(), ("ids",), {"weight": "T"}),)  # without a maximum it is NumPy's, in float32
+    net = Network({"ids": TensorType(("B", 6), "int32")}, nodes, ("t",), {"T": stored(9, 3, 5)})
+    plan = make_plan(net, CPU, KERNELS, Job(tables="fp16"))
+    assert "fp16 tables are not used: no kernel of this plan keeps them so" in str(plan)
+
+
+@pytest.mark.parametrize(("E", "folds"), [(16, False), (64, False), (2048, True)])
+def test_an_embedding_is_folded_for_numpy_only_where_that_is_faster(E, folds):
+    """A GELU before the maximum leaves the tables to NumPy. Measured on two cores, rows of 16 tokens, 3 taps, 128
+    channels: direct 6 us and folded 44 us a row at E = 64, 122 and 34 us at E = 2048 (5 taps)."""
+    nodes = (
+        Node("emb", Embedding(), ("ids",), {"weight": "table"}), Node("turn", Permute((0, 2, 1)), ("emb",)),
+        Node("conv", Conv1d(), ("turn",), {"weight": "w"}), Node("gelu", GELU(), ("conv",)),
+        Node("max", GlobalMax((-1,)), ("gelu",)),
+    )  # fmt: skip
+    weights = {"table": stored(10_000, E), "w": stored(128, E, 3)}
+    net = Network({"ids": TensorType(("B", 16), "int32")}, nodes, ("max",), weights)
+    plan = make_plan(net, replace(CPU, flops={"fp32": 311e9}, bandwidth=50e9), KERNELS, Job(batch=10**9))
+    assert bool(tables(plan)) == folds, str(plan)
 
 
 def floor(device: Device, B: int, *works: tuple[float, float, float]) -> float:

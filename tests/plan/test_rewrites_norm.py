@@ -6,7 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from networks import YES_NO, Grow, add_moves, assert_rewrites, assert_same_meaning, drawn, seeded, share_that_fires
+from onchip.errors import InputError
+from onchip.kernels import reference
 from onchip.plan.rewrites import fold_batchnorm
+from onchip.spec.build import sequential
 from onchip.spec.layers import (
     BatchNorm1d,
     BatchNorm2d,
@@ -20,7 +23,9 @@ from onchip.spec.layers import (
     ReLU,
     Reshape,
 )
+from onchip.spec.layers.norm import factor_and_shift
 from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Recipe, materialise
 from onchip.spec.types import TensorType, numpy_dtype
 
 
@@ -196,3 +201,26 @@ def test_weights_of_ints_stay():
     )
     net = Network({"x": TensorType(("B", 3), "float64")}, nodes, ("y",), weights)
     assert fold_batchnorm(net)[0] is net
+
+
+def test_a_variance_that_is_computed_is_looked_at_when_it_is_there():
+    weights = {"a.weight": np.ones((3, 2)), "n.mean": np.ones(3), "v": np.array([1.0, -2.0, 1.0])}
+    weights["n.var"] = Recipe("copy", ("v",), (3,), "float64", 0, lambda v: v)
+    net = sequential(TensorType(("B", 2), "float64"), [("a", Linear()), ("n", BatchNorm1d())], weights)
+    folded, told = fold_batchnorm(net)
+    assert told
+    with pytest.raises(InputError, match="a variance is no variance") as caught:
+        materialise(folded.nodes[0].weights["weight"], folded.weights)
+    assert caught.value.got == "-2 in channel 1, and eps 1e-05"
+
+
+@pytest.mark.parametrize("roles", [(), ("weight",), ("bias",), ("weight", "bias")])
+def test_factor_and_shift_are_the_norm(roles):
+    rng = np.random.default_rng(0)
+    weights = {role: rng.standard_normal(5, dtype=np.float32) for role in ("mean", *roles)}
+    weights["var"] = rng.uniform(0.1, 2, 5).astype(np.float32)
+    net = sequential(TensorType(("B", 5)), [("n", BatchNorm1d(1e-3))], {f"n.{role}": w for role, w in weights.items()})
+    s, t = factor_and_shift(weights, 1e-3)
+    x = rng.standard_normal((7, 5), dtype=np.float32)
+    assert (s.dtype, t.dtype) == (np.float64, np.float64)
+    np.testing.assert_allclose(x * s + t, reference.forward(net, x), rtol=1e-12, atol=1e-12)

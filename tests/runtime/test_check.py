@@ -8,10 +8,11 @@ import pytest
 from checks import random_mlp
 from onchip.errors import InputError, PlanError
 from onchip.plan.kernel import PRECISIONS
-from onchip.runtime.check import NAIVE_DTYPE, ULP, CheckRow, check_network, random_rows, scaled_error, unequal_batch
+from onchip.runtime.check import NAIVE_DTYPE, ULP, CheckRow, check_network, scaled_error, unequal_batch
 from onchip.runtime.engine import compile
+from onchip.runtime.stream import RandomRows
 from onchip.spec.build import sequential
-from onchip.spec.layers import Add, Embedding, Tanh
+from onchip.spec.layers import Add, Embedding, Reshape, Tanh
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
 
@@ -81,7 +82,7 @@ def test_scaled_error():
 
 
 def test_a_row_that_depends_on_its_batch_is_found():
-    engine, x = compile(NET, device="cpu"), random_rows(NET.input, 30, 0)
+    engine, x = compile(NET, device="cpu"), RandomRows(NET.input, 30, 0).read(0, 30)
     whole = engine(x)
     assert unequal_batch(engine, (x,), whole) is None
 
@@ -97,8 +98,8 @@ def test_bad_requests():
         check_network(NET, rows=0)
     with pytest.raises(InputError, match="seed"):
         check_network(NET, seed=-1)
-    with pytest.raises(InputError, match="floats or ids"):
-        random_rows(TensorType(("B", 4), "int32"), 3, 0)
+    with pytest.raises(InputError, match="floats or token ids"):
+        check_network(sequential(TensorType(("B", 4), "int32"), [("r", Reshape((2, 2)))], {}))
 
 
 def test_where_nothing_could_be_checked_nothing_has_passed(monkeypatch):

@@ -14,7 +14,7 @@ from onchip.kernels.cpu import KERNELS
 from onchip.plan.device import H200
 from onchip.plan.planner import make_plan
 from onchip.runtime.cpu import this_cpu
-from onchip.runtime.engine import compile
+from onchip.runtime.engine import compile, id_limits
 from onchip.runtime.stream import (
     LEAST_PIECE_ROWS,
     FittedRows,
@@ -234,7 +234,7 @@ def test_random_rows_do_not_depend_on_the_pieces(cuts):
     normal = np.random.default_rng(3).standard_normal((50, 20), dtype=np.float32)
     ids = np.random.default_rng(3).integers(0, 7, (50, 5), dtype=np.int32)
     for net, expected in ((NET, normal), (tiny, ids)):
-        source, places = RandomRows(net, 50, seed=3), sorted({0, 50, *cuts})
+        source, places = RandomRows(net.input, 50, 3, id_limits(net).get("ids")), sorted({0, 50, *cuts})
         got = np.concatenate([source.read(a, b) for a, b in pairwise(places)])
         assert (source.shape, len(source), source.dtype) == (expected.shape, 50, expected.dtype)
         assert got.dtype == expected.dtype
@@ -243,14 +243,13 @@ def test_random_rows_do_not_depend_on_the_pieces(cuts):
 
 def test_random_rows_that_cannot_be():
     with pytest.raises(InputError, match="at least 1"):
-        RandomRows(NET, 0, 0)
+        RandomRows(NET.input, 0, 0)
     with pytest.raises(InputError, match="seed"):
-        RandomRows(NET, 1, -1)
-    integers = sequential(TensorType(("B", 4), "int64"), [("r", Reshape((2, 2)))], {})
+        RandomRows(NET.input, 1, -1)
     with pytest.raises(InputError, match="int64"):
-        RandomRows(integers, 1, 0)
+        RandomRows(TensorType(("B", 4), "int64"), 1, 0)
     with pytest.raises(AssertionError, match="in order"):
-        RandomRows(NET, 10, 0).read(1, 2)
+        RandomRows(NET.input, 10, 0).read(1, 2)
 
 
 # -- fitting -----------------------------------------------------------------------------------------------

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
 
 from onchip.errors import InputError, ShapeError
 from onchip.spec.build import make_layer, mlp, sequential
-from onchip.spec.layers import LAYERS, Linear, LogSoftmax, ReLU, Reshape, Softmax
+from onchip.spec.layers import (
+    LAYERS,
+    BatchNorm1d,
+    BatchNorm2d,
+    Embedding,
+    Linear,
+    LogSoftmax,
+    ReLU,
+    Reshape,
+    Softmax,
+    TokenConv,
+)
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe, materialise
 from onchip.spec.types import DTYPE_BYTES, TensorType, numpy_dtype
@@ -74,6 +87,33 @@ def test_bias_must_fit():
     nodes = (Node("fc", Linear(), ("x",), {"weight": "w", "bias": "b"}),)
     with pytest.raises(ShapeError, match=r"layer 'fc' \(Linear\): bias and weight do not fit"):
         linear_net(nodes=nodes, weights={"w": weight(3, 4), "b": weight(4)})
+
+
+@pytest.mark.parametrize(("var", "eps"), [(-0.5, 1e-5), (-1.0, 1.0), (0.0, 0.0), (-np.inf, 1e-5)])
+@pytest.mark.parametrize("layer", [BatchNorm1d, BatchNorm2d])
+def test_a_variance_below_zero_is_refused(layer, var, eps):
+    weights = {"mean": weight(3), "var": np.array([1, 2, var], np.float32)}
+    row = (3, 2, 2) if layer is BatchNorm2d else (3,)
+    node = Node("norm", layer(eps), ("x",), {role: role for role in weights})
+    with pytest.raises(InputError, match=rf"layer 'norm' \({layer.__name__}\): a variance is no variance") as caught:
+        Network({"x": TensorType(("B", *row))}, (node,), ("norm",), weights)
+    assert "in channel 2" in caught.value.got
+
+
+def test_a_variance_of_nan_or_of_almost_nothing_passes():
+    for var in (np.nan, 0.0, -0.9e-5):
+        weights = {"n.mean": weight(4), "n.var": np.full(4, var, np.float32)}
+        sequential(X, [("n", BatchNorm1d(1e-5))], weights)
+
+
+def test_what_a_row_looks_up():
+    ids = TensorType(("B", 7), "int64")
+    table, tables = weight(9, 5), weight(9, 3, 5)
+    for layer, array, count in ((Embedding(), table, 7 * 5), (TokenConv(2), tables, 3 * 3 * 5)):
+        net = sequential(ids, [("t", layer)], {"t.weight": array})
+        assert net.row_looked_up(net.nodes[0]) == count
+    net = linear_net()
+    assert net.row_looked_up(net.nodes[0]) == 0
 
 
 def test_linear_runs_over_the_last_axis():
@@ -219,3 +259,14 @@ def test_a_weight_behind_a_long_row_of_recipes():
     for i in range(1, 3000):
         weights[f"w{i}"] = Recipe("add", (f"w{i - 1}", "w0"), (1,), "float32", 1, lambda a, b: a + b + np.float32(1))
     assert materialise("w2999", weights).tolist() == [2999]
+
+
+def test_a_network_can_be_copied_and_pickled():
+    net = mlp(3, 4, 2)
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert twin is not net
+        assert str(twin) == str(net)
+        assert twin.types == net.types
+        for name, w in net.weights.items():
+            assert np.array_equal(twin.weights[name], w)
+            assert not twin.weights[name].flags.writeable

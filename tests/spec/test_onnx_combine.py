@@ -12,6 +12,7 @@ from onchip.spec.layers import (
     Add,
     BatchNorm1d,
     BatchNorm2d,
+    Clip,
     Concat,
     CumSum,
     Embedding,
@@ -19,11 +20,13 @@ from onchip.spec.layers import (
     Linear,
     Mul,
     Permute,
+    ReLU,
     Reshape,
     SiLU,
+    ToPixels,
 )
 from onchip.spec.types import TensorType
-from onnx_models import F32, check_meaning, model, numbers, op, read, run_onnx
+from onnx_models import F32, check_meaning, model, numbers, op, read, refused, run_onnx
 
 
 def kinds(net):
@@ -152,6 +155,61 @@ def test_silu(tmp_path, order):
     assert kinds(check_meaning(tmp_path, model(nodes, outputs=("s", "y")))) == ["Sigmoid", "SiLU"]
     nodes = [op("Sigmoid", "x", "s"), op("Relu", "x", "r"), op("Mul", "s r")]
     assert kinds(check_meaning(tmp_path, model(nodes))) == ["Sigmoid", "ReLU", "Mul"]
+
+
+def test_clip_keeps_the_bounds_as_they_were_meant(tmp_path):
+    low, high = np.float32(-0.1), np.float32(0.3)
+    for nodes, weights, opset in (
+        ([op("Clip", "x", min=-0.1, max=0.3)], {}, 10),
+        ([op("Clip", "x low high")], {"low": low, "high": high}, 11),
+        ([op("Clip", "x low high")], {"low": low, "high": high}, 17),
+    ):
+        net = check_meaning(tmp_path, model(nodes, weights, opset=opset))
+        assert [node.layer for node in net.nodes] == [Clip(-0.1, 0.3)]
+
+
+@pytest.mark.parametrize("opset", [9, 17])
+def test_a_clip_at_zero_from_below_is_a_relu(tmp_path, opset):
+    nodes = [op("Clip", "x", min=0.0)] if opset < 11 else [op("Clip", "x zero")]
+    net = check_meaning(tmp_path, model(nodes, {} if opset < 11 else {"zero": np.float32(0)}, opset=opset))
+    assert [node.layer for node in net.nodes] == [ReLU()]
+
+
+def test_clips_that_cannot_be_read(tmp_path):
+    refused(tmp_path, model([op("Relu", "x", "r"), op("Clip", "x r")]), "must be a constant")
+    refused(tmp_path, model([op("Clip", "x low")], {"low": np.float64(0)}), "mixes dtypes")
+    refused(tmp_path, model([op("Clip", "x low")], {"low": numbers(2)}), "do not fit")
+    refused(tmp_path, model([op("Clip", "x low")], {"low": np.float32(np.nan)}), "bad bounds")
+
+
+PIXELS = {"one": 1, "two": 2, "full": 255, "zero": 0}
+
+
+def pixels_model(to=TensorProto.UINT8, **changes):
+    """uint8(Clip(Where(IsNaN(y), 0, y), 0, 255)), y = (x + 1) / 2 * 255, as others may write it, with other numbers."""
+    nodes = [
+        op("Add", "x one", "a"), op("Div", "a two", "b"), op("Mul", "b full", "c"), op("IsNaN", "c", "n"),
+        op("Where", "n zero c", "w"), op("Clip", "w zero full", "k"), op("Cast", "k", to=to),
+    ]  # fmt: skip
+    proto = model(nodes, {name: np.float32(number) for name, number in {**PIXELS, **changes}.items()})
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.UINT8
+    return proto
+
+
+def test_pixels_are_recognised(tmp_path):
+    assert [node.layer for node in read(tmp_path, pixels_model()).nodes] == [ToPixels()]
+
+
+@pytest.mark.parametrize("changes", [{"one": 2}, {"two": 3}, {"full": 254}, {"zero": 1}, {"to": F32}], ids=str)
+def test_what_is_only_like_pixels_is_refused(tmp_path, changes):
+    refused(tmp_path, pixels_model(**changes), "Clip(Where(IsNaN(y), 0, y), 0, 255)")
+
+
+def test_where_and_is_nan_stand_for_nothing_else(tmp_path):
+    refused(tmp_path, model([op("IsNaN", "x")]), "unfinished")
+    others = [op("IsNaN", "x", "n"), op("Relu", "x", "r"), op("Where", "n zero r")]
+    refused(tmp_path, model(others, {"zero": np.float32(0)}), "stands alone")
+    refused(tmp_path, model([op("Where", "x x x")]), "stands alone")
 
 
 def test_leaky_relu_keeps_the_slope_as_it_was_meant(tmp_path):

@@ -146,6 +146,7 @@ def elementwise(draw, kind):
     choices = {
         "GELU": [layers.GELU(), layers.GELU("tanh")], "LeakyReLU": [layers.LeakyReLU(), layers.LeakyReLU(0.3)],
         "Dropout": [layers.Dropout(), layers.Dropout(0.25)],
+        "Clip": [layers.Clip(*bounds) for bounds in ((0, 6), (-0.1, None), (None, 0.3), (0.7, -0.2), (None, None))],
     }  # fmt: skip
     row = draw(st.lists(sizes, max_size=3))
     dtype = draw(st.sampled_from(["float32", "float64"] if kind != "GELU" else ["float32"]))  # no Erf of doubles there
@@ -167,7 +168,7 @@ STRATEGIES = {
     **{kind: over_axes(kind) for kind in ("GlobalMax", "GlobalMean", "CumSum", "Softmax", "LogSoftmax")},
     **{kind: combinations(kind) for kind in ("Add", "Mul")},
     **{kind: batch_norms(kind) for kind in ("BatchNorm1d", "BatchNorm2d")},
-    **{kind: elementwise(kind) for kind in ("ReLU", "LeakyReLU", "Sigmoid", "Tanh", "SiLU", "GELU")},
+    **{kind: elementwise(kind) for kind in ("ReLU", "LeakyReLU", "Clip", "Sigmoid", "Tanh", "SiLU", "GELU")},
     **{kind: elementwise(kind) for kind in ("Identity", "Dropout")},
     "Concat": concatenations(), "Reshape": reshapes(), "Permute": permutations(), "Embedding": embeddings(),
     "Linear": linears(),
@@ -220,11 +221,24 @@ def normal(layer, net):
     return layer
 
 
-def test_pixels_are_written(tmp_path):
-    net = one_layer(layers.ToPixels(), (3, 5, 4))
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_pixels_are_written_and_read_back(tmp_path, dtype):
+    net = one_layer(layers.ToPixels(), (3, 5, 4), dtype=dtype)
     write_onnx(net, tmp_path / "net.onnx")
+    back = read_onnx(tmp_path / "net.onnx")
+    assert (back.nodes, back.inputs, back.outputs) == (net.nodes, net.inputs, net.outputs)
+    if dtype != "float32":
+        return
     x = np.random.default_rng(0).uniform(-1.5, 1.5, (6, 3, 5, 4)).astype(np.float32)
     x[0, 0, 0] = [np.nan, np.inf, -np.inf, 1]
     (got,) = run_onnx(tmp_path / "net.onnx", x)
     assert got.dtype == np.uint8
     np.testing.assert_array_equal(got, reference.forward(net, x, "float32"))
+
+
+@pytest.mark.parametrize("D_out", [1, 4])
+def test_pixels_behind_a_product_leave_it_without_a_bias(tmp_path, D_out):
+    net = one_layer(layers.Linear(), (3,), weight=(D_out, 3))
+    pixels = net.replace(nodes=(*net.nodes, Node("pixels", layers.ToPixels(), ("layer",))), outputs=("pixels",))
+    write_onnx(pixels, tmp_path / "net.onnx")
+    assert read_onnx(tmp_path / "net.onnx").nodes == pixels.nodes

@@ -93,6 +93,16 @@ def autoencoder():
     )  # fmt: skip
 
 
+def small_mobilenet():
+    """Depthwise and pointwise convolutions with ReLU6, as mobile networks have them."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU6(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8), nn.ReLU6(),
+        nn.Conv2d(8, 12, 1, bias=False), nn.BatchNorm2d(12), nn.Hardtanh(-0.3, 0.9),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 4),
+    )  # fmt: skip
+
+
 def mlp():
     return nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.GELU(), nn.Dropout(), nn.Linear(9, 4), nn.Softmax(dim=1))
 
@@ -100,7 +110,7 @@ def mlp():
 CASES = {
     "mlp": (mlp, [(3, 4)]), "textcnn": (TextCNN, ["ids"]), "lenet": (LeNet, [(1, 16, 16)]),
     "autoencoder": (autoencoder, [(1, 8, 12)]), "residual": (Residual, [(4, 6, 5)]), "dcgan": (Generator, [(10,)]),
-    "mixer": (Mixer, [(5, 6), (6,)]),
+    "mixer": (Mixer, [(5, 6), (6,)]), "mobilenet": (small_mobilenet, [(3, 10, 9)]),
 }  # fmt: skip
 
 

@@ -148,7 +148,7 @@ def _announce_building(plan: Plan) -> None:
     """Say that the weights which the rewrites derive take a while, if they do."""
     seconds = plan.rewrite_flop / plan.device.flops[plan.job.precision]
     if seconds > _LONG_S:
-        size = plan.network.weight_bytes / 2**30
+        size = plan.weight_bytes / 2**30
         say(f"building {size:.1f} GiB of weights: {plan.rewrite_flop:,} flop, at least {seconds:.0f} s")
 
 
@@ -164,10 +164,11 @@ def _check_request(rows: Path | None, count: int | None, seed: int | None) -> No
 
 @contextlib.contextmanager
 def _open_source(rows: Path | None, net: Network, count: int | None, seed: int | None) -> Iterator[Source]:
+    from onchip.runtime.engine import id_limits
     from onchip.runtime.stream import RandomRows, open_input_rows
 
     if rows is None:
-        yield RandomRows(net, count or 0, seed or 0)
+        yield RandomRows(net.input, count or 0, seed or 0, id_limits(net).get(next(iter(net.inputs))))
         return
     with open_input_rows(rows, net.input) as source:
         yield source

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from onchip.errors import InputError
 from onchip.plan.device import Device
-from onchip.spec.network import Network
-from onchip.spec.recipe import Recipe
+
+if TYPE_CHECKING:
+    from onchip.spec.network import Network
+    from onchip.spec.recipe import Recipe
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 LOSSES = ("cross_entropy", "half_sse", "mse")

@@ -9,7 +9,7 @@ from onchip.errors import DeviceError, PlanError
 from onchip.plan.device import Device
 from onchip.plan.kernel import PRECISIONS, Claim, Job, Kernel, Price, Refusal
 from onchip.plan.rewrites import fold_embeddings, rewrite
-from onchip.spec.layers import Embedding, TokenConv
+from onchip.spec.layers import TokenConv
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe
 from onchip.spec.text import columns
@@ -65,6 +65,28 @@ class Plan:
                 waiting += weight.sources  # which may be recipes themselves
         return sum(recipe.flop for recipe in recipes.values())
 
+    @property
+    def tables_unused(self) -> str:
+        """Why tables that were asked for in half precision are not kept so; "" if they are, or nobody asked."""
+        tables = {n.weights["weight"] for n in self.network.nodes if isinstance(n.layer, TokenConv)}
+        if self.job.tables == "fp32" or any(DTYPE_BYTES[recipe.dtype] == 2 for recipe in self._made_of(tables)):
+            return ""
+        return "no kernel of this plan keeps them so" if tables else "nothing was folded into any"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, as the kernels keep them."""
+        return sum(group.claim.weight_bytes for group in self.groups)
+
+    def _made_of(self, weights: set[str]) -> list[Recipe]:
+        """What the kernels keep of some weights."""
+        recipes = (recipe for group in self.groups for recipe in group.claim.recipes.values())
+        return [recipe for recipe in recipes if weights.intersection(recipe.sources)]
+
+    def kept_bytes(self, weights: set[str]) -> int:
+        """Bytes of what the kernels keep of some weights."""
+        return sum(recipe.nbytes for recipe in self._made_of(weights))
+
     def to_dict(self) -> dict[str, object]:
         return {
             "network": self.network.name,
@@ -90,6 +112,8 @@ class Plan:
             "rewrite_flop": self.rewrite_flop,
             "rewrites": list(self.rewrites),
             "fold": self.fold,
+            "tables": self.job.tables,
+            "tables_unused": self.tables_unused,
             "refusals": [{"kernel": r.kernel, "layer": r.node, "why": r.why} for r in self.refusals],
         }
 
@@ -105,12 +129,13 @@ class Plan:
         work = f"train, {self.job.loss}" if self.job.is_training else "infer"
         lines = [f"{self.network.name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"]
         lines.append(columns(head, rows, right=(3, 4, 5, 6)))
-        weight_bytes = sum(group.claim.weight_bytes for group in self.groups)
         build_flop = sum(group.claim.build_flop for group in self.groups) + self.rewrite_flop
-        weights = f"{weight_bytes / 1024:,.0f} KiB of weights, {build_flop:,} flop to build them"
+        weights = f"{self.weight_bytes / 1024:,.0f} KiB of weights, {build_flop:,} flop to build them"
         lines.append(f"floor {format_us(self.floor_us)}, {self.between_bytes:,} B/row between groups, {weights}")
         lines += [f"rewrote: {line}" for line in self.rewrites]
         lines += [self.fold] if self.fold else []
+        if unused := self.tables_unused:
+            lines.append(f"{self.job.tables} tables are not used: {unused}")
         lines += [f"refused: {r.kernel} at {r.node}: {r.why}" for r in self.refusals]
         return "\n".join(lines)
 
@@ -176,7 +201,7 @@ def _cheaper(direct: Plan | PlanError, folded: Plan | PlanError) -> Plan:
     flop = folded.rewrite_flop - direct.rewrite_flop
     used = {name for node in direct.network.nodes for name in node.weights.values()}
     made = {name for node in folded.network.nodes for name in node.weights.values()} - used
-    table_bytes = sum(map(folded.network.weight_bytes_of, made))
+    table_bytes = folded.kept_bytes(made)
     build_us = max(flop / device.flops[job.precision], table_bytes / device.bandwidth) * 1e6
 
     def gain_us(B: int) -> float:
@@ -200,61 +225,77 @@ def _cover(
     net: Network, device: Device, kernels: Sequence[Kernel], job: Job, told: tuple[str, ...], whole: bool
 ) -> Plan:
     """Groups are runs of the network's order, so the cheapest cover is a shortest path: best[i] is the cheapest way to
-    run nodes i.. and each claim at i leads to the node behind its last one.
+    run the nodes before i, and each claim at i leads to the node behind its last one.
+
+    A kernel may take a while to answer, so nobody is asked at a node that no claim leads to, or that costs as much to
+    reach as all of the network does in a way that is known by then.
     """
     count = len(net.nodes)
-    best: list[tuple[float, Claim | None]] = [(0.0 if i == count else float("inf"), None) for i in range(count + 1)]
+    best: list[tuple[float, Claim | None]] = [(float("inf") if i else 0.0, None) for i in range(count + 1)]
     refusals: list[Refusal] = []
     claimed: set[str] = set()
-    for start in reversed(range(count)):
-        for kernel in kernels:
-            if kernel.device_kind != device.kind:
-                continue
-            if job.precision not in kernel.precisions:
-                why = f"computes in {', '.join(kernel.precisions)}, not {job.precision}"
-                refusals.append(Refusal(kernel.name, net.nodes[start].name, why))
-                continue
-            for answer in kernel.claims(net, start, device, job):
-                if isinstance(answer, Refusal):
-                    refusals.append(answer)
-                    continue
-                claimed.update(answer.nodes)
-                cost = answer.price.floor_us(device, job.precision, job.batch) + best[start + len(answer.nodes)][0]
-                if cost < best[start][0]:
-                    best[start] = (cost, answer)
-        if best[start][1] is None and not whole:
-            best[start] = (_NO_KERNEL_US + best[start + 1][0], _no_claim(net, net.nodes[start], job))
+    for start in range(count):
+        reached = best[start][0]
+        if reached >= best[count][0]:
+            continue
+        claims = _claims(net, start, device, kernels, job, refusals)
+        claimed.update(name for claim in claims for name in claim.nodes)
+        for claim in claims:
+            cost, end = reached + claim.price.floor_us(device, job.precision, job.batch), start + len(claim.nodes)
+            if cost < best[end][0]:
+                best[end] = (cost, claim)
+        if not claims and not whole and reached + _NO_KERNEL_US < best[start + 1][0]:
+            best[start + 1] = (reached + _NO_KERNEL_US, _no_claim(net, net.nodes[start], job))
+    if best[count][0] == float("inf"):
+        # No way leads past a layer that no kernel takes: name that one, if there is one.
+        furthest = max(i for i in range(count) if best[i][0] < float("inf"))
+        node = next((node for node in net.nodes if node.name not in claimed), net.nodes[furthest])
+        raise _no_kernel(net, node, device, refusals)
+    chosen: list[Claim] = []
+    at = count
+    while (last := best[at][1]) is not None:
+        chosen.insert(0, last)
+        at -= len(last.nodes)
+    planned = {claim.nodes[0] for claim in chosen}
+    shown = dict.fromkeys(r for r in refusals if r.node in planned)
+    return Plan(net, device, job, _groups(net, chosen), told, tuple(shown))
+
+
+def _claims(
+    net: Network, start: int, device: Device, kernels: Sequence[Kernel], job: Job, refusals: list[Refusal]
+) -> list[Claim]:
+    """Every claim that begins at a node; who refuses is noted."""
     claims: list[Claim] = []
-    at = 0
-    while at < count:
-        claim = best[at][1]
-        if claim is None:
-            # No way leads past a layer that no kernel takes: name that one, if there is one.
-            node = next((node for node in net.nodes if node.name not in claimed), net.nodes[at])
-            raise _no_kernel(net, node, device, refusals)
-        claims.append(claim)
-        at += len(claim.nodes)
-    planned = {claim.nodes[0] for claim in claims}
-    shown = dict.fromkeys(r for r in reversed(refusals) if r.node in planned)
-    return Plan(net, device, job, _groups(net, claims), told, tuple(shown))
+    for kernel in kernels:
+        if kernel.device_kind != device.kind:
+            continue
+        if job.precision not in kernel.precisions:
+            why = f"computes in {', '.join(kernel.precisions)}, not {job.precision}"
+            refusals.append(Refusal(kernel.name, net.nodes[start].name, why))
+            continue
+        for answer in kernel.claims(net, start, device, job):
+            if isinstance(answer, Refusal):
+                refusals.append(answer)
+            else:
+                claims.append(answer)
+    return claims
 
 
 def _no_claim(net: Network, node: Node, job: Job) -> Claim:
     """What stands for a layer that no kernel takes: its weights as they are, and what any kernel must move."""
     reads = sum(given.row_bytes for given in net.input_types(node))
+    dtypes = {role: given.dtype for role, given in net.node_weight_types(node).items()}
+    if isinstance(node.layer, TokenConv) and job.tables != "fp32":
+        dtypes["weight"] = "float16" if job.tables == "fp16" else "bfloat16"
     recipes = {
-        role: Recipe("as_is", (name,), net.weights[name].shape, net.weight_type(name).dtype, 0, lambda weight: weight)
+        role: Recipe("as_is", (name,), net.weights[name].shape, dtypes[role], 0, lambda weight: weight)
         for role, name in node.weights.items()
     }
-    fixed = dict(recipes)
-    if isinstance(node.layer, Embedding | TokenConv):  # a row reads what it looks up, and no cache is counted on
-        table = fixed.pop("weight")
-        size = 2 if isinstance(node.layer, TokenConv) and job.tables != "fp32" else DTYPE_BYTES[table.dtype]
-        taps = table.shape[1] if isinstance(node.layer, TokenConv) else 1
-        reads += net.types[node.name].row_size * taps * size
-    price = Price(
-        net.row_flop(node), reads + net.types[node.name].row_bytes, sum(recipe.nbytes for recipe in fixed.values())
-    )
+    fixed = sum(recipe.nbytes for recipe in recipes.values())
+    if looked_up := net.row_looked_up(node):  # only that is read of a table, and no cache is counted on
+        fixed -= recipes["weight"].nbytes
+        reads += looked_up * DTYPE_BYTES[dtypes["weight"]]
+    price = Price(net.row_flop(node), reads + net.types[node.name].row_bytes, fixed)
     label, why = f"none yet for {node.layer.kind}", "no kernel of this device takes it yet"
     return Claim("", label, (node.name,), price, why, recipes)
 

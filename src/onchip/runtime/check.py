@@ -13,9 +13,10 @@ from onchip.kernels import reference
 from onchip.plan.kernel import PRECISIONS
 from onchip.runtime.cuda import cuda_devices, why_no_cuda
 from onchip.runtime.engine import Engine, compile, id_limits
+from onchip.runtime.stream import RandomRows
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-from onchip.spec.types import DTYPE_BYTES, TensorType, numpy_dtype
+from onchip.spec.types import DTYPE_BYTES
 
 FACTOR, ULPS = 2, 4  # allowed: FACTOR times the naive error and ULPS units in the last place
 BATCHES = (1, 2, 7)  # a row must come out the same, to the bit, in batches of these sizes
@@ -86,7 +87,10 @@ def check_network(
         raise InputError("bad seed", got=str(seed), expected="at least 0")
     _ = net.output  # one is compared: say so before any work
     limits = id_limits(net)
-    x = tuple(random_rows(given, rows, seed + i, limits.get(n)) for i, (n, given) in enumerate(net.inputs.items()))
+    x = tuple(
+        RandomRows(given, rows, seed + i, limits.get(name)).read(0, rows)
+        for i, (name, given) in enumerate(net.inputs.items())
+    )
     truth = reference.forward(net, x, "float64")
     gpus = [f"cuda:{i}" for i in range(len(cuda_devices()))]
     naive = {p: _naive(net, x, truth, dtype) for p, dtype in NAIVE_DTYPE.items()}
@@ -122,17 +126,6 @@ def _check_one(
 def _reason(error: OnchipError) -> str:
     # The device itself is there: what it can refuse is the precision.
     return f"the device computes in {error.expected}" if isinstance(error, DeviceError) else error.what
-
-
-def random_rows(given: TensorType, rows: int, seed: int, id_limit: int | None = None) -> Array:
-    """Standard normal rows of a float input; uniform ids below `id_limit` of one that looks into a table."""
-    rng = np.random.default_rng(seed)
-    if id_limit is not None:
-        return rng.integers(0, id_limit, (rows, *given.row_shape), dtype=numpy_dtype(given.dtype))
-    if "float" not in given.dtype:
-        raise InputError("cannot make random rows for this network", got=f"input {given}", expected="floats or ids")
-    x = rng.standard_normal((rows, *given.row_shape), dtype=np.float32)
-    return x.astype(numpy_dtype(given.dtype), copy=False)
 
 
 def scaled_error(got: Array, truth: Array) -> float:

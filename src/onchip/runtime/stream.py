@@ -15,7 +15,7 @@ import numpy as np
 from onchip.errors import InputError, ShapeError
 from onchip.files import check_writable
 from onchip.plan.planner import Plan
-from onchip.runtime.engine import Engine, id_limits
+from onchip.runtime.engine import Engine
 from onchip.spec.arrays import FlatWriter, NpyWriter, RowSource, RowWriter, open_flat_rows, open_rows
 from onchip.spec.images import BmpWriter, PngWriter, is_image
 from onchip.spec.network import Network
@@ -80,19 +80,19 @@ class RandomRows:
     """Rows from a seed, drawn as they are read, which must be in order. With `rng = numpy.random.default_rng(seed)`:
 
     a float input is `rng.standard_normal((rows, ...), dtype=float32)`, ids are `rng.integers(0, V, (rows, ...))` of
-    the input's dtype, V the rows of the table that they look into.
+    the input's dtype, V (`id_limit`) the rows of the table that they look into.
     """
 
-    def __init__(self, net: Network, rows: int, seed: int) -> None:
+    def __init__(self, given: TensorType, rows: int, seed: int, id_limit: int | None = None) -> None:
         if rows < 1:
             raise InputError("bad number of random rows", got=str(rows), expected="at least 1", hint="--count 64")
         if seed < 0:
             raise InputError("bad seed", got=str(seed), expected="at least 0", hint="--seed 0")
-        self.shape, self.dtype = (rows, *net.input.row_shape), numpy_dtype(net.input.dtype)
-        self._limit = id_limits(net).get(next(iter(net.inputs)))
-        if self._limit is None and "float" not in net.input.dtype:
+        self.shape, self.dtype = (rows, *given.row_shape), numpy_dtype(given.dtype)
+        self._limit = id_limit
+        if id_limit is None and "float" not in given.dtype:
             raise InputError(
-                "cannot make random rows for this network", got=f"input {net.input}", expected="floats or token ids",
+                "cannot make random rows for this network", got=f"input {given}", expected="floats or token ids",
                 hint="give a file of rows instead of --count",
             )  # fmt: skip
         self._rng = np.random.default_rng(seed)

@@ -31,6 +31,10 @@ class Node:
         object.__setattr__(self, "inputs", tuple(self.inputs))
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """For copies and other processes: a mapping that cannot be changed cannot be pickled either."""
+        return Node, (self.name, self.layer, self.inputs, dict(self.weights))
+
 
 @dataclass(frozen=True, eq=False)
 class Network:
@@ -49,6 +53,9 @@ class Network:
         object.__setattr__(self, "nodes", tuple(self.nodes))
         object.__setattr__(self, "outputs", tuple(self.outputs))
         object.__setattr__(self, "types", MappingProxyType(self._infer_types()))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Network, (dict(self.inputs), self.nodes, self.outputs, dict(self.weights), self.name)
 
     # -- facts ---------------------------------------------------------------------------------------------
 
@@ -76,6 +83,9 @@ class Network:
 
     def row_flop(self, node: Node) -> int:
         return node.layer.row_flop(self.input_types(node), self.node_weight_types(node))
+
+    def row_looked_up(self, node: Node) -> int:
+        return node.layer.row_looked_up(self.input_types(node), self.node_weight_types(node))
 
     @property
     def parameters(self) -> int:
@@ -161,11 +171,14 @@ class Network:
         for weight in node.weights.values():
             if weight not in self.weights:
                 raise InputError(f"{where}: weight '{weight}' is not in the network")
+        arrays = {role: self.weights[name] for role, name in node.weights.items()}
         try:
-            return layer.infer(tuple(types[v] for v in node.inputs), self.node_weight_types(node))
-        except ShapeError as error:
+            made = layer.infer(tuple(types[v] for v in node.inputs), self.node_weight_types(node))
+            layer.check_weights({role: array for role, array in arrays.items() if not isinstance(array, Recipe)})
+            return made
+        except InputError as error:
             what = f"{where}: {error.what}"
-            raise ShapeError(what, got=error.got, expected=error.expected, hint=error.hint) from None
+            raise type(error)(what, got=error.got, expected=error.expected, hint=error.hint) from None
 
     # -- how it shows itself -------------------------------------------------------------------------------
 

@@ -24,7 +24,6 @@ from onchip.spec.types import BATCH, TensorType
 LATENT, CHANNELS, START = 100, (512, 256, 128, 64, 3), 4
 KERNEL = 5
 PADS = (1, 1, 2, 2)  # y[2i - 1 + r] += x[i] * w[r]: twice as many numbers come out as go in
-FACES = (1_000, 5_248)  # the jobs
 
 
 def network(

@@ -9,6 +9,7 @@ own inputs in one order.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,18 +21,24 @@ from onchip.kernels.cpu.jit import LAUNCH
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.layers import (
+    AvgPool1d,
+    AvgPool2d,
     Convolution,
-    Embedding,
+    GlobalMax,
     GlobalMean,
     Layer,
     Linear,
     LogSoftmax,
+    MaxPool1d,
+    MaxPool2d,
     Softmax,
     TokenConv,
     TransposedConvolution,
 )
-from onchip.spec.network import Network
+from onchip.spec.layers.conv import conv_groups
+from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe
+from onchip.spec.types import DTYPE_BYTES
 
 _ROW_BY_ROW = (Linear, Softmax, LogSoftmax, GlobalMean)
 _USES_BLAS = (Linear, Convolution, TransposedConvolution)
@@ -40,6 +47,22 @@ _BLOCK_BYTES = 1 << 20  # read and written by a block of rows: it stays in cache
 # Launches that its price counts: the time of a call for every row or block, in units of a compiled kernel's launch. It
 # keeps the floor honest, and every kernel that was written for a layer cheaper than this one.
 _LAUNCHES = 50
+# How many times as long one thread of NumPy takes as all cores at their measured rates would. Measured on two cores:
+# Concat and Add 3, an Embedding 4, a Permute 4 to 7; TokenConv 3 to 6 and convolutions 5 to 12, once what they keep on
+# the way is counted. Short sums and maxima: pools 20 to 40, GlobalMean 36, GlobalMax 100, Linear 15 to 300.
+_SLOWER, _MUCH_SLOWER = 4, 20
+_IN_SHORT_SUMS = (*_ROW_BY_ROW, GlobalMax, MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
+
+
+@dataclass(frozen=True)
+class NumpyPrice(Price):
+    """The same work at NumPy's pace."""
+
+    slower: int = _SLOWER
+
+    def floor_us(self, device: Device, precision: str, B: int) -> float:
+        launches = self.launches * device.launch_us
+        return self.slower * (super().floor_us(device, precision, B) - launches) + launches
 
 
 @dataclass(frozen=True)
@@ -64,10 +87,12 @@ class Plain:
             given = net.weight_type(name)
             recipes[role] = Recipe("as_is", (name,), net.weights[name].shape, given.dtype, 0, lambda weight: weight)
         fixed = sum(recipe.nbytes for recipe in recipes.values())
-        if isinstance(node.layer, Embedding | TokenConv):  # of a table, only the rows that are looked up
-            taps = recipes["weight"].shape[1] if isinstance(node.layer, TokenConv) else 1
-            moved, fixed = moved + taps * net.types[node.name].row_bytes, fixed - recipes["weight"].nbytes
-        price = Price(net.row_flop(node), moved, fixed, _LAUNCHES)
+        looked_up = net.row_looked_up(node)
+        if looked_up:  # only that is read of a table
+            fixed -= recipes["weight"].nbytes
+        moved += (looked_up + 2 * _between(net, node)) * DTYPE_BYTES[net.types[node.name].dtype]
+        slower = _MUCH_SLOWER if isinstance(node.layer, _IN_SHORT_SUMS) else _SLOWER
+        price = NumpyPrice(net.row_flop(node), moved, fixed, _LAUNCHES, slower)
         yield Claim(
             self.name, f"plain<{node.layer.kind}>", (node.name,), price, "one layer by itself, in NumPy", recipes,
             facts=Facts(node.layer, tuple(values.index(name) for name in node.inputs)),
@@ -94,6 +119,16 @@ class Plain:
                 run(inputs, outputs, threads)
 
         return run_products if isinstance(layer, _USES_BLAS) else run
+
+
+def _between(net: Network, node: Node) -> int:
+    """Numbers of a row that NumPy writes to arrays of its own on the way to the result, and reads again."""
+    if isinstance(node.layer, TokenConv):
+        return 3 * net.row_looked_up(node)  # each tap is looked up, cut at the edges and added
+    if isinstance(node.layer, Convolution):  # its windows, side by side
+        C_out, *window = net.weights[node.weights["weight"]].shape
+        return net.types[node.name].row_size // C_out * math.prod(window) * conv_groups(node.layer)
+    return 0
 
 
 def _widened(array: Array) -> Array:

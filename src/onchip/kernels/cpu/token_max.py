@@ -2,8 +2,8 @@
 
 Idea    A token convolution is a sum of looked-up rows (plan/rewrites/embedding.py). For each row of the batch, the rows
         of every position are added up block by block in registers and only the running maximum is kept; several
-        convolutions side by side fill their parts of one output row. An activation that never falls (ReLU) may follow
-        the maximum instead of going before it.
+        convolutions side by side fill their parts of one output row. An activation before the maximum is done behind
+        it, which is the same for one that never falls (ReLU, but not GELU).
 Floor   Memory: a sentence reads positions * taps rows of C numbers, from all over tables that no cache holds. Sentiment
         (K = 3, 5, 7, 9 over 16 tokens, C = 1024): 244 rows of 4 KiB, 1.0 MB a sentence: 43 us at 23 GB/s. The direct
         convolution is 2.05 Gflop: 6.8 ms at 300 Gflop/s.
@@ -13,6 +13,7 @@ Limits  float32 tables, or 16-bit ones on request; int32 and int64 ids; any size
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ import numpy as np
 
 from onchip.errors import KernelError
 from onchip.kernels.chain import given_ids, is_closed
-from onchip.kernels.cpu.activation import activate, code_of
+from onchip.kernels.cpu.activation import ACTIVATIONS, activate, code_of
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.gather import BFLOAT16, BLOCK, FLOAT16, FLOAT32, VECS, gather_max
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, take_ticket, use_threads
@@ -33,7 +34,6 @@ from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe
 from onchip.spec.types import DTYPE_BYTES
 
-RISING = (ReLU, LeakyReLU, Sigmoid, Tanh)  # f(max x) = max f(x), if a slope is not negative
 _STORED = {"fp32": ("float32", FLOAT32), "fp16": ("int16", FLOAT16), "bf16": ("int16", BFLOAT16)}
 _LOWEST = np.float32(-np.inf)
 
@@ -117,6 +117,7 @@ class Branch:
 
     conv: Node
     activation: Elementwise | None
+    has_max: bool
     last: str  # the name of the value it makes
 
 
@@ -136,7 +137,7 @@ class TokenMax:
             return
         found = _find(net, start)
         if found is None:
-            why = "takes token convolutions that only a maximum over time reads, side by side in one Concat"
+            why = "takes token convolutions up to a maximum over time, with nothing before it but what never falls"
             yield Refusal(self.name, net.nodes[start].name, why)
             return
         branches, nodes = found
@@ -163,7 +164,7 @@ class TokenMax:
             recipes[f"table{i}"] = _table_recipe(conv.weights["weight"], (V, K, C), stored, job.tables)
             bias = conv.weights.get("bias")
             recipes[f"bias{i}"] = _bias_recipe(bias, C)
-            reads += P * K * C * DTYPE_BYTES[stored]
+            reads += net.row_looked_up(conv) * DTYPE_BYTES[stored]
         if sum(recipe.nbytes for recipe in recipes.values()) <= device.fast_bytes:
             reads = 0  # such tables come from the cache
         ids = net.types[branches[0].conv.inputs[0]]
@@ -199,50 +200,52 @@ class TokenMax:
 
 
 def _find(net: Network, start: int) -> tuple[list[Branch], list[Node]] | None:
-    """The branches that begin at net.nodes[start] and all their nodes, a run of the network's order."""
+    """The branches that begin at net.nodes[start] and all their nodes, a run of the network's order.
+
+    All of them up to their Concat, or else the first one by itself.
+    """
     ids = net.nodes[start].inputs
     taken: list[Node] = []
     ends: dict[str, Branch] = {}  # value -> the branch so far
+    alone: tuple[list[Branch], list[Node]] | None = None
     for node in net.nodes[start:]:
-        branch = ends.get(node.inputs[0])
+        before = ends.get(node.inputs[0])
         if isinstance(node.layer, TokenConv) and node.inputs == ids:
-            ends[node.name] = Branch(node, None, node.name)
+            ends[node.name] = Branch(node, None, False, node.name)
         elif isinstance(node.layer, Concat) and taken:
-            done = set(node.inputs) == set(ends) and len(node.inputs) == len(ends)
-            whole = all(isinstance(_layer(net, value), GlobalMax) for value in ends) and _axis(net, node) == 1
-            if not done or not whole or not is_closed(net, [*taken, node]):
-                return None
-            return list(ends.values()), [*taken, node]
-        elif branch is None or not _continues(net, branch, node):
+            has_all = set(node.inputs) == set(ends) and len(node.inputs) == len(ends)
+            is_whole = has_all and all(branch.has_max for branch in ends.values()) and _axis(net, node) == 1
+            return (list(ends.values()), [*taken, node]) if is_whole and is_closed(net, [*taken, node]) else alone
+        elif before is None or (longer := _continued(before, node)) is None:
             break
         else:
-            activation = node.layer if isinstance(node.layer, RISING) else branch.activation
             del ends[node.inputs[0]]
-            ends[node.name] = Branch(branch.conv, activation, node.name)
+            ends[node.name] = longer
         taken.append(node)
-        if len(ends) == 1 and isinstance(node.layer, GlobalMax) and not _feeds_concat(net, node):
-            return (list(ends.values()), taken) if is_closed(net, taken) else None
+        if len(ends) == 1 and all(branch.has_max for branch in ends.values()) and is_closed(net, taken):
+            alone = (list(ends.values()), list(taken))
+    return alone
+
+
+def _continued(branch: Branch, node: Node) -> Branch | None:
+    """The branch with one layer more, if it can be done here."""
+    layer = node.layer
+    if isinstance(layer, GlobalMax):
+        over_time = {axis % 3 for axis in layer.axes} == {2}
+        return dataclasses.replace(branch, has_max=True, last=node.name) if over_time and not branch.has_max else None
+    if isinstance(layer, ACTIVATIONS) and branch.activation is None and (branch.has_max or _never_falls(layer)):
+        return dataclasses.replace(branch, activation=layer, last=node.name)
     return None
 
 
-def _continues(net: Network, branch: Branch, node: Node) -> bool:
-    if isinstance(node.layer, GlobalMax):
-        over_time = {axis % 3 for axis in node.layer.axes} == {2}
-        return over_time and not isinstance(_layer(net, branch.last), GlobalMax)
-    return isinstance(node.layer, RISING) and branch.activation is None
-
-
-def _layer(net: Network, value: str) -> object:
-    return next(node.layer for node in net.nodes if node.name == value)
+def _never_falls(layer: Elementwise) -> bool:
+    """f(max x) = max f(x): it may go behind the maximum."""
+    return isinstance(layer, ReLU | Sigmoid | Tanh) or (isinstance(layer, LeakyReLU) and layer.slope >= 0)
 
 
 def _axis(net: Network, node: Node) -> int:
     assert isinstance(node.layer, Concat)
     return node.layer.axis % len(net.types[node.name].shape)
-
-
-def _feeds_concat(net: Network, node: Node) -> bool:
-    return any(isinstance(reader.layer, Concat) for reader in net.readers(node.name))
 
 
 def _table_recipe(name: str, shape: tuple[int, int, int], stored: str, tables: str) -> Recipe:

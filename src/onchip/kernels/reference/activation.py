@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import erfc
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.layers import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
+from onchip.spec.layers import GELU, Clip, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from onchip.spec.recipe import Array
 
 _TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715  # of GELU's approximation
@@ -35,6 +35,20 @@ def leaky_relu(layer: LeakyReLU, xs: Arrays, w: Weights) -> Array:
 @backward_of(LeakyReLU)
 def leaky_relu_back(layer: LeakyReLU, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
     return (np.where(xs[0] >= 0, dy, layer.slope * dy),), {}
+
+
+@forward_of(Clip)
+def clip(layer: Clip, xs: Arrays, w: Weights) -> Array:
+    """Bound after bound, so that the upper one wins where they cross; each rounded to what x is."""
+    (y,) = xs
+    if layer.low is not None:
+        y = np.maximum(y, y.dtype.type(layer.low))
+    return y if layer.high is None else np.minimum(y, y.dtype.type(layer.high))
+
+
+@backward_of(Clip)
+def clip_back(layer: Clip, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    return (dy * (xs[0] == y),), {}
 
 
 @forward_of(Sigmoid)

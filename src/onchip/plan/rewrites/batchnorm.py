@@ -11,6 +11,7 @@ import numpy as np
 from onchip.plan.rewrites.edit import Draft, Told, moves_before, moves_behind, origin
 from onchip.spec.layers import BatchNorm1d, BatchNorm2d, Convolution, Linear, TransposedConvolution
 from onchip.spec.layers.conv import conv_groups, geometry
+from onchip.spec.layers.norm import factor_and_shift
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType
@@ -61,9 +62,7 @@ def _fold(draft: Draft, norm: Node, product: Node, moves: list[Node], behind: bo
 
     def factors(*given: Array) -> tuple[Array, Array]:
         """s and t of every channel of the product."""
-        wide = {role: array.astype(np.float64) for role, array in zip(norm.weights, given, strict=True)}
-        s = wide.get("weight", 1.0) / np.sqrt(wide["var"] + eps)
-        t = wide.get("bias", 0.0) - wide["mean"] * s
+        s, t = factor_and_shift(dict(zip(norm.weights, given, strict=True)), eps)
         if isinstance(layer, Linear):
             channel = _channels(types, norm, moves, behind)
             return s[channel], t[channel]

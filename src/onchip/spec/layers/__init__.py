@@ -1,6 +1,6 @@
 """The vocabulary. A new layer goes into a file here and into this list; nothing else in spec/ changes."""
 
-from onchip.spec.layers.activation import GELU, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
+from onchip.spec.layers.activation import GELU, Clip, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from onchip.spec.layers.base import LAYERS, Elementwise, Layer
 from onchip.spec.layers.combine import Add, Concat, Interleave, Mul
 from onchip.spec.layers.conv import (
@@ -20,9 +20,9 @@ from onchip.spec.layers.scan import CumSum
 from onchip.spec.layers.shape import Dropout, Identity, Permute, Reshape
 
 __all__ = [
-    "GELU", "LAYERS", "Add", "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Concat", "Conv1d", "Conv2d",
-    "ConvTranspose1d", "ConvTranspose2d", "Convolution", "CumSum", "Dropout", "Elementwise", "Embedding", "GlobalMax",
-    "GlobalMean", "Identity", "Interleave", "Layer", "LeakyReLU", "Linear", "LogSoftmax", "MaxPool1d", "MaxPool2d",
-    "Mul", "Permute", "ReLU", "Reshape", "SiLU", "Sigmoid", "Softmax", "Tanh", "ToPixels", "TokenConv",
+    "GELU", "LAYERS", "Add", "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Clip", "Concat", "Conv1d",
+    "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Convolution", "CumSum", "Dropout", "Elementwise", "Embedding",
+    "GlobalMax", "GlobalMean", "Identity", "Interleave", "Layer", "LeakyReLU", "Linear", "LogSoftmax", "MaxPool1d",
+    "MaxPool2d", "Mul", "Permute", "ReLU", "Reshape", "SiLU", "Sigmoid", "Softmax", "Tanh", "ToPixels", "TokenConv",
     "TransposedConvolution",
 ]  # fmt: skip

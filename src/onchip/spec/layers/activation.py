@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -21,6 +22,19 @@ class LeakyReLU(Elementwise):
 
     slope: float = 0.01
     flop_each: ClassVar[int] = 2
+
+
+@dataclass(frozen=True)
+class Clip(Elementwise):
+    """min(max(x, low), high), None where there is no such bound; a NaN stays a NaN. ReLU6 is Clip(0, 6)."""
+
+    low: float | None = None
+    high: float | None = None
+    flop_each: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        if any(bound is not None and math.isnan(bound) for bound in (self.low, self.high)):
+            raise ShapeError("bad bounds", got=f"{self.low}, {self.high}", expected="numbers, or None", hint="0, 6")
 
 
 @dataclass(frozen=True)

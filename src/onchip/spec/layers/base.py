@@ -7,12 +7,12 @@ also its name in files. The arithmetic lives elsewhere: kernels/reference/ says 
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from onchip.errors import ShapeError
+from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType
 
 LAYERS: dict[str, type[Layer]] = {}
@@ -44,8 +44,16 @@ class Layer(abc.ABC):
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         """Floating-point operations for one row of the batch."""
 
+    def row_looked_up(self, inputs: Types, weights: WeightTypes) -> int:
+        """Numbers that one row of the batch reads of a table "weight"; 0 for a layer that reads all of its weights."""
+        return 0
+
+    def check_weights(self, arrays: Mapping[str, Array]) -> None:
+        """InputError if the layer cannot work with these numbers, by role; those not computed yet are left out."""
+        return  # most can with any
+
     def attributes(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        return dict(vars(self))  # not asdict, which copies deeply: planning asks often
 
     def __str__(self) -> str:
         inside = ", ".join(f"{k}={v}" for k, v in self.attributes().items())

@@ -29,6 +29,9 @@ class Embedding(Layer):
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 0
 
+    def row_looked_up(self, inputs: Types, weights: WeightTypes) -> int:
+        return self.infer(inputs, weights).row_size
+
 
 @dataclass(frozen=True)
 class TokenConv(Layer):
@@ -61,8 +64,10 @@ class TokenConv(Layer):
         return TensorType((x.shape[0], C_out, *window_counts(row, (K,), (self.stride,), self.pads, (1,))), weight.dtype)
 
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
-        y = self.infer(inputs, weights)
-        return y.row_size * int(weights["weight"].shape[1])
+        return self.row_looked_up(inputs, weights)  # each is added
+
+    def row_looked_up(self, inputs: Types, weights: WeightTypes) -> int:
+        return self.infer(inputs, weights).row_size * int(weights["weight"].shape[1])
 
 
 def _need_ids(given: TensorType) -> None:

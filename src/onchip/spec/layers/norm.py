@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from onchip.errors import ShapeError
+import numpy as np
+
+from onchip.errors import InputError, ShapeError
 from onchip.spec.layers.base import Layer, Types, WeightTypes, need_float
+from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType
 
 
@@ -33,6 +37,10 @@ class _BatchNorm(Layer, abstract=True):
     def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
         return 2 * inputs[0].row_size
 
+    def check_weights(self, arrays: Mapping[str, Array]) -> None:
+        if "var" in arrays:
+            _checked(arrays["var"], self.eps)
+
 
 @dataclass(frozen=True)
 class BatchNorm1d(_BatchNorm):
@@ -46,3 +54,21 @@ class BatchNorm2d(_BatchNorm):
     """Over (B, C, H, W)."""
 
     ranks: ClassVar[tuple[int, ...]] = (4,)
+
+
+def factor_and_shift(weights: Mapping[str, Array], eps: float) -> tuple[Array, Array]:
+    """s = weight / sqrt(var + eps) and t = bias - mean s of every channel, in float64: a batch norm is x s + t."""
+    wide = {role: array.astype(np.float64) for role, array in weights.items()}
+    s = wide.get("weight", 1.0) / np.sqrt(_checked(wide["var"], eps))
+    return s, wide.get("bias", 0.0) - wide["mean"] * s
+
+
+def _checked(var: Array, eps: float) -> Array:
+    """var + eps, which has a root that one can divide by. A NaN passes through, as everywhere."""
+    under_root: Array = var.astype(np.float64) + eps
+    if (bad := np.flatnonzero(under_root <= 0)).size:
+        raise InputError(
+            "a variance is no variance", got=f"{float(var[bad[0]]):.6g} in channel {bad[0]}, and eps {eps:g}",
+            expected="var + eps above 0", hint="the running variance of the trained layer",
+        )  # fmt: skip
+    return under_root

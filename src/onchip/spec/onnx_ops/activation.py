@@ -1,13 +1,14 @@
-"""Relu, LeakyRelu, Sigmoid, Tanh, Softmax, LogSoftmax."""
+"""Relu, LeakyRelu, Clip, Sigmoid, Tanh, Softmax, LogSoftmax."""
 
 from __future__ import annotations
 
 from onchip.errors import FormatError
-from onchip.spec.layers import Layer, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
+from onchip.spec.layers import Clip, Layer, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from onchip.spec.network import Node
 from onchip.spec.onnx_ops.base import Op, reads, writes
 from onchip.spec.onnx_ops.graph_reader import GraphReader
 from onchip.spec.onnx_ops.graph_writer import GraphWriter
+from onchip.spec.onnx_ops.pixels import completes_pixels
 
 _ELEMENTWISE: dict[str, type[Layer]] = {"Relu": ReLU, "Sigmoid": Sigmoid, "Tanh": Tanh}
 _SOFTMAX: dict[str, type[Softmax] | type[LogSoftmax]] = {"Softmax": Softmax, "LogSoftmax": LogSoftmax}
@@ -32,6 +33,31 @@ def read_leaky_relu(graph: GraphReader, op: Op) -> None:
 @writes(LeakyReLU)
 def write_leaky_relu(graph: GraphWriter, node: Node) -> None:
     graph.emit("LeakyRelu", node, [graph.value(node)], alpha=node.layer.attributes()["slope"])
+
+
+@reads("Clip")
+def read_clip(graph: GraphReader, op: Op) -> None:
+    if completes_pixels(graph, op):
+        return
+    x = graph.value(op)
+    if graph.opset < 11:
+        bounds = [op.number(name, 0.0) if name in op.attributes else None for name in ("min", "max")]
+    else:
+        bounds = [_bound(graph, op, index, x) for index in (1, 2)]
+    graph.add(op, ReLU() if bounds == [0, None] else Clip(*bounds), (x,))
+
+
+def _bound(graph: GraphReader, op: Op, index: int, x: str) -> float | None:
+    """A bound as it was meant, see Op.number."""
+    return float(str(graph.weight_constant(op, index, x).reshape(())[()])) if graph.has(op, index) else None
+
+
+@writes(Clip)
+def write_clip(graph: GraphWriter, node: Node) -> None:
+    bounds = [
+        graph.number(node, name, bound) if bound is not None else "" for name, bound in node.layer.attributes().items()
+    ]
+    graph.emit("Clip", node, [graph.value(node), *bounds])
 
 
 @writes(SiLU)

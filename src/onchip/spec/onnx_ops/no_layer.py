@@ -10,6 +10,7 @@ from onchip.spec.network import Node
 from onchip.spec.onnx_ops.base import Op, reads, writes
 from onchip.spec.onnx_ops.graph_reader import GraphReader
 from onchip.spec.onnx_ops.graph_writer import GraphWriter
+from onchip.spec.onnx_ops.pixels import completes_pixels
 from onchip.spec.onnx_tensors import dtype_of
 from onchip.spec.types import numpy_dtype
 
@@ -42,6 +43,8 @@ def read_dropout(graph: GraphReader, op: Op) -> None:
 
 @reads("Cast")
 def read_cast(graph: GraphReader, op: Op) -> None:
+    if completes_pixels(graph, op):
+        return
     _cast(graph, op, dtype_of(op.attribute("to", 0), str(op)))
 
 

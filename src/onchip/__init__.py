@@ -20,19 +20,22 @@ if TYPE_CHECKING:
     from onchip.spec.build import mlp
     from onchip.spec.load import save
     from onchip.spec.network import Network
+    from onchip.train.estimators import Classifier, Regressor
+    from onchip.train.grid import fit_many
     from onchip.train.loop import FitResult, fit
     from onchip.workloads import load
 
 __version__ = "0.1.0"
 __all__ = [
-    "Engine", "FitResult", "Network", "OnchipError", "Plan",
-    "compile", "fit", "load", "mlp", "save",
+    "Classifier", "Engine", "FitResult", "Network", "OnchipError", "Plan", "Regressor",
+    "compile", "fit", "fit_many", "load", "mlp", "save",
 ]  # fmt: skip
 
 # Where each name lives. Imported when first used: `import onchip` loads no NumPy, no Numba and no device.
 _HOME = {
-    "Engine": "runtime.engine", "FitResult": "train.loop", "Network": "spec.network", "Plan": "plan.planner",
-    "compile": "runtime.engine", "fit": "train.loop", "load": "workloads", "mlp": "spec.build", "save": "spec.load",
+    "Classifier": "train.estimators", "Engine": "runtime.engine", "FitResult": "train.loop", "Network": "spec.network",
+    "Plan": "plan.planner", "Regressor": "train.estimators", "compile": "runtime.engine", "fit": "train.loop",
+    "fit_many": "train.grid", "load": "workloads", "mlp": "spec.build", "save": "spec.load",
 }  # fmt: skip
 
 

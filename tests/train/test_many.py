@@ -55,11 +55,21 @@ def test_no_runs_are_no_results():
     assert fit_runs([], *data()) == []
 
 
-def test_an_error_of_one_run_ends_them_all():
+def test_a_run_that_diverges_does_not_end_the_others():
     x, y = data(60)
-    runs = [Run(mlp(12, 4, 2), TrainOptions(epochs=100_000)), Run(mlp(12, 4, 2), TrainOptions(lr=1e30, epochs=9))]
-    with pytest.raises(KernelError, match="diverged"):
-        fit_runs(runs, x, y, device="cpu", threads=core_count())
+    runs = [Run(mlp(12, 4, 2), TrainOptions(lr=lr, epochs=9)) for lr in (0.1, 1e30, 0.2)]
+    good, bad, other = fit_runs(runs, x, y, device="cpu")
+    assert isinstance(bad, KernelError)
+    assert "diverged" in bad.what
+    assert len(good.history) == len(other.history) == 9
+
+
+def test_losses_with_the_same_targets_go_together():
+    x, y = rows(40, 12), rows(40, 2, seed=4)
+    runs = [Run(mlp(12, 4, 2), TrainOptions(loss=loss, epochs=2, lr=0.01)) for loss in ("mse", "half_sse")]
+    for run, result in zip(runs, fit_runs(runs, x, y, device="cpu"), strict=True):
+        alone = fit(run.net, x, y, device="cpu", loss=run.options.loss, epochs=2, lr=0.01)
+        assert np.array_equal(result.losses, alone.losses)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +77,7 @@ def test_an_error_of_one_run_ends_them_all():
     [
         (Run(mlp(12, 4, 3), TrainOptions()), ShapeError, "do not share"),
         (Run(mlp(11, 4, 2), TrainOptions()), ShapeError, "do not share"),
+        (Run(mlp(12, 4, 2), TrainOptions(loss="mse")), ShapeError, "numbers"),
         (Run(mlp(12, 4, 2), TrainOptions(validation=0.99), np.arange(1)), InputError, "nothing is left"),
     ],
 )

@@ -10,7 +10,7 @@ import concurrent.futures
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from onchip.errors import ShapeError
+from onchip.errors import KernelError, ShapeError
 from onchip.runtime.cpu import check_threads
 from onchip.runtime.engine import check_rows
 from onchip.spec.network import Network
@@ -38,10 +38,12 @@ def fit_runs(
     device: str = "auto",
     threads: int | None = None,
     on_progress: Callable[[float], None] | None = None,
-) -> list[FitResult]:
+) -> list[FitResult | KernelError]:
     """Train every run on the rows x, shared by all of them; the results in the order of the runs.
 
-    x, y         as for fit; every network has the same input type and number of outputs
+    A run that diverges has its KernelError for a result; the others go on.
+
+    x, y         as for fit; every network has the same input type and output, every loss the same kind of target
     on_progress  hears how many runs are done, with the shares of those under way
     """
     if not runs:
@@ -49,20 +51,25 @@ def fit_runs(
     first = runs[0].net
     x, y = check_rows(x, first.input), check_targets(first, len(x), y, runs[0].options.loss)
     for run in runs:
-        if (run.net.input, run.net.output, run.options.loss) != (first.input, first.output, runs[0].options.loss):
+        if _data_of(run) != _data_of(runs[0]):
+            expected = " ".join(_data_of(runs[0]))
             raise ShapeError(
-                "the runs do not share their data", got=f"{run.net.input} -> {run.net.output}, {run.options.loss}",
-                expected=f"{first.input} -> {first.output}, {runs[0].options.loss}", hint="a call for each kind",
+                "the runs do not share their data", got=" ".join(_data_of(run)), expected=expected,
+                hint="a call for each kind",
             )  # fmt: skip
     shares, stop = [0.0] * len(runs), False
 
-    def work(i: int) -> FitResult | None:
+    def work(i: int) -> FitResult | KernelError | None:
         run = runs[i]
         course = prepare(run.net, x, y, run.options, device=device, threads=threads, rows=run.rows, alone=True)
         while not course.is_done and not stop:
             course.advance()
             if course.is_epoch_done:
-                course.end_epoch()
+                try:
+                    course.end_epoch()
+                except KernelError as diverged:
+                    shares[i] = 1.0
+                    return diverged
             shares[i] = _share(course)
         return course.result() if course.is_done else None
 
@@ -73,7 +80,7 @@ def fit_runs(
             while waiting:
                 done, waiting = concurrent.futures.wait(waiting, _REPORT_SECONDS, concurrent.futures.FIRST_EXCEPTION)
                 for future in done:
-                    future.result()  # an error of one run ends them all
+                    future.result()  # any other error of one run ends them all
                 if on_progress is not None:
                     on_progress(sum(shares))
         except BaseException:
@@ -81,6 +88,11 @@ def fit_runs(
             pool.shutdown(wait=True, cancel_futures=True)
             raise
     return [result for future in futures if (result := future.result()) is not None]
+
+
+def _data_of(run: Run) -> tuple[str, str, str]:
+    target = "classes" if run.options.loss == "cross_entropy" else "numbers"
+    return str(run.net.input), str(run.net.output), target
 
 
 def _share(course: Course) -> float:

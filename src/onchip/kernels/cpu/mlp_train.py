@@ -7,7 +7,7 @@ Idea    A step is two parallel loops. In the first, every thread takes some rows
 Floor   A row costs 6 flop a weight, 4 in the first layer (nobody asks for the gradient of x). 784-320-160-10, batch
         64: 85 Mflop a step, 0.28 ms at 300 Gflop/s.
 Same bits A weight's gradient is one sum over the batch in order; how rows and tiles fall to threads changes
-        no sum. Batches beyond BLOCK rows go through block by block, their gradients added in order.
+        no sum. It goes SUM_ROWS rows at a time, and blocks of a large batch follow each other.
 Limits  float32; an MLP chain of ReLU, LeakyReLU, Sigmoid, Tanh without softmax (cross_entropy takes logits); SGD,
         momentum, Adam.
 """
@@ -22,10 +22,9 @@ from onchip.errors import FormatError
 from onchip.kernels.chain import ACTIVATIONS, Chain, Dense, find_chain, why_not_float32
 from onchip.kernels.cpu.jit import LAUNCH, use_threads
 from onchip.kernels.cpu.mlp_fused import layer_table, packed_recipes
-from onchip.kernels.cpu.tile import PANEL, TILE_FLOATS, aligned_zeros, pack, packed_size, padded, panels, unpack
-from onchip.kernels.cpu.train_step import (
+from onchip.kernels.cpu.tile import PANEL, aligned_zeros, pack, packed_size, padded, panels, unpack
+from onchip.kernels.cpu.train_model import (
     ADAM,
-    BLOCK,
     COL_ACT,
     COL_BIAS,
     COL_HAS_BIAS,
@@ -40,22 +39,20 @@ from onchip.kernels.cpu.train_step import (
     Data,
     Model,
     Rule,
-    run_losses,
-    run_losses_alone,
-    run_steps,
-    run_steps_alone,
 )  # fmt: skip
+from onchip.kernels.cpu.train_step import BLOCK, run_losses, run_losses_alone, run_steps, run_steps_alone
+from onchip.kernels.cpu.train_weights import TASK_FLOATS, TASK_K
 from onchip.plan.device import Device
 from onchip.plan.kernel import OPTIMISERS, Claim, Job, Price, Refusal
 from onchip.spec.layers import LeakyReLU
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 
-TASK_K = 64  # rows of a weight matrix in one piece of the update
 LOSS_CODES = {"cross_entropy": CROSS_ENTROPY, "half_sse": HALF_SSE, "mse": MSE}
 KINDS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM}
+_ALONE_FLOP = 4e6  # of a step, 30 us of one core: with less, threads wait for each other longer than they work
+_LEAST_ROWS = 256  # that a block has room for: the losses of many rows are asked for even where batches are small
 _STATE_NAMES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}
-_NO_CLASSES, _NO_TARGETS = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
 
 
 class Trainer:
@@ -68,30 +65,29 @@ class Trainer:
 
         threads  None: on the calling thread, so that several trainers can run side by side
         """
-        self.chain, self.threads, self.x = chain, threads, x
+        is_small = job.batch * 6 * sum(layer.D_in * layer.D_out for layer in chain.layers) < _ALONE_FLOP
+        self.chain, self.threads, self.x, self.y = chain, None if is_small else threads, x, y
         self.batch, self.optimiser, self.loss_code = job.batch, job.optimiser, LOSS_CODES[job.loss]
-        has_classes = self.loss_code == CROSS_ENTROPY
-        self.classes: Array = y if has_classes else _NO_CLASSES
-        self.targets: Array = _NO_TARGETS if has_classes else y
         self.steps_done = 0
-        table = _train_table(chain)
+        rows = min(BLOCK, max(job.batch, _LEAST_ROWS))
+        table = _train_table(chain, rows)
         w, bias = weights["w"], weights["bias"]
         wt = aligned_zeros(sum(packed_size(layer.D_out, layer.D_in) for layer in chain.layers[1:]))
-        gw = aligned_zeros(w.size if job.batch > BLOCK else 0)
+        gw = aligned_zeros(w.size if job.batch > rows else 0)
         kept = OPTIMISERS[job.optimiser]
         vw, vb = (aligned_zeros(size if kept > 0 else 0) for size in (w.size, bias.size))
         sw, sb = (aligned_zeros(size if kept > 1 else 0) for size in (w.size, bias.size))
         self.model = Model(table, _tasks(chain), w, bias, wt, vw, vb, sw, sb, gw, aligned_zeros(bias.size))
         self._transpose_weights()
-        size = sum(BLOCK * padded(layer.D_out) for layer in chain.layers)
+        size = sum(rows * padded(layer.D_out) for layer in chain.layers)
         self.block = Block(
-            x=aligned_zeros(BLOCK * chain.widths[0]),
+            x=aligned_zeros(rows * chain.widths[0]),
             acts=aligned_zeros(size),
             dzs=aligned_zeros(size),
-            losses=np.zeros(BLOCK),
-            hits=np.zeros(BLOCK, np.int64),
+            losses=np.zeros(rows),
+            hits=np.zeros(rows, np.int64),
             zeros=aligned_zeros(max(padded(width) for width in chain.widths) + PANEL),
-            tiles=aligned_zeros((threads or 1) * TILE_FLOATS),
+            tiles=aligned_zeros((self.threads or 1) * TASK_FLOATS),
             tickets=aligned_zeros(1, np.int64),
         )
 
@@ -99,7 +95,7 @@ class Trainer:
         """Train on the rows `order` of x, batch by batch: the loss of each step before its update, and its hits."""
         count = -(-len(order) // self.batch)
         losses, hits = np.zeros(count), np.zeros(count, np.int64)
-        data = Data(self.x, self.classes, self.targets, order)
+        data = Data(self.x.ctypes.data, self.y.ctypes.data, order)
         kind, one = KINDS[self.optimiser], np.float32(1)
         choice = Rule(kind, np.float32(lr), np.float32(momentum), np.float32(decay), one, one)
         common = (self.model, self.block, data, self.batch, self.loss_code, choice, self.steps_done, losses, hits)
@@ -119,7 +115,7 @@ class Trainer:
     def evaluate(self, order: Array) -> tuple[float, int]:
         """The loss of the rows `order` of x as one batch, and how many of them hit their class."""
         loss, hits = np.zeros(1), np.zeros(1, np.int64)
-        data = Data(self.x, self.classes, self.targets, order)
+        data = Data(self.x.ctypes.data, self.y.ctypes.data, order)
         common = (self.model, self.block, data, self.loss_code, loss, hits)
         if self.threads is None:
             run_losses_alone(*common)
@@ -191,7 +187,7 @@ def _of_shape(arrays: dict[str, Array], name: str, shape: tuple[int, ...]) -> Ar
     return array
 
 
-def _train_table(chain: Chain) -> Array:
+def _train_table(chain: Chain, rows: int) -> Array:
     """layer_table with, for each layer, its place in wt, its place in acts, and whether it has a bias."""
     table = np.zeros((len(chain.layers), 8), np.int64)
     table[:, :5] = layer_table(chain)
@@ -199,7 +195,7 @@ def _train_table(chain: Chain) -> Array:
     for i, layer in enumerate(chain.layers):
         table[i, COL_WT], table[i, COL_ACT], table[i, COL_HAS_BIAS] = wt, act, layer.bias is not None
         wt += packed_size(layer.D_out, layer.D_in) if i else 0
-        act += BLOCK * padded(layer.D_out)
+        act += rows * padded(layer.D_out)
     return table
 
 

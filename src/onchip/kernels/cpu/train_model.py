@@ -1,0 +1,72 @@
+"""What a training step works on: the model, a block of rows, the data, the rule."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from onchip.kernels.cpu.jit import compiled, prefetch
+from onchip.spec.recipe import Array
+
+CROSS_ENTROPY, HALF_SSE, MSE = range(3)
+SGD, MOMENTUM, ADAM = range(3)
+LINE_BYTES = 64  # of a cache line
+
+# Columns of the table: one row a layer.
+COL_K, COL_N, COL_W, COL_BIAS, COL_CODE, COL_WT, COL_ACT, COL_HAS_BIAS = range(8)
+
+
+class Model(NamedTuple):
+    """What a run trains: weights packed as in mlp_fused, and what goes with each of them."""
+
+    table: Array  # a row a layer, the columns above
+    tasks: Array  # the pieces of an update: layer, first column, first k, last k
+    w: Array
+    bias: Array
+    wt: Array  # w transposed, of every layer but the first: the backward pass reads w by columns
+    vw: Array  # velocities, or Adam's running mean of the gradients; empty for plain SGD
+    vb: Array
+    sw: Array  # Adam's running mean of their squares; empty for the others
+    sb: Array
+    gw: Array  # gradients; gw only where a batch has more than one block
+    gb: Array
+
+
+class Block(NamedTuple):
+    """What a block of rows needs while it goes through."""
+
+    x: Array  # (rows, D_in) gathered
+    acts: Array  # every layer's output, a layer behind the other
+    dzs: Array  # gradients by what goes into the activations, laid out like acts
+    losses: Array  # a number a row
+    hits: Array  # 1 for a row whose largest output is its class's
+    zeros: Array  # a bias for products that have none
+    tiles: Array  # a thread's piece of gradients
+    tickets: Array
+
+
+class Data(NamedTuple):
+    """Addresses, but for the order: an array that must not be written would be another type, compiled once more."""
+
+    x: int  # (n, D_in) float32
+    targets: int  # (n,) int64 for cross-entropy, (n, D_out) float32 for sums of squares
+    order: Array  # which rows, batch by batch
+
+
+class Rule(NamedTuple):
+    """How weights follow from gradients: g = scale gradient + decay w, then as _update says for each kind."""
+
+    kind: int
+    lr: np.float32  # of Adam: lr / (1 - BETA1^step)
+    momentum: np.float32
+    decay: np.float32
+    scale: np.float32
+    root: np.float32  # of Adam: 1 / sqrt(1 - BETA2^step)
+
+
+@compiled(inline=True)
+def fetch(where: int, size: int) -> None:
+    """Ask for the cache lines of some bytes that will be needed soon."""
+    for at in range(where, where + size, LINE_BYTES):
+        prefetch(at)

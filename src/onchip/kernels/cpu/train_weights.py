@@ -1,0 +1,164 @@
+"""Pieces of the weights: their gradient over a block of rows, and the update."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+
+from onchip.kernels.cpu.dense import next_panel, padded_width
+from onchip.kernels.cpu.emit import LANES
+from onchip.kernels.cpu.jit import address, compiled, linked
+from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, ROWS_WIDE, VECS_WIDE, multiply_tile
+from onchip.kernels.cpu.train_model import (
+    COL_ACT,
+    COL_BIAS,
+    COL_HAS_BIAS,
+    COL_K,
+    COL_N,
+    COL_W,
+    COL_WT,
+    MOMENTUM,
+    SGD,
+    Block,
+    Model,
+    Rule,
+    fetch,
+)  # fmt: skip
+from onchip.spec.recipe import Array
+
+SUM_ROWS = 128  # rows of a gradient's sum at a time: what they read stays in L1 while a piece of weights passes over it
+TASK_K = 64  # rows of a weight matrix in one piece
+TASK_FLOATS = TASK_K * PANEL
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
+_ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
+_BETA1, _REST1, _BETA2, _REST2 = np.float32(BETA1), np.float32(1 - BETA1), np.float32(BETA2), np.float32(1 - BETA2)
+_EPS = np.float32(EPS)
+
+
+@linked(*(types.int64,) * 9, types.boolean)
+def _gradients(
+    a: int, a_row: int, dz: int, dz_row: int, rows: int, count: int, width: int, zeros: int, out: int, is_first: bool
+) -> None:
+    """out[k, n] = (0 or out[k, n]) + sum over rows of a[row, k] dz[row, n], k < count, n < width."""
+    out_row = width * 4
+    step = ROWS_WIDE if width == PANEL else ROWS_NARROW
+    for r in range(0, rows, SUM_ROWS):
+        some = min(SUM_ROWS, rows - r)
+        starts = is_first and r == 0
+        a_at, dz_at = a + r * a_row, dz + r * dz_row
+        ahead, share = r + some, SUM_ROWS * step // TASK_K
+        k = 0
+        while k + step <= count:
+            # What the next sum reads: its rows lie too far apart for the hardware to guess.
+            for row in range(ahead, min(ahead + share, rows)):
+                fetch(a + row * a_row, count * 4)
+                fetch(dz + row * dz_row, out_row)
+            ahead += share
+            x, to = a_at + k * 4, out + k * out_row
+            init, init_row = (zeros, 0) if starts else (to, out_row)
+            if width == PANEL:
+                multiply_tile(
+                    x, 4, a_row, dz_at, dz_row, init, init_row, to, out_row, 1, 0, some, _NO_FLOOR, ROWS_WIDE, VECS_WIDE
+                )
+            elif width == 2 * LANES:
+                multiply_tile(
+                    x, 4, a_row, dz_at, dz_row, init, init_row, to, out_row, 1, 0, some, _NO_FLOOR, ROWS_NARROW, 2
+                )
+            else:
+                multiply_tile(
+                    x, 4, a_row, dz_at, dz_row, init, init_row, to, out_row, 1, 0, some, _NO_FLOOR, ROWS_NARROW, 1
+                )
+            k += step
+        while k < count:
+            x, to = a_at + k * 4, out + k * out_row
+            init = zeros if starts else to
+            if width == PANEL:
+                multiply_tile(x, 4, a_row, dz_at, dz_row, init, 0, to, 0, 1, 0, some, _NO_FLOOR, 1, VECS_WIDE)
+            elif width == 2 * LANES:
+                multiply_tile(x, 4, a_row, dz_at, dz_row, init, 0, to, 0, 1, 0, some, _NO_FLOOR, 1, 2)
+            else:
+                multiply_tile(x, 4, a_row, dz_at, dz_row, init, 0, to, 0, 1, 0, some, _NO_FLOOR, 1, 1)
+            k += 1
+
+
+@compiled()
+def weights_pass(
+    model: Model, block: Block, x: int, task: int, rows: int, is_first: bool, is_last: bool, tile: int, rule: Rule
+) -> None:
+    """One piece of the weights: its gradient over the block's rows; in the batch's last block also the update."""
+    table = model.table
+    layer, n, k, k_last = model.tasks[task, 0], model.tasks[task, 1], model.tasks[task, 2], model.tasks[task, 3]
+    K, N = table[layer, COL_K], table[layer, COL_N]
+    N_padded = padded_width(N)
+    width, count = next_panel(N_padded - n), k_last - k
+    dz, dz_row = address(block.dzs) + (table[layer, COL_ACT] + n) * 4, N_padded * 4
+    a, a_row = x, K * 4
+    if layer > 0:
+        a, a_row = address(block.acts) + table[layer - 1, COL_ACT] * 4, padded_width(K) * 4
+    at = table[layer, COL_W] + n * K + k * width
+    alone = is_first and is_last  # then the gradient is used up at once and needs no place of its own
+    grads, g_at = (block.tiles, tile) if alone else (model.gw, at)
+    out = address(grads) + g_at * 4
+    _gradients(a + k * 4, a_row, dz, dz_row, rows, count, width, address(block.zeros), out, is_first)
+    if is_last:
+        _update(model.w, model.vw, model.sw, at, grads, g_at, count * width, rule)
+        if layer > 0:
+            _transpose(model.w, at, model.wt, table[layer, COL_WT], K, N, k, n, count, width)
+    if k == 0 and table[layer, COL_HAS_BIAS]:
+        at = table[layer, COL_BIAS] + n
+        sums = model.gb[at : at + width]
+        if is_first:
+            for j in range(width):
+                sums[j] = _ZERO
+        for r in range(rows):
+            row = table[layer, COL_ACT] + r * N_padded + n
+            grad_row = block.dzs[row : row + width]
+            for j in range(width):
+                sums[j] += grad_row[j]
+        if is_last:
+            _update(model.bias, model.vb, model.sb, at, model.gb, at, width, rule)
+
+
+@compiled()
+def _update(w: Array, v: Array, s: Array, at: int, g: Array, g_at: int, size: int, rule: Rule) -> None:
+    """Apply the rule to `size` numbers from w[at], v[at], s[at] and g[g_at] on.
+
+    SGD       w -= lr g
+    MOMENTUM  v = momentum v + g; w -= lr v
+    ADAM      v = BETA1 v + (1 - BETA1) g; s = BETA2 s + (1 - BETA2) g^2; w -= lr v / (root sqrt(s) + EPS)
+    """
+    weights, grads = w[at : at + size], g[g_at : g_at + size]
+    means, squares = v[at : at + size], s[at : at + size]
+    lr, momentum, decay, scale, root = rule.lr, rule.momentum, rule.decay, rule.scale, rule.root
+    if rule.kind == SGD:
+        for i in range(size):
+            weights[i] -= lr * (scale * grads[i] + decay * weights[i])
+    elif rule.kind == MOMENTUM:
+        for i in range(size):
+            means[i] = momentum * means[i] + (scale * grads[i] + decay * weights[i])
+            weights[i] -= lr * means[i]
+    else:
+        for i in range(size):
+            gradient = scale * grads[i] + decay * weights[i]
+            means[i] = _BETA1 * means[i] + _REST1 * gradient
+            squares[i] = _BETA2 * squares[i] + _REST2 * (gradient * gradient)
+            weights[i] -= lr * means[i] / (root * np.sqrt(squares[i]) + _EPS)
+
+
+@compiled()
+def _transpose(
+    w: Array, w_at: int, wt: Array, wt_at: int, K: int, N: int, k: int, n: int, count: int, width: int
+) -> None:
+    """Keep the transposed copy of w[k:k+count, n:n+width] in step."""
+    start, across = 0, next_panel(padded_width(K))
+    done = 0
+    while done < count:
+        while start + across <= k + done:  # the panel of wt that this column falls into
+            start += across
+            across = next_panel(padded_width(K) - start)
+        some = min(count - done, start + across - k - done)
+        for j in range(min(width, N - n)):
+            at = wt_at + start * N + (n + j) * across + (k + done - start)
+            for r in range(some):
+                wt[at + r] = w[w_at + (done + r) * width + j]
+        done += some

@@ -1,0 +1,244 @@
+"""Classifier and Regressor: training as scikit-learn's users do it.
+
+    clf = onchip.Classifier(hidden=(320, 160), lr=0.03, epochs=30).fit(X, y)
+    clf.score(X_test, y_test)
+    onchip.save(clf.network_, "digits.onnx")
+
+They follow scikit-learn's conventions, so they go into Pipeline, GridSearchCV and cross_val_score; n_jobs works with
+joblib's own processes, which start afresh, and not with forked ones (backend "multiprocessing"): the CPU engine cannot
+go on in those. `onchip.fit_many` trains a whole grid in one call and one process.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+
+from onchip.errors import InputError
+from onchip.runtime.engine import Engine, compile
+from onchip.spec.build import mlp
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array
+from onchip.train.loop import FitResult, fit
+from onchip.train.options import TrainOptions, check_name
+from onchip.train.order import epoch_order
+
+ACTIVATIONS = ["ReLU", "LeakyReLU", "Sigmoid", "Tanh"]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """What the two have in common. As scikit-learn wants it, parameters are kept as given and checked by fit."""
+
+    hidden: Sequence[int] = (100,)  # widths of the hidden layers; (): a linear model
+    activation: str = "ReLU"  # between the layers; of ACTIVATIONS
+    # These are TrainOptions', which says what they mean.
+    optimiser: str = "sgd"
+    lr: float = 0.03
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    step_every: int = 10
+    step_factor: float = 0.1
+    batch_size: int = 64
+    epochs: int = 30
+    validation: float = 0.0
+    patience: int = 0
+    shuffle: bool = True
+    seed: int = 0  # of the first weights, too
+    device: str = "auto"  # for training and for predicting
+    threads: int | None = None
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train a new network on rows X (n, D_in), kept as float32, and their targets y."""
+        return self._train(*self._prepare(X, y))
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "network_")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the engine, which belongs to this process; the next prediction compiles another."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_compiled"}
+
+    # -- what training needs: also fit_many's --------------------------------------------------------------
+
+    def _prepare(self, X: Any, y: Any, reset: bool = True) -> tuple[Array, Array]:
+        """X and y checked and as `train.fit` takes them; reset: remember their features and classes."""
+        raise NotImplementedError
+
+    def _outputs(self, targets: Array) -> int:
+        raise NotImplementedError
+
+    def _options(self) -> TrainOptions:
+        names = {field.name for field in fields(TrainOptions)}
+        given = {name: _plain(value) for name, value in self.get_params(deep=False).items() if name in names}
+        return TrainOptions(**given)
+
+    def _new_network(self, targets: Array) -> Network:
+        check_name(self.activation, ACTIVATIONS, "activation")
+        try:
+            hidden = [operator.index(width) for width in self.hidden]
+        except TypeError:
+            expected = "a tuple of whole numbers"
+            raise InputError("bad hidden", got=repr(self.hidden), expected=expected, hint="hidden=(100,)") from None
+        widths = (self.n_features_in_, *hidden, self._outputs(targets))
+        return mlp(*widths, activation=self.activation, seed=self._options().seed, name=type(self).__name__.lower())
+
+    def _train(self, x: Array, targets: Array) -> Self:
+        options, net = self._options(), self._new_network(targets)
+        return self._keep(fit(net, x, targets, device=self.device, threads=self.threads, **asdict(options)))
+
+    def _keep(self, result: FitResult) -> Self:
+        self.network_ = result.network
+        self.history_ = result.history
+        self.loss_curve_ = list(result.epoch_losses)
+        self.n_iter_ = len(self.loss_curve_)
+        self._state = result.state
+        self._compiled = self._compile()  # here and not when first used: scikit-learn wants no change from predicting
+        return self
+
+    def _train_pass(self, x: Array, targets: Array) -> Self:
+        """One pass that goes on where the last one ended, in the order that `fit` would use: passes are its epochs."""
+        done = self.n_iter_ if hasattr(self, "network_") else 0
+        history, losses = (self.history_, self.loss_curve_) if done else ((), [])
+        net = self.network_ if done else self._new_network(targets)
+        options = self._options()
+        if options.shuffle:
+            order = epoch_order(len(x), options.seed, done)
+            x, targets = x[order], targets[order]
+        one = replace(options, epochs=1, schedule="constant", validation=0.0, patience=0, shuffle=False)
+        state = self._state if done else None
+        self._keep(fit(net, x, targets, device=self.device, threads=self.threads, state=state, **asdict(one)))
+        self.history_ = (*history, *(replace(epoch, epoch=done + 1) for epoch in self.history_))
+        self.loss_curve_ = [*losses, *self.loss_curve_]
+        self.n_iter_ = done + 1
+        return self
+
+    # -- predicting ----------------------------------------------------------------------------------------
+
+    def _compile(self) -> Engine:
+        return compile(self.network_, self.device, threads=self.threads)
+
+    def _forward(self, X: Any) -> Array:
+        """What the compiled network makes of X: (n, D_out) float32."""
+        check_is_fitted(self)
+        x = validate_data(self, X, dtype=np.float32, order="C", reset=False)
+        if not hasattr(self, "_compiled"):  # after unpickling
+            self._compiled = self._compile()
+        return self._compiled(x)  # type: ignore[no-any-return]
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
+    """An MLP that tells classes apart, trained on the mean cross-entropy.
+
+    Parameters: `hidden`, `activation`, `device`, `threads`, and the options of `onchip.fit` by their names.
+    Labels may be of any type that sorts. If all rows have one class, that class is always predicted.
+
+    classes_                the labels, sorted; one output of the network each
+    network_                the trained Network: float32 rows to logits; onchip.save writes it
+    n_features_in_, feature_names_in_    of X; the names where X is a data frame whose columns are all named
+    n_iter_, loss_curve_, history_       epochs trained, mean loss of each, all that is known of each
+    """
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+        """One pass over these rows at rate `lr`, on from the weights and the optimiser's state of the last.
+
+        The first call needs `classes`: all labels that will ever come. k passes over the same rows are `fit` with
+        epochs=k; the schedule, `validation` and `patience` belong to `fit` alone.
+        """
+        is_first = not hasattr(self, "network_")
+        if is_first and classes is None:
+            expected = "all labels that later calls will bring"
+            raise InputError("the first partial_fit needs classes", expected=expected, hint="classes=np.unique(y)")
+        if classes is not None:
+            given = np.unique(np.asarray(classes))
+            if not is_first and not np.array_equal(given, self.classes_):
+                raise InputError("classes have changed", got=str(given), expected=str(self.classes_))
+            self.classes_: Array = given
+        return self._train_pass(*self._prepare(X, y, reset=is_first, known=True))
+
+    def predict(self, X: Any) -> Array:
+        """(n,) labels: for each row the class of the largest output."""
+        best = self._forward(X).argmax(axis=1)
+        return self.classes_[best]  # type: ignore[no-any-return]
+
+    def predict_proba(self, X: Any) -> Array:
+        """(n, classes) float64: the softmax of the network's outputs, columns as `classes_`."""
+        logits = self._forward(X).astype(np.float64)
+        shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return shares / shares.sum(axis=1, keepdims=True)  # type: ignore[no-any-return]
+
+    def _prepare(self, X: Any, y: Any, reset: bool = True, known: bool = False) -> tuple[Array, Array]:
+        x, y = validate_data(self, X, y, dtype=np.float32, order="C", reset=reset)
+        check_classification_targets(y)
+        if not known:
+            self.classes_ = np.unique(y)
+        targets = np.searchsorted(self.classes_, y)
+        strange = np.flatnonzero(self.classes_[np.minimum(targets, len(self.classes_) - 1)] != y)
+        if strange.size:
+            got = f"{y[strange[0]]!r} in row {strange[0]}"
+            raise InputError("a label is not one of the classes", got=got, expected=", ".join(map(str, self.classes_)))
+        return x, targets
+
+    def _outputs(self, targets: Array) -> int:
+        return len(self.classes_)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
+    """An MLP that predicts numbers, trained on squared errors. y (n,) or, for several numbers a row, (n, D_out).
+
+    Nothing is scaled behind your back: inputs and targets far from mean 0 and spread 1 train slowly or diverge. Put a
+    StandardScaler in front and, for y, a TransformedTargetRegressor around.
+
+    loss        "mse": the mean of the squared errors; "half_sse": half their sum over the batch
+    The other parameters: `hidden`, `activation`, `device`, `threads`, and the options of `onchip.fit` by their names.
+    network_    the trained Network: float32 rows to float32 predictions; onchip.save writes it
+    n_features_in_, feature_names_in_    of X; the names where X is a data frame whose columns are all named
+    n_iter_, loss_curve_, history_       epochs trained, mean loss of each, all that is known of each
+    """
+
+    loss: str = "mse"
+    optimiser: str = "adam"
+    lr: float = 0.01
+
+    def partial_fit(self, X: Any, y: Any) -> Self:
+        """One pass over these rows at rate `lr`, on from the weights and the optimiser's state of the last.
+
+        k passes over the same rows are `fit` with epochs=k; the schedule, `validation` and `patience` belong to `fit`.
+        """
+        return self._train_pass(*self._prepare(X, y, reset=not hasattr(self, "network_")))
+
+    def predict(self, X: Any) -> Array:
+        """(n,) or, if y was 2-d, (n, D_out): the network's float32 numbers as float64, as scikit-learn wants them."""
+        out = self._forward(X).astype(np.float64)
+        return out.ravel() if self._y_is_flat else out
+
+    def _prepare(self, X: Any, y: Any, reset: bool = True) -> tuple[Array, Array]:
+        check_name(self.loss, ["mse", "half_sse"], "loss of a regressor")
+        x, y = validate_data(self, X, y, dtype=np.float32, order="C", multi_output=True, y_numeric=True, reset=reset)
+        y = check_array(y, dtype=np.float32, order="C", ensure_2d=False, input_name="y")
+        if reset:
+            self._y_is_flat = y.ndim == 1
+        return x, y.reshape(len(y), -1)
+
+    def _outputs(self, targets: Array) -> int:
+        return int(targets.shape[1])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers, of which parameter grids are often made, as Python's."""
+    return value.item() if isinstance(value, np.generic) else value

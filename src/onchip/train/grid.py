@@ -1,0 +1,131 @@
+"""fit_many: a parameter grid, k folds or both, trained side by side on one copy of the data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone, is_classifier
+from sklearn.model_selection import ParameterGrid, check_cv
+
+from onchip.errors import InputError, KernelError
+from onchip.spec.text import columns
+from onchip.train.estimators import Estimator
+from onchip.train.loop import FitResult
+from onchip.train.many import Run, fit_runs
+from onchip.train.options import check_name
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """One point of the grid: its parameters and what came of them."""
+
+    params: Mapping[str, Any]
+    estimators: tuple[Any, ...]  # one for each fold, or one on all rows; fitted, but for those that diverged
+    scores: tuple[float, ...] = ()  # of each fold's estimator on the rows it has not seen, NaN where it diverged
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.scores)) if self.scores else float("nan")
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of the scores, as in GridSearchCV's results."""
+        return float(np.std(self.scores)) if self.scores else float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class ManyResult:
+    """Every setting with its scores; prints itself as a table."""
+
+    settings: tuple[Setting, ...]  # in the order of scikit-learn's ParameterGrid
+    best: Any = None  # with folds: the setting with the highest mean score (the first of equals), fitted on all rows
+    best_params: Mapping[str, Any] | None = None
+
+    @property
+    def estimators(self) -> tuple[Any, ...]:
+        """Every fitted estimator, setting by setting, fold by fold."""
+        return tuple(estimator for setting in self.settings for estimator in setting.estimators)
+
+    def __str__(self) -> str:
+        names = list(dict.fromkeys(name for setting in self.settings for name in setting.params))
+        head = [*names, "loss", *(["mean score", "spread", "folds", ""] if self.best_params is not None else [])]
+        rows = []
+        for setting in self.settings:
+            row = [str(setting.params.get(name, "")) for name in names]
+            losses = [e.loss_curve_[-1] if hasattr(e, "loss_curve_") else np.nan for e in setting.estimators]
+            row.append(f"{np.mean(losses):.4g}")
+            if self.best_params is not None:
+                mark = "best" if setting.params is self.best_params else ""
+                row += [f"{setting.mean:.4f}", f"{setting.spread:.4f}", str(len(setting.scores)), mark]
+            rows.append(row)
+        return columns(head, rows, right=range(len(names), len(names) + 4))
+
+
+def fit_many(
+    estimator: Any,
+    X: Any,
+    y: Any,
+    *,
+    grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]] | None = None,
+    folds: Any = None,
+) -> ManyResult:
+    """Fit an onchip estimator with every setting of a grid, on every fold, in one call that shares the data.
+
+    grid   as GridSearchCV takes it: {"lr": [0.01, 0.1], "hidden": [(64,), (64, 64)]}, or a list of such; None: as it is
+    folds  k, or another cv of scikit-learn's (k: stratified for classes); None: each setting on all rows, no scores
+    Splits, bits and scores are those of GridSearchCV and cross_val_score with cv=folds, as long as each fold trains on
+    every class: a class that one fold does not see still has its output here. `estimator` itself is not changed.
+    """
+    if not isinstance(estimator, Estimator):
+        raise InputError(
+            "fit_many fits onchip's estimators", got=type(estimator).__name__, expected="Classifier or Regressor",
+            hint="transform X first, or take GridSearchCV for a Pipeline",
+        )  # fmt: skip
+    base = clone(estimator)
+    settings = list(ParameterGrid({} if grid is None else grid))
+    _check_settings(settings, base)
+    x, targets = base._prepare(X, y)
+    splits: list[tuple[Any, Any]] = [(None, None)]
+    if folds is not None:
+        splits = list(check_cv(folds, targets, classifier=is_classifier(base)).split(x, targets))
+    made = [copy.copy(base).set_params(**params) for params in settings for _ in splits]
+    shared = [rows for _ in settings for rows, _ in splits]
+    runs = [Run(m._new_network(targets), m._options(), rows) for m, rows in zip(made, shared, strict=True)]
+    results = fit_runs(runs, x, targets, device=base.device, threads=base.threads)
+    diverged = {id(one) for one, result in zip(made, results, strict=True) if isinstance(result, KernelError)}
+    for one, result in zip(made, results, strict=True):
+        if isinstance(result, FitResult):
+            one._keep(result)
+    if len(diverged) == len(made):
+        raise next(result for result in results if isinstance(result, KernelError))
+    by_setting = [tuple(made[i : i + len(splits)]) for i in range(0, len(made), len(splits))]
+    if folds is None:
+        return ManyResult(tuple(Setting(p, fitted) for p, fitted in zip(settings, by_setting, strict=True)))
+
+    truth = np.asarray(y)
+    scores = np.empty((len(settings), len(splits)))
+    for f, (_, test) in enumerate(splits):
+        x_test, y_test = x[test], truth[test]  # once a fold, for all settings
+        for s, fitted in enumerate(by_setting):
+            scores[s, f] = np.nan if id(fitted[f]) in diverged else fitted[f].score(x_test, y_test)
+    done = tuple(
+        Setting(p, fitted, tuple(map(float, row))) for p, fitted, row in zip(settings, by_setting, scores, strict=True)
+    )
+    means = np.array([setting.mean for setting in done])
+    best = settings[int(np.where(np.isnan(means), -np.inf, means).argmax())]
+    return ManyResult(done, copy.copy(base).set_params(**best)._train(x, targets), best)
+
+
+def _check_settings(settings: list[dict[str, Any]], base: Estimator) -> None:
+    if not settings:
+        raise InputError("the grid is empty", expected="at least one setting", hint="grid={'lr': [0.01, 0.1]}")
+    known = sorted(base.get_params())
+    for name in dict.fromkeys(name for params in settings for name in params):
+        check_name(name, known, "parameter")
+        if name in ("device", "threads"):
+            hint = f"{type(base).__name__}({name}=...)"
+            raise InputError(f"{name} is one for all runs", got=f"{name} in the grid", expected="none", hint=hint)

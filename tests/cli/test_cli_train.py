@@ -11,7 +11,9 @@ import pytest
 from onchip.runtime.engine import compile
 from onchip.spec.build import mlp
 from onchip.spec.load import load_file, save
+from onchip.train.loop import fit
 from onchip.workloads.digits import load_data
+from onchip.workloads.digits import network as digits_network
 
 QUICK = ["--data", "sklearn", "--hidden", "32", "--epochs", "3", "--lr", "0.1"]
 
@@ -61,13 +63,27 @@ def test_same_seed_same_bits_and_training_goes_on_from_a_file(cli, tmp_path):
         (["digits", "--data", "cats"], ["unknown data set", "cats", "mnist"]),
         (["digits", "--hidden", "32,x"], ["32,x", "--hidden 320,160"]),
         (["digits", "--hidden", "0"], ["hidden"]),
-        (["m.onnx", "--hidden", "32"], ["--hidden is for a new network", "onchip train digits --hidden 32"]),
+        (["m.onnx", "--hidden", "32"], ["--hidden is for a new network", "onchip train mlp --hidden"]),
         (["nothing.onnx"], ["nothing.onnx", "No such file"]),
         (["nothing"], ["unknown model", "nothing"]),
         (["m.onnx"], ["8x8 pixels", "float32[B, 20]", "--data mnist"]),
         (["digits", "-o", "d.txt"], ["unknown format", "-o d.onnx"]),
         (["digits", "-o", "no/d.onnx"], ["No such file or directory", "mkdir -p no"]),
         (["digits", "-o", "/dev/null/d.onnx"], ["Not a directory"]),
+        (["digits", "--log", "no/run.jsonl"], ["No such file or directory", "mkdir -p no"]),
+        (["digits", "--log", "/"], ["a folder"]),
+        (["digits", "--plot", "no/curve.png"], ["No such file or directory", "mkdir -p no"]),
+        (["digits", "--plot", "curve.bmp"], ["unknown format", ".png, .svg, .pdf", "--plot curve.png"]),
+        (["digits", "--checkpoint", "m.onnx"], ["m.onnx is a file"]),
+        (["digits", "--checkpoint", "m.onnx/deep/er"], ["m.onnx is a file"]),
+        (["digits", "--resume"], ["nothing to resume from", "--checkpoint"]),
+        (["digits", "--loss", "hinge"], ["unknown loss", "cross_entropy"]),
+        (["digits", "--optimiser", "adan"], ["unknown optimiser", "adam"]),
+        (["digits", "--schedule", "cos"], ["unknown schedule", "cosine"]),
+        (["digits", "--activation", "GELU"], ["unknown activation"]),
+        (["digits", "--patience", "3"], ["patience needs rows to validate on"]),
+        (["digits", "--weight-decay", "-1"], ["weight decay"]),
+        (["mlp"], ["no data to train on", "--data sklearn: there is no such file"]),
     ],
 )
 def test_bad_requests(cli, tmp_path, args, words):
@@ -93,10 +109,47 @@ def test_mnist_that_is_not_there(cli, tmp_path, monkeypatch):
 
 def test_divergence_is_a_failure_and_writes_nothing(cli, tmp_path):
     with np.errstate(all="ignore"):
-        ran = cli("train", "digits", *QUICK[:-1], "1e20", "-o", "d.onnx")
+        ran = cli("train", "digits", *QUICK[:-1], "1e20", "-o", "d.onnx", "--plot", "c.png")
     assert ran.code == 1
     assert "diverged" in ran.err
     assert os.listdir(tmp_path) == []
+
+
+def test_debug_names_the_place(cli, tmp_path):
+    with np.errstate(all="ignore"):
+        ran = cli("train", "digits", *QUICK[:-1], "1e20", "--debug", "-o", "d.onnx")
+    assert ran.code == 1
+    assert "not finite in epoch 1, step " in ran.err
+    assert "fc" in ran.err
+    assert os.listdir(tmp_path) == []
+
+
+def test_every_option_reaches_the_training(cli):
+    options = {
+        "loss": "cross_entropy", "optimiser": "sgd", "lr": 0.05, "momentum": 0.5, "weight_decay": 0.01,
+        "schedule": "step", "step_every": 2, "step_factor": 0.5, "batch_size": 100, "epochs": 5, "validation": 0.2,
+        "patience": 4, "seed": 7,
+    }  # fmt: skip
+    args = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    ran = cli("train", "digits", "--data", "sklearn", "--hidden", "16, 8", "--activation", "Tanh", "--no-shuffle",
+              "--threads", 1, "--json", "-v", *args)  # fmt: skip
+    assert ran.code == 0, ran.err
+    document = json.loads(ran.out)
+    assert {name: document[name] for name in options} == options
+    assert document["shuffle"] is False
+    assert (document["layers"], document["hidden"], document["activation"]) == ([64, 16, 8, 10], [16, 8], "Tanh")
+    assert [epoch["lr"] for epoch in document["history"]] == pytest.approx([0.05, 0.05, 0.025, 0.025, 0.0125])
+    assert "mlp_train<64,16,8,10,Tanh" in ran.err
+    data = load_data("sklearn")
+    alone = fit(digits_network(64, (16, 8), 7, "Tanh"), data.x_train, data.y_train, shuffle=False, **options)
+    assert [epoch["loss"] for epoch in document["history"]] == [epoch.loss for epoch in alone.history]
+    assert document["best_epoch"] == alone.best_epoch
+
+
+def test_the_text_tells_of_validation(cli):
+    ran = cli("train", "digits", *QUICK, "--validation", 0.2)
+    assert "validation loss" in ran.out
+    assert "in epoch 3" in ran.out
 
 
 def test_ctrl_c_leaves_nothing(spawn, tmp_path):

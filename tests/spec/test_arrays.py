@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from onchip.errors import FormatError, InputError, OnchipError, OutputError, ShapeError
-from onchip.spec.arrays import NpyWriter, open_rows
+from onchip.spec.arrays import NpyWriter, map_npy, open_rows
 from onchip.spec.types import numpy_dtype
 
 SETTINGS = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -88,6 +88,34 @@ def test_large_rows_are_mapped_not_loaded(tmp_path):
     with open_rows(path) as rows:
         assert rows.shape == (2**20, 2**14)
         assert not rows.read(2**20 - 2, 2**20).any()
+
+
+@SETTINGS
+@given(
+    array=hnp.arrays(NUMBERS, hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5)), fortran=st.booleans()
+)
+def test_mapped_rows_are_the_rows_and_the_file_stays(tmp_path, array, fortran):
+    path = tmp_path / "rows.npy"
+    np.save(path, np.asfortranarray(array) if fortran else array)
+    before = path.read_bytes()
+    mapped = map_npy(path)
+    np.testing.assert_array_equal(mapped, array)
+    assert mapped.dtype == array.dtype
+    mapped[...] = 1  # a private copy
+    assert path.read_bytes() == before
+
+
+def test_only_whole_npy_files_are_mapped(tmp_path):
+    path = tmp_path / "rows.npy"
+    for data in (
+        b"",
+        idx_bytes(np.zeros((2, 3), "f4")),
+        npy_bytes(head(), bytes(23)),
+        npy_bytes(head("'|O'"), bytes(48)),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(FormatError, match=r"rows\.npy"):
+            map_npy(path)
 
 
 def test_reading_past_the_end_is_cut_and_bad_ranges_are_refused(tmp_path):

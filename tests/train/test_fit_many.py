@@ -8,7 +8,7 @@ from sklearn.preprocessing import StandardScaler
 
 import onchip
 from checks import rows
-from onchip.errors import InputError
+from onchip.errors import InputError, KernelError
 from onchip.train import grid as grid_module
 
 
@@ -155,3 +155,22 @@ def test_bad_input_is_refused(change, error, message):
     given = {"estimator": onchip.Classifier(epochs=1, threads=1), "X": x, "y": y} | change
     with pytest.raises(error, match=message):
         onchip.fit_many(given.pop("estimator"), given.pop("X"), given.pop("y"), **given)
+
+
+def test_a_setting_that_diverges_scores_nan_and_is_not_the_best():
+    x, y = classes()
+    many = onchip.fit_many(onchip.Classifier(hidden=(8,), epochs=3), x, y, grid={"lr": [1e30, 0.1]}, folds=3)
+    assert np.isnan(many.settings[0].scores).all()
+    assert many.best_params == {"lr": 0.1}
+    assert "nan" in str(many)
+    with pytest.raises(KernelError, match="diverged"):
+        onchip.fit_many(onchip.Classifier(hidden=(8,), epochs=3), x, y, grid={"lr": [1e30]}, folds=3)
+
+
+def test_losses_of_numbers_may_be_a_setting():
+    x, y = numbers()
+    losses = {"loss": ["mse", "half_sse"], "lr": [1e-3]}
+    many = onchip.fit_many(onchip.Regressor(hidden=(8,), epochs=3), x, y, grid=losses)
+    for setting in many.settings:
+        alone = onchip.Regressor(hidden=(8,), epochs=3, **setting.params).fit(x, y)
+        assert_same_fit(setting.estimators[0], alone, x)

@@ -22,6 +22,7 @@ def folder(tmp_path, monkeypatch):
         write_idx(tmp_path / "mnist" / f"{part}-images-idx3-ubyte.gz", rng.integers(0, 256, (n, 28, 28)))
         write_idx(tmp_path / "mnist" / f"{part}-labels-idx1-ubyte.gz", rng.integers(0, 10, n))
     monkeypatch.setenv("ONCHIP_DATA", str(tmp_path))
+    monkeypatch.setattr("onchip.workloads.kept.cache_dir", lambda: tmp_path / "cache")
     return tmp_path / "mnist"
 
 
@@ -30,11 +31,25 @@ def test_mnist_is_found_read_and_scaled(folder):
     assert (data.name, data.x_train.shape, data.y_test.shape) == ("mnist", (20, 784), (10,))
     assert data.x_train.dtype == np.float32
     assert 0 <= data.x_train.min() < data.x_train.max() <= 1
+    assert [note.partition(":")[0] for note in data.notes] == [
+        "train-images-idx3-ubyte.gz",
+        "t10k-images-idx3-ubyte.gz",
+    ]
+    again = digits.load_data()
+    assert again.notes == ()
+    np.testing.assert_array_equal(again.x_test, data.x_test)
+
+
+def test_the_network_and_how_it_is_trained():
+    net = digits.network(30, (8, 6), activation="Tanh", seed=3)
+    assert [node.name for node in net.nodes] == ["fc1", "tanh1", "fc2", "tanh2", "fc3"]
+    assert (net.input.row_size, net.output.row_size) == (30, 10)
+    assert (digits.TRAIN.lr, digits.TRAIN.batch_size, digits.TRAIN.epochs) == (0.03, 64, 30)
 
 
 def test_files_that_do_not_belong_together_are_refused(folder):
     write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.zeros(9))
-    with pytest.raises(FormatError, match="t10k files"):
+    with pytest.raises(FormatError, match="t10k-images"):
         digits.load_data("mnist")
     write_idx(folder / "t10k-images-idx3-ubyte.gz", np.zeros((9, 8, 8)))
     with pytest.raises(FormatError, match=r"\(9, 8, 8\)"):

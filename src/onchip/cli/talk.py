@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,15 +21,18 @@ def say(text: str) -> None:
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """One JSON document on stdout. JSON has no NaN and no infinity: they become null."""
-    print(json.dumps(_plain(document), indent=2, allow_nan=False))
+    """One JSON document on stdout."""
+    print(json.dumps(plain(document), indent=2, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The same with what JSON knows: null for NaN and infinity, text for paths."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -60,6 +64,22 @@ def progress(what: str, total: float) -> Iterator[Update]:
             bar.update(task, completed=done, text=text)
 
         yield update
+
+
+@contextlib.contextmanager
+def resumable(command: str, checkpoint: Path | None) -> Iterator[None]:
+    """Where a run that is stopped left a checkpoint, the one line that is said then tells how to go on."""
+    from onchip.cli.main import StoppedError
+
+    try:
+        yield
+    except StoppedError:
+        if checkpoint is None or not any(checkpoint.glob("checkpoint-*")):
+            raise
+        import typer
+
+        say(f"stopped: go on with {command} --checkpoint {checkpoint} --resume, all else as before")
+        raise typer.Exit(2) from None
 
 
 def say_device(chosen: str, plan: Plan, verbose: int, compile_seconds: float) -> None:

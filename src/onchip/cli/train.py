@@ -3,98 +3,146 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from typer import Argument, Option
+from typer import Context
 
-from onchip.cli.options import Device, Json, Threads, Verbose
-from onchip.cli.talk import Update, print_json, progress, rate, say, say_device
-from onchip.errors import InputError
+from onchip.cli import train_options as opt
+from onchip.cli.options import Json, Threads, Verbose
+from onchip.cli.talk import Update, print_json, progress, rate, resumable, say, say_device
 
 if TYPE_CHECKING:
     from onchip.train.loop import Progress
+    from onchip.workloads.classify import Trained
 
 
 def train(
-    model: Annotated[str, Argument(metavar="MODEL", help="digits (a new network), or a file to train further.")],
-    output: Annotated[Path | None, Option("--output", "-o", help="The .onnx or .safetensors to write.")] = None,
-    data: Annotated[str, Option(help="mnist, sklearn (8x8 digits, always there), or auto: the first found.")] = "auto",
-    hidden: Annotated[
-        str | None, Option(metavar="W,W", help="Hidden widths of a new network; 320,160 if not given.")
-    ] = None,
-    epochs: Annotated[int, Option(help="Passes over the data.")] = 30,
-    batch_size: Annotated[int, Option(help="Rows an update.")] = 64,
-    lr: Annotated[float, Option(help="Learning rate.")] = 0.03,
-    momentum: Annotated[float, Option(help="0 is plain SGD.")] = 0.0,
-    seed: Annotated[int, Option(help="Of the first weights and of the order of the rows.")] = 0,
-    device: Device = "auto",
+    context: Context,
+    model: opt.Model = None,
+    output: opt.Output = None,
+    config: opt.Config = None,
+    data: opt.Data = None,
+    labels: opt.Labels = None,
+    test_data: opt.TestData = None,
+    test_labels: opt.TestLabels = None,
+    test_share: opt.TestShare = None,
+    hidden: opt.Hidden = None,
+    activation: opt.Activation = None,
+    loss: opt.Loss = None,
+    optimiser: opt.Optimiser = None,
+    lr: opt.Lr = None,
+    momentum: opt.Momentum = None,
+    weight_decay: opt.WeightDecay = None,
+    schedule: opt.Schedule = None,
+    step_every: opt.StepEvery = None,
+    step_factor: opt.StepFactor = None,
+    batch_size: opt.BatchSize = None,
+    epochs: opt.Epochs = None,
+    validation: opt.Validation = None,
+    patience: opt.Patience = None,
+    shuffle: opt.Shuffle = None,
+    seed: opt.Seed = None,
+    checkpoint: opt.Checkpoint = None,
+    checkpoint_every: opt.CheckpointEvery = None,
+    resume: opt.Resume = None,
+    debug: opt.Debug = None,
+    log: opt.Log = None,
+    plot: opt.Plot = None,
+    device: opt.Device = None,
     threads: Threads = None,
     as_json: Json = False,
     verbose: Verbose = 0,
 ) -> None:
-    """Train a classifier of digits and test it.
+    """Train a network and test it.
 
     \b
     Example:
       onchip train digits --data sklearn --epochs 5 -o digits.onnx
+      onchip train digits --data sklearn --optimiser adam --lr 0.001 --hidden 64 --epochs 5 --log run.jsonl
 
-    Same seed, same machine kind: same bits. The file appears whole, after the last epoch, or not at all.
+    \b
+    With data of your own, and with the options in a file:
+      onchip train mlp --data table.csv --labels last --hidden 64,32 -o net.onnx
+      onchip train mlp --data images.idx.gz --labels labels.idx.gz --plot curve.png
+      onchip train --config run.toml --lr 0.1
+
+    Same seed, same machine kind: same bits. The network appears whole, after the last epoch, or not at all. What is
+    not given is the workload's; the defaults below are those of mlp. Tables and packed files are converted once;
+    the result is kept in the cache folder: $ONCHIP_CACHE, else ~/.cache/onchip.
     """
+    from onchip.cli.curve import check_plot, draw_curve
+    from onchip.cli.train_config import settings
+    from onchip.cli.train_log import TrainLog, log_head
+    from onchip.files import check_writable
     from onchip.spec.load import save
-    from onchip.workloads import load
-    from onchip.workloads.classify import check_model_path, train_and_test
-    from onchip.workloads.digits import HIDDEN, load_data, network
+    from onchip.workloads.classify import check_folder, check_model_path, train_and_test
+    from onchip.workloads.table_data import Source
+    from onchip.workloads.train_job import train_job
 
-    if output is not None:
-        check_model_path(output)
-    images = load_data(data)
-    if model == "digits":
-        net = network(images.side**2, HIDDEN if hidden is None else _widths(hidden), seed)
-    elif hidden is None:
-        net = load(model)
-    else:
-        raise InputError(
-            "--hidden is for a new network", got=f"--hidden {hidden} with {model}", expected="no --hidden",
-            hint=f"onchip train digits --hidden {hidden}",
-        )  # fmt: skip
-    counts = f"{len(images.x_train):,} rows to train on, {len(images.x_test):,} to test"
-    say(f"data: {images.name}, {counts} ({images.where})")
+    # The parameters above, by name: what is None was not given, and a config file may say it.
+    told = {name: value for name, value in context.params.items() if name not in ("config", "as_json", "verbose")}
+    chosen, options = settings(config, told)
+    for check, path in ((check_model_path, chosen.output), (check_writable, chosen.log), (check_plot, chosen.plot),
+                        (check_folder, chosen.checkpoint)):  # fmt: skip
+        if path is not None:
+            check(path)
+    source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share)
+    job = train_job(chosen.model, source, options, hidden=chosen.hidden, activation=chosen.activation)
+    rows, test_rows = len(job.data.x_train), len(job.data.x_test)
+    say(f"data: {job.data.name}, {rows:,} rows to train on, {test_rows:,} to test ({job.data.where})")
+    for note in job.data.notes:
+        say(note)
+    asked = {**asdict(chosen), **asdict(job.options), **asdict(job.source), "data": job.data.name,
+             "layers": job.widths, "classes": job.data.words}  # fmt: skip
+    how = {name: value for name in ("device", "threads", "checkpoint", "checkpoint_every", "resume", "debug")
+           if (value := getattr(chosen, name)) is not None}  # fmt: skip
     started = time.perf_counter()
-    with progress(f"train {net.name}", epochs) as update:
+    with (
+        resumable(f"onchip train {chosen.model}", chosen.checkpoint),
+        TrainLog(chosen.log, log_head(asked)) as log_file,
+        progress(f"train {job.net.name}", job.options.epochs) as update,
+    ):
+
+        def on_progress(p: Progress) -> None:
+            log_file.begin()
+            show_epoch(p, update)
+
         trained = train_and_test(
-            net, images, lr=lr, momentum=momentum, batch_size=batch_size, epochs=epochs, seed=seed,
-            device=device, threads=threads, on_progress=lambda p: show_epoch(p, update),
-        )  # fmt: skip
+            job.net, job.data, job.options, on_progress=on_progress, on_epoch=log_file.epoch, **how
+        )
     result = trained.fit
     say_device(result.chosen, result.plan, verbose, time.perf_counter() - started - result.seconds)
-    if output is not None:
-        save(trained.network, output)
-        say(f"wrote {output}")
-    samples_per_s = len(images.x_train) * epochs / result.seconds
+    if chosen.output is not None:
+        save(trained.network, chosen.output)
+        say(f"wrote {chosen.output}")
+    if chosen.plot is not None:
+        draw_curve(chosen.plot, job.title, job.options.loss, result.history, result.best_epoch, tested(trained))
+        say(f"wrote {chosen.plot}")
+    samples_per_s = sum(epoch.samples_per_s * epoch.seconds for epoch in result.history) / result.seconds
     if as_json:
         print_json({
-            "model": model, "data": images.name, "output": None if output is None else str(output),
-            "device": result.chosen, "epochs": epochs, "batch_size": batch_size, "lr": lr, "momentum": momentum,
-            "seed": seed, "epoch_losses": result.epoch_losses, "accuracy": trained.accuracy,
-            "test_rows": len(images.x_test), "seconds": result.seconds, "ms_per_epoch": trained.ms_per_epoch,
-            "samples_per_s": samples_per_s, "plan": result.plan.to_dict(),
+            **asked, "device": result.chosen, "history": [asdict(epoch) for epoch in result.history],
+            "epoch_losses": result.epoch_losses, "best_epoch": result.best_epoch, "accuracy": trained.accuracy,
+            "test_mse": trained.test_mse, "test_rows": test_rows, "seconds": result.seconds,
+            "ms_per_epoch": trained.ms_per_epoch, "samples_per_s": samples_per_s, "plan": result.plan.to_dict(),
         })  # fmt: skip
-    else:
-        loss = result.epoch_losses[-1]
-        print(f"accuracy {trained.accuracy:.2%} on {len(images.x_test):,} test rows, training loss {loss:.4f}")
-        print(f"{epochs} epochs, {trained.ms_per_epoch:.1f} ms/epoch, {rate(samples_per_s, 'samples')}")
+        return
+    print(", ".join(filter(None, [tested(trained), f"training loss {result.epoch_losses[-1]:.4f}"])))
+    kept = result.history[result.best_epoch - 1]
+    if kept.validation_loss is not None:
+        right = "" if kept.validation_accuracy is None else f", accuracy {kept.validation_accuracy:.2%}"
+        print(f"validation loss {kept.validation_loss:.4f}{right} in epoch {kept.epoch}, whose weights these are")
+    print(f"{len(result.history)} epochs, {trained.ms_per_epoch:.1f} ms/epoch, {rate(samples_per_s, 'samples')}")
+
+
+def tested(trained: Trained) -> str:
+    parts = [] if trained.accuracy is None else [f"accuracy {trained.accuracy:.2%}"]
+    parts += [] if trained.test_mse is None else [f"mean squared error {trained.test_mse:.6g}"]
+    return f"{', '.join(parts)} on {len(trained.predictions):,} test rows" if parts else ""
 
 
 def show_epoch(p: Progress, update: Update) -> None:
-    text = f"epoch {p.epoch}/{p.epochs}  loss {p.loss:.4f}  {rate(p.samples_per_s, 'samples')}"
+    right = "" if p.accuracy is None else f"  accuracy {p.accuracy:.1%}"
+    text = f"epoch {p.epoch}/{p.epochs}  loss {p.loss:.4f}{right}  {rate(p.samples_per_s, 'samples')}"
     update(p.epoch - 1 + p.step / p.steps, text)
-
-
-def _widths(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise InputError(
-            "bad hidden widths", got=f"'{text}'", expected="whole numbers above 0, with commas", hint="--hidden 320,160"
-        )
-    return tuple(int(part) for part in parts)

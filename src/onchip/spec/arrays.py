@@ -88,6 +88,18 @@ def open_rows(path: str | os.PathLike[str]) -> RowSource:
         )  # fmt: skip
 
 
+def map_npy(path: str | os.PathLike[str]) -> Array:
+    """The rows of an .npy file, mapped: read when used. Whoever writes into them changes a private copy."""
+    source = Path(path)
+    with open_input(source) as file, blaming(source):
+        if file.read(len(_NPY_MAGIC)) != _NPY_MAGIC:
+            raise FormatError("not an .npy file", got="other first bytes", expected="93 4e 55 4d 50 59")
+        file.seek(0)
+        dtype, shape, order, offset = _npy_layout(file)
+        _check_size(offset, dtype, shape, os.fstat(file.fileno()).st_size)
+        return _as_rows(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), offset, dtype, shape, order)
+
+
 def open_flat_rows(path: str | os.PathLike[str], row_shape: tuple[int, ...], dtype: np.dtype[Any]) -> RowSource:
     """Open a file that is nothing but rows of this shape and dtype, little-endian (memory-mapped)."""
     source = Path(path)
@@ -110,6 +122,12 @@ def open_flat_rows(path: str | os.PathLike[str], row_shape: tuple[int, ...], dty
 
 
 def _open_npy(file: IO[bytes]) -> RowSource:
+    dtype, shape, order, offset = _npy_layout(file)
+    return _map_rows(file, offset, dtype, shape, order)
+
+
+def _npy_layout(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], str, int]:
+    """Dtype, shape, order and where the numbers begin."""
     major = file.read(8)[6:7]
     if major not in (b"\1", b"\2", b"\3"):
         raise FormatError("unknown version of .npy", got=f"version {major.hex() or 'missing'}", expected="1, 2 or 3")
@@ -124,7 +142,7 @@ def _open_npy(file: IO[bytes]) -> RowSource:
     if len(size) < width or len(text) < length:
         raise FormatError("the file ends inside its header", got=f"{len(text)} B", expected=f"{length} B of header")
     dtype, shape, fortran = _npy_header(text, "utf-8" if major == b"\3" else "latin-1")
-    return _map_rows(file, 8 + width + length, dtype, shape, "F" if fortran else "C")
+    return dtype, shape, "F" if fortran else "C", 8 + width + length
 
 
 def _npy_header(text: bytes, encoding: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
@@ -238,7 +256,7 @@ def _map_rows(file: IO[bytes], offset: int, dtype: np.dtype[Any], shape: tuple[i
 
 def _as_rows(buffer: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any) -> Array:
     if 0 in shape:
-        buffer, offset = b"", 0
+        buffer, offset = bytearray(), 0
     try:
         return np.ndarray(shape, dtype, buffer=buffer, offset=offset, order=order)
     except ValueError as error:  # sizes whose product overflows, beside a 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from onchip.workloads.classify import Trained, train_and_test
 
 # 97 to 98 % of the test rows in a fraction of a second; the defaults of `train` are made for MNIST.
 EPOCHS, LR, BATCH_SIZE, SEED = 30, 0.1, 32, 0
+SIDE = 8  # an image is 8x8 pixels
 ROWS = 50_000
 REPEATS = 7
 
@@ -48,10 +49,9 @@ def train_digits(
         raise InputError("bad number of epochs", got=str(epochs), expected="at least 1", hint=f"--epochs {EPOCHS}")
     make_folder(folder)
     data = digits.load_data("sklearn")
-    net = digits.network(data.side**2, seed=SEED)
-    return data, train_and_test(
-        net, data, lr=LR, momentum=0.0, batch_size=BATCH_SIZE, epochs=epochs, seed=SEED, on_progress=on_progress
-    )
+    net = digits.network(data.inputs, seed=SEED)
+    options = replace(digits.TRAIN, lr=LR, batch_size=BATCH_SIZE, epochs=epochs, seed=SEED)
+    return data, train_and_test(net, data, options, on_progress=on_progress)
 
 
 def check_rows_to_time(rows: int) -> None:
@@ -187,7 +187,7 @@ def draw(folder: Path, data: digits.Dataset, trained: Trained) -> tuple[Path | N
     left.suptitle(f"{trained.accuracy:.1%} of {len(data.y_test)} test digits right, the {len(wrong)} wrong ones first")
     for axis, i in zip(left.subplots(lines, columns).flat, shown, strict=False):
         said, truth = trained.predictions[i], data.y_test[i]
-        axis.imshow(data.x_test[i].reshape(data.side, data.side), cmap="gray_r")
+        axis.imshow(data.x_test[i].reshape(SIDE, SIDE), cmap="gray_r")
         axis.set(xticks=[], yticks=[])
         if said == truth:
             axis.set_title(f"{said}", fontsize=9)

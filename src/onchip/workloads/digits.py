@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,29 +14,20 @@ from onchip.spec.arrays import open_rows
 from onchip.spec.build import mlp
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
+from onchip.train.options import TrainOptions
+from onchip.workloads.dataset import Dataset as Dataset
+from onchip.workloads.table_data import flat, read_rows
 
 HIDDEN = (320, 160)
 CLASSES = 10
-BATCH_SIZE, LR, EPOCHS = 64, 0.03, 30
+TRAIN = TrainOptions(loss="cross_entropy", optimiser="sgd", lr=0.03, batch_size=64, epochs=30)
+BATCH_SIZE, LR, EPOCHS = TRAIN.batch_size, TRAIN.lr, TRAIN.epochs
 
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
-@dataclass(frozen=True, eq=False)
-class Dataset:
-    """Rows of pixels between 0 and 1 with their classes."""
-
-    name: str
-    where: str
-    side: int  # an image is side x side pixels
-    x_train: Array  # (n, side * side) float32
-    y_train: Array  # (n,) int64
-    x_test: Array
-    y_test: Array
-
-
-def network(pixels: int = 784, hidden: Sequence[int] = HIDDEN, seed: int = 0) -> Network:
-    return mlp(pixels, *hidden, CLASSES, seed=seed, name="digits")
+def network(pixels: int = 784, hidden: Sequence[int] = HIDDEN, seed: int = 0, activation: str = "ReLU") -> Network:
+    return mlp(pixels, *hidden, CLASSES, activation=activation, seed=seed, name="digits")
 
 
 def load_data(name: str = "auto") -> Dataset:
@@ -68,21 +58,24 @@ def _find(folder: Path, stem: str) -> Path | None:
 
 
 def _mnist(folder: Path) -> Dataset:
-    arrays = []
-    for stem in _FILES:
-        path = _find(folder, stem)
-        assert path is not None
-        with open_rows(path) as rows:
-            arrays.append(rows.read(0, len(rows)))
-    images, labels, test_images, test_labels = arrays
-    for part, pixels, classes in (("train", images, labels), ("t10k", test_images, test_labels)):
-        if pixels.shape != (len(classes), 28, 28) or classes.ndim != 1 or len(classes) == 0:
-            raise FormatError(
-                f"the {part} files in {folder} are not MNIST's", got=f"images {pixels.shape}, labels {classes.shape}",
-                expected="images (n, 28, 28), labels (n,)", hint="--data sklearn, or the original files",
-            )  # fmt: skip
-    return Dataset("mnist", str(folder), 28, _pixels(images, 255), labels.astype(np.int64),
-                   _pixels(test_images, 255), test_labels.astype(np.int64))  # fmt: skip
+    images, labels, test_images, test_labels = (_find(folder, stem) or folder / stem for stem in _FILES)
+    x_train, y_train, note = _images_and_classes(images, labels)
+    x_test, y_test, test_note = _images_and_classes(test_images, test_labels)
+    notes = tuple(told for told in (note, test_note) if told)
+    return Dataset("mnist", str(folder), 28, x_train, y_train, x_test, y_test, notes=notes)
+
+
+def _images_and_classes(images: Path, labels: Path) -> tuple[Array, Array, str]:
+    x, note = read_rows(images)
+    with open_rows(labels) as rows:
+        y = rows.read(0, len(rows))
+    if x.shape != (len(y), 28, 28) or y.ndim != 1 or len(y) == 0:
+        raise FormatError(
+            f"{images.name} and {labels.name} in {images.parent} are not MNIST's",
+            got=f"images {x.shape}, labels {y.shape}", expected="images (n, 28, 28), labels (n,)",
+            hint="--data sklearn, or the original files",
+        )  # fmt: skip
+    return flat(x), y.astype(np.int64), note
 
 
 def _sklearn_digits() -> Dataset:
@@ -90,11 +83,8 @@ def _sklearn_digits() -> Dataset:
     from sklearn.model_selection import train_test_split
 
     images, labels = load_digits(return_X_y=True)
+    pixels = images.astype(np.float32) / np.float32(16)
     x_train, x_test, y_train, y_test = train_test_split(
-        _pixels(images, 16), labels.astype(np.int64), test_size=360, random_state=0, stratify=labels
+        pixels, labels.astype(np.int64), test_size=360, random_state=0, stratify=labels
     )
     return Dataset("sklearn digits", "bundled with scikit-learn", 8, x_train, y_train, x_test, y_test)
-
-
-def _pixels(images: Array, white: int) -> Array:
-    return images.reshape(len(images), -1).astype(np.float32) / np.float32(white)

@@ -1,0 +1,76 @@
+"""--plot: the learning curve as a picture, loss and, where there are classes, accuracy by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onchip.errors import InputError
+from onchip.files import atomic_write, check_writable
+
+if TYPE_CHECKING:
+    from onchip.train.loop import Epoch
+
+SUFFIXES = (".png", ".svg", ".pdf")
+_TRAINING, _VALIDATION, _BEST = "#1f5fa8", "#e07b00", "#777777"
+
+
+def check_plot(path: Path) -> None:
+    """Raise now what drawing would raise after the training."""
+    if path.suffix.lower() not in SUFFIXES:
+        got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
+        hint = f"--plot {path.with_suffix('.png')}"
+        raise InputError(f"cannot draw {path}: unknown format", got=got, expected=", ".join(SUFFIXES), hint=hint)
+    check_writable(path)
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise InputError(
+            "cannot draw: matplotlib is not installed", got=f"--plot {path}", expected="matplotlib",
+            hint="pip install 'onchip[plot]'",
+        ) from None  # fmt: skip
+
+
+def draw_curve(path: Path, title: str, loss: str, history: Sequence[Epoch], best_epoch: int, test: str) -> None:
+    """Draw a training run; the file appears whole or not at all.
+
+    loss  what the loss is called
+    test  how the tested network did, in words; "" if it was not
+    """
+    from matplotlib.figure import Figure  # no pyplot: no window system is asked
+    from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter
+
+    has_classes = history[0].accuracy is not None
+    figure = Figure(figsize=(10.5 if has_classes else 6.4, 4.2), layout="constrained")
+    axes = figure.subplots(1, 2 if has_classes else 1, squeeze=False)[0]
+    figure.suptitle(f"{title}\n{test}" if test else title, fontsize=11)
+    epochs = [epoch.epoch for epoch in history]
+    _curves(axes[0], epochs, [e.loss for e in history], [e.validation_loss for e in history])
+    axes[0].set(ylabel=f"loss ({loss.replace('_', ' ')})")
+    if all(e.loss > 0 and e.validation_loss != 0 for e in history):
+        axes[0].set_yscale("log")
+        axes[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes[0].minorticks_off()
+    if has_classes:
+        _curves(axes[1], epochs, [e.accuracy for e in history], [e.validation_accuracy for e in history])
+        axes[1].set(ylabel="accuracy")
+        axes[1].yaxis.set_major_formatter(PercentFormatter(1.0))
+    for axis in axes:
+        axis.set(xlabel="epoch", xlim=(min(0.5, epochs[0]), epochs[-1] + 0.5))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if best_epoch != epochs[-1]:
+            axis.axvline(best_epoch, color=_BEST, linestyle=":", label=f"kept: epoch {best_epoch}")
+        axis.grid(color="#e6e6e6")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False)
+    with atomic_write(path) as file:
+        figure.savefig(file, format=path.suffix.lower()[1:], dpi=130)
+
+
+def _curves(axis: Any, epochs: list[int], training: list[Any], validation: list[Any]) -> None:
+    dot = "o" if len(epochs) <= 40 else ""  # one epoch is a dot; a thousand are a line
+    axis.plot(epochs, training, color=_TRAINING, marker=dot, markersize=3, label="training")
+    if validation[0] is not None:
+        axis.plot(epochs, validation, color=_VALIDATION, marker=dot, markersize=3, label="validation")

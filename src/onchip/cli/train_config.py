@@ -1,0 +1,139 @@
+"""What `onchip train` was told: on the command line, in a config file, or not at all.
+
+A config file is a flat TOML table whose keys are the long options with underscores for hyphens, and `model`:
+
+    model = "digits"
+    hidden = [320, 160]
+    lr = 0.1
+
+The command line goes before the file. Paths in the file are relative to it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from onchip.errors import FormatError, InputError
+from onchip.files import open_input
+from onchip.spec.reading import blaming, show
+from onchip.train.options import TrainOptions, check_name
+
+MAX_CONFIG_BYTES = 1 << 20
+_MAYBE_FILES = ("model", "data", "labels", "test_data", "test_labels")  # or names
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be told, the options of the training aside; None: nothing was said."""
+
+    model: str
+    data: str | None = None
+    labels: str | None = None
+    test_data: str | None = None
+    test_labels: str | None = None
+    test_share: float | None = None
+    hidden: tuple[int, ...] | None = None
+    activation: str | None = None
+    checkpoint: Path | None = None
+    checkpoint_every: float | None = None
+    resume: bool = False
+    debug: bool = False
+    log: Path | None = None
+    plot: Path | None = None
+    output: Path | None = None
+    device: str = "auto"
+    threads: int | None = None
+
+
+def settings(config: Path | None, told: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
+    """All settings and the options of the training that were given.
+
+    told  from the command line; None: nothing was said
+    """
+    given = {} if config is None else read_config(config)
+    given |= {name: value for name, value in told.items() if value is not None}
+    if "model" not in given:
+        raise InputError(
+            "nothing to train", got="no MODEL", expected="the name of a workload, or a file",
+            hint="onchip train digits, or model = 'digits' in the config file",
+        )  # fmt: skip
+    if given.get("resume") and "checkpoint" not in given:
+        got, hint = "--resume alone", "--checkpoint DIR --resume"
+        raise InputError("nothing to resume from", got=got, expected="a folder with checkpoints", hint=hint)
+    if isinstance(given.get("hidden"), str):
+        given["hidden"] = _widths(given["hidden"])
+    own = {field.name for field in fields(Settings)}
+    options = {name: value for name, value in given.items() if name not in own}
+    return Settings(**{name: value for name, value in given.items() if name in own}), options
+
+
+def _widths(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(
+            "bad hidden widths", got=f"'{text}'", expected="whole numbers above 0, with commas", hint="--hidden 320,160"
+        )
+    return tuple(int(part) for part in parts)
+
+
+# -- the file ----------------------------------------------------------------------------------------------
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The checked keys and values of a config file; InputError with the line of what is wrong."""
+    with open_input(path) as file, blaming(path):
+        text = file.read(MAX_CONFIG_BYTES + 1)
+        if len(text) > MAX_CONFIG_BYTES:
+            raise FormatError("too long for a config file", got="more", expected=f"at most {MAX_CONFIG_BYTES:,} B")
+        try:
+            table = tomllib.loads(text.decode())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            hint = 'keys and values: lr = 0.1, model = "digits"'
+            raise FormatError("not TOML", got=str(error), expected="a line a key", hint=hint) from None
+        kinds = known_keys()
+        return {name: _checked(name, value, kinds, text.decode(), path.parent) for name, value in table.items()}
+
+
+def known_keys() -> dict[str, type]:
+    """Every key with the type of its value."""
+    kinds = {}
+    for name, hint in typing.get_type_hints(Settings).items():
+        kinds[name] = next(kind for kind in (typing.get_args(hint) or (hint,)) if kind is not NoneType)
+    return kinds | {field.name: type(field.default) for field in fields(TrainOptions)}
+
+
+def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder: Path) -> Any:
+    lines = [i for i, line in enumerate(text.splitlines(), 1) if re.match(rf"\W*{re.escape(name)}\b", line)]
+    where = f"line {lines[0]}: " if lines else ""
+    try:
+        check_name(name, list(kinds), "key")
+    except InputError as error:
+        raise InputError(f"{where}{error.what}", got=error.got, expected=error.expected, hint=error.hint) from None
+    kind = kinds[name]
+    if kind is Path and isinstance(value, str):
+        return folder / value
+    if kind is float and type(value) is int:
+        return float(value)
+    if name == "hidden" and isinstance(value, list) and all(type(width) is int and width > 0 for width in value):
+        return tuple(value)
+    if name == "hidden" and isinstance(value, str):
+        return _widths(value)
+    if type(value) is kind:
+        return str(folder / str(value)) if name in _MAYBE_FILES and _is_file(folder / str(value)) else value
+    expected = {
+        str: 'a word, as "digits"', Path: 'a path, as "out.onnx"', int: "a whole number", float: "a number",
+        bool: "true or false",
+    }.get(kind, "whole numbers above 0, as [320, 160]")  # fmt: skip
+    raise InputError(f"{where}bad {name}", got=show(value), expected=expected, hint=f"mend {name}")
+
+
+def _is_file(path: Path) -> bool:
+    # What has a suffix and is not there is meant as a file too: its reader then says where it was looked for.
+    return path.is_file() or path.suffix in (".npy", ".gz", ".csv", ".onnx", ".safetensors")

@@ -1,0 +1,175 @@
+"""Tables as text: a line a row, commas between the cells, numbers in them, and perhaps a column of labels.
+
+The first line is a header if none of its cells, the label aside, is a number. Cells may stand in double quotes.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+
+from onchip.errors import FormatError, InputError
+from onchip.files import open_input
+from onchip.spec.reading import blaming, show
+from onchip.spec.recipe import Array
+
+POSITIONS = {"first": 0, "last": -1}  # a label column that is called by its place
+MAX_LINE = 16 << 20  # characters of the first line
+_SHOWN_NAMES = 12
+
+
+@dataclass(frozen=True, eq=False)
+class CsvRows:
+    values: Array  # (n, columns but the label) float32, finite
+    labels: Array | None  # (n,) str as they stand in the file, or float32 where numbers were asked for
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """What the first line tells."""
+
+    header: tuple[str, ...]
+    skip: int  # lines before the first row
+    width: int
+    label: int | None
+
+
+def read_csv(path: str | os.PathLike[str], label: str | None = None, words: bool = True) -> CsvRows:
+    """All rows of a table; FormatError with line and column of what is wrong.
+
+    label  the label column: "first", "last" or its name in the header; None: there is none
+    words  labels may be anything but empty; else they are numbers too
+    """
+    source = Path(path)
+    with open_input(source), blaming(source):
+        try:
+            layout = _layout(source, label)
+            found: list[str] | None = [] if words and layout.label is not None else None
+            cells = _parse(source, layout, found)
+        except UnicodeDecodeError as error:
+            got, hint = f"byte {error.object[error.start]:02x}", "save it as UTF-8"
+            raise FormatError("not UTF-8 text", got=got, expected="a table as text", hint=hint) from None
+    labels: Array | None = None
+    if layout.label is not None:
+        labels = cells[:, layout.label].copy() if found is None else np.array(found)
+        cells = np.delete(cells, layout.label, axis=1)
+    return CsvRows(np.ascontiguousarray(cells), labels)
+
+
+def _open_text(source: Path) -> TextIO:
+    return source.open(encoding="utf-8-sig", newline="")
+
+
+def _parse(source: Path, layout: _Layout, words: list[str] | None) -> Array:
+    """Every cell as float32; those of the label column are put into `words`, if there is such a list, and are 0."""
+
+    def take(cell: str) -> float:
+        assert words is not None
+        words.append(cell.strip())
+        return 0.0
+
+    with _open_text(source) as file:
+        if all(line.isspace() for line in itertools.islice(file, layout.skip, None)):
+            raise FormatError("the table has no row", got="a header alone", expected="a line a row")
+    try:
+        with _open_text(source) as file, np.errstate(over="ignore"):
+            cells: Array = np.loadtxt(
+                file, np.float32, comments=None, delimiter=",", skiprows=layout.skip, ndmin=2, quotechar='"',
+                converters=None if words is None or layout.label is None else {layout.label: take}, encoding=None,
+            )  # fmt: skip
+    except UnicodeDecodeError:
+        raise
+    except ValueError as error:
+        raise _fault(source, layout, words is not None, str(error)) from None
+    # Rows may agree with each other and not with the header.
+    if cells.shape[1] != layout.width or not np.isfinite(cells).all() or (words is not None and "" in words):
+        raise _fault(source, layout, words is not None, "a cell that is not finite")
+    return cells
+
+
+# -- the first line ----------------------------------------------------------------------------------------
+
+
+def _layout(source: Path, label: str | None) -> _Layout:
+    with _open_text(source) as file:
+        text = file.readline(MAX_LINE)
+    if len(text) == MAX_LINE:
+        raise FormatError("the first line is too long", got=f"{MAX_LINE:,} characters", expected="cells and commas")
+    try:
+        first = [cell.strip() for cell in next(csv.reader([text]), [])]
+    except csv.Error as error:
+        raise FormatError("line 1: not a line of a table", got=str(error), expected="cells and commas") from None
+    if not any(first):
+        raise FormatError("the table is empty", got="nothing in line 1", expected="cells with commas between them")
+    at = _label_column(first, label)
+    features = [cell for i, cell in enumerate(first) if i != at]
+    if not features:
+        hint = "commas between the cells" if any(sign in text for sign in ";\t") else "a column with numbers"
+        got = f"one column: {show(first[0])}"
+        raise FormatError("no column beside the label", got=got, expected="two or more", hint=hint)
+    named = label is not None and label not in POSITIONS
+    is_header = named or not any(_is_number(cell) for cell in features)
+    return _Layout(tuple(first) if is_header else (), int(is_header), len(first), at)
+
+
+def _label_column(first: list[str], label: str | None) -> int | None:
+    if label is None:
+        return None
+    if label in POSITIONS:
+        return POSITIONS[label] % len(first)
+    if first.count(label) != 1:
+        what = "several columns have this name" if label in first else "no column has this name"
+        shown = ", ".join(first[:_SHOWN_NAMES]) + (", ..." if len(first) > _SHOWN_NAMES else "")
+        raise InputError(what, got=label, expected=f"first, last, or one of the first line: {shown}", hint="last")
+    return first.index(label)
+
+
+def _is_number(cell: str) -> bool:
+    """As loadtxt sees it, and finite as a float32."""
+    try:
+        with np.errstate(over="ignore"):
+            return "_" not in cell and bool(np.isfinite(np.float32(float(cell))))
+    except ValueError:
+        return False
+
+
+# -- what is wrong -----------------------------------------------------------------------------------------
+
+
+def _fault(source: Path, layout: _Layout, words: bool, reason: str) -> FormatError:
+    """Look for the first wrong cell: slowly, cell by cell, which only a bad file pays for."""
+    with _open_text(source) as file:
+        reader = csv.reader(file)
+        try:
+            for row in reader:
+                if row and reader.line_num > layout.skip and (found := _wrong_cell(row, layout, words)):
+                    return _error(reader.line_num, layout, *found)
+        except csv.Error as error:
+            reason = f"line {reader.line_num}: {error}"
+    return FormatError("not a table of numbers", got=reason, expected="numbers with commas between them")
+
+
+def _wrong_cell(row: list[str], layout: _Layout, words: bool) -> tuple[int, str, str, str] | None:
+    """Column, what is wrong, got, expected."""
+    if len(row) != layout.width:
+        return -1, "wrong number of cells", f"{len(row)}", f"{layout.width}, as in the first line"
+    for i, cell in enumerate(row):
+        if words and i == layout.label:
+            if not cell.strip():
+                return i, "no label", "an empty cell", "a word or a number"
+        elif not _is_number(cell):
+            return i, "not a number", show(cell) if cell.strip() else "an empty cell", "a finite float32"
+    return None
+
+
+def _error(line: int, layout: _Layout, column: int, what: str, got: str, expected: str) -> FormatError:
+    where = f"line {line}"
+    if column >= 0:
+        where += f", column {column + 1}" + (f" ({show(layout.header[column])[1:-1]})" if layout.header else "")
+    return FormatError(f"{where}: {what}", got=got, expected=expected, hint=f"mend or leave out line {line}")

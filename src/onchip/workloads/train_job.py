@@ -1,0 +1,127 @@
+"""A training job from what a user says: its network, its data, its options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+from onchip.errors import InputError
+from onchip.spec.build import mlp
+from onchip.spec.layers import Linear
+from onchip.spec.network import Network
+from onchip.train.options import TrainOptions
+from onchip.workloads import backprop, digits, load
+from onchip.workloads.dataset import Dataset
+from onchip.workloads.table_data import TEST_SHARE, Source, is_file, load_table
+
+NEW = "mlp"  # the model that is made for a user's data
+HIDDEN = (100,)  # of that, as of the estimators
+ACTIVATIONS = ("ReLU", "LeakyReLU", "Sigmoid", "Tanh")
+
+
+class Lesson(Protocol):
+    """What a module of workloads has if its network can be trained."""
+
+    TRAIN: TrainOptions
+    network: Callable[..., Network]  # (number of inputs, seed=, and if a user chose them hidden=, activation=)
+    load_data: Callable[..., Dataset]  # (the name of a data set, if a user gave one)
+
+
+TRAINED: dict[str, Lesson] = {"digits": digits, "backprop": backprop}
+
+
+@dataclass(frozen=True, eq=False)
+class TrainJob:
+    net: Network
+    data: Dataset
+    options: TrainOptions
+    source: Source
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of the input and of what each Linear gives."""
+        linear = (self.net.types[node.name].row_size for node in self.net.nodes if isinstance(node.layer, Linear))
+        return self.net.input.row_size, *linear
+
+    @property
+    def title(self) -> str:
+        """Network, data and the options that matter most."""
+        o, widths = self.options, "-".join(map(str, self.widths))
+        words = [o.optimiser, f"lr {o.lr:g}", f"batch {o.batch_size}"]
+        words += [f"momentum {o.momentum:g}"] if o.momentum else []
+        words += [f"weight decay {o.weight_decay:g}"] if o.weight_decay else []
+        words += [o.schedule] if o.schedule != "constant" else []
+        return f"{self.net.name} {widths} on {self.data.name}: {', '.join(words)}"
+
+
+def train_job(
+    model: str,
+    source: Source,
+    given: Mapping[str, Any],
+    *,
+    hidden: Sequence[int] | None = None,
+    activation: str | None = None,
+) -> TrainJob:
+    """Everything that `fit` needs.
+
+    model   a name of TRAINED, NEW, or the file of a network
+    source  the data: the name of a set, or files of the user
+    given   options by name; those that are not given are the workload's
+    """
+    lesson = TRAINED.get(model)
+    base = TrainOptions() if lesson is None else lesson.TRAIN
+    options = TrainOptions.of({**asdict(base), **given})
+    chosen = _chosen_layers(model, hidden=hidden, activation=activation)
+    is_named = source.data is None or not is_file(source.data)
+    if source.test_data is None and source.test_share is None and not is_named:
+        source = replace(source, test_share=TEST_SHARE)
+    if lesson is not None:
+        data = _named_data(model, lesson, source)
+        net = lesson.network(data.inputs, seed=options.seed, **chosen)
+    elif model == NEW:
+        data = _users_data(source, options)
+        net = mlp(data.inputs, *chosen.pop("hidden", HIDDEN), data.outputs, seed=options.seed, **chosen)
+    else:
+        net = load(model)  # before its data: a wrong name is told at once
+        data = _named_data(model, digits, source) if is_named else _users_data(source, options)
+    return TrainJob(net, data, options, source)
+
+
+def _chosen_layers(model: str, **choices: Any) -> dict[str, Any]:
+    chosen = {name: value for name, value in choices.items() if value is not None}
+    takes: Collection[str] = choices if model == NEW else ()
+    if model in TRAINED:
+        takes = inspect.signature(TRAINED[model].network).parameters
+    if refused := [name for name in chosen if name not in takes]:
+        raise InputError(
+            f"--{refused[0]} is for a new network", got=f"--{refused[0]} with {model}, whose layers are given",
+            expected=f"no --{refused[0]}", hint=f"onchip train {NEW} --{refused[0]} ...",
+        )  # fmt: skip
+    if chosen.get("activation", ACTIVATIONS[0]) not in ACTIVATIONS:
+        got, expected = str(chosen["activation"]), ", ".join(ACTIVATIONS)
+        raise InputError("unknown activation", got=got, expected=expected, hint=f"--activation {ACTIVATIONS[0]}")
+    return chosen
+
+
+def _named_data(model: str, lesson: Lesson, source: Source) -> Dataset:
+    """A data set by name; such a set has labels and test rows of its own."""
+    extra = {name: value for name, value in asdict(source).items() if name != "data" and value is not None}
+    if source.data is not None and is_file(source.data):
+        extra = {"data": source.data, **extra}
+    if extra:
+        name, value = next(iter(extra.items()))
+        raise InputError(
+            f"{model} has data of its own", got=f"--{name.replace('_', '-')} {value}", expected="the name of a set",
+            hint=f"onchip train {NEW} --data FILE --labels ... for files of your own",
+        )  # fmt: skip
+    return lesson.load_data() if source.data is None else lesson.load_data(source.data)
+
+
+def _users_data(source: Source, options: TrainOptions) -> Dataset:
+    if source.data is None or not is_file(source.data):
+        got = "no --data" if source.data is None else f"--data {source.data}: there is no such file"
+        hint = "--data table.csv --labels last"
+        raise InputError("no data to train on", got=got, expected="a .csv, .npy or idx file", hint=hint)
+    return load_table(source, options.loss == "cross_entropy", options.seed)

@@ -1,0 +1,140 @@
+"""What onchip train writes while and after it trains: the log, the curve, the checkpoints."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+
+QUICK = ["--data", "sklearn", "--hidden", "16", "--epochs", "4", "--lr", "0.1", "--device", "cpu"]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# -- the log -----------------------------------------------------------------------------------------------
+
+
+def test_the_log_is_a_head_and_a_line_an_epoch(cli, tmp_path):
+    from onchip import __version__
+
+    ran = cli("train", "digits", *QUICK, "--validation", 0.1, "--log", "run.jsonl", "--json")
+    assert ran.code == 0, ran.err
+    head, *epochs = lines(tmp_path / "run.jsonl")
+    assert head["versions"] == {"onchip": __version__, "numpy": np.__version__, "python": sys.version.split()[0]}
+    assert (head["data"], head["lr"], head["layers"], head["model"]) == ("sklearn digits", 0.1, [64, 16, 10], "digits")
+    assert epochs == json.loads(ran.out)["history"]
+    assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3, 4]
+    assert all(0 < epoch["validation_accuracy"] <= 1 for epoch in epochs)
+
+
+def test_a_run_that_never_begins_leaves_the_old_log(cli, tmp_path):
+    (tmp_path / "run.jsonl").write_text("old")
+    assert cli("train", "digits", *QUICK, "--log", "run.jsonl", "--device", "cuda:99").code == 2
+    assert (tmp_path / "run.jsonl").read_text() == "old"
+
+
+# -- the curve ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "begins"), [("c.png", b"\x89PNG"), ("c.SVG", b"<?xml"), ("c.pdf", b"%PDF")])
+def test_the_curve_is_a_picture(cli, tmp_path, name, begins):
+    pytest.importorskip("matplotlib")
+    ran = cli("train", "digits", *QUICK, "--validation", 0.1, "--plot", name)
+    assert ran.code == 0, ran.err
+    assert f"wrote {name}" in ran.err
+    assert (tmp_path / name).read_bytes().startswith(begins)
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_the_curve_shows_the_run(tmp_path, monkeypatch):
+    figure_module = pytest.importorskip("matplotlib.figure")
+    from onchip.cli.curve import draw_curve
+    from onchip.train.loop import Epoch
+
+    drawn = []
+    monkeypatch.setattr(figure_module.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    history = [Epoch(i, 1 / i, 1 - 1 / i, 2 / i, 0.5, 0.1, 1.0, 100.0) for i in range(1, 6)]
+    draw_curve(tmp_path / "c.png", "a title", "cross_entropy", history, 3, "accuracy 90% on 10 test rows")
+    loss, accuracy = drawn[0].axes
+    assert [line.get_label() for line in loss.lines] == ["training", "validation", "kept: epoch 3"]
+    assert loss.lines[0].get_ydata().tolist() == [epoch.loss for epoch in history]
+    assert accuracy.lines[0].get_ydata().tolist() == [epoch.accuracy for epoch in history]
+    assert (loss.get_ylabel(), loss.get_yscale(), accuracy.get_ylabel()) == ("loss (cross entropy)", "log", "accuracy")
+    assert "a title" in drawn[0].get_suptitle()
+    numbers = [Epoch(1, 0.0, None, None, None, 0.1, 1.0, 100.0)]  # a loss of 0 has no logarithm
+    draw_curve(tmp_path / "c.png", "a title", "mse", numbers, 1, "")
+    (axis,) = drawn[1].axes
+    assert ([line.get_label() for line in axis.lines], axis.get_yscale()) == (["training"], "linear")
+
+
+def test_without_matplotlib_it_says_so_before_the_work(cli, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ran = cli("train", "digits", *QUICK, "--plot", "c.png")
+    assert ran.code == 2
+    assert "pip install 'onchip[plot]'" in ran.err
+    assert "data:" not in ran.err
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_resumed_to_the_same_result(cli, tmp_path):
+    first = cli("train", "digits", *QUICK, "--checkpoint", "state", "-o", "a.onnx", "--log", "a.jsonl")
+    assert first.code == 0, first.err
+    again = cli("train", "digits", *QUICK, "--checkpoint", "state", "--resume", "-o", "b.onnx", "--log", "b.jsonl")
+    assert again.code == 0, again.err
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+    assert lines(tmp_path / "b.jsonl")[1:] == lines(tmp_path / "a.jsonl")[1:]
+    refused = cli("train", "digits", *QUICK, "--checkpoint", "state")
+    assert refused.code == 2
+    assert "--resume" in refused.err
+    other = cli("train", "digits", *QUICK, "--checkpoint", "state", "--resume", "--seed", 1)
+    assert other.code == 2
+    assert "belongs to another run" in other.err
+
+
+def test_stopped_it_says_how_to_go_on_and_ends_with_the_same_bits(cli, spawn, tmp_path):
+    sizes = ["--hidden", 320, "--epochs", 8, "--batch-size", 4]
+    args = ["train", "digits", "--data", "sklearn", *sizes, "--device", "cpu"]
+    kept = ["--checkpoint", "state", "--checkpoint-every", 0.2, "--log", "run.jsonl"]
+    process = spawn(*args, *kept, "-o", "a.onnx")
+    log = tmp_path / "run.jsonl"
+    deadline = time.monotonic() + 60
+    while not (any(tmp_path.glob("state/checkpoint-*")) and log.exists() and len(log.read_text().splitlines()) > 2):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (2, "")
+    assert err.splitlines()[-1] == (
+        "stopped: go on with onchip train digits --checkpoint state --resume, all else as before"
+    )
+    assert sorted(os.listdir(tmp_path)) == ["run.jsonl", "state"]
+    before = lines(log)
+    ran = cli(*args, *kept, "--resume", "-o", "a.onnx")
+    assert ran.code == 0, ran.err
+    after = lines(log)
+    assert len(after) == 9
+    shared = [epoch["loss"] for epoch in before[1:]]
+    assert [epoch["loss"] for epoch in after[1:]][: len(shared)] == shared
+    assert cli(*args, "-o", "b.onnx").code == 0
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
+
+
+def test_stopped_without_a_checkpoint_it_says_what_main_says(spawn, tmp_path):
+    process = spawn("train", "digits", "--data", "sklearn", "--epochs", 1000000, "--log", "run.jsonl")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run.jsonl").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert err.splitlines()[-1] == "stopped: no file is half-written"
+    for line in (tmp_path / "run.jsonl").read_text().splitlines():
+        json.loads(line)  # each is whole

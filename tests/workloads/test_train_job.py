@@ -1,0 +1,107 @@
+"""A training job: whose defaults hold, which data belongs to which model, and the network made for it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from onchip.errors import InputError
+from onchip.spec.build import mlp
+from onchip.spec.load import save
+from onchip.train.options import TrainOptions
+from onchip.workloads import digits, kept, train_job
+from onchip.workloads.classify import judge
+from onchip.workloads.table_data import TEST_SHARE, Source
+from onchip.workloads.train_job import HIDDEN
+
+SKLEARN = Source("sklearn")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.random.default_rng(0).standard_normal((50, 6), dtype=np.float32))
+    np.save("y.npy", np.arange(50) % 3)
+    np.save("t.npy", np.ones((50, 2)))
+    return tmp_path
+
+
+def test_options_are_the_workloads_unless_given(monkeypatch):
+    special = dataclasses.replace(digits.TRAIN, lr=0.5, epochs=7)
+    monkeypatch.setattr(digits, "TRAIN", special)
+    job = train_job.train_job("digits", SKLEARN, {"epochs": 9})
+    assert job.options == dataclasses.replace(special, epochs=9)
+    assert train_job.train_job("mlp", Source("x.npy", "y.npy"), {}).options == TrainOptions()
+    with pytest.raises(InputError, match="did you mean momentum"):
+        train_job.train_job("digits", SKLEARN, {"momentun": 1})
+
+
+def test_the_network_fits_the_data():
+    job = train_job.train_job("mlp", Source("x.npy", "y.npy"), {"seed": 3})
+    assert job.widths == (6, *HIDDEN, 3)
+    assert job.source.test_share == TEST_SHARE
+    assert (len(job.data.x_train), len(job.data.x_test)) == (40, 10)
+    expected = mlp(6, *HIDDEN, 3, seed=3)
+    np.testing.assert_array_equal(job.net.weights["fc1.weight"], expected.weights["fc1.weight"])
+    job = train_job.train_job("mlp", Source("x.npy", "t.npy"), {"loss": "mse"}, hidden=(5, 4), activation="Tanh")
+    assert job.widths == (6, 5, 4, 2)
+    assert job.title == "mlp 6-5-4-2 on x.npy: sgd, lr 0.03, batch 64"
+    job = train_job.train_job("digits", SKLEARN, {"momentum": 0.5, "schedule": "cosine"}, hidden=(7,))
+    assert job.widths == (64, 7, 10)
+    assert job.title == "digits 64-7-10 on sklearn digits: sgd, lr 0.03, batch 64, momentum 0.5, cosine"
+
+
+def test_a_file_is_trained_on_files_or_on_digits():
+    save(mlp(6, 4, 3), "net.onnx")
+    assert train_job.train_job("net.onnx", Source("x.npy", "y.npy"), {}).widths == (6, 4, 3)
+    assert train_job.train_job("net.onnx", SKLEARN, {}).data.name == "sklearn digits"
+
+
+def test_a_workload_with_layers_of_its_own(monkeypatch):
+    class Fixed:
+        TRAIN = TrainOptions(loss="half_sse")
+
+        @staticmethod
+        def network(inputs, seed=0):
+            return mlp(inputs, 5, 10, seed=seed)
+
+        load_data = staticmethod(digits.load_data)
+
+    monkeypatch.setitem(train_job.TRAINED, "fixed", Fixed)
+    assert train_job.train_job("fixed", SKLEARN, {}).widths == (64, 5, 10)
+    with pytest.raises(InputError, match="--hidden is for a new network"):
+        train_job.train_job("fixed", SKLEARN, {}, hidden=(3,))
+
+
+@pytest.mark.parametrize(("model", "source", "layers", "words"), [
+    ("mlp", Source(), {}, ["no data to train on", "--data table.csv --labels last"]),
+    ("digits", Source("x.npy", "y.npy"), {}, ["digits has data of its own", "--data x.npy", "onchip train mlp"]),
+    ("digits", Source("sklearn", "last"), {}, ["digits has data of its own", "--labels last"]),
+    ("digits", Source("sklearn", test_share=0.1), {}, ["--test-share 0.1"]),
+    ("digits", Source("sklearn", test_data="x.npy"), {}, ["--test-data x.npy"]),
+    ("digits", SKLEARN, {"activation": "relu"}, ["unknown activation", "ReLU, LeakyReLU, Sigmoid, Tanh"]),
+    ("net.onnx", SKLEARN, {"activation": "ReLU"}, ["--activation is for a new network"]),
+    ("net.onnx", SKLEARN, {"hidden": (3,)}, ["--hidden is for a new network", "onchip train mlp --hidden"]),
+])  # fmt: skip
+def test_bad_requests(model, source, layers, words):
+    with pytest.raises(InputError) as caught:
+        train_job.train_job(model, source, {}, **layers)
+    for word in [*words, "got:", "expected:", "try:"]:
+        assert word in str(caught.value)
+
+
+def test_judging_classes_numbers_and_both():
+    y = np.array([[0.9, 0.1], [0.2, 0.7], [0.4, 0.3]], np.float32)
+    of_classes = judge(None, y, np.array([0, 1, 1]))
+    assert (of_classes.accuracy, of_classes.test_mse) == (pytest.approx(2 / 3), None)
+    assert of_classes.predictions.tolist() == [0, 1, 0]
+    one_hot = judge(None, y, np.eye(2, dtype=np.float32)[[0, 1, 1]])
+    assert one_hot.accuracy == pytest.approx(2 / 3)
+    assert one_hot.test_mse == pytest.approx(np.mean([0.01, 0.01, 0.04, 0.09, 0.16, 0.49]))
+    numbers = judge(None, y, y + 2)
+    assert (numbers.accuracy, numbers.test_mse) == (None, pytest.approx(4))
+    nothing = judge(None, y[:0], np.zeros(0, int))
+    assert (nothing.accuracy, nothing.test_mse) == (None, None)

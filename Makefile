@@ -19,7 +19,7 @@ check: $(VENV)/.dev
 
 # The committed figures of this machine's kind: needs a quiet machine, and ONCHIP_DATA for the accuracy on MNIST.
 bench: $(VENV)/.peers
-	$(BIN)/onchip bench decode digits --device cpu --peers --accuracy
+	$(BIN)/onchip bench decode digits backprop --device cpu --peers --accuracy
 	$(BIN)/onchip bench sentiment faces imported --device cpu --peers
 
 $(BIN)/python:

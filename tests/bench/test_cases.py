@@ -1,22 +1,29 @@
+import dataclasses
 import json
 import sys
 import types
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
 
 import onchip.bench
 from checks import random_mlp
-from onchip.bench import CASES, decode, digits, training
-from onchip.bench.command import run_benchmarks
-from onchip.bench.frame import Case, Ready, run_cases
-from onchip.bench.options import Options, parse_rows
+from onchip.bench import CASES, backprop, decode, digits, torch_training, training
+from onchip.bench.command import ladder_results, run_benchmarks
+from onchip.bench.frame import Case, Ready, UnavailableError, run_cases
+from onchip.bench.options import Options, parse_counts
 from onchip.cli.bench import NAMES, bench
 from onchip.cli.ladder import ladder
 from onchip.errors import DeviceError, FormatError, InputError
-from onchip.ladders.measure import Pace
+from onchip.ladders.frame import Climb, Step
+from onchip.ladders.measure import Pace, summarise
 from onchip.ladders.truth import Verdict
+from onchip.runtime.cpu import this_cpu
+from onchip.runtime.engine import compile
+from onchip.train.loop import fit
+from onchip.train.options import TrainOptions
 
 QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=1e-9, pause_s=0, min_runs=1, max_runs=2)
 
@@ -24,8 +31,6 @@ QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=1e-9, pause_s=0, min_runs=1, max
 @pytest.fixture(autouse=True)
 def _kept_rates(monkeypatch):
     """A test that runs beside others must not measure what the machine can do, let alone keep it."""
-    from onchip.runtime.cpu import this_cpu
-
     monkeypatch.setattr("onchip.bench.command.this_cpu", lambda measure=False: this_cpu())
 
 
@@ -44,48 +49,126 @@ def test_decode_with_and_without_peers():
 
 def test_digits_with_and_without_peers():
     data = digits.random_data(200, 30)  # three whole batches and a short one
-    cases = [c for c in digits.cases(Options(peers=True), data) if c.engine != "torch.compile"]
+    cases = [c for c in digits.cases(Options(peers=True, batches=(64, 7)), data) if c.engine != "torch.compile"]
     outcome = run_cases(cases, QUICK)
     assert outcome.exit_code == 0, outcome.wrong
     steps = [row for row in outcome.rows if row.case == "step, batch 64"]
     assert {row.engine for row in steps} >= {"onchip"}
     assert all("random data" in row.setting and row.unit == "steps/s" for row in steps)
-    assert {row.case for row in outcome.rows} == {"step, batch 64", "infer, 30 rows"}
+    assert {row.case for row in outcome.rows} == {"step, batch 64", "step, batch 7", "infer, 30 rows"}
 
 
-def lesson(n=150, batch_size=32):
+def test_digits_has_five_batch_sizes_and_ten_seeds_of_its_own():
+    data = digits.random_data(200, 30)
+    named = [(case.case, case.parts) for case in digits.cases(Options(accuracy=True), data)]
+    steps = [(f"step, batch {size}", parts) for size, parts in ((16, 13), (64, 4), (256, 1), (1024, 1), (4096, 1))]
+    assert named == [*steps, ("infer, 30 rows", 1), ("30 epochs, 10 seeds", 10)]
+
+
+def test_other_batch_sizes_take_fewer_steps(monkeypatch):
+    monkeypatch.setattr(digits, "STEPS", 5)
+    data = digits.random_data(200, 30)
+    parts = {case.case: case.parts for case in digits.cases(Options(batches=(16, 64)), data)}
+    assert (parts["step, batch 16"], parts["step, batch 64"]) == (5, 4)
+
+
+def test_backprop_with_and_without_peers():
+    cases = [c for c in backprop.cases(Options(peers=True, rows=(7, 600))) if c.engine != "torch.compile"]
+    outcome = run_cases(cases, QUICK)
+    assert outcome.exit_code == 0, outcome.wrong
+    assert {row.case for row in outcome.rows} == {"epoch of 7 patterns", "epoch of 600 patterns"}
+    assert all(row.unit == "epochs/s" and row.floor_ms > 0 and row.setting for row in outcome.rows)
+
+
+# -- training ----------------------------------------------------------------------------------------------
+
+
+def lesson(n=150, batch_size=32, loss="cross_entropy", **options):
     data = digits.random_data(n, 40)
-    return training.Lesson(lambda seed: random_mlp(784, 12, 10, seed=seed), data.x_train, data.y_train,
-                           data.x_test, data.y_test, 0.03, batch_size, threads=1)  # fmt: skip
+    last = "Sigmoid" if loss == "half_sse" else None
+    y = data.y_train if loss == "cross_entropy" else backprop.backprop.one_hot(data.y_train)
+    train = TrainOptions(loss=loss, batch_size=batch_size, epochs=1, **options)
+    return training.Lesson(
+        lambda seed: random_mlp(784, 12, 10, seed=seed, output=last), data.x_train, y, train, threads=1
+    )
 
 
 def test_a_training_that_is_off_is_caught():
     job = lesson()
-    result = training._fit(job, job.net(0), job.x, job.y, seed=0, epochs=1)
+    result = training._fit(job)
     assert job.judge(result.losses, result.network).is_right
-    other = training._fit(job, job.net(0), job.x, job.y, seed=1, epochs=1)
+    other = training._fit(dataclasses.replace(job, y=np.roll(job.y, 1)))
     assert not job.judge(other.losses, other.network).is_right
     assert not job.judge(result.losses, job.net(0)).is_right
     assert not job.judge(result.losses[:-1], result.network).is_right
 
 
-def test_accuracy_is_the_mean_over_seeds():
-    job = lesson()
-    ready = training.onchip_accuracy(job, epochs=1)
-    assert ready.check().is_right
-    for _ in range(2):
-        ready.run()
-    assert 0 <= ready.score() <= 100
+def test_what_is_judged_are_some_steps_of_the_same_job(monkeypatch):
+    monkeypatch.setattr(training, "CHECKED_ROWS", 100)
+    assert [len(rows) for rows in lesson(batch_size=32).few.batches(0)] == [32, 32, 32, 4]
+    assert [len(rows) for rows in lesson(batch_size=4).few.batches(0)] == [4] * 16
+    assert [len(rows) for rows in lesson(batch_size=150).few.batches(0)] == [100, 100]  # momentum shows in the second
+    plain = lesson(batch_size=64, shuffle=False)
+    assert np.array_equal(np.concatenate(plain.batches(0)), np.arange(150))
+    assert not np.array_equal(np.concatenate(lesson().batches(0)), np.concatenate(lesson().batches(1)))
 
 
-def test_torch_trains_the_same_network():
-    pytest.importorskip("torch")
-    job = lesson()
-    assert training.torch_epoch(job, compiled=False).check().is_right
-    ready = training.torch_accuracy(job, epochs=1)
+def test_accuracies_are_those_of_fit_seed_by_seed():
+    job, data = lesson(), digits.random_data(150, 40)
+    ready = training.onchip_accuracy(job, data.x_test, data.y_test, seeds=3)
     assert ready.check().is_right
     ready.run()
-    assert 0 <= ready.score() <= 100
+    assert len(ready.scores()) == 3
+    for seed, score in enumerate(ready.scores()):
+        result = fit(job.net(seed), job.x, job.y, batch_size=32, epochs=1, seed=seed, device="cpu")
+        assert score == training.percent(compile(result.network, "cpu")(data.x_test), data.y_test)
+
+
+LESSONS = {
+    "SGD": {},
+    "SGD, several pieces": {"batch_size": 70},
+    "momentum": {"momentum": 0.9},
+    "half the sum of squares, full batch": {"loss": "half_sse", "batch_size": 150, "momentum": 0.5, "lr": 1e-3},
+    "half the sum of squares, in order": {"loss": "half_sse", "shuffle": False, "lr": 1e-3},
+}
+
+
+@pytest.mark.parametrize("options", LESSONS.values(), ids=LESSONS)
+def test_torch_trains_the_same_network(options, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(torch_training, "_PIECES", (64,))
+    job = lesson(**options)
+    forms = torch_training.torch_forms(job)
+    assert list(forms["torch by hand"]) == ["whole batches", "64 rows at a time"][: 1 + (job.options.batch_size > 64)]
+    for name in ("torch eager", "torch by hand"):
+        for variant, make in forms[name].items():
+            verdict = make(job, 0).check()
+            assert verdict.is_right, f"{name}, {variant} is off by {verdict.error:.3g}"
+    wrong = dataclasses.replace(job, options=dataclasses.replace(job.options, lr=2 * job.options.lr))
+    run = forms["torch by hand"]["whole batches"](wrong, 0)
+    losses = [run.step(x, y).item() for x, y in run.batches()]
+    assert not job.judge(losses, run.network(), torch_training.PEER_SLACK).is_right
+
+
+def test_torch_by_hand_says_what_it_cannot():
+    pytest.importorskip("torch")
+    job = dataclasses.replace(lesson(), net=lambda seed: random_mlp(784, 12, 10, activation="Tanh"))
+    with pytest.raises(UnavailableError, match="Tanh"):
+        torch_training.ByHand(job, piece=None)
+
+
+def test_torch_accuracy_and_the_choice_of_a_form():
+    pytest.importorskip("torch")
+    job, data = lesson(), digits.random_data(150, 40)
+    ready = torch_training.torch_accuracy(job, "torch by hand", data.x_test, data.y_test, seeds=2)
+    assert ready.check().is_right
+    ready.run()
+    ours = training.onchip_accuracy(job, data.x_test, data.y_test, seeds=2)
+    ours.run()
+    assert ready.scores() == pytest.approx(ours.scores(), abs=5)  # another order of sums may turn a row or two
+    assert torch_training.torch_run(job, "torch eager", torch_training.torch_forms(job)["torch eager"]).setting in (
+        "foreach SGD", "fused SGD",
+    )  # fmt: skip
 
 
 def test_accuracy_needs_mnist(monkeypatch, tmp_path):
@@ -96,10 +179,10 @@ def test_accuracy_needs_mnist(monkeypatch, tmp_path):
 
 
 def test_options():
-    assert parse_rows("1, 7,1_000,7") == (1, 7, 1000)
+    assert parse_counts("1, 7,1_000,7", "rows") == (1, 7, 1000)
     for text in ("", "x", "0", "1,-2"):
-        with pytest.raises(InputError, match="bad number of rows"):
-            parse_rows(text)
+        with pytest.raises(InputError, match="bad number of cats"):
+            parse_counts(text, "cats")
     with pytest.raises(DeviceError, match="on the CPU so far"):
         Options(device="cuda")
     with pytest.raises(InputError, match="unknown benchmark"):
@@ -154,10 +237,19 @@ def test_bench_writes_and_prints(tmp_path):
 
 def test_bench_says_no_before_it_works(tmp_path):
     (tmp_path / "file").write_text("")
-    for arguments in (["none"], ["decode", "--out", str(tmp_path / "file")], ["--device", "cuda"], ["--threads", "0"]):
+    out = str(tmp_path / "file")
+    wrong = (["none"], ["decode", "--out", out], ["--device", "cuda"], ["--threads", "0"], ["digits", "--batches", "0"])
+    for arguments in wrong:
         result = call(bench, *arguments)
         assert getattr(result.exception, "exit_code", 0) == 2, arguments
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_backprop_as_a_command(tmp_path):
+    result = call(bench, "backprop", "--rows", "50", "--threads", "1", "--out", str(tmp_path), "--json")
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)["backprop"]["rows"]
+    assert (row["case"], row["engine"], row["checked"]) == ("epoch of 50 patterns", "onchip", True)
 
 
 def test_one_name_twice_is_run_once(planted, tmp_path):
@@ -169,7 +261,7 @@ def test_one_name_twice_is_run_once(planted, tmp_path):
 def test_ladder_command(tmp_path):
     listed = call(ladder)
     assert "numba-parallel" in listed.stdout
-    assert list(json.loads(call(ladder, "--json").stdout)) == ["decode"]
+    assert list(json.loads(call(ladder, "--json").stdout)) == ["decode", "backprop"]
     rungs = ["--rung", "numpy", "--rung", "onchip"]
     result = call(ladder, "decode", "--rows", "129", *rungs, "--json", "--out", str(tmp_path))
     assert result.exit_code == 0, result.output
@@ -177,3 +269,11 @@ def test_ladder_command(tmp_path):
     assert [row["engine"] for row in document["rows"]] == ["ladder:numpy", "ladder:onchip"]
     (path,) = tmp_path.rglob("ladder-decode.json")
     assert json.loads(path.read_text()) == document
+
+
+def test_a_rungs_row_says_how_it_was_timed():
+    step = Step("a", "", Verdict(0.0, 1e-6), summarise([2.0]), 500, 170_000.0)
+    climbed = Climb("planted", "", 60_000, 2, 1.0, (step, dataclasses.replace(step, rows=60_000, report_ms=None)))
+    scaled, plain = ladder_results(climbed, this_cpu()).rows
+    assert scaled.setting == "timed on 500 rows, scaled, in the report 170,000 ms"
+    assert (plain.setting, plain.floor_ms, plain.threads) == ("", 1.0, 2)

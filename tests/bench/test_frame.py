@@ -91,10 +91,16 @@ def test_a_remark_sees_all_rows_of_its_case():
     assert said == ["planted, 10 rows, onchip: twice as fast"]
 
 
-def test_a_score_stands_in_for_the_rate():
-    ready = Ready(lambda: None, lambda: Verdict(0, 0), score=lambda: 97.5)
+def test_scores_stand_in_for_the_rate():
+    ready = Ready(lambda: None, lambda: Verdict(0, 0), scores=lambda: [97.0, 98.0, 99.0])
     (row,) = run_cases([dataclasses.replace(case("onchip"), prepare=lambda: ready)], QUICK).rows
-    assert row.rate == 97.5
+    assert (row.rate, row.score_std, row.scores) == (98.0, 1.0, (97.0, 98.0, 99.0))
+    one = dataclasses.replace(ready, scores=lambda: [97.5])
+    (row,) = run_cases([dataclasses.replace(case("onchip"), prepare=lambda: one)], QUICK).rows
+    assert (row.rate, row.score_std) == (97.5, None)
+    wrong = dataclasses.replace(ready, check=lambda: Verdict(1, 0), scores=pytest.fail)
+    (row,) = run_cases([dataclasses.replace(case("onchip"), prepare=lambda: wrong)], QUICK).rows
+    assert (row.rate, row.score_std, row.scores) == (None, None, ())
 
 
 def test_a_case_may_have_its_own_pace():

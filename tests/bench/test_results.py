@@ -31,7 +31,7 @@ RESULTS = Results({"name": "a chip", "cores": 2, "launch_us": 3.0}, {"python": "
 
 # The order of a row in every committed file.
 ROW_KEYS = ["workload", "case", "engine", "precision", "median_ms", "p20_ms", "p80_ms", "rate", "unit", "floor_ms",
-            "error", "checked", "samples_ms", "threads", "setting"]  # fmt: skip
+            "error", "checked", "samples_ms", "threads", "setting", "scores", "score_std"]  # fmt: skip
 
 
 def test_the_file_has_the_promised_keys(tmp_path):
@@ -50,6 +50,10 @@ def test_written_and_read_is_the_same(tmp_path):
     path = tmp_path / "a.json"
     write_results(RESULTS, path)
     assert read_results(path) == dataclasses.replace(RESULTS, rows=(ROW, PEER, dataclasses.replace(WRONG, error=None)))
+    scored = dataclasses.replace(RESULTS, rows=(dataclasses.replace(ROW, scores=(97.5, 98.0), score_std=0.35),))
+    write_results(scored, path)
+    assert read_results(path) == scored
+    assert '"scores": [97.5, 98.0],' in path.read_text()
 
 
 def test_samples_stand_on_one_line():
@@ -91,9 +95,10 @@ def test_garbage_is_a_format_error(tmp_path, text):
         read_results(path)
 
 
-def test_a_number_that_is_none(tmp_path):
+@pytest.mark.parametrize("name", ["median_ms", "score_std"])
+def test_a_number_that_is_none(tmp_path, name):
     path = tmp_path / "a.json"
-    row = {**dataclasses.asdict(ROW), "median_ms": "fast"}
+    row = {**dataclasses.asdict(ROW), name: "fast"}
     path.write_text(json.dumps({**RESULTS.to_dict(), "rows": [row]}))
     with pytest.raises(FormatError):
         read_results(path)
@@ -116,7 +121,9 @@ def test_shown_numbers():
     assert show_floor(ROW, 3.0) == "50%"
     assert show_floor(dataclasses.replace(ROW, floor_ms=0.004), 3.0) == "launch"
     assert show_rate(ROW) == "6.4 M"
-    assert show_rate(dataclasses.replace(ROW, unit=ACCURACY, rate=97.912)) == "97.91"
+    accuracy = dataclasses.replace(ROW, unit=ACCURACY, rate=97.912)
+    assert show_rate(accuracy) == "97.91"
+    assert show_rate(dataclasses.replace(accuracy, score_std=0.0719)) == "97.91 ± 0.07"
 
 
 def test_tables(capsys):

@@ -23,6 +23,28 @@ def test_markdown():
         "| `onchip bench decode --peers` |"
     )
     assert "| 97.91 % | - | - | - |" in lines[3]
+    ours = dataclasses.replace(SCORE, score_std=0.071)
+    peer = dataclasses.replace(SCORE, engine="torch eager", rate=97.8, score_std=0.12)
+    text = markdown([dataclasses.replace(RESULTS, rows=(ours, peer))])
+    assert "| 97.91 ± 0.07 % | 97.80 ± 0.12 % (torch eager) | - |" in text
+
+
+def test_markdown_of_a_ladder():
+    slow = dataclasses.replace(OURS, engine="ladder:slow", median_ms=1000.0, setting="timed on 2 rows, scaled")
+    wrong = dataclasses.replace(WRONG, case=OURS.case, engine="ladder:wrong")
+    quick, best = (
+        dataclasses.replace(OURS, engine=f"ladder:{name}", median_ms=ms) for name, ms in (("a", 4), ("b", 2))
+    )
+    rungs = dataclasses.replace(RESULTS, rows=(slow, wrong, quick, best), command="onchip ladder decode")
+    assert markdown([rungs]).splitlines()[2:] == [
+        "| `slow` | 1,000 | - | - | 0.1% | 1.0e-06 | timed on 2 rows, scaled |",
+        "| `wrong` | - | - | - | - | 1.0e-06 |  |",
+        "| `a` | 4.000 | 250x | 250x | 25% | 1.0e-06 |  |",
+        "| `b` | 2.000 | 500x | 2x | 50% | 1.0e-06 |  |",
+        "",
+        "12800 rows, 2 threads on a | chip, 2 cores: `onchip ladder decode`",
+    ]
+    assert "ladder:" not in markdown([RESULTS, rungs])  # beside other results rungs are left out
 
 
 def test_readme_is_filled_and_checked(tmp_path, capsys):

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -8,7 +9,7 @@ from onchip.errors import InputError, OnchipError
 from onchip.ladders import LADDERS, find_ladder
 from onchip.ladders.frame import Ladder, Rung, climb
 from onchip.ladders.measure import Pace, interleave, show_ms, summarise
-from onchip.ladders.show import describe_ladders, make_table, save_plot, times
+from onchip.ladders.show import describe_ladders, make_table, of_floor, save_plot, times
 from onchip.ladders.truth import Truth, scaled_error
 from onchip.spec.build import mlp
 
@@ -45,7 +46,8 @@ class Short(Right):
 
 def planted(*rungs):
     rows = np.random.default_rng(0).standard_normal((100, 5), dtype=np.float32)
-    return Ladder("planted", "a test", rungs, lambda: mlp(5, 4, 3), lambda B: rows[:B], lambda net, B: 0.5, rows=9)
+    return Ladder("planted", "a test", rungs, lambda: mlp(5, 4, 3), lambda B: rows[:B], lambda net, B: 0.5, rows=9,
+                  truth=Truth)  # fmt: skip
 
 
 @pytest.mark.parametrize("bad", [Wrong, Short])
@@ -60,8 +62,8 @@ def test_a_wrong_rung_has_no_time(bad):
 
 
 def test_fewer_rows_are_scaled_and_said():
-    climbed = climb(planted(Few, Right), rows=8, pace=QUICK)
-    assert [step.rows for step in climbed.steps] == [2, 8]
+    climbed = climb(planted(Few, Right), rows=9, pace=QUICK)
+    assert [step.rows for step in climbed.steps] == [2, 9]
     assert climbed.speedups(0) == (None, None)
     first, previous = climbed.speedups(1)
     assert first == previous > 0
@@ -69,6 +71,24 @@ def test_fewer_rows_are_scaled_and_said():
     assert "*" in text
     assert "few on 2" in text
     assert "report ms" in text
+    assert "report ms" not in shown(make_table(climb(planted(Few), rows=8, pace=QUICK)))  # the report's rows are 9
+
+
+def test_a_run_may_be_judged_on_fewer_rows_and_told_in_parts():
+    sizes = []
+
+    class Watched(Right):
+        def prepare(self, net, x, threads):
+            sizes.append(len(x))
+            return super().prepare(net, x, threads)
+
+    pace = dataclasses.replace(QUICK, block_s=0)
+    whole = climb(dataclasses.replace(planted(Watched), checked=4), pace=pace)
+    assert whole.all_right
+    assert sizes == [9, 4]
+    halves = climb(dataclasses.replace(planted(Wrong, Right), checked=4, parts=10**6), pace=pace)
+    assert [step.verdict.is_right for step in halves.steps] == [False, True]
+    assert halves.steps[1].timing.median_ms < whole.steps[0].timing.median_ms / 100
 
 
 def test_speedups_skip_a_wrong_rung():
@@ -136,6 +156,7 @@ def test_summary():
 def test_numbers_are_shown_with_four_digits():
     assert [show_ms(v) for v in (None, 0.0123456, 1.23456, 123.456)] == ["-", "0.01235", "1.235", "123.5"]
     assert show_ms(12345.6) == "12,346"
+    assert [of_floor(0.5, ms) for ms in (1.0, 0.75, 12345.6)] == ["50%", "67%", "0.0041%"]
     assert [times(v) for v in (None, 0.0436, 1.934, 123456.0)] == ["-", "0.0436x", "1.93x", "123,000x"]
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "decode": "onchip.bench.decode", "digits": "onchip.bench.digits", "sentiment": "onchip.bench.sentiment",
-    "faces": "onchip.bench.faces", "imported": "onchip.bench.imported",
+    "faces": "onchip.bench.faces", "imported": "onchip.bench.imported", "backprop": "onchip.bench.backprop",
 }  # fmt: skip
 
 

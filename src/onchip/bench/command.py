@@ -15,8 +15,8 @@ from onchip.bench.options import Options
 from onchip.bench.results import Results, make_folder, make_row, result_path, write_results
 from onchip.files import check_writable
 from onchip.ladders import find_ladder
-from onchip.ladders.frame import Climb, climb
-from onchip.ladders.measure import Pace
+from onchip.ladders.frame import Climb, Step, climb
+from onchip.ladders.measure import Pace, show_ms
 from onchip.ladders.show import need_matplotlib, save_plot
 from onchip.plan.device import Device
 from onchip.runtime.cpu import this_cpu
@@ -91,11 +91,17 @@ def ladder_results(climbed: Climb, device: Device) -> Results:
         make_row(
             climbed.ladder, f"{climbed.B} rows", f"ladder:{step.rung}", step.timing, step.verdict, work=climbed.B,
             floor_ms=climbed.floor_ms, threads=climbed.threads,
-            setting="" if step.rows == climbed.B else f"timed on {step.rows} rows, scaled",
+            setting=_rung_setting(step, climbed),
         )
         for step in climbed.steps
     )  # fmt: skip
     return describe(device, Outcome(rows))
+
+
+def _rung_setting(step: Step, climbed: Climb) -> str:
+    scaled = "" if step.rows == climbed.B else f"timed on {step.rows:,} rows, scaled"
+    report = "" if step.report_ms is None else f"in the report {show_ms(step.report_ms)} ms"
+    return ", ".join(filter(None, [scaled, report]))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -12,17 +13,19 @@ from onchip.bench.inference import Rows, inference_cases
 from onchip.bench.options import Options
 from onchip.bench.peers import subject_of
 from onchip.bench.results import ACCURACY
-from onchip.bench.training import Lesson, onchip_accuracy, onchip_epoch, torch_accuracy, torch_epoch
+from onchip.bench.torch_training import torch_accuracy, torch_runs
+from onchip.bench.training import Lesson, onchip_accuracy, onchip_run
 from onchip.ladders.measure import Pace
-from onchip.plan.kernel import Job
-from onchip.runtime.engine import plan
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.workloads import digits
 
 TRAIN_ROWS, TEST_ROWS, PIXELS = 60_000, 10_000, 784
-SEEDS = 3
+BATCHES = (16, 64, 256, 1_024, 4_096)
+SEEDS = 10
 EPOCH_PACE = Pace(rounds=5, block_s=2.0)  # an epoch takes a second or two: more rounds, so that there are ten samples
+# The other batch sizes get fewer steps and less time: all of them take a minute or two.
+STEPS, STEPS_PACE = 500, Pace(rounds=5, block_s=0.6)
 
 
 @functools.cache
@@ -44,16 +47,16 @@ def cases(options: Options, data: digits.Dataset | None = None) -> list[Case]:
         digits.load_data("mnist")  # accuracy on random pixels means nothing: say now that MNIST is missing
     data = data or _data()
     label = "MNIST" if data.name == "mnist" else data.name
-    lesson = Lesson(_network, data.x_train, data.y_train, data.x_test, data.y_test, digits.LR, digits.BATCH_SIZE,
-                    options.threads, options.device)  # fmt: skip
-    made = _step_cases(lesson, label, options)
+    made = []
+    for size in options.batches or BATCHES:
+        made += _step_cases(_lesson(data, label, size, options), options)
     jobs = [
         Rows(f"infer, {B} rows", B, functools.partial(_rows, data.x_test, B), label)
         for B in options.rows or (len(data.x_test),)
     ]
     made += inference_cases("digits", subject_of(_network(0)), jobs, options)
     if options.accuracy:
-        made += _accuracy_cases(lesson, label, options)
+        made += _accuracy_cases(data, label, options)
     return made
 
 
@@ -66,40 +69,37 @@ def _rows(x: Array, B: int) -> Array:
     return np.ascontiguousarray(x[np.arange(B) % len(x)])
 
 
-def _step_cases(lesson: Lesson, label: str, options: Options) -> list[Case]:
+def _lesson(data: digits.Dataset, label: str, size: int, options: Options) -> Lesson:
+    """An epoch in batches of `size` rows; of other sizes than the workload's own at most STEPS of them."""
+    n = len(data.x_train) if size == digits.TRAIN.batch_size else min(len(data.x_train), STEPS * size)
+    train = dataclasses.replace(digits.TRAIN, batch_size=size, epochs=1)
+    return Lesson(_network, data.x_train[:n], data.y_train[:n], train, options.threads, options.device, label)
+
+
+def _step_cases(lesson: Lesson, options: Options) -> list[Case]:
     """Whole epochs through the public fit; the time told is that of a step."""
-    engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_epoch, lesson)}
+    size = lesson.options.batch_size
+    engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_run, lesson)}
     if options.peers:
-        engines["torch eager"] = functools.partial(torch_epoch, lesson, compiled=False)
-        engines["torch.compile"] = functools.partial(torch_epoch, lesson, compiled=True)
+        engines |= torch_runs(lesson)
     return [
-        Case("digits", f"step, batch {lesson.batch_size}", name, _labelled(prepare, label), work=1, unit="steps/s",
-             parts=lesson.steps, floor_ms=_floor_ms(lesson), threads=options.threads, pace=EPOCH_PACE)
+        Case("digits", f"step, batch {size}", name, prepare, work=1, unit="steps/s", parts=lesson.steps,
+             floor_ms=lesson.floor_ms, threads=options.threads,
+             pace=EPOCH_PACE if size == digits.TRAIN.batch_size else STEPS_PACE)
         for name, prepare in engines.items()
     ]  # fmt: skip
 
 
-def _accuracy_cases(lesson: Lesson, label: str, options: Options) -> list[Case]:
-    engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_accuracy, lesson, digits.EPOCHS)}
+def _accuracy_cases(data: digits.Dataset, label: str, options: Options) -> list[Case]:
+    """All seeds in one run; the time told is that of one seed."""
+    lesson = Lesson(_network, data.x_train, data.y_train, digits.TRAIN, options.threads, options.device, label)
+    test = (data.x_test, data.y_test, SEEDS)
+    engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_accuracy, lesson, *test)}
     if options.peers:
-        engines["torch eager"] = functools.partial(torch_accuracy, lesson, digits.EPOCHS)
-    pace = Pace(rounds=SEEDS, warm_up_s=0, min_runs=1, max_runs=1)
+        engines["torch by hand"] = functools.partial(torch_accuracy, lesson, "torch by hand", *test)
     return [
-        Case("digits", f"{digits.EPOCHS} epochs, {SEEDS} seeds", name, _labelled(prepare, label), work=1, unit=ACCURACY,
-             floor_ms=_floor_ms(lesson) * lesson.steps * digits.EPOCHS, threads=options.threads, pace=pace)
+        Case("digits", f"{digits.EPOCHS} epochs, {SEEDS} seeds", name, prepare, work=1, unit=ACCURACY, parts=SEEDS,
+             floor_ms=lesson.floor_ms * lesson.steps, threads=options.threads,
+             pace=Pace(rounds=1, warm_up_s=0, min_runs=1, max_runs=1))
         for name, prepare in engines.items()
     ]  # fmt: skip
-
-
-def _floor_ms(lesson: Lesson) -> float:
-    return plan(_network(0), lesson.device, Job(batch=lesson.batch_size, loss="cross_entropy")).floor_us / 1e3
-
-
-def _labelled(prepare: Callable[[], Ready], label: str) -> Callable[[], Ready]:
-    """The data's name in front of the setting: it belongs into the row."""
-
-    def labelled() -> Ready:
-        ready = prepare()
-        return Ready(ready.run, ready.check, ", ".join(filter(None, [label, ready.setting])), ready.score)
-
-    return labelled

@@ -25,7 +25,7 @@ class Ready:
     run: Callable[[], object]  # what the clock sees
     check: Callable[[], Verdict]  # asked once, before the clock starts
     setting: str = ""  # how it was set up, where there was a choice
-    score: Callable[[], float] | None = None  # the row's rate, where it is not work / time
+    scores: Callable[[], Sequence[float]] | None = None  # their mean is the row's rate, where that is not work / time
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _row(case: Case, engine: Ready, verdict: Verdict, timing: Timing | None) -> 
     return make_row(
         case.workload, case.case, case.engine, timing, verdict, work=case.work, unit=case.unit,
         precision=case.precision, floor_ms=case.floor_ms, threads=case.threads, setting=engine.setting,
-        score=engine.score,
+        scores=engine.scores,
     )  # fmt: skip
 
 

@@ -14,18 +14,19 @@ class Options:
     peers: bool = False
     accuracy: bool = False
     rows: tuple[int, ...] = ()  # empty: the workload's own
+    batches: tuple[int, ...] = ()  # rows a training step; empty: the workload's own
 
     def __post_init__(self) -> None:
         if self.device != "cpu":
             raise DeviceError("benchmarks run on the CPU so far", got=self.device, expected="cpu", hint="--device cpu")
 
 
-def parse_rows(text: str) -> tuple[int, ...]:
-    """ "12800,262144" -> (12800, 262144)."""
+def parse_counts(text: str, what: str) -> tuple[int, ...]:
+    """ "12800,262144" -> (12800, 262144). `what` they count, for the error."""
     try:
-        rows = tuple(int(part.replace("_", "")) for part in text.split(",") if part.strip())
+        counts = tuple(int(part.replace("_", "")) for part in text.split(",") if part.strip())
     except ValueError:
-        rows = ()
-    if not rows or min(rows) < 1:
-        raise InputError("bad number of rows", got=repr(text), expected="numbers of at least 1", hint="12800,262144")
-    return tuple(dict.fromkeys(rows))
+        counts = ()
+    if not counts or min(counts) < 1:
+        raise InputError(f"bad number of {what}", got=repr(text), expected="numbers of at least 1", hint="64,1024")
+    return tuple(dict.fromkeys(counts))

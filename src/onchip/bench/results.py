@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,8 @@ class Row:
     samples_ms: tuple[float, ...] = ()
     threads: int | None = None
     setting: str = ""  # how the engine was set up, where there was a choice; the data, where it matters
+    scores: tuple[float, ...] = ()  # one a run, where the rate is their mean
+    score_std: float | None = None  # their standard deviation, as of a sample
 
     @property
     def is_peer(self) -> bool:
@@ -62,16 +65,19 @@ def make_row(
     floor_ms: float | None = None,
     threads: int | None = None,
     setting: str = "",
-    score: Callable[[], float] | None = None,
+    scores: Callable[[], Sequence[float]] | None = None,
 ) -> Row:
-    """A row from what was measured; the rate is work / time unless there is a score."""
-    median = p20 = p80 = rate = None
-    if timing is not None:
-        median, p20, p80 = timing.median_ms, timing.p20_ms, timing.p80_ms
-        rate = score() if score is not None else work / (median / 1e3)
-    samples = timing.samples_ms if timing is not None else ()
-    return Row(workload, case, engine, precision, median, p20, p80, rate, unit, floor_ms, verdict.error,
-               verdict.is_right, samples, threads, setting)  # fmt: skip
+    """A row from what was measured; the rate is work / time, or the mean of the scores."""
+    row = Row(workload, case, engine, precision, None, None, None, None, unit, floor_ms, verdict.error,
+              verdict.is_right, threads=threads, setting=setting)  # fmt: skip
+    if timing is None:
+        return row
+    given = tuple(scores()) if scores is not None else ()
+    return dataclasses.replace(
+        row, median_ms=timing.median_ms, p20_ms=timing.p20_ms, p80_ms=timing.p80_ms, samples_ms=timing.samples_ms,
+        rate=statistics.fmean(given) if given else work / (timing.median_ms / 1e3), scores=given,
+        score_std=statistics.stdev(given) if len(given) > 1 else None,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,7 @@ def to_json(document: dict[str, Any]) -> str:
             open_list = not line.strip().startswith("]")
         else:
             out.append(line)
-            open_list = line.endswith('"samples_ms": [')
+            open_list = line.endswith(('"samples_ms": [', '"scores": ['))
     return "\n".join(out) + "\n"
 
 
@@ -153,10 +159,10 @@ def read_results(path: str | os.PathLike[str]) -> Results:
 def _read_row(given: dict[str, Any]) -> Row:
     known = {field.name for field in dataclasses.fields(Row)}
     row = Row(**{key: value for key, value in given.items() if key in known})
-    numbers = (row.median_ms, row.p20_ms, row.p80_ms, row.rate, row.floor_ms, row.error)
+    numbers = (row.median_ms, row.p20_ms, row.p80_ms, row.rate, row.floor_ms, row.error, row.score_std)
     if not all(number is None or isinstance(number, int | float) for number in numbers):
         raise TypeError(f"a number of row {row.case}, {row.engine} is none")
-    return dataclasses.replace(row, samples_ms=tuple(row.samples_ms))
+    return dataclasses.replace(row, samples_ms=tuple(row.samples_ms), scores=tuple(row.scores))
 
 
 # -- showing -----------------------------------------------------------------------------------------------
@@ -188,11 +194,11 @@ def show_floor(row: Row, launch_us: float) -> str:
 
 
 def show_rate(row: Row) -> str:
-    """Without its unit, which stands above it: 6400000 rows/s -> "6.4 M"."""
+    """Without its unit, which stands above it: 6400000 rows/s -> "6.4 M"; a mean of scores with their spread."""
     if row.rate is None:
         return "-"
     if row.unit == ACCURACY:
-        return f"{row.rate:.2f}"
+        return f"{row.rate:.2f}" + ("" if row.score_std is None else f" ± {row.score_std:.2f}")
     for limit, sign in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if row.rate >= limit:
             return f"{row.rate / limit:.3g}{sign}"

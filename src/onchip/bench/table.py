@@ -1,8 +1,10 @@
-"""The README's table of results, made from committed result files:
+"""The tables of results in README and ladder pages, made from committed result files:
 
     python -m onchip.bench.table README.md benchmarks/results
+    python -m onchip.bench.table docs/ladders/decode.md benchmarks/results/*/ladder-decode.json
 
-It replaces what stands between the two marker comments; --check only says whether that is up to date.
+It replaces what stands between the two marker comments; --check only says whether that is up to date. Files of
+nothing but rungs make a table of rungs.
 """
 
 from __future__ import annotations
@@ -13,23 +15,51 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from onchip.bench.results import ACCURACY, Results, Row, best_peer, read_results, show_floor, show_speedup
+from onchip.bench.results import ACCURACY, Results, Row, best_peer, read_results, show_floor, show_rate, show_speedup
 from onchip.errors import FormatError, OnchipError
 from onchip.files import atomic_write, open_input
 from onchip.ladders.measure import show_ms
+from onchip.ladders.show import of_floor, times
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 HEAD = ("workload", "case", "onchip", "best peer", "speed-up", "of floor", "machine", "command")
+RUNG = "ladder:"
+RUNG_HEAD = ("rung", "ms", "x first", "x before", "of floor", "max error", "note")
 
 
-def markdown(files: Iterable[Results]) -> str:
-    """A row for every case that onchip was measured on, with the command that made it."""
-    lines = ["| " + " | ".join(HEAD) + " |", "|" + " --- |" * len(HEAD)]
-    for results in files:
-        for row in results.rows:
-            if row.engine == "onchip" and row.checked and row.median_ms is not None:
-                lines.append("| " + " | ".join(_cell(cell) for cell in _cells(results, row)) + " |")
-    return "\n".join(lines)
+def markdown(files: Sequence[Results]) -> str:
+    """A row for every case that onchip was measured on, with the command that made it; of ladders, their rungs."""
+    if all(row.engine.startswith(RUNG) for results in files for row in results.rows):
+        return "\n\n".join(map(_rungs, files))
+    return _lines(HEAD, [
+        _cells(results, row)
+        for results in files
+        for row in results.rows
+        if row.engine == "onchip" and row.checked and row.median_ms is not None
+    ])  # fmt: skip
+
+
+def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows])
+
+
+def _rungs(results: Results) -> str:
+    """A line a rung, and where they were measured; a wrong one has no time."""
+    timed, lines = list[float](), []
+    for row in results.rows:
+        ratios, floor = ["-", "-"], "-"
+        if row.median_ms is not None:
+            timed.append(row.median_ms)
+            floor = "-" if row.floor_ms is None else of_floor(row.floor_ms, row.median_ms)
+            if len(timed) > 1:
+                ratios = [times(timed[0] / timed[-1]), times(timed[-2] / timed[-1])]
+        error = "-" if row.error is None else f"{row.error:.1e}"
+        rung = f"`{row.engine.removeprefix(RUNG)}`"
+        lines.append([rung, show_ms(row.median_ms), *ratios, floor, error, row.setting])
+    cases = ", ".join(dict.fromkeys(f"{row.case}, {row.threads} threads" for row in results.rows))
+    where = f"{results.machine.get('name')}, {results.machine.get('cores')} cores"
+    return f"{_lines(RUNG_HEAD, lines)}\n\n{cases} on {where}: `{results.command}`"
 
 
 def _cells(results: Results, row: Row) -> list[str]:
@@ -42,7 +72,7 @@ def _cells(results: Results, row: Row) -> list[str]:
 
 
 def _value(row: Row) -> str:
-    return f"{row.rate:.2f} %" if row.unit == ACCURACY else f"{show_ms(row.median_ms)} ms"
+    return f"{show_rate(row)} %" if row.unit == ACCURACY else f"{show_ms(row.median_ms)} ms"
 
 
 def _cell(text: str) -> str:
@@ -76,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with open_input(options.readme) as file:
             before = file.read().decode()
-        table = markdown(read_results(path) for path in find_results(options.results))
+        table = markdown([read_results(path) for path in find_results(options.results)])
         after = replace_table(before, table, options.readme)
         if options.check:
             print("up to date" if after == before else f"{options.readme} is out of date", file=sys.stderr)

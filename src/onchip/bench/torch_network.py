@@ -21,6 +21,7 @@ from onchip.spec.layers import (
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
+    Clip,
     Concat,
     Conv1d,
     Conv2d,
@@ -225,6 +226,7 @@ def _plain(function: str, **names: str) -> Form:
 _FORMS: dict[type[Layer], Form] = {
     ReLU: _relu,
     LeakyReLU: _plain("leaky_relu", negative_slope="slope"),
+    Clip: _plain("clamp", min="low", max="high"),
     Sigmoid: _plain("sigmoid"),
     Tanh: _plain("tanh"),
     SiLU: _plain("silu"),

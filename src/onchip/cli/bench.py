@@ -11,7 +11,7 @@ from onchip.cli.talk import print_json
 
 Argument, Option = typer.Argument, typer.Option
 RESULTS = Path("benchmarks") / "results"
-NAMES = "decode, digits, sentiment, faces, imported"
+NAMES = "decode, digits, sentiment, faces, imported, backprop"
 
 
 def bench(
@@ -19,8 +19,11 @@ def bench(
     device: Annotated[str, Option(help="cpu.")] = "cpu",
     peers: Annotated[bool, Option("--peers", help="Also torch, onnxruntime and NumPy, in turns with ours.")] = False,
     threads: Annotated[int | None, Option(help="For every engine; all cores if not given.")] = None,
-    accuracy: Annotated[bool, Option("--accuracy", help="digits: also train 3 seeds x 30 epochs on MNIST.")] = False,
-    rows: Annotated[str | None, Option(metavar="N,N", help="Rows of inference instead of the benchmark's own.")] = None,
+    accuracy: Annotated[bool, Option("--accuracy", help="digits: also train 10 seeds x 30 epochs on MNIST.")] = False,
+    rows: Annotated[
+        str | None, Option(metavar="N,N", help="Rows of inference, patterns of backprop; else the benchmark's own.")
+    ] = None,
+    batches: Annotated[str | None, Option(metavar="N,N", help="digits: rows a training step; else five sizes.")] = None,
     out: Annotated[Path, Option(metavar="DIR", help="Results go to DIR/<device>/<name>.json.")] = RESULTS,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
@@ -34,11 +37,12 @@ def bench(
     Competitors take turns in one process; the file holds raw samples, machine, versions and this command.
     """
     from onchip.bench.command import run_benchmarks, stderr_voice
-    from onchip.bench.options import Options, parse_rows
+    from onchip.bench.options import Options, parse_counts
     from onchip.bench.results import make_tables, show
     from onchip.runtime.cpu import check_threads
 
-    options = Options(device, check_threads(threads), peers, accuracy, parse_rows(rows) if rows else ())
+    options = Options(device, check_threads(threads), peers, accuracy, parse_counts(rows, "rows") if rows else (),
+                      parse_counts(batches, "rows in a batch") if batches else ())  # fmt: skip
     with stderr_voice() as voice:
         written, exit_code = run_benchmarks(names or [], options, out, voice=voice)
     if as_json:

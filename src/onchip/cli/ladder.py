@@ -13,7 +13,9 @@ Argument, Option = typer.Argument, typer.Option
 
 
 def ladder(
-    name: Annotated[str | None, Argument(metavar="[NAME]", help="decode; without it they are listed.")] = None,
+    name: Annotated[
+        str | None, Argument(metavar="[NAME]", help="decode, backprop; without it they are listed.")
+    ] = None,
     rows: Annotated[int | None, Option(metavar="N", help="Rows; the workload's own if not given.")] = None,
     rung: Annotated[list[str] | None, Option(metavar="NAME", help="Only this rung; may be repeated.")] = None,
     threads: Annotated[int | None, Option(help="All cores if not given.")] = None,

@@ -10,6 +10,7 @@ import numpy as np
 from onchip.kernels.cpu.jit import LAUNCH, compiled, use_threads
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.measure import blas_limiter
+from onchip.ladders.truth import Truth
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import compile, plan
 from onchip.spec.layers import Linear
@@ -25,7 +26,7 @@ def weight_matrices(net: Network) -> list[Array]:
     return [materialise(node.weights["weight"], net.weights) for node in net.nodes if isinstance(node.layer, Linear)]
 
 
-class PlainPython(Rung):
+class PlainPython(Rung[Array]):
     name = "python"
     idea = "the definition: four nested Python loops over lists of numbers"
     max_rows = 16
@@ -48,7 +49,7 @@ def _python_row(row: list[float], layers: list[list[list[float]]]) -> list[float
     return row
 
 
-class NumPy(Rung):
+class NumPy(Rung[Array]):
     name = "numpy"
     idea = "a library's matrix product a layer; every layer's rows go through memory"
 
@@ -105,7 +106,7 @@ def _layer_by_layer(layer: Layer, x: Array, weights: Sequence[Array]) -> Callabl
     return run
 
 
-class NumbaSerial(Rung):
+class NumbaSerial(Rung[Array]):
     name = "numba-serial"
     idea = "the same loops, compiled; one core, one number at a time"
 
@@ -113,7 +114,7 @@ class NumbaSerial(Rung):
         return _layer_by_layer(_layer_serial, x, weight_matrices(net))
 
 
-class NumbaParallel(Rung):
+class NumbaParallel(Rung[Array]):
     name = "numba-parallel"
     idea = "rows are independent: every core takes a share of them"
 
@@ -128,7 +129,7 @@ class NumbaParallel(Rung):
         return run
 
 
-class Onchip(Rung):
+class Onchip(Rung[Array]):
     name = "onchip"
     idea = "all layers in one pass: tiles of rows stay in cache, sums in vector registers"
 
@@ -150,4 +151,5 @@ LADDER = Ladder(
     inputs=decode.inputs,
     floor_ms=floor_ms,
     rows=decode.ROWS[0],
+    truth=Truth,
 )

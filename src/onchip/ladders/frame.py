@@ -9,37 +9,58 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from onchip.errors import InputError
 from onchip.ladders.measure import Pace, Timing, interleave, summarise
-from onchip.ladders.truth import Truth, Verdict
+from onchip.ladders.truth import Verdict
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 
 
-class Rung(abc.ABC):
+class Rows(Protocol):
+    """What rungs work on: an array, or whatever else is sliced by rows."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> Any: ...
+
+
+class Judge(Protocol):
+    def judge(self, got: Array, /) -> Verdict: ...
+
+
+X = TypeVar("X", bound=Rows)
+
+
+class Rung(abc.ABC, Generic[X]):
     name: ClassVar[str]
     idea: ClassVar[str]  # one line: what this rung does that the one before does not
-    report_ms: ClassVar[float | None] = None  # what the report that it repeats measured, if any
+    report_ms: ClassVar[float | None] = None  # what the report that it repeats measured, if any, on the ladder's rows
     max_rows: ClassVar[int | None] = None  # a slow rung is timed on this many rows and its time scaled
 
     @abc.abstractmethod
-    def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
-        """Everything that need not be timed; the function handed back runs all of x and gives y (B, D_out)."""
+    def prepare(self, net: Network, x: X, threads: int) -> Callable[[], Array]:
+        """Everything that need not be timed; the function handed back runs all of x and gives what is judged.
+
+        Of inference that is y (B, D_out); of training the losses and the weights (truth.flat_run).
+        """
 
 
 @dataclass(frozen=True)
-class Ladder:
+class Ladder(Generic[X]):
     name: str
     title: str
-    rungs: tuple[type[Rung], ...]
+    rungs: tuple[type[Rung[X]], ...]
     network: Callable[[], Network]
-    inputs: Callable[[int], Array]  # B -> x (B, ...)
+    inputs: Callable[[int], X]  # B -> x (B, ...)
     floor_ms: Callable[[Network, int], float]  # (network, B): no run is much faster
     rows: int  # B unless told otherwise
+    truth: Callable[[Network, X], Judge]  # (network, x): the judge of a run over x
+    checked: int | None = None  # a run over so many rows is judged; None: one over as many as are timed
+    parts: int = 1  # the time that is told is that of a run divided by this: epochs
 
-    def pick(self, names: list[str] | None) -> list[Rung]:
+    def pick(self, names: list[str] | None) -> list[Rung[X]]:
         """The rungs of these names, or all, from the lowest to the highest."""
         known = [rung.name for rung in self.rungs]
         for name in names or []:
@@ -86,7 +107,7 @@ class Climb:
 
 
 def climb(
-    ladder: Ladder,
+    ladder: Ladder[X],
     *,
     rows: int | None = None,
     rungs: list[str] | None = None,
@@ -100,28 +121,26 @@ def climb(
         raise InputError("a ladder needs rows", got=str(B), expected="at least 1", hint=f"--rows {ladder.rows}")
     picked = ladder.pick(rungs)
     net, x = ladder.network(), ladder.inputs(B)
-    truth = Truth(net, x)
+    truths: dict[int, Judge] = {}  # by the number of rows
     verdicts, runs, sizes = [], [], []
     for rung in picked:
         progress(f"{rung.name}: preparing and checking")
         sizes.append(min(B, rung.max_rows or B))
         runs.append(rung.prepare(net, x[: sizes[-1]], threads))
-        verdicts.append(_judge(truth, runs[-1](), sizes[-1]))
+        checked = min(sizes[-1], ladder.checked or B)
+        if checked not in truths:
+            truths[checked] = ladder.truth(net, x[:checked])
+        run = runs[-1] if checked == sizes[-1] else rung.prepare(net, x[:checked], threads)
+        verdicts.append(truths[checked].judge(run()))
     right = [i for i, verdict in enumerate(verdicts) if verdict.is_right]
 
     def on_block(turn: int, i: int) -> None:
         progress(f"{picked[right[i]].name}: timing, round {turn + 1}")
 
     blocks = interleave([runs[i] for i in right], pace or Pace(rounds=3, block_s=0.5), on_block)
-    samples = dict(zip(right, blocks, strict=True))
+    timings = {i: summarise(taken, B / sizes[i] / ladder.parts) for i, taken in zip(right, blocks, strict=True)}
     steps = tuple(
-        Step(rung.name, rung.idea, verdicts[i], summarise(samples[i], B / sizes[i]) if i in samples else None,
-             sizes[i], rung.report_ms)
+        Step(rung.name, rung.idea, verdicts[i], timings.get(i), sizes[i], rung.report_ms if ladder.rows == B else None)
         for i, rung in enumerate(picked)
-    )  # fmt: skip
+    )
     return Climb(ladder.name, ladder.title, B, threads, ladder.floor_ms(net, B), steps)
-
-
-def _judge(truth: Truth, y: Array, rows: int) -> Verdict:
-    verdict = truth.judge(y)
-    return verdict if len(y) == rows else Verdict(float("inf"), verdict.allowed)

@@ -35,7 +35,7 @@ def make_table(climb: Climb) -> Table:
         time = floor = "-"
         if step.timing is not None:
             time = show_ms(step.timing.median_ms) + ("*" if step.rows < climb.B else "")
-            floor = f"{float(f'{100 * climb.floor_ms / step.timing.median_ms:.2g}'):g}%"
+            floor = of_floor(climb.floor_ms, step.timing.median_ms)
         report = [show_ms(step.report_ms)] if with_report else []
         time = time if step.verdict.is_right else "wrong: no time"
         error = f"{step.verdict.error:.1e}"
@@ -69,6 +69,11 @@ def ladders_table() -> Table:
 def times(ratio: float | None) -> str:
     """How often faster: three digits, as many zeros as it takes."""
     return "-" if ratio is None else f"{float(f'{ratio:.3g}'):,g}x"
+
+
+def of_floor(floor_ms: float, ms: float) -> str:
+    """Two digits, also where the share is tiny."""
+    return f"{float(f'{100 * floor_ms / ms:.2g}'):g}%"
 
 
 def scaled_note(climb: Climb) -> str | None:

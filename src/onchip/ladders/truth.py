@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from onchip.kernels import reference
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array
+from onchip.spec.recipe import Array, materialise
+from onchip.train.options import TrainOptions
 
 _PIECE_ROWS = 16_384  # the reference keeps every value of every layer: millions of rows go through in pieces
 _FEW_ULP = 4 * float(np.finfo(np.float32).eps)
@@ -59,5 +61,36 @@ class Truth:
         return other
 
     def judge(self, got: Array) -> Verdict:
-        """Compare the first len(got) rows; an engine that was given fewer rows is judged on those."""
-        return Verdict(scaled_error(np.asarray(got), self.y[: len(got)]), self.allowed)
+        """got: y of all rows."""
+        return Verdict(scaled_error(np.asarray(got), self.y), self.allowed)
+
+
+class TrainingTruth:
+    """Where steps of SGD lead in float64, and how far from it a float32 run may end."""
+
+    def __init__(self, net: Network, x: Array, y: Array, batches: Sequence[Array], options: TrainOptions) -> None:
+        """batches: the rows of each step."""
+        self.run = _reference_run(net, x, y, batches, options, "float64")
+        naive = _reference_run(net, x, y, batches, options, "float32")
+        self.allowed = allowed_error(scaled_error(naive, self.run))
+
+    def judge(self, got: Array) -> Verdict:
+        """got: as `flat_run` makes it."""
+        return Verdict(scaled_error(got, self.run), self.allowed)
+
+
+def _reference_run(
+    net: Network, x: Array, y: Array, batches: Sequence[Array], options: TrainOptions, dtype: str
+) -> Array:
+    velocity, losses = dict[str, Array](), []
+    for rows in batches:
+        loss, gradients = reference.loss_and_gradients(net, x[rows], y[rows], options.loss, dtype)
+        net = reference.sgd_step(net, velocity, gradients, options.lr, options.momentum)
+        losses.append(loss)
+    return flat_run(losses, net)
+
+
+def flat_run(losses: Iterable[float], net: Network) -> Array:
+    """A loss curve and the weights it led to, by name, as one array."""
+    weights = [np.ravel(materialise(name, net.weights)) for name in sorted(net.weights)]
+    return np.concatenate([np.asarray(losses, np.float64), *weights])

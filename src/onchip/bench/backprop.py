@@ -1,0 +1,43 @@
+"""backprop: epochs of full-batch training of 784-56-28-10, on MNIST where it is, else on random patterns."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from onchip.bench.frame import ONCHIP, Case, Ready
+from onchip.bench.options import Options
+from onchip.bench.torch_training import torch_runs
+from onchip.bench.training import Lesson, onchip_run
+from onchip.ladders.measure import Pace
+from onchip.spec.network import Network
+from onchip.workloads import backprop
+
+EPOCHS = 3  # of a run; what is told is the time of one
+PACE = Pace(rounds=6, block_s=1.0)  # a run takes about a second: more blocks, so that there are a dozen samples
+
+
+def cases(options: Options) -> list[Case]:
+    made = []
+    for n in options.rows or (backprop.PATTERNS,):
+        lesson = make_lesson(n, options)
+        engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_run, lesson)}
+        if options.peers:
+            engines |= torch_runs(lesson)
+        made += [
+            Case("backprop", f"epoch of {n} patterns", name, prepare, work=1, unit="epochs/s", parts=lesson.steps,
+                 floor_ms=lesson.floor_ms, threads=options.threads, pace=PACE)
+            for name, prepare in engines.items()
+        ]  # fmt: skip
+    return made
+
+
+def make_lesson(n: int, options: Options) -> Lesson:
+    patterns, data = backprop.patterns(n)
+    train = dataclasses.replace(backprop.TRAIN, batch_size=n, epochs=EPOCHS)
+    return Lesson(_network, patterns.x, patterns.y, train, options.threads, options.device, data)
+
+
+def _network(seed: int) -> Network:
+    return backprop.network(seed=seed)

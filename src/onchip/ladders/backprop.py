@@ -1,0 +1,332 @@
+"""The backprop ladder on the CPU: full-batch training, from loops as first written to the engine.
+
+The first three rungs are those of the report (2017): the program that was given, its loops in another order, and
+all cores with OpenMP. As there, a level's weights are one matrix (1 + D_in, D_out), its biases the first row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from onchip.kernels.cpu.jit import LAUNCH, compiled, use_threads
+from onchip.ladders.frame import Ladder, Rung
+from onchip.ladders.measure import blas_limiter
+from onchip.ladders.truth import TrainingTruth, flat_run
+from onchip.plan.kernel import Job
+from onchip.runtime.engine import plan
+from onchip.spec.layers import Linear
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, materialise
+from onchip.train.loop import fit
+from onchip.train.options import TrainOptions
+from onchip.workloads import backprop
+from onchip.workloads.backprop import Patterns
+
+EPOCHS = 2  # of a run: in the first the momentum does nothing
+CHECKED = 1_000  # patterns that a rung is judged on
+LR, MOMENTUM = np.float32(backprop.TRAIN.lr), np.float32(backprop.TRAIN.momentum)
+_ZERO, _ONE = np.float32(0), np.float32(1)
+_PAD = 16  # floats of a cache line: no two workers write to the same one
+
+
+class State(NamedTuple):
+    """What the loops read and write; each of P workers has what it must not share."""
+
+    widths: Array  # D_in of the first level, then D_out of every level
+    w: Array  # the matrices (1 + D_in, D_out), a level behind the other
+    v: Array  # velocities, like w
+    g: Array  # gradients, (P, len(w))
+    h: Array  # (P, levels, width): what every level gives for the pattern at hand
+    delta: Array  # like h: the gradient by what goes into its sigmoid
+    error: Array  # (P, _PAD): the first number of each row counts
+
+
+def make_state(net: Network, workers: int) -> State:
+    levels = [node.weights for node in net.nodes if isinstance(node.layer, Linear)]
+    matrices = [np.vstack([materialise(k["bias"], net.weights), materialise(k["weight"], net.weights).T])
+                for k in levels]  # fmt: skip
+    widths = np.array([len(matrices[0]) - 1, *(m.shape[1] for m in matrices)])
+    w = np.concatenate([m.ravel() for m in matrices])
+    own = (workers, len(levels), -(-max(widths[1:]) // _PAD) * _PAD)
+    return State(
+        widths, w, np.zeros_like(w), np.zeros((workers, len(w)), np.float32), np.zeros(own, np.float32),
+        np.zeros(own, np.float32), np.zeros((workers, _PAD)),
+    )  # fmt: skip
+
+
+@compiled()
+def level_matrix(flat: Array, widths: Array, level: int) -> Array:
+    """The matrix (1 + D_in, D_out) of a level, where it lies."""
+    at = 0
+    for i in range(level):
+        at += (1 + widths[i]) * widths[i + 1]
+    rows, columns = 1 + widths[level], widths[level + 1]
+    return flat[at : at + rows * columns].reshape(rows, columns)
+
+
+def trained_network(net: Network, s: State) -> Network:
+    weights = dict(net.weights)
+    for level, node in enumerate(node for node in net.nodes if isinstance(node.layer, Linear)):
+        m = level_matrix(s.w, s.widths, level)
+        weights[node.weights["bias"]] = m[0].copy()
+        weights[node.weights["weight"]] = np.ascontiguousarray(m[1:].T)
+    return net.replace(weights=weights)
+
+
+def _run(net: Network, workers: int, epoch: Callable[[State], float]) -> Array:
+    """EPOCHS epochs from the network's own weights."""
+    state = make_state(net, workers)
+    losses = [epoch(state) for _ in range(EPOCHS)]
+    return flat_run(losses, trained_network(net, state))
+
+
+# -- the loops of the report -------------------------------------------------------------------------------
+
+
+@compiled()
+def _sigmoid(z: Any) -> Any:
+    return _ONE / (_ONE + math.exp(-z))
+
+
+@compiled()
+def _output_error(h: Array, target: Array, delta: Array) -> float:
+    """Half the squared error of a pattern; delta of the last level."""
+    error = 0.0
+    for j in range(len(target)):
+        difference = h[j] - target[j]
+        error += 0.5 * difference * difference
+        delta[j] = difference * h[j] * (_ONE - h[j])
+    return error
+
+
+@compiled()
+def _patterns_as_written(x: Array, y: Array, first: int, last: int, s: State, worker: int) -> None:
+    """Feed forward and propagate back patterns first..last, neuron by neuron: every sum walks down a column."""
+    h, delta, L = s.h[worker], s.delta[worker], len(s.widths) - 1
+    error = 0.0
+    for p in range(first, last):
+        for level in range(L):
+            w, below = level_matrix(s.w, s.widths, level), x[p] if level == 0 else h[level - 1]
+            for j in range(w.shape[1]):
+                total = w[0, j]
+                for i in range(1, w.shape[0]):
+                    total += below[i - 1] * w[i, j]
+                h[level, j] = _sigmoid(total)
+        error += _output_error(h[L - 1], y[p], delta[L - 1])
+        for level in range(L - 1, 0, -1):
+            w = level_matrix(s.w, s.widths, level)
+            for i in range(1, w.shape[0]):
+                total = _ZERO
+                for j in range(w.shape[1]):
+                    total += w[i, j] * delta[level, j]
+                out = h[level - 1, i - 1]
+                delta[level - 1, i - 1] = total * out * (_ONE - out)
+        for level in range(L):
+            g, below = level_matrix(s.g[worker], s.widths, level), x[p] if level == 0 else h[level - 1]
+            for j in range(g.shape[1]):
+                g[0, j] += delta[level, j]
+                for i in range(1, g.shape[0]):
+                    g[i, j] += below[i - 1] * delta[level, j]
+    s.error[worker, 0] = error
+
+
+@compiled()
+def _patterns_by_rows(x: Array, y: Array, first: int, last: int, s: State, worker: int) -> None:
+    """The same with the loops over i and j exchanged: the inner ones walk along a row, many sums at a time."""
+    h, delta, L = s.h[worker], s.delta[worker], len(s.widths) - 1
+    error = 0.0
+    for p in range(first, last):
+        for level in range(L):
+            w, below = level_matrix(s.w, s.widths, level), x[p] if level == 0 else h[level - 1]
+            sums = h[level, : w.shape[1]]
+            for j in range(len(sums)):
+                sums[j] = w[0, j]
+            for i in range(1, w.shape[0]):
+                value, row = below[i - 1], w[i]
+                for j in range(len(sums)):
+                    sums[j] += value * row[j]
+            for j in range(len(sums)):
+                sums[j] = _sigmoid(sums[j])
+        error += _output_error(h[L - 1], y[p], delta[L - 1])
+        for level in range(L - 1, 0, -1):
+            w = level_matrix(s.w, s.widths, level)
+            for i in range(1, w.shape[0]):
+                total, row = _ZERO, w[i]
+                for j in range(len(row)):
+                    total += row[j] * delta[level, j]
+                out = h[level - 1, i - 1]
+                delta[level - 1, i - 1] = total * out * (_ONE - out)
+        for level in range(L):
+            g, below = level_matrix(s.g[worker], s.widths, level), x[p] if level == 0 else h[level - 1]
+            pulls = delta[level, : g.shape[1]]
+            for j in range(len(pulls)):
+                g[0, j] += pulls[j]
+            for i in range(1, g.shape[0]):
+                value, row = below[i - 1], g[i]
+                for j in range(len(pulls)):
+                    row[j] += value * pulls[j]
+    s.error[worker, 0] = error
+
+
+@compiled()
+def _update(s: State, k: int) -> None:
+    """Add up what the workers found for weight k, move it, and forget its gradients."""
+    total = _ZERO
+    for worker in range(len(s.g)):
+        total += s.g[worker, k]
+        s.g[worker, k] = _ZERO
+    s.v[k] = MOMENTUM * s.v[k] + total
+    s.w[k] -= LR * s.v[k]
+
+
+@compiled()
+def _epoch_as_written(x: Array, y: Array, s: State) -> float:
+    _patterns_as_written(x, y, 0, len(x), s, 0)
+    for k in range(len(s.w)):
+        _update(s, k)
+    return s.error[0, 0]  # type: ignore[no-any-return]
+
+
+@compiled()
+def _epoch_by_rows(x: Array, y: Array, s: State) -> float:
+    _patterns_by_rows(x, y, 0, len(x), s, 0)
+    for k in range(len(s.w)):
+        _update(s, k)
+    return s.error[0, 0]  # type: ignore[no-any-return]
+
+
+@compiled(parallel=True)
+def _epoch_all_cores(x: Array, y: Array, s: State) -> float:
+    P = len(s.error)
+    for worker in numba.prange(P):
+        _patterns_by_rows(x, y, len(x) * worker // P, len(x) * (worker + 1) // P, s, worker)
+    for k in numba.prange(len(s.w)):
+        _update(s, k)
+    return s.error[:, 0].sum()  # type: ignore[no-any-return]
+
+
+class Serial(Rung[Patterns]):
+    name = "serial"
+    idea = "pattern by pattern, neuron by neuron, as the program was first written: sums down the columns of a matrix"
+    report_ms = 170_000.0
+    max_rows = 2_000
+
+    def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
+        return lambda: _run(net, 1, lambda state: _epoch_as_written(x.x, x.y, state))
+
+
+class Reordered(Rung[Patterns]):
+    name = "reordered"
+    idea = "the two inner loops exchanged: neighbours in memory one after the other, many sums in a vector"
+    max_rows = 10_000
+
+    def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
+        return lambda: _run(net, 1, lambda state: _epoch_by_rows(x.x, x.y, state))
+
+
+class OpenMP(Rung[Patterns]):
+    name = "openmp"
+    idea = "every core takes a share of the patterns and gradients of its own; one reduction at the end"
+    report_ms = 14_995.0
+
+    def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
+        def run() -> Array:
+            with LAUNCH:
+                use_threads(threads)
+                return _run(net, threads, lambda state: _epoch_all_cores(x.x, x.y, state))
+
+        return run
+
+
+# -- beyond the report -------------------------------------------------------------------------------------
+
+
+class NumPy(Rung[Patterns]):
+    name = "numpy"
+    idea = "all patterns at once: a library's matrix product a level and direction; every level goes through memory"
+
+    def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
+        limited = blas_limiter(threads)
+        widths = make_state(net, 1).widths
+        levels = range(len(widths) - 1)
+        h = [x.x, *(np.empty((len(x), width), np.float32) for width in widths[1:])]
+        delta = [np.empty_like(values) for values in h[1:]]
+
+        def epoch(s: State) -> float:
+            ws, vs = ([level_matrix(flat, widths, level) for level in levels] for flat in (s.w, s.v))
+            for level, w in enumerate(ws):
+                out = np.matmul(h[level], w[1:], out=h[level + 1])
+                out += w[0]
+                _sigmoid_in_place(out)
+            np.subtract(h[-1], x.y, out=delta[-1])
+            error = 0.5 * float(np.square(delta[-1]).sum())
+            for level in reversed(levels):
+                delta[level] *= h[level + 1] * (_ONE - h[level + 1])
+                if level > 0:
+                    np.matmul(delta[level], ws[level][1:].T, out=delta[level - 1])
+                vs[level] *= MOMENTUM
+                vs[level][0] += delta[level].sum(axis=0)
+                vs[level][1:] += h[level].T @ delta[level]
+                ws[level] -= LR * vs[level]
+            return error
+
+        def run() -> Array:
+            with limited():
+                return _run(net, 1, epoch)
+
+        return run
+
+
+def _sigmoid_in_place(z: Array) -> None:
+    np.negative(z, out=z)
+    np.exp(z, out=z)
+    z += _ONE
+    np.reciprocal(z, out=z)
+
+
+class Onchip(Rung[Patterns]):
+    name = "onchip"
+    idea = "patterns in blocks that stay in cache, forward and back; gradients summed in vector registers"
+
+    def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
+        options = dataclasses.asdict(run_options(x))
+
+        def run() -> Array:
+            result = fit(net, x.x, x.y, device="cpu", threads=threads, **options)
+            return flat_run(result.losses, result.network)
+
+        return run
+
+
+def run_options(x: Patterns) -> TrainOptions:
+    """Full batch, whatever its size."""
+    return dataclasses.replace(backprop.TRAIN, batch_size=len(x), epochs=EPOCHS)
+
+
+def truth(net: Network, x: Patterns) -> TrainingTruth:
+    return TrainingTruth(net, x.x, x.y, [np.arange(len(x))] * EPOCHS, run_options(x))
+
+
+def floor_ms(net: Network, B: int) -> float:
+    job = Job(batch=B, loss=backprop.TRAIN.loss, optimiser="momentum")
+    return plan(net, "cpu", job).floor_us / 1e3
+
+
+LADDER = Ladder(
+    name="backprop",
+    title="an epoch of full-batch training (784-56-28-10, sigmoids, momentum), on the CPU",
+    rungs=(Serial, Reordered, OpenMP, NumPy, Onchip),
+    network=backprop.network,
+    inputs=lambda B: backprop.patterns(B)[0],
+    floor_ms=floor_ms,
+    rows=backprop.PATTERNS,
+    truth=truth,
+    checked=CHECKED,
+    parts=EPOCHS,
+)

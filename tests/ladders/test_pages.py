@@ -1,0 +1,29 @@
+"""The pages of the ladders: each is there, names every rung, and shows what is in the committed files."""
+
+from pathlib import Path
+
+import pytest
+
+from onchip.bench.table import BEGIN, END
+from onchip.bench.table import main as make_table
+from onchip.ladders import LADDERS, find_ladder
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.parametrize("name", LADDERS)
+def test_a_page_tells_of_every_rung(name):
+    text = (ROOT / "docs" / "ladders" / f"{name}.md").read_text()
+    told = [line.split("`")[1] for line in text.splitlines() if line.startswith("## `")]
+    assert told == [rung.name for rung in find_ladder(name).rungs]
+
+
+@pytest.mark.parametrize("name", LADDERS)
+def test_a_page_shows_the_committed_times(name, capsys):
+    page = ROOT / "docs" / "ladders" / f"{name}.md"
+    files = sorted((ROOT / "benchmarks" / "results").rglob(f"ladder-{name}.json"))
+    if files:
+        assert make_table([str(page), *map(str, files), "--check"]) == 0, capsys.readouterr().err
+    else:
+        text = page.read_text()
+        assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)].strip() == ""

@@ -99,9 +99,9 @@ def test_a_finished_run_is_resumed_to_the_same_result(cli, tmp_path):
 
 
 def test_stopped_it_says_how_to_go_on_and_ends_with_the_same_bits(cli, spawn, tmp_path):
-    sizes = ["--hidden", 320, "--epochs", 8, "--batch-size", 4]
+    sizes = ["--hidden", 320, "--epochs", 80, "--batch-size", 4]
     args = ["train", "digits", "--data", "sklearn", *sizes, "--device", "cpu"]
-    kept = ["--checkpoint", "state", "--checkpoint-every", 0.2, "--log", "run.jsonl"]
+    kept = ["--checkpoint", "state", "--checkpoint-every", 0.1, "--log", "run.jsonl"]
     process = spawn(*args, *kept, "-o", "a.onnx")
     log = tmp_path / "run.jsonl"
     deadline = time.monotonic() + 60
@@ -120,7 +120,7 @@ def test_stopped_it_says_how_to_go_on_and_ends_with_the_same_bits(cli, spawn, tm
     ran = cli(*args, *kept, "--resume", "-o", "a.onnx")
     assert ran.code == 0, ran.err
     after = lines(log)
-    assert len(after) == 9
+    assert len(after) == 81
     shared = [epoch["loss"] for epoch in before[1:]]
     assert [epoch["loss"] for epoch in after[1:]][: len(shared)] == shared
     assert cli(*args, "-o", "b.onnx").code == 0

@@ -350,3 +350,81 @@ def test_an_infinity_stays_where_it_is():
     got, naive = fused(net)(x), reference.forward(net, x, "float32")
     assert np.isfinite(naive).all()  # the first layer makes -inf of it, and its ReLU 0
     assert_error_within(got, reference.forward(net, x), yardstick=naive)
+
+
+@pytest.mark.parametrize("N", range(1, 10))
+@pytest.mark.parametrize(
+    ("C", "size", "kernel", "stride", "pads"),
+    [
+        (1, (9, 28), (5, 5), (1, 1), (2, 2, 2, 2)),
+        (2, (7, 13), (3, 4), (2, 1), (0, 1, 1, 0)),
+        (5, (6, 23), (2, 7), (1, 3), (1, 4, 0, 5)),  # more than 128 terms: sums in parts
+        (3, (8, 11), (9, 3), (1, 2), (4, 1, 4, 1)),
+        (1, (4, 5), (3, 3), (1, 1), (0, 0, 0, 0)),
+    ],
+)
+def test_outputs_side_by_side_in_a_vector(N, C, size, kernel, stride, pads):
+    """Few channels: any number of them, rows that are no multiple of what a vector holds, and a rim behind."""
+    first = (Conv2d(stride, pads), conv(N, C, *kernel))
+    net = chain((C, *size), first, Tanh(), (Conv2d(pads=(0, 1, 0, 1)), conv(3, N, 1, 3)))
+    x = rows(37, C, *size)
+    whole = fused(net, threads=1)(x)
+    assert_error_within(whole, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    engine = fused(net, threads=core_count())
+    for B in (1, 2, 7, 37):
+        assert np.array_equal(engine(x[:B]), whole[:B])
+
+
+@pytest.mark.skipif(core_count() < 2, reason="one core: there is nobody to share with")
+@pytest.mark.parametrize("N", [1, 3, 6])
+def test_threads_share_outputs_side_by_side(N, monkeypatch):
+    monkeypatch.setattr("onchip.kernels.cpu.conv_fused._SHARED_FLOP", -1)
+    layers = ((Conv2d(pads=(1, 1, 1, 1)), conv(N, 2, 3, 3)), ReLU(), MaxPool2d((3, 2), (2, 1), (1, 1, 1, 0)))
+    net, x = chain((2, 9, 11), *layers), rows(1, 2, 9, 11)
+    assert np.array_equal(fused(net, threads=2)(x), fused(net, threads=1)(x))
+
+
+def test_an_infinity_reaches_no_further_than_its_vector():
+    net = chain((1, 3, 40), (Conv2d(), conv(3, 1, 3, 3)))
+    x = rows(1, 1, 3, 40)
+    clean = fused(net)(x)
+    x[0, 0, 1, 20] = np.inf
+    got = fused(net)(x)
+    assert not np.isfinite(got[..., 18:21]).any()  # the windows that see it
+    assert np.array_equal(got[..., :15], clean[..., :15])  # four outputs are made together, at most
+    assert np.array_equal(got[..., 24:], clean[..., 24:])
+
+
+@pytest.mark.parametrize("C", [1, 2, 3, 5, 6, 8, 9, 15, 17, 33])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        MaxPool2d((2, 2)),
+        MaxPool2d((3, 3), (1, 2), (1, 1, 1, 1), (1, 2)),
+        MaxPool2d((2, 5), (2, 1), (0, 2, 1, 2)),
+        AvgPool2d((2, 3), (2, 2)),
+        AvgPool2d((3, 2), (1, 1), (1, 1, 2, 0), count_pads=True),
+        AvgPool2d((4, 4), (3, 3), (1, 0, 0, 1), ceil=True),
+    ],
+    ids=str,
+)
+def test_pools_of_any_number_of_channels(C, pool):
+    net = chain((2, 9, 10), (Conv2d(), conv(C, 2, 1, 1)), pool, (Conv2d(), conv(2, C, 2, 1)))
+    x = rows(7, 2, 9, 10)
+    engine = fused(net)
+    got = engine(x)
+    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert np.array_equal(engine(x[3:4]), got[3:4])
+
+
+@pytest.mark.parametrize("C", [1, 6, 17])
+def test_a_nan_is_the_largest_wherever_it_stands(C):
+    net = chain((C, 4, 6), MaxPool2d((2, 2)), (Conv2d(), conv(C, C, 1, 1)))
+    weights = {"n1.weight": np.eye(C, dtype=np.float32)[:, :, None, None], "n1.bias": np.zeros(C, np.float32)}
+    net = net.replace(weights=weights)
+    for place in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        x = rows(2, C, 4, 6)
+        x[1, C - 1, 2 + place[0], 2 + place[1]] = np.nan
+        got = fused(net)(x)
+        assert np.isnan(got[1, C - 1, 1, 1])
+        assert np.isnan(got).sum() == C  # the products of that pixel, and nothing else

@@ -12,6 +12,7 @@ import pytest
 from checks import assert_error_within, random_mlp, rows
 from onchip.kernels import reference
 from onchip.kernels.chain import find_chain
+from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.tile import PANEL, pack, packed_size, unpack
 from onchip.runtime.cpu import core_count
 from onchip.runtime.engine import compile
@@ -61,6 +62,27 @@ def test_same_bits_whatever_the_batch_and_the_threads(name):
     for B in (1, 2, 7, 512, 1000):
         assert np.array_equal(engine(x[:B]), whole[:B])
     assert np.array_equal(engine(x[313:320]), whole[313:320])  # nor on the place in the batch
+
+
+@pytest.mark.parametrize("width", [5, 2 * LANES, 3 * LANES, PANEL, PANEL + 7])
+def test_tiles_of_any_number_of_rows(width):
+    """Tiles of rows are as large as the batch leaves them."""
+    net, x = random_mlp(19, width), rows(64, 19)
+    engine = compile(net, device="cpu", threads=1)
+    whole = engine(x)
+    assert_error_within(whole, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    for B in range(1, 24):
+        assert np.array_equal(engine(x[:B]), whole[:B])
+
+
+@pytest.mark.parametrize("activation", ["ReLU", "Tanh"])
+def test_threads_share_the_columns_of_heavy_layers(activation):
+    net = random_mlp(300, 333, 200, 7, activation=activation, output="Softmax")  # the last layer is not worth sharing
+    x = rows(300, 300)
+    whole = compile(net, device="cpu", threads=1)(x)
+    engine = compile(net, device="cpu", threads=core_count())
+    for B in (1, 5, 31, 64, 65, 300):
+        assert np.array_equal(engine(x[:B]), whole[:B])
 
 
 def test_no_rows_and_out():
@@ -120,9 +142,10 @@ def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_a_forked_process_is_told_what_to_do():
     code = (
         "import os, numpy as np, onchip\n"
-        "engine, x = onchip.compile(onchip.mlp(4, 3), device='cpu'), np.ones((5, 4), np.float32)\n"
+        "engine, x = onchip.compile(onchip.mlp(4, 3), device='cpu'), np.ones((5000, 4), np.float32)\n"
         "engine(x)\n"
         "if os.fork() == 0:\n"
+        "    assert engine(x[:1]).shape == (1, 3)\n"  # by the calling thread alone
         "    try:\n"
         "        engine(x)\n"
         "    except onchip.OnchipError as error:\n"

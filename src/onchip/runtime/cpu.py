@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onchip.errors import InputError, OnchipError
 from onchip.files import atomic_write, cache_dir
 from onchip.plan.device import Device
-from onchip.plan.planner import Group, Plan
+from onchip.plan.planner import Plan
 from onchip.spec.recipe import Array, Recipe, materialise
 from onchip.spec.types import numpy_dtype
 
@@ -127,8 +127,10 @@ def _measure_bandwidth(cores: int) -> float:
 
 @dataclass(frozen=True)
 class Step:
-    group: Group
     launch: Launch
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    between: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]  # those of its outputs that are not the network's
     done: tuple[str, ...]  # values nobody reads after this step
 
 
@@ -138,7 +140,7 @@ class CpuBackend:
     def __init__(self, threads: int) -> None:
         self.threads = threads
 
-    def prepare(self, plan: Plan) -> tuple[Plan, tuple[Step, ...]]:
+    def prepare(self, plan: Plan) -> tuple[Step, ...]:
         """Evaluate the recipes and bind every group to its kernel."""
         from onchip.kernels.cpu import INFERENCE
 
@@ -149,20 +151,18 @@ class CpuBackend:
             weights = {name: bake(recipe, plan, made) for name, recipe in group.claim.recipes.items()}
             later = {value for g in plan.groups[i + 1 :] for value in g.inputs} | set(plan.network.outputs)
             done = tuple(v for v in (*group.inputs, *group.outputs) if v not in later)
-            steps.append(Step(group, kernels[group.claim.kernel].bind(group.claim, weights), done))
-        return plan, tuple(steps)
+            types = {v: plan.network.types[v] for v in group.outputs if v not in plan.network.outputs}
+            between = tuple((v, given.row_shape, numpy_dtype(given.dtype)) for v, given in types.items())
+            launch = kernels[group.claim.kernel].bind(group.claim, weights)
+            steps.append(Step(launch, tuple(group.inputs), tuple(group.outputs), between, done))
+        return tuple(steps)
 
-    def run(
-        self, state: tuple[Plan, tuple[Step, ...]], inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int
-    ) -> None:
-        plan, steps = state
+    def run(self, steps: tuple[Step, ...], inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         values = {**inputs, **outputs}
         for step in steps:
-            for name in step.group.outputs:
-                if name not in values:
-                    given = plan.network.types[name]
-                    values[name] = np.empty((B, *given.row_shape), numpy_dtype(given.dtype))
-            step.launch([values[n] for n in step.group.inputs], [values[n] for n in step.group.outputs], self.threads)
+            for name, row_shape, dtype in step.between:
+                values[name] = np.empty((B, *row_shape), dtype)
+            step.launch([values[name] for name in step.inputs], [values[name] for name in step.outputs], self.threads)
             for name in step.done:
                 del values[name]
 

@@ -25,6 +25,20 @@ class Backend(Protocol):
     def run(self, state: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None: ...
 
 
+class _Wanted:
+    """An input or output of a network, and what is asked about it in every call."""
+
+    def __init__(self, name: str, given: TensorType) -> None:
+        self.name, self.type = name, given
+        self.row_shape, self.dtype = given.row_shape, numpy_dtype(given.dtype)
+
+    def fits(self, x: Any) -> bool:
+        """Whether x is an array of such rows as it stands."""
+        if type(x) is not np.ndarray or x.dtype is not self.dtype:
+            return False
+        return x.ndim > 0 and x.shape[1:] == self.row_shape and x.flags.c_contiguous
+
+
 class Engine:
     """A compiled network. Call it with (B, ...) rows; a row's result never depends on its batch."""
 
@@ -32,8 +46,12 @@ class Engine:
         self.plan = plan
         self.chosen = chosen  # the device and, for "auto", why
         self._backend = backend
-        self._id_limits = id_limits(plan.network)
-        self._output_types = [plan.network.types[name] for name in plan.network.outputs]
+        net = plan.network
+        self._inputs = [_Wanted(name, given) for name, given in net.inputs.items()]
+        self._outputs = [_Wanted(name, net.types[name]) for name in net.outputs]
+        self._id_limits = id_limits(net)
+        # Nothing is handed on and nothing asked for twice: every output is made by the backend, where it is wanted.
+        self._is_plain = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
         self._state = backend.prepare(plan)
 
     @property
@@ -50,19 +68,25 @@ class Engine:
         rows  (B, ...) of the input's type, row-major (others are copied once)
         out   (B, ...) of the output type, overwritten; made if not given; a tuple for several outputs
         """
-        net = self.plan.network
-        if len(rows) != len(net.inputs):
-            expected = ", ".join(f"{name}: {given}" for name, given in net.inputs.items())
+        if len(rows) != len(self._inputs):
+            expected = ", ".join(f"{wanted.name}: {wanted.type}" for wanted in self._inputs)
             raise InputError("wrong number of inputs", got=str(len(rows)), expected=expected)
-        inputs = {n: check_rows(x, given) for x, (n, given) in zip(rows, net.inputs.items(), strict=True)}
-        B = len(next(iter(inputs.values())))
-        if any(len(x) != B for x in inputs.values()):
+        inputs: dict[str, Array] = {}
+        for x, wanted in zip(rows, self._inputs, strict=True):
+            inputs[wanted.name] = x if wanted.fits(x) else check_rows(x, wanted.type)
+        B = len(rows[0])
+        if len(inputs) > 1 and any(len(x) != B for x in inputs.values()):
             got = ", ".join(f"{name}: {len(x)} rows" for name, x in inputs.items())
             raise ShapeError("the inputs have different numbers of rows", got=got, expected="one number")
         for name, limit in self._id_limits.items():
             check_token_ids(inputs[name], limit, name=name)
-        made = self._outputs(out, inputs.values(), B)
-        if B:
+        if out is None:
+            made = tuple([np.empty((B, *wanted.row_shape), wanted.dtype) for wanted in self._outputs])
+        else:
+            made = self._check_outs(out, inputs.values(), B)
+        if B and self._is_plain:
+            self._backend.run(self._state, inputs, dict(zip(self.plan.network.outputs, made, strict=True)), B)
+        elif B:
             self._run(inputs, made, B)
         return made if len(made) > 1 else made[0]
 
@@ -71,15 +95,12 @@ class Engine:
         for name, limit in self._id_limits.items():
             check_token_ids(x, limit, first_row, name)
 
-    def _outputs(self, out: Array | tuple[Array, ...] | None, inputs: Iterable[Array], B: int) -> tuple[Array, ...]:
-        types = self._output_types
-        if out is None:
-            return tuple(np.empty((B, *given.row_shape), numpy_dtype(given.dtype)) for given in types)
+    def _check_outs(self, out: Array | tuple[Array, ...], inputs: Iterable[Array], B: int) -> tuple[Array, ...]:
         given_out = out if isinstance(out, tuple) else (out,)
-        if len(given_out) != len(types):
-            raise ShapeError("out does not fit", got=f"{len(given_out)} arrays", expected=f"{len(types)}")
-        for array, given in zip(given_out, types, strict=True):
-            _check_out(array, (B, *given.row_shape), given.dtype)
+        if len(given_out) != len(self._outputs):
+            raise ShapeError("out does not fit", got=f"{len(given_out)} arrays", expected=f"{len(self._outputs)}")
+        for array, wanted in zip(given_out, self._outputs, strict=True):
+            _check_out(array, (B, *wanted.row_shape), wanted.type.dtype)
         others = list(inputs)
         for i, array in enumerate(given_out):
             if any(np.may_share_memory(array, other) for other in (*given_out[i + 1 :], *others)):
@@ -120,8 +141,6 @@ def id_limits(net: Network) -> dict[str, int]:
 def check_rows(x: Any, expected: TensorType) -> Array:
     """x as a contiguous array if it is rows of `expected`; ShapeError if it is not."""
     dtype = numpy_dtype(expected.dtype)
-    if isinstance(x, np.ndarray) and x.dtype is dtype and x.ndim and x.shape[1:] == expected.row_shape:
-        return x if x.flags.c_contiguous else np.ascontiguousarray(x)  # as it should be: nothing to explain
     if not isinstance(x, np.ndarray):
         raise ShapeError(
             "input is not an array", got=type(x).__name__, expected=f"NumPy {expected}", hint="np.asarray(x)"

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numba import types
 
-from onchip.kernels.cpu.jit import compiled, floats_at, linked
+from onchip.kernels.cpu.jit import compiled, floats_at, linked, multiply_add
 from onchip.spec.layers import GELU, Elementwise, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
 
 IDENTITY, RELU, SIGMOID, TANH, LEAKY, SILU, GELU_ERF, GELU_TANH = range(8)
@@ -59,12 +59,13 @@ def expm1_exp(x: np.float32) -> tuple[np.float32, np.float32]:
     exp(x) = 2^n (1 + q) with |r| <= ln 2 / 2 and q = r + r^2/2 + ... + r^7/5040 (error 5e-9 of 1).
     """
     inside = x if x > _LOWEST else _LOWEST  # also -inf; a NaN becomes _LOWEST here and comes back below
-    n = np.floor(inside * _LOG2_E + _HALF)
-    r = (inside - n * _LN2_HIGH) - n * _LN2_LOW
-    q = r + r * r * (_C2 + r * (_C3 + r * (_C4 + r * (_C5 + r * (_C6 + r * _C7)))))
+    n = np.floor(multiply_add(inside, _LOG2_E, _HALF))
+    r = multiply_add(-n, _LN2_LOW, multiply_add(-n, _LN2_HIGH, inside))
+    c = multiply_add(r, multiply_add(r, multiply_add(r, _C7, _C6), _C5), _C4)
+    q = multiply_add(r * r, multiply_add(r, multiply_add(r, c, _C3), _C2), r)
     scale = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
-    less_one = scale * q + (scale - _ONE)
-    whole = scale * q + scale
+    less_one = multiply_add(scale, q, scale - _ONE)
+    whole = multiply_add(scale, q, scale)
     if x < _LOWEST:
         less_one, whole = -_ONE, _ZERO
     if x != x:
@@ -89,11 +90,13 @@ def tanh(x: np.float32) -> np.float32:
 def gelu(x: np.float32) -> np.float32:
     """x / 2 erfc(-x / sqrt 2)."""
     z = abs(x) * _SQRT_HALF
-    t = _ONE / (_ONE + _HALF * z)
-    u = _TWO * t - _ONE
-    high = _E5 + u * (_E6 + u * (_E7 + u * (_E8 + u * (_E9 + u * _E10))))
+    t = _ONE / multiply_add(_HALF, z, _ONE)
+    u = multiply_add(_TWO, t, -_ONE)
+    high = multiply_add(u, multiply_add(u, multiply_add(u, _E10, _E9), _E8), _E7)
+    middle = multiply_add(u, multiply_add(u, multiply_add(u, high, _E6), _E5), _E4)
+    low = multiply_add(u, multiply_add(u, multiply_add(u, multiply_add(u, middle, _E3), _E2), _E1), _E0)
     _, e = expm1_exp(-z * z)
-    tail = t * e * (_E0 + u * (_E1 + u * (_E2 + u * (_E3 + u * (_E4 + u * high)))))  # erfc(z)
+    tail: np.float32 = t * e * low  # erfc(z)
     return _HALF * x * (tail if x < _ZERO else _TWO - tail)
 
 

@@ -5,12 +5,13 @@ Idea    Some images go through every layer while they lie in cache, channels las
         conversion to bytes happen where the numbers lie (image_program.py, image_ops.py).
 Floor   Compute, by far: faces (100-4x4x512-8x8x256-16x16x128-32x32x64-64x64x3) moves 49.6 kB an image and costs 326
         Mflop, 275 without taps that fall outside: 0.9 ms at 300 Gflop/s on two cores. Convolutions of two or three
-        taps along a row go in pairs of outputs (_pairs in image_program.py), which saves a third of those products. Its
-        20 MB of weights pass through the cache once for each tile of images.
+        taps along a row go in pairs of outputs (_pairs in image_products.py), which saves a third of those products.
+        Its 20 MB of weights pass through the cache once for each tile of images.
 Cache   All values of a tile of images a thread, and the chunk of weights in use.
 Limits  float32, channels in one group, one value in and one out; images that fit into memory. A pair of outputs is
         rounded by the size of all numbers under both windows, so a number that only a zero weight meets counts, too,
-        and an infinity there becomes a NaN.
+        and an infinity there becomes a NaN. Outputs that share a vector (side in image_lowering.py) meet such zeros,
+        too: an infinity is a NaN in all of them, even where only one's window has it.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ import numpy as np
 
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.image_program import SUPPORTED, UnsupportedError, lower
+from onchip.kernels.cpu.image_program import SUPPORTED, lower
 from onchip.kernels.cpu.image_table import BIAS, WEIGHT
-from onchip.kernels.cpu.image_values import Program
-from onchip.kernels.cpu.jit import LAUNCH, use_threads
+from onchip.kernels.cpu.image_values import Program, UnsupportedError
+from onchip.kernels.cpu.jit import LAUNCH, address, use_threads
 from onchip.kernels.cpu.tile import aligned_zeros
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
@@ -102,30 +103,33 @@ class Launch:
         weights: dict[str, Array], is_long: bool,
     ) -> None:  # fmt: skip
         # Compiled, or loaded, for the first network that needs it: it takes some seconds.
-        from onchip.kernels.cpu.image_ops import run_few_images, run_images
+        from onchip.kernels.cpu.image_ops import run_few_images, run_images, run_tile
 
-        self.run_few, self.run_many = run_few_images, run_images
+        self.run_few, self.run_many, self.run_tile = run_few_images, run_images, run_tile
         for i, row in enumerate(table):
             if f"w{i}" in weights:
-                row[WEIGHT], row[BIAS] = weights[f"w{i}"].ctypes.data, weights[f"b{i}"].ctypes.data
-        self.weights, self.tile = weights, tile
-        self.arguments = (table, scratch, own, shared)
-        self.tickets, self.is_long = tickets, is_long
+                row[WEIGHT], row[BIAS] = address(weights[f"w{i}"]), address(weights[f"b{i}"])
         self.cuts = np.zeros((numba.config.NUMBA_NUM_THREADS, table.shape[1]), np.int64)
+        self.kept = (table, scratch, tickets, weights)
+        self.arguments = (address(table), address(scratch), address(self.cuts), len(table), own, shared)
+        self.tile, self.tickets, self.is_long = tile, address(tickets), is_long
 
     def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
         x = inputs[0]
-        is_ids = x.dtype.kind == "i"
-        ids = x.astype(np.int64, copy=False) if is_ids else x
-        B, at = len(x), (x.ctypes.data, ids.ctypes.data, outputs[0].ctypes.data)
+        if x.dtype.kind == "i":
+            x = x.astype(np.int64, copy=False)  # ids
+        B, at = len(x), (address(x), address(outputs[0]))
         rounds = -(-B // (self.tile * threads))
         tile = -(-B // (rounds * threads))  # as many tiles for each thread
         with LAUNCH:
-            use_threads(threads)
             if threads > B and self.tile >= B and self.is_long:
-                self.run_few(*self.arguments, B, *at, threads, self.cuts)
+                use_threads(threads)
+                self.run_few(*self.arguments, B, *at, threads)
+            elif tile >= B:
+                self.run_tile(*self.arguments, B, *at)
             else:
-                self.run_many(*self.arguments, tile, B, *at, threads, self.tickets, self.cuts)
+                use_threads(threads)
+                self.run_many(*self.arguments, tile, B, *at, threads, self.tickets)
 
 
 def _find(net: Network, start: int) -> tuple[tuple[list[Node], Program] | None, str]:

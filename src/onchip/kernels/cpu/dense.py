@@ -7,10 +7,10 @@ from numba import types
 
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import compiled, linked
-from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, ROWS_WIDE, VECS_WIDE, multiply_tile, padded, panel_width
+from onchip.kernels.cpu.tile import MOST_ROWS, PANEL, VECS_WIDE, multiply_rows, padded, panel_width
 
 CHUNK = 128  # steps of k at a time: a panel's chunk (32 KiB with AVX-512) stays in L1 while rows pass over it
-_PANEL_BYTES, _PAIR_BYTES, _LANES_BYTES = PANEL * 4, 2 * LANES * 4, LANES * 4
+_MOST_WIDE, _MOST_PAIR, _MOST_SINGLE = MOST_ROWS[VECS_WIDE], MOST_ROWS[2], MOST_ROWS[1]
 _BLOCK_FLOATS = 64 << 10  # of dst at a time: 256 KiB
 _NO_FLOOR = np.float32(-np.inf)
 
@@ -23,54 +23,21 @@ def multiply_panel(
     a: int, a_row: int, rows: int, w: int, width: int, init: int, init_row: int, out: int, out_row: int, H: int,
     a_h: int, K: int, floor: np.float32,
 ) -> None:  # fmt: skip
-    """One panel of columns for all rows: whole tiles, then tiles of what is left.
-
-    Where nothing is added to what is there already (init_row 0), the last narrow tile may begin among rows that are
-    done and make the same numbers again: that is cheaper than tiles of few rows.
-    """
+    """One panel of columns for all rows, in tiles of nearly as many rows each: small ones do not hide the latency of
+    a multiply-add."""
+    most = _MOST_WIDE if width == PANEL else _MOST_PAIR if width == 2 * LANES else _MOST_SINGLE
     r = 0
     while r < rows:
-        left = rows - r
-        if width < PANEL and init_row == 0 and left < ROWS_NARROW <= rows:
-            r, left = rows - ROWS_NARROW, ROWS_NARROW
+        tiles = (rows - r + most - 1) // most
+        count = (rows - r + tiles - 1) // tiles
         x, start, y = a + r * a_row, init + r * init_row, out + r * out_row
         if width == PANEL:
-            # 2 x 4 vectors still hide the latency of a multiply-add; 1 x 4 do half.
-            if left >= ROWS_WIDE:
-                multiply_tile(
-                    x, a_row, 4, w, _PANEL_BYTES, start, init_row, y, out_row, H, a_h, K, floor, ROWS_WIDE, VECS_WIDE
-                )
-                r += ROWS_WIDE
-            elif left == 3:
-                multiply_tile(x, a_row, 4, w, _PANEL_BYTES, start, init_row, y, out_row, H, a_h, K, floor, 3, VECS_WIDE)
-                r += 3
-            elif left == 2:
-                multiply_tile(x, a_row, 4, w, _PANEL_BYTES, start, init_row, y, out_row, H, a_h, K, floor, 2, VECS_WIDE)
-                r += 2
-            else:
-                multiply_tile(x, 0, 4, w, _PANEL_BYTES, start, 0, y, 0, H, a_h, K, floor, 1, VECS_WIDE)
-                r += 1
+            multiply_rows(x, a_row, w, start, init_row, y, out_row, H, a_h, K, floor, count, VECS_WIDE)
         elif width == 2 * LANES:
-            if left >= ROWS_NARROW:
-                multiply_tile(
-                    x, a_row, 4, w, _PAIR_BYTES, start, init_row, y, out_row, H, a_h, K, floor, ROWS_NARROW, 2
-                )
-                r += ROWS_NARROW
-            elif left >= 4:
-                multiply_tile(x, a_row, 4, w, _PAIR_BYTES, start, init_row, y, out_row, H, a_h, K, floor, 4, 2)
-                r += 4
-            else:
-                multiply_tile(x, 0, 4, w, _PAIR_BYTES, start, 0, y, 0, H, a_h, K, floor, 1, 2)
-                r += 1
-        elif left >= ROWS_NARROW:
-            multiply_tile(x, a_row, 4, w, _LANES_BYTES, start, init_row, y, out_row, H, a_h, K, floor, ROWS_NARROW, 1)
-            r += ROWS_NARROW
-        elif left >= 4:
-            multiply_tile(x, a_row, 4, w, _LANES_BYTES, start, init_row, y, out_row, H, a_h, K, floor, 4, 1)
-            r += 4
+            multiply_rows(x, a_row, w, start, init_row, y, out_row, H, a_h, K, floor, count, 2)
         else:
-            multiply_tile(x, 0, 4, w, _LANES_BYTES, start, 0, y, 0, H, a_h, K, floor, 1, 1)
-            r += 1
+            multiply_rows(x, a_row, w, start, init_row, y, out_row, H, a_h, K, floor, count, 1)
+        r += count
 
 
 @linked(*(types.int64,) * 9, types.float32)

@@ -32,11 +32,11 @@ def store(b: Any, value: Any, address: Any) -> None:
     b.store(value, b.inttoptr(address, value.type.as_pointer()), align=4)
 
 
-def splat(b: Any, number: Any) -> Any:
+def splat(b: Any, number: Any, lanes: int = LANES) -> Any:
     """A number in every lane."""
-    undefined = ir.Constant(VECTOR, ir.Undefined)
+    undefined = ir.Constant(ir.VectorType(FLOAT, lanes), ir.Undefined)
     one = b.insert_element(undefined, number, INT32(0))
-    return b.shuffle_vector(one, undefined, ir.Constant(LANE_NUMBERS, [0] * LANES))
+    return b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(INT32, lanes), [0] * lanes))
 
 
 def multiply_add(b: Any, x: Any, y: Any, z: Any) -> Any:
@@ -72,3 +72,16 @@ def loop(
         phi.add_incoming(value, before)
         phi.add_incoming(made, last)
     return done
+
+
+def switch(b: Any, value: Any, cases: dict[int, Callable[[], None]]) -> None:
+    """Run the code of one case, or none."""
+    after = b.function.append_basic_block("after")
+    choice = b.switch(value, after)
+    for number, body in cases.items():
+        block = b.function.append_basic_block(f"case{number}")
+        choice.add_case(INT(number), block)
+        b.position_at_end(block)
+        body()
+        b.branch(after)
+    b.position_at_end(after)

@@ -116,16 +116,16 @@ def conv_taps(row: int, here: int, images: int) -> None:
         _conv_taps(row, here, first, min(some, images - first))
 
 
-@linked(*(types.int64,) * 3)
-def conv_windows(row: int, here: int, images: int) -> None:
-    """A convolution with few channels, over an input with a rim of zeros: the lines of a window in one sum.
-
-    Neighbouring windows lie SX pixels apart and overlap, so they are rows of the tile without being copied.
-    """
+@linked(*(types.int64,) * 6)
+def _conv_windows(row: int, here: int, images: int, ox: int, count: int, down: int) -> None:
+    """`count` vectors of outputs, side by side from output ox on in every row; or, with down, one below the other."""
     op = ints_at(row, t.COLUMNS)
-    wide, K = padded_width(op[t.N]), op[t.KW] * op[t.X_PIXEL]
-    x_line, x_step, y_pixel = op[t.DY] * op[t.X_ROW] * 4, op[t.SX] * op[t.X_PIXEL] * 4, op[t.Y_PIXEL] * 4
-    some = max(1, _SUM_TERMS // K)
+    x_pixel, x_row = op[t.SX] * op[t.X_PIXEL], op[t.SY] * op[t.X_ROW]
+    wide, K = padded_width(op[t.N]), op[t.KW] * op[t.X_PIXEL] + (op[t.SIDE] - 1) * x_pixel
+    x_line, some = op[t.DY] * op[t.X_ROW] * 4, max(1, _SUM_TERMS // K)
+    x_step, y_step = (
+        (x_row * 4, op[t.Y_ROW] * 4) if down else (op[t.SIDE] * x_pixel * 4, op[t.SIDE] * op[t.Y_PIXEL] * 4)
+    )
     last = _ZERO if op[t.ACT] == RELU else _NO_FLOOR
     n = 0
     while n < wide:
@@ -134,17 +134,27 @@ def conv_windows(row: int, here: int, images: int) -> None:
             w = op[t.WEIGHT] + (n * op[t.KH] + h * width) * K * 4
             lines, floor = min(some, op[t.KH] - h), last if h + some >= op[t.KH] else _NO_FLOOR
             for i in range(images):
-                for oy in range(op[t.HO]):
-                    top = oy * op[t.SY] - op[t.PY]
-                    x = (
-                        here
-                        + (op[t.X] + i * op[t.X_IMAGE] + top * op[t.X_ROW] - op[t.PX] * op[t.X_PIXEL]) * 4
-                        + h * x_line
-                    )
-                    y = here + (op[t.Y] + i * op[t.Y_IMAGE] + oy * op[t.Y_ROW] + n) * 4
-                    init, init_row = (op[t.BIAS] + n * 4, 0) if h == 0 else (y, y_pixel)
-                    multiply_panel(x, x_step, op[t.WO], w, width, init, init_row, y, y_pixel, lines, x_line, K, floor)
+                for oy in range(1 if down else op[t.HO]):
+                    x = op[t.X] + i * op[t.X_IMAGE] + oy * x_row + ox * x_pixel
+                    x = here + (x - op[t.PY] * op[t.X_ROW] - op[t.PX] * op[t.X_PIXEL]) * 4 + h * x_line
+                    y = here + (op[t.Y] + i * op[t.Y_IMAGE] + oy * op[t.Y_ROW] + ox * op[t.Y_PIXEL] + n) * 4
+                    init, init_row = (op[t.BIAS] + n * 4, 0) if h == 0 else (y, y_step)
+                    multiply_panel(x, x_step, count, w, width, init, init_row, y, y_step, lines, x_line, K, floor)
         n += width
+
+
+@linked(*(types.int64,) * 3)
+def conv_windows(row: int, here: int, images: int) -> None:
+    """A convolution with few channels, over an input with a rim of zeros: the lines of a window in one sum.
+
+    Neighbouring windows lie SX pixels apart and overlap, so they are rows of the tile without being copied. A vector
+    holds SIDE neighbouring outputs where those have few channels; if their number is no multiple of that, the last
+    ones of every row are made by a vector of their own, which makes some again.
+    """
+    op = ints_at(row, t.COLUMNS)
+    _conv_windows(row, here, images, 0, op[t.WO] // op[t.SIDE], False)
+    if op[t.WO] % op[t.SIDE]:
+        _conv_windows(row, here, images, op[t.WO] - op[t.SIDE], op[t.HO], True)
 
 
 @compiled()
@@ -223,7 +233,7 @@ def _add(to: Array, x: Array, has_x: bool, z: Array, has_z: bool, sign: np.float
 
 @linked(*(types.int64,) * 3)
 def pairs_in(row: int, here: int, images: int) -> None:
-    """What the products for two neighbouring outputs multiply (_pairs in image_program.py): KW + 1 planes of C.
+    """What the products for two neighbouring outputs multiply (_pairs in image_products.py): KW + 1 planes of C.
 
     d0, d1, ... are the pixels that the pair's windows begin with; what lies outside is 0.
     """

@@ -1,5 +1,5 @@
 """Operations on images, one after the other: what conv_fused launches. A row of the table is an operation
-(image_table.py); image_conv.py, image_layers.py and image_rows.py carry it out.
+(image_table.py); image_conv.py, image_pool.py, image_layers.py and image_rows.py carry it out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from onchip.kernels.cpu import image_table as t
 from onchip.kernels.cpu.activation import IDENTITY, RELU, normalise
 from onchip.kernels.cpu.dense import dense
 from onchip.kernels.cpu.image_conv import conv_dot, conv_taps, conv_windows, pairs_in, pairs_out
-from onchip.kernels.cpu.image_layers import clear_pads, combine, finish, global_pool, pool
+from onchip.kernels.cpu.image_layers import clear_pads, combine, finish
+from onchip.kernels.cpu.image_pool import global_pool, pool
 from onchip.kernels.cpu.image_rows import load, look_up, store, store_pixels
 from onchip.kernels.cpu.jit import address, compiled, ints_at, linked, take_ticket
 from onchip.kernels.cpu.tile import PANEL
@@ -21,8 +22,8 @@ from onchip.spec.recipe import Array
 _NO_FLOOR, _ZERO = np.float32(-np.inf), np.float32(0)
 
 
-@linked(*(types.int64,) * 8)
-def _run_op(row: int, here: int, images: int, first: int, x: int, ids: int, y: int, shared: int) -> None:
+@linked(*(types.int64,) * 7)
+def _run_op(row: int, here: int, images: int, first: int, x: int, y: int, shared: int) -> None:
     """One operation on images first, first + 1, ... of the batch."""
     op = ints_at(row, t.COLUMNS)
     code, act = op[t.CODE], op[t.ACT]
@@ -46,13 +47,13 @@ def _run_op(row: int, here: int, images: int, first: int, x: int, ids: int, y: i
     elif code == t.PAIRS_OUT:
         pairs_out(row, here, images)
     elif code in (t.MAX_POOL, t.AVG_POOL):
-        pool(row, here, images, shared)
+        pool(row, here, images)
     elif code in (t.GLOBAL_MAX, t.GLOBAL_MEAN):
         global_pool(row, here, images, shared)
     elif code == t.LOAD:
         load(row, here, images, x, first)
     elif code == t.LOOK_UP:
-        look_up(row, here, images, ids, first)
+        look_up(row, here, images, x, first)
     elif code == t.NORMALISE:
         normalise(here + op[t.X] * 4, images, op[t.C], op[t.X_IMAGE], op[t.KH])
     elif code == t.STORE_PIXELS:
@@ -67,44 +68,61 @@ def _run_op(row: int, here: int, images: int, first: int, x: int, ids: int, y: i
         finish(row, here, images)
 
 
+@compiled(inline=True)
+def _row(table: int, i: int) -> Array:
+    return ints_at(table + i * t.COLUMNS * 8, t.COLUMNS)  # type: ignore[no-any-return]
+
+
 @compiled()
-def _run_tile(
-    table: Array, cut: Array, here: int, images: int, first: int, x: int, ids: int, y: int, shared: int
-) -> None:
+def _copy(op: Array, to: Array) -> None:
+    for column in range(t.COLUMNS):
+        to[column] = op[column]
+
+
+@linked(*(types.int64,) * 9)
+def _run_tile(table: int, cut: int, L: int, here: int, images: int, first: int, x: int, y: int, shared: int) -> None:
     """A tile of images through all operations: a group of images through those with one GROUP, then the next group."""
+    op = ints_at(cut, t.COLUMNS)
     start = 0
-    while start < len(table):
-        group, stop = table[start, t.GROUP], start + 1
-        while stop < len(table) and table[stop, t.GROUP] == group:
+    while start < L:
+        group, stop = _row(table, start)[t.GROUP], start + 1
+        while stop < L and _row(table, stop)[t.GROUP] == group:
             stop += 1
         for skipped in range(0, images, group):
             for i in range(start, stop):
-                for column in range(t.COLUMNS):
-                    cut[column] = table[i, column]
-                cut[t.X] += skipped * cut[t.X_IMAGE]
-                cut[t.Y] += skipped * cut[t.Y_IMAGE]
-                cut[t.OTHER] += skipped * cut[t.O_IMAGE]
-                _run_op(address(cut), here, min(group, images - skipped), first + skipped, x, ids, y, shared)
+                _copy(_row(table, i), op)
+                op[t.X] += skipped * op[t.X_IMAGE]
+                op[t.Y] += skipped * op[t.Y_IMAGE]
+                op[t.OTHER] += skipped * op[t.O_IMAGE]
+                _run_op(cut, here, min(group, images - skipped), first + skipped, x, y, shared)
         start = stop
+
+
+@compiled()
+def run_tile(table: int, scratch: int, cuts: int, L: int, own: int, shared: int, B: int, x: int, y: int) -> None:
+    """B images that are one tile, by the thread that calls: with nobody to share with, waking others is a loss."""
+    _run_tile(table, cuts, L, scratch, B, 0, x, y, shared)
 
 
 @compiled(parallel=True)
 def run_images(
-    table: Array, scratch: Array, own: int, shared: int, tile: int, B: int, x: int, ids: int, y: int,
-    threads: int, tickets: Array, cuts: Array,
+    table: int, scratch: int, cuts: int, L: int, own: int, shared: int, tile: int, B: int, x: int, y: int,
+    threads: int, tickets: int,
 ) -> None:  # fmt: skip
-    """B images, `tile` at a time. own: floats of scratch a thread; from `shared` on they serve all images of a tile.
+    """B images, `tile` at a time. Everything else but sizes is an address.
 
-    cuts  a row a thread, for operations that are done in part
+    table    L operations
+    scratch  `own` floats a thread; from `shared` on they serve all images of a tile
+    cuts     an operation a thread, for those that are done in part
     """
-    tickets[0] = 0
+    ints_at(tickets, 1)[0] = 0
     for worker in numba.prange(threads):
-        here = address(scratch) + worker * own * 4
+        here, cut = scratch + worker * own * 4, cuts + worker * t.COLUMNS * 8
         while True:
-            first = take_ticket(address(tickets)) * tile
+            first = take_ticket(tickets) * tile
             if first >= B:
                 break
-            _run_tile(table, cuts[worker], here, min(tile, B - first), first, x, ids, y, shared)
+            _run_tile(table, cut, L, here, min(tile, B - first), first, x, y, shared)
 
 
 @compiled()
@@ -141,13 +159,12 @@ def _cut(op: Array, part: int, parts: int) -> bool:
 
 @compiled(parallel=True)
 def run_few_images(
-    table: Array, scratch: Array, own: int, shared: int, B: int, x: int, ids: int, y: int,
-    threads: int, cuts: Array,
-) -> None:  # fmt: skip
-    """The same for fewer images than threads: the threads share every operation. cuts: a row a thread."""
-    here = address(scratch)
-    for i in range(len(table)):
+    table: int, scratch: int, cuts: int, L: int, own: int, shared: int, B: int, x: int, y: int, threads: int
+) -> None:
+    """The same for fewer images than threads: the threads share every operation."""
+    for i in range(L):
         for worker in numba.prange(threads):
-            cuts[worker] = table[i]
-            if _cut(cuts[worker], worker, threads):
-                _run_op(address(cuts[worker]), here, B, 0, x, ids, y, worker * own + shared)
+            op = _row(cuts, worker)
+            _copy(_row(table, i), op)
+            if _cut(op, worker, threads):
+                _run_op(address(op), scratch, B, 0, x, y, worker * own + shared)

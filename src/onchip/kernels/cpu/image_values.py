@@ -21,7 +21,6 @@ _LINE_FLOATS = 16  # of a cache line
 
 Sizes = tuple[int, int, int]  # C, H, W of one image
 Rim = tuple[int, int, int, int]  # top, left, bottom, right
-_POOLS = (ops.MAX_POOL, ops.AVG_POOL)
 _OF_PIXELS = (ops.WINDOWS, ops.DOT, ops.DENSE)  # they read whole pixels, with what pads them
 _IN_VECTORS = (ops.TAPS, ops.WINDOWS, ops.DENSE)  # they write whole vectors, past the last channel
 
@@ -102,12 +101,8 @@ class Program:
 
     def shared_floats(self) -> int:
         """Of scratch for all images together: partial sums."""
-        pools = [op for op in self.operations if op.code in _POOLS]
-        rows = [
-            (op.x.sizes[2] + op.y.sizes[2]) * op.x.place()[1] for op in pools if op.x is not None and op.y is not None
-        ]
         sums = [op.y.sizes[0] for op in self.operations if op.code == ops.GLOBAL_MEAN and op.y is not None]
-        return max([0, *rows, *(padded(C) for C in sums)])
+        return max([0, *(padded(C) for C in sums)])
 
     @property
     def image_flop(self) -> int:

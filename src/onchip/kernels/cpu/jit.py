@@ -206,6 +206,19 @@ def take_ticket(typing_context: Any, counter: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def multiply_add(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
+    """x * y + z in float32, rounded once where the machine can; loops of it become vector code."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if not HAS_FMA:
+            return builder.fadd(builder.fmul(args[0], args[1]), args[2])
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()] * 3)
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.fma.f32"), args)
+
+    return types.float32(*(types.float32,) * 3), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def prefetch(typing_context: Any, where: Any) -> Any:
     """Ask for the cache line at an address; nobody waits for it, and a wrong address does no harm."""
 

@@ -10,7 +10,7 @@ Limits  float32; any widths, any number of layers and rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numba
@@ -19,7 +19,7 @@ import numpy as np
 from onchip.kernels.chain import Chain, find_chain, forward_price, why_not_float32
 from onchip.kernels.cpu.activation import ACTIVATIONS, NORMALISERS, RELU, activate, code_of, normalise
 from onchip.kernels.cpu.dense import dense, padded_width
-from onchip.kernels.cpu.jit import LAUNCH, address, compiled, take_ticket, use_threads
+from onchip.kernels.cpu.jit import LAUNCH, address, compiled, floats_at, ints_at, take_ticket, use_threads
 from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, aligned_zeros, pack, packed_size, padded
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -29,116 +29,94 @@ from onchip.spec.recipe import Array, Recipe
 MAX_TILE_ROWS = 64  # past this the tile outgrows L1 and gains nothing (bench decode)
 FAR_TILE_ROWS = 256  # where L2 does not hold the weights and every tile fetches them again
 _SPLIT_BYTES = 256 << 10  # weights from which on splitting a layer's columns pays for waiting behind each layer
+_WAKE_BYTES = 64 << 10  # of a layer: with fewer it is done before the others are awake
 _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
 
 
 @compiled()
+def _columns(
+    src: int, src_row: int, rows: int, w: int, bias: int, dst: int, layer: Array, first: int, columns: int
+) -> None:
+    """Some columns of a layer, from a multiple of a panel on: panels are packed one behind the other.
+
+    src, w, bias, dst  addresses; those of all weights and biases
+    layer              K, N, offset of w, offset of bias, activation
+    """
+    K, N, code, stride = layer[0], layer[1], layer[4], padded_width(layer[1])
+    dense(
+        src, src_row, rows, w + (layer[2] + first * K) * 4, K, columns, bias + (layer[3] + first) * 4, dst + first * 4,
+        stride * 4, _ZERO if code == RELU else _NO_FLOOR,
+    )  # fmt: skip
+    if code > RELU:
+        activate(dst + first * 4, rows, min(columns, N - first), stride, code)
+
+
+@compiled()
 def _forward_tile(
-    x: int, rows: int, y: Array, y_begin: int, w: Array, bias: Array, table: Array, normaliser: int, scratch: Array,
-    mine: int, half: int,
-) -> None:  # fmt: skip
-    """The network on `rows` rows from address x on, into y[y_begin:]; layers use scratch[mine:] two halves in turn."""
-    L = len(table)
-    D_in, D_out = table[0, 0], table[L - 1, 1]
-    src, src_row = x, D_in * 4
-    into = mine
-    for layer in range(L):
-        N, code = table[layer, 1], table[layer, 4]
-        into = mine + (layer % 2) * half
-        width = padded_width(N)
-        dst = address(scratch) + into * 4
-        dense(
-            src, src_row, rows, address(w) + table[layer, 2] * 4, table[layer, 0], width,
-            address(bias) + table[layer, 3] * 4, dst, width * 4, _ZERO if code == RELU else _NO_FLOOR,
-        )  # fmt: skip
-        if code > RELU:
-            activate(dst, rows, N, width, code)
+    x: int, rows: int, y: int, w: int, bias: int, table: Array, normaliser: int, scratch: int, half: int
+) -> None:
+    """The network on `rows` rows, by the thread that calls; layers use the two halves of scratch in turn.
+
+    x, y, w, bias, scratch  addresses; half is in bytes
+    table                   a row a layer
+    """
+    src, src_row = x, table[0, 0] * 4
+    for layer in range(len(table)):
+        dst, width = scratch + (layer % 2) * half, padded_width(table[layer, 1])
+        _columns(src, src_row, rows, w, bias, dst, table[layer], 0, width)
         src, src_row = dst, width * 4
+    _finish(src, rows, table[len(table) - 1, 1], normaliser, y)
+
+
+@compiled()
+def _finish(src: int, rows: int, D_out: int, normaliser: int, y: int) -> None:
+    """The last layer's padded rows, normalised, to y."""
     stride = padded_width(D_out)
     if normaliser:
-        normalise(address(scratch) + into * 4, rows, D_out, stride, normaliser)
+        normalise(src, rows, D_out, stride, normaliser)
     for r in range(rows):
-        source, target = scratch[into + r * stride :], y[y_begin + r * D_out :]
+        source, target = floats_at(src + r * stride * 4, D_out), floats_at(y + r * D_out * 4, D_out)
         for n in range(D_out):
             target[n] = source[n]
 
 
 @compiled(parallel=True)
 def _forward(
-    x: int, B: int, y: Array, w: Array, bias: Array, table: Array, normaliser: int, tile_rows: int, scratch: Array,
-    half: int, threads: int, tickets: Array,
+    x: int, B: int, y: int, w: int, bias: int, table: Array, normaliser: int, scratch: int, half: int, tile_rows: int,
+    threads: int, tickets: int,
 ) -> None:  # fmt: skip
-    """y = the network on x, the address of (B, D_in) rows.
-
-    table    a row a layer: K, N, offset of w, offset of bias, activation
-    scratch  flat; worker i has the two halves from 2 * i * half on
-    """
+    """The same for any number of rows; worker i has the two halves of scratch from 2 * i * half on."""
     D_in, D_out = table[0, 0], table[len(table) - 1, 1]
-    tickets[0] = 0
+    ints_at(tickets, 1)[0] = 0
     for worker in numba.prange(threads):
         while True:
-            first = take_ticket(address(tickets)) * tile_rows
+            first = take_ticket(tickets) * tile_rows
             if first >= B:
                 break
-            rows = min(tile_rows, B - first)
+            rows, mine = min(tile_rows, B - first), scratch + 2 * worker * half
             _forward_tile(
-                x + first * D_in * 4,
-                rows,
-                y,
-                first * D_out,
-                w,
-                bias,
-                table,
-                normaliser,
-                scratch,
-                2 * worker * half,
-                half,
-            )
+                x + first * D_in * 4, rows, y + first * D_out * 4, w, bias, table, normaliser, mine, half
+            )  # fmt: skip
 
 
 @compiled(parallel=True)
 def _forward_few(
-    x: int,
-    B: int,
-    y: Array,
-    w: Array,
-    bias: Array,
-    table: Array,
-    normaliser: int,
-    scratch: Array,
-    half: int,
-    threads: int,
+    x: int, B: int, y: int, w: int, bias: int, table: Array, normaliser: int, scratch: int, half: int, threads: int
 ) -> None:
-    """The same for so few rows that there is no tile for each thread: in every layer a thread takes some columns."""
+    """The same for so few rows that a thread takes some columns of every layer: it then fetches only their weights."""
     src, src_row = x, table[0, 0] * 4
-    into = 0
     for layer in range(len(table)):
-        K, N, code = table[layer, 0], table[layer, 1], table[layer, 4]
-        width = padded_width(N)
-        into = (layer % 2) * half
-        # Whole panels: those are packed one behind the other.
-        share = (width + threads * PANEL - 1) // (threads * PANEL) * PANEL
-        dst = address(scratch) + into * 4
-        for worker in numba.prange(threads):
-            first = worker * share
-            columns = min(share, width - first)
-            if columns > 0:
-                dense(
-                    src, src_row, B, address(w) + (table[layer, 2] + first * K) * 4, K, columns,
-                    address(bias) + (table[layer, 3] + first) * 4, dst + first * 4, width * 4,
-                    _ZERO if code == RELU else _NO_FLOOR,
-                )  # fmt: skip
-                if code > RELU:
-                    activate(dst + first * 4, B, min(columns, N - first), width, code)
+        dst, width = scratch + (layer % 2) * half, padded_width(table[layer, 1])
+        if table[layer, 0] * width * 4 > _WAKE_BYTES:
+            share = (width + threads * PANEL - 1) // (threads * PANEL) * PANEL
+            for worker in numba.prange(threads):
+                first = worker * share
+                if first < width:
+                    _columns(src, src_row, B, w, bias, dst, table[layer], first, min(share, width - first))
+        else:
+            _columns(src, src_row, B, w, bias, dst, table[layer], 0, width)
         src, src_row = dst, width * 4
-    D_out = table[len(table) - 1, 1]
-    stride = padded_width(D_out)
-    if normaliser:
-        normalise(address(scratch) + into * 4, B, D_out, stride, normaliser)
-    for r in range(B):
-        source, target = scratch[into + r * stride :], y[r * D_out :]
-        for n in range(D_out):
-            target[n] = source[n]
+    _finish(src, B, table[len(table) - 1, 1], normaliser, y)
 
 
 @dataclass(frozen=True)
@@ -172,31 +150,43 @@ class MlpFused:
             recipes=packed_recipes(net, chain), fast_bytes=fast, facts=Facts(chain, tile_rows),
         )  # fmt: skip
 
-    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
-        """A function (inputs, outputs, threads) that runs the claim; `weights` are its recipes, evaluated."""
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
         assert isinstance(claim.facts, Facts)
-        chain, max_tile_rows = claim.facts.chain, claim.facts.max_tile_rows
-        table, normaliser = layer_table(chain), NORMALISERS[chain.normaliser]
-        w, bias = weights["w"], weights["bias"]
-        widest = max(padded(width) for width in chain.widths[1:])
-        D_in = chain.widths[0]
-        half = max_tile_rows * widest
+        return Launch(claim.facts, weights)
+
+
+class Launch:
+    """Runs a claim; `weights` are its recipes, evaluated. It keeps the arrays whose addresses it hands on."""
+
+    def __init__(self, facts: Facts, weights: dict[str, Array]) -> None:
+        chain, self.max_tile_rows = facts.chain, facts.max_tile_rows
+        self.D_in = chain.widths[0]
+        half = facts.max_tile_rows * max(padded(width) for width in chain.widths[1:])
         scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * 2 * half)
         tickets = aligned_zeros(1, np.int64)
+        self.kept = (weights, scratch, tickets)
+        self.is_heavy = weights["w"].nbytes > _SPLIT_BYTES
+        self.tickets = address(tickets)
+        self.arguments = (
+            address(weights["w"]), address(weights["bias"]), layer_table(chain), NORMALISERS[chain.normaliser],
+            address(scratch), half * 4,
+        )  # fmt: skip
 
-        def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-            x, y = inputs[0], outputs[0].reshape(-1)
-            B = x.size // D_in
-            share = -(-B // threads)  # small batches: a tile for each thread rather than one full tile
-            tile_rows = min(max_tile_rows, -(-share // ROWS_NARROW) * ROWS_NARROW)
-            with LAUNCH:
+    def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+        x = inputs[0]
+        B, most = x.size // self.D_in, self.max_tile_rows
+        share = -(-B // threads)  # small batches: a tile for each thread rather than one full tile
+        tile_rows = min(most, -(-share // ROWS_NARROW) * ROWS_NARROW)
+        given = (address(x), B, address(outputs[0]), *self.arguments)
+        with LAUNCH:
+            if self.is_heavy and threads > 1 and most >= B:
                 use_threads(threads)
-                if tile_rows >= B and threads > 1 and w.nbytes > _SPLIT_BYTES:
-                    _forward_few(x.ctypes.data, B, y, w, bias, table, normaliser, scratch, half, threads)
-                    return
-                _forward(x.ctypes.data, B, y, w, bias, table, normaliser, tile_rows, scratch, half, threads, tickets)
-
-        return run
+                _forward_few(*given, threads)
+            elif tile_rows >= B:
+                _forward_tile(*given)
+            else:
+                use_threads(threads)
+                _forward(*given, tile_rows, threads, self.tickets)
 
 
 def layer_table(chain: Chain) -> Array:

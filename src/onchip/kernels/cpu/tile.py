@@ -23,14 +23,16 @@ from numba.extending import intrinsic
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import VECTOR_BYTES, VECTOR_REGISTERS
-from onchip.spec.recipe import Array
+from onchip.spec.recipe import Array, Recipe
 
 # A tile is ROWS_WIDE rows by VECS_WIDE vectors, a panel, where that many columns are left; else ROWS_NARROW rows by
 # two vectors or one. With 32 registers 4 x 4 beats 8 x 2 by 15 % on cores shared with others, as it has fewer
-# broadcasts for as many sums, and is its equal on idle ones.
+# broadcasts for as many sums, and is its equal on idle ones. multiply_rows goes up to MOST_ROWS: ten by one vector
+# take 5.5 cycles a step, twice five 8, as so few sums wait for each other.
 VECS_WIDE = 4 if VECTOR_REGISTERS >= 32 else 2
 PANEL = VECS_WIDE * LANES
 ROWS_WIDE, ROWS_NARROW = 4, 8
+MOST_ROWS = {1: 10, 2: ROWS_NARROW} | {VECS_WIDE: ROWS_WIDE}  # by vectors
 TILE_FLOATS = ROWS_WIDE * PANEL  # of the largest tile, whichever shape it has
 UNROLL = 4  # steps of k a loop turn: amortises the loop's own instructions
 
@@ -56,14 +58,44 @@ def multiply_tile(
     signature = types.void(*addresses, *(types.int64,) * 4, *lines, types.int64, types.float32, rows, vecs)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        constants = [
-            emit.INT(t.literal_value) if isinstance(t, types.IntegerLiteral) else v
-            for t, v in zip(signature.args, args, strict=True)
-        ]
-        _emit_tile(builder, constants, rows.literal_value, vecs.literal_value)
+        _emit_tile(builder, _with_constants(signature, args), rows.literal_value, vecs.literal_value)
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def multiply_rows(
+    typing_context: Any, a: Any, a_row: Any, w: Any, init: Any, init_row: Any, out: Any, out_row: Any, H: Any, a_h: Any,
+    K: Any, floor: Any, rows: Any, vecs: Any,
+) -> Any:  # fmt: skip
+    """multiply_tile for 1 <= rows <= MOST_ROWS[vecs], a number that is known when it runs; k runs along a.
+
+    w has its vectors side by side and no gap from k to k.
+    """
+    if not isinstance(vecs, types.IntegerLiteral):
+        return None
+    signature = types.void(*(types.int64,) * 10, types.float32, types.int64, vecs)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, x_row, w, *places, floor, rows, _ = args
+        count = vecs.literal_value
+        given = (x, x_row, emit.INT(4), w, emit.INT(count * VECTOR_BYTES), *places, floor)
+
+        def tile(size: int) -> Callable[[], None]:
+            return lambda: _emit_tile(builder, given, size, count)
+
+        emit.switch(builder, rows, {size: tile(size) for size in range(1, MOST_ROWS[count] + 1)})
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _with_constants(signature: Any, args: Any) -> list[Any]:
+    return [
+        emit.INT(t.literal_value) if isinstance(t, types.IntegerLiteral) else v
+        for t, v in zip(signature.args, args, strict=True)
+    ]
 
 
 def _emit_tile(b: Any, args: Any, rows: int, vecs: int) -> None:
@@ -147,6 +179,19 @@ def unpack(flat: Array, K: int, N: int) -> Array:
     """The inverse of pack: (K, N)."""
     parts = [flat[start * K : (start + width) * K].reshape(K, width) for start, width in panels(N)]
     return np.ascontiguousarray(np.concatenate(parts, axis=1)[:, :N])
+
+
+def padded_bias(name: str | None, width: int, order: Callable[[Array], Array] = lambda bias: bias) -> Recipe:
+    """A bias of `width` numbers, brought into order and padded to whole vectors; zero where there is none."""
+
+    def bias(*given: Array) -> Array:
+        flat = aligned_zeros(padded(width))
+        if given:
+            ordered = order(given[0])
+            flat[: len(ordered)] = ordered
+        return flat
+
+    return Recipe("pad_bias", (name,) if name else (), (padded(width),), "float32", 0, bias)
 
 
 def aligned_zeros(size: int, dtype: type = np.float32) -> Array:

@@ -26,7 +26,7 @@ from onchip.kernels.cpu.activation import ACTIVATIONS, activate, code_of
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.gather import BFLOAT16, BLOCK, FLOAT16, FLOAT32, VECS, gather_max
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, take_ticket, use_threads
-from onchip.kernels.cpu.tile import aligned_zeros, padded
+from onchip.kernels.cpu.tile import aligned_zeros, padded, padded_bias
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.layers import Concat, Elementwise, GlobalMax, LeakyReLU, ReLU, Sigmoid, Tanh, TokenConv
@@ -163,7 +163,7 @@ class TokenMax:
             rows.append((K, conv.layer.stride, conv.layer.pads[0], P, padded(C), C, code, column[branch.last]))
             recipes[f"table{i}"] = _table_recipe(conv.weights["weight"], (V, K, C), stored, job.tables)
             bias = conv.weights.get("bias")
-            recipes[f"bias{i}"] = _bias_recipe(bias, C)
+            recipes[f"bias{i}"] = padded_bias(bias, C)
             reads += net.row_looked_up(conv) * DTYPE_BYTES[stored]
         if sum(recipe.nbytes for recipe in recipes.values()) <= device.fast_bytes:
             reads = 0  # such tables come from the cache
@@ -277,13 +277,3 @@ def _half_bits(piece: Array, tables: str) -> Array:
         )  # fmt: skip
     bits: Array = half.view(np.int16)
     return bits
-
-
-def _bias_recipe(name: str | None, C: int) -> Recipe:
-    def bias(*given: Array) -> Array:
-        flat = aligned_zeros(padded(C))
-        if given:
-            flat[:C] = given[0]
-        return flat
-
-    return Recipe("pad_bias", (name,) if name else (), (padded(C),), "float32", 0, bias)

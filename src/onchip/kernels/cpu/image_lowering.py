@@ -1,0 +1,222 @@
+"""The state of lowering a run of layers to operations on images: which value lies where, and what is known before.
+
+image_program.py and image_products.py have a function for every kind of layer; each gets the one Lowering of its run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from onchip.kernels.cpu import image_table as ops
+from onchip.kernels.cpu.activation import ACTIVATIONS
+from onchip.kernels.cpu.emit import LANES
+from onchip.kernels.cpu.image_values import Operation, Rim, Sizes, Store, UnsupportedError, Value, View
+from onchip.kernels.cpu.tile import padded
+from onchip.spec.layers import Convolution, Embedding, Interleave, Linear, Permute, Reshape
+from onchip.spec.layers.conv import geometry
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Recipe
+
+TAP_CHANNELS = 64  # with as many channels a tap is a product worth its own call; with fewer, a whole window is one
+DOT_OUTPUTS = min(4, 2 * LANES // 5)  # so few outputs would leave most lanes of a vector empty
+# Operations that write C numbers a pixel; the others write whole vectors.
+_EXACT = (
+    ops.DOT, ops.MAX_POOL, ops.AVG_POOL, ops.GLOBAL_MAX, ops.GLOBAL_MEAN, ops.ADD, ops.MUL, ops.SCALE, ops.COPY,
+    ops.PAIRS_OUT,
+)  # fmt: skip
+
+
+def image_sizes(row_shape: tuple[int, ...]) -> Sizes:
+    """C, H, W of a row (C,), (C, L) or (C, H, W)."""
+    if not 1 <= len(row_shape) <= 3 or 0 in row_shape:
+        raise UnsupportedError(f"rows of shape {row_shape}")
+    C, *rest = row_shape
+    return (C, *((1, 1) if not rest else (1, rest[0]) if len(rest) == 1 else (rest[0], rest[1])))
+
+
+class Lowering:
+    def __init__(self, net: Network, nodes: Sequence[Node]) -> None:
+        self.net, self.nodes = net, nodes
+        self.by_name = {node.name: node for node in nodes}
+        self.read_by: dict[str, list[Node]] = {}
+        for node in nodes:
+            for value in dict.fromkeys(node.inputs):
+                self.read_by.setdefault(value, []).append(node)
+        outside = dict.fromkeys(v for node in nodes for v in node.inputs if v not in self.by_name)
+        if len(outside) != 1:
+            raise UnsupportedError(f"reads {len(outside)} values")
+        self.source = next(iter(outside))
+        self.operations: list[Operation] = []
+        self.stores: list[Store] = []
+        self.values: dict[str, Value] = {}
+        self.recipes: dict[str, Recipe] = {}
+        self.layer = ""  # that is being lowered
+        self.paired: dict[tuple[View, int, int, int], Store] = {}  # what was made ready for products in pairs
+        self.phases = {
+            value: (node, i)
+            for node in nodes
+            if isinstance(node.layer, Interleave)
+            for i, value in enumerate(node.inputs)
+        }
+        self.rims = self._find_rims()
+        convolutions = [node for node in nodes if isinstance(node.layer, Convolution)]
+        self.in_vectors = {self.home(node.inputs[0]) for node in convolutions if self.way(node) == ops.DOT}
+
+    # -- what is known before -------------------------------------------------------------------------------
+
+    def readers(self, value: str) -> list[Node]:
+        return self.read_by.get(value, [])
+
+    def joins(self, node: Node) -> bool:
+        """An activation that is done by the operation that makes what it reads: nobody else sees that memory."""
+        value = node.inputs[0]
+        while value != self.source and len(self.readers(value)) == 1:
+            before = self.by_name[value]
+            if not isinstance(before.layer, Reshape | Permute):  # those only say how the same numbers are seen
+                return isinstance(node.layer, ACTIVATIONS)
+            value = before.inputs[0]
+        return False
+
+    def home(self, value: str) -> str:
+        """The value in whose memory another one lies."""
+        while value in self.by_name:
+            node = self.by_name[value]
+            before = self.by_name.get(node.inputs[0])
+            seen = isinstance(node.layer, Permute) and before is not None and isinstance(before.layer, Embedding)
+            if not (seen or isinstance(node.layer, Reshape) or self.joins(node)):
+                break
+            value = node.inputs[0]
+        return self.phases[value][0].name if value in self.phases else value
+
+    def writers(self, name: str) -> list[Node]:
+        """The nodes that write a value: its own, or the phases of an Interleave."""
+        node = self.by_name.get(name)
+        if node is None:
+            return []
+        return [self.by_name[value] for value in node.inputs] if isinstance(node.layer, Interleave) else [node]
+
+    def way(self, node: Node) -> int:
+        """How a convolution is done."""
+        N, C, *kernel = self.net.weights[node.weights["weight"]].shape
+        _, _, dilation = geometry(node.layer)
+        made_by = self.by_name.get(self.home(node.inputs[0]))
+        in_vectors = made_by is not None and not isinstance(made_by.layer, Linear | Embedding)
+        if in_vectors and N <= DOT_OUTPUTS and C >= LANES and set(dilation) == {1}:
+            return ops.DOT
+        one_by_one = math.prod(kernel) == 1
+        return ops.TAPS if C >= TAP_CHANNELS or one_by_one or dilation[-1] > 1 else ops.WINDOWS
+
+    def side(self, node: Node) -> int:
+        """How many neighbouring outputs of a convolution by windows a vector holds.
+
+        Together they read (side - 1) SX pixels more than one of them, and multiply what it does not see by zero; so
+        they are worth it where windows overlap.
+        """
+        if not isinstance(node.layer, Convolution) or self.way(node) != ops.WINDOWS or node.name in self.phases:
+            return 1
+        N, _, WO = image_sizes(self.net.types[node.name].row_shape)
+        KW, SX = self.net.weights[node.weights["weight"]].shape[-1], geometry(node.layer)[0][-1]
+        side = 1
+        while KW > SX and 2 * side * N <= LANES and 2 * side <= WO:
+            side *= 2
+        return side
+
+    def _find_rims(self) -> dict[str, Rim]:
+        """The rims that convolutions want around what they read. A Linear writes without a gap: no rim there."""
+        rims: dict[str, Rim] = {}
+        for node in self.nodes:
+            if isinstance(node.layer, Convolution) and self.way(node) != ops.TAPS:
+                home = self.home(node.inputs[0])
+                if not (home in self.by_name and isinstance(self.by_name[home].layer, Linear)):
+                    rims[home] = _around(rims.get(home, (0, 0, 0, 0)), pads_of(node))
+        return rims
+
+    # -- values ---------------------------------------------------------------------------------------------
+
+    def new(self, name: str, sizes: Sizes, exact: bool) -> View:
+        """Memory for a node's value: its own, or its place in an Interleave."""
+        if name in self.phases:
+            weave, i = self.phases[name]
+            assert isinstance(weave.layer, Interleave)
+            if weave.name not in self.values:
+                whole = image_sizes(self.net.types[weave.name].row_shape)
+                self.values[weave.name] = Value(self.own(weave.name, whole), None)
+            phase, stride = weave.layer.phases()[i], weave.layer.stride
+            start = (0, phase[0]) if len(phase) == 1 else (phase[0], phase[1])
+            step = (1, stride[0]) if len(stride) == 1 else (stride[0], stride[1])
+            return View(self.values[weave.name].view.store, sizes, start, step)
+        return self.own(name, sizes, exact)
+
+    def own(self, name: str, sizes: Sizes, exact: bool = False) -> View:
+        """Memory of its own. exact: whoever writes it writes C numbers a pixel, not whole vectors."""
+        writers = self.writers(name)
+        exact = exact or (bool(writers) and all(self.is_dot(node) for node in writers))
+        pixel = sizes[0] if exact and name not in self.in_vectors else padded(sizes[0])
+        if len(writers) == 1 and self.side(writers[0]) > 1:
+            pixel = LANES // self.side(writers[0])
+        store = Store(*sizes, pixel, self.rims.get(name, (0, 0, 0, 0)))
+        self.stores.append(store)
+        return View(store, sizes)
+
+    def is_dot(self, node: Node) -> bool:
+        return isinstance(node.layer, Convolution) and self.way(node) == ops.DOT
+
+    def rimmed(self, x: View, wanted: Rim) -> View:
+        """x with a rim: itself, or a copy."""
+        if all(have >= want for have, want in zip(x.store.rim, wanted, strict=True)) and x.step == (1, 1):
+            return x
+        store = Store(*x.sizes, x.sizes[0], wanted)
+        self.stores.append(store)
+        self.emit(ops.COPY, x, View(store, x.sizes))
+        return View(store, x.sizes)
+
+    def emit(self, code: int, x: View | None, y: View | None, **more: object) -> Operation:
+        self.operations.append(Operation(code, x, y, layer=self.layer, **more))  # type: ignore[arg-type]
+        return self.operations[-1]
+
+    def read(self, name: str) -> Value:
+        if name == self.source and name not in self.values:
+            given = self.net.types[name]
+            if given.dtype != "float32":
+                raise UnsupportedError(f"computes on float32, got {given}")
+            sizes = image_sizes(given.row_shape)
+            view = self.own(name, sizes, exact=True)
+            self.emit(ops.LOAD, None, view, fields={ops.C: sizes[0], ops.H: sizes[1], ops.W: sizes[2]})
+            self.values[name] = Value(view, None)
+        return self.values[name]
+
+    def image(self, name: str) -> View:
+        value = self.read(name)
+        if value.flat and value.view.sizes[1:] != (1, 1):
+            raise UnsupportedError("a flattened image is read by something else than Linear")
+        return value.view
+
+    def make(self, node: Node, code: int, x: View | None, **more: object) -> Operation:
+        """The operation that makes a node's value."""
+        y = self.new(node.name, image_sizes(self.net.types[node.name].row_shape), code in _EXACT)
+        op = self.emit(code, x, y, **more)
+        self.values[node.name] = Value(y, op)
+        return op
+
+    def weigh(self, op: Operation, w: Recipe, b: Recipe) -> None:
+        i = self.operations.index(op)
+        self.recipes[f"w{i}"], self.recipes[f"b{i}"] = w, b
+
+
+def pads_of(node: Node) -> Rim:
+    _, pads, _ = geometry(node.layer)
+    return (pads[0], pads[1], pads[2], pads[3]) if len(pads) == 4 else (0, pads[0], 0, pads[1])
+
+
+def _around(a: Rim, b: Rim) -> Rim:
+    return (max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3]))
+
+
+def geometry_of(node: Node) -> dict[int, int]:
+    """The columns of a window's stride, dilation and pads."""
+    stride, pads, dilation = geometry(node.layer)
+    if len(stride) == 1:
+        stride, pads, dilation = (1, *stride), (0, pads[0]), (1, *dilation)
+    numbers = (*stride, *dilation, *pads[:2])
+    return dict(zip((ops.SY, ops.SX, ops.DY, ops.DX, ops.PY, ops.PX), numbers, strict=True))

@@ -147,7 +147,7 @@ def test_torch_trains_the_same_network(options, monkeypatch):
     wrong = dataclasses.replace(job, options=dataclasses.replace(job.options, lr=2 * job.options.lr))
     run = forms["torch by hand"]["whole batches"](wrong, 0)
     losses = [run.step(x, y).item() for x, y in run.batches()]
-    assert not job.judge(losses, run.network(), torch_training.PEER_SLACK).is_right
+    assert not job.judge(losses, run.network(), torch_training.SLACK).is_right
 
 
 def test_torch_by_hand_says_what_it_cannot():

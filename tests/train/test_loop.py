@@ -6,12 +6,14 @@ import pytest
 from checks import random_mlp, rows
 from onchip.errors import FormatError, InputError, KernelError, OnchipError, PlanError, ShapeError
 from onchip.kernels import reference
+from onchip.kernels.cpu import mlp_train
 from onchip.runtime.cpu import core_count
 from onchip.spec.build import mlp, sequential
 from onchip.spec.layers import LeakyReLU, Linear, ReLU
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
 from onchip.train.loop import fit
+from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
 
@@ -34,10 +36,10 @@ CASES = {
     "one layer": lambda: case(5, 4, n=30, batch_size=7, lr=0.1),
     "batch 1": lambda: case(6, 5, 4, n=9, batch_size=1, lr=0.05),
     "full batch, past a block": lambda: case(
-        33, 40, 17, 5, n=700, options=SIGMOIDS, loss="half_sse", batch_size=10_000, lr=1e-3, momentum=0.5
+        33, 40, 17, 5, n=1500, options=SIGMOIDS, loss="half_sse", batch_size=10_000, lr=1e-3, momentum=0.5
     ),
     "rows as they come": lambda: case(
-        12, 9, 2, n=600, options=SIGMOIDS, loss="half_sse", batch_size=599, lr=1e-3, shuffle=False
+        12, 9, 2, n=1300, options=SIGMOIDS, loss="half_sse", batch_size=1299, lr=1e-3, shuffle=False
     ),
     "no bias": lambda: case(9, 8, 7, 6, n=50, options={"bias": False}, loss="half_sse", batch_size=20, lr=1e-3),
     "ten layers": lambda: case(8, 9, 10, 11, 12, 13, 12, 11, 10, 9, 3, batch_size=32, lr=0.01, momentum=0.9),
@@ -47,7 +49,7 @@ CASES = {
     "decay and momentum": lambda: case(10, 17, 5, batch_size=16, lr=0.05, weight_decay=0.05, momentum=0.8),
     "adam": lambda: case(23, 37, 6, n=100, batch_size=16, lr=0.01, optimiser="adam"),
     "adam, past a block": lambda: case(
-        13, 29, 2, n=600, loss="mse", batch_size=300, lr=0.01, optimiser="adam", weight_decay=0.1
+        13, 29, 2, n=2500, loss="mse", batch_size=1200, lr=0.01, optimiser="adam", weight_decay=0.1
     ),
     "steps down": lambda: case(10, 17, 5, batch_size=16, lr=0.2, schedule="step", step_every=1, step_factor=0.5),
     "cosine": lambda: case(10, 17, 5, batch_size=16, lr=0.2, schedule="cosine", momentum=0.5),
@@ -185,6 +187,29 @@ def test_same_bits_run_to_run_and_whatever_the_threads(name):
             assert np.array_equal(other.network.weights[name], runs[0].network.weights[name])
     for name, w in before.items():
         assert np.array_equal(net.weights[name], w)  # the network handed in is not touched
+
+
+@pytest.mark.parametrize("batch", [200, 257, 1024, 1500, 2048, 4096, 9000])
+def test_same_bits_whoever_takes_which_block(batch, monkeypatch):
+    """Threads share a block or take blocks of their own, many or few at a time, or one thread does it all."""
+    net, x, y, options = case(
+        33, 40, 17, 5, n=9000, options=SIGMOIDS, loss="half_sse", batch_size=batch, lr=1e-4, momentum=0.5,
+        validation=0.01,
+    )  # fmt: skip
+    monkeypatch.setattr(mlp_train, "_ALONE_FLOP", 0)  # threads work together however little there is to do
+    every = {"device": "cpu", "epochs": 2, **options}
+    runs = [fit(net, x, y, threads=threads, **every) for threads in (1, core_count())]
+    runs += fit_runs([Run(net, TrainOptions(epochs=2, **options))], x, y, device="cpu")
+    monkeypatch.setattr(mlp_train, "_CREW_WEIGHT_BYTES", 0)
+    runs.append(fit(net, x, y, threads=core_count(), **every))
+    monkeypatch.setattr(mlp_train, "_CREW_WEIGHT_BYTES", 1 << 30)
+    monkeypatch.setattr(mlp_train, "_CREW_BYTES", 1)
+    runs += [fit(net, x, y, threads=threads, **every) for threads in (1, core_count())]
+    for other in runs[1:]:
+        assert np.array_equal(other.losses, runs[0].losses)
+        assert [e.validation_loss for e in other.history] == [e.validation_loss for e in runs[0].history]
+        for name in net.weights:
+            assert np.array_equal(other.network.weights[name], runs[0].network.weights[name])
 
 
 def test_it_learns():

@@ -1,13 +1,14 @@
 """mlp_train on the CPU: forward, backward and update of a mini-batch step as one group.
 
 Idea    A step is two parallel loops. In the first, every thread takes some rows of the batch through the
-        whole network and back (rows do not need each other); in the second, every thread takes some tiles of
+        whole network and back (rows do not need each other); in the second, every thread takes some pieces of
         the weight matrices, forms their gradient in registers and updates them on the spot, so a gradient
-        never reaches memory. Steps follow one another inside one call.
+        never reaches memory. Steps follow one another inside one call. Of a large batch every thread takes whole
+        blocks of rows instead, which stay in its cache from the way forward to the gradient.
 Floor   A row costs 6 flop a weight, 4 in the first layer (nobody asks for the gradient of x). 784-320-160-10, batch
         64: 85 Mflop a step, 0.28 ms at 300 Gflop/s.
-Same bits A weight's gradient is one sum over the batch in order; how rows and tiles fall to threads changes
-        no sum. It goes SUM_ROWS rows at a time, and blocks of a large batch follow each other.
+Same bits A weight's gradient is a sum over the rows of a block in order, SUM_ROWS at a time, and those of the blocks
+        are added in order; how rows, blocks and pieces fall to threads changes no sum.
 Limits  float32; an MLP chain of ReLU, LeakyReLU, Sigmoid, Tanh without softmax (cross_entropy takes logits); SGD,
         momentum, Adam.
 """
@@ -36,11 +37,20 @@ from onchip.kernels.cpu.train_model import (
     MSE,
     SGD,
     Block,
+    Crew,
     Data,
     Model,
     Rule,
 )  # fmt: skip
-from onchip.kernels.cpu.train_step import BLOCK, run_losses, run_losses_alone, run_steps, run_steps_alone
+from onchip.kernels.cpu.train_step import (
+    BLOCK,
+    CREW_ROWS,
+    run_large_steps,
+    run_losses,
+    run_losses_alone,
+    run_steps,
+    run_steps_alone,
+)
 from onchip.kernels.cpu.train_weights import TASK_FLOATS, TASK_K
 from onchip.plan.device import Device
 from onchip.plan.kernel import OPTIMISERS, Claim, Job, Price, Refusal
@@ -51,7 +61,9 @@ from onchip.spec.recipe import Array
 LOSS_CODES = {"cross_entropy": CROSS_ENTROPY, "half_sse": HALF_SSE, "mse": MSE}
 KINDS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM}
 _ALONE_FLOP = 4e6  # of a step, 30 us of one core: with less, threads wait for each other longer than they work
-_LEAST_ROWS = 256  # that a block has room for: the losses of many rows are asked for even where batches are small
+_CREW_WEIGHT_BYTES = 512 << 10
+_CREW_BYTES = 32 << 20  # for gradients of blocks that wait to be added up
+_LOSS_BLOCKS = 64  # whose losses are asked for at a time
 _STATE_NAMES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}
 
 
@@ -69,27 +81,35 @@ class Trainer:
         self.chain, self.threads, self.x, self.y = chain, None if is_small else threads, x, y
         self.batch, self.optimiser, self.loss_code = job.batch, job.optimiser, LOSS_CODES[job.loss]
         self.steps_done = 0
-        rows = min(BLOCK, max(job.batch, _LEAST_ROWS))
-        table = _train_table(chain, rows)
         w, bias = weights["w"], weights["bias"]
+        workers, blocks = self.threads or 1, -(-job.batch // BLOCK)
+        # Threads share a block, unless there are so many that all of them are busy with blocks of their own, and the
+        # weights so few that they, their gradients and some rows stay in the cache of each.
+        round_rows = workers * BLOCK
+        has_few = job.batch < 4 * round_rows and job.batch % round_rows != 0
+        self.shares_blocks = workers > 1 and (has_few or w.nbytes > _CREW_WEIGHT_BYTES)
+        at_a_time = 0 if self.shares_blocks else min(blocks, max(workers, _CREW_BYTES // w.nbytes))
         wt = aligned_zeros(sum(packed_size(layer.D_out, layer.D_in) for layer in chain.layers[1:]))
-        gw = aligned_zeros(w.size if job.batch > rows else 0)
         kept = OPTIMISERS[job.optimiser]
         vw, vb = (aligned_zeros(size if kept > 0 else 0) for size in (w.size, bias.size))
         sw, sb = (aligned_zeros(size if kept > 1 else 0) for size in (w.size, bias.size))
-        self.model = Model(table, _tasks(chain), w, bias, wt, vw, vb, sw, sb, gw, aligned_zeros(bias.size))
+        gw, gb = (aligned_zeros(size if blocks > 1 else 0) for size in (w.size, bias.size))
+        self.model = Model(_train_table(chain, CREW_ROWS), _tasks(chain), w, bias, wt, vw, vb, sw, sb, gw, gb)
         self._transpose_weights()
-        size = sum(rows * padded(layer.D_out) for layer in chain.layers)
-        self.block = Block(
-            x=aligned_zeros(rows * chain.widths[0]),
-            acts=aligned_zeros(size),
-            dzs=aligned_zeros(size),
-            losses=np.zeros(rows),
-            hits=np.zeros(rows, np.int64),
-            zeros=aligned_zeros(max(padded(width) for width in chain.widths) + PANEL),
-            tiles=aligned_zeros((self.threads or 1) * TASK_FLOATS),
-            tickets=aligned_zeros(1, np.int64),
+        counts = max(at_a_time, _LOSS_BLOCKS)
+        self.crew = Crew(
+            **_blocks(chain, CREW_ROWS, workers)._asdict(),
+            gw=_aligned_rows(at_a_time, w.size),
+            gb=_aligned_rows(at_a_time, bias.size),
+            loss=np.zeros(counts),
+            hit=np.zeros(counts, np.int64),
         )
+        if self.shares_blocks:
+            rows = min(BLOCK, job.batch)
+            self.shared_model = self.model._replace(table=_train_table(chain, rows))
+            self.block = Block(*(array[0] for array in _blocks(chain, rows, 1)))
+            self.tiles = _aligned_rows(workers, TASK_FLOATS)
+        self.tickets = aligned_zeros(1, np.int64)
 
     def steps(self, order: Array, lr: float, momentum: float, decay: float) -> tuple[Array, Array]:
         """Train on the rows `order` of x, batch by batch: the loss of each step before its update, and its hits."""
@@ -98,13 +118,17 @@ class Trainer:
         data = Data(self.x.ctypes.data, self.y.ctypes.data, order)
         kind, one = KINDS[self.optimiser], np.float32(1)
         choice = Rule(kind, np.float32(lr), np.float32(momentum), np.float32(decay), one, one)
-        common = (self.model, self.block, data, self.batch, self.loss_code, choice, self.steps_done, losses, hits)
+        job = (data, self.batch, self.loss_code, choice, self.steps_done, losses, hits)
+        tickets = self.tickets.ctypes.data
         if self.threads is None:
-            run_steps_alone(*common)
+            run_steps_alone(self.model, self.crew, *job, tickets)
         else:
             with LAUNCH:
                 use_threads(self.threads)
-                run_steps(*common, self.threads)
+                if self.shares_blocks:
+                    run_steps(self.shared_model, self.block, *job, self.tiles, tickets, self.threads)
+                else:
+                    run_large_steps(self.model, self.crew, *job, tickets, self.threads)
         self.steps_done += count
         if self.loss_code != HALF_SSE:
             sizes = np.full(count, self.batch)
@@ -116,13 +140,13 @@ class Trainer:
         """The loss of the rows `order` of x as one batch, and how many of them hit their class."""
         loss, hits = np.zeros(1), np.zeros(1, np.int64)
         data = Data(self.x.ctypes.data, self.y.ctypes.data, order)
-        common = (self.model, self.block, data, self.loss_code, loss, hits)
+        job = (self.model, self.crew, data, self.loss_code, loss, hits, self.tickets.ctypes.data)
         if self.threads is None:
-            run_losses_alone(*common)
+            run_losses_alone(*job)
         else:
             with LAUNCH:
                 use_threads(self.threads)
-                run_losses(*common, self.threads)
+                run_losses(*job, self.threads)
         return float(loss[0]) / (1 if self.loss_code == HALF_SSE else max(1, len(order))), int(hits[0])
 
     # -- weights and state by name ----------------------------------------------------------------------------
@@ -187,6 +211,26 @@ def _of_shape(arrays: dict[str, Array], name: str, shape: tuple[int, ...]) -> Ar
     return array
 
 
+def _blocks(chain: Chain, rows: int, workers: int) -> Block:
+    """The arrays of a Block of `rows` rows, each with a row for every worker."""
+    size = sum(rows * padded(layer.D_out) for layer in chain.layers)
+    return Block(
+        x=_aligned_rows(workers, rows * chain.widths[0]),
+        acts=_aligned_rows(workers, size),
+        dzs=_aligned_rows(workers, size),
+        losses=np.zeros((workers, rows)),
+        hits=np.zeros((workers, rows), np.int64),
+        zeros=_aligned_rows(workers, max(padded(width) for width in chain.widths) + PANEL),
+        bias=_aligned_rows(workers, sum(padded(layer.D_out) for layer in chain.layers)),
+    )
+
+
+def _aligned_rows(count: int, size: int) -> Array:
+    """(count, size) float32 zeros; every row begins on a cache line if it is no shorter than one."""
+    across = -(-size // 16) * 16
+    return aligned_zeros(count * across).reshape(count, across)
+
+
 def _train_table(chain: Chain, rows: int) -> Array:
     """layer_table with, for each layer, its place in wt, its place in acts, and whether it has a bias."""
     table = np.zeros((len(chain.layers), 8), np.int64)
@@ -225,7 +269,7 @@ class MlpTrain:
             yield Refusal(self.name, net.nodes[0].name, refusal)
             return
         assert chain is not None
-        rows = min(BLOCK, job.batch)  # that go through together
+        rows = min(CREW_ROWS, job.batch)  # that stay in a thread's cache
         price = Price(
             row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * chain.layers[0].D_in * chain.layers[0].D_out,
             row_bytes=net.input.row_bytes,

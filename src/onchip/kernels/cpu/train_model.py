@@ -29,12 +29,12 @@ class Model(NamedTuple):
     vb: Array
     sw: Array  # Adam's running mean of their squares; empty for the others
     sb: Array
-    gw: Array  # gradients; gw only where a batch has more than one block
+    gw: Array  # the gradients of a batch, where it has more than one block
     gb: Array
 
 
 class Block(NamedTuple):
-    """What a block of rows needs while it goes through."""
+    """What some rows need while they go through together."""
 
     x: Array  # (rows, D_in) gathered
     acts: Array  # every layer's output, a layer behind the other
@@ -42,8 +42,23 @@ class Block(NamedTuple):
     losses: Array  # a number a row
     hits: Array  # 1 for a row whose largest output is its class's
     zeros: Array  # a bias for products that have none
-    tiles: Array  # a thread's piece of gradients
-    tickets: Array
+    bias: Array  # gradients of the biases by these rows
+
+
+class Crew(NamedTuple):
+    """What the workers on blocks of a large batch have: a Block's arrays for each of them, gradients for each block."""
+
+    x: Array  # (workers, ...), as the six below
+    acts: Array
+    dzs: Array
+    losses: Array
+    hits: Array
+    zeros: Array
+    bias: Array
+    gw: Array  # (blocks at a time, len(w)): gradients of each block
+    gb: Array
+    loss: Array  # (blocks at a time or more,): sums of its losses and hits
+    hit: Array
 
 
 class Data(NamedTuple):

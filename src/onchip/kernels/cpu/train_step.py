@@ -1,19 +1,33 @@
-"""Training steps, whole: what mlp_train.py launches, in two parallel loops a block of rows."""
+"""Training steps, whole: what mlp_train.py launches.
+
+A batch goes through in blocks of BLOCK rows. The gradient of a block is a sum over its rows in order, that of the batch
+the sum over its blocks in order: whoever does which block, or which piece of the weights, the bits are the same.
+"""
 
 from __future__ import annotations
 
 import numba
 import numpy as np
 
-from onchip.kernels.cpu.jit import address, compiled, take_ticket
+from onchip.kernels.cpu.jit import address, compiled, ints_at, take_ticket
 from onchip.kernels.cpu.tile import ROWS_WIDE
-from onchip.kernels.cpu.train_model import ADAM, COL_K, COL_N, CROSS_ENTROPY, MSE, Block, Data, Model, Rule
+from onchip.kernels.cpu.train_model import ADAM, COL_K, COL_N, CROSS_ENTROPY, MSE, Block, Crew, Data, Model, Rule
 from onchip.kernels.cpu.train_rows import backward, forward, judge, where_rows_lie
-from onchip.kernels.cpu.train_weights import BETA1, BETA2, TASK_FLOATS, weights_pass
+from onchip.kernels.cpu.train_weights import (
+    BETA1,
+    BETA2,
+    add_block,
+    gradient_of_task,
+    place_of_task,
+    update_task,
+)
 from onchip.spec.recipe import Array
 
-BLOCK = 1024  # rows of a batch that go through together, at most
-PART_ROWS = 64  # rows that a thread takes through the network at a time, at most
+BLOCK = 1024  # rows of a batch whose gradients are one sum
+CREW_ROWS = (
+    256  # rows that a worker of a crew takes at a time: they stay in its L2 from the way forward to the gradient
+)
+PART_ROWS = 64  # rows that go forward and back at a time, at most
 _ONE = np.float32(1)
 
 
@@ -36,6 +50,19 @@ def _factors(step: int, size: int, N: int, loss_code: int, rule: Rule) -> tuple[
 
 
 @compiled()
+def _sum_up(block: Block, count: int) -> tuple[float, int]:
+    """The losses and the hits of a block's rows."""
+    loss, hits = 0.0, 0
+    for r in range(count):
+        loss += block.losses[r]
+        hits += block.hits[r]
+    return loss, hits
+
+
+# -- threads that share the rows of a block, then the pieces of the weights -----------------------------------
+
+
+@compiled()
 def _part_rows(count: int, threads: int) -> int:
     """Rows of a part: two parts a thread or more, in whole tiles. How rows are parted changes no bit."""
     return min(PART_ROWS, -(-count // (2 * threads * ROWS_WIDE)) * ROWS_WIDE)
@@ -43,11 +70,11 @@ def _part_rows(count: int, threads: int) -> int:
 
 @compiled()
 def _rows_worker(
-    model: Model, block: Block, data: Data, begin: int, x: int, count: int, part: int, loss_code: int
+    model: Model, block: Block, data: Data, begin: int, x: int, count: int, part: int, loss_code: int, tickets: int
 ) -> None:
     """Take some of the block's rows forward and back, as long as there are any."""
     while True:
-        first = take_ticket(address(block.tickets)) * part
+        first = take_ticket(tickets) * part
         if first >= count:
             break
         rows = min(part, count - first)
@@ -58,71 +85,183 @@ def _rows_worker(
 
 @compiled()
 def _weights_worker(
-    model: Model, block: Block, x: int, worker: int, rows: int, is_first: bool, is_last: bool, rule: Rule
+    model: Model, block: Block, x: int, tile: Array, rows: int, is_first: bool, is_last: bool, rule: Rule, tickets: int
 ) -> None:
-    """Take some pieces of the weights, as long as there are any."""
+    """Take some pieces of the weights, as long as there are any; of the batch's last block, update them.
+
+    tile  for the gradients of a piece; those of a batch of one block need no other place
+    """
     while True:
-        task = take_ticket(address(block.tickets))
+        task = take_ticket(tickets)
         if task >= len(model.tasks):
             break
-        weights_pass(model, block, x, task, rows, is_first, is_last, worker * TASK_FLOATS, rule)
-
-
-@compiled()
-def _add_up(block: Block, count: int, step: int, losses: Array, hits: Array) -> None:
-    for r in range(count):
-        losses[step] += block.losses[r]
-        hits[step] += block.hits[r]
+        gradient_of_task(model, block, x, task, rows, address(tile), block.bias, True)
+        if is_first and is_last:
+            update_task(model, task, tile, 0, block.bias, rule)
+            continue
+        add_block(model, task, tile, 0, block.bias, is_first)
+        if is_last:
+            update_task(model, task, model.gw, place_of_task(model, task)[0], model.gb, rule)
 
 
 @compiled(parallel=True)
 def run_steps(
     model: Model, block: Block, data: Data, batch: int, loss_code: int, choice: Rule, done: int, losses: Array,
-    hits: Array, threads: int,
+    hits: Array, tiles: Array, tickets: int, threads: int,
 ) -> None:  # fmt: skip
     """One step a batch of data.order, `done` steps having gone before; the last batch may be short.
 
-    losses, hits get a number a step: the sum of the rows' losses, and how many rows hit their class.
+    losses, hits  get a number a step: the sum of the rows' losses, and how many rows hit their class
+    tiles         (threads, TASK_FLOATS): a thread's piece of gradients
     """
-    D_in, N, most = model.table[0, COL_K], model.table[-1, COL_N], len(block.losses)
+    D_in, N = model.table[0, COL_K], model.table[-1, COL_N]
     for step in range(len(losses)):
         begin = step * batch
         size = min(batch, len(data.order) - begin)
         lr, scale, root = _factors(done + step + 1, size, N, loss_code, choice)
         rule = Rule(choice.kind, lr, choice.momentum, choice.decay, scale, root)
-        for start in range(0, size, most):
-            count = min(most, size - start)
+        for start in range(0, size, BLOCK):
+            count = min(BLOCK, size - start)
             part = _part_rows(count, threads)
             x = where_rows_lie(block, data, D_in, begin + start, count)
-            block.tickets[0] = 0
+            ints_at(tickets, 1)[0] = 0
             for _ in numba.prange(threads):
-                _rows_worker(model, block, data, begin + start, x, count, part, loss_code)
-            block.tickets[0] = 0
+                _rows_worker(model, block, data, begin + start, x, count, part, loss_code, tickets)
+            ints_at(tickets, 1)[0] = 0
             for worker in numba.prange(threads):
-                _weights_worker(model, block, x, worker, count, start == 0, start + most >= size, rule)
-            _add_up(block, count, step, losses, hits)
+                _weights_worker(model, block, x, tiles[worker], count, start == 0, start + BLOCK >= size, rule, tickets)
+            loss, hit = _sum_up(block, count)
+            losses[step] += loss
+            hits[step] += hit
+
+
+# -- a crew: every worker has blocks of its own ------------------------------------------------------------
+
+
+@compiled()
+def _block_of(crew: Crew, worker: int) -> Block:
+    return Block(
+        crew.x[worker], crew.acts[worker], crew.dzs[worker], crew.losses[worker], crew.hits[worker], crew.zeros[worker],
+        crew.bias[worker],
+    )  # fmt: skip
+
+
+@compiled()
+def _there_and_back(model: Model, block: Block, data: Data, begin: int, rows: int, loss_code: int) -> int:
+    """Rows from order[begin] on, forward and back on one thread; where they lie."""
+    x = where_rows_lie(block, data, model.table[0, COL_K], begin, rows)
+    for first in range(0, rows, PART_ROWS):
+        some = min(PART_ROWS, rows - first)
+        forward(model, block, data, begin, x, first, some)
+        judge(model, block, data, begin, first, some, loss_code)
+        backward(model, block, first, some)
+    return x
+
+
+@compiled()
+def _whole_block(
+    model: Model, crew: Crew, worker: int, data: Data, begin: int, count: int, number: int, loss_code: int
+) -> None:
+    """Everything of one block but the update, CREW_ROWS rows at a time: gradients, loss and hits to its number."""
+    block, gw, gb = _block_of(crew, worker), crew.gw[number], crew.gb[number]
+    crew.loss[number], crew.hit[number] = 0.0, 0
+    for start in range(0, count, CREW_ROWS):
+        rows, at = min(CREW_ROWS, count - start), begin + start
+        x = _there_and_back(model, block, data, at, rows, loss_code)
+        for task in range(len(model.tasks)):
+            out = address(gw) + place_of_task(model, task)[0] * 4
+            gradient_of_task(model, block, x, task, rows, out, gb, start == 0)
+        for r in range(rows):  # one sum over the block, as in _sum_up
+            crew.loss[number] += block.losses[r]
+            crew.hit[number] += block.hits[r]
+
+
+@compiled()
+def _blocks_worker(
+    model: Model, crew: Crew, worker: int, data: Data, begin: int, size: int, blocks: int, loss_code: int, tickets: int
+) -> None:
+    """Take some of the blocks that begin at order[begin], as long as there are any; the last ends with the batch."""
+    while True:
+        number = take_ticket(tickets)
+        if number >= blocks:
+            break
+        start = number * BLOCK
+        _whole_block(model, crew, worker, data, begin + start, min(BLOCK, size - start), number, loss_code)
+
+
+@compiled()
+def _reduce_worker(
+    model: Model, crew: Crew, blocks: int, is_first: bool, is_last: bool, rule: Rule, tickets: int
+) -> None:
+    """Add up the gradients of some blocks, piece by piece of the weights; those of the last ones are the batch's."""
+    while True:
+        task = take_ticket(tickets)
+        if task >= len(model.tasks):
+            break
+        at = place_of_task(model, task)[0]
+        if is_first and is_last and blocks == 1:
+            update_task(model, task, crew.gw[0], at, crew.gb[0], rule)
+            continue
+        for number in range(blocks):
+            add_block(model, task, crew.gw[number], at, crew.gb[number], is_first and number == 0)
+        if is_last:
+            update_task(model, task, model.gw, at, model.gb, rule)
+
+
+@compiled(parallel=True)
+def run_large_steps(
+    model: Model, crew: Crew, data: Data, batch: int, loss_code: int, choice: Rule, done: int, losses: Array,
+    hits: Array, tickets: int, threads: int,
+) -> None:  # fmt: skip
+    """run_steps for batches of many blocks, with the same bits: threads wait for each other once for many of them."""
+    N, some = model.table[-1, COL_N], len(crew.gw) * BLOCK
+    for step in range(len(losses)):
+        begin = step * batch
+        size = min(batch, len(data.order) - begin)
+        lr, scale, root = _factors(done + step + 1, size, N, loss_code, choice)
+        rule = Rule(choice.kind, lr, choice.momentum, choice.decay, scale, root)
+        for start in range(0, size, some):
+            blocks = (min(some, size - start) + BLOCK - 1) // BLOCK
+            ints_at(tickets, 1)[0] = 0
+            for worker in numba.prange(threads):
+                _blocks_worker(model, crew, worker, data, begin + start, size - start, blocks, loss_code, tickets)
+            ints_at(tickets, 1)[0] = 0
+            for _ in numba.prange(threads):
+                _reduce_worker(model, crew, blocks, start == 0, start + some >= size, rule, tickets)
+            for number in range(blocks):
+                losses[step] += crew.loss[number]
+                hits[step] += crew.hit[number]
 
 
 @compiled()
 def run_steps_alone(
-    model: Model, block: Block, data: Data, batch: int, loss_code: int, choice: Rule, done: int, losses: Array,
-    hits: Array,
+    model: Model, crew: Crew, data: Data, batch: int, loss_code: int, choice: Rule, done: int, losses: Array,
+    hits: Array, tickets: int,
 ) -> None:  # fmt: skip
-    """run_steps on the calling thread, with the same bits: many of them may run side by side."""
-    D_in, N, most = model.table[0, COL_K], model.table[-1, COL_N], len(block.losses)
+    """The same on the calling thread, with the same bits: many of them may run side by side."""
+    N, some = model.table[-1, COL_N], len(crew.gw) * BLOCK
     for step in range(len(losses)):
         begin = step * batch
         size = min(batch, len(data.order) - begin)
         lr, scale, root = _factors(done + step + 1, size, N, loss_code, choice)
         rule = Rule(choice.kind, lr, choice.momentum, choice.decay, scale, root)
-        for start in range(0, size, most):
-            count = min(most, size - start)
-            x = where_rows_lie(block, data, D_in, begin + start, count)
-            block.tickets[0] = 0
-            _rows_worker(model, block, data, begin + start, x, count, PART_ROWS, loss_code)
-            block.tickets[0] = 0
-            _weights_worker(model, block, x, 0, count, start == 0, start + most >= size, rule)
-            _add_up(block, count, step, losses, hits)
+        if size <= CREW_ROWS:  # every piece of the gradients is used up at once
+            block, tile = _block_of(crew, 0), crew.gw[0]
+            x = _there_and_back(model, block, data, begin, size, loss_code)
+            for task in range(len(model.tasks)):
+                gradient_of_task(model, block, x, task, size, address(tile), block.bias, True)
+                update_task(model, task, tile, 0, block.bias, rule)
+            losses[step], hits[step] = _sum_up(block, size)
+            continue
+        for start in range(0, size, some):
+            blocks = (min(some, size - start) + BLOCK - 1) // BLOCK
+            ints_at(tickets, 1)[0] = 0
+            _blocks_worker(model, crew, 0, data, begin + start, size - start, blocks, loss_code, tickets)
+            ints_at(tickets, 1)[0] = 0
+            _reduce_worker(model, crew, blocks, start == 0, start + some >= size, rule, tickets)
+            for number in range(blocks):
+                losses[step] += crew.loss[number]
+                hits[step] += crew.hit[number]
 
 
 # -- losses alone ------------------------------------------------------------------------------------------
@@ -130,40 +269,52 @@ def run_steps_alone(
 
 @compiled()
 def _losses_worker(
-    model: Model, block: Block, data: Data, begin: int, x: int, count: int, part: int, loss_code: int
+    model: Model, crew: Crew, worker: int, data: Data, begin: int, blocks: int, loss_code: int, tickets: int
 ) -> None:
+    """The losses and hits of some of the blocks that begin at order[begin], as long as there are any."""
+    block = _block_of(crew, worker)
     while True:
-        first = take_ticket(address(block.tickets)) * part
-        if first >= count:
+        number = take_ticket(tickets)
+        if number >= blocks:
             break
-        rows = min(part, count - first)
-        forward(model, block, data, begin, x, first, rows)
-        judge(model, block, data, begin, first, rows, loss_code)
+        start = begin + number * BLOCK
+        end = min(start + BLOCK, len(data.order))
+        crew.loss[number], crew.hit[number] = 0.0, 0
+        for at in range(start, end, PART_ROWS):
+            rows = min(PART_ROWS, end - at)
+            forward(model, block, data, at, where_rows_lie(block, data, model.table[0, COL_K], at, rows), 0, rows)
+            judge(model, block, data, at, 0, rows, loss_code)
+            for r in range(rows):
+                crew.loss[number] += block.losses[r]
+                crew.hit[number] += block.hits[r]
 
 
 @compiled(parallel=True)
 def run_losses(
-    model: Model, block: Block, data: Data, loss_code: int, losses: Array, hits: Array, threads: int
+    model: Model, crew: Crew, data: Data, loss_code: int, losses: Array, hits: Array, tickets: int, threads: int
 ) -> None:
     """Sum of the losses and number of hits of all rows of data.order, to losses[0] and hits[0]; nothing changes."""
-    most = len(block.losses)
-    for begin in range(0, len(data.order), most):
-        count = min(most, len(data.order) - begin)
-        part = _part_rows(count, threads)
-        x = where_rows_lie(block, data, model.table[0, COL_K], begin, count)
-        block.tickets[0] = 0
-        for _ in numba.prange(threads):
-            _losses_worker(model, block, data, begin, x, count, part, loss_code)
-        _add_up(block, count, 0, losses, hits)
+    some = len(crew.loss) * BLOCK
+    for begin in range(0, len(data.order), some):
+        blocks = (min(some, len(data.order) - begin) + BLOCK - 1) // BLOCK
+        ints_at(tickets, 1)[0] = 0
+        for worker in numba.prange(threads):
+            _losses_worker(model, crew, worker, data, begin, blocks, loss_code, tickets)
+        for number in range(blocks):
+            losses[0] += crew.loss[number]
+            hits[0] += crew.hit[number]
 
 
 @compiled()
-def run_losses_alone(model: Model, block: Block, data: Data, loss_code: int, losses: Array, hits: Array) -> None:
+def run_losses_alone(
+    model: Model, crew: Crew, data: Data, loss_code: int, losses: Array, hits: Array, tickets: int
+) -> None:
     """run_losses on the calling thread, with the same bits."""
-    most = len(block.losses)
-    for begin in range(0, len(data.order), most):
-        count = min(most, len(data.order) - begin)
-        x = where_rows_lie(block, data, model.table[0, COL_K], begin, count)
-        block.tickets[0] = 0
-        _losses_worker(model, block, data, begin, x, count, PART_ROWS, loss_code)
-        _add_up(block, count, 0, losses, hits)
+    some = len(crew.loss) * BLOCK
+    for begin in range(0, len(data.order), some):
+        blocks = (min(some, len(data.order) - begin) + BLOCK - 1) // BLOCK
+        ints_at(tickets, 1)[0] = 0
+        _losses_worker(model, crew, 0, data, begin, blocks, loss_code, tickets)
+        for number in range(blocks):
+            losses[0] += crew.loss[number]
+            hits[0] += crew.hit[number]

@@ -82,32 +82,26 @@ def _gradients(
 
 
 @compiled()
-def weights_pass(
-    model: Model, block: Block, x: int, task: int, rows: int, is_first: bool, is_last: bool, tile: int, rule: Rule
+def gradient_of_task(
+    model: Model, block: Block, x: int, task: int, rows: int, out: int, gb: Array, first: bool
 ) -> None:
-    """One piece of the weights: its gradient over the block's rows; in the batch's last block also the update."""
+    """The gradient of one piece of the weights over a block's rows, to the address `out`, and of its biases to gb.
+
+    first  of the rows that are summed; else they are added to what is there
+    """
     table = model.table
     layer, n, k, k_last = model.tasks[task, 0], model.tasks[task, 1], model.tasks[task, 2], model.tasks[task, 3]
-    K, N = table[layer, COL_K], table[layer, COL_N]
-    N_padded = padded_width(N)
-    width, count = next_panel(N_padded - n), k_last - k
+    K, N_padded = table[layer, COL_K], padded_width(table[layer, COL_N])
+    width = next_panel(N_padded - n)
     dz, dz_row = address(block.dzs) + (table[layer, COL_ACT] + n) * 4, N_padded * 4
     a, a_row = x, K * 4
     if layer > 0:
         a, a_row = address(block.acts) + table[layer - 1, COL_ACT] * 4, padded_width(K) * 4
-    at = table[layer, COL_W] + n * K + k * width
-    alone = is_first and is_last  # then the gradient is used up at once and needs no place of its own
-    grads, g_at = (block.tiles, tile) if alone else (model.gw, at)
-    out = address(grads) + g_at * 4
-    _gradients(a + k * 4, a_row, dz, dz_row, rows, count, width, address(block.zeros), out, is_first)
-    if is_last:
-        _update(model.w, model.vw, model.sw, at, grads, g_at, count * width, rule)
-        if layer > 0:
-            _transpose(model.w, at, model.wt, table[layer, COL_WT], K, N, k, n, count, width)
+    _gradients(a + k * 4, a_row, dz, dz_row, rows, k_last - k, width, address(block.zeros), out, first)
     if k == 0 and table[layer, COL_HAS_BIAS]:
         at = table[layer, COL_BIAS] + n
-        sums = model.gb[at : at + width]
-        if is_first:
+        sums = gb[at : at + width]
+        if first:
             for j in range(width):
                 sums[j] = _ZERO
         for r in range(rows):
@@ -115,8 +109,52 @@ def weights_pass(
             grad_row = block.dzs[row : row + width]
             for j in range(width):
                 sums[j] += grad_row[j]
-        if is_last:
-            _update(model.bias, model.vb, model.sb, at, model.gb, at, width, rule)
+
+
+@compiled()
+def place_of_task(model: Model, task: int) -> tuple[int, int]:
+    """Where the piece begins in w, and how many numbers it has."""
+    layer, n, k, k_last = model.tasks[task, 0], model.tasks[task, 1], model.tasks[task, 2], model.tasks[task, 3]
+    K = model.table[layer, COL_K]
+    width = next_panel(padded_width(model.table[layer, COL_N]) - n)
+    return model.table[layer, COL_W] + n * K + k * width, (k_last - k) * width
+
+
+@compiled()
+def add_block(model: Model, task: int, grads: Array, g_at: int, gb: Array, first: bool) -> None:
+    """Add a block's gradients of one piece, from grads[g_at] on, to those of the batch."""
+    at, size = place_of_task(model, task)
+    _add(model.gw[at : at + size], grads[g_at : g_at + size], first)
+    layer, n = model.tasks[task, 0], model.tasks[task, 1]
+    if model.tasks[task, 2] == 0 and model.table[layer, COL_HAS_BIAS]:
+        begin = model.table[layer, COL_BIAS] + n
+        end = begin + next_panel(padded_width(model.table[layer, COL_N]) - n)
+        _add(model.gb[begin:end], gb[begin:end], first)
+
+
+@compiled()
+def _add(total: Array, part: Array, first: bool) -> None:
+    if first:
+        for i in range(len(total)):
+            total[i] = part[i]
+    else:
+        for i in range(len(total)):
+            total[i] += part[i]
+
+
+@compiled()
+def update_task(model: Model, task: int, grads: Array, g_at: int, gb: Array, rule: Rule) -> None:
+    """Move one piece of the weights, and its biases, by the gradients of the batch."""
+    layer, n, k, k_last = model.tasks[task, 0], model.tasks[task, 1], model.tasks[task, 2], model.tasks[task, 3]
+    K, N = model.table[layer, COL_K], model.table[layer, COL_N]
+    at, size = place_of_task(model, task)
+    width = next_panel(padded_width(N) - n)
+    _update(model.w, model.vw, model.sw, at, grads, g_at, size, rule)
+    if layer > 0:
+        _transpose(model.w, at, model.wt, model.table[layer, COL_WT], K, N, k, n, k_last - k, width)
+    if k == 0 and model.table[layer, COL_HAS_BIAS]:
+        begin = model.table[layer, COL_BIAS] + n
+        _update(model.bias, model.vb, model.sb, begin, gb, begin, width, rule)
 
 
 @compiled()

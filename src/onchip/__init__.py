@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from onchip.spec.build import mlp
     from onchip.spec.load import save
     from onchip.spec.network import Network
+    from onchip.train.course import FitResult
     from onchip.train.estimators import Classifier, Regressor
     from onchip.train.grid import fit_many
-    from onchip.train.loop import FitResult, fit
+    from onchip.train.loop import fit
     from onchip.workloads import load
 
 __version__ = "0.1.0"
@@ -33,9 +34,9 @@ __all__ = [
 
 # Where each name lives. Imported when first used: `import onchip` loads no NumPy, no Numba and no device.
 _HOME = {
-    "Classifier": "train.estimators", "Engine": "runtime.engine", "FitResult": "train.loop", "Network": "spec.network",
-    "Plan": "plan.planner", "Regressor": "train.estimators", "compile": "runtime.engine", "fit": "train.loop",
-    "fit_many": "train.grid", "load": "workloads", "mlp": "spec.build", "save": "spec.load",
+    "Classifier": "train.estimators", "Engine": "runtime.engine", "FitResult": "train.course",
+    "Network": "spec.network", "Plan": "plan.planner", "Regressor": "train.estimators", "compile": "runtime.engine",
+    "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "spec.build", "save": "spec.load",
 }  # fmt: skip
 
 

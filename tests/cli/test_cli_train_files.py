@@ -54,7 +54,7 @@ def test_the_curve_is_a_picture(cli, tmp_path, name, begins):
 def test_the_curve_shows_the_run(tmp_path, monkeypatch):
     figure_module = pytest.importorskip("matplotlib.figure")
     from onchip.cli.curve import draw_curve
-    from onchip.train.loop import Epoch
+    from onchip.train.course import Epoch
 
     drawn = []
     monkeypatch.setattr(figure_module.Figure, "savefig", lambda self, *_, **__: drawn.append(self))

@@ -20,7 +20,8 @@ from onchip.plan.kernel import Job
 from onchip.runtime.engine import compile, plan
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-from onchip.train.loop import FitResult, fit
+from onchip.train.course import FitResult
+from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order

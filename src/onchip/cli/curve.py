@@ -10,7 +10,7 @@ from onchip.errors import InputError
 from onchip.files import atomic_write, check_writable
 
 if TYPE_CHECKING:
-    from onchip.train.loop import Epoch
+    from onchip.train.course import Epoch
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _TRAINING, _VALIDATION, _BEST = "#1f5fa8", "#e07b00", "#777777"

@@ -14,7 +14,7 @@ from onchip.cli.talk import plain
 from onchip.files import write_error
 
 if TYPE_CHECKING:
-    from onchip.train.loop import Epoch
+    from onchip.train.course import Epoch
 
 
 def log_head(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,10 @@ class Standing:
 class Checkpoints:
     """The checkpoints of one job in one folder."""
 
-    def __init__(self, folder: Path, net: Network, options: TrainOptions, x: Array, y: Array) -> None:
+    def __init__(
+        self, folder: Path, net: Network, options: TrainOptions, x: Array, y: Array, state: Mapping[str, Array]
+    ) -> None:
+        """state  of an earlier run that this one goes on from"""
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -64,6 +68,7 @@ class Checkpoints:
             "options": dataclasses.asdict(options),
             "network": _digest(graph_to_json(net), {name: materialise(name, net.weights) for name in net.weights}),
             "data": _digest("", {"x": x, "y": y}),
+            "state": _digest("", state),
         }
 
     def paths(self) -> list[Path]:
@@ -114,7 +119,7 @@ class Checkpoints:
         )  # fmt: skip
 
     def _check_job(self, path: Path, job: dict[str, Any]) -> None:
-        for what, said in (("network", "another network"), ("data", "other data")):
+        for what, said in (("network", "another network"), ("data", "other data"), ("state", "another state")):
             if job[what] != self.job[what]:
                 raise InputError(
                     f"checkpoint {path} belongs to another run", got=said, expected="the run that wrote it",
@@ -151,7 +156,7 @@ def _is_sound(path: Path) -> bool:
     return True
 
 
-def _digest(text: str, arrays: dict[str, Array]) -> str:
+def _digest(text: str, arrays: Mapping[str, Array]) -> str:
     digest = hashlib.sha256(text.encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])

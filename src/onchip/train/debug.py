@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from onchip.errors import KernelError
 from onchip.kernels import reference
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-
-if TYPE_CHECKING:
-    from onchip.kernels.cpu.mlp_train import Trainer
+from onchip.train.course import Course
 
 
-def check_step(
-    net: Network, trainer: Trainer, advance: Callable[[int], Array], where: Callable[[], tuple[int, int, Array]]
-) -> None:
-    """Take one step; KernelError if its loss or a weight behind it is not finite.
-
-    advance  takes steps and returns their losses
-    where    the epoch, the step and the rows of the next step
-    """
-    epoch, step, rows = where()
-    before = trainer.weights()
-    (loss,) = advance(1)
-    after = trainer.weights()
+def take_checked_step(course: Course) -> None:
+    """Take one step of the run; KernelError if its loss or a weight behind it is not finite."""
+    where, rows = f"epoch {course.epoch + 1}, step {course.step + 1}", course.next_rows()
+    before = course.trainer.weights()
+    (loss,) = course.advance(1)
+    after = course.trainer.weights()
     broken = next((name for name, w in after.items() if not np.isfinite(w).all()), None)
     if np.isfinite(loss) and broken is None:
         return
-    got = _first_value(net.replace(weights={**net.weights, **before}), trainer.x[rows], rows)
+    net = course.net.replace(weights={**course.net.weights, **before})
+    got = _first_value(net, course.trainer.x[rows], rows)
     if not got:
         got = f"the update made {_bad(after[broken])} of weight '{broken}'" if broken else f"loss {loss}"
     raise KernelError(
-        f"a number is not finite in epoch {epoch}, step {step}", got=got, expected="finite numbers",
+        f"a number is not finite in {where}", got=got, expected="finite numbers",
         hint="a smaller --lr, or rows without NaN and infinity",
     )  # fmt: skip
 

@@ -26,7 +26,8 @@ from onchip.runtime.engine import Engine, compile
 from onchip.spec.build import mlp
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-from onchip.train.loop import FitResult, fit
+from onchip.train.course import FitResult
+from onchip.train.loop import fit
 from onchip.train.options import TrainOptions, check_name
 from onchip.train.order import epoch_order
 

@@ -13,8 +13,8 @@ from sklearn.model_selection import ParameterGrid, check_cv
 
 from onchip.errors import InputError, KernelError
 from onchip.spec.text import columns
+from onchip.train.course import FitResult
 from onchip.train.estimators import Estimator
-from onchip.train.loop import FitResult
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import check_name
 

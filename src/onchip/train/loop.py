@@ -2,74 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from onchip.errors import InputError, KernelError, ShapeError
-from onchip.plan.kernel import Job
-from onchip.plan.planner import Plan
-from onchip.runtime.cpu import bake, check_threads
-from onchip.runtime.engine import check_rows, place
+from onchip.errors import InputError
+from onchip.runtime.engine import check_rows
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-from onchip.train.checkpoint import Checkpoints, Standing
-from onchip.train.debug import check_step
+from onchip.train.checkpoint import Checkpoints
+from onchip.train.course import Epoch, FitResult, Progress, check_targets, prepare
+from onchip.train.debug import take_checked_step
 from onchip.train.options import TrainOptions
-from onchip.train.order import epoch_order, hold_out
-
-if TYPE_CHECKING:
-    from onchip.kernels.cpu.mlp_train import Trainer
-
-_REPORT_SECONDS = 0.1  # how often progress is told, and how soon Ctrl-C is heard
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands: after `step` of `steps` in `epoch` (from 1) of `epochs`."""
-
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    loss: float  # mean of the epoch so far
-    accuracy: float | None  # of the epoch so far, each row judged before it was learnt from; for classes only
-    samples_per_s: float
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """What an epoch came to."""
-
-    epoch: int  # from 1
-    loss: float  # mean of its batches, each before its update
-    accuracy: float | None  # for classes only
-    validation_loss: float | None
-    validation_accuracy: float | None
-    lr: float
-    seconds: float
-    samples_per_s: float
-
-
-@dataclass(frozen=True, eq=False)
-class FitResult:
-    network: Network
-    losses: Array  # float64, one number a step: the batch's loss before the step's update
-    history: tuple[Epoch, ...]
-    best_epoch: int  # the epoch whose weights the network has: the last one, or with `patience` the best
-    seconds: float
-    plan: Plan
-    chosen: str
-    state: dict[str, Array]  # what the optimiser keeps: fit(..., state=) goes on from it
-
-    @property
-    def epoch_losses(self) -> tuple[float, ...]:
-        return tuple(epoch.loss for epoch in self.history)
 
 
 def fit(
@@ -107,7 +52,7 @@ def fit(
     course = prepare(net, x, y, chosen, device=device, threads=threads)
     if state is not None:
         course.trainer.restore(course.trainer.weights(), dict(state))
-    kept = None if checkpoint is None else Checkpoints(Path(checkpoint), net, chosen, x, y)
+    kept = None if checkpoint is None else Checkpoints(Path(checkpoint), net, chosen, x, y, state or {})
     if kept is not None:
         if resume and (standing := kept.load()) is not None:
             course.take_up(standing)
@@ -124,12 +69,7 @@ def fit(
     saved = time.perf_counter()
     while not course.is_done:
         if debug:
-            check_step(
-                course.net,
-                course.trainer,
-                course.advance,
-                lambda: (course.epoch + 1, course.step + 1, course.next_rows()),
-            )
+            take_checked_step(course)
         else:
             course.advance()
         if on_progress is not None:
@@ -142,190 +82,3 @@ def fit(
             kept.save(course.standing())
             saved = time.perf_counter()
     return course.result()
-
-
-def prepare(
-    net: Network, x: Array, y: Array, options: TrainOptions, *, device: str, threads: int | None,
-    rows: Array | None = None, alone: bool = False,
-) -> Course:  # fmt: skip
-    """Plan a run and make its trainer; x and y are checked.
-
-    rows   of x to train on, as if x had no others; None: all
-    alone  on the calling thread, so that other runs can go on beside it
-    """
-    all_rows = np.arange(len(x)) if rows is None else rows
-    train, held = hold_out(len(all_rows), options.validation, options.seed)
-    if not len(train):
-        raise InputError(
-            "nothing is left to train on", got=f"{len(all_rows)} rows, validation={options.validation}",
-            expected="at least one row on each side", hint="a smaller validation share",
-        )  # fmt: skip
-    kind = "momentum" if options.momentum else options.optimiser
-    job = Job(batch=min(options.batch_size, len(train)), loss=options.loss, optimiser=kind)
-    plan, _, chosen = place(net, device, job, threads)
-    trainer = _trainer(plan, x.reshape(len(x), -1), y, None if alone else check_threads(threads))
-    trainer.steps(train[:0], options.lr, 0.0, 0.0)  # no step: compiles before the clock starts
-    if len(held):
-        trainer.evaluate(train[:0])
-    return Course(net, plan, chosen, trainer, options, all_rows[train], all_rows[held])
-
-
-class Course:
-    """A training run in progress, a piece of an epoch at a time."""
-
-    def __init__(
-        self, net: Network, plan: Plan, chosen: str, trainer: Trainer, options: TrainOptions, train: Array, held: Array
-    ) -> None:
-        self.net, self.plan, self.chosen, self.trainer, self.options = net, plan, chosen, trainer, options
-        self.train, self.held = train, held  # rows to learn from and to validate on
-        self.batch = min(options.batch_size, len(train))
-        self.steps = -(-len(train) // self.batch)  # of an epoch
-        self.epoch = self.step = self.hits = 0  # epochs done; steps done of the next one, and their hits
-        self.losses: list[Array] = []
-        self.told = 0.0  # the sum of the losses of the epoch so far
-        self.history: list[Epoch] = []
-        self.best_epoch, self.best_weights = 0, dict[str, Array]()
-        self.seconds, self.epoch_seconds, self.epoch_rows = 0.0, 0.0, 0
-        self.piece = min(self.steps, 16)
-        self.order = self._order()
-
-    @property
-    def is_epoch_done(self) -> bool:
-        return self.step == self.steps
-
-    @property
-    def is_done(self) -> bool:
-        patience = self.options.patience
-        stopped = bool(patience) and self.epoch - self.best_epoch >= patience
-        return self.epoch == self.options.epochs or stopped
-
-    def _order(self) -> Array:
-        if not self.options.shuffle:
-            return self.train
-        return self.train[epoch_order(len(self.train), self.options.seed, self.epoch)]
-
-    def next_rows(self) -> Array:
-        """The rows of the next step."""
-        return self.order[self.step * self.batch : (self.step + 1) * self.batch]
-
-    def advance(self, steps: int | None = None) -> Array:
-        """Some steps of the epoch, by default for about _REPORT_SECONDS; their losses."""
-        begin = time.perf_counter()
-        count = min(steps or self.piece, self.steps - self.step)
-        rows = self.order[self.step * self.batch : (self.step + count) * self.batch]
-        o = self.options
-        losses, hits = self.trainer.steps(rows, o.lr_at(self.epoch), o.momentum, o.weight_decay)
-        took = time.perf_counter() - begin
-        if steps is None:
-            self.piece = max(1, round(count * min(4.0, _REPORT_SECONDS / max(took, 1e-6))))
-        self.step += count
-        self.hits += int(hits.sum())
-        self.losses.append(losses)
-        self.told += float(losses.sum())
-        self.epoch_rows += len(rows)
-        self.epoch_seconds += took
-        self.seconds += took
-        return losses
-
-    def end_epoch(self) -> None:
-        """Judge the epoch and make ready for the next."""
-        begin = time.perf_counter()
-        losses = np.concatenate(self.losses)[-self.steps :]
-        loss = float(losses.mean())
-        if not np.isfinite(loss):
-            raise KernelError(
-                "training diverged", got=f"loss {loss} in epoch {self.epoch + 1}", expected="a finite loss",
-                hint="a smaller --lr; --debug says where the first such number appears",
-            )  # fmt: skip
-        told = self.progress()
-        held_loss, held_accuracy = None, None
-        if len(self.held):
-            held_loss, held_hits = self.trainer.evaluate(self.held)
-            held_accuracy = held_hits / len(self.held) if self._has_classes else None
-            self.seconds += time.perf_counter() - begin
-        self.history.append(
-            Epoch(told.epoch, loss, told.accuracy, held_loss, held_accuracy, self.options.lr_at(self.epoch),
-                  self.epoch_seconds, told.samples_per_s)
-        )  # fmt: skip
-        self.epoch, self.step, self.hits, self.told = self.epoch + 1, 0, 0, 0.0
-        self.epoch_seconds, self.epoch_rows = 0.0, 0
-        if self.options.patience and held_loss is not None and held_loss < self._best_loss():
-            self.best_epoch, self.best_weights = self.epoch, self.trainer.weights()
-        if not self.is_done:
-            self.order = self._order()
-
-    def _best_loss(self) -> float:
-        best = self.history[self.best_epoch - 1].validation_loss if self.best_epoch else None
-        return np.inf if best is None else best
-
-    @property
-    def _has_classes(self) -> bool:
-        return self.options.loss == "cross_entropy"
-
-    def progress(self) -> Progress:
-        rows = min(self.step * self.batch, len(self.train))
-        accuracy = self.hits / max(rows, 1) if self._has_classes else None
-        rate = self.epoch_rows / max(self.epoch_seconds, 1e-9)
-        mean = self.told / max(self.step, 1)
-        return Progress(self.epoch + 1, self.options.epochs, self.step, self.steps, mean, accuracy, rate)
-
-    def standing(self) -> Standing:
-        history = tuple(dataclasses.asdict(epoch) for epoch in self.history)
-        losses = np.concatenate(self.losses) if self.losses else np.zeros(0)
-        return Standing(
-            self.epoch, self.step, self.hits, self.seconds, history, self.best_epoch, losses,
-            self.trainer.weights(), self.trainer.state(), self.best_weights,
-        )  # fmt: skip
-
-    def take_up(self, at: Standing) -> None:
-        """Stand where another run of the same job stood."""
-        self.trainer.restore(at.weights, at.state)
-        self.epoch, self.step, self.hits, self.seconds = at.epoch, at.step, at.epoch_hits, at.seconds
-        self.losses = [at.losses]
-        self.told = float(at.losses[len(at.losses) - at.step :].sum())
-        self.history = [Epoch(**epoch) for epoch in at.history]
-        self.best_epoch, self.best_weights = at.best_epoch, at.best_weights
-        if not self.is_done:
-            self.order = self._order()
-
-    def result(self) -> FitResult:
-        kept = self.best_weights if self.options.patience else self.trainer.weights()
-        trained = self.net.replace(weights={**self.net.weights, **kept})
-        best = self.best_epoch if self.options.patience else self.epoch
-        losses = np.concatenate(self.losses)
-        return FitResult(
-            trained, losses, tuple(self.history), best, self.seconds, self.plan, self.chosen, self.trainer.state()
-        )
-
-
-def _trainer(plan: Plan, x: Array, y: Array, threads: int | None) -> Trainer:
-    from onchip.kernels.cpu import TRAINING
-
-    (group,) = plan.groups  # a training kernel claims the whole network
-    made: dict[str, Array] = {}
-    weights = {name: bake(recipe, plan, made) for name, recipe in group.claim.recipes.items()}
-    kernel = next(k for k in TRAINING if k.name == group.claim.kernel)
-    return kernel.trainer(group.claim, plan.job, weights, x, y, threads)
-
-
-def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:
-    """y as the kernels read it, if it fits n rows of the network's output."""
-    D_out = net.output.row_size
-    if not isinstance(y, np.ndarray):
-        raise ShapeError(
-            "targets are not an array", got=type(y).__name__, expected="a NumPy array", hint="np.asarray(y)"
-        )
-    if n == 0:
-        raise InputError("nothing to train on", got="0 rows", expected="at least 1")
-    if loss == "cross_entropy":
-        if y.shape != (n,) or y.dtype.kind not in "iu":
-            raise ShapeError("classes do not fit", got=f"{y.dtype.name}{list(y.shape)}", expected=f"integers [{n}]")
-        bad = np.flatnonzero((y < 0) | (y >= D_out))
-        if bad.size:
-            raise InputError(
-                "a class is out of range", got=f"{y[bad[0]]} in row {bad[0]}", expected=f"0 to {D_out - 1}"
-            )
-        return np.ascontiguousarray(y, np.int64)
-    if y.shape != (n, D_out) or y.dtype != np.float32:
-        raise ShapeError("targets do not fit", got=f"{y.dtype.name}{list(y.shape)}", expected=f"float32[{n}, {D_out}]")
-    return np.ascontiguousarray(y)

@@ -15,7 +15,7 @@ from onchip.runtime.cpu import check_threads
 from onchip.runtime.engine import check_rows
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-from onchip.train.loop import Course, FitResult, check_targets, prepare
+from onchip.train.course import Course, FitResult, check_targets, prepare
 from onchip.train.options import TrainOptions
 
 _REPORT_SECONDS = 0.1

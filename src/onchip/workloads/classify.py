@@ -15,7 +15,8 @@ from onchip.runtime.engine import compile
 from onchip.spec.load import SUFFIXES
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-from onchip.train.loop import FitResult, Progress, fit
+from onchip.train.course import FitResult, Progress
+from onchip.train.loop import fit
 from onchip.train.options import TrainOptions
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.table_data import flat

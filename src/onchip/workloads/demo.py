@@ -19,7 +19,7 @@ from onchip.spec.layers import Linear
 from onchip.spec.load import load_file, save
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, materialise
-from onchip.train.loop import Progress
+from onchip.train.course import Progress
 from onchip.workloads import digits
 from onchip.workloads.classify import Trained, train_and_test
 

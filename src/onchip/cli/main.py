@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from onchip.cli.talk import StoppedError
 from onchip.errors import OnchipError
 
 if TYPE_CHECKING:
@@ -31,11 +32,6 @@ First steps:
 
 Every command has an example in its --help. Data goes to stdout, talk to stderr; --json prints one JSON document.
 """
-
-
-class StoppedError(BaseException):
-    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt: the option parser turns that into exit code 130, and Python, if it
-    passed through an exec(), kills the process with SIGINT at its very end, however well it was handled."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 Update = Callable[[float, str], None]
 
 
+class StoppedError(BaseException):
+    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt: the option parser turns that into exit code 130, and Python, if it
+    passed through an exec(), kills the process with SIGINT at its very end, however well it was handled."""
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr)
 
@@ -69,8 +74,6 @@ def progress(what: str, total: float) -> Iterator[Update]:
 @contextlib.contextmanager
 def resumable(command: str, checkpoint: Path | None) -> Iterator[None]:
     """Where a run that is stopped left a checkpoint, the one line that is said then tells how to go on."""
-    from onchip.cli.main import StoppedError
-
     try:
         yield
     except StoppedError:

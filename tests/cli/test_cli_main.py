@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from onchip.cli.talk import StoppedError, progress, stopping
 from onchip.errors import InputError, KernelError
 
 ORDER = ["demo", "run", "train", "plan", "check", "bench", "ladder", "devices"]
@@ -132,3 +133,12 @@ def test_python_m_onchip(spawn):
     out, err = spawn("plan", "decode", "--device", "h200").communicate(timeout=60)
     assert out.startswith("decode on NVIDIA H200")
     assert err == ""
+
+
+def test_a_stop_that_python_dropped_is_heard_at_the_next_progress():
+    stopping.set()
+    try:
+        with pytest.raises(StoppedError), progress("work", 1.0) as update:
+            update(0.5, "half")
+    finally:
+        stopping.clear()

@@ -125,3 +125,8 @@ def test_damage_is_an_error_or_rows(tmp_path, place, byte, cut):
         assert np.isfinite(rows.values).all()
     except OnchipError as error:
         assert isinstance(error, FormatError)  # noqa: PT017
+
+
+def test_a_first_line_that_is_not_finite_is_a_row_and_refused(table):
+    with pytest.raises(FormatError, match="line 1"):
+        read_csv(table("nan,0\n2,1\n3,0\n"), "last", words=True)

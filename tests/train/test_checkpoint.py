@@ -179,3 +179,16 @@ def test_a_run_killed_twenty_times_ends_with_the_same_bits(tmp_path):
     assert whole.files == resumed.files
     for name in whole.files:
         assert np.array_equal(whole[name], resumed[name]), name
+
+
+def test_numbers_of_numpy_can_be_checkpointed(tmp_path):
+    given = {"lr": np.float32(0.05), "epochs": np.int64(2)}
+    whole = train(tmp_path, **given)
+    assert np.array_equal(train(tmp_path, resume=True, **given).losses, whole.losses)
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), "a"])
+def test_a_bad_time_between_checkpoints_is_refused(tmp_path, seconds):
+    with pytest.raises(InputError, match="time between checkpoints"):
+        train(tmp_path, checkpoint_every=seconds)
+    assert not any(tmp_path.iterdir())

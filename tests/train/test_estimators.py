@@ -308,3 +308,22 @@ def test_a_run_that_diverges_is_an_error():
     x, y = numbers()
     with pytest.raises(KernelError, match="diverged"), np.errstate(all="ignore"):
         regressor(optimiser="sgd", lr=1e20).fit(x, y)
+
+
+def test_a_fit_that_fails_leaves_nothing_to_predict_with():
+    x = rows(60, 5)
+    clf = onchip.Classifier(hidden=(), epochs=1).fit(x, np.arange(60) % 3)
+    with pytest.raises(KernelError):
+        clf.set_params(lr=1e30).fit(x * np.float32(1e18), np.arange(60) % 2)
+    with pytest.raises(NotFittedError):
+        clf.predict(x)
+
+
+def test_another_optimiser_between_passes_is_refused():
+    x, y = rows(30, 4), np.arange(30) % 2
+    clf = onchip.Classifier(hidden=(5,)).partial_fit(x, y, classes=[0, 1])
+    for change in ({"momentum": 0.9}, {"optimiser": "adam"}):
+        with pytest.raises(InputError, match="optimiser has changed"):
+            copy.deepcopy(clf).set_params(**change).partial_fit(x, y)
+    clf.set_params(lr=0.1).partial_fit(x, y)
+    assert clf.n_iter_ == 2

@@ -174,3 +174,13 @@ def test_losses_of_numbers_may_be_a_setting():
     for setting in many.settings:
         alone = onchip.Regressor(hidden=(8,), epochs=3, **setting.params).fit(x, y)
         assert_same_fit(setting.estimators[0], alone, x)
+
+
+def test_a_data_frame_is_scored_without_a_warning():
+    pandas = pytest.importorskip("pandas")
+    x, y = classes()
+    frame = pandas.DataFrame(x, columns=[f"f{i}" for i in range(x.shape[1])])
+    estimator = onchip.Classifier(hidden=(8,), epochs=2)
+    many = onchip.fit_many(estimator, frame, y, grid={"lr": [0.01, 0.1]}, folds=3)  # warnings are errors here
+    plain = onchip.fit_many(estimator, x, y, grid={"lr": [0.01, 0.1]}, folds=3)
+    assert [s.scores for s in many.settings] == [s.scores for s in plain.settings]

@@ -337,3 +337,24 @@ def test_debug_changes_no_bits():
     net, x, y, training = CASES["odd widths"]()
     plain, slow = (fit(net, x, y, epochs=2, device="cpu", debug=debug, **training) for debug in (False, True))
     assert np.array_equal(plain.losses, slow.losses)
+
+
+def test_the_last_update_is_judged_too():
+    x, y = rows(60, 5) * np.float32(1e18), np.arange(60) % 3
+    with pytest.raises(KernelError, match="training diverged") as caught:
+        fit(mlp(5, 3), x, y, lr=1e30, epochs=1, batch_size=60, device="cpu")
+    assert "weight" in caught.value.got or "loss" in caught.value.got
+
+
+def test_a_validation_loss_that_is_not_finite_ends_the_run():
+    x = rows(50, 4)
+    _, held = hold_out(50, 0.1, 0)
+    x[held[0]] = np.nan
+    with pytest.raises(KernelError, match="training diverged") as caught:
+        fit(mlp(4, 3), x, np.arange(50) % 3, epochs=4, validation=0.1, patience=2, device="cpu")
+    assert caught.value.got.startswith("validation loss")
+
+
+def test_a_state_of_nobody_is_refused():
+    with pytest.raises(FormatError, match="not the state of an optimiser"):
+        fit(mlp(4, 3), rows(9, 4), np.zeros(9, np.int64), state={}, epochs=1, device="cpu")

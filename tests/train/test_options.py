@@ -15,6 +15,8 @@ from onchip.train.options import TrainOptions
         ({"schedule": "linear"}, "unknown schedule"),
         ({"lr": 0}, "learning rate"),
         ({"lr": float("inf")}, "learning rate"),
+        ({"lr": 1e300}, "learning rate"),
+        ({"weight_decay": 1e300}, "weight decay"),
         ({"lr": "0.1"}, "learning rate"),
         ({"lr": True}, "learning rate"),
         ({"momentum": 1.0}, "momentum"),
@@ -52,6 +54,7 @@ def test_an_unknown_name_is_refused_with_the_nearest(name, nearest):
 def test_numbers_of_numpy_are_numbers():
     options = TrainOptions.of({"lr": np.float64(0.5), "batch_size": np.int64(7), "epochs": np.int32(2)})
     assert (options.lr, options.batch_size, options.epochs) == (0.5, 7, 2)
+    assert {type(value) for value in (options.lr, options.batch_size, options.epochs)} == {int, float}
 
 
 @pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])

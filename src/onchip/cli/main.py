@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from onchip.cli.talk import StoppedError
+from onchip.cli.talk import StoppedError, stopping
 from onchip.errors import OnchipError
 
 if TYPE_CHECKING:
@@ -97,7 +97,10 @@ def _dispatch(argv: Sequence[str] | None) -> int:
 def _stoppable() -> Iterator[None]:
     """In this block Ctrl-C and SIGTERM raise StoppedError, so that what is half-written is removed on the way out."""
 
+    stopping.clear()
+
     def stop(*_: object) -> None:
+        stopping.set()
         raise StoppedError
 
     before = {}

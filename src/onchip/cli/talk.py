@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,14 @@ Update = Callable[[float, str], None]
 class StoppedError(BaseException):
     """Ctrl-C or SIGTERM. Not a KeyboardInterrupt: the option parser turns that into exit code 130, and Python, if it
     passed through an exec(), kills the process with SIGINT at its very end, however well it was handled."""
+
+
+stopping = threading.Event()  # set by the handler: Python drops what it raises in some corners, as in an import
+
+
+def check_stopped() -> None:
+    if stopping.is_set():
+        raise StoppedError
 
 
 def say(text: str) -> None:
@@ -53,7 +62,7 @@ def rate(per_second: float, unit: str = "rows") -> str:
 def progress(what: str, total: float) -> Iterator[Update]:
     """A bar on stderr; yields update(done, text). Where stderr is no terminal there is no bar."""
     if not sys.stderr.isatty():
-        yield lambda done, text: None
+        yield lambda done, text: check_stopped()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -66,6 +75,7 @@ def progress(what: str, total: float) -> Iterator[Update]:
         task = bar.add_task(what, total=total, text="")
 
         def update(done: float, text: str) -> None:
+            check_stopped()
             bar.update(task, completed=done, text=text)
 
         yield update

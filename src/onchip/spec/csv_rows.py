@@ -114,7 +114,7 @@ def _layout(source: Path, label: str | None) -> _Layout:
         got = f"one column: {show(first[0])}"
         raise FormatError("no column beside the label", got=got, expected="two or more", hint=hint)
     named = label is not None and label not in POSITIONS
-    is_header = named or not any(_is_number(cell) for cell in features)
+    is_header = named or not any(_is_float(cell) for cell in features)
     return _Layout(tuple(first) if is_header else (), int(is_header), len(first), at)
 
 
@@ -128,6 +128,15 @@ def _label_column(first: list[str], label: str | None) -> int | None:
         shown = ", ".join(first[:_SHOWN_NAMES]) + (", ..." if len(first) > _SHOWN_NAMES else "")
         raise InputError(what, got=label, expected=f"first, last, or one of the first line: {shown}", hint="last")
     return first.index(label)
+
+
+def _is_float(cell: str) -> bool:
+    """A number, finite or not: a first line of NaNs is a row, and refused, not a header."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_number(cell: str) -> bool:

@@ -158,16 +158,19 @@ class Course:
         losses = np.concatenate(self.losses)[-self.steps :]
         loss = float(losses.mean())
         if not np.isfinite(loss):
-            raise KernelError(
-                "training diverged", got=f"loss {loss} in epoch {self.epoch + 1}", expected="a finite loss",
-                hint="a smaller --lr; --debug says where the first such number appears",
-            )  # fmt: skip
+            raise self._diverged(f"loss {loss}", "a finite loss")
         told = self.progress()
         held_loss, held_accuracy = None, None
         if len(self.held):
             held_loss, held_hits = self.trainer.evaluate(self.held)
+            if not np.isfinite(held_loss):
+                raise self._diverged(f"validation loss {held_loss}", "a finite loss")
             held_accuracy = held_hits / len(self.held) if self._has_classes else None
             self.seconds += time.perf_counter() - begin
+        if self.epoch + 1 == self.options.epochs:  # no loss comes behind the last update to tell
+            for name, w in self.trainer.weights().items():
+                if not np.isfinite(w).all():
+                    raise self._diverged(f"weight '{name}' is not finite", "finite weights")
         self.history.append(
             Epoch(told.epoch, loss, told.accuracy, held_loss, held_accuracy, self.options.lr_at(self.epoch),
                   self.epoch_seconds, told.samples_per_s)
@@ -178,6 +181,10 @@ class Course:
             self.best_epoch, self.best_weights = self.epoch, self.trainer.weights()
         if not self.is_done:
             self.order = self._order()
+
+    def _diverged(self, got: str, expected: str) -> KernelError:
+        hint = "a smaller --lr; --debug says where the first such number appears"
+        return KernelError("training diverged", got=f"{got} in epoch {self.epoch + 1}", expected=expected, hint=hint)
 
     def _best_loss(self) -> float:
         best = self.history[self.best_epoch - 1].validation_loss if self.best_epoch else None

@@ -59,6 +59,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train a new network on rows X (n, D_in), kept as float32, and their targets y."""
+        self.__dict__.pop("network_", None)  # should this fit fail, the old one does not go with the new classes
         return self._train(*self._prepare(X, y))
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -79,8 +80,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
 
     def _options(self) -> TrainOptions:
         names = {field.name for field in fields(TrainOptions)}
-        given = {name: _plain(value) for name, value in self.get_params(deep=False).items() if name in names}
-        return TrainOptions(**given)
+        return TrainOptions(**{name: value for name, value in self.get_params(deep=False).items() if name in names})
 
     def _new_network(self, targets: Array) -> Network:
         check_name(self.activation, ACTIVATIONS, "activation")
@@ -92,6 +92,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         widths = (self.n_features_in_, *hidden, self._outputs(targets))
         return mlp(*widths, activation=self.activation, seed=self._options().seed, name=type(self).__name__.lower())
 
+    @staticmethod
+    def _kind(options: TrainOptions) -> str:
+        return f"{options.optimiser} with momentum" if options.momentum else options.optimiser
+
     def _train(self, x: Array, targets: Array) -> Self:
         options, net = self._options(), self._new_network(targets)
         return self._keep(fit(net, x, targets, device=self.device, threads=self.threads, **asdict(options)))
@@ -101,7 +105,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         self.history_ = result.history
         self.loss_curve_ = list(result.epoch_losses)
         self.n_iter_ = len(self.loss_curve_)
-        self._state = result.state
+        self._state, self._trained_as = result.state, self._kind(self._options())
         self._compiled = self._compile()  # here and not when first used: scikit-learn wants no change from predicting
         return self
 
@@ -116,6 +120,11 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
             x, targets = x[order], targets[order]
         one = replace(options, epochs=1, schedule="constant", validation=0.0, patience=0, shuffle=False)
         state = self._state if done else None
+        if state is not None and self._kind(options) != self._trained_as:
+            raise InputError(
+                "the optimiser has changed since the last pass", got=self._kind(options), expected=self._trained_as,
+                hint="fit again, or set it back",
+            )  # fmt: skip
         self._keep(fit(net, x, targets, device=self.device, threads=self.threads, state=state, **asdict(one)))
         self.history_ = (*history, *(replace(epoch, epoch=done + 1) for epoch in self.history_))
         self.loss_curve_ = [*losses, *self.loss_curve_]
@@ -238,8 +247,3 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
-
-
-def _plain(value: Any) -> Any:
-    """NumPy's numbers, of which parameter grids are often made, as Python's."""
-    return value.item() if isinstance(value, np.generic) else value

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone, is_classifier
 from sklearn.model_selection import ParameterGrid, check_cv
+from sklearn.utils import _safe_indexing
 
 from onchip.errors import InputError, KernelError
 from onchip.spec.text import columns
@@ -109,13 +110,15 @@ def fit_many(
     truth = np.asarray(y)
     scores = np.empty((len(settings), len(splits)))
     for f, (_, test) in enumerate(splits):
-        x_test, y_test = x[test], truth[test]  # once a fold, for all settings
+        x_test, y_test = _safe_indexing(X, test), truth[test]  # once a fold, for all settings; frames stay frames
         for s, fitted in enumerate(by_setting):
             scores[s, f] = np.nan if id(fitted[f]) in diverged else fitted[f].score(x_test, y_test)
     done = tuple(
         Setting(p, fitted, tuple(map(float, row))) for p, fitted, row in zip(settings, by_setting, scores, strict=True)
     )
     means = np.array([setting.mean for setting in done])
+    if np.isnan(means).all():
+        raise next(result for result in results if isinstance(result, KernelError))
     best = settings[int(np.where(np.isnan(means), -np.inf, means).argmax())]
     return ManyResult(done, copy.copy(base).set_params(**best)._train(x, targets), best)
 

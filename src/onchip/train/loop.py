@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -47,6 +48,11 @@ def fit(
     The order of the rows is train.order.epoch_order(n, seed, epoch). Same seed, same machine kind: same bits.
     """
     chosen = TrainOptions.of(options)
+    if not (isinstance(checkpoint_every, int | float) and 0 <= checkpoint_every < math.inf):
+        raise InputError(
+            "bad time between checkpoints", got=str(checkpoint_every), expected="seconds, at least 0",
+            hint="checkpoint_every=10",
+        )  # fmt: skip
     x = check_rows(x, net.input)
     y = check_targets(net, len(x), y, chosen.loss)
     course = prepare(net, x, y, chosen, device=device, threads=threads)

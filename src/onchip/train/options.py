@@ -15,6 +15,7 @@ from onchip.plan.kernel import LOSSES
 
 OPTIMISERS = ("sgd", "adam")
 SCHEDULES = ("constant", "step", "cosine")
+MAX_FLOAT32 = 3.4028234e38  # the kernels' type
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class TrainOptions:
     seed: int = 0  # of the order and of what is held back
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # NumPy's numbers, of which grids are often made, as Python's
+            if callable(item := getattr(getattr(self, field.name), "item", None)):
+                object.__setattr__(self, field.name, item())
         _one_of("loss", self.loss, LOSSES)
         _one_of("optimiser", self.optimiser, OPTIMISERS)
         _one_of("schedule", self.schedule, SCHEDULES)
@@ -92,7 +96,7 @@ def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
 
 def _number(name: str, value: Any, expected: str, example: float, fits: Any) -> None:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (is_number and math.isfinite(value) and fits(value)):
+    if not (is_number and abs(value) <= MAX_FLOAT32 and fits(value)):  # a NaN is not below it either
         words = {"lr": "learning rate"}.get(name, name.replace("_", " "))
         hint = f"{name}={example}"
         raise InputError(f"bad {words}", got=str(value), expected=expected, hint=hint)

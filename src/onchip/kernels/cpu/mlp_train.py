@@ -165,6 +165,8 @@ class Trainer:
 
     def restore(self, weights: dict[str, Array], state: dict[str, Array]) -> None:
         """Go on from the weights and the state of another run of the same network."""
+        if "steps" not in state:
+            raise FormatError("not the state of an optimiser", got=", ".join(state) or "nothing", expected="steps, ...")
         self._take(weights, "", self.model.w, self.model.bias)
         pairs = ((self.model.vw, self.model.vb), (self.model.sw, self.model.sb))
         for kind, (w, bias) in zip(_STATE_NAMES[self.optimiser], pairs, strict=False):

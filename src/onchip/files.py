@@ -45,9 +45,9 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
 
 def write_error(target: Path, error: OSError) -> OutputError:
     reason = error.strerror or str(error)
-    hint = "choose another folder with -o"
+    hint = "choose another folder"
     if error.errno == errno.ENOSPC:
-        hint = "free some space, or choose a folder on another disk with -o"
+        hint = "free some space, or choose a folder on another disk"
     elif error.errno == errno.ENOENT:
         hint = f"create the folder first: mkdir -p {target.parent}"
     return OutputError(f"cannot write {target}", got=reason, expected="a writable folder with room", hint=hint)
@@ -57,7 +57,9 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise OutputError now if `path` cannot be created, rather than after an hour of work."""
     target = Path(path)
     if target.is_dir():
-        raise OutputError(f"cannot write {target}", got="a folder", expected="a file name", hint=f"-o {target}/out.npy")
+        raise OutputError(
+            f"cannot write {target}", got="a folder", expected="a file name", hint=f"a name in it, as {target}/out"
+        )
     try:
         fd, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     except OSError as error:

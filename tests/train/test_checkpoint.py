@@ -77,6 +77,14 @@ def test_a_run_that_is_done_is_not_run_again(tmp_path):
     assert again.seconds == whole.seconds
 
 
+def test_the_time_of_an_epoch_counts_what_came_before_the_stop(tmp_path):
+    run_until(tmp_path, 10)  # an epoch has 13 steps
+    standing = sorted(tmp_path.iterdir())[-1].read_bytes()
+    assert b'\\"epoch_rows\\": 144' in standing  # of the 9 steps behind the newest checkpoint
+    resumed = train(tmp_path, resume=True)
+    assert resumed.seconds == pytest.approx(sum(epoch.seconds for epoch in resumed.history), rel=0.2)
+
+
 def test_two_checkpoints_are_kept(tmp_path):
     run_until(tmp_path, 9)
     assert sorted(path.name for path in tmp_path.iterdir()) == [

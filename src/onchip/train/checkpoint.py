@@ -38,7 +38,9 @@ class Standing:
 
     epoch: int
     step: int
-    epoch_hits: int  # of the epoch so far
+    epoch_hits: int  # of the epoch so far, as the two below
+    epoch_rows: int
+    epoch_seconds: float
     seconds: float  # trained so far
     history: tuple[dict[str, Any], ...]  # of the epochs that are done
     best_epoch: int  # 0: none yet
@@ -81,6 +83,7 @@ class Checkpoints:
             arrays |= {f"{kind}/{name}": array for name, array in group.items()}
         told = {
             "version": VERSION, "job": self.job, "epoch": at.epoch, "step": at.step, "epoch_hits": at.epoch_hits,
+            "epoch_rows": at.epoch_rows, "epoch_seconds": at.epoch_seconds,
             "seconds": at.seconds, "history": at.history, "best_epoch": at.best_epoch,
         }  # fmt: skip
         text = json.dumps(told)
@@ -113,7 +116,8 @@ class Checkpoints:
             if slash:
                 groups[kind][rest] = array
         return Standing(
-            epoch=told["epoch"], step=told["step"], epoch_hits=told["epoch_hits"], seconds=told["seconds"],
+            epoch=told["epoch"], step=told["step"], epoch_hits=told["epoch_hits"],
+            epoch_rows=told["epoch_rows"], epoch_seconds=told["epoch_seconds"], seconds=told["seconds"],
             history=tuple(told["history"]), best_epoch=told["best_epoch"], losses=arrays["losses"],
             weights=groups["weight"], state=groups["state"], best_weights=groups["best"],
         )  # fmt: skip

@@ -23,7 +23,7 @@ from onchip.train.order import epoch_order, hold_out
 if TYPE_CHECKING:
     from onchip.kernels.cpu.mlp_train import Trainer
 
-_REPORT_SECONDS = 0.1  # how often progress is told, and how soon Ctrl-C is heard
+REPORT_SECONDS = 0.1  # how often progress is told, and how soon Ctrl-C is heard
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Course:
         return self.order[self.step * self.batch : (self.step + 1) * self.batch]
 
     def advance(self, steps: int | None = None) -> Array:
-        """Some steps of the epoch, by default for about _REPORT_SECONDS; their losses."""
+        """Some steps of the epoch, by default for about REPORT_SECONDS; their losses."""
         begin = time.perf_counter()
         count = min(steps or self.piece, self.steps - self.step)
         rows = self.order[self.step * self.batch : (self.step + count) * self.batch]
@@ -142,7 +142,7 @@ class Course:
         losses, hits = self.trainer.steps(rows, o.lr_at(self.epoch), o.momentum, o.weight_decay)
         took = time.perf_counter() - begin
         if steps is None:
-            self.piece = max(1, round(count * min(4.0, _REPORT_SECONDS / max(took, 1e-6))))
+            self.piece = max(1, round(count * min(4.0, REPORT_SECONDS / max(took, 1e-6))))
         self.step += count
         self.hits += int(hits.sum())
         self.losses.append(losses)
@@ -205,14 +205,15 @@ class Course:
         history = tuple(dataclasses.asdict(epoch) for epoch in self.history)
         losses = np.concatenate(self.losses) if self.losses else np.zeros(0)
         return Standing(
-            self.epoch, self.step, self.hits, self.seconds, history, self.best_epoch, losses,
-            self.trainer.weights(), self.trainer.state(), self.best_weights,
+            self.epoch, self.step, self.hits, self.epoch_rows, self.epoch_seconds, self.seconds, history,
+            self.best_epoch, losses, self.trainer.weights(), self.trainer.state(), self.best_weights,
         )  # fmt: skip
 
     def take_up(self, at: Standing) -> None:
         """Stand where another run of the same job stood."""
         self.trainer.restore(at.weights, at.state)
         self.epoch, self.step, self.hits, self.seconds = at.epoch, at.step, at.epoch_hits, at.seconds
+        self.epoch_rows, self.epoch_seconds = at.epoch_rows, at.epoch_seconds
         self.losses = [at.losses]
         self.told = float(at.losses[len(at.losses) - at.step :].sum())
         self.history = [Epoch(**epoch) for epoch in at.history]

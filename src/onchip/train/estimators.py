@@ -28,10 +28,8 @@ from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.course import FitResult
 from onchip.train.loop import fit
-from onchip.train.options import TrainOptions, check_name
+from onchip.train.options import ACTIVATIONS, TrainOptions, check_name
 from onchip.train.order import epoch_order
-
-ACTIVATIONS = ["ReLU", "LeakyReLU", "Sigmoid", "Tanh"]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -83,7 +81,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         return TrainOptions(**{name: value for name, value in self.get_params(deep=False).items() if name in names})
 
     def _new_network(self, targets: Array) -> Network:
-        check_name(self.activation, ACTIVATIONS, "activation")
+        check_name(self.activation, list(ACTIVATIONS), "activation")
         try:
             hidden = [operator.index(width) for width in self.hidden]
         except TypeError:

@@ -15,10 +15,8 @@ from onchip.runtime.cpu import check_threads
 from onchip.runtime.engine import check_rows
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-from onchip.train.course import Course, FitResult, check_targets, prepare
+from onchip.train.course import REPORT_SECONDS, Course, FitResult, check_targets, prepare
 from onchip.train.options import TrainOptions
-
-_REPORT_SECONDS = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +76,7 @@ def fit_runs(
         try:
             waiting = set(futures)
             while waiting:
-                done, waiting = concurrent.futures.wait(waiting, _REPORT_SECONDS, concurrent.futures.FIRST_EXCEPTION)
+                done, waiting = concurrent.futures.wait(waiting, REPORT_SECONDS, concurrent.futures.FIRST_EXCEPTION)
                 for future in done:
                     future.result()  # any other error of one run ends them all
                 if on_progress is not None:

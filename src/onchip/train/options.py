@@ -15,6 +15,7 @@ from onchip.plan.kernel import LOSSES
 
 OPTIMISERS = ("sgd", "adam")
 SCHEDULES = ("constant", "step", "cosine")
+ACTIVATIONS = ("ReLU", "LeakyReLU", "Sigmoid", "Tanh")  # that can be trained through
 MAX_FLOAT32 = 3.4028234e38  # the kernels' type
 
 

@@ -11,14 +11,13 @@ from onchip.errors import InputError
 from onchip.spec.build import mlp
 from onchip.spec.layers import Linear
 from onchip.spec.network import Network
-from onchip.train.options import TrainOptions
+from onchip.train.options import ACTIVATIONS, TrainOptions
 from onchip.workloads import backprop, digits, load
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.table_data import TEST_SHARE, Source, is_file, load_table
 
 NEW = "mlp"  # the model that is made for a user's data
 HIDDEN = (100,)  # of that, as of the estimators
-ACTIVATIONS = ("ReLU", "LeakyReLU", "Sigmoid", "Tanh")
 
 
 class Lesson(Protocol):

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from onchip.cli.main import main
 from onchip.cli.talk import StoppedError, progress, stopping
 from onchip.errors import InputError, KernelError
 
@@ -142,3 +143,13 @@ def test_a_stop_that_python_dropped_is_heard_at_the_next_progress():
             update(0.5, "half")
     finally:
         stopping.clear()
+
+
+def test_an_error_that_follows_from_a_stop_is_the_stop(monkeypatch, capsys):
+    def cut_short(argv):
+        stopping.set()  # as the handler does where Python drops what it raises
+        raise RuntimeError("no compiled object yet")
+
+    monkeypatch.setattr("onchip.cli.main._dispatch", cut_short)
+    assert main([]) == 2
+    assert capsys.readouterr().err == "stopped: no file is half-written\n"

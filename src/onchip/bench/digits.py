@@ -19,6 +19,7 @@ from onchip.ladders.measure import Pace
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.workloads import digits
+from onchip.workloads.dataset import Dataset
 
 TRAIN_ROWS, TEST_ROWS, PIXELS = 60_000, 10_000, 784
 BATCHES = (16, 64, 256, 1_024, 4_096)
@@ -29,19 +30,19 @@ STEPS, STEPS_PACE = 500, Pace(rounds=5, block_s=0.6)
 
 
 @functools.cache
-def _data() -> digits.Dataset:
+def _data() -> Dataset:
     """MNIST if it is here, else random data of its shape: the same work, nothing to learn."""
     return digits.load_data("mnist") if digits.find_mnist() is not None else random_data(TRAIN_ROWS, TEST_ROWS)
 
 
-def random_data(train: int, test: int) -> digits.Dataset:
+def random_data(train: int, test: int) -> Dataset:
     rng = np.random.default_rng(0)
     x = rng.random((train + test, PIXELS), dtype=np.float32)
     y = rng.integers(0, digits.CLASSES, train + test)
-    return digits.Dataset("random data", "made", 28, x[:train], y[:train], x[train:], y[train:])
+    return Dataset("random data", "made", 28, x[:train], y[:train], x[train:], y[train:])
 
 
-def cases(options: Options, data: digits.Dataset | None = None) -> list[Case]:
+def cases(options: Options, data: Dataset | None = None) -> list[Case]:
     """`data` is for tests; a user's is found."""
     if options.accuracy and data is None:
         digits.load_data("mnist")  # accuracy on random pixels means nothing: say now that MNIST is missing
@@ -69,7 +70,7 @@ def _rows(x: Array, B: int) -> Array:
     return np.ascontiguousarray(x[np.arange(B) % len(x)])
 
 
-def _lesson(data: digits.Dataset, label: str, size: int, options: Options) -> Lesson:
+def _lesson(data: Dataset, label: str, size: int, options: Options) -> Lesson:
     """An epoch in batches of `size` rows; of other sizes than the workload's own at most STEPS of them."""
     n = len(data.x_train) if size == digits.TRAIN.batch_size else min(len(data.x_train), STEPS * size)
     train = dataclasses.replace(digits.TRAIN, batch_size=size, epochs=1)
@@ -90,7 +91,7 @@ def _step_cases(lesson: Lesson, options: Options) -> list[Case]:
     ]  # fmt: skip
 
 
-def _accuracy_cases(data: digits.Dataset, label: str, options: Options) -> list[Case]:
+def _accuracy_cases(data: Dataset, label: str, options: Options) -> list[Case]:
     """All seeds in one run; the time told is that of one seed."""
     lesson = Lesson(_network, data.x_train, data.y_train, digits.TRAIN, options.threads, options.device, label)
     test = (data.x_test, data.y_test, SEEDS)

@@ -38,7 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     try:
         with _stoppable():
-            code = _dispatch(argv)
+            try:
+                code = _dispatch(argv)
+            except Exception:
+                if stopping.is_set():  # what a library makes of a call that the stop cut short
+                    raise StoppedError from None
+                raise
             sys.stdout.flush()
             return code
     except OnchipError as error:
@@ -103,6 +108,11 @@ def _stoppable() -> Iterator[None]:
         stopping.set()
         raise StoppedError
 
+    def hide(unraisable: sys.UnraisableHookArgs) -> None:
+        if unraisable.exc_type is not StoppedError:  # that one is known by its flag
+            said(unraisable)
+
+    said, sys.unraisablehook = sys.unraisablehook, hide
     before = {}
     if threading.current_thread() is threading.main_thread():  # only there may handlers be set
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -111,6 +121,7 @@ def _stoppable() -> Iterator[None]:
     try:
         yield
     finally:
+        sys.unraisablehook = said
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -114,7 +114,8 @@ def _layout(source: Path, label: str | None) -> _Layout:
         got = f"one column: {show(first[0])}"
         raise FormatError("no column beside the label", got=got, expected="two or more", hint=hint)
     named = label is not None and label not in POSITIONS
-    is_header = named or not any(_is_float(cell) for cell in features)
+    # Not _is_number: a first line of NaNs is a row, and refused, not a header.
+    is_header = named or not any(is_float(cell) for cell in features)
     return _Layout(tuple(first) if is_header else (), int(is_header), len(first), at)
 
 
@@ -130,8 +131,8 @@ def _label_column(first: list[str], label: str | None) -> int | None:
     return first.index(label)
 
 
-def _is_float(cell: str) -> bool:
-    """A number, finite or not: a first line of NaNs is a row, and refused, not a header."""
+def is_float(cell: str) -> bool:
+    """A number, finite or not."""
     try:
         float(cell)
     except ValueError:

@@ -22,6 +22,7 @@ from onchip.spec.recipe import Array, materialise
 from onchip.train.course import Progress
 from onchip.workloads import digits
 from onchip.workloads.classify import Trained, train_and_test
+from onchip.workloads.dataset import Dataset
 
 # 97 to 98 % of the test rows in a fraction of a second; the defaults of `train` are made for MNIST.
 EPOCHS, LR, BATCH_SIZE, SEED = 30, 0.1, 32, 0
@@ -43,7 +44,7 @@ class Timing:
 
 def train_digits(
     folder: Path, epochs: int = EPOCHS, on_progress: Callable[[Progress], None] | None = None
-) -> tuple[digits.Dataset, Trained]:
+) -> tuple[Dataset, Trained]:
     """Train 64-320-160-10 on scikit-learn's digits; `folder`, where the results will go, is made first."""
     if epochs < 1:
         raise InputError("bad number of epochs", got=str(epochs), expected="at least 1", hint=f"--epochs {EPOCHS}")
@@ -167,7 +168,7 @@ def torch_layers(net: Network, threads: int) -> Callable[[Array], Array] | None:
 # -- the picture -------------------------------------------------------------------------------------------
 
 
-def draw(folder: Path, data: digits.Dataset, trained: Trained) -> tuple[Path | None, str]:
+def draw(folder: Path, data: Dataset, trained: Trained) -> tuple[Path | None, str]:
     """Test images with what the network says, the wrong ones first and in red, beside the loss curve.
 
     The picture's path, or None and why there is no picture.

@@ -15,7 +15,7 @@ from onchip.spec.build import mlp
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.options import TrainOptions
-from onchip.workloads.dataset import Dataset as Dataset
+from onchip.workloads.dataset import Dataset
 from onchip.workloads.table_data import flat, read_rows
 
 HIDDEN = (320, 160)

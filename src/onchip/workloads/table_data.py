@@ -18,7 +18,7 @@ import numpy as np
 
 from onchip.errors import InputError, ShapeError
 from onchip.spec.arrays import map_npy, open_rows
-from onchip.spec.csv_rows import POSITIONS, read_csv
+from onchip.spec.csv_rows import POSITIONS, is_float, read_csv
 from onchip.spec.recipe import Array
 from onchip.train.order import hold_out
 from onchip.workloads.dataset import Dataset
@@ -188,7 +188,7 @@ def _classes(labels: Array, path: Path) -> tuple[Array, tuple[str, ...]]:
             return numbers[codes], ()
         values, of_name = np.unique(numbers, return_inverse=True)
         names, codes = [str(value) for value in values.tolist()], of_name[codes]
-    elif all(_is_number(name) for name in names):
+    elif all(is_float(name) for name in names):
         fraction = next(name for name in names if not _WHOLE.fullmatch(name))
         raise InputError(
             f"{path}: the labels are numbers, not classes", got=fraction, expected="whole numbers or words",
@@ -196,14 +196,6 @@ def _classes(labels: Array, path: Path) -> tuple[Array, tuple[str, ...]]:
         )  # fmt: skip
     _check_count(len(names), path)
     return codes.astype(np.int64), tuple(names)
-
-
-def _is_number(name: str) -> bool:
-    try:
-        float(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _check_count(count: int, path: Path) -> None:

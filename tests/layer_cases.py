@@ -13,6 +13,7 @@ from onchip.spec.layers import (
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
+    Cast,
     Clip,
     Concat,
     Conv1d,
@@ -117,6 +118,7 @@ CASES = [
     Case(Identity(), ((3,),)),
     Case(Dropout(0.3), ((3, 2),)),
     Case(ToPixels(), ((2, 5),)),
+    *(Case(Cast(dtype), ((3, 5),)) for dtype in ("float64", "float32", "float16", "bfloat16")),
 ]  # fmt: skip
 
 

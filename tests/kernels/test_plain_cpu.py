@@ -15,6 +15,7 @@ from onchip.spec.layers import (
     LAYERS,
     Add,
     AvgPool2d,
+    Cast,
     Conv1d,
     Conv2d,
     ConvTranspose2d,
@@ -131,12 +132,26 @@ def test_narrow_types_are_rounded_once(case, dtype):
     np.testing.assert_allclose(got.astype(np.float64), naive.astype(np.float64), atol=allowed, rtol=0)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if not isinstance(case.layer, Cast)], ids=str)
 def test_float64_stays_float64(case):
     net, xs = network(case, "float64"), random_inputs(case, 4, "float64")
     got, truth = runner(net)(*xs), reference.forward(net, xs)
     assert got.dtype == truth.dtype
     np.testing.assert_allclose(got, truth, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("to", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("given", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool"])
+def test_cast(given, to):
+    """Once rounded, to the nearest; an infinity past the largest number; a NaN stays one; the sign of a zero too."""
+    x = np.random.default_rng(0).standard_normal((17, 3)) * 100
+    x[:8, 0] = (0.0, -0.0, 1e6, -1e6, 2049, 1 + 2**-11, 1 + 2**-8, 257)
+    x[8:11, 1] = (np.nan, np.inf, -np.inf) if "float" in given else 0
+    with np.errstate(over="ignore"):
+        x = (x if "float" in given else np.abs(x) % 256).astype(numpy_dtype(given))
+        expected = x.astype(numpy_dtype(to))
+    net = Network({"x": TensorType(("B", 3), given)}, (Node("y", Cast(to), ("x",)),), ("y",), {})
+    np.testing.assert_array_equal(bits(runner(net)(x)), bits(expected))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

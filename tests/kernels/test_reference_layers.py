@@ -12,6 +12,7 @@ from onchip.spec.layers import (
     Add,
     BatchNorm1d,
     BatchNorm2d,
+    Cast,
     Clip,
     Concat,
     CumSum,
@@ -220,3 +221,35 @@ def test_pixels(dtype):
         y = run(ToPixels(), x)
     assert y.dtype == np.uint8
     np.testing.assert_array_equal(y, [0, 0, 0, 0, 0, 127, 191, 254, 255, 255, 255, 0])
+
+
+NARROW = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # the largest error of a rounding, of the number
+
+
+@pytest.mark.parametrize("to", ["float64", "float32", "float16", "bfloat16"])
+def test_a_cast_is_the_identity_in_float64_and_rounds_in_the_naive_run(to):
+    x = np.random.default_rng(0).standard_normal((5, 7)) * 10
+    assert np.array_equal(run(Cast(to), x), x)
+    x = x.astype(np.float32)
+    y = run(Cast(to), x)
+    assert y.dtype == np.float32
+    error = np.abs(y / x - 1).max()
+    if to not in NARROW:
+        assert error == 0
+    else:
+        assert NARROW[to] / 4 < error <= NARROW[to]
+
+
+@pytest.mark.parametrize("given", ["int64", "int32", "int8", "uint8", "bool"])
+def test_a_cast_of_ints_is_exact_and_has_no_gradient(given):
+    x = np.array([[0, 1, 100]]).astype(given)
+    y = run(Cast("float16"), x)
+    assert y.dtype == np.float64
+    np.testing.assert_array_equal(y, x)
+    assert reference.BACKWARD[Cast](Cast("float16"), (x,), {}, y, np.ones_like(y)) == ((None,), {})
+
+
+@pytest.mark.parametrize("bad", ["int32", "float8_e4m3fn", "half", "", None])
+def test_what_nothing_is_cast_to(bad):
+    with pytest.raises(ShapeError, match="no dtype to cast to"):
+        Cast(bad)

@@ -17,6 +17,7 @@ from onchip.spec.layers import (
     AvgPool1d,
     BatchNorm1d,
     BatchNorm2d,
+    Cast,
     Concat,
     Conv1d,
     Conv2d,
@@ -250,7 +251,7 @@ def test_what_dropping_says():
     assert told == ["dropped dead: nobody reads it", "dropped deader: nobody reads it"]
 
 
-@pytest.mark.parametrize("layer", [Identity(), Dropout(), Reshape((2,)), Permute((0, 1)), Concat(1)])
+@pytest.mark.parametrize("layer", [Identity(), Dropout(), Reshape((2,)), Permute((0, 1)), Concat(1), Cast("float64")])
 def test_an_output_gives_its_name_to_what_stood_before_it(layer):
     nodes = (Node("a", ReLU(), ("x",)), Node("y", layer, ("a",)), Node("z", Sigmoid(), ("a",)))
     net = Network({"x": TensorType(("B", 2), "float64")}, nodes, ("z", "y"), {})
@@ -258,6 +259,19 @@ def test_an_output_gives_its_name_to_what_stood_before_it(layer):
     assert told == ["dropped y: it changes nothing"]
     assert [(node.name, node.inputs) for node in after.nodes] == [("y", ("x",)), ("z", ("y",))]
     assert_same_meaning(net, after)
+
+
+def test_a_cast_that_rounds_stays_and_nothing_is_merged_across_it():
+    grow = Grow(seeded(0), 4)
+    wide = grow.linear(grow.add(Cast("float64"), grow.add(Cast("float16"), grow.linear("x", 5))), 3)
+    net = grow.network(wide)
+    after, told = rewrite(net)
+    assert told == ()
+    assert after is net
+    # Without the Casts the two Linears are one.
+    (first, *_, last) = net.nodes
+    bare = net.replace(nodes=(first, Node(last.name, last.layer, (first.name,), last.weights)))
+    assert len(rewrite(bare)[0].nodes) == 1
 
 
 @pytest.mark.parametrize("outputs", [("y",), ("a", "b"), ("b", "a", "x")])

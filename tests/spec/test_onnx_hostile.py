@@ -73,7 +73,7 @@ BAD_NODES = {
     "no gelu": ([op("Div", "x root", "d"), op("Erf", "d", "e"), op("Tanh", "e")], "cannot follow", "GELU"),
     "gelu of two": ([op("Div", "x root", "d"), op("Erf", "d", "e"), op("Mul", "e e")], "cannot follow"),
     "gelu word": ([op("Gelu", "x", approximate="quick")], "approximate"),
-    "cast": ([op("Cast", "x", to=TensorProto.DOUBLE)], "would change the dtype", "float32 to float64"),
+    "cast": ([op("Cast", "x", to=TensorProto.INT32)], "makes no floats", "float32 to int32", "bfloat16"),
     "cast to what": ([op("Cast", "x", to=99)], "ONNX type 99"),
     "transpose": ([op("Transpose", "x")], "axis 0 is the batch"),
     "transpose twice": ([op("Transpose", "x", perm=[0, 0])], "bad axes"),

@@ -162,6 +162,13 @@ def linears(draw):
     return one_layer(layers.Linear(), row, **weights)
 
 
+@st.composite
+def casts(draw):
+    given = draw(st.sampled_from(["float64", "float32", "float16", "int32", "int64", "uint8", "bool"]))
+    to = draw(st.sampled_from([dtype for dtype in ("float64", "float32", "float16") if dtype != given]))
+    return one_layer(layers.Cast(to), draw(st.lists(sizes, max_size=3)), dtype=given)
+
+
 STRATEGIES = {
     **{kind: convolutions(kind) for kind in ("Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d")},
     **{kind: pools(kind) for kind in ("MaxPool1d", "MaxPool2d", "AvgPool1d", "AvgPool2d")},
@@ -171,7 +178,7 @@ STRATEGIES = {
     **{kind: elementwise(kind) for kind in ("ReLU", "LeakyReLU", "Clip", "Sigmoid", "Tanh", "SiLU", "GELU")},
     **{kind: elementwise(kind) for kind in ("Identity", "Dropout")},
     "Concat": concatenations(), "Reshape": reshapes(), "Permute": permutations(), "Embedding": embeddings(),
-    "Linear": linears(),
+    "Linear": linears(), "Cast": casts(),
 }  # fmt: skip
 
 
@@ -193,7 +200,8 @@ def test_written_run_and_read_back(tmp_path, kind, data, rows):
     truth = reference.forward(net, xs)
     (got,) = run_onnx(tmp_path / "net.onnx", *xs)
     assert got.dtype.name == net.output.dtype
-    np.testing.assert_allclose(got, truth, rtol=2e-5, atol=2e-5)
+    tolerance = 2.0**-11 if got.dtype == "float16" else 2e-5
+    np.testing.assert_allclose(got, truth, rtol=tolerance, atol=tolerance)
 
     back = read_onnx(tmp_path / "net.onnx")
     assert (back.inputs, back.output) == (net.inputs, net.output)

@@ -198,6 +198,9 @@ HOSTILE = {
     "no nodes": (file_of({k: v for k, v in graph().items() if k != "nodes"}), "has no 'nodes'"),
     "name": (file_of(graph(name=3)), "'name' has the wrong type"),
     "half a letter": (file_of(graph(name="\ud800")), "no text"),
+    "cast": (
+        file_of(graph(nodes=node(kind="Cast", weights={}, attributes={"dtype": "int8"}))), "dtype has a wrong value",
+    ),
     "kind": (file_of(graph(nodes=node(kind="Attention"))), "layer 'fc' is of an unknown kind"),
     "abstract kind": (file_of(graph(nodes=node(kind="Layer"))), "unknown kind"),
     "unknown attribute": (file_of(graph(nodes=node(attributes={"slope": 1}))), "other attributes"),

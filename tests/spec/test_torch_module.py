@@ -262,3 +262,27 @@ def test_a_branch_that_depends_on_the_numbers_is_refused():
 
     with pytest.raises(InputError, match=r"cannot trace module Fickle\n.*TracerWarning"):
         onchip.load(Fickle(), torch.ones(2, 3))
+
+
+class HalfEnds(nn.Module):
+    """Takes and hands out half precision, computes in float32; ids beside it become numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(5, 3)
+
+    def forward(self, x, ids):
+        y = torch.tanh(self.fc(x.float()) + ids.to(torch.float32))
+        return y.half(), y.double()
+
+
+def test_casts():
+    torch.manual_seed(0)
+    module, x, ids = HalfEnds(), torch.randn(4, 5).half(), torch.randint(0, 9, (4, 3))
+    net = onchip.load(module, (x, ids))
+    assert [net.types[name].dtype for name in (*net.inputs, *net.outputs)] == ["float16", "int64", "float16", "float64"]
+    truth = module(x, ids)
+    for got, wanted in zip(onchip.compile(net, device="cpu")(x.numpy(), ids.numpy()), truth, strict=True):
+        wanted = wanted.detach().numpy()
+        assert got.dtype == wanted.dtype
+        np.testing.assert_allclose(got.astype(np.float64), wanted, atol=1e-3 if got.dtype == np.float16 else 1e-6)

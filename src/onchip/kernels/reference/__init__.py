@@ -2,11 +2,22 @@
 
 `forward(net, x, "float64")` is what every engine is held against; `forward(net, x, "float32")` is the
 naive run whose error is the yardstick. Types narrower than float32 compute in float32 and round after
-every operation, as hardware does.
+every operation, as hardware does. A network's own dtypes do not matter, but for ints; see cast.py for Cast.
 """
 
 # Each of these registers its layers.
-from onchip.kernels.reference import activation, combine, conv, linear, pixels, pool, scan, shape, tokens  # noqa: F401
+from onchip.kernels.reference import (  # noqa: F401
+    activation,
+    cast,
+    combine,
+    conv,
+    linear,
+    pixels,
+    pool,
+    scan,
+    shape,
+    tokens,
+)
 from onchip.kernels.reference.base import BACKWARD, FORWARD
 from onchip.kernels.reference.network import forward, forward_all, loss_and_gradients
 from onchip.kernels.reference.training import LOSSES, adam_step, cross_entropy, half_sse, mse, sgd_step

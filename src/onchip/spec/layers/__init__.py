@@ -2,6 +2,7 @@
 
 from onchip.spec.layers.activation import GELU, Clip, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
 from onchip.spec.layers.base import LAYERS, Elementwise, Layer
+from onchip.spec.layers.cast import Cast
 from onchip.spec.layers.combine import Add, Concat, Interleave, Mul
 from onchip.spec.layers.conv import (
     Conv1d,
@@ -20,9 +21,9 @@ from onchip.spec.layers.scan import CumSum
 from onchip.spec.layers.shape import Dropout, Identity, Permute, Reshape
 
 __all__ = [
-    "GELU", "LAYERS", "Add", "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Clip", "Concat", "Conv1d",
-    "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Convolution", "CumSum", "Dropout", "Elementwise", "Embedding",
-    "GlobalMax", "GlobalMean", "Identity", "Interleave", "Layer", "LeakyReLU", "Linear", "LogSoftmax", "MaxPool1d",
-    "MaxPool2d", "Mul", "Permute", "ReLU", "Reshape", "SiLU", "Sigmoid", "Softmax", "Tanh", "ToPixels", "TokenConv",
-    "TransposedConvolution",
+    "GELU", "LAYERS", "Add", "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Cast", "Clip", "Concat",
+    "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Convolution", "CumSum", "Dropout", "Elementwise",
+    "Embedding", "GlobalMax", "GlobalMean", "Identity", "Interleave", "Layer", "LeakyReLU", "Linear", "LogSoftmax",
+    "MaxPool1d", "MaxPool2d", "Mul", "Permute", "ReLU", "Reshape", "SiLU", "Sigmoid", "Softmax", "Tanh", "ToPixels",
+    "TokenConv", "TransposedConvolution",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Nodes that leave no layer behind: Constant, Identity, Dropout, casts to the dtype that is there."""
+"""Nodes that leave no layer behind: Constant, Identity, Dropout."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from onchip.spec.network import Node
 from onchip.spec.onnx_ops.base import Op, reads, writes
 from onchip.spec.onnx_ops.graph_reader import GraphReader
 from onchip.spec.onnx_ops.graph_writer import GraphWriter
-from onchip.spec.onnx_ops.pixels import completes_pixels
-from onchip.spec.onnx_tensors import dtype_of
-from onchip.spec.types import numpy_dtype
 
 
 @reads("Constant")
@@ -38,31 +35,6 @@ def read_dropout(graph: GraphReader, op: Op) -> None:
     drops = not graph.has(op, 1) or graph.constant(op, 1).any()
     if drops and graph.has(op, 2) and graph.constant(op, 2).any():
         raise FormatError(f"{op} is in training mode", expected="inference", hint="export after model.eval()")
-    graph.pass_on(op)
-
-
-@reads("Cast")
-def read_cast(graph: GraphReader, op: Op) -> None:
-    if completes_pixels(graph, op):
-        return
-    _cast(graph, op, dtype_of(op.attribute("to", 0), str(op)))
-
-
-@reads("CastLike")
-def read_cast_like(graph: GraphReader, op: Op) -> None:
-    dtype = graph.types[graph.value(op, 1)].dtype
-    if graph.is_constant(op, 0):
-        array = graph.constant(op, 0)
-        graph.spend(op, array.size)
-        graph.add_constant(op, array.astype(numpy_dtype(dtype)))
-    else:
-        _cast(graph, op, dtype)
-
-
-def _cast(graph: GraphReader, op: Op, dtype: str) -> None:
-    given = graph.types[graph.value(op)].dtype
-    if given != dtype:
-        raise FormatError(f"{op} would change the dtype", got=f"{given} to {dtype}", expected="one dtype throughout")
     graph.pass_on(op)
 
 

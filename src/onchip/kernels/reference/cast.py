@@ -1,0 +1,28 @@
+"""Another dtype. The reference has a dtype of its own for every float: what a Cast does depends on it.
+
+In float64 it computes the true function, so a Cast between floats is the identity there. In any other dtype it is the
+naive run that an engine is measured by, and a Cast rounds as the engine's does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
+from onchip.spec.layers import Cast
+from onchip.spec.recipe import Array
+from onchip.spec.types import numpy_dtype
+
+
+@forward_of(Cast)
+def cast(layer: Cast, xs: Arrays, w: Weights) -> Array:
+    (x,) = xs
+    if x.dtype != np.float32:
+        return x.astype(np.float64, copy=False)  # float64, or ints and bools: exact up to 2^53
+    return x.astype(numpy_dtype(layer.dtype)).astype(np.float32)
+
+
+@backward_of(Cast)
+def cast_back(layer: Cast, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    """Rounding has no slope of its own: the gradient goes through. Ints and bools have none."""
+    return (dy if xs[0].dtype.kind == "f" else None,), {}

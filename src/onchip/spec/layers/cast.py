@@ -1,0 +1,33 @@
+"""Cast: the same numbers in another dtype."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass
+from typing import Literal
+
+from onchip.errors import ShapeError
+from onchip.spec.layers.base import Layer, Types, WeightTypes
+from onchip.spec.types import TensorType
+
+CastTo = Literal["float64", "float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Cast(Layer):
+    """x as floats of `dtype`, rounded to the nearest; too large a number is an infinity.
+
+    It maps each number by itself, but is no Elementwise: those hand on the dtype that they get.
+    """
+
+    dtype: CastTo
+
+    def __post_init__(self) -> None:
+        if self.dtype not in typing.get_args(CastTo):
+            raise ShapeError("no dtype to cast to", got=repr(self.dtype), expected=", ".join(typing.get_args(CastTo)))
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        return TensorType(inputs[0].shape, self.dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return 0

@@ -11,6 +11,7 @@ from onchip.kernels import reference
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda import mlp_fused
 from onchip.kernels.cuda.mlp_fused import ARCHITECTURES, MlpFused, chunks, layer_floats, shared_bytes, strides
+from onchip.kernels.cuda.mlp_tensor import MlpTensor
 from onchip.kernels.cuda.program import LaunchConfig
 from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -18,10 +19,11 @@ from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import CudaBackend
 from onchip.runtime.nvrtc import compile_program, nvrtc_version
 from onchip.spec.build import sequential
+from onchip.spec.io import with_io
 from onchip.spec.layers import Linear, ReLU, Reshape, Softmax
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe
-from onchip.spec.types import TensorType
+from onchip.spec.types import TensorType, numpy_dtype
 
 DECODE = (72, 64, 64, 4)
 DIGITS = (784, 320, 160, 10)
@@ -36,6 +38,7 @@ NETWORKS = {
     "odd widths, no bias": ((7, 13, 5, 3), {"bias": False, "output": "LogSoftmax"}),
     "some weights in L2": ((100, 200, 200, 10), {"output": "Softmax"}),
     "some weights in L2, no bias": ((100, 200, 200, 10), {"activation": "Tanh", "bias": False}),
+    "long sums": ((3000, 20, 5), {}),
     "two chunks, then one": ((5, 48, 36, 49, 65, 2), {"output": "ReLU"}),
 }
 
@@ -63,7 +66,7 @@ def test_claim_for_an_h200():
     assert claim.fast_bytes == (8960 + 12 * 32 * 76) * 4 == 152_576  # the sum in the kernel's header
     assert (claim.price.row_bytes, claim.price.row_flop, claim.price.fixed_bytes) == (304, 17_920 + 128, 35_840)
     assert claim.facts.program.name_expression == (
-        "mlp_fused<32, 12, 8960, 152576, NoNormaliser, Dense<72, 64, ReLU, false, true>, "
+        "mlp_fused<float, float, 32, 12, 8960, 152576, NoNormaliser, Dense<72, 64, ReLU, false, true>, "
         "Dense<64, 64, ReLU, false, true>, Dense<64, 4, Identity, false, true>>"
     )
     assert claim.facts.launch_config(2**21) == LaunchConfig((132, 1, 1), (384, 1, 1), 152_576)
@@ -103,11 +106,19 @@ def test_refusals():
         "compiles for sm_80, sm_86, sm_89, sm_90a, sm_100, sm_120, not sm_75"
     )
     assert refusal_of(random_mlp(64, 8192)).startswith("does not fit: 8 rows of activations take ")
-    assert refusal_of(random_mlp(1025, 8)) == "one accumulator a sum is exact enough for 1,024 terms, got 1,025"
     wide = sequential(TensorType(("B", 4), "float64"), [("a", Linear())], {"a.weight": np.ones((2, 4))})
-    assert refusal_of(wide) == "computes on float32, and x is float64"
+    assert refusal_of(wide) == "reads and writes float32, float16, bfloat16, not float64"
     mixed = sequential(TensorType(("B", 4)), [("a", Linear())], {"a.weight": np.ones((2, 4))})
-    assert refusal_of(mixed) == "computes on float32, and a.weight is float64"
+    assert refusal_of(mixed) == "keeps weights of float32, float16, bfloat16, and a.weight is float64"
+
+
+def test_in_other_precisions_only_what_mlp_tensor_cannot_take():
+    assert list(MlpFused().claims(random_mlp(6, 5, 4), 0, H200, Job("fp16"))) == []
+    claim = claim_of(random_mlp(*DIGITS), job=Job("fp16"))
+    assert claim.nodes == ("fc1", "relu1")
+    assert "in fp32: for fp16 it does not fit: weights take 503,040 B" in claim.why
+    plan = make_plan(random_mlp(*DIGITS), H200, [MlpTensor(), MlpFused()], Job("fp16"))
+    assert [group.claim.kernel for group in plan.groups] == ["mlp_fused", "mlp_tensor"]
 
 
 def test_nothing_to_say_about_other_layers():
@@ -267,6 +278,20 @@ def test_forward_is_right_and_has_the_same_bits_whatever_the_batch(name, backend
         assert np.array_equal(run(x[:B]), whole[:B]), f"B = {B}"
     assert np.array_equal(run(x[313:320]), whole[313:320])  # nor on the place in the batch
     assert np.array_equal(run(x), whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("io", ["float16", "bfloat16"])
+def test_rows_in_half_precision(io, backend):
+    net = random_mlp(30, 21, 8)
+    cast = with_io(net, io)
+    x = rows(300, 30).astype(numpy_dtype(io))
+    plan = make_plan(cast, backend.device, [MlpFused()])
+    assert len(plan.groups) == 1
+    y = np.empty((300, 8), numpy_dtype(io))
+    backend.run(backend.prepare(plan), {"x": x}, {cast.outputs[0]: y}, 300)
+    whole = runner(backend, net)(x.astype(np.float32))
+    assert y.tobytes() == whole.astype(numpy_dtype(io)).tobytes()
 
 
 @pytest.mark.gpu

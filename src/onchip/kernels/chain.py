@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from onchip.plan.kernel import Price
 from onchip.spec.layers import (
+    Cast,
     Concat,
     Elementwise,
     Identity,
@@ -47,6 +48,7 @@ class Chain:
     layers: tuple[Dense, ...]
     normaliser: str  # "", "Softmax" or "LogSoftmax" behind the last layer
     vectors: int  # vectors a batch row: 1, or more where Linear runs over (B, ..., D_in)
+    ends: tuple[int, ...]  # for each layer: how many of the nodes are behind when it is done
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -59,11 +61,24 @@ class Chain:
         names = dict.fromkeys([*kinds, self.normaliser] if self.normaliser else kinds)
         return ",".join([*map(str, self.widths), *names])
 
+    def first(self, count: int) -> Chain:
+        """The chain of the first `count` layers."""
+        if count == len(self.layers):
+            return self
+        nodes, ends = self.nodes[: self.ends[count - 1]], self.ends[:count]
+        return Chain(nodes, self.layers[:count], "", self.vectors, ends)
 
-def find_chain(net: Network, start: int, activations: tuple[type[Elementwise], ...] = ACTIVATIONS) -> Chain | None:
-    """The longest chain beginning at net.nodes[start], or None if no Dense layer begins there."""
+
+def find_chain(
+    net: Network, start: int, activations: tuple[type[Elementwise], ...] = ACTIVATIONS, casts: bool = False
+) -> Chain | None:
+    """The longest chain beginning at net.nodes[start], or None if no Dense layer begins there.
+
+    casts  a Cast before the first layer and one behind the last are part of it
+    """
     nodes: list[Node] = []
     layers: list[Dense] = []
+    ends: list[int] = []
     normaliser, vectors = "", 0
     for node in net.nodes[start:]:
         if nodes and not _continues(net, nodes[-1], node):
@@ -73,18 +88,25 @@ def find_chain(net: Network, start: int, activations: tuple[type[Elementwise], .
             D_out, D_in = net.weights[node.weights["weight"]].shape
             vectors = net.types[node.inputs[0]].row_size // D_in
             layers.append(Dense(node.weights["weight"], node.weights.get("bias"), D_in, D_out, None))
+            ends.append(0)
         elif isinstance(layer, activations) and layers and layers[-1].activation is None and not normaliser:
             layers[-1] = dataclasses.replace(layers[-1], activation=layer)
         elif isinstance(layer, Softmax | LogSoftmax) and layers and not normaliser and _is_last_axis(net, node):
             if layers[-1].activation is not None:
                 break
             normaliser = layer.kind
-        elif not isinstance(layer, Reshape):
+        elif casts and isinstance(layer, Cast) and not nodes:
+            pass
+        elif not isinstance(layer, Reshape) and not (casts and isinstance(layer, Cast) and layers):
             break
         nodes.append(node)
+        if layers:
+            ends[-1] = len(nodes)
+            if isinstance(layer, Cast):
+                break
     if not layers:
         return None
-    return Chain(tuple(n.name for n in nodes), tuple(layers), normaliser, vectors)
+    return Chain(tuple(n.name for n in nodes), tuple(layers), normaliser, vectors, tuple(ends))
 
 
 def forward_price(net: Network, chain: Chain) -> Price:
@@ -96,6 +118,12 @@ def forward_price(net: Network, chain: Chain) -> Price:
         row_bytes=net.types[nodes[0].inputs[0]].row_bytes + net.types[nodes[-1].name].row_bytes,
         fixed_bytes=4 * weights,
     )
+
+
+def end_dtypes(net: Network, chain: Chain) -> tuple[str, str]:
+    """What x and y are in memory."""
+    first = next(node for node in net.nodes if node.name == chain.nodes[0])
+    return net.types[first.inputs[0]].dtype, net.types[chain.nodes[-1]].dtype
 
 
 def why_not_float32(net: Network, chain: Chain) -> str:

@@ -65,10 +65,11 @@ class Price:
     row_bytes: int
     fixed_bytes: int = 0  # weights, read (and in training written) once a launch
     launches: int = 1
+    precision: str = ""  # of the flop, where it is not the job's
 
     def floor_us(self, device: Device, precision: str, B: int) -> float:
         """No run of this work on this device is much faster."""
-        compute = self.row_flop * B / device.flops[precision]
+        compute = self.row_flop * B / device.flops[self.precision or precision]
         memory = (self.row_bytes * B + self.fixed_bytes) / device.bandwidth
         return max(compute, memory) * 1e6 + self.launches * device.launch_us
 

@@ -92,7 +92,7 @@ class Plain:
             fixed -= recipes["weight"].nbytes
         moved += (looked_up + 2 * _between(net, node)) * DTYPE_BYTES[net.types[node.name].dtype]
         slower = _MUCH_SLOWER if isinstance(node.layer, _IN_SHORT_SUMS) else _SLOWER
-        price = NumpyPrice(net.row_flop(node), moved, fixed, _LAUNCHES, slower)
+        price = NumpyPrice(net.row_flop(node), moved, fixed, _LAUNCHES, slower=slower)
         yield Claim(
             self.name, f"plain<{node.layer.kind}>", (node.name,), price, "one layer by itself, in NumPy", recipes,
             facts=Facts(node.layer, tuple(values.index(name) for name in node.inputs)),

@@ -1,34 +1,23 @@
-// mlp_fused.cu: a whole MLP forward in one launch, in true fp32.
+// mlp_fused.cu: a whole MLP forward in one launch, in true fp32, for layers whose weights fit on no chip too.
 //
 // Idea    One block a multiprocessor. It stages the weights in shared memory once; then each warp, by itself,
 //         walks over tiles of ROWS rows: x comes in, goes from layer to layer in the warp's own corner of
 //         shared memory, y goes out. Only x and y touch global memory. A warp never waits for another, so one
 //         loads while the others multiply. Layers that do not fit (is_resident = false) are read through L1.
-// Order   An output is one accumulator: 0, then fma over k = 0, 1, .. D_in-1, then + bias. A softmax goes over
-//         its row in the order of the columns. So a row's bits depend neither on B nor on its place in the
+// Order   An output is one accumulator: 0, then fma over k = 0, 1, .. D_in-1, then + bias; with more than PART terms
+//         a sum of such sums, first to last. A softmax goes over its row in the order of the columns. So a row's bits depend neither on B nor on its place in the
 //         batch (nor on ROWS, WARPS or on which layers are resident).
 // Floor   A row moves (D_in + D_out)*4 B and costs 2*params flop. 72-64-64-4, B = 2^21, H200: 638 MB / 4.24 TB/s
 //         = 150 us; 37.6 Gflop / 50.9 Tflop/s = 738 us. Compute-bound, five to one: the fma pipe is the score.
 //         Layer by layer, a launch for each Linear and each ReLU, a row moves 2 352 B instead of 304.
-// Layout  x (B, D_in), y (B, D_out) row-major, 16 B aligned. weights: for each layer W^T (D_in, padded) and then,
+// Layout  x (B, D_in), y (B, D_out) row-major, 16 B aligned, each float32, float16 or bfloat16. weights: for each layer W^T (D_in, padded) and then,
 //         if it has one, its bias (padded), back to back; columns past D_out are zeros.
 // Shared  (resident weights + WARPS * ROWS * (stride of buffer 0 + stride of buffer 1)) * 4 B
 //         = (8 960 + 12 * 32 * 76) * 4 = 152 576 B for 72-64-64-4 with ROWS = 32, WARPS = 12.
-// Limits  Any widths and depth that fit, sums of at most 1 024 terms; any B (the last tile is masked); ROWS in {8, 16, 32}; sm_80 up.
+// Limits  Any widths and depth that fit; any B (the last tile is masked); ROWS in {8, 16, 32}; sm_80 up.
 
-struct Identity {
-    static __device__ float apply(float v) { return v; }
-};
-struct ReLU {
-    // Not fmaxf(v, 0), which makes 0 of a NaN.
-    static __device__ float apply(float v) { return v < 0.0f ? 0.0f : v; }
-};
-struct Sigmoid {
-    static __device__ float apply(float v) { return 1.0f / (1.0f + expf(-v)); }
-};
-struct Tanh {
-    static __device__ float apply(float v) { return tanhf(v); }
-};
+#include "activation.cuh"
+#include "number.cuh"
 
 // One Linear with what follows it: W (D_out, D_in), maybe a bias, an activation.
 template <int D_in_, int D_out_, class Act_, bool has_bias_, bool is_resident_>
@@ -38,6 +27,8 @@ struct Dense {
     static constexpr bool has_bias = has_bias_, is_resident = is_resident_;
     using Act = Act_;
 };
+
+constexpr int PART = 1024;  // terms of a sum; the rounding errors of a longer one grow past those of a product in blocks
 
 // A warp computes a layer in chunks of columns: of 64 while at least 49 are left (less would waste a quarter of
 // the work), then one or two narrower ones.
@@ -93,8 +84,22 @@ struct Layout {
     static constexpr int warp_floats = ROWS * (stride(0) + stride(1));
 };
 
-__device__ __forceinline__ float4 load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
-__device__ __forceinline__ void store4(float* p, float4 v) { *reinterpret_cast<float4*>(p) = v; }
+template <class T>
+__device__ __forceinline__ float4 load4(const T* p) {
+    const auto word = *reinterpret_cast<const typename Vector<4 * sizeof(T)>::type*>(p);
+    const T* v = reinterpret_cast<const T*>(&word);
+    return {to_float(v[0]), to_float(v[1]), to_float(v[2]), to_float(v[3])};
+}
+template <class T>
+__device__ __forceinline__ void store4(T* p, float4 v) {
+    const float several[4] = {v.x, v.y, v.z, v.w};
+    store_several(p, several);
+}
+template <class T>
+__device__ __forceinline__ void store1(T* p, float v) {
+    const float one[1] = {v};
+    store_several(p, one);
+}
 
 // One chunk of columns of one layer. A lane keeps TM rows x TN columns in registers: with 8 x 8 it reads
 // 16 float4 for 256 fma.
@@ -129,19 +134,39 @@ __device__ __forceinline__ void run_chunk(const float* in, const float* weights,
             }
         }
     };
-    // Small tiles have registers to spare: more loads in flight for weights that come from L2.
+    auto sum_up = [&](int from, int until) {
+        // Small tiles have registers to spare: more loads in flight for weights that come from L2.
 #pragma unroll (TM * TN >= 32 ? 2 : 4)
-    for (int k = 0; k < K / 4; ++k) {
-        float x0[TM], x1[TM], x2[TM], x3[TM];
+        for (int k = from; k + 4 <= until; k += 4) {
+            float x0[TM], x1[TM], x2[TM], x3[TM];
 #pragma unroll
-        for (int i = 0; i < TM; ++i) {
-            const float4 v = load4(a + i * LANES_M * IN + 4 * k);
-            x0[i] = v.x, x1[i] = v.y, x2[i] = v.z, x3[i] = v.w;
+            for (int i = 0; i < TM; ++i) {
+                const float4 v = load4(a + i * LANES_M * IN + k);
+                x0[i] = v.x, x1[i] = v.y, x2[i] = v.z, x3[i] = v.w;
+            }
+            multiply(x0, w + (k + 0) * N);
+            multiply(x1, w + (k + 1) * N);
+            multiply(x2, w + (k + 2) * N);
+            multiply(x3, w + (k + 3) * N);
         }
-        multiply(x0, w + (4 * k + 0) * N);
-        multiply(x1, w + (4 * k + 1) * N);
-        multiply(x2, w + (4 * k + 2) * N);
-        multiply(x3, w + (4 * k + 3) * N);
+    };
+    if constexpr (K <= PART) {
+        sum_up(0, K);
+    } else {
+        float whole[TM][TN] = {};
+#pragma unroll 1
+        for (int from = 0; from < K / PART * PART; from += PART) {
+            sum_up(from, from + PART);
+#pragma unroll
+            for (int i = 0; i < TM; ++i)
+#pragma unroll
+                for (int j = 0; j < TN; ++j) whole[i][j] += acc[i][j], acc[i][j] = 0.0f;
+        }
+        sum_up(K / PART * PART, K);
+#pragma unroll
+        for (int i = 0; i < TM; ++i)
+#pragma unroll
+            for (int j = 0; j < TN; ++j) acc[i][j] += whole[i][j];
     }
 #pragma unroll
     for (int k = K / 4 * 4; k < K; ++k) {
@@ -204,8 +229,8 @@ __device__ __forceinline__ void stage_weights(const float* weights, float* resid
 }
 
 // x (rows, D) global -> tile (ROWS, STRIDE) shared; rows past the end become zeros.
-template <int ROWS, int D, int STRIDE>
-__device__ __forceinline__ void load_rows(const float* x, float* tile, int rows, int lane) {
+template <int ROWS, int D, int STRIDE, class In>
+__device__ __forceinline__ void load_rows(const In* x, float* tile, int rows, int lane) {
     if constexpr (D % 4 == 0) {
 #pragma unroll 6
         for (int i = lane; i < ROWS * (D / 4); i += 32) {
@@ -214,18 +239,18 @@ __device__ __forceinline__ void load_rows(const float* x, float* tile, int rows,
         }
     } else {
 #pragma unroll 6
-        for (int i = lane; i < ROWS * D; i += 32) tile[i / D * STRIDE + i % D] = i / D < rows ? x[i] : 0.0f;
+        for (int i = lane; i < ROWS * D; i += 32) tile[i / D * STRIDE + i % D] = i / D < rows ? to_float(x[i]) : 0.0f;
     }
 }
 
 // tile (ROWS, STRIDE) shared -> y (rows, D) global.
-template <int D, int STRIDE>
-__device__ __forceinline__ void store_rows(const float* tile, float* y, int rows, int lane) {
+template <int D, int STRIDE, class Out>
+__device__ __forceinline__ void store_rows(const float* tile, Out* y, int rows, int lane) {
     if constexpr (D % 4 == 0) {
         for (int i = lane; i < rows * (D / 4); i += 32)
             store4(y + 4 * i, load4(tile + i / (D / 4) * STRIDE + 4 * (i % (D / 4))));
     } else {
-        for (int i = lane; i < rows * D; i += 32) y[i] = tile[i / D * STRIDE + i % D];
+        for (int i = lane; i < rows * D; i += 32) store1(y + i, tile[i / D * STRIDE + i % D]);
     }
 }
 
@@ -282,9 +307,10 @@ __device__ constexpr int first_width() {
 }
 
 // WEIGHT_FLOATS and SHARED_BYTES are the host's sums: where the two sides differ, nothing compiles.
-template <int ROWS, int WARPS, int WEIGHT_FLOATS, int SHARED_BYTES, class Normaliser, class... Layers>
+template <class In, class Out, int ROWS, int WARPS, int WEIGHT_FLOATS, int SHARED_BYTES, class Normaliser,
+          class... Layers>
 __global__ void __launch_bounds__(32 * WARPS, 1)
-mlp_fused(const float* __restrict__ x, const float* __restrict__ weights, float* __restrict__ y, long long B) {
+mlp_fused(const In* __restrict__ x, const float* __restrict__ weights, Out* __restrict__ y, long long B) {
     using Where = Layout<ROWS, Layers...>;
     static_assert(Where::weight_floats == WEIGHT_FLOATS, "the host packed other weights");
     static_assert((Where::resident_floats + WARPS * Where::warp_floats) * 4 == SHARED_BYTES,

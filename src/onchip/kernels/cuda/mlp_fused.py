@@ -12,10 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.chain import Chain, Dense, find_chain, forward_price, why_not_float32
-from onchip.kernels.cuda.program import Budget, LaunchConfig, Program
+from onchip.errors import PlanError
+from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
+from onchip.kernels.cuda import mlp_tensor
+from onchip.kernels.cuda.activation import ACTIVATIONS, cpp_name
+from onchip.kernels.cuda.program import Budget, Instance, LaunchConfig, Program
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.spec.build import mlp
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Recipe
 
@@ -25,8 +29,7 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 ROWS = (32, 16, 8)  # rows of a warp's tile, best first: more rows, more use of each weight that is read
 # Not 16 warps: 128 registers a thread are too few for tiles of 8 x 8 (sm_90a spills).
 MOST_WARPS = 12
-# Rounding errors of a plain sum grow with its length; past this they exceed twice those of a product in blocks.
-LONGEST_SUM = 1024
+PART = 1024  # terms of a sum; longer ones are sums of sums, which take registers from the tiles
 FEWEST_WARPS = 4  # one for each scheduler of a multiprocessor; fewer only where nothing else fits
 
 
@@ -44,12 +47,13 @@ class MlpLaunch:
     """What the runtime needs to compile and launch one claimed chain."""
 
     chain: Chain
+    dtypes: tuple[str, str]  # of x and y
     tiling: Tiling
     units: int  # multiprocessors: one block each
 
     @property
     def program(self) -> Program:
-        return Program(SOURCE, name_expression(self.chain, self.tiling))
+        return Program(SOURCE, name_expression(self.chain, self.dtypes, self.tiling))
 
     @property
     def budget(self) -> Budget:
@@ -66,27 +70,35 @@ class MlpLaunch:
 class MlpFused:
     name = "mlp_fused"
     device_kind = "cuda"
-    precisions = ("fp32",)
+    precisions = tuple(mlp_tensor.PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        chain = find_chain(net, start)
+        """The whole chain in fp32. In another precision a layer that is too large for mlp_tensor, and no more."""
+        chain = find_chain(net, start, ACTIVATIONS, casts=True)
         if chain is None:
             return
+        why_not = mlp_tensor.why_not(net, chain, device, job)
+        told = ""
+        if job.precision != "fp32" and not why_not:
+            chain = chain.first(1)
+            tried = mlp_tensor.make_launch(net, chain, device, job.precision)
+            if not isinstance(tried, str):
+                return
+            told = f"; in fp32: for {job.precision} it {tried}"
         tiling = choose_tiling(chain, device.fast_bytes)
-        why_not = _why_not(net, chain, device, job)
         if why_not or tiling is None:
             yield Refusal(self.name, net.nodes[start].name, why_not or _does_not_fit(chain, device))
             return
-        used = shared_bytes(chain, tiling)
+        used, price = shared_bytes(chain, tiling), forward_price(net, chain)
         yield Claim(
             kernel=self.name,
             label=f"{self.name}<{chain.label}>",
             nodes=chain.nodes,
-            price=forward_price(net, chain),
-            why=_why(chain, tiling, used, device),
+            price=Price(price.row_flop, price.row_bytes, price.fixed_bytes, precision="fp32"),
+            why=_why(chain, tiling, used, device) + told,
             recipes={"weights": pack_recipe(chain, tiling)},
             fast_bytes=used,
-            facts=MlpLaunch(chain, tiling, device.units),
+            facts=MlpLaunch(chain, end_dtypes(net, chain), tiling, device.units),
         )
 
 
@@ -140,12 +152,13 @@ def choose_tiling(chain: Chain, limit_bytes: int) -> Tiling | None:
     First choice: every weight resident and at least four warps. Second: weights through L1, and those resident
     that still find room, largest first. Taller tiles come before more warps.
     """
-    for rows in ROWS:
+    heights = ROWS if max(layer.D_in for layer in chain.layers) <= PART else ROWS[1:]
+    for rows in heights:
         staged = 4 * sum(layer_floats(layer, rows) for layer in chain.layers)
         warps = min(MOST_WARPS, (limit_bytes - staged) // warp_bytes(chain, rows))
         if warps >= FEWEST_WARPS:
             return Tiling(rows, warps, (True,) * len(chain.layers))
-    for rows in ROWS:
+    for rows in heights:
         warps = min(MOST_WARPS, limit_bytes // warp_bytes(chain, rows))
         if warps >= FEWEST_WARPS or (rows == ROWS[-1] and warps > 0):
             return Tiling(rows, warps, _resident(chain, rows, limit_bytes - warps * warp_bytes(chain, rows)))
@@ -165,15 +178,16 @@ def _resident(chain: Chain, rows: int, room_bytes: int) -> tuple[bool, ...]:
 # -- what the runtime gets -----------------------------------------------------------------------------------
 
 
-def name_expression(chain: Chain, tiling: Tiling) -> str:
+def name_expression(chain: Chain, dtypes: tuple[str, str], tiling: Tiling) -> str:
     """The kernel with all its template arguments, as NVRTC is asked for it."""
     layers = (
-        f"Dense<{a.D_in}, {a.D_out}, {a.activation_name}, {_cpp(a.bias is not None)}, {_cpp(here)}>"
+        f"Dense<{a.D_in}, {a.D_out}, {cpp_name(a.activation)}, {_cpp(a.bias is not None)}, {_cpp(here)}>"
         for a, here in zip(chain.layers, tiling.resident, strict=True)
     )
     floats = sum(layer_floats(layer, tiling.rows) for layer in chain.layers)
+    numbers = ", ".join(mlp_tensor.NUMBERS[dtype] for dtype in dtypes)
     head = f"{tiling.rows}, {tiling.warps}, {floats}, {shared_bytes(chain, tiling)}"
-    return f"mlp_fused<{head}, {chain.normaliser or 'NoNormaliser'}, {', '.join(layers)}>"
+    return f"mlp_fused<{numbers}, {head}, {chain.normaliser or 'NoNormaliser'}, {', '.join(layers)}>"
 
 
 def launch_config(chain: Chain, tiling: Tiling, rows: int, units: int) -> LaunchConfig:
@@ -205,17 +219,6 @@ def pack_recipe(chain: Chain, tiling: Tiling) -> Recipe:
 # -- reasons -------------------------------------------------------------------------------------------------
 
 
-def _why_not(net: Network, chain: Chain, device: Device, job: Job) -> str:
-    if job.is_training:
-        return "runs forward only: it keeps no activations for a backward pass"
-    if device.arch not in ARCHITECTURES:
-        return f"compiles for {', '.join(ARCHITECTURES)}, not {device.arch}"
-    longest = max(layer.D_in for layer in chain.layers)
-    if longest > LONGEST_SUM:
-        return f"one accumulator a sum is exact enough for {LONGEST_SUM:,} terms, got {longest:,}"
-    return why_not_float32(net, chain)
-
-
 def _does_not_fit(chain: Chain, device: Device) -> str:
     need = warp_bytes(chain, ROWS[-1])
     return (
@@ -234,3 +237,23 @@ def _why(chain: Chain, tiling: Tiling, used_bytes: int, device: Device) -> str:
 
 def _cpp(flag: bool) -> str:
     return "true" if flag else "false"
+
+
+def _instance(name: str, *widths: int, output: str | None = None) -> Instance:
+    def launch(device: Device) -> MlpLaunch:
+        chain = find_chain(mlp(*widths, output=output), 0, ACTIVATIONS)
+        assert chain is not None
+        tiling = choose_tiling(chain, device.fast_bytes)
+        if tiling is None:
+            raise PlanError(f"{MlpFused.name} does not take {name} on {device.arch}", got=_does_not_fit(chain, device))
+        return MlpLaunch(chain, ("float32", "float32"), tiling, device.units)
+
+    return Instance(name, launch)
+
+
+INSTANCES = (
+    _instance("decode", 72, 64, 64, 4),
+    _instance("digits", 784, 320, 160, 10, output="LogSoftmax"),
+    _instance("long sums", 3000, 100, 10),
+    _instance("odd widths", 7, 13, 5, 3, output="Softmax"),
+)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+from onchip.plan.device import Device
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,9 @@ class LaunchConfig:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int  # dynamic shared memory a block
+    # Programmatic stream serialisation: the kernel may begin before the one before it ends, and itself waits
+    # (griddepcontrol.wait) before it touches what that one writes or reads.
+    overlaps: bool = False
 
 
 class Launch(Protocol):
@@ -47,3 +53,14 @@ class Launch(Protocol):
     def count(self, B: int) -> int: ...
 
     def launch_config(self, B: int) -> LaunchConfig: ...
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One compilable case of a kernel, for `make check-kernels`; each kernel's module lists its own as INSTANCES.
+
+    The first of the list is the representative that `make test` compiles.
+    """
+
+    name: str  # "decode fp16": the network and the precision
+    launch: Callable[[Device], Launch]  # for any device of an architecture that the module's ARCHITECTURES name

@@ -1,0 +1,76 @@
+// activation.cuh: one number in, one number out. A parameter is the bits of a float. NaNs stay NaNs.
+//
+// apply  exact to a few ulp of float32, without branches: tensor cores bear none, and lanes would part
+// fast   exact to 11 bits: for numbers that are rounded to 16 bits anyway; an instruction or two
+#pragma once
+
+__device__ __forceinline__ float fast_tanh(float v) {
+    float result;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(result) : "f"(v));
+    return result;
+}
+__device__ __forceinline__ float exact_tanh(float v) {
+    const float less = expm1f(-2.0f * fabsf(v));
+    return copysignf(-less / (2.0f + less), v);
+}
+__device__ __forceinline__ float fast_sigmoid(float v) { return fmaf(0.5f, fast_tanh(0.5f * v), 0.5f); }
+__device__ __forceinline__ float exact_sigmoid(float v) {
+    const float e = expf(-fabsf(v));  // at most 1
+    return (v >= 0.0f ? 1.0f : e) / (1.0f + e);
+}
+
+struct Identity {
+    static __device__ __forceinline__ float apply(float v) { return v; }
+    static __device__ __forceinline__ float fast(float v) { return v; }
+};
+struct ReLU {
+    // Not fmaxf(v, 0), which makes 0 of a NaN.
+    static __device__ __forceinline__ float apply(float v) { return v < 0.0f ? 0.0f : v; }
+    static __device__ __forceinline__ float fast(float v) { return apply(v); }
+};
+template <unsigned slope_bits>
+struct LeakyReLU {
+    static __device__ __forceinline__ float apply(float v) {
+        return v >= 0.0f ? v : __uint_as_float(slope_bits) * v;
+    }
+    static __device__ __forceinline__ float fast(float v) { return apply(v); }
+};
+// A bound that is not there is an infinity.
+template <unsigned low_bits, unsigned high_bits>
+struct Clip {
+    static __device__ __forceinline__ float apply(float v) {
+        const float low = __uint_as_float(low_bits), high = __uint_as_float(high_bits);
+        v = v < low ? low : v;
+        return v > high ? high : v;
+    }
+    static __device__ __forceinline__ float fast(float v) { return apply(v); }
+};
+struct Sigmoid {
+    static __device__ __forceinline__ float apply(float v) { return exact_sigmoid(v); }
+    static __device__ __forceinline__ float fast(float v) { return fast_sigmoid(v); }
+};
+struct Tanh {
+    static __device__ __forceinline__ float apply(float v) { return exact_tanh(v); }
+    static __device__ __forceinline__ float fast(float v) { return fast_tanh(v); }
+};
+struct SiLU {
+    static __device__ __forceinline__ float apply(float v) { return v * exact_sigmoid(v); }
+    static __device__ __forceinline__ float fast(float v) { return v * fast_sigmoid(v); }
+};
+struct GELU {
+    static __device__ __forceinline__ float apply(float v) { return 0.5f * v * erfcf(-0.70710678f * v); }
+    // erf by a polynomial of t = 1 / (1 + p z) times exp(-z^2), z >= 0: Abramowitz and Stegun 7.1.25, error 2.5e-5.
+    static __device__ __forceinline__ float fast(float v) {
+        const float z = 0.70710678f * fabsf(v), t = __fdividef(1.0f, fmaf(0.47047f, z, 1.0f));
+        const float tail = t * fmaf(t, fmaf(t, 0.7478556f, -0.0958798f), 0.3480242f) * __expf(-z * z);
+        return 0.5f * v * (v < 0.0f ? tail : 2.0f - tail);
+    }
+};
+struct TanhGELU {
+    static __device__ __forceinline__ float apply(float v) {
+        return v * exact_sigmoid(1.5957691f * (v + 0.044715f * v * v * v));
+    }
+    static __device__ __forceinline__ float fast(float v) {
+        return v * fast_sigmoid(1.5957691f * (v + 0.044715f * v * v * v));
+    }
+};

@@ -1,0 +1,126 @@
+// number.cuh: the numbers that kernels read, multiply and write. No headers of CUDA's: NVRTC then needs no paths.
+#pragma once
+
+using u32 = unsigned int;
+
+struct f16 {
+    unsigned short bits;
+};
+struct bf16 {
+    unsigned short bits;
+};
+
+__device__ __forceinline__ float to_float(float v) { return v; }
+__device__ __forceinline__ float to_float(f16 v) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(v.bits));
+    return wide;
+}
+__device__ __forceinline__ float to_float(bf16 v) { return __uint_as_float(static_cast<u32>(v.bits) << 16); }
+
+// Two numbers in a word, the first in the lower half.
+template <class T>
+__device__ __forceinline__ u32 pack(float first, float second);
+template <>
+__device__ __forceinline__ u32 pack<f16>(float first, float second) {
+    u32 word;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+    return word;
+}
+template <>
+__device__ __forceinline__ u32 pack<bf16>(float first, float second) {
+    u32 word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+    return word;
+}
+
+// The same of max(v, 0): one instruction; a NaN stays a NaN.
+template <class T>
+__device__ __forceinline__ u32 pack_relu(float first, float second);
+template <>
+__device__ __forceinline__ u32 pack_relu<f16>(float first, float second) {
+    u32 word;
+    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+    return word;
+}
+template <>
+__device__ __forceinline__ u32 pack_relu<bf16>(float first, float second) {
+    u32 word;
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+    return word;
+}
+
+template <class A, class B>
+constexpr bool is_same = false;  // of <type_traits>
+template <class A>
+constexpr bool is_same<A, A> = true;
+
+// Two given numbers as a word of T: as they are, or converted.
+template <class T, class Given>
+__device__ __forceinline__ u32 join(Given first, Given second) {
+    if constexpr (is_same<T, Given>) return first.bits | static_cast<u32>(second.bits) << 16;
+    else return pack<T>(to_float(first), to_float(second));
+}
+
+template <int BYTES>
+struct Vector;
+template <>
+struct Vector<2> {
+    using type = unsigned short;
+};
+template <>
+struct Vector<4> {
+    using type = unsigned int;
+};
+template <>
+struct Vector<8> {
+    using type = uint2;
+};
+template <>
+struct Vector<16> {
+    using type = uint4;
+};
+
+// V neighbours at once: `to` is aligned to all of them.
+template <int V>
+__device__ __forceinline__ void store_several(float* to, const float (&v)[V]) {
+    using Word = typename Vector<4 * V>::type;
+    *reinterpret_cast<Word*>(to) = *reinterpret_cast<const Word*>(v);
+}
+template <class T, int V>
+__device__ __forceinline__ void store_several(T* to, const float (&v)[V]) {
+    if constexpr (V == 1) {
+        to->bits = static_cast<unsigned short>(pack<T>(v[0], 0.0f));
+    } else {
+        using Word = typename Vector<2 * V>::type;
+        u32 pairs[V / 2];
+#pragma unroll
+        for (int i = 0; i < V / 2; ++i) pairs[i] = pack<T>(v[2 * i], v[2 * i + 1]);
+        *reinterpret_cast<Word*>(to) = *reinterpret_cast<const Word*>(pairs);
+    }
+}
+
+// What a network is computed in. A word of a fragment holds PER_WORD numbers; STEP of them meet in one instruction.
+struct Fp16 {
+    using Number = f16;
+    static constexpr int PER_WORD = 2, STEP = 16;
+};
+struct Bf16 {
+    using Number = bf16;
+    static constexpr int PER_WORD = 2, STEP = 16;
+};
+struct Tf32 {
+    using Number = float;
+    static constexpr int PER_WORD = 1, STEP = 8;
+    static __device__ __forceinline__ u32 word(float v) {
+        u32 rounded;
+        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(v));
+        return rounded;
+    }
+};
+// float32 as the sum of two tf32: three products of tf32 make one of float32.
+struct Fp32 {
+    using Number = float;
+    static constexpr int PER_WORD = 1, STEP = 8;
+    static __device__ __forceinline__ u32 word(float v) { return __float_as_uint(v); }
+};

@@ -1,0 +1,165 @@
+// tensor_core.cuh: rows in registers times weights in shared memory, by wgmma (sm_90a) or mma.sync (sm_80 up).
+//
+// Fragments  A warp holds 16 rows. Lane (g, q) = (lane / 4, lane % 4) has, of fragment rows g and g + 8 and for each
+//            step of STEP columns, two words: a[step] = {row g word 0, row g+8 word 0, row g word 1, row g+8 word 1}.
+//            Of 8 columns of a result it has c = {(g, 2q), (g, 2q+1), (g+8, 2q), (g+8, 2q+1)}. Both instructions want
+//            this, so the result of a layer becomes the operand of the next without leaving its lane.
+// Weights    (K, N) as tiles of 8 columns n x 16 B of k, tile (k, n) at 128 B * (k * N/8 + n): what ldmatrix and the
+//            descriptor of wgmma (no swizzle) both read, each tile 128 bytes in a row: no bank twice.
+#pragma once
+
+#include "number.cuh"
+
+// -- wgmma: four warps, 64 rows, N columns; asynchronous ------------------------------------------------------
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define ONCHIP_C4(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
+#define ONCHIP_A4 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+#define ONCHIP_R8(a, b, c, d, e, f, g, h) "%" #a ",%" #b ",%" #c ",%" #d ",%" #e ",%" #f ",%" #g ",%" #h
+// NAME: shape and types; END: the rest of the immediates. The first product of a sum does not read c.
+#define ONCHIP_WGMMA(NAME, END, COLUMNS, AFTER, ...)                                                     \
+    asm volatile("{.reg .pred sums; setp.ne.b32 sums, " AFTER ", 0;\n"                                   \
+                 "wgmma.mma_async.sync.aligned." NAME " {" COLUMNS "}, " END "}" : __VA_ARGS__           \
+                 : ONCHIP_A4, "l"(tiles), "r"(static_cast<int>(sums)))
+
+template <class P, int N>
+struct Wgmma;
+#define ONCHIP_WGMMA_OF(P, SHAPE, TYPES, LAST)                                                                        \
+    template <>                                                                                                       \
+    struct Wgmma<P, 8> {                                                                                              \
+        static __device__ __forceinline__ void add(float (*c)[4], const u32 (&a)[4], unsigned long long tiles,        \
+                                                   bool sums) {                                                       \
+            ONCHIP_WGMMA("m64n8" SHAPE TYPES, "{%4,%5,%6,%7}, %8, sums, 1, 1" LAST ";", "%0,%1,%2,%3", "%9",          \
+                         ONCHIP_C4(0));                                                                               \
+        }                                                                                                             \
+    };                                                                                                                \
+    template <>                                                                                                       \
+    struct Wgmma<P, 16> {                                                                                             \
+        static __device__ __forceinline__ void add(float (*c)[4], const u32 (&a)[4], unsigned long long tiles,        \
+                                                   bool sums) {                                                       \
+            ONCHIP_WGMMA("m64n16" SHAPE TYPES, "{%8,%9,%10,%11}, %12, sums, 1, 1" LAST ";",                           \
+                         ONCHIP_R8(0, 1, 2, 3, 4, 5, 6, 7), "%13", ONCHIP_C4(0), ONCHIP_C4(1));                       \
+        }                                                                                                             \
+    };                                                                                                                \
+    template <>                                                                                                       \
+    struct Wgmma<P, 32> {                                                                                             \
+        static __device__ __forceinline__ void add(float (*c)[4], const u32 (&a)[4], unsigned long long tiles,        \
+                                                   bool sums) {                                                       \
+            ONCHIP_WGMMA("m64n32" SHAPE TYPES, "{%16,%17,%18,%19}, %20, sums, 1, 1" LAST ";",                         \
+                         ONCHIP_R8(0, 1, 2, 3, 4, 5, 6, 7) "," ONCHIP_R8(8, 9, 10, 11, 12, 13, 14, 15), "%21",        \
+                         ONCHIP_C4(0), ONCHIP_C4(1), ONCHIP_C4(2), ONCHIP_C4(3));                                     \
+        }                                                                                                             \
+    };                                                                                                                \
+    template <>                                                                                                       \
+    struct Wgmma<P, 64> {                                                                                             \
+        static __device__ __forceinline__ void add(float (*c)[4], const u32 (&a)[4], unsigned long long tiles,        \
+                                                   bool sums) {                                                       \
+            ONCHIP_WGMMA("m64n64" SHAPE TYPES, "{%32,%33,%34,%35}, %36, sums, 1, 1" LAST ";",                         \
+                         ONCHIP_R8(0, 1, 2, 3, 4, 5, 6, 7) "," ONCHIP_R8(8, 9, 10, 11, 12, 13, 14, 15) ","            \
+                         ONCHIP_R8(16, 17, 18, 19, 20, 21, 22, 23) "," ONCHIP_R8(24, 25, 26, 27, 28, 29, 30, 31),     \
+                         "%37", ONCHIP_C4(0), ONCHIP_C4(1), ONCHIP_C4(2), ONCHIP_C4(3), ONCHIP_C4(4), ONCHIP_C4(5),   \
+                         ONCHIP_C4(6), ONCHIP_C4(7));                                                                 \
+        }                                                                                                             \
+    };
+ONCHIP_WGMMA_OF(Fp16, "k16", ".f32.f16.f16", ", 0")
+ONCHIP_WGMMA_OF(Bf16, "k16", ".f32.bf16.bf16", ", 0")
+ONCHIP_WGMMA_OF(Tf32, "k8", ".f32.tf32.tf32", "")
+
+// Where a step's weights lie: 8-column tiles 128 B apart, the second 16 B of k N tiles further. All in 16 B units.
+template <int N>
+__device__ __forceinline__ unsigned long long tiles_at(u32 shared_address) {
+    constexpr unsigned long long along_k = N, along_n = 8;
+    return (along_n << 32 | along_k << 16) | (shared_address & 0x3FFFF) >> 4;
+}
+
+// c[j..] += a * weights from column 8j on, in pieces of 64, 32, 16 and 8 columns.
+template <class P, int N, int j, int NT, int KS>
+__device__ __forceinline__ void wgmma_columns(float (&c)[NT][4], const u32 (&a)[KS][4], u32 weights, bool sums) {
+    constexpr int left = NT - j, PIECE = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+#pragma unroll
+    for (int k = 0; k < KS; ++k)
+        Wgmma<P, 8 * PIECE>::add(c + j, a[k], tiles_at<N>(weights + k * 32 * N + j * 128), sums || k > 0);
+    if constexpr (left > PIECE) wgmma_columns<P, N, j + PIECE>(c, a, weights, sums);
+}
+#endif
+
+// Products of a team of WARPS warps: begin(), as many add() as there are, end(), and only then are the sums there.
+// add: c (16 MT rows, 8 NT columns) += a (16 MT rows, KS steps) * weights, the first tile of a (K, N) matrix; with
+// sums = false it does not read c.
+struct ByWgmma {
+    static constexpr int WARPS = 4, COLUMNS = 64;  // columns of a result at a time: what an instruction makes
+
+    static __device__ __forceinline__ void begin() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+    }
+    template <class P, int N, int MT, int NT, int KS>
+    static __device__ __forceinline__ void add(float (&c)[MT][NT][4], const u32 (&a)[MT][KS][4], u32 weights,
+                                               bool sums) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#pragma unroll
+        for (int i = 0; i < MT; ++i) wgmma_columns<P, N, 0>(c[i], a[i], weights, sums);
+#endif
+    }
+    static __device__ __forceinline__ void end() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#endif
+    }
+};
+
+// -- mma.sync: a warp by itself -------------------------------------------------------------------------------
+
+template <class P>
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+#define ONCHIP_MMA(P, NAME)                                                                                          \
+    template <>                                                                                                      \
+    __device__ __forceinline__ void mma<P>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {                       \
+        asm("mma.sync.aligned." NAME " {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                        \
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                         \
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                                         \
+    }
+ONCHIP_MMA(Fp16, "m16n8k16.row.col.f32.f16.f16.f32")
+ONCHIP_MMA(Bf16, "m16n8k16.row.col.f32.bf16.bf16.f32")
+ONCHIP_MMA(Tf32, "m16n8k8.row.col.f32.tf32.tf32.f32")
+
+struct ByMma {
+    static constexpr int WARPS = 1, COLUMNS = 32;
+
+    static __device__ __forceinline__ void begin() {}
+    template <class P, int N, int MT, int NT, int KS>
+    static __device__ __forceinline__ void add(float (&c)[MT][NT][4], const u32 (&a)[MT][KS][4], u32 weights,
+                                               bool sums) {
+        if (!sums) {
+#pragma unroll
+            for (int i = 0; i < MT; ++i)
+#pragma unroll
+                for (int j = 0; j < NT; ++j) c[i][j][0] = c[i][j][1] = c[i][j][2] = c[i][j][3] = 0.0f;
+        }
+        // Lane l names row l % 8 of tile l / 8; the tiles: both halves of a step, then those of the next 8 columns.
+        const int lane = threadIdx.x % 32;
+        const u32 at = weights + ((lane / 8 % 2) * N + 8 * (lane / 16) + lane % 8) * 16;
+#pragma unroll
+        for (int k = 0; k < KS; ++k) {
+#pragma unroll
+            for (int j = 0; j < NT; j += 2) {
+                u32 b[4];
+                if (j + 1 < NT) {
+                    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                                 : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(at + k * 32 * N + j * 128));
+                } else {
+                    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                                 : "=r"(b[0]), "=r"(b[1]) : "r"(at + k * 32 * N + j * 128));
+                }
+#pragma unroll
+                for (int i = 0; i < MT; ++i) {
+                    mma<P>(c[i][j], a[i][k], b[0], b[1]);
+                    if (j + 1 < NT) mma<P>(c[i][j + 1], a[i][k], b[2], b[3]);
+                }
+            }
+        }
+    }
+    static __device__ __forceinline__ void end() {}
+};

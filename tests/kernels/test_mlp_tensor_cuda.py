@@ -1,0 +1,322 @@
+"""The MLP on tensor cores: what it claims and how it packs (anywhere), and that it is right (on a GPU)."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import onchip
+from checks import random_mlp, rows
+from onchip.kernels import reference
+from onchip.kernels.cuda import mlp_tensor
+from onchip.kernels.cuda.activation import ACTIVATIONS
+from onchip.kernels.cuda.mlp_tensor import (
+    PRECISIONS,
+    MlpTensor,
+    hidden_columns,
+    input_columns,
+    output_order,
+    pack_matrix,
+    round_tf32,
+)
+from onchip.kernels.cuda.program import LaunchConfig
+from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
+from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.planner import make_plan
+from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
+from onchip.runtime.nvrtc import compile_program
+from onchip.spec.build import sequential
+from onchip.spec.io import with_io
+from onchip.spec.layers import GELU, Clip, LeakyReLU, Linear, ReLU, Reshape, Sigmoid, SiLU, Softmax, Tanh
+from onchip.spec.types import TensorType, numpy_dtype
+
+DECODE = (72, 64, 64, 4)
+IO = ("float32", "float16", "bfloat16")
+
+
+def claim_of(net, device=H200, precision="fp16"):
+    (claim,) = MlpTensor().claims(net, 0, device, Job(precision))
+    assert isinstance(claim, Claim), claim
+    return claim
+
+
+def refusal_of(net, device=H200, job=None):
+    (refusal,) = MlpTensor().claims(net, 0, device, job or Job("fp16"))
+    assert isinstance(refusal, Refusal), refusal
+    return refusal.why
+
+
+# -- planning ------------------------------------------------------------------------------------------------
+
+
+def test_claim_for_an_h200():
+    claim = claim_of(with_io(random_mlp(*DECODE, bias=False), "float16"))
+    assert claim.label == "mlp_tensor<72,64,64,4,ReLU>"
+    assert claim.nodes == ("x.float32", "fc1", "relu1", "fc2", "relu2", "fc3.float32", "fc3")  # with both Casts
+    assert claim.why == "fits: 91 of 227 KiB, rows in fp16"
+    assert claim.weight_bytes == (80 * 64 + 64 * 64 + 64 * 8) * 2 == 19_456
+    assert claim.fast_bytes == 19_456 + 16 * 2 * 16 * 144  # two tiles of 16 rows in flight for each of 16 warps
+    assert (claim.price.row_bytes, claim.price.row_flop) == (152, 17_920 + 128)
+    assert claim.facts.program.name_expression == (
+        "mlp_tensor<Fp16, ByWgmma, f16, f16, 1, 16, 2, 19456, NoNormaliser, Dense<72, 64, ReLU, false>, "
+        "Dense<64, 64, ReLU, false>, Dense<64, 4, Identity, false>>"
+    )
+    assert claim.facts.launch_config(2**21) == LaunchConfig((132, 1, 1), (512, 1, 1), 93_184, overlaps=True)
+
+
+def test_a_small_batch_takes_fewer_warps():
+    launch = claim_of(random_mlp(*DECODE)).facts
+    for B, blocks, threads in ((1, 1, 128), (64, 1, 128), (65, 2, 128), (132 * 64, 132, 128), (12_800, 132, 256)):
+        config = launch.launch_config(B)
+        assert (config.grid[0], config.block[0]) == (blocks, threads), B
+        assert blocks * threads // 128 * 64 >= B or blocks == 132
+
+
+def test_claims_for_other_chips():
+    net = with_io(random_mlp(*DECODE, bias=False), "float16")
+    for device in (A100, RTX_4060_LAPTOP):
+        launch = claim_of(net, device).facts
+        assert (launch.tiling.by, launch.tiling.blocks, launch.tiling.warps) == ("ByMma", 2, 12)
+        assert not launch.launch_config(100).overlaps
+
+
+def test_fp32_is_three_products_of_tf32():
+    claim = claim_of(random_mlp(*DECODE, bias=False), precision="fp32")
+    assert claim.price.row_flop == 3 * (17_920 + 128)
+    assert claim.weight_bytes == 2 * 4 * (72 * 64 + 64 * 64 + 64 * 8)
+    assert claim.price.floor_us(H200, "fp32", 2**21) == pytest.approx(3 * 18_048 * 2**21 / 352e12 * 1e6 + 5)
+
+
+def test_the_plan_as_text():
+    plan = make_plan(with_io(random_mlp(*DECODE, bias=False), "float16"), H200, [MlpTensor()], Job("fp16", 2**21))
+    assert (
+        str(plan)
+        .splitlines()[2]
+        .startswith("0      x.float32..fc3  mlp_tensor<72,64,64,4,ReLU>   91 KiB        152    18,048  80.2 µs")
+    )
+
+
+def test_a_chain_that_does_not_fit_is_cut():
+    net = random_mlp(128, *(128,) * 20, 5)
+    plan = make_plan(net, H200, [MlpTensor()], Job("fp16"))
+    assert 2 < len(plan.groups) < 10
+    assert all(group.claim.fast_bytes <= H200.fast_bytes for group in plan.groups)
+    assert [name for group in plan.groups for name in group.claim.nodes] == [node.name for node in net.nodes]
+
+
+def test_layers_too_wide_for_the_registers_together_are_cut():
+    net = random_mlp(1, 900, 2)
+    plan = make_plan(net, H200, [MlpTensor()], Job("fp16"))
+    assert [group.claim.nodes for group in plan.groups] == [("fc1", "relu1"), ("fc2",)]
+
+
+def test_refusals():
+    net = random_mlp(6, 5, 4)
+    assert refusal_of(net, job=Job(loss="cross_entropy")).startswith("runs forward only")
+    assert refusal_of(net, dataclasses.replace(H200, arch="sm_75")).endswith("not sm_75")
+    assert refusal_of(random_mlp(784, 320, 160, 10)).startswith("does not fit: weights take 6")
+    wide = sequential(TensorType(("B", 4), "float64"), [("a", Linear())], {"a.weight": np.ones((2, 4))})
+    assert refusal_of(wide) == "reads and writes float32, float16, bfloat16, not float64"
+    mixed = sequential(TensorType(("B", 4)), [("a", Linear())], {"a.weight": np.ones((2, 4))})
+    assert refusal_of(mixed) == "keeps weights of float32, float16, bfloat16, and a.weight is float64"
+    assert list(MlpTensor().claims(sequential(TensorType(("B", 4)), [("r", ReLU())], {}), 0, H200, Job("fp16"))) == []
+
+
+# -- packing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("D", [1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64, 71, 72, 100, 784])
+@pytest.mark.parametrize("item_bytes", [2, 4])
+def test_every_column_of_x_is_multiplied_once(precision, D, item_bytes):
+    columns = input_columns(D, item_bytes, PRECISIONS[precision])
+    assert len(columns) % PRECISIONS[precision].step == 0
+    assert len(columns) < D + 4 * PRECISIONS[precision].step
+    assert sorted(columns[columns < D]) == list(range(D))
+    assert (columns <= D).all()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("N", [8, 16, 24, 200])
+def test_every_output_of_a_layer_is_multiplied_once(precision, N):
+    columns = hidden_columns(N, PRECISIONS[precision])
+    assert sorted(columns) == list(range(len(columns)))
+    assert N <= len(columns) < N + PRECISIONS[precision].step
+
+
+@pytest.mark.parametrize("N", [8, 16, 24, 32, 40, 64, 200])
+def test_a_lane_writes_neighbours(N):
+    order = output_order(N)
+    assert sorted(order) == list(range(N))
+    lanes = order.reshape(-1, 4, 2)  # lane q has the pair q of each block of 8 columns
+    wide = N // 32 * 4
+    for q in range(4):
+        mine = lanes[:wide, q].reshape(-1, 8)
+        assert (np.diff(mine, axis=1) == 1).all()
+        assert (mine[:, 0] % 8 == 0).all()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_parts_of_a_packed_matrix_are_the_matrix(precision):
+    weight, P = rows(13, 21), PRECISIONS[precision]
+    columns = input_columns(21, 4, P)
+    order = output_order(16)
+    parts = pack_matrix(weight, columns, order, P)
+    assert [part.shape for part in parts] == [(len(columns) // (4 * P.per_word), 16, 4 * P.per_word)] * P.parts
+    whole = sum(part.astype(np.float64) for part in parts).swapaxes(0, 1).reshape(16, -1)
+    back = np.zeros((16, 22))
+    back[np.ix_(order, columns)] = whole
+    assert not back[13:].any()
+    ulp = {"fp32": 2.0**-21, "tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}[precision]
+    assert np.abs(back[:13, :21] - weight).max() <= ulp * np.abs(weight).max()
+
+
+def test_rounding_to_tf32():
+    x = np.array([1, 1 + 2**-11, 1 + 2**-12, -1 - 2**-11, np.inf, -np.inf, np.nan, 0], np.float32)
+    expected = np.array([1, 1 + 2**-10, 1, -1 - 2**-10, np.inf, -np.inf, np.nan, 0], np.float32)
+    assert np.array_equal(round_tf32(x), expected, equal_nan=True)
+
+
+# -- compiling -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [19_472, 9_728])
+def test_other_weights_than_the_host_packed_do_not_compile(wrong):
+    program = claim_of(with_io(random_mlp(*DECODE, bias=False), "float16")).facts.program
+    lie = dataclasses.replace(program, name_expression=program.name_expression.replace("19456", str(wrong)))
+    with pytest.raises(onchip.OnchipError, match="the host packed other weights"):
+        compile_program(lie, "sm_90a")
+
+
+# -- running, on a GPU ---------------------------------------------------------------------------------------
+
+NETWORKS = {
+    "decode": random_mlp(*DECODE, bias=False),
+    "decode with bias": random_mlp(*DECODE),
+    "one number": random_mlp(1, 1, output="Tanh"),
+    "one layer": random_mlp(5, 9, bias=False),
+    "odd widths": random_mlp(7, 13, 5, 3, activation="Sigmoid", output="Softmax"),
+    "71 columns": random_mlp(71, 33, 17, output="LogSoftmax"),
+    "one output": random_mlp(16, 32, 1, activation="Tanh", output="Sigmoid"),
+    "128 wide": random_mlp(48, 128, 128, 128, 3),
+    "200 wide": random_mlp(100, 200, 200, 10, output="Softmax"),
+    "256 wide": random_mlp(20, 256, 256, 6, bias=False),
+    "ten layers": random_mlp(24, *(64,) * 9, 5),
+    "long rows": random_mlp(784, 60, 10),
+    "very long rows": random_mlp(1500, 24, 2),
+    "many outputs": random_mlp(12, 40, 333),
+    "two launches": random_mlp(96, *(128,) * 14, 7),
+}
+
+
+def judge(engine, net, x, precision):
+    truth = reference.forward(net, x)
+    naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
+    allowed = FACTOR * naive + ULPS * max(ULP[precision], DTYPE_ULP.get(net.output.dtype, 0.0))
+    got = engine(x)
+    error = scaled_error(got, truth)
+    print(f"{precision} {net.name} {[g.claim.label for g in engine.plan.groups]} error {error:.2g} naive {naive:.2g}")
+    assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}, naive {naive:.3g}"
+    return got
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_forward_is_right_and_has_the_same_bits_whatever_the_batch(name, precision):
+    net = NETWORKS[name]
+    engine = onchip.compile(net, "cuda", precision)
+    x = rows(12_800 + 5, *net.input.row_shape)
+    whole = judge(engine, net, x, precision)
+    for B in (1, 2, 7, 63, 64, 65, 1000):
+        assert np.array_equal(engine(x[:B]), whole[:B]), f"B = {B}"
+    assert np.array_equal(engine(x[313:320]), whole[313:320])  # nor on the place in the batch
+    assert np.array_equal(engine(x), whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("io", IO)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["decode", "one output", "long rows"])
+def test_many_tiles_for_every_warp(name, precision, io):
+    """A tile after the other goes through the same slots: each must hold what the rows alone would give."""
+    torch = pytest.importorskip("torch")
+    net = with_io(NETWORKS[name], io)
+    engine = onchip.compile(net, "cuda", precision)
+    D, B = net.input.row_shape[0], 132 * 16 * 64 + 33
+    generator = torch.Generator("cuda").manual_seed(1)
+    x = torch.randn(B, D, device="cuda", generator=generator).to(getattr(torch, io))
+    whole = engine(x).cpu()
+    for start in (0, 50_001, B - 3000):
+        part = engine(x[start : start + 3000].clone()).cpu()
+        assert torch.equal(part, whole[start : start + 3000]), start
+    truth = reference.forward(net, x[-500:].float().cpu().numpy())
+    assert np.abs(whole[-500:].float().numpy() - truth).max() < 0.05 * np.abs(truth).max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("io", IO)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["decode", "odd widths", "71 columns", "long rows", "many outputs"])
+def test_rows_in_any_dtype(name, precision, io):
+    net = with_io(NETWORKS[name], io)
+    engine = onchip.compile(net, "cuda", precision)
+    x = rows(777, *net.input.row_shape).astype(numpy_dtype(io))
+    got = judge(engine, net, x, precision)
+    assert got.dtype == numpy_dtype(io)
+    if engine.plan.groups[0].claim.kernel == "mlp_tensor":
+        assert len(engine.plan.groups) == 1  # the Casts cost no launch
+        assert engine.plan.groups[0].claim.price.row_bytes == sum(
+            TensorType(t.shape, io).row_bytes for t in (net.input, net.output)
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    "layer", [ReLU(), LeakyReLU(0.2), Clip(0, 6), Clip(None, 0.5), Sigmoid(), Tanh(), SiLU(), GELU(), GELU("tanh")]
+)
+def test_every_activation(layer, precision):
+    weights = {
+        "a.weight": rows(24, 10, seed=3) / np.float32(3), "a.bias": rows(24, seed=5),
+        "b.weight": rows(9, 24, seed=4) / np.float32(5),
+    }  # fmt: skip
+    net = sequential(TensorType(("B", 10)), [("a", Linear()), ("f", layer), ("b", Linear()), ("g", layer)], weights)
+    assert {type(layer)} <= set(ACTIVATIONS)
+    judge(onchip.compile(net, "cuda", precision), net, 3 * rows(500, 10), precision)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_rows_beside_the_batch_axis(precision):
+    layers = [("split", Reshape((4, 5))), ("a", Linear()), ("r", ReLU()), ("b", Linear()), ("s", Softmax())]
+    weights = {"a.weight": rows(6, 5, seed=3), "b.weight": rows(2, 6, seed=4)}
+    net = sequential(TensorType(("B", 20)), [*layers, ("out", Reshape((8,)))], weights)
+    judge(onchip.compile(net, "cuda", precision), net, rows(333, 20), precision)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_nan_stays_in_its_row(precision):
+    net, x = random_mlp(6, 50, 4), rows(200, 6)
+    x[3, 2], x[111, 0] = np.nan, np.inf
+    got = onchip.compile(net, "cuda", precision)(x)
+    assert np.isnan(got[3]).all()
+    assert not np.isfinite(got[111]).any()
+    assert np.isfinite(np.delete(got, [3, 111], axis=0)).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["decode", "odd widths", "71 columns", "128 wide", "many outputs", "long rows"])
+def test_the_product_of_other_chips(name, precision, monkeypatch):
+    """mma.sync runs on Hopper too."""
+    monkeypatch.setattr(mlp_tensor, "product", lambda arch: "ByMma")
+    net = NETWORKS[name]
+    engine = onchip.compile(net, "cuda", precision)
+    if engine.plan.groups[0].claim.kernel != "mlp_tensor":
+        pytest.skip(engine.plan.groups[0].claim.why)
+    assert engine.plan.groups[0].claim.facts.tiling.by == "ByMma"
+    x = rows(1005, *net.input.row_shape)
+    whole = judge(engine, net, x, precision)
+    assert np.array_equal(engine(x[:7]), whole[:7])

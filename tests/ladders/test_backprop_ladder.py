@@ -52,4 +52,4 @@ def test_climb_times_every_rung():
     assert climbed.all_right
     assert [step.rung for step in climbed.steps] == ["serial", "reordered", "openmp", "numpy", "onchip"]
     assert all(step.timing is not None and step.timing.median_ms > 0 for step in climbed.steps)
-    assert climbed.floor_ms > 0
+    assert climbed.floors["fp32"] > 0

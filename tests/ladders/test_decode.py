@@ -46,7 +46,7 @@ def test_climb_times_every_rung():
     assert [step.rung for step in climbed.steps] == list(RUNGS)
     assert all(step.timing is not None and step.timing.median_ms > 0 for step in climbed.steps)
     assert climbed.steps[0].rows < 129 == climbed.steps[-1].rows
-    assert climbed.floor_ms > 0
+    assert climbed.floors["fp32"] > 0
 
 
 def test_random_weights_of_any_seed_climb():

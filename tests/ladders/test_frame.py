@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from onchip.errors import InputError, OnchipError
+from onchip.errors import InputError, OnchipError, PlanError
 from onchip.ladders import LADDERS, find_ladder
 from onchip.ladders.frame import Ladder, Rung, climb
 from onchip.ladders.measure import Pace, interleave, show_ms, summarise
@@ -25,7 +25,7 @@ class Right(Rung):
 
 
 class Few(Right):
-    name, idea, max_rows, report_ms = "few", "slow, so it gets fewer rows", 2, 1.5
+    name, idea, max_rows, report_ms = "few", "slow, so it gets fewer rows", 2, {9: 1.5}
 
 
 class Wrong(Right):
@@ -34,6 +34,38 @@ class Wrong(Right):
     def prepare(self, net, x, threads):
         run = super().prepare(net, x, threads)
         return lambda: run() + np.float32(1e-4)
+
+
+class OnAnotherChip(Right):
+    name, idea = "elsewhere", "needs what is not here"
+
+    def prepare(self, net, x, threads):
+        raise PlanError("not on this chip", hint="another chip")
+
+
+class Half(Right):
+    name, idea, precision = "half", "may be off by a little", "fp16"
+
+    def prepare(self, net, x, threads):
+        run = SelfTimed(Wrong().prepare(net, x, threads))
+        run.facts = {"registers": 1234, "occupancy": "25%"}
+        return run
+
+    def judge(self, truth, got):
+        return dataclasses.replace(truth.judge(got), allowed=1e-2)
+
+
+class SelfTimed:
+    """A run with a clock of its own."""
+
+    def __init__(self, run):
+        self._run = run
+
+    def __call__(self):
+        return self._run()
+
+    def sample_ms(self):
+        return 42.0
 
 
 class Short(Right):
@@ -46,8 +78,8 @@ class Short(Right):
 
 def planted(*rungs):
     rows = np.random.default_rng(0).standard_normal((100, 5), dtype=np.float32)
-    return Ladder("planted", "a test", rungs, lambda: mlp(5, 4, 3), lambda B: rows[:B], lambda net, B: 0.5, rows=9,
-                  truth=Truth)  # fmt: skip
+    return Ladder("planted", "a test", rungs, lambda: mlp(5, 4, 3), lambda B: rows[:B],
+                  lambda net, B, precision: {"fp32": 0.5, "fp16": 0.25}[precision], rows=9, truth=Truth)  # fmt: skip
 
 
 @pytest.mark.parametrize("bad", [Wrong, Short])
@@ -91,6 +123,35 @@ def test_a_run_may_be_judged_on_fewer_rows_and_told_in_parts():
     assert halves.steps[1].timing.median_ms < whole.steps[0].timing.median_ms / 100
 
 
+def test_a_rung_that_cannot_run_here_is_skipped_and_said():
+    climbed = climb(planted(Right, OnAnotherChip), pace=QUICK)
+    assert [step.rung for step in climbed.steps] == ["right"]
+    assert climbed.all_right
+    assert climbed.skipped == {"elsewhere": "not on this chip"}
+    assert "skipped elsewhere: not on this chip" in shown(make_table(climbed))
+
+
+def test_a_rung_may_have_a_precision_a_clock_and_facts():
+    climbed = climb(planted(Right, Half), pace=QUICK)
+    right, half = climbed.steps
+    assert half.verdict.is_right
+    assert half.timing.median_ms == 42
+    assert (right.precision, right.floor_ms, half.precision, half.floor_ms) == ("fp32", 0.5, "fp16", 0.25)
+    assert climbed.floors == {"fp32": 0.5, "fp16": 0.25}
+    text = shown(make_table(climbed))
+    assert "0.5000 ms (fp32), 0.2500 ms (fp16)" in text
+    assert "1,234" in text
+    assert "25%" in text
+    assert "registers" not in shown(make_table(climb(planted(Right), pace=QUICK)))
+
+
+def test_a_gpus_climb_has_no_threads():
+    climbed = climb(dataclasses.replace(planted(Right), device="cuda"), threads=3, pace=QUICK)
+    assert climbed.threads is None
+    assert "threads" not in shown(make_table(climbed))
+    assert "3 threads" in shown(make_table(climb(planted(Right), threads=3, pace=QUICK)))
+
+
 def test_speedups_skip_a_wrong_rung():
     climbed = climb(planted(Right, Wrong, Few), pace=QUICK)
     assert climbed.speedups(1) == (None, None)
@@ -109,14 +170,17 @@ def test_rungs_are_picked_in_the_ladders_order():
 def test_ladders_are_listed():
     assert tuple(describe_ladders()) == LADDERS
     assert json.dumps(describe_ladders())
+    assert [ladder["device"] for ladder in describe_ladders()["decode"]] == ["cpu", "cuda"]
     with pytest.raises(InputError, match="unknown ladder"):
         find_ladder("none")
+    with pytest.raises(InputError, match="no rungs for this device"):
+        find_ladder("backprop", "cuda")
 
 
 @pytest.mark.parametrize("name", ["climb.png", "climb.svg"])
 def test_plot(name, tmp_path):
     pytest.importorskip("matplotlib")
-    save_plot(climb(planted(Right, Few, Wrong), pace=QUICK), tmp_path / name)
+    save_plot(climb(planted(Right, Few, Wrong, Half), pace=QUICK), tmp_path / name)
     head = (tmp_path / name).read_bytes()[:200]
     assert head.startswith(b"\x89PNG") if name.endswith("png") else b"<?xml" in head
     assert [path.name for path in tmp_path.iterdir()] == [name]
@@ -138,6 +202,10 @@ def test_competitors_take_turns_and_warm_up():
     samples = interleave([lambda: calls.append("a"), lambda: calls.append("b")], pace)
     assert "".join(calls) == "aaabbb" * 3  # one warm-up and two runs a block
     assert [len(s) for s in samples] == [6, 6]
+
+
+def test_a_run_may_be_timed_by_its_own_clock():
+    assert interleave([SelfTimed(lambda: 1 / 0)], Pace(rounds=2, block_s=0, pause_s=0, min_runs=2)) == [[42.0] * 4]
 
 
 def test_no_warm_up_if_told():

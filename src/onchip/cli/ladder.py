@@ -16,9 +16,11 @@ def ladder(
     name: Annotated[
         str | None, Argument(metavar="[NAME]", help="decode, backprop; without it they are listed.")
     ] = None,
-    rows: Annotated[int | None, Option(metavar="N", help="Rows; the workload's own if not given.")] = None,
+    device: Annotated[str, Option(help="auto, cpu or cuda: each has rungs of its own.")] = "auto",
+    rows: Annotated[int | None, Option(metavar="N", help="Rows; the ladder's own if not given.")] = None,
     rung: Annotated[list[str] | None, Option(metavar="NAME", help="Only this rung; may be repeated.")] = None,
-    threads: Annotated[int | None, Option(help="All cores if not given.")] = None,
+    threads: Annotated[int | None, Option(help="CPU threads; all cores if not given.")] = None,
+    profile: Annotated[bool, Option("--profile", help="Also count bank conflicts, with Nsight Compute (ncu).")] = False,
     plot: Annotated[Path | None, Option(metavar="FILE", help="Also draw the times: .png, .svg or .pdf.")] = None,
     out: Annotated[Path | None, Option(metavar="DIR", help="Also write DIR/<device>/ladder-<name>.json.")] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
@@ -31,10 +33,10 @@ def ladder(
 
     Every rung is checked against float64 before it is timed. Without a name the ladders are listed.
     """
-    from onchip.bench.command import climb_ladder, stderr_voice
+    from onchip.bench.command import stderr_voice
+    from onchip.bench.ladder import LadderOptions, climb_ladder
     from onchip.bench.results import show
     from onchip.ladders.show import describe_ladders, ladders_table, make_table
-    from onchip.runtime.cpu import check_threads
 
     if name is None:
         if as_json:
@@ -43,7 +45,8 @@ def ladder(
             show(ladders_table())
         return
     with stderr_voice() as voice:
-        climb, results = climb_ladder(name, rows, rung, check_threads(threads), plot, out, voice)
+        options = LadderOptions(device, rows, rung, threads, plot, out, profile)
+        climb, results = climb_ladder(name, options, voice)
     if as_json:
         print_json(results.to_dict())
     else:

@@ -13,13 +13,25 @@ from onchip.errors import InputError
 if TYPE_CHECKING:
     from onchip.ladders.frame import Ladder
 
-# Imported when climbed: kernels compile when their file is loaded.
-_HOME = {"decode": "onchip.ladders.decode", "backprop": "onchip.ladders.backprop"}
-LADDERS = tuple(_HOME)
+# By name and device. Imported when climbed: kernels compile when their file is loaded.
+_HOME = {
+    ("decode", "cpu"): "onchip.ladders.decode",
+    ("decode", "cuda"): "onchip.ladders.decode_cuda",
+    ("backprop", "cpu"): "onchip.ladders.backprop",
+}
+LADDERS = tuple(dict.fromkeys(name for name, _ in _HOME))
 
 
-def find_ladder(name: str) -> Ladder[Any]:
-    if name not in _HOME:
+def ladder_devices(name: str) -> tuple[str, ...]:
+    """The devices that a ladder stands on: "cpu", "cuda"."""
+    if name not in LADDERS:
         raise InputError("unknown ladder", got=name, expected=", ".join(LADDERS), hint="onchip ladder")
-    ladder: Ladder[Any] = importlib.import_module(_HOME[name]).LADDER
+    return tuple(device for known, device in _HOME if known == name)
+
+
+def find_ladder(name: str, device: str = "cpu") -> Ladder[Any]:
+    devices = ladder_devices(name)
+    if device not in devices:
+        raise InputError(f"ladder {name} has no rungs for this device", got=device, expected=", ".join(devices))
+    ladder: Ladder[Any] = importlib.import_module(_HOME[name, device]).LADDER
     return ladder

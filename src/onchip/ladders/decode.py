@@ -139,8 +139,8 @@ class Onchip(Rung[Array]):
         return lambda: engine(x, out=out)
 
 
-def floor_ms(net: Network, B: int) -> float:
-    return plan(net, "cpu", Job(batch=B)).floor_us / 1e3
+def floor_ms(net: Network, B: int, precision: str) -> float:
+    return plan(net, "cpu", Job(precision, B)).floor_us / 1e3
 
 
 LADDER = Ladder(

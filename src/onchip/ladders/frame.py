@@ -7,11 +7,11 @@ ladder's tuple. Nothing else knows how many rungs there are.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from onchip.errors import InputError
+from onchip.errors import InputError, PlanError
 from onchip.ladders.measure import Pace, Timing, interleave, summarise
 from onchip.ladders.truth import Verdict
 from onchip.spec.network import Network
@@ -36,15 +36,22 @@ X = TypeVar("X", bound=Rows)
 class Rung(abc.ABC, Generic[X]):
     name: ClassVar[str]
     idea: ClassVar[str]  # one line: what this rung does that the one before does not
-    report_ms: ClassVar[float | None] = None  # what the report that it repeats measured, if any, on the ladder's rows
+    report_ms: ClassVar[Mapping[int, float]] = {}  # rows -> what the report that it repeats measured
+    precision: ClassVar[str] = "fp32"  # of its products; its floor is that of this precision
     max_rows: ClassVar[int | None] = None  # a slow rung is timed on this many rows and its time scaled
 
     @abc.abstractmethod
     def prepare(self, net: Network, x: X, threads: int) -> Callable[[], Array]:
         """Everything that need not be timed; the function handed back runs all of x and gives what is judged.
 
-        Of inference that is y (B, D_out); of training the losses and the weights (truth.flat_run).
+        Of inference that is y (B, D_out); of training the losses and the weights (truth.flat_run). The function may
+        have a clock of its own (measure.OwnClock) and `facts` that are shown beside its time. PlanError: cannot run.
         """
+
+    def judge(self, truth: Any, got: Array) -> Verdict:
+        """What the ladder's judge says; a rung in another precision asks it another question."""
+        verdict: Verdict = truth.judge(got)
+        return verdict
 
 
 @dataclass(frozen=True)
@@ -54,11 +61,12 @@ class Ladder(Generic[X]):
     rungs: tuple[type[Rung[X]], ...]
     network: Callable[[], Network]
     inputs: Callable[[int], X]  # B -> x (B, ...)
-    floor_ms: Callable[[Network, int], float]  # (network, B): no run is much faster
+    floor_ms: Callable[[Network, int, str], float]  # (network, B, precision): no run is much faster
     rows: int  # B unless told otherwise
     truth: Callable[[Network, X], Judge]  # (network, x): the judge of a run over x
     checked: int | None = None  # a run over so many rows is judged; None: one over as many as are timed
     parts: int = 1  # the time that is told is that of a run divided by this: epochs
+    device: str = "cpu"  # or "cuda", where the number of threads means nothing
 
     def pick(self, names: list[str] | None) -> list[Rung[X]]:
         """The rungs of these names, or all, from the lowest to the highest."""
@@ -81,6 +89,9 @@ class Step:
     timing: Timing | None  # for all B rows; a wrong rung has no time
     rows: int  # rows it was timed on; fewer than B: the time is scaled
     report_ms: float | None
+    floor_ms: float
+    precision: str = "fp32"
+    facts: Mapping[str, int | str] = field(default_factory=dict)  # what else is known: registers, shared bytes, ...
 
 
 @dataclass(frozen=True)
@@ -88,9 +99,14 @@ class Climb:
     ladder: str
     title: str
     B: int
-    threads: int
-    floor_ms: float
+    threads: int | None  # of the CPU
     steps: tuple[Step, ...]
+    skipped: Mapping[str, str] = field(default_factory=dict)  # rung -> why it cannot run here
+
+    @property
+    def floors(self) -> dict[str, float]:
+        """Milliseconds by precision, in the order of the rungs."""
+        return {step.precision: step.floor_ms for step in self.steps}
 
     @property
     def all_right(self) -> bool:
@@ -122,25 +138,35 @@ def climb(
     picked = ladder.pick(rungs)
     net, x = ladder.network(), ladder.inputs(B)
     truths: dict[int, Judge] = {}  # by the number of rows
-    verdicts, runs, sizes = [], [], []
+    here, verdicts, runs, sizes, skipped = [], [], [], [], dict[str, str]()
     for rung in picked:
         progress(f"{rung.name}: preparing and checking")
-        sizes.append(min(B, rung.max_rows or B))
-        runs.append(rung.prepare(net, x[: sizes[-1]], threads))
-        checked = min(sizes[-1], ladder.checked or B)
+        size = min(B, rung.max_rows or B)
+        checked = min(size, ladder.checked or B)
+        try:
+            run = rung.prepare(net, x[:size], threads)
+            short = run if checked == size else rung.prepare(net, x[:checked], threads)
+        except PlanError as error:
+            skipped[rung.name] = error.what
+            continue
         if checked not in truths:
             truths[checked] = ladder.truth(net, x[:checked])
-        run = runs[-1] if checked == sizes[-1] else rung.prepare(net, x[:checked], threads)
-        verdicts.append(truths[checked].judge(run()))
+        here.append(rung)
+        runs.append(run)
+        sizes.append(size)
+        verdicts.append(rung.judge(truths[checked], short()))
     right = [i for i, verdict in enumerate(verdicts) if verdict.is_right]
 
     def on_block(turn: int, i: int) -> None:
-        progress(f"{picked[right[i]].name}: timing, round {turn + 1}")
+        progress(f"{here[right[i]].name}: timing, round {turn + 1}")
 
     blocks = interleave([runs[i] for i in right], pace or Pace(rounds=3, block_s=0.5), on_block)
     timings = {i: summarise(taken, B / sizes[i] / ladder.parts) for i, taken in zip(right, blocks, strict=True)}
     steps = tuple(
-        Step(rung.name, rung.idea, verdicts[i], timings.get(i), sizes[i], rung.report_ms if ladder.rows == B else None)
-        for i, rung in enumerate(picked)
-    )
-    return Climb(ladder.name, ladder.title, B, threads, ladder.floor_ms(net, B), steps)
+        Step(
+            rung.name, rung.idea, verdicts[i], timings.get(i), sizes[i], rung.report_ms.get(B),
+            ladder.floor_ms(net, B, rung.precision), rung.precision, getattr(runs[i], "facts", {}),
+        )
+        for i, rung in enumerate(here)
+    )  # fmt: skip
+    return Climb(ladder.name, ladder.title, B, threads if ladder.device == "cpu" else None, steps, skipped)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import TYPE_CHECKING, Any
 
 from onchip.errors import OnchipError
 from onchip.files import atomic_write
-from onchip.ladders import LADDERS, find_ladder
-from onchip.ladders.frame import Climb
+from onchip.ladders import LADDERS, find_ladder, ladder_devices
+from onchip.ladders.frame import Climb, Ladder
 from onchip.ladders.measure import show_ms
 
 if TYPE_CHECKING:
@@ -21,35 +22,51 @@ def make_table(climb: Climb) -> Table:
     from rich.table import Table
 
     with_report = any(step.report_ms is not None for step in climb.steps)
-    size = f"{climb.B:,} rows, {climb.threads} threads, floor {show_ms(climb.floor_ms)} ms"
-    title = f"{climb.ladder}: {climb.title}; {size}"
-    table = Table(title=title, title_justify="left", caption=scaled_note(climb), caption_justify="left", box=SIMPLE,
+    facts = list(dict.fromkeys(name for step in climb.steps for name in step.facts))
+    floors = ", ".join(f"{show_ms(ms)} ms ({precision})" for precision, ms in climb.floors.items())
+    title = f"{climb.ladder}: {climb.title}; {show_size(climb)}, floor {floors}"
+    caption = "\n".join(filter(None, [scaled_note(climb), *(f"skipped {k}: {v}" for k, v in climb.skipped.items())]))
+    table = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left", box=SIMPLE,
                   padding=(0, 1, 0, 0))  # fmt: skip
     table.add_column("rung", no_wrap=True)
     times_ms = ["time ms", "report ms"] if with_report else ["time ms"]
     for heading in (*times_ms, "x first", "x prev", "of floor", "max error"):
         table.add_column(heading, justify="right", no_wrap=True)
+    for name in facts:
+        table.add_column(name, justify="right")
     table.add_column("idea")
     for i, step in enumerate(climb.steps):
         first, previous = climb.speedups(i)
         time = floor = "-"
         if step.timing is not None:
             time = show_ms(step.timing.median_ms) + ("*" if step.rows < climb.B else "")
-            floor = of_floor(climb.floor_ms, step.timing.median_ms)
+            floor = of_floor(step.floor_ms, step.timing.median_ms)
         report = [show_ms(step.report_ms)] if with_report else []
         time = time if step.verdict.is_right else "wrong: no time"
         error = f"{step.verdict.error:.1e}"
-        table.add_row(step.rung, time, *report, times(first), times(previous), floor, error, step.idea)
+        more = [show_fact(step.facts.get(name, "-")) for name in facts]
+        table.add_row(step.rung, time, *report, times(first), times(previous), floor, error, *more, step.idea)
     return table
 
 
-def describe_ladders() -> dict[str, dict[str, Any]]:
-    """Every ladder with its title, its rows and the idea of each rung."""
-    ladders = map(find_ladder, LADDERS)
+def show_fact(value: int | str) -> str:
+    return f"{value:,}" if isinstance(value, int) else value
+
+
+def show_size(climb: Climb) -> str:
+    return f"{climb.B:,} rows" + ("" if climb.threads is None else f", {climb.threads} threads")
+
+
+def describe_ladders() -> dict[str, list[dict[str, Any]]]:
+    """Every ladder, on each device that it stands on: its title, its rows and the idea of each rung."""
+    return {name: [_describe(find_ladder(name, device)) for device in ladder_devices(name)] for name in LADDERS}
+
+
+def _describe(ladder: Ladder[Any]) -> dict[str, Any]:
     return {
-        ladder.name: {"title": ladder.title, "rows": ladder.rows, "rungs": {r.name: r.idea for r in ladder.rungs}}
-        for ladder in ladders
-    }
+        "device": ladder.device, "title": ladder.title, "rows": ladder.rows,
+        "rungs": {rung.name: rung.idea for rung in ladder.rungs},
+    }  # fmt: skip
 
 
 def ladders_table() -> Table:
@@ -58,11 +75,12 @@ def ladders_table() -> Table:
 
     table = Table("ladder", "rung", "idea", caption="climb one: onchip ladder decode", box=SIMPLE)
     table.caption_justify = "left"
-    for name, ladder in describe_ladders().items():
-        table.add_row(name, f"{ladder['rows']:,} rows", ladder["title"])
-        for rung, idea in ladder["rungs"].items():
-            table.add_row("", rung, idea)
-        table.add_section()
+    for name, ladders in describe_ladders().items():
+        for ladder in ladders:
+            table.add_row(name, f"{ladder['rows']:,} rows", ladder["title"])
+            for rung, idea in ladder["rungs"].items():
+                table.add_row("", rung, idea)
+            table.add_section()
     return table
 
 
@@ -94,12 +112,13 @@ def save_plot(climb: Climb, path: str | os.PathLike[str]) -> None:
     names = [step.rung + ("*" if step.rows < climb.B else "") for step, _ in timed]
     bars = axes.barh(names, [timing.median_ms for _, timing in timed])
     axes.bar_label(bars, [f"{show_ms(timing.median_ms)} ms" for _, timing in timed], padding=4)
-    axes.axvline(climb.floor_ms, linestyle="--", color="black", label=f"floor {show_ms(climb.floor_ms)} ms")
+    for style, (precision, ms) in zip(itertools.cycle(("--", ":")), climb.floors.items(), strict=False):
+        axes.axvline(ms, linestyle=style, color="black", label=f"floor {show_ms(ms)} ms ({precision})")
     axes.set_xscale("log")
     axes.margins(x=0.3)
     axes.invert_yaxis()
     axes.set_xlabel("time, ms (log scale)" + (f"\n{note}" if (note := scaled_note(climb)) else ""))
-    axes.set_title(f"{climb.ladder}: {climb.B:,} rows, {climb.threads} threads")
+    axes.set_title(f"{climb.ladder}: {show_size(climb)}")
     axes.legend(loc="lower right")
     kind = os.fspath(path).rpartition(".")[2].lower()
     with atomic_write(path) as file:

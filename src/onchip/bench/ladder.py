@@ -1,0 +1,113 @@
+"""Behind `onchip ladder`: choose the device, climb, describe, draw, write."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from onchip.bench import machine
+from onchip.bench.command import describe
+from onchip.bench.frame import Outcome, Voice
+from onchip.bench.results import Results, make_row, result_path, write_results
+from onchip.errors import DeviceError, InputError
+from onchip.files import check_writable
+from onchip.ladders import find_ladder, ladder_devices
+from onchip.ladders.frame import Climb, Step, climb
+from onchip.ladders.measure import Pace, show_ms
+from onchip.ladders.profile import bank_conflicts
+from onchip.ladders.show import need_matplotlib, save_plot
+from onchip.plan.device import Device
+from onchip.runtime.cpu import check_threads, this_cpu
+from onchip.runtime.engine import find_device
+
+
+@dataclasses.dataclass(frozen=True)
+class LadderOptions:
+    """What a user may ask of a climb."""
+
+    device: str = "auto"  # "cpu" or "cuda"
+    rows: int | None = None  # the ladder's own
+    rungs: list[str] | None = None  # all
+    threads: int | None = None  # all cores
+    plot: Path | None = None  # a picture to draw
+    folder: Path | None = None  # of result files
+    profile: bool = False  # bank conflicts, counted by ncu
+
+
+def climb_ladder(
+    name: str, options: LadderOptions, voice: Voice | None = None, pace: Pace | None = None
+) -> tuple[Climb, Results]:
+    """Climb a ladder; draw it and write a result file where that is asked for."""
+    voice = voice or Voice()
+    device = find_ladder_device(name, options, voice)
+    ladder = find_ladder(name, device.kind)
+    if options.profile and device.kind != "cuda":
+        raise InputError("only a GPU's rungs are profiled", got=device.name, expected="--device cuda")
+    if options.plot is not None:
+        need_matplotlib()
+        check_writable(options.plot)
+    climbed = climb(ladder, rows=options.rows, rungs=options.rungs, threads=check_threads(options.threads), pace=pace,
+                    progress=voice.progress)  # fmt: skip
+    for rung, why in climbed.skipped.items():
+        voice.say(f"skipped {rung}: {why}")
+    if options.profile:
+        climbed = profiled(climbed, voice)
+    results = ladder_results(climbed, device)
+    if options.plot is not None:
+        save_plot(climbed, options.plot)
+        voice.say(f"wrote {options.plot}")
+    if options.folder is not None:
+        what = f"ladder-{name}" + ("" if ladder.rows == climbed.B else f"-{climbed.B}")
+        path = result_path(options.folder, machine.device_slug(device), what)
+        write_results(results, path)
+        voice.say(f"wrote {path}")
+    return climbed, results
+
+
+def find_ladder_device(name: str, options: LadderOptions, voice: Voice) -> Device:
+    """The device that a ladder is climbed on. "auto": the GPU where there is one and the ladder has rungs for it."""
+    asked = options.device
+    if asked not in ("auto", "cpu", "cuda"):
+        raise InputError("unknown device for a ladder", got=asked, expected="auto, cpu or cuda", hint="--device auto")
+    if asked == "auto" and "cuda" not in ladder_devices(name):
+        voice.say("device: cpu (auto: this ladder has no rungs for a GPU yet)")
+        asked = "cpu"
+    found, _, chosen = find_device(asked, options.threads)
+    if asked == "auto":
+        voice.say(f"device: {chosen}")
+    # Rates of an hour ago, on a busier machine, would make a false floor.
+    return this_cpu(measure=True) if found.kind == "cpu" else found
+
+
+def profiled(climbed: Climb, voice: Voice) -> Climb:
+    """The same climb with each rung's bank conflicts, where ncu can tell them."""
+    voice.progress("counting bank conflicts")
+    try:
+        launches = {step.rung: int(step.facts["launches"]) for step in climbed.steps}
+        found = bank_conflicts(climbed.ladder, climbed.B, launches)
+    except DeviceError as error:
+        voice.say(f"no bank conflicts: {error.what}" + (f": {error.got}" if error.got else ""))
+        return climbed
+    steps = (
+        dataclasses.replace(step, facts={**step.facts, "bank conflicts": found[step.rung]}) for step in climbed.steps
+    )
+    return dataclasses.replace(climbed, steps=tuple(steps))
+
+
+def ladder_results(climbed: Climb, device: Device) -> Results:
+    """A climb in the form of a result file: engines are "ladder:<rung>"."""
+    rows = tuple(
+        make_row(
+            climbed.ladder, f"{climbed.B} rows", f"ladder:{step.rung}", step.timing, step.verdict, work=climbed.B,
+            precision=step.precision, floor_ms=step.floor_ms, threads=climbed.threads,
+            setting=_rung_setting(step, climbed), extra=step.facts,
+        )
+        for step in climbed.steps
+    )  # fmt: skip
+    return describe(device, Outcome(rows, {f"ladder:{rung}": why for rung, why in climbed.skipped.items()}))
+
+
+def _rung_setting(step: Step, climbed: Climb) -> str:
+    scaled = "" if step.rows == climbed.B else f"timed on {step.rows:,} rows, scaled"
+    report = "" if step.report_ms is None else f"in the report {show_ms(step.report_ms)} ms"
+    return ", ".join(filter(None, [scaled, report]))

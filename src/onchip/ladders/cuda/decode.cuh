@@ -1,0 +1,94 @@
+// decode.cuh: the network of the decode ladder and the two kinds of numbers that its kernels compute in.
+// No headers of CUDA's: NVRTC then needs no paths.
+#pragma once
+
+// 72-64-64-4, ReLU, no biases. The last of the 72 columns is zero: fp32 kernels skip it, half kernels keep it,
+// as 72 splits evenly between 2 or 4 threads.
+constexpr int COLUMNS = 72, SIGNALS = 71, W = 64, D_out = 4;
+constexpr int THREADS = 256;
+
+struct f16 {
+    unsigned short bits;
+};
+
+__device__ __forceinline__ float fma(float a, float b, float c) { return fmaf(a, b, c); }
+__device__ __forceinline__ f16 fma(f16 a, f16 b, f16 c) {
+    f16 d;
+    asm("fma.rn.f16 %0, %1, %2, %3;" : "=h"(d.bits) : "h"(a.bits), "h"(b.bits), "h"(c.bits));
+    return d;
+}
+__device__ __forceinline__ float add(float a, float b) { return a + b; }
+__device__ __forceinline__ f16 add(f16 a, f16 b) {
+    f16 c;
+    asm("add.rn.f16 %0, %1, %2;" : "=h"(c.bits) : "h"(a.bits), "h"(b.bits));
+    return c;
+}
+// A NaN stays a NaN; fmaxf(v, 0) would make 0 of it.
+__device__ __forceinline__ float relu(float v) { return v < 0.0f ? 0.0f : v; }
+__device__ __forceinline__ f16 relu(f16 v) {
+    f16 c;
+    asm("max.NaN.f16 %0, %1, %2;" : "=h"(c.bits) : "h"(v.bits), "h"(static_cast<unsigned short>(0)));
+    return c;
+}
+
+// The sum over LANES neighbouring lanes, in each of them, as a tree.
+template <int LANES>
+__device__ __forceinline__ float sum_lanes(float v) {
+#pragma unroll
+    for (int mask = LANES / 2; mask > 0; mask /= 2) v += __shfl_xor_sync(~0u, v, mask);
+    return v;
+}
+template <int LANES>
+__device__ __forceinline__ f16 sum_lanes(f16 v) {
+#pragma unroll
+    for (int mask = LANES / 2; mask > 0; mask /= 2)
+        v = add(v, f16{static_cast<unsigned short>(__shfl_xor_sync(~0u, static_cast<unsigned>(v.bits), mask))});
+    return v;
+}
+
+// N numbers that one instruction reads; where they lie is aligned to their size.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Few {
+    T v[N];
+};
+
+// sum of w[i] * h[i], first to last in one accumulator; w in registers, h in shared memory, read STEP at a time.
+template <int STEP, int K, class T>
+__device__ __forceinline__ T dot(const T (&w)[K], const T* h) {
+    static_assert(K % STEP == 0, "whole reads");
+    T sum{};
+#pragma unroll
+    for (int i = 0; i < K; i += STEP) {
+        const Few<T, STEP> few = *reinterpret_cast<const Few<T, STEP>*>(h + i);
+#pragma unroll
+        for (int j = 0; j < STEP; ++j) sum = fma(w[i + j], few.v[j], sum);
+    }
+    return sum;
+}
+
+// The first K of STRIDE columns of x (B, STRIDE), rows first, .. first + ROWS - 1 -> tile (ROWS, STRIDE) in shared
+// memory; zeros in the other columns and past the last row.
+template <int ROWS, int K, int STRIDE, class T>
+__device__ __forceinline__ void load_rows(const T* x, T* tile, long long first, long long B) {
+    for (int i = threadIdx.x; i < ROWS * STRIDE; i += THREADS) {
+        const bool is_there = first + i / STRIDE < B && i % STRIDE < K;
+        tile[i] = is_there ? x[first * STRIDE + i] : T{};
+    }
+}
+
+// Weights w (N, STRIDE), their first K columns -> staged (N, odd(K)) in shared memory. With an odd distance between
+// rows, the 32 neurons of a warp read 32 different banks; with 64 all of them would wait for the same one.
+__device__ constexpr int odd(int K) { return K | 1; }
+template <int N, int K, int STRIDE>
+__device__ __forceinline__ void stage(const float* w, float* staged) {
+    for (int i = threadIdx.x; i < N * K; i += THREADS) staged[i / K * odd(K) + i % K] = w[i / K * STRIDE + i % K];
+}
+
+// sum of w[i] * h[i], first to last in one accumulator, both read number by number.
+template <int K>
+__device__ __forceinline__ float dot(const float* w, const float* h) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < K; ++i) sum = fma(w[i], h[i], sum);
+    return sum;
+}

@@ -1,0 +1,100 @@
+// rotating.cu: the whole network in registers, in half precision, many rows an iteration; five of the rungs.
+//
+// Idea    SHARE threads have a neuron together, each a part of its weights in registers. A block takes TILE rows at a time:
+//         a thread goes over its rows one after the other, so there are three barriers for TILE rows. Neighbouring
+//         neurons start with neighbouring rows and go round in a circle: when neuron 0 is at row 3, neuron 1 is at
+//         row 4. What a warp reads at once then lies in different rows, and the distance between rows is such that it
+//         lies in different banks:
+//           SHARE = 2, 8-byte reads, 16 lanes at a time:  words 36*row + 18*part, 34*row + 16*part: 32 banks
+//           SHARE = 4, x by 4-byte reads, 32 lanes:       words 36*row +  9*part:                   32 banks
+//                      h by 8-byte reads, 16 lanes:       words 34*row +  8*part:                   32 banks
+//         IS_TRANSPOSED  w0 (72, 64) and w1 (64, 64): neighbouring neurons read neighbouring numbers, a few cache lines
+//                        a read instead of one for every neuron.
+//         LAST           weights of the last layer a thread: 64 / LAST threads share an output and add up by shuffles.
+//         HIDES_LOADS    half of the threads have the last layer, the others load the next tile meanwhile.
+//         RELOADS        weights are read when their layer begins, into the registers of the layer before: fewer registers
+//                        and more blocks, for a grid that has a block a tile and so reads every weight once anyway.
+// Floor   152 B a row. Every multiply-add is one of one number: tensor cores are out of reach, and two numbers
+//         a word (fma.f16x2) would halve the instructions.
+// Layout  x (B, 72), y (B, 4), w0, w1 (see above), w2 (4, 64): f16, row-major, 16 B aligned.
+// Shared  TILE*(72 + 68 + 68)*2 B = 13 312 B with TILE = 32
+// Limits  Any B (rows past the end are zeros and not written); sums in half precision, error up to 0.15; sm_80 up.
+#include "decode.cuh"
+
+constexpr int STRIDE = W + 4;  // of hidden rows: 34 words, see above
+
+template <int TILE, int THREADS_HERE>
+__device__ __forceinline__ void load_tile(const f16* x, f16* tile, long long first, long long B, int thread) {
+    using Vector = Few<f16, 8>;  // 16 B: a row is 9 of them, whole rows lie back to back on both sides
+    const auto* from = reinterpret_cast<const Vector*>(x + first * COLUMNS);
+#pragma unroll 1
+    for (int i = thread; i < TILE * COLUMNS / 8; i += THREADS_HERE)
+        reinterpret_cast<Vector*>(tile)[i] = first + i / (COLUMNS / 8) < B ? from[i] : Vector{};
+}
+
+// Part `part` of the weights of neuron n.
+template <int K, bool IS_TRANSPOSED>
+__device__ __forceinline__ void load_weights(const f16* w, f16 (&r)[K], int width, int n, int part) {
+#pragma unroll
+    for (int i = 0; i < K; ++i) r[i] = IS_TRANSPOSED ? w[(part * K + i) * W + n] : w[n * width + part * K + i];
+}
+
+// One hidden layer: in (TILE, IN) -> out (TILE, STRIDE), the rows of this thread's group, in a circle.
+template <int SHARE, int ROWS, int IN, int STEP, int K>
+__device__ __forceinline__ void run_hidden(const f16 (&r)[K], const f16* in, f16* out, int n, int part) {
+#pragma unroll 1
+    for (int turn = 0; turn < ROWS; ++turn) {
+        const int row = (n + turn) & (ROWS - 1);
+        const f16 sum = sum_lanes<SHARE>(dot<STEP>(r, in + row * IN + part * K));
+        if (part == 0) out[row * STRIDE + n] = relu(sum);
+    }
+}
+
+template <int SHARE, int TILE, bool IS_TRANSPOSED, int LAST, bool HIDES_LOADS, bool RELOADS, int BLOCKS>
+__global__ void __launch_bounds__(THREADS, BLOCKS)
+rotating(const f16* __restrict__ x, const f16* __restrict__ w0, const f16* __restrict__ w1, const f16* __restrict__ w2,
+         f16* __restrict__ y, long long B) {
+    constexpr int GROUPS = THREADS / (W * SHARE), ROWS = TILE / GROUPS;  // a group of threads has all neurons
+    constexpr int STEP = SHARE == 2 ? 4 : 2;  // numbers of x a read: 18 of them are no multiple of 4
+    constexpr int PARTS = W / LAST;  // threads that share an output
+    constexpr int LAST_THREADS = HIDES_LOADS ? THREADS / 2 : THREADS, LAST_ROWS = LAST_THREADS / (D_out * PARTS);
+    static_assert((SHARE == 2 || SHARE == 4) && ROWS % (32 / SHARE) == 0, "a warp's neurons are at different rows");
+    static_assert(PARTS <= 32 && TILE % LAST_ROWS == 0, "an output stays in a warp");
+
+    alignas(16) __shared__ f16 tile[TILE * COLUMNS], h0[TILE * STRIDE], h1[TILE * STRIDE];
+    const int thread = threadIdx.x, group = thread / (W * SHARE), n = thread % (W * SHARE) / SHARE, part = thread % SHARE;
+    const int output = thread / PARTS % D_out, output_part = thread % PARTS, output_row = thread / (D_out * PARTS);
+    f16 r0[COLUMNS / SHARE], r1[W / SHARE], r2[LAST];
+
+    if (!RELOADS) {
+        load_weights<COLUMNS / SHARE, IS_TRANSPOSED>(w0, r0, COLUMNS, n, part);
+        load_weights<W / SHARE, IS_TRANSPOSED>(w1, r1, W, n, part);
+        load_weights<LAST, false>(w2, r2, W, output, output_part);
+    }
+    const long long step = 1LL * TILE * gridDim.x;
+    long long first = 1LL * TILE * blockIdx.x;
+    load_tile<TILE, THREADS>(x, tile, first, B, thread);
+    for (; first < B; first += step) {
+        if (RELOADS) load_weights<COLUMNS / SHARE, IS_TRANSPOSED>(w0, r0, COLUMNS, n, part);
+        __syncthreads();
+        run_hidden<SHARE, ROWS, COLUMNS, STEP>(r0, tile + group * ROWS * COLUMNS, h0 + group * ROWS * STRIDE, n, part);
+        if (RELOADS) load_weights<W / SHARE, IS_TRANSPOSED>(w1, r1, W, n, part);
+        __syncthreads();
+        run_hidden<SHARE, ROWS, STRIDE, 4>(r1, h0 + group * ROWS * STRIDE, h1 + group * ROWS * STRIDE, n, part);
+        if (RELOADS) load_weights<LAST, false>(w2, r2, W, output, output_part);
+        __syncthreads();
+        if (thread < LAST_THREADS) {
+#pragma unroll 1
+            for (int row = output_row; row < TILE; row += LAST_ROWS) {
+                const f16* h = h1 + row * STRIDE + output_part * LAST;
+                const f16 sum = sum_lanes<PARTS>(dot<(LAST < 4 ? LAST : 4)>(r2, h));
+                if (output_part == 0 && first + row < B) y[(first + row) * D_out + output] = sum;
+            }
+        }
+        if (RELOADS) break;  // one tile a block
+        // x is free since the barrier after the first layer.
+        if (!HIDES_LOADS) load_tile<TILE, THREADS>(x, tile, first + step, B, thread);
+        else if (thread >= LAST_THREADS)
+            load_tile<TILE, THREADS - LAST_THREADS>(x, tile, first + step, B, thread - LAST_THREADS);
+    }
+}

@@ -1,0 +1,338 @@
+"""The decode ladder on a GPU: the kernels of the report, one idea after the other, and the engine's own.
+
+The kernels are in cuda/*.cu, where each says what it does and why. Rows are on the GPU before the clock starts,
+as in the report.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+from onchip.kernels.cuda import program
+from onchip.kernels.cuda.program import Budget, Instance, LaunchConfig, Program
+from onchip.ladders.decode import weight_matrices
+from onchip.ladders.device import DeviceRows, DeviceRun, Launch, count
+from onchip.ladders.frame import Ladder, Rung
+from onchip.ladders.truth import Truth, Verdict, scaled_error
+from onchip.plan.device import Device
+from onchip.plan.kernel import Job, Price
+from onchip.runtime.engine import plan
+from onchip.runtime.gpu import Buffer, Function, Gpu
+from onchip.spec.io import with_io
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, materialise
+from onchip.workloads import decode
+
+KERNELS = Path(__file__).parent / "cuda"
+DTYPES = {"fp32": "float32", "fp16": "float16"}
+THREADS = 256  # of a block of every kernel here
+FEW, MANY = decode.ROWS
+_, W, _, D_OUT = decode.WIDTHS
+HALF_LIMIT = 0.15  # the report's own limit in half precision; its mean square, 0.005, follows from any below 0.07
+_HALF_ULPS = 4 * float(np.finfo(np.float16).eps)
+_SAMPLE_ROWS = 16_384  # that a naive run in half precision is measured on: NumPy is slow there
+
+
+def _report(few: float | None = None, many: float | None = None) -> dict[int, float]:
+    """Milliseconds of the report, on a GeForce RTX 3080 Ti, for its two numbers of rows."""
+    return {B: ms for B, ms in ((FEW, few), (MANY, many)) if ms is not None}
+
+
+class CudaRung(Rung[DeviceRows]):
+    """One kernel that takes x, the three layers' weights and y."""
+
+    file: ClassVar[str]
+    kernel: ClassVar[str]
+    tile: ClassVar[int]  # rows that a block takes at a time
+    is_persistent: ClassVar[bool] = True  # no more blocks than the chip holds at a time; else one for every tile
+    is_transposed: ClassVar[bool] = False  # the hidden layers' weights are (D_in, D_out)
+    max_registers: ClassVar[int] = 128  # a thread; two blocks then fit into a multiprocessor's 65,536
+
+    @classmethod
+    def programs(cls) -> tuple[Program, ...]:
+        return (Program(KERNELS / cls.file, cls.kernel),)
+
+    def prepare(self, net: Network, x: DeviceRows, threads: int) -> DeviceRun:
+        gpu, dtype, B = Gpu.get(), DTYPES[self.precision], len(x)
+        w0, w1, w2 = (w.astype(dtype) for w in weight_matrices(net))
+        hidden = (w0.T, w1.T) if self.is_transposed else (w0, w1)
+        weights = [gpu.upload(np.ascontiguousarray(w)) for w in (*hidden, w2)]
+        y = gpu.allocate(B * D_OUT * np.dtype(dtype).itemsize)
+        return DeviceRun(gpu, self.launches(gpu, x.on(gpu, dtype), weights, y, B), y, (B, D_OUT), dtype)
+
+    def launches(self, gpu: Gpu, x: Buffer, weights: list[Buffer], y: Buffer, B: int) -> list[Launch]:
+        (function,) = (gpu.load(each) for each in self.programs())
+        blocks = -(-B // self.tile)
+        if self.is_persistent:
+            blocks = min(blocks, gpu.device.units * function.blocks_per_unit(THREADS, 0))
+        return [line_launch(function, blocks, x, *weights, y, count(B))]
+
+    def judge(self, truth: Any, got: Array) -> Verdict:
+        return cast(DecodeTruth, truth).judge_in(self.precision, got)
+
+
+def line_launch(function: Function, blocks: int, *arguments: Any) -> Launch:
+    return Launch(function, LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), 0), arguments)
+
+
+class Separate(CudaRung):
+    name = "separate"
+    idea = "a kernel for every operation: product, ReLU, product, ReLU, product"
+    report_ms = _report(few=0.392, many=57.948)
+
+    @classmethod
+    def programs(cls) -> tuple[Program, ...]:
+        signals, columns = decode.SIGNALS, decode.WIDTHS[0]
+        names = (f"mat_mul<{signals}, {columns}, {W}>", f"mat_mul<{W}, {W}, {W}>", f"mat_mul<{W}, {W}, {D_OUT}>")
+        return tuple(Program(KERNELS / "separate.cu", name) for name in (*names, "relu_each"))
+
+    def launches(self, gpu: Gpu, x: Buffer, weights: list[Buffer], y: Buffer, B: int) -> list[Launch]:
+        *products, relu = (gpu.load(each) for each in self.programs())
+        values = [x, gpu.allocate(B * W * 4), gpu.allocate(B * W * 4), y]
+        made: list[Launch] = []
+        for i, (function, w) in enumerate(zip(products, weights, strict=True)):
+            is_last = i == len(weights) - 1
+            config = LaunchConfig((-(-B // 16), 1 if is_last else W // 16, 1), (16, 16, 1), 0)
+            made.append(Launch(function, config, (values[i], w, values[i + 1], count(B))))
+            if not is_last:
+                made.append(line_launch(relu, -(-B * W // THREADS), values[i + 1], count(B * W)))
+        return made
+
+
+class FusedGlobal(CudaRung):
+    name = "fused-global"
+    idea = "one launch for the whole network; what lies between layers goes through global memory"
+    report_ms = _report(few=0.501, many=79.790)
+    file, kernel, tile = "fused_global.cu", "fused_global", 4
+
+    def launches(self, gpu: Gpu, x: Buffer, weights: list[Buffer], y: Buffer, B: int) -> list[Launch]:
+        (function,) = (gpu.load(each) for each in self.programs())
+        hidden = [gpu.allocate(B * W * 4), gpu.allocate(B * W * 4)]
+        return [line_launch(function, -(-B // self.tile), x, *weights, *hidden, y, count(B))]
+
+
+class FusedShared(CudaRung):
+    name = "fused-shared"
+    idea = "what lies between layers, and a layer's weights at a time, in shared memory"
+    report_ms = _report(few=0.188, many=28.650)
+    file, kernel, tile, is_persistent = "shared_memory.cu", "fused_shared", 4, False
+
+
+class WholeShared(CudaRung):
+    name = "whole-shared"
+    idea = "all weights in shared memory, loaded once a block; a block walks over many rows"
+    report_ms = _report(few=0.182, many=24.304)
+    file, kernel, tile = "shared_memory.cu", "whole_shared", 4
+
+
+class SharedRegisters(CudaRung):
+    name = "shared-registers"
+    idea = "the second layer's weights in registers, the others in shared memory"
+    report_ms = _report(few=0.134, many=11.959)
+    file, kernel, tile = "shared_registers.cu", "shared_registers<false>", 4
+
+
+class Shuffles(CudaRung):
+    name = "shuffles"
+    idea = "all threads share the last layer: a sixteenth of an output each, added up by shuffles"
+    report_ms = _report(few=0.128, many=11.554)
+    file, kernel, tile = "shared_registers.cu", "shared_registers<true>", 4
+
+
+class Registers(CudaRung):
+    name = "registers"
+    idea = "the whole network in registers; two threads share each neuron's weights"
+    report_ms = _report(few=0.0923, many=8.632)
+    file, kernel, tile = "registers.cu", "registers<float>", 2
+
+
+class RegistersHalf(CudaRung):
+    name = "registers-half"
+    idea = "the same in half precision: half of the bytes"
+    report_ms = _report(few=0.0595, many=6.029)
+    file, kernel, tile, precision = "registers.cu", "registers<f16>", 2, "fp16"
+
+
+class Rotating(CudaRung):
+    name = "rotating"
+    idea = "32 rows an iteration, and neighbouring neurons at different rows: other banks, fewer barriers"
+    report_ms = _report(few=0.0488, many=4.940)
+    file, kernel, tile, precision = "rotating.cu", "rotating<2, 32, false, 2, false, false, 2>", 32, "fp16"
+
+
+class Coalesced(CudaRung):
+    name = "coalesced"
+    idea = "weights transposed on the host: neighbouring threads read neighbouring numbers"
+    report_ms = _report(few=0.038, many=4.637)
+    file, kernel, tile, precision = "rotating.cu", "rotating<2, 32, true, 2, false, false, 2>", 32, "fp16"
+    is_transposed = True
+
+
+class HiddenLoads(CudaRung):
+    name = "hidden-loads"
+    idea = "half of the threads compute the last layer while the others load the next rows"
+    report_ms = _report(few=0.0354, many=4.914)
+    file, kernel, tile, precision = "rotating.cu", "rotating<2, 32, true, 4, true, false, 2>", 32, "fp16"
+    is_transposed = True
+
+
+class Occupancy(CudaRung):
+    name = "occupancy"
+    idea = "four threads share a neuron: fewer registers a thread, more warps at a time"
+    report_ms = _report(few=0.0471, many=5.226)
+    file, kernel, tile, precision = "rotating.cu", "rotating<4, 16, true, 16, false, false, 3>", 16, "fp16"
+    is_transposed, max_registers = True, 80
+
+
+class BestFew(CudaRung):
+    name = "best-few"
+    idea = "for few rows: a block a tile, and every layer's weights in the same registers"
+    report_ms = _report(few=0.0343)
+    file, kernel, tile, precision = "rotating.cu", "rotating<2, 32, true, 32, false, true, 4>", 32, "fp16"
+    is_transposed, is_persistent, max_registers = True, False, 64
+
+
+class BestMany(CudaRung):
+    name = "best-many"
+    idea = "for many rows: eight weights of the last layer a thread, so three shuffles an output and not five"
+    report_ms = _report(many=3.932)
+    file, kernel, tile, precision = "rotating.cu", "rotating<2, 32, true, 8, false, false, 2>", 32, "fp16"
+    is_transposed = True
+
+
+# -- ours --------------------------------------------------------------------------------------------------
+
+
+class Onchip(Rung[DeviceRows]):
+    """The kernels of the engine's own plan."""
+
+    name = "onchip"
+    idea = "the engine in fp32: weights in shared memory, a tile of rows and columns in each lane's registers"
+
+    def prepare(self, net: Network, x: DeviceRows, threads: int) -> DeviceRun:
+        gpu, dtype, B = Gpu.get(), DTYPES[self.precision], len(x)
+        made = plan(with_io(net, dtype), gpu.device, Job(self.precision, B))
+        types, cache = made.network.types, dict[str, Array]()
+        values = {name: x.on(gpu, dtype) for name in made.network.inputs}
+        launches = []
+        for group in made.groups:
+            for name in group.outputs:
+                values[name] = gpu.allocate(B * types[name].row_bytes)
+            weights = [
+                gpu.upload(recipe.evaluate(*(materialise(s, made.network.weights, cache) for s in recipe.sources)))
+                for recipe in group.claim.recipes.values()
+            ]
+            launch = cast(program.Launch, group.claim.facts)
+            config = launch.launch_config(B)
+            arguments = [*(values[n] for n in group.inputs), *weights, *(values[n] for n in group.outputs)]
+            function = gpu.load(launch.program, config.shared_bytes)
+            launches.append(Launch(function, config, (*arguments, count(launch.count(B)))))
+        (y,) = (values[name] for name in made.network.outputs)
+        return DeviceRun(gpu, launches, y, (B, D_OUT), dtype)
+
+    def judge(self, truth: Any, got: Array) -> Verdict:
+        return cast(DecodeTruth, truth).judge_in(self.precision, got, sums="float32")
+
+
+class OnchipHalf(Onchip):
+    name = "onchip-fp16"
+    idea = "the engine in fp16: tensor cores, sums in fp32, activations from layer to layer in registers"
+    precision = "fp16"
+
+
+# -- right or wrong, and how fast at best ------------------------------------------------------------------
+
+
+class DecodeTruth(Truth):
+    """What the network makes of the rows in float64, and how far from it a rung may be in its precision."""
+
+    def __init__(self, net: Network, x: DeviceRows) -> None:
+        super().__init__(net, x.host)
+        self._net, self._x = net, x.host[:_SAMPLE_ROWS]
+        self._allowed_half: dict[str, float] = {}  # by what sums are kept in
+
+    def judge_in(self, precision: str, got: Array, sums: str = "float16") -> Verdict:
+        """In half precision: twice the error of a naive run with the same sums, a few ulp, never past the report's."""
+        if precision == "fp32":
+            return self.judge(got)
+        if sums not in self._allowed_half:
+            naive = scaled_error(naive_half(self._net, self._x, sums), self.y[: len(self._x)])
+            self._allowed_half[sums] = min(2 * naive + _HALF_ULPS, HALF_LIMIT)
+        return Verdict(scaled_error(got, self.y), self._allowed_half[sums])
+
+
+def naive_half(net: Network, x: Array, sums: str) -> Array:
+    """(B, 4) float16: products and values in half precision, term after term; each sum kept as `sums` says."""
+    weights = weight_matrices(net)
+    rows = x.astype(np.float16)
+    for layer, w in enumerate(weights):
+        total = np.zeros((len(rows), len(w)), sums)
+        wide, w = rows.astype(np.float32), w.astype(np.float16).astype(np.float32)
+        for k in range(w.shape[1]):
+            total = (total + wide[:, k : k + 1] * w[:, k]).astype(sums)  # added in float32, then rounded
+        is_last = layer == len(weights) - 1
+        rows = (total if is_last else np.where(total < 0, 0, total)).astype(np.float16)
+    return rows
+
+
+def floor_ms(net: Network, B: int, precision: str) -> float:
+    """Bytes and flop that cannot be avoided. No launch in it: a replayed graph hides most of what one costs."""
+    weights, size = sum(w.size for w in weight_matrices(net)), np.dtype(DTYPES[precision]).itemsize
+    row_bytes = (decode.WIDTHS[0] + D_OUT) * size
+    price = Price(row_flop=2 * weights, row_bytes=row_bytes, fixed_bytes=weights * size, launches=0)
+    return price.floor_us(Gpu.get().device, precision, B) / 1e3
+
+
+RUNGS: tuple[type[CudaRung], ...] = (
+    Separate, FusedGlobal, FusedShared, WholeShared, SharedRegisters, Shuffles, Registers, RegistersHalf,
+    Rotating, Coalesced, HiddenLoads, Occupancy, BestFew, BestMany,
+)  # fmt: skip
+LADDER = Ladder(
+    name="decode",
+    title="a tiny decoder (72-64-64-4, ReLU) on every row, on a GPU",
+    rungs=(*RUNGS, Onchip, OnchipHalf),
+    network=decode.network,
+    inputs=lambda B: DeviceRows(decode.inputs(B)),
+    floor_ms=floor_ms,
+    rows=MANY,
+    truth=DecodeTruth,
+    device="cuda",
+)
+
+
+# -- for make check-kernels --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RungKernel:
+    """A kernel with what it may take; compiled, never launched."""
+
+    program: Program
+    budget: Budget
+
+    def count(self, B: int) -> int:
+        return B
+
+    def launch_config(self, B: int) -> LaunchConfig:
+        return LaunchConfig((B, 1, 1), (THREADS, 1, 1), 0)
+
+
+def _instances() -> Iterator[Instance]:
+    for rung in RUNGS:
+        for each in rung.programs():
+            kernel = RungKernel(each, Budget(rung.max_registers))
+            yield Instance(f"{rung.name}: {each.name_expression}", functools.partial(_for_any, kernel))
+
+
+def _for_any(kernel: RungKernel, device: Device) -> RungKernel:
+    return kernel
+
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+INSTANCES = tuple(_instances())

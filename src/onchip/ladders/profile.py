@@ -1,0 +1,66 @@
+"""Bank conflicts of a GPU's rungs, as Nsight Compute counts them: it watches one run of each.
+
+    ncu ... python -m onchip.ladders.profile decode 12800 separate coalesced
+
+runs them; `bank_conflicts` calls that and reads what ncu says.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from onchip.errors import DeviceError
+from onchip.ladders import find_ladder
+
+METRICS = (
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",
+)
+
+
+def bank_conflicts(ladder: str, B: int, launches: Mapping[str, int]) -> dict[str, int]:
+    """Rung -> bank conflicts of one run over B rows, loads and stores; `launches`: rung -> kernels of a run.
+
+    DeviceError where there is no ncu, or where it may not look.
+    """
+    found = shutil.which("ncu")
+    if found is None:
+        raise DeviceError("ncu is not there", hint="install NVIDIA Nsight Compute")
+    command = [found, "--clock-control", "none", "--metrics", ",".join(METRICS), "--csv", sys.executable,
+               "-m", "onchip.ladders.profile", ladder, str(B), *launches]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr).strip().splitlines()
+        raise DeviceError("ncu failed", got=said[-1] if said else f"exit code {done.returncode}")
+    counts = read_counts(done.stdout)
+    if len(counts) != sum(launches.values()):
+        got, expected = f"{len(counts)} kernels", f"{sum(launches.values())} kernels"
+        raise DeviceError("ncu saw something else", got=got, expected=expected)
+    each = iter(counts)
+    return {rung: sum(next(each) for _ in range(number)) for rung, number in launches.items()}
+
+
+def read_counts(output: str) -> list[int]:
+    """The sum of the metrics of each kernel, in the order of the launches, from what `ncu --csv` prints."""
+    lines = [line for line in output.splitlines() if line.startswith('"')]  # others are ncu's talk
+    sums: dict[int, int] = {}
+    for row in csv.DictReader(lines):
+        if row["Metric Name"] in METRICS:
+            number = int(row["ID"])
+            sums[number] = sums.get(number, 0) + round(float(row["Metric Value"].replace(",", "")))
+    return [sums[number] for number in sorted(sums)]
+
+
+def main(name: str, B: int, rungs: list[str]) -> None:
+    ladder = find_ladder(name, "cuda")
+    net, x = ladder.network(), ladder.inputs(B)
+    for rung in ladder.pick(rungs):
+        rung.prepare(net, x, 1)()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

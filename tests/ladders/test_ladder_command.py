@@ -1,0 +1,119 @@
+import dataclasses
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from onchip.bench.frame import Voice
+from onchip.bench.ladder import ladder_results, profiled
+from onchip.cli.ladder import ladder
+from onchip.errors import DeviceError, InputError
+from onchip.ladders.frame import Climb, Step
+from onchip.ladders.measure import summarise
+from onchip.ladders.truth import Verdict
+from onchip.runtime.cpu import this_cpu
+from onchip.runtime.cuda_devices import cuda_devices
+
+
+@pytest.fixture(autouse=True)
+def _kept_rates(monkeypatch):
+    """A test that runs beside others must not measure what the machine can do, let alone keep it."""
+    monkeypatch.setattr("onchip.bench.ladder.this_cpu", lambda measure=False: this_cpu())
+
+
+def call(*arguments):
+    app = typer.Typer()
+    app.command()(ladder)
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_ladder_command(tmp_path):
+    listed = call()
+    assert "numba-parallel" in listed.stdout
+    assert list(json.loads(call("--json").stdout)) == ["decode", "backprop"]
+    rungs = ["--rung", "numpy", "--rung", "onchip"]
+    result = call("decode", "--device", "cpu", "--rows", "129", *rungs, "--json", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert [row["engine"] for row in document["rows"]] == ["ladder:numpy", "ladder:onchip"]
+    (path,) = tmp_path.rglob("ladder-decode-129.json")
+    assert json.loads(path.read_text()) == document
+
+
+def test_a_rungs_row_says_how_it_was_timed():
+    step = Step("a", "", Verdict(0.0, 1e-6), summarise([2.0]), 500, 170_000.0, 1.0)
+    known = dataclasses.replace(step, rows=60_000, report_ms=None, precision="fp16", facts={"registers": 70})
+    results = ladder_results(Climb("planted", "", 60_000, 2, (step, known), {"b": "no chip"}), this_cpu())
+    scaled, plain = results.rows
+    assert scaled.setting == "timed on 500 rows, scaled, in the report 170,000 ms"
+    assert (plain.setting, plain.floor_ms, plain.threads) == ("", 1.0, 2)
+    assert (scaled.precision, scaled.extra, plain.precision, plain.extra) == ("fp32", {}, "fp16", {"registers": 70})
+    assert results.skipped == {"ladder:b": "no chip"}
+
+
+@pytest.fixture
+def _no_gpu():
+    if cuda_devices():
+        pytest.skip("there is a GPU here")
+
+
+@pytest.mark.usefixtures("_no_gpu")
+def test_where_there_is_no_gpu():
+    result = call("decode", "--rows", "7", "--rung", "numpy")
+    assert result.exit_code == 0
+    assert "device: cpu (auto: " in result.stderr
+    assert "on the CPU" in result.stdout
+    assert isinstance(call("decode", "--device", "cuda").exception, DeviceError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["decode", "--device", "cuda:1"], "unknown device"),
+        (["decode", "--device", "cuda", "--threads", "2"], "threads are the CPU's"),
+        (["decode", "--device", "cpu", "--profile"], "only a GPU's rungs"),
+        (["none"], "unknown ladder"),
+    ],
+)
+def test_misuse(arguments, message):
+    result = call(*arguments)
+    assert isinstance(result.exception, InputError)
+    assert message in str(result.exception)
+
+
+def test_a_ladder_without_a_gpus_rungs_is_climbed_on_the_cpu():
+    result = call("backprop", "--rows", "40", "--rung", "onchip")
+    assert result.exit_code == 0
+    assert "no rungs for a GPU" in result.stderr
+
+
+def test_other_rows_get_a_file_of_their_own(tmp_path):
+    call("decode", "--device", "cpu", "--rows", "33", "--rung", "numpy", "--out", str(tmp_path))
+    assert [path.name for path in tmp_path.rglob("*.json")] == ["ladder-decode-33.json"]
+
+
+def test_bank_conflicts_join_the_facts(monkeypatch):
+    steps = [
+        Step(rung, "", Verdict(0.0, 1e-6), summarise([2.0]), 7, None, 1.0, facts={"launches": launches})
+        for rung, launches in (("a", 5), ("b", 1))
+    ]
+    climbed = Climb("planted", "", 7, None, tuple(steps))
+
+    def counted(ladder, B, launches):
+        assert (ladder, B, launches) == ("planted", 7, {"a": 5, "b": 1})
+        return {"a": 1234, "b": 0}
+
+    monkeypatch.setattr("onchip.bench.ladder.bank_conflicts", counted)
+    found = profiled(climbed, Voice())
+    assert [step.facts for step in found.steps] == [
+        {"launches": 5, "bank conflicts": 1234}, {"launches": 1, "bank conflicts": 0},
+    ]  # fmt: skip
+
+    def refused(*_):
+        raise DeviceError("ncu failed", got="ERR_NVGPUCTRPERM")
+
+    said = []
+    monkeypatch.setattr("onchip.bench.ladder.bank_conflicts", refused)
+    assert profiled(climbed, Voice(said.append)) is climbed
+    assert said == ["no bank conflicts: ncu failed: ERR_NVGPUCTRPERM"]

@@ -62,6 +62,30 @@ def test_a_missing_peer_is_skipped_and_said():
     assert outcome.exit_code == 0
 
 
+def test_every_reason_is_kept():
+    reasons = iter(["too few rows", "too slow", "too few rows"])
+
+    def missing():
+        raise UnavailableError(next(reasons))
+
+    cases = [dataclasses.replace(case("frob", name=f"{n} rows"), prepare=missing) for n in range(3)]
+    assert run_cases(cases, QUICK).skipped == {"frob": "too few rows; too slow"}
+
+
+def test_precisions_of_a_case_do_not_compete():
+    order = []
+    cases = [
+        case(f"{precision} {engine}", run=lambda name=engine + precision: order.append(name), precision=precision)
+        for precision in ("fp16", "fp32")
+        for engine in ("a", "b")
+    ]
+    rows = run_cases(cases, QUICK).rows
+    assert [row.precision for row in rows] == ["fp16", "fp16", "fp32", "fp32"]
+    assert max(i for i, name in enumerate(order) if "16" in name) < min(
+        i for i, name in enumerate(order) if "32" in name
+    )
+
+
 def test_a_run_of_many_steps_tells_the_time_of_one():
     (row,) = run_cases([case("onchip", unit="steps/s", parts=1000)], QUICK).rows
     (whole,) = run_cases([case("onchip", unit="steps/s")], QUICK).rows

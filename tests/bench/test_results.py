@@ -10,6 +10,8 @@ from onchip.bench.results import (
     Results,
     Row,
     best_peer,
+    job_title,
+    make_row,
     make_tables,
     read_results,
     result_path,
@@ -20,7 +22,9 @@ from onchip.bench.results import (
     write_results,
 )
 from onchip.errors import FormatError, OutputError
+from onchip.ladders.truth import Verdict
 from onchip.plan.device import H200, RTX_4060_LAPTOP
+from onchip.runtime.cpu import this_cpu
 
 ROW = Row("decode", "12800 rows", "onchip", "fp32", 2.0, 1.9, 2.2, 6.4e6, "rows/s", 1.0, 1e-6, True, (2.0, 1.9), 2, "")
 WRONG = dataclasses.replace(ROW, engine="bad", median_ms=None, p20_ms=None, p80_ms=None, rate=None, checked=False,
@@ -31,7 +35,7 @@ RESULTS = Results({"name": "a chip", "cores": 2, "launch_us": 3.0}, {"python": "
 
 # The order of a row in every committed file.
 ROW_KEYS = ["workload", "case", "engine", "precision", "median_ms", "p20_ms", "p80_ms", "rate", "unit", "floor_ms",
-            "error", "checked", "samples_ms", "threads", "setting", "scores", "score_std"]  # fmt: skip
+            "error", "checked", "samples_ms", "threads", "setting", "scores", "score_std", "extra"]  # fmt: skip
 
 
 def test_the_file_has_the_promised_keys(tmp_path):
@@ -54,6 +58,15 @@ def test_written_and_read_is_the_same(tmp_path):
     write_results(scored, path)
     assert read_results(path) == scored
     assert '"scores": [97.5, 98.0],' in path.read_text()
+    known = dataclasses.replace(RESULTS, rows=(dataclasses.replace(ROW, extra={"registers": 64, "occupancy": 0.5}),))
+    write_results(known, path)
+    assert read_results(path) == known
+
+
+def test_what_else_is_known_stands_in_the_row():
+    row = make_row("decode", "1 row", "ladder:a", None, Verdict(0.0, 1e-6), work=1, extra={"registers": 64})
+    assert row.extra == {"registers": 64}
+    assert make_row("decode", "1 row", "ladder:a", None, Verdict(0.0, 1e-6), work=1).extra == {}
 
 
 def test_samples_stand_on_one_line():
@@ -140,6 +153,19 @@ def test_tables(capsys):
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_precisions_of_a_case_are_jobs_of_their_own(capsys):
+    half = dataclasses.replace(ROW, precision="fp16", median_ms=0.5)
+    half_peer = dataclasses.replace(PEER, precision="fp16", median_ms=2.0)
+    assert [job_title(row) for row in (ROW, half)] == ["decode, 12800 rows", "decode, 12800 rows, fp16"]
+    gpu = {"name": "NVIDIA H200", "device": "h200", "cores": 16, "launch_us": 5.0}
+    show(make_tables(dataclasses.replace(RESULTS, machine=gpu, rows=(ROW, PEER, half, half_peer))))
+    text = capsys.readouterr().out
+    assert text.startswith("NVIDIA H200, onchip abc")
+    assert "4.00x" in text
+    assert "2.50x" in text
+    assert text.count("decode, 12800 rows, fp16\n") + text.count("decode, 12800 rows, fp16 ") == 2
+
+
 def test_the_summary_has_a_line_for_each_of_ours(capsys):
     half = dataclasses.replace(ROW, engine="onchip, fp16 tables", median_ms=1.0)
     alone = dataclasses.replace(ROW, case="7 rows")
@@ -164,11 +190,17 @@ def test_slugs():
 
 
 def test_versions_and_machine():
-    assert set(machine.versions()) == {"python", "onchip", *machine.PACKAGES}
-    assert machine.versions()["numpy"]
+    assert set(machine.versions(this_cpu())) == {"python", "onchip", *machine.PACKAGES}
+    assert machine.versions(this_cpu())["numpy"]
+    pytest.importorskip("cuda.bindings")
+    on_gpu = machine.versions(H200)
+    assert set(on_gpu) == {"python", "onchip", *machine.PACKAGES, "cuda driver", "nvrtc", "nvidia driver"}
+    assert on_gpu["nvrtc"].startswith("13.")
     described = machine.describe_machine(H200)
     assert described["name"] == "NVIDIA H200"
     assert json.dumps(described)
+    assert "ceilings" not in described
+    assert machine.describe_machine(H200, {"copy_bytes_per_s": 4e12})["ceilings"] == {"copy_bytes_per_s": 4e12}
 
 
 def test_commit_outside_a_checkout(monkeypatch, tmp_path):

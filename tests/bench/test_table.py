@@ -47,6 +47,34 @@ def test_markdown_of_a_ladder():
     assert "ladder:" not in markdown([RESULTS, rungs])  # beside other results rungs are left out
 
 
+def test_markdown_of_a_gpu():
+    half, peer = (
+        dataclasses.replace(OURS, engine=e, precision="fp16", median_ms=ms, threads=None)
+        for e, ms in (("onchip", 0.5), ("triton", 2.0))
+    )
+    gpu = dataclasses.replace(RESULTS, machine={"name": "NVIDIA H200", "device": "h200", "cores": 16, "launch_us": 5.0})
+    lines = markdown([dataclasses.replace(gpu, rows=(OURS, half, peer, PEER))]).splitlines()
+    command = "`onchip bench decode --peers`"
+    assert lines[2:] == [
+        f"| decode | 12800 rows | 2.000 ms | 5.000 ms (torch eager) | 2.50x | 50% | NVIDIA H200 | {command} |",
+        f"| decode | 12800 rows, fp16 | 0.5000 ms | 2.000 ms (triton) | 4.00x | 200% | NVIDIA H200 | {command} |",
+    ]
+
+
+def test_markdown_of_rungs_on_a_gpu():
+    rungs = [
+        dataclasses.replace(OURS, engine=f"ladder:{name}", threads=None, extra=extra)
+        for name, extra in (("a", {"registers": 64, "shared bytes": 49_152}), ("b", {"occupancy": 0.25}))
+    ]
+    gpu = {"name": "NVIDIA H200", "device": "h200", "cores": 16}
+    lines = markdown([dataclasses.replace(RESULTS, machine=gpu, rows=tuple(rungs))]).splitlines()
+    known = "registers | shared bytes | occupancy"
+    assert lines[0] == f"| rung | ms | x first | x before | of floor | max error | {known} | note |"
+    assert lines[2] == "| `a` | 2.000 | - | - | 50% | 1.0e-06 | 64 | 49,152 | - |  |"
+    assert lines[3] == "| `b` | 2.000 | 1x | 1x | 50% | 1.0e-06 | - | - | 0.25 |  |"
+    assert lines[-1] == "12800 rows on NVIDIA H200: `onchip bench decode --peers`"
+
+
 def test_readme_is_filled_and_checked(tmp_path, capsys):
     readme, folder = tmp_path / "README.md", tmp_path / "results"
     readme.write_text(README)

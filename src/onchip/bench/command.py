@@ -1,4 +1,4 @@
-"""Behind `onchip bench` and `onchip ladder`: run, describe, write."""
+"""Behind `onchip bench`: run, describe, write."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from onchip.bench import CASES, machine
+from onchip.bench import CASES, ON_GPU, machine
 from onchip.bench.frame import Outcome, Voice, run_cases
 from onchip.bench.options import Options
-from onchip.bench.results import Results, make_folder, make_row, result_path, write_results
+from onchip.bench.results import Results, make_folder, result_path, write_results
+from onchip.errors import DeviceError
 from onchip.files import check_writable
-from onchip.ladders import find_ladder
-from onchip.ladders.frame import Climb, Step, climb
-from onchip.ladders.measure import Pace, show_ms
-from onchip.ladders.show import need_matplotlib, save_plot
+from onchip.ladders.measure import Pace
 from onchip.plan.device import Device
 from onchip.runtime.cpu import this_cpu
+from onchip.runtime.engine import find_device
 
 CLEAR = "\r\x1b[K"  # back to the start of the line, and nothing on it
 
@@ -32,11 +31,14 @@ def run_benchmarks(
     pace: Pace | None = None,
     voice: Voice | None = None,
 ) -> tuple[dict[Path, Results], int]:
-    """Measure these benchmarks (all, if none is named) and write a file for each; the files and the exit code."""
+    """Measure these benchmarks and write a file for each; the files and the exit code.
+
+    names  none: all that there are for the device
+    """
     voice = voice or Voice()
-    device = this_cpu(measure=True)  # rates of an hour ago, on a busier machine, would make a false floor
+    chosen = {name: CASES[name] for name in _named(names, options.device)}
+    device, ceilings = _measured_device(options.device)
     slug = machine.device_slug(device)
-    chosen = {name: CASES[name] for name in dict.fromkeys(names or CASES)}
     paths = {name: result_path(folder, slug, name) for name in chosen}
     for path in paths.values():
         make_folder(path)
@@ -44,64 +46,49 @@ def run_benchmarks(
     written, worst = {}, 0
     for name, builder in chosen.items():
         outcome = run_cases(builder(options), pace, voice)
-        written[paths[name]] = describe(device, outcome)
+        written[paths[name]] = describe(device, outcome, ceilings)
         write_results(written[paths[name]], paths[name])
         voice.say(f"wrote {paths[name]}")
         worst = max(worst, outcome.exit_code)
     return written, worst
 
 
-def describe(device: Device, outcome: Outcome) -> Results:
-    return Results(machine.describe_machine(device), machine.versions(), machine.commit(), machine.command_line(),
-                   machine.today(), outcome.rows, outcome.skipped)  # fmt: skip
+def choose_device(name: str, names: Sequence[str], threads: int | None, voice: Voice) -> str:
+    """The device to measure on. "auto" is the GPU where there is one and all these benchmarks have cases for it."""
+    if name != "auto":
+        found = find_device(name, threads)[0]
+        return "cpu" if found.kind == "cpu" else name
+    only_cpu = [benchmark for benchmark in names or CASES if benchmark in CASES and benchmark not in ON_GPU]
+    if only_cpu:
+        voice.say(f"device: cpu (auto: {', '.join(only_cpu)} on a GPU is still to come)")
+        return "cpu"
+    _, _, chosen = find_device(name, threads)
+    voice.say(f"device: {chosen}")
+    return chosen.partition(" ")[0]
 
 
-def climb_ladder(
-    name: str,
-    rows: int | None,
-    rungs: list[str] | None,
-    threads: int,
-    plot: Path | None = None,
-    folder: Path | None = None,
-    voice: Voice | None = None,
-    pace: Pace | None = None,
-) -> tuple[Climb, Results]:
-    """Climb a ladder; draw it to `plot` and write a result file under `folder` where they are given."""
-    voice = voice or Voice()
-    ladder = find_ladder(name)
-    device = this_cpu(measure=True)
-    path = None if folder is None else result_path(folder, machine.device_slug(device), f"ladder-{name}")
-    if plot is not None:
-        need_matplotlib()
-        check_writable(plot)
-    climbed = climb(ladder, rows=rows, rungs=rungs, threads=threads, pace=pace, progress=voice.progress)
-    results = ladder_results(climbed, device)
-    if plot is not None:
-        save_plot(climbed, plot)
-        voice.say(f"wrote {plot}")
-    if path is not None:
-        write_results(results, path)
-        voice.say(f"wrote {path}")
-    return climbed, results
+def _named(names: Sequence[str], device: str) -> list[str]:
+    if device == "cpu":
+        return list(dict.fromkeys(names or CASES))
+    if missing := [name for name in names if name in CASES and name not in ON_GPU]:
+        got, expected = f"{', '.join(missing)} on {device}", f"{' or '.join(ON_GPU)} there"
+        raise DeviceError("no cases for a GPU yet", got=got, expected=expected, hint="--device cpu")
+    return list(dict.fromkeys(names or ON_GPU))
 
 
-def ladder_results(climbed: Climb, device: Device) -> Results:
-    """A climb in the form of a result file: engines are "ladder:<rung>"."""
-    rows = tuple(
-        make_row(
-            climbed.ladder, f"{climbed.B} rows", f"ladder:{step.rung}", step.timing, step.verdict, work=climbed.B,
-            floor_ms=climbed.floor_ms, threads=climbed.threads,
-            setting=_rung_setting(step, climbed),
-        )
-        for step in climbed.steps
-    )  # fmt: skip
-    return describe(device, Outcome(rows))
+def _measured_device(name: str) -> tuple[Device, dict[str, float] | None]:
+    """The device, and what it reached just now where its rates are not measured anew."""
+    if name == "cpu":
+        return this_cpu(measure=True), None  # rates of an hour ago, on a busier machine, would make a false floor
+    from onchip.bench.stage import measure_ceilings
+
+    return find_device(name)[0], measure_ceilings(int(name.partition(":")[2] or 0))
 
 
-def _rung_setting(step: Step, climbed: Climb) -> str:
-    scaled = "" if step.rows == climbed.B else f"timed on {step.rows:,} rows, scaled"
-    report = "" if step.report_ms is None else f"in the report {show_ms(step.report_ms)} ms"
-    return ", ".join(filter(None, [scaled, report]))
+def describe(device: Device, outcome: Outcome, ceilings: Mapping[str, float] | None = None) -> Results:
+    facts = machine.describe_machine(device, ceilings)
+    return Results(facts, machine.versions(device), machine.commit(), machine.command_line(), machine.today(),
+                   outcome.rows, outcome.skipped)  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from onchip.bench.results import Row, make_row
+from onchip.bench.results import Row, job_title, make_row
 from onchip.errors import OnchipError
 from onchip.ladders.measure import Pace, Timing, interleave, summarise
 from onchip.ladders.truth import Verdict
@@ -22,7 +22,7 @@ class UnavailableError(OnchipError):
 class Ready:
     """An engine that is built."""
 
-    run: Callable[[], object]  # what the clock sees
+    run: Callable[[], object]  # what the clock sees; it may bring its own (measure.OwnClock)
     check: Callable[[], Verdict]  # asked once, before the clock starts
     setting: str = ""  # how it was set up, where there was a choice
     scores: Callable[[], Sequence[float]] | None = None  # their mean is the row's rate, where that is not work / time
@@ -30,7 +30,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Case:
-    """One engine at one job. Those with the same workload and case compete."""
+    """One engine at one job. Those with the same workload, case and precision compete."""
 
     workload: str
     case: str
@@ -71,8 +71,7 @@ def run_cases(cases: Sequence[Case], pace: Pace | None = None, voice: Voice | No
     rows: list[Row] = []
     skipped: dict[str, str] = {}
     wrong: list[str] = []
-    for (workload, name), group in itertools.groupby(cases, key=lambda case: (case.workload, case.case)):
-        title = f"{workload}, {name}"
+    for title, group in itertools.groupby(cases, key=job_title):
         ready = _prepare(list(group), title, skipped, voice)
         verdicts = []
         for case, engine in ready:
@@ -98,9 +97,10 @@ def _prepare(cases: list[Case], title: str, skipped: dict[str, str], voice: Voic
         try:
             ready.append((case, case.prepare()))
         except UnavailableError as reason:
-            if case.engine not in skipped:
+            known = skipped.get(case.engine, "")
+            if reason.what not in known:
                 voice.say(f"skipped {case.engine}: {reason.what}")
-            skipped[case.engine] = reason.what
+                skipped[case.engine] = "; ".join(filter(None, [known, reason.what]))
     return ready
 
 

@@ -5,22 +5,28 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import platform
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import onchip
 from onchip.plan.device import Device
 from onchip.runtime.cpu import core_count
+from onchip.runtime.driver import version_text
 
-PACKAGES = ("numpy", "numba", "llvmlite", "scipy", "torch", "onnxruntime")
+PACKAGES = ("numpy", "numba", "llvmlite", "scipy", "torch", "onnxruntime", "triton", "jax")
 
 
-def describe_machine(device: Device) -> dict[str, Any]:
-    """The device with the rates its floors are made of, and the system around it."""
-    return {
+def describe_machine(device: Device, ceilings: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """The device with the rates its floors are made of, and the system around it.
+
+    ceilings  what was measured beside the engines
+    """
+    facts = {
         "device": device_slug(device),
         "name": device.name,
         "arch": device.arch,
@@ -32,6 +38,7 @@ def describe_machine(device: Device) -> dict[str, Any]:
         "launch_us": device.launch_us,
         "rates": device.source,
     }
+    return {**facts, "ceilings": dict(ceilings)} if ceilings else facts
 
 
 def device_slug(device: Device) -> str:
@@ -42,15 +49,36 @@ def device_slug(device: Device) -> str:
     return "-".join(words) or device.kind
 
 
-def versions() -> dict[str, str | None]:
-    """Of Python, onchip and everything that was measured; None: not installed."""
+def versions(device: Device) -> dict[str, str | None]:
+    """Of Python, onchip and everything that was measured; None: not installed. On a GPU also driver and NVRTC."""
     found: dict[str, str | None] = {"python": platform.python_version(), "onchip": onchip.__version__}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = None
-    return found
+    return {**found, **_cuda_versions()} if device.kind == "cuda" else found
+
+
+def _cuda_versions() -> dict[str, str | None]:
+    from cuda.bindings import driver, nvrtc
+
+    try:
+        cuda = version_text(int(driver.cuDriverGetVersion()[1]))
+    except Exception:  # no driver: the bindings raise their own error, each version another one
+        cuda = None
+    _, major, minor = nvrtc.nvrtcVersion()
+    return {"cuda driver": cuda, "nvrtc": f"{major}.{minor}", "nvidia driver": _nvidia_driver()}
+
+
+def _nvidia_driver() -> str | None:
+    """ "580.65.06"; the kernel module tells it."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return None
+    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
+    return found[0] if found else None
 
 
 def commit() -> str:

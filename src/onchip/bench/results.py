@@ -7,10 +7,10 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from onchip.errors import FormatError
 from onchip.files import MAX_HEADER_BYTES, atomic_write, open_input, write_error
@@ -45,6 +45,7 @@ class Row:
     setting: str = ""  # how the engine was set up, where there was a choice; the data, where it matters
     scores: tuple[float, ...] = ()  # one a run, where the rate is their mean
     score_std: float | None = None  # their standard deviation, as of a sample
+    extra: dict[str, float | int | str] = dataclasses.field(default_factory=dict)  # what else is known: registers, ...
 
     @property
     def is_peer(self) -> bool:
@@ -66,10 +67,11 @@ def make_row(
     threads: int | None = None,
     setting: str = "",
     scores: Callable[[], Sequence[float]] | None = None,
+    extra: Mapping[str, float | int | str] | None = None,
 ) -> Row:
     """A row from what was measured; the rate is work / time, or the mean of the scores."""
     row = Row(workload, case, engine, precision, None, None, None, None, unit, floor_ms, verdict.error,
-              verdict.is_right, threads=threads, setting=setting)  # fmt: skip
+              verdict.is_right, threads=threads, setting=setting, extra=dict(extra or {}))  # fmt: skip
     if timing is None:
         return row
     given = tuple(scores()) if scores is not None else ()
@@ -162,16 +164,42 @@ def _read_row(given: dict[str, Any]) -> Row:
     numbers = (row.median_ms, row.p20_ms, row.p80_ms, row.rate, row.floor_ms, row.error, row.score_std)
     if not all(number is None or isinstance(number, int | float) for number in numbers):
         raise TypeError(f"a number of row {row.case}, {row.engine} is none")
-    return dataclasses.replace(row, samples_ms=tuple(row.samples_ms), scores=tuple(row.scores))
+    return dataclasses.replace(row, samples_ms=tuple(row.samples_ms), scores=tuple(row.scores), extra=dict(row.extra))
 
 
 # -- showing -----------------------------------------------------------------------------------------------
 
 
+class Job(Protocol):
+    """What says which job a case or a row is of."""
+
+    @property
+    def workload(self) -> str: ...
+    @property
+    def case(self) -> str: ...
+    @property
+    def precision(self) -> str: ...
+
+
+def job_title(job: Job) -> str:
+    """ "decode, 12800 rows"; with the precision where it is not fp32."""
+    return ", ".join([job.workload, case_title(job)])
+
+
+def case_title(job: Job) -> str:
+    return job.case if job.precision == "fp32" else f"{job.case}, {job.precision}"
+
+
+def machine_title(machine: Mapping[str, Any]) -> str:
+    """A CPU with its cores; a GPU by its name."""
+    name, cores = machine.get("name"), machine.get("cores")
+    return f"{name}, {cores} cores" if str(machine.get("device", "cpu")).startswith("cpu") else str(name)
+
+
 def best_peer(rows: Sequence[Row], row: Row) -> Row | None:
     """The fastest (or most accurate) peer at the job of `row`, in its precision."""
     peers = [r for r in rows if r.is_peer and r.median_ms is not None
-             and (r.workload, r.case, r.precision) == (row.workload, row.case, row.precision)]  # fmt: skip
+             and job_title(r) == job_title(row)]  # fmt: skip
     if row.unit == ACCURACY:
         return max(peers, key=lambda r: r.rate or 0.0, default=None)
     return min(peers, key=lambda r: r.median_ms or math.inf, default=None)
@@ -210,9 +238,9 @@ def make_tables(results: Results) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    head = f"{results.machine.get('name')}, {results.machine.get('cores')} cores, onchip {results.commit[:12]}"
-    jobs = dict.fromkeys((row.workload, row.case) for row in results.rows)
-    tables = [_case_table([r for r in results.rows if (r.workload, r.case) == job], results) for job in jobs]
+    head = f"{machine_title(results.machine)}, onchip {results.commit[:12]}"
+    jobs = dict.fromkeys(map(job_title, results.rows))
+    tables = [_case_table([r for r in results.rows if job_title(r) == job], results) for job in jobs]
     if any(row.is_peer for row in results.rows):
         tables.append(_summary_table(results.rows))
     skipped = [Text(f"skipped {engine}: {why}") for engine, why in results.skipped.items()]
@@ -226,7 +254,7 @@ def _summary_table(rows: Sequence[Row]) -> Table:
         if row.engine.startswith("onchip"):
             variant = row.engine.removeprefix("onchip")  # ", fp16 tables"
             peer = best_peer(rows, row)
-            table.add_row(f"{row.workload}, {row.case}{variant}", show_ms(row.median_ms),
+            table.add_row(f"{job_title(row)}{variant}", show_ms(row.median_ms),
                           show_ms(peer.median_ms) if peer else "-", show_speedup(rows, row))  # fmt: skip
     return table
 
@@ -244,8 +272,8 @@ def _table(title: str, first: str, *headings: str) -> Table:
 
 
 def _case_table(rows: list[Row], results: Results) -> Table:
-    title, unit = f"{rows[0].workload}, {rows[0].case}", rows[0].unit
-    table = _table(title, "engine", "median ms", "p20-p80", "x peer", unit, "of floor", "max error")
+    unit = rows[0].unit
+    table = _table(job_title(rows[0]), "engine", "median ms", "p20-p80", "x peer", unit, "of floor", "max error")
     launch_us = float(results.machine.get("launch_us", 0))
     for row in rows:
         spread = f"{show_ms(row.p20_ms)}-{show_ms(row.p80_ms)}" if row.checked else "wrong: no time"

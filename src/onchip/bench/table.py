@@ -15,7 +15,18 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from onchip.bench.results import ACCURACY, Results, Row, best_peer, read_results, show_floor, show_rate, show_speedup
+from onchip.bench.results import (
+    ACCURACY,
+    Results,
+    Row,
+    best_peer,
+    case_title,
+    machine_title,
+    read_results,
+    show_floor,
+    show_rate,
+    show_speedup,
+)
 from onchip.errors import FormatError, OnchipError
 from onchip.files import atomic_write, open_input
 from onchip.ladders.measure import show_ms
@@ -24,7 +35,7 @@ from onchip.ladders.show import of_floor, times
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 HEAD = ("workload", "case", "onchip", "best peer", "speed-up", "of floor", "machine", "command")
 RUNG = "ladder:"
-RUNG_HEAD = ("rung", "ms", "x first", "x before", "of floor", "max error", "note")
+RUNG_HEAD = ("rung", "ms", "x first", "x before", "of floor", "max error")
 
 
 def markdown(files: Sequence[Results]) -> str:
@@ -45,8 +56,9 @@ def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _rungs(results: Results) -> str:
-    """A line a rung, and where they were measured; a wrong one has no time."""
+    """A line a rung, and where they were measured; a wrong one has no time. What is known besides has columns too."""
     timed, lines = list[float](), []
+    extras = list(dict.fromkeys(name for row in results.rows for name in row.extra))
     for row in results.rows:
         ratios, floor = ["-", "-"], "-"
         if row.median_ms is not None:
@@ -56,19 +68,26 @@ def _rungs(results: Results) -> str:
                 ratios = [times(timed[0] / timed[-1]), times(timed[-2] / timed[-1])]
         error = "-" if row.error is None else f"{row.error:.1e}"
         rung = f"`{row.engine.removeprefix(RUNG)}`"
-        lines.append([rung, show_ms(row.median_ms), *ratios, floor, error, row.setting])
-    cases = ", ".join(dict.fromkeys(f"{row.case}, {row.threads} threads" for row in results.rows))
-    where = f"{results.machine.get('name')}, {results.machine.get('cores')} cores"
-    return f"{_lines(RUNG_HEAD, lines)}\n\n{cases} on {where}: `{results.command}`"
+        known = [_number(row.extra.get(name, "-")) for name in extras]
+        lines.append([rung, show_ms(row.median_ms), *ratios, floor, error, *known, row.setting])
+    cases = ", ".join(dict.fromkeys(_case_and_threads(row) for row in results.rows))
+    where = machine_title(results.machine)
+    return f"{_lines([*RUNG_HEAD, *extras, 'note'], lines)}\n\n{cases} on {where}: `{results.command}`"
+
+
+def _case_and_threads(row: Row) -> str:
+    return row.case if row.threads is None else f"{row.case}, {row.threads} threads"
+
+
+def _number(value: float | int | str) -> str:
+    return value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
 def _cells(results: Results, row: Row) -> list[str]:
     peer = best_peer(results.rows, row)
-    machine = f"{results.machine.get('name')}, {results.machine.get('cores')} cores"
-    case = row.case if row.precision == "fp32" else f"{row.case}, {row.precision}"
     floor = show_floor(row, float(results.machine.get("launch_us", 0)))
-    return [row.workload, case, _value(row), "-" if peer is None else f"{_value(peer)} ({peer.engine})",
-            show_speedup(results.rows, row), floor, machine, f"`{results.command}`"]  # fmt: skip
+    return [row.workload, case_title(row), _value(row), "-" if peer is None else f"{_value(peer)} ({peer.engine})",
+            show_speedup(results.rows, row), floor, machine_title(results.machine), f"`{results.command}`"]  # fmt: skip
 
 
 def _value(row: Row) -> str:

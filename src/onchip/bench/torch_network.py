@@ -21,6 +21,7 @@ from onchip.spec.layers import (
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
+    Cast,
     Clip,
     Concat,
     Conv1d,
@@ -213,6 +214,11 @@ def _to_pixels(to: _Builder, node: Node, w: Weights, x: Value) -> Value:
     return to.graph.call_method("to", (to.graph.call_method("clamp_", (y, 0, 255)), to.torch.uint8))
 
 
+def _cast(to: _Builder, node: Node, w: Weights, x: Value) -> Value:
+    assert isinstance(node.layer, Cast)
+    return to.graph.call_method("to", (x, getattr(to.torch, node.layer.dtype)))
+
+
 def _plain(function: str, **names: str) -> Form:
     """A function of x and some of the layer's attributes; `names` says what torch calls those."""
 
@@ -227,6 +233,7 @@ _FORMS: dict[type[Layer], Form] = {
     ReLU: _relu,
     LeakyReLU: _plain("leaky_relu", negative_slope="slope"),
     Clip: _plain("clamp", min="low", max="high"),
+    Cast: _cast,
     Sigmoid: _plain("sigmoid"),
     Tanh: _plain("tanh"),
     SiLU: _plain("silu"),

@@ -11,14 +11,17 @@ from onchip.cli.talk import print_json
 
 Argument, Option = typer.Argument, typer.Option
 RESULTS = Path("benchmarks") / "results"
-NAMES = "decode, digits, sentiment, faces, imported, backprop"
+NAMES = "decode, digits, sentiment, faces, imported, backprop, mlp"
 
 
 def bench(
     names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help=f"{NAMES}; all if not given.")] = None,
-    device: Annotated[str, Option(help="cpu.")] = "cpu",
-    peers: Annotated[bool, Option("--peers", help="Also torch, onnxruntime and NumPy, in turns with ours.")] = False,
-    threads: Annotated[int | None, Option(help="For every engine; all cores if not given.")] = None,
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:N; so far decode and mlp run on a GPU.")] = "auto",
+    peers: Annotated[
+        bool,
+        Option("--peers", help="Also torch, onnxruntime, NumPy; on a GPU torch, Triton, JAX. In turns with ours."),
+    ] = False,
+    threads: Annotated[int | None, Option(help="Of the CPU, for every engine; all cores if not given.")] = None,
     accuracy: Annotated[bool, Option("--accuracy", help="digits: also train 10 seeds x 30 epochs on MNIST.")] = False,
     rows: Annotated[
         str | None, Option(metavar="N,N", help="Rows of inference, patterns of backprop; else the benchmark's own.")
@@ -36,14 +39,15 @@ def bench(
     Every engine is checked against float64 before the clock starts: a wrong one gets no time, and exit code 1.
     Competitors take turns in one process; the file holds raw samples, machine, versions and this command.
     """
-    from onchip.bench.command import run_benchmarks, stderr_voice
+    from onchip.bench.command import choose_device, run_benchmarks, stderr_voice
     from onchip.bench.options import Options, parse_counts
     from onchip.bench.results import make_tables, show
     from onchip.runtime.cpu import check_threads
 
-    options = Options(device, check_threads(threads), peers, accuracy, parse_counts(rows, "rows") if rows else (),
-                      parse_counts(batches, "rows in a batch") if batches else ())  # fmt: skip
+    counts = parse_counts(rows, "rows") if rows else (), parse_counts(batches, "rows in a batch") if batches else ()
     with stderr_voice() as voice:
+        chosen = choose_device(device, names or [], threads, voice)
+        options = Options(chosen, check_threads(threads), peers, accuracy, *counts)
         written, exit_code = run_benchmarks(names or [], options, out, voice=voice)
     if as_json:
         print_json({path.stem: results.to_dict() for path, results in written.items()})

@@ -1,0 +1,35 @@
+"""A fully-connected network as arrays, for peers that are written layer by layer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from onchip.bench.frame import UnavailableError
+from onchip.spec.layers import Linear, ReLU
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, materialise
+
+
+class Dense(NamedTuple):
+    weight: Array  # (D_out, D_in)
+    bias: Array | None  # (D_out,)
+    relu: bool  # behind it
+
+
+def dense_layers(net: Network) -> list[Dense]:
+    """The network's layers, if it is a chain of Linear and ReLU."""
+    layers: list[Dense] = []
+    made: dict[str, Array] = {}
+    before = next(iter(net.inputs))
+    for node in net.nodes:
+        if node.inputs != (before,):
+            raise UnavailableError(f"network '{net.name}' is no chain of layers")
+        if isinstance(node.layer, Linear):
+            w = {role: materialise(name, net.weights, made) for role, name in node.weights.items()}
+            layers.append(Dense(w["weight"], w.get("bias"), False))
+        elif isinstance(node.layer, ReLU) and layers:
+            layers[-1] = layers[-1]._replace(relu=True)
+        else:
+            raise UnavailableError(f"{node.layer.kind} is not written by hand")
+        before = node.name
+    return layers

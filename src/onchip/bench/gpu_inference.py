@@ -1,0 +1,229 @@
+"""Cases of inference on a GPU: rows that lie there, ours and the peers', timed by the GPU's own clock.
+
+A time is that of one call among many in a row, plain or in a replayed graph, whichever is faster for the engine; or,
+`synchronised`, that of one call and the wait for it, by the host's clock.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from onchip.bench.frame import ONCHIP, Case, Ready, UnavailableError
+from onchip.bench.gpu_peers import Build, Forward, GpuTask, make_peers
+from onchip.bench.inference import PEER_SLACK
+from onchip.bench.options import Options
+from onchip.bench.peers import explained
+from onchip.bench.stage import Stage, TorchStage, Work, make_stage
+from onchip.errors import DeviceError, PlanError
+from onchip.kernels import reference
+from onchip.ladders.measure import Pace
+from onchip.ladders.truth import Truth, Verdict
+from onchip.plan.device import Device
+from onchip.plan.kernel import Job
+from onchip.runtime.engine import compile, find_device, plan
+from onchip.spec.io import with_io
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array
+from onchip.spec.types import numpy_dtype
+
+CALLS = 20  # of a sample, and of a graph
+JUDGED = 4_096  # rows that are held against float64
+PACE = Pace(rounds=5, block_s=0.03, warm_up_s=0.01, pause_s=0, min_runs=3, max_runs=60)
+TRIALS = 5
+
+IO = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+# The yardstick: float16 has as many digits as TF32.
+NAIVE = {"fp32": "float32", "tf32": "float16", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True, eq=False)
+class GpuJob:
+    """A case: a network over B rows."""
+
+    case: str
+    net: Network
+    B: int
+    inputs: Callable[[], Array]  # (B, D_in) float32; called when the first engine is prepared
+    precision: str = "fp16"  # what products are computed in
+    io: str = "fp16"  # of IO: what rows are kept in
+    synchronised: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A job on the GPU: the same rows, and the same judge, for everyone."""
+
+    job: GpuJob
+    stage: Stage
+    x: Any
+    judged: Array  # the rows of x that are judged
+    truth: Truth
+
+    def judge(self, y: Any, slack: float = 1.0) -> Verdict:
+        """Whether all of y was written, and the judged rows are right."""
+        got, allowed = self.stage.fetch(y), slack * self.truth.allowed
+        if got.shape != (self.job.B, *self.truth.y.shape[1:]) or not np.isfinite(got.astype(np.float32)).all():
+            return Verdict(float("inf"), allowed)
+        return Verdict(self.truth.judge(got[self.judged]).error, allowed)
+
+
+def give(job: GpuJob, index: int) -> Given:
+    stage = make_stage(index)
+    x = job.inputs()
+    middle = np.random.default_rng(2).integers(0, job.B, JUDGED - 2)
+    judged = np.arange(job.B) if job.B <= JUDGED else np.unique([0, *middle, job.B - 1])
+    rounded = x[judged].astype(numpy_dtype(IO[job.io])).astype(np.float32)
+    truth = Truth(job.net, rounded).measured_by(reference.forward(job.net, rounded, NAIVE[job.precision]))
+    return Given(job, stage, stage.put(x, IO[job.io]), judged, truth)
+
+
+# -- clocks ------------------------------------------------------------------------------------------------
+
+
+class GpuClock:
+    """Many calls in a row, by the GPU's clock; a sample is the time of one. `run` makes all of them."""
+
+    def __init__(self, stage: Stage, run: Work) -> None:
+        self._stage, self._run = stage, run
+
+    def __call__(self) -> Any:
+        return self._run()
+
+    def sample_ms(self) -> float:
+        return self._stage.ms(self._run) / CALLS
+
+
+class HostClock:
+    """So many calls as `run` makes and the wait for the last, by the host's clock; a sample is the time of one."""
+
+    def __init__(self, run: Work, wait: Callable[[Any], object], calls: int) -> None:
+        self._run, self._wait, self._calls = run, wait, calls
+
+    def __call__(self) -> Any:
+        y = self._run()
+        self._wait(y)
+        return y
+
+    def sample_ms(self) -> float:
+        start = time.perf_counter()
+        self()
+        return (time.perf_counter() - start) * 1e3 / self._calls
+
+
+Run = GpuClock | HostClock
+
+
+def _repeat(call: Work) -> Any:
+    for _ in range(CALLS - 1):
+        call()
+    return call()
+
+
+def ways(forward: Forward, stage: Stage, synchronised: bool) -> Iterator[tuple[str, Run]]:
+    """Every way in which this forward can be run, and what to call it."""
+    if synchronised:
+        wait = forward.wait or (lambda y: stage.synchronise())
+        if forward.eager:
+            yield "", HostClock(forward.call, wait, 1)
+        if forward.captures:
+            yield "replayed graph", HostClock(stage.record(forward.call, 1), wait, 1)
+        return
+    calls = functools.partial(_repeat, forward.call)
+    if forward.wait is not None:
+        yield f"{CALLS} calls", HostClock(calls, forward.wait, CALLS)
+    elif forward.eager:
+        yield f"{CALLS} calls", GpuClock(stage, calls)
+    if forward.captures:
+        yield f"graph of {CALLS} calls", GpuClock(stage, stage.record(forward.call, CALLS))
+
+
+def fastest(variants: Mapping[str, Forward], stage: Stage, synchronised: bool) -> tuple[Run, str]:
+    """The fastest way to run the fastest variant, and its name."""
+    runs = {
+        ", ".join(filter(None, [name, way])): run
+        for name, forward in variants.items()
+        for way, run in ways(forward, stage, synchronised)
+    }
+    trials = {name: statistics.median(run.sample_ms() for _ in range(TRIALS)) for name, run in runs.items()}
+    best = min(trials, key=lambda name: trials[name])
+    return runs[best], best
+
+
+# -- cases -------------------------------------------------------------------------------------------------
+
+
+def gpu_cases(workload: str, jobs: Sequence[GpuJob], options: Options) -> list[Case]:
+    """onchip and, if asked for, every peer, job by job."""
+    device = find_device(options.device)[0]
+    index = int(options.device.partition(":")[2] or 0)
+    peers = make_peers() if options.peers else {}
+    made = []
+    for job in jobs:
+        given = functools.cache(functools.partial(give, job, index))
+        engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(ours, given, options.device)}
+        engines |= {name: functools.partial(peer, given, name, build) for name, build in peers.items()}
+        floor = floor_ms(job, device)
+        made += [
+            Case(workload, job.case, name, prepare, work=job.B, precision=job.precision, floor_ms=floor, pace=PACE)
+            for name, prepare in engines.items()
+        ]
+    return made
+
+
+def floor_ms(job: GpuJob, device: Device) -> float | None:
+    """What memory and products take at least: launches are free here, as a graph all but hides them."""
+    net = with_io(job.net, IO[job.io])
+    try:
+        work = plan(net, replace(device, launch_us=0.0), Job(job.precision, job.B))
+    except (DeviceError, PlanError):  # ours says so when it is prepared
+        return None
+    return work.floor_us / 1e3
+
+
+def ours(given: Callable[[], Given], device: str) -> Ready:
+    task = given()
+    job, stage = task.job, task.stage
+    try:
+        engine = compile(job.net, device, job.precision, batch_hint=job.B, io=job.io)
+    except (DeviceError, PlanError) as refused:
+        raise UnavailableError(f"no kernel for {job.case}, {job.precision}: {refused.what}") from None
+    y = stage.empty((job.B, *job.net.output.row_shape), IO[job.io])
+
+    def call() -> Any:
+        engine(task.x, out=y)
+        return y
+
+    # Synchronised, it is the plain call that is promised, not a graph of it.
+    run, setting = fastest({"": Forward(call, captures=not job.synchronised)}, stage, job.synchronised)
+    return Ready(run, functools.partial(check, task, run), _setting(task, setting))
+
+
+def peer(given: Callable[[], Given], name: str, build: Build) -> Ready:
+    task = given()
+    job, stage = task.job, task.stage
+    if not isinstance(stage, TorchStage):
+        raise UnavailableError("torch for CUDA, which holds the peers' rows, is not installed")
+    with explained(name):
+        variants = build(GpuTask(job.net, job.precision, IO[job.io], task.x), stage)
+        run, setting = fastest(variants, stage, job.synchronised)
+    return Ready(run, functools.partial(check, task, run, PEER_SLACK), _setting(task, setting))
+
+
+def check(task: Given, run: Run, slack: float = 1.0) -> Verdict:
+    """Run what will be timed, over memory full of NaNs."""
+    y = run()
+    task.stage.poison(y)
+    del y  # an engine that allocates its result gets the same memory again
+    return task.judge(run(), slack)
+
+
+def _setting(task: Given, *notes: str) -> str:
+    judged = f"judged on {len(task.judged)} rows" if len(task.judged) < task.job.B else ""
+    return ", ".join(filter(None, [*notes, "random data, the same in every call: what fits stays in L2", judged]))

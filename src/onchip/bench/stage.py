@@ -1,0 +1,215 @@
+"""A GPU to measure on: rows that lie there, a clock that runs there, calls recorded into graphs.
+
+With torch, arrays are its tensors and the work of everyone goes to its current stream. Without it there are no peers,
+and ours gets arrays of our own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from onchip.runtime.gpu import Buffer, Event, Gpu
+from onchip.spec.recipe import Array
+from onchip.spec.types import numpy_dtype
+
+Work = Callable[[], Any]  # puts something on the stream, and hands back the array that it will write
+COPY_BYTES = 4 << 30  # or a quarter of the memory
+PRODUCT = 8192  # rows and columns of the product
+
+
+class Recorded:
+    """A graph, and the work that it was made of: whose weights the graph reads, and would not keep by itself."""
+
+    def __init__(self, replay: Callable[[], object], work: Work, y: Any) -> None:
+        self._replay, self._work, self._y = replay, work, y
+
+    def __call__(self) -> Any:
+        self._replay()
+        return self._y
+
+
+class Stage(Protocol):
+    def put(self, x: Array, dtype: str) -> Any:
+        """x on the GPU, rounded to dtype."""
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """An array on the GPU that somebody writes to."""
+
+    def poison(self, y: Any) -> None:
+        """Fill y with NaNs, where it may be written: what nobody writes stays one."""
+
+    def fetch(self, y: Any) -> Array:
+        """All of y, as float32 or as it is, when the work before is done."""
+
+    def record(self, work: Work, times: int) -> Work:
+        """A graph of this work, so many times over; to call it is to launch it. It keeps what the work needs."""
+
+    def ms(self, work: Work) -> float:
+        """How long the work takes on the GPU, if it was busy before."""
+
+    def synchronise(self) -> None:
+        """Return when the stream is done."""
+
+
+def make_stage(index: int) -> Stage:
+    return TorchStage(index) if has_torch() else PlainStage(index)
+
+
+def has_torch() -> bool:
+    """Whether torch is here, and made for GPUs."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+class TorchStage:
+    def __init__(self, index: int) -> None:
+        import torch
+
+        torch.cuda.set_device(index)
+        self.torch, self.device, self._stream = torch, torch.device("cuda", index), torch.cuda.current_stream()
+        self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def put(self, x: Array, dtype: str) -> Any:
+        return self.torch.from_numpy(x).to(self.device).to(getattr(self.torch, dtype))
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return self.torch.empty(shape, dtype=getattr(self.torch, dtype), device=self.device)
+
+    def poison(self, y: Any) -> None:
+        if isinstance(y, self.torch.Tensor):  # an array of JAX is not for others to write, and new in every call
+            y.fill_(float("nan"))
+
+    def fetch(self, y: Any) -> Array:
+        array: Array = self.torch.from_dlpack(y).float().cpu().numpy()
+        return array
+
+    def record(self, work: Work, times: int) -> Work:
+        torch = self.torch
+        aside = torch.cuda.Stream()  # torch wants what it captures to have run before, on another stream than its own
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(2):
+                work()
+        torch.cuda.synchronize()
+        graph, y = torch.cuda.CUDAGraph(), None
+        # Not `with torch.cuda.graph`: it collects garbage first, which takes longer than everything else here.
+        with torch.cuda.stream(aside):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for _ in range(times):
+                    y = work()
+            finally:
+                graph.capture_end()
+
+        return Recorded(graph.replay, work, y)
+
+    def ms(self, work: Work) -> float:
+        work()  # the GPU is busy when the clock starts: the way of the first launch to it is nobody's
+        self._start.record()
+        work()
+        self._end.record()
+        self._end.synchronize()
+        return float(self._start.elapsed_time(self._end))
+
+    def synchronise(self) -> None:
+        self._stream.synchronize()
+
+
+class Rows:
+    """An array of the GPU for those who ask by __cuda_array_interface__."""
+
+    def __init__(self, stage: PlainStage, buffer: Buffer, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.buffer, self.shape, self.dtype = buffer, shape, dtype
+        self._stage = stage
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.buffer.pointer, False), "version": 3,
+                "strides": None, "stream": self._stage.stream}  # fmt: skip
+
+
+class PlainStage:
+    def __init__(self, index: int) -> None:
+        self.gpu = Gpu.get(index)
+        self.gpu.enter()
+        self.stream = self.gpu.stream  # of the moment: while a graph is recorded, that one
+        self._start, self._end = self.gpu.event(), self.gpu.event()
+
+    def put(self, x: Array, dtype: str) -> Rows:
+        rounded = x.astype(numpy_dtype(dtype))
+        return Rows(self, self.gpu.upload(rounded), x.shape, rounded.dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Rows:
+        kind = numpy_dtype(dtype)
+        return Rows(self, self.gpu.allocate(int(np.prod(shape)) * kind.itemsize), shape, kind)
+
+    def poison(self, y: Rows) -> None:
+        self.gpu.driver.cuMemsetD8Async(y.buffer.pointer, 0xFF, y.buffer.nbytes, self.gpu.stream)
+
+    def fetch(self, y: Rows) -> Array:
+        return self.gpu.download(y.buffer, np.empty(y.shape, y.dtype))
+
+    def record(self, work: Work, times: int) -> Work:
+        y = work()
+        self.synchronise()
+
+        def enqueue(stream: int) -> None:
+            self.stream = stream
+            for _ in range(times):
+                work()
+
+        try:
+            graph = self.gpu.capture(enqueue)
+        finally:
+            self.stream = self.gpu.stream
+
+        return Recorded(graph.launch, work, y)
+
+    def ms(self, work: Work) -> float:
+        return elapsed_ms(work, self._start, self._end)
+
+    def synchronise(self) -> None:
+        self.gpu.synchronise()
+
+
+def elapsed_ms(work: Work, start: Event, end: Event) -> float:
+    """As TorchStage.ms, on our own stream."""
+    work()
+    start.record()
+    work()
+    end.record()
+    return end.ms_since(start)
+
+
+# -- what the chip can do ----------------------------------------------------------------------------------
+
+
+def measure_ceilings(index: int) -> dict[str, float]:
+    """Rates of this minute: bytes read and written by a copy, and, with torch, flop/s of a product in fp16."""
+    gpu = Gpu.get(index)
+    gpu.enter()
+    nbytes = min(COPY_BYTES, gpu.device.memory_bytes // 16 * 4)
+    driver, (source, target) = gpu.driver, (gpu.allocate(nbytes) for _ in range(2))
+    driver.cuMemsetD32Async(source.pointer, 0x9E3779B9, nbytes // 4, gpu.stream)
+
+    def copy() -> None:
+        driver.cuMemcpyDtoDAsync(target.pointer, source.pointer, nbytes, gpu.stream)
+
+    events = gpu.event(), gpu.event()
+    copy_ms = statistics.median(elapsed_ms(copy, *events) for _ in range(9))
+    found = {"copy_bytes_per_s": 2 * nbytes / copy_ms * 1e3}
+    if has_torch():
+        stage = TorchStage(index)
+        a, b = (stage.torch.randn(PRODUCT, PRODUCT, dtype=stage.torch.half, device=stage.device) for _ in range(2))
+        out = stage.torch.empty_like(a)
+        product_ms = statistics.median(stage.ms(lambda: stage.torch.mm(a, b, out=out)) for _ in range(15))
+        found["fp16_product_flops"] = 2 * PRODUCT**3 / product_ms * 1e3
+    return found

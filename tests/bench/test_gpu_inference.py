@@ -1,0 +1,358 @@
+"""The GPU's cases on a stage of NumPy arrays; on a real GPU, every peer at small odd shapes."""
+
+import dataclasses
+import json
+import types
+
+import numpy as np
+import pytest
+
+from checks import random_mlp, rows
+from onchip.bench import CASES, ON_GPU, command, decode, gpu_inference, gpu_peers, mlp
+from onchip.bench.dense import dense_layers
+from onchip.bench.frame import UnavailableError, Voice, run_cases
+from onchip.bench.gpu_inference import CALLS, GpuJob, fastest, floor_ms, gpu_cases
+from onchip.bench.gpu_peers import Allowance, Forward, GpuTask
+from onchip.bench.options import Options
+from onchip.errors import DeviceError, InputError, PlanError
+from onchip.kernels import reference
+from onchip.ladders.measure import OwnClock, Pace
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job
+from onchip.runtime.engine import plan
+from onchip.spec.types import numpy_dtype
+
+QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=0, pause_s=0, min_runs=1, max_runs=2)
+
+
+class NumpyStage:
+    """A stage where everything is done at once; its clock says what `ms_of` says."""
+
+    def __init__(self, index=0):
+        self.waits = 0
+
+    def put(self, x, dtype):
+        return x.astype(numpy_dtype(dtype))
+
+    def empty(self, shape, dtype):
+        return np.zeros(shape, numpy_dtype(dtype))
+
+    def poison(self, y):
+        y.fill(np.nan)
+
+    def fetch(self, y):
+        return y
+
+    def record(self, work, times):
+        def replay():
+            for _ in range(times):
+                y = work()
+            return y
+
+        replay.times = times
+        return replay
+
+    def ms(self, work):
+        work()
+        return float(CALLS if hasattr(work, "times") else 2 * CALLS)  # a graph takes half the time
+
+    def synchronise(self):
+        self.waits += 1
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """A GPU that runs the reference: `engine` makes y of x, and tests may exchange it."""
+    fake = types.SimpleNamespace(asked=[], engine=lambda net, x, y: y.__setitem__(..., reference.forward(net, x)))
+
+    def compile(net, device, precision, batch_hint, io):
+        fake.asked.append((device, precision, batch_hint, io))
+        return lambda x, out: fake.engine(net, x.astype(np.float32), out)
+
+    monkeypatch.setattr(gpu_inference, "make_stage", NumpyStage)
+    monkeypatch.setattr(gpu_inference, "compile", compile)
+    for module in (gpu_inference, command):
+        monkeypatch.setattr(module, "find_device", lambda name, threads=None: (H200, None, "cuda:0 (auto: it is here)"))
+    monkeypatch.setattr("onchip.bench.stage.measure_ceilings", lambda index: {"copy_bytes_per_s": 4e12})
+    return fake
+
+
+def job(B=33, **options):
+    net = random_mlp(9, 12, 5)
+    x = np.random.default_rng(3).standard_normal((B, 9), dtype=np.float32)
+    return GpuJob(f"{B} rows", net, B, lambda: x, **options)
+
+
+# -- what is measured --------------------------------------------------------------------------------------
+
+
+def test_the_cases_of_decode(fake_gpu):
+    jobs = decode.gpu_jobs(())
+    assert [(job.case, job.precision, job.io) for job in jobs] == [
+        ("2097152 rows", "fp16", "fp16"), ("12800 rows, in a graph", "fp16", "fp16"),
+        ("12800 rows, a call, synchronised", "fp16", "fp16"), ("2097152 rows, fp32 in and out", "fp16", "fp32"),
+        ("2097152 rows", "bf16", "bf16"), ("2097152 rows", "tf32", "fp32"), ("2097152 rows", "fp32", "fp32"),
+    ]  # fmt: skip
+    assert [job.synchronised for job in jobs] == [False, False, True, False, False, False, False]
+    made = decode.cases(Options(device="cuda", peers=True, rows=(7, 5)))
+    assert [case.case for case in made if case.engine == "onchip"] == ["7 rows", "5 rows"]
+    assert [case.engine for case in made[:6]] == ["onchip", *gpu_peers.make_peers()]
+
+
+def test_the_cases_of_mlp(fake_gpu):
+    on_gpu, on_cpu = ([c.case for c in mlp.cases(Options(device=device))] for device in ("cuda", "cpu"))
+    assert on_gpu == on_cpu
+    assert len(on_gpu) == 20
+    assert {"128-64x5-3, 262144 rows", "16-32-1, 1 row", "100-200-200-10, 7 rows"} <= set(on_gpu)
+    net = mlp.network(*mlp.SHAPES["128-128x5-3"])
+    assert [len(layer.weight) for layer in dense_layers(net)] == [128, 128, 128, 128, 128, 3]
+    assert all(np.any(layer.bias) for layer in dense_layers(net))
+
+
+def test_the_floor_has_no_launch_in_it():
+    true_fp32 = GpuJob("", decode.decode.network(), 2_097_152, lambda: None, "fp32", "fp32")
+    planned = plan(true_fp32.net, H200, Job("fp32", true_fp32.B))
+    assert len(planned.groups) == 1
+    assert planned.floor_us - 1e3 * floor_ms(true_fp32, H200) == pytest.approx(H200.launch_us)
+
+
+def test_a_job_without_a_kernel_is_skipped(fake_gpu, monkeypatch):
+    def refuse(*_, **__):
+        raise PlanError("no kernel takes it")
+
+    monkeypatch.setattr(gpu_inference, "compile", refuse)
+    monkeypatch.setattr(gpu_inference, "plan", refuse)
+    outcome = run_cases(gpu_cases("mlp", [job()], Options(device="cuda")), QUICK)
+    assert outcome.rows == ()
+    assert outcome.skipped == {"onchip": "no kernel for 33 rows, fp16: no kernel takes it"}
+
+
+# -- right, and then timed ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("io", ["fp16", "fp32"])
+def test_ours_is_judged_and_timed(fake_gpu, io):
+    outcome = run_cases(gpu_cases("mlp", [job(io=io)], Options(device="cuda:0")), QUICK)
+    (row,) = outcome.rows
+    assert row.checked, row.error
+    assert (row.precision, row.threads, row.median_ms) == ("fp16", None, 1.0)
+    assert row.setting == "graph of 20 calls, random data, the same in every call: what fits stays in L2"
+    assert fake_gpu.asked == [("cuda:0", "fp16", 33, io)]
+
+
+def test_a_row_that_nobody_writes_is_wrong(fake_gpu, monkeypatch):
+    def lazy(net, x, y):
+        y[:-1] = reference.forward(net, x[:-1])
+
+    monkeypatch.setattr(gpu_inference, "JUDGED", 5)
+    judged = gpu_inference.give(job(500), 0).judged
+    assert (judged[0], judged[-1], len(judged)) == (0, 499, 5)
+
+    def skips(net, x, y):
+        y[...] = reference.forward(net, x)
+        y[next(i for i in range(500) if i not in judged)] = np.nan
+
+    for engine in (lazy, skips, lambda net, x, y: y.fill(0)):
+        fake_gpu.engine = engine
+        outcome = run_cases(gpu_cases("mlp", [job(500)], Options(device="cuda")), QUICK)
+        assert outcome.exit_code == 1
+        assert outcome.rows[0].median_ms is None
+
+
+@pytest.mark.parametrize(("precision", "io"), [("fp16", "fp16"), ("bf16", "bf16"), ("tf32", "fp32"), ("fp32", "fp32")])
+def test_what_is_allowed_is_of_the_precision(fake_gpu, precision, io):
+    ulp = {"fp16": 2e-3, "tf32": 2e-3, "bf16": 2e-2, "fp32": 1e-6}[precision]
+    given = gpu_inference.give(job(precision=precision, io=io), 0)
+    assert ulp / 20 < given.truth.allowed < 20 * ulp
+    truth = given.truth.y.astype(np.float32)
+    assert given.judge(truth + np.float32(given.truth.allowed / 4)).is_right
+    assert not given.judge(truth + np.float32(20 * given.truth.allowed)).is_right
+    assert not given.judge(truth[:-1]).is_right
+
+
+def test_the_fastest_way_is_kept():
+    stage = NumpyStage()
+    y = np.zeros(3)
+    run, name = fastest({"a": Forward(lambda: y, captures=False), "b": Forward(lambda: y)}, stage, False)
+    assert (name, run.sample_ms()) == ("b, graph of 20 calls", 1.0)
+    run, name = fastest({"a": Forward(lambda: y, captures=False)}, stage, False)
+    assert (name, run.sample_ms()) == ("a, 20 calls", 2.0)
+    assert isinstance(run, OwnClock)
+    assert run() is y
+
+
+def test_a_synchronised_call_is_one_call_and_a_wait():
+    stage, calls = NumpyStage(), []
+    run, name = fastest({"": Forward(lambda: calls.append(1) or "y", captures=False)}, stage, True)
+    calls.clear()
+    stage.waits = 0
+    assert run() == "y"
+    assert run.sample_ms() > 0
+    assert (name, len(calls), stage.waits) == ("", 2, 2)
+
+
+def test_an_engine_with_streams_of_its_own_is_waited_for():
+    stage, waited = NumpyStage(), []
+    for synchronised, times in ((False, CALLS), (True, 1)):
+        calls = []
+        forward = Forward(lambda calls=calls: calls.append(1) or len(calls), captures=False, wait=waited.append)
+        run, _ = fastest({"": forward}, stage, synchronised)
+        calls.clear()
+        waited.clear()
+        assert run() == times
+        assert run.sample_ms() > 0
+        assert waited == [times, 2 * times]
+    assert stage.waits == 0
+
+
+def test_a_peer_without_torch_is_skipped(fake_gpu):
+    said = []
+    cases = gpu_cases("mlp", [job()], Options(device="cuda", peers=True))
+    outcome = run_cases(cases, QUICK, Voice(say=said.append))
+    assert [row.engine for row in outcome.rows] == ["onchip"]
+    assert set(outcome.skipped) == set(gpu_peers.make_peers())
+    assert "is not installed" in outcome.skipped["triton"]
+
+
+# -- peers -------------------------------------------------------------------------------------------------
+
+
+def test_a_spent_allowance_is_said():
+    allowance = Allowance(0.0)
+    with pytest.raises(UnavailableError, match="its 0 s are spent"), allowance.spend("frob"):
+        pytest.fail("there is nothing left")
+    allowance = Allowance(1e-9)
+    with allowance.spend("frob"):
+        pass
+    with pytest.raises(UnavailableError), allowance.spend("frob"):
+        pass
+
+
+def test_what_takes_long_to_compile_is_left_out_of_small_cases():
+    task = GpuTask(random_mlp(4, 3), "fp16", "float16", np.zeros((7, 4)))
+    peers = gpu_peers.make_peers()
+    for name in ("torch.compile", "jax"):
+        with pytest.raises(UnavailableError, match=f"{name} is left out below 12,800 rows"):
+            peers[name](task, None)
+
+
+@pytest.mark.parametrize(("precision", "io"), [("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float32")])
+def test_torch_converts_on_the_way_in_and_out(precision, io):
+    torch = pytest.importorskip("torch")
+    net, x = random_mlp(9, 12, 5), rows(33, 9)
+    given = torch.from_numpy(x).to(getattr(torch, io))
+    task = GpuTask(net, precision, io, given)
+    stage = types.SimpleNamespace(torch=torch, device="cpu")
+    for build in (gpu_peers.torch_eager, gpu_peers.torch_graph):
+        (forward,) = build(task, stage).values()
+        assert forward.captures != forward.eager
+        y = forward.call()
+        assert y.dtype == given.dtype
+        error = np.abs(y.double().numpy() - reference.forward(net, x)).max()
+        assert error < {"fp32": 1e-5, "bf16": 0.1, "fp16": 1e-2}[precision]
+        assert (error > 1e-5) == (precision != "fp32")
+
+
+def test_dense_layers():
+    net = random_mlp(4, 3, 2, output="ReLU")
+    layers = dense_layers(net)
+    h = np.random.default_rng(0).standard_normal((5, 4))
+    truth = reference.forward(net, h)
+    for layer in layers:
+        h = h @ layer.weight.T + layer.bias
+        h = np.maximum(h, 0) if layer.relu else h
+    np.testing.assert_allclose(h, truth, rtol=1e-12)
+    assert dense_layers(random_mlp(4, 2, bias=False))[0].bias is None
+    with pytest.raises(UnavailableError, match="Tanh"):
+        dense_layers(random_mlp(4, 3, 2, activation="Tanh"))
+
+
+# -- the command -------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_a_gpu(fake_gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(command.machine, "versions", lambda device: {"nvrtc": "13.0"})
+    options = Options(device="cuda:0", rows=(7,))
+    written, exit_code = command.run_benchmarks([], options, tmp_path, pace=QUICK)
+    assert exit_code == 0
+    assert [path.relative_to(tmp_path).as_posix() for path in written] == [f"h200/{name}.json" for name in ON_GPU]
+    document = json.loads((tmp_path / "h200" / "decode.json").read_text())
+    assert document["machine"]["ceilings"] == {"copy_bytes_per_s": 4e12}
+    assert document["versions"] == {"nvrtc": "13.0"}
+    assert [(row["case"], row["precision"], row["checked"]) for row in document["rows"]] == [("7 rows", "fp16", True)]
+
+
+def test_a_benchmark_that_has_no_cases_for_a_gpu(fake_gpu, tmp_path):
+    with pytest.raises(DeviceError, match="no cases for a GPU yet"):
+        command.run_benchmarks(["decode", "digits"], Options(device="cuda"), tmp_path)
+    with pytest.raises(InputError, match="unknown benchmark"):
+        command.run_benchmarks(["none"], Options(device="cuda"), tmp_path)
+    assert set(ON_GPU) < set(CASES)
+
+
+def test_auto_is_the_gpu_where_it_can_be(fake_gpu):
+    said = []
+    voice = Voice(say=said.append)
+    assert command.choose_device("auto", ["decode", "mlp"], None, voice) == "cuda:0"
+    assert command.choose_device("auto", ["decode", "digits"], None, voice) == "cpu"
+    assert command.choose_device("auto", [], None, voice) == "cpu"
+    assert command.choose_device("cuda:1", ["digits"], None, voice) == "cuda:1"  # run_benchmarks says no
+    assert said[0] == "device: cuda:0 (auto: it is here)"
+    assert "digits on a GPU is still to come" in said[1]
+
+
+def test_threads_are_the_cpus():
+    voice = Voice()
+    assert command.choose_device("auto", ["decode"], 2, voice) == "cpu"
+    assert command.choose_device("cpu", ["decode"], 2, voice) == "cpu"
+    with pytest.raises(InputError, match="threads are the CPU's"):
+        command.choose_device("cuda", ["decode"], 2, voice)
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------
+
+TASKS = [("fp16", "fp16"), ("fp16", "fp32"), ("bf16", "bf16"), ("tf32", "fp32"), ("fp32", "fp32")]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "io"), TASKS, ids=str)
+@pytest.mark.parametrize("name", ["onchip", *gpu_peers.make_peers()])
+def test_everyone_is_right_on_odd_shapes(name, precision, io, monkeypatch):
+    if name == "torch.compile" and (precision, io) != ("fp16", "fp32"):
+        pytest.skip("seconds of compiling each: one is enough")
+    monkeypatch.setattr(gpu_peers, "COMPILED_ROWS", 1)
+    monkeypatch.setattr(gpu_peers, "MODES", {"default": True, "reduce-overhead": False})  # quicker to compile
+    monkeypatch.setattr(gpu_peers, "TUNE_S", 2.0)
+    for widths, B in (((72, 64, 64, 4), 333), ((17, 33, 33, 33, 5), 1)):
+        given = random_mlp(*widths, bias=B == 1)
+        x = np.random.default_rng(3).standard_normal((B, widths[0]), dtype=np.float32)
+        task = GpuJob(f"{B} rows", given, B, lambda x=x: x, precision, io)
+        options = Options(device="cuda", peers=True)
+        for synchronised in (False, True):
+            cases = gpu_cases("mlp", [dataclasses.replace(task, synchronised=synchronised)], options)
+            outcome = run_cases([case for case in cases if case.engine == name], QUICK)
+            if outcome.skipped and "not installed" in outcome.skipped[name]:
+                pytest.skip(outcome.skipped[name])
+            assert not outcome.skipped
+            assert outcome.exit_code == 0, outcome.wrong
+            assert outcome.rows[0].median_ms > 0
+
+
+@pytest.mark.gpu
+def test_ours_without_torch(monkeypatch):
+    monkeypatch.setattr("onchip.bench.stage.has_torch", lambda: False)
+    task = job(333)
+    for synchronised in (False, True):
+        cases = gpu_cases("mlp", [dataclasses.replace(task, synchronised=synchronised)], Options(device="cuda"))
+        outcome = run_cases(cases, QUICK)
+        assert outcome.exit_code == 0, outcome.wrong
+        assert outcome.rows[0].median_ms > 0
+
+
+@pytest.mark.gpu
+def test_ceilings_are_plausible():
+    from onchip.bench.stage import measure_ceilings
+
+    found = measure_ceilings(0)
+    assert 1e10 < found["copy_bytes_per_s"] < 2e13
+    assert 1e11 < found.get("fp16_product_flops", 1e12) < 1e16

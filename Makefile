@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check check-kernels sanitize bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/onchip demo
@@ -16,6 +16,14 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_house.py
+
+# Every instance of every CUDA kernel for every architecture it names, held against its budget. Needs no GPU.
+check-kernels: $(VENV)/.test
+	$(BIN)/python -m onchip.runtime.kernel_check onchip.kernels.cuda onchip.ladders
+
+# The CUDA kernels under compute-sanitizer, with a planted bug for each of its tools. Needs a GPU.
+sanitize: $(VENV)/.sanitize
+	$(BIN)/python tests/sanitizer/run.py
 
 # The committed figures of this machine's kind: needs a quiet machine, and ONCHIP_DATA for the accuracy on MNIST.
 bench: $(VENV)/.peers
@@ -36,6 +44,10 @@ $(VENV)/.test: $(BIN)/python pyproject.toml
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	touch $@
+
+$(VENV)/.sanitize: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet -e '.[sanitize]'
 	touch $@
 
 $(VENV)/.peers: $(BIN)/python pyproject.toml

@@ -1,0 +1,79 @@
+"""python tests/sanitizer/kernels.py: small batches through every kind of fused network, NumPy in and NumPy out.
+
+Small, since a sanitizer makes kernels a hundred times slower; and without torch, whose allocator hides from the tools
+what is initialised and where an array ends. Prints what it ran; a precision that no kernel takes is told and left out.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from onchip.errors import DeviceError, PlanError
+from onchip.kernels import reference
+from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
+from onchip.runtime.engine import compile, find_device
+from onchip.spec.build import mlp
+from onchip.spec.io import with_io
+from onchip.spec.network import Network
+from onchip.spec.types import numpy_dtype
+
+ROWS = (1, 7, 100)  # less than a tile, an odd number, several tiles with a part of one
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+NETWORKS = {
+    "decode": mlp(72, 64, 64, 4, bias=False),
+    "one number": mlp(1, 1, output="Tanh"),
+    "odd widths": mlp(7, 13, 5, 3, activation="Sigmoid", output="Softmax"),
+    "one output": mlp(16, 32, 1, activation="GELU"),
+    "wide": mlp(48, 128, 128, 128, 3, activation="Tanh"),
+    "deep": mlp(128, 64, 64, 64, 64, 64, 3, activation="SiLU"),
+    "widest": mlp(100, 200, 256, 10, activation="LeakyReLU", output="LogSoftmax"),
+    "digits": mlp(784, 320, 160, 10, output="LogSoftmax"),
+}
+HALF_IO = ("decode", "odd widths")  # these also with x and y in half precision
+
+
+def cases() -> list[tuple[str, Network]]:
+    halves = [(f"{name}, {io}", with_io(NETWORKS[name], io)) for name in HALF_IO for io in ("float16", "bfloat16")]
+    return [*NETWORKS.items(), *halves]
+
+
+def run_case(net: Network, device: str, precision: str) -> str:
+    """Run the network and judge it by the reference; what was run, or why it was not. AssertionError if it is wrong."""
+    try:
+        engine = compile(net, device, precision)
+    except (PlanError, DeviceError) as error:  # the device is here: what it refuses is the precision or the layer
+        return f"left out: {error.what}"
+    given = net.input
+    x = np.random.default_rng(0).standard_normal((1000, *given.row_shape)).astype(numpy_dtype(given.dtype))
+    truth = reference.forward(net, x)
+    naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)  # many rows: a steady yardstick
+    allowed = FACTOR * naive + ULPS * max(ULP[precision], DTYPE_ULP.get(net.output.dtype, 0.0))
+    whole = engine(x[: max(ROWS)])
+    error = scaled_error(whole, truth[: max(ROWS)])
+    assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}"
+    for B in ROWS:
+        assert engine(x[:B]).tobytes() == whole[:B].tobytes(), f"other bits in a batch of {B}"
+    kernels = ", ".join(group.claim.label for group in engine.plan.groups)
+    return f"rows {ROWS}, error {error:.1e}: {kernels}"
+
+
+def main(device: str = "cuda") -> int:
+    find_device(device)  # DeviceError where there is none: nothing run is not nothing found
+    failed = ran = 0
+    for name, net in cases():
+        for precision in PRECISIONS:
+            try:
+                said = run_case(net, device, precision)
+                ran += not said.startswith("left out")
+            except AssertionError as error:
+                said = f"WRONG: {error}"
+                failed += 1
+            print(f"{name:<22} {precision:<5} {said}", flush=True)
+    print(f"{ran} engines ran, {failed} were wrong")
+    return 1 if failed or not ran else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""What `make sanitize` runs, as far as it goes with no GPU: planted bugs compile, its networks are right on the CPU."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from onchip.errors import DeviceError
+from onchip.runtime.nvrtc import compile_program, nvrtc_version
+from sanitizer import kernels, planted, run
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("tool", run.TOOLS)
+def test_planted_bugs_compile(tool, arch):
+    try:
+        nvrtc_version()
+    except DeviceError as error:
+        pytest.skip(error.what)
+    assert "planted" in compile_program(planted.program(tool), arch).entry
+
+
+def test_the_networks_run_and_what_nobody_takes_is_told(capsys):
+    assert kernels.main("cpu") == 0
+    out = capsys.readouterr().out.splitlines()
+    ran = [line for line in out if "left out" not in line]
+    assert out[-1] == f"{len(kernels.cases())} engines ran, 0 were wrong"
+    assert all("fp32" in line and "mlp_fused" in line for line in ran[:-1])
+
+
+def test_a_wrong_result_is_a_failure(monkeypatch, capsys):
+    compile = kernels.compile
+
+    def off(net, device, precision):
+        engine = compile(net, device, precision)
+        return lambda x: engine(x) + np.float16(0.5)
+
+    monkeypatch.setattr(kernels, "compile", off)
+    assert kernels.main("cpu") == 1
+    assert "WRONG: error" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("code", "right"), [(0, False), (1, False), (run.REPORTED, True)])
+def test_only_the_tools_own_code_counts_as_a_report(code, right, capsys):
+    words = [sys.executable, "-c", f"print('a report'); raise SystemExit({code})"]
+    assert run.run("planted", run.REPORTED, words) is right
+    assert ("a report" in capsys.readouterr().out) is not right
+
+
+def test_a_kernel_that_hangs_is_a_failure(monkeypatch, capsys):
+    monkeypatch.setattr(run, "SECONDS", 0.5)
+    assert not run.run("planted", run.REPORTED, [sys.executable, "-c", "while True: pass"])
+    assert "nothing in 0.5 s" in capsys.readouterr().out
+
+
+def test_every_tool_is_asked_for_an_exit_code():
+    for tool in run.TOOLS:
+        words = run.command("compute-sanitizer", tool, "planted.py", tool)
+        assert words[:5] == ["compute-sanitizer", "--tool", tool, "--error-exitcode", str(run.REPORTED)]
+        assert (run.HERE / f"{tool}.cu").exists()

@@ -105,13 +105,15 @@ __device__ __forceinline__ int row_of(int g) {
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
-// A warp's rows on their way from global to shared memory; rows past the end become zeros.
+// A warp's rows on their way from global to shared memory. Rows past the end become zeros; where there are only such,
+// the slot stays as it is, and nobody stores what is made of it.
 template <int ROWS, class In, int D>
 __device__ __forceinline__ void fetch_rows(u32 slot, const In* x, long long row, long long B, int lane) {
     constexpr int BYTES = ROWS * D * static_cast<int>(sizeof(In));
     static_assert(BYTES % 16 == 0, "a tile is whole pieces of 16 B");
     const char* from = reinterpret_cast<const char*>(x + row * D) + 16 * lane;
     slot += 16 * lane;
+    if (row >= B) return;
     if (row + ROWS <= B) {
 #pragma unroll
         for (int at = 0; at < BYTES; at += 512)
@@ -221,7 +223,7 @@ constexpr int MOST_STEPS = 16;
 // or rows too long for that, a few steps at a time.
 template <class P, int MT, class In, int D>
 struct InRows {
-    static constexpr int PIECES = 2;  // of columns at a time: each time the rows are read anew
+    static constexpr int PIECES = is_same<P, Fp32> ? 1 : 2;  // of columns at a time: each time the rows are read anew
     const In* rows[2 * MT];  // of fragment rows g, g + 8, ..
     int q;
 

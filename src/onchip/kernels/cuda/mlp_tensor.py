@@ -57,7 +57,7 @@ NUMBERS = {"float32": "float", "float16": "f16", "bfloat16": "bf16"}  # in memor
 MOST_STEPS = 16
 MOST_STAGES = 4
 FLIGHT_BYTES = 48 << 10  # rows on their way to a multiprocessor: enough to hide the latency of memory
-COLUMNS = {"ByWgmma": 64, "ByMma": 32}  # of a layer whose sums are in registers at once, twice that for long rows
+COLUMNS = {"ByWgmma": 64, "ByMma": 32}  # of a layer whose sums are in registers at once; twice that for long rows
 # Warps a multiprocessor -> registers for fragments and sums that leave the compiler enough beside them: found by
 # compiling random networks. Two blocks of rows share much of what is beside, so they may have more together.
 REGISTERS = {"ByWgmma": {16: 72, 12: 112, 8: 200}, "ByMma": {16: 76, 12: 92, 8: 180}}
@@ -213,7 +213,8 @@ def registers(chain: Chain, precision: Precision, by: str, staged: bool) -> int:
     """Of a thread, for the fragments that a layer reads and makes and the sums in between: the most of any layer."""
     most, reads, columns = 0, 4 * first_steps(chain.layers[0].D_in, precision), COLUMNS[by]
     if not staged and reads > 2 * MOST_STEPS:
-        reads, columns = 4 * MOST_STEPS, 2 * columns  # half as many steps, and numbers that are no fragments yet
+        # Half as many steps, numbers that are no fragments yet, and more columns for each time that rows are read.
+        reads, columns = 4 * MOST_STEPS, columns if precision.parts > 1 else 2 * columns
     split = 8 if precision.parts > 1 else 0  # four steps in two parts, less what is read by then
     for layer in chain.layers:
         N, is_last = round_up(layer.D_out, 8), layer is chain.layers[-1]

@@ -164,7 +164,7 @@ def test_bad_requests(cli, tmp_path, args, words):
 
 
 def test_cuda_without_a_gpu_is_an_error(cli, tmp_path):
-    from onchip.runtime.cuda import cuda_devices
+    from onchip.runtime.cuda_devices import cuda_devices
 
     if cuda_devices():
         pytest.skip("there is a GPU here")

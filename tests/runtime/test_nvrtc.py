@@ -1,5 +1,6 @@
 """Compiling without a GPU, and a cache that is never trusted blindly."""
 
+import hashlib
 import os
 import stat
 
@@ -50,6 +51,30 @@ def test_spills_are_seen(program, tmp_path):
     made = compile_program(Program(tmp_path / "greedy.cu", "greedy", ("--maxrregcount=24",)), "sm_80")
     assert made.registers <= 24
     assert made.spill_bytes > 0
+
+
+PRODUCTS = r"""
+template <bool IsTouched>
+__global__ void products(float* y, unsigned long long a, unsigned long long b) {
+    float d[4] = {y[0], y[1], y[2], y[3]};
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    for (int i = 0; i < 2; i++) {
+        asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(a), "l"(b));
+        if (IsTouched) d[0] += y[i + threadIdx.x];  // of a product that is under way
+    }
+    asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+    for (int i = 0; i < 4; i++) y[threadIdx.x * 4 + i] = d[i];
+}
+"""
+
+
+@pytest.mark.parametrize("is_touched", [False, True])
+def test_serialised_products_are_seen_and_remembered(program, tmp_path, is_touched):
+    (tmp_path / "products.cu").write_text(PRODUCTS)
+    asked = Program(tmp_path / "products.cu", f"products<{str(is_touched).lower()}>")
+    made, kept = (compile_program(asked, "sm_90a") for _ in range(2))
+    assert (made.is_serialised, kept.is_serialised, kept.is_cached) == (is_touched, is_touched, True)
 
 
 def test_second_time_comes_from_the_cache(program, cache):
@@ -110,6 +135,54 @@ def test_a_corrupt_entry_is_compiled_anew(program, cache, damage):
     assert not again.is_cached
     assert again.cubin == made.cubin
     assert compile_program(program, "sm_80").is_cached
+
+
+@pytest.mark.parametrize("trick", ["link", "open to others", "folder"])
+def test_an_entry_that_others_may_have_made_is_not_trusted(program, cache, tmp_path, trick):
+    """The digest proves that an entry is whole, not who made it."""
+    made = compile_program(program, "sm_80")
+    (entry,) = cache.iterdir()
+    if trick == "link":
+        entry.rename(tmp_path / "elsewhere")
+        entry.symlink_to(tmp_path / "elsewhere")
+    elif trick == "open to others":
+        entry.chmod(0o620)
+    else:
+        entry.unlink()
+        entry.mkdir()
+    again = compile_program(program, "sm_80")
+    assert not again.is_cached
+    assert again.cubin == made.cubin
+    if trick != "folder":  # which nobody removes
+        assert compile_program(program, "sm_80").is_cached
+        assert stat.S_IMODE(entry.lstat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give files away")
+def test_an_entry_or_a_folder_of_somebody_else_is_not_used(program, cache):
+    compile_program(program, "sm_80")
+    (entry,) = cache.iterdir()
+    os.chown(entry, 12345, 12345)
+    assert not compile_program(program, "sm_80").is_cached
+    assert compile_program(program, "sm_80").is_cached
+    os.chown(cache, 12345, 12345)
+    assert not compile_program(program, "sm_80").is_cached
+
+
+def test_a_folder_that_is_a_link_is_not_used(program, cache, tmp_path):
+    (tmp_path / "real").mkdir()
+    cache.parent.mkdir()
+    cache.symlink_to(tmp_path / "real")
+    compile_program(program, "sm_80")
+    assert list((tmp_path / "real").iterdir()) == []
+
+
+@pytest.mark.parametrize("body", [b"no line at all", b"{}\ncubin", b"[1, 2]\ncubin", b"\xff\ncubin"])
+def test_an_entry_with_a_sound_digest_and_no_sense_is_compiled_anew(program, cache, body):
+    compile_program(program, "sm_80")
+    (entry,) = cache.iterdir()
+    entry.write_bytes(hashlib.sha256(entry.name.encode() + body).digest() + body)
+    assert not compile_program(program, "sm_80").is_cached
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="root may write anywhere")

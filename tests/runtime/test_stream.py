@@ -1,5 +1,6 @@
 """Streaming: same bits whatever the pieces, bounded memory, and sources that do not fit are refused."""
 
+import threading
 import tracemalloc
 from itertools import pairwise
 
@@ -22,6 +23,7 @@ from onchip.runtime.stream import (
     open_input_rows,
     open_output,
     piece_rows,
+    pieces,
     rows_not_finite,
     run_rows,
 )
@@ -132,6 +134,7 @@ class Asked:
     """An engine that computes nothing but remembers what it was asked to check."""
 
     input, output = TensorType(("B", 4), "int32"), TensorType(("B", 1))
+    plan = make_plan(NET, H200, (), whole=False)
 
     def check_ids(self, x, first_row=0):
         check_token_ids(x, 10, first_row)
@@ -147,6 +150,44 @@ def test_a_bad_id_is_named_by_its_row_in_the_file():
     with pytest.raises(InputError, match="row 17, position 3: id 10, expected 0 to 9"):
         run_rows(Asked(), Rows(ids), sink, 5)
     assert len(sink.pieces) == 3  # those before it
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("batch_rows", [1, 7, 30, 31])
+def test_a_piece_is_told_with_its_bad_rows(ahead, batch_rows):
+    x = rows(30, 4)
+    x[[3, 11], [0, 2]] = np.nan, np.inf
+    told = [(start, piece.copy(), bad) for start, piece, bad in pieces(Rows(x), batch_rows, ahead)]
+    assert [start for start, _, _ in told] == list(range(0, 30, batch_rows))
+    assert np.array_equal(np.concatenate([piece for _, piece, _ in told]), x, equal_nan=True)
+    assert [start + int(i) for start, _, bad in told for i in bad] == [3, 11]
+
+
+def test_the_next_piece_is_read_while_one_is_in_use():
+    reads = [threading.Event() for _ in range(4)]
+
+    class Told(Rows):
+        def read(self, start, stop):
+            reads[start // 10].set()
+            return super().read(start, stop)
+
+    for start, _, _ in pieces(Told(rows(40, 2)), 10, ahead=True):
+        after = start // 10 + 1
+        assert after == 4 or reads[after].wait(10)
+        assert not any(event.is_set() for event in reads[after + 1 :])  # and no more than one: memory stays bounded
+
+
+def test_an_error_of_a_source_that_is_read_ahead_arrives_after_the_pieces_before_it():
+    class Broken(Rows):
+        def read(self, start, stop):
+            if start >= 20:
+                raise InputError("the file broke")
+            return super().read(start, stop)
+
+    given = pieces(Broken(rows(40, 2)), 10, ahead=True)
+    assert [next(given)[0], next(given)[0]] == [0, 10]
+    with pytest.raises(InputError, match="the file broke"):
+        next(given)
 
 
 # -- how many rows make a piece ----------------------------------------------------------------------------
@@ -171,6 +212,11 @@ def test_a_piece_is_short_enough_for_a_progress_bar():
 def test_a_large_network_still_shares_its_weights_between_some_rows(monkeypatch):
     monkeypatch.setattr("onchip.runtime.stream.PIECE_US", 1)
     assert piece_rows(plan_of(random_mlp(200, 1000, 20))) == LEAST_PIECE_ROWS
+
+
+def test_a_gpu_takes_larger_pieces():
+    plan = make_plan(NET, H200, (), whole=False)
+    assert piece_rows(plan) == (64 << 20) // (23 * 4)
 
 
 def test_values_between_groups_count(monkeypatch):

@@ -26,7 +26,7 @@ def devices(
     """
     from onchip.plan.device import KNOWN
     from onchip.runtime.cpu import this_cpu
-    from onchip.runtime.cuda import cuda_devices, why_no_cuda
+    from onchip.runtime.cuda_devices import cuda_devices, driver_version, why_no_cuda
 
     here = {"cpu": this_cpu(measure), **{f"cuda:{i}": gpu for i, gpu in enumerate(cuda_devices())}}
     no_cuda = why_no_cuda() if len(here) == 1 else None
@@ -35,21 +35,22 @@ def devices(
             "here": [_facts(name, device) for name, device in here.items()],
             "known": [_facts(name, device) for name, device in KNOWN.items()],
             "no_cuda": no_cuda,
+            "cuda_driver": driver_version() or None,
         })  # fmt: skip
         return
-    head = ["name", "device", "where", "arch", "units", "Gflop/s", "GB/s", "on chip", "precisions"]
+    head = ["name", "device", "where", "arch", "units", "Gflop/s", "GB/s", "on chip", "memory", "precisions"]
     rows = [_cells(name, device, "here") for name, device in here.items()]
     rows += [_cells(name, device, "plan only") for name, device in KNOWN.items()]
-    print(columns(head, rows, right=(4, 5, 6, 7)))
-    if no_cuda is not None:
-        say(f"no GPU: {no_cuda}")
+    print(columns(head, rows, right=(4, 5, 6, 7, 8)))
+    say(f"the NVIDIA driver is for CUDA {driver_version()}" if no_cuda is None else f"no GPU: {no_cuda}")
     say("units: cores or multiprocessors; Gflop/s in fp32; GB/s to main memory; on chip: L2 or shared memory of a unit")
 
 
 def _cells(name: str, device: Device, where: str) -> list[str]:
     return [
         name, device.name, where, device.arch, str(device.units), f"{device.flops['fp32'] / 1e9:,.0f}",
-        f"{device.bandwidth / 1e9:,.0f}", f"{device.fast_bytes >> 10:,} KiB", " ".join(device.flops),
+        f"{device.bandwidth / 1e9:,.0f}", f"{device.fast_bytes >> 10:,} KiB",
+        f"{device.memory_bytes / 2**30:,.0f} GiB", " ".join(device.flops),
     ]  # fmt: skip
 
 

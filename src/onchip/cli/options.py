@@ -12,6 +12,7 @@ Model = Annotated[
 ]
 Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[str, Option(help="fp32, tf32, bf16, fp16 or fp8.")]
+Io = Annotated[str, Option(show_default=False, help="What float inputs and outputs are in memory: fp32, fp16 or bf16.")]
 Threads = Annotated[int | None, Option(help="CPU threads; all cores if not given.")]
 Seed = Annotated[int | None, Option(help="Of the random rows that --count makes; 0 if not given.")]
 NoFold = Annotated[

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
-from onchip.cli.options import Json, Model, NoFold, NoMerge, NoPhases, Precision, Tables, left_out
+from onchip.cli.options import Io, Json, Model, NoFold, NoMerge, NoPhases, Precision, Tables, left_out
 from onchip.cli.talk import print_json
 
 
@@ -15,6 +15,7 @@ def plan(
     device: Annotated[str, Option(help="h200, a100, rtx4060 (need not be here), auto, cpu, cuda or cuda:N.")] = "auto",
     batch: Annotated[int, Option(metavar="ROWS", help="Rows the plan is priced for.")] = 1024,
     precision: Precision = "fp32",
+    io: Io = "",
     train: Annotated[
         str, Option(metavar="LOSS", show_default=False, help="Plan training: cross_entropy, half_sse or mse.")
     ] = "",
@@ -35,11 +36,12 @@ def plan(
     Nothing runs, no weight is computed, and the device need not be here.
     """
     from onchip.plan.kernel import Job
+    from onchip.runtime.engine import apply_io
     from onchip.runtime.engine import plan as make_plan
     from onchip.workloads import load
 
     job = Job(precision, batch, train, optimiser, left_out(no_fold, no_merge, no_phases), tables)
-    made = make_plan(load(model), device, job)
+    made = make_plan(apply_io(load(model), io), device, job)
     if as_json:
         print_json(made.to_dict())
     else:

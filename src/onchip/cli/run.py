@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from onchip.cli.options import (
     Device,
+    Io,
     Json,
     Model,
     NoFold,
@@ -56,6 +57,7 @@ def run(
     seed: Seed = None,
     device: Device = "auto",
     precision: Precision = "fp32",
+    io: Io = "",
     threads: Threads = None,
     batch: Annotated[int | None, Option(metavar="ROWS", help="Rows at a time; the results do not change.")] = None,
     scale: Annotated[float | None, Option(help="Convert rows to the network's float type, divide by this.")] = None,
@@ -63,6 +65,9 @@ def run(
     no_merge: NoMerge = False,
     no_phases: NoPhases = False,
     tables: Tables = "fp32",
+    debug: Annotated[
+        bool, Option("--debug", help="On a GPU: wait after every launch, and name the kernel that failed.")
+    ] = False,
     plan: Annotated[bool, Option("--plan", help="Show the plan, as -v does.")] = False,
     as_json: Json = False,
     verbose: Verbose = 0,
@@ -83,7 +88,7 @@ def run(
     The output appears whole or not at all. Rows pass through in pieces: memory stays bounded.
     """
     from onchip.plan.kernel import Job
-    from onchip.runtime.engine import Engine, place
+    from onchip.runtime.engine import Engine, apply_io, place
     from onchip.runtime.stream import (
         PICTURES,
         FittedRows,
@@ -101,6 +106,7 @@ def run(
     if batch is not None:
         check_piece(batch)
     net = job_network(model, weights, pixels=output is not None and output.suffix.lower() in PICTURES)
+    net = apply_io(net, io)
     without = left_out(no_fold, no_merge, no_phases)
     with _open_source(rows, net, count, seed) as source:
         fitted = FittedRows(source, net.input, scale)
@@ -113,7 +119,7 @@ def run(
             hint = max(1, len(fitted))
             placed = place(net, device, Job(precision, hint, without=without, tables=tables), threads)
             _announce_building(placed[0])
-            engine = Engine(*placed)
+            engine = Engine(*placed, debug=debug)
             warm_up(engine)
             say_device(engine.chosen, engine.plan, max(verbose, plan), time.perf_counter() - started)
             piece = piece_rows(engine.plan) if batch is None else batch
@@ -130,7 +136,7 @@ def run(
             "input": None if rows is None else str(rows), "count": count, "seed": seed,
             "output": None if output is None else str(output),
             "notes": notes, "shape": shape, "dtype": net.output.dtype, "device": engine.chosen,
-            "precision": precision, "tables": tables, "without": without,
+            "precision": precision, "io": io or None, "tables": tables, "without": without,
             "seconds": report.seconds, "engine_seconds": report.engine_seconds,
             "rows_per_s": report.rows_per_s, "engine_rows_per_s": report.engine_rows_per_s,
             "bad_rows": report.bad_rows, "first_bad_row": report.first_bad_row,

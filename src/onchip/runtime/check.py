@@ -11,7 +11,7 @@ import numpy as np
 from onchip.errors import DeviceError, InputError, OnchipError, PlanError
 from onchip.kernels import reference
 from onchip.plan.kernel import PRECISIONS
-from onchip.runtime.cuda import cuda_devices, why_no_cuda
+from onchip.runtime.cuda_devices import cuda_devices, why_no_cuda
 from onchip.runtime.engine import Engine, compile, id_limits
 from onchip.runtime.stream import RandomRows
 from onchip.spec.network import Network
@@ -124,8 +124,9 @@ def _check_one(
 
 
 def _reason(error: OnchipError) -> str:
-    # The device itself is there: what it can refuse is the precision.
-    return f"the device computes in {error.expected}" if isinstance(error, DeviceError) else error.what
+    # The device itself is there: what it refuses is the precision, which stands in `expected`, or to go on at all.
+    refuses = isinstance(error, DeviceError) and error.expected
+    return f"the device computes in {error.expected}" if refuses else error.what
 
 
 def scaled_error(got: Array, truth: Array) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -18,6 +18,11 @@ from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.spec.tokens import check_token_ids
 from onchip.spec.types import TensorType, numpy_dtype
+
+if TYPE_CHECKING:
+    from onchip.runtime.device_calls import Run
+
+IO = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # what arrays may hold in memory, by the user's names
 
 
 class Backend(Protocol):
@@ -42,7 +47,7 @@ class _Wanted:
 class Engine:
     """A compiled network. Call it with (B, ...) rows; a row's result never depends on its batch."""
 
-    def __init__(self, plan: Plan, backend: Backend, chosen: str) -> None:
+    def __init__(self, plan: Plan, backend: Backend, chosen: str, debug: bool = False) -> None:
         self.plan = plan
         self.chosen = chosen  # the device and, for "auto", why
         self._backend = backend
@@ -53,6 +58,10 @@ class Engine:
         # Nothing is handed on and nothing asked for twice: every output is made by the backend, where it is wanted.
         self._is_plain = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
         self._state = backend.prepare(plan)
+        self._is_on_gpu = plan.device.kind == "cuda"
+        self._device_runs: dict[type, Run] = {}  # by the type of the first input, for arrays that lie on the GPU
+        if self._is_on_gpu:
+            self._state.debug = debug
 
     @property
     def input(self) -> TensorType:
@@ -62,12 +71,21 @@ class Engine:
     def output(self) -> TensorType:
         return self.plan.network.output
 
-    def __call__(self, *rows: Array, out: Array | tuple[Array, ...] | None = None) -> Any:
+    def __call__(self, *rows: Any, out: Any = None) -> Any:
         """Run the network: an array for each of its inputs, in their order, to an array or a tuple of its outputs.
 
         rows  (B, ...) of the input's type, row-major (others are copied once)
         out   (B, ...) of the output type, overwritten; made if not given; a tuple for several outputs
+
+        NumPy in, NumPy out: returns when the results are there. An engine on a GPU also takes arrays that lie there
+        (torch, CuPy, JAX, `__cuda_array_interface__`, `__dlpack__`; row-major): it launches on the caller's stream and
+        returns at once, and what it makes is of the same kind. Keep the engine while such work runs in a graph. An
+        array that does not begin at a multiple of 16 bytes is copied once, on the GPU. No gradient passes through.
         """
+        if self._is_on_gpu and rows:
+            run = self._device_runs.get(type(rows[0])) or self._find_device_run(rows[0])
+            if run is not None:
+                return run(rows, out)
         if len(rows) != len(self._inputs):
             expected = ", ".join(f"{wanted.name}: {wanted.type}" for wanted in self._inputs)
             raise InputError("wrong number of inputs", got=str(len(rows)), expected=expected)
@@ -90,6 +108,17 @@ class Engine:
             self._run(inputs, made, B)
         return made if len(made) > 1 else made[0]
 
+    def _find_device_run(self, x: Any) -> Run | None:
+        """How arrays like x are run, if they lie on a GPU."""
+        if isinstance(x, np.ndarray):
+            return None
+        from onchip.runtime.device_calls import device_run
+
+        run = device_run(x, self._state, self._id_limits)
+        if run is not None:
+            self._device_runs[type(x)] = run
+        return run
+
     def check_ids(self, x: Array, first_row: int = 0) -> None:
         """InputError if an id of the only input is in no table; `first_row` is the number of x[0] for the message."""
         for name, limit in self._id_limits.items():
@@ -100,6 +129,10 @@ class Engine:
         if len(given_out) != len(self._outputs):
             raise ShapeError("out does not fit", got=f"{len(given_out)} arrays", expected=f"{len(self._outputs)}")
         for array, wanted in zip(given_out, self._outputs, strict=True):
+            if not isinstance(array, np.ndarray):
+                got = f"an out that is {type(array).__module__}.{type(array).__name__}, for NumPy inputs"
+                hint = "all inputs and outputs on the GPU, or all NumPy"
+                raise InputError("arrays of different kinds", got=got, expected="NumPy", hint=hint)
             _check_out(array, (B, *wanted.row_shape), wanted.type.dtype)
         others = list(inputs)
         for i, array in enumerate(given_out):
@@ -179,10 +212,12 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
         got = f"threads={threads} and device '{name}'"
         raise InputError("threads are the CPU's", got=got, expected="threads with device 'cpu'", hint="--device cpu")
 
-    from onchip.runtime.cuda import CudaBackend, cuda_devices, why_no_cuda
+    from onchip.runtime.cuda_devices import cuda_devices, why_no_cuda
 
     found = cuda_devices()
     if found:
+        from onchip.runtime.cuda import CudaBackend
+
         number = _device_number(index, len(found))
         return (
             found[number],
@@ -248,6 +283,8 @@ def compile(
     batch_hint: int = 1024,
     without: Sequence[str] = (),
     tables: str = "fp32",
+    io: str = "",
+    debug: bool = False,
 ) -> Engine:
     """Plan the network for a device and make it ready to run.
 
@@ -256,7 +293,21 @@ def compile(
 
     without  rewrites to leave out, to compare: "fold", "merge", "phases"
     tables   "fp16" or "bf16" keeps the tables of a folded embedding in half precision; sums stay float32
+    io       "fp32", "fp16" or "bf16": what float inputs and outputs are in memory; else what the network says
+    debug    on a GPU: wait after every launch, and name the kernel that failed
     """
     if not isinstance(net, Network):
         raise InputError("not a network", got=type(net).__name__, expected="Network", hint="onchip.load(...)")
-    return Engine(*place(net, device, Job(precision, batch_hint, without=tuple(without), tables=tables), threads))
+    job = Job(precision, batch_hint, without=tuple(without), tables=tables)
+    return Engine(*place(apply_io(net, io), device, job, threads), debug=debug)
+
+
+def apply_io(net: Network, io: str) -> Network:
+    """The network with float inputs and outputs of another type in memory, by its name in IO; as it is for ""."""
+    if not io:
+        return net
+    if io not in IO:
+        raise InputError("unknown io", got=str(io), expected=", ".join(IO), hint="fp16")
+    from onchip.spec.io import with_io
+
+    return with_io(net, IO[io])

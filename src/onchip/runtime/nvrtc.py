@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from onchip.errors import DeviceError, KernelError, OutputError
 from onchip.files import atomic_write, cache_dir
 from onchip.kernels.cuda.program import Program
 
-_FORMAT = "onchip cubin 1"  # of a cache entry; a new one makes every old entry unknown
+_FORMAT = "onchip cubin 2"  # of a cache entry; a new one makes every old entry unknown
+_FACTS = ("entry", "registers", "spill_bytes", "is_serialised")  # of a Binary, kept with the cubin
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -27,6 +29,7 @@ class Binary:
     entry: str  # the kernel's mangled name in the cubin
     registers: int  # a thread
     spill_bytes: int  # a thread, stored to local memory for want of registers
+    is_serialised: bool  # products that should overlap wait for each other: slow, and no error to ptxas
     is_cached: bool  # found on the disk, not compiled now
 
 
@@ -34,8 +37,10 @@ def compile_program(program: Program, arch: str) -> Binary:
     """The cubin of `program` for `arch` ("sm_90a"): from the cache if it is there, else compiled and kept.
 
     The key hashes the source, every header it includes from its own folder, the options, the architecture and
-    NVRTC's version. An entry whose digest is wrong is compiled anew. Works where there is no GPU.
+    NVRTC's version. An entry whose digest is wrong, or that others may have written, is compiled anew. Works where
+    there is no GPU.
     """
+    # Asked first even where the cache has the entry: NVRTC loads in 7 ms, a guessed key would be wrong one day.
     version = nvrtc_version()
     sources = _read_sources(program.source)
     # --no-cache: NVRTC's own cache, which works where there is a driver, hands out binaries without ptxas' log.
@@ -49,9 +54,7 @@ def compile_program(program: Program, arch: str) -> Binary:
         return found
     made = _compile(program, sources, options, arch, key)
     if folder:
-        # A full disk costs a compilation next time, no more.
-        with contextlib.suppress(OutputError, OSError), atomic_write(folder / key) as file:
-            file.write(_pack_entry(made, key))
+        _write_entry(folder / key, _pack_entry(made, key))
     return made
 
 
@@ -125,13 +128,17 @@ def _check(answer: tuple[Any, ...]) -> Any:
     return values[0] if values else None
 
 
-def _read_resources(log: str, entry: str) -> tuple[int, int]:
-    """Registers and spilled bytes a thread, from what ptxas -v says about this entry."""
+def _read_resources(log: str, entry: str) -> tuple[int, int, bool]:
+    """Registers and spilled bytes a thread, from what ptxas -v says about this entry; whether it serialised wgmma."""
     about = next((part for part in log.split("Compiling entry function '") if part.startswith(f"{entry}'")), "")
     registers = re.search(r"Used (\d+) registers", about)
     if registers is None:
         raise KernelError("cannot read the compiler's log", got=log, expected="a line 'Used .. registers'")
-    return int(registers[1]), sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", about))
+    spill_bytes = sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", about))
+    # "(C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized due to .. in the function ..":
+    # in front of what is said about the entry, and it may name a function that the entry calls.
+    is_serialised = re.search(r"\(C751\d\).*serialized", log) is not None
+    return int(registers[1]), spill_bytes, is_serialised
 
 
 # -- the cache -----------------------------------------------------------------------------------------------
@@ -145,7 +152,8 @@ def _private_folder(name: str) -> Path | None:
     folder = cache_dir() / name
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+        found = folder.lstat()
+        if not (stat.S_ISDIR(found.st_mode) and _is_mine(found)):
             return None
         folder.chmod(0o700)
     except OSError:
@@ -153,24 +161,44 @@ def _private_folder(name: str) -> Path | None:
     return folder
 
 
+def _is_mine(found: os.stat_result) -> bool:
+    return not hasattr(os, "getuid") or found.st_uid == os.getuid()
+
+
 def _pack_entry(binary: Binary, key: str) -> bytes:
     """Digest, a line of JSON, the cubin. The digest covers the key: an entry renamed is an entry refused."""
-    facts = {"entry": binary.entry, "registers": binary.registers, "spill_bytes": binary.spill_bytes}
-    body = json.dumps(facts).encode() + b"\n" + binary.cubin
+    body = json.dumps({name: getattr(binary, name) for name in _FACTS}).encode() + b"\n" + binary.cubin
     return hashlib.sha256(key.encode() + body).digest() + body
 
 
+def _write_entry(path: Path, content: bytes) -> None:
+    # A full disk costs a compilation next time, no more.
+    with contextlib.suppress(OutputError, OSError):
+        with atomic_write(path) as file:
+            file.write(content)
+        path.chmod(0o600)
+
+
 def _read_entry(folder: Path, key: str) -> Binary | None:
+    """The entry, if it is whole and nobody else can have written it; an older folder may have been open to all."""
     try:
-        content = (folder / key).read_bytes()
+        descriptor = os.open(folder / key, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(descriptor)
+            if not (stat.S_ISREG(found.st_mode) and _is_mine(found)) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return None
+            content = file.read()
     except OSError:
         return None
     digest, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     if hashlib.sha256(key.encode() + body).digest() != digest:
         return None
-    head, cubin = body.split(b"\n", 1)
-    facts = json.loads(head)
-    return Binary(cubin, facts["entry"], facts["registers"], facts["spill_bytes"], is_cached=True)
+    try:
+        head, cubin = body.split(b"\n", 1)
+        facts = json.loads(head)
+        return Binary(cubin, is_cached=True, **{name: facts[name] for name in _FACTS})
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _keep_source(program: Program, text: str, options: tuple[str, ...], key: str) -> Path:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from onchip.spec.rows_text import TextWriter, read_rows_text
 from onchip.spec.types import TensorType, numpy_dtype
 
 PIECE_BYTES = 8 << 20  # of input and output at a time: dwarfs the cost of a launch, and its memory is reused
+GPU_PIECE_BYTES = 64 << 20  # on a GPU: some chunks of staging.py, so that copies and kernels overlap within a piece
 BETWEEN_BYTES = 256 << 20  # of values between groups at a time
 PIECE_US = 250_000  # of the plan's floor at a time: progress is told and Ctrl-C heard a few times a second
 LEAST_PIECE_ROWS = 64  # but weights are read once a piece: share them between some rows
@@ -223,8 +226,8 @@ def open_output(path: Path | None, net: Network, rows: int) -> Iterator[Sink | N
 
 def piece_rows(plan: Plan) -> int:
     """How many rows make a piece when nobody says: few enough for memory and for a moving progress bar."""
-    net = plan.network
-    by_bytes = PIECE_BYTES // max(1, net.input.row_bytes + net.output.row_bytes)
+    net, on_gpu = plan.network, plan.device.kind == "cuda"
+    by_bytes = (GPU_PIECE_BYTES if on_gpu else PIECE_BYTES) // max(1, net.input.row_bytes + net.output.row_bytes)
     by_between = BETWEEN_BYTES // max(1, plan.between_bytes)
     many = 1 << 20
     row_us = (plan.floor_at(2 * many) - plan.floor_at(many)) / many
@@ -238,6 +241,30 @@ def check_piece(batch_rows: int) -> None:
         raise InputError("bad number of rows at a time", got=str(batch_rows), expected="at least 1", hint=hint)
 
 
+def pieces(source: Source, batch_rows: int, ahead: bool) -> Iterator[tuple[int, Array, Array]]:
+    """The rows a piece at a time: the number of its first row, the rows, and which of them hold a NaN or an infinity.
+
+    ahead  while one piece is in use, a thread reads the next one
+    """
+
+    def read(start: int) -> tuple[int, Array, Array]:
+        x = source.read(start, min(start + batch_rows, len(source)))
+        return start, x, rows_not_finite(x)
+
+    starts = range(0, len(source), batch_rows)
+    if not ahead:
+        yield from map(read, starts)
+        return
+    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="onchip-read") as reader:
+        waiting: deque[concurrent.futures.Future[tuple[int, Array, Array]]] = deque()
+        for start in starts:
+            waiting.append(reader.submit(read, start))
+            if len(waiting) > 1:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
 def run_rows(
     engine: Engine,
     source: Source,
@@ -245,7 +272,8 @@ def run_rows(
     batch_rows: int,
     on_progress: Callable[[int, float], None] | None = None,
 ) -> StreamReport:
-    """Run every row of `source` and hand the results to `sink`, in order; one piece is in memory at a time.
+    """Run every row of `source` and hand the results to `sink`, in order; one piece is in memory at a time,
+    or two where the next one is read ahead.
 
     batch_rows   rows a piece; the results do not depend on it
     on_progress  called after each piece with the rows done and the rows/s so far
@@ -256,11 +284,9 @@ def run_rows(
     first_rows = out[:0].copy()
     bad_rows, first_bad_row, engine_seconds = 0, None, 0.0
     started = time.perf_counter()
-    for start in range(0, total, batch_rows):
-        # Tried a thread that reads ahead: no gain, it takes a core from the engine.
-        stop = min(start + batch_rows, total)
-        x = source.read(start, stop)
-        bad = rows_not_finite(x)
+    # On a CPU a thread that reads ahead gains nothing (tried): it takes a core from the engine.
+    for start, x, bad in pieces(source, batch_rows, ahead=engine.plan.device.kind == "cuda"):
+        stop = start + len(x)
         if bad.size and first_bad_row is None:
             first_bad_row = start + int(bad[0])
         bad_rows += bad.size

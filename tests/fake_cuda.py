@@ -1,0 +1,267 @@
+"""A CUDA driver in Python, for tests of what surrounds it: memory is the host's, a launch is decoded and recorded, and
+a Python function stands for the kernel. It shows which calls are made with what, not what a GPU does with them."""
+
+# ruff: noqa: N802 - the names are the driver's
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onchip.plan.device import H200
+from onchip.runtime.gpu import Gpu
+from onchip.runtime.nvrtc import Binary
+
+CONTEXT = 77
+FREE_BYTES = 10_000
+
+
+class _Names:
+    """An enum of the driver: every name is there."""
+
+    def __getattr__(self, name: str) -> int:
+        return {"CU_MEMORYTYPE_HOST": 1, "CU_POINTER_ATTRIBUTE_MEMORY_TYPE": 2}.get(name, 9)
+
+
+class _Properties:
+    def __init__(self) -> None:
+        self.location = _Names()
+
+
+@dataclass(frozen=True)
+class Launched:
+    kernel: str
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_bytes: int
+    stream: int
+    overlaps: bool
+    words: tuple[int, ...]  # the first 8 bytes of each argument
+
+
+class _Contexts(threading.local):
+    """What is current in a thread."""
+
+    def __init__(self) -> None:
+        self.stack: list[int] = []
+
+
+class FakeDriver:
+    """The part of cuda.bindings.driver that onchip calls."""
+
+    CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP = 1, 2
+    CUmemPoolProps = _Properties
+
+    def __init__(self, argument_count: Callable[[str], int] = lambda kernel: 4) -> None:
+        self.calls: list[str] = []
+        self.launches: list[Launched] = []
+        self.run: Callable[[Launched], None] = lambda launched: None  # the kernel
+        self.answers: dict[str, int] = {}  # function -> the code it answers with
+        self.locked: set[int] = set()  # host memory that is page-locked
+        self.memory: dict[int, Any] = {}  # pointer -> what keeps it
+        self.most_bytes = 1 << 40
+        self._argument_count = argument_count
+        self._last_handle = 1000
+        self.contexts = _Contexts()
+        self._names: dict[int, str] = {}
+        self._captures: dict[int, list[Launched]] = {}  # stream that records -> what
+        self._graphs: dict[int, list[Launched]] = {}
+        self.replays: list[tuple[int, int]] = []  # (graph, stream)
+        pointer = ctypes.c_void_p
+        self._entries = {
+            b"cuLaunchKernelEx": ctypes.CFUNCTYPE(ctypes.c_int, *[pointer] * 4)(self._on_launch),
+            b"cuGraphLaunch": ctypes.CFUNCTYPE(ctypes.c_int, *[pointer] * 2)(self._on_graph_launch),
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu"):
+            return _Names()  # an enum
+        return lambda *arguments: (self._told(name),)
+
+    def _told(self, name: str) -> int:
+        self.calls.append(name)
+        return self.answers.get(name, 0)
+
+    def _handle(self) -> int:
+        self._last_handle += 16
+        return self._last_handle
+
+    def _allocate(self, nbytes: int) -> int:
+        kept = np.full(nbytes + 512, 0xAB, np.uint8)
+        pointer = -(-kept.ctypes.data // 512) * 512
+        self.memory[pointer] = kept
+        return pointer
+
+    # -- contexts, streams, events ---------------------------------------------------------------------------
+
+    def cuDeviceGet(self, index):
+        return 0, index
+
+    def cuDevicePrimaryCtxRetain(self, device):
+        return 0, CONTEXT
+
+    def cuCtxSetCurrent(self, context):
+        self.contexts.stack = [context]
+        return (0,)
+
+    def cuCtxPushCurrent(self, context):
+        self.contexts.stack.append(context)
+        return (0,)
+
+    def cuCtxPopCurrent(self):
+        return 0, self.contexts.stack.pop()
+
+    def cuStreamCreate(self, flags):
+        return self._told("cuStreamCreate"), self._handle()
+
+    def cuEventCreate(self, flags):
+        return self._told("cuEventCreate"), self._handle()
+
+    def cuStreamIsCapturing(self, stream):
+        return 0, int(stream in self._captures)
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        return 0, mode
+
+    # -- memory ----------------------------------------------------------------------------------------------
+
+    def cuMemPoolCreate(self, properties):
+        return 0, 55
+
+    def cuuint64_t(self, value):
+        return value
+
+    def cuMemGetInfo(self):
+        return 0, FREE_BYTES, 2 * FREE_BYTES
+
+    def cuMemAlloc(self, nbytes):
+        code = self._told("cuMemAlloc") or (2 if nbytes > self.most_bytes else 0)
+        return code, None if code else self._allocate(nbytes)
+
+    def cuMemAllocFromPoolAsync(self, nbytes, pool, stream):
+        code = self._told("cuMemAllocFromPoolAsync") or (2 if nbytes > self.most_bytes else 0)
+        return code, None if code else self._allocate(nbytes)
+
+    def cuMemFree(self, pointer):
+        del self.memory[pointer]
+        return (self._told("cuMemFree"),)
+
+    def cuMemFreeAsync(self, pointer, stream):
+        del self.memory[pointer]
+        return (self._told("cuMemFreeAsync"),)
+
+    def cuMemHostAlloc(self, nbytes, flags):
+        return self._told("cuMemHostAlloc"), self._allocate(nbytes)
+
+    def cuMemFreeHost(self, pointer):
+        del self.memory[pointer]
+        return (self._told("cuMemFreeHost"),)
+
+    def cuMemcpyHtoDAsync(self, target, source, nbytes, stream):
+        ctypes.memmove(target, source, nbytes)
+        return (self._told("cuMemcpyHtoDAsync"),)
+
+    def cuMemcpyDtoHAsync(self, target, source, nbytes, stream):
+        ctypes.memmove(target, source, nbytes)
+        return (self._told("cuMemcpyDtoHAsync"),)
+
+    def cuMemcpyDtoDAsync(self, target, source, nbytes, stream):
+        ctypes.memmove(target, source, nbytes)
+        return (self._told("cuMemcpyDtoDAsync"),)
+
+    def cuPointerGetAttribute(self, attribute, pointer):
+        if attribute == 2:  # what kind of memory
+            return (0, 1) if pointer in self.locked else (1, None)
+        return 0, 0  # which GPU
+
+    # -- kernels ---------------------------------------------------------------------------------------------
+
+    def cuModuleLoadData(self, cubin):
+        return self._told("cuModuleLoadData"), 33
+
+    def cuModuleGetFunction(self, module, name):
+        handle = self._handle()
+        self._names[handle] = name.decode()
+        return 0, handle
+
+    def cuFuncGetAttribute(self, attribute, function):
+        return 0, 128
+
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function, threads, shared_bytes):
+        return 0, 2
+
+    def cuGetProcAddress(self, name, version, flags):
+        return 0, ctypes.cast(self._entries[name], ctypes.c_void_p).value, 0
+
+    def _on_launch(self, config, function, addresses, extra) -> int:
+        if not self.contexts.stack:
+            return 201  # CUDA_ERROR_INVALID_CONTEXT
+        if code := self._told("cuLaunchKernelEx"):
+            return code
+        kernel = self._names[function]
+        sizes = (ctypes.c_uint * 7).from_address(config)  # as cuda.h lays CUlaunchConfig out
+        stream, attributes = (ctypes.c_uint64 * 2).from_address(config + 32)
+        overlaps = False
+        if ctypes.c_uint.from_address(config + 48).value:
+            identity, _, value = (ctypes.c_uint * 3).from_address(attributes)
+            overlaps = (identity, value) == (6, 1)
+        at = (ctypes.c_uint64 * self._argument_count(kernel)).from_address(addresses)
+        words = tuple(ctypes.c_uint64.from_address(address).value for address in at)
+        launched = Launched(kernel, tuple(sizes[:3]), tuple(sizes[3:6]), sizes[6], stream, overlaps, words)
+        self.launches.append(launched)
+        if stream in self._captures:
+            self._captures[stream].append(launched)
+        else:
+            self.run(launched)
+        return 0
+
+    # -- graphs ----------------------------------------------------------------------------------------------
+
+    def cuStreamBeginCapture(self, stream, mode):
+        self._captures[stream] = []
+        return (0,)
+
+    def cuStreamEndCapture(self, stream):
+        handle = self._handle()
+        self._graphs[handle] = self._captures.pop(stream)
+        return 0, handle
+
+    def cuGraphInstantiate(self, graph, flags):
+        return self._told("cuGraphInstantiate"), graph
+
+    def cuGraphExecDestroy(self, graph):
+        del self._graphs[graph]
+        return (self._told("cuGraphExecDestroy"),)
+
+    def _on_graph_launch(self, graph, stream) -> int:
+        stream = stream or 0
+        if not self.contexts.stack:
+            return 201  # CUDA_ERROR_INVALID_CONTEXT
+        if code := self._told("cuGraphLaunch"):
+            return code
+        assert stream not in self._captures
+        self.replays.append((graph, stream))
+        for launched in self._graphs[graph]:
+            self.run(launched)
+        return 0
+
+
+def fake_gpu(monkeypatch, driver: FakeDriver) -> Gpu:
+    """A GPU on that driver, which `Gpu.get` finds; nothing is compiled."""
+    gpu = Gpu(0, H200, driver)
+    monkeypatch.setattr(Gpu, "get", staticmethod(lambda index=0: gpu))
+    binary = lambda program, arch: Binary(b"", program.name_expression, 40, 0, False, False)  # noqa: E731
+    monkeypatch.setattr("onchip.runtime.gpu.compile_program", binary)
+    driver.calls.clear()
+    return gpu
+
+
+def floats(pointer: int, *shape: int) -> np.ndarray:
+    """The fake GPU's memory as an array."""
+    count = int(np.prod(shape))
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(pointer)).reshape(shape)

@@ -1,0 +1,590 @@
+"""What is asked of the driver, with a driver in Python in its place: nothing here needs a GPU."""
+
+import ctypes
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from checks import random_mlp, rows
+from fake_cuda import FREE_BYTES, FakeDriver, fake_gpu, floats
+from onchip.errors import DeviceError, InputError, KernelError, ShapeError
+from onchip.kernels.cuda.mlp_fused import MlpFused
+from onchip.kernels.cuda.program import LaunchConfig, Program
+from onchip.plan.device import A100, H200
+from onchip.plan.planner import make_plan
+from onchip.runtime import dlpack, staging
+from onchip.runtime import driver as driver_module
+from onchip.runtime.cuda import MOST_CALLS, MOST_GRAPHS, CudaBackend
+from onchip.runtime.device_arrays import DeviceArray
+from onchip.runtime.engine import Engine
+from onchip.runtime.gpu import Call
+from onchip.spec.layers import Linear
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    monkeypatch.setattr(driver_module, "_lost", [])
+    return FakeDriver()
+
+
+@pytest.fixture
+def gpu(monkeypatch, driver):
+    return fake_gpu(monkeypatch, driver)
+
+
+@pytest.fixture
+def program(tmp_path):
+    return Program(tmp_path / "k.cu", "k<3>")
+
+
+# -- launches ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_launch_says_what_it_was_given(gpu, driver, program, overlaps):
+    function = gpu.load(program, 1000)
+    config = LaunchConfig((5, 2, 1), (384, 1, 3), 777, overlaps=overlaps)
+    gpu.launch(function, config, [2**63 + 5, ctypes.c_int64(-3), ctypes.c_float(1.5), ctypes.c_uint64(9)], 4242)
+    (launched,) = driver.launches
+    assert (launched.kernel, launched.grid, launched.block) == ("k<3>", (5, 2, 1), (384, 1, 3))
+    assert (launched.shared_bytes, launched.stream, launched.overlaps) == (777, 4242, overlaps)
+    assert launched.words[0] == 2**63 + 5
+    assert launched.words[1] == 2**64 - 3
+    assert launched.words[2] & 0xFFFFFFFF == 0x3FC00000  # 1.5 as a float
+    assert launched.words[3] == 9
+
+
+def test_a_written_down_launch_takes_new_values_in_place(gpu, driver, program):
+    call = Call(gpu, gpu.load(program), LaunchConfig((1, 1, 1), (32, 1, 1), 0), [0, 0, 0, ctypes.c_int64(5)])
+    for value in (16, 32):
+        call.arguments[1].value = value
+        call.launch(value + 1)
+    assert [(launched.words, launched.stream) for launched in driver.launches] == [
+        ((0, 16, 0, 5), 17),
+        ((0, 32, 0, 5), 33),
+    ]
+
+
+def test_a_thread_without_a_context_launches_all_the_same_and_is_left_as_it_was(gpu, driver, program):
+    function = gpu.load(program)
+    driver.contexts.stack.clear()
+    gpu.launch(function, LaunchConfig((1, 1, 1), (32, 1, 1), 0), [1, 2, 3, 4])
+    assert len(driver.launches) == 1
+    assert driver.contexts.stack == []
+
+
+@pytest.mark.parametrize("stream", [0, 4242, None])
+def test_a_graph_is_launched_where_it_is_told_in_any_thread(gpu, driver, program, stream):
+    function = gpu.load(program)
+    config = LaunchConfig((1, 1, 1), (32, 1, 1), 0)
+    graph = gpu.capture(lambda recording: gpu.launch(function, config, [1, 2, 3, 4], recording))
+    ran = []
+    driver.run = ran.append
+    driver.contexts.stack.clear()  # as in a new thread
+    graph.launch(stream)
+    assert driver.contexts.stack == []
+    assert [on for _, on in driver.replays] == [gpu.stream if stream is None else stream]
+    assert [launched.words for launched in ran] == [(1, 2, 3, 4)]
+    driver.answers["cuGraphLaunch"] = 1
+    with pytest.raises(KernelError, match="CUDA failed while launching a graph"):
+        graph.launch(stream)
+    del graph
+    assert driver.calls[-1] == "cuGraphExecDestroy"
+
+
+def test_handles_of_streams_are_bounded(gpu, driver, program, monkeypatch):
+    monkeypatch.setattr("onchip.runtime.gpu._MOST_STREAMS", 5)
+    graph = gpu.capture(lambda recording: None)
+    for stream in range(20):
+        graph.launch(stream)
+        assert len(gpu.streams) <= 5
+    assert [on for _, on in driver.replays] == list(range(20))
+
+
+def test_the_gpus_own_stream_is_where_work_goes_by_default(gpu, driver, program):
+    gpu.launch(gpu.load(program), LaunchConfig((1, 1, 1), (32, 1, 1), 0), [1, 2, 3, 4])
+    assert driver.launches[0].stream == gpu.stream
+
+
+def test_a_program_is_loaded_once_and_may_ask_for_more_shared_memory(gpu, driver, program):
+    function = gpu.load(program, 100)
+    assert gpu.load(program, 50) is function
+    assert (driver.calls.count("cuModuleLoadData"), driver.calls.count("cuFuncSetAttribute")) == (1, 1)
+    gpu.load(Program(program.source, program.name_expression), 200)
+    assert (driver.calls.count("cuModuleLoadData"), driver.calls.count("cuFuncSetAttribute")) == (1, 2)
+    assert (function.name, function.registers, function.spill_bytes) == ("k<3>", 40, 0)
+    assert (function.static_shared_bytes, function.blocks_per_unit(128, 0)) == (128, 2)
+
+
+# -- memory --------------------------------------------------------------------------------------------------
+
+
+def test_memory_comes_back_when_it_is_collected(gpu, driver):
+    pooled, kept = gpu.allocate(100), gpu.reserve(50)
+    assert len(driver.memory) == 2
+    del pooled
+    assert driver.calls[-1] == "cuMemFreeAsync"
+    del kept
+    assert driver.calls[-1] == "cuMemFree"
+    assert not driver.memory
+
+
+def test_up_and_down(gpu):
+    x = rows(7, 5)
+    buffer = gpu.upload(x.T)  # not row-major: copied first
+    assert buffer.nbytes == x.nbytes
+    assert np.array_equal(gpu.download(buffer, np.empty((5, 7), np.float32)), x.T)
+    assert gpu.upload(np.empty((0, 3))).nbytes == 0
+
+
+def test_out_of_memory_says_how_much_and_what_fits(gpu, driver):
+    driver.most_bytes = 1000
+    with pytest.raises(DeviceError) as error:
+        gpu.allocate(5000, row_bytes=300)
+    assert error.value.what == "out of memory on NVIDIA H200"
+    assert error.value.got == f"5,000 B asked for, {FREE_BYTES:,} of {2 * FREE_BYTES:,} B are free"
+    assert error.value.hint == f"at most {FREE_BYTES // 300} rows at a time: a row takes 300 B"
+
+
+# -- what an error says --------------------------------------------------------------------------------------
+
+
+def test_a_fault_is_told_once_and_then_the_context_is_lost(gpu, driver):
+    driver.answers["cuStreamSynchronize"] = 700
+    with pytest.raises(KernelError) as first:
+        gpu.synchronise()
+    assert first.value.what == "kernel unknown failed on the GPU: illegal address"
+    assert "--debug" in first.value.hint
+    with pytest.raises(KernelError) as later:
+        gpu.synchronise()
+    assert later.value.what == "the GPU's context is lost: a kernel failed before"
+    assert "kernel unknown failed on the GPU: illegal address" in later.value.got
+
+
+def test_other_errors_name_the_call(gpu, driver, program):
+    driver.answers["cuStreamSynchronize"] = 999
+    with pytest.raises(KernelError, match="CUDA failed while waiting for the GPU"):
+        gpu.synchronise()
+    driver.answers["cuLaunchKernelEx"] = 1
+    with pytest.raises(KernelError, match="CUDA failed while launching k<3>"):
+        gpu.launch(gpu.load(program), LaunchConfig((1, 1, 1), (2000, 1, 1), 0), [1, 2, 3, 4])
+    driver.answers["cuEventCreate"] = 2
+    with pytest.raises(DeviceError, match="out of GPU memory while calling"):
+        gpu.event()
+
+
+# -- engines -------------------------------------------------------------------------------------------------
+
+NET = random_mlp(6, 5, 4)
+
+
+def expected(x):
+    """What stands for the network: a function of each row alone, to the bit."""
+    return x[:, :4] * np.float32(2) + x[:, 2:]
+
+
+def compute(launched):
+    x, _, y, B = launched.words
+    floats(y, B, 4)[...] = expected(floats(x, B, 6))
+
+
+@pytest.fixture
+def engine(gpu, driver):
+    driver.run = compute
+    return Engine(make_plan(NET, H200, [MlpFused()]), CudaBackend(0), "cuda:0")
+
+
+@pytest.mark.parametrize("B", [0, 1, 7, 1000, 1638])
+def test_few_rows_are_one_launch_and_no_copy(engine, driver, B):
+    x = rows(B, 6)
+    driver.calls.clear()
+    assert np.array_equal(engine(x), expected(x))
+    asked = [name for name in driver.calls if name not in ("cuStreamCreate", "cuMemHostAlloc")]  # made once, then kept
+    assert asked == (["cuLaunchKernelEx", "cuStreamSynchronize"] if B else [])
+
+
+def test_rows_go_through_the_slots_in_chunks(engine, driver, monkeypatch):
+    monkeypatch.setattr(staging, "SLOT_BYTES", 8000)
+    monkeypatch.setattr(staging, "LEAST_CHUNK_BYTES", 2000)
+    monkeypatch.setattr(staging, "MAPPED_BYTES", 1000)
+    for B in (25, 26, 49, 51, 600, 1000, 4999):
+        x, out = rows(B, 6), np.full((B, 4), np.nan, np.float32)
+        driver.launches.clear()
+        assert engine(x, out=out) is out
+        assert np.array_equal(out, expected(x)), B
+        sizes = [launched.words[3] for launched in driver.launches]
+        assert sum(sizes) == B
+        step = max(sizes)
+        assert sizes[:-1] == [step] * (len(sizes) - 1)
+        assert step * 40 <= 8000
+        streams = [launched.stream for launched in driver.launches]
+        assert streams == (streams[: staging.SLOTS] * len(streams))[: len(streams)]
+        assert len(set(streams)) == min(staging.SLOTS, len(streams))
+    assert driver.calls.count("cuMemHostAlloc") == staging.SLOTS  # kept, not made for every batch
+
+
+def test_rows_in_locked_memory_are_not_copied_by_the_host(engine, driver, monkeypatch):
+    monkeypatch.setattr(staging, "MAPPED_BYTES", 0)
+    x, copied = rows(300, 6), []
+    copy = staging._copy
+    monkeypatch.setattr(staging, "_copy", lambda target, source: (copied.append(len(source)), copy(target, source)))
+    engine(x)
+    assert sorted(set(copied)) == [300 * 16, 300 * 24]
+    copied.clear()
+    driver.locked = {x.ctypes.data, x.ctypes.data + x.nbytes - 1}
+    assert np.array_equal(engine(x), expected(x))
+    assert copied == [300 * 16]
+
+
+def test_a_failure_in_the_middle_leaves_no_slot_in_use(engine, driver, monkeypatch):
+    monkeypatch.setattr(staging, "MAPPED_BYTES", 0)
+    monkeypatch.setattr(staging, "SLOT_BYTES", 4000)
+    monkeypatch.setattr(staging, "LEAST_CHUNK_BYTES", 4000)
+    x = rows(1000, 6)
+    driver.answers["cuLaunchKernelEx"] = 1
+    with pytest.raises(KernelError, match="CUDA failed while launching"):
+        engine(x)
+    assert driver.calls[-staging.SLOTS :] == ["cuStreamSynchronize"] * staging.SLOTS
+    driver.answers.clear()
+    assert np.array_equal(engine(x), expected(x))
+
+
+def test_debug_names_the_kernel(gpu, driver):
+    debug = Engine(make_plan(NET, H200, [MlpFused()]), CudaBackend(0), "cuda:0", debug=True)
+    driver.answers["cuStreamSynchronize"] = 716
+    with pytest.raises(KernelError) as error:
+        debug(rows(3, 6))
+    assert error.value.what == "kernel mlp_fused<6,5,4,ReLU> failed on the GPU: misaligned address"
+    assert "compute-sanitizer" in error.value.hint
+
+
+def test_a_plan_for_another_chip_is_refused(gpu):
+    with pytest.raises(DeviceError, match="the plan is for another device"):
+        CudaBackend(0).prepare(make_plan(NET, A100, [MlpFused()]))
+
+
+def test_weights_go_with_the_engine(engine, driver, gpu):
+    engine(rows(3, 6))
+    before = len(driver.memory)
+    other = Engine(make_plan(NET, H200, [MlpFused()]), CudaBackend(0), "cuda:0")
+    assert len(driver.memory) == before + 1
+    del other
+    assert len(driver.memory) == before
+
+
+# -- several groups ------------------------------------------------------------------------------------------
+
+
+def chain_of_two(outputs=("b",)):
+    nodes = (Node("a", Linear(), ("x",), {"weight": "u"}), Node("b", Linear(), ("a",), {"weight": "v"}))
+    weights = {"u": rows(9, 6, seed=3), "v": rows(4, 9, seed=4)}
+    return Network({"x": TensorType(("B", 6))}, nodes, outputs, weights)
+
+
+@pytest.fixture
+def two_groups(gpu, driver, monkeypatch):
+    """An engine of two launches with a value between them that is no output."""
+    from dataclasses import replace
+
+    net = chain_of_two(("a", "b"))
+    plan = make_plan(net, H200, [MlpFused()])
+    assert len(plan.groups) == 2
+    plan = replace(plan, network=net.replace(outputs=("b",)))  # the same groups, and nobody asks for a
+
+    def run(launched):
+        x, _, y, B = launched.words
+        widths, weight = ((6, 9), "u") if "Dense<6, 9" in launched.kernel else ((9, 4), "v")
+        floats(y, B, widths[1])[...] = floats(x, B, widths[0]) @ net.weights[weight].T
+
+    driver.run = run
+    return Engine(plan, CudaBackend(0), "cuda:0")
+
+
+class Array:
+    """An array on the fake GPU, as a library shows it."""
+
+    def __init__(self, gpu, values, **facts):
+        self.buffer = gpu.upload(np.asarray(values))
+        self.values, self.facts = values, facts
+
+    @property
+    def __cuda_array_interface__(self):
+        return {
+            "shape": self.values.shape, "typestr": self.values.dtype.str, "data": (self.buffer.pointer, False),
+            "strides": None, "version": 3, "stream": 1234, **self.facts,
+        }  # fmt: skip
+
+    @property
+    def now(self):
+        return floats(self.buffer.pointer, *self.values.shape).copy()
+
+
+def test_the_same_rows_at_the_same_place_become_a_graph(two_groups, driver, gpu):
+    x, y = Array(gpu, rows(7, 6)), Array(gpu, rows(7, 4))
+    want = x.values @ chain_of_two().weights["u"].T @ chain_of_two().weights["v"].T
+    told = []
+    for _ in range(4):
+        driver.calls.clear()
+        floats(y.buffer.pointer, 7, 4)[...] = 0
+        assert two_groups(x, out=y) is y
+        assert np.allclose(y.now, want, rtol=1e-5)
+        told.append((driver.calls.count("cuLaunchKernelEx"), driver.calls.count("cuGraphLaunch")))
+    assert told == [(2, 0), (2, 1), (0, 1), (0, 1)]  # launched; captured and replayed; replayed
+
+
+def test_graphs_are_bounded_and_their_memory_goes_with_them(two_groups, driver, gpu):
+    arrays = [(Array(gpu, rows(7, 6)), Array(gpu, rows(7, 4))) for _ in range(2 * MOST_GRAPHS)]
+    before = len(driver.memory)
+    for x, y in arrays:
+        for _ in range(2):
+            two_groups(x, out=y)
+    assert len(driver.memory) == before + MOST_GRAPHS
+    del two_groups._state._graphs
+    assert len(driver.memory) == before
+
+
+def test_a_stream_that_records_gets_plain_launches(two_groups, driver, gpu):
+    x, y = Array(gpu, rows(7, 6)), Array(gpu, rows(7, 4))
+    two_groups(x, out=y)
+    driver.calls.clear()
+
+    def enqueue(stream):
+        x.facts["stream"] = stream
+        for _ in range(3):
+            two_groups(x, out=y)
+
+    recorded = gpu.capture(enqueue)
+    assert (driver.calls.count("cuLaunchKernelEx"), driver.calls.count("cuGraphInstantiate")) == (6, 1)
+    assert recorded is not None
+
+
+def test_no_memory_between_groups_says_what_batch_fits(two_groups, driver, gpu):
+    x, y = Array(gpu, rows(100, 6)), Array(gpu, rows(100, 4))
+    driver.most_bytes = 1000
+    with pytest.raises(
+        DeviceError, match=f"at most {FREE_BYTES // ((6 + 9 + 4) * 4)} rows at a time: a row takes 76 B"
+    ):
+        two_groups(x, out=y)
+
+
+# -- arrays on the GPU ---------------------------------------------------------------------------------------
+
+
+def test_an_array_on_the_gpu_is_one_launch_on_its_own_stream_and_nothing_else(engine, driver, gpu):
+    x, y = Array(gpu, rows(9, 6)), Array(gpu, rows(9, 4))
+    driver.calls.clear()
+    assert engine(x, out=y) is y
+    assert driver.calls == ["cuLaunchKernelEx"]
+    assert driver.launches[-1].stream == 1234
+    assert np.array_equal(y.now, expected(x.values))
+
+
+def test_without_out_the_result_is_an_array_that_any_library_takes(engine, driver, gpu):
+    x = Array(gpu, rows(9, 6), stream=None)
+    y = engine(x)
+    assert isinstance(y, DeviceArray)
+    assert np.array_equal(y.numpy(), expected(x.values))
+    facts = y.__cuda_array_interface__
+    assert (facts["shape"], facts["typestr"], facts["stream"]) == ((9, 4), "<f4", 1)
+    assert driver.launches[-1].stream == 1  # who tells no stream works on CUDA's default one
+    again = engine(Array(gpu, y.numpy() @ rows(4, 6)), out=y)  # and it may be given as out
+    assert again is y
+    assert engine(Array(gpu, rows(0, 6))).shape == (0, 4)
+
+
+def test_a_slice_that_is_not_aligned_is_copied_once(engine, driver, gpu):
+    whole_x, whole_y = Array(gpu, rows(9, 6).reshape(-1)), Array(gpu, rows(9, 4).reshape(-1))
+    x = Array(gpu, rows(8, 6), data=(whole_x.buffer.pointer + 8, False))
+    y = Array(gpu, rows(8, 4), data=(whole_y.buffer.pointer + 4, False))
+    driver.calls.clear()
+    engine(x, out=y)
+    want = expected(whole_x.values[2:50].reshape(8, 6))
+    assert np.array_equal(whole_y.now[1:33].reshape(8, 4), want)
+    assert driver.calls.count("cuMemcpyDtoDAsync") == 2
+    assert np.array_equal(whole_y.now[33:], whole_y.values[33:])
+
+
+@pytest.mark.parametrize(
+    ("facts", "error", "words"),
+    [
+        ({"typestr": "<f8"}, ShapeError, "input has another dtype"),
+        ({"shape": (9, 7)}, ShapeError, "input has another shape"),
+        ({"shape": (54,)}, ShapeError, "input has another shape"),
+        ({"shape": ()}, ShapeError, "input has another shape"),
+        ({"strides": (4, 36)}, ShapeError, "input is not row-major"),
+        ({"strides": (48, 4)}, ShapeError, "input is not row-major"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_before_any_launch(engine, driver, gpu, facts, error, words):
+    with pytest.raises(error, match=words):
+        engine(Array(gpu, rows(9, 6), **facts))
+    assert not driver.launches
+
+
+def test_strides_of_rows_one_behind_the_other_are_fine(engine, gpu):
+    x = Array(gpu, rows(9, 6), strides=(24, 4))
+    assert np.array_equal(engine(x).numpy(), expected(x.values))
+    one = Array(gpu, rows(1, 6), strides=(999, 4))  # the stride of a single row says nothing
+    assert np.array_equal(engine(one).numpy(), expected(one.values))
+
+
+def test_outs_that_do_not_fit_are_refused_before_any_launch(engine, driver, gpu, monkeypatch):
+    x = Array(gpu, rows(9, 6))
+    for out, error, words in [
+        (Array(gpu, rows(8, 4)), ShapeError, "out does not fit"),
+        (Array(gpu, rows(9, 5)), ShapeError, "out has another shape"),
+        (Array(gpu, rows(9, 4).astype(np.float64)), ShapeError, "out has another dtype"),
+        (Array(gpu, rows(9, 4), data=(x.buffer.pointer + 16, False)), ShapeError, "out overlaps an input"),
+        (Array(gpu, rows(9, 4), data=(x.buffer.pointer, True)), InputError, "out cannot be written to|overlaps"),
+        ((x, x), ShapeError, "out does not fit"),
+        (np.empty((9, 4), np.float32), InputError, "arrays of different kinds"),
+    ]:
+        with pytest.raises(error, match=words):
+            engine(x, out=out)
+    with pytest.raises(InputError, match="arrays of different kinds"):
+        engine(rows(9, 6), out=Array(gpu, rows(9, 4)))
+    with pytest.raises(InputError, match="wrong number of inputs"):
+        engine(x, x)
+    monkeypatch.setattr(driver, "cuPointerGetAttribute", lambda attribute, pointer: (0, 1))
+    with pytest.raises(InputError, match="input is on another device"):
+        engine(x)
+    assert not driver.launches
+
+
+def test_what_is_no_array_is_refused(engine):
+    with pytest.raises(ShapeError, match="input is not an array"):
+        engine([[1.0] * 6])
+
+
+def test_torch_tensors_of_the_host_are_refused_with_words(engine, driver):
+    torch = pytest.importorskip("torch")
+    x = torch.zeros(9, 6)
+    for _ in range(2):  # the second time the shape is known
+        with pytest.raises(InputError, match=r"a torch tensor is not on the GPU[\s\S]*x.numpy\(\)"):
+            engine(x)
+    assert not driver.launches
+
+
+def test_threads_do_not_write_over_each_others_arguments(engine, driver, gpu):
+    pairs = [(Array(gpu, rows(33, 6, seed=i)), Array(gpu, rows(33, 4))) for i in range(8)]
+    failures = []
+
+    def work(x, y):
+        for _ in range(50):
+            engine(x, out=y)
+            if not np.array_equal(y.now, expected(x.values)):
+                failures.append(x)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_written_down_launches_are_bounded(engine, gpu):
+    for B in range(1, 3 * MOST_CALLS):
+        engine(Array(gpu, rows(B, 6)))
+    assert len(engine._state._calls.by_rows) <= MOST_CALLS
+
+
+class Exchanged:
+    """An array that only DLPack describes."""
+
+    def __init__(self, gpu, values):
+        self.array, self.asked = Array(gpu, values), []
+
+    def __dlpack_device__(self):
+        return dlpack.CUDA, 0
+
+    def __dlpack__(self, *, stream):
+        self.asked.append(stream)
+        values = self.array.values
+        return dlpack.lend(self.array.buffer.pointer, values.shape, values.dtype.name, 0, self)
+
+
+def test_dlpack_is_told_which_stream_waits_and_keeps_the_memory_until_the_work_is_done(engine, driver, gpu):
+    x = Exchanged(gpu, rows(9, 6))
+    values, gone = x.array.values, weakref.ref(x)
+    driver.answers["cuEventQuery"] = 600  # CUDA_ERROR_NOT_READY
+    driver.calls.clear()
+    y = engine(x)
+    assert isinstance(y, DeviceArray)
+    assert x.asked == [gpu.stream] == [driver.launches[-1].stream]
+    assert "cuStreamSynchronize" not in driver.calls
+    assert np.array_equal(y.numpy(), expected(values))
+    del x
+    gc.collect()
+    assert gone() is not None  # a kernel may still read it
+    del driver.answers["cuEventQuery"]
+    engine(Exchanged(gpu, rows(3, 6)))
+    assert gone() is None
+
+
+def test_an_out_of_dlpack_is_waited_for_since_its_owner_cannot_know(engine, driver, gpu):
+    x, y = Exchanged(gpu, rows(9, 6)), Exchanged(gpu, rows(9, 4))
+    assert engine(x, out=y) is y
+    assert driver.calls[-1] == "cuStreamSynchronize"
+    assert np.array_equal(y.array.now, expected(x.array.values))
+
+
+def test_a_result_tells_dlpack_when_it_is_ready(engine, driver, gpu):
+    y = engine(Array(gpu, rows(9, 6)))
+    for stream, waits in [(None, True), (55, True), (-1, False)]:
+        driver.calls.clear()
+        found = dlpack.describe(y.__dlpack__(stream=stream))
+        assert (found.shape, found.dtype, found.pointer) == ((9, 4), "float32", y.__cuda_array_interface__["data"][0])
+        assert ("cuStreamWaitEvent" in driver.calls) is waits
+    assert y.__dlpack_device__() == (dlpack.CUDA, 0)
+
+
+def test_results_that_others_used_go_back_many_at_a_time_when_the_gpu_is_idle(engine, driver, gpu, monkeypatch):
+    monkeypatch.setattr("onchip.runtime.gpu._RETIRED_BYTES", 1000)
+    x = Array(gpu, rows(9, 6))
+    engine(x)
+    before = len(driver.memory)
+    for _ in range(5):  # of 144 B each, and one from above
+        engine(x)
+        assert "cuCtxSynchronize" not in driver.calls
+    assert len(driver.memory) == before + 5
+    driver.answers["cuCtxSynchronize"] = 900  # somebody captures a graph
+    engine(x)
+    assert len(driver.memory) == before + 6
+    driver.answers.clear()
+    engine(x)
+    assert len(driver.memory) == before - 1
+
+
+def test_no_result_is_made_while_a_graph_is_captured(engine, gpu):
+    with pytest.raises(InputError, match=r"engine\(x, out=y\)"):
+        gpu.capture(lambda stream: engine(Array(gpu, rows(9, 6), stream=stream)))
+
+
+def test_arrays_of_the_host_are_refused_with_words(engine, driver):
+    class OnHost:
+        def __dlpack_device__(self):
+            return 1, 0
+
+        def __dlpack__(self, **options):
+            raise AssertionError("nobody should ask")
+
+    with pytest.raises(InputError, match="a OnHost is not on the GPU"):
+        engine(OnHost())
+    assert not driver.launches
+
+
+def test_an_input_handed_on_and_an_output_asked_for_twice(gpu, driver):
+    net = NET.replace(outputs=("x", *NET.outputs, *NET.outputs))
+    driver.run = compute
+    engine = Engine(make_plan(net, H200, [MlpFused()]), CudaBackend(0), "cuda:0")
+    x = Array(gpu, rows(5, 6))
+    same, first, second = engine(x)
+    assert np.array_equal(same.numpy(), x.values)
+    assert np.array_equal(first.numpy(), expected(x.values))
+    assert np.array_equal(second.numpy(), expected(x.values))

@@ -1,0 +1,247 @@
+"""torch tensors through the lean path, with a driver in Python: what is launched, replayed and refused. No GPU."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from checks import random_mlp, rows
+from fake_cuda import FakeDriver, fake_gpu, floats
+from onchip.errors import InputError, KernelError, ShapeError
+from onchip.kernels.cuda.mlp_fused import MlpFused
+from onchip.plan.device import H200
+from onchip.plan.planner import make_plan
+from onchip.runtime import driver as driver_module
+from onchip.runtime.cuda import MOST_GRAPHS, CudaBackend
+from onchip.runtime.engine import Engine
+
+torch = pytest.importorskip("torch")
+
+STREAM = 4242
+LAUNCH, REPLAY = ["cuLaunchKernelEx"], ["cuGraphLaunch"]
+
+
+class OnGpu(torch.Tensor):
+    """A tensor of the host that says it is on the GPU, as the fake driver's memory is."""
+
+    __module__ = "torch"
+    is_cuda = True
+
+    def get_device(self):
+        return 0
+
+
+def tensor(values):
+    """A copy of the values, aligned as torch's memory on a GPU is."""
+    values = np.asarray(values)
+    room = np.zeros(values.nbytes + 16, np.uint8)
+    room = room[-room.ctypes.data % 16 :][: values.nbytes]
+    room[:] = values.reshape(-1).view(np.uint8)
+    return torch.from_numpy(room.view(values.dtype).reshape(values.shape)).as_subclass(OnGpu)
+
+
+def expected(x):
+    """What stands for the network."""
+    return x.numpy()[:, :4] * np.float32(2) + x.numpy()[:, 2:]
+
+
+def compute(launched):
+    x, _, y, B = launched.words
+    floats(y, B, 4)[...] = floats(x, B, 6)[:, :4] * np.float32(2) + floats(x, B, 6)[:, 2:]
+
+
+class Torch:
+    """What torch would answer about the GPU."""
+
+    stream, is_capturing, device_count, current = STREAM, False, 1, 0
+
+
+@pytest.fixture
+def said(monkeypatch):
+    said = Torch()
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: said.stream, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: said.is_capturing, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: said.current, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: said.device_count)
+    return said
+
+
+@pytest.fixture
+def driver(monkeypatch, said):
+    monkeypatch.setattr(driver_module, "_lost", [])
+    driver = FakeDriver()
+    fake_gpu(monkeypatch, driver)
+    driver.run = compute
+    return driver
+
+
+@pytest.fixture
+def engine(driver):
+    return Engine(make_plan(random_mlp(6, 5, 4), H200, [MlpFused()]), CudaBackend(0), "cuda:0")
+
+
+@pytest.fixture
+def asked(engine, driver):
+    """asked(x, y) -> the driver's calls of engine(x, out=y), whose result is right."""
+
+    def ask(x, y):
+        y.zero_()
+        driver.calls.clear()
+        assert engine(x, out=y) is y
+        assert np.array_equal(y.numpy(), expected(x))
+        return list(driver.calls)
+
+    return ask
+
+
+def is_capture(calls):
+    return "cuGraphInstantiate" in calls and calls[-1:] == REPLAY
+
+
+def test_the_same_two_tensors_become_a_graph_and_stay_one(asked, driver):
+    x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
+    assert asked(x, y) == LAUNCH  # the long way, which writes the launch down
+    assert asked(x, y) == LAUNCH
+    assert is_capture(asked(x, y))
+    for seed in range(3):
+        x.copy_(torch.from_numpy(rows(9, 6, seed=seed)))
+        assert asked(x, y) == REPLAY
+    assert {stream for _, stream in driver.replays} == {STREAM}
+    assert len({graph for graph, _ in driver.replays}) == 1
+
+
+def test_other_tensors_are_launched_and_both_are_replayed_once_known(asked):
+    x, y, z = tensor(rows(9, 6)), tensor(rows(9, 4)), tensor(rows(9, 4))
+    assert [asked(x, out) for out in (y, z, y, z, y, z)] == [LAUNCH] * 6  # never twice in a row
+    assert is_capture(asked(x, z))
+    assert (asked(x, y), asked(x, z)) == (LAUNCH, REPLAY)
+    assert is_capture(asked(x, y))  # replays between do not count
+    assert [asked(x, out) for out in (y, z, y, z)] == [REPLAY] * 4
+    other = tensor(rows(9, 6, seed=5))
+    assert asked(other, y) == LAUNCH
+
+
+def test_each_number_of_rows_has_its_own(asked):
+    """The same places, and another shape."""
+    x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
+    for _ in range(4):
+        asked(x, y)
+    assert asked(x[:5], y[:5]) == LAUNCH
+    assert asked(x[:5], y[:5]) == LAUNCH
+    assert is_capture(asked(x[:5], y[:5]))
+    assert (asked(x, y), asked(x[:5], y[:5])) == (REPLAY, REPLAY)
+
+
+def test_the_graph_goes_to_the_stream_that_is_current(asked, said, driver):
+    x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
+    for said.stream in (5, 5, 5, 77, 0, 5):
+        asked(x, y)
+    assert [stream for _, stream in driver.replays] == [5, 77, 0, 5]
+
+
+def test_a_stream_that_records_gets_plain_launches(asked, said):
+    x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
+    said.is_capturing = True
+    assert [asked(x, y) for _ in range(5)] == [LAUNCH] * 5
+    said.is_capturing = False
+    assert is_capture(asked(x, y))
+    assert asked(x, y) == REPLAY
+    said.is_capturing = True
+    assert [asked(x, y) for _ in range(3)] == [LAUNCH] * 3
+    said.is_capturing = False
+    assert asked(x, y) == REPLAY
+
+
+def test_a_current_device_that_is_not_ours_gets_plain_launches(said, driver, asked):
+    """The handle of torch's default stream is 0 on every GPU: a graph would go to the other one's."""
+    said.device_count, said.stream = 2, 0
+    x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
+    for _ in range(3):
+        asked(x, y)
+    assert asked(x, y) == REPLAY
+    said.current = 1
+    assert [asked(x, y) for _ in range(3)] == [LAUNCH] * 3
+    said.current = 0
+    assert asked(x, y) == REPLAY
+
+
+def test_graphs_are_bounded_and_the_oldest_goes(engine, asked, driver):
+    x = tensor(rows(9, 6))
+    outs = [tensor(rows(9, 4)) for _ in range(MOST_GRAPHS + 3)]
+    asked(x, outs[0])
+    for y in outs:
+        assert asked(x, y) == LAUNCH
+        assert is_capture([call for call in asked(x, y) if call != "cuGraphExecDestroy"])
+    assert len(driver._graphs) == MOST_GRAPHS
+    assert [asked(x, y) for y in outs[:3]] == [LAUNCH] * 3
+    assert [asked(x, y) for y in outs[3:]] == [REPLAY] * MOST_GRAPHS
+    engine._device_runs.clear()
+    assert not driver._graphs
+
+
+def test_what_was_replayed_is_checked_again(engine, asked, driver):
+    """The places are the same, and what lies there is not."""
+    x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
+    for _ in range(4):
+        asked(x, y)
+    driver.calls.clear()
+    for given, out, error, words in [
+        (x.view(torch.int32), y, ShapeError, "input has another dtype"),
+        (x, y.view(torch.int32), ShapeError, "out has another dtype"),
+        (x, y.view(4, 9), ShapeError, "out has another shape"),
+        (x.view(6, 9), y, ShapeError, "input has another shape"),
+        (x, y[:8], ShapeError, "out does not fit"),
+        (x.as_strided((9, 6), (1, 9)), y, ShapeError, "input is not row-major"),
+        (x, y.as_strided((9, 4), (1, 9)), ShapeError, "out is not row-major"),
+        (x.as_subclass(torch.Tensor), y, InputError, "not on the GPU"),
+        (x, y.as_subclass(torch.Tensor), InputError, "not on the GPU"),
+        (x, x.view(-1)[:36].view(9, 4), ShapeError, "out overlaps an input"),
+    ]:
+        with pytest.raises(error, match=words):
+            engine(given, out=out)
+    assert not driver.calls
+    assert asked(x, y) == REPLAY
+
+
+def test_places_that_no_kernel_takes_go_the_long_way_each_time(asked):
+    x, y = tensor(np.zeros((10, 6), np.float32)).view(-1)[1:55].view(9, 6), tensor(rows(9, 4))
+    x.copy_(torch.from_numpy(rows(9, 6)))
+    for _ in range(4):
+        assert asked(x, y).count("cuMemcpyDtoDAsync") == 1
+
+
+def test_an_error_of_a_graph_is_told(engine, asked, driver):
+    x, y = tensor(rows(9, 6)), tensor(rows(9, 4))
+    for _ in range(4):
+        asked(x, y)
+    driver.answers["cuGraphLaunch"] = 1
+    with pytest.raises(KernelError, match="CUDA failed while launching a graph"):
+        engine(x, out=y)
+    driver.answers = {"cuGraphInstantiate": 999}
+    z = tensor(rows(9, 4))
+    engine(x, out=z)
+    with pytest.raises(KernelError, match="CUDA failed while"):
+        engine(x, out=z)
+    driver.answers.clear()
+    assert asked(x, y) == REPLAY
+
+
+def test_each_thread_has_graphs_of_its_own(engine, driver):
+    pairs = [(tensor(rows(33, 6, seed=i)), tensor(rows(33, 4))) for i in range(6)]
+    shared, failures = tensor(rows(33, 6, seed=9)), []
+
+    def work(x, y):
+        for i in range(40):
+            for given in (x,) if i < 20 else (x, shared):
+                y.zero_()
+                engine(given, out=y)
+                if not np.array_equal(y.numpy(), expected(given)):
+                    failures.append(i)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len({graph for graph, _ in driver.replays}) == 2 * len(pairs)  # of x and of what they share

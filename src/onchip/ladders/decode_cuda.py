@@ -7,22 +7,24 @@ as in the report.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
+from onchip.kernels.cuda import KERNELS as ENGINE_KERNELS
 from onchip.kernels.cuda import program
+from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.program import Budget, Instance, LaunchConfig, Program
 from onchip.ladders.decode import weight_matrices
 from onchip.ladders.device import DeviceRows, DeviceRun, Launch, count
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.truth import Truth, Verdict, scaled_error
 from onchip.plan.device import Device
-from onchip.plan.kernel import Job, Price
-from onchip.runtime.engine import plan
+from onchip.plan.kernel import Job, Kernel, Price
+from onchip.plan.planner import make_plan
 from onchip.runtime.gpu import Buffer, Function, Gpu
 from onchip.spec.io import with_io
 from onchip.spec.network import Network
@@ -30,7 +32,7 @@ from onchip.spec.recipe import Array, materialise
 from onchip.workloads import decode
 
 KERNELS = Path(__file__).parent / "cuda"
-DTYPES = {"fp32": "float32", "fp16": "float16"}
+DTYPES = {"fp32": "float32", "3xtf32": "float32", "fp16": "float16"}
 THREADS = 256  # of a block of every kernel here
 FEW, MANY = decode.ROWS
 _, W, _, D_OUT = decode.WIDTHS
@@ -209,15 +211,15 @@ class BestMany(CudaRung):
 # -- ours --------------------------------------------------------------------------------------------------
 
 
-class Onchip(Rung[DeviceRows]):
-    """The kernels of the engine's own plan."""
+class Engine(Rung[DeviceRows]):
+    """Kernels of the engine's own, as they are planned for the GPU."""
 
-    name = "onchip"
-    idea = "the engine in fp32: weights in shared memory, a tile of rows and columns in each lane's registers"
+    kernels: ClassVar[Sequence[Kernel]] = ENGINE_KERNELS
+    computes: ClassVar[str] = "fp32"  # what the engine is asked for
 
     def prepare(self, net: Network, x: DeviceRows, threads: int) -> DeviceRun:
         gpu, dtype, B = Gpu.get(), DTYPES[self.precision], len(x)
-        made = plan(with_io(net, dtype), gpu.device, Job(self.precision, B))
+        made = make_plan(with_io(net, dtype), gpu.device, self.kernels, Job(self.computes, B))
         types, cache = made.network.types, dict[str, Array]()
         values = {name: x.on(gpu, dtype) for name in made.network.inputs}
         launches = []
@@ -240,10 +242,22 @@ class Onchip(Rung[DeviceRows]):
         return cast(DecodeTruth, truth).judge_in(self.precision, got, sums="float32")
 
 
-class OnchipHalf(Onchip):
+class SumsInRegisters(Engine):
+    name = "sums-in-registers"
+    idea = "true fp32 again: weights in shared memory, a tile of rows and columns of sums in each lane's registers"
+    kernels = (MlpFused(),)
+
+
+class Onchip(Engine):
+    name = "onchip"
+    idea = "the engine in fp32: tensor cores, three products of tf32 for one of fp32"
+    precision = "3xtf32"
+
+
+class OnchipHalf(Engine):
     name = "onchip-fp16"
     idea = "the engine in fp16: tensor cores, sums in fp32, activations from layer to layer in registers"
-    precision = "fp16"
+    precision = computes = "fp16"
 
 
 # -- right or wrong, and how fast at best ------------------------------------------------------------------
@@ -259,7 +273,7 @@ class DecodeTruth(Truth):
 
     def judge_in(self, precision: str, got: Array, sums: str = "float16") -> Verdict:
         """In half precision: twice the error of a naive run with the same sums, a few ulp, never past the report's."""
-        if precision == "fp32":
+        if DTYPES[precision] == "float32":
             return self.judge(got)
         if sums not in self._allowed_half:
             naive = scaled_error(naive_half(self._net, self._x, sums), self.y[: len(self._x)])
@@ -285,8 +299,9 @@ def floor_ms(net: Network, B: int, precision: str) -> float:
     """Bytes and flop that cannot be avoided. No launch in it: a replayed graph hides most of what one costs."""
     weights, size = sum(w.size for w in weight_matrices(net)), np.dtype(DTYPES[precision]).itemsize
     row_bytes = (decode.WIDTHS[0] + D_OUT) * size
-    price = Price(row_flop=2 * weights, row_bytes=row_bytes, fixed_bytes=weights * size, launches=0)
-    return price.floor_us(Gpu.get().device, precision, B) / 1e3
+    flop, rate = (6 * weights, "tf32") if precision == "3xtf32" else (2 * weights, precision)
+    price = Price(row_flop=flop, row_bytes=row_bytes, fixed_bytes=weights * size, launches=0)
+    return price.floor_us(Gpu.get().device, rate, B) / 1e3
 
 
 RUNGS: tuple[type[CudaRung], ...] = (
@@ -296,7 +311,7 @@ RUNGS: tuple[type[CudaRung], ...] = (
 LADDER = Ladder(
     name="decode",
     title="a tiny decoder (72-64-64-4, ReLU) on every row, on a GPU",
-    rungs=(*RUNGS, Onchip, OnchipHalf),
+    rungs=(*RUNGS, SumsInRegisters, Onchip, OnchipHalf),
     network=decode.network,
     inputs=lambda B: DeviceRows(decode.inputs(B)),
     floor_ms=floor_ms,

@@ -16,7 +16,7 @@ from onchip.spec.recipe import Array
 
 # Warps that a multiprocessor holds at the most (CUDA C++ programming guide, technical specifications).
 _WARPS = {"sm_80": 64, "sm_86": 48, "sm_89": 48, "sm_90a": 64, "sm_100": 64, "sm_120": 48}
-_SAMPLE_MS, _MAX_CALLS = 1.0, 50
+_SAMPLE_MS, _MAX_CALLS = 5.0, 200
 
 
 class DeviceRows:
@@ -87,7 +87,7 @@ class DeviceRun:
                 self._gpu.launch(each.function, each.config, arguments, stream)
 
     def sample_ms(self) -> float:
-        """Milliseconds of one run, launches included: the mean of as many runs in a row as a millisecond holds."""
+        """Milliseconds of one run, launches included: the mean of as many runs in a row as take a few milliseconds."""
         graph, calls = self._graph
         return self._time(graph) / calls
 

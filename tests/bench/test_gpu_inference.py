@@ -80,7 +80,7 @@ def fake_gpu(monkeypatch):
 def job(B=33, **options):
     net = random_mlp(9, 12, 5)
     x = np.random.default_rng(3).standard_normal((B, 9), dtype=np.float32)
-    return GpuJob(f"{B} rows", net, B, lambda: x, **options)
+    return GpuJob(f"{B} rows", net, B, lambda count: np.resize(x, (count, x.shape[1])), **options)
 
 
 # -- what is measured --------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def test_the_cases_of_mlp(fake_gpu):
 
 
 def test_the_floor_has_no_launch_in_it():
-    true_fp32 = GpuJob("", decode.decode.network(), 2_097_152, lambda: None, "fp32", "fp32")
+    true_fp32 = GpuJob("", decode.decode.network(), 2_097_152, lambda count: None, "fp32", "fp32")
     planned = plan(true_fp32.net, H200, Job("fp32", true_fp32.B))
     assert len(planned.groups) == 1
     assert planned.floor_us - 1e3 * floor_ms(true_fp32, H200) == pytest.approx(H200.launch_us)
@@ -326,7 +326,7 @@ def test_everyone_is_right_on_odd_shapes(name, precision, io, monkeypatch):
     for widths, B in (((72, 64, 64, 4), 333), ((17, 33, 33, 33, 5), 1)):
         given = random_mlp(*widths, bias=B == 1)
         x = np.random.default_rng(3).standard_normal((B, widths[0]), dtype=np.float32)
-        task = GpuJob(f"{B} rows", given, B, lambda x=x: x, precision, io)
+        task = GpuJob(f"{B} rows", given, B, lambda count, x=x: np.resize(x, (count, x.shape[1])), precision, io)
         options = Options(device="cuda", peers=True)
         for synchronised in (False, True):
             cases = gpu_cases("mlp", [dataclasses.replace(task, synchronised=synchronised)], options)

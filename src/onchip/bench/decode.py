@@ -27,7 +27,7 @@ def gpu_jobs(counts: tuple[int, ...]) -> list[GpuJob]:
     net, rows = decode.network(), functools.cache(decode.inputs)
 
     def job(B: int, note: str = "", precision: str = "fp16", io: str = "fp16", synchronised: bool = False) -> GpuJob:
-        return GpuJob(f"{B} rows{note}", net, B, functools.partial(rows, B), precision, io, synchronised)
+        return GpuJob(f"{B} rows{note}", net, B, rows, precision, io, synchronised)
 
     if counts:
         return [job(B) for B in counts]

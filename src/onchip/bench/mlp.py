@@ -32,7 +32,7 @@ def cases(options: Options) -> list[Case]:
     networks = {name: network(*widths) for name, widths in SHAPES.items()}
     if options.device != "cpu":
         jobs = [
-            GpuJob(f"{name}, {_rows(B)}", net, B, functools.partial(inputs, B, net.input.row_size))
+            GpuJob(f"{name}, {_rows(B)}", net, B, functools.partial(inputs, D_in=net.input.row_size))
             for name, net in networks.items()
             for B in counts
         ]

@@ -56,8 +56,12 @@ class Truth:
 
     def measured_by(self, naive: Array) -> Truth:
         """The same truth with another yardstick: what a naive run made of x, with weights as coarse as the engine's."""
+        return self.allowing(scaled_error(naive, self.y))
+
+    def allowing(self, naive: float) -> Truth:
+        """The same truth with another yardstick: the error of a naive run."""
         other = copy.copy(self)
-        other.allowed = allowed_error(scaled_error(naive, self.y))
+        other.allowed = allowed_error(naive)
         return other
 
     def judge(self, got: Array) -> Verdict:

@@ -30,7 +30,7 @@ class Device:
 
 H200 = Device(
     name="NVIDIA H200", kind="cuda", arch="sm_90a", units=132,
-    flops={"fp32": 50.9e12, "tf32": 352e12, "bf16": 669e12, "fp16": 640e12, "fp8": 1275e12},
+    flops={"fp32": 50.9e12, "tf32": 352e12, "bf16": 780e12, "fp16": 780e12, "fp8": 1275e12},
     bandwidth=4.24e12, launch_us=5.0, fast_bytes=227 << 10, memory_bytes=141 * 10**9,
     source="measured: 8192^3 products and a device copy through torch 2.11, CUDA 13.0; capacity from the data sheet",
 )  # fmt: skip

@@ -60,7 +60,7 @@ FLIGHT_BYTES = 48 << 10  # rows on their way to a multiprocessor: enough to hide
 COLUMNS = {"ByWgmma": 64, "ByMma": 32}  # of a layer whose sums are in registers at once; twice that for long rows
 # Warps a multiprocessor -> registers for fragments and sums that leave the compiler enough beside them: found by
 # compiling random networks. Two blocks of rows share much of what is beside, so they may have more together.
-REGISTERS = {"ByWgmma": {16: 72, 12: 112, 8: 200}, "ByMma": {16: 76, 12: 92, 8: 180}}
+REGISTERS = {"ByWgmma": {32: 32, 24: 48, 16: 72, 12: 112, 8: 200}, "ByMma": {16: 76, 12: 92, 8: 180}}
 PAIR_REGISTERS, PAIR_WARPS = 104, 12
 PACKING_REGISTERS = 28
 ACTIVATION_REGISTERS = 20  # for one that is more than a comparison
@@ -224,7 +224,7 @@ def registers(chain: Chain, precision: Precision, by: str, staged: bool) -> int:
         function = 0 if isinstance(layer.activation, ReLU | LeakyReLU | Clip | None) else ACTIVATION_REGISTERS
         most, reads, columns = max(most, reads + split + sums + makes + function), makes, COLUMNS[by]
     # Numbers of 16 bits are packed on the way, two to a register, and before that they are not.
-    return most if precision.per_word == 2 else max(0, most - PACKING_REGISTERS)
+    return most if precision.per_word == 2 else most - min(PACKING_REGISTERS, 3 * most // 10)
 
 
 def shared_bytes(chain: Chain, precision: Precision, x_dtype: str, tiling: Tiling, warps: int) -> int:

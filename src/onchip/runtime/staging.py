@@ -1,17 +1,22 @@
 """Rows from the host's memory through a GPU and back: in chunks, through page-locked memory, copies under work.
 
-A chunk goes through one of three slots: copied into the slot's page-locked memory, from there to the GPU, through the
+A chunk goes through one of five slots: copied into the slot's page-locked memory, from there to the GPU, through the
 kernels, and back the same way. A slot has a stream of its own, so one slot's copy in, another one's kernel and a
 third one's copy out run at the same time. Slots are kept: the next batch finds them ready.
+
+The host's copies are the narrowest part: one core moves some 10 GB/s, the bus 55. So each is cut into pieces that
+several threads share, and the next chunk's are offered before this one's are waited for: no thread has to pause.
+
+Not done: to page-lock the caller's own array (cuMemHostRegister) takes longer than to copy it, so it would pay only
+for arrays that come again, which nobody promises (who knows can pin them: they are then read where they lie); to give
+pageable memory to cuMemcpyHtoDAsync makes the driver stage it, by one thread.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import ctypes
 import functools
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -20,18 +25,23 @@ from typing import Any
 import numpy as np
 
 from onchip.errors import DeviceError
-from onchip.runtime.cpu import core_count
 from onchip.runtime.driver import OUT_OF_MEMORY, call, fail
 from onchip.runtime.gpu import Buffer, Gpu
+from onchip.runtime.shared_work import Work, offer
 from onchip.spec.recipe import Array
 
-SLOTS = 3
-SLOT_BYTES = 16 << 20  # of inputs and outputs: what a copy takes dwarfs what it costs to start one
-LEAST_CHUNK_BYTES = 1 << 20
+AHEAD = 2  # chunks that are copied to their slots while an earlier one is waited for
+SLOTS = AHEAD + 3  # and one sent, one with the kernels and on its way back, one copied from
+SLOT_BYTES = 8 << 20  # 150 us of the bus: several times what Python takes for a chunk; all slots fit into most L3s
+LEAST_CHUNK_BYTES = 512 << 10  # 10 us of the bus: below, starting work on a chunk takes longer than the chunk
 LEAST_SLOT_BYTES = 128 << 10
-MAPPED_BYTES = 64 << 10  # up to here the kernel reads and writes the host's memory itself: one launch, no copy
+MOST_PIECES = 4  # of an array's rows in a chunk: with AHEAD + 1 chunks, more than there are threads
+LEAST_PIECE_BYTES = 256 << 10  # 25 us of one core: below, waking another thread (5 us) is not worth it
+# Up to here the kernel reads and writes the host's memory itself: one launch a chunk instead of a launch and two
+# copies, each of which waits some us for the one before it. Above, a kernel that reads a value twice would pay twice.
+MAPPED_BYTES = 512 << 10
 ALIGN_BYTES = 256
-COPY_THREADS = 8  # one core copies at a fraction of the bus's rate
+MOST_LAYOUTS = 64  # of small batches, kept
 
 # enqueue(pointers of inputs, pointers of outputs, rows, stream): puts the network's work on the stream
 Enqueue = Callable[[Sequence[int], Sequence[int], int, int], None]
@@ -44,13 +54,21 @@ def chunk_rows(row_bytes: Sequence[int], B: int) -> int:
     """
     padding, of_all = ALIGN_BYTES * len(row_bytes), max(1, sum(row_bytes))
     most, least = (max(1, (size - padding) // of_all) for size in (SLOT_BYTES, LEAST_CHUNK_BYTES))
-    return min(most, max(least, -(-B // (2 * SLOTS))))
+    step = min(most, max(least, -(-B // (2 * SLOTS))))
+    chunks = -(-B // step)
+    return -(-B // chunks)  # all of the same size
 
 
 def place_in_slot(row_bytes: Sequence[int], rows: int) -> list[int]:
     """Where each array of a chunk begins in its slot, and the size of all."""
     sizes = (-(-size * rows // ALIGN_BYTES) * ALIGN_BYTES for size in row_bytes)
     return [0, *accumulate(sizes)]
+
+
+def cut_in_pieces(nbytes: int) -> list[tuple[int, int]]:
+    """Begin and end of the pieces of a copy, for a thread each: one if it is not worth more."""
+    count = max(1, min(MOST_PIECES, nbytes // LEAST_PIECE_BYTES))
+    return list(pairwise(nbytes * i // count for i in range(count + 1)))
 
 
 class _Slot:
@@ -62,17 +80,20 @@ class _Slot:
         self.pinned = 0  # where the host's memory is
         self._bytes: Array = np.empty(0, np.uint8)  # the same as an array
         self._buffer: Buffer | None = None
+        self._copies: list[Work] = []  # into or out of the host's memory, now
 
-    def ask(self, nbytes: int, row_bytes: int = 0) -> None:
+    def ask(self, nbytes: int, row_bytes: int = 0) -> bool:
         """Have at least this much on the host and, if it is told what a row takes in all, on the GPU too.
 
-        Nothing of the slot may be in use.
+        Nothing of the slot may be in use. Returns whether the host's memory is at another place now.
         """
-        if len(self._bytes) < nbytes:
+        is_new = len(self._bytes) < nbytes
+        if is_new:
             self._lock_memory(max(LEAST_SLOT_BYTES, 1 << (nbytes - 1).bit_length()))  # slow: in steps, seldom
         if row_bytes and (self._buffer is None or self._buffer.nbytes < nbytes):
             self._buffer = None
             self._buffer = self._gpu.reserve(len(self._bytes), row_bytes)
+        return is_new
 
     def _lock_memory(self, nbytes: int) -> None:
         driver, pinned = self._gpu.driver, self.pinned
@@ -97,14 +118,36 @@ class _Slot:
     def bytes_at(self, offset: int, nbytes: int) -> Array:
         return self._bytes[offset : offset + nbytes]
 
+    def start_copy(self, target: Array, source: Array) -> None:
+        """Let another thread do it, if there is one; a small one is done here and now."""
+        if len(source) < LEAST_PIECE_BYTES:
+            _copy(target, source)
+        else:
+            work = Work(_copy, target, source)
+            self._copies.append(work)
+            offer(work)
+
+    def finish_copies(self) -> None:
+        for work in self._copies:
+            work.wait()
+        self._copies.clear()
+
+    def abandon(self) -> None:
+        """Return when nobody uses the slot, whatever became of its rows."""
+        for work in self._copies:
+            work.drop()
+        self._copies.clear()
+        self._gpu.driver.cuStreamSynchronize(self.stream)
+
 
 @dataclass(frozen=True)
-class _Sent:
-    """A chunk on its way."""
+class _Layout:
+    """Where a small batch lies in page-locked memory: as arrays of its own types and shapes, and as pointers."""
 
-    slot: _Slot
-    start: int
-    stop: int
+    inputs: list[Array]
+    outputs: list[Array]
+    given: list[int]
+    made: list[int]
 
 
 class Staging:
@@ -113,7 +156,9 @@ class Staging:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._lock = threading.Lock()
+        self._layouts: dict[tuple[Any, ...], _Layout] = {}
         with gpu:
+            self._small = _Slot(gpu)  # where the layouts are
             self._slots = [_Slot(gpu) for _ in range(SLOTS)]
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array], B: int, enqueue: Enqueue) -> None:
@@ -121,75 +166,125 @@ class Staging:
 
         inputs, outputs  (B, ...) each, row-major
         """
-        arrays = [_as_bytes(array) for array in (*inputs, *outputs)]
-        row_bytes = [len(array) // B for array in arrays]
+        key = (len(inputs), *[(array.shape, array.dtype) for array in (*inputs, *outputs)])
         with self._lock, self._gpu:
-            is_small = sum(row_bytes) * B <= MAPPED_BYTES
             try:
-                (self._run_mapped if is_small else self._run_chunks)(arrays, row_bytes, len(inputs), B, enqueue)
+                layout = self._layouts.get(key) or self._lay_out(key, inputs, outputs, B)
+                if layout is None:
+                    self._run_chunks(inputs, outputs, B, enqueue)
+                else:
+                    self._run_small(layout, inputs, outputs, B, enqueue)
             except BaseException:
-                for slot in self._slots:  # nobody may write to a slot's memory when the next batch uses it
-                    self._gpu.driver.cuStreamSynchronize(slot.stream)
+                for slot in (self._small, *self._slots):  # nobody may use its memory when the next batch does
+                    slot.abandon()
                 raise
 
-    def _run_mapped(self, arrays: list[Array], row_bytes: list[int], given: int, B: int, enqueue: Enqueue) -> None:
-        slot = self._slots[0]
-        *offsets, size = place_in_slot(row_bytes, B)
-        slot.ask(size)
-        staged = [slot.bytes_at(offset, len(array)) for offset, array in zip(offsets, arrays, strict=True)]
-        for target, source in zip(staged[:given], arrays, strict=False):
-            target[:] = source
+    # -- small batches: all is prepared; a copy, a launch, a wait and a copy -------------------------------------
+
+    def _lay_out(
+        self, key: tuple[Any, ...], inputs: Sequence[Array], outputs: Sequence[Array], B: int
+    ) -> _Layout | None:
+        """The layout of a small batch, kept; None for a larger one."""
+        arrays = (*inputs, *outputs)
+        *offsets, size = place_in_slot([array.nbytes // B for array in arrays], B)
+        if size > MAPPED_BYTES:
+            return None
+        if self._small.ask(size) or len(self._layouts) >= MOST_LAYOUTS:
+            self._layouts.clear()  # where they were is no longer ours
+        slot, n = self._small, len(inputs)
+        staged = [
+            slot.bytes_at(offset, array.nbytes).view(array.dtype).reshape(array.shape)
+            for offset, array in zip(offsets, arrays, strict=True)
+        ]
         pointers = [slot.pinned + offset for offset in offsets]
-        enqueue(pointers[:given], pointers[given:], B, slot.stream)
+        layout = self._layouts[key] = _Layout(staged[:n], staged[n:], pointers[:n], pointers[n:])
+        return layout
+
+    def _run_small(
+        self, layout: _Layout, inputs: Sequence[Array], outputs: Sequence[Array], B: int, enqueue: Enqueue
+    ) -> None:
+        for target, source in zip(layout.inputs, inputs, strict=True):
+            target[...] = source
+        enqueue(layout.given, layout.made, B, self._small.stream)
+        self._gpu.synchronise(self._small.stream)
+        for target, source in zip(outputs, layout.outputs, strict=True):
+            target[...] = source
+
+    # -- larger ones ---------------------------------------------------------------------------------------------
+
+    def _run_chunks(self, inputs: Sequence[Array], outputs: Sequence[Array], B: int, enqueue: Enqueue) -> None:
+        batch = _Batch(self._gpu, inputs, outputs, B)
+        for number in range(batch.count + SLOTS - 1):
+            if number < batch.count:
+                batch.fill(number, self._slots[number % SLOTS])
+            if 0 <= number - AHEAD < batch.count:
+                batch.send(number - AHEAD, self._slots[(number - AHEAD) % SLOTS], enqueue)
+            if number >= SLOTS - 1:  # the slot that is filled next
+                batch.drain(number - SLOTS + 1, self._slots[(number + 1) % SLOTS])
+        for slot in self._slots:
+            slot.finish_copies()
+
+
+class _Batch:
+    """A batch in chunks: what happens to one of them, in this order, each time in the same slot."""
+
+    def __init__(self, gpu: Gpu, inputs: Sequence[Array], outputs: Sequence[Array], B: int) -> None:
+        self._gpu, self._B, self._given = gpu, B, len(inputs)
+        self._arrays = [_as_bytes(array) for array in (*inputs, *outputs)]
+        self._row_bytes = row_bytes = [len(array) // B for array in self._arrays]
+        self._step = step = chunk_rows(row_bytes, B)
+        self.count = -(-B // step)
+        *self._offsets, self._size = place_in_slot(row_bytes, step)
+        self._begins = [array.ctypes.data for array in self._arrays]
+        self._locked = [_is_locked(gpu, *ends) for ends in zip(self._begins, map(len, self._arrays), strict=True)]
+        self._in_place = self._size <= MAPPED_BYTES and not any(self._locked)
+        # (array, begin, end) in the bytes of a chunk, of what the host copies
+        pieces = [
+            (i, *ends) for i, size in enumerate(row_bytes) if not self._locked[i] for ends in cut_in_pieces(size * step)
+        ]
+        self._pieces_in = [piece for piece in pieces if piece[0] < self._given]
+        self._pieces_out = [piece for piece in pieces if piece[0] >= self._given]
+
+    def fill(self, number: int, slot: _Slot) -> None:
+        """Start to copy a chunk's inputs to the slot, when what it held before is out."""
+        slot.finish_copies()
+        slot.ask(self._size, 0 if self._in_place else sum(self._row_bytes))
+        for i, begin, end in self._pieces_in:
+            rows = self._rows(i, number, begin, end)
+            slot.start_copy(slot.bytes_at(self._offsets[i] + begin, len(rows)), rows)
+
+    def send(self, number: int, slot: _Slot, enqueue: Enqueue) -> None:
+        """Put all that the GPU does for a chunk on the slot's stream."""
+        slot.finish_copies()
+        start, n = number * self._step, self._given
+        rows = min(self._step, self._B - start)
+        staged = [slot.pinned + offset for offset in self._offsets]
+        if self._in_place:
+            enqueue(staged[:n], staged[n:], rows, slot.stream)
+            return
+        pointers = [slot.on_gpu + offset for offset in self._offsets]
+        copies = []  # (on the GPU, on the host, bytes)
+        for i, size in enumerate(self._row_bytes):
+            on_host = self._begins[i] + start * size if self._locked[i] else staged[i]
+            copies.append((pointers[i], on_host, rows * size))
+        driver = self._gpu.driver
+        for on_gpu, on_host, nbytes in copies[:n]:
+            call(driver.cuMemcpyHtoDAsync, on_gpu, on_host, nbytes, slot.stream, doing="copying to the GPU")
+        enqueue(pointers[:n], pointers[n:], rows, slot.stream)
+        for on_gpu, on_host, nbytes in copies[n:]:
+            call(driver.cuMemcpyDtoHAsync, on_host, on_gpu, nbytes, slot.stream, doing="copying from the GPU")
+
+    def drain(self, number: int, slot: _Slot) -> None:
+        """Wait for the GPU and start to copy a chunk's outputs from the slot."""
         self._gpu.synchronise(slot.stream)
-        for target, source in zip(arrays[given:], staged[given:], strict=True):
-            target[:] = source
+        for i, begin, end in self._pieces_out:
+            rows = self._rows(i, number, begin, end)
+            slot.start_copy(rows, slot.bytes_at(self._offsets[i] + begin, len(rows)))
 
-    def _run_chunks(self, arrays: list[Array], row_bytes: list[int], given: int, B: int, enqueue: Enqueue) -> None:
-        step = chunk_rows(row_bytes, B)
-        *offsets, size = place_in_slot(row_bytes, step)
-        locked = [_is_locked(self._gpu, array) for array in arrays]
-        sent: deque[_Sent] = deque()
-
-        def chunk(i: int, start: int, stop: int) -> Array:
-            return arrays[i][start * row_bytes[i] : stop * row_bytes[i]]
-
-        def finish(done: _Sent) -> None:
-            self._gpu.synchronise(done.slot.stream)
-            for i in range(given, len(arrays)):
-                if not locked[i]:
-                    target = chunk(i, done.start, done.stop)
-                    _copy(target, done.slot.bytes_at(offsets[i], len(target)))
-
-        for number, start in enumerate(range(0, B, step)):
-            if len(sent) == SLOTS:
-                finish(sent.popleft())
-            slot, stop = self._slots[number % SLOTS], min(start + step, B)
-            slot.ask(size, sum(row_bytes))
-            pointers = [slot.on_gpu + offset for offset in offsets]
-            ends = []  # the host's end of each copy
-            for i, offset in enumerate(offsets):
-                rows = chunk(i, start, stop)
-                staged = slot.bytes_at(offset, len(rows))
-                if i < given and not locked[i]:
-                    _copy(staged, rows)
-                ends.append(rows if locked[i] else staged)
-            for pointer, rows in zip(pointers[:given], ends, strict=False):
-                self._send(pointer, rows, slot.stream)
-            enqueue(pointers[:given], pointers[given:], stop - start, slot.stream)
-            for pointer, rows in zip(pointers[given:], ends[given:], strict=True):
-                self._fetch(pointer, rows, slot.stream)
-            sent.append(_Sent(slot, start, stop))
-        while sent:
-            finish(sent.popleft())
-
-    def _send(self, pointer: int, rows: Array, stream: int) -> None:
-        copy = self._gpu.driver.cuMemcpyHtoDAsync
-        call(copy, pointer, rows.ctypes.data, rows.nbytes, stream, doing="copying to the GPU")
-
-    def _fetch(self, pointer: int, rows: Array, stream: int) -> None:
-        copy = self._gpu.driver.cuMemcpyDtoHAsync
-        call(copy, rows.ctypes.data, pointer, rows.nbytes, stream, doing="copying from the GPU")
+    def _rows(self, i: int, number: int, begin: int, end: int) -> Array:
+        """A piece of the caller's array; of the last chunk, what there is of it."""
+        at = number * self._step * self._row_bytes[i]
+        return self._arrays[i][at + begin : at + end]
 
 
 @functools.cache
@@ -203,27 +298,14 @@ def _as_bytes(array: Array) -> Array:
 
 
 def _copy(target: Array, source: Array) -> None:
-    """target[:] = source, by several threads where it is worth it."""
-    parts = min(COPY_THREADS, core_count(), len(source) // LEAST_CHUNK_BYTES)
-    if parts <= 1:
-        target[:] = source
-        return
-    cuts = [len(source) * i // parts for i in range(parts + 1)]
-    pieces = [slice(*ends) for ends in pairwise(cuts)]
-    list(_copiers().map(lambda piece: np.copyto(target[piece], source[piece]), pieces))
+    np.copyto(target, source)
 
 
-@functools.cache
-def _copiers() -> concurrent.futures.ThreadPoolExecutor:
-    return concurrent.futures.ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="onchip-copy")
-
-
-def _is_locked(gpu: Gpu, rows: Array) -> bool:
+def _is_locked(gpu: Gpu, begin: int, nbytes: int) -> bool:
     """Whether the caller's memory is page-locked already (torch's pin_memory): it needs no copy of ours."""
-    if not len(rows):
+    if not nbytes:
         return False
     kind: Any = gpu.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
     host = int(gpu.driver.CUmemorytype.CU_MEMORYTYPE_HOST)
-    ends = (rows.ctypes.data, rows.ctypes.data + len(rows) - 1)
-    answers = [gpu.driver.cuPointerGetAttribute(kind, end) for end in ends]
+    answers = (gpu.driver.cuPointerGetAttribute(kind, end) for end in (begin, begin + nbytes - 1))
     return all(not code and int(found) == host for code, found in answers)

@@ -65,11 +65,13 @@ ONCHIP_WGMMA_OF(Fp16, "k16", ".f32.f16.f16", ", 0")
 ONCHIP_WGMMA_OF(Bf16, "k16", ".f32.bf16.bf16", ", 0")
 ONCHIP_WGMMA_OF(Tf32, "k8", ".f32.tf32.tf32", "")
 
-// Where a step's weights lie: 8-column tiles 128 B apart, the second 16 B of k N tiles further. All in 16 B units.
+// Where a step's weights lie, as wgmma wants it told, in units of 16 B: the first tile, then how far apart tiles are
+// along k (bits 16 to 29) and along n (bits 32 to 45). Steps differ in the first tile only: one addition each.
 template <int N>
-__device__ __forceinline__ unsigned long long tiles_at(u32 shared_address) {
-    constexpr unsigned long long along_k = N, along_n = 8;
-    return (along_n << 32 | along_k << 16) | (shared_address & 0x3FFFF) >> 4;
+__device__ __forceinline__ unsigned long long tiles_at(u32 shared_address, int bytes_on) {
+    constexpr unsigned long long along_n = 8;
+    constexpr u32 along_k = N;
+    return along_n << 32 | ((along_k << 16 | shared_address >> 4) + bytes_on / 16);
 }
 
 // c[j..] += a * weights from column 8j on, in pieces of 64, 32, 16 and 8 columns.
@@ -78,7 +80,7 @@ __device__ __forceinline__ void wgmma_columns(float (&c)[NT][4], const u32 (&a)[
     constexpr int left = NT - j, PIECE = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
 #pragma unroll
     for (int k = 0; k < KS; ++k)
-        Wgmma<P, 8 * PIECE>::add(c + j, a[k], tiles_at<N>(weights + k * 32 * N + j * 128), sums || k > 0);
+        Wgmma<P, 8 * PIECE>::add(c + j, a[k], tiles_at<N>(weights, k * 32 * N + j * 128), sums || k > 0);
     if constexpr (left > PIECE) wgmma_columns<P, N, j + PIECE>(c, a, weights, sums);
 }
 #endif

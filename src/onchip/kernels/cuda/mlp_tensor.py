@@ -223,8 +223,10 @@ def registers(chain: Chain, precision: Precision, by: str, staged: bool) -> int:
         makes = 0 if is_last else 4 * (round_up(N, precision.step) // precision.step)
         function = 0 if isinstance(layer.activation, ReLU | LeakyReLU | Clip | None) else ACTIVATION_REGISTERS
         most, reads, columns = max(most, reads + split + sums + makes + function), makes, COLUMNS[by]
-    # Numbers of 16 bits are packed on the way, two to a register, and before that they are not.
-    return most if precision.per_word == 2 else most - min(PACKING_REGISTERS, 3 * most // 10)
+    # Numbers of 16 bits are packed on the way, two to a register, and before that they are not: others need less.
+    if precision.per_word == 2 or not staged or most <= REGISTERS[by][16]:
+        return most
+    return max(REGISTERS[by][16], most - PACKING_REGISTERS)
 
 
 def shared_bytes(chain: Chain, precision: Precision, x_dtype: str, tiling: Tiling, warps: int) -> int:

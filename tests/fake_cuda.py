@@ -1,5 +1,6 @@
 """A CUDA driver in Python, for tests of what surrounds it: memory is the host's, a launch is decoded and recorded, and
-a Python function stands for the kernel. It shows which calls are made with what, not what a GPU does with them."""
+a Python function stands for the kernel. It shows which calls are made with what, not what a GPU does with them.
+A lazy one does what is put on a stream as late as it may: when that stream is waited for."""
 
 # ruff: noqa: N802 - the names are the driver's
 
@@ -65,6 +66,8 @@ class FakeDriver:
         self.locked: set[int] = set()  # host memory that is page-locked
         self.memory: dict[int, Any] = {}  # pointer -> what keeps it
         self.most_bytes = 1 << 40
+        self.lazy = False
+        self.pending: dict[int, list[Callable[[], object]]] = {}  # stream -> what it has to do
         self._argument_count = argument_count
         self._last_handle = 1000
         self.contexts = _Contexts()
@@ -119,6 +122,18 @@ class FakeDriver:
     def cuStreamCreate(self, flags):
         return self._told("cuStreamCreate"), self._handle()
 
+    def cuStreamSynchronize(self, stream):
+        for action in self.pending.pop(stream, []):
+            action()
+        return (self._told("cuStreamSynchronize"),)
+
+    def put(self, stream, action: Callable[[], object]) -> None:
+        """Work on a stream: done now, or when the stream is waited for."""
+        if self.lazy:
+            self.pending.setdefault(stream, []).append(action)
+        else:
+            action()
+
     def cuEventCreate(self, flags):
         return self._told("cuEventCreate"), self._handle()
 
@@ -163,12 +178,16 @@ class FakeDriver:
         return (self._told("cuMemFreeHost"),)
 
     def cuMemcpyHtoDAsync(self, target, source, nbytes, stream):
-        ctypes.memmove(target, source, nbytes)
-        return (self._told("cuMemcpyHtoDAsync"),)
+        code = self._told("cuMemcpyHtoDAsync")
+        if not code:
+            self.put(stream, lambda: ctypes.memmove(target, source, nbytes))
+        return (code,)
 
     def cuMemcpyDtoHAsync(self, target, source, nbytes, stream):
-        ctypes.memmove(target, source, nbytes)
-        return (self._told("cuMemcpyDtoHAsync"),)
+        code = self._told("cuMemcpyDtoHAsync")
+        if not code:
+            self.put(stream, lambda: ctypes.memmove(target, source, nbytes))
+        return (code,)
 
     def cuMemcpyDtoDAsync(self, target, source, nbytes, stream):
         ctypes.memmove(target, source, nbytes)
@@ -217,7 +236,7 @@ class FakeDriver:
         if stream in self._captures:
             self._captures[stream].append(launched)
         else:
-            self.run(launched)
+            self.put(stream, lambda: self.run(launched))
         return 0
 
     # -- graphs ----------------------------------------------------------------------------------------------

@@ -10,15 +10,8 @@ from checks import random_mlp, rows
 from onchip.kernels import reference
 from onchip.kernels.cuda import mlp_tensor
 from onchip.kernels.cuda.activation import ACTIVATIONS
-from onchip.kernels.cuda.mlp_tensor import (
-    PRECISIONS,
-    MlpTensor,
-    hidden_columns,
-    input_columns,
-    output_order,
-    pack_matrix,
-    round_tf32,
-)
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp_tensor import MlpTensor
 from onchip.kernels.cuda.program import LaunchConfig
 from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -120,61 +113,6 @@ def test_refusals():
     mixed = sequential(TensorType(("B", 4)), [("a", Linear())], {"a.weight": np.ones((2, 4))})
     assert refusal_of(mixed) == "keeps weights of float32, float16, bfloat16, and a.weight is float64"
     assert list(MlpTensor().claims(sequential(TensorType(("B", 4)), [("r", ReLU())], {}), 0, H200, Job("fp16"))) == []
-
-
-# -- packing -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("D", [1, 2, 3, 4, 5, 7, 8, 13, 16, 31, 64, 71, 72, 100, 784])
-@pytest.mark.parametrize("item_bytes", [2, 4])
-def test_every_column_of_x_is_multiplied_once(precision, D, item_bytes):
-    columns = input_columns(D, item_bytes, PRECISIONS[precision])
-    assert len(columns) % PRECISIONS[precision].step == 0
-    assert len(columns) < D + 4 * PRECISIONS[precision].step
-    assert sorted(columns[columns < D]) == list(range(D))
-    assert (columns <= D).all()
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("N", [8, 16, 24, 200])
-def test_every_output_of_a_layer_is_multiplied_once(precision, N):
-    columns = hidden_columns(N, PRECISIONS[precision])
-    assert sorted(columns) == list(range(len(columns)))
-    assert N <= len(columns) < N + PRECISIONS[precision].step
-
-
-@pytest.mark.parametrize("N", [8, 16, 24, 32, 40, 64, 200])
-def test_a_lane_writes_neighbours(N):
-    order = output_order(N)
-    assert sorted(order) == list(range(N))
-    lanes = order.reshape(-1, 4, 2)  # lane q has the pair q of each block of 8 columns
-    wide = N // 32 * 4
-    for q in range(4):
-        mine = lanes[:wide, q].reshape(-1, 8)
-        assert (np.diff(mine, axis=1) == 1).all()
-        assert (mine[:, 0] % 8 == 0).all()
-
-
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_parts_of_a_packed_matrix_are_the_matrix(precision):
-    weight, P = rows(13, 21), PRECISIONS[precision]
-    columns = input_columns(21, 4, P)
-    order = output_order(16)
-    parts = pack_matrix(weight, columns, order, P)
-    assert [part.shape for part in parts] == [(len(columns) // (4 * P.per_word), 16, 4 * P.per_word)] * P.parts
-    whole = sum(part.astype(np.float64) for part in parts).swapaxes(0, 1).reshape(16, -1)
-    back = np.zeros((16, 22))
-    back[np.ix_(order, columns)] = whole
-    assert not back[13:].any()
-    ulp = {"fp32": 2.0**-21, "tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}[precision]
-    assert np.abs(back[:13, :21] - weight).max() <= ulp * np.abs(weight).max()
-
-
-def test_rounding_to_tf32():
-    x = np.array([1, 1 + 2**-11, 1 + 2**-12, -1 - 2**-11, np.inf, -np.inf, np.nan, 0], np.float32)
-    expected = np.array([1, 1 + 2**-10, 1, -1 - 2**-10, np.inf, -np.inf, np.nan, 0], np.float32)
-    assert np.array_equal(round_tf32(x), expected, equal_nan=True)
 
 
 # -- compiling -----------------------------------------------------------------------------------------------

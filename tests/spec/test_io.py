@@ -39,6 +39,17 @@ def many_ends(own: str = "float32") -> Network:
     return Network(inputs, nodes, outputs, {name: w.astype(own) for name, w in weights.items()}, "many")
 
 
+def readers(net: Network, value: str) -> list[str]:
+    return [node.name for node in net.nodes if value in node.inputs]
+
+
+def test_each_reader_of_an_input_has_a_cast_of_its_own():
+    nodes = (Node("a", Linear(), ("x",), {"weight": "w"}), Node("b", Linear(), ("x",), {"weight": "w"}))
+    net = Network({"x": TensorType(("B", 7))}, nodes, ("a", "b"), {"w": np.ones((5, 7), np.float32)})
+    changed = with_io(net, "float16")
+    assert [node.layer.kind for node in changed.nodes] == ["Cast", "Linear", "Cast"] * 2
+
+
 @pytest.mark.parametrize("dtype", IO_DTYPES)
 @pytest.mark.parametrize("own", ["float32", "float64", "float16"])
 def test_types_and_names_at_the_ends(own, dtype):
@@ -52,11 +63,17 @@ def test_types_and_names_at_the_ends(own, dtype):
     if dtype == own:
         assert changed is net
         return
-    # x and z in front; hidden and x.float32 behind. What nobody reads and what is handed on need none.
+    # x and z in front of their readers; hidden and x.float32 behind. What nobody reads and what is handed on need none.
     casts = [node for node in changed.nodes if isinstance(node.layer, Cast)]
-    assert [(node.layer.dtype, node.inputs[0] in net.inputs) for node in casts] == [(own, True)] * 2 + [
-        (dtype, False)
-    ] * 2
+    assert [(node.layer.dtype, node.inputs[0] in net.inputs) for node in casts] == [
+        (own, True), (dtype, False), (own, True), (dtype, False)
+    ]  # fmt: skip
+    order = [node.name for node in changed.nodes]
+    for cast in casts:  # each stands beside what it is for
+        if cast.inputs[0] in net.inputs:
+            assert [order.index(reader) - order.index(cast.name) for reader in readers(changed, cast.name)] == [1]
+        else:
+            assert order.index(cast.name) - order.index(cast.inputs[0]) == 1
     assert [node.layer for node in changed.nodes if node not in casts] == [node.layer for node in net.nodes]
     assert all(changed.types[value].dtype == own for node in changed.nodes if isinstance(node.layer, Linear)
                for value in (*node.inputs, node.name))  # fmt: skip

@@ -28,7 +28,7 @@ from onchip.ladders.truth import Truth, Verdict, scaled_error
 from onchip.plan.device import Device
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import compile, find_device, plan
-from onchip.spec.io import with_io
+from onchip.spec.io import IO, with_io
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
@@ -39,7 +39,6 @@ YARDSTICK = 1_000  # rows at least that a naive run errs on: by the few numbers 
 PACE = Pace(rounds=5, block_s=0.03, warm_up_s=0.01, pause_s=0, min_runs=3, max_runs=60)
 TRIALS = 5
 
-IO = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # The yardstick: float16 has as many digits as TF32.
 NAIVE = {"fp32": "float32", "tf32": "float16", "bf16": "bfloat16", "fp16": "float16"}
 

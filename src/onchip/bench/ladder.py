@@ -42,7 +42,9 @@ def climb_ladder(
     device = find_ladder_device(name, options, voice)
     ladder = find_ladder(name, device.kind)
     if options.profile and device.kind != "cuda":
-        raise InputError("only a GPU's rungs are profiled", got=device.name, expected="--device cuda")
+        raise InputError(
+            "only a GPU's rungs are profiled", got=device.name, expected="--device cuda", hint="no --profile"
+        )
     if options.plot is not None:
         need_matplotlib()
         check_writable(options.plot)

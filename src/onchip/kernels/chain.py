@@ -74,16 +74,18 @@ def find_chain(
 ) -> Chain | None:
     """The longest chain beginning at net.nodes[start], or None if no Dense layer begins there.
 
-    casts  a Cast before the first layer and one behind the last are part of it
+    casts  Casts before the first layer and behind the last are part of it
     """
     nodes: list[Node] = []
     layers: list[Dense] = []
     ends: list[int] = []
-    normaliser, vectors = "", 0
+    normaliser, vectors, is_cast = "", 0, False
     for node in net.nodes[start:]:
         if nodes and not _continues(net, nodes[-1], node):
             break
         layer = node.layer
+        if is_cast and not isinstance(layer, Cast | Reshape):
+            break  # what comes behind reads rounded numbers
         if isinstance(layer, Linear) and not normaliser and (not layers or _width(net, node) == layers[-1].D_out):
             D_out, D_in = net.weights[node.weights["weight"]].shape
             vectors = net.types[node.inputs[0]].row_size // D_in
@@ -95,15 +97,13 @@ def find_chain(
             if layers[-1].activation is not None:
                 break
             normaliser = layer.kind
-        elif casts and isinstance(layer, Cast) and not nodes:
-            pass
-        elif not isinstance(layer, Reshape) and not (casts and isinstance(layer, Cast) and layers):
+        elif casts and isinstance(layer, Cast):
+            is_cast = bool(layers)
+        elif not isinstance(layer, Reshape):
             break
         nodes.append(node)
         if layers:
             ends[-1] = len(nodes)
-            if isinstance(layer, Cast):
-                break
     if not layers:
         return None
     return Chain(tuple(n.name for n in nodes), tuple(layers), normaliser, vectors, tuple(ends))

@@ -78,8 +78,8 @@ class Kind:
 
 def kind_of(x: Any, gpu: Gpu) -> Kind | None:
     """The kind that an array is of; None for what is no array of a GPU."""
-    root = type(x).__module__.partition(".")[0]
-    if root == "torch" and hasattr(x, "data_ptr"):
+    root, torch = type(x).__module__.partition(".")[0], sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
         return Torch(gpu)
     if root == "cupy" and hasattr(x, "__cuda_array_interface__"):
         return Cupy(gpu)

@@ -13,6 +13,7 @@ from onchip.plan.device import KNOWN, Device
 from onchip.plan.kernel import Job, Kernel
 from onchip.plan.planner import Plan, make_plan
 from onchip.runtime.cpu import CpuBackend, check_threads, this_cpu
+from onchip.spec.io import IO, with_io
 from onchip.spec.layers import Embedding, TokenConv
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
@@ -21,8 +22,6 @@ from onchip.spec.types import TensorType, numpy_dtype
 
 if TYPE_CHECKING:
     from onchip.runtime.device_calls import Run
-
-IO = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # what arrays may hold in memory, by the user's names
 
 
 class Backend(Protocol):
@@ -308,6 +307,4 @@ def apply_io(net: Network, io: str) -> Network:
         return net
     if io not in IO:
         raise InputError("unknown io", got=str(io), expected=", ".join(IO), hint="fp16")
-    from onchip.spec.io import with_io
-
     return with_io(net, IO[io])

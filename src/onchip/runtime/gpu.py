@@ -54,15 +54,16 @@ class Function:
         self.registers, self.spill_bytes = registers, spill_bytes  # a thread, as the compiler tells them
         shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
         self.static_shared_bytes = int(call(driver.cuFuncGetAttribute, shared, handle))
-        self._shared_limit = 0
+        self._shared_limit, self._allowing = 0, threading.Lock()
 
     def allow_shared(self, shared_bytes: int) -> None:
         """Let it be launched with this much dynamic shared memory; the largest ever asked for counts."""
         driver = self._driver
-        if shared_bytes > self._shared_limit:
-            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            call(driver.cuFuncSetAttribute, self.handle, limit, shared_bytes, doing=f"loading {self.name}")
-            self._shared_limit = shared_bytes
+        with self._allowing:
+            if shared_bytes > self._shared_limit:
+                limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                call(driver.cuFuncSetAttribute, self.handle, limit, shared_bytes, doing=f"loading {self.name}")
+                self._shared_limit = shared_bytes
 
     def blocks_per_unit(self, threads: int, shared_bytes: int) -> int:
         """Blocks of this size that a multiprocessor holds at a time."""

@@ -4,8 +4,9 @@ A chunk goes through one of five slots: copied into the slot's page-locked memor
 kernels, and back the same way. A slot has a stream of its own, so one slot's copy in, another one's kernel and a
 third one's copy out run at the same time. Slots are kept: the next batch finds them ready.
 
-The host's copies are the narrowest part: one core moves some 10 GB/s, the bus 55. So each is cut into pieces that
-several threads share, and the next chunk's are offered before this one's are waited for: no thread has to pause.
+The host's copies are the narrowest part: one core moves some 10 GB/s, the bus 55. So they are cut into pieces that
+several threads share, and those of the next chunks are offered before this one's are waited for: no thread pauses.
+Of a batch of some MB a chunk is one piece, and the caller's thread begins with the first before any other is awake.
 
 Not done: to page-lock the caller's own array (cuMemHostRegister) takes longer than to copy it, so it would pay only
 for arrays that come again, which nobody promises (who knows can pin them: they are then read where they lie); to give
@@ -35,8 +36,12 @@ SLOTS = AHEAD + 3  # and one sent, one with the kernels and on its way back, one
 SLOT_BYTES = 8 << 20  # 150 us of the bus: several times what Python takes for a chunk; all slots fit into most L3s
 LEAST_CHUNK_BYTES = 512 << 10  # 10 us of the bus: below, starting work on a chunk takes longer than the chunk
 LEAST_SLOT_BYTES = 128 << 10
-MOST_PIECES = 4  # of an array's rows in a chunk: with AHEAD + 1 chunks, more than there are threads
-LEAST_PIECE_BYTES = 256 << 10  # 25 us of one core: below, waking another thread (5 us) is not worth it
+OFFERED_BYTES = (
+    384 << 10
+)  # 40 us of one core: a smaller copy is not worth waking a thread (5 us, and its turn in Python)
+# Every piece costs some us of Python, which only one thread at a time can have: so they are few and large.
+PIECE_BYTES = 1 << 20
+MOST_PIECES = 4  # of an array's rows in a chunk: with those of AHEAD + 1 chunks, more than there are threads
 # Up to here the kernel reads and writes the host's memory itself: one launch a chunk instead of a launch and two
 # copies, each of which waits some us for the one before it. Above, a kernel that reads a value twice would pay twice.
 MAPPED_BYTES = 512 << 10
@@ -67,7 +72,7 @@ def place_in_slot(row_bytes: Sequence[int], rows: int) -> list[int]:
 
 def cut_in_pieces(nbytes: int) -> list[tuple[int, int]]:
     """Begin and end of the pieces of a copy, for a thread each: one if it is not worth more."""
-    count = max(1, min(MOST_PIECES, nbytes // LEAST_PIECE_BYTES))
+    count = max(1, min(MOST_PIECES, nbytes // PIECE_BYTES))
     return list(pairwise(nbytes * i // count for i in range(count + 1)))
 
 
@@ -82,18 +87,20 @@ class _Slot:
         self._buffer: Buffer | None = None
         self._copies: list[Work] = []  # into or out of the host's memory, now
 
-    def ask(self, nbytes: int, row_bytes: int = 0) -> bool:
+    def holds(self, nbytes: int) -> bool:
+        """Whether that much lies on the host: then it stays where it is."""
+        return len(self._bytes) >= nbytes
+
+    def ask(self, nbytes: int, row_bytes: int = 0) -> None:
         """Have at least this much on the host and, if it is told what a row takes in all, on the GPU too.
 
-        Nothing of the slot may be in use. Returns whether the host's memory is at another place now.
+        Nothing of the slot may be in use.
         """
-        is_new = len(self._bytes) < nbytes
-        if is_new:
+        if not self.holds(nbytes):
             self._lock_memory(max(LEAST_SLOT_BYTES, 1 << (nbytes - 1).bit_length()))  # slow: in steps, seldom
         if row_bytes and (self._buffer is None or self._buffer.nbytes < nbytes):
             self._buffer = None
             self._buffer = self._gpu.reserve(len(self._bytes), row_bytes)
-        return is_new
 
     def _lock_memory(self, nbytes: int) -> None:
         driver, pinned = self._gpu.driver, self.pinned
@@ -120,7 +127,7 @@ class _Slot:
 
     def start_copy(self, target: Array, source: Array) -> None:
         """Let another thread do it, if there is one; a small one is done here and now."""
-        if len(source) < LEAST_PIECE_BYTES:
+        if len(source) < OFFERED_BYTES:
             _copy(target, source)
         else:
             work = Work(_copy, target, source)
@@ -140,7 +147,7 @@ class _Slot:
         self._gpu.driver.cuStreamSynchronize(self.stream)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Layout:
     """Where a small batch lies in page-locked memory: as arrays of its own types and shapes, and as pointers."""
 
@@ -189,9 +196,10 @@ class Staging:
         *offsets, size = place_in_slot([array.nbytes // B for array in arrays], B)
         if size > MAPPED_BYTES:
             return None
-        if self._small.ask(size) or len(self._layouts) >= MOST_LAYOUTS:
-            self._layouts.clear()  # where they were is no longer ours
         slot, n = self._small, len(inputs)
+        if not slot.holds(size) or len(self._layouts) >= MOST_LAYOUTS:
+            self._layouts.clear()  # first: where they are will not be ours
+        slot.ask(size)
         staged = [
             slot.bytes_at(offset, array.nbytes).view(array.dtype).reshape(array.shape)
             for offset, array in zip(offsets, arrays, strict=True)
@@ -246,15 +254,14 @@ class _Batch:
         self._pieces_out = [piece for piece in pieces if piece[0] >= self._given]
 
     def fill(self, number: int, slot: _Slot) -> None:
-        """Start to copy a chunk's inputs to the slot, when what it held before is out."""
-        slot.finish_copies()
+        """Start to copy a chunk's inputs to the slot; the outputs that it held before may still be copied from it."""
         slot.ask(self._size, 0 if self._in_place else sum(self._row_bytes))
         for i, begin, end in self._pieces_in:
             rows = self._rows(i, number, begin, end)
             slot.start_copy(slot.bytes_at(self._offsets[i] + begin, len(rows)), rows)
 
     def send(self, number: int, slot: _Slot, enqueue: Enqueue) -> None:
-        """Put all that the GPU does for a chunk on the slot's stream."""
+        """Put the GPU's work for a chunk on the slot's stream, when the inputs are in and the last outputs out."""
         slot.finish_copies()
         start, n = number * self._step, self._given
         rows = min(self._step, self._B - start)

@@ -280,7 +280,7 @@ class RowWriter(abc.ABC):
         if not self.shape or min(self.shape) < 0:
             raise InputError(f"cannot write {self.path}", got=f"shape {self.shape}", expected="(rows, sizes...)")
         if self.dtype.name not in _NUMBERS:
-            hint = "convert the rows to float32" if "float" in self.dtype.name else ""
+            hint = "rows in float32 or float16: --io fp32" if "float" in self.dtype.name else ""
             raise InputError(f"{self.path} cannot hold {self.dtype.name}", expected=", ".join(_NUMBERS), hint=hint)
 
     @abc.abstractmethod

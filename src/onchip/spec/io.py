@@ -11,7 +11,13 @@ from onchip.spec.layers.cast import CastTo
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
 
-IO_DTYPES = ("float32", "float16", "bfloat16")
+IO = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}  # by the short names that users give
+IO_DTYPES = tuple(IO.values())
+
+
+def short_name(dtype: str) -> str:
+    """The name in IO of a dtype: "fp16" for "float16"."""
+    return next(short for short, long in IO.items() if long == dtype)
 
 
 def with_io(net: Network, dtype: str) -> Network:
@@ -23,24 +29,27 @@ def with_io(net: Network, dtype: str) -> Network:
         raise InputError("no dtype for inputs and outputs", got=str(dtype), expected=", ".join(IO_DTYPES))
     changed = {name for name, given in net.types.items() if "float" in given.dtype and given.dtype != dtype}
     inputs = {name: TensorType(t.shape, dtype) if name in changed else t for name, t in net.inputs.items()}
-    inner = {name: _inner_name(net, name) for name in (*net.inputs, *dict.fromkeys(net.outputs)) if name in changed}
-    # In front: what the network reads. An input that is an output too is handed on as it is.
-    nodes = [
-        Node(inner[name], Cast(cast(CastTo, net.types[name].dtype)), (name,))
-        for name in net.inputs
-        if name in inner and net.readers(name)
-    ]
+    taken, nodes = set(net.types), list[Node]()
+
+    def name_for(wanted: str) -> str:
+        while wanted in taken:
+            wanted += "_"
+        taken.add(wanted)
+        return wanted
+
+    # Each reader of an input has a Cast of its own in front of it, and each output's Cast stands behind its node: a
+    # kernel that takes the one can then take the other with it.
+    inner = {
+        name: name_for(f"{name}.{net.types[name].dtype}") for name in dict.fromkeys(net.outputs) if name in changed
+    }
     for node in net.nodes:
-        reads = tuple(inner.get(value, value) for value in node.inputs)
-        nodes.append(dataclasses.replace(node, name=inner.get(node.name, node.name), inputs=reads))
-    # Behind: each output once, under the name that its node had.
-    nodes += [Node(name, Cast(cast(CastTo, dtype)), (inner[name],)) for name in inner if name not in net.inputs]
-    return Network(inputs, tuple(nodes), net.outputs, net.weights, net.name) if inner else net
-
-
-def _inner_name(net: Network, name: str) -> str:
-    """A new name for what the network computes with under the cover of an input or output: 'x.float32'."""
-    wanted = f"{name}.{net.types[name].dtype}"
-    while wanted in net.types:
-        wanted += "_"
-    return wanted
+        reads = dict[str, str]()
+        for value in dict.fromkeys(node.inputs):
+            if value in changed and value in net.inputs:
+                reads[value] = name_for(f"{value}.{net.types[value].dtype}")
+                nodes.append(Node(reads[value], Cast(cast(CastTo, net.types[value].dtype)), (value,)))
+        inputs_of = tuple(reads.get(value, inner.get(value, value)) for value in node.inputs)
+        nodes.append(dataclasses.replace(node, name=inner.get(node.name, node.name), inputs=inputs_of))
+        if node.name in inner:
+            nodes.append(Node(node.name, Cast(cast(CastTo, dtype)), (inner[node.name],)))
+    return Network(inputs, tuple(nodes), net.outputs, net.weights, net.name) if len(nodes) > len(net.nodes) else net

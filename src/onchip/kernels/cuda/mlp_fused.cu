@@ -5,13 +5,14 @@
 //         shared memory, y goes out. Only x and y touch global memory. A warp never waits for another, so one
 //         loads while the others multiply. Layers that do not fit (is_resident = false) are read through L1.
 // Order   An output is one accumulator: 0, then fma over k = 0, 1, .. D_in-1, then + bias; with more than PART terms
-//         a sum of such sums, first to last. A softmax goes over its row in the order of the columns. So a row's bits depend neither on B nor on its place in the
-//         batch (nor on ROWS, WARPS or on which layers are resident).
+//         a sum of such sums, first to last. A softmax goes over its row in the order of the columns. So a row's
+//         bits depend neither on B nor on its place in the batch (nor on ROWS, WARPS or on which layers are resident).
 // Floor   A row moves (D_in + D_out)*4 B and costs 2*params flop. 72-64-64-4, B = 2^21, H200: 638 MB / 4.24 TB/s
 //         = 150 us; 37.6 Gflop / 50.9 Tflop/s = 738 us. Compute-bound, five to one: the fma pipe is the score.
 //         Layer by layer, a launch for each Linear and each ReLU, a row moves 2 352 B instead of 304.
-// Layout  x (B, D_in), y (B, D_out) row-major, 16 B aligned, each float32, float16 or bfloat16. weights: for each layer W^T (D_in, padded) and then,
-//         if it has one, its bias (padded), back to back; columns past D_out are zeros.
+// Layout  x (B, D_in), y (B, D_out) row-major, 16 B aligned, each float32, float16 or bfloat16. weights: for each
+//         layer W^T (D_in, padded) and then, if it has one, its bias (padded), back to back; columns past D_out are
+//         zeros.
 // Shared  (resident weights + WARPS * ROWS * (stride of buffer 0 + stride of buffer 1)) * 4 B
 //         = (8 960 + 12 * 32 * 76) * 4 = 152 576 B for 72-64-64-4 with ROWS = 32, WARPS = 12.
 // Limits  Any widths and depth that fit; any B (the last tile is masked); ROWS in {8, 16, 32}; sm_80 up.
@@ -28,7 +29,7 @@ struct Dense {
     using Act = Act_;
 };
 
-constexpr int PART = 1024;  // terms of a sum; the rounding errors of a longer one grow past those of a product in blocks
+constexpr int PART = 1024;  // terms of a sum: the errors of a longer one grow past those of a product in blocks
 
 // A warp computes a layer in chunks of columns: of 64 while at least 49 are left (less would waste a quarter of
 // the work), then one or two narrower ones.

@@ -16,6 +16,7 @@ from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda import mlp_tensor
 from onchip.kernels.cuda.activation import ACTIVATIONS, cpp_name
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import Budget, Instance, LaunchConfig, Program
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
@@ -70,36 +71,40 @@ class MlpLaunch:
 class MlpFused:
     name = "mlp_fused"
     device_kind = "cuda"
-    precisions = tuple(mlp_tensor.PRECISIONS)
+    precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """The whole chain in fp32. In another precision a layer that is too large for mlp_tensor, and no more."""
+        """In fp32 the longest part of the chain that fits; in another precision a layer too large for mlp_tensor."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True)
         if chain is None:
             return
-        why_not = mlp_tensor.why_not(net, chain, device, job)
-        told = ""
+        why_not, told = mlp_tensor.why_not(net, chain, device, job), ""
         if job.precision != "fp32" and not why_not:
             chain = chain.first(1)
             tried = mlp_tensor.make_launch(net, chain, device, job.precision)
             if not isinstance(tried, str):
                 return
             told = f"; in fp32: for {job.precision} it {tried}"
-        tiling = choose_tiling(chain, device.fast_bytes)
-        if why_not or tiling is None:
-            yield Refusal(self.name, net.nodes[start].name, why_not or _does_not_fit(chain, device))
-            return
-        used, price = shared_bytes(chain, tiling), forward_price(net, chain)
-        yield Claim(
-            kernel=self.name,
-            label=f"{self.name}<{chain.label}>",
-            nodes=chain.nodes,
-            price=Price(price.row_flop, price.row_bytes, price.fixed_bytes, precision="fp32"),
-            why=_why(chain, tiling, used, device) + told,
-            recipes={"weights": pack_recipe(chain, tiling)},
-            fast_bytes=used,
-            facts=MlpLaunch(chain, end_dtypes(net, chain), tiling, device.units),
-        )
+        for count in range(len(chain.layers), 0, -1) if not why_not else ():
+            part = chain.first(count)
+            if (tiling := choose_tiling(part, device.fast_bytes)) is not None:
+                yield _claim(net, part, device, tiling, told)
+                return
+        yield Refusal(self.name, net.nodes[start].name, why_not or _does_not_fit(chain.first(1), device))
+
+
+def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, told: str) -> Claim:
+    used, price = shared_bytes(chain, tiling), forward_price(net, chain)
+    return Claim(
+        kernel=MlpFused.name,
+        label=f"{MlpFused.name}<{chain.label}>",
+        nodes=chain.nodes,
+        price=Price(price.row_flop, price.row_bytes, price.fixed_bytes, precision="fp32"),
+        why=_why(chain, tiling, used, device) + told,
+        recipes={"weights": pack_recipe(chain, tiling)},
+        fast_bytes=used,
+        facts=MlpLaunch(chain, end_dtypes(net, chain), tiling, device.units),
+    )
 
 
 # -- the sums of Layout in mlp_fused.cu ----------------------------------------------------------------------

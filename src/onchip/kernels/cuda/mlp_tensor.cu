@@ -5,7 +5,7 @@
 //         the operand of the next. Rows come in through a ring in shared memory, STAGES tiles ahead, each warp its
 //         own, so nobody waits for anybody but the four warps that share a wgmma. Only x and y touch global memory.
 // Floor   A row moves D_in + D_out numbers and costs 2*params flop, padded to steps of k and 8 columns. 72-64-64-4,
-//         B = 2^21, fp16, H200: 319 MB / 4.24 TB/s = 75 us; 40.8 Gflop / 640 Tflop/s = 64 us. Memory-bound, just.
+//         B = 2^21, fp16, H200: 319 MB / 4.24 TB/s = 75 us; 40.8 Gflop / 780 Tflop/s = 52 us. Memory-bound, just.
 //         With rows in fp32: 151 us. In fp32 (three products of tf32): 116 Gflop / 352 Tflop/s = 329 us.
 //         Layer by layer, a launch for each Linear and each ReLU, a row moves 1 176 B in fp16 instead of 152.
 // Order   A layer's columns of k go in steps of STEP, first to last, inside the tensor cores; a softmax goes over a
@@ -22,9 +22,9 @@
 //         wgmma on sm_90a, mma.sync elsewhere, sm_80 up.
 #include "activation.cuh"
 #include "number.cuh"
+#include "rows_in.cuh"
+#include "rows_out.cuh"
 #include "tensor_core.cuh"
-
-__device__ constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
 // One Linear with what follows it: W (D_out, D_in), maybe a bias, an activation.
 template <int D_in_, int D_out_, class Act_, bool has_bias_>
@@ -34,108 +34,6 @@ struct Dense {
     static constexpr bool has_bias = has_bias_;
     using Act = Act_;
 };
-
-// How many neighbours, at most `most`, of a row of D numbers one instruction moves: up to 16 B, as rows are aligned.
-template <class T, int D>
-__device__ constexpr int widest(int most) {
-    int V = 16 / static_cast<int>(sizeof(T));
-    while (V > most || D % V != 0) V /= 2;
-    return V;
-}
-
-// -- x: from rows to fragments --------------------------------------------------------------------------------
-
-// A row's columns come in groups of 4 * V, V neighbours to each lane q of four: V as wide as the rows are aligned,
-// narrower groups for what is left at the end. So lane q's element e is of the group that holds column 4 * e. The
-// lanes' elements, in this order, are the k of the first layer: its weights are packed in it.
-template <class In, int D>
-__device__ constexpr int group_width(int from) {
-    int V = widest<In, D>(16);
-    while (V > 1 && 4 * V > D - from) V /= 2;
-    return V;
-}
-
-// Steps of the first layer: each lane of four holds every fourth part of a row.
-template <class P>
-__device__ constexpr int first_steps(int D) { return round_up((D + 3) / 4, 2 * P::PER_WORD) / (2 * P::PER_WORD); }
-
-// A lane's elements of the columns of `row` from `from` on; zeros past the end of the row.
-template <class In, int D, int from, int e, int E>
-__device__ __forceinline__ void load_elements(const In* row, int q, In (&into)[E]) {
-    if constexpr (e < E && from < D) {
-        constexpr int V = group_width<In, D>(from);
-        using Word = typename Vector<V * sizeof(In)>::type;
-        Word word{};
-        if (from + 4 * V <= D || from + q * V < D) word = *reinterpret_cast<const Word*>(row + from + q * V);
-#pragma unroll
-        for (int i = 0; i < V; ++i) into[e + i] = reinterpret_cast<const In*>(&word)[i];
-        load_elements<In, D, from + 4 * V, e + V>(row, q, into);
-    } else {
-#pragma unroll
-        for (int i = e; i < E; ++i) into[i] = In{};
-    }
-}
-
-template <class P, class In>
-__device__ __forceinline__ u32 make_word(const In* v) {
-    if constexpr (P::PER_WORD == 1) return P::word(to_float(v[0]));
-    else return join<typename P::Number>(v[0], v[1]);
-}
-
-template <class P, class In, int D, int from, int KS>
-__device__ __forceinline__ void load_fragment(const In* upper, const In* lower, int q, u32 (&a)[KS][4]) {
-    constexpr int E = 2 * P::PER_WORD * KS;
-    In v[E];
-    load_elements<In, D, from, 0>(upper, q, v);
-#pragma unroll
-    for (int w = 0; w < 2 * KS; ++w) a[w / 2][2 * (w % 2)] = make_word<P>(v + w * P::PER_WORD);
-    load_elements<In, D, from, 0>(lower, q, v);
-#pragma unroll
-    for (int w = 0; w < 2 * KS; ++w) a[w / 2][2 * (w % 2) + 1] = make_word<P>(v + w * P::PER_WORD);
-}
-
-// Which row of 16 is fragment row g < 8: eight lanes read 16 B each at a time, so the two rows that meet there
-// should be 64 B apart modulo 128. Any order will do, if y goes out in the same.
-template <int ROW_BYTES>
-__device__ __forceinline__ int row_of(int g) {
-    constexpr int APART = 2 * ROW_BYTES % 128 == 64 ? 2 : 4 * ROW_BYTES % 128 == 64 ? 4 : 1;
-    const int pair = g / 2;
-    return pair / APART * 2 * APART + pair % APART + g % 2 * APART;
-}
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
-
-// A warp's rows on their way from global to shared memory. Rows past the end become zeros; where there are only such,
-// the slot stays as it is, and nobody stores what is made of it.
-template <int ROWS, class In, int D>
-__device__ __forceinline__ void fetch_rows(u32 slot, const In* x, long long row, long long B, int lane) {
-    constexpr int BYTES = ROWS * D * static_cast<int>(sizeof(In));
-    static_assert(BYTES % 16 == 0, "a tile is whole pieces of 16 B");
-    const char* from = reinterpret_cast<const char*>(x + row * D) + 16 * lane;
-    slot += 16 * lane;
-    if (row >= B) return;
-    if (row + ROWS <= B) {
-#pragma unroll
-        for (int at = 0; at < BYTES; at += 512)
-            if (at + 512 <= BYTES || at + 16 * lane < BYTES)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(slot + at), "l"(from + at) : "memory");
-    } else {
-        const long long left = (B - row) * D * static_cast<long long>(sizeof(In)) - 16 * lane;
-#pragma unroll
-        for (int at = 0; at < BYTES; at += 512) {
-            const int given = left - at >= 16 ? 16 : left - at > 0 ? static_cast<int>(left - at) : 0;
-            const char* piece = given > 0 ? from + at : reinterpret_cast<const char*>(x);
-            if (at + 512 <= BYTES || at + 16 * lane < BYTES)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(slot + at), "l"(piece), "r"(given)
-                             : "memory");
-        }
-    }
-}
-__device__ __forceinline__ void close_fetch() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT>
-__device__ __forceinline__ void await_fetch() {
-    asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
-}
 
 // -- layers ---------------------------------------------------------------------------------------------------
 
@@ -227,26 +125,30 @@ struct InRows {
     const In* rows[2 * MT];  // of fragment rows g, g + 8, ..
     int q;
 
+    // A real loop over blocks of steps that are all there, then what is left: unrolled, the compiler would fetch all of
+    // a row at once, more than there are registers for. The sums are set, so every product adds to them.
     template <class By, int N, int NT>
-    __device__ __forceinline__ void multiply(float (&c)[MT][NT][4], u32 weights, int low, bool sums) const {
-        multiply_from<By, N, 0>(c, weights, low, sums);
+    __device__ __forceinline__ void multiply(float (&c)[MT][NT][4], u32 weights, int low, bool) const {
+        constexpr int BLOCK = MOST_STEPS / 2, COLUMNS = BLOCK * 8 * P::PER_WORD, BLOCKS = D / COLUMNS;
+        constexpr int LEFT = first_steps<P>(D) - BLOCKS * BLOCK;
+#pragma unroll 1
+        for (int block = 0; block < BLOCKS; ++block) {
+            u32 a[MT][BLOCK][4];
+            load<0>(a, block * COLUMNS);
+            add_product<P, By, N>(c, a, weights + block * BLOCK * 32 * N, low, true);
+        }
+        if constexpr (LEFT > 0) {
+            u32 a[MT][LEFT][4];
+            load<BLOCKS * COLUMNS>(a);
+            add_product<P, By, N>(c, a, weights + BLOCKS * BLOCK * 32 * N, low, true);
+        }
     }
-    template <int k, int KS>
-    __device__ __forceinline__ void load(u32 (&a)[MT][KS][4]) const {
+    // Fragments of the columns from `from` on, if rows begin `skipped` columns later.
+    template <int from, int KS>
+    __device__ __forceinline__ void load(u32 (&a)[MT][KS][4], int skipped = 0) const {
 #pragma unroll
         for (int i = 0; i < MT; ++i)
-            load_fragment<P, In, D, k * 8 * P::PER_WORD>(rows[2 * i], rows[2 * i + 1], q, a[i]);
-    }
-
-private:
-    template <class By, int N, int k, int NT>
-    __device__ __forceinline__ void multiply_from(float (&c)[MT][NT][4], u32 weights, int low, bool sums) const {
-        constexpr int KS = first_steps<P>(D), HERE = KS - k < MOST_STEPS / 2 ? KS - k : MOST_STEPS / 2;
-        u32 a[MT][HERE][4];
-        load<k>(a);
-        add_product<P, By, N>(c, a, weights + k * 32 * N, low, sums || k > 0);
-        __syncwarp();  // or the compiler fetches all of the row at once, more than there are registers for
-        if constexpr (k + HERE < KS) multiply_from<By, N, k + HERE>(c, weights, low, sums);
+            load_fragment<P, In, D, from>(rows[2 * i] + skipped, rows[2 * i + 1] + skipped, q, a[i]);
     }
 };
 
@@ -282,14 +184,20 @@ __device__ __forceinline__ u32 pack_activated<bf16, ReLU>(float first, float sec
     return pack_relu<bf16>(first, second);
 }
 
-// What a layer made, in columns 8 * first on, becomes what the next one reads: the same lanes hold it.
-template <class P, class Act, int first, int MT, int NT, int KS>
-__device__ __forceinline__ void activate(const float (&c)[MT][NT][4], u32 (&a)[MT][KS][4]) {
+// What a layer made, in columns 8 * first on, becomes what the next one reads: the same lanes hold it. Columns that
+// only fill the last 8 are cleared: an infinity in a row makes NaNs of them, and NaN * 0 is no zero.
+template <class P, class Layer, int first, int MT, int NT, int KS>
+__device__ __forceinline__ void activate(const float (&c)[MT][NT][4], int q, u32 (&a)[MT][KS][4]) {
+    using Act = typename Layer::Act;
 #pragma unroll
     for (int i = 0; i < MT; ++i) {
 #pragma unroll
         for (int j = 0; j < NT; ++j) {
-            const float(&v)[4] = c[i][j];
+            const int column = 8 * (first + j) + 2 * q;
+            const bool has_all = 8 * (first + j + 1) <= Layer::D_out;
+            float v[4];
+#pragma unroll
+            for (int n = 0; n < 4; ++n) v[n] = has_all || column + n % 2 < Layer::D_out ? c[i][j][n] : 0.0f;
             if constexpr (P::PER_WORD == 1) {
                 u32(&to)[4] = a[i][first + j];
                 to[0] = P::word(Act::apply(v[0])), to[2] = P::word(Act::apply(v[1]));
@@ -310,7 +218,7 @@ __device__ __forceinline__ void run_columns(const Source& source, const char* la
     constexpr int PIECE = By::COLUMNS * Source::PIECES, HERE = Layer::N - column < PIECE ? Layer::N - column : PIECE;
     float c[MT][HERE / 8][4];
     make_sums<P, By, Layer, KS>(c, source, layer, column, q);
-    activate<P, typename Layer::Act, column / 8>(c, next);
+    activate<P, Layer, column / 8>(c, q, next);
     if constexpr (column + HERE < Layer::N)
         run_columns<P, By, Layer, KS, column + HERE>(source, layer, q, next);
 }
@@ -338,123 +246,6 @@ __device__ __forceinline__ void run_layers(const Source& source, const char* lay
     }
 }
 
-// -- y: from sums to rows -------------------------------------------------------------------------------------
-
-// The columns of the last layer are dealt so that a lane's lie next to each other: of BLOCKS * 8 columns lane q has
-// the 2 * BLOCKS from 2 * BLOCKS * q on, in its pairs of BLOCKS results of 8 columns. BLOCKS is 4, then 2 and 1 for
-// what is left of NT. The host packs the rows of W in this order.
-template <int NT>
-__device__ constexpr int blocks_at(int j) { return NT - j / 4 * 4 >= 4 ? 4 : NT - j / 2 * 2 >= 2 ? 2 : 1; }
-template <int NT>
-__device__ __forceinline__ int column_of(int j, int q, int i) {
-    const int blocks = blocks_at<NT>(j);
-    return j / blocks * blocks * 8 + 2 * blocks * q + j % blocks * 2 + i;
-}
-// Is a lane's column of D there? Mostly known when compiling.
-template <int D, int NT>
-__device__ __forceinline__ bool is_there(int j, int q, int i) {
-    return (j / blocks_at<NT>(j) + 1) * blocks_at<NT>(j) * 8 <= D || column_of<NT>(j, q, i) < D;
-}
-
-struct NoNormaliser {
-    template <int D, int NT>
-    static __device__ __forceinline__ void apply(float (&)[NT][4], int) {}
-};
-
-// A row lies in four lanes: each goes over its own columns first to last, then the four are joined by a tree.
-template <int D, int NT>
-__device__ __forceinline__ float row_max(const float (&c)[NT][4], int half, int q) {
-    float most = -__uint_as_float(0x7F800000);
-#pragma unroll
-    for (int n = 0; n < 2 * NT; ++n)
-        if (is_there<D, NT>(n / 2, q, n % 2)) most = fmaxf(most, c[n / 2][2 * half + n % 2]);
-    most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFF, most, 1));  // steps over NaNs: they come back through the sum
-    return fmaxf(most, __shfl_xor_sync(0xFFFFFFFF, most, 2));
-}
-template <int D, int NT>
-__device__ __forceinline__ float row_sum_of_exp(const float (&c)[NT][4], float most, int half, int q) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int n = 0; n < 2 * NT; ++n)
-        if (is_there<D, NT>(n / 2, q, n % 2)) sum += expf(c[n / 2][2 * half + n % 2] - most);
-    sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
-    return sum + __shfl_xor_sync(0xFFFFFFFF, sum, 2);
-}
-struct Softmax {
-    template <int D, int NT>
-    static __device__ __forceinline__ void apply(float (&c)[NT][4], int q) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float most = row_max<D>(c, half, q), sum = row_sum_of_exp<D>(c, most, half, q);
-#pragma unroll
-            for (int n = 0; n < 2 * NT; ++n) {
-                float& v = c[n / 2][2 * half + n % 2];
-                v = expf(v - most) / sum;
-            }
-        }
-    }
-};
-struct LogSoftmax {
-    template <int D, int NT>
-    static __device__ __forceinline__ void apply(float (&c)[NT][4], int q) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float most = row_max<D>(c, half, q), log_sum = logf(row_sum_of_exp<D>(c, most, half, q));
-#pragma unroll
-            for (int n = 0; n < 2 * NT; ++n) {
-                float& v = c[n / 2][2 * half + n % 2];
-                v = v - most - log_sum;
-            }
-        }
-    }
-};
-
-// The last layer's sums, out to y (left, D_out): the rows of a warp that there are.
-template <class P, class Layer, class Normaliser, class Out, int ROW_BYTES>
-struct Store {
-    static constexpr bool NEEDS_ROWS = !is_same<Normaliser, NoNormaliser>;
-    Out* y;
-    int left, g, q;
-
-    // D columns from `column` on.
-    template <int D, int MT, int NT>
-    __device__ __forceinline__ void store(const float (&sums)[MT][NT][4], int column) const {
-#pragma unroll
-        for (int i = 0; i < MT; ++i) {
-            float v[NT][4];
-#pragma unroll
-            for (int j = 0; j < NT; ++j)
-#pragma unroll
-                for (int n = 0; n < 4; ++n)
-                    v[j][n] = P::PER_WORD == 2 ? Layer::Act::fast(sums[i][j][n]) : Layer::Act::apply(sums[i][j][n]);
-            Normaliser::template apply<D>(v, q);
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int row = 16 * i + 8 * half + row_of<ROW_BYTES>(g);
-                if (row < left) store_row<D, 0>(y + static_cast<long long>(row) * Layer::D_out + column, v, half);
-            }
-        }
-    }
-
-private:
-    // A lane's columns of one row from block j on: as many neighbours at once as a group has and the rows of y allow.
-    template <int D, int j, int NT>
-    __device__ __forceinline__ void store_row(Out* row, const float (&v)[NT][4], int half) const {
-        constexpr int BLOCKS = blocks_at<NT>(j);
-        constexpr int V = widest<Out, Layer::D_out>(2 * BLOCKS);
-        const int first = 8 * j + 2 * BLOCKS * q;
-#pragma unroll
-        for (int n = 0; n < 2 * BLOCKS; n += V) {
-            if (8 * (j + BLOCKS) > D && first + n >= D) continue;
-            float several[V];
-#pragma unroll
-            for (int i = 0; i < V; ++i) several[i] = v[j + (n + i) / 2][2 * half + (n + i) % 2];
-            store_several(row + first + n, several);
-        }
-        if constexpr (j + BLOCKS < NT) store_row<D, j + BLOCKS>(row, v, half);
-    }
-};
-
 // -- the kernel -----------------------------------------------------------------------------------------------
 
 template <class Layer, class... Rest>
@@ -474,7 +265,9 @@ __device__ constexpr int all_bytes(int KS) {
 template <class P, class By, class In, class Out, int MT, int WARPS, int STAGES, int WEIGHT_BYTES, class Normaliser,
           class First, class... Rest>
 __global__ void __launch_bounds__(32 * WARPS, 1)
-mlp_tensor(const In* __restrict__ x, const uint4* __restrict__ weights, Out* __restrict__ y, long long B) {
+mlp_tensor(const In* x, const uint4* __restrict__ weights, Out* y, long long B) {
+    // x is not __restrict__: the launch before may still be writing it when this one begins, so it must not come
+    // through a cache for what never changes.
     using Last = typename Behind<First, Rest...>::Last;
     constexpr int D_in = First::D_in, D_out = Last::D_out, ROW_BYTES = D_in * static_cast<int>(sizeof(In));
     constexpr int ROWS = 16 * MT, SLOT = ROWS * ROW_BYTES, KS = first_steps<P>(D_in);
@@ -532,7 +325,7 @@ mlp_tensor(const In* __restrict__ x, const uint4* __restrict__ weights, Out* __r
             }
         }
         const int left = B - row < ROWS ? static_cast<int>(B - row) : ROWS;  // less than 1: none
-        const Store<P, Last, Normaliser, Out, ROW_BYTES> finish{y + row * D_out, left, g, q};
+        const Store<Last, Normaliser, Out, ROW_BYTES> finish{y + row * D_out, left, g, q};
         if constexpr (KS <= (STAGES > 0 ? MOST_STEPS : MOST_STEPS / 2)) {
             InRegisters<P, MT, KS> fragments;
             rows.template load<0>(fragments.a);

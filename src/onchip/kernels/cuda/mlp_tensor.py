@@ -10,46 +10,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from onchip.errors import PlanError
-from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
+from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda.activation import ACTIVATIONS, cpp_name
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, Precision, first_steps, pack_recipe, round_up, weight_bytes
 from onchip.kernels.cuda.program import Budget, Instance, LaunchConfig, Program
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.build import mlp
-from onchip.spec.io import with_io
+from onchip.spec.io import short_name, with_io
 from onchip.spec.layers import Clip, LeakyReLU, ReLU
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe
-from onchip.spec.types import DTYPE_BYTES, numpy_dtype
+from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 
 
-@dataclass(frozen=True)
-class Precision:
-    """What a network is computed in, as the kernel's template knows it."""
-
-    name: str
-    dtype: str  # of the weights in shared memory
-    per_word: int  # numbers in 32 bits of a fragment
-    parts: int = 1  # the matrices that stand for one
-
-    @property
-    def step(self) -> int:
-        """Columns of k that meet in one instruction."""
-        return 8 * self.per_word
-
-
-PRECISIONS = {
-    "fp32": Precision("Fp32", "float32", 1, parts=2),
-    "tf32": Precision("Tf32", "float32", 1),
-    "bf16": Precision("Bf16", "bfloat16", 2),
-    "fp16": Precision("Fp16", "float16", 2),
-}
 NUMBERS = {"float32": "float", "float16": "f16", "bfloat16": "bf16"}  # in memory, as the kernel names them
 
 # Steps of the first layer with all of a row in registers, if it comes through shared memory; else half as many.
@@ -62,6 +39,7 @@ COLUMNS = {"ByWgmma": 64, "ByMma": 32}  # of a layer whose sums are in registers
 # compiling random networks. Two blocks of rows share much of what is beside, so they may have more together.
 REGISTERS = {"ByWgmma": {32: 32, 24: 48, 16: 72, 12: 112, 8: 200}, "ByMma": {16: 76, 12: 92, 8: 180}}
 PAIR_REGISTERS, PAIR_WARPS = 104, 12
+SPLIT_REGISTERS = 156  # with 8 warps, for fp32: parts of fragments and of sums come beside
 PACKING_REGISTERS = 28
 ACTIVATION_REGISTERS = 20  # for one that is more than a comparison
 
@@ -114,7 +92,7 @@ class TensorLaunch:
         # By mma.sync the compiler keeps many weights on their way and may set a few words aside. With 8 warps there are
         # no more registers to give: the widest networks set some aside rather than run as two launches.
         few = 0 if self.tiling.by == "ByWgmma" else 32
-        return Budget(registers, spill_bytes=128 if self.tiling.warps == 8 else few)
+        return Budget(registers, spill_bytes=256 if self.tiling.warps == 8 else few)
 
     def count(self, B: int) -> int:
         return B * self.chain.vectors
@@ -159,12 +137,11 @@ def make_launch(net: Network, chain: Chain, device: Device, precision: str) -> T
 
 def _claim(net: Network, chain: Chain, device: Device, job: Job, launch: TensorLaunch) -> Claim:
     used = launch.launch_config(1 << 40).shared_bytes
-    names = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-    rows = " to ".join(dict.fromkeys(names[dtype] for dtype in launch.dtypes))
+    rows = " to ".join(dict.fromkeys(short_name(dtype) for dtype in launch.dtypes))
     weights = pack_recipe(chain, launch.precision, launch.dtypes[0])
     price = forward_price(net, chain)
-    if launch.precision.parts > 1:  # three products of tf32 for one of fp32
-        price = Price(3 * price.row_flop, price.row_bytes, weights.nbytes, precision="tf32")
+    flop, rate = (3 * price.row_flop, "tf32") if launch.precision.parts > 1 else (price.row_flop, "")
+    price = Price(flop, price.row_bytes, weights.nbytes, precision=rate)  # three products of tf32 for one of fp32
     return Claim(
         kernel=MlpTensor.name,
         label=f"{MlpTensor.name}<{chain.label}>",
@@ -191,10 +168,14 @@ def choose_tiling(chain: Chain, precision: Precision, x_dtype: str, device: Devi
     if room < 0:
         return f"does not fit: weights take {weights:,} B, a block has {device.fast_bytes:,} B of shared memory"
     for staged in (True, False) if steps <= MOST_STEPS else (False,):
-        need, most = registers(chain, precision, by, staged), REGISTERS[by]
+        need, most = registers(chain, precision, by, staged), dict(REGISTERS[by])
+        if precision.parts > 1:
+            most[8] = SPLIT_REGISTERS
         # A warp that multiplies by itself reads every weight from shared memory: two blocks of rows halve that.
         blocks = 2 if by == "ByMma" and 2 * need <= PAIR_REGISTERS else 1
-        warps = PAIR_WARPS if blocks == 2 else next((count for count, enough in most.items() if need <= enough), 0)
+        widest = max(layer.D_out for layer in chain.layers)
+        fits = (count for count, room in most.items() if need <= room and (count <= 16 or widest <= COLUMNS[by]))
+        warps = PAIR_WARPS if blocks == 2 else next(fits, 0)
         slot = 16 * blocks * row_bytes
         for count in range(warps, 7, -4) if staged else ():
             if stages := min(MOST_STAGES, room // (count * slot), -(-FLIGHT_BYTES // (count * slot))):
@@ -218,8 +199,9 @@ def registers(chain: Chain, precision: Precision, by: str, staged: bool) -> int:
     split = 8 if precision.parts > 1 else 0  # four steps in two parts, less what is read by then
     for layer in chain.layers:
         N, is_last = round_up(layer.D_out, 8), layer is chain.layers[-1]
-        sums = N if is_last and chain.normaliser else min(N, columns) // 2  # a normaliser takes them twice
-        sums += min(N, columns) // 2 if precision.parts > 1 else 0  # sums of four steps, and of these
+        # A normaliser takes the sums of a row twice, and the compiler those of a last layer's next piece ahead.
+        sums = N if is_last and chain.normaliser else min(N, 2 * columns if is_last else columns) // 2
+        sums *= precision.parts  # sums of four steps, and of these
         makes = 0 if is_last else 4 * (round_up(N, precision.step) // precision.step)
         function = 0 if isinstance(layer.activation, ReLU | LeakyReLU | Clip | None) else ACTIVATION_REGISTERS
         most, reads, columns = max(most, reads + split + sums + makes + function), makes, COLUMNS[by]
@@ -233,128 +215,6 @@ def shared_bytes(chain: Chain, precision: Precision, x_dtype: str, tiling: Tilin
     """Dynamic shared memory of a block of so many warps: the weights and every warp's rows in flight."""
     slot = 16 * tiling.blocks * DTYPE_BYTES[x_dtype] * chain.layers[0].D_in
     return weight_bytes(chain, precision) + warps * tiling.stages * slot
-
-
-def weight_bytes(chain: Chain, precision: Precision) -> int:
-    return sum(
-        layer_bytes(layer, K, precision) for layer, K in zip(chain.layers, depths(chain, precision), strict=True)
-    )
-
-
-def layer_bytes(layer: Dense, K: int, precision: Precision) -> int:
-    """Of one layer in shared memory: W in tiles, then the bias in fp32."""
-    N = round_up(layer.D_out, 8)
-    return N * (precision.parts * K * 4 // precision.per_word + (4 if layer.bias is not None else 0))
-
-
-def depths(chain: Chain, precision: Precision) -> list[int]:
-    """For each layer how many columns of k it multiplies, those that only fill a step included."""
-    first = first_steps(chain.layers[0].D_in, precision) * precision.step
-    return [first, *(round_up(round_up(layer.D_in, 8), precision.step) for layer in chain.layers[1:])]
-
-
-def first_steps(D_in: int, precision: Precision) -> int:
-    """Steps of the first layer: each of four lanes holds a quarter of a row, in whole steps."""
-    return round_up(round_up(D_in, 4) // 4, 2 * precision.per_word) // (2 * precision.per_word)
-
-
-def round_up(n: int, unit: int) -> int:
-    return -(-n // unit) * unit
-
-
-# -- weights as the lanes want them --------------------------------------------------------------------------
-
-
-def pack_recipe(chain: Chain, precision: Precision, x_dtype: str) -> Recipe:
-    """All layers in the order they run: the bytes of a block's shared memory."""
-    layers = chain.layers
-    sources = tuple(name for layer in layers for name in (layer.weight, layer.bias) if name is not None)
-    total = weight_bytes(chain, precision)
-
-    def pack(*arrays: Array) -> Array:
-        given, packed = iter(arrays), list[bytes]()
-        for i, layer in enumerate(layers):
-            columns = (
-                input_columns(layer.D_in, DTYPE_BYTES[x_dtype], precision)
-                if i == 0
-                else hidden_columns(round_up(layer.D_in, 8), precision)
-            )
-            N = round_up(layer.D_out, 8)
-            order = output_order(N) if layer is layers[-1] else np.arange(N)
-            packed += [part.tobytes() for part in pack_matrix(next(given), columns, order, precision)]
-            if layer.bias is not None:
-                bias = np.zeros(N, np.float32)
-                bias[: layer.D_out] = next(given)
-                packed.append(bias[order].tobytes())
-        return np.frombuffer(b"".join(packed), np.uint8)
-
-    return Recipe("mlp_tensor.pack", sources, (total,), "uint8", 0, pack)
-
-
-def pack_matrix(weight: Array, columns: Array, order: Array, precision: Precision) -> list[Array]:
-    """The parts of W (D_out, D_in), each as tiles of 8 rows x 16 B of k, all tiles of the same 16 B together.
-
-    columns, order  which column of W each k is, which row of W each row
-    """
-    D_out, D_in = weight.shape
-    padded = np.zeros((round_up(D_out, 8), D_in + 1), np.float32)  # the last column stands for no column
-    padded[:D_out, :D_in] = weight
-    in_order = padded[order][:, np.minimum(columns, D_in)]
-    if precision.per_word == 2:
-        parts = [in_order.astype(numpy_dtype(precision.dtype))]
-    else:
-        high = round_tf32(in_order)
-        parts = [high, round_tf32(in_order - high)][: precision.parts]
-    return [part.reshape(len(padded), -1, 4 * precision.per_word).swapaxes(0, 1) for part in parts]
-
-
-def input_columns(D: int, item_bytes: int, precision: Precision) -> Array:
-    """Which column of x each k of the first layer is, and D where it is none: the groups of the .cu file."""
-    elements = np.full((4, 2 * precision.per_word * first_steps(D, precision)), D)  # of each lane
-    start = 0
-    while start < D:
-        V = 16 // item_bytes
-        while V > 1 and (D % V or D - start < 4 * V):
-            V //= 2
-        group = start + np.arange(4)[:, None] * V + np.arange(V)
-        elements[:, start // 4 : start // 4 + V] = np.minimum(group, D)
-        start += 4 * V
-    k = np.empty(elements.size, int)
-    k[_lane_slots(elements.shape[1], precision)] = elements
-    return k
-
-
-def _lane_slots(count: int, precision: Precision) -> Array:
-    """(4, count): the k at which element e of lane q is multiplied."""
-    lane, e = np.arange(4)[:, None], np.arange(count)
-    word, part = e // precision.per_word, e % precision.per_word  # two words a step
-    slots: Array = word * (precision.step // 2) + lane * precision.per_word + part
-    return slots
-
-
-def hidden_columns(N: int, precision: Precision) -> Array:
-    """Which output of the layer before each k is, in the order in which the lanes hold them; N or more is none."""
-    K = round_up(N, precision.step)
-    if precision.per_word == 2:
-        return np.arange(K)
-    return np.arange(K).reshape(-1, 4, 2).swapaxes(1, 2).reshape(-1)  # of 8 columns: 0 2 4 6 1 3 5 7
-
-
-def output_order(N: int) -> Array:
-    """Which of N outputs each column of the last layer is, so that a lane's lie next to each other in y."""
-    order, start = np.empty(N, int), 0
-    while start < N:
-        blocks = next(blocks for blocks in (4, 2, 1) if 8 * blocks <= N - start)
-        block, lane, i = np.ix_(np.arange(blocks), np.arange(4), np.arange(2))
-        order[start : start + 8 * blocks] = (start + 2 * blocks * lane + 2 * block + i).reshape(-1)
-        start += 8 * blocks
-    return order
-
-
-def round_tf32(values: Array) -> Array:
-    """To 10 bits behind the point, halves away from zero: what cvt.rna.tf32 does. NaNs and infinities stay."""
-    rounded = ((values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
-    return np.where(np.isfinite(values), rounded, values)
 
 
 # -- reasons and examples ------------------------------------------------------------------------------------
@@ -404,5 +264,9 @@ INSTANCES = (
     _instance("ten layers", 128, *(64,) * 9, 3, precision="fp16", io="float16"),
     _instance("long rows", 784, 100, 10, precision="fp16", output="Softmax"),
     _instance("wide rows", 256, 64, 3, precision="fp16"),
+    _instance("long rows fp32", 300, 64, 10, precision="fp32"),
+    _instance("one layer fp32", 211, 108, precision="fp32"),
+    _instance("one layer bf16", 24, 122, precision="bf16", io="bfloat16"),
+    _instance("middling fp32", 53, 123, 89, precision="fp32"),
     _instance("many outputs", 32, 64, 1000, precision="fp16"),
 )

@@ -62,6 +62,16 @@ __device__ __forceinline__ u32 join(Given first, Given second) {
     else return pack<T>(to_float(first), to_float(second));
 }
 
+__device__ constexpr int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
+
+// How many neighbours, at most `most`, of a row of D numbers one instruction moves: up to 16 B, as rows are aligned.
+template <class T, int D>
+__device__ constexpr int widest(int most) {
+    int V = 16 / static_cast<int>(sizeof(T));
+    while (V > most || D % V != 0) V /= 2;
+    return V;
+}
+
 template <int BYTES>
 struct Vector;
 template <>

@@ -1,10 +1,10 @@
 // rotating.cu: the whole network in registers, in half precision, many rows an iteration; five of the rungs.
 //
-// Idea    SHARE threads have a neuron together, each a part of its weights in registers. A block takes TILE rows at a time:
-//         a thread goes over its rows one after the other, so there are three barriers for TILE rows. Neighbouring
-//         neurons start with neighbouring rows and go round in a circle: when neuron 0 is at row 3, neuron 1 is at
-//         row 4. What a warp reads at once then lies in different rows, and the distance between rows is such that it
-//         lies in different banks:
+// Idea    SHARE threads have a neuron together, each a part of its weights in registers. A block takes TILE rows at
+//         a time: a thread goes over its rows one after the other, so there are three barriers for TILE rows.
+//         Neighbouring neurons start with neighbouring rows and go round in a circle: when neuron 0 is at row 3,
+//         neuron 1 is at row 4. What a warp reads at once then lies in different rows, and the distance between rows
+//         is such that it lies in different banks:
 //           SHARE = 2, 8-byte reads, 16 lanes at a time:  words 36*row + 18*part, 34*row + 16*part: 32 banks
 //           SHARE = 4, x by 4-byte reads, 32 lanes:       words 36*row +  9*part:                   32 banks
 //                      h by 8-byte reads, 16 lanes:       words 34*row +  8*part:                   32 banks
@@ -12,8 +12,8 @@
 //                        a read instead of one for every neuron.
 //         LAST           weights of the last layer a thread: 64 / LAST threads share an output and add up by shuffles.
 //         HIDES_LOADS    half of the threads have the last layer, the others load the next tile meanwhile.
-//         RELOADS        weights are read when their layer begins, into the registers of the layer before: fewer registers
-//                        and more blocks, for a grid that has a block a tile and so reads every weight once anyway.
+//         RELOADS        weights are read when their layer begins, into the registers of the layer before: fewer
+//                        registers and more blocks, for a grid that has a block a tile and reads every weight once.
 // Floor   152 B a row. Every multiply-add is one of one number: tensor cores are out of reach, and two numbers
 //         a word (fma.f16x2) would halve the instructions.
 // Layout  x (B, 72), y (B, 4), w0, w1 (see above), w2 (4, 64): f16, row-major, 16 B aligned.
@@ -62,7 +62,8 @@ rotating(const f16* __restrict__ x, const f16* __restrict__ w0, const f16* __res
     static_assert(PARTS <= 32 && TILE % LAST_ROWS == 0, "an output stays in a warp");
 
     alignas(16) __shared__ f16 tile[TILE * COLUMNS], h0[TILE * STRIDE], h1[TILE * STRIDE];
-    const int thread = threadIdx.x, group = thread / (W * SHARE), n = thread % (W * SHARE) / SHARE, part = thread % SHARE;
+    const int thread = threadIdx.x, group = thread / (W * SHARE);
+    const int n = thread % (W * SHARE) / SHARE, part = thread % SHARE;
     const int output = thread / PARTS % D_out, output_part = thread % PARTS, output_row = thread / (D_out * PARTS);
     f16 r0[COLUMNS / SHARE], r1[W / SHARE], r2[LAST];
 

@@ -249,11 +249,8 @@ class DeviceArray:
             if gpu.is_capturing(stream):
                 what = "no result can be made while a graph is captured"
                 raise InputError(what, expected="an array for it", hint="engine(x, out=y)")
-        self._buffer: Buffer = gpu.allocate(given.row_bytes * B, stream, given.row_bytes)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_buffer"):
-            self._gpu.retire(self._buffer)
+        # Not of the pool: who reads it, and on which stream, is not ours to know, so to give it back must wait for all.
+        self._buffer: Buffer = gpu.reserve(given.row_bytes * B, given.row_bytes)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

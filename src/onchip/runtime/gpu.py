@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,7 +24,6 @@ from onchip.spec.recipe import Array
 # The pool keeps this part of the GPU's memory for the next allocation; what is free beyond it goes back to the
 # driver, for other libraries of the process, when a stream is waited for.
 _KEPT_PART = 8
-_RETIRED_BYTES = 256 << 20
 _CONTEXT_CODES = (201, 400, 709)  # invalid context, invalid handle, context destroyed: another context is current
 _OVERLAP_ATTRIBUTE = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _MOST_STREAMS = 256  # whose handles are kept ready for the driver
@@ -206,7 +204,6 @@ class Gpu:
         self._pool = self._make_pool()
         self._functions: dict[Program, Function] = {}
         self._loading = threading.Lock()
-        self._retired: deque[Buffer] = deque()
 
     @staticmethod
     def get(index: int = 0) -> Gpu:
@@ -313,17 +310,6 @@ class Gpu:
         finally:
             if not code:
                 self.driver.cuThreadExchangeStreamCaptureMode(before)
-
-    def retire(self, buffer: Buffer) -> None:
-        """Give memory of the pool back that others used on streams we do not know: a lot of it at a time, when the
-        GPU has nothing to do."""
-        self._retired.append(buffer)
-        if sum(each.nbytes for each in self._retired) > _RETIRED_BYTES:
-            with self:
-                (code,) = self.driver.cuCtxSynchronize()  # refused while a graph is captured: then the next time
-            if not code:
-                while self._retired:
-                    self._retired.pop().stream = self.stream
 
     def _make_pool(self) -> Any:
         driver = self.driver

@@ -21,6 +21,7 @@ from onchip.runtime.nvrtc import compile_program
 from onchip.spec.build import sequential
 from onchip.spec.io import with_io
 from onchip.spec.layers import GELU, Clip, LeakyReLU, Linear, ReLU, Reshape, Sigmoid, SiLU, Softmax, Tanh
+from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
 
 DECODE = (72, 64, 64, 4)
@@ -87,6 +88,14 @@ def test_the_plan_as_text():
         .splitlines()[2]
         .startswith("0      x.float32..fc3  mlp_tensor<72,64,64,4,ReLU>   91 KiB        152    18,048  80.2 µs")
     )
+
+
+def test_readers_of_one_input_take_their_casts_with_them():
+    nodes = (Node("a", Linear(), ("x",), {"weight": "w"}), Node("b", Linear(), ("x",), {"weight": "w"}))
+    net = Network({"x": TensorType(("B", 7))}, nodes, ("a", "b"), {"w": rows(5, 7)})
+    plan = make_plan(with_io(net, "float16"), H200, [MlpTensor()], Job("fp16"))
+    assert [len(group.claim.nodes) for group in plan.groups] == [3, 3]
+    assert all(group.claim.facts.dtypes == ("float16", "float16") for group in plan.groups)
 
 
 def test_a_chain_that_does_not_fit_is_cut():

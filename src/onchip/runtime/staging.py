@@ -16,7 +16,6 @@ pageable memory to cuMemcpyHtoDAsync makes the driver stage it, by one thread.
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,9 +35,7 @@ SLOTS = AHEAD + 3  # and one sent, one with the kernels and on its way back, one
 SLOT_BYTES = 8 << 20  # 150 us of the bus: several times what Python takes for a chunk; all slots fit into most L3s
 LEAST_CHUNK_BYTES = 512 << 10  # 10 us of the bus: below, starting work on a chunk takes longer than the chunk
 LEAST_SLOT_BYTES = 128 << 10
-OFFERED_BYTES = (
-    384 << 10
-)  # 40 us of one core: a smaller copy is not worth waking a thread (5 us, and its turn in Python)
+OFFERED_BYTES = 384 << 10  # 40 us of one core: less is not worth waking a thread (5 us, and its turn in Python)
 # Every piece costs some us of Python, which only one thread at a time can have: so they are few and large.
 PIECE_BYTES = 1 << 20
 MOST_PIECES = 4  # of an array's rows in a chunk: with those of AHEAD + 1 chunks, more than there are threads
@@ -161,7 +158,7 @@ class Staging:
     """The slots of one GPU. One batch at a time goes through them: the bus is what two would wait for."""
 
     def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
+        self.gpu = gpu
         self._lock = threading.Lock()
         self._layouts: dict[tuple[Any, ...], _Layout] = {}
         with gpu:
@@ -174,7 +171,7 @@ class Staging:
         inputs, outputs  (B, ...) each, row-major
         """
         key = (len(inputs), *[(array.shape, array.dtype) for array in (*inputs, *outputs)])
-        with self._lock, self._gpu:
+        with self._lock, self.gpu:
             try:
                 layout = self._layouts.get(key) or self._lay_out(key, inputs, outputs, B)
                 if layout is None:
@@ -214,14 +211,14 @@ class Staging:
         for target, source in zip(layout.inputs, inputs, strict=True):
             target[...] = source
         enqueue(layout.given, layout.made, B, self._small.stream)
-        self._gpu.synchronise(self._small.stream)
+        self.gpu.synchronise(self._small.stream)
         for target, source in zip(outputs, layout.outputs, strict=True):
             target[...] = source
 
     # -- larger ones ---------------------------------------------------------------------------------------------
 
     def _run_chunks(self, inputs: Sequence[Array], outputs: Sequence[Array], B: int, enqueue: Enqueue) -> None:
-        batch = _Batch(self._gpu, inputs, outputs, B)
+        batch = _Batch(self.gpu, inputs, outputs, B)
         for number in range(batch.count + SLOTS - 1):
             if number < batch.count:
                 batch.fill(number, self._slots[number % SLOTS])
@@ -294,9 +291,17 @@ class _Batch:
         return self._arrays[i][at + begin : at + end]
 
 
-@functools.cache
+_made: dict[int, Staging] = {}  # by the GPU's number
+_making = threading.Lock()
+
+
 def staging_of(gpu: Gpu) -> Staging:
-    return Staging(gpu)
+    """The slots of a GPU, made when they are first asked for."""
+    with _making:
+        found = _made.get(gpu.index)
+        if found is None or found.gpu is not gpu:
+            found = _made[gpu.index] = Staging(gpu)
+        return found
 
 
 def _as_bytes(array: Array) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 from onchip.kernels.cuda import KERNELS as ENGINE_KERNELS
 from onchip.kernels.cuda import program
 from onchip.kernels.cuda.mlp_fused import MlpFused
-from onchip.kernels.cuda.program import Budget, Instance, LaunchConfig, Program
+from onchip.kernels.cuda.program import EVERY_CHIP, Budget, Instance, LaunchConfig, Program
 from onchip.ladders.decode import weight_matrices
 from onchip.ladders.device import DeviceRows, DeviceRun, Launch, count
 from onchip.ladders.frame import Ladder, Rung
@@ -349,5 +349,5 @@ def _for_any(kernel: RungKernel, device: Device) -> RungKernel:
     return kernel
 
 
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+ARCHITECTURES = EVERY_CHIP
 INSTANCES = tuple(_instances())

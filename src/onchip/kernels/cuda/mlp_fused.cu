@@ -85,23 +85,6 @@ struct Layout {
     static constexpr int warp_floats = ROWS * (stride(0) + stride(1));
 };
 
-template <class T>
-__device__ __forceinline__ float4 load4(const T* p) {
-    const auto word = *reinterpret_cast<const typename Vector<4 * sizeof(T)>::type*>(p);
-    const T* v = reinterpret_cast<const T*>(&word);
-    return {to_float(v[0]), to_float(v[1]), to_float(v[2]), to_float(v[3])};
-}
-template <class T>
-__device__ __forceinline__ void store4(T* p, float4 v) {
-    const float several[4] = {v.x, v.y, v.z, v.w};
-    store_several(p, several);
-}
-template <class T>
-__device__ __forceinline__ void store1(T* p, float v) {
-    const float one[1] = {v};
-    store_several(p, one);
-}
-
 // One chunk of columns of one layer. A lane keeps TM rows x TN columns in registers: with 8 x 8 it reads
 // 16 float4 for 256 fma.
 //

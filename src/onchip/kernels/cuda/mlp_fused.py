@@ -17,7 +17,7 @@ from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_p
 from onchip.kernels.cuda import mlp_tensor
 from onchip.kernels.cuda.activation import ACTIVATIONS, cpp_name
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import Budget, Instance, LaunchConfig, Program
+from onchip.kernels.cuda.program import EVERY_CHIP, NUMBERS, Budget, Instance, LaunchConfig, Program
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.build import mlp
@@ -25,7 +25,7 @@ from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Recipe
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+ARCHITECTURES = EVERY_CHIP
 
 ROWS = (32, 16, 8)  # rows of a warp's tile, best first: more rows, more use of each weight that is read
 # Not 16 warps: 128 registers a thread are too few for tiles of 8 x 8 (sm_90a spills).
@@ -190,7 +190,7 @@ def name_expression(chain: Chain, dtypes: tuple[str, str], tiling: Tiling) -> st
         for a, here in zip(chain.layers, tiling.resident, strict=True)
     )
     floats = sum(layer_floats(layer, tiling.rows) for layer in chain.layers)
-    numbers = ", ".join(mlp_tensor.NUMBERS[dtype] for dtype in dtypes)
+    numbers = ", ".join(NUMBERS[dtype] for dtype in dtypes)
     head = f"{tiling.rows}, {tiling.warps}, {floats}, {shared_bytes(chain, tiling)}"
     return f"mlp_fused<{numbers}, {head}, {chain.normaliser or 'NoNormaliser'}, {', '.join(layers)}>"
 

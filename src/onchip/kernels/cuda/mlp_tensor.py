@@ -14,7 +14,7 @@ from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda.activation import ACTIVATIONS, cpp_name
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, Precision, first_steps, pack_recipe, round_up, weight_bytes
-from onchip.kernels.cuda.program import Budget, Instance, LaunchConfig, Program
+from onchip.kernels.cuda.program import EVERY_CHIP, NUMBERS, Budget, Instance, LaunchConfig, Program
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.build import mlp
@@ -24,10 +24,8 @@ from onchip.spec.network import Network
 from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
+ARCHITECTURES = EVERY_CHIP
 
-
-NUMBERS = {"float32": "float", "float16": "f16", "bfloat16": "bf16"}  # in memory, as the kernel names them
 
 # Steps of the first layer with all of a row in registers, if it comes through shared memory; else half as many.
 # Longer rows are read where they are, half as many at a time.

@@ -110,6 +110,23 @@ __device__ __forceinline__ void store_several(T* to, const float (&v)[V]) {
     }
 }
 
+template <class T>
+__device__ __forceinline__ float4 load4(const T* p) {
+    const auto word = *reinterpret_cast<const typename Vector<4 * sizeof(T)>::type*>(p);
+    const T* v = reinterpret_cast<const T*>(&word);
+    return {to_float(v[0]), to_float(v[1]), to_float(v[2]), to_float(v[3])};
+}
+template <class T>
+__device__ __forceinline__ void store4(T* p, float4 v) {
+    const float several[4] = {v.x, v.y, v.z, v.w};
+    store_several(p, several);
+}
+template <class T>
+__device__ __forceinline__ void store1(T* p, float v) {
+    const float one[1] = {v};
+    store_several(p, one);
+}
+
 // What a network is computed in. A word of a fragment holds PER_WORD numbers; STEP of them meet in one instruction.
 struct Fp16 {
     using Number = f16;

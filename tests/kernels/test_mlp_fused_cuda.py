@@ -112,6 +112,11 @@ def test_refusals():
     assert refusal_of(mixed) == "keeps weights of float32, float16, bfloat16, and a.weight is float64"
 
 
+def test_layers_that_fit_only_by_themselves_are_cut():
+    plan = make_plan(random_mlp(5000, 4, 5000), H200, [MlpFused()], Job())
+    assert [group.claim.nodes for group in plan.groups] == [("fc1", "relu1"), ("fc2",)]
+
+
 def test_in_other_precisions_only_what_mlp_tensor_cannot_take():
     assert list(MlpFused().claims(random_mlp(6, 5, 4), 0, H200, Job("fp16"))) == []
     claim = claim_of(random_mlp(*DIGITS), job=Job("fp16"))

@@ -20,7 +20,7 @@ from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scal
 from onchip.runtime.nvrtc import compile_program
 from onchip.spec.build import sequential
 from onchip.spec.io import with_io
-from onchip.spec.layers import GELU, Clip, LeakyReLU, Linear, ReLU, Reshape, Sigmoid, SiLU, Softmax, Tanh
+from onchip.spec.layers import GELU, Cast, Clip, LeakyReLU, Linear, ReLU, Reshape, Sigmoid, SiLU, Softmax, Tanh
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
 
@@ -96,6 +96,24 @@ def test_readers_of_one_input_take_their_casts_with_them():
     plan = make_plan(with_io(net, "float16"), H200, [MlpTensor()], Job("fp16"))
     assert [len(group.claim.nodes) for group in plan.groups] == [3, 3]
     assert all(group.claim.facts.dtypes == ("float16", "float16") for group in plan.groups)
+
+
+def test_several_casts_at_an_end_are_one_and_one_in_the_middle_ends_the_chain():
+    ends = [
+        ("h", Cast("float16")),
+        ("i", Cast("float32")),
+        ("a", Linear()),
+        ("o", Cast("float16")),
+        ("p", Cast("bfloat16")),
+    ]
+    net = sequential(TensorType(("B", 4), "bfloat16"), ends, {"a.weight": rows(3, 4)})
+    claim = claim_of(net)
+    assert claim.nodes == ("h", "i", "a", "o", "p")
+    assert claim.facts.dtypes == ("bfloat16", "bfloat16")
+    middle = [("a", Linear()), ("h", Cast("float16")), ("i", Cast("float32")), ("b", Linear())]
+    net = sequential(TensorType(("B", 4)), middle, {"a.weight": rows(3, 4), "b.weight": rows(2, 3)})
+    assert claim_of(net).nodes[0] == "a"
+    assert "b" not in claim_of(net).nodes  # it reads numbers that were rounded on the way
 
 
 def test_a_chain_that_does_not_fit_is_cut():

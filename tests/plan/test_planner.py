@@ -1,7 +1,6 @@
 """Plans as text, the cheapest cover, refusals with reasons, and planning that computes nothing."""
 
 import itertools
-import re
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -14,66 +13,25 @@ from hypothesis import strategies as st
 from checks import random_mlp
 from onchip.errors import DeviceError, InputError, PlanError
 from onchip.kernels.cpu import KERNELS
-from onchip.plan.device import H200, KNOWN, Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.device import H200, KNOWN
+from onchip.plan.kernel import Claim, Job, Price
 from onchip.plan.planner import make_plan
-from onchip.runtime import engine
 from onchip.spec.build import mlp, sequential
 from onchip.spec.layers import (
-    GELU,
     Add,
     BatchNorm1d,
-    Concat,
-    Conv1d,
     Conv2d,
     Dropout,
-    Embedding,
-    GlobalMax,
     Linear,
-    Permute,
     ReLU,
     Reshape,
     Sigmoid,
     Softmax,
-    TokenConv,
 )
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe
 from onchip.spec.types import TensorType
-
-CPU = Device(
-    name="two cores", kind="cpu", arch="x86_64", units=2, flops={"fp32": 270e9}, bandwidth=20e9, launch_us=3.0,
-    fast_bytes=2 << 20, memory_bytes=8 << 30, source="made up for the tests", vector_bytes=64,
-)  # fmt: skip
-
-
-class Take:
-    """A kernel that claims runs of given lengths at a given price."""
-
-    device_kind, precisions = "cpu", ("fp32",)
-
-    def __init__(self, name: str, *lengths: int, flop: int = 100) -> None:
-        self.name, self.lengths, self.price = name, lengths, Price(flop, 8)
-
-    def claims(self, net, start, device, job):
-        for length in self.lengths:
-            names = tuple(node.name for node in net.nodes[start : start + length])
-            if len(names) == length:
-                yield Claim(self.name, f"{self.name}<{length}>", names, self.price, "the test says so")
-            else:
-                yield Refusal(self.name, net.nodes[start].name, f"needs {length} layers")
-
-
-class TakeBut(Take):
-    """Takes every layer but one kind."""
-
-    def __init__(self, kind: type) -> None:
-        super().__init__(f"all but {kind.__name__}", 1)
-        self.kind = kind
-
-    def claims(self, net, start, device, job):
-        if not isinstance(net.nodes[start].layer, self.kind):
-            yield from super().claims(net, start, device, job)
+from takers import CPU, Take, TakeBut, never, stored
 
 
 def three_layers() -> Network:
@@ -149,15 +107,6 @@ def test_printed_plan_of_training():
 def test_training_refuses_what_it_cannot_train(net, reason):
     with pytest.raises(PlanError, match=reason):
         make_plan(net, CPU, KERNELS, Job(loss="cross_entropy"))
-
-
-def never(*_):
-    raise AssertionError("a weight was computed while planning")
-
-
-def stored(*shape: int) -> Recipe:
-    """A weight that must not be looked at."""
-    return Recipe("stored", (), shape, "float32", 0, never)
 
 
 def test_planning_never_computes_a_weight():
@@ -368,213 +317,3 @@ def test_and_not_where_a_dearer_way_takes_them_all():
 
     kernels = [TakeFirst("cheap", 1), TakeFirst("dear", 3, flop=10**9)]
     assert [g.claim.kernel for g in make_plan(three_layers(), CPU, kernels, whole=False).groups] == ["dear"]
-
-
-# -- folding an embedding: work once for less work a row -------------------------------------------------------
-
-
-def sentiment(V=21_635, E=4_096, C=1_024, S=16, kernels=(3, 5, 7, 9), hidden=(2048, 1024, 512, 2)) -> Network:
-    """As large as the real one, with weights that must not be looked at."""
-    nodes = [Node("emb", Embedding(), ("ids",), {"weight": "table"}), Node("turn", Permute((0, 2, 1)), ("emb",))]
-    weights = {"table": stored(V, E)}
-    for K in kernels:
-        weights |= {f"w{K}": stored(C, E, K), f"b{K}": stored(C)}
-        nodes += [
-            Node(f"conv{K}", Conv1d(), ("turn",), {"weight": f"w{K}", "bias": f"b{K}"}),
-            Node(f"relu{K}", ReLU(), (f"conv{K}",)),
-            Node(f"max{K}", GlobalMax((-1,)), (f"relu{K}",)),
-        ]
-    nodes.append(Node("concat", Concat(1), tuple(f"max{K}" for K in kernels)))
-    for i, (D_in, D_out) in enumerate(pairwise((C * len(kernels), *hidden))):
-        weights |= {f"fc{i}.weight": stored(D_out, D_in), f"fc{i}.bias": stored(D_out)}
-        nodes.append(Node(f"fc{i}", Linear(), (nodes[-1].name,), {r: f"fc{i}.{r}" for r in ("weight", "bias")}))
-        nodes += [Node(f"relu_fc{i}", ReLU(), (f"fc{i}",))] if i < len(hidden) - 1 else []
-    ids = {"ids": TensorType(("B", S), "int32")}
-    return Network(ids, tuple(nodes), (nodes[-1].name,), weights, "sentiment")
-
-
-def tables(plan) -> list[tuple[int, ...]]:
-    net = plan.network
-    return [net.weights[n.weights["weight"]].shape for n in net.nodes if isinstance(n.layer, TokenConv)]
-
-
-def pays_from(plan) -> int:
-    return int(re.search(r"pays from ([\d,]+) rows on", str(plan))[1].replace(",", ""))
-
-
-def test_the_whole_sentiment_network_is_planned_at_once_and_folded():
-    net = sentiment()
-    engine.plan(mlp(4, 3), "h200")  # imports
-    start = time.process_time()
-    plan = engine.plan(net, "h200", Job(batch=16_384))
-    assert time.process_time() - start < 0.2
-    assert tables(plan) == [(21_635, K, 1_024) for K in (3, 5, 7, 9)]
-    assert not [node for node in plan.network.nodes if isinstance(node.layer, Embedding | Conv1d)]
-    flop = 2 * 21_635 * 24 * 1_024 * 4_096
-    assert plan.rewrite_flop == flop
-    assert f"{flop:,} flop to build them" in str(plan)
-    assert plan.rewrites[0] == "folded emb into conv3: 3 tables of 21,635 x 1,024 instead of a product"
-    assert plan.fold == (
-        "folded: tables of 2.0 GiB take 4,355,700,817,920 flop (85.57 ms) to build, which pays from 2,130 rows on; "
-        "this job has 16,384"
-    )
-    assert plan.fold in str(plan)
-    assert plan.to_dict()["fold"] == plan.fold
-
-
-def test_a_few_sentences_are_not_worth_the_tables():
-    few, many = (engine.plan(sentiment(), "h200", Job(batch=batch)) for batch in (16, 16_384))
-    assert tables(few) == []
-    assert few.rewrite_flop == 0
-    assert few.fold.startswith("not folded: ")
-    assert few.fold.endswith("this job has 16")
-    assert pays_from(few) == pays_from(many)
-
-
-def test_a_user_may_leave_the_fold_out():
-    plan = engine.plan(sentiment(), "h200", Job(batch=16_384, without=("fold",)))
-    assert tables(plan) == []
-    assert plan.fold == ""
-    assert plan.rewrites == ()
-
-
-def test_half_tables_halve_what_is_looked_up():
-    full, half = (engine.plan(sentiment(), "h200", Job(batch=16_384, tables=kind)) for kind in ("fp32", "fp16"))
-    saved = full.groups[0].claim.price.row_bytes - half.groups[0].claim.price.row_bytes
-    assert saved == 14 * 3 * 1_024 * 2
-
-
-@pytest.mark.parametrize("device", ["two cores", "h200"])
-@pytest.mark.parametrize("kind", ["fp16", "bf16"])
-def test_half_tables_are_counted_as_they_are_kept(device, kind):
-    where, kernels = (CPU, KERNELS) if device == "two cores" else (H200, ())
-    net, V, C = sentiment(V=21_632, E=64, C=1_024), 21_632, 1_024
-    full, half = (
-        make_plan(net, where, kernels, Job(batch=10**9, tables=tables), whole=False) for tables in ("fp32", kind)
-    )
-    assert full.weight_bytes - half.weight_bytes == V * 24 * C * 2
-    for plan, size in ((full, "2.0 GiB"), (half, "1014.0 MiB")):
-        assert plan.fold.startswith(f"folded: tables of {size} take ")
-        assert plan.tables_unused == ""
-    assert half.to_dict()["tables"] == kind
-    assert "tables are not used" not in str(half)
-
-
-def test_half_tables_that_nobody_uses_are_told():
-    few = engine.plan(sentiment(), "h200", Job(batch=16, tables="fp16"))
-    assert few.tables_unused == "nothing was folded into any"
-    assert f"{few.fold}\nfp16 tables are not used: nothing was folded into any\n" in str(few)
-    assert few.to_dict()["tables_unused"] == few.tables_unused
-    plain = make_plan(mlp(4, 3), CPU, KERNELS, Job(tables="bf16"))
-    assert "bf16 tables are not used: nothing was folded into any" in str(plain)
-    assert "tables" not in str(make_plan(mlp(4, 3), CPU, KERNELS))
-
-
-def test_half_tables_that_no_kernel_keeps_so_are_told():
-    nodes = (Node("t", TokenConv(), ("ids",), {"weight": "T"}),)  # without a maximum it is NumPy's, in float32
-    net = Network({"ids": TensorType(("B", 6), "int32")}, nodes, ("t",), {"T": stored(9, 3, 5)})
-    plan = make_plan(net, CPU, KERNELS, Job(tables="fp16"))
-    assert "fp16 tables are not used: no kernel of this plan keeps them so" in str(plan)
-
-
-@pytest.mark.parametrize(("E", "folds"), [(16, False), (64, False), (2048, True)])
-def test_an_embedding_is_folded_for_numpy_only_where_that_is_faster(E, folds):
-    """A GELU before the maximum leaves the tables to NumPy. Measured on two cores, rows of 16 tokens, 3 taps, 128
-    channels: direct 6 us and folded 44 us a row at E = 64, 122 and 34 us at E = 2048 (5 taps)."""
-    nodes = (
-        Node("emb", Embedding(), ("ids",), {"weight": "table"}), Node("turn", Permute((0, 2, 1)), ("emb",)),
-        Node("conv", Conv1d(), ("turn",), {"weight": "w"}), Node("gelu", GELU(), ("conv",)),
-        Node("max", GlobalMax((-1,)), ("gelu",)),
-    )  # fmt: skip
-    weights = {"table": stored(10_000, E), "w": stored(128, E, 3)}
-    net = Network({"ids": TensorType(("B", 16), "int32")}, nodes, ("max",), weights)
-    plan = make_plan(net, replace(CPU, flops={"fp32": 311e9}, bandwidth=50e9), KERNELS, Job(batch=10**9))
-    assert bool(tables(plan)) == folds, str(plan)
-
-
-def floor(device: Device, B: int, *works: tuple[float, float, float]) -> float:
-    """Seconds for layers of (flop a row, bytes a row, bytes once), one launch each."""
-    flops = device.flops["fp32"]
-    each = (max(flop * B / flops, (row * B + fixed) / device.bandwidth) for flop, row, fixed in works)
-    return sum(each) + len(works) * device.launch_us * 1e-6
-
-
-@pytest.mark.parametrize("flops", [1e9, 20e9, 500e9])
-@pytest.mark.parametrize("bandwidth", [1e9, 20e9, 400e9])
-@pytest.mark.parametrize("E", [2, 8, 64])
-def test_the_break_even_is_right(flops, bandwidth, E):
-    V, S, K, C = 500, 9, 3, 16
-    device = replace(CPU, flops={"fp32": flops}, bandwidth=bandwidth)
-    net = sentiment(V, E, C, S, kernels=(K,), hidden=(2,))
-    P = S - K + 1
-    behind = [  # ReLU, GlobalMax, Linear; the Concat of one is dropped
-        (P * C, 8 * P * C, 0),
-        (P * C, 4 * (P * C + C), 0),
-        (4 * C + 2, 4 * (C + 2), 4 * (2 * C + 2)),
-    ]
-    direct = [
-        (0, 4 * S + 4 * S * E + 4 * S * E, 0),  # ids, rows looked up, rows written
-        (0, 8 * S * E, 0),
-        (P * C * (2 * E * K + 1), 4 * (S * E + P * C), 4 * (C * E * K + C)),
-        *behind,
-    ]
-    folded = [(P * C * K, 4 * S + 4 * P * K * C + 4 * P * C, 4 * C), *behind]
-    build = max(2 * V * K * E * C / flops, 4 * V * K * C / bandwidth)
-
-    def gain(B):
-        return floor(device, B, *direct) - floor(device, B, *folded) - build
-
-    seen = [make_plan(net, device, [], Job(batch=batch), whole=False) for batch in (1, 1000, 10**7)]
-    if gain(10**12) <= 0:
-        assert all("a row would be no cheaper" in plan.fold and not tables(plan) for plan in seen)
-        return
-    numbers = {pays_from(plan) for plan in seen}
-    assert len(numbers) == 1, "the break-even does not depend on the job"
-    (first,) = numbers
-    assert gain(first) > 0
-    assert first == 1 or gain(first - 1) <= 0
-    for plan in seen:
-        assert bool(tables(plan)) == (plan.job.batch >= first)
-    assert tables(make_plan(net, device, [], Job(batch=first), whole=False))
-    assert first == 1 or not tables(make_plan(net, device, [], Job(batch=first - 1), whole=False))
-
-
-def test_what_is_built_either_way_is_not_the_folds():
-    """The norm's numbers are folded into the convolution with and without tables."""
-    V, E, C, K, S = 50, 8, 4, 3, 9
-    roles = {role: f"n.{role}" for role in ("mean", "var")}
-    nodes = (
-        Node("emb", Embedding(), ("ids",), {"weight": "table"}),
-        Node("turn", Permute((0, 2, 1)), ("emb",)),
-        Node("conv", Conv1d(), ("turn",), {"weight": "w"}),
-        Node("n", BatchNorm1d(), ("conv",), roles),
-    )
-    weights = {"table": stored(V, E), "w": stored(C, E, K), "n.mean": stored(C), "n.var": stored(C)}
-    net = Network({"ids": TensorType(("B", S), "int64")}, nodes, ("n",), weights)
-    plan = make_plan(net, CPU, [], Job(batch=10**9), whole=False)
-    assert len(tables(plan)) == 1
-    assert f"take {2 * V * K * E * C:,} flop" in plan.fold
-    assert plan.rewrite_flop == 2 * V * K * E * C + C * E * K + 2 * C
-
-
-def test_tables_that_do_not_fit_are_not_built():
-    net = sentiment(V=1000, E=256, C=64)
-    small = replace(CPU, memory_bytes=10 << 20)
-    plan = make_plan(net, small, [], Job(batch=10**9), whole=False)
-    assert tables(plan) == []
-    needed = 4 * (1000 * 24 * 64 + 4 * 64 + sum(a * b + b for a, b in pairwise((256, 2048, 1024, 512, 2))))
-    why = f"all weights would take {needed / 2**20:.1f} MiB of the 10.0 MiB that two cores has, more than half"
-    assert plan.fold == f"not folded: {why}"
-    assert tables(make_plan(net, replace(CPU, memory_bytes=2 * needed), [], Job(batch=10**9), whole=False))
-    assert tables(make_plan(net, replace(CPU, memory_bytes=0), [], Job(batch=10**9), whole=False))
-
-
-def test_a_version_that_no_kernel_runs_is_not_chosen():
-    net = sentiment(V=50, E=8, C=4, hidden=(2,))
-    direct = make_plan(net, CPU, [TakeBut(TokenConv)], Job(batch=10**9))
-    assert direct.fold == "not folded: no kernel of two cores takes layer 'conv3' (TokenConv)"
-    folded = make_plan(net, CPU, [TakeBut(Conv1d)], Job(batch=1))
-    assert folded.fold == "folded: no kernel of two cores takes layer 'conv3' (Conv1d)"
-    assert len(tables(folded)) == 4
-    with pytest.raises(PlanError, match="takes layer 'relu3'"):
-        make_plan(net, CPU, [TakeBut(ReLU)])

@@ -121,6 +121,23 @@ def test_a_program_is_loaded_once_and_may_ask_for_more_shared_memory(gpu, driver
     assert (function.static_shared_bytes, function.blocks_per_unit(128, 0)) == (128, 2)
 
 
+def test_threads_that_ask_for_shared_memory_leave_the_most_that_was_asked_for(gpu, driver, program):
+    function, limits, others = gpu.load(program), [], []
+
+    def slow(handle, attribute, value):
+        if not others:  # while the first one is here, another asks for more, and would be overtaken
+            others.append(threading.Thread(target=function.allow_shared, args=(90_000,)))
+            others[0].start()
+            others[0].join(0.1)
+        limits.append(value)
+        return (0,)
+
+    driver.cuFuncSetAttribute = slow
+    function.allow_shared(60_000)
+    others[0].join()
+    assert limits == [60_000, 90_000]
+
+
 # -- memory --------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from onchip.plan.kernel import Price
@@ -67,6 +68,10 @@ class Chain:
             return self
         nodes, ends = self.nodes[: self.ends[count - 1]], self.ends[:count]
         return Chain(nodes, self.layers[:count], "", self.vectors, ends)
+
+    def parts(self) -> Iterator[Chain]:
+        """The chain, and the beginnings of it, longest first: what a kernel tries that may have no room for all."""
+        return (self.first(count) for count in range(len(self.layers), 0, -1))
 
 
 def find_chain(

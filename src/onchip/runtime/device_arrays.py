@@ -6,6 +6,7 @@ where its arrays lie and on which stream their owner works (`describe`), and how
 
 from __future__ import annotations
 
+import abc
 import importlib
 import math
 import sys
@@ -44,7 +45,7 @@ class Placed:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
-class Kind:
+class Kind(abc.ABC):
     """A library's arrays."""
 
     name = ""
@@ -52,17 +53,17 @@ class Kind:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
 
+    @abc.abstractmethod
     def owns(self, x: Any) -> bool:
         """Whether x is an array of this kind."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def stream(self, x: Any) -> int:
         """The stream for work on x: the caller's, where the kind knows it."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def describe(self, x: Any, stream: int) -> Placed:
         """Where x lies; what is put on the stream from now on comes after what made x."""
-        raise NotImplementedError
 
     def empty(self, given: TensorType, B: int, stream: int) -> Any:
         """An array for B rows of results."""
@@ -74,6 +75,7 @@ class Kind:
 
     def launched(self, owners: list[object], is_out_given: bool) -> None:
         """Told when the work is on the stream. Where the array's owner works on that stream there is nothing to do."""
+        return
 
 
 def kind_of(x: Any, gpu: Gpu) -> Kind | None:

@@ -85,8 +85,7 @@ class MlpFused:
             if not isinstance(tried, str):
                 return
             told = f"; in fp32: for {job.precision} it {tried}"
-        for count in range(len(chain.layers), 0, -1) if not why_not else ():
-            part = chain.first(count)
+        for part in chain.parts() if not why_not else ():
             if (tiling := choose_tiling(part, device.fast_bytes)) is not None:
                 yield _claim(net, part, device, tiling, told)
                 return

@@ -116,8 +116,7 @@ class MlpTensor:
         if chain is None:
             return
         refused = why_not(net, chain, device, job)
-        for count in range(len(chain.layers), 0, -1) if not refused else ():
-            part = chain.first(count)
+        for part in chain.parts() if not refused else ():
             launch = make_launch(net, part, device, job.precision)
             if isinstance(launch, TensorLaunch):
                 yield _claim(net, part, device, job, launch)

@@ -1,0 +1,48 @@
+"""Kernels that take what a test says, and weights that nobody may compute."""
+
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Price, Refusal
+from onchip.spec.recipe import Recipe
+
+CPU = Device(
+    name="two cores", kind="cpu", arch="x86_64", units=2, flops={"fp32": 270e9}, bandwidth=20e9, launch_us=3.0,
+    fast_bytes=2 << 20, memory_bytes=8 << 30, source="made up for the tests", vector_bytes=64,
+)  # fmt: skip
+
+
+class Take:
+    """A kernel that claims runs of given lengths at a given price."""
+
+    device_kind, precisions = "cpu", ("fp32",)
+
+    def __init__(self, name: str, *lengths: int, flop: int = 100) -> None:
+        self.name, self.lengths, self.price = name, lengths, Price(flop, 8)
+
+    def claims(self, net, start, device, job):
+        for length in self.lengths:
+            names = tuple(node.name for node in net.nodes[start : start + length])
+            if len(names) == length:
+                yield Claim(self.name, f"{self.name}<{length}>", names, self.price, "the test says so")
+            else:
+                yield Refusal(self.name, net.nodes[start].name, f"needs {length} layers")
+
+
+class TakeBut(Take):
+    """Takes every layer but one kind."""
+
+    def __init__(self, kind: type) -> None:
+        super().__init__(f"all but {kind.__name__}", 1)
+        self.kind = kind
+
+    def claims(self, net, start, device, job):
+        if not isinstance(net.nodes[start].layer, self.kind):
+            yield from super().claims(net, start, device, job)
+
+
+def never(*_):
+    raise AssertionError("a weight was computed while planning")
+
+
+def stored(*shape: int) -> Recipe:
+    """A weight that must not be looked at."""
+    return Recipe("stored", (), shape, "float32", 0, never)

@@ -13,10 +13,12 @@ from onchip.bench.dense import dense_layers
 from onchip.bench.frame import UnavailableError, Voice, run_cases
 from onchip.bench.gpu_inference import CALLS, GpuJob, fastest, floor_ms, gpu_cases
 from onchip.bench.gpu_peers import Allowance, Forward, GpuTask
+from onchip.bench.inference import YARDSTICK
 from onchip.bench.options import Options
 from onchip.errors import DeviceError, InputError, PlanError
 from onchip.kernels import reference
 from onchip.ladders.measure import OwnClock, Pace
+from onchip.ladders.truth import Truth
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import plan
@@ -356,3 +358,13 @@ def test_ceilings_are_plausible():
     found = measure_ceilings(0)
     assert 1e10 < found["copy_bytes_per_s"] < 2e13
     assert 1e11 < found.get("fp16_product_flops", 1e12) < 1e16
+
+
+def test_few_rows_are_judged_by_the_yardstick_of_many():
+    net = mlp.network(48, 128, 3)
+    many = mlp.inputs(YARDSTICK, 48)
+    steady = mlp.steady_truth(net, many)
+    few = mlp.steady_truth(net, many[:1])
+    assert few.allowed == steady.allowed == Truth(net, many).allowed
+    assert Truth(net, many[:1]).allowed < few.allowed  # what three numbers happened to allow
+    assert len(few.y) == 1

@@ -17,14 +17,13 @@ import numpy as np
 
 from onchip.bench.frame import ONCHIP, Case, Ready, UnavailableError
 from onchip.bench.gpu_peers import Build, Forward, GpuTask, make_peers
-from onchip.bench.inference import PEER_SLACK
+from onchip.bench.inference import PEER_SLACK, YARDSTICK
 from onchip.bench.options import Options
 from onchip.bench.peers import explained
 from onchip.bench.stage import Stage, TorchStage, Work, make_stage
 from onchip.errors import DeviceError, PlanError
-from onchip.kernels import reference
 from onchip.ladders.measure import Pace
-from onchip.ladders.truth import Truth, Verdict, scaled_error
+from onchip.ladders.truth import Truth, Verdict, naive_error
 from onchip.plan.device import Device
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import compile, find_device, plan
@@ -35,7 +34,6 @@ from onchip.spec.types import numpy_dtype
 
 CALLS = 20  # of a sample, and of a graph
 JUDGED = 4_096  # rows that are held against float64
-YARDSTICK = 1_000  # rows at least that a naive run errs on: by the few numbers of one row it may be right by chance
 PACE = Pace(rounds=5, block_s=0.03, warm_up_s=0.01, pause_s=0, min_runs=3, max_runs=60)
 TRIALS = 5
 
@@ -81,7 +79,7 @@ def give(job: GpuJob, index: int) -> Given:
     judged = np.arange(job.B) if job.B <= JUDGED else np.unique([0, *middle, job.B - 1])
     rows = _rounded(x[judged], job.io)
     more = rows if len(rows) >= YARDSTICK else _rounded(job.inputs(YARDSTICK), job.io)
-    naive = scaled_error(reference.forward(job.net, more, NAIVE[job.precision]), reference.forward(job.net, more))
+    naive = naive_error(job.net, more, NAIVE[job.precision])
     return Given(job, stage, stage.put(x, IO[job.io]), judged, Truth(job.net, rows).allowing(naive))
 
 

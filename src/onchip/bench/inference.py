@@ -20,6 +20,7 @@ from onchip.spec.types import TensorType, numpy_dtype
 
 # Twice the naive error is our promise. A peer has to compute the same thing: torch sums faces to 2.1 times that error.
 PEER_SLACK = 10.0
+YARDSTICK = 1_000  # rows at least that a naive run errs on: by the few numbers of one row it may be right by chance
 
 
 @dataclass(frozen=True, eq=False)

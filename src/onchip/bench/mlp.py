@@ -8,10 +8,11 @@ import numpy as np
 
 from onchip.bench.frame import Case
 from onchip.bench.gpu_inference import GpuJob, gpu_cases
-from onchip.bench.inference import Rows, inference_cases
+from onchip.bench.inference import YARDSTICK, Rows, inference_cases
 from onchip.bench.options import Options
 from onchip.bench.peers import subject_of
 from onchip.ladders.measure import Pace
+from onchip.ladders.truth import Truth, naive_error
 from onchip.spec.build import mlp
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
@@ -43,8 +44,15 @@ def cases(options: Options) -> list[Case]:
             Rows(f"{name}, {_rows(B)}", B, functools.partial(inputs, B, net.input.row_size), "random data")
             for B in counts
         ]
-        made += inference_cases("mlp", subject_of(net), rows, options, pace=PACE)
+        truth = functools.partial(steady_truth, net)
+        made += inference_cases("mlp", subject_of(net), rows, options, truth=truth, pace=PACE)
     return made
+
+
+def steady_truth(net: Network, x: Array) -> Truth:
+    """The truth of x, however few rows, with a yardstick of many."""
+    many = x if len(x) >= YARDSTICK else inputs(YARDSTICK, net.input.row_size)
+    return Truth(net, x).allowing(naive_error(net, many))
 
 
 def network(*widths: int) -> Network:

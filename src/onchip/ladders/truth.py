@@ -69,6 +69,11 @@ class Truth:
         return Verdict(scaled_error(np.asarray(got), self.y), self.allowed)
 
 
+def naive_error(net: Network, x: Array, dtype: str = "float32") -> float:
+    """How far a naive run in this dtype is off."""
+    return scaled_error(reference.forward(net, x, dtype), reference.forward(net, x))
+
+
 class TrainingTruth:
     """Where steps of SGD lead in float64, and how far from it a float32 run may end."""
 

@@ -1,6 +1,7 @@
 """The GPU's cases on a stage of NumPy arrays; on a real GPU, every peer at small odd shapes."""
 
 import dataclasses
+import functools
 import json
 import types
 
@@ -316,6 +317,10 @@ def test_threads_are_the_cpus():
 TASKS = [("fp16", "fp16"), ("fp16", "fp32"), ("bf16", "bf16"), ("tf32", "fp32"), ("fp32", "fp32")]
 
 
+def normal_rows(D_in, count):
+    return np.random.default_rng(3).standard_normal((count, D_in), dtype=np.float32)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "io"), TASKS, ids=str)
 @pytest.mark.parametrize("name", ["onchip", *gpu_peers.make_peers()])
@@ -327,8 +332,7 @@ def test_everyone_is_right_on_odd_shapes(name, precision, io, monkeypatch):
     monkeypatch.setattr(gpu_peers, "TUNE_S", 2.0)
     for widths, B in (((72, 64, 64, 4), 333), ((17, 33, 33, 33, 5), 1)):
         given = random_mlp(*widths, bias=B == 1)
-        x = np.random.default_rng(3).standard_normal((B, widths[0]), dtype=np.float32)
-        task = GpuJob(f"{B} rows", given, B, lambda count, x=x: np.resize(x, (count, x.shape[1])), precision, io)
+        task = GpuJob(f"{B} rows", given, B, functools.partial(normal_rows, widths[0]), precision, io)
         options = Options(device="cuda", peers=True)
         for synchronised in (False, True):
             cases = gpu_cases("mlp", [dataclasses.replace(task, synchronised=synchronised)], options)

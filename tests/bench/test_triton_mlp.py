@@ -139,7 +139,14 @@ def test_networks_that_the_kernel_is_not_for(triton_mlp):
             triton_mlp.TritonMlp(dense_layers(net), torch.float16, "cpu", True)
 
 
-def test_choices_go_with_the_rows(triton_mlp):
-    assert max(choice.TILE for choice in triton_mlp.choices(7)) == 64
-    assert str(next(triton_mlp.choices(1_000))) == "16 rows a tile, 4 warps"
-    assert any(choice.programs for choice in triton_mlp.choices(1 << 21))
+def test_choices_go_with_the_rows_and_the_network(triton_mlp):
+    def fused(*widths):
+        return triton_mlp.TritonMlp(dense_layers(random_mlp(*widths)), torch.float16, "cpu", True)
+
+    small, wide, deep = fused(72, 64, 64, 4), fused(48, 128, 3), fused(48, 64, 64, 64, 3)
+    assert max(choice.TILE for choice in triton_mlp.choices(7, small)) == 64
+    assert str(next(triton_mlp.choices(1_000, small))) == "16 rows a tile, 4 warps"
+    assert any(choice.programs for choice in triton_mlp.choices(1 << 21, small))
+    for net in (wide, deep):
+        for B in (7, 1 << 21):
+            assert max(choice.TILE for choice in triton_mlp.choices(B, net)) == 32  # by single warps

@@ -28,8 +28,8 @@ DECODE = (72, 64, 64, 4)
 IO = ("float32", "float16", "bfloat16")
 
 
-def claim_of(net, device=H200, precision="fp16"):
-    (claim,) = MlpTensor().claims(net, 0, device, Job(precision))
+def claim_of(net, device=H200, precision="fp16", B=Job.batch):
+    (claim,) = MlpTensor().claims(net, 0, device, Job(precision, B))
     assert isinstance(claim, Claim), claim
     return claim
 
@@ -64,6 +64,14 @@ def test_a_small_batch_takes_fewer_warps():
         config = launch.launch_config(B)
         assert (config.grid[0], config.block[0]) == (blocks, threads), B
         assert blocks * threads // 128 * 64 >= B or blocks == 132
+
+
+def test_a_small_network_over_many_rows_takes_two_blocks_at_a_time():
+    net = with_io(random_mlp(16, 32, 1), "float16")
+    enough = 132 * 5 * 128  # a tile of two blocks for each of five teams
+    for B, blocks in ((1, 1), (enough - 1, 1), (enough, 2), (1 << 24, 2)):
+        assert claim_of(net, B=B).facts.tiling.blocks == blocks, B
+    assert claim_of(random_mlp(*DECODE), B=enough).facts.tiling.blocks == 1  # it has no registers for two
 
 
 def test_claims_for_other_chips():
@@ -217,6 +225,20 @@ def test_many_tiles_for_every_warp(name, precision, io):
         assert torch.equal(part, whole[start : start + 3000]), start
     truth = reference.forward(net, x[-500:].float().cpu().numpy())
     assert np.abs(whole[-500:].float().numpy() - truth).max() < 0.05 * np.abs(truth).max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("io", IO)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("widths", [(16, 32, 1), (1, 1), (7, 13, 5, 3)], ids=str)
+def test_the_rows_that_are_expected_change_no_bits(widths, precision, io):
+    net = with_io(random_mlp(*widths), io)
+    few, many = (onchip.compile(net, "cuda", precision, batch_hint=B) for B in (1, 1 << 20))
+    x = rows(132 * 5 * 128 + 77, widths[0]).astype(numpy_dtype(io))
+    whole = judge(many, net, x, precision)
+    for B in (1, 7, 31, 33, 127, 129, 12_800, len(x)):
+        assert np.array_equal(many(x[:B]), whole[:B]), B
+        assert np.array_equal(few(x[:B]), whole[:B]), B
 
 
 @pytest.mark.gpu

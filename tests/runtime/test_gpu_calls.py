@@ -229,6 +229,7 @@ def test_rows_go_through_the_slots_in_chunks(engine, driver, monkeypatch):
     monkeypatch.setattr(staging, "SLOT_BYTES", 8000)
     monkeypatch.setattr(staging, "LEAST_CHUNK_BYTES", 2000)
     monkeypatch.setattr(staging, "MAPPED_BYTES", 1000)
+    monkeypatch.setattr(staging, "SMALL_BYTES", 1000)
     for B in (25, 26, 49, 51, 600, 1000, 4999):
         x, out = rows(B, 6), np.full((B, 4), np.nan, np.float32)
         driver.launches.clear()
@@ -247,6 +248,7 @@ def test_rows_go_through_the_slots_in_chunks(engine, driver, monkeypatch):
 
 def test_rows_in_locked_memory_are_not_copied_by_the_host(engine, driver, monkeypatch):
     monkeypatch.setattr(staging, "MAPPED_BYTES", 0)
+    monkeypatch.setattr(staging, "SMALL_BYTES", 0)
     x, copied = rows(300, 6), []
     copy = staging._copy
     monkeypatch.setattr(staging, "_copy", lambda target, source: (copied.append(len(source)), copy(target, source)))
@@ -260,6 +262,7 @@ def test_rows_in_locked_memory_are_not_copied_by_the_host(engine, driver, monkey
 
 def test_a_failure_in_the_middle_leaves_no_slot_in_use(engine, driver, monkeypatch):
     monkeypatch.setattr(staging, "MAPPED_BYTES", 0)
+    monkeypatch.setattr(staging, "SMALL_BYTES", 0)
     monkeypatch.setattr(staging, "SLOT_BYTES", 4000)
     monkeypatch.setattr(staging, "LEAST_CHUNK_BYTES", 4000)
     x = rows(1000, 6)

@@ -85,6 +85,7 @@ def gpu(monkeypatch, driver):
     monkeypatch.setattr(staging, "OFFERED_BYTES", 100)
     monkeypatch.setattr(staging, "PIECE_BYTES", 700)
     monkeypatch.setattr(staging, "MAPPED_BYTES", 2500)
+    monkeypatch.setattr(staging, "SMALL_BYTES", 2500)
     return fake_gpu(monkeypatch, driver)
 
 
@@ -139,6 +140,7 @@ def assert_runs(stage, network, B, seed=0):
 )
 def test_every_row_comes_back(gpu, driver, monkeypatch, mapped, sizes):
     monkeypatch.setattr(staging, "MAPPED_BYTES", mapped)
+    monkeypatch.setattr(staging, "SMALL_BYTES", mapped)
     stage, network = Staging(gpu), Network(driver, *sizes)
     for seed, B in enumerate((1, 2, 49, 61, 127, 300, 1001, 2999, 49)):
         assert_runs(stage, network, B, seed)

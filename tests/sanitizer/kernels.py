@@ -20,11 +20,13 @@ from onchip.spec.network import Network
 from onchip.spec.types import numpy_dtype
 
 ROWS = (1, 7, 100)  # less than a tile, an odd number, several tiles with a part of one
+EXPECTED_ROWS = 1 << 20  # small networks then run two blocks of rows at a time
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 NETWORKS = {
     "decode": mlp(72, 64, 64, 4, bias=False),
     "one number": mlp(1, 1, output="Tanh"),
     "odd widths": mlp(7, 13, 5, 3, activation="Sigmoid", output="Softmax"),
+    "small": mlp(16, 32, 1),
     "one output": mlp(16, 32, 1, activation="GELU"),
     "wide": mlp(48, 128, 128, 128, 3, activation="Tanh"),
     "deep": mlp(128, 64, 64, 64, 64, 64, 3, activation="SiLU"),
@@ -42,7 +44,7 @@ def cases() -> list[tuple[str, Network]]:
 def run_case(net: Network, device: str, precision: str) -> str:
     """Run the network and judge it by the reference; what was run, or why it was not. AssertionError if it is wrong."""
     try:
-        engine = compile(net, device, precision)
+        engine = compile(net, device, precision, batch_hint=EXPECTED_ROWS)
     except (PlanError, DeviceError) as error:  # the device is here: what it refuses is the precision or the layer
         return f"left out: {error.what}"
     given = net.input

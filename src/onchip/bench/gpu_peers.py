@@ -26,7 +26,6 @@ from onchip.spec.types import numpy_dtype
 
 COMPILE_S, TUNE_S = 25.0, 8.0  # of all a benchmark's torch.compile; of one task's Triton settings
 MODES = {"max-autotune-no-cudagraphs": True, "max-autotune": False}  # whether a graph of ours can hold it
-TRITON_WIDTH, TRITON_LAYERS = 64, 2
 COMPILED_ROWS = 12_800  # torch.compile and JAX take long to compile and lose to graphs below
 COMPUTE = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # what weights are kept in
 
@@ -126,16 +125,14 @@ def triton_fused(task: GpuTask, stage: TorchStage) -> Variants:
     layers, kind = dense_layers(task.net), getattr(stage.torch, COMPUTE[task.precision])
     y = stage.empty((len(task.x), len(layers[-1].weight)), task.io)
     weights = [triton_mlp.TritonMlp(layers, kind, stage.device, split) for split in (True, False)]
-    if weights[0].W > TRITON_WIDTH or weights[0].L > TRITON_LAYERS:
-        most = f"{TRITON_LAYERS} hidden layers of {TRITON_WIDTH}"
-        raise UnavailableError(f"triton is left out past {most}: what Triton 3.6 makes of this kernel faults there")
     if weights[0].KB == 0:
         weights.pop()
     # True fp32, or three products in TF32, which ours may use as well.
     precisions = {"fp32": ("ieee", "tf32x3"), "tf32": ("tf32",)}.get(task.precision, ("ieee",))
+    settings = triton_mlp.choices(len(task.x), weights[0])
     made: dict[str, Forward] = {}
     failed, until = UnavailableError("no setting was tried"), time.perf_counter() + TUNE_S
-    for choice, precision, padded in itertools.product(triton_mlp.choices(len(task.x)), precisions, weights):
+    for choice, precision, padded in itertools.product(settings, precisions, weights):
         if made and time.perf_counter() > until:
             break
         call = functools.partial(padded, task.x, y, choice, precision)

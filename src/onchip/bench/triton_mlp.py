@@ -68,14 +68,24 @@ class Choice:
     stages: int = 1
     programs: int = 0  # a multiprocessor; each walks over tiles. 0: a program for each tile
 
+    @property
+    def by_warp_groups(self) -> bool:
+        """Whether Triton multiplies by wgmma on Hopper; else each warp does by itself."""
+        return self.TILE >= 64 and self.warps % 4 == 0
+
     def __str__(self) -> str:
         walk = f", {self.programs} programs a multiprocessor, {self.stages} stages" if self.programs else ""
         return f"{self.TILE} rows a tile, {self.warps} warps{walk}"
 
 
 SMALL = (Choice(16, 4), Choice(32, 4), Choice(64, 4))
-LARGE = (Choice(128, 4), Choice(64, 4), Choice(128, 8), Choice(128, 4, 2, 2), Choice(64, 4, 2, 4), Choice(256, 8))
+LARGE = (
+    *(Choice(128, 4), Choice(64, 4), Choice(128, 8), Choice(128, 4, 2, 2), Choice(64, 4, 2, 4), Choice(256, 8)),
+    *(Choice(32, 4), Choice(32, 4, 2, 4), Choice(32, 2), Choice(16, 4)),
+)
 FEW_ROWS = 16_384  # from here on there are more tiles than multiprocessors
+# Past these, what Triton 3.6 makes of this kernel by wgmma is wrong or faults (48-128-128-128-3).
+GROUPS_WIDTH, GROUPS_LAYERS = 64, 2
 
 
 class TritonMlp:
@@ -115,9 +125,12 @@ class TritonMlp:
         return y
 
 
-def choices(B: int) -> Iterator[Choice]:
+def choices(B: int, net: TritonMlp) -> Iterator[Choice]:
     """Worth a try for so many rows, the most promising first."""
-    yield from SMALL if B < FEW_ROWS else LARGE
+    groups_work = net.W <= GROUPS_WIDTH and net.L <= GROUPS_LAYERS
+    for choice in SMALL if B < FEW_ROWS else LARGE:
+        if groups_work or not choice.by_warp_groups:
+            yield choice
 
 
 def padded(width: int) -> int:

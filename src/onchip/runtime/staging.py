@@ -39,9 +39,10 @@ OFFERED_BYTES = 384 << 10  # 40 us of one core: less is not worth waking a threa
 # Every piece costs some us of Python, which only one thread at a time can have: so they are few and large.
 PIECE_BYTES = 1 << 20
 MOST_PIECES = 4  # of an array's rows in a chunk: with those of AHEAD + 1 chunks, more than there are threads
-# Up to here the kernel reads and writes the host's memory itself: one launch a chunk instead of a launch and two
-# copies, each of which waits some us for the one before it. Above, a kernel that reads a value twice would pay twice.
+# Up to here a chunk's kernel reads and writes the host's memory itself: one launch instead of a launch and two copies,
+# each of which waits some us for the one before it. Above, a kernel that reads a value twice would pay twice.
 MAPPED_BYTES = 512 << 10
+SMALL_BYTES = 2 << 20  # a batch up to here is one such chunk: to wake threads for its copies takes longer
 ALIGN_BYTES = 256
 MOST_LAYOUTS = 64  # of small batches, kept
 
@@ -191,7 +192,7 @@ class Staging:
         """The layout of a small batch, kept; None for a larger one."""
         arrays = (*inputs, *outputs)
         *offsets, size = place_in_slot([array.nbytes // B for array in arrays], B)
-        if size > MAPPED_BYTES:
+        if size > SMALL_BYTES:
             return None
         slot, n = self._small, len(inputs)
         if not slot.holds(size) or len(self._layouts) >= MOST_LAYOUTS:

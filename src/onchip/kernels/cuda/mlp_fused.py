@@ -81,7 +81,7 @@ class MlpFused:
         why_not, told = mlp_tensor.why_not(net, chain, device, job), ""
         if job.precision != "fp32" and not why_not:
             chain = chain.first(1)
-            tried = mlp_tensor.make_launch(net, chain, device, job.precision)
+            tried = mlp_tensor.make_launch(net, chain, device, job)
             if not isinstance(tried, str):
                 return
             told = f"; in fp32: for {job.precision} it {tried}"

@@ -36,7 +36,7 @@ COLUMNS = {"ByWgmma": 64, "ByMma": 32}  # of a layer whose sums are in registers
 # Warps a multiprocessor -> registers for fragments and sums that leave the compiler enough beside them: found by
 # compiling random networks. Two blocks of rows share much of what is beside, so they may have more together.
 REGISTERS = {"ByWgmma": {32: 32, 24: 48, 16: 72, 12: 112, 8: 200}, "ByMma": {16: 76, 12: 92, 8: 180}}
-PAIR_REGISTERS, PAIR_WARPS = 104, 12
+PAIRS = {"ByWgmma": (56, 20), "ByMma": (104, 12)}  # registers of two blocks, and warps
 SPLIT_REGISTERS = 156  # with 8 warps, for fp32: parts of fragments and of sums come beside
 PACKING_REGISTERS = 28
 ACTIVATION_REGISTERS = 20  # for one that is more than a comparison
@@ -117,7 +117,7 @@ class MlpTensor:
             return
         refused = why_not(net, chain, device, job)
         for part in chain.parts() if not refused else ():
-            launch = make_launch(net, part, device, job.precision)
+            launch = make_launch(net, part, device, job)
             if isinstance(launch, TensorLaunch):
                 yield _claim(net, part, device, job, launch)
                 return
@@ -125,10 +125,10 @@ class MlpTensor:
         yield Refusal(self.name, net.nodes[start].name, refused)
 
 
-def make_launch(net: Network, chain: Chain, device: Device, precision: str) -> TensorLaunch | str:
+def make_launch(net: Network, chain: Chain, device: Device, job: Job) -> TensorLaunch | str:
     """How to launch a chain, or why not."""
-    computed, dtypes = PRECISIONS[precision], end_dtypes(net, chain)
-    tiling = choose_tiling(chain, computed, dtypes[0], device)
+    computed, dtypes = PRECISIONS[job.precision], end_dtypes(net, chain)
+    tiling = choose_tiling(chain, computed, dtypes[0], device, job.batch)
     return tiling if isinstance(tiling, str) else TensorLaunch(chain, computed, dtypes, tiling, device.units)
 
 
@@ -154,8 +154,8 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job, launch: TensorL
 # -- how the work is cut -------------------------------------------------------------------------------------
 
 
-def choose_tiling(chain: Chain, precision: Precision, x_dtype: str, device: Device) -> Tiling | str:
-    """The tiling for a chip, or why there is none.
+def choose_tiling(chain: Chain, precision: Precision, x_dtype: str, device: Device, B: int) -> Tiling | str:
+    """The tiling for a chip and batches of some B rows, or why there is none.
 
     Most warps first; then rows in flight, as many as hide the latency of memory and find room beside the weights.
     """
@@ -168,11 +168,14 @@ def choose_tiling(chain: Chain, precision: Precision, x_dtype: str, device: Devi
         need, most = registers(chain, precision, by, staged), dict(REGISTERS[by])
         if precision.parts > 1:
             most[8] = SPLIT_REGISTERS
-        # A warp that multiplies by itself reads every weight from shared memory: two blocks of rows halve that.
-        blocks = 2 if by == "ByMma" and 2 * need <= PAIR_REGISTERS else 1
+        # A warp that multiplies by itself reads every weight from shared memory: two blocks of rows halve that. By
+        # wgmma they halve what a small network takes beside its products, if there is such a tile for every warp.
+        pair_registers, pair_warps = PAIRS[by]
+        many = B * chain.vectors >= device.units * 32 * pair_warps
+        blocks = 2 if 2 * need <= pair_registers and (many or by == "ByMma") else 1
         widest = max(layer.D_out for layer in chain.layers)
         fits = (count for count, room in most.items() if need <= room and (count <= 16 or widest <= COLUMNS[by]))
-        warps = PAIR_WARPS if blocks == 2 else next(fits, 0)
+        warps = pair_warps if blocks == 2 else next(fits, 0)
         slot = 16 * blocks * row_bytes
         for count in range(warps, 7, -4) if staged else ():
             if stages := min(MOST_STAGES, room // (count * slot), -(-FLIGHT_BYTES // (count * slot))):
@@ -233,12 +236,14 @@ def why_not(net: Network, chain: Chain, device: Device, job: Job) -> str:
     return ""
 
 
-def _instance(name: str, *widths: int, precision: str, io: str = "float32", **options: object) -> Instance:
+def _instance(
+    name: str, *widths: int, precision: str, io: str = "float32", B: int = Job.batch, **options: object
+) -> Instance:
     def launch(device: Device) -> TensorLaunch:
         net = with_io(mlp(*widths, **options), io)  # type: ignore[arg-type]
         chain = find_chain(net, 0, ACTIVATIONS, casts=True)
         assert chain is not None
-        made = make_launch(net, chain, device, precision)
+        made = make_launch(net, chain, device, Job(precision, B))
         if isinstance(made, str):
             raise PlanError(f"{MlpTensor.name} does not take {name} on {device.arch}", got=made)
         return made
@@ -253,6 +258,7 @@ INSTANCES = (
     _instance("decode tf32", 72, 64, 64, 4, precision="tf32", bias=False),
     _instance("decode bf16", 72, 64, 64, 4, precision="bf16", io="bfloat16", bias=False),
     _instance("one output", 16, 32, 1, precision="fp16", io="float16", activation="Tanh"),
+    _instance("one output, many rows", 16, 32, 1, precision="fp16", io="float16", B=262_144),
     _instance("odd widths", 7, 13, 5, 3, precision="bf16", io="float16", output="LogSoftmax"),
     _instance("128 wide", 48, 128, 128, 128, 3, precision="fp16", io="float16"),
     _instance("128 wide tf32", 48, 128, 128, 3, precision="tf32"),

@@ -33,7 +33,7 @@ from onchip.spec.recipe import Array
 AHEAD = 2  # chunks that are copied to their slots while an earlier one is waited for
 SLOTS = AHEAD + 3  # and one sent, one with the kernels and on its way back, one copied from
 SLOT_BYTES = 8 << 20  # 150 us of the bus: several times what Python takes for a chunk; all slots fit into most L3s
-LEAST_CHUNK_BYTES = 512 << 10  # 10 us of the bus: below, starting work on a chunk takes longer than the chunk
+LEAST_CHUNK_BYTES = 2 << 20  # 40 us of the bus: below, waking threads and starting work takes longer than it gains
 LEAST_SLOT_BYTES = 128 << 10
 OFFERED_BYTES = 384 << 10  # 40 us of one core: less is not worth waking a thread (5 us, and its turn in Python)
 # Every piece costs some us of Python, which only one thread at a time can have: so they are few and large.
@@ -41,8 +41,8 @@ PIECE_BYTES = 1 << 20
 MOST_PIECES = 4  # of an array's rows in a chunk: with those of AHEAD + 1 chunks, more than there are threads
 # Up to here a chunk's kernel reads and writes the host's memory itself: one launch instead of a launch and two copies,
 # each of which waits some us for the one before it. Above, a kernel that reads a value twice would pay twice.
-MAPPED_BYTES = 512 << 10
-SMALL_BYTES = 2 << 20  # a batch up to here is one such chunk: to wake threads for its copies takes longer
+MAPPED_BYTES = LEAST_CHUNK_BYTES
+SMALL_BYTES = 8 << 20  # a batch up to here is one such chunk, copied by the caller's thread alone
 ALIGN_BYTES = 256
 MOST_LAYOUTS = 64  # of small batches, kept
 

@@ -10,6 +10,7 @@ from onchip.kernels.cpu.mlp_fused import MlpFused
 from onchip.kernels.cpu.mlp_train import MlpTrain, Trainer
 from onchip.kernels.cpu.plain import Plain
 from onchip.kernels.cpu.rowwise import Rowwise
+from onchip.kernels.cpu.scan import ScanAlone
 from onchip.kernels.cpu.token_max import TokenMax
 from onchip.plan.kernel import Claim, Job, Kernel
 from onchip.spec.recipe import Array
@@ -31,6 +32,6 @@ class TrainingKernel(Kernel, Protocol):
         ...
 
 
-INFERENCE: tuple[InferenceKernel, ...] = (MlpFused(), ConvFused(), TokenMax(), Rowwise(), Plain())
+INFERENCE: tuple[InferenceKernel, ...] = (MlpFused(), ConvFused(), TokenMax(), Rowwise(), ScanAlone(), Plain())
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, *INFERENCE)

@@ -1,0 +1,306 @@
+"""Scans on the CPU: right for every op, dtype and size, and the same bits however the work is cut."""
+
+import ctypes
+
+import numpy as np
+import pytest
+
+import onchip
+from checks import assert_error_within
+from onchip.kernels import reference
+from onchip.kernels.cpu import scan as module
+from onchip.kernels.cpu.scan import PIECE, ScanAlone, scan_columns, scan_rows
+from onchip.kernels.cpu.scan_parts import SEGMENT
+from onchip.kernels.reference.scan import scan
+from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.runtime.cpu import core_count
+from onchip.spec.build import sequential
+from onchip.spec.layers import CumSum
+from onchip.spec.scan_op import DTYPES, OPS, ScanOp
+from onchip.spec.types import TensorType
+
+TWO = min(2, core_count())
+FLAGS = [(exclusive, reverse) for exclusive in (False, True) for reverse in (False, True)]
+PAIRS = [("sum", "float32"), ("max", "int32"), ("product", "float64"), ("min", "float32"), ("sum", "int64")]
+
+
+def numbers(shape, dtype, op="sum", seed=0):
+    rng = np.random.default_rng(seed)
+    if "int" in dtype:
+        limits = np.iinfo(dtype)
+        return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    x = rng.standard_normal(shape)
+    return (np.exp2(x / 100) if op == "product" else x).astype(dtype)  # long products neither vanish nor overflow
+
+
+def bits(array):
+    return np.ascontiguousarray(array).view(np.uint8)
+
+
+def same_bits(got, expected):
+    np.testing.assert_array_equal(bits(got), bits(expected))
+
+
+def scanned(x, how, threads=TWO, totals=None):
+    """x (R, N) by rows or (O, N, I) by columns, to an array that was full of something else."""
+    y = np.full_like(x, 77)
+    if x.ndim == 3:
+        scan_columns(x, y, how, threads)
+    else:
+        scan_rows(x, y, how, threads, totals)
+    return y
+
+
+def truth_of(x, how):
+    return scan(x, how) if x.ndim == 2 else np.moveaxis(scan(np.moveaxis(x, 1, -1), how), -1, 1)
+
+
+def assert_right(got, x, how):
+    """Ints, max and min are exact; float32 sums and products are rounded once; float64 ones as near as naive ones."""
+    truth = truth_of(x, how)
+    assert got.dtype == x.dtype
+    if "int" in x.dtype.name or how.op in ("max", "min"):
+        np.testing.assert_array_equal(got, truth.astype(x.dtype))
+    elif x.dtype == np.float32:
+        # What float64 loses on the way moves a few results across the middle between two float32.
+        np.testing.assert_array_max_ulp(got, truth.astype(np.float32), maxulp=1)
+        assert np.mean(got != truth.astype(np.float32)) < 1e-3
+    else:
+        naive = x.shape[1] * np.finfo(np.float64).eps * np.abs(truth_of(np.abs(x), how))
+        assert np.all(np.abs(got - truth) <= naive)
+
+
+# -- every op, dtype, flag and size ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_rows(op, dtype):
+    for shape in ((3, 1), (5, 7), (1000, 31), (7, 33), (2, SEGMENT), (3, SEGMENT + 1), (2, 3 * SEGMENT - 1)):
+        x = numbers(shape, dtype, op)
+        for exclusive, reverse in FLAGS:
+            how = ScanOp(op, exclusive, reverse)
+            assert_right(scanned(x, how), x, how)
+
+
+@pytest.mark.parametrize(("op", "dtype"), PAIRS)
+@pytest.mark.parametrize("N", [65_535, PIECE + 5])
+def test_long_rows(op, dtype, N):
+    x = numbers((1, N), dtype, op)
+    for exclusive, reverse in FLAGS:
+        how = ScanOp(op, exclusive, reverse)
+        assert_right(scanned(x, how), x, how)
+
+
+@pytest.mark.parametrize(("op", "dtype"), PAIRS)
+def test_columns(op, dtype):
+    for shape in ((3, 1, 5), (2, 100, 2), (1, 5000, 9), (2, 700, 67), (3, 40, 128), (1, 50, 1100), (4, 9, 1)):
+        x = numbers(shape, dtype, op)
+        for exclusive, reverse in FLAGS:
+            how = ScanOp(op, exclusive, reverse)
+            assert_right(scanned(x, how), x, how)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (0, 5, 3), (2, 0, 3), (2, 5, 0), (2, 0, 1)])
+def test_nothing(shape):
+    assert scanned(numbers(shape, "float32"), ScanOp()).shape == shape
+
+
+@pytest.mark.parametrize("N", [4 * PIECE, 4 * PIECE + 3])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_large_results_go_past_the_caches(N, reverse):
+    """From an array that begins at any multiple of its items, and with rows that do."""
+    how = ScanOp(reverse=reverse)
+    x = numbers((1, N), "float32")
+    whole = scanned(x, how)
+    assert_right(whole, x, how)
+    for begin in (1, 4):
+        memory = np.full(N + begin + 1, 77, np.float32)
+        scan_rows(x, memory[begin : begin + N].reshape(1, N), how, TWO)
+        same_bits(memory[begin : begin + N], whole[0])
+        assert (memory[:begin] == 77).all()
+        assert memory[-1] == 77
+    rows = numbers((70_001, 48), "float32", seed=1)
+    assert_right(scanned(rows, how), rows, how)
+
+
+# -- same bits ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("op", "dtype"), PAIRS)
+@pytest.mark.parametrize("shape", [(3, 5 * SEGMENT + 7), (999, 37), (2, 5000, 19)])
+def test_bits_depend_on_the_row_alone(op, dtype, shape):
+    """Not on the threads, not on the batch, not on the place in it, not on whether y is x."""
+    x = numbers(shape, dtype, op)
+    for exclusive, reverse in FLAGS:
+        how = ScanOp(op, exclusive, reverse)
+        y = scanned(x, how, TWO)
+        same_bits(scanned(x, how, 1), y)
+        for row in (0, len(x) - 1):
+            same_bits(scanned(x[row : row + 1].copy(), how), y[row : row + 1])
+        in_place = x.copy()
+        (scan_columns if x.ndim == 3 else scan_rows)(in_place, in_place, how, TWO)
+        same_bits(in_place, y)
+
+
+@pytest.mark.parametrize(("op", "dtype"), PAIRS[:3])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_parts_of_a_row(op, dtype, reverse):
+    """At multiples of PIECE, the totals carried: same bits as in one go, and so is the last total."""
+    assert PIECE % SEGMENT == 0
+    x = numbers((2, 2 * PIECE + 77), dtype, op)
+    for exclusive in (False, True):
+        how = ScanOp(op, exclusive, reverse)
+        start = np.full(2, how.identity(dtype)).astype(how.total_dtype(dtype))
+        whole_totals, totals = start.copy(), start.copy()
+        whole = scanned(x, how, TWO, whole_totals)
+        same_bits(scanned(x, how), whole)  # nobody asked for a total
+        y = np.empty_like(x)
+        for first, last in ((0, PIECE), (PIECE, 2 * PIECE), (2 * PIECE, x.shape[1])):
+            here = slice(x.shape[1] - last, x.shape[1] - first) if reverse else slice(first, last)
+            y[:, here] = scanned(x[:, here].copy(), how, TWO, totals)
+        same_bits(y, whole)
+        same_bits(totals, whole_totals)
+        if not exclusive:
+            np.testing.assert_allclose(totals.astype(dtype), whole[:, 0 if reverse else -1], rtol=1e-12)
+
+
+def test_short_rows_carry_their_totals():
+    x, totals = numbers((50, 33), "float32"), np.arange(50.0)
+    y = scanned(x, ScanOp(), TWO, totals)
+    np.testing.assert_allclose(totals, np.arange(50) + x.sum(axis=1, dtype=np.float64), rtol=1e-12)
+    np.testing.assert_allclose(y, np.arange(50)[:, None] + np.cumsum(x, axis=1, dtype=np.float64), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "tile"), [((1, 5 * SEGMENT), SEGMENT), ((1, 5000, 16), 2048)])
+def test_nobody_waits_for_a_thread_that_lost_its_core(monkeypatch, shape, tile):
+    """The first part is taken by a thread that never comes back: the others make its total themselves."""
+    x, run = numbers(shape, "float32"), module._run
+    whole = scanned(x, ScanOp())
+
+    def run_without_the_first(*args):
+        ctypes.c_int64.from_address(args[-2]).value = 1  # the next ticket
+        run(*args)
+
+    monkeypatch.setattr(module, "_run", run_without_the_first)
+    y = scanned(x, ScanOp())
+    assert (y[:, :tile] == 77).all()
+    same_bits(y[:, tile:], whole[:, tile:])
+
+
+# -- numbers that are special ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(1, 2 * SEGMENT + 40), (1, 3000, 17)])
+def test_nan_and_inf_pass_on(op, dtype, shape):
+    for special in (np.nan, np.inf, -np.inf):
+        x = numbers(shape, dtype, op)
+        x[:, shape[1] // 3 :: 500] = special
+        x[:, -3] = -special
+        for reverse in (False, True):
+            how = ScanOp(op, reverse=reverse)
+            truth = truth_of(x, how)
+            got = scanned(x, how)
+            np.testing.assert_array_equal(np.isnan(got), np.isnan(truth))
+            np.testing.assert_array_equal(np.isposinf(got), np.isposinf(truth))
+            np.testing.assert_array_equal(np.isneginf(got), np.isneginf(truth))
+
+
+def test_products_leave_the_range_and_come_back():
+    """float32 products are carried in float64: 1e60 on the way is no infinity at the end."""
+    x = np.array([[1e30, 1e30, 1e-30, 1e-30]] * 3, np.float32)
+    np.testing.assert_allclose(scanned(x, ScanOp("product"))[:, [0, 3]], [[1e30, 1]] * 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_ints_wrap(dtype):
+    x = np.full((1, SEGMENT + 9), np.iinfo(dtype).max, dtype)
+    for op, ufunc in (("sum", np.add), ("product", np.multiply)):
+        np.testing.assert_array_equal(scanned(x, ScanOp(op)), ufunc.accumulate(x, axis=1, dtype=dtype))
+
+
+def test_memory_maps_and_read_only_arrays(tmp_path):
+    x = numbers((1, 5000), "float32")
+    x.tofile(tmp_path / "x")
+    mapped = np.memmap(tmp_path / "x", np.float32, "r", shape=x.shape)
+    y = np.memmap(tmp_path / "y", np.float32, "w+", shape=x.shape)
+    scan_rows(mapped, y, ScanOp(), TWO)
+    same_bits(y, scanned(x, ScanOp()))
+
+
+# -- accuracy ----------------------------------------------------------------------------------------------
+
+
+def alternating(rng, N):
+    x = rng.random(N, np.float32)
+    x[::2] *= 1e6
+    x[2::4] *= -1
+    return x
+
+
+@pytest.mark.parametrize(
+    "data", [lambda rng, N: rng.standard_normal(N, np.float32), lambda rng, N: rng.random(N, np.float32), alternating],
+    ids=["normal", "positive", "alternating"],
+)  # fmt: skip
+@pytest.mark.parametrize("as_column", [False, True])
+def test_sums_are_no_worse_than_pairwise_summation(data, as_column):
+    N = 3 * SEGMENT + 5
+    x = data(np.random.default_rng(0), N)
+    y = (
+        scanned(np.repeat(x[:, None], 3, axis=1)[None], ScanOp())[0, :, 1]
+        if as_column
+        else scanned(x[None], ScanOp())[0]
+    )
+    truth = scan(x, ScanOp())
+    at = np.arange(1, N, 97)
+    pairwise = np.array([np.sum(x[: i + 1]) for i in at], np.float64)
+    ours = np.abs(y[at] - truth[at])
+    assert ours.max() <= np.abs(pairwise - truth[at]).max()
+    assert ours.mean() <= np.abs(pairwise - truth[at]).mean()
+    # Half an ulp of the result, and what float64 loses of all that was added.
+    lost = 2.0**-40 * scan(np.abs(x), ScanOp())
+    assert np.all(np.abs(y - truth) <= np.spacing(np.abs(truth).astype(np.float32)) / 2 + lost)
+
+
+# -- CumSum layers -----------------------------------------------------------------------------------------
+
+
+def cum_sum(axis, exclusive, reverse, row, dtype="float32"):
+    return sequential(TensorType(("B", *row), dtype), [("y", CumSum(axis, exclusive, reverse))], {})
+
+
+@pytest.mark.parametrize(("exclusive", "reverse"), FLAGS)
+@pytest.mark.parametrize(("axis", "row"), [(1, (7, 5)), (2, (7, 5)), (-1, (1003,)), (1, (40, 3, 9)), (-2, (2, 300, 1))])
+def test_networks(axis, row, exclusive, reverse):
+    net = cum_sum(axis, exclusive, reverse, row)
+    engine = onchip.compile(net, device="cpu")
+    assert [group.claim.kernel for group in engine.plan.groups] == ["scan"]
+    x = numbers((33, *row), "float32")
+    y = engine(x)
+    truth, naive = reference.forward(net, x), reference.forward(net, x, "float32")
+    assert_error_within(y, truth, yardstick=naive)
+    for B, first in ((1, 0), (1, 32), (7, 11)):
+        same_bits(engine(x[first : first + B].copy()), y[first : first + B])
+    same_bits(onchip.compile(net, device="cpu", threads=1)(x), y)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32", "int64"])
+def test_networks_of_other_dtypes(dtype):
+    net, x = cum_sum(-1, False, False, (300,), dtype), numbers((5, 300), dtype)
+    np.testing.assert_allclose(onchip.compile(net, device="cpu")(x), np.cumsum(x, axis=1, dtype=dtype), rtol=1e-11)
+
+
+def test_who_claims():
+    def answers(net, job=None):
+        return list(ScanAlone().claims(net, 0, onchip.compile(net, device="cpu").plan.device, job or Job()))
+
+    (claim,) = answers(cum_sum(-1, False, False, (9,)))
+    assert isinstance(claim, Claim)
+    assert (claim.price.row_flop, claim.price.row_bytes, claim.label) == (9, 72, "scan<sum>")
+    (refusal,) = answers(cum_sum(-1, False, False, (9,), "int8"))
+    assert isinstance(refusal, Refusal)
+    assert "got int8" in refusal.why
+    net = cum_sum(-1, False, False, (9,))
+    assert answers(net, Job(loss="mse")) == []

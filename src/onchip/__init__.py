@@ -5,6 +5,7 @@ engine = onchip.compile(net)                  # the fastest device that is here;
 y      = engine(x)                            # NumPy in, NumPy out
 result = onchip.fit(net, x, classes)          # the same network, trained
 onchip.save(result.network, "trained.onnx")
+totals = onchip.scan(x)                       # running sums, maxima, minima, products
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from onchip.errors import OnchipError
 if TYPE_CHECKING:
     from onchip.plan.planner import Plan
     from onchip.runtime.engine import Engine, compile
+    from onchip.runtime.scan import scan
     from onchip.spec.build import mlp
     from onchip.spec.load import save
     from onchip.spec.network import Network
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Classifier", "Engine", "FitResult", "Network", "OnchipError", "Plan", "Regressor",
-    "compile", "fit", "fit_many", "load", "mlp", "save",
+    "compile", "fit", "fit_many", "load", "mlp", "save", "scan",
 ]  # fmt: skip
 
 # Where each name lives. Imported when first used: `import onchip` loads no NumPy, no Numba and no device.
@@ -37,6 +39,7 @@ _HOME = {
     "Classifier": "train.estimators", "Engine": "runtime.engine", "FitResult": "train.course",
     "Network": "spec.network", "Plan": "plan.planner", "Regressor": "train.estimators", "compile": "runtime.engine",
     "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "spec.build", "save": "spec.load",
+    "scan": "runtime.scan",
 }  # fmt: skip
 
 

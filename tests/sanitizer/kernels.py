@@ -6,17 +6,21 @@ what is initialised and where an array ends. Prints what it ran; a precision tha
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 import numpy as np
 
 from onchip.errors import DeviceError, PlanError
 from onchip.kernels import reference
+from onchip.kernels.reference.scan import scan as scan_reference
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 from onchip.runtime.engine import compile, find_device
+from onchip.runtime.scan import scan
 from onchip.spec.build import mlp
 from onchip.spec.io import with_io
 from onchip.spec.network import Network
+from onchip.spec.scan_op import ScanOp
 from onchip.spec.types import numpy_dtype
 
 ROWS = (1, 7, 100)  # less than a tile, an odd number, several tiles with a part of one
@@ -61,9 +65,28 @@ def run_case(net: Network, device: str, precision: str) -> str:
     return f"rows {ROWS}, error {error:.1e}: {kernels}"
 
 
+SCANS = ((1,), (3, 7), (5, 300), (20_001,), (3, 9000), (9000, 3), (40, 30, 5))  # a tile, several, rows, columns
+
+
+def run_scan(shape: tuple[int, ...], op: str, dtype: str, device: str) -> str:
+    """Running totals along the first axis and the last; AssertionError if they are wrong."""
+    x = np.random.default_rng(0).integers(-9, 9, shape).astype(dtype)
+    for axis in {0, len(shape) - 1}:
+        truth = scan_reference(np.moveaxis(x, axis, -1), ScanOp(op))
+        got = np.moveaxis(scan(x, op, axis=axis, device=device), axis, -1)
+        assert np.array_equal(got, truth.astype(dtype)), f"axis {axis}"  # small numbers: every total is exact
+    return "every axis"
+
+
 def main(device: str = "cuda") -> int:
     find_device(device)  # DeviceError where there is none: nothing run is not nothing found
     failed = ran = 0
+    for shape, (op, dtype) in itertools.product(SCANS, (("sum", "float32"), ("max", "int64"))):
+        try:
+            said = run_scan(shape, op, dtype, device)
+        except AssertionError as error:
+            said, failed = f"WRONG: {error}", failed + 1
+        print(f"scan {shape} {op} {dtype}: {said}", flush=True)
     for name, net in cases():
         for precision in PRECISIONS:
             try:

@@ -45,6 +45,12 @@ class Placed:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
+@dataclass(frozen=True, eq=False)
+class Scratch:
+    pointer: int
+    owner: object  # what keeps the memory
+
+
 class Kind(abc.ABC):
     """A library's arrays."""
 
@@ -68,6 +74,13 @@ class Kind(abc.ABC):
     def empty(self, given: TensorType, B: int, stream: int) -> Any:
         """An array for B rows of results."""
         return DeviceArray(self._gpu, given, B, stream)
+
+    def scratch(self, nbytes: int, stream: int) -> Scratch | None:
+        """Memory for work on the stream; it may be let go when the work is on its way. None where none is wanted."""
+        if not nbytes:
+            return None
+        buffer = self._gpu.allocate(nbytes, stream)
+        return Scratch(buffer.pointer, buffer)
 
     def hand_out(self, made: Any) -> Any:
         """What the caller gets of an array that `empty` made, when its values are on the way."""
@@ -129,6 +142,13 @@ class Torch(Kind):
     def _check_place(self, x: Any) -> None:
         if not x.is_cuda:
             raise _not_here(self.name, str(x.device), self._gpu, "x.cuda(), or NumPy: x.numpy()")
+
+    def scratch(self, nbytes: int, stream: int) -> Scratch | None:
+        # torch's own pool knows which of its memory a graph keeps.
+        if not nbytes:
+            return None
+        made = self.torch.empty(nbytes, dtype=self.torch.uint8, device=f"cuda:{self._gpu.index}")
+        return Scratch(made.data_ptr(), made)
 
     def empty(self, given: TensorType, B: int, stream: int) -> Any:
         dtype = getattr(self.torch, given.dtype)

@@ -3,6 +3,7 @@
 from onchip.kernels.cuda.cast import CastAlone
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
+from onchip.kernels.cuda.scan import ScanAlone
 from onchip.plan.kernel import Kernel
 
-KERNELS: tuple[Kernel, ...] = (MlpTensor(), MlpFused(), CastAlone())
+KERNELS: tuple[Kernel, ...] = (MlpTensor(), MlpFused(), CastAlone(), ScanAlone())

@@ -60,6 +60,21 @@ class Launch(Protocol):
 
 
 @dataclass(frozen=True)
+class Fixed:
+    """A launch whose numbers are known: `Launch` for a batch of its own size."""
+
+    program: Program
+    config: LaunchConfig
+    budget: Budget
+
+    def count(self, B: int) -> int:
+        return B
+
+    def launch_config(self, B: int) -> LaunchConfig:
+        return self.config
+
+
+@dataclass(frozen=True)
 class Instance:
     """One compilable case of a kernel, for `make check-kernels`; each kernel's module lists its own as INSTANCES.
 

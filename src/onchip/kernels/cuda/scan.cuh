@@ -1,0 +1,98 @@
+// scan.cuh: what every scan shares: the operations, 16 bytes at a time, and running values within a warp.
+//
+// A total is what is carried from one part of a row to the next. Of float32 sums and products it is a double: added up
+// part by part in float32, a long row's total would lose digits on the way. So y = float(total before) op (the running
+// value of a part, some tens of numbers deep): an error no worse than that of pairwise summation.
+#pragma once
+
+template <class T> struct Wider { using Type = T; };
+template <> struct Wider<float> { using Type = double; };
+
+// -- operations: combine(a, b), where a comes first; ints wrap, a NaN passes on ------------------------------------
+
+struct Sum {
+    template <class T> using Total = typename Wider<T>::Type;
+    template <class T> static __device__ T identity() { return T(0); }
+    template <class T> static __device__ T combine(T a, T b) { return a + b; }
+    static __device__ int combine(int a, int b) { return static_cast<int>(static_cast<unsigned>(a) + b); }
+    static __device__ long long combine(long long a, long long b) {
+        return static_cast<long long>(static_cast<unsigned long long>(a) + b);
+    }
+};
+
+struct Product {
+    template <class T> using Total = typename Wider<T>::Type;
+    template <class T> static __device__ T identity() { return T(1); }
+    template <class T> static __device__ T combine(T a, T b) { return a * b; }
+    static __device__ int combine(int a, int b) { return static_cast<int>(static_cast<unsigned>(a) * b); }
+    static __device__ long long combine(long long a, long long b) {
+        return static_cast<long long>(static_cast<unsigned long long>(a) * b);
+    }
+};
+
+template <class T> struct Least;
+template <> struct Least<int> { static __device__ int value() { return -2147483647 - 1; } };
+template <> struct Least<long long> { static __device__ long long value() { return -9223372036854775807LL - 1; } };
+template <> struct Least<float> { static __device__ float value() { return __int_as_float(0xff800000); } };
+template <> struct Least<double> {
+    static __device__ double value() { return __longlong_as_double(0xfff0000000000000LL); }
+};
+template <class T> struct Most { static __device__ T value() { return -Least<T>::value(); } };
+template <> struct Most<int> { static __device__ int value() { return 2147483647; } };
+template <> struct Most<long long> { static __device__ long long value() { return 9223372036854775807LL; } };
+
+struct Max {
+    template <class T> using Total = T;
+    template <class T> static __device__ T identity() { return Least<T>::value(); }
+    template <class T> static __device__ T combine(T a, T b) { return a < b || b != b ? b : a; }
+};
+
+struct Min {
+    template <class T> using Total = T;
+    template <class T> static __device__ T identity() { return Most<T>::value(); }
+    template <class T> static __device__ T combine(T a, T b) { return b < a || b != b ? b : a; }
+};
+
+// -- 16 bytes of a lane --------------------------------------------------------------------------------------------
+
+template <class T> constexpr int VECTOR = 16 / sizeof(T);
+
+template <class T> __device__ bool is_aligned(const T* x, const T* y) {
+    return (reinterpret_cast<unsigned long long>(x) | reinterpret_cast<unsigned long long>(y)) % 16 == 0;
+}
+
+template <class T> __device__ void load16(T (&v)[VECTOR<T>], const T* from) {
+    const uint4 word = __ldcs(reinterpret_cast<const uint4*>(from));
+    memcpy(v, &word, 16);
+}
+
+template <class T> __device__ void store16(T* to, const T (&v)[VECTOR<T>]) {
+    uint4 word;
+    memcpy(&word, v, 16);
+    __stcs(reinterpret_cast<uint4*>(to), word);
+}
+
+// -- running values of a chunk: 16 bytes a lane, the lanes of a row next to each other ------------------------------
+
+// v becomes its running values behind `running`, which comes to hold the chunk too: 2 + log2(LANES) additions deep.
+template <class Op, int LANES, bool EXCLUSIVE, class T>
+__device__ void scan_chunk(T (&v)[VECTOR<T>], T& running) {
+    constexpr int LAST = VECTOR<T> - 1;
+#pragma unroll
+    for (int k = 1; k <= LAST; ++k) v[k] = Op::combine(v[k - 1], v[k]);
+    const int lane = threadIdx.x % LANES;
+    T lanes = v[LAST];
+#pragma unroll
+    for (int step = 1; step < LANES; step *= 2) {
+        const T left = __shfl_up_sync(0xffffffffu, lanes, step, LANES);
+        if (lane >= step) lanes = Op::combine(left, lanes);
+    }
+    const T total = __shfl_sync(0xffffffffu, lanes, LANES - 1, LANES);
+    const T left = __shfl_up_sync(0xffffffffu, lanes, 1, LANES);
+    const T start = lane == 0 ? running : Op::combine(running, left);
+#pragma unroll
+    for (int k = LAST; k >= 0; --k) {
+        v[k] = !EXCLUSIVE ? Op::combine(start, v[k]) : k == 0 ? start : Op::combine(start, v[k - 1]);
+    }
+    running = Op::combine(running, total);
+}

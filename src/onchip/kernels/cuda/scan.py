@@ -1,0 +1,221 @@
+"""Scans on a GPU: the host's side of scan_tiles.cu, scan_rows.cu and scan_columns.cu.
+
+An array is (outer, N, inner), scanned along the middle axis. How it is cut depends on N, inner and the dtype, never on
+`outer`: a row's bits do not depend on its batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.program import EVERY_CHIP, Budget, Fixed, Instance, LaunchConfig, Program
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.spec.layers import CumSum
+from onchip.spec.network import Network
+from onchip.spec.scan_op import ScanOp
+from onchip.spec.types import DTYPE_BYTES
+
+ARCHITECTURES = EVERY_CHIP
+FOLDER = Path(__file__).parent
+NUMBERS = {"int32": "int", "int64": "long long", "float32": "float", "float64": "double"}
+THREADS = 256  # of a block of every kernel here
+# Of scan_tiles: how often a thread takes 16 bytes, and tiles whose totals are added up together. Few tiles want to be
+# small, so that every multiprocessor has some; many want to be large, so that totals are handed on less often.
+CHUNKS, MORE_CHUNKS, GROUP = 8, 10, 128
+MANY_BYTES = 1 << 28  # of a row, from where on tiles are large
+STATE_BYTES = 16
+SHORT_BYTES = 8 << 10  # rows up to here are walked over by a warp
+MANY_COLUMNS = 1 << 12  # from here on columns are walked down where they lie; fewer, if long, are made rows first
+BLOCKS_A_UNIT = 8
+SIDE = 32  # of a tile of swap_axes
+WALK_BUDGET = Budget(registers=80, spill_bytes=16)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """One scan: what, over which numbers."""
+
+    how: ScanOp
+    dtype: str
+    outer: int
+    N: int
+    inner: int = 1
+    whole: int = 0  # the numbers of the row that N are a part of; 0: they are all of it
+
+    @property
+    def row_bytes(self) -> int:
+        return (self.whole or self.N) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def template(self) -> str:
+        names = self.how.op.capitalize(), NUMBERS[self.dtype], str(self.how.exclusive).lower()
+        return ", ".join(names)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its rows are scanned in tiles."""
+        return self.inner == 1 and not self.how.reverse and self.row_bytes > SHORT_BYTES
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether its columns are so long and so few that they are made rows first."""
+        return 1 < self.inner < MANY_COLUMNS and not self.how.reverse and self.row_bytes > SHORT_BYTES
+
+    # -- long rows -----------------------------------------------------------------------------------------------
+
+    @property
+    def chunks(self) -> int:
+        return CHUNKS if self.row_bytes < MANY_BYTES else MORE_CHUNKS
+
+    @property
+    def tile(self) -> int:
+        """Numbers of a tile."""
+        return THREADS * self.chunks * 16 // DTYPE_BYTES[self.dtype]
+
+    @property
+    def part(self) -> int:
+        """Numbers of a group: a long row may be scanned in parts that begin at multiples of it."""
+        return GROUP * self.tile
+
+    @property
+    def tiles(self) -> int:
+        """Of a row, or of its part."""
+        return -(-self.N // self.tile)
+
+    @property
+    def states(self) -> int:
+        """Of all rows' groups and tiles, cleared before each scan."""
+        return self.outer * (self.tiles + -(-self.tiles // GROUP))
+
+    def clearing(self, units: int) -> Fixed:
+        """clear_states(states, count)"""
+        program = Program(FOLDER / "scan_tiles.cu", "clear_states")
+        return Fixed(program, _line(min(-(-self.states // THREADS), units)), Budget(registers=32))
+
+    def by_tiles(self, arch: str) -> Fixed:
+        """scan_tiles(x, y, states, before, after, N, tiles), behind clear_states"""
+        program = Program(FOLDER / "scan_tiles.cu", f"scan_tiles<{self.template}, {self.chunks}>")
+        config = replace(_line(self.outer * self.tiles), overlaps=arch not in ("sm_80", "sm_86", "sm_89"))
+        resident = 50 // self.chunks  # blocks that share a large multiprocessor
+        return Fixed(program, config, Budget(65536 // (THREADS * resident) // 8 * 8, spill_bytes=48))
+
+    # -- short rows and columns ----------------------------------------------------------------------------------
+
+    @property
+    def lanes(self) -> int:
+        """Of a warp, for a row: each takes 16 bytes at a time."""
+        return min(32, 1 << max(0, math.ceil(self.N * DTYPE_BYTES[self.dtype] / 16) - 1).bit_length())
+
+    def walk_template(self) -> str:
+        lanes = f", {self.lanes}" if self.inner == 1 else ""
+        return f"{self.template}, {str(self.how.reverse).lower()}{lanes}"
+
+    def walk_config(self, units: int) -> LaunchConfig:
+        threads = self.outer * (self.lanes if self.inner == 1 else self.inner)
+        return _line(min(-(-threads // THREADS), units * BLOCKS_A_UNIT))
+
+    def by_walking(self, units: int) -> Fixed:
+        """scan_rows(x, y, outer, N) or scan_columns(x, y, outer, N, inner)"""
+        name = "scan_rows" if self.inner == 1 else "scan_columns"
+        program = Program(FOLDER / f"{name}.cu", f"{name}<{self.walk_template()}>")
+        return Fixed(program, self.walk_config(units), WALK_BUDGET)
+
+
+def swap_axes(dtype: str, outer: int, N: int, M: int, units: int) -> Fixed:
+    """swap_axes(x, y, outer, N, M): (outer, N, M) -> (outer, M, N)"""
+    blocks = min(outer * -(-N // SIDE) * -(-M // SIDE), units * BLOCKS_A_UNIT)
+    program = Program(FOLDER / "swap_axes.cu", f"swap_axes<{NUMBERS[dtype]}>")
+    return Fixed(program, _line(blocks), Budget(registers=40))
+
+
+def _line(blocks: int) -> LaunchConfig:
+    return LaunchConfig((max(1, blocks), 1, 1), (THREADS, 1, 1), 0)
+
+
+# -- as a layer of a network ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerLaunch:
+    """CumSum by itself: rows are walked over, however long they are, as one launch without scratch memory."""
+
+    scan: Scan  # of one row of the batch
+    units: int
+
+    @property
+    def program(self) -> Program:
+        scan = self.scan
+        kind, sizes = ("rows", f"{scan.N}") if scan.inner == 1 else ("columns", f"{scan.N}, {scan.inner}")
+        name = f"scan_layer_{kind}<{scan.walk_template()}, {sizes}>"
+        return Program(FOLDER / f"scan_{kind}.cu", name)
+
+    @property
+    def budget(self) -> Budget:
+        return WALK_BUDGET
+
+    def count(self, B: int) -> int:
+        return B * self.scan.outer
+
+    def launch_config(self, B: int) -> LaunchConfig:
+        scan = self.scan
+        return Scan(scan.how, scan.dtype, self.count(B), scan.N, scan.inner).walk_config(self.units)
+
+
+class ScanAlone:
+    name = "scan"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)  # it adds up in the rows' own dtype, or better
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        layer = node.layer
+        if not isinstance(layer, CumSum) or job.is_training:
+            return
+        x = net.types[node.inputs[0]]
+        if x.dtype not in NUMBERS or device.arch not in ARCHITECTURES or not x.row_size:
+            why = f"scans {', '.join(NUMBERS)} on {', '.join(ARCHITECTURES)}"
+            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
+            return
+        axis = layer.axis % len(x.shape)
+        shape = (1, *x.row_shape)
+        outer, N, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+        scan = Scan(ScanOp("sum", layer.exclusive, layer.reverse), x.dtype, outer, N, inner)
+        yield Claim(
+            kernel=self.name,
+            label=f"{self.name}<{N}>",
+            nodes=(node.name,),
+            price=Price(net.row_flop(node), 2 * x.row_bytes),
+            why="one layer by itself",
+            facts=LayerLaunch(scan, device.units),
+        )
+
+
+INSTANCES = (
+    Instance("a long row", lambda device: Scan(ScanOp(), "float32", 1, 1 << 20).by_tiles(device.arch)),
+    Instance("a very long row", lambda device: Scan(ScanOp(), "float32", 1, 1 << 28).by_tiles(device.arch)),
+    Instance(
+        "a long row, int32", lambda device: Scan(ScanOp(exclusive=True), "int32", 1, 1 << 28).by_tiles(device.arch)
+    ),
+    Instance("a long row, max", lambda device: Scan(ScanOp("max"), "float64", 1, 1 << 28).by_tiles(device.arch)),
+    Instance(
+        "a long row, product", lambda device: Scan(ScanOp("product", True), "int64", 1, 1 << 28).by_tiles(device.arch)
+    ),
+    Instance("clearing", lambda device: Scan(ScanOp(), "float32", 1, 1 << 28).clearing(device.units)),
+    Instance("short rows", lambda device: Scan(ScanOp(), "float32", 1000, 1000).by_walking(device.units)),
+    Instance("tiny rows", lambda device: Scan(ScanOp("min", True), "int64", 1000, 3).by_walking(device.units)),
+    Instance("columns", lambda device: Scan(ScanOp(), "float32", 10, 20, 30).by_walking(device.units)),
+    Instance(
+        "columns, product", lambda device: Scan(ScanOp("product"), "float64", 10, 20, 30).by_walking(device.units)
+    ),
+    Instance("narrow", lambda device: swap_axes("float64", 1, 1 << 20, 3, device.units)),
+    Instance("layer, rows", lambda device: LayerLaunch(Scan(ScanOp(), "float32", 1, 77), device.units)),
+    Instance(
+        "layer, columns from the end",
+        lambda device: LayerLaunch(Scan(ScanOp("sum", True, True), "float32", 2, 7, 5), device.units),
+    ),
+)

@@ -1,0 +1,163 @@
+"""scan: running sums, maxima, minima and products along an axis, on the CPU or a GPU."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.runtime.cpu import check_threads
+from onchip.runtime.engine import find_device
+from onchip.spec.recipe import Array
+from onchip.spec.scan_op import ScanOp, check_axis, check_dtype, check_out
+
+if TYPE_CHECKING:
+    from onchip.runtime.gpu import Gpu
+
+_DLPACK_CPU = 1  # kDLCPU
+PART = 1 << 24  # numbers of a long row between two calls of `progress`
+
+
+def scan(
+    x: Any, op: str = "sum", exclusive: bool = False, axis: int = -1, device: str = "auto", out: Any = None
+) -> Any:
+    """y[i] = x[0] op x[1] op ... op x[i] along an axis, everything else side by side.
+
+    x          int32, int64, float32 or float64: NumPy, or an array on a GPU (torch, CuPy, JAX, ...), row-major
+    op         sum, max, min, product
+    exclusive  without x[i]: y begins with what the op begins with (0, 1, the least, the largest number)
+    device     auto: where x lies. NumPy arrays may go through a GPU, in parts, however large: "cuda"
+    out        of x's kind, shape and dtype, overwritten; may be x
+
+    y has x's dtype; ints wrap, a NaN passes on. The bits are the same in every run, whatever the number of threads and
+    rows. Float32 sums and products are carried in float64 from part to part: the error is no worse than pairwise
+    summation's.
+    """
+    how = ScanOp(op, bool(exclusive))
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor) and not x.is_cuda:
+        y = scan(x.detach().numpy(), op, exclusive, axis, device, None if out is None else out.numpy())
+        return torch.from_numpy(y) if out is None else out
+    if _is_on_gpu(x):
+        return _scan_there(x, how, axis, device, out)
+    x = np.asarray(x)
+    dtype, at = check_dtype(x.dtype), check_axis(axis, x.shape)
+    if out is None:
+        out = np.empty(x.shape, x.dtype)
+    elif not isinstance(out, np.ndarray) or not out.flags.writeable:
+        got = "a read-only array" if isinstance(out, np.ndarray) else type(out).__name__
+        raise InputError("out cannot be written to", got=got, expected="a NumPy array, as x is one")
+    else:
+        check_out(out.shape, str(out.dtype), x.shape, dtype)
+    _scan_here(x, out, how, at, device)
+    return out
+
+
+def scan_into(
+    x: Array,
+    y: Array,
+    how: ScanOp,
+    device: str = "auto",
+    threads: int | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> str:
+    """One row of any length, x to y, both flat on the host or in files; returns what it ran on.
+
+    progress(numbers done) is told after every part. The bits are those of one go.
+    """
+    gpu = _find_gpu(device, threads)
+    dtype = check_dtype(x.dtype)
+    check_out(y.shape, str(y.dtype), x.shape, dtype)
+    if gpu is not None:
+        from onchip.runtime.gpu_scan import RowOnGpu
+
+        on_gpu = RowOnGpu(gpu, how, dtype, len(x))
+        row: Callable[[Array, Array], None] = on_gpu.run
+        step, said = PART // on_gpu.part * on_gpu.part, f"cuda:{gpu.index}"
+    else:
+        from onchip.kernels.cpu.scan import scan_rows
+
+        count = check_threads(threads)
+        totals = np.array([how.identity(how.total_dtype(dtype))])
+
+        def row(x: Array, y: Array) -> None:
+            scan_rows(x.reshape(1, -1), y.reshape(1, -1), how, count, totals)
+
+        said = f"cpu, {count} thread{'s' * (count > 1)}" + (
+            " (auto: the numbers are there)" if device == "auto" else ""
+        )
+        step = PART
+    for start in range(0, len(x), step):
+        part = slice(start, start + step)
+        row(x[part], y[part])
+        progress(min(len(x), start + step))
+    return said
+
+
+def _is_on_gpu(x: Any) -> bool:
+    if isinstance(x, np.ndarray):
+        return False
+    if hasattr(x, "__dlpack_device__"):
+        return int(x.__dlpack_device__()[0]) != _DLPACK_CPU
+    return hasattr(x, "__cuda_array_interface__")
+
+
+def _find_gpu(device: str, threads: int | None = None) -> Gpu | None:
+    """The GPU that numbers of the host go through; None: the CPU. Its memory is faster than the bus to any GPU."""
+    if device in ("auto", "cpu"):
+        return None
+    chosen = find_device(device, threads)[2]  # DeviceError where there is none
+    from onchip.runtime.gpu import Gpu
+
+    return Gpu.get(int(chosen.partition(":")[2]))
+
+
+def _scan_here(x: Array, y: Array, how: ScanOp, at: int, device: str) -> None:
+    outer, N, inner = math.prod(x.shape[:at]), x.shape[at], math.prod(x.shape[at + 1 :])
+    gpu = _find_gpu(device)
+    # Kernels read and write rows one behind the other, each number once: x may be y, but not lie across it.
+    is_same = x.ctypes.data == y.ctypes.data and x.strides == y.strides
+    free = y.flags.c_contiguous and (is_same or not np.may_share_memory(x, y))
+    made = y if free else np.empty(y.shape, y.dtype)
+    given = np.ascontiguousarray(x)
+    if gpu is not None:
+        from onchip.runtime.gpu_scan import scan_rows_through
+
+        if inner == 1:
+            scan_rows_through(gpu, given.reshape(outer, N), made.reshape(outer, N), how)
+        else:
+            rows = np.ascontiguousarray(np.moveaxis(given.reshape(outer, N, inner), 1, 2))
+            scan_rows_through(gpu, rows.reshape(-1, N), rows.reshape(-1, N), how)
+            made.reshape(outer, N, inner)[...] = np.moveaxis(rows, 2, 1)
+    else:
+        from onchip.kernels.cpu.scan import scan_columns, scan_rows
+
+        threads = check_threads(None)
+        if inner == 1:
+            scan_rows(given.reshape(outer, N), made.reshape(outer, N), how, threads)
+        else:
+            scan_columns(given.reshape(outer, N, inner), made.reshape(outer, N, inner), how, threads)
+    if made is not y:
+        y[...] = made
+
+
+def _scan_there(x: Any, how: ScanOp, axis: int, device: str, out: Any) -> Any:
+    from onchip.runtime.device_arrays import kind_of
+    from onchip.runtime.gpu import Gpu
+    from onchip.runtime.gpu_scan import scan_there
+
+    if device == "cpu":
+        raise InputError("x is on a GPU", got="device 'cpu'", expected="the GPU that x is on", hint="device='auto'")
+    gpu = Gpu.get() if device == "auto" else _find_gpu(device)
+    assert gpu is not None
+    kind = kind_of(x, gpu)
+    assert kind is not None, type(x)
+    if device == "auto" and (index := kind.describe(x, kind.stream(x)).device_index) != gpu.index:
+        gpu = Gpu.get(index)
+        kind = kind_of(x, gpu)
+        assert kind is not None
+    return scan_there(x, kind, gpu, how, axis, out)

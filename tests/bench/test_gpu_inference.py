@@ -12,8 +12,9 @@ from checks import random_mlp, rows
 from onchip.bench import CASES, ON_GPU, command, decode, gpu_inference, gpu_peers, mlp
 from onchip.bench.dense import dense_layers
 from onchip.bench.frame import UnavailableError, Voice, run_cases
-from onchip.bench.gpu_inference import CALLS, GpuJob, fastest, floor_ms, gpu_cases
-from onchip.bench.gpu_peers import Allowance, Forward, GpuTask
+from onchip.bench.gpu_clock import CALLS, Forward, fastest
+from onchip.bench.gpu_inference import GpuJob, floor_ms, gpu_cases
+from onchip.bench.gpu_peers import Allowance, GpuTask
 from onchip.bench.inference import YARDSTICK
 from onchip.bench.options import Options
 from onchip.errors import DeviceError, InputError, PlanError
@@ -276,9 +277,9 @@ def test_dense_layers():
 def test_a_file_of_a_gpu(fake_gpu, tmp_path, monkeypatch):
     monkeypatch.setattr(command.machine, "versions", lambda device: {"nvrtc": "13.0"})
     options = Options(device="cuda:0", rows=(7,))
-    written, exit_code = command.run_benchmarks([], options, tmp_path, pace=QUICK)
+    written, exit_code = command.run_benchmarks(["decode", "mlp"], options, tmp_path, pace=QUICK)
     assert exit_code == 0
-    assert [path.relative_to(tmp_path).as_posix() for path in written] == [f"h200/{name}.json" for name in ON_GPU]
+    assert [path.relative_to(tmp_path).as_posix() for path in written] == ["h200/decode.json", "h200/mlp.json"]
     document = json.loads((tmp_path / "h200" / "decode.json").read_text())
     assert document["machine"]["ceilings"] == {"copy_bytes_per_s": 4e12}
     assert document["versions"] == {"nvrtc": "13.0"}
@@ -328,7 +329,7 @@ def test_everyone_is_right_on_odd_shapes(name, precision, io, monkeypatch):
     if name == "torch.compile" and (precision, io) != ("fp16", "fp32"):
         pytest.skip("seconds of compiling each: one is enough")
     monkeypatch.setattr(gpu_peers, "COMPILED_ROWS", 1)
-    monkeypatch.setattr(gpu_peers, "MODES", {"default": True, "reduce-overhead": False})  # quicker to compile
+    monkeypatch.setattr(gpu_peers, "MODE", "default")  # quicker to compile
     monkeypatch.setattr(gpu_peers, "TUNE_S", 2.0)
     for widths, B in (((72, 64, 64, 4), 333), ((17, 33, 33, 33, 5), 1)):
         given = random_mlp(*widths, bias=B == 1)

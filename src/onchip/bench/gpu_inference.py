@@ -1,28 +1,22 @@
-"""Cases of inference on a GPU: rows that lie there, ours and the peers', timed by the GPU's own clock.
-
-A time is that of one call among many in a row, plain or in a replayed graph, whichever is faster for the engine; or,
-`synchronised`, that of one call and the wait for it, by the host's clock.
-"""
+"""Cases of inference on a GPU: rows that lie there, ours and the peers', timed by the GPU's own clock."""
 
 from __future__ import annotations
 
 import functools
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from onchip.bench.frame import ONCHIP, Case, Ready, UnavailableError
-from onchip.bench.gpu_peers import Build, Forward, GpuTask, make_peers
+from onchip.bench.gpu_clock import PACE, Forward, check, fastest
+from onchip.bench.gpu_peers import Build, GpuTask, make_peers
 from onchip.bench.inference import PEER_SLACK, YARDSTICK
 from onchip.bench.options import Options
 from onchip.bench.peers import explained
-from onchip.bench.stage import Stage, TorchStage, Work, make_stage
+from onchip.bench.stage import Stage, TorchStage, make_stage
 from onchip.errors import DeviceError, PlanError
-from onchip.ladders.measure import Pace
 from onchip.ladders.truth import Truth, Verdict, naive_error
 from onchip.plan.device import Device
 from onchip.plan.kernel import Job
@@ -32,10 +26,7 @@ from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
 
-CALLS = 20  # of a sample, and of a graph
 JUDGED = 4_096  # rows that are held against float64
-PACE = Pace(rounds=5, block_s=0.03, warm_up_s=0.01, pause_s=0, min_runs=3, max_runs=60)
-TRIALS = 5
 
 # The yardstick: float16 has as many digits as TF32.
 NAIVE = {"fp32": "float32", "tf32": "float16", "bf16": "bfloat16", "fp16": "float16"}
@@ -87,78 +78,6 @@ def _rounded(x: Array, io: str) -> Array:
     return x.astype(numpy_dtype(IO[io])).astype(np.float32)
 
 
-# -- clocks ------------------------------------------------------------------------------------------------
-
-
-class GpuClock:
-    """Many calls in a row, by the GPU's clock; a sample is the time of one. `run` makes all of them."""
-
-    def __init__(self, stage: Stage, run: Work) -> None:
-        self._stage, self._run = stage, run
-
-    def __call__(self) -> Any:
-        return self._run()
-
-    def sample_ms(self) -> float:
-        return self._stage.ms(self._run) / CALLS
-
-
-class HostClock:
-    """So many calls as `run` makes and the wait for the last, by the host's clock; a sample is the time of one."""
-
-    def __init__(self, run: Work, wait: Callable[[Any], object], calls: int) -> None:
-        self._run, self._wait, self._calls = run, wait, calls
-
-    def __call__(self) -> Any:
-        y = self._run()
-        self._wait(y)
-        return y
-
-    def sample_ms(self) -> float:
-        start = time.perf_counter()
-        self()
-        return (time.perf_counter() - start) * 1e3 / self._calls
-
-
-Run = GpuClock | HostClock
-
-
-def _repeat(call: Work) -> Any:
-    for _ in range(CALLS - 1):
-        call()
-    return call()
-
-
-def ways(forward: Forward, stage: Stage, synchronised: bool) -> Iterator[tuple[str, Run]]:
-    """Every way in which this forward can be run, and what to call it."""
-    if synchronised:
-        wait = forward.wait or (lambda y: stage.synchronise())
-        if forward.eager:
-            yield "", HostClock(forward.call, wait, 1)
-        if forward.captures:
-            yield "replayed graph", HostClock(stage.record(forward.call, 1), wait, 1)
-        return
-    calls = functools.partial(_repeat, forward.call)
-    if forward.wait is not None:
-        yield f"{CALLS} calls", HostClock(calls, forward.wait, CALLS)
-    elif forward.eager:
-        yield f"{CALLS} calls", GpuClock(stage, calls)
-    if forward.captures:
-        yield f"graph of {CALLS} calls", GpuClock(stage, stage.record(forward.call, CALLS))
-
-
-def fastest(variants: Mapping[str, Forward], stage: Stage, synchronised: bool) -> tuple[Run, str]:
-    """The fastest way to run the fastest variant, and its name."""
-    runs = {
-        ", ".join(filter(None, [name, way])): run
-        for name, forward in variants.items()
-        for way, run in ways(forward, stage, synchronised)
-    }
-    trials = {name: statistics.median(run.sample_ms() for _ in range(TRIALS)) for name, run in runs.items()}
-    best = min(trials, key=lambda name: trials[name])
-    return runs[best], best
-
-
 # -- cases -------------------------------------------------------------------------------------------------
 
 
@@ -205,7 +124,7 @@ def ours(given: Callable[[], Given], device: str) -> Ready:
 
     # Synchronised, it is the plain call that is promised, not a graph of it.
     run, setting = fastest({"": Forward(call, captures=not job.synchronised)}, stage, job.synchronised)
-    return Ready(run, functools.partial(check, task, run), _setting(task, setting))
+    return Ready(run, functools.partial(check, stage, run, task.judge), _setting(task, setting))
 
 
 def peer(given: Callable[[], Given], name: str, build: Build) -> Ready:
@@ -216,15 +135,11 @@ def peer(given: Callable[[], Given], name: str, build: Build) -> Ready:
     with explained(name):
         variants = build(GpuTask(job.net, job.precision, IO[job.io], task.x), stage)
         run, setting = fastest(variants, stage, job.synchronised)
-    return Ready(run, functools.partial(check, task, run, PEER_SLACK), _setting(task, setting))
-
-
-def check(task: Given, run: Run, slack: float = 1.0) -> Verdict:
-    """Run what will be timed, over memory full of NaNs."""
-    y = run()
-    task.stage.poison(y)
-    del y  # an engine that allocates its result gets the same memory again
-    return task.judge(run(), slack)
+    return Ready(
+        run,
+        functools.partial(check, stage, run, functools.partial(task.judge, slack=PEER_SLACK)),
+        _setting(task, setting),
+    )
 
 
 def _setting(task: Given, *notes: str) -> str:

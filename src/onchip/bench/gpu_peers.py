@@ -12,20 +12,23 @@ import io
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from onchip.bench.dense import dense_layers
 from onchip.bench.frame import UnavailableError
+from onchip.bench.gpu_clock import Forward, Variants
 from onchip.bench.peers import need, why
-from onchip.bench.stage import TorchStage, Work
+from onchip.bench.stage import TorchStage
 from onchip.bench.torch_network import torch_module
 from onchip.spec.network import Network
 from onchip.spec.types import numpy_dtype
 
 COMPILE_S, TUNE_S = 25.0, 8.0  # of all a benchmark's torch.compile; of one task's Triton settings
-MODES = {"max-autotune-no-cudagraphs": True, "max-autotune": False}  # whether a graph of ours can hold it
+# Graphs are recorded here, around its kernels. Those that it makes itself copy x first, and while it records them it
+# frees the workspace of cuBLAS, which the graphs of others, recorded before, still write to.
+MODE = "max-autotune-no-cudagraphs"
 COMPILED_ROWS = 12_800  # torch.compile and JAX take long to compile and lose to graphs below
 COMPUTE = {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # what weights are kept in
 
@@ -40,17 +43,6 @@ class GpuTask:
     x: Any  # (B, D_in), a tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Forward:
-    """One way to run a task."""
-
-    call: Work  # all rows once; y (B, D_out)
-    captures: bool = True  # whether it can be recorded into a graph; not with `wait`
-    eager: bool = True  # whether it is worth measuring without one
-    wait: Callable[[Any], object] | None = None  # for a y: an engine with streams of its own, timed by the host
-
-
-Variants = Mapping[str, Forward]
 Build = Callable[[GpuTask, TorchStage], Variants]
 
 
@@ -94,19 +86,15 @@ class Allowance:
 
 
 def torch_compiled(allowance: Allowance, task: GpuTask, stage: TorchStage) -> Variants:
-    """max-autotune makes graphs of its own, for which it copies x; without them it is recorded into ours."""
     _check_rows("torch.compile", task)
     torch = stage.torch
-    made = {}
     with allowance.spend("torch.compile"), contextlib.redirect_stderr(io.StringIO()):  # it prints what it tunes
         torch._dynamo.reset()
-        for mode, captures in MODES.items():
-            run = torch.compile(torch_call(task, stage), mode=mode, dynamic=False, fullgraph=True)
-            for _ in range(3):  # compiles, then records its graph
-                run(task.x)
-            stage.synchronise()
-            made[mode] = Forward(functools.partial(run, task.x), captures)
-    return made
+        run = torch.compile(torch_call(task, stage), mode=MODE, dynamic=False, fullgraph=True)
+        for _ in range(3):  # compiles
+            run(task.x)
+        stage.synchronise()
+    return {MODE: Forward(functools.partial(run, task.x))}
 
 
 def _check_rows(what: str, task: GpuTask) -> None:
@@ -152,13 +140,18 @@ def triton_fused(task: GpuTask, stage: TorchStage) -> Variants:
 # -- JAX ---------------------------------------------------------------------------------------------------
 
 
-def jax_jit(task: GpuTask, stage: TorchStage) -> Variants:
-    _check_rows("jax", task)
+def load_jax() -> Any:
     need("jax")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else it takes three quarters of the memory
     jax = importlib.import_module("jax")
     if jax.default_backend() != "gpu":
         raise UnavailableError("jax sees no GPU", hint="pip install 'jax[cuda13]'")
+    return jax
+
+
+def jax_jit(task: GpuTask, stage: TorchStage) -> Variants:
+    _check_rows("jax", task)
+    jax = load_jax()
     numpy = jax.numpy
     kind, given = numpy_dtype(COMPUTE[task.precision]), numpy_dtype(task.io)
     layers = dense_layers(task.net)

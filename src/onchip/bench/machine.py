@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import platform
@@ -18,7 +19,8 @@ from onchip.plan.device import Device
 from onchip.runtime.cpu import core_count
 from onchip.runtime.driver import version_text
 
-PACKAGES = ("numpy", "numba", "llvmlite", "scipy", "torch", "onnxruntime", "triton", "jax")
+PACKAGES = ("numpy", "numba", "llvmlite", "scipy", "torch", "onnxruntime", "triton", "jax", "cupy")
+_WHEELS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x")}  # what else a package may be called where it is installed
 
 
 def describe_machine(device: Device, ceilings: Mapping[str, float] | None = None) -> dict[str, Any]:
@@ -53,10 +55,10 @@ def versions(device: Device) -> dict[str, str | None]:
     """Of Python, onchip and everything that was measured; None: not installed. On a GPU also driver and NVRTC."""
     found: dict[str, str | None] = {"python": platform.python_version(), "onchip": onchip.__version__}
     for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = None
+        found[package] = None
+        for name in (package, *_WHEELS.get(package, ())):
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[package] = importlib.metadata.version(name)
     return {**found, **_cuda_versions()} if device.kind == "cuda" else found
 
 

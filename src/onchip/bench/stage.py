@@ -41,10 +41,13 @@ class Stage(Protocol):
         """An array on the GPU that somebody writes to."""
 
     def poison(self, y: Any) -> None:
-        """Fill y with NaNs, where it may be written: what nobody writes stays one."""
+        """Fill y with NaNs, ints with -1, where it may be written: what nobody writes stays one."""
+
+    def copy(self, x: Any, y: Any) -> Any:
+        """x to y, by the GPU's own copy; y."""
 
     def fetch(self, y: Any) -> Array:
-        """All of y, as float32 or as it is, when the work before is done."""
+        """All of y, when the work before is done: floats as float32 or as they are, ints as they are."""
 
     def record(self, work: Work, times: int) -> Work:
         """A graph of this work, so many times over; to call it is to launch it. It keeps what the work needs."""
@@ -85,10 +88,14 @@ class TorchStage:
 
     def poison(self, y: Any) -> None:
         if isinstance(y, self.torch.Tensor):  # an array of JAX is not for others to write, and new in every call
-            y.fill_(float("nan"))
+            y.fill_(float("nan") if y.is_floating_point() else -1)
+
+    def copy(self, x: Any, y: Any) -> Any:
+        return y.copy_(x)
 
     def fetch(self, y: Any) -> Array:
-        array: Array = self.torch.from_dlpack(y).float().cpu().numpy()
+        tensor = self.torch.from_dlpack(y)
+        array: Array = (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
         return array
 
     def record(self, work: Work, times: int) -> Work:
@@ -153,6 +160,10 @@ class PlainStage:
 
     def poison(self, y: Rows) -> None:
         self.gpu.driver.cuMemsetD8Async(y.buffer.pointer, 0xFF, y.buffer.nbytes, self.gpu.stream)
+
+    def copy(self, x: Rows, y: Rows) -> Rows:
+        self.gpu.driver.cuMemcpyDtoDAsync(y.buffer.pointer, x.buffer.pointer, x.buffer.nbytes, self.stream)
+        return y
 
     def fetch(self, y: Rows) -> Array:
         return self.gpu.download(y.buffer, np.empty(y.shape, y.dtype))

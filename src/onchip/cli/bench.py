@@ -11,20 +11,27 @@ from onchip.cli.talk import print_json
 
 Argument, Option = typer.Argument, typer.Option
 RESULTS = Path("benchmarks") / "results"
-NAMES = "decode, digits, sentiment, faces, imported, backprop, mlp"
+NAMES = "decode, digits, sentiment, faces, imported, backprop, mlp, scan"
 
 
 def bench(
     names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help=f"{NAMES}; all if not given.")] = None,
-    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:N; so far decode and mlp run on a GPU.")] = "auto",
+    device: Annotated[
+        str, Option(help="auto, cpu, cuda or cuda:N; so far decode, mlp and scan run on a GPU.")
+    ] = "auto",
     peers: Annotated[
         bool,
-        Option("--peers", help="Also torch, onnxruntime, NumPy; on a GPU torch, Triton, JAX. In turns with ours."),
+        Option(
+            "--peers", help="Also torch, onnxruntime, NumPy; on a GPU torch, Triton, CuPy, JAX. In turns with ours."
+        ),
     ] = False,
     threads: Annotated[int | None, Option(help="Of the CPU, for every engine; all cores if not given.")] = None,
     accuracy: Annotated[bool, Option("--accuracy", help="digits: also train 10 seeds x 30 epochs on MNIST.")] = False,
     rows: Annotated[
-        str | None, Option(metavar="N,N", help="Rows of inference, patterns of backprop; else the benchmark's own.")
+        str | None,
+        Option(
+            metavar="N,N", help="Rows of inference, patterns of backprop, numbers of scan; else the benchmark's own."
+        ),
     ] = None,
     batches: Annotated[str | None, Option(metavar="N,N", help="digits: rows a training step; else five sizes.")] = None,
     out: Annotated[Path, Option(metavar="DIR", help="Results go to DIR/<device>/<name>.json.")] = RESULTS,

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def check(
     model: Model,
-    rows: Annotated[int, Option(help="Random rows to compare.")] = 1000,
+    rows: Annotated[
+        int | None, Option(help="Random rows to compare; if not given 1000, fewer of very long ones.")
+    ] = None,
     seed: Annotated[int, Option(help="Of the random rows.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -39,7 +41,7 @@ def check(
         report = check_network(net, rows, seed, update)
     if as_json:
         print_json({
-            "network": report.network, "rows": rows, "seed": seed, "measure": MEASURE, "passed": report.passed,
+            "network": report.network, "rows": report.rows, "seed": seed, "measure": MEASURE, "passed": report.passed,
             "no_cuda": report.no_cuda,
             "checks": [
                 {**asdict(row), "allowed": row.allowed, "ratio": row.ratio, "verdict": row.verdict}
@@ -51,7 +53,7 @@ def check(
             "device", "precision", "kernels", "max error", "naive error", "naive in", "ratio", "same bits", "verdict",
         ]  # fmt: skip
         print(columns(head, [_cells(row) for row in report.checks], right=(3, 4, 6)))
-        say(f"error: {MEASURE} over {rows:,} random rows (seed {seed}), truth in float64")
+        say(f"error: {MEASURE} over {report.rows:,} random rows (seed {seed}), truth in float64")
         say("naive: NumPy, one operation at a time, rounded after each; NumPy has no tf32, float32 stands in for it")
         if report.no_cuda is not None:
             say(f"cuda: not available: {report.no_cuda}")

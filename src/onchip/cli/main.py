@@ -29,6 +29,7 @@ First steps:
   onchip run faces --count 64 -o grid.png  a generator, pictures out
   onchip train digits -o digits.onnx       a new network
   onchip plan decode --device h200         what would run, and why; needs no GPU
+  onchip scan x.npy -o sums.npy            running sums of the numbers in a file
 
 Every command has an example in its --help. Data goes to stdout, talk to stderr; --json prints one JSON document.
 """
@@ -71,6 +72,7 @@ def build_app() -> typer.Typer:
     from onchip.cli.ladder import ladder
     from onchip.cli.plan import plan
     from onchip.cli.run import run
+    from onchip.cli.scan import scan
     from onchip.cli.train import train
 
     # Plain help: examples stay on their line and can be copied.
@@ -84,7 +86,7 @@ def build_app() -> typer.Typer:
     ) -> None:
         pass
 
-    commands: tuple[Callable[..., None], ...] = (demo, run, train, plan, check, bench, ladder, devices)
+    commands: tuple[Callable[..., None], ...] = (demo, run, train, plan, scan, check, bench, ladder, devices)
     for command in commands:
         app.command(command.__name__)(command)
     return app

@@ -8,7 +8,10 @@ from typer import Argument, Option
 
 Model = Annotated[
     str,
-    Argument(metavar="MODEL", help="A file (.onnx, .safetensors), or a workload: decode, digits, faces, sentiment."),
+    Argument(
+        metavar="MODEL",
+        help="A file (.onnx, .safetensors), or a workload: decode, digits, faces, sentiment, backprop, scan.",
+    ),
 ]
 Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[str, Option(help="fp32, tf32, bf16, fp16 or fp8.")]

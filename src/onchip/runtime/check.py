@@ -20,6 +20,7 @@ from onchip.spec.types import DTYPE_BYTES
 
 FACTOR, ULPS = 2, 4  # allowed: FACTOR times the naive error and ULPS units in the last place
 BATCHES = (1, 2, 7)  # a row must come out the same, to the bit, in batches of these sizes
+MOST_NUMBERS = 1 << 25  # of the largest value: the reference keeps all of them, in float64
 MAX_BATCHED_ROWS = 1000  # batches of 1 over more rows than this would only take longer
 
 MEASURE = "max |y - truth| / max |truth|"
@@ -75,12 +76,16 @@ class CheckReport:
 
 
 def check_network(
-    net: Network, rows: int = 1000, seed: int = 0, on_progress: Callable[[float, str], None] | None = None
+    net: Network, rows: int | None = None, seed: int = 0, on_progress: Callable[[float, str], None] | None = None
 ) -> CheckReport:
     """Compare every engine that can be made here with the reference, on random rows.
 
+    rows         1000 if not given, fewer of rows that are very long
     on_progress  called before each comparison with the part that is done and what comes next
     """
+    if rows is None:
+        longest = max(given.row_size for given in (*net.inputs.values(), *net.types.values()))
+        rows = max(1, min(MAX_BATCHED_ROWS, MOST_NUMBERS // max(1, longest)))
     if rows < 1:
         raise InputError("bad number of rows", got=str(rows), expected="at least 1", hint="--rows 1000")
     if seed < 0:

@@ -1,0 +1,112 @@
+"""The clock of everything that runs on a GPU: of all ways in which an engine can run, the fastest.
+
+A time is that of one call among many in a row, plain or in a replayed graph, whichever is faster for the engine; or,
+`synchronised`, that of one call and the wait for it, by the host's clock.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onchip.bench.stage import Stage, Work
+from onchip.ladders.measure import Pace
+from onchip.ladders.truth import Verdict
+
+CALLS = 20  # of a sample, and of a graph; fewer where a call takes long
+PACE = Pace(rounds=5, block_s=0.03, warm_up_s=0.01, pause_s=0, min_runs=3, max_runs=60)
+TRIALS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """One way to run a task."""
+
+    call: Work  # all of it once; y
+    captures: bool = True  # whether it can be recorded into a graph; not with `wait`
+    eager: bool = True  # whether it is worth measuring without one
+    wait: Callable[[Any], object] | None = None  # for a y: an engine with streams of its own, timed by the host
+
+
+Variants = Mapping[str, Forward]
+
+
+class GpuClock:
+    """So many calls in a row as `run` makes, by the GPU's clock; a sample is the time of one."""
+
+    def __init__(self, stage: Stage, run: Work, calls: int) -> None:
+        self._stage, self._run, self._calls = stage, run, calls
+
+    def __call__(self) -> Any:
+        return self._run()
+
+    def sample_ms(self) -> float:
+        return self._stage.ms(self._run) / self._calls
+
+
+class HostClock:
+    """So many calls as `run` makes and the wait for the last, by the host's clock; a sample is the time of one."""
+
+    def __init__(self, run: Work, wait: Callable[[Any], object], calls: int) -> None:
+        self._run, self._wait, self._calls = run, wait, calls
+
+    def __call__(self) -> Any:
+        y = self._run()
+        self._wait(y)
+        return y
+
+    def sample_ms(self) -> float:
+        start = time.perf_counter()
+        self()
+        return (time.perf_counter() - start) * 1e3 / self._calls
+
+
+Run = GpuClock | HostClock
+
+
+def _repeat(call: Work, calls: int) -> Any:
+    for _ in range(calls - 1):
+        call()
+    return call()
+
+
+def ways(forward: Forward, stage: Stage, synchronised: bool, calls: int) -> Iterator[tuple[str, Run]]:
+    """Every way in which this forward can be run, and what to call it."""
+    if synchronised:
+        wait = forward.wait or (lambda y: stage.synchronise())
+        if forward.eager:
+            yield "", HostClock(forward.call, wait, 1)
+        if forward.captures:
+            yield "replayed graph", HostClock(stage.record(forward.call, 1), wait, 1)
+        return
+    repeated = functools.partial(_repeat, forward.call, calls)
+    if forward.wait is not None:
+        yield f"{calls} calls", HostClock(repeated, forward.wait, calls)
+    elif forward.eager:
+        yield f"{calls} calls", GpuClock(stage, repeated, calls)
+    if forward.captures:
+        yield f"graph of {calls} calls", GpuClock(stage, stage.record(forward.call, calls), calls)
+
+
+def fastest(variants: Variants, stage: Stage, synchronised: bool = False, calls: int = CALLS) -> tuple[Run, str]:
+    """The fastest way to run the fastest variant, and its name."""
+    runs = {
+        ", ".join(filter(None, [name, way])): run
+        for name, forward in variants.items()
+        for way, run in ways(forward, stage, synchronised, calls)
+    }
+    trials = {name: statistics.median(run.sample_ms() for _ in range(TRIALS)) for name, run in runs.items()}
+    best = min(trials, key=lambda name: trials[name])
+    return runs[best], best
+
+
+def check(stage: Stage, run: Run, judge: Callable[[Any], Verdict]) -> Verdict:
+    """Run what will be timed, over memory full of NaNs."""
+    y = run()
+    stage.poison(y)
+    del y  # an engine that allocates its result gets the same memory again
+    return judge(run())

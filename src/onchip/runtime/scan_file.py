@@ -1,0 +1,103 @@
+"""A scan from an .npy file to another one, larger than memory if need be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onchip.errors import FormatError, InputError
+from onchip.files import atomic_write, check_writable
+from onchip.runtime.cpu import check_threads
+from onchip.runtime.scan import scan, scan_into
+from onchip.spec.arrays import open_rows
+from onchip.spec.reading import blaming
+from onchip.spec.recipe import Array
+from onchip.spec.scan_op import ScanOp, check_axis, check_dtype
+
+
+@dataclass(frozen=True)
+class FileReport:
+    shape: tuple[int, ...]
+    dtype: str
+    chosen: str  # what it ran on, in words
+    seconds: float  # with reading and writing
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Read and written."""
+        return 2 * int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize / self.seconds
+
+
+def scan_file(
+    source: Path,
+    target: Path,
+    how: ScanOp,
+    axis: int = -1,
+    device: str = "auto",
+    threads: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> FileReport:
+    """Scan the array in `source` along an axis; `target`, which may be `source`, appears whole or not at all.
+
+    progress  told the numbers done and those there are, where the array is flat; others are scanned in one go
+    """
+    check_suffix(target)
+    check_writable(target)
+    x = map_numbers(source)
+    at = check_axis(axis, x.shape)
+    if threads is not None and x.ndim > 1:
+        got, hint = f"--threads {threads}, shape {x.shape}", "leave --threads out"
+        raise InputError("--threads is for flat arrays", got=got, expected="all cores for others", hint=hint)
+    started = time.perf_counter()
+    with write_npy(target, x.shape, x.dtype) as y:
+        if x.ndim == 1:
+            chosen = scan_into(x, y, how, device, threads, lambda done: progress(done, len(x)))
+        else:
+            scan(x, how.op, how.exclusive, at, device, out=y)
+            chosen = f"cpu, {check_threads(None)} threads" if device in ("auto", "cpu") else device
+    return FileReport(x.shape, x.dtype.name, chosen, time.perf_counter() - started)
+
+
+def check_suffix(target: Path) -> None:
+    if target.suffix.lower() != ".npy":
+        got = f"suffix '{target.suffix}'" if target.suffix else "no suffix"
+        hint = f"-o {target.with_suffix('.npy')}" if target.name else "-o sums.npy"
+        raise InputError(f"cannot write {target}: unknown format", got=got, expected=".npy", hint=hint)
+
+
+def map_numbers(path: Path) -> Array:
+    """The array of an .npy file, of a dtype that can be scanned; mapped, for reading only."""
+    text = "numpy.save('x.npy', numpy.loadtxt(...)) makes one of a text file"
+    if path.suffix.lower() != ".npy":
+        got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
+        raise FormatError(f"cannot read {path}: unknown format", got=got, expected="an .npy file", hint=text)
+    open_rows(path).close()  # judges the header, and whether the file is as long as that says
+    try:
+        x: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise FormatError(f"cannot read {path}", got=str(error), expected="an .npy file", hint=text) from None
+    with blaming(path):
+        check_dtype(x.dtype)
+    return x
+
+
+@contextlib.contextmanager
+def write_npy(path: Path, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Iterator[Array]:
+    """An array to write to, mapped; it becomes the file when the block ends well."""
+    with atomic_write(path) as file:
+        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        begin = file.tell()
+        size = begin + int(np.prod(shape)) * dtype.itemsize
+        file.truncate(size)
+        if hasattr(os, "posix_fallocate"):  # a disk that is full says so here; later it would be a SIGBUS
+            os.posix_fallocate(file.fileno(), 0, size)
+        y = np.memmap(file, dtype, "r+", begin, shape)
+        yield y
+        y.flush()

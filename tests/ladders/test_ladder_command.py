@@ -31,7 +31,7 @@ def call(*arguments):
 def test_ladder_command(tmp_path):
     listed = call()
     assert "numba-parallel" in listed.stdout
-    assert list(json.loads(call("--json").stdout)) == ["decode", "backprop"]
+    assert list(json.loads(call("--json").stdout)) == ["decode", "backprop", "scan"]
     rungs = ["--rung", "numpy", "--rung", "onchip"]
     result = call("decode", "--device", "cpu", "--rows", "129", *rungs, "--json", "--out", str(tmp_path))
     assert result.exit_code == 0, result.output

@@ -18,6 +18,8 @@ _HOME = {
     ("decode", "cpu"): "onchip.ladders.decode",
     ("decode", "cuda"): "onchip.ladders.decode_cuda",
     ("backprop", "cpu"): "onchip.ladders.backprop",
+    ("scan", "cpu"): "onchip.ladders.scan",
+    ("scan", "cuda"): "onchip.ladders.scan_cuda",
 }
 LADDERS = tuple(dict.fromkeys(name for name, _ in _HOME))
 

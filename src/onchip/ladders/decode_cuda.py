@@ -6,10 +6,7 @@ as in the report.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -17,23 +14,29 @@ import numpy as np
 from onchip.kernels.cuda import KERNELS as ENGINE_KERNELS
 from onchip.kernels.cuda import program
 from onchip.kernels.cuda.mlp_fused import MlpFused
-from onchip.kernels.cuda.program import EVERY_CHIP, Budget, Instance, LaunchConfig, Program
+from onchip.kernels.cuda.program import EVERY_CHIP, LaunchConfig, Program
 from onchip.ladders.decode import weight_matrices
-from onchip.ladders.device import DeviceRows, DeviceRun, Launch, count
+from onchip.ladders.device import (
+    KERNELS,
+    THREADS,
+    DeviceRows,
+    DeviceRun,
+    Launch,
+    count,
+    line_launch,
+    rung_instances,
+)
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.truth import Truth, Verdict, scaled_error
-from onchip.plan.device import Device
 from onchip.plan.kernel import Job, Kernel, Price
 from onchip.plan.planner import make_plan
-from onchip.runtime.gpu import Buffer, Function, Gpu
+from onchip.runtime.gpu import Buffer, Gpu
 from onchip.spec.io import with_io
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, materialise
 from onchip.workloads import decode
 
-KERNELS = Path(__file__).parent / "cuda"
 DTYPES = {"fp32": "float32", "3xtf32": "float32", "fp16": "float16"}
-THREADS = 256  # of a block of every kernel here
 FEW, MANY = decode.ROWS
 _, W, _, D_OUT = decode.WIDTHS
 HALF_LIMIT = 0.15  # the report's own limit in half precision; its mean square, 0.005, follows from any below 0.07
@@ -77,10 +80,6 @@ class CudaRung(Rung[DeviceRows]):
 
     def judge(self, truth: Any, got: Array) -> Verdict:
         return cast(DecodeTruth, truth).judge_in(self.precision, got)
-
-
-def line_launch(function: Function, blocks: int, *arguments: Any) -> Launch:
-    return Launch(function, LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), 0), arguments)
 
 
 class Separate(CudaRung):
@@ -324,30 +323,5 @@ LADDER = Ladder(
 # -- for make check-kernels --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RungKernel:
-    """A kernel with what it may take; compiled, never launched."""
-
-    program: Program
-    budget: Budget
-
-    def count(self, B: int) -> int:
-        return B
-
-    def launch_config(self, B: int) -> LaunchConfig:
-        return LaunchConfig((B, 1, 1), (THREADS, 1, 1), 0)
-
-
-def _instances() -> Iterator[Instance]:
-    for rung in RUNGS:
-        for each in rung.programs():
-            kernel = RungKernel(each, Budget(rung.max_registers))
-            yield Instance(f"{rung.name}: {each.name_expression}", functools.partial(_for_any, kernel))
-
-
-def _for_any(kernel: RungKernel, device: Device) -> RungKernel:
-    return kernel
-
-
 ARCHITECTURES = EVERY_CHIP
-INSTANCES = tuple(_instances())
+INSTANCES = rung_instances(RUNGS)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from onchip.kernels.cuda.program import LaunchConfig
+from onchip.kernels.cuda.program import Budget, Fixed, Instance, LaunchConfig, Program
+from onchip.plan.device import Device
 from onchip.runtime.gpu import Buffer, Function, Gpu, Graph
 from onchip.spec.recipe import Array
 
 # Warps that a multiprocessor holds at the most (CUDA C++ programming guide, technical specifications).
 _WARPS = {"sm_80": 64, "sm_86": 48, "sm_89": 48, "sm_90a": 64, "sm_100": 64, "sm_120": 48}
 _SAMPLE_MS, _MAX_CALLS = 5.0, 200
+KERNELS = Path(__file__).parent / "cuda"
+THREADS = 256  # of a block of most kernels there
 
 
 class DeviceRows:
@@ -103,6 +107,34 @@ class DeviceRun:
         graph.launch()
         self._end.record()
         return self._end.ms_since(self._start)
+
+
+def line_launch(function: Function, blocks: int, *arguments: Any) -> Launch:
+    return Launch(function, LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), 0), arguments)
+
+
+class CudaKernels(Protocol):
+    """A rung with kernels of its own."""
+
+    name: ClassVar[str]
+    max_registers: ClassVar[int]  # a thread
+
+    @classmethod
+    def programs(cls) -> tuple[Program, ...]: ...
+
+
+def rung_instances(rungs: Iterable[type[CudaKernels]]) -> tuple[Instance, ...]:
+    """Every kernel of the rungs, for make check-kernels: compiled, never launched."""
+    config = LaunchConfig((1, 1, 1), (THREADS, 1, 1), 0)
+    kernels = [(rung, each) for rung in rungs for each in rung.programs()]
+    return tuple(
+        Instance(f"{rung.name}: {each.name_expression}", _always(Fixed(each, config, Budget(rung.max_registers))))
+        for rung, each in kernels
+    )
+
+
+def _always(launch: Fixed) -> Callable[[Device], Fixed]:
+    return lambda device: launch
 
 
 def count(B: int) -> ctypes.c_int64:

@@ -11,11 +11,11 @@ from onchip.errors import InputError
 from onchip.spec.load import SUFFIXES, load_file
 from onchip.spec.network import Network
 from onchip.spec.torch_module import read_torch
-from onchip.workloads import backprop, decode, digits, faces, sentiment
+from onchip.workloads import backprop, decode, digits, faces, scan, sentiment
 
 WORKLOADS: dict[str, Callable[[], Network]] = {
     "decode": decode.network, "digits": digits.network, "faces": faces.network, "sentiment": sentiment.network,
-    "backprop": backprop.network,
+    "backprop": backprop.network, "scan": scan.network,
 }  # fmt: skip
 
 

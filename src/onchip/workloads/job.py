@@ -29,7 +29,7 @@ def job_network(model: str, weights: Path | None = None, pixels: bool = False) -
 
 def weights_note(model: str, weights: Path | None, net: Network) -> list[str]:
     """What must be said of the weights: random ones give results that mean nothing."""
-    if weights is not None or model not in WORKLOADS:
+    if weights is not None or model not in WORKLOADS or not net.weights:
         return []
     results = "pictures" if is_image(net.output) else "results"
     return [f"weights: none given: random ones from seed 0; the {results} mean nothing"]

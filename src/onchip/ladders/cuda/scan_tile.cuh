@@ -1,0 +1,83 @@
+// scan_tile.cuh: a block scans a tile of the row in registers. A warp has 512 neighbouring numbers of it, as 4 lines of
+// 128: of each line a lane has 4 neighbours, which one instruction reads, and its neighbour lanes have the next ones.
+#pragma once
+#include "scan_block.cuh"
+
+constexpr int THREADS = 256, WARPS = THREADS / LANES;
+constexpr int LINES = 4, QUAD = 4;
+constexpr int TILE = THREADS * LINES * QUAD;  // 4096 numbers
+
+struct alignas(16) Quad {
+    float v[QUAD];
+};
+
+// The place in the tile of the first number of a line's quad.
+__device__ __forceinline__ int place(int line) {
+    const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+    return (warp * LINES + line) * LANES * QUAD + lane * QUAD;
+}
+
+// Numbers first, .. first + TILE - 1 of x (N,); zeros past the end. x is 16 B aligned, first a multiple of 4.
+__device__ __forceinline__ void load_tile(const float* x, Quad (&tile)[LINES], long long first, long long N) {
+#pragma unroll
+    for (int line = 0; line < LINES; ++line) {
+        const long long i = first + place(line);
+        if (i + QUAD <= N) {
+            tile[line] = *reinterpret_cast<const Quad*>(x + i);
+        } else {
+#pragma unroll
+            for (int j = 0; j < QUAD; ++j) tile[line].v[j] = i + j < N ? x[i + j] : 0.0f;
+        }
+    }
+}
+
+// The other way, each number with `before` added to it.
+__device__ __forceinline__ void store_tile(float* y, const Quad (&tile)[LINES], float before, long long first,
+                                           long long N) {
+#pragma unroll
+    for (int line = 0; line < LINES; ++line) {
+        const long long i = first + place(line);
+        Quad sums;
+#pragma unroll
+        for (int j = 0; j < QUAD; ++j) sums.v[j] = before + tile[line].v[j];
+        if (i + QUAD <= N) {
+            *reinterpret_cast<Quad*>(y + i) = sums;
+        } else {
+#pragma unroll
+            for (int j = 0; j < QUAD; ++j)
+                if (i + j < N) y[i + j] = sums.v[j];
+        }
+    }
+}
+
+// Running sums of the numbers in `tile`, in place, from the tile's first; every thread gets the sum of all.
+// `totals` is shared memory for WARPS numbers; every thread has read it when the next barrier is behind it.
+__device__ __forceinline__ float scan_tile(Quad (&tile)[LINES], float* totals) {
+    const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+    float before_line = 0.0f;
+#pragma unroll
+    for (int line = 0; line < LINES; ++line) {
+        float (&v)[QUAD] = tile[line].v;
+#pragma unroll
+        for (int j = 1; j < QUAD; ++j) v[j] += v[j - 1];
+        const float lanes = warp_reduction(v[QUAD - 1]);
+        float before = __shfl_up_sync(~0u, lanes, 1);
+        before = lane == 0 ? before_line : before_line + before;
+#pragma unroll
+        for (int j = 0; j < QUAD; ++j) v[j] += before;
+        before_line += __shfl_sync(~0u, lanes, LANES - 1);
+    }
+    if (lane == 0) totals[warp] = before_line;
+    __syncthreads();
+    float before_warp = 0.0f, all = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) {
+        if (w == warp) before_warp = all;
+        all += totals[w];
+    }
+#pragma unroll
+    for (int line = 0; line < LINES; ++line)
+#pragma unroll
+        for (int j = 0; j < QUAD; ++j) tile[line].v[j] += before_warp;
+    return all;
+}

@@ -1,0 +1,156 @@
+"""The scan ladder on the CPU: running sums of a row of numbers, from the loop as first written to the engine.
+
+A "row" of this ladder is one number. Sums are float32 up to the engine's rung.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numba
+import numpy as np
+
+from onchip.kernels import reference
+from onchip.kernels.cpu.jit import LAUNCH, compiled, use_threads
+from onchip.kernels.cpu.scan import scan_rows
+from onchip.ladders.frame import Ladder, Rung
+from onchip.ladders.truth import Verdict, allowed_error
+from onchip.plan.device import Device
+from onchip.plan.kernel import Price
+from onchip.runtime.cpu import this_cpu
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array
+from onchip.spec.scan_op import ScanOp
+from onchip.workloads import scan
+
+_ZERO = np.float32(0)
+_STEP_ULPS = 64 * float(np.finfo(np.float32).eps)
+
+
+@compiled()
+def _running_sums(x: Array, y: Array) -> None:
+    total = _ZERO
+    for i in range(len(x)):
+        total += x[i]
+        y[i] = total
+
+
+class OneThread(Rung[Array]):
+    name = "one-thread"
+    idea = "the definition: one loop, one total; each addition waits for the one before"
+
+    def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
+        y = np.empty_like(x)
+
+        def run() -> Array:
+            _running_sums(x, y)
+            return y
+
+        return run
+
+
+class NumPy(Rung[Array]):
+    name = "numpy"
+    idea = "a library's function: the same loop, somebody else's"
+
+    def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
+        y = np.empty_like(x)
+        return lambda: np.cumsum(x, out=y)
+
+
+@compiled(parallel=True)
+def _two_level(x: Array, y: Array, totals: Array) -> None:
+    """totals (P,) of P shares: what a share adds up to, then what all before it do."""
+    P, N = len(totals), len(x)
+    for share in numba.prange(P):
+        total = _ZERO
+        for i in range(N * share // P, N * (share + 1) // P):
+            total += x[i]
+        totals[share] = total
+    so_far = _ZERO
+    for share in range(P):
+        total = totals[share]
+        totals[share] = so_far
+        so_far += total
+    for share in numba.prange(P):
+        before, total = totals[share], _ZERO
+        for i in range(N * share // P, N * (share + 1) // P):
+            total += x[i]
+            y[i] = before + total
+
+
+class TwoLevel(Rung[Array]):
+    name = "two-level"
+    idea = "every core takes a share: adds it up, hears what the shares before it come to, and scans it"
+
+    def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
+        y, totals = np.empty_like(x), np.empty(threads, np.float32)
+
+        def run() -> Array:
+            with LAUNCH:
+                use_threads(threads)
+                _two_level(x, y, totals)
+            return y
+
+        return run
+
+
+class Onchip(Rung[Array]):
+    name = "onchip"
+    idea = "the engine: a segment is added up and scanned while it lies in cache, 16 numbers at a time, in float64"
+
+    def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
+        y, how = np.empty_like(x), ScanOp("sum")
+
+        def run() -> Array:
+            scan_rows(x[None], y[None], how, threads)
+            return y
+
+        return run
+
+
+class ScanTruth:
+    """The running sums in float64, and how far from them a float32 run may be.
+
+    The error of a sum is told as a part of the largest sum so far, |a - b| / max(1, |sum| so far): a random walk comes
+    back to zero now and then, and its errors do not. At most twice that of a naive run, and a few ulp.
+
+    After millions of additions a naive run is off by tenths, and one that left a number out would hardly be worse.
+    So each step, y[i] - y[i - 1], is asked for too: it must be x[i], but for the roundings of two sums.
+    """
+
+    def __init__(self, net: Network, x: Array) -> None:
+        row = scan.network(len(x))
+        self.x, self.y = x, reference.forward(row, x[None])[0]
+        self._scale = np.maximum.accumulate(np.maximum(np.abs(self.y), 1))
+        naive: Array = reference.forward(row, x[None], "float32")[0]
+        self.allowed = allowed_error(self._error(naive))
+
+    def _error(self, got: Array) -> float:
+        return float((np.abs(got - self.y) / self._scale).max())
+
+    def judge(self, got: Array) -> Verdict:
+        """got (N,) float32."""
+        if got.shape != self.y.shape:
+            return Verdict(float("inf"), self.allowed)
+        with np.errstate(invalid="ignore"):
+            steps = np.diff(got, prepend=np.float64(0))
+            has_steps = bool((np.abs(steps - self.x) <= _STEP_ULPS * self._scale).all())  # a NaN has none
+            return Verdict(self._error(got) if has_steps else float("inf"), self.allowed)
+
+
+def device_floor_ms(device: Device, N: int) -> float:
+    """Every number is read once and written once. No launch in it."""
+    return Price(row_flop=1, row_bytes=8, launches=0).floor_us(device, "fp32", N) / 1e3
+
+
+LADDER = Ladder(
+    name="scan",
+    title="running sums of a row of numbers, on the CPU",
+    rungs=(OneThread, NumPy, TwoLevel, Onchip),
+    network=scan.network,
+    inputs=scan.inputs,
+    floor_ms=lambda net, N, precision: device_floor_ms(this_cpu(), N),
+    rows=scan.NUMBERS,
+    truth=ScanTruth,
+)

@@ -1,0 +1,22 @@
+"""scan: the running sums of a long row of numbers: y[i] = x[0] + ... + x[i]. No weights, an addition a number."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.spec.build import sequential
+from onchip.spec.layers import CumSum
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array
+from onchip.spec.types import BATCH, TensorType
+
+NUMBERS = 1 << 24  # of a row
+
+
+def network(N: int = NUMBERS) -> Network:
+    return sequential(TensorType((BATCH, N)), [("sums", CumSum())], {}, name="scan")
+
+
+def inputs(N: int = NUMBERS, seed: int = 1) -> Array:
+    """(N,) float32: normal random numbers, positive and negative."""
+    return np.random.default_rng(seed).standard_normal(N, dtype=np.float32)

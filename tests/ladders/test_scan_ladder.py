@@ -1,0 +1,264 @@
+"""The rungs of scan: on the CPU; the GPU's compiled, emulated, and where there is a GPU run."""
+
+import re
+import shutil
+import subprocess
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onchip.errors import DeviceError
+from onchip.ladders import scan_cuda
+from onchip.ladders.decode_cuda import KERNELS
+from onchip.ladders.device import DeviceRows
+from onchip.ladders.frame import climb
+from onchip.ladders.measure import Pace
+from onchip.ladders.scan import LADDER, ScanTruth, device_floor_ms
+from onchip.plan.device import H200
+from onchip.runtime.gpu import Buffer
+from onchip.runtime.kernel_check import find_modules, static_shared_bytes
+from onchip.runtime.nvrtc import compile_program, nvrtc_version
+from onchip.workloads import scan
+
+HERE = Path(__file__).parent
+RUNGS = {rung.name: rung for rung in LADDER.rungs}
+CUDA_RUNGS = {rung.name: rung for rung in scan_cuda.LADDER.rungs}
+OWN = {rung.name: rung for rung in scan_cuda.RUNGS}
+PROGRAMS = {p.name_expression: p for rung in OWN.values() for p in rung.programs()}
+QUICK = Pace(rounds=2, block_s=0.01, warm_up_s=0.001, pause_s=0, min_runs=2, max_runs=3)
+LENGTHS = [1, 7, 1023, 1025, 100_003]
+
+
+# -- right or wrong ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def long_truth():
+    return ScanTruth(scan.network(), scan.inputs(300_001, seed=4))
+
+
+def test_the_judge_takes_the_truth_and_a_naive_run(long_truth):
+    rounded, naive = long_truth.judge(long_truth.y.astype(np.float32)), long_truth.judge(np.cumsum(long_truth.x))
+    assert rounded.is_right
+    assert naive.is_right
+    assert rounded.error <= 2**-24 < naive.error
+    assert naive.allowed == pytest.approx(2 * naive.error, rel=0.1)
+
+
+@pytest.mark.parametrize("at", [0, 1, 1023, 150_000, 299_999])
+@pytest.mark.parametrize("what", ["left out", "twice", "late", "of a lane", "nan", "inf"])
+def test_the_judge_sees_one_number(long_truth, at, what):
+    x, y = long_truth.x, long_truth.y.copy()
+    if what == "left out":
+        y[at:] -= x[at]
+    elif what == "twice":
+        y[at:] += x[at]
+    elif what == "late":  # a thread that did not wait: one sum is the one before it
+        y[at] -= x[at]
+    elif what == "of a lane":
+        y[at] += 1
+    else:
+        y[at] = float(what)
+    assert not long_truth.judge(y.astype(np.float32)).is_right
+
+
+def test_the_judge_sees_a_lost_total_and_another_scan(long_truth):
+    x, y = long_truth.x, long_truth.y
+    lost = y.copy()
+    lost[8192:12_288] -= lost[8191]
+    assert not long_truth.judge(lost).is_right
+    assert not long_truth.judge(y - x).is_right  # exclusive
+    assert not long_truth.judge(y[::-1]).is_right
+    assert not long_truth.judge(y[:-1]).is_right
+    assert not long_truth.judge(y + 1).is_right  # every step but the first is right
+    drift = y * (1 + 1e-4)  # every step is right
+    assert not long_truth.judge(drift).is_right
+
+
+# -- on the CPU ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RUNGS)
+@pytest.mark.parametrize("N", LENGTHS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_rung_is_right(name, N, threads):
+    x = scan.inputs(N, seed=N)
+    kept, run = x.copy(), RUNGS[name]().prepare(scan.network(N), x, threads)
+    verdict = ScanTruth(scan.network(N), x).judge(run())
+    assert verdict.is_right, f"{name} is off by {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
+    assert run().tobytes() == run().tobytes()
+    assert x.tobytes() == kept.tobytes()
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_every_rung_hands_nan_on(name):
+    x = scan.inputs(1000)
+    x[333] = np.nan
+    y = RUNGS[name]().prepare(scan.network(1000), x, 2)()
+    assert np.isfinite(y[:333]).all()
+    assert np.isnan(y[333:]).all()
+
+
+def test_climb_times_every_rung():
+    climbed = climb(LADDER, rows=40_001, threads=2, pace=QUICK)
+    assert climbed.all_right
+    assert [step.rung for step in climbed.steps] == list(RUNGS)
+    assert all(step.timing is not None and step.timing.median_ms > 0 for step in climbed.steps)
+    errors = {step.rung: step.verdict.error for step in climbed.steps}
+    assert errors["onchip"] < errors["numpy"] / 10  # what totals in float64 are for
+
+
+def test_the_floor_is_a_copy():
+    assert device_floor_ms(H200, 1 << 24) == pytest.approx(0.0317, rel=0.01)
+
+
+# -- on a GPU: as it is compiled -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def _nvrtc():
+    try:
+        nvrtc_version()
+    except DeviceError as error:
+        pytest.skip(error.what)
+
+
+@pytest.mark.usefixtures("_nvrtc")
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_kernel_compiles_and_leaves_room(name, arch):
+    binary = compile_program(PROGRAMS[name], arch)
+    assert binary.spill_bytes == 0
+    assert binary.registers <= 64
+
+
+@pytest.mark.usefixtures("_nvrtc")
+@pytest.mark.parametrize(
+    ("name", "shared"), [("sliding_block", 132), ("scan_tiles", 32), ("scan_totals", 132), ("single_pass", 40)]
+)
+def test_shared_memory_is_what_the_header_says(name, shared):
+    assert static_shared_bytes(compile_program(PROGRAMS[name], "sm_80")) == shared
+
+
+def test_check_kernels_finds_all_of_them():
+    assert scan_cuda in find_modules(["onchip.ladders"])
+    assert {instance.launch(H200).program for instance in scan_cuda.INSTANCES} == set(PROGRAMS.values())
+
+
+# -- on a GPU: what is launched ------------------------------------------------------------------------------
+
+
+class FakeGpu:
+    """Takes everything, computes nothing."""
+
+    def load(self, program):
+        return types.SimpleNamespace(name=program.name_expression)
+
+    def allocate(self, nbytes):
+        return Buffer(self, 16, nbytes, None)
+
+    def free(self, *_): ...
+
+
+@pytest.mark.parametrize("N", [1, 4096, 4097, 1 << 24])
+@pytest.mark.parametrize("name", OWN)
+def test_launches_cover_the_numbers_and_match_the_kernels_parameters(name, N):
+    gpu, tiles = FakeGpu(), -(-N // 4096)
+    x, y = gpu.allocate(4 * N), gpu.allocate(4 * N)
+    launches = OWN[name]().launches(gpu, x, y, N)
+    assert [launch.function.name for launch in launches] == list(OWN[name].kernels)
+    source = (KERNELS / OWN[name].file).read_text()
+    for launch in launches:
+        parameters = re.search(rf"\b{launch.function.name}\(([^)]*long long \w+)\) {{", source)[1].split(",")
+        assert len(launch.arguments) == len(parameters)
+        for argument, parameter in zip(launch.arguments, parameters, strict=True):
+            assert isinstance(argument, Buffer) == ("*" in parameter)
+        kernel, blocks, n = launch.function.name, launch.config.grid[0], launch.arguments[-1].value
+        threads = {"one_thread": 1, "sliding_block": 1024, "scan_totals": 1024}.get(kernel, 256)
+        assert launch.threads == threads
+        if kernel == "clear_words":
+            assert n == 1 + tiles <= blocks * threads
+            assert launch.arguments[0].nbytes == 8 * n
+        else:
+            assert n == (tiles if kernel == "scan_totals" else N)
+            assert blocks == (tiles if threads == 256 else 1)
+    assert launches[-1].arguments[-2] is y
+
+
+# -- on a GPU: the arithmetic, emulated ----------------------------------------------------------------------
+
+RUNS = {
+    "one-thread": "launch(1, 1, [&] { one_thread(x, y, N); });",
+    "sliding-block": "launch(1, BLOCK, [&] { sliding_block(x, y, N); });",
+    "two-level": """
+        std::vector<float> totals(tiles);
+        launch(tiles, THREADS, [&] { scan_tiles(x, totals.data(), y, N); });
+        launch(1, BLOCK, [&] { scan_totals(totals.data(), tiles); });
+        launch(tiles, THREADS, [&] { add_before(totals.data(), y, N); });""",
+    "single-pass": """
+        std::vector<u64> words(1 + tiles, ~0ull);
+        launch(1, THREADS, [&] { clear_words(words.data(), 1 + tiles); });
+        launch(tiles, THREADS, [&] { single_pass(x, words.data(), y, N); });""",
+}
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("name", OWN)
+def test_the_kernels_add_up_on_the_host(name, tmp_path):
+    program, run = tmp_path / "emulated", " ".join(RUNS[name].split())
+    more = ["-DLOOK_BACK"] if name == "single-pass" else []
+    subprocess.run(
+        ["g++", "-std=c++20", "-pthread", "-w", f'-DSOURCE="{KERNELS / OWN[name].file}"', f"-DRUN={run}", *more,
+         str(HERE / "emulated_cuda.cpp"), "-o", str(program)], check=True,
+    )  # fmt: skip
+    assert subprocess.run([program], capture_output=True, check=True, text=True, timeout=60).stdout == ""
+
+
+# -- on a GPU ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("N", [*LENGTHS, 4096, 4097, 3_000_001])
+@pytest.mark.parametrize("name", CUDA_RUNGS)
+def test_every_cuda_rung_is_right(name, N):
+    net, x = scan.network(N), DeviceRows(scan.inputs(N, seed=N))
+    run = CUDA_RUNGS[name]().prepare(net, x, 1)
+    truth = ScanTruth(net, x.host)
+    for _ in range(3):  # what a run leaves behind must not matter to the next
+        verdict = truth.judge(run())
+        assert verdict.is_right, f"{name} is off by {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
+    if name != "single-pass":
+        np.testing.assert_array_equal(run(), run())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CUDA_RUNGS)
+def test_every_cuda_rung_is_exact_where_floats_are(name):
+    host = np.random.default_rng(0).integers(-3, 4, 1_000_003).astype(np.float32)
+    run = CUDA_RUNGS[name]().prepare(scan.network(len(host)), DeviceRows(host), 1)
+    np.testing.assert_array_equal(run(), np.cumsum(host, dtype=np.float64))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CUDA_RUNGS)
+def test_every_cuda_rung_hands_nan_on(name):
+    x = DeviceRows(scan.inputs(20_000))
+    x.host[9_999] = np.nan
+    y = CUDA_RUNGS[name]().prepare(scan.network(20_000), x, 1)()
+    assert np.isfinite(y[:9_999]).all()
+    assert np.isnan(y[9_999:]).all()
+
+
+@pytest.mark.gpu
+def test_the_cuda_ladder_end_to_end():
+    climbed = climb(scan_cuda.LADDER, rows=1 << 20, pace=QUICK)
+    assert climbed.all_right
+    assert [step.rung for step in climbed.steps] == list(CUDA_RUNGS)
+    steps = {step.rung: step for step in climbed.steps}
+    assert [steps[name].facts["launches"] for name in OWN] == [1, 1, 3, 2]
+    assert steps["one-thread"].rows == 1 << 16
+    for step in climbed.steps:
+        assert step.timing.median_ms > 0
+        assert step.facts["registers"] > 0

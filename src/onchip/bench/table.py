@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -87,7 +88,12 @@ def _cells(results: Results, row: Row) -> list[str]:
     peer = best_peer(results.rows, row)
     floor = show_floor(row, float(results.machine.get("launch_us", 0)))
     return [row.workload, case_title(row), _value(row), "-" if peer is None else f"{_value(peer)} ({peer.engine})",
-            show_speedup(results.rows, row), floor, machine_title(results.machine), f"`{results.command}`"]  # fmt: skip
+            show_speedup(results.rows, row), floor, machine_title(results.machine), f"`{_measured(results)}`"]  # fmt: skip
+
+
+def _measured(results: Results) -> str:
+    """The command, without where its results went: another folder gives the same ones."""
+    return re.sub(r" --out \S+", "", results.command)
 
 
 def _value(row: Row) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from onchip.spec.build import mlp
@@ -38,3 +40,17 @@ def assert_error_within(got, truth, yardstick, factor: float = 2.0, ulps: float 
         f"worst at {tuple(map(int, worst))}: got {got[worst]}, truth {truth[worst]}, "
         f"off by {error[worst]:.3g}, {error[worst] / allowed:.2f} times what is allowed"
     )
+
+
+def read_terminal(leader: int) -> bytes:
+    """All that is written to a terminal until its other end is closed."""
+    seen = b""
+    while True:
+        try:
+            piece = os.read(leader, 4096)
+        except OSError:  # Linux says so when it is
+            piece = b""
+        if not piece:
+            os.close(leader)
+            return seen
+        seen += piece

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from checks import random_mlp, rows
+from numpy_stage import NumpyStage
 from onchip.bench import CASES, ON_GPU, command, decode, gpu_inference, gpu_peers, mlp
 from onchip.bench.dense import dense_layers
 from onchip.bench.frame import UnavailableError, Voice, run_cases
@@ -24,44 +25,16 @@ from onchip.ladders.truth import Truth
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import plan
-from onchip.spec.types import numpy_dtype
 
 QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=0, pause_s=0, min_runs=1, max_runs=2)
 
 
-class NumpyStage:
-    """A stage where everything is done at once; its clock says what `ms_of` says."""
-
-    def __init__(self, index=0):
-        self.waits = 0
-
-    def put(self, x, dtype):
-        return x.astype(numpy_dtype(dtype))
-
-    def empty(self, shape, dtype):
-        return np.zeros(shape, numpy_dtype(dtype))
-
-    def poison(self, y):
-        y.fill(np.nan)
-
-    def fetch(self, y):
-        return y
-
-    def record(self, work, times):
-        def replay():
-            for _ in range(times):
-                y = work()
-            return y
-
-        replay.times = times
-        return replay
+class Stage(NumpyStage):
+    """A graph takes half the time."""
 
     def ms(self, work):
         work()
-        return float(CALLS if hasattr(work, "times") else 2 * CALLS)  # a graph takes half the time
-
-    def synchronise(self):
-        self.waits += 1
+        return float(CALLS if hasattr(work, "times") else 2 * CALLS)
 
 
 @pytest.fixture
@@ -73,7 +46,7 @@ def fake_gpu(monkeypatch):
         fake.asked.append((device, precision, batch_hint, io))
         return lambda x, out: fake.engine(net, x.astype(np.float32), out)
 
-    monkeypatch.setattr(gpu_inference, "make_stage", NumpyStage)
+    monkeypatch.setattr(gpu_inference, "make_stage", Stage)
     monkeypatch.setattr(gpu_inference, "compile", compile)
     for module in (gpu_inference, command):
         monkeypatch.setattr(module, "find_device", lambda name, threads=None: (H200, None, "cuda:0 (auto: it is here)"))
@@ -175,7 +148,7 @@ def test_what_is_allowed_is_of_the_precision(fake_gpu, precision, io):
 
 
 def test_the_fastest_way_is_kept():
-    stage = NumpyStage()
+    stage = Stage()
     y = np.zeros(3)
     run, name = fastest({"a": Forward(lambda: y, captures=False), "b": Forward(lambda: y)}, stage, False)
     assert (name, run.sample_ms()) == ("b, graph of 20 calls", 1.0)
@@ -186,7 +159,7 @@ def test_the_fastest_way_is_kept():
 
 
 def test_a_synchronised_call_is_one_call_and_a_wait():
-    stage, calls = NumpyStage(), []
+    stage, calls = Stage(), []
     run, name = fastest({"": Forward(lambda: calls.append(1) or "y", captures=False)}, stage, True)
     calls.clear()
     stage.waits = 0
@@ -196,7 +169,7 @@ def test_a_synchronised_call_is_one_call_and_a_wait():
 
 
 def test_an_engine_with_streams_of_its_own_is_waited_for():
-    stage, waited = NumpyStage(), []
+    stage, waited = Stage(), []
     for synchronised, times in ((False, CALLS), (True, 1)):
         calls = []
         forward = Forward(lambda calls=calls: calls.append(1) or len(calls), captures=False, wait=waited.append)

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from checks import random_mlp, rows
+from checks import random_mlp, read_terminal, rows
 from onchip.runtime.engine import compile
 from onchip.spec.load import save
 from onchip.workloads import digits
@@ -261,17 +261,8 @@ def test_a_terminal_sees_a_bar_and_stdout_stays_clean(spawn, tmp_path):
     leader, follower = pty.openpty()
     process = spawn("run", "m.onnx", "x.npy", "--batch", 10, "--json", stderr=follower, stdout=subprocess.PIPE)
     os.close(follower)
-    seen = b""
-    while True:
-        try:
-            piece = os.read(leader, 4096)
-        except OSError:  # Linux says so when the other end is closed
-            break
-        if not piece:
-            break
-        seen += piece
+    seen = read_terminal(leader)
     out, _ = process.communicate(timeout=30)
-    os.close(leader)
     assert json.loads(out)["shape"] == [2000, 3]
     assert b"run small" in seen
     assert b"rows/s" in seen

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 
+from checks import read_terminal
 from onchip.runtime import scan_file
 
 OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
@@ -299,17 +300,8 @@ def test_a_terminal_sees_a_bar_and_stdout_stays_clean(spawn, tmp_path):
     leader, follower = pty.openpty()
     process = spawn("scan", "long.npy", "-o", "y.npy", "--json", stderr=follower, stdout=subprocess.PIPE)
     os.close(follower)
-    seen = b""
-    while True:
-        try:
-            piece = os.read(leader, 4096)
-        except OSError:  # Linux says so when the other end is closed
-            break
-        if not piece:
-            break
-        seen += piece
+    seen = read_terminal(leader)
     out, _ = process.communicate(timeout=30)
-    os.close(leader)
     assert json.loads(out)["shape"] == [1 << 20]
     assert b"scan long.npy" in seen
     assert b"numbers/s" in seen

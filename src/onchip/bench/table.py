@@ -88,12 +88,13 @@ def _cells(results: Results, row: Row) -> list[str]:
     peer = best_peer(results.rows, row)
     floor = show_floor(row, float(results.machine.get("launch_us", 0)))
     return [row.workload, case_title(row), _value(row), "-" if peer is None else f"{_value(peer)} ({peer.engine})",
-            show_speedup(results.rows, row), floor, machine_title(results.machine), f"`{_measured(results)}`"]  # fmt: skip
+            show_speedup(results.rows, row), floor, machine_title(results.machine), _command(results)]  # fmt: skip
 
 
-def _measured(results: Results) -> str:
+def _command(results: Results) -> str:
     """The command, without where its results went: another folder gives the same ones."""
-    return re.sub(r" --out \S+", "", results.command)
+    command = re.sub(r" --out \S+", "", results.command)
+    return f"`{command}`"
 
 
 def _value(row: Row) -> str:

@@ -63,7 +63,7 @@ def test_how_rows_are_taken():
         32,
     ]
     assert Scan(ScanOp(), "float32", 1, 1 << 20, 3).is_narrow
-    assert not Scan(ScanOp(), "float32", 1, 1 << 20, 1 << 12).is_narrow  # enough columns to keep a chip busy
+    assert not Scan(ScanOp(), "float32", 1, 1 << 20, 1 << 12).is_narrow  # walked down where they lie
     assert not Scan(ScanOp(), "float32", 1000, 100, 3).is_narrow
 
 

@@ -25,19 +25,29 @@ def test_the_networks_run_and_what_nobody_takes_is_told(capsys):
     out = capsys.readouterr().out.splitlines()
     ran = [line for line in out if "left out" not in line]
     assert out[-1] == f"{len(kernels.cases())} engines ran, 0 were wrong"
-    assert all("fp32" in line and "mlp_fused" in line for line in ran[:-1])
+    scans = [line for line in ran if line.startswith("scan ")]
+    assert len(scans) == 2 * len(kernels.SCANS)
+    assert all(line.endswith("every axis") for line in scans)
+    assert all("fp32" in line and "mlp_fused" in line for line in ran[len(scans) : -1])
 
 
 def test_a_wrong_result_is_a_failure(monkeypatch, capsys):
     compile = kernels.compile
 
-    def off(net, device, precision):
-        engine = compile(net, device, precision)
+    def off(net, device, precision, batch_hint):
+        engine = compile(net, device, precision, batch_hint=batch_hint)
         return lambda x: engine(x) + np.float16(0.5)
 
     monkeypatch.setattr(kernels, "compile", off)
     assert kernels.main("cpu") == 1
     assert "WRONG: error" in capsys.readouterr().out
+
+
+def test_a_wrong_scan_is_a_failure(monkeypatch, capsys):
+    monkeypatch.setattr(kernels, "cases", lambda: [("small", kernels.NETWORKS["small"])])
+    monkeypatch.setattr(kernels, "scan", lambda x, op, axis, device: x)
+    assert kernels.main("cpu") == 1
+    assert "WRONG: axis" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("code", "right"), [(0, False), (1, False), (run.REPORTED, True)])

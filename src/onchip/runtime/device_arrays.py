@@ -10,10 +10,11 @@ import abc
 import importlib
 import math
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -212,11 +213,14 @@ class DlpackArrays(Kind):
     round the owner waits only for what it takes through DLPack: an `out` of its own is waited for here.
     """
 
+    # Of all kinds: a kind may be gone before the work that it started.
+    _in_use: ClassVar[deque[tuple[Event, list[object]]]] = deque()
+    _using: ClassVar[threading.Lock] = threading.Lock()
+
     def __init__(self, gpu: Gpu, of: type) -> None:
         super().__init__(gpu)
         self._type = of
         self.name = f"a {of.__name__}"
-        self._in_use: deque[tuple[Event, list[object]]] = deque()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, (self._type, DeviceArray))
@@ -238,11 +242,13 @@ class DlpackArrays(Kind):
             self._gpu.synchronise()
             return
         # The owner may use the memory again as soon as we let go of it: not before the kernel is done.
-        while self._in_use and self._in_use[0][0].is_done:
-            self._in_use.popleft()
         event = self._gpu.event()
         event.record()
-        self._in_use.append((event, owners))
+        done = []  # let go of behind the lock: who owns the memory may do anything then
+        with self._using:
+            while self._in_use and self._in_use[0][0].is_done:
+                done.append(self._in_use.popleft())
+            self._in_use.append((event, owners))
 
 
 class Jax(DlpackArrays):

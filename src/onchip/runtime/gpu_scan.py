@@ -6,14 +6,14 @@ import ctypes
 import functools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from onchip.errors import InputError, ShapeError
 from onchip.kernels.cuda.program import Fixed
-from onchip.kernels.cuda.scan import SHORT_BYTES, STATE_BYTES, Scan, swap_axes
+from onchip.kernels.cuda.scan import STATE_BYTES, Scan, swap_axes
 from onchip.runtime.device_arrays import Kind, Placed
 from onchip.runtime.gpu import Buffer, Call, Function, Gpu
 from onchip.runtime.staging import SLOT_BYTES, staging_of
@@ -138,7 +138,7 @@ def scan_there(x: Any, kind: Kind, gpu: Gpu, how: ScanOp, axis: int, out: Any) -
     with gpu:
         scratch = kind.scratch(planned.scratch_bytes, stream)
         planned.enqueue(given.pointer, made.pointer, stream, scratch.pointer if scratch else None)
-        kind.launched([given.owner, made.owner, scratch], out is not None)
+        kind.launched([given.owner], out is not None)  # y waits when it is freed, scratch goes in the stream's order
     return y if out is not None else kind.hand_out(y)
 
 
@@ -148,7 +148,9 @@ def _check(placed: Placed, gpu: Gpu, what: str) -> Placed:
             f"{what} is on another device", got=f"cuda:{placed.device_index}", expected=f"cuda:{gpu.index}"
         )
     if not placed.is_row_major:
-        raise ShapeError(f"{what} is not row-major", got=f"a view of {placed}", hint="x.contiguous()")
+        raise ShapeError(
+            f"{what} is not row-major", got=f"a view of {placed}", hint="a copy of it: x.contiguous(), x.copy()"
+        )
     return placed
 
 
@@ -156,12 +158,13 @@ def _check(placed: Placed, gpu: Gpu, what: str) -> Placed:
 
 
 class RowOnGpu:
-    """One row of N numbers, scanned part by part: each a multiple of `part` but the last."""
+    """One long row of N numbers, scanned part by part: each a multiple of `part` but the last."""
 
     def __init__(self, gpu: Gpu, how: ScanOp, dtype: str, N: int) -> None:
-        # A row that is short for a GPU is scanned in tiles too: only these go on from a total.
-        self._gpu, self._how, self._dtype, self._N = gpu, how, dtype, max(N, SHORT_BYTES)
-        self.part = Scan(how, dtype, 1, self._N).part
+        scan = Scan(how, dtype, 1, N)
+        assert scan.is_long, "only tiles go on from a total"
+        self._gpu, self._how, self._dtype, self._N = gpu, how, dtype, N
+        self.part = scan.part
         start = np.array([how.identity(how.total_dtype(dtype))] * 2)
         self._totals = gpu.upload(start)  # read in turns: the total so far, and the one after the next part
         self._number, self._event = 0, gpu.event()
@@ -190,15 +193,28 @@ class RowOnGpu:
 def scan_rows_through(gpu: Gpu, x: Array, y: Array, how: ScanOp) -> None:
     """Rows of the host (R, N), row-major, through the GPU: many at a time, or a long one in parts."""
     (R, N), dtype = x.shape, x.dtype.name
-    if 2 * N * DTYPE_BYTES[dtype] > SLOT_BYTES:
+    if _is_in_parts(dtype, N):
         for row in range(R):
             RowOnGpu(gpu, how, dtype, N).run(x[row], y[row])
         return
 
     def enqueue(given: Sequence[int], made: Sequence[int], rows: int, stream: int) -> None:
         planned = scan_call(gpu, how, dtype, (rows, N, 1))
-        scratch = gpu.allocate(planned.scratch_bytes, stream)
-        planned.enqueue(given[0], made[0], stream, scratch.pointer)
+        scratch = gpu.allocate(planned.scratch_bytes, stream) if planned.scratch_bytes else None
+        planned.enqueue(given[0], made[0], stream, scratch.pointer if scratch else 0)
 
     if x.size:
         staging_of(gpu).run([x], [y], R, enqueue)
+
+
+def _is_in_parts(dtype: str, N: int) -> bool:
+    """Whether a row is too long for a slot of the staging."""
+    return 2 * N * DTYPE_BYTES[dtype] > SLOT_BYTES
+
+
+def row_on_gpu(gpu: Gpu, how: ScanOp, dtype: str, N: int, most: int) -> tuple[Callable[[Array, Array], None], int]:
+    """How to scan a row of N numbers of the host, and how many at a time: at most `most`, if it is long."""
+    if not _is_in_parts(dtype, N):
+        return lambda x, y: scan_rows_through(gpu, x.reshape(1, -1), y.reshape(1, -1), how), max(1, N)
+    row = RowOnGpu(gpu, how, dtype, N)
+    return row.run, most // row.part * row.part

@@ -34,13 +34,18 @@ def scan(
     out        of x's kind, shape and dtype, overwritten; may be x
 
     y has x's dtype; ints wrap, a NaN passes on. The bits are the same in every run, whatever the number of threads and
-    rows. Float32 sums and products are carried in float64 from part to part: the error is no worse than pairwise
-    summation's.
+    rows. Float32 sums and products are made in float64 on the CPU, and carried in float64 from part to part on a GPU: the
+    error is that of pairwise summation or less, however long the row is.
     """
     how = ScanOp(op, bool(exclusive))
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor) and not x.is_cuda:
-        y = scan(x.detach().numpy(), op, exclusive, axis, device, None if out is None else out.numpy())
+    if torch is not None and isinstance(x, torch.Tensor) and x.device.type == "cpu":
+        check_dtype(str(x.dtype).removeprefix("torch."))
+        if out is not None and not (isinstance(out, torch.Tensor) and out.device.type == "cpu"):
+            raise InputError(
+                "out is of another kind than x", got=type(out).__name__, expected="a torch tensor on the CPU"
+            )
+        y = scan(x.detach().numpy(), op, exclusive, axis, device, None if out is None else out.detach().numpy())
         return torch.from_numpy(y) if out is None else out
     if _is_on_gpu(x):
         return _scan_there(x, how, axis, device, out)
@@ -72,24 +77,24 @@ def scan_into(
     gpu = _find_gpu(device, threads)
     dtype = check_dtype(x.dtype)
     check_out(y.shape, str(y.dtype), x.shape, dtype)
+    row: Callable[[Array, Array], None]
     if gpu is not None:
-        from onchip.runtime.gpu_scan import RowOnGpu
+        from onchip.runtime.gpu_scan import row_on_gpu
 
-        on_gpu = RowOnGpu(gpu, how, dtype, len(x))
-        row: Callable[[Array, Array], None] = on_gpu.run
-        step, said = PART // on_gpu.part * on_gpu.part, f"cuda:{gpu.index}"
+        row, step = row_on_gpu(gpu, how, dtype, len(x), PART)
+        said = f"cuda:{gpu.index}"
     else:
         from onchip.kernels.cpu.scan import scan_rows
 
         count = check_threads(threads)
         totals = np.array([how.identity(how.total_dtype(dtype))])
 
-        def row(x: Array, y: Array) -> None:
+        def scan_part(x: Array, y: Array) -> None:
             scan_rows(x.reshape(1, -1), y.reshape(1, -1), how, count, totals)
 
-        said = f"cpu, {count} thread{'s' * (count > 1)}" + (
-            " (auto: the numbers are there)" if device == "auto" else ""
-        )
+        row = scan_part
+        said = f"cpu, {count} thread{'s' * (count > 1)}"
+        said += " (auto: the numbers are there)" if device == "auto" else ""
         step = PART
     for start in range(0, len(x), step):
         part = slice(start, start + step)
@@ -152,12 +157,17 @@ def _scan_there(x: Any, how: ScanOp, axis: int, device: str, out: Any) -> Any:
 
     if device == "cpu":
         raise InputError("x is on a GPU", got="device 'cpu'", expected="the GPU that x is on", hint="device='auto'")
-    gpu = Gpu.get() if device == "auto" else _find_gpu(device)
+    gpu = Gpu.get(_index_of(x)) if device == "auto" else _find_gpu(device)
     assert gpu is not None
     kind = kind_of(x, gpu)
     assert kind is not None, type(x)
-    if device == "auto" and (index := kind.describe(x, kind.stream(x)).device_index) != gpu.index:
-        gpu = Gpu.get(index)
-        kind = kind_of(x, gpu)
-        assert kind is not None
     return scan_there(x, kind, gpu, how, axis, out)
+
+
+def _index_of(x: Any) -> int:
+    """The number of the GPU that an array lies on; where its kind does not tell, the pointer does."""
+    if hasattr(x, "__dlpack_device__"):
+        return int(x.__dlpack_device__()[1])
+    from onchip.runtime.gpu import Gpu
+
+    return max(0, Gpu.get().index_of(int(x.__cuda_array_interface__["data"][0] or 0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,9 +54,13 @@ def check_axis(axis: int, shape: tuple[int, ...]) -> int:
     rank = len(shape)
     if not rank:
         raise ShapeError("a single number has no axis to scan", expected="an array", hint="x.reshape(1)")
-    if not isinstance(axis, int) or not -rank <= axis < rank:
+    try:
+        found = operator.index(axis)
+    except TypeError:
+        found = rank
+    if not -rank <= found < rank:
         raise ShapeError("no such axis", got=str(axis), expected=f"-{rank} to {rank - 1}", hint="axis=-1")
-    return axis % rank
+    return found % rank
 
 
 def check_out(shape: tuple[int, ...], dtype: str, wanted: tuple[int, ...], wanted_dtype: str) -> None:

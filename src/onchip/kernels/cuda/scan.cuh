@@ -2,7 +2,7 @@
 //
 // A total is what is carried from one part of a row to the next. Of float32 sums and products it is a double: added up
 // part by part in float32, a long row's total would lose digits on the way. So y = float(total before) op (the running
-// value of a part, some tens of numbers deep): an error no worse than that of pairwise summation.
+// value of a part): some twenty roundings in float32 at the most, however long the row is, as of pairwise summation.
 #pragma once
 
 template <class T> struct Wider { using Type = T; };
@@ -74,7 +74,7 @@ template <class T> __device__ void store16(T* to, const T (&v)[VECTOR<T>]) {
 
 // -- running values of a chunk: 16 bytes a lane, the lanes of a row next to each other ------------------------------
 
-// v becomes its running values behind `running`, which comes to hold the chunk too: 2 + log2(LANES) additions deep.
+// v becomes its running values behind `running`, which comes to hold the chunk too.
 template <class Op, int LANES, bool EXCLUSIVE, class T>
 __device__ void scan_chunk(T (&v)[VECTOR<T>], T& running) {
     constexpr int LAST = VECTOR<T> - 1;

@@ -1,4 +1,4 @@
-"""Scans on a GPU: the host's side of scan_tiles.cu, scan_rows.cu and scan_columns.cu.
+"""Scans on a GPU: the host's side of scan_tiles.cu, scan_rows.cu, scan_columns.cu and swap_axes.cu.
 
 An array is (outer, N, inner), scanned along the middle axis. How it is cut depends on N, inner and the dtype, never on
 `outer`: a row's bits do not depend on its batch.

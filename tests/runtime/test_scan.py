@@ -48,6 +48,25 @@ def test_torch_on_the_cpu():
     assert torch.equal(y, torch.cumsum(x, -1))
     assert onchip.scan(x, out=x) is x
     assert torch.equal(x, y)
+    negative = torch.zeros(3, dtype=torch.complex64).conj().imag  # a view with the bit set
+    assert onchip.scan(negative).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("x", "out", "says"),
+    [
+        (lambda torch: torch.zeros(3, dtype=torch.bfloat16), None, "bfloat16"),
+        (lambda torch: torch.zeros(3, device="meta"), None, "meta"),
+        (lambda torch: torch.eye(3).to_sparse(), None, "sparse"),
+        (lambda torch: torch.zeros(3), lambda torch: np.zeros(3, np.float32), "ndarray"),
+        (lambda torch: torch.zeros(3), lambda torch: torch.zeros(3, device="meta"), "meta"),
+    ],
+    ids=["dtype", "meta", "sparse", "other out", "meta out"],
+)
+def test_torch_tensors_without_memory_here(x, out, says):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InputError, match=says):
+        onchip.scan(x(torch), out=out and out(torch))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +76,8 @@ def test_torch_on_the_cpu():
         (np.zeros(3, np.float16), {}, InputError, "float16"),
         (np.zeros(3, ">f4"), {}, InputError, ">f4"),
         (["a"], {}, InputError, "no scan of this dtype"),
+        ([[1, 2], [3]], {}, InputError, "not an array"),
+        (np.ma.array([1.0, 2.0], mask=[0, 1]), {}, InputError, "masked"),
         (3.0, {}, ShapeError, "a single number"),
         ([1, 2], {"axis": 1}, ShapeError, "no such axis"),
         ([1, 2], {"axis": 0.5}, ShapeError, "no such axis"),

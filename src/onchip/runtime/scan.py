@@ -34,22 +34,24 @@ def scan(
     out        of x's kind, shape and dtype, overwritten; may be x
 
     y has x's dtype; ints wrap, a NaN passes on. The bits are the same in every run, whatever the number of threads and
-    rows. Float32 sums and products are made in float64 on the CPU, and carried in float64 from part to part on a GPU: the
-    error is that of pairwise summation or less, however long the row is.
+    rows. Float32 sums and products are made in float64 on the CPU, and carried in float64 from part to part on a GPU:
+    the error is that of pairwise summation or less, however long the row is. Parts are added up, or multiplied, before
+    they meet what stands before them: on a GPU, where a part by itself leaves the range of the dtype, a zero before it
+    does not help.
     """
     how = ScanOp(op, bool(exclusive))
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor) and x.device.type == "cpu":
-        check_dtype(str(x.dtype).removeprefix("torch."))
-        if out is not None and not (isinstance(out, torch.Tensor) and out.device.type == "cpu"):
-            raise InputError(
-                "out is of another kind than x", got=type(out).__name__, expected="a torch tensor on the CPU"
-            )
-        y = scan(x.detach().numpy(), op, exclusive, axis, device, None if out is None else out.detach().numpy())
+    if torch is not None and isinstance(x, torch.Tensor) and not x.is_cuda:
+        y = scan(_numpy_of(x), op, exclusive, axis, device, None if out is None else _numpy_of(out))
         return torch.from_numpy(y) if out is None else out
     if _is_on_gpu(x):
         return _scan_there(x, how, axis, device, out)
-    x = np.asarray(x)
+    if isinstance(x, np.ma.MaskedArray):
+        raise InputError("a masked array has no running totals", hint="x.filled(0)")
+    try:
+        x = np.asarray(x)
+    except ValueError as error:
+        raise InputError("not an array", got=str(error), expected="as many numbers in each row") from None
     dtype, at = check_dtype(x.dtype), check_axis(axis, x.shape)
     if out is None:
         out = np.empty(x.shape, x.dtype)
@@ -74,7 +76,7 @@ def scan_into(
 
     progress(numbers done) is told after every part. The bits are those of one go.
     """
-    gpu = _find_gpu(device, threads)
+    gpu, said = find_place(device, threads)
     dtype = check_dtype(x.dtype)
     check_out(y.shape, str(y.dtype), x.shape, dtype)
     row: Callable[[Array, Array], None]
@@ -82,7 +84,6 @@ def scan_into(
         from onchip.runtime.gpu_scan import row_on_gpu
 
         row, step = row_on_gpu(gpu, how, dtype, len(x), PART)
-        said = f"cuda:{gpu.index}"
     else:
         from onchip.kernels.cpu.scan import scan_rows
 
@@ -92,15 +93,22 @@ def scan_into(
         def scan_part(x: Array, y: Array) -> None:
             scan_rows(x.reshape(1, -1), y.reshape(1, -1), how, count, totals)
 
-        row = scan_part
-        said = f"cpu, {count} thread{'s' * (count > 1)}"
-        said += " (auto: the numbers are there)" if device == "auto" else ""
-        step = PART
+        row, step = scan_part, PART
     for start in range(0, len(x), step):
         part = slice(start, start + step)
         row(x[part], y[part])
         progress(min(len(x), start + step))
     return said
+
+
+def _numpy_of(x: Any) -> Array:
+    """The memory of a torch tensor on the CPU."""
+    if not hasattr(x, "layout") or x.device.type != "cpu" or str(x.layout) != "torch.strided":
+        got = f"{x.layout} on {x.device}" if hasattr(x, "layout") else type(x).__name__
+        raise InputError("no torch tensor with memory on the CPU", got=got, expected="torch.strided on cpu")
+    check_dtype(str(x.dtype).removeprefix("torch."))
+    array: Array = x.detach().resolve_neg().numpy()
+    return array
 
 
 def _is_on_gpu(x: Any) -> bool:
@@ -111,21 +119,26 @@ def _is_on_gpu(x: Any) -> bool:
     return hasattr(x, "__cuda_array_interface__")
 
 
-def _find_gpu(device: str, threads: int | None = None) -> Gpu | None:
-    """The GPU that numbers of the host go through; None: the CPU. Its memory is faster than the bus to any GPU."""
+def find_place(device: str, threads: int | None = None) -> tuple[Gpu | None, str]:
+    """The GPU that numbers of the host go through, or None for the CPU, and that in words.
+
+    "auto" is the CPU: its memory is faster than the bus to any GPU.
+    """
     if device in ("auto", "cpu"):
-        return None
+        count = check_threads(threads)
+        why = " (auto: the numbers are there)" if device == "auto" else ""
+        return None, f"cpu, {count} thread{'s' * (count > 1)}{why}"
     chosen = find_device(device, threads)[2]  # DeviceError where there is none
     from onchip.runtime.gpu import Gpu
 
-    return Gpu.get(int(chosen.partition(":")[2]))
+    return Gpu.get(int(chosen.partition(":")[2])), chosen
 
 
 def _scan_here(x: Array, y: Array, how: ScanOp, at: int, device: str) -> None:
     outer, N, inner = math.prod(x.shape[:at]), x.shape[at], math.prod(x.shape[at + 1 :])
-    gpu = _find_gpu(device)
+    gpu, _ = find_place(device)
     # Kernels read and write rows one behind the other, each number once: x may be y, but not lie across it.
-    is_same = x.ctypes.data == y.ctypes.data and x.strides == y.strides
+    is_same = x.ctypes.data == y.ctypes.data and x.flags.c_contiguous
     free = y.flags.c_contiguous and (is_same or not np.may_share_memory(x, y))
     made = y if free else np.empty(y.shape, y.dtype)
     given = np.ascontiguousarray(x)
@@ -157,7 +170,7 @@ def _scan_there(x: Any, how: ScanOp, axis: int, device: str, out: Any) -> Any:
 
     if device == "cpu":
         raise InputError("x is on a GPU", got="device 'cpu'", expected="the GPU that x is on", hint="device='auto'")
-    gpu = Gpu.get(_index_of(x)) if device == "auto" else _find_gpu(device)
+    gpu = Gpu.get(_index_of(x)) if device == "auto" else find_place(device)[0]
     assert gpu is not None
     kind = kind_of(x, gpu)
     assert kind is not None, type(x)

@@ -106,7 +106,8 @@ def test_nothing(shape):
     assert scanned(numbers(shape, "float32"), ScanOp()).shape == shape
 
 
-@pytest.mark.parametrize("N", [4 * PIECE, 4 * PIECE + 3])
+# The last: in reverse, a part that is long enough to go past the caches and begins where it must not.
+@pytest.mark.parametrize("N", [4 * PIECE, 4 * PIECE + 3, 4 * PIECE + 5001])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_large_results_go_past_the_caches(N, reverse):
     """From an array that begins at any multiple of its items, and with rows that do."""
@@ -188,6 +189,23 @@ def test_nobody_waits_for_a_thread_that_lost_its_core(monkeypatch, shape, tile):
     same_bits(y[:, tile:], whole[:, tile:])
 
 
+@pytest.mark.parametrize("op", ["sum", "product"])
+def test_what_a_row_ends_with_is_not_what_it_begins_with(monkeypatch, op):
+    """A thread may come to a row when its last part is done, and its end told."""
+    x, run, start = numbers((1, 5 * SEGMENT), "float32", op), module._run, np.array([3.0])
+    whole_totals, totals = start.copy(), start.copy()
+    whole = scanned(x, ScanOp(op), TWO, whole_totals)
+
+    def run_the_last_first(*args):
+        ticket = ctypes.c_int64.from_address(args[-2])
+        for ticket.value in (4, 0):
+            run(*args)
+
+    monkeypatch.setattr(module, "_run", run_the_last_first)
+    same_bits(scanned(x, ScanOp(op), TWO, totals), whole)
+    same_bits(totals, whole_totals)
+
+
 # -- numbers that are special ------------------------------------------------------------------------------
 
 
@@ -206,6 +224,128 @@ def test_nan_and_inf_pass_on(op, dtype, shape):
             np.testing.assert_array_equal(np.isnan(got), np.isnan(truth))
             np.testing.assert_array_equal(np.isposinf(got), np.isposinf(truth))
             np.testing.assert_array_equal(np.isneginf(got), np.isneginf(truth))
+
+
+@pytest.mark.parametrize("op", ["max", "min", "sum", "product"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_one_nan_reaches_all_later_segments(op, dtype):
+    x = np.zeros((1, 60_000), dtype)
+    x[0, 5] = np.nan
+    for row, reverse in ((x, False), (x[:, ::-1].copy(), True)):
+        got = scanned(row, ScanOp(op, reverse=reverse))
+        assert np.isnan(got).sum() == 59_995
+        assert (got[~np.isnan(got)] == 0).all()
+
+
+# -- products that leave the range of floats ---------------------------------------------------------------
+
+
+def left_to_right(x, how):
+    """As plain as it gets, in float64."""
+    onwards = slice(None, None, -1 if how.reverse else 1)
+    with np.errstate(all="ignore"):
+        y = np.multiply.accumulate(x[:, onwards], axis=1, dtype=np.float64)
+        if how.exclusive:
+            y = np.concatenate((np.ones_like(y[:, :1]), y[:, :-1]), axis=1)
+        return y[:, onwards].astype(x.dtype)
+
+
+def assert_left_to_right(got, x, how):
+    """What is no number, infinite or zero exactly; everything else but for rounding."""
+    expected = left_to_right(x, how)
+    for kind in (np.isnan, np.isposinf, np.isneginf, lambda y: y == 0):
+        np.testing.assert_array_equal(kind(got), kind(expected))
+    zeros = expected == 0
+    np.testing.assert_array_equal(np.signbit(got[zeros]), np.signbit(expected[zeros]))
+    usual = np.abs(expected) >= np.finfo(x.dtype).tiny  # subnormal ones have fewer digits
+    rtol = 3e-7 if x.dtype == np.float32 else 2e-11
+    np.testing.assert_allclose(got[usual & ~np.isinf(got)], expected[usual & ~np.isinf(got)], rtol=rtol)
+
+
+def out_of_range(kind, N, seed=0):
+    """Rows, the totals of whose parts are not finite or not in order where their running totals are."""
+    rng = np.random.default_rng(seed)
+    steps = rng.normal(0, 0.3, N)
+    signs = rng.choice([-1.0, 1.0], N)
+    ramp = np.where(np.arange(N) // (N // 2), 0.2, -0.2)
+    if kind == "zero in a growing row":
+        x = np.exp2(0.5 + steps)
+        x[rng.integers(min(N // 3, 600))] = 0
+    elif kind == "inf in a shrinking row":
+        x = np.exp2(-0.5 + steps)
+        x[rng.integers(min(N // 3, 600))] = np.inf
+    elif kind == "nan":
+        x = np.exp2(0.5 + steps)
+        x[N // 4], x[N // 2] = 0, np.nan
+    elif kind == "down and up":
+        x = np.exp2(ramp * min(1, 3000 / N) + steps / 30)
+    elif kind == "up and down":
+        x = np.exp2(-ramp * min(1, 9000 / N) + steps / 30)
+    else:  # far jumps: products of two and more neighbours overflow, running totals do not
+        x = np.exp2(np.diff(rng.uniform(-100, 100, N + 1)) * 4)
+    return x * signs
+
+
+KINDS = ["zero in a growing row", "inf in a shrinking row", "nan", "down and up", "up and down", "far jumps"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(40, 37), (3, 2 * SEGMENT + 77), (2, 5000, 19), (1, 60, 1030)], ids=str)
+def test_products_are_those_from_left_to_right(kind, dtype, shape):
+    x = np.stack([out_of_range(kind, shape[1], seed) for seed in range(np.prod(shape) // shape[1])])
+    with np.errstate(over="ignore"):
+        x = (x if len(shape) == 2 else np.moveaxis(x.reshape(shape[0], shape[2], shape[1]), 2, 1)).astype(dtype)
+    x[0] = 1  # rows that need no help have neighbours that do
+    x = np.ascontiguousarray(x)
+    for exclusive, reverse in FLAGS:
+        how = ScanOp("product", exclusive, reverse)
+        y = scanned(x, how)
+        assert_left_to_right(y, x, how)
+        same_bits(scanned(x, how, 1), y)
+        same_bits(scanned(x[-1:].copy(), how), y[-1:])
+        in_place = x.copy()
+        (scan_columns if x.ndim == 3 else scan_rows)(in_place, in_place, how, TWO)
+        same_bits(in_place, y)
+
+
+@pytest.mark.parametrize("kind", ["zero in a growing row", "down and up", "up and down"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_parts_of_a_row_out_of_range(kind, dtype):
+    """Same bits as in one go, and what the row ends with."""
+    x = np.stack([out_of_range(kind, PIECE + 3 * SEGMENT + 77, seed) for seed in range(2)]).astype(dtype)
+    for exclusive, reverse in FLAGS:
+        how = ScanOp("product", exclusive, reverse)
+        whole, whole_totals, totals = scanned(x, how), np.ones(2), np.ones(2)
+        assert_left_to_right(whole, x, how)
+        same_bits(scanned(x, how, TWO, whole_totals), whole)
+        y = np.empty_like(x)
+        for first, last in ((0, PIECE), (PIECE, x.shape[1])):
+            here = slice(x.shape[1] - last, x.shape[1] - first) if reverse else slice(first, last)
+            y[:, here] = scanned(x[:, here].copy(), how, TWO, totals)
+        same_bits(y, whole)
+        same_bits(totals, whole_totals)
+        ends = left_to_right(x.astype(np.float64), ScanOp("product", reverse=reverse))[:, 0 if reverse else -1]
+        np.testing.assert_allclose(totals, ends, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "x", [[0, 1e200, 1e200], [1e-200, 1e200, 1e200], [1e-200, 1e200, 1e200, 1e-200], [np.inf, 1e-200, 1e-200]], ids=str
+)
+def test_short_products_are_those_from_left_to_right(x):
+    """In the third, only what is in the middle would be wrong."""
+    x = np.array([x])
+    same_bits(scanned(x, ScanOp("product")), left_to_right(x, ScanOp("product")))
+    totals = np.array([2.0])
+    scanned(x, ScanOp("product"), TWO, totals)
+    np.testing.assert_array_equal(totals, left_to_right(np.append(2.0, x)[None], ScanOp("product"))[:, -1])
+
+
+def test_products_keep_their_digits():
+    """Neighbours whose product is subnormal, in a row of running totals that never are."""
+    x = np.tile([2.0**300, 1 / 3 * 2.0**-520, 1 / 7 * 2.0**-530, 21 * 2.0**750], 5000)[None]
+    got = scanned(x, ScanOp("product"))
+    np.testing.assert_allclose(got, left_to_right(x, ScanOp("product")), rtol=2e-11)
 
 
 def test_products_leave_the_range_and_come_back():

@@ -1,15 +1,15 @@
 """The rungs of scan: on the CPU; the GPU's compiled, emulated, and where there is a GPU run."""
 
+import itertools
 import re
-import shutil
-import subprocess
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from emulated_cuda import Kernel, emulated_gpu, needs_gxx
 from onchip.errors import DeviceError
+from onchip.kernels.cuda.program import Program
 from onchip.ladders import scan_cuda
 from onchip.ladders.decode_cuda import KERNELS
 from onchip.ladders.device import DeviceRows
@@ -22,7 +22,6 @@ from onchip.runtime.kernel_check import find_modules, static_shared_bytes
 from onchip.runtime.nvrtc import compile_program, nvrtc_version
 from onchip.workloads import scan
 
-HERE = Path(__file__).parent
 RUNGS = {rung.name: rung for rung in LADDER.rungs}
 CUDA_RUNGS = {rung.name: rung for rung in scan_cuda.LADDER.rungs}
 OWN = {rung.name: rung for rung in scan_cuda.RUNGS}
@@ -187,33 +186,38 @@ def test_launches_cover_the_numbers_and_match_the_kernels_parameters(name, N):
     assert launches[-1].arguments[-2] is y
 
 
-# -- on a GPU: the arithmetic, emulated ----------------------------------------------------------------------
-
-RUNS = {
-    "one-thread": "launch(1, 1, [&] { one_thread(x, y, N); });",
-    "sliding-block": "launch(1, BLOCK, [&] { sliding_block(x, y, N); });",
-    "two-level": """
-        std::vector<float> totals(tiles);
-        launch(tiles, THREADS, [&] { scan_tiles(x, totals.data(), y, N); });
-        launch(1, BLOCK, [&] { scan_totals(totals.data(), tiles); });
-        launch(tiles, THREADS, [&] { add_before(totals.data(), y, N); });""",
-    "single-pass": """
-        std::vector<u64> words(1 + tiles, ~0ull);
-        launch(1, THREADS, [&] { clear_words(words.data(), 1 + tiles); });
-        launch(tiles, THREADS, [&] { single_pass(x, words.data(), y, N); });""",
-}
+# -- on a GPU: the arithmetic, on the host -------------------------------------------------------------------
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-@pytest.mark.parametrize("name", OWN)
-def test_the_kernels_add_up_on_the_host(name, tmp_path):
-    program, run = tmp_path / "emulated", " ".join(RUNS[name].split())
-    more = ["-DLOOK_BACK"] if name == "single-pass" else []
-    subprocess.run(
-        ["g++", "-std=c++20", "-pthread", "-w", f'-DSOURCE="{KERNELS / OWN[name].file}"', f"-DRUN={run}", *more,
-         str(HERE / "emulated_cuda.cpp"), "-o", str(program)], check=True,
-    )  # fmt: skip
-    assert subprocess.run([program], capture_output=True, check=True, text=True, timeout=60).stdout == ""
+@needs_gxx
+@pytest.mark.parametrize("N", [1, 7, 1025, 4096, 9001])
+@pytest.mark.parametrize("name", CUDA_RUNGS)
+def test_every_cuda_rung_adds_up_on_the_host(name, N, monkeypatch):
+    gpu = emulated_gpu(monkeypatch)
+    x = np.random.default_rng(N).integers(-30, 71, N).astype(np.float32)
+    run = CUDA_RUNGS[name]().prepare(scan.network(N), DeviceRows(x), 1)
+    np.testing.assert_array_equal(run(), np.cumsum(x, dtype=np.float64))
+    room = gpu.driver.memory[run._y.pointer]
+    begin = run._y.pointer - room.ctypes.data
+    assert (np.delete(room, slice(begin, begin + 4 * N)) == 0xAB).all()  # as it was
+
+
+@needs_gxx
+def test_a_tile_looks_back_to_the_nearest_whole_sum(tmp_path):
+    """Tiles that have said their totals, 0, 1, 2, ..; one of them, and the first, the whole sum."""
+    source = tmp_path / "look.cu"
+    source.write_text(f"""#include "{KERNELS / "scan_single_pass.cu"}"
+        __global__ void look(const u64* words, float* found, long long tile) {{
+            found[threadIdx.x] = look_back(words, tile);
+        }}""")
+    kernel = Kernel(Program(source, "look"))
+    for tile, whole in itertools.product((1, 2, 32, 33, 65, 100), (0, 1, 31, 32, 40, 99)):
+        is_whole = np.isin(np.arange(tile), (0, whole))
+        said = np.where(is_whole, np.cumsum(np.arange(tile)), np.arange(tile)).astype(np.float32)
+        words = said.view(np.uint32).astype(np.uint64) | np.where(is_whole, 2, 1).astype(np.uint64) << np.uint64(32)
+        found = np.zeros(32, np.float32)
+        kernel.run(1, 32, (words.ctypes.data, found.ctypes.data, tile))
+        assert (found == tile * (tile - 1) // 2).all(), (tile, whole)
 
 
 # -- on a GPU ------------------------------------------------------------------------------------------------

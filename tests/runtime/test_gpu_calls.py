@@ -18,7 +18,7 @@ from onchip.plan.planner import make_plan
 from onchip.runtime import dlpack, staging
 from onchip.runtime import driver as driver_module
 from onchip.runtime.cuda import MOST_CALLS, MOST_GRAPHS, CudaBackend
-from onchip.runtime.device_arrays import DeviceArray
+from onchip.runtime.device_arrays import DeviceArray, DlpackArrays
 from onchip.runtime.engine import Engine
 from onchip.runtime.gpu import Call
 from onchip.spec.layers import Linear
@@ -34,7 +34,8 @@ def driver(monkeypatch):
 
 @pytest.fixture
 def gpu(monkeypatch, driver):
-    return fake_gpu(monkeypatch, driver)
+    yield fake_gpu(monkeypatch, driver)
+    DlpackArrays._in_use.clear()  # what the last call's work still needs
 
 
 @pytest.fixture

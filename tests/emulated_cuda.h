@@ -1,0 +1,255 @@
+// Runs .cu files on the host, for a look at what they compute where there is no GPU. emulated_cuda.py puts this in
+// front of a kernel's source, and `export_kernel` behind it.
+//
+// A CUDA thread is a fiber. It runs until it waits: at a barrier, or in a shuffle, which is a barrier of its warp. Who
+// goes on next is drawn anew every round, so threads that should have waited and do not read what is not there yet.
+// Blocks run one after the other, which is why shared memory can be static, and why whoever waits for a later block
+// fails. So does a barrier that not all threads reach, and 16 bytes that do not lie at a multiple of 16.
+#include <csetjmp>
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+#include <utility>
+
+#define __global__
+#define __device__
+#define __shared__ static
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+
+struct Index {
+    unsigned x;
+};
+static Index threadIdx, blockIdx, gridDim;
+struct uint4 {
+    unsigned x, y, z, w;
+};
+
+namespace emulated {
+
+constexpr int MOST_THREADS = 1024, STACK_BYTES = 64 << 10, MOST_COPIES = 64;
+constexpr long MOST_ROUNDS = 1 << 16;  // of a block
+
+struct Copy {
+    void* to;
+    const void* from;
+};
+
+struct Fiber {
+    jmp_buf at;
+    bool has_begun, is_done;
+    Copy copies[MOST_COPIES];  // begun and not waited for
+    int copy_count, exchanges;
+};
+
+struct Barrier {
+    int arrived;
+    long generation;
+};
+
+static Fiber fibers[MOST_THREADS];
+static Barrier of_block, of_warps[MOST_THREADS / 32];
+static unsigned long long words[2][MOST_THREADS];  // of a shuffle; the next one has the others
+static jmp_buf scheduler;
+static ucontext_t fresh, caller;
+static const char* failure;
+static unsigned long long random_state;
+static int threads, running, moves;
+static const unsigned long long* given;  // the kernel's arguments, 8 bytes each
+static void (*body)();
+
+static void pause() {
+    if (!_setjmp(fibers[running].at)) _longjmp(scheduler, 1);
+}
+
+[[noreturn]] static void fail(const char* what) {
+    failure = what;
+    _longjmp(scheduler, 1);
+}
+
+static void check_16(const volatile void* at) {
+    if (reinterpret_cast<unsigned long long>(at) % 16) fail("16 bytes that are not aligned");
+}
+
+static void arrive(Barrier& barrier, int all) {
+    const long generation = barrier.generation;
+    if (++barrier.arrived == all) {
+        barrier.arrived = 0;
+        ++barrier.generation;
+        ++moves;
+    }
+    while (barrier.generation == generation) pause();
+}
+
+// Every lane of the warp leaves a value; what `read` makes of all of them.
+template <class T, class Read> auto exchange(T mine, Read read) {
+    static_assert(sizeof(T) <= 8);
+    const int me = running, first = me / 32 * 32;
+    unsigned long long* now = words[fibers[me].exchanges++ % 2];
+    memcpy(now + me, &mine, sizeof mine);
+    arrive(of_warps[first / 32], threads - first < 32 ? threads - first : 32);
+    return read([=](int lane) {
+        T found;
+        memcpy(&found, now + first + lane, sizeof found);
+        return found;
+    });
+}
+
+template <class T> T take(T mine, int lane) {
+    return exchange(mine, [=](auto of) { return of(lane); });
+}
+
+static void entry() {
+    body();
+    if (fibers[running].copy_count) fail("a copy that is not waited for");
+    fibers[running].is_done = true;
+    ++moves;
+    _longjmp(scheduler, 1);
+}
+
+static void resume(int thread, char* stacks) {
+    Fiber& fiber = fibers[thread];
+    running = thread;
+    threadIdx.x = thread;
+    if (_setjmp(scheduler)) return;
+    if (fiber.has_begun) _longjmp(fiber.at, 1);
+    fiber.has_begun = true;
+    getcontext(&fresh);
+    fresh.uc_stack.ss_sp = stacks + thread * static_cast<size_t>(STACK_BYTES);
+    fresh.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&fresh, entry, 0);
+    swapcontext(&caller, &fresh);
+}
+
+static int draw(int below) {
+    random_state = random_state * 6364136223846793005ULL + 1442695040888963407ULL;
+    return static_cast<int>((random_state >> 33) % below);
+}
+
+static void run_block(char* stacks) {
+    memset(fibers, 0, sizeof fibers);
+    memset(of_warps, 0, sizeof of_warps);
+    of_block = {};
+    for (long round = 0; !failure; ++round) {
+        const int before = moves, first = draw(threads), step = draw(2) ? 1 : threads - 1;
+        int left = 0;
+        for (int i = 0, thread = first; i < threads && !failure; ++i, thread = (thread + step) % threads) {
+            if (!fibers[thread].is_done) resume(thread, stacks);
+            left += !fibers[thread].is_done;
+        }
+        if (!left || failure) return;
+        if (moves == before) failure = "a barrier that not all threads reach";
+        if (round == MOST_ROUNDS) failure = "it does not end";
+    }
+}
+
+template <class T> T argument(int i) {
+    T value;
+    memcpy(&value, given + i, sizeof value);
+    return value;
+}
+
+template <auto kernel, class... P, size_t... I> void call(std::index_sequence<I...>) { kernel(argument<P>(I)...); }
+
+// What is wrong; nullptr: nothing.
+template <auto kernel, class... P>
+const char* launch(void (*)(P...), unsigned blocks, int block_threads, const unsigned long long* arguments) {
+    threads = block_threads;
+    given = arguments;
+    failure = nullptr;
+    random_state = 0;  // the same every time
+    gridDim.x = blocks;
+    body = [] { call<kernel, P...>(std::index_sequence_for<P...>{}); };
+    char* stacks = static_cast<char*>(malloc(threads * static_cast<size_t>(STACK_BYTES)));
+    for (blockIdx.x = 0; blockIdx.x < blocks && !failure; ++blockIdx.x) run_block(stacks);
+    free(stacks);
+    return failure;
+}
+
+template <class... P> constexpr int count_parameters(void (*)(P...)) { return sizeof...(P); }
+
+}  // namespace emulated
+
+#define export_kernel(...)                                                                               \
+    extern "C" int parameter_count() { return emulated::count_parameters(__VA_ARGS__); }                 \
+    extern "C" const char* run(unsigned blocks, int threads, const unsigned long long* arguments) {      \
+        return emulated::launch<__VA_ARGS__>(__VA_ARGS__, blocks, threads, arguments);                   \
+    }
+
+// -- what kernels call ---------------------------------------------------------------------------------------------
+
+static void __syncthreads() { emulated::arrive(emulated::of_block, emulated::threads); }
+
+template <class T> T __shfl_sync(unsigned, T v, int lane, int width = 32) {
+    const int me = threadIdx.x % 32;
+    return emulated::take(v, me / width * width + lane % width);
+}
+template <class T> T __shfl_up_sync(unsigned, T v, int by, int width = 32) {
+    const int me = threadIdx.x % 32;
+    return emulated::take(v, me % width < by ? me : me - by);
+}
+template <class T> T __shfl_xor_sync(unsigned, T v, int mask) { return emulated::take(v, threadIdx.x % 32 ^ mask); }
+static unsigned __ballot_sync(unsigned, bool is_so) {
+    return emulated::exchange(is_so, [](auto of) {
+        unsigned found = 0;
+        for (int lane = 0; lane < 32; ++lane) found |= static_cast<unsigned>(of(lane)) << lane;
+        return found;
+    });
+}
+static bool __any_sync(unsigned all, bool is_so) { return __ballot_sync(all, is_so) != 0; }
+
+template <class To, class From> To same_bits(From v) {
+    To bits;
+    static_assert(sizeof bits == sizeof v);
+    memcpy(&bits, &v, sizeof v);
+    return bits;
+}
+static unsigned __float_as_uint(float v) { return same_bits<unsigned>(v); }
+static float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
+static float __int_as_float(int bits) { return same_bits<float>(bits); }
+static double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
+static int __ffs(unsigned bits) { return __builtin_ffs(bits); }
+static unsigned atomicAdd(unsigned* at, unsigned by) { return (*at += by) - by; }
+template <class T> T min(T a, T b) { return b < a ? b : a; }
+
+template <class T> T __ldcs(const T* from) {
+    emulated::check_16(from);
+    return *from;
+}
+template <class T> void __stcs(T* to, T value) {
+    emulated::check_16(to);
+    *to = value;
+}
+static void __nanosleep(unsigned) { emulated::fail("waits for a block that has not run yet"); }
+
+// -- PTX -----------------------------------------------------------------------------------------------------------
+
+static char shared_base;  // where shared memory's 32-bit addresses are counted from
+static size_t __cvta_generic_to_shared(const void* at) { return static_cast<const char*>(at) - &shared_base; }
+
+// A value and its flag, for blocks that may already look: what they found until now must have been nothing.
+static void ptx_store_b128(void* to, unsigned long long low, unsigned long long high) {
+    const unsigned long long nothing[] = {0, 0}, both[] = {low, high};
+    emulated::check_16(to);
+    if (memcmp(to, nothing, 16)) emulated::fail("published where it was not cleared");
+    memcpy(to, both, 16);
+}
+static void ptx_load_b128(unsigned long long& low, unsigned long long& high, const void* from) {
+    emulated::check_16(from);
+    memcpy(&low, from, 8);
+    memcpy(&high, static_cast<const char*>(from) + 8, 8);
+}
+static void ptx_copy_async(unsigned to, const void* from) {  // there when it is waited for, not before
+    emulated::Fiber& fiber = emulated::fibers[emulated::running];
+    emulated::check_16(from);
+    if (fiber.copy_count == emulated::MOST_COPIES) emulated::fail("more copies than are kept here");
+    fiber.copies[fiber.copy_count++] = {&shared_base + static_cast<int>(to), from};
+}
+static void ptx_wait_for_copies() {
+    emulated::Fiber& fiber = emulated::fibers[emulated::running];
+    for (; fiber.copy_count; --fiber.copy_count) {
+        const emulated::Copy& copy = fiber.copies[fiber.copy_count - 1];
+        memcpy(copy.to, copy.from, 16);
+    }
+}

@@ -1,0 +1,97 @@
+"""A GPU whose kernels run on the host: the fake driver of fake_cuda.py, and the .cu files, compiled by g++ on top of
+emulated_cuda.h. It shows what they compute and whether threads wait for each other, not how a chip orders memory."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from fake_cuda import FakeDriver, Launched, fake_gpu
+from onchip.kernels.cuda.program import Program
+from onchip.runtime import gpu as gpu_module
+from onchip.runtime.gpu import Gpu
+
+HEADER = Path(__file__).parent / "emulated_cuda.h"
+# -U: glibc would take a jump from one fiber's stack to another's for an error.
+COMPILE = ["g++", "-std=c++20", "-O1", "-ffp-contract=off", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+needs_gxx = pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("g++") is None,
+    reason="no g++ on Linux: CUDA kernels cannot run on the host",
+)
+
+# PTX -> the function of emulated_cuda.h that does the same
+_TWINS = {
+    "st.relaxed.gpu.global.b128": "ptx_store_b128",
+    "ld.relaxed.gpu.global.b128": "ptx_load_b128",
+    "cp.async.cg.shared.global": "ptx_copy_async",
+    "cp.async.wait_all": "ptx_wait_for_copies",
+    "griddepcontrol": "",  # kernels do not overlap here
+}
+_ASM = re.compile(r'asm volatile\("([^"]*)"\s*:([^:]*):([^:]*):\s*"memory"\);')
+
+
+def _call_twin(found: re.Match[str]) -> str:
+    """asm volatile("mov %0, %1;" : "=l"(a) : "l"(b) : "memory"); becomes twin((a), (b));"""
+    text, *operands = found.groups()
+    twin = next(twin for ptx, twin in _TWINS.items() if ptx in text)
+    given = ", ".join(filter(None, (re.sub(r'"[^"]*"', "", each).strip() for each in operands)))
+    return f"{twin}({given});" if twin else ";"
+
+
+class Kernel:
+    """A kernel, compiled for the host."""
+
+    def __init__(self, program: Program) -> None:
+        code = _ASM.sub(_call_twin, program.source.read_text())
+        code = f'#include "{HEADER}"\n{code}\nexport_kernel({program.name_expression})\n'
+        with tempfile.TemporaryDirectory() as folder:
+            source, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
+            source.write_text(code)
+            made = [*COMPILE, f"-I{program.source.parent}", str(source), "-o", str(library)]
+            told = subprocess.run(made, capture_output=True, text=True)
+            assert told.returncode == 0, told.stderr
+            loaded = ctypes.PyDLL(str(library))  # one thread at a time: its fibers are static
+        self.parameter_count = int(loaded.parameter_count())
+        self._run = loaded.run
+        self._run.restype = ctypes.c_char_p
+
+    def run(self, blocks: int, threads: int, words: tuple[int, ...]) -> None:
+        wrong = self._run(blocks, threads, (ctypes.c_uint64 * len(words))(*words))
+        assert wrong is None, wrong.decode()
+
+
+kernel_of = functools.cache(Kernel)  # g++ takes longer than the kernel
+
+
+class EmulatedDriver(FakeDriver):
+    def __init__(self) -> None:
+        super().__init__(lambda name: kernel_of(self.programs[name]).parameter_count)
+        self.programs: dict[str, Program] = {}  # by name, as they are loaded
+        self.run = self._run_kernel
+
+    def _run_kernel(self, launched: Launched) -> None:
+        # ctypes called us and swallows what is raised here; pytest hears of it, and the test has an error.
+        assert launched.grid[1:] == launched.block[1:] == (1, 1)
+        kernel_of(self.programs[launched.kernel]).run(launched.grid[0], launched.block[0], launched.words)
+
+
+def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """A GPU that `Gpu.get` finds."""
+    driver = EmulatedDriver()
+    gpu = fake_gpu(monkeypatch, driver)
+    compile_nothing = gpu_module.compile_program
+
+    def compile_program(program, arch):
+        driver.programs[program.name_expression] = program
+        return compile_nothing(program, arch)
+
+    monkeypatch.setattr(gpu_module, "compile_program", compile_program)
+    return gpu

@@ -1,0 +1,251 @@
+"""The CUDA kernels of a scan, run on the host: right to the last bit, wherever the numbers lie. No GPU is needed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import onchip
+from emulated_cuda import Kernel, emulated_gpu, needs_gxx
+from onchip.kernels.cuda.program import Program
+from onchip.kernels.cuda.scan import Scan, ScanAlone
+from onchip.kernels.reference.scan import scan as reference_scan
+from onchip.plan.device import H200
+from onchip.plan.planner import make_plan
+from onchip.runtime import gpu_scan
+from onchip.runtime import scan as scan_module
+from onchip.runtime.cuda import CudaBackend
+from onchip.runtime.engine import Engine
+from onchip.runtime.gpu_scan import ScanCall
+from onchip.runtime.scan import scan_into
+from onchip.spec.build import sequential
+from onchip.spec.layers import CumSum
+from onchip.spec.scan_op import ScanOp
+from onchip.spec.types import TensorType
+
+pytestmark = needs_gxx
+GUARD = 64  # bytes on both sides
+KINDS = [
+    ("sum", "float32", False),
+    ("sum", "int32", True),
+    ("max", "float64", True),
+    ("min", "float32", False),
+    ("product", "int64", False),
+]
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """One multiprocessor, so that there are few blocks, and each has to come around again."""
+    made = emulated_gpu(monkeypatch)
+    made.device = replace(H200, units=1)
+    monkeypatch.setattr(scan_module, "find_device", lambda device, threads: (None, None, "cuda:0"))
+    yield made
+    gpu_scan.scan_call.cache_clear()
+
+
+class There:
+    """An array on the fake GPU, `shift` bytes behind a multiple of 16, with something of others on both sides."""
+
+    def __init__(self, values, shift=0):
+        self._room = np.full(values.nbytes + 2 * GUARD + 16, 0xCD, np.uint8)
+        self._begin = GUARD - (self._room.ctypes.data + GUARD) % 16 + 16 + shift
+        inside = slice(self._begin, self._begin + values.nbytes)
+        self.values = self._room[inside].view(values.dtype).reshape(values.shape)
+        self.values[...] = values
+
+    @property
+    def __cuda_array_interface__(self):
+        return {
+            "shape": self.values.shape, "typestr": self.values.dtype.str, "data": (self.values.ctypes.data, False),
+            "strides": None, "version": 3, "stream": 1234,
+        }  # fmt: skip
+
+    def is_all_that_was_written(self):
+        around = np.delete(self._room, slice(self._begin, self._begin + self.values.nbytes))
+        return bool((around == 0xCD).all())
+
+
+def numbers(op, dtype, *shape, seed=0):
+    """Such that no float is rounded on the way: every order of the work has the same result."""
+    rng = np.random.default_rng(seed)
+    if np.dtype(dtype).kind == "i":
+        limits = np.iinfo(dtype)
+        return rng.integers(limits.min, limits.max, shape, dtype)
+    if op == "sum":
+        return rng.integers(-50, 51, shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def expected(x, how, axis=-1):
+    return np.moveaxis(reference_scan(np.moveaxis(x, axis, -1), how).astype(x.dtype), -1, axis)
+
+
+def assert_scans(x, op, exclusive, axis=-1):
+    """Aligned or not, from x to y and in place."""
+    want = expected(x, ScanOp(op, exclusive), axis)
+    each = x.itemsize
+    for shift_x, shift_y in ((0, 0), (each, each), (0, each), (each, 0)):
+        given, made = There(x, shift_x), There(np.full_like(x, 77), shift_y)
+        onchip.scan(given, op, exclusive, axis, out=made)
+        np.testing.assert_array_equal(made.values, want)
+        np.testing.assert_array_equal(given.values, x)
+        assert made.is_all_that_was_written()
+        if shift_x == shift_y:
+            onchip.scan(given, op, exclusive, axis, out=given)
+            np.testing.assert_array_equal(given.values, want)
+            assert given.is_all_that_was_written()
+
+
+# -- rows ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("op", "dtype", "exclusive"), KINDS, ids=str)
+def test_short_rows(gpu, op, dtype, exclusive):
+    for shape in ((1,), (7,), (2500, 3), (37, 6), (11, 77), (300, 1), (2, 1021)):
+        assert_scans(numbers(op, dtype, *shape), op, exclusive)
+    assert {name.partition("<")[0] for name in gpu.driver.programs} == {"scan_rows"}
+
+
+@pytest.mark.parametrize(("op", "dtype", "exclusive"), KINDS, ids=str)
+def test_long_rows(gpu, op, dtype, exclusive):
+    tile = Scan(ScanOp(op), dtype, 1, 1 << 20).tile
+    for shape in ((2049,), (tile,), (tile + 1,), (2 * tile - 1,), (3, 2 * tile + 777)):
+        assert_scans(numbers(op, dtype, *shape), op, exclusive)
+    assert {name.partition("<")[0] for name in gpu.driver.programs} == {"scan_tiles", "clear_states"}
+
+
+@pytest.mark.parametrize(("op", "dtype", "exclusive"), KINDS[:2], ids=str)
+def test_rows_of_two_groups_of_tiles(gpu, op, dtype, exclusive):
+    x = numbers(op, dtype, 2, Scan(ScanOp(op), dtype, 1, 1 << 20).part + 8195)
+    given, made = There(x), There(np.full_like(x, 77))
+    onchip.scan(given, op, exclusive, out=made)
+    np.testing.assert_array_equal(made.values, expected(x, ScanOp(op, exclusive)))
+    assert made.is_all_that_was_written()
+
+
+@pytest.mark.parametrize("N", [5, 200, 2000, 20_001])
+def test_a_row_alone_has_the_same_bits(gpu, N):
+    x = np.random.default_rng(N).standard_normal((5, N), dtype=np.float32)
+    together, alone = There(np.empty_like(x)), There(np.empty_like(x[3]), x.itemsize)
+    onchip.scan(There(x), out=together)
+    onchip.scan(There(x[3]), out=alone)
+    assert alone.values.tobytes() == together.values[3].tobytes()
+
+
+@pytest.mark.parametrize("N", [1500, 300_001])
+def test_float32_sums_of_any_length_lose_a_rounding_or_two(gpu, N):
+    x = np.random.default_rng(N).random(N, dtype=np.float32)
+    y, truth = There(np.empty_like(x)), reference_scan(x, ScanOp())
+    onchip.scan(There(x), out=y)
+    assert (np.abs(y.values - truth) <= 1.5 * np.spacing(truth.astype(np.float32)) + 1e-4).all()
+
+
+@pytest.mark.parametrize("N", [600, 20_000])
+@pytest.mark.parametrize("op", ["sum", "max", "min"])
+def test_nan_passes_on(gpu, op, N):
+    x = numbers(op, "float32", N)
+    x[N // 3], x[N // 2], x[N // 4] = np.nan, np.inf, -np.inf
+    y = There(np.zeros_like(x))
+    onchip.scan(There(x), op, out=y)
+    np.testing.assert_array_equal(y.values, expected(x, ScanOp(op)))
+    assert np.isnan(y.values[N // 3 :]).all()
+
+
+# -- parts of a row ------------------------------------------------------------------------------------------
+
+
+def test_a_row_in_parts_has_the_bits_of_one_go(gpu, monkeypatch):
+    part = Scan(ScanOp(), "float32", 1, 1 << 20).part
+    x = np.random.default_rng(3).standard_normal(2 * part + 12_345, dtype=np.float32)
+    whole = There(np.empty_like(x))
+    onchip.scan(There(x), exclusive=True, out=whole)
+    through = onchip.scan(x, exclusive=True, device="cuda")
+    assert through.tobytes() == whole.values.tobytes()
+    y, done = np.empty_like(x), []
+    monkeypatch.setattr(scan_module, "PART", part + 99)
+    assert scan_into(x, y, ScanOp("sum", True), "cuda", progress=done.append) == "cuda:0"
+    assert y.tobytes() == whole.values.tobytes()
+    assert done == [part, 2 * part, len(x)]
+
+
+@pytest.mark.parametrize(("op", "dtype", "exclusive"), KINDS[:3], ids=str)
+def test_a_part_goes_on_from_a_total_in_tiles_of_the_whole_row(gpu, op, dtype, exclusive):
+    how, x = ScanOp(op, exclusive), numbers(op, dtype, 25_003)
+    planned = ScanCall(gpu, how, dtype, (1, len(x) - 1, 1), whole=1 << 26)
+    totals = np.array([x[0], 0]).astype(how.total_dtype(dtype))
+    given, made = There(x[1:]), There(np.zeros_like(x[1:]))
+    before = totals.ctypes.data
+    planned.enqueue(given.values.ctypes.data, made.values.ctypes.data, 1, None, before, before + totals.itemsize)
+    np.testing.assert_array_equal(made.values, expected(x, how)[1:])
+    assert totals[1] == expected(x, ScanOp(op))[-1]
+    assert made.is_all_that_was_written()
+    assert f"scan_tiles<{Scan(how, dtype, 1, 1).template}, 10>" in gpu.driver.programs
+
+
+# -- columns -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("op", "dtype", "exclusive"), KINDS, ids=str)
+def test_columns(gpu, op, dtype, exclusive):
+    for shape, axis in (((3, 5), 0), ((1, 1, 2), 1), ((5, 8, 700), 1), ((2, 17, 33), 1), ((9, 2, 3, 4), -2)):
+        assert_scans(numbers(op, dtype, *shape), op, exclusive, axis)
+    assert {name.partition("<")[0] for name in gpu.driver.programs} == {"scan_columns"}
+
+
+@pytest.mark.parametrize(("op", "dtype", "exclusive"), KINDS[:3], ids=str)
+def test_long_and_narrow(gpu, op, dtype, exclusive):
+    for shape, axis in (((2500, 33), 0), ((3, 2049, 2, 2), 1)):
+        assert_scans(numbers(op, dtype, *shape), op, exclusive, axis)
+    assert {name.partition("<")[0] for name in gpu.driver.programs} == {"swap_axes", "scan_tiles", "clear_states"}
+
+
+def test_numbers_of_the_host_along_any_axis(gpu):
+    x = numbers("sum", "int64", 30, 7, 5)
+    for axis in range(3):
+        np.testing.assert_array_equal(onchip.scan(x, axis=axis, device="cuda"), np.cumsum(x, axis=axis))
+
+
+# -- as a layer ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer", [CumSum(1), CumSum(2, True), CumSum(3, False, True), CumSum(1, True, True)], ids=str)
+def test_a_layer_of_a_network(gpu, layer):
+    net = sequential(TensorType(("B", 6, 5, 7)), [("sums", layer)], {})
+    engine = Engine(make_plan(net, gpu.device, [ScanAlone()]), CudaBackend(0), "cuda:0")
+    x = numbers("sum", "float32", 33, 6, 5, 7)
+    how = ScanOp("sum", layer.exclusive, layer.reverse)
+    np.testing.assert_array_equal(engine(x), expected(x, how, layer.axis))
+
+
+# -- the emulator itself -------------------------------------------------------------------------------------
+
+
+def run_body(tmp_path, body):
+    """x of a kernel with this body, of two blocks of 64 threads."""
+    source, x = tmp_path / "kernel.cu", There(np.zeros(64, np.int32))
+    source.write_text(f"__global__ void kernel(int* x) {{ {body} }}")
+    Kernel(Program(source, "kernel")).run(2, 64, (x.values.ctypes.data,))
+    return x.values
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("if (threadIdx.x < 40) __syncthreads();", "a barrier that not all threads reach"),
+        ("if (threadIdx.x) __shfl_sync(~0u, 1, 0);", "a barrier that not all threads reach"),
+        ("while (!__any_sync(~0u, false));", "it does not end"),
+        ("__nanosleep(32);", "waits for a block that has not run yet"),
+        ("__ldcs(reinterpret_cast<const uint4*>(x + 1));", "16 bytes that are not aligned"),
+        ('asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(0u), "l"(x) : "memory");', "not waited for"),
+    ],
+)
+def test_what_kernels_must_not_do_is_seen(tmp_path, body, says):
+    with pytest.raises(AssertionError, match=says):
+        run_body(tmp_path, body)
+
+
+def test_a_barrier_that_is_not_there_shows(tmp_path):
+    shared = "__shared__ int of[64]; of[threadIdx.x] = blockIdx.x + 1;"
+    assert (run_body(tmp_path, f"{shared} __syncthreads(); x[threadIdx.x] = of[63 - threadIdx.x];") == 2).all()
+    assert (run_body(tmp_path, f"{shared} x[threadIdx.x] = of[63 - threadIdx.x];") != 2).any()

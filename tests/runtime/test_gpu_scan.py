@@ -1,0 +1,501 @@
+"""What a scan asks of the driver, with a driver in Python in its place: nothing here needs a GPU."""
+
+import ctypes
+import gc
+import itertools
+import sys
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import onchip
+from fake_cuda import FakeDriver, fake_gpu
+from onchip.errors import DeviceError, InputError, ShapeError
+from onchip.kernels.cuda import scan as kernels
+from onchip.runtime import dlpack, gpu_scan, staging
+from onchip.runtime import scan as scan_module
+from onchip.runtime.device_arrays import DeviceArray, DlpackArrays
+from onchip.runtime.gpu_scan import ScanCall, scan_rows_through
+from onchip.runtime.scan import scan_into
+from onchip.spec.scan_op import ScanOp
+
+STREAM = 1234
+PARAMETERS = {
+    "clear_states": ("states", "count"),
+    "scan_tiles": ("x", "y", "states", "before", "after", "N", "tiles"),
+    "scan_rows": ("x", "y", "rows", "N"),
+    "scan_columns": ("x", "y", "outer", "N", "inner"),
+    "swap_axes": ("x", "y", "outer", "N", "M"),
+}
+
+
+def name_of(kernel):
+    return kernel.partition("<")[0]
+
+
+def arguments(launched):
+    """By name."""
+    found = dict(zip(PARAMETERS[name_of(launched.kernel)], launched.words, strict=True))
+    if "tiles" in found:
+        found["tiles"] &= 0xFFFFFFFF  # the kernel takes 4 bytes
+    return found
+
+
+class Recorder(FakeDriver):
+    """Writes down everything that is put on a stream: (what, stream)."""
+
+    def __init__(self):
+        super().__init__(lambda kernel: len(PARAMETERS[name_of(kernel)]))
+        self.log = []
+        self.asked_bytes = []
+        self.elsewhere = set()  # memory of another GPU
+        self.compute = lambda given: None  # stands for scan_tiles
+        self.run = self._run
+
+    def _run(self, launched):
+        self.log.append((name_of(launched.kernel), launched.stream))
+        if launched.kernel.startswith("scan_tiles"):
+            self.compute(arguments(launched))
+
+    def cuMemAllocFromPoolAsync(self, nbytes, pool, stream):  # noqa: N802 - the driver's name
+        self.log.append(("allocate", stream))
+        self.asked_bytes.append(nbytes)
+        return super().cuMemAllocFromPoolAsync(nbytes, pool, stream)
+
+    def cuMemFreeAsync(self, pointer, stream):  # noqa: N802
+        self.log.append(("free", stream))
+        return super().cuMemFreeAsync(pointer, stream)
+
+    def cuStreamWaitEvent(self, stream, event, flags):  # noqa: N802
+        self.log.append((f"hold {event}", stream))
+        return (0,)
+
+    def cuEventRecord(self, event, stream):  # noqa: N802
+        self.log.append((f"record {event}", stream))
+        return (0,)
+
+    def cuPointerGetAttribute(self, attribute, pointer):  # noqa: N802
+        return (0, 1) if pointer in self.elsewhere else super().cuPointerGetAttribute(attribute, pointer)
+
+
+@pytest.fixture
+def driver():
+    return Recorder()
+
+
+@pytest.fixture
+def gpu(monkeypatch, driver):
+    monkeypatch.setattr(scan_module, "find_device", lambda device, threads: (None, None, "cuda:0"))
+    yield fake_gpu(monkeypatch, driver)
+    gpu_scan.scan_call.cache_clear()
+    DlpackArrays._in_use.clear()
+
+
+class Array:
+    """An array on the fake GPU, as a library shows it."""
+
+    def __init__(self, values, **facts):
+        self.values, self.facts = values, facts
+
+    @property
+    def pointer(self):
+        return self.values.ctypes.data
+
+    @property
+    def __cuda_array_interface__(self):
+        return {
+            "shape": self.values.shape, "typestr": self.values.dtype.str, "data": (self.pointer, False),
+            "strides": None, "version": 3, "stream": STREAM, **self.facts,
+        }  # fmt: skip
+
+
+def zeros(*shape, dtype=np.float32, **facts):
+    return Array(np.zeros(shape, dtype), **facts)
+
+
+# -- launches ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "N", "tiles", "states"), [(1, 2049, 1, 2), (3, 8193, 2, 9), (1, 1048577, 129, 131)])
+def test_long_rows_clear_and_scan(gpu, driver, rows, N, tiles, states):
+    x, y = zeros(rows, N), zeros(rows, N)
+    assert onchip.scan(x, "max", True, out=y) is y
+    order = ["allocate", "clear_states", "scan_tiles", "free"]
+    assert driver.log == [(what, STREAM) for what in order]
+    assert driver.asked_bytes == [16 * states]
+    clear, scan = driver.launches
+    scratch = clear.words[0]
+    assert arguments(clear) == {"states": scratch, "count": states}
+    assert arguments(scan) == {
+        "x": x.pointer, "y": y.pointer, "states": scratch, "before": 0, "after": 0, "N": N, "tiles": tiles,
+    }  # fmt: skip
+    assert scan.kernel == "scan_tiles<Max, float, true, 8>"
+    assert scan.grid == (rows * tiles, 1, 1)
+    assert clear.block == scan.block == (256, 1, 1)
+    assert (clear.overlaps, scan.overlaps) == (False, True)  # tiles come in while states are cleared
+
+
+@pytest.mark.parametrize(("outer", "N", "inner"), [(1, 5000, 3), (2, 2049, 40)])
+def test_long_and_narrow_is_swapped_scanned_and_swapped_back(gpu, driver, outer, N, inner):
+    x, y = zeros(outer, N, inner), zeros(outer, N, inner)
+    onchip.scan(x, axis=1, out=y)
+    order = ["allocate", "swap_axes", "clear_states", "scan_tiles", "swap_axes", "free"]
+    assert driver.log == [(what, STREAM) for what in order]
+    there, clear, scan, back = driver.launches
+    moved = there.words[1]
+    states, count = clear.words
+    tiles = -(-N // 8192)
+    assert count == outer * inner * (tiles + 1)
+    assert states % 16 == 0
+    assert states >= moved + x.values.nbytes
+    assert driver.asked_bytes == [states - moved + 16 * count]
+    assert arguments(there) == {"x": x.pointer, "y": moved, "outer": outer, "N": N, "M": inner}
+    assert arguments(back) == {"x": moved, "y": y.pointer, "outer": outer, "N": inner, "M": N}
+    assert arguments(scan) == {
+        "x": moved, "y": moved, "states": states, "before": 0, "after": 0, "N": N, "tiles": tiles,
+    }  # fmt: skip
+    assert scan.grid == (outer * inner * tiles, 1, 1)
+    assert [each.overlaps for each in driver.launches] == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "kernel", "sizes"),
+    [
+        ((7, 2048), -1, "scan_rows<Sum, float, false, false, 32>", (7, 2048)),
+        ((5, 9, 3), -1, "scan_rows<Sum, float, false, false, 1>", (45, 3)),
+        ((300, 5, 1), 1, "scan_rows<Sum, float, false, false, 2>", (300, 5)),
+        ((2, 3, 4, 5), 1, "scan_columns<Sum, float, false, false>", (2, 3, 20)),
+        ((3000, 4096), 0, "scan_columns<Sum, float, false, false>", (1, 3000, 4096)),
+    ],
+)
+def test_short_rows_and_columns_are_one_launch_without_memory(gpu, driver, shape, axis, kernel, sizes):
+    x, y = zeros(*shape), zeros(*shape)
+    onchip.scan(x, axis=axis, out=y)
+    (launched,) = driver.launches
+    assert driver.log == [(name_of(kernel), STREAM)]
+    assert (launched.kernel, launched.words) == (kernel, (x.pointer, y.pointer, *sizes))
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((0,), 0), ((0, 5), 1), ((5, 0), 1), ((5, 0), 0), ((9000, 0), 0)])
+def test_of_nothing_nothing_is_launched(gpu, driver, shape, axis):
+    y = zeros(*shape)
+    assert onchip.scan(zeros(*shape), axis=axis, out=y) is y
+    assert onchip.scan(zeros(*shape), axis=axis).shape == shape
+    assert onchip.scan(np.zeros(shape), axis=axis, device="cuda").shape == shape
+    assert driver.log == []
+
+
+def test_without_out_the_result_is_of_the_same_dtype_and_stream(gpu, driver):
+    y = onchip.scan(zeros(3, 9000, dtype=np.int64), "product")
+    assert isinstance(y, DeviceArray)
+    assert (y.shape, y.dtype, y.stream) == ((3, 9000), "int64", STREAM)
+    assert driver.launches[-1].words[1] == y.__cuda_array_interface__["data"][0]
+    onchip.scan(zeros(9, stream=None))
+    assert driver.launches[-1].stream == 1  # who tells no stream works on CUDA's default one
+
+
+def test_x_may_be_out_and_neighbours_may_touch(gpu, driver):
+    x = zeros(8192)
+    onchip.scan(x, out=x)
+    assert driver.launches[-1].words[:2] == (x.pointer, x.pointer)
+    both = np.zeros(8192, np.float32)
+    onchip.scan(Array(both[:4096]), out=Array(both[4096:]))
+    onchip.scan(Array(both[4096:]), out=Array(both[:4096]))
+    assert len(driver.launches) == 6
+
+
+def test_a_call_without_scratch_keeps_memory_of_its_own(gpu, driver):
+    planned = ScanCall(gpu, ScanOp(), "float32", (1, 9000, 1))
+    assert (planned.launches, len(planned.functions)) == (2, 2)
+    for _ in range(3):
+        planned.enqueue(16, 32, 77)
+    assert driver.log == [("clear_states", 77), ("scan_tiles", 77)] * 3
+    assert driver.calls.count("cuMemAlloc") == 1
+    assert len({launched.words[0] for launched in driver.launches[::2]}) == 1
+    kept = driver.launches[0].words[0]
+    assert kept in driver.memory
+    assert [launched.words[:3] for launched in driver.launches[1::2]] == [(16, 32, kept)] * 3
+
+
+# -- refusals ------------------------------------------------------------------------------------------------
+
+
+class OtherArray(Array):
+    pass
+
+
+class FarExchanged:
+    def __dlpack_device__(self):
+        return dlpack.CUDA, 1
+
+    def __dlpack__(self, *, stream):
+        return dlpack.lend(4096, (9000,), "float32", 1, self)
+
+
+def elsewhere(driver, array):
+    driver.elsewhere.add(array.pointer)
+    return array
+
+
+ACROSS = np.zeros(9001, np.float32)
+REFUSED = {
+    "on another device": (lambda d: (elsewhere(d, zeros(9000)), {}), InputError, "x is on another device"),
+    "DLPack of another device": (lambda d: (FarExchanged(), {}), InputError, "x is on another device"),
+    "of the GPU, for the CPU": (lambda d: (zeros(9000), {"device": "cpu"}), InputError, "x is on a GPU"),
+    "every second number": (lambda d: (zeros(9000, strides=(8,)), {}), ShapeError, "x is not row-major"),
+    "columns first": (lambda d: (zeros(90, 100, strides=(4, 360)), {}), ShapeError, "x is not row-major"),
+    "float16": (lambda d: (zeros(9000, dtype=np.float16), {}), InputError, "no scan of this dtype"),
+    "no such axis": (lambda d: (zeros(9000), {"axis": 1}), ShapeError, "no such axis"),
+    "a single number": (lambda d: (zeros(), {}), ShapeError, "a single number"),
+    "out of another shape": (lambda d: (zeros(9000), {"out": zeros(8999)}), ShapeError, "out does not fit"),
+    "out of another rank": (lambda d: (zeros(9000), {"out": zeros(1, 9000)}), ShapeError, "out does not fit"),
+    "out of another dtype": (
+        lambda d: (zeros(9000), {"out": zeros(9000, dtype=np.int32)}),
+        ShapeError,
+        "out does not fit",
+    ),
+    "out of the host": (
+        lambda d: (zeros(9000), {"out": np.zeros(9000, np.float32)}),
+        InputError,
+        "out is of another kind",
+    ),
+    "out of another kind": (
+        lambda d: (OtherArray(np.zeros(9000, np.float32)), {"out": zeros(9000)}),
+        InputError,
+        "out is of another kind",
+    ),
+    "out elsewhere": (
+        lambda d: (zeros(9000), {"out": elsewhere(d, zeros(9000))}),
+        InputError,
+        "out is on another device",
+    ),
+    "out with steps": (lambda d: (zeros(9000), {"out": zeros(9000, strides=(8,))}), ShapeError, "out is not row-major"),
+    "out behind x": (lambda d: (Array(ACROSS[:-1]), {"out": Array(ACROSS[1:])}), ShapeError, "out overlaps x"),
+    "out before x": (lambda d: (Array(ACROSS[1:]), {"out": Array(ACROSS[:-1])}), ShapeError, "out overlaps x"),
+    "read-only out": (
+        lambda d: (zeros(9000), {"out": zeros(9000, data=(1 << 20, True))}),
+        InputError,
+        "out cannot be written to",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused_before_any_launch(gpu, driver, case):
+    made, error, says = REFUSED[case]
+    x, options = made(driver)
+    with pytest.raises(error, match=says):
+        onchip.scan(x, **options)
+    assert driver.log == []
+    assert not driver.launches
+
+
+@pytest.mark.parametrize("shape", [(9000,), (9000, 3)])
+def test_a_want_of_memory_is_told_before_any_launch(gpu, driver, shape):
+    driver.most_bytes = 10
+    with pytest.raises(DeviceError, match="out of memory"):
+        onchip.scan(zeros(*shape), axis=0, out=zeros(*shape))
+    assert not driver.launches
+
+
+# -- threads -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(9000,), (2500, 2)])
+def test_threads_that_share_a_call_do_not_write_over_each_others_arguments(gpu, driver, shape):
+    arrays = {stream: (zeros(*shape, stream=stream), zeros(*shape, stream=stream)) for stream in range(100, 106)}
+    failures = []
+
+    def work(x, y):
+        try:
+            for _ in range(60):
+                onchip.scan(x, axis=0, out=y)
+        except BaseException as error:
+            failures.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=pair) for pair in arrays.values()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failures
+    each = 2 if len(shape) == 1 else 4
+    assert len(driver.launches) == 6 * 60 * each
+    for stream, (x, y) in arrays.items():
+        launches = [arguments(launched) for launched in driver.launches if launched.stream == stream]
+        for start in range(0, len(launches), each):
+            *there, clear, scan = launches[start : start + min(each, 3)]
+            back = launches[start + 3 : start + each]
+            assert clear["states"] == scan["states"]
+            assert [(swap["x"], swap["y"]) for swap in there] == [(x.pointer, scan["x"])] * len(there)
+            assert [(swap["x"], swap["y"]) for swap in back] == [(scan["y"], y.pointer)] * len(back)
+            if each == 2:
+                assert (scan["x"], scan["y"]) == (x.pointer, y.pointer)
+
+
+# -- DLPack --------------------------------------------------------------------------------------------------
+
+
+class Memory:
+    def __init__(self, N):
+        self.values = np.zeros(N, np.float32)
+
+
+class Exchanged:
+    """An array that only DLPack describes. Its memory is an object of its own: who holds that has not to hold this."""
+
+    def __init__(self, N):
+        self.memory, self.asked = Memory(N), []
+
+    def __dlpack_device__(self):
+        return dlpack.CUDA, 0
+
+    def __dlpack__(self, *, stream):
+        self.asked.append(stream)
+        values = self.memory.values
+        return dlpack.lend(values.ctypes.data, values.shape, values.dtype.name, 0, self.memory)
+
+
+def test_memory_of_dlpack_is_kept_until_the_work_is_done(gpu, driver):
+    driver.answers["cuEventQuery"] = 600  # CUDA_ERROR_NOT_READY
+    x = Exchanged(9000)
+    gone = weakref.ref(x.memory)
+    y = onchip.scan(x)
+    assert isinstance(y, DeviceArray)
+    assert x.asked == [gpu.stream] == [driver.launches[-1].stream]
+    assert "cuStreamSynchronize" not in driver.calls
+    del x
+    gc.collect()
+    assert gone() is not None
+    onchip.scan(Exchanged(7))  # another call of another kind object: the first is still at work
+    gc.collect()
+    assert gone() is not None
+    del driver.answers["cuEventQuery"]
+    onchip.scan(Exchanged(7))
+    gc.collect()
+    assert gone() is None
+    assert len(DlpackArrays._in_use) == 1  # the last one, until the next comes
+
+
+def test_an_out_of_dlpack_is_waited_for_since_its_owner_cannot_know(gpu, driver):
+    x, y = Exchanged(9000), Exchanged(9000)
+    assert onchip.scan(x, out=y) is y
+    assert driver.launches[-1].words[:2] == (x.memory.values.ctypes.data, y.memory.values.ctypes.data)
+    order = [name for name in driver.calls if name in ("cuLaunchKernelEx", "cuStreamSynchronize")]
+    assert order == ["cuLaunchKernelEx"] * 2 + ["cuStreamSynchronize"]
+
+
+# -- rows of the host ----------------------------------------------------------------------------------------
+
+
+def at(pointer, count):
+    return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(pointer))
+
+
+def sum_tiles(given):
+    """scan_tiles of an int64 sum, of one row."""
+    total = np.cumsum(at(given["x"], given["N"]))
+    if given["before"]:
+        total += at(given["before"], 1)
+        at(given["after"], 1)[0] = total[-1]
+    at(given["y"], given["N"])[...] = total
+
+
+@pytest.fixture
+def small(monkeypatch, driver):
+    """Parts and slots of few numbers; returns those of a part of int64."""
+    monkeypatch.setattr(kernels, "GROUP", 2)
+    part = 2 * 4096
+    monkeypatch.setattr(gpu_scan, "SLOT_BYTES", 4 * 8 * part)
+    monkeypatch.setattr(staging, "SLOT_BYTES", 4 * 8 * part + 1024)
+    monkeypatch.setattr(staging, "LEAST_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(staging, "MAPPED_BYTES", 1000)
+    monkeypatch.setattr(staging, "SMALL_BYTES", 1000)
+    driver.compute = sum_tiles
+    return part
+
+
+def numbers(*shape):
+    return np.random.default_rng(0).integers(-1000, 1000, shape)
+
+
+def test_a_long_row_hands_its_total_from_chunk_to_chunk(gpu, driver, small):
+    x = numbers(7 * small + 5)
+    y = onchip.scan(x, device="cuda")
+    np.testing.assert_array_equal(y, np.cumsum(x))
+    scans = [arguments(each) for each in driver.launches if each.kernel.startswith("scan_tiles")]
+    sizes = [each["N"] for each in scans]
+    assert sum(sizes) == len(x)
+    assert len(sizes) > 3
+    assert all(size % small == 0 for size in sizes[:-1])
+    assert sizes[-1] == 5
+    # Two places, in turns: a chunk goes on from where the one before put its total.
+    slots = [(each["before"], each["after"]) for each in scans]
+    assert slots[0][1] - slots[0][0] == 8
+    assert all(after == before for (_, after), (before, _) in itertools.pairwise(slots))
+    assert {before for before, _ in slots} == set(slots[0])
+    # And waits for it: on a stream of its own, between a wait and a record of the one event.
+    streams = [each.stream for each in driver.launches if each.kernel.startswith("scan_tiles")]
+    (event,) = {what.split()[1] for what, _ in driver.log if what.startswith("hold")}
+    order = ["allocate", f"hold {event}", "clear_states", "scan_tiles", f"record {event}", "free"]
+    assert driver.log == [(what, stream) for stream in streams for what in order]
+    assert len(set(streams[:5])) == min(5, len(streams))
+
+
+def test_every_row_begins_anew(gpu, driver, small):
+    x = numbers(3, 5 * small + 1)
+    y = np.empty_like(x)
+    scan_rows_through(gpu, x, y, ScanOp())
+    np.testing.assert_array_equal(y, np.cumsum(x, axis=1))
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "start"),
+    [
+        ("sum", "float32", np.float64(0)),
+        ("product", "float32", np.float64(1)),
+        ("max", "float32", np.float32(-np.inf)),
+        ("min", "int64", np.int64(2**63 - 1)),
+    ],
+)
+def test_a_row_begins_with_the_identity_of_its_op(gpu, driver, small, op, dtype, start):
+    found = []
+    driver.compute = lambda given: found.append((ctypes.string_at(given["before"], start.nbytes), given))
+    scan_into(np.zeros(9 * small, dtype), np.zeros(9 * small, dtype), ScanOp(op), "cuda")
+    begun, given = found[0]
+    assert begun == start.tobytes()
+    assert given["after"] - given["before"] == start.nbytes
+
+
+def test_a_row_from_anywhere_is_told_of_in_parts(gpu, driver, small, monkeypatch):
+    monkeypatch.setattr(scan_module, "PART", 3 * small + 77)
+    x, done = numbers(7 * small + 5), []
+    y = np.empty_like(x)
+    assert scan_into(x, y, ScanOp(), "cuda", progress=done.append) == "cuda:0"
+    np.testing.assert_array_equal(y, np.cumsum(x))
+    assert done == [3 * small, 6 * small, len(x)]
+    done.clear()
+    scan_into(x[:small], y[:small], ScanOp(), "cuda", progress=done.append)  # not in parts
+    assert done == [small]
+    np.testing.assert_array_equal(y[:small], np.cumsum(x[:small]))
+
+
+def test_rows_that_fit_go_many_at_a_time_and_nobody_waits(gpu, driver, small):
+    x = numbers(40, 1000)
+    onchip.scan(x, device="cuda")
+    rows = [arguments(each)["rows"] for each in driver.launches]
+    assert sum(rows) == 40
+    assert len(rows) > 2
+    assert {what for what, _ in driver.log} == {"scan_rows"}
+    driver.log.clear()
+    onchip.scan(numbers(5, small), device="cuda")
+    streams = [stream for what, stream in driver.log if what == "scan_tiles"]
+    order = ["allocate", "clear_states", "scan_tiles", "free"]
+    assert driver.log == [(what, stream) for stream in streams for what in order]

@@ -36,8 +36,8 @@ def scan(
     y has x's dtype; ints wrap, a NaN passes on. The bits are the same in every run, whatever the number of threads and
     rows. Float32 sums and products are made in float64 on the CPU, and carried in float64 from part to part on a GPU:
     the error is that of pairwise summation or less, however long the row is. Parts are added up, or multiplied, before
-    they meet what stands before them: on a GPU, where a part by itself leaves the range of the dtype, a zero before it
-    does not help.
+    they meet what stands before them. So a part that leaves the range of the dtype by itself may give inf or NaN where
+    one number after the other would not; products on the CPU are looked through for that, and done again.
     """
     how = ScanOp(op, bool(exclusive))
     torch = sys.modules.get("torch")

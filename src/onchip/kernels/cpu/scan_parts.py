@@ -1,14 +1,18 @@
 """The parts of a scan: what one thread does with one segment, compiled for an op and a dtype.
 
 A lane is what is scanned from its first part to its last: a long row, a few short rows that lie side by side, or a few
-columns of a matrix. A part is called by its address with one of four tasks:
+columns of a matrix. A part is called by its address with one of five tasks:
 
     COPY   state = other
     TOTAL  state = the part's total
     JOIN   state = state op other
-    SCAN   y = the part's running totals, after state
+    SCAN   y = the part's running totals, after state; other = anything
+    WALK   as SCAN, but from left to right where SCAN is in doubt; state = what follows; other is state
 
-x, y     all the numbers, flat; y may be x
+SCAN sets the lane's doubt where products of floats may have left their range on the way to results that are in it
+(scan_blocks.py). Such a lane is walked, part after part; it must have kept its x.
+
+x, y     all the numbers, flat; y may be x, unless lanes will be walked
 state    one number of the total's dtype for a row, one a column for columns
 job      the numbers of a Job
 """
@@ -23,12 +27,21 @@ import llvmlite.binding as llvm
 import numpy as np
 from numba import types
 
-from onchip.kernels.cpu.jit import compiled, linked
-from onchip.kernels.cpu.scan_blocks import BLOCK, STREAM_ALIGNMENT, STRIP, scan_row, scan_strip, total_row, total_strip
+from onchip.kernels.cpu.jit import compiled, ints_at, linked
+from onchip.kernels.cpu.scan_blocks import (
+    BLOCK,
+    SAFE,
+    STREAM_ALIGNMENT,
+    STRIP,
+    scan_row,
+    scan_strip,
+    total_row,
+    total_strip,
+)
 from onchip.spec.scan_op import OPS, ScanOp
 
 SEGMENT = 1 << 14  # numbers of a row in a part: with what is fetched ahead they stay in L2
-COPY, TOTAL, JOIN, SCAN = range(4)  # tasks
+COPY, TOTAL, JOIN, SCAN, WALK = range(5)  # tasks
 _LONG = 1 << 12  # numbers: such rows may be streamed although their ends share cache lines with what is not
 _SUM, _PRODUCT, _MAX = (OPS.index(name) for name in ("sum", "product", "max"))
 
@@ -46,12 +59,13 @@ class Job(NamedTuple):
     columns: int = 0  # of one matrix
     columns_a_lane: int = 0
     part_length: int = 0  # of columns; of rows it is SEGMENT
+    doubts: int = 0  # address of a flag a lane; told where the job is launched
 
 
 # Where they lie in memory.
 (
     _LANES, _PARTS, _THREADS, _N, _EXCLUSIVE, _REVERSE, _ROWS, _ROWS_A_LANE, _STREAM, _COLUMNS, _COLUMNS_A_LANE,
-    _PART_LENGTH,
+    _PART_LENGTH, _DOUBTS,
 ) = range(len(Job._fields))  # fmt: skip
 
 
@@ -72,10 +86,21 @@ def _begin(N: int, part: int, length: int, reverse: bool) -> int:
     return max(0, N - (part + 1) * length) if reverse else part * length
 
 
+@compiled(inline=True)
+def _multiply(x: Any, y: Any, first: int, count: int, total: Any, exclusive: bool, reverse: bool) -> Any:
+    """A row's running products from left to right, as plain as it gets; the last of them."""
+    for i in range(count):
+        at = first + (count - 1 - i if reverse else i)
+        before, total = total, total * x[at]
+        y[at] = before if exclusive else total
+    return total
+
+
 @functools.cache
 def row_part(op: str, dtype: str) -> int:
     """The address of the function for rows."""
     code, item_bytes = OPS.index(op), np.dtype(dtype).itemsize
+    is_watched, (least, most) = op == "product" and "float" in dtype, SAFE
 
     def row_part(x: Any, y: Any, state: Any, other: Any, job: Any, task: int, lane: int, part: int) -> None:
         if task == COPY:
@@ -100,7 +125,18 @@ def row_part(op: str, dtype: str) -> int:
             first = r * N + begin
             blocks_at = first + (count % BLOCK if reverse else 0)
             stream = may_stream and blocks_at * item_bytes % STREAM_ALIGNMENT == 0
-            scan_row(x, y, first, count, state[0], exclusive, reverse, stream, ahead, code)
+            end = state[0]
+            is_sound = not is_watched or least <= abs(end) <= most
+            if is_sound:
+                is_sound = scan_row(x, y, first, count, end, exclusive, reverse, stream, ahead, code)
+            if not is_sound:
+                ints_at(job[_DOUBTS], job[_LANES])[lane] = 1
+                if task == WALK or job[_PARTS] == 1:
+                    end = _multiply(x, y, first, count, end, exclusive, reverse)
+            elif task == WALK:
+                end = _combine(code, end, total_row(x, first, count, code))
+            if task == WALK:
+                state[0] = end
 
     return _compile(row_part, op, dtype)
 
@@ -123,19 +159,21 @@ def column_part(op: str, dtype: str) -> int:
             for c in range(width):
                 state[c] = _combine(code, state[c], other[c])
             return
-        reverse = job[_REVERSE] != 0
+        exclusive, reverse = job[_EXCLUSIVE] != 0, job[_REVERSE] != 0
         count = min(length, N - part * length)
         top = lane // lanes * N + _begin(N, part, length, reverse)
         step = -all_columns if reverse else all_columns
         first = (top + count - 1 if reverse else top) * all_columns + left
-        c = 0
+        c, is_sound = 0, True
         while c < width:
             columns = STRIP if width - c >= STRIP else min(BLOCK, width - c)
             if task == TOTAL:
                 total_strip(x, first + c, step, count, columns, state, c, code)
-            else:
-                scan_strip(x, y, first + c, step, count, columns, state, c, job[_EXCLUSIVE] != 0, code)
+            else:  # from top to bottom in any case: only what totals of other parts made of `state` can be in doubt
+                is_sound &= scan_strip(x, y, first + c, step, count, columns, state, other, c, exclusive, code)
             c += columns
+        if not is_sound:
+            ints_at(job[_DOUBTS], job[_LANES])[lane] = 1
 
     return _compile(column_part, op, dtype)
 

@@ -54,3 +54,14 @@ def read_terminal(leader: int) -> bytes:
             os.close(leader)
             return seen
         seen += piece
+
+
+def assert_refused(ran, folder, *words) -> None:
+    """A command said what is wrong, with these words among others, and left no file."""
+    assert ran.code == 2
+    assert ran.out == ""
+    assert "Traceback" not in ran.err
+    assert all(label in ran.err for label in ("got:", "expected:", "try:")), ran.err
+    for word in words:
+        assert word in ran.err
+    assert [*folder.glob("y.*"), *folder.glob("*.tmp"), *folder.glob(".*")] == []

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from checks import random_mlp, read_terminal, rows
+from checks import assert_refused, random_mlp, read_terminal, rows
 from onchip.runtime.engine import compile
 from onchip.spec.load import save
 from onchip.workloads import digits
@@ -31,17 +31,6 @@ def model(tmp_path):
 def idx(array: np.ndarray) -> bytes:
     sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
     return bytes([0, 0, 8, array.ndim]) + sizes + array.astype(np.uint8).tobytes()
-
-
-def assert_refused(ran, folder, *words):
-    assert ran.code == 2
-    assert ran.out == ""
-    assert "Traceback" not in ran.err
-    assert all(label in ran.err for label in ("got:", "expected:", "try:")), ran.err
-    for word in words:
-        assert word in ran.err
-    assert not (folder / "y.npy").exists()
-    assert list(folder.glob("*.tmp")) + list(folder.glob(".*")) == []
 
 
 # -- right -------------------------------------------------------------------------------------------------

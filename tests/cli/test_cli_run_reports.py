@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from checks import assert_error_within
+from checks import assert_error_within, assert_refused
 from onchip.kernels import reference
 from onchip.spec.images import to_pixels
 from onchip.spec.rows_text import read_rows_text
@@ -52,16 +52,6 @@ def pictures(tmp_path):
 
 def assert_right(got, net, x):
     assert_error_within(got, reference.forward(net, x), reference.forward(net, x, dtype="float32"))
-
-
-def assert_refused(ran, folder, *words):
-    assert ran.code == 2
-    assert ran.out == ""
-    assert "Traceback" not in ran.err
-    assert all(label in ran.err for label in ("got:", "expected:", "try:")), ran.err
-    for word in words:
-        assert word in ran.err
-    assert list(folder.glob("y.*")) + list(folder.glob(".*")) == []
 
 
 # -- sentiment ---------------------------------------------------------------------------------------------

@@ -175,8 +175,9 @@ def test_a_part_goes_on_from_a_total_in_tiles_of_the_whole_row(gpu, op, dtype, e
     planned = ScanCall(gpu, how, dtype, (1, len(x) - 1, 1), whole=1 << 26)
     totals = np.array([x[0], 0]).astype(how.total_dtype(dtype))
     given, made = There(x[1:]), There(np.zeros_like(x[1:]))
-    before = totals.ctypes.data
-    planned.enqueue(given.values.ctypes.data, made.values.ctypes.data, 1, None, before, before + totals.itemsize)
+    before, scratch = totals.ctypes.data, np.zeros(planned.scratch_bytes // 16 + 1, np.complex128)  # 16 B aligned
+    x_at, y_at = given.values.ctypes.data, made.values.ctypes.data
+    planned.enqueue(x_at, y_at, 1, scratch.ctypes.data, before, before + totals.itemsize)
     np.testing.assert_array_equal(made.values, expected(x, how)[1:])
     assert totals[1] == expected(x, ScanOp(op))[-1]
     assert made.is_all_that_was_written()

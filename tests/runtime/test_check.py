@@ -8,6 +8,7 @@ import pytest
 from checks import random_mlp
 from onchip.errors import InputError, PlanError
 from onchip.plan.kernel import PRECISIONS
+from onchip.runtime import check
 from onchip.runtime.check import NAIVE_DTYPE, ULP, CheckRow, check_network, scaled_error, unequal_batch
 from onchip.runtime.engine import compile
 from onchip.runtime.stream import RandomRows
@@ -120,3 +121,12 @@ def test_ids_and_several_inputs_are_made_up_and_narrow_networks_judged_by_their_
     halves = check_network(sequential(TensorType(("B", 4), "float16"), [("t", Tanh())], {}), rows=20)
     assert halves.passed
     assert halves.checks[0].naive_dtype == "float16"
+
+
+def test_very_long_rows_are_fewer_unless_asked_for(monkeypatch):
+    monkeypatch.setattr(check, "MOST_NUMBERS", 100)
+    longest = max(NET.input.row_size, *(given.row_size for given in NET.types.values()))
+    assert check_network(NET).rows == 100 // longest
+    assert check_network(NET, rows=40).rows == 40
+    monkeypatch.setattr(check, "MOST_NUMBERS", 1)
+    assert check_network(NET).rows == 1

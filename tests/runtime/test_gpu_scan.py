@@ -206,17 +206,13 @@ def test_x_may_be_out_and_neighbours_may_touch(gpu, driver):
     assert len(driver.launches) == 6
 
 
-def test_a_call_without_scratch_keeps_memory_of_its_own(gpu, driver):
+def test_a_call_takes_the_scratch_that_it_is_given(gpu, driver):
     planned = ScanCall(gpu, ScanOp(), "float32", (1, 9000, 1))
-    assert (planned.launches, len(planned.functions)) == (2, 2)
-    for _ in range(3):
-        planned.enqueue(16, 32, 77)
-    assert driver.log == [("clear_states", 77), ("scan_tiles", 77)] * 3
-    assert driver.calls.count("cuMemAlloc") == 1
-    assert len({launched.words[0] for launched in driver.launches[::2]}) == 1
-    kept = driver.launches[0].words[0]
-    assert kept in driver.memory
-    assert [launched.words[:3] for launched in driver.launches[1::2]] == [(16, 32, kept)] * 3
+    assert (planned.launches, len(planned.functions), planned.scratch_bytes) == (2, 2, 16 * 3)
+    planned.enqueue(16, 32, 77, 4800)
+    assert driver.log == [("clear_states", 77), ("scan_tiles", 77)]
+    assert driver.launches[0].words[0] == 4800
+    assert driver.launches[1].words[:3] == (16, 32, 4800)
 
 
 # -- refusals ------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import numpy as np
 
 from onchip.kernels import reference
 from onchip.workloads import load, scan
+from onchip.workloads.job import weights_note
 
 
 def test_the_network_is_one_row_of_running_sums():
@@ -29,3 +30,8 @@ def test_a_plan_of_it(cli):
     assert ran.code == 0, ran.err
     (group,) = json.loads(ran.out)["groups"]
     assert group["layers"] == ["sums"]
+
+
+def test_there_are_no_weights_to_speak_of():
+    assert weights_note("scan", None, load("scan")) == []
+    assert weights_note("decode", None, load("decode")) != []

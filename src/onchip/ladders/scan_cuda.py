@@ -109,6 +109,7 @@ class CallRun(DeviceRun):
 
     def __init__(self, gpu: Gpu, x: Buffer, N: int) -> None:
         self._call, self._x = ScanCall(gpu, ScanOp("sum"), "float32", (1, N, 1)), x
+        self._scratch = gpu.reserve(self._call.scratch_bytes)
         super().__init__(gpu, (), gpu.allocate(4 * N), (N,), "float32")
 
     @property
@@ -122,7 +123,7 @@ class CallRun(DeviceRun):
 
     def _enqueue(self, stream: int, calls: int = 1) -> None:
         for _ in range(calls):
-            self._call.enqueue(self._x.pointer, self._y.pointer, stream)
+            self._call.enqueue(self._x.pointer, self._y.pointer, stream, self._scratch.pointer)
 
 
 class Onchip(Rung[DeviceRows]):

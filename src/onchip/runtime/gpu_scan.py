@@ -15,7 +15,7 @@ from onchip.errors import InputError, ShapeError
 from onchip.kernels.cuda.program import Fixed
 from onchip.kernels.cuda.scan import STATE_BYTES, Scan, swap_axes
 from onchip.runtime.device_arrays import Kind, Placed
-from onchip.runtime.gpu import Buffer, Call, Function, Gpu
+from onchip.runtime.gpu import Call, Function, Gpu
 from onchip.runtime.staging import SLOT_BYTES, staging_of
 from onchip.spec.recipe import Array
 from onchip.spec.scan_op import ScanOp, check_axis, check_dtype, check_out
@@ -33,7 +33,6 @@ class ScanCall:
 
     def __init__(self, gpu: Gpu, how: ScanOp, dtype: str, shape: tuple[int, int, int], whole: int = 0) -> None:
         self._gpu, self._lock = gpu, threading.Lock()
-        self._own: Buffer | None = None  # scratch memory, for callers that have none
         outer, N, inner = shape
         self._scan = scan = Scan(how, dtype, outer, N, inner, whole)
         self._swaps: list[Call] = []
@@ -74,22 +73,18 @@ class ScanCall:
         """Memory that `enqueue` needs; 0: none."""
         return self._moved_bytes + (STATE_BYTES * self._scan.states if self._scan.is_long else 0)
 
-    def enqueue(self, x: int, y: int, stream: int, scratch: int | None = None, before: int = 0, after: int = 0) -> None:
+    def enqueue(self, x: int, y: int, stream: int, scratch: int, before: int = 0, after: int = 0) -> None:
         """Put the work on a stream: pointers of x and y, which may be the same.
 
-        scratch        `scratch_bytes` for this call alone; without it memory of its own: then one stream at a time
+        scratch        pointer to `scratch_bytes` for this call alone
         before, after  of a long row in parts: where the total lies that it goes on from, and where to put its own
         """
         if not self.functions:
             return
-        if scratch is None and self.scratch_bytes:
-            self._own = self._own or self._gpu.reserve(self.scratch_bytes)
-            scratch = self._own.pointer
         with self._lock:
             if not self._swaps:
-                self._enqueue_rows(x, y, stream, scratch or 0, before, after)
+                self._enqueue_rows(x, y, stream, scratch, before, after)
                 return
-            assert scratch is not None
             there, back = self._swaps
             _set(there, x, scratch).launch(stream)
             self._enqueue_rows(scratch, scratch, stream, scratch + self._moved_bytes, before, after)
@@ -137,7 +132,7 @@ def scan_there(x: Any, kind: Kind, gpu: Gpu, how: ScanOp, axis: int, out: Any) -
     planned = scan_call(gpu, how, dtype, (math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :])))
     with gpu:
         scratch = kind.scratch(planned.scratch_bytes, stream)
-        planned.enqueue(given.pointer, made.pointer, stream, scratch.pointer if scratch else None)
+        planned.enqueue(given.pointer, made.pointer, stream, scratch.pointer if scratch else 0)
         kind.launched([given.owner], out is not None)  # y waits when it is freed, scratch goes in the stream's order
     return y if out is not None else kind.hand_out(y)
 

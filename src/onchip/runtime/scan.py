@@ -60,7 +60,7 @@ def scan(
         raise InputError("out cannot be written to", got=got, expected="a NumPy array, as x is one")
     else:
         check_out(out.shape, str(out.dtype), x.shape, dtype)
-    _scan_here(x, out, how, at, device)
+    scan_array(x, out, how, at, device)
     return out
 
 
@@ -134,9 +134,10 @@ def find_place(device: str, threads: int | None = None) -> tuple[Gpu | None, str
     return Gpu.get(int(chosen.partition(":")[2])), chosen
 
 
-def _scan_here(x: Array, y: Array, how: ScanOp, at: int, device: str) -> None:
+def scan_array(x: Array, y: Array, how: ScanOp, at: int, device: str = "auto", threads: int | None = None) -> str:
+    """Scan x along its axis `at`, to y of the same shape and dtype, in one go; returns what it ran on."""
     outer, N, inner = math.prod(x.shape[:at]), x.shape[at], math.prod(x.shape[at + 1 :])
-    gpu, _ = find_place(device)
+    gpu, said = find_place(device, threads)
     # Kernels read and write rows one behind the other, each number once: x may be y, but not lie across it.
     is_same = x.ctypes.data == y.ctypes.data and x.flags.c_contiguous
     free = y.flags.c_contiguous and (is_same or not np.may_share_memory(x, y))
@@ -154,13 +155,14 @@ def _scan_here(x: Array, y: Array, how: ScanOp, at: int, device: str) -> None:
     else:
         from onchip.kernels.cpu.scan import scan_columns, scan_rows
 
-        threads = check_threads(None)
+        count = check_threads(threads)
         if inner == 1:
-            scan_rows(given.reshape(outer, N), made.reshape(outer, N), how, threads)
+            scan_rows(given.reshape(outer, N), made.reshape(outer, N), how, count)
         else:
-            scan_columns(given.reshape(outer, N, inner), made.reshape(outer, N, inner), how, threads)
+            scan_columns(given.reshape(outer, N, inner), made.reshape(outer, N, inner), how, count)
     if made is not y:
         y[...] = made
+    return said
 
 
 def _scan_there(x: Any, how: ScanOp, axis: int, device: str, out: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 
 from onchip.errors import FormatError, InputError
 from onchip.files import atomic_write, check_writable
-from onchip.runtime.scan import find_place, scan, scan_into
+from onchip.runtime.scan import scan_array, scan_into
 from onchip.spec.arrays import open_rows
 from onchip.spec.reading import blaming
 from onchip.spec.recipe import Array
@@ -51,17 +51,13 @@ def scan_file(
     check_writable(target)
     x = map_numbers(source)
     at = check_axis(axis, x.shape)
-    if threads is not None and x.ndim > 1:
-        got, hint = f"--threads {threads}, shape {x.shape}", "leave --threads out"
-        raise InputError("--threads is for flat arrays", got=got, expected="all cores for others", hint=hint)
     importlib.import_module("onchip.kernels.cpu.scan")  # to load it is not part of the time that is told
     started = time.perf_counter()
     with write_npy(target, x.shape, x.dtype) as y:
         if x.ndim == 1:
             chosen = scan_into(x, y, how, device, threads, lambda done: progress(done, len(x)))
         else:
-            scan(x, how.op, how.exclusive, at, device, out=y)
-            _, chosen = find_place(device)
+            chosen = scan_array(x, y, how, at, device, threads)
     return FileReport(x.shape, x.dtype.name, chosen, time.perf_counter() - started)
 
 

@@ -6,7 +6,7 @@ import pytest
 import onchip
 from onchip.errors import DeviceError, InputError, ShapeError
 from onchip.kernels.reference.scan import scan as reference_scan
-from onchip.runtime.scan import PART, scan_into
+from onchip.runtime.scan import PART, scan_array, scan_into
 from onchip.spec.scan_op import ScanOp
 
 
@@ -107,6 +107,17 @@ def test_no_gpu_is_said():
         pytest.skip("there is a GPU")
     with pytest.raises(DeviceError, match="not available"):
         onchip.scan([1.0, 2.0], device="cuda")
+
+
+@pytest.mark.parametrize(("kernel", "axis"), [("scan_rows", 1), ("scan_columns", 0)])
+def test_the_threads_that_are_asked_for(monkeypatch, kernel, axis):
+    from onchip.kernels.cpu import scan as kernels
+
+    asked = []
+    monkeypatch.setattr(kernels, kernel, lambda x, y, how, threads: asked.append(threads))
+    x = np.zeros((3, 4))
+    assert scan_array(x, np.empty_like(x), ScanOp(), axis, "cpu", 1) == "cpu, 1 thread"
+    assert asked == [1]
 
 
 def test_a_long_row_in_parts_has_the_same_bits():

@@ -352,6 +352,34 @@ def test_an_infinity_stays_where_it_is():
     assert_error_within(got, reference.forward(net, x), yardstick=naive)
 
 
+@pytest.mark.skipif(core_count() < 2, reason="one core: there is nobody to share with")
+def test_an_infinity_stays_where_it_is_when_threads_share_an_image(monkeypatch):
+    """They share the columns of a Linear, too, and those that pad it are nobody's: ReLU makes 0 of the others."""
+    monkeypatch.setattr("onchip.kernels.cpu.conv_fused._SHARED_FLOP", -1)
+    layers = ((Conv2d(), conv(2, 1, 1, 1)), Reshape(), (Linear(), conv(33, 32)), ReLU(), (Linear(), conv(5, 33)))
+    net, x = chain((1, 4, 4), *layers), rows(1, 1, 4, 4)
+    net = net.replace(weights={name: -np.abs(w) if name == "n2.weight" else w for name, w in net.weights.items()})
+    net = net.replace(weights={name: np.abs(w) if name == "n0.weight" else w for name, w in net.weights.items()})
+    x[0, 0, 1, 1] = np.inf
+    got, naive = fused(net, threads=2)(x), reference.forward(net, x, "float32")
+    assert np.isfinite(naive).all()
+    assert np.array_equal(got, fused(net, threads=1)(x))
+    assert_error_within(got, reference.forward(net, x), yardstick=naive)
+
+
+@pytest.mark.parametrize("N", [1, 2])
+def test_sums_that_cancel_keep_their_digits(N):
+    """A Linear of few outputs behind a convolution."""
+    net = chain((4, 8, 8), (Conv2d(), conv(4, 4, 1, 1, bias=False)), Reshape(), (Linear(), conv(N, 256, bias=False)))
+    rng = np.random.default_rng(N)
+    in_order = np.linspace(-1, 1, 256).reshape(8, 8, 4).transpose(2, 0, 1).reshape(-1)  # channels last, as they lie
+    w = (in_order + 1e-3 * rng.standard_normal((N, 256))).astype(np.float32)
+    net = net.replace(weights={"n0.weight": np.eye(4, dtype=np.float32)[:, :, None, None], "n2.weight": w})
+    x = (1 + 0.01 * rng.standard_normal((100, 4, 8, 8))).astype(np.float32)
+    got, naive = fused(net)(x), reference.forward(net, x, "float32")
+    assert_error_within(got, reference.forward(net, x), yardstick=naive, ulps=0.5)
+
+
 @pytest.mark.parametrize("N", range(1, 10))
 @pytest.mark.parametrize(
     ("C", "size", "kernel", "stride", "pads"),
@@ -384,15 +412,34 @@ def test_threads_share_outputs_side_by_side(N, monkeypatch):
     assert np.array_equal(fused(net, threads=2)(x), fused(net, threads=1)(x))
 
 
-def test_an_infinity_reaches_no_further_than_its_vector():
-    net = chain((1, 3, 40), (Conv2d(), conv(3, 1, 3, 3)))
-    x = rows(1, 1, 3, 40)
-    clean = fused(net)(x)
-    x[0, 0, 1, 20] = np.inf
-    got = fused(net)(x)
-    assert not np.isfinite(got[..., 18:21]).any()  # the windows that see it
-    assert np.array_equal(got[..., :15], clean[..., :15])  # four outputs are made together, at most
-    assert np.array_equal(got[..., 24:], clean[..., 24:])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("N", [1, 2, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize(
+    ("C", "size", "kernel", "stride", "pads", "activation"),
+    [
+        (1, (5, 40), (3, 3), (1, 1), (0, 0, 0, 0), None),
+        (2, (7, 13), (3, 4), (2, 1), (0, 1, 1, 0), ReLU()),
+        (5, (6, 23), (2, 7), (1, 3), (1, 4, 0, 5), Tanh()),  # more than 128 terms: sums in parts
+        (3, (1, 31), (1, 5), (1, 2), (0, 2, 0, 2), ReLU()),
+    ],
+)
+def test_a_number_that_is_not_finite_stays_in_its_window(bad, N, C, size, kernel, stride, pads, activation):
+    """Outputs that do not see it have the bits they have without it; those that do, what naive arithmetic gives."""
+    layer = (Conv2d(stride, pads), conv(N, C, *kernel))
+    net, window = chain((C, *size), layer, *([activation] if activation else [])), chain((C, *size), layer)
+    window = window.replace(weights={name: np.full_like(w, "weight" in name) for name, w in window.weights.items()})
+    engine, x = fused(net), rows(2, C, *size)
+    clean = engine(x)
+    for where in ((0, 0), (size[0] - 1, size[1] // 2), (size[0] // 2, size[1] - 1)):
+        dirty = x.copy()
+        dirty[1, C - 1, where[0], where[1]] = bad
+        with np.errstate(invalid="ignore"):
+            naive = reference.forward(net, dirty, "float32")
+        seen = reference.forward(window, (dirty != x).astype(np.float32)) > 0
+        got = engine(dirty)
+        assert np.array_equal(got[~seen], clean[~seen])
+        assert np.array_equal(np.isnan(got), np.isnan(naive))
+        assert np.array_equal(np.isinf(got), np.isinf(naive))
 
 
 @pytest.mark.parametrize("C", [1, 2, 3, 5, 6, 8, 9, 15, 17, 33])

@@ -16,7 +16,7 @@ from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.tile import PANEL, pack, packed_size, unpack
 from onchip.runtime.cpu import core_count
 from onchip.runtime.engine import compile
-from onchip.spec.build import sequential
+from onchip.spec.build import mlp, sequential
 from onchip.spec.layers import (
     GELU,
     LeakyReLU,
@@ -51,6 +51,31 @@ def test_forward_is_right(name, B):
     net, x = random_mlp(*widths, **options), rows(B, widths[0])
     got = compile(net, device="cpu")(x)
     assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+
+
+@pytest.mark.parametrize("N", [1, 2])
+@pytest.mark.parametrize("K", [1, 3, 20, 64, 100, 256, 784, 1024])
+def test_sums_that_cancel_keep_their_digits(K, N):
+    """Few outputs: libraries sum such a product in many chains, and the naive run is as exact as they are."""
+    rng = np.random.default_rng(K)
+    w = np.linspace(-1, 1, K) + 1e-3 * rng.standard_normal((N, K))
+    net = mlp(K, N, seed=0, bias=False)
+    net = net.replace(weights={name: w.astype(np.float32) for name in net.weights})
+    x = (1 + 0.01 * rng.standard_normal((1000, K))).astype(np.float32)
+    got, truth = compile(net, device="cpu")(x), reference.forward(net, x)
+    naive = reference.forward(net, x, "float32")
+    assert_error_within(got, truth, yardstick=naive, ulps=0.5)
+
+
+@pytest.mark.parametrize("N", [1, 2, 3, 4])
+def test_few_outputs_read_their_own_rows_only(N):
+    """Rows lie behind each other without a gap, and a vector of the sum may reach past the end of one."""
+    net, x = random_mlp(21, N), rows(9, 21)
+    clean = compile(net, device="cpu")(x)
+    x[3] = np.nan
+    got = compile(net, device="cpu")(x)
+    assert np.isnan(got[3]).all()
+    assert np.array_equal(np.delete(got, 3, axis=0), np.delete(clean, 3, axis=0))
 
 
 @pytest.mark.parametrize("name", NETWORKS)

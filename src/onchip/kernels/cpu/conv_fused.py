@@ -9,9 +9,9 @@ Floor   Compute, by far: faces (100-4x4x512-8x8x256-16x16x128-32x32x64-64x64x3) 
         Its 20 MB of weights pass through the cache once for each tile of images.
 Cache   All values of a tile of images a thread, and the chunk of weights in use.
 Limits  float32, channels in one group, one value in and one out; images that fit into memory. A pair of outputs is
-        rounded by the size of all numbers under both windows, so a number that only a zero weight meets counts, too,
-        and an infinity there becomes a NaN. Outputs that share a vector (side in image_lowering.py) meet such zeros,
-        too: an infinity is a NaN in all of them, even where only one's window has it.
+        rounded by the size of all numbers under both windows, and an infinity under one is a NaN there.
+        Rows of outputs with a NaN among them are made again one number at a time, where outputs share a vector
+        (side in image_lowering.py), so that it stays in its window.
 """
 
 from __future__ import annotations

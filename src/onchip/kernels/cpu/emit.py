@@ -28,13 +28,23 @@ def load(b: Any, address: Any, kind: Any, align: int = 4) -> Any:
     return b.load(b.inttoptr(address, kind.as_pointer()), align=align)
 
 
+def load_some(b: Any, address: Any, count: Any) -> Any:
+    """The first `count` numbers of a vector, zeros behind them; what lies behind them in memory is not touched."""
+    lanes = ir.Constant(ir.VectorType(INT, LANES), list(range(LANES)))
+    wanted = b.icmp_signed("<", lanes, splat(b, count))
+    pointer = b.inttoptr(address, VECTOR.as_pointer())
+    kind = ir.FunctionType(VECTOR, [pointer.type, INT32, wanted.type, VECTOR])
+    function = cgutils.get_or_insert_function(b.module, kind, f"llvm.masked.load.v{LANES}f32.p0")
+    return b.call(function, [pointer, INT32(4), wanted, zeros()])
+
+
 def store(b: Any, value: Any, address: Any) -> None:
     b.store(value, b.inttoptr(address, value.type.as_pointer()), align=4)
 
 
 def splat(b: Any, number: Any, lanes: int = LANES) -> Any:
     """A number in every lane."""
-    undefined = ir.Constant(ir.VectorType(FLOAT, lanes), ir.Undefined)
+    undefined = ir.Constant(ir.VectorType(number.type, lanes), ir.Undefined)
     one = b.insert_element(undefined, number, INT32(0))
     return b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(INT32, lanes), [0] * lanes))
 

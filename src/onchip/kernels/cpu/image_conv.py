@@ -16,7 +16,7 @@ from onchip.kernels.cpu.activation import RELU
 from onchip.kernels.cpu.dense import CHUNK, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.dot import ROWS as DOT_ROWS
 from onchip.kernels.cpu.dot import dot_tile
-from onchip.kernels.cpu.jit import compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.jit import compiled, floats_at, ints_at, linked, multiply_add
 from onchip.spec.recipe import Array
 
 _NO_FLOOR, _ZERO, _ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
@@ -143,18 +143,58 @@ def _conv_windows(row: int, here: int, images: int, ox: int, count: int, down: i
         n += width
 
 
+@compiled()
+def _has_nan(where: int, count: int) -> bool:
+    line, found = floats_at(where, count), False
+    for j in range(count):
+        found |= line[j] != line[j]
+    return found
+
+
+@linked(*(types.int64,) * 4)
+def _windows_one_by_one(row: int, here: int, i: int, oy: int) -> None:
+    """Row oy of the outputs of image i, each from the terms of its own window only, with the bits that
+    _conv_windows gives where all numbers are finite: a term of zero changes no sum."""
+    op, a = ints_at(row, t.COLUMNS), floats_at(here, _ALL)
+    lanes, run, line = op[t.SIDE] * op[t.Y_PIXEL], op[t.KW] * op[t.X_PIXEL], op[t.DY] * op[t.X_ROW]
+    K = run + (op[t.SIDE] - 1) * op[t.SX] * op[t.X_PIXEL]  # terms of a line in the packed weights
+    w, bias, some = floats_at(op[t.WEIGHT], _ALL), floats_at(op[t.BIAS], op[t.N]), max(1, _SUM_TERMS // K)
+    floor = _ZERO if op[t.ACT] == RELU else _NO_FLOOR
+    x0 = op[t.X] + i * op[t.X_IMAGE] + (oy * op[t.SY] - op[t.PY]) * op[t.X_ROW] - op[t.PX] * op[t.X_PIXEL]
+    for ox in range(op[t.WO]):
+        y = op[t.Y] + i * op[t.Y_IMAGE] + oy * op[t.Y_ROW] + ox * op[t.Y_PIXEL]
+        for n in range(op[t.N]):
+            total = bias[n]
+            for h in range(0, op[t.KH], some):
+                part = _ZERO
+                for lines in range(h, min(h + some, op[t.KH])):
+                    x = x0 + lines * line + ox * op[t.SX] * op[t.X_PIXEL]
+                    for k in range(run):
+                        part = multiply_add(a[x + k], w[(lines * K + k) * lanes + n], part)
+                total += part
+            a[y + n] = floor if total < floor else total
+        for n in range(op[t.N], op[t.Y_PIXEL]):
+            a[y + n] = _ZERO  # pads
+
+
 @linked(*(types.int64,) * 3)
 def conv_windows(row: int, here: int, images: int) -> None:
     """A convolution with few channels, over an input with a rim of zeros: the lines of a window in one sum.
 
     Neighbouring windows lie SX pixels apart and overlap, so they are rows of the tile without being copied. A vector
     holds SIDE neighbouring outputs where those have few channels; if their number is no multiple of that, the last
-    ones of every row are made by a vector of their own, which makes some again.
+    ones of every row are made by a vector of their own, which makes some again. In such a vector what an output does
+    not see meets a weight of zero, and an infinity or a NaN there would be a NaN here: rows with a NaN are made again.
     """
     op = ints_at(row, t.COLUMNS)
     _conv_windows(row, here, images, 0, op[t.WO] // op[t.SIDE], False)
     if op[t.WO] % op[t.SIDE]:
         _conv_windows(row, here, images, op[t.WO] - op[t.SIDE], op[t.HO], True)
+    if op[t.SIDE] > 1:
+        for i in range(images):
+            for oy in range(op[t.HO]):
+                if _has_nan(here + (op[t.Y] + i * op[t.Y_IMAGE] + oy * op[t.Y_ROW]) * 4, op[t.WO] * op[t.Y_PIXEL]):
+                    _windows_one_by_one(row, here, i, oy)
 
 
 @compiled()

@@ -46,6 +46,13 @@ def combine(row: int, here: int, images: int) -> None:
 def clear_pads(row: int, here: int, images: int) -> None:
     """Zero what pads the channels of an operation's output: an infinity times a zero weight would be a NaN there."""
     op, a = ints_at(row, t.COLUMNS), floats_at(here, _ALL)
+    if op[t.CODE] == t.DENSE:  # maybe some of its columns, which need not begin with a pixel
+        for i in range(images):
+            columns = a[op[t.Y] + i * op[t.Y_IMAGE] :]
+            for c in range(op[t.KW]):
+                if (op[t.PX] + c) % op[t.PADDED] >= op[t.SX]:
+                    columns[c] = _ZERO
+        return
     for i in range(images):
         for oy in range(op[t.HO]):
             for ox in range(op[t.WO]):

@@ -11,6 +11,7 @@ from numba import types
 from onchip.kernels.cpu import image_table as t
 from onchip.kernels.cpu.activation import IDENTITY, RELU, normalise
 from onchip.kernels.cpu.dense import dense
+from onchip.kernels.cpu.dot import dense_narrow
 from onchip.kernels.cpu.image_conv import conv_dot, conv_taps, conv_windows, pairs_in, pairs_out
 from onchip.kernels.cpu.image_layers import clear_pads, combine, finish
 from onchip.kernels.cpu.image_pool import global_pool, pool
@@ -40,6 +41,13 @@ def _run_op(row: int, here: int, images: int, first: int, x: int, y: int, shared
             here + op[t.Y] * 4, op[t.Y_IMAGE] * 4, floor,
         )  # fmt: skip
         is_done = act == RELU
+    elif code == t.NARROW:
+        floor = _ZERO if act == RELU else _NO_FLOOR
+        dense_narrow(
+            here + op[t.X] * 4, op[t.X_IMAGE] * 4, images, op[t.WEIGHT], op[t.KH], op[t.KW], op[t.BIAS],
+            here + op[t.Y] * 4, op[t.Y_IMAGE] * 4, floor,
+        )  # fmt: skip
+        is_done = act == RELU
     elif code == t.DOT:
         conv_dot(row, here, images)
     elif code == t.PAIRS_IN:
@@ -62,7 +70,7 @@ def _run_op(row: int, here: int, images: int, first: int, x: int, y: int, shared
         store(row, here, images, y, first)
     elif code != t.ACTIVATE:
         combine(row, here, images)
-    if op[t.PADDED] > op[t.N]:
+    if op[t.PADDED] > (op[t.SX] if code == t.DENSE else op[t.N]):
         clear_pads(row, here, images)
     if act != IDENTITY and not is_done:
         finish(row, here, images)
@@ -132,7 +140,9 @@ def _cut(op: Array, part: int, parts: int) -> bool:
     False if that is nothing. A row r of the output is row 0 of an output that begins there, with r * stride fewer pads.
     """
     code = op[t.CODE]
-    if code in (t.LOAD, t.LOOK_UP, t.GLOBAL_MAX, t.GLOBAL_MEAN, t.NORMALISE, t.STORE, t.STORE_ROWS, t.STORE_PIXELS):
+    if code in (
+        t.LOAD, t.LOOK_UP, t.GLOBAL_MAX, t.GLOBAL_MEAN, t.NARROW, t.NORMALISE, t.STORE, t.STORE_ROWS, t.STORE_PIXELS
+    ):  # fmt: skip
         return part == 0
     if code == t.DENSE:
         # Whole panels: those are packed one behind the other.
@@ -142,7 +152,8 @@ def _cut(op: Array, part: int, parts: int) -> bool:
         op[t.WEIGHT] += first * op[t.KH] * 4
         op[t.BIAS] += first * 4
         op[t.Y] += first
-        op[t.HO], op[t.WO], op[t.N], op[t.PADDED] = 1, 1, op[t.KW], 0
+        op[t.PX] = first
+        op[t.HO], op[t.WO], op[t.N] = 1, 1, op[t.KW]
         return bool(op[t.KW] > 0)
     share = (op[t.HO] + parts - 1) // parts
     first = part * share

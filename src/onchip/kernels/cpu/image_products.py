@@ -8,6 +8,7 @@ import numpy as np
 
 from onchip.kernels.cpu import image_table as ops
 from onchip.kernels.cpu.activation import ACTIVATIONS
+from onchip.kernels.cpu.dot import NARROW
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.image_lowering import Lowering, geometry_of, image_sizes, pads_of
 from onchip.kernels.cpu.image_values import Sizes, UnsupportedError, Value, View
@@ -110,7 +111,7 @@ def linear(to: Lowering, node: Node) -> None:
         raise UnsupportedError("Linear over an image with a rim")
     pixel = x.store.pixel
     N, HO, WO = _seen_as(to, node)
-    wide = padded(N)
+    wide, is_narrow = padded(N), HO * WO == 1 and N <= NARROW
     K, columns = H * W * pixel, HO * WO * wide
 
     def order(w: Array) -> Array:
@@ -119,19 +120,26 @@ def linear(to: Lowering, node: Node) -> None:
         turned[:, :, :C, :, :, :N] = w.reshape(N, HO, WO, C, H, W).transpose(4, 5, 3, 1, 2, 0)
         return pack(turned.reshape(K, columns), aligned_zeros(packed_size(K, columns)))
 
+    def lanes(w: Array) -> Array:
+        """(N, D_in) in the order in which the image lies, zeros for its padding."""
+        turned = aligned_zeros(N * K)
+        turned.reshape(N, H, W, pixel)[..., :C] = w.reshape(N, C, H, W).transpose(0, 2, 3, 1)
+        return turned
+
     def order_bias(b: Array) -> Array:
         turned = np.zeros((HO, WO, wide), np.float32)
         turned[..., :N] = b.reshape(N, HO, WO).transpose(1, 2, 0)
         return turned.reshape(-1)
 
     y = to.own(node.name, (N, HO, WO))
-    op = to.emit(ops.DENSE, x, y, fields={ops.KH: K, ops.KW: columns})
+    if is_narrow:
+        op = to.emit(ops.NARROW, x, y, fields={ops.KH: K, ops.KW: N})
+        w = _recipe("order_lanes", node, (N * K,), lanes)
+    else:
+        op = to.emit(ops.DENSE, x, y, fields={ops.KH: K, ops.KW: columns, ops.SX: N})
+        w = _recipe("pack_order", node, (packed_size(K, columns),), order)
     to.values[node.name] = Value(y, op, flat=(HO, WO) != (1, 1))
-    to.weigh(
-        op,
-        _recipe("pack_order", node, (packed_size(K, columns),), order),
-        _bias(node, columns, order_bias),
-    )
+    to.weigh(op, w, _bias(node, columns, order_bias))
 
 
 def _seen_as(to: Lowering, node: Node) -> Sizes:

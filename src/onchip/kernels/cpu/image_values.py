@@ -21,7 +21,7 @@ _LINE_FLOATS = 16  # of a cache line
 
 Sizes = tuple[int, int, int]  # C, H, W of one image
 Rim = tuple[int, int, int, int]  # top, left, bottom, right
-_OF_PIXELS = (ops.WINDOWS, ops.DOT, ops.DENSE)  # they read whole pixels, with what pads them
+_OF_PIXELS = (ops.WINDOWS, ops.DOT, ops.DENSE, ops.NARROW)  # they read whole pixels, with what pads them
 _IN_VECTORS = (ops.TAPS, ops.WINDOWS, ops.DENSE)  # they write whole vectors, past the last channel
 
 
@@ -160,7 +160,7 @@ def _flop(op: Operation) -> int:
     if op.x is None or op.y is None:
         return 0
     (C, H, W), (N, HO, WO) = op.x.sizes, op.y.sizes
-    if op.code == ops.DENSE:
+    if op.code in (ops.DENSE, ops.NARROW):
         return 2 * C * H * W * N * HO * WO
     if op.code == ops.TAPS:
         lines = _inside(f[ops.KH], H, HO, f[ops.SY], f[ops.PY], f[ops.DY])

@@ -19,6 +19,7 @@ import numpy as np
 from onchip.kernels.chain import Chain, find_chain, forward_price, why_not_float32
 from onchip.kernels.cpu.activation import ACTIVATIONS, NORMALISERS, RELU, activate, code_of, normalise
 from onchip.kernels.cpu.dense import dense, padded_width
+from onchip.kernels.cpu.dot import NARROW, dense_narrow
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, floats_at, ints_at, take_ticket, use_threads
 from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, aligned_zeros, pack, packed_size, padded
 from onchip.plan.device import Device
@@ -43,10 +44,14 @@ def _columns(
     layer              K, N, offset of w, offset of bias, activation
     """
     K, N, code, stride = layer[0], layer[1], layer[4], padded_width(layer[1])
-    dense(
-        src, src_row, rows, w + (layer[2] + first * K) * 4, K, columns, bias + (layer[3] + first) * 4, dst + first * 4,
-        stride * 4, _ZERO if code == RELU else _NO_FLOOR,
-    )  # fmt: skip
+    floor = _ZERO if code == RELU else _NO_FLOOR
+    if N <= NARROW:  # one panel, so all of its columns
+        dense_narrow(src, src_row, rows, w + layer[2] * 4, K, N, bias + layer[3] * 4, dst, stride * 4, floor)
+    else:
+        dense(
+            src, src_row, rows, w + (layer[2] + first * K) * 4, K, columns, bias + (layer[3] + first) * 4,
+            dst + first * 4, stride * 4, floor,
+        )  # fmt: skip
     if code > RELU:
         activate(dst + first * 4, rows, min(columns, N - first), stride, code)
 
@@ -147,7 +152,7 @@ class MlpFused:
         yield Claim(
             self.name, f"mlp_fused<{chain.label}>", chain.nodes, forward_price(net, chain),
             why=f"{tile_rows} rows at a time stay in {fast // 1024} KiB of cache, layer after layer",
-            recipes=packed_recipes(net, chain), fast_bytes=fast, facts=Facts(chain, tile_rows),
+            recipes=packed_recipes(net, chain, NARROW), fast_bytes=fast, facts=Facts(chain, tile_rows),
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
@@ -199,8 +204,11 @@ def layer_table(chain: Chain) -> Array:
     return np.array(rows, np.int64)
 
 
-def packed_recipes(net: Network, chain: Chain) -> dict[str, Recipe]:
-    """All weights in one flat packed array, all biases (zero where there is none) in another."""
+def packed_recipes(net: Network, chain: Chain, narrow: int) -> dict[str, Recipe]:
+    """All weights in one flat packed array, all biases (zero where there is none) in another.
+
+    narrow  layers of up to so many columns stay as they are, (N, K): dense_narrow reads them so
+    """
     table = layer_table(chain)
     last = chain.layers[-1]
     w_size = int(table[-1, 2]) + packed_size(last.D_in, last.D_out)
@@ -209,7 +217,10 @@ def packed_recipes(net: Network, chain: Chain) -> dict[str, Recipe]:
     def weights(*arrays: Array) -> Array:
         flat = aligned_zeros(w_size)
         for array, (K, N, offset, _, _) in zip(arrays, table, strict=True):
-            pack(array.T, flat[offset : offset + packed_size(K, N)])
+            if narrow >= N:
+                flat[offset : offset + N * K] = array.reshape(-1)
+            else:
+                pack(array.T, flat[offset : offset + packed_size(K, N)])
         return flat
 
     with_bias = [(i, layer.bias) for i, layer in enumerate(chain.layers) if layer.bias]

@@ -281,7 +281,7 @@ class MlpTrain:
         fast = rows * (chain.widths[0] + 2 * sum(padded(width) for width in chain.widths[1:])) * 4
         yield Claim(
             self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, price,
-            why="forward, backward and update of a step in one call", recipes=packed_recipes(net, chain),
+            why="forward, backward and update of a step in one call", recipes=packed_recipes(net, chain, 0),
             fast_bytes=fast, facts=chain,
         )  # fmt: skip
 

@@ -147,3 +147,14 @@ def test_weights_too_large_for_half_precision_are_refused():
     with pytest.raises(InputError, match="a weight is too large for float16"):
         recipe.evaluate(*(net.weights[name] for name in recipe.sources))
     pack_recipe(find_chain(net, 0), PRECISIONS["bf16"], "float32").evaluate(*(net.weights[n] for n in recipe.sources))
+
+
+def test_weights_of_fp32_make_up_for_what_tensor_cores_cut_off():
+    """High and low part of a weight add up to it and to half a unit in the last place, on average and to 22 bits."""
+    P, w = PRECISIONS["fp32"], rows(64, 64)
+    high, low = (part.swapaxes(0, 1).reshape(64, 64) for part in pack_matrix(w, np.arange(64), np.arange(64), P))
+    assert np.array_equal(high, round_tf32(w))
+    assert np.array_equal(low, round_tf32(low))
+    share = (high.astype(np.float64) + low) / w - 1
+    assert np.abs(share - 2.0**-24).max() < 2.0**-22
+    assert abs(share.mean() - 2.0**-24) < 2.0**-27

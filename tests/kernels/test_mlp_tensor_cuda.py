@@ -89,6 +89,24 @@ def test_fp32_is_three_products_of_tf32():
     assert claim.price.floor_us(H200, "fp32", 2**21) == pytest.approx(3 * 18_048 * 2**21 / 352e12 * 1e6 + 5)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("widths", "activation"),
+    [(DECODE, "ReLU"), ((16, 32, 1), "ReLU"), ((3, 24, 24, 24, 1), "Tanh"), ((5, *(17,) * 9, 2), "Sigmoid")],
+)
+def test_fp32_is_as_exact_as_rounded_sums(widths, activation):
+    """Over many networks: the rows of a deep one with sigmoids are nearly the same, so each is one draw."""
+    ours = naive = 0.0
+    for seed in range(20):
+        net, x = random_mlp(*widths, seed=seed, activation=activation), rows(1000, widths[0], seed=seed)
+        truth = reference.forward(net, x)
+        engine = onchip.compile(net, device="cuda")
+        assert [group.claim.kernel for group in engine.plan.groups] == ["mlp_tensor"]
+        ours += float(((engine(x) - truth) ** 2).mean())
+        naive += float(((reference.forward(net, x, "float32") - truth) ** 2).mean())
+    assert np.sqrt(ours / naive) < 1.5
+
+
 def test_the_plan_as_text():
     plan = make_plan(with_io(random_mlp(*DECODE, bias=False), "float16"), H200, [MlpTensor()], Job("fp16", 2**21))
     assert (

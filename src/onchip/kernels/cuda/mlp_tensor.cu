@@ -11,7 +11,8 @@
 // Order   A layer's columns of k go in steps of STEP, first to last, inside the tensor cores; a softmax goes over a
 //         lane's columns and joins four lanes. None of it depends on B or on a row's place in the batch.
 // fp32    v = high + low, both tf32: low * W_high + high * W_low + high * W_high for four steps at a time; these sums
-//         are added in float32, rounded, as the tensor cores themselves cut off. An infinity becomes a NaN.
+//         are added in float32, rounded, as the tensor cores themselves cut off; W_low makes up for that on average
+//         (mlp_packing.py), so a sum that float32 holds exactly may end one unit beside it. An infinity becomes a NaN.
 // Layout  x (B, D_in), y (B, D_out) row-major, 16 B aligned, each float32, float16 or bfloat16, whatever P is.
 //         weights: for each layer W in tiles of 8 columns x 16 B of k (tensor_core.cuh), then its bias in float32;
 //         k of the first layer in the order in which lanes read x, columns of the last in the order they write y.

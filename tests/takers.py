@@ -1,11 +1,12 @@
 """Kernels that take what a test says, and weights that nobody may compute."""
 
-from onchip.plan.device import Device
+from onchip.plan.device import Device, Peak
 from onchip.plan.kernel import Claim, Price, Refusal
 from onchip.spec.recipe import Recipe
 
 CPU = Device(
     name="two cores", kind="cpu", arch="x86_64", units=2, flops={"fp32": 270e9}, bandwidth=20e9, launch_us=3.0,
+    peak=Peak({"fp32": 360e9}, 30e9, 720e9, 0.0), cache_bytes=32 << 20,
     fast_bytes=2 << 20, memory_bytes=8 << 30, source="made up for the tests", vector_bytes=64,
 )  # fmt: skip
 

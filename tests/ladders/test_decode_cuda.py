@@ -194,8 +194,8 @@ def test_the_reports_limit_holds_where_naive_sums_are_worse(monkeypatch):
 def test_floors(monkeypatch):
     monkeypatch.setattr(decode_cuda, "Gpu", types.SimpleNamespace(get=FakeGpu))
     net = decode.network()
-    assert floor_ms(net, 2_097_152, "fp16") == pytest.approx(2_097_152 * 152 / 4.24e12 * 1e3, rel=1e-3)  # memory
-    assert floor_ms(net, 2_097_152, "fp32") == pytest.approx(2_097_152 * 17_920 / 50.9e12 * 1e3, rel=1e-3)  # arithmetic
+    assert floor_ms(net, 2_097_152, "fp16") == pytest.approx(2_097_152 * 152 / 4.8e12 * 1e3, rel=1e-3)  # memory
+    assert floor_ms(net, 2_097_152, "fp32") == pytest.approx(2_097_152 * 17_920 / 66.9e12 * 1e3, rel=1e-3)  # arithmetic
 
 
 # -- bank conflicts ------------------------------------------------------------------------------------------

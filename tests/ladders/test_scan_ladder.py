@@ -109,8 +109,9 @@ def test_climb_times_every_rung():
     assert errors["onchip"] < errors["numpy"] / 10  # what totals in float64 are for
 
 
-def test_the_floor_is_a_copy():
-    assert device_floor_ms(H200, 1 << 24) == pytest.approx(0.0317, rel=0.01)
+def test_the_floor_is_each_number_read_and_written_once():
+    assert device_floor_ms(H200, 1 << 24) == pytest.approx(8 * 2**24 / 4.8e12 * 1e3)
+    assert device_floor_ms(H200, 1 << 20) == pytest.approx(8 * 2**20 / 33.45e12 * 1e3, rel=1e-3)  # out of L2
 
 
 # -- on a GPU: as it is compiled -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from checks import random_mlp
 from onchip.errors import DeviceError, InputError, PlanError
 from onchip.kernels.cpu import KERNELS
-from onchip.plan.device import H200, KNOWN
+from onchip.plan.device import H200, KNOWN, Peak
 from onchip.plan.kernel import Claim, Job, Price
 from onchip.plan.planner import make_plan
 from onchip.spec.build import mlp, sequential
@@ -81,10 +81,10 @@ def test_printed_plan():
     plan = make_plan(mlp(72, 64, 64, 16, bias=False, name="decode"), CPU, KERNELS, Job(batch=12_800))
     assert str(plan) == (
         "decode on two cores, fp32, infer, 12,800 rows\n"
-        "group  layers    kernel                       on chip  bytes/row  flop/row     floor  why\n"
-        "0      fc1..fc3  mlp_fused<72,64,64,16,ReLU>   32 KiB        352    19,584  931.4 µs  "
+        "group  layers    kernel                       on chip  bytes/row  flop/row     floor  estimate  why\n"
+        "0      fc1..fc3  mlp_fused<72,64,64,16,ReLU>   32 KiB        352    19,584  696.3 µs  931.4 µs  "
         "64 rows at a time stay in 32 KiB of cache, layer after layer\n"
-        "floor 931.4 µs, 0 B/row between groups, 39 KiB of weights, 0 flop to build them"
+        "floor 696.3 µs, estimate 931.4 µs, 0 B/row between groups, 39 KiB of weights, 0 flop to build them"
     )
 
 
@@ -137,18 +137,28 @@ def test_every_known_device_has_a_source():
         assert device.flops["fp32"] > 0
 
 
-def test_floor_is_compute_or_memory_whichever_is_longer():
-    slow_memory = replace(CPU, bandwidth=1.0)
-    price = Price(row_flop=270, row_bytes=8, fixed_bytes=4)
-    assert price.floor_us(CPU, "fp32", 10**6) == pytest.approx(1000 + 3)
-    assert price.floor_us(slow_memory, "fp32", 1) == pytest.approx(12e6 + 3)
+def test_estimate_and_floor_are_compute_or_memory_whichever_is_longer():
+    slow = replace(CPU, bandwidth=1.0, peak=Peak({"fp32": 360e9}, 2.0, 4.0, 0.5), cache_bytes=12)
+    price = Price(row_flop=270, row_bytes=8, fixed_bytes=4, launches=2)
+    assert price.estimate_us(CPU, "fp32", 10**6) == pytest.approx(1000 + 6)
+    assert price.estimate_us(slow, "fp32", 1) == pytest.approx(12e6 + 6)
+    assert price.floor_us(CPU, "fp32", 10**6) == pytest.approx(750)
+    assert price.floor_us(slow, "fp32", 1) == pytest.approx(12 / 4 * 1e6 + 1)  # it fits into the cache
+    assert price.floor_us(slow, "fp32", 2) == pytest.approx(20 / 2 * 1e6 + 1)
+
+
+@pytest.mark.parametrize("device", [CPU, *KNOWN.values()], ids=lambda device: device.name)
+def test_nothing_is_estimated_to_beat_the_floor(device):
+    assert device.peak.bandwidth >= device.bandwidth
+    assert device.peak.launch_us <= device.launch_us
+    assert all(device.peak.flops[precision] >= rate for precision, rate in device.flops.items())
 
 
 def test_json_says_what_the_text_says():
     plan = make_plan(random_mlp(6, 5, 4), CPU, KERNELS)
     told = plan.to_dict()
     assert told["groups"][0]["kernel"] in str(plan)
-    assert told["floor_us"] == pytest.approx(plan.floor_us)
+    assert told["floor_us"] == plan.floor_us < told["estimate_us"] == plan.estimate_us
 
 
 def test_reshape_then_softmax_over_another_axis_is_its_own_group():
@@ -296,7 +306,7 @@ def test_a_device_that_is_only_known_may_lack_kernels():
     first, second = (group.claim.price for group in plan.groups)
     assert (first.row_flop, first.row_bytes, first.fixed_bytes) == (24, 4 * (4 + 3), 4 * 12)
     assert (second.row_flop, second.row_bytes, second.fixed_bytes) == (60, 4 * (3 + 3), 0)
-    assert plan.floor_us == pytest.approx((28e6 + 48) / 20e9 * 1e6 + 3 + 24e6 / 20e9 * 1e6 + 3)
+    assert plan.estimate_us == pytest.approx((28e6 + 48) / 20e9 * 1e6 + 3 + 24e6 / 20e9 * 1e6 + 3)
     assert plan.groups[0].claim.weight_bytes == 48
     assert "no kernel of this device takes it yet" in str(plan)
 

@@ -26,7 +26,6 @@ class Ready:
     check: Callable[[], Verdict]  # asked once, before the clock starts
     setting: str = ""  # how it was set up, where there was a choice
     scores: Callable[[], Sequence[float]] | None = None  # their mean is the row's rate, where that is not work / time
-    floor_ms: float | None = None  # measured while it was built; else the case knows it
 
 
 @dataclass(frozen=True)
@@ -124,10 +123,9 @@ def _time(
 
 
 def _row(case: Case, engine: Ready, verdict: Verdict, timing: Timing | None) -> Row:
-    floor_ms = case.floor_ms if engine.floor_ms is None else engine.floor_ms
     return make_row(
         case.workload, case.case, case.engine, timing, verdict, work=case.work, unit=case.unit,
-        precision=case.precision, floor_ms=floor_ms, threads=case.threads, setting=engine.setting,
+        precision=case.precision, floor_ms=case.floor_ms, threads=case.threads, setting=engine.setting,
         scores=engine.scores,
     )  # fmt: skip
 

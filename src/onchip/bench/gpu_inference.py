@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -100,13 +100,12 @@ def gpu_cases(workload: str, jobs: Sequence[GpuJob], options: Options) -> list[C
 
 
 def floor_ms(job: GpuJob, device: Device) -> float | None:
-    """What memory and products take at least: launches are free here, as a graph all but hides them."""
+    """What memory, products and launches take at least."""
     net = with_io(job.net, IO[job.io])
     try:
-        work = plan(net, replace(device, launch_us=0.0), Job(job.precision, job.B))
+        return plan(net, device, Job(job.precision, job.B)).floor_us / 1e3
     except (DeviceError, PlanError):  # ours says so when it is prepared
         return None
-    return work.floor_us / 1e3
 
 
 def ours(given: Callable[[], Given], device: str) -> Ready:

@@ -24,7 +24,7 @@ _WHEELS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x")}  # what else a package may 
 
 
 def describe_machine(device: Device, ceilings: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """The device with the rates its floors are made of, and the system around it.
+    """The device with its rates, the peak that its floors are made of, and the system around it.
 
     ceilings  what was measured beside the engines
     """
@@ -38,6 +38,13 @@ def describe_machine(device: Device, ceilings: Mapping[str, float] | None = None
         "flops": dict(device.flops),
         "bandwidth": device.bandwidth,
         "launch_us": device.launch_us,
+        "peak": {
+            "flops": dict(device.peak.flops),
+            "bandwidth": device.peak.bandwidth,
+            "cache_bandwidth": device.peak.cache_bandwidth,
+            "cache_bytes": device.cache_bytes,
+            "launch_us": device.peak.launch_us,
+        },
         "rates": device.source,
     }
     return {**facts, "ceilings": dict(ceilings)} if ceilings else facts

@@ -20,8 +20,11 @@ from onchip.bench.peers import explained, load_torch, need
 from onchip.bench.peers import fastest as fastest_on_cpu
 from onchip.bench.scan_truth import ScanTruth
 from onchip.bench.stage import Stage, TorchStage, make_stage
+from onchip.ladders.measure import show_ms
+from onchip.ladders.scan import device_floor_ms
 from onchip.ladders.truth import Verdict
 from onchip.runtime.cpu import core_count, this_cpu
+from onchip.runtime.engine import find_device
 from onchip.runtime.scan import scan, scan_into
 from onchip.spec.recipe import Array
 from onchip.spec.scan_op import ScanOp
@@ -30,7 +33,7 @@ DATA = {"float32": "random normals", "int32": "random ints of all sizes"}  # who
 PIECE = 1 << 22  # random numbers that one thread draws at a time
 LONG = 1 << 30  # numbers of a sample on the GPU, where that is some calls
 FEWEST_CALLS = 4
-COPIES = 9  # samples of the copy that the floor is
+COPIES = 9  # samples of the copy that is measured beside
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ def cpu_cases(jobs: tuple[ScanJob, ...], options: Options) -> list[Case]:
     device = this_cpu()
     return [
         Case("scan", job.case, name, functools.partial(_prepare, engine, given, job), work=job.N, unit="numbers/s",
-             precision=job.precision, floor_ms=2 * job.nbytes / device.bandwidth * 1e3, threads=options.threads)
+             precision=job.precision, floor_ms=device_floor_ms(device, job.N), threads=options.threads)
         for job in jobs
         for name, engine in engines.items()
     ]  # fmt: skip
@@ -169,9 +172,9 @@ class GpuGiven:
             return self.truth.judge(self.stage.fetch(y), peer)
 
         data = f"{DATA[self.job.dtype]}, the same in every call: what fits stays in L2"
-        floor = "floor: a copy on the GPU, measured here and now"
-        setting = ", ".join(filter(None, [way, data, floor, self.truth.note]))
-        return Ready(run, functools.partial(check, self.stage, run, judge), setting, floor_ms=self.copy_ms)
+        copy = f"a copy on the GPU, measured beside it: {show_ms(self.copy_ms)} ms"
+        setting = ", ".join(filter(None, [way, data, copy, self.truth.note]))
+        return Ready(run, functools.partial(check, self.stage, run, judge), setting)
 
 
 def calls_of(N: int) -> int:
@@ -189,14 +192,14 @@ def give_gpu(job: ScanJob, index: int) -> GpuGiven:
 
 
 def gpu_cases(jobs: tuple[ScanJob, ...], options: Options) -> list[Case]:
-    index = int(options.device.partition(":")[2] or 0)
+    device, index = find_device(options.device)[0], int(options.device.partition(":")[2] or 0)
     given = functools.lru_cache(maxsize=1)(functools.partial(give_gpu, index=index))  # one job's arrays at a time
     engines: dict[str, Callable[[GpuGiven], Ready]] = {ONCHIP: ours_on_gpu}
     if options.peers:
         engines |= {name: functools.partial(_peer, name, build) for name, build in GPU_PEERS.items()}
     return [
         Case("scan", job.case, name, functools.partial(_prepare, engine, given, job), work=job.N, unit="numbers/s",
-             precision=job.precision, pace=PACE)
+             precision=job.precision, floor_ms=device_floor_ms(device, job.N), pace=PACE)
         for job in jobs
         for name, engine in engines.items()
     ]  # fmt: skip

@@ -59,5 +59,6 @@ def _facts(name: str, device: Device) -> dict[str, Any]:
         "name": name, "device": device.name, "kind": device.kind, "arch": device.arch, "units": device.units,
         "flops": dict(device.flops), "bytes_per_s": device.bandwidth, "launch_us": device.launch_us,
         "fast_bytes": device.fast_bytes, "memory_bytes": device.memory_bytes, "vector_bytes": device.vector_bytes,
-        "source": device.source,
+        "peak_flops": dict(device.peak.flops), "peak_bytes_per_s": device.peak.bandwidth,
+        "cache_bytes": device.cache_bytes, "source": device.source,
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """Devices as data: what a plan needs to know of a chip, and nothing that needs the chip.
 
-Rates are what a kernel can hope for: measured where we measured, else the vendor's data sheet.
+Two sets of rates. A device's own are those of steady work, as measured: estimates, by which plans are compared, are
+made of them. Its peak is physics: clocks, buses and caches at their best. Floors are made of it, and nobody beats them.
 """
 
 from __future__ import annotations
@@ -8,6 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What no program beats."""
+
+    flops: Mapping[str, float]  # precision -> flop/s, all units together
+    bandwidth: float  # bytes/s to and from main memory
+    cache_bandwidth: float  # bytes/s to and from the last cache before it
+    launch_us: float  # of a launch among others; 0 where one is a call
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
 
 
 @dataclass(frozen=True)
@@ -22,29 +36,55 @@ class Device:
     fast_bytes: int  # the memory a tile should stay in: L2 of a core, or shared memory of a block
     memory_bytes: int
     source: str  # where the numbers come from
+    peak: Peak
+    cache_bytes: int  # of the last cache before main memory: what fits may still be there from the run before
     vector_bytes: int = field(default=0)  # of a SIMD register; 0 on a GPU
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
 
 
+# Steady work as a share of the data sheet, where we could not measure: the H200's.
+SUSTAINED_FLOPS, SUSTAINED_BANDWIDTH = 0.7, 0.88
+# A multiprocessor takes at most 128 B a clock from L2.
+L2_BYTES_A_CLOCK = 128
+
+
+def _scaled(flops: Mapping[str, float]) -> dict[str, float]:
+    return {precision: SUSTAINED_FLOPS * rate for precision, rate in flops.items()}
+
+
 H200 = Device(
     name="NVIDIA H200", kind="cuda", arch="sm_90a", units=132,
-    flops={"fp32": 50.9e12, "tf32": 352e12, "bf16": 780e12, "fp16": 780e12, "fp8": 1275e12},
+    flops={"fp32": 50.9e12, "tf32": 352e12, "bf16": 669e12, "fp16": 640e12, "fp8": 1275e12},
     bandwidth=4.24e12, launch_us=5.0, fast_bytes=227 << 10, memory_bytes=141 * 10**9,
-    source="measured: 8192^3 products and a device copy through torch 2.11, CUDA 13.0; capacity from the data sheet",
+    source="measured: 8192^3 products and a device copy through torch 2.11, CUDA 13.0; peak and capacity from the data "
+    "sheet, L2 from its clock, a launch among others from a graph of empty kernels",
+    peak=Peak(
+        {"fp32": 66.9e12, "tf32": 494.5e12, "bf16": 989e12, "fp16": 989e12, "fp8": 1979e12}, bandwidth=4.8e12,
+        cache_bandwidth=132 * L2_BYTES_A_CLOCK * 1.98e9, launch_us=0.7,
+    ),
+    cache_bytes=50 << 20,
+)  # fmt: skip
+_A100_PEAK = Peak(
+    {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12}, bandwidth=2.039e12,
+    cache_bandwidth=108 * L2_BYTES_A_CLOCK * 1.41e9, launch_us=0.7,
 )  # fmt: skip
 A100 = Device(
-    name="NVIDIA A100 80GB SXM", kind="cuda", arch="sm_80", units=108,
-    flops={"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12},
-    bandwidth=2.039e12, launch_us=5.0, fast_bytes=163 << 10, memory_bytes=80 * 10**9,
-    source="NVIDIA A100 data sheet, dense rates; launch time assumed like the H200's",
+    name="NVIDIA A100 80GB SXM", kind="cuda", arch="sm_80", units=108, flops=_scaled(_A100_PEAK.flops),
+    bandwidth=SUSTAINED_BANDWIDTH * _A100_PEAK.bandwidth, launch_us=5.0, fast_bytes=163 << 10,
+    memory_bytes=80 * 10**9, peak=_A100_PEAK, cache_bytes=40 << 20,
+    source="NVIDIA A100 data sheet, dense rates; steady rates as shares of them, and launches, as on the H200",
+)  # fmt: skip
+_RTX_4060_PEAK = Peak(
+    {"fp32": 14.6e12, "tf32": 14.6e12, "bf16": 29.1e12, "fp16": 29.1e12}, bandwidth=256e9,
+    cache_bandwidth=24 * L2_BYTES_A_CLOCK * 2.37e9, launch_us=0.7,
 )  # fmt: skip
 RTX_4060_LAPTOP = Device(
-    name="NVIDIA GeForce RTX 4060 Laptop", kind="cuda", arch="sm_89", units=24,
-    flops={"fp32": 14.6e12, "tf32": 14.6e12, "bf16": 29.1e12, "fp16": 29.1e12},
-    bandwidth=256e9, launch_us=5.0, fast_bytes=99 << 10, memory_bytes=8 * 10**9,
-    source="NVIDIA Ada architecture white paper scaled to 24 multiprocessors at 2.37 GHz; launch time assumed",
+    name="NVIDIA GeForce RTX 4060 Laptop", kind="cuda", arch="sm_89", units=24, flops=_scaled(_RTX_4060_PEAK.flops),
+    bandwidth=SUSTAINED_BANDWIDTH * _RTX_4060_PEAK.bandwidth, launch_us=5.0, fast_bytes=99 << 10,
+    memory_bytes=8 * 10**9, peak=_RTX_4060_PEAK, cache_bytes=32 << 20,
+    source="NVIDIA Ada architecture white paper scaled to 24 multiprocessors at 2.37 GHz; the rest as on the H200",
 )  # fmt: skip
 
 # By the name a user types after --device when planning for a chip that is not here.

@@ -59,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Price:
-    """Work that cannot be avoided: a part for each row and a part for each launch."""
+    """The work of a claim: a part for each row and a part for each launch."""
 
     row_flop: int
     row_bytes: int
@@ -68,7 +68,14 @@ class Price:
     precision: str = ""  # of the flop, where it is not the job's
 
     def floor_us(self, device: Device, precision: str, B: int) -> float:
-        """No run of this work on this device is much faster."""
+        """No run of this work on this device is faster: its peak rates, and data in the cache where it fits."""
+        peak, nbytes = device.peak, self.row_bytes * B + self.fixed_bytes
+        compute = self.row_flop * B / peak.flops[self.precision or precision]
+        memory = nbytes / (peak.cache_bandwidth if nbytes <= device.cache_bytes else peak.bandwidth)
+        return max(compute, memory) * 1e6 + self.launches * peak.launch_us
+
+    def estimate_us(self, device: Device, precision: str, B: int) -> float:
+        """About what a run takes, in steady work: what plans are compared by."""
         compute = self.row_flop * B / device.flops[self.precision or precision]
         memory = (self.row_bytes * B + self.fixed_bytes) / device.bandwidth
         return max(compute, memory) * 1e6 + self.launches * device.launch_us

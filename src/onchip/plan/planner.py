@@ -47,6 +47,14 @@ class Plan:
         return sum(g.claim.price.floor_us(self.device, self.job.precision, B) for g in self.groups)
 
     @property
+    def estimate_us(self) -> float:
+        return self.estimate_at(self.job.batch)
+
+    def estimate_at(self, B: int) -> float:
+        """Microseconds that B rows should take."""
+        return sum(g.claim.price.estimate_us(self.device, self.job.precision, B) for g in self.groups)
+
+    @property
     def between_bytes(self) -> int:
         """Bytes a row that pass through memory between groups: what fusion did not remove."""
         inside = {value for g in self.groups for value in g.outputs} - set(self.network.outputs)
@@ -95,6 +103,7 @@ class Plan:
             "batch": self.job.batch,
             "job": "train" if self.job.is_training else "infer",
             "floor_us": self.floor_us,
+            "estimate_us": self.estimate_us,
             "groups": [
                 {
                     "layers": list(g.claim.nodes),
@@ -105,6 +114,7 @@ class Plan:
                     "weight_bytes": g.claim.weight_bytes,
                     "build_flop": g.claim.build_flop,
                     "floor_us": g.claim.price.floor_us(self.device, self.job.precision, self.job.batch),
+                    "estimate_us": g.claim.price.estimate_us(self.device, self.job.precision, self.job.batch),
                     "why": g.claim.why,
                 }
                 for g in self.groups
@@ -118,20 +128,22 @@ class Plan:
         }
 
     def __str__(self) -> str:
-        head = ["group", "layers", "kernel", "on chip", "bytes/row", "flop/row", "floor", "why"]
+        head = ["group", "layers", "kernel", "on chip", "bytes/row", "flop/row", "floor", "estimate", "why"]
         rows = []
         for i, group in enumerate(self.groups):
             claim, nodes = group.claim, group.claim.nodes
             layers = nodes[0] if len(nodes) == 1 else f"{nodes[0]}..{nodes[-1]}"
-            floor = claim.price.floor_us(self.device, self.job.precision, self.job.batch)
+            given = (self.device, self.job.precision, self.job.batch)
+            times = format_us(claim.price.floor_us(*given)), format_us(claim.price.estimate_us(*given))
             sizes = f"{claim.fast_bytes / 1024:.0f} KiB", f"{claim.price.row_bytes:,}", f"{claim.price.row_flop:,}"
-            rows.append([str(i), layers, claim.label, *sizes, format_us(floor), claim.why])
+            rows.append([str(i), layers, claim.label, *sizes, *times, claim.why])
         work = f"train, {self.job.loss}" if self.job.is_training else "infer"
         lines = [f"{self.network.name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"]
-        lines.append(columns(head, rows, right=(3, 4, 5, 6)))
+        lines.append(columns(head, rows, right=(3, 4, 5, 6, 7)))
         build_flop = sum(group.claim.build_flop for group in self.groups) + self.rewrite_flop
         weights = f"{self.weight_bytes / 1024:,.0f} KiB of weights, {build_flop:,} flop to build them"
-        lines.append(f"floor {format_us(self.floor_us)}, {self.between_bytes:,} B/row between groups, {weights}")
+        whole = f"floor {format_us(self.floor_us)}, estimate {format_us(self.estimate_us)}"
+        lines.append(f"{whole}, {self.between_bytes:,} B/row between groups, {weights}")
         lines += [f"rewrote: {line}" for line in self.rewrites]
         lines += [self.fold] if self.fold else []
         if unused := self.tables_unused:
@@ -205,7 +217,7 @@ def _cheaper(direct: Plan | PlanError, folded: Plan | PlanError) -> Plan:
     build_us = max(flop / device.flops[job.precision], table_bytes / device.bandwidth) * 1e6
 
     def gain_us(B: int) -> float:
-        return direct.floor_at(B) - folded.floor_at(B) - build_us
+        return direct.estimate_at(B) - folded.estimate_at(B) - build_us
 
     tables = f"tables of {_size(table_bytes)} take {flop:,} flop ({format_us(build_us)}) to build"
     most = max(job.batch, _MANY_ROWS)
@@ -241,7 +253,7 @@ def _cover(
         claims = _claims(net, start, device, kernels, job, refusals)
         claimed.update(name for claim in claims for name in claim.nodes)
         for claim in claims:
-            cost, end = reached + claim.price.floor_us(device, job.precision, job.batch), start + len(claim.nodes)
+            cost, end = reached + claim.price.estimate_us(device, job.precision, job.batch), start + len(claim.nodes)
             if cost < best[end][0]:
                 best[end] = (cost, claim)
         if not claims and not whole and reached + _NO_KERNEL_US < best[start + 1][0]:

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from onchip.plan.device import KNOWN, Device
+from onchip.plan.device import H200, KNOWN, L2_BYTES_A_CLOCK, SUSTAINED_BANDWIDTH, SUSTAINED_FLOPS, Device, Peak
 from onchip.runtime.driver import NEEDED_VERSION, call, version_text
 
 # What we compile for: fp32 lanes a multiprocessor, and how much faster than fp32 its tensor cores do bf16
@@ -71,6 +71,7 @@ def _describe(driver: Any, index: int) -> Device:
         "units": ask("MULTIPROCESSOR_COUNT"),
         "fast_bytes": ask("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         "memory_bytes": int(call(driver.cuDeviceTotalMem, handle)),
+        "cache_bytes": ask("L2_CACHE_SIZE"),
     }
     for known in KNOWN.values():
         if known.kind == "cuda" and known.units == here["units"] and _is_called(name, known.name):
@@ -78,15 +79,19 @@ def _describe(driver: Any, index: int) -> Device:
     # A cubin runs on its own major version from its minor version on: take the nearest below.
     built = max((c for c in _CHIPS if c[0] == chip[0] and c[1] <= chip[1]), default=chip)
     lanes, ratio = _CHIPS.get(built, (64, 1.0))
-    fp32 = 2.0 * lanes * here["units"] * ask("CLOCK_RATE") * 1e3
+    clock = ask("CLOCK_RATE") * 1e3
+    fp32 = 2.0 * lanes * here["units"] * clock
     # Two transfers a clock. Virtual GPUs may not tell: then a plain figure, so that a floor is still a number.
     bandwidth = 2.0 * ask("MEMORY_CLOCK_RATE") * 1e3 * ask("GLOBAL_MEMORY_BUS_WIDTH") / 8 or 256e9
+    flops = {"fp32": fp32, "tf32": ratio / 2 * fp32, "bf16": ratio * fp32, "fp16": ratio * fp32}
+    flops |= {"fp8": 2 * ratio * fp32} if built >= (8, 9) else {}
+    peak = Peak(flops, bandwidth, here["units"] * L2_BYTES_A_CLOCK * clock, H200.peak.launch_us)
     return Device(
         kind="cuda", arch=f"sm_{built[0]}{built[1]}{'a' if built[0] == 9 else ''}",
-        flops={"fp32": fp32, "tf32": ratio / 2 * fp32, "bf16": ratio * fp32, "fp16": ratio * fp32}
-        | ({"fp8": 2 * ratio * fp32} if built >= (8, 9) else {}),
-        bandwidth=bandwidth, launch_us=5.0, **here,
-        source="estimated from clocks, multiprocessors and bus width as the driver tells them; launch time assumed",
+        flops={precision: SUSTAINED_FLOPS * rate for precision, rate in flops.items()},
+        bandwidth=SUSTAINED_BANDWIDTH * bandwidth, launch_us=5.0, **here, peak=peak,
+        source="peak from clocks, multiprocessors and bus width as the driver tells them; steady rates as shares of "
+        "it, and launches, as on the H200",
     )  # fmt: skip
 
 

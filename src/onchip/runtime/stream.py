@@ -28,7 +28,7 @@ from onchip.spec.types import TensorType, numpy_dtype
 PIECE_BYTES = 8 << 20  # of input and output at a time: dwarfs the cost of a launch, and its memory is reused
 GPU_PIECE_BYTES = 64 << 20  # on a GPU: some chunks of staging.py, so that copies and kernels overlap within a piece
 BETWEEN_BYTES = 256 << 20  # of values between groups at a time
-PIECE_US = 250_000  # of the plan's floor at a time: progress is told and Ctrl-C heard a few times a second
+PIECE_US = 250_000  # by the plan's estimate at a time: progress is told and Ctrl-C heard a few times a second
 LEAST_PIECE_ROWS = 64  # but weights are read once a piece: share them between some rows
 FIRST_ROWS = 5  # of the results, kept for showing
 
@@ -230,7 +230,7 @@ def piece_rows(plan: Plan) -> int:
     by_bytes = (GPU_PIECE_BYTES if on_gpu else PIECE_BYTES) // max(1, net.input.row_bytes + net.output.row_bytes)
     by_between = BETWEEN_BYTES // max(1, plan.between_bytes)
     many = 1 << 20
-    row_us = (plan.floor_at(2 * many) - plan.floor_at(many)) / many
+    row_us = (plan.estimate_at(2 * many) - plan.estimate_at(many)) / many
     by_time = max(LEAST_PIECE_ROWS, int(PIECE_US / max(row_us, 1e-6)))
     return max(1, min(many, by_bytes, by_between, by_time))
 

@@ -45,7 +45,7 @@ _USES_BLAS = (Linear, Convolution, TransposedConvolution)
 _BLOCK_BYTES = 1 << 20  # read and written by a block of rows: it stays in cache
 
 # Launches that its price counts: the time of a call for every row or block, in units of a compiled kernel's launch. It
-# keeps the floor honest, and every kernel that was written for a layer cheaper than this one.
+# keeps the estimate honest, and every kernel that was written for a layer cheaper than this one.
 _LAUNCHES = 50
 # How many times as long one thread of NumPy takes as all cores at their measured rates would. Measured on two cores:
 # Concat and Add 3, an Embedding 4, a Permute 4 to 7; TokenConv 3 to 6 and convolutions 5 to 12, once what they keep on
@@ -60,9 +60,9 @@ class NumpyPrice(Price):
 
     slower: int = _SLOWER
 
-    def floor_us(self, device: Device, precision: str, B: int) -> float:
+    def estimate_us(self, device: Device, precision: str, B: int) -> float:
         launches = self.launches * device.launch_us
-        return self.slower * (super().floor_us(device, precision, B) - launches) + launches
+        return self.slower * (super().estimate_us(device, precision, B) - launches) + launches
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from onchip.plan.device import Device, Peak
 from onchip.plan.kernel import Claim, Price, Refusal
-from onchip.spec.recipe import Recipe
+from onchip.spec.recipe import Recipe, recipe_op
 
 CPU = Device(
     name="two cores", kind="cpu", arch="x86_64", units=2, flops={"fp32": 270e9}, bandwidth=20e9, launch_us=3.0,
@@ -40,10 +40,16 @@ class TakeBut(Take):
             yield from super().claims(net, start, device, job)
 
 
+@recipe_op
 def never(*_):
     raise AssertionError("a weight was computed while planning")
 
 
-def stored(*shape: int) -> Recipe:
+@recipe_op
+def doubled(weight):
+    return 2 * weight
+
+
+def stored(*shape: int, dtype: str = "float32", flop: int = 0) -> Recipe:
     """A weight that must not be looked at."""
-    return Recipe("stored", (), shape, "float32", 0, never)
+    return Recipe.of(never, (), shape, dtype, flop)

@@ -17,6 +17,7 @@ from onchip.kernels.cuda.mlp_packing import (
     round_tf32,
     round_up,
 )
+from onchip.spec.recipe import materialise
 
 # -- the lanes, as the .cuh files have them ------------------------------------------------------------------
 
@@ -145,8 +146,8 @@ def test_weights_too_large_for_half_precision_are_refused():
     net = net.replace(weights={**net.weights, "fc1.weight": np.full((3, 4), 1e5, np.float32)})
     recipe = pack_recipe(find_chain(net, 0), PRECISIONS["fp16"], "float32")
     with pytest.raises(InputError, match="a weight is too large for float16"):
-        recipe.evaluate(*(net.weights[name] for name in recipe.sources))
-    pack_recipe(find_chain(net, 0), PRECISIONS["bf16"], "float32").evaluate(*(net.weights[n] for n in recipe.sources))
+        materialise(recipe, net.weights)
+    materialise(pack_recipe(find_chain(net, 0), PRECISIONS["bf16"], "float32"), net.weights)
 
 
 def test_weights_of_fp32_make_up_for_what_tensor_cores_cut_off():

@@ -29,9 +29,8 @@ from onchip.spec.layers import (
     Softmax,
 )
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe
 from onchip.spec.types import TensorType
-from takers import CPU, Take, TakeBut, never, stored
+from takers import CPU, Take, TakeBut, stored
 
 
 def three_layers() -> Network:
@@ -110,7 +109,7 @@ def test_training_refuses_what_it_cannot_train(net, reason):
 
 
 def test_planning_never_computes_a_weight():
-    huge = {"a.weight": Recipe("table", (), (4096, 1_000_000), "float32", 10**12, never)}
+    huge = {"a.weight": stored(4096, 1_000_000, flop=10**12)}
     net = sequential(TensorType(("B", 1_000_000)), [("a", Linear()), ("r", ReLU())], huge)
     start = time.process_time()
     plan = make_plan(net, CPU, KERNELS)

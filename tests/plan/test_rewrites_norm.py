@@ -25,7 +25,7 @@ from onchip.spec.layers import (
 )
 from onchip.spec.layers.norm import factor_and_shift
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe, materialise
+from onchip.spec.recipe import Recipe, as_is, materialise
 from onchip.spec.types import TensorType, numpy_dtype
 
 
@@ -205,7 +205,7 @@ def test_weights_of_ints_stay():
 
 def test_a_variance_that_is_computed_is_looked_at_when_it_is_there():
     weights = {"a.weight": np.ones((3, 2)), "n.mean": np.ones(3), "v": np.array([1.0, -2.0, 1.0])}
-    weights["n.var"] = Recipe("copy", ("v",), (3,), "float64", 0, lambda v: v)
+    weights["n.var"] = Recipe.of(as_is, ("v",), (3,), "float64")
     net = sequential(TensorType(("B", 2), "float64"), [("a", Linear()), ("n", BatchNorm1d())], weights)
     folded, told = fold_batchnorm(net)
     assert told

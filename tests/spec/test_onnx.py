@@ -20,6 +20,7 @@ from onchip.spec.onnx_writer import write_onnx
 from onchip.spec.recipe import Recipe
 from onchip.spec.types import TensorType
 from onnx_models import SETTINGS, every_layer, image_layers, numbers, rows_of, run_onnx
+from takers import doubled
 
 
 @SETTINGS
@@ -91,7 +92,7 @@ def test_a_newer_opset_only_where_it_is_needed(tmp_path, layer, dtype, opset):
 
 
 def test_recipes_and_wider_values(tmp_path):
-    recipe = Recipe("double", ("w",), (3, 4), "float16", 12, lambda w: 2 * w)
+    recipe = Recipe.of(doubled, ("w",), (3, 4), "float16", 12)
     weights = {"w": numbers(3, 4, dtype="float16"), "w2": recipe}
     net = Network({"x": TensorType(("B", 4))}, (Node("fc", Linear(), ("x",), {"weight": "w2"}),), ("fc",), weights)
     write_onnx(net, tmp_path / "net.onnx")

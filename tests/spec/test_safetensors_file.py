@@ -18,6 +18,7 @@ from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe
 from onchip.spec.safetensors_file import read_safetensors, write_safetensors
 from onchip.spec.types import DTYPE_BYTES, TensorType, numpy_dtype
+from takers import doubled
 
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -113,7 +114,7 @@ def test_attributes_and_branches_survive(tmp_path):
 
 def test_recipes_are_written_as_numbers_and_unused_weights_are_not(tmp_path):
     w = np.arange(6, dtype=np.float32).reshape(3, 2)
-    recipe = Recipe("double", ("w",), (3, 2), "float32", 6, lambda a: 2 * a)
+    recipe = Recipe.of(doubled, ("w",), (3, 2), flop=6)
     nodes = (Node("fc", Linear(), ("x",), {"weight": "w2"}),)
     net = Network({"x": TensorType(("B", 2))}, nodes, ("fc",), {"w": w, "w2": recipe})
     write_safetensors(net, tmp_path / "n.safetensors")

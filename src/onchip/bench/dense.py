@@ -7,7 +7,7 @@ from typing import NamedTuple
 from onchip.bench.frame import UnavailableError
 from onchip.spec.layers import Linear, ReLU
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array, materialise
+from onchip.spec.recipe import Array, Made, materialise
 
 
 class Dense(NamedTuple):
@@ -19,7 +19,7 @@ class Dense(NamedTuple):
 def dense_layers(net: Network) -> list[Dense]:
     """The network's layers, if it is a chain of Linear and ReLU."""
     layers: list[Dense] = []
-    made: dict[str, Array] = {}
+    made: Made = {}
     before = next(iter(net.inputs))
     for node in net.nodes:
         if node.inputs != (before,):

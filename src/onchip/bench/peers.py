@@ -28,7 +28,7 @@ from onchip.kernels import reference
 from onchip.ladders.measure import blas_limiter
 from onchip.spec.layers import Elementwise, Identity, Linear, LogSoftmax, ReLU, Reshape, Softmax
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, materialise
+from onchip.spec.recipe import Array, Made, materialise
 
 Forward = Callable[[Array], Array]  # x (B, ...) -> y (B, ...)
 PIECES = (1_024, 4_096, 16_384)
@@ -131,7 +131,7 @@ def onnxruntime_session(what: Subject, threads: int) -> Forward:
 def numpy_layers(what: Subject, threads: int) -> Forward:
     """One operation after another into arrays that are kept; ReLU in place. Only chains: a convolution takes ages."""
     limited = blas_limiter(threads)
-    made: dict[str, Array] = {}
+    made: Made = {}
     steps = [
         (node.layer, {role: materialise(name, what.net.weights, made) for role, name in node.weights.items()})
         for node in linear_chain(what.net)

@@ -36,7 +36,7 @@ from onchip.plan.rewrites import fold_embeddings
 from onchip.runtime.engine import Engine, compile, plan
 from onchip.spec.layers import Conv1d, Linear, TokenConv
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array, materialise
+from onchip.spec.recipe import Array, Made, materialise
 from onchip.workloads import sentiment
 
 ROWS = (2_048,)
@@ -100,7 +100,7 @@ def _cases(
 
 def _drawn(net: Network) -> Network:
     """With its random weights drawn, once for every engine."""
-    made: dict[str, Array] = {}
+    made: Made = {}
     return net.replace(weights={name: materialise(name, net.weights, made) for name in net.weights})
 
 

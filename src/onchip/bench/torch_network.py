@@ -53,7 +53,7 @@ from onchip.spec.layers import (
 )
 from onchip.spec.layers.conv import geometry
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, materialise
+from onchip.spec.recipe import Made, materialise
 
 Value = Any  # a node of the fx graph
 Weights = Mapping[str, Value]  # by role
@@ -83,7 +83,7 @@ class _Builder:
         self.root, self.graph = torch.nn.Module(), torch.fx.Graph()
         self.values: dict[str, Value] = {name: self.graph.placeholder(f"x{i}") for i, name in enumerate(net.inputs)}
         self._weights: dict[str, Value] = {}
-        self._made: dict[str, Array] = {}
+        self._made: Made = {}
 
     def add(self, node: Node) -> None:
         form = _FORMS.get(type(node.layer))

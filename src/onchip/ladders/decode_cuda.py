@@ -33,7 +33,7 @@ from onchip.plan.planner import make_plan
 from onchip.runtime.gpu import Buffer, Gpu
 from onchip.spec.io import with_io
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array, materialise
+from onchip.spec.recipe import Array, Made, materialise
 from onchip.workloads import decode
 
 DTYPES = {"fp32": "float32", "3xtf32": "float32", "fp16": "float16"}
@@ -219,16 +219,14 @@ class Engine(Rung[DeviceRows]):
     def prepare(self, net: Network, x: DeviceRows, threads: int) -> DeviceRun:
         gpu, dtype, B = Gpu.get(), DTYPES[self.precision], len(x)
         made = make_plan(with_io(net, dtype), gpu.device, self.kernels, Job(self.computes, B))
-        types, cache = made.network.types, dict[str, Array]()
+        types, cache = made.network.types, Made()
         values = {name: x.on(gpu, dtype) for name in made.network.inputs}
         launches = []
         for group in made.groups:
             for name in group.outputs:
                 values[name] = gpu.allocate(B * types[name].row_bytes)
-            weights = [
-                gpu.upload(recipe.evaluate(*(materialise(s, made.network.weights, cache) for s in recipe.sources)))
-                for recipe in group.claim.recipes.values()
-            ]
+            recipes = group.claim.recipes.values()
+            weights = [gpu.upload(materialise(recipe, made.network.weights, cache)) for recipe in recipes]
             launch = cast(program.Launch, group.claim.facts)
             config = launch.launch_config(B)
             arguments = [*(values[n] for n in group.inputs), *weights, *(values[n] for n in group.outputs)]

@@ -11,7 +11,7 @@ from onchip.plan.kernel import PRECISIONS, Claim, Job, Kernel, Price, Refusal
 from onchip.plan.rewrites import fold_embeddings, rewrite
 from onchip.spec.layers import TokenConv
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe
+from onchip.spec.recipe import Recipe, as_is
 from onchip.spec.text import columns
 from onchip.spec.types import DTYPE_BYTES
 
@@ -64,14 +64,15 @@ class Plan:
     def rewrite_flop(self) -> int:
         """What the weights that rewrites derived cost, once, when an engine is built."""
         weights = self.network.weights
-        waiting = [name for node in self.network.nodes for name in node.weights.values()]
-        recipes: dict[str, Recipe] = {}
+        waiting: list[str | Recipe] = [name for node in self.network.nodes for name in node.weights.values()]
+        recipes: set[Recipe] = set()
         while waiting:
-            name = waiting.pop()
-            if name not in recipes and isinstance(weight := weights[name], Recipe):
-                recipes[name] = weight
+            wanted = waiting.pop()
+            weight = wanted if isinstance(wanted, Recipe) else weights[wanted]
+            if isinstance(weight, Recipe) and weight not in recipes:
+                recipes.add(weight)
                 waiting += weight.sources  # which may be recipes themselves
-        return sum(recipe.flop for recipe in recipes.values())
+        return sum(recipe.flop for recipe in recipes)
 
     @property
     def tables_unused(self) -> str:
@@ -300,8 +301,7 @@ def _no_claim(net: Network, node: Node, job: Job) -> Claim:
     if isinstance(node.layer, TokenConv) and job.tables != "fp32":
         dtypes["weight"] = "float16" if job.tables == "fp16" else "bfloat16"
     recipes = {
-        role: Recipe("as_is", (name,), net.weights[name].shape, dtypes[role], 0, lambda weight: weight)
-        for role, name in node.weights.items()
+        role: Recipe.of(as_is, (name,), net.weights[name].shape, dtypes[role]) for role, name in node.weights.items()
     }
     fixed = sum(recipe.nbytes for recipe in recipes.values())
     if looked_up := net.row_looked_up(node):  # only that is read of a table, and no cache is counted on

@@ -19,7 +19,7 @@ from onchip.errors import InputError, OnchipError
 from onchip.files import atomic_write, cache_dir
 from onchip.plan.device import Device, Peak
 from onchip.plan.planner import Plan
-from onchip.spec.recipe import Array, Recipe, materialise
+from onchip.spec.recipe import Array, Made, Recipe, materialise
 from onchip.spec.types import numpy_dtype
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class CpuBackend:
         from onchip.kernels.cpu import INFERENCE
 
         kernels = {kernel.name: kernel for kernel in INFERENCE}
-        made: dict[str, Array] = {}
+        made: Made = {}
         steps = []
         for i, group in enumerate(plan.groups):
             weights = {name: bake(recipe, plan, made) for name, recipe in group.claim.recipes.items()}
@@ -182,6 +182,6 @@ class CpuBackend:
                 del values[name]
 
 
-def bake(recipe: Recipe, plan: Plan, made: dict[str, Array]) -> Array:
-    """Evaluate a kernel's recipe from the network's weights."""
-    return recipe.evaluate(*(materialise(name, plan.network.weights, made) for name in recipe.sources))
+def bake(recipe: Recipe, plan: Plan, made: Made) -> Array:
+    """What a kernel wants of the network's weights; `made` keeps what several want."""
+    return materialise(recipe, plan.network.weights, made)

@@ -16,7 +16,7 @@ from onchip.plan.planner import Plan
 from onchip.runtime.cpu import bake
 from onchip.runtime.gpu import Buffer, Call, Function, Gpu, Graph
 from onchip.runtime.staging import staging_of
-from onchip.spec.recipe import Array
+from onchip.spec.recipe import Array, Made
 from onchip.spec.types import numpy_dtype
 
 MOST_CALLS = 64  # kept a thread, by number of rows
@@ -149,7 +149,7 @@ class CudaBackend:
         """Compile each group for this GPU and upload the weights that its recipes make."""
         if plan.device.arch != self.device.arch:
             raise DeviceError("the plan is for another device", got=plan.device.arch, expected=self.device.arch)
-        made: dict[str, Array] = {}
+        made: Made = {}
         steps = []
         for group in plan.groups:
             launch = cast(Launch, group.claim.facts)

@@ -11,7 +11,6 @@ import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from onchip.errors import FormatError, InputError
 from onchip.files import open_input
 from onchip.spec.reading import blaming
-from onchip.spec.recipe import Array, Recipe
+from onchip.spec.recipe import Array, Recipe, recipe_op
 
 _STORED = np.dtype("<f4")
 _CHECKED_AT_ONCE = 1 << 18  # numbers: their flags stay in cache
@@ -67,15 +66,18 @@ def draw_flat(layout: Sequence[FlatTensor], seed: int) -> dict[str, Recipe]:
     if seed < 0:
         raise InputError("bad seed", got=str(seed), expected="at least 0", hint="seed=0")
     return {
-        tensor.name: Recipe("seeded", (), tensor.shape, "float32", 0, partial(_draw, tensor, seed, i))
+        tensor.name: Recipe.of(
+            draw_normal, (), tensor.shape, size=tensor.shape, center=tensor.center, spread=tensor.spread, seed=(seed, i)
+        )
         for i, tensor in enumerate(layout)
     }
 
 
-def _draw(tensor: FlatTensor, seed: int, i: int) -> Array:
-    array = np.random.default_rng([seed, i]).standard_normal(tensor.shape, dtype=np.float32)
-    array *= np.float32(tensor.spread)
-    array += np.float32(tensor.center)
+@recipe_op
+def draw_normal(size: tuple[int, ...], center: float, spread: float, seed: tuple[int, ...]) -> Array:
+    array = np.random.default_rng(seed).standard_normal(size, dtype=np.float32)
+    array *= np.float32(spread)
+    array += np.float32(center)
     return array
 
 

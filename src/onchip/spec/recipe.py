@@ -1,33 +1,56 @@
-"""Weights that are not computed yet: what a rewrite or a kernel derives from other weights."""
+"""Weights that are not computed yet: what a rewrite or a kernel derives from other weights. Data, no closure."""
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from onchip.spec.types import DTYPE_BYTES, numpy_dtype
 
 Array = np.ndarray[Any, Any]
+Attribute = int | float | str | bool | None | tuple["Attribute", ...]
+F = TypeVar("F", bound=Callable[..., Array])
+
+_EVALUATORS: dict[str, Callable[..., Array]] = {}
 
 
-@dataclass(frozen=True, eq=False)
+def recipe_op(function: F) -> F:
+    """Make a function of a module the NumPy evaluator of an operation: f(*sources, **attributes) -> array."""
+    _EVALUATORS[_name(function)] = function
+    return function
+
+
+def _name(function: Callable[..., Array]) -> str:
+    """ "plan.rewrites.linear:merge_linear": where it is found, in a process that has not imported it yet, too."""
+    return f"{function.__module__.removeprefix('onchip.')}:{function.__name__}"
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """A weight described by its shape, its price and the function that makes it.
+    """A weight described by its shape, its price and the operation that makes it.
 
-    Planning reads shape, dtype and flop and never calls `evaluate`; an engine does, once, on its own
-    device, when it is built. `op` names the derivation so that a device can bring its own version.
+    Planning reads shape, dtype and flop; an engine evaluates it, once, when it is built. Equal recipes are one weight.
     """
 
-    op: str
-    sources: tuple[str, ...]  # names of the weights it is made of; these may be recipes themselves
+    op: str  # of a function that is a recipe_op; a device may bring its own version
+    sources: tuple[str | Recipe, ...]  # names of the weights it is made of, which may be recipes themselves, or recipes
     shape: tuple[int, ...]
     dtype: str
-    flop: int
-    evaluate: Callable[..., Array]  # evaluate(*sources) -> array of shape and dtype
+    flop: int = 0
+    attributes: tuple[tuple[str, Attribute], ...] = ()  # by name, what the operation is told
+
+    @staticmethod
+    def of(
+        function: Callable[..., Array], sources: Sequence[str | Recipe], shape: Sequence[int], dtype: str = "float32",
+        flop: int = 0, **attributes: Attribute,
+    ) -> Recipe:  # fmt: skip
+        """What a recipe_op will make of the sources."""
+        return Recipe(_name(function), tuple(sources), tuple(shape), dtype, flop, tuple(sorted(attributes.items())))
 
     @property
     def nbytes(self) -> int:
@@ -37,25 +60,52 @@ class Recipe:
 Weight = Array | Recipe
 
 
-def materialise(name: str, weights: Mapping[str, Weight], made: dict[str, Array] | None = None) -> Array:
-    """The array behind a weight; recipes are evaluated, sources first, each once per `made`."""
-    made = {} if made is None else made
-    waiting = [name]  # not recursion: rewrites may derive a weight from a long row of others
-    while waiting:
-        weight = weights[waiting[-1]]
-        missing = [] if not isinstance(weight, Recipe) else [s for s in weight.sources if s not in made]
-        if waiting[-1] in made:
-            waiting.pop()
-        elif missing:
-            waiting += missing
-        else:
-            made[waiting.pop()] = _evaluate(weight, made) if isinstance(weight, Recipe) else weight
-    return made[name]
-
-
-def _evaluate(recipe: Recipe, made: Mapping[str, Array]) -> Array:
-    array = recipe.evaluate(*(made[source] for source in recipe.sources))
-    if array.shape != recipe.shape or array.dtype != numpy_dtype(recipe.dtype):
+def evaluate(recipe: Recipe, arrays: Sequence[Array]) -> Array:
+    """What the recipe promises, made of its sources in NumPy; floats are rounded to its dtype once, at the end."""
+    if recipe.op not in _EVALUATORS:
+        importlib.import_module(f"onchip.{recipe.op.partition(':')[0]}")
+    array = _EVALUATORS[recipe.op](*arrays, **dict(recipe.attributes))
+    wanted = numpy_dtype(recipe.dtype)
+    if "float" in array.dtype.name and "float" in recipe.dtype:
+        array = np.asarray(array, wanted, order="C")
+    if array.shape != recipe.shape or array.dtype != wanted:
         promised, got = f"{recipe.shape} {recipe.dtype}", f"{array.shape} {array.dtype}"
         raise AssertionError(f"recipe {recipe.op} promised {promised}, made {got}")
     return array
+
+
+Made = dict[str | Recipe, Array]
+
+
+def materialise(name: str | Recipe, weights: Mapping[str, Weight], made: Made | None = None) -> Array:
+    """The array behind a weight or a recipe; recipes are evaluated, sources first, each once per `made`."""
+    made = {} if made is None else made
+    waiting = [name]  # not recursion: rewrites may derive a weight from a long row of others
+    while waiting:
+        wanted = waiting[-1]
+        weight = wanted if isinstance(wanted, Recipe) else weights[wanted]
+        missing = [] if not isinstance(weight, Recipe) else [s for s in weight.sources if s not in made]
+        if wanted in made:
+            waiting.pop()
+        elif missing:
+            waiting += missing
+        elif isinstance(weight, Recipe):
+            if weight not in made:
+                made[weight] = evaluate(weight, [made[source] for source in weight.sources])
+            made[waiting.pop()] = made[weight]
+        else:
+            made[waiting.pop()] = weight
+    return made[name]
+
+
+# -- operations that many use ----------------------------------------------------------------------------------
+
+
+@recipe_op
+def as_is(weight: Array) -> Array:
+    return weight
+
+
+@recipe_op
+def transposed(weight: Array, axes: tuple[int, ...]) -> Array:
+    return np.ascontiguousarray(weight.transpose(axes))

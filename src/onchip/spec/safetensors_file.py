@@ -9,7 +9,7 @@ from onchip.errors import FormatError
 from onchip.spec.graph_json import graph_from_json, graph_to_json
 from onchip.spec.network import Network
 from onchip.spec.reading import blaming, show
-from onchip.spec.recipe import Array, materialise
+from onchip.spec.recipe import Made, materialise
 from onchip.spec.tensor_file import read_tensors, write_tensors
 
 
@@ -19,7 +19,7 @@ def write_safetensors(net: Network, path: str | os.PathLike[str]) -> None:
     The file appears whole or not at all.
     """
     used = {name for node in net.nodes for name in node.weights.values()}
-    made: dict[str, Array] = {}
+    made: Made = {}
     arrays = {name: materialise(name, net.weights, made) for name in net.weights if name in used}
     write_tensors(path, arrays, {"onchip": graph_to_json(net)})
 

@@ -15,7 +15,7 @@ from onchip.plan.planner import Plan
 from onchip.runtime.cpu import bake, check_threads
 from onchip.runtime.engine import place
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array
+from onchip.spec.recipe import Array, Made
 from onchip.train.checkpoint import Standing
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
@@ -235,7 +235,7 @@ def _trainer(plan: Plan, x: Array, y: Array, threads: int | None) -> Trainer:
     from onchip.kernels.cpu import TRAINING
 
     (group,) = plan.groups  # a training kernel claims the whole network
-    made: dict[str, Array] = {}
+    made: Made = {}
     weights = {name: bake(recipe, plan, made) for name, recipe in group.claim.recipes.items()}
     kernel = next(k for k in TRAINING if k.name == group.claim.kernel)
     return kernel.trainer(group.claim, plan.job, weights, x, y, threads)

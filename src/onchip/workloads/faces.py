@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
-
-import numpy as np
 
 from onchip.errors import InputError
 from onchip.spec.flat_file import FlatTensor, draw_flat, read_flat
 from onchip.spec.layers import BatchNorm2d, ConvTranspose2d, Linear, Permute, ReLU, Reshape, Tanh, ToPixels
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, Weight
+from onchip.spec.recipe import Recipe, Weight, transposed
 from onchip.spec.types import BATCH, TensorType
 
 LATENT, CHANNELS, START = 100, (512, 256, 128, 64, 3), 4
@@ -99,9 +96,5 @@ def _permuted(weight: Weight, axes: tuple[int, ...]) -> Weight:
     """A stored weight in the order of axes that its layer wants: a copy, or a recipe that will make it."""
     if isinstance(weight, Recipe):
         shape = tuple(weight.shape[axis] for axis in axes)
-        return Recipe(weight.op, (), shape, weight.dtype, 0, partial(_evaluate_permuted, weight, axes))
-    return np.ascontiguousarray(weight.transpose(axes))
-
-
-def _evaluate_permuted(weight: Recipe, axes: tuple[int, ...]) -> Array:
-    return np.ascontiguousarray(weight.evaluate().transpose(axes))
+        return Recipe.of(transposed, (weight,), shape, weight.dtype, axes=axes)
+    return transposed(weight, axes)

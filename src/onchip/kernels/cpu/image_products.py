@@ -16,7 +16,7 @@ from onchip.kernels.cpu.tile import aligned_zeros, pack, packed_size, padded, pa
 from onchip.spec.layers import Reshape
 from onchip.spec.layers.conv import geometry
 from onchip.spec.network import Node
-from onchip.spec.recipe import Array, Recipe
+from onchip.spec.recipe import Array, Attribute, Recipe, recipe_op
 
 
 def convolution(to: Lowering, node: Node) -> None:
@@ -39,30 +39,12 @@ def convolution(to: Lowering, node: Node) -> None:
     wide, columns = KW + (side - 1) * numbers[ops.SX], N if side == 1 else LANES // side
     K = KH * wide * across
 
-    def terms(W: Array) -> Array:
-        """(N, C, KH, KW) -> columns of terms, taps first, zeros where x is padded or lies outside a window, packed."""
-        placed = np.zeros((KH, wide, across, side, columns), np.float32)
-        for i in range(side):
-            first = i * numbers[ops.SX]
-            placed[:, first : first + KW, :C, i, :N] = W.reshape(N, C, KH, KW).transpose(2, 3, 1, 0)
-        return pack(placed.reshape(K, side * columns), aligned_zeros(packed_size(K, side * columns)))
-
-    def lanes(W: Array) -> Array:
-        """(N, C, KH, KW) -> (N, KH, KW, pixel of x)."""
-        flat = aligned_zeros(N * K)
-        flat.reshape(N, KH, KW, across)[..., :C] = W.reshape(N, C, KH, KW).transpose(0, 2, 3, 1)
-        return flat
-
-    def biases(b: Array) -> Array:
-        placed = np.zeros((side, columns), np.float32)
-        placed[:, :N] = b
-        return placed.reshape(-1)
-
     if code == ops.DOT:
-        w = _recipe("dot_lanes", node, (N * K,), lanes)
+        w = _recipe(taps_in_lanes, node, N * K, KH=KH, pixel=across)
     else:
-        w = _recipe("pack_taps", node, (packed_size(K, side * columns),), terms)
-    to.weigh(op, w, _bias(node, side * columns, biases))
+        told = {"KH": KH, "pixel": across, "side": side, "columns": columns, "stride": numbers[ops.SX]}
+        w = _recipe(pack_taps, node, packed_size(K, side * columns), **told)
+    to.weigh(op, w, _bias(node, side * columns, bias_of_pixels, count=side, columns=columns))
 
 
 def _goes_in_pairs(to: Lowering, node: Node, KW: int) -> bool:
@@ -95,8 +77,8 @@ def _pairs(to: Lowering, node: Node, x: View, KH: int, KW: int) -> None:
         part = View(to.paired[key], (C, H, pairs), channel=i * padded(C))
         fields = numbers | {ops.KH: KH, ops.KW: 1, ops.PX: 0}
         op = to.emit(ops.TAPS, part, View(made, (N, HO, pairs), channel=i * padded(N)), fields=fields)
-        w = _recipe("pack_pairs", node, (packed_size(KH * C, N),), _paired_weights(i, KH, KW))
-        to.weigh(op, w, _bias(node if i == 1 else None, N, lambda b: b))  # m1 is in both outputs
+        w = _recipe(pack_pairs, node, packed_size(KH * C, N), plane=i, KH=KH)
+        to.weigh(op, w, padded_bias(node.weights.get("bias") if i == 1 else None, N))  # m1 is in both outputs
     to.make(node, ops.PAIRS_OUT, View(made, (N, HO, pairs)), fields={ops.KW: KW})
 
 
@@ -106,7 +88,7 @@ def linear(to: Lowering, node: Node) -> None:
     if len(to.net.types[node.name].shape) != 2:
         raise UnsupportedError("Linear over several vectors a row")
     x = value.view
-    C, H, W = x.sizes
+    _, H, W = x.sizes
     if x.store.rim != (0, 0, 0, 0) or x.step != (1, 1):
         raise UnsupportedError("Linear over an image with a rim")
     pixel = x.store.pixel
@@ -114,32 +96,15 @@ def linear(to: Lowering, node: Node) -> None:
     wide, is_narrow = padded(N), HO * WO == 1 and N <= NARROW
     K, columns = H * W * pixel, HO * WO * wide
 
-    def order(w: Array) -> Array:
-        """(D_out, D_in) with both axes in the order in which the images lie, zeros for the padding."""
-        turned = np.zeros((H, W, pixel, HO, WO, wide), np.float32)
-        turned[:, :, :C, :, :, :N] = w.reshape(N, HO, WO, C, H, W).transpose(4, 5, 3, 1, 2, 0)
-        return pack(turned.reshape(K, columns), aligned_zeros(packed_size(K, columns)))
-
-    def lanes(w: Array) -> Array:
-        """(N, D_in) in the order in which the image lies, zeros for its padding."""
-        turned = aligned_zeros(N * K)
-        turned.reshape(N, H, W, pixel)[..., :C] = w.reshape(N, C, H, W).transpose(0, 2, 3, 1)
-        return turned
-
-    def order_bias(b: Array) -> Array:
-        turned = np.zeros((HO, WO, wide), np.float32)
-        turned[..., :N] = b.reshape(N, HO, WO).transpose(1, 2, 0)
-        return turned.reshape(-1)
-
     y = to.own(node.name, (N, HO, WO))
     if is_narrow:
         op = to.emit(ops.NARROW, x, y, fields={ops.KH: K, ops.KW: N})
-        w = _recipe("order_lanes", node, (N * K,), lanes)
+        w = _recipe(rows_in_lanes, node, N * K, sizes=x.sizes, pixel=pixel)
     else:
         op = to.emit(ops.DENSE, x, y, fields={ops.KH: K, ops.KW: columns, ops.SX: N})
-        w = _recipe("pack_order", node, (packed_size(K, columns),), order)
+        w = _recipe(pack_in_order, node, packed_size(K, columns), sizes=x.sizes, pixel=pixel, made=(N, HO, WO))
     to.values[node.name] = Value(y, op, flat=(HO, WO) != (1, 1))
-    to.weigh(op, w, _bias(node, columns, order_bias))
+    to.weigh(op, w, _bias(node, columns, bias_of_image, made=(N, HO, WO)))
 
 
 def _seen_as(to: Lowering, node: Node) -> Sizes:
@@ -152,24 +117,81 @@ def _seen_as(to: Lowering, node: Node) -> Sizes:
     return image_sizes(to.net.types[node.name].row_shape)
 
 
-def _paired_weights(i: int, KH: int, KW: int) -> Callable[[Array], Array]:
-    def paired(W: Array) -> Array:
-        """(N, C, KH, KW) -> what product i multiplies by, packed (KH * C, N); see _pairs."""
-        g = np.moveaxis(W.reshape(*W.shape[:2], KH, KW).astype(np.float64), -1, 0)
-        if KW == 3:
-            made = (g[0], (g[0] + g[1] + g[2]) / 2, (g[0] - g[1] + g[2]) / 2, g[2])[i]
-        else:
-            made = (g[0], g[0] + g[1], g[1])[i]
-        N, C, _ = made.shape
-        flat = aligned_zeros(packed_size(KH * C, N))
-        return pack(made.transpose(2, 1, 0).reshape(KH * C, N).astype(np.float32), flat)
-
-    return paired
+def _recipe(op: Callable[..., Array], node: Node, size: int, **attributes: Attribute) -> Recipe:
+    return Recipe.of(op, (node.weights["weight"],), (size,), "float32", 0, size=size, **attributes)
 
 
-def _recipe(op: str, node: Node, shape: tuple[int, ...], make: Callable[[Array], Array]) -> Recipe:
-    return Recipe(op, (node.weights["weight"],), shape, "float32", 0, make)
+def _bias(node: Node, width: int, op: Callable[..., Array], **attributes: Attribute) -> Recipe:
+    """The bias in the order of the outputs, padded to whole vectors; zero where there is none."""
+    if "bias" not in node.weights:
+        return padded_bias(None, width)
+    return Recipe.of(op, (node.weights["bias"],), (padded(width),), "float32", 0, size=padded(width), **attributes)
 
 
-def _bias(node: Node | None, width: int, order: Callable[[Array], Array]) -> Recipe:
-    return padded_bias(None if node is None else node.weights.get("bias"), width, order)
+# -- weights as the operations read them -----------------------------------------------------------------------
+
+
+@recipe_op
+def pack_taps(W: Array, size: int, KH: int, pixel: int, side: int, columns: int, stride: int) -> Array:
+    """(N, C, KH, KW) -> columns of terms, taps first, zeros where x is padded or lies outside a window, packed."""
+    N, C, KW = W.shape[0], W.shape[1], W.shape[-1]
+    placed = np.zeros((KH, KW + (side - 1) * stride, pixel, side, columns), np.float32)
+    for i in range(side):
+        placed[:, i * stride : i * stride + KW, :C, i, :N] = W.reshape(N, C, KH, KW).transpose(2, 3, 1, 0)
+    return pack(placed.reshape(-1, side * columns), aligned_zeros(size))
+
+
+@recipe_op
+def taps_in_lanes(W: Array, size: int, KH: int, pixel: int) -> Array:
+    """(N, C, KH, KW) -> (N, KH, KW, pixel of x)."""
+    N, C, KW = W.shape[0], W.shape[1], W.shape[-1]
+    flat = aligned_zeros(size)
+    flat.reshape(N, KH, KW, pixel)[..., :C] = W.reshape(N, C, KH, KW).transpose(0, 2, 3, 1)
+    return flat
+
+
+@recipe_op
+def pack_pairs(W: Array, size: int, plane: int, KH: int) -> Array:
+    """(N, C, KH, KW) -> what one product of _pairs multiplies by, packed (KH * C, N)."""
+    N, C, KW = W.shape[0], W.shape[1], W.shape[-1]
+    g = np.moveaxis(W.reshape(N, C, KH, KW).astype(np.float64), -1, 0)
+    if KW == 3:
+        made = (g[0], (g[0] + g[1] + g[2]) / 2, (g[0] - g[1] + g[2]) / 2, g[2])[plane]
+    else:
+        made = (g[0], g[0] + g[1], g[1])[plane]
+    return pack(made.transpose(2, 1, 0).reshape(KH * C, N).astype(np.float32), aligned_zeros(size))
+
+
+@recipe_op
+def pack_in_order(W: Array, size: int, sizes: Sizes, pixel: int, made: Sizes) -> Array:
+    """(D_out, D_in) with both axes in the order in which the images lie, zeros for the padding, packed."""
+    (C, H, width), (N, HO, WO) = sizes, made
+    turned = np.zeros((H, width, pixel, HO, WO, padded(N)), np.float32)
+    turned[:, :, :C, :, :, :N] = W.reshape(N, HO, WO, C, H, width).transpose(4, 5, 3, 1, 2, 0)
+    return pack(turned.reshape(H * width * pixel, -1), aligned_zeros(size))
+
+
+@recipe_op
+def rows_in_lanes(W: Array, size: int, sizes: Sizes, pixel: int) -> Array:
+    """(N, D_in) in the order in which the image lies, zeros for its padding."""
+    C, H, width = sizes
+    turned = aligned_zeros(size)
+    turned.reshape(-1, H, width, pixel)[..., :C] = W.reshape(-1, C, H, width).transpose(0, 2, 3, 1)
+    return turned
+
+
+@recipe_op
+def bias_of_pixels(bias: Array, size: int, count: int, columns: int) -> Array:
+    """The same for each of `count` pixels."""
+    placed = aligned_zeros(size)
+    placed[: count * columns].reshape(count, columns)[:, : len(bias)] = bias
+    return placed
+
+
+@recipe_op
+def bias_of_image(bias: Array, size: int, made: Sizes) -> Array:
+    """(N * HO * WO) -> (HO, WO, N padded)."""
+    N, HO, WO = made
+    turned = aligned_zeros(size)
+    turned.reshape(HO, WO, padded(N))[..., :N] = bias.reshape(N, HO, WO).transpose(1, 2, 0)
+    return turned

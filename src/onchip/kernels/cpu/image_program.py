@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from onchip.kernels.chain import given_ids
 from onchip.kernels.cpu import image_table as ops
 from onchip.kernels.cpu.activation import ACTIVATIONS, NORMALISERS
 from onchip.kernels.cpu.image_lowering import Lowering, geometry_of, image_sizes
 from onchip.kernels.cpu.image_products import convolution, linear
 from onchip.kernels.cpu.image_values import Program, UnsupportedError, Value, View
+from onchip.kernels.cpu.tile import padded_bias
 from onchip.spec.layers import (
     Add,
     AvgPool1d,
@@ -45,7 +44,7 @@ from onchip.spec.layers import (
 from onchip.spec.layers.conv import geometry
 from onchip.spec.layers.norm import factor_and_shift
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe
+from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 
 
 def lower(net: Network, nodes: Sequence[Node]) -> Program:
@@ -143,15 +142,22 @@ def _combine(to: Lowering, node: Node) -> None:
 def _batch_norm(to: Lowering, node: Node) -> None:
     C = to.net.types[node.name].row_shape[0]
     eps = node.layer.attributes()["eps"]
-
-    def factors(*arrays: Array) -> tuple[Array, Array]:
-        return factor_and_shift(dict(zip(node.weights, arrays, strict=True)), eps)
-
     op = to.make(node, ops.SCALE, to.image(node.inputs[0]))
     names = tuple(node.weights.values())
-    w = Recipe("norm_factor", names, (C,), "float32", C, lambda *a: factors(*a)[0].astype(np.float32))
-    b = Recipe("norm_shift", names, (C,), "float32", C, lambda *a: factors(*a)[1].astype(np.float32))
+    roles = tuple(node.weights)
+    w = Recipe.of(norm_factor, names, (C,), flop=C, roles=roles, eps=eps)
+    b = Recipe.of(norm_shift, names, (C,), flop=C, roles=roles, eps=eps)
     to.weigh(op, w, b)
+
+
+@recipe_op
+def norm_factor(*weights: Array, roles: tuple[str, ...], eps: float) -> Array:
+    return factor_and_shift(dict(zip(roles, weights, strict=True)), eps)[0]
+
+
+@recipe_op
+def norm_shift(*weights: Array, roles: tuple[str, ...], eps: float) -> Array:
+    return factor_and_shift(dict(zip(roles, weights, strict=True)), eps)[1]
 
 
 def _concat(to: Lowering, node: Node) -> None:
@@ -190,8 +196,7 @@ def _embedding(to: Lowering, node: Node) -> None:
     y = to.own(node.name, (E, 1, S), exact=True)
     op = to.emit(ops.LOOK_UP, None, y, fields={ops.C: E, ops.H: 1, ops.W: S})
     shape = to.net.weights[node.weights["weight"]].shape
-    table = Recipe("as_is", (node.weights["weight"],), shape, "float32", 0, _native)
-    to.weigh(op, table, Recipe("none", (), (0,), "float32", 0, lambda: np.zeros(0, np.float32)))
+    to.weigh(op, Recipe.of(as_is, (node.weights["weight"],), shape), padded_bias(None, 0))
     to.values[node.name] = Value(y, None)
 
 
@@ -213,10 +218,6 @@ def _to_pixels(to: Lowering, node: Node) -> None:
     if node is not to.nodes[-1] or not to.operations or to.operations[-1].code != ops.STORE_ROWS:
         raise UnsupportedError("ToPixels not behind a Permute that puts channels last, at the end")
     to.operations[-1].code = ops.STORE_PIXELS
-
-
-def _native(table: Array) -> Array:
-    return np.ascontiguousarray(table, np.float32)
 
 
 _HANDLERS: tuple[tuple[tuple[type, ...], Callable[[Lowering, Node], None]], ...] = (

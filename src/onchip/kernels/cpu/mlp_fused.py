@@ -25,7 +25,7 @@ from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, aligned_zeros, pack, pac
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe
+from onchip.spec.recipe import Array, Recipe, recipe_op
 
 MAX_TILE_ROWS = 64  # past this the tile outgrows L1 and gains nothing (bench decode)
 FAR_TILE_ROWS = 256  # where L2 does not hold the weights and every tile fetches them again
@@ -213,26 +213,31 @@ def packed_recipes(net: Network, chain: Chain, narrow: int) -> dict[str, Recipe]
     last = chain.layers[-1]
     w_size = int(table[-1, 2]) + packed_size(last.D_in, last.D_out)
     bias_size = int(table[-1, 3]) + padded(last.D_out)
-
-    def weights(*arrays: Array) -> Array:
-        flat = aligned_zeros(w_size)
-        for array, (K, N, offset, _, _) in zip(arrays, table, strict=True):
-            if narrow >= N:
-                flat[offset : offset + N * K] = array.reshape(-1)
-            else:
-                pack(array.T, flat[offset : offset + packed_size(K, N)])
-        return flat
-
-    with_bias = [(i, layer.bias) for i, layer in enumerate(chain.layers) if layer.bias]
-
-    def biases(*arrays: Array) -> Array:
-        flat = aligned_zeros(bias_size)
-        for array, (i, _) in zip(arrays, with_bias, strict=True):
-            flat[table[i, 3] : table[i, 3] + len(array)] = array
-        return flat
-
-    sources = tuple(layer.weight for layer in chain.layers)
+    with_bias = [(int(row[3]), layer.bias) for row, layer in zip(table, chain.layers, strict=True) if layer.bias]
+    starts = tuple(start for start, _ in with_bias)
     return {
-        "w": Recipe("pack_panels", sources, (w_size,), "float32", 0, weights),
-        "bias": Recipe("pack_bias", tuple(name for _, name in with_bias), (bias_size,), "float32", 0, biases),
+        "w": Recipe.of(pack_layers, [layer.weight for layer in chain.layers], (w_size,), size=w_size, narrow=narrow),
+        "bias": Recipe.of(pack_biases, [name for _, name in with_bias], (bias_size,), size=bias_size, starts=starts),
     }
+
+
+@recipe_op
+def pack_layers(*weights: Array, size: int, narrow: int) -> Array:
+    """(D_out, D_in) each -> one behind the other, in panels (tile.pack); those of up to `narrow` rows as they are."""
+    flat, at = aligned_zeros(size), 0
+    for weight in weights:
+        N, K = weight.shape
+        if narrow >= N:
+            flat[at : at + N * K] = weight.reshape(-1)
+        else:
+            pack(weight.T, flat[at : at + packed_size(K, N)])
+        at += packed_size(K, N)
+    return flat
+
+
+@recipe_op
+def pack_biases(*biases: Array, size: int, starts: tuple[int, ...]) -> Array:
+    flat = aligned_zeros(size)
+    for bias, start in zip(biases, starts, strict=True):
+        flat[start : start + len(bias)] = bias
+    return flat

@@ -37,7 +37,7 @@ from onchip.spec.layers import (
 )
 from onchip.spec.layers.conv import conv_groups
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe
+from onchip.spec.recipe import Array, Recipe, as_is
 from onchip.spec.types import DTYPE_BYTES
 
 _ROW_BY_ROW = (Linear, Softmax, LogSoftmax, GlobalMean)
@@ -85,7 +85,7 @@ class Plain:
         recipes = {}
         for role, name in node.weights.items():
             given = net.weight_type(name)
-            recipes[role] = Recipe("as_is", (name,), net.weights[name].shape, given.dtype, 0, lambda weight: weight)
+            recipes[role] = Recipe.of(as_is, (name,), net.weights[name].shape, given.dtype)
         fixed = sum(recipe.nbytes for recipe in recipes.values())
         looked_up = net.row_looked_up(node)
         if looked_up:  # only that is read of a table

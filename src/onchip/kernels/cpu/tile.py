@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import VECTOR_BYTES, VECTOR_REGISTERS
-from onchip.spec.recipe import Array, Recipe
+from onchip.spec.recipe import Array, Recipe, recipe_op
 
 # A tile is ROWS_WIDE rows by VECS_WIDE vectors, a panel, where that many columns are left; else ROWS_NARROW rows by
 # two vectors or one. With 32 registers 4 x 4 beats 8 x 2 by 15 % on cores shared with others, as it has fewer
@@ -181,17 +181,17 @@ def unpack(flat: Array, K: int, N: int) -> Array:
     return np.ascontiguousarray(np.concatenate(parts, axis=1)[:, :N])
 
 
-def padded_bias(name: str | None, width: int, order: Callable[[Array], Array] = lambda bias: bias) -> Recipe:
-    """A bias of `width` numbers, brought into order and padded to whole vectors; zero where there is none."""
+def padded_bias(name: str | None, width: int) -> Recipe:
+    """A bias of `width` numbers, padded to whole vectors; zero where there is none."""
+    return Recipe.of(pad_bias, (name,) if name else (), (padded(width),), size=padded(width))
 
-    def bias(*given: Array) -> Array:
-        flat = aligned_zeros(padded(width))
-        if given:
-            ordered = order(given[0])
-            flat[: len(ordered)] = ordered
-        return flat
 
-    return Recipe("pad_bias", (name,) if name else (), (padded(width),), "float32", 0, bias)
+@recipe_op
+def pad_bias(*bias: Array, size: int) -> Array:
+    flat = aligned_zeros(size)
+    if bias:
+        flat[: len(bias[0])] = bias[0]
+    return flat
 
 
 def aligned_zeros(size: int, dtype: type = np.float32) -> Array:

@@ -31,7 +31,7 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.layers import Concat, Elementwise, GlobalMax, LeakyReLU, ReLU, Sigmoid, Tanh, TokenConv
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe
+from onchip.spec.recipe import Array, Recipe, recipe_op
 from onchip.spec.types import DTYPE_BYTES
 
 _STORED = {"fp32": ("float32", FLOAT32), "fp16": ("int16", FLOAT16), "bf16": ("int16", BFLOAT16)}
@@ -161,7 +161,9 @@ class TokenMax:
             P = int(net.types[conv.name].shape[2])
             code = code_of(branch.activation)
             rows.append((K, conv.layer.stride, conv.layer.pads[0], P, padded(C), C, code, column[branch.last]))
-            recipes[f"table{i}"] = _table_recipe(conv.weights["weight"], (V, K, C), stored, job.tables)
+            recipes[f"table{i}"] = Recipe.of(
+                token_table, (conv.weights["weight"],), (V, K, padded(C)), stored, width=padded(C), tables=job.tables
+            )
             bias = conv.weights.get("bias")
             recipes[f"bias{i}"] = padded_bias(bias, C)
             reads += net.row_looked_up(conv) * DTYPE_BYTES[stored]
@@ -248,20 +250,17 @@ def _axis(net: Network, node: Node) -> int:
     return node.layer.axis % len(net.types[node.name].shape)
 
 
-def _table_recipe(name: str, shape: tuple[int, int, int], stored: str, tables: str) -> Recipe:
-    V, K, C = shape
-    made = (V, K, padded(C))
-
-    def table(T: Array) -> Array:
-        if stored == "float32" and padded(C) == C:
-            return np.ascontiguousarray(T)
-        out = np.zeros(made, stored)
-        for v in range(0, V, 1024):  # a piece at a time: tables are large
-            piece = T[v : v + 1024]
-            out[v : v + 1024, :, :C] = piece if stored == "float32" else _half_bits(piece, tables)
-        return out
-
-    return Recipe(f"table_{tables}", (name,), made, stored, 0, table)
+@recipe_op
+def token_table(T: Array, width: int, tables: str) -> Array:
+    """(V, K, C) -> (V, K, width), zeros behind C; in half precision as bits."""
+    V, K, C = T.shape
+    if tables == "fp32" and width == C:
+        return np.ascontiguousarray(T)
+    out = np.zeros((V, K, width), _STORED[tables][0])
+    for v in range(0, V, 1024):  # a piece at a time: tables are large
+        piece = T[v : v + 1024]
+        out[v : v + 1024, :, :C] = piece if tables == "fp32" else _half_bits(piece, tables)
+    return out
 
 
 def _half_bits(piece: Array, tables: str) -> Array:

@@ -22,7 +22,7 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.build import mlp
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe
+from onchip.spec.recipe import Array, Recipe, recipe_op
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
@@ -202,22 +202,26 @@ def launch_config(chain: Chain, tiling: Tiling, rows: int, units: int) -> Launch
 
 def pack_recipe(chain: Chain, tiling: Tiling) -> Recipe:
     """All weights in one flat array, in the order the layers run; columns past D_out are zeros."""
-    layers, rows = chain.layers, tiling.rows
-    sources = tuple(name for layer in layers for name in (layer.weight, layer.bias) if name is not None)
-    total = sum(layer_floats(layer, rows) for layer in layers)
+    sources = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
+    total = sum(layer_floats(layer, tiling.rows) for layer in chain.layers)
+    has_bias = tuple(layer.bias is not None for layer in chain.layers)
+    return Recipe.of(pack_columns, sources, (total,), size=total, rows=tiling.rows, has_bias=has_bias)
 
-    def pack(*arrays: Array) -> Array:
-        packed, at, given = np.zeros(total, np.float32), 0, iter(arrays)
-        for layer in layers:
-            size = layer_floats(layer, rows)
-            block = packed[at : at + size].reshape(-1, sum(chunks(layer.D_out, rows)))
-            block[: layer.D_in, : layer.D_out] = next(given).T
-            if layer.bias is not None:
-                block[layer.D_in, : layer.D_out] = next(given)
-            at += size
-        return packed
 
-    return Recipe("mlp_fused.pack", sources, (total,), "float32", 0, pack)
+@recipe_op
+def pack_columns(*weights: Array, size: int, rows: int, has_bias: tuple[bool, ...]) -> Array:
+    """W (D_out, D_in) and, where a layer has one, b (D_out,) of every layer -> (D_in, columns), then b."""
+    packed, at, given = np.zeros(size, np.float32), 0, iter(weights)
+    for with_bias in has_bias:
+        weight = next(given)
+        D_out, D_in = weight.shape
+        columns = sum(chunks(D_out, rows))
+        block = packed[at : at + (D_in + with_bias) * columns].reshape(-1, columns)
+        block[:D_in, :D_out] = weight.T
+        if with_bias:
+            block[D_in, :D_out] = next(given)
+        at += block.size
+    return packed
 
 
 # -- reasons -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.kernels.chain import Chain, Dense
-from onchip.spec.recipe import Array, Recipe
+from onchip.spec.recipe import Array, Recipe, recipe_op
 from onchip.spec.types import DTYPE_BYTES, numpy_dtype
 
 
@@ -81,28 +81,30 @@ def round_up(n: int, unit: int) -> int:
 
 def pack_recipe(chain: Chain, precision: Precision, x_dtype: str) -> Recipe:
     """All layers in the order they run: the bytes of a block's shared memory."""
-    layers = chain.layers
-    sources = tuple(name for layer in layers for name in (layer.weight, layer.bias) if name is not None)
-    total = weight_bytes(chain, precision)
+    sources = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
+    return Recipe.of(
+        pack_fragments, sources, (weight_bytes(chain, precision),), "uint8", precision=precision.name,
+        x_bytes=DTYPE_BYTES[x_dtype], has_bias=tuple(layer.bias is not None for layer in chain.layers),
+    )  # fmt: skip
 
-    def pack(*arrays: Array) -> Array:
-        given, packed = iter(arrays), list[bytes]()
-        for i, layer in enumerate(layers):
-            columns = (
-                input_columns(layer.D_in, DTYPE_BYTES[x_dtype], precision)
-                if i == 0
-                else hidden_columns(round_up(layer.D_in, 8), precision)
-            )
-            N = round_up(layer.D_out, 8)
-            order = output_order(N) if layer is layers[-1] else np.arange(N)
-            packed += [part.tobytes() for part in pack_matrix(next(given), columns, order, precision)]
-            if layer.bias is not None:
-                bias = np.zeros(N, np.float32)
-                bias[: layer.D_out] = next(given)
-                packed.append(bias[order].tobytes())
-        return np.frombuffer(b"".join(packed), np.uint8)
 
-    return Recipe("mlp_tensor.pack", sources, (total,), "uint8", 0, pack)
+@recipe_op
+def pack_fragments(*weights: Array, precision: str, x_bytes: int, has_bias: tuple[bool, ...]) -> Array:
+    """W (D_out, D_in) and, where a layer has one, b (D_out,) of every layer."""
+    P = next(each for each in PRECISIONS.values() if each.name == precision)
+    given, packed = iter(weights), list[bytes]()
+    for i, with_bias in enumerate(has_bias):
+        weight = next(given)
+        D_out, D_in = weight.shape
+        columns = input_columns(D_in, x_bytes, P) if i == 0 else hidden_columns(round_up(D_in, 8), P)
+        N = round_up(D_out, 8)
+        order = output_order(N) if i == len(has_bias) - 1 else np.arange(N)
+        packed += [part.tobytes() for part in pack_matrix(weight, columns, order, P)]
+        if with_bias:
+            bias = np.zeros(N, np.float32)
+            bias[:D_out] = next(given)
+            packed.append(bias[order].tobytes())
+    return np.frombuffer(b"".join(packed), np.uint8)
 
 
 def pack_matrix(weight: Array, columns: Array, order: Array, precision: Precision) -> list[Array]:

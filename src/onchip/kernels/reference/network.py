@@ -10,7 +10,7 @@ from onchip.errors import InputError
 from onchip.kernels.reference.base import BACKWARD, FORWARD
 from onchip.kernels.reference.training import LOSSES
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, materialise
+from onchip.spec.recipe import Array, Made, materialise
 from onchip.spec.types import DTYPE_BYTES, numpy_dtype
 
 
@@ -23,7 +23,7 @@ def forward_all(net: Network, x: Array | tuple[Array, ...], dtype: str = "float6
     if len(xs) != len(net.inputs):
         got, expected = f"{len(xs)} arrays", f"{len(net.inputs)}: {', '.join(net.inputs)}"
         raise InputError(f"network '{net.name}' has another number of inputs", got=got, expected=expected)
-    made: dict[str, Array] = {}
+    made: Made = {}
     values: dict[str, Array] = {}
     with np.errstate(all="ignore"):  # NaN and Inf pass through, as everywhere in onchip
         for (name, given), array in zip(net.inputs.items(), xs, strict=True):
@@ -56,7 +56,7 @@ def loss_and_gradients(
     value, dy = LOSSES[loss](values[net.outputs[0]], target)
     upstream: dict[str, Array] = {net.outputs[0]: dy}
     gradients: dict[str, Array] = {}
-    made: dict[str, Array] = {}
+    made: Made = {}
     for node in reversed(net.nodes):
         if node.name not in upstream:  # the loss does not depend on it
             continue
@@ -75,7 +75,7 @@ def loss_and_gradients(
     return value, gradients
 
 
-def _weights(net: Network, node: Node, made: dict[str, Array], dtype: str) -> dict[str, Array]:
+def _weights(net: Network, node: Node, made: Made, dtype: str) -> dict[str, Array]:
     return {
         role: _rounded(materialise(name, net.weights, made), net.weight_type(name).dtype, dtype)
         for role, name in node.weights.items()

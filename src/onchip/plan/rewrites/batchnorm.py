@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from onchip.plan.rewrites.edit import Draft, Told, moves_before, moves_behind, origin
+from onchip.plan.rewrites.edit import Draft, Moves, Told, moves_as_data, moves_before, moves_behind, origin
 from onchip.spec.layers import BatchNorm1d, BatchNorm2d, Convolution, Linear, TransposedConvolution
 from onchip.spec.layers.conv import conv_groups, geometry
 from onchip.spec.layers.norm import factor_and_shift
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array
+from onchip.spec.recipe import Array, Attribute, recipe_op
 from onchip.spec.types import TensorType
 
 
@@ -56,26 +56,8 @@ def _takes(draft: Draft, product: Node, moves: list[Node], behind: bool) -> bool
 def _fold(draft: Draft, norm: Node, product: Node, moves: list[Node], behind: bool) -> None:
     layer, types = product.layer, draft.types
     assert isinstance(norm.layer, BatchNorm1d | BatchNorm2d)
-    eps = norm.layer.eps
     groups = 1 if isinstance(layer, Linear) else conv_groups(layer)
     along = 1 if behind or isinstance(layer, TransposedConvolution) else 0  # the axis of W with the norm's channels
-
-    def factors(*given: Array) -> tuple[Array, Array]:
-        """s and t of every channel of the product."""
-        s, t = factor_and_shift(dict(zip(norm.weights, given, strict=True)), eps)
-        if isinstance(layer, Linear):
-            channel = _channels(types, norm, moves, behind)
-            return s[channel], t[channel]
-        return s, t
-
-    def weight(W: Array, *given: Array) -> Array:
-        return _scaled(W, factors(*given)[0], groups, along)
-
-    def bias(W: Array, *given: Array) -> Array:
-        old, of_norm = given[: -len(norm.weights)], given[-len(norm.weights) :]
-        s, t = factors(*of_norm)
-        b = old[0].astype(np.float64) if old else np.zeros(1)
-        return b + _scaled(W, t, groups, along).reshape(len(W), -1).sum(axis=1) if behind else b * s + t
 
     w, old = product.weights["weight"], [product.weights["bias"]] if "bias" in product.weights else []
     of_norm = norm.weights.values()
@@ -83,23 +65,65 @@ def _fold(draft: Draft, norm: Node, product: Node, moves: list[Node], behind: bo
     size, D_out = math.prod(shape), int(types[product.name].shape[1])
     wanted = f"{product.name}+{norm.name}"
     sources, flop = (w, *old, *of_norm), 2 * size if behind else 2 * D_out
+    told: dict[str, Attribute] = {
+        "roles": tuple(norm.weights), "eps": norm.layer.eps, "groups": groups, "along": along,
+        "channels": _channels(types, norm, moves, behind) if isinstance(layer, Linear) else None,
+    }  # fmt: skip
     roles = {
-        "weight": draft.derive(f"{wanted}.weight", "fold_norm", (w, *of_norm), shape, weight, size),
-        "bias": draft.derive(f"{wanted}.bias", "fold_norm_bias", sources, (D_out,), bias, flop),
+        "weight": draft.derive(f"{wanted}.weight", normed_weight, (w, *of_norm), shape, size, **told),
+        "bias": draft.derive(f"{wanted}.bias", normed_bias, sources, (D_out,), flop, behind=behind, **told),
     }
     draft.put(dataclasses.replace(product, weights=roles))
     draft.bypass(norm.name)
 
 
-def _channels(types: Mapping[str, TensorType], norm: Node, moves: list[Node], behind: bool) -> Array:
+# A norm's channels as numbers of a Linear's row: the norm's row shape, the moves between them, on which side it stands.
+Channels = tuple[tuple[int, ...], Moves, bool]
+
+
+def _channels(types: Mapping[str, TensorType], norm: Node, moves: list[Node], behind: bool) -> Channels:
+    return types[norm.name].row_shape, moves_as_data(types, moves) if moves else (), behind
+
+
+def _channel_of_each(channels: Channels) -> Array:
     """The norm's channel that each number of a Linear's row belongs to."""
-    row = types[norm.name]
-    channel = np.arange(row.row_size) // math.prod(row.row_shape[1:])
+    row_shape, moves, behind = channels
+    channel = np.arange(math.prod(row_shape)) // math.prod(row_shape[1:])
     if not moves:
         return channel
-    places = origin(types, moves)  # behind the norm, moves lead from its row to the Linear's; before it, the other way
+    places = origin(moves)  # behind the norm, moves lead from its row to the Linear's; before it, the other way
     found: Array = channel[places if behind else np.argsort(places)]
     return found
+
+
+def _factors(
+    given: Sequence[Array], roles: tuple[str, ...], eps: float, channels: Channels | None
+) -> tuple[Array, Array]:
+    """s and t of every channel of the product."""
+    s, t = factor_and_shift(dict(zip(roles, given, strict=True)), eps)
+    if channels is None:
+        return s, t
+    channel = _channel_of_each(channels)
+    return s[channel], t[channel]
+
+
+@recipe_op
+def normed_weight(
+    W: Array, *norm: Array, roles: tuple[str, ...], eps: float, groups: int, along: int, channels: Channels | None
+) -> Array:
+    return _scaled(W, _factors(norm, roles, eps, channels)[0], groups, along)
+
+
+@recipe_op
+def normed_bias(
+    W: Array, *given: Array, roles: tuple[str, ...], eps: float, groups: int, along: int, channels: Channels | None,
+    behind: bool,
+) -> Array:  # fmt: skip
+    """given: the bias, if there is one, and the norm's weights."""
+    old, norm = given[: -len(roles)], given[-len(roles) :]
+    s, t = _factors(norm, roles, eps, channels)
+    b = old[0].astype(np.float64) if old else np.zeros(1)
+    return b + _scaled(W, t, groups, along).reshape(len(W), -1).sum(axis=1) if behind else b * s + t
 
 
 def _scaled(W: Array, s: Array, groups: int, along: int) -> Array:

@@ -21,7 +21,7 @@ from onchip.spec.layers import (
 )
 from onchip.spec.layers.conv import conv_groups
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array
+from onchip.spec.recipe import Array, recipe_op
 
 
 def merge_convs(net: Network) -> Told:
@@ -93,20 +93,25 @@ def _merge(draft: Draft, paths: tuple[list[Node], ...]) -> None:
     counts = [draft.weights[name].shape[0] for name in weights]
     biases = [conv.weights.get("bias") for conv in convs]
 
-    def weight(*given: Array) -> Array:
-        return np.concatenate(given)
-
-    def bias(*given: Array) -> Array:
-        arrays, dtype = iter(given), given[0].dtype
-        parts = zip(biases, counts, strict=True)
-        return np.concatenate([next(arrays) if name else np.zeros(C, dtype) for name, C in parts])
-
     wanted = "+".join(conv.name for conv in convs)
     shape = (sum(counts), *draft.weights[weights[0]].shape[1:])
-    roles = {"weight": draft.derive(f"{wanted}.weight", "concat", weights, shape, weight)}
+    roles = {"weight": draft.derive(f"{wanted}.weight", concatenated, weights, shape)}
     if there := [name for name in biases if name]:
-        roles["bias"] = draft.derive(f"{wanted}.bias", "concat_bias", there, (sum(counts),), bias)
+        missing = tuple(0 if name else C for name, C in zip(biases, counts, strict=True))
+        roles["bias"] = draft.derive(f"{wanted}.bias", concatenated_biases, there, (sum(counts),), missing=missing)
     draft.put(dataclasses.replace(convs[0], weights=roles))
     for path in paths[1:]:
         for node in path:
             draft.drop(node)
+
+
+@recipe_op
+def concatenated(*weights: Array) -> Array:
+    return np.concatenate(weights)
+
+
+@recipe_op
+def concatenated_biases(*biases: Array, missing: tuple[int, ...]) -> Array:
+    """Biases one after the other; where there is none, as many zeros as `missing` says."""
+    given, dtype = iter(biases), biases[0].dtype
+    return np.concatenate([np.zeros(count, dtype) if count else next(given) for count in missing])

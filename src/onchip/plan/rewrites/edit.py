@@ -10,8 +10,8 @@ import numpy as np
 
 from onchip.spec.layers import Permute, Reshape
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, Weight
-from onchip.spec.types import DTYPE_BYTES, TensorType, numpy_dtype
+from onchip.spec.recipe import Array, Attribute, Recipe, Weight
+from onchip.spec.types import DTYPE_BYTES, TensorType
 
 Told = tuple[Network, list[str]]  # a rewritten network, and what was done, a line each
 
@@ -93,15 +93,12 @@ class Draft:
         return name
 
     def derive(
-        self,
-        wanted: str,
-        op: str,
-        sources: Sequence[str],
-        shape: Sequence[int],
-        evaluate: Callable[..., Array],
-        flop: int = 0,
-    ) -> str:
+        self, wanted: str, op: Callable[..., Array], sources: Sequence[str], shape: Sequence[int], flop: int = 0,
+        **attributes: Attribute,
+    ) -> str:  # fmt: skip
         """Add a weight that an engine will make of others, and say its name. It has the dtype of the first of them.
+
+        op  a recipe_op, which gets the sources and the attributes
 
         What is computed (flop) is float32 at least: rounded to half precision once more, it would not be as exact.
         """
@@ -109,11 +106,8 @@ class Draft:
         if flop and DTYPE_BYTES[dtype] < DTYPE_BYTES["float32"]:
             dtype = "float32"
 
-        def rounded(*arrays: Array) -> Array:
-            return np.ascontiguousarray(evaluate(*arrays), numpy_dtype(dtype))
-
         name = self.fresh(wanted)
-        self.weights[name] = Recipe(op, tuple(sources), tuple(shape), dtype, flop, rounded)
+        self.weights[name] = Recipe.of(op, sources, shape, dtype, flop, **attributes)
         return name
 
     def done(self, told: list[str]) -> Told:
@@ -168,13 +162,23 @@ def _made_for(draft: Draft, node: Node) -> Node | None:
     return draft.nodes.get(value) if draft.sole_reader(value) else None
 
 
-def origin(types: Mapping[str, TensorType], moves: Sequence[Node]) -> Array:
-    """For every number of a flat row behind the moves: its place in the flat row before them."""
-    before = types[moves[0].inputs[0]].row_shape
-    places = np.arange(math.prod(before)).reshape(before)
+Moves = tuple[tuple[str, tuple[int, ...]], ...]  # ("reshape", row shape) or ("permute", axes of a row), first to last
+
+
+def moves_as_data(types: Mapping[str, TensorType], moves: Sequence[Node]) -> Moves:
+    """What the moves do to a row, beginning with its shape before them."""
+    told: list[tuple[str, tuple[int, ...]]] = [("reshape", types[moves[0].inputs[0]].row_shape)]
     for node in moves:
         if isinstance(node.layer, Permute):
-            places = places.transpose([axis - 1 for axis in node.layer.axes[1:]])
+            told.append(("permute", tuple(axis - 1 for axis in node.layer.axes[1:])))
         else:
-            places = places.reshape(types[node.name].row_shape)
+            told.append(("reshape", types[node.name].row_shape))
+    return tuple(told)
+
+
+def origin(moves: Moves) -> Array:
+    """For every number of a flat row behind the moves: its place in the flat row before them."""
+    places = np.arange(math.prod(moves[0][1]))
+    for kind, numbers in moves:
+        places = places.reshape(numbers) if kind == "reshape" else places.transpose(numbers)
     return places.reshape(-1)

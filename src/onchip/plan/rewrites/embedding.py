@@ -8,7 +8,7 @@ from onchip.plan.rewrites.drop import drop_unread
 from onchip.plan.rewrites.edit import Draft, Told
 from onchip.spec.layers import Conv1d, Embedding, Linear, Permute, Reshape, TokenConv
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array
+from onchip.spec.recipe import Array, recipe_op
 
 _BLOCK_ROWS = 1024  # tables are built in products of this many tokens
 
@@ -58,19 +58,8 @@ def _fold(draft: Draft, emb: Node, node: Node) -> tuple[int, int, int]:
     S = draft.types[emb.name].row_shape[0]
     is_flat = len(draft.types[node.name].shape) == 2
     K = draft.weights[w].shape[2] if isinstance(layer, Conv1d) else S if is_flat else 1
-
-    def build(rows: Array, W: Array) -> Array:
-        """rows (V, E); W (C_out, E, K) of a Conv1d or (C_out, K * E) of a Linear -> (V, K, C_out)."""
-        taps = W.transpose(2, 1, 0) if W.ndim == 3 else W.reshape(C_out, K, E).transpose(1, 2, 0)  # (K, E, C_out)
-        made = np.empty((V, K, C_out), W.dtype)
-        for k in range(K):
-            tap = np.ascontiguousarray(taps[k])
-            for v in range(0, V, _BLOCK_ROWS):
-                made[v : v + _BLOCK_ROWS, k] = rows[v : v + _BLOCK_ROWS] @ tap
-        return made
-
     shape = (V, K, C_out)
-    tables = draft.derive(f"{node.name}.tables", "token_tables", (table, w), shape, build, 2 * V * E * K * C_out)
+    tables = draft.derive(f"{node.name}.tables", token_tables, (table, w), shape, 2 * V * E * K * C_out)
     roles = {**node.weights, "weight": tables}
     if isinstance(layer, Conv1d):
         draft.put(Node(node.name, TokenConv(layer.stride[0], layer.pads), emb.inputs, roles))
@@ -79,3 +68,16 @@ def _fold(draft: Draft, emb: Node, node: Node) -> tuple[int, int, int]:
         shaped = Reshape((C_out,)) if is_flat else Permute((0, 2, 1))
         draft.put(part, Node(node.name, shaped, (part.name,)))
     return shape
+
+
+@recipe_op
+def token_tables(rows: Array, W: Array) -> Array:
+    """rows (V, E); W (C_out, E, K) of a Conv1d or (C_out, K * E) of a Linear -> (V, K, C_out)."""
+    (V, E), C_out = rows.shape, len(W)
+    taps = W.transpose(2, 1, 0) if W.ndim == 3 else W.reshape(C_out, -1, E).transpose(1, 2, 0)  # (K, E, C_out)
+    made = np.empty((V, len(taps), C_out), W.dtype)
+    for k, tap in enumerate(taps):
+        tap = np.ascontiguousarray(tap)
+        for v in range(0, V, _BLOCK_ROWS):
+            made[v : v + _BLOCK_ROWS, k] = rows[v : v + _BLOCK_ROWS] @ tap
+    return made

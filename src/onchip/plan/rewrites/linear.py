@@ -6,10 +6,10 @@ import dataclasses
 
 import numpy as np
 
-from onchip.plan.rewrites.edit import Draft, Told, moves_before, moves_behind, origin
+from onchip.plan.rewrites.edit import Draft, Moves, Told, moves_as_data, moves_before, moves_behind, origin
 from onchip.spec.layers import Linear, Permute, Reshape
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array
+from onchip.spec.recipe import Array, recipe_op
 
 
 def merge_linears(net: Network) -> Told:
@@ -50,22 +50,26 @@ def _merge(draft: Draft, first: Node, second: Node) -> None:
     D_out, _ = draft.weights[w2].shape
     wanted = f"{first.name}+{second.name}"
 
-    def weight(W2: Array, W1: Array) -> Array:
-        return W2.astype(np.float64) @ W1.astype(np.float64)
-
-    def bias(W2: Array, B1: Array, *B2: Array) -> Array:
-        total = W2.astype(np.float64) @ B1.astype(np.float64)
-        return total + B2[0].astype(np.float64) if B2 else total
-
     flop = 2 * D_out * D_mid
-    roles = {"weight": draft.derive(f"{wanted}.weight", "merge_linear", (w2, w1), (D_out, D_in), weight, flop * D_in)}
+    roles = {"weight": draft.derive(f"{wanted}.weight", merged_weight, (w2, w1), (D_out, D_in), flop * D_in)}
     if b1 is not None:
         sources = (w2, b1) if b2 is None else (w2, b1, b2)
-        roles["bias"] = draft.derive(f"{wanted}.bias", "merge_linear_bias", sources, (D_out,), bias, flop)
+        roles["bias"] = draft.derive(f"{wanted}.bias", merged_bias, sources, (D_out,), flop)
     elif b2 is not None:
         roles["bias"] = b2
     draft.put(Node(second.name, Linear(), first.inputs, roles))
     draft.drop(first)
+
+
+@recipe_op
+def merged_weight(W2: Array, W1: Array) -> Array:
+    return W2.astype(np.float64) @ W1.astype(np.float64)
+
+
+@recipe_op
+def merged_bias(W2: Array, b1: Array, *b2: Array) -> Array:
+    total: Array = W2.astype(np.float64) @ b1.astype(np.float64)
+    return total + b2[0].astype(np.float64) if b2 else total
 
 
 def absorb_permutes(net: Network) -> Told:
@@ -90,20 +94,23 @@ def absorb_permutes(net: Network) -> Told:
 
 
 def _absorb(draft: Draft, linear: Node, moves: list[Node], behind: bool) -> None:
-    types = draft.types
-
-    def rows(W: Array) -> Array:
-        return W[origin(types, moves)]
-
-    def columns(W: Array) -> Array:
-        return W[:, np.argsort(origin(types, moves))]
-
-    roles = dict(linear.weights)
+    types, roles = draft.types, dict(linear.weights)
+    op, told = rows_in_order if behind else columns_in_order, moves_as_data(types, moves)
     for role in roles if behind else ("weight",):
         source = linear.weights[role]
-        op, order = ("order_rows", rows) if behind else ("order_columns", columns)
-        roles[role] = draft.derive(f"{linear.name}.{role}.moved", op, (source,), draft.weights[source].shape, order)
+        shape = draft.weights[source].shape
+        roles[role] = draft.derive(f"{linear.name}.{role}.moved", op, (source,), shape, moves=told)
     draft.put(dataclasses.replace(linear, weights=roles))
     draft.put(Node(moves[-1].name, Reshape(types[moves[-1].name].row_shape), moves[0].inputs))
     for move in moves[:-1]:
         draft.drop(move)
+
+
+@recipe_op
+def rows_in_order(W: Array, moves: Moves) -> Array:
+    return W[origin(moves)]
+
+
+@recipe_op
+def columns_in_order(W: Array, moves: Moves) -> Array:
+    return W[:, np.argsort(origin(moves))]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from onchip.plan.rewrites.edit import Draft, Told
 from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Interleave
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array
+from onchip.spec.recipe import Array, recipe_op
 
 
 def split_phases(net: Network) -> Told:
@@ -51,8 +49,11 @@ def _phases(draft: Draft, node: Node) -> list[Node]:
         firsts, taps, before, after = zip(*cut, strict=True)
         tag = "_".join(map(str, phase))
         shape = (C_group * layer.groups, C_in // layer.groups, *taps)
-        take = _take(firsts, layer.stride, layer.groups, shape)
-        roles = {**node.weights, "weight": draft.derive(f"{node.name}.{tag}.weight", "phase", (w,), shape, take)}
+        weight = draft.derive(
+            f"{node.name}.{tag}.weight", taps_of_phase, (w,), shape, firsts=firsts, stride=layer.stride,
+            groups=layer.groups,
+        )  # fmt: skip
+        roles = {**node.weights, "weight": weight}
         pads = (*before, *after)
         conv = Conv1d(pads=pads, groups=layer.groups) if layer.rank == 1 else Conv2d(pads=pads, groups=layer.groups)
         name = node.name if len(cuts) == 1 else draft.fresh(f"{node.name}.{tag}")
@@ -72,13 +73,10 @@ def _cut(p: int, s: int, pad: int, K: int, n_in: int, n_out: int) -> tuple[int, 
     return first, taps, before, after
 
 
-def _take(
-    firsts: tuple[int, ...], stride: tuple[int, ...], groups: int, shape: tuple[int, ...]
-) -> Callable[[Array], Array]:
-    def phase(W: Array) -> Array:
-        """(C_in, C_out / groups, taps...) -> (C_out, C_in / groups, every s-th tap, last to first)."""
-        every = (slice(None), slice(None), *(slice(first, None, s) for first, s in zip(firsts, stride, strict=True)))
-        turned = np.flip(W[every], tuple(range(2, W.ndim)))
-        return turned.reshape(groups, -1, *turned.shape[1:]).swapaxes(1, 2).reshape(shape)
-
-    return phase
+@recipe_op
+def taps_of_phase(W: Array, firsts: tuple[int, ...], stride: tuple[int, ...], groups: int) -> Array:
+    """(C_in, C_out / groups, taps...) -> (C_out, C_in / groups, every s-th tap, last to first)."""
+    every = (slice(None), slice(None), *(slice(first, None, s) for first, s in zip(firsts, stride, strict=True)))
+    turned = np.flip(W[every], tuple(range(2, W.ndim)))
+    C_in, C_group, *taps = turned.shape
+    return turned.reshape(groups, -1, C_group, *taps).swapaxes(1, 2).reshape(C_group * groups, C_in // groups, *taps)

@@ -9,7 +9,7 @@ import numpy as np
 from onchip.errors import InputError
 from onchip.spec.network import Network, Node
 from onchip.spec.onnx_tensors import make_tensor
-from onchip.spec.recipe import Array, materialise
+from onchip.spec.recipe import Array, Made, materialise
 from onchip.spec.types import numpy_dtype
 
 
@@ -22,7 +22,7 @@ class GraphWriter:
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
         self._taken: set[str] = set()
-        self._arrays: dict[str, Array] = {}
+        self._arrays: Made = {}
         self._filed: dict[tuple[str, str, bool], str] = {}  # (weight, dtype, transposed) -> initializer
         self.values = {name: self.fresh(name) for name in net.inputs}
         used = {weight for node in net.nodes for weight in node.weights.values()}

@@ -24,8 +24,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from onchip.cache import cache_dir
 from onchip.errors import KernelError
-from onchip.files import cache_dir
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from onchip.cache import read_entry, write_entry
+from onchip.kernels.cpu.jit import compiled
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -131,3 +132,29 @@ def test_a_full_disk_does_not_stop_the_work(cache, tmp_path):
     assert said.startswith(f"cache: nothing is kept for next time in {cache}: File too large; ")
     assert np.load(tmp_path / "y.npy").shape[0] == 7
     assert {path.suffix for path in files(cache)} == {""}  # no temporary file is left
+
+
+def test_an_edit_to_a_helper_in_another_file_is_seen(cache, tmp_path):
+    (tmp_path / "caller.py").write_text(
+        "from helper import twice\nfrom onchip.kernels.cpu.jit import compiled\n"
+        "@compiled()\ndef call(x):\n    return twice(x) + 1\n"
+    )
+    for factor in (2, 3):
+        (tmp_path / "helper.py").write_text(
+            "from onchip.kernels.cpu.jit import compiled\n"
+            f"@compiled(inline=True)\ndef twice(x):\n    return {factor} * x\n"
+        )
+        code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import caller; print(caller.call(5))"
+        done = run_python(code, cache)
+        assert done.stdout == f"{factor * 5 + 1}\n", done.stderr
+
+
+def test_functions_made_with_other_values_are_other_entries():
+    def make(n):
+        @compiled()
+        def add(x):
+            return x + n
+
+        return add
+
+    assert [make(n)(10) for n in (1, 2)] == [11, 12]

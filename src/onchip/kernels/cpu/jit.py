@@ -108,12 +108,12 @@ class _KernelCache(NullCache):  # type: ignore[misc]
             write_entry(_cache_folder(), self._key(signature, result.codegen), dumps(result._reduce()))
 
     def _key(self, signature: Any, codegen: Any) -> str:
-        function, here = self.function, Path(__file__).parent
-        sources = {_source_digest(here), _source_digest(Path(function.__code__.co_filename).parent)}
+        function, code = self.function, self.function.__code__
+        sources = (_source_digest(Path(__file__).parent), _source_digest(Path(code.co_filename).parent))
         versions = (numba.__version__, sys.version, codegen.magic_tuple())  # the last: the processor
+        name = (function.__module__, function.__qualname__, code.co_firstlineno)
         closure = dumps([cell.cell_contents for cell in function.__closure__ or ()])
-        parts = (sorted(sources), versions, function.__module__, function.__qualname__, signature, closure)
-        return hashlib.sha256(repr(parts).encode()).hexdigest()
+        return hashlib.sha256(repr((sources, versions, name, signature, closure)).encode()).hexdigest()
 
 
 def compiled(*, parallel: bool = False, inline: bool = False) -> Callable[[F], F]:

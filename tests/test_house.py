@@ -12,7 +12,9 @@ import onchip
 ROOT = Path(onchip.__file__).parent
 
 # Each room may import itself and the rooms before it.
-ORDER = ["errors", "files", "spec", "plan", "kernels", "runtime", "train", "workloads", "ladders", "bench", "cli"]
+ORDER = [
+    "errors", "files", "cache", "spec", "plan", "kernels", "runtime", "train", "workloads", "ladders", "bench", "cli",
+]  # fmt: skip
 
 
 def room(path: Path) -> str:

@@ -82,13 +82,6 @@ def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
         ) from None  # fmt: skip
 
 
-def cache_dir() -> Path:
-    """The user's cache folder for onchip: $ONCHIP_CACHE, else $XDG_CACHE_HOME/onchip, else ~/.cache/onchip."""
-    if given := os.environ.get("ONCHIP_CACHE"):
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onchip"
-
-
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -14,7 +14,7 @@ QUICK = ["--epochs", "30", "--lr", "0.1", "--hidden", "8", "--device", "cpu"]
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr("onchip.workloads.kept.cache_dir", lambda: folder)
+    monkeypatch.setattr("onchip.workloads.kept.private_folder", lambda name: folder)
     return folder
 
 

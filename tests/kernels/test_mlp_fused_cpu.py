@@ -188,10 +188,12 @@ def test_works_where_nothing_can_be_kept_and_leaves_nothing_behind():
         "net = onchip.mlp(2, 2, output='ReLU', bias=False)\n"
         "net = net.replace(weights={'fc1.weight': np.eye(2, dtype=np.float32)})\n"
         "print(onchip.compile(net, 'cpu')(np.array([[-1.0, 2.0]], np.float32))[0].tolist())\n"
-        "print(list(pathlib.Path(onchip.__file__).parent.rglob('*.nbi')))\n"
+        "print(list(pathlib.Path(onchip.__file__).parent.rglob('*.nb?')))\n"
     )
     done = run_python(code, ONCHIP_CACHE="/dev/null/nothing")
     assert done.stdout.splitlines() == ["[0.0, 2.0]", "[]"], done.stderr
+    assert done.stderr.startswith("cache: nothing is kept for next time in /dev/null/nothing: Not a directory; ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_numbas_own_limit_of_threads_is_respected():

@@ -22,7 +22,7 @@ def folder(tmp_path, monkeypatch):
         write_idx(tmp_path / "mnist" / f"{part}-images-idx3-ubyte.gz", rng.integers(0, 256, (n, 28, 28)))
         write_idx(tmp_path / "mnist" / f"{part}-labels-idx1-ubyte.gz", rng.integers(0, 10, n))
     monkeypatch.setenv("ONCHIP_DATA", str(tmp_path))
-    monkeypatch.setattr("onchip.workloads.kept.cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path / "cache"))
     return tmp_path / "mnist"
 
 

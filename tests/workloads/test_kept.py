@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import numpy as np
@@ -13,7 +14,7 @@ from onchip.workloads.kept import Kept, read_once
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "tables"
 
 
@@ -108,13 +109,30 @@ def test_another_version_is_another_entry(reads, monkeypatch):
     assert reads()[2] == 2
 
 
-def test_a_folder_that_cannot_be_written_is_told_not_fatal(reads, tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_made_is_told_not_fatal(reads, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(kept, "cache_dir", lambda: tmp_path / "file")
+    monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path / "file" / "cache"))
+    for _ in range(2):
+        found, told, _ = reads()
+        assert found.x.tolist() == [[3], [4], [5]]
+        assert told.endswith("; not kept for next time")
+    assert capsys.readouterr().err.count("Not a directory") == 1
+
+
+def test_a_full_disk_is_told_and_nothing_half_kept_stays_on_it(reads, cache, monkeypatch):
+    written = []
+
+    def fill(descriptor: int) -> None:
+        written.append(descriptor)
+        if len(written) == 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fill)
     found, told, _ = reads()
     assert found.x.tolist() == [[3], [4], [5]]
-    assert "not kept for next time" in told
-    assert "Not a directory" in told
+    assert told.endswith(f"; not kept for next time: {cache}: No space left on device")
+    assert list(cache.iterdir()) == []
+    assert reads()[1].endswith("; kept for next time")
 
 
 def test_a_missing_file_is_the_readers_to_tell(cache, tmp_path):

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from onchip.errors import FormatError, InputError
-from onchip.workloads import kept
 from onchip.workloads.table_data import Source, load_table
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setenv("ONCHIP_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -20,8 +20,9 @@ SKLEARN = Source("sklearn")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept, "cache_dir", lambda: tmp_path / "cache")
+def folder(tmp_path, tmp_path_factory, monkeypatch):
+    tables = tmp_path_factory.mktemp("tables")
+    monkeypatch.setattr(kept, "private_folder", lambda name: tables)
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", np.random.default_rng(0).standard_normal((50, 6), dtype=np.float32))
     np.save("y.npy", np.arange(50) % 3)

@@ -103,6 +103,6 @@ def say_device(chosen: str, plan: Plan, verbose: int, compile_seconds: float) ->
     if verbose >= 2:
         say(f"planned and compiled, or loaded from the cache, in {compile_seconds * 1e3:.0f} ms")
     if verbose >= 3:
-        from onchip.files import cache_dir
+        from onchip.cache import safe_cache_dir
 
-        say(f"cache: {cache_dir()}")
+        say(f"cache: {safe_cache_dir() or 'none'}")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onchip.errors import InputError, OnchipError
-from onchip.files import atomic_write, cache_dir
+from onchip.cache import private_folder, read_entry, write_entry
+from onchip.errors import InputError
 from onchip.plan.device import Device, Peak
 from onchip.plan.planner import Plan
 from onchip.spec.recipe import Array, Made, Recipe, materialise
@@ -52,18 +52,14 @@ def this_cpu(measure: bool = False) -> Device:
 
     name, cores = _model_name(), core_count()
     key = hashlib.sha256(f"{name} {platform.machine()} {cores} {VECTOR_BYTES}".encode()).hexdigest()[:16]
-    kept = cache_dir() / f"cpu-{key}.json"
-    rates = before = _read_rates(kept)
+    folder = private_folder("rates")
+    kept = read_entry(folder, key)
+    rates = before = json.loads(kept) if kept is not None else None
     if rates is None or measure:
         rates = {"flops": _measure_flops(), "bandwidth": _measure_bandwidth(cores)}
         # Other work on the machine can only make it look slower: the best ever seen is the nearest to the truth.
         rates = {name: max(rate, before[name] if before else 0.0) for name, rate in rates.items()}
-        try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_write(kept) as file:
-                file.write(json.dumps(rates).encode())
-        except (OSError, OnchipError):
-            pass  # a read-only home costs a measurement each time, not the work
+        write_entry(folder, key, json.dumps(rates).encode())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     return Device(
         name=name, kind="cpu", arch=f"{platform.machine()}, {VECTOR_BYTES * 8}-bit vectors", units=cores,
@@ -75,14 +71,6 @@ def this_cpu(measure: bool = False) -> Device:
         source="measured here: float32 products of 768 and a copy, all cores; launch time assumed; "
         "peak: 4/3 and 3/2 of these",
     )  # fmt: skip
-
-
-def _read_rates(path: Path) -> dict[str, float] | None:
-    try:
-        rates = json.loads(path.read_text())
-        return rates if rates["flops"] > 0 and rates["bandwidth"] > 0 else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _model_name() -> str:

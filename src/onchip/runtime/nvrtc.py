@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import re
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from onchip.cache import private_folder, read_entry, write_entry
 from onchip.errors import DeviceError, KernelError, OutputError
-from onchip.files import atomic_write, cache_dir
+from onchip.files import atomic_write
 from onchip.kernels.cuda.program import Program
 
 _FORMAT = "onchip cubin 2"  # of a cache entry; a new one makes every old entry unknown
 _FACTS = ("entry", "registers", "spill_bytes", "is_serialised")  # of a Binary, kept with the cubin
-_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
@@ -48,13 +45,12 @@ def compile_program(program: Program, arch: str) -> Binary:
     key = hashlib.sha256(
         json.dumps([_FORMAT, version, options, program.name_expression, list(sources.items())]).encode()
     ).hexdigest()
-    folder = _private_folder("cubin")
-    found = _read_entry(folder, key) if folder else None
-    if found is not None:
+    folder = private_folder("cubin")
+    kept = read_entry(folder, key)
+    if kept is not None and (found := _unpack_entry(kept)) is not None:
         return found
     made = _compile(program, sources, options, arch, key)
-    if folder:
-        _write_entry(folder / key, _pack_entry(made, key))
+    write_entry(folder, key, _pack_entry(made))
     return made
 
 
@@ -144,57 +140,14 @@ def _read_resources(log: str, entry: str) -> tuple[int, int, bool]:
 # -- the cache -----------------------------------------------------------------------------------------------
 
 
-def _private_folder(name: str) -> Path | None:
-    """A folder in the cache that only the user can enter; None where there can be none.
+def _pack_entry(binary: Binary) -> bytes:
+    """A line of JSON, the cubin."""
+    return json.dumps({name: getattr(binary, name) for name in _FACTS}).encode() + b"\n" + binary.cubin
 
-    What lies here is run on the GPU in the user's name, so a folder that somebody else owns is not used.
-    """
-    folder = cache_dir() / name
+
+def _unpack_entry(content: bytes) -> Binary | None:
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-        if not (stat.S_ISDIR(found.st_mode) and _is_mine(found)):
-            return None
-        folder.chmod(0o700)
-    except OSError:
-        return None
-    return folder
-
-
-def _is_mine(found: os.stat_result) -> bool:
-    return not hasattr(os, "getuid") or found.st_uid == os.getuid()
-
-
-def _pack_entry(binary: Binary, key: str) -> bytes:
-    """Digest, a line of JSON, the cubin. The digest covers the key: an entry renamed is an entry refused."""
-    body = json.dumps({name: getattr(binary, name) for name in _FACTS}).encode() + b"\n" + binary.cubin
-    return hashlib.sha256(key.encode() + body).digest() + body
-
-
-def _write_entry(path: Path, content: bytes) -> None:
-    # A full disk costs a compilation next time, no more.
-    with contextlib.suppress(OutputError, OSError):
-        with atomic_write(path) as file:
-            file.write(content)
-        path.chmod(0o600)
-
-
-def _read_entry(folder: Path, key: str) -> Binary | None:
-    """The entry, if it is whole and nobody else can have written it; an older folder may have been open to all."""
-    try:
-        descriptor = os.open(folder / key, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0))
-        with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not (stat.S_ISREG(found.st_mode) and _is_mine(found)) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                return None
-            content = file.read()
-    except OSError:
-        return None
-    digest, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-    if hashlib.sha256(key.encode() + body).digest() != digest:
-        return None
-    try:
-        head, cubin = body.split(b"\n", 1)
+        head, cubin = content.split(b"\n", 1)
         facts = json.loads(head)
         return Binary(cubin, is_cached=True, **{name: facts[name] for name in _FACTS})
     except (ValueError, KeyError, TypeError):
@@ -203,7 +156,7 @@ def _read_entry(folder: Path, key: str) -> Binary | None:
 
 def _keep_source(program: Program, text: str, options: tuple[str, ...], key: str) -> Path:
     """Write what did not compile beside the cache, with what it was asked for at its end; returns where it is."""
-    folder = _private_folder("failed")
+    folder = private_folder("failed")
     if folder is None:
         return program.source
     kept = folder / f"{program.source.stem}-{key[:16]}.cu"

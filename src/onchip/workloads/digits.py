@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from onchip.cache import cache_dir
 from onchip.errors import FormatError, InputError
-from onchip.files import cache_dir
 from onchip.spec.arrays import open_rows
 from onchip.spec.build import mlp
 from onchip.spec.network import Network

@@ -10,13 +10,14 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onchip.cache import private_folder
 from onchip.errors import OutputError
-from onchip.files import atomic_write, cache_dir
+from onchip.files import atomic_write
 from onchip.spec.arrays import NpyWriter, map_npy
 from onchip.spec.recipe import Array
 
@@ -45,25 +46,30 @@ def read_once(path: Path, way: str, read: Callable[[], Kept]) -> tuple[Kept, str
         status = source.stat()
     except OSError:
         return read(), ""  # which says what is wrong
-    folder = cache_dir() / "tables"
+    folder = private_folder("tables")
     entry = _digest(str(source), way)
     stem = f"{entry}-{_digest(VERSION, status.st_size, status.st_mtime_ns)}"
-    if (kept := _find(folder, stem)) is not None:
+    if folder and (kept := _find(folder, stem)) is not None:
         return kept, ""
     started = time.perf_counter()
     made = read()
     told = f"{path.name}: read {len(made.x):,} rows in {time.perf_counter() - started:.1f} s"
+    if folder is None:  # why, is said there
+        return made, f"{told}; not kept for next time"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         _keep(folder, stem, made)
-    except (OSError, OutputError) as error:
-        reason = error.got if isinstance(error, OutputError) else error.strerror
-        return made, f"{told}; not kept for next time: {folder}: {reason}"
-    for old in folder.glob(f"{entry}-*"):  # what was kept of the file before it changed
-        if not old.name.startswith(stem):
-            with contextlib.suppress(OSError):
-                old.unlink()
+    except OutputError as error:
+        _remove(folder.glob(f"{stem}*"))  # what is half kept is of no use, and the disk may be full
+        return made, f"{told}; not kept for next time: {folder}: {error.got}"
+    # What was kept of the file before it changed.
+    _remove(old for old in folder.glob(f"{entry}-*") if not old.name.startswith(stem))
     return _find(folder, stem) or made, f"{told}; kept for next time"
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _digest(*parts: object) -> str:

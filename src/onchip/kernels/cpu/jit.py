@@ -1,7 +1,7 @@
 """How the CPU kernels are compiled: Numba, cached on disk, never stale.
 
 Numba's own cache looks only at the file a function stands in, so an edit to a helper in another file goes
-unseen. Here every kernel's cache folder is named by a digest of all sources of this package.
+unseen; and it unpickles whatever it finds. Here the key has a digest of all sources, and entries are checked.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import functools
 import hashlib
 import inspect
 import os
+import pickle
 import platform
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +24,14 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.caching import NullCache
+from numba.core.ccallback import CFunc
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
+from onchip.cache import private_folder, read_entry, write_entry
 from onchip.errors import KernelError
-from onchip.files import cache_dir
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,44 +80,51 @@ def _start_threads(count: int) -> None:
 
 
 @functools.cache
-def _source_digest() -> str:
+def _source_digest(folder: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(folder.glob("*.py")):
         digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
 
 
 @functools.cache
-def _cache_folder() -> str:
-    """Where compiled kernels are kept; "" where nothing can be: then they are compiled each time.
+def _cache_folder() -> Path | None:
+    return private_folder("numba")
 
-    Left to itself Numba would keep them beside the source, under a key that does not know the other files.
-    """
-    folder = cache_dir() / "numba" / _source_digest()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return str(folder) if os.access(folder, os.W_OK) else ""
-    except OSError:
-        return ""
+
+class _KernelCache(NullCache):  # type: ignore[misc]
+    """The compiled versions of a function, one entry each; in the place of Numba's own cache."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        target_context.refresh()
+        kept = read_entry(_cache_folder(), self._key(signature, target_context.codegen()))
+        return None if kept is None else CompileResult._rebuild(target_context, *pickle.loads(kept))
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        if not result.library.has_dynamic_globals:  # addresses in this process
+            write_entry(_cache_folder(), self._key(signature, result.codegen), dumps(result._reduce()))
+
+    def _key(self, signature: Any, codegen: Any) -> str:
+        function, code = self.function, self.function.__code__
+        sources = (_source_digest(Path(__file__).parent), _source_digest(Path(code.co_filename).parent))
+        versions = (numba.__version__, sys.version, codegen.magic_tuple())  # the last: the processor
+        name = (function.__module__, function.__qualname__, code.co_firstlineno)
+        closure = dumps([cell.cell_contents for cell in function.__closure__ or ()])
+        return hashlib.sha256(repr((sources, versions, name, signature, closure)).encode()).hexdigest()
 
 
 def compiled(*, parallel: bool = False, inline: bool = False) -> Callable[[F], F]:
     """Decorate a kernel: nopython, no GIL, IEEE arithmetic (no reordering, no contraction), cached on disk."""
 
     def decorate(function: F) -> F:
-        before, folder = numba.config.CACHE_DIR, _cache_folder()
-        numba.config.CACHE_DIR = folder or before
-        try:
-            # The folder is chosen while decorating; restoring the setting leaves the user's own kernels alone.
-            return numba.njit(  # type: ignore[no-any-return]
-                parallel=parallel,
-                cache=bool(folder),
-                nogil=True,
-                error_model="numpy",
-                inline="always" if inline else "never",
-            )(function)
-        finally:
-            numba.config.CACHE_DIR = before
+        made = numba.njit(
+            parallel=parallel, nogil=True, error_model="numpy", inline="always" if inline else "never"
+        )(function)  # fmt: skip
+        made._cache = _KernelCache(function)
+        return made  # type: ignore[no-any-return]
 
     return decorate
 
@@ -125,13 +138,10 @@ def linked(*argument_types: Any) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
-        before, folder = numba.config.CACHE_DIR, _cache_folder()
-        numba.config.CACHE_DIR = folder or before
         signature = types.void(*argument_types)
-        try:
-            made = numba.cfunc(signature, cache=bool(folder), error_model="numpy")(function)
-        finally:
-            numba.config.CACHE_DIR = before
+        made = CFunc(function, (argument_types, types.void), locals={}, options={"error_model": "numpy"})
+        made._cache = _KernelCache(function)  # type: ignore[attr-defined]  # numba.cfunc compiles before one can set it
+        made.compile()
         symbol = f"onchip_{function.__module__}_{function.__name__}".replace(".", "_")
         llvm.add_symbol(symbol, made.address)  # found by name when a kernel is loaded, so kernels can be cached
         _LINKED.append(made)

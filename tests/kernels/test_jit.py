@@ -1,0 +1,160 @@
+"""Compiled CPU kernels on the disk: read when they are whole and the user's own, compiled again when not."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onchip.cache import read_entry, write_entry
+from onchip.kernels.cpu.jit import compiled
+
+SRC = Path(__file__).parents[2] / "src"
+
+RUN = """\
+import numpy as np, onchip
+net = onchip.mlp(2, 2, output='ReLU', bias=False).replace(weights={'fc1.weight': np.eye(2, dtype=np.float32)})
+print(onchip.compile(net, 'cpu')(np.array([[-1.0, 2.0]], np.float32))[0].tolist())
+"""
+
+
+def run_python(code: str, cache: Path, **variables: object) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PYTHONPATH": str(SRC), "ONCHIP_CACHE": str(cache)}
+    env |= {name: str(value) for name, value in variables.items()}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+
+
+def assert_ran(done: subprocess.CompletedProcess[str], said: str = "") -> None:
+    assert (done.returncode, done.stdout) == (0, "[0.0, 2.0]\n"), done.stderr
+    assert done.stderr.count("\n") == (1 if said else 0), done.stderr
+    assert said in done.stderr
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory) -> Path:
+    """A cache in which everything is that RUN needs."""
+    folder = tmp_path_factory.mktemp("warm") / "cache"
+    assert_ran(run_python(RUN, folder))
+    return folder
+
+
+@pytest.fixture
+def cache(warm, tmp_path) -> Path:
+    return shutil.copytree(warm, tmp_path / "cache")
+
+
+def files(cache: Path) -> list[Path]:
+    return sorted(path for path in cache.rglob("*") if path.is_file())
+
+
+def smallest_kernel(cache: Path) -> Path:
+    """An entry that is quick to compile again."""
+    return min(files(cache / "numba"), key=lambda path: path.stat().st_size)
+
+
+def test_the_second_time_nothing_is_compiled_and_nothing_written(cache):
+    before = {path: path.stat().st_mtime_ns for path in files(cache)}
+    assert len(before) > 5
+    no_compiler = "import numba.core.compiler as c\ndef fail(*_, **__): raise AssertionError\nc.compile_extra = fail\n"
+    assert_ran(run_python(no_compiler + RUN, cache))
+    assert {path: path.stat().st_mtime_ns for path in files(cache)} == before
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (cache / "numba").iterdir()} == {0o600}
+
+
+def test_damaged_entries_are_compiled_again_and_healed(cache):
+    for i, path in enumerate(files(cache)):
+        whole = path.read_bytes()
+        half = len(whole) // 2
+        flipped = whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :]
+        path.write_bytes((b"", whole[:half], flipped)[i % 3])
+    assert_ran(run_python(RUN, cache))
+    for path in files(cache):
+        assert read_entry(path.parent, path.name) is not None
+
+
+class Planted:
+    def __reduce__(self):
+        return print, ("somebody else's code",)
+
+
+def plant(cache: Path) -> None:
+    """Code in the place of every entry, with digests that hold."""
+    for path in files(cache / "numba"):
+        write_entry(path.parent, path.name, pickle.dumps(Planted()))
+
+
+def test_what_is_planted_in_this_test_would_run(cache):
+    plant(cache)
+    assert "somebody else's code" in run_python(RUN, cache).stdout
+
+
+@pytest.mark.parametrize("is_open", ["the folder", "its parent"])
+def test_code_in_a_folder_that_others_can_write_is_not_run(cache, warm, is_open):
+    plant(cache)
+    (cache if is_open == "the folder" else cache.parent).chmod(0o777)
+    home = warm.parent / "home"  # where what is needed is kept already, to be quick
+    if not home.exists():
+        shutil.copytree(warm, home / "onchip")
+    done = run_python(RUN, cache, XDG_CACHE_HOME=home)
+    assert_ran(done, f"cache: {home / 'onchip'} is used instead of {cache}: others can write to")
+
+
+def test_code_in_a_file_that_others_can_write_is_not_run_but_replaced(cache):
+    """The folder may have been open before it was made private."""
+    path = smallest_kernel(cache)
+    planted = pickle.dumps(Planted())
+    write_entry(path.parent, path.name, planted)
+    path.chmod(0o666)
+    assert_ran(run_python(RUN, cache))
+    assert read_entry(path.parent, path.name) not in (None, planted)
+
+
+def test_a_full_disk_does_not_stop_the_work(cache, tmp_path):
+    """The limit on the size of files refuses writes as a full disk does; only the output is small enough."""
+    smallest_kernel(cache).unlink()
+    code = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "from onchip.cli.main import main\n"
+        "sys.exit(main(['run', 'decode', 'x.npy', '-o', 'y.npy', '--device', 'cpu']))\n"
+    )
+    np.save(tmp_path / "x.npy", np.ones((7, 72), np.float32))
+    done = run_python(f"import os; os.chdir({str(tmp_path)!r})\n{code}", cache)
+    assert done.returncode == 0, done.stderr
+    (said,) = (line for line in done.stderr.splitlines() if line.startswith("cache: "))
+    assert said.startswith(f"cache: nothing is kept for next time in {cache}: File too large; ")
+    assert np.load(tmp_path / "y.npy").shape[0] == 7
+    assert {path.suffix for path in files(cache)} == {""}  # no temporary file is left
+
+
+def test_an_edit_to_a_helper_in_another_file_is_seen(cache, tmp_path):
+    (tmp_path / "caller.py").write_text(
+        "from helper import twice\nfrom onchip.kernels.cpu.jit import compiled\n"
+        "@compiled()\ndef call(x):\n    return twice(x) + 1\n"
+    )
+    for factor in (2, 3):
+        (tmp_path / "helper.py").write_text(
+            "from onchip.kernels.cpu.jit import compiled\n"
+            f"@compiled(inline=True)\ndef twice(x):\n    return {factor} * x\n"
+        )
+        code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import caller; print(caller.call(5))"
+        done = run_python(code, cache)
+        assert done.stdout == f"{factor * 5 + 1}\n", done.stderr
+
+
+def test_functions_made_with_other_values_are_other_entries():
+    def make(n):
+        @compiled()
+        def add(x):
+            return x + n
+
+        return add
+
+    assert [make(n)(10) for n in (1, 2)] == [11, 12]

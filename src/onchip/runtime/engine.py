@@ -15,6 +15,7 @@ from onchip.plan.planner import Plan, make_plan
 from onchip.runtime.cpu import CpuBackend, check_threads, this_cpu
 from onchip.spec.io import IO, with_io
 from onchip.spec.layers import Embedding, TokenConv
+from onchip.spec.layers.embedding import ID_DTYPES
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.spec.tokens import check_token_ids
@@ -54,8 +55,11 @@ class Engine:
         self._inputs = [_Wanted(name, given) for name, given in net.inputs.items()]
         self._outputs = [_Wanted(name, net.types[name]) for name in net.outputs]
         self._id_limits = id_limits(net)
+        # Outputs that may be read as ids on the way: nobody else may write to them before they are.
+        self._ids_made = {name for name in net.outputs if net.types[name].dtype in ID_DTYPES and net.readers(name)}
         # Nothing is handed on and nothing asked for twice: every output is made by the backend, where it is wanted.
-        self._is_plain = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
+        are_apart = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
+        self._is_plain = are_apart and not self._ids_made
         self._state = backend.prepare(plan)
         self._is_on_gpu = plan.device.kind == "cuda"
         self._device_runs: dict[type, Run] = {}  # by the type of the first input, for arrays that lie on the GPU
@@ -95,12 +99,14 @@ class Engine:
         if len(inputs) > 1 and any(len(x) != B for x in inputs.values()):
             got = ", ".join(f"{name}: {len(x)} rows" for name, x in inputs.items())
             raise ShapeError("the inputs have different numbers of rows", got=got, expected="one number")
-        for name, limit in self._id_limits.items():
-            check_token_ids(inputs[name], limit, name=name)
         if out is None:
             made = tuple([np.empty((B, *wanted.row_shape), wanted.dtype) for wanted in self._outputs])
         else:
             made = self._check_outs(out, inputs.values(), B)
+        for name, limit in self._id_limits.items():
+            # A copy of our own: the kernels look up what was checked, whatever other threads write to the caller's.
+            inputs[name] = inputs[name].copy()
+            check_token_ids(inputs[name], limit, name=name)
         if B and self._is_plain:
             self._backend.run(self._state, inputs, dict(zip(self.plan.network.outputs, made, strict=True)), B)
         elif B:
@@ -144,12 +150,12 @@ class Engine:
         outputs: dict[str, Array] = {}
         for name, array in zip(net.outputs, made, strict=True):
             if name not in inputs:
-                outputs.setdefault(name, array)
+                outputs.setdefault(name, np.empty_like(array) if name in self._ids_made else array)
         if outputs:
             self._backend.run(self._state, inputs, outputs, B)
         for name, array in zip(net.outputs, made, strict=True):
             source = inputs[name] if name in inputs else outputs[name]
-            if source is not array:  # an input handed on, or an output that is asked for twice
+            if source is not array:  # an input handed on, an output that is asked for twice, or ids
                 array[...] = source
 
     def __repr__(self) -> str:

@@ -27,6 +27,11 @@ class Device:
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """For copies and other processes: a mapping that cannot be changed cannot be pickled either."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return Device, tuple({**values, "flops": dict(self.flops)}.values())
+
 
 H200 = Device(
     name="NVIDIA H200", kind="cuda", arch="sm_90a", units=132,

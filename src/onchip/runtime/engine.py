@@ -12,7 +12,7 @@ from onchip.kernels.chain import given_ids
 from onchip.plan.device import KNOWN, Device
 from onchip.plan.kernel import Job, Kernel
 from onchip.plan.planner import Plan, make_plan
-from onchip.runtime.cpu import CpuBackend, check_threads, this_cpu
+from onchip.runtime.cpu import CpuBackend, this_cpu
 from onchip.spec.io import IO, with_io
 from onchip.spec.layers import Embedding, TokenConv
 from onchip.spec.layers.embedding import ID_DTYPES
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
+    @property
+    def asked(self) -> tuple[str, int | None]:
+        """The device's name and the number of threads by which find_device finds it again."""
+        ...
+
     def prepare(self, plan: Plan) -> Any: ...
     def run(self, state: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None: ...
 
@@ -45,12 +50,17 @@ class _Wanted:
 
 
 class Engine:
-    """A compiled network. Call it with (B, ...) rows; a row's result never depends on its batch."""
+    """A compiled network. Call it with (B, ...) rows; a row's result never depends on its batch.
+
+    It can be copied and pickled: the network and the settings travel, and the plan is made again. The copy gives the
+    same bits, or it is an error to load it: on another kind of device, or by an onchip that plans otherwise. To load a
+    pickle is to run whatever it says, so load none that you do not trust; a network alone is better saved as a file.
+    """
 
     def __init__(self, plan: Plan, backend: Backend, chosen: str, debug: bool = False) -> None:
         self.plan = plan
         self.chosen = chosen  # the device and, for "auto", why
-        self._backend = backend
+        self._backend, self._debug = backend, debug
         net = plan.network
         self._inputs = [_Wanted(name, given) for name, given in net.inputs.items()]
         self._outputs = [_Wanted(name, net.types[name]) for name in net.outputs]
@@ -158,6 +168,11 @@ class Engine:
             if source is not array:  # an input handed on, an output that is asked for twice, or ids
                 array[...] = source
 
+    def __reduce__(self) -> tuple[object, ...]:
+        plan = self.plan
+        settings = (plan.source, plan.device, plan.job, plan.choice, self._backend.asked, self.chosen, self._debug)
+        return _compile_again, settings
+
     def __repr__(self) -> str:
         return f"Engine({self.plan.network.name}, {self.chosen}, {self.plan.job.precision})"
 
@@ -210,7 +225,7 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
     kind, _, index = name.partition(":")
     if name == "cpu" or (name == "auto" and threads is not None):
         reason = "" if name == "cpu" else f" (auto: threads={threads} asks for it)"
-        return this_cpu(), CpuBackend(check_threads(threads)), f"cpu{reason}"
+        return this_cpu(), CpuBackend(threads), f"cpu{reason}"
     if name != "auto" and kind != "cuda":
         raise DeviceError("unknown device", got=name, expected="auto, cpu, cuda or cuda:N", hint="onchip devices")
     if threads is not None:
@@ -230,7 +245,7 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
             f"cuda:{number}" + (" (auto: a GPU is here)" if name == "auto" else ""),
         )
     if name == "auto":
-        return this_cpu(), CpuBackend(check_threads(None)), f"cpu (auto: {why_no_cuda()})"
+        return this_cpu(), CpuBackend(None), f"cpu (auto: {why_no_cuda()})"
     raise DeviceError(
         f"device '{name}' is not available", got=why_no_cuda(), expected="an NVIDIA GPU with its driver",
         hint="--device cpu, or pip install 'onchip[cuda]' on a machine with a GPU",
@@ -305,6 +320,27 @@ def compile(
         raise InputError("not a network", got=type(net).__name__, expected="Network", hint="onchip.load(...)")
     job = Job(precision, batch_hint, without=tuple(without), tables=tables)
     return Engine(*place(apply_io(net, io), device, job, threads), debug=debug)
+
+
+def _compile_again(
+    net: Network, device: Device, job: Job, choice: object, asked: tuple[str, int | None], chosen: str, debug: bool
+) -> Engine:
+    """The engine of a pickle.
+
+    device  what it was planned for, and is again: rates that were measured since could lead to other bits
+    """
+    here, backend, _ = find_device(*asked)
+    hint = "onchip.save the engine's plan.source there, onchip.compile it here"
+    if (here.kind, here.arch) != (device.kind, device.arch):
+        got, expected = (f"{found.name}, {found.arch}" for found in (here, device))
+        raise DeviceError("the engine was made for another kind of device", got=got, expected=expected, hint=hint)
+    plan = make_plan(net, device, kernels_for(device), job)
+    if plan.choice != choice:
+        raise PlanError(
+            "the engine was made by an onchip that plans otherwise", got=str(plan.choice), expected=str(choice),
+            hint=hint,
+        )  # fmt: skip
+    return Engine(plan, backend, chosen, debug)
 
 
 def apply_io(net: Network, io: str) -> Network:

@@ -1,6 +1,7 @@
 """What is asked of the driver, with a driver in Python in its place: nothing here needs a GPU."""
 
 import gc
+import pickle
 import threading
 import weakref
 
@@ -13,11 +14,11 @@ from onchip.errors import DeviceError, InputError, KernelError, ShapeError
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.plan.device import A100, H200
 from onchip.plan.planner import make_plan
-from onchip.runtime import dlpack, staging
+from onchip.runtime import cuda_devices, dlpack, staging
 from onchip.runtime import driver as driver_module
 from onchip.runtime.cuda import MOST_CALLS, MOST_GRAPHS, CudaBackend
 from onchip.runtime.device_arrays import DeviceArray, DlpackArrays
-from onchip.runtime.engine import Engine
+from onchip.runtime.engine import Engine, compile
 from onchip.spec.layers import Linear
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
@@ -54,6 +55,21 @@ def compute(launched):
 def engine(gpu, driver):
     driver.run = compute
     return Engine(make_plan(NET, H200, [MlpFused()]), CudaBackend(0), "cuda:0")
+
+
+def test_a_pickled_engine_finds_its_gpu_again_or_says_that_there_is_none(monkeypatch, gpu, driver):
+    driver.run = compute
+    monkeypatch.setattr(cuda_devices, "probe", lambda: ([H200], ""))
+    engine = compile(NET, device="auto", debug=True)
+    pickled, x = pickle.dumps(engine), rows(7, 6)
+    twin = pickle.loads(pickled)
+    assert str(twin.plan) == str(engine.plan)
+    assert repr(twin) == repr(engine)
+    assert twin._state.debug
+    assert np.array_equal(twin(x), expected(x))
+    monkeypatch.setattr(cuda_devices, "probe", lambda: ([], "there is no NVIDIA driver on this machine"))
+    with pytest.raises(DeviceError, match="'cuda:0' is not available"):
+        pickle.loads(pickled)
 
 
 @pytest.mark.parametrize("B", [0, 1, 7, 1000, 1638])

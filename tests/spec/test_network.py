@@ -304,6 +304,19 @@ def test_a_weight_behind_a_long_row_of_recipes():
     assert materialise("w2999", weights).tolist() == [0] * 3000
 
 
+def test_a_network_with_derived_weights_can_be_copied_and_pickled():
+    from onchip.kernels import reference
+    from onchip.plan.rewrites import rewrite
+
+    weights = {"a.weight": np.eye(4, dtype=np.float32), "b.weight": np.full((3, 4), 2, np.float32)}
+    net, _ = rewrite(sequential(TensorType(("B", 4)), [("a", Linear()), ("b", Linear())], weights))
+    assert any(isinstance(weight, Recipe) for weight in net.weights.values())
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert twin.types == net.types
+        assert np.array_equal(reference.forward(twin, x), reference.forward(net, x))
+
+
 def test_a_network_can_be_copied_and_pickled():
     net = mlp(3, 4, 2)
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):

@@ -229,6 +229,13 @@ def test_progress_is_told():
     assert all(p.samples_per_s > 0 and np.isfinite(p.loss) for p in seen)
 
 
+def test_classes_that_change_after_the_call_began_change_nothing():
+    net, x, y = mlp(8, 6, 3), rows(60, 8), np.arange(60) % 3
+    whole = fit(net, x, y.copy(), device="cpu", epochs=3)
+    meddled = fit(net, x, y, device="cpu", epochs=3, on_progress=lambda _: y.fill(1))
+    assert np.array_equal(meddled.losses, whole.losses)
+
+
 def test_a_bias_that_two_layers_share_is_refused():
     weights = {"w1": rows(4, 4), "w2": rows(4, 4, seed=2), "b": rows(1, 4, seed=3)[0]}
     nodes = (

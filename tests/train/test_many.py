@@ -85,3 +85,19 @@ def test_runs_that_cannot_be_are_refused(other, error, message):
     x, y = data(20)
     with pytest.raises(error, match=message):
         fit_runs([Run(mlp(12, 4, 2), TrainOptions(epochs=1)), other], x, y, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "part", [np.array([0, 1, 10**9]), np.array([-301]), np.arange(20.0), np.ones(299, bool), np.ones((3, 2), int)]
+)
+def test_rows_that_are_not_there_are_refused(part):
+    with pytest.raises(InputError, match="no such rows"):
+        fit_runs([Run(mlp(12, 4, 2), TrainOptions(epochs=1), part)], *data(), device="cpu")
+
+
+def test_rows_may_be_a_mask_or_counted_from_the_end():
+    x, y = data()
+    runs = [Run(mlp(12, 4, 2), TrainOptions(epochs=2), part) for part in (np.arange(300) >= 200, np.arange(-100, 0))]
+    alone = fit(mlp(12, 4, 2), x[200:], y[200:], device="cpu", epochs=2)
+    for result in fit_runs(runs, x, y, device="cpu"):
+        assert np.array_equal(result.losses, alone.losses)

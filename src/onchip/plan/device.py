@@ -43,6 +43,11 @@ class Device:
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """For copies and other processes: a mapping that cannot be changed cannot be pickled either."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return Device, tuple({**values, "flops": dict(self.flops)}.values())
+
 
 # Steady work as a share of the data sheet, where we could not measure: the H200's.
 SUSTAINED_FLOPS, SUSTAINED_BANDWIDTH = 0.7, 0.88

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from onchip.errors import DeviceError, PlanError
 from onchip.plan.device import Device
@@ -30,13 +30,19 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    network: Network  # after the rewrites
+    source: Network = field(repr=False)  # before the rewrites
+    network: Network  # after them
     device: Device
     job: Job
     groups: tuple[Group, ...]
     rewrites: tuple[str, ...]  # what was rewritten, a line each
     refusals: tuple[Refusal, ...]
     fold: str = ""  # whether embeddings were folded, and why
+
+    @property
+    def choice(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Which kernel, and what it is made for, takes which layers."""
+        return tuple((group.claim.label, group.claim.nodes) for group in self.groups)
 
     @property
     def floor_us(self) -> float:
@@ -181,15 +187,16 @@ def make_plan(
             hint=f"precision {next(iter(device.flops))}",
         )
     if job.is_training:
-        return _cover(net, device, kernels, job, (), whole)
+        return _cover(net, net, device, kernels, job, (), whole)
+    source = net
     net, told = rewrite(net, job.without)
     folded, lines = (net, []) if "fold" in job.without else fold_embeddings(net)
     if not lines:
-        return _cover(net, device, kernels, job, told, whole)
+        return _cover(source, net, device, kernels, job, told, whole)
     plans: list[Plan | PlanError] = []
     for version, what in ((net, told), (folded, (*told, *lines))):
         try:
-            plans.append(_cover(version, device, kernels, job, what, whole))
+            plans.append(_cover(source, version, device, kernels, job, what, whole))
         except PlanError as refused:
             plans.append(refused)
     return _cheaper(*plans)
@@ -235,8 +242,9 @@ def _cheaper(direct: Plan | PlanError, folded: Plan | PlanError) -> Plan:
 
 
 def _cover(
-    net: Network, device: Device, kernels: Sequence[Kernel], job: Job, told: tuple[str, ...], whole: bool
-) -> Plan:
+    source: Network, net: Network, device: Device, kernels: Sequence[Kernel], job: Job, told: tuple[str, ...],
+    whole: bool,
+) -> Plan:  # fmt: skip
     """Groups are runs of the network's order, so the cheapest cover is a shortest path: best[i] is the cheapest way to
     run the nodes before i, and each claim at i leads to the node behind its last one.
 
@@ -271,7 +279,7 @@ def _cover(
         at -= len(last.nodes)
     planned = {claim.nodes[0] for claim in chosen}
     shown = dict.fromkeys(r for r in refusals if r.node in planned)
-    return Plan(net, device, job, _groups(net, chosen), told, tuple(shown))
+    return Plan(source, net, device, job, _groups(net, chosen), told, tuple(shown))
 
 
 def _claims(

@@ -140,8 +140,10 @@ class Step:
 class CpuBackend:
     """Runs plans made for the CPU. NumPy in, NumPy out."""
 
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
+    def __init__(self, threads: int | None) -> None:
+        """threads  as for compile: None for all cores of this process"""
+        self.threads = check_threads(threads)
+        self.asked = "cpu", threads
 
     def prepare(self, plan: Plan) -> tuple[Step, ...]:
         """Evaluate the recipes and bind every group to its kernel."""

@@ -144,6 +144,7 @@ class CudaBackend:
     def __init__(self, device_index: int = 0) -> None:
         self.gpu = Gpu.get(device_index)
         self.device = self.gpu.device
+        self.asked: tuple[str, int | None] = f"cuda:{device_index}", None
 
     def prepare(self, plan: Plan) -> PlanState:
         """Compile each group for this GPU and upload the weights that its recipes make."""

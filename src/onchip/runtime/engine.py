@@ -12,9 +12,10 @@ from onchip.kernels.chain import given_ids
 from onchip.plan.device import KNOWN, Device
 from onchip.plan.kernel import Job, Kernel
 from onchip.plan.planner import Plan, make_plan
-from onchip.runtime.cpu import CpuBackend, check_threads, this_cpu
+from onchip.runtime.cpu import CpuBackend, this_cpu
 from onchip.spec.io import IO, with_io
 from onchip.spec.layers import Embedding, TokenConv
+from onchip.spec.layers.embedding import ID_DTYPES
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.spec.tokens import check_token_ids
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
+    @property
+    def asked(self) -> tuple[str, int | None]:
+        """The device's name and the number of threads by which find_device finds it again."""
+        ...
+
     def prepare(self, plan: Plan) -> Any: ...
     def run(self, state: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None: ...
 
@@ -44,18 +50,26 @@ class _Wanted:
 
 
 class Engine:
-    """A compiled network. Call it with (B, ...) rows; a row's result never depends on its batch."""
+    """A compiled network. Call it with (B, ...) rows; a row's result never depends on its batch.
+
+    It can be copied and pickled: the network and the settings travel, and the plan is made again. The copy gives the
+    same bits, or it is an error to load it: on another kind of device, or by an onchip that plans otherwise. To load a
+    pickle is to run whatever it says, so load none that you do not trust; a network alone is better saved as a file.
+    """
 
     def __init__(self, plan: Plan, backend: Backend, chosen: str, debug: bool = False) -> None:
         self.plan = plan
         self.chosen = chosen  # the device and, for "auto", why
-        self._backend = backend
+        self._backend, self._debug = backend, debug
         net = plan.network
         self._inputs = [_Wanted(name, given) for name, given in net.inputs.items()]
         self._outputs = [_Wanted(name, net.types[name]) for name in net.outputs]
         self._id_limits = id_limits(net)
+        # Outputs that may be read as ids on the way: nobody else may write to them before they are.
+        self._ids_made = {name for name in net.outputs if net.types[name].dtype in ID_DTYPES and net.readers(name)}
         # Nothing is handed on and nothing asked for twice: every output is made by the backend, where it is wanted.
-        self._is_plain = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
+        are_apart = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
+        self._is_plain = are_apart and not self._ids_made
         self._state = backend.prepare(plan)
         self._is_on_gpu = plan.device.kind == "cuda"
         self._device_runs: dict[type, Run] = {}  # by the type of the first input, for arrays that lie on the GPU
@@ -95,12 +109,14 @@ class Engine:
         if len(inputs) > 1 and any(len(x) != B for x in inputs.values()):
             got = ", ".join(f"{name}: {len(x)} rows" for name, x in inputs.items())
             raise ShapeError("the inputs have different numbers of rows", got=got, expected="one number")
-        for name, limit in self._id_limits.items():
-            check_token_ids(inputs[name], limit, name=name)
         if out is None:
             made = tuple([np.empty((B, *wanted.row_shape), wanted.dtype) for wanted in self._outputs])
         else:
             made = self._check_outs(out, inputs.values(), B)
+        for name, limit in self._id_limits.items():
+            # A copy of our own: the kernels look up what was checked, whatever other threads write to the caller's.
+            inputs[name] = inputs[name].copy()
+            check_token_ids(inputs[name], limit, name=name)
         if B and self._is_plain:
             self._backend.run(self._state, inputs, dict(zip(self.plan.network.outputs, made, strict=True)), B)
         elif B:
@@ -144,13 +160,18 @@ class Engine:
         outputs: dict[str, Array] = {}
         for name, array in zip(net.outputs, made, strict=True):
             if name not in inputs:
-                outputs.setdefault(name, array)
+                outputs.setdefault(name, np.empty_like(array) if name in self._ids_made else array)
         if outputs:
             self._backend.run(self._state, inputs, outputs, B)
         for name, array in zip(net.outputs, made, strict=True):
             source = inputs[name] if name in inputs else outputs[name]
-            if source is not array:  # an input handed on, or an output that is asked for twice
+            if source is not array:  # an input handed on, an output that is asked for twice, or ids
                 array[...] = source
+
+    def __reduce__(self) -> tuple[object, ...]:
+        plan = self.plan
+        settings = (plan.source, plan.device, plan.job, plan.choice, self._backend.asked, self.chosen, self._debug)
+        return _compile_again, settings
 
     def __repr__(self) -> str:
         return f"Engine({self.plan.network.name}, {self.chosen}, {self.plan.job.precision})"
@@ -204,7 +225,7 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
     kind, _, index = name.partition(":")
     if name == "cpu" or (name == "auto" and threads is not None):
         reason = "" if name == "cpu" else f" (auto: threads={threads} asks for it)"
-        return this_cpu(), CpuBackend(check_threads(threads)), f"cpu{reason}"
+        return this_cpu(), CpuBackend(threads), f"cpu{reason}"
     if name != "auto" and kind != "cuda":
         raise DeviceError("unknown device", got=name, expected="auto, cpu, cuda or cuda:N", hint="onchip devices")
     if threads is not None:
@@ -224,7 +245,7 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
             f"cuda:{number}" + (" (auto: a GPU is here)" if name == "auto" else ""),
         )
     if name == "auto":
-        return this_cpu(), CpuBackend(check_threads(None)), f"cpu (auto: {why_no_cuda()})"
+        return this_cpu(), CpuBackend(None), f"cpu (auto: {why_no_cuda()})"
     raise DeviceError(
         f"device '{name}' is not available", got=why_no_cuda(), expected="an NVIDIA GPU with its driver",
         hint="--device cpu, or pip install 'onchip[cuda]' on a machine with a GPU",
@@ -299,6 +320,27 @@ def compile(
         raise InputError("not a network", got=type(net).__name__, expected="Network", hint="onchip.load(...)")
     job = Job(precision, batch_hint, without=tuple(without), tables=tables)
     return Engine(*place(apply_io(net, io), device, job, threads), debug=debug)
+
+
+def _compile_again(
+    net: Network, device: Device, job: Job, choice: object, asked: tuple[str, int | None], chosen: str, debug: bool
+) -> Engine:
+    """The engine of a pickle.
+
+    device  what it was planned for, and is again: rates that were measured since could lead to other bits
+    """
+    here, backend, _ = find_device(*asked)
+    hint = "onchip.save the engine's plan.source there, onchip.compile it here"
+    if (here.kind, here.arch) != (device.kind, device.arch):
+        got, expected = (f"{found.name}, {found.arch}" for found in (here, device))
+        raise DeviceError("the engine was made for another kind of device", got=got, expected=expected, hint=hint)
+    plan = make_plan(net, device, kernels_for(device), job)
+    if plan.choice != choice:
+        raise PlanError(
+            "the engine was made by an onchip that plans otherwise", got=str(plan.choice), expected=str(choice),
+            hint=hint,
+        )  # fmt: skip
+    return Engine(plan, backend, chosen, debug)
 
 
 def apply_io(net: Network, io: str) -> Network:

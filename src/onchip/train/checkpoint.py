@@ -13,17 +13,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from onchip.errors import FormatError, InputError
 from onchip.files import check_writable, write_error
-from onchip.spec.graph_json import graph_to_json
+from onchip.spec.graph_json import graph_to_json, parse_json
 from onchip.spec.network import Network
+from onchip.spec.reading import show
 from onchip.spec.recipe import Array, materialise
 from onchip.spec.tensor_file import read_tensors, write_tensors
+from onchip.train.checkpoint_check import NAMES, check_content, fields, name_of, whole
 from onchip.train.options import TrainOptions
+
+if TYPE_CHECKING:
+    from onchip.train.course import Course
 
 VERSION = 1
 KEPT = 2
@@ -78,6 +83,9 @@ class Checkpoints:
         return sorted(self.folder.glob(_PATTERN), reverse=True)
 
     def save(self, at: Standing) -> None:
+        """Write a checkpoint and keep the last two, unless a number is not finite: such a run can only diverge."""
+        if not all(np.isfinite(array).all() for array in (at.losses, *at.weights.values(), *at.best_weights.values())):
+            return
         arrays = {"losses": at.losses}
         for kind, group in (("weight", at.weights), ("state", at.state), ("best", at.best_weights)):
             arrays |= {f"{kind}/{name}": array for name, array in group.items()}
@@ -92,24 +100,38 @@ class Checkpoints:
         for old in self.paths()[KEPT:]:
             old.unlink(missing_ok=True)
 
-    def load(self) -> Standing | None:
+    def load(self, course: Course) -> Standing | None:
         """Where the newest checkpoint stands; None if there is none.
 
         A damaged one is refused with the last good one named: going on from an older one is the user's choice.
+
+        course  the run, before its first step
         """
         paths = self.paths()
         if not paths:
             return None
         try:
-            told, arrays = _read(paths[0])
+            return self._standing(paths[0], course)
         except FormatError as error:
-            good = next((path for path in paths[1:] if _is_sound(path)), None)
+            good = next((path for path in paths[1:] if self._is_sound(path, course)), None)
             hint = f"remove it to go on from {good}" if good else "remove it to begin anew: no other is left"
+            got = f"{error.what}: {error.got}" + (f", expected {error.expected}" if error.expected else "")
             raise FormatError(
-                f"checkpoint {paths[0]} is damaged", got=f"{error.what}: {error.got}",
-                expected="a checkpoint as it was written", hint=hint,
-            ) from None  # fmt: skip
-        self._check_job(paths[0], told["job"])
+                f"checkpoint {paths[0]} is damaged", got=got, expected="a checkpoint as this run wrote it", hint=hint
+            ) from None
+
+    def _is_sound(self, path: Path, course: Course) -> bool:
+        try:
+            self._standing(path, course)
+        except InputError:
+            return False
+        return True
+
+    def _standing(self, path: Path, course: Course) -> Standing:
+        """What a checkpoint says and holds; FormatError if it is not one, InputError if it is another run's."""
+        told, arrays = _read(path)
+        self._check_job(path, told["job"])
+        check_content(told, arrays, course)
         groups: dict[str, dict[str, Array]] = {"weight": {}, "state": {}, "best": {}}
         for name, array in arrays.items():
             kind, slash, rest = name.partition("/")
@@ -122,48 +144,54 @@ class Checkpoints:
             weights=groups["weight"], state=groups["state"], best_weights=groups["best"],
         )  # fmt: skip
 
-    def _check_job(self, path: Path, job: dict[str, Any]) -> None:
+    def _check_job(self, path: Path, job: Any) -> None:
+        fields(job, tuple(self.job), "its job")
         for what, said in (("network", "another network"), ("data", "other data"), ("state", "another state")):
             if job[what] != self.job[what]:
                 raise InputError(
                     f"checkpoint {path} belongs to another run", got=said, expected="the run that wrote it",
                     hint="resume with the same network and data, or choose another folder",
                 )  # fmt: skip
+        fields(job["options"], tuple(self.job["options"]), "its options")
+        try:
+            options = dataclasses.asdict(TrainOptions.of(job["options"]))
+        except InputError as error:
+            raise FormatError(error.what, got=error.got, expected=error.expected) from None
         for name, value in self.job["options"].items():
-            if job["options"].get(name) != value:
+            if options[name] != value:
                 raise InputError(
                     f"checkpoint {path} belongs to another run", got=f"{name}={value}",
-                    expected=f"{name}={job['options'].get(name)}",
-                    hint="resume with the same options, or choose another folder",
+                    expected=f"{name}={options[name]}", hint="resume with the same options, or choose another folder",
                 )  # fmt: skip
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     """What a checkpoint says and holds; FormatError if it is not as it was written."""
     metadata, arrays = read_tensors(path)
-    text = metadata.get(_ENTRY) if isinstance(metadata, dict) else None
-    if not isinstance(metadata, dict) or not isinstance(text, str):
-        raise FormatError("not a checkpoint", got=f"no '{_ENTRY}' in its metadata", expected="a file that fit wrote")
-    if metadata.get("sha256") != _digest(text, arrays):
-        raise FormatError("its content has changed", got="another digest", expected=str(metadata.get("sha256")))
-    told = json.loads(text)  # the digest fits: this is what save wrote
-    if told["version"] != VERSION:
-        raise FormatError("another version of the format", got=str(told["version"]), expected=str(VERSION))
+    fields(metadata, (_ENTRY, "sha256"), "its metadata")
+    assert isinstance(metadata, dict)
+    text, digest = metadata[_ENTRY], metadata["sha256"]
+    if not isinstance(text, str):
+        raise FormatError("not a checkpoint", got=f"no text in '{_ENTRY}'", expected="a file that fit wrote")
+    if digest != _digest(text, arrays):
+        raise FormatError("its content has changed", got="another digest", expected=name_of(digest))
+    told = parse_json(text, "the checkpoint")
+    version = told.get("version") if isinstance(told, dict) else None
+    if type(version) is int and version != VERSION:
+        raise InputError(
+            f"checkpoint {path} is of another version", got=f"version {show(version)}", expected=f"version {VERSION}",
+            hint="resume with the onchip that wrote it, or choose another folder",
+        )  # fmt: skip
+    fields(told, NAMES, "the checkpoint")
+    assert isinstance(told, dict)
+    whole(told["version"], "version", VERSION, VERSION)
     return told, arrays
 
 
-def _is_sound(path: Path) -> bool:
-    try:
-        _read(path)
-    except FormatError:
-        return False
-    return True
-
-
 def _digest(text: str, arrays: Mapping[str, Array]) -> str:
-    digest = hashlib.sha256(text.encode())
+    digest = hashlib.sha256(text.encode(errors="surrogatepass"))  # half a letter too: any text has a digest
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.dtype.name} {array.shape}".encode())
-        digest.update(array.data)
+        digest.update(f"{name} {array.dtype.name} {array.shape}".encode(errors="surrogatepass"))
+        digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()

@@ -253,6 +253,7 @@ def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:
     if loss == "cross_entropy":
         if y.shape != (n,) or y.dtype.kind not in "iu":
             raise ShapeError("classes do not fit", got=f"{y.dtype.name}{list(y.shape)}", expected=f"integers [{n}]")
+        y = np.array(y)  # a copy of our own: the kernels count on every class, and a run may last hours
         bad = np.flatnonzero((y < 0) | (y >= D_out))
         if bad.size:
             raise InputError(

@@ -60,7 +60,7 @@ def fit(
         course.trainer.restore(course.trainer.weights(), dict(state))
     kept = None if checkpoint is None else Checkpoints(Path(checkpoint), net, chosen, x, y, state or {})
     if kept is not None:
-        if resume and (standing := kept.load()) is not None:
+        if resume and (standing := kept.load(course)) is not None:
             course.take_up(standing)
         elif not resume and kept.paths():
             raise InputError(

@@ -10,7 +10,9 @@ import concurrent.futures
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from onchip.errors import KernelError, ShapeError
+import numpy as np
+
+from onchip.errors import InputError, KernelError, ShapeError
 from onchip.runtime.cpu import check_threads
 from onchip.runtime.engine import check_rows
 from onchip.spec.network import Network
@@ -25,7 +27,7 @@ class Run:
 
     net: Network
     options: TrainOptions
-    rows: Array | None = None
+    rows: Array | None = None  # row numbers or a mask, as NumPy takes them
 
 
 def fit_runs(
@@ -55,11 +57,12 @@ def fit_runs(
                 "the runs do not share their data", got=" ".join(_data_of(run)), expected=expected,
                 hint="a call for each kind",
             )  # fmt: skip
+    row_numbers = [None if run.rows is None else _row_numbers(run.rows, len(x)) for run in runs]
     shares, stop = [0.0] * len(runs), False
 
     def work(i: int) -> FitResult | KernelError | None:
         run = runs[i]
-        course = prepare(run.net, x, y, run.options, device=device, threads=threads, rows=run.rows, alone=True)
+        course = prepare(run.net, x, y, run.options, device=device, threads=threads, rows=row_numbers[i], alone=True)
         while not course.is_done and not stop:
             course.advance()
             if course.is_epoch_done:
@@ -86,6 +89,22 @@ def fit_runs(
             pool.shutdown(wait=True, cancel_futures=True)
             raise
     return [result for future in futures if (result := future.result()) is not None]
+
+
+def _row_numbers(rows: Array, n: int) -> Array:
+    """Row numbers from 0 on, checked and in an array of our own: the kernels read such rows unasked."""
+    try:
+        numbers: Array = np.arange(n)[np.array(rows)]
+    except IndexError as error:
+        got = str(error)
+    else:
+        if numbers.ndim == 1:
+            return numbers
+        got = f"an array of {numbers.ndim} axes"
+    raise InputError(
+        "no such rows to train on", got=got, expected=f"row numbers below {n}, or a mask of {n}",
+        hint="splits of these rows",
+    )  # fmt: skip
 
 
 def _data_of(run: Run) -> tuple[str, str, str]:

@@ -15,7 +15,7 @@ Limits  float32; an MLP chain of ReLU, LeakyReLU, Sigmoid, Tanh without softmax 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -64,6 +64,7 @@ _ALONE_FLOP = 4e6  # of a step, 30 us of one core: with less, threads wait for e
 _CREW_WEIGHT_BYTES = 512 << 10
 _CREW_BYTES = 32 << 20  # for gradients of blocks that wait to be added up
 _LOSS_BLOCKS = 64  # whose losses are asked for at a time
+_MOST_STEPS = 2**62  # to count on from there is no overflow
 _STATE_NAMES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}
 
 
@@ -163,10 +164,24 @@ class Trainer:
             kept |= {f"{kind}:{name}": array for name, array in self._named(w, bias).items()}
         return kept
 
-    def restore(self, weights: dict[str, Array], state: dict[str, Array]) -> None:
-        """Go on from the weights and the state of another run of the same network."""
+    def check(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+        """FormatError if they are not the weights and the state of a run of this network."""
         if "steps" not in state:
             raise FormatError("not the state of an optimiser", got=", ".join(state) or "nothing", expected="steps, ...")
+        for name, like in self.weights().items():
+            _check_like(weights, name, like)
+        for name, like in self.state().items():
+            _check_like(state, name, like)
+            array = state[name]
+            low = 0 if name == "steps" or name.startswith("square:") else -np.inf
+            high = _MOST_STEPS if name == "steps" else np.inf
+            if not ((array >= low) & (array <= high)).all():  # a NaN is neither
+                got = f"from {array.min()} to {array.max()}"
+                raise FormatError(f"'{name}' is no state of an optimiser", got=got, expected=f"{low} to {high}")
+
+    def restore(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+        """Go on from the weights and the state of another run of the same network."""
+        self.check(weights, state)
         self._take(weights, "", self.model.w, self.model.bias)
         pairs = ((self.model.vw, self.model.vb), (self.model.sw, self.model.sb))
         for kind, (w, bias) in zip(_STATE_NAMES[self.optimiser], pairs, strict=False):
@@ -192,11 +207,11 @@ class Trainer:
                 named[layer.bias] = bias[in_bias].copy()
         return named
 
-    def _take(self, arrays: dict[str, Array], prefix: str, w: Array, bias: Array) -> None:
+    def _take(self, arrays: Mapping[str, Array], prefix: str, w: Array, bias: Array) -> None:
         for layer, in_w, in_bias in self._places():
-            pack(_of_shape(arrays, prefix + layer.weight, (layer.D_out, layer.D_in)).T, w[in_w])
+            pack(arrays[prefix + layer.weight].T, w[in_w])
             if layer.bias:
-                bias[in_bias] = _of_shape(arrays, prefix + layer.bias, (layer.D_out,))
+                bias[in_bias] = arrays[prefix + layer.bias]
 
     def _transpose_weights(self) -> None:
         for (layer, in_w, _), row in list(zip(self._places(), self.model.table, strict=True))[1:]:
@@ -205,12 +220,12 @@ class Trainer:
             pack(unpack(self.model.w[in_w], K, N).T, self.model.wt[at : at + packed_size(N, K)])
 
 
-def _of_shape(arrays: dict[str, Array], name: str, shape: tuple[int, ...]) -> Array:
+def _check_like(arrays: Mapping[str, Array], name: str, like: Array) -> None:
     array = arrays.get(name)
-    if array is None or array.shape != shape or array.dtype != np.float32:
-        got = "nothing" if array is None else f"{array.dtype.name}{list(array.shape)}"
-        raise FormatError(f"no '{name}' to go on from", got=got, expected=f"float32{list(shape)}")
-    return array
+    if not isinstance(array, np.ndarray) or array.shape != like.shape or array.dtype != like.dtype:
+        got = f"{array.dtype.name}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+        expected = f"{like.dtype.name}{list(like.shape)}"
+        raise FormatError(f"no '{name}' to go on from", got="nothing" if array is None else got, expected=expected)
 
 
 def _blocks(chain: Chain, rows: int, workers: int) -> Block:

@@ -1,0 +1,164 @@
+"""What a checkpoint of a run can say and hold: all that is known of it before it is read, in one place.
+
+A digest proves that a file is as it was written, not that a run wrote it. So nothing in it is believed: how far the run
+is says how many losses and epochs there are, the run says their rates, their rows, when it would have stopped and which
+epoch is its best, and the trainer what its weights and its state look like.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.spec.reading import show
+from onchip.spec.recipe import Array
+
+if TYPE_CHECKING:
+    from onchip.train.course import Course
+
+NAMES = (
+    "version", "job", "epoch", "step", "epoch_hits", "epoch_rows", "epoch_seconds", "seconds", "history", "best_epoch",
+)  # fmt: skip
+_EPOCH_NAMES = (
+    "epoch", "loss", "accuracy", "validation_loss", "validation_accuracy", "lr", "seconds", "samples_per_s",
+)  # fmt: skip
+
+
+def check_content(told: Mapping[str, Any], arrays: Mapping[str, Array], course: Course) -> None:
+    """FormatError for the first thing that no checkpoint of this run has.
+
+    told    its JSON, an object with NAMES
+    arrays  "losses", and others as "weight/<name>", "state/<name>" and "best/<name>"
+    course  the run, before its first step
+    """
+    options, has_classes = course.options, course.options.loss == "cross_entropy"
+    epoch = whole(told["epoch"], "epoch", 0, options.epochs)
+    history = told["history"]
+    if not isinstance(history, list) or len(history) != epoch:
+        got = f"{len(history)} epochs" if isinstance(history, list) else name_of(history)
+        raise FormatError("'history' does not fit", got=got, expected=f"a list of {epoch}")
+    best, best_loss, is_done = 0, math.inf, epoch == options.epochs
+    for i, entry in enumerate(history):
+        where = f"epoch {i + 1} of the history"
+        fields(entry, _EPOCH_NAMES, where)
+        whole(entry["epoch"], f"{where}: its number", i + 1, i + 1)
+        _real(entry["loss"], f"{where}: loss")
+        _share(entry["accuracy"], f"{where}: accuracy", has_classes)
+        _share(
+            entry["validation_accuracy"], f"{where}: accuracy on rows held back", has_classes and len(course.held) > 0
+        )
+        _near(entry["lr"], f"{where}: lr", options.lr_at(i), options.lr)
+        _real(entry["seconds"], f"{where}: seconds")
+        _real(entry["samples_per_s"], f"{where}: rows a second")
+        held_loss = entry["validation_loss"]
+        if not len(course.held):
+            _nothing(held_loss, f"{where}: loss of rows held back")
+        elif _real(held_loss, f"{where}: loss of rows held back") < best_loss and options.patience:
+            best, best_loss = i + 1, held_loss
+        if options.patience and i + 1 - best >= options.patience:
+            is_done = True
+            if i + 1 < epoch:
+                got = f"{epoch} epochs, the best of them the {best}."
+                raise FormatError("the run would have stopped earlier", got=got, expected=f"{i + 1} epochs")
+    whole(told["best_epoch"], "best_epoch", best, best)
+
+    step = whole(told["step"], "step", 0, 0 if is_done else course.steps - 1)
+    rows, total = step * course.batch, epoch * course.steps + step
+    whole(told["epoch_rows"], "epoch_rows", rows, rows)
+    whole(told["epoch_hits"], "epoch_hits", 0, rows if has_classes else 0)
+    _real(told["epoch_seconds"], "epoch_seconds", sys.float_info.max if step else 0)
+    _real(told["seconds"], "seconds")
+
+    _check_arrays(arrays, total, bool(best), course)
+    for i, entry in enumerate(history):
+        mean = float(arrays["losses"][i * course.steps : (i + 1) * course.steps].mean())
+        _near(entry["loss"], f"epoch {i + 1} of the history: loss", mean, mean)
+
+
+def _check_arrays(arrays: Mapping[str, Array], total: int, has_best: bool, course: Course) -> None:
+    """The losses of `total` steps, the weights, the state, and the best weights where there are any."""
+    weights, state = course.trainer.weights(), course.trainer.state()
+    expected = {"losses": np.empty(total), **_in_group("weight", weights), **_in_group("state", state)}
+    if has_best:
+        expected |= _in_group("best", weights)
+    if missing := expected.keys() - arrays.keys():
+        raise FormatError("an array is missing", got="no such array", expected=show(min(missing)))
+    if unknown := arrays.keys() - expected.keys():
+        raise FormatError("an array is not one of this run's", got=show(min(unknown)), expected="no more arrays")
+    for name, like in expected.items():
+        array = arrays[name]
+        if array.shape != like.shape or array.dtype != like.dtype:
+            got = f"{array.dtype.name}{list(array.shape)}"
+            raise FormatError(f"array '{name}' does not fit", got=got, expected=f"{like.dtype.name}{list(like.shape)}")
+        if not name.startswith("state/") and not np.isfinite(array).all():
+            raise FormatError(f"array '{name}' does not fit", got="NaN or an infinity", expected="finite numbers")
+    if (arrays["losses"] < 0).any():
+        got = f"{arrays['losses'].min():g}"
+        raise FormatError("array 'losses' does not fit", got=got, expected="losses of at least 0")
+    kept = {name: arrays[f"state/{name}"] for name in state}
+    course.trainer.check(weights, kept)
+    done = int(state["steps"][0]) + total
+    whole(int(kept["steps"][0]), "steps of the optimiser", done, done)
+
+
+def _in_group(group: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {f"{group}/{name}": array for name, array in arrays.items()}
+
+
+# -- one value of the JSON -----------------------------------------------------------------------------------------
+
+
+def fields(value: Any, names: tuple[str, ...], where: str) -> None:
+    """FormatError unless it is an object of exactly these names."""
+    if not isinstance(value, dict):
+        raise FormatError(f"{where} is not an object", got=name_of(value), expected="an object")
+    if missing := [name for name in names if name not in value]:
+        raise FormatError(f"{where} is not complete", got=f"no '{missing[0]}'", expected=", ".join(names))
+    if unknown := [name for name in value if name not in names]:
+        raise FormatError(f"{where} says too much", got=show(unknown[0]), expected=", ".join(names))
+
+
+def whole(value: Any, where: str, low: int, high: int) -> int:
+    """The whole number, if it is one from `low` to `high`."""
+    if type(value) is not int or not low <= value <= high:
+        expected = f"{low} to {high}" if low < high else str(low)
+        raise FormatError(f"{where} does not fit", got=name_of(value), expected=expected)
+    return value
+
+
+def _real(value: Any, where: str, high: float = sys.float_info.max) -> float:
+    """The number, if it is at least 0 and at most `high`."""
+    if type(value) not in (int, float) or not 0 <= value <= high:
+        expected = "a finite number of at least 0" if high else "0"
+        raise FormatError(f"{where} does not fit", got=name_of(value), expected=expected)
+    return float(value)
+
+
+def _near(value: Any, where: str, expected: float, scale: float) -> None:
+    """The number that is expected, but for the rounding of another machine."""
+    if abs(_real(value, where) - expected) > 1e-9 * scale:
+        raise FormatError(f"{where} does not fit", got=name_of(value), expected=str(expected))
+
+
+def _share(value: Any, where: str, is_known: bool) -> None:
+    if not is_known:
+        _nothing(value, where)
+    elif _real(value, where) > 1:
+        raise FormatError(f"{where} does not fit", got=name_of(value), expected="0 to 1")
+
+
+def _nothing(value: Any, where: str) -> None:
+    if value is not None:
+        raise FormatError(f"{where} does not fit", got=name_of(value), expected="null")
+
+
+def name_of(value: Any) -> str:
+    """A value for a message; of a list or an object, which may be deep, only that."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return show(value)

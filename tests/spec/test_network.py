@@ -314,6 +314,7 @@ def test_a_network_with_derived_weights_can_be_copied_and_pickled():
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert twin.types == net.types
+        assert twin.weights["a+b.weight"] == net.weights["a+b.weight"]  # still a recipe
         assert np.array_equal(reference.forward(twin, x), reference.forward(net, x))
 
 

@@ -23,6 +23,10 @@ class Peak:
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """For copies and other processes: a mapping that cannot be changed cannot be pickled either."""
+        return Peak, (dict(self.flops), self.bandwidth, self.cache_bandwidth, self.launch_us)
+
 
 @dataclass(frozen=True)
 class Device:
@@ -44,7 +48,6 @@ class Device:
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """For copies and other processes: a mapping that cannot be changed cannot be pickled either."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return Device, tuple({**values, "flops": dict(self.flops)}.values())
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from onchip.errors import InputError, ShapeError
 from onchip.spec.layers import Layer
-from onchip.spec.recipe import Array, Recipe, Weight, materialise
+from onchip.spec.recipe import Recipe, Weight
 from onchip.spec.text import columns
 from onchip.spec.types import DTYPE_BYTES, TensorType
 
@@ -55,13 +55,7 @@ class Network:
         object.__setattr__(self, "types", MappingProxyType(self._infer_types()))
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Weights that rewrites derive of others travel as arrays: the functions that make them cannot."""
-        made: dict[str, Array] = {}
-        weights = {
-            name: materialise(name, self.weights, made) if isinstance(weight, Recipe) and weight.sources else weight
-            for name, weight in self.weights.items()
-        }
-        return Network, (dict(self.inputs), self.nodes, self.outputs, weights, self.name)
+        return Network, (dict(self.inputs), self.nodes, self.outputs, dict(self.weights), self.name)
 
     # -- facts ---------------------------------------------------------------------------------------------
 

@@ -293,6 +293,15 @@ def test_a_deep_network_is_planned_at_once(kind):
     assert len(plan.groups) == 1
 
 
+def test_a_long_row_of_single_layers_is_planned_at_once():
+    """The time goes with the length, not with its square."""
+    net = sequential(TensorType(("B", 4)), [(f"r{i}", ReLU()) for i in range(2000)], {})
+    start = time.process_time()
+    plan = make_plan(net, CPU, KERNELS)
+    assert time.process_time() - start < 1.0
+    assert sum(len(group.claim.nodes) for group in plan.groups) == 2000
+
+
 # -- layers that no kernel takes yet ---------------------------------------------------------------------------
 
 

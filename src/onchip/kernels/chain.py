@@ -85,7 +85,7 @@ def find_chain(
     layers: list[Dense] = []
     ends: list[int] = []
     normaliser, vectors, is_cast = "", 0, False
-    for node in net.nodes[start:]:
+    for node in net.nodes_from(start):
         if nodes and not _continues(net, nodes[-1], node):
             break
         layer = node.layer
@@ -116,7 +116,7 @@ def find_chain(
 
 def forward_price(net: Network, chain: Chain) -> Price:
     """What any kernel must pay: x in, y out, every weight once a launch."""
-    nodes = [node for node in net.nodes if node.name in chain.nodes]
+    nodes = [net.by_name[name] for name in chain.nodes]
     weights = sum(layer.D_out * (layer.D_in + (layer.bias is not None)) for layer in chain.layers)
     return Price(
         row_flop=sum(map(net.row_flop, nodes)),
@@ -127,8 +127,7 @@ def forward_price(net: Network, chain: Chain) -> Price:
 
 def end_dtypes(net: Network, chain: Chain) -> tuple[str, str]:
     """What x and y are in memory."""
-    first = next(node for node in net.nodes if node.name == chain.nodes[0])
-    return net.types[first.inputs[0]].dtype, net.types[chain.nodes[-1]].dtype
+    return net.types[net.by_name[chain.nodes[0]].inputs[0]].dtype, net.types[chain.nodes[-1]].dtype
 
 
 def why_not_float32(net: Network, chain: Chain) -> str:

@@ -275,8 +275,9 @@ def _cover(
     chosen: list[Claim] = []
     at = count
     while (last := best[at][1]) is not None:
-        chosen.insert(0, last)
+        chosen.append(last)
         at -= len(last.nodes)
+    chosen.reverse()
     planned = {claim.nodes[0] for claim in chosen}
     shown = dict.fromkeys(r for r in refusals if r.node in planned)
     return Plan(source, net, device, job, _groups(net, chosen), told, tuple(shown))

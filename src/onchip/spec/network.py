@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import html
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -68,6 +68,14 @@ class Network:
 
     def input_types(self, node: Node) -> tuple[TensorType, ...]:
         return tuple(self.types[name] for name in node.inputs)
+
+    @functools.cached_property
+    def by_name(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    def nodes_from(self, start: int) -> Iterator[Node]:
+        """net.nodes[start:] without a copy, for who stops early."""
+        return (self.nodes[i] for i in range(start, len(self.nodes)))
 
     def readers(self, value: str) -> list[Node]:
         """The nodes that read a value, each once."""

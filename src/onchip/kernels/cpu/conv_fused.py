@@ -16,6 +16,7 @@ Limits  float32, channels in one group, one value in and one out; images that fi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -132,14 +133,26 @@ class Launch:
                 self.run_many(*self.arguments, tile, B, *at, threads, self.tickets)
 
 
+@functools.lru_cache(maxsize=4)
+def _runs(net: Network) -> list[tuple[int, int]]:
+    """For every node: where the run of supported layers that begins there ends, and the first convolution from there.
+
+    Asked for once a network: to look along the run from each of its nodes would take the square of its length.
+    """
+    end = conv = len(net.nodes)
+    found = []
+    for i in reversed(range(len(net.nodes))):
+        layer = net.nodes[i].layer
+        end = end if isinstance(layer, SUPPORTED) else i
+        conv = i if isinstance(layer, Convolution) else conv
+        found.append((end, conv))
+    return found[::-1]
+
+
 def _find(net: Network, start: int) -> tuple[tuple[list[Node], Program] | None, str]:
     """The longest run from net.nodes[start] on that can be lowered and has a convolution; else why there is none."""
-    run: list[Node] = []
-    for node in net.nodes[start:]:
-        if not isinstance(node.layer, SUPPORTED):
-            break
-        run.append(node)
-    why_not = ""
+    end, conv = _runs(net)[start]
+    run, why_not = list(net.nodes[start:end]) if conv < end else [], ""
     for end in range(len(run), 0, -1):
         nodes = run[:end]
         if not any(isinstance(node.layer, Convolution) for node in nodes):

@@ -210,7 +210,7 @@ def _find(net: Network, start: int) -> tuple[list[Branch], list[Node]] | None:
     taken: list[Node] = []
     ends: dict[str, Branch] = {}  # value -> the branch so far
     alone: tuple[list[Branch], list[Node]] | None = None
-    for node in net.nodes[start:]:
+    for node in net.nodes_from(start):
         before = ends.get(node.inputs[0])
         if isinstance(node.layer, TokenConv) and node.inputs == ids:
             ends[node.name] = Branch(node, None, False, node.name)

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import onchip
-from onchip.kernels.cuda.scan import GROUP, LayerLaunch, Scan, swap_axes
+from onchip.kernels.cuda.program import Input, Int64, Output
+from onchip.kernels.cuda.scan import GROUP, Scan
 from onchip.kernels.reference.scan import scan as reference_scan
-from onchip.plan.device import H200
+from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.engine import kernels_for
@@ -48,6 +49,12 @@ def assert_right(y, x, how):
 # -- how it is cut -------------------------------------------------------------------------------------------
 
 
+def long_launch(scan, device=H200):
+    clearing, tiles = scan.steps(device).launches
+    assert clearing.program.name_expression == "clear_states"
+    return tiles
+
+
 def test_how_rows_are_taken():
     assert [Scan(ScanOp(), "float32", 5, N).is_long for N in (1, 2048, 2049)] == [False, False, True]
     assert [Scan(ScanOp(), "int64", 5, N).is_long for N in (1024, 1025)] == [False, True]
@@ -78,37 +85,58 @@ def test_tiles_and_states():
     ):
         scan = Scan(ScanOp(), "float32", 3, N)
         assert (scan.tiles, scan.states) == (tiles, 3 * (tiles + groups))
-        assert scan.by_tiles("sm_90a").config.grid == (3 * tiles, 1, 1)
+        assert long_launch(scan).config.grid == (3 * tiles, 1, 1)
     assert [Scan(ScanOp(), dtype, 1, 2**20).part for dtype in ("float32", "int64")] == [2**20, 2**19]
     few, many = Scan(ScanOp(), "float32", 1, 2**26 - 1), Scan(ScanOp(), "float32", 1, 2**26)
     assert (few.tile, many.tile) == (8192, 10_240)  # many tiles are larger
     part = Scan(ScanOp(), "float32", 1, 5, whole=2**26)
     assert part.is_long  # however short: it goes on from a total, in tiles of the whole row's size
     assert (part.tile, part.tiles) == (10_240, 1)
-    assert Scan(ScanOp(), "float32", 1, 2**28).by_tiles("sm_90a").config.overlaps
-    assert not Scan(ScanOp(), "float32", 1, 2**28).by_tiles("sm_80").config.overlaps
+    assert long_launch(Scan(ScanOp(), "float32", 1, 2**28)).config.overlaps
+    assert not long_launch(Scan(ScanOp(), "float32", 1, 2**28), A100).config.overlaps
 
 
 def test_names_of_kernels():
-    assert Scan(ScanOp("max", True), "int64", 1, 9999).by_tiles("sm_80").program.name_expression == (
+    assert long_launch(Scan(ScanOp("max", True), "int64", 1, 9999)).program.name_expression == (
         "scan_tiles<Max, long long, true, 8>"
     )
-    walking = Scan(ScanOp("sum", False, True), "float32", 10, 77).by_walking(132)
+    (walking,) = Scan(ScanOp("sum", False, True), "float32", 10, 77).steps(H200).launches
     assert walking.program.name_expression == "scan_rows<Sum, float, false, true, 32>"
     assert walking.config.grid == (2, 1, 1)
-    assert swap_axes("float64", 2, 100, 3, 132).config.grid == (8, 1, 1)
+    there, _, _, back = Scan(ScanOp(), "float64", 2, 10_000, 3).steps(H200).launches
+    assert there.program == back.program
+    assert there.config.grid == back.config.grid == (2 * 313, 1, 1)
+
+
+def test_scratch_memory_of_steps():
+    """The array with its axes swapped, then a state for each tile and each group of tiles."""
+    scan = Scan(ScanOp(), "float32", 2, 10_000, 3)
+    steps = scan.steps(H200)
+    moved, tiles = 4 * 2 * 10_000 * 3, 2 * 3 * (2 + 1)
+    assert steps.scratch_bytes == -(-moved // 256) * 256 + 16 * tiles
+    assert [launch.program.name_expression.partition("<")[0] for launch in steps.launches] == [
+        "swap_axes", "clear_states", "scan_tiles", "swap_axes",
+    ]  # fmt: skip
+    assert Scan(ScanOp(), "float32", 5, 7).steps(H200).scratch_bytes == 0
+    assert Scan(ScanOp(), "float32", 0, 7).steps(H200).launches == ()
 
 
 def test_cumsum_is_planned():
     net = sequential(TensorType(("B", 6, 10, 4)), [("sums", CumSum(axis=2, exclusive=True))], {})
     plan = make_plan(net, H200, kernels_for(H200), Job("fp16"))
     (group,) = plan.groups
-    launch = group.claim.facts
-    assert isinstance(launch, LayerLaunch)
-    assert launch.program.name_expression == "scan_layer_columns<Sum, float, true, false, 10, 4>"
-    assert launch.count(5) == 30
-    assert launch.launch_config(5).grid == (1, 1, 1)
+    (launch,) = group.claim.facts.at(5).launches
+    assert launch.program.name_expression == "scan_columns<Sum, float, true, false>"
+    assert launch.arguments == (Input(0), Output(0), Int64(30), Int64(10), Int64(4))
+    assert launch.config.grid == (1, 1, 1)
     assert group.claim.price.row_bytes == 2 * 6 * 10 * 4 * 4
+
+
+def test_cumsum_of_a_long_row_is_the_scan_of_one():
+    net = sequential(TensorType(("B", 1 << 24)), [("sums", CumSum(axis=1))], {})
+    (group,) = make_plan(net, H200, kernels_for(H200)).groups
+    assert group.claim.facts.at(3) == Scan(ScanOp(), "float32", 3, 1 << 24).steps(H200)
+    assert group.claim.price.launches == 2
 
 
 # -- on a GPU ------------------------------------------------------------------------------------------------

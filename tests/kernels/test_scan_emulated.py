@@ -7,16 +7,18 @@ import pytest
 
 import onchip
 from emulated_cuda import Kernel, emulated_gpu, needs_gxx
+from onchip.kernels import reference
 from onchip.kernels.cuda.program import Program
 from onchip.kernels.cuda.scan import Scan, ScanAlone
 from onchip.kernels.reference.scan import scan as reference_scan
 from onchip.plan.device import H200
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime import gpu_scan
 from onchip.runtime import scan as scan_module
 from onchip.runtime.cuda import CudaBackend
-from onchip.runtime.engine import Engine
-from onchip.runtime.gpu_scan import ScanCall
+from onchip.runtime.engine import Engine, kernels_for
+from onchip.runtime.gpu_scan import bound_scan
 from onchip.runtime.scan import scan_into
 from onchip.spec.build import sequential
 from onchip.spec.layers import CumSum
@@ -41,7 +43,7 @@ def gpu(monkeypatch):
     made.device = replace(H200, units=1)
     monkeypatch.setattr(scan_module, "find_device", lambda device, threads: (None, None, "cuda:0"))
     yield made
-    gpu_scan.scan_call.cache_clear()
+    gpu_scan.bound_scan.cache_clear()
 
 
 class There:
@@ -172,7 +174,7 @@ def test_a_row_in_parts_has_the_bits_of_one_go(gpu, monkeypatch):
 @pytest.mark.parametrize(("op", "dtype", "exclusive"), KINDS[:3], ids=str)
 def test_a_part_goes_on_from_a_total_in_tiles_of_the_whole_row(gpu, op, dtype, exclusive):
     how, x = ScanOp(op, exclusive), numbers(op, dtype, 25_003)
-    planned = ScanCall(gpu, how, dtype, (1, len(x) - 1, 1), whole=1 << 26)
+    planned = bound_scan(gpu, how, dtype, (1, len(x) - 1, 1), whole=1 << 26)
     totals = np.array([x[0], 0]).astype(how.total_dtype(dtype))
     given, made = There(x[1:]), There(np.zeros_like(x[1:]))
     before, scratch = totals.ctypes.data, np.zeros(planned.scratch_bytes // 16 + 1, np.complex128)  # 16 B aligned
@@ -250,3 +252,33 @@ def test_a_barrier_that_is_not_there_shows(tmp_path):
     shared = "__shared__ int of[64]; of[threadIdx.x] = blockIdx.x + 1;"
     assert (run_body(tmp_path, f"{shared} __syncthreads(); x[threadIdx.x] = of[63 - threadIdx.x];") == 2).all()
     assert (run_body(tmp_path, f"{shared} x[threadIdx.x] = of[63 - threadIdx.x];") != 2).any()
+
+
+# -- as layers of a network ----------------------------------------------------------------------------------
+
+
+def test_layers_of_several_launches_share_one_arena(gpu):
+    """Long rows need scratch memory, and what lies between two layers its own: three layers, each of two launches."""
+    layers = [(f"sums{i}", CumSum(axis=1)) for i in range(3)]
+    net = sequential(TensorType(("B", 5001), "int64"), layers, {})
+    plan = make_plan(net, gpu.device, kernels_for(gpu.device), Job("fp32", 3))
+    assert [len(group.claim.facts.at(3).launches) for group in plan.groups] == [2, 2, 2]
+    engine = Engine(plan, CudaBackend(), "cuda:0")
+    for B in (1, 3, 3, 3):  # the second time that the same comes, and from then on, it is a graph
+        x = np.random.default_rng(B).integers(-9, 9, (B, 5001))
+        np.testing.assert_array_equal(engine(x), x.cumsum(1).cumsum(1).cumsum(1))
+    bound = engine._state.bind(3)
+    row = -(-8 * 5001 * 3 // 256) * 256
+    # While the second layer runs, the value before it, the one behind it and its scratch are there: never all.
+    assert 2 * row < bound.arena_bytes < 3 * row
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 2049, 2), (2, 30), (4, 2500)], ids=str)
+@pytest.mark.parametrize(("exclusive", "reverse"), [(False, False), (True, True)])
+def test_a_layer_scans_rows_of_any_length(gpu, shape, exclusive, reverse):
+    for axis in range(1, len(shape) + 1):
+        net = sequential(TensorType(("B", *shape), "int64"), [("s", CumSum(axis, exclusive, reverse))], {})
+        plan = make_plan(net, gpu.device, kernels_for(gpu.device))
+        engine = Engine(plan, CudaBackend(), "cuda:0")
+        x = np.random.default_rng(7).integers(-9, 9, (2, *shape))
+        np.testing.assert_array_equal(engine(x), reference.forward(net, x))

@@ -1,6 +1,7 @@
 """The GPU's rungs of decode: that they compile as meant (anywhere), and that they are right (where there is a GPU)."""
 
 import json
+import math
 import re
 import types
 
@@ -8,10 +9,10 @@ import numpy as np
 import pytest
 
 from onchip.errors import DeviceError
-from onchip.kernels.cuda.program import LaunchConfig
+from onchip.kernels.cuda.program import Budget, Int64, KernelLaunch, LaunchConfig, Output
 from onchip.ladders import decode_cuda, profile
 from onchip.ladders.decode_cuda import LADDER, DecodeTruth, floor_ms, naive_half
-from onchip.ladders.device import DeviceRows, Launch
+from onchip.ladders.device import DeviceRows, occupancy
 from onchip.ladders.frame import climb
 from onchip.ladders.measure import Pace
 from onchip.ladders.truth import scaled_error
@@ -139,25 +140,29 @@ class FakeGpu:
 @pytest.mark.parametrize("B", [1, 33, 12_800])
 @pytest.mark.parametrize("name", KERNELS)
 def test_launches_cover_the_rows_and_match_the_kernels_parameters(name, B):
-    gpu, rung = FakeGpu(), KERNELS[name]()
-    x, y = gpu.allocate(B * 288), gpu.allocate(B * 16)
-    launches = rung.launches(gpu, x, [x, x, x], y, B)
+    rung = KERNELS[name]()
+    steps = rung.steps(FakeGpu(), B)
+    launches = steps.launches
     assert len(launches) == (5 if name == "separate" else 1)
+    assert steps.scratch_bytes == (2 * B * 64 * 4 if name in ("separate", "fused-global") else 0)
     sources = "".join(path.read_text() for path in decode_cuda.KERNELS.glob("*.cu"))
     for launch in launches:
-        kernel = launch.function.name.partition("<")[0]
+        kernel = launch.program.name_expression.partition("<")[0]
         parameters = re.search(rf"\b{kernel}\(([^)]*long long \w+)\) {{", sources)[1]
         assert len(launch.arguments) == len(parameters.split(","))
-        assert launch.threads == 256
+        for argument, parameter in zip(launch.arguments, parameters.split(","), strict=True):
+            assert isinstance(argument, Int64) != ("*" in parameter)
+        assert math.prod(launch.config.block) == 256
     if name != "separate":
         blocks = launches[0].config.grid[0]
         assert blocks == min(-(-B // rung.tile), 264 if rung.is_persistent and name != "fused-global" else B)
-    assert y is next(a for a in reversed(launches[-1].arguments) if isinstance(a, Buffer))
+    assert launches[-1].arguments[-2] == Output(0)
 
 
 def test_occupancy():
-    launch = Launch(FakeGpu().load(next(iter(PROGRAMS.values()))), LaunchConfig((9, 1, 1), (16, 16, 1), 0), ())
-    assert launch.occupancy("sm_90a") == 2 * 8 / 64
+    program = next(iter(PROGRAMS.values()))
+    launch = KernelLaunch(program, LaunchConfig((9, 1, 1), (16, 16, 1), 0), (), Budget(100))
+    assert occupancy(launch, FakeGpu().load(program), "sm_90a") == 2 * 8 / 64
 
 
 def test_rows_are_uploaded_once_in_each_precision():

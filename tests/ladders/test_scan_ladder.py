@@ -2,14 +2,13 @@
 
 import itertools
 import re
-import types
 
 import numpy as np
 import pytest
 
 from emulated_cuda import Kernel, emulated_gpu, needs_gxx
 from onchip.errors import DeviceError
-from onchip.kernels.cuda.program import Program
+from onchip.kernels.cuda.program import Int64, Output, Program
 from onchip.ladders import scan_cuda
 from onchip.ladders.decode_cuda import KERNELS
 from onchip.ladders.device import DeviceRows
@@ -17,7 +16,6 @@ from onchip.ladders.frame import climb
 from onchip.ladders.measure import Pace
 from onchip.ladders.scan import LADDER, ScanTruth, device_floor_ms
 from onchip.plan.device import H200
-from onchip.runtime.gpu import Buffer
 from onchip.runtime.kernel_check import find_modules, static_shared_bytes
 from onchip.runtime.nvrtc import compile_program, nvrtc_version
 from onchip.workloads import scan
@@ -150,41 +148,28 @@ def test_check_kernels_finds_all_of_them():
 # -- on a GPU: what is launched ------------------------------------------------------------------------------
 
 
-class FakeGpu:
-    """Takes everything, computes nothing."""
-
-    def load(self, program):
-        return types.SimpleNamespace(name=program.name_expression)
-
-    def allocate(self, nbytes):
-        return Buffer(self, 16, nbytes, None)
-
-    def free(self, *_): ...
-
-
 @pytest.mark.parametrize("N", [1, 4096, 4097, 1 << 24])
 @pytest.mark.parametrize("name", OWN)
 def test_launches_cover_the_numbers_and_match_the_kernels_parameters(name, N):
-    gpu, tiles = FakeGpu(), -(-N // 4096)
-    x, y = gpu.allocate(4 * N), gpu.allocate(4 * N)
-    launches = OWN[name]().launches(gpu, x, y, N)
-    assert [launch.function.name for launch in launches] == list(OWN[name].kernels)
+    tiles, steps = -(-N // 4096), OWN[name]().steps(N)
+    assert [launch.program.name_expression for launch in steps.launches] == list(OWN[name].kernels)
+    assert steps.scratch_bytes == {"two-level": 4 * tiles, "single-pass": 8 * (1 + tiles)}.get(name, 0)
     source = (KERNELS / OWN[name].file).read_text()
-    for launch in launches:
-        parameters = re.search(rf"\b{launch.function.name}\(([^)]*long long \w+)\) {{", source)[1].split(",")
+    for launch in steps.launches:
+        kernel = launch.program.name_expression
+        parameters = re.search(rf"\b{kernel}\(([^)]*long long \w+)\) {{", source)[1].split(",")
         assert len(launch.arguments) == len(parameters)
         for argument, parameter in zip(launch.arguments, parameters, strict=True):
-            assert isinstance(argument, Buffer) == ("*" in parameter)
-        kernel, blocks, n = launch.function.name, launch.config.grid[0], launch.arguments[-1].value
+            assert isinstance(argument, Int64) != ("*" in parameter)
+        blocks, n = launch.config.grid[0], launch.arguments[-1].value
         threads = {"one_thread": 1, "sliding_block": 1024, "scan_totals": 1024}.get(kernel, 256)
-        assert launch.threads == threads
+        assert launch.config.block == (threads, 1, 1)
         if kernel == "clear_words":
             assert n == 1 + tiles <= blocks * threads
-            assert launch.arguments[0].nbytes == 8 * n
         else:
             assert n == (tiles if kernel == "scan_totals" else N)
             assert blocks == (tiles if threads == 256 else 1)
-    assert launches[-1].arguments[-2] is y
+    assert steps.launches[-1].arguments[-2] == Output(0)
 
 
 # -- on a GPU: the arithmetic, on the host -------------------------------------------------------------------

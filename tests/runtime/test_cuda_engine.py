@@ -523,15 +523,16 @@ import dataclasses, sys
 import numpy as np
 from pathlib import Path
 from onchip.errors import KernelError
-from onchip.kernels.cuda.program import LaunchConfig, Program
+from onchip.kernels.cuda.program import *
 from onchip.plan.planner import make_plan
 from onchip.runtime.engine import Engine, find_device, kernels_for
 from onchip.spec.build import mlp
 
 class Bad:
-    program = Program(Path(sys.argv[1]), "bad")
-    def count(self, B): return B
-    def launch_config(self, B): return LaunchConfig((1, 1, 1), (32, 1, 1), 0)
+    def at(self, B):
+        arguments = Input(0), Weight("weights"), Output(0), Int64(B)
+        program, config = Program(Path(sys.argv[1]), "bad"), LaunchConfig((1, 1, 1), (32, 1, 1), 0)
+        return Steps((KernelLaunch(program, config, arguments, Budget(255)),))
 
 device, backend, chosen = find_device("cuda")
 plan = make_plan(mlp(72, 64, 64, 4), device, kernels_for(device))

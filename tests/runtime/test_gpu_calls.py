@@ -367,7 +367,7 @@ def test_threads_do_not_write_over_each_others_arguments(engine, driver, gpu):
 def test_written_down_launches_are_bounded(engine, gpu):
     for B in range(1, 3 * MOST_CALLS):
         engine(Array(gpu, rows(B, 6)))
-    assert len(engine._state._calls.by_rows) <= MOST_CALLS
+    assert len(engine._state._kept.by_rows) <= MOST_CALLS
 
 
 class Exchanged:

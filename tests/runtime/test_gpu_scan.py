@@ -17,7 +17,7 @@ from onchip.kernels.cuda import scan as kernels
 from onchip.runtime import dlpack, gpu_scan, staging
 from onchip.runtime import scan as scan_module
 from onchip.runtime.device_arrays import DeviceArray, DlpackArrays
-from onchip.runtime.gpu_scan import ScanCall, scan_rows_through
+from onchip.runtime.gpu_scan import bound_scan, scan_rows_through
 from onchip.runtime.scan import scan_into
 from onchip.spec.scan_op import ScanOp
 
@@ -89,7 +89,7 @@ def driver():
 def gpu(monkeypatch, driver):
     monkeypatch.setattr(scan_module, "find_device", lambda device, threads: (None, None, "cuda:0"))
     yield fake_gpu(monkeypatch, driver)
-    gpu_scan.scan_call.cache_clear()
+    gpu_scan.bound_scan.cache_clear()
     DlpackArrays._in_use.clear()
 
 
@@ -207,8 +207,8 @@ def test_x_may_be_out_and_neighbours_may_touch(gpu, driver):
 
 
 def test_a_call_takes_the_scratch_that_it_is_given(gpu, driver):
-    planned = ScanCall(gpu, ScanOp(), "float32", (1, 9000, 1))
-    assert (planned.launches, len(planned.functions), planned.scratch_bytes) == (2, 2, 16 * 3)
+    planned = bound_scan(gpu, ScanOp(), "float32", (1, 9000, 1))
+    assert planned.scratch_bytes == 16 * (2 + 1)
     planned.enqueue(16, 32, 77, 4800)
     assert driver.log == [("clear_states", 77), ("scan_tiles", 77)]
     assert driver.launches[0].words[0] == 4800

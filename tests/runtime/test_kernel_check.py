@@ -26,7 +26,7 @@ MODULE = """\
 from pathlib import Path
 from types import SimpleNamespace
 from onchip.errors import PlanError
-from onchip.kernels.cuda.program import Budget, Instance, LaunchConfig, Program
+from onchip.kernels.cuda.program import Budget, Instance, KernelLaunch, LaunchConfig, Program
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_999")
@@ -35,7 +35,7 @@ def launch(device, name="greedy<3>", registers=64, shared_bytes=1 << 10, fits=("
     if device.arch not in fits:
         raise PlanError(f"too large for {device.arch}")
     config = LaunchConfig((1, 1, 1), (64, 1, 1), shared_bytes)
-    return SimpleNamespace(program=Program(SOURCE, name), budget=Budget(registers), launch_config=lambda B: config)
+    return KernelLaunch(Program(SOURCE, name), config, (), Budget(registers))
 
 """
 

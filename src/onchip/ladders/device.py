@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
-from onchip.kernels.cuda.program import Budget, Fixed, Instance, LaunchConfig, Program
+from onchip.kernels.cuda.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.plan.device import Device
+from onchip.runtime.bound_steps import BoundSteps
 from onchip.runtime.gpu import Buffer, Function, Gpu, Graph
 from onchip.spec.recipe import Array
 
@@ -43,41 +43,28 @@ class DeviceRows:
         return self._there[dtype]
 
 
-@dataclass(frozen=True)
-class Launch:
-    function: Function
-    config: LaunchConfig
-    arguments: tuple[Any, ...]  # as gpu.launch takes them; a Buffer is kept, and handed on as its pointer
-
-    @property
-    def threads(self) -> int:
-        x, y, z = self.config.block
-        return x * y * z
-
-    def occupancy(self, arch: str) -> float:
-        """The share of a multiprocessor's warps that its registers and shared memory leave room for."""
-        blocks = self.function.blocks_per_unit(self.threads, self.config.shared_bytes)
-        return blocks * -(-self.threads // 32) / _WARPS[arch]
-
-
 class DeviceRun:
     """A run of a rung: its launches, one after the other. Called, it runs once and hands back y."""
 
-    def __init__(self, gpu: Gpu, launches: Sequence[Launch], y: Buffer, shape: tuple[int, ...], dtype: str) -> None:
-        """y is what the last launch writes: of this shape and dtype, row-major."""
-        self._gpu, self._launches = gpu, launches
-        self._y, self._shape, self._dtype = y, shape, dtype
+    def __init__(
+        self, gpu: Gpu, steps: Steps, x: Buffer, weights: Mapping[str, Buffer], shape: tuple[int, ...], dtype: str
+    ) -> None:
+        """shape, dtype  of y, row-major"""
+        self._gpu, self._steps, self._x, self._shape, self._dtype = gpu, steps, x, shape, dtype
+        self._bound = BoundSteps(gpu, steps, weights)
+        self._y = gpu.allocate(math.prod(shape) * np.dtype(dtype).itemsize)
+        self._scratch = gpu.reserve(steps.scratch_bytes)
         self._start, self._end = gpu.event(), gpu.event()
 
     @property
     def facts(self) -> dict[str, int | str]:
         """Of several launches, what the one that takes the most of it takes."""
-        launches = self._launches
+        launches = list(zip(self._steps.launches, self._bound.functions, strict=True))
         return {
             "launches": len(launches),
-            "registers": max(each.function.registers for each in launches),
-            "shared bytes": max(each.function.static_shared_bytes + each.config.shared_bytes for each in launches),
-            "occupancy": f"{100 * min(each.occupancy(self._gpu.device.arch) for each in launches):.0f}%",
+            "registers": max(function.registers for _, function in launches),
+            "shared bytes": max(f.static_shared_bytes + launch.config.shared_bytes for launch, f in launches),
+            "occupancy": f"{100 * min(occupancy(*each, self._gpu.device.arch) for each in launches):.0f}%",
         }
 
     def __call__(self) -> Array:
@@ -86,9 +73,7 @@ class DeviceRun:
 
     def _enqueue(self, stream: int, calls: int = 1) -> None:
         for _ in range(calls):
-            for each in self._launches:
-                arguments = [a.pointer if isinstance(a, Buffer) else a for a in each.arguments]
-                self._gpu.launch(each.function, each.config, arguments, stream)
+            self._bound.enqueue([self._x.pointer], [self._y.pointer], self._scratch.pointer, stream)
 
     def sample_ms(self) -> float:
         """Milliseconds of one run, launches included: the mean of as many runs in a row as take a few milliseconds."""
@@ -109,8 +94,14 @@ class DeviceRun:
         return self._end.ms_since(self._start)
 
 
-def line_launch(function: Function, blocks: int, *arguments: Any) -> Launch:
-    return Launch(function, LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), 0), arguments)
+def occupancy(launch: KernelLaunch, function: Function, arch: str) -> float:
+    """The share of a multiprocessor's warps that its registers and shared memory leave room for."""
+    threads = math.prod(launch.config.block)
+    return function.blocks_per_unit(threads, launch.config.shared_bytes) * -(-threads // 32) / _WARPS[arch]
+
+
+def line_of(blocks: int, threads: int = THREADS) -> LaunchConfig:
+    return LaunchConfig((blocks, 1, 1), (threads, 1, 1), 0)
 
 
 class CudaKernels(Protocol):
@@ -125,18 +116,12 @@ class CudaKernels(Protocol):
 
 def rung_instances(rungs: Iterable[type[CudaKernels]]) -> tuple[Instance, ...]:
     """Every kernel of the rungs, for make check-kernels: compiled, never launched."""
-    config = LaunchConfig((1, 1, 1), (THREADS, 1, 1), 0)
     kernels = [(rung, each) for rung in rungs for each in rung.programs()]
     return tuple(
-        Instance(f"{rung.name}: {each.name_expression}", _always(Fixed(each, config, Budget(rung.max_registers))))
+        Instance(f"{rung.name}: {each.name_expression}", _always(each, Budget(rung.max_registers)))
         for rung, each in kernels
     )
 
 
-def _always(launch: Fixed) -> Callable[[Device], Fixed]:
-    return lambda device: launch
-
-
-def count(B: int) -> ctypes.c_int64:
-    """A number of rows as kernels take it."""
-    return ctypes.c_int64(B)
+def _always(program: Program, budget: Budget) -> Callable[[Device], KernelLaunch]:
+    return lambda device: KernelLaunch(program, line_of(1), (), budget)

@@ -9,21 +9,24 @@ from __future__ import annotations
 import abc
 from typing import ClassVar
 
-from onchip.kernels.cuda.program import EVERY_CHIP, LaunchConfig, Program
-from onchip.ladders.device import (
-    KERNELS,
-    THREADS,
-    DeviceRows,
-    DeviceRun,
-    Launch,
-    count,
-    line_launch,
-    rung_instances,
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    Argument,
+    Budget,
+    Input,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Scratch,
+    Steps,
 )
+from onchip.kernels.cuda.scan import Scan
+from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, line_of, rung_instances
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.scan import ScanTruth, device_floor_ms
-from onchip.runtime.gpu import Buffer, Gpu
-from onchip.runtime.gpu_scan import ScanCall
+from onchip.runtime.gpu import Gpu
 from onchip.spec.network import Network
 from onchip.spec.scan_op import ScanOp
 from onchip.workloads import scan
@@ -45,11 +48,13 @@ class CudaRung(Rung[DeviceRows]):
 
     def prepare(self, net: Network, x: DeviceRows, threads: int) -> DeviceRun:
         gpu, N = Gpu.get(), len(x)
-        y = gpu.allocate(4 * N)
-        return DeviceRun(gpu, self.launches(gpu, x.on(gpu, "float32"), y, N), y, (N,), "float32")
+        return DeviceRun(gpu, self.steps(N), x.on(gpu, "float32"), {}, (N,), "float32")
 
     @abc.abstractmethod
-    def launches(self, gpu: Gpu, x: Buffer, y: Buffer, N: int) -> list[Launch]: ...
+    def steps(self, N: int) -> Steps: ...
+
+    def launch(self, program: Program, config: LaunchConfig, *arguments: Argument) -> KernelLaunch:
+        return KernelLaunch(program, config, arguments, Budget(self.max_registers))
 
 
 class OneThread(CudaRung):
@@ -58,9 +63,9 @@ class OneThread(CudaRung):
     file, kernels = "scan_one_thread.cu", ("one_thread",)
     max_rows = 1 << 16
 
-    def launches(self, gpu: Gpu, x: Buffer, y: Buffer, N: int) -> list[Launch]:
-        (function,) = map(gpu.load, self.programs())
-        return [Launch(function, LaunchConfig((1, 1, 1), (1, 1, 1), 0), (x, y, count(N)))]
+    def steps(self, N: int) -> Steps:
+        (program,) = self.programs()
+        return Steps((self.launch(program, line_of(1, 1), Input(0), Output(0), Int64(N)),))
 
 
 class SlidingBlock(CudaRung):
@@ -68,9 +73,9 @@ class SlidingBlock(CudaRung):
     idea = "1024 threads slide along the row: warps sweep up and down by shuffles, the first adds up the warps' totals"
     file, kernels = "scan_sliding_block.cu", ("sliding_block",)
 
-    def launches(self, gpu: Gpu, x: Buffer, y: Buffer, N: int) -> list[Launch]:
-        (function,) = map(gpu.load, self.programs())
-        return [Launch(function, LaunchConfig((1, 1, 1), (BLOCK, 1, 1), 0), (x, y, count(N)))]
+    def steps(self, N: int) -> Steps:
+        (program,) = self.programs()
+        return Steps((self.launch(program, line_of(1, BLOCK), Input(0), Output(0), Int64(N)),))
 
 
 class TwoLevel(CudaRung):
@@ -78,15 +83,15 @@ class TwoLevel(CudaRung):
     idea = "every block scans a tile, one block scans the tiles' totals, every block adds its own: four passes"
     file, kernels = "scan_two_level.cu", ("scan_tiles", "scan_totals", "add_before")
 
-    def launches(self, gpu: Gpu, x: Buffer, y: Buffer, N: int) -> list[Launch]:
-        scan_tiles, scan_totals, add_before = map(gpu.load, self.programs())
-        tiles = -(-N // TILE)
-        totals = gpu.allocate(4 * tiles)
-        return [
-            line_launch(scan_tiles, tiles, x, totals, y, count(N)),
-            Launch(scan_totals, LaunchConfig((1, 1, 1), (BLOCK, 1, 1), 0), (totals, count(tiles))),
-            line_launch(add_before, tiles, totals, y, count(N)),
-        ]
+    def steps(self, N: int) -> Steps:
+        scan_tiles, scan_totals, add_before = self.programs()
+        tiles, totals = -(-N // TILE), Scratch(0)
+        launches = (
+            self.launch(scan_tiles, line_of(tiles), Input(0), totals, Output(0), Int64(N)),
+            self.launch(scan_totals, line_of(1, BLOCK), totals, Int64(tiles)),
+            self.launch(add_before, line_of(tiles), totals, Output(0), Int64(N)),
+        )
+        return Steps(launches, 4 * tiles)
 
 
 class SinglePass(CudaRung):
@@ -94,45 +99,24 @@ class SinglePass(CudaRung):
     idea = "one pass: a tile says its total at once, and looks back at what the tiles before it have said"
     file, kernels = "scan_single_pass.cu", ("clear_words", "single_pass")
 
-    def launches(self, gpu: Gpu, x: Buffer, y: Buffer, N: int) -> list[Launch]:
-        clear_words, single_pass = map(gpu.load, self.programs())
-        tiles = -(-N // TILE)
-        words = gpu.allocate(8 * (1 + tiles))
-        return [
-            line_launch(clear_words, -(-(1 + tiles) // THREADS), words, count(1 + tiles)),
-            line_launch(single_pass, tiles, x, words, y, count(N)),
-        ]
-
-
-class CallRun(DeviceRun):
-    """A run of the engine's own scan, which launches by itself."""
-
-    def __init__(self, gpu: Gpu, x: Buffer, N: int) -> None:
-        self._call, self._x = ScanCall(gpu, ScanOp("sum"), "float32", (1, N, 1)), x
-        self._scratch = gpu.reserve(self._call.scratch_bytes)
-        super().__init__(gpu, (), gpu.allocate(4 * N), (N,), "float32")
-
-    @property
-    def facts(self) -> dict[str, int | str]:
-        functions = self._call.functions
-        return {
-            "launches": self._call.launches,
-            "registers": max(each.registers for each in functions),
-            "shared bytes": max(each.static_shared_bytes for each in functions),
-        }
-
-    def _enqueue(self, stream: int, calls: int = 1) -> None:
-        for _ in range(calls):
-            self._call.enqueue(self._x.pointer, self._y.pointer, stream, self._scratch.pointer)
+    def steps(self, N: int) -> Steps:
+        clear_words, single_pass = self.programs()
+        tiles, words = -(-N // TILE), Scratch(0)
+        launches = (
+            self.launch(clear_words, line_of(-(-(1 + tiles) // THREADS)), words, Int64(1 + tiles)),
+            self.launch(single_pass, line_of(tiles), Input(0), words, Output(0), Int64(N)),
+        )
+        return Steps(launches, 8 * (1 + tiles))
 
 
 class Onchip(Rung[DeviceRows]):
     name = "onchip"
     idea = "the engine: one pass, the totals of tiles added in a fixed order and in float64: the same bits every time"
 
-    def prepare(self, net: Network, x: DeviceRows, threads: int) -> CallRun:
-        gpu = Gpu.get()
-        return CallRun(gpu, x.on(gpu, "float32"), len(x))
+    def prepare(self, net: Network, x: DeviceRows, threads: int) -> DeviceRun:
+        gpu, N = Gpu.get(), len(x)
+        steps = Scan(ScanOp("sum"), "float32", 1, N).steps(gpu.device)
+        return DeviceRun(gpu, steps, x.on(gpu, "float32"), {}, (N,), "float32")
 
 
 RUNGS: tuple[type[CudaRung], ...] = (OneThread, SlidingBlock, TwoLevel, SinglePass)

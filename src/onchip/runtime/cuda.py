@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import bisect
 import functools
 import threading
 from collections import OrderedDict
@@ -11,56 +11,52 @@ from dataclasses import dataclass
 from typing import cast
 
 from onchip.errors import DeviceError, ShapeError
-from onchip.kernels.cuda.program import Launch
+from onchip.kernels.cuda.program import Lowering
 from onchip.plan.planner import Plan
+from onchip.runtime.bound_steps import BoundSteps
 from onchip.runtime.cpu import bake
-from onchip.runtime.gpu import Buffer, Call, Function, Gpu, Graph
+from onchip.runtime.gpu import Buffer, Gpu, Graph
 from onchip.runtime.staging import staging_of
 from onchip.spec.recipe import Array, Made
 from onchip.spec.types import numpy_dtype
 
-MOST_CALLS = 64  # kept a thread, by number of rows
+MOST_CALLS = 64  # numbers of rows whose launches a thread keeps
 MOST_GRAPHS = 8  # kept, each with its memory for values between groups
+ALIGN_BYTES = 256  # of a place in an arena
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One group, compiled and loaded, its weights on the GPU."""
+    """One group, its weights on the GPU."""
 
     label: str
-    function: Function
-    launch: Launch
+    lowering: Lowering
     inputs: tuple[str, ...]
-    weights: tuple[Buffer, ...]
+    weights: Mapping[str, Buffer]
     outputs: tuple[str, ...]
 
-    @functools.cached_property
-    def slots(self) -> tuple[tuple[int, str], ...]:
-        """Which argument is the pointer of which value: the inputs, the weights, the outputs, the count of rows."""
-        behind = len(self.inputs) + len(self.weights)
-        return (*enumerate(self.inputs), *enumerate(self.outputs, behind))
 
-    def call(self, gpu: Gpu, B: int) -> Call:
-        """The launch for B rows, with the pointers of its values still to be set."""
-        weights = (buffer.pointer for buffer in self.weights)
-        pointers = [*(0 for _ in self.inputs), *weights, *(0 for _ in self.outputs)]
-        config = self.launch.launch_config(B)
-        with gpu:
-            self.function.allow_shared(config.shared_bytes)
-        return Call(gpu, self.function, config, [*pointers, ctypes.c_int64(self.launch.count(B))])
+@dataclass(frozen=True, eq=False)
+class BoundPlan:
+    """A plan for one number of rows: the launches of every group, and where in one arena lies what is between them."""
+
+    steps: list[tuple[Step, BoundSteps]]
+    places: Mapping[str, int]  # of values between groups, in bytes
+    scratches: Sequence[int]  # of each group's scratch memory
+    arena_bytes: int
 
 
-class _Calls(threading.local):
-    """A thread's own launches: the arguments of one are written in place."""
+class _Kept(threading.local):
+    """A thread's own launches, by number of rows: their arguments are written in place."""
 
     def __init__(self) -> None:
-        self.by_rows: dict[int, Call] = {}
+        self.by_rows: dict[int, BoundPlan] = {}
 
 
 @dataclass(frozen=True, eq=False)
 class _Repeated:
     graph: Graph
-    buffers: list[Buffer]  # what the graph keeps between groups
+    arena: Buffer
 
 
 class PlanState:
@@ -74,68 +70,112 @@ class PlanState:
         self._between = {name: net.types[name].row_bytes for name in made if name not in net.outputs}
         ends = (*net.inputs, *dict.fromkeys(net.outputs))
         self.row_bytes = sum(net.types[name].row_bytes for name in ends) + sum(self._between.values())
-        self._calls = _Calls()
+        self._kept = _Kept()
         self._graphs: OrderedDict[tuple[int, ...], _Repeated | None] = OrderedDict()
         self._lock = threading.Lock()
 
     def enqueue(self, pointers: Mapping[str, int], B: int, stream: int) -> None:
-        """Run the network on B > 0 rows: one launch for one group; a graph for more, once they were seen before.
+        """Run the network on B > 0 rows: one launch if that is all; else a graph, once the same was seen before.
 
         pointers  of the network's inputs and outputs, 16-byte aligned, in the network's order
         """
-        if len(self.steps) == 1:
-            self._launch(self.steps[0], self.call(B), pointers, stream)
+        bound = self.bound(B)
+        if bound.arena_bytes == 0 and len(bound.steps) == 1:
+            self._launch(bound, pointers, 0, stream)
         elif self.debug or self.gpu.is_capturing(stream):
-            self._launch_all(pointers, B, stream)
+            self._launch_in_pool(bound, pointers, stream)
         else:
-            self._launch_repeated(pointers, B, stream)
+            self._launch_repeated(bound, pointers, B, stream)
 
-    def call(self, B: int) -> Call:
-        """This thread's launch of the only group for B rows."""
-        calls = self._calls.by_rows
-        if B not in calls:
-            if len(calls) >= MOST_CALLS:
-                calls.clear()
-            calls[B] = self.steps[0].call(self.gpu, B)
-        return calls[B]
+    def bound(self, B: int) -> BoundPlan:
+        """This thread's launches for B rows."""
+        kept = self._kept.by_rows
+        if B not in kept:
+            if len(kept) >= MOST_CALLS:
+                kept.clear()
+            kept[B] = self.bind(B)
+        return kept[B]
 
-    def _launch(self, step: Step, call: Call, values: Mapping[str, int], stream: int) -> None:
-        for index, name in step.slots:
-            call.arguments[index].value = values[name]
-        call.launch(stream)
-        if self.debug and not self.gpu.is_capturing(stream):
-            self.gpu.synchronise(stream, kernel=step.label)
+    def bind(self, B: int) -> BoundPlan:
+        steps = [(step, BoundSteps(self.gpu, step.lowering.at(B), step.weights)) for step in self.steps]
+        arena = Arena()
+        last_read = {name: i for i, (step, _) in enumerate(steps) for name in (*step.outputs, *step.inputs)}
+        places: dict[str, int] = {}
+        scratches = []
+        for i, (step, launches) in enumerate(steps):
+            scratches.append(arena.take(launches.scratch_bytes) if launches.scratch_bytes else 0)
+            for name in step.outputs:
+                if name in self._between:
+                    places[name] = arena.take(self._between[name] * B)
+            if launches.scratch_bytes:
+                arena.give_back(scratches[-1])  # nobody needs it behind the group
+            for name in {*step.inputs, *step.outputs} & places.keys():
+                if last_read[name] == i:
+                    arena.give_back(places[name])
+        return BoundPlan(steps, places, scratches, arena.nbytes)
 
-    def _launch_all(self, pointers: Mapping[str, int], B: int, stream: int) -> None:
-        allocate = self.gpu.allocate
-        between = {name: allocate(size * B, stream, self.row_bytes) for name, size in self._between.items()}
-        self._launch_steps({**pointers, **{name: buffer.pointer for name, buffer in between.items()}}, B, stream)
+    @property
+    def is_one_launch(self) -> bool:
+        """Whether a run is one launch from one input to one output, and nothing else."""
+        (_, launches), *others = self.bound(self.plan.job.batch).steps
+        return not others and launches.pointers is not None
 
-    def _launch_steps(self, values: Mapping[str, int], B: int, stream: int) -> None:
-        for step in self.steps:
-            self._launch(step, step.call(self.gpu, B), values, stream)
+    def _launch(self, bound: BoundPlan, pointers: Mapping[str, int], arena: int, stream: int) -> None:
+        values = pointers
+        if bound.places:
+            values = {**pointers, **{name: arena + place for name, place in bound.places.items()}}
+        watched = self.debug and not self.gpu.is_capturing(stream)
+        for (step, launches), scratch in zip(bound.steps, bound.scratches, strict=True):
+            behind = functools.partial(self.gpu.synchronise, stream, kernel=step.label) if watched else None
+            inputs, outputs = [values[name] for name in step.inputs], [values[name] for name in step.outputs]
+            launches.enqueue(inputs, outputs, arena + scratch, stream, behind)
 
-    def _launch_repeated(self, pointers: Mapping[str, int], B: int, stream: int) -> None:
+    def _launch_in_pool(self, bound: BoundPlan, pointers: Mapping[str, int], stream: int) -> None:
+        arena = self.gpu.allocate(bound.arena_bytes, stream, self.row_bytes)
+        self._launch(bound, pointers, arena.pointer, stream)
+
+    def _launch_repeated(self, bound: BoundPlan, pointers: Mapping[str, int], B: int, stream: int) -> None:
         """The second time that the same rows lie at the same place, and from then on, one graph is launched."""
         key = (B, *pointers.values())
         with self._lock:  # a graph is launched by one thread at a time
             if key not in self._graphs:
                 self._graphs[key] = None
-                self._launch_all(pointers, B, stream)
+                self._launch_in_pool(bound, pointers, stream)
             else:
-                kept = self._graphs[key] or self._capture(pointers, B)
+                kept = self._graphs[key] or self._capture(bound, pointers)
                 self._graphs[key] = kept
                 self._graphs.move_to_end(key)
                 kept.graph.launch(stream)
             if len(self._graphs) > MOST_GRAPHS:
                 self._graphs.popitem(last=False)
 
-    def _capture(self, pointers: Mapping[str, int], B: int) -> _Repeated:
+    def _capture(self, bound: BoundPlan, pointers: Mapping[str, int]) -> _Repeated:
         # Not of the pool: the graph may run on any stream, and one launch of it waits for the one before.
-        buffers = {name: self.gpu.reserve(size * B, self.row_bytes) for name, size in self._between.items()}
-        values = {**pointers, **{name: buffer.pointer for name, buffer in buffers.items()}}
-        graph = self.gpu.capture(lambda recording: self._launch_steps(values, B, recording))
-        return _Repeated(graph, list(buffers.values()))
+        arena = self.gpu.reserve(bound.arena_bytes, self.row_bytes)
+        graph = self.gpu.capture(lambda recording: self._launch(bound, pointers, arena.pointer, recording))
+        return _Repeated(graph, arena)
+
+
+class Arena:
+    """Places in one piece of memory for what is needed at the same time; what is given back is used again."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._taken: list[tuple[int, int]] = []  # begin and end, in their order
+
+    def take(self, nbytes: int) -> int:
+        """Where the first gap begins that is large enough."""
+        size, at = max(1, -(-nbytes // ALIGN_BYTES)) * ALIGN_BYTES, 0
+        for begin, end in self._taken:
+            if begin - at >= size:
+                break
+            at = end
+        bisect.insort(self._taken, (at, at + size))
+        self.nbytes = max(self.nbytes, at + size)
+        return at
+
+    def give_back(self, at: int) -> None:
+        self._taken = [(begin, end) for begin, end in self._taken if begin != at]
 
 
 class CudaBackend:
@@ -153,12 +193,13 @@ class CudaBackend:
         made: Made = {}
         steps = []
         for group in plan.groups:
-            launch = cast(Launch, group.claim.facts)
-            recipes = group.claim.recipes.values()
-            weights = tuple(self.gpu.upload(bake(recipe, plan, made)) for recipe in recipes)
-            function = self.gpu.load(launch.program, launch.launch_config(1).shared_bytes)
-            steps.append(Step(group.claim.label, function, launch, group.inputs, weights, group.outputs))
-        return PlanState(self.gpu, plan, steps)
+            lowering = cast(Lowering, group.claim.facts)
+            recipes = group.claim.recipes.items()
+            weights = {name: self.gpu.upload(bake(recipe, plan, made)) for name, recipe in recipes}
+            steps.append(Step(group.claim.label, lowering, group.inputs, weights, group.outputs))
+        state = PlanState(self.gpu, plan, steps)
+        state.bound(plan.job.batch)  # compiles what the job will launch before it is timed
+        return state
 
     def run(self, state: PlanState, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         """Run the network on B rows; returns when the outputs are complete.

@@ -32,7 +32,7 @@ def device_run(x: Any, state: PlanState, ids: Mapping[str, int]) -> Run | None:
         )  # fmt: skip
     calls = DeviceCalls(kind, state)
     net = state.plan.network
-    plain = len(net.inputs) == len(net.outputs) == len(state.steps) == 1
+    plain = len(net.inputs) == len(net.outputs) == 1 and state.is_one_launch
     return torch_run(kind, state, calls) if isinstance(kind, Torch) and plain and not state.debug else calls
 
 
@@ -168,11 +168,11 @@ class _Launch:
     """The launch for B rows, and the graphs of it: to launch a graph takes a quarter less than to launch a kernel."""
 
     def __init__(self, state: PlanState, refuses_graphs: Callable[[], bool], B: int) -> None:
-        (step,), net = state.steps, state.plan.network
-        (x_index, _), (y_index, _) = step.slots
+        ((_, launches),), net = state.bind(B).steps, state.plan.network
+        assert launches.pointers is not None
         self.graphs: dict[tuple[int, int], Graph] = {}
-        self._gpu, self._call = state.gpu, step.call(state.gpu, B)
-        self._x, self._y = self._call.arguments[x_index], self._call.arguments[y_index]
+        self._gpu, self._call = state.gpu, launches.calls[0]
+        self._x, self._y = launches.pointers
         self._x_bytes, self._y_bytes = net.input.row_bytes * B, net.output.row_bytes * B
         self._refuses_graphs = refuses_graphs
         self._last = (0, 0)

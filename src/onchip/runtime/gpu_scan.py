@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 import threading
@@ -12,66 +11,22 @@ from typing import Any
 import numpy as np
 
 from onchip.errors import InputError, ShapeError
-from onchip.kernels.cuda.program import Fixed
-from onchip.kernels.cuda.scan import STATE_BYTES, Scan, swap_axes
+from onchip.kernels.cuda.scan import Scan
+from onchip.runtime.bound_steps import BoundSteps
 from onchip.runtime.device_arrays import Kind, Placed
-from onchip.runtime.gpu import Call, Function, Gpu
+from onchip.runtime.gpu import Gpu
 from onchip.runtime.staging import SLOT_BYTES, staging_of
 from onchip.spec.recipe import Array
 from onchip.spec.scan_op import ScanOp, check_axis, check_dtype, check_out
 from onchip.spec.types import BATCH, DTYPE_BYTES, TensorType
 
-_ALIGN_BYTES = 256
 
+class BoundScan:
+    """One scan with everything written down: `enqueue` puts it on a stream. Of a part, with the totals at its ends."""
 
-class ScanCall:
-    """One scan with everything written down: `enqueue` puts it on a stream.
-
-    shape  (outer, N, inner): along the middle axis
-    whole  the numbers of the row that these are a part of; 0: they are all of it
-    """
-
-    def __init__(self, gpu: Gpu, how: ScanOp, dtype: str, shape: tuple[int, int, int], whole: int = 0) -> None:
-        self._gpu, self._lock = gpu, threading.Lock()
-        outer, N, inner = shape
-        self._scan = scan = Scan(how, dtype, outer, N, inner, whole)
-        self._swaps: list[Call] = []
-        self.functions: tuple[Function, ...] = ()
-        self._moved_bytes = 0  # of the array with its axes swapped
-        if math.prod(shape) == 0:
-            self._scan = Scan(how, dtype, 0, 0, 1)
-            return
-        if scan.is_narrow:
-            self._scan = scan = Scan(how, dtype, outer * inner, N)
-            self._swaps = [self._swap(outer, N, inner), self._swap(outer, inner, N)]
-            self._moved_bytes = -(-math.prod(shape) * DTYPE_BYTES[dtype] // _ALIGN_BYTES) * _ALIGN_BYTES
-        if scan.is_long:
-            states = ctypes.c_int64(scan.states)
-            self._clear = self._load(scan.clearing(gpu.device.units), [0, states])
-            sizes = ctypes.c_int64(N), ctypes.c_uint32(scan.tiles)
-            self._call = self._load(scan.by_tiles(gpu.device.arch), [0, 0, 0, 0, 0, *sizes])
-        else:
-            shape_of_rows = (scan.outer, N) if scan.inner == 1 else (outer, N, inner)
-            self._call = self._load(scan.by_walking(gpu.device.units), [0, 0, *map(ctypes.c_int64, shape_of_rows)])
-
-    def _load(self, launch: Fixed, arguments: Sequence[Any]) -> Call:
-        """The launch, with its pointers (0) still to be set."""
-        function = self._gpu.load(launch.program)
-        self.functions = (*self.functions, function)
-        return Call(self._gpu, function, launch.config, arguments)
-
-    def _swap(self, outer: int, N: int, M: int) -> Call:
-        launch = swap_axes(self._scan.dtype, outer, N, M, self._gpu.device.units)
-        return self._load(launch, [0, 0, *map(ctypes.c_int64, (outer, N, M))])
-
-    @property
-    def launches(self) -> int:
-        return len(self.functions)
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Memory that `enqueue` needs; 0: none."""
-        return self._moved_bytes + (STATE_BYTES * self._scan.states if self._scan.is_long else 0)
+    def __init__(self, gpu: Gpu, scan: Scan) -> None:
+        self._launches, self._lock = BoundSteps(gpu, scan.steps(gpu.device)), threading.Lock()
+        self.scratch_bytes = self._launches.scratch_bytes
 
     def enqueue(self, x: int, y: int, stream: int, scratch: int, before: int = 0, after: int = 0) -> None:
         """Put the work on a stream: pointers of x and y, which may be the same.
@@ -79,34 +34,17 @@ class ScanCall:
         scratch        pointer to `scratch_bytes` for this call alone
         before, after  of a long row in parts: where the total lies that it goes on from, and where to put its own
         """
-        if not self.functions:
-            return
         with self._lock:
-            if not self._swaps:
-                self._enqueue_rows(x, y, stream, scratch, before, after)
-                return
-            there, back = self._swaps
-            _set(there, x, scratch).launch(stream)
-            self._enqueue_rows(scratch, scratch, stream, scratch + self._moved_bytes, before, after)
-            _set(back, scratch, y).launch(stream)
-
-    def _enqueue_rows(self, x: int, y: int, stream: int, states: int, before: int, after: int) -> None:
-        if self._scan.is_long:
-            _set(self._clear, states).launch(stream)
-            _set(self._call, x, y, states, before, after).launch(stream)
-        else:
-            _set(self._call, x, y).launch(stream)
-
-
-def _set(made: Call, *pointers: int) -> Call:
-    for argument, pointer in zip(made.arguments, pointers, strict=False):
-        argument.value = pointer
-    return made
+            self._launches.enqueue((x, before), (y, after), scratch, stream)
 
 
 @functools.lru_cache(maxsize=256)
-def scan_call(gpu: Gpu, how: ScanOp, dtype: str, shape: tuple[int, int, int], whole: int = 0) -> ScanCall:
-    return ScanCall(gpu, how, dtype, shape, whole)
+def bound_scan(gpu: Gpu, how: ScanOp, dtype: str, shape: tuple[int, int, int], whole: int = 0) -> BoundScan:
+    """shape  (outer, N, inner): along the middle axis
+    whole  the numbers of the row that these are a part of; 0: they are all of it
+    """
+    outer, N, inner = shape
+    return BoundScan(gpu, Scan(how, dtype, outer, N, inner, whole))
 
 
 # -- arrays on the GPU ---------------------------------------------------------------------------------------
@@ -129,7 +67,7 @@ def scan_there(x: Any, kind: Kind, gpu: Gpu, how: ScanOp, axis: int, out: Any) -
     far = made.pointer + made.nbytes <= given.pointer or given.pointer + given.nbytes <= made.pointer
     if made.pointer != given.pointer and not far:
         raise ShapeError("out overlaps x", expected="x itself, or memory of its own")
-    planned = scan_call(gpu, how, dtype, (math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :])))
+    planned = bound_scan(gpu, how, dtype, (math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :])))
     with gpu:
         scratch = kind.scratch(planned.scratch_bytes, stream)
         planned.enqueue(given.pointer, made.pointer, stream, scratch.pointer if scratch else 0)
@@ -175,7 +113,7 @@ class RowOnGpu:
                 staging_of(self._gpu).run(*arrays, parts, functools.partial(self._enqueue, shape[1]))
 
     def _enqueue(self, size: int, given: Sequence[int], made: Sequence[int], rows: int, stream: int) -> None:
-        planned = scan_call(self._gpu, self._how, self._dtype, (1, rows * size, 1), self._N)
+        planned = bound_scan(self._gpu, self._how, self._dtype, (1, rows * size, 1), self._N)
         scratch = self._gpu.allocate(planned.scratch_bytes, stream)
         each = DTYPE_BYTES[self._how.total_dtype(self._dtype)]
         slots = [self._totals.pointer + (self._number + i) % 2 * each for i in range(2)]
@@ -194,7 +132,7 @@ def scan_rows_through(gpu: Gpu, x: Array, y: Array, how: ScanOp) -> None:
         return
 
     def enqueue(given: Sequence[int], made: Sequence[int], rows: int, stream: int) -> None:
-        planned = scan_call(gpu, how, dtype, (rows, N, 1))
+        planned = bound_scan(gpu, how, dtype, (rows, N, 1))
         scratch = gpu.allocate(planned.scratch_bytes, stream) if planned.scratch_bytes else None
         planned.enqueue(given[0], made[0], stream, scratch.pointer if scratch else 0)
 

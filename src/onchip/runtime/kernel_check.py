@@ -105,7 +105,7 @@ def run_task(task: Task) -> Outcome:
         failed=_excess(
             ("registers", binary.registers, budget.registers),
             ("spilled bytes", binary.spill_bytes, budget.spill_bytes),
-            ("bytes of shared memory", static + launch.launch_config(1 << 20).shared_bytes, device.fast_bytes),
+            ("bytes of shared memory", static + launch.config.shared_bytes, device.fast_bytes),
             ("kernel with serialised wgmma", int(binary.is_serialised), 0),
         ),
     )

@@ -7,7 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import EVERY_CHIP, NUMBERS, Budget, Instance, LaunchConfig, Program
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Steps,
+)
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.io import short_name
@@ -20,7 +32,7 @@ THREADS, NUMBERS_A_THREAD, BLOCKS_A_UNIT = 256, 4, 8
 
 
 @dataclass(frozen=True)
-class CastLaunch:
+class CastLowering:
     dtypes: tuple[str, str]
     row_size: int
     units: int
@@ -39,6 +51,10 @@ class CastLaunch:
     def launch_config(self, B: int) -> LaunchConfig:
         blocks = -(-self.count(B) // (THREADS * NUMBERS_A_THREAD))
         return LaunchConfig((max(1, min(blocks, self.units * BLOCKS_A_UNIT)), 1, 1), (THREADS, 1, 1), 0)
+
+    def at(self, B: int) -> Steps:
+        arguments = (Input(0), Output(0), Int64(self.count(B)))
+        return Steps((KernelLaunch(self.program, self.launch_config(B), arguments, self.budget),))
 
 
 class CastAlone:
@@ -61,11 +77,16 @@ class CastAlone:
             nodes=(node.name,),
             price=Price(0, given.row_bytes + made.row_bytes),
             why="by itself: what stands beside it has other readers",
-            facts=CastLaunch((given.dtype, made.dtype), given.row_size, device.units),
+            facts=CastLowering((given.dtype, made.dtype), given.row_size, device.units),
         )
 
 
-INSTANCES = tuple(
-    Instance(f"{a} to {b}", lambda device, a=a, b=b: CastLaunch((a, b), 1, device.units))  # type: ignore[misc]
-    for a, b in (("float32", "float16"), ("float16", "bfloat16"), ("bfloat16", "float32"))
-)
+def _instance(given: str, made: str) -> Instance:
+    return Instance(
+        f"{given} to {made}", lambda device: CastLowering((given, made), 1, device.units).at(1 << 20).launches[0]
+    )
+
+
+INSTANCES = (
+    _instance("float32", "float16"), _instance("float16", "bfloat16"), _instance("bfloat16", "float32"),
+)  # fmt: skip

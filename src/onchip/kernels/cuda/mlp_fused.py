@@ -17,7 +17,20 @@ from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_p
 from onchip.kernels.cuda import mlp_tensor
 from onchip.kernels.cuda.activation import ACTIVATIONS, cpp_name
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import EVERY_CHIP, NUMBERS, Budget, Instance, LaunchConfig, Program
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Steps,
+    Weight,
+)
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.build import mlp
@@ -31,6 +44,7 @@ ROWS = (32, 16, 8)  # rows of a warp's tile, best first: more rows, more use of 
 # Not 16 warps: 128 registers a thread are too few for tiles of 8 x 8 (sm_90a spills).
 MOST_WARPS = 12
 PART = 1024  # terms of a sum; longer ones are sums of sums, which take registers from the tiles
+_MANY = 1 << 20  # rows that fill every chip: what is checked without one
 FEWEST_WARPS = 4  # one for each scheduler of a multiprocessor; fewer only where nothing else fits
 
 
@@ -44,8 +58,8 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class MlpLaunch:
-    """What the runtime needs to compile and launch one claimed chain."""
+class MlpLowering:
+    """A claimed chain as one launch."""
 
     chain: Chain
     dtypes: tuple[str, str]  # of x and y
@@ -67,6 +81,10 @@ class MlpLaunch:
     def launch_config(self, B: int) -> LaunchConfig:
         return launch_config(self.chain, self.tiling, self.count(B), self.units)
 
+    def at(self, B: int) -> Steps:
+        arguments = (Input(0), Weight("weights"), Output(0), Int64(self.count(B)))
+        return Steps((KernelLaunch(self.program, self.launch_config(B), arguments, self.budget),))
+
 
 class MlpFused:
     name = "mlp_fused"
@@ -81,7 +99,7 @@ class MlpFused:
         why_not, told = mlp_tensor.why_not(net, chain, device, job), ""
         if job.precision != "fp32" and not why_not:
             chain = chain.first(1)
-            tried = mlp_tensor.make_launch(net, chain, device, job)
+            tried = mlp_tensor.make_lowering(net, chain, device, job)
             if not isinstance(tried, str):
                 return
             told = f"; in fp32: for {job.precision} it {tried}"
@@ -102,7 +120,7 @@ def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, told: str
         why=_why(chain, tiling, used, device) + told,
         recipes={"weights": pack_recipe(chain, tiling)},
         fast_bytes=used,
-        facts=MlpLaunch(chain, end_dtypes(net, chain), tiling, device.units),
+        facts=MlpLowering(chain, end_dtypes(net, chain), tiling, device.units),
     )
 
 
@@ -248,13 +266,13 @@ def _cpp(flag: bool) -> str:
 
 
 def _instance(name: str, *widths: int, output: str | None = None) -> Instance:
-    def launch(device: Device) -> MlpLaunch:
+    def launch(device: Device) -> KernelLaunch:
         chain = find_chain(mlp(*widths, output=output), 0, ACTIVATIONS)
         assert chain is not None
         tiling = choose_tiling(chain, device.fast_bytes)
         if tiling is None:
             raise PlanError(f"{MlpFused.name} does not take {name} on {device.arch}", got=_does_not_fit(chain, device))
-        return MlpLaunch(chain, ("float32", "float32"), tiling, device.units)
+        return MlpLowering(chain, ("float32", "float32"), tiling, device.units).at(_MANY).launches[0]
 
     return Instance(name, launch)
 

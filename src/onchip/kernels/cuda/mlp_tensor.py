@@ -14,7 +14,20 @@ from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda.activation import ACTIVATIONS, cpp_name
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, Precision, first_steps, pack_recipe, round_up, weight_bytes
-from onchip.kernels.cuda.program import EVERY_CHIP, NUMBERS, Budget, Instance, LaunchConfig, Program
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Steps,
+    Weight,
+)
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.build import mlp
@@ -62,8 +75,8 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class TensorLaunch:
-    """What the runtime needs to compile and launch one claimed chain."""
+class TensorLowering:
+    """A claimed chain as one launch."""
 
     chain: Chain
     precision: Precision
@@ -104,6 +117,10 @@ class TensorLaunch:
         shared = shared_bytes(self.chain, self.precision, self.dtypes[0], cut, warps)
         return LaunchConfig((grid, 1, 1), (32 * warps, 1, 1), shared, overlaps=cut.by == "ByWgmma")
 
+    def at(self, B: int) -> Steps:
+        arguments = (Input(0), Weight("weights"), Output(0), Int64(self.count(B)))
+        return Steps((KernelLaunch(self.program, self.launch_config(B), arguments, self.budget),))
+
 
 class MlpTensor:
     name = "mlp_tensor"
@@ -117,22 +134,22 @@ class MlpTensor:
             return
         refused = why_not(net, chain, device, job)
         for part in chain.parts() if not refused else ():
-            launch = make_launch(net, part, device, job)
-            if isinstance(launch, TensorLaunch):
+            launch = make_lowering(net, part, device, job)
+            if isinstance(launch, TensorLowering):
                 yield _claim(net, part, device, job, launch)
                 return
             refused = refused or launch  # of all layers together
         yield Refusal(self.name, net.nodes[start].name, refused)
 
 
-def make_launch(net: Network, chain: Chain, device: Device, job: Job) -> TensorLaunch | str:
+def make_lowering(net: Network, chain: Chain, device: Device, job: Job) -> TensorLowering | str:
     """How to launch a chain, or why not."""
     computed, dtypes = PRECISIONS[job.precision], end_dtypes(net, chain)
     tiling = choose_tiling(chain, computed, dtypes[0], device, job.batch)
-    return tiling if isinstance(tiling, str) else TensorLaunch(chain, computed, dtypes, tiling, device.units)
+    return tiling if isinstance(tiling, str) else TensorLowering(chain, computed, dtypes, tiling, device.units)
 
 
-def _claim(net: Network, chain: Chain, device: Device, job: Job, launch: TensorLaunch) -> Claim:
+def _claim(net: Network, chain: Chain, device: Device, job: Job, launch: TensorLowering) -> Claim:
     used = launch.launch_config(1 << 40).shared_bytes
     rows = " to ".join(dict.fromkeys(short_name(dtype) for dtype in launch.dtypes))
     weights = pack_recipe(chain, launch.precision, launch.dtypes[0])
@@ -239,14 +256,14 @@ def why_not(net: Network, chain: Chain, device: Device, job: Job) -> str:
 def _instance(
     name: str, *widths: int, precision: str, io: str = "float32", B: int = Job.batch, **options: object
 ) -> Instance:
-    def launch(device: Device) -> TensorLaunch:
+    def launch(device: Device) -> KernelLaunch:
         net = with_io(mlp(*widths, **options), io)  # type: ignore[arg-type]
         chain = find_chain(net, 0, ACTIVATIONS, casts=True)
         assert chain is not None
-        made = make_launch(net, chain, device, Job(precision, B))
+        made = make_lowering(net, chain, device, Job(precision, B))
         if isinstance(made, str):
             raise PlanError(f"{MlpTensor.name} does not take {name} on {device.arch}", got=made)
-        return made
+        return made.at(1 << 20).launches[0]
 
     return Instance(name, launch)
 

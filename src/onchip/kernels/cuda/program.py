@@ -41,37 +41,72 @@ class LaunchConfig:
     overlaps: bool = False
 
 
-class Launch(Protocol):
-    """`Claim.facts` of every CUDA kernel.
-
-    Its parameters are, in this order: a pointer for each input of the group, for each recipe of the claim and
-    for each output of the group, then one long long: `count(B)`, the rows that the kernel sees.
-    """
-
-    @property
-    def program(self) -> Program: ...
-
-    @property
-    def budget(self) -> Budget: ...
-
-    def count(self, B: int) -> int: ...
-
-    def launch_config(self, B: int) -> LaunchConfig: ...
+# What a kernel is told, in the order of its parameters. The first four are pointers.
 
 
 @dataclass(frozen=True)
-class Fixed:
-    """A launch whose numbers are known: `Launch` for a batch of its own size."""
+class Input:
+    """The group's input with this number."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """The group's output with this number."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Weight:
+    """What the claim's recipe of this name makes."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A place in the memory that the launches of these steps have for themselves, in bytes from its beginning."""
+
+    offset: int
+
+
+@dataclass(frozen=True)
+class Int64:
+    value: int
+
+
+@dataclass(frozen=True)
+class UInt32:
+    value: int
+
+
+Argument = Input | Output | Weight | Scratch | Int64 | UInt32
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """One launch, as data."""
 
     program: Program
     config: LaunchConfig
+    arguments: tuple[Argument, ...]
     budget: Budget
 
-    def count(self, B: int) -> int:
-        return B
 
-    def launch_config(self, B: int) -> LaunchConfig:
-        return self.config
+@dataclass(frozen=True)
+class Steps:
+    """The launches of a claim, one after the other, and the memory that they share."""
+
+    launches: tuple[KernelLaunch, ...]
+    scratch_bytes: int = 0
+
+
+class Lowering(Protocol):
+    """`Claim.facts` of every CUDA kernel: what is launched, for any number of rows. Plain data."""
+
+    def at(self, B: int) -> Steps: ...
 
 
 @dataclass(frozen=True)
@@ -82,4 +117,4 @@ class Instance:
     """
 
     name: str  # "decode fp16": the network and the precision
-    launch: Callable[[Device], Launch]  # for any device of an architecture that the module's ARCHITECTURES name
+    launch: Callable[[Device], KernelLaunch]  # for any device of an architecture that the module's ARCHITECTURES name

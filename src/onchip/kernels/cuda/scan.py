@@ -7,12 +7,26 @@ An array is (outer, N, inner), scanned along the middle axis. How it is cut depe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.program import EVERY_CHIP, Budget, Fixed, Instance, LaunchConfig, Program
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Scratch,
+    Steps,
+    UInt32,
+)
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.layers import CumSum
@@ -29,6 +43,7 @@ THREADS = 256  # of a block of every kernel here
 CHUNKS, MORE_CHUNKS, GROUP = 8, 10, 128
 MANY_BYTES = 1 << 28  # of a row, from where on tiles are large
 STATE_BYTES = 16
+_ALIGN_BYTES = 256  # of what lies in scratch memory
 SHORT_BYTES = 8 << 10  # rows up to here are walked over by a warp
 MANY_COLUMNS = 1 << 12  # from here on columns are walked down where they lie; fewer, if long, are made rows first
 BLOCKS_A_UNIT = 8
@@ -92,17 +107,21 @@ class Scan:
         """Of all rows' groups and tiles, cleared before each scan."""
         return self.outer * (self.tiles + -(-self.tiles // GROUP))
 
-    def clearing(self, units: int) -> Fixed:
+    def clearing(self, units: int, states: Scratch) -> KernelLaunch:
         """clear_states(states, count)"""
         program = Program(FOLDER / "scan_tiles.cu", "clear_states")
-        return Fixed(program, _line(min(-(-self.states // THREADS), units)), Budget(registers=32))
+        config = _line(min(-(-self.states // THREADS), units))
+        return KernelLaunch(program, config, (states, Int64(self.states)), Budget(registers=32))
 
-    def by_tiles(self, arch: str) -> Fixed:
+    def by_tiles(self, arch: str, x: Argument, y: Argument, states: Scratch) -> KernelLaunch:
         """scan_tiles(x, y, states, before, after, N, tiles), behind clear_states"""
         program = Program(FOLDER / "scan_tiles.cu", f"scan_tiles<{self.template}, {self.chunks}>")
         config = replace(_line(self.outer * self.tiles), overlaps=arch not in ("sm_80", "sm_86", "sm_89"))
         resident = 50 // self.chunks  # blocks that share a large multiprocessor
-        return Fixed(program, config, Budget(65536 // (THREADS * resident) // 8 * 8, spill_bytes=48))
+        # Of a part: the total that it goes on from, and where its own goes.
+        totals: tuple[Argument, Argument] = (Input(1), Output(1)) if self.whole else (Int64(0), Int64(0))
+        arguments = (x, y, states, *totals, Int64(self.N), UInt32(self.tiles))
+        return KernelLaunch(program, config, arguments, Budget(65536 // (THREADS * resident) // 8 * 8, spill_bytes=48))
 
     # -- short rows and columns ----------------------------------------------------------------------------------
 
@@ -119,18 +138,48 @@ class Scan:
         threads = self.outer * (self.lanes if self.inner == 1 else self.inner)
         return _line(min(-(-threads // THREADS), units * BLOCKS_A_UNIT))
 
-    def by_walking(self, units: int) -> Fixed:
+    def by_walking(self, units: int) -> KernelLaunch:
         """scan_rows(x, y, outer, N) or scan_columns(x, y, outer, N, inner)"""
         name = "scan_rows" if self.inner == 1 else "scan_columns"
+        sizes = (self.outer, self.N) if self.inner == 1 else (self.outer, self.N, self.inner)
         program = Program(FOLDER / f"{name}.cu", f"{name}<{self.walk_template()}>")
-        return Fixed(program, self.walk_config(units), WALK_BUDGET)
+        arguments: tuple[Argument, ...] = (Input(0), Output(0), *map(Int64, sizes))
+        return KernelLaunch(program, self.walk_config(units), arguments, WALK_BUDGET)
+
+    # -- all launches --------------------------------------------------------------------------------------------
+
+    def steps(self, device: Device) -> Steps:
+        """From input 0 to output 0, which may be the same memory; of a part, with the total before and behind it."""
+        if not self.outer * self.N * self.inner:
+            return Steps(())
+        if self.is_narrow:
+            return self._as_rows(device)
+        if self.is_long:
+            return Steps(self._along_rows(device, Input(0), Output(0), Scratch(0)), STATE_BYTES * self.states)
+        return Steps((self.by_walking(device.units),))
+
+    def _along_rows(self, device: Device, x: Argument, y: Argument, states: Scratch) -> tuple[KernelLaunch, ...]:
+        return self.clearing(device.units, states), self.by_tiles(device.arch, x, y, states)
+
+    def _as_rows(self, device: Device) -> Steps:
+        """Few long columns: made rows in scratch memory, scanned there, and made columns again."""
+        rows = replace(self, outer=self.outer * self.inner, inner=1)
+        numbers = self.outer * self.N * self.inner
+        there, states = Scratch(0), Scratch(-(-numbers * DTYPE_BYTES[self.dtype] // _ALIGN_BYTES) * _ALIGN_BYTES)
+        launches = (
+            swap_axes(self.dtype, (self.outer, self.N, self.inner), device.units, Input(0), there),
+            *rows._along_rows(device, there, there, states),
+            swap_axes(self.dtype, (self.outer, self.inner, self.N), device.units, there, Output(0)),
+        )
+        return Steps(launches, states.offset + STATE_BYTES * rows.states)
 
 
-def swap_axes(dtype: str, outer: int, N: int, M: int, units: int) -> Fixed:
+def swap_axes(dtype: str, shape: tuple[int, int, int], units: int, x: Argument, y: Argument) -> KernelLaunch:
     """swap_axes(x, y, outer, N, M): (outer, N, M) -> (outer, M, N)"""
+    outer, N, M = shape
     blocks = min(outer * -(-N // SIDE) * -(-M // SIDE), units * BLOCKS_A_UNIT)
     program = Program(FOLDER / "swap_axes.cu", f"swap_axes<{NUMBERS[dtype]}>")
-    return Fixed(program, _line(blocks), Budget(registers=40))
+    return KernelLaunch(program, _line(blocks), (x, y, *map(Int64, shape)), Budget(registers=40))
 
 
 def _line(blocks: int) -> LaunchConfig:
@@ -141,29 +190,14 @@ def _line(blocks: int) -> LaunchConfig:
 
 
 @dataclass(frozen=True)
-class LayerLaunch:
-    """CumSum by itself: rows are walked over, however long they are, as one launch without scratch memory."""
+class ScanLowering:
+    """CumSum by itself, of rows of any length."""
 
     scan: Scan  # of one row of the batch
-    units: int
+    device: Device
 
-    @property
-    def program(self) -> Program:
-        scan = self.scan
-        kind, sizes = ("rows", f"{scan.N}") if scan.inner == 1 else ("columns", f"{scan.N}, {scan.inner}")
-        name = f"scan_layer_{kind}<{scan.walk_template()}, {sizes}>"
-        return Program(FOLDER / f"scan_{kind}.cu", name)
-
-    @property
-    def budget(self) -> Budget:
-        return WALK_BUDGET
-
-    def count(self, B: int) -> int:
-        return B * self.scan.outer
-
-    def launch_config(self, B: int) -> LaunchConfig:
-        scan = self.scan
-        return Scan(scan.how, scan.dtype, self.count(B), scan.N, scan.inner).walk_config(self.units)
+    def at(self, B: int) -> Steps:
+        return replace(self.scan, outer=B * self.scan.outer).steps(self.device)
 
 
 class ScanAlone:
@@ -185,37 +219,37 @@ class ScanAlone:
         shape = (1, *x.row_shape)
         outer, N, inner = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
         scan = Scan(ScanOp("sum", layer.exclusive, layer.reverse), x.dtype, outer, N, inner)
+        passes = 3 if scan.is_narrow else 1
         yield Claim(
             kernel=self.name,
             label=f"{self.name}<{N}>",
             nodes=(node.name,),
-            price=Price(net.row_flop(node), 2 * x.row_bytes),
+            price=Price(net.row_flop(node), passes * 2 * x.row_bytes, launches=len(scan.steps(device).launches)),
             why="one layer by itself",
-            facts=LayerLaunch(scan, device.units),
+            facts=ScanLowering(scan, device),
         )
 
 
+def _long(how: ScanOp, dtype: str, N: int) -> Callable[[Device], KernelLaunch]:
+    return lambda device: Scan(how, dtype, 1, N).steps(device).launches[1]
+
+
+def _only(scan: Scan) -> Callable[[Device], KernelLaunch]:
+    return lambda device: scan.steps(device).launches[0]
+
+
 INSTANCES = (
-    Instance("a long row", lambda device: Scan(ScanOp(), "float32", 1, 1 << 20).by_tiles(device.arch)),
-    Instance("a very long row", lambda device: Scan(ScanOp(), "float32", 1, 1 << 28).by_tiles(device.arch)),
-    Instance(
-        "a long row, int32", lambda device: Scan(ScanOp(exclusive=True), "int32", 1, 1 << 28).by_tiles(device.arch)
-    ),
-    Instance("a long row, max", lambda device: Scan(ScanOp("max"), "float64", 1, 1 << 28).by_tiles(device.arch)),
-    Instance(
-        "a long row, product", lambda device: Scan(ScanOp("product", True), "int64", 1, 1 << 28).by_tiles(device.arch)
-    ),
-    Instance("clearing", lambda device: Scan(ScanOp(), "float32", 1, 1 << 28).clearing(device.units)),
-    Instance("short rows", lambda device: Scan(ScanOp(), "float32", 1000, 1000).by_walking(device.units)),
-    Instance("tiny rows", lambda device: Scan(ScanOp("min", True), "int64", 1000, 3).by_walking(device.units)),
-    Instance("columns", lambda device: Scan(ScanOp(), "float32", 10, 20, 30).by_walking(device.units)),
-    Instance(
-        "columns, product", lambda device: Scan(ScanOp("product"), "float64", 10, 20, 30).by_walking(device.units)
-    ),
-    Instance("narrow", lambda device: swap_axes("float64", 1, 1 << 20, 3, device.units)),
-    Instance("layer, rows", lambda device: LayerLaunch(Scan(ScanOp(), "float32", 1, 77), device.units)),
-    Instance(
-        "layer, columns from the end",
-        lambda device: LayerLaunch(Scan(ScanOp("sum", True, True), "float32", 2, 7, 5), device.units),
-    ),
+    Instance("a long row", _long(ScanOp(), "float32", 1 << 20)),
+    Instance("a very long row", _long(ScanOp(), "float32", 1 << 28)),
+    Instance("a long row, int32", _long(ScanOp(exclusive=True), "int32", 1 << 28)),
+    Instance("a long row, max", _long(ScanOp("max"), "float64", 1 << 28)),
+    Instance("a long row, product", _long(ScanOp("product", True), "int64", 1 << 28)),
+    Instance("clearing", _only(Scan(ScanOp(), "float32", 1, 1 << 28))),
+    Instance("short rows", _only(Scan(ScanOp(), "float32", 1000, 1000))),
+    Instance("tiny rows", _only(Scan(ScanOp("min", True), "int64", 1000, 3))),
+    Instance("rows from the end", _only(Scan(ScanOp("sum", True, True), "float32", 1000, 77))),
+    Instance("columns", _only(Scan(ScanOp(), "float32", 10, 20, 30))),
+    Instance("columns, product", _only(Scan(ScanOp("product"), "float64", 10, 20, 30))),
+    Instance("columns from the end", _only(Scan(ScanOp("sum", True, True), "float32", 2, 7, 5))),
+    Instance("narrow", _only(Scan(ScanOp(), "float64", 1, 1 << 20, 3))),
 )

@@ -41,9 +41,3 @@ __global__ void __launch_bounds__(THREADS)
 scan_columns(const T* x, T* y, long long outer, long long N, long long inner) {
     walk<Op, T, EXCLUSIVE, REVERSE>(x, y, outer, N, inner);
 }
-
-// The same as a layer of a network, whose shapes are fixed: `outer` counts its rows and what lies before the axis.
-template <class Op, class T, bool EXCLUSIVE, bool REVERSE, long long N, long long INNER>
-__global__ void __launch_bounds__(THREADS) scan_layer_columns(const T* x, T* y, long long outer) {
-    walk<Op, T, EXCLUSIVE, REVERSE>(x, y, outer, N, INNER);
-}

@@ -67,9 +67,3 @@ template <class Op, class T, bool EXCLUSIVE, bool REVERSE, int LANES>
 __global__ void __launch_bounds__(THREADS) scan_rows(const T* x, T* y, long long rows, long long N) {
     walk<Op, T, EXCLUSIVE, REVERSE, LANES>(x, y, rows, N);
 }
-
-// The same as a layer of a network, whose shapes are fixed.
-template <class Op, class T, bool EXCLUSIVE, bool REVERSE, int LANES, long long N>
-__global__ void __launch_bounds__(THREADS) scan_layer_rows(const T* x, T* y, long long rows) {
-    walk<Op, T, EXCLUSIVE, REVERSE, LANES>(x, y, rows, N);
-}

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, whoever is killed beside them."""
+"""Files that appear whole or not at all, whoever is killed beside them; outputs that are nobody else's file."""
 
 import os
 import signal
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import onchip
-from onchip.errors import OutputError
-from onchip.files import atomic_write, check_writable
+from onchip.errors import InputError, OutputError
+from onchip.files import atomic_write, check_outputs, check_writable
 
 SRC = Path(onchip.__file__).parent.parent
 WRITER = """
@@ -115,3 +115,53 @@ def test_what_is_no_file_is_refused_and_stays(tmp_path, kind):
     assert os.stat(path).st_mode == before
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
     assert os.listdir(tmp_path) == [kind]
+
+
+# -- outputs that are somebody else's file -----------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """x.npy under other names, and names of nothing."""
+    monkeypatch.chdir(tmp_path)
+    Path("x.npy").write_bytes(b"precious")
+    Path("folder").mkdir()
+    Path("link.npy").symlink_to("x.npy")
+    os.link("x.npy", "hard.npy")
+    Path("same").symlink_to(".")
+    Path("dangling.npy").symlink_to("new.npy")
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("name", ["x.npy", "./folder/../x.npy", "same/x.npy", "link.npy", "hard.npy", Path("x.npy")])
+def test_an_output_is_no_input(name):
+    with pytest.raises(InputError, match="--log would overwrite --data") as error:
+        check_outputs({"--data": "x.npy", "--labels": "new.npy"}, {"--output": None, "--log": name})
+    assert (str(name) in error.value.got, error.value.exit_code) == (True, 2)
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("new.npy", "./new.npy"), ("new.npy", "dangling.npy"), ("same/new.npy", "new.npy"), ("x.npy", "hard.npy")],
+)
+def test_an_output_is_no_other_output(one, other):
+    with pytest.raises(InputError, match="--log would overwrite --output"):
+        check_outputs({}, {"--output": one, "--log": other})
+
+
+@pytest.mark.usefixtures("files")
+def test_inputs_may_be_the_same_and_outputs_may_replace_what_nobody_reads():
+    check_outputs({"--data": "x.npy", "--test-data": "link.npy"}, {"--output": "new.npy", "--log": "folder/new.npy"})
+    check_outputs({"--data": "new.npy"}, {"--output": "x.npy"})
+
+
+def test_an_output_is_not_where_stdout_goes(tmp_path):
+    code = "import sys; from onchip.files import check_outputs; check_outputs({}, {'--log': sys.argv[1]})"
+    env = {**os.environ, "PYTHONPATH": str(SRC)}
+    for name, words in (("out.txt", "--log would overwrite standard output"), ("new.txt", "")):
+        with (tmp_path / "out.txt").open("w") as out:
+            args = [sys.executable, "-c", code, str(tmp_path / name)]
+            err = subprocess.run(args, env=env, stdout=out, stderr=subprocess.PIPE, text=True, check=False).stderr
+        assert words in err
+        assert bool(words) == bool(err)

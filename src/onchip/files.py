@@ -9,11 +9,11 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from onchip.errors import FormatError, OutputError
+from onchip.errors import FormatError, InputError, OutputError
 
 StrPath = str | os.PathLike[str]
 
@@ -108,6 +108,39 @@ def check_writable(path: StrPath) -> None:
         raise write_error(target, error) from None
     with file:
         os.unlink(name)
+
+
+def check_outputs(reads: Mapping[str, StrPath | None], writes: Mapping[str, StrPath | None]) -> None:
+    """Raise InputError if a file that is to be written is read too, or is another output: one would be lost.
+
+    The keys are what a user calls them, as "--log"; None: not given. What counts is the file that is meant, not how
+    its name is spelt: links and, where the file system takes them for the same, capitals.
+    """
+    named: dict[object, str] = {}
+    for fd, stream in ((1, "standard output"), (2, "standard error")):
+        with contextlib.suppress(OSError):  # closed
+            found = os.fstat(fd)
+            if stat.S_ISREG(found.st_mode):
+                named[found.st_dev, found.st_ino] = stream
+    named |= {_identity(path): name for name, path in reads.items() if path is not None}
+    for name, path in writes.items():
+        if path is None:
+            continue
+        other = named.setdefault(_identity(path), name)
+        if other != name:
+            raise InputError(
+                f"{name} would overwrite {other}", got=f"{path}, the same file for both",
+                expected="a file of its own for every output", hint=f"another name for {name}",
+            )  # fmt: skip
+
+
+def _identity(path: StrPath) -> object:
+    """Equal for two names of the same file, which need not be there yet."""
+    try:
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
+    except OSError:
+        return os.path.realpath(path)
 
 
 def open_input(path: str | os.PathLike[str]) -> IO[bytes]:

@@ -11,11 +11,13 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(BIN)/python -m pytest
 
+# All that is checked without a test run; the kernels last, they take a minute or two on two cores.
 check: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_house.py
+	$(MAKE) check-kernels
 
 # Every instance of every CUDA kernel for every architecture it names, held against its budget. Needs no GPU.
 check-kernels: $(VENV)/.test

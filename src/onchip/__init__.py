@@ -10,12 +10,12 @@ totals = onchip.scan(x)                       # running sums, maxima, minima, pr
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from onchip.errors import OnchipError
 
+TYPE_CHECKING = False  # not from typing, which takes longer to load than all that is here
 if TYPE_CHECKING:
+    from typing import Any
+
     from onchip.plan.planner import Plan
     from onchip.runtime.engine import Engine, compile
     from onchip.runtime.scan import scan
@@ -44,6 +44,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    import importlib
+
     if name not in _HOME:
         raise AttributeError(f"module 'onchip' has no attribute '{name}'")
     return getattr(importlib.import_module(f"onchip.{_HOME[name]}"), name)

@@ -4,43 +4,88 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
+import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
-from onchip.errors import FormatError, OutputError
+from onchip.errors import FormatError, InputError, OutputError
+
+StrPath = str | os.PathLike[str]
 
 # A header, a JSON block or a protobuf that describes a *small* network is far below this.
 MAX_HEADER_BYTES = 64 << 20
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def atomic_write(path: StrPath) -> Iterator[IO[bytes]]:
     """Yield a binary file that becomes `path` when the block ends well, and vanishes when it does not.
 
     The temporary file lives in the same folder (a rename across file systems is a copy), is flushed to
-    the disk, then renamed over `path`. On any exception, Ctrl-C included, `path` is as it was before.
+    the disk, then renamed over `path`. On any exception, Ctrl-C included, `path` is as it was before. A link
+    is replaced too; what it points to stays. What a writer that was killed left behind is removed.
     """
     target = Path(path)
+    _check_is_file(target)
+    _remove_left(target)
     try:
-        fd, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        file, name = _make_temporary(target)
     except OSError as error:
         raise write_error(target, error) from None
     try:
-        with os.fdopen(fd, "w+b") as file:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())  # mkstemp makes 0600; the user expects what open() gives
-        os.replace(name, target)
+            os.chmod(name, 0o666 & ~_umask())  # mkstemp makes 0600; the user expects what open() gives
+            os.replace(name, target)  # before it is closed, which ends its lock
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(name)
         if isinstance(error, OSError):
             raise write_error(target, error) from None
         raise
+
+
+def _check_is_file(target: Path) -> None:
+    """OutputError for what is there and no file: a folder, or /dev/null, which a rename would destroy."""
+    try:
+        mode = target.stat().st_mode
+    except OSError:  # nothing is there; what else is wrong is known when it is written
+        return
+    if not stat.S_ISREG(mode):
+        got = "a folder" if stat.S_ISDIR(mode) else "a device or a pipe"
+        hint = f"a name in it, as {target}/out" if stat.S_ISDIR(mode) else "the name of a file"
+        raise OutputError(f"cannot write {target}", got=got, expected="a file name", hint=hint)
+
+
+# A writer holds a lock on its temporary file until that has its final name, and the system ends the lock of a process
+# that dies, however it dies. So a temporary file that can be locked is one that nobody will finish.
+
+
+def _make_temporary(target: Path) -> tuple[IO[bytes], str]:
+    while True:
+        fd, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        file = os.fdopen(fd, "w+b")
+        with contextlib.suppress(OSError):  # a file system without locks: there nothing is removed either
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(fd).st_nlink:
+            return file, name
+        file.close()  # another writer took it for a left one before it was locked
+
+
+def _remove_left(target: Path) -> None:
+    """Remove the temporary files of writers of `target` that were killed; those of living ones stay."""
+    pattern = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}\.tmp")  # as mkstemp names them
+    with contextlib.suppress(OSError):  # a folder that cannot be listed
+        for left in [target.parent / name for name in os.listdir(target.parent) if pattern.fullmatch(name)]:
+            with contextlib.suppress(OSError), left.open("r+b") as file:  # a lock on NFS wants the right to write
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
 
 
 def write_error(target: Path, error: OSError) -> OutputError:
@@ -53,19 +98,49 @@ def write_error(target: Path, error: OSError) -> OutputError:
     return OutputError(f"cannot write {target}", got=reason, expected="a writable folder with room", hint=hint)
 
 
-def check_writable(path: str | os.PathLike[str]) -> None:
+def check_writable(path: StrPath) -> None:
     """Raise OutputError now if `path` cannot be created, rather than after an hour of work."""
     target = Path(path)
-    if target.is_dir():
-        raise OutputError(
-            f"cannot write {target}", got="a folder", expected="a file name", hint=f"a name in it, as {target}/out"
-        )
+    _check_is_file(target)
     try:
-        fd, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+        file, name = _make_temporary(target)
     except OSError as error:
         raise write_error(target, error) from None
-    os.close(fd)
-    os.unlink(name)
+    with file:
+        os.unlink(name)
+
+
+def check_outputs(reads: Mapping[str, StrPath | None], writes: Mapping[str, StrPath | None]) -> None:
+    """Raise InputError if a file that is to be written is read too, or is another output: one would be lost.
+
+    The keys are what a user calls them, as "--log"; None: not given. What counts is the file that is meant, not how
+    its name is spelt: links and, where the file system takes them for the same, capitals.
+    """
+    named: dict[object, str] = {}
+    for fd, stream in ((1, "standard output"), (2, "standard error")):
+        with contextlib.suppress(OSError):  # closed
+            found = os.fstat(fd)
+            if stat.S_ISREG(found.st_mode):
+                named[found.st_dev, found.st_ino] = stream
+    named |= {_identity(path): name for name, path in reads.items() if path is not None}
+    for name, path in writes.items():
+        if path is None:
+            continue
+        other = named.setdefault(_identity(path), name)
+        if other != name:
+            raise InputError(
+                f"{name} would overwrite {other}", got=f"{path}, the same file for both",
+                expected="a file of its own for every output", hint=f"another name for {name}",
+            )  # fmt: skip
+
+
+def _identity(path: StrPath) -> object:
+    """Equal for two names of the same file, which need not be there yet."""
+    try:
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
+    except OSError:
+        return os.path.realpath(path)
 
 
 def open_input(path: str | os.PathLike[str]) -> IO[bytes]:

@@ -12,7 +12,7 @@ QUICK = ["--epochs", "3", "--rows", "700"]
 
 @pytest.fixture
 def no_torch(monkeypatch):
-    monkeypatch.setattr("onchip.workloads.demo.torch_layers", lambda net, threads: None)  # importing it takes seconds
+    monkeypatch.setattr("onchip.workloads.demo.torch_layers", lambda net, wanted: None)  # importing it takes seconds
 
 
 @pytest.mark.usefixtures("no_torch")
@@ -24,6 +24,8 @@ def test_the_whole_way(cli, tmp_path):
     assert document["accuracy"] > 0.85
     ours, numpy = document["timings"]
     assert (ours["engine"], numpy["engine"]) == ("onchip", "NumPy, layer by layer")
+    assert numpy["device"] == "cpu"
+    assert f"onchip on {ours['device']}, NumPy on cpu\n" in ran.err
     assert ours["median_ms"] > 0
     assert ours["error"] < 1e-5
     folder = tmp_path / "onchip-demo"

@@ -121,12 +121,6 @@ def test_verbosity(cli, flag, shown):
     assert "mlp_fused" not in cli("run", "m.onnx", "x.npy").err
 
 
-def test_an_output_may_replace_its_own_input(cli, tmp_path, model):
-    x = np.load(tmp_path / "x.npy")
-    assert cli("run", "m.onnx", "x.npy", "-o", "x.npy").code == 0
-    assert np.load(tmp_path / "x.npy").tobytes() == compile(model, device="cpu")(x).tobytes()
-
-
 # -- wrong -------------------------------------------------------------------------------------------------
 
 

@@ -108,15 +108,6 @@ def test_parts_are_told_and_carried_over(cli, tmp_path, monkeypatch):
     assert told == [(0.4, "numbers/s"), (0.8, "numbers/s"), (1.0, "numbers/s")]
 
 
-@pytest.mark.parametrize("shape", [(1003,), (7, 11)])
-def test_an_output_may_replace_its_own_input(cli, tmp_path, shape):
-    x = numbers("int32", *shape)
-    np.save(tmp_path / "x.npy", x)
-    assert cli("scan", "x.npy", "-o", "x.npy").code == 0
-    assert_same(np.load(tmp_path / "x.npy"), truth(x))
-    assert os.listdir(tmp_path) == ["x.npy"]
-
-
 def test_json_is_one_document(cli, tmp_path):
     np.save(tmp_path / "x.npy", numbers("float32", 50))
     ran = cli("scan", "x.npy", "-o", "y.npy", "--threads", 1, "--op", "max", "--json")

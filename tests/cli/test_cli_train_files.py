@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -9,6 +10,11 @@ import time
 import numpy as np
 import pytest
 
+from onchip.cli.train_log import TrainLog
+from onchip.errors import OutputError
+from onchip.train.course import Epoch
+
+EPOCH = Epoch(1, 0.5, 0.9, None, None, 0.1, 1.0, 100.0)
 QUICK = ["--data", "sklearn", "--hidden", "16", "--epochs", "4", "--lr", "0.1", "--device", "cpu"]
 
 
@@ -38,6 +44,58 @@ def test_a_run_that_never_begins_leaves_the_old_log(cli, tmp_path):
     assert (tmp_path / "run.jsonl").read_text() == "old"
 
 
+def read_whole(path):
+    """The lines of a log, of which the last one must be whole too."""
+    text = path.read_text()
+    assert text.endswith("\n")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_old_log_is_there_until_the_new_one_begins_with_a_whole_line(tmp_path):
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"epoch": 1}\n')
+    with TrainLog(path, {"lr": 0.1}) as log:
+        assert read_whole(path) == [{"epoch": 1}]
+        with path.open() as reader:
+            log.begin()
+            assert reader.read() == '{"epoch": 1}\n'  # who reads the old one reads all of it
+        assert read_whole(path) == [{"lr": 0.1}]
+        log.epoch(EPOCH)
+        assert read_whole(path)[1]["loss"] == 0.5
+    assert os.listdir(tmp_path) == ["run.jsonl"]
+
+
+def test_a_line_that_does_not_fit_the_disk_is_not_half_there(tmp_path):
+    path, before = tmp_path / "run.jsonl", resource.getrlimit(resource.RLIMIT_FSIZE)
+    with TrainLog(path, {"lr": 0.1}) as log:
+        log.epoch(EPOCH)
+        whole = read_whole(path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))  # as a disk with 10 B left
+        try:
+            with pytest.raises(OutputError, match=f"cannot write {path}"):
+                log.epoch(EPOCH)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert read_whole(path) == whole
+        log.epoch(EPOCH)
+        assert len(read_whole(path)) == 3
+
+
+@pytest.mark.parametrize("delay_s", [0, 0.01, 0.1])
+def test_killed_it_leaves_whole_lines(spawn, tmp_path, delay_s):
+    process = spawn("train", "digits", *QUICK[:4], "--epochs", 1000000, "--device", "cpu", "--log", "run.jsonl")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run.jsonl").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    time.sleep(delay_s)
+    process.kill()
+    process.communicate()
+    head, *epochs = read_whole(tmp_path / "run.jsonl")
+    assert head["lr"] > 0
+    assert [epoch["epoch"] for epoch in epochs] == list(range(1, len(epochs) + 1))
+
+
 # -- the curve ---------------------------------------------------------------------------------------------
 
 
@@ -54,7 +112,6 @@ def test_the_curve_is_a_picture(cli, tmp_path, name, begins):
 def test_the_curve_shows_the_run(tmp_path, monkeypatch):
     figure_module = pytest.importorskip("matplotlib.figure")
     from onchip.cli.curve import draw_curve
-    from onchip.train.course import Epoch
 
     drawn = []
     monkeypatch.setattr(figure_module.Figure, "savefig", lambda self, *_, **__: drawn.append(self))

@@ -8,9 +8,9 @@ from pathlib import Path
 from onchip.bench import machine
 from onchip.bench.command import describe
 from onchip.bench.frame import Outcome, Voice
-from onchip.bench.results import Results, make_row, result_path, write_results
+from onchip.bench.results import Results, make_folder, make_row, result_path, write_results
 from onchip.errors import DeviceError, InputError
-from onchip.files import check_writable
+from onchip.files import check_outputs, check_writable
 from onchip.ladders import find_ladder, ladder_devices
 from onchip.ladders.frame import Climb, Step, climb
 from onchip.ladders.measure import Pace, show_ms
@@ -45,9 +45,17 @@ def climb_ladder(
         raise InputError(
             "only a GPU's rungs are profiled", got=device.name, expected="--device cuda", hint="no --profile"
         )
+    path = None
+    if options.folder is not None:
+        what = f"ladder-{name}" + ("" if options.rows in (None, ladder.rows) else f"-{options.rows}")
+        path = result_path(options.folder, machine.device_slug(device), what)
+    check_outputs({}, {"--plot": options.plot, "--out": path})
     if options.plot is not None:
         need_matplotlib()
         check_writable(options.plot)
+    if path is not None:
+        make_folder(path)
+        check_writable(path)
     climbed = climb(ladder, rows=options.rows, rungs=options.rungs, threads=check_threads(options.threads), pace=pace,
                     progress=voice.progress)  # fmt: skip
     for rung, why in climbed.skipped.items():
@@ -58,9 +66,7 @@ def climb_ladder(
     if options.plot is not None:
         save_plot(climbed, options.plot)
         voice.say(f"wrote {options.plot}")
-    if options.folder is not None:
-        what = f"ladder-{name}" + ("" if ladder.rows == climbed.B else f"-{climbed.B}")
-        path = result_path(options.folder, machine.device_slug(device), what)
+    if path is not None:
         write_results(results, path)
         voice.say(f"wrote {path}")
     return climbed, results

@@ -1,24 +1,24 @@
 """onchip: the command line. One file a command; what can go wrong in any of them is caught here, once.
 
-Exit codes: 0 done; 1 the work failed; 2 misuse, bad input, no room, stopped.
+Exit codes: 0 done; 1 the work failed, or nobody takes its data on stdout; 2 misuse, bad input, no room, stopped.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from onchip.cli.talk import StoppedError, stopping
+from onchip.cli.stop import Stoppable, StoppedError, stopping
+from onchip.cli.streams import StdoutError, open_streams
 from onchip.errors import OnchipError
 
+# Nothing slow is imported here, not even typing: until main runs, a signal does what Python does with it.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import typer
+
+STOPPED = "stopped: no file is half-written"
 
 STORY = """Small neural networks at the speed of the chip.
 
@@ -36,29 +36,36 @@ Every command has an example in its --help. Data goes to stdout, talk to stderr;
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command; returns its exit code.
+
+    Without `argv` this is the program: the arguments are the command line's, streams and signals are its own.
+    """
     try:
-        with _stoppable():
-            try:
-                code = _dispatch(argv)
-            except Exception:
-                if stopping.is_set():  # what a library makes of a call that the stop cut short
-                    raise StoppedError from None
-                raise
-            sys.stdout.flush()
-            return code
+        with Stoppable(is_program=argv is None):
+            return _run(argv)
     except OnchipError as error:
         return _fail(str(error), error.exit_code)
     except StoppedError:
-        return _fail("stopped: no file is half-written", 2)
+        return _fail(STOPPED, 2)
     except MemoryError as error:
         return _fail(str(_no_memory(error)), 2)
-    except BrokenPipeError:
-        # The reader (head, less) has seen enough. Python would complain once more when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except StdoutError as error:
+        return _no_stdout(error)
     except OSError as error:
         return _fail(str(_system_error(error)), 2)
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    if argv is None:
+        open_streams()
+    try:
+        code = _dispatch(argv)
+    except Exception:
+        if stopping.is_set():  # what a library makes of a call that the stop cut short
+            raise StoppedError from None
+        raise
+    sys.stdout.flush()
+    return code
 
 
 def build_app() -> typer.Typer:
@@ -100,34 +107,6 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """In this block Ctrl-C and SIGTERM raise StoppedError, so that what is half-written is removed on the way out."""
-
-    stopping.clear()
-
-    def stop(*_: object) -> None:
-        stopping.set()
-        raise StoppedError
-
-    def hide(unraisable: sys.UnraisableHookArgs) -> None:
-        if unraisable.exc_type is not StoppedError:  # that one is known by its flag
-            said(unraisable)
-
-    said, sys.unraisablehook = sys.unraisablehook, hide
-    before = {}
-    if threading.current_thread() is threading.main_thread():  # only there may handlers be set
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and & in scripts: who ignores it means it
-                before[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        sys.unraisablehook = said
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _show_version(asked: bool) -> None:
     if asked:
         import typer
@@ -143,6 +122,14 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
+def _no_stdout(error: StdoutError) -> int:
+    import errno
+
+    if error.errno == errno.EPIPE:  # the reader (head, less) has seen enough
+        return 1
+    return _fail(f"cannot write to standard output: {error.strerror}", 1)
+
+
 def _no_memory(error: MemoryError) -> OnchipError:
     return OnchipError(
         "out of memory", got=str(error) or "an allocation that failed", expected="room for the work",
@@ -151,6 +138,8 @@ def _no_memory(error: MemoryError) -> OnchipError:
 
 
 def _system_error(error: OSError) -> OnchipError:
+    import errno
+
     where = f" {error.filename}" if error.filename else ""
     hint = "see that the file or folder is there and may be used"
     if error.errno == errno.ENOSPC:

@@ -87,6 +87,7 @@ def run(
 
     The output appears whole or not at all. Rows pass through in pieces: memory stays bounded.
     """
+    from onchip.files import check_outputs
     from onchip.plan.kernel import Job
     from onchip.runtime.engine import Engine, apply_io, place
     from onchip.runtime.stream import (
@@ -99,9 +100,12 @@ def run(
         run_rows,
         warm_up,
     )
+    from onchip.workloads import WORKLOADS
     from onchip.workloads.job import job_network, weights_note
 
     _check_request(rows, count, seed)
+    file = None if model in WORKLOADS else model
+    check_outputs({"MODEL": file, "INPUT": rows, "--weights": weights}, {"--output": output})
     check_output_suffix(output)
     if batch is not None:
         check_piece(batch)

@@ -16,7 +16,7 @@ def scan(
     file: Annotated[
         Path, Argument(metavar="FILE", help="Numbers: .npy of int32, int64, float32 or float64, of any size.")
     ],
-    output: Annotated[Path, Option("--output", "-o", metavar="OUT", help="What to write: .npy; may be FILE.")],
+    output: Annotated[Path, Option("--output", "-o", metavar="OUT", help="What to write: .npy.")],
     op: Annotated[str, Option(help="sum, max, min or product.")] = "sum",
     exclusive: Annotated[bool, Option("--exclusive", help="y[i] without x[i]: sums begin with 0.")] = False,
     axis: Annotated[int, Option(help="Along which axis.")] = -1,
@@ -35,10 +35,12 @@ def scan(
     y[i] = x[0] + ... + x[i], of x's dtype: ints wrap. The output appears whole or not at all. A flat array passes
     through in parts, and may be larger than memory.
     """
+    from onchip.files import check_outputs
     from onchip.runtime.scan_file import scan_file
     from onchip.spec.scan_op import ScanOp
 
     how = ScanOp(op, exclusive)
+    check_outputs({"FILE": file}, {"--output": output})
     with progress(f"scan {file.name}", 1.0) as update:
         started = time.perf_counter()
 

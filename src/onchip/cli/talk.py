@@ -6,23 +6,16 @@ import contextlib
 import json
 import math
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from onchip.cli.stop import StoppedError, stopping
 
 if TYPE_CHECKING:
     from onchip.plan.planner import Plan
 
 Update = Callable[[float, str], None]
-
-
-class StoppedError(BaseException):
-    """Ctrl-C or SIGTERM. Not a KeyboardInterrupt: the option parser turns that into exit code 130, and Python, if it
-    passed through an exec(), kills the process with SIGINT at its very end, however well it was handled."""
-
-
-stopping = threading.Event()  # set by the handler: Python drops what it raises in some corners, as in an import
 
 
 def check_stopped() -> None:

@@ -74,20 +74,26 @@ def train(
     from onchip.cli.curve import check_plot, draw_curve
     from onchip.cli.train_config import settings
     from onchip.cli.train_log import TrainLog, log_head
-    from onchip.files import check_writable
+    from onchip.files import check_outputs, check_writable
     from onchip.spec.load import save
     from onchip.workloads.classify import check_folder, check_model_path, train_and_test
     from onchip.workloads.table_data import Source
-    from onchip.workloads.train_job import train_job
+    from onchip.workloads.train_job import files_read, train_job
 
     # The parameters above, by name: what is None was not given, and a config file may say it.
     told = {name: value for name, value in context.params.items() if name not in ("config", "as_json", "verbose")}
     chosen, options = settings(config, told)
+    source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share)
+    states = [] if chosen.checkpoint is None else [chosen.checkpoint, *chosen.checkpoint.glob("checkpoint-*")]
+    check_outputs(
+        {"--config": config, **files_read(chosen.model, source)},
+        {"--output": chosen.output, "--log": chosen.log, "--plot": chosen.plot,
+         **{f"--checkpoint ({path})": path for path in states}},
+    )  # fmt: skip
     for check, path in ((check_model_path, chosen.output), (check_writable, chosen.log), (check_plot, chosen.plot),
                         (check_folder, chosen.checkpoint)):  # fmt: skip
         if path is not None:
             check(path)
-    source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share)
     job = train_job(chosen.model, source, options, hidden=chosen.hidden, activation=chosen.activation)
     rows, test_rows = len(job.data.x_train), len(job.data.x_test)
     say(f"data: {job.data.name}, {rows:,} rows to train on, {test_rows:,} to test ({job.data.where})")

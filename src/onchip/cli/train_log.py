@@ -1,17 +1,22 @@
-"""--log: what was asked, then a line an epoch, each a JSON object, each on the disk as soon as it is known."""
+"""--log: what was asked, then a line an epoch, each a JSON object, each in the file as soon as it is known.
+
+A reader finds whole lines only, whenever it looks and however the run ended. The log of an earlier run is there until
+the new run trains; then a new file, with its first line in it, takes the place of the old one.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from onchip.cli.talk import plain
-from onchip.files import write_error
+from onchip.files import atomic_write, write_error
 
 if TYPE_CHECKING:
     from onchip.train.course import Epoch
@@ -32,28 +37,36 @@ class TrainLog:
 
     def __init__(self, path: Path | None, head: Mapping[str, Any]) -> None:
         self._path, self._head = path, head
-        self._file: IO[str] | None = None
+        self._fd: int | None = None
 
     def begin(self) -> None:
-        if self._path is not None and self._file is None:
-            try:
-                self._file = self._path.open("w", encoding="utf-8")
-            except OSError as error:
-                raise write_error(self._path, error) from None
-            self._write(self._head)
+        if self._path is not None and self._fd is None:
+            with atomic_write(self._path) as file:
+                file.write(_line(self._head))
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND)
 
     def epoch(self, epoch: Epoch) -> None:
         self.begin()
-        self._write(asdict(epoch))
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(plain(line), allow_nan=False) + "\n")
-            self._file.flush()
+        if self._path is None or self._fd is None:
+            return
+        line, size_before = _line(asdict(epoch)), os.fstat(self._fd).st_size
+        try:
+            # In one write: a process that is killed has written the line, or nothing of it.
+            while line:
+                line = line[os.write(self._fd, line) :]
+        except BaseException as error:  # a full disk takes a part of a line
+            os.ftruncate(self._fd, size_before)
+            if isinstance(error, OSError):
+                raise write_error(self._path, error) from None
+            raise
 
     def __enter__(self) -> TrainLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        if self._file is not None:
-            self._file.close()
+        if self._fd is not None:
+            os.close(self._fd)
+
+
+def _line(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(plain(document), allow_nan=False).encode() + b"\n"

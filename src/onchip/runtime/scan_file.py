@@ -43,7 +43,7 @@ def scan_file(
     threads: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FileReport:
-    """Scan the array in `source` along an axis; `target`, which may be `source`, appears whole or not at all.
+    """Scan the array in `source` along an axis; `target` appears whole or not at all.
 
     progress  told the numbers done and those there are, where the array is flat; others are scanned in one go
     """

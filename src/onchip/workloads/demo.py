@@ -36,6 +36,7 @@ class Timing:
     """One way to run the same rows through the same network."""
 
     engine: str
+    device: str  # where it ran: "cpu" or, as PyTorch too calls them, "cuda:0"
     median_ms: float
     p20_ms: float
     p80_ms: float
@@ -89,8 +90,9 @@ def time_rows(
 ) -> tuple[Timing, ...]:
     """Run the images over and over, `rows` in all, through onchip, NumPy and, where it is installed, PyTorch.
 
-    Each is held against float64 first: a wrong one has no time. Then they take turns, so that whatever else the
-    machine does falls on all of them. on_progress gets the part that is done and what is being done.
+    All get NumPy arrays and give NumPy arrays: on a GPU the copies there and back count. PyTorch runs where onchip
+    runs, if it can. Each is held against float64 first: a wrong one has no time. Then they take turns, so that whatever
+    else the machine does falls on all of them. on_progress gets the part that is done and what is being done.
     """
     check_rows_to_time(rows)
     tell = on_progress or (lambda part, what: None)
@@ -98,9 +100,11 @@ def time_rows(
     truth = reference.forward(net, images, "float64")
     allowed = FACTOR * scaled_error(reference.forward(net, images, "float32"), truth) + ULPS * ULP["fp32"]
     truth = np.resize(truth, (rows, truth.shape[1]))  # repeated as the images are
+    ours = engine.chosen.partition(" ")[0]
     runners: dict[str, Callable[[Array], Array]] = {"onchip": engine, "NumPy, layer by layer": numpy_layers(net)}
-    if (in_torch := torch_layers(net, core_count())) is not None:
-        runners["PyTorch, layer by layer"] = in_torch
+    devices = {"onchip": ours, "NumPy, layer by layer": "cpu"}
+    if (in_torch := torch_layers(net, ours)) is not None:
+        runners["PyTorch, layer by layer"], devices["PyTorch, layer by layer"] = in_torch
     tell(0.0, "checking")
     errors = {name: scaled_error(run(x), truth) for name, run in runners.items()}
     for name, error in errors.items():
@@ -118,7 +122,7 @@ def time_rows(
     timings = []
     for name, samples in times.items():
         p20, median, p80 = np.percentile(samples, [20, 50, 80]).tolist()
-        timings.append(Timing(name, median, p20, p80, errors[name]))
+        timings.append(Timing(name, devices[name], median, p20, p80, errors[name]))
     return tuple(timings)
 
 
@@ -142,27 +146,31 @@ def numpy_layers(net: Network) -> Callable[[Array], Array]:
     return run
 
 
-def torch_layers(net: Network, threads: int) -> Callable[[Array], Array] | None:
-    """The same in PyTorch with as many threads; None where it is not installed."""
+def torch_layers(net: Network, wanted: str) -> tuple[Callable[[Array], Array], str] | None:
+    """The same in PyTorch, and the device that it runs on; None where it is not installed.
+
+    wanted  "cuda:0": there, if PyTorch can use it; else on the CPU with all cores
+    """
     try:
         import torch
     except (ImportError, OSError):  # OSError: installed, but a library of it is missing
         return None
-    torch.set_num_threads(threads)
-    weights = {name: torch.from_numpy(w.copy()) for name, w in used_weights(net).items()}
+    device = wanted if wanted.startswith("cuda") and torch.cuda.is_available() else "cpu"
+    torch.set_num_threads(core_count())
+    weights = {name: torch.from_numpy(w.copy()).to(device) for name, w in used_weights(net).items()}
 
     def run(x: Array) -> Array:
         with torch.inference_mode():
-            y = torch.from_numpy(x)
+            y = torch.from_numpy(x).to(device)
             for node in net.nodes:
                 if isinstance(node.layer, Linear):
                     y = torch.nn.functional.linear(y, weights[node.weights["weight"]], weights[node.weights["bias"]])
                 else:
                     y = torch.relu_(y)
-            out: Array = y.numpy()
+            out: Array = y.cpu().numpy()  # from a GPU: waits until the last kernel is done
             return out
 
-    return run
+    return run, device
 
 
 # -- the picture -------------------------------------------------------------------------------------------

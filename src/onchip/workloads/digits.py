@@ -53,12 +53,16 @@ def find_mnist() -> Path | None:
     return None
 
 
+def mnist_files(folder: Path) -> tuple[Path, ...]:
+    return tuple(_find(folder, stem) or folder / stem for stem in _FILES)
+
+
 def _find(folder: Path, stem: str) -> Path | None:
     return next((path for path in (folder / stem, folder / f"{stem}.gz") if path.is_file()), None)
 
 
 def _mnist(folder: Path) -> Dataset:
-    images, labels, test_images, test_labels = (_find(folder, stem) or folder / stem for stem in _FILES)
+    images, labels, test_images, test_labels = mnist_files(folder)
     x_train, y_train, note = _images_and_classes(images, labels)
     x_test, y_test, test_note = _images_and_classes(test_images, test_labels)
     notes = tuple(told for told in (note, test_note) if told)

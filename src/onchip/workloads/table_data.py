@@ -41,6 +41,18 @@ class Source:
     test_labels: str | None = None  # for a .csv, `labels` if not given
     test_share: float | None = None  # of the rows, if there is no test_data
 
+    def files(self) -> dict[str, str]:
+        """Those that are files, by the names above: not the names of data sets, not columns of a .csv."""
+        pairs = (("data", self.data, "labels", self.labels),
+                 ("test_data", self.test_data, "test_labels", self.test_labels))  # fmt: skip
+        found = {}
+        for name, data, labels_name, labels in pairs:
+            if data is not None and is_file(data):
+                found[name] = data
+                if labels is not None and not _is_column(data, labels):
+                    found[labels_name] = labels
+        return found
+
 
 def is_file(data: str) -> bool:
     """Whether this is meant as a file, not as a data set's name."""
@@ -92,13 +104,16 @@ def _is_table(data: str) -> bool:
     return Path(data).suffix.lower() == ".csv"
 
 
+def _is_column(data: str, labels: str) -> bool:
+    return _is_table(data) and (labels in POSITIONS or Path(labels).suffix.lower() not in _ARRAYS)
+
+
 def _read(data: str, labels: str | None, classes: bool, option: str) -> tuple[Kept, list[str]]:
     """Rows (n, D_in) float32 with their labels; what to tell."""
     if labels is None:
         what, hint = ("a column", "last") if _is_table(data) else ("a file", "labels.npy")
         raise InputError(f"{data} needs labels", got=f"no {option}", expected=what, hint=f"{option} {hint}")
-    is_column = _is_table(data) and (labels in POSITIONS or Path(labels).suffix.lower() not in _ARRAYS)
-    if is_column:
+    if _is_column(data, labels):
         found, note = read_once(
             Path(data), f"label {labels}, {'classes' if classes else 'numbers'}",
             lambda: _read_csv(Path(data), labels, classes),

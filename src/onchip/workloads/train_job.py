@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from onchip.errors import InputError
@@ -12,7 +13,7 @@ from onchip.spec.build import mlp
 from onchip.spec.layers import Linear
 from onchip.spec.network import Network
 from onchip.train.options import ACTIVATIONS, TrainOptions
-from onchip.workloads import backprop, digits, load
+from onchip.workloads import WORKLOADS, backprop, digits, load
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.table_data import TEST_SHARE, Source, is_file, load_table
 
@@ -86,6 +87,16 @@ def train_job(
         net = load(model)  # before its data: a wrong name is told at once
         data = _named_data(model, digits, source) if is_named else _users_data(source, options)
     return TrainJob(net, data, options, source)
+
+
+def files_read(model: str, source: Source) -> dict[str, str | Path]:
+    """Every file that `train_job` will read, by what a user calls it."""
+    found: dict[str, str | Path] = {f"--{name.replace('_', '-')}": path for name, path in source.files().items()}
+    if model not in (*TRAINED, *WORKLOADS, NEW):
+        found["MODEL"] = model
+    if "--data" not in found and (folder := digits.find_mnist()) is not None:  # a data set by name, or the usual one
+        found |= {f"MNIST's {path.name}": path for path in digits.mnist_files(folder)}
+    return found
 
 
 def _chosen_layers(model: str, **choices: Any) -> dict[str, Any]:

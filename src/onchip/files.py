@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import stat
@@ -14,6 +13,11 @@ from pathlib import Path
 from typing import IO
 
 from onchip.errors import FormatError, InputError, OutputError
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing is locked, and nothing that a killed writer left is removed
+    fcntl = None  # type: ignore[assignment]
 
 StrPath = str | os.PathLike[str]
 
@@ -71,8 +75,9 @@ def _make_temporary(target: Path) -> tuple[IO[bytes], str]:
     while True:
         fd, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
         file = os.fdopen(fd, "w+b")
-        with contextlib.suppress(OSError):  # a file system without locks: there nothing is removed either
-            fcntl.flock(file, fcntl.LOCK_EX)
+        if fcntl is not None:
+            with contextlib.suppress(OSError):  # a file system without locks: there nothing is removed either
+                fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(fd).st_nlink:
             return file, name
         file.close()  # another writer took it for a left one before it was locked
@@ -80,6 +85,8 @@ def _make_temporary(target: Path) -> tuple[IO[bytes], str]:
 
 def _remove_left(target: Path) -> None:
     """Remove the temporary files of writers of `target` that were killed; those of living ones stay."""
+    if fcntl is None:
+        return
     pattern = re.compile(re.escape(f".{target.name}.") + r"[a-z0-9_]{8}\.tmp")  # as mkstemp names them
     with contextlib.suppress(OSError):  # a folder that cannot be listed
         for left in [target.parent / name for name in os.listdir(target.parent) if pattern.fullmatch(name)]:

@@ -260,11 +260,11 @@ def runner(backend, net):
     """x -> y on the GPU."""
     plan = make_plan(net, backend.device, [MlpFused()])
     assert len(plan.groups) == 1
-    state = backend.prepare(plan)
+    bound = backend.bind(plan)
 
     def run(x):
         y = np.full((len(x), *net.output.row_shape), np.nan, np.float32)
-        backend.run(state, {"x": np.ascontiguousarray(x)}, {net.outputs[0]: y}, len(x))
+        bound.run({"x": np.ascontiguousarray(x)}, {net.outputs[0]: y}, len(x))
         return y
 
     return run
@@ -293,7 +293,7 @@ def test_rows_in_half_precision(io, backend):
     plan = make_plan(cast, backend.device, [MlpFused()])
     assert len(plan.groups) == 1
     y = np.empty((300, 8), numpy_dtype(io))
-    backend.run(backend.prepare(plan), {"x": x}, {cast.outputs[0]: y}, 300)
+    backend.bind(plan).run({"x": x}, {cast.outputs[0]: y}, 300)
     whole = runner(backend, net)(x.astype(np.float32))
     assert y.tobytes() == whole.astype(numpy_dtype(io)).tobytes()
 
@@ -328,7 +328,7 @@ def test_two_groups_hand_a_value_over(backend):
     plan = make_plan(net, backend.device, [MlpFused()])
     assert len(plan.groups) == 2
     got = {"a": np.empty((100, 9), np.float32), "b": np.empty((100, 4), np.float32)}
-    backend.run(backend.prepare(plan), {"x": x}, got, 100)
+    backend.bind(plan).run({"x": x}, got, 100)
     truth, naive = reference.forward_all(net, x), reference.forward_all(net, x, "float32")
     for name in got:
         assert_error_within(got[name], truth[name], yardstick=naive[name])
@@ -337,14 +337,14 @@ def test_two_groups_hand_a_value_over(backend):
 @pytest.mark.gpu
 def test_an_array_that_does_not_fit_is_refused(backend):
     net = random_mlp(6, 5, 4)
-    state, y = backend.prepare(make_plan(net, backend.device, [MlpFused()])), np.empty((9, 4), np.float32)
+    bound, y = backend.bind(make_plan(net, backend.device, [MlpFused()])), np.empty((9, 4), np.float32)
     for x in (rows(9, 5), rows(8, 6), rows(9, 6).astype(np.float64), np.asfortranarray(rows(9, 6))):
         with pytest.raises(ShapeError, match="'x' does not fit"):
-            backend.run(state, {"x": x}, {net.outputs[0]: y}, 9)
+            bound.run({"x": x}, {net.outputs[0]: y}, 9)
 
 
 @pytest.mark.gpu
-def test_two_states_share_a_backend(backend):
+def test_two_plans_share_a_backend(backend):
     first, second = random_mlp(*DECODE, seed=1), random_mlp(*DECODE, seed=2)
     x = rows(50, 72)
     run_first, run_second = runner(backend, first), runner(backend, second)

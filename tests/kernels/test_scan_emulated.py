@@ -267,7 +267,7 @@ def test_layers_of_several_launches_share_one_arena(gpu):
     for B in (1, 3, 3, 3):  # the second time that the same comes, and from then on, it is a graph
         x = np.random.default_rng(B).integers(-9, 9, (B, 5001))
         np.testing.assert_array_equal(engine(x), x.cumsum(1).cumsum(1).cumsum(1))
-    bound = engine._state.bind(3)
+    bound = engine._bound.bind(3)
     row = -(-8 * 5001 * 3 // 256) * 256
     # While the second layer runs, the value before it, the one behind it and its scratch are there: never all.
     assert 2 * row < bound.arena_bytes < 3 * row

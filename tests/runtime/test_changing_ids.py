@@ -23,7 +23,7 @@ class MeddlingBackend(CpuBackend):
         super().__init__(threads=1)
         self.arrays = []
 
-    def prepare(self, plan):
+    def bind(self, plan, debug=False):
         def meddled(launch):
             def run(*arguments):
                 for array in self.arrays:
@@ -32,7 +32,9 @@ class MeddlingBackend(CpuBackend):
 
             return run
 
-        return tuple(dataclasses.replace(step, launch=meddled(step.launch)) for step in super().prepare(plan))
+        bound = super().bind(plan)
+        bound.steps = [dataclasses.replace(step, launch=meddled(step.launch)) for step in bound.steps]
+        return bound
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -337,7 +337,7 @@ def test_two_groups_in_torch_become_a_graph(torch):
         two(x, out=out)
         for got, exact in zip(out, want, strict=True):
             assert np.array_equal(got.cpu().numpy(), exact)
-    kept = [entry for entry in two._state._graphs.values() if entry is not None]
+    kept = [entry for entry in two._bound._graphs.values() if entry is not None]
     assert len(kept) >= 1
 
 

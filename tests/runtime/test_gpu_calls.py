@@ -65,7 +65,7 @@ def test_a_pickled_engine_finds_its_gpu_again_or_says_that_there_is_none(monkeyp
     twin = pickle.loads(pickled)
     assert str(twin.plan) == str(engine.plan)
     assert repr(twin) == repr(engine)
-    assert twin._state.debug
+    assert twin._bound.debug
     assert np.array_equal(twin(x), expected(x))
     monkeypatch.setattr(cuda_devices, "probe", lambda: ([], "there is no NVIDIA driver on this machine"))
     with pytest.raises(DeviceError, match="'cuda:0' is not available"):
@@ -141,7 +141,7 @@ def test_debug_names_the_kernel(gpu, driver):
 
 def test_a_plan_for_another_chip_is_refused(gpu):
     with pytest.raises(DeviceError, match="the plan is for another device"):
-        CudaBackend(0).prepare(make_plan(NET, A100, [MlpFused()]))
+        CudaBackend(0).bind(make_plan(NET, A100, [MlpFused()]))
 
 
 def test_weights_go_with_the_engine(engine, driver, gpu):
@@ -220,7 +220,7 @@ def test_graphs_are_bounded_and_their_memory_goes_with_them(two_groups, driver, 
         for _ in range(2):
             two_groups(x, out=y)
     assert len(driver.memory) == before + MOST_GRAPHS
-    del two_groups._state._graphs
+    del two_groups._bound._graphs
     assert len(driver.memory) == before
 
 
@@ -367,7 +367,7 @@ def test_threads_do_not_write_over_each_others_arguments(engine, driver, gpu):
 def test_written_down_launches_are_bounded(engine, gpu):
     for B in range(1, 3 * MOST_CALLS):
         engine(Array(gpu, rows(B, 6)))
-    assert len(engine._state._kept.by_rows) <= MOST_CALLS
+    assert len(engine._bound._kept.by_rows) <= MOST_CALLS
 
 
 class Exchanged:

@@ -175,7 +175,7 @@ def test_graphs_are_bounded_and_the_oldest_goes(engine, asked, driver):
     assert len(driver._graphs) == MOST_GRAPHS
     assert [asked(x, y) for y in outs[:3]] == [LAUNCH] * 3
     assert [asked(x, y) for y in outs[3:]] == [REPLAY] * MOST_GRAPHS
-    engine._device_runs.clear()
+    engine._runs.clear()
     assert not driver._graphs
 
 

@@ -24,6 +24,7 @@ from onchip.spec.types import numpy_dtype
 
 if TYPE_CHECKING:
     from onchip.kernels.cpu import Launch
+    from onchip.kernels.cpu.mlp_train import Trainer
 
 
 def core_count() -> int:
@@ -138,38 +139,56 @@ class Step:
 
 
 class CpuBackend:
-    """Runs plans made for the CPU. NumPy in, NumPy out."""
+    """Makes plans ready for the CPU."""
 
     def __init__(self, threads: int | None) -> None:
         """threads  as for compile: None for all cores of this process"""
         self.threads = check_threads(threads)
         self.asked = "cpu", threads
 
-    def prepare(self, plan: Plan) -> tuple[Step, ...]:
+    def bind(self, plan: Plan, debug: bool = False) -> CpuBound:
+        return CpuBound(plan, self.threads)
+
+
+class CpuBound:
+    """A plan on the CPU. NumPy in, NumPy out."""
+
+    def __init__(self, plan: Plan, threads: int) -> None:
         """Evaluate the recipes and bind every group to its kernel."""
         from onchip.kernels.cpu import INFERENCE
 
+        self.plan, self.threads = plan, threads
         kernels = {kernel.name: kernel for kernel in INFERENCE}
         made: Made = {}
-        steps = []
-        for i, group in enumerate(plan.groups):
+        self.steps: list[Step] = []
+        for i, group in enumerate(() if plan.job.is_training else plan.groups):
             weights = {name: bake(recipe, plan, made) for name, recipe in group.claim.recipes.items()}
             later = {value for g in plan.groups[i + 1 :] for value in g.inputs} | set(plan.network.outputs)
             done = tuple(v for v in (*group.inputs, *group.outputs) if v not in later)
             types = {v: plan.network.types[v] for v in group.outputs if v not in plan.network.outputs}
             between = tuple((v, given.row_shape, numpy_dtype(given.dtype)) for v, given in types.items())
             launch = kernels[group.claim.kernel].bind(group.claim, weights)
-            steps.append(Step(launch, tuple(group.inputs), tuple(group.outputs), between, done))
-        return tuple(steps)
+            self.steps.append(Step(launch, tuple(group.inputs), tuple(group.outputs), between, done))
 
-    def run(self, steps: tuple[Step, ...], inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
+    def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         values = {**inputs, **outputs}
-        for step in steps:
+        for step in self.steps:
             for name, row_shape, dtype in step.between:
                 values[name] = np.empty((B, *row_shape), dtype)
             step.launch([values[name] for name in step.inputs], [values[name] for name in step.outputs], self.threads)
             for name in step.done:
                 del values[name]
+
+    def run_like(self, x: Any, ids: Mapping[str, int]) -> None:
+        return None
+
+    def trainer(self, x: Array, y: Array, alone: bool) -> Trainer:
+        from onchip.kernels.cpu import TRAINING
+
+        (group,) = self.plan.groups  # a training kernel claims the whole network
+        weights = {name: bake(recipe, self.plan, {}) for name, recipe in group.claim.recipes.items()}
+        kernel = next(k for k in TRAINING if k.name == group.claim.kernel)
+        return kernel.trainer(group.claim, self.plan.job, weights, x, y, None if alone else self.threads)
 
 
 def bake(recipe: Recipe, plan: Plan, made: Made) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onchip.errors import InputError, ShapeError
-from onchip.runtime.cuda import MOST_CALLS, MOST_GRAPHS, PlanState
+from onchip.runtime.cuda import MOST_CALLS, MOST_GRAPHS, BoundPlan
 from onchip.runtime.device_arrays import Kind, Placed, Torch, kind_of
 from onchip.runtime.gpu import Graph
 from onchip.spec.types import TensorType
@@ -17,12 +17,12 @@ ALIGN_BYTES = 16  # what every kernel may count on
 Run = Callable[[Sequence[Any], Any], Any]  # run(rows, out) -> results
 
 
-def device_run(x: Any, state: PlanState, ids: Mapping[str, int]) -> Run | None:
+def device_run(x: Any, bound: BoundPlan, ids: Mapping[str, int]) -> Run | None:
     """How to run a network on arrays of x's type; None where x is no array of a GPU.
 
     ids  the inputs that hold ids, which only the host can check
     """
-    kind = kind_of(x, state.gpu)
+    kind = kind_of(x, bound.gpu)
     if kind is None:
         return None
     if ids:
@@ -30,18 +30,18 @@ def device_run(x: Any, state: PlanState, ids: Mapping[str, int]) -> Run | None:
             "ids are taken from the host only: they are checked before anything runs", got=kind.name,
             expected="NumPy arrays", hint="x.cpu().numpy()",
         )  # fmt: skip
-    calls = DeviceCalls(kind, state)
-    net = state.plan.network
-    plain = len(net.inputs) == len(net.outputs) == 1 and state.is_one_launch
-    return torch_run(kind, state, calls) if isinstance(kind, Torch) and plain and not state.debug else calls
+    calls = DeviceCalls(kind, bound)
+    net = bound.plan.network
+    plain = len(net.inputs) == len(net.outputs) == 1 and bound.is_one_launch
+    return torch_run(kind, bound, calls) if isinstance(kind, Torch) and plain and not bound.debug else calls
 
 
 class DeviceCalls:
     """Arrays of any kind, networks of any number of inputs and outputs."""
 
-    def __init__(self, kind: Kind, state: PlanState) -> None:
-        self._kind, self._state = kind, state
-        net = state.plan.network
+    def __init__(self, kind: Kind, bound: BoundPlan) -> None:
+        self._kind, self._bound = kind, bound
+        net = bound.plan.network
         self._inputs = dict(net.inputs)
         self._outputs = [(name, net.types[name]) for name in net.outputs]
 
@@ -64,7 +64,7 @@ class DeviceCalls:
         outputs = self._check_outs(outs, B, stream)
         _check_overlap(outputs, list(inputs.values()))
         if B:
-            with self._state.gpu:
+            with self._bound.gpu:
                 self._run(inputs, outputs, B, stream)
                 kind.launched([placed.owner for placed in (*inputs.values(), *outputs)], out is not None)
         results = outs if out is not None else tuple(kind.hand_out(y) for y in outs)
@@ -80,7 +80,7 @@ class DeviceCalls:
 
     def _check(self, placed: Placed, given: TensorType, what: str) -> Placed:
         """The array, if it is rows of this type on this GPU."""
-        here = self._state.gpu.index
+        here = self._bound.gpu.index
         if placed.device_index != here:
             got, hint = f"cuda:{placed.device_index}", f"onchip.compile(net, device='cuda:{placed.device_index}')"
             raise InputError(f"{what} is on another device", got=got, expected=f"cuda:{here}", hint=hint)
@@ -103,7 +103,7 @@ class DeviceCalls:
             if "OutOfMemory" not in type(error).__name__:  # torch's and CuPy's own
                 raise
             nbytes = sum(given.row_bytes for _, given in self._outputs) * B
-            raise self._state.gpu.out_of_memory(nbytes, self._state.row_bytes) from error
+            raise self._bound.gpu.out_of_memory(nbytes, self._bound.row_bytes) from error
 
     def _check_outs(self, outs: tuple[Any, ...], B: int, stream: int) -> list[Placed]:
         if len(outs) != len(self._outputs):
@@ -123,15 +123,15 @@ class DeviceCalls:
     # -- the launch ------------------------------------------------------------------------------------------
 
     def _run(self, inputs: Mapping[str, Placed], outputs: Sequence[Placed], B: int, stream: int) -> None:
-        state = self._state
-        gpu = state.gpu
+        bound = self._bound
+        gpu = bound.gpu
         targets: dict[str, Placed] = {}  # where each value is made
         for (name, _), placed in zip(self._outputs, outputs, strict=True):
             if name not in inputs:
                 targets.setdefault(name, placed)
         # Kernels read 16 bytes at a time. A slice that begins between is copied once, to or from memory that does not.
         aligned = {
-            name: gpu.allocate(placed.nbytes, stream, state.row_bytes)
+            name: gpu.allocate(placed.nbytes, stream, bound.row_bytes)
             for name, placed in (*inputs.items(), *targets.items())
             if placed.pointer % ALIGN_BYTES
         }
@@ -139,7 +139,7 @@ class DeviceCalls:
             gpu.copy(aligned[name].pointer, inputs[name].pointer, inputs[name].nbytes, stream)
         if targets:
             pointers = {name: placed.pointer for name, placed in (*inputs.items(), *targets.items())}
-            state.enqueue(pointers | {name: buffer.pointer for name, buffer in aligned.items()}, B, stream)
+            bound.enqueue(pointers | {name: buffer.pointer for name, buffer in aligned.items()}, B, stream)
         for (name, _), placed in zip(self._outputs, outputs, strict=True):
             source = inputs.get(name) or targets[name]
             pointer = aligned[name].pointer if name in aligned else source.pointer
@@ -167,11 +167,11 @@ class _Known(threading.local):
 class _Launch:
     """The launch for B rows, and the graphs of it: to launch a graph takes a quarter less than to launch a kernel."""
 
-    def __init__(self, state: PlanState, refuses_graphs: Callable[[], bool], B: int) -> None:
-        ((_, launches),), net = state.bind(B).steps, state.plan.network
+    def __init__(self, bound: BoundPlan, refuses_graphs: Callable[[], bool], B: int) -> None:
+        ((_, launches),), net = bound.bind(B).steps, bound.plan.network
         assert launches.pointers is not None
         self.graphs: dict[tuple[int, int], Graph] = {}
-        self._gpu, self._call = state.gpu, launches.calls[0]
+        self._gpu, self._call = bound.gpu, launches.calls[0]
         self._x, self._y = launches.pointers
         self._x_bytes, self._y_bytes = net.input.row_bytes * B, net.output.row_bytes * B
         self._refuses_graphs = refuses_graphs
@@ -196,14 +196,14 @@ class _Launch:
         return True
 
 
-def torch_run(kind: Torch, state: PlanState, long_way: Run) -> Run:
+def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
     """The leanest way from a torch tensor to one launch: a look-up, what must be asked of two tensors, and the launch.
 
     What looks unusual in any way goes the long way, which says what is wrong. A closure: a name in it costs less than
     an attribute, and all of this takes about as long as the launch itself.
     """
-    net, known, tensor, empty = state.plan.network, _Known(), kind.torch.Tensor, kind.torch.empty
-    index, stream, refuses_graphs = state.gpu.index, kind.raw_stream, kind.refuses_graphs
+    net, known, tensor, empty = bound.plan.network, _Known(), kind.torch.Tensor, kind.torch.empty
+    index, stream, refuses_graphs = bound.gpu.index, kind.raw_stream, kind.refuses_graphs
     device = kind.torch.device("cuda", index)
     x_dtype, y_dtype = (getattr(kind.torch, given.dtype) for given in (net.input, net.output))
 
@@ -243,7 +243,7 @@ def torch_run(kind: Torch, state: PlanState, long_way: Run) -> Run:
         if len(known.shapes) >= MOST_CALLS:
             known.shapes.clear()
         B = int(shape[0])
-        launch = _Launch(state, refuses_graphs, B)
+        launch = _Launch(bound, refuses_graphs, B)
         known.shapes[shape] = ((B, *net.output.row_shape), launch.graphs, launch)
 
     return run

@@ -22,6 +22,7 @@ from onchip.spec.tokens import check_token_ids
 from onchip.spec.types import TensorType, numpy_dtype
 
 if TYPE_CHECKING:
+    from onchip.kernels.cpu.mlp_train import Trainer
     from onchip.runtime.device_calls import Run
 
 
@@ -31,8 +32,31 @@ class Backend(Protocol):
         """The device's name and the number of threads by which find_device finds it again."""
         ...
 
-    def prepare(self, plan: Plan) -> Any: ...
-    def run(self, state: Any, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None: ...
+    def bind(self, plan: Plan, debug: bool = False) -> Bound:
+        """Make a plan ready: compile its kernels, evaluate its recipes."""
+        ...
+
+
+class Bound(Protocol):
+    """A plan that is ready to run: all that an engine or a training run knows of a device."""
+
+    def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
+        """Run the network on B rows of the host, by name; returns when the outputs are complete."""
+        ...
+
+    def run_like(self, x: Any, ids: Mapping[str, int]) -> Run | None:
+        """How arrays of x's kind are run where they lie, if that is the device's own memory.
+
+        ids  the inputs that hold ids, and their limits
+        """
+        ...
+
+    def trainer(self, x: Array, y: Array, alone: bool) -> Trainer:
+        """Of a plan for training: a run on rows x (n, D_in) with targets y.
+
+        alone  on the calling thread, so that other runs can go on beside it
+        """
+        ...
 
 
 class _Wanted:
@@ -70,11 +94,8 @@ class Engine:
         # Nothing is handed on and nothing asked for twice: every output is made by the backend, where it is wanted.
         are_apart = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
         self._is_plain = are_apart and not self._ids_made
-        self._state = backend.prepare(plan)
-        self._is_on_gpu = plan.device.kind == "cuda"
-        self._device_runs: dict[type, Run] = {}  # by the type of the first input, for arrays that lie on the GPU
-        if self._is_on_gpu:
-            self._state.debug = debug
+        self._bound = backend.bind(plan, debug)
+        self._runs: dict[type, Run | None] = {np.ndarray: None}  # by the type of the first input; None: the host's
 
     @property
     def input(self) -> TensorType:
@@ -95,8 +116,9 @@ class Engine:
         returns at once, and what it makes is of the same kind. Keep the engine while such work runs in a graph. An
         array that does not begin at a multiple of 16 bytes is copied once, on the GPU. No gradient passes through.
         """
-        if self._is_on_gpu and rows:
-            run = self._device_runs.get(type(rows[0])) or self._find_device_run(rows[0])
+        if rows:
+            kind = type(rows[0])
+            run = self._runs[kind] if kind in self._runs else self._find_run(rows[0])
             if run is not None:
                 return run(rows, out)
         if len(rows) != len(self._inputs):
@@ -118,20 +140,16 @@ class Engine:
             inputs[name] = inputs[name].copy()
             check_token_ids(inputs[name], limit, name=name)
         if B and self._is_plain:
-            self._backend.run(self._state, inputs, dict(zip(self.plan.network.outputs, made, strict=True)), B)
+            self._bound.run(inputs, dict(zip(self.plan.network.outputs, made, strict=True)), B)
         elif B:
             self._run(inputs, made, B)
         return made if len(made) > 1 else made[0]
 
-    def _find_device_run(self, x: Any) -> Run | None:
-        """How arrays like x are run, if they lie on a GPU."""
-        if isinstance(x, np.ndarray):
-            return None
-        from onchip.runtime.device_calls import device_run
-
-        run = device_run(x, self._state, self._id_limits)
-        if run is not None:
-            self._device_runs[type(x)] = run
+    def _find_run(self, x: Any) -> Run | None:
+        """How arrays like x are run where they lie."""
+        run = None if isinstance(x, np.ndarray) else self._bound.run_like(x, self._id_limits)
+        if run is not None:  # an array that is none of the device's may come again from there
+            self._runs[type(x)] = run
         return run
 
     def check_ids(self, x: Array, first_row: int = 0) -> None:
@@ -162,7 +180,7 @@ class Engine:
             if name not in inputs:
                 outputs.setdefault(name, np.empty_like(array) if name in self._ids_made else array)
         if outputs:
-            self._backend.run(self._state, inputs, outputs, B)
+            self._bound.run(inputs, outputs, B)
         for name, array in zip(net.outputs, made, strict=True):
             source = inputs[name] if name in inputs else outputs[name]
             if source is not array:  # an input handed on, an output that is asked for twice, or ids

@@ -12,10 +12,9 @@ import numpy as np
 from onchip.errors import InputError, KernelError, ShapeError
 from onchip.plan.kernel import Job
 from onchip.plan.planner import Plan
-from onchip.runtime.cpu import bake, check_threads
 from onchip.runtime.engine import place
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Made
+from onchip.spec.recipe import Array
 from onchip.train.checkpoint import Standing
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
@@ -87,8 +86,8 @@ def prepare(
         )  # fmt: skip
     kind = "momentum" if options.momentum else options.optimiser
     job = Job(batch=min(options.batch_size, len(train)), loss=options.loss, optimiser=kind)
-    plan, _, chosen = place(net, device, job, threads)
-    trainer = _trainer(plan, x.reshape(len(x), -1), y, None if alone else check_threads(threads))
+    plan, backend, chosen = place(net, device, job, threads)
+    trainer = backend.bind(plan).trainer(x.reshape(len(x), -1), y, alone)
     trainer.steps(train[:0], options.lr, 0.0, 0.0)  # no step: compiles before the clock starts
     if len(held):
         trainer.evaluate(train[:0])
@@ -229,16 +228,6 @@ class Course:
         return FitResult(
             trained, losses, tuple(self.history), best, self.seconds, self.plan, self.chosen, self.trainer.state()
         )
-
-
-def _trainer(plan: Plan, x: Array, y: Array, threads: int | None) -> Trainer:
-    from onchip.kernels.cpu import TRAINING
-
-    (group,) = plan.groups  # a training kernel claims the whole network
-    made: Made = {}
-    weights = {name: bake(recipe, plan, made) for name, recipe in group.claim.recipes.items()}
-    kernel = next(k for k in TRAINING if k.name == group.claim.kernel)
-    return kernel.trainer(group.claim, plan.job, weights, x, y, threads)
 
 
 def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:

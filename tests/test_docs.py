@@ -1,5 +1,6 @@
 """What the documents say is so: the results table comes from the committed files, links lead somewhere."""
 
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,15 @@ from onchip.bench.table import main as make_table
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def test_nobody_beats_the_floor():
+    """A floor is physics: a measured time below it means that the floor is wrong."""
+    for path in sorted((ROOT / "benchmarks" / "results").rglob("*.json")):
+        for row in json.loads(path.read_text())["rows"]:
+            if row["median_ms"] is not None and row["floor_ms"] is not None:
+                where = f"{path.name}: {row['workload']}, {row['case']}, {row['engine']}, {row['precision']}"
+                assert row["floor_ms"] <= row["median_ms"], where
 
 
 def test_the_results_table_is_made_from_the_committed_files(capsys):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import numbers
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from onchip.errors import InputError
 from onchip.plan.kernel import LOSSES
+from onchip.spec.reading import did_you_mean
 
 OPTIMISERS = ("sgd", "adam")
 SCHEDULES = ("constant", "step", "cosine")
@@ -85,9 +85,7 @@ class TrainOptions:
 def check_name(name: str, known: list[str], what: str) -> None:
     """InputError if `name` is not known, with the nearest that is."""
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else ""
-        raise InputError(f"unknown {what}", got=name, expected=", ".join(known), hint=hint)
+        raise InputError(f"unknown {what}", got=name, expected=", ".join(known), hint=did_you_mean(name, known))
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:

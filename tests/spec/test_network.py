@@ -13,11 +13,15 @@ from onchip.errors import InputError, ShapeError
 from onchip.spec.build import make_layer, mlp, sequential
 from onchip.spec.layers import (
     LAYERS,
+    Add,
     BatchNorm1d,
     BatchNorm2d,
+    Conv1d,
+    ConvTranspose2d,
     Embedding,
     Linear,
     LogSoftmax,
+    Mul,
     ReLU,
     Reshape,
     Softmax,
@@ -87,6 +91,31 @@ def test_bias_must_fit():
     nodes = (Node("fc", Linear(), ("x",), {"weight": "w", "bias": "b"}),)
     with pytest.raises(ShapeError, match=r"layer 'fc' \(Linear\): bias and weight do not fit"):
         linear_net(nodes=nodes, weights={"w": weight(3, 4), "b": weight(4)})
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPE_BYTES if "float" not in dtype])
+@pytest.mark.parametrize(("layer", "row", "weights"), [
+    (Linear(), (4,), {"weight": (3, 4), "bias": (3,)}),
+    (Conv1d(), (4, 5), {"weight": (3, 4, 2), "bias": (3,)}),
+    (ConvTranspose2d(), (4, 5, 5), {"weight": (4, 3, 2, 2), "bias": (3,)}),
+    (BatchNorm1d(), (4,), {"mean": (4,), "var": (4,), "weight": (4,), "bias": (4,)}),
+    (TokenConv(), (7,), {"weight": (9, 3, 5), "bias": (5,)}),
+])  # fmt: skip
+def test_weights_that_are_no_floats_are_refused(layer, row, weights, dtype):
+    x = TensorType(("B", *row), "int64" if layer == TokenConv() else "float32")
+    for role in weights:
+        arrays = {
+            f"n.{one}": weight(*shape, dtype=dtype if one == role else "float32") for one, shape in weights.items()
+        }
+        with pytest.raises(ShapeError, match=rf"layer 'n' \({layer.kind}\): needs (a )?floating-point") as caught:
+            sequential(x, [("n", layer)], arrays)
+        assert dtype in caught.value.got
+
+
+@pytest.mark.parametrize("layer", [Add(), Mul()])
+def test_bools_are_no_numbers(layer):
+    with pytest.raises(ShapeError, match="needs numbers"):
+        sequential(TensorType(("B", 4), "bool"), [("n", layer)], {"n.constant": weight(4, dtype="bool")})
 
 
 @pytest.mark.parametrize(("var", "eps"), [(-0.5, 1e-5), (-1.0, 1.0), (0.0, 0.0), (-np.inf, 1e-5)])

@@ -18,7 +18,7 @@ import numpy as np
 
 from onchip.errors import FormatError, InputError
 from onchip.files import MAX_HEADER_BYTES, atomic_write, open_input
-from onchip.spec.graph_json import parse_json
+from onchip.spec.graph_json import check_keys, parse_json
 from onchip.spec.reading import MAX_RANK, blaming, show
 from onchip.spec.recipe import Array
 from onchip.spec.types import DTYPE_BYTES, numpy_dtype
@@ -104,6 +104,7 @@ def _span(name: str, entry: object) -> Span:
     where = f"tensor {show(name)}"
     if not isinstance(entry, dict):
         raise FormatError(f"{where} is not described by an object", got=show(entry))
+    check_keys(entry, ("dtype", "shape", "data_offsets"), where)
     tag: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")

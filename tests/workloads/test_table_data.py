@@ -149,6 +149,19 @@ def test_numbered_classes_keep_their_meaning(folder):
     assert (data.y_test.tolist(), data.outputs) == ([1, 1], 6)
 
 
+def test_what_a_file_calls_things_is_told_as_text(folder):
+    words = ["\x1b[31mred", "a\n\u202eb", "long" * 10_000]
+    rows = "".join(f'{i},"{word}"\n' for i, word in enumerate(words * 3))
+    (folder / "\x1b[2Jt.csv").write_text("x,y\n" + rows)
+    data = table("\x1b[2Jt.csv")
+    assert set(data.words) == set(words)  # themselves as they are
+    assert data.name == r"\x1b[2Jt.csv"
+    told = data.notes[-1]
+    assert told.isprintable()
+    assert len(told) < 500
+    assert r"\x1b[31mred" in told
+
+
 # -- what is wrong -----------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from onchip.errors import DeviceError, PlanError
+from onchip.errors import DeviceError, PlanError, printable
 from onchip.plan.device import Device
 from onchip.plan.kernel import PRECISIONS, Claim, Job, Kernel, Price, Refusal
 from onchip.plan.rewrites import fold_embeddings, rewrite
@@ -127,16 +127,17 @@ class Plan:
             sizes = f"{claim.fast_bytes / 1024:.0f} KiB", f"{claim.price.row_bytes:,}", f"{claim.price.row_flop:,}"
             rows.append([str(i), layers, claim.label, *sizes, format_us(floor), claim.why])
         work = f"train, {self.job.loss}" if self.job.is_training else "infer"
-        lines = [f"{self.network.name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"]
+        name = printable(self.network.name)
+        lines = [f"{name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"]
         lines.append(columns(head, rows, right=(3, 4, 5, 6)))
         build_flop = sum(group.claim.build_flop for group in self.groups) + self.rewrite_flop
         weights = f"{self.weight_bytes / 1024:,.0f} KiB of weights, {build_flop:,} flop to build them"
         lines.append(f"floor {format_us(self.floor_us)}, {self.between_bytes:,} B/row between groups, {weights}")
-        lines += [f"rewrote: {line}" for line in self.rewrites]
-        lines += [self.fold] if self.fold else []
+        lines += [printable(f"rewrote: {line}") for line in self.rewrites]
+        lines += [printable(self.fold)] if self.fold else []
         if unused := self.tables_unused:
             lines.append(f"{self.job.tables} tables are not used: {unused}")
-        lines += [f"refused: {r.kernel} at {r.node}: {r.why}" for r in self.refusals]
+        lines += [printable(f"refused: {r.kernel} at {r.node}: {r.why}") for r in self.refusals]
         return "\n".join(lines)
 
 

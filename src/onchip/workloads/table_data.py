@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.errors import InputError, ShapeError
+from onchip.errors import InputError, ShapeError, printable
 from onchip.spec.arrays import map_npy, open_rows
 from onchip.spec.csv_rows import POSITIONS, is_float, read_csv
 from onchip.spec.recipe import Array
@@ -29,6 +29,7 @@ MAX_CLASSES = 1 << 16
 _ARRAYS = (".npy", ".gz", ".idx")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}(\.0*)?")
 _SHOWN_WORDS = 10
+_SHOWN_SIGNS = 400
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ def load_table(source: Source, classes: bool, seed: int) -> Dataset:
         notes.append(f"test: {len(held):,} of {len(train.x):,} rows ({share:.0%}), chosen by seed {seed}")
     if train.words:
         shown = ", ".join(train.words[:_SHOWN_WORDS]) + (", ..." if len(train.words) > _SHOWN_WORDS else "")
-        notes.append(f"classes: {len(train.words)}: {shown}")
-    name, where = Path(source.data).name, str(Path(source.data).absolute().parent)
+        notes.append(f"classes: {len(train.words)}: {printable(shown, _SHOWN_SIGNS)}")
+    name, where = printable(Path(source.data).name), printable(str(Path(source.data).absolute().parent))
     return Dataset(name, where, None, x_train, y_train, x_test, y_test, train.words, tuple(notes))
 
 

@@ -225,6 +225,17 @@ def test_mlp_refuses_bad_widths(widths):
         mlp(*widths)
 
 
+def test_a_new_network_is_small_and_fits_into_memory(monkeypatch):
+    for widths in ((4, 20_000_000, 10), (1 << 14, 1 << 14, 4), (4, 10**4000, 3), (10**5000, 10**5000)):
+        with pytest.raises(InputError, match="the network is too large") as caught:
+            mlp(*widths)
+        assert "at most 268,435,456 parameters" in caught.value.expected
+    monkeypatch.setattr("onchip.files.free_memory", lambda: 1 << 20)
+    assert mlp(100, 100, 100).parameters == 20_200
+    with pytest.raises(InputError, match="the network does not fit into memory"):
+        mlp(1000, 1000)
+
+
 def test_sequential_finds_weights_by_role():
     layers = [("flat", Reshape()), ("fc", Linear()), ("out", LogSoftmax())]
     net = sequential(TensorType(("B", 2, 2)), layers, {"fc.weight": weight(3, 4), "fc.bias": weight(3)})

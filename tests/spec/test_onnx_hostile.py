@@ -194,6 +194,21 @@ def test_rows_and_graphs_that_are_too_large(tmp_path):
     refused(tmp_path, proto, "graph is too large", "1,000,000 nodes")
 
 
+def test_weights_larger_than_memory(tmp_path, monkeypatch):
+    proto = model([op("MatMul", "x w")], {"w": numbers(4, 3)})
+    monkeypatch.setattr("onchip.spec.onnx_tensors.free_memory", lambda: 4 * 48)  # as read and as used, half of it
+    assert read(tmp_path, proto).parameters == 12
+    monkeypatch.setattr("onchip.spec.onnx_tensors.free_memory", lambda: 4 * 48 - 1)
+    refused(tmp_path, proto, "too many weights", "96 B", "at most 95 B")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/pagemap"), reason="no such endless file here")
+def test_a_file_that_says_it_is_empty_and_never_ends(tmp_path):
+    (tmp_path / "model.onnx").symlink_to("/proc/self/pagemap")
+    with pytest.raises(FormatError, match="not an ONNX file"):
+        read_onnx(tmp_path / "model.onnx")
+
+
 def test_a_long_graph_is_read_in_no_time(tmp_path):
     count = 20_000
     nodes = [op("Relu", f"v{i}" if i else "x", f"v{i + 1}") for i in range(count)]

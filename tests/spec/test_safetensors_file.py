@@ -271,6 +271,14 @@ def test_attributes_may_be_left_out(tmp_path):
     assert net.nodes[0].layer == Softmax(-1)
 
 
+def test_weights_larger_than_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("onchip.files.free_memory", lambda: 48)  # twice what the file holds
+    assert read_bytes(tmp_path, file_of(graph())).parameters == 6
+    monkeypatch.setattr("onchip.files.free_memory", lambda: 47)
+    with pytest.raises(FormatError, match=r"net\.safetensors: the file does not fit into memory"):
+        read_bytes(tmp_path, file_of(graph()))
+
+
 def test_missing_file_and_folder(tmp_path):
     with pytest.raises(FormatError, match="cannot read"):
         read_safetensors(tmp_path / "none.safetensors")

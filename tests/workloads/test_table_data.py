@@ -149,6 +149,17 @@ def test_numbered_classes_keep_their_meaning(folder):
     assert (data.y_test.tolist(), data.outputs) == ([1, 1], 6)
 
 
+def test_rows_and_labels_larger_than_memory(folder, monkeypatch):
+    np.save(folder / "x.npy", np.zeros((8, 2), "f4"))
+    np.save(folder / "y.npy", np.arange(8))
+    for name, count in (("x.npy", 16), ("y.npy", 8)):
+        monkeypatch.setattr("onchip.files.free_memory", lambda count=count: 8 * count - 1)
+        with pytest.raises(InputError, match=f"{name} does not fit into memory"):
+            table("x.npy" if name == "x.npy" else "y.npy", "y.npy")
+    monkeypatch.setattr("onchip.files.free_memory", lambda: 8 * 16)
+    assert len(table("x.npy", "y.npy").x_train) == 8
+
+
 def test_what_a_file_calls_things_is_told_as_text(folder):
     words = ["\x1b[31mred", "a\n\u202eb", "long" * 10_000]
     rows = "".join(f'{i},"{word}"\n' for i, word in enumerate(words * 3))

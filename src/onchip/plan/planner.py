@@ -16,6 +16,7 @@ from onchip.spec.text import columns
 from onchip.spec.types import DTYPE_BYTES
 
 _NO_KERNEL_US = 1e12  # more than any work: a layer is left without a kernel only where no kernel takes it
+MAX_LAYERS = 2048  # planning takes some seconds there, and its time grows with more than the square
 _MANY_ROWS = 1 << 40  # more than any job
 
 
@@ -160,6 +161,9 @@ def make_plan(
     whole  a layer that no kernel takes is a PlanError; else it stands in the plan with its floor and no kernel
     """
     job = job or Job()
+    if len(net.nodes) > MAX_LAYERS:
+        got, expected = f"{len(net.nodes):,}", f"at most {MAX_LAYERS:,}"
+        raise PlanError("the network has too many layers", got=got, expected=expected, hint="a network of fewer layers")
     if job.precision not in device.flops:
         known = job.precision in PRECISIONS
         raise (DeviceError if known else PlanError)(

@@ -49,7 +49,7 @@ def read_onnx(path: str | os.PathLike[str]) -> Network:
         if size > MAX_MODEL_BYTES:
             expected = f"at most {MAX_MODEL_BYTES:,} B"
             raise FormatError("too large for an ONNX file", got=f"{size:,} B", expected=expected)
-        return read_model(parse_model(file.read()), source.parent, source.stem)
+        return read_model(parse_model(file.read(size)), source.parent, source.stem)
 
 
 def parse_model(data: bytes) -> Any:

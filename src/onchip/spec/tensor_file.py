@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from onchip.errors import FormatError, InputError
-from onchip.files import MAX_HEADER_BYTES, atomic_write, open_input
+from onchip.files import MAX_HEADER_BYTES, atomic_write, check_memory, open_input
 from onchip.spec.graph_json import check_keys, parse_json
 from onchip.spec.reading import MAX_RANK, blaming, show
 from onchip.spec.recipe import Array
@@ -70,6 +70,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[object, dict[str, Array]
         metadata = header.pop(_METADATA, None)
         spans = sorted((_span(name, entry) for name, entry in header.items()), key=lambda span: span[3:])
         _check_layout(spans, start, file_bytes)
+        check_memory(2 * (file_bytes - start), "the file")  # twice: an engine has the weights once more
         return metadata, {span[0]: _read_tensor(file, span, start) for span in spans}
 
 

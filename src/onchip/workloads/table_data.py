@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.errors import InputError, ShapeError, printable
+from onchip.files import check_memory
 from onchip.spec.arrays import map_npy, open_rows
 from onchip.spec.csv_rows import POSITIONS, is_float, read_csv
 from onchip.spec.recipe import Array
@@ -30,6 +31,7 @@ _ARRAYS = (".npy", ".gz", ".idx")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}(\.0*)?")
 _SHOWN_WORDS = 10
 _SHOWN_SIGNS = 400
+_PEAK_BYTES = 8  # a number: as float32, and once more when rows to test on are taken out
 
 
 @dataclass(frozen=True)
@@ -135,12 +137,15 @@ def flat(rows: Array) -> Array:
 
 def _as_float32(path: Path) -> Array:
     with open_rows(path) as rows:
+        check_memory(_PEAK_BYTES * math.prod(rows.shape), str(path))
         if rows.dtype == np.float32 and path.suffix.lower() == ".npy":
             return np.ascontiguousarray(map_npy(path), np.float32)  # a copy only where it lies in another order
         numbers = rows.read(0, len(rows))
     with np.errstate(over="ignore"):
         values = numbers.astype(np.float32)
-    return values / np.float32(255) if numbers.dtype == np.uint8 else values
+    if numbers.dtype == np.uint8:
+        values /= np.float32(255)
+    return values
 
 
 def _read_table(path: Path) -> tuple[Array, str]:
@@ -167,6 +172,7 @@ def _read_labels(path: Path, classes: bool) -> tuple[Array, tuple[str, ...]]:
             hint="put them into the table: --labels last",
         )  # fmt: skip
     with open_rows(path) as source:
+        check_memory(_PEAK_BYTES * math.prod(source.shape), str(path))
         labels = source.read(0, len(source))
     if not classes:
         return flat(labels).astype(np.float32), ()

@@ -226,10 +226,14 @@ def test_mlp_refuses_bad_widths(widths):
 
 
 def test_a_new_network_is_small_and_fits_into_memory(monkeypatch):
-    for widths in ((4, 20_000_000, 10), (1 << 14, 1 << 14, 4), (4, 10**4000, 3), (10**5000, 10**5000)):
+    for widths in ((4, 20_000_000, 10), (4, 10**4000, 3), (1, 1, (1 << 18) + 1), (10**5000, 10**5000)):
         with pytest.raises(InputError, match="the network is too large") as caught:
             mlp(*widths)
-        assert "at most 268,435,456 parameters" in caught.value.expected
+        assert "layers of at most 262,144" in caught.value.expected
+    for widths in ((1 << 14, 1 << 13, 4), (10**30, 1)):
+        with pytest.raises(InputError, match="the network is too large") as caught:
+            mlp(*widths)
+        assert "at most 134,217,728 parameters" in caught.value.expected
     monkeypatch.setattr("onchip.files.free_memory", lambda: 1 << 20)
     assert mlp(100, 100, 100).parameters == 20_200
     with pytest.raises(InputError, match="the network does not fit into memory"):

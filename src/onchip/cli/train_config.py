@@ -25,7 +25,7 @@ from onchip.files import open_input
 from onchip.spec.reading import blaming, show
 from onchip.train.options import MAX_FLOAT32, TrainOptions, check_name
 
-MAX_CONFIG_BYTES = 1 << 16
+MAX_CONFIG_BYTES = 1 << 14  # some keys a line each; TOML can nest, and its parser takes the square of that
 _MAX_DIGITS = 18  # of a width
 _MAYBE_FILES = ("model", "data", "labels", "test_data", "test_labels")  # or names
 

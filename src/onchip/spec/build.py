@@ -15,8 +15,9 @@ from onchip.spec.reading import show
 from onchip.spec.recipe import Weight
 from onchip.spec.types import BATCH, TensorType
 
-MAX_PARAMETERS = 1 << 28  # of a new network: 1 GiB
-_COPIES = 4  # of the weights: themselves, those that are trained, their gradients, what an optimiser keeps
+MAX_PARAMETERS = 1 << 27  # of a new network: 512 MiB
+MAX_WIDTH = 1 << 18  # of its layers: whatever is kept for a row of a batch is as wide
+_COPIES = 5  # of the weights: themselves, those that are trained, their gradients, what an optimiser keeps
 
 
 def sequential(
@@ -72,6 +73,9 @@ def mlp(
 
 def _check_size(widths: Sequence[int]) -> None:
     """InputError before anything is drawn that would take minutes, or more memory than there is."""
+    if any(width > MAX_WIDTH for width in widths[1:]):
+        got, expected = f"widths {show(widths)}", f"layers of at most {MAX_WIDTH:,}"
+        raise InputError("the network is too large", got=got, expected=expected, hint="smaller hidden widths")
     parameters = sum((int(D_in) + 1) * int(D_out) for D_in, D_out in pairwise(widths))
     if parameters > MAX_PARAMETERS:
         got, expected = f"widths {show(widths)}", f"at most {MAX_PARAMETERS:,} parameters"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import onchip
-from onchip.errors import InputError, OutputError
-from onchip.files import atomic_write, check_outputs, check_writable
+from onchip.errors import FormatError, InputError, OutputError
+from onchip.files import atomic_write, check_memory, check_outputs, check_writable, free_memory, open_input
 
 SRC = Path(onchip.__file__).parent.parent
 WRITER = """
@@ -165,3 +166,46 @@ def test_an_output_is_not_where_stdout_goes(tmp_path):
             err = subprocess.run(args, env=env, stdout=out, stderr=subprocess.PIPE, text=True, check=False).stderr
         assert words in err
         assert bool(words) == bool(err)
+
+
+# -- what is read: nothing that never begins, never ends, or is larger than memory ----------------------------
+
+
+@pytest.fixture(params=["device", "link", "pipe", "socket"])
+def no_file(request, tmp_path):
+    path = tmp_path / "x.onnx"
+    if request.param == "device":
+        yield "/dev/zero"
+    elif request.param == "link":
+        path.symlink_to("/dev/random")
+        yield path
+    elif request.param == "pipe":
+        os.mkfifo(path)
+        yield path
+    else:
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(path))
+            yield path
+
+
+def test_what_is_no_file_is_refused_at_once(no_file):
+    with pytest.raises(FormatError, match="cannot read") as caught:
+        open_input(no_file)
+    assert "pipe" in caught.value.got
+
+
+def test_names_that_cannot_be(tmp_path):
+    for name in ("a\0b", "n" * 5000):
+        with pytest.raises(FormatError, match="cannot read"):
+            open_input(tmp_path / name)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(FormatError, match="cannot read"):
+        open_input(tmp_path / "loop")
+
+
+def test_memory_is_asked_before_it_is_taken():
+    assert 0 < free_memory() < 1 << 60
+    check_memory(1, "a byte")
+    with pytest.raises(InputError, match="an ocean does not fit into memory") as caught:
+        check_memory(1 << 60, "an ocean")
+    assert "B, which are free" in caught.value.expected

@@ -12,19 +12,57 @@ OnchipError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
+MAX_MESSAGE = 1_800  # characters: names and values out of files may be of any length, and nobody reads more
+_CUT = " [...] "
+
+
+def printable(text: str, most: int = MAX_MESSAGE) -> str:
+    """The text in one line of at most that many characters which a terminal shows as it is; else escaped, as in repr.
+
+    Names come out of files that anybody made: they may hold escape sequences, line ends, letters that turn the order
+    of others round, and halves of letters, which cannot be printed at all.
+    """
+    (text,) = shorten([text], most)  # before it grows
+    if text.isprintable():
+        return text
+    escaped = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    return shorten([escaped], most)[0]
+
+
+def shorten(texts: Sequence[str], most: int) -> list[str]:
+    """The same texts, `most` characters in all: the longest lose their middle."""
+    longest = most
+    while sum(min(len(text), longest) for text in texts) > most:
+        longest -= 1
+    half = max(0, longest - len(_CUT)) // 2
+    return [text if len(text) <= longest else text[:half] + _CUT + text[len(text) - half :] for text in texts]
+
 
 class OnchipError(Exception):
-    """Says what was got, what was expected and what to do, a line each where they are known."""
+    """Says what was got, what was expected and what to do, a line each where they are known.
+
+    Each is printable text: what it was made of may not be. All of the message is at most MAX_MESSAGE characters.
+    """
 
     exit_code = 1
+    log_lines: ClassVar[bool] = False  # what was got may be a compiler's log, whose lines stay lines
 
     def __init__(self, what: str, *, got: str = "", expected: str = "", hint: str = "") -> None:
-        lines = [what]
-        for label, text in (("got", got), ("expected", expected), ("try", hint)):
+        lines = shorten([got], MAX_MESSAGE)[0].split("\n") if self.log_lines else [got]
+        texts = [printable(what), "\n".join(map(printable, lines)), printable(expected), printable(hint)]
+        labels = 3 * len("\n  expected: ")
+        self.what, self.got, self.expected, self.hint = shorten(texts, MAX_MESSAGE - labels)
+        super().__init__(self.what)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        for label, text in (("got", self.got), ("expected", self.expected), ("try", self.hint)):
             if text:
                 lines.append(f"  {label + ':':<10}{text}")
-        super().__init__("\n".join(lines))
-        self.what, self.got, self.expected, self.hint = what, got, expected, hint
+        return "\n".join(lines)
 
 
 class InputError(OnchipError, ValueError):
@@ -52,4 +90,4 @@ class PlanError(OnchipError):
 
 
 class KernelError(OnchipError):
-    pass
+    log_lines = True

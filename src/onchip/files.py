@@ -151,17 +151,47 @@ def _identity(path: StrPath) -> object:
 
 
 def open_input(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a file for reading; a missing or unreadable one is a FormatError that says so."""
+    """Open a file for reading; a missing or unreadable one is a FormatError that says so.
+
+    So is what is no regular file: a pipe may never begin, a device may never end, and neither can be mapped.
+    """
     source = Path(path)
     try:
-        if source.is_dir():
+        mode = source.stat().st_mode
+        if stat.S_ISDIR(mode):
             raise FormatError(f"cannot read {source}", got="a folder", expected="a file", hint="name a file in it")
+        if not stat.S_ISREG(mode):
+            got, hint = "a device, a pipe or a socket", "write what it gives into a file first"
+            raise FormatError(f"cannot read {source}", got=got, expected="a file", hint=hint)
         return source.open("rb")
-    except OSError as error:
+    except FormatError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte in it
         raise FormatError(
-            f"cannot read {source}", got=error.strerror or str(error), expected="a readable file",
+            f"cannot read {source}", got=getattr(error, "strerror", "") or str(error), expected="a readable file",
             hint=f"look at what is there: ls {source.parent}",
         ) from None  # fmt: skip
+
+
+def free_memory() -> int:
+    """Bytes that this process may still take, as far as the system tells; else more than anybody asks for."""
+    free = 1 << 60
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    with contextlib.suppress(OSError, ValueError):  # a container may have less than the machine; "max": no limit
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        free = min(free, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    return max(0, free)
+
+
+def check_memory(needed: int, what: str) -> None:
+    """InputError if this many bytes are not free: without it, the system may end the process without a word."""
+    if needed > (free := free_memory()):
+        raise InputError(
+            f"{what} does not fit into memory", got=f"{needed:,} B needed",
+            expected=f"at most {free:,} B, which are free", hint="something smaller, or a machine with more memory",
+        )  # fmt: skip
 
 
 def _umask() -> int:

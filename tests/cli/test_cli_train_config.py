@@ -92,6 +92,20 @@ def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
     ("epochs = 0\n", ["number of epochs", "at least 1"]),
     ("x = " + "[" * 5000, ["not TOML"]),
     ("# " + "x" * (1 << 20), ["too long"]),
+    ("lr = " + "9" * 5000, ["not TOML", "4300"]),
+    ("lr = -" + "9" * 400, ["line 1: bad lr", "a number"]),
+    ("epochs = " + "9" * 400, ["number of epochs", "at most"]),
+    ("seed = 0x" + "f" * 5000, ["bad seed", "too large to show"]),
+    ("test_share = 0x" + "f" * 5000, ["bad test_share"]),
+    ("lr" + ".a" * 3000 + " = 1", ["line 1: bad lr", "too large to show"]),
+    ('data = "a\\u0000.csv"', ["line 1: bad data", "zero bytes"]),
+    ('output = "a\\u0000.onnx"', ["line 1: bad output", "zero bytes"]),
+    ('"\\u001b[31mlr" = 1', ["unknown key", r"\x1b[31mlr"]),
+    ("hidden = [20000000]", ["the network is too large", "20000000", "at most 262,144"]),
+    ("hidden = [20000, 20000]", ["the network is too large", "134,217,728 parameters"]),
+    ("hidden = [" + "9" * 4000 + "]", ["the network is too large"]),
+    ('hidden = "' + "9" * 5000 + '"', ["bad hidden widths"]),
+    ("hidden = [" + "1," * 5000 + "]", ["too many layers", "2,048"]),
 ])  # fmt: skip
 def test_bad_files(cli, config, text, words):
     config(text)
@@ -100,6 +114,19 @@ def test_bad_files(cli, config, text, words):
     assert "Traceback" not in ran.err
     for word in [*words, "got:", "expected:", "try:"]:
         assert word in ran.err
+    assert len(ran.err) < 2000
+    assert ran.err.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize(("hidden", "words"), [
+    ("20000000", "the network is too large"), ("9" * 400, "bad hidden widths"), ("9" * 5000, "bad hidden widths"),
+    (",".join(["1"] * 5000), "too many layers"), ("1,,2", "bad hidden widths"), ("", "bad hidden widths"),
+])  # fmt: skip
+def test_hidden_widths_on_the_command_line(cli, hidden, words):
+    ran = cli("train", "digits", "--data", "sklearn", "--epochs", 1, "--hidden", hidden)
+    assert ran.code == 2
+    assert words in ran.err
+    assert len(ran.err) < 2000
 
 
 def test_no_model_and_no_file(cli, config):

@@ -109,6 +109,14 @@ def test_the_curve_is_a_picture(cli, tmp_path, name, begins):
     assert os.listdir(tmp_path) == [name]
 
 
+def test_a_name_is_no_formula(cli, tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / r"t$\frac$.csv").write_text("x,y\n" + "1,a\n2,b\n" * 9)
+    ran = cli("train", "mlp", "--data", r"t$\frac$.csv", "--labels", "last", "--epochs", 1, "--plot", "c.png")
+    assert ran.code == 0, ran.err
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_curve_shows_the_run(tmp_path, monkeypatch):
     figure_module = pytest.importorskip("matplotlib.figure")
     from onchip.cli.curve import draw_curve

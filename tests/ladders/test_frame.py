@@ -165,6 +165,8 @@ def test_rungs_are_picked_in_the_ladders_order():
         planted(Right).pick(["none"])
     with pytest.raises(InputError, match="needs rows"):
         climb(planted(Right), rows=0)
+    with pytest.raises(InputError, match="does not fit into memory"):
+        climb(planted(Right), rows=10**18)
 
 
 def test_ladders_are_listed():

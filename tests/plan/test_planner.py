@@ -15,7 +15,7 @@ from onchip.errors import DeviceError, InputError, PlanError
 from onchip.kernels.cpu import KERNELS
 from onchip.plan.device import H200, KNOWN, Peak
 from onchip.plan.kernel import Claim, Job, Price
-from onchip.plan.planner import make_plan
+from onchip.plan.planner import MAX_LAYERS, make_plan
 from onchip.spec.build import mlp, sequential
 from onchip.spec.layers import (
     Add,
@@ -43,6 +43,19 @@ def test_the_cheapest_cover_wins():
     dear = make_plan(three_layers(), CPU, [Take("single", 1), Take("pair", 2, flop=10**9)])
     assert [g.claim.kernel for g in dear.groups] == ["single"] * 3
     assert make_plan(three_layers(), CPU, [Take("single", 1), Take("all", 3)]).between_bytes == 0
+
+
+def test_a_network_of_very_many_layers_is_refused_at_once():
+    net = sequential(TensorType(("B", 4)), [(f"r{i}", ReLU()) for i in range(MAX_LAYERS + 1)], {})
+    with pytest.raises(PlanError, match="the network has too many layers") as error:
+        make_plan(net, CPU, [never])
+    assert (error.value.got, error.value.expected) == ("2,049", "at most 2,048")
+
+
+def test_a_number_of_rows_that_cannot_be():
+    for batch in (0, -1, 10**30, 10**400, 10**5000):
+        with pytest.raises(InputError, match="bad number of rows in a batch"):
+            Job(batch=batch)
 
 
 def test_a_refusal_is_told_with_its_reason():

@@ -3,7 +3,6 @@
 import math
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -141,12 +140,6 @@ def test_one_weight_used_twice_in_a_row():
     merged, told = merge_linears(net)
     assert len(told) == 4
     assert_same_meaning(net, merged)
-
-
-def test_weights_of_ints_stay():
-    weights = {"a.weight": np.ones((8, 2), np.int8), "b.weight": np.ones((3, 8), np.int8)}
-    net = sequential(TensorType(("B", 2)), [("a", Linear()), ("b", Linear())], weights)
-    assert merge_linears(net)[0] is net
 
 
 def test_float32_is_rounded_once():

@@ -17,7 +17,6 @@ from onchip.spec.layers import (
     Conv2d,
     ConvTranspose1d,
     ConvTranspose2d,
-    Identity,
     Linear,
     Permute,
     ReLU,
@@ -190,17 +189,6 @@ def test_new_weights_are_rounded_once_and_to_float32_at_least(dtype):
     after, _ = fold_batchnorm(narrow)
     assert {after.weight_type(name).dtype for name in after.nodes[0].weights.values()} == {"float32"}
     assert_same_meaning(narrow, after, tolerance=1e-6)
-
-
-def test_weights_of_ints_stay():
-    weights = {"w": np.ones((2, 3), np.int32), "mean": np.zeros(2), "var": np.ones(2)}
-    nodes = (
-        Node("a", Linear(), ("x",), {"weight": "w"}),
-        Node("n", BatchNorm1d(), ("a",), {"mean": "mean", "var": "var"}),
-        Node("y", Identity(), ("n",)),
-    )
-    net = Network({"x": TensorType(("B", 3), "float64")}, nodes, ("y",), weights)
-    assert fold_batchnorm(net)[0] is net
 
 
 def test_a_variance_that_is_computed_is_looked_at_when_it_is_there():

@@ -292,6 +292,8 @@ def test_random_rows_that_cannot_be():
         RandomRows(NET.input, 0, 0)
     with pytest.raises(InputError, match="seed"):
         RandomRows(NET.input, 1, -1)
+    with pytest.raises(InputError, match="bad number of random rows"):
+        RandomRows(NET.input, 10**30, 0)
     with pytest.raises(InputError, match="int64"):
         RandomRows(TensorType(("B", 4), "int64"), 1, 0)
     with pytest.raises(AssertionError, match="in order"):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from onchip.errors import FormatError, InputError, OnchipError, OutputError, ShapeError
+from onchip.spec import arrays
 from onchip.spec.arrays import NpyWriter, map_npy, open_rows
 from onchip.spec.types import numpy_dtype
 
@@ -192,6 +193,20 @@ def test_hostile_arrays(tmp_path, data, words):
     assert words in str(caught.value)
     assert "rows.npy" in str(caught.value)
     assert len(str(caught.value)) < 1500
+
+
+@pytest.mark.parametrize("limit", ["MAX_UNPACKED_BYTES", "free_memory"])
+def test_a_gzip_bomb_is_refused_by_its_header(tmp_path, monkeypatch, limit):
+    """It keeps its promise, and that is too much; one byte less is read."""
+    path = tmp_path / "rows.gz"
+    path.write_bytes(packed(idx_bytes(np.zeros((1 << 10, 1 << 10), "u1"))))
+    monkeypatch.setattr(arrays, limit, (1 << 20) if limit.isupper() else lambda: 2 << 20)
+    open_rows(path).close()
+    monkeypatch.setattr(arrays, limit, (1 << 20) - 1 if limit.isupper() else lambda: (2 << 20) - 1)
+    with pytest.raises(FormatError, match="promises more") as caught:
+        open_rows(path)
+    assert "1,048,576 B" in caught.value.got
+    assert "1,048,575 B" in caught.value.expected
 
 
 def test_missing_file(tmp_path):

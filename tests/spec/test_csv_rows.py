@@ -92,7 +92,9 @@ def test_a_first_line_of_numbers_is_a_row(table):
     ("a,a,b\n1,2,3\n", "a", ["several columns have this name"]),
     (b"a,b\n1,\xff\n", "last", ["not UTF-8 text", "byte ff"]),
     (b"a," + b"1" * (1 << 18) + b"\n1,2", "last", ["line 1", "field larger"]),
-    (b"1" * (1 << 25), "last", ["the first line is too long"]),
+    (b"1" * (1 << 25), "last", ["line 1 is too long"]),
+    (b"1,2,x\n3,4,y\n" + b"1" * (1 << 23), "last", ["line 3 is too long"]),
+    (b"1,2,x\n3,4,y\n" + bytes(1 << 23), "last", ["line 3 is too long"]),
 ])  # fmt: skip
 def test_what_is_wrong_is_told_with_its_place(table, text, label, words):
     with pytest.raises(FormatError) as caught:

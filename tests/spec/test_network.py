@@ -17,11 +17,15 @@ from onchip.plan.rewrites.linear import merged_weight
 from onchip.spec.build import make_layer, mlp, sequential
 from onchip.spec.layers import (
     LAYERS,
+    Add,
     BatchNorm1d,
     BatchNorm2d,
+    Conv1d,
+    ConvTranspose2d,
     Embedding,
     Linear,
     LogSoftmax,
+    Mul,
     ReLU,
     Reshape,
     Softmax,
@@ -92,6 +96,31 @@ def test_bias_must_fit():
     nodes = (Node("fc", Linear(), ("x",), {"weight": "w", "bias": "b"}),)
     with pytest.raises(ShapeError, match=r"layer 'fc' \(Linear\): bias and weight do not fit"):
         linear_net(nodes=nodes, weights={"w": weight(3, 4), "b": weight(4)})
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPE_BYTES if "float" not in dtype])
+@pytest.mark.parametrize(("layer", "row", "weights"), [
+    (Linear(), (4,), {"weight": (3, 4), "bias": (3,)}),
+    (Conv1d(), (4, 5), {"weight": (3, 4, 2), "bias": (3,)}),
+    (ConvTranspose2d(), (4, 5, 5), {"weight": (4, 3, 2, 2), "bias": (3,)}),
+    (BatchNorm1d(), (4,), {"mean": (4,), "var": (4,), "weight": (4,), "bias": (4,)}),
+    (TokenConv(), (7,), {"weight": (9, 3, 5), "bias": (5,)}),
+])  # fmt: skip
+def test_weights_that_are_no_floats_are_refused(layer, row, weights, dtype):
+    x = TensorType(("B", *row), "int64" if layer == TokenConv() else "float32")
+    for role in weights:
+        arrays = {
+            f"n.{one}": weight(*shape, dtype=dtype if one == role else "float32") for one, shape in weights.items()
+        }
+        with pytest.raises(ShapeError, match=rf"layer 'n' \({layer.kind}\): needs (a )?floating-point") as caught:
+            sequential(x, [("n", layer)], arrays)
+        assert dtype in caught.value.got
+
+
+@pytest.mark.parametrize("layer", [Add(), Mul()])
+def test_bools_are_no_numbers(layer):
+    with pytest.raises(ShapeError, match="needs numbers"):
+        sequential(TensorType(("B", 4), "bool"), [("n", layer)], {"n.constant": weight(4, dtype="bool")})
 
 
 @pytest.mark.parametrize(("var", "eps"), [(-0.5, 1e-5), (-1.0, 1.0), (0.0, 0.0), (-np.inf, 1e-5)])
@@ -199,6 +228,21 @@ def test_mlp_options():
 def test_mlp_refuses_bad_widths(widths):
     with pytest.raises(InputError, match="bad widths"):
         mlp(*widths)
+
+
+def test_a_new_network_is_small_and_fits_into_memory(monkeypatch):
+    for widths in ((4, 20_000_000, 10), (4, 10**4000, 3), (1, 1, (1 << 18) + 1), (10**5000, 10**5000)):
+        with pytest.raises(InputError, match="the network is too large") as caught:
+            mlp(*widths)
+        assert "layers of at most 262,144" in caught.value.expected
+    for widths in ((1 << 14, 1 << 13, 4), (10**30, 1)):
+        with pytest.raises(InputError, match="the network is too large") as caught:
+            mlp(*widths)
+        assert "at most 134,217,728 parameters" in caught.value.expected
+    monkeypatch.setattr("onchip.files.free_memory", lambda: 1 << 20)
+    assert mlp(100, 100, 100).parameters == 20_200
+    with pytest.raises(InputError, match="the network does not fit into memory"):
+        mlp(1000, 1000)
 
 
 def test_sequential_finds_weights_by_role():

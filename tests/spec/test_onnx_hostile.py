@@ -39,6 +39,61 @@ def test_old_and_missing_opsets(tmp_path, monkeypatch):
     refused(tmp_path, model([op("Relu", "x")], opset=5), "not done after 0.2 s")
 
 
+def test_unknown_and_several_opsets(tmp_path):
+    for opset in (-1, 0, onnx.defs.onnx_opset_version() + 1, 100, 2**62):
+        refused(tmp_path, model([op("Relu", "x")], opset=opset), "unknown version", f"opset {opset}", "opset 1 to")
+    for first, second in (("", ""), ("", "ai.onnx"), ("ai.onnx", "ai.onnx"), ("ai.onnx", "")):
+        for version in (17, 13):
+            proto = model([op("Relu", "x")])
+            proto.opset_import[0].domain = first
+            proto.opset_import.append(helper.make_opsetid(second, version))
+            refused(tmp_path, proto, "several versions", f"opsets [17, {version}]")
+    proto = model([op("Relu", "x")])
+    proto.opset_import.append(helper.make_opsetid("my.ops", 3))
+    assert len(read(tmp_path, proto).nodes) == 1
+    proto.ir_version = onnx.IR_VERSION + 1
+    refused(tmp_path, proto, "too new", f"IR version {onnx.IR_VERSION + 1}")
+
+
+UNKNOWN = {
+    "typing error": (op("LeakyRelu", "x", name="act", alhpa=0.5), 17, "'alhpa'", "expected: alpha", "mean alpha?"),
+    "none known": (op("Relu", "x", name="act", inplace=1), 17, "'inplace'", "expected: none"),
+    "not yet": (op("MaxPool", "x", name="act", kernel_shape=[2], ceil_mode=1), 9, "'ceil_mode'", "opset 9"),
+    "not any more": (op("ReduceMean", "x", name="act", axes=[2]), 18, "'axes'", "keepdims"),
+    "of another operator": (op("Softmax", "x", name="act", alpha=0.5), 17, "'alpha'", "expected: axis"),
+    "on constants": (op("Sqrt", "c", name="act", scale=2), 17, "'scale'"),
+    "twice": (op("LeakyRelu", "x", name="act", alpha=0.5), 17, "stands there twice"),
+    "missing": (op("Concat", "x x", name="act"), 17, "no attribute 'axis'"),
+    "of a function": (op("LeakyRelu", "x", name="act", alpha=0.5), 17, "bad attribute 'alpha'"),
+    "two values": (op("Constant", "", "k", "act", value_int=1, value_float=2.0), 17, "value_int", "one attribute"),
+    "no such operator": (op("Gelu", "x", name="act"), 19, "no such operator", "opset 19"),
+    "word": (op("Gelu", "x", name="act", approximate="quick"), 20, "bad attribute 'approximate'"),
+    "input not yet": (op("Clip", "x c c", name="act"), 10, "wrong number of inputs", "at most 1"),
+    "axes not yet": (op("ReduceMean", "x one", name="act"), 13, "wrong number of inputs"),
+    "no axes": (op("Unsqueeze", "x", name="act"), 17, "names no axes"),
+    "no axes of a constant": (op("Unsqueeze", "c", name="act"), 17, "names no axes"),
+    "norm that trains": (op("BatchNormalization", "x c c c c", name="act"), 6, "training mode"),
+    "dropout that trains": (op("Dropout", "x", name="act", ratio=0.5), 6, "training mode"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_nobody_would_read_is_refused(tmp_path, case):
+    node, opset, *words = UNKNOWN[case]
+    if case == "twice":
+        node.attribute.append(helper.make_attribute("alpha", 0.1))
+    if case == "of a function":
+        node.attribute[0].ref_attr_name = "slope"
+    proto = model([node], {"c": numbers(3), "one": np.array([2])}, ("N", 3, 4), opset)
+    refused(tmp_path, proto, f"node 'act' ({node.op_type})", *words)
+
+
+def test_layers_that_do_not_train_in_old_files(tmp_path):
+    weights = {"c": abs(numbers(3))}
+    nodes = [op("BatchNormalization", "x c c c c", "n", is_test=1), op("Dropout", "n", is_test=1)]
+    assert [node.layer.kind for node in read(tmp_path, model(nodes, weights, ("N", 3, 4), 6)).nodes] == ["BatchNorm1d"]
+
+
 BAD_NODES = {
     "value matmul": ([op("MatMul", "x x")], "must be a constant"),
     "left constant": ([op("MatMul", "w x")], "input 0 is a constant"),
@@ -72,7 +127,6 @@ BAD_NODES = {
     "half a gelu": ([op("Div", "x root", "d"), op("Erf", "d")], "output 'y' is unfinished", "GELU"),
     "no gelu": ([op("Div", "x root", "d"), op("Erf", "d", "e"), op("Tanh", "e")], "cannot follow", "GELU"),
     "gelu of two": ([op("Div", "x root", "d"), op("Erf", "d", "e"), op("Mul", "e e")], "cannot follow"),
-    "gelu word": ([op("Gelu", "x", approximate="quick")], "approximate"),
     "cast": ([op("Cast", "x", to=TensorProto.INT32)], "makes no floats", "float32 to int32", "bfloat16"),
     "cast to what": ([op("Cast", "x", to=99)], "ONNX type 99"),
     "transpose": ([op("Transpose", "x")], "axis 0 is the batch"),
@@ -138,6 +192,21 @@ def test_rows_and_graphs_that_are_too_large(tmp_path):
     proto.graph.MergeFromString(b"".join(b"\x0a" + bytes([len(node)]) + node for _ in range(10**6)))
     assert len(proto.graph.node) == 10**6
     refused(tmp_path, proto, "graph is too large", "1,000,000 nodes")
+
+
+def test_weights_larger_than_memory(tmp_path, monkeypatch):
+    proto = model([op("MatMul", "x w")], {"w": numbers(4, 3)})
+    monkeypatch.setattr("onchip.spec.onnx_tensors.free_memory", lambda: 4 * 48)  # as read and as used, half of it
+    assert read(tmp_path, proto).parameters == 12
+    monkeypatch.setattr("onchip.spec.onnx_tensors.free_memory", lambda: 4 * 48 - 1)
+    refused(tmp_path, proto, "too many weights", "96 B", "at most 95 B")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/pagemap"), reason="no such endless file here")
+def test_a_file_that_says_it_is_empty_and_never_ends(tmp_path):
+    (tmp_path / "model.onnx").symlink_to("/proc/self/pagemap")
+    with pytest.raises(FormatError, match="not an ONNX file"):
+        read_onnx(tmp_path / "model.onnx")
 
 
 def test_a_long_graph_is_read_in_no_time(tmp_path):

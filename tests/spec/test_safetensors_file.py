@@ -13,7 +13,7 @@ from onchip.errors import FormatError, InputError, OnchipError, OutputError
 from onchip.files import MAX_HEADER_BYTES
 from onchip.spec.build import mlp, sequential
 from onchip.spec.graph_json import graph_to_json
-from onchip.spec.layers import LAYERS, Layer, Linear, ReLU, Reshape, Softmax
+from onchip.spec.layers import LAYERS, Embedding, Layer, Linear, ReLU, Reshape, Softmax
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe
 from onchip.spec.safetensors_file import read_safetensors, write_safetensors
@@ -88,7 +88,12 @@ def test_every_dtype_keeps_its_bits_and_the_library_agrees(tmp_path, dtype):
     bits = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 256, 12 * DTYPE_BYTES[dtype], dtype=np.uint8)
     odd = np.ones((2, 4), np.float16)  # a narrower tensor beside it
     weights = {"a.weight": odd, "b.weight": bits.view(numpy_dtype(dtype)).reshape(6, 2)}
-    net = sequential(TensorType(("B", 4)), [("a", Linear()), ("b", Linear())], weights)
+    nodes = (
+        Node("a", Linear(), ("x",), {"weight": "a.weight"}),
+        Node("b", Embedding(), ("ids",), {"weight": "b.weight"}),
+    )
+    inputs = {"x": TensorType(("B", 4)), "ids": TensorType(("B",), "int64")}
+    net = Network(inputs, nodes, ("a", "b"), weights)
     path = tmp_path / "net.safetensors"
     write_safetensors(net, path)
     back = read_safetensors(path)
@@ -231,6 +236,20 @@ HOSTILE = {
     "unknown value": (file_of(graph(nodes=node(inputs=["y"]))), "reads 'y'"),
     "unknown output": (file_of(graph(outputs=["y"])), "output 'y'"),
     "shapes": (file_of(graph(inputs=[{"name": "x", "shape": ["B", 5], "dtype": "float32"}])), "layer 'fc' (Linear)"),
+    "graph key": (file_of(graph(output=["fc"])), "the graph has an unknown key"),
+    "input key": (file_of(graph(inputs=[{**graph()["inputs"][0], "dtpye": "float16"}])), "did you mean dtype?"),
+    "node key": (file_of(graph(nodes=node(weight={}))), "layer 'fc' has an unknown key"),
+    "tensor key": (file_of(graph(), {"w": {**TENSOR, "scale": 2}}), "tensor 'w' has an unknown key"),
+    "missing attribute": (file_of(graph(nodes=node(kind="Permute", weights={}))), "layer 'fc' (Permute) has no 'axes'"),
+    "int32 weight": (
+        file_of(graph(), {"w": {**TENSOR, "dtype": "I32"}}), "layer 'fc' (Linear): needs a floating-point weight",
+    ),
+    "uint8 weight": (
+        file_of(graph(), {"w": {"dtype": "U8", "shape": [3, 2], "data_offsets": [0, 6]}}, bytes(6)), "uint8[3, 2]",
+    ),
+    "bool weight": (
+        file_of(graph(), {"w": {"dtype": "BOOL", "shape": [3, 2], "data_offsets": [0, 6]}}, bytes(6)), "bool[3, 2]",
+    ),
 }  # fmt: skip
 
 
@@ -251,6 +270,14 @@ def test_the_hand_made_file_itself_is_good(tmp_path):
 def test_attributes_may_be_left_out(tmp_path):
     net = read_bytes(tmp_path, file_of(graph(nodes=node(kind="Softmax", weights={}))))
     assert net.nodes[0].layer == Softmax(-1)
+
+
+def test_weights_larger_than_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("onchip.files.free_memory", lambda: 48)  # twice what the file holds
+    assert read_bytes(tmp_path, file_of(graph())).parameters == 6
+    monkeypatch.setattr("onchip.files.free_memory", lambda: 47)
+    with pytest.raises(FormatError, match=r"net\.safetensors: the file does not fit into memory"):
+        read_bytes(tmp_path, file_of(graph()))
 
 
 def test_missing_file_and_folder(tmp_path):

@@ -32,6 +32,12 @@ from onchip.train.options import TrainOptions
         ({"patience": -1, "validation": 0.1}, "patience"),
         ({"shuffle": 1}, "shuffle"),
         ({"seed": -1}, "seed"),
+        *[
+            ({name: sign * 10**digits}, name.replace("_", " "))
+            for name in ("epochs", "batch_size", "step_every", "seed", "weight_decay", "validation")
+            for sign in (1, -1)
+            for digits in (400, 5000)
+        ],
     ],
 )
 def test_bad_options_are_refused(given, message):

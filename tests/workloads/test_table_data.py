@@ -148,6 +148,30 @@ def test_numbered_classes_keep_their_meaning(folder):
     assert (data.y_test.tolist(), data.outputs) == ([1, 1], 6)
 
 
+def test_rows_and_labels_larger_than_memory(folder, monkeypatch):
+    np.save(folder / "x.npy", np.zeros((8, 2), "f4"))
+    np.save(folder / "y.npy", np.arange(8))
+    for name, count in (("x.npy", 16), ("y.npy", 8)):
+        monkeypatch.setattr("onchip.files.free_memory", lambda count=count: 8 * count - 1)
+        with pytest.raises(InputError, match=f"{name} does not fit into memory"):
+            table("x.npy" if name == "x.npy" else "y.npy", "y.npy")
+    monkeypatch.setattr("onchip.files.free_memory", lambda: 8 * 16)
+    assert len(table("x.npy", "y.npy").x_train) == 8
+
+
+def test_what_a_file_calls_things_is_told_as_text(folder):
+    words = ["\x1b[31mred", "a\n\u202eb", "long" * 10_000]
+    rows = "".join(f'{i},"{word}"\n' for i, word in enumerate(words * 3))
+    (folder / "\x1b[2Jt.csv").write_text("x,y\n" + rows)
+    data = table("\x1b[2Jt.csv")
+    assert set(data.words) == set(words)  # themselves as they are
+    assert data.name == r"\x1b[2Jt.csv"
+    told = data.notes[-1]
+    assert told.isprintable()
+    assert len(told) < 500
+    assert r"\x1b[31mred" in told
+
+
 # -- what is wrong -----------------------------------------------------------------------------------------
 
 

@@ -44,7 +44,7 @@ def draw_curve(path: Path, title: str, loss: str, history: Sequence[Epoch], best
     has_classes = history[0].accuracy is not None
     figure = Figure(figsize=(10.5 if has_classes else 6.4, 4.2), layout="constrained")
     axes = figure.subplots(1, 2 if has_classes else 1, squeeze=False)[0]
-    figure.suptitle(f"{title}\n{test}" if test else title, fontsize=11)
+    figure.suptitle(f"{title}\n{test}" if test else title, fontsize=11, parse_math=False)  # a "$" may be in a name
     epochs = [epoch.epoch for epoch in history]
     _curves(axes[0], epochs, [e.loss for e in history], [e.validation_loss for e in history])
     axes[0].set(ylabel=f"loss ({loss.replace('_', ' ')})")

@@ -23,9 +23,10 @@ from typing import Any
 from onchip.errors import FormatError, InputError
 from onchip.files import open_input
 from onchip.spec.reading import blaming, show
-from onchip.train.options import TrainOptions, check_name
+from onchip.train.options import MAX_FLOAT32, TrainOptions, check_name
 
-MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_BYTES = 1 << 14  # some keys a line each; TOML can nest, and its parser takes the square of that
+_MAX_DIGITS = 18  # of a width
 _MAYBE_FILES = ("model", "data", "labels", "test_data", "test_labels")  # or names
 
 
@@ -76,9 +77,9 @@ def settings(config: Path | None, told: Mapping[str, Any]) -> tuple[Settings, di
 
 def _widths(text: str) -> tuple[int, ...]:
     parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+    if not all(part.strip().isdecimal() and len(part.strip()) <= _MAX_DIGITS and int(part) > 0 for part in parts):
         raise InputError(
-            "bad hidden widths", got=f"'{text}'", expected="whole numbers above 0, with commas", hint="--hidden 320,160"
+            "bad hidden widths", got=show(text), expected="whole numbers above 0, with commas", hint="--hidden 320,160"
         )
     return tuple(int(part) for part in parts)
 
@@ -94,7 +95,7 @@ def read_config(path: Path) -> dict[str, Any]:
             raise FormatError("too long for a config file", got="more", expected=f"at most {MAX_CONFIG_BYTES:,} B")
         try:
             table = tomllib.loads(text.decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # TOML's own, of no UTF-8, of a number of thousands of digits
             hint = 'keys and values: lr = 0.1, model = "digits"'
             raise FormatError("not TOML", got=str(error), expected="a line a key", hint=hint) from None
         kinds = known_keys()
@@ -117,9 +118,11 @@ def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder
     except InputError as error:
         raise InputError(f"{where}{error.what}", got=error.got, expected=error.expected, hint=error.hint) from None
     kind = kinds[name]
+    if isinstance(value, str) and "\0" in value:  # no name of anything, and the system's calls choke on it
+        raise InputError(f"{where}bad {name}", got=show(value), expected="text without zero bytes", hint=f"mend {name}")
     if kind is Path and isinstance(value, str):
         return folder / value
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) <= MAX_FLOAT32:
         return float(value)
     if name == "hidden" and isinstance(value, list) and all(type(width) is int and width > 0 for width in value):
         return tuple(value)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from onchip.errors import InputError, PlanError
+from onchip.files import check_memory
 from onchip.ladders.measure import Pace, Timing, interleave, summarise
 from onchip.ladders.truth import Verdict
 from onchip.spec.network import Network
@@ -135,6 +136,7 @@ def climb(
     B = ladder.rows if rows is None else rows
     if B < 1:
         raise InputError("a ladder needs rows", got=str(B), expected="at least 1", hint=f"--rows {ladder.rows}")
+    check_memory(B, f"--rows {B}")  # a row is a byte at least
     picked = ladder.pick(rungs)
     net, x = ladder.network(), ladder.inputs(B)
     truths: dict[int, Judge] = {}  # by the number of rows

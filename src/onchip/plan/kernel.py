@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from onchip.errors import InputError
 from onchip.plan.device import Device
+from onchip.spec.reading import show
 
 if TYPE_CHECKING:
     from onchip.spec.network import Network
@@ -22,6 +23,7 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 LOSSES = ("cross_entropy", "half_sse", "mse")
 OPTIMISERS = {"sgd": 0, "momentum": 1, "adam": 2}  # with how many numbers each keeps for every weight
 OPTIONAL_REWRITES = ("fold", "merge", "phases")  # those that a user may leave out, to compare
+MAX_ROWS = 2**62  # more than any memory or disk holds
 TABLES = ("fp32", "fp16", "bf16")
 
 
@@ -40,8 +42,9 @@ class Job:
         if self.precision not in PRECISIONS:
             expected = ", ".join(PRECISIONS)
             raise InputError("unknown precision", got=str(self.precision), expected=expected, hint="fp32")
-        if not isinstance(self.batch, int) or self.batch < 1:
-            raise InputError("bad number of rows in a batch", got=str(self.batch), expected="at least 1", hint="1024")
+        if not isinstance(self.batch, int) or not 1 <= self.batch <= MAX_ROWS:
+            expected = f"at least 1, at most {MAX_ROWS:,}"
+            raise InputError("bad number of rows in a batch", got=show(self.batch), expected=expected, hint="1024")
         if self.loss and self.loss not in LOSSES:
             raise InputError("unknown loss", got=self.loss, expected=" or ".join(LOSSES), hint=LOSSES[0])
         if self.optimiser not in OPTIMISERS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from onchip.errors import DeviceError, PlanError
+from onchip.errors import DeviceError, PlanError, printable
 from onchip.plan.device import Device
 from onchip.plan.kernel import PRECISIONS, Claim, Job, Kernel, Price, Refusal
 from onchip.plan.rewrites import fold_embeddings, rewrite
@@ -16,6 +16,7 @@ from onchip.spec.text import columns
 from onchip.spec.types import DTYPE_BYTES
 
 _NO_KERNEL_US = 1e12  # more than any work: a layer is left without a kernel only where no kernel takes it
+MAX_LAYERS = 2048  # planning takes some seconds there, and its time grows with more than the square
 _MANY_ROWS = 1 << 40  # more than any job
 
 
@@ -145,17 +146,18 @@ class Plan:
             sizes = f"{claim.fast_bytes / 1024:.0f} KiB", f"{claim.price.row_bytes:,}", f"{claim.price.row_flop:,}"
             rows.append([str(i), layers, claim.label, *sizes, *times, claim.why])
         work = f"train, {self.job.loss}" if self.job.is_training else "infer"
-        lines = [f"{self.network.name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"]
+        name = printable(self.network.name)
+        lines = [f"{name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"]
         lines.append(columns(head, rows, right=(3, 4, 5, 6, 7)))
         build_flop = sum(group.claim.build_flop for group in self.groups) + self.rewrite_flop
         weights = f"{self.weight_bytes / 1024:,.0f} KiB of weights, {build_flop:,} flop to build them"
         whole = f"floor {format_us(self.floor_us)}, estimate {format_us(self.estimate_us)}"
         lines.append(f"{whole}, {self.between_bytes:,} B/row between groups, {weights}")
-        lines += [f"rewrote: {line}" for line in self.rewrites]
-        lines += [self.fold] if self.fold else []
+        lines += [printable(f"rewrote: {line}") for line in self.rewrites]
+        lines += [printable(self.fold)] if self.fold else []
         if unused := self.tables_unused:
             lines.append(f"{self.job.tables} tables are not used: {unused}")
-        lines += [f"refused: {r.kernel} at {r.node}: {r.why}" for r in self.refusals]
+        lines += [printable(f"refused: {r.kernel} at {r.node}: {r.why}") for r in self.refusals]
         return "\n".join(lines)
 
 
@@ -178,6 +180,9 @@ def make_plan(
     whole  a layer that no kernel takes is a PlanError; else it stands in the plan with its floor and no kernel
     """
     job = job or Job()
+    if len(net.nodes) > MAX_LAYERS:
+        got, expected = f"{len(net.nodes):,}", f"at most {MAX_LAYERS:,}"
+        raise PlanError("the network has too many layers", got=got, expected=expected, hint="a network of fewer layers")
     if job.precision not in device.flops:
         known = job.precision in PRECISIONS
         raise (DeviceError if known else PlanError)(

@@ -16,11 +16,13 @@ import numpy as np
 
 from onchip.errors import InputError, ShapeError
 from onchip.files import check_writable
+from onchip.plan.kernel import MAX_ROWS
 from onchip.plan.planner import Plan
 from onchip.runtime.engine import Engine
 from onchip.spec.arrays import FlatWriter, NpyWriter, RowSource, RowWriter, open_flat_rows, open_rows
 from onchip.spec.images import BmpWriter, PngWriter, is_image
 from onchip.spec.network import Network
+from onchip.spec.reading import show
 from onchip.spec.recipe import Array
 from onchip.spec.rows_text import TextWriter, read_rows_text
 from onchip.spec.types import TensorType, numpy_dtype
@@ -87,8 +89,9 @@ class RandomRows:
     """
 
     def __init__(self, given: TensorType, rows: int, seed: int, id_limit: int | None = None) -> None:
-        if rows < 1:
-            raise InputError("bad number of random rows", got=str(rows), expected="at least 1", hint="--count 64")
+        if not 1 <= rows <= MAX_ROWS:
+            expected = f"at least 1, at most {MAX_ROWS:,}"
+            raise InputError("bad number of random rows", got=show(rows), expected=expected, hint="--count 64")
         if seed < 0:
             raise InputError("bad seed", got=str(seed), expected="at least 0", hint="--seed 0")
         self.shape, self.dtype = (rows, *given.row_shape), numpy_dtype(given.dtype)

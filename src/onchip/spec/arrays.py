@@ -23,12 +23,12 @@ from typing import IO, Any, Self, cast
 import numpy as np
 
 from onchip.errors import FormatError, InputError, ShapeError
-from onchip.files import atomic_write, open_input
+from onchip.files import atomic_write, free_memory, open_input
 from onchip.spec.reading import MAX_DIM, MAX_RANK, blaming, show
 from onchip.spec.recipe import Array
 
 MAX_NPY_HEADER_BYTES = 1 << 16
-MAX_UNPACKED_BYTES = 4 << 30  # of a .gz, which cannot be read in part
+MAX_UNPACKED_BYTES = 1 << 30  # of a .gz, which cannot be read in part
 _DEFLATE_RATIO = 1032  # no gzip file holds more than this many times its own size
 
 _NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -201,7 +201,7 @@ def _open_gzip(file: IO[bytes]) -> RowSource:
         with gzip.GzipFile(fileobj=file, mode="rb") as unpacked:
             dtype, shape, offset = _idx_header(cast(IO[bytes], unpacked))
             needed = _data_bytes(dtype, shape)
-            limit = min(MAX_UNPACKED_BYTES, _DEFLATE_RATIO * packed_bytes)
+            limit = min(MAX_UNPACKED_BYTES, _DEFLATE_RATIO * packed_bytes, free_memory() // 2)
             if needed > limit:
                 raise FormatError(
                     "the header promises more than this .gz may hold", got=f"{needed:,} B for {show(shape)}",

@@ -8,10 +8,16 @@ from itertools import pairwise
 import numpy as np
 
 from onchip.errors import InputError
+from onchip.files import check_memory
 from onchip.spec.layers import LAYERS, Layer, Linear
 from onchip.spec.network import Network, Node
+from onchip.spec.reading import show
 from onchip.spec.recipe import Weight
 from onchip.spec.types import BATCH, TensorType
+
+MAX_PARAMETERS = 1 << 27  # of a new network: 512 MiB
+MAX_WIDTH = 1 << 18  # of its layers: whatever is kept for a row of a batch is as wide
+_COPIES = 5  # of the weights: themselves, those that are trained, their gradients, what an optimiser keeps
 
 
 def sequential(
@@ -46,10 +52,11 @@ def mlp(
     """
     if len(widths) < 2 or any(not isinstance(w, int | np.integer) or w < 1 for w in widths):
         raise InputError(
-            "bad widths", got=str(widths), expected="two or more, each at least 1", hint="784, 320, 160, 10"
+            "bad widths", got=show(widths), expected="two or more, each at least 1", hint="784, 320, 160, 10"
         )
     if seed < 0:
         raise InputError("bad seed", got=str(seed), expected="at least 0", hint="seed=0")
+    _check_size(widths)
     rng = np.random.default_rng(seed)
     layers: list[tuple[str, Layer]] = []
     weights: dict[str, Weight] = {}
@@ -62,6 +69,18 @@ def mlp(
         if kind is not None:
             layers.append((f"{kind.lower()}{i}", make_layer(kind)))
     return sequential(TensorType((BATCH, widths[0])), layers, weights, name=name)
+
+
+def _check_size(widths: Sequence[int]) -> None:
+    """InputError before anything is drawn that would take minutes, or more memory than there is."""
+    if any(width > MAX_WIDTH for width in widths[1:]):
+        got, expected = f"widths {show(widths)}", f"layers of at most {MAX_WIDTH:,}"
+        raise InputError("the network is too large", got=got, expected=expected, hint="smaller hidden widths")
+    parameters = sum((int(D_in) + 1) * int(D_out) for D_in, D_out in pairwise(widths))
+    if parameters > MAX_PARAMETERS:
+        got, expected = f"widths {show(widths)}", f"at most {MAX_PARAMETERS:,} parameters"
+        raise InputError("the network is too large", got=got, expected=expected, hint="smaller hidden widths")
+    check_memory(parameters * 4 * _COPIES, "the network")
 
 
 def make_layer(kind: str, **attributes: object) -> Layer:

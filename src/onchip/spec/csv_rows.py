@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import itertools
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -20,7 +21,7 @@ from onchip.spec.reading import blaming, show
 from onchip.spec.recipe import Array
 
 POSITIONS = {"first": 0, "last": -1}  # a label column that is called by its place
-MAX_LINE = 16 << 20  # characters of the first line
+MAX_LINE = 4 << 20  # characters: a million cells
 _SHOWN_NAMES = 12
 
 
@@ -66,6 +67,17 @@ def _open_text(source: Path) -> TextIO:
     return source.open(encoding="utf-8-sig", newline="")
 
 
+def _lines(file: TextIO) -> Iterator[str]:
+    """The lines of a file, none of them endless."""
+    for number in itertools.count(1):
+        if not (line := file.readline(MAX_LINE)):
+            return
+        if len(line) == MAX_LINE:
+            got, expected = f"{MAX_LINE:,} characters and more", "cells and commas, and an end"
+            raise FormatError(f"line {number} is too long", got=got, expected=expected)
+        yield line
+
+
 def _parse(source: Path, layout: _Layout, words: list[str] | None) -> Array:
     """Every cell as float32; those of the label column are put into `words`, if there is such a list, and are 0."""
 
@@ -75,15 +87,15 @@ def _parse(source: Path, layout: _Layout, words: list[str] | None) -> Array:
         return 0.0
 
     with _open_text(source) as file:
-        if all(line.isspace() for line in itertools.islice(file, layout.skip, None)):
+        if all(line.isspace() for line in itertools.islice(_lines(file), layout.skip, None)):
             raise FormatError("the table has no row", got="a header alone", expected="a line a row")
     try:
         with _open_text(source) as file, np.errstate(over="ignore"):
             cells: Array = np.loadtxt(
-                file, np.float32, comments=None, delimiter=",", skiprows=layout.skip, ndmin=2, quotechar='"',
+                _lines(file), np.float32, comments=None, delimiter=",", skiprows=layout.skip, ndmin=2, quotechar='"',
                 converters=None if words is None or layout.label is None else {layout.label: take}, encoding=None,
             )  # fmt: skip
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, FormatError):
         raise
     except ValueError as error:
         raise _fault(source, layout, words is not None, str(error)) from None
@@ -98,9 +110,7 @@ def _parse(source: Path, layout: _Layout, words: list[str] | None) -> Array:
 
 def _layout(source: Path, label: str | None) -> _Layout:
     with _open_text(source) as file:
-        text = file.readline(MAX_LINE)
-    if len(text) == MAX_LINE:
-        raise FormatError("the first line is too long", got=f"{MAX_LINE:,} characters", expected="cells and commas")
+        text = next(_lines(file), "")
     try:
         first = [cell.strip() for cell in next(csv.reader([text]), [])]
     except csv.Error as error:
@@ -155,7 +165,7 @@ def _is_number(cell: str) -> bool:
 def _fault(source: Path, layout: _Layout, words: bool, reason: str) -> FormatError:
     """Look for the first wrong cell: slowly, cell by cell, which only a bad file pays for."""
     with _open_text(source) as file:
-        reader = csv.reader(file)
+        reader = csv.reader(_lines(file))
         try:
             for row in reader:
                 if row and reader.line_num > layout.skip and (found := _wrong_cell(row, layout, words)):

@@ -13,13 +13,13 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from onchip.errors import FormatError
 from onchip.spec.layers import LAYERS, Layer
 from onchip.spec.network import Network, Node
-from onchip.spec.reading import MAX_DIM, MAX_RANK, show
+from onchip.spec.reading import MAX_DIM, MAX_RANK, did_you_mean, show
 from onchip.spec.recipe import Weight
 from onchip.spec.types import TensorType
 
@@ -47,6 +47,7 @@ def graph_to_json(net: Network) -> str:
 def graph_from_json(text: str, weights: Mapping[str, Weight]) -> Network:
     """The network of this graph over these weights; FormatError where the JSON is not such a graph."""
     graph = _need(dict, parse_json(text, "the graph"), "the graph")
+    check_keys(graph, ("version", "name", "inputs", "nodes", "outputs"), "the graph")
     version = graph.get("version")
     if version != FORMAT_VERSION or isinstance(version, bool):
         raise FormatError(
@@ -56,6 +57,7 @@ def graph_from_json(text: str, weights: Mapping[str, Weight]) -> Network:
     inputs: dict[str, TensorType] = {}
     for given in _list(graph, "inputs", "the graph"):
         name = _field(str, given, "name", "an input")
+        check_keys(given, ("name", "shape", "dtype"), f"input '{name}'")
         if name in inputs:
             raise FormatError(f"two inputs are called '{name}'")
         inputs[name] = _tensor_type(given, f"input '{name}'")
@@ -79,6 +81,13 @@ def parse_json(text: str, where: str, start: int | None = None) -> object:
         raise FormatError(f"{where} is not usable JSON", got=str(error)) from None
 
 
+def check_keys(entry: Mapping[str, object], known: Sequence[str], where: str) -> None:
+    """FormatError for a key that nobody would read."""
+    if unknown := next((key for key in entry if key not in known), None):
+        hint = did_you_mean(unknown, known)
+        raise FormatError(f"{where} has an unknown key", got=show(unknown), expected=", ".join(known), hint=hint)
+
+
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     made = dict(pairs)
     if len(made) < len(pairs):
@@ -88,9 +97,10 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return made
 
 
-def _node(entry: object) -> Node:
+def _node(entry: Any) -> Node:
     name = _field(str, entry, "name", "a node")
     where = f"layer '{name}'"
+    check_keys(entry, ("name", "kind", "attributes", "inputs", "weights"), where)
     weights = _field(dict, entry, "weights", where)
     return Node(
         name,
@@ -109,8 +119,13 @@ def _layer(kind: str, attributes: dict[str, object], where: str) -> Layer:
     known = [field.name for field in dataclasses.fields(cls)]
     if unknown := [key for key in attributes if key not in known]:
         raise FormatError(
-            f"{where} ({kind}) has other attributes", got=show(", ".join(unknown)), expected=", ".join(known) or "none"
-        )
+            f"{where} ({kind}) has other attributes", got=show(", ".join(unknown)), expected=", ".join(known) or "none",
+            hint=did_you_mean(unknown[0], known),
+        )  # fmt: skip
+    fields = dataclasses.fields(cls)
+    needed = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    if missing := [name for name in needed if name not in attributes]:
+        raise FormatError(f"{where} ({kind}) has no '{missing[0]}'", got=show(", ".join(attributes)) or "nothing")
     hints = typing.get_type_hints(cls)
     typed = {key: _as_declared(value, hints[key], f"{where} ({kind}): {key}") for key, value in attributes.items()}
     return cls(**typed)

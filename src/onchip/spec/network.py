@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from onchip.errors import InputError, ShapeError
+from onchip.errors import InputError, ShapeError, printable
 from onchip.spec.layers import Layer
 from onchip.spec.recipe import Recipe, Weight
 from onchip.spec.text import columns
@@ -200,7 +200,8 @@ class Network:
 
     def _summary(self) -> str:
         flop = sum(map(self.row_flop, self.nodes))
-        return f"{self.name}: {self.parameters:,} parameters, {flop:,} flop/row, output {', '.join(self.outputs)}"
+        made = printable(", ".join(self.outputs))
+        return f"{printable(self.name)}: {self.parameters:,} parameters, {flop:,} flop/row, output {made}"
 
     def __str__(self) -> str:
         return f"{self._summary()}\n{columns(*self._table(), right=(4, 5))}"

@@ -18,7 +18,7 @@ from onchip.spec.onnx_ops.base import FOLDS, READERS, Op
 from onchip.spec.onnx_ops.fold import KEEP_NUMBERS
 from onchip.spec.onnx_ops.graph_reader import MAX_ROW, GraphReader
 from onchip.spec.onnx_tensors import TensorReader, dtype_of, text
-from onchip.spec.reading import MAX_RANK, blaming, show
+from onchip.spec.reading import MAX_RANK, blaming, did_you_mean, show
 from onchip.spec.recipe import Array
 from onchip.spec.types import BATCH, Dim, TensorType
 
@@ -49,7 +49,7 @@ def read_onnx(path: str | os.PathLike[str]) -> Network:
         if size > MAX_MODEL_BYTES:
             expected = f"at most {MAX_MODEL_BYTES:,} B"
             raise FormatError("too large for an ONNX file", got=f"{size:,} B", expected=expected)
-        return read_model(parse_model(file.read()), source.parent, source.stem)
+        return read_model(parse_model(file.read(size)), source.parent, source.stem)
 
 
 def parse_model(data: bytes) -> Any:
@@ -82,6 +82,7 @@ def read_model(
     if len(model.graph.node) > MAX_NODES:
         got, expected = f"{len(model.graph.node):,} nodes", f"at most {MAX_NODES:,}"
         raise FormatError("the graph is too large", got=got, expected=expected)
+    _check_ir_version(model)
     model, opset = _modern(model)
     graph = model.graph
     if graph.sparse_initializer:
@@ -95,6 +96,8 @@ def read_model(
     for op in ops:  # first of all: what an unsupported operator reads may be odd as well
         if op.kind not in READERS and op.kind not in FOLDS:
             raise FormatError(f"{op}: unsupported operator", got=op.kind, expected=_supported())
+    for op in ops:
+        _check_op(op, opset)
     outputs = [text(value.name) for value in graph.output]
     reader = GraphReader(opset, batch, one_row, inputs, constants, ops, outputs, TensorReader(folder))
     with np.errstate(all="ignore"):
@@ -133,6 +136,39 @@ def _supported() -> str:
     return f"one of {', '.join(sorted(READERS))}"
 
 
+def _check_op(op: Op, opset: int) -> None:
+    """FormatError for an attribute or an input that the operator does not have in this opset: nobody would read it."""
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(op.kind, opset, "")
+    except onnx.defs.SchemaError:
+        got, expected = f"opset {opset}", f"an operator of opset {opset}"
+        hint = "export with a newer opset"
+        raise FormatError(f"{op}: no such operator in this opset", got=got, expected=expected, hint=hint) from None
+    known = sorted(schema.attributes)
+    if unknown := next((name for name in op.attributes if name not in known), None):
+        raise FormatError(
+            f"{op}: unknown attribute {show(unknown)}", got=f"{show(unknown)} in opset {opset}",
+            expected=", ".join(known) or "none", hint=did_you_mean(unknown, known),
+        )  # fmt: skip
+    if missing := [name for name in known if schema.attributes[name].required and name not in op.attributes]:
+        raise FormatError(f"{op}: no attribute '{missing[0]}'", got=show(list(op.attributes)), expected=missing[0])
+    if len(op.inputs) > schema.max_input:
+        got, expected = f"{len(op.inputs)} in opset {opset}", f"at most {schema.max_input}"
+        raise FormatError(f"{op}: wrong number of inputs", got=got, expected=expected)
+
+
+def _check_ir_version(model: Any) -> None:
+    import onnx
+
+    if model.ir_version > onnx.IR_VERSION:  # what such a file says beyond that, the parser has dropped
+        raise FormatError(
+            "the file is too new", got=f"IR version {model.ir_version}",
+            expected=f"at most {onnx.IR_VERSION}, which onnx {onnx.__version__} knows", hint="pip install -U onnx",
+        )  # fmt: skip
+
+
 def _modern(model: Any) -> tuple[Any, int]:
     """The model with operators of a version that is read here, and that version."""
     opset = _opset(model)
@@ -155,10 +191,22 @@ def _modern(model: Any) -> tuple[Any, int]:
 
 
 def _opset(model: Any) -> int:
-    versions = [entry.version for entry in model.opset_import if text(entry.domain) in ("", "ai.onnx")]
+    import onnx
+
+    versions = [int(entry.version) for entry in model.opset_import if text(entry.domain) in ("", "ai.onnx")]
     if not versions:
         raise FormatError("the file names no version of ONNX's operators", expected="an opset_import of domain ''")
-    return int(versions[0])
+    if len(versions) > 1:
+        what, got = "the file names several versions of ONNX's operators", f"opsets {show(versions)}"
+        raise FormatError(what, got=got, expected="one opset_import of domain '' or 'ai.onnx'")
+    newest = onnx.defs.onnx_opset_version()
+    if not 1 <= versions[0] <= newest:
+        raise FormatError(
+            "unknown version of ONNX's operators", got=f"opset {versions[0]}",
+            expected=f"opset 1 to {newest}, which onnx {onnx.__version__} knows",
+            hint="export with an older opset, or pip install -U onnx",
+        )  # fmt: skip
+    return versions[0]
 
 
 def _inputs(values: list[Any], one_row: bool) -> tuple[dict[str, TensorType], int | None]:
@@ -195,19 +243,25 @@ def _inputs(values: list[Any], one_row: bool) -> tuple[dict[str, TensorType], in
 
 def _op(node: Any) -> Op:
     domain, kind = text(node.domain), text(node.op_type)
+    attributes = {text(attribute.name): _attribute(attribute) for attribute in node.attribute}
     op = Op(
         kind if domain in ("", "ai.onnx") else f"{domain}.{kind}",
         text(node.name),
         tuple(text(name) for name in node.input),
         tuple(text(name) for name in node.output),
-        {text(attribute.name): _attribute(attribute) for attribute in node.attribute},
+        attributes,
     )
     if not op.outputs:
         raise FormatError(f"a node makes nothing: {show(op.name)} ({op.kind})", expected="an output")
+    if len(attributes) < len(node.attribute):
+        got = show([text(attribute.name) for attribute in node.attribute])
+        raise FormatError(f"{op}: an attribute stands there twice", got=got, expected="unique names")
     return op
 
 
 def _attribute(attribute: Any) -> object:
+    if attribute.ref_attr_name:  # of the function around it; there is none
+        return None
     if attribute.type in _SCALARS:
         return getattr(attribute, _SCALARS[attribute.type])
     if attribute.type in _LISTS:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from onchip.errors import FormatError
-from onchip.files import open_input
+from onchip.files import free_memory, open_input
 from onchip.spec.reading import show
 from onchip.spec.recipe import Array
 from onchip.spec.types import DTYPE_BYTES, numpy_dtype
@@ -55,12 +55,13 @@ class TensorReader:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder  # the model's: external data may live nowhere else; None: the model is in no folder
         self._bytes = 0
+        self._most = min(MAX_TENSOR_BYTES, free_memory() // 2)  # half: an engine has them once more
 
     def charge(self, nbytes: int) -> None:
         """Count bytes that are about to be read or made; FormatError where a file asks for more than it may."""
         self._bytes += nbytes
-        if self._bytes > MAX_TENSOR_BYTES:
-            raise FormatError("too many weights", got=f"{self._bytes:,} B", expected=f"at most {MAX_TENSOR_BYTES:,} B")
+        if self._bytes > self._most:
+            raise FormatError("too many weights", got=f"{self._bytes:,} B", expected=f"at most {self._most:,} B")
 
     def read(self, tensor: Any, name: str) -> Array:
         where = f"tensor {show(name)}"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from onchip.errors import FormatError, InputError
 
 MAX_RANK = 64  # NumPy's own limit
 MAX_DIM = 2**63 - 1
+MAX_SHOWN = 120  # characters of a name or value in a message
 
 
 @contextlib.contextmanager
@@ -33,7 +35,18 @@ def blaming(path: Path) -> Iterator[None]:
         ) from None  # fmt: skip
 
 
-def show(name: object) -> str:
+def show(value: object) -> str:
     """A name or value out of a file, short enough for a message."""
-    text = repr(name)
-    return text if len(text) <= 120 else text[:117] + "..."
+    if isinstance(value, str | bytes):
+        value = value[:MAX_SHOWN]  # before it becomes even longer
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an int of thousands of digits, a list in a list in a list ...
+        text = f"a {type(value).__name__} too large to show"
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """A hint with the known name that is nearest to an unknown one; "" where none is near."""
+    near = difflib.get_close_matches(name[:MAX_SHOWN], known, 1)
+    return f"did you mean {near[0]}?" if near else ""

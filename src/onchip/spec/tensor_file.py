@@ -17,8 +17,8 @@ from typing import IO, Any
 import numpy as np
 
 from onchip.errors import FormatError, InputError
-from onchip.files import MAX_HEADER_BYTES, atomic_write, open_input
-from onchip.spec.graph_json import parse_json
+from onchip.files import MAX_HEADER_BYTES, atomic_write, check_memory, open_input
+from onchip.spec.graph_json import check_keys, parse_json
 from onchip.spec.reading import MAX_RANK, blaming, show
 from onchip.spec.recipe import Array
 from onchip.spec.types import DTYPE_BYTES, numpy_dtype
@@ -70,6 +70,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[object, dict[str, Array]
         metadata = header.pop(_METADATA, None)
         spans = sorted((_span(name, entry) for name, entry in header.items()), key=lambda span: span[3:])
         _check_layout(spans, start, file_bytes)
+        check_memory(2 * (file_bytes - start), "the file")  # twice: an engine has the weights once more
         return metadata, {span[0]: _read_tensor(file, span, start) for span in spans}
 
 
@@ -104,6 +105,7 @@ def _span(name: str, entry: object) -> Span:
     where = f"tensor {show(name)}"
     if not isinstance(entry, dict):
         raise FormatError(f"{where} is not described by an object", got=show(entry))
+    check_keys(entry, ("dtype", "shape", "data_offsets"), where)
     tag: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")

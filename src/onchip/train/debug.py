@@ -7,6 +7,7 @@ import numpy as np
 from onchip.errors import KernelError
 from onchip.kernels import reference
 from onchip.spec.network import Network
+from onchip.spec.reading import show
 from onchip.spec.recipe import Array
 from onchip.train.course import Course
 
@@ -23,7 +24,7 @@ def take_checked_step(course: Course) -> None:
     net = course.net.replace(weights={**course.net.weights, **before})
     got = _first_value(net, course.trainer.x[rows], rows)
     if not got:
-        got = f"the update made {_bad(after[broken])} of weight '{broken}'" if broken else f"loss {loss}"
+        got = f"the update made {_bad(after[broken])} of weight {show(broken)}" if broken else f"loss {loss}"
     raise KernelError(
         f"a number is not finite in {where}", got=got, expected="finite numbers",
         hint="a smaller --lr, or rows without NaN and infinity",
@@ -36,7 +37,7 @@ def _first_value(net: Network, x: Array, rows: Array) -> str:
     for name, value in values.items():
         bad = np.flatnonzero(~np.isfinite(value.reshape(len(value), -1)).all(axis=1))
         if bad.size:
-            what = "the input has" if name in net.inputs else f"layer '{name}' gives"
+            what = "the input has" if name in net.inputs else f"layer {show(name)} gives"
             return f"{what} {_bad(value[bad[0]])} in row {rows[bad[0]]}"
     return ""
 

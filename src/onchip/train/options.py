@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import numbers
 from collections.abc import Mapping
@@ -12,11 +11,13 @@ from typing import Any
 
 from onchip.errors import InputError
 from onchip.plan.kernel import LOSSES
+from onchip.spec.reading import did_you_mean, show
 
 OPTIMISERS = ("sgd", "adam")
 SCHEDULES = ("constant", "step", "cosine")
 ACTIVATIONS = ("ReLU", "LeakyReLU", "Sigmoid", "Tanh")  # that can be trained through
 MAX_FLOAT32 = 3.4028234e38  # the kernels' type
+MAX_COUNT = 2**63 - 1  # theirs for whole numbers
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,7 @@ class TrainOptions:
 def check_name(name: str, known: list[str], what: str) -> None:
     """InputError if `name` is not known, with the nearest that is."""
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}?" if near else ""
-        raise InputError(f"unknown {what}", got=name, expected=", ".join(known), hint=hint)
+        raise InputError(f"unknown {what}", got=name, expected=", ".join(known), hint=did_you_mean(name, known))
 
 
 def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
@@ -100,11 +99,12 @@ def _number(name: str, value: Any, expected: str, example: float, fits: Any) -> 
     if not (is_number and abs(value) <= MAX_FLOAT32 and fits(value)):  # a NaN is not below it either
         words = {"lr": "learning rate"}.get(name, name.replace("_", " "))
         hint = f"{name}={example}"
-        raise InputError(f"bad {words}", got=str(value), expected=expected, hint=hint)
+        raise InputError(f"bad {words}", got=show(value), expected=expected, hint=hint)
 
 
 def _count(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) <= MAX_COUNT:
+        expected = f"at least {least}, at most {MAX_COUNT:,}"
         words = "number of epochs" if name == "epochs" else name.replace("_", " ")
         example = {"step_every": 10, "batch_size": 64, "epochs": 30, "patience": 5, "seed": 0}[name]
-        raise InputError(f"bad {words}", got=str(value), expected=f"at least {least}", hint=f"{name}={example}")
+        raise InputError(f"bad {words}", got=show(value), expected=expected, hint=f"{name}={example}")

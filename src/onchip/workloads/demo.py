@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.errors import InputError, KernelError, OutputError
-from onchip.files import atomic_write
+from onchip.files import atomic_write, check_memory
 from onchip.kernels import reference
 from onchip.runtime.check import FACTOR, ULP, ULPS, scaled_error
 from onchip.runtime.cpu import core_count
@@ -28,6 +28,7 @@ from onchip.workloads.dataset import Dataset
 EPOCHS, LR, BATCH_SIZE, SEED = 30, 0.1, 32, 0
 SIDE = 8  # an image is 8x8 pixels
 ROWS = 50_000
+_ROW_BYTES = 1024  # of a row in all engines: 64 pixels, 10 results, some copies
 REPEATS = 7
 
 
@@ -59,6 +60,7 @@ def train_digits(
 def check_rows_to_time(rows: int) -> None:
     if rows < 1:
         raise InputError("bad number of rows", got=str(rows), expected="at least 1", hint=f"--rows {ROWS}")
+    check_memory(rows * _ROW_BYTES, f"--rows {rows}")
 
 
 def make_folder(folder: Path) -> None:

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.errors import InputError, ShapeError
+from onchip.errors import InputError, ShapeError, printable
+from onchip.files import check_memory
 from onchip.spec.arrays import map_npy, open_rows
 from onchip.spec.csv_rows import POSITIONS, is_float, read_csv
 from onchip.spec.recipe import Array
@@ -29,6 +30,8 @@ MAX_CLASSES = 1 << 16
 _ARRAYS = (".npy", ".gz", ".idx")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}(\.0*)?")
 _SHOWN_WORDS = 10
+_SHOWN_SIGNS = 400
+_PEAK_BYTES = 8  # a number: as float32, and once more when rows to test on are taken out
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,8 @@ def load_table(source: Source, classes: bool, seed: int) -> Dataset:
         notes.append(f"test: {len(held):,} of {len(train.x):,} rows ({share:.0%}), chosen by seed {seed}")
     if train.words:
         shown = ", ".join(train.words[:_SHOWN_WORDS]) + (", ..." if len(train.words) > _SHOWN_WORDS else "")
-        notes.append(f"classes: {len(train.words)}: {shown}")
-    name, where = Path(source.data).name, str(Path(source.data).absolute().parent)
+        notes.append(f"classes: {len(train.words)}: {printable(shown, _SHOWN_SIGNS)}")
+    name, where = printable(Path(source.data).name), printable(str(Path(source.data).absolute().parent))
     return Dataset(name, where, None, x_train, y_train, x_test, y_test, train.words, tuple(notes))
 
 
@@ -149,12 +152,15 @@ def flat(rows: Array) -> Array:
 
 def _as_float32(path: Path) -> Array:
     with open_rows(path) as rows:
+        check_memory(_PEAK_BYTES * math.prod(rows.shape), str(path))
         if rows.dtype == np.float32 and path.suffix.lower() == ".npy":
             return np.ascontiguousarray(map_npy(path), np.float32)  # a copy only where it lies in another order
         numbers = rows.read(0, len(rows))
     with np.errstate(over="ignore"):
         values = numbers.astype(np.float32)
-    return values / np.float32(255) if numbers.dtype == np.uint8 else values
+    if numbers.dtype == np.uint8:
+        values /= np.float32(255)
+    return values
 
 
 def _read_table(path: Path) -> tuple[Array, str]:
@@ -181,6 +187,7 @@ def _read_labels(path: Path, classes: bool) -> tuple[Array, tuple[str, ...]]:
             hint="put them into the table: --labels last",
         )  # fmt: skip
     with open_rows(path) as source:
+        check_memory(_PEAK_BYTES * math.prod(source.shape), str(path))
         labels = source.read(0, len(source))
     if not classes:
         return flat(labels).astype(np.float32), ()

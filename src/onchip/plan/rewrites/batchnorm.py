@@ -31,7 +31,7 @@ def fold_batchnorm(net: Network) -> Told:
     # Into what stands before them from the front, then into what stands behind from the back: so rows of norms vanish.
     for find, behind in ((moves_before, False), (moves_behind, True)):
         for name in reversed(norms) if behind else norms:
-            if name not in draft.nodes or not draft.is_float(draft.nodes[name]):
+            if name not in draft.nodes:
                 continue
             product, moves = find(draft, draft.nodes[name])
             if product is not None and _takes(draft, product, moves, behind):
@@ -43,8 +43,6 @@ def fold_batchnorm(net: Network) -> Told:
 def _takes(draft: Draft, product: Node, moves: list[Node], behind: bool) -> bool:
     """Whether a product can take over the norm before it, or the one behind it."""
     layer = product.layer
-    if not draft.is_float(product):
-        return False
     if isinstance(layer, Linear):
         return len(draft.types[product.name].shape) == 2
     if isinstance(layer, Convolution):

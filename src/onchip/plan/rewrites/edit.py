@@ -46,9 +46,6 @@ class Draft:
         found = self.weights[weight]
         return found.dtype if isinstance(found, Recipe) else found.dtype.name
 
-    def is_float(self, node: Node) -> bool:
-        return all("float" in self.dtype(name) for name in node.weights.values())
-
     # -- changing ------------------------------------------------------------------------------------------
 
     def put(self, *nodes: Node) -> None:

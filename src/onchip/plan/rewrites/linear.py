@@ -36,7 +36,7 @@ def _first_of_pair(draft: Draft, second: Node) -> Node | None:
     first = draft.nodes.get(second.inputs[0])
     if not isinstance(second.layer, Linear) or first is None or not isinstance(first.layer, Linear):
         return None
-    if draft.sole_reader(first.name) is None or not (draft.is_float(first) and draft.is_float(second)):
+    if draft.sole_reader(first.name) is None:
         return None
     D_mid, D_in = draft.weights[first.weights["weight"]].shape
     D_out, _ = draft.weights[second.weights["weight"]].shape

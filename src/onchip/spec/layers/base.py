@@ -74,9 +74,14 @@ class Elementwise(Layer, abstract=True):
         return self.flop_each * inputs[0].row_size
 
 
-def need_float(given: TensorType) -> None:
+def need_float(given: TensorType, weights: WeightTypes | None = None) -> None:
+    """ShapeError where the input or a weight is not of floats. Weights may be wider or narrower than the input."""
     if "float" not in given.dtype:
         raise ShapeError("needs floating-point input", got=str(given), expected="a float dtype")
+    for role, weight in (weights or {}).items():
+        if "float" not in weight.dtype:
+            expected, hint = f"a float dtype, as the input {given}", f"save the {role} as {given.dtype}"
+            raise ShapeError(f"needs a floating-point {role}", got=str(weight), expected=expected, hint=hint)
 
 
 def row_axis(axis: int, given: TensorType) -> int:

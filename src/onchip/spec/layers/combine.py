@@ -36,6 +36,8 @@ class _Broadcast(Layer, abstract=True):
         dtypes = {given.dtype for given in (*inputs, *weights.values())}
         if len(dtypes) > 1:
             raise ShapeError("operands have different dtypes", got=", ".join(sorted(dtypes)))
+        if "bool" in dtypes:
+            raise ShapeError("needs numbers", got="bool", expected="a float or int dtype")
         sizes: list[Dim] = []
         if len({len(shape) for shape in shapes}) == 1:
             for column in zip(*shapes, strict=True):

@@ -22,8 +22,9 @@ class _Conv(Layer, abstract=True):
             if len(getattr(self, name)) != length:
                 raise ShapeError(f"bad {name}", got=str(getattr(self, name)), expected=f"{length} numbers")
 
-    def _check_input(self, x: TensorType, weight: TensorType) -> None:
-        need_float(x)
+    def _check_input(self, x: TensorType, weights: WeightTypes) -> None:
+        weight = weights["weight"]
+        need_float(x, weights)
         if len(weight.shape) != 2 + self.rank or 0 in weight.shape:
             expected = f"{2 + self.rank} axes, none of them 0"
             raise ShapeError("weight has another shape", got=str(weight), expected=expected)
@@ -41,7 +42,7 @@ class Convolution(_Conv, abstract=True):
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,), weight = inputs, weights["weight"]
-        self._check_input(x, weight)
+        self._check_input(x, weights)
         C_out, C_group = int(weight.shape[0]), int(weight.shape[1])
         groups = conv_groups(self)
         if x.shape[1] != C_group * groups or C_out % groups:
@@ -67,7 +68,7 @@ class TransposedConvolution(_Conv, abstract=True):
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,), weight = inputs, weights["weight"]
-        self._check_input(x, weight)
+        self._check_input(x, weights)
         C_in, C_group = int(weight.shape[0]), int(weight.shape[1])
         groups = conv_groups(self)
         if x.shape[1] != C_in or C_in % groups:

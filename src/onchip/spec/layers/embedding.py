@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from onchip.errors import ShapeError
-from onchip.spec.layers.base import Layer, Types, WeightTypes, as_sizes, need_bias
+from onchip.spec.layers.base import Layer, Types, WeightTypes, as_sizes, need_bias, need_float
 from onchip.spec.layers.conv import window_counts
 from onchip.spec.types import TensorType
 
@@ -54,6 +54,7 @@ class TokenConv(Layer):
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,), weight = inputs, weights["weight"]
         _need_ids(x)
+        need_float(weight, weights)
         if len(weight.shape) != 3 or 0 in weight.shape:
             raise ShapeError("weight must be tables (V, K, C_out)", got=str(weight))
         if len(x.shape) != 2:

@@ -19,7 +19,7 @@ class Linear(Layer):
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,), weight = inputs, weights["weight"]
-        need_float(x)
+        need_float(x, weights)
         if len(weight.shape) != 2 or 0 in weight.shape:
             raise ShapeError("weight must be a matrix (D_out, D_in)", got=str(weight))
         D_out, D_in = (int(d) for d in weight.shape)

@@ -25,7 +25,7 @@ class _BatchNorm(Layer, abstract=True):
 
     def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
         (x,) = inputs
-        need_float(x)
+        need_float(x, weights)
         if len(x.shape) not in self.ranks:
             expected = " or ".join(f"{rank} axes" for rank in self.ranks)
             raise ShapeError("input has another shape", got=str(x), expected=expected)

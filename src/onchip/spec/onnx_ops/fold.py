@@ -125,7 +125,7 @@ def fold_squeeze(graph: GraphReader, op: Op) -> Array:
 
 @folds("Unsqueeze")
 def fold_unsqueeze(graph: GraphReader, op: Op) -> Array:
-    array, axes = graph.constant_or_shape(op, 0), graph.axes(op, since=13) or []
+    array, axes = graph.constant_or_shape(op, 0), graph.new_axes(op)
     if array.ndim + len(axes) > MAX_RANK:
         raise FormatError(f"{op}: too many axes", got=str(array.ndim + len(axes)), expected=f"at most {MAX_RANK}")
     return np.expand_dims(array, tuple(axes))

@@ -137,6 +137,13 @@ class GraphReader:
             return op.sizes("axes", []) if "axes" in op.attributes else None
         return self.ints(op, 1) if self.has(op, 1) else None
 
+    def new_axes(self, op: Op) -> list[int]:
+        """The axes that an Unsqueeze adds, which it must name."""
+        axes = self.axes(op, since=13)
+        if axes is None:
+            raise FormatError(f"{op} names no axes", got=f"{len(op.inputs)} inputs", expected="axes")
+        return axes
+
     def shape(self, x: str) -> tuple[Dim, ...]:
         """The value's shape as the file sees it."""
         return self.types[x].shape[1:] if self.one_row else self.types[x].shape

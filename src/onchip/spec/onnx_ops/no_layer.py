@@ -15,6 +15,8 @@ from onchip.spec.onnx_ops.graph_writer import GraphWriter
 @reads("Constant")
 def read_constant(graph: GraphReader, op: Op) -> None:
     given = op.attributes
+    if len(given) != 1:
+        raise FormatError(f"{op}: no one value", got=", ".join(given) or "nothing", expected="one attribute")
     if "value" in given and hasattr(given["value"], "dims"):
         graph.add_constant(op, given["value"])
     elif isinstance(given.get("value_float"), float) or isinstance(given.get("value_floats"), list):
@@ -22,7 +24,7 @@ def read_constant(graph: GraphReader, op: Op) -> None:
     elif isinstance(given.get("value_int"), int) or isinstance(given.get("value_ints"), list):
         graph.add_constant(op, np.array(given.get("value_int", given.get("value_ints")), np.int64))
     else:
-        raise FormatError(f"{op} holds no numbers", got=", ".join(given) or "nothing", expected="a dense tensor")
+        raise FormatError(f"{op} holds no numbers", got=", ".join(given), expected="a dense tensor")
 
 
 @reads("Identity")
@@ -33,7 +35,8 @@ def read_identity(graph: GraphReader, op: Op) -> None:
 @reads("Dropout")
 def read_dropout(graph: GraphReader, op: Op) -> None:
     drops = not graph.has(op, 1) or graph.constant(op, 1).any()
-    if drops and graph.has(op, 2) and graph.constant(op, 2).any():
+    trains = graph.has(op, 2) and graph.constant(op, 2).any() if graph.opset > 6 else not op.attribute("is_test", 0)
+    if drops and trains:
         raise FormatError(f"{op} is in training mode", expected="inference", hint="export after model.eval()")
     graph.pass_on(op)
 

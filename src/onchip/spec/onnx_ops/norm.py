@@ -19,7 +19,8 @@ _ROLES = ("weight", "bias", "mean", "var")  # in ONNX's order, behind x
 def read_batch_norm(graph: GraphReader, op: Op) -> None:
     x = graph.value(op)
     graph.need_channels(op, x, 2)
-    if op.attribute("training_mode", 0) or len([name for name in op.outputs if name]) > 1:
+    trains = op.attribute("training_mode", 0) if graph.opset > 6 else not op.attribute("is_test", 0)
+    if trains or len([name for name in op.outputs if name]) > 1:
         raise FormatError(f"{op} is in training mode", expected="inference", hint="export after model.eval()")
     if not op.attribute("spatial", 1):
         raise FormatError(f"{op}: one mean and variance a channel", got="spatial=0", expected="spatial=1")

@@ -70,7 +70,7 @@ def read_squeeze(graph: GraphReader, op: Op) -> None:
 
 @reads("Unsqueeze")
 def read_unsqueeze(graph: GraphReader, op: Op) -> None:
-    x, axes = graph.value(op), graph.axes(op, since=13) or []
+    x, axes = graph.value(op), graph.new_axes(op)
     rank = len(graph.shape(x)) + len(axes)
     new = {axis % rank for axis in axes if -rank <= axis < rank}
     if rank > MAX_RANK or len(new) < len(axes):

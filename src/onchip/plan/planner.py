@@ -16,7 +16,7 @@ from onchip.spec.text import columns
 from onchip.spec.types import DTYPE_BYTES
 
 _NO_KERNEL_US = 1e12  # more than any work: a layer is left without a kernel only where no kernel takes it
-MAX_LAYERS = 2048  # planning takes some seconds there, and its time grows with more than the square
+MAX_LAYERS = 1 << 14  # planning takes a second or two there
 _MANY_ROWS = 1 << 40  # more than any job
 
 

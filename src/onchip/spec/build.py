@@ -15,6 +15,7 @@ from onchip.spec.reading import show
 from onchip.spec.recipe import Weight
 from onchip.spec.types import BATCH, TensorType
 
+MAX_DEPTH = 1 << 10  # layers of a new network
 MAX_PARAMETERS = 1 << 27  # of a new network: 512 MiB
 MAX_WIDTH = 1 << 18  # of its layers: whatever is kept for a row of a batch is as wide
 _COPIES = 5  # of the weights: themselves, those that are trained, their gradients, what an optimiser keeps
@@ -73,6 +74,9 @@ def mlp(
 
 def _check_size(widths: Sequence[int]) -> None:
     """InputError before anything is drawn that would take minutes, or more memory than there is."""
+    if len(widths) - 1 > MAX_DEPTH:
+        got, expected = f"{len(widths) - 1:,} layers", f"at most {MAX_DEPTH:,}"
+        raise InputError("the network is too deep", got=got, expected=expected, hint="fewer hidden layers")
     if any(width > MAX_WIDTH for width in widths[1:]):
         got, expected = f"widths {show(widths)}", f"layers of at most {MAX_WIDTH:,}"
         raise InputError("the network is too large", got=got, expected=expected, hint="smaller hidden widths")

@@ -30,7 +30,7 @@ from onchip.spec.layers import (
     TokenConv,
 )
 from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.spec.types import TensorType, numpy_dtype
 
 Pick = Callable[[Sequence[Any]], Any]
 YES_NO = (True, False)
@@ -49,6 +49,7 @@ class Grow:
         self.types = dict(self.inputs)
         self.nodes: list[Node] = []
         self.weights: dict[str, np.ndarray] = {}
+        self.weight_dtype = "float64"
         self._rng = np.random.default_rng(pick(range(1000)))
 
     def add(self, layer: Layer, *values: str, **shapes: tuple[int, ...]) -> str:
@@ -57,9 +58,13 @@ class Grow:
         roles = {role: f"{name}.{role}" for role in shapes}
         for role, shape in shapes.items():
             terms = max(1, int(np.prod(shape[1:])))
-            drawn = self._rng.standard_normal(shape) / np.sqrt(terms)
-            self.weights[roles[role]] = 0.5 + np.abs(drawn) if role == "var" else drawn
-        types = {role: TensorType(shape, "float64") for role, shape in shapes.items()}
+            if "float" in self.weight_dtype:
+                drawn = np.asarray(self._rng.standard_normal(shape) / np.sqrt(terms))
+            else:
+                drawn = np.asarray(self._rng.integers(0, 4, shape))
+            weight = 0.5 + np.abs(drawn) if role == "var" else drawn
+            self.weights[roles[role]] = weight.astype(numpy_dtype(self.weight_dtype))
+        types = {role: TensorType(shape, self.weight_dtype) for role, shape in shapes.items()}
         self.types[name] = layer.infer(tuple(self.types[value] for value in values), types)
         self.nodes.append(Node(name, layer, values, roles))
         return name
@@ -164,11 +169,11 @@ def add_moves(grow: Grow, value: str) -> list[str]:
             order = [axes.pop(grow.pick(range(len(axes)))) for _ in row]
             moves.append(grow.add(Permute((0, *order)), source))
         else:
-            moves.append(grow.add(Reshape(grow.pick(_shapes(math.prod(row)))), source))
+            moves.append(grow.add(Reshape(grow.pick(row_shapes(math.prod(row)))), source))
     return moves
 
 
-def _shapes(size: int) -> list[tuple[int, ...]]:
+def row_shapes(size: int) -> list[tuple[int, ...]]:
     """Every shape of one to three axes that holds `size` numbers."""
     pairs = [(a, size // a) for a in range(1, size + 1) if size % a == 0]
     return [(size,), *pairs, *((a, b, n // b) for a, n in pairs for b in range(1, n + 1) if n % b == 0)]

@@ -301,14 +301,14 @@ def test_an_activation_behind_a_reshape_leaves_other_readers_alone():
     assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
 
 
-@pytest.mark.parametrize("inputs", [("c", "c"), ("c", "seen")])
+@pytest.mark.parametrize("inputs", [("c", "c"), ("c", "seen"), ("c", "x"), ("x", "c")])
 def test_phases_that_are_not_convolutions_of_their_own(inputs):
-    nodes = [("c", Conv1d(), ("x",), {"weight": "c"}), ("seen", Reshape((3, 6)), ("d",))]
-    nodes.insert(1, ("d", Conv1d(), ("x",), {"weight": "d"}))
+    nodes = [("c", Conv1d((1,), (1, 1)), ("x",), {"weight": "c"}), ("seen", Reshape((3, 8)), ("d",))]
+    nodes.insert(1, ("d", Conv1d((1,), (1, 1)), ("x",), {"weight": "d"}))
     net = graph(
-        (2, 8), {"c": weight(3, 2, 3), "d": weight(3, 2, 3, seed=1)}, ("y",), *nodes, ("y", Interleave((2,)), inputs)
+        (3, 8), {"c": weight(3, 3, 3), "d": weight(3, 3, 3, seed=1)}, ("y",), *nodes, ("y", Interleave((2,)), inputs)
     )
-    x = rows(4, 2, 8)
+    x = rows(4, 3, 8)
     got = compile(net, device="cpu")(x)
     assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
 

@@ -94,7 +94,9 @@ class Lowering:
         node = self.by_name.get(name)
         if node is None:
             return []
-        return [self.by_name[value] for value in node.inputs] if isinstance(node.layer, Interleave) else [node]
+        if not isinstance(node.layer, Interleave):
+            return [node]
+        return [self.by_name[value] for value in node.inputs if value != self.source]
 
     def way(self, node: Node) -> int:
         """How a convolution is done."""

@@ -1,0 +1,269 @@
+"""Random networks from a seed, and the judge that holds an engine's results against the float64 reference.
+
+`python tests/random_networks.py SEED [--device cpu] [--precision fp32]` prints a network and its verdict.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from onchip.kernels import reference
+from onchip.runtime.check import DTYPE_ULP, NAIVE_DTYPE, CheckRow, scaled_error, unequal_batch
+from onchip.runtime.engine import Engine, compile
+from onchip.spec.layers import (
+    GELU,
+    Add,
+    AvgPool1d,
+    AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
+    Cast,
+    Clip,
+    Concat,
+    Conv1d,
+    Conv2d,
+    Convolution,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    CumSum,
+    Embedding,
+    GlobalMax,
+    GlobalMean,
+    Identity,
+    LeakyReLU,
+    Linear,
+    LogSoftmax,
+    MaxPool1d,
+    MaxPool2d,
+    Mul,
+    Permute,
+    ReLU,
+    Reshape,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Tanh,
+    TokenConv,
+    ToPixels,
+    TransposedConvolution,
+)  # fmt: skip
+from onchip.spec.layers.embedding import ID_DTYPES
+from onchip.spec.network import Network
+from onchip.spec.types import numpy_dtype
+from random_layers import MAKERS, VOCABULARY, Growing
+
+MOST_LAYERS = 14
+
+# What real networks are made of and the fused kernels look for, by the kind of input: a random walk over the kinds
+# would rarely meet it. Each step goes behind the newest value that fits; a tuple is a choice.
+ACTIVATIONS = (ReLU, Tanh, Sigmoid, SiLU, GELU, LeakyReLU, Clip)
+TURN, FLAT, MAX_OVER_TIME = Permute((0, 2, 1)), Reshape(), GlobalMax()
+MOTIFS: dict[str, tuple[tuple[Any, ...], ...]] = {
+    "vector": (
+        (Linear, ACTIVATIONS, Linear, ACTIVATIONS, Linear, (Softmax, LogSoftmax)),
+        (Linear, BatchNorm1d, ACTIVATIONS, Linear),
+        (Linear, (Reshape, Permute, Identity), Linear, Linear),
+        (Linear, Reshape, ConvTranspose2d, BatchNorm2d, ACTIVATIONS),
+        ((Linear, Cast), CumSum),
+        (Cast, Linear, Cast),
+    ),
+    "signal": (
+        (Conv1d, ACTIVATIONS, (MaxPool1d, AvgPool1d), Conv1d),
+        (Conv1d, BatchNorm1d, Conv1d, Add, ACTIVATIONS),
+        (ConvTranspose1d, BatchNorm1d, ACTIVATIONS),
+        (TURN, Linear, ACTIVATIONS, Linear),
+        (Conv1d, (GlobalMax, GlobalMean), Linear, Softmax),
+    ),
+    "image": (
+        (Conv2d, BatchNorm2d, ACTIVATIONS, (MaxPool2d, AvgPool2d)),
+        (Conv2d, ACTIVATIONS, Conv2d, (Add, Mul, Concat), ACTIVATIONS),
+        (Conv2d, Conv2d, (GlobalMax, GlobalMean, FLAT), Linear, ACTIVATIONS),
+        (ConvTranspose2d, BatchNorm2d, ACTIVATIONS, ConvTranspose2d, Tanh, ToPixels),
+        (Conv2d, Sigmoid, Mul),
+    ),
+    "tokens": (
+        (Embedding, TURN, Conv1d, ACTIVATIONS, MAX_OVER_TIME),
+        (Embedding, TURN, Conv1d, Conv1d, MAX_OVER_TIME, Linear),
+        (Embedding, (FLAT, Identity), Linear, ACTIVATIONS),
+        (TokenConv, ACTIVATIONS, MAX_OVER_TIME, TokenConv, ACTIVATIONS, MAX_OVER_TIME, Concat, Linear),
+        (Embedding, (GlobalMean, CumSum), Linear, ACTIVATIONS),
+    ),
+}
+
+
+# -- networks --------------------------------------------------------------------------------------------------
+
+
+def random_network(seed: int) -> Network:
+    """One to some 14 layers of every kind; the same on every machine."""
+    rng = np.random.default_rng(seed)
+
+    def pick(options: Sequence[Any]) -> Any:
+        return options[int(rng.integers(len(options)))]
+
+    theme = pick(tuple(MOTIFS))
+    grow = Growing(pick, rank={"image": 3, "signal": 2}.get(theme, 1), takes_ids=theme == "tokens")
+    wanted = pick(range(1, MOST_LAYERS - 1))
+    while len(grow.nodes) < wanted:
+        if pick((True, False, False)):
+            for step in pick(MOTIFS[pick((theme, theme, pick(tuple(MOTIFS))))]):
+                if len(grow.nodes) < MOST_LAYERS:
+                    grow.try_one(pick(step) if isinstance(step, tuple) else step, newest=True)
+        else:
+            grow.try_one(pick(tuple(MAKERS)))
+    return grow.finish(f"random{seed}")
+
+
+# -- the judge -------------------------------------------------------------------------------------------------
+
+ROWS, BATCHED_ROWS = 160, 28  # rows that errors are taken over; of these, the last ones in batches of 1, 2 and 7
+MANY_ROWS = 2000
+NAN_ROWS, INF_ROWS, ZERO_ROWS = 4, 4, 4  # the last of them
+
+
+def random_inputs(net: Network, seed: int, rows: int = ROWS) -> tuple[np.ndarray, ...]:
+    """Rows for every input; the last ones with NaNs, infinities and zeros of both signs among their floats."""
+    rng = np.random.default_rng((seed, 1))
+    made = []
+    for given in net.inputs.values():
+        shape, dtype = (rows, *given.row_shape), numpy_dtype(given.dtype)
+        if "float" in given.dtype:
+            x = rng.standard_normal(shape)
+            flat = x.reshape(rows, -1)
+            special = np.repeat([np.nan, np.inf, 0.0], (NAN_ROWS, INF_ROWS, ZERO_ROWS))
+            special *= rng.choice((-1.0, 1.0), len(special))
+            for row, value in zip(flat[-len(special) :], special, strict=True):
+                row[rng.integers(row.size)] = value
+            made.append(x.astype(dtype))
+        elif given.dtype in ID_DTYPES:
+            made.append(rng.integers(0, VOCABULARY, shape).astype(dtype))
+        else:
+            low, high = (0, 2) if given.dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max + 1)
+            made.append(rng.integers(low, high, shape).astype(dtype))
+    return tuple(made)
+
+
+def judge(net: Network, seed: int, device: str = "cpu", precision: str = "fp32") -> str:
+    """What is wrong with the engine's results for random rows, and how to see it again; "" if nothing is.
+
+    PlanError if the device's kernels do not take the network.
+    """
+    # An embedding is folded only for many rows.
+    engine = compile(net, device, precision, batch_hint=(1024, 10**9)[seed % 2])
+    x = random_inputs(net, seed)
+    wrong = _unequal_bits(net, engine, x)
+    if _errors(net, engine, x):
+        # Few numbers, or few that do not cancel, are a poor yardstick: what is wrong is so among many, too.
+        wrong += _errors(net, engine, random_inputs(net, seed, MANY_ROWS))
+    if not wrong:
+        return ""
+    again = f"python tests/random_networks.py {seed} --device {device} --precision {precision}"
+    return "\n".join([f"random network {seed} is wrong on {device} in {precision}; to see it again: {again}", *wrong])
+
+
+def _as_tuple(outputs: Any) -> tuple[np.ndarray, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _unequal_bits(net: Network, engine: Engine, x: tuple[np.ndarray, ...]) -> list[str]:
+    """Where the bits of a row depend on the batch, its place there, or the threads."""
+
+    def run(*rows: np.ndarray) -> np.ndarray:
+        return _bits(_as_tuple(engine(*rows)))
+
+    wrong, whole = [], run(*x)
+    if (size := unequal_batch(run, tuple(rows[-BATCHED_ROWS:] for rows in x), whole[-BATCHED_ROWS:])) is not None:
+        wrong.append(f"a row has other bits in a batch of {size}")
+    if not np.array_equal(run(*(rows[::-1] for rows in x)), whole[::-1]):
+        wrong.append("a row has other bits at another place of the batch")
+    if engine.plan.device.kind == "cpu":
+        single = compile(net, "cpu", threads=1, batch_hint=engine.plan.job.batch)
+        if not np.array_equal(_bits(_as_tuple(single(*x))), whole):
+            wrong.append("a row has other bits with one thread")
+    return wrong
+
+
+def _bits(outputs: tuple[np.ndarray, ...]) -> np.ndarray:
+    """(B, bytes): all outputs of a row side by side. NaNs count as one: which sign a sum of two keeps is the chip's."""
+    flat = [np.ascontiguousarray(y).reshape(len(y), -1) for y in outputs]
+    one_nan = [np.where(y == y, y, np.full_like(y, np.nan)) if "float" in y.dtype.name else y for y in flat]
+    return np.concatenate([y.view(np.uint8) for y in one_nan], axis=1)
+
+
+def _errors(net: Network, engine: Engine, x: tuple[np.ndarray, ...]) -> list[str]:
+    """What is wrong with the outputs' dtypes and numbers."""
+    wrong = []
+    truth, rewritten = (reference.forward_all(version, x) for version in (net, engine.plan.network))
+    for name, got in zip(net.outputs, _as_tuple(engine(*x)), strict=True):
+        if got.dtype != numpy_dtype(net.types[name].dtype):
+            wrong.append(f"output '{name}' is {got.dtype}, expected {net.types[name].dtype}")
+        wrong += _errors_of(net, name, got, x, truth, rewritten[name], engine.plan.job.precision)
+    return wrong
+
+
+def _errors_of(
+    net: Network, name: str, got: np.ndarray, x: tuple[np.ndarray, ...], truth: dict[str, np.ndarray],
+    rewritten: np.ndarray, precision: str,
+) -> list[str]:  # fmt: skip
+    """What is wrong with one output, held against the naive run in the narrowest type of what it is made of."""
+    exact, above = truth[name], _above(net, name)
+    layers = [net.by_name[value].layer for value in above if value in net.by_name]
+    has_steps = any(isinstance(layer, ToPixels) for layer in layers)
+    if "float" not in net.types[name].dtype and not has_steps:
+        return [] if np.array_equal(got, exact) else [f"output '{name}': other ints"]
+    dtypes = [NAIVE_DTYPE[precision], *(net.types[value].dtype for value in above if "float" in net.types[value].dtype)]
+    naive_dtype = max(dtypes, key=lambda dtype: DTYPE_ULP.get(dtype, 0.0))
+    naive = reference.forward_all(net, x, naive_dtype)[name]
+    # Sums of infinities depend on their order, which rewrites change, and convolutions make pairs of windows.
+    through_infinity = np.any([_rows(np.isinf(truth[value])) for value in above], axis=0)
+    may_differ = _rows(~np.isclose(rewritten, exact, rtol=0.01, atol=0.01, equal_nan=True))
+    has_convolutions = any(isinstance(layer, Convolution | TransposedConvolution) for layer in layers)
+    judged = ~(_pattern_differs(naive, exact) | (through_infinity & (may_differ | has_convolutions)))
+    got, exact, naive = (y[judged] for y in (got, exact, naive))
+    row = CheckRow("", precision, (), scaled_error(got, exact), scaled_error(naive, exact), naive_dtype, None, "")
+    one_step = 1 / max(1.0, float(exact.max(initial=0))) if has_steps else 0.0
+    if row.error <= row.allowed + one_step:
+        return []
+    return [
+        f"output '{name}': error {row.error:.3g}, allowed {row.allowed:.3g}: naive {naive_dtype} {row.naive_error:.3g}"
+    ]
+
+
+def _above(net: Network, name: str) -> list[str]:
+    """A value and all that it is made of."""
+    needed = {name: None}
+    for node in reversed(net.nodes):
+        if node.name in needed:
+            needed.update(dict.fromkeys(node.inputs))
+    return list(needed)
+
+
+def _rows(found: np.ndarray) -> np.ndarray:
+    return found.reshape(len(found), -1).any(axis=1)
+
+
+def _pattern_differs(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """For each row: whether NaNs and infinities stand in other places."""
+    same = (np.isnan(a) == np.isnan(b)) & (np.isposinf(a) == np.isposinf(b)) & (np.isneginf(a) == np.isneginf(b))
+    return _rows(~same)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A random network and the verdict on its engine.")
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="fp32")
+    args = parser.parse_args()
+    net = random_network(args.seed)
+    print(net)
+    wrong = judge(net, args.seed, args.device, args.precision)
+    print(wrong or "right")
+    raise SystemExit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

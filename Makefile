@@ -21,7 +21,7 @@ check: $(VENV)/.dev
 
 # Every instance of every CUDA kernel for every architecture it names, held against its budget. Needs no GPU.
 check-kernels: $(VENV)/.test
-	$(BIN)/python -m onchip.runtime.kernel_check onchip.kernels.cuda onchip.ladders
+	$(BIN)/python -m onchip.runtime.cuda.kernel_check onchip.kernels.cuda onchip.ladders
 
 # The CUDA kernels under compute-sanitizer, with a planted bug for each of its tools. Needs a GPU.
 sanitize: $(VENV)/.sanitize

@@ -18,7 +18,7 @@ SRC = Path(__file__).parent.parent / "src"
 
 
 def why_no_gpu() -> str:
-    from onchip.runtime.cuda_devices import cuda_devices, why_no_cuda
+    from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 
     return "" if cuda_devices() else why_no_cuda()
 

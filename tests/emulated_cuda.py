@@ -16,8 +16,8 @@ import pytest
 
 from fake_cuda import FakeDriver, Launched, fake_gpu
 from onchip.kernels.cuda.program import Program
-from onchip.runtime import gpu as gpu_module
-from onchip.runtime.gpu import Gpu
+from onchip.runtime.cuda import gpu as gpu_module
+from onchip.runtime.cuda.gpu import Gpu
 
 HEADER = Path(__file__).parent / "emulated_cuda.h"
 # -U: glibc would take a jump from one fiber's stack to another's for an error.

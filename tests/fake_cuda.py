@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from onchip.plan.device import H200
-from onchip.runtime.gpu import Gpu
-from onchip.runtime.nvrtc import Binary
+from onchip.runtime.cuda.gpu import Gpu
+from onchip.runtime.cuda.nvrtc import Binary
 
 CONTEXT = 77
 FREE_BYTES = 10_000
@@ -275,7 +275,7 @@ def fake_gpu(monkeypatch, driver: FakeDriver) -> Gpu:
     gpu = Gpu(0, H200, driver)
     monkeypatch.setattr(Gpu, "get", staticmethod(lambda index=0: gpu))
     binary = lambda program, arch: Binary(b"", program.name_expression, 40, 0, False, False)  # noqa: E731
-    monkeypatch.setattr("onchip.runtime.gpu.compile_program", binary)
+    monkeypatch.setattr("onchip.runtime.cuda.gpu.compile_program", binary)
     driver.calls.clear()
     return gpu
 

@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, settings
 from onnx import TensorProto, helper
 
 from onchip.errors import FormatError
+from onchip.formats.onnx_reader import read_onnx
+from onchip.formats.onnx_tensors import make_tensor
 from onchip.kernels import reference
 from onchip.spec.build import sequential
 from onchip.spec.layers import (
@@ -33,8 +35,6 @@ from onchip.spec.layers import (
     Tanh,
 )
 from onchip.spec.network import Network, Node
-from onchip.spec.onnx_reader import read_onnx
-from onchip.spec.onnx_tensors import make_tensor
 from onchip.spec.types import TensorType, numpy_dtype
 
 SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -13,7 +13,8 @@ ROOT = Path(onchip.__file__).parent
 
 # Each room may import itself and the rooms before it.
 ORDER = [
-    "errors", "files", "cache", "spec", "plan", "kernels", "runtime", "train", "workloads", "ladders", "bench", "cli",
+    "errors", "files", "cache", "spec", "formats", "plan", "kernels", "runtime", "train", "workloads", "measure",
+    "ladders", "bench", "cli",
 ]  # fmt: skip
 
 

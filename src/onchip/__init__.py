@@ -16,11 +16,11 @@ TYPE_CHECKING = False  # not from typing, which takes longer to load than all th
 if TYPE_CHECKING:
     from typing import Any
 
+    from onchip.formats.load import save
     from onchip.plan.planner import Plan
     from onchip.runtime.engine import Engine, compile
     from onchip.runtime.scan import scan
     from onchip.spec.build import mlp
-    from onchip.spec.load import save
     from onchip.spec.network import Network
     from onchip.train.course import FitResult
     from onchip.train.estimators import Classifier, Regressor
@@ -38,7 +38,7 @@ __all__ = [
 _HOME = {
     "Classifier": "train.estimators", "Engine": "runtime.engine", "FitResult": "train.course",
     "Network": "spec.network", "Plan": "plan.planner", "Regressor": "train.estimators", "compile": "runtime.engine",
-    "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "spec.build", "save": "spec.load",
+    "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "spec.build", "save": "formats.load",
     "scan": "runtime.scan",
 }  # fmt: skip
 

@@ -16,8 +16,8 @@ from onchip.bench.frame import Case, Ready, UnavailableError, run_cases
 from onchip.bench.options import Options, parse_counts
 from onchip.cli.bench import NAMES, bench
 from onchip.errors import FormatError, InputError
-from onchip.ladders.measure import Pace
-from onchip.ladders.truth import Verdict
+from onchip.measure.pace import Pace
+from onchip.measure.truth import Verdict
 from onchip.runtime.cpu import this_cpu
 from onchip.runtime.engine import compile
 from onchip.train.loop import fit

@@ -4,8 +4,8 @@ import math
 import pytest
 
 from onchip.bench.frame import Case, Ready, UnavailableError, Voice, run_cases
-from onchip.ladders.measure import Pace
-from onchip.ladders.truth import Verdict
+from onchip.measure.pace import Pace
+from onchip.measure.truth import Verdict
 
 QUICK = Pace(rounds=3, block_s=0.001, warm_up_s=1e-9, pause_s=0, min_runs=2, max_runs=2)
 

@@ -20,8 +20,8 @@ from onchip.bench.inference import YARDSTICK
 from onchip.bench.options import Options
 from onchip.errors import DeviceError, InputError, PlanError
 from onchip.kernels import reference
-from onchip.ladders.measure import OwnClock, Pace
-from onchip.ladders.truth import Truth
+from onchip.measure.pace import OwnClock, Pace
+from onchip.measure.truth import Truth
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import plan

@@ -10,7 +10,7 @@ from onchip.bench import peers
 from onchip.bench.frame import UnavailableError
 from onchip.bench.inference import Task
 from onchip.kernels import reference
-from onchip.ladders.truth import Truth
+from onchip.measure.truth import Truth
 from onchip.runtime.check import DTYPE_ULP
 from onchip.spec.layers import (
     Add,

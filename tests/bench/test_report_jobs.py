@@ -12,8 +12,8 @@ from onchip.bench.frame import UnavailableError, run_cases
 from onchip.bench.inference import PEER_SLACK, Task
 from onchip.bench.options import Options
 from onchip.bench.results import Row
-from onchip.ladders.measure import Pace
-from onchip.ladders.truth import Truth
+from onchip.measure.pace import Pace
+from onchip.measure.truth import Truth
 from onchip.runtime.engine import compile
 from onchip.workloads import faces as faces_work
 from onchip.workloads import sentiment as sentiment_work

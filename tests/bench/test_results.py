@@ -22,7 +22,7 @@ from onchip.bench.results import (
     write_results,
 )
 from onchip.errors import FormatError, OutputError
-from onchip.ladders.truth import Verdict
+from onchip.measure.truth import Verdict
 from onchip.plan.device import H200, RTX_4060_LAPTOP
 from onchip.runtime.cpu import this_cpu
 

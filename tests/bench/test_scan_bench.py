@@ -13,7 +13,7 @@ from onchip.bench.results import Results
 from onchip.bench.scan import GPU_PEERS, ScanJob, calls_of, numbers
 from onchip.bench.scan_truth import ScanTruth, judged_places, naive_sums_at, pairwise_sums, sums_at
 from onchip.bench.table import markdown
-from onchip.ladders.measure import Pace
+from onchip.measure.pace import Pace
 from onchip.plan.device import H200
 from onchip.runtime.cpu import this_cpu
 

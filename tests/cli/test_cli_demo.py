@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from onchip.spec.load import load_file
+from onchip.formats.load import load_file
 
 QUICK = ["--epochs", "3", "--rows", "700"]
 

@@ -4,7 +4,7 @@ import json
 
 from onchip.plan.device import KNOWN
 from onchip.runtime.cpu import core_count
-from onchip.runtime.cuda_devices import cuda_devices, why_no_cuda
+from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 
 
 def test_table(cli):

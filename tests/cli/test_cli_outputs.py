@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from checks import random_mlp, rows
-from onchip.spec.load import save
+from onchip.formats.load import save
 
 TABLE = ["--data", "table.csv", "--labels", "last"]
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from checks import assert_refused, random_mlp, read_terminal, rows
+from onchip.formats.load import save
 from onchip.runtime.engine import compile
-from onchip.spec.load import save
 from onchip.workloads import digits
 
 pytestmark = pytest.mark.usefixtures("model")
@@ -147,7 +147,7 @@ def test_bad_requests(cli, tmp_path, args, words):
 
 
 def test_cuda_without_a_gpu_is_an_error(cli, tmp_path):
-    from onchip.runtime.cuda_devices import cuda_devices
+    from onchip.runtime.cuda.devices import cuda_devices
 
     if cuda_devices():
         pytest.skip("there is a GPU here")

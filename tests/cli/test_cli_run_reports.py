@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from checks import assert_error_within, assert_refused
+from onchip.formats.images import to_pixels
+from onchip.formats.rows_text import read_rows_text
 from onchip.kernels import reference
-from onchip.spec.images import to_pixels
-from onchip.spec.rows_text import read_rows_text
 from onchip.workloads import faces, sentiment
 
 WORDS = {"vocabulary": 50, "embedding": 12, "channels": 8, "kernels": (3, 5), "length": 16, "hidden": (20, 10)}

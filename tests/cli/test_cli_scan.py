@@ -151,7 +151,7 @@ def test_threads_of_arrays_of_any_shape(cli, tmp_path):
 
 
 def test_cuda_without_a_gpu_is_an_error(cli, tmp_path):
-    from onchip.runtime.cuda_devices import cuda_devices
+    from onchip.runtime.cuda.devices import cuda_devices
 
     if cuda_devices():
         pytest.skip("there is a GPU here")

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from onchip.formats.load import load_file
 from onchip.runtime.engine import compile
-from onchip.spec.load import load_file
 
 QUICK = ["--epochs", "30", "--lr", "0.1", "--hidden", "8", "--device", "cpu"]
 

@@ -9,8 +9,8 @@ import pytest
 
 from onchip.errors import DeviceError
 from onchip.kernels.cuda import KERNELS
-from onchip.runtime.kernel_check import find_modules, run_task, tasks_of
-from onchip.runtime.nvrtc import nvrtc_version
+from onchip.runtime.cuda.kernel_check import find_modules, run_task, tasks_of
+from onchip.runtime.cuda.nvrtc import nvrtc_version
 
 MODULES = find_modules(["onchip.kernels.cuda"])
 REPRESENTATIVES = [task for module in MODULES for task in tasks_of(module, ("sm_80", "sm_90a")) if task.index == 0]

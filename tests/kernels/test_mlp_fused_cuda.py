@@ -16,8 +16,8 @@ from onchip.kernels.cuda.program import LaunchConfig
 from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.planner import make_plan
-from onchip.runtime.cuda import CudaBackend
-from onchip.runtime.nvrtc import compile_program, nvrtc_version
+from onchip.runtime.cuda.backend import CudaBackend
+from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
 from onchip.spec.build import sequential
 from onchip.spec.io import with_io
 from onchip.spec.layers import Linear, ReLU, Reshape, Softmax

@@ -17,7 +17,7 @@ from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
-from onchip.runtime.nvrtc import compile_program
+from onchip.runtime.cuda.nvrtc import compile_program
 from onchip.spec.build import sequential
 from onchip.spec.io import with_io
 from onchip.spec.layers import GELU, Cast, Clip, LeakyReLU, Linear, ReLU, Reshape, Sigmoid, SiLU, Softmax, Tanh

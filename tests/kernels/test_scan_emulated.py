@@ -14,11 +14,11 @@ from onchip.kernels.reference.scan import scan as reference_scan
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime import gpu_scan
 from onchip.runtime import scan as scan_module
-from onchip.runtime.cuda import CudaBackend
+from onchip.runtime.cuda import scan as gpu_scan
+from onchip.runtime.cuda.backend import CudaBackend
+from onchip.runtime.cuda.scan import bound_scan
 from onchip.runtime.engine import Engine, kernels_for
-from onchip.runtime.gpu_scan import bound_scan
 from onchip.runtime.scan import scan_into
 from onchip.spec.build import sequential
 from onchip.spec.layers import CumSum

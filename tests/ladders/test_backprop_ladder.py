@@ -4,7 +4,7 @@ import pytest
 from onchip.ladders import backprop as ladder
 from onchip.ladders.backprop import LADDER
 from onchip.ladders.frame import climb
-from onchip.ladders.measure import Pace
+from onchip.measure.pace import Pace
 from onchip.workloads import backprop
 from onchip.workloads.backprop import Patterns
 

@@ -6,8 +6,8 @@ import pytest
 
 from onchip.ladders.decode import LADDER
 from onchip.ladders.frame import climb
-from onchip.ladders.measure import Pace
-from onchip.ladders.truth import Truth
+from onchip.measure.pace import Pace
+from onchip.measure.truth import Truth
 from onchip.spec.build import mlp
 from onchip.workloads import decode
 

@@ -14,12 +14,12 @@ from onchip.ladders import decode_cuda, profile
 from onchip.ladders.decode_cuda import LADDER, DecodeTruth, floor_ms, naive_half
 from onchip.ladders.device import DeviceRows, occupancy
 from onchip.ladders.frame import climb
-from onchip.ladders.measure import Pace
-from onchip.ladders.truth import scaled_error
+from onchip.measure.pace import Pace
+from onchip.measure.truth import scaled_error
 from onchip.plan.device import H200
-from onchip.runtime.gpu import Buffer, Gpu
-from onchip.runtime.kernel_check import find_modules, static_shared_bytes
-from onchip.runtime.nvrtc import compile_program, nvrtc_version
+from onchip.runtime.cuda.gpu import Buffer, Gpu
+from onchip.runtime.cuda.kernel_check import find_modules, static_shared_bytes
+from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
 from onchip.workloads import decode
 
 RUNGS = {rung.name: rung for rung in LADDER.rungs}

@@ -8,9 +8,9 @@ import pytest
 from onchip.errors import InputError, OnchipError, PlanError
 from onchip.ladders import LADDERS, find_ladder
 from onchip.ladders.frame import Ladder, Rung, climb
-from onchip.ladders.measure import Pace, interleave, show_ms, summarise
 from onchip.ladders.show import describe_ladders, make_table, of_floor, save_plot, times
-from onchip.ladders.truth import Truth, scaled_error
+from onchip.measure.pace import Pace, interleave, show_ms, summarise
+from onchip.measure.truth import Truth, scaled_error
 from onchip.spec.build import mlp
 
 QUICK = Pace(rounds=2, block_s=0.01, warm_up_s=0.001, pause_s=0, min_runs=2, max_runs=3)

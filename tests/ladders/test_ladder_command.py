@@ -10,10 +10,10 @@ from onchip.bench.ladder import ladder_results, profiled
 from onchip.cli.ladder import ladder
 from onchip.errors import DeviceError, InputError
 from onchip.ladders.frame import Climb, Step
-from onchip.ladders.measure import summarise
-from onchip.ladders.truth import Verdict
+from onchip.measure.pace import summarise
+from onchip.measure.truth import Verdict
 from onchip.runtime.cpu import this_cpu
-from onchip.runtime.cuda_devices import cuda_devices
+from onchip.runtime.cuda.devices import cuda_devices
 
 
 @pytest.fixture(autouse=True)

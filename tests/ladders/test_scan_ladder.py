@@ -13,11 +13,11 @@ from onchip.ladders import scan_cuda
 from onchip.ladders.decode_cuda import KERNELS
 from onchip.ladders.device import DeviceRows
 from onchip.ladders.frame import climb
-from onchip.ladders.measure import Pace
 from onchip.ladders.scan import LADDER, ScanTruth, device_floor_ms
+from onchip.measure.pace import Pace
 from onchip.plan.device import H200
-from onchip.runtime.kernel_check import find_modules, static_shared_bytes
-from onchip.runtime.nvrtc import compile_program, nvrtc_version
+from onchip.runtime.cuda.kernel_check import find_modules, static_shared_bytes
+from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
 from onchip.workloads import scan
 
 RUNGS = {rung.name: rung for rung in LADDER.rungs}

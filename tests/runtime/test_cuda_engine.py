@@ -15,8 +15,8 @@ import pytest
 from checks import assert_error_within, random_mlp, rows
 from onchip.errors import InputError, ShapeError
 from onchip.kernels import reference
+from onchip.runtime.arrays.adapters import DeviceArray
 from onchip.runtime.check import check_network
-from onchip.runtime.device_arrays import DeviceArray
 from onchip.runtime.engine import compile
 from onchip.runtime.stream import run_rows
 from onchip.spec.layers import Linear
@@ -571,7 +571,7 @@ FIRST = """\
 import time
 import numpy as np
 import onchip
-from onchip.runtime.gpu import Gpu
+from onchip.runtime.cuda.gpu import Gpu
 from onchip.workloads import load
 
 net = load("decode")

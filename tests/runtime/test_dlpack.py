@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onchip.errors import InputError
-from onchip.runtime import dlpack
+from onchip.runtime.arrays import dlpack
 
 _python = ctypes.PyDLL(None)
 _python.PyCapsule_SetName.argtypes = (ctypes.py_object, ctypes.c_char_p)

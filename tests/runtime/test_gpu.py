@@ -13,7 +13,7 @@ import pytest
 from checks import rows
 from onchip.errors import DeviceError
 from onchip.kernels.cuda.program import LaunchConfig, Program
-from onchip.runtime.gpu import Gpu
+from onchip.runtime.cuda.gpu import Gpu
 
 pytestmark = pytest.mark.gpu
 
@@ -202,7 +202,7 @@ import numpy as np
 from pathlib import Path
 from onchip.errors import KernelError
 from onchip.kernels.cuda.program import LaunchConfig, Program
-from onchip.runtime.gpu import Gpu
+from onchip.runtime.cuda.gpu import Gpu
 
 gpu = Gpu.get(0)
 buffer = gpu.upload(np.zeros(4, np.float32))

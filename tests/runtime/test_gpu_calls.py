@@ -14,10 +14,12 @@ from onchip.errors import DeviceError, InputError, KernelError, ShapeError
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.plan.device import A100, H200
 from onchip.plan.planner import make_plan
-from onchip.runtime import cuda_devices, dlpack, staging
-from onchip.runtime import driver as driver_module
-from onchip.runtime.cuda import MOST_CALLS, MOST_GRAPHS, CudaBackend
-from onchip.runtime.device_arrays import DeviceArray, DlpackArrays
+from onchip.runtime.arrays import dlpack
+from onchip.runtime.arrays.adapters import DeviceArray, DlpackArrays
+from onchip.runtime.cuda import devices as cuda_devices
+from onchip.runtime.cuda import driver as driver_module
+from onchip.runtime.cuda import staging
+from onchip.runtime.cuda.backend import MOST_CALLS, MOST_GRAPHS, CudaBackend
 from onchip.runtime.engine import Engine, compile
 from onchip.spec.layers import Linear
 from onchip.spec.network import Network, Node

@@ -14,10 +14,12 @@ import onchip
 from fake_cuda import FakeDriver, fake_gpu
 from onchip.errors import DeviceError, InputError, ShapeError
 from onchip.kernels.cuda import scan as kernels
-from onchip.runtime import dlpack, gpu_scan, staging
 from onchip.runtime import scan as scan_module
-from onchip.runtime.device_arrays import DeviceArray, DlpackArrays
-from onchip.runtime.gpu_scan import bound_scan, scan_rows_through
+from onchip.runtime.arrays import dlpack
+from onchip.runtime.arrays.adapters import DeviceArray, DlpackArrays
+from onchip.runtime.cuda import scan as gpu_scan
+from onchip.runtime.cuda import staging
+from onchip.runtime.cuda.scan import bound_scan, scan_rows_through
 from onchip.runtime.scan import scan_into
 from onchip.spec.scan_op import ScanOp
 

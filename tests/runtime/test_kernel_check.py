@@ -7,9 +7,9 @@ import pytest
 
 from onchip.errors import DeviceError
 from onchip.kernels.cuda.program import Program
-from onchip.runtime import kernel_check
-from onchip.runtime.kernel_check import DEVICES, find_modules, main, run_task, static_shared_bytes, tasks_of
-from onchip.runtime.nvrtc import compile_program, nvrtc_version
+from onchip.runtime.cuda import kernel_check
+from onchip.runtime.cuda.kernel_check import DEVICES, find_modules, main, run_task, static_shared_bytes, tasks_of
+from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
 
 KERNEL = """\
 template <int N>

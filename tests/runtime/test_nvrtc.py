@@ -8,8 +8,8 @@ import pytest
 
 from onchip.errors import DeviceError, KernelError
 from onchip.kernels.cuda.program import Program
-from onchip.runtime import nvrtc
-from onchip.runtime.nvrtc import compile_program, nvrtc_version
+from onchip.runtime.cuda import nvrtc
+from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
 
 SOURCE = """\
 template <int N>

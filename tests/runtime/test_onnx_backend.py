@@ -19,8 +19,8 @@ from onnx import helper
 from onnx.backend.test.loader import load_model_tests
 
 from onchip.errors import DeviceError, FormatError, InputError
+from onchip.formats.onnx_ops.base import READERS
 from onchip.runtime.onnx_backend import OnchipBackend
-from onchip.spec.onnx_ops.base import READERS
 from onnx_models import F32, model, numbers, op
 
 # Cases are found by their names, which end in the device: test_add_uint16_cpu.

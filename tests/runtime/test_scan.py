@@ -101,7 +101,7 @@ def test_read_only_out():
 
 
 def test_no_gpu_is_said():
-    from onchip.runtime.cuda_devices import cuda_devices
+    from onchip.runtime.cuda.devices import cuda_devices
 
     if cuda_devices():
         pytest.skip("there is a GPU")

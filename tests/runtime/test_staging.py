@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from fake_cuda import FakeDriver, fake_gpu
 from onchip.errors import DeviceError, KernelError
-from onchip.runtime import shared_work, staging
-from onchip.runtime.shared_work import Work, offer
-from onchip.runtime.staging import (
+from onchip.runtime.cuda import shared_work, staging
+from onchip.runtime.cuda.shared_work import Work, offer
+from onchip.runtime.cuda.staging import (
     ALIGN_BYTES,
     LEAST_CHUNK_BYTES,
     MOST_PIECES,

@@ -11,8 +11,8 @@ from onchip.errors import InputError, KernelError, ShapeError
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.plan.device import H200
 from onchip.plan.planner import make_plan
-from onchip.runtime import driver as driver_module
-from onchip.runtime.cuda import MOST_GRAPHS, CudaBackend
+from onchip.runtime.cuda import driver as driver_module
+from onchip.runtime.cuda.backend import MOST_GRAPHS, CudaBackend
 from onchip.runtime.engine import Engine
 
 torch = pytest.importorskip("torch")

@@ -13,7 +13,7 @@ import numpy as np
 
 from onchip.errors import KernelError
 from onchip.kernels.cuda.program import LaunchConfig, Program
-from onchip.runtime.gpu import Gpu
+from onchip.runtime.cuda.gpu import Gpu
 
 THREADS = 64
 

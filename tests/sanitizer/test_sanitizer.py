@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onchip.errors import DeviceError
-from onchip.runtime.nvrtc import compile_program, nvrtc_version
+from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
 from sanitizer import kernels, planted, run
 
 

@@ -6,12 +6,12 @@ import pytest
 import onchip
 from checks import random_mlp, rows
 from onchip.errors import InputError
+from onchip.formats.onnx_reader import read_onnx
+from onchip.formats.onnx_writer import write_onnx
 from onchip.kernels import reference
 from onchip.spec.io import IO_DTYPES, with_io
 from onchip.spec.layers import Add, Cast, Concat, CumSum, Embedding, GlobalMean, Linear, ReLU, Tanh, ToPixels
 from onchip.spec.network import Network, Node
-from onchip.spec.onnx_reader import read_onnx
-from onchip.spec.onnx_writer import write_onnx
 from onchip.spec.types import TensorType, numpy_dtype
 from onnx_models import rows_of, run_onnx
 

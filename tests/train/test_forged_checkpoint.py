@@ -12,8 +12,8 @@ import pytest
 
 from checks import rows
 from onchip.errors import FormatError, InputError, KernelError
+from onchip.formats.tensor_file import read_tensors
 from onchip.spec.build import mlp
-from onchip.spec.tensor_file import read_tensors
 from onchip.train.loop import fit
 
 X, Y = rows(60, 5), np.arange(60) % 3

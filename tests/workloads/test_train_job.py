@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from onchip.errors import InputError
+from onchip.formats.load import save
 from onchip.spec.build import mlp
-from onchip.spec.load import save
 from onchip.train.options import TrainOptions
 from onchip.workloads import digits, kept, train_job
 from onchip.workloads.classify import judge

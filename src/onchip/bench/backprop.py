@@ -10,7 +10,7 @@ from onchip.bench.frame import ONCHIP, Case, Ready
 from onchip.bench.options import Options
 from onchip.bench.torch_training import torch_runs
 from onchip.bench.training import Lesson, onchip_run
-from onchip.ladders.measure import Pace
+from onchip.measure.pace import Pace
 from onchip.spec.network import Network
 from onchip.workloads import backprop
 

@@ -15,7 +15,7 @@ from onchip.bench.options import Options
 from onchip.bench.results import Results, make_folder, result_path, write_results
 from onchip.errors import DeviceError
 from onchip.files import check_writable
-from onchip.ladders.measure import Pace
+from onchip.measure.pace import Pace
 from onchip.plan.device import Device
 from onchip.runtime.cpu import this_cpu
 from onchip.runtime.engine import find_device

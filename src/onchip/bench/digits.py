@@ -15,7 +15,7 @@ from onchip.bench.peers import subject_of
 from onchip.bench.results import ACCURACY
 from onchip.bench.torch_training import torch_accuracy, torch_runs
 from onchip.bench.training import Lesson, onchip_accuracy, onchip_run
-from onchip.ladders.measure import Pace
+from onchip.measure.pace import Pace
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.workloads import digits

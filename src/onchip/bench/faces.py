@@ -11,8 +11,8 @@ from onchip.bench.frame import Case
 from onchip.bench.inference import Rows, inference_cases
 from onchip.bench.options import Options
 from onchip.bench.peers import Build, onnxruntime_session, subject_of, torch_channels_last, torch_compiled, torch_eager
-from onchip.ladders.measure import Pace
-from onchip.ladders.truth import Truth, Verdict
+from onchip.measure.pace import Pace
+from onchip.measure.truth import Truth, Verdict
 from onchip.spec.recipe import Array
 from onchip.workloads import faces
 

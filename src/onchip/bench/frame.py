@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from onchip.bench.results import Row, job_title, make_row
 from onchip.errors import OnchipError
-from onchip.ladders.measure import Pace, Timing, interleave, summarise
-from onchip.ladders.truth import Verdict
+from onchip.measure.pace import Pace, Timing, interleave, summarise
+from onchip.measure.truth import Verdict
 
 ONCHIP = "onchip"
 

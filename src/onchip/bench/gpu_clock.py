@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from onchip.bench.stage import Stage, Work
-from onchip.ladders.measure import Pace
-from onchip.ladders.truth import Verdict
+from onchip.measure.pace import Pace
+from onchip.measure.truth import Verdict
 
 CALLS = 20  # of a sample, and of a graph; fewer where a call takes long
 PACE = Pace(rounds=5, block_s=0.03, warm_up_s=0.01, pause_s=0, min_runs=3, max_runs=60)

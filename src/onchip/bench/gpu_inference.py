@@ -17,7 +17,7 @@ from onchip.bench.options import Options
 from onchip.bench.peers import explained
 from onchip.bench.stage import Stage, TorchStage, make_stage
 from onchip.errors import DeviceError, PlanError
-from onchip.ladders.truth import Truth, Verdict, naive_error
+from onchip.measure.truth import Truth, Verdict, naive_error
 from onchip.plan.device import Device
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import compile, find_device, plan

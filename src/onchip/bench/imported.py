@@ -19,7 +19,7 @@ from onchip.bench.peers import (
     torch_compiled,
     torch_eager,
 )
-from onchip.ladders.measure import Pace
+from onchip.measure.pace import Pace
 from onchip.workloads import load
 
 if TYPE_CHECKING:

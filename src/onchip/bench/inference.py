@@ -11,8 +11,8 @@ import numpy as np
 from onchip.bench.frame import ONCHIP, Case, Ready
 from onchip.bench.options import Options
 from onchip.bench.peers import INFERENCE, PIECES, Build, Forward, Subject, explained, fastest
-from onchip.ladders.measure import Pace
-from onchip.ladders.truth import Truth, Verdict
+from onchip.measure.pace import Pace
+from onchip.measure.truth import Truth, Verdict
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import Engine, compile, plan
 from onchip.spec.recipe import Array

@@ -13,9 +13,9 @@ from onchip.errors import DeviceError, InputError
 from onchip.files import check_outputs, check_writable
 from onchip.ladders import find_ladder, ladder_devices
 from onchip.ladders.frame import Climb, Step, climb
-from onchip.ladders.measure import Pace, show_ms
 from onchip.ladders.profile import bank_conflicts
 from onchip.ladders.show import need_matplotlib, save_plot
+from onchip.measure.pace import Pace, show_ms
 from onchip.plan.device import Device
 from onchip.runtime.cpu import check_threads, this_cpu
 from onchip.runtime.engine import find_device

@@ -17,7 +17,7 @@ from typing import Any
 import onchip
 from onchip.plan.device import Device
 from onchip.runtime.cpu import core_count
-from onchip.runtime.driver import version_text
+from onchip.runtime.cuda.driver import version_text
 
 PACKAGES = ("numpy", "numba", "llvmlite", "scipy", "torch", "onnxruntime", "triton", "jax", "cupy")
 _WHEELS = {"cupy": ("cupy-cuda13x", "cupy-cuda12x")}  # what else a package may be called where it is installed

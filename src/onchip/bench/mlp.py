@@ -11,8 +11,8 @@ from onchip.bench.gpu_inference import GpuJob, gpu_cases
 from onchip.bench.inference import YARDSTICK, Rows, inference_cases
 from onchip.bench.options import Options
 from onchip.bench.peers import subject_of
-from onchip.ladders.measure import Pace
-from onchip.ladders.truth import Truth, naive_error
+from onchip.measure.pace import Pace
+from onchip.measure.truth import Truth, naive_error
 from onchip.spec.build import mlp
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array

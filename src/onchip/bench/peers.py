@@ -25,7 +25,7 @@ import numpy as np
 from onchip.bench.frame import UnavailableError
 from onchip.bench.torch_network import torch_module
 from onchip.kernels import reference
-from onchip.ladders.measure import blas_limiter
+from onchip.measure.pace import blas_limiter
 from onchip.spec.layers import Elementwise, Identity, Linear, LogSoftmax, ReLU, Reshape, Softmax
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Made, materialise
@@ -48,7 +48,7 @@ Build = Callable[[Subject, int], Forward]  # (what, threads) -> a function that 
 
 
 def subject_of(net: Network) -> Subject:
-    from onchip.spec.onnx_writer import write_onnx
+    from onchip.formats.onnx_writer import write_onnx
 
     return Subject(net, functools.cache(lambda: torch_module(net).eval()), functools.partial(write_onnx, net))
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from onchip.errors import FormatError
 from onchip.files import MAX_HEADER_BYTES, atomic_write, open_input, write_error
-from onchip.ladders.measure import Timing, show_ms
-from onchip.ladders.truth import Verdict
+from onchip.measure.pace import Timing, show_ms
+from onchip.measure.truth import Verdict
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

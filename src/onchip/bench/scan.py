@@ -20,9 +20,9 @@ from onchip.bench.peers import explained, load_torch, need
 from onchip.bench.peers import fastest as fastest_on_cpu
 from onchip.bench.scan_truth import ScanTruth
 from onchip.bench.stage import Stage, TorchStage, make_stage
-from onchip.ladders.measure import show_ms
 from onchip.ladders.scan import device_floor_ms
-from onchip.ladders.truth import Verdict
+from onchip.measure.pace import show_ms
+from onchip.measure.truth import Verdict
 from onchip.runtime.cpu import core_count, this_cpu
 from onchip.runtime.engine import find_device
 from onchip.runtime.scan import scan, scan_into

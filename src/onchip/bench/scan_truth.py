@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from onchip.bench.inference import PEER_SLACK
-from onchip.ladders.truth import Verdict, allowed_error
+from onchip.measure.truth import Verdict, allowed_error
 from onchip.spec.recipe import Array
 
 WHOLE = 1 << 24  # up to so many numbers all sums are judged; of more, the last one of each block and some blocks

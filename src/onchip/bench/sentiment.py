@@ -29,8 +29,8 @@ from onchip.bench.peers import (
 )
 from onchip.bench.results import Row, best_peer
 from onchip.kernels import reference
-from onchip.ladders.measure import Pace
-from onchip.ladders.truth import Truth
+from onchip.measure.pace import Pace
+from onchip.measure.truth import Truth
 from onchip.plan.kernel import Job
 from onchip.plan.rewrites import fold_embeddings
 from onchip.runtime.engine import Engine, compile, plan

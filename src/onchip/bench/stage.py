@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onchip.runtime.gpu import Buffer, Event, Gpu
+from onchip.runtime.cuda.gpu import Buffer, Event, Gpu
 from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
 

@@ -30,8 +30,8 @@ from onchip.bench.results import (
 )
 from onchip.errors import FormatError, OnchipError
 from onchip.files import atomic_write, open_input
-from onchip.ladders.measure import show_ms
 from onchip.ladders.show import of_floor, times
+from onchip.measure.pace import show_ms
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 HEAD = ("workload", "case", "onchip", "best peer", "speed-up", "of floor", "machine", "command")

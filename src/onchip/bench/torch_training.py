@@ -19,7 +19,7 @@ from onchip.bench.frame import Ready, UnavailableError
 from onchip.bench.peers import explained, load_torch
 from onchip.bench.torch_network import torch_module
 from onchip.bench.training import Lesson, percent
-from onchip.ladders.truth import Verdict
+from onchip.measure.truth import Verdict
 from onchip.spec.layers import Linear, ReLU, Sigmoid
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, materialise

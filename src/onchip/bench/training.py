@@ -15,7 +15,7 @@ import numpy as np
 
 from onchip.bench.frame import Ready
 from onchip.errors import KernelError
-from onchip.ladders.truth import TrainingTruth, Verdict, flat_run
+from onchip.measure.truth import TrainingTruth, Verdict, flat_run
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import compile, plan
 from onchip.spec.network import Network

@@ -75,7 +75,7 @@ def train(
     from onchip.cli.train_config import settings
     from onchip.cli.train_log import TrainLog, log_head
     from onchip.files import check_outputs, check_writable
-    from onchip.spec.load import save
+    from onchip.formats.load import save
     from onchip.workloads.classify import check_folder, check_model_path, train_and_test
     from onchip.workloads.table_data import Source
     from onchip.workloads.train_job import files_read, train_job

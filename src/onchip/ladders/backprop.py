@@ -17,8 +17,8 @@ import numpy as np
 
 from onchip.kernels.cpu.jit import LAUNCH, compiled, use_threads
 from onchip.ladders.frame import Ladder, Rung
-from onchip.ladders.measure import blas_limiter
-from onchip.ladders.truth import TrainingTruth, flat_run
+from onchip.measure.pace import blas_limiter
+from onchip.measure.truth import TrainingTruth, flat_run
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import plan
 from onchip.spec.layers import Linear

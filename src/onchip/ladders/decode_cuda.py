@@ -30,11 +30,11 @@ from onchip.kernels.cuda.program import (
 from onchip.ladders.decode import weight_matrices
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, line_of, rung_instances
 from onchip.ladders.frame import Ladder, Rung
-from onchip.ladders.truth import Truth, Verdict, scaled_error
+from onchip.measure.truth import Truth, Verdict, scaled_error
 from onchip.plan.kernel import Job, Kernel, Price
 from onchip.plan.planner import make_plan
-from onchip.runtime.cuda import CudaBackend
-from onchip.runtime.gpu import Gpu
+from onchip.runtime.cuda.backend import CudaBackend
+from onchip.runtime.cuda.gpu import Gpu
 from onchip.spec.io import with_io
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array

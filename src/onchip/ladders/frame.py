@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from onchip.errors import InputError, PlanError
 from onchip.files import check_memory
-from onchip.ladders.measure import Pace, Timing, interleave, summarise
-from onchip.ladders.truth import Verdict
+from onchip.measure.pace import Pace, Timing, interleave, summarise
+from onchip.measure.truth import Verdict
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 

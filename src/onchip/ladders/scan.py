@@ -14,7 +14,7 @@ from onchip.kernels import reference
 from onchip.kernels.cpu.jit import LAUNCH, compiled, use_threads
 from onchip.kernels.cpu.scan import scan_rows
 from onchip.ladders.frame import Ladder, Rung
-from onchip.ladders.truth import Verdict, allowed_error
+from onchip.measure.truth import Verdict, allowed_error
 from onchip.plan.device import Device
 from onchip.plan.kernel import Price
 from onchip.runtime.cpu import this_cpu

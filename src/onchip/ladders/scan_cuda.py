@@ -26,7 +26,7 @@ from onchip.kernels.cuda.scan import Scan
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, line_of, rung_instances
 from onchip.ladders.frame import Ladder, Rung
 from onchip.ladders.scan import ScanTruth, device_floor_ms
-from onchip.runtime.gpu import Gpu
+from onchip.runtime.cuda.gpu import Gpu
 from onchip.spec.network import Network
 from onchip.spec.scan_op import ScanOp
 from onchip.workloads import scan

@@ -10,7 +10,7 @@ from onchip.errors import OnchipError
 from onchip.files import atomic_write
 from onchip.ladders import LADDERS, find_ladder, ladder_devices
 from onchip.ladders.frame import Climb, Ladder
-from onchip.ladders.measure import show_ms
+from onchip.measure.pace import show_ms
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -11,7 +11,7 @@ import numpy as np
 from onchip.errors import DeviceError, InputError, OnchipError, PlanError
 from onchip.kernels import reference
 from onchip.plan.kernel import PRECISIONS
-from onchip.runtime.cuda_devices import cuda_devices, why_no_cuda
+from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 from onchip.runtime.engine import Engine, compile, id_limits
 from onchip.runtime.stream import RandomRows
 from onchip.spec.network import Network

@@ -23,7 +23,7 @@ from onchip.spec.types import TensorType, numpy_dtype
 
 if TYPE_CHECKING:
     from onchip.kernels.cpu.mlp_train import Trainer
-    from onchip.runtime.device_calls import Run
+    from onchip.runtime.arrays.calls import Run
 
 
 class Backend(Protocol):
@@ -250,11 +250,11 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
         got = f"threads={threads} and device '{name}'"
         raise InputError("threads are the CPU's", got=got, expected="threads with device 'cpu'", hint="--device cpu")
 
-    from onchip.runtime.cuda_devices import cuda_devices, why_no_cuda
+    from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 
     found = cuda_devices()
     if found:
-        from onchip.runtime.cuda import CudaBackend
+        from onchip.runtime.cuda.backend import CudaBackend
 
         number = _device_number(index, len(found))
         return (

@@ -14,9 +14,9 @@ import onnx
 from onnx.backend.base import Backend, BackendRep
 
 from onchip.errors import DeviceError, FormatError, InputError
+from onchip.formats.onnx_ops.base import READERS
+from onchip.formats.onnx_reader import read_model
 from onchip.runtime.engine import Engine, compile
-from onchip.spec.onnx_ops.base import READERS
-from onchip.spec.onnx_reader import read_model
 from onchip.spec.recipe import Array
 
 # Operands that a layer holds as weights or attributes. Where a graph has them as inputs, they are bound to the arrays

@@ -16,7 +16,7 @@ from onchip.spec.recipe import Array
 from onchip.spec.scan_op import ScanOp, check_axis, check_dtype, check_out
 
 if TYPE_CHECKING:
-    from onchip.runtime.gpu import Gpu
+    from onchip.runtime.cuda.gpu import Gpu
 
 _DLPACK_CPU = 1  # kDLCPU
 PART = 1 << 24  # numbers of a long row between two calls of `progress`
@@ -81,7 +81,7 @@ def scan_into(
     check_out(y.shape, str(y.dtype), x.shape, dtype)
     row: Callable[[Array, Array], None]
     if gpu is not None:
-        from onchip.runtime.gpu_scan import row_on_gpu
+        from onchip.runtime.cuda.scan import row_on_gpu
 
         row, step = row_on_gpu(gpu, how, dtype, len(x), PART)
     else:
@@ -129,7 +129,7 @@ def find_place(device: str, threads: int | None = None) -> tuple[Gpu | None, str
         why = " (auto: the numbers are there)" if device == "auto" else ""
         return None, f"cpu, {count} thread{'s' * (count > 1)}{why}"
     chosen = find_device(device, threads)[2]  # DeviceError where there is none
-    from onchip.runtime.gpu import Gpu
+    from onchip.runtime.cuda.gpu import Gpu
 
     return Gpu.get(int(chosen.partition(":")[2])), chosen
 
@@ -144,7 +144,7 @@ def scan_array(x: Array, y: Array, how: ScanOp, at: int, device: str = "auto", t
     made = y if free else np.empty(y.shape, y.dtype)
     given = np.ascontiguousarray(x)
     if gpu is not None:
-        from onchip.runtime.gpu_scan import scan_rows_through
+        from onchip.runtime.cuda.scan import scan_rows_through
 
         if inner == 1:
             scan_rows_through(gpu, given.reshape(outer, N), made.reshape(outer, N), how)
@@ -166,9 +166,9 @@ def scan_array(x: Array, y: Array, how: ScanOp, at: int, device: str = "auto", t
 
 
 def _scan_there(x: Any, how: ScanOp, axis: int, device: str, out: Any) -> Any:
-    from onchip.runtime.device_arrays import kind_of
-    from onchip.runtime.gpu import Gpu
-    from onchip.runtime.gpu_scan import scan_there
+    from onchip.runtime.arrays.adapters import kind_of
+    from onchip.runtime.cuda.gpu import Gpu
+    from onchip.runtime.cuda.scan import scan_there
 
     if device == "cpu":
         raise InputError("x is on a GPU", got="device 'cpu'", expected="the GPU that x is on", hint="device='auto'")
@@ -183,6 +183,6 @@ def _index_of(x: Any) -> int:
     """The number of the GPU that an array lies on; where its kind does not tell, the pointer does."""
     if hasattr(x, "__dlpack_device__"):
         return int(x.__dlpack_device__()[1])
-    from onchip.runtime.gpu import Gpu
+    from onchip.runtime.cuda.gpu import Gpu
 
     return max(0, Gpu.get().index_of(int(x.__cuda_array_interface__["data"][0] or 0)))

@@ -14,8 +14,8 @@ import numpy as np
 
 from onchip.errors import FormatError, InputError
 from onchip.files import atomic_write, check_writable
+from onchip.formats.arrays import open_rows
 from onchip.runtime.scan import scan_array, scan_into
-from onchip.spec.arrays import open_rows
 from onchip.spec.reading import blaming
 from onchip.spec.recipe import Array
 from onchip.spec.scan_op import ScanOp, check_axis, check_dtype

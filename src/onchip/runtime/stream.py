@@ -16,15 +16,15 @@ import numpy as np
 
 from onchip.errors import InputError, ShapeError
 from onchip.files import check_writable
+from onchip.formats.arrays import FlatWriter, NpyWriter, RowSource, RowWriter, open_flat_rows, open_rows
+from onchip.formats.images import BmpWriter, PngWriter, is_image
+from onchip.formats.rows_text import TextWriter, read_rows_text
 from onchip.plan.kernel import MAX_ROWS
 from onchip.plan.planner import Plan
 from onchip.runtime.engine import Engine
-from onchip.spec.arrays import FlatWriter, NpyWriter, RowSource, RowWriter, open_flat_rows, open_rows
-from onchip.spec.images import BmpWriter, PngWriter, is_image
 from onchip.spec.network import Network
 from onchip.spec.reading import show
 from onchip.spec.recipe import Array
-from onchip.spec.rows_text import TextWriter, read_rows_text
 from onchip.spec.types import TensorType, numpy_dtype
 
 PIECE_BYTES = 8 << 20  # of input and output at a time: dwarfs the cost of a launch, and its memory is reused

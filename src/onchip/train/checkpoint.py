@@ -19,11 +19,11 @@ import numpy as np
 
 from onchip.errors import FormatError, InputError
 from onchip.files import check_writable, write_error
-from onchip.spec.graph_json import graph_to_json, parse_json
+from onchip.formats.graph_json import graph_to_json, parse_json
+from onchip.formats.tensor_file import read_tensors, write_tensors
 from onchip.spec.network import Network
 from onchip.spec.reading import show
 from onchip.spec.recipe import Array, materialise
-from onchip.spec.tensor_file import read_tensors, write_tensors
 from onchip.train.checkpoint_check import NAMES, check_content, fields, name_of, whole
 from onchip.train.options import TrainOptions
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from onchip.errors import InputError
-from onchip.spec.load import SUFFIXES, load_file
+from onchip.formats.load import SUFFIXES, load_file
+from onchip.formats.torch_module import read_torch
 from onchip.spec.network import Network
-from onchip.spec.torch_module import read_torch
 from onchip.workloads import backprop, decode, digits, faces, scan, sentiment
 
 WORKLOADS: dict[str, Callable[[], Network]] = {

@@ -11,8 +11,8 @@ import numpy as np
 
 from onchip.errors import InputError, OutputError, ShapeError
 from onchip.files import check_writable
+from onchip.formats.load import SUFFIXES
 from onchip.runtime.engine import compile
-from onchip.spec.load import SUFFIXES
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.course import FitResult, Progress

@@ -11,12 +11,12 @@ import numpy as np
 
 from onchip.errors import InputError, KernelError, OutputError
 from onchip.files import atomic_write, check_memory
+from onchip.formats.load import load_file, save
 from onchip.kernels import reference
 from onchip.runtime.check import FACTOR, ULP, ULPS, scaled_error
 from onchip.runtime.cpu import core_count
 from onchip.runtime.engine import Engine, compile
 from onchip.spec.layers import Linear
-from onchip.spec.load import load_file, save
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, materialise
 from onchip.train.course import Progress

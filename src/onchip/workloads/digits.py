@@ -10,7 +10,7 @@ import numpy as np
 
 from onchip.cache import cache_dir
 from onchip.errors import FormatError, InputError
-from onchip.spec.arrays import open_rows
+from onchip.formats.arrays import open_rows
 from onchip.spec.build import mlp
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array

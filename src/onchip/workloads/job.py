@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from onchip.errors import InputError
-from onchip.spec.images import is_image
+from onchip.formats.images import is_image
 from onchip.spec.network import Network
 from onchip.workloads import WORKLOADS, faces, load, sentiment
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from itertools import pairwise
 
-from onchip.spec.flat_file import FlatTensor, draw_flat, read_flat
+from onchip.formats.flat_file import FlatTensor, draw_flat, read_flat
 from onchip.spec.layers import Concat, Conv1d, Embedding, GlobalMax, Linear, Permute, ReLU
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Weight

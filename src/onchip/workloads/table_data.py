@@ -18,8 +18,8 @@ import numpy as np
 
 from onchip.errors import InputError, ShapeError, printable
 from onchip.files import check_memory
-from onchip.spec.arrays import map_npy, open_rows
-from onchip.spec.csv_rows import POSITIONS, is_float, read_csv
+from onchip.formats.arrays import map_npy, open_rows
+from onchip.formats.csv_rows import POSITIONS, is_float, read_csv
 from onchip.spec.recipe import Array
 from onchip.train.order import hold_out
 from onchip.workloads.dataset import Dataset

@@ -1,0 +1,39 @@
+"""Networks from files and into files; the suffix says which format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from onchip.errors import InputError
+from onchip.formats.onnx_reader import read_onnx
+from onchip.formats.onnx_writer import write_onnx
+from onchip.formats.safetensors_file import read_safetensors, write_safetensors
+from onchip.spec.network import Network
+
+READERS: dict[str, Callable[[Path], Network]] = {".onnx": read_onnx, ".safetensors": read_safetensors}
+WRITERS: dict[str, Callable[[Network, Path], None]] = {".onnx": write_onnx, ".safetensors": write_safetensors}
+SUFFIXES = tuple(READERS)
+
+
+def load_file(path: str | os.PathLike[str]) -> Network:
+    """The network in a file; FormatError if the file is missing or bad, InputError if its suffix is unknown."""
+    source = Path(path)
+    if source.suffix.lower() not in READERS:
+        raise _unknown_suffix(source, "read", list(READERS))
+    return READERS[source.suffix.lower()](source)
+
+
+def save(net: Network, path: str | os.PathLike[str]) -> None:
+    """Write a network; the file appears whole or not at all."""
+    target = Path(path)
+    if target.suffix.lower() not in WRITERS:
+        raise _unknown_suffix(target, "write", list(WRITERS))
+    WRITERS[target.suffix.lower()](net, target)
+
+
+def _unknown_suffix(path: Path, verb: str, known: list[str]) -> InputError:
+    got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
+    expected, hint = f"one of {', '.join(known)}", str(path.with_suffix(known[0])) if path.name else known[0]
+    return InputError(f"cannot {verb} {path}: unknown format", got=got, expected=expected, hint=hint)

@@ -1,0 +1,51 @@
+"""Cast and CastLike: to a float they are a layer, to the dtype that is there they are nothing."""
+
+from __future__ import annotations
+
+import typing
+from typing import cast
+
+from onchip.errors import FormatError
+from onchip.formats.onnx_ops.base import Op, reads, writes
+from onchip.formats.onnx_ops.graph_reader import GraphReader
+from onchip.formats.onnx_ops.graph_writer import GraphWriter
+from onchip.formats.onnx_ops.pixels import completes_pixels
+from onchip.formats.onnx_tensors import ELEMENT_TYPES, dtype_of
+from onchip.spec.layers import Cast
+from onchip.spec.layers.cast import CastTo
+from onchip.spec.network import Node
+from onchip.spec.types import numpy_dtype
+
+
+@reads("Cast")
+def read_cast(graph: GraphReader, op: Op) -> None:
+    if not completes_pixels(graph, op):
+        _cast(graph, op, dtype_of(op.attribute("to", 0), str(op)))
+
+
+@reads("CastLike")
+def read_cast_like(graph: GraphReader, op: Op) -> None:
+    dtype = graph.types[graph.value(op, 1)].dtype
+    if graph.is_constant(op, 0):
+        array = graph.constant(op, 0)
+        graph.spend(op, array.size)
+        graph.add_constant(op, array.astype(numpy_dtype(dtype)))
+    else:
+        _cast(graph, op, dtype)
+
+
+def _cast(graph: GraphReader, op: Op, dtype: str) -> None:
+    x = graph.value(op)
+    given = graph.types[x].dtype
+    if given == dtype:
+        graph.pass_on(op)
+    elif dtype in typing.get_args(CastTo):
+        graph.add(op, Cast(cast(CastTo, dtype)), (x,))
+    else:
+        expected = f"a cast to {', '.join(typing.get_args(CastTo))}"
+        raise FormatError(f"{op} makes no floats", got=f"{given} to {dtype}", expected=expected)
+
+
+@writes(Cast)
+def write_cast(graph: GraphWriter, node: Node) -> None:
+    graph.emit("Cast", node, [graph.value(node)], to=ELEMENT_TYPES[graph.dtype(node)])

@@ -1,0 +1,147 @@
+"""Operators on constants alone, done while reading: weights that are turned round, and the arithmetic of shapes.
+
+Exporters write `x.view(x.size(0), -1)` as Shape, Gather, Unsqueeze, Concat and Reshape. A shape is an array of objects
+here, sizes and one BATCH, and goes through the same functions. What NumPy refuses, the reader refuses.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.formats.onnx_ops.base import Op, folds, reads
+from onchip.formats.onnx_ops.graph_reader import GraphReader
+from onchip.formats.onnx_tensors import dtype_of
+from onchip.spec.reading import MAX_RANK, show
+from onchip.spec.recipe import Array
+from onchip.spec.types import numpy_dtype
+
+# Their result is the same numbers in another place: a weight keeps its name through them.
+KEEP_NUMBERS = ("Reshape", "Squeeze", "Transpose", "Unsqueeze")
+
+
+@reads("Shape")
+def read_shape(graph: GraphReader, op: Op) -> None:
+    """The shape of a value: sizes, and BATCH in front."""
+    shape = graph.constant(op, 0).shape if graph.is_constant(op, 0) else graph.shape(graph.value(op))
+    end = op.attribute("end", 0) if "end" in op.attributes else None
+    graph.add_constant(op, np.array(shape[op.attribute("start", 0) : end], object))
+
+
+@folds("Add", "Sub", "Mul", "Div", "Mod")
+def fold_arithmetic(graph: GraphReader, op: Op) -> Array:
+    a, b = graph.constant(op, 0), graph.constant(op, 1)
+    if a.dtype != b.dtype:
+        raise FormatError(f"{op} mixes dtypes", got=f"{a.dtype.name} and {b.dtype.name}")
+    graph.spend(op, math.prod(np.broadcast_shapes(a.shape, b.shape)))
+    if op.kind == "Add":
+        return a + b
+    if op.kind == "Sub":
+        return a - b
+    if op.kind == "Mul":
+        return a * b
+    if a.dtype.kind in "iu" and not b.all():
+        raise FormatError(f"{op} divides by zero", got=f"{show(b.tolist())}")
+    if op.kind == "Mod":
+        return np.asarray(np.fmod(a, b) if op.attribute("fmod", 0) else np.mod(a, b))
+    if a.dtype.kind in "iu":
+        return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))  # towards zero
+    return a / b
+
+
+@folds("Sqrt")
+def fold_sqrt(graph: GraphReader, op: Op) -> Array:
+    array = graph.constant(op, 0)
+    graph.spend(op, array.size)
+    return np.asarray(np.sqrt(array), array.dtype)
+
+
+@folds("Cast")
+def fold_cast(graph: GraphReader, op: Op) -> Array:
+    array, dtype = graph.constant_or_shape(op, 0), dtype_of(op.attribute("to", 0), str(op))
+    if array.dtype == object and dtype in ("int64", "int32"):
+        return array
+    graph.spend(op, array.size)
+    return graph.constant(op, 0).astype(numpy_dtype(dtype))
+
+
+@folds("ConstantOfShape")
+def fold_constant_of_shape(graph: GraphReader, op: Op) -> Array:
+    shape = graph.ints(op, 0)
+    if min(shape, default=0) < 0:
+        raise FormatError(f"{op}: bad shape", got=show(shape), expected="sizes")
+    graph.spend(op, math.prod(shape))
+    value = graph.tensor(op, "value") if "value" in op.attributes else np.zeros(1, np.float32)
+    return np.full(shape, value.reshape(()))
+
+
+@folds("Range")
+def fold_range(graph: GraphReader, op: Op) -> Array:
+    start, stop, step = (graph.constant(op, index).item() for index in range(3))
+    graph.spend(op, max(0, math.ceil((stop - start) / step)))
+    return np.asarray(np.arange(start, stop, step), graph.constant(op, 0).dtype)
+
+
+@folds("Concat")
+def fold_concat(graph: GraphReader, op: Op) -> Array:
+    arrays = [graph.constant_or_shape(op, index) for index in range(len(op.inputs))]
+    graph.spend(op, sum(array.size for array in arrays))
+    return np.concatenate(arrays, op.attribute("axis", 0))
+
+
+@folds("Gather")
+def fold_gather(graph: GraphReader, op: Op) -> Array:
+    array, places, axis = graph.constant_or_shape(op, 0), graph.constant(op, 1), op.attribute("axis", 0)
+    graph.spend(op, array.size // max(array.shape[axis], 1) * places.size)
+    return np.asarray(np.take(array, places, axis), array.dtype)
+
+
+@folds("Slice")
+def fold_slice(graph: GraphReader, op: Op) -> Array:
+    array = graph.constant_or_shape(op, 0)
+    if graph.opset < 10:
+        starts, ends = op.attribute("starts", [0]), op.attribute("ends", [0])
+        axes, steps = op.attribute("axes", list(range(len(starts)))), [1] * len(starts)
+    else:
+        starts, ends = graph.ints(op, 1), graph.ints(op, 2)
+        axes = graph.ints(op, 3) if graph.has(op, 3) else list(range(len(starts)))
+        steps = graph.ints(op, 4) if graph.has(op, 4) else [1] * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise FormatError(f"{op}: bad slice", got=show((starts, ends, axes, steps)), expected="one of each an axis")
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        # Backwards, an end in front of the first number is a large negative one in ONNX and None in Python.
+        stop = None if step < 0 and end < -array.shape[axis] else end
+        array = np.moveaxis(np.moveaxis(array, axis, 0)[start:stop:step], 0, axis)
+    return array
+
+
+@folds("Squeeze")
+def fold_squeeze(graph: GraphReader, op: Op) -> Array:
+    axes = graph.axes(op, since=13)
+    return np.squeeze(graph.constant_or_shape(op, 0), None if axes is None else tuple(axes))
+
+
+@folds("Unsqueeze")
+def fold_unsqueeze(graph: GraphReader, op: Op) -> Array:
+    array, axes = graph.constant_or_shape(op, 0), graph.new_axes(op)
+    if array.ndim + len(axes) > MAX_RANK:
+        raise FormatError(f"{op}: too many axes", got=str(array.ndim + len(axes)), expected=f"at most {MAX_RANK}")
+    return np.expand_dims(array, tuple(axes))
+
+
+@folds("Reshape")
+def fold_reshape(graph: GraphReader, op: Op) -> Array:
+    array, shape = graph.constant_or_shape(op, 0), graph.ints(op, 1)
+    if not array.flags.c_contiguous:  # else it is a view
+        graph.spend(op, array.size)
+    if not op.attribute("allowzero", 0):
+        shape = [array.shape[axis] if d == 0 else d for axis, d in enumerate(shape)]
+    return array.reshape(shape)
+
+
+@folds("Transpose")
+def fold_transpose(graph: GraphReader, op: Op) -> Array:
+    array = graph.constant_or_shape(op, 0)
+    return array.transpose(op.attribute("perm", list(range(array.ndim))[::-1]))

@@ -1,0 +1,52 @@
+"""Nodes that leave no layer behind: Constant, Identity, Dropout."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.formats.onnx_ops.base import Op, reads, writes
+from onchip.formats.onnx_ops.graph_reader import GraphReader
+from onchip.formats.onnx_ops.graph_writer import GraphWriter
+from onchip.spec.layers import Dropout, Identity
+from onchip.spec.network import Node
+
+
+@reads("Constant")
+def read_constant(graph: GraphReader, op: Op) -> None:
+    given = op.attributes
+    if len(given) != 1:
+        raise FormatError(f"{op}: no one value", got=", ".join(given) or "nothing", expected="one attribute")
+    if "value" in given and hasattr(given["value"], "dims"):
+        graph.add_constant(op, given["value"])
+    elif isinstance(given.get("value_float"), float) or isinstance(given.get("value_floats"), list):
+        graph.add_constant(op, np.array(given.get("value_float", given.get("value_floats")), np.float32))
+    elif isinstance(given.get("value_int"), int) or isinstance(given.get("value_ints"), list):
+        graph.add_constant(op, np.array(given.get("value_int", given.get("value_ints")), np.int64))
+    else:
+        raise FormatError(f"{op} holds no numbers", got=", ".join(given), expected="a dense tensor")
+
+
+@reads("Identity")
+def read_identity(graph: GraphReader, op: Op) -> None:
+    graph.pass_on(op)
+
+
+@reads("Dropout")
+def read_dropout(graph: GraphReader, op: Op) -> None:
+    drops = not graph.has(op, 1) or graph.constant(op, 1).any()
+    trains = graph.has(op, 2) and graph.constant(op, 2).any() if graph.opset > 6 else not op.attribute("is_test", 0)
+    if drops and trains:
+        raise FormatError(f"{op} is in training mode", expected="inference", hint="export after model.eval()")
+    graph.pass_on(op)
+
+
+@writes(Identity)
+def write_identity(graph: GraphWriter, node: Node) -> None:
+    graph.emit("Identity", node, [graph.value(node)])
+
+
+@writes(Dropout)
+def write_dropout(graph: GraphWriter, node: Node) -> None:
+    ratio = graph.number(node, "ratio", node.layer.attributes()["p"])
+    graph.emit("Dropout", node, [graph.value(node), ratio])

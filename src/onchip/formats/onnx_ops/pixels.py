@@ -1,0 +1,81 @@
+"""ToPixels: a handful of ONNX nodes, read back where they stand together; most of them have no layer of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from onchip.errors import FormatError
+from onchip.formats.onnx_ops.base import Op, reads, writes
+from onchip.formats.onnx_ops.gelu import scaled
+from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
+from onchip.formats.onnx_ops.graph_writer import GraphWriter
+from onchip.formats.onnx_tensors import ELEMENT_TYPES
+from onchip.spec.layers import Add, Mul, ToPixels
+from onchip.spec.network import Node
+from onchip.spec.reading import show
+
+
+@dataclass(frozen=True)
+class PixelPart(Unfinished):
+    """IsNaN(x), Where(IsNaN(x), 0, x) or Clip of that; x is (image + 1) / 2 * 255."""
+
+    made_by: str
+    expected: ClassVar[str] = "the rest of uint8(Clip(Where(IsNaN(y), 0, y), 0, 255)) with y = (x + 1) / 2 * 255"
+
+
+@reads("IsNaN")
+def read_is_nan(graph: GraphReader, op: Op) -> None:
+    graph.begin(op, PixelPart(graph.value(op), op.kind))
+
+
+@reads("Where")
+def read_where(graph: GraphReader, op: Op) -> None:
+    part = _part(graph, op, "IsNaN")
+    if part is None or not _is_number(graph, op, 1, 0) or graph.value(op, 2) != part.x:
+        raise FormatError(f"{op} stands alone", got=show(op.inputs), expected=PixelPart.expected)
+    graph.begin(op, PixelPart(part.x, op.kind))
+
+
+def completes_pixels(graph: GraphReader, op: Op) -> bool:
+    """Whether a Clip or Cast belongs to a ToPixels that an IsNaN began; if so, it is done."""
+    if op.kind == "Clip":
+        part = _part(graph, op, "Where")
+        if part is None or graph.opset < 11 or not (_is_number(graph, op, 1, 0) and _is_number(graph, op, 2, 255)):
+            return False
+        graph.begin(op, PixelPart(part.x, op.kind))
+        return True
+    part = _part(graph, op, "Clip")
+    if part is None or op.attribute("to", 0) != ELEMENT_TYPES["uint8"]:
+        return False
+    value = part.x
+    for kind, number in ((Mul, 255), (Mul, 0.5), (Add, 1)):
+        inner = scaled(graph, value, kind)
+        if inner is None or inner[1] != number:
+            return False
+        value = inner[0]
+    graph.add(op, ToPixels(), (value,))
+    return True
+
+
+def _part(graph: GraphReader, op: Op, made_by: str) -> PixelPart | None:
+    found = graph.unfinished.get(op.inputs[0]) if op.inputs else None
+    return found if isinstance(found, PixelPart) and found.made_by == made_by else None
+
+
+def _is_number(graph: GraphReader, op: Op, index: int, number: float) -> bool:
+    array = graph.constant(op, index) if graph.is_constant(op, index) else None
+    return array is not None and array.size == 1 and float(array.reshape(())) == number
+
+
+@writes(ToPixels)
+def write_pixels(graph: GraphWriter, node: Node) -> None:
+    """uint8(Clip((x + 1) / 2 * 255, 0, 255)), a NaN made 0 first: no two runtimes cast one alike."""
+    x, zero, full = graph.value(node), graph.number(node, "zero", 0), graph.number(node, "full", 255)
+    # Less -1, not plus 1: the reader would take that for the bias of a Linear before it.
+    shifted = graph.emit_step("Sub", node, [x, graph.number(node, "minus_one", -1)])
+    halved = graph.emit_step("Div", node, [shifted, graph.number(node, "two", 2)])
+    stretched = graph.emit_step("Mul", node, [halved, full])
+    number = graph.emit_step("Where", node, [graph.emit_step("IsNaN", node, [stretched]), zero, stretched])
+    clipped = graph.emit_step("Clip", node, [number, zero, full])
+    graph.emit("Cast", node, [clipped], to=ELEMENT_TYPES["uint8"])

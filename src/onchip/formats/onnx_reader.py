@@ -1,0 +1,269 @@
+"""ONNX files to networks. The operators themselves are in onnx_ops/."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onchip.errors import FormatError, InputError, ShapeError
+from onchip.files import open_input
+from onchip.formats.onnx_ops.base import FOLDS, READERS, Op
+from onchip.formats.onnx_ops.fold import KEEP_NUMBERS
+from onchip.formats.onnx_ops.graph_reader import MAX_ROW, GraphReader
+from onchip.formats.onnx_tensors import TensorReader, dtype_of, text
+from onchip.spec.network import Network
+from onchip.spec.reading import MAX_RANK, blaming, did_you_mean, show
+from onchip.spec.recipe import Array
+from onchip.spec.types import BATCH, Dim, TensorType
+
+MAX_MODEL_BYTES = (2 << 30) - 1  # protobuf's own limit; larger weights live in files beside the model
+MAX_NODES = 1 << 15
+OLDEST_OPSET = 6  # older files go through ONNX's converter
+CONVERT_SECONDS = 60
+_CONVERT = """
+import sys
+import onnx.version_converter
+model = onnx.ModelProto.FromString(sys.stdin.buffer.read())
+sys.stdout.buffer.write(onnx.version_converter.convert_version(model, int(sys.argv[1])).SerializeToString())
+"""
+
+# Attribute types of ONNX -> the field that holds the value.
+_SCALARS = {1: "f", 2: "i", 3: "s", 4: "t"}
+_LISTS = {6: "floats", 7: "ints", 8: "strings"}
+
+
+def read_onnx(path: str | os.PathLike[str]) -> Network:
+    """The network of an ONNX file; its first dimension becomes the batch, fixed or not.
+
+    FormatError, with the file's name in front, where the file is damaged or holds what onchip cannot run.
+    """
+    source = Path(path)
+    with open_input(source) as file, blaming(source):
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_MODEL_BYTES:
+            expected = f"at most {MAX_MODEL_BYTES:,} B"
+            raise FormatError("too large for an ONNX file", got=f"{size:,} B", expected=expected)
+        return read_model(parse_model(file.read(size)), source.parent, source.stem)
+
+
+def parse_model(data: bytes) -> Any:
+    import onnx
+
+    try:
+        model = onnx.ModelProto.FromString(data)
+    except Exception:  # protobuf's DecodeError, which has no stable home
+        got, hint = f"{len(data):,} B that are no protobuf, or part of one", "export or copy the file again"
+        raise FormatError("not an ONNX file", got=got, expected="a whole ONNX model", hint=hint) from None
+    if not model.HasField("graph") or not model.opset_import:
+        raise FormatError("not an ONNX file", got="a protobuf without graph or opset", expected="an ONNX model")
+    return model
+
+
+def read_model(
+    model: Any,
+    folder: Path | None = None,
+    name: str = "network",
+    operands: Mapping[str, Array] | None = None,
+    one_row: bool = False,
+) -> Network:
+    """The network of a ModelProto.
+
+    folder    where weights may lie that the model keeps in files of their own
+    name      what the network is called where the graph has no name
+    operands  graph inputs that are constants here: a convolution's weights, the shape of a Reshape
+    one_row   the first dimension is no batch: everything in the model is one row of one
+    """
+    if len(model.graph.node) > MAX_NODES:
+        got, expected = f"{len(model.graph.node):,} nodes", f"at most {MAX_NODES:,}"
+        raise FormatError("the graph is too large", got=got, expected=expected)
+    _check_ir_version(model)
+    model, opset = _modern(model)
+    graph = model.graph
+    if graph.sparse_initializer:
+        raise FormatError("sparse weights are not supported", expected="dense initializers")
+    constants: dict[str, Any] = {text(tensor.name): tensor for tensor in graph.initializer}
+    if len(constants) < len(graph.initializer):
+        raise FormatError("two initializers have the same name", expected="unique names")
+    constants |= operands or {}
+    inputs, batch = _inputs([value for value in graph.input if text(value.name) not in constants], one_row)
+    ops = [_op(node) for node in graph.node]
+    for op in ops:  # first of all: what an unsupported operator reads may be odd as well
+        if op.kind not in READERS and op.kind not in FOLDS:
+            raise FormatError(f"{op}: unsupported operator", got=op.kind, expected=_supported())
+    for op in ops:
+        _check_op(op, opset)
+    outputs = [text(value.name) for value in graph.output]
+    reader = GraphReader(opset, batch, one_row, inputs, constants, ops, outputs, TensorReader(folder))
+    with np.errstate(all="ignore"):
+        for op in ops:
+            _read_op(reader, op)
+    for output in outputs:
+        if output in reader.unfinished:
+            raise FormatError(f"output {show(output)} is unfinished", expected=reader.unfinished[output].expected)
+        if output not in reader.values:
+            raise FormatError(f"output {show(output)} is made by no node, or is a constant", expected="a node's output")
+    named = tuple(reader.values[output] for output in outputs)
+    nodes = reader.needed_nodes(named)
+    used = {weight: reader.weights[weight] for node in nodes for weight in node.weights.values()}
+    return Network(inputs, nodes, named, used, text(graph.name) or name)
+
+
+def _read_op(reader: GraphReader, op: Op) -> None:
+    try:
+        known = [reader.is_constant(op, index) for index, name in enumerate(op.inputs) if name]
+        if op.kind in FOLDS and known and all(known):
+            origin = op.inputs[0] if op.kind in KEEP_NUMBERS else ""
+            reader.add_constant(op, np.asarray(FOLDS[op.kind](reader, op)), origin)
+        elif op.kind in READERS:
+            READERS[op.kind](reader, op)
+        else:
+            raise FormatError(f"{op} is supported on constants only", got=show(op.inputs), expected=_supported())
+    except ShapeError as error:  # of a layer, which does not know what it was read from
+        raise FormatError(f"{op}: {error.what}", got=error.got, expected=error.expected, hint=error.hint) from None
+    except InputError:
+        raise
+    except (ValueError, IndexError, TypeError, ArithmeticError) as error:  # of NumPy, over constants
+        raise FormatError(f"{op}: its constants do not fit", got=show(str(error))) from None
+
+
+def _supported() -> str:
+    return f"one of {', '.join(sorted(READERS))}"
+
+
+def _check_op(op: Op, opset: int) -> None:
+    """FormatError for an attribute or an input that the operator does not have in this opset: nobody would read it."""
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(op.kind, opset, "")
+    except onnx.defs.SchemaError:
+        got, expected = f"opset {opset}", f"an operator of opset {opset}"
+        hint = "export with a newer opset"
+        raise FormatError(f"{op}: no such operator in this opset", got=got, expected=expected, hint=hint) from None
+    known = sorted(schema.attributes)
+    if unknown := next((name for name in op.attributes if name not in known), None):
+        raise FormatError(
+            f"{op}: unknown attribute {show(unknown)}", got=f"{show(unknown)} in opset {opset}",
+            expected=", ".join(known) or "none", hint=did_you_mean(unknown, known),
+        )  # fmt: skip
+    if missing := [name for name in known if schema.attributes[name].required and name not in op.attributes]:
+        raise FormatError(f"{op}: no attribute '{missing[0]}'", got=show(list(op.attributes)), expected=missing[0])
+    if len(op.inputs) > schema.max_input:
+        got, expected = f"{len(op.inputs)} in opset {opset}", f"at most {schema.max_input}"
+        raise FormatError(f"{op}: wrong number of inputs", got=got, expected=expected)
+
+
+def _check_ir_version(model: Any) -> None:
+    import onnx
+
+    if model.ir_version > onnx.IR_VERSION:  # what such a file says beyond that, the parser has dropped
+        raise FormatError(
+            "the file is too new", got=f"IR version {model.ir_version}",
+            expected=f"at most {onnx.IR_VERSION}, which onnx {onnx.__version__} knows", hint="pip install -U onnx",
+        )  # fmt: skip
+
+
+def _modern(model: Any) -> tuple[Any, int]:
+    """The model with operators of a version that is read here, and that version."""
+    opset = _opset(model)
+    if opset >= OLDEST_OPSET:
+        return model, opset
+    # In a process of its own: on a damaged file the converter, which is C++, may take the process with it.
+    command = [sys.executable, "-c", _CONVERT, str(OLDEST_OPSET)]
+    try:
+        done = subprocess.run(command, input=model.SerializeToString(), capture_output=True, timeout=CONVERT_SECONDS)
+        *_, last_line = done.stderr.decode(errors="replace").strip().split("\n")
+        why = "" if done.returncode == 0 else last_line[-200:] or "it crashed"
+    except subprocess.TimeoutExpired:
+        why = f"not done after {CONVERT_SECONDS} s"
+    if why:
+        raise FormatError(
+            "the file is too old, and ONNX cannot convert it", got=f"opset {opset}: {why}",
+            expected=f"opset {OLDEST_OPSET} or newer", hint="export it again",
+        )  # fmt: skip
+    return parse_model(done.stdout), OLDEST_OPSET
+
+
+def _opset(model: Any) -> int:
+    import onnx
+
+    versions = [int(entry.version) for entry in model.opset_import if text(entry.domain) in ("", "ai.onnx")]
+    if not versions:
+        raise FormatError("the file names no version of ONNX's operators", expected="an opset_import of domain ''")
+    if len(versions) > 1:
+        what, got = "the file names several versions of ONNX's operators", f"opsets {show(versions)}"
+        raise FormatError(what, got=got, expected="one opset_import of domain '' or 'ai.onnx'")
+    newest = onnx.defs.onnx_opset_version()
+    if not 1 <= versions[0] <= newest:
+        raise FormatError(
+            "unknown version of ONNX's operators", got=f"opset {versions[0]}",
+            expected=f"opset 1 to {newest}, which onnx {onnx.__version__} knows",
+            hint="export with an older opset, or pip install -U onnx",
+        )  # fmt: skip
+    return versions[0]
+
+
+def _inputs(values: list[Any], one_row: bool) -> tuple[dict[str, TensorType], int | None]:
+    """The types of the graph's inputs with the batch made symbolic, and the batch if the file fixes it."""
+    types: dict[str, TensorType] = {}
+    fixed: set[int] = set()
+    for value in values:
+        name = text(value.name)
+        where = f"input {show(name)}"
+        if not name or name in types:
+            raise FormatError("two inputs have the same name, or one has none", got=show(name))
+        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+            raise FormatError(f"{where} has no shape", expected="a tensor of known rank, the batch first")
+        dims = value.type.tensor_type.shape.dim
+        first = 0 if one_row else 1  # axis of a row
+        if not first <= len(dims) < MAX_RANK + first:
+            raise FormatError(f"{where} has no batch", got=f"{len(dims)} axes", expected=f"{first} to {MAX_RANK}")
+        if not one_row and dims[0].dim_value > 0:
+            fixed.add(dims[0].dim_value)
+        row_shape: list[Dim] = []
+        for axis, dim in enumerate(dims[first:], start=first):
+            if not dim.HasField("dim_value") or dim.dim_value < 0:
+                got = f"axis {axis}: {show(text(dim.dim_param) or dim.dim_value)}"
+                raise FormatError(f"{where}: only the batch may be unknown", got=got, expected="sizes behind axis 0")
+            row_shape.append(dim.dim_value)
+        types[name] = TensorType((BATCH, *row_shape), dtype_of(value.type.tensor_type.elem_type, where))
+        if types[name].row_size > MAX_ROW:
+            expected = f"at most {MAX_ROW:,} numbers a row"
+            raise FormatError(f"{where}: rows are too large", got=str(types[name]), expected=expected)
+    if len(fixed) > 1:
+        raise FormatError("the inputs have different numbers of rows", got=show(sorted(fixed)), expected="one batch")
+    return types, fixed.pop() if fixed else None
+
+
+def _op(node: Any) -> Op:
+    domain, kind = text(node.domain), text(node.op_type)
+    attributes = {text(attribute.name): _attribute(attribute) for attribute in node.attribute}
+    op = Op(
+        kind if domain in ("", "ai.onnx") else f"{domain}.{kind}",
+        text(node.name),
+        tuple(text(name) for name in node.input),
+        tuple(text(name) for name in node.output),
+        attributes,
+    )
+    if not op.outputs:
+        raise FormatError(f"a node makes nothing: {show(op.name)} ({op.kind})", expected="an output")
+    if len(attributes) < len(node.attribute):
+        got = show([text(attribute.name) for attribute in node.attribute])
+        raise FormatError(f"{op}: an attribute stands there twice", got=got, expected="unique names")
+    return op
+
+
+def _attribute(attribute: Any) -> object:
+    if attribute.ref_attr_name:  # of the function around it; there is none
+        return None
+    if attribute.type in _SCALARS:
+        return getattr(attribute, _SCALARS[attribute.type])
+    if attribute.type in _LISTS:
+        return list(getattr(attribute, _LISTS[attribute.type]))
+    return None  # graphs, sparse tensors, types: no operator here has them

@@ -1,0 +1,328 @@
+"""Arrays that lie on the GPU: torch, CuPy, JAX, or any with `__cuda_array_interface__` or `__dlpack__`.
+
+Nothing here imports their libraries: who hands over a torch tensor has torch loaded. Every kind answers two questions:
+where its arrays lie and on which stream their owner works (`describe`), and how to make one (`empty`).
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import math
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.runtime.arrays import dlpack
+from onchip.runtime.cuda.gpu import Buffer, Event, Gpu
+from onchip.spec.types import DTYPE_BYTES, TensorType, numpy_dtype
+
+LEGACY_STREAM = 1  # CUDA's default stream, which waits for all others that are not declared independent of it
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """An array as the driver sees it."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    dtype: str  # a name of DTYPE_BYTES, or what else its library calls it
+    is_row_major: bool
+    device_index: int
+    is_writable: bool = True
+    owner: object = None  # what keeps the memory, where the array alone does not
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * DTYPE_BYTES.get(self.dtype, 0)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Scratch:
+    pointer: int
+    owner: object  # what keeps the memory
+
+
+class Kind(abc.ABC):
+    """A library's arrays."""
+
+    name = ""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
+    @abc.abstractmethod
+    def owns(self, x: Any) -> bool:
+        """Whether x is an array of this kind."""
+
+    @abc.abstractmethod
+    def stream(self, x: Any) -> int:
+        """The stream for work on x: the caller's, where the kind knows it."""
+
+    @abc.abstractmethod
+    def describe(self, x: Any, stream: int) -> Placed:
+        """Where x lies; what is put on the stream from now on comes after what made x."""
+
+    def empty(self, given: TensorType, B: int, stream: int) -> Any:
+        """An array for B rows of results."""
+        return DeviceArray(self._gpu, given, B, stream)
+
+    def scratch(self, nbytes: int, stream: int) -> Scratch | None:
+        """Memory for work on the stream; it may be let go when the work is on its way. None where none is wanted."""
+        if not nbytes:
+            return None
+        buffer = self._gpu.allocate(nbytes, stream)
+        return Scratch(buffer.pointer, buffer)
+
+    def hand_out(self, made: Any) -> Any:
+        """What the caller gets of an array that `empty` made, when its values are on the way."""
+        return made
+
+    def launched(self, owners: list[object], is_out_given: bool) -> None:
+        """Told when the work is on the stream. Where the array's owner works on that stream there is nothing to do."""
+        return
+
+
+def kind_of(x: Any, gpu: Gpu) -> Kind | None:
+    """The kind that an array is of; None for what is no array of a GPU."""
+    root, torch = type(x).__module__.partition(".")[0], sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return Torch(gpu)
+    if root == "cupy" and hasattr(x, "__cuda_array_interface__"):
+        return Cupy(gpu)
+    if root in ("jax", "jaxlib") and hasattr(x, "__dlpack__"):
+        return Jax(gpu)
+    if isinstance(x, DeviceArray) or hasattr(x, "__cuda_array_interface__"):
+        return CudaArrays(gpu, type(x))
+    if hasattr(x, "__dlpack__") and not isinstance(x, np.ndarray | np.generic):
+        return DlpackArrays(gpu, type(x))
+    return None
+
+
+# -- libraries that tell their stream --------------------------------------------------------------------------
+
+
+class Torch(Kind):
+    name = "a torch tensor"
+
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__(gpu)
+        self.torch: Any = sys.modules["torch"]
+        lean, cuda = self.torch._C, self.torch.cuda
+        raw = getattr(lean, "_cuda_getCurrentRawStream", None)  # a tenth of what a Stream object costs
+        self.raw_stream: Callable[[int], int] = raw or (lambda i: int(cuda.current_stream(i).cuda_stream))
+        is_capturing = getattr(lean, "_cuda_isCurrentStreamCapturing", None) or cuda.is_current_stream_capturing
+        current = getattr(lean, "_cuda_getDevice", None) or cuda.current_device
+        # Whether a graph must not be launched on the current stream: it records, or it is not our GPU's. A kernel
+        # in another GPU's context is refused; a graph would run, in the order of that GPU's stream.
+        self.refuses_graphs: Callable[[], bool] = is_capturing
+        if cuda.device_count() > 1:
+            self.refuses_graphs = lambda: current() != gpu.index or is_capturing()
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, self.torch.Tensor)
+
+    def describe(self, x: Any, stream: int) -> Placed:
+        self._check_place(x)
+        dtype = str(x.dtype).removeprefix("torch.")
+        return Placed(x.data_ptr(), tuple(x.shape), dtype, x.is_contiguous(), x.get_device())
+
+    def stream(self, x: Any) -> int:
+        self._check_place(x)  # a torch that sees no GPU has no stream either
+        return self.raw_stream(self._gpu.index)
+
+    def _check_place(self, x: Any) -> None:
+        if not x.is_cuda:
+            raise _not_here(self.name, str(x.device), self._gpu, "x.cuda(), or NumPy: x.numpy()")
+
+    def scratch(self, nbytes: int, stream: int) -> Scratch | None:
+        # torch's own pool knows which of its memory a graph keeps.
+        if not nbytes:
+            return None
+        made = self.torch.empty(nbytes, dtype=self.torch.uint8, device=f"cuda:{self._gpu.index}")
+        return Scratch(made.data_ptr(), made)
+
+    def empty(self, given: TensorType, B: int, stream: int) -> Any:
+        dtype = getattr(self.torch, given.dtype)
+        return self.torch.empty((B, *given.row_shape), dtype=dtype, device=f"cuda:{self._gpu.index}")
+
+
+class Cupy(Kind):
+    name = "a CuPy array"
+
+    def __init__(self, gpu: Gpu) -> None:
+        super().__init__(gpu)
+        self.cupy: Any = sys.modules["cupy"]
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, self.cupy.ndarray)
+
+    def describe(self, x: Any, stream: int) -> Placed:
+        return Placed(x.data.ptr, tuple(x.shape), x.dtype.name, x.flags.c_contiguous, x.device.id)
+
+    def stream(self, x: Any) -> int:
+        return int(self.cupy.cuda.get_current_stream(self._gpu.index).ptr)
+
+    def empty(self, given: TensorType, B: int, stream: int) -> Any:
+        with self.cupy.cuda.Device(self._gpu.index):
+            return self.cupy.empty((B, *given.row_shape), numpy_dtype(given.dtype))
+
+
+class CudaArrays(Kind):
+    """Anything with `__cuda_array_interface__`. Results are DeviceArrays."""
+
+    def __init__(self, gpu: Gpu, of: type) -> None:
+        super().__init__(gpu)
+        self._type = of
+        self.name = f"a {of.__name__}"
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, (self._type, DeviceArray))
+
+    def describe(self, x: Any, stream: int) -> Placed:
+        facts = x.__cuda_array_interface__
+        dtype, shape = np.dtype(facts["typestr"]), tuple(facts["shape"])
+        name = "bfloat16" if facts["typestr"] == "<V2" and str(getattr(x, "dtype", "")) == "bfloat16" else dtype.name
+        strides = facts.get("strides")
+        row_major = strides is None or _is_row_major(shape, [s // dtype.itemsize for s in strides])
+        pointer, read_only = facts["data"]
+        # The interface does not name the device; a pointer does.
+        index = self._gpu.index_of(pointer) if pointer else self._gpu.index
+        return Placed(pointer or 0, shape, name, row_major, index, not read_only)
+
+    def stream(self, x: Any) -> int:
+        return int(x.__cuda_array_interface__.get("stream") or LEGACY_STREAM)
+
+
+# -- libraries that do not -------------------------------------------------------------------------------------
+
+
+class DlpackArrays(Kind):
+    """Anything with `__dlpack__`. Results are DeviceArrays.
+
+    The work goes on the GPU's own stream, which waits for the array's owner; that is what DLPack offers. The other way
+    round the owner waits only for what it takes through DLPack: an `out` of its own is waited for here.
+    """
+
+    # Of all kinds: a kind may be gone before the work that it started.
+    _in_use: ClassVar[deque[tuple[Event, list[object]]]] = deque()
+    _using: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, gpu: Gpu, of: type) -> None:
+        super().__init__(gpu)
+        self._type = of
+        self.name = f"a {of.__name__}"
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, (self._type, DeviceArray))
+
+    def describe(self, x: Any, stream: int) -> Placed:
+        kind, index = x.__dlpack_device__()
+        if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED):
+            raise _not_here(self.name, f"device type {int(kind)} of DLPack", self._gpu, "move it there, or NumPy")
+        capsule = x.__dlpack__(stream=stream)
+        found = dlpack.describe(capsule)
+        row_major = found.strides is None or _is_row_major(found.shape, found.strides)
+        return Placed(found.pointer, found.shape, found.dtype, row_major, index, not found.is_read_only, capsule)
+
+    def stream(self, x: Any) -> int:
+        return self._gpu.stream
+
+    def launched(self, owners: list[object], is_out_given: bool) -> None:
+        if is_out_given:
+            self._gpu.synchronise()
+            return
+        # The owner may use the memory again as soon as we let go of it: not before the kernel is done.
+        event = self._gpu.event()
+        event.record()
+        done = []  # let go of behind the lock: who owns the memory may do anything then
+        with self._using:
+            while self._in_use and self._in_use[0][0].is_done:
+                done.append(self._in_use.popleft())
+            self._in_use.append((event, owners))
+
+
+class Jax(DlpackArrays):
+    """JAX's arrays: they cannot be written to, so there is no `out`. Results are JAX arrays."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.jax: Any = sys.modules["jax"]
+        super().__init__(gpu, self.jax.Array)
+        self.name = "a JAX array"
+
+    def describe(self, x: Any, stream: int) -> Placed:
+        return replace(super().describe(x, stream), is_writable=isinstance(x, DeviceArray))
+
+    def hand_out(self, made: Any) -> Any:
+        return importlib.import_module("jax.dlpack").from_dlpack(made)  # `import jax` alone may not have loaded it
+
+
+class DeviceArray:
+    """A result on the GPU, for any library that takes `__dlpack__` or `__cuda_array_interface__`."""
+
+    def __init__(self, gpu: Gpu, given: TensorType, B: int, stream: int) -> None:
+        self.shape, self.dtype = (B, *given.row_shape), given.dtype
+        self.stream = stream  # that its values are made on
+        self._gpu = gpu
+        with gpu:
+            if gpu.is_capturing(stream):
+                what = "no result can be made while a graph is captured"
+                raise InputError(what, expected="an array for it", hint="engine(x, out=y)")
+        # Not of the pool: who reads it, and on which stream, is not ours to know, so to give it back must wait for all.
+        self._buffer: Buffer = gpu.reserve(given.row_bytes * B, given.row_bytes)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape, "typestr": numpy_dtype(self.dtype).str, "data": (self._buffer.pointer, False),
+            "strides": None, "version": 3, "stream": self.stream,
+        }  # fmt: skip
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return dlpack.CUDA, self._gpu.index
+
+    def __dlpack__(
+        self, *, stream: int | None = None, max_version: object = None, dl_device: object = None, copy: object = None
+    ) -> Any:
+        """A capsule; the stream, by default CUDA's legacy one, waits for the values. -1: nobody waits."""
+        if stream != -1:
+            with self._gpu:
+                made = self._gpu.event()
+                made.record(self.stream)
+                made.hold(LEGACY_STREAM if stream is None else stream)
+        return dlpack.lend(self._buffer.pointer, self.shape, self.dtype, self._gpu.index, self)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """A copy on the host."""
+        out = np.empty(self.shape, numpy_dtype(self.dtype))
+        self._gpu.synchronise(self.stream)
+        return self._gpu.download(self._buffer, out)
+
+    def __repr__(self) -> str:
+        return f"DeviceArray({self.dtype}{list(self.shape)}, cuda:{self._gpu.index})"
+
+
+def _is_row_major(shape: tuple[int, ...], strides: Any) -> bool:
+    """Whether elements follow each other in memory, the last axis fastest; strides in elements."""
+    if 0 in shape:
+        return True
+    step = 1
+    for size, stride in zip(reversed(shape), reversed(list(strides)), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _not_here(name: str, where: str, gpu: Gpu, hint: str) -> InputError:
+    expected = f"an array on cuda:{gpu.index}, where the engine is"
+    return InputError(f"{name} is not on the GPU", got=where, expected=expected, hint=hint)

@@ -1,0 +1,249 @@
+"""An engine called with arrays that lie on its GPU: checked, launched on the caller's stream, and nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from onchip.errors import InputError, ShapeError
+from onchip.runtime.arrays.adapters import Kind, Placed, Torch, kind_of
+from onchip.runtime.cuda.backend import MOST_CALLS, MOST_GRAPHS, BoundPlan
+from onchip.runtime.cuda.gpu import Graph
+from onchip.spec.types import TensorType
+
+ALIGN_BYTES = 16  # what every kernel may count on
+
+Run = Callable[[Sequence[Any], Any], Any]  # run(rows, out) -> results
+
+
+def device_run(x: Any, bound: BoundPlan, ids: Mapping[str, int]) -> Run | None:
+    """How to run a network on arrays of x's type; None where x is no array of a GPU.
+
+    ids  the inputs that hold ids, which only the host can check
+    """
+    kind = kind_of(x, bound.gpu)
+    if kind is None:
+        return None
+    if ids:
+        raise InputError(
+            "ids are taken from the host only: they are checked before anything runs", got=kind.name,
+            expected="NumPy arrays", hint="x.cpu().numpy()",
+        )  # fmt: skip
+    calls = DeviceCalls(kind, bound)
+    net = bound.plan.network
+    plain = len(net.inputs) == len(net.outputs) == 1 and bound.is_one_launch
+    return torch_run(kind, bound, calls) if isinstance(kind, Torch) and plain and not bound.debug else calls
+
+
+class DeviceCalls:
+    """Arrays of any kind, networks of any number of inputs and outputs."""
+
+    def __init__(self, kind: Kind, bound: BoundPlan) -> None:
+        self._kind, self._bound = kind, bound
+        net = bound.plan.network
+        self._inputs = dict(net.inputs)
+        self._outputs = [(name, net.types[name]) for name in net.outputs]
+
+    def __call__(self, rows: Sequence[Any], out: Any = None) -> Any:
+        kind = self._kind
+        if len(rows) != len(self._inputs):
+            expected = ", ".join(f"{name}: {given}" for name, given in self._inputs.items())
+            raise InputError("wrong number of inputs", got=str(len(rows)), expected=expected)
+        for x in rows[1:]:
+            self._check_kind(x, "an input")
+        stream = kind.stream(rows[0])
+        inputs: dict[str, Placed] = {}
+        for x, (name, given) in zip(rows, self._inputs.items(), strict=True):
+            inputs[name] = self._check(kind.describe(x, stream), given, "input")
+        B = next(iter(inputs.values())).shape[0]
+        if any(placed.shape[0] != B for placed in inputs.values()):
+            got = ", ".join(f"{name}: {placed.shape[0]} rows" for name, placed in inputs.items())
+            raise ShapeError("the inputs have different numbers of rows", got=got, expected="one number")
+        outs = self._make_outs(B, stream) if out is None else out if isinstance(out, tuple) else (out,)
+        outputs = self._check_outs(outs, B, stream)
+        _check_overlap(outputs, list(inputs.values()))
+        if B:
+            with self._bound.gpu:
+                self._run(inputs, outputs, B, stream)
+                kind.launched([placed.owner for placed in (*inputs.values(), *outputs)], out is not None)
+        results = outs if out is not None else tuple(kind.hand_out(y) for y in outs)
+        return results if len(results) > 1 else results[0]
+
+    # -- before the launch -----------------------------------------------------------------------------------
+
+    def _check_kind(self, x: Any, what: str) -> None:
+        if not self._kind.owns(x):
+            got = f"{what} that is {type(x).__module__}.{type(x).__name__}"
+            hint = "all inputs and outputs on the GPU, or all NumPy"
+            raise InputError("arrays of different kinds", got=got, expected=self._kind.name, hint=hint)
+
+    def _check(self, placed: Placed, given: TensorType, what: str) -> Placed:
+        """The array, if it is rows of this type on this GPU."""
+        here = self._bound.gpu.index
+        if placed.device_index != here:
+            got, hint = f"cuda:{placed.device_index}", f"onchip.compile(net, device='cuda:{placed.device_index}')"
+            raise InputError(f"{what} is on another device", got=got, expected=f"cuda:{here}", hint=hint)
+        if placed.dtype != given.dtype:
+            hint = "convert it, or compile with io=" if "float" in placed.dtype else ""
+            raise ShapeError(f"{what} has another dtype", got=placed.dtype, expected=given.dtype, hint=hint)
+        if len(placed.shape) != len(given.shape) or placed.shape[1:] != given.row_shape:
+            raise ShapeError(f"{what} has another shape", got=str(list(placed.shape)), expected=str(given))
+        if not placed.is_row_major:
+            raise ShapeError(
+                f"{what} is not row-major", got=f"a view of {placed}", expected="rows one behind the other in memory",
+                hint="x.contiguous(), or numpy's ascontiguousarray of its library",
+            )  # fmt: skip
+        return placed
+
+    def _make_outs(self, B: int, stream: int) -> tuple[Any, ...]:
+        try:
+            return tuple(self._kind.empty(given, B, stream) for _, given in self._outputs)
+        except Exception as error:
+            if "OutOfMemory" not in type(error).__name__:  # torch's and CuPy's own
+                raise
+            nbytes = sum(given.row_bytes for _, given in self._outputs) * B
+            raise self._bound.gpu.out_of_memory(nbytes, self._bound.row_bytes) from error
+
+    def _check_outs(self, outs: tuple[Any, ...], B: int, stream: int) -> list[Placed]:
+        if len(outs) != len(self._outputs):
+            raise ShapeError("out does not fit", got=f"{len(outs)} arrays", expected=f"{len(self._outputs)}")
+        checked = []
+        for y, (_, given) in zip(outs, self._outputs, strict=True):
+            self._check_kind(y, "an out")
+            placed = self._check(self._kind.describe(y, stream), given, "out")
+            if placed.shape[0] != B:
+                expected = f"{given.dtype}{[B, *given.row_shape]}"
+                raise ShapeError("out does not fit", got=str(placed), expected=expected)
+            if not placed.is_writable:
+                raise InputError("out cannot be written to", got=self._kind.name, hint="y = engine(x), without out")
+            checked.append(placed)
+        return checked
+
+    # -- the launch ------------------------------------------------------------------------------------------
+
+    def _run(self, inputs: Mapping[str, Placed], outputs: Sequence[Placed], B: int, stream: int) -> None:
+        bound = self._bound
+        gpu = bound.gpu
+        targets: dict[str, Placed] = {}  # where each value is made
+        for (name, _), placed in zip(self._outputs, outputs, strict=True):
+            if name not in inputs:
+                targets.setdefault(name, placed)
+        # Kernels read 16 bytes at a time. A slice that begins between is copied once, to or from memory that does not.
+        aligned = {
+            name: gpu.allocate(placed.nbytes, stream, bound.row_bytes)
+            for name, placed in (*inputs.items(), *targets.items())
+            if placed.pointer % ALIGN_BYTES
+        }
+        for name in aligned.keys() & inputs.keys():
+            gpu.copy(aligned[name].pointer, inputs[name].pointer, inputs[name].nbytes, stream)
+        if targets:
+            pointers = {name: placed.pointer for name, placed in (*inputs.items(), *targets.items())}
+            bound.enqueue(pointers | {name: buffer.pointer for name, buffer in aligned.items()}, B, stream)
+        for (name, _), placed in zip(self._outputs, outputs, strict=True):
+            source = inputs.get(name) or targets[name]
+            pointer = aligned[name].pointer if name in aligned else source.pointer
+            if pointer != placed.pointer:  # it was made elsewhere, is an input handed on, or is asked for twice
+                gpu.copy(placed.pointer, pointer, placed.nbytes, stream)
+
+
+def _check_overlap(outputs: Sequence[Placed], inputs: Sequence[Placed]) -> None:
+    for i, y in enumerate(outputs):
+        for other in (*outputs[i + 1 :], *inputs):
+            if y.pointer < other.pointer + other.nbytes and other.pointer < y.pointer + y.nbytes:
+                raise ShapeError("out overlaps an input or another out", expected="memory of its own for each")
+
+
+# -- torch, one input, one output, one launch ------------------------------------------------------------------
+
+
+class _Known(threading.local):
+    """What this thread has launched: x's shape -> (y's shape, graphs by the places of x and y, the launch)."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[Any, tuple[tuple[int, ...], dict[tuple[int, int], Graph], _Launch]] = {}
+
+
+class _Launch:
+    """The launch for B rows, and the graphs of it: to launch a graph takes a quarter less than to launch a kernel."""
+
+    def __init__(self, bound: BoundPlan, refuses_graphs: Callable[[], bool], B: int) -> None:
+        ((_, launches),), net = bound.bind(B).steps, bound.plan.network
+        assert launches.pointers is not None
+        self.graphs: dict[tuple[int, int], Graph] = {}
+        self._gpu, self._call = bound.gpu, launches.calls[0]
+        self._x, self._y = launches.pointers
+        self._x_bytes, self._y_bytes = net.input.row_bytes * B, net.output.row_bytes * B
+        self._refuses_graphs = refuses_graphs
+        self._last = (0, 0)
+
+    def __call__(self, pair: tuple[int, int], stream: int) -> bool:
+        """Launch with x and y at these places; False if they cannot lie there. The second time in a row, and from
+        then on, it is a graph; what has one already does not come here."""
+        x_at, y_at = pair
+        if (x_at | y_at) % ALIGN_BYTES or (x_at < y_at + self._y_bytes and y_at < x_at + self._x_bytes):
+            return False
+        self._x.value, self._y.value = pair
+        if pair == self._last and not self._refuses_graphs():
+            graph = self._gpu.capture(self._call.launch)
+            if len(self.graphs) >= MOST_GRAPHS:
+                del self.graphs[next(iter(self.graphs))]  # the oldest
+            self.graphs[pair] = graph
+            graph.launch(stream)
+        else:
+            self._last = pair
+            self._call.launch(stream)
+        return True
+
+
+def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
+    """The leanest way from a torch tensor to one launch: a look-up, what must be asked of two tensors, and the launch.
+
+    What looks unusual in any way goes the long way, which says what is wrong. A closure: a name in it costs less than
+    an attribute, and all of this takes about as long as the launch itself.
+    """
+    net, known, tensor, empty = bound.plan.network, _Known(), kind.torch.Tensor, kind.torch.empty
+    index, stream, refuses_graphs = bound.gpu.index, kind.raw_stream, kind.refuses_graphs
+    device = kind.torch.device("cuda", index)
+    x_dtype, y_dtype = (getattr(kind.torch, given.dtype) for given in (net.input, net.output))
+
+    def run(rows: Sequence[Any], out: Any = None) -> Any:
+        x = rows[0]
+        found = known.shapes.get(x.shape)
+        if found is None or len(rows) != 1:
+            learn(rows)
+            return long_way(rows, out)
+        y_shape, graphs, launch = found
+        if out is None:
+            try:
+                out = empty(y_shape, dtype=y_dtype, device=device)
+            except Exception:  # no memory, or a torch that sees no GPU: the long way says what is wrong
+                return long_way(rows, None)
+        elif not isinstance(out, tensor):
+            return long_way(rows, out)
+        if (
+            x.dtype is not x_dtype or out.dtype is not y_dtype or out.shape != y_shape
+            or x.get_device() != index or out.get_device() != index
+            or not x.is_contiguous() or not out.is_contiguous()
+        ):  # fmt: skip
+            return long_way(rows, out)
+        pair = (x.data_ptr(), out.data_ptr())
+        graph = graphs.get(pair)  # where there is one, x and y are aligned and do not overlap
+        if graph is not None and not refuses_graphs():
+            graph.launch(stream(index))
+        elif not launch(pair, stream(index)):
+            return long_way(rows, out)
+        return out
+
+    def learn(rows: Sequence[Any]) -> None:
+        """Write the launch for this shape down, if it is one."""
+        shape = rows[0].shape
+        if len(rows) != 1 or len(shape) < 1 or tuple(shape[1:]) != net.input.row_shape or not shape[0]:
+            return
+        if len(known.shapes) >= MOST_CALLS:
+            known.shapes.clear()
+        B = int(shape[0])
+        launch = _Launch(bound, refuses_graphs, B)
+        known.shapes[shape] = ((B, *net.output.row_shape), launch.graphs, launch)
+
+    return run

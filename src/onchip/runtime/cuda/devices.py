@@ -1,0 +1,102 @@
+"""Which GPUs are here, as data for the planner. Looking creates no context and never raises."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from onchip.plan.device import H200, KNOWN, L2_BYTES_A_CLOCK, SUSTAINED_BANDWIDTH, SUSTAINED_FLOPS, Device, Peak
+from onchip.runtime.cuda.driver import NEEDED_VERSION, call, version_text
+
+# What we compile for: fp32 lanes a multiprocessor, and how much faster than fp32 its tensor cores do bf16
+# (white papers of A100, GA102, AD102, H100, B200, GB202); tf32 takes twice bf16's time, fp8 half.
+_CHIPS = {(8, 0): (64, 16.0), (8, 6): (128, 2.0), (8, 9): (128, 2.0),
+          (9, 0): (128, 14.8), (10, 0): (128, 28.0), (12, 0): (128, 2.0)}  # fmt: skip
+
+
+def cuda_devices() -> list[Device]:
+    """The GPUs of this machine, in the driver's order; empty where there are none. Never raises."""
+    return probe()[0]
+
+
+def why_no_cuda() -> str:
+    """Why `cuda_devices()` is empty, in a sentence; "" where it is not."""
+    return probe()[1]
+
+
+def driver_version() -> str:
+    """The CUDA version that the driver is for, as "13.0"; "" where there is no GPU."""
+    if not probe()[0]:
+        return ""
+    from cuda.bindings import driver
+
+    return version_text(call(driver.cuDriverGetVersion))
+
+
+def probe() -> tuple[list[Device], str]:
+    """The GPUs, and why there are none."""
+    try:
+        from cuda.bindings import driver
+    except Exception:  # a broken install raises more than ImportError
+        return [], "the package cuda-bindings is not installed: pip install 'onchip[cuda]'"
+    try:
+        (result,) = driver.cuInit(0)
+    except Exception:  # the bindings raise their own error for a missing libcuda, each version another one
+        return [], "there is no NVIDIA driver on this machine"
+    try:
+        if result != driver.CUresult.CUDA_SUCCESS:
+            no_gpu = result == driver.CUresult.CUDA_ERROR_NO_DEVICE
+            return [], "the NVIDIA driver sees no GPU" if no_gpu else f"the NVIDIA driver does not start: {result.name}"
+        if (version := call(driver.cuDriverGetVersion)) < NEEDED_VERSION:
+            needed = version_text(NEEDED_VERSION)
+            return [], f"the NVIDIA driver is for CUDA {version_text(version)}: update it to one for CUDA {needed}"
+        devices = [_describe(driver, index) for index in range(call(driver.cuDeviceGetCount))]
+    except Exception as error:
+        return [], f"the NVIDIA driver answers with an error: {error}"
+    return devices, "" if devices else "the NVIDIA driver sees no GPU"
+
+
+def _describe(driver: Any, index: int) -> Device:
+    handle = call(driver.cuDeviceGet, index)
+
+    def ask(attribute: str) -> int:
+        key = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute}")
+        return int(call(driver.cuDeviceGetAttribute, key, handle))
+
+    name = call(driver.cuDeviceGetName, 256, handle).split(b"\0")[0].decode(errors="replace")
+    chip = (ask("COMPUTE_CAPABILITY_MAJOR"), ask("COMPUTE_CAPABILITY_MINOR"))
+    here = {
+        "name": name,
+        "units": ask("MULTIPROCESSOR_COUNT"),
+        "fast_bytes": ask("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        "memory_bytes": int(call(driver.cuDeviceTotalMem, handle)),
+        "cache_bytes": ask("L2_CACHE_SIZE"),
+    }
+    for known in KNOWN.values():
+        if known.kind == "cuda" and known.units == here["units"] and _is_called(name, known.name):
+            return replace(known, **here)
+    # A cubin runs on its own major version from its minor version on: take the nearest below.
+    built = max((c for c in _CHIPS if c[0] == chip[0] and c[1] <= chip[1]), default=chip)
+    lanes, ratio = _CHIPS.get(built, (64, 1.0))
+    clock = ask("CLOCK_RATE") * 1e3
+    fp32 = 2.0 * lanes * here["units"] * clock
+    # Two transfers a clock. Virtual GPUs may not tell: then a plain figure, so that a floor is still a number.
+    bandwidth = 2.0 * ask("MEMORY_CLOCK_RATE") * 1e3 * ask("GLOBAL_MEMORY_BUS_WIDTH") / 8 or 256e9
+    flops = {"fp32": fp32, "tf32": ratio / 2 * fp32, "bf16": ratio * fp32, "fp16": ratio * fp32}
+    flops |= {"fp8": 2 * ratio * fp32} if built >= (8, 9) else {}
+    peak = Peak(flops, bandwidth, here["units"] * L2_BYTES_A_CLOCK * clock, H200.peak.launch_us)
+    return Device(
+        kind="cuda", arch=f"sm_{built[0]}{built[1]}{'a' if built[0] == 9 else ''}",
+        flops={precision: SUSTAINED_FLOPS * rate for precision, rate in flops.items()},
+        bandwidth=SUSTAINED_BANDWIDTH * bandwidth, launch_us=5.0, **here, peak=peak,
+        source="peak from clocks, multiprocessors and bus width as the driver tells them; steady rates as shares of "
+        "it, and launches, as on the H200",
+    )  # fmt: skip
+
+
+def _is_called(name: str, known: str) -> bool:
+    """Is "NVIDIA A100-SXM4-80GB" an "NVIDIA A100 80GB SXM"? Same words in any order; 'GPU' says nothing."""
+    given = [word for word in re.split(r"[\s-]+", name) if word != "GPU"]
+    wanted = known.split()
+    return len(given) == len(wanted) and all(any(g.startswith(w) for g in given) for w in wanted)

@@ -1,0 +1,398 @@
+"""One GPU as Python sees it: memory from a pool, compiled functions, launches, events and graphs.
+
+Everything runs in the GPU's primary context, which torch, CuPy and JAX use too, so pointers and streams are common
+property. Streams are raw handles (int); without one, work goes to `Gpu.stream`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from onchip.errors import DeviceError
+from onchip.kernels.cuda.program import LaunchConfig, Program
+from onchip.plan.device import Device
+from onchip.runtime.cuda.devices import probe
+from onchip.runtime.cuda.driver import OUT_OF_MEMORY, call, fail
+from onchip.runtime.cuda.nvrtc import compile_program
+from onchip.spec.recipe import Array
+
+# The pool keeps this part of the GPU's memory for the next allocation; what is free beyond it goes back to the
+# driver, for other libraries of the process, when a stream is waited for.
+_KEPT_PART = 8
+_CONTEXT_CODES = (201, 400, 709)  # invalid context, invalid handle, context destroyed: another context is current
+_OVERLAP_ATTRIBUTE = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_MOST_STREAMS = 256  # whose handles are kept ready for the driver
+
+_gpus: dict[int, Gpu] = {}
+_making = threading.Lock()
+
+
+class Buffer:
+    """Memory on a GPU. It goes back when it is collected, in the order of the stream that it was taken on."""
+
+    def __init__(self, gpu: Gpu, pointer: int, nbytes: int, stream: int | None) -> None:
+        self.gpu, self.pointer, self.nbytes = gpu, pointer, nbytes
+        self.stream = stream  # None: not of the pool, and whoever reads it is waited for
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():  # then the driver takes it all back, and half of Python is gone
+            self.gpu.free(self.pointer, self.stream)
+
+
+class Function:
+    """A kernel that is compiled for a GPU and loaded there."""
+
+    def __init__(self, driver: Any, name: str, handle: Any, registers: int, spill_bytes: int) -> None:
+        self._driver, self.name, self.handle = driver, name, handle
+        self.registers, self.spill_bytes = registers, spill_bytes  # a thread, as the compiler tells them
+        shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+        self.static_shared_bytes = int(call(driver.cuFuncGetAttribute, shared, handle))
+        self._shared_limit, self._allowing = 0, threading.Lock()
+
+    def allow_shared(self, shared_bytes: int) -> None:
+        """Let it be launched with this much dynamic shared memory; the largest ever asked for counts."""
+        driver = self._driver
+        with self._allowing:
+            if shared_bytes > self._shared_limit:
+                limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                call(driver.cuFuncSetAttribute, self.handle, limit, shared_bytes, doing=f"loading {self.name}")
+                self._shared_limit = shared_bytes
+
+    def blocks_per_unit(self, threads: int, shared_bytes: int) -> int:
+        """Blocks of this size that a multiprocessor holds at a time."""
+        ask = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
+        return int(call(ask, self.handle, threads, shared_bytes))
+
+
+class Event:
+    """A point in a stream's work."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._handle = call(gpu.driver.cuEventCreate, 0)
+
+    def record(self, stream: int | None = None) -> None:
+        call(self._gpu.driver.cuEventRecord, self._handle, self._gpu.stream if stream is None else stream)
+
+    def hold(self, stream: int) -> None:
+        """What is put on this stream from now on waits for the event; the host does not."""
+        call(self._gpu.driver.cuStreamWaitEvent, stream, self._handle, 0)
+
+    def wait(self) -> None:
+        """Return when the work before the event is done."""
+        call(self._gpu.driver.cuEventSynchronize, self._handle, doing="waiting for the GPU")
+
+    @property
+    def is_done(self) -> bool:
+        return not self._gpu.driver.cuEventQuery(self._handle)[0]
+
+    def ms_since(self, earlier: Event) -> float:
+        """Milliseconds on the GPU from an earlier event to this one; waits for it."""
+        self.wait()
+        return float(call(self._gpu.driver.cuEventElapsedTime, earlier._handle, self._handle))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle") and not sys.is_finalizing():
+            self._gpu.driver.cuEventDestroy(self._handle)
+
+
+class Graph:
+    """Work that was captured, launched again as a whole. Keep the memory it uses."""
+
+    def __init__(self, gpu: Gpu, graph: Any) -> None:
+        self._gpu = gpu
+        try:
+            self._handle = call(gpu.driver.cuGraphInstantiate, graph, 0)
+        finally:
+            gpu.driver.cuGraphDestroy(graph)
+        # What cuGraphLaunch takes, as ctypes has it ready: a launch costs one call of the driver, and no conversion.
+        self._launch, self._streams, self._given = gpu.launch_graph, gpu.streams, _ready(int(self._handle))
+
+    def launch(self, stream: int | None = None) -> None:
+        """Put it on a stream. Stream 0 is the current context's: enter the GPU's own where another may be current."""
+        on = self._streams[self._gpu.stream if stream is None else stream]
+        if code := self._launch(self._given, on):
+            _retry(self._gpu, code, self._launch, (self._given, on), "launching a graph")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle") and not sys.is_finalizing():
+            with self._gpu.relaxed():
+                self._gpu.driver.cuGraphExecDestroy(self._handle)
+
+
+def _ready(handle: int) -> Any:
+    """A handle as ctypes hands it on: a plain int would be converted in every call."""
+    return ctypes.c_void_p.from_param(handle)
+
+
+class _Streams(dict[int, Any]):
+    """A stream -> its handle, ready for the driver."""
+
+    def __missing__(self, stream: int) -> Any:
+        if len(self) >= _MOST_STREAMS:
+            self.clear()
+        made = self[stream] = _ready(stream)
+        return made
+
+
+def _retry(gpu: Gpu, code: int, launch: Callable[..., int], given: Sequence[Any], doing: str) -> None:
+    """Once more in our own context: the thread is new, or another GPU's context is current in it."""
+    if code in _CONTEXT_CODES:
+        with gpu:
+            code = launch(*given)
+    if code:
+        fail(code, doing)
+
+
+class _Attribute(ctypes.Structure):  # CUlaunchAttribute, its 64-byte value seen as ints
+    _fields_ = (("id", ctypes.c_uint), ("unused", ctypes.c_uint), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):  # CUlaunchConfig
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_uint64), ("attributes", ctypes.c_void_p), ("attribute_count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+class Call:
+    """A launch with everything written down: to launch it again costs one call of the driver, and no conversion.
+
+    `arguments` are ctypes values; set `.value` of one to change it. Not for two threads at a time.
+    """
+
+    def __init__(self, gpu: Gpu, function: Function, config: LaunchConfig, arguments: Sequence[Any]) -> None:
+        self.arguments = [ctypes.c_uint64(a) if isinstance(a, int) else a for a in arguments]
+        self.name = function.name
+        self._gpu = gpu
+        # The driver wants an array of addresses, one for each argument.
+        self._addresses = (ctypes.c_void_p * len(self.arguments))(*map(ctypes.addressof, self.arguments))
+        self._attribute = _Attribute(_OVERLAP_ATTRIBUTE, 0, (1,))
+        self.config = _Config(config.grid, config.block, config.shared_bytes)
+        if config.overlaps:
+            self.config.attributes, self.config.attribute_count = ctypes.addressof(self._attribute), 1
+        self._launch = gpu.launch_kernel
+        self._given = (
+            ctypes.byref(self.config), _ready(int(function.handle)), ctypes.byref(self._addresses), None,
+        )  # fmt: skip
+
+    def launch(self, stream: int) -> None:
+        self.config.stream = stream
+        if code := self._launch(*self._given):
+            _retry(self._gpu, code, self._launch, self._given, f"launching {self.name}")
+
+
+class Gpu:
+    """One GPU in this process: `Gpu.get(0)`. As a context manager: its context is current inside."""
+
+    def __init__(self, index: int, device: Device, driver: Any) -> None:
+        """driver  the module cuda.bindings.driver"""
+        self.index, self.device, self.driver = index, device, driver
+        doing = f"starting cuda:{index}"
+        self._context = call(driver.cuDevicePrimaryCtxRetain, call(driver.cuDeviceGet, index), doing=doing)
+        self.enter()
+        # cuda.bindings converts every argument of a launch anew; ctypes takes them ready-made, in half the time.
+        self.launch_kernel = self._address_of(b"cuLaunchKernelEx")
+        self.launch_graph = self._address_of(b"cuGraphLaunch")
+        self.streams = _Streams()
+        self.stream = self.new_stream()
+        self._pool = self._make_pool()
+        self._functions: dict[Program, Function] = {}
+        self._loading = threading.Lock()
+
+    @staticmethod
+    def get(index: int = 0) -> Gpu:
+        """The GPU with this number; DeviceError where there is none."""
+        with _making:
+            if index not in _gpus:
+                devices, why = probe()
+                if not 0 <= index < len(devices):
+                    here = ", ".join(f"cuda:{i} {device.name}" for i, device in enumerate(devices))
+                    hint = "device='cpu' or 'auto'"
+                    raise DeviceError(f"there is no device cuda:{index}", got=why or here, hint=hint)
+                from cuda.bindings import driver
+
+                _gpus[index] = Gpu(index, devices[index], driver)
+            return _gpus[index]
+
+    def _address_of(self, name: bytes) -> Callable[..., int]:
+        address = call(self.driver.cuGetProcAddress, name, 12000, 0)
+        return ctypes.CFUNCTYPE(ctypes.c_int)(int(address))
+
+    def enter(self) -> None:
+        """Make the context current in this thread."""
+        call(self.driver.cuCtxSetCurrent, self._context)
+
+    def __enter__(self) -> None:
+        call(self.driver.cuCtxPushCurrent, self._context)
+
+    def __exit__(self, *_: object) -> None:
+        self.driver.cuCtxPopCurrent()
+
+    # -- memory ------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int, stream: int | None = None, row_bytes: int = 0) -> Buffer:
+        """Memory from the pool, for work on one stream; work on another one must be ordered behind it.
+
+        row_bytes  what a row of the batch takes in all: the error for want of memory tells how many rows would fit
+        """
+        stream = self.stream if stream is None else stream
+        with self:
+            result, pointer = self.driver.cuMemAllocFromPoolAsync(max(nbytes, 1), self._pool, stream)
+            self._check_memory(int(result), nbytes, row_bytes)
+        return Buffer(self, int(pointer), nbytes, stream)
+
+    def reserve(self, nbytes: int, row_bytes: int = 0) -> Buffer:
+        """Memory for work on any stream. To give it back waits for all of the GPU's work: for what is kept long."""
+        with self:
+            result, pointer = self.driver.cuMemAlloc(max(nbytes, 1))
+            self._check_memory(int(result), nbytes, row_bytes)
+        return Buffer(self, int(pointer), nbytes, None)
+
+    def upload(self, array: Array) -> Buffer:
+        """A copy of the array on the GPU, for work on any stream; the array may go."""
+        buffer = self.reserve(array.nbytes)
+        with self:
+            if array.nbytes:
+                rows = array if array.flags.c_contiguous else array.copy()
+                # Not cuMemcpyHtoD: that may return while the last piece is on its way, and no stream waits for it.
+                copy = self.driver.cuMemcpyHtoDAsync
+                call(copy, buffer.pointer, rows.ctypes.data, rows.nbytes, self.stream, doing="copying to the GPU")
+                self.synchronise()
+        return buffer
+
+    def download(self, buffer: Buffer, array: Array) -> Array:
+        """Fill a row-major array with what the buffer holds when the work on the GPU's own stream is done."""
+        assert array.nbytes <= buffer.nbytes, f"the buffer holds {buffer.nbytes} B, the array {array.nbytes}"
+        assert array.flags.c_contiguous, "only a row-major array can be filled"
+        with self:
+            if array.nbytes:
+                copy = self.driver.cuMemcpyDtoHAsync
+                call(copy, array.ctypes.data, buffer.pointer, array.nbytes, self.stream, doing="copying from the GPU")
+            self.synchronise()
+        return array
+
+    def index_of(self, pointer: int) -> int:
+        """The number of the GPU on which a pointer's memory lies; -1 for memory of no GPU."""
+        ordinal = self.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        code, index = self.driver.cuPointerGetAttribute(ordinal, pointer)
+        return -1 if code else int(index)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy memory of the GPU, in the order of a stream."""
+        call(self.driver.cuMemcpyDtoDAsync, target, source, nbytes, stream, doing="copying on the GPU")
+
+    def free(self, pointer: int, stream: int | None) -> None:
+        """Give memory back: to the pool, in the order of its stream; other memory when all work is done."""
+        # Errors are not told: after a failed kernel every call fails, and the first one is the one to tell.
+        driver = self.driver
+        if driver.cuCtxPushCurrent(self._context)[0]:
+            return
+        if stream is not None:
+            driver.cuMemFreeAsync(pointer, stream)
+        else:
+            with self.relaxed():
+                driver.cuMemFree(pointer)
+        driver.cuCtxPopCurrent()
+
+    @contextlib.contextmanager
+    def relaxed(self) -> Iterator[None]:
+        """Inside, a thread may do what waits for the GPU: nobody may while any thread captures, unless it says so."""
+        relaxed = self.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        code, before = self.driver.cuThreadExchangeStreamCaptureMode(relaxed)
+        try:
+            yield
+        finally:
+            if not code:
+                self.driver.cuThreadExchangeStreamCaptureMode(before)
+
+    def _make_pool(self) -> Any:
+        driver = self.driver
+        made = driver.CUmemPoolProps()
+        made.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        made.location.id = self.index
+        pool = call(driver.cuMemPoolCreate, made)
+        kept = driver.cuuint64_t(self.device.memory_bytes // _KEPT_PART)
+        threshold = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+        call(driver.cuMemPoolSetAttribute, pool, threshold, kept)
+        return pool
+
+    def _check_memory(self, code: int, nbytes: int, row_bytes: int) -> None:
+        if code == OUT_OF_MEMORY:
+            raise self.out_of_memory(nbytes, row_bytes)
+        if code:
+            fail(code, f"allocating {nbytes:,} B")
+
+    def out_of_memory(self, nbytes: int, row_bytes: int) -> DeviceError:
+        code, free, total = self.driver.cuMemGetInfo()
+        got = f"{nbytes:,} B asked for, {free:,} of {total:,} B are free" if not code else f"{nbytes:,} B asked for"
+        hint = "end what else uses the GPU, or take another one: device='cuda:1'"
+        if row_bytes and not code:
+            hint = f"at most {free // row_bytes:,} rows at a time: a row takes {row_bytes:,} B"
+        return DeviceError(f"out of memory on {self.device.name}", got=got, hint=hint)
+
+    # -- kernels -----------------------------------------------------------------------------------------------
+
+    def load(self, program: Program, shared_bytes: int = 0) -> Function:
+        """The compiled function, allowed this much dynamic shared memory. A program is loaded once."""
+        driver, doing = self.driver, f"loading {program.name_expression}"
+        with self._loading, self:
+            if program not in self._functions:
+                binary = compile_program(program, self.device.arch)
+                # The module stays loaded with the context: there are few, and the next engine may want it again.
+                module = call(driver.cuModuleLoadData, binary.cubin, doing=doing)
+                handle = call(driver.cuModuleGetFunction, module, binary.entry.encode(), doing=doing)
+                found = Function(driver, program.name_expression, handle, binary.registers, binary.spill_bytes)
+                self._functions[program] = found
+            function = self._functions[program]
+            function.allow_shared(shared_bytes)
+        return function
+
+    def launch(
+        self, function: Function, config: LaunchConfig, arguments: Sequence[Any], stream: int | None = None
+    ) -> None:
+        """Put a kernel on a stream. An int of `arguments` is a pointer, anything else a ctypes value."""
+        Call(self, function, config, arguments).launch(self.stream if stream is None else stream)
+
+    # -- streams -----------------------------------------------------------------------------------------------
+
+    def new_stream(self) -> int:
+        """A stream that waits for no other one. It lives as long as the process."""
+        return int(call(self.driver.cuStreamCreate, int(self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING)))
+
+    def synchronise(self, stream: int | None = None, kernel: str = "") -> None:
+        """Return when all work on a stream is done. `kernel`: the only one on it, which a fault must be of."""
+        (code,) = self.driver.cuStreamSynchronize(self.stream if stream is None else stream)
+        if code:
+            fail(int(code), "waiting for the GPU", kernel)
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether the stream only records what is put on it, for a graph."""
+        return bool(int(call(self.driver.cuStreamIsCapturing, stream)))
+
+    def event(self) -> Event:
+        with self:
+            return Event(self)
+
+    def capture(self, enqueue: Callable[[int], None]) -> Graph:
+        """A graph of what `enqueue(stream)` puts on the stream that it is given."""
+        driver = self.driver
+        with self, self.relaxed():
+            stream = self.new_stream()
+            call(driver.cuStreamBeginCapture, stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+            try:
+                enqueue(stream)
+            except BaseException:
+                driver.cuStreamEndCapture(stream)  # what was recorded is of no use
+                raise
+            else:
+                graph = call(driver.cuStreamEndCapture, stream, doing="capturing a graph")
+            finally:
+                driver.cuStreamDestroy(stream)
+            return Graph(self, graph)

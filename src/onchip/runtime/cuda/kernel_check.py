@@ -1,0 +1,176 @@
+"""make check-kernels: every instance of every CUDA kernel, compiled for every architecture it declares. No GPU needed.
+
+python -m onchip.runtime.cuda.kernel_check onchip.kernels.cuda onchip.ladders
+
+looks for modules with INSTANCES and ARCHITECTURES in these packages. It fails (1) where a kernel does not compile,
+takes more registers, spills or shared memory than it may, has its wgmma serialised, or fits no chip at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import multiprocessing
+import pkgutil
+import struct
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
+
+from onchip.errors import OnchipError, PlanError
+from onchip.kernels.cuda.program import Instance
+from onchip.plan.device import H200, Device
+from onchip.runtime.cuda.nvrtc import Binary, compile_program
+
+PROCESSES = 2
+
+# Architecture -> multiprocessors of its large chip, KiB of shared memory that a block may ask for.
+_CHIPS = {
+    "sm_80": (108, 163), "sm_86": (84, 99), "sm_89": (128, 99), "sm_90a": (132, 227), "sm_100": (148, 227),
+    "sm_120": (170, 99),
+}  # fmt: skip
+DEVICES: Mapping[str, Device] = MappingProxyType({
+    arch: dataclasses.replace(H200, name=arch, arch=arch, units=units, fast_bytes=KiB << 10)
+    for arch, (units, KiB) in _CHIPS.items()
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    """One compilation, in words that another process understands."""
+
+    module: str
+    index: int  # in the module's INSTANCES
+    arch: str
+
+    @property
+    def kernel(self) -> str:
+        return self.module.rpartition(".")[2]
+
+    @property
+    def instance(self) -> Instance:
+        found: Instance = importlib.import_module(self.module).INSTANCES[self.index]
+        return found
+
+
+@dataclass(frozen=True)
+class Outcome:
+    task: Task
+    registers: str = ""
+    spill_bytes: str = ""
+    static_bytes: str = ""
+    seconds: str = ""
+    refused: str = ""  # why there is no such kernel for this chip
+    failed: str = ""
+
+
+def find_modules(packages: Iterable[str]) -> list[ModuleType]:
+    """The modules in these packages, and in theirs, that have INSTANCES and ARCHITECTURES."""
+    names = [
+        info.name
+        for package in packages
+        for info in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}.")
+    ]
+    modules = map(importlib.import_module, names)
+    return [module for module in modules if hasattr(module, "INSTANCES") and hasattr(module, "ARCHITECTURES")]
+
+
+def tasks_of(module: ModuleType, archs: Iterable[str] = DEVICES) -> list[Task]:
+    """Every instance of a module for every architecture that it declares, the representative first."""
+    declared = [arch for arch in archs if arch in module.ARCHITECTURES]
+    return [Task(module.__name__, i, arch) for i in range(len(module.INSTANCES)) for arch in declared]
+
+
+def run_task(task: Task) -> Outcome:
+    device = DEVICES[task.arch]
+    try:
+        launch = task.instance.launch(device)
+        start = time.perf_counter()
+        binary = compile_program(launch.program, task.arch)
+        seconds = time.perf_counter() - start
+    except PlanError as error:
+        return Outcome(task, refused=error.what)
+    except OnchipError as error:
+        return Outcome(task, failed=str(error))
+    static, budget = static_shared_bytes(binary), launch.budget
+    return Outcome(
+        task,
+        f"{binary.registers} of {budget.registers}",
+        f"{binary.spill_bytes} of {budget.spill_bytes}",
+        f"{static:,}",
+        "cached" if binary.is_cached else f"{seconds:.1f} s",
+        failed=_excess(
+            ("registers", binary.registers, budget.registers),
+            ("spilled bytes", binary.spill_bytes, budget.spill_bytes),
+            ("bytes of shared memory", static + launch.config.shared_bytes, device.fast_bytes),
+            ("kernel with serialised wgmma", int(binary.is_serialised), 0),
+        ),
+    )
+
+
+def _excess(*measured: tuple[str, int, int]) -> str:
+    return ", ".join(f"{got:,} {what}, at most {most:,} allowed" for what, got, most in measured if got > most)
+
+
+def static_shared_bytes(binary: Binary) -> int:
+    """The shared memory that a kernel declares itself: the size of its section in the cubin, an ELF file."""
+    cubin = binary.cubin
+    (table,) = struct.unpack_from("<Q", cubin, 40)
+    entry_size, count, names = struct.unpack_from("<3H", cubin, 58)
+    headers = [struct.unpack_from("<2I4Q", cubin, table + i * entry_size) for i in range(count)]
+    sizes: dict[bytes, int] = {}
+    for name, _, _, _, _, size in headers:
+        start = headers[names][4] + name
+        sizes[cubin[start : cubin.index(b"\0", start)]] = size
+    # From sm_90 on, 1 KiB in front is the system's. It is not counted against what a block may ask for.
+    reserved = 1024 if b".nv.shared.reserved.0" in sizes else 0
+    return sizes.get(b".nv.shared." + binary.entry.encode(), reserved) - reserved
+
+
+def main(packages: Sequence[str]) -> int:
+    modules = find_modules(packages)
+    tasks = [task for module in modules for task in tasks_of(module)]
+    if not tasks:
+        print(f"no INSTANCES in {', '.join(packages)}", file=sys.stderr)
+        return 1
+    kernels, names = (task.kernel for task in tasks), (task.instance.name for task in tasks)
+    widths = [max(map(len, ("kernel", *kernels))), max(map(len, ("instance", *names))), 7, 12, 10, 15, 8]
+    _print(widths, "kernel", "instance", "arch", "registers", "spilled B", "static shared B", "compiled")
+    outcomes: list[Outcome] = []
+    with ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for outcome in pool.map(run_task, tasks):  # in their order, each as soon as it is there
+            outcomes.append(outcome)
+            task, verdict = outcome.task, "FAIL" if outcome.failed else "refused" if outcome.refused else ""
+            _print(
+                widths, task.kernel, task.instance.name, task.arch, outcome.registers, outcome.spill_bytes,
+                outcome.static_bytes, outcome.seconds, verdict,
+            )  # fmt: skip
+    wrong = [f"{o.task.kernel} {o.task.instance.name}, {o.task.arch}: {o.failed}" for o in outcomes if o.failed]
+    wrong += _fit_nowhere(outcomes)
+    print(f"{len(outcomes)} instances, {sum(bool(o.refused) for o in outcomes)} do not fit, {len(wrong)} failed")
+    for line in wrong:
+        print(f"FAIL {line}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _fit_nowhere(outcomes: list[Outcome]) -> list[str]:
+    """A chip may be too small for an instance; an instance that fits none tests nothing."""
+    somewhere = {(o.task.module, o.task.index) for o in outcomes if not o.refused}
+    refused = {(o.task.module, o.task.index): o for o in outcomes if o.refused}
+    return [
+        f"{o.task.kernel} {o.task.instance.name} fits nowhere: {o.refused}"
+        for key, o in refused.items()
+        if key not in somewhere
+    ]
+
+
+def _print(widths: list[int], *cells: str) -> None:
+    text = "  ".join(cell.ljust(width) for cell, width in zip(cells, [*widths, 0], strict=False))
+    print(text.rstrip(), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

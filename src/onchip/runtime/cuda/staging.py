@@ -1,0 +1,324 @@
+"""Rows from the host's memory through a GPU and back: in chunks, through page-locked memory, copies under work.
+
+A chunk goes through one of five slots: copied into the slot's page-locked memory, from there to the GPU, through the
+kernels, and back the same way. A slot has a stream of its own, so one slot's copy in, another one's kernel and a
+third one's copy out run at the same time. Slots are kept: the next batch finds them ready.
+
+The host's copies are the narrowest part: one core moves some 10 GB/s, the bus 55. So they are cut into pieces that
+several threads share, and those of the next chunks are offered before this one's are waited for: no thread pauses.
+Of a batch of some MB a chunk is one piece, and the caller's thread begins with the first before any other is awake.
+
+Not done: to page-lock the caller's own array (cuMemHostRegister) takes longer than to copy it, so it would pay only
+for arrays that come again, which nobody promises (who knows can pin them: they are then read where they lie); to give
+pageable memory to cuMemcpyHtoDAsync makes the driver stage it, by one thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from onchip.errors import DeviceError
+from onchip.runtime.cuda.driver import OUT_OF_MEMORY, call, fail
+from onchip.runtime.cuda.gpu import Buffer, Gpu
+from onchip.runtime.cuda.shared_work import Work, offer
+from onchip.spec.recipe import Array
+
+AHEAD = 2  # chunks that are copied to their slots while an earlier one is waited for
+SLOTS = AHEAD + 3  # and one sent, one with the kernels and on its way back, one copied from
+SLOT_BYTES = 8 << 20  # 150 us of the bus: several times what Python takes for a chunk; all slots fit into most L3s
+LEAST_CHUNK_BYTES = 2 << 20  # 40 us of the bus: below, waking threads and starting work takes longer than it gains
+LEAST_SLOT_BYTES = 128 << 10
+OFFERED_BYTES = 384 << 10  # 40 us of one core: less is not worth waking a thread (5 us, and its turn in Python)
+# Every piece costs some us of Python, which only one thread at a time can have: so they are few and large.
+PIECE_BYTES = 1 << 20
+MOST_PIECES = 4  # of an array's rows in a chunk: with those of AHEAD + 1 chunks, more than there are threads
+# Up to here a chunk's kernel reads and writes the host's memory itself: one launch instead of a launch and two copies,
+# each of which waits some us for the one before it. Above, a kernel that reads a value twice would pay twice.
+MAPPED_BYTES = LEAST_CHUNK_BYTES
+SMALL_BYTES = 8 << 20  # a batch up to here is one such chunk, copied by the caller's thread alone
+ALIGN_BYTES = 256
+MOST_LAYOUTS = 64  # of small batches, kept
+
+# enqueue(pointers of inputs, pointers of outputs, rows, stream): puts the network's work on the stream
+Enqueue = Callable[[Sequence[int], Sequence[int], int, int], None]
+
+
+def chunk_rows(row_bytes: Sequence[int], B: int) -> int:
+    """Rows a chunk of a batch: a few chunks even of a smaller one, so that there is something to overlap.
+
+    row_bytes  of each input and output
+    """
+    padding, of_all = ALIGN_BYTES * len(row_bytes), max(1, sum(row_bytes))
+    most, least = (max(1, (size - padding) // of_all) for size in (SLOT_BYTES, LEAST_CHUNK_BYTES))
+    step = min(most, max(least, -(-B // (2 * SLOTS))))
+    chunks = -(-B // step)
+    return -(-B // chunks)  # all of the same size
+
+
+def place_in_slot(row_bytes: Sequence[int], rows: int) -> list[int]:
+    """Where each array of a chunk begins in its slot, and the size of all."""
+    sizes = (-(-size * rows // ALIGN_BYTES) * ALIGN_BYTES for size in row_bytes)
+    return [0, *accumulate(sizes)]
+
+
+def cut_in_pieces(nbytes: int) -> list[tuple[int, int]]:
+    """Begin and end of the pieces of a copy, for a thread each: one if it is not worth more."""
+    count = max(1, min(MOST_PIECES, nbytes // PIECE_BYTES))
+    return list(pairwise(nbytes * i // count for i in range(count + 1)))
+
+
+class _Slot:
+    """A stream and, of the same size, page-locked memory on the host and memory on the GPU."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.stream = gpu.new_stream()
+        self._gpu = gpu
+        self.pinned = 0  # where the host's memory is
+        self._bytes: Array = np.empty(0, np.uint8)  # the same as an array
+        self._buffer: Buffer | None = None
+        self._copies: list[Work] = []  # into or out of the host's memory, now
+
+    def holds(self, nbytes: int) -> bool:
+        """Whether that much lies on the host: then it stays where it is."""
+        return len(self._bytes) >= nbytes
+
+    def ask(self, nbytes: int, row_bytes: int = 0) -> None:
+        """Have at least this much on the host and, if it is told what a row takes in all, on the GPU too.
+
+        Nothing of the slot may be in use.
+        """
+        if not self.holds(nbytes):
+            self._lock_memory(max(LEAST_SLOT_BYTES, 1 << (nbytes - 1).bit_length()))  # slow: in steps, seldom
+        if row_bytes and (self._buffer is None or self._buffer.nbytes < nbytes):
+            self._buffer = None
+            self._buffer = self._gpu.reserve(len(self._bytes), row_bytes)
+
+    def _lock_memory(self, nbytes: int) -> None:
+        driver, pinned = self._gpu.driver, self.pinned
+        self.pinned, self._bytes = 0, self._bytes[:0]
+        if pinned:
+            call(driver.cuMemFreeHost, pinned)
+        flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
+        code, pointer = driver.cuMemHostAlloc(nbytes, flags)
+        if int(code) == OUT_OF_MEMORY:
+            hint = "free memory of the host, or raise the limit: ulimit -l"
+            raise DeviceError("the host's memory cannot be page-locked", got=f"{nbytes:,} B asked for", hint=hint)
+        if code:
+            fail(int(code), f"page-locking {nbytes:,} B")
+        self.pinned = int(pointer)
+        self._bytes = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(self.pinned))
+
+    @property
+    def on_gpu(self) -> int:
+        assert self._buffer is not None
+        return self._buffer.pointer
+
+    def bytes_at(self, offset: int, nbytes: int) -> Array:
+        return self._bytes[offset : offset + nbytes]
+
+    def start_copy(self, target: Array, source: Array) -> None:
+        """Let another thread do it, if there is one; a small one is done here and now."""
+        if len(source) < OFFERED_BYTES:
+            _copy(target, source)
+        else:
+            work = Work(_copy, target, source)
+            self._copies.append(work)
+            offer(work)
+
+    def finish_copies(self) -> None:
+        for work in self._copies:
+            work.wait()
+        self._copies.clear()
+
+    def abandon(self) -> None:
+        """Return when nobody uses the slot, whatever became of its rows."""
+        for work in self._copies:
+            work.drop()
+        self._copies.clear()
+        self._gpu.driver.cuStreamSynchronize(self.stream)
+
+
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """Where a small batch lies in page-locked memory: as arrays of its own types and shapes, and as pointers."""
+
+    inputs: list[Array]
+    outputs: list[Array]
+    given: list[int]
+    made: list[int]
+
+
+class Staging:
+    """The slots of one GPU. One batch at a time goes through them: the bus is what two would wait for."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self._lock = threading.Lock()
+        self._layouts: dict[tuple[Any, ...], _Layout] = {}
+        with gpu:
+            self._small = _Slot(gpu)  # where the layouts are
+            self._slots = [_Slot(gpu) for _ in range(SLOTS)]
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array], B: int, enqueue: Enqueue) -> None:
+        """Run B > 0 rows; returns when the outputs are complete.
+
+        inputs, outputs  (B, ...) each, row-major
+        """
+        key = (len(inputs), *[(array.shape, array.dtype) for array in (*inputs, *outputs)])
+        with self._lock, self.gpu:
+            try:
+                layout = self._layouts.get(key) or self._lay_out(key, inputs, outputs, B)
+                if layout is None:
+                    self._run_chunks(inputs, outputs, B, enqueue)
+                else:
+                    self._run_small(layout, inputs, outputs, B, enqueue)
+            except BaseException:
+                for slot in (self._small, *self._slots):  # nobody may use its memory when the next batch does
+                    slot.abandon()
+                raise
+
+    # -- small batches: all is prepared; a copy, a launch, a wait and a copy -------------------------------------
+
+    def _lay_out(
+        self, key: tuple[Any, ...], inputs: Sequence[Array], outputs: Sequence[Array], B: int
+    ) -> _Layout | None:
+        """The layout of a small batch, kept; None for a larger one."""
+        arrays = (*inputs, *outputs)
+        *offsets, size = place_in_slot([array.nbytes // B for array in arrays], B)
+        if size > SMALL_BYTES:
+            return None
+        slot, n = self._small, len(inputs)
+        if not slot.holds(size) or len(self._layouts) >= MOST_LAYOUTS:
+            self._layouts.clear()  # first: where they are will not be ours
+        slot.ask(size)
+        staged = [
+            slot.bytes_at(offset, array.nbytes).view(array.dtype).reshape(array.shape)
+            for offset, array in zip(offsets, arrays, strict=True)
+        ]
+        pointers = [slot.pinned + offset for offset in offsets]
+        layout = self._layouts[key] = _Layout(staged[:n], staged[n:], pointers[:n], pointers[n:])
+        return layout
+
+    def _run_small(
+        self, layout: _Layout, inputs: Sequence[Array], outputs: Sequence[Array], B: int, enqueue: Enqueue
+    ) -> None:
+        for target, source in zip(layout.inputs, inputs, strict=True):
+            target[...] = source
+        enqueue(layout.given, layout.made, B, self._small.stream)
+        self.gpu.synchronise(self._small.stream)
+        for target, source in zip(outputs, layout.outputs, strict=True):
+            target[...] = source
+
+    # -- larger ones ---------------------------------------------------------------------------------------------
+
+    def _run_chunks(self, inputs: Sequence[Array], outputs: Sequence[Array], B: int, enqueue: Enqueue) -> None:
+        batch = _Batch(self.gpu, inputs, outputs, B)
+        for number in range(batch.count + SLOTS - 1):
+            if number < batch.count:
+                batch.fill(number, self._slots[number % SLOTS])
+            if 0 <= number - AHEAD < batch.count:
+                batch.send(number - AHEAD, self._slots[(number - AHEAD) % SLOTS], enqueue)
+            if number >= SLOTS - 1:  # the slot that is filled next
+                batch.drain(number - SLOTS + 1, self._slots[(number + 1) % SLOTS])
+        for slot in self._slots:
+            slot.finish_copies()
+
+
+class _Batch:
+    """A batch in chunks: what happens to one of them, in this order, each time in the same slot."""
+
+    def __init__(self, gpu: Gpu, inputs: Sequence[Array], outputs: Sequence[Array], B: int) -> None:
+        self._gpu, self._B, self._given = gpu, B, len(inputs)
+        self._arrays = [_as_bytes(array) for array in (*inputs, *outputs)]
+        self._row_bytes = row_bytes = [len(array) // B for array in self._arrays]
+        self._step = step = chunk_rows(row_bytes, B)
+        self.count = -(-B // step)
+        *self._offsets, self._size = place_in_slot(row_bytes, step)
+        self._begins = [array.ctypes.data for array in self._arrays]
+        self._locked = [_is_locked(gpu, *ends) for ends in zip(self._begins, map(len, self._arrays), strict=True)]
+        self._in_place = self._size <= MAPPED_BYTES and not any(self._locked)
+        # (array, begin, end) in the bytes of a chunk, of what the host copies
+        pieces = [
+            (i, *ends) for i, size in enumerate(row_bytes) if not self._locked[i] for ends in cut_in_pieces(size * step)
+        ]
+        self._pieces_in = [piece for piece in pieces if piece[0] < self._given]
+        self._pieces_out = [piece for piece in pieces if piece[0] >= self._given]
+
+    def fill(self, number: int, slot: _Slot) -> None:
+        """Start to copy a chunk's inputs to the slot; the outputs that it held before may still be copied from it."""
+        slot.ask(self._size, 0 if self._in_place else sum(self._row_bytes))
+        for i, begin, end in self._pieces_in:
+            rows = self._rows(i, number, begin, end)
+            slot.start_copy(slot.bytes_at(self._offsets[i] + begin, len(rows)), rows)
+
+    def send(self, number: int, slot: _Slot, enqueue: Enqueue) -> None:
+        """Put the GPU's work for a chunk on the slot's stream, when the inputs are in and the last outputs out."""
+        slot.finish_copies()
+        start, n = number * self._step, self._given
+        rows = min(self._step, self._B - start)
+        staged = [slot.pinned + offset for offset in self._offsets]
+        if self._in_place:
+            enqueue(staged[:n], staged[n:], rows, slot.stream)
+            return
+        pointers = [slot.on_gpu + offset for offset in self._offsets]
+        copies = []  # (on the GPU, on the host, bytes)
+        for i, size in enumerate(self._row_bytes):
+            on_host = self._begins[i] + start * size if self._locked[i] else staged[i]
+            copies.append((pointers[i], on_host, rows * size))
+        driver = self._gpu.driver
+        for on_gpu, on_host, nbytes in copies[:n]:
+            call(driver.cuMemcpyHtoDAsync, on_gpu, on_host, nbytes, slot.stream, doing="copying to the GPU")
+        enqueue(pointers[:n], pointers[n:], rows, slot.stream)
+        for on_gpu, on_host, nbytes in copies[n:]:
+            call(driver.cuMemcpyDtoHAsync, on_host, on_gpu, nbytes, slot.stream, doing="copying from the GPU")
+
+    def drain(self, number: int, slot: _Slot) -> None:
+        """Wait for the GPU and start to copy a chunk's outputs from the slot."""
+        self._gpu.synchronise(slot.stream)
+        for i, begin, end in self._pieces_out:
+            rows = self._rows(i, number, begin, end)
+            slot.start_copy(rows, slot.bytes_at(self._offsets[i] + begin, len(rows)))
+
+    def _rows(self, i: int, number: int, begin: int, end: int) -> Array:
+        """A piece of the caller's array; of the last chunk, what there is of it."""
+        at = number * self._step * self._row_bytes[i]
+        return self._arrays[i][at + begin : at + end]
+
+
+_made: dict[int, Staging] = {}  # by the GPU's number
+_making = threading.Lock()
+
+
+def staging_of(gpu: Gpu) -> Staging:
+    """The slots of a GPU, made when they are first asked for."""
+    with _making:
+        found = _made.get(gpu.index)
+        if found is None or found.gpu is not gpu:
+            found = _made[gpu.index] = Staging(gpu)
+        return found
+
+
+def _as_bytes(array: Array) -> Array:
+    """The same memory as bytes; bytes of any type can be copied while other threads run."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def _copy(target: Array, source: Array) -> None:
+    np.copyto(target, source)
+
+
+def _is_locked(gpu: Gpu, begin: int, nbytes: int) -> bool:
+    """Whether the caller's memory is page-locked already (torch's pin_memory): it needs no copy of ours."""
+    if not nbytes:
+        return False
+    kind: Any = gpu.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+    host = int(gpu.driver.CUmemorytype.CU_MEMORYTYPE_HOST)
+    answers = (gpu.driver.cuPointerGetAttribute(kind, end) for end in (begin, begin + nbytes - 1))
+    return all(not code and int(found) == host for code, found in answers)

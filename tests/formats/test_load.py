@@ -1,0 +1,57 @@
+"""The suffix decides; what onchip cannot read or write, it says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onchip.errors import FormatError, InputError
+from onchip.formats.load import SUFFIXES, load_file, save
+from onchip.spec.build import mlp
+
+
+@pytest.mark.parametrize("name", ["net.onnx", "net.safetensors", "NET.ONNX", "net.SafeTensors"])
+def test_save_and_load(tmp_path, name):
+    net = mlp(3, 5, 2, output="Softmax", seed=1)
+    save(net, tmp_path / name)
+    back = load_file(str(tmp_path / name))
+    assert back.nodes == net.nodes
+    for key, array in net.weights.items():
+        np.testing.assert_array_equal(back.weights[key], array)
+
+
+@pytest.mark.parametrize("name", ["net.pt", "net", "net.onnx.zip"])
+def test_unknown_suffix_lists_the_known(tmp_path, name):
+    with pytest.raises(InputError) as reading:
+        load_file(tmp_path / name)
+    with pytest.raises(InputError) as writing:
+        save(mlp(2, 2), tmp_path / name)
+    for suffix in SUFFIXES:
+        assert suffix in str(reading.value)
+        assert suffix in str(writing.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_missing_file_and_folder(tmp_path, suffix):
+    with pytest.raises(FormatError, match="cannot read"):
+        load_file(tmp_path / f"none{suffix}")
+    (tmp_path / f"folder{suffix}").mkdir()
+    with pytest.raises(FormatError, match="a folder"):
+        load_file(tmp_path / f"folder{suffix}")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_one_format_under_the_suffix_of_another(tmp_path, suffix):
+    net, other = mlp(2, 2), {".onnx": ".safetensors", ".safetensors": ".onnx"}[suffix]
+    save(net, tmp_path / f"net{other}")
+    (tmp_path / f"net{other}").rename(tmp_path / f"net{suffix}")
+    with pytest.raises(FormatError, match="net"):
+        load_file(tmp_path / f"net{suffix}")
+
+
+def test_onnx_and_safetensors_hold_the_same_network(tmp_path):
+    save(mlp(4, 6, 3), tmp_path / "a.onnx")
+    save(load_file(tmp_path / "a.onnx"), tmp_path / "b.safetensors")
+    save(load_file(tmp_path / "b.safetensors"), tmp_path / "c.onnx")
+    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "c.onnx").read_bytes()

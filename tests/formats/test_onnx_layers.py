@@ -1,0 +1,252 @@
+"""Every layer, with attributes that Hypothesis makes up: ONNX Runtime runs what is written as the reference means it,
+and what is read back is the same network."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from onchip.errors import ShapeError
+from onchip.formats.onnx_ops.base import WRITERS
+from onchip.formats.onnx_reader import read_onnx
+from onchip.formats.onnx_writer import write_onnx
+from onchip.kernels import reference
+from onchip.spec import layers
+from onchip.spec.layers import LAYERS
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType, numpy_dtype
+from onnx_models import SETTINGS, numbers, rows_of, run_onnx
+
+NEVER_SAVED = {"TokenConv", "Interleave"}  # only rewrites make them
+sizes = st.integers(1, 7)
+
+
+def one_layer(layer, *shapes, dtype="float32", seed=0, **weights) -> Network:
+    """A network of one layer over inputs of these row shapes."""
+    rng = np.random.default_rng(seed)
+    arrays = {f"layer.{role}": rng.standard_normal(shape).astype(numpy_dtype(dtype)) for role, shape in weights.items()}
+    if "layer.var" in arrays:
+        arrays["layer.var"] = abs(arrays["layer.var"])
+    inputs = {f"x{i}": TensorType(("B", *shape), dtype) for i, shape in enumerate(shapes)}
+    node = Node("layer", layer, tuple(inputs), {role: f"layer.{role}" for role in weights})
+    return Network(inputs, (node,), ("layer",), arrays)
+
+
+@st.composite
+def windows(draw, rank, pools=False):
+    """Attributes of a window, and sizes of a row that hold it."""
+    each = st.tuples(*[st.integers(1, 3)] * rank)
+    kernel, stride, dilation = draw(each), draw(each), draw(each)
+    highest = [k - 1 for k in kernel] * 2 if pools else [3] * 2 * rank
+    pads = tuple(draw(st.integers(0, n)) for n in highest)
+    spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    row = tuple(n + draw(st.integers(0, 6)) for n in spans)
+    return kernel, stride, pads, dilation, row
+
+
+@st.composite
+def convolutions(draw, kind):
+    layer = LAYERS[kind]
+    kernel, stride, pads, dilation, row = draw(windows(layer.rank))
+    groups, C_in, C_out = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    weights = {"weight": (groups * C_out, C_in, *kernel), "bias": (groups * C_out,)}
+    given = {"stride": stride, "pads": pads, "dilation": dilation, "groups": groups}
+    if "Transpose" in kind:
+        weights["weight"] = (groups * C_in, C_out, *kernel)
+        given["output_padding"] = tuple(draw(st.integers(0, s - 1)) for s in stride)  # ONNX Runtime takes no more
+    if draw(st.booleans()):
+        del weights["bias"]
+    return one_layer(layer(**given), (groups * C_in, *row), **weights)
+
+
+@st.composite
+def pools(draw, kind):
+    layer = LAYERS[kind]
+    kernel, stride, pads, dilation, row = draw(windows(layer.rank, pools=True))
+    given = {"kernel": kernel, "stride": stride, "pads": pads, "dilation": dilation, "ceil": draw(st.booleans())}
+    if "Avg" in kind:
+        given["count_pads"] = draw(st.booleans())
+    return one_layer(layer(**given), (draw(st.integers(1, 3)), *row))
+
+
+@st.composite
+def over_axes(draw, kind):
+    row = draw(st.lists(sizes, min_size=1, max_size=4))
+    axes = st.integers(1, len(row)).flatmap(lambda a: st.sampled_from([a, a - len(row) - 1]))
+    if kind in ("GlobalMax", "GlobalMean"):
+        chosen = draw(st.lists(axes, min_size=1, max_size=len(row), unique_by=lambda a: a % (len(row) + 1)))
+        return one_layer(LAYERS[kind](tuple(chosen), draw(st.booleans())), row)
+    if kind == "CumSum":
+        dtype = draw(st.sampled_from(["float32", "float64", "int32", "int64"]))
+        return one_layer(layers.CumSum(draw(axes), draw(st.booleans()), draw(st.booleans())), row, dtype=dtype)
+    return one_layer(LAYERS[kind](draw(axes)), row)
+
+
+@st.composite
+def combinations(draw, kind):
+    """Values whose rows are of one shape, or 1 along some axes, and perhaps a constant with fewer axes."""
+    row = draw(st.lists(sizes, max_size=3))
+    shrunk = st.tuples(*[st.sampled_from([n, 1]) for n in row])
+    shapes = [row, *draw(st.lists(shrunk, max_size=2))]
+    weights = {}
+    if len(shapes) == 1 or draw(st.booleans()):
+        weights["constant"] = draw(shrunk)[draw(st.integers(0, len(row))) :]
+    return one_layer(LAYERS[kind](), *shapes, **weights)
+
+
+@st.composite
+def concatenations(draw):
+    row = draw(st.lists(sizes, min_size=1, max_size=3))
+    axis = draw(st.integers(1, len(row)))
+    widths = draw(st.lists(sizes, min_size=1, max_size=4))
+    shapes = [(*row[: axis - 1], width, *row[axis:]) for width in widths]
+    return one_layer(layers.Concat(axis - draw(st.sampled_from([0, len(row) + 1]))), *shapes)
+
+
+@st.composite
+def reshapes(draw):
+    row = draw(st.lists(sizes, max_size=4))
+    new = draw(st.permutations(row))
+    if draw(st.booleans()):
+        new = [*new[:1], math.prod(new[1:])]
+    return one_layer(layers.Reshape(tuple(new)), row)
+
+
+@st.composite
+def permutations(draw):
+    row = draw(st.lists(sizes, min_size=1, max_size=4))
+    return one_layer(layers.Permute((0, *draw(st.permutations(range(1, len(row) + 1))))), row)
+
+
+@st.composite
+def embeddings(draw):
+    ids = draw(st.lists(sizes, max_size=2))
+    dtype = draw(st.sampled_from(["int32", "int64"]))
+    table = numbers(draw(st.integers(5, 9)), draw(sizes), dtype=draw(st.sampled_from(["float32", "float64"])))
+    node = Node("layer", layers.Embedding(), ("x0",), {"weight": "table"})
+    return Network({"x0": TensorType(("B", *ids), dtype)}, (node,), ("layer",), {"table": table})
+
+
+@st.composite
+def batch_norms(draw, kind):
+    C = draw(sizes)
+    row = {"BatchNorm1d": [(C,), (C, 4)], "BatchNorm2d": [(C, 3, 2)]}[kind]
+    roles = ("mean", "var", *draw(st.sampled_from([("weight", "bias"), ("weight",), ("bias",), ()])))
+    layer = LAYERS[kind](draw(st.sampled_from([1e-5, 1e-3, 0.5])))
+    return one_layer(layer, draw(st.sampled_from(row)), **dict.fromkeys(roles, (C,)))
+
+
+@st.composite
+def elementwise(draw, kind):
+    choices = {
+        "GELU": [layers.GELU(), layers.GELU("tanh")], "LeakyReLU": [layers.LeakyReLU(), layers.LeakyReLU(0.3)],
+        "Dropout": [layers.Dropout(), layers.Dropout(0.25)],
+        "Clip": [layers.Clip(*bounds) for bounds in ((0, 6), (-0.1, None), (None, 0.3), (0.7, -0.2), (None, None))],
+    }  # fmt: skip
+    row = draw(st.lists(sizes, max_size=3))
+    dtype = draw(st.sampled_from(["float32", "float64"] if kind != "GELU" else ["float32"]))  # no Erf of doubles there
+    return one_layer(draw(st.sampled_from(choices.get(kind, [LAYERS[kind]()]))), row, dtype=dtype)
+
+
+@st.composite
+def linears(draw):
+    row, width = draw(st.lists(sizes, min_size=1, max_size=3)), draw(sizes)
+    weights = {"weight": (width, row[-1]), "bias": (width,)}
+    if draw(st.booleans()):
+        del weights["bias"]
+    return one_layer(layers.Linear(), row, **weights)
+
+
+@st.composite
+def casts(draw):
+    given = draw(st.sampled_from(["float64", "float32", "float16", "int32", "int64", "uint8", "bool"]))
+    to = draw(st.sampled_from([dtype for dtype in ("float64", "float32", "float16") if dtype != given]))
+    return one_layer(layers.Cast(to), draw(st.lists(sizes, max_size=3)), dtype=given)
+
+
+STRATEGIES = {
+    **{kind: convolutions(kind) for kind in ("Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d")},
+    **{kind: pools(kind) for kind in ("MaxPool1d", "MaxPool2d", "AvgPool1d", "AvgPool2d")},
+    **{kind: over_axes(kind) for kind in ("GlobalMax", "GlobalMean", "CumSum", "Softmax", "LogSoftmax")},
+    **{kind: combinations(kind) for kind in ("Add", "Mul")},
+    **{kind: batch_norms(kind) for kind in ("BatchNorm1d", "BatchNorm2d")},
+    **{kind: elementwise(kind) for kind in ("ReLU", "LeakyReLU", "Clip", "Sigmoid", "Tanh", "SiLU", "GELU")},
+    **{kind: elementwise(kind) for kind in ("Identity", "Dropout")},
+    "Concat": concatenations(), "Reshape": reshapes(), "Permute": permutations(), "Embedding": embeddings(),
+    "Linear": linears(), "Cast": casts(),
+}  # fmt: skip
+
+
+def test_every_layer_is_here():
+    assert set(STRATEGIES) | {"ToPixels"} == set(WRITERS)
+    assert set(WRITERS) | NEVER_SAVED == set(LAYERS)
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+@settings(SETTINGS, max_examples=25)
+@given(data=st.data(), rows=st.sampled_from([1, 2, 5]))
+def test_written_run_and_read_back(tmp_path, kind, data, rows):
+    try:
+        net = data.draw(STRATEGIES[kind])
+    except ShapeError:  # attributes that leave nothing of the output
+        assume(False)
+    write_onnx(net, tmp_path / "net.onnx")
+    xs = rows_of(net, rows)
+    truth = reference.forward(net, xs)
+    (got,) = run_onnx(tmp_path / "net.onnx", *xs)
+    assert got.dtype.name == net.output.dtype
+    tolerance = 2.0**-11 if got.dtype == "float16" else 2e-5
+    np.testing.assert_allclose(got, truth, rtol=tolerance, atol=tolerance)
+
+    back = read_onnx(tmp_path / "net.onnx")
+    assert (back.inputs, back.output) == (net.inputs, net.output)
+    np.testing.assert_allclose(reference.forward(back, xs), truth, rtol=1e-7, atol=1e-7)
+    if kind in ("Identity", "Dropout"):
+        assert back.nodes == ()
+    elif len(net.inputs) + len(net.nodes[0].weights) < 3 or kind not in ("Add", "Mul"):  # ONNX adds two at a time
+        (node,), (kept,) = net.nodes, back.nodes
+        assert kept.name == "layer"
+        assert normal(kept.layer, net) == normal(node.layer, net)
+        for role, name in node.weights.items():
+            assert kept.weights[role] == name
+            assert back.weights[name].tobytes() == net.weights[name].tobytes()
+
+
+def normal(layer, net):
+    """The layer with its axes counted from the front, and a Reshape as it turns out."""
+    rank = len(net.types["x0"].shape)
+    if isinstance(layer, layers.Reshape):
+        return layers.Reshape(net.output.row_shape)
+    if hasattr(layer, "axis"):
+        return dataclasses.replace(layer, axis=layer.axis % rank)
+    if isinstance(layer, layers.GlobalMax | layers.GlobalMean):
+        return dataclasses.replace(layer, axes=tuple(sorted(axis % rank for axis in layer.axes)))
+    return layer
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_pixels_are_written_and_read_back(tmp_path, dtype):
+    net = one_layer(layers.ToPixels(), (3, 5, 4), dtype=dtype)
+    write_onnx(net, tmp_path / "net.onnx")
+    back = read_onnx(tmp_path / "net.onnx")
+    assert (back.nodes, back.inputs, back.outputs) == (net.nodes, net.inputs, net.outputs)
+    if dtype != "float32":
+        return
+    x = np.random.default_rng(0).uniform(-1.5, 1.5, (6, 3, 5, 4)).astype(np.float32)
+    x[0, 0, 0] = [np.nan, np.inf, -np.inf, 1]
+    (got,) = run_onnx(tmp_path / "net.onnx", x)
+    assert got.dtype == np.uint8
+    np.testing.assert_array_equal(got, reference.forward(net, x, "float32"))
+
+
+@pytest.mark.parametrize("D_out", [1, 4])
+def test_pixels_behind_a_product_leave_it_without_a_bias(tmp_path, D_out):
+    net = one_layer(layers.Linear(), (3,), weight=(D_out, 3))
+    pixels = net.replace(nodes=(*net.nodes, Node("pixels", layers.ToPixels(), ("layer",))), outputs=("pixels",))
+    write_onnx(pixels, tmp_path / "net.onnx")
+    assert read_onnx(tmp_path / "net.onnx").nodes == pixels.nodes

@@ -1,0 +1,288 @@
+"""Torch modules become networks that compute what torch computes, whatever the batch."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+import onchip
+from onchip.errors import InputError
+from onchip.formats import torch_module
+from onchip.kernels import reference
+
+torch = pytest.importorskip("torch")
+nn, F = torch.nn, torch.nn.functional
+
+
+class TextCNN(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(30, 6)
+        self.convs = nn.ModuleList(nn.Conv1d(6, 5, k) for k in (2, 3, 4))
+        self.fc = nn.Linear(15, 3)
+
+    def forward(self, ids):
+        x = self.table(ids).transpose(1, 2)
+        x = torch.cat([F.relu(conv(x)).max(dim=2)[0] for conv in self.convs], dim=1)
+        return self.fc(F.dropout(x, 0.5, self.training))
+
+
+class LeNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c1, self.c2 = nn.Conv2d(1, 4, 5, padding=2), nn.Conv2d(4, 6, 3)
+        self.fc1, self.fc2 = nn.Linear(6 * 3 * 3, 10), nn.Linear(10, 4)
+
+    def forward(self, x):
+        x = F.max_pool2d(torch.tanh(self.c1(x)), 2)
+        x = F.avg_pool2d(torch.tanh(self.c2(x)), 2)
+        x = x.view(x.size(0), -1)
+        return F.log_softmax(self.fc2(torch.sigmoid(self.fc1(x))), dim=1)
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.SiLU(),
+            nn.Conv2d(4, 4, 3, padding=1, groups=2), nn.BatchNorm2d(4),
+        )  # fmt: skip
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = F.leaky_relu(x + self.body(x), 0.2)
+        return self.head(x.mean(dim=(2, 3))), F.adaptive_max_pool2d(x, 1).flatten(1)
+
+
+class Generator(nn.Module):
+    """DCGAN's, with a view in front."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(10, 8 * 4 * 4)
+        self.layers = nn.Sequential(
+            nn.BatchNorm2d(8), nn.ReLU(), nn.ConvTranspose2d(8, 4, 5, 2, 2, output_padding=1, bias=False),
+            nn.BatchNorm2d(4), nn.ReLU(), nn.ConvTranspose2d(4, 3, 4, 2, 1), nn.Tanh(),
+        )  # fmt: skip
+
+    def forward(self, z):
+        return self.layers(self.project(z).reshape(-1, 8, 4, 4))
+
+
+class Mixer(nn.Module):
+    """Two inputs, Linear over three axes, GELU both ways, sizes that are computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+        self.register_buffer("scale", torch.rand(5, 1) + 1)
+
+    def forward(self, x, y):
+        h = F.gelu(self.up(x)) * self.scale
+        h = x + self.down(F.gelu(h, approximate="tanh")) - y.unsqueeze(1)
+        return h.permute(0, 2, 1).reshape(x.shape[0], h.shape[1] * h.shape[2]) / 3
+
+
+def autoencoder():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 3, stride=2, padding=1),
+        nn.BatchNorm2d(6), nn.LeakyReLU(), nn.ConvTranspose2d(6, 4, 3, stride=2, padding=1, output_padding=1),
+        nn.ReLU(), nn.ConvTranspose2d(4, 1, 2, stride=2), nn.Sigmoid(),
+    )  # fmt: skip
+
+
+def small_mobilenet():
+    """Depthwise and pointwise convolutions with ReLU6, as mobile networks have them."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU6(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), nn.BatchNorm2d(8), nn.ReLU6(),
+        nn.Conv2d(8, 12, 1, bias=False), nn.BatchNorm2d(12), nn.Hardtanh(-0.3, 0.9),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 4),
+    )  # fmt: skip
+
+
+def mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.GELU(), nn.Dropout(), nn.Linear(9, 4), nn.Softmax(dim=1))
+
+
+CASES = {
+    "mlp": (mlp, [(3, 4)]), "textcnn": (TextCNN, ["ids"]), "lenet": (LeNet, [(1, 16, 16)]),
+    "autoencoder": (autoencoder, [(1, 8, 12)]), "residual": (Residual, [(4, 6, 5)]), "dcgan": (Generator, [(10,)]),
+    "mixer": (Mixer, [(5, 6), (6,)]), "mobilenet": (small_mobilenet, [(3, 10, 9)]),
+}  # fmt: skip
+
+
+def make(case, dtype=torch.float64):
+    torch.manual_seed(0)
+    build, shapes = CASES[case]
+    module = build().to(dtype)
+    for norm in module.modules():  # as if it had been trained
+        if isinstance(norm, nn.BatchNorm2d):
+            nn.init.normal_(norm.running_mean)
+            nn.init.uniform_(norm.running_var, 0.5, 2)
+            nn.init.normal_(norm.weight)
+    return module, shapes
+
+
+def rows(shapes, B, dtype=torch.float64):
+    return tuple(
+        torch.randint(0, 30, (B, 9)) if shape == "ids" else torch.randn(B, *shape, dtype=dtype) for shape in shapes
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("example", [1, 2])
+def test_computes_what_torch_computes(case, example):
+    module, shapes = make(case)
+    net = onchip.load(module, rows(shapes, example))
+    module.eval()
+    for B in (1, 2, 7):
+        xs = rows(shapes, B)
+        with torch.no_grad():
+            expected = module(*xs)
+        got = reference.forward(net, tuple(x.numpy() for x in xs))
+        if not isinstance(expected, tuple):
+            got, expected = (got,), (expected,)
+        for mine, theirs in zip(got, expected, strict=True):
+            np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_keep_their_names_and_bits(case):
+    module, shapes = make(case, torch.float32)
+    net = onchip.load(module, rows(shapes, 2, torch.float32))
+    named = {name: tensor.numpy() for name, tensor in module.state_dict().items() if "num_batches" not in name}
+    kept = {name: array for name, array in net.weights.items() if name in named}
+    assert set(kept) == set(named)
+    for name, array in kept.items():
+        np.testing.assert_array_equal(array, named[name])
+    others = set(net.weights) - set(named)  # numbers in forward
+    assert all(net.weights[name].size == 1 for name in others)
+
+
+def test_gelu_silu_and_norms_are_layers_of_their_own():
+    kinds = {}
+    for case in ("mixer", "residual"):
+        module, shapes = make(case)
+        kinds[case] = [node.layer.kind for node in onchip.load(module, rows(shapes, 2)).nodes]
+    assert kinds["mixer"].count("GELU") == 2
+    assert kinds["residual"].count("BatchNorm2d") == 2
+    assert "SiLU" in kinds["residual"]
+
+
+def test_an_engine_runs_it():
+    module, shapes = make("lenet", torch.float32)
+    engine = onchip.compile(onchip.load(module, rows(shapes, 1, torch.float32)), device="cpu")
+    (x,) = rows(shapes, 5, torch.float32)
+    with torch.no_grad():
+        np.testing.assert_allclose(engine(x.numpy()), module.eval()(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_arrays_and_lists_are_examples_too():
+    module, _ = make("mixer", torch.float32)
+    x, y = np.zeros((2, 5, 6), np.float32), np.zeros((2, 6), np.float32)
+    net = onchip.load(module, [x, y])
+    assert (list(net.inputs), net.name) == (["x0", "x1"], "Mixer")
+    assert onchip.load(make("mlp", torch.float32)[0], np.zeros((1, 3, 4), np.float32)).input.row_shape == (3, 4)
+
+
+def test_the_module_is_left_as_it_was(recwarn):
+    module, shapes = make("residual")
+    module.train()
+    module.body[1].eval()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    onchip.load(module, rows(shapes, 2))
+    assert module.training
+    assert not module.body[1].training
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert not recwarn
+
+
+# -- errors --------------------------------------------------------------------------------------------------------
+
+
+def test_no_example_and_bad_examples():
+    module, _ = make("mlp", torch.float32)
+    with pytest.raises(InputError, match=r"module Sequential needs an example[\s\S]*onchip.load\(module"):
+        onchip.load(module)
+    for example in ((), torch.tensor(1.0), torch.zeros(0, 3, 4), (torch.zeros(2, 3), torch.zeros(3, 3))):
+        with pytest.raises(InputError, match="bad example for module Sequential"):
+            onchip.load(module, example)
+    with pytest.raises(InputError, match="torch cannot trace module Sequential"):
+        onchip.load(module, torch.zeros(2, 5, 5))
+
+
+def test_unsupported_operators_name_themselves_and_their_place():
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.LSTM(4, 3, batch_first=True)
+
+        def forward(self, x):
+            return self.rnn(x)[0]
+
+    with pytest.raises(InputError, match=r"module Tagger: node '/rnn/LSTM' \(LSTM\): unsupported operator") as caught:
+        onchip.load(Tagger(), torch.zeros(2, 5, 4))
+    assert "Conv" in str(caught.value)  # and lists what is supported
+
+    class Rows(nn.Module):
+        def forward(self, x):
+            return x.sum(dim=0)
+
+    with pytest.raises(InputError, match=r"module Rows: .*ReduceSum"):
+        onchip.load(Rows(), torch.zeros(2, 5))
+
+
+def test_not_a_model_and_no_torch(monkeypatch):
+    for odd in (5, None, object()):
+        with pytest.raises(InputError, match="not a model"):
+            onchip.load(odd)
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(torch_module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"not a model[\s\S]*pip install 'onchip\[torch\]'"):
+        onchip.load(5, np.zeros(3))
+
+
+def test_weights_beyond_two_gibibytes():
+    class Wide(nn.Module):
+        def state_dict(self):
+            return {"w": torch.empty(700_000_000, device="meta")}
+
+    with pytest.raises(InputError, match=r"module Wide is too large[\s\S]*2,800,000,000 B"):
+        onchip.load(Wide(), torch.zeros(1, 2))
+
+
+def test_a_branch_that_depends_on_the_numbers_is_refused():
+    class Fickle(torch.nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(InputError, match=r"cannot trace module Fickle\n.*TracerWarning"):
+        onchip.load(Fickle(), torch.ones(2, 3))
+
+
+class HalfEnds(nn.Module):
+    """Takes and hands out half precision, computes in float32; ids beside it become numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(5, 3)
+
+    def forward(self, x, ids):
+        y = torch.tanh(self.fc(x.float()) + ids.to(torch.float32))
+        return y.half(), y.double()
+
+
+def test_casts():
+    torch.manual_seed(0)
+    module, x, ids = HalfEnds(), torch.randn(4, 5).half(), torch.randint(0, 9, (4, 3))
+    net = onchip.load(module, (x, ids))
+    assert [net.types[name].dtype for name in (*net.inputs, *net.outputs)] == ["float16", "int64", "float16", "float64"]
+    truth = module(x, ids)
+    for got, wanted in zip(onchip.compile(net, device="cpu")(x.numpy(), ids.numpy()), truth, strict=True):
+        wanted = wanted.detach().numpy()
+        assert got.dtype == wanted.dtype
+        np.testing.assert_allclose(got.astype(np.float64), wanted, atol=1e-3 if got.dtype == np.float16 else 1e-6)

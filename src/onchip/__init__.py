@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from onchip.runtime.scan import scan
     from onchip.spec.build import mlp
     from onchip.spec.network import Network
-    from onchip.train.course import FitResult
     from onchip.train.estimators import Classifier, Regressor
     from onchip.train.grid import fit_many
     from onchip.train.loop import fit
+    from onchip.train.training_run import FitResult
     from onchip.workloads import load
 
 __version__ = "0.1.0"
@@ -36,7 +36,7 @@ __all__ = [
 
 # Where each name lives. Imported when first used: `import onchip` loads no NumPy, no Numba and no device.
 _HOME = {
-    "Classifier": "train.estimators", "Engine": "runtime.engine", "FitResult": "train.course",
+    "Classifier": "train.estimators", "Engine": "runtime.engine", "FitResult": "train.training_run",
     "Network": "spec.network", "Plan": "plan.planner", "Regressor": "train.estimators", "compile": "runtime.engine",
     "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "spec.build", "save": "formats.load",
     "scan": "runtime.scan",

@@ -86,7 +86,7 @@ def lesson(n=150, batch_size=32, loss="cross_entropy", **options):
     last = "Sigmoid" if loss == "half_sse" else None
     y = data.y_train if loss == "cross_entropy" else backprop.backprop.one_hot(data.y_train)
     train = TrainOptions(loss=loss, batch_size=batch_size, epochs=1, **options)
-    return training.Lesson(
+    return training.TrainingCase(
         lambda seed: random_mlp(784, 12, 10, seed=seed, output=last), data.x_train, y, train, threads=1
     )
 

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from onchip.bench.frame import Case, Ready, UnavailableError, Voice, run_cases
+from onchip.bench.frame import Case, Ready, Reporter, UnavailableError, run_cases
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Verdict
 
@@ -55,7 +55,7 @@ def test_a_missing_peer_is_skipped_and_said():
     said = []
     peer = dataclasses.replace(case("frob"), prepare=missing)
     cases = [case("onchip"), peer, case("onchip", name="20 rows"), dataclasses.replace(peer, case="20 rows")]
-    outcome = run_cases(cases, QUICK, Voice(say=said.append))
+    outcome = run_cases(cases, QUICK, Reporter(say=said.append))
     assert [row.engine for row in outcome.rows] == ["onchip", "onchip"]
     assert outcome.skipped == {"frob": "frob is not installed"}
     assert said == ["skipped frob: frob is not installed"]
@@ -108,7 +108,7 @@ def test_a_remark_sees_all_rows_of_its_case():
 
     others = [case("onchip", name="20 rows"), case("peer", name="20 rows", remark=lambda rows: "")]
     cases = [case("onchip", remark=remark), case("peer"), *others]
-    rows = run_cases(cases, QUICK, Voice(say=said.append)).rows
+    rows = run_cases(cases, QUICK, Reporter(say=said.append)).rows
     assert seen == [["onchip", "peer"]]
     settings = [row.setting for row in rows]
     assert settings == ["onchip's way, twice as fast", "peer's way", "onchip's way", "peer's way"]

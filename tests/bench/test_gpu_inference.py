@@ -12,7 +12,7 @@ from checks import random_mlp, rows
 from numpy_stage import NumpyStage
 from onchip.bench import CASES, ON_GPU, command, decode, gpu_inference, gpu_peers, mlp
 from onchip.bench.dense import dense_layers
-from onchip.bench.frame import UnavailableError, Voice, run_cases
+from onchip.bench.frame import Reporter, UnavailableError, run_cases
 from onchip.bench.gpu_clock import CALLS, Forward, fastest
 from onchip.bench.gpu_inference import GpuJob, floor_ms, gpu_cases
 from onchip.bench.gpu_peers import Allowance, GpuTask
@@ -183,7 +183,7 @@ def test_an_engine_with_streams_of_its_own_is_waited_for():
 def test_a_peer_without_torch_is_skipped(fake_gpu):
     said = []
     cases = gpu_cases("mlp", [job()], Options(device="cuda", peers=True))
-    outcome = run_cases(cases, QUICK, Voice(say=said.append))
+    outcome = run_cases(cases, QUICK, Reporter(say=said.append))
     assert [row.engine for row in outcome.rows] == ["onchip"]
     assert set(outcome.skipped) == set(gpu_peers.make_peers())
     assert "is not installed" in outcome.skipped["triton"]
@@ -267,21 +267,21 @@ def test_a_benchmark_that_has_no_cases_for_a_gpu(fake_gpu, tmp_path):
 
 def test_auto_is_the_gpu_where_it_can_be(fake_gpu):
     said = []
-    voice = Voice(say=said.append)
-    assert command.choose_device("auto", ["decode", "mlp"], None, voice) == "cuda:0"
-    assert command.choose_device("auto", ["decode", "digits"], None, voice) == "cpu"
-    assert command.choose_device("auto", [], None, voice) == "cpu"
-    assert command.choose_device("cuda:1", ["digits"], None, voice) == "cuda:1"  # run_benchmarks says no
+    reporter = Reporter(say=said.append)
+    assert command.choose_device("auto", ["decode", "mlp"], None, reporter) == "cuda:0"
+    assert command.choose_device("auto", ["decode", "digits"], None, reporter) == "cpu"
+    assert command.choose_device("auto", [], None, reporter) == "cpu"
+    assert command.choose_device("cuda:1", ["digits"], None, reporter) == "cuda:1"  # run_benchmarks says no
     assert said[0] == "device: cuda:0 (auto: it is here)"
     assert "digits on a GPU is still to come" in said[1]
 
 
 def test_threads_are_the_cpus():
-    voice = Voice()
-    assert command.choose_device("auto", ["decode"], 2, voice) == "cpu"
-    assert command.choose_device("cpu", ["decode"], 2, voice) == "cpu"
+    reporter = Reporter()
+    assert command.choose_device("auto", ["decode"], 2, reporter) == "cpu"
+    assert command.choose_device("cpu", ["decode"], 2, reporter) == "cpu"
     with pytest.raises(InputError, match="threads are the CPU's"):
-        command.choose_device("cuda", ["decode"], 2, voice)
+        command.choose_device("cuda", ["decode"], 2, reporter)
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from onchip.cli.train_log import TrainLog
 from onchip.errors import OutputError
-from onchip.train.course import Epoch
+from onchip.train.training_run import Epoch
 
 EPOCH = Epoch(1, 0.5, 0.9, None, None, 0.1, 1.0, 100.0)
 QUICK = ["--data", "sklearn", "--hidden", "16", "--epochs", "4", "--lr", "0.1", "--device", "cpu"]

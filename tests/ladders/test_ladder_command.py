@@ -5,7 +5,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from onchip.bench.frame import Voice
+from onchip.bench.frame import Reporter
 from onchip.bench.ladder import ladder_results, profiled
 from onchip.cli.ladder import ladder
 from onchip.errors import DeviceError, InputError
@@ -105,7 +105,7 @@ def test_bank_conflicts_join_the_facts(monkeypatch):
         return {"a": 1234, "b": 0}
 
     monkeypatch.setattr("onchip.bench.ladder.bank_conflicts", counted)
-    found = profiled(climbed, Voice())
+    found = profiled(climbed, Reporter())
     assert [step.facts for step in found.steps] == [
         {"launches": 5, "bank conflicts": 1234}, {"launches": 1, "bank conflicts": 0},
     ]  # fmt: skip
@@ -115,5 +115,5 @@ def test_bank_conflicts_join_the_facts(monkeypatch):
 
     said = []
     monkeypatch.setattr("onchip.bench.ladder.bank_conflicts", refused)
-    assert profiled(climbed, Voice(said.append)) is climbed
+    assert profiled(climbed, Reporter(said.append)) is climbed
     assert said == ["no bank conflicts: ncu failed: ERR_NVGPUCTRPERM"]

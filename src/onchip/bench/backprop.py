@@ -9,7 +9,7 @@ from collections.abc import Callable
 from onchip.bench.frame import ONCHIP, Case, Ready
 from onchip.bench.options import Options
 from onchip.bench.torch_training import torch_runs
-from onchip.bench.training import Lesson, onchip_run
+from onchip.bench.training import TrainingCase, onchip_run
 from onchip.measure.pace import Pace
 from onchip.spec.network import Network
 from onchip.workloads import backprop
@@ -33,10 +33,10 @@ def cases(options: Options) -> list[Case]:
     return made
 
 
-def make_lesson(n: int, options: Options) -> Lesson:
+def make_lesson(n: int, options: Options) -> TrainingCase:
     patterns, data = backprop.patterns(n)
     train = dataclasses.replace(backprop.TRAIN, batch_size=n, epochs=EPOCHS)
-    return Lesson(_network, patterns.x, patterns.y, train, options.threads, options.device, data)
+    return TrainingCase(_network, patterns.x, patterns.y, train, options.threads, options.device, data)
 
 
 def _network(seed: int) -> Network:

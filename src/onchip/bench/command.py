@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from onchip.bench import CASES, ON_GPU, machine
-from onchip.bench.frame import Outcome, Voice, run_cases
+from onchip.bench.frame import Outcome, Reporter, run_cases
 from onchip.bench.options import Options
 from onchip.bench.results import Results, make_folder, result_path, write_results
 from onchip.errors import DeviceError
@@ -29,13 +29,13 @@ def run_benchmarks(
     folder: str | os.PathLike[str],
     *,
     pace: Pace | None = None,
-    voice: Voice | None = None,
+    reporter: Reporter | None = None,
 ) -> tuple[dict[Path, Results], int]:
     """Measure these benchmarks and write a file for each; the files and the exit code.
 
     names  none: all that there are for the device
     """
-    voice = voice or Voice()
+    reporter = reporter or Reporter()
     chosen = {name: CASES[name] for name in _named(names, options.device)}
     device, ceilings = _measured_device(options.device)
     slug = machine.device_slug(device)
@@ -45,25 +45,25 @@ def run_benchmarks(
         check_writable(path)
     written, worst = {}, 0
     for name, builder in chosen.items():
-        outcome = run_cases(builder(options), pace, voice)
+        outcome = run_cases(builder(options), pace, reporter)
         written[paths[name]] = describe(device, outcome, ceilings)
         write_results(written[paths[name]], paths[name])
-        voice.say(f"wrote {paths[name]}")
+        reporter.say(f"wrote {paths[name]}")
         worst = max(worst, outcome.exit_code)
     return written, worst
 
 
-def choose_device(name: str, names: Sequence[str], threads: int | None, voice: Voice) -> str:
+def choose_device(name: str, names: Sequence[str], threads: int | None, reporter: Reporter) -> str:
     """The device to measure on. "auto" is the GPU where there is one and all these benchmarks have cases for it."""
     if name != "auto":
         found = find_device(name, threads)[0]
         return "cpu" if found.kind == "cpu" else name
     only_cpu = [benchmark for benchmark in names or CASES if benchmark in CASES and benchmark not in ON_GPU]
     if only_cpu:
-        voice.say(f"device: cpu (auto: {', '.join(only_cpu)} on a GPU is still to come)")
+        reporter.say(f"device: cpu (auto: {', '.join(only_cpu)} on a GPU is still to come)")
         return "cpu"
     _, _, chosen = find_device(name, threads)
-    voice.say(f"device: {chosen}")
+    reporter.say(f"device: {chosen}")
     return chosen.partition(" ")[0]
 
 
@@ -92,7 +92,7 @@ def describe(device: Device, outcome: Outcome, ceilings: Mapping[str, float] | N
 
 
 @contextlib.contextmanager
-def stderr_voice() -> Iterator[Voice]:
+def stderr_voice() -> Iterator[Reporter]:
     """Speak on stderr: on a terminal progress is one line that goes away, elsewhere a line each."""
 
     on_terminal = sys.stderr.isatty()
@@ -106,7 +106,7 @@ def stderr_voice() -> Iterator[Voice]:
         print(CLEAR + text[:width], end="", file=sys.stderr, flush=True)
 
     try:
-        yield Voice(say, progress if on_terminal else say)
+        yield Reporter(say, progress if on_terminal else say)
     finally:
         if on_terminal:
             print(CLEAR, end="", file=sys.stderr, flush=True)

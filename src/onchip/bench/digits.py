@@ -14,7 +14,7 @@ from onchip.bench.options import Options
 from onchip.bench.peers import subject_of
 from onchip.bench.results import ACCURACY
 from onchip.bench.torch_training import torch_accuracy, torch_runs
-from onchip.bench.training import Lesson, onchip_accuracy, onchip_run
+from onchip.bench.training import TrainingCase, onchip_accuracy, onchip_run
 from onchip.measure.pace import Pace
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
@@ -70,14 +70,14 @@ def _rows(x: Array, B: int) -> Array:
     return np.ascontiguousarray(x[np.arange(B) % len(x)])
 
 
-def _lesson(data: Dataset, label: str, size: int, options: Options) -> Lesson:
+def _lesson(data: Dataset, label: str, size: int, options: Options) -> TrainingCase:
     """An epoch in batches of `size` rows; of other sizes than the workload's own at most STEPS of them."""
     n = len(data.x_train) if size == digits.TRAIN.batch_size else min(len(data.x_train), STEPS * size)
     train = dataclasses.replace(digits.TRAIN, batch_size=size, epochs=1)
-    return Lesson(_network, data.x_train[:n], data.y_train[:n], train, options.threads, options.device, label)
+    return TrainingCase(_network, data.x_train[:n], data.y_train[:n], train, options.threads, options.device, label)
 
 
-def _step_cases(lesson: Lesson, options: Options) -> list[Case]:
+def _step_cases(lesson: TrainingCase, options: Options) -> list[Case]:
     """Whole epochs through the public fit; the time told is that of a step."""
     size = lesson.options.batch_size
     engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_run, lesson)}
@@ -93,7 +93,7 @@ def _step_cases(lesson: Lesson, options: Options) -> list[Case]:
 
 def _accuracy_cases(data: Dataset, label: str, options: Options) -> list[Case]:
     """All seeds in one run; the time told is that of one seed."""
-    lesson = Lesson(_network, data.x_train, data.y_train, digits.TRAIN, options.threads, options.device, label)
+    lesson = TrainingCase(_network, data.x_train, data.y_train, digits.TRAIN, options.threads, options.device, label)
     test = (data.x_test, data.y_test, SEEDS)
     engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_accuracy, lesson, *test)}
     if options.peers:

@@ -58,54 +58,54 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Voice:
+class Reporter:
     """How a long run speaks: `say` what should stay to be read, `progress` what the next line may replace."""
 
     say: Callable[[str], None] = lambda text: None
     progress: Callable[[str], None] = lambda text: None
 
 
-def run_cases(cases: Sequence[Case], pace: Pace | None = None, voice: Voice | None = None) -> Outcome:
+def run_cases(cases: Sequence[Case], pace: Pace | None = None, reporter: Reporter | None = None) -> Outcome:
     """Check, then time, every case; a row for each engine that could run. `pace` stands in for the cases' own."""
-    voice = voice or Voice()
+    reporter = reporter or Reporter()
     rows: list[Row] = []
     skipped: dict[str, str] = {}
     wrong: list[str] = []
     for title, group in itertools.groupby(cases, key=job_title):
-        ready = _prepare(list(group), title, skipped, voice)
+        ready = _prepare(list(group), title, skipped, reporter)
         verdicts = []
         for case, engine in ready:
-            voice.progress(f"{title}: checking {case.engine}")
+            reporter.progress(f"{title}: checking {case.engine}")
             verdicts.append(engine.check())
             if not verdicts[-1].is_right:
                 error, allowed = verdicts[-1].error, verdicts[-1].allowed
                 wrong.append(f"{title}: {case.engine} is wrong, error {error:.3g}, allowed {allowed:.3g}")
-                voice.say(wrong[-1])
-        timings = _time(ready, [verdict.is_right for verdict in verdicts], pace, title, voice)
+                reporter.say(wrong[-1])
+        timings = _time(ready, [verdict.is_right for verdict in verdicts], pace, title, reporter)
         made = [
             _row(case, engine, verdict, timing)
             for (case, engine), verdict, timing in zip(ready, verdicts, timings, strict=True)
         ]
-        rows += [_remarked(case, row, made, voice) for (case, _), row in zip(ready, made, strict=True)]
+        rows += [_remarked(case, row, made, reporter) for (case, _), row in zip(ready, made, strict=True)]
     return Outcome(tuple(rows), skipped, tuple(wrong))
 
 
-def _prepare(cases: list[Case], title: str, skipped: dict[str, str], voice: Voice) -> list[tuple[Case, Ready]]:
+def _prepare(cases: list[Case], title: str, skipped: dict[str, str], reporter: Reporter) -> list[tuple[Case, Ready]]:
     ready = []
     for case in cases:
-        voice.progress(f"{title}: preparing {case.engine}")
+        reporter.progress(f"{title}: preparing {case.engine}")
         try:
             ready.append((case, case.prepare()))
         except UnavailableError as reason:
             known = skipped.get(case.engine, "")
             if reason.what not in known:
-                voice.say(f"skipped {case.engine}: {reason.what}")
+                reporter.say(f"skipped {case.engine}: {reason.what}")
                 skipped[case.engine] = "; ".join(filter(None, [known, reason.what]))
     return ready
 
 
 def _time(
-    ready: list[tuple[Case, Ready]], right: list[bool], pace: Pace | None, title: str, voice: Voice
+    ready: list[tuple[Case, Ready]], right: list[bool], pace: Pace | None, title: str, reporter: Reporter
 ) -> list[Timing | None]:
     timed = [pair for pair, is_right in zip(ready, right, strict=True) if is_right]
     if not timed:
@@ -113,7 +113,7 @@ def _time(
     pace = pace or timed[0][0].pace or Pace()
 
     def on_block(turn: int, i: int) -> None:
-        voice.progress(f"{title}: timing {timed[i][0].engine}, round {turn + 1} of {pace.rounds}")
+        reporter.progress(f"{title}: timing {timed[i][0].engine}, round {turn + 1} of {pace.rounds}")
 
     samples = iter(interleave([engine.run for _, engine in timed], pace, on_block))
     return [
@@ -130,9 +130,9 @@ def _row(case: Case, engine: Ready, verdict: Verdict, timing: Timing | None) -> 
     )  # fmt: skip
 
 
-def _remarked(case: Case, row: Row, rows: Sequence[Row], voice: Voice) -> Row:
+def _remarked(case: Case, row: Row, rows: Sequence[Row], reporter: Reporter) -> Row:
     remark = case.remark(rows) if case.remark is not None else ""
     if not remark:
         return row
-    voice.say(f"{case.workload}, {case.case}, {case.engine}: {remark}")
+    reporter.say(f"{case.workload}, {case.case}, {case.engine}: {remark}")
     return replace(row, setting=", ".join(filter(None, [row.setting, remark])))

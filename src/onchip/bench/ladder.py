@@ -7,7 +7,7 @@ from pathlib import Path
 
 from onchip.bench import machine
 from onchip.bench.command import describe
-from onchip.bench.frame import Outcome, Voice
+from onchip.bench.frame import Outcome, Reporter
 from onchip.bench.results import Results, make_folder, make_row, result_path, write_results
 from onchip.errors import DeviceError, InputError
 from onchip.files import check_outputs, check_writable
@@ -35,11 +35,11 @@ class LadderOptions:
 
 
 def climb_ladder(
-    name: str, options: LadderOptions, voice: Voice | None = None, pace: Pace | None = None
+    name: str, options: LadderOptions, reporter: Reporter | None = None, pace: Pace | None = None
 ) -> tuple[Climb, Results]:
     """Climb a ladder; draw it and write a result file where that is asked for."""
-    voice = voice or Voice()
-    device = find_ladder_device(name, options, voice)
+    reporter = reporter or Reporter()
+    device = find_ladder_device(name, options, reporter)
     ladder = find_ladder(name, device.kind)
     if options.profile and device.kind != "cuda":
         raise InputError(
@@ -57,44 +57,44 @@ def climb_ladder(
         make_folder(path)
         check_writable(path)
     climbed = climb(ladder, rows=options.rows, rungs=options.rungs, threads=check_threads(options.threads), pace=pace,
-                    progress=voice.progress)  # fmt: skip
+                    progress=reporter.progress)  # fmt: skip
     for rung, why in climbed.skipped.items():
-        voice.say(f"skipped {rung}: {why}")
+        reporter.say(f"skipped {rung}: {why}")
     if options.profile:
-        climbed = profiled(climbed, voice)
+        climbed = profiled(climbed, reporter)
     results = ladder_results(climbed, device)
     if options.plot is not None:
         save_plot(climbed, options.plot)
-        voice.say(f"wrote {options.plot}")
+        reporter.say(f"wrote {options.plot}")
     if path is not None:
         write_results(results, path)
-        voice.say(f"wrote {path}")
+        reporter.say(f"wrote {path}")
     return climbed, results
 
 
-def find_ladder_device(name: str, options: LadderOptions, voice: Voice) -> Device:
+def find_ladder_device(name: str, options: LadderOptions, reporter: Reporter) -> Device:
     """The device that a ladder is climbed on. "auto": the GPU where there is one and the ladder has rungs for it."""
     asked = options.device
     if asked not in ("auto", "cpu", "cuda"):
         raise InputError("unknown device for a ladder", got=asked, expected="auto, cpu or cuda", hint="--device auto")
     if asked == "auto" and "cuda" not in ladder_devices(name):
-        voice.say("device: cpu (auto: this ladder has no rungs for a GPU yet)")
+        reporter.say("device: cpu (auto: this ladder has no rungs for a GPU yet)")
         asked = "cpu"
     found, _, chosen = find_device(asked, options.threads)
     if asked == "auto":
-        voice.say(f"device: {chosen}")
+        reporter.say(f"device: {chosen}")
     # Rates of an hour ago, on a busier machine, would make a false floor.
     return this_cpu(measure=True) if found.kind == "cpu" else found
 
 
-def profiled(climbed: Climb, voice: Voice) -> Climb:
+def profiled(climbed: Climb, reporter: Reporter) -> Climb:
     """The same climb with each rung's bank conflicts, where ncu can tell them."""
-    voice.progress("counting bank conflicts")
+    reporter.progress("counting bank conflicts")
     try:
         launches = {step.rung: int(step.facts["launches"]) for step in climbed.steps}
         found = bank_conflicts(climbed.ladder, climbed.B, launches)
     except DeviceError as error:
-        voice.say(f"no bank conflicts: {error.what}" + (f": {error.got}" if error.got else ""))
+        reporter.say(f"no bank conflicts: {error.what}" + (f": {error.got}" if error.got else ""))
         return climbed
     steps = (
         dataclasses.replace(step, facts={**step.facts, "bank conflicts": found[step.rung]}) for step in climbed.steps

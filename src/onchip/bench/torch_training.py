@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from onchip.bench.frame import Ready, UnavailableError
 from onchip.bench.peers import explained, load_torch
 from onchip.bench.torch_network import torch_module
-from onchip.bench.training import Lesson, percent
+from onchip.bench.training import TrainingCase, percent
 from onchip.measure.truth import Verdict
 from onchip.spec.layers import Linear, ReLU, Sigmoid
 from onchip.spec.network import Network
@@ -33,7 +33,7 @@ _PIECES = (512, 2_048, 16_384)  # rows of a large batch at a time, by hand
 class TorchRun(abc.ABC):
     """A training run of a lesson."""
 
-    def __init__(self, lesson: Lesson, seed: int = 0) -> None:
+    def __init__(self, lesson: TrainingCase, seed: int = 0) -> None:
         self.torch = load_torch(lesson.threads)
         self.lesson, self.seed = lesson, seed
         self.x, self.y = self.torch.from_numpy(lesson.x), self.torch.from_numpy(lesson.y)
@@ -75,7 +75,7 @@ class TorchRun(abc.ABC):
 
 
 class Autograd(TorchRun):
-    def __init__(self, lesson: Lesson, seed: int = 0, *, optimiser: str, compiled: bool) -> None:
+    def __init__(self, lesson: TrainingCase, seed: int = 0, *, optimiser: str, compiled: bool) -> None:
         super().__init__(lesson, seed)
         torch, options = self.torch, lesson.options
         self.module = torch_module(lesson.net(seed)).train()
@@ -112,7 +112,7 @@ class Autograd(TorchRun):
 class ByHand(TorchRun):
     """Linear layers with biases, ReLU and Sigmoid; a batch goes through `piece` rows at a time (None: all)."""
 
-    def __init__(self, lesson: Lesson, seed: int = 0, *, piece: int | None) -> None:
+    def __init__(self, lesson: TrainingCase, seed: int = 0, *, piece: int | None) -> None:
         super().__init__(lesson, seed)
         self.piece = piece
         self.layers, self.w, self.b = _layers(self.torch, lesson.net(seed))
@@ -209,7 +209,7 @@ def _layers(torch: Any, net: Network) -> tuple[list[Dense], list[Tensor], list[T
 Make = Callable[..., TorchRun]  # (lesson, seed)
 
 
-def torch_forms(lesson: Lesson) -> dict[str, dict[str, Make]]:
+def torch_forms(lesson: TrainingCase) -> dict[str, dict[str, Make]]:
     """Engine -> its variants; the fastest is measured, and its name is part of the setting."""
     forms: dict[str, dict[str, Make]] = {
         engine: {f"{o} SGD": functools.partial(Autograd, optimiser=o, compiled=compiled) for o in ("foreach", "fused")}
@@ -222,18 +222,18 @@ def torch_forms(lesson: Lesson) -> dict[str, dict[str, Make]]:
     return forms
 
 
-def torch_runs(lesson: Lesson) -> dict[str, Callable[[], Ready]]:
+def torch_runs(lesson: TrainingCase) -> dict[str, Callable[[], Ready]]:
     """What prepares each form of torch for a lesson."""
     return {name: functools.partial(torch_run, lesson, name, forms) for name, forms in torch_forms(lesson).items()}
 
 
-def torch_run(lesson: Lesson, name: str, forms: Mapping[str, Make]) -> Ready:
+def torch_run(lesson: TrainingCase, name: str, forms: Mapping[str, Make]) -> Ready:
     with explained(name):
         variant, run = fastest_form(lesson, forms)
     return Ready(run.run, lambda: forms[variant](lesson.few, 0).check(), lesson.setting(variant))
 
 
-def torch_accuracy(lesson: Lesson, name: str, x_test: Array, y_test: Array, seeds: int) -> Ready:
+def torch_accuracy(lesson: TrainingCase, name: str, x_test: Array, y_test: Array, seeds: int) -> Ready:
     """All seeds, one after the other; the scores are their test accuracies in percent."""
     forms = torch_forms(lesson)[name]
     with explained(name):
@@ -252,7 +252,7 @@ def torch_accuracy(lesson: Lesson, name: str, x_test: Array, y_test: Array, seed
     return Ready(run, check, lesson.setting(variant), lambda: scores)
 
 
-def fastest_form(lesson: Lesson, forms: Mapping[str, Make]) -> tuple[str, TorchRun]:
+def fastest_form(lesson: TrainingCase, forms: Mapping[str, Make]) -> tuple[str, TorchRun]:
     """The form that takes the first steps fastest here and now; in turns, the best of a few tries."""
     runs = {name: make(lesson, 0) for name, make in forms.items()}
     if len(runs) == 1:

@@ -20,17 +20,17 @@ from onchip.plan.kernel import Job
 from onchip.runtime.engine import compile, plan
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-from onchip.train.course import FitResult
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order
+from onchip.train.training_run import FitResult
 
 CHECKED_STEPS, CHECKED_ROWS = 16, 8_192
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class TrainingCase:
     """A training job. `net` makes the untrained network of a seed; options.epochs is the length of a run."""
 
     net: Callable[[int], Network]
@@ -66,7 +66,7 @@ class Lesson:
         return [order[i : i + size] for order in orders for i in range(0, n, size)]
 
     @functools.cached_property
-    def few(self) -> Lesson:
+    def few(self) -> TrainingCase:
         """The same on the first rows, for some steps, at the least two: what everyone is judged on."""
         n = min(len(self.x), CHECKED_STEPS * self.options.batch_size, CHECKED_ROWS)
         epochs = 1 if n > self.options.batch_size else 2
@@ -86,21 +86,21 @@ class Lesson:
         return ", ".join(filter(None, [self.data, *notes]))
 
 
-def onchip_run(lesson: Lesson) -> Ready:
+def onchip_run(lesson: TrainingCase) -> Ready:
     return Ready(lambda: _fit(lesson), lambda: _check_fit(lesson.few), lesson.setting())
 
 
-def _fit(lesson: Lesson) -> FitResult:
+def _fit(lesson: TrainingCase) -> FitResult:
     return fit(lesson.net(0), lesson.x, lesson.y, device=lesson.device, threads=lesson.threads,
                **dataclasses.asdict(lesson.seeded(0)))  # fmt: skip
 
 
-def _check_fit(lesson: Lesson) -> Verdict:
+def _check_fit(lesson: TrainingCase) -> Verdict:
     result = _fit(lesson)
     return lesson.judge(result.losses, result.network)
 
 
-def onchip_accuracy(lesson: Lesson, x_test: Array, y_test: Array, seeds: int) -> Ready:
+def onchip_accuracy(lesson: TrainingCase, x_test: Array, y_test: Array, seeds: int) -> Ready:
     """All seeds, side by side; the scores are their test accuracies in percent."""
     scores: list[float] = []
 

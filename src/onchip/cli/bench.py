@@ -52,10 +52,10 @@ def bench(
     from onchip.runtime.cpu import check_threads
 
     counts = parse_counts(rows, "rows") if rows else (), parse_counts(batches, "rows in a batch") if batches else ()
-    with stderr_voice() as voice:
-        chosen = choose_device(device, names or [], threads, voice)
+    with stderr_voice() as reporter:
+        chosen = choose_device(device, names or [], threads, reporter)
         options = Options(chosen, check_threads(threads), peers, accuracy, *counts)
-        written, exit_code = run_benchmarks(names or [], options, out, voice=voice)
+        written, exit_code = run_benchmarks(names or [], options, out, reporter=reporter)
     if as_json:
         print_json({path.stem: results.to_dict() for path, results in written.items()})
     else:

@@ -10,7 +10,7 @@ from onchip.errors import InputError
 from onchip.files import atomic_write, check_writable
 
 if TYPE_CHECKING:
-    from onchip.train.course import Epoch
+    from onchip.train.training_run import Epoch
 
 SUFFIXES = (".png", ".svg", ".pdf")
 _TRAINING, _VALIDATION, _BEST = "#1f5fa8", "#e07b00", "#777777"

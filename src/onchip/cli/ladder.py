@@ -44,9 +44,9 @@ def ladder(
         else:
             show(ladders_table())
         return
-    with stderr_voice() as voice:
+    with stderr_voice() as reporter:
         options = LadderOptions(device, rows, rung, threads, plot, out, profile)
-        climb, results = climb_ladder(name, options, voice)
+        climb, results = climb_ladder(name, options, reporter)
     if as_json:
         print_json(results.to_dict())
     else:

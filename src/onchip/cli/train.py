@@ -13,7 +13,7 @@ from onchip.cli.options import Json, Threads, Verbose
 from onchip.cli.talk import Update, print_json, progress, rate, resumable, say, say_device
 
 if TYPE_CHECKING:
-    from onchip.train.course import Progress
+    from onchip.train.training_run import Progress
     from onchip.workloads.classify import Trained
 
 

@@ -19,7 +19,7 @@ from onchip.cli.talk import plain
 from onchip.files import atomic_write, write_error
 
 if TYPE_CHECKING:
-    from onchip.train.course import Epoch
+    from onchip.train.training_run import Epoch
 
 
 def log_head(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from onchip.train.checkpoint_check import NAMES, check_content, fields, name_of,
 from onchip.train.options import TrainOptions
 
 if TYPE_CHECKING:
-    from onchip.train.course import Course
+    from onchip.train.training_run import TrainingRun
 
 VERSION = 1
 KEPT = 2
@@ -38,7 +38,7 @@ _ENTRY = "onchip_checkpoint"
 
 
 @dataclass(frozen=True, eq=False)
-class Standing:
+class Checkpoint:
     """Where a run stands: behind `step` steps of `epoch`, the first being 0."""
 
     epoch: int
@@ -82,7 +82,7 @@ class Checkpoints:
         """Newest first."""
         return sorted(self.folder.glob(_PATTERN), reverse=True)
 
-    def save(self, at: Standing) -> None:
+    def save(self, at: Checkpoint) -> None:
         """Write a checkpoint and keep the last two, unless a number is not finite: such a run can only diverge."""
         if not all(np.isfinite(array).all() for array in (at.losses, *at.weights.values(), *at.best_weights.values())):
             return
@@ -100,44 +100,44 @@ class Checkpoints:
         for old in self.paths()[KEPT:]:
             old.unlink(missing_ok=True)
 
-    def load(self, course: Course) -> Standing | None:
+    def load(self, run: TrainingRun) -> Checkpoint | None:
         """Where the newest checkpoint stands; None if there is none.
 
         A damaged one is refused with the last good one named: going on from an older one is the user's choice.
 
-        course  the run, before its first step
+        run  the run, before its first step
         """
         paths = self.paths()
         if not paths:
             return None
         try:
-            return self._standing(paths[0], course)
+            return self._checked(paths[0], run)
         except FormatError as error:
-            good = next((path for path in paths[1:] if self._is_sound(path, course)), None)
+            good = next((path for path in paths[1:] if self._is_sound(path, run)), None)
             hint = f"remove it to go on from {good}" if good else "remove it to begin anew: no other is left"
             got = f"{error.what}: {error.got}" + (f", expected {error.expected}" if error.expected else "")
             raise FormatError(
                 f"checkpoint {paths[0]} is damaged", got=got, expected="a checkpoint as this run wrote it", hint=hint
             ) from None
 
-    def _is_sound(self, path: Path, course: Course) -> bool:
+    def _is_sound(self, path: Path, run: TrainingRun) -> bool:
         try:
-            self._standing(path, course)
+            self._checked(path, run)
         except InputError:
             return False
         return True
 
-    def _standing(self, path: Path, course: Course) -> Standing:
+    def _checked(self, path: Path, run: TrainingRun) -> Checkpoint:
         """What a checkpoint says and holds; FormatError if it is not one, InputError if it is another run's."""
         told, arrays = _read(path)
         self._check_job(path, told["job"])
-        check_content(told, arrays, course)
+        check_content(told, arrays, run)
         groups: dict[str, dict[str, Array]] = {"weight": {}, "state": {}, "best": {}}
         for name, array in arrays.items():
             kind, slash, rest = name.partition("/")
             if slash:
                 groups[kind][rest] = array
-        return Standing(
+        return Checkpoint(
             epoch=told["epoch"], step=told["step"], epoch_hits=told["epoch_hits"],
             epoch_rows=told["epoch_rows"], epoch_seconds=told["epoch_seconds"], seconds=told["seconds"],
             history=tuple(told["history"]), best_epoch=told["best_epoch"], losses=arrays["losses"],

@@ -19,7 +19,7 @@ from onchip.spec.reading import show
 from onchip.spec.recipe import Array
 
 if TYPE_CHECKING:
-    from onchip.train.course import Course
+    from onchip.train.training_run import TrainingRun
 
 NAMES = (
     "version", "job", "epoch", "step", "epoch_hits", "epoch_rows", "epoch_seconds", "seconds", "history", "best_epoch",
@@ -29,14 +29,14 @@ _EPOCH_NAMES = (
 )  # fmt: skip
 
 
-def check_content(told: Mapping[str, Any], arrays: Mapping[str, Array], course: Course) -> None:
+def check_content(told: Mapping[str, Any], arrays: Mapping[str, Array], run: TrainingRun) -> None:
     """FormatError for the first thing that no checkpoint of this run has.
 
     told    its JSON, an object with NAMES
     arrays  "losses", and others as "weight/<name>", "state/<name>" and "best/<name>"
-    course  the run, before its first step
+    run  the run, before its first step
     """
-    options, has_classes = course.options, course.options.loss == "cross_entropy"
+    options, has_classes = run.options, run.options.loss == "cross_entropy"
     epoch = whole(told["epoch"], "epoch", 0, options.epochs)
     history = told["history"]
     if not isinstance(history, list) or len(history) != epoch:
@@ -50,13 +50,13 @@ def check_content(told: Mapping[str, Any], arrays: Mapping[str, Array], course: 
         _real(entry["loss"], f"{where}: loss")
         _share(entry["accuracy"], f"{where}: accuracy", has_classes)
         _share(
-            entry["validation_accuracy"], f"{where}: accuracy on rows held back", has_classes and len(course.held) > 0
+            entry["validation_accuracy"], f"{where}: accuracy on rows held back", has_classes and len(run.held) > 0
         )
         _near(entry["lr"], f"{where}: lr", options.lr_at(i), options.lr)
         _real(entry["seconds"], f"{where}: seconds")
         _real(entry["samples_per_s"], f"{where}: rows a second")
         held_loss = entry["validation_loss"]
-        if not len(course.held):
+        if not len(run.held):
             _nothing(held_loss, f"{where}: loss of rows held back")
         elif _real(held_loss, f"{where}: loss of rows held back") < best_loss and options.patience:
             best, best_loss = i + 1, held_loss
@@ -67,22 +67,22 @@ def check_content(told: Mapping[str, Any], arrays: Mapping[str, Array], course: 
                 raise FormatError("the run would have stopped earlier", got=got, expected=f"{i + 1} epochs")
     whole(told["best_epoch"], "best_epoch", best, best)
 
-    step = whole(told["step"], "step", 0, 0 if is_done else course.steps - 1)
-    rows, total = step * course.batch, epoch * course.steps + step
+    step = whole(told["step"], "step", 0, 0 if is_done else run.steps - 1)
+    rows, total = step * run.batch, epoch * run.steps + step
     whole(told["epoch_rows"], "epoch_rows", rows, rows)
     whole(told["epoch_hits"], "epoch_hits", 0, rows if has_classes else 0)
     _real(told["epoch_seconds"], "epoch_seconds", sys.float_info.max if step else 0)
     _real(told["seconds"], "seconds")
 
-    _check_arrays(arrays, total, bool(best), course)
+    _check_arrays(arrays, total, bool(best), run)
     for i, entry in enumerate(history):
-        mean = float(arrays["losses"][i * course.steps : (i + 1) * course.steps].mean())
+        mean = float(arrays["losses"][i * run.steps : (i + 1) * run.steps].mean())
         _near(entry["loss"], f"epoch {i + 1} of the history: loss", mean, mean)
 
 
-def _check_arrays(arrays: Mapping[str, Array], total: int, has_best: bool, course: Course) -> None:
+def _check_arrays(arrays: Mapping[str, Array], total: int, has_best: bool, run: TrainingRun) -> None:
     """The losses of `total` steps, the weights, the state, and the best weights where there are any."""
-    weights, state = course.trainer.weights(), course.trainer.state()
+    weights, state = run.trainer.weights(), run.trainer.state()
     expected = {"losses": np.empty(total), **_in_group("weight", weights), **_in_group("state", state)}
     if has_best:
         expected |= _in_group("best", weights)
@@ -101,7 +101,7 @@ def _check_arrays(arrays: Mapping[str, Array], total: int, has_best: bool, cours
         got = f"{arrays['losses'].min():g}"
         raise FormatError("array 'losses' does not fit", got=got, expected="losses of at least 0")
     kept = {name: arrays[f"state/{name}"] for name in state}
-    course.trainer.check(weights, kept)
+    run.trainer.check(weights, kept)
     done = int(state["steps"][0]) + total
     whole(int(kept["steps"][0]), "steps of the optimiser", done, done)
 

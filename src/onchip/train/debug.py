@@ -9,20 +9,20 @@ from onchip.kernels import reference
 from onchip.spec.network import Network
 from onchip.spec.reading import show
 from onchip.spec.recipe import Array
-from onchip.train.course import Course
+from onchip.train.training_run import TrainingRun
 
 
-def take_checked_step(course: Course) -> None:
+def take_checked_step(run: TrainingRun) -> None:
     """Take one step of the run; KernelError if its loss or a weight behind it is not finite."""
-    where, rows = f"epoch {course.epoch + 1}, step {course.step + 1}", course.next_rows()
-    before = course.trainer.weights()
-    (loss,) = course.advance(1)
-    after = course.trainer.weights()
+    where, rows = f"epoch {run.epoch + 1}, step {run.step + 1}", run.next_rows()
+    before = run.trainer.weights()
+    (loss,) = run.advance(1)
+    after = run.trainer.weights()
     broken = next((name for name, w in after.items() if not np.isfinite(w).all()), None)
     if np.isfinite(loss) and broken is None:
         return
-    net = course.net.replace(weights={**course.net.weights, **before})
-    got = _first_value(net, course.trainer.x[rows], rows)
+    net = run.net.replace(weights={**run.net.weights, **before})
+    got = _first_value(net, run.trainer.x[rows], rows)
     if not got:
         got = f"the update made {_bad(after[broken])} of weight {show(broken)}" if broken else f"loss {loss}"
     raise KernelError(

@@ -26,10 +26,10 @@ from onchip.runtime.engine import Engine, compile
 from onchip.spec.build import mlp
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-from onchip.train.course import FitResult
 from onchip.train.loop import fit
 from onchip.train.options import ACTIVATIONS, TrainOptions, check_name
 from onchip.train.order import epoch_order
+from onchip.train.training_run import FitResult
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -14,10 +14,10 @@ from sklearn.utils import _safe_indexing
 
 from onchip.errors import InputError, KernelError
 from onchip.spec.text import columns
-from onchip.train.course import FitResult
 from onchip.train.estimators import Estimator
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import check_name
+from onchip.train.training_run import FitResult
 
 
 @dataclass(frozen=True, eq=False)

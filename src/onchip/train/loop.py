@@ -13,9 +13,9 @@ from onchip.runtime.engine import check_rows
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.checkpoint import Checkpoints
-from onchip.train.course import Epoch, FitResult, Progress, check_targets, prepare
 from onchip.train.debug import take_checked_step
 from onchip.train.options import TrainOptions
+from onchip.train.training_run import Epoch, FitResult, Progress, check_targets, prepare
 
 
 def fit(
@@ -55,13 +55,13 @@ def fit(
         )  # fmt: skip
     x = check_rows(x, net.input)
     y = check_targets(net, len(x), y, chosen.loss)
-    course = prepare(net, x, y, chosen, device=device, threads=threads)
+    run = prepare(net, x, y, chosen, device=device, threads=threads)
     if state is not None:
-        course.trainer.restore(course.trainer.weights(), dict(state))
+        run.trainer.restore(run.trainer.weights(), dict(state))
     kept = None if checkpoint is None else Checkpoints(Path(checkpoint), net, chosen, x, y, state or {})
     if kept is not None:
-        if resume and (standing := kept.load(course)) is not None:
-            course.take_up(standing)
+        if resume and (newest := kept.load(run)) is not None:
+            run.take_up(newest)
         elif not resume and kept.paths():
             raise InputError(
                 "there is a run in this folder already", got=str(kept.paths()[0]), expected="an empty folder",
@@ -70,21 +70,21 @@ def fit(
     elif resume:
         raise InputError("nothing to resume from", got="no checkpoint folder", hint="--checkpoint FOLDER")
     if on_epoch is not None:
-        for done in course.history:
+        for done in run.history:
             on_epoch(done)
     saved = time.perf_counter()
-    while not course.is_done:
+    while not run.is_done:
         if debug:
-            take_checked_step(course)
+            take_checked_step(run)
         else:
-            course.advance()
+            run.advance()
         if on_progress is not None:
-            on_progress(course.progress())
-        if course.is_epoch_done:
-            course.end_epoch()
+            on_progress(run.progress())
+        if run.is_epoch_done:
+            run.end_epoch()
             if on_epoch is not None:
-                on_epoch(course.history[-1])
-        if kept is not None and (course.is_done or time.perf_counter() - saved >= checkpoint_every):
-            kept.save(course.standing())
+                on_epoch(run.history[-1])
+        if kept is not None and (run.is_done or time.perf_counter() - saved >= checkpoint_every):
+            kept.save(run.checkpoint())
             saved = time.perf_counter()
-    return course.result()
+    return run.result()

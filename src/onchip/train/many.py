@@ -17,8 +17,8 @@ from onchip.runtime.cpu import check_threads
 from onchip.runtime.engine import check_rows
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-from onchip.train.course import REPORT_SECONDS, Course, FitResult, check_targets, prepare
 from onchip.train.options import TrainOptions
+from onchip.train.training_run import REPORT_SECONDS, FitResult, TrainingRun, check_targets, prepare
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,17 +62,17 @@ def fit_runs(
 
     def work(i: int) -> FitResult | KernelError | None:
         run = runs[i]
-        course = prepare(run.net, x, y, run.options, device=device, threads=threads, rows=row_numbers[i], alone=True)
-        while not course.is_done and not stop:
-            course.advance()
-            if course.is_epoch_done:
+        training = prepare(run.net, x, y, run.options, device=device, threads=threads, rows=row_numbers[i], alone=True)
+        while not training.is_done and not stop:
+            training.advance()
+            if training.is_epoch_done:
                 try:
-                    course.end_epoch()
+                    training.end_epoch()
                 except KernelError as diverged:
                     shares[i] = 1.0
                     return diverged
-            shares[i] = _share(course)
-        return course.result() if course.is_done else None
+            shares[i] = _share(training)
+        return training.result() if training.is_done else None
 
     with concurrent.futures.ThreadPoolExecutor(check_threads(threads)) as pool:
         futures = [pool.submit(work, i) for i in range(len(runs))]
@@ -112,5 +112,5 @@ def _data_of(run: Run) -> tuple[str, str, str]:
     return str(run.net.input), str(run.net.output), target
 
 
-def _share(course: Course) -> float:
-    return 1.0 if course.is_done else (course.epoch + course.step / course.steps) / course.options.epochs
+def _share(training: TrainingRun) -> float:
+    return 1.0 if training.is_done else (training.epoch + training.step / training.steps) / training.options.epochs

@@ -15,9 +15,9 @@ from onchip.formats.load import SUFFIXES
 from onchip.runtime.engine import compile
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-from onchip.train.course import FitResult, Progress
 from onchip.train.loop import fit
 from onchip.train.options import TrainOptions
+from onchip.train.training_run import FitResult, Progress
 from onchip.workloads.dataset import Dataset
 from onchip.workloads.table_data import flat
 

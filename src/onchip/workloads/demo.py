@@ -19,7 +19,7 @@ from onchip.runtime.engine import Engine, compile
 from onchip.spec.layers import Linear
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, materialise
-from onchip.train.course import Progress
+from onchip.train.training_run import Progress
 from onchip.workloads import digits
 from onchip.workloads.classify import Trained, train_and_test
 from onchip.workloads.dataset import Dataset

@@ -21,7 +21,7 @@ NEW = "mlp"  # the model that is made for a user's data
 HIDDEN = (100,)  # of that, as of the estimators
 
 
-class Lesson(Protocol):
+class TrainingCase(Protocol):
     """What a module of workloads has if its network can be trained."""
 
     TRAIN: TrainOptions
@@ -29,7 +29,7 @@ class Lesson(Protocol):
     load_data: Callable[..., Dataset]  # (the name of a data set, if a user gave one)
 
 
-TRAINED: dict[str, Lesson] = {"digits": digits, "backprop": backprop}
+TRAINED: dict[str, TrainingCase] = {"digits": digits, "backprop": backprop}
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +115,7 @@ def _chosen_layers(model: str, **choices: Any) -> dict[str, Any]:
     return chosen
 
 
-def _named_data(model: str, lesson: Lesson, source: Source) -> Dataset:
+def _named_data(model: str, lesson: TrainingCase, source: Source) -> Dataset:
     """A data set by name; such a set has labels and test rows of its own."""
     extra = {name: value for name, value in asdict(source).items() if name != "data" and value is not None}
     if source.data is not None and is_file(source.data):

@@ -27,7 +27,7 @@ LEGACY_STREAM = 1  # CUDA's default stream, which waits for all others that are 
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class ArrayView:
     """An array as the driver sees it."""
 
     pointer: int
@@ -52,7 +52,7 @@ class Scratch:
     owner: object  # what keeps the memory
 
 
-class Kind(abc.ABC):
+class ArrayAdapter(abc.ABC):
     """A library's arrays."""
 
     name = ""
@@ -69,7 +69,7 @@ class Kind(abc.ABC):
         """The stream for work on x: the caller's, where the kind knows it."""
 
     @abc.abstractmethod
-    def describe(self, x: Any, stream: int) -> Placed:
+    def describe(self, x: Any, stream: int) -> ArrayView:
         """Where x lies; what is put on the stream from now on comes after what made x."""
 
     def empty(self, given: TensorType, B: int, stream: int) -> Any:
@@ -92,7 +92,7 @@ class Kind(abc.ABC):
         return
 
 
-def kind_of(x: Any, gpu: Gpu) -> Kind | None:
+def kind_of(x: Any, gpu: Gpu) -> ArrayAdapter | None:
     """The kind that an array is of; None for what is no array of a GPU."""
     root, torch = type(x).__module__.partition(".")[0], sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
@@ -111,7 +111,7 @@ def kind_of(x: Any, gpu: Gpu) -> Kind | None:
 # -- libraries that tell their stream --------------------------------------------------------------------------
 
 
-class Torch(Kind):
+class Torch(ArrayAdapter):
     name = "a torch tensor"
 
     def __init__(self, gpu: Gpu) -> None:
@@ -131,10 +131,10 @@ class Torch(Kind):
     def owns(self, x: Any) -> bool:
         return isinstance(x, self.torch.Tensor)
 
-    def describe(self, x: Any, stream: int) -> Placed:
+    def describe(self, x: Any, stream: int) -> ArrayView:
         self._check_place(x)
         dtype = str(x.dtype).removeprefix("torch.")
-        return Placed(x.data_ptr(), tuple(x.shape), dtype, x.is_contiguous(), x.get_device())
+        return ArrayView(x.data_ptr(), tuple(x.shape), dtype, x.is_contiguous(), x.get_device())
 
     def stream(self, x: Any) -> int:
         self._check_place(x)  # a torch that sees no GPU has no stream either
@@ -156,7 +156,7 @@ class Torch(Kind):
         return self.torch.empty((B, *given.row_shape), dtype=dtype, device=f"cuda:{self._gpu.index}")
 
 
-class Cupy(Kind):
+class Cupy(ArrayAdapter):
     name = "a CuPy array"
 
     def __init__(self, gpu: Gpu) -> None:
@@ -166,8 +166,8 @@ class Cupy(Kind):
     def owns(self, x: Any) -> bool:
         return isinstance(x, self.cupy.ndarray)
 
-    def describe(self, x: Any, stream: int) -> Placed:
-        return Placed(x.data.ptr, tuple(x.shape), x.dtype.name, x.flags.c_contiguous, x.device.id)
+    def describe(self, x: Any, stream: int) -> ArrayView:
+        return ArrayView(x.data.ptr, tuple(x.shape), x.dtype.name, x.flags.c_contiguous, x.device.id)
 
     def stream(self, x: Any) -> int:
         return int(self.cupy.cuda.get_current_stream(self._gpu.index).ptr)
@@ -177,7 +177,7 @@ class Cupy(Kind):
             return self.cupy.empty((B, *given.row_shape), numpy_dtype(given.dtype))
 
 
-class CudaArrays(Kind):
+class CudaArrays(ArrayAdapter):
     """Anything with `__cuda_array_interface__`. Results are DeviceArrays."""
 
     def __init__(self, gpu: Gpu, of: type) -> None:
@@ -188,7 +188,7 @@ class CudaArrays(Kind):
     def owns(self, x: Any) -> bool:
         return isinstance(x, (self._type, DeviceArray))
 
-    def describe(self, x: Any, stream: int) -> Placed:
+    def describe(self, x: Any, stream: int) -> ArrayView:
         facts = x.__cuda_array_interface__
         dtype, shape = np.dtype(facts["typestr"]), tuple(facts["shape"])
         name = "bfloat16" if facts["typestr"] == "<V2" and str(getattr(x, "dtype", "")) == "bfloat16" else dtype.name
@@ -197,7 +197,7 @@ class CudaArrays(Kind):
         pointer, read_only = facts["data"]
         # The interface does not name the device; a pointer does.
         index = self._gpu.index_of(pointer) if pointer else self._gpu.index
-        return Placed(pointer or 0, shape, name, row_major, index, not read_only)
+        return ArrayView(pointer or 0, shape, name, row_major, index, not read_only)
 
     def stream(self, x: Any) -> int:
         return int(x.__cuda_array_interface__.get("stream") or LEGACY_STREAM)
@@ -206,7 +206,7 @@ class CudaArrays(Kind):
 # -- libraries that do not -------------------------------------------------------------------------------------
 
 
-class DlpackArrays(Kind):
+class DlpackArrays(ArrayAdapter):
     """Anything with `__dlpack__`. Results are DeviceArrays.
 
     The work goes on the GPU's own stream, which waits for the array's owner; that is what DLPack offers. The other way
@@ -225,14 +225,14 @@ class DlpackArrays(Kind):
     def owns(self, x: Any) -> bool:
         return isinstance(x, (self._type, DeviceArray))
 
-    def describe(self, x: Any, stream: int) -> Placed:
+    def describe(self, x: Any, stream: int) -> ArrayView:
         kind, index = x.__dlpack_device__()
         if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED):
             raise _not_here(self.name, f"device type {int(kind)} of DLPack", self._gpu, "move it there, or NumPy")
         capsule = x.__dlpack__(stream=stream)
         found = dlpack.describe(capsule)
         row_major = found.strides is None or _is_row_major(found.shape, found.strides)
-        return Placed(found.pointer, found.shape, found.dtype, row_major, index, not found.is_read_only, capsule)
+        return ArrayView(found.pointer, found.shape, found.dtype, row_major, index, not found.is_read_only, capsule)
 
     def stream(self, x: Any) -> int:
         return self._gpu.stream
@@ -259,7 +259,7 @@ class Jax(DlpackArrays):
         super().__init__(gpu, self.jax.Array)
         self.name = "a JAX array"
 
-    def describe(self, x: Any, stream: int) -> Placed:
+    def describe(self, x: Any, stream: int) -> ArrayView:
         return replace(super().describe(x, stream), is_writable=isinstance(x, DeviceArray))
 
     def hand_out(self, made: Any) -> Any:

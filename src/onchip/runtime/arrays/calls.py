@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onchip.errors import InputError, ShapeError
-from onchip.runtime.arrays.adapters import Kind, Placed, Torch, kind_of
+from onchip.runtime.arrays.adapters import ArrayAdapter, ArrayView, Torch, kind_of
 from onchip.runtime.cuda.backend import MOST_CALLS, MOST_GRAPHS, BoundPlan
 from onchip.runtime.cuda.gpu import Graph
 from onchip.spec.types import TensorType
@@ -39,7 +39,7 @@ def device_run(x: Any, bound: BoundPlan, ids: Mapping[str, int]) -> Run | None:
 class DeviceCalls:
     """Arrays of any kind, networks of any number of inputs and outputs."""
 
-    def __init__(self, kind: Kind, bound: BoundPlan) -> None:
+    def __init__(self, kind: ArrayAdapter, bound: BoundPlan) -> None:
         self._kind, self._bound = kind, bound
         net = bound.plan.network
         self._inputs = dict(net.inputs)
@@ -53,7 +53,7 @@ class DeviceCalls:
         for x in rows[1:]:
             self._check_kind(x, "an input")
         stream = kind.stream(rows[0])
-        inputs: dict[str, Placed] = {}
+        inputs: dict[str, ArrayView] = {}
         for x, (name, given) in zip(rows, self._inputs.items(), strict=True):
             inputs[name] = self._check(kind.describe(x, stream), given, "input")
         B = next(iter(inputs.values())).shape[0]
@@ -78,7 +78,7 @@ class DeviceCalls:
             hint = "all inputs and outputs on the GPU, or all NumPy"
             raise InputError("arrays of different kinds", got=got, expected=self._kind.name, hint=hint)
 
-    def _check(self, placed: Placed, given: TensorType, what: str) -> Placed:
+    def _check(self, placed: ArrayView, given: TensorType, what: str) -> ArrayView:
         """The array, if it is rows of this type on this GPU."""
         here = self._bound.gpu.index
         if placed.device_index != here:
@@ -105,7 +105,7 @@ class DeviceCalls:
             nbytes = sum(given.row_bytes for _, given in self._outputs) * B
             raise self._bound.gpu.out_of_memory(nbytes, self._bound.row_bytes) from error
 
-    def _check_outs(self, outs: tuple[Any, ...], B: int, stream: int) -> list[Placed]:
+    def _check_outs(self, outs: tuple[Any, ...], B: int, stream: int) -> list[ArrayView]:
         if len(outs) != len(self._outputs):
             raise ShapeError("out does not fit", got=f"{len(outs)} arrays", expected=f"{len(self._outputs)}")
         checked = []
@@ -122,10 +122,10 @@ class DeviceCalls:
 
     # -- the launch ------------------------------------------------------------------------------------------
 
-    def _run(self, inputs: Mapping[str, Placed], outputs: Sequence[Placed], B: int, stream: int) -> None:
+    def _run(self, inputs: Mapping[str, ArrayView], outputs: Sequence[ArrayView], B: int, stream: int) -> None:
         bound = self._bound
         gpu = bound.gpu
-        targets: dict[str, Placed] = {}  # where each value is made
+        targets: dict[str, ArrayView] = {}  # where each value is made
         for (name, _), placed in zip(self._outputs, outputs, strict=True):
             if name not in inputs:
                 targets.setdefault(name, placed)
@@ -147,7 +147,7 @@ class DeviceCalls:
                 gpu.copy(placed.pointer, pointer, placed.nbytes, stream)
 
 
-def _check_overlap(outputs: Sequence[Placed], inputs: Sequence[Placed]) -> None:
+def _check_overlap(outputs: Sequence[ArrayView], inputs: Sequence[ArrayView]) -> None:
     for i, y in enumerate(outputs):
         for other in (*outputs[i + 1 :], *inputs):
             if y.pointer < other.pointer + other.nbytes and other.pointer < y.pointer + y.nbytes:

@@ -12,7 +12,7 @@ import numpy as np
 
 from onchip.errors import InputError, ShapeError
 from onchip.kernels.cuda.scan import Scan
-from onchip.runtime.arrays.adapters import Kind, Placed
+from onchip.runtime.arrays.adapters import ArrayAdapter, ArrayView
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.staging import SLOT_BYTES, staging_of
@@ -50,7 +50,7 @@ def bound_scan(gpu: Gpu, how: ScanOp, dtype: str, shape: tuple[int, int, int], w
 # -- arrays on the GPU ---------------------------------------------------------------------------------------
 
 
-def scan_there(x: Any, kind: Kind, gpu: Gpu, how: ScanOp, axis: int, out: Any) -> Any:
+def scan_there(x: Any, kind: ArrayAdapter, gpu: Gpu, how: ScanOp, axis: int, out: Any) -> Any:
     """A scan of an array that lies on a GPU, on its owner's stream; what is made is of the same kind."""
     stream = kind.stream(x)
     given = _check(kind.describe(x, stream), gpu, "x")
@@ -75,7 +75,7 @@ def scan_there(x: Any, kind: Kind, gpu: Gpu, how: ScanOp, axis: int, out: Any) -
     return y if out is not None else kind.hand_out(y)
 
 
-def _check(placed: Placed, gpu: Gpu, what: str) -> Placed:
+def _check(placed: ArrayView, gpu: Gpu, what: str) -> ArrayView:
     if placed.device_index != gpu.index:
         raise InputError(
             f"{what} is on another device", got=f"cuda:{placed.device_index}", expected=f"cuda:{gpu.index}"

@@ -15,7 +15,7 @@ from onchip.plan.planner import Plan
 from onchip.runtime.engine import place
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-from onchip.train.checkpoint import Standing
+from onchip.train.checkpoint import Checkpoint
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
 
@@ -71,7 +71,7 @@ class FitResult:
 def prepare(
     net: Network, x: Array, y: Array, options: TrainOptions, *, device: str, threads: int | None,
     rows: Array | None = None, alone: bool = False,
-) -> Course:  # fmt: skip
+) -> TrainingRun:  # fmt: skip
     """Plan a run and make its trainer; x and y are checked.
 
     rows   of x to train on, as if x had no others; None: all
@@ -91,10 +91,10 @@ def prepare(
     trainer.steps(train[:0], options.lr, 0.0, 0.0)  # no step: compiles before the clock starts
     if len(held):
         trainer.evaluate(train[:0])
-    return Course(net, plan, chosen, trainer, options, all_rows[train], all_rows[held])
+    return TrainingRun(net, plan, chosen, trainer, options, all_rows[train], all_rows[held])
 
 
-class Course:
+class TrainingRun:
     """A training run in progress, a piece of an epoch at a time."""
 
     def __init__(
@@ -200,15 +200,15 @@ class Course:
         mean = self.told / max(self.step, 1)
         return Progress(self.epoch + 1, self.options.epochs, self.step, self.steps, mean, accuracy, rate)
 
-    def standing(self) -> Standing:
+    def checkpoint(self) -> Checkpoint:
         history = tuple(dataclasses.asdict(epoch) for epoch in self.history)
         losses = np.concatenate(self.losses) if self.losses else np.zeros(0)
-        return Standing(
+        return Checkpoint(
             self.epoch, self.step, self.hits, self.epoch_rows, self.epoch_seconds, self.seconds, history,
             self.best_epoch, losses, self.trainer.weights(), self.trainer.state(), self.best_weights,
         )  # fmt: skip
 
-    def take_up(self, at: Standing) -> None:
+    def take_up(self, at: Checkpoint) -> None:
         """Stand where another run of the same job stood."""
         self.trainer.restore(at.weights, at.state)
         self.epoch, self.step, self.hits, self.seconds = at.epoch, at.step, at.epoch_hits, at.seconds

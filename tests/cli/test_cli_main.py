@@ -153,3 +153,16 @@ def test_an_error_that_follows_from_a_stop_is_the_stop(monkeypatch, capsys):
     monkeypatch.setattr("onchip.cli.main._dispatch", cut_short)
     assert main([]) == 2
     assert capsys.readouterr().err == "stopped: no file is half-written\n"
+
+
+def test_what_is_said_has_an_end_and_no_orders_for_a_terminal(cli, tmp_path):
+    ran = cli("plan", "decode", "x\x1b[31m" + "a" * 9000)
+    assert ran.code == 2
+    assert len(ran.err) < 2000
+    assert "\x1b" not in ran.err
+    target = tmp_path / "a\x1b[31mb.npy"
+    ran = cli("run", "decode", "--count", 3, "--device", "cpu", "-o", target)
+    assert ran.code == 0, ran.err
+    assert target.exists()
+    assert "\x1b" not in ran.err
+    assert "\\x1b[31mb.npy" in ran.err

@@ -9,7 +9,7 @@ import sys
 
 from onchip.cli.stop import Stoppable, StoppedError, stopping
 from onchip.cli.streams import StdoutError, open_streams
-from onchip.errors import OnchipError
+from onchip.errors import OnchipError, printable
 
 # Nothing slow is imported here, not even typing: until main runs, a signal does what Python does with it.
 TYPE_CHECKING = False
@@ -101,10 +101,14 @@ def build_app() -> typer.Typer:
 
 def _dispatch(argv: Sequence[str] | None) -> int:
     try:
-        build_app()(args=None if argv is None else list(argv), prog_name="onchip")
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
-    return 0
+        code = build_app()(args=None if argv is None else list(argv), prog_name="onchip", standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "show"):  # the option parser's own have it; whose class they are goes with its version
+            raise
+        error.message = printable(error.message)  # type: ignore[attr-defined]  # an argument may be of any length
+        error.show()
+        return int(error.exit_code)  # type: ignore[attr-defined]
+    return code if isinstance(code, int) else 0
 
 
 def _show_version(asked: bool) -> None:

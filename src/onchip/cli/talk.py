@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onchip.cli.stop import StoppedError, stopping
+from onchip.errors import printable
 
 if TYPE_CHECKING:
     from onchip.plan.planner import Plan
@@ -24,7 +25,8 @@ def check_stopped() -> None:
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr)
+    """Lines of talk. Names in them may be anybody's: what a terminal would take for an order is shown as text."""
+    print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -61,11 +63,11 @@ def progress(what: str, total: float) -> Iterator[Update]:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[text]}"),
-        TimeRemainingColumn(compact=True),
+        TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(),
+        TextColumn("{task.fields[text]}", markup=False), TimeRemainingColumn(compact=True),
     )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total, text="")
+        task = bar.add_task(printable(what), total=total, text="")
 
         def update(done: float, text: str) -> None:
             check_stopped()

@@ -49,9 +49,7 @@ def check_content(told: Mapping[str, Any], arrays: Mapping[str, Array], run: Tra
         whole(entry["epoch"], f"{where}: its number", i + 1, i + 1)
         _real(entry["loss"], f"{where}: loss")
         _share(entry["accuracy"], f"{where}: accuracy", has_classes)
-        _share(
-            entry["validation_accuracy"], f"{where}: accuracy on rows held back", has_classes and len(run.held) > 0
-        )
+        _share(entry["validation_accuracy"], f"{where}: accuracy on rows held back", has_classes and len(run.held) > 0)
         _near(entry["lr"], f"{where}: lr", options.lr_at(i), options.lr)
         _real(entry["seconds"], f"{where}: seconds")
         _real(entry["samples_per_s"], f"{where}: rows a second")

@@ -19,7 +19,8 @@ from onchip.runtime.arrays.adapters import DeviceArray, DlpackArrays
 from onchip.runtime.cuda import devices as cuda_devices
 from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda import staging
-from onchip.runtime.cuda.backend import MOST_CALLS, MOST_GRAPHS, CudaBackend
+from onchip.runtime.cuda.backend import CudaBackend
+from onchip.runtime.cuda.bound_plan import MOST_CALLS, MOST_GRAPHS
 from onchip.runtime.engine import Engine, compile
 from onchip.spec.layers import Linear
 from onchip.spec.network import Network, Node

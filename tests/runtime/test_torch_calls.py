@@ -12,7 +12,8 @@ from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.plan.device import H200
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import driver as driver_module
-from onchip.runtime.cuda.backend import MOST_GRAPHS, CudaBackend
+from onchip.runtime.cuda.backend import CudaBackend
+from onchip.runtime.cuda.bound_plan import MOST_GRAPHS
 from onchip.runtime.engine import Engine
 
 torch = pytest.importorskip("torch")

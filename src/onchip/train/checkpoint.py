@@ -11,9 +11,8 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,33 +25,13 @@ from onchip.spec.reading import show
 from onchip.spec.recipe import Array, materialise
 from onchip.train.checkpoint_check import NAMES, check_content, fields, name_of, whole
 from onchip.train.options import TrainOptions
-
-if TYPE_CHECKING:
-    from onchip.train.training_run import TrainingRun
+from onchip.train.training_run import Checkpoint, TrainingRun
 
 VERSION = 1
 KEPT = 2
 _NAME = "checkpoint-{:012d}.safetensors"
 _PATTERN = "checkpoint-*.safetensors"
 _ENTRY = "onchip_checkpoint"
-
-
-@dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """Where a run stands: behind `step` steps of `epoch`, the first being 0."""
-
-    epoch: int
-    step: int
-    epoch_hits: int  # of the epoch so far, as the two below
-    epoch_rows: int
-    epoch_seconds: float
-    seconds: float  # trained so far
-    history: tuple[dict[str, Any], ...]  # of the epochs that are done
-    best_epoch: int  # 0: none yet
-    losses: Array  # float64, of every step so far
-    weights: dict[str, Array]
-    state: dict[str, Array]  # what the optimiser keeps
-    best_weights: dict[str, Array]  # empty without early stopping
 
 
 class Checkpoints:

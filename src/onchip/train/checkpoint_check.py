@@ -10,16 +10,14 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from onchip.errors import FormatError
 from onchip.spec.reading import show
 from onchip.spec.recipe import Array
-
-if TYPE_CHECKING:
-    from onchip.train.training_run import TrainingRun
+from onchip.train.training_run import TrainingRun
 
 NAMES = (
     "version", "job", "epoch", "step", "epoch_hits", "epoch_rows", "epoch_seconds", "seconds", "history", "best_epoch",

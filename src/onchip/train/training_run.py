@@ -15,7 +15,6 @@ from onchip.plan.planner import Plan
 from onchip.runtime.engine import place
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-from onchip.train.checkpoint import Checkpoint
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
 
@@ -50,6 +49,24 @@ class Epoch:
     lr: float
     seconds: float
     samples_per_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Where a run stands: behind `step` steps of `epoch`, the first being 0."""
+
+    epoch: int
+    step: int
+    epoch_hits: int  # of the epoch so far, as the two below
+    epoch_rows: int
+    epoch_seconds: float
+    seconds: float  # trained so far
+    history: tuple[dict[str, Any], ...]  # of the epochs that are done
+    best_epoch: int  # 0: none yet
+    losses: Array  # float64, of every step so far
+    weights: dict[str, Array]
+    state: dict[str, Array]  # what the optimiser keeps
+    best_weights: dict[str, Array]  # empty without early stopping
 
 
 @dataclass(frozen=True, eq=False)

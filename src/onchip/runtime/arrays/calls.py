@@ -8,7 +8,7 @@ from typing import Any
 
 from onchip.errors import InputError, ShapeError
 from onchip.runtime.arrays.adapters import ArrayAdapter, ArrayView, Torch, kind_of
-from onchip.runtime.cuda.backend import MOST_CALLS, MOST_GRAPHS, BoundPlan
+from onchip.runtime.cuda.bound_plan import MOST_CALLS, MOST_GRAPHS, BoundPlan
 from onchip.runtime.cuda.gpu import Graph
 from onchip.spec.types import TensorType
 

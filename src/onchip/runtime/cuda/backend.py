@@ -1,214 +1,29 @@
-"""The CUDA backend: a plan made ready for one GPU, and run there."""
+"""The CUDA backend: plans made ready for one GPU, for arrays of the host and arrays that lie there."""
 
 from __future__ import annotations
 
-import bisect
-import functools
-import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from collections.abc import Mapping
+from typing import Any, NoReturn, cast
 
-from onchip.errors import DeviceError, PlanError, ShapeError
+from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda.program import Lowering
 from onchip.plan.planner import Plan
+from onchip.runtime.arrays.calls import Run, device_run
 from onchip.runtime.cpu import bake
-from onchip.runtime.cuda.bound_steps import BoundSteps
-from onchip.runtime.cuda.gpu import Buffer, Gpu, Graph
-from onchip.runtime.cuda.staging import staging_of
+from onchip.runtime.cuda.bound_plan import BoundPlan, Step
+from onchip.runtime.cuda.gpu import Gpu
 from onchip.spec.recipe import Array, Made
-from onchip.spec.types import numpy_dtype
-
-if TYPE_CHECKING:
-    from onchip.runtime.arrays.calls import Run
-
-MOST_CALLS = 64  # numbers of rows whose launches a thread keeps
-MOST_GRAPHS = 8  # kept, each with its memory for values between groups
-ALIGN_BYTES = 256  # of a place in an arena
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One group, its weights on the GPU."""
-
-    label: str
-    lowering: Lowering
-    inputs: tuple[str, ...]
-    weights: Mapping[str, Buffer]
-    outputs: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class BoundRows:
-    """A plan for one number of rows: the launches of every group, and where in one arena lies what is between them."""
-
-    steps: list[tuple[Step, BoundSteps]]
-    places: Mapping[str, int]  # of values between groups, in bytes
-    scratches: Sequence[int]  # of each group's scratch memory
-    arena_bytes: int
-
-
-class _Kept(threading.local):
-    """A thread's own launches, by number of rows: their arguments are written in place."""
-
-    def __init__(self) -> None:
-        self.by_rows: dict[int, BoundRows] = {}
-
-
-@dataclass(frozen=True, eq=False)
-class _Repeated:
-    graph: Graph
-    arena: Buffer
-
-
-class BoundPlan:
-    """A plan on a GPU. `enqueue` puts the network's work on a stream and returns at once; `run` takes NumPy arrays."""
-
-    def __init__(self, gpu: Gpu, plan: Plan, steps: Sequence[Step], debug: bool) -> None:
-        self.gpu, self.plan, self.steps = gpu, plan, tuple(steps)
-        self.debug = debug  # wait after every launch, so that a fault is known to be this kernel's
-        net = plan.network
-        made = {name for group in plan.groups for name in group.outputs}
-        self._between = {name: net.types[name].row_bytes for name in made if name not in net.outputs}
-        ends = (*net.inputs, *dict.fromkeys(net.outputs))
-        self.row_bytes = sum(net.types[name].row_bytes for name in ends) + sum(self._between.values())
-        self._kept = _Kept()
-        self._graphs: OrderedDict[tuple[int, ...], _Repeated | None] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def enqueue(self, pointers: Mapping[str, int], B: int, stream: int) -> None:
-        """Run the network on B > 0 rows: one launch if that is all; else a graph, once the same was seen before.
-
-        pointers  of the network's inputs and outputs, 16-byte aligned, in the network's order
-        """
-        bound = self.at(B)
-        if bound.arena_bytes == 0 and len(bound.steps) == 1:
-            self._launch(bound, pointers, 0, stream)
-        elif self.debug or self.gpu.is_capturing(stream):
-            self._launch_in_pool(bound, pointers, stream)
-        else:
-            self._launch_repeated(bound, pointers, B, stream)
-
-    def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
-        """Run the network on B rows of the host; returns when the outputs are complete.
-
-        inputs   name -> (B, ...) of the network's input types, row-major
-        outputs  name -> (B, ...) of the network's output types, row-major, overwritten
-        """
-        for name, array in (*inputs.items(), *outputs.items()):
-            given = self.plan.network.types[name]
-            fits = array.dtype == numpy_dtype(given.dtype) and array.shape == (B, *given.row_shape)
-            if not (fits and array.flags.c_contiguous):
-                got = f"{array.dtype}{list(array.shape)}"
-                raise ShapeError(f"'{name}' does not fit", got=got, expected=f"{given} with B = {B}, row-major")
-        if B == 0:
-            return
-        names = (*inputs, *outputs)
-
-        def enqueue(given: Sequence[int], made: Sequence[int], rows: int, stream: int) -> None:
-            self.enqueue(dict(zip(names, (*given, *made), strict=True)), rows, stream)
-
-        staging_of(self.gpu).run(list(inputs.values()), list(outputs.values()), B, enqueue)
+class CudaBound(BoundPlan):
+    """A plan on a GPU as engines see it."""
 
     def run_like(self, x: Any, ids: Mapping[str, int]) -> Run | None:
         """How arrays of x's kind are run where they lie; None for one that does not lie on a GPU."""
-        from onchip.runtime.arrays.calls import device_run
-
         return device_run(x, self, ids)
 
     def trainer(self, x: Array, y: Array, alone: bool) -> NoReturn:
         raise PlanError("no kernel trains on a GPU", got=self.plan.device.name, hint="device 'cpu'")
-
-    def at(self, B: int) -> BoundRows:
-        """This thread's launches for B rows."""
-        kept = self._kept.by_rows
-        if B not in kept:
-            if len(kept) >= MOST_CALLS:
-                kept.clear()
-            kept[B] = self.bind(B)
-        return kept[B]
-
-    def bind(self, B: int) -> BoundRows:
-        steps = [(step, BoundSteps(self.gpu, step.lowering.at(B), step.weights)) for step in self.steps]
-        arena = Arena()
-        last_read = {name: i for i, (step, _) in enumerate(steps) for name in (*step.outputs, *step.inputs)}
-        places: dict[str, int] = {}
-        scratches = []
-        for i, (step, launches) in enumerate(steps):
-            scratches.append(arena.take(launches.scratch_bytes) if launches.scratch_bytes else 0)
-            for name in step.outputs:
-                if name in self._between:
-                    places[name] = arena.take(self._between[name] * B)
-            if launches.scratch_bytes:
-                arena.give_back(scratches[-1])  # nobody needs it behind the group
-            for name in {*step.inputs, *step.outputs} & places.keys():
-                if last_read[name] == i:
-                    arena.give_back(places[name])
-        return BoundRows(steps, places, scratches, arena.nbytes)
-
-    @property
-    def is_one_launch(self) -> bool:
-        """Whether a run is one launch from one input to one output, and nothing else."""
-        (_, launches), *others = self.at(self.plan.job.batch).steps
-        return not others and launches.pointers is not None
-
-    def _launch(self, bound: BoundRows, pointers: Mapping[str, int], arena: int, stream: int) -> None:
-        values = pointers
-        if bound.places:
-            values = {**pointers, **{name: arena + place for name, place in bound.places.items()}}
-        watched = self.debug and not self.gpu.is_capturing(stream)
-        for (step, launches), scratch in zip(bound.steps, bound.scratches, strict=True):
-            behind = functools.partial(self.gpu.synchronise, stream, kernel=step.label) if watched else None
-            inputs, outputs = [values[name] for name in step.inputs], [values[name] for name in step.outputs]
-            launches.enqueue(inputs, outputs, arena + scratch, stream, behind)
-
-    def _launch_in_pool(self, bound: BoundRows, pointers: Mapping[str, int], stream: int) -> None:
-        arena = self.gpu.allocate(bound.arena_bytes, stream, self.row_bytes)
-        self._launch(bound, pointers, arena.pointer, stream)
-
-    def _launch_repeated(self, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int) -> None:
-        """The second time that the same rows lie at the same place, and from then on, one graph is launched."""
-        key = (B, *pointers.values())
-        with self._lock:  # a graph is launched by one thread at a time
-            if key not in self._graphs:
-                self._graphs[key] = None
-                self._launch_in_pool(bound, pointers, stream)
-            else:
-                kept = self._graphs[key] or self._capture(bound, pointers)
-                self._graphs[key] = kept
-                self._graphs.move_to_end(key)
-                kept.graph.launch(stream)
-            if len(self._graphs) > MOST_GRAPHS:
-                self._graphs.popitem(last=False)
-
-    def _capture(self, bound: BoundRows, pointers: Mapping[str, int]) -> _Repeated:
-        # Not of the pool: the graph may run on any stream, and one launch of it waits for the one before.
-        arena = self.gpu.reserve(bound.arena_bytes, self.row_bytes)
-        graph = self.gpu.capture(lambda recording: self._launch(bound, pointers, arena.pointer, recording))
-        return _Repeated(graph, arena)
-
-
-class Arena:
-    """Places in one piece of memory for what is needed at the same time; what is given back is used again."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._taken: list[tuple[int, int]] = []  # begin and end, in their order
-
-    def take(self, nbytes: int) -> int:
-        """Where the first gap begins that is large enough."""
-        size, at = max(1, -(-nbytes // ALIGN_BYTES)) * ALIGN_BYTES, 0
-        for begin, end in self._taken:
-            if begin - at >= size:
-                break
-            at = end
-        bisect.insort(self._taken, (at, at + size))
-        self.nbytes = max(self.nbytes, at + size)
-        return at
-
-    def give_back(self, at: int) -> None:
-        self._taken = [(begin, end) for begin, end in self._taken if begin != at]
 
 
 class CudaBackend:
@@ -219,7 +34,7 @@ class CudaBackend:
         self.device = self.gpu.device
         self.asked: tuple[str, int | None] = f"cuda:{device_index}", None
 
-    def bind(self, plan: Plan, debug: bool = False) -> BoundPlan:
+    def bind(self, plan: Plan, debug: bool = False) -> CudaBound:
         """Compile each group for this GPU and upload the weights that its recipes make."""
         if plan.device.arch != self.device.arch:
             raise DeviceError("the plan is for another device", got=plan.device.arch, expected=self.device.arch)
@@ -230,6 +45,6 @@ class CudaBackend:
             recipes = group.claim.recipes.items()
             weights = {name: self.gpu.upload(bake(recipe, plan, made)) for name, recipe in recipes}
             steps.append(Step(group.claim.label, lowering, group.inputs, weights, group.outputs))
-        bound = BoundPlan(self.gpu, plan, steps, debug)
+        bound = CudaBound(self.gpu, plan, steps, debug)
         bound.at(plan.job.batch)  # compiles what the job will launch before it is timed
         return bound

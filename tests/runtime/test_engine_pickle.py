@@ -90,8 +90,8 @@ def test_a_copy_gives_the_same_bits(case, way):
 def test_a_deep_copy_shares_no_weights():
     engine, _ = compiled("mlp")
     twin = copy.deepcopy(engine)
-    for name, weight in engine.plan.source.weights.items():
-        assert not np.shares_memory(weight, twin.plan.source.weights[name])
+    for name, weight in engine.plan.network.weights.items():
+        assert not np.shares_memory(weight, twin.plan.network.weights[name])
 
 
 LOAD = """
@@ -130,11 +130,12 @@ def test_processes_take_an_engine_as_an_argument_and_as_a_function():
 def test_rates_that_were_measured_since_change_no_plan(monkeypatch):
     slow = dataclasses.replace(this_cpu(), flops={"fp32": 1e6})  # so few rows are worth a fold
     monkeypatch.setattr(engine_module, "this_cpu", lambda: slow)
-    engine = onchip.compile(text_network("folded, int64"), device="cpu", batch_hint=100)
+    net = text_network("folded, int64")
+    engine = onchip.compile(net, device="cpu", batch_hint=100)
     pickled = pickle.dumps(engine)
     fast = dataclasses.replace(slow, flops={"fp32": 1e15}, bandwidth=1.0)  # and here none are
     monkeypatch.setattr(engine_module, "this_cpu", lambda: fast)
-    assert onchip.compile(engine.plan.source, device="cpu", batch_hint=100).plan.choice != engine.plan.choice
+    assert str(onchip.compile(net, device="cpu", batch_hint=100).plan) != str(engine.plan)
     loaded, ids = pickle.loads(pickled), good_ids("folded, int64", 40)
     assert str(loaded.plan) == str(engine.plan)
     assert bits(loaded(ids)) == bits(engine(ids))
@@ -150,14 +151,13 @@ def test_another_kind_of_device_is_refused(monkeypatch):
     assert "onchip.compile" in caught.value.hint
 
 
-def test_another_plan_is_refused(monkeypatch):
+def test_a_plan_that_no_kernel_takes_any_more_is_refused(monkeypatch):
     pickled = pickle.dumps(compiled("mlp")[0])
     fewer = [kernel for kernel in engine_module.kernels_for(this_cpu()) if kernel.name == "plain"]
     monkeypatch.setattr(engine_module, "kernels_for", lambda device: fewer)
-    with pytest.raises(PlanError, match="plans otherwise") as caught:
+    with pytest.raises(PlanError, match="as the plan says") as caught:
         pickle.loads(pickled)
-    assert "plain" in caught.value.got
-    assert "mlp_fused" in caught.value.expected
+    assert "mlp_fused" in caught.value.got
 
 
 def test_a_device_can_be_pickled():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from onchip.errors import DeviceError, PlanError, printable
 from onchip.plan.device import Device
@@ -11,7 +11,7 @@ from onchip.plan.kernel import PRECISIONS, Claim, Job, Kernel, Price, Refusal
 from onchip.plan.rewrites import fold_embeddings, rewrite
 from onchip.spec.layers import TokenConv
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe, as_is
+from onchip.spec.recipe import Recipe, as_is, reach
 from onchip.spec.text import columns
 from onchip.spec.types import DTYPE_BYTES
 
@@ -31,19 +31,13 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    source: Network = field(repr=False)  # before the rewrites
-    network: Network  # after them
+    network: Network  # after the rewrites
     device: Device
     job: Job
     groups: tuple[Group, ...]
     rewrites: tuple[str, ...]  # what was rewritten, a line each
     refusals: tuple[Refusal, ...]
     fold: str = ""  # whether embeddings were folded, and why
-
-    @property
-    def choice(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Which kernel, and what it is made for, takes which layers."""
-        return tuple((group.claim.label, group.claim.nodes) for group in self.groups)
 
     @property
     def floor_us(self) -> float:
@@ -70,16 +64,9 @@ class Plan:
     @property
     def rewrite_flop(self) -> int:
         """What the weights that rewrites derived cost, once, when an engine is built."""
-        weights = self.network.weights
-        waiting: list[str | Recipe] = [name for node in self.network.nodes for name in node.weights.values()]
-        recipes: set[Recipe] = set()
-        while waiting:
-            wanted = waiting.pop()
-            weight = wanted if isinstance(wanted, Recipe) else weights[wanted]
-            if isinstance(weight, Recipe) and weight not in recipes:
-                recipes.add(weight)
-                waiting += weight.sources  # which may be recipes themselves
-        return sum(recipe.flop for recipe in recipes)
+        used = [name for node in self.network.nodes for name in node.weights.values()]
+        reached = reach(used, self.network.weights).values()
+        return sum(recipe.flop for recipe in {weight for weight in reached if isinstance(weight, Recipe)})
 
     @property
     def tables_unused(self) -> str:
@@ -192,16 +179,15 @@ def make_plan(
             hint=f"precision {next(iter(device.flops))}",
         )
     if job.is_training:
-        return _cover(net, net, device, kernels, job, (), whole)
-    source = net
+        return _cover(net, device, kernels, job, (), whole)
     net, told = rewrite(net, job.without)
     folded, lines = (net, []) if "fold" in job.without else fold_embeddings(net)
     if not lines:
-        return _cover(source, net, device, kernels, job, told, whole)
+        return _cover(net, device, kernels, job, told, whole)
     plans: list[Plan | PlanError] = []
     for version, what in ((net, told), (folded, (*told, *lines))):
         try:
-            plans.append(_cover(source, version, device, kernels, job, what, whole))
+            plans.append(_cover(version, device, kernels, job, what, whole))
         except PlanError as refused:
             plans.append(refused)
     return _cheaper(*plans)
@@ -247,9 +233,8 @@ def _cheaper(direct: Plan | PlanError, folded: Plan | PlanError) -> Plan:
 
 
 def _cover(
-    source: Network, net: Network, device: Device, kernels: Sequence[Kernel], job: Job, told: tuple[str, ...],
-    whole: bool,
-) -> Plan:  # fmt: skip
+    net: Network, device: Device, kernels: Sequence[Kernel], job: Job, told: tuple[str, ...], whole: bool
+) -> Plan:
     """Groups are runs of the network's order, so the cheapest cover is a shortest path: best[i] is the cheapest way to
     run the nodes before i, and each claim at i leads to the node behind its last one.
 
@@ -271,7 +256,7 @@ def _cover(
             if cost < best[end][0]:
                 best[end] = (cost, claim)
         if not claims and not whole and reached + _NO_KERNEL_US < best[start + 1][0]:
-            best[start + 1] = (reached + _NO_KERNEL_US, _no_claim(net, net.nodes[start], job))
+            best[start + 1] = (reached + _NO_KERNEL_US, no_claim(net, net.nodes[start], job))
     if best[count][0] == float("inf"):
         # No way leads past a layer that no kernel takes: name that one, if there is one.
         furthest = max(i for i in range(count) if best[i][0] < float("inf"))
@@ -285,7 +270,7 @@ def _cover(
     chosen.reverse()
     planned = {claim.nodes[0] for claim in chosen}
     shown = dict.fromkeys(r for r in refusals if r.node in planned)
-    return Plan(source, net, device, job, _groups(net, chosen), told, tuple(shown))
+    return Plan(net, device, job, groups_of(net, chosen), told, tuple(shown))
 
 
 def _claims(
@@ -308,7 +293,7 @@ def _claims(
     return claims
 
 
-def _no_claim(net: Network, node: Node, job: Job) -> Claim:
+def no_claim(net: Network, node: Node, job: Job) -> Claim:
     """What stands for a layer that no kernel takes: its weights as they are, and what any kernel must move."""
     reads = sum(given.row_bytes for given in net.input_types(node))
     dtypes = {role: given.dtype for role, given in net.node_weight_types(node).items()}
@@ -326,7 +311,7 @@ def _no_claim(net: Network, node: Node, job: Job) -> Claim:
     return Claim("", label, (node.name,), price, why, recipes)
 
 
-def _groups(net: Network, claims: Sequence[Claim]) -> tuple[Group, ...]:
+def groups_of(net: Network, claims: Sequence[Claim]) -> tuple[Group, ...]:
     group_of = {name: i for i, claim in enumerate(claims) for name in claim.nodes}
     reads: list[dict[str, None]] = [{} for _ in claims]
     read_outside = set(net.outputs)

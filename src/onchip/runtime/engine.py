@@ -11,6 +11,7 @@ from onchip.errors import DeviceError, InputError, PlanError, ShapeError
 from onchip.kernels.chain import given_ids
 from onchip.plan.device import KNOWN, Device
 from onchip.plan.kernel import Job, Kernel
+from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import Plan, make_plan
 from onchip.runtime.cpu import CpuBackend, this_cpu
 from onchip.spec.io import IO, with_io
@@ -76,8 +77,8 @@ class _Wanted:
 class Engine:
     """A compiled network. Call it with (B, ...) rows; a row's result never depends on its batch.
 
-    It can be copied and pickled: the network and the settings travel, and the plan is made again. The copy gives the
-    same bits, or it is an error to load it: on another kind of device, or by an onchip that plans otherwise. To load a
+    It can be copied and pickled: the plan and the weights travel. The copy gives the same bits, or it is an error to
+    load it: on another kind of device, or by an onchip whose kernels do not take what the plan says. To load a
     pickle is to run whatever it says, so load none that you do not trust; a network alone is better saved as a file.
     """
 
@@ -187,9 +188,8 @@ class Engine:
                 array[...] = source
 
     def __reduce__(self) -> tuple[object, ...]:
-        plan = self.plan
-        settings = (plan.source, plan.device, plan.job, plan.choice, self._backend.asked, self.chosen, self._debug)
-        return _compile_again, settings
+        weights = given_weights(self.plan.network)
+        return _bind_again, (plan_to_json(self.plan), weights, self._backend.asked, self.chosen, self._debug)
 
     def __repr__(self) -> str:
         return f"Engine({self.plan.network.name}, {self.chosen}, {self.plan.job.precision})"
@@ -340,25 +340,17 @@ def compile(
     return Engine(*place(apply_io(net, io), device, job, threads), debug=debug)
 
 
-def _compile_again(
-    net: Network, device: Device, job: Job, choice: object, asked: tuple[str, int | None], chosen: str, debug: bool
+def _bind_again(
+    plan: str, weights: Mapping[str, Array], asked: tuple[str, int | None], chosen: str, debug: bool
 ) -> Engine:
-    """The engine of a pickle.
-
-    device  what it was planned for, and is again: rates that were measured since could lead to other bits
-    """
+    """The engine of a pickle: its plan as it was, on a device like the one that it was made for."""
     here, backend, _ = find_device(*asked)
-    hint = "onchip.save the engine's plan.source there, onchip.compile it here"
-    if (here.kind, here.arch) != (device.kind, device.arch):
-        got, expected = (f"{found.name}, {found.arch}" for found in (here, device))
+    made = plan_from_json(plan, weights, kernels_for(here))
+    if (here.kind, here.arch) != (made.device.kind, made.device.arch):
+        got, expected = (f"{found.name}, {found.arch}" for found in (here, made.device))
+        hint = "onchip.save the network there, onchip.compile it here"
         raise DeviceError("the engine was made for another kind of device", got=got, expected=expected, hint=hint)
-    plan = make_plan(net, device, kernels_for(device), job)
-    if plan.choice != choice:
-        raise PlanError(
-            "the engine was made by an onchip that plans otherwise", got=str(plan.choice), expected=str(choice),
-            hint=hint,
-        )  # fmt: skip
-    return Engine(plan, backend, chosen, debug)
+    return Engine(made, backend, chosen, debug)
 
 
 def apply_io(net: Network, io: str) -> Network:

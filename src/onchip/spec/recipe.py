@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -96,6 +96,18 @@ def materialise(name: str | Recipe, weights: Mapping[str, Weight], made: Made | 
         else:
             made[waiting.pop()] = weight
     return made[name]
+
+
+def reach(names: Iterable[str | Recipe], weights: Mapping[str, Weight]) -> dict[str | Recipe, Weight]:
+    """These weights and all that they are made of, by name or, where a source has none, by its recipe."""
+    found: dict[str | Recipe, Weight] = {}
+    waiting = list(names)
+    while waiting:
+        wanted = waiting.pop()
+        if wanted not in found:
+            found[wanted] = weight = wanted if isinstance(wanted, Recipe) else weights[wanted]
+            waiting += weight.sources if isinstance(weight, Recipe) else ()
+    return found
 
 
 # -- operations that many use ----------------------------------------------------------------------------------

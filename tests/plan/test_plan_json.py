@@ -1,0 +1,143 @@
+"""Plans as data: the same plan from its JSON, on the CPU and for a GPU, and nothing else from what is no plan."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+
+from checks import random_mlp
+from onchip.errors import FormatError, InputError, OnchipError, PlanError
+from onchip.kernels.cpu import KERNELS
+from onchip.plan.device import A100, H200
+from onchip.plan.kernel import Job
+from onchip.plan.plan_json import given_weights, plan_digest, plan_from_json, plan_to_json
+from onchip.plan.planner import make_plan
+from onchip.runtime.engine import kernels_for
+from onchip.spec.build import sequential
+from onchip.spec.layers import BatchNorm1d, CumSum, Linear, ReLU
+from onchip.spec.recipe import Recipe, materialise
+from onchip.spec.types import TensorType
+from onchip.workloads import faces
+from random_networks import random_network
+from takers import CPU
+
+
+def again(plan, kernels):
+    return plan_from_json(plan_to_json(plan), given_weights(plan.network), kernels)
+
+
+def assert_same(one, two):
+    assert str(one) == str(two)
+    assert plan_digest(one) == plan_digest(two)
+    assert (one.device, one.job) == (two.device, two.job)
+    for a, b in zip(one.groups, two.groups, strict=True):
+        assert (a.inputs, a.outputs, a.claim.nodes) == (b.inputs, b.outputs, b.claim.nodes)
+        assert a.claim.price == b.claim.price
+        assert dict(a.claim.recipes) == dict(b.claim.recipes)
+        for name, recipe in a.claim.recipes.items():
+            made, twin = (materialise(recipe, plan.network.weights) for plan in (one, two))
+            assert made.tobytes() == twin.tobytes(), name
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_plan_is_the_same_from_its_json(seed):
+    plan = make_plan(random_network(seed), CPU, KERNELS, Job(batch=10**9 if seed % 2 else 7))
+    assert_same(plan, again(plan, KERNELS))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_plan_for_a_gpu_has_the_same_launches(precision):
+    layers = [("a", Linear()), ("r", ReLU()), ("b", Linear()), ("s", CumSum(axis=1))]
+    weights = {"a.weight": np.ones((64, 72), np.float32), "b.weight": np.ones((5000, 64), np.float32)}
+    plan = make_plan(sequential(TensorType(("B", 72)), layers, weights), H200, kernels_for(H200), Job(precision))
+    twin = again(plan, kernels_for(H200))
+    assert_same(plan, twin)
+    for one, two in zip(plan.groups, twin.groups, strict=True):
+        for B in (1, 1000):
+            assert one.claim.facts.at(B) == two.claim.facts.at(B)
+
+
+def test_weights_that_are_still_to_be_made_stay_recipes():
+    ones = np.ones(3, np.float32)
+    weights = {"a.weight": np.ones((3, 4), np.float32), "n.mean": ones, "n.var": ones}
+    net = sequential(TensorType(("B", 4)), [("a", Linear()), ("n", BatchNorm1d())], weights)
+    plan = make_plan(net, CPU, KERNELS)
+    assert any(isinstance(weight, Recipe) for weight in plan.network.weights.values())
+    assert set(given_weights(plan.network)) == set(weights)
+    assert_same(plan, again(plan, KERNELS))
+    seeded = make_plan(faces.network(), CPU, KERNELS)  # drawn when an engine is built, and not before
+    assert given_weights(seeded.network) == {}
+    assert str(again(seeded, KERNELS)) == str(seeded)
+
+
+def test_another_plan_has_another_digest():
+    net, on_h200, on_a100 = random_mlp(6, 5, 4), kernels_for(H200), kernels_for(A100)
+    plans = [
+        make_plan(net, CPU, KERNELS), make_plan(net, CPU, KERNELS, Job(batch=7)), make_plan(net, H200, on_h200),
+        make_plan(net, A100, on_a100), make_plan(random_mlp(6, 5, 3), CPU, KERNELS),
+    ]  # fmt: skip
+    assert len({plan_digest(plan) for plan in plans}) == len(plans)
+
+
+# -- what is no plan ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def told():
+    weights = {"a.weight": np.ones((3, 4), np.float32), "b.weight": np.ones((2, 3), np.float32)}
+    net = sequential(TensorType(("B", 4)), [("a", Linear()), ("b", Linear()), ("r", ReLU())], weights)
+    plan = make_plan(net, CPU, KERNELS)
+    return json.loads(plan_to_json(plan)), given_weights(plan.network)
+
+
+def places(value, path=()):
+    """Where every value of a JSON document is."""
+    yield path
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, entry in entries:
+        yield from places(entry, (*path, key))
+
+
+def test_a_forged_plan_raises_nothing_but_our_own_errors(told):
+    document, weights = told
+    refused = 0
+    for path in list(places(document))[1:]:
+        for change in (None, -1, "__main__:main", [], {}):
+            forged = copy.deepcopy(document)
+            inside = forged
+            for key in path[:-1]:
+                inside = inside[key]
+            inside[path[-1]] = change
+            try:
+                plan_from_json(json.dumps(forged), weights, KERNELS)
+            except OnchipError:
+                refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda plan: plan.update(version=2), "version"),
+        (lambda plan: plan.update(version=True), "version"),
+        (lambda plan: plan["groups"].pop(), "leave layers out"),
+        (lambda plan: plan["groups"][0].update(kernel="nobody"), "as the plan says"),
+        (lambda plan: plan["groups"][0].update(layers=["nothing"]), "as the plan says"),
+        (lambda plan: next(iter(plan["recipes"].values())).update(op="__main__:main"), "unknown operation"),
+        (lambda plan: plan.pop("job"), "not a plan"),
+        (lambda plan: plan["job"].update(precision="fp7"), "unknown precision"),
+    ],
+)
+def test_what_is_wrong_is_said(told, change, words):
+    document, weights = told
+    forged = copy.deepcopy(document)
+    change(forged)
+    with pytest.raises((FormatError, PlanError, InputError), match=words):
+        plan_from_json(json.dumps(forged), weights, KERNELS)
+
+
+def test_no_json_is_no_plan():
+    for text in ("", "[]", "{", "[" * 100_000, "null"):
+        with pytest.raises(FormatError):
+            plan_from_json(text, {}, KERNELS)

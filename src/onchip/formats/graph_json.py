@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -35,13 +36,24 @@ def graph_to_json(net: Network) -> str:
         "inputs": [{"name": name, "shape": given.shape, "dtype": given.dtype} for name, given in net.inputs.items()],
         "nodes": [
             {
-                "name": node.name, "kind": node.layer.kind, "attributes": node.layer.attributes(),
+                "name": node.name, "kind": node.layer.kind, "attributes": _attributes(node.layer),
                 "inputs": node.inputs, "weights": dict(node.weights),
             }
             for node in net.nodes
         ],
         "outputs": net.outputs,
     })  # fmt: skip
+
+
+def _attributes(layer: Layer) -> dict[str, Any]:
+    """As the layer's fields declare them: the same layer is the same text, whether it was made with 6 or with 6.0."""
+    reals = _real_fields(type(layer))
+    return {key: float(v) if key in reals and type(v) is int else v for key, v in layer.attributes().items()}
+
+
+@functools.cache
+def _real_fields(cls: type[Layer]) -> frozenset[str]:
+    return frozenset(name for name, hint in typing.get_type_hints(cls).items() if hint in (float, float | None))
 
 
 def graph_from_json(text: str, weights: Mapping[str, Weight]) -> Network:

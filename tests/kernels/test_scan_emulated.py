@@ -273,6 +273,19 @@ def test_layers_of_several_launches_share_one_arena(gpu):
     assert 2 * row < bound.arena_bytes < 3 * row
 
 
+def test_rows_go_in_chunks_where_the_arena_would_not_fit(gpu):
+    layers = [(f"sums{i}", CumSum(axis=1)) for i in range(3)]
+    net = sequential(TensorType(("B", 601), "int32"), layers, {})
+    plan = make_plan(net, gpu.device, kernels_for(gpu.device))
+    engine = Engine(plan, CudaBackend(), "cuda:0")
+    x = np.random.default_rng(0).integers(-9, 9, (75, 601), np.int32)
+    whole = engine(x)
+    engine._bound.most_arena_bytes = engine._bound.bind(75).arena_bytes // 4
+    before = len(gpu.driver.launches)
+    assert engine(x).tobytes() == whole.tobytes() == x.cumsum(1).cumsum(1).cumsum(1).astype(np.int32).tobytes()
+    assert len(gpu.driver.launches) - before == 3 * 5  # 16 rows at a time
+
+
 @pytest.mark.parametrize("shape", [(7,), (3, 2049, 2), (2, 30), (4, 2500)], ids=str)
 @pytest.mark.parametrize(("exclusive", "reverse"), [(False, False), (True, True)])
 def test_a_layer_scans_rows_of_any_length(gpu, shape, exclusive, reverse):

@@ -21,6 +21,8 @@ from onchip.spec.types import numpy_dtype
 MOST_CALLS = 64  # numbers of rows whose launches a thread keeps
 MOST_GRAPHS = 8  # kept, each with its memory for values between groups
 ALIGN_BYTES = 256  # of a place in an arena
+ARENA_PART = 8  # of a GPU's memory that an arena may be: with more rows than that leaves room for, they go in chunks
+CHUNK_UNIT = 16  # rows: chunks of any dtype then begin at multiples of 16 bytes, as every kernel may count on
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +70,7 @@ class BoundPlan:
         self._between = {name: net.types[name].row_bytes for name in made if name not in net.outputs}
         ends = (*net.inputs, *dict.fromkeys(net.outputs))
         self.row_bytes = sum(net.types[name].row_bytes for name in ends) + sum(self._between.values())
+        self.most_arena_bytes = gpu.device.memory_bytes // ARENA_PART
         self._kept = _Kept()
         self._graphs: OrderedDict[tuple[int, ...], _Repeated | None] = OrderedDict()
         self._lock = threading.Lock()
@@ -78,12 +81,22 @@ class BoundPlan:
         pointers  of the network's inputs and outputs, 16-byte aligned, in the network's order
         """
         bound = self.at(B)
-        if bound.arena_bytes == 0 and len(bound.steps) == 1:
+        if bound.arena_bytes > self.most_arena_bytes and B > CHUNK_UNIT:
+            self._enqueue_in_chunks(pointers, B, B * self.most_arena_bytes // bound.arena_bytes, stream)
+        elif bound.arena_bytes == 0 and len(bound.steps) == 1:
             self._launch(bound, pointers, 0, stream)
         elif self.debug or self.gpu.is_capturing(stream):
             self._launch_in_pool(bound, pointers, stream)
         else:
             self._launch_repeated(bound, pointers, B, stream)
+
+    def _enqueue_in_chunks(self, pointers: Mapping[str, int], B: int, fitting: int, stream: int) -> None:
+        """Some rows at a time, one chunk behind the other: what lies between groups would not fit for all of them."""
+        rows = max(1, fitting // CHUNK_UNIT) * CHUNK_UNIT
+        types = self.plan.network.types
+        for first in range(0, B, rows):
+            places = {name: pointer + first * types[name].row_bytes for name, pointer in pointers.items()}
+            self.enqueue(places, min(rows, B - first), stream)
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         """Run the network on B rows of the host; returns when the outputs are complete.

@@ -462,3 +462,13 @@ def test_an_input_handed_on_and_an_output_asked_for_twice(gpu, driver):
     assert np.array_equal(same.numpy(), x.values)
     assert np.array_equal(first.numpy(), expected(x.values))
     assert np.array_equal(second.numpy(), expected(x.values))
+
+
+def test_a_network_without_layers_hands_its_input_on(gpu, driver):
+    net = Network({"x": TensorType(("B", 6))}, (), ("x",), {})
+    engine = Engine(make_plan(net, H200, [MlpFused()]), CudaBackend(0), "cuda:0")
+    x, y = Array(gpu, rows(3, 6)), Array(gpu, rows(3, 6, seed=9))
+    engine(x, out=y)
+    assert driver.calls.count("cuMemcpyDtoDAsync") == 1
+    assert "cuLaunchKernelEx" not in driver.calls
+    assert np.array_equal(engine(rows(3, 6)), rows(3, 6))

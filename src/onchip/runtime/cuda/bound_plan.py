@@ -149,8 +149,8 @@ class BoundPlan:
     @property
     def is_one_launch(self) -> bool:
         """Whether a run is one launch from one input to one output, and nothing else."""
-        (_, launches), *others = self.at(self.plan.job.batch).steps
-        return not others and launches.pointers is not None
+        steps = self.at(self.plan.job.batch).steps
+        return len(steps) == 1 and steps[0][1].pointers is not None
 
     def _launch(self, bound: BoundRows, pointers: Mapping[str, int], arena: int, stream: int) -> None:
         values = pointers

@@ -11,7 +11,7 @@ from onchip.bench.frame import run_cases
 from onchip.bench.options import Options
 from onchip.bench.results import Results
 from onchip.bench.scan import GPU_PEERS, ScanJob, calls_of, numbers
-from onchip.bench.scan_truth import ScanTruth, judged_places, naive_sums_at, pairwise_sums, sums_at
+from onchip.bench.scan_truth import SampledScanTruth, judged_places, naive_sums_at, pairwise_sums, sums_at
 from onchip.bench.table import markdown
 from onchip.measure.pace import Pace
 from onchip.plan.device import H200
@@ -59,7 +59,7 @@ def test_places_and_sums_of_long_rows(short_blocks, N):
 @pytest.mark.parametrize("N", [1, 77, 1003])
 def test_what_is_right_and_what_is_wrong(short_blocks, N, dtype):
     x = numbers(ScanJob(N, dtype))
-    truth = ScanTruth(x)
+    truth = SampledScanTruth(x)
     y = np.cumsum(x, dtype=np.float64 if dtype == "float32" else np.int32).astype(dtype)
     assert truth.judge(y).is_right
     assert truth.judge(y, peer=True).is_right
@@ -80,7 +80,7 @@ def test_what_is_right_and_what_is_wrong(short_blocks, N, dtype):
 def test_numbers_that_nobody_wrote_are_found_wherever_they_are(short_blocks, dtype):
     N = 100_003
     x = numbers(ScanJob(N, dtype))
-    truth = ScanTruth(x)
+    truth = SampledScanTruth(x)
     assert truth.note == f"judged on {len(truth.places)} sums"
     between = np.setdiff1d(np.arange(N), truth.places)
     y = np.cumsum(x, dtype=x.dtype)
@@ -94,7 +94,7 @@ def test_a_peer_may_add_number_by_number(short_blocks, monkeypatch, whole):
     x = numbers(ScanJob((1 << 19) + 7))
     if whole:
         monkeypatch.setattr(scan_truth, "WHOLE", len(x))
-    truth = ScanTruth(x)
+    truth = SampledScanTruth(x)
     naive = np.cumsum(x)
     assert naive_sums_at(truth.places, x).tobytes() == naive[truth.places].tobytes()
     assert truth.allowed_peer == pytest.approx(20 * truth.judge(naive).error, rel=0.1)
@@ -236,7 +236,7 @@ def test_torch_keeps_the_dtype():
     for dtype in ("float32", "int32"):
         x = torch.from_numpy(numbers(ScanJob(1001, dtype)))
         y = torch.empty_like(x)
-        task = scan.GpuGiven(ScanJob(1001, dtype), None, x, y, ScanTruth(x.numpy()), 1.0)
+        task = scan.GpuGiven(ScanJob(1001, dtype), None, x, y, SampledScanTruth(x.numpy()), 1.0)
         assert GPU_PEERS["torch"](task, stage).call() is y
         assert task.truth.judge(y.numpy(), peer=True).is_right
 

@@ -15,7 +15,7 @@ from onchip.ladders.decode_cuda import LADDER, DecodeTruth, floor_ms, naive_half
 from onchip.ladders.device import DeviceRows, occupancy
 from onchip.ladders.frame import climb
 from onchip.measure.pace import Pace
-from onchip.measure.truth import scaled_error
+from onchip.measure.truth import relative_error
 from onchip.plan.device import H200
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.kernel_check import find_modules, static_shared_bytes
@@ -179,7 +179,7 @@ def test_rows_are_uploaded_once_in_each_precision():
 def test_half_precision_is_judged_by_a_naive_run_with_the_same_sums():
     net, x = decode.network(), DeviceRows(decode.inputs(129))
     truth = DecodeTruth(net, x)
-    errors = {sums: scaled_error(naive_half(net, x.host, sums), truth.y) for sums in ("float16", "float32")}
+    errors = {sums: relative_error(naive_half(net, x.host, sums), truth.y) for sums in ("float16", "float32")}
     assert 1e-4 < errors["float32"] < errors["float16"] < 0.05
     for sums, error in errors.items():
         verdict = truth.judge_in("fp16", naive_half(net, x.host, sums), sums)

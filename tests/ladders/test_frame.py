@@ -10,7 +10,7 @@ from onchip.ladders import LADDERS, find_ladder
 from onchip.ladders.frame import Ladder, Rung, climb
 from onchip.ladders.show import describe_ladders, make_table, of_floor, save_plot, times
 from onchip.measure.pace import Pace, interleave, show_ms, summarise
-from onchip.measure.truth import Truth, scaled_error
+from onchip.measure.truth import Truth, relative_error
 from onchip.spec.build import mlp
 
 QUICK = Pace(rounds=2, block_s=0.01, warm_up_s=0.001, pause_s=0, min_runs=2, max_runs=3)
@@ -233,9 +233,9 @@ def test_numbers_are_shown_with_four_digits():
 # -- the judge ---------------------------------------------------------------------------------------------
 
 
-def test_scaled_error_is_the_reports():
-    assert scaled_error(np.array([0.5, 10.0]), np.array([0.25, 8.0])) == pytest.approx(0.25)
-    assert scaled_error(np.array([100.0]), np.array([90.0])) == pytest.approx(0.1)
+def test_relative_error_is_the_reports():
+    assert relative_error(np.array([0.5, 10.0]), np.array([0.25, 8.0])) == pytest.approx(0.25)
+    assert relative_error(np.array([100.0]), np.array([90.0])) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def test_scaled_error_is_the_reports():
         ([], [], 0.0),
     ],
 )
-def test_scaled_error_of_odd_numbers(got, truth, error):
-    assert scaled_error(np.array(got), np.array(truth)) == error
+def test_relative_error_of_odd_numbers(got, truth, error):
+    assert relative_error(np.array(got), np.array(truth)) == error
 
 
 def shown(table) -> str:

@@ -18,7 +18,7 @@ from onchip.bench.gpu_peers import load_jax
 from onchip.bench.options import Options
 from onchip.bench.peers import explained, load_torch, need
 from onchip.bench.peers import fastest as fastest_on_cpu
-from onchip.bench.scan_truth import ScanTruth
+from onchip.bench.scan_truth import SampledScanTruth
 from onchip.bench.stage import Stage, TorchStage, make_stage
 from onchip.ladders.scan import device_floor_ms
 from onchip.measure.pace import show_ms
@@ -93,7 +93,7 @@ class Given:
     job: ScanJob
     x: Array
     y: Array  # everyone writes here
-    truth: ScanTruth
+    truth: SampledScanTruth
 
     def ready(self, run: Callable[[], object], *notes: str, peer: bool = False) -> Ready:
         def check() -> Verdict:
@@ -106,7 +106,7 @@ class Given:
 
 def give(job: ScanJob) -> Given:
     x = numbers(job)
-    return Given(job, x, np.empty_like(x), ScanTruth(x))
+    return Given(job, x, np.empty_like(x), SampledScanTruth(x))
 
 
 def cpu_cases(jobs: tuple[ScanJob, ...], options: Options) -> list[Case]:
@@ -162,7 +162,7 @@ class GpuGiven:
     stage: Stage
     x: Any
     y: Any  # whoever can writes here
-    truth: ScanTruth
+    truth: SampledScanTruth
     copy_ms: float  # of x to y: what reading and writing everything once takes
 
     def ready(self, variants: Variants, peer: bool = False) -> Ready:
@@ -188,7 +188,7 @@ def give_gpu(job: ScanJob, index: int) -> GpuGiven:
     x, y = stage.put(host, job.dtype), stage.empty((job.N,), job.dtype)
     copy, _ = fastest({"": Forward(lambda: stage.copy(x, y))}, stage, calls=calls_of(job.N))
     copy_ms = statistics.median(copy.sample_ms() for _ in range(COPIES))
-    return GpuGiven(job, stage, x, y, ScanTruth(host), copy_ms)
+    return GpuGiven(job, stage, x, y, SampledScanTruth(host), copy_ms)
 
 
 def gpu_cases(jobs: tuple[ScanJob, ...], options: Options) -> list[Case]:

@@ -18,7 +18,7 @@ UNWRITTEN = -1  # what stage.poison leaves in ints
 MOST_UNWRITTEN = 16  # random sums are -1 by chance, one in 2^32
 
 
-class ScanTruth:
+class SampledScanTruth:
     """The running sums of x (N,) float32 or int32 at the judged places, and how far from them an engine may be.
 
     An error is told as a part of the largest sum so far, |a - b| / max(1, |sum| so far): a random walk comes back to

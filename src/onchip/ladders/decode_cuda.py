@@ -30,7 +30,7 @@ from onchip.kernels.cuda.program import (
 from onchip.ladders.decode import weight_matrices
 from onchip.ladders.device import KERNELS, THREADS, DeviceRows, DeviceRun, line_of, rung_instances
 from onchip.ladders.frame import Ladder, Rung
-from onchip.measure.truth import Truth, Verdict, scaled_error
+from onchip.measure.truth import Truth, Verdict, relative_error
 from onchip.plan.kernel import Job, Kernel, Price
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.backend import CudaBackend
@@ -269,9 +269,9 @@ class DecodeTruth(Truth):
         if DTYPES[precision] == "float32":
             return self.judge(got)
         if sums not in self._allowed_half:
-            naive = scaled_error(naive_half(self._net, self._x, sums), self.y[: len(self._x)])
+            naive = relative_error(naive_half(self._net, self._x, sums), self.y[: len(self._x)])
             self._allowed_half[sums] = min(2 * naive + _HALF_ULPS, HALF_LIMIT)
-        return Verdict(scaled_error(got, self.y), self._allowed_half[sums])
+        return Verdict(relative_error(got, self.y), self._allowed_half[sums])
 
 
 def naive_half(net: Network, x: Array, sums: str) -> Array:

@@ -27,7 +27,7 @@ class Verdict:
         return self.error <= self.allowed  # a NaN is wrong
 
 
-def scaled_error(got: Array, truth: Array) -> float:
+def relative_error(got: Array, truth: Array) -> float:
     """The largest |a - b| / max(1, |a|, |b|); infinite for another shape, for a NaN or an infinity too many."""
     if got.shape != truth.shape:
         return float("inf")
@@ -52,11 +52,11 @@ class Truth:
         pieces = [x[i : i + _PIECE_ROWS] for i in range(0, len(x), _PIECE_ROWS)]
         self.y = np.concatenate([reference.forward(net, piece) for piece in pieces])
         naive = np.concatenate([reference.forward(net, piece, "float32") for piece in pieces])
-        self.allowed = allowed_error(scaled_error(naive, self.y))
+        self.allowed = allowed_error(relative_error(naive, self.y))
 
     def measured_by(self, naive: Array) -> Truth:
         """The same truth with another yardstick: what a naive run made of x, with weights as coarse as the engine's."""
-        return self.allowing(scaled_error(naive, self.y))
+        return self.allowing(relative_error(naive, self.y))
 
     def allowing(self, naive: float) -> Truth:
         """The same truth with another yardstick: the error of a naive run."""
@@ -66,12 +66,12 @@ class Truth:
 
     def judge(self, got: Array) -> Verdict:
         """got: y of all rows."""
-        return Verdict(scaled_error(np.asarray(got), self.y), self.allowed)
+        return Verdict(relative_error(np.asarray(got), self.y), self.allowed)
 
 
 def naive_error(net: Network, x: Array, dtype: str = "float32") -> float:
     """How far a naive run in this dtype is off."""
-    return scaled_error(reference.forward(net, x, dtype), reference.forward(net, x))
+    return relative_error(reference.forward(net, x, dtype), reference.forward(net, x))
 
 
 class TrainingTruth:
@@ -81,11 +81,11 @@ class TrainingTruth:
         """batches: the rows of each step."""
         self.run = _reference_run(net, x, y, batches, options, "float64")
         naive = _reference_run(net, x, y, batches, options, "float32")
-        self.allowed = allowed_error(scaled_error(naive, self.run))
+        self.allowed = allowed_error(relative_error(naive, self.run))
 
     def judge(self, got: Array) -> Verdict:
         """got: as `flat_run` makes it."""
-        return Verdict(scaled_error(got, self.run), self.allowed)
+        return Verdict(relative_error(got, self.run), self.allowed)
 
 
 def _reference_run(

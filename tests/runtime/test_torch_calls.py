@@ -1,5 +1,6 @@
 """torch tensors through the lean path, with a driver in Python: what is launched, replayed and refused. No GPU."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -15,6 +16,9 @@ from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_plan import MOST_GRAPHS
 from onchip.runtime.engine import Engine
+from onchip.spec.layers import Linear
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType
 
 torch = pytest.importorskip("torch")
 
@@ -246,3 +250,40 @@ def test_each_thread_has_graphs_of_its_own(engine, driver):
         thread.join()
     assert not failures
     assert len({graph for graph, _ in driver.replays}) == 2 * len(pairs)  # of x and of what they share
+
+
+# -- several launches ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_launches(driver):
+    """x -> Linear -> Linear as two launches with a value between them."""
+    nodes = (Node("a", Linear(), ("x",), {"weight": "u"}), Node("b", Linear(), ("a",), {"weight": "v"}))
+    weights = {"u": rows(9, 6, seed=3), "v": rows(4, 9, seed=4)}
+    net = Network({"x": TensorType(("B", 6))}, nodes, ("a", "b"), weights)
+    plan = make_plan(net, H200, [MlpFused()])
+    assert len(plan.groups) == 2
+
+    def run(launched):
+        x, _, y, B = launched.words
+        widths, weight = ((6, 9), "u") if "Dense<6, 9" in launched.kernel else ((9, 4), "v")
+        floats(y, B, widths[1])[...] = floats(x, B, widths[0]) @ weights[weight].T
+
+    driver.run = run
+    plan = dataclasses.replace(plan, network=net.replace(outputs=("b",)))  # the same groups, and nobody asks for a
+    return Engine(plan, CudaBackend(0), "cuda:0"), weights
+
+
+def test_several_launches_are_one_graph_when_the_same_tensors_come_again(two_launches, driver):
+    engine, weights = two_launches
+    x, y = tensor(rows(7, 6)), tensor(np.zeros((7, 4), np.float32))
+    told = []
+    for _ in range(5):
+        y.zero_()
+        before = len(driver.calls)
+        engine(x, out=y)
+        asked = driver.calls[before:]
+        told.append((asked.count("cuLaunchKernelEx"), asked.count("cuGraphLaunch"), len(asked)))
+        np.testing.assert_array_equal(y.numpy(), x.numpy() @ weights["u"].T @ weights["v"].T)
+    assert [launches for launches, _, _ in told[:2]] == [2, 2]  # the long way, and written down
+    assert told[3] == told[4] == (0, 1, 1)  # one call of the driver, and no memory

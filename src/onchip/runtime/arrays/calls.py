@@ -8,7 +8,7 @@ from typing import Any
 
 from onchip.errors import InputError, ShapeError
 from onchip.runtime.arrays.adapters import ArrayAdapter, ArrayView, Torch, kind_of
-from onchip.runtime.cuda.bound_plan import MOST_CALLS, MOST_GRAPHS, BoundPlan
+from onchip.runtime.cuda.bound_plan import MOST_CALLS, MOST_GRAPHS, BoundPlan, BoundRows
 from onchip.runtime.cuda.gpu import Graph
 from onchip.spec.types import TensorType
 
@@ -32,7 +32,7 @@ def device_run(x: Any, bound: BoundPlan, ids: Mapping[str, int]) -> Run | None:
         )  # fmt: skip
     calls = DeviceCalls(kind, bound)
     net = bound.plan.network
-    plain = len(net.inputs) == len(net.outputs) == 1 and bound.is_one_launch
+    plain = len(net.inputs) == len(net.outputs) == 1 and net.outputs[0] not in net.inputs
     return torch_run(kind, bound, calls) if isinstance(kind, Torch) and plain and not bound.debug else calls
 
 
@@ -154,7 +154,7 @@ def _check_overlap(outputs: Sequence[ArrayView], inputs: Sequence[ArrayView]) ->
                 raise ShapeError("out overlaps an input or another out", expected="memory of its own for each")
 
 
-# -- torch, one input, one output, one launch ------------------------------------------------------------------
+# -- torch, one input, one output ------------------------------------------------------------------------------
 
 
 class _Known(threading.local):
@@ -165,14 +165,16 @@ class _Known(threading.local):
 
 
 class _Launch:
-    """The launch for B rows, and the graphs of it: to launch a graph takes a quarter less than to launch a kernel."""
+    """The launches for B rows, and graphs of them: to launch a graph takes a quarter less than to launch one kernel."""
 
-    def __init__(self, bound: BoundPlan, refuses_graphs: Callable[[], bool], B: int) -> None:
-        ((_, launches),), net = bound.bind(B).steps, bound.plan.network
-        assert launches.pointers is not None
+    def __init__(self, bound: BoundPlan, refuses_graphs: Callable[[], bool], rows: BoundRows, B: int) -> None:
+        net = bound.plan.network
         self.graphs: dict[tuple[int, int], Graph] = {}
-        self._gpu, self._call = bound.gpu, launches.calls[0]
-        self._x, self._y = launches.pointers
+        self._bound, self._rows = bound, rows
+        self._names = (*net.inputs, *net.outputs)
+        only = rows.steps[0][1] if len(rows.steps) == 1 else None
+        self._pointers: tuple[Any, Any] | None = only.pointers if only is not None else None
+        self._call = only.calls[0] if only is not None and only.calls else None
         self._x_bytes, self._y_bytes = net.input.row_bytes * B, net.output.row_bytes * B
         self._refuses_graphs = refuses_graphs
         self._last = (0, 0)
@@ -183,21 +185,24 @@ class _Launch:
         x_at, y_at = pair
         if (x_at | y_at) % ALIGN_BYTES or (x_at < y_at + self._y_bytes and y_at < x_at + self._x_bytes):
             return False
-        self._x.value, self._y.value = pair
         if pair == self._last and not self._refuses_graphs():
-            graph = self._gpu.capture(self._call.launch)
+            graph = self._bound.capture(self._rows, dict(zip(self._names, pair, strict=True)))
             if len(self.graphs) >= MOST_GRAPHS:
                 del self.graphs[next(iter(self.graphs))]  # the oldest
             self.graphs[pair] = graph
             graph.launch(stream)
         else:
             self._last = pair
-            self._call.launch(stream)
+            if self._call is not None and self._pointers is not None:
+                self._pointers[0].value, self._pointers[1].value = pair
+                self._call.launch(stream)
+            else:
+                self._bound.launch(self._rows, dict(zip(self._names, pair, strict=True)), stream)
         return True
 
 
 def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
-    """The leanest way from a torch tensor to one launch: a look-up, what must be asked of two tensors, and the launch.
+    """The leanest way from a torch tensor to a launch: a look-up, what must be asked of two tensors, and the launch.
 
     What looks unusual in any way goes the long way, which says what is wrong. A closure: a name in it costs less than
     an attribute, and all of this takes about as long as the launch itself.
@@ -243,7 +248,10 @@ def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
         if len(known.shapes) >= MOST_CALLS:
             known.shapes.clear()
         B = int(shape[0])
-        launch = _Launch(bound, refuses_graphs, B)
+        bound_rows = bound.bind(B)
+        if bound_rows.arena_bytes > bound.most_arena_bytes:
+            return  # it goes in chunks
+        launch = _Launch(bound, refuses_graphs, bound_rows, B)
         known.shapes[shape] = ((B, *net.output.row_shape), launch.graphs, launch)
 
     return run

@@ -53,12 +53,6 @@ class _Kept(threading.local):
         self.by_rows: dict[int, BoundRows] = {}
 
 
-@dataclass(frozen=True, eq=False)
-class _Repeated:
-    graph: Graph
-    arena: Buffer
-
-
 class BoundPlan:
     """A plan on a GPU. `enqueue` puts the network's work on a stream and returns at once; `run` takes NumPy arrays."""
 
@@ -72,7 +66,7 @@ class BoundPlan:
         self.row_bytes = sum(net.types[name].row_bytes for name in ends) + sum(self._between.values())
         self.most_arena_bytes = gpu.device.memory_bytes // ARENA_PART
         self._kept = _Kept()
-        self._graphs: OrderedDict[tuple[int, ...], _Repeated | None] = OrderedDict()
+        self._graphs: OrderedDict[tuple[int, ...], Graph | None] = OrderedDict()
         self._lock = threading.Lock()
 
     def enqueue(self, pointers: Mapping[str, int], B: int, stream: int) -> None:
@@ -86,7 +80,7 @@ class BoundPlan:
         elif bound.arena_bytes == 0 and len(bound.steps) == 1:
             self._launch(bound, pointers, 0, stream)
         elif self.debug or self.gpu.is_capturing(stream):
-            self._launch_in_pool(bound, pointers, stream)
+            self.launch(bound, pointers, stream)
         else:
             self._launch_repeated(bound, pointers, B, stream)
 
@@ -146,12 +140,6 @@ class BoundPlan:
                     arena.give_back(places[name])
         return BoundRows(steps, places, scratches, arena.nbytes)
 
-    @property
-    def is_one_launch(self) -> bool:
-        """Whether a run is one launch from one input to one output, and nothing else."""
-        steps = self.at(self.plan.job.batch).steps
-        return len(steps) == 1 and steps[0][1].pointers is not None
-
     def _launch(self, bound: BoundRows, pointers: Mapping[str, int], arena: int, stream: int) -> None:
         values = pointers
         if bound.places:
@@ -162,9 +150,17 @@ class BoundPlan:
             inputs, outputs = [values[name] for name in step.inputs], [values[name] for name in step.outputs]
             launches.enqueue(inputs, outputs, arena + scratch, stream, behind)
 
-    def _launch_in_pool(self, bound: BoundRows, pointers: Mapping[str, int], stream: int) -> None:
+    def launch(self, bound: BoundRows, pointers: Mapping[str, int], stream: int) -> None:
+        """Put the launches on a stream, each by itself, with an arena from the pool."""
         arena = self.gpu.allocate(bound.arena_bytes, stream, self.row_bytes)
         self._launch(bound, pointers, arena.pointer, stream)
+
+    def capture(self, bound: BoundRows, pointers: Mapping[str, int]) -> Graph:
+        """The launches as a graph, with an arena of its own."""
+        # Not of the pool: the graph may run on any stream, and one launch of it waits for the one before.
+        arena = self.gpu.reserve(bound.arena_bytes, self.row_bytes) if bound.arena_bytes else None
+        place = arena.pointer if arena else 0
+        return self.gpu.capture(lambda recording: self._launch(bound, pointers, place, recording), keeps=arena)
 
     def _launch_repeated(self, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int) -> None:
         """The second time that the same rows lie at the same place, and from then on, one graph is launched."""
@@ -172,20 +168,14 @@ class BoundPlan:
         with self._lock:  # a graph is launched by one thread at a time
             if key not in self._graphs:
                 self._graphs[key] = None
-                self._launch_in_pool(bound, pointers, stream)
+                self.launch(bound, pointers, stream)
             else:
-                kept = self._graphs[key] or self._capture(bound, pointers)
-                self._graphs[key] = kept
+                graph = self._graphs[key] or self.capture(bound, pointers)
+                self._graphs[key] = graph
                 self._graphs.move_to_end(key)
-                kept.graph.launch(stream)
+                graph.launch(stream)
             if len(self._graphs) > MOST_GRAPHS:
                 self._graphs.popitem(last=False)
-
-    def _capture(self, bound: BoundRows, pointers: Mapping[str, int]) -> _Repeated:
-        # Not of the pool: the graph may run on any stream, and one launch of it waits for the one before.
-        arena = self.gpu.reserve(bound.arena_bytes, self.row_bytes)
-        graph = self.gpu.capture(lambda recording: self._launch(bound, pointers, arena.pointer, recording))
-        return _Repeated(graph, arena)
 
 
 class Arena:

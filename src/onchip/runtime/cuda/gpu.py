@@ -102,10 +102,10 @@ class Event:
 
 
 class Graph:
-    """Work that was captured, launched again as a whole. Keep the memory it uses."""
+    """Work that was captured, launched again as a whole. Keep the memory it uses, but what it is told to keep."""
 
-    def __init__(self, gpu: Gpu, graph: Any) -> None:
-        self._gpu = gpu
+    def __init__(self, gpu: Gpu, graph: Any, keeps: Buffer | None) -> None:
+        self._gpu, self._keeps = gpu, keeps
         try:
             self._handle = call(gpu.driver.cuGraphInstantiate, graph, 0)
         finally:
@@ -380,8 +380,11 @@ class Gpu:
         with self:
             return Event(self)
 
-    def capture(self, enqueue: Callable[[int], None]) -> Graph:
-        """A graph of what `enqueue(stream)` puts on the stream that it is given."""
+    def capture(self, enqueue: Callable[[int], None], keeps: Buffer | None = None) -> Graph:
+        """A graph of what `enqueue(stream)` puts on the stream that it is given.
+
+        keeps  memory that goes with it
+        """
         driver = self.driver
         with self, self.relaxed():
             stream = self.new_stream()
@@ -395,4 +398,4 @@ class Gpu:
                 graph = call(driver.cuStreamEndCapture, stream, doing="capturing a graph")
             finally:
                 driver.cuStreamDestroy(stream)
-            return Graph(self, graph)
+            return Graph(self, graph, keeps)

@@ -58,7 +58,7 @@ SUSTAINED_FLOPS, SUSTAINED_BANDWIDTH = 0.7, 0.88
 L2_BYTES_A_CLOCK = 128
 
 
-def _scaled(flops: Mapping[str, float]) -> dict[str, float]:
+def sustained_flops(flops: Mapping[str, float]) -> dict[str, float]:
     return {precision: SUSTAINED_FLOPS * rate for precision, rate in flops.items()}
 
 
@@ -79,7 +79,7 @@ _A100_PEAK = Peak(
     cache_bandwidth=108 * L2_BYTES_A_CLOCK * 1.41e9, launch_us=0.7,
 )  # fmt: skip
 A100 = Device(
-    name="NVIDIA A100 80GB SXM", kind="cuda", arch="sm_80", units=108, flops=_scaled(_A100_PEAK.flops),
+    name="NVIDIA A100 80GB SXM", kind="cuda", arch="sm_80", units=108, flops=sustained_flops(_A100_PEAK.flops),
     bandwidth=SUSTAINED_BANDWIDTH * _A100_PEAK.bandwidth, launch_us=5.0, fast_bytes=163 << 10,
     memory_bytes=80 * 10**9, peak=_A100_PEAK, cache_bytes=40 << 20,
     source="NVIDIA A100 data sheet, dense rates; steady rates as shares of them, and launches, as on the H200",
@@ -89,8 +89,9 @@ _RTX_4060_PEAK = Peak(
     cache_bandwidth=24 * L2_BYTES_A_CLOCK * 2.37e9, launch_us=0.7,
 )  # fmt: skip
 RTX_4060_LAPTOP = Device(
-    name="NVIDIA GeForce RTX 4060 Laptop", kind="cuda", arch="sm_89", units=24, flops=_scaled(_RTX_4060_PEAK.flops),
-    bandwidth=SUSTAINED_BANDWIDTH * _RTX_4060_PEAK.bandwidth, launch_us=5.0, fast_bytes=99 << 10,
+    name="NVIDIA GeForce RTX 4060 Laptop", kind="cuda", arch="sm_89", units=24,
+    flops=sustained_flops(_RTX_4060_PEAK.flops), bandwidth=SUSTAINED_BANDWIDTH * _RTX_4060_PEAK.bandwidth,
+    launch_us=5.0, fast_bytes=99 << 10,
     memory_bytes=8 * 10**9, peak=_RTX_4060_PEAK, cache_bytes=32 << 20,
     source="NVIDIA Ada architecture white paper scaled to 24 multiprocessors at 2.37 GHz; the rest as on the H200",
 )  # fmt: skip

@@ -26,7 +26,7 @@ def recipe_op(function: F) -> F:
 
 
 def _name(function: Callable[..., Array]) -> str:
-    """ "plan.rewrites.linear:merge_linear": where it is found, in a process that has not imported it yet, too."""
+    """Where it is found, in a process that has not imported it yet, too: "plan.rewrites.linear:merged_weight"."""
     return f"{function.__module__.removeprefix('onchip.')}:{function.__name__}"
 
 

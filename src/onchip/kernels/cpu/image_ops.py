@@ -34,19 +34,14 @@ def _run_op(row: int, here: int, images: int, first: int, x: int, y: int, shared
     elif code == t.WINDOWS:
         conv_windows(row, here, images)
         is_done = act == RELU
-    elif code == t.DENSE:
-        floor = _ZERO if act == RELU else _NO_FLOOR
-        dense(
-            here + op[t.X] * 4, op[t.X_IMAGE] * 4, images, op[t.WEIGHT], op[t.KH], op[t.KW], op[t.BIAS],
-            here + op[t.Y] * 4, op[t.Y_IMAGE] * 4, floor,
-        )  # fmt: skip
-        is_done = act == RELU
-    elif code == t.NARROW:
-        floor = _ZERO if act == RELU else _NO_FLOOR
-        dense_narrow(
-            here + op[t.X] * 4, op[t.X_IMAGE] * 4, images, op[t.WEIGHT], op[t.KH], op[t.KW], op[t.BIAS],
-            here + op[t.Y] * 4, op[t.Y_IMAGE] * 4, floor,
-        )  # fmt: skip
+    elif code in (t.DENSE, t.NARROW):
+        x_at, y_at = here + op[t.X] * 4, here + op[t.Y] * 4
+        K, N, floor = op[t.KH], op[t.KW], _ZERO if act == RELU else _NO_FLOOR
+        x_row, y_row, w, bias = op[t.X_IMAGE] * 4, op[t.Y_IMAGE] * 4, op[t.WEIGHT], op[t.BIAS]
+        if code == t.DENSE:
+            dense(x_at, x_row, images, w, K, N, bias, y_at, y_row, floor)
+        else:
+            dense_narrow(x_at, x_row, images, w, K, N, bias, y_at, y_row, floor)
         is_done = act == RELU
     elif code == t.DOT:
         conv_dot(row, here, images)

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from onchip.plan.device import H200, KNOWN, L2_BYTES_A_CLOCK, SUSTAINED_BANDWIDTH, SUSTAINED_FLOPS, Device, Peak
+from onchip.plan.device import H200, KNOWN, L2_BYTES_A_CLOCK, SUSTAINED_BANDWIDTH, Device, Peak, sustained_flops
 from onchip.runtime.cuda.driver import NEEDED_VERSION, call, version_text
 
 # What we compile for: fp32 lanes a multiprocessor, and how much faster than fp32 its tensor cores do bf16
@@ -88,7 +88,7 @@ def _describe(driver: Any, index: int) -> Device:
     peak = Peak(flops, bandwidth, here["units"] * L2_BYTES_A_CLOCK * clock, H200.peak.launch_us)
     return Device(
         kind="cuda", arch=f"sm_{built[0]}{built[1]}{'a' if built[0] == 9 else ''}",
-        flops={precision: SUSTAINED_FLOPS * rate for precision, rate in flops.items()},
+        flops=sustained_flops(flops),
         bandwidth=SUSTAINED_BANDWIDTH * bandwidth, launch_us=5.0, **here, peak=peak,
         source="peak from clocks, multiprocessors and bus width as the driver tells them; steady rates as shares of "
         "it, and launches, as on the H200",

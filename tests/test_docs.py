@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from onchip.bench.table import BEGIN, END
 from onchip.bench.table import main as make_table
 
 ROOT = Path(__file__).parent.parent
@@ -21,10 +22,16 @@ def test_nobody_beats_the_floor():
                 assert row["floor_ms"] <= row["median_ms"], where
 
 
-def test_the_results_table_is_made_from_the_committed_files(capsys):
-    assert make_table([str(ROOT / "README.md"), str(ROOT / "benchmarks" / "results"), "--check"]) == 0, (
-        capsys.readouterr()
-    )
+@pytest.mark.parametrize(("page", "more"), [("README.md", ["--front"]), ("docs/results.md", [])])
+def test_the_results_table_is_made_from_the_committed_files(page, more, capsys):
+    asked = [str(ROOT / page), str(ROOT / "benchmarks" / "results"), "--check", *more]
+    assert make_table(asked) == 0, capsys.readouterr()
+
+
+def test_the_front_page_shows_at_most_ten_results():
+    text = (ROOT / "README.md").read_text()
+    table = text[text.index(BEGIN) : text.index(END)]
+    assert 0 < table.count("\n| ") - 2 <= 10  # besides the head and the line below it
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from onchip.bench.results import ACCURACY, Results, Row, write_results
-from onchip.bench.table import BEGIN, END, main, markdown, replace_table
+from onchip.bench.table import BEGIN, END, front, main, markdown, replace_table
 from onchip.errors import FormatError
 
 OURS = Row("decode", "12800 rows", "onchip", "fp32", 2.0, 1.9, 2.2, 6.4e6, "rows/s", 1.0, 1e-6, True, (2.0,), 2)
@@ -108,3 +108,8 @@ def test_misuse_is_exit_code_2(tmp_path, capsys):
     (tmp_path / "bad.json").write_text("{")
     assert main([str(readme), str(tmp_path)]) == 2
     assert readme.read_text() == README
+
+
+def test_a_front_page_without_one_of_its_results_is_an_error():
+    with pytest.raises(FormatError, match="a result of the front page is missing"):
+        front([RESULTS])

@@ -1,10 +1,11 @@
 """The tables of results in README and ladder pages, made from committed result files:
 
-    python -m onchip.bench.table README.md benchmarks/results
+    python -m onchip.bench.table README.md benchmarks/results --front
+    python -m onchip.bench.table docs/results.md benchmarks/results
     python -m onchip.bench.table docs/ladders/decode.md benchmarks/results/*/ladder-decode.json
 
 It replaces what stands between the two marker comments; --check only says whether that is up to date. Files of
-nothing but rungs make a table of rungs.
+nothing but rungs make a table of rungs; --front shows a few rows, one kind of work each.
 """
 
 from __future__ import annotations
@@ -35,6 +36,14 @@ from onchip.measure.pace import show_ms
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 HEAD = ("workload", "case", "onchip", "best peer", "speed-up", "of floor", "machine", "command")
+# Device, workload and case of what the README shows.
+FRONT = (
+    ("h200", "decode", "2097152 rows, fp16"), ("h200", "decode", "2097152 rows"),
+    ("h200", "decode", "12800 rows, in a graph, fp16"), ("h200", "mlp", "128-128x5-3, 262144 rows, fp16"),
+    ("h200", "scan", "2^28 numbers"), ("cpu-x86_64-2", "sentiment", "2048 sentences, random ids"),
+    ("cpu-x86_64-2", "faces", "64 images"), ("cpu-x86_64-2", "imported", "LeNet-5, 1024 rows"),
+    ("cpu-x86_64-2", "digits", "step, batch 64"), ("cpu-x86_64-2", "backprop", "epoch of 60000 patterns"),
+)  # fmt: skip
 RUNG = "ladder:"
 RUNG_HEAD = ("rung", "ms", "x first", "x before", "of floor", "max error")
 
@@ -49,6 +58,21 @@ def markdown(files: Sequence[Results]) -> str:
         for row in results.rows
         if row.engine == "onchip" and row.checked and row.median_ms is not None
     ])  # fmt: skip
+
+
+def front(files: Sequence[Results]) -> str:
+    """The rows of FRONT, in its order; the page with all of them has the commands."""
+    found = {
+        (results.machine.get("device"), row.workload, case_title(row)): _cells(results, row)
+        for results in files
+        for row in results.rows
+        if row.engine == "onchip" and row.checked and row.median_ms is not None
+    }
+    if missing := [place for place in FRONT if place not in found]:
+        raise FormatError(
+            "a result of the front page is missing", got=", ".join(missing[0]), expected="a row of a file"
+        )
+    return _lines(HEAD[:-1], [found[place][:-1] for place in FRONT])
 
 
 def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -127,12 +151,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m onchip.bench.table", description="Put result files into a README.")
     parser.add_argument("readme", help="the file with the markers")
     parser.add_argument("results", nargs="+", help="result files, or folders of them")
+    parser.add_argument("--front", action="store_true", help="the few rows of a front page")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the table is out of date")
     options = parser.parse_args(argv)
     try:
         with open_input(options.readme) as file:
             before = file.read().decode()
-        table = markdown([read_results(path) for path in find_results(options.results)])
+        make = front if options.front else markdown
+        table = make([read_results(path) for path in find_results(options.results)])
         after = replace_table(before, table, options.readme)
         if options.check:
             print("up to date" if after == before else f"{options.readme} is out of date", file=sys.stderr)

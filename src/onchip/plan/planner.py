@@ -9,7 +9,6 @@ from onchip.errors import DeviceError, PlanError, printable
 from onchip.plan.device import Device
 from onchip.plan.kernel import PRECISIONS, Claim, Job, Kernel, Price, Refusal
 from onchip.plan.rewrites import fold_embeddings, rewrite
-from onchip.spec.layers import TokenConv
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe, as_is, reach
 from onchip.spec.text import columns
@@ -71,7 +70,7 @@ class Plan:
     @property
     def tables_unused(self) -> str:
         """Why tables that were asked for in half precision are not kept so; "" if they are, or nobody asked."""
-        tables = {n.weights["weight"] for n in self.network.nodes if isinstance(n.layer, TokenConv)}
+        tables = {n.weights["weight"] for n in self.network.nodes if n.layer.has_tables}
         if self.job.tables == "fp32" or any(DTYPE_BYTES[recipe.dtype] == 2 for recipe in self._made_of(tables)):
             return ""
         return "no kernel of this plan keeps them so" if tables else "nothing was folded into any"
@@ -297,7 +296,7 @@ def no_claim(net: Network, node: Node, job: Job) -> Claim:
     """What stands for a layer that no kernel takes: its weights as they are, and what any kernel must move."""
     reads = sum(given.row_bytes for given in net.input_types(node))
     dtypes = {role: given.dtype for role, given in net.node_weight_types(node).items()}
-    if isinstance(node.layer, TokenConv) and job.tables != "fp32":
+    if node.layer.has_tables and job.tables != "fp32":
         dtypes["weight"] = "float16" if job.tables == "fp16" else "bfloat16"
     recipes = {
         role: Recipe.of(as_is, (name,), net.weights[name].shape, dtypes[role]) for role, name in node.weights.items()

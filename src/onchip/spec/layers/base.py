@@ -26,6 +26,7 @@ class Layer(abc.ABC):
     required: ClassVar[tuple[str, ...]] = ()  # roles of the weights it must have, e.g. "weight"
     optional: ClassVar[tuple[str, ...]] = ()  # and of those it may have, e.g. "bias"
     arity: ClassVar[int | None] = 1  # how many values it reads; None: one or more
+    has_tables: ClassVar[bool] = False  # its weight is tables that may be kept in half precision
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

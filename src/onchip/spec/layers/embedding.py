@@ -45,6 +45,7 @@ class TokenConv(Layer):
     pads: tuple[int, ...] = (0, 0)
     required: ClassVar[tuple[str, ...]] = ("weight",)
     optional: ClassVar[tuple[str, ...]] = ("bias",)
+    has_tables: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         as_sizes(self, pads=0)

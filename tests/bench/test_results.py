@@ -208,3 +208,9 @@ def test_commit_outside_a_checkout(monkeypatch, tmp_path):
     assert machine.commit().endswith("(installed)")
     monkeypatch.setattr(machine, "_git", lambda *_: str(tmp_path))  # somebody else's repository
     assert machine.commit().endswith("(installed)")
+
+
+@pytest.mark.parametrize("out", ["--out|/a b/c|--rows|7", "--out=/a b/c|--rows|7", "--rows|7|--out|y", "--rows|7"])
+def test_a_command_does_not_tell_where_its_results_went(monkeypatch, out):
+    monkeypatch.setattr("sys.argv", ["/x/onchip", "bench", *out.split("|")])
+    assert machine.command_line() == "onchip bench --rows 7"

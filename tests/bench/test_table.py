@@ -53,7 +53,6 @@ def test_markdown_of_a_gpu():
         for e, ms in (("onchip", 0.5), ("triton", 2.0))
     )
     gpu = dataclasses.replace(RESULTS, machine={"name": "NVIDIA H200", "device": "h200", "cores": 16, "launch_us": 5.0})
-    gpu = dataclasses.replace(gpu, command=f"{RESULTS.command} --out elsewhere")  # which changes nothing
     lines = markdown([dataclasses.replace(gpu, rows=(OURS, half, peer, PEER))]).splitlines()
     command = "`onchip bench decode --peers`"
     assert lines[2:] == [

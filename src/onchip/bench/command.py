@@ -92,7 +92,7 @@ def describe(device: Device, outcome: Outcome, ceilings: Mapping[str, float] | N
 
 
 @contextlib.contextmanager
-def stderr_voice() -> Iterator[Reporter]:
+def stderr_reporter() -> Iterator[Reporter]:
     """Speak on stderr: on a terminal progress is one line that goes away, elsewhere a line each."""
 
     on_terminal = sys.stderr.isatty()

@@ -116,8 +116,14 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def command_line() -> str:
-    """The command as it was typed."""
-    return shlex.join(["onchip", *sys.argv[1:]])
+    """The command as it was typed, without where its results went: another folder gives the same ones."""
+    kept, words = ["onchip"], iter(sys.argv[1:])
+    for word in words:
+        if word == "--out":
+            next(words, "")
+        elif not word.startswith("--out="):
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def today() -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -112,13 +111,7 @@ def _cells(results: Results, row: Row) -> list[str]:
     peer = best_peer(results.rows, row)
     floor = show_floor(row, float(results.machine.get("launch_us", 0)))
     return [row.workload, case_title(row), _value(row), "-" if peer is None else f"{_value(peer)} ({peer.engine})",
-            show_speedup(results.rows, row), floor, machine_title(results.machine), _command(results)]  # fmt: skip
-
-
-def _command(results: Results) -> str:
-    """The command, without where its results went: another folder gives the same ones."""
-    command = re.sub(r" --out \S+", "", results.command)
-    return f"`{command}`"
+            show_speedup(results.rows, row), floor, machine_title(results.machine), f"`{results.command}`"]  # fmt: skip
 
 
 def _value(row: Row) -> str:

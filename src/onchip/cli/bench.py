@@ -46,13 +46,13 @@ def bench(
     Every engine is checked against float64 before the clock starts: a wrong one gets no time, and exit code 1.
     Competitors take turns in one process; the file holds raw samples, machine, versions and this command.
     """
-    from onchip.bench.command import choose_device, run_benchmarks, stderr_voice
+    from onchip.bench.command import choose_device, run_benchmarks, stderr_reporter
     from onchip.bench.options import Options, parse_counts
     from onchip.bench.results import make_tables, show
     from onchip.runtime.cpu import check_threads
 
     counts = parse_counts(rows, "rows") if rows else (), parse_counts(batches, "rows in a batch") if batches else ()
-    with stderr_voice() as reporter:
+    with stderr_reporter() as reporter:
         chosen = choose_device(device, names or [], threads, reporter)
         options = Options(chosen, check_threads(threads), peers, accuracy, *counts)
         written, exit_code = run_benchmarks(names or [], options, out, reporter=reporter)

@@ -33,7 +33,7 @@ def ladder(
 
     Every rung is checked against float64 before it is timed. Without a name the ladders are listed.
     """
-    from onchip.bench.command import stderr_voice
+    from onchip.bench.command import stderr_reporter
     from onchip.bench.ladder import LadderOptions, climb_ladder
     from onchip.bench.results import show
     from onchip.ladders.show import describe_ladders, ladders_table, make_table
@@ -44,7 +44,7 @@ def ladder(
         else:
             show(ladders_table())
         return
-    with stderr_voice() as reporter:
+    with stderr_reporter() as reporter:
         options = LadderOptions(device, rows, rung, threads, plot, out, profile)
         climb, results = climb_ladder(name, options, reporter)
     if as_json:

@@ -41,8 +41,7 @@ PRECISIONS = {
 
 # Tensor cores cut a sum off where float32 ends, which makes it smaller by half a unit in the last place on average, and
 # the next layer adds up what all its inputs lack. Weights of fp32 are larger by just that share: the low parts have
-# room for it. (Against a run that rounds, over 30 networks each: rms error of 72-64-64-4 1.45 -> 0.89 times, of 16-32-1
-# 1.90 -> 1.35, of 5-17x9-2 with sigmoids 1.62 -> 1.28.)
+# room for it. A rounded addition after every step would be as exact, and takes several times as long.
 _UNBIASED = 1 + 2.0**-24
 
 

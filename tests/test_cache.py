@@ -55,6 +55,15 @@ def test_a_folder_that_was_open_is_closed(asked):
     assert mode(asked / "numba") == 0o700
 
 
+@AS_ROOT
+def test_a_folder_of_roots_is_not_the_users(asked, monkeypatch, capsys):
+    """Whoever owns / may own the folders above; what is in the cache itself must be the user's own."""
+    asked.mkdir(parents=True)
+    monkeypatch.setattr(os, "getuid", lambda: SOMEBODY)
+    assert safe_cache_dir() is None
+    assert f"{asked} belongs to somebody else" in capsys.readouterr().err
+
+
 def open_to_all(asked):
     asked.chmod(0o777)
 

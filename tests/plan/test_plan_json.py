@@ -123,6 +123,7 @@ def test_a_forged_plan_raises_nothing_but_our_own_errors(told):
         (lambda plan: plan.update(version=True), "version"),
         (lambda plan: plan["groups"].pop(), "leave layers out"),
         (lambda plan: plan["groups"][0].update(kernel="nobody"), "as the plan says"),
+        (lambda plan: plan["groups"][0].update(label="mlp_fused<4,7>"), "as the plan says"),
         (lambda plan: plan["groups"][0].update(layers=["nothing"]), "as the plan says"),
         (lambda plan: next(iter(plan["recipes"].values())).update(op="__main__:main"), "unknown operation"),
         (lambda plan: plan.pop("job"), "not a plan"),

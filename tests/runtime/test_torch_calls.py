@@ -287,3 +287,16 @@ def test_several_launches_are_one_graph_when_the_same_tensors_come_again(two_lau
         np.testing.assert_array_equal(y.numpy(), x.numpy() @ weights["u"].T @ weights["v"].T)
     assert [launches for launches, _, _ in told[:2]] == [2, 2]  # the long way, and written down
     assert told[3] == told[4] == (0, 1, 1)  # one call of the driver, and no memory
+
+
+def test_rows_that_go_in_chunks_stay_on_the_long_way(two_launches, driver):
+    engine, weights = two_launches
+    engine._bound.most_arena_bytes = 1  # so a chunk is 16 rows, the fewest
+    x, y = tensor(rows(40, 6)), tensor(np.zeros((40, 4), np.float32))
+    for _ in range(4):
+        y.zero_()
+        before = driver.calls.count("cuLaunchKernelEx") + 2 * driver.calls.count("cuGraphLaunch")
+        engine(x, out=y)
+        after = driver.calls.count("cuLaunchKernelEx") + 2 * driver.calls.count("cuGraphLaunch")
+        assert after - before >= 2 * 3
+        np.testing.assert_array_equal(y.numpy(), x.numpy() @ weights["u"].T @ weights["v"].T)

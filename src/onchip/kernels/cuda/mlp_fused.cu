@@ -7,8 +7,8 @@
 // Order   An output is one accumulator: 0, then fma over k = 0, 1, .. D_in-1, then + bias; with more than PART terms
 //         a sum of such sums, first to last. A softmax goes over its row in the order of the columns. So a row's
 //         bits depend neither on B nor on its place in the batch (nor on ROWS, WARPS or on which layers are resident).
-// Floor   A row moves (D_in + D_out)*4 B and costs 2*params flop. 72-64-64-4, B = 2^21, H200: 638 MB / 4.24 TB/s
-//         = 150 us; 37.6 Gflop / 50.9 Tflop/s = 738 us. Compute-bound, five to one: the fma pipe is the score.
+// Floor   A row moves (D_in + D_out)*4 B and costs 2*params flop. 72-64-64-4, B = 2^21, H200: 638 MB / 4.8 TB/s
+//         = 133 us; 37.6 Gflop / 66.9 Tflop/s = 562 us. Compute-bound, four to one: the fma pipe is the score.
 //         Layer by layer, a launch for each Linear and each ReLU, a row moves 2 352 B instead of 304.
 // Layout  x (B, D_in), y (B, D_out) row-major, 16 B aligned, each float32, float16 or bfloat16. weights: for each
 //         layer W^T (D_in, padded) and then, if it has one, its bias (padded), back to back; columns past D_out are

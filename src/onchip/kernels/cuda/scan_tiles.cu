@@ -8,7 +8,7 @@
 //         Five or six blocks share a multiprocessor: while some wait, the others read and write. Blocks begin in the
 //         order of their numbers (CUDA does not promise it; every chip does it), so those that a tile waits for are
 //         always under way. Value and flag of a total travel in one access of 16 bytes: no fence is needed.
-// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.24 TB/s = 507 us. From group to group
+// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. From group to group
 //         the total takes some 1.4 us; the bytes of a group of tiles of 40 KB take 2.5.
 // Layout  x, y: rows of N numbers, one behind the other; y may be x. states: for every row those of its groups and of
 //         its tiles, cleared by the kernel before. before, after: the total that a row goes on from and the one it ends

@@ -7,8 +7,8 @@
 //         only then the sums are written. A word is 8 B, a number and what it means, written and read as one: no fence.
 //         Whether a tile before has its total or its whole sum ready is a matter of time, so the order of the
 //         additions is too: the last bits of y differ from run to run.
-// Floor   x in, y out: 8*N B, and 8 B a tile cleared, written twice and read (0.1 %). N = 2^24, at 4.24 TB/s: 134 MB,
-//         31.7 us; N additions, and as many again for lanes, warps and tiles. A tile is held in registers while its
+// Floor   x in, y out: 8*N B, and 8 B a tile cleared, written twice and read (0.1 %). N = 2^24, at 4.8 TB/s: 134 MB,
+//         28.0 us; N additions, and as many again for lanes, warps and tiles. A tile is held in registers while its
 //         warp looks back: that wait must hide behind the loads of the multiprocessor's other blocks. And a launch to
 //         clear the words.
 // Layout  x, y (N,) float32, 16 B aligned; words (1 + ceil(N / 4096),): the counter, then one a tile, zero at first.

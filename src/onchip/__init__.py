@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from onchip.formats.load import save
-    from onchip.plan.planner import Plan
+    from onchip.plan.plan import Plan
     from onchip.runtime.engine import Engine, compile
     from onchip.runtime.scan import scan
     from onchip.spec.build import mlp
@@ -37,7 +37,7 @@ __all__ = [
 # Where each name lives. Imported when first used: `import onchip` loads no NumPy, no Numba and no device.
 _HOME = {
     "Classifier": "train.estimators", "Engine": "runtime.engine", "FitResult": "train.training_run",
-    "Network": "spec.network", "Plan": "plan.planner", "Regressor": "train.estimators", "compile": "runtime.engine",
+    "Network": "spec.network", "Plan": "plan.plan", "Regressor": "train.estimators", "compile": "runtime.engine",
     "fit": "train.loop", "fit_many": "train.grid", "load": "workloads", "mlp": "spec.build", "save": "formats.load",
     "scan": "runtime.scan",
 }  # fmt: skip

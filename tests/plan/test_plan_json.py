@@ -119,7 +119,7 @@ def test_a_forged_plan_raises_nothing_but_our_own_errors(told):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda plan: plan.update(version=2), "version"),
+        (lambda plan: plan.update(version=1), "version"),
         (lambda plan: plan.update(version=True), "version"),
         (lambda plan: plan["groups"].pop(), "leave layers out"),
         (lambda plan: plan["groups"][0].update(kernel="nobody"), "as the plan says"),

@@ -126,7 +126,7 @@ def test_the_flat_case_behind_a_permute_that_is_absorbed_first():
     grow = Grow(seeded(1), 4, dtype="int64")
     turned = grow.add(Permute((0, 2, 1)), grow.embedding("x", 5, 3))
     net = grow.network(grow.linear(grow.add(Reshape((-1,)), turned), 2))
-    plain, _ = rewrite(net)
+    plain, _ = rewrite(net, ("tables",))
     after, told = fold_embeddings(plain)
     assert told == ["folded embedding0 into linear3: 4 tables of 5 x 2 instead of a product"]
     assert [node.layer.kind for node in after.nodes] == ["TokenConv", "Reshape"]
@@ -138,7 +138,7 @@ def test_a_norm_and_a_second_linear_are_folded_before_the_embedding():
     emb = grow.embedding("x", 5, 3)
     conv = grow.norm(grow.conv(grow.add(Permute((0, 2, 1)), emb), Conv1d(), 2, 3))
     net = grow.network(conv, grow.linear(grow.linear(emb, 8), 2))
-    plain, _ = rewrite(net)
+    plain, _ = rewrite(net, ("tables",))
     after, told = fold_embeddings(plain)
     assert len(told) == 2
     assert not [node for node in after.nodes if isinstance(node.layer, Embedding | Linear)]

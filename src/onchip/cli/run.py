@@ -29,7 +29,7 @@ from onchip.cli.talk import print_json, progress, rate, say, say_device
 from onchip.errors import InputError
 
 if TYPE_CHECKING:
-    from onchip.plan.planner import Plan
+    from onchip.plan.plan import Plan
     from onchip.runtime.stream import Source
     from onchip.spec.network import Network
 

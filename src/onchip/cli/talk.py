@@ -14,7 +14,7 @@ from onchip.cli.stop import StoppedError, stopping
 from onchip.errors import printable
 
 if TYPE_CHECKING:
-    from onchip.plan.planner import Plan
+    from onchip.plan.plan import Plan
 
 Update = Callable[[float, str], None]
 

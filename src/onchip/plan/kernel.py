@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from onchip.errors import InputError
 from onchip.plan.device import Device
+from onchip.plan.layout import ROWS
 from onchip.spec.reading import show
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Price:
     fixed_bytes: int = 0  # weights, read (and in training written) once a launch
     launches: int = 1
     precision: str = ""  # of the flop, where it is not the job's
+    turned_bytes: int = 0  # of a row's, those whose order changes on the way: the estimate counts them once more
 
     def floor_us(self, device: Device, precision: str, B: int) -> float:
         """No run of this work on this device is faster: its peak rates, and data in the cache where it fits."""
@@ -80,8 +82,16 @@ class Price:
     def estimate_us(self, device: Device, precision: str, B: int) -> float:
         """About what a run takes, in steady work: what plans are compared by."""
         compute = self.row_flop * B / device.flops[self.precision or precision]
-        memory = (self.row_bytes * B + self.fixed_bytes) / device.bandwidth
+        memory = ((self.row_bytes + self.turned_bytes) * B + self.fixed_bytes) / device.bandwidth
         return max(compute, memory) * 1e6 + self.launches * device.launch_us
+
+
+@dataclass(frozen=True)
+class Use:
+    """How a claim takes a value that it reads."""
+
+    layout: str = ROWS  # of plan/layout.py
+    is_read_often: bool = False  # more than once: it should not lie across a bus
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +106,20 @@ class Claim:
     recipes: Mapping[str, Recipe] = field(default_factory=dict)  # weights in the layout it wants, by its own names
     fast_bytes: int = 0  # shared memory a block, or cache a thread
     facts: object = None  # what the kernel itself needs to launch; opaque to the planner
+    reads: Mapping[str, Use] = field(default_factory=dict)  # the values that it takes otherwise than in rows, read once
+    gives: Mapping[str, str] = field(default_factory=dict)  # and the layouts of those that it makes otherwise
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "recipes", MappingProxyType(dict(self.recipes)))
+        for name in ("recipes", "reads", "gives"):
+            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    def layout_read(self, value: str) -> str:
+        return self.reads[value].layout if value in self.reads else ROWS
+
+    @property
+    def has_layouts(self) -> bool:
+        """Whether it takes or gives anything otherwise than in rows."""
+        return bool(self.gives) or any(use.layout != ROWS for use in self.reads.values())
 
     @property
     def build_flop(self) -> int:
@@ -131,4 +152,16 @@ class Kernel(Protocol):
 
         A kernel that has nothing to do with the node yields nothing: silence is not a refusal.
         """
+        ...
+
+
+@runtime_checkable
+class Converter(Protocol):
+    """A kernel that moves a value from one layout to another."""
+
+    @property
+    def device_kind(self) -> str: ...
+
+    def conversion(self, net: Network, value: str, given: str, wanted: str, device: Device, job: Job) -> Claim | None:
+        """A claim of no nodes that reads the value in one layout and gives it in another; None if it cannot."""
         ...

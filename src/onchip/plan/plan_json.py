@@ -1,8 +1,11 @@
 """A plan as JSON: what another process, or another day, needs to run the same kernels over the same weights.
 
-{"version": 1, "device": {...}, "job": {...}, "network": {...}, "recipes": {"a+b.weight": {...}},
+{"version": 2, "device": {...}, "job": {...}, "network": {...}, "recipes": {"a+b.weight": {...}},
  "groups": [{"kernel": "mlp_fused", "label": "mlp_fused<4,3>", "layers": ["a+b"]}],
- "rewrites": [...], "refusals": [...], "fold": ""}
+ "rewrites": [...], "refusals": [...], "fold": "", "left_out": [...]}
+
+A group that takes or gives values in other layouts than rows says which ("reads", "gives"); one without layers moves a
+value from one layout to another.
 
 The choice is written down, not how a kernel carries it out: that is asked of the kernel again, and it is an error if it
 would do something else now. Weights that are numbers stand elsewhere; those that are still to be made are recipes.
@@ -14,19 +17,21 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from onchip.errors import FormatError, OnchipError, PlanError
 from onchip.formats.graph_json import graph_from_json, graph_to_json, parse_json
+from onchip.plan.cover import no_claim
 from onchip.plan.device import Device, Peak
-from onchip.plan.kernel import Claim, Job, Kernel, Refusal
-from onchip.plan.planner import Plan, groups_of, no_claim
+from onchip.plan.kernel import Claim, Converter, Job, Kernel, Refusal
+from onchip.plan.layout import ROWS
+from onchip.plan.plan import Plan, groups_of
 from onchip.spec.network import Network
 from onchip.spec.reading import show
 from onchip.spec.recipe import Array, Recipe, Weight, reach
 
-VERSION = 1
+VERSION = 2
 # "module:function", but no module that does something when it is imported.
 _OPERATION = re.compile(r"([a-z][a-z0-9_]*\.)*[a-z][a-z0-9_]*:[a-z][a-z0-9_]*")
 
@@ -41,11 +46,13 @@ def plan_to_json(plan: Plan) -> str:
         "network": json.loads(graph_to_json(plan.network)),
         "recipes": {name: _recipe_to_json(w) for name, w in sorted(weights.items()) if isinstance(w, Recipe)},
         "groups": [
-            {"kernel": g.claim.kernel, "label": g.claim.label, "layers": g.claim.nodes} for g in plan.groups
+            {"kernel": g.claim.kernel, "label": g.claim.label, "layers": g.claim.nodes} | _layouts(g.claim)
+            for g in plan.groups
         ],
         "rewrites": plan.rewrites,
         "refusals": [dataclasses.asdict(refusal) for refusal in plan.refusals],
         "fold": plan.fold,
+        "left_out": plan.left_out,
     })  # fmt: skip
 
 
@@ -84,7 +91,7 @@ def plan_from_json(text: str, weights: Mapping[str, Array], kernels: Sequence[Ke
         net = graph_from_json(json.dumps(told["network"]), {**weights, **recipes})
         chosen = [_claim(net, entry, device, job, kernels) for entry in told["groups"]]
         refusals = tuple(Refusal(**entry) for entry in told["refusals"])
-        rewrites, fold = tuple(map(str, told["rewrites"])), str(told["fold"])
+        rewrites, fold, left_out = tuple(map(str, told["rewrites"])), str(told["fold"]), tuple(told["left_out"])
     except OnchipError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -94,24 +101,38 @@ def plan_from_json(text: str, weights: Mapping[str, Array], kernels: Sequence[Ke
         ) from None
     if [name for claim in chosen for name in claim.nodes] != [node.name for node in net.nodes]:
         raise FormatError("not a plan", got="groups that leave layers out", expected="every layer once, in order")
-    return Plan(net, device, job, groups_of(net, chosen), rewrites, refusals, fold)
+    return Plan(net, device, job, groups_of(net, chosen), rewrites, refusals, fold, left_out)
 
 
 def _claim(net: Network, entry: Mapping[str, Any], device: Device, job: Job, kernels: Sequence[Kernel]) -> Claim:
     """The claim of a group, as its kernel makes it now."""
     name, label, layers = entry["kernel"], entry["label"], tuple(entry["layers"])
+    layouts = {key: entry[key] for key in ("reads", "gives") if key in entry}
     start = next((i for i, node in enumerate(net.nodes) if layers and node.name == layers[0]), -1)
     if not name and start >= 0:
         return no_claim(net, net.nodes[start], job)
-    for kernel in kernels if start >= 0 else ():
-        if kernel.name == name and kernel.device_kind == device.kind:
-            for answer in kernel.claims(net, start, device, job):
-                if isinstance(answer, Claim) and (answer.label, answer.nodes) == (label, layers):
-                    return answer
+    for kernel in kernels:
+        if kernel.name != name or kernel.device_kind != device.kind:
+            continue
+        answers: Iterable[Claim | Refusal | None] = ()
+        if start >= 0:
+            answers = kernel.claims(net, start, device, job)
+        elif not layers and isinstance(kernel, Converter):
+            (value, wanted), (given,) = next(iter(layouts["gives"].items())), layouts["reads"].values()
+            answers = (kernel.conversion(net, value, given, wanted, device, job),)
+        for answer in answers:
+            if isinstance(answer, Claim) and (answer.label, answer.nodes, _layouts(answer)) == (label, layers, layouts):
+                return answer
     raise PlanError(
-        f"no kernel takes '{show(layers[0]) if layers else ''}' as the plan says", got=show(f"{name}: {label}"),
+        f"no kernel takes '{show(layers[0] if layers else '')}' as the plan says", got=show(f"{name}: {label}"),
         expected="a kernel of this onchip that does the same", hint="plan again: the bits of the results may change",
     )  # fmt: skip
+
+
+def _layouts(claim: Claim) -> dict[str, dict[str, str]]:
+    """How a claim takes and gives what does not lie in rows; all of it for one that moves a value between layouts."""
+    reads = {value: use.layout for value, use in claim.reads.items() if use.layout != ROWS or not claim.nodes}
+    return {key: found for key, found in (("reads", reads), ("gives", dict(claim.gives))) if found}
 
 
 def _rates(of: Device | Peak) -> dict[str, Any]:

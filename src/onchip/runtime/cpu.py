@@ -18,7 +18,7 @@ import numpy as np
 from onchip.cache import private_folder, read_entry, write_entry
 from onchip.errors import InputError
 from onchip.plan.device import Device, Peak
-from onchip.plan.planner import Plan
+from onchip.plan.plan import Plan
 from onchip.spec.recipe import Array, Made, Recipe, materialise
 from onchip.spec.types import numpy_dtype
 
@@ -161,11 +161,12 @@ class CpuBound:
         kernels = {kernel.name: kernel for kernel in INFERENCE}
         made: Made = {}
         self.steps: list[Step] = []
+        last = {name: i for i, group in enumerate(plan.groups) for name in (*group.inputs, *group.outputs)}
         for i, group in enumerate(() if plan.job.is_training else plan.groups):
             weights = {name: bake(recipe, plan, made) for name, recipe in group.claim.recipes.items()}
-            later = {value for g in plan.groups[i + 1 :] for value in g.inputs} | set(plan.network.outputs)
-            done = tuple(v for v in (*group.inputs, *group.outputs) if v not in later)
-            types = {v: plan.network.types[v] for v in group.outputs if v not in plan.network.outputs}
+            used = (*group.inputs, *group.outputs)
+            done = tuple(name for name in used if last[name] == i and name not in plan.network.outputs)
+            types = {v: plan.types[v] for v in group.outputs if v not in plan.network.outputs}
             between = tuple((v, given.row_shape, numpy_dtype(given.dtype)) for v, given in types.items())
             launch = kernels[group.claim.kernel].bind(group.claim, weights)
             self.steps.append(Step(launch, tuple(group.inputs), tuple(group.outputs), between, done))

@@ -11,8 +11,9 @@ from onchip.errors import DeviceError, InputError, PlanError, ShapeError
 from onchip.kernels.chain import given_ids
 from onchip.plan.device import KNOWN, Device
 from onchip.plan.kernel import Job, Kernel
+from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
-from onchip.plan.planner import Plan, make_plan
+from onchip.plan.planner import make_plan
 from onchip.runtime.cpu import CpuBackend, this_cpu
 from onchip.spec.io import IO, with_io
 from onchip.spec.layers import Embedding, TokenConv

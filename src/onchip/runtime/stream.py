@@ -20,7 +20,7 @@ from onchip.formats.arrays import FlatWriter, NpyWriter, RowSource, RowWriter, o
 from onchip.formats.images import BmpWriter, PngWriter, is_image
 from onchip.formats.rows_text import TextWriter, read_rows_text
 from onchip.plan.kernel import MAX_ROWS
-from onchip.plan.planner import Plan
+from onchip.plan.plan import Plan
 from onchip.runtime.engine import Engine
 from onchip.spec.network import Network
 from onchip.spec.reading import show

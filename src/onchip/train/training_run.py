@@ -11,7 +11,7 @@ import numpy as np
 
 from onchip.errors import InputError, KernelError, ShapeError
 from onchip.plan.kernel import Job
-from onchip.plan.planner import Plan
+from onchip.plan.plan import Plan
 from onchip.runtime.engine import place
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array

@@ -1,8 +1,8 @@
 """Algebra that can be done once: each rewrite is a pure function Network -> Network.
 
 A rewrite derives weights only as recipes, so planning costs nothing however large the network is. Most of them make
-every device's work less and are always done; folding an Embedding is work once for less work a row, so the planner
-prices it both ways.
+every device's work less and are always done; those in PRICED are work once for less work a row, or for other work, so
+the planner prices the network with each and without.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
     ("merge", merge_convs),
     ("phases", split_phases),
 )
+PRICED = ("tables", "merge", "phases")  # "tables": the fold of an Embedding, behind all others
 
 
 def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[str, ...]]:
@@ -49,4 +50,8 @@ def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[s
                 net, lines = step(net)
                 told += lines
         if net is before:
-            return net, tuple(told)
+            break
+    if not {"fold", "tables"} & set(without):
+        net, lines = fold_embeddings(net)
+        told += lines
+    return net, tuple(told)

@@ -7,7 +7,7 @@ from typing import Any, NoReturn, cast
 
 from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda.program import Lowering
-from onchip.plan.planner import Plan
+from onchip.plan.plan import Plan
 from onchip.runtime.arrays.calls import Run, device_run
 from onchip.runtime.cpu import bake
 from onchip.runtime.cuda.bound_plan import BoundPlan, Step

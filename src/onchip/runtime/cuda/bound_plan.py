@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from onchip.errors import ShapeError
 from onchip.kernels.cuda.program import Lowering
-from onchip.plan.planner import Plan
+from onchip.plan.plan import Plan
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Buffer, Gpu, Graph
 from onchip.runtime.cuda.staging import staging_of
@@ -60,8 +60,7 @@ class BoundPlan:
         self.gpu, self.plan, self.steps = gpu, plan, tuple(steps)
         self.debug = debug  # wait after every launch, so that a fault is known to be this kernel's
         net = plan.network
-        made = {name for group in plan.groups for name in group.outputs}
-        self._between = {name: net.types[name].row_bytes for name in made if name not in net.outputs}
+        self._between = {name: plan.types[name].row_bytes for name in plan.between}
         ends = (*net.inputs, *dict.fromkeys(net.outputs))
         self.row_bytes = sum(net.types[name].row_bytes for name in ends) + sum(self._between.values())
         self.most_arena_bytes = gpu.device.memory_bytes // ARENA_PART

@@ -1,0 +1,180 @@
+"""The cheapest way to cover a network with claims: a shortest path over (position, layouts of live values)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onchip.errors import PlanError
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Converter, Job, Kernel, Price, Refusal
+from onchip.plan.layout import ROWS
+from onchip.plan.plan import Plan, groups_of, values_read
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Recipe, as_is
+from onchip.spec.types import DTYPE_BYTES
+
+_NO_KERNEL_US = 1e12  # more than any work: a layer is left without a kernel only where no kernel takes it
+MOST_STATES = 16  # ways to lie that are followed at a position, the cheapest ones
+
+# Where live values lie: (value, layout) for each that does not lie in rows alone.
+State = frozenset[tuple[str, str]]
+_IN_ROWS: State = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """How a state at a position is reached."""
+
+    cost: float
+    before: _Way | None
+    claims: tuple[Claim, ...] = ()  # conversions, and then the claim that leads here
+
+    def all_claims(self) -> list[Claim]:
+        found: list[Claim] = []
+        way: _Way | None = self
+        while way is not None:
+            found += reversed(way.claims)
+            way = way.before
+        return found[::-1]
+
+
+def cover(
+    net: Network, device: Device, kernels: Sequence[Kernel], job: Job, told: tuple[str, ...], whole: bool
+) -> Plan:
+    """Groups are runs of the network's order, so the cheapest cover is a shortest path: best[i] has the cheapest ways
+    to run the nodes before i, one for each way that live values lie, and each claim at i leads behind its last node.
+
+    A kernel may take a while to answer, so nobody is asked at a node that no claim leads to, or that costs as much to
+    reach as all of the network does in a way that is known by then.
+    """
+    count = len(net.nodes)
+    best: list[dict[State, _Way]] = [{} for _ in range(count + 1)]
+    best[0][_IN_ROWS] = _Way(0.0, None)
+    layouts = _Layouts(net, device, kernels, job)
+    refusals: list[Refusal] = []
+    claimed: set[str] = set()
+    furthest = 0
+    for start in range(count):
+        furthest = start if best[start] else furthest
+        done = min((way.cost for way in best[count].values()), default=float("inf"))
+        ways = sorted((each for each in best[start].items() if each[1].cost < done), key=lambda each: each[1].cost)
+        if not ways:
+            continue
+        claims = _claims(net, start, device, kernels, job, refusals)
+        claimed.update(name for claim in claims for name in claim.nodes)
+        if not claims and not whole:
+            claims = [no_claim(net, net.nodes[start], job)]
+        for claim in claims:
+            end = start + len(claim.nodes)
+            cost = claim.price.estimate_us(device, job.precision, job.batch) if claim.kernel else _NO_KERNEL_US
+            for state, way in ways[:MOST_STATES]:
+                layouts.step(best[end], end, state, way, claim, cost)
+    if not best[count]:
+        # No way leads past a layer that no kernel takes: name that one, if there is one.
+        node = next((node for node in net.nodes if node.name not in claimed), net.nodes[furthest])
+        raise _no_kernel(net, node, device, refusals)
+    chosen = min(best[count].values(), key=lambda way: way.cost).all_claims()
+    planned = {claim.nodes[0] for claim in chosen if claim.nodes}
+    shown = dict.fromkeys(r for r in refusals if r.node in planned)
+    return Plan(net, device, job, groups_of(net, chosen), told, tuple(shown))
+
+
+class _Layouts:
+    """Where values lie on the way, and what it costs to have them otherwise."""
+
+    def __init__(self, net: Network, device: Device, kernels: Sequence[Kernel], job: Job) -> None:
+        self._net, self._device, self._job = net, device, job
+        self._converters = [k for k in kernels if isinstance(k, Converter) and k.device_kind == device.kind]
+        self._conversions: dict[tuple[str, str, str], Claim | None] = {}
+        self._last_read = {value: i for i, node in enumerate(net.nodes) for value in node.inputs}
+        self._last_read |= dict.fromkeys(net.outputs, len(net.nodes))
+
+    def step(self, ways: dict[State, _Way], end: int, state: State, way: _Way, claim: Claim, cost: float) -> None:
+        """Note the way on which a claim leads from a state to position `end`, if none that is known is cheaper."""
+        cost += way.cost
+        before: list[Claim] = []
+        behind: list[Claim] = []
+        if state or claim.has_layouts:
+            lies: dict[str, tuple[str, ...]] = {}
+            for value, layout in sorted(state):
+                lies[value] = (*lies.get(value, ()), layout)
+            wanted = {value: claim.layout_read(value) for value in values_read(self._net, claim)}
+            if not self._convert(lies, wanted, before):
+                return
+            lies |= {value: (layout,) for value, layout in claim.gives.items()}
+            if end == len(self._net.nodes) and not self._convert(lies, dict.fromkeys(self._net.outputs, ROWS), behind):
+                return
+            alive = ((value, found) for value, found in lies.items() if self._last_read.get(value, -1) >= end)
+            state = frozenset((v, layout) for v, found in alive if found != (ROWS,) for layout in found)
+            given = self._device, self._job.precision, self._job.batch
+            cost += sum(move.price.estimate_us(*given) for move in (*before, *behind))
+        if state not in ways or cost < ways[state].cost:
+            ways[state] = _Way(cost, way, (*before, claim, *behind))
+
+    def _convert(self, lies: dict[str, tuple[str, ...]], wanted: Mapping[str, str], moves: list[Claim]) -> bool:
+        """Have every value in the layout that is wanted, by moves where it is not there yet; False where none can."""
+        for value, layout in wanted.items():
+            found = lies.get(value, (ROWS,))
+            if layout not in found:
+                move = self._conversion(value, found[0], layout)
+                if move is None:
+                    return False
+                moves.append(move)
+                lies[value] = (*found, layout)
+        return True
+
+    def _conversion(self, value: str, given: str, wanted: str) -> Claim | None:
+        key = value, given, wanted
+        if key not in self._conversions:
+            found = (k.conversion(self._net, value, given, wanted, self._device, self._job) for k in self._converters)
+            self._conversions[key] = next((claim for claim in found if claim is not None), None)
+        return self._conversions[key]
+
+
+def _claims(
+    net: Network, start: int, device: Device, kernels: Sequence[Kernel], job: Job, refusals: list[Refusal]
+) -> list[Claim]:
+    """Every claim that begins at a node; who refuses is noted."""
+    claims: list[Claim] = []
+    for kernel in kernels:
+        if kernel.device_kind != device.kind:
+            continue
+        if job.precision not in kernel.precisions:
+            why = f"computes in {', '.join(kernel.precisions)}, not {job.precision}"
+            refusals.append(Refusal(kernel.name, net.nodes[start].name, why))
+            continue
+        for answer in kernel.claims(net, start, device, job):
+            if isinstance(answer, Refusal):
+                refusals.append(answer)
+            else:
+                claims.append(answer)
+    return claims
+
+
+def no_claim(net: Network, node: Node, job: Job) -> Claim:
+    """What stands for a layer that no kernel takes: its weights as they are, and what any kernel must move."""
+    reads = sum(given.row_bytes for given in net.input_types(node))
+    dtypes = {role: given.dtype for role, given in net.node_weight_types(node).items()}
+    if node.layer.has_tables and job.tables != "fp32":
+        dtypes["weight"] = "float16" if job.tables == "fp16" else "bfloat16"
+    recipes = {
+        role: Recipe.of(as_is, (name,), net.weights[name].shape, dtypes[role]) for role, name in node.weights.items()
+    }
+    fixed = sum(recipe.nbytes for recipe in recipes.values())
+    if looked_up := net.row_looked_up(node):  # only that is read of a table, and no cache is counted on
+        fixed -= recipes["weight"].nbytes
+        reads += looked_up * DTYPE_BYTES[dtypes["weight"]]
+    price = Price(net.row_flop(node), reads + net.types[node.name].row_bytes, fixed)
+    label, why = f"none yet for {node.layer.kind}", "no kernel of this device takes it yet"
+    return Claim("", label, (node.name,), price, why, recipes)
+
+
+def _no_kernel(net: Network, node: Node, device: Device, refusals: Sequence[Refusal]) -> PlanError:
+    reasons = "; ".join(f"{r.kernel}: {r.why}" for r in refusals if r.node == node.name)
+    return PlanError(
+        f"no kernel of {device.name} takes layer '{node.name}' ({node.layer.kind})",
+        got=reasons or f"{', '.join(str(t) for t in net.input_types(node))}",
+        expected="a layer that a kernel claims, in a precision that it computes in",
+        hint="onchip check MODEL, or another device",
+    )

@@ -1,0 +1,200 @@
+"""A plan: which kernel takes which layers, what flows between them, and why. Data that prints itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onchip.errors import printable
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.layout import ROWS, lying
+from onchip.spec.network import Network
+from onchip.spec.recipe import Recipe, reach
+from onchip.spec.text import columns
+from onchip.spec.types import DTYPE_BYTES, TensorType
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A run of layers that one kernel executes in one go."""
+
+    claim: Claim
+    inputs: tuple[str, ...]  # arrays it reads that others make: values by name, or values in a layout (layout_name)
+    outputs: tuple[str, ...]  # arrays it makes that others read
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    network: Network  # after the rewrites
+    device: Device
+    job: Job
+    groups: tuple[Group, ...]
+    rewrites: tuple[str, ...]  # what was rewritten, a line each
+    refusals: tuple[Refusal, ...]
+    fold: str = ""  # whether embeddings were folded, and why
+    left_out: tuple[str, ...] = ()  # rewrites that would not have paid, a line each
+
+    @property
+    def floor_us(self) -> float:
+        return self.floor_at(self.job.batch)
+
+    def floor_at(self, B: int) -> float:
+        """Microseconds that B rows take at least."""
+        return sum(g.claim.price.floor_us(self.device, self.job.precision, B) for g in self.groups)
+
+    @property
+    def estimate_us(self) -> float:
+        return self.estimate_at(self.job.batch)
+
+    def estimate_at(self, B: int) -> float:
+        """Microseconds that B rows should take."""
+        return sum(g.claim.price.estimate_us(self.device, self.job.precision, B) for g in self.groups)
+
+    @property
+    def between_bytes(self) -> int:
+        """Bytes a row that pass through memory between groups: what fusion did not remove."""
+        return sum(self.types[name].row_bytes for name in self.between)
+
+    @functools.cached_property
+    def types(self) -> Mapping[str, TensorType]:
+        """Of every array that groups read and write, as it lies in memory."""
+        net = self.network
+        found = dict(net.inputs)
+        for group in self.groups:
+            for value in group.claim.nodes or group.claim.gives:
+                layout = group.claim.gives.get(value, ROWS)
+                found[layout_name(net, value, layout)] = lying(net.types[value], layout)
+        return found
+
+    @functools.cached_property
+    def between(self) -> tuple[str, ...]:
+        """The arrays that one group writes and another one reads, but the network's outputs."""
+        made = dict.fromkeys(name for group in self.groups for name in group.outputs)
+        return tuple(name for name in made if name not in self.network.outputs)
+
+    @property
+    def rewrite_flop(self) -> int:
+        """What the weights that rewrites derived cost, once, when an engine is built."""
+        used = [name for node in self.network.nodes for name in node.weights.values()]
+        reached = reach(used, self.network.weights).values()
+        return sum(recipe.flop for recipe in {weight for weight in reached if isinstance(weight, Recipe)})
+
+    @property
+    def tables_unused(self) -> str:
+        """Why tables that were asked for in half precision are not kept so; "" if they are, or nobody asked."""
+        tables = {n.weights["weight"] for n in self.network.nodes if n.layer.has_tables}
+        if self.job.tables == "fp32" or any(DTYPE_BYTES[recipe.dtype] == 2 for recipe in self._made_of(tables)):
+            return ""
+        return "no kernel of this plan keeps them so" if tables else "nothing was folded into any"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, as the kernels keep them."""
+        return sum(group.claim.weight_bytes for group in self.groups)
+
+    def _made_of(self, weights: set[str]) -> list[Recipe]:
+        """What the kernels keep of some weights."""
+        recipes = (recipe for group in self.groups for recipe in group.claim.recipes.values())
+        return [recipe for recipe in recipes if weights.intersection(recipe.sources)]
+
+    def kept_bytes(self, weights: set[str]) -> int:
+        """Bytes of what the kernels keep of some weights."""
+        return sum(recipe.nbytes for recipe in self._made_of(weights))
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "network": self.network.name,
+            "device": self.device.name,
+            "precision": self.job.precision,
+            "batch": self.job.batch,
+            "job": "train" if self.job.is_training else "infer",
+            "floor_us": self.floor_us,
+            "estimate_us": self.estimate_us,
+            "groups": [
+                {
+                    "layers": list(g.claim.nodes),
+                    "kernel": g.claim.label,
+                    "fast_bytes": g.claim.fast_bytes,
+                    "row_bytes": g.claim.price.row_bytes,
+                    "row_flop": g.claim.price.row_flop,
+                    "weight_bytes": g.claim.weight_bytes,
+                    "build_flop": g.claim.build_flop,
+                    "floor_us": g.claim.price.floor_us(self.device, self.job.precision, self.job.batch),
+                    "estimate_us": g.claim.price.estimate_us(self.device, self.job.precision, self.job.batch),
+                    "why": g.claim.why,
+                }
+                for g in self.groups
+            ],
+            "rewrite_flop": self.rewrite_flop,
+            "rewrites": list(self.rewrites),
+            "fold": self.fold,
+            "left_out": list(self.left_out),
+            "tables": self.job.tables,
+            "tables_unused": self.tables_unused,
+            "refusals": [{"kernel": r.kernel, "layer": r.node, "why": r.why} for r in self.refusals],
+        }
+
+    def __str__(self) -> str:
+        head = ["group", "layers", "kernel", "on chip", "bytes/row", "flop/row", "floor", "estimate", "why"]
+        rows = []
+        for i, group in enumerate(self.groups):
+            claim, nodes = group.claim, group.claim.nodes
+            layers = f"{nodes[0]}..{nodes[-1]}" if len(nodes) > 1 else next(iter(nodes or claim.gives))
+            given = (self.device, self.job.precision, self.job.batch)
+            times = format_us(claim.price.floor_us(*given)), format_us(claim.price.estimate_us(*given))
+            sizes = f"{claim.fast_bytes / 1024:.0f} KiB", f"{claim.price.row_bytes:,}", f"{claim.price.row_flop:,}"
+            rows.append([str(i), layers, claim.label, *sizes, *times, claim.why])
+        work = f"train, {self.job.loss}" if self.job.is_training else "infer"
+        name = printable(self.network.name)
+        lines = [f"{name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"]
+        lines.append(columns(head, rows, right=(3, 4, 5, 6, 7)))
+        build_flop = sum(group.claim.build_flop for group in self.groups) + self.rewrite_flop
+        weights = f"{self.weight_bytes / 1024:,.0f} KiB of weights, {build_flop:,} flop to build them"
+        whole = f"floor {format_us(self.floor_us)}, estimate {format_us(self.estimate_us)}"
+        lines.append(f"{whole}, {self.between_bytes:,} B/row between groups, {weights}")
+        lines += [printable(f"rewrote: {line}") for line in self.rewrites]
+        lines += [printable(line) for line in (self.fold, *self.left_out) if line]
+        if unused := self.tables_unused:
+            lines.append(f"{self.job.tables} tables are not used: {unused}")
+        lines += [printable(f"refused: {r.kernel} at {r.node}: {r.why}") for r in self.refusals]
+        return "\n".join(lines)
+
+
+def format_us(us: float) -> str:
+    if us < 1000:
+        return f"{us:.1f} µs"
+    return f"{us / 1000:.2f} ms" if us < 1e6 else f"{us / 1e6:.2f} s"
+
+
+def layout_name(net: Network, value: str, layout: str) -> str:
+    """What an array is called that is a value in one of its layouts: as the value itself where it lies in rows."""
+    if layout == ROWS:
+        return value
+    name = f"{value}:{layout}"
+    while name in net.types:
+        name += "'"
+    return name
+
+
+def values_read(net: Network, claim: Claim) -> list[str]:
+    """The values that a claim's nodes read and others make, in the order of reading."""
+    inside = set(claim.nodes)
+    found = (value for name in claim.nodes for value in net.by_name[name].inputs)
+    return [value for value in dict.fromkeys(found) if value not in inside]
+
+
+def groups_of(net: Network, claims: Sequence[Claim]) -> tuple[Group, ...]:
+    """The claims with the arrays that they read and write. A claim without nodes moves a value to another layout."""
+    read_outside = set(net.outputs)
+    reads = [values_read(net, claim) for claim in claims]
+    read_outside.update(*reads)
+    groups = []
+    for claim, values in zip(claims, reads, strict=True):
+        taken = values if claim.nodes else list(claim.reads)
+        made = [name for name in claim.nodes if name in read_outside] if claim.nodes else list(claim.gives)
+        inputs = (layout_name(net, value, claim.layout_read(value)) for value in taken)
+        outputs = (layout_name(net, value, claim.gives.get(value, ROWS)) for value in made)
+        groups.append(Group(claim, tuple(inputs), tuple(outputs)))
+    return tuple(groups)

@@ -96,6 +96,7 @@ def test_what_lies_otherwise_has_a_name_and_a_type_of_its_own():
     assert plan.types["r0:channels_last"] == TensorType(("B", 3, 5, 4))
     assert plan.between == ("r0:channels_last",)
     assert plan.between_bytes == 4 * 60
+    assert "\nchannels last between groups: r0" in str(plan)
 
 
 def test_a_value_of_that_name_is_not_taken_for_it():

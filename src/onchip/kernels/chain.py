@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from onchip.plan.kernel import Price
+from onchip.plan.kernel import Claim, Price, Use
+from onchip.plan.layout import CHANNELS_LAST, has_channels
 from onchip.spec.layers import (
     Cast,
     Concat,
@@ -146,6 +147,14 @@ def is_closed(net: Network, nodes: list[Node]) -> bool:
     between = inside - {nodes[-1].name}
     outside = {value for node in net.nodes if node.name not in inside for value in node.inputs} | set(net.outputs)
     return not between & outside
+
+
+def in_layouts(net: Network, node: Node, claim: Claim) -> Iterator[Claim]:
+    """The claim of a layer that does not care how its values lie, in every layout that they may all have."""
+    yield claim
+    if all(has_channels(net.types[value]) for value in (*node.inputs, node.name)) and net.readers(node.name):
+        reads = dict.fromkeys(node.inputs, Use(CHANNELS_LAST))
+        yield dataclasses.replace(claim, reads=reads, gives={node.name: CHANNELS_LAST})
 
 
 def given_ids(net: Network, value: str) -> set[str] | None:

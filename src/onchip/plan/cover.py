@@ -58,7 +58,7 @@ def cover(
     for start in range(count):
         furthest = start if best[start] else furthest
         done = min((way.cost for way in best[count].values()), default=float("inf"))
-        ways = sorted((each for each in best[start].items() if each[1].cost < done), key=lambda each: each[1].cost)
+        ways = layouts.worth_following({state: way for state, way in best[start].items() if way.cost < done})
         if not ways:
             continue
         claims = _claims(net, start, device, kernels, job, refusals)
@@ -68,7 +68,7 @@ def cover(
         for claim in claims:
             end = start + len(claim.nodes)
             cost = claim.price.estimate_us(device, job.precision, job.batch) if claim.kernel else _NO_KERNEL_US
-            for state, way in ways[:MOST_STATES]:
+            for state, way in ways:
                 layouts.step(best[end], end, state, way, claim, cost)
     if not best[count]:
         # No way leads past a layer that no kernel takes: name that one, if there is one.
@@ -78,6 +78,14 @@ def cover(
     planned = {claim.nodes[0] for claim in chosen if claim.nodes}
     shown = dict.fromkeys(r for r in refusals if r.node in planned)
     return Plan(net, device, job, groups_of(net, chosen), told, tuple(shown))
+
+
+def _by_value(state: State) -> dict[str, tuple[str, ...]]:
+    """The layouts in which each value lies that does not lie in rows alone."""
+    lies: dict[str, tuple[str, ...]] = {}
+    for value, layout in sorted(state):
+        lies[value] = (*lies.get(value, ()), layout)
+    return lies
 
 
 class _Layouts:
@@ -90,15 +98,32 @@ class _Layouts:
         self._last_read = {value: i for i, node in enumerate(net.nodes) for value in node.inputs}
         self._last_read |= dict.fromkeys(net.outputs, len(net.nodes))
 
+    def worth_following(self, ways: dict[State, _Way]) -> list[tuple[State, _Way]]:
+        """The cheapest ones, without those that conversions from the cheapest of all would make as cheaply."""
+        if len(ways) < 2:
+            return list(ways.items())
+        (least, first), *others = sorted(ways.items(), key=lambda each: each[1].cost)
+        lies = _by_value(least)
+        kept = [(least, first)]
+        for state, way in others:
+            wanted = [(value, layout) for value, found in _by_value(state).items() for layout in found]
+            wanted += [(value, ROWS) for value in lies.keys() - _by_value(state).keys()]
+            moves: list[Claim] = []
+            reachable = all(self._convert(lies.copy(), {value: layout}, moves) for value, layout in wanted)
+            if not reachable or way.cost < first.cost + self._price(moves):
+                kept.append((state, way))
+        return kept[:MOST_STATES]
+
+    def _price(self, moves: Sequence[Claim]) -> float:
+        return sum(m.price.estimate_us(self._device, self._job.precision, self._job.batch) for m in moves)
+
     def step(self, ways: dict[State, _Way], end: int, state: State, way: _Way, claim: Claim, cost: float) -> None:
         """Note the way on which a claim leads from a state to position `end`, if none that is known is cheaper."""
         cost += way.cost
         before: list[Claim] = []
         behind: list[Claim] = []
         if state or claim.has_layouts:
-            lies: dict[str, tuple[str, ...]] = {}
-            for value, layout in sorted(state):
-                lies[value] = (*lies.get(value, ()), layout)
+            lies = _by_value(state)
             wanted = {value: claim.layout_read(value) for value in values_read(self._net, claim)}
             if not self._convert(lies, wanted, before):
                 return
@@ -107,8 +132,7 @@ class _Layouts:
                 return
             alive = ((value, found) for value, found in lies.items() if self._last_read.get(value, -1) >= end)
             state = frozenset((v, layout) for v, found in alive if found != (ROWS,) for layout in found)
-            given = self._device, self._job.precision, self._job.batch
-            cost += sum(move.price.estimate_us(*given) for move in (*before, *behind))
+            cost += self._price((*before, *behind))
         if state not in ways or cost < ways[state].cost:
             ways[state] = _Way(cost, way, (*before, claim, *behind))
 

@@ -154,6 +154,8 @@ class Plan:
         weights = f"{self.weight_bytes / 1024:,.0f} KiB of weights, {build_flop:,} flop to build them"
         whole = f"floor {format_us(self.floor_us)}, estimate {format_us(self.estimate_us)}"
         lines.append(f"{whole}, {self.between_bytes:,} B/row between groups, {weights}")
+        if turned := [value for group in self.groups for value in group.claim.gives if group.claim.nodes]:
+            lines.append(printable(f"channels last between groups: {', '.join(turned)}"))
         lines += [printable(f"rewrote: {line}") for line in self.rewrites]
         lines += [printable(line) for line in (self.fold, *self.left_out) if line]
         if unused := self.tables_unused:

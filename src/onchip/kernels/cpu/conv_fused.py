@@ -31,7 +31,8 @@ from onchip.kernels.cpu.image_values import Program, UnsupportedError
 from onchip.kernels.cpu.jit import LAUNCH, address, use_threads
 from onchip.kernels.cpu.tile import aligned_zeros
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, has_channels
 from onchip.spec.layers import Convolution
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array
@@ -46,6 +47,7 @@ class Facts:
     program: Program
     images: int
     fast_bytes: int  # of the cache that a group of images should stay in
+    last: tuple[bool, bool]  # whether x, and y, lies with channels last
 
 
 class ConvFused:
@@ -72,22 +74,24 @@ class ConvFused:
         if scratch_bytes > _MAX_SCRATCH_BYTES:
             yield Refusal(self.name, nodes[0].name, f"{scratch_bytes >> 20} MiB of values a thread")
             return
-        price = Price(
-            program.image_flop, net.types[program.source].row_bytes + net.types[nodes[-1].name].row_bytes,
-            weight_bytes,
-        )  # fmt: skip
         kinds = "-".join(dict.fromkeys(node.layer.kind for node in nodes if isinstance(node.layer, Convolution)))
         count = sum(isinstance(node.layer, Convolution) for node in nodes)
-        yield Claim(
-            self.name, f"conv_fused<{count} {kinds}>", tuple(node.name for node in nodes), price,
-            why=f"{images} images at a time, as many through a layer as stay in cache",
-            recipes=program.recipes, fast_bytes=scratch_bytes, facts=Facts(program, images, device.fast_bytes),
-        )  # fmt: skip
+        x, y = net.types[program.source], net.types[nodes[-1].name]
+        why = f"{images} images at a time, as many through a layer as stay in cache"
+        for last in _layouts(net, nodes, program):
+            turned = (given.row_bytes for given, is_last in zip((x, y), last, strict=True) if not is_last)
+            price = Price(program.image_flop, x.row_bytes + y.row_bytes, weight_bytes, turned_bytes=sum(turned))
+            yield Claim(
+                self.name, f"conv_fused<{count} {kinds}>", tuple(node.name for node in nodes), price, why,
+                program.recipes, scratch_bytes, Facts(program, images, device.fast_bytes, last),
+                reads={program.source: Use(CHANNELS_LAST)} if last[0] else {},
+                gives={nodes[-1].name: CHANNELS_LAST} if last[1] else {},
+            )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
         assert isinstance(claim.facts, Facts)
         program, tile = claim.facts.program, claim.facts.images
-        table = program.table(tile, claim.facts.fast_bytes)
+        table = program.table(tile, claim.facts.fast_bytes, *claim.facts.last)
         shared = program.image_floats * tile + len(program.stores) * LANES  # each store begins on a vector
         own = shared + program.shared_floats() + LANES
         scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * own)
@@ -131,6 +135,15 @@ class Launch:
             else:
                 use_threads(threads)
                 self.run_many(*self.arguments, tile, B, *at, threads, self.tickets)
+
+
+def _layouts(net: Network, nodes: Sequence[Node], program: Program) -> list[tuple[bool, bool]]:
+    """The ways in which x and y may lie, True for channels last: not at the network's own ends, which lie in rows."""
+    x, y = program.source, nodes[-1].name
+    can_take, can_give = program.lies_at_ends()
+    ins = (False, True) if can_take and x not in net.inputs and has_channels(net.types[x]) else (False,)
+    outs = (False, True) if can_give and net.readers(y) and has_channels(net.types[y]) else (False,)
+    return [(last_in, last_out) for last_in in ins for last_out in outs]
 
 
 @functools.lru_cache(maxsize=4)

@@ -53,7 +53,7 @@ def _run_op(row: int, here: int, images: int, first: int, x: int, y: int, shared
         pool(row, here, images)
     elif code in (t.GLOBAL_MAX, t.GLOBAL_MEAN):
         global_pool(row, here, images, shared)
-    elif code == t.LOAD:
+    elif code in (t.LOAD, t.LOAD_ROWS):
         load(row, here, images, x, first)
     elif code == t.LOOK_UP:
         look_up(row, here, images, x, first)
@@ -136,7 +136,8 @@ def _cut(op: Array, part: int, parts: int) -> bool:
     """
     code = op[t.CODE]
     if code in (
-        t.LOAD, t.LOOK_UP, t.GLOBAL_MAX, t.GLOBAL_MEAN, t.NARROW, t.NORMALISE, t.STORE, t.STORE_ROWS, t.STORE_PIXELS
+        t.LOAD, t.LOAD_ROWS, t.LOOK_UP, t.GLOBAL_MAX, t.GLOBAL_MEAN, t.NARROW, t.NORMALISE, t.STORE, t.STORE_ROWS,
+        t.STORE_PIXELS,
     ):  # fmt: skip
         return part == 0
     if code == t.DENSE:

@@ -14,10 +14,18 @@ _ALL = 1 << 40  # the length of an array whose end nobody asks for
 
 @linked(*(types.int64,) * 5)
 def load(row: int, here: int, images: int, x: int, first: int) -> None:
-    """Rows (C, H, W) of the batch, from x on, to images with channels last."""
+    """Rows of the batch, from x on, to images with channels last. LOAD: (C, H, W); LOAD_ROWS: (H, W, C)."""
     op, a = ints_at(row, t.COLUMNS), floats_at(here, _ALL)
     count = op[t.H] * op[t.W]
     for i in range(images):
+        if op[t.CODE] == t.LOAD_ROWS:
+            for iy in range(op[t.H]):
+                line = floats_at(x + ((first + i) * count + iy * op[t.W]) * op[t.C] * 4, op[t.W] * op[t.C])
+                target = a[op[t.Y] + i * op[t.Y_IMAGE] + iy * op[t.Y_ROW] :]
+                for ix in range(op[t.W]):
+                    for c in range(op[t.C]):
+                        target[ix * op[t.Y_PIXEL] + c] = line[ix * op[t.C] + c]
+            continue
         for c in range(op[t.C]):
             source = floats_at(x + ((first + i) * op[t.C] + c) * count * 4, count)
             for iy in range(op[t.H]):

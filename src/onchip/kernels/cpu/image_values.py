@@ -129,8 +129,18 @@ class Program:
             chosen[layer] = min(afar, key=lambda group: (afar[group], -group))
         return [chosen[op.layer] for op in self.operations]
 
-    def table(self, images: int, fast_bytes: int) -> Array:
-        """A row an operation, for `images` images at a time; addresses of weights are still to be put in."""
+    def lies_at_ends(self) -> tuple[bool, bool]:
+        """Whether what it reads, and what it makes, may lie with channels last as well as in rows."""
+        codes = [op.code for op in self.operations]
+        return ops.LOAD in codes, ops.STORE in codes
+
+    def table(self, images: int, fast_bytes: int, last_in: bool = False, last_out: bool = False) -> Array:
+        """A row an operation, for `images` images at a time; addresses of weights are still to be put in.
+
+        last_in, last_out  what it reads, and what it makes, lies with channels last
+        """
+        codes = {ops.LOAD: ops.LOAD_ROWS} if last_in else {}
+        codes |= {ops.STORE: ops.STORE_ROWS} if last_out else {}
         at = 0
         for store in self.stores:
             store.offset = at
@@ -139,7 +149,7 @@ class Program:
         rows[:, ops.GROUP] = self.groups(images, fast_bytes)
         whole_pixels = {op.x.store for op in self.operations if op.code in _OF_PIXELS and op.x is not None}
         for row, op in zip(rows, self.operations, strict=True):
-            row[ops.CODE], row[ops.ACT] = op.code, code_of(op.activation)
+            row[ops.CODE], row[ops.ACT] = codes.get(op.code, op.code), code_of(op.activation)
             if op.x is not None:
                 row[ops.X : ops.X + 4] = op.x.place()
                 row[ops.C], row[ops.H], row[ops.W] = op.x.sizes

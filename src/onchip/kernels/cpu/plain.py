@@ -17,13 +17,18 @@ from typing import Any
 import numpy as np
 
 from onchip.kernels import reference
+from onchip.kernels.chain import in_layouts
 from onchip.kernels.cpu.jit import LAUNCH
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST
 from onchip.spec.layers import (
+    Add,
     AvgPool1d,
     AvgPool2d,
+    Cast,
     Convolution,
+    Elementwise,
     GlobalMax,
     GlobalMean,
     Layer,
@@ -31,6 +36,8 @@ from onchip.spec.layers import (
     LogSoftmax,
     MaxPool1d,
     MaxPool2d,
+    Mul,
+    Permute,
     Softmax,
     TokenConv,
     TransposedConvolution,
@@ -93,9 +100,19 @@ class Plain:
         moved += (looked_up + 2 * _between(net, node)) * DTYPE_BYTES[net.types[node.name].dtype]
         slower = _MUCH_SLOWER if isinstance(node.layer, _IN_SHORT_SUMS) else _SLOWER
         price = NumpyPrice(net.row_flop(node), moved, fixed, _LAUNCHES, slower=slower)
-        yield Claim(
+        claim = Claim(
             self.name, f"plain<{node.layer.kind}>", (node.name,), price, "one layer by itself, in NumPy", recipes,
             facts=Facts(node.layer, tuple(values.index(name) for name in node.inputs)),
+        )  # fmt: skip
+        yield from in_layouts(net, node, claim) if _is_by_itself(net, node) else (claim,)
+
+    def conversion(self, net: Network, value: str, given: str, wanted: str, device: Device, job: Job) -> Claim:
+        """By NumPy's transposed copy."""
+        lies, rank = net.types[value], len(net.types[value].shape)
+        turn = Permute((0, *range(2, rank), 1) if wanted == CHANNELS_LAST else (0, rank - 1, *range(1, rank - 1)))
+        return Claim(
+            self.name, f"plain<{wanted}>", (), NumpyPrice(0, 2 * lies.row_bytes, launches=_LAUNCHES),
+            f"{value} lies in {given}", facts=Facts(turn, (0,)), reads={value: Use(given)}, gives={value: wanted},
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
@@ -119,6 +136,13 @@ class Plain:
                 run(inputs, outputs, threads)
 
         return run_products if isinstance(layer, _USES_BLAS) else run
+
+
+def _is_by_itself(net: Network, node: Node) -> bool:
+    """Whether each number is made of those at its own place: then the layer does not care how they lie."""
+    if isinstance(node.layer, Add | Mul):
+        return not node.weights and len({given.shape for given in net.input_types(node)}) == 1
+    return isinstance(node.layer, Elementwise | Cast)
 
 
 def _between(net: Network, node: Node) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numba
 import numpy as np
 
+from onchip.kernels.chain import in_layouts
 from onchip.kernels.cpu.activation import (
     ACTIVATIONS,
     IDENTITY,
@@ -52,9 +53,10 @@ class Rowwise:
             yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
             return
         price = Price(net.row_flop(node), x.row_bytes + y.row_bytes)
-        yield Claim(
+        claim = Claim(
             self.name, f"rowwise<{node.layer.kind}>", (node.name,), price, "one layer by itself", facts=node.layer
         )
+        yield from in_layouts(net, node, claim) if isinstance(node.layer, Elementwise) else (claim,)
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
         layer = claim.facts

@@ -1,4 +1,4 @@
-"""Scans on a GPU: the host's side of scan_tiles.cu, scan_rows.cu, scan_columns.cu and swap_axes.cu.
+"""Scans on a GPU: the host's side of scan_tiles.cu, scan_rows.cu and scan_columns.cu.
 
 An array is (outer, N, inner), scanned along the middle axis. How it is cut depends on N, inner and the dtype, never on
 `outer`: a row's bits do not depend on its batch.
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.permute import swap_axes
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     Argument,
@@ -47,7 +48,6 @@ _ALIGN_BYTES = 256  # of what lies in scratch memory
 SHORT_BYTES = 8 << 10  # rows up to here are walked over by a warp
 MANY_COLUMNS = 1 << 12  # from here on columns are walked down where they lie; fewer, if long, are made rows first
 BLOCKS_A_UNIT = 8
-SIDE = 32  # of a tile of swap_axes
 WALK_BUDGET = Budget(registers=80, spill_bytes=16)
 
 
@@ -167,19 +167,11 @@ class Scan:
         numbers = self.outer * self.N * self.inner
         there, states = Scratch(0), Scratch(-(-numbers * DTYPE_BYTES[self.dtype] // _ALIGN_BYTES) * _ALIGN_BYTES)
         launches = (
-            swap_axes(self.dtype, (self.outer, self.N, self.inner), device.units, Input(0), there),
+            swap_axes(DTYPE_BYTES[self.dtype], (self.outer, self.N, self.inner), device.units, Input(0), there),
             *rows._along_rows(device, there, there, states),
-            swap_axes(self.dtype, (self.outer, self.inner, self.N), device.units, there, Output(0)),
+            swap_axes(DTYPE_BYTES[self.dtype], (self.outer, self.inner, self.N), device.units, there, Output(0)),
         )
         return Steps(launches, states.offset + STATE_BYTES * rows.states)
-
-
-def swap_axes(dtype: str, shape: tuple[int, int, int], units: int, x: Argument, y: Argument) -> KernelLaunch:
-    """swap_axes(x, y, outer, N, M): (outer, N, M) -> (outer, M, N)"""
-    outer, N, M = shape
-    blocks = min(outer * -(-N // SIDE) * -(-M // SIDE), units * BLOCKS_A_UNIT)
-    program = Program(FOLDER / "swap_axes.cu", f"swap_axes<{NUMBERS[dtype]}>")
-    return KernelLaunch(program, _line(blocks), (x, y, *map(Int64, shape)), Budget(registers=40))
 
 
 def _line(blocks: int) -> LaunchConfig:
@@ -251,5 +243,4 @@ INSTANCES = (
     Instance("columns", _only(Scan(ScanOp(), "float32", 10, 20, 30))),
     Instance("columns, product", _only(Scan(ScanOp("product"), "float64", 10, 20, 30))),
     Instance("columns from the end", _only(Scan(ScanOp("sum", True, True), "float32", 2, 7, 5))),
-    Instance("narrow", _only(Scan(ScanOp(), "float64", 1, 1 << 20, 3))),
 )

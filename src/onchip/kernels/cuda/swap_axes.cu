@@ -1,10 +1,10 @@
-// swap_axes.cu: (outer, N, M) becomes (outer, M, N): long and narrow arrays before and after they are scanned by rows.
+// swap_axes.cu: (outer, N, M) becomes (outer, M, N): channels behind pixels and back, long columns made rows.
 //
 // Idea    A block takes 32 x 32 numbers through shared memory: it reads and writes lines of memory, whatever the shape.
 //         One column more than needed keeps its columns in different banks.
 // Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
 // Layout  x (outer, N, M), y (outer, M, N), row-major, not the same memory.
-// Limits  Any shape; numbers of 4 or 8 bytes; sm_80 up.
+// Limits  Any shape; numbers of 1, 2, 4 or 8 bytes; sm_80 up.
 
 constexpr int SIDE = 32, LINES = 8;
 

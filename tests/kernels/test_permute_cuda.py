@@ -1,0 +1,96 @@
+"""Permute on a GPU, and values moved between layouts: every order of axes, whatever the numbers are."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+import onchip
+from emulated_cuda import emulated_gpu, needs_gxx
+from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.permute import MOST_AXES, PermuteAlone, PermuteLowering, merge_axes
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job, Refusal
+from onchip.plan.layout import CHANNELS_LAST, ROWS
+from onchip.plan.planner import make_plan
+from onchip.runtime.cuda.bound_steps import BoundSteps
+from onchip.spec.build import sequential
+from onchip.spec.layers import Permute, ReLU
+from onchip.spec.types import TensorType
+
+ORDERS = [(0, *axes) for rank in (2, 3, 4) for axes in itertools.permutations(range(1, rank + 1))]
+
+
+def one(row_shape, axes, dtype="float32"):
+    return sequential(TensorType(("B", *row_shape), dtype), [("p", Permute(axes))], {})
+
+
+@pytest.mark.parametrize("axes", ORDERS, ids=str)
+def test_the_same_move_with_fewer_axes(axes):
+    for shape in itertools.product((1, 2, 3), repeat=len(axes)):
+        x = np.arange(math.prod(shape)).reshape(shape)
+        merged, order = merge_axes(shape, axes)
+        assert sorted(order) == list(range(len(merged)))
+        assert np.array_equal(x.reshape(merged).transpose(order).reshape(-1), x.transpose(axes).reshape(-1))
+        assert all(b != a + 1 for a, b in itertools.pairwise(order)), "those two stay together"
+
+
+def moved(gpu, lowering, x):
+    y = np.full_like(x, 77)
+    B = len(x)
+    BoundSteps(gpu, lowering.at(B)).enqueue([x.ctypes.data], [y.ctypes.data], 0, gpu.stream)
+    return y.reshape(-1)
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "int64"])
+def test_every_order_moves_every_number(monkeypatch, dtype):
+    gpu = emulated_gpu(monkeypatch)
+    for axes in ORDERS:
+        for B, sizes in ((1, (3, 5, 2, 4)), (7, (37, 1, 6, 3))):
+            shape = (B, *sizes[: len(axes) - 1])
+            x = np.random.default_rng(B).integers(0, 100, shape).astype(dtype)
+            lowering = PermuteLowering(x.itemsize, shape[1:], axes, 2)
+            assert np.array_equal(moved(gpu, lowering, x), x.transpose(axes).reshape(-1))
+    assert {name.partition("<")[0] for name in gpu.driver.programs} == {"swap_axes", "permute"}
+
+
+@needs_gxx
+@pytest.mark.parametrize("row_shape", [(5, 7), (3, 4, 6)])
+def test_a_value_goes_to_another_layout_and_back(monkeypatch, row_shape):
+    gpu = emulated_gpu(monkeypatch)
+    net = sequential(TensorType(("B", *row_shape)), [("r", ReLU()), ("s", ReLU())], {})
+    there, back = (
+        PermuteAlone().conversion(net, "r", *layouts, H200, Job())
+        for layouts in ((ROWS, CHANNELS_LAST), (CHANNELS_LAST, ROWS))
+    )
+    x = np.random.default_rng(0).standard_normal((9, *row_shape), dtype=np.float32)
+    turned = moved(gpu, there.facts, x)
+    assert np.array_equal(turned, np.moveaxis(x, 1, -1).reshape(-1))
+    again = moved(gpu, back.facts, turned.reshape(9, *row_shape[1:], row_shape[0]))
+    assert np.array_equal(again, x.reshape(-1))
+
+
+def test_nothing_to_move_is_no_launch():
+    assert PermuteLowering(4, (3, 5), (0, 2, 1), 132).at(0).launches == ()
+
+
+def test_a_network_with_a_permute_is_planned():
+    plan = make_plan(one((3, 5, 7), (0, 3, 2, 1)), H200, KERNELS, Job("fp16"))
+    assert [group.claim.label for group in plan.groups] == ["permute<0,3,2,1>"]
+    assert plan.groups[0].claim.price.row_bytes == 2 * 4 * 105
+    many = one((2,) * 8, (0, 8, 7, 6, 5, 4, 3, 2, 1))
+    (refusal,) = PermuteAlone().claims(many, 0, H200, Job())
+    assert isinstance(refusal, Refusal)
+    assert f"up to {MOST_AXES} axes" in refusal.why
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int64", "uint8"])
+def test_every_order_on_a_gpu(dtype):
+    for axes in ORDERS:
+        engine = onchip.compile(one((37, 5, 66, 3)[: len(axes) - 1], axes, dtype), "cuda")
+        for B in (1, 7, 130):
+            x = np.random.default_rng(B).integers(0, 100, (B, *engine.network.input.row_shape)).astype(dtype)
+            assert np.array_equal(engine(x), x.transpose(axes))

@@ -69,6 +69,7 @@ class Price:
     fixed_bytes: int = 0  # weights, read (and in training written) once a launch
     launches: int = 1
     precision: str = ""  # of the flop, where it is not the job's
+    rate: float = 1.0  # share of the device's steady flop/s that the kernel reaches, for the estimate
 
     def floor_us(self, device: Device, precision: str, B: int) -> float:
         """No run of this work on this device is faster: its peak rates, and data in the cache where it fits."""
@@ -79,7 +80,7 @@ class Price:
 
     def estimate_us(self, device: Device, precision: str, B: int) -> float:
         """About what a run takes, in steady work: what plans are compared by."""
-        compute = self.row_flop * B / device.flops[self.precision or precision]
+        compute = self.row_flop * B / (self.rate * device.flops[self.precision or precision])
         memory = (self.row_bytes * B + self.fixed_bytes) / device.bandwidth
         return max(compute, memory) * 1e6 + self.launches * device.launch_us
 

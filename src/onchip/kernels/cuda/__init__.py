@@ -3,7 +3,8 @@
 from onchip.kernels.cuda.cast import CastAlone
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
+from onchip.kernels.cuda.product import ProductAlone
 from onchip.kernels.cuda.scan import ScanAlone
 from onchip.plan.kernel import Kernel
 
-KERNELS: tuple[Kernel, ...] = (MlpTensor(), MlpFused(), CastAlone(), ScanAlone())
+KERNELS: tuple[Kernel, ...] = (MlpTensor(), MlpFused(), ProductAlone(), CastAlone(), ScanAlone())

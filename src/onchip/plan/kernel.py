@@ -71,6 +71,7 @@ class Price:
     launches: int = 1
     precision: str = ""  # of the flop, where it is not the job's
     turned_bytes: int = 0  # of a row's, those that are put in another order first or last: a pass of its own
+    rate: float = 1.0  # share of the device's steady flop/s that the kernel reaches, for the estimate
 
     def floor_us(self, device: Device, precision: str, B: int) -> float:
         """No run of this work on this device is faster: its peak rates, and data in the cache where it fits."""
@@ -81,7 +82,7 @@ class Price:
 
     def estimate_us(self, device: Device, precision: str, B: int) -> float:
         """About what a run takes, in steady work: what plans are compared by."""
-        compute = self.row_flop * B / device.flops[self.precision or precision]
+        compute = self.row_flop * B / (self.rate * device.flops[self.precision or precision])
         memory = (self.row_bytes * B + self.fixed_bytes) / device.bandwidth
         turned = self.turned_bytes * B / device.bandwidth
         return (max(compute, memory) + turned) * 1e6 + self.launches * device.launch_us

@@ -4,7 +4,8 @@ from onchip.kernels.cuda.cast import CastAlone
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
 from onchip.kernels.cuda.permute import PermuteAlone
+from onchip.kernels.cuda.product import ProductAlone
 from onchip.kernels.cuda.scan import ScanAlone
 from onchip.plan.kernel import Kernel
 
-KERNELS: tuple[Kernel, ...] = (MlpTensor(), MlpFused(), CastAlone(), PermuteAlone(), ScanAlone())
+KERNELS: tuple[Kernel, ...] = (MlpTensor(), MlpFused(), ProductAlone(), CastAlone(), PermuteAlone(), ScanAlone())

@@ -116,19 +116,23 @@ def pack_matrix(weight: Array, columns: Array, order: Array, precision: Precisio
     padded[:D_out, :D_in] = weight
     in_order = padded[order][:, np.minimum(columns, D_in)]
     if precision.per_word == 2:
-        with np.errstate(over="ignore"):
-            parts = [in_order.astype(numpy_dtype(precision.dtype))]
-        if not np.array_equal(np.isfinite(parts[0]), np.isfinite(in_order)):
-            got = f"{np.abs(in_order[np.isfinite(in_order)]).max():.4g}"
-            raise InputError(
-                f"a weight is too large for {precision.dtype}", got=got, hint="precision 'bf16', 'tf32' or 'fp32'"
-            )
+        parts = [narrowed(in_order, precision.dtype)]
     else:
         high = round_tf32(in_order)
         parts = [high]
         if precision.parts == 2:
             parts.append(round_tf32((in_order.astype(np.float64) * _UNBIASED - high).astype(np.float32)))
     return [part.reshape(len(padded), -1, 4 * precision.per_word).swapaxes(0, 1) for part in parts]
+
+
+def narrowed(weight: Array, dtype: str) -> Array:
+    """In 16 bits; InputError where a number is too large for them."""
+    with np.errstate(over="ignore"):
+        narrow: Array = weight.astype(numpy_dtype(dtype))
+    if not np.array_equal(np.isfinite(narrow), np.isfinite(weight)):
+        got = f"{np.abs(weight[np.isfinite(weight)]).max():.4g}"
+        raise InputError(f"a weight is too large for {dtype}", got=got, hint="precision 'bf16', 'tf32' or 'fp32'")
+    return narrow
 
 
 def input_columns(D: int, item_bytes: int, precision: Precision) -> Array:

@@ -1,0 +1,240 @@
+"""product on a GPU: the host's side of product.cu. A Linear of any shape; no network costs a compilation of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
+from onchip.kernels.cuda import mlp_tensor
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, narrowed
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Steps,
+    UInt32,
+    Weight,
+)
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.spec.layers import GELU, Clip, Elementwise, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+PART = 1024  # terms of a sum on the ordinary cores; longer ones are sums of sums
+# As product.cuh knows them; a GELU by tanh is one more.
+ACTIVATION_CODES: dict[type[Elementwise], int] = {
+    ReLU: 1, LeakyReLU: 2, Clip: 3, Sigmoid: 4, Tanh: 5, SiLU: 6, GELU: 7,
+}  # fmt: skip
+TANH_GELU = 8
+FEW = 32  # rows or columns, for which there are narrow tiles
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block makes of y, and the share of the device's rate that we expect of it where it is full."""
+
+    BM: int
+    BN: int
+    cut: tuple[int, int]  # ordinary cores: rows and columns of a thread; tensor cores: warps down and across
+    rate: float
+
+    @property
+    def work(self) -> float:
+        """Of a block, as it takes time."""
+        return self.BM * self.BN / self.rate
+
+    def suits(self, M: int, N: int) -> bool:
+        """A narrow one reads more for each product: only where a square one would be mostly empty."""
+        return self.BM == self.BN or (M if self.BM < self.BN else N) <= FEW
+
+    def count(self, M: int, N: int) -> int:
+        return math.ceil(M / self.BM) * math.ceil(N / self.BN)
+
+    def rate_for(self, N: int) -> float:
+        """With many rows: columns past N are multiplied for nothing."""
+        return self.rate * N / (math.ceil(N / self.BN) * self.BN)
+
+
+# The first is for many rows and columns, the third for few rows, the fourth for few columns.
+FMA_TILES = (
+    Tile(128, 128, (8, 8), 0.6), Tile(64, 64, (4, 4), 0.4), Tile(16, 64, (4, 4), 0.25), Tile(256, 16, (4, 4), 0.3),
+)  # fmt: skip
+MMA_TILES = (Tile(128, 128, (2, 4), 0.3), Tile(64, 64, (2, 2), 0.2), Tile(16, 64, (1, 4), 0.08))
+
+
+@dataclass(frozen=True)
+class Product:
+    """y (M, N) = activation(x (M, K) w^T + bias), w (N, K)."""
+
+    M: int
+    N: int
+    K: int
+    precision: str  # of PRECISIONS; "fp64": sums of float32 in double precision
+    dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
+    activation: Elementwise | None = None
+
+    @property
+    def by_fma(self) -> bool:
+        return self.precision in ("fp32", "fp64")
+
+    def tile(self, units: int) -> Tile:
+        """The one that should be done first: rounds of blocks, times what a block has to do."""
+        if self.precision == "fp64":
+            return FMA_TILES[1]  # sums of 8 x 8 in double precision do not fit in registers
+        tiles = [tile for tile in (FMA_TILES if self.by_fma else MMA_TILES) if tile.suits(self.M, self.N)]
+        return min(tiles, key=lambda tile: math.ceil(tile.count(self.M, self.N) / units) * tile.work)
+
+    def launch(self, units: int, x: Argument, w: Argument, bias: Argument, y: Argument) -> KernelLaunch:
+        """bias  of N float32, or Int64(0): none"""
+        tile = self.tile(units)
+        head, threads = (self._fma if self.by_fma else self._mma)(tile)
+        config = LaunchConfig((tile.count(self.M, self.N), 1, 1), (threads, 1, 1), 0)
+        sizes = (Int64(self.M), Int64(self.N), Int64(self.K))
+        arguments = (x, w, bias, y, *sizes, *map(UInt32, activation_words(self.activation)))
+        resident = 1 if self.by_fma and self.K > PART else 2 if self.by_fma else 256 // threads
+        # Two blocks of 8 x 8 sums a thread leave so few registers that chips before Hopper set some aside.
+        budget = Budget(min(255, 65536 // (threads * resident) // 8 * 8), spill_bytes=64)
+        return KernelLaunch(Program(SOURCE, head), config, arguments, budget)
+
+    def _fma(self, tile: Tile) -> tuple[str, int]:
+        TM, TN = tile.cut
+        given, made = (NUMBERS[dtype] for dtype in self.dtypes)
+        head = f"{'double' if self.precision == 'fp64' else 'float'}, {given}, {made}"
+        is_long = "true" if self.K > PART else "false"
+        return f"product_fma<{head}, {tile.BM}, {tile.BN}, {TM}, {TN}, {is_long}>", tile.BM // TM * (tile.BN // TN)
+
+    def _mma(self, tile: Tile) -> tuple[str, int]:
+        WM, WN = tile.cut
+        precision = PRECISIONS[self.precision]
+        numbers = ", ".join(NUMBERS[dtype] for dtype in (self.dtypes[0], precision.dtype, self.dtypes[1]))
+        return f"product_mma<{precision.name}, {numbers}, {tile.BM}, {tile.BN}, {WM}, {WN}>", 32 * WM * WN
+
+
+def activation_words(layer: Elementwise | None) -> tuple[int, int, int]:
+    """A code and the bits of two floats."""
+    code, a, b = 0 if layer is None else ACTIVATION_CODES[type(layer)], 0.0, 0.0
+    if isinstance(layer, LeakyReLU):
+        a = layer.slope
+    elif isinstance(layer, Clip):
+        a = -math.inf if layer.low is None else layer.low
+        b = math.inf if layer.high is None else layer.high
+    elif isinstance(layer, GELU) and layer.approximate == "tanh":
+        code = TANH_GELU
+    first, second = (int(np.float32(value).view(np.uint32)) for value in (a, b))
+    return code, first, second
+
+
+# -- as a layer of a network -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ProductLowering:
+    """A Linear and its activation as one launch."""
+
+    product: Product  # of one row of the batch
+    has_bias: bool
+    units: int
+
+    def at(self, B: int) -> Steps:
+        product = replace(self.product, M=B * self.product.M)
+        if not product.M:
+            return Steps(())
+        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
+        return Steps((product.launch(self.units, Input(0), Weight("weight"), bias, Output(0)),))
+
+
+class ProductAlone:
+    name = "product"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """One Linear, with its activation and the Casts around it, where mlp_tensor has no room for it."""
+        chain = find_chain(net, start, tuple(ACTIVATION_CODES), casts=True)
+        if chain is None:
+            return
+        chain = _one_layer(net, chain)
+        if why_not := mlp_tensor.why_not(net, chain, device, job):
+            yield Refusal(self.name, net.nodes[start].name, why_not)
+        elif isinstance(mlp_tensor.make_lowering(net, chain, device, job), str):
+            yield _claim(net, chain, device, job.precision)
+
+
+def _one_layer(net: Network, chain: Chain) -> Chain:
+    """Its first layer, without what normalises whole rows."""
+    chain = chain.first(1)
+    if not chain.normaliser:
+        return chain
+    end = next(i for i, name in enumerate(chain.nodes) if net.by_name[name].layer.kind == chain.normaliser)
+    return replace(chain, nodes=chain.nodes[:end], normaliser="", ends=(end,))
+
+
+def _claim(net: Network, chain: Chain, device: Device, precision: str) -> Claim:
+    (layer,) = chain.layers
+    recipes = weight_recipes(layer, precision)
+    price = forward_price(net, chain)
+    rate = max(tile.rate_for(layer.D_out) for tile in (FMA_TILES if precision == "fp32" else MMA_TILES))
+    product = Product(chain.vectors, layer.D_out, layer.D_in, precision, end_dtypes(net, chain), layer.activation)
+    return Claim(
+        kernel=ProductAlone.name,
+        label=f"{ProductAlone.name}<{chain.label}>",
+        nodes=chain.nodes,
+        price=Price(price.row_flop, price.row_bytes, sum(made.nbytes for made in recipes.values()), rate=rate),
+        why="too large to stay on the chip",
+        recipes=recipes,
+        facts=ProductLowering(product, layer.bias is not None, device.units),
+    )
+
+
+def weight_recipes(layer: Dense, precision: str) -> dict[str, Recipe]:
+    """w (N, K) as it is, in what the cores multiply; the bias in float32."""
+    op, dtype = narrow_weight if precision == "fp16" else as_is, PRECISIONS[precision].dtype
+    recipes = {"weight": Recipe.of(op, (layer.weight,), (layer.D_out, layer.D_in), dtype)}
+    if layer.bias is not None:
+        recipes["bias"] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
+    return recipes
+
+
+@recipe_op
+def narrow_weight(weight: Array) -> Array:
+    """In float16, and an error where a number is too large for it."""
+    return narrowed(weight, "float16")
+
+
+def _instance(
+    name: str, M: int, N: int, K: int, precision: str = "fp32", dtypes: tuple[str, str] = ("float32", "float32")
+) -> Instance:
+    product, nothing = Product(M, N, K, precision, dtypes), Int64(0)
+    return Instance(name, lambda device: product.launch(device.units, nothing, nothing, nothing, nothing))
+
+
+INSTANCES = (
+    _instance("large fp32", 4096, 4096, 1024),
+    _instance("long sums fp32", 4096, 4096, 4096),
+    _instance("middling fp32", 512, 512, 512),
+    _instance("few rows fp32", 7, 4096, 4096),
+    _instance("few columns fp32, rows in fp16", 65536, 10, 512, dtypes=("float16", "bfloat16")),
+    _instance("long sums in double precision", 4096, 4096, 4096, precision="fp64"),
+    _instance("large fp16", 4096, 4096, 4096, precision="fp16", dtypes=("float16", "float16")),
+    _instance("large bf16, rows in fp32", 4096, 4096, 4096, precision="bf16"),
+    _instance("large tf32", 4096, 4096, 4096, precision="tf32"),
+    _instance("middling bf16", 512, 512, 512, precision="bf16", dtypes=("bfloat16", "bfloat16")),
+    _instance("few rows tf32, rows in bf16", 7, 4096, 4096, precision="tf32", dtypes=("bfloat16", "float16")),
+    _instance("few rows fp16", 7, 4096, 4096, precision="fp16"),
+)

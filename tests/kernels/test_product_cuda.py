@@ -1,0 +1,188 @@
+"""A Linear of any shape on a GPU: what the product claims (anywhere), and that it is right (on a GPU)."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import onchip
+from checks import random_mlp, rows
+from onchip.errors import InputError
+from onchip.kernels import reference
+from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.product import FMA_TILES, MMA_TILES, Product, ProductAlone
+from onchip.plan.device import H200
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.planner import make_plan
+from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
+from onchip.spec.build import sequential
+from onchip.spec.io import with_io
+from onchip.spec.layers import GELU, Clip, LeakyReLU, Linear, Reshape, Softmax
+from onchip.spec.recipe import materialise
+from onchip.spec.types import TensorType, numpy_dtype
+
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+
+
+def linear(D_in, D_out, *behind, bias=True):
+    weights = {"fc.weight": rows(D_out, D_in, seed=3) / np.float32(D_in**0.5)}
+    weights |= {"fc.bias": rows(1, D_out, seed=4)[0]} if bias else {}
+    layers = [("fc", Linear()), *((f"behind{i}", layer) for i, layer in enumerate(behind))]
+    return sequential(TensorType(("B", D_in)), layers, weights)
+
+
+def claims_of(net, precision="fp32", start=0, device=H200):
+    return list(ProductAlone().claims(net, start, device, Job(precision)))
+
+
+# -- planning --------------------------------------------------------------------------------------------------
+
+
+def test_it_takes_what_the_others_have_no_room_for():
+    (claim,) = claims_of(linear(10_000, 300, LeakyReLU(0.1), Softmax()))
+    assert isinstance(claim, Claim)
+    assert claim.label == "product<10000,300,LeakyReLU>"
+    assert claim.nodes == ("fc", "behind0")  # a Softmax takes whole rows: it is not a tile's to do
+    assert (claim.price.row_flop, claim.price.row_bytes) == (2 * 300 * 10_000 + 900, 4 * 10_300)
+    assert claim.weight_bytes == 4 * (300 * 10_000 + 300)
+    assert claims_of(linear(72, 64)) == []
+    for precision in PRECISIONS:
+        plan = make_plan(linear(10_000, 300), H200, KERNELS, Job(precision))
+        assert [group.claim.kernel for group in plan.groups] == ["product"]
+
+
+def test_it_takes_the_casts_at_the_ends():
+    net = with_io(linear(4096, 2048), "float16")
+    (claim,) = claims_of(net, "fp16")
+    assert claim.nodes == tuple(node.name for node in net.nodes)
+    assert claim.price.row_bytes == 2 * (4096 + 2048)
+    plan = make_plan(net, H200, KERNELS, Job("fp16"))
+    assert [group.claim.kernel for group in plan.groups] == ["product"]
+
+
+def test_what_it_refuses():
+    net = linear(10_000, 300)
+    (refusal,) = claims_of(net, device=dataclasses.replace(H200, arch="sm_70"))
+    assert isinstance(refusal, Refusal)
+    assert "not sm_70" in refusal.why
+    (refusal,) = ProductAlone().claims(net, 0, H200, Job(loss="mse"))
+    assert "forward only" in refusal.why
+
+
+def test_an_estimate_knows_that_the_kernel_is_slower_than_the_chip():
+    half, whole = Price(10**9, 4, rate=0.5), Price(10**9, 4)
+    assert half.floor_us(H200, "fp32", 1000) == whole.floor_us(H200, "fp32", 1000)
+    work = whole.estimate_us(H200, "fp32", 1000) - H200.launch_us
+    assert half.estimate_us(H200, "fp32", 1000) == pytest.approx(2 * work + H200.launch_us)
+    (many,), (few,) = claims_of(linear(10_000, 512)), claims_of(linear(10_000, 3))
+    assert many.price.rate == FMA_TILES[0].rate
+    assert few.price.rate == pytest.approx(FMA_TILES[-1].rate * 3 / 16)
+
+
+def test_tiles_are_chosen_by_the_sizes():
+    units = H200.units
+
+    def tile(M, N, precision="fp32"):
+        return Product(M, N, 512, precision).tile(units)
+
+    assert tile(8192, 8192) is FMA_TILES[0]
+    assert (tile(4, 4096).BM, tile(10**6, 10).BN) == (16, 16)
+    assert tile(512, 512) is FMA_TILES[1]
+    assert tile(8192, 8192, "fp16") is MMA_TILES[0]
+    assert tile(7, 4096, "bf16") is MMA_TILES[2]
+
+
+def test_no_rows_are_no_launch():
+    (claim,) = claims_of(linear(10_000, 300))
+    assert claim.facts.at(0).launches == ()
+    (launch,) = claim.facts.at(129).launches
+    assert launch.config.block == (256, 1, 1)
+
+
+def test_sizes_and_activations_cost_no_compilation():
+    programs = set()
+    for D_in, D_out, slope in ((10_000, 300, 0.1), (20_000, 301, 0.2)):
+        (claim,) = claims_of(linear(D_in, D_out, LeakyReLU(slope)))
+        programs.add(claim.facts.at(1 << 16).launches[0].program)
+    assert len(programs) == 1
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", "float32"), ("tf32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")]
+)
+def test_weights_are_kept_as_the_cores_want_them(precision, dtype):
+    net = linear(8192, 2048)
+    (claim,) = claims_of(net, precision)
+    made = materialise(claim.recipes["weight"], net.weights)
+    assert made.tobytes() == net.weights["fc.weight"].astype(numpy_dtype(dtype)).tobytes()
+    assert materialise(claim.recipes["bias"], net.weights).dtype == np.float32
+
+
+def test_a_weight_that_is_too_large_is_an_error():
+    net = linear(8192, 2048)
+    (claim,) = claims_of(net, "fp16")
+    with pytest.raises(InputError, match="too large for float16"):
+        materialise(claim.recipes["weight"], {"fc.weight": np.float32(1e8) * net.weights["fc.weight"]})
+
+
+# -- on a GPU --------------------------------------------------------------------------------------------------
+
+
+def judge(net, x, precision):
+    """Compile, run, and hold against the float64 reference with the naive run as a yardstick."""
+    engine = onchip.compile(net, "cuda", precision)
+    assert "product" in [group.claim.kernel for group in engine.plan.groups]
+    got = engine(x)
+    truth = reference.forward(net, x)
+    naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
+    allowed = FACTOR * naive + ULPS * max(ULP[precision], DTYPE_ULP.get(net.output.dtype, 0.0))
+    error = scaled_error(got, truth)
+    assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}, naive {naive:.3g}"
+    return engine, got
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("D_in", "D_out", "B"), [(10_000, 300, 129), (9001, 7, 1000), (8192, 2048, 77), (12_345, 131, 1), (8192, 10, 4097)]
+)
+def test_right_in_every_precision(precision, D_in, D_out, B):
+    net, x = linear(D_in, D_out, GELU()), rows(B, D_in)
+    engine, whole = judge(net, x, precision)
+    for first, count in ((0, 1), (B // 2, 7), (B // 3, B // 3)):
+        assert np.array_equal(engine(x[first : first + count]), whole[first : first + count])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("io", ["float16", "bfloat16"])
+def test_rows_in_half_precision(precision, io):
+    net = with_io(linear(8200, 260, Clip(-1, 1.5), bias=False), io)
+    _, got = judge(net, rows(200, 8200).astype(numpy_dtype(io)), precision)
+    assert got.dtype == numpy_dtype(io)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_an_mlp_too_wide_for_the_chip(precision):
+    net = random_mlp(2048, 4096, 1024, 10, output="Softmax")
+    judge(net, rows(500, 2048), precision)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_rows_beside_the_batch_axis(precision):
+    weights = {"a.weight": rows(30, 9000, seed=3) / np.float32(95)}
+    net = sequential(TensorType(("B", 27_000)), [("split", Reshape((3, 9000))), ("a", Linear())], weights)
+    judge(net, rows(33, 27_000), precision)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_nan_stays_in_its_row(precision):
+    net, x = linear(9000, 40), rows(150, 9000)
+    x[3, 2], x[111, 0] = np.nan, np.inf
+    got = onchip.compile(net, "cuda", precision)(x)
+    assert np.isnan(got[3]).all()
+    assert not np.isfinite(got[111]).any()
+    assert np.isfinite(np.delete(got, [3, 111], axis=0)).all()

@@ -1,0 +1,140 @@
+"""The products of product.cu, run on the host: every tile, odd shapes, the same bits. No GPU is needed."""
+
+import numpy as np
+import pytest
+
+from checks import assert_error_within, rows
+from emulated_cuda import emulated_gpu, needs_gxx
+from onchip.kernels import reference
+from onchip.kernels.cuda import product as product_module
+from onchip.kernels.cuda.product import FMA_TILES, MMA_TILES, PART, Product
+from onchip.kernels.cuda.program import Input, Int64, Output, Steps
+from onchip.runtime.cuda.bound_steps import BoundSteps
+from onchip.spec.build import sequential
+from onchip.spec.layers import GELU, Clip, LeakyReLU, Linear, ReLU, Sigmoid, SiLU, Tanh
+from onchip.spec.types import TensorType, numpy_dtype
+
+pytestmark = needs_gxx
+UNITS = 4
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    return emulated_gpu(monkeypatch)
+
+
+def use(monkeypatch, tile):
+    """Let every product be made in tiles of one kind."""
+    name = "FMA_TILES" if tile in FMA_TILES else "MMA_TILES"
+    monkeypatch.setattr(product_module, name, (tile,))
+    monkeypatch.setattr(product_module, "FEW", 1 << 20)
+
+
+def run(gpu, product, x, w, bias=None):
+    """y of a product, with nothing written behind it."""
+    dtype = numpy_dtype(product.dtypes[1])
+    guard, y = 64, np.full(product.M * product.N + 64, 7, dtype)
+    there = [gpu.upload(array) for array in (x, w, y) if array is not None]
+    given = Input(2) if bias is not None else Int64(0)
+    steps = Steps((product.launch(UNITS, Input(0), Input(1), given, Output(0)),))
+    inputs = [there[0].pointer, there[1].pointer, 0]
+    if bias is not None:
+        there.append(gpu.upload(bias))
+        inputs[2] = there[-1].pointer
+    BoundSteps(gpu, steps).enqueue(inputs, [there[2].pointer], 0, gpu.stream)
+    gpu.download(there[2], y)
+    assert (y[-guard:] == 7).all()
+    return y[:-guard].reshape(product.M, product.N)
+
+
+@pytest.mark.parametrize("tile", FMA_TILES, ids=lambda tile: f"{tile.BM}x{tile.BN}")
+@pytest.mark.parametrize(("M", "N", "K"), [(1, 1, 1), (7, 13, 5), (129, 64, 33), (33, 129, 16), (130, 260, 40)])
+def test_odd_shapes_in_fp32(gpu, monkeypatch, tile, M, N, K):
+    use(monkeypatch, tile)
+    x, w, bias = rows(M, K), rows(N, K, seed=2), rows(1, N, seed=3)[0]
+    got = run(gpu, Product(M, N, K, "fp32"), x, w, bias)
+    truth = x.astype(float) @ w.T.astype(float) + bias
+    assert_error_within(got, truth, yardstick=x @ w.T + bias)
+
+
+@pytest.mark.parametrize("K", [PART, PART + 1, 3 * PART, 3001])
+def test_long_sums_in_fp32(gpu, monkeypatch, K):
+    x, w = rows(9, K), rows(20, K, seed=2)
+    truth, naive = x.astype(float) @ w.T.astype(float), x @ w.T
+    tiles = {}
+    for tile in FMA_TILES:
+        use(monkeypatch, tile)
+        tiles[tile] = run(gpu, Product(9, 20, K, "fp32"), x, w)
+        monkeypatch.undo()
+        gpu = emulated_gpu(monkeypatch)
+    first, *others = tiles.values()
+    assert_error_within(first, truth, yardstick=naive)
+    assert all(np.array_equal(first, other) for other in others)
+
+
+def test_a_row_has_the_same_bits_in_every_batch(gpu):
+    N, K = 70, 100
+    x, w = rows(300, K), rows(N, K, seed=2)
+    whole = run(gpu, Product(300, N, K, "fp32"), x, w)
+    chosen = {Product(300, N, K, "fp32").tile(UNITS)}
+    for first, count in ((0, 1), (17, 16), (250, 50)):
+        product = Product(count, N, K, "fp32")
+        chosen.add(product.tile(UNITS))
+        assert np.array_equal(run(gpu, product, x[first : first + count], w), whole[first : first + count])
+    assert len(chosen) > 1
+
+
+def test_sums_in_double_precision_are_rounded_once(gpu):
+    x, w = rows(65, 1100), rows(70, 1100, seed=2)
+    got = run(gpu, Product(65, 70, 1100, "fp64"), x, w)
+    assert np.array_equal(got, (x.astype(float) @ w.T.astype(float)).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [ReLU(), LeakyReLU(0.1), Clip(-0.5, 0.7), Clip(None, 1.0), Sigmoid(), Tanh(), SiLU(), GELU(), GELU("tanh")],
+    ids=str,
+)
+def test_activations(gpu, layer):
+    N, K = 12, 21
+    x, w, bias = rows(10, K), rows(N, K, seed=2) / np.float32(4), rows(1, N, seed=3)[0]
+    x[3] = np.nan
+    x[4, 0] = np.inf
+    net = sequential(TensorType(("B", K)), [("fc", Linear()), ("a", layer)], {"fc.weight": w, "fc.bias": bias})
+    got = run(gpu, Product(10, N, K, "fp32", activation=layer), x, w, bias)
+    good = [0, 1, 2, 5, 6, 7, 8, 9]
+    naive = reference.forward(net, x, "float32")
+    assert_error_within(got[good], reference.forward(net, x)[good], naive[good])
+    assert np.array_equal(np.isnan(got), np.isnan(naive))
+    assert np.array_equal(np.isinf(got), np.isinf(naive))
+
+
+@pytest.mark.parametrize("dtypes", [("float16", "bfloat16"), ("bfloat16", "float16"), ("float32", "float16")])
+def test_rows_in_half_precision(gpu, dtypes):
+    given, made = map(numpy_dtype, dtypes)
+    x, w = rows(5, 24).astype(given), rows(11, 24, seed=2)
+    got = run(gpu, Product(5, 11, 24, "fp32", dtypes), x, w)
+    whole = run(gpu, Product(5, 11, 24, "fp32"), x.astype(np.float32), w)
+    assert got.tobytes() == whole.astype(made).tobytes()
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "tf32"])
+@pytest.mark.parametrize("tile", MMA_TILES, ids=lambda tile: f"{tile.BM}x{tile.BN}")
+@pytest.mark.parametrize(("M", "N", "K"), [(1, 1, 1), (17, 13, 7), (70, 130, 72)])
+def test_tensor_cores_multiply_what_they_should(gpu, monkeypatch, tile, precision, M, N, K):
+    """Small integers, which every precision holds: no rounding, so any wrong place shows."""
+    use(monkeypatch, tile)
+    rng = np.random.default_rng(0)
+    x, w, bias = (rng.integers(-8, 9, shape).astype(np.float32) for shape in ((M, K), (N, K), (N,)))
+    truth = x @ w.T + bias
+    narrow = {"fp16": "float16", "bf16": "bfloat16", "tf32": "float32"}[precision]
+    given = w.astype(numpy_dtype(narrow))
+    assert np.array_equal(run(gpu, Product(M, N, K, precision), x, given, bias), truth)
+    halves = Product(M, N, K, precision, ("float16", "float32"))
+    assert np.array_equal(run(gpu, halves, x.astype(np.float16), given, bias), truth)
+
+
+def test_tf32_rounds_both_sides(gpu):
+    x = np.float32([[1 + 2**-11, 1 + 2**-12]])
+    got = run(gpu, Product(1, 1, 2, "tf32"), x, x)
+    assert got[0, 0] == np.float32((1 + 2**-10) ** 2 + 1)

@@ -19,3 +19,10 @@ def lying(given: TensorType, layout: str) -> TensorType:
         return given
     B, C, *pixels = given.shape
     return TensorType((B, *pixels, C), given.dtype)
+
+
+def row_axis_lying(axis: int, rank: int, layout: str) -> int:
+    """Where an axis of a value (0 is the batch) stands in the shape of a row as it lies."""
+    if layout == ROWS:
+        return axis - 1
+    return rank - 2 if axis == 1 else axis - 2  # the channels are last, and all others one further ahead

@@ -1,11 +1,17 @@
 """CUDA's kernels, in the order in which the planner asks them. Nothing here needs a GPU."""
 
 from onchip.kernels.cuda.cast import CastAlone
+from onchip.kernels.cuda.concat import ConcatAlone
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
 from onchip.kernels.cuda.permute import PermuteAlone
+from onchip.kernels.cuda.pool import PoolAlone
 from onchip.kernels.cuda.product import ProductAlone
+from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.kernels.cuda.scan import ScanAlone
 from onchip.plan.kernel import Kernel
 
-KERNELS: tuple[Kernel, ...] = (MlpTensor(), MlpFused(), ProductAlone(), CastAlone(), PermuteAlone(), ScanAlone())
+KERNELS: tuple[Kernel, ...] = (
+    MlpTensor(), MlpFused(), ProductAlone(), CastAlone(), PermuteAlone(), ConcatAlone(), PoolAlone(), ReduceAlone(),
+    ScanAlone(),
+)  # fmt: skip

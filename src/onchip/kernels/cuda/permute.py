@@ -47,7 +47,9 @@ def swap_axes(item_bytes: int, shape: tuple[int, int, int], units: int, x: Argum
     return KernelLaunch(program, _line(blocks, units), (x, y, *map(Int64, shape)), Budget(registers=40))
 
 
-def permute(item_bytes: int, shape: Sequence[int], axes: Sequence[int], units: int) -> KernelLaunch:
+def permute(
+    item_bytes: int, shape: Sequence[int], axes: Sequence[int], units: int, x: Argument, y: Argument
+) -> KernelLaunch:
     """permute(x, y, count, n1..n5, s0..s5): the array of this shape with its axes in this order"""
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     missing = MOST_AXES - len(shape)
@@ -56,7 +58,7 @@ def permute(item_bytes: int, shape: Sequence[int], axes: Sequence[int], units: i
     count = math.prod(shape)
     program = Program(FOLDER / "permute.cu", f"permute<{WORDS[item_bytes]}>")
     numbers = (count, *sizes[1:], *steps)
-    arguments: tuple[Argument, ...] = (Input(0), Output(0), *map(Int64, numbers))
+    arguments = (x, y, *map(Int64, numbers))
     return KernelLaunch(program, _line(-(-count // (THREADS * TOGETHER)), units), arguments, Budget(registers=48))
 
 
@@ -93,7 +95,7 @@ class PermuteLowering:
         if axes in ((1, 0), (0, 2, 1)):
             outer, N, M = (1, *shape) if len(shape) == 2 else shape
             return Steps((swap_axes(self.item_bytes, (outer, N, M), self.units, Input(0), Output(0)),))
-        return Steps((permute(self.item_bytes, shape, axes, self.units),))
+        return Steps((permute(self.item_bytes, shape, axes, self.units, Input(0), Output(0)),))
 
 
 class PermuteAlone:
@@ -139,11 +141,16 @@ def _lowering(x: TensorType, axes: tuple[int, ...], device: Device) -> PermuteLo
     return PermuteLowering(DTYPE_BYTES[x.dtype], x.row_shape, axes, device.units)
 
 
+def _instance(name: str, item_bytes: int) -> Instance:
+    shape, axes = (8, 3, 5, 7), (0, 3, 2, 1)
+    return Instance(name, lambda device: permute(item_bytes, shape, axes, device.units, Input(0), Output(0)))
+
+
+def _swap(name: str, item_bytes: int) -> Instance:
+    return Instance(name, lambda device: swap_axes(item_bytes, (8, 3, 5), device.units, Input(0), Output(0)))
+
+
 INSTANCES = (
-    Instance("floats", lambda device: permute(4, (8, 3, 5, 7), (0, 3, 2, 1), device.units)),
-    Instance("halves", lambda device: permute(2, (8, 3, 5, 7), (0, 3, 2, 1), device.units)),
-    Instance("bytes", lambda device: permute(1, (8, 3, 5, 7), (0, 3, 2, 1), device.units)),
-    Instance("doubles", lambda device: permute(8, (8, 3, 5, 7), (0, 3, 2, 1), device.units)),
-    Instance("two axes", lambda device: swap_axes(4, (8, 3, 5), device.units, Input(0), Output(0))),
-    Instance("two axes, halves", lambda device: swap_axes(2, (8, 3, 5), device.units, Input(0), Output(0))),
+    *(_instance(name, size) for name, size in (("floats", 4), ("halves", 2), ("bytes", 1), ("doubles", 8))),
+    *(_swap(f"two axes, {name}", size) for name, size in (("floats", 4), ("halves", 2), ("bytes", 1), ("doubles", 8))),
 )

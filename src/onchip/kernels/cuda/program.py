@@ -12,6 +12,7 @@ from onchip.plan.device import Device
 # The chips that we compile for. A kernel says which of them it is for: ARCHITECTURES in its module.
 EVERY_CHIP = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
 NUMBERS = {"float32": "float", "float16": "f16", "bfloat16": "bf16"}  # in memory, as number.cuh names them
+FLOATS = NUMBERS | {"float64": "double"}  # and those that general kernels compute with (wide.cuh)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,148 @@
+"""Maxima and means along axes, and softmaxes, on a GPU: the host's side of reduce.cu and softmax.cu.
+
+An array is (outer, N, inner), and N alone decides how the middle axis is walked over: a row's bits do not depend on its
+batch. Axes that do not stand next to each other are moved to the end first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.permute import merge_axes, permute
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    FLOATS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Scratch,
+    Steps,
+)
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.spec.layers import GlobalMax, GlobalMean, Layer, LogSoftmax, Softmax
+from onchip.spec.network import Network
+from onchip.spec.types import DTYPE_BYTES
+
+ARCHITECTURES = EVERY_CHIP
+FOLDER = Path(__file__).parent
+THREADS, COLUMNS, BLOCKS_A_UNIT = 256, 32, 8
+LONG = 1024  # numbers from which on a block shares a row
+REDUCTIONS: dict[type[Layer], str] = {GlobalMax: "Max", GlobalMean: "Mean"}
+SOFTMAXES: dict[type[Layer], str] = {Softmax: "Softmax", LogSoftmax: "LogSoftmax"}
+
+
+def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: int, x: Argument) -> KernelLaunch:
+    """reduce_rows or softmax_rows (x, y, outer, N), or their _columns (x, y, outer, N, inner)"""
+    outer, N, inner = shape
+    given = f"{how}, {FLOATS[dtype]}"
+    if inner == 1:
+        is_block = N > LONG
+        name = f"{file}_rows<{given}, {str(is_block).lower()}>"
+        blocks = outer if is_block else -(-outer * 32 // THREADS)
+    else:
+        name, blocks = f"{file}_columns<{given}>", outer * -(-inner // COLUMNS)
+    config = LaunchConfig((max(1, min(blocks, units * BLOCKS_A_UNIT)), 1, 1), (THREADS, 1, 1), 0)
+    sizes = (outer, N) if inner == 1 else shape
+    return KernelLaunch(
+        Program(FOLDER / f"{file}.cu", name), config, (x, Output(0), *map(Int64, sizes)), Budget(registers=64)
+    )
+
+
+@dataclass(frozen=True)
+class ReduceLowering:
+    """A maximum or a mean over axes, or a softmax along one."""
+
+    file: str
+    how: str
+    dtype: str
+    row_shape: tuple[int, ...]
+    axes: tuple[int, ...]  # of the whole array, the batch in front
+    units: int
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """All axes, those that are walked over behind the others."""
+        rank = 1 + len(self.row_shape)
+        return (*(axis for axis in range(rank) if axis not in self.axes), *self.axes)
+
+    def middle(self, B: int) -> tuple[int, int, int] | None:
+        """The array as (outer, N, inner), if the axes stand next to each other."""
+        shape = (B, *self.row_shape)
+        wide = [axis for axis in self.axes if shape[axis] != 1] or [self.axes[0]]
+        between = range(wide[0], wide[-1] + 1)
+        if any(shape[axis] != 1 and axis not in self.axes for axis in between):
+            return None
+        return (
+            math.prod(shape[: wide[0]]), math.prod(shape[axis] for axis in between), math.prod(shape[wide[-1] + 1 :])
+        )  # fmt: skip
+
+    def at(self, B: int) -> Steps:
+        count = B * math.prod(self.row_shape)
+        if not count:
+            return Steps(())
+        if (middle := self.middle(B)) is not None:
+            return Steps((along(self.file, self.how, self.dtype, middle, self.units, Input(0)),))
+        item_bytes, N = DTYPE_BYTES[self.dtype], math.prod((B, *self.row_shape)[axis] for axis in self.axes)
+        turned = permute(
+            item_bytes, *merge_axes((B, *self.row_shape), self.order), self.units, Input(0), Scratch(0)
+        )  # fmt: skip
+        rows = along(self.file, self.how, self.dtype, (count // N, N, 1), self.units, Scratch(0))
+        return Steps((turned, rows), count * item_bytes)
+
+
+class ReduceAlone:
+    name = "reduce"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        layer = node.layer
+        if not isinstance(layer, (*REDUCTIONS, *SOFTMAXES)) or job.is_training:
+            return
+        x, y = net.types[node.inputs[0]], net.types[node.name]
+        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES:
+            why = f"computes on {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
+            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
+            return
+        is_softmax = isinstance(layer, tuple(SOFTMAXES))
+        given = (layer.attributes()["axis"],) if is_softmax else layer.attributes()["axes"]
+        axes = tuple(sorted(axis % len(x.shape) for axis in given))
+        file, how = ("softmax", SOFTMAXES[type(layer)]) if is_softmax else ("reduce", REDUCTIONS[type(layer)])
+        lowering = ReduceLowering(file, how, x.dtype, x.row_shape, axes, device.units)
+        is_moved = lowering.middle(2) is None
+        moved = 2 * x.row_bytes if is_moved else 0
+        yield Claim(
+            self.name, f"{layer.kind.lower()}<{','.join(map(str, axes))}>", (node.name,),
+            Price(net.row_flop(node), x.row_bytes + y.row_bytes + moved, launches=2 if is_moved else 1),
+            "one layer by itself", facts=lowering,
+        )  # fmt: skip
+
+
+def _instance(name: str, file: str, how: str, dtype: str, *shape: int) -> Instance:
+    outer, N, inner = shape
+    return Instance(name, lambda device: along(file, how, dtype, (outer, N, inner), device.units, Input(0)))
+
+
+INSTANCES = (
+    _instance("mean of rows", "reduce", "Mean", "float32", 1000, 49, 1),
+    _instance("mean of long rows", "reduce", "Mean", "float16", 10, 5000, 1),
+    _instance("largest of rows", "reduce", "Max", "bfloat16", 1000, 49, 1),
+    _instance("largest of columns", "reduce", "Max", "float32", 10, 20, 30),
+    _instance("mean of columns", "reduce", "Mean", "float64", 10, 20, 30),
+    _instance("softmax of rows", "softmax", "Softmax", "float32", 1000, 10, 1),
+    _instance("softmax of long rows", "softmax", "Softmax", "float16", 10, 5000, 1),
+    _instance("log-softmax of columns", "softmax", "LogSoftmax", "float32", 10, 20, 30),
+    _instance("log-softmax of rows", "softmax", "LogSoftmax", "float64", 1000, 10, 1),
+)

@@ -1,0 +1,47 @@
+"""Claims of CUDA kernels on an emulated GPU: bound, and run where NumPy's arrays lie."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.kernels.cuda import KERNELS
+from onchip.plan.device import H200
+from onchip.plan.kernel import Claim, Job
+from onchip.plan.layout import ROWS, lying
+from onchip.plan.plan import values_read
+from onchip.runtime.cuda.bound_steps import BoundSteps
+from onchip.runtime.cuda.gpu import Gpu
+from onchip.spec.layers import Layer
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import materialise
+from onchip.spec.types import TensorType, numpy_dtype
+
+
+def one_layer(layer: Layer, *given: TensorType, weights: dict[str, np.ndarray] | None = None) -> Network:
+    """A network of one layer."""
+    inputs = {f"x{i}": each for i, each in enumerate(given)}
+    roles = {role: role for role in weights or {}}
+    return Network(inputs, (Node("y", layer, tuple(inputs), roles),), ("y",), weights or {})
+
+
+def claims_of(net: Network, kernel: str, precision: str = "fp32", start: int = 0) -> list[Claim]:
+    """Every claim of a kernel that begins at a node."""
+    found = (answer for k in KERNELS if k.name == kernel for answer in k.claims(net, start, H200, Job(precision)))
+    return [answer for answer in found if isinstance(answer, Claim)]
+
+
+def run_claim(gpu: Gpu, net: Network, claim: Claim, *xs: np.ndarray) -> np.ndarray:
+    """What a claim makes of the values that it reads; those that it wants in another layout are given so."""
+    inputs = [
+        np.ascontiguousarray(x if claim.layout_read(name) == ROWS else np.moveaxis(x, 1, -1))
+        for name, x in zip(values_read(net, claim), xs, strict=True)
+    ]
+    made, layout = net.types[claim.nodes[-1]], claim.gives.get(claim.nodes[-1], ROWS)
+    B = len(xs[0])
+    y = np.full((B, *lying(made, layout).row_shape), 77, numpy_dtype(made.dtype))
+    weights = {name: gpu.upload(materialise(recipe, net.weights)) for name, recipe in claim.recipes.items()}
+    steps = BoundSteps(gpu, claim.facts.at(B), weights)
+    scratch = np.full(steps.scratch_bytes + 16, 0xCD, np.uint8)
+    at = -(-scratch.ctypes.data // 16) * 16
+    steps.enqueue([x.ctypes.data for x in inputs], [y.ctypes.data], at, gpu.stream)
+    return y if layout == ROWS else np.moveaxis(y, -1, 1)

@@ -1,0 +1,135 @@
+"""Layers by themselves on a GPU, sizes at run time: pools, maxima and means, softmaxes, Concat. Emulated here, and on
+a GPU where there is one."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import onchip
+from checks import assert_error_within
+from emulated_cuda import emulated_gpu, needs_gxx
+from emulated_engine import claims_of, one_layer, run_claim
+from onchip.kernels import reference
+from onchip.plan.layout import has_channels
+from onchip.spec.layers import (
+    AvgPool1d,
+    AvgPool2d,
+    Concat,
+    GlobalMax,
+    GlobalMean,
+    LogSoftmax,
+    MaxPool1d,
+    MaxPool2d,
+    ReLU,
+    Softmax,
+)
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType, numpy_dtype
+
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+POOLS = [
+    ((3, 9), MaxPool1d((2,))),
+    ((1, 5), AvgPool1d((3,), (1,), (2, 1), count_pads=True)),
+    ((4, 7, 6), MaxPool2d((2, 2))),
+    ((4, 7, 6), MaxPool2d((3, 2), (2, 1), (1, 0, 1, 1), (2, 1), ceil=True)),
+    ((5, 8, 9), AvgPool2d((3, 3), (2, 2), (1, 1, 1, 1))),
+    ((5, 8, 9), AvgPool2d((3, 3), (2, 2), (1, 1, 1, 1), count_pads=True, ceil=True)),
+    ((33, 2, 2), AvgPool2d((2, 2))),
+]  # fmt: skip
+ALONG = [
+    ((10,), Softmax()), ((7, 3), Softmax(1)), ((7, 3), LogSoftmax(-1)), ((2, 40, 5), LogSoftmax(2)), ((1,), Softmax()),
+    ((2, 1500), Softmax()), ((3, 9, 33), Softmax(1)), ((1500,), LogSoftmax()),
+    ((10,), GlobalMax()), ((7, 3), GlobalMean((1,))), ((4, 5, 6), GlobalMean((2, 3))), ((4, 5, 6), GlobalMax((1, 3))),
+    ((4, 5, 6), GlobalMean((-1, 1), keep=True)), ((4, 5, 6), GlobalMax((2,))), ((2, 1500), GlobalMean()),
+    ((4, 1, 6), GlobalMax((1, 3))), ((2, 3, 40), GlobalMean((1, 2))), ((1, 1), GlobalMean()),
+]  # fmt: skip
+LAYERS = [("pool", *case) for case in POOLS] + [("reduce", *case) for case in ALONG]
+NAMES = [f"{layer.kind}{i}" for i, (_, _, layer) in enumerate(LAYERS)]
+
+
+def numbers(B, row_shape, dtype):
+    x = np.random.default_rng(B).standard_normal((B, *row_shape))
+    if B > 2:  # each in a row of its own
+        for row, value in zip(x.reshape(B, -1)[:3], (np.nan, np.inf, -np.inf), strict=True):
+            row[row.size // 2] = value
+    return x.astype(numpy_dtype(dtype))
+
+
+def assert_right(net, got, *xs):
+    with np.errstate(all="ignore"):
+        dtype = net.output.dtype
+        truth, naive = (reference.forward(net, xs if len(xs) > 1 else xs[0], kind) for kind in ("float64", dtype))
+    ulps = {"float32": 4, "float64": 2**-23, "float16": 2**14, "bfloat16": 2**17}[dtype]
+    finite = np.isfinite(truth)
+    assert np.array_equal(got[~finite].astype(np.float64), truth[~finite], equal_nan=True)
+    assert_error_within(got[finite], truth[finite], naive[finite], ulps=ulps)
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("kernel", "row_shape", "layer"), LAYERS, ids=NAMES)
+def test_a_layer_by_itself(monkeypatch, kernel, row_shape, layer, dtype):
+    gpu = emulated_gpu(monkeypatch)
+    net = one_layer(layer, TensorType(("B", *row_shape), dtype))
+    (claim,) = claims_of(net, kernel, "fp16")
+    for B in (1, 7):
+        x = numbers(B, row_shape, dtype)
+        assert_right(net, run_claim(gpu, net, claim, x), x)
+
+
+@needs_gxx
+@pytest.mark.parametrize(("row_shape", "layer"), POOLS, ids=[f"{layer.kind}{i}" for i, (_, layer) in enumerate(POOLS)])
+def test_a_pool_of_channels_that_lie_last(monkeypatch, row_shape, layer):
+    gpu = emulated_gpu(monkeypatch)
+    nodes = (Node("x", ReLU(), ("given",)), Node("y", layer, ("x",)), Node("z", ReLU(), ("y",)))
+    net = Network({"given": TensorType(("B", *row_shape))}, nodes, ("z",), {})
+    in_rows, *turned = claims_of(net, "pool", start=1)
+    # With one channel, or one pixel left, there is nothing to turn.
+    assert len(turned) == (has_channels(net.types["x"]) and has_channels(net.types["y"]))
+    x = numbers(5, row_shape, "float32")
+    for claim in turned:
+        assert np.array_equal(run_claim(gpu, net, claim, x), run_claim(gpu, net, in_rows, x), equal_nan=True)
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8"])
+def test_concat(monkeypatch, dtype):
+    gpu = emulated_gpu(monkeypatch)
+    for sizes, axis in itertools.product([((3, 4), (5, 4)), ((2, 7), (2, 1)), ((1, 16), (1, 16))], (1, 2)):
+        if sizes[0][2 - axis] != sizes[1][2 - axis]:
+            continue
+        net = one_layer(Concat(axis), *(TensorType(("B", *shape), dtype) for shape in sizes))
+        (claim,) = claims_of(net, "concat")
+        xs = [np.random.default_rng(i).integers(0, 100, (6, *shape)).astype(dtype) for i, shape in enumerate(sizes)]
+        assert np.array_equal(run_claim(gpu, net, claim, *xs), np.concatenate(xs, axis))
+
+
+def test_nothing_is_no_launch():
+    for _, row_shape, layer in LAYERS:
+        net = one_layer(layer, TensorType(("B", *row_shape)))
+        (claim,) = (c for kernel in ("pool", "reduce") for c in claims_of(net, kernel))
+        assert claim.facts.at(0).launches == ()
+
+
+@pytest.mark.parametrize(("kernel", "row_shape", "layer"), LAYERS, ids=NAMES)
+def test_sizes_are_given_at_run_time(kernel, row_shape, layer):
+    """Another number of rows, another row: the same program, but for long rows and very many numbers."""
+    programs = set()
+    for B in (1, 1000):
+        (claim,) = claims_of(one_layer(layer, TensorType(("B", *row_shape))), kernel)
+        programs.add(tuple(launch.program for launch in claim.facts.at(B).launches))
+    assert len(programs) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_layer_on_a_gpu(dtype):
+    for _, row_shape, layer in LAYERS:
+        net = one_layer(layer, TensorType(("B", *row_shape), dtype))
+        engine = onchip.compile(net, "cuda")
+        x = numbers(4097, row_shape, dtype)
+        got = engine(x)
+        assert_right(net, got, x)
+        for B in (1, 7):
+            assert np.array_equal(engine(x[:B]), got[:B], equal_nan=True), f"{layer} in batches of {B}"

@@ -9,7 +9,7 @@ from typing import Any
 from onchip.errors import InputError, ShapeError
 from onchip.runtime.arrays.adapters import ArrayAdapter, ArrayView, Torch, kind_of
 from onchip.runtime.cuda.bound_plan import MOST_CALLS, MOST_GRAPHS, BoundPlan, BoundRows
-from onchip.runtime.cuda.gpu import Graph
+from onchip.runtime.cuda.launches import Graph
 from onchip.spec.types import TensorType
 
 ALIGN_BYTES = 16  # what every kernel may count on

@@ -13,7 +13,8 @@ from onchip.errors import ShapeError
 from onchip.kernels.cuda.program import Lowering
 from onchip.plan.planner import Plan
 from onchip.runtime.cuda.bound_steps import BoundSteps
-from onchip.runtime.cuda.gpu import Buffer, Gpu, Graph
+from onchip.runtime.cuda.gpu import Buffer, Gpu
+from onchip.runtime.cuda.launches import Graph
 from onchip.runtime.cuda.staging import staging_of
 from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype

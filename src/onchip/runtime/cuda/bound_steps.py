@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onchip.kernels.cuda.program import Input, Int64, KernelLaunch, Output, Scratch, Steps, UInt32, Weight
-from onchip.runtime.cuda.gpu import Buffer, Call, Function, Gpu
+from onchip.runtime.cuda.gpu import Buffer, Gpu
+from onchip.runtime.cuda.launches import Call, Function
 
 
 class BoundSteps:

@@ -13,7 +13,9 @@ from onchip.plan.device import KNOWN, Device
 from onchip.plan.kernel import Job, Kernel
 from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import Plan, make_plan
+from onchip.plan.step_info import StepInfo
 from onchip.runtime.cpu import CpuBackend, this_cpu
+from onchip.runtime.overlap import Span, check_apart
 from onchip.spec.io import IO, with_io
 from onchip.spec.layers import Embedding, TokenConv
 from onchip.spec.layers.embedding import ID_DTYPES
@@ -50,6 +52,10 @@ class Bound(Protocol):
 
         ids  the inputs that hold ids, and their limits
         """
+        ...
+
+    def steps(self, B: int) -> tuple[StepInfo, ...]:
+        """What is run, in order, and its work on B rows."""
         ...
 
     def trainer(self, x: Array, y: Array, alone: bool) -> Trainer:
@@ -168,10 +174,7 @@ class Engine:
                 hint = "all inputs and outputs on the GPU, or all NumPy"
                 raise InputError("arrays of different kinds", got=got, expected="NumPy", hint=hint)
             _check_out(array, (B, *wanted.row_shape), wanted.type.dtype)
-        others = list(inputs)
-        for i, array in enumerate(given_out):
-            if any(np.may_share_memory(array, other) for other in (*given_out[i + 1 :], *others)):
-                raise ShapeError("out overlaps an input or another out", expected="memory of its own for each")
+        check_apart([_span(array) for array in given_out], [_span(array) for array in inputs])
         return given_out
 
     def _run(self, inputs: dict[str, Array], made: tuple[Array, ...], B: int) -> None:
@@ -224,6 +227,10 @@ def check_rows(x: Any, expected: TensorType) -> Array:
             "input has another dtype", got=x.dtype.name, expected=expected.dtype, hint=f"x.astype(np.{expected.dtype})"
         )
     return np.ascontiguousarray(x, dtype)  # native byte order
+
+
+def _span(array: Array) -> Span:
+    return array.ctypes.data, array.nbytes
 
 
 def _check_out(out: Array, shape: tuple[int, ...], dtype: str) -> None:

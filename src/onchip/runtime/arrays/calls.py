@@ -10,6 +10,7 @@ from onchip.errors import InputError, ShapeError
 from onchip.runtime.arrays.adapters import ArrayAdapter, ArrayView, Torch, kind_of
 from onchip.runtime.cuda.bound_plan import MOST_CALLS, MOST_GRAPHS, BoundPlan, BoundRows
 from onchip.runtime.cuda.launches import Graph
+from onchip.runtime.overlap import check_apart, is_apart
 from onchip.spec.types import TensorType
 
 ALIGN_BYTES = 16  # what every kernel may count on
@@ -62,7 +63,7 @@ class DeviceCalls:
             raise ShapeError("the inputs have different numbers of rows", got=got, expected="one number")
         outs = self._make_outs(B, stream) if out is None else out if isinstance(out, tuple) else (out,)
         outputs = self._check_outs(outs, B, stream)
-        _check_overlap(outputs, list(inputs.values()))
+        check_apart([made.span for made in outputs], [given.span for given in inputs.values()])
         if B:
             with self._bound.gpu:
                 self._run(inputs, outputs, B, stream)
@@ -147,13 +148,6 @@ class DeviceCalls:
                 gpu.copy(placed.pointer, pointer, placed.nbytes, stream)
 
 
-def _check_overlap(outputs: Sequence[ArrayView], inputs: Sequence[ArrayView]) -> None:
-    for i, y in enumerate(outputs):
-        for other in (*outputs[i + 1 :], *inputs):
-            if y.pointer < other.pointer + other.nbytes and other.pointer < y.pointer + y.nbytes:
-                raise ShapeError("out overlaps an input or another out", expected="memory of its own for each")
-
-
 # -- torch, one input, one output ------------------------------------------------------------------------------
 
 
@@ -183,7 +177,7 @@ class _Launch:
         """Launch with x and y at these places; False if they cannot lie there. The second time in a row, and from
         then on, it is a graph; what has one already does not come here."""
         x_at, y_at = pair
-        if (x_at | y_at) % ALIGN_BYTES or (x_at < y_at + self._y_bytes and y_at < x_at + self._x_bytes):
+        if (x_at | y_at) % ALIGN_BYTES or not is_apart((x_at, self._x_bytes), (y_at, self._y_bytes)):
             return False
         if pair == self._last and not self._refuses_graphs():
             graph = self._bound.capture(self._rows, dict(zip(self._names, pair, strict=True)))

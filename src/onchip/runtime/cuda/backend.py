@@ -10,7 +10,7 @@ from onchip.kernels.cuda.program import Lowering
 from onchip.plan.planner import Plan
 from onchip.runtime.arrays.calls import Run, device_run
 from onchip.runtime.cpu import bake
-from onchip.runtime.cuda.bound_plan import BoundPlan, Step
+from onchip.runtime.cuda.bound_plan import BoundGroup, BoundPlan
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.spec.recipe import Array, Made
 
@@ -39,12 +39,12 @@ class CudaBackend:
         if plan.device.arch != self.device.arch:
             raise DeviceError("the plan is for another device", got=plan.device.arch, expected=self.device.arch)
         made: Made = {}
-        steps = []
+        groups = []
         for group in plan.groups:
             lowering = cast(Lowering, group.claim.facts)
             recipes = group.claim.recipes.items()
             weights = {name: self.gpu.upload(bake(recipe, plan, made)) for name, recipe in recipes}
-            steps.append(Step(group.claim.label, lowering, group.inputs, weights, group.outputs))
-        bound = CudaBound(self.gpu, plan, steps, debug)
+            groups.append(BoundGroup(group.claim.label, lowering, group.inputs, weights, group.outputs))
+        bound = CudaBound(self.gpu, plan, groups, debug)
         bound.at(plan.job.batch)  # compiles what the job will launch before it is timed
         return bound

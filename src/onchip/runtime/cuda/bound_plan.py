@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from onchip.errors import ShapeError
 from onchip.kernels.cuda.program import Lowering
 from onchip.plan.planner import Plan
+from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.launches import Graph
@@ -27,7 +28,7 @@ CHUNK_UNIT = 16  # rows: chunks of any dtype then begin at multiples of 16 bytes
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class BoundGroup:
     """One group, its weights on the GPU."""
 
     label: str
@@ -41,7 +42,7 @@ class Step:
 class BoundRows:
     """A plan for one number of rows: the launches of every group, and where in one arena lies what is between them."""
 
-    steps: list[tuple[Step, BoundSteps]]
+    steps: list[tuple[BoundGroup, BoundSteps]]
     places: Mapping[str, int]  # of values between groups, in bytes
     scratches: Sequence[int]  # of each group's scratch memory
     arena_bytes: int
@@ -57,8 +58,8 @@ class _Kept(threading.local):
 class BoundPlan:
     """A plan on a GPU. `enqueue` puts the network's work on a stream and returns at once; `run` takes NumPy arrays."""
 
-    def __init__(self, gpu: Gpu, plan: Plan, steps: Sequence[Step], debug: bool) -> None:
-        self.gpu, self.plan, self.steps = gpu, plan, tuple(steps)
+    def __init__(self, gpu: Gpu, plan: Plan, groups: Sequence[BoundGroup], debug: bool) -> None:
+        self.gpu, self.plan, self.groups = gpu, plan, tuple(groups)
         self.debug = debug  # wait after every launch, so that a fault is known to be this kernel's
         net = plan.network
         made = {name for group in plan.groups for name in group.outputs}
@@ -114,6 +115,9 @@ class BoundPlan:
 
         staging_of(self.gpu).run(list(inputs.values()), list(outputs.values()), B, enqueue)
 
+    def steps(self, B: int) -> tuple[StepInfo, ...]:
+        return steps_of(self.plan, B)
+
     def at(self, B: int) -> BoundRows:
         """This thread's launches for B rows."""
         kept = self._kept.by_rows
@@ -124,7 +128,7 @@ class BoundPlan:
         return kept[B]
 
     def bind(self, B: int) -> BoundRows:
-        steps = [(step, BoundSteps(self.gpu, step.lowering.at(B), step.weights)) for step in self.steps]
+        steps = [(step, BoundSteps(self.gpu, step.lowering.at(B), step.weights)) for step in self.groups]
         arena = Arena()
         last_read = {name: i for i, (step, _) in enumerate(steps) for name in (*step.outputs, *step.inputs)}
         places: dict[str, int] = {}

@@ -180,8 +180,11 @@ class CpuBound:
             for name in step.done:
                 del values[name]
 
-    def run_like(self, x: Any, ids: Mapping[str, int]) -> None:
+    def run_like(self, x: Any) -> None:
         return None
+
+    def wait(self) -> None:
+        return
 
     def steps(self, B: int) -> tuple[StepInfo, ...]:
         return steps_of(self.plan, B)

@@ -47,11 +47,12 @@ class Bound(Protocol):
         """Run the network on B rows of the host, by name; returns when the outputs are complete."""
         ...
 
-    def run_like(self, x: Any, ids: Mapping[str, int]) -> Run | None:
-        """How arrays of x's kind are run where they lie, if that is the device's own memory.
+    def run_like(self, x: Any) -> Run | None:
+        """How arrays of x's kind are run where they lie, if that is the device's own memory."""
+        ...
 
-        ids  the inputs that hold ids, and their limits
-        """
+    def wait(self) -> None:
+        """Return when earlier work on the device's own arrays is done; raise what its kernels found."""
         ...
 
     def steps(self, B: int) -> tuple[StepInfo, ...]:
@@ -122,6 +123,8 @@ class Engine:
         (torch, CuPy, JAX, `__cuda_array_interface__`, `__dlpack__`; row-major): it launches on the caller's stream and
         returns at once, and what it makes is of the same kind. Keep the engine while such work runs in a graph. An
         array that does not begin at a multiple of 16 bytes is copied once, on the GPU. No gradient passes through.
+        Ids that lie there are looked at by the kernels: one that is in no table is an InputError of the next call, or
+        of `wait`.
         """
         if rows:
             kind = type(rows[0])
@@ -152,9 +155,13 @@ class Engine:
             self._run(inputs, made, B)
         return made if len(made) > 1 else made[0]
 
+    def wait(self) -> None:
+        """Return when all that was called with arrays of a GPU is done; InputError for an id that is in no table."""
+        self._bound.wait()
+
     def _find_run(self, x: Any) -> Run | None:
         """How arrays like x are run where they lie."""
-        run = None if isinstance(x, np.ndarray) else self._bound.run_like(x, self._id_limits)
+        run = None if isinstance(x, np.ndarray) else self._bound.run_like(x)
         if run is not None:  # an array that is none of the device's may come again from there
             self._runs[type(x)] = run
         return run

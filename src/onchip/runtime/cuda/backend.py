@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
 from onchip.errors import DeviceError, PlanError
@@ -18,9 +17,9 @@ from onchip.spec.recipe import Array, Made
 class CudaBound(BoundPlan):
     """A plan on a GPU as engines see it."""
 
-    def run_like(self, x: Any, ids: Mapping[str, int]) -> Run | None:
+    def run_like(self, x: Any) -> Run | None:
         """How arrays of x's kind are run where they lie; None for one that does not lie on a GPU."""
-        return device_run(x, self, ids)
+        return device_run(x, self)
 
     def trainer(self, x: Array, y: Array, alone: bool) -> NoReturn:
         raise PlanError("no kernel trains on a GPU", got=self.plan.device.name, hint="device 'cpu'")

@@ -74,6 +74,17 @@ class Event:
             self._gpu.driver.cuEventDestroy(self._handle)
 
 
+class SideStream:
+    """A stream beside the caller's, for launches that run at the same time as others of theirs."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu, self.handle = gpu, gpu.new_stream()
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle") and not sys.is_finalizing():
+            self._gpu.driver.cuStreamDestroy(self.handle)  # what is on it is done all the same
+
+
 class Gpu:
     """One GPU in this process: `Gpu.get(0)`. As a context manager: its context is current inside."""
 
@@ -86,6 +97,8 @@ class Gpu:
         # cuda.bindings converts every argument of a launch anew; ctypes takes them ready-made, in half the time.
         self.launch_kernel = self._address_of(b"cuLaunchKernelEx")
         self.launch_graph = self._address_of(b"cuGraphLaunch")
+        self.set_kernel_node = self._address_of(b"cuGraphExecKernelNodeSetParams")
+        self.encode_tensor_map = self._address_of(b"cuTensorMapEncodeTiled")
         self.streams = Streams()
         self.stream = self.new_stream()
         self._pool = self._make_pool()
@@ -174,6 +187,10 @@ class Gpu:
         """Copy memory of the GPU, in the order of a stream."""
         call(self.driver.cuMemcpyDtoDAsync, target, source, nbytes, stream, doing="copying on the GPU")
 
+    def clear(self, pointer: int, nbytes: int, stream: int) -> None:
+        """Set memory of the GPU to zero, in the order of a stream."""
+        call(self.driver.cuMemsetD8Async, pointer, 0, nbytes, stream, doing="clearing memory")
+
     def free(self, pointer: int, stream: int | None) -> None:
         """Give memory back: to the pool, in the order of its stream; other memory when all work is done."""
         # Errors are not told: after a failed kernel every call fails, and the first one is the one to tell.
@@ -226,8 +243,8 @@ class Gpu:
 
     # -- kernels -----------------------------------------------------------------------------------------------
 
-    def load(self, program: Program, shared_bytes: int = 0) -> Function:
-        """The compiled function, allowed this much dynamic shared memory. A program is loaded once."""
+    def load(self, program: Program, shared_bytes: int = 0, cluster: int = 1) -> Function:
+        """The compiled function, allowed this much dynamic shared memory and such clusters. It is loaded once."""
         driver, doing = self.driver, f"loading {program.name_expression}"
         with self._loading, self:
             if program not in self._functions:
@@ -239,6 +256,7 @@ class Gpu:
                 self._functions[program] = found
             function = self._functions[program]
             function.allow_shared(shared_bytes)
+            function.allow_cluster(cluster)
         return function
 
     def launch(
@@ -259,6 +277,11 @@ class Gpu:
         if code:
             fail(int(code), "waiting for the GPU", kernel)
 
+    def wait_for_all(self) -> None:
+        """Return when the work on all streams is done."""
+        with self, self.relaxed():
+            call(self.driver.cuCtxSynchronize, doing="waiting for the GPU")
+
     def is_capturing(self, stream: int) -> bool:
         """Whether the stream only records what is put on it, for a graph."""
         return bool(int(call(self.driver.cuStreamIsCapturing, stream)))
@@ -266,6 +289,14 @@ class Gpu:
     def event(self) -> Event:
         with self:
             return Event(self)
+
+    def captured_node(self, stream: int) -> Any:
+        """Of a stream that records: the node of what was put on it last."""
+        code, _, _, _, nodes, *_ = self.driver.cuStreamGetCaptureInfo(stream)
+        if code:
+            fail(int(code), "capturing a graph")
+        (node,) = nodes
+        return node
 
     def capture(self, enqueue: Callable[[int], None], keeps: Buffer | None = None) -> Graph:
         """A graph of what `enqueue(stream)` puts on the stream that it is given.

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import operator
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onchip.kernels.cuda.program import LaunchConfig
+from onchip.kernels.cuda.program import TENSOR_MAP_DTYPES, LaunchConfig, TensorMap
 from onchip.runtime.cuda.driver import call, fail
+from onchip.spec.types import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from onchip.runtime.cuda.gpu import Buffer, Gpu
 
 _CONTEXT_CODES = (201, 400, 709)  # invalid context, invalid handle, context destroyed: another context is current
-_OVERLAP_ATTRIBUTE = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+# CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION
+_COOPERATIVE, _CLUSTER, _OVERLAPS = 2, 4, 6
+_PORTABLE_CLUSTER = 8  # blocks: what every chip with clusters takes; more must be allowed
+_TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGN = 128, 64
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_*
 _MOST_STREAMS = 256  # whose handles are kept ready for the driver
 
 
@@ -38,6 +45,12 @@ class Function:
                 call(driver.cuFuncSetAttribute, self.handle, limit, shared_bytes, doing=f"loading {self.name}")
                 self._shared_limit = shared_bytes
 
+    def allow_cluster(self, blocks: int) -> None:
+        """Let it be launched with clusters of this size, which may be larger than every chip takes."""
+        if blocks > _PORTABLE_CLUSTER:
+            wide = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            call(self._driver.cuFuncSetAttribute, self.handle, wide, 1, doing=f"loading {self.name}")
+
     def blocks_per_unit(self, threads: int, shared_bytes: int) -> int:
         """Blocks of this size that a multiprocessor holds at a time."""
         ask = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
@@ -49,10 +62,12 @@ class Graph:
 
     def __init__(self, gpu: Gpu, graph: Any, keeps: Buffer | None) -> None:
         self._gpu, self._keeps = gpu, keeps
+        self._recorded = graph  # its nodes are the names by which those of the executable one are updated
         try:
             self._handle = call(gpu.driver.cuGraphInstantiate, graph, 0)
-        finally:
+        except BaseException:
             gpu.driver.cuGraphDestroy(graph)
+            raise
         # What cuGraphLaunch takes, as ctypes has it ready: a launch costs one call of the driver, and no conversion.
         self._launch, self._streams, self._given = gpu.launch_graph, gpu.streams, _ready(int(self._handle))
 
@@ -65,7 +80,22 @@ class Graph:
     def __del__(self) -> None:
         if hasattr(self, "_handle") and not sys.is_finalizing():
             with self._gpu.relaxed():
+                self._gpu.driver.cuGraphDestroy(self._recorded)
                 self._gpu.driver.cuGraphExecDestroy(self._handle)
+
+    def update_of(self, node: Any, of: Call) -> Callable[[], None]:
+        """What gives a kernel of this graph the arguments that its launch has by then, from the next launch on.
+
+        node  as `Gpu.captured_node` told it behind that launch
+        """
+        params = of.node_params
+        given = (_ready(int(self._handle)), _ready(int(node)), ctypes.byref(params))
+
+        def update(set_params: Callable[..., int] = self._gpu.set_kernel_node) -> None:
+            if code := set_params(*given):
+                _retry(self._gpu, code, set_params, given, f"updating {of.name} in a graph")
+
+        return update
 
 
 def _ready(handle: int) -> Any:
@@ -103,10 +133,50 @@ class _Config(ctypes.Structure):  # CUlaunchConfig
     )  # fmt: skip
 
 
+class _NodeParams(ctypes.Structure):  # CUDA_KERNEL_NODE_PARAMS_v2
+    _fields_ = (
+        ("function", ctypes.c_void_p), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint), ("arguments", ctypes.c_void_p), ("extra", ctypes.c_void_p),
+        ("kernel", ctypes.c_void_p), ("context", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class TensorMapArgument:
+    """A tensor map for a launch. Like that of other pointers, its `value` may be set: it is then encoded anew."""
+
+    def __init__(self, gpu: Gpu, told: TensorMap) -> None:
+        rank, number_bytes = len(told.shape), DTYPE_BYTES[told.dtype]
+        kind = getattr(gpu.driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{TENSOR_MAP_DTYPES[told.dtype]}")
+        self._room = ctypes.create_string_buffer(_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGN)
+        begin = ctypes.addressof(self._room)
+        self.address = -(-begin // _TENSOR_MAP_ALIGN) * _TENSOR_MAP_ALIGN
+        strides = list(itertools.accumulate(told.shape, operator.mul, initial=number_bytes))[1:-1]
+        self._encode = gpu.encode_tensor_map
+        self._sizes = (
+            (ctypes.c_uint64 * rank)(*told.shape), (ctypes.c_uint64 * max(1, rank - 1))(*strides),
+            (ctypes.c_uint32 * rank)(*told.box), (ctypes.c_uint32 * rank)(*[1] * rank),
+            0, _SWIZZLES[told.swizzle_bytes], 0, 0,  # not interleaved, nothing fetched ahead, zeros outside
+        )  # fmt: skip
+        self._kind, self._told, self._pointer = (int(kind), rank), told, 0
+
+    @property
+    def value(self) -> int:
+        return self._pointer
+
+    @value.setter
+    def value(self, pointer: int) -> None:
+        if pointer == self._pointer:
+            return
+        if code := self._encode(ctypes.c_void_p(self.address), *self._kind, ctypes.c_void_p(pointer), *self._sizes):
+            fail(code, f"describing {self._told}")
+        self._pointer = pointer
+
+
 class Call:
     """A launch with everything written down: to launch it again costs one call of the driver, and no conversion.
 
-    `arguments` are ctypes values; set `.value` of one to change it. Not for two threads at a time.
+    `arguments` are ctypes values and TensorMapArguments; set `.value` of one to change it. Not for two threads at a
+    time.
     """
 
     def __init__(self, gpu: Gpu, function: Function, config: LaunchConfig, arguments: Sequence[Any]) -> None:
@@ -114,17 +184,32 @@ class Call:
         self.name = function.name
         self._gpu = gpu
         # The driver wants an array of addresses, one for each argument.
-        self._addresses = (ctypes.c_void_p * len(self.arguments))(*map(ctypes.addressof, self.arguments))
-        self._attribute = _Attribute(_OVERLAP_ATTRIBUTE, 0, (1,))
+        self._addresses = (ctypes.c_void_p * len(self.arguments))(*map(_address_of, self.arguments))
         self.config = _Config(config.grid, config.block, config.shared_bytes)
-        if config.overlaps:
-            self.config.attributes, self.config.attribute_count = ctypes.addressof(self._attribute), 1
+        wanted = [_Attribute(_OVERLAPS, 0, (1,))] if config.overlaps else []
+        wanted += [_Attribute(_CLUSTER, 0, (config.cluster, 1, 1))] if config.cluster > 1 else []
+        wanted += [_Attribute(_COOPERATIVE, 0, (1,))] if config.cooperative else []
+        if wanted:
+            self._attributes = (_Attribute * len(wanted))(*wanted)
+            self.config.attributes, self.config.attribute_count = ctypes.addressof(self._attributes), len(wanted)
+        self._function = int(function.handle)
         self._launch = gpu.launch_kernel
         self._given = (
-            ctypes.byref(self.config), _ready(int(function.handle)), ctypes.byref(self._addresses), None,
+            ctypes.byref(self.config), _ready(self._function), ctypes.byref(self._addresses), None,
         )  # fmt: skip
 
     def launch(self, stream: int) -> None:
         self.config.stream = stream
         if code := self._launch(*self._given):
             _retry(self._gpu, code, self._launch, self._given, f"launching {self.name}")
+
+    @property
+    def node_params(self) -> _NodeParams:
+        """The launch as a graph's node takes it; the arguments are those of this launch, and stay its own."""
+        config = self.config
+        addresses = ctypes.addressof(self._addresses)
+        return _NodeParams(self._function, config.grid, config.block, config.shared_bytes, addresses)
+
+
+def _address_of(argument: Any) -> int:
+    return argument.address if isinstance(argument, TensorMapArgument) else ctypes.addressof(argument)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,17 @@ class Launched:
     stream: int
     overlaps: bool
     words: tuple[int, ...]  # the first 8 bytes of each argument
+    cluster: int = 1
+    cooperative: bool = False
+
+
+@dataclass
+class Capture:
+    """What streams that record have recorded: kernels and other actions by node, and what each waits for."""
+
+    nodes: dict[int, Launched | Callable[[], object]]
+    after: dict[int, frozenset[int]]
+    ends: dict[int, frozenset[int]]  # of each stream: what the next one on it waits for
 
 
 class _Contexts(threading.local):
@@ -70,15 +81,22 @@ class FakeDriver:
         self.pending: dict[int, list[Callable[[], object]]] = {}  # stream -> what it has to do
         self._argument_count = argument_count
         self._last_handle = 1000
+        self._working = threading.RLock()
         self.contexts = _Contexts()
         self._names: dict[int, str] = {}
-        self._captures: dict[int, list[Launched]] = {}  # stream that records -> what
-        self._graphs: dict[int, list[Launched]] = {}
+        self._captures: dict[int, Capture] = {}  # by stream
+        self._events: dict[int, tuple[Capture, frozenset[int]]] = {}  # those recorded while capturing
+        self._graphs: dict[int, dict[int, Launched | Callable[[], object]]] = {}  # by node
+        self.captured: list[Capture] = []
         self.replays: list[tuple[int, int]] = []  # (graph, stream)
         pointer = ctypes.c_void_p
         self._entries = {
             b"cuLaunchKernelEx": ctypes.CFUNCTYPE(ctypes.c_int, *[pointer] * 4)(self._on_launch),
             b"cuGraphLaunch": ctypes.CFUNCTYPE(ctypes.c_int, *[pointer] * 2)(self._on_graph_launch),
+            b"cuGraphExecKernelNodeSetParams": ctypes.CFUNCTYPE(ctypes.c_int, *[pointer] * 3)(self._on_update),
+            b"cuTensorMapEncodeTiled": ctypes.CFUNCTYPE(
+                ctypes.c_int, pointer, ctypes.c_int, ctypes.c_uint, *[pointer] * 5, *[ctypes.c_int] * 4
+            )(self._on_encode),
         }
 
     def __getattr__(self, name: str) -> Any:
@@ -132,7 +150,23 @@ class FakeDriver:
         if self.lazy:
             self.pending.setdefault(stream, []).append(action)
         else:
-            action()
+            with self._working:  # a graph's kernels run one behind the other, whoever else launches
+                action()
+
+    def cuEventRecord(self, event, stream):
+        if stream in self._captures:
+            capture = self._captures[stream]
+            self._events[event] = (capture, capture.ends[stream])
+        else:
+            self._events.pop(event, None)
+        return (self._told("cuEventRecord"),)
+
+    def cuStreamWaitEvent(self, stream, event, flags):
+        if event in self._events:  # a stream that waits for what is recorded records too
+            capture, ends = self._events[event]
+            self._captures[stream] = capture
+            capture.ends[stream] = capture.ends.get(stream, frozenset()) | ends
+        return (self._told("cuStreamWaitEvent"),)
 
     def cuEventCreate(self, flags):
         return self._told("cuEventCreate"), self._handle()
@@ -193,6 +227,24 @@ class FakeDriver:
         ctypes.memmove(target, source, nbytes)
         return (self._told("cuMemcpyDtoDAsync"),)
 
+    def cuMemsetD8Async(self, target, value, nbytes, stream):
+        self._record_or_put(stream, lambda: ctypes.memset(target, value, nbytes))
+        return (self._told("cuMemsetD8Async"),)
+
+    def _record_or_put(self, stream, action: Launched | Callable[[], object]) -> None:
+        if (capture := self._captures.get(stream)) is not None:
+            node = self._handle()
+            capture.nodes[node], capture.after[node] = action, capture.ends[stream]
+            capture.ends[stream] = frozenset([node])
+        else:
+            self.put(stream, lambda: self._do(action))
+
+    def _do(self, action: Launched | Callable[[], object]) -> None:
+        if isinstance(action, Launched):
+            self.run(action)
+        else:
+            action()
+
     def cuPointerGetAttribute(self, attribute, pointer):
         if attribute == 2:  # what kind of memory
             return (0, 1) if pointer in self.locked else (1, None)
@@ -225,29 +277,51 @@ class FakeDriver:
         kernel = self._names[function]
         sizes = (ctypes.c_uint * 7).from_address(config)  # as cuda.h lays CUlaunchConfig out
         stream, attributes = (ctypes.c_uint64 * 2).from_address(config + 32)
-        overlaps = False
-        if ctypes.c_uint.from_address(config + 48).value:
-            identity, _, value = (ctypes.c_uint * 3).from_address(attributes)
-            overlaps = (identity, value) == (6, 1)
-        at = (ctypes.c_uint64 * self._argument_count(kernel)).from_address(addresses)
-        words = tuple(ctypes.c_uint64.from_address(address).value for address in at)
-        launched = Launched(kernel, tuple(sizes[:3]), tuple(sizes[3:6]), sizes[6], stream, overlaps, words)
+        wanted = {}  # id of an attribute -> its value's first number
+        for i in range(ctypes.c_uint.from_address(config + 48).value):
+            identity, _, value = (ctypes.c_uint * 3).from_address(attributes + 72 * i)
+            wanted[identity] = value
+        launched = Launched(
+            kernel, tuple(sizes[:3]), tuple(sizes[3:6]), sizes[6], stream, wanted.get(6) == 1,
+            self._words(kernel, addresses), wanted.get(4, 1), wanted.get(2) == 1,
+        )  # fmt: skip
         self.launches.append(launched)
-        if stream in self._captures:
-            self._captures[stream].append(launched)
-        else:
-            self.put(stream, lambda: self.run(launched))
+        self._record_or_put(stream, launched)
         return 0
+
+    def _words(self, kernel: str, addresses: int) -> tuple[int, ...]:
+        at = (ctypes.c_uint64 * self._argument_count(kernel)).from_address(addresses)
+        return tuple(ctypes.c_uint64.from_address(address).value for address in at)
+
+    def _on_encode(self, to, dtype, rank, pointer, shape, strides, box, steps, interleave, swizzle, ahead, fill) -> int:
+        """What is recorded: the pointer, and behind it the sizes, rank by rank."""
+        assert to % 64 == 0
+        sizes = (ctypes.c_uint64 * rank).from_address(shape), (ctypes.c_uint64 * (rank - 1)).from_address(strides)
+        boxes = (ctypes.c_uint32 * rank).from_address(box)
+        told = [pointer, rank, *sizes[0], *sizes[1], *boxes, swizzle]
+        (ctypes.c_uint64 * len(told)).from_address(to)[:] = told
+        return self._told("cuTensorMapEncodeTiled")
 
     # -- graphs ----------------------------------------------------------------------------------------------
 
     def cuStreamBeginCapture(self, stream, mode):
-        self._captures[stream] = []
+        self._captures[stream] = Capture({}, {}, {stream: frozenset()})
         return (0,)
 
+    def cuStreamGetCaptureInfo(self, stream):
+        return 0, 1, 0, None, list(self._captures[stream].ends[stream]), None, 1
+
     def cuStreamEndCapture(self, stream):
-        handle = self._handle()
-        self._graphs[handle] = self._captures.pop(stream)
+        handle, capture = self._handle(), self._captures[stream]
+        joined = capture.ends[stream]
+        for node in reversed(capture.nodes):  # every branch must have come back
+            joined |= capture.after[node] if node in joined else frozenset()
+        assert joined == set(capture.nodes), "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"
+        for each in [each for each, found in self._captures.items() if found is capture]:
+            del self._captures[each]
+        self._events = {event: found for event, found in self._events.items() if found[0] is not capture}
+        self._graphs[handle] = dict(capture.nodes)
+        self.captured.append(capture)
         return 0, handle
 
     def cuGraphInstantiate(self, graph, flags):
@@ -265,8 +339,23 @@ class FakeDriver:
             return code
         assert stream not in self._captures
         self.replays.append((graph, stream))
-        for launched in self._graphs[graph]:
-            self.run(launched)
+        actions = list(self._graphs[graph].values())  # later updates are for later launches
+        self.put(stream, lambda: [self._do(action) for action in actions])
+        return 0
+
+    def _on_update(self, graph, node, params) -> int:
+        if not self.contexts.stack:
+            return 201  # CUDA_ERROR_INVALID_CONTEXT
+        if code := self._told("cuGraphExecKernelNodeSetParams"):
+            return code
+        before = self._graphs[graph][node]
+        assert isinstance(before, Launched)
+        function = ctypes.c_uint64.from_address(params).value  # as cuda.h lays CUDA_KERNEL_NODE_PARAMS out
+        sizes = (ctypes.c_uint * 7).from_address(params + 8)
+        addresses, *others = (ctypes.c_uint64 * 4).from_address(params + 40)
+        assert (self._names[function], *sizes) == (before.kernel, *before.grid, *before.block, before.shared_bytes)
+        assert others == [0, 0, 0]
+        self._graphs[graph][node] = replace(before, words=self._words(before.kernel, addresses))
         return 0
 
 

@@ -216,15 +216,80 @@ def test_the_same_rows_at_the_same_place_become_a_graph(two_groups, driver, gpu)
     assert told == [(2, 0), (2, 1), (0, 1), (0, 1)]  # launched; captured and replayed; replayed
 
 
-def test_graphs_are_bounded_and_their_memory_goes_with_them(two_groups, driver, gpu):
-    arrays = [(Array(gpu, rows(7, 6)), Array(gpu, rows(7, 4))) for _ in range(2 * MOST_GRAPHS)]
+def test_other_arrays_are_told_to_the_graph_that_is_there(two_groups, driver, gpu):
+    """Only the kernels that touch the caller's arrays, and only those that moved; nothing is made or waited for."""
+    xs = [Array(gpu, rows(7, 6, seed=i)) for i in range(3)]
+    ys = [Array(gpu, rows(7, 4)) for _ in range(3)]
+    u, v = (chain_of_two().weights[name] for name in "uv")
+    for _ in range(2):
+        two_groups(xs[0], out=ys[0])
+    told = []
+    for i, j in [(0, 0), (0, 1), (0, 2), (1, 2), (2, 0), (2, 0)]:
+        driver.calls.clear()
+        floats(ys[j].buffer.pointer, 7, 4)[...] = 0
+        two_groups(xs[i], out=ys[j])
+        assert np.allclose(ys[j].now, xs[i].values @ u.T @ v.T, rtol=1e-5)
+        update = "cuGraphExecKernelNodeSetParams"
+        assert driver.calls == [update] * driver.calls.count(update) + ["cuGraphLaunch"]
+        told.append(driver.calls.count(update))
+    assert told == [0, 1, 1, 1, 2, 0]
+    assert len({graph for graph, _ in driver.replays}) == 1
+
+
+def test_an_update_that_fails_is_told_and_tried_again(two_groups, driver, gpu):
+    x, y, z = Array(gpu, rows(7, 6)), Array(gpu, rows(7, 4)), Array(gpu, rows(7, 4))
+    for _ in range(2):
+        two_groups(x, out=y)
+    driver.answers["cuGraphExecKernelNodeSetParams"] = 999
+    with pytest.raises(KernelError, match="CUDA failed while updating"):
+        two_groups(x, out=z)
+    driver.answers.clear()
+    floats(z.buffer.pointer, 7, 4)[...] = 0
+    two_groups(x, out=z)
+    assert np.array_equal(z.now, y.now)
+
+
+def test_a_stream_has_one_arena_and_graphs_of_its_own(two_groups, driver, gpu):
+    arrays = {B: (Array(gpu, rows(B, 6)), Array(gpu, rows(B, 4))) for B in (300, 200, 7)}
     before = len(driver.memory)
-    for x, y in arrays:
+    for stream in (1234, 77):
+        for x, y in arrays.values():
+            x.facts["stream"] = stream
+            for _ in range(2):
+                two_groups(x, out=y)
+    assert len(driver.memory) == before + 2  # of the largest batch, for each stream
+    assert len({graph for graph, _ in driver.replays}) == 6
+    del two_groups._bound._graphs
+    del two_groups._bound._arenas
+    assert len(driver.memory) == before
+
+
+def test_a_threads_own_default_stream_shares_nothing_with_other_threads(two_groups, driver, gpu):
+    """Its handle is the same in all of them."""
+    failures = []
+
+    def work(seed):
+        x, y = Array(gpu, rows(7, 6, seed=seed), stream=2), Array(gpu, rows(7, 4))
+        for _ in range(3):
+            two_groups(x, out=y)
+        if not np.array_equal(y.now, x.values @ chain_of_two().weights["u"].T @ chain_of_two().weights["v"].T):
+            failures.append(seed)
+
+    before = len(driver.memory)
+    for seed in range(3):
+        thread = threading.Thread(target=work, args=(seed,))
+        thread.start()
+        thread.join()
+    assert not failures
+    assert len(driver.memory) <= before + 3
+
+
+def test_graphs_are_bounded(two_groups, driver, gpu):
+    for B in range(1, 2 * MOST_GRAPHS):
+        x, y = Array(gpu, rows(B, 6)), Array(gpu, rows(B, 4))
         for _ in range(2):
             two_groups(x, out=y)
-    assert len(driver.memory) == before + MOST_GRAPHS
-    del two_groups._bound._graphs
-    assert len(driver.memory) == before
+    assert len(driver._graphs) == len(two_groups._bound._graphs) == MOST_GRAPHS
 
 
 def test_a_stream_that_records_gets_plain_launches(two_groups, driver, gpu):

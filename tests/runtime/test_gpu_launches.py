@@ -11,7 +11,7 @@ from fake_cuda import FREE_BYTES, FakeDriver, fake_gpu
 from onchip.errors import DeviceError, KernelError
 from onchip.kernels.cuda.program import LaunchConfig, Program
 from onchip.runtime.cuda import driver as driver_module
-from onchip.runtime.cuda.gpu import Call
+from onchip.runtime.cuda.launches import Call
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_graph_is_launched_where_it_is_told_in_any_thread(gpu, driver, program
 
 
 def test_handles_of_streams_are_bounded(gpu, driver, program, monkeypatch):
-    monkeypatch.setattr("onchip.runtime.cuda.gpu._MOST_STREAMS", 5)
+    monkeypatch.setattr("onchip.runtime.cuda.launches._MOST_STREAMS", 5)
     graph = gpu.capture(lambda recording: None)
     for stream in range(20):
         graph.launch(stream)

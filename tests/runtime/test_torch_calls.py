@@ -289,6 +289,71 @@ def test_several_launches_are_one_graph_when_the_same_tensors_come_again(two_lau
     assert told[3] == told[4] == (0, 1, 1)  # one call of the driver, and no memory
 
 
+def test_several_launches_with_ever_other_tensors_stay_one_graph(two_launches, driver):
+    """The kernel that touches what moved is updated: no launch, no memory, no wait."""
+    engine, weights = two_launches
+    x, outs = tensor(rows(7, 6)), [tensor(np.zeros((7, 4), np.float32)) for _ in range(20)]
+    want = x.numpy() @ weights["u"].T @ weights["v"].T
+    for y in (*outs[:2], *outs):
+        driver.calls.clear()
+        engine(x, out=y)
+        np.testing.assert_array_equal(y.numpy(), want)
+    for y in outs:
+        y.zero_()
+        driver.calls.clear()
+        engine(x, out=y)
+        assert driver.calls == ["cuGraphExecKernelNodeSetParams", "cuGraphLaunch"]
+        np.testing.assert_array_equal(y.numpy(), want)
+    assert len({graph for graph, _ in driver.replays}) == 1
+
+
+def test_streams_have_graphs_of_their_own_and_keep_their_tensors(two_launches, driver, said):
+    engine, weights = two_launches
+    pairs = {stream: (tensor(rows(7, 6, seed=stream)), tensor(np.zeros((7, 4), np.float32))) for stream in (5, 6, 7)}
+    for turn in range(4):
+        for said.stream, (x, y) in pairs.items():
+            y.zero_()
+            driver.calls.clear()
+            engine(x, out=y)
+            np.testing.assert_array_equal(y.numpy(), x.numpy() @ weights["u"].T @ weights["v"].T)
+            assert turn < 2 or driver.calls == REPLAY
+    assert len(set(driver.replays)) == 3
+
+
+def test_several_launches_while_a_stream_records(two_launches, driver, said):
+    engine, weights = two_launches
+    x, y = tensor(rows(7, 6)), tensor(np.zeros((7, 4), np.float32))
+    for said.is_capturing in (False, False, False, True, True, False):
+        y.zero_()
+        driver.calls.clear()
+        engine(x, out=y)
+        np.testing.assert_array_equal(y.numpy(), x.numpy() @ weights["u"].T @ weights["v"].T)
+        assert ("cuGraphLaunch" in driver.calls) is not (said.is_capturing or not driver.replays)
+    assert driver.calls == REPLAY
+
+
+def test_threads_with_several_launches_each(two_launches, driver):
+    engine, weights = two_launches
+    failures = []
+
+    def work(seed):
+        x, outs = tensor(rows(33, 6, seed=seed)), [tensor(np.zeros((33, 4), np.float32)) for _ in range(3)]
+        want = x.numpy() @ weights["u"].T @ weights["v"].T
+        for i in range(60):
+            y = outs[i % 3]
+            y.zero_()
+            engine(x, out=y)
+            if not np.array_equal(y.numpy(), want):
+                failures.append((seed, i))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
 def test_rows_that_go_in_chunks_stay_on_the_long_way(two_launches, driver):
     engine, weights = two_launches
     engine._bound.most_arena_bytes = 1  # so a chunk is 16 rows, the fewest

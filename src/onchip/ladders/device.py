@@ -13,7 +13,8 @@ import numpy as np
 from onchip.kernels.cuda.program import Budget, Instance, KernelLaunch, LaunchConfig, Program, Steps
 from onchip.plan.device import Device
 from onchip.runtime.cuda.bound_steps import BoundSteps
-from onchip.runtime.cuda.gpu import Buffer, Function, Gpu, Graph
+from onchip.runtime.cuda.gpu import Buffer, Gpu
+from onchip.runtime.cuda.launches import Function, Graph
 from onchip.spec.recipe import Array
 
 # Warps that a multiprocessor holds at the most (CUDA C++ programming guide, technical specifications).

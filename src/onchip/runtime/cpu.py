@@ -19,6 +19,7 @@ from onchip.cache import private_folder, read_entry, write_entry
 from onchip.errors import InputError
 from onchip.plan.device import Device, Peak
 from onchip.plan.plan import Plan
+from onchip.plan.step_info import StepInfo, steps_of
 from onchip.spec.recipe import Array, Made, Recipe, materialise
 from onchip.spec.types import numpy_dtype
 
@@ -160,8 +161,8 @@ class CpuBound:
         self.plan, self.threads = plan, threads
         kernels = {kernel.name: kernel for kernel in INFERENCE}
         made: Made = {}
-        self.steps: list[Step] = []
         last = {name: i for i, group in enumerate(plan.groups) for name in (*group.inputs, *group.outputs)}
+        self._steps: list[Step] = []
         for i, group in enumerate(() if plan.job.is_training else plan.groups):
             weights = {name: bake(recipe, plan, made) for name, recipe in group.claim.recipes.items()}
             used = (*group.inputs, *group.outputs)
@@ -169,19 +170,25 @@ class CpuBound:
             types = {v: plan.types[v] for v in group.outputs if v not in plan.network.outputs}
             between = tuple((v, given.row_shape, numpy_dtype(given.dtype)) for v, given in types.items())
             launch = kernels[group.claim.kernel].bind(group.claim, weights)
-            self.steps.append(Step(launch, tuple(group.inputs), tuple(group.outputs), between, done))
+            self._steps.append(Step(launch, tuple(group.inputs), tuple(group.outputs), between, done))
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         values = {**inputs, **outputs}
-        for step in self.steps:
+        for step in self._steps:
             for name, row_shape, dtype in step.between:
                 values[name] = np.empty((B, *row_shape), dtype)
             step.launch([values[name] for name in step.inputs], [values[name] for name in step.outputs], self.threads)
             for name in step.done:
                 del values[name]
 
-    def run_like(self, x: Any, ids: Mapping[str, int]) -> None:
+    def run_like(self, x: Any) -> None:
         return None
+
+    def wait(self) -> None:
+        return
+
+    def steps(self, B: int) -> tuple[StepInfo, ...]:
+        return steps_of(self.plan, B)
 
     def trainer(self, x: Array, y: Array, alone: bool) -> Trainer:
         from onchip.kernels.cpu import TRAINING

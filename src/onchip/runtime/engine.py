@@ -14,7 +14,9 @@ from onchip.plan.kernel import Job, Kernel
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
+from onchip.plan.step_info import StepInfo
 from onchip.runtime.cpu import CpuBackend, this_cpu
+from onchip.runtime.overlap import Span, check_apart
 from onchip.spec.io import IO, with_io
 from onchip.spec.layers import Embedding, TokenConv
 from onchip.spec.layers.embedding import ID_DTYPES
@@ -46,11 +48,16 @@ class Bound(Protocol):
         """Run the network on B rows of the host, by name; returns when the outputs are complete."""
         ...
 
-    def run_like(self, x: Any, ids: Mapping[str, int]) -> Run | None:
-        """How arrays of x's kind are run where they lie, if that is the device's own memory.
+    def run_like(self, x: Any) -> Run | None:
+        """How arrays of x's kind are run where they lie, if that is the device's own memory."""
+        ...
 
-        ids  the inputs that hold ids, and their limits
-        """
+    def wait(self) -> None:
+        """Return when earlier work on the device's own arrays is done; raise what its kernels found."""
+        ...
+
+    def steps(self, B: int) -> tuple[StepInfo, ...]:
+        """What is run, in order, and its work on B rows."""
         ...
 
     def trainer(self, x: Array, y: Array, alone: bool) -> Trainer:
@@ -117,6 +124,8 @@ class Engine:
         (torch, CuPy, JAX, `__cuda_array_interface__`, `__dlpack__`; row-major): it launches on the caller's stream and
         returns at once, and what it makes is of the same kind. Keep the engine while such work runs in a graph. An
         array that does not begin at a multiple of 16 bytes is copied once, on the GPU. No gradient passes through.
+        Ids that lie there are looked at by the kernels: one that is in no table is an InputError of the next call, or
+        of `wait`.
         """
         if rows:
             kind = type(rows[0])
@@ -147,9 +156,13 @@ class Engine:
             self._run(inputs, made, B)
         return made if len(made) > 1 else made[0]
 
+    def wait(self) -> None:
+        """Return when all that was called with arrays of a GPU is done; InputError for an id that is in no table."""
+        self._bound.wait()
+
     def _find_run(self, x: Any) -> Run | None:
         """How arrays like x are run where they lie."""
-        run = None if isinstance(x, np.ndarray) else self._bound.run_like(x, self._id_limits)
+        run = None if isinstance(x, np.ndarray) else self._bound.run_like(x)
         if run is not None:  # an array that is none of the device's may come again from there
             self._runs[type(x)] = run
         return run
@@ -169,10 +182,7 @@ class Engine:
                 hint = "all inputs and outputs on the GPU, or all NumPy"
                 raise InputError("arrays of different kinds", got=got, expected="NumPy", hint=hint)
             _check_out(array, (B, *wanted.row_shape), wanted.type.dtype)
-        others = list(inputs)
-        for i, array in enumerate(given_out):
-            if any(np.may_share_memory(array, other) for other in (*given_out[i + 1 :], *others)):
-                raise ShapeError("out overlaps an input or another out", expected="memory of its own for each")
+        check_apart([_span(array) for array in given_out], [_span(array) for array in inputs])
         return given_out
 
     def _run(self, inputs: dict[str, Array], made: tuple[Array, ...], B: int) -> None:
@@ -225,6 +235,10 @@ def check_rows(x: Any, expected: TensorType) -> Array:
             "input has another dtype", got=x.dtype.name, expected=expected.dtype, hint=f"x.astype(np.{expected.dtype})"
         )
     return np.ascontiguousarray(x, dtype)  # native byte order
+
+
+def _span(array: Array) -> Span:
+    return array.ctypes.data, array.nbytes
 
 
 def _check_out(out: Array, shape: tuple[int, ...], dtype: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from onchip.errors import InputError
@@ -16,9 +18,13 @@ def check_token_ids(x: Array, limit: int, first_row: int = 0, name: str = "ids")
     if x.size == 0 or (x.min() >= 0 and x.max() < limit):
         return
     row, *place = (int(i) for i in np.argwhere((x < 0) | (x >= limit))[0])
-    where = f"row {first_row + row}" + (f", position {', '.join(map(str, place))}" if place else "")
-    got = int(x[(row, *place)])
-    raise InputError(
+    raise bad_id(first_row + row, place, int(x[(row, *place)]), limit, name)
+
+
+def bad_id(row: int, position: Sequence[int], got: int, limit: int, name: str) -> InputError:
+    """The error for an id that is not among 0 .. limit - 1."""
+    where = f"row {row}" + (f", position {', '.join(map(str, position))}" if position else "")
+    return InputError(
         f"{where}: id {got}, expected 0 to {limit - 1}", got=f"{got} in '{name}'",
         expected=f"ids of this network's {limit:,} tokens", hint="ids and weights of the same vocabulary",
     )  # fmt: skip

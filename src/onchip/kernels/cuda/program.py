@@ -40,9 +40,11 @@ class LaunchConfig:
     # Programmatic stream serialisation: the kernel may begin before the one before it ends, and itself waits
     # (griddepcontrol.wait) before it touches what that one writes or reads.
     overlaps: bool = False
+    cluster: int = 1  # blocks of a cluster, along x; the grid counts blocks all the same
+    cooperative: bool = False  # all blocks are on the GPU at a time, so they may wait for each other
 
 
-# What a kernel is told, in the order of its parameters. The first four are pointers.
+# What a kernel is told, in the order of its parameters. The first six are pointers.
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,25 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class State:
+    """Memory of this name that launches change and the next call finds as it was left: weights in training, moments."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class StatusWord:
+    """Where a kernel that looks up ids writes the first bad one (status.cuh), and what the host then says.
+
+    The ids are (B, *row_shape), each should be below `limit`.
+    """
+
+    ids: str
+    row_shape: tuple[int, ...]
+    limit: int
+
+
+@dataclass(frozen=True)
 class Scratch:
     """A place in the memory that the launches of these steps have for themselves, in bytes from its beginning."""
 
@@ -83,7 +104,28 @@ class UInt32:
     value: int
 
 
-Argument = Input | Output | Weight | Scratch | Int64 | UInt32
+Memory = Input | Output | Weight | State | Scratch
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A descriptor by which the tensor memory accelerator moves boxes of an array, 128 bytes: a kernel takes it as a
+    `const __grid_constant__` parameter. Sizes are in numbers, the fastest axis first.
+    """
+
+    of: Memory
+    dtype: str  # of TENSOR_MAP_DTYPES
+    shape: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle_bytes: int = 0  # 32, 64 or 128: how a box's rows of that size are mixed in shared memory
+
+
+TENSOR_MAP_DTYPES = {
+    "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float16": "FLOAT16", "bfloat16": "BFLOAT16",
+    "float32": "FLOAT32", "float64": "FLOAT64",
+}  # fmt: skip
+
+Argument = Memory | StatusWord | Int64 | UInt32 | TensorMap
 
 
 @dataclass(frozen=True)
@@ -94,14 +136,22 @@ class KernelLaunch:
     config: LaunchConfig
     arguments: tuple[Argument, ...]
     budget: Budget
+    # Which earlier launches of these steps it waits for; None: the one before, (): none, so it begins at once.
+    after: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Steps:
-    """The launches of a claim, one after the other, and the memory that they share."""
+    """The launches of a claim, one after the other where they do not say otherwise, and the memory that they share."""
 
     launches: tuple[KernelLaunch, ...]
     scratch_bytes: int = 0
+    cleared_bytes: int = 0  # of scratch, from its beginning: zero when the first launch begins
+
+
+def status_words(steps: Steps) -> list[StatusWord]:
+    """In the order of the launches."""
+    return [a for launch in steps.launches for a in launch.arguments if isinstance(a, StatusWord)]
 
 
 class Lowering(Protocol):

@@ -9,7 +9,9 @@ from typing import Any
 from onchip.errors import InputError, ShapeError
 from onchip.runtime.arrays.adapters import ArrayAdapter, ArrayView, Torch, kind_of
 from onchip.runtime.cuda.bound_plan import MOST_CALLS, MOST_GRAPHS, BoundPlan, BoundRows
-from onchip.runtime.cuda.gpu import Graph
+from onchip.runtime.cuda.launches import Graph
+from onchip.runtime.cuda.plan_graph import PlanGraph
+from onchip.runtime.overlap import check_apart, is_apart
 from onchip.spec.types import TensorType
 
 ALIGN_BYTES = 16  # what every kernel may count on
@@ -17,19 +19,11 @@ ALIGN_BYTES = 16  # what every kernel may count on
 Run = Callable[[Sequence[Any], Any], Any]  # run(rows, out) -> results
 
 
-def device_run(x: Any, bound: BoundPlan, ids: Mapping[str, int]) -> Run | None:
-    """How to run a network on arrays of x's type; None where x is no array of a GPU.
-
-    ids  the inputs that hold ids, which only the host can check
-    """
+def device_run(x: Any, bound: BoundPlan) -> Run | None:
+    """How to run a network on arrays of x's type; None where x is no array of a GPU."""
     kind = kind_of(x, bound.gpu)
     if kind is None:
         return None
-    if ids:
-        raise InputError(
-            "ids are taken from the host only: they are checked before anything runs", got=kind.name,
-            expected="NumPy arrays", hint="x.cpu().numpy()",
-        )  # fmt: skip
     calls = DeviceCalls(kind, bound)
     net = bound.plan.network
     plain = len(net.inputs) == len(net.outputs) == 1 and net.outputs[0] not in net.inputs
@@ -62,7 +56,7 @@ class DeviceCalls:
             raise ShapeError("the inputs have different numbers of rows", got=got, expected="one number")
         outs = self._make_outs(B, stream) if out is None else out if isinstance(out, tuple) else (out,)
         outputs = self._check_outs(outs, B, stream)
-        _check_overlap(outputs, list(inputs.values()))
+        check_apart([made.span for made in outputs], [given.span for given in inputs.values()])
         if B:
             with self._bound.gpu:
                 self._run(inputs, outputs, B, stream)
@@ -147,58 +141,87 @@ class DeviceCalls:
                 gpu.copy(placed.pointer, pointer, placed.nbytes, stream)
 
 
-def _check_overlap(outputs: Sequence[ArrayView], inputs: Sequence[ArrayView]) -> None:
-    for i, y in enumerate(outputs):
-        for other in (*outputs[i + 1 :], *inputs):
-            if y.pointer < other.pointer + other.nbytes and other.pointer < y.pointer + y.nbytes:
-                raise ShapeError("out overlaps an input or another out", expected="memory of its own for each")
-
-
 # -- torch, one input, one output ------------------------------------------------------------------------------
+
+
+Key = tuple[int, int, int]  # where x and y lie, and the stream
 
 
 class _Known(threading.local):
     """What this thread has launched: x's shape -> (y's shape, graphs by the places of x and y, the launch)."""
 
     def __init__(self) -> None:
-        self.shapes: dict[Any, tuple[tuple[int, ...], dict[tuple[int, int], Graph], _Launch]] = {}
+        self.shapes: dict[Any, tuple[tuple[int, ...], dict[Key, Graph], _OneLaunch | _Launches]] = {}
 
 
-class _Launch:
-    """The launches for B rows, and graphs of them: to launch a graph takes a quarter less than to launch one kernel."""
+class _OneLaunch:
+    """The launch for B rows, and graphs of it: to launch a graph takes a quarter less than to launch a kernel."""
 
     def __init__(self, bound: BoundPlan, refuses_graphs: Callable[[], bool], rows: BoundRows, B: int) -> None:
-        net = bound.plan.network
-        self.graphs: dict[tuple[int, int], Graph] = {}
-        self._bound, self._rows = bound, rows
-        self._names = (*net.inputs, *net.outputs)
-        only = rows.steps[0][1] if len(rows.steps) == 1 else None
-        self._pointers: tuple[Any, Any] | None = only.pointers if only is not None else None
-        self._call = only.calls[0] if only is not None and only.calls else None
-        self._x_bytes, self._y_bytes = net.input.row_bytes * B, net.output.row_bytes * B
-        self._refuses_graphs = refuses_graphs
+        self.graphs: dict[Key, Graph] = {}
+        self._bound, self._B, self._refuses_graphs = bound, B, refuses_graphs
+        (launches,) = (launches for _, launches in rows.steps)
+        assert launches.pointers is not None
+        self._pointers, (self._call,) = launches.pointers, launches.calls
+        self._by_places: dict[tuple[int, int], Graph] = {}  # it may run on any stream
         self._last = (0, 0)
 
-    def __call__(self, pair: tuple[int, int], stream: int) -> bool:
-        """Launch with x and y at these places; False if they cannot lie there. The second time in a row, and from
-        then on, it is a graph; what has one already does not come here."""
-        x_at, y_at = pair
-        if (x_at | y_at) % ALIGN_BYTES or (x_at < y_at + self._y_bytes and y_at < x_at + self._x_bytes):
-            return False
-        if pair == self._last and not self._refuses_graphs():
-            graph = self._bound.capture(self._rows, dict(zip(self._names, pair, strict=True)))
-            if len(self.graphs) >= MOST_GRAPHS:
-                del self.graphs[next(iter(self.graphs))]  # the oldest
-            self.graphs[pair] = graph
-            graph.launch(stream)
+    def __call__(self, key: Key) -> None:
+        """Launch with x and y at these places. The second time in a row, and from then on, it is a graph; what has one
+        already does not come here."""
+        x_at, y_at, stream = key
+        places = x_at, y_at
+        if self._refuses_graphs() or (places != self._last and places not in self._by_places):
+            self._last = places
+            self._pointers[0].value, self._pointers[1].value = places
+            self._call.launch(stream)
+            return
+        if places not in self._by_places:
+            if len(self._by_places) >= MOST_GRAPHS:
+                self._forget(next(iter(self._by_places)))  # the oldest
+            self._by_places[places] = self._bound.capture(self._B, _by_name(self._bound, places), stream).graph
+        if len(self.graphs) >= 4 * MOST_GRAPHS:
+            self.graphs.clear()  # there are many streams: what comes again is found by its places
+        self.graphs[key] = self._by_places[places]
+        self.graphs[key].launch(stream)
+
+    def _forget(self, places: tuple[int, int]) -> None:
+        del self._by_places[places]
+        for key in [key for key in self.graphs if key[:2] == places]:
+            del self.graphs[key]
+
+
+class _Launches:
+    """Several launches for B rows: a graph a stream, which is told where x and y lie when they have moved."""
+
+    def __init__(self, bound: BoundPlan, refuses_graphs: Callable[[], bool], rows: BoundRows, B: int) -> None:
+        self.graphs: dict[Key, Graph] = {}
+        self._bound, self._rows, self._B, self._refuses_graphs = bound, rows, B, refuses_graphs
+        self._by_stream: dict[int, tuple[PlanGraph, Key]] = {}
+
+    def __call__(self, key: Key) -> None:
+        *places, stream = key
+        bound, pointers = self._bound, _by_name(self._bound, places)
+        status = bound.found.pointer(stream) if bound.found is not None else 0
+        if self._refuses_graphs():
+            bound.launch(self._rows, pointers, stream, status)
+            return
+        if stream in self._by_stream:
+            graph, before = self._by_stream[stream]
+            self.graphs.pop(before, None)
+            graph.point(pointers)
         else:
-            self._last = pair
-            if self._call is not None and self._pointers is not None:
-                self._pointers[0].value, self._pointers[1].value = pair
-                self._call.launch(stream)
-            else:
-                self._bound.launch(self._rows, dict(zip(self._names, pair, strict=True)), stream)
-        return True
+            if len(self._by_stream) >= MOST_GRAPHS:
+                self._by_stream.clear()
+                self.graphs.clear()
+            graph = bound.capture(self._B, pointers, stream, status)
+        self._by_stream[stream], self.graphs[key] = (graph, key), graph.graph
+        graph.launch(stream)
+
+
+def _by_name(bound: BoundPlan, places: Sequence[int]) -> dict[str, int]:
+    net = bound.plan.network
+    return dict(zip((*net.inputs, *net.outputs), places, strict=True))
 
 
 def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
@@ -232,12 +255,15 @@ def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
             or not x.is_contiguous() or not out.is_contiguous()
         ):  # fmt: skip
             return long_way(rows, out)
-        pair = (x.data_ptr(), out.data_ptr())
-        graph = graphs.get(pair)  # where there is one, x and y are aligned and do not overlap
+        on = stream(index)
+        key = (x.data_ptr(), out.data_ptr(), on)
+        graph = graphs.get(key)  # where there is one, x and y are aligned and do not overlap
         if graph is not None and not refuses_graphs():
-            graph.launch(stream(index))
-        elif not launch(pair, stream(index)):
+            graph.launch(on)
+        elif (key[0] | key[1]) % ALIGN_BYTES or not is_apart((key[0], x.nbytes), (key[1], out.nbytes)):
             return long_way(rows, out)
+        else:
+            launch(key)
         return out
 
     def learn(rows: Sequence[Any]) -> None:
@@ -251,7 +277,15 @@ def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
         bound_rows = bound.bind(B)
         if bound_rows.arena_bytes > bound.most_arena_bytes:
             return  # it goes in chunks
-        launch = _Launch(bound, refuses_graphs, bound_rows, B)
+        is_one = len(bound_rows.steps) == 1 and bound_rows.steps[0][1].pointers is not None
+        launch = (_OneLaunch if is_one else _Launches)(bound, refuses_graphs, bound_rows, B)
         known.shapes[shape] = ((B, *net.output.row_shape), launch.graphs, launch)
 
-    return run
+    if (found := bound.found) is None:
+        return run
+
+    def run_checked(rows: Sequence[Any], out: Any = None) -> Any:
+        found.raise_found(stream(index))
+        return run(rows, out)
+
+    return run_checked

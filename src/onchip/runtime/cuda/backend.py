@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NoReturn, cast
 
 from onchip.errors import DeviceError, PlanError
@@ -10,7 +9,7 @@ from onchip.kernels.cuda.program import Lowering
 from onchip.plan.plan import Plan
 from onchip.runtime.arrays.calls import Run, device_run
 from onchip.runtime.cpu import bake
-from onchip.runtime.cuda.bound_plan import BoundPlan, Step
+from onchip.runtime.cuda.bound_plan import BoundGroup, BoundPlan
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.spec.recipe import Array, Made
 
@@ -18,9 +17,9 @@ from onchip.spec.recipe import Array, Made
 class CudaBound(BoundPlan):
     """A plan on a GPU as engines see it."""
 
-    def run_like(self, x: Any, ids: Mapping[str, int]) -> Run | None:
+    def run_like(self, x: Any) -> Run | None:
         """How arrays of x's kind are run where they lie; None for one that does not lie on a GPU."""
-        return device_run(x, self, ids)
+        return device_run(x, self)
 
     def trainer(self, x: Array, y: Array, alone: bool) -> NoReturn:
         raise PlanError("no kernel trains on a GPU", got=self.plan.device.name, hint="device 'cpu'")
@@ -39,12 +38,12 @@ class CudaBackend:
         if plan.device.arch != self.device.arch:
             raise DeviceError("the plan is for another device", got=plan.device.arch, expected=self.device.arch)
         made: Made = {}
-        steps = []
+        groups = []
         for group in plan.groups:
             lowering = cast(Lowering, group.claim.facts)
             recipes = group.claim.recipes.items()
             weights = {name: self.gpu.upload(bake(recipe, plan, made)) for name, recipe in recipes}
-            steps.append(Step(group.claim.label, lowering, group.inputs, weights, group.outputs))
-        bound = CudaBound(self.gpu, plan, steps, debug)
+            groups.append(BoundGroup(group.claim.label, lowering, group.inputs, weights, group.outputs))
+        bound = CudaBound(self.gpu, plan, groups, debug)
         bound.at(plan.job.batch)  # compiles what the job will launch before it is timed
         return bound

@@ -6,27 +6,33 @@ import bisect
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from onchip.errors import ShapeError
-from onchip.kernels.cuda.program import Lowering
+from onchip.kernels.cuda.program import Input, Lowering, Output, status_words
 from onchip.plan.plan import Plan
+from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime.cuda.bound_steps import BoundSteps
-from onchip.runtime.cuda.gpu import Buffer, Gpu, Graph
+from onchip.runtime.cuda.gpu import Buffer, Gpu
+from onchip.runtime.cuda.launches import Call
+from onchip.runtime.cuda.plan_graph import PlanGraph
 from onchip.runtime.cuda.staging import staging_of
+from onchip.runtime.cuda.status import StatusWords, Ticket
 from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
 
 MOST_CALLS = 64  # numbers of rows whose launches a thread keeps
-MOST_GRAPHS = 8  # kept, each with its memory for values between groups
+MOST_GRAPHS = 32  # kept
+PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 ALIGN_BYTES = 256  # of a place in an arena
 ARENA_PART = 8  # of a GPU's memory that an arena may be: with more rows than that leaves room for, they go in chunks
 CHUNK_UNIT = 16  # rows: chunks of any dtype then begin at multiples of 16 bytes, as every kernel may count on
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class BoundGroup:
     """One group, its weights on the GPU."""
 
     label: str
@@ -40,7 +46,7 @@ class Step:
 class BoundRows:
     """A plan for one number of rows: the launches of every group, and where in one arena lies what is between them."""
 
-    steps: list[tuple[Step, BoundSteps]]
+    steps: list[tuple[BoundGroup, BoundSteps]]
     places: Mapping[str, int]  # of values between groups, in bytes
     scratches: Sequence[int]  # of each group's scratch memory
     arena_bytes: int
@@ -56,8 +62,8 @@ class _Kept(threading.local):
 class BoundPlan:
     """A plan on a GPU. `enqueue` puts the network's work on a stream and returns at once; `run` takes NumPy arrays."""
 
-    def __init__(self, gpu: Gpu, plan: Plan, steps: Sequence[Step], debug: bool) -> None:
-        self.gpu, self.plan, self.steps = gpu, plan, tuple(steps)
+    def __init__(self, gpu: Gpu, plan: Plan, groups: Sequence[BoundGroup], debug: bool) -> None:
+        self.gpu, self.plan, self.groups = gpu, plan, tuple(groups)
         self.debug = debug  # wait after every launch, so that a fault is known to be this kernel's
         net = plan.network
         self._between = {name: plan.types[name].row_bytes for name in plan.between}
@@ -65,31 +71,51 @@ class BoundPlan:
         self.row_bytes = sum(net.types[name].row_bytes for name in ends) + sum(self._between.values())
         self.most_arena_bytes = gpu.device.memory_bytes // ARENA_PART
         self._kept = _Kept()
-        self._graphs: OrderedDict[tuple[int, ...], Graph | None] = OrderedDict()
+        self._arenas: dict[int, Buffer] = {}  # by stream: of graphs, which run there one after the other
+        self._graphs: OrderedDict[tuple[int, ...], PlanGraph | None] = OrderedDict()
         self._lock = threading.Lock()
+        words = [word for group in groups for word in status_words(group.lowering.at(1))]
+        # What kernels found in arrays of the GPU is raised later; of the host's rows, when they are done.
+        self.found = StatusWords(gpu, words) if words else None
+        self._found_staged = StatusWords(gpu, words) if words else None
 
-    def enqueue(self, pointers: Mapping[str, int], B: int, stream: int) -> None:
-        """Run the network on B > 0 rows: one launch if that is all; else a graph, once the same was seen before.
+    def enqueue(self, pointers: Mapping[str, int], B: int, stream: int) -> Ticket:
+        """Run the network on B > 0 rows: one launch if that is all; else a graph, once as many were seen before.
 
         pointers  of the network's inputs and outputs, 16-byte aligned, in the network's order
-        """
-        bound = self.at(B)
-        if bound.arena_bytes > self.most_arena_bytes and B > CHUNK_UNIT:
-            self._enqueue_in_chunks(pointers, B, B * self.most_arena_bytes // bound.arena_bytes, stream)
-        elif bound.arena_bytes == 0 and len(bound.steps) == 1:
-            self._launch(bound, pointers, 0, stream)
-        elif self.debug or self.gpu.is_capturing(stream):
-            self.launch(bound, pointers, stream)
-        else:
-            self._launch_repeated(bound, pointers, B, stream)
 
-    def _enqueue_in_chunks(self, pointers: Mapping[str, int], B: int, fitting: int, stream: int) -> None:
-        """Some rows at a time, one chunk behind the other: what lies between groups would not fit for all of them."""
-        rows = max(1, fitting // CHUNK_UNIT) * CHUNK_UNIT
-        types = self.plan.network.types
-        for first in range(0, B, rows):
-            places = {name: pointer + first * types[name].row_bytes for name, pointer in pointers.items()}
-            self.enqueue(places, min(rows, B - first), stream)
+        What its kernels find wrong is raised by the ticket's `wait`, or by the next call.
+        """
+        if self.found is not None:
+            self.found.raise_found(stream)
+        return self._enqueue(pointers, B, stream, self.found)
+
+    def _enqueue(self, pointers: Mapping[str, int], B: int, stream: int, found: StatusWords | None) -> Ticket:
+        types, first_rows = self.plan.network.types, []
+        rows = self._rows_at_a_time(B)
+        for first in range(0, B, rows):  # one chunk behind the other
+            places = pointers
+            if first:
+                places = {name: pointer + first * types[name].row_bytes for name, pointer in pointers.items()}
+            status = found.pointer(stream, first) if found is not None else 0
+            self._enqueue_rows(places, min(rows, B - first), stream, status)
+            first_rows.append(first)
+        return Ticket(self.gpu, stream, found, first_rows)
+
+    def _rows_at_a_time(self, B: int) -> int:
+        """All of them, or as many as there is memory for what lies between groups."""
+        while (needed := self.at(B).arena_bytes) > self.most_arena_bytes and B > CHUNK_UNIT:
+            B = max(1, B * self.most_arena_bytes // needed // CHUNK_UNIT) * CHUNK_UNIT
+        return B
+
+    def _enqueue_rows(self, pointers: Mapping[str, int], B: int, stream: int, status: int) -> None:
+        bound = self.at(B)
+        if bound.arena_bytes == 0 and len(bound.steps) == 1:
+            self._launch(bound, pointers, 0, stream, status)
+        elif self.debug or self.gpu.is_capturing(stream):
+            self.launch(bound, pointers, stream, status)
+        else:
+            self._launch_repeated(bound, pointers, B, stream, status)
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         """Run the network on B rows of the host; returns when the outputs are complete.
@@ -107,10 +133,21 @@ class BoundPlan:
             return
         names = (*inputs, *outputs)
 
-        def enqueue(given: Sequence[int], made: Sequence[int], rows: int, stream: int) -> None:
-            self.enqueue(dict(zip(names, (*given, *made), strict=True)), rows, stream)
+        def enqueue(given: Sequence[int], made: Sequence[int], rows: int, stream: int) -> Ticket:
+            if (found := self._found_staged) is not None:
+                found.clear(stream)  # of a batch that failed
+            return self._enqueue(dict(zip(names, (*given, *made), strict=True)), rows, stream, found)
 
         staging_of(self.gpu).run(list(inputs.values()), list(outputs.values()), B, enqueue)
+
+    def wait(self) -> None:
+        """Return when all work on the GPU is done; raise what this plan's kernels found."""
+        self.gpu.wait_for_all()
+        if self.found is not None:
+            self.found.raise_found(self.gpu.stream)
+
+    def steps(self, B: int) -> tuple[StepInfo, ...]:
+        return steps_of(self.plan, B)
 
     def at(self, B: int) -> BoundRows:
         """This thread's launches for B rows."""
@@ -122,7 +159,7 @@ class BoundPlan:
         return kept[B]
 
     def bind(self, B: int) -> BoundRows:
-        steps = [(step, BoundSteps(self.gpu, step.lowering.at(B), step.weights)) for step in self.steps]
+        steps = [(step, BoundSteps(self.gpu, step.lowering.at(B), step.weights)) for step in self.groups]
         arena = Arena()
         last_read = {name: i for i, (step, _) in enumerate(steps) for name in (*step.outputs, *step.inputs)}
         places: dict[str, int] = {}
@@ -139,42 +176,79 @@ class BoundPlan:
                     arena.give_back(places[name])
         return BoundRows(steps, places, scratches, arena.nbytes)
 
-    def _launch(self, bound: BoundRows, pointers: Mapping[str, int], arena: int, stream: int) -> None:
+    def _launch(
+        self, bound: BoundRows, pointers: Mapping[str, int], arena: int, stream: int, status: int,
+        behind: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
         values = pointers
         if bound.places:
             values = {**pointers, **{name: arena + place for name, place in bound.places.items()}}
         watched = self.debug and not self.gpu.is_capturing(stream)
-        for (step, launches), scratch in zip(bound.steps, bound.scratches, strict=True):
-            behind = functools.partial(self.gpu.synchronise, stream, kernel=step.label) if watched else None
-            inputs, outputs = [values[name] for name in step.inputs], [values[name] for name in step.outputs]
-            launches.enqueue(inputs, outputs, arena + scratch, stream, behind)
+        for (group, launches), scratch in zip(bound.steps, bound.scratches, strict=True):
+            if watched:
+                behind = functools.partial(self.gpu.synchronise, kernel=group.label)
+            inputs, outputs = [values[name] for name in group.inputs], [values[name] for name in group.outputs]
+            launches.enqueue(inputs, outputs, arena + scratch, stream, behind, status)
+            status += launches.status_bytes
 
-    def launch(self, bound: BoundRows, pointers: Mapping[str, int], stream: int) -> None:
+    def launch(self, bound: BoundRows, pointers: Mapping[str, int], stream: int, status: int = 0) -> None:
         """Put the launches on a stream, each by itself, with an arena from the pool."""
-        arena = self.gpu.allocate(bound.arena_bytes, stream, self.row_bytes)
-        self._launch(bound, pointers, arena.pointer, stream)
+        arena = self.gpu.allocate(bound.arena_bytes, stream, self.row_bytes) if bound.arena_bytes else None
+        self._launch(bound, pointers, arena.pointer if arena else 0, stream, status)
 
-    def capture(self, bound: BoundRows, pointers: Mapping[str, int]) -> Graph:
-        """The launches as a graph, with an arena of its own."""
-        # Not of the pool: the graph may run on any stream, and one launch of it waits for the one before.
-        arena = self.gpu.reserve(bound.arena_bytes, self.row_bytes) if bound.arena_bytes else None
-        place = arena.pointer if arena else 0
-        return self.gpu.capture(lambda recording: self._launch(bound, pointers, place, recording), keeps=arena)
+    def capture(self, B: int, pointers: Mapping[str, int], stream: int, status: int = 0) -> PlanGraph:
+        """The launches for B rows as a graph, for one stream."""
+        bound = self.bind(B)
+        arena = self._arena_of(stream, bound.arena_bytes)
+        nodes: list[tuple[Any, Call, list[tuple[Any, str]]]] = []  # and the pointers that the launch is given, by name
+        launches = iter(
+            (call, [(argument, _name_of(group, value)) for argument, value in uses])
+            for group, steps in bound.steps
+            for call, uses in zip(steps.calls, steps.uses, strict=True)
+        )
 
-    def _launch_repeated(self, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int) -> None:
-        """The second time that the same rows lie at the same place, and from then on, one graph is launched."""
-        key = (B, *pointers.values())
-        with self._lock:  # a graph is launched by one thread at a time
+        def note(on: int) -> None:
+            nodes.append((self.gpu.captured_node(on), *next(launches)))
+
+        def record(stream: int) -> None:
+            self._launch(bound, pointers, arena.pointer if arena else 0, stream, status, note)
+
+        return PlanGraph(self.gpu.capture(record, keeps=arena), pointers, nodes)
+
+    def _arena_of(self, stream: int, nbytes: int) -> Buffer | None:
+        """Memory for the graphs of a stream, none of which runs while another one does."""
+        if not nbytes:
+            return None
+        # The handle of a thread's own default stream is the same in every thread.
+        key = stream if stream != PER_THREAD_STREAM else -threading.get_ident()
+        found = self._arenas.get(key)
+        if found is None or found.nbytes < nbytes:
+            if len(self._arenas) >= MOST_CALLS:
+                self._arenas.clear()  # graphs keep theirs
+            with self.gpu.relaxed():
+                found = self._arenas[key] = self.gpu.reserve(nbytes, self.row_bytes)
+        return found
+
+    def _launch_repeated(self, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int, status: int) -> None:
+        """The second time that as many rows come on a stream, and from then on, one graph is launched."""
+        thread = threading.get_ident() if stream == PER_THREAD_STREAM else 0
+        key = (B, stream, status, thread)
+        with self._lock:  # a graph is updated and launched by one thread at a time
             if key not in self._graphs:
                 self._graphs[key] = None
-                self.launch(bound, pointers, stream)
+                self.launch(bound, pointers, stream, status)
             else:
-                graph = self._graphs[key] or self.capture(bound, pointers)
+                graph = self._graphs[key] or self.capture(B, pointers, stream, status)
                 self._graphs[key] = graph
                 self._graphs.move_to_end(key)
+                graph.point(pointers)
                 graph.launch(stream)
             if len(self._graphs) > MOST_GRAPHS:
                 self._graphs.popitem(last=False)
+
+
+def _name_of(group: BoundGroup, value: Input | Output) -> str:
+    return (group.inputs if isinstance(value, Input) else group.outputs)[value.index]
 
 
 class Arena:

@@ -6,8 +6,26 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from onchip.kernels.cuda.program import Input, Int64, KernelLaunch, Output, Scratch, Steps, UInt32, Weight
-from onchip.runtime.cuda.gpu import Buffer, Call, Function, Gpu
+from onchip.kernels.cuda.program import (
+    Argument,
+    Input,
+    Int64,
+    KernelLaunch,
+    Memory,
+    Output,
+    Scratch,
+    State,
+    StatusWord,
+    Steps,
+    TensorMap,
+    UInt32,
+    Weight,
+)
+from onchip.runtime.cuda.gpu import Buffer, Event, Gpu, SideStream
+from onchip.runtime.cuda.launches import Call, Function, TensorMapArgument
+from onchip.runtime.cuda.status import STATUS_BYTES
+
+_START = -1  # the point before the first launch, among the numbers of launches
 
 
 class BoundSteps:
@@ -16,46 +34,74 @@ class BoundSteps:
     Not for two threads at a time: the pointers are written in place.
     """
 
-    def __init__(self, gpu: Gpu, steps: Steps, weights: Mapping[str, Buffer] | None = None) -> None:
-        """weights  what the claim's recipes made, by name; they are kept"""
+    def __init__(
+        self, gpu: Gpu, steps: Steps, weights: Mapping[str, Buffer] | None = None,
+        state: Mapping[str, Buffer] | None = None,
+    ) -> None:  # fmt: skip
+        """weights  what the claim's recipes made, by name; they are kept
+        state    memory that the launches change, by name; it is kept
+        """
         self.scratch_bytes = steps.scratch_bytes
         self.functions: list[Function] = []
         self.calls: list[Call] = []
-        self._weights = weights or {}
+        self.uses: list[list[tuple[Any, Input | Output]]] = []  # of each launch: its pointers of values
+        self._gpu, self._cleared_bytes = gpu, steps.cleared_bytes
+        self._weights, self._state = weights or {}, state or {}
         self._inputs: list[tuple[Any, int]] = []  # an argument, and the number of the input whose pointer it is
         self._outputs: list[tuple[Any, int]] = []
         self._scratches: list[tuple[Any, int]] = []  # and the offset
+        self._statuses: list[tuple[Any, int]] = []
         for launch in steps.launches:
             self._bind(gpu, launch)
+        in_order = all(launch.after is None for launch in steps.launches)
+        self._branches = None if in_order else _Branches(gpu, steps.launches)
 
     def _bind(self, gpu: Gpu, launch: KernelLaunch) -> None:
-        function = gpu.load(launch.program, launch.config.shared_bytes)
-        arguments: list[Any] = []
-        for argument in launch.arguments:
-            match argument:
-                case Weight(name):
-                    arguments.append(ctypes.c_uint64(self._weights[name].pointer))
-                case Int64(value):
-                    arguments.append(ctypes.c_int64(value))
-                case UInt32(value):
-                    arguments.append(ctypes.c_uint32(value))
-                case Input(number) | Output(number) | Scratch(number):
-                    pointer = ctypes.c_uint64(0)
-                    arguments.append(pointer)
-                    kinds = {Input: self._inputs, Output: self._outputs, Scratch: self._scratches}
-                    kinds[type(argument)].append((pointer, number))
+        function = gpu.load(launch.program, launch.config.shared_bytes, launch.config.cluster)
+        self.uses.append([])
+        arguments = [self._write_down(argument) for argument in launch.arguments]
         self.functions.append(function)
         self.calls.append(Call(gpu, function, launch.config, arguments))
 
+    def _write_down(self, argument: Argument) -> Any:
+        """The argument as a launch takes it; if it is a pointer of a call, it is noted where that is to be written."""
+        match argument:
+            case Int64(value):
+                return ctypes.c_int64(value)
+            case UInt32(value):
+                return ctypes.c_uint32(value)
+            case StatusWord():
+                made = ctypes.c_uint64(0)
+                self._statuses.append((made, len(self._statuses) * STATUS_BYTES))
+                return made
+            case TensorMap(of):
+                return self._point(TensorMapArgument(self._gpu, argument), of)
+            case _:
+                return self._point(ctypes.c_uint64(0), argument)
+
+    def _point(self, made: Any, at: Memory) -> Any:
+        match at:
+            case Weight(name):
+                made.value = self._weights[name].pointer
+            case State(name):
+                made.value = self._state[name].pointer
+            case Scratch(offset):
+                self._scratches.append((made, offset))
+            case Input(index) | Output(index):
+                (self._inputs if isinstance(at, Input) else self._outputs).append((made, index))
+                self.uses[-1].append((made, at))
+        return made
+
     def enqueue(
         self, inputs: Sequence[int], outputs: Sequence[int], scratch: int, stream: int,
-        behind: Callable[[], None] | None = None,
+        behind: Callable[[int], None] | None = None, status: int = 0,
     ) -> None:  # fmt: skip
         """Put the launches on a stream.
 
         inputs, outputs  pointers, in the order of the group's
         scratch          pointer to `scratch_bytes` for this call alone
-        behind           called after each launch
+        behind           called after each launch with the stream that it is on
+        status           pointer to STATUS_BYTES for each StatusWord
         """
         for argument, index in self._inputs:
             argument.value = inputs[index]
@@ -63,14 +109,68 @@ class BoundSteps:
             argument.value = outputs[index]
         for argument, offset in self._scratches:
             argument.value = scratch + offset
+        for argument, offset in self._statuses:
+            argument.value = status + offset
+        if self._cleared_bytes:
+            self._gpu.clear(scratch, self._cleared_bytes, stream)
+        if self._branches is not None:
+            self._branches.enqueue(self.calls, stream, behind)
+            return
         for call in self.calls:
             call.launch(stream)
             if behind is not None:
-                behind()
+                behind(stream)
+
+    @property
+    def status_bytes(self) -> int:
+        return len(self._statuses) * STATUS_BYTES
 
     @property
     def pointers(self) -> tuple[Any, Any] | None:
         """The arguments of the pointers of x and y, if that is all there is: one launch, one of each, no scratch."""
-        if len(self.calls) != 1 or len(self._inputs) != 1 or len(self._outputs) != 1 or self._scratches:
+        if len(self.calls) != 1 or len(self._inputs) != 1 or len(self._outputs) != 1:
+            return None
+        if self._scratches or self._statuses or self._cleared_bytes:
             return None
         return self._inputs[0][0], self._outputs[0][0]
+
+
+class _Branches:
+    """Launches that do not all wait for the one before: some run on side streams, which events tie to the caller's.
+
+    While that is captured, they become branches of the graph.
+    """
+
+    def __init__(self, gpu: Gpu, launches: Sequence[KernelLaunch]) -> None:
+        self._lanes: list[int] = []  # of each launch: 0 is the caller's stream, the others are at its side
+        self._waits: list[list[int]] = []  # of each launch: those of other lanes that it waits for
+        last: list[int] = []  # launch of each lane
+        for i, launch in enumerate(launches):
+            after = tuple(range(max(0, i - 1), i)) if launch.after is None else launch.after
+            assert all(0 <= earlier < i for earlier in after), f"launch {i} cannot wait for {after}"
+            lane = next((lane for lane, end in enumerate(last) if end in after), len(last))
+            is_new = lane == len(last)
+            last[lane : lane + 1] = [i]
+            self._lanes.append(lane)
+            waits = [earlier for earlier in after if self._lanes[earlier] != lane]
+            self._waits.append(waits or [_START] * (is_new and lane > 0))
+        self._ends = last[1:]  # what comes behind on the caller's stream waits for these
+        known = {earlier for waits in self._waits for earlier in waits} | set(self._ends)
+        self._events: dict[int, Event] = {i: gpu.event() for i in known}
+        self._streams = [SideStream(gpu) for _ in self._ends]
+
+    def enqueue(self, calls: Sequence[Call], stream: int, behind: Callable[[int], None] | None) -> None:
+        events, streams = self._events, [stream, *(side.handle for side in self._streams)]
+        if _START in events:
+            events[_START].record(stream)
+        for i, (call, lane, waits) in enumerate(zip(calls, self._lanes, self._waits, strict=True)):
+            on = streams[lane]
+            for earlier in waits:
+                events[earlier].hold(on)
+            call.launch(on)
+            if i in events:
+                events[i].record(on)
+            if behind is not None:
+                behind(on)
+        for end in self._ends:
+            events[end].hold(stream)

@@ -1,4 +1,4 @@
-"""One GPU as Python sees it: memory from a pool, compiled functions, launches, events and graphs.
+"""One GPU as Python sees it: memory from a pool, compiled functions, streams, events and captures.
 
 Everything runs in the GPU's primary context, which torch, CuPy and JAX use too, so pointers and streams are common
 property. Streams are raw handles (int); without one, work goes to `Gpu.stream`.
@@ -18,15 +18,13 @@ from onchip.kernels.cuda.program import LaunchConfig, Program
 from onchip.plan.device import Device
 from onchip.runtime.cuda.devices import probe
 from onchip.runtime.cuda.driver import OUT_OF_MEMORY, call, fail
+from onchip.runtime.cuda.launches import Call, Function, Graph, Streams
 from onchip.runtime.cuda.nvrtc import compile_program
 from onchip.spec.recipe import Array
 
 # The pool keeps this part of the GPU's memory for the next allocation; what is free beyond it goes back to the
 # driver, for other libraries of the process, when a stream is waited for.
 _KEPT_PART = 8
-_CONTEXT_CODES = (201, 400, 709)  # invalid context, invalid handle, context destroyed: another context is current
-_OVERLAP_ATTRIBUTE = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-_MOST_STREAMS = 256  # whose handles are kept ready for the driver
 
 _gpus: dict[int, Gpu] = {}
 _making = threading.Lock()
@@ -42,31 +40,6 @@ class Buffer:
     def __del__(self) -> None:
         if not sys.is_finalizing():  # then the driver takes it all back, and half of Python is gone
             self.gpu.free(self.pointer, self.stream)
-
-
-class Function:
-    """A kernel that is compiled for a GPU and loaded there."""
-
-    def __init__(self, driver: Any, name: str, handle: Any, registers: int, spill_bytes: int) -> None:
-        self._driver, self.name, self.handle = driver, name, handle
-        self.registers, self.spill_bytes = registers, spill_bytes  # a thread, as the compiler tells them
-        shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
-        self.static_shared_bytes = int(call(driver.cuFuncGetAttribute, shared, handle))
-        self._shared_limit, self._allowing = 0, threading.Lock()
-
-    def allow_shared(self, shared_bytes: int) -> None:
-        """Let it be launched with this much dynamic shared memory; the largest ever asked for counts."""
-        driver = self._driver
-        with self._allowing:
-            if shared_bytes > self._shared_limit:
-                limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                call(driver.cuFuncSetAttribute, self.handle, limit, shared_bytes, doing=f"loading {self.name}")
-                self._shared_limit = shared_bytes
-
-    def blocks_per_unit(self, threads: int, shared_bytes: int) -> int:
-        """Blocks of this size that a multiprocessor holds at a time."""
-        ask = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
-        return int(call(ask, self.handle, threads, shared_bytes))
 
 
 class Event:
@@ -101,90 +74,15 @@ class Event:
             self._gpu.driver.cuEventDestroy(self._handle)
 
 
-class Graph:
-    """Work that was captured, launched again as a whole. Keep the memory it uses, but what it is told to keep."""
+class SideStream:
+    """A stream beside the caller's, for launches that run at the same time as others of theirs."""
 
-    def __init__(self, gpu: Gpu, graph: Any, keeps: Buffer | None) -> None:
-        self._gpu, self._keeps = gpu, keeps
-        try:
-            self._handle = call(gpu.driver.cuGraphInstantiate, graph, 0)
-        finally:
-            gpu.driver.cuGraphDestroy(graph)
-        # What cuGraphLaunch takes, as ctypes has it ready: a launch costs one call of the driver, and no conversion.
-        self._launch, self._streams, self._given = gpu.launch_graph, gpu.streams, _ready(int(self._handle))
-
-    def launch(self, stream: int | None = None) -> None:
-        """Put it on a stream. Stream 0 is the current context's: enter the GPU's own where another may be current."""
-        on = self._streams[self._gpu.stream if stream is None else stream]
-        if code := self._launch(self._given, on):
-            _retry(self._gpu, code, self._launch, (self._given, on), "launching a graph")
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu, self.handle = gpu, gpu.new_stream()
 
     def __del__(self) -> None:
-        if hasattr(self, "_handle") and not sys.is_finalizing():
-            with self._gpu.relaxed():
-                self._gpu.driver.cuGraphExecDestroy(self._handle)
-
-
-def _ready(handle: int) -> Any:
-    """A handle as ctypes hands it on: a plain int would be converted in every call."""
-    return ctypes.c_void_p.from_param(handle)
-
-
-class _Streams(dict[int, Any]):
-    """A stream -> its handle, ready for the driver."""
-
-    def __missing__(self, stream: int) -> Any:
-        if len(self) >= _MOST_STREAMS:
-            self.clear()
-        made = self[stream] = _ready(stream)
-        return made
-
-
-def _retry(gpu: Gpu, code: int, launch: Callable[..., int], given: Sequence[Any], doing: str) -> None:
-    """Once more in our own context: the thread is new, or another GPU's context is current in it."""
-    if code in _CONTEXT_CODES:
-        with gpu:
-            code = launch(*given)
-    if code:
-        fail(code, doing)
-
-
-class _Attribute(ctypes.Structure):  # CUlaunchAttribute, its 64-byte value seen as ints
-    _fields_ = (("id", ctypes.c_uint), ("unused", ctypes.c_uint), ("value", ctypes.c_int * 16))
-
-
-class _Config(ctypes.Structure):  # CUlaunchConfig
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_uint64), ("attributes", ctypes.c_void_p), ("attribute_count", ctypes.c_uint),
-    )  # fmt: skip
-
-
-class Call:
-    """A launch with everything written down: to launch it again costs one call of the driver, and no conversion.
-
-    `arguments` are ctypes values; set `.value` of one to change it. Not for two threads at a time.
-    """
-
-    def __init__(self, gpu: Gpu, function: Function, config: LaunchConfig, arguments: Sequence[Any]) -> None:
-        self.arguments = [ctypes.c_uint64(a) if isinstance(a, int) else a for a in arguments]
-        self.name = function.name
-        self._gpu = gpu
-        # The driver wants an array of addresses, one for each argument.
-        self._addresses = (ctypes.c_void_p * len(self.arguments))(*map(ctypes.addressof, self.arguments))
-        self._attribute = _Attribute(_OVERLAP_ATTRIBUTE, 0, (1,))
-        self.config = _Config(config.grid, config.block, config.shared_bytes)
-        if config.overlaps:
-            self.config.attributes, self.config.attribute_count = ctypes.addressof(self._attribute), 1
-        self._launch = gpu.launch_kernel
-        self._given = (
-            ctypes.byref(self.config), _ready(int(function.handle)), ctypes.byref(self._addresses), None,
-        )  # fmt: skip
-
-    def launch(self, stream: int) -> None:
-        self.config.stream = stream
-        if code := self._launch(*self._given):
-            _retry(self._gpu, code, self._launch, self._given, f"launching {self.name}")
+        if hasattr(self, "handle") and not sys.is_finalizing():
+            self._gpu.driver.cuStreamDestroy(self.handle)  # what is on it is done all the same
 
 
 class Gpu:
@@ -199,7 +97,9 @@ class Gpu:
         # cuda.bindings converts every argument of a launch anew; ctypes takes them ready-made, in half the time.
         self.launch_kernel = self._address_of(b"cuLaunchKernelEx")
         self.launch_graph = self._address_of(b"cuGraphLaunch")
-        self.streams = _Streams()
+        self.set_kernel_node = self._address_of(b"cuGraphExecKernelNodeSetParams")
+        self.encode_tensor_map = self._address_of(b"cuTensorMapEncodeTiled")
+        self.streams = Streams()
         self.stream = self.new_stream()
         self._pool = self._make_pool()
         self._functions: dict[Program, Function] = {}
@@ -287,6 +187,10 @@ class Gpu:
         """Copy memory of the GPU, in the order of a stream."""
         call(self.driver.cuMemcpyDtoDAsync, target, source, nbytes, stream, doing="copying on the GPU")
 
+    def clear(self, pointer: int, nbytes: int, stream: int) -> None:
+        """Set memory of the GPU to zero, in the order of a stream."""
+        call(self.driver.cuMemsetD8Async, pointer, 0, nbytes, stream, doing="clearing memory")
+
     def free(self, pointer: int, stream: int | None) -> None:
         """Give memory back: to the pool, in the order of its stream; other memory when all work is done."""
         # Errors are not told: after a failed kernel every call fails, and the first one is the one to tell.
@@ -339,8 +243,8 @@ class Gpu:
 
     # -- kernels -----------------------------------------------------------------------------------------------
 
-    def load(self, program: Program, shared_bytes: int = 0) -> Function:
-        """The compiled function, allowed this much dynamic shared memory. A program is loaded once."""
+    def load(self, program: Program, shared_bytes: int = 0, cluster: int = 1) -> Function:
+        """The compiled function, allowed this much dynamic shared memory and such clusters. It is loaded once."""
         driver, doing = self.driver, f"loading {program.name_expression}"
         with self._loading, self:
             if program not in self._functions:
@@ -352,6 +256,7 @@ class Gpu:
                 self._functions[program] = found
             function = self._functions[program]
             function.allow_shared(shared_bytes)
+            function.allow_cluster(cluster)
         return function
 
     def launch(
@@ -372,6 +277,11 @@ class Gpu:
         if code:
             fail(int(code), "waiting for the GPU", kernel)
 
+    def wait_for_all(self) -> None:
+        """Return when the work on all streams is done."""
+        with self, self.relaxed():
+            call(self.driver.cuCtxSynchronize, doing="waiting for the GPU")
+
     def is_capturing(self, stream: int) -> bool:
         """Whether the stream only records what is put on it, for a graph."""
         return bool(int(call(self.driver.cuStreamIsCapturing, stream)))
@@ -379,6 +289,14 @@ class Gpu:
     def event(self) -> Event:
         with self:
             return Event(self)
+
+    def captured_node(self, stream: int) -> Any:
+        """Of a stream that records: the node of what was put on it last."""
+        code, _, _, _, nodes, *_ = self.driver.cuStreamGetCaptureInfo(stream)
+        if code:
+            fail(int(code), "capturing a graph")
+        (node,) = nodes
+        return node
 
     def capture(self, enqueue: Callable[[int], None], keeps: Buffer | None = None) -> Graph:
         """A graph of what `enqueue(stream)` puts on the stream that it is given.

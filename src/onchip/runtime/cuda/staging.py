@@ -15,7 +15,6 @@ pageable memory to cuMemcpyHtoDAsync makes the driver stage it, by one thread.
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,10 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from onchip.errors import DeviceError
-from onchip.runtime.cuda.driver import OUT_OF_MEMORY, call, fail
+from onchip.runtime.cuda.driver import call
 from onchip.runtime.cuda.gpu import Buffer, Gpu
+from onchip.runtime.cuda.pinned import PinnedBuffer
 from onchip.runtime.cuda.shared_work import Work, offer
+from onchip.runtime.cuda.status import Ticket
 from onchip.spec.recipe import Array
 
 AHEAD = 2  # chunks that are copied to their slots while an earlier one is waited for
@@ -46,8 +46,9 @@ SMALL_BYTES = 8 << 20  # a batch up to here is one such chunk, copied by the cal
 ALIGN_BYTES = 256
 MOST_LAYOUTS = 64  # of small batches, kept
 
-# enqueue(pointers of inputs, pointers of outputs, rows, stream): puts the network's work on the stream
-Enqueue = Callable[[Sequence[int], Sequence[int], int, int], None]
+# enqueue(pointers of inputs, pointers of outputs, rows, stream): puts the network's work on the stream; the ticket is
+# asked what its kernels found
+Enqueue = Callable[[Sequence[int], Sequence[int], int, int], Ticket | None]
 
 
 def chunk_rows(row_bytes: Sequence[int], B: int) -> int:
@@ -80,40 +81,33 @@ class _Slot:
     def __init__(self, gpu: Gpu) -> None:
         self.stream = gpu.new_stream()
         self._gpu = gpu
-        self.pinned = 0  # where the host's memory is
-        self._bytes: Array = np.empty(0, np.uint8)  # the same as an array
+        self._pinned: PinnedBuffer | None = None  # the host's memory
         self._buffer: Buffer | None = None
         self._copies: list[Work] = []  # into or out of the host's memory, now
+        self.ticket: Ticket | None = None  # of the kernels that it is with
 
     def holds(self, nbytes: int) -> bool:
         """Whether that much lies on the host: then it stays where it is."""
-        return len(self._bytes) >= nbytes
+        return self._pinned is not None and len(self._pinned.bytes) >= nbytes
 
     def ask(self, nbytes: int, row_bytes: int = 0) -> None:
         """Have at least this much on the host and, if it is told what a row takes in all, on the GPU too.
 
         Nothing of the slot may be in use.
         """
+        size = max(LEAST_SLOT_BYTES, 1 << (nbytes - 1).bit_length())  # slow: in steps, seldom
         if not self.holds(nbytes):
-            self._lock_memory(max(LEAST_SLOT_BYTES, 1 << (nbytes - 1).bit_length()))  # slow: in steps, seldom
+            self._pinned = None
+            self._pinned = PinnedBuffer(self._gpu, size)
         if row_bytes and (self._buffer is None or self._buffer.nbytes < nbytes):
             self._buffer = None
-            self._buffer = self._gpu.reserve(len(self._bytes), row_bytes)
+            self._buffer = self._gpu.reserve(size, row_bytes)
 
-    def _lock_memory(self, nbytes: int) -> None:
-        driver, pinned = self._gpu.driver, self.pinned
-        self.pinned, self._bytes = 0, self._bytes[:0]
-        if pinned:
-            call(driver.cuMemFreeHost, pinned)
-        flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
-        code, pointer = driver.cuMemHostAlloc(nbytes, flags)
-        if int(code) == OUT_OF_MEMORY:
-            hint = "free memory of the host, or raise the limit: ulimit -l"
-            raise DeviceError("the host's memory cannot be page-locked", got=f"{nbytes:,} B asked for", hint=hint)
-        if code:
-            fail(int(code), f"page-locking {nbytes:,} B")
-        self.pinned = int(pointer)
-        self._bytes = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(self.pinned))
+    @property
+    def pinned(self) -> int:
+        """Where the host's memory is."""
+        assert self._pinned is not None
+        return self._pinned.pointer
 
     @property
     def on_gpu(self) -> int:
@@ -121,7 +115,8 @@ class _Slot:
         return self._buffer.pointer
 
     def bytes_at(self, offset: int, nbytes: int) -> Array:
-        return self._bytes[offset : offset + nbytes]
+        assert self._pinned is not None
+        return self._pinned.bytes[offset : offset + nbytes]
 
     def start_copy(self, target: Array, source: Array) -> None:
         """Let another thread do it, if there is one; a small one is done here and now."""
@@ -136,6 +131,12 @@ class _Slot:
         for work in self._copies:
             work.wait()
         self._copies.clear()
+
+    def wait(self, first_row: int) -> None:
+        """Return when the kernels are done; raise what they found in the chunk that begins with this row."""
+        self._gpu.synchronise(self.stream)
+        if self.ticket is not None:
+            self.ticket.check(first_row)
 
     def abandon(self) -> None:
         """Return when nobody uses the slot, whatever became of its rows."""
@@ -211,8 +212,8 @@ class Staging:
     ) -> None:
         for target, source in zip(layout.inputs, inputs, strict=True):
             target[...] = source
-        enqueue(layout.given, layout.made, B, self._small.stream)
-        self.gpu.synchronise(self._small.stream)
+        self._small.ticket = enqueue(layout.given, layout.made, B, self._small.stream)
+        self._small.wait(0)
         for target, source in zip(outputs, layout.outputs, strict=True):
             target[...] = source
 
@@ -265,7 +266,7 @@ class _Batch:
         rows = min(self._step, self._B - start)
         staged = [slot.pinned + offset for offset in self._offsets]
         if self._in_place:
-            enqueue(staged[:n], staged[n:], rows, slot.stream)
+            slot.ticket = enqueue(staged[:n], staged[n:], rows, slot.stream)
             return
         pointers = [slot.on_gpu + offset for offset in self._offsets]
         copies = []  # (on the GPU, on the host, bytes)
@@ -275,13 +276,13 @@ class _Batch:
         driver = self._gpu.driver
         for on_gpu, on_host, nbytes in copies[:n]:
             call(driver.cuMemcpyHtoDAsync, on_gpu, on_host, nbytes, slot.stream, doing="copying to the GPU")
-        enqueue(pointers[:n], pointers[n:], rows, slot.stream)
+        slot.ticket = enqueue(pointers[:n], pointers[n:], rows, slot.stream)
         for on_gpu, on_host, nbytes in copies[n:]:
             call(driver.cuMemcpyDtoHAsync, on_host, on_gpu, nbytes, slot.stream, doing="copying from the GPU")
 
     def drain(self, number: int, slot: _Slot) -> None:
         """Wait for the GPU and start to copy a chunk's outputs from the slot."""
-        self._gpu.synchronise(slot.stream)
+        slot.wait(number * self._step)
         for i, begin, end in self._pieces_out:
             rows = self._rows(i, number, begin, end)
             slot.start_copy(rows, slot.bytes_at(self._offsets[i] + begin, len(rows)))

@@ -1,0 +1,30 @@
+"""What a plan does with B rows, a line a step: for a profiler to hold against what it measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onchip.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class StepInfo:
+    """A group of layers that one kernel takes, and its work on B rows."""
+
+    label: str  # the kernel with what it is made for, as the plan prints it
+    layers: tuple[str, ...]
+    nbytes: int  # moved: rows, and the weights once
+    flop: int
+    floor_us: float
+    estimate_us: float
+
+
+def steps_of(plan: Plan, B: int) -> tuple[StepInfo, ...]:
+    """The steps in the order in which they run."""
+    infos = []
+    for claim in (group.claim for group in plan.groups):
+        price, given = claim.price, (plan.device, plan.job.precision, B)
+        nbytes, flop = price.row_bytes * B + price.fixed_bytes, price.row_flop * B
+        times = price.floor_us(*given), price.estimate_us(*given)
+        infos.append(StepInfo(claim.label, claim.nodes, nbytes, flop, *times))
+    return tuple(infos)

@@ -1,0 +1,215 @@
+"""Kernels and graphs that are loaded on a GPU, and launches of them with everything written down once."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import operator
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from onchip.kernels.cuda.program import TENSOR_MAP_DTYPES, LaunchConfig, TensorMap
+from onchip.runtime.cuda.driver import call, fail
+from onchip.spec.types import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from onchip.runtime.cuda.gpu import Buffer, Gpu
+
+_CONTEXT_CODES = (201, 400, 709)  # invalid context, invalid handle, context destroyed: another context is current
+# CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION
+_COOPERATIVE, _CLUSTER, _OVERLAPS = 2, 4, 6
+_PORTABLE_CLUSTER = 8  # blocks: what every chip with clusters takes; more must be allowed
+_TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGN = 128, 64
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_*
+_MOST_STREAMS = 256  # whose handles are kept ready for the driver
+
+
+class Function:
+    """A kernel that is compiled for a GPU and loaded there."""
+
+    def __init__(self, driver: Any, name: str, handle: Any, registers: int, spill_bytes: int) -> None:
+        self._driver, self.name, self.handle = driver, name, handle
+        self.registers, self.spill_bytes = registers, spill_bytes  # a thread, as the compiler tells them
+        shared = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+        self.static_shared_bytes = int(call(driver.cuFuncGetAttribute, shared, handle))
+        self._shared_limit, self._allowing = 0, threading.Lock()
+
+    def allow_shared(self, shared_bytes: int) -> None:
+        """Let it be launched with this much dynamic shared memory; the largest ever asked for counts."""
+        driver = self._driver
+        with self._allowing:
+            if shared_bytes > self._shared_limit:
+                limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                call(driver.cuFuncSetAttribute, self.handle, limit, shared_bytes, doing=f"loading {self.name}")
+                self._shared_limit = shared_bytes
+
+    def allow_cluster(self, blocks: int) -> None:
+        """Let it be launched with clusters of this size, which may be larger than every chip takes."""
+        if blocks > _PORTABLE_CLUSTER:
+            wide = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            call(self._driver.cuFuncSetAttribute, self.handle, wide, 1, doing=f"loading {self.name}")
+
+    def blocks_per_unit(self, threads: int, shared_bytes: int) -> int:
+        """Blocks of this size that a multiprocessor holds at a time."""
+        ask = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
+        return int(call(ask, self.handle, threads, shared_bytes))
+
+
+class Graph:
+    """Work that was captured, launched again as a whole. Keep the memory it uses, but what it is told to keep."""
+
+    def __init__(self, gpu: Gpu, graph: Any, keeps: Buffer | None) -> None:
+        self._gpu, self._keeps = gpu, keeps
+        self._recorded = graph  # its nodes are the names by which those of the executable one are updated
+        try:
+            self._handle = call(gpu.driver.cuGraphInstantiate, graph, 0)
+        except BaseException:
+            gpu.driver.cuGraphDestroy(graph)
+            raise
+        # What cuGraphLaunch takes, as ctypes has it ready: a launch costs one call of the driver, and no conversion.
+        self._launch, self._streams, self._given = gpu.launch_graph, gpu.streams, _ready(int(self._handle))
+
+    def launch(self, stream: int | None = None) -> None:
+        """Put it on a stream. Stream 0 is the current context's: enter the GPU's own where another may be current."""
+        on = self._streams[self._gpu.stream if stream is None else stream]
+        if code := self._launch(self._given, on):
+            _retry(self._gpu, code, self._launch, (self._given, on), "launching a graph")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle") and not sys.is_finalizing():
+            with self._gpu.relaxed():
+                self._gpu.driver.cuGraphDestroy(self._recorded)
+                self._gpu.driver.cuGraphExecDestroy(self._handle)
+
+    def update_of(self, node: Any, of: Call) -> Callable[[], None]:
+        """What gives a kernel of this graph the arguments that its launch has by then, from the next launch on.
+
+        node  as `Gpu.captured_node` told it behind that launch
+        """
+        params = of.node_params
+        given = (_ready(int(self._handle)), _ready(int(node)), ctypes.byref(params))
+
+        def update(set_params: Callable[..., int] = self._gpu.set_kernel_node) -> None:
+            if code := set_params(*given):
+                _retry(self._gpu, code, set_params, given, f"updating {of.name} in a graph")
+
+        return update
+
+
+def _ready(handle: int) -> Any:
+    """A handle as ctypes hands it on: a plain int would be converted in every call."""
+    return ctypes.c_void_p.from_param(handle)
+
+
+class Streams(dict[int, Any]):
+    """A stream -> its handle, ready for the driver."""
+
+    def __missing__(self, stream: int) -> Any:
+        if len(self) >= _MOST_STREAMS:
+            self.clear()
+        made = self[stream] = _ready(stream)
+        return made
+
+
+def _retry(gpu: Gpu, code: int, launch: Callable[..., int], given: Sequence[Any], doing: str) -> None:
+    """Once more in our own context: the thread is new, or another GPU's context is current in it."""
+    if code in _CONTEXT_CODES:
+        with gpu:
+            code = launch(*given)
+    if code:
+        fail(code, doing)
+
+
+class _Attribute(ctypes.Structure):  # CUlaunchAttribute, its 64-byte value seen as ints
+    _fields_ = (("id", ctypes.c_uint), ("unused", ctypes.c_uint), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):  # CUlaunchConfig
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_uint64), ("attributes", ctypes.c_void_p), ("attribute_count", ctypes.c_uint),
+    )  # fmt: skip
+
+
+class _NodeParams(ctypes.Structure):  # CUDA_KERNEL_NODE_PARAMS_v2
+    _fields_ = (
+        ("function", ctypes.c_void_p), ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint), ("arguments", ctypes.c_void_p), ("extra", ctypes.c_void_p),
+        ("kernel", ctypes.c_void_p), ("context", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class TensorMapArgument:
+    """A tensor map for a launch. Like that of other pointers, its `value` may be set: it is then encoded anew."""
+
+    def __init__(self, gpu: Gpu, told: TensorMap) -> None:
+        rank, number_bytes = len(told.shape), DTYPE_BYTES[told.dtype]
+        kind = getattr(gpu.driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{TENSOR_MAP_DTYPES[told.dtype]}")
+        self._room = ctypes.create_string_buffer(_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGN)
+        begin = ctypes.addressof(self._room)
+        self.address = -(-begin // _TENSOR_MAP_ALIGN) * _TENSOR_MAP_ALIGN
+        strides = list(itertools.accumulate(told.shape, operator.mul, initial=number_bytes))[1:-1]
+        self._encode = gpu.encode_tensor_map
+        self._sizes = (
+            (ctypes.c_uint64 * rank)(*told.shape), (ctypes.c_uint64 * max(1, rank - 1))(*strides),
+            (ctypes.c_uint32 * rank)(*told.box), (ctypes.c_uint32 * rank)(*[1] * rank),
+            0, _SWIZZLES[told.swizzle_bytes], 0, 0,  # not interleaved, nothing fetched ahead, zeros outside
+        )  # fmt: skip
+        self._kind, self._told, self._pointer = (int(kind), rank), told, 0
+
+    @property
+    def value(self) -> int:
+        return self._pointer
+
+    @value.setter
+    def value(self, pointer: int) -> None:
+        if pointer == self._pointer:
+            return
+        if code := self._encode(ctypes.c_void_p(self.address), *self._kind, ctypes.c_void_p(pointer), *self._sizes):
+            fail(code, f"describing {self._told}")
+        self._pointer = pointer
+
+
+class Call:
+    """A launch with everything written down: to launch it again costs one call of the driver, and no conversion.
+
+    `arguments` are ctypes values and TensorMapArguments; set `.value` of one to change it. Not for two threads at a
+    time.
+    """
+
+    def __init__(self, gpu: Gpu, function: Function, config: LaunchConfig, arguments: Sequence[Any]) -> None:
+        self.arguments = [ctypes.c_uint64(a) if isinstance(a, int) else a for a in arguments]
+        self.name = function.name
+        self._gpu = gpu
+        # The driver wants an array of addresses, one for each argument.
+        self._addresses = (ctypes.c_void_p * len(self.arguments))(*map(_address_of, self.arguments))
+        self.config = _Config(config.grid, config.block, config.shared_bytes)
+        wanted = [_Attribute(_OVERLAPS, 0, (1,))] if config.overlaps else []
+        wanted += [_Attribute(_CLUSTER, 0, (config.cluster, 1, 1))] if config.cluster > 1 else []
+        wanted += [_Attribute(_COOPERATIVE, 0, (1,))] if config.cooperative else []
+        if wanted:
+            self._attributes = (_Attribute * len(wanted))(*wanted)
+            self.config.attributes, self.config.attribute_count = ctypes.addressof(self._attributes), len(wanted)
+        self._function = int(function.handle)
+        self._launch = gpu.launch_kernel
+        self._given = (
+            ctypes.byref(self.config), _ready(self._function), ctypes.byref(self._addresses), None,
+        )  # fmt: skip
+
+    def launch(self, stream: int) -> None:
+        self.config.stream = stream
+        if code := self._launch(*self._given):
+            _retry(self._gpu, code, self._launch, self._given, f"launching {self.name}")
+
+    @property
+    def node_params(self) -> _NodeParams:
+        """The launch as a graph's node takes it; the arguments are those of this launch, and stay its own."""
+        config = self.config
+        addresses = ctypes.addressof(self._addresses)
+        return _NodeParams(self._function, config.grid, config.block, config.shared_bytes, addresses)
+
+
+def _address_of(argument: Any) -> int:
+    return argument.address if isinstance(argument, TensorMapArgument) else ctypes.addressof(argument)

@@ -1,0 +1,122 @@
+"""What kernels find wrong while the host goes on: words in page-locked memory that they write, and who reads them.
+
+The memory is mapped, so a call costs nothing: kernels write only what is wrong, and the host reads its own memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.kernels.cuda.program import StatusWord
+from onchip.runtime.cuda.gpu import Gpu
+from onchip.runtime.cuda.pinned import PinnedBuffer
+from onchip.spec.recipe import Array
+from onchip.spec.tokens import bad_id
+
+STATUS_BYTES = 32  # of a StatusWord: three words of status.cuh and one that nobody uses
+_PAGE_BYTES = 4096
+_WORDS, _ID_BITS = 3, 24  # each word: the place, and below it these bits of the id
+_CLEAR = 0xFF  # of every byte
+
+
+class StatusWords:
+    """The words of a plan, once for each stream and first row that its launches are told to work for."""
+
+    def __init__(self, gpu: Gpu, words: Sequence[StatusWord]) -> None:
+        self._gpu, self._words = gpu, tuple(words)
+        self._pages: list[PinnedBuffer] = []
+        self._clear = b""  # what a page holds while nothing is wrong
+        self._places: dict[tuple[int, int], Array] = {}  # (words of the plan, 4)
+        self._lock = threading.Lock()
+
+    def pointer(self, stream: int, first_row: int = 0) -> int:
+        """Where launches on a stream write, whose row 0 is the caller's `first_row`."""
+        place = self._places.get((stream, first_row))
+        if place is None:
+            with self._lock:
+                place = self._add(stream, first_row)
+        return int(place.ctypes.data)
+
+    def _add(self, stream: int, first_row: int) -> Array:
+        nbytes = STATUS_BYTES * len(self._words)
+        page_bytes = max(_PAGE_BYTES, nbytes)
+        in_page = len(self._places) % (page_bytes // nbytes)
+        if not in_page:
+            page = PinnedBuffer(self._gpu, page_bytes)
+            page.bytes[...] = _CLEAR
+            self._clear = bytes(page.bytes)
+            self._pages.append(page)
+        words = self._pages[-1].bytes[in_page * nbytes : (in_page + 1) * nbytes].view(np.uint64)
+        return self._places.setdefault((stream, first_row), words.reshape(-1, 4))
+
+    def clear(self, stream: int) -> None:
+        """Forget what was found on a stream that is idle."""
+        for (on, _), place in list(self._places.items()):
+            if on == stream:
+                place.view(np.uint8)[...] = _CLEAR
+
+    def raise_found(self, stream: int) -> None:
+        """InputError if any kernel of an earlier call found something; this call's stream is waited for then."""
+        for page in self._pages:
+            if ctypes.string_at(page.pointer, len(self._clear)) != self._clear:
+                break
+        else:
+            return
+        if not self._gpu.is_capturing(stream):
+            self._gpu.synchronise(stream)  # the first bad id of all, and not the first that was met
+        for place in list(self._places):
+            self.check(*place)
+
+    def check(self, stream: int, first_row: int = 0, offset: int = 0) -> None:
+        """InputError for what was found in one place.
+
+        offset  what the caller's row 0 is called in the message
+        """
+        place = self._places[stream, first_row]
+        with self._lock:
+            for told, words in zip(self._words, place[:, :_WORDS].tolist(), strict=True):
+                at = {word >> _ID_BITS for word in words}
+                if len(at) == 1 and words[0] != (1 << 64) - 1:  # else a kernel is at it: the next call tells
+                    place.view(np.uint8)[...] = _CLEAR
+                    raise _error(told, at.pop(), words, offset + first_row)
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            with self._gpu, self._gpu.relaxed():  # errors are not told: the first one was
+                self._gpu.driver.cuCtxSynchronize()  # nobody writes to what is given back now
+
+
+def _error(told: StatusWord, place: int, words: Sequence[int], first_row: int) -> InputError:
+    size = math.prod(told.row_shape)
+    part = (1 << _ID_BITS) - 1
+    bits = sum((word & part) << (_ID_BITS * i) for i, word in enumerate(words)) & ((1 << 64) - 1)
+    found = bits - (1 << 64) if bits >> 63 else bits
+    position: tuple[Any, ...] = np.unravel_index(place % size, told.row_shape) if told.row_shape else ()
+    return bad_id(first_row + place // size, [int(i) for i in position], found, told.limit, told.ids)
+
+
+class Ticket:
+    """Work that was put on a stream: `wait` returns when it is done, and raises what its kernels found."""
+
+    __slots__ = ("_first_rows", "_gpu", "_stream", "_words")
+
+    def __init__(self, gpu: Gpu, stream: int, words: StatusWords | None, first_rows: Sequence[int]) -> None:
+        self._gpu, self._stream, self._words, self._first_rows = gpu, stream, words, first_rows
+
+    def wait(self) -> None:
+        self._gpu.synchronise(self._stream)
+        self.check()
+
+    def check(self, offset: int = 0) -> None:
+        """InputError for what was found. The work is done; `offset` is what its row 0 is called in the message."""
+        if self._words is not None:
+            for first_row in self._first_rows:
+                self._words.check(self._stream, first_row, offset)

@@ -1,0 +1,32 @@
+"""The steps of a plan, as a profiler is told them: on every device, for any number of rows."""
+
+import numpy as np
+import pytest
+
+from fake_cuda import FakeDriver, fake_gpu
+from gpu_networks import two_groups
+from onchip.kernels.cuda import KERNELS
+from onchip.plan.device import H200
+from onchip.plan.planner import make_plan
+from onchip.runtime.cuda.backend import CudaBackend
+from onchip.runtime.engine import compile
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def bound(request, monkeypatch):
+    if request.param == "cpu":
+        return compile(two_groups(), "cpu")._bound
+    fake_gpu(monkeypatch, FakeDriver())
+    return CudaBackend(0).bind(make_plan(two_groups(), H200, KERNELS))
+
+
+@pytest.mark.parametrize("B", [1, 7, 1000])
+def test_steps_are_the_plans_groups_with_their_work(bound, B):
+    steps = bound.steps(B)
+    assert [step.label for step in steps] == [group.claim.label for group in bound.plan.groups]
+    assert [name for step in steps for name in step.layers] == ["a", "b"]
+    assert [step.flop for step in steps] == [2 * 6 * 9 * B, 2 * 9 * 4 * B]
+    assert steps[0].nbytes == 4 * (6 + 9) * B + 4 * 6 * 9
+    assert np.isclose(sum(step.floor_us for step in steps), bound.plan.floor_at(B))
+    for step in steps:
+        assert 0 <= step.floor_us <= step.estimate_us

@@ -69,10 +69,28 @@ class Plan:
         return found
 
     @functools.cached_property
+    def lies_in(self) -> Mapping[str, str]:
+        """Of every array that groups read and write: the one in whose memory it lies, which for most is itself.
+
+        A view lies in what it is a view of. One that is an output of the network has that lie in it, unless that is an
+        input or an output itself: then it lies in memory of its own, and has to be copied there.
+        """
+        ends = {*self.network.inputs, *self.network.outputs}
+        home = {name: name for group in self.groups for name in (*group.inputs, *group.outputs)}
+        for group in self.groups:
+            if group.claim.is_view:
+                (seen,), (view,) = group.inputs, group.outputs
+                if view not in ends:
+                    home[view] = home[seen]
+                elif home[seen] not in ends:
+                    home |= dict.fromkeys([name for name, at in home.items() if at == home[seen]], view)
+        return home
+
+    @functools.cached_property
     def between(self) -> tuple[str, ...]:
-        """The arrays that one group writes and another one reads, but the network's outputs."""
+        """The arrays with memory of their own that one group writes and another one reads."""
         made = dict.fromkeys(name for group in self.groups for name in group.outputs)
-        return tuple(name for name in made if name not in self.network.outputs)
+        return tuple(name for name in made if name not in self.network.outputs and self.lies_in[name] == name)
 
     @property
     def rewrite_flop(self) -> int:

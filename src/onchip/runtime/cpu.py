@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,8 +135,9 @@ class Step:
     launch: Launch
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    between: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]  # those of its outputs that are not the network's
-    done: tuple[str, ...]  # values nobody reads after this step
+    new: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]  # arrays that begin with it: those of its outputs
+    seen: tuple[tuple[str, str, tuple[int, ...]], ...]  # its arrays that lie in others: name, where, row shape
+    done: tuple[str, ...]  # arrays nobody reads after this step
 
 
 class CpuBackend:
@@ -161,22 +162,31 @@ class CpuBound:
         self.plan, self.threads = plan, threads
         kernels = {kernel.name: kernel for kernel in INFERENCE}
         made: Made = {}
-        last = {name: i for i, group in enumerate(plan.groups) for name in (*group.inputs, *group.outputs)}
+        home, between = plan.lies_in, set(plan.between)
+        last = {home[name]: i for i, group in enumerate(plan.groups) for name in (*group.inputs, *group.outputs)}
         self._steps: list[Step] = []
         for i, group in enumerate(() if plan.job.is_training else plan.groups):
             weights = {name: bake(recipe, plan, made) for name, recipe in group.claim.recipes.items()}
             used = (*group.inputs, *group.outputs)
-            done = tuple(name for name in used if last[name] == i and name not in plan.network.outputs)
-            types = {v: plan.types[v] for v in group.outputs if v not in plan.network.outputs}
-            between = tuple((v, given.row_shape, numpy_dtype(given.dtype)) for v, given in types.items())
-            launch = kernels[group.claim.kernel].bind(group.claim, weights)
-            self._steps.append(Step(launch, tuple(group.inputs), tuple(group.outputs), between, done))
+            done = tuple({home[name] for name in used if last[home[name]] == i} & between)
+            types = {name: plan.types[name] for name in group.outputs if name in between}
+            new = tuple((name, given.row_shape, numpy_dtype(given.dtype)) for name, given in types.items())
+            seen = tuple((name, home[name], plan.types[name].row_shape) for name in used if home[name] != name)
+            if not group.claim.is_view:
+                launch = kernels[group.claim.kernel].bind(group.claim, weights)
+            elif home[group.inputs[0]] == home[group.outputs[0]]:
+                continue
+            else:
+                launch = _copy
+            self._steps.append(Step(launch, tuple(group.inputs), tuple(group.outputs), new, seen, done))
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         values = {**inputs, **outputs}
         for step in self._steps:
-            for name, row_shape, dtype in step.between:
+            for name, row_shape, dtype in step.new:
                 values[name] = np.empty((B, *row_shape), dtype)
+            for name, where, row_shape in step.seen:
+                values[name] = values[where].reshape(B, *row_shape)
             step.launch([values[name] for name in step.inputs], [values[name] for name in step.outputs], self.threads)
             for name in step.done:
                 del values[name]
@@ -197,6 +207,11 @@ class CpuBound:
         weights = {name: bake(recipe, self.plan, {}) for name, recipe in group.claim.recipes.items()}
         kernel = next(k for k in TRAINING if k.name == group.claim.kernel)
         return kernel.trainer(group.claim, self.plan.job, weights, x, y, None if alone else self.threads)
+
+
+def _copy(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+    """A view of an input or an output that is an output itself."""
+    outputs[0].reshape(-1)[...] = inputs[0].reshape(-1)
 
 
 def bake(recipe: Recipe, plan: Plan, made: Made) -> Array:

@@ -12,6 +12,7 @@ from onchip.kernels.cpu.plain import Plain
 from onchip.kernels.cpu.rowwise import Rowwise
 from onchip.kernels.cpu.scan import ScanAlone
 from onchip.kernels.cpu.token_max import TokenMax
+from onchip.kernels.view import View
 from onchip.plan.kernel import Claim, Job, Kernel
 from onchip.spec.recipe import Array
 
@@ -34,4 +35,4 @@ class TrainingKernel(Kernel, Protocol):
 
 INFERENCE: tuple[InferenceKernel, ...] = (MlpFused(), ConvFused(), TokenMax(), Rowwise(), ScanAlone(), Plain())
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)
-KERNELS: tuple[Kernel, ...] = (*TRAINING, *INFERENCE)
+KERNELS: tuple[Kernel, ...] = (*TRAINING, View("cpu"), *INFERENCE)

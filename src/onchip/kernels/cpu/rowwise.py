@@ -1,4 +1,4 @@
-"""rowwise: layers without a product, one at a time: activations, softmax over any axis, reshapes."""
+"""rowwise: layers without a product, one at a time: activations, softmax over any axis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onchip.kernels.cpu.activation import (
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, use_threads
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.layers import Elementwise, Layer, LogSoftmax, Reshape, Softmax
+from onchip.spec.layers import Elementwise, Layer, LogSoftmax, Softmax
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 
@@ -46,10 +46,10 @@ class Rowwise:
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        if job.is_training or not isinstance(node.layer, (*ACTIVATIONS, Softmax, LogSoftmax, Reshape)):
+        if job.is_training or not isinstance(node.layer, (*ACTIVATIONS, Softmax, LogSoftmax)):
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
-        if x.dtype != "float32" and not isinstance(node.layer, Reshape):
+        if x.dtype != "float32":
             yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
             return
         price = Price(net.row_flop(node), x.row_bytes + y.row_bytes)
@@ -72,10 +72,10 @@ class Rowwise:
                     _run_rows(moved.reshape(-1), moved.size // width, width, IDENTITY, NORMALISERS[layer.kind])
                 y[...] = np.moveaxis(moved, -1, layer.axis)
                 return
+            assert isinstance(layer, Elementwise)
             y.reshape(-1)[...] = x.reshape(-1)
-            if isinstance(layer, Elementwise):
-                with LAUNCH:
-                    use_threads(threads)
-                    _run_rows(y.reshape(-1), len(y), y.size // len(y), code_of(layer), NO_NORMALISER)
+            with LAUNCH:
+                use_threads(threads)
+                _run_rows(y.reshape(-1), len(y), y.size // len(y), code_of(layer), NO_NORMALISER)
 
         return run

@@ -9,9 +9,10 @@ from onchip.kernels.cuda.pool import PoolAlone
 from onchip.kernels.cuda.product import ProductAlone
 from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.kernels.cuda.scan import ScanAlone
+from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
-    MlpTensor(), MlpFused(), ProductAlone(), CastAlone(), PermuteAlone(), ConcatAlone(), PoolAlone(), ReduceAlone(),
-    ScanAlone(),
+    View("cuda"), MlpTensor(), MlpFused(), ProductAlone(), CastAlone(), PermuteAlone(), ConcatAlone(), PoolAlone(),
+    ReduceAlone(), ScanAlone(),
 )  # fmt: skip

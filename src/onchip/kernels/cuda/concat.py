@@ -62,6 +62,18 @@ class ConcatLowering:
         return Steps(tuple(launches))
 
 
+@dataclass(frozen=True)
+class CopyLowering:
+    """The same bytes elsewhere: what a view needs that must lie in memory of its own."""
+
+    row_bytes: int
+    units: int
+
+    def at(self, B: int) -> Steps:
+        nbytes = B * self.row_bytes
+        return Steps((copy_rows(1, nbytes, nbytes, 0, self.units, Input(0), Output(0)),) if nbytes else ())
+
+
 class ConcatAlone:
     name = "concat"
     device_kind = "cuda"

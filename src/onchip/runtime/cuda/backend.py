@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn, cast
 
 from onchip.errors import DeviceError, PlanError
+from onchip.kernels.cuda.concat import CopyLowering
 from onchip.kernels.cuda.program import Lowering
 from onchip.plan.plan import Plan
 from onchip.runtime.arrays.calls import Run, device_run
@@ -40,10 +41,15 @@ class CudaBackend:
         made: Made = {}
         groups = []
         for group in plan.groups:
+            inputs, outputs = (tuple(plan.lies_in[name] for name in names) for names in (group.inputs, group.outputs))
             lowering = cast(Lowering, group.claim.facts)
+            if group.claim.is_view:
+                if inputs == outputs:
+                    continue
+                lowering = CopyLowering(plan.types[group.outputs[0]].row_bytes, self.device.units)
             recipes = group.claim.recipes.items()
             weights = {name: self.gpu.upload(bake(recipe, plan, made)) for name, recipe in recipes}
-            groups.append(BoundGroup(group.claim.label, lowering, group.inputs, weights, group.outputs))
+            groups.append(BoundGroup(group.claim.label, lowering, inputs, weights, outputs))
         bound = CudaBound(self.gpu, plan, groups, debug)
         bound.at(plan.job.batch)  # compiles what the job will launch before it is timed
         return bound

@@ -1,0 +1,51 @@
+"""view: layers that only say how the same numbers are seen. On every device, nothing is launched.
+
+A Reshape, an Identity; and a Permute that moves channels to the end or back, where the plan keeps the value that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onchip.plan.device import Device
+from onchip.plan.kernel import PRECISIONS, Claim, Job, Price, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, has_channels
+from onchip.spec.layers import Identity, Permute, Reshape
+from onchip.spec.network import Network, Node
+
+_FREE = Price(0, 0, launches=0)
+
+
+class View:
+    name = "view"
+    precisions = PRECISIONS
+
+    def __init__(self, device_kind: str) -> None:
+        self.device_kind = device_kind
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        if job.is_training or not isinstance(node.layer, Reshape | Identity | Permute):
+            return
+        for reads, gives in _ways(net, node):
+            yield Claim(
+                self.name, f"{self.name}<{node.layer.kind}>", (node.name,), _FREE, "the same numbers, seen otherwise",
+                reads=dict.fromkeys(node.inputs, Use(CHANNELS_LAST)) if reads else {},
+                gives={node.name: CHANNELS_LAST} if gives else {}, is_view=True,
+            )  # fmt: skip
+
+
+def _ways(net: Network, node: Node) -> Iterator[tuple[bool, bool]]:
+    """In which layouts of x and y they are the same memory; True for channels last."""
+    x, y = net.types[node.inputs[0]], net.types[node.name]
+    turns = has_channels(x), has_channels(y) and bool(net.readers(node.name))
+    if isinstance(node.layer, Permute):
+        rank = len(x.shape)
+        if turns[0] and node.layer.axes == (0, *range(2, rank), 1):
+            yield True, False
+        if turns[1] and node.layer.axes == (0, rank - 1, *range(1, rank - 1)):
+            yield False, True
+        return
+    yield False, False
+    if all(turns) and x.row_shape[0] == y.row_shape[0]:  # pixels in other lines, channels as they were
+        yield True, True

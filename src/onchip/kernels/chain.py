@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.plan.kernel import Price
 from onchip.spec.layers import (
     Cast,
@@ -15,15 +16,10 @@ from onchip.spec.layers import (
     Linear,
     LogSoftmax,
     Permute,
-    ReLU,
     Reshape,
-    Sigmoid,
     Softmax,
-    Tanh,
 )
 from onchip.spec.network import Network, Node
-
-ACTIVATIONS: tuple[type[Elementwise], ...] = (ReLU, Sigmoid, Tanh)  # what every fused kernel knows
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
 // goes on next is drawn anew every round, so threads that should have waited and do not read what is not there yet.
 // Blocks run one after the other, which is why shared memory can be static, and why whoever waits for a later block
 // fails. So does a barrier that not all threads reach, and 16 bytes that do not lie at a multiple of 16.
+#include <cmath>
 #include <csetjmp>
 #include <cstdlib>
 #include <cstring>
@@ -17,13 +18,20 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
+#define __grid_constant__
 
 struct Index {
     unsigned x;
 };
 static Index threadIdx, blockIdx, gridDim;
+struct uint2 {
+    unsigned x, y;
+};
 struct uint4 {
     unsigned x, y, z, w;
+};
+struct float4 {
+    float x, y, z, w;
 };
 
 namespace emulated {
@@ -56,7 +64,7 @@ static ucontext_t fresh, caller;
 static const char* failure;
 static unsigned long long random_state;
 static int threads, running, moves;
-static const unsigned long long* given;  // the kernel's arguments, 8 bytes each
+static const void* const* given;  // where the kernel's arguments lie
 static void (*body)();
 
 static void pause() {
@@ -146,7 +154,7 @@ static void run_block(char* stacks) {
 
 template <class T> T argument(int i) {
     T value;
-    memcpy(&value, given + i, sizeof value);
+    memcpy(&value, given[i], sizeof value);
     return value;
 }
 
@@ -154,7 +162,7 @@ template <auto kernel, class... P, size_t... I> void call(std::index_sequence<I.
 
 // What is wrong; nullptr: nothing.
 template <auto kernel, class... P>
-const char* launch(void (*)(P...), unsigned blocks, int block_threads, const unsigned long long* arguments) {
+const char* launch(void (*)(P...), unsigned blocks, int block_threads, const void* const* arguments) {
     threads = block_threads;
     given = arguments;
     failure = nullptr;
@@ -167,13 +175,16 @@ const char* launch(void (*)(P...), unsigned blocks, int block_threads, const uns
     return failure;
 }
 
-template <class... P> constexpr int count_parameters(void (*)(P...)) { return sizeof...(P); }
+template <class... P> int list_sizes(void (*)(P...), int* sizes) {
+    ((*sizes++ = sizeof(P)), ...);
+    return sizeof...(P);
+}
 
 }  // namespace emulated
 
 #define export_kernel(...)                                                                               \
-    extern "C" int parameter_count() { return emulated::count_parameters(__VA_ARGS__); }                 \
-    extern "C" const char* run(unsigned blocks, int threads, const unsigned long long* arguments) {      \
+    extern "C" int parameter_sizes(int* sizes) { return emulated::list_sizes(__VA_ARGS__, sizes); }      \
+    extern "C" const char* run(unsigned blocks, int threads, const void* const* arguments) {             \
         return emulated::launch<__VA_ARGS__>(__VA_ARGS__, blocks, threads, arguments);                   \
     }
 
@@ -209,6 +220,9 @@ static unsigned __float_as_uint(float v) { return same_bits<unsigned>(v); }
 static float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
 static float __int_as_float(int bits) { return same_bits<float>(bits); }
 static double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
+static unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned long long>(a) * b >> 32; }
+static float __fdividef(float a, float b) { return a / b; }
+#define __expf(v) expf(v)  // glibc has a function of that name
 static int __ffs(unsigned bits) { return __builtin_ffs(bits); }
 static unsigned atomicAdd(unsigned* at, unsigned by) { return (*at += by) - by; }
 template <class T> T min(T a, T b) { return b < a ? b : a; }
@@ -253,3 +267,32 @@ static void ptx_wait_for_copies() {
         memcpy(copy.to, copy.from, 16);
     }
 }
+
+// Two numbers in a word, the second in the lower half, as PTX has them.
+static unsigned half_bits(float v) {
+    const unsigned sign = std::signbit(v) << 15;
+    const float size = fabsf(v);
+    if (size != size) return 0x7FFF;
+    if (size == 0.0f) return sign;
+    if (size >= 65520.0f) return sign | 0x7C00;
+    int exponent;  // of the last of 11 digits, or of the smallest number
+    frexpf(size, &exponent);
+    exponent = (exponent < -13 ? -13 : exponent) - 11;
+    const float digits = nearbyintf(ldexpf(size, -exponent));  // to the nearest, of two the even one
+    return sign | static_cast<unsigned>((exponent + 24) * 1024 + digits);  // its first digit, if 1, counts above
+}
+static void ptx_widen_f16(float& wide, unsigned short bits) {
+    const int exponent = bits >> 10 & 31, digits = bits & 1023;
+    const float size = exponent == 31 ? (digits ? NAN : INFINITY)
+                                      : ldexpf(exponent ? 1024 + digits : digits, (exponent ? exponent : 1) - 25);
+    wide = bits >> 15 ? -size : size;
+}
+static void ptx_pack_f16(unsigned& word, float upper, float lower) { word = half_bits(upper) << 16 | half_bits(lower); }
+static unsigned bfloat_bits(float v) {
+    const unsigned bits = same_bits<unsigned>(v);
+    return v != v ? 0x7FFF : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;  // to the nearest, of two the even one
+}
+static void ptx_pack_bf16(unsigned& word, float upper, float lower) {
+    word = bfloat_bits(upper) << 16 | bfloat_bits(lower);
+}
+template <class... Operands> void ptx_unknown(Operands&&...) { emulated::fail("PTX that has no twin on the host"); }

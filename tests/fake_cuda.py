@@ -42,7 +42,7 @@ class Launched:
     shared_bytes: int
     stream: int
     overlaps: bool
-    words: tuple[int, ...]  # the first 8 bytes of each argument
+    words: tuple[Any, ...]  # the first 8 bytes of each argument, or all bytes of one that is larger
 
 
 class _Contexts(threading.local):
@@ -230,7 +230,7 @@ class FakeDriver:
             identity, _, value = (ctypes.c_uint * 3).from_address(attributes)
             overlaps = (identity, value) == (6, 1)
         at = (ctypes.c_uint64 * self._argument_count(kernel)).from_address(addresses)
-        words = tuple(ctypes.c_uint64.from_address(address).value for address in at)
+        words = tuple(self.argument(kernel, number, address) for number, address in enumerate(at))
         launched = Launched(kernel, tuple(sizes[:3]), tuple(sizes[3:6]), sizes[6], stream, overlaps, words)
         self.launches.append(launched)
         if stream in self._captures:
@@ -238,6 +238,9 @@ class FakeDriver:
         else:
             self.put(stream, lambda: self.run(launched))
         return 0
+
+    def argument(self, kernel: str, number: int, address: int) -> Any:
+        return ctypes.c_uint64.from_address(address).value
 
     # -- graphs ----------------------------------------------------------------------------------------------
 

@@ -82,7 +82,18 @@ class UInt32:
     value: int
 
 
-Argument = Input | Output | Weight | Scratch | Int64 | UInt32
+Pointer = Input | Output | Weight | Scratch
+
+
+@dataclass(frozen=True)
+class Struct:
+    """A parameter that is passed by value: its pointers, then its other bytes. A launch has room for 4 KB."""
+
+    pointers: tuple[Pointer | Int64, ...]  # Int64(0): none there
+    data: bytes
+
+
+Argument = Pointer | Int64 | UInt32 | Struct
 
 
 @dataclass(frozen=True)

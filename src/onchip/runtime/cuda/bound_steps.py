@@ -6,7 +6,18 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from onchip.kernels.cuda.program import Input, Int64, KernelLaunch, Output, Scratch, Steps, UInt32, Weight
+from onchip.kernels.cuda.program import (
+    Input,
+    Int64,
+    KernelLaunch,
+    Output,
+    Pointer,
+    Scratch,
+    Steps,
+    Struct,
+    UInt32,
+    Weight,
+)
 from onchip.runtime.cuda.gpu import Buffer, Call, Function, Gpu
 
 
@@ -33,19 +44,30 @@ class BoundSteps:
         arguments: list[Any] = []
         for argument in launch.arguments:
             match argument:
-                case Weight(name):
-                    arguments.append(ctypes.c_uint64(self._weights[name].pointer))
-                case Int64(value):
-                    arguments.append(ctypes.c_int64(value))
                 case UInt32(value):
                     arguments.append(ctypes.c_uint32(value))
-                case Input(number) | Output(number) | Scratch(number):
-                    pointer = ctypes.c_uint64(0)
-                    arguments.append(pointer)
-                    kinds = {Input: self._inputs, Output: self._outputs, Scratch: self._scratches}
-                    kinds[type(argument)].append((pointer, number))
+                case Struct(pointers, data):
+                    whole = ctypes.create_string_buffer(8 * len(pointers) + len(data))
+                    for i, pointer in enumerate(pointers):
+                        self._fill(ctypes.c_uint64.from_buffer(whole, 8 * i), pointer)
+                    ctypes.memmove(ctypes.addressof(whole) + 8 * len(pointers), data, len(data))
+                    arguments.append(whole)
+                case _:
+                    arguments.append(ctypes.c_uint64(0))
+                    self._fill(arguments[-1], argument)
         self.functions.append(function)
         self.calls.append(Call(gpu, function, launch.config, arguments))
+
+    def _fill(self, word: Any, argument: Pointer | Int64) -> None:
+        """What is known of 8 bytes now, or which pointer of a call they will be."""
+        match argument:
+            case Weight(name):
+                word.value = self._weights[name].pointer
+            case Int64(value):
+                word.value = value
+            case Input(number) | Output(number) | Scratch(number):
+                kinds = {Input: self._inputs, Output: self._outputs, Scratch: self._scratches}
+                kinds[type(argument)].append((word, number))
 
     def enqueue(
         self, inputs: Sequence[int], outputs: Sequence[int], scratch: int, stream: int,

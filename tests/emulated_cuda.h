@@ -19,6 +19,7 @@
 #define __noinline__
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
+#define __grid_constant__
 
 struct Index {
     unsigned x;
@@ -64,7 +65,7 @@ static ucontext_t fresh, caller;
 static const char* failure;
 static unsigned long long random_state;
 static int threads, running, moves;
-static const unsigned long long* given;  // the kernel's arguments, 8 bytes each
+static const void* const* given;  // where the kernel's arguments lie
 static void (*body)();
 
 static void pause() {
@@ -154,7 +155,7 @@ static void run_block(char* stacks) {
 
 template <class T> T argument(int i) {
     T value;
-    memcpy(&value, given + i, sizeof value);
+    memcpy(&value, given[i], sizeof value);
     return value;
 }
 
@@ -162,7 +163,7 @@ template <auto kernel, class... P, size_t... I> void call(std::index_sequence<I.
 
 // What is wrong; nullptr: nothing.
 template <auto kernel, class... P>
-const char* launch(void (*)(P...), unsigned blocks, int block_threads, const unsigned long long* arguments) {
+const char* launch(void (*)(P...), unsigned blocks, int block_threads, const void* const* arguments) {
     threads = block_threads;
     given = arguments;
     failure = nullptr;
@@ -175,13 +176,16 @@ const char* launch(void (*)(P...), unsigned blocks, int block_threads, const uns
     return failure;
 }
 
-template <class... P> constexpr int count_parameters(void (*)(P...)) { return sizeof...(P); }
+template <class... P> int list_sizes(void (*)(P...), int* sizes) {
+    ((*sizes++ = sizeof(P)), ...);
+    return sizeof...(P);
+}
 
 }  // namespace emulated
 
 #define export_kernel(...)                                                                               \
-    extern "C" int parameter_count() { return emulated::count_parameters(__VA_ARGS__); }                 \
-    extern "C" const char* run(unsigned blocks, int threads, const unsigned long long* arguments) {      \
+    extern "C" int parameter_sizes(int* sizes) { return emulated::list_sizes(__VA_ARGS__, sizes); }      \
+    extern "C" const char* run(unsigned blocks, int threads, const void* const* arguments) {             \
         return emulated::launch<__VA_ARGS__>(__VA_ARGS__, blocks, threads, arguments);                   \
     }
 
@@ -217,6 +221,7 @@ static unsigned __float_as_uint(float v) { return same_bits<unsigned>(v); }
 static float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
 static float __int_as_float(int bits) { return same_bits<float>(bits); }
 static double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
+static unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned long long>(a) * b >> 32; }
 static float __fdividef(float a, float b) { return a / b; }
 #define __expf expf  // the C library has one of its own
 static int __ffs(unsigned bits) { return __builtin_ffs(bits); }
@@ -289,3 +294,4 @@ static void ptx_pack_bf16(unsigned& word, float upper, float lower) {
 static void ptx_round_tf32(unsigned& rounded, float v) {
     rounded = std::isfinite(v) ? (__float_as_uint(v) + 0x1000) & 0xffffe000 : __float_as_uint(v);
 }
+template <class... Operands> void ptx_unknown(Operands&&...) { emulated::fail("PTX that has no twin on the host"); }

@@ -39,45 +39,50 @@ _TWINS = {
     "cvt.rn.bf16x2.f32": "ptx_pack_bf16",
     "cvt.rna.tf32.f32": "ptx_round_tf32",
 }
-_ASM = re.compile(r'asm(?: volatile)?\("([^"]*)"\s*:([^:]*):([^:]*?)(?::\s*"memory")?\);')
+_ASM = re.compile(r'asm(?: volatile)?\("([^"]*)"\s*:([^:;]*):([^:;]*)(?::\s*"memory")?\);')
+# The memory that a launch asks for: as much as there is on any chip.
+_SHARED = re.compile(r"extern __shared__ (\w+) (\w+)\[\];")
 
 
 def _call_twin(found: re.Match[str]) -> str:
     """asm volatile("mov %0, %1;" : "=l"(a) : "l"(b) : "memory"); becomes twin((a), (b));
 
-    What has no twin stays, and a kernel that runs it does not compile.
+    What has no twin fails when it is run.
     """
     text, *operands = found.groups()
-    twin = next((twin for ptx, twin in _TWINS.items() if ptx in text), None)
-    if twin is None:
-        return found[0]
+    twin = next((twin for ptx, twin in _TWINS.items() if ptx in text), "ptx_unknown")
     given = ", ".join(filter(None, (re.sub(r'"[^"]*"', "", each).strip() for each in operands)))
     return f"{twin}({given});" if twin else ";"
+
+
+def _for_host(source: Path) -> str:
+    text = _ASM.sub(_call_twin, source.read_text())
+    return _SHARED.sub(r"alignas(16) static \1 \2[(228 << 10) / sizeof(\1)];", text)
 
 
 class Kernel:
     """A kernel, compiled for the host."""
 
     def __init__(self, program: Program) -> None:
-        code = _ASM.sub(_call_twin, program.source.read_text())
-        code = f'#include "{HEADER}"\n{code}\nexport_kernel({program.name_expression})\n'
+        code = f'#include "{HEADER}"\n{_for_host(program.source)}\nexport_kernel({program.name_expression})\n'
         with tempfile.TemporaryDirectory() as folder:
             source, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
             source.write_text(code)
             for header in program.source.parent.glob("*.cuh"):
                 twin = HEADER.with_name(f"emulated_{header.name}")  # where every line would be another
-                text = (twin if twin.exists() else header).read_text()
-                Path(folder, header.name).write_text(_ASM.sub(_call_twin, text))
-            made = [*COMPILE, str(source), "-o", str(library)]
+                Path(folder, header.name).write_text(_for_host(twin if twin.exists() else header))
+            made = [*COMPILE, f"-I{folder}", str(source), "-o", str(library)]
             told = subprocess.run(made, capture_output=True, text=True)
             assert told.returncode == 0, told.stderr
             loaded = ctypes.PyDLL(str(library))  # one thread at a time: its fibers are static
-        self.parameter_count = int(loaded.parameter_count())
+        sizes = (ctypes.c_int * 32)()
+        self.parameter_sizes = tuple(sizes[: int(loaded.parameter_sizes(sizes))])
         self._run = loaded.run
         self._run.restype = ctypes.c_char_p
 
-    def run(self, blocks: int, threads: int, words: tuple[int, ...]) -> None:
-        wrong = self._run(blocks, threads, (ctypes.c_uint64 * len(words))(*words))
+    def run(self, blocks: int, threads: int, arguments: tuple[int | bytes, ...]) -> None:
+        held = [ctypes.c_uint64(a) if isinstance(a, int) else ctypes.create_string_buffer(a, len(a)) for a in arguments]
+        wrong = self._run(blocks, threads, (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held)))
         assert wrong is None, wrong.decode()
 
 
@@ -86,9 +91,13 @@ kernel_of = functools.cache(Kernel)  # g++ takes longer than the kernel
 
 class EmulatedDriver(FakeDriver):
     def __init__(self) -> None:
-        super().__init__(lambda name: kernel_of(self.programs[name]).parameter_count)
+        super().__init__(lambda name: len(kernel_of(self.programs[name]).parameter_sizes))
         self.programs: dict[str, Program] = {}  # by name, as they are loaded
         self.run = self._run_kernel
+
+    def argument(self, kernel, number, address):
+        size = kernel_of(self.programs[kernel]).parameter_sizes[number]
+        return ctypes.string_at(address, size) if size > 8 else super().argument(kernel, number, address)
 
     def _run_kernel(self, launched: Launched) -> None:
         # ctypes called us and swallows what is raised here; pytest hears of it, and the test has an error.

@@ -42,7 +42,7 @@ class Launched:
     shared_bytes: int
     stream: int
     overlaps: bool
-    words: tuple[int, ...]  # the first 8 bytes of each argument
+    words: tuple[Any, ...]  # the first 8 bytes of each argument, or all bytes of one that is larger
     cluster: int = 1
     cooperative: bool = False
 
@@ -289,9 +289,12 @@ class FakeDriver:
         self._record_or_put(stream, launched)
         return 0
 
-    def _words(self, kernel: str, addresses: int) -> tuple[int, ...]:
+    def _words(self, kernel: str, addresses: int) -> tuple[Any, ...]:
         at = (ctypes.c_uint64 * self._argument_count(kernel)).from_address(addresses)
-        return tuple(ctypes.c_uint64.from_address(address).value for address in at)
+        return tuple(self.argument(kernel, number, address) for number, address in enumerate(at))
+
+    def argument(self, kernel: str, number: int, address: int) -> Any:
+        return ctypes.c_uint64.from_address(address).value
 
     def _on_encode(self, to, dtype, rank, pointer, shape, strides, box, steps, interleave, swizzle, ahead, fill) -> int:
         """What is recorded: the pointer, and behind it the sizes, rank by rank."""

@@ -9,10 +9,10 @@ import onchip
 from checks import random_mlp, rows
 from onchip.kernels import reference
 from onchip.kernels.cuda import mlp_tensor
-from onchip.kernels.cuda.activation import ACTIVATIONS
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
 from onchip.kernels.cuda.program import LaunchConfig
+from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.planner import make_plan

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from onchip.train.options import OPTIMISERS, SCHEDULES, TrainOptions
+from onchip.train.options import ACTIVATIONS, OPTIMISERS, SCHEDULES, TrainOptions
 
 
 def _training(name: str, text: str, *declarations: str) -> Any:
@@ -42,7 +42,7 @@ TestShare = Annotated[
 ]
 Hidden = Annotated[str | None, Option(metavar="W,W", help="Hidden widths of a new network; else the model's.")]
 Activation = Annotated[
-    str | None, Option(help="ReLU, LeakyReLU, Sigmoid or Tanh between the layers of a new network; else the model's.")
+    str | None, Option(help=f"{', '.join(ACTIVATIONS)}: between the layers of a new network; else the model's.")
 ]
 Output = Annotated[Path | None, Option("--output", "-o", help="The .onnx or .safetensors to write.")]
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.plan.kernel import Claim, Price, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 from onchip.spec.layers import (
@@ -16,15 +17,10 @@ from onchip.spec.layers import (
     Linear,
     LogSoftmax,
     Permute,
-    ReLU,
     Reshape,
-    Sigmoid,
     Softmax,
-    Tanh,
 )
 from onchip.spec.network import Network, Node
-
-ACTIVATIONS: tuple[type[Elementwise], ...] = (ReLU, Sigmoid, Tanh)  # what every fused kernel knows
 
 
 @dataclass(frozen=True)

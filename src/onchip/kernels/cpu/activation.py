@@ -12,24 +12,31 @@ import numpy as np
 from numba import types
 
 from onchip.kernels.cpu.jit import compiled, floats_at, linked, multiply_add
-from onchip.spec.layers import GELU, Elementwise, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
+from onchip.kernels.pointwise import (
+    GELU_ERF,
+    GELU_TANH,
+    IDENTITY,
+    LEAKY,
+    RELU,
+    SIGMOID,
+    SILU,
+    TANH,
+    operation_of,
+)
+from onchip.spec.layers import Elementwise
 
-IDENTITY, RELU, SIGMOID, TANH, LEAKY, SILU, GELU_ERF, GELU_TANH = range(8)
-_KINDS = {ReLU: RELU, Sigmoid: SIGMOID, Tanh: TANH, LeakyReLU: LEAKY, SiLU: SILU, GELU: GELU_ERF}
-ACTIVATIONS: tuple[type[Elementwise], ...] = tuple(_KINDS)
 NO_NORMALISER, SOFTMAX, LOG_SOFTMAX = 0, 1, 2
 NORMALISERS = {"": NO_NORMALISER, "Softmax": SOFTMAX, "LogSoftmax": LOG_SOFTMAX}
 
 
 def code_of(layer: Elementwise | None) -> int:
-    """The number by which the loops below know an activation; the bits of a LeakyReLU's slope stand above its kind."""
+    """The number by which the loops below know an activation; the bits of its parameter stand above that."""
     if layer is None:
         return IDENTITY
-    if isinstance(layer, LeakyReLU):
-        return LEAKY | int(np.float32(layer.slope).view(np.uint32)) << 8
-    if isinstance(layer, GELU) and layer.approximate == "tanh":
-        return GELU_TANH
-    return _KINDS[type(layer)]
+    row = operation_of(layer)
+    assert row is not None
+    assert row.cpu is not None, layer
+    return row.cpu | sum(int(value.view(np.uint32)) << 8 for value in row.told(layer))
 
 
 _f = np.float32

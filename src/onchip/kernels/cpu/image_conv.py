@@ -12,11 +12,11 @@ import numpy as np
 from numba import types
 
 from onchip.kernels.cpu import image_table as t
-from onchip.kernels.cpu.activation import RELU
 from onchip.kernels.cpu.dense import CHUNK, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.dot import ROWS as DOT_ROWS
 from onchip.kernels.cpu.dot import dot_tile
 from onchip.kernels.cpu.jit import compiled, floats_at, ints_at, linked, multiply_add
+from onchip.kernels.pointwise import RELU
 from onchip.spec.recipe import Array
 
 _NO_FLOOR, _ZERO, _ONE = np.float32(-np.inf), np.float32(0), np.float32(1)

@@ -9,10 +9,10 @@ import math
 from collections.abc import Sequence
 
 from onchip.kernels.cpu import image_table as ops
-from onchip.kernels.cpu.activation import ACTIVATIONS
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.image_values import Operation, Rim, Sizes, Store, UnsupportedError, Value, View
 from onchip.kernels.cpu.tile import padded
+from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.spec.layers import Convolution, Embedding, Interleave, Linear, Permute, Reshape
 from onchip.spec.layers.conv import geometry
 from onchip.spec.network import Network, Node
@@ -74,7 +74,7 @@ class Lowering:
         while value != self.source and len(self.readers(value)) == 1:
             before = self.by_name[value]
             if not isinstance(before.layer, Reshape | Permute):  # those only say how the same numbers are seen
-                return isinstance(node.layer, ACTIVATIONS)
+                return isinstance(node.layer, CPU_ACTIVATIONS)
             value = before.inputs[0]
         return False
 

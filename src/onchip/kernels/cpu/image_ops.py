@@ -9,7 +9,7 @@ import numpy as np
 from numba import types
 
 from onchip.kernels.cpu import image_table as t
-from onchip.kernels.cpu.activation import IDENTITY, RELU, normalise
+from onchip.kernels.cpu.activation import normalise
 from onchip.kernels.cpu.dense import dense
 from onchip.kernels.cpu.dot import dense_narrow
 from onchip.kernels.cpu.image_conv import conv_dot, conv_taps, conv_windows, pairs_in, pairs_out
@@ -18,6 +18,7 @@ from onchip.kernels.cpu.image_pool import global_pool, pool
 from onchip.kernels.cpu.image_rows import load, look_up, store, store_pixels
 from onchip.kernels.cpu.jit import address, compiled, ints_at, linked, take_ticket
 from onchip.kernels.cpu.tile import PANEL
+from onchip.kernels.pointwise import IDENTITY, RELU
 from onchip.spec.recipe import Array
 
 _NO_FLOOR, _ZERO = np.float32(-np.inf), np.float32(0)

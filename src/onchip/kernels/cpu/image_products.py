@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 
 from onchip.kernels.cpu import image_table as ops
-from onchip.kernels.cpu.activation import ACTIVATIONS
 from onchip.kernels.cpu.dot import NARROW
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.image_lowering import Lowering, geometry_of, image_sizes, pads_of
 from onchip.kernels.cpu.image_values import Sizes, UnsupportedError, Value, View
 from onchip.kernels.cpu.tile import aligned_zeros, pack, packed_size, padded, padded_bias
+from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.spec.layers import Reshape
 from onchip.spec.layers.conv import geometry
 from onchip.spec.network import Node
@@ -110,7 +110,7 @@ def linear(to: Lowering, node: Node) -> None:
 def _seen_as(to: Lowering, node: Node) -> Sizes:
     """The image that a Linear's output becomes, through activations, by a Reshape."""
     value = node.name
-    while len(readers := to.readers(value)) == 1 and isinstance(readers[0].layer, (*ACTIVATIONS, Reshape)):
+    while len(readers := to.readers(value)) == 1 and isinstance(readers[0].layer, (*CPU_ACTIVATIONS, Reshape)):
         value = readers[0].name
         if isinstance(readers[0].layer, Reshape):
             return image_sizes(to.net.types[value].row_shape)

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 
 from onchip.kernels.chain import given_ids
 from onchip.kernels.cpu import image_table as ops
-from onchip.kernels.cpu.activation import ACTIVATIONS, NORMALISERS
+from onchip.kernels.cpu.activation import NORMALISERS
 from onchip.kernels.cpu.image_lowering import Lowering, geometry_of, image_sizes
 from onchip.kernels.cpu.image_products import convolution, linear
 from onchip.kernels.cpu.image_values import Program, UnsupportedError, Value, View
 from onchip.kernels.cpu.tile import padded_bias
+from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.spec.layers import (
     Add,
     AvgPool1d,
@@ -224,7 +225,7 @@ _HANDLERS: tuple[tuple[tuple[type, ...], Callable[[Lowering, Node], None]], ...]
     ((Convolution,), convolution),
     ((Linear,), linear),
     ((Reshape,), _reshape),
-    (ACTIVATIONS, _activation),
+    (CPU_ACTIVATIONS, _activation),
     ((Interleave,), _interleave),
     ((MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d), _pool),
     ((GlobalMax, GlobalMean), _global_pool),

@@ -109,7 +109,8 @@ class _KernelCache(NullCache):  # type: ignore[misc]
 
     def _key(self, signature: Any, codegen: Any) -> str:
         function, code = self.function, self.function.__code__
-        sources = (_source_digest(Path(__file__).parent), _source_digest(Path(code.co_filename).parent))
+        here = Path(__file__).parent
+        sources = [_source_digest(folder) for folder in (here, here.parent, Path(code.co_filename).parent)]
         versions = (numba.__version__, sys.version, codegen.magic_tuple())  # the last: the processor
         name = (function.__module__, function.__qualname__, code.co_firstlineno)
         closure = dumps([cell.cell_contents for cell in function.__closure__ or ()])

@@ -17,11 +17,12 @@ import numba
 import numpy as np
 
 from onchip.kernels.chain import Chain, find_chain, forward_price, why_not_float32
-from onchip.kernels.cpu.activation import ACTIVATIONS, NORMALISERS, RELU, activate, code_of, normalise
+from onchip.kernels.cpu.activation import NORMALISERS, activate, code_of, normalise
 from onchip.kernels.cpu.dense import dense, padded_width
 from onchip.kernels.cpu.dot import NARROW, dense_narrow
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, floats_at, ints_at, take_ticket, use_threads
 from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, aligned_zeros, pack, packed_size, padded
+from onchip.kernels.pointwise import CPU_ACTIVATIONS, RELU
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.spec.network import Network
@@ -136,7 +137,7 @@ class MlpFused:
     precisions = ("fp32",)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        chain = find_chain(net, start, ACTIVATIONS)
+        chain = find_chain(net, start, CPU_ACTIVATIONS)
         if chain is None or job.is_training:
             return
         if why_not := why_not_float32(net, chain):

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from onchip.errors import FormatError
-from onchip.kernels.chain import ACTIVATIONS, Chain, Dense, find_chain, why_not_float32
+from onchip.kernels.chain import Chain, Dense, find_chain, why_not_float32
 from onchip.kernels.cpu.jit import LAUNCH, use_threads
 from onchip.kernels.cpu.mlp_fused import layer_table, packed_recipes
 from onchip.kernels.cpu.tile import PANEL, aligned_zeros, pack, packed_size, padded, panels, unpack
@@ -52,6 +52,7 @@ from onchip.kernels.cpu.train_step import (
     run_steps_alone,
 )
 from onchip.kernels.cpu.train_weights import TASK_FLOATS, TASK_K
+from onchip.kernels.pointwise import TRAINED
 from onchip.plan.device import Device
 from onchip.plan.kernel import OPTIMISERS, Claim, Job, Price, Refusal
 from onchip.spec.layers import LeakyReLU
@@ -281,7 +282,7 @@ class MlpTrain:
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         if not job.is_training or start != 0:
             return
-        chain = find_chain(net, 0, (*ACTIVATIONS, LeakyReLU))
+        chain = find_chain(net, 0, TRAINED)
         if refusal := self._refuse(net, chain, job):
             yield Refusal(self.name, net.nodes[0].name, refusal)
             return

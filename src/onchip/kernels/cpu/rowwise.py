@@ -8,16 +8,9 @@ import numba
 import numpy as np
 
 from onchip.kernels.chain import in_layouts
-from onchip.kernels.cpu.activation import (
-    ACTIVATIONS,
-    IDENTITY,
-    NO_NORMALISER,
-    NORMALISERS,
-    activate,
-    code_of,
-    normalise,
-)
+from onchip.kernels.cpu.activation import NO_NORMALISER, NORMALISERS, activate, code_of, normalise
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, use_threads
+from onchip.kernels.pointwise import CPU_ACTIVATIONS, IDENTITY
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.layers import Elementwise, Layer, LogSoftmax, Softmax
@@ -46,7 +39,7 @@ class Rowwise:
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        if job.is_training or not isinstance(node.layer, (*ACTIVATIONS, Softmax, LogSoftmax)):
+        if job.is_training or not isinstance(node.layer, (*CPU_ACTIVATIONS, Softmax, LogSoftmax)):
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
         if x.dtype != "float32":

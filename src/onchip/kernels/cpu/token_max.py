@@ -22,11 +22,12 @@ import numpy as np
 
 from onchip.errors import KernelError
 from onchip.kernels.chain import given_ids, is_closed
-from onchip.kernels.cpu.activation import ACTIVATIONS, activate, code_of
+from onchip.kernels.cpu.activation import activate, code_of
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.gather import BFLOAT16, BLOCK, FLOAT16, FLOAT32, VECS, gather_max
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, take_ticket, use_threads
 from onchip.kernels.cpu.tile import aligned_zeros, padded, padded_bias
+from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.layers import Concat, Elementwise, GlobalMax, LeakyReLU, ReLU, Sigmoid, Tanh, TokenConv
@@ -235,7 +236,7 @@ def _continued(branch: Branch, node: Node) -> Branch | None:
     if isinstance(layer, GlobalMax):
         over_time = {axis % 3 for axis in layer.axes} == {2}
         return dataclasses.replace(branch, has_max=True, last=node.name) if over_time and not branch.has_max else None
-    if isinstance(layer, ACTIVATIONS) and branch.activation is None and (branch.has_max or _never_falls(layer)):
+    if isinstance(layer, CPU_ACTIVATIONS) and branch.activation is None and (branch.has_max or _never_falls(layer)):
         return dataclasses.replace(branch, activation=layer, last=node.name)
     return None
 

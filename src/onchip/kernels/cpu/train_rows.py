@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from onchip.kernels.cpu.activation import LEAKY, RELU, SIGMOID, TANH, activate, expm1_exp
+from onchip.kernels.cpu.activation import activate, expm1_exp
 from onchip.kernels.cpu.dense import CHUNK, dense, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.jit import address, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.train_model import (
@@ -23,6 +23,7 @@ from onchip.kernels.cpu.train_model import (
     Model,
     fetch,
 )  # fmt: skip
+from onchip.kernels.pointwise import LEAKY, RELU, SIGMOID, TANH
 from onchip.spec.recipe import Array
 
 FETCH_ROWS = 8  # of the first layer that are asked for at a time: few enough not to wait for each other

@@ -1,10 +1,10 @@
 """CUDA's kernels, in the order in which the planner asks them. Nothing here needs a GPU."""
 
-from onchip.kernels.cuda.cast import CastAlone
 from onchip.kernels.cuda.concat import ConcatAlone
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
 from onchip.kernels.cuda.permute import PermuteAlone
+from onchip.kernels.cuda.pointwise import Pointwise
 from onchip.kernels.cuda.pool import PoolAlone
 from onchip.kernels.cuda.product import ProductAlone
 from onchip.kernels.cuda.reduce import ReduceAlone
@@ -13,6 +13,6 @@ from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
-    View("cuda"), MlpTensor(), MlpFused(), ProductAlone(), CastAlone(), PermuteAlone(), ConcatAlone(), PoolAlone(),
+    View("cuda"), MlpTensor(), MlpFused(), ProductAlone(), Pointwise(), PermuteAlone(), ConcatAlone(), PoolAlone(),
     ReduceAlone(), ScanAlone(),
 )  # fmt: skip

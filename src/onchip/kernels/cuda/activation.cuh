@@ -1,4 +1,6 @@
-// activation.cuh: one number in, one number out. A parameter is the bits of a float. NaNs stay NaNs.
+// activation.cuh: one number in, one number out: the structs that kernels/pointwise.py names. NaNs stay NaNs.
+//
+// Parameters come at run time, behind the number; Fixed makes template arguments of them, as the bits of floats.
 //
 // apply  exact to a few ulp of float32, without branches: tensor cores bear none, and lanes would part
 // fast   an absolute error of 2^-12 or less of the largest result: for hidden layers in 16 bits; a few instructions
@@ -19,6 +21,12 @@ __device__ __forceinline__ float exact_sigmoid(float v) {
     return (v >= 0.0f ? 1.0f : e) / (1.0f + e);
 }
 
+template <class Function, unsigned... bits>
+struct Fixed {
+    static __device__ __forceinline__ float apply(float v) { return Function::apply(v, __uint_as_float(bits)...); }
+    static __device__ __forceinline__ float fast(float v) { return apply(v); }
+};
+
 struct Identity {
     static __device__ __forceinline__ float apply(float v) { return v; }
     static __device__ __forceinline__ float fast(float v) { return v; }
@@ -28,22 +36,15 @@ struct ReLU {
     static __device__ __forceinline__ float apply(float v) { return v < 0.0f ? 0.0f : v; }
     static __device__ __forceinline__ float fast(float v) { return apply(v); }
 };
-template <unsigned slope_bits>
 struct LeakyReLU {
-    static __device__ __forceinline__ float apply(float v) {
-        return v >= 0.0f ? v : __uint_as_float(slope_bits) * v;
-    }
-    static __device__ __forceinline__ float fast(float v) { return apply(v); }
+    static __device__ __forceinline__ float apply(float v, float slope) { return v >= 0.0f ? v : slope * v; }
 };
 // A bound that is not there is an infinity.
-template <unsigned low_bits, unsigned high_bits>
 struct Clip {
-    static __device__ __forceinline__ float apply(float v) {
-        const float low = __uint_as_float(low_bits), high = __uint_as_float(high_bits);
+    static __device__ __forceinline__ float apply(float v, float low, float high) {
         v = v < low ? low : v;
         return v > high ? high : v;
     }
-    static __device__ __forceinline__ float fast(float v) { return apply(v); }
 };
 struct Sigmoid {
     static __device__ __forceinline__ float apply(float v) { return exact_sigmoid(v); }

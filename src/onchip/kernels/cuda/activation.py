@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from onchip.spec.layers import GELU, Clip, Elementwise, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
-
-ACTIVATIONS: tuple[type[Elementwise], ...] = (ReLU, LeakyReLU, Clip, Sigmoid, Tanh, SiLU, GELU)
+from onchip.kernels.pointwise import operation_of
+from onchip.spec.layers import Elementwise
 
 
 def cpp_name(layer: Elementwise | None) -> str:
     """The struct, with the bits of its parameters as template arguments."""
     if layer is None:
         return "Identity"
-    if isinstance(layer, LeakyReLU):
-        return f"LeakyReLU<{_bits(layer.slope)}>"
-    if isinstance(layer, Clip):
-        low = -math.inf if layer.low is None else layer.low
-        high = math.inf if layer.high is None else layer.high
-        return f"Clip<{_bits(low)}, {_bits(high)}>"
-    if isinstance(layer, GELU) and layer.approximate == "tanh":
-        return "TanhGELU"
-    return layer.kind
-
-
-def _bits(value: float) -> str:
-    return f"{int(np.float32(value).view(np.uint32)):#010x}u"
+    row = operation_of(layer)
+    assert row is not None
+    bits = [f"{int(value.view(np.uint32)):#010x}u" for value in row.told(layer)]
+    return f"Fixed<{', '.join([row.cuda, *bits])}>" if bits else row.cuda

@@ -19,6 +19,7 @@
 
 #include "activation.cuh"
 #include "number.cuh"
+#include "softmax.cuh"
 
 // One Linear with what follows it: W (D_out, D_in), maybe a bias, an activation.
 template <int D_in_, int D_out_, class Act_, bool has_bias_, bool is_resident_>
@@ -238,43 +239,25 @@ __device__ __forceinline__ void store_rows(const float* tile, Out* y, int rows, 
     }
 }
 
-struct NoNormaliser {
-    template <int ROWS, int D, int STRIDE>
-    static __device__ __forceinline__ void apply(float*, int) {}
-};
-
-// A lane a row, columns first to last. The maximum steps over NaNs; they come back through the sum.
+// A lane has a row, columns first to last.
 template <int D>
-__device__ __forceinline__ float row_max(const float* row) {
-    float most = row[0];
-    for (int c = 1; c < D; ++c) most = fmaxf(most, row[c]);
-    return most;
-}
-struct Softmax {
-    template <int ROWS, int D, int STRIDE>
-    static __device__ __forceinline__ void apply(float* tile, int lane) {
-        if (lane < ROWS) {
-            float* row = tile + lane * STRIDE;
-            const float most = row_max<D>(row);
-            float sum = 0.0f;
-            for (int c = 0; c < D; ++c) sum += row[c] = expf(row[c] - most);
-            for (int c = 0; c < D; ++c) row[c] /= sum;
-        }
-        __syncwarp();
+struct LaneRow {
+    float* row;
+
+    __device__ __forceinline__ float max() const {
+        float most = row[0];
+        for (int c = 1; c < D; ++c) most = fmaxf(most, row[c]);
+        return most;
     }
-};
-struct LogSoftmax {
-    template <int ROWS, int D, int STRIDE>
-    static __device__ __forceinline__ void apply(float* tile, int lane) {
-        if (lane < ROWS) {
-            float* row = tile + lane * STRIDE;
-            const float most = row_max<D>(row);
-            float sum = 0.0f;
-            for (int c = 0; c < D; ++c) sum += expf(row[c] - most);
-            const float log_sum = logf(sum);
-            for (int c = 0; c < D; ++c) row[c] = row[c] - most - log_sum;
-        }
-        __syncwarp();
+    template <class Function>
+    __device__ __forceinline__ float sum(Function f) const {
+        float sum = 0.0f;
+        for (int c = 0; c < D; ++c) sum += f(row[c]);
+        return sum;
+    }
+    template <class Function>
+    __device__ __forceinline__ void each(Function f) const {
+        for (int c = 0; c < D; ++c) row[c] = f(row[c]);
     }
 };
 
@@ -319,7 +302,10 @@ mlp_fused(const In* __restrict__ x, const float* __restrict__ weights, Out* __re
         load_rows<ROWS, D_in, Where::stride(0)>(x + row * D_in, tile, rows, lane);
         __syncwarp();
         run_layers<Where, ROWS, 0, Layers...>(weights, resident, tile, lane);
-        Normaliser::template apply<ROWS, D_out, STRIDE_out>(result, lane);
+        if constexpr (!is_same<Normaliser, NoNormaliser>) {
+            if (lane < ROWS) Normaliser::apply(LaneRow<D_out>{result + lane * STRIDE_out});
+            __syncwarp();
+        }
         store_rows<D_out, STRIDE_out>(result, y + row * D_out, rows, lane);
         __syncwarp();
     }

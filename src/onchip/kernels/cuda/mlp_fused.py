@@ -15,7 +15,7 @@ import numpy as np
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda import mlp_tensor
-from onchip.kernels.cuda.activation import ACTIVATIONS, cpp_name
+from onchip.kernels.cuda.activation import cpp_name
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
@@ -31,6 +31,7 @@ from onchip.kernels.cuda.program import (
     Steps,
     Weight,
 )
+from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.build import mlp

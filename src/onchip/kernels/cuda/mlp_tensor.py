@@ -12,7 +12,7 @@ from pathlib import Path
 
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
-from onchip.kernels.cuda.activation import ACTIVATIONS, cpp_name
+from onchip.kernels.cuda.activation import cpp_name
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, Precision, first_steps, pack_recipe, round_up, weight_bytes
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
@@ -28,11 +28,11 @@ from onchip.kernels.cuda.program import (
     Steps,
     Weight,
 )
+from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.build import mlp
 from onchip.spec.io import short_name, with_io
-from onchip.spec.layers import Clip, LeakyReLU, ReLU
 from onchip.spec.network import Network
 from onchip.spec.types import DTYPE_BYTES
 
@@ -220,7 +220,8 @@ def registers(chain: Chain, precision: Precision, by: str, staged: bool) -> int:
         sums = N if is_last and chain.normaliser else min(N, 2 * columns if is_last else columns) // 2
         sums *= precision.parts  # sums of four steps, and of these
         makes = 0 if is_last else 4 * (round_up(N, precision.step) // precision.step)
-        function = 0 if isinstance(layer.activation, ReLU | LeakyReLU | Clip | None) else ACTIVATION_REGISTERS
+        compares = layer.activation is None or layer.activation.flop_each <= 2
+        function = 0 if compares else ACTIVATION_REGISTERS
         most, reads, columns = max(most, reads + split + sums + makes + function), makes, COLUMNS[by]
     # Numbers of 16 bits are packed on the way, two to a register, and before that they are not: others need less.
     if precision.per_word == 2 or not staged or most <= REGISTERS[by][16]:

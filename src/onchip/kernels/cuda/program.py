@@ -125,7 +125,16 @@ TENSOR_MAP_DTYPES = {
     "float32": "FLOAT32", "float64": "FLOAT64",
 }  # fmt: skip
 
-Argument = Memory | StatusWord | Int64 | UInt32 | TensorMap
+
+@dataclass(frozen=True)
+class Struct:
+    """A parameter that is passed by value: its pointers, then its other bytes. A launch has room for 4 KB."""
+
+    pointers: tuple[Memory | Int64, ...]  # Int64(0): none there
+    data: bytes
+
+
+Argument = Memory | StatusWord | Int64 | UInt32 | TensorMap | Struct
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 
 #include "number.cuh"
 #include "rows_in.cuh"
+#include "softmax.cuh"
 
 // The columns of the last layer are dealt so that a lane's lie next to each other: of BLOCKS * 8 columns lane q has
 // the 2 * BLOCKS from 2 * BLOCKS * q on, in its pairs of BLOCKS results of 8 columns. BLOCKS is 4, then 2 and 1 for
@@ -20,56 +21,33 @@ __device__ __forceinline__ bool is_there(int j, int q, int i) {
     return (j / blocks_at<NT>(j) + 1) * blocks_at<NT>(j) * 8 <= D || column_of<NT>(j, q, i) < D;
 }
 
-struct NoNormaliser {
-    template <int D, int NT>
-    static __device__ __forceinline__ void apply(float (&)[NT][4], int) {}
-};
-
 // A row lies in four lanes: each goes over its own columns first to last, then the four are joined by a tree.
 template <int D, int NT>
-__device__ __forceinline__ float row_max(const float (&c)[NT][4], int half, int q) {
-    float most = -__uint_as_float(0x7F800000);
+struct LanesRow {
+    float (&c)[NT][4];
+    int half, q;
+
+    __device__ __forceinline__ float max() const {
+        float most = -__uint_as_float(0x7F800000);
 #pragma unroll
-    for (int n = 0; n < 2 * NT; ++n)
-        if (is_there<D, NT>(n / 2, q, n % 2)) most = fmaxf(most, c[n / 2][2 * half + n % 2]);
-    most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFF, most, 1));  // steps over NaNs: they come back through the sum
-    return fmaxf(most, __shfl_xor_sync(0xFFFFFFFF, most, 2));
-}
-template <int D, int NT>
-__device__ __forceinline__ float row_sum_of_exp(const float (&c)[NT][4], float most, int half, int q) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int n = 0; n < 2 * NT; ++n)
-        if (is_there<D, NT>(n / 2, q, n % 2)) sum += expf(c[n / 2][2 * half + n % 2] - most);
-    sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
-    return sum + __shfl_xor_sync(0xFFFFFFFF, sum, 2);
-}
-struct Softmax {
-    template <int D, int NT>
-    static __device__ __forceinline__ void apply(float (&c)[NT][4], int q) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float most = row_max<D>(c, half, q), sum = row_sum_of_exp<D>(c, most, half, q);
-#pragma unroll
-            for (int n = 0; n < 2 * NT; ++n) {
-                float& v = c[n / 2][2 * half + n % 2];
-                v = expf(v - most) / sum;
-            }
-        }
+        for (int n = 0; n < 2 * NT; ++n)
+            if (is_there<D, NT>(n / 2, q, n % 2)) most = fmaxf(most, c[n / 2][2 * half + n % 2]);
+        most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFF, most, 1));
+        return fmaxf(most, __shfl_xor_sync(0xFFFFFFFF, most, 2));
     }
-};
-struct LogSoftmax {
-    template <int D, int NT>
-    static __device__ __forceinline__ void apply(float (&c)[NT][4], int q) {
+    template <class Function>
+    __device__ __forceinline__ float sum(Function f) const {
+        float sum = 0.0f;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float most = row_max<D>(c, half, q), log_sum = logf(row_sum_of_exp<D>(c, most, half, q));
+        for (int n = 0; n < 2 * NT; ++n)
+            if (is_there<D, NT>(n / 2, q, n % 2)) sum += f(c[n / 2][2 * half + n % 2]);
+        sum += __shfl_xor_sync(0xFFFFFFFF, sum, 1);
+        return sum + __shfl_xor_sync(0xFFFFFFFF, sum, 2);
+    }
+    template <class Function>
+    __device__ __forceinline__ void each(Function f) const {
 #pragma unroll
-            for (int n = 0; n < 2 * NT; ++n) {
-                float& v = c[n / 2][2 * half + n % 2];
-                v = v - most - log_sum;
-            }
-        }
+        for (int n = 0; n < 2 * NT; ++n) c[n / 2][2 * half + n % 2] = f(c[n / 2][2 * half + n % 2]);
     }
 };
 
@@ -90,7 +68,8 @@ struct Store {
             for (int j = 0; j < NT; ++j)
 #pragma unroll
                 for (int n = 0; n < 4; ++n) v[j][n] = Layer::Act::apply(sums[i][j][n]);
-            Normaliser::template apply<D>(v, q);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) Normaliser::apply(LanesRow<D, NT>{v, half, q});
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int row = 16 * i + 8 * half + row_of<ROW_BYTES>(g);

@@ -17,6 +17,7 @@ from onchip.kernels.cuda.program import (
     State,
     StatusWord,
     Steps,
+    Struct,
     TensorMap,
     UInt32,
     Weight,
@@ -76,11 +77,19 @@ class BoundSteps:
                 return made
             case TensorMap(of):
                 return self._point(TensorMapArgument(self._gpu, argument), of)
+            case Struct(pointers, data):
+                whole = ctypes.create_string_buffer(8 * len(pointers) + len(data))
+                for i, pointer in enumerate(pointers):
+                    self._point(ctypes.c_uint64.from_buffer(whole, 8 * i), pointer)
+                ctypes.memmove(ctypes.addressof(whole) + 8 * len(pointers), data, len(data))
+                return whole
             case _:
                 return self._point(ctypes.c_uint64(0), argument)
 
-    def _point(self, made: Any, at: Memory) -> Any:
+    def _point(self, made: Any, at: Memory | Int64) -> Any:
         match at:
+            case Int64(value):
+                made.value = value
             case Weight(name):
                 made.value = self._weights[name].pointer
             case State(name):

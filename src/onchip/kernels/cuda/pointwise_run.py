@@ -1,0 +1,328 @@
+"""A run of pointwise layers as the steps of pointwise.cu: a little program over an accumulator.
+
+The accumulator has a row's value; a step loads it, applies an operation of kernels/pointwise.py, combines it with
+another value, or gives it out. A value that is needed again later is kept. Between the layers all is float32, rounded
+only by a Cast and where a value is given out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from onchip.kernels.cuda.program import Input, Int64, Memory, Output, Weight
+from onchip.kernels.pointwise import OPERATIONS, operation_of
+from onchip.spec.layers import Add, BatchNorm1d, BatchNorm2d, Cast, Dropout, Identity, Layer, Mul, Reshape
+from onchip.spec.layers.norm import factor_and_shift
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+from onchip.spec.types import DTYPE_BYTES
+
+# As pointwise.cu has them.
+MOST_OPERANDS, MOST_OUTPUTS, MOST_STEPS, MOST_LEVELS = 12, 6, 64, 6
+MOST_KEPT = 4  # values at the same time; 64 KiB of shared memory
+TYPES = ("float32", "float16", "bfloat16", "uint8", "float64", "int64", "int32", "int16", "int8")
+BINARY = tuple(row for row in OPERATIONS if row.layer in (Add, Mul))
+UNARY = tuple(row for row in OPERATIONS if row not in BINARY)
+FLOATS = ("float32", "float16", "bfloat16")  # what is computed with
+_EXACT = (*FLOATS, "uint8", "int16", "int8", "bool")  # float32 has all of their numbers
+_BYTES = {"bool": "uint8"}
+
+_MOVES = (Identity, Dropout, Reshape)
+_NORMS = (BatchNorm1d, BatchNorm2d)
+
+
+class Where(IntEnum):
+    """Where four neighbours of the result have their operand."""
+
+    WHOLE = 0  # at the same numbers
+    NEIGHBOURS = 1  # beside each other
+    ALIKE = 2  # in one number
+    APART = 3
+
+
+class What(IntEnum):
+    LOAD = 0
+    TAKE = 1
+    KEEP = 2
+    GIVE = 3
+    APPLY = 4
+    COMBINE = 5
+    COMBINE_KEPT = 6
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A value or a weight, seen from the numbers of the result: n is divided by each level's size in turn, the rest
+    times the stride is added up, and what is left at the end counts `outer` each."""
+
+    pointer: Memory | Int64
+    dtype: str
+    where: Where
+    levels: tuple[tuple[int, int], ...] = ()  # (size, stride), innermost first
+    outer: int = 1
+    batch_stride: int = 1  # from row to row
+
+
+@dataclass(frozen=True)
+class Step:
+    what: What
+    index: int = 0  # of an operand, an output or a kept value
+    code: int = 0  # of an operation, in UNARY or BINARY
+    told: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    row_size: int
+    operands: tuple[Operand, ...]
+    outputs: tuple[str, ...]  # dtypes
+    output_names: tuple[str, ...]
+    steps: tuple[Step, ...]
+    kept: int  # values at the same time
+    recipes: Mapping[str, Recipe]  # by the names of Weights
+
+    @property
+    def output_pointers(self) -> tuple[Output, ...]:
+        return tuple(Output(i) for i in range(len(self.outputs)))
+
+
+class TooLargeError(Exception):
+    """The kernel has no room for such a run."""
+
+
+# -- which layers ----------------------------------------------------------------------------------------------
+
+
+def moves_only(net: Network, node: Node) -> bool:
+    """Whether a node moves numbers that are not computed with: bytes are copied as they are."""
+    return isinstance(node.layer, _MOVES) and net.types[node.name].dtype not in (*FLOATS, "uint8")
+
+
+def why_not(net: Network, node: Node) -> str | None:
+    """What of a node no run holds; "" if it could be part of one, None if it is not pointwise at all."""
+    layer, given = node.layer, net.types[node.inputs[0]].dtype
+    if isinstance(layer, _MOVES):
+        return ""
+    if isinstance(layer, Cast):
+        if layer.dtype == "float64" and given not in _EXACT:
+            return f"computes in float32, which has not all numbers of {given}"
+        return "" if _BYTES.get(given, given) in TYPES else f"reads {', '.join(TYPES)}, not {given}"
+    if operation_of(layer) is None and not isinstance(layer, _NORMS):
+        return None
+    return "" if given in FLOATS else f"computes on {', '.join(FLOATS)}, not {given}"
+
+
+# -- operands --------------------------------------------------------------------------------------------------
+
+
+def stretch(pointer: Memory | Int64, dtype: str, row: Sequence[int], to: Sequence[int], batch_stride: int) -> Operand:
+    """Rows of shape `row` as operands of rows of shape `to`: sizes of 1, and axes that are missing in front, stretch.
+
+    batch_stride  from row to row; 0 for a weight
+    """
+    row = (1,) * (len(to) - len(row)) + tuple(row)
+    strides = [math.prod(row[axis + 1 :]) if size > 1 else 0 for axis, size in enumerate(row)]
+    levels: list[tuple[int, int]] = []
+    for size, stride in zip(reversed(to), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if levels and stride == levels[-1][0] * levels[-1][1]:  # the same as one longer axis
+            levels[-1] = (size * levels[-1][0], levels[-1][1])
+        else:
+            levels.append((size, stride))
+    outer = batch_stride
+    if levels and batch_stride == levels[-1][0] * levels[-1][1]:
+        outer = levels.pop()[1]
+    if len(levels) > MOST_LEVELS:
+        raise TooLargeError(f"stretches along at most {MOST_LEVELS} axes")
+    return Operand(pointer, dtype, _where(levels, outer), tuple(levels), outer, batch_stride)
+
+
+def _where(levels: list[tuple[int, int]], outer: int) -> Where:
+    if not levels:
+        return Where.WHOLE if outer == 1 else Where.ALIKE if outer == 0 else Where.APART
+    size, stride = levels[0]
+    if size % 4 or stride > 1:
+        return Where.APART
+    return Where.NEIGHBOURS if stride else Where.ALIKE
+
+
+@recipe_op
+def negated(weight: Array) -> Array:
+    return -weight.astype(np.float64)
+
+
+@recipe_op
+def norm_factor(*weights: Array, roles: tuple[str, ...], eps: float) -> Array:
+    """weight / sqrt(var + eps) of every channel."""
+    return factor_and_shift(dict(zip(roles, weights, strict=True)), eps)[0]
+
+
+# -- the run ---------------------------------------------------------------------------------------------------
+
+
+class RunWriter:
+    """Writes down one run; TooLargeError where the kernel has no room."""
+
+    def __init__(self, net: Network, nodes: Sequence[Node]) -> None:
+        self.net, self.nodes = net, nodes
+        inside = {node.name for node in nodes}
+        self.inputs = list(dict.fromkeys(v for node in nodes for v in node.inputs if v not in inside))
+        outside = set(net.outputs)
+        self.outputs = [
+            node.name
+            for node in nodes
+            if node.name in outside or any(reader.name not in inside for reader in net.readers(node.name))
+        ]
+        self.steps: list[Step] = []
+        self.operands: list[Operand] = []
+        self.recipes: dict[str, Recipe] = {}
+        self.kept: dict[str, int] = {}  # value -> where it is
+        self.most_kept = 0
+        self.holds = ""  # the value in the accumulator
+        # What moves numbers makes no value of its own: by whose it goes.
+        self.source: dict[str, str] = {}
+        for node in nodes:
+            root = self.source.get(node.inputs[0], node.inputs[0])
+            self.source[node.name] = root if isinstance(node.layer, _MOVES) else node.name
+        self.working = [n for n in nodes if not isinstance(n.layer, _MOVES) or n.name in self.outputs]
+        self.uses: dict[str, int] = {}
+        for node in self.working:
+            for root in self._roots(node):
+                self.uses[root] = self.uses.get(root, 0) + 1
+
+    def write(self) -> Run:
+        net, types = self.net, self.net.types
+        if len(self.outputs) > MOST_OUTPUTS:
+            raise TooLargeError(f"gives at most {MOST_OUTPUTS} values")
+        if moves_only(net, self.nodes[0]):
+            return self._copy()
+        for i, node in enumerate(self.working):
+            self._compute(node)
+            if node.name in self.outputs:
+                self.steps.append(Step(What.GIVE, self.outputs.index(node.name)))
+            if self._is_needed_later(i):
+                self._keep(self.source[node.name])
+        return self._run(types[self.nodes[0].name].row_size, tuple(types[name].dtype for name in self.outputs))
+
+    def _copy(self) -> Run:
+        """Numbers of any dtype: as words or bytes."""
+        row_bytes = self.net.types[self.nodes[0].name].row_bytes
+        dtype = "uint8" if row_bytes % 4 else "float32"
+        row_size = row_bytes // DTYPE_BYTES[dtype]
+        for name in self.outputs:
+            number = self.inputs.index(self.source[name])
+            self.operands.append(stretch(Input(number), dtype, (row_size,), (row_size,), row_size))
+            self.steps += [Step(What.LOAD, len(self.operands) - 1), Step(What.GIVE, self.outputs.index(name))]
+        return self._run(row_size, (dtype,) * len(self.outputs))
+
+    def _run(self, row_size: int, dtypes: tuple[str, ...]) -> Run:
+        if len(self.operands) > MOST_OPERANDS:
+            raise TooLargeError(f"reads at most {MOST_OPERANDS} values and weights")
+        if len(self.steps) > MOST_STEPS:
+            raise TooLargeError(f"takes at most {MOST_STEPS} steps")
+        return Run(
+            row_size, tuple(self.operands), dtypes, tuple(self.outputs), tuple(self.steps), self.most_kept, self.recipes
+        )
+
+    def _roots(self, node: Node) -> list[str]:
+        return [self.source.get(value, value) for value in node.inputs]
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    def _compute(self, node: Node) -> None:
+        """Leaves the node's value in the accumulator."""
+        layer, values = node.layer, list(node.inputs)
+        roots = self._roots(node)
+        if len(values) > 1 and roots[1] == self.holds != roots[0]:  # a + b is b + a, to the bit
+            values[:2], roots[:2] = values[1::-1], roots[1::-1]
+        row = operation_of(layer)
+        to = self.net.types[node.name if row in BINARY else values[0]].row_shape
+        self._load(values[0], roots[0], to)
+        if isinstance(layer, _NORMS):
+            self._normalise(node, layer)
+        elif row in BINARY:
+            code = BINARY.index(row)
+            for value, root in zip(values[1:], roots[1:], strict=True):
+                if root in self.kept:
+                    self.steps.append(Step(What.COMBINE_KEPT, self.kept[root], code))
+                else:
+                    self.steps.append(Step(What.COMBINE, self._value(value, root, to), code))
+            for name in node.weights.values():
+                given = self.net.weight_type(name)
+                recipe = Recipe.of(as_is, (name,), self.net.weights[name].shape, given.dtype)
+                self.steps.append(Step(What.COMBINE, self._weight(recipe, recipe.shape, to), code))
+        elif row is not None:
+            p, q = (*map(float, row.told(layer)), 0.0, 0.0)[:2]
+            self.steps.append(Step(What.APPLY, 0, UNARY.index(row), (p, q)))
+        self.holds = self.source[node.name]
+        for root in roots:
+            self.uses[root] -= 1
+            if not self.uses[root]:
+                self.kept.pop(root, None)
+
+    def _normalise(self, node: Node, layer: Layer) -> None:
+        """(x - mean) * factor + bias: the difference first, as numbers far from 0 lose their digits otherwise."""
+        weights, to = node.weights, self.net.types[node.name].row_shape
+        channels, row = (to[0],), (to[0], *(1,) * (len(to) - 1))
+        roles = tuple(role for role in ("var", "weight", "mean") if role in weights)
+        sources = [weights[role] for role in roles]
+        eps = layer.attributes()["eps"]
+        parts: list[tuple[Layer, Recipe]] = [
+            (Add(), Recipe.of(negated, (weights["mean"],), channels)),
+            (Mul(), Recipe.of(norm_factor, sources, channels, flop=3 * to[0], roles=roles, eps=eps)),
+        ]
+        if "bias" in weights:
+            parts.append((Add(), Recipe.of(as_is, (weights["bias"],), channels)))
+        for combination, recipe in parts:
+            code = [row.layer for row in BINARY].index(type(combination))
+            self.steps.append(Step(What.COMBINE, self._weight(recipe, row, to), code))
+
+    def _load(self, value: str, root: str, to: tuple[int, ...]) -> None:
+        if root == self.holds:
+            return
+        if root in self.kept:
+            self.steps.append(Step(What.TAKE, self.kept[root]))
+        else:
+            self.steps.append(Step(What.LOAD, self._value(value, root, to)))
+
+    def _is_needed_later(self, i: int) -> bool:
+        """Whether what a node leaves in the accumulator is read by another than the next one, which finds it there."""
+        root = self.source[self.working[i].name]
+        if root not in self.source or root in self.kept or not self.uses.get(root):
+            return False  # an input can be loaded again
+        following = self._roots(self.working[i + 1])[:2]
+        return self.uses[root] > 1 or root not in following
+
+    def _keep(self, root: str) -> None:
+        free = [place for place in range(MOST_KEPT) if place not in self.kept.values()]
+        if not free:
+            raise TooLargeError(f"keeps at most {MOST_KEPT} values for later")
+        self.kept[root] = free[0]
+        self.most_kept = max(self.most_kept, free[0] + 1)
+        self.steps.append(Step(What.KEEP, free[0]))
+
+    # -- operands ----------------------------------------------------------------------------------------------
+
+    def _value(self, value: str, root: str, to: tuple[int, ...]) -> int:
+        """An input of the run, in the shape that the reader sees."""
+        given = self.net.types[value]
+        dtype = self.net.types[root].dtype
+        pointer = Input(self.inputs.index(root))
+        return self._operand(stretch(pointer, _BYTES.get(dtype, dtype), given.row_shape, to, given.row_size))
+
+    def _weight(self, recipe: Recipe, row: Sequence[int], to: tuple[int, ...]) -> int:
+        names = {known: name for name, known in self.recipes.items()}
+        name = names.get(recipe, f"w{len(names)}")
+        self.recipes[name] = recipe
+        return self._operand(stretch(Weight(name), recipe.dtype, row, to, 0))
+
+    def _operand(self, operand: Operand) -> int:
+        if operand not in self.operands:
+            self.operands.append(operand)
+        return self.operands.index(operand)

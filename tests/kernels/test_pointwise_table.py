@@ -1,0 +1,167 @@
+"""The table of pointwise operations: all columns of a row compute the same, on ordinary numbers and on odd ones."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from emulated_cuda import emulated_gpu, needs_gxx
+from onchip.kernels.chain import find_chain
+from onchip.kernels.cpu.mlp_train import MlpTrain
+from onchip.kernels.cpu.rowwise import Rowwise
+from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.activation import cpp_name
+from onchip.kernels.pointwise import ACTIVATIONS, CPU_ACTIVATIONS, OPERATIONS, TRAINED, operation_of
+from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
+from onchip.runtime.cpu import this_cpu
+from onchip.runtime.cuda.backend import CudaBackend
+from onchip.runtime.engine import Engine
+from onchip.spec.build import mlp, sequential
+from onchip.spec.layers import GELU, LAYERS, Add, Cast, Clip, Elementwise, LeakyReLU, Mul, ToPixels
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType
+
+ULPS = 4
+ODD = np.array(
+    [0.0, -0.0, np.inf, -np.inf, np.nan, 3e38, -3e38, 1e20, -1e20, 65504, 65520, -1e5, 88, -88, 1e-20, -1e-30, 1e-40,
+     -1e-45],
+    np.float32,
+)  # fmt: skip
+EXAMPLES = {
+    LeakyReLU: (LeakyReLU(0.2), LeakyReLU(0.0), LeakyReLU(-0.5)),
+    Clip: (Clip(-0.5, 0.7), Clip(high=0.25), Clip(low=-0.75), Clip(0.5, -0.5)),
+}
+
+
+def examples(row):
+    kinds = {GELU: "approximate", Cast: "dtype"}
+    return EXAMPLES.get(row.layer) or (row.layer(**{kinds[row.layer]: row.variant} if row.variant else {}),)
+
+
+UNARY = [(row, layer) for row in OPERATIONS if row.layer not in (Add, Mul) for layer in examples(row)]
+
+
+def numbers(seed=0):
+    rng = np.random.default_rng(seed)
+    wide = rng.standard_normal(4000) * 10.0 ** rng.integers(-3, 3, 4000)
+    return np.concatenate([ODD, wide.astype(np.float32)])
+
+
+def assert_computes(row, layer, x, got):
+    """As the float64 reference does, within a few units in the last place of x or of the result. Far below 0 the
+    reference itself loses digits: of 1 + tanh(x) those below 2^-52 are gone."""
+    wide = x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        if row.layer is Cast:  # the truth is x itself: a Cast is what rounds
+            rounded = row.forward(layer, (x,), {})
+            np.testing.assert_array_equal(got.astype(np.float32), rounded)
+            return
+        truth = row.forward(layer, (wide,), {})
+        if row.layer is ToPixels:
+            assert np.abs(got.astype(int) - truth.astype(int)).max() <= 1
+            assert (got == truth).mean() > 0.99
+            assert (got[:8] == truth[:8]).all()
+            return
+        assert row.backward is not None
+        (slope,), _ = row.backward(layer, (wide,), {}, truth, np.ones_like(truth))
+        allowed = ULPS * 2.0**-23 * (np.abs(truth) + np.abs(wide * slope)) + 2.0**-52 * np.abs(wide)
+        allowed[~np.isfinite(allowed)] = 0
+        expected = truth.astype(np.float32)
+        same = (got == expected) | (np.isnan(got) & np.isnan(truth))
+        wrong = ~same & ~(np.abs(got - truth) <= allowed)
+    worst = np.flatnonzero(wrong)[:5]
+    assert not wrong.any(), [(x[i], got[i], truth[i]) for i in worst]
+
+
+def test_there_is_a_row_for_every_pointwise_layer():
+    kinds = {kind for kind in LAYERS.values() if issubclass(kind, Elementwise)}
+    assert set(ACTIVATIONS) == kinds
+    assert {row.layer for row in OPERATIONS} == {*kinds, Cast, ToPixels, Add, Mul}
+    for row in OPERATIONS:
+        assert all(operation_of(layer) is row for layer in examples(row))
+    assert len({row.cuda for row in OPERATIONS}) == len(OPERATIONS)
+    codes = [row.cpu for row in OPERATIONS if row.cpu is not None]
+    assert len(set(codes)) == len(codes)
+    assert operation_of(Cast("float32")) is None
+
+
+def test_what_has_no_slope_is_no_activation():
+    assert [row.layer for row in OPERATIONS if row.backward is None] == [ToPixels]
+
+
+@pytest.mark.parametrize(
+    ("row", "layer"),
+    [(row, layer) for row, layer in UNARY if row.cpu is not None],
+    ids=lambda given: getattr(given, "cuda", str(given)),
+)
+def test_the_cpu_computes_the_same(row, layer):
+    x = numbers()
+    net = sequential(TensorType(("B", 1)), [("y", layer)], {})
+    (claim,) = Rowwise().claims(net, 0, this_cpu(), Job())
+    y = np.empty_like(x)
+    Rowwise().bind(claim, {})([x[:, None]], [y[:, None]], 1)
+    assert_computes(row, layer, x, y)
+
+
+def on_emulated_gpu(monkeypatch, net, *x):
+    gpu = emulated_gpu(monkeypatch)
+    plan = make_plan(net, gpu.device, KERNELS, Job())
+    return Engine(plan, CudaBackend(), "cuda:0")(*x)
+
+
+@needs_gxx
+@pytest.mark.parametrize(("row", "layer"), UNARY, ids=lambda given: getattr(given, "cuda", str(given)))
+def test_cuda_computes_the_same(monkeypatch, row, layer):
+    x = numbers()
+    net = sequential(TensorType(("B", 1)), [("y", layer)], {})
+    assert_computes(row, layer, x, on_emulated_gpu(monkeypatch, net, x[:, None])[:, 0])
+
+
+@needs_gxx
+@pytest.mark.parametrize("layer", [Add(), Mul()], ids=str)
+def test_cuda_combines_the_same(monkeypatch, layer):
+    x, z = (np.resize(numbers(seed), len(ODD) ** 2 + 4000) for seed in (0, 1))
+    x[: len(ODD) ** 2], z[: len(ODD) ** 2] = np.repeat(ODD, len(ODD)), np.tile(ODD, len(ODD))
+    given = TensorType(("B", 1))
+    net = Network({"x": given, "z": given}, (Node("y", layer, ("x", "z")),), ("y",), {})
+    with np.errstate(all="ignore"):
+        expected = operation_of(layer).forward(layer, (x, z), {})
+    np.testing.assert_array_equal(on_emulated_gpu(monkeypatch, net, x[:, None], z[:, None])[:, 0], expected)
+
+
+def test_parameters_of_compiled_kernels_are_the_bits_of_floats():
+    assert cpp_name(None) == "Identity"
+    assert cpp_name(GELU("tanh")) == "TanhGELU"
+    assert cpp_name(LeakyReLU(0.5)) == "Fixed<LeakyReLU, 0x3f000000u>"
+    assert cpp_name(Clip(high=1.0)) == "Fixed<Clip, 0xff800000u, 0x3f800000u>"
+
+
+def test_what_can_be_trained_is_what_the_kernel_trains():
+    for kind in ACTIVATIONS:
+        net = mlp(5, 4, 3, activation=kind.__name__)
+        (answer,) = MlpTrain().claims(net, 0, this_cpu(), Job(loss="mse"))
+        assert hasattr(answer, "price") == (kind in TRAINED)
+    assert set(TRAINED) < set(CPU_ACTIVATIONS) < set(ACTIVATIONS)
+
+
+def test_chains_know_every_activation():
+    for kind in ACTIVATIONS:
+        chain = find_chain(mlp(5, 4, 3, activation=kind.__name__), 0)
+        assert isinstance(chain.layers[0].activation, kind)
+
+
+def test_neither_the_reference_nor_planning_needs_numba():
+    code = (
+        "import sys; import onchip.kernels.reference, onchip.kernels.pointwise, onchip.plan.planner, "
+        "onchip.kernels.cuda, onchip.kernels.chain; print('numba' in sys.modules)"
+    )
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert made.stdout.strip() == "False"
+
+
+def test_a_bound_that_is_not_there_is_an_infinity():
+    row = operation_of(Clip(0.1, 6))
+    assert row.told(Clip(0.1, 6)) == (np.float32(0.1), np.float32(6))
+    assert row.told(Clip()) == (-np.inf, np.inf)

@@ -92,5 +92,5 @@ def test_every_order_on_a_gpu(dtype):
     for axes in ORDERS:
         engine = onchip.compile(one((37, 5, 66, 3)[: len(axes) - 1], axes, dtype), "cuda")
         for B in (1, 7, 130):
-            x = np.random.default_rng(B).integers(0, 100, (B, *engine.network.input.row_shape)).astype(dtype)
+            x = np.random.default_rng(B).integers(0, 100, (B, *engine.plan.network.input.row_shape)).astype(dtype)
             assert np.array_equal(engine(x), x.transpose(axes))

@@ -9,8 +9,22 @@ import pytest
 from checks import rows
 from fake_cuda import FREE_BYTES, FakeDriver, fake_gpu
 from onchip.errors import DeviceError, KernelError
-from onchip.kernels.cuda.program import LaunchConfig, Program
+from onchip.kernels.cuda.program import (
+    Budget,
+    Input,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Scratch,
+    Steps,
+    Struct,
+    UInt32,
+    Weight,
+)
 from onchip.runtime.cuda import driver as driver_module
+from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.launches import Call
 
 
@@ -124,6 +138,23 @@ def test_threads_that_ask_for_shared_memory_leave_the_most_that_was_asked_for(gp
     function.allow_shared(60_000)
     others[0].join()
     assert limits == [60_000, 90_000]
+
+
+def test_pointers_in_a_struct_are_those_of_the_call(gpu, driver, program, monkeypatch):
+    monkeypatch.setattr(
+        driver, "argument", lambda kernel, number, at: ctypes.string_at(at, (1, 44, 1, 1)[number]), raising=True
+    )
+    told = Struct((Input(1), Weight("w"), Scratch(24), Output(0), Int64(-1)), b"abcd")
+    config = LaunchConfig((1, 1, 1), (32, 1, 1), 0)
+    launch = KernelLaunch(program, config, (Input(0), told, UInt32(5), Int64(6)), Budget(32))
+    with gpu:
+        weight = gpu.upload(rows(2, 3))
+        bound = BoundSteps(gpu, Steps((launch,), 100), {"w": weight})
+        for x, y, scratch in ((160, 320, 4800), (16, 32, 48)):
+            bound.enqueue([1, x], [y], scratch, 7)
+            words = (x, weight.pointer, scratch + 24, y, 2**64 - 1)
+            expected = b"".join(word.to_bytes(8, "little") for word in words) + b"abcd"
+            assert driver.launches[-1].words[1] == expected
 
 
 # -- memory --------------------------------------------------------------------------------------------------

@@ -17,11 +17,12 @@ from onchip.kernels.reference.scan import scan as scan_reference
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 from onchip.runtime.engine import compile, find_device
 from onchip.runtime.scan import scan
-from onchip.spec.build import mlp
+from onchip.spec.build import mlp, sequential
 from onchip.spec.io import with_io
-from onchip.spec.network import Network
+from onchip.spec.layers import GELU, Add, Cast, Reshape, Sigmoid, Tanh
+from onchip.spec.network import Network, Node
 from onchip.spec.scan_op import ScanOp
-from onchip.spec.types import numpy_dtype
+from onchip.spec.types import TensorType, numpy_dtype
 
 ROWS = (1, 7, 100)  # less than a tile, an odd number, several tiles with a part of one
 EXPECTED_ROWS = 1 << 20  # small networks then run two blocks of rows at a time
@@ -37,12 +38,27 @@ NETWORKS = {
     "widest": mlp(100, 200, 256, 10, activation="LeakyReLU", output="LogSoftmax"),
     "digits": mlp(784, 320, 160, 10, output="LogSoftmax"),
 }
+POINTWISE = {
+    "pointwise": sequential(
+        TensorType(("B", 5, 7)), [("a", Tanh()), ("r", Reshape()), ("b", GELU()), ("c", Cast("float16"))], {}
+    ),
+    "kept and stretched": Network(
+        {"x": TensorType(("B", 3, 5))},
+        (
+            Node("a", Sigmoid(), ("x",)),
+            Node("b", Tanh(), ("a",)),
+            Node("s", Add(), ("b", "x", "a"), {"constant": "c"}),
+        ),
+        ("s",),
+        {"c": np.arange(3, dtype=np.float32)[:, None]},
+    ),
+}
 HALF_IO = ("decode", "odd widths")  # these also with x and y in half precision
 
 
 def cases() -> list[tuple[str, Network]]:
     halves = [(f"{name}, {io}", with_io(NETWORKS[name], io)) for name in HALF_IO for io in ("float16", "bfloat16")]
-    return [*NETWORKS.items(), *halves]
+    return [*NETWORKS.items(), *halves, *POINTWISE.items()]
 
 
 def run_case(net: Network, device: str, precision: str) -> str:

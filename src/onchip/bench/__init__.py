@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _HOME = {
     "decode": "onchip.bench.decode", "digits": "onchip.bench.digits", "sentiment": "onchip.bench.sentiment",
     "faces": "onchip.bench.faces", "imported": "onchip.bench.imported", "backprop": "onchip.bench.backprop",
-    "mlp": "onchip.bench.mlp", "scan": "onchip.bench.scan",
+    "mlp": "onchip.bench.mlp", "scan": "onchip.bench.scan", "pointwise": "onchip.bench.pointwise",
 }  # fmt: skip
-ON_GPU = ("decode", "mlp", "scan")  # those that have cases for a GPU
+ON_GPU = ("decode", "mlp", "scan", "pointwise")  # those that have cases for a GPU
 
 
 class _Cases(Mapping[str, "Callable[[Options], list[Case]]"]):

@@ -11,13 +11,13 @@ from onchip.cli.talk import print_json
 
 Argument, Option = typer.Argument, typer.Option
 RESULTS = Path("benchmarks") / "results"
-NAMES = "decode, digits, sentiment, faces, imported, backprop, mlp, scan"
+NAMES = "decode, digits, sentiment, faces, imported, backprop, mlp, scan, pointwise"
 
 
 def bench(
     names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help=f"{NAMES}; all if not given.")] = None,
     device: Annotated[
-        str, Option(help="auto, cpu, cuda or cuda:N; so far decode, mlp and scan run on a GPU.")
+        str, Option(help="auto, cpu, cuda or cuda:N; so far decode, mlp, scan and pointwise run on a GPU.")
     ] = "auto",
     peers: Annotated[
         bool,

@@ -51,6 +51,7 @@ struct Run {
     Operand operands[MOST_OPERANDS];
     Step step[MOST_STEPS];
 };
+static_assert(sizeof(Operand) == 16 + 16 * MOST_LEVELS && sizeof(Step) == 12, "the host packs other structs");
 using Numbers = float[GROUPS][4];
 
 // -- operations beside activation.cuh's ---------------------------------------------------------------------------

@@ -55,7 +55,7 @@ PROGRAM = Program(
     SOURCE,
     f"pointwise<Unary<{', '.join(row.cuda for row in UNARY)}>, Binary<{', '.join(row.cuda for row in BINARY)}>>",
 )
-BUDGET = Budget(registers=48, spill_bytes=160)  # spills: of GELU, whose 16 erfc would like more at the same time
+BUDGET = Budget(registers=48, spill_bytes=224)  # spills: of GELU alone, of 16 erfc at the same time
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class Pointwise:
     precisions = tuple(PRECISIONS)  # it computes in float32
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """The longest run, and what of it stands in front of its last Casts and Reshapes: another kernel may take
-        those along. Not every part of it: a long chain would have too many."""
+        """The longest run, and what of it stands in front of its last Casts and Reshapes, where a layer of another kind
+        follows: its kernel may take those along. Not every part of it: a long chain would have too many."""
         first = net.nodes[start]
         if job.is_training or (why := why_not(net, first)) is None:
             return
@@ -147,6 +147,9 @@ class Pointwise:
             yield Refusal(self.name, first.name, why)
             return
         yield _claim(net, nodes, run)
+        following = next(net.nodes_from(start + len(nodes)), None)
+        if following is None or why_not(net, following) is not None:
+            return
         behind = len(list(takewhile(lambda node: isinstance(node.layer, Cast | Reshape), reversed(nodes))))
         if 0 < behind < len(nodes):
             try:
@@ -164,7 +167,7 @@ def _fitting(net: Network, start: int) -> list[Node]:
         if net.types[node.name].row_size != size or why_not(net, node) != "" or moves_only(net, node) != moves:
             break
         found.append(node)
-        if len(found) == MOST_STEPS:
+        if len(found) == MOST_STEPS - 2:  # the first step loads, the last one gives
             break
     return found
 

@@ -22,8 +22,14 @@ struct Index {
     unsigned x;
 };
 static Index threadIdx, blockIdx, gridDim;
+struct uint2 {
+    unsigned x, y;
+};
 struct uint4 {
     unsigned x, y, z, w;
+};
+struct float4 {
+    float x, y, z, w;
 };
 
 namespace emulated {
@@ -211,6 +217,11 @@ static float __int_as_float(int bits) { return same_bits<float>(bits); }
 static double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
 static int __ffs(unsigned bits) { return __builtin_ffs(bits); }
 static unsigned atomicAdd(unsigned* at, unsigned by) { return (*at += by) - by; }
+static unsigned long long atomicMin(unsigned long long* at, unsigned long long v) {
+    const unsigned long long before = *at;
+    if (v < before) *at = v;
+    return before;
+}
 template <class T> T min(T a, T b) { return b < a ? b : a; }
 
 template <class T> T __ldcs(const T* from) {

@@ -17,11 +17,13 @@ from onchip.kernels.reference.scan import scan as scan_reference
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 from onchip.runtime.engine import compile, find_device
 from onchip.runtime.scan import scan
-from onchip.spec.build import mlp
+from onchip.spec.build import mlp, sequential
 from onchip.spec.io import with_io
+from onchip.spec.layers import Embedding, TokenConv
+from onchip.spec.layers.embedding import ID_DTYPES
 from onchip.spec.network import Network
 from onchip.spec.scan_op import ScanOp
-from onchip.spec.types import numpy_dtype
+from onchip.spec.types import TensorType, numpy_dtype
 
 ROWS = (1, 7, 100)  # less than a tile, an odd number, several tiles with a part of one
 EXPECTED_ROWS = 1 << 20  # small networks then run two blocks of rows at a time
@@ -42,7 +44,17 @@ HALF_IO = ("decode", "odd widths")  # these also with x and y in half precision
 
 def cases() -> list[tuple[str, Network]]:
     halves = [(f"{name}, {io}", with_io(NETWORKS[name], io)) for name in HALF_IO for io in ("float16", "bfloat16")]
-    return [*NETWORKS.items(), *halves]
+    return [*NETWORKS.items(), *halves, *lookups()]
+
+
+def lookups() -> list[tuple[str, Network]]:
+    """Rows of a table and sums of such rows, of ids."""
+    table = np.random.default_rng(1).standard_normal((120, 37), dtype=np.float32)
+    given = TensorType(("B", 5), "int64")
+    return [
+        ("look-ups", sequential(given, [("e", Embedding())], {"e.weight": table})),
+        ("sums", sequential(given, [("c", TokenConv())], {"c.weight": table.reshape(40, 3, 37)})),
+    ]
 
 
 def run_case(net: Network, device: str, precision: str) -> str:
@@ -52,7 +64,10 @@ def run_case(net: Network, device: str, precision: str) -> str:
     except (PlanError, DeviceError) as error:  # the device is here: what it refuses is the precision or the layer
         return f"left out: {error.what}"
     given = net.input
-    x = np.random.default_rng(0).standard_normal((1000, *given.row_shape)).astype(numpy_dtype(given.dtype))
+    generator, shape = np.random.default_rng(0), (1000, *given.row_shape)
+    is_ids = given.dtype in ID_DTYPES
+    x = generator.integers(0, 40, shape) if is_ids else generator.standard_normal(shape)
+    x = x.astype(numpy_dtype(given.dtype))
     truth = reference.forward(net, x)
     naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)  # many rows: a steady yardstick
     allowed = FACTOR * naive + ULPS * max(ULP[precision], DTYPE_ULP.get(net.output.dtype, 0.0))

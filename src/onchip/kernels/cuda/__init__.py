@@ -1,9 +1,10 @@
 """CUDA's kernels, in the order in which the planner asks them. Nothing here needs a GPU."""
 
 from onchip.kernels.cuda.cast import CastAlone
+from onchip.kernels.cuda.gather import Gather
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
 from onchip.kernels.cuda.scan import ScanAlone
 from onchip.plan.kernel import Kernel
 
-KERNELS: tuple[Kernel, ...] = (MlpTensor(), MlpFused(), CastAlone(), ScanAlone())
+KERNELS: tuple[Kernel, ...] = (MlpTensor(), MlpFused(), CastAlone(), ScanAlone(), Gather())

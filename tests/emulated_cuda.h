@@ -226,6 +226,11 @@ static float __fdividef(float a, float b) { return a / b; }
 #define __expf expf  // the C library has one of its own
 static int __ffs(unsigned bits) { return __builtin_ffs(bits); }
 static unsigned atomicAdd(unsigned* at, unsigned by) { return (*at += by) - by; }
+static unsigned long long atomicMin(unsigned long long* at, unsigned long long v) {
+    const unsigned long long before = *at;
+    if (v < before) *at = v;
+    return before;
+}
 template <class T> T min(T a, T b) { return b < a ? b : a; }
 
 template <class T> T __ldcs(const T* from) {

@@ -376,3 +376,23 @@ def floats(pointer: int, *shape: int) -> np.ndarray:
     """The fake GPU's memory as an array."""
     count = int(np.prod(shape))
     return np.ctypeslib.as_array((ctypes.c_float * count).from_address(pointer)).reshape(shape)
+
+
+class Array:
+    """An array on the fake GPU, as a library shows it."""
+
+    def __init__(self, gpu: Gpu, values: np.ndarray, **facts: Any) -> None:
+        self.buffer = gpu.upload(np.asarray(values))
+        self.values, self.facts = values, facts
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.values.shape, "typestr": self.values.dtype.str, "data": (self.buffer.pointer, False),
+            "strides": None, "version": 3, "stream": 1234, **self.facts,
+        }  # fmt: skip
+
+    @property
+    def now(self) -> np.ndarray:
+        held = np.ctypeslib.as_array((ctypes.c_uint8 * self.values.nbytes).from_address(self.buffer.pointer))
+        return held.view(self.values.dtype).reshape(self.values.shape).copy()

@@ -33,7 +33,7 @@ class MeddlingBackend(CpuBackend):
             return run
 
         bound = super().bind(plan)
-        bound.steps = [dataclasses.replace(step, launch=meddled(step.launch)) for step in bound.steps]
+        bound._steps = [dataclasses.replace(step, launch=meddled(step.launch)) for step in bound._steps]
         return bound
 
 

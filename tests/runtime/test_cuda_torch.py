@@ -10,6 +10,9 @@ from checks import random_mlp, rows
 from gpu_networks import BATCHES, DECODE, NET, two_groups
 from onchip.errors import InputError, ShapeError
 from onchip.runtime.engine import compile
+from onchip.spec.build import sequential
+from onchip.spec.layers import CumSum
+from onchip.spec.types import TensorType
 
 pytestmark = pytest.mark.gpu
 
@@ -187,6 +190,76 @@ def test_two_groups_in_torch_become_a_graph(torch):
             assert np.array_equal(got.cpu().numpy(), exact)
     kept = [entry for entry in two._bound._graphs.values() if entry is not None]
     assert len(kept) >= 1
+
+
+def ten_groups():
+    """Ten launches, one input and one output: sums one behind the other, each a group of its own."""
+    layers = [(f"s{i}", CumSum(1)) for i in range(10)]
+    return sequential(TensorType(("B", 50)), layers, {})
+
+
+def test_many_launches_with_ever_other_tensors(torch):
+    """One graph, whose first and last kernel are updated: what was launched before is not disturbed."""
+    ten = compile(ten_groups(), device="cuda")
+    assert len(ten.plan.groups) == 10
+    xs = [torch.from_numpy(rows(64, 50, seed=i)).cuda() for i in range(4)]
+    wants = [ten(x.cpu().numpy()) for x in xs]
+    outs = [torch.empty(64, 50, device="cuda") for _ in range(20)]
+    for turn in range(3):
+        for y in outs:
+            y.fill_(float("nan"))
+        for i, y in enumerate(outs):  # all of them on their way before the first is looked at
+            ten(xs[(i + turn) % 4], out=y)
+        for i, y in enumerate(outs):
+            assert np.array_equal(y.cpu().numpy(), wants[(i + turn) % 4])
+
+
+def test_many_launches_on_many_streams_and_threads(torch):
+    ten, failures = compile(ten_groups(), device="cuda"), []
+
+    def work(seed):
+        try:
+            streams = [torch.cuda.Stream() for _ in range(3)]
+            for B in (64, 300):
+                x = torch.from_numpy(rows(B, 50, seed=seed)).cuda()
+                want = ten(x.cpu().numpy())
+                torch.cuda.synchronize()
+                outs = [torch.zeros(B, 50, device="cuda") for _ in range(7)]
+                torch.cuda.synchronize()
+                for i in range(40):
+                    with torch.cuda.stream(streams[i % 3]):
+                        ten(x, out=outs[i % 7])
+                torch.cuda.synchronize()
+                failures.extend((seed, B) for y in outs if not np.array_equal(y.cpu().numpy(), want))
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_the_host_time_of_many_launches(torch):
+    """A graph launch, and an update for the kernel that writes where nobody wrote before."""
+    ten, x = compile(ten_groups(), device="cuda"), torch.randn(64, 50, device="cuda")
+    outs = [torch.empty(64, 50, device="cuda") for _ in range(20)]
+
+    def median_us(given):
+        times = []
+        for i in range(600):
+            if i % 20 == 0:
+                torch.cuda.synchronize()  # the queue never fills
+            started = time.perf_counter()
+            ten(x, out=given[i % len(given)])
+            times.append(time.perf_counter() - started)
+        return np.median(times[100:]) * 1e6
+
+    same, other = median_us(outs[:1]), median_us(outs)
+    print(f"ten groups at B = 64: {same:.1f} us with the same tensors, {other:.1f} us with 20 outs in turn")
+    assert other < same + 15
 
 
 def test_threads_with_streams_of_their_own(engine, torch):

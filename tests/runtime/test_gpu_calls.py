@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from checks import random_mlp, rows
-from fake_cuda import FREE_BYTES, FakeDriver, fake_gpu, floats
+from fake_cuda import FREE_BYTES, Array, FakeDriver, fake_gpu, floats
 from onchip.errors import DeviceError, InputError, KernelError, ShapeError
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.plan.device import A100, H200
@@ -182,25 +182,6 @@ def two_groups(gpu, driver, monkeypatch):
 
     driver.run = run
     return Engine(plan, CudaBackend(0), "cuda:0")
-
-
-class Array:
-    """An array on the fake GPU, as a library shows it."""
-
-    def __init__(self, gpu, values, **facts):
-        self.buffer = gpu.upload(np.asarray(values))
-        self.values, self.facts = values, facts
-
-    @property
-    def __cuda_array_interface__(self):
-        return {
-            "shape": self.values.shape, "typestr": self.values.dtype.str, "data": (self.buffer.pointer, False),
-            "strides": None, "version": 3, "stream": 1234, **self.facts,
-        }  # fmt: skip
-
-    @property
-    def now(self):
-        return floats(self.buffer.pointer, *self.values.shape).copy()
 
 
 def test_the_same_rows_at_the_same_place_become_a_graph(two_groups, driver, gpu):

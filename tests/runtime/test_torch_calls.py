@@ -1,5 +1,6 @@
 """torch tensors through the lean path, with a driver in Python: what is launched, replayed and refused. No GPU."""
 
+import ctypes
 import dataclasses
 import threading
 
@@ -9,6 +10,7 @@ import pytest
 from checks import random_mlp, rows
 from fake_cuda import FakeDriver, fake_gpu, floats
 from onchip.errors import InputError, KernelError, ShapeError
+from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.plan.device import H200
 from onchip.plan.planner import make_plan
@@ -16,7 +18,8 @@ from onchip.runtime.cuda import driver as driver_module
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_plan import MOST_GRAPHS
 from onchip.runtime.engine import Engine
-from onchip.spec.layers import Linear
+from onchip.spec.build import sequential
+from onchip.spec.layers import CumSum, Embedding, Linear
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
 
@@ -365,3 +368,49 @@ def test_rows_that_go_in_chunks_stay_on_the_long_way(two_launches, driver):
         after = driver.calls.count("cuLaunchKernelEx") + 2 * driver.calls.count("cuGraphLaunch")
         assert after - before >= 2 * 3
         np.testing.assert_array_equal(y.numpy(), x.numpy() @ weights["u"].T @ weights["v"].T)
+
+
+# -- ids -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_ids_are_looked_at_by_the_kernel_and_told_later(monkeypatch, said, groups):
+    """Launched, captured and replayed: the word of a stream is where its kernels write."""
+    monkeypatch.setattr(driver_module, "_lost", [])
+    driver = FakeDriver(lambda kernel: 8 if "gather" in kernel else 4)
+    fake_gpu(monkeypatch, driver)
+
+    def run(launched):
+        if "gather" in launched.kernel:
+            ids, _, _, status, count, V = launched.words[:6]
+            given = np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(ids))
+            words = (ctypes.c_uint64 * 3).from_address(status)
+            for place in np.flatnonzero((given < 0) | (given >= V)).tolist():
+                told = [place << 24 | int(given[place]) >> 24 * i & 0xFFFFFF for i in range(3)]
+                words[:] = list(map(min, words, told))
+
+    driver.run = run
+    layers = [("e", Embedding()), ("s", CumSum(1))][:groups]
+    net = sequential(TensorType(("B", 5), "int64"), layers, {"e.weight": rows(9, 4)})
+    engine = Engine(make_plan(net, H200, KERNELS), CudaBackend(0), "cuda:0")
+    assert len(engine.plan.groups) == groups
+    good, y = tensor(np.zeros((7, 5), np.int64)), tensor(np.zeros((7, 5, 4), np.float32))
+    bad, z = tensor(np.zeros((7, 5), np.int64)), tensor(np.zeros((7, 5, 4), np.float32))
+    bad[6, 4], bad[3, 2] = 2**60, -4
+    for said.stream in (5, 6, 5):
+        for _ in range(4):
+            for out in (y, z):
+                engine(bad, out=out)
+                with pytest.raises(InputError, match="row 3, position 2: id -4, expected 0 to 8"):
+                    engine(good, out=y)
+                engine(good, out=out)
+    driver.calls.clear()
+    engine(good, out=out)
+    assert driver.calls == REPLAY
+    assert "cuStreamSynchronize" not in driver.calls
+    said.stream = 6
+    engine(bad, out=out)
+    said.stream = 5
+    with pytest.raises(InputError, match="row 3"):  # told whoever calls next
+        engine(good, out=y)
+    engine.wait()

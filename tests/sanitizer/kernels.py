@@ -19,7 +19,23 @@ from onchip.runtime.engine import compile, find_device
 from onchip.runtime.scan import scan
 from onchip.spec.build import mlp, sequential
 from onchip.spec.io import with_io
-from onchip.spec.layers import GELU, Add, Cast, Reshape, Sigmoid, Tanh
+from onchip.spec.layers import (
+    GELU,
+    Add,
+    AvgPool2d,
+    Cast,
+    Concat,
+    Embedding,
+    GlobalMean,
+    MaxPool2d,
+    Permute,
+    Reshape,
+    Sigmoid,
+    Softmax,
+    Tanh,
+    TokenConv,
+)
+from onchip.spec.layers.embedding import ID_DTYPES
 from onchip.spec.network import Network, Node
 from onchip.spec.scan_op import ScanOp
 from onchip.spec.types import TensorType, numpy_dtype
@@ -53,12 +69,39 @@ POINTWISE = {
         {"c": np.arange(3, dtype=np.float32)[:, None]},
     ),
 }
+GENERAL = {  # kernels with sizes at run time
+    "pools": sequential(
+        TensorType(("B", 3, 9, 8)),
+        [("p", MaxPool2d((2, 2))), ("s", Softmax(1)), ("t", Permute((0, 3, 2, 1))), ("m", GlobalMean((1, 3)))],
+        {},
+    ),
+    "branches": Network(
+        {"x": TensorType(("B", 5, 6, 7))},
+        (
+            Node("p", AvgPool2d((3, 3), (1, 1), (1, 1, 1, 1)), ("x",)),
+            Node("c", Concat(1), ("x", "p")),
+            Node("s", Softmax(), ("c",)),
+        ),
+        ("s",),
+        {},
+    ),
+}
 HALF_IO = ("decode", "odd widths")  # these also with x and y in half precision
 
 
 def cases() -> list[tuple[str, Network]]:
     halves = [(f"{name}, {io}", with_io(NETWORKS[name], io)) for name in HALF_IO for io in ("float16", "bfloat16")]
-    return [*NETWORKS.items(), *halves, *POINTWISE.items()]
+    return [*NETWORKS.items(), *halves, *POINTWISE.items(), *GENERAL.items(), *lookups()]
+
+
+def lookups() -> list[tuple[str, Network]]:
+    """Rows of a table and sums of such rows, of ids."""
+    table = np.random.default_rng(1).standard_normal((120, 37), dtype=np.float32)
+    given = TensorType(("B", 5), "int64")
+    return [
+        ("look-ups", sequential(given, [("e", Embedding())], {"e.weight": table})),
+        ("sums", sequential(given, [("c", TokenConv())], {"c.weight": table.reshape(40, 3, 37)})),
+    ]
 
 
 def run_case(net: Network, device: str, precision: str) -> str:
@@ -68,7 +111,10 @@ def run_case(net: Network, device: str, precision: str) -> str:
     except (PlanError, DeviceError) as error:  # the device is here: what it refuses is the precision or the layer
         return f"left out: {error.what}"
     given = net.input
-    x = np.random.default_rng(0).standard_normal((1000, *given.row_shape)).astype(numpy_dtype(given.dtype))
+    generator, shape = np.random.default_rng(0), (1000, *given.row_shape)
+    is_ids = given.dtype in ID_DTYPES
+    x = generator.integers(0, 40, shape) if is_ids else generator.standard_normal(shape)
+    x = x.astype(numpy_dtype(given.dtype))
     truth = reference.forward(net, x)
     naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)  # many rows: a steady yardstick
     allowed = FACTOR * naive + ULPS * max(ULP[precision], DTYPE_ULP.get(net.output.dtype, 0.0))

@@ -16,7 +16,7 @@ from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
 from onchip.plan.step_info import StepInfo
 from onchip.runtime.cpu import CpuBackend, this_cpu
-from onchip.runtime.overlap import Span, check_apart
+from onchip.runtime.overlap import check_apart
 from onchip.spec.io import IO, with_io
 from onchip.spec.layers import Embedding, TokenConv
 from onchip.spec.layers.embedding import ID_DTYPES
@@ -182,7 +182,7 @@ class Engine:
                 hint = "all inputs and outputs on the GPU, or all NumPy"
                 raise InputError("arrays of different kinds", got=got, expected="NumPy", hint=hint)
             _check_out(array, (B, *wanted.row_shape), wanted.type.dtype)
-        check_apart([_span(array) for array in given_out], [_span(array) for array in inputs])
+        check_apart(given_out, inputs, np.may_share_memory)
         return given_out
 
     def _run(self, inputs: dict[str, Array], made: tuple[Array, ...], B: int) -> None:
@@ -235,10 +235,6 @@ def check_rows(x: Any, expected: TensorType) -> Array:
             "input has another dtype", got=x.dtype.name, expected=expected.dtype, hint=f"x.astype(np.{expected.dtype})"
         )
     return np.ascontiguousarray(x, dtype)  # native byte order
-
-
-def _span(array: Array) -> Span:
-    return array.ctypes.data, array.nbytes
 
 
 def _check_out(out: Array, shape: tuple[int, ...], dtype: str) -> None:

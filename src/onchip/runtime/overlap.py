@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from onchip.errors import ShapeError
 
-Span = tuple[int, int]  # where it begins, and its bytes
+T = TypeVar("T")
 
 
-def is_apart(a: Span, b: Span) -> bool:
-    return a[0] + a[1] <= b[0] or b[0] + b[1] <= a[0]
+def is_apart(a: int, a_bytes: int, b: int, b_bytes: int) -> bool:
+    """Whether memory that begins at a, and memory that begins at b, have no byte in common."""
+    return a + a_bytes <= b or b + b_bytes <= a
 
 
-def check_apart(outputs: Sequence[Span], inputs: Sequence[Span]) -> None:
-    """ShapeError where an output shares memory with an input or another output."""
+def check_apart(outputs: Sequence[T], inputs: Iterable[T], shares: Callable[[T, T], bool]) -> None:
+    """ShapeError where an output shares memory with an input or another output.
+
+    shares(a, b)  whether two of them do: NumPy's `may_share_memory`, or the opposite of `is_apart`
+    """
     for i, made in enumerate(outputs):
-        if not all(is_apart(made, other) for other in (*outputs[i + 1 :], *inputs)):
-            raise ShapeError("out overlaps an input or another out", expected="memory of its own for each")
+        for other in (*outputs[i + 1 :], *inputs):
+            if shares(made, other):
+                raise ShapeError("out overlaps an input or another out", expected="memory of its own for each")

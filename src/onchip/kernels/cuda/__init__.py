@@ -1,6 +1,7 @@
 """CUDA's kernels, in the order in which the planner asks them. Nothing here needs a GPU."""
 
 from onchip.kernels.cuda.concat import ConcatAlone
+from onchip.kernels.cuda.gather import Gather
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
 from onchip.kernels.cuda.permute import PermuteAlone
@@ -14,5 +15,5 @@ from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
     View("cuda"), MlpTensor(), MlpFused(), ProductAlone(), Pointwise(), PermuteAlone(), ConcatAlone(), PoolAlone(),
-    ReduceAlone(), ScanAlone(),
+    ReduceAlone(), ScanAlone(), Gather(),
 )  # fmt: skip

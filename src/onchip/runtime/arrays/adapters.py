@@ -21,7 +21,7 @@ import numpy as np
 from onchip.errors import InputError
 from onchip.runtime.arrays import dlpack
 from onchip.runtime.cuda.gpu import Buffer, Event, Gpu
-from onchip.runtime.overlap import Span
+from onchip.runtime.overlap import is_apart
 from onchip.spec.types import DTYPE_BYTES, TensorType, numpy_dtype
 
 LEGACY_STREAM = 1  # CUDA's default stream, which waits for all others that are not declared independent of it
@@ -43,9 +43,8 @@ class ArrayView:
     def nbytes(self) -> int:
         return math.prod(self.shape) * DTYPE_BYTES.get(self.dtype, 0)
 
-    @property
-    def span(self) -> Span:
-        return self.pointer, self.nbytes
+    def overlaps(self, other: ArrayView) -> bool:
+        return not is_apart(self.pointer, self.nbytes, other.pointer, other.nbytes)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"

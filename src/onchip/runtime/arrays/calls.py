@@ -56,7 +56,7 @@ class DeviceCalls:
             raise ShapeError("the inputs have different numbers of rows", got=got, expected="one number")
         outs = self._make_outs(B, stream) if out is None else out if isinstance(out, tuple) else (out,)
         outputs = self._check_outs(outs, B, stream)
-        check_apart([made.span for made in outputs], [given.span for given in inputs.values()])
+        check_apart(outputs, inputs.values(), ArrayView.overlaps)
         if B:
             with self._bound.gpu:
                 self._run(inputs, outputs, B, stream)
@@ -159,31 +159,34 @@ class _OneLaunch:
 
     def __init__(self, bound: BoundPlan, refuses_graphs: Callable[[], bool], rows: BoundRows, B: int) -> None:
         self.graphs: dict[Key, Graph] = {}
-        self._bound, self._B, self._refuses_graphs = bound, B, refuses_graphs
+        self._bound, self._B, self._refuses_graphs, self._fits = bound, B, refuses_graphs, _Fits(bound, B)
         (launches,) = (launches for _, launches in rows.steps)
         assert launches.pointers is not None
         self._pointers, (self._call,) = launches.pointers, launches.calls
         self._by_places: dict[tuple[int, int], Graph] = {}  # it may run on any stream
         self._last = (0, 0)
 
-    def __call__(self, key: Key) -> None:
-        """Launch with x and y at these places. The second time in a row, and from then on, it is a graph; what has one
-        already does not come here."""
+    def __call__(self, key: Key) -> bool:
+        """Launch with x and y at these places; False if they cannot lie there. The second time in a row, and from then
+        on, it is a graph; what has one already does not come here."""
         x_at, y_at, stream = key
+        if not self._fits(x_at, y_at):
+            return False
         places = x_at, y_at
-        if self._refuses_graphs() or (places != self._last and places not in self._by_places):
+        if (places != self._last and places not in self._by_places) or self._refuses_graphs():
             self._last = places
             self._pointers[0].value, self._pointers[1].value = places
             self._call.launch(stream)
-            return
+            return True
         if places not in self._by_places:
             if len(self._by_places) >= MOST_GRAPHS:
                 self._forget(next(iter(self._by_places)))  # the oldest
-            self._by_places[places] = self._bound.capture(self._B, _by_name(self._bound, places), stream).graph
+            self._by_places[places] = self._bound.capture(self._B, self._fits.named(x_at, y_at), stream).graph
         if len(self.graphs) >= 4 * MOST_GRAPHS:
             self.graphs.clear()  # there are many streams: what comes again is found by its places
         self.graphs[key] = self._by_places[places]
         self.graphs[key].launch(stream)
+        return True
 
     def _forget(self, places: tuple[int, int]) -> None:
         del self._by_places[places]
@@ -197,31 +200,49 @@ class _Launches:
     def __init__(self, bound: BoundPlan, refuses_graphs: Callable[[], bool], rows: BoundRows, B: int) -> None:
         self.graphs: dict[Key, Graph] = {}
         self._bound, self._rows, self._B, self._refuses_graphs = bound, rows, B, refuses_graphs
+        self._fits = _Fits(bound, B)
         self._by_stream: dict[int, tuple[PlanGraph, Key]] = {}
 
-    def __call__(self, key: Key) -> None:
-        *places, stream = key
-        bound, pointers = self._bound, _by_name(self._bound, places)
-        status = bound.found.pointer(stream) if bound.found is not None else 0
+    def __call__(self, key: Key) -> bool:
+        x_at, y_at, stream = key
+        if not self._fits(x_at, y_at):
+            return False
+        bound, pointers = self._bound, self._fits.named(x_at, y_at)
+        found = self._by_stream.get(stream)
         if self._refuses_graphs():
-            bound.launch(self._rows, pointers, stream, status)
-            return
-        if stream in self._by_stream:
-            graph, before = self._by_stream[stream]
+            bound.launch(self._rows, pointers, stream, self._status(stream))
+            return True
+        if found is not None:
+            graph, before = found
             self.graphs.pop(before, None)
             graph.point(pointers)
         else:
             if len(self._by_stream) >= MOST_GRAPHS:
                 self._by_stream.clear()
                 self.graphs.clear()
-            graph = bound.capture(self._B, pointers, stream, status)
+            graph = bound.capture(self._B, pointers, stream, self._status(stream))
         self._by_stream[stream], self.graphs[key] = (graph, key), graph.graph
         graph.launch(stream)
+        return True
+
+    def _status(self, stream: int) -> int:
+        found = self._bound.found
+        return found.pointer(stream) if found is not None else 0
 
 
-def _by_name(bound: BoundPlan, places: Sequence[int]) -> dict[str, int]:
-    net = bound.plan.network
-    return dict(zip((*net.inputs, *net.outputs), places, strict=True))
+class _Fits:
+    """Where B rows of x and y may lie."""
+
+    def __init__(self, bound: BoundPlan, B: int) -> None:
+        net = bound.plan.network
+        (self._x,), (self._y,) = net.inputs, net.outputs
+        self._x_bytes, self._y_bytes = net.input.row_bytes * B, net.output.row_bytes * B
+
+    def __call__(self, x_at: int, y_at: int) -> bool:
+        return not (x_at | y_at) % ALIGN_BYTES and is_apart(x_at, self._x_bytes, y_at, self._y_bytes)
+
+    def named(self, x_at: int, y_at: int) -> dict[str, int]:
+        return {self._x: x_at, self._y: y_at}
 
 
 def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
@@ -260,10 +281,8 @@ def torch_run(kind: Torch, bound: BoundPlan, long_way: Run) -> Run:
         graph = graphs.get(key)  # where there is one, x and y are aligned and do not overlap
         if graph is not None and not refuses_graphs():
             graph.launch(on)
-        elif (key[0] | key[1]) % ALIGN_BYTES or not is_apart((key[0], x.nbytes), (key[1], out.nbytes)):
+        elif not launch(key):
             return long_way(rows, out)
-        else:
-            launch(key)
         return out
 
     def learn(rows: Sequence[Any]) -> None:

@@ -88,34 +88,34 @@ class BoundPlan:
         """
         if self.found is not None:
             self.found.raise_found(stream)
-        return self._enqueue(pointers, B, stream, self.found)
+        return Ticket(self.gpu, stream, self.found, self._enqueue(pointers, B, stream, self.found))
 
-    def _enqueue(self, pointers: Mapping[str, int], B: int, stream: int, found: StatusWords | None) -> Ticket:
-        types, first_rows = self.plan.network.types, []
-        rows = self._rows_at_a_time(B)
-        for first in range(0, B, rows):  # one chunk behind the other
-            places = pointers
-            if first:
-                places = {name: pointer + first * types[name].row_bytes for name, pointer in pointers.items()}
-            status = found.pointer(stream, first) if found is not None else 0
-            self._enqueue_rows(places, min(rows, B - first), stream, status)
-            first_rows.append(first)
-        return Ticket(self.gpu, stream, found, first_rows)
-
-    def _rows_at_a_time(self, B: int) -> int:
-        """All of them, or as many as there is memory for what lies between groups."""
-        while (needed := self.at(B).arena_bytes) > self.most_arena_bytes and B > CHUNK_UNIT:
-            B = max(1, B * self.most_arena_bytes // needed // CHUNK_UNIT) * CHUNK_UNIT
-        return B
-
-    def _enqueue_rows(self, pointers: Mapping[str, int], B: int, stream: int, status: int) -> None:
+    def _enqueue(
+        self, pointers: Mapping[str, int], B: int, stream: int, found: StatusWords | None, first: int = 0
+    ) -> Sequence[int]:
+        """The first rows of the chunks that it went in, counted from `first`: one behind the other."""
         bound = self.at(B)
+        if bound.arena_bytes > self.most_arena_bytes and B > CHUNK_UNIT:  # for what lies between groups
+            return self._enqueue_chunks(pointers, B, stream, found, first)
+        status = found.pointer(stream, first) if found is not None else 0
         if bound.arena_bytes == 0 and len(bound.steps) == 1:
             self._launch(bound, pointers, 0, stream, status)
         elif self.debug or self.gpu.is_capturing(stream):
             self.launch(bound, pointers, stream, status)
         else:
             self._launch_repeated(bound, pointers, B, stream, status)
+        return (first,)
+
+    def _enqueue_chunks(
+        self, pointers: Mapping[str, int], B: int, stream: int, found: StatusWords | None, first: int
+    ) -> Sequence[int]:
+        fitting = B * self.most_arena_bytes // self.at(B).arena_bytes
+        rows = max(1, fitting // CHUNK_UNIT) * CHUNK_UNIT
+        types, first_rows = self.plan.network.types, list[int]()
+        for row in range(0, B, rows):
+            places = {name: pointer + row * types[name].row_bytes for name, pointer in pointers.items()}
+            first_rows += self._enqueue(places, min(rows, B - row), stream, found, first + row)
+        return first_rows
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         """Run the network on B rows of the host; returns when the outputs are complete.
@@ -133,10 +133,13 @@ class BoundPlan:
             return
         names = (*inputs, *outputs)
 
-        def enqueue(given: Sequence[int], made: Sequence[int], rows: int, stream: int) -> Ticket:
-            if (found := self._found_staged) is not None:
+        found = self._found_staged
+
+        def enqueue(given: Sequence[int], made: Sequence[int], rows: int, stream: int) -> Ticket | None:
+            if found is not None:
                 found.clear(stream)  # of a batch that failed
-            return self._enqueue(dict(zip(names, (*given, *made), strict=True)), rows, stream, found)
+            first_rows = self._enqueue(dict(zip(names, (*given, *made), strict=True)), rows, stream, found)
+            return Ticket(self.gpu, stream, found, first_rows) if found is not None else None
 
         staging_of(self.gpu).run(list(inputs.values()), list(outputs.values()), B, enqueue)
 
@@ -225,8 +228,11 @@ class BoundPlan:
         if found is None or found.nbytes < nbytes:
             if len(self._arenas) >= MOST_CALLS:
                 self._arenas.clear()  # graphs keep theirs
+            # Graphs of fewer rows keep the smaller one that they were made with: so it grows in few steps.
+            grown = 2 * found.nbytes if found is not None else 0
             with self.gpu.relaxed():
-                found = self._arenas[key] = self.gpu.reserve(nbytes, self.row_bytes)
+                found = self.gpu.reserve(max(nbytes, min(grown, self.most_arena_bytes)), self.row_bytes)
+            self._arenas[key] = found
         return found
 
     def _launch_repeated(self, bound: BoundRows, pointers: Mapping[str, int], B: int, stream: int, status: int) -> None:

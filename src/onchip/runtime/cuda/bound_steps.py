@@ -54,6 +54,7 @@ class BoundSteps:
         self._statuses: list[tuple[Any, int]] = []
         for launch in steps.launches:
             self._bind(gpu, launch)
+        self.status_bytes = len(self._statuses) * STATUS_BYTES
         in_order = all(launch.after is None for launch in steps.launches)
         self._branches = None if in_order else _Branches(gpu, steps.launches)
 
@@ -129,10 +130,6 @@ class BoundSteps:
             call.launch(stream)
             if behind is not None:
                 behind(stream)
-
-    @property
-    def status_bytes(self) -> int:
-        return len(self._statuses) * STATUS_BYTES
 
     @property
     def pointers(self) -> tuple[Any, Any] | None:

@@ -16,7 +16,6 @@ from onchip.runtime.arrays.adapters import ArrayAdapter, ArrayView
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.staging import SLOT_BYTES, staging_of
-from onchip.runtime.overlap import is_apart
 from onchip.spec.recipe import Array
 from onchip.spec.scan_op import ScanOp, check_axis, check_dtype, check_out
 from onchip.spec.types import BATCH, DTYPE_BYTES, TensorType
@@ -65,7 +64,7 @@ def scan_there(x: Any, kind: ArrayAdapter, gpu: Gpu, how: ScanOp, axis: int, out
     check_out(made.shape, made.dtype, shape, dtype)
     if not made.is_writable:
         raise InputError("out cannot be written to", got=kind.name, hint="y = onchip.scan(x), without out")
-    if made.pointer != given.pointer and not is_apart(made.span, given.span):
+    if made.pointer != given.pointer and made.overlaps(given):
         raise ShapeError("out overlaps x", expected="x itself, or memory of its own")
     planned = bound_scan(gpu, how, dtype, (math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :])))
     with gpu:

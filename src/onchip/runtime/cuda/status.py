@@ -70,8 +70,9 @@ class StatusWords:
                 break
         else:
             return
-        if not self._gpu.is_capturing(stream):
-            self._gpu.synchronise(stream)  # the first bad id of all, and not the first that was met
+        with self._gpu:
+            if not self._gpu.is_capturing(stream):
+                self._gpu.synchronise(stream)  # the first bad id of all, and not the first that was met
         for place in list(self._places):
             self.check(*place)
 

@@ -1,0 +1,174 @@
+"""Look-ups on a GPU, Embedding and TokenConv by themselves: the host's side of gather.cu."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    StatusWord,
+    Steps,
+    UInt32,
+    Weight,
+)
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.spec.layers import Embedding, TokenConv
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Recipe, as_is
+from onchip.spec.types import DTYPE_BYTES
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+IDS = {"int32": "int", "int64": "long long"}
+WORDS = {16: "uint4", 8: "uint2", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
+THREADS, BLOCKS_A_UNIT = 256, 5
+
+
+@dataclass(frozen=True)
+class GatherLowering:
+    """gather(ids, table, y, status, count, V, row_words, lane_bits)"""
+
+    ids: StatusWord
+    ids_dtype: str
+    row_bytes: int  # of the table
+    units: int
+
+    @property
+    def word_bytes(self) -> int:
+        return math.gcd(self.row_bytes, max(WORDS))
+
+    @property
+    def program(self) -> Program:
+        return Program(SOURCE, f"gather<{IDS[self.ids_dtype]}, {WORDS[self.word_bytes]}>")
+
+    @property
+    def lane_bits(self) -> int:
+        """Of the threads that copy a row: as many as it has words, up to a block."""
+        return min(self.row_bytes // self.word_bytes - 1, THREADS - 1).bit_length()
+
+    def at(self, B: int) -> Steps:
+        count = B * math.prod(self.ids.row_shape)
+        config = _line(count << self.lane_bits, self.units)
+        sizes = Int64(count), Int64(self.ids.limit), Int64(self.row_bytes // self.word_bytes), UInt32(self.lane_bits)
+        arguments = (Input(0), Weight("table"), Output(0), self.ids, *sizes)
+        return Steps((KernelLaunch(self.program, config, arguments, Budget(registers=48)),))
+
+
+@dataclass(frozen=True)
+class TokenConvLowering:
+    """token_conv(ids, table, bias, y, status, B, S, V, K, C, P, stride, before)"""
+
+    ids: StatusWord
+    dtypes: tuple[str, str]  # of ids, and of the table and y
+    K: int
+    C: int
+    P: int
+    stride: int
+    before: int
+    has_bias: bool
+    units: int
+
+    @property
+    def program(self) -> Program:
+        ids, table = self.dtypes
+        return Program(SOURCE, f"token_conv<{IDS[ids]}, {NUMBERS[table]}>")
+
+    def at(self, B: int) -> Steps:
+        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
+        sizes = Int64(B), Int64(*self.ids.row_shape), Int64(self.ids.limit)
+        window = (UInt32(n) for n in (self.K, self.C, self.P, self.stride, self.before))
+        arguments = (Input(0), Weight("table"), bias, Output(0), self.ids, *sizes, *window)
+        config = _line(B * self.C, self.units)
+        return Steps((KernelLaunch(self.program, config, arguments, Budget(registers=56)),))
+
+
+def _line(threads: int, units: int) -> LaunchConfig:
+    return LaunchConfig((max(1, min(-(-threads // THREADS), units * BLOCKS_A_UNIT)), 1, 1), (THREADS, 1, 1), 0)
+
+
+class Gather:
+    name = "gather"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)  # rows are copied as they are, sums are float32
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        if not isinstance(node.layer, Embedding | TokenConv) or job.is_training:
+            return
+        made = net.types[node.name]
+        if device.arch not in ARCHITECTURES:
+            yield Refusal(self.name, node.name, f"runs on {', '.join(ARCHITECTURES)}, not {device.arch}")
+        elif isinstance(node.layer, TokenConv) and made.dtype not in NUMBERS:
+            yield Refusal(self.name, node.name, f"sums {', '.join(NUMBERS)}, not {made.dtype}")
+        elif isinstance(node.layer, TokenConv) and job.tables != "fp32":
+            yield Refusal(self.name, node.name, f"keeps tables as they are, not in {job.tables}")
+        elif isinstance(node.layer, TokenConv):
+            yield self._token_conv(net, node, node.layer, device)
+        else:
+            yield self._embedding(net, node, device)
+
+    def _embedding(self, net: Network, node: Node, device: Device) -> Claim:
+        ids, made = net.types[node.inputs[0]], net.types[node.name]
+        V, E = net.weights[node.weights["weight"]].shape
+        status = StatusWord(node.inputs[0], ids.row_shape, V)
+        return Claim(
+            kernel=self.name,
+            label=f"{self.name}<{V},{E}>",
+            nodes=(node.name,),
+            price=Price(0, ids.row_bytes + 2 * made.row_bytes),
+            why="one layer by itself",
+            recipes={"table": Recipe.of(as_is, (node.weights["weight"],), (V, E), made.dtype)},
+            facts=GatherLowering(status, ids.dtype, E * DTYPE_BYTES[made.dtype], device.units),
+        )
+
+    def _token_conv(self, net: Network, node: Node, layer: TokenConv, device: Device) -> Claim:
+        ids, made = net.types[node.inputs[0]], net.types[node.name]
+        V, K, C = net.weights[node.weights["weight"]].shape
+        P = int(made.shape[-1])
+        recipes = {"table": Recipe.of(as_is, (node.weights["weight"],), (V, K, C), made.dtype)}
+        if "bias" in node.weights:
+            recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (C,), made.dtype)
+        status = StatusWord(node.inputs[0], ids.row_shape, V)
+        return Claim(
+            kernel=self.name,
+            label=f"{self.name}<{V},{K},{C}>",
+            nodes=(node.name,),
+            price=Price(net.row_flop(node), ids.row_bytes + (K + 1) * made.row_bytes),
+            why="one layer by itself",
+            recipes=recipes,
+            facts=TokenConvLowering(
+                status, (ids.dtype, made.dtype), K, C, P, layer.stride, layer.pads[0], "bias" in recipes,
+                device.units,
+            ),
+        )  # fmt: skip
+
+
+def _rows(ids: str, row_bytes: int) -> Instance:
+    made = GatherLowering(StatusWord("ids", (16,), 1000), ids, row_bytes, 132)
+    return Instance(f"{ids}, rows of {row_bytes} B", lambda device: made.at(1 << 16).launches[0])
+
+
+def _window(*dtypes: str) -> Instance:
+    made = TokenConvLowering(StatusWord("ids", (16,), 1000), (dtypes[0], dtypes[1]), 3, 64, 14, 1, 0, True, 132)
+    return Instance(f"token_conv, {', '.join(dtypes)}", lambda device: made.at(1 << 16).launches[0])
+
+
+INSTANCES = (
+    _rows("int32", 1024), _rows("int64", 1024), _rows("int32", 40), _rows("int32", 12), _rows("int32", 6),
+    _rows("int32", 3), _window("int32", "float32"), _window("int64", "float16"), _window("int32", "bfloat16"),
+)  # fmt: skip

@@ -29,15 +29,17 @@ from onchip.kernels.cpu.image_program import SUPPORTED, lower
 from onchip.kernels.cpu.image_table import BIAS, WEIGHT
 from onchip.kernels.cpu.image_values import Program, UnsupportedError
 from onchip.kernels.cpu.jit import LAUNCH, address, use_threads
+from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.tile import aligned_zeros
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.spec.layers import Convolution
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array
 
 MAX_IMAGES = 16  # of a tile: enough rows for the products of the smallest images, and to pay for reading the weights
 _SHARED_FLOP = 1_000_000  # an operation of a single image; with fewer, waiting for each other costs more than it gains
+_CALL_US = 0.5  # to set out on an operation: its row of the table, and sizes that the last one did not have
 _MAX_SCRATCH_BYTES = 1 << 30  # a thread's; images that need more are no small network's
 
 
@@ -62,7 +64,7 @@ class ConvFused:
                 yield Refusal(self.name, net.nodes[start].name, why_not)
             return
         nodes, program = found
-        weight_bytes = sum(recipe.nbytes for recipe in program.recipes.values())
+        weight_bytes = program.weight_bytes
         image_bytes = 4 * program.image_floats
         # Many weights are worth more images a tile, even where those do not stay in L2.
         fitting = device.fast_bytes // 2 // max(1, image_bytes)
@@ -72,10 +74,17 @@ class ConvFused:
         if scratch_bytes > _MAX_SCRATCH_BYTES:
             yield Refusal(self.name, nodes[0].name, f"{scratch_bytes >> 20} MiB of values a thread")
             return
-        price = Price(
-            program.image_flop, net.types[program.source].row_bytes + net.types[nodes[-1].name].row_bytes,
+        looked_up = 4 * sum(map(net.row_looked_up, nodes))
+        price = CorePrice(
+            program.image_flop,
+            net.types[program.source].row_bytes + looked_up + net.types[nodes[-1].name].row_bytes,
             weight_bytes,
-        )  # fmt: skip
+            row_cache_bytes=4 * program.image_moves,
+            rows_a_core=0 if _is_shared(program) else 1,
+            tile_rows=images,
+            tile_bytes=weight_bytes if weight_bytes > device.cache_bytes else 0,
+            tile_us=_CALL_US * len(program.operations),
+        )
         kinds = "-".join(dict.fromkeys(node.layer.kind for node in nodes if isinstance(node.layer, Convolution)))
         count = sum(isinstance(node.layer, Convolution) for node in nodes)
         yield Claim(
@@ -92,8 +101,7 @@ class ConvFused:
         own = shared + program.shared_floats() + LANES
         scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * own)
         tickets = aligned_zeros(1, np.int64)
-        is_long = claim.price.row_flop > _SHARED_FLOP * len(table)
-        return Launch(table, scratch, own, shared, tile, tickets, weights, is_long)
+        return Launch(table, scratch, own, shared, tile, tickets, weights, _is_shared(program))
 
 
 class Launch:
@@ -131,6 +139,11 @@ class Launch:
             else:
                 use_threads(threads)
                 self.run_many(*self.arguments, tile, B, *at, threads, self.tickets)
+
+
+def _is_shared(program: Program) -> bool:
+    """Whether the threads share the operations of fewer images than there are threads."""
+    return program.image_flop > _SHARED_FLOP * len(program.operations)
 
 
 @functools.lru_cache(maxsize=4)

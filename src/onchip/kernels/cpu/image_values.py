@@ -5,6 +5,7 @@ Values lie with their channels last and, where they are written in whole vectors
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -108,6 +109,19 @@ class Program:
     def image_flop(self) -> int:
         """What is really computed for an image: no product with a pad where taps are skipped, fewer in pairs."""
         return sum(_flop(op) for op in self.operations)
+
+    @property
+    def image_moves(self) -> int:
+        """Numbers of an image that the operations read and write, one after the other; a Linear's are in its pace."""
+        moving = (op for op in self.operations if op.code not in (ops.DENSE, ops.NARROW))
+        views = (view for op in moving for view in (op.x, op.y, op.other) if view is not None)
+        return sum(math.prod(view.sizes) for view in views)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of what every image needs all of: tables, of which it looks some rows up, do not count."""
+        tables = {f"w{i}" for i, op in enumerate(self.operations) if op.code == ops.LOOK_UP}
+        return sum(recipe.nbytes for name, recipe in self.recipes.items() if name not in tables)
 
     def groups(self, images: int, fast_bytes: int) -> list[int]:
         """For every operation, how many images of a tile go through its layer together.

@@ -21,6 +21,7 @@ from onchip.kernels.cpu.activation import ACTIVATIONS, NORMALISERS, RELU, activa
 from onchip.kernels.cpu.dense import dense, padded_width
 from onchip.kernels.cpu.dot import NARROW, dense_narrow
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, floats_at, ints_at, take_ticket, use_threads
+from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, aligned_zeros, pack, packed_size, padded
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -149,8 +150,14 @@ class MlpFused:
         if weight_bytes > device.fast_bytes:
             tile_rows = FAR_TILE_ROWS
         fast = 2 * tile_rows * widest * 4
+        work = forward_price(net, chain)
+        price = CorePrice(
+            work.row_flop, work.row_bytes, work.fixed_bytes,
+            rows_a_core=0 if weight_bytes > _SPLIT_BYTES else ROWS_NARROW, tile_rows=tile_rows,
+            tile_bytes=weight_bytes if weight_bytes > device.cache_bytes else 0,
+        )  # fmt: skip
         yield Claim(
-            self.name, f"mlp_fused<{chain.label}>", chain.nodes, forward_price(net, chain),
+            self.name, f"mlp_fused<{chain.label}>", chain.nodes, price,
             why=f"{tile_rows} rows at a time stay in {fast // 1024} KiB of cache, layer after layer",
             recipes=packed_recipes(net, chain, NARROW), fast_bytes=fast, facts=Facts(chain, tile_rows),
         )  # fmt: skip

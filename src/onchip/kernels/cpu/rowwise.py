@@ -17,8 +17,9 @@ from onchip.kernels.cpu.activation import (
     normalise,
 )
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, use_threads
+from onchip.kernels.cpu.price import CorePrice
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.spec.layers import Elementwise, Layer, LogSoftmax, Reshape, Softmax
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
@@ -51,7 +52,8 @@ class Rowwise:
         if x.dtype != "float32" and not isinstance(node.layer, Reshape):
             yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
             return
-        price = Price(net.row_flop(node), x.row_bytes + y.row_bytes)
+        # A copy from memory to memory, then what is done to it where it lies.
+        price = CorePrice(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=2 * y.row_bytes)
         yield Claim(
             self.name, f"rowwise<{node.layer.kind}>", (node.name,), price, "one layer by itself", facts=node.layer
         )

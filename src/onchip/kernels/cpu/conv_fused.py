@@ -16,25 +16,24 @@ Limits  float32, channels in one group, one value in and one out; images that fi
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numba
 import numpy as np
 
-from onchip.kernels.chain import is_closed
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.image_program import SUPPORTED, lower
+from onchip.kernels.cpu.image_program import SUPPORTED
+from onchip.kernels.cpu.image_runs import runs_of
 from onchip.kernels.cpu.image_table import BIAS, WEIGHT
-from onchip.kernels.cpu.image_values import Program, UnsupportedError
+from onchip.kernels.cpu.image_values import Program
 from onchip.kernels.cpu.jit import LAUNCH, address, use_threads
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.tile import aligned_zeros
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.spec.layers import Convolution
-from onchip.spec.network import Network, Node
+from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 
 MAX_IMAGES = 16  # of a tile: enough rows for the products of the smallest images, and to pay for reading the weights
@@ -58,12 +57,12 @@ class ConvFused:
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         if job.is_training or not isinstance(net.nodes[start].layer, SUPPORTED):
             return
-        found, why_not = _find(net, start)
-        if found is None:
-            if why_not and isinstance(net.nodes[start].layer, Convolution):
-                yield Refusal(self.name, net.nodes[start].name, why_not)
+        run = runs_of(net).at(net, start)
+        if isinstance(run, str):
+            if run and isinstance(net.nodes[start].layer, Convolution):
+                yield Refusal(self.name, net.nodes[start].name, run)
             return
-        nodes, program = found
+        nodes, program = run.nodes, run.program
         weight_bytes = program.weight_bytes
         image_bytes = 4 * program.image_floats
         # Many weights are worth more images a tile, even where those do not stay in L2.
@@ -144,36 +143,3 @@ class Launch:
 def _is_shared(program: Program) -> bool:
     """Whether the threads share the operations of fewer images than there are threads."""
     return program.image_flop > _SHARED_FLOP * len(program.operations)
-
-
-@functools.lru_cache(maxsize=4)
-def _runs(net: Network) -> list[tuple[int, int]]:
-    """For every node: where the run of supported layers that begins there ends, and the first convolution from there.
-
-    Asked for once a network: to look along the run from each of its nodes would take the square of its length.
-    """
-    end = conv = len(net.nodes)
-    found = []
-    for i in reversed(range(len(net.nodes))):
-        layer = net.nodes[i].layer
-        end = end if isinstance(layer, SUPPORTED) else i
-        conv = i if isinstance(layer, Convolution) else conv
-        found.append((end, conv))
-    return found[::-1]
-
-
-def _find(net: Network, start: int) -> tuple[tuple[list[Node], Program] | None, str]:
-    """The longest run from net.nodes[start] on that can be lowered and has a convolution; else why there is none."""
-    end, conv = _runs(net)[start]
-    run, why_not = list(net.nodes[start:end]) if conv < end else [], ""
-    for end in range(len(run), 0, -1):
-        nodes = run[:end]
-        if not any(isinstance(node.layer, Convolution) for node in nodes):
-            break
-        if not is_closed(net, nodes):
-            continue
-        try:
-            return (nodes, lower(net, nodes)), ""
-        except UnsupportedError as reason:
-            why_not = str(reason)
-    return None, why_not

@@ -29,6 +29,8 @@ _IN_VECTORS = (ops.TAPS, ops.WINDOWS, ops.DENSE)  # they write whole vectors, pa
 class UnsupportedError(Exception):
     """A layer, or the way it is used, has no operation; the run ends before it."""
 
+    at = 0  # its number in the run
+
 
 @dataclass(eq=False)
 class Store:
@@ -130,8 +132,10 @@ class Program:
         for every group. The choice with the fewest bytes from afar an image wins, and the larger of equals.
         """
         chosen: dict[str, int] = {}
-        for layer in dict.fromkeys(op.layer for op in self.operations):
-            mine = [(i, op) for i, op in enumerate(self.operations) if op.layer == layer]
+        layers: dict[str, list[tuple[int, Operation]]] = {}
+        for i, op in enumerate(self.operations):
+            layers.setdefault(op.layer, []).append((i, op))
+        for layer, mine in layers.items():
             stores = {view.store for _, op in mine for view in (op.x, op.y, op.other) if view is not None}
             touched = 4 * sum(store.size for store in stores)
             weights = sum(self.recipes[f"w{i}"].nbytes for i, _ in mine if f"w{i}" in self.recipes)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
-from onchip.kernels.chain import Chain, find_chain, forward_price, why_not_float32
+from onchip.kernels.chain import Chain, find_chain, forward_price, layer_before, why_not_float32
 from onchip.kernels.cpu.activation import ACTIVATIONS, NORMALISERS, RELU, activate, code_of, normalise
 from onchip.kernels.cpu.dense import dense, padded_width
 from onchip.kernels.cpu.dot import NARROW, dense_narrow
@@ -137,8 +137,10 @@ class MlpFused:
     precisions = ("fp32",)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        if job.is_training or _is_taken_before(net, start):
+            return
         chain = find_chain(net, start, ACTIVATIONS)
-        if chain is None or job.is_training:
+        if chain is None:
             return
         if why_not := why_not_float32(net, chain):
             yield Refusal(self.name, chain.nodes[0], why_not)
@@ -165,6 +167,14 @@ class MlpFused:
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
         assert isinstance(claim.facts, Facts)
         return Launch(claim.facts, weights)
+
+
+def _is_taken_before(net: Network, start: int) -> bool:
+    """Whether a longer chain, which this kernel takes if it takes the one from here, goes on here: not worth another
+    claim for each of its layers."""
+    before = layer_before(net, start, ACTIVATIONS)
+    used = [] if before is None else [net.types[before.inputs[0]], *net.node_weight_types(before).values()]
+    return bool(used) and all(given.dtype == "float32" for given in used)
 
 
 class Launch:

@@ -13,7 +13,15 @@ from pathlib import Path
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda.activation import ACTIVATIONS, cpp_name
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, Precision, first_steps, pack_recipe, round_up, weight_bytes
+from onchip.kernels.cuda.mlp_packing import (
+    PRECISIONS,
+    Precision,
+    first_steps,
+    fitting_layers,
+    pack_recipe,
+    round_up,
+    weight_bytes,
+)
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -43,6 +51,7 @@ ARCHITECTURES = EVERY_CHIP
 # Steps of the first layer with all of a row in registers, if it comes through shared memory; else half as many.
 # Longer rows are read where they are, half as many at a time.
 MOST_STEPS = 16
+MOST_LAYERS = 32  # of a kernel: a longer one takes minutes to compile
 MOST_STAGES = 4
 FLIGHT_BYTES = 48 << 10  # rows on their way to a multiprocessor: enough to hide the latency of memory
 COLUMNS = {"ByWgmma": 64, "ByMma": 32}  # of a layer whose sums are in registers at once; twice that for long rows
@@ -129,11 +138,13 @@ class MlpTensor:
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """The longest part of the chain that fits; the planner asks again behind it."""
-        chain = find_chain(net, start, ACTIVATIONS, casts=True)
+        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=MOST_LAYERS)
         if chain is None:
             return
         refused = why_not(net, chain, device, job)
-        for part in chain.parts() if not refused else ():
+        most = fitting_layers(chain, PRECISIONS[job.precision], device.fast_bytes)
+        for count in (len(chain.layers), *range(min(most, len(chain.layers) - 1), 0, -1)) if not refused else ():
+            part = chain.first(count)
             launch = make_lowering(net, part, device, job)
             if isinstance(launch, TensorLowering):
                 yield _claim(net, part, device, job, launch)

@@ -95,6 +95,7 @@ class Claim:
     why: str
     recipes: Mapping[str, Recipe] = field(default_factory=dict)  # weights in the layout it wants, by its own names
     fast_bytes: int = 0  # shared memory a block, or cache a thread
+    order: str = ""  # of its sums: which terms come first, the same for every number of rows; "" where it has none
     facts: object = None  # what the kernel itself needs to launch; opaque to the planner
 
     def __post_init__(self) -> None:

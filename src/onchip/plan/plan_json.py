@@ -1,7 +1,7 @@
 """A plan as JSON: what another process, or another day, needs to run the same kernels over the same weights.
 
 {"version": 1, "device": {...}, "job": {...}, "network": {...}, "recipes": {"a+b.weight": {...}},
- "groups": [{"kernel": "mlp_fused", "label": "mlp_fused<4,3>", "layers": ["a+b"]}],
+ "groups": [{"kernel": "mlp_fused", "label": "mlp_fused<4,3>", "layers": ["a+b"], "order": "k in order"}],
  "rewrites": [...], "refusals": [...], "fold": ""}
 
 The choice is written down, not how a kernel carries it out: that is asked of the kernel again, and it is an error if it
@@ -41,7 +41,8 @@ def plan_to_json(plan: Plan) -> str:
         "network": json.loads(graph_to_json(plan.network)),
         "recipes": {name: _recipe_to_json(w) for name, w in sorted(weights.items()) if isinstance(w, Recipe)},
         "groups": [
-            {"kernel": g.claim.kernel, "label": g.claim.label, "layers": g.claim.nodes} for g in plan.groups
+            {"kernel": g.claim.kernel, "label": g.claim.label, "layers": g.claim.nodes, "order": g.claim.order}
+            for g in plan.groups
         ],
         "rewrites": plan.rewrites,
         "refusals": [dataclasses.asdict(refusal) for refusal in plan.refusals],
@@ -99,17 +100,18 @@ def plan_from_json(text: str, weights: Mapping[str, Array], kernels: Sequence[Ke
 
 def _claim(net: Network, entry: Mapping[str, Any], device: Device, job: Job, kernels: Sequence[Kernel]) -> Claim:
     """The claim of a group, as its kernel makes it now."""
-    name, label, layers = entry["kernel"], entry["label"], tuple(entry["layers"])
+    name, label, layers, order = entry["kernel"], entry["label"], tuple(entry["layers"]), entry["order"]
     start = next((i for i, node in enumerate(net.nodes) if layers and node.name == layers[0]), -1)
     if not name and start >= 0:
         return no_claim(net, net.nodes[start], job)
     for kernel in kernels if start >= 0 else ():
         if kernel.name == name and kernel.device_kind == device.kind:
             for answer in kernel.claims(net, start, device, job):
-                if isinstance(answer, Claim) and (answer.label, answer.nodes) == (label, layers):
+                if isinstance(answer, Claim) and (answer.label, answer.nodes, answer.order) == (label, layers, order):
                     return answer
     raise PlanError(
-        f"no kernel takes '{show(layers[0]) if layers else ''}' as the plan says", got=show(f"{name}: {label}"),
+        f"no kernel takes {show(layers[0] if layers else '')} as the plan says",
+        got=show(f"{name}: {label}, {order or 'no sums'}"),
         expected="a kernel of this onchip that does the same", hint="plan again: the bits of the results may change",
     )  # fmt: skip
 

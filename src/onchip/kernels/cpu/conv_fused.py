@@ -90,6 +90,7 @@ class ConvFused:
             self.name, f"conv_fused<{count} {kinds}>", tuple(node.name for node in nodes), price,
             why=f"{images} images at a time, as many through a layer as stay in cache",
             recipes=program.recipes, fast_bytes=scratch_bytes, facts=Facts(program, images, device.fast_bytes),
+            order=program.order,
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:

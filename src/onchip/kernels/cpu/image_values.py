@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from onchip.kernels.cpu import dot, tile
 from onchip.kernels.cpu import image_table as ops
 from onchip.kernels.cpu.activation import code_of
 from onchip.kernels.cpu.emit import LANES
@@ -17,12 +18,25 @@ from onchip.kernels.cpu.tile import padded
 from onchip.spec.layers import Elementwise
 from onchip.spec.recipe import Array, Recipe
 
+SUM_TERMS = 128  # of a sum in registers: longer ones are added up in parts, which keeps their digits
 _PASSES = 3  # how often a layer goes over what it touches
 _LINE_FLOATS = 16  # of a cache line
 
 Sizes = tuple[int, int, int]  # C, H, W of one image
 Rim = tuple[int, int, int, int]  # top, left, bottom, right
 _OF_PIXELS = (ops.WINDOWS, ops.DOT, ops.DENSE, ops.NARROW)  # they read whole pixels, with what pads them
+# The order of the sums of an operation.
+_ORDERS = {
+    ops.TAPS: f"taps in order, {tile.ORDER}",
+    ops.WINDOWS: f"rows of windows, some {SUM_TERMS} terms at a time, {tile.ORDER}",
+    ops.DENSE: tile.ORDER,
+    ops.NARROW: dot.ORDER,
+    ops.DOT: f"windows in {LANES} lanes, then these in pairs",
+    ops.PAIRS_OUT: "two outputs at a time from three or four products",
+    ops.AVG_POOL: "windows in order",
+    ops.GLOBAL_MEAN: "some pixels at a time, in order",
+    ops.NORMALISE: "softmax in order",
+}
 _IN_VECTORS = (ops.TAPS, ops.WINDOWS, ops.DENSE)  # they write whole vectors, past the last channel
 
 
@@ -111,6 +125,10 @@ class Program:
     def image_flop(self) -> int:
         """What is really computed for an image: no product with a pad where taps are skipped, fewer in pairs."""
         return sum(_flop(op) for op in self.operations)
+
+    @property
+    def order(self) -> str:
+        return "; ".join(dict.fromkeys(_ORDERS[op.code] for op in self.operations if op.code in _ORDERS))
 
     @property
     def image_moves(self) -> int:

@@ -17,6 +17,7 @@ import numba
 import numpy as np
 
 from onchip.kernels.chain import Chain, find_chain, forward_price, layer_before, why_not_float32
+from onchip.kernels.cpu import dot, tile
 from onchip.kernels.cpu.activation import ACTIVATIONS, NORMALISERS, RELU, activate, code_of, normalise
 from onchip.kernels.cpu.dense import dense, padded_width
 from onchip.kernels.cpu.dot import NARROW, dense_narrow
@@ -161,12 +162,18 @@ class MlpFused:
         yield Claim(
             self.name, f"mlp_fused<{chain.label}>", chain.nodes, price,
             why=f"{tile_rows} rows at a time stay in {fast // 1024} KiB of cache, layer after layer",
-            recipes=packed_recipes(net, chain, NARROW), fast_bytes=fast, facts=Facts(chain, tile_rows),
+            recipes=packed_recipes(net, chain, NARROW), fast_bytes=fast, order=_order(chain),
+            facts=Facts(chain, tile_rows),
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
         assert isinstance(claim.facts, Facts)
         return Launch(claim.facts, weights)
+
+
+def _order(chain: Chain) -> str:
+    ways = [dot.ORDER if layer.D_out <= NARROW else tile.ORDER for layer in chain.layers]
+    return "; ".join(dict.fromkeys([*ways, "softmax in order"] if chain.normaliser else ways))
 
 
 def _is_taken_before(net: Network, start: int) -> bool:

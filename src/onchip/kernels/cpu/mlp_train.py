@@ -24,7 +24,7 @@ from onchip.kernels.chain import ACTIVATIONS, Chain, Dense, find_chain, why_not_
 from onchip.kernels.cpu.jit import LAUNCH, use_threads
 from onchip.kernels.cpu.mlp_fused import layer_table, packed_recipes
 from onchip.kernels.cpu.price import CorePrice
-from onchip.kernels.cpu.tile import PANEL, aligned_zeros, pack, packed_size, padded, panels, unpack
+from onchip.kernels.cpu.tile import ORDER, PANEL, aligned_zeros, pack, packed_size, padded, panels, unpack
 from onchip.kernels.cpu.train_model import (
     ADAM,
     COL_ACT,
@@ -52,7 +52,7 @@ from onchip.kernels.cpu.train_step import (
     run_steps,
     run_steps_alone,
 )
-from onchip.kernels.cpu.train_weights import TASK_FLOATS, TASK_K
+from onchip.kernels.cpu.train_weights import SUM_ROWS, TASK_FLOATS, TASK_K
 from onchip.plan.device import Device
 from onchip.plan.kernel import OPTIMISERS, Claim, Job, Refusal
 from onchip.spec.layers import LeakyReLU
@@ -316,6 +316,7 @@ class MlpTrain:
             self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, price,
             why="forward, backward and update of a step in one call", recipes=packed_recipes(net, chain, 0),
             fast_bytes=fast, facts=chain,
+            order=f"{ORDER}; gradients by rows in order, {SUM_ROWS} at a time, then blocks of {BLOCK}",
         )  # fmt: skip
 
     def _refuse(self, net: Network, chain: Chain | None, job: Job) -> str:

@@ -24,6 +24,7 @@ from onchip.spec.layers import (
     AvgPool1d,
     AvgPool2d,
     Convolution,
+    CumSum,
     GlobalMax,
     GlobalMean,
     Layer,
@@ -42,6 +43,7 @@ from onchip.spec.types import DTYPE_BYTES
 
 _ROW_BY_ROW = (Linear, Softmax, LogSoftmax, GlobalMean)
 _USES_BLAS = (Linear, Convolution, TransposedConvolution)
+_SUMS = (Softmax, LogSoftmax, GlobalMean, AvgPool1d, AvgPool2d, TokenConv, CumSum)
 _BLOCK_BYTES = 1 << 20  # read and written by a block of rows: it stays in cache
 
 # Launches that its price counts: the time of a call for every row or block, in units of a compiled kernel's launch. It
@@ -95,7 +97,7 @@ class Plain:
         price = NumpyPrice(net.row_flop(node), moved, fixed, _LAUNCHES, slower=slower)
         yield Claim(
             self.name, f"plain<{node.layer.kind}>", (node.name,), price, "one layer by itself, in NumPy", recipes,
-            facts=Facts(node.layer, tuple(values.index(name) for name in node.inputs)),
+            order=_order(node.layer), facts=Facts(node.layer, tuple(values.index(name) for name in node.inputs)),
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
@@ -119,6 +121,12 @@ class Plain:
                 run(inputs, outputs, threads)
 
         return run_products if isinstance(layer, _USES_BLAS) else run
+
+
+def _order(layer: Layer) -> str:
+    if isinstance(layer, _USES_BLAS):
+        return "that of NumPy's BLAS on one thread, for a row's shape"
+    return "NumPy's, for a row's shape" if isinstance(layer, _SUMS) else ""
 
 
 def _between(net: Network, node: Node) -> int:

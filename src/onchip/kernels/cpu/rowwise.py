@@ -55,8 +55,9 @@ class Rowwise:
         # A copy from memory to memory, then what is done to it where it lies.
         price = CorePrice(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=2 * y.row_bytes)
         yield Claim(
-            self.name, f"rowwise<{node.layer.kind}>", (node.name,), price, "one layer by itself", facts=node.layer
-        )
+            self.name, f"rowwise<{node.layer.kind}>", (node.name,), price, "one layer by itself",
+            order="in order" if isinstance(node.layer, Softmax | LogSoftmax) else "", facts=node.layer,
+        )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
         layer = claim.facts

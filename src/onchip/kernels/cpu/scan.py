@@ -266,7 +266,10 @@ class ScanAlone:
             return
         # A segment is totalled as it comes from memory, then scanned in cache.
         price = CorePrice(net.row_flop(node), 2 * x.row_bytes, row_cache_bytes=2 * x.row_bytes)
-        yield plan.Claim(self.name, "scan<sum>", (node.name,), price, "one layer by itself", facts=node.layer)
+        order = f"parts of {SEGMENT} along rows, of {_COLUMN_SEGMENT} numbers down columns; their totals in order"
+        yield plan.Claim(
+            self.name, "scan<sum>", (node.name,), price, "one layer by itself", order=order, facts=node.layer
+        )
 
     def bind(
         self, claim: plan.Claim, weights: dict[str, Array]

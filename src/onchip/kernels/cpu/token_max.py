@@ -182,6 +182,7 @@ class TokenMax:
             tuple(node.name for node in nodes), price,
             why=f"{sum(row[0] * row[3] for row in rows)} rows looked up and added a sentence, maxima in registers",
             recipes=recipes, fast_bytes=4 * sum(row[4] for row in rows), facts=Facts(np.array(rows, np.int64), dtype),
+            order="the bias, then taps in order",
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:

@@ -123,6 +123,7 @@ def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, told: str
         why=_why(chain, tiling, used, device) + told,
         recipes={"weights": pack_recipe(chain, tiling)},
         fast_bytes=used,
+        order=f"k in order, parts of {PART}" + ("; softmax in order" if chain.normaliser else ""),
         facts=MlpLowering(chain, end_dtypes(net, chain), tiling, device.units),
     )
 

@@ -114,6 +114,14 @@ class TensorLowering:
         few = 0 if self.tiling.by == "ByWgmma" else 32
         return Budget(registers, spill_bytes=256 if self.tiling.warps == 8 else few)
 
+    @property
+    def order(self) -> str:
+        """Of whatever tiling: it decides only which rows go together. Of x its dtype says in which order k is read."""
+        how = "wgmma" if self.tiling.by == "ByWgmma" else "mma"
+        parts = ", in three products, four steps at a time" if self.precision.parts > 1 else ""
+        softmax = "; softmax in lanes" if self.chain.normaliser else ""
+        return f"steps of {self.precision.step} by {how}{parts}, k as {self.dtypes[0]} is read{softmax}"
+
     def count(self, B: int) -> int:
         return B * self.chain.vectors
 
@@ -175,6 +183,7 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job, launch: TensorL
         why=f"fits: {used / 1024:.0f} of {device.fast_bytes / 1024:.0f} KiB, rows in {rows}",
         recipes={"weights": weights},
         fast_bytes=used,
+        order=launch.order,
         facts=launch,
     )
 

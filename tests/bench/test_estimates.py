@@ -1,49 +1,160 @@
-"""Estimates, by which plans are compared, against what was measured: the committed results of the H200."""
+"""Estimates, by which plans are compared, against what was measured: the committed results of each device."""
 
+import functools
 import json
 from pathlib import Path
 
 import pytest
 
-from onchip.bench import decode, mlp
+from onchip.bench import decode, digits, mlp, sentiment
+from onchip.bench import scan as scans
+from onchip.bench.frame import ONCHIP
 from onchip.bench.gpu_inference import IO, GpuJob
-from onchip.plan.device import H200
+from onchip.plan.device import H200, Device, Peak
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.engine import kernels_for
 from onchip.spec.io import with_io
+from onchip.spec.layers import CumSum
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType
+from onchip.workloads import backprop, faces
+from onchip.workloads import decode as decode_workload
+from onchip.workloads import digits as digits_workload
+from onchip.workloads import sentiment as sentiment_workload
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+FACTOR = 1.5
 LEAST_US = 10.0  # of work: below, a launch is most of it
-JOBS = [job for job in decode.gpu_jobs(()) if not job.synchronised]
-JOBS += [
-    GpuJob(f"{name}, {B} rows", mlp.network(*widths), B, lambda count: None)
+
+
+@functools.cache
+def results(device, name):
+    return json.loads((RESULTS / device / f"{name}.json").read_text())
+
+
+def measured_us(device, name, case, engine=ONCHIP, precision="fp32"):
+    found = [
+        row["median_ms"]
+        for row in results(device, name)["rows"]
+        if (row["case"], row["engine"], row["precision"]) == (case, engine, precision)
+    ]
+    assert len(found) == 1, (name, case, engine, precision)
+    return found[0] * 1e3
+
+
+def assert_near(estimate_us, us):
+    assert 1 / FACTOR < estimate_us / us < FACTOR, f"estimate {estimate_us:,.0f} us, measured {us:,.0f} us"
+
+
+# -- H200 ----------------------------------------------------------------------------------------------------
+
+GPU_JOBS = [("decode", job) for job in decode.gpu_jobs(()) if not job.synchronised]
+GPU_JOBS += [
+    ("mlp", GpuJob(f"{name}, {B} rows", mlp.network(*widths), B, lambda count: None))
     for name, widths in mlp.SHAPES.items()
     for B in mlp.ROWS
 ]
-
-
-def measured_us(job):
-    for name in ("decode", "mlp"):
-        for row in json.loads((RESULTS / f"{name}.json").read_text())["rows"]:
-            if (row["case"], row["precision"], row["engine"]) == (job.case, job.precision, "onchip"):
-                return row["median_ms"] * 1e3
-    return None
 
 
 def planned(job):
     return make_plan(with_io(job.net, IO[job.io]), H200, kernels_for(H200), Job(job.precision, job.B))
 
 
-WORTH_IT = [job for job in JOBS if planned(job).estimate_us - H200.launch_us > LEAST_US]
+WORTH_IT = [(name, job) for name, job in GPU_JOBS if planned(job).estimate_us - H200.launch_us > LEAST_US]
 
 
 def test_there_is_something_to_compare():
     assert len(WORTH_IT) >= 8
 
 
-@pytest.mark.parametrize("job", WORTH_IT, ids=lambda job: f"{job.case}, {job.precision}")
-def test_an_estimate_is_near_what_was_measured(job):
-    measured = measured_us(job)
-    assert measured is not None
-    assert 1 / 1.5 < planned(job).estimate_us / measured < 1.5
+@pytest.mark.parametrize(("name", "job"), WORTH_IT, ids=[f"{job.case}, {job.precision}" for _, job in WORTH_IT])
+def test_an_estimate_is_near_what_was_measured(name, job):
+    assert_near(planned(job).estimate_us, measured_us("h200", name, job.case, precision=job.precision))
+
+
+# -- a CPU: of the machine that a result file tells of ---------------------------------------------------------
+
+CPU = "cpu-x86_64-2"
+L2_BYTES = 2 << 20  # of that machine's cores: its files were written before they told
+
+
+def machine(name):
+    told = results(CPU, name)["machine"]
+    peak = {rate: told["peak"][rate] for rate in ("flops", "bandwidth", "cache_bandwidth", "launch_us")}
+    return Device(
+        name=told["name"], kind="cpu", arch=told["arch"], units=told["cores"], flops=told["flops"],
+        bandwidth=told["bandwidth"], launch_us=told["launch_us"], fast_bytes=told.get("fast_bytes", L2_BYTES),
+        memory_bytes=told["memory_bytes"], source=told["rates"], peak=Peak(**peak),
+        cache_bytes=told["peak"]["cache_bytes"],
+    )  # fmt: skip
+
+
+def check(name, case, net, job, engine=ONCHIP, B=None, precision="fp32"):
+    """The plan that is made now, with that machine's rates, takes about what was measured, and its floor is below."""
+    device, us = machine(name), measured_us(CPU, name, case, engine, precision)
+    plan = make_plan(net, device, kernels_for(device), job)
+    assert plan.floor_at(B or job.batch) < us
+    assert plan.estimate_at(B or job.batch) > LEAST_US
+    assert_near(plan.estimate_at(B or job.batch), us)
+
+
+@pytest.mark.parametrize("B", decode.ROWS)
+def test_decode_on_a_cpu(B):
+    check("decode", f"{B} rows", decode_workload.network(), Job(batch=B))
+
+
+@pytest.mark.parametrize("case", ["1 image", "32 images", "64 images", "64 images, uint8"])
+def test_faces_on_a_cpu(case):
+    check("faces", case, faces.network(pixels="uint8" in case), Job(batch=int(case.split()[0])))
+
+
+@pytest.mark.parametrize("ids", sentiment.IDS)
+@pytest.mark.parametrize("engine", sentiment.OURS)
+def test_sentiment_on_a_cpu(engine, ids):
+    B = sentiment.ROWS[0]
+    job = Job(batch=sentiment_workload.SENTENCES, **sentiment.OURS[engine])
+    check("sentiment", f"{B} sentences, {ids}", sentiment_workload.network(), job, engine, B)
+
+
+def test_digits_on_a_cpu():
+    check("digits", "infer, 10000 rows", digits_workload.network(digits.PIXELS), Job(batch=10_000))
+
+
+@pytest.mark.parametrize("batch", digits.BATCHES)
+def test_training_steps_on_a_cpu(batch):
+    check(
+        "digits", f"step, batch {batch}", digits_workload.network(digits.PIXELS), Job(batch=batch, loss="cross_entropy")
+    )
+
+
+def test_full_batch_training_on_a_cpu():
+    job = Job(batch=backprop.PATTERNS, loss="half_sse", optimiser="momentum")
+    check("backprop", f"epoch of {backprop.PATTERNS} patterns", backprop.network(), job)
+
+
+@pytest.mark.parametrize("job", scans.CPU_JOBS, ids=lambda job: f"{job.case}, {job.dtype}")
+def test_a_scan_on_a_cpu(job):
+    node = Node("sums", CumSum(), ("x",))
+    net = Network({"x": TensorType(("B", job.N), job.dtype)}, (node,), ("sums",), {})
+    check("scan", job.case, net, Job(batch=1), precision=job.precision)
+
+
+@functools.cache
+def imported(name):
+    import torch
+
+    from onchip.bench.imported import subject
+    from onchip.bench.torch_models import MODELS
+
+    return subject(torch, next(model for model in MODELS if model.name == name)).net
+
+
+IMPORTED = [row["case"] for row in results(CPU, "imported")["rows"] if row["engine"] == ONCHIP]
+
+
+@pytest.mark.parametrize("case", IMPORTED)
+def test_imported_networks_on_a_cpu(case):
+    pytest.importorskip("torch", reason="the networks are torch's")
+    name, _, rows = case.rpartition(", ")
+    check("imported", case, imported(name), Job(batch=int(rows.split()[0])))

@@ -153,7 +153,7 @@ def test_chunks_cover_every_width(tile_rows):
     for D_out in range(1, 300):
         widths = chunks(D_out, tile_rows)
         assert sum(widths[:-1]) < D_out <= sum(widths)
-        assert sorted(widths, reverse=True) == widths
+        assert sorted(widths, reverse=True) == list(widths)
         assert sum(widths) - D_out < max(16, 128 // tile_rows, D_out // 2 + 4)
 
 

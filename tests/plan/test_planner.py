@@ -94,9 +94,9 @@ def test_printed_plan():
     assert str(plan) == (
         "decode on two cores, fp32, infer, 12,800 rows\n"
         "group  layers    kernel                       on chip  bytes/row  flop/row     floor  estimate  why\n"
-        "0      fc1..fc3  mlp_fused<72,64,64,16,ReLU>   32 KiB        352    19,584  696.3 µs  931.4 µs  "
+        "0      fc1..fc3  mlp_fused<72,64,64,16,ReLU>   32 KiB        352    19,584  696.3 µs   1.50 ms  "
         "64 rows at a time stay in 32 KiB of cache, layer after layer\n"
-        "floor 696.3 µs, estimate 931.4 µs, 0 B/row between groups, 39 KiB of weights, 0 flop to build them"
+        "floor 696.3 µs, estimate 1.50 ms, 0 B/row between groups, 39 KiB of weights, 0 flop to build them"
     )
 
 

@@ -34,6 +34,7 @@ def describe_machine(device: Device, ceilings: Mapping[str, float] | None = None
         "arch": device.arch,
         "cores": core_count(),
         "memory_bytes": device.memory_bytes,
+        "fast_bytes": device.fast_bytes,
         "os": f"{platform.system()} {platform.release()}",
         "flops": dict(device.flops),
         "bandwidth": device.bandwidth,

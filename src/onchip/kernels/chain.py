@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -61,23 +62,82 @@ class Chain:
 
     def first(self, count: int) -> Chain:
         """The chain of the first `count` layers."""
-        if count == len(self.layers):
-            return self
-        nodes, ends = self.nodes[: self.ends[count - 1]], self.ends[:count]
-        return Chain(nodes, self.layers[:count], "", self.vectors, ends)
+        return self if count == len(self.layers) else self.part(0, count)
 
-    def parts(self) -> Iterator[Chain]:
-        """The chain, and the beginnings of it, longest first: what a kernel tries that may have no room for all."""
-        return (self.first(count) for count in range(len(self.layers), 0, -1))
+    def part(self, start: int, stop: int) -> Chain:
+        """The chain of layers `start` up to `stop`."""
+        begin = self.ends[start - 1] if start else 0
+        nodes, ends = self.nodes[begin : self.ends[stop - 1]], self.ends[start:stop]
+        normaliser = self.normaliser if stop == len(self.layers) else ""
+        return Chain(nodes, self.layers[start:stop], normaliser, self.vectors, tuple(end - begin for end in ends))
+
+    def behind(self, nodes: tuple[str, ...]) -> Chain:
+        """The chain with nodes before it that do not compute."""
+        ends = tuple(end + len(nodes) for end in self.ends)
+        return dataclasses.replace(self, nodes=(*nodes, *self.nodes), ends=ends)
+
+
+# Chains of a network, by how they were asked for: where a layer of one stands, that chain and the layer's number in it.
+# A kernel may be asked at every layer of a chain, and to walk along it each time would take the square of its length.
+_Found = dict[int, tuple[Chain, int]]
+_FOUND: weakref.WeakKeyDictionary[Network, dict[object, _Found]] = weakref.WeakKeyDictionary()
 
 
 def find_chain(
-    net: Network, start: int, activations: tuple[type[Elementwise], ...] = ACTIVATIONS, casts: bool = False
+    net: Network,
+    start: int,
+    activations: tuple[type[Elementwise], ...] = ACTIVATIONS,
+    casts: bool = False,
+    most: int | None = None,
 ) -> Chain | None:
     """The longest chain beginning at net.nodes[start], or None if no Dense layer begins there.
 
     casts  Casts before the first layer and behind the last are part of it
+    most   layers that it may have; None: any number
     """
+    first = first_layer(net, start, casts)
+    if first is None:
+        return None
+    found = _FOUND.setdefault(net, {}).setdefault((activations, casts), {})
+    if first not in found:
+        found |= _walk(net, first, activations, casts)
+    chain, number = found[first]
+    stop = len(chain.layers) if most is None else min(number + most, len(chain.layers))
+    chain = chain if stop - number == len(chain.layers) else chain.part(number, stop)
+    return chain if first == start else chain.behind(tuple(net.nodes[i].name for i in range(start, first)))
+
+
+def first_layer(net: Network, start: int, casts: bool = False) -> int | None:
+    """Where the first Linear of a chain stands that begins at net.nodes[start]: nothing computes before it."""
+    skipped = (Reshape, Cast) if casts else (Reshape,)
+    for i in range(start, len(net.nodes)):
+        if i > start and not _continues(net, net.nodes[i - 1], net.nodes[i]):
+            break
+        if isinstance(net.nodes[i].layer, Linear):
+            return i
+        if not isinstance(net.nodes[i].layer, skipped):
+            break
+    return None
+
+
+def layer_before(net: Network, start: int, activations: tuple[type[Elementwise], ...]) -> Node | None:
+    """The Linear whose chain goes on at net.nodes[start], where one begins; None if none does: a chain begins here."""
+    first, is_active = first_layer(net, start), False
+    for i in range(start, 0, -1) if first is not None else ():
+        before = net.nodes[i - 1]
+        if not _continues(net, before, net.nodes[i]):
+            break
+        if isinstance(before.layer, Linear):
+            return before if net.types[before.name].shape[-1] == _width(net, net.nodes[first or 0]) else None
+        if isinstance(before.layer, activations) and not is_active:
+            is_active = True
+        elif not isinstance(before.layer, Reshape):
+            break
+    return None
+
+
+def _walk(net: Network, start: int, activations: tuple[type[Elementwise], ...], casts: bool) -> _Found:
+    """The longest chain from a Linear on, for each of its layers."""
     nodes: list[Node] = []
     layers: list[Dense] = []
     ends: list[int] = []
@@ -93,22 +153,21 @@ def find_chain(
             vectors = net.types[node.inputs[0]].row_size // D_in
             layers.append(Dense(node.weights["weight"], node.weights.get("bias"), D_in, D_out, None))
             ends.append(0)
-        elif isinstance(layer, activations) and layers and layers[-1].activation is None and not normaliser:
+        elif isinstance(layer, activations) and layers[-1].activation is None and not normaliser:
             layers[-1] = dataclasses.replace(layers[-1], activation=layer)
-        elif isinstance(layer, Softmax | LogSoftmax) and layers and not normaliser and _is_last_axis(net, node):
+        elif isinstance(layer, Softmax | LogSoftmax) and not normaliser and _is_last_axis(net, node):
             if layers[-1].activation is not None:
                 break
             normaliser = layer.kind
         elif casts and isinstance(layer, Cast):
-            is_cast = bool(layers)
+            is_cast = True
         elif not isinstance(layer, Reshape):
             break
         nodes.append(node)
-        if layers:
-            ends[-1] = len(nodes)
-    if not layers:
-        return None
-    return Chain(tuple(n.name for n in nodes), tuple(layers), normaliser, vectors, tuple(ends))
+        ends[-1] = len(nodes)
+    chain = Chain(tuple(n.name for n in nodes), tuple(layers), normaliser, vectors, tuple(ends))
+    begins = [0, *ends[:-1]]
+    return {start + begin: (chain, number) for number, begin in enumerate(begins)}
 
 
 def forward_price(net: Network, chain: Chain) -> Price:
@@ -129,7 +188,7 @@ def end_dtypes(net: Network, chain: Chain) -> tuple[str, str]:
 
 def why_not_float32(net: Network, chain: Chain) -> str:
     """ "" if all of it is float32, else the first thing that is not: no kernel converts in silence."""
-    first = next(node for node in net.nodes if node.name == chain.nodes[0])
+    first = net.by_name[chain.nodes[0]]
     dtypes = {first.inputs[0]: net.types[first.inputs[0]].dtype}
     for layer in chain.layers:
         dtypes |= {name: net.weight_type(name).dtype for name in (layer.weight, layer.bias) if name is not None}
@@ -140,9 +199,9 @@ def why_not_float32(net: Network, chain: Chain) -> str:
 def is_closed(net: Network, nodes: list[Node]) -> bool:
     """Nobody outside a run of nodes reads what it makes on the way."""
     inside = {node.name for node in nodes}
-    between = inside - {nodes[-1].name}
-    outside = {value for node in net.nodes if node.name not in inside for value in node.inputs} | set(net.outputs)
-    return not between & outside
+    between = nodes[:-1]
+    is_read = any(reader.name not in inside for node in between for reader in net.readers(node.name))
+    return not is_read and not any(node.name in net.output_names for node in between)
 
 
 def in_layouts(net: Network, node: Node, claim: Claim) -> Iterator[Claim]:
@@ -155,7 +214,7 @@ def in_layouts(net: Network, node: Node, claim: Claim) -> Iterator[Claim]:
 
 def given_ids(net: Network, value: str) -> set[str] | None:
     """The inputs whose ids a value holds, only moved; None if anything is computed on the way."""
-    makers = {node.name: node for node in net.nodes}
+    makers = net.by_name
     found: set[str] = set()
     seen: set[str] = set()
     waiting = [value]
@@ -172,7 +231,7 @@ def given_ids(net: Network, value: str) -> set[str] | None:
 
 
 def _continues(net: Network, before: Node, node: Node) -> bool:
-    return node.inputs == (before.name,) and before.name not in net.outputs and len(net.readers(before.name)) == 1
+    return node.inputs == (before.name,) and before.name not in net.output_names and len(net.readers(before.name)) == 1
 
 
 def _width(net: Network, node: Node) -> int:
@@ -187,7 +246,6 @@ def _is_last_axis(net: Network, node: Node) -> bool:
 def _last_dense_width(net: Network, node: Node) -> int:
     # A Reshape between the Linear and the softmax may have split the row: then the axes differ.
     value = node.inputs[0]
-    by_name = {n.name: n for n in net.nodes}
-    while isinstance(by_name[value].layer, Reshape):
-        value = by_name[value].inputs[0]
+    while isinstance(net.by_name[value].layer, Reshape):
+        value = net.by_name[value].inputs[0]
     return int(net.types[value].shape[-1])

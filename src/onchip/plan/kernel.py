@@ -107,6 +107,7 @@ class Claim:
     why: str
     recipes: Mapping[str, Recipe] = field(default_factory=dict)  # weights in the layout it wants, by its own names
     fast_bytes: int = 0  # shared memory a block, or cache a thread
+    order: str = ""  # of its sums: which terms come first, the same for every number of rows; "" where it has none
     facts: object = None  # what the kernel itself needs to launch; opaque to the planner
     reads: Mapping[str, Use] = field(default_factory=dict)  # the values that it takes otherwise than in rows, read once
     gives: Mapping[str, str] = field(default_factory=dict)  # and the layouts of those that it makes otherwise

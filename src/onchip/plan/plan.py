@@ -141,6 +141,7 @@ class Plan:
                     "build_flop": g.claim.build_flop,
                     "floor_us": g.claim.price.floor_us(self.device, self.job.precision, self.job.batch),
                     "estimate_us": g.claim.price.estimate_us(self.device, self.job.precision, self.job.batch),
+                    "order": g.claim.order,
                     "why": g.claim.why,
                 }
                 for g in self.groups

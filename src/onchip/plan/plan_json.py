@@ -1,7 +1,7 @@
 """A plan as JSON: what another process, or another day, needs to run the same kernels over the same weights.
 
 {"version": 2, "device": {...}, "job": {...}, "network": {...}, "recipes": {"a+b.weight": {...}},
- "groups": [{"kernel": "mlp_fused", "label": "mlp_fused<4,3>", "layers": ["a+b"]}],
+ "groups": [{"kernel": "mlp_fused", "label": "mlp_fused<4,3>", "layers": ["a+b"], "order": "k in order"}],
  "rewrites": [...], "refusals": [...], "fold": "", "left_out": [...]}
 
 A group that takes or gives values in other layouts than rows says which ("reads", "gives"); one without layers moves a
@@ -45,10 +45,7 @@ def plan_to_json(plan: Plan) -> str:
         "job": dataclasses.asdict(plan.job),
         "network": json.loads(graph_to_json(plan.network)),
         "recipes": {name: _recipe_to_json(w) for name, w in sorted(weights.items()) if isinstance(w, Recipe)},
-        "groups": [
-            {"kernel": g.claim.kernel, "label": g.claim.label, "layers": g.claim.nodes} | _layouts(g.claim)
-            for g in plan.groups
-        ],
+        "groups": [_group_to_json(group.claim) for group in plan.groups],
         "rewrites": plan.rewrites,
         "refusals": [dataclasses.asdict(refusal) for refusal in plan.refusals],
         "fold": plan.fold,
@@ -89,7 +86,8 @@ def plan_from_json(text: str, weights: Mapping[str, Array], kernels: Sequence[Ke
         device, job = _device(told["device"]), _job(told["job"])
         recipes = {name: _recipe_from_json(entry) for name, entry in told["recipes"].items()}
         net = graph_from_json(json.dumps(told["network"]), {**weights, **recipes})
-        chosen = [_claim(net, entry, device, job, kernels) for entry in told["groups"]]
+        places = {node.name: i for i, node in enumerate(net.nodes)}
+        chosen = [_claim(net, places, entry, device, job, kernels) for entry in told["groups"]]
         refusals = tuple(Refusal(**entry) for entry in told["refusals"])
         rewrites, fold, left_out = tuple(map(str, told["rewrites"])), str(told["fold"]), tuple(told["left_out"])
     except OnchipError:
@@ -104,11 +102,13 @@ def plan_from_json(text: str, weights: Mapping[str, Array], kernels: Sequence[Ke
     return Plan(net, device, job, groups_of(net, chosen), rewrites, refusals, fold, left_out)
 
 
-def _claim(net: Network, entry: Mapping[str, Any], device: Device, job: Job, kernels: Sequence[Kernel]) -> Claim:
-    """The claim of a group, as its kernel makes it now."""
-    name, label, layers = entry["kernel"], entry["label"], tuple(entry["layers"])
-    layouts = {key: entry[key] for key in ("reads", "gives") if key in entry}
-    start = next((i for i, node in enumerate(net.nodes) if layers and node.name == layers[0]), -1)
+def _claim(
+    net: Network, places: Mapping[str, int], entry: Mapping[str, Any], device: Device, job: Job,
+    kernels: Sequence[Kernel],
+) -> Claim:  # fmt: skip
+    """The claim of a group, as its kernel makes it now; `places` are those of the nodes."""
+    name, layers = entry["kernel"], tuple(entry["layers"])
+    start = places.get(layers[0], -1) if layers else -1
     if not name and start >= 0:
         return no_claim(net, net.nodes[start], job)
     for kernel in kernels:
@@ -118,21 +118,23 @@ def _claim(net: Network, entry: Mapping[str, Any], device: Device, job: Job, ker
         if start >= 0:
             answers = kernel.claims(net, start, device, job)
         elif not layers and isinstance(kernel, Converter):
-            (value, wanted), (given,) = next(iter(layouts["gives"].items())), layouts["reads"].values()
+            ((value, wanted),), (given,) = entry["gives"].items(), entry["reads"].values()
             answers = (kernel.conversion(net, value, given, wanted, device, job),)
         for answer in answers:
-            if isinstance(answer, Claim) and (answer.label, answer.nodes, _layouts(answer)) == (label, layers, layouts):
+            if isinstance(answer, Claim) and _group_to_json(answer) == {**entry, "layers": layers}:
                 return answer
     raise PlanError(
-        f"no kernel takes '{show(layers[0] if layers else '')}' as the plan says", got=show(f"{name}: {label}"),
+        f"no kernel takes {show(layers[0] if layers else '')} as the plan says",
+        got=show(f"{name}: {entry['label']}, {entry['order'] or 'no sums'}"),
         expected="a kernel of this onchip that does the same", hint="plan again: the bits of the results may change",
     )  # fmt: skip
 
 
-def _layouts(claim: Claim) -> dict[str, dict[str, str]]:
-    """How a claim takes and gives what does not lie in rows; all of it for one that moves a value between layouts."""
+def _group_to_json(claim: Claim) -> dict[str, Any]:
+    """Which kernel takes which layers, in which order it adds up, and how what does not lie in rows lies."""
+    told = {"kernel": claim.kernel, "label": claim.label, "layers": claim.nodes, "order": claim.order}
     reads = {value: use.layout for value, use in claim.reads.items() if use.layout != ROWS or not claim.nodes}
-    return {key: found for key, found in (("reads", reads), ("gives", dict(claim.gives))) if found}
+    return told | {key: found for key, found in (("reads", reads), ("gives", dict(claim.gives))) if found}
 
 
 def _rates(of: Device | Peak) -> dict[str, Any]:

@@ -60,8 +60,15 @@ class Network:
     # -- facts ---------------------------------------------------------------------------------------------
 
     def weight_type(self, name: str) -> TensorType:
-        weight = self.weights[name]
-        return TensorType(weight.shape, weight.dtype if isinstance(weight, Recipe) else weight.dtype.name)
+        if name not in self._weight_types:
+            weight = self.weights[name]
+            dtype = weight.dtype if isinstance(weight, Recipe) else weight.dtype.name
+            self._weight_types[name] = TensorType(weight.shape, dtype)
+        return self._weight_types[name]
+
+    @functools.cached_property
+    def _weight_types(self) -> dict[str, TensorType]:
+        return {}  # of those that were asked for
 
     def node_weight_types(self, node: Node) -> dict[str, TensorType]:
         return {role: self.weight_type(name) for role, name in node.weights.items()}
@@ -72,6 +79,10 @@ class Network:
     @functools.cached_property
     def by_name(self) -> Mapping[str, Node]:
         return {node.name: node for node in self.nodes}
+
+    @functools.cached_property
+    def output_names(self) -> frozenset[str]:
+        return frozenset(self.outputs)
 
     def nodes_from(self, start: int) -> Iterator[Node]:
         """net.nodes[start:] without a copy, for who stops early."""
@@ -90,7 +101,13 @@ class Network:
         return found
 
     def row_flop(self, node: Node) -> int:
-        return node.layer.row_flop(self.input_types(node), self.node_weight_types(node))
+        if node.name not in self._row_flop:
+            self._row_flop[node.name] = node.layer.row_flop(self.input_types(node), self.node_weight_types(node))
+        return self._row_flop[node.name]
+
+    @functools.cached_property
+    def _row_flop(self) -> dict[str, int]:
+        return {}  # of those that were asked for
 
     def row_looked_up(self, node: Node) -> int:
         return node.layer.row_looked_up(self.input_types(node), self.node_weight_types(node))

@@ -16,22 +16,22 @@ Limits  float32, channels in one group, one value in and one out; images that fi
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numba
 import numpy as np
 
-from onchip.kernels.chain import is_closed
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.image_program import SUPPORTED, lower
+from onchip.kernels.cpu.image_program import SUPPORTED
+from onchip.kernels.cpu.image_runs import runs_of
 from onchip.kernels.cpu.image_table import BIAS, WEIGHT
-from onchip.kernels.cpu.image_values import Program, UnsupportedError
+from onchip.kernels.cpu.image_values import Program
 from onchip.kernels.cpu.jit import LAUNCH, address, use_threads
+from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.tile import aligned_zeros
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 from onchip.spec.layers import Convolution
 from onchip.spec.network import Network, Node
@@ -39,6 +39,7 @@ from onchip.spec.recipe import Array
 
 MAX_IMAGES = 16  # of a tile: enough rows for the products of the smallest images, and to pay for reading the weights
 _SHARED_FLOP = 1_000_000  # an operation of a single image; with fewer, waiting for each other costs more than it gains
+_CALL_US = 0.5  # to set out on an operation: its row of the table, and sizes that the last one did not have
 _MAX_SCRATCH_BYTES = 1 << 30  # a thread's; images that need more are no small network's
 
 
@@ -58,13 +59,13 @@ class ConvFused:
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         if job.is_training or not isinstance(net.nodes[start].layer, SUPPORTED):
             return
-        found, why_not = _find(net, start)
-        if found is None:
-            if why_not and isinstance(net.nodes[start].layer, Convolution):
-                yield Refusal(self.name, net.nodes[start].name, why_not)
+        run = runs_of(net).at(net, start)
+        if isinstance(run, str):
+            if run and isinstance(net.nodes[start].layer, Convolution):
+                yield Refusal(self.name, net.nodes[start].name, run)
             return
-        nodes, program = found
-        weight_bytes = sum(recipe.nbytes for recipe in program.recipes.values())
+        nodes, program = run.nodes, run.program
+        weight_bytes = program.weight_bytes
         image_bytes = 4 * program.image_floats
         # Many weights are worth more images a tile, even where those do not stay in L2.
         fitting = device.fast_bytes // 2 // max(1, image_bytes)
@@ -80,10 +81,20 @@ class ConvFused:
         why = f"{images} images at a time, as many through a layer as stay in cache"
         for last in _layouts(net, nodes, program):
             turned = (given.row_bytes for given, is_last in zip((x, y), last, strict=True) if not is_last)
-            price = Price(program.image_flop, x.row_bytes + y.row_bytes, weight_bytes, turned_bytes=sum(turned))
+            price = CorePrice(
+                program.image_flop,
+                x.row_bytes + 4 * sum(map(net.row_looked_up, nodes)) + y.row_bytes,
+                weight_bytes,
+                turned_bytes=sum(turned),
+                row_cache_bytes=4 * program.image_moves,
+                rows_a_core=0 if _is_shared(program) else 1,
+                tile_rows=images,
+                tile_bytes=weight_bytes if weight_bytes > device.cache_bytes else 0,
+                tile_us=_CALL_US * len(program.operations),
+            )
             yield Claim(
                 self.name, f"conv_fused<{count} {kinds}>", tuple(node.name for node in nodes), price, why,
-                program.recipes, scratch_bytes, Facts(program, images, device.fast_bytes, last),
+                program.recipes, scratch_bytes, program.order, Facts(program, images, device.fast_bytes, last),
                 reads={program.source: Use(CHANNELS_LAST)} if last[0] else {},
                 gives={nodes[-1].name: CHANNELS_LAST} if last[1] else {},
             )  # fmt: skip
@@ -96,8 +107,7 @@ class ConvFused:
         own = shared + program.shared_floats() + LANES
         scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * own)
         tickets = aligned_zeros(1, np.int64)
-        is_long = claim.price.row_flop > _SHARED_FLOP * len(table)
-        return Launch(table, scratch, own, shared, tile, tickets, weights, is_long)
+        return Launch(table, scratch, own, shared, tile, tickets, weights, _is_shared(program))
 
 
 class Launch:
@@ -146,34 +156,6 @@ def _layouts(net: Network, nodes: Sequence[Node], program: Program) -> list[tupl
     return [(last_in, last_out) for last_in in ins for last_out in outs]
 
 
-@functools.lru_cache(maxsize=4)
-def _runs(net: Network) -> list[tuple[int, int]]:
-    """For every node: where the run of supported layers that begins there ends, and the first convolution from there.
-
-    Asked for once a network: to look along the run from each of its nodes would take the square of its length.
-    """
-    end = conv = len(net.nodes)
-    found = []
-    for i in reversed(range(len(net.nodes))):
-        layer = net.nodes[i].layer
-        end = end if isinstance(layer, SUPPORTED) else i
-        conv = i if isinstance(layer, Convolution) else conv
-        found.append((end, conv))
-    return found[::-1]
-
-
-def _find(net: Network, start: int) -> tuple[tuple[list[Node], Program] | None, str]:
-    """The longest run from net.nodes[start] on that can be lowered and has a convolution; else why there is none."""
-    end, conv = _runs(net)[start]
-    run, why_not = list(net.nodes[start:end]) if conv < end else [], ""
-    for end in range(len(run), 0, -1):
-        nodes = run[:end]
-        if not any(isinstance(node.layer, Convolution) for node in nodes):
-            break
-        if not is_closed(net, nodes):
-            continue
-        try:
-            return (nodes, lower(net, nodes)), ""
-        except UnsupportedError as reason:
-            why_not = str(reason)
-    return None, why_not
+def _is_shared(program: Program) -> bool:
+    """Whether the threads share the operations of fewer images than there are threads."""
+    return program.image_flop > _SHARED_FLOP * len(program.operations)

@@ -27,6 +27,7 @@ from onchip.kernels.cpu.jit import linked
 ROWS = 4
 NARROW = max(2, LANES // 4)  # columns of a Linear layer up to which lanes along the sum are as quick as lanes across
 CHAINS = 4  # vectors of partial sums for one sum of dense_narrow: as many as ROWS sums leave registers for
+ORDER = f"k in {CHAINS} x {LANES} lanes, then these in pairs"  # of dense_narrow
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]

@@ -15,6 +15,7 @@ from onchip.kernels.cpu import image_table as t
 from onchip.kernels.cpu.dense import CHUNK, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.dot import ROWS as DOT_ROWS
 from onchip.kernels.cpu.dot import dot_tile
+from onchip.kernels.cpu.image_values import SUM_TERMS
 from onchip.kernels.cpu.jit import compiled, floats_at, ints_at, linked, multiply_add
 from onchip.kernels.pointwise import RELU
 from onchip.spec.recipe import Array
@@ -23,7 +24,6 @@ _NO_FLOOR, _ZERO, _ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
 _ALL = 1 << 40  # the length of an array whose end nobody asks for
 _L2_WEIGHT_BYTES = 1 << 20
 _MANY_PIXELS = 256  # that use a chunk of weights before the next one
-_SUM_TERMS = 128  # of a sum in registers: longer ones are added up in parts, which keeps their digits
 
 
 @compiled()
@@ -122,7 +122,7 @@ def _conv_windows(row: int, here: int, images: int, ox: int, count: int, down: i
     op = ints_at(row, t.COLUMNS)
     x_pixel, x_row = op[t.SX] * op[t.X_PIXEL], op[t.SY] * op[t.X_ROW]
     wide, K = padded_width(op[t.N]), op[t.KW] * op[t.X_PIXEL] + (op[t.SIDE] - 1) * x_pixel
-    x_line, some = op[t.DY] * op[t.X_ROW] * 4, max(1, _SUM_TERMS // K)
+    x_line, some = op[t.DY] * op[t.X_ROW] * 4, max(1, SUM_TERMS // K)
     x_step, y_step = (
         (x_row * 4, op[t.Y_ROW] * 4) if down else (op[t.SIDE] * x_pixel * 4, op[t.SIDE] * op[t.Y_PIXEL] * 4)
     )
@@ -158,7 +158,7 @@ def _windows_one_by_one(row: int, here: int, i: int, oy: int) -> None:
     op, a = ints_at(row, t.COLUMNS), floats_at(here, _ALL)
     lanes, run, line = op[t.SIDE] * op[t.Y_PIXEL], op[t.KW] * op[t.X_PIXEL], op[t.DY] * op[t.X_ROW]
     K = run + (op[t.SIDE] - 1) * op[t.SX] * op[t.X_PIXEL]  # terms of a line in the packed weights
-    w, bias, some = floats_at(op[t.WEIGHT], _ALL), floats_at(op[t.BIAS], op[t.N]), max(1, _SUM_TERMS // K)
+    w, bias, some = floats_at(op[t.WEIGHT], _ALL), floats_at(op[t.BIAS], op[t.N]), max(1, SUM_TERMS // K)
     floor = _ZERO if op[t.ACT] == RELU else _NO_FLOOR
     x0 = op[t.X] + i * op[t.X_IMAGE] + (oy * op[t.SY] - op[t.PY]) * op[t.X_ROW] - op[t.PX] * op[t.X_PIXEL]
     for ox in range(op[t.WO]):

@@ -59,6 +59,7 @@ class Lowering:
             if isinstance(node.layer, Interleave)
             for i, value in enumerate(node.inputs)
         }
+        self.homes: dict[str, str] = {}  # of values that lie in another's memory, once asked for
         self.rims = self._find_rims()
         convolutions = [node for node in nodes if isinstance(node.layer, Convolution)]
         self.in_vectors = {self.home(node.inputs[0]) for node in convolutions if self.way(node) == ops.DOT}
@@ -80,14 +81,18 @@ class Lowering:
 
     def home(self, value: str) -> str:
         """The value in whose memory another one lies."""
-        while value in self.by_name:
+        passed = []
+        while value in self.by_name and value not in self.homes:
             node = self.by_name[value]
             before = self.by_name.get(node.inputs[0])
             seen = isinstance(node.layer, Permute) and before is not None and isinstance(before.layer, Embedding)
             if not (seen or isinstance(node.layer, Reshape) or self.joins(node)):
                 break
+            passed.append(value)
             value = node.inputs[0]
-        return self.phases[value][0].name if value in self.phases else value
+        found = self.homes.get(value) or (self.phases[value][0].name if value in self.phases else value)
+        self.homes |= dict.fromkeys(passed, found)
+        return found
 
     def writers(self, name: str) -> list[Node]:
         """The nodes that write a value: its own, or the phases of an Interleave."""
@@ -202,7 +207,7 @@ class Lowering:
         return op
 
     def weigh(self, op: Operation, w: Recipe, b: Recipe) -> None:
-        i = self.operations.index(op)
+        i = next(i for i in reversed(range(len(self.operations))) if self.operations[i] is op)  # among the last
         self.recipes[f"w{i}"], self.recipes[f"b{i}"] = w, b
 
 

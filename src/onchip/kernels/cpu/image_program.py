@@ -51,18 +51,26 @@ from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 def lower(net: Network, nodes: Sequence[Node]) -> Program:
     """The operations of a run of nodes that reads one value and whose last value alone is read outside."""
     to = Lowering(net, nodes)
-    for node in nodes:
-        for name in node.weights.values():
-            if net.weight_type(name).dtype != "float32":
-                raise UnsupportedError(f"computes on float32, and {name} is {net.weight_type(name).dtype}")
-        to.layer = to.home(node.name)
-        handler = next((f for kinds, f in _HANDLERS if isinstance(node.layer, kinds)), None)
-        if handler is None:
-            raise UnsupportedError(f"no operation for {node.layer.kind}")
-        handler(to, node)
+    for i, node in enumerate(nodes):
+        try:
+            _lower_node(to, node)
+        except UnsupportedError as reason:
+            reason.at = i
+            raise
     if to.operations[-1].code not in (ops.STORE_ROWS, ops.STORE_PIXELS):
         to.emit(ops.STORE, to.read(nodes[-1].name).view, None)
     return Program(tuple(to.operations), tuple(to.stores), to.recipes, to.source)
+
+
+def _lower_node(to: Lowering, node: Node) -> None:
+    for name in node.weights.values():
+        if to.net.weight_type(name).dtype != "float32":
+            raise UnsupportedError(f"computes on float32, and {name} is {to.net.weight_type(name).dtype}")
+    to.layer = to.home(node.name)
+    handler = next((f for kinds, f in _HANDLERS if isinstance(node.layer, kinds)), None)
+    if handler is None:
+        raise UnsupportedError(f"no operation for {node.layer.kind}")
+    handler(to, node)
 
 
 def _reshape(to: Lowering, node: Node) -> None:

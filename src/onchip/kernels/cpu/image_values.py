@@ -5,10 +5,12 @@ Values lie with their channels last and, where they are written in whole vectors
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from onchip.kernels.cpu import dot, tile
 from onchip.kernels.cpu import image_table as ops
 from onchip.kernels.cpu.activation import code_of
 from onchip.kernels.cpu.emit import LANES
@@ -16,17 +18,32 @@ from onchip.kernels.cpu.tile import padded
 from onchip.spec.layers import Elementwise
 from onchip.spec.recipe import Array, Recipe
 
+SUM_TERMS = 128  # of a sum in registers: longer ones are added up in parts, which keeps their digits
 _PASSES = 3  # how often a layer goes over what it touches
 _LINE_FLOATS = 16  # of a cache line
 
 Sizes = tuple[int, int, int]  # C, H, W of one image
 Rim = tuple[int, int, int, int]  # top, left, bottom, right
 _OF_PIXELS = (ops.WINDOWS, ops.DOT, ops.DENSE, ops.NARROW)  # they read whole pixels, with what pads them
+# The order of the sums of an operation.
+_ORDERS = {
+    ops.TAPS: f"taps in order, {tile.ORDER}",
+    ops.WINDOWS: f"rows of windows, some {SUM_TERMS} terms at a time, {tile.ORDER}",
+    ops.DENSE: tile.ORDER,
+    ops.NARROW: dot.ORDER,
+    ops.DOT: f"windows in {LANES} lanes, then these in pairs",
+    ops.PAIRS_OUT: "two outputs at a time from three or four products",
+    ops.AVG_POOL: "windows in order",
+    ops.GLOBAL_MEAN: "some pixels at a time, in order",
+    ops.NORMALISE: "softmax in order",
+}
 _IN_VECTORS = (ops.TAPS, ops.WINDOWS, ops.DENSE)  # they write whole vectors, past the last channel
 
 
 class UnsupportedError(Exception):
     """A layer, or the way it is used, has no operation; the run ends before it."""
+
+    at = 0  # its number in the run
 
 
 @dataclass(eq=False)
@@ -109,6 +126,23 @@ class Program:
         """What is really computed for an image: no product with a pad where taps are skipped, fewer in pairs."""
         return sum(_flop(op) for op in self.operations)
 
+    @property
+    def order(self) -> str:
+        return "; ".join(dict.fromkeys(_ORDERS[op.code] for op in self.operations if op.code in _ORDERS))
+
+    @property
+    def image_moves(self) -> int:
+        """Numbers of an image that the operations read and write, one after the other; a Linear's are in its pace."""
+        moving = (op for op in self.operations if op.code not in (ops.DENSE, ops.NARROW))
+        views = (view for op in moving for view in (op.x, op.y, op.other) if view is not None)
+        return sum(math.prod(view.sizes) for view in views)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of what every image needs all of: tables, of which it looks some rows up, do not count."""
+        tables = {f"w{i}" for i, op in enumerate(self.operations) if op.code == ops.LOOK_UP}
+        return sum(recipe.nbytes for name, recipe in self.recipes.items() if name not in tables)
+
     def groups(self, images: int, fast_bytes: int) -> list[int]:
         """For every operation, how many images of a tile go through its layer together.
 
@@ -116,8 +150,10 @@ class Program:
         for every group. The choice with the fewest bytes from afar an image wins, and the larger of equals.
         """
         chosen: dict[str, int] = {}
-        for layer in dict.fromkeys(op.layer for op in self.operations):
-            mine = [(i, op) for i, op in enumerate(self.operations) if op.layer == layer]
+        layers: dict[str, list[tuple[int, Operation]]] = {}
+        for i, op in enumerate(self.operations):
+            layers.setdefault(op.layer, []).append((i, op))
+        for layer, mine in layers.items():
             stores = {view.store for _, op in mine for view in (op.x, op.y, op.other) if view is not None}
             touched = 4 * sum(store.size for store in stores)
             weights = sum(self.recipes[f"w{i}"].nbytes for i, _ in mine if f"w{i}" in self.recipes)

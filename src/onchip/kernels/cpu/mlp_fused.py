@@ -16,11 +16,13 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
-from onchip.kernels.chain import Chain, find_chain, forward_price, why_not_float32
+from onchip.kernels.chain import Chain, find_chain, forward_price, layer_before, why_not_float32
+from onchip.kernels.cpu import dot, tile
 from onchip.kernels.cpu.activation import NORMALISERS, activate, code_of, normalise
 from onchip.kernels.cpu.dense import dense, padded_width
 from onchip.kernels.cpu.dot import NARROW, dense_narrow
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, floats_at, ints_at, take_ticket, use_threads
+from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, aligned_zeros, pack, packed_size, padded
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, RELU
 from onchip.plan.device import Device
@@ -137,8 +139,10 @@ class MlpFused:
     precisions = ("fp32",)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        if job.is_training or _is_taken_before(net, start):
+            return
         chain = find_chain(net, start, CPU_ACTIVATIONS)
-        if chain is None or job.is_training:
+        if chain is None:
             return
         if why_not := why_not_float32(net, chain):
             yield Refusal(self.name, chain.nodes[0], why_not)
@@ -150,15 +154,35 @@ class MlpFused:
         if weight_bytes > device.fast_bytes:
             tile_rows = FAR_TILE_ROWS
         fast = 2 * tile_rows * widest * 4
+        work = forward_price(net, chain)
+        price = CorePrice(
+            work.row_flop, work.row_bytes, work.fixed_bytes,
+            rows_a_core=0 if weight_bytes > _SPLIT_BYTES else ROWS_NARROW, tile_rows=tile_rows,
+            tile_bytes=weight_bytes if weight_bytes > device.cache_bytes else 0,
+        )  # fmt: skip
         yield Claim(
-            self.name, f"mlp_fused<{chain.label}>", chain.nodes, forward_price(net, chain),
+            self.name, f"mlp_fused<{chain.label}>", chain.nodes, price,
             why=f"{tile_rows} rows at a time stay in {fast // 1024} KiB of cache, layer after layer",
-            recipes=packed_recipes(net, chain, NARROW), fast_bytes=fast, facts=Facts(chain, tile_rows),
+            recipes=packed_recipes(net, chain, NARROW), fast_bytes=fast, order=_order(chain),
+            facts=Facts(chain, tile_rows),
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
         assert isinstance(claim.facts, Facts)
         return Launch(claim.facts, weights)
+
+
+def _order(chain: Chain) -> str:
+    ways = [dot.ORDER if layer.D_out <= NARROW else tile.ORDER for layer in chain.layers]
+    return "; ".join(dict.fromkeys([*ways, "softmax in order"] if chain.normaliser else ways))
+
+
+def _is_taken_before(net: Network, start: int) -> bool:
+    """Whether a longer chain, which this kernel takes if it takes the one from here, goes on here: not worth another
+    claim for each of its layers."""
+    before = layer_before(net, start, CPU_ACTIVATIONS)
+    used = [] if before is None else [net.types[before.inputs[0]], *net.node_weight_types(before).values()]
+    return bool(used) and all(given.dtype == "float32" for given in used)
 
 
 class Launch:

@@ -23,7 +23,8 @@ from onchip.errors import FormatError
 from onchip.kernels.chain import Chain, Dense, find_chain, why_not_float32
 from onchip.kernels.cpu.jit import LAUNCH, use_threads
 from onchip.kernels.cpu.mlp_fused import layer_table, packed_recipes
-from onchip.kernels.cpu.tile import PANEL, aligned_zeros, pack, packed_size, padded, panels, unpack
+from onchip.kernels.cpu.price import CorePrice
+from onchip.kernels.cpu.tile import ORDER, PANEL, aligned_zeros, pack, packed_size, padded, panels, unpack
 from onchip.kernels.cpu.train_model import (
     ADAM,
     COL_ACT,
@@ -51,10 +52,10 @@ from onchip.kernels.cpu.train_step import (
     run_steps,
     run_steps_alone,
 )
-from onchip.kernels.cpu.train_weights import TASK_FLOATS, TASK_K
+from onchip.kernels.cpu.train_weights import SUM_ROWS, TASK_FLOATS, TASK_K
 from onchip.kernels.pointwise import TRAINED
 from onchip.plan.device import Device
-from onchip.plan.kernel import OPTIMISERS, Claim, Job, Price, Refusal
+from onchip.plan.kernel import OPTIMISERS, Claim, Job, Refusal
 from onchip.spec.layers import LeakyReLU
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
@@ -62,6 +63,7 @@ from onchip.spec.recipe import Array
 LOSS_CODES = {"cross_entropy": CROSS_ENTROPY, "half_sse": HALF_SSE, "mse": MSE}
 KINDS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM}
 _ALONE_FLOP = 4e6  # of a step, 30 us of one core: with less, threads wait for each other longer than they work
+_SHARE = 0.58  # of the device's rate: sums over few rows, and rows that are turned on the way
 _CREW_WEIGHT_BYTES = 512 << 10
 _CREW_BYTES = 32 << 20  # for gradients of blocks that wait to be added up
 _LOSS_BLOCKS = 64  # whose losses are asked for at a time
@@ -79,8 +81,7 @@ class Trainer:
 
         threads  None: on the calling thread, so that several trainers can run side by side
         """
-        is_small = job.batch * 6 * sum(layer.D_in * layer.D_out for layer in chain.layers) < _ALONE_FLOP
-        self.chain, self.threads, self.x, self.y = chain, None if is_small else threads, x, y
+        self.chain, self.threads, self.x, self.y = chain, None if _is_small(chain, job) else threads, x, y
         self.batch, self.optimiser, self.loss_code = job.batch, job.optimiser, LOSS_CODES[job.loss]
         self.steps_done = 0
         w, bias = weights["w"], weights["bias"]
@@ -274,6 +275,20 @@ def _tasks(chain: Chain) -> Array:
     )
 
 
+def _is_small(chain: Chain, job: Job) -> bool:
+    """Whether one thread does a step sooner."""
+    return job.batch * 6 * sum(layer.D_in * layer.D_out for layer in chain.layers) < _ALONE_FLOP
+
+
+def _moved_bytes(chain: Chain, job: Job, cores: int) -> int:
+    """What a step moves of the weights: each core reads all that some core has changed, on the way forward and, but
+    for the first layer, back; an update reads and writes a weight, what its optimiser keeps, and its transposed copy.
+    """
+    sizes = [layer.D_in * layer.D_out for layer in chain.layers]
+    update = 2 + 2 * OPTIMISERS[job.optimiser]
+    return 4 * ((cores + update) * sum(sizes) + (cores + 1) * sum(sizes[1:]))
+
+
 class MlpTrain:
     name = "mlp_train"
     device_kind = "cpu"
@@ -288,17 +303,21 @@ class MlpTrain:
             return
         assert chain is not None
         rows = min(CREW_ROWS, job.batch)  # that stay in a thread's cache
-        price = Price(
+        price = CorePrice(
             row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * chain.layers[0].D_in * chain.layers[0].D_out,
             row_bytes=net.input.row_bytes,
             fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[job.optimiser]),
             launches=2,
+            share=_SHARE,
+            fixed_cache_bytes=_moved_bytes(chain, job, device.units),
+            rows_a_core=job.batch if _is_small(chain, job) else 0,
         )
         fast = rows * (chain.widths[0] + 2 * sum(padded(width) for width in chain.widths[1:])) * 4
         yield Claim(
             self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, price,
             why="forward, backward and update of a step in one call", recipes=packed_recipes(net, chain, 0),
             fast_bytes=fast, facts=chain,
+            order=f"{ORDER}; gradients by rows in order, {SUM_ROWS} at a time, then blocks of {BLOCK}",
         )  # fmt: skip
 
     def _refuse(self, net: Network, chain: Chain | None, job: Job) -> str:

@@ -28,6 +28,7 @@ from onchip.spec.layers import (
     AvgPool2d,
     Cast,
     Convolution,
+    CumSum,
     Elementwise,
     GlobalMax,
     GlobalMean,
@@ -49,6 +50,7 @@ from onchip.spec.types import DTYPE_BYTES
 
 _ROW_BY_ROW = (Linear, Softmax, LogSoftmax, GlobalMean)
 _USES_BLAS = (Linear, Convolution, TransposedConvolution)
+_SUMS = (Softmax, LogSoftmax, GlobalMean, AvgPool1d, AvgPool2d, TokenConv, CumSum)
 _BLOCK_BYTES = 1 << 20  # read and written by a block of rows: it stays in cache
 
 # Launches that its price counts: the time of a call for every row or block, in units of a compiled kernel's launch. It
@@ -102,7 +104,7 @@ class Plain:
         price = NumpyPrice(net.row_flop(node), moved, fixed, _LAUNCHES, slower=slower)
         claim = Claim(
             self.name, f"plain<{node.layer.kind}>", (node.name,), price, "one layer by itself, in NumPy", recipes,
-            facts=Facts(node.layer, tuple(values.index(name) for name in node.inputs)),
+            order=_order(node.layer), facts=Facts(node.layer, tuple(values.index(name) for name in node.inputs)),
         )  # fmt: skip
         yield from in_layouts(net, node, claim) if _is_by_itself(net, node) else (claim,)
 
@@ -143,6 +145,12 @@ def _is_by_itself(net: Network, node: Node) -> bool:
     if isinstance(node.layer, Add | Mul):
         return not node.weights and len({given.shape for given in net.input_types(node)}) == 1
     return isinstance(node.layer, Elementwise | Cast)
+
+
+def _order(layer: Layer) -> str:
+    if isinstance(layer, _USES_BLAS):
+        return "that of NumPy's BLAS on one thread, for a row's shape"
+    return "NumPy's, for a row's shape" if isinstance(layer, _SUMS) else ""
 
 
 def _between(net: Network, node: Node) -> int:

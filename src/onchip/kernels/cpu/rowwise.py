@@ -10,9 +10,10 @@ import numpy as np
 from onchip.kernels.chain import in_layouts
 from onchip.kernels.cpu.activation import NO_NORMALISER, NORMALISERS, activate, code_of, normalise
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, use_threads
+from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, IDENTITY
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.spec.layers import Elementwise, Layer, LogSoftmax, Softmax
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
@@ -45,10 +46,12 @@ class Rowwise:
         if x.dtype != "float32":
             yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
             return
-        price = Price(net.row_flop(node), x.row_bytes + y.row_bytes)
+        # A copy from memory to memory, then what is done to it where it lies.
+        price = CorePrice(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=2 * y.row_bytes)
         claim = Claim(
-            self.name, f"rowwise<{node.layer.kind}>", (node.name,), price, "one layer by itself", facts=node.layer
-        )
+            self.name, f"rowwise<{node.layer.kind}>", (node.name,), price, "one layer by itself",
+            order="in order" if isinstance(node.layer, Softmax | LogSoftmax) else "", facts=node.layer,
+        )  # fmt: skip
         yield from in_layouts(net, node, claim) if isinstance(node.layer, Elementwise) else (claim,)
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:

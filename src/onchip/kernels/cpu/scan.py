@@ -28,6 +28,7 @@ from numba.extending import intrinsic
 
 from onchip.kernels.cpu.emit import INT
 from onchip.kernels.cpu.jit import LAUNCH, compiled, linked, take_ticket, use_threads
+from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.scan_blocks import STREAM_ALIGNMENT
 from onchip.kernels.cpu.scan_parts import COPY, JOIN, SCAN, SEGMENT, TOTAL, WALK, Job, column_part, row_part
 from onchip.plan import kernel as plan
@@ -263,8 +264,12 @@ class ScanAlone:
         if x.dtype not in DTYPES:
             yield plan.Refusal(self.name, node.name, f"computes on {', '.join(DTYPES)}, got {x.dtype}")
             return
-        price = plan.Price(net.row_flop(node), 2 * x.row_bytes)
-        yield plan.Claim(self.name, "scan<sum>", (node.name,), price, "one layer by itself", facts=node.layer)
+        # A segment is totalled as it comes from memory, then scanned in cache.
+        price = CorePrice(net.row_flop(node), 2 * x.row_bytes, row_cache_bytes=2 * x.row_bytes)
+        order = f"parts of {SEGMENT} along rows, of {_COLUMN_SEGMENT} numbers down columns; their totals in order"
+        yield plan.Claim(
+            self.name, "scan<sum>", (node.name,), price, "one layer by itself", order=order, facts=node.layer
+        )
 
     def bind(
         self, claim: plan.Claim, weights: dict[str, Array]

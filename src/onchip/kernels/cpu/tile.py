@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.jit import VECTOR_BYTES, VECTOR_REGISTERS
+from onchip.kernels.cpu.jit import HAS_FMA, VECTOR_BYTES, VECTOR_REGISTERS
 from onchip.spec.recipe import Array, Recipe, recipe_op
 
 # A tile is ROWS_WIDE rows by VECS_WIDE vectors, a panel, where that many columns are left; else ROWS_NARROW rows by
@@ -34,6 +34,7 @@ PANEL = VECS_WIDE * LANES
 ROWS_WIDE, ROWS_NARROW = 4, 8
 MOST_ROWS = {1: 10, 2: ROWS_NARROW} | {VECS_WIDE: ROWS_WIDE}  # by vectors
 TILE_FLOATS = ROWS_WIDE * PANEL  # of the largest tile, whichever shape it has
+ORDER = "k in order, " + ("one rounding a term" if HAS_FMA else "two roundings a term")
 UNROLL = 4  # steps of k a loop turn: amortises the loop's own instructions
 
 

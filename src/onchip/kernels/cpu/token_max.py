@@ -26,10 +26,11 @@ from onchip.kernels.cpu.activation import activate, code_of
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.gather import BFLOAT16, BLOCK, FLOAT16, FLOAT32, VECS, gather_max
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, take_ticket, use_threads
+from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.tile import aligned_zeros, padded, padded_bias
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.spec.layers import Concat, Elementwise, GlobalMax, LeakyReLU, ReLU, Sigmoid, Tanh, TokenConv
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, recipe_op
@@ -168,16 +169,21 @@ class TokenMax:
             bias = conv.weights.get("bias")
             recipes[f"bias{i}"] = padded_bias(bias, C)
             reads += net.row_looked_up(conv) * DTYPE_BYTES[stored]
+        added = 4 * sum(net.row_looked_up(branch.conv) for branch in branches)  # in float32, however it is stored
         if sum(recipe.nbytes for recipe in recipes.values()) <= device.fast_bytes:
             reads = 0  # such tables come from the cache
         ids = net.types[branches[0].conv.inputs[0]]
-        price = Price(sum(map(net.row_flop, nodes)), ids.row_bytes + reads + net.types[nodes[-1].name].row_bytes)
+        price = CorePrice(
+            sum(map(net.row_flop, nodes)), ids.row_bytes + reads + net.types[nodes[-1].name].row_bytes,
+            row_cache_bytes=added, rows_a_core=1,
+        )  # fmt: skip
         taps = "+".join(str(row[0]) for row in rows)
         yield Claim(
             self.name, f"token_max<{taps},{rows[0][5]}{'' if job.tables == 'fp32' else ',' + job.tables}>",
             tuple(node.name for node in nodes), price,
             why=f"{sum(row[0] * row[3] for row in rows)} rows looked up and added a sentence, maxima in registers",
             recipes=recipes, fast_bytes=4 * sum(row[4] for row in rows), facts=Facts(np.array(rows, np.int64), dtype),
+            order="the bias, then taps in order",
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:

@@ -6,6 +6,8 @@ host's results as template arguments and does not compile where the two sides di
 
 from __future__ import annotations
 
+import bisect
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +96,7 @@ class MlpFused:
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """In fp32 the longest part of the chain that fits; in another precision a layer too large for mlp_tensor."""
-        chain = find_chain(net, start, ACTIVATIONS, casts=True)
+        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=mlp_tensor.MOST_LAYERS)
         if chain is None:
             return
         why_not, told = mlp_tensor.why_not(net, chain, device, job), ""
@@ -104,11 +106,12 @@ class MlpFused:
             if not isinstance(tried, str):
                 return
             told = f"; in fp32: for {job.precision} it {tried}"
-        for part in chain.parts() if not why_not else ():
-            if (tiling := choose_tiling(part, device.fast_bytes)) is not None:
-                yield _claim(net, part, device, tiling, told)
-                return
-        yield Refusal(self.name, net.nodes[start].name, why_not or _does_not_fit(chain.first(1), device))
+        part = chain.first(max(1, fitting_layers(chain, device.fast_bytes)))
+        tiling = None if why_not else choose_tiling(part, device.fast_bytes)
+        if tiling is None:
+            yield Refusal(self.name, net.nodes[start].name, why_not or _does_not_fit(part, device))
+        else:
+            yield _claim(net, part, device, tiling, told)
 
 
 def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, told: str) -> Claim:
@@ -121,6 +124,7 @@ def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, told: str
         why=_why(chain, tiling, used, device) + told,
         recipes={"weights": pack_recipe(chain, tiling)},
         fast_bytes=used,
+        order=f"k in order, parts of {PART}" + ("; softmax in order" if chain.normaliser else ""),
         facts=MlpLowering(chain, end_dtypes(net, chain), tiling, device.units),
     )
 
@@ -128,7 +132,8 @@ def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, told: str
 # -- the sums of Layout in mlp_fused.cu ----------------------------------------------------------------------
 
 
-def chunks(D_out: int, rows: int) -> list[int]:
+@functools.cache
+def chunks(D_out: int, rows: int) -> tuple[int, ...]:
     """The chunks of columns in which a warp computes a layer: of 64 while at least 49 are left, then narrower."""
     full = (D_out + 15) // 64
     widths, left = [64] * full, D_out - 64 * full
@@ -138,7 +143,7 @@ def chunks(D_out: int, rows: int) -> list[int]:
             chunk //= 2
         widths.append(chunk)
         left -= chunk
-    return widths
+    return tuple(widths)
 
 
 def strides(chain: Chain, rows: int) -> tuple[int, int]:
@@ -169,6 +174,14 @@ def shared_bytes(chain: Chain, tiling: Tiling) -> int:
     return 4 * staged + tiling.warps * warp_bytes(chain, tiling.rows)
 
 
+def fitting_layers(chain: Chain, limit_bytes: int) -> int:
+    """How many layers, from the first on, find room: more of them take no less shared memory."""
+    counts = range(1, len(chain.layers) + 1)
+    if warp_bytes(chain, ROWS[-1]) <= limit_bytes:
+        return len(counts)
+    return bisect.bisect(counts, limit_bytes, key=lambda count: warp_bytes(chain.first(count), ROWS[-1]))
+
+
 def choose_tiling(chain: Chain, limit_bytes: int) -> Tiling | None:
     """The tiling for `limit_bytes` of shared memory a block; None where not one warp fits.
 
@@ -182,9 +195,10 @@ def choose_tiling(chain: Chain, limit_bytes: int) -> Tiling | None:
         if warps >= FEWEST_WARPS:
             return Tiling(rows, warps, (True,) * len(chain.layers))
     for rows in heights:
-        warps = min(MOST_WARPS, limit_bytes // warp_bytes(chain, rows))
+        each = warp_bytes(chain, rows)
+        warps = min(MOST_WARPS, limit_bytes // each)
         if warps >= FEWEST_WARPS or (rows == ROWS[-1] and warps > 0):
-            return Tiling(rows, warps, _resident(chain, rows, limit_bytes - warps * warp_bytes(chain, rows)))
+            return Tiling(rows, warps, _resident(chain, rows, limit_bytes - warps * each))
     return None
 
 

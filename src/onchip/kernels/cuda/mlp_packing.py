@@ -6,6 +6,7 @@ the layer before; the order of the last layer's columns is that in which they wr
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,12 @@ def weight_bytes(chain: Chain, precision: Precision) -> int:
     return sum(
         layer_bytes(layer, K, precision) for layer, K in zip(chain.layers, depths(chain, precision), strict=True)
     )
+
+
+def fitting_layers(chain: Chain, precision: Precision, limit_bytes: int) -> int:
+    """How many layers, from the first on, take no more than so many bytes."""
+    sizes = map(layer_bytes, chain.layers, depths(chain, precision), itertools.repeat(precision))
+    return sum(total <= limit_bytes for total in itertools.accumulate(sizes))
 
 
 def layer_bytes(layer: Dense, K: int, precision: Precision) -> int:

@@ -13,7 +13,15 @@ from pathlib import Path
 from onchip.errors import PlanError
 from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda.activation import cpp_name
-from onchip.kernels.cuda.mlp_packing import PRECISIONS, Precision, first_steps, pack_recipe, round_up, weight_bytes
+from onchip.kernels.cuda.mlp_packing import (
+    PRECISIONS,
+    Precision,
+    first_steps,
+    fitting_layers,
+    pack_recipe,
+    round_up,
+    weight_bytes,
+)
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -43,6 +51,7 @@ ARCHITECTURES = EVERY_CHIP
 # Steps of the first layer with all of a row in registers, if it comes through shared memory; else half as many.
 # Longer rows are read where they are, half as many at a time.
 MOST_STEPS = 16
+MOST_LAYERS = 32  # of a kernel: a longer one takes minutes to compile
 MOST_STAGES = 4
 FLIGHT_BYTES = 48 << 10  # rows on their way to a multiprocessor: enough to hide the latency of memory
 COLUMNS = {"ByWgmma": 64, "ByMma": 32}  # of a layer whose sums are in registers at once; twice that for long rows
@@ -105,6 +114,14 @@ class TensorLowering:
         few = 0 if self.tiling.by == "ByWgmma" else 32
         return Budget(registers, spill_bytes=256 if self.tiling.warps == 8 else few)
 
+    @property
+    def order(self) -> str:
+        """Of whatever tiling: it decides only which rows go together. Of x its dtype says in which order k is read."""
+        how = "wgmma" if self.tiling.by == "ByWgmma" else "mma"
+        parts = ", in three products, four steps at a time" if self.precision.parts > 1 else ""
+        softmax = "; softmax in lanes" if self.chain.normaliser else ""
+        return f"steps of {self.precision.step} by {how}{parts}, k as {self.dtypes[0]} is read{softmax}"
+
     def count(self, B: int) -> int:
         return B * self.chain.vectors
 
@@ -129,11 +146,13 @@ class MlpTensor:
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """The longest part of the chain that fits; the planner asks again behind it."""
-        chain = find_chain(net, start, ACTIVATIONS, casts=True)
+        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=MOST_LAYERS)
         if chain is None:
             return
         refused = why_not(net, chain, device, job)
-        for part in chain.parts() if not refused else ():
+        most = fitting_layers(chain, PRECISIONS[job.precision], device.fast_bytes)
+        for count in (len(chain.layers), *range(min(most, len(chain.layers) - 1), 0, -1)) if not refused else ():
+            part = chain.first(count)
             launch = make_lowering(net, part, device, job)
             if isinstance(launch, TensorLowering):
                 yield _claim(net, part, device, job, launch)
@@ -164,6 +183,7 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job, launch: TensorL
         why=f"fits: {used / 1024:.0f} of {device.fast_bytes / 1024:.0f} KiB, rows in {rows}",
         recipes={"weights": weights},
         fast_bytes=used,
+        order=launch.order,
         facts=launch,
     )
 

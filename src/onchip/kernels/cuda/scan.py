@@ -81,6 +81,12 @@ class Scan:
         """Whether its columns are so long and so few that they are made rows first."""
         return 1 < self.inner < MANY_COLUMNS and not self.how.reverse and self.row_bytes > SHORT_BYTES
 
+    @property
+    def order(self) -> str:
+        if self.is_long or self.is_narrow:
+            return f"tiles of {self.tile}, groups of {GROUP} tiles, in order"
+        return f"{self.lanes} lanes along a row" if self.inner == 1 else "down columns, in order"
+
     # -- long rows -----------------------------------------------------------------------------------------------
 
     @property
@@ -218,6 +224,7 @@ class ScanAlone:
             nodes=(node.name,),
             price=Price(net.row_flop(node), passes * 2 * x.row_bytes, launches=len(scan.steps(device).launches)),
             why="one layer by itself",
+            order=scan.order,
             facts=ScanLowering(scan, device),
         )
 

@@ -1,0 +1,42 @@
+"""What work on the CPU's cores takes: the terms of the kernels' estimates.
+
+A core computes or waits for memory, one after the other, so the terms add up. Measured on two cores with 512-bit
+vectors (benchmarks/results, and tests/bench/test_estimates.py holds every estimate against them): a register tile in
+steady work reaches 0.73 of a library's best product, the device's rate; numbers that pass through a cache beside a
+product, in short runs, take twice the time of a copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onchip.plan.device import Device
+from onchip.plan.kernel import Price
+
+TILE_SHARE = 0.73  # of the device's rate, by the register tile (tile.py)
+_CACHE_COPIES = 2.0  # times of a copy, for what is read and written in cache
+_LAST_TILE = 0.125  # of a tile: how long cores wait for the last one, as not all are as fast
+
+
+@dataclass(frozen=True)
+class CorePrice(Price):
+    """The same floor; an estimate with what happens on the way."""
+
+    share: float = TILE_SHARE  # of the device's rate
+    row_cache_bytes: int = 0  # read and written in cache on the way, a row
+    fixed_cache_bytes: int = 0  # the same, a launch
+    rows_a_core: int = 0  # that one core takes at the least: few rows leave cores idle; 0: cores share a row
+    tile_rows: int = 0  # that a core takes at a time; 0: so little that nobody waits for the last
+    tile_bytes: int = 0  # fetched from memory again for every tile after the first: weights that no cache keeps
+    tile_us: float = 0.0  # of one core, for its calls
+
+    def estimate_us(self, device: Device, precision: str, B: int) -> float:
+        cores = min(device.units, -(-B // self.rows_a_core)) if self.rows_a_core else device.units
+        rows = min(self.tile_rows, -(-B // device.units))
+        tiles = -(-B // rows) if rows else 1
+        compute = self.row_flop * B / (self.share * device.flops[self.precision or precision])
+        cached = _CACHE_COPIES * (self.row_cache_bytes * B + self.fixed_cache_bytes) / device.bandwidth
+        core_us = (compute + cached) * 1e6 * device.units + self.tile_us * tiles  # of all cores together
+        waited_us = _LAST_TILE * core_us / tiles if rows and cores > 1 else 0.0
+        fetched = (self.row_bytes + self.turned_bytes) * B + self.fixed_bytes + self.tile_bytes * (tiles - 1)
+        return core_us / cores + waited_us + fetched / device.bandwidth * 1e6 + self.launches * device.launch_us

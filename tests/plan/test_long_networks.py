@@ -1,0 +1,127 @@
+"""Planning takes time in proportion to the number of layers, whatever they are and however they hang together."""
+
+import time
+
+import numpy as np
+import pytest
+
+from onchip.kernels.chain import find_chain
+from onchip.kernels.cpu.mlp_fused import MlpFused
+from onchip.kernels.cuda.mlp_tensor import MOST_LAYERS
+from onchip.plan.device import H200
+from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.planner import make_plan
+from onchip.runtime.engine import kernels_for
+from onchip.spec.build import sequential
+from onchip.spec.layers import Add, Concat, Conv2d, Linear, ReLU, Reshape, Softmax, Tanh
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType
+from takers import CPU, stored
+
+
+def linears(count):
+    """Linear and ReLU by turns, no two next to each other of one shape."""
+    widths = [30 + 7 * i % 40 for i in range(count // 2 + 1)]
+    layers = [pair for i in range(count // 2) for pair in ((f"l{i}", Linear()), (f"r{i}", ReLU()))]
+    weights = {f"l{i}.weight": stored(widths[i + 1], widths[i]) for i in range(count // 2)}
+    return sequential(TensorType(("B", widths[0])), layers, weights)
+
+
+def convolutions(count, odd=1 << 30):
+    """Conv2d and ReLU by turns; every so many convolutions one with groups."""
+    groups = [2 if i % odd == odd - 1 else 1 for i in range(count // 2)]
+    layers = [
+        pair
+        for i, n in enumerate(groups)
+        for pair in ((f"l{i}", Conv2d(pads=(1, 1, 1, 1), groups=n)), (f"r{i}", ReLU()))
+    ]
+    weights = {f"l{i}.weight": stored(8, 8 // n, 3, 3) for i, n in enumerate(groups)}
+    return sequential(TensorType(("B", 8, 8, 8)), layers, weights)
+
+
+def residual(count, layer, *shape):
+    """Two layers and their sum with what they read, over and over."""
+    nodes, value = [], "x"
+    for i in range(count // 3):
+        nodes.append(Node(f"a{i}", layer, (value,), {"weight": f"a{i}.weight"}))
+        nodes.append(Node(f"b{i}", layer, (f"a{i}",), {"weight": f"b{i}.weight"}))
+        nodes.append(Node(f"s{i}", Add(), (value, f"b{i}")))
+        value = f"s{i}"
+    kernel = (3, 3) if isinstance(layer, Conv2d) else ()
+    weights = {name: stored(8, 8, *kernel) for node in nodes for name in node.weights.values()}
+    return Network({"x": TensorType(("B", *shape))}, tuple(nodes), (value,), weights)
+
+
+def side_by_side(count):
+    """Branches over one value, put together at the end."""
+    nodes, weights = [], {}
+    for i in range(count // 2):
+        nodes += [Node(f"l{i}", Linear(), ("x",), {"weight": f"l{i}.weight"}), Node(f"r{i}", ReLU(), (f"l{i}",))]
+        weights[f"l{i}.weight"] = stored(4, 8)
+    nodes.append(Node("all", Concat(1), tuple(f"r{i}" for i in range(count // 2))))
+    return Network({"x": TensorType(("B", 8))}, tuple(nodes), ("all",), weights)
+
+
+LONG = {
+    "linears": linears,
+    "convolutions": convolutions,
+    "convolutions, some of which conv_fused does not take": lambda count: convolutions(count, odd=5),
+    "residual": lambda count: residual(count, Linear(), 8),
+    "residual convolutions": lambda count: residual(count, Conv2d(pads=(1, 1, 1, 1)), 8, 8, 8),
+    "side by side": side_by_side,
+}
+
+
+@pytest.mark.parametrize("device", [CPU, H200], ids=lambda device: device.kind)
+@pytest.mark.parametrize("shape", LONG)
+def test_planning_time_goes_with_the_number_of_layers(shape, device):
+    kernels = kernels_for(device)
+
+    def seconds(count):
+        net = LONG[shape](count)
+        start = time.process_time()
+        make_plan(net, device, kernels, whole=False)
+        return time.process_time() - start
+
+    seconds(100)
+    few, many = (min(seconds(count) for _ in range(2)) for count in (600, 2400))
+    assert many < 8 * few + 0.1  # four times the layers; twice that, as others use the cores too
+
+
+def test_a_long_chain_is_cut_where_a_kernel_would_be_too_long():
+    groups = make_plan(linears(200), H200, kernels_for(H200)).groups
+    assert max(len(group.claim.nodes) for group in groups) <= 2 * MOST_LAYERS
+    assert [name for group in groups for name in group.claim.nodes] == [node.name for node in linears(200).nodes]
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3, 4, 7])
+def test_a_chain_from_the_middle_is_the_end_of_the_whole(start):
+    """As found by who asks there first."""
+    layers = [
+        ("flat", Reshape((-1,))), ("a", Linear()), ("b", ReLU()), ("c", Linear()), ("d", Linear()), ("e", Reshape()),
+        ("f", Tanh()), ("g", Linear()), ("h", Softmax()),
+    ]  # fmt: skip
+    weights = {"a.weight": stored(5, 6), "c.weight": stored(4, 5), "d.weight": stored(3, 4), "g.weight": stored(2, 3)}
+
+    def net():
+        return sequential(TensorType(("B", 2, 3)), layers, weights)
+
+    asked = net()
+    find_chain(asked, 0)
+    assert find_chain(asked, start) == find_chain(net(), start)
+
+
+def test_conv_fused_takes_what_is_between_layers_that_it_does_not_take():
+    plan = make_plan(convolutions(40, odd=5), CPU, kernels_for(CPU))
+    assert [group.claim.kernel for group in plan.groups] == ["conv_fused", "plain"] * 4 + ["rowwise"]
+    assert [len(group.claim.nodes) for group in plan.groups] == [8, 1, 9, 1, 9, 1, 9, 1, 1]
+
+
+def test_inside_a_chain_mlp_fused_offers_nothing_that_it_does_not_offer_before():
+    def claims(dtype, start):
+        weights = {"a.weight": np.zeros((5, 6), dtype), "b.weight": np.zeros((4, 5), np.float32)}
+        net = sequential(TensorType(("B", 6)), [("a", Linear()), ("r", ReLU()), ("b", Linear())], weights)
+        return [type(answer) for answer in MlpFused().claims(net, start, CPU, Job())]
+
+    assert (claims("float32", 0), claims("float32", 2)) == ([Claim], [])
+    assert (claims("float64", 0), claims("float64", 2)) == ([Refusal], [Claim])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from onchip.errors import InputError
 from onchip.plan.device import Device
@@ -132,4 +132,14 @@ class Kernel(Protocol):
 
         A kernel that has nothing to do with the node yields nothing: silence is not a refusal.
         """
+        ...
+
+
+@runtime_checkable
+class RecipeMaker(Protocol):
+    """A kernel that makes weights on its device, too."""
+
+    @property
+    def makes(self) -> Mapping[str, float]:
+        """Of recipes: operation -> the share of the device's fp32 flop/s that it makes them at."""
         ...

@@ -111,3 +111,17 @@ def test_axes_that_stay_together_are_one():
     assert merged_axes((4, 5, 6), (0, 1, 2)) == ([120], [1])
     assert merged_axes((4, 1, 6), (2, 1, 0)) == ([6, 4], [1, 6])
     assert merged_axes((2, 3, 4), (1, 0, 2)) == ([3, 2, 4], [4, 12, 1])
+
+
+@pytest.mark.gpu
+def test_tables_as_large_as_real_ones(monkeypatch):
+    V, E, C, K = 21_635, 256, 128, 5
+    weights = {"0": rows(V, E), "1": rows(C, E, K, seed=2)}
+    tables = Recipe.of(token_tables, ("0", "1"), (V, K, C), F32, 2 * V * E * C * K)
+    got = made_there(Gpu.get(0), tables, weights)
+    some = np.r_[0:100, V - 100 : V]
+    truth = token_tables(weights["0"][some].astype(float), weights["1"].astype(float))
+    assert_error_within(got[some], truth, yardstick=token_tables(weights["0"][some], weights["1"]))
+    half = Recipe.of(as_is, (tables,), tables.shape, BF16)
+    monkeypatch.setattr(weights_module, "SLICE_BYTES", 1 << 20)
+    assert made_there(Gpu.get(0), half, weights).tobytes() == got.astype(numpy_dtype(BF16)).tobytes()

@@ -39,7 +39,7 @@ from onchip.spec.recipe import Array, Recipe, as_is, op_name, recipe_op, transpo
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-PART = 1024  # terms of a sum on the ordinary cores; longer ones are sums of sums
+PART = 512  # terms of a sum on the ordinary cores; longer ones are sums of sums
 # As product.cuh knows them; a GELU by tanh is one more.
 ACTIVATION_CODES: dict[type[Elementwise], int] = {
     ReLU: 1, LeakyReLU: 2, Clip: 3, Sigmoid: 4, Tanh: 5, SiLU: 6, GELU: 7,
@@ -236,7 +236,7 @@ def _instance(
 
 
 INSTANCES = (
-    _instance("large fp32", 4096, 4096, 1024),
+    _instance("large fp32", 4096, 4096, 512),
     _instance("long sums fp32", 4096, 4096, 4096),
     _instance("middling fp32", 512, 512, 512),
     _instance("few rows fp32", 7, 4096, 4096),

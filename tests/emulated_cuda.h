@@ -24,7 +24,7 @@
 struct Index {
     unsigned x;
 };
-static Index threadIdx, blockIdx, gridDim;
+static Index threadIdx, blockIdx, blockDim, gridDim;
 struct uint2 {
     unsigned x, y;
 };
@@ -169,6 +169,7 @@ const char* launch(void (*)(P...), unsigned blocks, int block_threads, const voi
     failure = nullptr;
     random_state = 0;  // the same every time
     gridDim.x = blocks;
+    blockDim.x = block_threads;
     body = [] { call<kernel, P...>(std::index_sequence_for<P...>{}); };
     char* stacks = static_cast<char*>(malloc(threads * static_cast<size_t>(STACK_BYTES)));
     for (blockIdx.x = 0; blockIdx.x < blocks && !failure; ++blockIdx.x) run_block(stacks);

@@ -51,7 +51,7 @@ def test_every_order_moves_every_number(monkeypatch, dtype):
         for B, sizes in ((1, (3, 5, 2, 4)), (7, (37, 1, 6, 3))):
             shape = (B, *sizes[: len(axes) - 1])
             x = np.random.default_rng(B).integers(0, 100, shape).astype(dtype)
-            lowering = PermuteLowering(x.itemsize, shape[1:], axes, 2)
+            lowering = PermuteLowering(dtype, shape[1:], axes, 2)
             assert np.array_equal(moved(gpu, lowering, x), x.transpose(axes).reshape(-1))
     assert {name.partition("<")[0] for name in gpu.driver.programs} == {"swap_axes", "permute"}
 
@@ -73,7 +73,7 @@ def test_a_value_goes_to_another_layout_and_back(monkeypatch, row_shape):
 
 
 def test_nothing_to_move_is_no_launch():
-    assert PermuteLowering(4, (3, 5), (0, 2, 1), 132).at(0).launches == ()
+    assert PermuteLowering("float32", (3, 5), (0, 2, 1), 132).at(0).launches == ()
 
 
 def test_a_network_with_a_permute_is_planned():

@@ -156,10 +156,10 @@ def run(
 
 def _announce_building(plan: Plan) -> None:
     """Say that the weights which the rewrites derive take a while, if they do."""
-    seconds = plan.rewrite_flop / plan.device.flops[plan.job.precision]
+    seconds = plan.build_us * 1e-6
     if seconds > _LONG_S:
         size = plan.weight_bytes / 2**30
-        say(f"building {size:.1f} GiB of weights: {plan.rewrite_flop:,} flop, at least {seconds:.0f} s")
+        say(f"building {size:.1f} GiB of weights: {plan.rewrite_flop:,} flop, about {seconds:.0f} s")
 
 
 def _check_request(rows: Path | None, count: int | None, seed: int | None) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onchip.errors import PlanError
+from onchip.plan.build_price import build_us, makes_of
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Converter, Job, Kernel, Price, Refusal
 from onchip.plan.layout import ROWS
-from onchip.plan.plan import Plan, groups_of, values_read
+from onchip.plan.plan import Group, Plan, groups_of, values_read
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe, as_is
+from onchip.spec.recipe import Recipe, as_is, reach
 from onchip.spec.types import DTYPE_BYTES
 
 _NO_KERNEL_US = 1e12  # more than any work: a layer is left without a kernel only where no kernel takes it
@@ -77,7 +78,15 @@ def cover(
     chosen = min(best[count].values(), key=lambda way: way.cost).all_claims()
     planned = {claim.nodes[0] for claim in chosen if claim.nodes}
     shown = dict.fromkeys(r for r in refusals if r.node in planned)
-    return Plan(net, device, job, groups_of(net, chosen), told, tuple(shown))
+    groups = groups_of(net, chosen)
+    return Plan(net, device, job, groups, told, tuple(shown), build_us=building_us(net, groups, device, kernels))
+
+
+def building_us(net: Network, groups: Sequence[Group], device: Device, kernels: Sequence[Kernel]) -> float:
+    """Microseconds to make the weights that the groups want, and what those are made of."""
+    wanted = [recipe for group in groups for recipe in group.claim.recipes.values()]
+    recipes = {weight for weight in reach(wanted, net.weights).values() if isinstance(weight, Recipe)}
+    return build_us(recipes, net.weights, device, makes_of(kernels, device))
 
 
 def _by_value(state: State) -> dict[str, tuple[str, ...]]:

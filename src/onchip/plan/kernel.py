@@ -169,3 +169,13 @@ class Converter(Protocol):
     def conversion(self, net: Network, value: str, given: str, wanted: str, device: Device, job: Job) -> Claim | None:
         """A claim of no nodes that reads the value in one layout and gives it in another; None if it cannot."""
         ...
+
+
+@runtime_checkable
+class RecipeMaker(Protocol):
+    """A kernel that makes weights on its device, too."""
+
+    @property
+    def makes(self) -> Mapping[str, float]:
+        """Of recipes: operation -> the share of the device's fp32 flop/s that it makes them at."""
+        ...

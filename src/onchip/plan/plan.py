@@ -35,6 +35,7 @@ class Plan:
     refusals: tuple[Refusal, ...]
     fold: str = ""  # whether embeddings were folded, and why
     left_out: tuple[str, ...] = ()  # rewrites that would not have paid, a line each
+    build_us: float = 0.0  # to make all weights that the kernels want, once, where they will be made
 
     @property
     def floor_us(self) -> float:
@@ -147,6 +148,7 @@ class Plan:
                 for g in self.groups
             ],
             "rewrite_flop": self.rewrite_flop,
+            "build_us": self.build_us,
             "rewrites": list(self.rewrites),
             "fold": self.fold,
             "left_out": list(self.left_out),

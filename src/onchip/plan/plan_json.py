@@ -22,7 +22,7 @@ from typing import Any
 
 from onchip.errors import FormatError, OnchipError, PlanError
 from onchip.formats.graph_json import graph_from_json, graph_to_json, parse_json
-from onchip.plan.cover import no_claim
+from onchip.plan.cover import building_us, no_claim
 from onchip.plan.device import Device, Peak
 from onchip.plan.kernel import Claim, Converter, Job, Kernel, Refusal
 from onchip.plan.layout import ROWS
@@ -89,6 +89,8 @@ def plan_from_json(text: str, weights: Mapping[str, Array], kernels: Sequence[Ke
         places = {node.name: i for i, node in enumerate(net.nodes)}
         chosen = [_claim(net, places, entry, device, job, kernels) for entry in told["groups"]]
         refusals = tuple(Refusal(**entry) for entry in told["refusals"])
+        groups = groups_of(net, chosen)
+        building = building_us(net, groups, device, kernels)
         rewrites, fold, left_out = tuple(map(str, told["rewrites"])), str(told["fold"]), tuple(told["left_out"])
     except OnchipError:
         raise
@@ -99,7 +101,7 @@ def plan_from_json(text: str, weights: Mapping[str, Array], kernels: Sequence[Ke
         ) from None
     if [name for claim in chosen for name in claim.nodes] != [node.name for node in net.nodes]:
         raise FormatError("not a plan", got="groups that leave layers out", expected="every layer once, in order")
-    return Plan(net, device, job, groups_of(net, chosen), rewrites, refusals, fold, left_out)
+    return Plan(net, device, job, groups, rewrites, refusals, fold, left_out, building)
 
 
 def _claim(

@@ -102,7 +102,7 @@ def _pays(full: Plan, other: Plan | PlanError, slack_us: float) -> tuple[bool, s
     used = {name for node in other.network.nodes for name in node.weights.values()}
     made = {name for node in full.network.nodes for name in node.weights.values()} - used
     made_bytes = full.kept_bytes(made)
-    build_us = max(flop / device.flops[job.precision], made_bytes / device.bandwidth) * 1e6
+    build_us = max(0.0, full.build_us - other.build_us)
     counted_us = max(0.0, build_us - slack_us)
 
     def gain_us(B: int) -> float:

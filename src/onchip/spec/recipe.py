@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,15 +17,22 @@ Attribute = int | float | str | bool | None | tuple["Attribute", ...]
 F = TypeVar("F", bound=Callable[..., Array])
 
 _EVALUATORS: dict[str, Callable[..., Array]] = {}
+_IN_SLICES: set[str] = set()
 
 
 def recipe_op(function: F) -> F:
     """Make a function of a module the NumPy evaluator of an operation: f(*sources, **attributes) -> array."""
-    _EVALUATORS[_name(function)] = function
+    _EVALUATORS[op_name(function)] = function
     return function
 
 
-def _name(function: Callable[..., Array]) -> str:
+def sliced_op(function: F) -> F:
+    """A recipe_op that can be made in slices: row i of the result comes of row i of the first source."""
+    _IN_SLICES.add(op_name(function))
+    return recipe_op(function)
+
+
+def op_name(function: Callable[..., Array]) -> str:
     """Where it is found, in a process that has not imported it yet, too: "plan.rewrites.linear:merged_weight"."""
     return f"{function.__module__.removeprefix('onchip.')}:{function.__name__}"
 
@@ -50,21 +57,31 @@ class Recipe:
         flop: int = 0, **attributes: Attribute,
     ) -> Recipe:  # fmt: skip
         """What a recipe_op will make of the sources."""
-        return Recipe(_name(function), tuple(sources), tuple(shape), dtype, flop, tuple(sorted(attributes.items())))
+        return Recipe(op_name(function), tuple(sources), tuple(shape), dtype, flop, tuple(sorted(attributes.items())))
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
+    @property
+    def slice_axis(self) -> int | None:
+        """The axis along which it can be made in slices, of slices of its first source and all of the others."""
+        _evaluator(self.op)
+        return 0 if self.op in _IN_SLICES else None
+
 
 Weight = Array | Recipe
 
 
+def _evaluator(op: str) -> Callable[..., Array]:
+    if op not in _EVALUATORS:
+        importlib.import_module(f"onchip.{op.partition(':')[0]}")
+    return _EVALUATORS[op]
+
+
 def evaluate(recipe: Recipe, arrays: Sequence[Array]) -> Array:
     """What the recipe promises, made of its sources in NumPy; floats are rounded to its dtype once, at the end."""
-    if recipe.op not in _EVALUATORS:
-        importlib.import_module(f"onchip.{recipe.op.partition(':')[0]}")
-    array = _EVALUATORS[recipe.op](*arrays, **dict(recipe.attributes))
+    array = _evaluator(recipe.op)(*arrays, **dict(recipe.attributes))
     wanted = numpy_dtype(recipe.dtype)
     if "float" in array.dtype.name and "float" in recipe.dtype:
         array = np.asarray(array, wanted, order="C")
@@ -80,22 +97,31 @@ Made = dict[str | Recipe, Array]
 def materialise(name: str | Recipe, weights: Mapping[str, Weight], made: Made | None = None) -> Array:
     """The array behind a weight or a recipe; recipes are evaluated, sources first, each once per `made`."""
     made = {} if made is None else made
-    waiting = [name]  # not recursion: rewrites may derive a weight from a long row of others
+    for wanted in in_order([name], weights, made):
+        weight = wanted if isinstance(wanted, Recipe) else weights[wanted]
+        if isinstance(weight, Recipe) and weight not in made:
+            made[weight] = evaluate(weight, [made[source] for source in weight.sources])
+        made[wanted] = made[weight] if isinstance(weight, Recipe) else weight
+    return made[name]
+
+
+def in_order(
+    names: Iterable[str | Recipe], weights: Mapping[str, Weight], made: Container[str | Recipe] = ()
+) -> list[str | Recipe]:
+    """These weights and all that they are made of, sources first; without what is made, and what only that needs."""
+    order: dict[str | Recipe, None] = {}
+    waiting = list(names)  # not recursion: rewrites may derive a weight from a long row of others
     while waiting:
         wanted = waiting[-1]
         weight = wanted if isinstance(wanted, Recipe) else weights[wanted]
-        missing = [] if not isinstance(weight, Recipe) else [s for s in weight.sources if s not in made]
-        if wanted in made:
+        missing = [s for s in weight.sources if s not in order and s not in made] if isinstance(weight, Recipe) else []
+        if wanted in order or wanted in made:
             waiting.pop()
         elif missing:
             waiting += missing
-        elif isinstance(weight, Recipe):
-            if weight not in made:
-                made[weight] = evaluate(weight, [made[source] for source in weight.sources])
-            made[waiting.pop()] = made[weight]
         else:
-            made[waiting.pop()] = weight
-    return made[name]
+            order[waiting.pop()] = None
+    return list(order)
 
 
 def reach(names: Iterable[str | Recipe], weights: Mapping[str, Weight]) -> dict[str | Recipe, Weight]:
@@ -113,7 +139,7 @@ def reach(names: Iterable[str | Recipe], weights: Mapping[str, Weight]) -> dict[
 # -- operations that many use ----------------------------------------------------------------------------------
 
 
-@recipe_op
+@sliced_op
 def as_is(weight: Array) -> Array:
     return weight
 

@@ -116,11 +116,12 @@ class MlpFused:
 
 def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, told: str) -> Claim:
     used, price = shared_bytes(chain, tiling), forward_price(net, chain)
+    rate = min(1.0, tiling.warps / FEWEST_WARPS)  # a scheduler without a warp does nothing
     return Claim(
         kernel=MlpFused.name,
         label=f"{MlpFused.name}<{chain.label}>",
         nodes=chain.nodes,
-        price=Price(price.row_flop, price.row_bytes, price.fixed_bytes, precision="fp32"),
+        price=Price(price.row_flop, price.row_bytes, price.fixed_bytes, precision="fp32", rate=rate),
         why=_why(chain, tiling, used, device) + told,
         recipes={"weights": pack_recipe(chain, tiling)},
         fast_bytes=used,

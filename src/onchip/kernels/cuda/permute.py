@@ -13,6 +13,7 @@ from pathlib import Path
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
+    NUMBERS,
     Argument,
     Budget,
     Input,
@@ -48,15 +49,19 @@ def swap_axes(item_bytes: int, shape: tuple[int, int, int], units: int, x: Argum
 
 
 def permute(
-    item_bytes: int, shape: Sequence[int], axes: Sequence[int], units: int, x: Argument, y: Argument
+    dtypes: tuple[str, str], shape: Sequence[int], axes: Sequence[int], units: int, x: Argument, y: Argument
 ) -> KernelLaunch:
-    """permute(x, y, count, n1..n5, s0..s5): the array of this shape with its axes in this order"""
+    """permute(x, y, count, n1..n5, s0..s5): the array of this shape with its axes in this order, from dtype to dtype"""
+    shape, axes = merge_axes(shape, axes)
+    assert len(shape) <= MOST_AXES, f"{len(shape)} axes move apart, at most {MOST_AXES} can"
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     missing = MOST_AXES - len(shape)
     sizes = (*(1,) * missing, *(shape[axis] for axis in axes))
     steps = (*(0,) * missing, *(strides[axis] for axis in axes))
     count = math.prod(shape)
-    program = Program(FOLDER / "permute.cu", f"permute<{WORDS[item_bytes]}>")
+    given, made = dtypes
+    names = (WORDS[DTYPE_BYTES[given]],) * 2 if given == made else (NUMBERS[given], NUMBERS[made])
+    program = Program(FOLDER / "permute.cu", f"permute<{', '.join(names)}>")
     numbers = (count, *sizes[1:], *steps)
     arguments = (x, y, *map(Int64, numbers))
     return KernelLaunch(program, _line(-(-count // (THREADS * TOGETHER)), units), arguments, Budget(registers=48))
@@ -83,7 +88,7 @@ def merge_axes(shape: Sequence[int], axes: Sequence[int]) -> tuple[tuple[int, ..
 
 @dataclass(frozen=True)
 class PermuteLowering:
-    item_bytes: int
+    dtype: str
     row_shape: tuple[int, ...]
     axes: tuple[int, ...]  # of the whole array, the batch in front
     units: int
@@ -94,8 +99,8 @@ class PermuteLowering:
             return Steps(())
         if axes in ((1, 0), (0, 2, 1)):
             outer, N, M = (1, *shape) if len(shape) == 2 else shape
-            return Steps((swap_axes(self.item_bytes, (outer, N, M), self.units, Input(0), Output(0)),))
-        return Steps((permute(self.item_bytes, shape, axes, self.units, Input(0), Output(0)),))
+            return Steps((swap_axes(DTYPE_BYTES[self.dtype], (outer, N, M), self.units, Input(0), Output(0)),))
+        return Steps((permute((self.dtype, self.dtype), shape, axes, self.units, Input(0), Output(0)),))
 
 
 class PermuteAlone:
@@ -138,12 +143,13 @@ def _turned(axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _lowering(x: TensorType, axes: tuple[int, ...], device: Device) -> PermuteLowering:
-    return PermuteLowering(DTYPE_BYTES[x.dtype], x.row_shape, axes, device.units)
+    return PermuteLowering(x.dtype, x.row_shape, axes, device.units)
 
 
-def _instance(name: str, item_bytes: int) -> Instance:
+def _instance(given: str, made: str) -> Instance:
     shape, axes = (8, 3, 5, 7), (0, 3, 2, 1)
-    return Instance(name, lambda device: permute(item_bytes, shape, axes, device.units, Input(0), Output(0)))
+    name = given if given == made else f"{given} to {made}"
+    return Instance(name, lambda device: permute((given, made), shape, axes, device.units, Input(0), Output(0)))
 
 
 def _swap(name: str, item_bytes: int) -> Instance:
@@ -151,6 +157,8 @@ def _swap(name: str, item_bytes: int) -> Instance:
 
 
 INSTANCES = (
-    *(_instance(name, size) for name, size in (("floats", 4), ("halves", 2), ("bytes", 1), ("doubles", 8))),
+    *(_instance(dtype, dtype) for dtype in ("float32", "float16", "uint8", "float64")),
+    _instance("bfloat16", "float32"),
+    _instance("float32", "float16"),
     *(_swap(f"two axes, {name}", size) for name, size in (("floats", 4), ("halves", 2), ("bytes", 1), ("doubles", 8))),
 )

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -30,13 +31,15 @@ from onchip.kernels.cuda.program import (
 )
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.rewrites.embedding import token_tables
+from onchip.plan.rewrites.linear import merged_weight
 from onchip.spec.layers import GELU, Clip, Elementwise, LeakyReLU, ReLU, Sigmoid, SiLU, Tanh
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+from onchip.spec.recipe import Array, Recipe, as_is, op_name, recipe_op, transposed
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-PART = 1024  # terms of a sum on the ordinary cores; longer ones are sums of sums
+PART = 512  # terms of a sum on the ordinary cores; longer ones are sums of sums
 # As product.cuh knows them; a GELU by tanh is one more.
 ACTIVATION_CODES: dict[type[Elementwise], int] = {
     ReLU: 1, LeakyReLU: 2, Clip: 3, Sigmoid: 4, Tanh: 5, SiLU: 6, GELU: 7,
@@ -75,7 +78,14 @@ class Tile:
 FMA_TILES = (
     Tile(128, 128, (8, 8), 0.6), Tile(64, 64, (4, 4), 0.4), Tile(16, 64, (4, 4), 0.25), Tile(256, 16, (4, 4), 0.3),
 )  # fmt: skip
-MMA_TILES = (Tile(128, 128, (2, 4), 0.3), Tile(64, 64, (2, 2), 0.2), Tile(16, 64, (1, 4), 0.08))
+# Four warps on a large tile, not eight: a warp's 64 x 64 sums read a third less from shared memory than 64 x 32.
+MMA_TILES = (Tile(128, 128, (2, 2), 0.35), Tile(64, 64, (2, 2), 0.2), Tile(16, 64, (1, 4), 0.08))
+
+# Recipes that recipes.py makes of these products, and of moves beside them: shares of the device's fp32 rate. Sums in
+# double precision run at half of it where a chip has the units.
+MAKES = MappingProxyType({
+    op_name(token_tables): 0.6, op_name(merged_weight): 0.2, op_name(as_is): 1.0, op_name(transposed): 1.0,
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -163,6 +173,7 @@ class ProductAlone:
     name = "product"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
+    makes = MAKES
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """One Linear, with its activation and the Casts around it, where mlp_tensor has no room for it."""
@@ -225,7 +236,7 @@ def _instance(
 
 
 INSTANCES = (
-    _instance("large fp32", 4096, 4096, 1024),
+    _instance("large fp32", 4096, 4096, 512),
     _instance("long sums fp32", 4096, 4096, 4096),
     _instance("middling fp32", 512, 512, 512),
     _instance("few rows fp32", 7, 4096, 4096),

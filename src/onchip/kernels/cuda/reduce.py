@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.permute import merge_axes, permute
+from onchip.kernels.cuda.permute import permute
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     FLOATS,
@@ -94,9 +94,8 @@ class ReduceLowering:
         if (middle := self.middle(B)) is not None:
             return Steps((along(self.file, self.how, self.dtype, middle, self.units, Input(0)),))
         item_bytes, N = DTYPE_BYTES[self.dtype], math.prod((B, *self.row_shape)[axis] for axis in self.axes)
-        turned = permute(
-            item_bytes, *merge_axes((B, *self.row_shape), self.order), self.units, Input(0), Scratch(0)
-        )  # fmt: skip
+        shape, dtypes = (B, *self.row_shape), (self.dtype, self.dtype)
+        turned = permute(dtypes, shape, self.order, self.units, Input(0), Scratch(0))
         rows = along(self.file, self.how, self.dtype, (count // N, N, 1), self.units, Scratch(0))
         return Steps((turned, rows), count * item_bytes)
 

@@ -8,7 +8,7 @@ from onchip.plan.rewrites.drop import drop_unread
 from onchip.plan.rewrites.edit import Draft, Told
 from onchip.spec.layers import Conv1d, Embedding, Linear, Permute, Reshape, TokenConv
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, recipe_op
+from onchip.spec.recipe import Array, sliced_op
 
 _BLOCK_ROWS = 1024  # tables are built in products of this many tokens
 
@@ -70,7 +70,7 @@ def _fold(draft: Draft, emb: Node, node: Node) -> tuple[int, int, int]:
     return shape
 
 
-@recipe_op
+@sliced_op
 def token_tables(rows: Array, W: Array) -> Array:
     """rows (V, E); W (C_out, E, K) of a Conv1d or (C_out, K * E) of a Linear -> (V, K, C_out)."""
     (V, E), C_out = rows.shape, len(W)

@@ -9,7 +9,7 @@ import numpy as np
 from onchip.plan.rewrites.edit import Draft, Moves, Told, moves_as_data, moves_before, moves_behind, origin
 from onchip.spec.layers import Linear, Permute, Reshape
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, recipe_op
+from onchip.spec.recipe import Array, recipe_op, sliced_op
 
 
 def merge_linears(net: Network) -> Told:
@@ -61,7 +61,7 @@ def _merge(draft: Draft, first: Node, second: Node) -> None:
     draft.drop(first)
 
 
-@recipe_op
+@sliced_op
 def merged_weight(W2: Array, W1: Array) -> Array:
     return W2.astype(np.float64) @ W1.astype(np.float64)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any, NoReturn, cast
 
 from onchip.errors import DeviceError, PlanError
+from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.concat import CopyLowering
 from onchip.kernels.cuda.program import Lowering
+from onchip.plan.build_price import makes_of
 from onchip.plan.plan import Plan
 from onchip.runtime.arrays.calls import Run, device_run
-from onchip.runtime.cpu import bake
 from onchip.runtime.cuda.bound_plan import BoundGroup, BoundPlan
 from onchip.runtime.cuda.gpu import Gpu
-from onchip.spec.recipe import Array, Made
+from onchip.runtime.cuda.weights import make_weights
+from onchip.spec.recipe import Array
 
 
 class CudaBound(BoundPlan):
@@ -35,10 +37,11 @@ class CudaBackend:
         self.asked: tuple[str, int | None] = f"cuda:{device_index}", None
 
     def bind(self, plan: Plan, debug: bool = False) -> CudaBound:
-        """Compile each group for this GPU and upload the weights that its recipes make."""
+        """Compile each group for this GPU and make the weights that its recipes promise, there or here."""
         if plan.device.arch != self.device.arch:
             raise DeviceError("the plan is for another device", got=plan.device.arch, expected=self.device.arch)
-        made: Made = {}
+        wanted = [recipe for group in plan.groups for recipe in group.claim.recipes.values()]
+        made = make_weights(self.gpu, wanted, plan.network.weights, makes_of(KERNELS, self.device))
         groups = []
         for group in plan.groups:
             inputs, outputs = (tuple(plan.lies_in[name] for name in names) for names in (group.inputs, group.outputs))
@@ -47,8 +50,7 @@ class CudaBackend:
                 if inputs == outputs:
                     continue
                 lowering = CopyLowering(plan.types[group.outputs[0]].row_bytes, self.device.units)
-            recipes = group.claim.recipes.items()
-            weights = {name: self.gpu.upload(bake(recipe, plan, made)) for name, recipe in recipes}
+            weights = {name: made[recipe] for name, recipe in group.claim.recipes.items()}
             groups.append(BoundGroup(group.claim.label, lowering, inputs, weights, outputs))
         bound = CudaBound(self.gpu, plan, groups, debug)
         bound.at(plan.job.batch)  # compiles what the job will launch before it is timed

@@ -1,0 +1,91 @@
+"""Recipes made on a GPU: the operations that cost something, as launches. The NumPy evaluators are the truth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import NamedTuple
+
+from onchip.kernels.cuda.permute import permute
+from onchip.kernels.cuda.product import MAKES, Product
+from onchip.kernels.cuda.program import Input, Int64, Output, Scratch, Steps
+from onchip.plan.device import Device
+from onchip.plan.rewrites.embedding import token_tables
+from onchip.plan.rewrites.linear import merged_weight
+from onchip.spec.recipe import Recipe, as_is, op_name, transposed
+
+
+class Source(NamedTuple):
+    """What a recipe reads."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class RecipeLowering:
+    """A recipe as launches. Input(i) is source i, Output(0) is what is made."""
+
+    recipe: Recipe
+    sources: tuple[Source, ...]
+    device: Device
+
+    def at(self, B: int) -> Steps:
+        """For B rows: all of them, or of a recipe that can be made in slices any number."""
+        return LOWERINGS[self.recipe.op](self, B)
+
+
+def _as_is(given: RecipeLowering, B: int) -> Steps:
+    count, dtypes = B * math.prod(given.recipe.shape[1:]), (given.sources[0].dtype, given.recipe.dtype)
+    return Steps((permute(dtypes, (count,), (0,), given.device.units, Input(0), Output(0)),) if count else ())
+
+
+def _transposed(given: RecipeLowering, B: int) -> Steps:
+    (source,), axes = given.sources, dict(given.recipe.attributes)["axes"]
+    assert isinstance(axes, tuple)
+    dtypes, order = (source.dtype, given.recipe.dtype), [int(axis) % len(axes) for axis in axes]  # type: ignore[arg-type]
+    return Steps((permute(dtypes, source.shape, order, given.device.units, Input(0), Output(0)),))
+
+
+def _token_tables(given: RecipeLowering, B: int) -> Steps:
+    """rows (V, E) times taps (K * C_out, E), which makes (V, K * C_out)."""
+    rows, W = given.sources
+    _, K, C_out = given.recipe.shape
+    E = rows.shape[1]
+    # Taps first, the embedding's axis last: (C_out, E, K) of a Conv1d, (C_out, K * E) of a Linear.
+    shape, axes = (W.shape, (2, 0, 1)) if len(W.shape) == 3 else ((C_out, K, E), (1, 0, 2))
+    units, taps = given.device.units, Scratch(0)
+    product = Product(B, K * C_out, E, "fp32", (rows.dtype, given.recipe.dtype))
+    return Steps(
+        (
+            permute((W.dtype, "float32"), shape, axes, units, Input(1), taps),
+            product.launch(units, Input(0), taps, Int64(0), Output(0)),
+        ),
+        scratch_bytes=4 * K * C_out * E,
+    )
+
+
+def _merged_weight(given: RecipeLowering, B: int) -> Steps:
+    """W2 (D_out, D_mid) W1 (D_mid, D_in), summed in double precision as NumPy does, rounded once."""
+    W2, W1 = given.sources
+    D_mid, D_in = W1.shape
+    units, turned = given.device.units, Scratch(0)
+    product = Product(B, D_in, D_mid, "fp64", (W2.dtype, given.recipe.dtype))
+    return Steps(
+        (
+            permute((W1.dtype, "float32"), W1.shape, (1, 0), units, Input(1), turned),
+            product.launch(units, Input(0), turned, Int64(0), Output(0)),
+        ),
+        scratch_bytes=4 * D_mid * D_in,
+    )
+
+
+LOWERINGS: Mapping[str, Callable[[RecipeLowering, int], Steps]] = MappingProxyType({
+    op_name(as_is): _as_is,
+    op_name(transposed): _transposed,
+    op_name(token_tables): _token_tables,
+    op_name(merged_weight): _merged_weight,
+})  # fmt: skip
+assert LOWERINGS.keys() == MAKES.keys()

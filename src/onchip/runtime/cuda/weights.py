@@ -1,0 +1,147 @@
+"""A plan's weights made on a GPU or for it: each once, where build_price.py says; only what is wanted is kept."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from onchip.kernels.cuda.recipes import RecipeLowering, Source
+from onchip.plan.build_price import canonical, dtype_of, is_another_name, made_on_device, shape_of
+from onchip.runtime.cuda.bound_steps import BoundSteps
+from onchip.runtime.cuda.gpu import Buffer, Gpu
+from onchip.spec.recipe import Array, Recipe, Weight, evaluate, in_order
+from onchip.spec.types import DTYPE_BYTES, numpy_dtype
+
+SLICE_BYTES = 256 << 20  # of what is made only to be made into something else: larger ones are made in slices
+
+
+def make_weights(
+    gpu: Gpu, wanted: Sequence[Recipe], weights: Mapping[str, Weight], makes: Mapping[str, float]
+) -> dict[Recipe, Buffer]:
+    """What the recipes promise, on the GPU, for work on any stream.
+
+    weights  the network's: what recipes' sources are called
+    makes    operations that are made on the GPU where that is sooner
+    """
+    return _Maker(gpu, wanted, weights, makes).make()
+
+
+class _Maker:
+    def __init__(
+        self, gpu: Gpu, wanted: Sequence[Recipe], weights: Mapping[str, Weight], makes: Mapping[str, float]
+    ) -> None:
+        self._gpu, self._wanted, self._weights = gpu, dict.fromkeys(wanted), weights
+        self._order = dict.fromkeys(canonical(name, weights) for name in in_order(wanted, weights))
+        self._on_device = made_on_device(wanted, weights, makes)
+        self._kept = self._with_other_names(self._wanted)
+        self._there: dict[str | Recipe, Buffer] = {}
+        self._here: dict[str | Recipe, Array] = {}
+        recipes = [recipe for recipe in self._order if isinstance(recipe, Recipe)]
+        self._reads = Counter(source for recipe in recipes for source in self._sources(recipe))
+        self._reads.update(list(self._wanted))
+        self._by_slices = {source for recipe in recipes if (source := self._sliced_source(recipe)) is not None}
+
+    def make(self) -> dict[Recipe, Buffer]:
+        for recipe in self._order:
+            if not isinstance(recipe, Recipe) or recipe in self._by_slices:
+                continue
+            if recipe in self._on_device:
+                self._there[recipe] = self._make_there(recipe)
+            else:
+                self._here[recipe] = evaluate(recipe, [self._array(source) for source in self._sources(recipe)])
+                if recipe in self._wanted:
+                    self._buffer(recipe)
+            self._release(self._sources(recipe))
+        self._gpu.synchronise()  # whoever reads them may do so on another stream
+        return {recipe: self._there[recipe] for recipe in self._wanted}
+
+    # -- on the GPU --------------------------------------------------------------------------------------------
+
+    def _make_there(self, recipe: Recipe) -> Buffer:
+        sources = self._sources(recipe)
+        if is_another_name(recipe, self._weights):
+            return self._buffer(sources[0])
+        made = self._allocate(recipe)
+        if (source := self._sliced_source(recipe)) is None:
+            self._run(recipe, self._pointers(recipe), made.pointer, recipe.shape[0] if recipe.shape else 1)
+        else:
+            self._make_in_slices(recipe, source, made)
+            self._release(self._sources(source))
+        return made
+
+    def _make_in_slices(self, recipe: Recipe, source: Recipe, made: Buffer) -> None:
+        """Some rows of the source at a time, in one buffer, each made into what is wanted before the next."""
+        V = recipe.shape[0]
+        rows = max(1, V * SLICE_BYTES // source.nbytes)
+        between = self._gpu.allocate(rows * source.nbytes // V)
+        first, *others = self._pointers(source)
+        row_bytes = self._row_bytes(self._sources(source)[0])
+        for start in range(0, V, rows):
+            count = min(rows, V - start)
+            self._run(source, [first + start * row_bytes, *others], between.pointer, count)
+            self._run(recipe, [between.pointer], made.pointer + start * recipe.nbytes // V, count)
+
+    def _sliced_source(self, recipe: Recipe) -> Recipe | None:
+        """What a recipe is made of a slice at a time: nobody else reads it, and it is large."""
+        source = self._sources(recipe)[0] if recipe.sources else None
+        if not isinstance(source, Recipe) or not {recipe, source} <= self._on_device or len(recipe.sources) > 1:
+            return None
+        fits = recipe.slice_axis == source.slice_axis == 0 and source.nbytes > SLICE_BYTES
+        alone = self._reads[source] == 1 and not is_another_name(recipe, self._weights)
+        return source if fits and alone and not is_another_name(source, self._weights) else None
+
+    def _run(self, recipe: Recipe, sources: Sequence[int], made: int, rows: int) -> None:
+        gpu, types = self._gpu, [Source(shape_of(s, self._weights), dtype_of(s, self._weights)) for s in recipe.sources]
+        steps = RecipeLowering(recipe, tuple(types), gpu.device).at(rows)
+        scratch = gpu.allocate(steps.scratch_bytes) if steps.scratch_bytes else None
+        BoundSteps(gpu, steps).enqueue(sources, [made], scratch.pointer if scratch else 0, gpu.stream)
+
+    def _allocate(self, recipe: Recipe) -> Buffer:
+        """What is wanted is read on any stream; the rest only here, and goes back in this stream's order."""
+        return self._gpu.reserve(recipe.nbytes) if recipe in self._kept else self._gpu.allocate(recipe.nbytes)
+
+    def _with_other_names(self, wanted: Iterable[Recipe]) -> set[str | Recipe]:
+        kept: set[str | Recipe] = set()
+        for recipe in wanted:
+            same: str | Recipe = recipe
+            kept.add(same)
+            while isinstance(same, Recipe) and is_another_name(same, self._weights):
+                same = self._sources(same)[0]
+                kept.add(same)
+        return kept
+
+    # -- here and there ----------------------------------------------------------------------------------------
+
+    def _sources(self, recipe: Recipe) -> list[str | Recipe]:
+        return [canonical(source, self._weights) for source in recipe.sources]
+
+    def _pointers(self, recipe: Recipe) -> list[int]:
+        return [self._buffer(source).pointer for source in self._sources(recipe)]
+
+    def _buffer(self, name: str | Recipe) -> Buffer:
+        if name not in self._there:
+            self._there[name] = self._gpu.upload(self._array(name))
+        return self._there[name]
+
+    def _array(self, name: str | Recipe) -> Array:
+        if isinstance(name, str):
+            weight = self._weights[name]
+            assert not isinstance(weight, Recipe)
+            return weight
+        if name not in self._here:
+            self._here[name] = self._gpu.download(self._there[name], np.empty(name.shape, numpy_dtype(name.dtype)))
+        return self._here[name]
+
+    def _row_bytes(self, name: str | Recipe) -> int:
+        return math.prod(shape_of(name, self._weights)[1:]) * DTYPE_BYTES[dtype_of(name, self._weights)]
+
+    def _release(self, sources: Sequence[str | Recipe]) -> None:
+        """One reader less: what nobody else reads goes."""
+        for name in sources:
+            self._reads[name] -= 1
+            if not self._reads[name]:
+                self._there.pop(name, None)
+                self._here.pop(name, None)

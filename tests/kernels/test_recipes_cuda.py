@@ -1,0 +1,119 @@
+"""Recipes made on a GPU against NumPy's, which are the truth: on the host by emulation, and on a GPU."""
+
+import numpy as np
+import pytest
+
+from checks import assert_error_within, rows
+from emulated_cuda import emulated_gpu, needs_gxx
+from onchip.kernels.cuda.product import MAKES
+from onchip.kernels.cuda.recipes import LOWERINGS
+from onchip.plan import build_price
+from onchip.plan.rewrites.embedding import token_tables
+from onchip.plan.rewrites.linear import merged_weight
+from onchip.runtime.cuda import weights as weights_module
+from onchip.runtime.cuda.gpu import Gpu
+from onchip.runtime.cuda.weights import make_weights
+from onchip.spec.recipe import Recipe, as_is, evaluate, materialise, op_name, transposed
+from onchip.spec.types import numpy_dtype
+
+F32, F16, BF16 = "float32", "float16", "bfloat16"
+
+# recipe, shapes and dtypes of its sources "0", "1", ..
+CASES = {
+    "to float16": (Recipe.of(as_is, ("0",), (77, 5), F16), [((77, 5), F32)]),
+    "from bfloat16": (Recipe.of(as_is, ("0",), (301,), F32), [((301,), BF16)]),
+    "to bfloat16": (Recipe.of(as_is, ("0",), (3, 4, 7), BF16), [((3, 4, 7), F16)]),
+    "turned": (Recipe.of(transposed, ("0",), (33, 65), F32, axes=(1, 0)), [((65, 33), F32)]),
+    "three axes": (Recipe.of(transposed, ("0",), (5, 7, 6), F16, axes=(2, 0, 1)), [((7, 6, 5), F32)]),
+    "four axes": (Recipe.of(transposed, ("0",), (5, 3, 4, 2), F32, axes=(3, 1, 2, 0)), [((2, 3, 4, 5), F32)]),
+    "in place": (Recipe.of(transposed, ("0",), (2, 3), F32, axes=(0, 1)), [((2, 3), F32)]),
+    "tables of a Conv1d": (
+        Recipe.of(token_tables, ("0", "1"), (130, 3, 17), F32, 1), [((130, 20), F32), ((17, 20, 3), F32)],
+    ),
+    "tables of a Linear": (
+        Recipe.of(token_tables, ("0", "1"), (9, 4, 33), F32, 1), [((9, 6), F32), ((33, 24), F32)],
+    ),
+    "tables of long sums": (
+        Recipe.of(token_tables, ("0", "1"), (3, 2, 5), F32, 1), [((3, 1500), F32), ((5, 1500, 2), F32)],
+    ),
+    "merged": (Recipe.of(merged_weight, ("0", "1"), (65, 30), F32, 1), [((65, 44), F32), ((44, 30), F32)]),
+    "merged halves": (Recipe.of(merged_weight, ("0", "1"), (7, 30), F32, 1), [((7, 44), F16), ((44, 30), BF16)]),
+}  # fmt: skip
+
+
+@pytest.fixture(params=[pytest.param("emulated", marks=needs_gxx), pytest.param("cuda", marks=pytest.mark.gpu)])
+def gpu(request, monkeypatch):
+    """Everything that can be made on a GPU is made there, however small."""
+    monkeypatch.setattr(build_price, "ON_DEVICE_FROM_US", 0.0)
+    if request.param == "cuda":
+        return Gpu.get(0)
+    return emulated_gpu(monkeypatch)
+
+
+def given_of(case):
+    recipe, sources = CASES[case]
+    arrays = [rows(*shape, seed=i).astype(numpy_dtype(dtype)) for i, (shape, dtype) in enumerate(sources)]
+    return recipe, {str(i): array for i, array in enumerate(arrays)}
+
+
+def made_there(gpu, recipe, weights):
+    """A recipe made on the GPU, as an array."""
+    (buffer,) = make_weights(gpu, [recipe], weights, MAKES).values()
+    return gpu.download(buffer, np.empty(recipe.shape, numpy_dtype(recipe.dtype)))
+
+
+def test_every_operation_has_a_case():
+    assert LOWERINGS.keys() == MAKES.keys() == {recipe.op for recipe, _ in CASES.values()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_evaluators_agree(gpu, case):
+    recipe, weights = given_of(case)
+    got, truth = made_there(gpu, recipe, weights), materialise(recipe, weights)
+    if recipe.op == op_name(token_tables):
+        wide = evaluate(recipe, list(weights.values()))
+        table, W = (array.astype(np.float64) for array in weights.values())
+        assert_error_within(got, token_tables(table, W), yardstick=wide)
+    elif recipe.op == op_name(merged_weight):
+        np.testing.assert_allclose(got, truth, rtol=2**-23)  # rounded once, of sums in another order
+    else:
+        assert got.tobytes() == truth.tobytes()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0].slice_axis == 0])
+def test_slices_of_the_first_source_make_slices(case):
+    recipe, weights = given_of(case)
+    first, *others = weights.values()
+    whole, n = materialise(recipe, weights), len(first)
+    for part in (slice(0, n // 2), slice(n // 2, n)):
+        sliced = Recipe(recipe.op, recipe.sources, (part.stop - part.start, *recipe.shape[1:]), recipe.dtype)
+        np.testing.assert_allclose(
+            evaluate(sliced, [first[part], *others]).astype(float), whole[part].astype(float), rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 5000, 1 << 20])
+def test_what_is_only_in_between_is_made_in_slices(gpu, monkeypatch, slice_bytes):
+    tables, weights = given_of("tables of a Conv1d")
+    half = Recipe.of(as_is, (tables,), tables.shape, F16)
+    whole = made_there(gpu, half, weights)
+    monkeypatch.setattr(weights_module, "SLICE_BYTES", slice_bytes)
+    taken, allocate = [], gpu.allocate
+    monkeypatch.setattr(gpu, "allocate", lambda nbytes, *more: taken.append(nbytes) or allocate(nbytes, *more))
+    assert made_there(gpu, half, weights).tobytes() == whole.tobytes()
+    scratch, row = 4 * 17 * 20 * 3, 4 * 3 * 17
+    assert set(taken) == {scratch, max(row, slice_bytes // row * row) if slice_bytes < tables.nbytes else tables.nbytes}
+
+
+@pytest.mark.gpu
+def test_tables_as_large_as_real_ones(monkeypatch):
+    V, E, C, K = 21_635, 256, 128, 5
+    weights = {"0": rows(V, E), "1": rows(C, E, K, seed=2)}
+    tables = Recipe.of(token_tables, ("0", "1"), (V, K, C), F32, 2 * V * E * C * K)
+    got = made_there(Gpu.get(0), tables, weights)
+    some = np.r_[0:100, V - 100 : V]
+    truth = token_tables(weights["0"][some].astype(float), weights["1"].astype(float))
+    assert_error_within(got[some], truth, yardstick=token_tables(weights["0"][some], weights["1"]))
+    half = Recipe.of(as_is, (tables,), tables.shape, BF16)
+    monkeypatch.setattr(weights_module, "SLICE_BYTES", 1 << 20)
+    assert made_there(Gpu.get(0), half, weights).tobytes() == got.astype(numpy_dtype(BF16)).tobytes()

@@ -15,8 +15,8 @@ from onchip.spec.recipe import Recipe, Weight, as_is, in_order, op_name
 from onchip.spec.types import DTYPE_BYTES
 
 HOST_FLOPS = 50e9  # of NumPy's products on the host of a GPU: two cores or so
-# Bytes/s that NumPy writes to memory that nobody has touched yet: as measured, token_tables of small products.
-HOST_BANDWIDTH = 3e9
+# Bytes/s that NumPy writes to memory that nobody has touched yet: of token_tables with short sums, as measured.
+HOST_BANDWIDTH = 2e9
 BUS_BANDWIDTH = 10e9  # bytes/s from pageable memory to a GPU: one core copies it
 ON_DEVICE_FROM_US = 1000.0  # of NumPy's time: below, loading a kernel would take longer
 DEVICE_DTYPES = ("float32", "float16", "bfloat16")

@@ -83,7 +83,8 @@ def plan_from_json(text: str, weights: Mapping[str, Array], kernels: Sequence[Ke
         device, job = _device(told["device"]), _job(told["job"])
         recipes = {name: _recipe_from_json(entry) for name, entry in told["recipes"].items()}
         net = graph_from_json(json.dumps(told["network"]), {**weights, **recipes})
-        chosen = [_claim(net, entry, device, job, kernels) for entry in told["groups"]]
+        starts = {node.name: i for i, node in enumerate(net.nodes)}
+        chosen = [_claim(net, entry, starts, device, job, kernels) for entry in told["groups"]]
         refusals = tuple(Refusal(**entry) for entry in told["refusals"])
         rewrites, fold = tuple(map(str, told["rewrites"])), str(told["fold"])
     except OnchipError:
@@ -98,10 +99,17 @@ def plan_from_json(text: str, weights: Mapping[str, Array], kernels: Sequence[Ke
     return Plan(net, device, job, groups_of(net, chosen), rewrites, refusals, fold)
 
 
-def _claim(net: Network, entry: Mapping[str, Any], device: Device, job: Job, kernels: Sequence[Kernel]) -> Claim:
-    """The claim of a group, as its kernel makes it now."""
+def _claim(
+    net: Network,
+    entry: Mapping[str, Any],
+    starts: Mapping[str, int],
+    device: Device,
+    job: Job,
+    kernels: Sequence[Kernel],
+) -> Claim:
+    """The claim of a group, as its kernel makes it now; `starts` says where each layer stands."""
     name, label, layers, order = entry["kernel"], entry["label"], tuple(entry["layers"]), entry["order"]
-    start = next((i for i, node in enumerate(net.nodes) if layers and node.name == layers[0]), -1)
+    start = starts.get(layers[0], -1) if layers else -1
     if not name and start >= 0:
         return no_claim(net, net.nodes[start], job)
     for kernel in kernels if start >= 0 else ():

@@ -16,7 +16,7 @@ from onchip.kernels.cpu.image_values import Program, UnsupportedError
 from onchip.spec.layers import Convolution
 from onchip.spec.network import Network, Node
 
-_FIRST_TRIES = 8  # ends that are looked at before any are lowered; twice as many after each time that went well
+_FIRST_TRIES = 8  # ends that are looked at before any are lowered; four times as many after each time that went well
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class Runs:
             best = run
             if start + len(run.nodes) < some[-1]:
                 break
-            count *= 2
+            count *= 4
         return best
 
     def _ends(self, net: Network, start: int) -> Iterator[int]:

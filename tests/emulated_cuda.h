@@ -5,6 +5,7 @@
 // goes on next is drawn anew every round, so threads that should have waited and do not read what is not there yet.
 // Blocks run one after the other, which is why shared memory can be static, and why whoever waits for a later block
 // fails. So does a barrier that not all threads reach, and 16 bytes that do not lie at a multiple of 16.
+#include <cmath>
 #include <csetjmp>
 #include <cstdlib>
 #include <cstring>
@@ -15,15 +16,25 @@
 #define __device__
 #define __shared__ static
 #define __forceinline__ inline
+#define __noinline__
 #define __launch_bounds__(...)
-#define __align__(n) alignas(n)
+#define __align__(n) __attribute__((aligned(n)))
 
 struct Index {
     unsigned x;
 };
 static Index threadIdx, blockIdx, gridDim;
+struct int2 {
+    int x, y;
+};
+struct uint2 {
+    unsigned x, y;
+};
 struct uint4 {
     unsigned x, y, z, w;
+};
+struct float4 {
+    float x, y, z, w;
 };
 
 namespace emulated {
@@ -209,6 +220,8 @@ static unsigned __float_as_uint(float v) { return same_bits<unsigned>(v); }
 static float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
 static float __int_as_float(int bits) { return same_bits<float>(bits); }
 static double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
+static float __fdividef(float a, float b) { return a / b; }
+#define __expf expf  // the C library has one of its own
 static int __ffs(unsigned bits) { return __builtin_ffs(bits); }
 static unsigned atomicAdd(unsigned* at, unsigned by) { return (*at += by) - by; }
 template <class T> T min(T a, T b) { return b < a ? b : a; }
@@ -252,4 +265,30 @@ static void ptx_wait_for_copies() {
         const emulated::Copy& copy = fiber.copies[fiber.copy_count - 1];
         memcpy(copy.to, copy.from, 16);
     }
+}
+
+// Numbers in 16 bits; two in a word, the first operand in the upper half.
+static void ptx_from_f16(float& wide, unsigned short bits) {
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const float size = exponent == 31 ? (fraction ? NAN : INFINITY)
+                                      : ldexpf(exponent ? 1024 + fraction : fraction, (exponent ? exponent : 1) - 25);
+    wide = bits >> 15 ? -size : size;
+}
+static unsigned half_bits(float v) {  // rounded to even
+    const unsigned bits = __float_as_uint(v), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    if (v != v) return 0x7fff;
+    if (fabsf(v) >= 65520) return sign | 0x7c00;
+    if (fabsf(v) < ldexpf(1, -14)) return sign | static_cast<unsigned>(nearbyintf(ldexpf(fabsf(v), 24)));
+    return sign | (((size + 0xfff + (size >> 13 & 1)) >> 13) - (112 << 10));
+}
+static void ptx_pack_f16(unsigned& word, float upper, float lower) { word = half_bits(upper) << 16 | half_bits(lower); }
+static unsigned upper_half(float v) {  // rounded to even
+    const unsigned bits = __float_as_uint(v);
+    return v != v ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+static void ptx_pack_bf16(unsigned& word, float upper, float lower) {
+    word = upper_half(upper) << 16 | upper_half(lower);
+}
+static void ptx_round_tf32(unsigned& rounded, float v) {
+    rounded = std::isfinite(v) ? (__float_as_uint(v) + 0x1000) & 0xffffe000 : __float_as_uint(v);
 }

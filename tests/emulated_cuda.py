@@ -34,14 +34,23 @@ _TWINS = {
     "cp.async.cg.shared.global": "ptx_copy_async",
     "cp.async.wait_all": "ptx_wait_for_copies",
     "griddepcontrol": "",  # kernels do not overlap here
+    "cvt.f32.f16": "ptx_from_f16",
+    "cvt.rn.f16x2.f32": "ptx_pack_f16",
+    "cvt.rn.bf16x2.f32": "ptx_pack_bf16",
+    "cvt.rna.tf32.f32": "ptx_round_tf32",
 }
-_ASM = re.compile(r'asm volatile\("([^"]*)"\s*:([^:]*):([^:]*):\s*"memory"\);')
+_ASM = re.compile(r'asm(?: volatile)?\("([^"]*)"\s*:([^:]*):([^:]*?)(?::\s*"memory")?\);')
 
 
 def _call_twin(found: re.Match[str]) -> str:
-    """asm volatile("mov %0, %1;" : "=l"(a) : "l"(b) : "memory"); becomes twin((a), (b));"""
+    """asm volatile("mov %0, %1;" : "=l"(a) : "l"(b) : "memory"); becomes twin((a), (b));
+
+    What has no twin stays, and a kernel that runs it does not compile.
+    """
     text, *operands = found.groups()
-    twin = next(twin for ptx, twin in _TWINS.items() if ptx in text)
+    twin = next((twin for ptx, twin in _TWINS.items() if ptx in text), None)
+    if twin is None:
+        return found[0]
     given = ", ".join(filter(None, (re.sub(r'"[^"]*"', "", each).strip() for each in operands)))
     return f"{twin}({given});" if twin else ";"
 
@@ -55,7 +64,11 @@ class Kernel:
         with tempfile.TemporaryDirectory() as folder:
             source, library = Path(folder, "kernel.cpp"), Path(folder, "kernel.so")
             source.write_text(code)
-            made = [*COMPILE, f"-I{program.source.parent}", str(source), "-o", str(library)]
+            for header in program.source.parent.glob("*.cuh"):
+                twin = HEADER.with_name(f"emulated_{header.name}")  # where every line would be another
+                text = (twin if twin.exists() else header).read_text()
+                Path(folder, header.name).write_text(_ASM.sub(_call_twin, text))
+            made = [*COMPILE, str(source), "-o", str(library)]
             told = subprocess.run(made, capture_output=True, text=True)
             assert told.returncode == 0, told.stderr
             loaded = ctypes.PyDLL(str(library))  # one thread at a time: its fibers are static

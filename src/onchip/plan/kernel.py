@@ -70,6 +70,7 @@ class Price:
     fixed_bytes: int = 0  # weights, read (and in training written) once a launch
     launches: int = 1
     precision: str = ""  # of the flop, where it is not the job's
+    rate: float = 1.0  # share of the device's steady flop/s that the kernel reaches, for the estimate
     turned_bytes: int = 0  # of a row's, those that are put in another order first or last: a pass of its own
 
     def floor_us(self, device: Device, precision: str, B: int) -> float:
@@ -81,7 +82,7 @@ class Price:
 
     def estimate_us(self, device: Device, precision: str, B: int) -> float:
         """About what a run takes, in steady work: what plans are compared by."""
-        compute = self.row_flop * B / device.flops[self.precision or precision]
+        compute = self.row_flop * B / (self.rate * device.flops[self.precision or precision])
         memory = (self.row_bytes * B + self.fixed_bytes) / device.bandwidth
         turned = self.turned_bytes * B / device.bandwidth
         return (max(compute, memory) + turned) * 1e6 + self.launches * device.launch_us

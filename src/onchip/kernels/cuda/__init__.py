@@ -6,8 +6,9 @@ from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
 from onchip.kernels.cuda.permute import PermuteAlone
 from onchip.kernels.cuda.scan import ScanAlone
+from onchip.kernels.cuda.weave import WeaveAlone
 from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
-    MlpTensor(), MlpFused(), CastAlone(), ConvAlone(), PermuteAlone(), ScanAlone(),
+    MlpTensor(), MlpFused(), CastAlone(), ConvAlone(), PermuteAlone(), WeaveAlone(), ScanAlone(),
 )  # fmt: skip

@@ -241,8 +241,9 @@ conv_tile(const X* __restrict__ x, const float* __restrict__ w, const float* __r
     }
 }
 
+// Three blocks a multiprocessor, not four: those spill from sm_100 on.
 template <class X, class Y>
-__global__ void __launch_bounds__(DIRECT_THREADS)
+__global__ void __launch_bounds__(DIRECT_THREADS, 3)
 conv_direct(const X* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, Y* y, long long B,
             int C, int N, int groups, int2 in, int2 out, int2 taps, int2 stride, int2 before, int2 dilation,
             int2 every, u32 flags) {
@@ -272,14 +273,16 @@ conv_direct(const X* __restrict__ x, const float* __restrict__ w, const float* _
             const int tap = (h.first + a * every.x) * taps.y + v.first + b * every.y;
             const float* weights = column + static_cast<long long>(tap) * (is_transposed ? groups * C : C) * pitch;
             const X* numbers = image + at_h * x_image.row + at_w * x_image.column;
-            for (int c = 0; c < C; ++c) {
-                if (((a * v.count + b) * C + c) / PART != part) {
+            for (int c = 0; c < C;) {
+                const int k = (a * v.count + b) * C + c, end = min(C, c + PART - k % PART);
+                if (k / PART != part) {
                     total += sum;
                     sum = 0.0f;
-                    part = ((a * v.count + b) * C + c) / PART;
+                    part = k / PART;
                 }
-                sum = fmaf(to_float(numbers[static_cast<long long>(c) * x_image.channel]),
-                           weights[static_cast<long long>(c) * pitch], sum);
+                for (; c < end; ++c)
+                    sum = fmaf(to_float(numbers[static_cast<long long>(c) * x_image.channel]),
+                               weights[static_cast<long long>(c) * pitch], sum);
             }
         }
     total += sum;

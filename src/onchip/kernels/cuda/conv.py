@@ -135,7 +135,7 @@ class ConvLowering:
         g = self.geometry
         numbers = ", ".join(NUMBERS[dtype] for dtype in self.dtypes)
         if tile is DIRECT:
-            name, budget = f"conv_direct<{numbers}>", Budget(registers=64)
+            name, budget = f"conv_direct<{numbers}>", Budget(registers=80)
         else:
             sizes = (tile.places, tile.channels, *tile.cut)
             name, budget = f"conv_tile<{numbers}, {', '.join(map(str, sizes))}>", Budget(registers=128)

@@ -73,7 +73,7 @@ def test_the_whole_sentiment_network_is_planned_at_once_and_folded():
     assert f"{flop:,} flop to build them" in str(plan)
     assert plan.rewrites[0] == "folded emb into conv3: 3 tables of 21,635 x 1,024 instead of a product"
     assert plan.fold == (
-        "folded: tables of 2.0 GiB take 4,355,700,817,920 flop (85.57 ms) to build, which pays from 2,130 rows on; "
+        "folded: tables of 2.0 GiB take 4,355,700,817,920 flop (85.57 ms) to build, which pays from 852 rows on; "
         "this job has 16,384"
     )
     assert plan.fold in str(plan)

@@ -25,6 +25,9 @@ struct Index {
     unsigned x;
 };
 static Index threadIdx, blockIdx, blockDim, gridDim;
+struct int2 {
+    int x, y;
+};
 struct uint2 {
     unsigned x, y;
 };

@@ -1,7 +1,5 @@
-"""Layers by themselves on a GPU, sizes at run time: pools, maxima and means, softmaxes, Concat. Emulated here, and on
+"""Layers by themselves on a GPU, sizes at run time: pools, maxima and means, softmaxes. Emulated here, and on
 a GPU where there is one."""
-
-import itertools
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from onchip.plan.layout import has_channels
 from onchip.spec.layers import (
     AvgPool1d,
     AvgPool2d,
-    Concat,
     GlobalMax,
     GlobalMean,
     LogSoftmax,
@@ -90,19 +87,6 @@ def test_a_pool_of_channels_that_lie_last(monkeypatch, row_shape, layer):
     x = numbers(5, row_shape, "float32")
     for claim in turned:
         assert np.array_equal(run_claim(gpu, net, claim, x), run_claim(gpu, net, in_rows, x), equal_nan=True)
-
-
-@needs_gxx
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8"])
-def test_concat(monkeypatch, dtype):
-    gpu = emulated_gpu(monkeypatch)
-    for sizes, axis in itertools.product([((3, 4), (5, 4)), ((2, 7), (2, 1)), ((1, 16), (1, 16))], (1, 2)):
-        if sizes[0][2 - axis] != sizes[1][2 - axis]:
-            continue
-        net = one_layer(Concat(axis), *(TensorType(("B", *shape), dtype) for shape in sizes))
-        (claim,) = claims_of(net, "concat")
-        xs = [np.random.default_rng(i).integers(0, 100, (6, *shape)).astype(dtype) for i, shape in enumerate(sizes)]
-        assert np.array_equal(run_claim(gpu, net, claim, *xs), np.concatenate(xs, axis))
 
 
 def test_nothing_is_no_launch():

@@ -74,7 +74,7 @@ def test_the_whole_sentiment_network_is_planned_at_once_and_folded():
     assert f"{flop:,} flop to build them" in str(plan)
     assert plan.rewrites[0] == "folded emb into conv3: 3 tables of 21,635 x 1,024 instead of a product"
     assert plan.fold == (
-        "folded: tables of 2.0 GiB take 4,355,700,817,920 flop (143.67 ms) to build, which pays from 3,576 rows on; "
+        "folded: tables of 2.0 GiB take 4,355,700,817,920 flop (143.46 ms) to build, which pays from 1,430 rows on; "
         "this job has 16,384"
     )
     assert plan.fold in str(plan)
@@ -190,8 +190,8 @@ def test_the_break_even_is_right(flops, bandwidth, E):
     numbers = {pays_from(plan) for plan in seen}
     assert len(numbers) == 1, "the break-even does not depend on the job"
     (first,) = numbers
-    assert gain(first) > 0
-    assert first == 1 or gain(first - 1) <= 0
+    assert gain(first) > -1e-15  # rounding
+    assert first == 1 or gain(first - 1) <= 1e-15
     for plan in seen:
         assert bool(tables(plan)) == (plan.job.batch >= first)
     assert tables(make_plan(net, device, [], Job(batch=first), whole=False))

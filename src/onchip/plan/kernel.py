@@ -70,8 +70,8 @@ class Price:
     fixed_bytes: int = 0  # weights, read (and in training written) once a launch
     launches: int = 1
     precision: str = ""  # of the flop, where it is not the job's
-    turned_bytes: int = 0  # of a row's, those that are put in another order first or last: a pass of its own
     rate: float = 1.0  # share of the device's steady flop/s that the kernel reaches, for the estimate
+    turned_bytes: int = 0  # of a row's, those that are put in another order first or last: a pass of its own
 
     def floor_us(self, device: Device, precision: str, B: int) -> float:
         """No run of this work on this device is faster: its peak rates, and data in the cache where it fits."""

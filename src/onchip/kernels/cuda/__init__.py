@@ -1,6 +1,6 @@
 """CUDA's kernels, in the order in which the planner asks them. Nothing here needs a GPU."""
 
-from onchip.kernels.cuda.concat import ConcatAlone
+from onchip.kernels.cuda.conv import ConvAlone
 from onchip.kernels.cuda.gather import Gather
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
@@ -10,10 +10,11 @@ from onchip.kernels.cuda.pool import PoolAlone
 from onchip.kernels.cuda.product import ProductAlone
 from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.kernels.cuda.scan import ScanAlone
+from onchip.kernels.cuda.weave import WeaveAlone
 from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
-    View("cuda"), MlpTensor(), MlpFused(), ProductAlone(), Pointwise(), PermuteAlone(), ConcatAlone(), PoolAlone(),
-    ReduceAlone(), ScanAlone(), Gather(),
+    View("cuda"), MlpTensor(), MlpFused(), ProductAlone(), ConvAlone(), Pointwise(), PermuteAlone(), WeaveAlone(),
+    PoolAlone(), ReduceAlone(), ScanAlone(), Gather(),
 )  # fmt: skip

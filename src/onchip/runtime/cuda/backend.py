@@ -6,7 +6,7 @@ from typing import Any, NoReturn, cast
 
 from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.concat import CopyLowering
+from onchip.kernels.cuda.permute import PermuteLowering
 from onchip.kernels.cuda.program import Lowering
 from onchip.plan.build_price import makes_of
 from onchip.plan.plan import Plan
@@ -49,7 +49,9 @@ class CudaBackend:
             if group.claim.is_view:
                 if inputs == outputs:
                     continue
-                lowering = CopyLowering(plan.types[group.outputs[0]].row_bytes, self.device.units)
+                # To be copied: the axes stay in their order.
+                given, units = plan.types[group.outputs[0]], self.device.units
+                lowering = PermuteLowering(given.dtype, given.row_shape, tuple(range(len(given.shape))), units)
             weights = {name: made[recipe] for name, recipe in group.claim.recipes.items()}
             groups.append(BoundGroup(group.claim.label, lowering, inputs, weights, outputs))
         bound = CudaBound(self.gpu, plan, groups, debug)

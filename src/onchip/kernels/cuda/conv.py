@@ -1,0 +1,251 @@
+"""conv on a GPU: the host's side of conv.cu. Convolutions and transposed ones of any shape, by themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Steps,
+    UInt32,
+    Weight,
+)
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
+from onchip.spec.layers import Convolution, Layer, TransposedConvolution
+from onchip.spec.layers.conv import conv_groups, geometry
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Recipe, as_is, transposed
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+TRANSPOSED, X_LAST, Y_LAST = 1, 2, 4  # flags of conv.cu
+MOST = 1 << 30  # of an offset in an image, with the reach of a window
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block makes of y, and the share of the device's fp32 rate that we expect of it where it is full."""
+
+    places: int
+    channels: int
+    cut: Pair  # the places and channels of a thread
+    rate: float
+
+    @property
+    def threads(self) -> int:
+        return self.places // self.cut[0] * (self.channels // self.cut[1])
+
+    @property
+    def work(self) -> float:
+        """Of a block, as it takes time."""
+        return self.places * self.channels / self.rate
+
+    def rate_for(self, N: int) -> float:
+        """With many places: channels past N are multiplied for nothing."""
+        return self.rate * N / (math.ceil(N / self.channels) * self.channels)
+
+
+# For many channels; for few of everything; for few channels. And a thread an output, which reads two numbers a product.
+TILES = (Tile(128, 64, (8, 4), 0.4), Tile(64, 32, (4, 4), 0.25), Tile(128, 16, (4, 4), 0.2))
+DIRECT = Tile(256, 1, (1, 1), 0.05)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution over two axes; one axis is an image of one row. Pairs are of the two axes."""
+
+    is_transposed: bool
+    C: int  # channels of x in a group
+    N: int  # and of y
+    groups: int
+    sides_in: Pair
+    sides_out: Pair
+    taps: Pair
+    stride: Pair
+    before: Pair  # pads
+    dilation: Pair
+
+    @property
+    def phases(self) -> Pair:
+        """Outputs whose places leave the same rest by these have the same taps."""
+        return self.stride if self.is_transposed else (1, 1)
+
+    @property
+    def every(self) -> Pair:
+        """Which taps those are: every so many."""
+        if not self.is_transposed:
+            return (1, 1)
+        first, second = (s // math.gcd(s, d) for s, d in zip(self.stride, self.dilation, strict=True))
+        return first, second
+
+    @property
+    def reach(self) -> int:
+        """More than any offset in an image, a window that hangs over its sides included."""
+        reach = self.groups * max(self.C, self.N)
+        sides = zip(self.sides_in, self.sides_out, strict=True)
+        frame = zip(self.stride, self.dilation, self.before, self.taps, strict=True)
+        for side, (stride, dilation, before, taps) in zip(map(max, sides), frame, strict=True):
+            reach *= side + stride * (1 + dilation) + before + dilation * taps
+        return reach
+
+    def blocks(self, B: int, tile: Tile) -> int:
+        if tile is DIRECT:
+            return math.ceil(B * self.groups * self.N * math.prod(self.sides_out) / tile.places)
+        H, W = (math.ceil(n / s) for n, s in zip(self.sides_out, self.phases, strict=True))
+        tiles = math.ceil(B * H * W / tile.places) * math.ceil(self.N / tile.channels)
+        return tiles * math.prod(self.phases) * self.groups
+
+
+@dataclass(frozen=True)
+class ConvLowering:
+    geometry: Geometry
+    dtypes: tuple[str, str]
+    lasts: tuple[bool, bool]  # whether x, and y, lies with channels last
+    has_bias: bool
+    units: int
+
+    def tile(self, B: int) -> Tile:
+        """The one that should be done first: rounds of blocks, times what a block has to do. All make the same bits."""
+        return min((*TILES, DIRECT), key=lambda tile: math.ceil(self.geometry.blocks(B, tile) / self.units) * tile.work)
+
+    def at(self, B: int) -> Steps:
+        if B == 0:
+            return Steps(())
+        return Steps((self.launch(B, self.tile(B)),))
+
+    def launch(self, B: int, tile: Tile) -> KernelLaunch:
+        """conv_tile or conv_direct (x, w, bias, y, B, C, N, groups, seven pairs, flags)"""
+        g = self.geometry
+        numbers = ", ".join(NUMBERS[dtype] for dtype in self.dtypes)
+        if tile is DIRECT:
+            name, budget = f"conv_direct<{numbers}>", Budget(registers=80)
+        else:
+            sizes = (tile.places, tile.channels, *tile.cut)
+            name, budget = f"conv_tile<{numbers}, {', '.join(map(str, sizes))}>", Budget(registers=128)
+        flags = TRANSPOSED * g.is_transposed | X_LAST * self.lasts[0] | Y_LAST * self.lasts[1]
+        pairs = (g.sides_in, g.sides_out, g.taps, g.stride, g.before, g.dilation, g.every)
+        arguments: tuple[Argument, ...] = (
+            Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
+            *map(UInt32, (g.C, g.N, g.groups)), *(Int64(first | second << 32) for first, second in pairs),
+            UInt32(flags),
+        )  # fmt: skip
+        config = LaunchConfig((g.blocks(B, tile), 1, 1), (tile.threads, 1, 1), 0)
+        return KernelLaunch(Program(SOURCE, name), config, arguments, budget)
+
+
+class ConvAlone:
+    name = "conv"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        if not isinstance(node.layer, Convolution | TransposedConvolution) or job.is_training:
+            return
+        x, y = net.types[node.inputs[0]], net.types[node.name]
+        found = _geometry(net, node)
+        if device.arch not in ARCHITECTURES or x.dtype not in NUMBERS:
+            why = f"convolves {', '.join(NUMBERS)} on {', '.join(ARCHITECTURES)}"
+            yield Refusal(self.name, node.name, f"{why}, not {x.dtype} on {device.arch}")
+            return
+        if found.reach >= MOST:
+            yield Refusal(
+                self.name, node.name, f"{x}: images of up to {MOST:,} numbers, windows that hang over included"
+            )
+            return
+        recipes = _recipes(net, node)
+        weight_bytes = sum(recipe.nbytes for recipe in recipes.values())
+        tile = max((*TILES, DIRECT), key=lambda each: each.rate_for(found.N))
+        # The flop are those of the ordinary cores, whatever the job computes in: it only becomes more exact.
+        price = Price(
+            net.row_flop(node), x.row_bytes + y.row_bytes, weight_bytes, precision="fp32", rate=tile.rate_for(found.N)
+        )
+        taps = "x".join(map(str, found.taps if node.layer.rank == 2 else found.taps[1:]))
+        label = f"{self.name}<{found.groups * found.C},{found.groups * found.N},{taps}>"
+        why = "a thread an output: few channels a group" if tile is DIRECT else "one layer by itself"
+        for lasts in _layouts(net, node, both_alike=tile is DIRECT):
+            layout = CHANNELS_LAST if lasts[0] else ROWS
+            yield Claim(
+                self.name, label, (node.name,), price, why, recipes,
+                facts=ConvLowering(found, (x.dtype, y.dtype), lasts, "bias" in recipes, device.units),
+                reads={node.inputs[0]: Use(layout, is_read_often=True)},
+                gives={node.name: CHANNELS_LAST} if lasts[1] else {},
+            )  # fmt: skip
+
+
+def _pair(sizes: tuple[int, ...], first: int = 1) -> Pair:
+    """Of both axes; `first` of an axis that is not there."""
+    return (sizes[0], sizes[1]) if len(sizes) == 2 else (first, sizes[0])
+
+
+def _geometry(net: Network, node: Node) -> Geometry:
+    x, y = net.types[node.inputs[0]], net.types[node.name]
+    layer: Layer = node.layer
+    groups, rank = conv_groups(layer), len(x.shape) - 2
+    stride, pads, dilation = geometry(layer)
+    return Geometry(
+        isinstance(layer, TransposedConvolution), x.row_shape[0] // groups, y.row_shape[0] // groups, groups,
+        _pair(x.row_shape[1:]), _pair(y.row_shape[1:]), _pair(net.weights[node.weights["weight"]].shape[2:]),
+        _pair(stride), _pair(pads[:rank], 0), _pair(dilation),
+    )  # fmt: skip
+
+
+def _recipes(net: Network, node: Node) -> dict[str, Recipe]:
+    """The weight with its taps in front and the channels of y last; all in float32."""
+    name = node.weights["weight"]
+    shape = net.weights[name].shape
+    channels = (0, 1) if isinstance(node.layer, TransposedConvolution) else (1, 0)
+    axes = (*range(2, len(shape)), *channels)
+    recipes = {"weight": Recipe.of(transposed, (name,), [shape[axis] for axis in axes], axes=axes)}
+    if "bias" in node.weights:
+        bias = node.weights["bias"]
+        recipes["bias"] = Recipe.of(as_is, (bias,), net.weights[bias].shape)
+    return recipes
+
+
+def _layouts(net: Network, node: Node, both_alike: bool) -> list[tuple[bool, bool]]:
+    """The ways in which x and y may lie, True for channels last: not at the network's own ends, which lie in rows.
+
+    both_alike  neighbouring threads make neighbours of y, and read neighbours of x only where that lies alike
+    """
+    x, y = node.inputs[0], node.name
+    ins = (False, True) if x not in net.inputs and has_channels(net.types[x]) else (False,)
+    outs = (False, True) if net.readers(y) and has_channels(net.types[y]) else (False,)
+    every = [(last_in, last_out) for last_in in ins for last_out in outs]
+    return [each for each in every if each[0] == each[1] or not both_alike]
+
+
+def _instance(name: str, tile: Tile, dtypes: tuple[str, str] = ("float32", "float32")) -> Instance:
+    both = Geometry(False, 64, 64, 1, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1))
+    return Instance(
+        name, lambda device: ConvLowering(both, dtypes, (False, False), True, device.units).launch(256, tile)
+    )
+
+
+INSTANCES = (
+    _instance("many channels", TILES[0]),
+    _instance("few of everything", TILES[1]),
+    _instance("few channels", TILES[2]),
+    _instance("a thread an output", DIRECT),
+    _instance("many channels, fp16 to bf16", TILES[0], ("float16", "bfloat16")),
+    _instance("few of everything, bf16 to fp16", TILES[1], ("bfloat16", "float16")),
+    _instance("few channels, fp16", TILES[2], ("float16", "float16")),
+    _instance("a thread an output, bf16", DIRECT, ("bfloat16", "bfloat16")),
+)

@@ -1,0 +1,145 @@
+"""weave on a GPU: the host's side of weave.cu. Values side by side (Concat) or woven together (Interleave)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.permute import WORDS
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Steps,
+)
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, has_channels, lying
+from onchip.spec.layers import Concat, Interleave
+from onchip.spec.layers.base import row_axis
+from onchip.spec.network import Network, Node
+from onchip.spec.types import DTYPE_BYTES, TensorType
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+LONG_WORDS = WORDS | {16: "uint4"}
+THREADS, TOGETHER, BLOCKS_A_UNIT = 256, 4, 8
+
+
+@dataclass(frozen=True)
+class Part:
+    """One value (outer, h, w, inner) and where it goes in (outer, H, W, inner); inner in bytes."""
+
+    operand: int  # its number among the group's inputs
+    row_outer: int  # of a row of the batch
+    sides: tuple[int, int]
+    inner_bytes: int
+    sides_of_all: tuple[int, int]
+    step: tuple[int, int]
+    at: tuple[int, int]
+
+    def launch(self, B: int, units: int) -> KernelLaunch:
+        """weave(x, y, count, h, w, inner, H, W, step_h, step_w, at_h, at_w)"""
+        word = math.gcd(self.inner_bytes, 16)
+        inner = self.inner_bytes // word
+        count = B * self.row_outer * math.prod(self.sides) * inner
+        blocks = -(-count // (THREADS * TOGETHER))
+        config = LaunchConfig((max(1, min(blocks, units * BLOCKS_A_UNIT)), 1, 1), (THREADS, 1, 1), 0)
+        numbers = (count, *self.sides, inner, *self.sides_of_all, *self.step, *self.at)
+        arguments: tuple[Argument, ...] = (Input(self.operand), Output(0), *map(Int64, numbers))
+        return KernelLaunch(Program(SOURCE, f"weave<{LONG_WORDS[word]}>"), config, arguments, Budget(registers=64))
+
+
+@dataclass(frozen=True)
+class WeaveLowering:
+    parts: tuple[Part, ...]
+    units: int
+
+    def at(self, B: int) -> Steps:
+        return Steps(tuple(part.launch(B, self.units) for part in self.parts if B * math.prod(part.sides)))
+
+
+class WeaveAlone:
+    name = "weave"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        if not isinstance(node.layer, Concat | Interleave) or job.is_training:
+            return
+        if device.arch not in ARCHITECTURES:
+            yield Refusal(self.name, node.name, f"on {', '.join(ARCHITECTURES)}, not on {device.arch}")
+            return
+        y = net.types[node.name]
+        price = Price(0, 2 * y.row_bytes, launches=len(node.inputs))
+        label = f"{self.name}<{node.layer.kind},{len(node.inputs)}>"
+        for is_last in (False, True) if _has_channels(net, node) else (False,):
+            yield Claim(
+                self.name, label, (node.name,), price, f"{len(node.inputs)} values, a launch each",
+                facts=WeaveLowering(tuple(_parts(net, node, is_last)), device.units),
+                reads={value: Use(CHANNELS_LAST) for value in node.inputs} if is_last else {},
+                gives={node.name: CHANNELS_LAST} if is_last else {},
+            )  # fmt: skip
+
+
+def _has_channels(net: Network, node: Node) -> bool:
+    """Whether all of it may lie with channels last: nothing of it is at the network's own ends, which lie in rows."""
+    ends = net.inputs.keys() & set(node.inputs) or not net.readers(node.name)
+    return not ends and all(has_channels(net.types[value]) for value in (*node.inputs, node.name))
+
+
+def _parts(net: Network, node: Node, is_last: bool) -> Iterator[Part]:
+    """Where each input goes."""
+    layer, y = node.layer, net.types[node.name]
+    operands = list(dict.fromkeys(node.inputs))
+    item_bytes, begin = DTYPE_BYTES[y.dtype], 0
+    to = _lie(y, is_last)
+    for number, value in enumerate(node.inputs):
+        x, operand = _lie(net.types[value], is_last), operands.index(value)
+        if isinstance(layer, Concat):
+            axis = row_axis(layer.axis, y) - 1
+            if is_last:
+                axis = (axis or len(x)) - 1
+            # Along the axis and behind it a value stays together: runs of bytes, moved in words as long as may be.
+            run, all_runs = (item_bytes * math.prod(shape[axis:]) for shape in (x, to))
+            word = math.gcd(run, all_runs, begin, 16)
+            outer, places = math.prod(x[:axis]), (run // word, all_runs // word, begin // word)
+            yield Part(operand, outer, (1, places[0]), word, (1, places[1]), (1, 1), (0, places[2]))
+            begin += run
+        else:
+            assert isinstance(layer, Interleave)
+            outer, inner = (1, item_bytes * x[-1]) if is_last else (x[0], item_bytes)
+            pixels, all_pixels = (_pair(shape[:-1] if is_last else shape[1:]) for shape in (x, to))
+            phase = _pair(layer.phases()[number], 0)
+            yield Part(operand, outer, pixels, inner, all_pixels, _pair(layer.stride), phase)
+
+
+def _lie(given: TensorType, is_last: bool) -> tuple[int, ...]:
+    return lying(given, CHANNELS_LAST).row_shape if is_last else given.row_shape
+
+
+def _pair(sizes: tuple[int, ...], first: int = 1) -> tuple[int, int]:
+    """Of both axes; `first` of an axis that is not there."""
+    return (sizes[0], sizes[1]) if len(sizes) == 2 else (first, sizes[0])
+
+
+def _instance(name: str, inner_bytes: int) -> Instance:
+    part = Part(0, 8, (3, 5), inner_bytes, (6, 10), (2, 2), (1, 0))
+    return Instance(name, lambda device: part.launch(64, device.units))
+
+
+INSTANCES = (
+    _instance("floats", 4), _instance("bytes", 3), _instance("halves", 2), _instance("doubles", 8),
+    _instance("16 bytes", 16),
+)  # fmt: skip

@@ -88,11 +88,19 @@ class FakeDriver:
         self._events: dict[int, tuple[Capture, frozenset[int]]] = {}  # those recorded while capturing
         self._graphs: dict[int, dict[int, Launched | Callable[[], object]]] = {}  # by node
         self.captured: list[Capture] = []
+        self.built: dict[int, dict[int, frozenset[int]]] = {}  # graph -> node -> the nodes that it waits for
+        self.begins_before: set[tuple[int, int]] = set()  # nodes of which the second may begin before the first ends
         self.replays: list[tuple[int, int]] = []  # (graph, stream)
         pointer = ctypes.c_void_p
         self._entries = {
             b"cuLaunchKernelEx": ctypes.CFUNCTYPE(ctypes.c_int, *[pointer] * 4)(self._on_launch),
             b"cuGraphLaunch": ctypes.CFUNCTYPE(ctypes.c_int, *[pointer] * 2)(self._on_graph_launch),
+            b"cuGraphAddKernelNode": ctypes.CFUNCTYPE(ctypes.c_int, *[pointer] * 3, ctypes.c_size_t, pointer)(
+                self._on_add_kernel
+            ),
+            b"cuGraphKernelNodeSetAttribute": ctypes.CFUNCTYPE(ctypes.c_int, pointer, ctypes.c_int, pointer)(
+                self._on_node_attribute
+            ),
             b"cuGraphExecKernelNodeSetParams": ctypes.CFUNCTYPE(ctypes.c_int, *[pointer] * 3)(self._on_update),
             b"cuTensorMapEncodeTiled": ctypes.CFUNCTYPE(
                 ctypes.c_int, pointer, ctypes.c_int, ctypes.c_uint, *[pointer] * 5, *[ctypes.c_int] * 4
@@ -311,9 +319,6 @@ class FakeDriver:
         self._captures[stream] = Capture({}, {}, {stream: frozenset()})
         return (0,)
 
-    def cuStreamGetCaptureInfo(self, stream):
-        return 0, 1, 0, None, list(self._captures[stream].ends[stream]), None, 1
-
     def cuStreamEndCapture(self, stream):
         handle, capture = self._handle(), self._captures[stream]
         joined = capture.ends[stream]
@@ -326,6 +331,64 @@ class FakeDriver:
         self._graphs[handle] = dict(capture.nodes)
         self.captured.append(capture)
         return 0, handle
+
+    def cuGraphCreate(self, flags):
+        handle = self._handle()
+        self._graphs[handle], self.built[handle] = {}, {}
+        return self._told("cuGraphCreate"), handle
+
+    def _on_add_kernel(self, made, graph, after, count, params) -> int:
+        if not self.contexts.stack:
+            return 201  # CUDA_ERROR_INVALID_CONTEXT
+        if code := self._told("cuGraphAddKernelNode"):
+            return code
+        function = ctypes.c_uint64.from_address(params).value  # as cuda.h lays CUDA_KERNEL_NODE_PARAMS out
+        sizes = (ctypes.c_uint * 7).from_address(params + 8)
+        addresses = ctypes.c_uint64.from_address(params + 40).value
+        kernel, waits = self._names[function], (ctypes.c_uint64 * count).from_address(after) if count else ()
+        words = self._words(kernel, addresses)
+        launched = Launched(kernel, tuple(sizes[:3]), tuple(sizes[3:6]), sizes[6], 0, False, words)
+        ctypes.c_uint64.from_address(made).value = self._add_node(graph, launched, waits)
+        return 0
+
+    def _add_node(self, graph, action: Launched | Callable[[], object], after) -> int:
+        node = self._handle()
+        assert set(after) <= set(self._graphs[graph])
+        self._graphs[graph][node], self.built[graph][node] = action, frozenset(after)
+        return node
+
+    def _on_node_attribute(self, node, attribute, value) -> int:
+        (graph,) = (graph for graph, nodes in self._graphs.items() if node in nodes)
+        number = ctypes.c_int.from_address(value).value
+        changed = {4: {"cluster": number}, 2: {"cooperative": number == 1}}[attribute]
+        self._graphs[graph][node] = replace(self._graphs[graph][node], **changed)
+        return self._told("cuGraphKernelNodeSetAttribute")
+
+    def CUgraphNode(self, handle):
+        return handle
+
+    def CUDA_MEMSET_NODE_PARAMS(self):
+        return _Properties()
+
+    def CUgraphEdgeData(self):
+        return _Properties()
+
+    def cuCtxGetCurrent(self):
+        return 0, self.contexts.stack[-1]
+
+    def cuGraphAddMemsetNode(self, graph, after, count, told, context):
+        assert len(after) == count
+        node = self._add_node(graph, lambda: ctypes.memset(told.dst, told.value, told.width), after)
+        return self._told("cuGraphAddMemsetNode"), node
+
+    def cuGraphAddDependencies(self, graph, before, behind, edges, count):
+        (first,), (second,), (edge,) = before, behind, edges
+        assert (edge.from_port, edge.to_port, edge.type, count) == (1, 0, 1, 1)
+        self.built[graph][second] |= {first}
+        self.begins_before.add((first, second))
+        return (self._told("cuGraphAddDependencies"),)
+
+    cuGraphAddDependencies_v2 = cuGraphAddDependencies  # noqa: N815
 
     def cuGraphInstantiate(self, graph, flags):
         return self._told("cuGraphInstantiate"), graph

@@ -5,6 +5,7 @@ means what it should. They are compiled everywhere.
 """
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from onchip.kernels.cuda.program import (
 )
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu
+from onchip.runtime.cuda.launches import GraphBuilder
 from onchip.runtime.cuda.nvrtc import compile_program
 
 SOURCE = Path(__file__).parent.parent / "launch_features.cu"
@@ -173,9 +175,45 @@ def test_no_launch_waits_for_a_later_one(gpu):
         BoundSteps(gpu, Steps((launch("add_two", Output(0), after=(0,)),)))
 
 
+def test_a_graph_of_branches_clears_first_and_joins_last(gpu, driver):
+    builder, bound = GraphBuilder(gpu), BoundSteps(gpu, branches())
+    scratch = gpu.allocate(256)
+    nodes, ends = bound.add_to(builder, [], [16], scratch.pointer)
+    (waits,) = driver.built.values()
+    (clear,) = set(waits) - set(nodes)
+    first, second, third = nodes
+    assert waits == {
+        clear: frozenset(), first: frozenset([clear]), second: frozenset([clear]), third: frozenset([first, second]),
+    }  # fmt: skip
+    assert ends == [third]
+    behind, _ = BoundSteps(gpu, box(1, 2)).add_to(builder, [1024], [16], 0, ends)
+    assert waits[behind[0]] == {third}
+    assert "cuStreamBeginCapture" not in driver.calls
+
+
+def test_a_kernel_that_waits_by_itself_may_begin_before_the_one_before_it_ends(gpu, driver):
+    first = launch("add_two", Output(0))
+    second = replace(first, config=replace(first.config, overlaps=True))
+    builder = GraphBuilder(gpu)
+    nodes, _ = BoundSteps(gpu, Steps((second, first, second))).add_to(builder, [], [16], 0)
+    assert driver.begins_before == {(nodes[1], nodes[2])}  # the very first waits for nobody
+    (waits,) = driver.built.values()
+    assert waits[nodes[2]] == {nodes[1]}
+
+
+def test_a_graph_keeps_what_a_launch_says(gpu, driver):
+    builder = GraphBuilder(gpu)
+    (node,), _ = BoundSteps(gpu, clusters(16)).add_to(builder, [], [16], 0)
+    (made,) = driver._graphs.values()
+    assert made[node].cluster == 16
+    (node,), _ = BoundSteps(gpu, meeting(132)).add_to(GraphBuilder(gpu), [], [16], gpu.allocate(256).pointer)
+    assert next(nodes[node] for nodes in driver._graphs.values() if node in nodes).cooperative
+
+
 def test_a_graphs_kernel_takes_the_arguments_that_its_launch_has(gpu, driver):
-    bound, nodes, ran = BoundSteps(gpu, box(1, 2)), [], []
-    graph = gpu.capture(lambda s: bound.enqueue([1024], [16], 0, s, lambda on: nodes.append(gpu.captured_node(on))))
+    builder, bound, ran = GraphBuilder(gpu), BoundSteps(gpu, box(1, 2)), []
+    nodes, _ = bound.add_to(builder, [1024], [16], 0)
+    graph = builder.finish(None)
     update = graph.update_of(nodes[0], bound.calls[0])
     driver.run = lambda launched: ran.append(launched.words)
     driver.lazy = True
@@ -207,10 +245,12 @@ class OnGpu:
         self.bound.enqueue([], [self.y.pointer], self.scratch.pointer, stream)
 
     def results(self):
-        """Of two runs as launches, and of two as a graph."""
+        """Of two runs as launches, of one as a graph that was captured, and of one that was built."""
         made = []
-        graph = self.gpu.capture(self.enqueue)
-        for run in (self.enqueue, self.enqueue, graph.launch, graph.launch):
+        captured, builder = self.gpu.capture(self.enqueue), GraphBuilder(self.gpu)
+        self.bound.add_to(builder, [], [self.y.pointer], self.scratch.pointer)
+        built = builder.finish(None)
+        for run in (self.enqueue, self.enqueue, captured.launch, built.launch):
             run(self.gpu.stream)
             made.append(self.gpu.download(self.y, np.empty(self.count, np.int32)).tolist())
         return made
@@ -248,18 +288,15 @@ def test_a_tensor_map_moves_the_box_that_it_should_and_follows_its_array():
     arrays = [np.arange(32 * 64, dtype=np.float32).reshape(32, 64) + 10_000 * i for i in range(3)]
     xs = [gpu.upload(array) for array in arrays]
     ys = [gpu.upload(np.zeros((8, 16), np.float32)) for _ in range(4)]
-    nodes = []
 
     def is_box(i, y):
         return np.array_equal(gpu.download(y, np.empty((8, 16), np.float32)), arrays[i][8:16, 32:48])
 
     bound.enqueue([xs[0].pointer], [ys[0].pointer], 0, gpu.stream)
     assert is_box(0, ys[0])
-    graph = gpu.capture(
-        lambda s: bound.enqueue(
-            [xs[1].pointer], [ys[1].pointer], 0, s, lambda stream: nodes.append(gpu.captured_node(stream))
-        )
-    )
+    builder = GraphBuilder(gpu)
+    nodes, _ = bound.add_to(builder, [xs[1].pointer], [ys[1].pointer], 0)
+    graph = builder.finish(None)
     update = graph.update_of(nodes[0], bound.calls[0])
     graph.launch()
     for (argument, _), pointer in zip(bound.uses[0], (xs[2].pointer, ys[2].pointer), strict=True):

@@ -181,7 +181,7 @@ class _OneLaunch:
         if places not in self._by_places:
             if len(self._by_places) >= MOST_GRAPHS:
                 self._forget(next(iter(self._by_places)))  # the oldest
-            self._by_places[places] = self._bound.capture(self._B, self._fits.named(x_at, y_at), stream).graph
+            self._by_places[places] = self._bound.graph(self._B, self._fits.named(x_at, y_at), stream).graph
         if len(self.graphs) >= 4 * MOST_GRAPHS:
             self.graphs.clear()  # there are many streams: what comes again is found by its places
         self.graphs[key] = self._by_places[places]
@@ -220,7 +220,7 @@ class _Launches:
             if len(self._by_stream) >= MOST_GRAPHS:
                 self._by_stream.clear()
                 self.graphs.clear()
-            graph = bound.capture(self._B, pointers, stream, self._status(stream))
+            graph = bound.graph(self._B, pointers, stream, self._status(stream))
         self._by_stream[stream], self.graphs[key] = (graph, key), graph.graph
         graph.launch(stream)
         return True

@@ -6,7 +6,7 @@ import bisect
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Buffer, Gpu
-from onchip.runtime.cuda.launches import Call
+from onchip.runtime.cuda.launches import Call, GraphBuilder
 from onchip.runtime.cuda.plan_graph import PlanGraph
 from onchip.runtime.cuda.staging import staging_of
 from onchip.runtime.cuda.status import StatusWords, Ticket
@@ -179,17 +179,11 @@ class BoundPlan:
                     arena.give_back(places[name])
         return BoundRows(steps, places, scratches, arena.nbytes)
 
-    def _launch(
-        self, bound: BoundRows, pointers: Mapping[str, int], arena: int, stream: int, status: int,
-        behind: Callable[[int], None] | None = None,
-    ) -> None:  # fmt: skip
-        values = pointers
-        if bound.places:
-            values = {**pointers, **{name: arena + place for name, place in bound.places.items()}}
+    def _launch(self, bound: BoundRows, pointers: Mapping[str, int], arena: int, stream: int, status: int) -> None:
+        values = _values(bound, pointers, arena)
         watched = self.debug and not self.gpu.is_capturing(stream)
         for (group, launches), scratch in zip(bound.steps, bound.scratches, strict=True):
-            if watched:
-                behind = functools.partial(self.gpu.synchronise, kernel=group.label)
+            behind = functools.partial(self.gpu.synchronise, kernel=group.label) if watched else None
             inputs, outputs = [values[name] for name in group.inputs], [values[name] for name in group.outputs]
             launches.enqueue(inputs, outputs, arena + scratch, stream, behind, status)
             status += launches.status_bytes
@@ -199,24 +193,23 @@ class BoundPlan:
         arena = self.gpu.allocate(bound.arena_bytes, stream, self.row_bytes) if bound.arena_bytes else None
         self._launch(bound, pointers, arena.pointer if arena else 0, stream, status)
 
-    def capture(self, B: int, pointers: Mapping[str, int], stream: int, status: int = 0) -> PlanGraph:
+    def graph(self, B: int, pointers: Mapping[str, int], stream: int, status: int = 0) -> PlanGraph:
         """The launches for B rows as a graph, for one stream."""
         bound = self.bind(B)
         arena = self._arena_of(stream, bound.arena_bytes)
-        nodes: list[tuple[Any, Call, list[tuple[Any, str]]]] = []  # and the pointers that the launch is given, by name
-        launches = iter(
-            (call, [(argument, _name_of(group, value)) for argument, value in uses])
-            for group, steps in bound.steps
-            for call, uses in zip(steps.calls, steps.uses, strict=True)
-        )
-
-        def note(on: int) -> None:
-            nodes.append((self.gpu.captured_node(on), *next(launches)))
-
-        def record(stream: int) -> None:
-            self._launch(bound, pointers, arena.pointer if arena else 0, stream, status, note)
-
-        return PlanGraph(self.gpu.capture(record, keeps=arena), pointers, nodes)
+        begin = arena.pointer if arena else 0
+        values = _values(bound, pointers, begin)
+        nodes: list[tuple[int, Call, list[tuple[Any, str]]]] = []  # and the pointers that the launch is given, by name
+        ends: list[int] = []
+        with self.gpu:
+            graph = GraphBuilder(self.gpu)
+            for (group, steps), scratch in zip(bound.steps, bound.scratches, strict=True):
+                inputs, outputs = [values[name] for name in group.inputs], [values[name] for name in group.outputs]
+                made, ends = steps.add_to(graph, inputs, outputs, begin + scratch, ends, status)
+                status += steps.status_bytes
+                for node, call, uses in zip(made, steps.calls, steps.uses, strict=True):
+                    nodes.append((node, call, [(argument, _name_of(group, value)) for argument, value in uses]))
+            return PlanGraph(graph.finish(arena), pointers, nodes)
 
     def _arena_of(self, stream: int, nbytes: int) -> Buffer | None:
         """Memory for the graphs of a stream, none of which runs while another one does."""
@@ -244,13 +237,20 @@ class BoundPlan:
                 self._graphs[key] = None
                 self.launch(bound, pointers, stream, status)
             else:
-                graph = self._graphs[key] or self.capture(B, pointers, stream, status)
+                graph = self._graphs[key] or self.graph(B, pointers, stream, status)
                 self._graphs[key] = graph
                 self._graphs.move_to_end(key)
                 graph.point(pointers)
                 graph.launch(stream)
             if len(self._graphs) > MOST_GRAPHS:
                 self._graphs.popitem(last=False)
+
+
+def _values(bound: BoundRows, pointers: Mapping[str, int], arena: int) -> Mapping[str, int]:
+    """Where every array lies: those of the caller, and those in the arena."""
+    if not bound.places:
+        return pointers
+    return {**pointers, **{name: arena + place for name, place in bound.places.items()}}
 
 
 def _name_of(group: BoundGroup, value: Input | Output) -> str:

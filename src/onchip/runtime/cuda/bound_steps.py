@@ -23,7 +23,7 @@ from onchip.kernels.cuda.program import (
     Weight,
 )
 from onchip.runtime.cuda.gpu import Buffer, Event, Gpu, SideStream
-from onchip.runtime.cuda.launches import Call, Function, TensorMapArgument
+from onchip.runtime.cuda.launches import Call, Function, GraphBuilder, TensorMapArgument
 from onchip.runtime.cuda.status import STATUS_BYTES
 
 _START = -1  # the point before the first launch, among the numbers of launches
@@ -55,7 +55,8 @@ class BoundSteps:
         for launch in steps.launches:
             self._bind(gpu, launch)
         self.status_bytes = len(self._statuses) * STATUS_BYTES
-        in_order = all(launch.after is None for launch in steps.launches)
+        self._after = [launch.after for launch in steps.launches]
+        in_order = all(after is None for after in self._after)
         self._branches = None if in_order else _Branches(gpu, steps.launches)
 
     def _bind(self, gpu: Gpu, launch: KernelLaunch) -> None:
@@ -113,14 +114,7 @@ class BoundSteps:
         behind           called after each launch with the stream that it is on
         status           pointer to STATUS_BYTES for each StatusWord
         """
-        for argument, index in self._inputs:
-            argument.value = inputs[index]
-        for argument, index in self._outputs:
-            argument.value = outputs[index]
-        for argument, offset in self._scratches:
-            argument.value = scratch + offset
-        for argument, offset in self._statuses:
-            argument.value = status + offset
+        self._set(inputs, outputs, scratch, status)
         if self._cleared_bytes:
             self._gpu.clear(scratch, self._cleared_bytes, stream)
         if self._branches is not None:
@@ -130,6 +124,33 @@ class BoundSteps:
             call.launch(stream)
             if behind is not None:
                 behind(stream)
+
+    def add_to(
+        self, graph: GraphBuilder, inputs: Sequence[int], outputs: Sequence[int], scratch: int,
+        behind: Sequence[int] = (), status: int = 0,
+    ) -> tuple[list[int], list[int]]:  # fmt: skip
+        """Put the launches into a graph, behind these nodes; the nodes of all launches, and of those that are last."""
+        self._set(inputs, outputs, scratch, status)
+        if self._cleared_bytes:
+            behind = [graph.clear(scratch, self._cleared_bytes, behind)]
+        nodes: list[int] = []
+        ends = list(behind)
+        for i, (each, after) in enumerate(zip(self.calls, self._after, strict=True)):
+            numbers = range(max(0, i - 1), i) if after is None else after
+            waits = [nodes[earlier] for earlier in numbers] or list(behind)
+            nodes.append(graph.add(each, waits))
+            ends = [*(node for node in ends if node not in waits), nodes[-1]]
+        return nodes, ends
+
+    def _set(self, inputs: Sequence[int], outputs: Sequence[int], scratch: int, status: int) -> None:
+        for argument, index in self._inputs:
+            argument.value = inputs[index]
+        for argument, index in self._outputs:
+            argument.value = outputs[index]
+        for argument, offset in self._scratches:
+            argument.value = scratch + offset
+        for argument, offset in self._statuses:
+            argument.value = status + offset
 
     @property
     def pointers(self) -> tuple[Any, Any] | None:

@@ -97,6 +97,8 @@ class Gpu:
         # cuda.bindings converts every argument of a launch anew; ctypes takes them ready-made, in half the time.
         self.launch_kernel = self._address_of(b"cuLaunchKernelEx")
         self.launch_graph = self._address_of(b"cuGraphLaunch")
+        self.add_kernel_node = self._address_of(b"cuGraphAddKernelNode")
+        self.set_node_attribute = self._address_of(b"cuGraphKernelNodeSetAttribute")
         self.set_kernel_node = self._address_of(b"cuGraphExecKernelNodeSetParams")
         self.encode_tensor_map = self._address_of(b"cuTensorMapEncodeTiled")
         self.streams = Streams()
@@ -289,14 +291,6 @@ class Gpu:
     def event(self) -> Event:
         with self:
             return Event(self)
-
-    def captured_node(self, stream: int) -> Any:
-        """Of a stream that records: the node of what was put on it last."""
-        code, _, _, _, nodes, *_ = self.driver.cuStreamGetCaptureInfo(stream)
-        if code:
-            fail(int(code), "capturing a graph")
-        (node,) = nodes
-        return node
 
     def capture(self, enqueue: Callable[[int], None], keeps: Buffer | None = None) -> Graph:
         """A graph of what `enqueue(stream)` puts on the stream that it is given.

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _CONTEXT_CODES = (201, 400, 709)  # invalid context, invalid handle, context destroyed: another context is current
 # CU_LAUNCH_ATTRIBUTE_COOPERATIVE, _CLUSTER_DIMENSION, _PROGRAMMATIC_STREAM_SERIALIZATION
 _COOPERATIVE, _CLUSTER, _OVERLAPS = 2, 4, 6
+# CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC
+_PROGRAMMATIC_PORT, _PROGRAMMATIC_EDGE = 1, 1
 _PORTABLE_CLUSTER = 8  # blocks: what every chip with clusters takes; more must be allowed
 _TENSOR_MAP_BYTES, _TENSOR_MAP_ALIGN = 128, 64
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # bytes -> CU_TENSOR_MAP_SWIZZLE_*
@@ -86,7 +88,7 @@ class Graph:
     def update_of(self, node: Any, of: Call) -> Callable[[], None]:
         """What gives a kernel of this graph the arguments that its launch has by then, from the next launch on.
 
-        node  as `Gpu.captured_node` told it behind that launch
+        node  as GraphBuilder.add told it
         """
         params = of.node_params
         given = (_ready(int(self._handle)), _ready(int(node)), ctypes.byref(params))
@@ -96,6 +98,59 @@ class Graph:
                 _retry(self._gpu, code, set_params, given, f"updating {of.name} in a graph")
 
         return update
+
+
+class GraphBuilder:
+    """A graph made node by node. No stream records it, so it and what other threads do meanwhile cannot disturb each
+    other.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._graph = call(gpu.driver.cuGraphCreate, 0)
+        self._kernels: set[int] = set()
+
+    def add(self, launch: Call, after: Sequence[int]) -> int:
+        """A launch behind these nodes, with the arguments that it has now; its node."""
+        overlaps = launch.overlaps and len(after) == 1 and after[0] in self._kernels
+        waits = () if overlaps else after
+        made, params = ctypes.c_uint64(0), launch.node_params
+        given = (
+            ctypes.byref(made), _ready(int(self._graph)), (ctypes.c_uint64 * len(waits))(*waits),
+            ctypes.c_size_t(len(waits)), ctypes.byref(params),
+        )  # fmt: skip
+        if code := self._gpu.add_kernel_node(*given):
+            _retry(self._gpu, code, self._gpu.add_kernel_node, given, f"adding {launch.name} to a graph")
+        node = int(made.value)
+        for attribute in launch.node_attributes:
+            told = (_ready(node), ctypes.c_int(attribute.id), ctypes.byref(attribute.value))
+            if code := self._gpu.set_node_attribute(*told):
+                fail(code, f"adding {launch.name} to a graph")
+        if overlaps:
+            self._may_begin_before(after[0], node)
+        self._kernels.add(node)
+        return node
+
+    def clear(self, pointer: int, nbytes: int, after: Sequence[int]) -> int:
+        """Zeros, behind these nodes; the node."""
+        driver = self._gpu.driver
+        told = driver.CUDA_MEMSET_NODE_PARAMS()
+        told.dst, told.value, told.elementSize, told.width, told.height = pointer, 0, 1, nbytes, 1
+        nodes = [driver.CUgraphNode(node) for node in after]
+        context = call(driver.cuCtxGetCurrent)
+        return int(call(driver.cuGraphAddMemsetNode, self._graph, nodes, len(nodes), told, context))
+
+    def finish(self, keeps: Buffer | None) -> Graph:
+        """The graph, ready to be launched; `keeps` goes with it."""
+        return Graph(self._gpu, self._graph, keeps)
+
+    def _may_begin_before(self, first: int, second: int) -> None:
+        """The second kernel waits by itself for what the first one does (LaunchConfig.overlaps)."""
+        driver = self._gpu.driver
+        edge = driver.CUgraphEdgeData()
+        edge.from_port, edge.to_port, edge.type = _PROGRAMMATIC_PORT, 0, _PROGRAMMATIC_EDGE
+        add = getattr(driver, "cuGraphAddDependencies_v2", driver.cuGraphAddDependencies)  # CUDA 12, CUDA 13
+        call(add, self._graph, [driver.CUgraphNode(first)], [driver.CUgraphNode(second)], [edge], 1)
 
 
 def _ready(handle: int) -> Any:
@@ -186,9 +241,10 @@ class Call:
         # The driver wants an array of addresses, one for each argument.
         self._addresses = (ctypes.c_void_p * len(self.arguments))(*map(_address_of, self.arguments))
         self.config = _Config(config.grid, config.block, config.shared_bytes)
-        wanted = [_Attribute(_OVERLAPS, 0, (1,))] if config.overlaps else []
-        wanted += [_Attribute(_CLUSTER, 0, (config.cluster, 1, 1))] if config.cluster > 1 else []
-        wanted += [_Attribute(_COOPERATIVE, 0, (1,))] if config.cooperative else []
+        self.overlaps = config.overlaps
+        self.node_attributes = [_Attribute(_CLUSTER, 0, (config.cluster, 1, 1))] if config.cluster > 1 else []
+        self.node_attributes += [_Attribute(_COOPERATIVE, 0, (1,))] if config.cooperative else []
+        wanted = [*([_Attribute(_OVERLAPS, 0, (1,))] if config.overlaps else []), *self.node_attributes]
         if wanted:
             self._attributes = (_Attribute * len(wanted))(*wanted)
             self.config.attributes, self.config.attribute_count = ctypes.addressof(self._attributes), len(wanted)

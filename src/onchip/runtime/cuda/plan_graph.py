@@ -19,7 +19,7 @@ class PlanGraph:
     def __init__(
         self, graph: Graph, pointers: Mapping[str, int], nodes: Sequence[tuple[Any, Call, Sequence[tuple[Any, str]]]]
     ) -> None:
-        """pointers  of the network's inputs and outputs, that it was captured with
+        """pointers  of the network's inputs and outputs, that it was made with
         nodes     of each launch: its node, the launch, and its arguments that are pointers of values, by name
         """
         self.graph, self.launch = graph, graph.launch

@@ -304,7 +304,7 @@ def _token_conv(grow: Growing, kind: type[Layer]) -> None:
 
 def _broadcast(grow: Growing, kind: type[Layer]) -> None:
     first = grow.some(lambda v: v not in grow.steps and (kind is Add or grow.degree.get(v, 1) < MOST_DEGREE))
-    if first is None:
+    if first is None or grow.types[first].dtype == "bool":  # no numbers to add
         return
     values, row = [first], grow.row(first)
     if grow.is_float(first) and row and not grow.pick(range(3)):

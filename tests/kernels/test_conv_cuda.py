@@ -10,7 +10,7 @@ import onchip
 from checks import rows
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.conv import DIRECT, TILES, ConvAlone
+from onchip.kernels.cuda.conv import DEPTHWISE_RATE, DIRECT, TILES, ConvAlone
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST, ROWS
@@ -80,7 +80,7 @@ def test_what_it_costs():
     (few,) = claims_of(chain((64, 32, 32), (SAME, (8, 64, 3, 3))))
     assert few.price.rate == pytest.approx(TILES[2].rate / 2)
     (single,) = claims_of(chain((64, 32, 32), (Conv2d(groups=64), (64, 1, 3, 3))))
-    assert single.price.rate == DIRECT.rate
+    assert single.price.rate == DEPTHWISE_RATE
 
 
 def test_sizes_cost_no_compilation():

@@ -11,7 +11,8 @@ from checks import rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.pointwise import MOST_NUMBERS, Pointwise, magic_of, rows_a_launch
+from onchip.kernels.cuda.divide import magic_of
+from onchip.kernels.cuda.pointwise import MOST_NUMBERS, Pointwise, rows_a_launch
 from onchip.kernels.cuda.pointwise_run import MOST_KEPT, MOST_OUTPUTS, MOST_STEPS, What, Where, stretch
 from onchip.kernels.cuda.program import Input
 from onchip.plan.device import H200

@@ -115,7 +115,7 @@ def test_scratch_memory_of_steps():
     moved, tiles = 4 * 2 * 10_000 * 3, 2 * 3 * (2 + 1)
     assert steps.scratch_bytes == -(-moved // 256) * 256 + 16 * tiles
     assert [launch.program.name_expression.partition("<")[0] for launch in steps.launches] == [
-        "swap_axes", "clear_states", "scan_tiles", "swap_axes",
+        "permute_tiles", "clear_states", "scan_tiles", "permute_tiles",
     ]  # fmt: skip
     assert Scan(ScanOp(), "float32", 5, 7).steps(H200).scratch_bytes == 0
     assert Scan(ScanOp(), "float32", 0, 7).steps(H200).launches == ()

@@ -86,7 +86,9 @@ def test_a_batch_decides_only_which_rows_go_together(widths, precision):
 
 
 def programs(claim, B):
-    return [launch.program for launch in claim.facts.at(B).launches]
+    """But for how those that only move numbers count them."""
+    names = [launch.program.name_expression for launch in claim.facts.at(B).launches]
+    return [name.replace(", long long>", ", u32>") for name in names]
 
 
 @pytest.mark.parametrize("row", [(5,), (1000,), (100_000,), (3, 7), (100_000, 3), (2, 4096)], ids=str)

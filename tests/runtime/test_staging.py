@@ -203,7 +203,7 @@ def test_layouts_of_small_batches_are_kept_and_bounded(gpu, driver):
         for B in range(1, 2 * staging.MOST_LAYOUTS):
             assert_runs(stage, network, B, seed)
             assert len(stage._layouts) <= staging.MOST_LAYOUTS
-    (layout,) = [kept for key, kept in stage._layouts.items() if key[1][0] == (B, 2)]
+    (layout,) = [kept for key, kept in stage._layouts.items() if key[2][0] == (B, 2)]
     assert_runs(stage, network, B)
     assert layout in stage._layouts.values()
 

@@ -69,6 +69,17 @@ class Plan:
                 found[layout_name(net, value, layout)] = lying(net.types[value], layout)
         return found
 
+    @property
+    def is_read_often(self) -> bool:
+        """Whether a number of the network's inputs and outputs is read more than once: by several groups, or by one
+        that says so."""
+        ends = {*self.network.inputs, *self.network.outputs}
+        reads = [self.lies_in[name] for group in self.groups for name in group.inputs if not group.claim.is_view]
+        uses = ((value, use) for group in self.groups for value, use in group.claim.reads.items())
+        often = {self.lies_in.get(value, value) for value, use in uses if use.is_read_often}
+        made = {self.lies_in[name] for group in self.groups for name in group.outputs} & set(reads)
+        return bool(ends & (often | made)) or any(reads.count(name) > 1 for name in self.network.inputs)
+
     @functools.cached_property
     def lies_in(self) -> Mapping[str, str]:
         """Of every array that groups read and write: the one in whose memory it lies, which for most is itself.

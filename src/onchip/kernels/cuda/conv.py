@@ -63,8 +63,11 @@ class Tile:
 
 
 # For many channels; for few of everything; for few channels. And a thread an output, which reads two numbers a product.
-TILES = (Tile(128, 64, (8, 4), 0.4), Tile(64, 32, (4, 4), 0.25), Tile(128, 16, (4, 4), 0.2))
-DIRECT = Tile(256, 1, (1, 1), 0.05)
+TILES = (Tile(128, 64, (8, 4), 0.57), Tile(64, 32, (4, 4), 0.35), Tile(128, 16, (4, 4), 0.28))
+DIRECT = Tile(256, 1, (1, 1), 0.07)
+FEW_CHANNELS = 16
+PART = 512  # terms of a sum; longer ones are sums of sums
+DEPTHWISE_RATE = 0.0085  # of DIRECT where a sum has few terms: finding its places takes most of the time
 
 
 @dataclass(frozen=True)
@@ -174,16 +177,15 @@ class ConvAlone:
         weight_bytes = sum(recipe.nbytes for recipe in recipes.values())
         tile = max((*TILES, DIRECT), key=lambda each: each.rate_for(found.N))
         # The flop are those of the ordinary cores, whatever the job computes in: it only becomes more exact.
-        price = Price(
-            net.row_flop(node), x.row_bytes + y.row_bytes, weight_bytes, precision="fp32", rate=tile.rate_for(found.N)
-        )
+        rate = DEPTHWISE_RATE if tile is DIRECT and found.C < FEW_CHANNELS else tile.rate_for(found.N)
+        price = Price(net.row_flop(node), x.row_bytes + y.row_bytes, weight_bytes, precision="fp32", rate=rate)
         taps = "x".join(map(str, found.taps if node.layer.rank == 2 else found.taps[1:]))
         label = f"{self.name}<{found.groups * found.C},{found.groups * found.N},{taps}>"
         why = "a thread an output: few channels a group" if tile is DIRECT else "one layer by itself"
         for lasts in _layouts(net, node, both_alike=tile is DIRECT):
             layout = CHANNELS_LAST if lasts[0] else ROWS
             yield Claim(
-                self.name, label, (node.name,), price, why, recipes,
+                self.name, label, (node.name,), price, why, recipes, order=f"taps, then channels, parts of {PART}",
                 facts=ConvLowering(found, (x.dtype, y.dtype), lasts, "bias" in recipes, device.units),
                 reads={node.inputs[0]: Use(layout, is_read_often=True)},
                 gives={node.name: CHANNELS_LAST} if lasts[1] else {},

@@ -150,6 +150,7 @@ class Gather:
             nodes=(node.name,),
             price=Price(net.row_flop(node), ids.row_bytes + (K + 1) * made.row_bytes),
             why="one layer by itself",
+            order="taps in order",
             recipes=recipes,
             facts=TokenConvLowering(
                 status, (ids.dtype, made.dtype), K, C, P, layer.stride, layer.pads[0], "bias" in recipes,

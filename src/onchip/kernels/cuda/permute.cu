@@ -1,57 +1,76 @@
-// permute.cu: the axes of an array in another order, where that is more than an exchange of two (swap_axes.cu), or its
-// numbers in another dtype as well: a weight that a kernel wants so.
+// permute.cu: the axes of an array in another order, and its numbers in another dtype if that is wanted.
 //
-// Idea    A thread writes four numbers that lie next to each other. It divides to find the place of the first one and
-//         counts on for the others. Writes are lines of memory; reads are what the order makes of them, through L2.
+// Idea    permute_rows, where the last axis stays the last: neighbours stay neighbours, and threads move words of them.
+//         permute_tiles, where another one becomes the last: a block takes 32 x 32 numbers of the two axes that are last
+//         before and after through shared memory, so that it reads and writes lines of memory; one column more than
+//         needed keeps its columns in different banks. All other axes are divided out of the number of the tile.
 // Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
-// Layout  y: `count` numbers, row-major, of sizes (?, n1, n2, n3, n4, n5), sizes of 1 in front; x: the number of y's
-//         place (i0, ..., i5) lies at i0 s0 + ... + i5 s5.
-// Limits  Up to six axes, once those that stay together are one; words of 1, 2, 4 or 8 bytes, or float32, float16 and
-//         bfloat16 into each other; sm_80 up.
-#include "number.cuh"
+// Layout  y row-major; of permute_rows (?, n1, n2, n3, n4, n5), the number of (i0, ..., i5) lies in x at
+//         i0 s0 + ... + i4 s4 + i5; of permute_tiles, axis a is last in y and axis b in x, a number (o0, ..., o3, a, b)
+//         lies in x at o0 s0 + ... + o3 s3 + a xa + b and in y at o0 t0 + ... + o3 t3 + b yb + a.
+// Limits  Up to six axes, once those that stay together are one; words of 1 to 16 bytes, or float32, float16 and bfloat16
+//         into each other; Index counts words or tiles; sm_80 up.
+#include "divide.cuh"
 
-constexpr int THREADS = 256, TOGETHER = 4;
+constexpr int THREADS = 256, TOGETHER = 4, SIDE = 32, LINES = THREADS / SIDE;
 
 template <class In, class Out>
-__global__ void __launch_bounds__(THREADS) permute(
-    const In* x, Out* y, long long count, long long n1, long long n2, long long n3, long long n4, long long n5,
-    long long s0, long long s1, long long s2, long long s3, long long s4, long long s5) {
-    const long long step = static_cast<long long>(TOGETHER) * gridDim.x * THREADS;
-    const long long begin = TOGETHER * (static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x);
-    for (long long first = begin; first < count; first += step) {
-        long long rest = first;
-        long long i5 = rest % n5;
-        rest /= n5;
-        long long i4 = rest % n4;
-        rest /= n4;
-        long long i3 = rest % n3;
-        rest /= n3;
-        long long i2 = rest % n2;
-        rest /= n2;
-        long long i1 = rest % n1, i0 = rest / n1;
+__device__ __forceinline__ Out moved(In v) {
+    if constexpr (is_same<In, Out>) {
+        return v;
+    } else {
+        Out made;
+        store1(&made, to_float(v));
+        return made;
+    }
+}
+
+template <class In, class Out, class Index>
+__global__ void __launch_bounds__(THREADS) permute_rows(
+    const In* x, Out* y, long long count, Divider n1, Divider n2, Divider n3, Divider n4, Divider n5, long long s0,
+    long long s1, long long s2, long long s3, long long s4) {
+    const long long step = static_cast<long long>(gridDim.x) * THREADS * TOGETHER;
+    for (long long begin = static_cast<long long>(blockIdx.x) * THREADS * TOGETHER + threadIdx.x; begin < count;
+         begin += step) {
+        Out words[TOGETHER];
 #pragma unroll
         for (int k = 0; k < TOGETHER; ++k) {
-            if (first + k < count) {
-                const In* from = x + i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3 + i4 * s4 + i5 * s5;
-                if constexpr (is_same<In, Out>) y[first + k] = *from;
-                else store1(y + first + k, to_float(*from));
-            }
-            if (++i5 == n5) {
-                i5 = 0;
-                if (++i4 == n4) {
-                    i4 = 0;
-                    if (++i3 == n3) {
-                        i3 = 0;
-                        if (++i2 == n2) {
-                            i2 = 0;
-                            if (++i1 == n1) {
-                                i1 = 0;
-                                ++i0;
-                            }
-                        }
-                    }
-                }
-            }
+            Index n = static_cast<Index>(begin + k * THREADS);
+            if (begin + k * THREADS >= count) break;
+            const u32 i5 = take_rest(n, n5), i4 = take_rest(n, n4), i3 = take_rest(n, n3), i2 = take_rest(n, n2);
+            const u32 i1 = take_rest(n, n1);
+            words[k] = moved<In, Out>(x[n * s0 + i1 * s1 + i2 * s2 + i3 * s3 + i4 * s4 + i5]);
         }
+#pragma unroll
+        for (int k = 0; k < TOGETHER; ++k) {
+            if (begin + k * THREADS < count) y[begin + k * THREADS] = words[k];
+        }
+    }
+}
+
+template <class In, class Out, class Index>
+__global__ void __launch_bounds__(THREADS) permute_tiles(
+    const In* x, Out* y, long long tiles, long long Na, long long Nb, Divider across, Divider down, Divider n1,
+    Divider n2, Divider n3, long long xa, long long yb, long long s0, long long s1, long long s2, long long s3,
+    long long t0, long long t1, long long t2, long long t3) {
+    __shared__ Out tile[SIDE][SIDE + 1];
+    const int column = threadIdx.x % SIDE, line = threadIdx.x / SIDE;
+    for (long long number = blockIdx.x; number < tiles; number += gridDim.x) {
+        Index n = static_cast<Index>(number);
+        const long long a = static_cast<long long>(take_rest(n, across)) * SIDE;
+        const long long b = static_cast<long long>(take_rest(n, down)) * SIDE;
+        const u32 o3 = take_rest(n, n3), o2 = take_rest(n, n2), o1 = take_rest(n, n1);
+        const In* from = x + n * s0 + o1 * s1 + o2 * s2 + o3 * s3 + a * xa + b + column;
+        Out* to = y + n * t0 + o1 * t1 + o2 * t2 + o3 * t3 + b * yb + a + column;
+#pragma unroll
+        for (int i = line; i < SIDE; i += LINES) {
+            if (a + i < Na && b + column < Nb) tile[i][column] = moved<In, Out>(from[i * xa]);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = line; i < SIDE; i += LINES) {
+            if (b + i < Nb && a + column < Na) to[i * yb] = tile[column][i];
+        }
+        __syncthreads();
     }
 }

@@ -1,4 +1,4 @@
-"""Axes in another order on a GPU: the host's side of swap_axes.cu and permute.cu.
+"""Axes in another order on a GPU: the host's side of permute.cu.
 
 A Permute by itself, and values that a plan wants in another layout.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.divide import divider, index_of
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
@@ -33,38 +34,68 @@ from onchip.spec.network import Network
 from onchip.spec.types import DTYPE_BYTES, TensorType
 
 ARCHITECTURES = EVERY_CHIP
-FOLDER = Path(__file__).parent
+SOURCE = Path(__file__).with_suffix(".cu")
 # Numbers are only moved: what they are does not matter, how long they are does.
-WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
+WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long", 16: "uint4"}
 THREADS, SIDE, TOGETHER, BLOCKS_A_UNIT = 256, 32, 4, 8
 MOST_AXES = 6
-
-
-def swap_axes(item_bytes: int, shape: tuple[int, int, int], units: int, x: Argument, y: Argument) -> KernelLaunch:
-    """swap_axes(x, y, outer, N, M): (outer, N, M) -> (outer, M, N)"""
-    outer, N, M = shape
-    blocks = outer * -(-N // SIDE) * -(-M // SIDE)
-    program = Program(FOLDER / "swap_axes.cu", f"swap_axes<{WORDS[item_bytes]}>")
-    return KernelLaunch(program, _line(blocks, units), (x, y, *map(Int64, shape)), Budget(registers=40))
 
 
 def permute(
     dtypes: tuple[str, str], shape: Sequence[int], axes: Sequence[int], units: int, x: Argument, y: Argument
 ) -> KernelLaunch:
-    """permute(x, y, count, n1..n5, s0..s5): the array of this shape with its axes in this order, from dtype to dtype"""
+    """The array of this shape with its axes in this order, from dtype to dtype."""
     shape, axes = merge_axes(shape, axes)
     assert len(shape) <= MOST_AXES, f"{len(shape)} axes move apart, at most {MOST_AXES} can"
+    is_last_still = not axes or axes[-1] == len(axes) - 1
+    return (_rows if is_last_still else _tiles)(dtypes, shape, axes, units, x, y)
+
+
+def _rows(
+    dtypes: tuple[str, str], shape: tuple[int, ...], axes: tuple[int, ...], units: int, x: Argument, y: Argument
+) -> KernelLaunch:
+    """permute_rows(x, y, count, n1..n5, s0..s4)"""
+    given, made = dtypes
+    names = NUMBERS.get(given, ""), NUMBERS.get(made, "")
+    if given == made:  # as long words as a run of neighbours is made of
+        word = math.gcd(16, DTYPE_BYTES[given] * (shape[-1] if shape else 1))
+        names = (WORDS[word],) * 2
+        shape = (*shape[:-1], (shape[-1] if shape else 1) * DTYPE_BYTES[given] // word)
+    if len(shape) == 1:  # a copy: the first axis may have any size
+        shape, axes = (shape[0], 1), (0, 1)
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    missing = MOST_AXES - len(shape)
-    sizes = (*(1,) * missing, *(shape[axis] for axis in axes))
-    steps = (*(0,) * missing, *(strides[axis] for axis in axes))
+    first, *others = axes
+    missing = (1,) * (MOST_AXES - len(axes))
+    sizes = (*missing, *(shape[axis] for axis in others))
+    steps = (strides[first], *missing, *(strides[axis] for axis in others))
     count = math.prod(shape)
+    program = Program(SOURCE, f"permute_rows<{', '.join(names)}, {index_of(count)}>")
+    arguments = (x, y, Int64(count), *map(divider, sizes), *map(Int64, steps[:-1]))
+    return KernelLaunch(program, _line(-(-count // (THREADS * TOGETHER)), units), arguments, Budget(registers=80))
+
+
+def _tiles(
+    dtypes: tuple[str, str], shape: tuple[int, ...], axes: tuple[int, ...], units: int, x: Argument, y: Argument
+) -> KernelLaunch:
+    """permute_tiles(x, y, tiles, Na, Nb, across, down, n1..n3, xa, yb, s0..s3, t0..t3)"""
     given, made = dtypes
     names = (WORDS[DTYPE_BYTES[given]],) * 2 if given == made else (NUMBERS[given], NUMBERS[made])
-    program = Program(FOLDER / "permute.cu", f"permute<{', '.join(names)}>")
-    numbers = (count, *sizes[1:], *steps)
-    arguments = (x, y, *map(Int64, numbers))
-    return KernelLaunch(program, _line(-(-count // (THREADS * TOGETHER)), units), arguments, Budget(registers=48))
+    a, b = axes[-1], len(shape) - 1  # the last axis of y, and that of x, as x counts them
+    in_x = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    in_y = {axis: math.prod(shape[other] for other in axes[i + 1 :]) for i, axis in enumerate(axes)}
+    others = [axis for axis in range(len(shape)) if axis not in (a, b)]
+    missing = MOST_AXES - 2 - len(others)
+    sizes = (*(1,) * missing, *(shape[axis] for axis in others))
+    from_x = (*(0,) * missing, *(in_x[axis] for axis in others))
+    to_y = (*(0,) * missing, *(in_y[axis] for axis in others))
+    across, down = -(-shape[a] // SIDE), -(-shape[b] // SIDE)
+    tiles = math.prod(sizes) * across * down
+    program = Program(SOURCE, f"permute_tiles<{', '.join(names)}, {index_of(tiles)}>")
+    arguments = (
+        x, y, Int64(tiles), Int64(shape[a]), Int64(shape[b]), *map(divider, (across, down, *sizes[1:])),
+        *map(Int64, (in_x[a], in_y[b], *from_x, *to_y)),
+    )  # fmt: skip
+    return KernelLaunch(program, _line(tiles, units), arguments, Budget(registers=80))
 
 
 def _line(blocks: int, units: int) -> LaunchConfig:
@@ -94,13 +125,9 @@ class PermuteLowering:
     units: int
 
     def at(self, B: int) -> Steps:
-        shape, axes = merge_axes((B, *self.row_shape), self.axes)
-        if not math.prod(shape):
-            return Steps(())
-        if axes in ((1, 0), (0, 2, 1)):
-            outer, N, M = (1, *shape) if len(shape) == 2 else shape
-            return Steps((swap_axes(DTYPE_BYTES[self.dtype], (outer, N, M), self.units, Input(0), Output(0)),))
-        return Steps((permute((self.dtype, self.dtype), shape, axes, self.units, Input(0), Output(0)),))
+        shape = (B, *self.row_shape)
+        dtypes = self.dtype, self.dtype
+        return Steps((permute(dtypes, shape, self.axes, self.units, Input(0), Output(0)),) if math.prod(shape) else ())
 
 
 class PermuteAlone:
@@ -146,19 +173,15 @@ def _lowering(x: TensorType, axes: tuple[int, ...], device: Device) -> PermuteLo
     return PermuteLowering(x.dtype, x.row_shape, axes, device.units)
 
 
-def _instance(given: str, made: str) -> Instance:
-    shape, axes = (8, 3, 5, 7), (0, 3, 2, 1)
-    name = given if given == made else f"{given} to {made}"
+def _instance(given: str, made: str, *axes: int) -> Instance:
+    shape = (8, 3, 5, 7)
+    name = f"{given} to {made}, {axes}"
     return Instance(name, lambda device: permute((given, made), shape, axes, device.units, Input(0), Output(0)))
 
 
-def _swap(name: str, item_bytes: int) -> Instance:
-    return Instance(name, lambda device: swap_axes(item_bytes, (8, 3, 5), device.units, Input(0), Output(0)))
-
-
 INSTANCES = (
-    *(_instance(dtype, dtype) for dtype in ("float32", "float16", "uint8", "float64")),
-    _instance("bfloat16", "float32"),
-    _instance("float32", "float16"),
-    *(_swap(f"two axes, {name}", size) for name, size in (("floats", 4), ("halves", 2), ("bytes", 1), ("doubles", 8))),
+    *(_instance(dtype, dtype, 0, 3, 2, 1) for dtype in ("float32", "float16", "uint8", "float64")),
+    *(_instance(dtype, dtype, 0, 2, 1, 3) for dtype in ("float32", "float16", "uint8", "float64")),
+    _instance("bfloat16", "float32", 0, 3, 2, 1),
+    _instance("float32", "float16", 0, 1, 2, 3),
 )

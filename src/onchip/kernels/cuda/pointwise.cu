@@ -15,7 +15,7 @@
 // Shared  THREADS * 64 B for each value that is kept at the same time.
 // Limits  MOST_OPERANDS values and weights, MOST_OUTPUTS values given, MOST_STEPS steps, count < 2^31; sm_80 up.
 #include "activation.cuh"
-#include "number.cuh"
+#include "divide.cuh"
 
 constexpr int THREADS = 256, GROUPS = 4, TILE = 4 * GROUPS * THREADS;
 constexpr int MOST_OPERANDS = 12, MOST_OUTPUTS = 6, MOST_STEPS = 64, MOST_LEVELS = 6;
@@ -26,7 +26,8 @@ enum Where : unsigned char { WHOLE, NEIGHBOURS, ALIKE, APART };  // four numbers
 enum What : unsigned char { LOAD, TAKE, KEEP, GIVE, APPLY, COMBINE, COMBINE_KEPT };
 
 struct Level {
-    u32 size, magic, shift, stride;  // n / size is n * magic >> 32 + shift
+    Divider by;
+    u32 stride;
 };
 struct Operand {
     long long first;  // where its first row of this launch begins
@@ -120,9 +121,7 @@ __device__ __forceinline__ u32 place_of(u32 n, const Operand& operand) {
 #pragma unroll 1
     for (int l = 0; l < operand.levels; ++l) {
         const Level& level = operand.level[l];
-        const u32 above = __umulhi(n, level.magic) >> level.shift;
-        place += (n - above * level.size) * level.stride;
-        n = above;
+        place += take_rest(n, level.by) * level.stride;
     }
     return place + n * operand.outer;
 }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from onchip.kernels.cuda.divide import magic_of
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.pointwise_run import (
     BINARY,
@@ -102,12 +103,6 @@ def _operand(operand: Operand, first: int) -> bytes:
     )  # fmt: skip
     levels = b"".join(struct.pack(_LEVEL, size, *magic_of(size), stride) for size, stride in operand.levels)
     return (head + levels).ljust(OPERAND_BYTES, b"\0")
-
-
-def magic_of(size: int) -> tuple[int, int]:
-    """(magic, shift) such that n // size is n * magic >> 32 + shift for every n < 2^31; size is 2 at least."""
-    bits = (size - 1).bit_length()
-    return (1 << 31 + bits) // size + 1, bits - 1
 
 
 def rows_a_launch(row_size: int) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.chain import in_layouts
+from onchip.kernels.cuda.divide import divider, index_of
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
@@ -48,11 +49,13 @@ class PoolLowering:
         count = B * self.row_size
         if not count:
             return Steps(())
-        # Half the numbers that 32 bits can count: a thread that is done still adds a step to its own.
-        index = "unsigned" if count < 1 << 31 else "long long"
-        name = f"pool<{self.how}, {FLOATS[self.dtype]}, {index}, {str(self.is_last).lower()}>"
+        name = f"pool<{self.how}, {FLOATS[self.dtype]}, {index_of(count)}, {str(self.is_last).lower()}>"
         blocks = min(-(-count // THREADS), self.units * BLOCKS_A_UNIT)
-        arguments: tuple[Argument, ...] = (Input(0), Output(0), Int64(count), *map(UInt32, self.sizes))
+        C, *axes = self.sizes
+        numbers: list[Argument] = [divider(C), *map(UInt32, axes)]
+        for place in (2, 9):  # of the counts of both axes
+            numbers[place] = divider(self.sizes[place])
+        arguments: tuple[Argument, ...] = (Input(0), Output(0), Int64(count), *numbers)
         config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), 0)
         return Steps((KernelLaunch(Program(SOURCE, name), config, arguments, Budget(registers=64)),))
 
@@ -73,8 +76,11 @@ class PoolAlone:
             return
         kernel = ",".join(map(str, node.layer.attributes()["kernel"]))
         price = Price(net.row_flop(node), x.row_bytes + y.row_bytes)
-        claim = Claim(self.name, f"{node.layer.kind.lower()}<{kernel}>", (node.name,), price, "one layer by itself")
         how = "Max" if isinstance(node.layer, MaxPool1d | MaxPool2d) else "Mean"
+        claim = Claim(
+            self.name, f"{node.layer.kind.lower()}<{kernel}>", (node.name,), price, "one layer by itself",
+            order="" if how == "Max" else "taps in order",
+        )  # fmt: skip
         how += "WithPads" if node.layer.attributes().get("count_pads") else ""
         for each in in_layouts(net, node, claim):
             lowering = PoolLowering(how, x.dtype, bool(each.gives), y.row_size, _sizes(net, node), device.units)

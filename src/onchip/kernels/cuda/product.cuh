@@ -30,7 +30,8 @@ __device__ __forceinline__ float4 read4(const T* from, long long left, bool is_a
 
 // -- what becomes of a sum ------------------------------------------------------------------------------------
 
-// Known when a kernel is launched, not when it is compiled: the codes are those of ACTIVATION_CODES in product.py.
+// Known when a kernel is launched, not when it is compiled: 0 is none, and 1 the first of activation.cuh's in the order
+// of kernels/pointwise.py.
 struct Activation {
     u32 code;
     float a, b;  // the slope of a LeakyReLU; the bounds of a Clip
@@ -38,8 +39,8 @@ struct Activation {
     __device__ __forceinline__ float operator()(float v) const {
         switch (code) {
             case 1: return ReLU::apply(v);
-            case 2: return v >= 0.0f ? v : a * v;
-            case 3: v = v < a ? a : v; return v > b ? b : v;
+            case 2: return LeakyReLU::apply(v, a);
+            case 3: return Clip::apply(v, a, b);
             case 4: return Sigmoid::apply(v);
             case 5: return Tanh::apply(v);
             case 6: return SiLU::apply(v);

@@ -1,9 +1,10 @@
 // reduce.cu: the largest number or the mean along an axis: (outer, N, inner) becomes (outer, inner).
 //
-// Idea    reduce_rows (inner = 1): a warp walks over a short row, a block over a long one, neighbours side by side.
+// Idea    reduce_rows (inner = 1): some lanes of a warp walk over a short row, a block over a long one, side by side.
 //         reduce_columns: a warp's lanes stand next to each other, eight warps share 32 columns.
 // Floor   Every number is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us.
-// Order   Sums are float64, thread by thread every 32nd (256th; 8th of a column) number, then in a tree: N alone decides.
+// Order   Sums are float64, thread by thread every LANES-th number (of a column every 8th), then in a tree: N alone
+//         decides.
 // Layout  x (outer, N, inner), y (outer, inner), row-major.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
 #include "reduce.cuh"
@@ -26,20 +27,20 @@ struct Mean {
     static __device__ __forceinline__ double finish(double total, long long N) { return total / N; }
 };
 
-template <class How, class T, bool is_block>
+// LANES  threads that share a row: some of a warp, or a block
+template <class How, class T, int LANES>
 __global__ void __launch_bounds__(THREADS) reduce_rows(const T* x, T* y, long long outer, long long N) {
     using Total = typename How::template Total<T>;
-    constexpr int TOGETHER = is_block ? THREADS : 32;
-    const int me = threadIdx.x % TOGETHER;
-    const long long step = static_cast<long long>(gridDim.x) * (THREADS / TOGETHER);
-    for (long long row = static_cast<long long>(blockIdx.x) * (THREADS / TOGETHER) + threadIdx.x / TOGETHER; row < outer;
-         row += step) {
-        const T* from = x + row * N;
+    constexpr int ROWS = THREADS / LANES;
+    const int me = threadIdx.x % LANES;
+    for (long long first = static_cast<long long>(blockIdx.x) * ROWS; first < outer; first += gridDim.x * ROWS) {
+        const long long row = first + threadIdx.x / LANES;
+        const T* from = x + (row < outer ? row : outer - 1) * N;  // all lanes take part in the tree
         // A thread without a number holds the row's first for a maximum, nothing for a sum.
         Total total = is_same<How, Max> ? static_cast<Total>(load_wide(from)) : Total(0);
-        for (long long n = me; n < N; n += TOGETHER) total = How::Op::join(total, static_cast<Total>(load_wide(from + n)));
-        total = reduce_threads<typename How::Op, THREADS, is_block>(total);
-        if (me == 0) store_wide(y + row, static_cast<wide_t<T>>(How::finish(total, N)));
+        for (long long n = me; n < N; n += LANES) total = How::Op::join(total, static_cast<Total>(load_wide(from + n)));
+        total = reduce_lanes<typename How::Op, LANES>(total);
+        if (me == 0 && row < outer) store_wide(y + row, static_cast<wide_t<T>>(How::finish(total, N)));
     }
 }
 

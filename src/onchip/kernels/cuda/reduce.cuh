@@ -17,25 +17,19 @@ struct Sum {
     }
 };
 
-template <class Op, class W>
-__device__ __forceinline__ W reduce_warp(W v) {
+// Of all threads that share a row, LANES of a warp or the THREADS of a block. Every one of them gets it.
+template <class Op, int LANES, class W>
+__device__ __forceinline__ W reduce_lanes(W v) {
 #pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) v = Op::join(v, __shfl_xor_sync(~0u, v, mask));
-    return v;
-}
-
-// Of all threads that share a row: a warp, or a block of THREADS. Every one of them gets it.
-template <class Op, int THREADS, bool is_block, class W>
-__device__ __forceinline__ W reduce_threads(W v) {
-    v = reduce_warp<Op>(v);
-    if constexpr (is_block) {
-        __shared__ W of_warps[THREADS / 32];
+    for (int mask = (LANES < 32 ? LANES : 32) / 2; mask > 0; mask /= 2) v = Op::join(v, __shfl_xor_sync(~0u, v, mask));
+    if constexpr (LANES > 32) {
+        __shared__ W of_warps[LANES / 32];
         __syncthreads();  // nobody still reads what the last one left
         if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = v;
         __syncthreads();
         v = of_warps[0];
 #pragma unroll
-        for (int warp = 1; warp < THREADS / 32; ++warp) v = Op::join(v, of_warps[warp]);
+        for (int warp = 1; warp < LANES / 32; ++warp) v = Op::join(v, of_warps[warp]);
     }
     return v;
 }

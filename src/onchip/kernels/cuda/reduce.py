@@ -27,6 +27,7 @@ from onchip.kernels.cuda.program import (
     Program,
     Scratch,
     Steps,
+    UInt32,
 )
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
@@ -36,27 +37,38 @@ from onchip.spec.types import DTYPE_BYTES
 
 ARCHITECTURES = EVERY_CHIP
 FOLDER = Path(__file__).parent
-THREADS, COLUMNS, BLOCKS_A_UNIT = 256, 32, 8
-LONG = 1024  # numbers from which on a block shares a row
+THREADS, COLUMNS, LINES, BLOCKS_A_UNIT = 256, 32, 8, 8
+LONG = 1024  # numbers of a row that a warp holds in registers; a block shares a longer one
+MOST_ITEMS = 32  # numbers that a thread holds
 REDUCTIONS: dict[type[Layer], str] = {GlobalMax: "Max", GlobalMean: "Mean"}
 SOFTMAXES: dict[type[Layer], str] = {Softmax: "Softmax", LogSoftmax: "LogSoftmax"}
 
 
+def lanes_for(N: int) -> int:
+    """Threads that share a row: so many that each has about four numbers, up to a warp; a block for a long one."""
+    return THREADS if N > LONG else min(32, 1 << max(0, -(-N // 4) - 1).bit_length())
+
+
 def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: int, x: Argument) -> KernelLaunch:
-    """reduce_rows or softmax_rows (x, y, outer, N), or their _columns (x, y, outer, N, inner)"""
+    """reduce_rows, softmax_lanes or softmax_rows (x, y, outer, N), or their _columns (x, y, outer, N, inner)"""
     outer, N, inner = shape
-    given = f"{how}, {FLOATS[dtype]}"
-    if inner == 1:
-        is_block = N > LONG
-        name = f"{file}_rows<{given}, {str(is_block).lower()}>"
-        blocks = outer if is_block else -(-outer * 32 // THREADS)
+    given, lanes = f"{how}, {FLOATS[dtype]}", lanes_for(N)
+    sizes: tuple[Argument, ...] = tuple(map(Int64, (outer, N) if inner == 1 else shape))
+    if inner > 1:
+        held = -(-N // LINES)
+        items = f", {1 << (held - 1).bit_length() if held <= MOST_ITEMS else 0}" if file == "softmax" else ""
+        name, blocks = f"{file}_columns<{given}{items}>", outer * -(-inner // COLUMNS)
+    elif file == "reduce":
+        name, blocks = f"reduce_rows<{given}, {lanes}>", -(-outer * lanes // THREADS)
+    elif N > LONG:
+        name, blocks = f"softmax_rows<{given}>", outer
     else:
-        name, blocks = f"{file}_columns<{given}>", outer * -(-inner // COLUMNS)
+        items = str(1 << max(0, -(-N // lanes) - 1).bit_length())
+        name, blocks = f"softmax_lanes<{given}, {lanes}, {items}>", -(-outer * lanes // THREADS)
+        sizes = Int64(outer), UInt32(N)
     config = LaunchConfig((max(1, min(blocks, units * BLOCKS_A_UNIT)), 1, 1), (THREADS, 1, 1), 0)
-    sizes = (outer, N) if inner == 1 else shape
-    return KernelLaunch(
-        Program(FOLDER / f"{file}.cu", name), config, (x, Output(0), *map(Int64, sizes)), Budget(registers=64)
-    )
+    arguments = (x, Output(0), *sizes)
+    return KernelLaunch(Program(FOLDER / f"{file}.cu", name), config, arguments, Budget(registers=128))
 
 
 @dataclass(frozen=True)
@@ -125,7 +137,7 @@ class ReduceAlone:
         yield Claim(
             self.name, f"{layer.kind.lower()}<{','.join(map(str, axes))}>", (node.name,),
             Price(net.row_flop(node), x.row_bytes + y.row_bytes + moved, launches=2 if is_moved else 1),
-            "one layer by itself", facts=lowering,
+            "one layer by itself", facts=lowering, order="" if how == "Max" else "float64, in lanes, then in a tree",
         )  # fmt: skip
 
 
@@ -137,11 +149,13 @@ def _instance(name: str, file: str, how: str, dtype: str, *shape: int) -> Instan
 INSTANCES = (
     _instance("mean of rows", "reduce", "Mean", "float32", 1000, 49, 1),
     _instance("mean of long rows", "reduce", "Mean", "float16", 10, 5000, 1),
-    _instance("largest of rows", "reduce", "Max", "bfloat16", 1000, 49, 1),
+    _instance("largest of rows", "reduce", "Max", "bfloat16", 1000, 7, 1),
     _instance("largest of columns", "reduce", "Max", "float32", 10, 20, 30),
     _instance("mean of columns", "reduce", "Mean", "float64", 10, 20, 30),
-    _instance("softmax of rows", "softmax", "Softmax", "float32", 1000, 10, 1),
+    _instance("softmax of short rows", "softmax", "Softmax", "float32", 1000, 10, 1),
+    _instance("softmax of rows", "softmax", "Softmax", "float64", 1000, 1000, 1),
     _instance("softmax of long rows", "softmax", "Softmax", "float16", 10, 5000, 1),
-    _instance("log-softmax of columns", "softmax", "LogSoftmax", "float32", 10, 20, 30),
-    _instance("log-softmax of rows", "softmax", "LogSoftmax", "float64", 1000, 10, 1),
+    _instance("log-softmax of columns", "softmax", "LogSoftmax", "float32", 10, 200, 30),
+    _instance("log-softmax of long columns", "softmax", "LogSoftmax", "float32", 10, 2000, 30),
+    _instance("log-softmax of rows", "softmax", "LogSoftmax", "bfloat16", 1000, 100, 1),
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.permute import swap_axes
+from onchip.kernels.cuda.permute import permute
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     Argument,
@@ -170,12 +170,12 @@ class Scan:
     def _as_rows(self, device: Device) -> Steps:
         """Few long columns: made rows in scratch memory, scanned there, and made columns again."""
         rows = replace(self, outer=self.outer * self.inner, inner=1)
-        numbers = self.outer * self.N * self.inner
+        numbers, dtypes = self.outer * self.N * self.inner, (self.dtype, self.dtype)
         there, states = Scratch(0), Scratch(-(-numbers * DTYPE_BYTES[self.dtype] // _ALIGN_BYTES) * _ALIGN_BYTES)
         launches = (
-            swap_axes(DTYPE_BYTES[self.dtype], (self.outer, self.N, self.inner), device.units, Input(0), there),
+            permute(dtypes, (self.outer, self.N, self.inner), (0, 2, 1), device.units, Input(0), there),
             *rows._along_rows(device, there, there, states),
-            swap_axes(DTYPE_BYTES[self.dtype], (self.outer, self.inner, self.N), device.units, there, Output(0)),
+            permute(dtypes, (self.outer, self.inner, self.N), (0, 2, 1), device.units, there, Output(0)),
         )
         return Steps(launches, states.offset + STATE_BYTES * rows.states)
 

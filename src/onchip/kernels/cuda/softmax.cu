@@ -1,10 +1,11 @@
 // softmax.cu: Softmax and LogSoftmax along an axis of (outer, N, inner).
 //
-// Idea    softmax_rows (inner = 1): a warp takes a short row, a block a long one; softmax_columns: a warp's lanes stand
-//         next to each other and walk down, eight warps share 32 columns. The largest, the sum, the result: three walks
-//         over the same numbers, of which the second and third find them in the cache.
+// Idea    softmax_lanes (inner = 1): some lanes of a warp hold a short row in registers; softmax_rows: a block walks over
+//         a long one. softmax_columns: a warp's lanes stand next to each other, eight warps share 32 columns and hold
+//         them in registers if they are short. Longer ones are walked over three times: for the largest, for the sum and
+//         for the result; the second and third time they are in the cache.
 // Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
-// Order   Sums are float64, thread by thread every 32nd (256th; 8th of a column) number, then in a tree: N alone decides.
+// Order   Sums are float64, thread by thread every so many numbers, then in a tree: N alone decides.
 // Layout  x, y (outer, N, inner), row-major; they may be the same memory.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
 #include "reduce.cuh"
@@ -32,28 +33,55 @@ struct LogSoftmax {
     }
 };
 
-template <class How, class T, bool is_block>
+// LANES of a warp share a row and hold it in registers: N <= LANES * ITEMS.
+template <class How, class T, int LANES, int ITEMS>
+__global__ void __launch_bounds__(THREADS) softmax_lanes(const T* x, T* y, long long outer, int N) {
+    using W = wide_t<T>;
+    constexpr int ROWS = THREADS / LANES;
+    const int me = threadIdx.x % LANES;
+    for (long long first = static_cast<long long>(blockIdx.x) * ROWS; first < outer; first += gridDim.x * ROWS) {
+        const long long row = first + threadIdx.x / LANES;
+        const T* from = x + (row < outer ? row : outer - 1) * N;  // all lanes take part in the trees
+        W v[ITEMS], highest = load_wide(from);
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) v[i] = me + i * LANES < N ? load_wide(from + me + i * LANES) : highest;
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) highest = larger(highest, v[i]);
+        highest = reduce_lanes<Largest, LANES>(highest);
+        double sum = 0;
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+            v[i] -= highest;
+            if (me + i * LANES < N) sum += exp_of(v[i]);
+        }
+        const W total = How::template total_as<W>(reduce_lanes<Sum, LANES>(sum));
+#pragma unroll
+        for (int i = 0; i < ITEMS; ++i) {
+            if (me + i * LANES < N && row < outer) store_wide(y + row * N + me + i * LANES, How::finish(v[i], total));
+        }
+    }
+}
+
+// A block shares a row of any length: it is read three times.
+template <class How, class T>
 __global__ void __launch_bounds__(THREADS) softmax_rows(const T* x, T* y, long long outer, long long N) {
     using W = wide_t<T>;
-    constexpr int TOGETHER = is_block ? THREADS : 32;
-    const int me = threadIdx.x % TOGETHER;
-    const long long step = static_cast<long long>(gridDim.x) * (THREADS / TOGETHER);
-    for (long long row = static_cast<long long>(blockIdx.x) * (THREADS / TOGETHER) + threadIdx.x / TOGETHER; row < outer;
-         row += step) {
+    for (long long row = blockIdx.x; row < outer; row += gridDim.x) {
         const T* from = x + row * N;
         W highest = load_wide(from);
-        for (long long n = me; n < N; n += TOGETHER) highest = larger(highest, load_wide(from + n));
-        highest = reduce_threads<Largest, THREADS, is_block>(highest);
+        for (long long n = threadIdx.x; n < N; n += THREADS) highest = larger(highest, load_wide(from + n));
+        highest = reduce_lanes<Largest, THREADS>(highest);
         double sum = 0;
-        for (long long n = me; n < N; n += TOGETHER) sum += exp_of(load_wide(from + n) - highest);
-        const W total = How::template total_as<W>(reduce_threads<Sum, THREADS, is_block>(sum));
-        for (long long n = me; n < N; n += TOGETHER) {
+        for (long long n = threadIdx.x; n < N; n += THREADS) sum += exp_of(load_wide(from + n) - highest);
+        const W total = How::template total_as<W>(reduce_lanes<Sum, THREADS>(sum));
+        for (long long n = threadIdx.x; n < N; n += THREADS) {
             store_wide(y + row * N + n, How::finish(load_wide(from + n) - highest, total));
         }
     }
 }
 
-template <class How, class T>
+// ITEMS  numbers of a column that a thread holds in registers: N <= LINES * ITEMS; 0: any N, read three times
+template <class How, class T, int ITEMS>
 __global__ void __launch_bounds__(THREADS)
     softmax_columns(const T* x, T* y, long long outer, long long N, long long inner) {
     using W = wide_t<T>;
@@ -62,24 +90,48 @@ __global__ void __launch_bounds__(THREADS)
     const int lane = threadIdx.x % COLUMNS, line = threadIdx.x / COLUMNS;
     const long long across = (inner + COLUMNS - 1) / COLUMNS;
     for (long long tile = blockIdx.x; tile < outer * across; tile += gridDim.x) {
-        const long long column = tile % across * COLUMNS + lane;
+        const long long row = tile / across, column = (tile - row * across) * COLUMNS + lane;
         const bool is_inside = column < inner;
-        const long long first = tile / across * N * inner + (is_inside ? column : inner - 1);
-        W highest = load_wide(x + first);
-        for (long long n = line; n < N; n += LINES) highest = larger(highest, load_wide(x + first + n * inner));
+        const long long first = row * N * inner + (is_inside ? column : inner - 1);
+        W v[ITEMS ? ITEMS : 1], highest = load_wide(x + first);
+        if constexpr (ITEMS > 0) {
+#pragma unroll
+            for (int i = 0; i < ITEMS; ++i) {
+                const int n = line + i * LINES;
+                v[i] = n < N ? load_wide(x + first + n * inner) : highest;
+            }
+#pragma unroll
+            for (int i = 0; i < ITEMS; ++i) highest = larger(highest, v[i]);
+        } else {
+            for (long long n = line; n < N; n += LINES) highest = larger(highest, load_wide(x + first + n * inner));
+        }
         highests[line][lane] = highest;
         __syncthreads();
 #pragma unroll
         for (int other = 0; other < LINES; ++other) highest = larger(highest, highests[other][lane]);
         double sum = 0;
-        for (long long n = line; n < N; n += LINES) sum += exp_of(load_wide(x + first + n * inner) - highest);
+        if constexpr (ITEMS > 0) {
+#pragma unroll
+            for (int i = 0; i < ITEMS; ++i) {
+                v[i] -= highest;
+                if (line + i * LINES < N) sum += exp_of(v[i]);
+            }
+        } else {
+            for (long long n = line; n < N; n += LINES) sum += exp_of(load_wide(x + first + n * inner) - highest);
+        }
         sums[line][lane] = sum;
         __syncthreads();
         sum = 0;
 #pragma unroll
         for (int other = 0; other < LINES; ++other) sum += sums[other][lane];
         const W total = How::template total_as<W>(sum);
-        if (is_inside) {
+        if constexpr (ITEMS > 0) {
+#pragma unroll
+            for (int i = 0; i < ITEMS; ++i) {
+                const int n = line + i * LINES;
+                if (is_inside && n < N) store_wide(y + first + n * inner, How::finish(v[i], total));
+            }
+        } else if (is_inside) {
             for (long long n = line; n < N; n += LINES) {
                 store_wide(y + first + n * inner, How::finish(load_wide(x + first + n * inner) - highest, total));
             }

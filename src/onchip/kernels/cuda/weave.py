@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.divide import divider, index_of
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.permute import WORDS
 from onchip.kernels.cuda.program import (
@@ -32,7 +33,6 @@ from onchip.spec.types import DTYPE_BYTES, TensorType
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-LONG_WORDS = WORDS | {16: "uint4"}
 THREADS, TOGETHER, BLOCKS_A_UNIT = 256, 4, 8
 
 
@@ -55,9 +55,12 @@ class Part:
         count = B * self.row_outer * math.prod(self.sides) * inner
         blocks = -(-count // (THREADS * TOGETHER))
         config = LaunchConfig((max(1, min(blocks, units * BLOCKS_A_UNIT)), 1, 1), (THREADS, 1, 1), 0)
-        numbers = (count, *self.sides, inner, *self.sides_of_all, *self.step, *self.at)
-        arguments: tuple[Argument, ...] = (Input(self.operand), Output(0), *map(Int64, numbers))
-        return KernelLaunch(Program(SOURCE, f"weave<{LONG_WORDS[word]}>"), config, arguments, Budget(registers=64))
+        arguments: tuple[Argument, ...] = (
+            Input(self.operand), Output(0), Int64(count), *map(divider, (*self.sides, inner)),
+            *map(Int64, (*self.sides_of_all, *self.step, *self.at)),
+        )  # fmt: skip
+        program = Program(SOURCE, f"weave<{WORDS[word]}, {index_of(count)}>")
+        return KernelLaunch(program, config, arguments, Budget(registers=64))
 
 
 @dataclass(frozen=True)

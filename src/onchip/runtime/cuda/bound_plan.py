@@ -70,6 +70,7 @@ class BoundPlan:
         ends = (*net.inputs, *dict.fromkeys(net.outputs))
         self.row_bytes = sum(net.types[name].row_bytes for name in ends) + sum(self._between.values())
         self.most_arena_bytes = gpu.device.memory_bytes // ARENA_PART
+        self._is_read_often = plan.is_read_often
         self._kept = _Kept()
         self._arenas: dict[int, Buffer] = {}  # by stream: of graphs, which run there one after the other
         self._graphs: OrderedDict[tuple[int, ...], PlanGraph | None] = OrderedDict()
@@ -141,7 +142,8 @@ class BoundPlan:
             first_rows = self._enqueue(dict(zip(names, (*given, *made), strict=True)), rows, stream, found)
             return Ticket(self.gpu, stream, found, first_rows) if found is not None else None
 
-        staging_of(self.gpu).run(list(inputs.values()), list(outputs.values()), B, enqueue)
+        staged = list(inputs.values()), list(outputs.values())
+        staging_of(self.gpu).run(*staged, B, enqueue, self._is_read_often)
 
     def wait(self) -> None:
         """Return when all work on the GPU is done; raise what this plan's kernels found."""

@@ -43,6 +43,7 @@ MOST_PIECES = 4  # of an array's rows in a chunk: with those of AHEAD + 1 chunks
 # each of which waits some us for the one before it. Above, a kernel that reads a value twice would pay twice.
 MAPPED_BYTES = LEAST_CHUNK_BYTES
 SMALL_BYTES = 8 << 20  # a batch up to here is one such chunk, copied by the caller's thread alone
+OFTEN_BYTES = 16 << 10  # and so much, where kernels read what lies there more than once
 ALIGN_BYTES = 256
 MOST_LAYOUTS = 64  # of small batches, kept
 
@@ -167,17 +168,20 @@ class Staging:
             self._small = _Slot(gpu)  # where the layouts are
             self._slots = [_Slot(gpu) for _ in range(SLOTS)]
 
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array], B: int, enqueue: Enqueue) -> None:
+    def run(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], B: int, enqueue: Enqueue, is_read_often: bool = False
+    ) -> None:
         """Run B > 0 rows; returns when the outputs are complete.
 
         inputs, outputs  (B, ...) each, row-major
+        is_read_often    the kernels read a number of them more than once: it should not come over the bus each time
         """
-        key = (len(inputs), *[(array.shape, array.dtype) for array in (*inputs, *outputs)])
+        key = (is_read_often, len(inputs), *[(array.shape, array.dtype) for array in (*inputs, *outputs)])
         with self._lock, self.gpu:
             try:
                 layout = self._layouts.get(key) or self._lay_out(key, inputs, outputs, B)
                 if layout is None:
-                    self._run_chunks(inputs, outputs, B, enqueue)
+                    self._run_chunks(_Batch(self.gpu, inputs, outputs, B, is_read_often), enqueue)
                 else:
                     self._run_small(layout, inputs, outputs, B, enqueue)
             except BaseException:
@@ -193,7 +197,7 @@ class Staging:
         """The layout of a small batch, kept; None for a larger one."""
         arrays = (*inputs, *outputs)
         *offsets, size = place_in_slot([array.nbytes // B for array in arrays], B)
-        if size > SMALL_BYTES:
+        if size > (OFTEN_BYTES if key[0] else SMALL_BYTES):
             return None
         slot, n = self._small, len(inputs)
         if not slot.holds(size) or len(self._layouts) >= MOST_LAYOUTS:
@@ -219,8 +223,7 @@ class Staging:
 
     # -- larger ones ---------------------------------------------------------------------------------------------
 
-    def _run_chunks(self, inputs: Sequence[Array], outputs: Sequence[Array], B: int, enqueue: Enqueue) -> None:
-        batch = _Batch(self.gpu, inputs, outputs, B)
+    def _run_chunks(self, batch: _Batch, enqueue: Enqueue) -> None:
         for number in range(batch.count + SLOTS - 1):
             if number < batch.count:
                 batch.fill(number, self._slots[number % SLOTS])
@@ -235,7 +238,9 @@ class Staging:
 class _Batch:
     """A batch in chunks: what happens to one of them, in this order, each time in the same slot."""
 
-    def __init__(self, gpu: Gpu, inputs: Sequence[Array], outputs: Sequence[Array], B: int) -> None:
+    def __init__(
+        self, gpu: Gpu, inputs: Sequence[Array], outputs: Sequence[Array], B: int, is_read_often: bool
+    ) -> None:
         self._gpu, self._B, self._given = gpu, B, len(inputs)
         self._arrays = [_as_bytes(array) for array in (*inputs, *outputs)]
         self._row_bytes = row_bytes = [len(array) // B for array in self._arrays]
@@ -244,7 +249,7 @@ class _Batch:
         *self._offsets, self._size = place_in_slot(row_bytes, step)
         self._begins = [array.ctypes.data for array in self._arrays]
         self._locked = [_is_locked(gpu, *ends) for ends in zip(self._begins, map(len, self._arrays), strict=True)]
-        self._in_place = self._size <= MAPPED_BYTES and not any(self._locked)
+        self._in_place = self._size <= MAPPED_BYTES and not any(self._locked) and not is_read_often
         # (array, begin, end) in the bytes of a chunk, of what the host copies
         pieces = [
             (i, *ends) for i, size in enumerate(row_bytes) if not self._locked[i] for ends in cut_in_pieces(size * step)

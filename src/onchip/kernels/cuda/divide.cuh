@@ -1,0 +1,20 @@
+// divide.cuh: division by numbers that are known when a kernel is launched: a multiplication, where 31 bits count all.
+#pragma once
+#include "number.cuh"
+
+struct Divider {
+    u32 size, magic, shift;  // n / size is n * magic >> 32 + shift, for n < 2^31 (divide.py)
+};
+__device__ __forceinline__ u32 quotient(u32 n, const Divider& by) {
+    return by.size == 1 ? n : __umulhi(n, by.magic) >> by.shift;
+}
+__device__ __forceinline__ long long quotient(long long n, const Divider& by) { return n / by.size; }
+
+// What is left of n, which becomes the quotient.
+template <class Index>
+__device__ __forceinline__ u32 take_rest(Index& n, const Divider& by) {
+    const Index above = quotient(n, by);
+    const u32 rest = static_cast<u32>(n - above * by.size);
+    n = above;
+    return rest;
+}

@@ -13,6 +13,7 @@
 #include "divide.cuh"
 
 constexpr int THREADS = 256, TOGETHER = 4, SIDE = 32, LINES = THREADS / SIDE;
+constexpr int AT_ONCE = 2;  // tiles on their way, of a block
 
 template <class In, class Out>
 __device__ __forceinline__ Out moved(In v) {
@@ -53,23 +54,34 @@ __global__ void __launch_bounds__(THREADS) permute_tiles(
     const In* x, Out* y, long long tiles, long long Na, long long Nb, Divider across, Divider down, Divider n1,
     Divider n2, Divider n3, long long xa, long long yb, long long s0, long long s1, long long s2, long long s3,
     long long t0, long long t1, long long t2, long long t3) {
-    __shared__ Out tile[SIDE][SIDE + 1];
+    __shared__ Out tile[AT_ONCE][SIDE][SIDE + 1];
     const int column = threadIdx.x % SIDE, line = threadIdx.x / SIDE;
-    for (long long number = blockIdx.x; number < tiles; number += gridDim.x) {
-        Index n = static_cast<Index>(number);
-        const long long a = static_cast<long long>(take_rest(n, across)) * SIDE;
-        const long long b = static_cast<long long>(take_rest(n, down)) * SIDE;
-        const u32 o3 = take_rest(n, n3), o2 = take_rest(n, n2), o1 = take_rest(n, n1);
-        const In* from = x + n * s0 + o1 * s1 + o2 * s2 + o3 * s3 + a * xa + b + column;
-        Out* to = y + n * t0 + o1 * t1 + o2 * t2 + o3 * t3 + b * yb + a + column;
+    const long long step = gridDim.x;
+    for (long long number = blockIdx.x; number < tiles; number += AT_ONCE * step) {
+        Out* to[AT_ONCE];
+        int left_a[AT_ONCE], left_b[AT_ONCE];  // of the tile, of its rows and columns that are there
 #pragma unroll
-        for (int i = line; i < SIDE; i += LINES) {
-            if (a + i < Na && b + column < Nb) tile[i][column] = moved<In, Out>(from[i * xa]);
+        for (int k = 0; k < AT_ONCE; ++k) {
+            Index n = static_cast<Index>(number + k * step < tiles ? number + k * step : number);
+            const long long a = static_cast<long long>(take_rest(n, across)) * SIDE;
+            const long long b = static_cast<long long>(take_rest(n, down)) * SIDE;
+            const u32 o3 = take_rest(n, n3), o2 = take_rest(n, n2), o1 = take_rest(n, n1);
+            const In* from = x + n * s0 + o1 * s1 + o2 * s2 + o3 * s3 + a * xa + b + column;
+            to[k] = y + n * t0 + o1 * t1 + o2 * t2 + o3 * t3 + b * yb + a + column;
+            left_a[k] = number + k * step >= tiles ? 0 : Na - a < SIDE ? static_cast<int>(Na - a) : SIDE;
+            left_b[k] = Nb - b < SIDE ? static_cast<int>(Nb - b) : SIDE;
+#pragma unroll
+            for (int i = line; i < SIDE; i += LINES) {
+                if (i < left_a[k] && column < left_b[k]) tile[k][i][column] = moved<In, Out>(from[i * xa]);
+            }
         }
         __syncthreads();
 #pragma unroll
-        for (int i = line; i < SIDE; i += LINES) {
-            if (b + i < Nb && a + column < Na) to[i * yb] = tile[column][i];
+        for (int k = 0; k < AT_ONCE; ++k) {
+#pragma unroll
+            for (int i = line; i < SIDE; i += LINES) {
+                if (i < left_b[k] && column < left_a[k]) to[k][i * yb] = tile[k][column][i];
+            }
         }
         __syncthreads();
     }

@@ -37,7 +37,7 @@ ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")
 # Numbers are only moved: what they are does not matter, how long they are does.
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long", 16: "uint4"}
-THREADS, SIDE, TOGETHER, BLOCKS_A_UNIT = 256, 32, 4, 8
+THREADS, SIDE, AT_ONCE, TOGETHER, BLOCKS_A_UNIT = 256, 32, 2, 4, 8
 MOST_AXES = 6
 
 
@@ -84,10 +84,10 @@ def _tiles(
     in_x = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     in_y = {axis: math.prod(shape[other] for other in axes[i + 1 :]) for i, axis in enumerate(axes)}
     others = [axis for axis in range(len(shape)) if axis not in (a, b)]
-    missing = MOST_AXES - 2 - len(others)
-    sizes = (*(1,) * missing, *(shape[axis] for axis in others))
-    from_x = (*(0,) * missing, *(in_x[axis] for axis in others))
-    to_y = (*(0,) * missing, *(in_y[axis] for axis in others))
+    missing = (0,) * (MOST_AXES - 2 - len(others))  # behind the first, which may have any size
+    sizes = [*(shape[axis] for axis in others[:1]), *(1 for _ in missing), *(shape[axis] for axis in others[1:])]
+    from_x = [*(in_x[axis] for axis in others[:1]), *missing, *(in_x[axis] for axis in others[1:])]
+    to_y = [*(in_y[axis] for axis in others[:1]), *missing, *(in_y[axis] for axis in others[1:])]
     across, down = -(-shape[a] // SIDE), -(-shape[b] // SIDE)
     tiles = math.prod(sizes) * across * down
     program = Program(SOURCE, f"permute_tiles<{', '.join(names)}, {index_of(tiles)}>")
@@ -95,7 +95,7 @@ def _tiles(
         x, y, Int64(tiles), Int64(shape[a]), Int64(shape[b]), *map(divider, (across, down, *sizes[1:])),
         *map(Int64, (in_x[a], in_y[b], *from_x, *to_y)),
     )  # fmt: skip
-    return KernelLaunch(program, _line(tiles, units), arguments, Budget(registers=80))
+    return KernelLaunch(program, _line(-(-tiles // AT_ONCE), units), arguments, Budget(registers=80))
 
 
 def _line(blocks: int, units: int) -> LaunchConfig:

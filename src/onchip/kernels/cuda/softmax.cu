@@ -12,26 +12,42 @@
 
 constexpr int THREADS = 256, COLUMNS = 32, LINES = THREADS / COLUMNS;
 
+// held    what a thread keeps of a number: itself, or its exponential
+// share   what is made of the sum, once a row
+// finish  the result
 struct Softmax {
     template <class W>
-    static __device__ __forceinline__ W total_as(double total) {
-        return static_cast<W>(total);
+    static __device__ __forceinline__ W held(W, W exponential) {
+        return exponential;
     }
     template <class W>
-    static __device__ __forceinline__ W finish(W shifted, W total) {
-        return exp_of(shifted) / total;
+    static __device__ __forceinline__ W share(double total) {
+        return static_cast<W>(1.0 / total);
+    }
+    template <class W>
+    static __device__ __forceinline__ W finish(W held, W share) {
+        return held * share;
     }
 };
 struct LogSoftmax {
     template <class W>
-    static __device__ __forceinline__ W total_as(double total) {
+    static __device__ __forceinline__ W held(W shifted, W) {
+        return shifted;
+    }
+    template <class W>
+    static __device__ __forceinline__ W share(double total) {
         return static_cast<W>(log(total));
     }
     template <class W>
-    static __device__ __forceinline__ W finish(W shifted, W total) {
-        return shifted - total;
+    static __device__ __forceinline__ W finish(W held, W share) {
+        return held - share;
     }
 };
+// Of a number that was not held.
+template <class How, class W>
+__device__ __forceinline__ W finish_again(W shifted, W share) {
+    return How::finish(How::held(shifted, is_same<How, Softmax> ? exp_of(shifted) : shifted), share);
+}
 
 // LANES of a warp share a row and hold it in registers: N <= LANES * ITEMS.
 template <class How, class T, int LANES, int ITEMS>
@@ -51,13 +67,14 @@ __global__ void __launch_bounds__(THREADS) softmax_lanes(const T* x, T* y, long 
         double sum = 0;
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-            v[i] -= highest;
-            if (me + i * LANES < N) sum += exp_of(v[i]);
+            const W e = exp_of(v[i] - highest);
+            v[i] = How::held(v[i] - highest, e);
+            if (me + i * LANES < N) sum += e;
         }
-        const W total = How::template total_as<W>(reduce_lanes<Sum, LANES>(sum));
+        const W share = How::template share<W>(reduce_lanes<Sum, LANES>(sum));
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-            if (me + i * LANES < N && row < outer) store_wide(y + row * N + me + i * LANES, How::finish(v[i], total));
+            if (me + i * LANES < N && row < outer) store_wide(y + row * N + me + i * LANES, How::finish(v[i], share));
         }
     }
 }
@@ -73,9 +90,9 @@ __global__ void __launch_bounds__(THREADS) softmax_rows(const T* x, T* y, long l
         highest = reduce_lanes<Largest, THREADS>(highest);
         double sum = 0;
         for (long long n = threadIdx.x; n < N; n += THREADS) sum += exp_of(load_wide(from + n) - highest);
-        const W total = How::template total_as<W>(reduce_lanes<Sum, THREADS>(sum));
+        const W share = How::template share<W>(reduce_lanes<Sum, THREADS>(sum));
         for (long long n = threadIdx.x; n < N; n += THREADS) {
-            store_wide(y + row * N + n, How::finish(load_wide(from + n) - highest, total));
+            store_wide(y + row * N + n, finish_again<How>(load_wide(from + n) - highest, share));
         }
     }
 }
@@ -113,8 +130,9 @@ __global__ void __launch_bounds__(THREADS)
         if constexpr (ITEMS > 0) {
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
-                v[i] -= highest;
-                if (line + i * LINES < N) sum += exp_of(v[i]);
+                const W e = exp_of(v[i] - highest);
+                v[i] = How::held(v[i] - highest, e);
+                if (line + i * LINES < N) sum += e;
             }
         } else {
             for (long long n = line; n < N; n += LINES) sum += exp_of(load_wide(x + first + n * inner) - highest);
@@ -124,16 +142,16 @@ __global__ void __launch_bounds__(THREADS)
         sum = 0;
 #pragma unroll
         for (int other = 0; other < LINES; ++other) sum += sums[other][lane];
-        const W total = How::template total_as<W>(sum);
+        const W share = How::template share<W>(sum);
         if constexpr (ITEMS > 0) {
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
                 const int n = line + i * LINES;
-                if (is_inside && n < N) store_wide(y + first + n * inner, How::finish(v[i], total));
+                if (is_inside && n < N) store_wide(y + first + n * inner, How::finish(v[i], share));
             }
         } else if (is_inside) {
             for (long long n = line; n < N; n += LINES) {
-                store_wide(y + first + n * inner, How::finish(load_wide(x + first + n * inner) - highest, total));
+                store_wide(y + first + n * inner, finish_again<How>(load_wide(x + first + n * inner) - highest, share));
             }
         }
         __syncthreads();

@@ -203,7 +203,7 @@ class BoundPlan:
         values = _values(bound, pointers, begin)
         nodes: list[tuple[int, Call, list[tuple[Any, str]]]] = []  # and the pointers that the launch is given, by name
         ends: list[int] = []
-        with self.gpu:
+        with self.gpu, self.gpu.relaxed():
             graph = GraphBuilder(self.gpu)
             for (group, steps), scratch in zip(bound.steps, bound.scratches, strict=True):
                 inputs, outputs = [values[name] for name in group.inputs], [values[name] for name in group.outputs]

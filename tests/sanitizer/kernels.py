@@ -25,6 +25,8 @@ from onchip.spec.layers import (
     AvgPool2d,
     Cast,
     Concat,
+    Conv2d,
+    ConvTranspose2d,
     Embedding,
     GlobalMean,
     MaxPool2d,
@@ -70,7 +72,23 @@ POINTWISE = {
         {"c": np.arange(3, dtype=np.float32)[:, None]},
     ),
 }
+
+
+def weight(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).standard_normal(shape, dtype=np.float32) / np.float32(np.prod(shape[1:]) ** 0.5)
+
+
 GENERAL = {  # kernels with sizes at run time
+    "convolutions": sequential(
+        TensorType(("B", 3, 9, 8)),
+        [
+            ("c", Conv2d(pads=(1, 1, 1, 1))),
+            ("g", GELU()),
+            ("t", ConvTranspose2d((2, 2), (1, 0, 0, 1))),
+            ("d", Conv2d(groups=5)),
+        ],
+        {"c.weight": weight(20, 3, 3, 3), "t.weight": weight(20, 5, 3, 3), "d.weight": weight(5, 1, 2, 2)},
+    ),
     "pools": sequential(
         TensorType(("B", 3, 9, 8)),
         [("p", MaxPool2d((2, 2))), ("s", Softmax(1)), ("t", Permute((0, 3, 2, 1))), ("m", GlobalMean((1, 3)))],

@@ -41,6 +41,7 @@ def test_the_first_bad_id_of_torch_tensors(torch, kind, dtype, value):
     for ask in (engine.wait, lambda: engine(y), lambda: engine(y, out=out)):
         for _ in range(3):  # launched, captured, replayed
             engine(x, out=out)
+            torch.cuda.synchronize()  # a call tells what is known by then
             with pytest.raises(InputError, match=told):
                 ask()
         for _ in range(2):

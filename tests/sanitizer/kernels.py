@@ -55,7 +55,7 @@ NETWORKS = {
     "deep": mlp(128, 64, 64, 64, 64, 64, 3, activation="SiLU"),
     "widest": mlp(100, 200, 256, 10, activation="LeakyReLU", output="LogSoftmax"),
     "digits": mlp(784, 320, 160, 10, output="LogSoftmax"),
-    "too large for the chip": mlp(9001, 70, 3),
+    "too large for the chip": mlp(9001, 72, 3),
 }
 POINTWISE = {
     "pointwise": sequential(

@@ -55,6 +55,7 @@ NETWORKS = {
     "deep": mlp(128, 64, 64, 64, 64, 64, 3, activation="SiLU"),
     "widest": mlp(100, 200, 256, 10, activation="LeakyReLU", output="LogSoftmax"),
     "digits": mlp(784, 320, 160, 10, output="LogSoftmax"),
+    # 72 numbers are whole pieces of 16 B: of a last piece, initcheck takes all bytes for read, and only some are.
     "too large for the chip": mlp(9001, 72, 3),
 }
 POINTWISE = {

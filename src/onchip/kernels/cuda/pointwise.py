@@ -18,6 +18,7 @@ from onchip.kernels.cuda.pointwise_run import (
     MOST_OPERANDS,
     MOST_OUTPUTS,
     MOST_STEPS,
+    MOVES,
     TYPES,
     UNARY,
     Operand,
@@ -25,7 +26,6 @@ from onchip.kernels.cuda.pointwise_run import (
     RunWriter,
     TooLargeError,
     Where,
-    moves_only,
     why_not,
 )
 from onchip.kernels.cuda.program import (
@@ -121,7 +121,7 @@ class Pointwise:
         """The longest run, and what of it stands in front of its last Casts and Reshapes, where a layer of another kind
         follows: its kernel may take those along. Not every part of it: a long chain would have too many."""
         first = net.nodes[start]
-        if job.is_training or (why := why_not(net, first)) is None:
+        if job.is_training or isinstance(first.layer, MOVES) or (why := why_not(net, first)) is None:
             return
         if not why and device.arch not in ARCHITECTURES:
             why = f"compiles for {', '.join(ARCHITECTURES)}, not {device.arch}"
@@ -156,10 +156,10 @@ class Pointwise:
 def _fitting(net: Network, start: int) -> list[Node]:
     """The nodes from `start` on that one run could hold, but for how much it needs."""
     first = net.nodes[start]
-    size, moves = net.types[first.name].row_size, moves_only(net, first)
+    size = net.types[first.name].row_size
     found: list[Node] = []
     for node in net.nodes_from(start):
-        if net.types[node.name].row_size != size or why_not(net, node) != "" or moves_only(net, node) != moves:
+        if net.types[node.name].row_size != size or why_not(net, node) != "":
             break
         found.append(node)
         if len(found) == MOST_STEPS - 2:  # the first step loads, the last one gives

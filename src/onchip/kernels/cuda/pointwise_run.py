@@ -20,7 +20,6 @@ from onchip.spec.layers import Add, BatchNorm1d, BatchNorm2d, Cast, Dropout, Ide
 from onchip.spec.layers.norm import factor_and_shift
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
-from onchip.spec.types import DTYPE_BYTES
 
 # As pointwise.cu has them.
 MOST_OPERANDS, MOST_OUTPUTS, MOST_STEPS, MOST_LEVELS = 12, 6, 64, 6
@@ -32,7 +31,7 @@ FLOATS = ("float32", "float16", "bfloat16")  # what is computed with
 _EXACT = (*FLOATS, "uint8", "int16", "int8", "bool")  # float32 has all of their numbers
 _BYTES = {"bool": "uint8"}
 
-_MOVES = (Identity, Dropout, Reshape)
+MOVES = (Identity, Dropout, Reshape)
 _NORMS = (BatchNorm1d, BatchNorm2d)
 
 
@@ -98,16 +97,11 @@ class TooLargeError(Exception):
 # -- which layers ----------------------------------------------------------------------------------------------
 
 
-def moves_only(net: Network, node: Node) -> bool:
-    """Whether a node moves numbers that are not computed with: bytes are copied as they are."""
-    return isinstance(node.layer, _MOVES) and net.types[node.name].dtype not in (*FLOATS, "uint8")
-
-
 def why_not(net: Network, node: Node) -> str | None:
     """What of a node no run holds; "" if it could be part of one, None if it is not pointwise at all."""
     layer, given = node.layer, net.types[node.inputs[0]].dtype
-    if isinstance(layer, _MOVES):
-        return ""
+    if isinstance(layer, MOVES):  # on the way; by itself it is a view
+        return "" if given in (*FLOATS, "uint8") else None
     if isinstance(layer, Cast):
         if layer.dtype == "float64" and given not in _EXACT:
             return f"computes in float32, which has not all numbers of {given}"
@@ -189,19 +183,17 @@ class RunWriter:
         self.source: dict[str, str] = {}
         for node in nodes:
             root = self.source.get(node.inputs[0], node.inputs[0])
-            self.source[node.name] = root if isinstance(node.layer, _MOVES) else node.name
-        self.working = [n for n in nodes if not isinstance(n.layer, _MOVES) or n.name in self.outputs]
+            self.source[node.name] = root if isinstance(node.layer, MOVES) else node.name
+        self.working = [n for n in nodes if not isinstance(n.layer, MOVES) or n.name in self.outputs]
         self.uses: dict[str, int] = {}
         for node in self.working:
             for root in self._roots(node):
                 self.uses[root] = self.uses.get(root, 0) + 1
 
     def write(self) -> Run:
-        net, types = self.net, self.net.types
+        types = self.net.types
         if len(self.outputs) > MOST_OUTPUTS:
             raise TooLargeError(f"gives at most {MOST_OUTPUTS} values")
-        if moves_only(net, self.nodes[0]):
-            return self._copy()
         for i, node in enumerate(self.working):
             self._compute(node)
             if node.name in self.outputs:
@@ -209,17 +201,6 @@ class RunWriter:
             if self._is_needed_later(i):
                 self._keep(self.source[node.name])
         return self._run(types[self.nodes[0].name].row_size, tuple(types[name].dtype for name in self.outputs))
-
-    def _copy(self) -> Run:
-        """Numbers of any dtype: as words or bytes."""
-        row_bytes = self.net.types[self.nodes[0].name].row_bytes
-        dtype = "uint8" if row_bytes % 4 else "float32"
-        row_size = row_bytes // DTYPE_BYTES[dtype]
-        for name in self.outputs:
-            number = self.inputs.index(self.source[name])
-            self.operands.append(stretch(Input(number), dtype, (row_size,), (row_size,), row_size))
-            self.steps += [Step(What.LOAD, len(self.operands) - 1), Step(What.GIVE, self.outputs.index(name))]
-        return self._run(row_size, (dtype,) * len(self.outputs))
 
     def _run(self, row_size: int, dtypes: tuple[str, ...]) -> Run:
         if len(self.operands) > MOST_OPERANDS:

@@ -24,6 +24,7 @@ from onchip.kernels.cuda.program import (
     Steps,
     UInt32,
     Weight,
+    in_line,
 )
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
@@ -98,7 +99,7 @@ class TokenConvLowering:
 
 
 def _line(threads: int, units: int) -> LaunchConfig:
-    return LaunchConfig((max(1, min(-(-threads // THREADS), units * BLOCKS_A_UNIT)), 1, 1), (THREADS, 1, 1), 0)
+    return in_line(min(-(-threads // THREADS), units * BLOCKS_A_UNIT))
 
 
 class Gather:

@@ -21,10 +21,10 @@ from onchip.kernels.cuda.program import (
     Instance,
     Int64,
     KernelLaunch,
-    LaunchConfig,
     Output,
     Program,
     Steps,
+    in_line,
 )
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
@@ -71,7 +71,9 @@ def _rows(
     count = math.prod(shape)
     program = Program(SOURCE, f"permute_rows<{', '.join(names)}, {index_of(count)}>")
     arguments = (x, y, Int64(count), *map(divider, sizes), *map(Int64, steps[:-1]))
-    return KernelLaunch(program, _line(-(-count // (THREADS * TOGETHER)), units), arguments, Budget(registers=80))
+    return KernelLaunch(
+        program, in_line(min(-(-count // (THREADS * TOGETHER)), units * BLOCKS_A_UNIT)), arguments, Budget(registers=80)
+    )
 
 
 def _tiles(
@@ -95,11 +97,9 @@ def _tiles(
         x, y, Int64(tiles), Int64(shape[a]), Int64(shape[b]), *map(divider, (across, down, *sizes[1:])),
         *map(Int64, (in_x[a], in_y[b], *from_x, *to_y)),
     )  # fmt: skip
-    return KernelLaunch(program, _line(-(-tiles // AT_ONCE), units), arguments, Budget(registers=80))
-
-
-def _line(blocks: int, units: int) -> LaunchConfig:
-    return LaunchConfig((max(1, min(blocks, units * BLOCKS_A_UNIT)), 1, 1), (THREADS, 1, 1), 0)
+    return KernelLaunch(
+        program, in_line(min(-(-tiles // AT_ONCE), units * BLOCKS_A_UNIT)), arguments, Budget(registers=80)
+    )
 
 
 def merge_axes(shape: Sequence[int], axes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

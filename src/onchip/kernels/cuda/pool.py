@@ -18,11 +18,11 @@ from onchip.kernels.cuda.program import (
     Instance,
     Int64,
     KernelLaunch,
-    LaunchConfig,
     Output,
     Program,
     Steps,
     UInt32,
+    in_line,
 )
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
@@ -50,13 +50,12 @@ class PoolLowering:
         if not count:
             return Steps(())
         name = f"pool<{self.how}, {FLOATS[self.dtype]}, {index_of(count)}, {str(self.is_last).lower()}>"
-        blocks = min(-(-count // THREADS), self.units * BLOCKS_A_UNIT)
+        config = in_line(min(-(-count // THREADS), self.units * BLOCKS_A_UNIT))
         C, *axes = self.sizes
         numbers: list[Argument] = [divider(C), *map(UInt32, axes)]
         for place in (2, 9):  # of the counts of both axes
             numbers[place] = divider(self.sizes[place])
         arguments: tuple[Argument, ...] = (Input(0), Output(0), Int64(count), *numbers)
-        config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), 0)
         return Steps((KernelLaunch(Program(SOURCE, name), config, arguments, Budget(registers=64)),))
 
 

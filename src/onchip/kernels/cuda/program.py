@@ -44,6 +44,11 @@ class LaunchConfig:
     cooperative: bool = False  # all blocks are on the GPU at a time, so they may wait for each other
 
 
+def in_line(blocks: int, threads: int = 256) -> LaunchConfig:
+    """Blocks along x, one at least, without dynamic shared memory."""
+    return LaunchConfig((max(1, blocks), 1, 1), (threads, 1, 1), 0)
+
+
 # What a kernel is told, in the order of its parameters. The first six are pointers.
 
 

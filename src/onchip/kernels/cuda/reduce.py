@@ -22,12 +22,12 @@ from onchip.kernels.cuda.program import (
     Instance,
     Int64,
     KernelLaunch,
-    LaunchConfig,
     Output,
     Program,
     Scratch,
     Steps,
     UInt32,
+    in_line,
 )
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
@@ -66,7 +66,7 @@ def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: i
         items = str(1 << max(0, -(-N // lanes) - 1).bit_length())
         name, blocks = f"softmax_lanes<{given}, {lanes}, {items}>", -(-outer * lanes // THREADS)
         sizes = Int64(outer), UInt32(N)
-    config = LaunchConfig((max(1, min(blocks, units * BLOCKS_A_UNIT)), 1, 1), (THREADS, 1, 1), 0)
+    config = in_line(min(blocks, units * BLOCKS_A_UNIT))
     arguments = (x, Output(0), *sizes)
     return KernelLaunch(Program(FOLDER / f"{file}.cu", name), config, arguments, Budget(registers=128))
 

@@ -27,6 +27,7 @@ from onchip.kernels.cuda.program import (
     Scratch,
     Steps,
     UInt32,
+    in_line,
 )
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
@@ -116,13 +117,13 @@ class Scan:
     def clearing(self, units: int, states: Scratch) -> KernelLaunch:
         """clear_states(states, count)"""
         program = Program(FOLDER / "scan_tiles.cu", "clear_states")
-        config = _line(min(-(-self.states // THREADS), units))
+        config = in_line(min(-(-self.states // THREADS), units))
         return KernelLaunch(program, config, (states, Int64(self.states)), Budget(registers=32))
 
     def by_tiles(self, arch: str, x: Argument, y: Argument, states: Scratch) -> KernelLaunch:
         """scan_tiles(x, y, states, before, after, N, tiles), behind clear_states"""
         program = Program(FOLDER / "scan_tiles.cu", f"scan_tiles<{self.template}, {self.chunks}>")
-        config = replace(_line(self.outer * self.tiles), overlaps=arch not in ("sm_80", "sm_86", "sm_89"))
+        config = replace(in_line(self.outer * self.tiles), overlaps=arch not in ("sm_80", "sm_86", "sm_89"))
         resident = 50 // self.chunks  # blocks that share a large multiprocessor
         # Of a part: the total that it goes on from, and where its own goes.
         totals: tuple[Argument, Argument] = (Input(1), Output(1)) if self.whole else (Int64(0), Int64(0))
@@ -142,7 +143,7 @@ class Scan:
 
     def walk_config(self, units: int) -> LaunchConfig:
         threads = self.outer * (self.lanes if self.inner == 1 else self.inner)
-        return _line(min(-(-threads // THREADS), units * BLOCKS_A_UNIT))
+        return in_line(min(-(-threads // THREADS), units * BLOCKS_A_UNIT))
 
     def by_walking(self, units: int) -> KernelLaunch:
         """scan_rows(x, y, outer, N) or scan_columns(x, y, outer, N, inner)"""
@@ -178,10 +179,6 @@ class Scan:
             permute(dtypes, (self.outer, self.inner, self.N), (0, 2, 1), device.units, there, Output(0)),
         )
         return Steps(launches, states.offset + STATE_BYTES * rows.states)
-
-
-def _line(blocks: int) -> LaunchConfig:
-    return LaunchConfig((max(1, blocks), 1, 1), (THREADS, 1, 1), 0)
 
 
 # -- as a layer of a network ---------------------------------------------------------------------------------

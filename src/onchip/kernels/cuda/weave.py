@@ -18,10 +18,10 @@ from onchip.kernels.cuda.program import (
     Instance,
     Int64,
     KernelLaunch,
-    LaunchConfig,
     Output,
     Program,
     Steps,
+    in_line,
 )
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
@@ -53,8 +53,7 @@ class Part:
         word = math.gcd(self.inner_bytes, 16)
         inner = self.inner_bytes // word
         count = B * self.row_outer * math.prod(self.sides) * inner
-        blocks = -(-count // (THREADS * TOGETHER))
-        config = LaunchConfig((max(1, min(blocks, units * BLOCKS_A_UNIT)), 1, 1), (THREADS, 1, 1), 0)
+        config = in_line(min(-(-count // (THREADS * TOGETHER)), units * BLOCKS_A_UNIT))
         arguments: tuple[Argument, ...] = (
             Input(self.operand), Output(0), Int64(count), *map(divider, (*self.sides, inner)),
             *map(Int64, (*self.sides_of_all, *self.step, *self.at)),

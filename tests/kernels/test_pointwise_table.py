@@ -22,6 +22,7 @@ from onchip.spec.build import mlp, sequential
 from onchip.spec.layers import GELU, LAYERS, Add, Cast, Clip, Elementwise, LeakyReLU, Mul, ToPixels
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
+from onchip.train import options
 
 ULPS = 4
 ODD = np.array(
@@ -165,3 +166,7 @@ def test_a_bound_that_is_not_there_is_an_infinity():
     row = operation_of(Clip(0.1, 6))
     assert row.told(Clip(0.1, 6)) == (np.float32(0.1), np.float32(6))
     assert row.told(Clip()) == (-np.inf, np.inf)
+
+
+def test_training_names_those_that_it_goes_through():
+    assert tuple(layer.__name__ for layer in TRAINED) == options.ACTIVATIONS

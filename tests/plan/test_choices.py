@@ -39,7 +39,7 @@ def test_two_linears_are_merged_where_that_pays():
 
 
 def test_small_linears_are_merged_for_a_few_rows():
-    plan = make_plan(two_linears(64), CPU, [], Job(batch=1000), whole=False)
+    plan = make_plan(two_linears(64), CPU, [], Job(batch=100), whole=False)
     assert [node.name for node in plan.network.nodes] == ["b"]
 
 

@@ -64,9 +64,7 @@ def _choose(plan_without: Callable[..., Plan | PlanError], used: Sequence[str]) 
             raise first if isinstance(first, PlanError) else full
         name = min(works, key=lambda each: works[each].estimate_us)
         return _told(works[name], {name: (False, full.what)})
-    # What takes less than a launch to build is no reason: no estimate is that exact, and the products do become fewer.
-    slack = {name: 0.0 if name == "tables" else full.device.launch_us for name in others}
-    answers = {name: _pays(full, other, slack[name]) for name, other in others.items()}
+    answers = {name: _pays(full, other, has_tables=name == "tables") for name, other in others.items()}
     worse = [name for name, (pays, _) in answers.items() if not pays]
     best = plan_without(*worse) if len(worse) > 1 else others[worse[0]] if worse else full
     return _told(best if isinstance(best, Plan) else full, answers)
@@ -83,13 +81,14 @@ def _told(plan: Plan, answers: dict[str, tuple[bool, str]]) -> Plan:
     return replace(plan, left_out=tuple(lines))
 
 
-def _pays(full: Plan, other: Plan | PlanError, slack_us: float) -> tuple[bool, str]:
+def _pays(full: Plan, other: Plan | PlanError, has_tables: bool) -> tuple[bool, str]:
     """Whether a rewrite is done sooner with all of the job's rows, building included; and where that would change.
 
     It is work once for less work a row, so it pays from some number of rows on.
 
     full, other  the plans with the rewrite and without
-    slack_us     what building may take and not count
+    has_tables   it makes tables. All that it takes to build them counts; of other weights, which are written in some
+                 order anyway, only the products, and not those that take less than a launch: no estimate is that exact
     """
     if isinstance(other, PlanError):
         return True, other.what
@@ -103,7 +102,7 @@ def _pays(full: Plan, other: Plan | PlanError, slack_us: float) -> tuple[bool, s
     made = {name for node in full.network.nodes for name in node.weights.values()} - used
     made_bytes = full.kept_bytes(made)
     build_us = max(0.0, full.build_us - other.build_us)
-    counted_us = max(0.0, build_us - slack_us)
+    counted_us = build_us if has_tables else max(0.0, flop / device.flops["fp32"] * 1e6 - device.launch_us)
 
     def gain_us(B: int) -> float:
         return other.estimate_at(B) - full.estimate_at(B) - counted_us

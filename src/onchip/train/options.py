@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from onchip.errors import InputError
-from onchip.kernels.pointwise import TRAINED
 from onchip.plan.kernel import LOSSES
 from onchip.spec.reading import did_you_mean, show
 
 OPTIMISERS = ("sgd", "adam")
 SCHEDULES = ("constant", "step", "cosine")
-ACTIVATIONS = tuple(layer.__name__ for layer in TRAINED)  # between the layers of a new network
+# Between the layers of a new network: by name, as TRAINED of kernels/pointwise.py has them; --help loads no NumPy.
+ACTIVATIONS = ("ReLU", "LeakyReLU", "Sigmoid", "Tanh")
 MAX_FLOAT32 = 3.4028234e38  # the kernels' type
 MAX_COUNT = 2**63 - 1  # theirs for whole numbers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -39,15 +40,19 @@ def make_plan(
     if job.is_training:
         return cover(net, device, kernels, job, (), whole)
 
+    @functools.cache
+    def without(*names: str) -> tuple[Network, tuple[str, ...]]:
+        return rewrite(net, (*job.without, *names))
+
     def plan_without(*names: str) -> Plan | PlanError:
-        version, told = rewrite(net, (*job.without, *names))
+        version, told = without(*names)
         try:
             return cover(version, device, kernels, job, told, whole)
         except PlanError as refused:
             return refused
 
-    _, told = rewrite(net, job.without)
-    return _choose(plan_without, [name for name in PRICED if told and rewrite(net, (*job.without, name))[1] != told])
+    told = without()[1]
+    return _choose(plan_without, [name for name in PRICED if told and without(name)[1] != told])
 
 
 def _choose(plan_without: Callable[..., Plan | PlanError], used: Sequence[str]) -> Plan:

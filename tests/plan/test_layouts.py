@@ -170,3 +170,32 @@ def test_lying():
     assert [has_channels(TensorType(("B", *shape))) for shape in ((4, 3, 5), (1, 3, 5), (4, 1, 1), (4,), (4, 2))] == [
         True, False, False, False, True,
     ]  # fmt: skip
+
+
+class Reads(Lays):
+    """Takes single layers, in rows; says of some that they read what they get more than once."""
+
+    def __init__(self, *often: str) -> None:
+        super().__init__({})
+        self.often = often
+
+    def claims(self, net, start, device, job):
+        node = net.nodes[start]
+        reads = {value: Use(is_read_often=True) for value in node.inputs if node.name in self.often}
+        yield Claim(self.name, "reads", (node.name,), Price(0, 0), "", reads=reads)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "reads_x", "often", "is_read_often"),
+    [
+        (("b",), ("a",), (), False),
+        (("b",), ("a",), ("b",), False),  # what is between groups lies near anyway
+        (("b",), ("a",), ("a",), True),
+        (("b",), ("a", "b"), (), True),  # the input, by two
+        (("a", "b"), ("a",), (), True),  # an output, by the one behind it
+    ],
+)
+def test_what_is_read_more_than_once(outputs, reads_x, often, is_read_often):
+    nodes = [Node("a", ReLU(), ("x",)), Node("b", Add(), ("a", "x") if "b" in reads_x else ("a", "a"))]
+    plan = make_plan(Network({"x": IMAGE}, nodes, outputs, {}), CPU, [Reads(*often)])
+    assert plan.is_read_often == is_read_often

@@ -191,6 +191,17 @@ def test_a_graph_of_branches_clears_first_and_joins_last(gpu, driver):
     assert "cuStreamBeginCapture" not in driver.calls
 
 
+def test_what_comes_behind_waits_for_every_branch(gpu, driver):
+    """Two chains side by side, neither of which waits for the other."""
+    steps = Steps((launch("add_two", Output(0)), launch("add_two", Output(0), after=())))
+    builder = GraphBuilder(gpu)
+    nodes, ends = BoundSteps(gpu, steps).add_to(builder, [], [16], 0)
+    assert ends == nodes
+    (behind,), _ = BoundSteps(gpu, clusters(2)).add_to(builder, [], [16], 0, ends)
+    (waits,) = driver.built.values()
+    assert waits[behind] == set(nodes)
+
+
 def test_a_kernel_that_waits_by_itself_may_begin_before_the_one_before_it_ends(gpu, driver):
     first = launch("add_two", Output(0))
     second = replace(first, config=replace(first.config, overlaps=True))

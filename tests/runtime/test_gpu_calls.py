@@ -195,6 +195,9 @@ def test_the_same_rows_at_the_same_place_become_a_graph(two_groups, driver, gpu)
         assert np.allclose(y.now, want, rtol=1e-5)
         told.append((driver.calls.count("cuLaunchKernelEx"), driver.calls.count("cuGraphLaunch")))
     assert told == [(2, 0), (0, 1), (0, 1), (0, 1)]  # launched; made a graph and replayed; replayed
+    (waits,) = driver.built.values()
+    first, second = waits
+    assert waits == {first: frozenset(), second: frozenset([first])}  # a group behind the one that it reads
 
 
 def test_other_arrays_are_told_to_the_graph_that_is_there(two_groups, driver, gpu):

@@ -347,3 +347,16 @@ def test_dropped_work_is_never_done_or_was_waited_for():
     slow.drop()
     assert done == [2]
     thread.join()
+
+
+@pytest.mark.parametrize(
+    ("B", "is_read_often", "is_copied"), [(50, True, False), (5000, True, True), (5000, False, False)]
+)
+def test_rows_that_are_read_often_do_not_stay_across_the_bus(gpu, driver, monkeypatch, B, is_read_often, is_copied):
+    for name, nbytes in (("OFTEN_BYTES", 4 << 10), ("SMALL_BYTES", 1 << 20), ("MAPPED_BYTES", 1 << 20)):
+        monkeypatch.setattr(staging, name, nbytes)
+    stage, network = Staging(gpu), Network(driver, [24], [16])
+    inputs, outputs = network.batch(B, 0)
+    stage.run(inputs, outputs, B, network.enqueue, is_read_often)
+    assert np.array_equal(outputs[0], network.forward(inputs)[0])
+    assert ("cuMemcpyHtoDAsync" in driver.calls) == is_copied

@@ -11,8 +11,8 @@
 //         zero; every PART terms it is added to a total. Then comes the bias. The same in both kernels and in every
 //         tile: neither B nor the place of a row in it decides anything.
 // Floor   2 flop a term. 64 -> 64 channels, 3x3, 32x32 places, B = 256: 19.3 Gflop / 66.9 Tflop/s = 289 us; its 134 MB
-//         take 28 us. A thread's 8 x 4 sums read 12 numbers of shared memory for 32 multiply-adds, so about 40 % of
-//         the steady rate is to be expected where C, N >= 64.
+//         take 28 us. A thread's 8 x 4 sums read 12 numbers of shared memory for 32 multiply-adds, which keeps
+//         it well below the steady rate.
 // Layout  x (B, groups * C, H, W) or, by flags, with channels last; y likewise, by itself; each 16 B aligned. w of a
 //         convolution (taps..., C, groups * N), of a transposed one (taps..., groups * C, N); bias (groups * N) or none.
 //         Pairs of numbers are of the two axes; one axis is an image of one row.

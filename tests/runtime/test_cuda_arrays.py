@@ -1,5 +1,8 @@
 """Arrays of CuPy, JAX and of any library that shows its memory, through an engine on their GPU. All of it needs one."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -52,6 +55,24 @@ def test_jax_results_are_not_written_over(engine, jax):
     made = [engine(jax.numpy.asarray(x) + 0) for x in xs for _ in range(4)]
     for i, y in enumerate(made):
         assert np.array_equal(np.asarray(y), wants[i // 4]), i
+
+
+ENDING = """
+import numpy as np
+import jax.numpy as jnp
+import onchip
+
+engine = onchip.compile(onchip.mlp(5, 4, 3), "cuda")
+x = jnp.asarray(np.ones((1000, 5), np.float32))
+kept = [engine(x) for _ in range(4)]  # lent to JAX when Python ends
+engine(x)  # under way then
+"""
+
+
+def test_python_ends_while_jax_has_our_arrays(jax):
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "Exception" not in done.stderr
 
 
 class Interface:

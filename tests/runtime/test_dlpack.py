@@ -2,6 +2,8 @@
 
 import ctypes
 import gc
+import subprocess
+import sys
 import weakref
 
 import ml_dtypes
@@ -84,3 +86,27 @@ def test_who_takes_the_memory_gives_it_back():
     deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(dlpack._Managed.from_address(address).deleter)
     deleter(address)
     assert gone() is None
+
+
+ENDING = """
+import atexit, ctypes
+
+@atexit.register
+def end():  # of a library that was here first: it gives back when nobody can be called any more
+    deleter = Managed.from_address(address).deleter
+    vars(dlpack).clear()
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(deleter)(address)
+    print("ended")
+
+from onchip.runtime.arrays import dlpack
+
+capsule = dlpack.lend(4096, (7, 3), "float32", 0, object())
+ctypes.pythonapi.PyCapsule_SetName(ctypes.py_object(capsule), b"used_dltensor")
+del capsule
+(address,), Managed = dlpack._lent, dlpack._Managed
+"""
+
+
+def test_python_ends_while_memory_is_lent():
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")

@@ -7,6 +7,8 @@ where its arrays lie and on which stream their owner works (`describe`), and how
 from __future__ import annotations
 
 import abc
+import atexit
+import contextlib
 import importlib
 import math
 import sys
@@ -18,7 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from onchip.errors import InputError
+from onchip.errors import DeviceError, InputError
 from onchip.runtime.arrays import dlpack
 from onchip.runtime.cuda.gpu import Buffer, Event, Gpu
 from onchip.runtime.overlap import is_apart
@@ -225,6 +227,9 @@ class DlpackArrays(ArrayAdapter):
         super().__init__(gpu)
         self._type = of
         self.name = f"a {of.__name__}"
+        # At the end of Python, before what the array's library, which is here by now, does then.
+        atexit.unregister(DlpackArrays.let_go)
+        atexit.register(DlpackArrays.let_go)
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, (self._type, DeviceArray))
@@ -253,6 +258,16 @@ class DlpackArrays(ArrayAdapter):
             while self._in_use and self._in_use[0][0].is_done:
                 done.append(self._in_use.popleft())
             self._in_use.append((event, owners))
+
+    @staticmethod
+    def let_go() -> None:
+        """Wait for all work and let go of its arrays."""
+        with DlpackArrays._using:
+            done = list(DlpackArrays._in_use)
+            DlpackArrays._in_use.clear()
+        for event, _ in done:
+            with contextlib.suppress(DeviceError):  # the caller was told
+                event.wait()
 
 
 class Jax(DlpackArrays):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,8 @@ _is_valid_at, _get_pointer_at = _python["PyCapsule_IsValid"], _python["PyCapsule
 _is_valid_at.argtypes, _is_valid_at.restype = (ctypes.c_void_p, ctypes.c_char_p), ctypes.c_int
 _get_pointer_at.argtypes, _get_pointer_at.restype = (ctypes.c_void_p, ctypes.c_char_p), ctypes.c_void_p
 _new.argtypes, _new.restype = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p), ctypes.py_object
+
+_nothing = ctypes.CDLL(None).getpid  # a function of C that leaves alone whatever it is called with
 
 # What was handed out and not given back: address of the managed tensor -> it, its sizes and who owns the memory.
 _lent: dict[int, tuple[_Managed, Any, Any]] = {}
@@ -107,6 +110,15 @@ def _drop(capsule: int) -> None:
     """A capsule that nobody took: its name is still the first one."""
     if _is_valid_at(capsule, b"dltensor"):
         _lent.pop(_get_pointer_at(capsule, b"dltensor"), None)
+
+
+@atexit.register
+def _stop_taking_back() -> None:
+    """Behind Python's end nobody can be called back: what is lent by then stays as it is, and goes with the process."""
+    for managed, sizes, _ in _lent.values():
+        managed.deleter = ctypes.cast(_nothing, ctypes.c_void_p)
+        for kept in (managed, sizes):
+            _python.Py_IncRef(ctypes.py_object(kept))
 
 
 # As C calls them: whoever took the memory, from any thread; and Python, when a capsule goes.

@@ -21,7 +21,7 @@
 #include "number.cuh"
 
 constexpr int DEPTH = 16;  // of a slice along k
-constexpr int PART = 512;  // terms of a sum; longer ones are sums of sums
+constexpr int PART = 128;  // terms of a sum; longer ones are sums of sums
 constexpr int NOWHERE = -(1 << 30);  // outside, whatever is added to it
 constexpr int DIRECT_THREADS = 256;
 enum Flag : u32 { TRANSPOSED = 1, X_LAST = 2, Y_LAST = 4 };

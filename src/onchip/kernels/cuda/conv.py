@@ -66,7 +66,7 @@ class Tile:
 TILES = (Tile(128, 64, (8, 4), 0.57), Tile(64, 32, (4, 4), 0.35), Tile(128, 16, (4, 4), 0.28))
 DIRECT = Tile(256, 1, (1, 1), 0.07)
 FEW_CHANNELS = 16
-PART = 512  # terms of a sum; longer ones are sums of sums
+PART = 128  # terms of a sum; longer ones are sums of sums
 DEPTHWISE_RATE = 0.0085  # of DIRECT where a sum has few terms: finding its places takes most of the time
 
 

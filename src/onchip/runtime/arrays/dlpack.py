@@ -115,9 +115,9 @@ def _drop(capsule: int) -> None:
 @atexit.register
 def _stop_taking_back() -> None:
     """Behind Python's end nobody can be called back: what is lent by then stays as it is, and goes with the process."""
-    for managed, sizes, _ in _lent.values():
+    for managed, sizes, owner in _lent.values():
         managed.deleter = ctypes.cast(_nothing, ctypes.c_void_p)
-        for kept in (managed, sizes):
+        for kept in (managed, sizes, owner):
             _python.Py_IncRef(ctypes.py_object(kept))
 
 

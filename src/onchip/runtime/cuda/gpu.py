@@ -37,8 +37,8 @@ class Buffer:
         self.gpu, self.pointer, self.nbytes = gpu, pointer, nbytes
         self.stream = stream  # None: not of the pool, and whoever reads it is waited for
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():  # then the driver takes it all back, and half of Python is gone
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_ending():  # then the driver takes it all back, and half of Python, `sys` too, is gone
             self.gpu.free(self.pointer, self.stream)
 
 
@@ -69,8 +69,8 @@ class Event:
         self.wait()
         return float(call(self._gpu.driver.cuEventElapsedTime, earlier._handle, self._handle))
 
-    def __del__(self) -> None:
-        if hasattr(self, "_handle") and not sys.is_finalizing():
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_handle") and not is_ending():
             self._gpu.driver.cuEventDestroy(self._handle)
 
 
@@ -80,8 +80,8 @@ class SideStream:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self.handle = gpu, gpu.new_stream()
 
-    def __del__(self) -> None:
-        if hasattr(self, "handle") and not sys.is_finalizing():
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "handle") and not is_ending():
             self._gpu.driver.cuStreamDestroy(self.handle)  # what is on it is done all the same
 
 

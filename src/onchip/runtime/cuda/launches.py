@@ -79,8 +79,8 @@ class Graph:
         if code := self._launch(self._given, on):
             _retry(self._gpu, code, self._launch, (self._given, on), "launching a graph")
 
-    def __del__(self) -> None:
-        if hasattr(self, "_handle") and not sys.is_finalizing():
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "_handle") and not is_ending():
             with self._gpu.relaxed():
                 self._gpu.driver.cuGraphDestroy(self._recorded)
                 self._gpu.driver.cuGraphExecDestroy(self._handle)

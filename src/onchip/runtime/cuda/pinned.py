@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class PinnedBuffer:
         self.pointer = int(pointer)
         self.bytes: Array = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(self.pointer))
 
-    def __del__(self) -> None:
-        if hasattr(self, "pointer") and not sys.is_finalizing():
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if hasattr(self, "pointer") and not is_ending():
             with self._gpu, self._gpu.relaxed():
                 self._gpu.driver.cuMemFreeHost(self.pointer)

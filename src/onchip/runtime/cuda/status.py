@@ -9,7 +9,7 @@ import ctypes
 import math
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,8 +89,8 @@ class StatusWords:
                     place.view(np.uint8)[...] = _CLEAR
                     raise _error(told, at.pop(), words, offset + first_row)
 
-    def __del__(self) -> None:
-        if not sys.is_finalizing():
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_ending():
             with self._gpu, self._gpu.relaxed():  # errors are not told: the first one was
                 self._gpu.driver.cuCtxSynchronize()  # nobody writes to what is given back now
 

@@ -54,7 +54,7 @@ CALL_US = 4.0  # of a call beside its launch: one of a row takes 7 in all, in Py
 
 def this_cpu(measure: bool = False) -> Device:
     """This machine's CPU with measured rates. Measured once (0.3 s), then kept in the cache folder."""
-    from onchip.kernels.cpu.jit import VECTOR_BYTES
+    from onchip.kernels.vectors import VECTOR_BYTES
 
     name, cores = _model_name(), core_count()
     key = hashlib.sha256(f"{name} {platform.machine()} {cores} {VECTOR_BYTES}".encode()).hexdigest()[:16]

@@ -7,9 +7,9 @@ NumPy rows of decode on an H200: 7 rows 24 us, 0.43 MB 79, 1.95 MB 230, 3.9 MB 3
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from onchip.plan.build_price import BUS_BANDWIDTH
+from onchip.plan.device import Device
+from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan, format_us
 from onchip.plan.rewrites import rewrite
 from onchip.spec.network import Network
@@ -17,7 +17,6 @@ from onchip.spec.network import Network
 SLOT_BYTES = 8 << 20  # of a chunk: 150 us of the bus, several times what Python takes for it; slots fit into most L3s
 OFTEN_BYTES = 16 << 10  # of rows that kernels which read a number more than once may read over the bus
 PIPELINE_US = 700.0  # until copies in, kernels and copies out overlap, and behind the last chunk
-CORE_FLOPS = 250e9  # flop/s that no core reaches: two multiply-adds of 16 lanes a clock, at 3.9 GHz
 
 
 def call_us(plan: Plan, B: int) -> float:
@@ -42,14 +41,14 @@ def _work_us(plan: Plan, B: int) -> float:
     return plan.estimate_at(B) - behind * (plan.device.launch_us - plan.device.graph_launch_us)
 
 
-def least_us(net: Network, without: Sequence[str], B: int, cores: int) -> float:
-    """Microseconds that B rows take at least on any CPU of so many cores.
+def least_us(net: Network, job: Job, device: Device, B: int) -> float:
+    """Microseconds that B rows take at least, whatever kernels the device has.
 
-    It needs no kernel of the CPU, which take a second to load: who is sooner than this need not ask them.
+    The CPU's take a second to load: a GPU that is sooner than this need not ask them.
     """
-    versions = net, rewrite(net, without)[0]
+    versions = net, rewrite(net, job.without)[0]
     flop = min(sum(version.row_flop(node) for node in version.nodes) for version in versions)
-    return flop * B / (cores * CORE_FLOPS) * 1e6
+    return flop * B / device.peak.flops[job.precision] * 1e6
 
 
 def compare(gpu: str, there_us: float, here_us: float, B: int, is_least: bool = False) -> str:

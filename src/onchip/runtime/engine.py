@@ -18,7 +18,7 @@ from onchip.plan.planner import make_plan
 from onchip.plan.step_info import StepInfo
 from onchip.runtime.arrays import dlpack
 from onchip.runtime.cpu import PRECISION as CPU_PRECISION
-from onchip.runtime.cpu import CpuBackend, core_count, this_cpu
+from onchip.runtime.cpu import CpuBackend, this_cpu
 from onchip.runtime.overlap import check_apart
 from onchip.spec.io import IO, with_io
 from onchip.spec.layers import Embedding, TokenConv
@@ -382,12 +382,12 @@ def _choose(net: Network, device: str, job: Job, threads: int | None, call_rows:
         return there, f"{name} (auto: the CPU does not compute in {job.precision})"
     # Not counted: making the weights, and loading the GPU's or the CPU's code. An engine is called many times, and of
     # all of that only the weights have an estimate.
-    B = min(call_rows or job.batch, job.batch)
-    there_us, least = call_us(there, B), least_us(net, job.without, B, core_count())
+    B, cpu = min(call_rows or job.batch, job.batch), this_cpu()
+    there_us, least = call_us(there, B), least_us(net, job, cpu, B)
     if least > there_us:
         return there, compare(name, there_us, least, B, is_least=True)
     try:
-        here = _plan_here(net, job)
+        here = make_plan(net, cpu, kernels_for(cpu), job)
     except PlanError as refused:
         return there, f"{name} (auto: on the CPU, {refused.what})"
     here_us = call_us(here, B)
@@ -415,6 +415,8 @@ def compile(
     The plan, and with it the bits of every result, is fixed here: `batch_hint` is the number of rows, all together,
     that it is priced for, and the engine then runs any number.
 
+    device   "cpu", "cuda", "cuda:1"; "auto": the one that should do a call with batch_hint rows of the host sooner
+             (`chosen` says why). Who calls with arrays of a GPU asks for "cuda"
     without  rewrites to leave out, to compare: "fold", "merge", "phases"
     tables   "fp16" or "bf16" keeps the tables of a folded embedding in half precision; sums stay float32
     io       "fp32", "fp16" or "bf16": what float inputs and outputs are in memory; else what the network says

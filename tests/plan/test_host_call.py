@@ -33,7 +33,7 @@ def convolution():
     )
 
 
-# Rows of 152 B, fp16 in and out; on an H200 with 16 cores beside it.
+# Rows of 152 B, fp16 in and out, on an H200 with 16 cores beside it; the second is 0.43 MB, the last 44 GB/s.
 MEASURED = [(7, 24.0), (2828, 79.0), (12_800, 230.0), (25_600, 390.0), (100_000, 1090.0), (2_097_152, 7250.0)]
 
 

@@ -1,8 +1,9 @@
 """What a call with rows of the host takes on a device, from the caller's array to the caller's array. Data only.
 
 A CPU's kernels read the rows where they lie. A GPU's come over the bus as runtime/cuda/staging.py brings them: few rows
-in one go, copied by the caller's thread; many in chunks, so that copies and kernels run at the same time. Measured with
-NumPy rows of decode on an H200: 7 rows 24 us, 0.43 MB 79, 1.95 MB 230, 3.9 MB 390, 15.2 MB 1.09 ms, 319 MB 7.2 ms.
+in one go, copied by the caller's thread; many in chunks, so that copies and kernels run at the same time. Fitted to
+what NumPy calls took on an H200: 7 rows 24 us; 0.43 MB 79; decode in fp16, 12,800 rows 230, 25,600 rows 390, 100,000
+rows 1.09 ms, 2,097,152 rows at 44 GB/s.
 """
 
 from __future__ import annotations

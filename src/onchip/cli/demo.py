@@ -33,10 +33,10 @@ def demo(
     check_rows_to_time(rows)
     with progress("train digits", epochs) as update:
         data, trained = train_digits(out, epochs, lambda p: show_epoch(p, update))
-    say(f"device: {trained.fit.chosen}")
+    say(f"device to train on: {trained.fit.chosen}")
     say(f"trained a network on {len(data.x_train):,} images of digits: {epochs} epochs in {trained.fit.seconds:.2f} s")
-    engine, files = save_and_load(out, trained.network, data.x_test)
-    say(f"saved it and loaded it again: {', '.join(map(str, files))}\n\n{engine.plan}\n")
+    engine, files = save_and_load(out, trained.network, data.x_test, rows)
+    say(f"saved it and loaded it again: {', '.join(map(str, files))}\ndevice: {engine.chosen}\n\n{engine.plan}\n")
     with progress(f"time {rows:,} rows", 1) as update:
         timings = time_rows(engine, data.x_test, rows, update)
     where = ", ".join(f"{t.engine.partition(',')[0]} on {t.device}" for t in timings)

@@ -38,19 +38,26 @@ def devices(
             "cuda_driver": driver_version() or None,
         })  # fmt: skip
         return
-    head = ["name", "device", "where", "arch", "units", "Gflop/s", "GB/s", "on chip", "memory", "precisions"]
+    head = [
+        "name", "device", "where", "arch", "units", "Gflop/s", "GB/s", "on chip", "memory", "call", "bus GB/s",
+        "precisions",
+    ]  # fmt: skip
     rows = [_cells(name, device, "here") for name, device in here.items()]
     rows += [_cells(name, device, "plan only") for name, device in KNOWN.items()]
-    print(columns(head, rows, right=(4, 5, 6, 7, 8)))
+    print(columns(head, rows, right=(4, 5, 6, 7, 8, 9, 10)))
     say(f"the NVIDIA driver is for CUDA {driver_version()}" if no_cuda is None else f"no GPU: {no_cuda}")
     say("units: cores or multiprocessors; Gflop/s in fp32; GB/s to main memory; on chip: L2 or shared memory of a unit")
+    say("call: with one row of the host, beside the work; bus: of the host's rows to a GPU and back")
+    if no_cuda is None:
+        say("auto: for every network the one that should do a call sooner; onchip plan MODEL --batch ROWS tells which")
 
 
 def _cells(name: str, device: Device, where: str) -> list[str]:
     return [
         name, device.name, where, device.arch, str(device.units), f"{device.flops['fp32'] / 1e9:,.0f}",
         f"{device.bandwidth / 1e9:,.0f}", f"{device.fast_bytes >> 10:,} KiB",
-        f"{device.memory_bytes / 2**30:,.0f} GiB", " ".join(device.flops),
+        f"{device.memory_bytes / 2**30:,.0f} GiB", f"{device.call_us + device.launch_us:.0f} µs",
+        f"{device.bus_bandwidth / 1e9:,.0f}" if device.bus_bandwidth else "", " ".join(device.flops),
     ]  # fmt: skip
 
 
@@ -60,5 +67,6 @@ def _facts(name: str, device: Device) -> dict[str, Any]:
         "flops": dict(device.flops), "bytes_per_s": device.bandwidth, "launch_us": device.launch_us,
         "fast_bytes": device.fast_bytes, "memory_bytes": device.memory_bytes, "vector_bytes": device.vector_bytes,
         "peak_flops": dict(device.peak.flops), "peak_bytes_per_s": device.peak.bandwidth,
-        "cache_bytes": device.cache_bytes, "source": device.source,
+        "cache_bytes": device.cache_bytes, "call_us": device.call_us, "bus_bytes_per_s": device.bus_bandwidth,
+        "graph_launch_us": device.graph_launch_us, "source": device.source,
     }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from onchip.cli.options import Io, Json, Model, NoFold, NoMerge, NoPhases, Precision, Tables, left_out
-from onchip.cli.talk import print_json
+from onchip.cli.talk import print_json, say
 
 
 def plan(
@@ -33,16 +33,18 @@ def plan(
       onchip plan decode --device h200 --batch 2097152
       onchip plan sentiment --device h200 --batch 16384
 
-    Nothing runs, no weight is computed, and the device need not be here.
+    Nothing runs, no weight is computed, and the device need not be here. auto takes the device that should do a call
+    with so many rows of the host sooner, and says why.
     """
     from onchip.plan.kernel import Job
-    from onchip.runtime.engine import apply_io
-    from onchip.runtime.engine import plan as make_plan
+    from onchip.runtime.engine import apply_io, plan_and_reason
     from onchip.workloads import load
 
     job = Job(precision, batch, train, optimiser, left_out(no_fold, no_merge, no_phases), tables)
-    made = make_plan(apply_io(load(model), io), device, job)
+    made, chosen = plan_and_reason(apply_io(load(model), io), device, job)
     if as_json:
-        print_json(made.to_dict())
+        print_json({**made.to_dict(), "chosen": chosen})
     else:
+        if device == "auto":
+            say(f"device: {chosen}")
         print(made)

@@ -121,7 +121,7 @@ def run(
             started = time.perf_counter()
             # All rows of the job, not of a piece: work done once pays off over all of them.
             hint = max(1, len(fitted))
-            placed = place(net, device, Job(precision, hint, without=without, tables=tables), threads)
+            placed = place(net, device, Job(precision, hint, without=without, tables=tables), threads, batch)
             _announce_building(placed[0])
             engine = Engine(*placed, debug=debug)
             warm_up(engine)

@@ -43,6 +43,10 @@ class Device:
     peak: Peak
     cache_bytes: int  # of the last cache before main memory: what fits may still be there from the run before
     vector_bytes: int = field(default=0)  # of a SIMD register; 0 on a GPU
+    # Of a call with rows of the host (host_call.py):
+    call_us: float = field(default=0.0)  # beside launches, work and copies: Python, and a GPU's wait
+    bus_bandwidth: float = field(default=0.0)  # bytes/s to a GPU and back, copied on the way; 0: the rows lie there
+    graph_launch_us: float = field(default=0.0)  # of a launch behind another one, both in one graph
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
@@ -54,6 +58,8 @@ class Device:
 
 # Steady work as a share of the data sheet, where we could not measure: the H200's.
 SUSTAINED_FLOPS, SUSTAINED_BANDWIDTH = 0.7, 0.88
+# Of the bus too: NumPy rows through page-locked memory came at 44 GB/s over PCIe 5 with 16 lanes, 63 GB/s.
+SUSTAINED_BUS, PCIE_5, PCIE_4 = 0.7, 63e9, 31.5e9
 # A multiprocessor takes at most 128 B a clock from L2.
 L2_BYTES_A_CLOCK = 128
 
@@ -67,12 +73,13 @@ H200 = Device(
     flops={"fp32": 50.9e12, "tf32": 352e12, "bf16": 669e12, "fp16": 640e12, "fp8": 1275e12},
     bandwidth=4.24e12, launch_us=5.0, fast_bytes=227 << 10, memory_bytes=141 * 10**9,
     source="measured: 8192^3 products and a device copy through torch 2.11, CUDA 13.0; peak and capacity from the data "
-    "sheet, L2 from its clock, a launch among others from a graph of empty kernels",
+    "sheet, L2 from its clock, a launch among others from a graph of empty kernels; calls and the bus: NumPy rows of "
+    "decode, 7 to 2,097,152 of them",
     peak=Peak(
         {"fp32": 66.9e12, "tf32": 494.5e12, "bf16": 989e12, "fp16": 989e12, "fp8": 1979e12}, bandwidth=4.8e12,
         cache_bandwidth=132 * L2_BYTES_A_CLOCK * 1.98e9, launch_us=0.7,
     ),
-    cache_bytes=50 << 20,
+    cache_bytes=50 << 20, call_us=19.0, bus_bandwidth=SUSTAINED_BUS * PCIE_5, graph_launch_us=2.0,
 )  # fmt: skip
 _A100_PEAK = Peak(
     {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12}, bandwidth=2.039e12,
@@ -82,7 +89,8 @@ A100 = Device(
     name="NVIDIA A100 80GB SXM", kind="cuda", arch="sm_80", units=108, flops=sustained_flops(_A100_PEAK.flops),
     bandwidth=SUSTAINED_BANDWIDTH * _A100_PEAK.bandwidth, launch_us=5.0, fast_bytes=163 << 10,
     memory_bytes=80 * 10**9, peak=_A100_PEAK, cache_bytes=40 << 20,
-    source="NVIDIA A100 data sheet, dense rates; steady rates as shares of them, and launches, as on the H200",
+    call_us=H200.call_us, bus_bandwidth=SUSTAINED_BUS * PCIE_4, graph_launch_us=H200.graph_launch_us,
+    source="NVIDIA A100 data sheet, dense rates; steady rates as shares of them, launches and calls, as on the H200",
 )  # fmt: skip
 _RTX_4060_PEAK = Peak(
     {"fp32": 14.6e12, "tf32": 14.6e12, "bf16": 29.1e12, "fp16": 29.1e12}, bandwidth=256e9,
@@ -93,6 +101,7 @@ RTX_4060_LAPTOP = Device(
     flops=sustained_flops(_RTX_4060_PEAK.flops), bandwidth=SUSTAINED_BANDWIDTH * _RTX_4060_PEAK.bandwidth,
     launch_us=5.0, fast_bytes=99 << 10,
     memory_bytes=8 * 10**9, peak=_RTX_4060_PEAK, cache_bytes=32 << 20,
+    call_us=H200.call_us, bus_bandwidth=SUSTAINED_BUS * PCIE_4 / 2, graph_launch_us=H200.graph_launch_us,
     source="NVIDIA Ada architecture white paper scaled to 24 multiprocessors at 2.37 GHz; the rest as on the H200",
 )  # fmt: skip
 

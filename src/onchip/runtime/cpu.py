@@ -48,9 +48,13 @@ def check_threads(threads: int | None) -> int:
 # -- what this CPU is --------------------------------------------------------------------------------------
 
 
+PRECISION = "fp32"  # the one that the CPU's kernels compute in
+CALL_US = 4.0  # of a call beside its launch: one of a row takes 7 in all, in Python on a 3 GHz core
+
+
 def this_cpu(measure: bool = False) -> Device:
     """This machine's CPU with measured rates. Measured once (0.3 s), then kept in the cache folder."""
-    from onchip.kernels.cpu.jit import VECTOR_BYTES
+    from onchip.kernels.vectors import VECTOR_BYTES
 
     name, cores = _model_name(), core_count()
     key = hashlib.sha256(f"{name} {platform.machine()} {cores} {VECTOR_BYTES}".encode()).hexdigest()[:16]
@@ -62,15 +66,16 @@ def this_cpu(measure: bool = False) -> Device:
         # Other work on the machine can only make it look slower: the best ever seen is the nearest to the truth.
         rates = {name: max(rate, before[name] if before else 0.0) for name, rate in rates.items()}
         write_entry(folder, key, json.dumps(rates).encode())
+    flops, bandwidth = rates["flops"], rates["bandwidth"]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     return Device(
         name=name, kind="cpu", arch=f"{platform.machine()}, {VECTOR_BYTES * 8}-bit vectors", units=cores,
-        flops={"fp32": rates["flops"]}, bandwidth=rates["bandwidth"], launch_us=3.0, fast_bytes=_l2_bytes(),
-        memory_bytes=memory, vector_bytes=VECTOR_BYTES, cache_bytes=_last_cache_bytes(cores),
+        flops={PRECISION: flops}, bandwidth=bandwidth, launch_us=3.0, fast_bytes=_l2_bytes(),
+        memory_bytes=memory, vector_bytes=VECTOR_BYTES, cache_bytes=_last_cache_bytes(cores), call_us=CALL_US,
         # A library's products of this size reach three quarters of the cores' rate and more; a copy may move three
         # bytes for two, as a line is fetched before it is written; a core loads two vectors for two multiply-adds.
-        peak=Peak({"fp32": rates["flops"] * 4 / 3}, rates["bandwidth"] * 3 / 2, rates["flops"] * 8 / 3, launch_us=0.0),
-        source="measured here: float32 products of 768 and a copy, all cores; launch time assumed; "
+        peak=Peak({PRECISION: flops * 4 / 3}, bandwidth * 3 / 2, flops * 8 / 3, launch_us=0.0),
+        source="measured here: float32 products of 768 and a copy, all cores; launches and calls assumed; "
         "peak: 4/3 and 3/2 of these",
     )  # fmt: skip
 

@@ -10,11 +10,14 @@ import numpy as np
 from onchip.errors import DeviceError, InputError, PlanError, ShapeError
 from onchip.kernels.chain import given_ids
 from onchip.plan.device import KNOWN, Device
+from onchip.plan.host_call import call_us, compare, least_us
 from onchip.plan.kernel import Job, Kernel
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
 from onchip.plan.step_info import StepInfo
+from onchip.runtime.arrays import dlpack
+from onchip.runtime.cpu import PRECISION as CPU_PRECISION
 from onchip.runtime.cpu import CpuBackend, this_cpu
 from onchip.runtime.overlap import check_apart
 from onchip.spec.io import IO, with_io
@@ -163,6 +166,9 @@ class Engine:
     def _find_run(self, x: Any) -> Run | None:
         """How arrays like x are run where they lie."""
         run = None if isinstance(x, np.ndarray) else self._bound.run_like(x)
+        if run is None and _lies_on_gpu(x):
+            got, hint = f"{type(x).__module__}.{type(x).__name__} on a GPU", "onchip.compile(net, device='cuda')"
+            raise InputError("the rows lie on a GPU", got=got, expected=f"NumPy rows, for {self.chosen}", hint=hint)
         if run is not None:  # an array that is none of the device's may come again from there
             self._runs[type(x)] = run
         return run
@@ -220,6 +226,14 @@ def id_limits(net: Network) -> dict[str, int]:
     return limits
 
 
+def _lies_on_gpu(x: Any) -> bool:
+    """Whether x is an array of a GPU, of whatever library."""
+    ask = getattr(type(x), "__dlpack_device__", None)  # torch has the other one too, but not for every tensor
+    if ask is not None:
+        return int(ask(x)[0]) in (dlpack.CUDA, dlpack.CUDA_MANAGED)
+    return hasattr(type(x), "__cuda_array_interface__")
+
+
 def check_rows(x: Any, expected: TensorType) -> Array:
     """x as a contiguous array if it is rows of `expected`; ShapeError if it is not."""
     dtype = numpy_dtype(expected.dtype)
@@ -248,14 +262,24 @@ def _check_out(out: Array, shape: tuple[int, ...], dtype: str) -> None:
 
 
 def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend, str]:
-    """A device that is here, by name ("auto", "cpu", "cuda", "cuda:1"), and the reason for "auto"'s choice."""
+    """A device that is here, by name ("auto", "cpu", "cuda", "cuda:1"), and the reason for "auto"'s choice.
+
+    For no network in particular, "auto" is the GPU where there is one; `place` knows more.
+    """
+    found = _find_gpus(name, threads)
+    if found:
+        at = _device_number(name.partition(":")[2], len(found))
+        return found[at], _backend(f"cuda:{at}"), f"cuda:{at}" + (" (auto: a GPU is here)" if name == "auto" else "")
+    return this_cpu(), _backend("cpu", threads), _cpu_chosen(name, threads)
+
+
+def _find_gpus(name: str, threads: int | None) -> list[Device]:
+    """The GPUs of this machine; none where the CPU is meant, or "auto" finds none. "cuda" without one: DeviceError."""
     if not isinstance(name, str):
         raise DeviceError("not a device", got=repr(name), expected="auto, cpu, cuda or cuda:N", hint="device='auto'")
-    kind, _, index = name.partition(":")
     if name == "cpu" or (name == "auto" and threads is not None):
-        reason = "" if name == "cpu" else f" (auto: threads={threads} asks for it)"
-        return this_cpu(), CpuBackend(threads), f"cpu{reason}"
-    if name != "auto" and kind != "cuda":
+        return []
+    if name != "auto" and name.partition(":")[0] != "cuda":
         raise DeviceError("unknown device", got=name, expected="auto, cpu, cuda or cuda:N", hint="onchip devices")
     if threads is not None:
         got = f"threads={threads} and device '{name}'"
@@ -264,21 +288,32 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
     from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 
     found = cuda_devices()
-    if found:
-        from onchip.runtime.cuda.backend import CudaBackend
+    if not found and name != "auto":
+        raise DeviceError(
+            f"device '{name}' is not available", got=why_no_cuda(), expected="an NVIDIA GPU with its driver",
+            hint="--device cpu, or pip install 'onchip[cuda]' on a machine with a GPU",
+        )  # fmt: skip
+    return found
 
-        number = _device_number(index, len(found))
-        return (
-            found[number],
-            CudaBackend(number),
-            f"cuda:{number}" + (" (auto: a GPU is here)" if name == "auto" else ""),
-        )
-    if name == "auto":
-        return this_cpu(), CpuBackend(None), f"cpu (auto: {why_no_cuda()})"
-    raise DeviceError(
-        f"device '{name}' is not available", got=why_no_cuda(), expected="an NVIDIA GPU with its driver",
-        hint="--device cpu, or pip install 'onchip[cuda]' on a machine with a GPU",
-    )  # fmt: skip
+
+def _cpu_chosen(name: str, threads: int | None) -> str:
+    """The CPU as what was chosen, with the reason where "auto" was asked for and no GPU was in question."""
+    if name == "cpu":
+        return "cpu"
+    if threads is not None:
+        return f"cpu (auto: threads={threads} asks for it)"
+    from onchip.runtime.cuda.devices import why_no_cuda
+
+    return f"cpu (auto: {why_no_cuda()})"
+
+
+def _backend(name: str, threads: int | None = None) -> Backend:
+    """Of "cpu" or "cuda:N". On a GPU it takes memory there: made for the device that was chosen, and no other."""
+    if name == "cpu":
+        return CpuBackend(threads)
+    from onchip.runtime.cuda.backend import CudaBackend
+
+    return CudaBackend(int(name.partition(":")[2]))
 
 
 def _device_number(text: str, count: int) -> int:
@@ -305,23 +340,63 @@ def plan(net: Network, device: str | Device = "auto", job: Job | None = None) ->
 
     A layer that a device's kernels do not take yet is part of the plan of a device that is only known, with its floor.
     """
-    if isinstance(device, str):
-        known = device in KNOWN
-        device = KNOWN[device] if known else find_device(device)[0]
-        return make_plan(net, device, kernels_for(device), job, whole=not known)
-    return make_plan(net, device, kernels_for(device), job)
+    return plan_and_reason(net, device, job)[0]
 
 
-def place(net: Network, device: str, job: Job, threads: int | None) -> tuple[Plan, Backend, str]:
-    """Find the device and plan for it. "auto" takes the CPU where the GPU has no kernel for the job, and says so."""
-    found, backend, chosen = find_device(device, threads)
+def plan_and_reason(net: Network, device: str | Device = "auto", job: Job | None = None) -> tuple[Plan, str]:
+    """The plan, and its device with, for "auto", the reason."""
+    if isinstance(device, Device):
+        return make_plan(net, device, kernels_for(device), job), device.name
+    if device in KNOWN:
+        return make_plan(net, KNOWN[device], kernels_for(KNOWN[device]), job, whole=False), device
+    return _choose(net, device, job or Job(), None, None)
+
+
+def place(
+    net: Network, device: str, job: Job, threads: int | None, call_rows: int | None = None
+) -> tuple[Plan, Backend, str]:
+    """Plan for the device and find it. "auto" is the one that should do a call with rows of the host sooner.
+
+    call_rows  at most so many of the job's rows in one call; None: all of them
+    """
+    plan, chosen = _choose(net, device, job, threads, call_rows)
+    return plan, _backend(chosen.partition(" ")[0], threads), chosen
+
+
+def _choose(net: Network, device: str, job: Job, threads: int | None, call_rows: int | None) -> tuple[Plan, str]:
+    found = _find_gpus(device, threads)
+    if not found:
+        return _plan_here(net, job), _cpu_chosen(device, threads)
+    at = _device_number(device.partition(":")[2], len(found))
+    gpu, name = found[at], f"cuda:{at}"
+    is_auto, cpu_can = device == "auto", job.precision == CPU_PRECISION
     try:
-        return make_plan(net, found, kernels_for(found), job), backend, chosen
+        there = make_plan(net, gpu, kernels_for(gpu), job)
     except PlanError as refused:
-        if device != "auto" or found.kind == "cpu":
+        if not (is_auto and cpu_can):
             raise
-        found, backend, _ = find_device("cpu", threads)
-        return make_plan(net, found, kernels_for(found), job), backend, f"cpu (auto: {refused.what})"
+        return _plan_here(net, job), f"cpu (auto: {refused.what})"
+    if not is_auto:
+        return there, name
+    if not cpu_can:
+        return there, f"{name} (auto: the CPU does not compute in {job.precision})"
+    # Not counted: making the weights, and loading the GPU's or the CPU's code. An engine is called many times, and of
+    # all of that only the weights have an estimate.
+    B, cpu = min(call_rows or job.batch, job.batch), this_cpu()
+    there_us, least = call_us(there, B), least_us(net, job, cpu, B)
+    if least > there_us:
+        return there, compare(name, there_us, least, B, is_least=True)
+    try:
+        here = make_plan(net, cpu, kernels_for(cpu), job)
+    except PlanError as refused:
+        return there, f"{name} (auto: on the CPU, {refused.what})"
+    here_us = call_us(here, B)
+    return here if here_us <= there_us else there, compare(name, there_us, here_us, B)
+
+
+def _plan_here(net: Network, job: Job) -> Plan:
+    cpu = this_cpu()
+    return make_plan(net, cpu, kernels_for(cpu), job)
 
 
 def compile(
@@ -340,6 +415,8 @@ def compile(
     The plan, and with it the bits of every result, is fixed here: `batch_hint` is the number of rows, all together,
     that it is priced for, and the engine then runs any number.
 
+    device   "cpu", "cuda", "cuda:1"; "auto": the one that should do a call with batch_hint rows of the host sooner
+             (`chosen` says why). Who calls with arrays of a GPU asks for "cuda"
     without  rewrites to leave out, to compare: "fold", "merge", "phases"
     tables   "fp16" or "bf16" keeps the tables of a folded embedding in half precision; sums stay float32
     io       "fp32", "fp16" or "bf16": what float inputs and outputs are in memory; else what the network says

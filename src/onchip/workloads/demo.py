@@ -73,12 +73,12 @@ def make_folder(folder: Path) -> None:
         ) from None
 
 
-def save_and_load(folder: Path, net: Network, x: Array) -> tuple[Engine, tuple[Path, ...]]:
-    """Save the network in both formats and compile it as a user would: from the file."""
+def save_and_load(folder: Path, net: Network, x: Array, rows: int = ROWS) -> tuple[Engine, tuple[Path, ...]]:
+    """Save the network in both formats and compile it as a user would: from the file, for so many rows."""
     files = (folder / "digits.onnx", folder / "digits.safetensors")
     for path in files:
         save(net, path)
-    engine, twin = (compile(load_file(path)) for path in files)
+    engine, twin = (compile(load_file(path), batch_hint=rows) for path in files)
     if engine(x).tobytes() != twin(x).tobytes():
         raise KernelError("the files give different results", got=str(files[1]), expected=f"the bits of {files[0]}")
     return engine, files

@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from onchip.kernels.cpu.jit import HAS_FMA, VECTOR_BYTES
+from onchip.kernels.vectors import HAS_FMA, VECTOR_BYTES
 
 LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
 INT, INT32, FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()

@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.jit import VECTOR_BYTES
+from onchip.kernels.vectors import VECTOR_BYTES
 
 VECS = 8  # of a block: 8 sums and 8 loads in flight
 BLOCK = VECS * LANES

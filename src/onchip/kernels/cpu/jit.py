@@ -32,6 +32,7 @@ from numba.extending import intrinsic
 
 from onchip.cache import private_folder, read_entry, write_entry
 from onchip.errors import KernelError
+from onchip.kernels.vectors import HAS_FMA
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -241,22 +242,3 @@ def prefetch(typing_context: Any, where: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64), codegen
-
-
-def _host_features() -> dict[str, bool]:
-    return dict(llvm.get_host_cpu_features())
-
-
-def _vector_shape() -> tuple[int, int, bool]:
-    """Bytes of a vector register, how many there are, and whether it has fused multiply-add."""
-    features = _host_features()
-    if platform.machine().lower() in ("aarch64", "arm64"):
-        return 16, 32, True
-    if features.get("avx512f"):
-        return 64, 32, True
-    if features.get("avx2") or features.get("avx"):
-        return 32, 16, bool(features.get("fma"))
-    return 16, 16, False
-
-
-VECTOR_BYTES, VECTOR_REGISTERS, HAS_FMA = _vector_shape()

@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.jit import HAS_FMA, VECTOR_BYTES, VECTOR_REGISTERS
+from onchip.kernels.vectors import HAS_FMA, VECTOR_BYTES, VECTOR_REGISTERS
 from onchip.spec.recipe import Array, Recipe, recipe_op
 
 # A tile is ROWS_WIDE rows by VECS_WIDE vectors, a panel, where that many columns are left; else ROWS_NARROW rows by

@@ -6,7 +6,20 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from onchip.plan.device import H200, KNOWN, L2_BYTES_A_CLOCK, SUSTAINED_BANDWIDTH, Device, Peak, sustained_flops
+from onchip.plan.build_price import BUS_BANDWIDTH
+from onchip.plan.device import (
+    H200,
+    KNOWN,
+    L2_BYTES_A_CLOCK,
+    PCIE_4,
+    PCIE_5,
+    SUSTAINED_BANDWIDTH,
+    SUSTAINED_BUS,
+    Device,
+    Peak,
+    sustained_flops,
+)
+from onchip.runtime.cpu import core_count
 from onchip.runtime.cuda.driver import NEEDED_VERSION, call, version_text
 
 # What we compile for: fp32 lanes a multiprocessor, and how much faster than fp32 its tensor cores do bf16
@@ -75,7 +88,7 @@ def _describe(driver: Any, index: int) -> Device:
     }
     for known in KNOWN.values():
         if known.kind == "cuda" and known.units == here["units"] and _is_called(name, known.name):
-            return replace(known, **here)
+            return replace(known, **here, bus_bandwidth=_staged_bandwidth(known.bus_bandwidth))
     # A cubin runs on its own major version from its minor version on: take the nearest below.
     built = max((c for c in _CHIPS if c[0] == chip[0] and c[1] <= chip[1]), default=chip)
     lanes, ratio = _CHIPS.get(built, (64, 1.0))
@@ -89,10 +102,18 @@ def _describe(driver: Any, index: int) -> Device:
     return Device(
         kind="cuda", arch=f"sm_{built[0]}{built[1]}{'a' if built[0] == 9 else ''}",
         flops=sustained_flops(flops),
-        bandwidth=SUSTAINED_BANDWIDTH * bandwidth, launch_us=5.0, **here, peak=peak,
+        bandwidth=SUSTAINED_BANDWIDTH * bandwidth, launch_us=5.0, **here, peak=peak, call_us=H200.call_us,
+        # The driver does not say which bus: that of the chip's own time, with 16 lanes.
+        bus_bandwidth=_staged_bandwidth(SUSTAINED_BUS * (PCIE_5 if built >= (9, 0) else PCIE_4)),
+        graph_launch_us=H200.graph_launch_us,
         source="peak from clocks, multiprocessors and bus width as the driver tells them; steady rates as shares of "
-        "it, and launches, as on the H200",
+        "it, launches and calls, as on the H200",
     )  # fmt: skip
+
+
+def _staged_bandwidth(bus: float) -> float:
+    """Bytes/s of the host's rows over a bus of this rate: the cores that there are copy them on the way."""
+    return min(bus, core_count() * BUS_BANDWIDTH)
 
 
 def _is_called(name: str, known: str) -> bool:

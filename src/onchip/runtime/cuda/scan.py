@@ -12,10 +12,11 @@ import numpy as np
 
 from onchip.errors import InputError, ShapeError
 from onchip.kernels.cuda.scan import Scan
+from onchip.plan.host_call import SLOT_BYTES
 from onchip.runtime.arrays.adapters import ArrayAdapter, ArrayView
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu
-from onchip.runtime.cuda.staging import SLOT_BYTES, staging_of
+from onchip.runtime.cuda.staging import staging_of
 from onchip.spec.recipe import Array
 from onchip.spec.scan_op import ScanOp, check_axis, check_dtype, check_out
 from onchip.spec.types import BATCH, DTYPE_BYTES, TensorType

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from onchip.plan.host_call import OFTEN_BYTES, SLOT_BYTES
 from onchip.runtime.cuda.driver import call
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.pinned import PinnedBuffer
@@ -32,7 +33,6 @@ from onchip.spec.recipe import Array
 
 AHEAD = 2  # chunks that are copied to their slots while an earlier one is waited for
 SLOTS = AHEAD + 3  # and one sent, one with the kernels and on its way back, one copied from
-SLOT_BYTES = 8 << 20  # 150 us of the bus: several times what Python takes for a chunk; all slots fit into most L3s
 LEAST_CHUNK_BYTES = 2 << 20  # 40 us of the bus: below, waking threads and starting work takes longer than it gains
 LEAST_SLOT_BYTES = 128 << 10
 OFFERED_BYTES = 384 << 10  # 40 us of one core: less is not worth waking a thread (5 us, and its turn in Python)
@@ -43,7 +43,7 @@ MOST_PIECES = 4  # of an array's rows in a chunk: with those of AHEAD + 1 chunks
 # each of which waits some us for the one before it. Above, a kernel that reads a value twice would pay twice.
 MAPPED_BYTES = LEAST_CHUNK_BYTES
 SMALL_BYTES = 8 << 20  # a batch up to here is one such chunk, copied by the caller's thread alone
-OFTEN_BYTES = 16 << 10  # and so much, where kernels read what lies there more than once
+# OFTEN_BYTES: and so much, where kernels read what lies there more than once
 ALIGN_BYTES = 256
 MOST_LAYOUTS = 64  # of small batches, kept
 

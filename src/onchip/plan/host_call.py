@@ -1,0 +1,65 @@
+"""What a call with rows of the host takes on a device, from the caller's array to the caller's array. Data only.
+
+A CPU's kernels read the rows where they lie. A GPU's come over the bus as runtime/cuda/staging.py brings them: few rows
+in one go, copied by the caller's thread; many in chunks, so that copies and kernels run at the same time. Fitted to
+what NumPy calls took on an H200: 7 rows 24 us; 0.43 MB 79; decode in fp16, 12,800 rows 230, 25,600 rows 390, 100,000
+rows 1.09 ms, 2,097,152 rows at 44 GB/s.
+"""
+
+from __future__ import annotations
+
+from onchip.plan.build_price import BUS_BANDWIDTH
+from onchip.plan.device import Device
+from onchip.plan.kernel import Job
+from onchip.plan.plan import Plan, format_us
+from onchip.plan.rewrites import rewrite
+from onchip.spec.network import Network
+
+SLOT_BYTES = 8 << 20  # of a chunk: 150 us of the bus, several times what Python takes for it; slots fit into most L3s
+OFTEN_BYTES = 16 << 10  # of rows that kernels which read a number more than once may read over the bus
+PIPELINE_US = 700.0  # until copies in, kernels and copies out overlap, and behind the last chunk
+
+
+def call_us(plan: Plan, B: int) -> float:
+    """Microseconds of a call with B rows of the host. To build the engine is not part of it."""
+    device = plan.device
+    if not device.bus_bandwidth:
+        return device.call_us + plan.estimate_at(B)
+    net = plan.network
+    nbytes = B * sum(net.types[name].row_bytes for name in {*net.inputs, *net.outputs})
+    at_once = _work_us(plan, B) + nbytes / min(BUS_BANDWIDTH, device.bus_bandwidth) * 1e6
+    if plan.is_read_often and nbytes > OFTEN_BYTES:
+        at_once += 2 * device.launch_us  # a copy each way, and each waits for what is before it
+    chunks = -(-nbytes // SLOT_BYTES) or 1
+    work_us = chunks * _work_us(plan, -(-B // chunks))
+    in_chunks = PIPELINE_US + max(work_us, nbytes / device.bus_bandwidth * 1e6)
+    return device.call_us + min(at_once, in_chunks)
+
+
+def _work_us(plan: Plan, B: int) -> float:
+    """The launches of a plan on a GPU, which are one graph."""
+    behind = max(0, sum(group.claim.price.launches for group in plan.groups) - 1)
+    return plan.estimate_at(B) - behind * (plan.device.launch_us - plan.device.graph_launch_us)
+
+
+def least_us(net: Network, job: Job, device: Device, B: int) -> float:
+    """Microseconds that B rows take at least, whatever kernels the device has.
+
+    The CPU's take a second to load: a GPU that is sooner than this need not ask them.
+    """
+    versions = net, rewrite(net, job.without)[0]
+    flop = min(sum(version.row_flop(node) for node in version.nodes) for version in versions)
+    return flop * B / device.peak.flops[job.precision] * 1e6
+
+
+def compare(gpu: str, there_us: float, here_us: float, B: int, is_least: bool = False) -> str:
+    """The sooner device and why, for "auto": "cpu (auto: 64 rows take about 9.0 µs here, 25.0 µs on cuda:0)".
+
+    B         rows of a call
+    is_least  the CPU would take at least so long
+    """
+    rows = "1 row takes" if B == 1 else f"{B:,} rows take"
+    if here_us <= there_us:
+        return f"cpu (auto: {rows} about {format_us(here_us)} here, {format_us(there_us)} on {gpu})"
+    least = "at least " if is_least else ""
+    return f"{gpu} (auto: {rows} about {format_us(there_us)} there, {least}{format_us(here_us)} on the CPU)"

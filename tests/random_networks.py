@@ -144,7 +144,7 @@ def random_inputs(net: Network, seed: int, rows: int = ROWS) -> tuple[np.ndarray
             special = np.repeat([np.nan, np.inf, 0.0], (NAN_ROWS, INF_ROWS, ZERO_ROWS))
             special *= rng.choice((-1.0, 1.0), len(special))
             for row, value in zip(flat[-len(special) :], special, strict=True):
-                row[rng.integers(row.size)] = value
+                row[rng.integers(max(1, row.size)) :][:1] = value
             made.append(x.astype(dtype))
         elif given.dtype in ID_DTYPES:
             made.append(rng.integers(0, min(VOCABULARY, limits.get(name, VOCABULARY)), shape).astype(dtype))

@@ -192,7 +192,7 @@ def test_imported_on_a_gpu():
     ]  # fmt: skip
     assert {job.given_dtype for job in jobs[:8]} == {"float32", "float16"}
     assert {job.given_dtype for job in jobs[8:]} == {"int64"}  # ids
-    assert {job.judged for job in jobs} == {64}
+    assert [job.judged for job in jobs[::4]] == [64, 16, 64]
 
 
 def test_the_models_are_the_same_every_time():

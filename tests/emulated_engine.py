@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 
 from emulated_cuda import emulated_gpu
+from onchip.kernels import cuda
 from onchip.kernels.cuda import KERNELS, mlp_tensor
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job
 from onchip.plan.layout import ROWS, lying
 from onchip.plan.plan import values_read
-from onchip.plan.planner import make_plan
-from onchip.runtime.cuda.backend import CudaBackend
+from onchip.runtime.cuda import devices
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu
-from onchip.runtime.engine import Engine
 from onchip.spec.layers import Layer
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import materialise
@@ -52,11 +51,10 @@ def run_claim(gpu: Gpu, net: Network, claim: Claim, *xs: np.ndarray) -> np.ndarr
     return y if layout == ROWS else np.moveaxis(y, -1, 1)
 
 
-def compile_emulated(
-    monkeypatch: pytest.MonkeyPatch, net: Network, precision: str = "fp32", batch_hint: int = 1024
-) -> Engine:
-    """An engine on an emulated GPU, of the kernels that can be emulated: those with sizes at run time."""
-    emulated_gpu(monkeypatch)
+def emulate_device(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """An emulated GPU that everybody finds as device "cuda", with the kernels that can be emulated: those with sizes
+    at run time."""
+    monkeypatch.setattr(devices, "probe", lambda: ([H200], ""))
     monkeypatch.setattr(mlp_tensor, "make_lowering", lambda *_: "it is not emulated")  # then a plain product takes it
-    kernels = [kernel for kernel in KERNELS if not kernel.name.startswith("mlp_")]
-    return Engine(make_plan(net, H200, kernels, Job(precision, batch_hint)), CudaBackend(), "cuda:0")
+    monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in KERNELS if not k.name.startswith("mlp_")))
+    return emulated_gpu(monkeypatch)

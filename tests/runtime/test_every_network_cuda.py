@@ -6,7 +6,7 @@ import re
 import pytest
 
 from emulated_cuda import needs_gxx
-from emulated_engine import compile_emulated
+from emulated_engine import emulate_device
 from every_network import BATCHES, compile_ahead, every_network, programs_of
 from onchip.errors import PlanError
 from onchip.plan.device import H200
@@ -50,6 +50,11 @@ def test_few_programs_serve_all_networks():
     assert len(general) < 110
 
 
+def judge(judged, batches):
+    engine = compile(judged.net, "cuda", judged.precision, batch_hint=judged.batch_hint)
+    assert faults(judged.net, engine, 0, batches) == []
+
+
 # -- emulated --------------------------------------------------------------------------------------------------
 
 EMULATED = [
@@ -61,9 +66,8 @@ EMULATED = [
 @needs_gxx
 @pytest.mark.parametrize("name", EMULATED)
 def test_on_an_emulated_gpu(monkeypatch, name):
-    judged = NETWORKS[name]
-    engine = compile_emulated(monkeypatch, judged.net, judged.precision, judged.batch_hint)
-    assert faults(judged.net, engine, 0, (0,)) == []
+    emulate_device(monkeypatch)
+    judge(NETWORKS[name], (0,))
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------
@@ -80,6 +84,4 @@ def _kernels():
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("name", TAKEN)
 def test_on_a_gpu(name):
-    judged = NETWORKS[name]
-    engine = compile(judged.net, "cuda", judged.precision, batch_hint=judged.batch_hint)
-    assert faults(judged.net, engine, 0, BATCHES) == []
+    judge(NETWORKS[name], BATCHES)

@@ -21,7 +21,7 @@ from onnx import helper
 from onnx.backend.test.loader import load_model_tests
 
 from emulated_cuda import needs_gxx
-from emulated_engine import compile_emulated
+from emulated_engine import emulate_device
 from every_network import compile_ahead, programs_of
 from onchip.errors import DeviceError, FormatError, InputError, PlanError
 from onchip.formats.onnx_ops.base import READERS
@@ -202,8 +202,8 @@ def test_networks_of_the_suite_keep_the_promise_on_a_gpu(on_gpu, precision):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("case", ["test_softmax_axis_1_cpu", "test_reduce_mean_keepdims_random_cpu", "test_Conv1d_cpu"])
 def test_a_network_of_the_suite_on_an_emulated_gpu(networks, monkeypatch, case, precision):
-    engine = compile_emulated(monkeypatch, networks[case], precision)
-    assert faults(networks[case], engine, 0, (0,)) == []
+    emulate_device(monkeypatch)
+    assert faults(networks[case], compile(networks[case], "cuda", precision), 0, (0,)) == []
 
 
 # -- the backend itself --------------------------------------------------------------------------------------------

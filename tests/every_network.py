@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 from collections.abc import Iterable, Iterator
@@ -91,11 +92,6 @@ def programs_of(plans: Iterable[Plan], batches: Iterable[int]) -> set[Program]:
 
 def compile_ahead(programs: Iterable[Program], arch: str) -> None:
     """Fill the cache of compiled kernels, in processes: one after the other, they take longer than all the tests."""
-    spawn = multiprocessing.get_context("spawn")
     tasks = sorted(programs, key=lambda program: program.name_expression)
-    with ProcessPoolExecutor(os.cpu_count(), spawn) as pool:
-        list(pool.map(_compile_one, [(program, arch) for program in tasks], chunksize=2))
-
-
-def _compile_one(task: tuple[Program, str]) -> None:
-    compile_program(*task)
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_program, tasks, itertools.repeat(arch), chunksize=2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ import image_networks
 import layer_cases
 import mlp_networks
 import onnx_models
+import small_reports
 import text_networks
 from onchip.kernels.cuda.program import Program
 from onchip.plan.device import H200
@@ -26,54 +27,59 @@ from onchip.spec.network import Network
 
 FOLDS = 10**9  # rows for which a table is always worth building
 BATCHES = (0, 160, 4097)  # none, those of the judge a second time, several tiles of every kernel and a part of one
-FLOAT32_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 # Networks of other dtypes are computed in their own; a GPU's fp32 leaves float64 as it is.
 OWN_PRECISION = {"float16": "fp16", "bfloat16": "bf16", "float64": "fp32"}
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A network in a precision, planned for so many rows."""
+def different_plans(net: Network, precisions: Iterable[str] = PRECISIONS, batch_hint: int = 1024) -> dict[str, Plan]:
+    """Precision -> plan for an H200, but for those that compute what one before does: precision is of products.
 
-    name: str
+    PlanError where its kernels leave a layer out.
+    """
+    found: dict[str, Plan] = {}
+    for precision in precisions:
+        plan = make_plan(net, H200, kernels_for(H200), Job(precision, batch_hint))
+        if _work(plan) not in map(_work, found.values()):
+            found[precision] = plan
+    return found
+
+
+def _work(plan: Plan) -> list[tuple[object, ...]]:
+    return [(group.claim.label, group.claim.nodes, dict(group.claim.recipes)) for group in plan.groups]
+
+
+@dataclass(frozen=True)
+class TestedNetwork:
+    __test__ = False  # pytest: it is no test itself
+
     net: Network
-    precision: str
+    precisions: tuple[str, ...] = PRECISIONS
     batch_hint: int = 1024
     dtype: str = "float32"
 
-    def __str__(self) -> str:
-        return f"{self.name}, {self.precision}"
-
     @property
-    def plan(self) -> Plan:
-        """For an H200; PlanError where its kernels leave a layer out."""
-        return make_plan(self.net, H200, kernels_for(H200), Job(self.precision, self.batch_hint))
+    def plans(self) -> dict[str, Plan]:
+        return different_plans(self.net, self.precisions, self.batch_hint)
 
 
-def float32_networks() -> Iterator[tuple[str, Network, int]]:
-    """Name, network, rows that it is planned for."""
-    for case in (*layer_cases.CASES, *layer_cases.WIDE):
-        yield str(case), layer_cases.network(case), 1024
-    for name, net in (*mlp_networks.NETWORKS.items(), *image_networks.NETWORKS.items()):
-        yield name, net, 1024
-    for make in (image_networks.clipped, image_networks.branched, image_networks.signal):
-        yield make.__name__, make(), 1024
-    for name, net in text_networks.NETWORKS.items():
-        yield f"text: {name}", net, 1024
-        yield f"text: {name}, folded", net, FOLDS
-    yield "every layer", onnx_models.every_layer(), 1024
-    yield "image layers", onnx_models.image_layers(), 1024
-    yield "two groups", gpu_networks.two_groups(), 1024
-    yield "two towers", gpu_networks.two_towers(), 1024
-
-
-def every_network() -> list[Judged]:
-    found = [Judged(name, net, p, rows) for name, net, rows in float32_networks() for p in FLOAT32_PRECISIONS]
+def every_network() -> dict[str, TestedNetwork]:
+    found = {str(case): TestedNetwork(layer_cases.network(case)) for case in (*layer_cases.CASES, *layer_cases.WIDE)}
+    for networks in (mlp_networks.NETWORKS, image_networks.NETWORKS):
+        found |= {name: TestedNetwork(net) for name, net in networks.items()}
+    images = image_networks.clipped, image_networks.branched, image_networks.signal, onnx_models.image_layers
+    for make in (*images, onnx_models.every_layer, gpu_networks.two_groups, gpu_networks.two_towers):
+        found[make.__name__] = TestedNetwork(make())
+    found["faces"] = TestedNetwork(small_reports.small_faces())
+    texts = {**text_networks.NETWORKS, "sentiment": small_reports.small_sentiment()}
+    for name, net in texts.items():
+        found[f"text: {name}"] = TestedNetwork(net)
+        found[f"text: {name}, folded"] = TestedNetwork(net, batch_hint=FOLDS)
     for dtype, precision in OWN_PRECISION.items():
         networks = {str(case): layer_cases.network(case, dtype) for case in layer_cases.CASES}
-        networks["every layer"] = onnx_models.every_layer(dtype)
-        networks["image layers"] = onnx_models.image_layers(dtype)
-        found += [Judged(f"{name}, {dtype}", net, precision, dtype=dtype) for name, net in networks.items()]
+        networks["every_layer"] = onnx_models.every_layer(dtype)
+        networks["image_layers"] = onnx_models.image_layers(dtype)
+        found |= {f"{name}, {dtype}": TestedNetwork(net, (precision,), dtype=dtype) for name, net in networks.items()}
     return found
 
 

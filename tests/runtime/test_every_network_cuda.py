@@ -7,13 +7,14 @@ import pytest
 
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
-from every_network import BATCHES, compile_ahead, every_network, programs_of
+from every_network import BATCHES, PRECISIONS, compile_ahead, every_network, programs_of
+from layer_cases import CASES
 from onchip.errors import PlanError
 from onchip.plan.device import H200
 from onchip.runtime.engine import compile
 from random_networks import MANY_ROWS, faults
 
-NETWORKS = {str(judged): judged for judged in every_network()}
+NETWORKS = every_network()
 
 # Layers of a dtype that no kernel of a GPU takes, though the CPU does. The list may only shrink.
 POINTWISE = "ReLU|LeakyReLU|Sigmoid|Tanh|SiLU|GELU|Clip|Add|Mul|BatchNorm1d|BatchNorm2d|ToPixels|Cast"
@@ -22,52 +23,59 @@ REFUSED = {"float64": f"{POINTWISE}|{PRODUCTS}", "float16": "CumSum", "bfloat16"
 
 
 @functools.cache
-def why_refused(name):
-    """The dtype and the kind of layer that no kernel takes; None if there is a plan."""
-    judged = NETWORKS[name]
+def plans_of(name):
+    """By precision; a refusal is the dtype and the kind of layer that no kernel takes."""
     try:
-        _ = judged.plan
+        return NETWORKS[name].plans
     except PlanError as refused:
-        kind = re.search(r"\((\w+)\)$", refused.what)[1]
-        return judged.dtype, kind
-    return None
+        return NETWORKS[name].dtype, re.search(r"\((\w+)\)$", refused.what)[1]
+
+
+def is_taken(name):
+    return isinstance(plans_of(name), dict)
 
 
 def test_what_no_kernel_takes_is_known_and_only_shrinks():
-    refused = {found for name in NETWORKS if (found := why_refused(name))}
+    refused = {plans_of(name) for name in NETWORKS if not is_taken(name)}
     known = {(dtype, kind) for dtype, kinds in REFUSED.items() for kind in kinds.split("|")}
     assert refused <= known, f"these were taken before: {sorted(refused - known)}"
     assert refused >= known, f"strike these from REFUSED: {sorted(known - refused)}"
 
 
-TAKEN = [name for name in NETWORKS if why_refused(name) is None]
+def all_programs():
+    plans = [plan for name in NETWORKS if is_taken(name) for plan in plans_of(name).values()]
+    return programs_of(plans, (1, 2, 7, MANY_ROWS, *BATCHES))
 
 
 def test_few_programs_serve_all_networks():
     """A network of general kernels costs no compilation: only fused MLPs are made for their shapes."""
-    programs = programs_of([NETWORKS[name].plan for name in TAKEN], BATCHES)
-    general = {program for program in programs if not program.source.name.startswith("mlp_")}
-    assert len(general) < 110
+    assert sum(not program.source.name.startswith("mlp_") for program in all_programs()) < 120
 
 
-def judge(judged, batches):
-    engine = compile(judged.net, "cuda", judged.precision, batch_hint=judged.batch_hint)
-    assert faults(judged.net, engine, 0, batches) == []
+def test_precision_changes_products_and_nothing_else():
+    assert list(plans_of("residual")) == list(PRECISIONS)
+    assert list(plans_of(str(CASES[0]))) == ["fp32"]
 
 
 # -- emulated --------------------------------------------------------------------------------------------------
 
 EMULATED = [
-    "residual, fp32", "inception, fp16", "one dimension, fp32", "text: pads and stride, folded, fp32",
-    "two towers, bf16", "image layers, fp32",
+    ("residual", "fp32"), ("inception", "fp16"), ("one dimension", "fp32"), ("two_towers", "bf16"),
+    ("text: pads and stride, folded", "fp32"), ("image_layers", "fp32"),
 ]  # fmt: skip
 
 
+def faults_of(name, precision, batches):
+    tested = NETWORKS[name]
+    engine = compile(tested.net, "cuda", precision, batch_hint=tested.batch_hint)
+    return [f"{precision}: {fault}" for fault in faults(tested.net, engine, 0, batches)]
+
+
 @needs_gxx
-@pytest.mark.parametrize("name", EMULATED)
-def test_on_an_emulated_gpu(monkeypatch, name):
+@pytest.mark.parametrize(("name", "precision"), EMULATED)
+def test_on_an_emulated_gpu(monkeypatch, name, precision):
     emulate_device(monkeypatch)
-    judge(NETWORKS[name], (0,))
+    assert faults_of(name, precision, (0,)) == []
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------
@@ -76,12 +84,13 @@ def test_on_an_emulated_gpu(monkeypatch, name):
 @pytest.fixture(scope="module")
 def _kernels():
     """Compiled, by all cores."""
-    batches = (1, 2, 7, MANY_ROWS, *BATCHES)
-    compile_ahead(programs_of([NETWORKS[name].plan for name in TAKEN], batches), H200.arch)
+    compile_ahead(all_programs(), H200.arch)
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("_kernels")
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_on_a_gpu(name):
-    judge(NETWORKS[name], BATCHES)
+    if not is_taken(name):
+        pytest.skip("no kernel of a GPU takes it: REFUSED")
+    assert [fault for precision in plans_of(name) for fault in faults_of(name, precision, BATCHES)] == []

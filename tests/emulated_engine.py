@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from onchip.kernels.cuda import KERNELS
+from emulated_cuda import emulated_gpu
+from onchip.kernels import cuda
+from onchip.kernels.cuda import KERNELS, mlp_tensor
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job
 from onchip.plan.layout import ROWS, lying
 from onchip.plan.plan import values_read
+from onchip.runtime.cuda import devices
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.spec.layers import Layer
@@ -45,3 +49,12 @@ def run_claim(gpu: Gpu, net: Network, claim: Claim, *xs: np.ndarray) -> np.ndarr
     at = -(-scratch.ctypes.data // 16) * 16
     steps.enqueue([x.ctypes.data for x in inputs], [y.ctypes.data], at, gpu.stream)
     return y if layout == ROWS else np.moveaxis(y, -1, 1)
+
+
+def emulate_device(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """An emulated GPU that everybody finds as device "cuda", with the kernels that can be emulated: those with sizes
+    at run time."""
+    monkeypatch.setattr(devices, "probe", lambda: ([H200], ""))
+    monkeypatch.setattr(mlp_tensor, "make_lowering", lambda *_: "it is not emulated")  # then a plain product takes it
+    monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in KERNELS if not k.name.startswith("mlp_")))
+    return emulated_gpu(monkeypatch)

@@ -122,6 +122,23 @@ CASES = [
 ]  # fmt: skip
 
 
+# As wide as the blocks of a BLAS, whose order of sums changes there, and as the tiles of a GPU's kernels.
+WIDE = [
+    Case(Linear(), ((784,),), {"weight": (320, 784), "bias": (320,)}),
+    Case(Linear(), ((5, 301),), {"weight": (97, 301)}),
+    Case(Conv1d(), ((130, 16),), {"weight": (67, 130, 5), "bias": (67,)}),
+    Case(Conv1d(), ((130, 5),), {"weight": (67, 130, 5)}),
+    Case(Conv2d((2, 2), (1, 1, 1, 1), groups=2), ((34, 15, 15),), {"weight": (66, 17, 3, 3)}),
+    Case(ConvTranspose2d((2, 2), (1, 1, 2, 2)), ((128, 5, 5),), {"weight": (128, 33, 5, 5)}),
+    Case(Softmax(), ((3, 1003),)),
+    Case(LogSoftmax(1), ((1003, 3),)),
+    Case(GlobalMean((-1, -2)), ((3, 31, 33),)),
+    Case(GlobalMean((1,)), ((513,),)),
+    Case(CumSum(), ((1003,),)),
+    Case(AvgPool2d((7, 7), (1, 1)), ((17, 15, 15),)),
+]
+
+
 def network(case: Case, dtype: str = "float32", seed: int = 0) -> Network:
     """The case as a network of one layer 'y'."""
     rng = np.random.default_rng(seed)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from onchip.errors import PlanError
 from onchip.kernels import reference
 from onchip.plan.plan import Plan
 from onchip.runtime.check import DTYPE_ULP, NAIVE_DTYPE, CheckRow, scaled_error, unequal_batch
-from onchip.runtime.engine import Engine, compile
+from onchip.runtime.engine import Engine, compile, id_limits
 from onchip.spec.layers import (
     GELU,
     Add,
@@ -134,8 +135,8 @@ NAN_ROWS, INF_ROWS, ZERO_ROWS = 4, 4, 4  # the last of them
 def random_inputs(net: Network, seed: int, rows: int = ROWS) -> tuple[np.ndarray, ...]:
     """Rows for every input; the last ones with NaNs, infinities and zeros of both signs among their floats."""
     rng = np.random.default_rng((seed, 1))
-    made = []
-    for given in net.inputs.values():
+    made, limits = [], id_limits(net)
+    for name, given in net.inputs.items():
         shape, dtype = (rows, *given.row_shape), numpy_dtype(given.dtype)
         if "float" in given.dtype:
             x = rng.standard_normal(shape)
@@ -143,10 +144,10 @@ def random_inputs(net: Network, seed: int, rows: int = ROWS) -> tuple[np.ndarray
             special = np.repeat([np.nan, np.inf, 0.0], (NAN_ROWS, INF_ROWS, ZERO_ROWS))
             special *= rng.choice((-1.0, 1.0), len(special))
             for row, value in zip(flat[-len(special) :], special, strict=True):
-                row[rng.integers(row.size)] = value
+                row[rng.integers(max(1, row.size)) :][:1] = value
             made.append(x.astype(dtype))
         elif given.dtype in ID_DTYPES:
-            made.append(rng.integers(0, VOCABULARY, shape).astype(dtype))
+            made.append(rng.integers(0, min(VOCABULARY, limits.get(name, VOCABULARY)), shape).astype(dtype))
         else:
             low, high = (0, 2) if given.dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max + 1)
             made.append(rng.integers(low, high, shape).astype(dtype))
@@ -160,15 +161,21 @@ def judge(net: Network, seed: int, device: str = "cpu", precision: str = "fp32")
     """
     # An embedding is folded only for many rows.
     engine = compile(net, device, precision, batch_hint=(1024, 10**9)[seed % 2])
-    x = random_inputs(net, seed)
-    wrong = _unequal_bits(net, engine, x)
-    if _errors(net, engine, x):
-        # Few numbers, or few that do not cancel, are a poor yardstick: what is wrong is so among many, too.
-        wrong += _errors(net, engine, random_inputs(net, seed, MANY_ROWS))
+    wrong = faults(net, engine, seed)
     if not wrong:
         return ""
     again = f"python tests/random_networks.py {seed} --device {device} --precision {precision}"
     return "\n".join([f"random network {seed} is wrong on {device} in {precision}; to see it again: {again}", *wrong])
+
+
+def faults(net: Network, engine: Engine, seed: int, batches: Sequence[int] = ()) -> list[str]:
+    """What is wrong with an engine's results for random rows; in batches of these sizes too, of the same rows."""
+    x = random_inputs(net, seed)
+    wrong = _unequal_bits(net, engine, x, batches)
+    if _errors(net, engine, x):
+        # Few numbers, or few that do not cancel, are a poor yardstick: what is wrong is so among many, too.
+        wrong += _errors(net, engine, random_inputs(net, seed, MANY_ROWS))
+    return wrong
 
 
 def judge_many(seeds: Sequence[int], device: str, precision: str) -> list[str]:
@@ -191,7 +198,7 @@ def _as_tuple(outputs: Any) -> tuple[np.ndarray, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def _unequal_bits(net: Network, engine: Engine, x: tuple[np.ndarray, ...]) -> list[str]:
+def _unequal_bits(net: Network, engine: Engine, x: tuple[np.ndarray, ...], batches: Sequence[int]) -> list[str]:
     """Where the bits of a row depend on the batch, its place there, or the threads."""
 
     def run(*rows: np.ndarray) -> np.ndarray:
@@ -202,6 +209,10 @@ def _unequal_bits(net: Network, engine: Engine, x: tuple[np.ndarray, ...]) -> li
         wrong.append(f"a row has other bits in a batch of {size}")
     if not np.array_equal(run(*(rows[::-1] for rows in x)), whole[::-1]):
         wrong.append("a row has other bits at another place of the batch")
+    for B in batches:
+        again = np.arange(B) % len(whole)
+        if not np.array_equal(run(*(rows[again] for rows in x)), whole[again]):
+            wrong.append(f"a row has other bits in a batch of {B}")
     if engine.plan.device.kind == "cpu":
         single = compile(net, "cpu", threads=1, batch_hint=engine.plan.job.batch)
         if not np.array_equal(_bits(_as_tuple(single(*x))), whole):
@@ -211,7 +222,7 @@ def _unequal_bits(net: Network, engine: Engine, x: tuple[np.ndarray, ...]) -> li
 
 def _bits(outputs: tuple[np.ndarray, ...]) -> np.ndarray:
     """(B, bytes): all outputs of a row side by side. NaNs count as one: which sign a sum of two keeps is the chip's."""
-    flat = [np.ascontiguousarray(y).reshape(len(y), -1) for y in outputs]
+    flat = [np.ascontiguousarray(y).reshape(len(y), math.prod(y.shape[1:])) for y in outputs]
     one_nan = [np.where(y == y, y, np.full_like(y, np.nan)) if "float" in y.dtype.name else y for y in flat]
     return np.concatenate([y.view(np.uint8) for y in one_nan], axis=1)
 

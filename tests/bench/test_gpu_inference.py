@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from checks import random_mlp, rows
+from image_networks import residual
 from numpy_stage import NumpyStage
 from onchip.bench import CASES, ON_GPU, command, decode, gpu_inference, gpu_peers, mlp
 from onchip.bench.dense import dense_layers
@@ -25,6 +26,7 @@ from onchip.measure.truth import Truth
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import plan
+from text_networks import text_network
 
 QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=0, pause_s=0, min_runs=1, max_runs=2)
 
@@ -44,7 +46,7 @@ def fake_gpu(monkeypatch):
 
     def compile(net, device, precision, batch_hint, io):
         fake.asked.append((device, precision, batch_hint, io))
-        return lambda x, out: fake.engine(net, x.astype(np.float32), out)
+        return lambda x, out: fake.engine(net, x if x.dtype.kind == "i" else x.astype(np.float32), out)
 
     monkeypatch.setattr(gpu_inference, "make_stage", Stage)
     monkeypatch.setattr(gpu_inference, "compile", compile)
@@ -115,12 +117,12 @@ def test_ours_is_judged_and_timed(fake_gpu, io):
     assert fake_gpu.asked == [("cuda:0", "fp16", 33, io)]
 
 
-def test_a_row_that_nobody_writes_is_wrong(fake_gpu, monkeypatch):
+def test_a_row_that_nobody_writes_is_wrong(fake_gpu):
     def lazy(net, x, y):
         y[:-1] = reference.forward(net, x[:-1])
 
-    monkeypatch.setattr(gpu_inference, "JUDGED", 5)
-    judged = gpu_inference.give(job(500), 0).judged
+    task = job(500, judged=5)
+    judged = gpu_inference.give(task, 0).judged
     assert (judged[0], judged[-1], len(judged)) == (0, 499, 5)
 
     def skips(net, x, y):
@@ -129,7 +131,7 @@ def test_a_row_that_nobody_writes_is_wrong(fake_gpu, monkeypatch):
 
     for engine in (lazy, skips, lambda net, x, y: y.fill(0)):
         fake_gpu.engine = engine
-        outcome = run_cases(gpu_cases("mlp", [job(500)], Options(device="cuda")), QUICK)
+        outcome = run_cases(gpu_cases("mlp", [task], Options(device="cuda")), QUICK)
         assert outcome.exit_code == 1
         assert outcome.rows[0].median_ms is None
 
@@ -189,6 +191,28 @@ def test_a_peer_without_torch_is_skipped(fake_gpu):
     assert "is not installed" in outcome.skipped["triton"]
 
 
+def test_ids_are_given_as_they_are(fake_gpu):
+    net = text_network(V=9, E=3, S=5, branches=((2, 4),))
+    ids = np.random.default_rng(3).integers(0, 9, (33, 5)).astype(np.int32)
+    given = []
+
+    def engine(net, x, y):
+        given.append(x.copy())
+        y[...] = reference.forward(net, x)
+
+    fake_gpu.engine = engine
+    task = GpuJob("ids", net, 33, lambda count: np.resize(ids, (count, 5)), judged=20)
+    (row,) = run_cases(gpu_cases("imported", [task], Options(device="cuda")), QUICK).rows
+    assert row.checked, row.error
+    assert len(gpu_inference.give(task, 0).judged) <= 20
+    assert np.array_equal(given[0], ids)
+    assert gpu_inference.give(task, 0).x.dtype == np.int32
+
+
+def test_fewer_calls_make_a_sample_of_a_long_job():
+    assert [gpu_inference.calls_of(floor) for floor in (None, 0.001, 0.99, 4.0, 70.0)] == [20, 20, 20, 5, 1]
+
+
 # -- peers -------------------------------------------------------------------------------------------------
 
 
@@ -226,6 +250,30 @@ def test_torch_converts_on_the_way_in_and_out(precision, io):
         error = np.abs(y.double().numpy() - reference.forward(net, x)).max()
         assert error < {"fp32": 1e-5, "bf16": 0.1, "fp16": 1e-2}[precision]
         assert (error > 1e-5) == (precision != "fp32")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_torch_tries_images_with_channels_last(precision):
+    torch = pytest.importorskip("torch")
+    net, x = residual(), rows(5, 3, 9, 11)
+    task = GpuTask(net, precision, "float32", torch.from_numpy(x))
+    stage = types.SimpleNamespace(torch=torch, device="cpu")
+    for build in (gpu_peers.torch_eager, gpu_peers.torch_graph):
+        variants = build(task, stage)
+        assert list(variants) == ["", "channels last"]
+        for forward in variants.values():
+            error = np.abs(forward.call().double().numpy() - reference.forward(net, x)).max()
+            assert error < {"fp32": 1e-5, "bf16": 0.2}[precision]
+
+
+def test_torch_takes_ids_as_they_are():
+    torch = pytest.importorskip("torch")
+    net = text_network(dtype="int64")
+    ids = np.random.default_rng(0).integers(0, 60, (7, 11))
+    stage = types.SimpleNamespace(torch=torch, device="cpu")
+    for precision, io in (("fp32", "float32"), ("bf16", "float32")):
+        (forward,) = gpu_peers.torch_eager(GpuTask(net, precision, io, torch.from_numpy(ids)), stage).values()
+        assert np.abs(forward.call().double().numpy() - reference.forward(net, ids)).max() < 0.5
 
 
 def test_dense_layers():
@@ -344,3 +392,25 @@ def test_few_rows_are_judged_by_the_yardstick_of_many():
     assert few.allowed == steady.allowed == Truth(net, many).allowed
     assert Truth(net, many[:1]).allowed < few.allowed  # what three numbers happened to allow
     assert len(few.y) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["onchip", "torch eager", "torch graph"])
+def test_imported_networks_on_a_gpu(name):
+    if name != "onchip":
+        pytest.importorskip("torch")
+    networks = {"image": (residual(), (3, 9, 11)), "text": (text_network(dtype="int64"), (11,))}
+    for kind, (net, row_shape) in networks.items():
+
+        def inputs(count, kind=kind, row_shape=row_shape):
+            rng = np.random.default_rng(3)
+            if kind == "text":
+                return rng.integers(0, 60, (count, *row_shape))
+            return rng.standard_normal((count, *row_shape), dtype=np.float32)
+
+        jobs = [GpuJob(kind, net, 70, inputs, precision, precision, judged=64) for precision in ("fp32", "fp16")]
+        cases = gpu_cases("imported", jobs, Options(device="cuda", peers=True), gpu_peers.make_torch_peers(4096))
+        outcome = run_cases([case for case in cases if case.engine == name], QUICK)
+        assert not outcome.skipped
+        assert outcome.exit_code == 0, outcome.wrong
+        assert [row.precision for row in outcome.rows] == ["fp32", "fp16"]

@@ -184,6 +184,17 @@ def test_imported():
     assert [(case.case, case.engine) for case in other] == [("MLP, 2 rows", "onchip"), ("MLP, 3 rows", "onchip")]
 
 
+def test_imported_on_a_gpu():
+    torch = pytest.importorskip("torch")
+    jobs = imported.gpu_jobs(torch, small_models(), (1, 70))
+    assert [(job.case, job.precision) for job in jobs[:4]] == [
+        ("MLP, 1 row", "fp32"), ("MLP, 1 row", "fp16"), ("MLP, 70 rows", "fp32"), ("MLP, 70 rows", "fp16"),
+    ]  # fmt: skip
+    assert {job.given_dtype for job in jobs[:8]} == {"float32", "float16"}
+    assert {job.given_dtype for job in jobs[8:]} == {"int64"}  # ids
+    assert [job.judged for job in jobs[::4]] == [64, 16, 64]
+
+
 def test_the_models_are_the_same_every_time():
     torch = pytest.importorskip("torch")
     from onchip.bench.torch_models import MODELS

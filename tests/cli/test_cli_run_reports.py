@@ -1,6 +1,5 @@
 """onchip run on the reports' own files: sentiment and faces, at small sizes, and what is wrong with such files."""
 
-import functools
 import json
 
 import numpy as np
@@ -11,16 +10,13 @@ from onchip.formats.images import to_pixels
 from onchip.formats.rows_text import read_rows_text
 from onchip.kernels import reference
 from onchip.workloads import faces, sentiment
-
-WORDS = {"vocabulary": 50, "embedding": 12, "channels": 8, "kernels": (3, 5), "length": 16, "hidden": (20, 10)}
-PICTURES = {"latent": 100, "channels": (8, 6, 5, 3), "start": 3}  # 24x24x3
+from small_reports import PICTURES, WORDS, make_small
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """The two workloads under their names, at small sizes."""
-    monkeypatch.setattr(sentiment, "network", functools.partial(sentiment.network, **WORDS))
-    monkeypatch.setattr(faces, "network", functools.partial(faces.network, **PICTURES))
+    make_small(monkeypatch)
 
 
 @pytest.fixture

@@ -4,51 +4,13 @@ import numpy as np
 import pytest
 
 from checks import assert_error_within, rows
+from image_networks import branched, clipped, signal
 from onchip.kernels import reference
 from onchip.kernels.cpu import KERNELS
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cpu import CpuBackend, this_cpu
-from onchip.spec.layers import Add, Clip, Conv1d, Conv2d, GlobalMean, MaxPool2d, Mul, Sigmoid, Softmax
-from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
-
-
-def weight(*shape: int) -> np.ndarray:
-    return np.random.default_rng(shape).standard_normal(shape, dtype=np.float32) / np.float32(
-        np.sqrt(np.prod(shape[1:]))
-    )
-
-
-SAME = Conv2d(pads=(1, 1, 1, 1))
-
-
-def clipped() -> Network:
-    """Convolutions with a Clip between them, which is NumPy's on the CPU."""
-    nodes = [Node("c0", SAME, ("x",), {"weight": "w0"}), Node("k0", Clip(0, 0.5), ("c0",))]
-    nodes += [Node("c1", Conv2d(stride=(2, 1)), ("k0",), {"weight": "w1"}), Node("k1", Clip(-0.2, 0.3), ("c1",))]
-    nodes += [Node("c2", SAME, ("k1",), {"weight": "w2"})]
-    weights = {"w0": weight(7, 3, 3, 3), "w1": weight(9, 7, 3, 2), "w2": weight(5, 9, 3, 3)}
-    return Network({"x": TensorType(("B", 3, 11, 8))}, nodes, ("c2",), weights)
-
-
-def branched() -> Network:
-    """A value with channels last that three read: a sum, a convolution, and one that only takes rows."""
-    nodes = [Node("c0", SAME, ("x",), {"weight": "w0"}), Node("k", Clip(0, 0.5), ("c0",))]
-    nodes += [Node("c1", SAME, ("k",), {"weight": "w1"}), Node("s", Sigmoid(), ("c1",)), Node("sum", Add(), ("s", "k"))]
-    nodes += [
-        Node("soft", Softmax(1), ("k",)),
-        Node("all", Mul(), ("sum", "soft")),
-        Node("pool", MaxPool2d((2, 2)), ("all",)),
-    ]
-    weights = {"w0": weight(6, 4, 3, 3), "w1": weight(6, 6, 3, 3)}
-    return Network({"x": TensorType(("B", 4, 6, 5))}, nodes, ("pool", "sum"), weights)
-
-
-def text() -> Network:
-    nodes = [Node("c0", Conv1d(), ("x",), {"weight": "w0"}), Node("k", Clip(0), ("c0",))]
-    nodes += [Node("c1", Conv1d(), ("k",), {"weight": "w1"}), Node("mean", GlobalMean((2,)), ("c1",))]
-    return Network({"x": TensorType(("B", 5, 20))}, nodes, ("mean",), {"w0": weight(8, 5, 3), "w1": weight(70, 8, 4)})
+from onchip.spec.network import Network
 
 
 def run(net: Network, kernels, x: np.ndarray) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
@@ -83,11 +45,11 @@ class Turned(InRows):
 
 
 def test_the_cheapest_way_keeps_channels_last():
-    for net in (clipped(), text()):
+    for net in (clipped(), signal()):
         assert run(net, KERNELS, rows(3, *net.input.row_shape))[1]
 
 
-@pytest.mark.parametrize("make", [clipped, branched, text])
+@pytest.mark.parametrize("make", [clipped, branched, signal])
 @pytest.mark.parametrize("B", [1, 7, 33])
 def test_channels_last_between_groups(make, B):
     net = make()

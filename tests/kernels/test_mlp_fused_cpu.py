@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from checks import assert_error_within, random_mlp, rows
+from mlp_networks import NETWORKS
 from onchip.kernels import reference
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cpu.emit import LANES
@@ -33,22 +34,13 @@ from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
 
 SRC = Path(__file__).parents[2] / "src"
-NETWORKS = {
-    "decode": ((72, 64, 64, 4), {"bias": False}),
-    "digits": ((784, 320, 160, 10), {}),
-    "one layer": ((5, 3), {}),
-    "one number": ((1, 1), {"output": "Sigmoid"}),
-    "odd widths": ((7, 13, 5, 3), {"activation": "Tanh", "output": "Softmax"}),
-    "ten layers": ((9, 17, 16, 15, 33, 31, 32, 8, 64, 65, 2), {"activation": "Sigmoid"}),
-    "long sums": ((1000, 33, 17), {"output": "LogSoftmax"}),
-}
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("B", [1, 7, 64, 65, 1000])  # below, at and past a tile; odd on purpose
 def test_forward_is_right(name, B):
-    widths, options = NETWORKS[name]
-    net, x = random_mlp(*widths, **options), rows(B, widths[0])
+    net = NETWORKS[name]
+    x = rows(B, *net.input.row_shape)
     got = compile(net, device="cpu")(x)
     assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
 
@@ -80,8 +72,8 @@ def test_few_outputs_read_their_own_rows_only(N):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_same_bits_whatever_the_batch_and_the_threads(name):
-    widths, options = NETWORKS[name]
-    net, x = random_mlp(*widths, **options), rows(1000, widths[0])
+    net = NETWORKS[name]
+    x = rows(1000, *net.input.row_shape)
     whole = compile(net, device="cpu", threads=1)(x)
     engine = compile(net, device="cpu", threads=core_count())
     for B in (1, 2, 7, 512, 1000):

@@ -5,7 +5,7 @@ import pytest
 import threadpoolctl
 
 from checks import assert_error_within
-from layer_cases import CASES, Case, network, random_inputs
+from layer_cases import CASES, WIDE, Case, network, random_inputs
 from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.kernels.cpu.plain import Plain
@@ -14,7 +14,6 @@ from onchip.plan.kernel import Claim, Job, Price
 from onchip.spec.layers import (
     LAYERS,
     Add,
-    AvgPool2d,
     Cast,
     Conv1d,
     Conv2d,
@@ -22,9 +21,7 @@ from onchip.spec.layers import (
     CumSum,
     Embedding,
     GlobalMax,
-    GlobalMean,
     Linear,
-    LogSoftmax,
     MaxPool1d,
     ReLU,
     Softmax,
@@ -86,22 +83,6 @@ def test_bits_of_a_row_depend_on_nothing_else(case, dtype):
             np.testing.assert_array_equal(bits(got), bits(whole[first : first + B]))
     turned = run(*(np.array(x[::-1]) for x in xs))
     np.testing.assert_array_equal(bits(turned), bits(whole[::-1]))
-
-
-WIDE = [
-    Case(Linear(), ((784,),), {"weight": (320, 784), "bias": (320,)}),
-    Case(Linear(), ((5, 301),), {"weight": (97, 301)}),
-    Case(Conv1d(), ((130, 16),), {"weight": (67, 130, 5), "bias": (67,)}),
-    Case(Conv1d(), ((130, 5),), {"weight": (67, 130, 5)}),
-    Case(Conv2d((2, 2), (1, 1, 1, 1), groups=2), ((34, 15, 15),), {"weight": (66, 17, 3, 3)}),
-    Case(ConvTranspose2d((2, 2), (1, 1, 2, 2)), ((128, 5, 5),), {"weight": (128, 33, 5, 5)}),
-    Case(Softmax(), ((3, 1003),)),
-    Case(LogSoftmax(1), ((1003, 3),)),
-    Case(GlobalMean((-1, -2)), ((3, 31, 33),)),
-    Case(GlobalMean((1,)), ((513,),)),
-    Case(CumSum(), ((1003,),)),
-    Case(AvgPool2d((7, 7), (1, 1)), ((17, 15, 15),)),
-]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -4,28 +4,13 @@ import numpy as np
 import pytest
 
 from checks import assert_error_within, rows
+from gpu_networks import two_towers
 from onchip.errors import InputError, ShapeError
 from onchip.kernels import reference
 from onchip.runtime.engine import compile, id_limits
-from onchip.spec.layers import Add, Concat, Conv1d, Embedding, GlobalMax, Linear, Permute, ReLU, Reshape, Tanh
+from onchip.spec.layers import Add, Concat, Conv1d, Embedding, GlobalMax, Permute, ReLU
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
-
-
-def two_towers() -> Network:
-    """Ids and features in, their sum and the features' own way out."""
-    rng = np.random.default_rng(0)
-    weights = {
-        "table": rng.standard_normal((9, 4), dtype=np.float32),
-        "w": rng.standard_normal((4, 6), dtype=np.float32),
-    }
-    nodes = (
-        Node("emb", Embedding(), ("ids",), {"weight": "table"}), Node("flat", Reshape(), ("emb",)),
-        Node("fc", Linear(), ("x",), {"weight": "w"}), Node("act", Tanh(), ("fc",)),
-        Node("sum", Add(), ("flat", "act")),
-    )  # fmt: skip
-    types = {"ids": TensorType(("B", 1), "int64"), "x": TensorType(("B", 6))}
-    return Network(types, nodes, ("sum", "act"), weights)
 
 
 def inputs(B: int) -> tuple[np.ndarray, np.ndarray]:

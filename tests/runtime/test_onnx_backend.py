@@ -1,7 +1,8 @@
-"""ONNX's own test suite, run by onchip on the CPU: every case of every operator that the reader knows.
+"""ONNX's own test suite, run by onchip: every case of every operator that the reader knows.
 
 A case is claimed if each of its operators is in READERS. It passes, or EXCLUDED says why it cannot; an exclusion that
-excludes nothing, or something that would pass, fails.
+excludes nothing, or something that would pass, fails. On a GPU the same cases run by ONNX's own tolerances, which are
+for fp32, and their networks by the promise in every precision.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 import unittest
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +20,19 @@ import pytest
 from onnx import helper
 from onnx.backend.test.loader import load_model_tests
 
-from onchip.errors import DeviceError, FormatError, InputError
+from emulated_cuda import needs_gxx
+from emulated_engine import emulate_device
+from every_network import PRECISIONS, compile_ahead, different_plans, programs_of
+from onchip.errors import DeviceError, FormatError, InputError, PlanError
 from onchip.formats.onnx_ops.base import READERS
+from onchip.plan.device import H200
+from onchip.plan.plan import Plan
+from onchip.runtime import onnx_backend
+from onchip.runtime.engine import Engine, compile
 from onchip.runtime.onnx_backend import OnchipBackend
+from onchip.spec.network import Network
 from onnx_models import F32, model, numbers, op
+from random_networks import MANY_ROWS, ROWS, faults
 
 # Cases are found by their names, which end in the device: test_add_uint16_cpu.
 EXCLUDED = {
@@ -45,6 +56,13 @@ EXCLUDED = {
     r"^test_reduce_max_(bool_inputs|empty_set)": "reductions take floats, at least one",
 }
 LEAST = 250  # cases that pass, whatever the version of onnx brings
+# Cases of the CPU that no kernel of a GPU takes. The list may only shrink.
+NOT_ON_GPU = {
+    r"^test_(add|sub|mul)_u?int(8|16)_": "pointwise layers of ints of 8 and 16 bits",
+    r"^test_operator_add(_|constant)": "pointwise layers of float64",
+    r"^test_operator_non_float_params": "pointwise layers of int64",
+}
+MOST_NUMBERS = 1 << 16  # of a row that is judged: a case that takes all it has as one row may have millions
 
 
 @pytest.fixture(scope="module")
@@ -61,12 +79,23 @@ def claimed() -> set[str]:
     return names
 
 
-def run_cases(names: list[str]) -> unittest.TestResult:
+class CaseResult(unittest.TestResult):
+    """What became of the cases, and which one is running."""
+
+    case = ""
+
+    def startTest(self, test: unittest.TestCase) -> None:  # noqa: N802 - unittest's name
+        self.case = test.id().split(".")[-1]
+        super().startTest(test)
+
+
+def run_cases(names: list[str], result: unittest.TestResult | None = None) -> unittest.TestResult:
+    """names  with the device at the end"""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         suite = onnx.backend.test.BackendTest(OnchipBackend, __name__)
     suite.include(f"^({'|'.join(names)})$")
-    result = unittest.TestResult()
+    result = result or unittest.TestResult()
     for tests in suite.test_cases.values():
         for name in names:
             if hasattr(tests, name):
@@ -74,16 +103,20 @@ def run_cases(names: list[str]) -> unittest.TestResult:
     return result
 
 
-def is_excluded(name: str) -> bool:
-    return any(re.search(pattern, name) for pattern in EXCLUDED)
+def is_excluded(name: str, patterns: Iterable[str] = EXCLUDED) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns)
+
+
+def assert_passed(result: unittest.TestResult) -> None:
+    wrong = [f"{test}: {trace.strip().splitlines()[-1]}" for test, trace in (*result.failures, *result.errors)]
+    assert not wrong, f"{len(wrong)} of {result.testsRun} fail:\n" + "\n".join(wrong)
+    assert not result.skipped
 
 
 def test_onnx_own_suite(claimed, record_property):
     names = sorted(name for name in claimed if not is_excluded(name))
     result = run_cases(names)
-    wrong = [f"{test}: {trace.strip().splitlines()[-1]}" for test, trace in (*result.failures, *result.errors)]
-    assert not wrong, f"{len(wrong)} of {len(names)} fail:\n" + "\n".join(wrong)
-    assert not result.skipped
+    assert_passed(result)
     passed = result.testsRun
     print(f"ONNX backend suite: {passed} cases pass, {len(claimed) - passed} are excluded")
     record_property("onnx_cases", passed)
@@ -97,6 +130,78 @@ def test_no_exclusion_is_stale(claimed):
     result = run_cases(names)
     failed = {test.id().split(".")[-1] for test, _ in (*result.failures, *result.errors)}
     assert sorted(set(names) - failed) == [], "these pass, and are excluded"
+
+
+# -- on a GPU ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def networks(claimed) -> dict[str, Network]:
+    """What the CPU's cases are read as, by name."""
+    found, result = {}, CaseResult()
+
+    def remember(net: Network, device: str) -> Engine:
+        found[result.case] = net
+        return compile(net, device)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(onnx_backend, "compile", remember)
+        run_cases(sorted(name for name in claimed if not is_excluded(name)), result)
+    return found
+
+
+def is_refused(net: Network) -> bool:
+    try:
+        different_plans(net)
+    except PlanError:
+        return True
+    return False
+
+
+def test_a_gpu_takes_all_but_what_is_known(networks):
+    refused = {name for name, net in networks.items() if is_refused(net)}
+    known = {name for name in networks if is_excluded(name, NOT_ON_GPU)}
+    assert not refused - known, "these were taken before"
+    assert not known - refused, "these are taken now: strike them from NOT_ON_GPU"
+
+
+@pytest.fixture(scope="module")
+def on_gpu(networks) -> dict[str, dict[str, Plan]]:
+    """Case -> precision -> plan, of the cases that a GPU takes; their kernels are compiled, by all cores."""
+    taken = {name: different_plans(net) for name, net in networks.items() if not is_excluded(name, NOT_ON_GPU)}
+    plans = [plan for by_precision in taken.values() for plan in by_precision.values()]
+    compile_ahead(programs_of(plans, (1, 2, 7, ROWS, MANY_ROWS)), H200.arch)
+    return taken
+
+
+@pytest.mark.gpu
+def test_onnx_own_suite_on_a_gpu(on_gpu):
+    names = [name.removesuffix("cpu") + "cuda" for name in on_gpu]
+    result = run_cases(names)
+    assert_passed(result)
+    assert result.testsRun == len(names)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_networks_of_the_suite_keep_the_promise_on_a_gpu(networks, on_gpu, precision):
+    """Of random rows: the suite's own are too few for a yardstick."""
+    wrong, judged = [], 0
+    for name in (name for name, plans in on_gpu.items() if precision in plans):
+        net = networks[name]
+        if max(given.row_size for given in net.types.values()) <= MOST_NUMBERS:
+            wrong += [f"{name}: {fault}" for fault in faults(net, compile(net, "cuda", precision), 0, (0, ROWS))]
+            judged += 1
+    assert not wrong, "\n".join(wrong)
+    assert judged >= (LEAST - 20 if precision == "fp32" else 20)
+
+
+@needs_gxx
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("case", ["test_softmax_axis_1_cpu", "test_reduce_mean_keepdims_random_cpu", "test_Conv1d_cpu"])
+def test_a_network_of_the_suite_on_an_emulated_gpu(networks, monkeypatch, case, precision):
+    emulate_device(monkeypatch)
+    assert faults(networks[case], compile(networks[case], "cuda", precision), 0, (0,)) == []
 
 
 # -- the backend itself --------------------------------------------------------------------------------------------
@@ -139,10 +244,11 @@ def test_channels_are_never_taken_for_the_batch():
 
 def test_what_it_cannot_run_says_why():
     assert OnchipBackend.supports_device("CPU")
-    assert not OnchipBackend.supports_device("CUDA")
+    assert not OnchipBackend.supports_device("AUTO")
+    assert not OnchipBackend.supports_device("TPU")
     assert OnchipBackend.is_compatible(model([op("Relu", "x")]))
     assert not OnchipBackend.is_compatible(model([op("LSTM", "x x")]))
-    with pytest.raises(DeviceError, match="CUDA"):
-        OnchipBackend.prepare(model([op("Relu", "x")]), "CUDA")
+    with pytest.raises(DeviceError, match="CUDA:99"):
+        OnchipBackend.prepare(model([op("Relu", "x")]), "CUDA:99")
     with pytest.raises(FormatError, match="LSTM"):
         OnchipBackend.run_model(model([op("LSTM", "x x")]), [numbers(3, 4)])

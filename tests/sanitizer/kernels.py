@@ -95,6 +95,7 @@ GENERAL = {  # kernels with sizes at run time
         [("p", MaxPool2d((2, 2))), ("s", Softmax(1)), ("t", Permute((0, 3, 2, 1))), ("m", GlobalMean((1, 3)))],
         {},
     ),
+    "long rows": sequential(TensorType(("B", 3, 1500)), [("s", Softmax()), ("m", GlobalMean((1,)))], {}),
     "branches": Network(
         {"x": TensorType(("B", 5, 6, 7))},
         (
@@ -147,6 +148,7 @@ def run_case(net: Network, device: str, precision: str) -> str:
     return f"rows {ROWS}, error {error:.1e}: {kernels}"
 
 
+SCAN_OPS = (("sum", "float32"), ("max", "int64"))
 SCANS = ((1,), (3, 7), (5, 300), (20_001,), (3, 9000), (9000, 3), (40, 30, 5))  # a tile, several, rows, columns
 
 
@@ -163,7 +165,7 @@ def run_scan(shape: tuple[int, ...], op: str, dtype: str, device: str) -> str:
 def main(device: str = "cuda") -> int:
     find_device(device)  # DeviceError where there is none: nothing run is not nothing found
     failed = ran = 0
-    for shape, (op, dtype) in itertools.product(SCANS, (("sum", "float32"), ("max", "int64"))):
+    for shape, (op, dtype) in itertools.product(SCANS, SCAN_OPS):
         try:
             said = run_scan(shape, op, dtype, device)
         except AssertionError as error:

@@ -1,13 +1,53 @@
 """What `make sanitize` runs, as far as it goes with no GPU: planted bugs compile, its networks are right on the CPU."""
 
+import contextlib
+import itertools
+import math
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from onchip.errors import DeviceError
+import onchip.kernels.cuda
+from every_network import programs_of
+from onchip.errors import DeviceError, PlanError
+from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.program import Program
+from onchip.kernels.cuda.scan import Scan
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.nvrtc import compile_program, nvrtc_version
+from onchip.spec.scan_op import ScanOp
 from sanitizer import kernels, planted, run
+
+CUDA_FILES = Path(onchip.kernels.cuda.__file__).parent
+# __global__ void __launch_bounds__(128, 2) name(
+ENTRY = re.compile(r"__global__ void\s+(?:__launch_bounds__\(.*\)\s*)?(\w+)\(")
+
+
+def launched() -> set[Program]:
+    """What kernels.py launches on an H200."""
+    plans = []
+    for _, net in kernels.cases():
+        for precision in kernels.PRECISIONS:
+            with contextlib.suppress(PlanError):
+                plans.append(make_plan(net, H200, KERNELS, Job(precision, kernels.EXPECTED_ROWS)))
+    found = programs_of(plans, kernels.ROWS)
+    for shape, (op, dtype) in itertools.product(kernels.SCANS, kernels.SCAN_OPS):
+        for axis in {0, len(shape) - 1}:
+            sizes = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+            found |= {launch.program for launch in Scan(ScanOp(op), dtype, *sizes).steps(H200).launches}
+    return found
+
+
+def test_every_kernel_of_every_file_is_launched():
+    there = {(file.name, name) for file in CUDA_FILES.glob("*.cu") for name in ENTRY.findall(file.read_text())}
+    assert {name for name, _ in there} == {file.name for file in CUDA_FILES.glob("*.cu")}
+    ran = {(program.source.name, program.name_expression.partition("<")[0]) for program in launched()}
+    assert there - ran == set(), "give tests/sanitizer/kernels.py a case that launches it"
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

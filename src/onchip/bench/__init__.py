@@ -20,7 +20,7 @@ _HOME = {
     "faces": "onchip.bench.faces", "imported": "onchip.bench.imported", "backprop": "onchip.bench.backprop",
     "mlp": "onchip.bench.mlp", "scan": "onchip.bench.scan", "pointwise": "onchip.bench.pointwise",
 }  # fmt: skip
-ON_GPU = ("decode", "mlp", "scan", "pointwise")  # those that have cases for a GPU
+ON_GPU = ("decode", "imported", "mlp", "scan", "pointwise")  # those that have cases for a GPU
 
 
 class _Cases(Mapping[str, "Callable[[Options], list[Case]]"]):

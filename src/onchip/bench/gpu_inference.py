@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from onchip.bench.frame import ONCHIP, Case, Ready, UnavailableError
-from onchip.bench.gpu_clock import PACE, Forward, check, fastest
+from onchip.bench.gpu_clock import CALLS, PACE, Forward, check, fastest
 from onchip.bench.gpu_peers import Build, GpuTask, make_peers
 from onchip.bench.inference import PEER_SLACK, YARDSTICK
 from onchip.bench.options import Options
@@ -27,6 +27,7 @@ from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
 
 JUDGED = 4_096  # rows that are held against float64
+SAMPLE_MS = 20.0  # of a sample, at the floor: of a job that takes long, fewer calls make one
 
 # The yardstick: float16 has as many digits as TF32.
 NAIVE = {"fp32": "float32", "tf32": "float16", "bf16": "bfloat16", "fp16": "float16"}
@@ -39,10 +40,17 @@ class GpuJob:
     case: str
     net: Network
     B: int
-    inputs: Callable[[int], Array]  # so many rows (B, D_in) float32; called when the first engine is prepared
+    inputs: Callable[[int], Array]  # so many rows, float32 or ids; called when the first engine is prepared
     precision: str = "fp16"  # what products are computed in
     io: str = "fp16"  # of IO: what rows are kept in
     synchronised: bool = False
+    judged: int = JUDGED  # rows at most that are held against float64, where more would take too long
+
+    @property
+    def given_dtype(self) -> str:
+        """What rows are kept in: ids stay what they are."""
+        own = self.net.input.dtype
+        return IO[self.io] if "float" in own else own
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,32 +74,39 @@ class Given:
 def give(job: GpuJob, index: int) -> Given:
     stage = make_stage(index)
     x = job.inputs(job.B)
-    middle = np.random.default_rng(2).integers(0, job.B, JUDGED - 2)
-    judged = np.arange(job.B) if job.B <= JUDGED else np.unique([0, *middle, job.B - 1])
-    rows = _rounded(x[judged], job.io)
-    more = rows if len(rows) >= YARDSTICK else _rounded(job.inputs(YARDSTICK), job.io)
+    middle = np.random.default_rng(2).integers(0, job.B, job.judged - 2)
+    judged = np.arange(job.B) if job.judged >= job.B else np.unique([0, *middle, job.B - 1])
+    rows, many = _rounded(x[judged], job), min(YARDSTICK, job.judged)
+    more = rows if len(rows) >= many else _rounded(job.inputs(many), job)
     naive = naive_error(job.net, more, NAIVE[job.precision])
-    return Given(job, stage, stage.put(x, IO[job.io]), judged, Truth(job.net, rows).allowing(naive))
+    return Given(job, stage, stage.put(x, job.given_dtype), judged, Truth(job.net, rows).allowing(naive))
 
 
-def _rounded(x: Array, io: str) -> Array:
-    return x.astype(numpy_dtype(IO[io])).astype(np.float32)
+def _rounded(x: Array, job: GpuJob) -> Array:
+    """The rows as they lie on the GPU, in the network's own dtype."""
+    return x.astype(numpy_dtype(job.given_dtype)).astype(numpy_dtype(job.net.input.dtype))
 
 
 # -- cases -------------------------------------------------------------------------------------------------
 
 
-def gpu_cases(workload: str, jobs: Sequence[GpuJob], options: Options) -> list[Case]:
-    """onchip and, if asked for, every peer, job by job."""
+def gpu_cases(
+    workload: str, jobs: Sequence[GpuJob], options: Options, peers: Mapping[str, Build] | None = None
+) -> list[Case]:
+    """onchip and, if asked for, every peer, job by job.
+
+    peers  engine -> what builds it; those of dense networks if not given
+    """
     device = find_device(options.device)[0]
     index = int(options.device.partition(":")[2] or 0)
-    peers = make_peers() if options.peers else {}
+    asked = (make_peers() if peers is None else peers) if options.peers else {}
     made = []
     for job in jobs:
         given = functools.cache(functools.partial(give, job, index))
-        engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(ours, given, options.device)}
-        engines |= {name: functools.partial(peer, given, name, build) for name, build in peers.items()}
         floor = floor_ms(job, device)
+        calls = calls_of(floor)
+        engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(ours, given, options.device, calls)}
+        engines |= {name: functools.partial(peer, given, name, build, calls) for name, build in asked.items()}
         made += [
             Case(workload, job.case, name, prepare, work=job.B, precision=job.precision, floor_ms=floor, pace=PACE)
             for name, prepare in engines.items()
@@ -108,7 +123,12 @@ def floor_ms(job: GpuJob, device: Device) -> float | None:
         return None
 
 
-def ours(given: Callable[[], Given], device: str) -> Ready:
+def calls_of(floor: float | None) -> int:
+    """How many calls make a sample."""
+    return max(1, min(CALLS, int(SAMPLE_MS / floor))) if floor else CALLS
+
+
+def ours(given: Callable[[], Given], device: str, calls: int) -> Ready:
     task = given()
     job, stage = task.job, task.stage
     try:
@@ -122,18 +142,18 @@ def ours(given: Callable[[], Given], device: str) -> Ready:
         return y
 
     # Synchronised, it is the plain call that is promised, not a graph of it.
-    run, setting = fastest({"": Forward(call, captures=not job.synchronised)}, stage, job.synchronised)
+    run, setting = fastest({"": Forward(call, captures=not job.synchronised)}, stage, job.synchronised, calls)
     return Ready(run, functools.partial(check, stage, run, task.judge), _setting(task, setting))
 
 
-def peer(given: Callable[[], Given], name: str, build: Build) -> Ready:
+def peer(given: Callable[[], Given], name: str, build: Build, calls: int) -> Ready:
     task = given()
     job, stage = task.job, task.stage
     if not isinstance(stage, TorchStage):
         raise UnavailableError("torch for CUDA, which holds the peers' rows, is not installed")
     with explained(name):
         variants = build(GpuTask(job.net, job.precision, IO[job.io], task.x), stage)
-        run, setting = fastest(variants, stage, job.synchronised)
+        run, setting = fastest(variants, stage, job.synchronised, calls)
     return Ready(
         run,
         functools.partial(check, stage, run, functools.partial(task.judge, slack=PEER_SLACK)),

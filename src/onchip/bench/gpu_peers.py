@@ -26,6 +26,7 @@ from onchip.spec.network import Network
 from onchip.spec.types import numpy_dtype
 
 COMPILE_S, TUNE_S = 25.0, 8.0  # of all a benchmark's torch.compile; of one task's Triton settings
+NETWORKS_COMPILE_S = 90.0  # of all torch.compile of networks that are not dense
 # Graphs are recorded here, around its kernels. Those that it makes itself copy x first, and while it records them it
 # frees the workspace of cuBLAS, which the graphs of others, recorded before, still write to.
 MODE = "max-autotune-no-cudagraphs"
@@ -40,7 +41,7 @@ class GpuTask:
     net: Network
     precision: str
     io: str  # dtype of x and y
-    x: Any  # (B, D_in), a tensor
+    x: Any  # (B, ...), a tensor: of `io`, or of ids
 
 
 Build = Callable[[GpuTask, TorchStage], Variants]
@@ -49,23 +50,38 @@ Build = Callable[[GpuTask, TorchStage], Variants]
 # -- torch -------------------------------------------------------------------------------------------------
 
 
-def torch_call(task: GpuTask, stage: TorchStage) -> Callable[[Any], Any]:
-    """The network as torch runs it: weights in the type that it computes in, rows converted on the way in and out."""
+def torch_call(task: GpuTask, stage: TorchStage, **options: Any) -> Callable[[Any], Any]:
+    """The network as torch runs it: weights in the type that it computes in, rows converted on the way in and out.
+
+    options  of how its weights lie
+    """
     torch = stage.torch
     torch.set_float32_matmul_precision("high" if task.precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = task.precision == "tf32"  # else its fp32 convolutions are tf32
+    torch.backends.cudnn.benchmark = True  # it tries its convolutions and keeps the fastest
     kind, given = getattr(torch, COMPUTE[task.precision]), getattr(torch, task.io)
-    module = torch_module(task.net).eval().requires_grad_(False).to(stage.device).to(kind)
-    return module if kind == given else lambda x: module(x.to(kind)).to(given)
+    module = torch_module(task.net).eval().requires_grad_(False).to(stage.device, **options).to(kind)
+    if kind == given:
+        return module  # type: ignore[no-any-return]
+    return lambda x: module(x.to(kind) if x.is_floating_point() else x).to(given)
+
+
+def torch_calls(task: GpuTask, stage: TorchStage) -> dict[str, Callable[[], Any]]:
+    """By name: as it is and, of images, with their channels behind, into which order every call brings the rows."""
+    run = torch_call(task, stage)
+    if task.x.ndim != 4:
+        return {"": functools.partial(run, task.x)}
+    last = stage.torch.channels_last
+    turned = torch_call(task, stage, memory_format=last)
+    return {"": functools.partial(run, task.x), "channels last": lambda: turned(task.x.contiguous(memory_format=last))}
 
 
 def torch_eager(task: GpuTask, stage: TorchStage) -> Variants:
-    run = torch_call(task, stage)
-    return {"": Forward(lambda: run(task.x), captures=False)}
+    return {name: Forward(call, captures=False) for name, call in torch_calls(task, stage).items()}
 
 
 def torch_graph(task: GpuTask, stage: TorchStage) -> Variants:
-    run = torch_call(task, stage)
-    return {"": Forward(lambda: run(task.x), eager=False)}
+    return {name: Forward(call, eager=False) for name, call in torch_calls(task, stage).items()}
 
 
 class Allowance:
@@ -85,21 +101,25 @@ class Allowance:
             self._left -= time.perf_counter() - start
 
 
-def torch_compiled(allowance: Allowance, task: GpuTask, stage: TorchStage) -> Variants:
-    _check_rows("torch.compile", task)
+def torch_compiled(
+    allowance: Allowance, task: GpuTask, stage: TorchStage, mode: str = "", least_rows: int = 0
+) -> Variants:
+    """mode, least_rows  MODE and COMPILED_ROWS if not given"""
+    mode = mode or MODE
+    _check_rows("torch.compile", task, least_rows or COMPILED_ROWS)
     torch = stage.torch
     with allowance.spend("torch.compile"), contextlib.redirect_stderr(io.StringIO()):  # it prints what it tunes
         torch._dynamo.reset()
-        run = torch.compile(torch_call(task, stage), mode=MODE, dynamic=False, fullgraph=True)
+        run = torch.compile(torch_call(task, stage), mode=mode, dynamic=False, fullgraph=True)
         for _ in range(3):  # compiles
             run(task.x)
         stage.synchronise()
-    return {MODE: Forward(functools.partial(run, task.x))}
+    return {mode: Forward(functools.partial(run, task.x))}
 
 
-def _check_rows(what: str, task: GpuTask) -> None:
-    if len(task.x) < COMPILED_ROWS:
-        raise UnavailableError(f"{what} is left out below {COMPILED_ROWS:,} rows: it takes long to compile")
+def _check_rows(what: str, task: GpuTask, least: int) -> None:
+    if len(task.x) < least:
+        raise UnavailableError(f"{what} is left out below {least:,} rows: it takes long to compile")
 
 
 # -- Triton ------------------------------------------------------------------------------------------------
@@ -150,7 +170,7 @@ def load_jax() -> Any:
 
 
 def jax_jit(task: GpuTask, stage: TorchStage) -> Variants:
-    _check_rows("jax", task)
+    _check_rows("jax", task, COMPILED_ROWS)
     jax = load_jax()
     numpy = jax.numpy
     kind, given = numpy_dtype(COMPUTE[task.precision]), numpy_dtype(task.io)
@@ -172,6 +192,15 @@ def jax_jit(task: GpuTask, stage: TorchStage) -> Variants:
     x = importlib.import_module("jax.dlpack").from_dlpack(task.x)  # the same memory
     run = jax.jit(forward)
     return {"": Forward(lambda: run(x, weights), captures=False, wait=lambda y: y.block_until_ready())}
+
+
+def make_torch_peers(least_rows: int) -> dict[str, Build]:
+    """As make_peers, of networks that are not dense; torch.compile from so many rows on.
+
+    It keeps cuDNN's convolutions: to tune its own as well takes minutes a network.
+    """
+    compiled = functools.partial(torch_compiled, Allowance(NETWORKS_COMPILE_S), mode="default", least_rows=least_rows)
+    return {"torch eager": torch_eager, "torch graph": torch_graph, "torch.compile": compiled}
 
 
 def make_peers() -> dict[str, Build]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onchip.bench.frame import Case
+from onchip.bench.gpu_inference import GpuJob, gpu_cases
+from onchip.bench.gpu_peers import make_torch_peers
 from onchip.bench.inference import Rows, inference_cases
 from onchip.bench.options import Options
 from onchip.bench.peers import (
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
     from onchip.bench.torch_models import Model
 
 PIECES = (32, 128)
-JUDGED = 64
+JUDGED = 64  # rows; on a GPU fewer images, as they are judged anew for every case
 PACE = Pace(rounds=5, block_s=0.12, warm_up_s=0.05)  # there are many cases
+GPU_ROWS, GPU_PRECISIONS, GPU_IMAGES_JUDGED = (1, 64, 4_096), ("fp32", "fp16"), 16
 
 PEERS: dict[str, dict[str, Build]] = {
     "torch eager": {"": torch_eager},
@@ -44,21 +47,38 @@ def cases(options: Options, models: Sequence[Model] | None = None) -> list[Case]
     torch = load_torch(options.threads)
     from onchip.bench.torch_models import MODELS
 
+    if options.device != "cpu":
+        on_gpu = gpu_jobs(torch, models or MODELS, options.rows or GPU_ROWS)
+        return gpu_cases("imported", on_gpu, options, make_torch_peers(least_rows=max(GPU_ROWS)))
     made: list[Case] = []
     for model in models or MODELS:
         jobs = [
-            Rows(
-                f"{model.name}, {B} {'row' if B == 1 else 'rows'}",
-                B,
-                functools.partial(model.inputs, B),
-                "random weights",
-            )
+            Rows(_case(model, B), B, functools.partial(model.inputs, B), "random weights")
             for B in options.rows or model.batches
         ]
-        peers = IMAGE_PEERS if len(model.row_shape) == 3 else PEERS
+        peers = IMAGE_PEERS if _is_image(model) else PEERS
         made += inference_cases("imported", subject(torch, model), jobs, options, peers=peers, pieces=PIECES,
                                 judged=JUDGED, pace=PACE)  # fmt: skip
     return made
+
+
+def gpu_jobs(torch: Any, models: Sequence[Model], counts: Sequence[int]) -> list[GpuJob]:
+    """Every network over these numbers of rows, which lie on the GPU in the precision that is computed in."""
+    return [
+        GpuJob(_case(model, B), net, B, model.inputs, precision, precision, judged=judged)
+        for model in models
+        for net, judged in [(subject(torch, model).net, GPU_IMAGES_JUDGED if _is_image(model) else JUDGED)]
+        for B in counts
+        for precision in GPU_PRECISIONS
+    ]
+
+
+def _is_image(model: Model) -> bool:
+    return len(model.row_shape) == 3
+
+
+def _case(model: Model, B: int) -> str:
+    return f"{model.name}, {B} {'row' if B == 1 else 'rows'}"
 
 
 def subject(torch: Any, model: Model) -> Subject:

@@ -17,7 +17,7 @@ NAMES = "decode, digits, sentiment, faces, imported, backprop, mlp, scan, pointw
 def bench(
     names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help=f"{NAMES}; all if not given.")] = None,
     device: Annotated[
-        str, Option(help="auto, cpu, cuda or cuda:N; so far decode, mlp, scan and pointwise run on a GPU.")
+        str, Option(help="auto, cpu, cuda or cuda:N; so far decode, imported, mlp, scan and pointwise run on a GPU.")
     ] = "auto",
     peers: Annotated[
         bool,

@@ -16,7 +16,7 @@ from onnx.backend.base import Backend, BackendRep
 from onchip.errors import DeviceError, FormatError, InputError
 from onchip.formats.onnx_ops.base import READERS
 from onchip.formats.onnx_reader import read_model
-from onchip.runtime.engine import Engine, compile
+from onchip.runtime.engine import Engine, compile, find_device
 from onchip.spec.recipe import Array
 
 # Operands that a layer holds as weights or attributes. Where a graph has them as inputs, they are bound to the arrays
@@ -29,11 +29,15 @@ OPERANDS = {
 
 
 class OnchipBackend(Backend):  # type: ignore[misc]  # onnx has no types
-    """Runs ONNX models on the CPU through `onchip.compile`."""
+    """Runs ONNX models through `onchip.compile`, on the CPU or on a GPU: "CPU", "CUDA", "CUDA:1"."""
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        return device == "CPU"
+        try:
+            find_device(device.lower())
+        except DeviceError:
+            return False
+        return device != "AUTO"
 
     @classmethod
     def is_compatible(cls, model: Any, device: str = "CPU", **kwargs: Any) -> bool:
@@ -42,8 +46,8 @@ class OnchipBackend(Backend):  # type: ignore[misc]  # onnx has no types
     @classmethod
     def prepare(cls, model: Any, device: str = "CPU", **kwargs: Any) -> OnchipRep:
         if not cls.supports_device(device):
-            raise DeviceError("unknown device", got=device, expected="CPU")
-        return OnchipRep(model)
+            raise DeviceError("no such device", got=device, expected="CPU, or CUDA where there is a GPU")
+        return OnchipRep(model, device.lower())
 
     @classmethod
     def run_node(
@@ -65,8 +69,8 @@ class OnchipBackend(Backend):  # type: ignore[misc]  # onnx has no types
 class OnchipRep(BackendRep):  # type: ignore[misc]
     """A model and, from the first run on, its engine: only the arrays say what the operands are."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, device: str) -> None:
+        self._model, self._device = model, device
         weights = {tensor.name for tensor in model.graph.initializer}
         self._inputs = [value.name for value in model.graph.input if value.name not in weights]
         operands = {
@@ -104,4 +108,4 @@ class OnchipRep(BackendRep):  # type: ignore[misc]
             except FormatError:
                 raise error from None
             self._one_row = True
-        return compile(net, device="cpu")
+        return compile(net, self._device)

@@ -1,0 +1,131 @@
+"""One network of all kernels of a GPU, ids and images in, and arrays where a GPU finds them: real or emulated."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fake_cuda import Array
+from onchip.runtime.cuda.gpu import Gpu
+from onchip.spec.layers import (
+    Add,
+    AvgPool2d,
+    Concat,
+    Conv2d,
+    CumSum,
+    Embedding,
+    GlobalMax,
+    GlobalMean,
+    Linear,
+    MaxPool2d,
+    Mul,
+    Permute,
+    ReLU,
+    Reshape,
+    Sigmoid,
+    Softmax,
+    Tanh,
+    TokenConv,
+)
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType
+
+WORDS, PAIRS, COUNTS = 40, 30, 50  # rows of the tables
+S = 6  # ids a row
+
+
+def weight(*shape: int) -> np.ndarray:
+    fan = np.prod(shape[1:]) if len(shape) > 1 else 1
+    return np.random.default_rng(shape).standard_normal(shape, dtype=np.float32) / np.float32(np.sqrt(fan))
+
+
+def all_kernels() -> Network:
+    """Branches over words, pairs and an image, which meet in a sum.
+
+    words, pairs  (B, S) ids of an Embedding and of a TokenConv; the running totals of words look into a third table
+    image         (B, 3, 10, 9)
+    """
+    nodes = (
+        Node("words.rows", Embedding(), ("words",), {"weight": "words.table"}),
+        Node("words.turned", Permute((0, 2, 1)), ("words.rows",)),
+        Node("words.sums", CumSum(2), ("words.turned",)),
+        Node("words.flat", Reshape(), ("words.sums",)),
+        Node("totals", CumSum(1), ("words",)),
+        Node("totals.rows", Embedding(), ("totals",), {"weight": "totals.table"}),
+        Node("totals.mean", GlobalMean((1,)), ("totals.rows",)),
+        Node("pairs.sums", TokenConv(), ("pairs",), {"weight": "pairs.table"}),
+        Node("pairs.max", GlobalMax((2,)), ("pairs.sums",)),
+        Node("conv", Conv2d(pads=(1, 1, 1, 1)), ("image",), {"weight": "conv.weight", "bias": "conv.bias"}),
+        Node("relu", ReLU(), ("conv",)),
+        Node("pool", MaxPool2d((2, 2)), ("relu",)),
+        Node("smooth", AvgPool2d((3, 3), (1, 1), (1, 1, 1, 1)), ("pool",)),
+        Node("both", Concat(1), ("pool", "smooth")),
+        Node("soft", Softmax(1), ("both",)),
+        Node("image.flat", Reshape(), ("soft",)),
+        Node("all", Concat(1), ("words.flat", "image.flat")),
+        Node("wide", Linear(), ("all",), {"weight": "wide.weight"}),
+        Node("tanh", Tanh(), ("wide",)),
+        Node("narrow", Linear(), ("tanh",), {"weight": "narrow.weight"}),
+        Node("gate", Sigmoid(), ("pairs.max",)),
+        Node("gated", Mul(), ("narrow", "gate")),
+        Node("y", Add(), ("gated", "totals.mean")),
+    )
+    weights = {
+        "words.table": weight(WORDS, 8), "totals.table": weight(COUNTS, 5), "pairs.table": weight(PAIRS, 3, 5),
+        "conv.weight": weight(7, 3, 3, 3), "conv.bias": weight(7), "wide.weight": weight(2100, 8 * S + 14 * 5 * 4),
+        "narrow.weight": weight(5, 2100),
+    }  # fmt: skip
+    given = {
+        "words": TensorType(("B", S), "int64"),
+        "pairs": TensorType(("B", S), "int32"),
+        "image": TensorType(("B", 3, 10, 9)),
+    }
+    return Network(given, nodes, ("y", "soft"), weights)
+
+
+def inputs(B: int, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """Ids of words are small, so that their totals are in the table, too."""
+    rng = np.random.default_rng(seed)
+    words = rng.integers(0, COUNTS // S, (B, S))
+    pairs = rng.integers(0, PAIRS, (B, S)).astype(np.int32)
+    return words, pairs, rng.standard_normal((B, 3, 10, 9), dtype=np.float32)
+
+
+class EmulatedArrays:
+    """Arrays of the emulated GPU; a stream is a number, at which they are told to be ready."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
+    def streams(self, count: int) -> list[int]:
+        return [self._gpu.new_stream() for _ in range(count)]
+
+    @contextlib.contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        yield
+
+    def put(self, x: np.ndarray, stream: int) -> Any:
+        return Array(self._gpu, x, stream=stream)
+
+    def fetch(self, y: Any) -> np.ndarray:
+        return y.numpy()
+
+
+class TorchArrays:
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    def streams(self, count: int) -> list[Any]:
+        return [self._torch.cuda.Stream() for _ in range(count)]
+
+    def on(self, stream: Any) -> Any:
+        return self._torch.cuda.stream(stream)
+
+    def put(self, x: np.ndarray, stream: Any) -> Any:
+        return self._torch.from_numpy(x).cuda()
+
+    def fetch(self, y: Any) -> np.ndarray:
+        return y.cpu().numpy()

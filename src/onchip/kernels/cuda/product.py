@@ -176,14 +176,14 @@ class ProductAlone:
         chain = find_chain(net, start, ACTIVATIONS, casts=True)
         if chain is None:
             return
-        chain = _one_layer(net, chain)
+        chain = one_layer(net, chain)
         if why_not := mlp_tensor.why_not(net, chain, device, job):
             yield Refusal(self.name, net.nodes[start].name, why_not)
         elif isinstance(mlp_tensor.make_lowering(net, chain, device, job), str):
             yield _claim(net, chain, device, job.precision)
 
 
-def _one_layer(net: Network, chain: Chain) -> Chain:
+def one_layer(net: Network, chain: Chain) -> Chain:
     """Its first layer, without what normalises whole rows."""
     chain = chain.first(1)
     if not chain.normaliser:

@@ -60,6 +60,16 @@ static void load_box(void* to, const TensorMap& map, Signal& signal, int x, int 
     signal.add(-lines * line_bytes);
 }
 
+static void wait_for_team(int team) {
+    static emulated::Barrier of_teams[emulated::MOST_THREADS / 128];
+    emulated::arrive(of_teams[team], 128);
+}
+static void let_next_begin() {}
+static void wait_for_kernel_before() {}
+static void wait_for_cluster() { emulated::fail("blocks run one after the other here"); }
+static u32 cluster_rank() { return 0; }
+static float2 read_of_block(const float*, u32) { return {}; }
+
 template <int COUNT>
 void keep_registers() {}
 template <int COUNT>

@@ -94,6 +94,30 @@ def test_odd_shapes(gpu, precision, given, made, M, N, K):
 
 
 @needs_gxx
+@pytest.mark.parametrize(("precision", "given", "made"), CASES)
+def test_sums_in_parts(gpu, precision, given, made):
+    """Many rows: a block makes the parts one after the other."""
+    M, N, K = 300, 70, 520
+    x, w = rows(M, K), rows(N, K, seed=2)
+    product = WgmmaProduct(M, N, K, precision, (given, made), parts=2)
+    assert product.cut(UNITS)[1] == "ALONE"
+    got = run(gpu, product, x, w).astype(float)
+    exact = rounded(x, precision, given) @ rounded(w, precision).T
+    eps = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}[made]
+    assert np.abs(got - exact).max() <= eps * np.abs(exact).max()
+
+
+def test_when_sums_are_made_in_parts():
+    few, many = WgmmaProduct(16, 1024, 4096, "fp16"), WgmmaProduct(65536, 1024, 4096, "fp16")
+    assert few.splits_well(132) == 8
+    assert many.splits_well(132) == WgmmaProduct(16, 1024, 64, "fp16").splits_well(132) == 1
+    assert WgmmaProduct(16, 8192, 4096, "fp16").splits_well(132) == 1  # tiles enough
+    together = WgmmaProduct(16, 1024, 4096, "fp16", parts=8)
+    launch = together.launch(132, Input(0), Input(1), Int64(0), Output(0))
+    assert (launch.config.grid[0], launch.config.cluster) == (256, 8)
+
+
+@needs_gxx
 def test_fp32_is_as_exact_as_float32(gpu):
     x, w = rows(70, 520), rows(40, 520, seed=2)
     got = run(gpu, WgmmaProduct(70, 40, 520, "fp32"), x, w)
@@ -126,12 +150,12 @@ def test_what_it_does_not_take(product, word):
 # -- on a GPU --------------------------------------------------------------------------------------------------
 
 
-def engine_of(N, K, precision, io, layers=(), bias=True):
+def engine_of(N, K, precision, io, layers=(), bias=True, batch_hint=1024):
     weights = {"a.weight": rows(N, K, seed=2) / np.float32(np.sqrt(K))}
     if bias:
         weights["a.bias"] = rows(1, N, seed=3)[0]
     net = sequential(TensorType(("B", K)), [("a", Linear()), *layers], weights)
-    engine = compile(net, "cuda", precision, io=io)
+    engine = compile(net, "cuda", precision, io=io, batch_hint=batch_hint)
     assert engine.plan.groups[0].claim.kernel == "product_wgmma", engine.plan
     return net, engine
 
@@ -149,6 +173,21 @@ def test_layers_on_a_gpu(precision, io, eps, N, K):
     got = engine(x)
     assert np.abs(got.astype(float) - exact).max() <= eps * np.abs(exact).max()
     for first, count in ((0, 1), (17, 7), (500, 64), (130, 1100)):  # other tiles, the same bits
+        assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "io", "eps"), [("fp16", "fp16", 1e-3), ("fp32", "", 2e-6), ("bf16", "", 8e-3)])
+@pytest.mark.parametrize(("N", "K"), [(1024, 4096), (1001, 2056), (40, 1024)])
+def test_few_rows_on_a_gpu(precision, io, eps, N, K):
+    """Clusters share the sums; with more rows a block makes all parts, with the same bits."""
+    net, engine = engine_of(N, K, precision, io, [("r", ReLU())], batch_hint=16)
+    assert engine.plan.groups[0].claim.facts.parts > 1
+    x = rows(3000, K).astype(numpy_dtype(engine.input.dtype))
+    exact = reference.forward(net, x.astype(np.float32))
+    got = engine(x)
+    assert np.abs(got.astype(float) - exact).max() <= eps * np.abs(exact).max()
+    for first, count in ((0, 1), (17, 7), (500, 16), (100, 64), (1200, 100), (130, 1100)):
         assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
 
 

@@ -63,6 +63,34 @@ __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Signal&
         : "memory");
 }
 
+// Of the 128 threads of a team, which no other team waits for.
+__device__ __forceinline__ void wait_for_team(int team) {
+    asm volatile("bar.sync %0, 128;" : : "r"(team + 1) : "memory");
+}
+
+// A kernel that may begin before the one before it ends (LaunchConfig.overlaps): the next one may begin; and what the
+// one before made is there.
+__device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// The blocks of a cluster: all have come, and what they wrote to shared memory can be read there.
+__device__ __forceinline__ void wait_for_cluster() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// Two numbers that lie where `at` does, in the shared memory of another block.
+__device__ __forceinline__ float2 read_of_block(const float* at, u32 rank) {
+    u32 there;
+    float2 two;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(at)), "r"(rank));
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(two.x), "=f"(two.y) : "r"(there) : "memory");
+    return two;
+}
+
 // A warp group's part of the multiprocessor's registers: less for those that only move boxes, more for the others.
 template <int COUNT>
 __device__ __forceinline__ void keep_registers() {

@@ -11,15 +11,15 @@ template <int BM, int BN>
 struct Place {
     long long m, n;  // the tile's first row and column of y
 
-    static __device__ __forceinline__ long long count(long long M, long long N) {
-        return (M + BM - 1) / BM * ((N + BN - 1) / BN);
+    static __device__ __forceinline__ u32 count(long long M, long long N) {
+        return static_cast<u32>((M + BM - 1) / BM) * static_cast<u32>((N + BN - 1) / BN);
     }
-    __device__ __forceinline__ Place(long long M, long long N, long long tile) {
-        const long long tiles_m = (M + BM - 1) / BM, tiles_n = (N + BN - 1) / BN;
-        const long long first = tile / (GROUP * tiles_n) * GROUP, at = tile % (GROUP * tiles_n);
-        const long long rows = tiles_m - first < GROUP ? tiles_m - first : GROUP;
-        m = (first + at % rows) * BM;
-        n = at / rows * BN;
+    __device__ __forceinline__ Place(long long M, long long N, u32 tile) {
+        const u32 tiles_m = static_cast<u32>((M + BM - 1) / BM), tiles_n = static_cast<u32>((N + BN - 1) / BN);
+        const u32 first = tile / (GROUP * tiles_n) * GROUP, at = tile % (GROUP * tiles_n);
+        const u32 rows = tiles_m - first < GROUP ? tiles_m - first : GROUP;
+        m = static_cast<long long>(first + at % rows) * BM;
+        n = static_cast<long long>(at / rows) * BN;
     }
 };
 
@@ -103,24 +103,22 @@ __device__ __forceinline__ void collect_piece(u32 (&words)[4], int q) {
 
 // What a lane of a warp has of BN columns from n on of rows m and m + 8 (wgmma.cuh): the sums, the bias, the
 // activation. All lanes take part; q is lane % 4.
+// shifts  the bias of these columns, or zeros
 template <int BN, class Y>
-__device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], Y* y, const float* bias, long long m, long long n,
+__device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], Y* y, const float* shifts, long long m, long long n,
                                             int q, long long M, long long N, const Activation& activation) {
     const bool has_pairs = N % 2 == 0;
 #pragma unroll
     for (int j = 0; j < BN / 8; ++j) {
-        const long long column = n + 8 * j + 2 * q;
-        float shift[2] = {};
-        if (bias != nullptr) {
-            if (column < N) shift[0] = bias[column];
-            if (column + 1 < N) shift[1] = bias[column + 1];
-        }
+        const float2 shift = *reinterpret_cast<const float2*>(shifts + 8 * j + 2 * q);
+        c[j][0] += shift.x, c[j][1] += shift.y, c[j][2] += shift.x, c[j][3] += shift.y;
+    }
+    if (activation.code == 1) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            c[j][i] += shift[i % 2];
-            if (activation.code == 1) c[j][i] = ReLU::apply(c[j][i]);
-            else if (activation.code > 1) c[j][i] = activated(c[j][i], activation);
-        }
+        for (int i = 0; i < BN / 2; ++i) c[i / 4][i % 4] = ReLU::apply(c[i / 4][i % 4]);
+    } else if (activation.code > 1) {
+#pragma unroll
+        for (int i = 0; i < BN / 2; ++i) c[i / 4][i % 4] = activated(c[i / 4][i % 4], activation);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

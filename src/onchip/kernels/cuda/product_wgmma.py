@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +42,7 @@ SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
 TEAM, ROWS, LINE, PART = 128, 64, 128, 128  # as the .cu file has them
 ALIGN_BYTES = 1024  # of a stage
-SHARED_BYTES = 226 << 10  # for stages: signals take the rest of what a block may have
+SHARED_BYTES = 220 << 10  # for stages: biases and signals take the rest of what a block may have
 MOST_STAGES = 8
 BOX_ROWS = 16  # B, at a multiple of which rows must begin
 
@@ -70,7 +70,11 @@ class Tile:
 TILES = (
     Tile(256, 2, 0.9), Tile(128, 2, 0.8), Tile(64, 2, 0.5), Tile(32, 2, 0.25), Tile(64, 1, 0.3), Tile(32, 1, 0.15),
 )  # fmt: skip
-MOST_COLUMNS = 128  # of rows that go through registers: more would not leave enough of them
+# Of a tile, by the sums that a thread has of each number; rows that go through registers leave room for 128 at most.
+MOST_COLUMNS = {1: 256, 2: 128, 3: 64}
+TOGETHER_TILES = (Tile(32, 1, 0.15), Tile(64, 1, 0.3))  # of a cluster
+MOST_PARTS, LEAST_SLICES = 8, 4  # of a sum; of a part
+BLOCKS_A_UNIT = 2  # of a cluster's
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,7 @@ class WgmmaProduct:
     precision: str  # of PRECISIONS
     dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
     activation: Elementwise | None = None
+    parts: int = 1  # of a sum along k
 
     @property
     def is_direct(self) -> bool:
@@ -97,34 +102,58 @@ class WgmmaProduct:
                 return f"moves rows of multiples of {BOX_ROWS} B, and {self.K} numbers of {what} are none"
         return ""
 
-    def tile(self, units: int) -> Tile:
-        """The one that should be done first."""
-        tiles = [tile for tile in TILES if self.is_direct or tile.BN <= MOST_COLUMNS]
-        return min(tiles, key=lambda tile: tile.work(self.M, self.N, units))
+    def splits_well(self, units: int) -> int:
+        """Parts of a sum, such that all multiprocessors have one where there are few rows; 1 where there are many."""
+        slices = math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
+        tiles, parts = TOGETHER_TILES[0].count(self.M, self.N), 1
+        while parts < MOST_PARTS and tiles * parts < units and slices >= 2 * parts * LEAST_SLICES:
+            parts *= 2
+        return parts
+
+    def cut(self, units: int) -> tuple[Tile, str]:
+        """The tiles that should be done first, and how the parts of a sum are made."""
+        if self.parts > 1:
+            room = BLOCKS_A_UNIT * units // self.parts
+            fitting = [tile for tile in TOGETHER_TILES if tile.count(self.M, self.N) <= room]
+            if fitting:
+                return fitting[0], "TOGETHER"
+        sums = PRECISIONS[self.precision].parts + (self.parts > 1)  # that a thread has of each number
+        most = MOST_COLUMNS[sums] if self.is_direct else min(MOST_COLUMNS[sums], MOST_COLUMNS[2])
+        tiles = [tile for tile in TILES if most >= tile.BN]
+        return min(tiles, key=lambda tile: tile.work(self.M, self.N, units)), "NONE" if self.parts == 1 else "ALONE"
 
     def rate(self, units: int) -> float:
         """Share of the device's rate: what is made beside y, and multiprocessors that have nothing left to do."""
-        return self.M * self.N / (units * self.tile(units).work(self.M, self.N, units))
+        tile, split = self.cut(units)
+        if split == "TOGETHER":
+            return self.M * self.N * tile.rate / (tile.count(self.M, self.N) * tile.height * tile.BN)
+        return self.M * self.N / (units * tile.work(self.M, self.N, units))
 
     def launch(self, units: int, x: Memory, w: Memory, bias: Argument, y: Argument) -> KernelLaunch:
         """bias  of N float32, or Int64(0): none"""
-        tile, precision = self.tile(units), PRECISIONS[self.precision]
+        (tile, split), precision = self.cut(units), PRECISIONS[self.precision]
+        is_together = split == "TOGETHER"
         x_bytes, w_bytes = DTYPE_BYTES[self.dtypes[0]], DTYPE_BYTES[precision.dtype]
-        x_boxes = LINE // w_bytes * x_bytes // LINE  # as many numbers as one of w has
+        x_boxes = x_bytes // w_bytes  # as many numbers as one of w has
         stage_bytes = (x_boxes * tile.height + precision.parts * tile.BN) * LINE
-        stages = min(MOST_STAGES, (SHARED_BYTES - ALIGN_BYTES) // stage_bytes)
+        extra = ALIGN_BYTES + (4 * tile.height * tile.BN if is_together else 0)
+        room = SHARED_BYTES // (BLOCKS_A_UNIT if is_together else 1) - extra
+        stages = min(MOST_STAGES, room // stage_bytes)
         given, made = (NUMBERS[dtype] for dtype in self.dtypes)
-        head = f"product_wgmma<{precision.name}, {given}, {made}, {tile.BN}, {tile.teams}, {stages}>"
-        threads = TEAM * (tile.teams + 1)
+        head = f"product_wgmma<{precision.name}, {given}, {made}, {tile.BN}, {tile.teams}, {stages}, {split}>"
+        threads, count = TEAM * (tile.teams + 1), tile.count(self.M, self.N)
         config = LaunchConfig(
-            (min(units, tile.count(self.M, self.N)), 1, 1), (threads, 1, 1), stages * stage_bytes + ALIGN_BYTES
-        )
+            (count * self.parts if is_together else min(units, count), 1, 1), (threads, 1, 1),
+            stages * stage_bytes + extra, overlaps=True, cluster=self.parts if is_together else 1,
+        )  # fmt: skip
         arguments = (
             TensorMap(x, self.dtypes[0], (self.K, self.M), (LINE // x_bytes, tile.height), LINE),
             TensorMap(w, precision.dtype, (self.K, self.N, precision.parts), (LINE // w_bytes, tile.BN, 1), LINE),
-            bias, y, Int64(self.M), Int64(self.N), Int64(self.K), *map(UInt32, activation_words(self.activation)),
+            bias, y, Int64(self.M), Int64(self.N), Int64(self.K), UInt32(self.parts),
+            *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        return KernelLaunch(Program(SOURCE, head), config, arguments, Budget(65536 // threads // 8 * 8))
+        registers = 65536 // (threads * (BLOCKS_A_UNIT if is_together else 1)) // 8 * 8
+        return KernelLaunch(Program(SOURCE, head), config, arguments, Budget(registers))
 
 
 # -- as a layer of a network -----------------------------------------------------------------------------------
@@ -142,9 +171,11 @@ class WgmmaLowering:
     activation: Elementwise | None
     has_bias: bool
     units: int
+    parts: int = 1
 
     def product(self, B: int) -> WgmmaProduct:
-        return WgmmaProduct(B * self.vectors, self.N, self.K, self.precision, self.dtypes, self.activation)
+        M = B * self.vectors
+        return WgmmaProduct(M, self.N, self.K, self.precision, self.dtypes, self.activation, self.parts)
 
     def at(self, B: int) -> Steps:
         if not B * self.vectors:
@@ -172,13 +203,16 @@ class ProductWgmma:
         if why := lowering.product(1).why_not():
             yield Refusal(self.name, net.nodes[start].name, why)
         else:
-            yield _claim(net, chain, lowering, job)
+            parts = lowering.product(max(1, job.batch)).splits_well(device.units)
+            yield _claim(net, chain, replace(lowering, parts=parts), job)
 
 
 def _claim(net: Network, chain: Chain, lowering: WgmmaLowering, job: Job) -> Claim:
     price, recipes = forward_price(net, chain), weight_recipes(chain.layers[0], job.precision)
     parts = PRECISIONS[job.precision].parts
-    step = f"k in steps of {PRECISIONS[job.precision].step} by wgmma"
+    order = f"k in steps of {PRECISIONS[job.precision].step} by wgmma"
+    order += f", parts of {PART}" if parts > 1 else ""
+    order += f", {lowering.parts} parts" if lowering.parts > 1 else ""
     return Claim(
         kernel=ProductWgmma.name,
         label=f"{ProductWgmma.name}<{chain.label}>",
@@ -192,7 +226,7 @@ def _claim(net: Network, chain: Chain, lowering: WgmmaLowering, job: Job) -> Cla
         ),
         why="tensor cores, a tile a block",
         recipes=recipes,
-        order=step + (f", parts of {PART}" if parts > 1 else ""),
+        order=order,
         reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # by every column of tiles
         facts=lowering,
     )
@@ -229,9 +263,9 @@ def tf32_weight(weight: Array) -> Array:
 
 
 def _instance(
-    name: str, M: int, N: int, K: int, precision: str, dtypes: tuple[str, str] = ("float32", "float32")
+    name: str, M: int, N: int, K: int, precision: str, dtypes: tuple[str, str] = ("float32", "float32"), parts: int = 1
 ) -> Instance:
-    product, nothing = WgmmaProduct(M, N, K, precision, dtypes), Input(0)
+    product, nothing = WgmmaProduct(M, N, K, precision, dtypes, parts=parts), Input(0)
     return Instance(name, lambda device: product.launch(device.units, nothing, nothing, Int64(0), Int64(0)))
 
 
@@ -243,5 +277,9 @@ INSTANCES = (
     _instance("large fp16, rows in float32", 8192, 8192, 8192, "fp16"),
     _instance("few rows fp16", 7, 4096, 4096, "fp16", ("float16", "float16")),
     _instance("few rows fp32", 7, 4096, 4096, "fp32"),
+    _instance("few rows fp16, in parts", 7, 1024, 4096, "fp16", ("float16", "float16"), parts=4),
+    _instance("few rows fp32, in parts", 7, 1024, 4096, "fp32", parts=4),
+    _instance("many rows fp16, in parts", 8192, 1024, 4096, "fp16", ("float16", "float16"), parts=4),
+    _instance("many rows fp32, in parts", 8192, 1024, 4096, "fp32", parts=4),
     _instance("few columns fp16", 65536, 10, 512, "fp16", ("float16", "float16")),
 )

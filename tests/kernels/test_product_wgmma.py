@@ -109,12 +109,12 @@ def test_sums_in_parts(gpu, precision, given, made):
 
 def test_when_sums_are_made_in_parts():
     few, many = WgmmaProduct(16, 1024, 4096, "fp16"), WgmmaProduct(65536, 1024, 4096, "fp16")
-    assert few.splits_well(132) == 8
+    assert few.splits_well(132) == 4
     assert many.splits_well(132) == WgmmaProduct(16, 1024, 64, "fp16").splits_well(132) == 1
     assert WgmmaProduct(16, 8192, 4096, "fp16").splits_well(132) == 1  # tiles enough
-    together = WgmmaProduct(16, 1024, 4096, "fp16", parts=8)
+    together = WgmmaProduct(16, 1024, 4096, "fp16", parts=4)
     launch = together.launch(132, Input(0), Input(1), Int64(0), Output(0))
-    assert (launch.config.grid[0], launch.config.cluster) == (256, 8)
+    assert (launch.config.grid[0], launch.config.cluster) == (128, 4)
 
 
 @needs_gxx

@@ -84,7 +84,9 @@ __device__ __forceinline__ void finish(const Acc (&sums)[V], Y* y, const float* 
 }
 
 // Out of line for the same reason.
-__device__ __noinline__ float activated(float v, const Activation activation) { return activation(v); }
+__device__ __noinline__ float4 activated(float4 v, const Activation activation) {
+    return {activation(v.x), activation(v.y), activation(v.z), activation(v.w)};
+}
 
 // Four lanes next to each other have a word of each of four pieces: lane q gets all words of piece q.
 __device__ __forceinline__ void collect_piece(u32 (&words)[4], int q) {
@@ -118,7 +120,10 @@ __device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], Y* y, const f
         for (int i = 0; i < BN / 2; ++i) c[i / 4][i % 4] = ReLU::apply(c[i / 4][i % 4]);
     } else if (activation.code > 1) {
 #pragma unroll
-        for (int i = 0; i < BN / 2; ++i) c[i / 4][i % 4] = activated(c[i / 4][i % 4], activation);
+        for (int j = 0; j < BN / 8; ++j) {
+            const float4 four = activated({c[j][0], c[j][1], c[j][2], c[j][3]}, activation);
+            c[j][0] = four.x, c[j][1] = four.y, c[j][2] = four.z, c[j][3] = four.w;
+        }
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -9,6 +9,8 @@
 //         tensor cores cut off what they do not keep. Then comes the bias. Neither the tile nor M decides anything.
 // Floor   2 M N K flop. 8,192 cubed in fp16: 1.1 Tflop / 989 Tflop/s = 1.11 ms; in fp32: 3 * 1.1 / 494.5 = 6.67 ms.
 //         A step of 64 rows and 256 columns takes 128 cycles and reads 10 KB of shared memory, of 16.
+//         Few rows come in boxes of as many: zeros for those that are not there would cost time, and nobody looks at
+//         what is made of the room that they leave as it was.
 // Layout  x (M, K), y (M, N) row-major, w (PARTS, N, K): of fp32 the upper parts, then the lower ones; bias (N) or none.
 // Shared  STAGES * (TEAMS * 64 * X_BYTES + PARTS * BN * 128) B, and 1 KB to begin at a multiple of it, and signals:
 //         197 KB + 1 KB for 128 x 256 in four stages of fp16.
@@ -122,9 +124,9 @@ __device__ __forceinline__ void add_up_together(const float (&c)[BN / 8][4], flo
 enum Split { NONE, ALONE, TOGETHER };
 
 template <class P, class X, class Y, int BN, int TEAMS, int STAGES, Split SPLIT>
-__global__ void __launch_bounds__(TEAM * (TEAMS + 1), SPLIT == TOGETHER ? 2 : 1)
+__global__ void __launch_bounds__(TEAM * (TEAMS + 1), 1)
 product_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias,
-              Y* y, long long M, long long N, long long K, u32 parts, u32 code, u32 a_bits, u32 b_bits) {
+              Y* y, long long M, long long N, long long K, u32 box_rows, u32 parts, u32 code, u32 a_bits, u32 b_bits) {
     using O = Operands<P, X>;
     using Multiplied = typename MultipliedAs<P>::type;
     constexpr int BM = ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
@@ -153,11 +155,11 @@ product_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ T
     const u32 first_tile = SPLIT == TOGETHER ? blockIdx.x / parts : blockIdx.x;
 
     if (team == TEAMS) {
-        if constexpr (SPLIT != TOGETHER) keep_registers<40>();
+        keep_registers<40>();
         if (threadIdx.x % TEAM != 0) return;
         const auto load_w = [&](u32 turn, int slice, const Place<BM, BN>& place) {
             const u32 s = turn % STAGES;
-            full[s].arrive_expecting(STAGE_BYTES);
+            full[s].arrive_expecting(O::X_BOXES * box_rows * LINE + W_BYTES);
 #pragma unroll
             for (int i = 0; i < O::PARTS; ++i)
                 load_box(stages + s * STAGE_BYTES + X_BYTES + i * BN * LINE, w_map, full[s],
@@ -186,7 +188,7 @@ product_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ T
         return;
     }
 
-    if constexpr (SPLIT != TOGETHER) take_registers<TEAMS == 2 ? 232 : 240>();
+    take_registers<TEAMS == 2 ? 232 : 240>();
     const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
     const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     const int row = ROWS * team + 16 * warp + row_of<P, X>(g);
@@ -198,57 +200,67 @@ product_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ T
             shifts[now][team][i] = bias != nullptr && place.n + i < N ? bias[place.n + i] : 0.0f;
         float sums[BN / 8][4];
         float totals[O::PARTS == 2 ? BN / 8 : 1][4] = {}, whole[SPLIT == ALONE ? BN / 8 : 1][4] = {};
-        Rows<P> rows, next;
-        const auto read_rows = [&](Rows<P>& to, u32 of) {
-            full[of % STAGES].wait(of / STAGES % 2);
-            to.template read<BM>(stages + of % STAGES * STAGE_BYTES, row, q);
-        };
-        if constexpr (!O::is_direct) read_rows(rows, turn);
         int in_part = 0;  // slices of the part that are done
-        for (int slice = 0; slice < slices; ++slice, ++turn) {
-            const u32 s = turn % STAGES, at = shared_address(stages + s * STAGE_BYTES), w_at = at + X_BYTES;
-            const bool adds = O::PARTS == 2 ? in_part % SLICES_A_PART != 0 : in_part != 0;  // to earlier sums
-            if constexpr (O::is_direct) {
-                full[s].wait(turn / STAGES % 2);
-                begin_products();
-#pragma unroll
-                for (int step = 0; step < O::STEPS; ++step)
-                    Wgmma<P, BN>::add(sums, mixed_tile(at + team * (ROWS * LINE) + 32 * step),
-                                      mixed_tile(w_at + 32 * step), adds || step > 0);
-                end_products();
-                // Those of the slice before are done: its room goes back.
-                wait_for_products<1>();
-                if (slice > 0 && threadIdx.x % 32 == 0) empty[(turn - 1) % STAGES].arrive();
-            } else {
-                begin_products();
-#pragma unroll
-                for (int step = 0; step < O::STEPS; ++step) {
-                    const unsigned long long upper = mixed_tile(w_at + 32 * step);
-                    if constexpr (O::PARTS == 2) {
-                        Wgmma<Multiplied, BN>::add(sums, rows.low[step], upper, adds || step > 0);
-                        Wgmma<Multiplied, BN>::add(sums, rows.a[step], mixed_tile(w_at + BN * LINE + 32 * step), true);
-                    }
-                    Wgmma<Multiplied, BN>::add(sums, rows.a[step], upper, O::PARTS == 2 || adds || step > 0);
-                }
-                end_products();
-                if (slice + 1 < slices) read_rows(next, turn + 1);  // while the tensor cores are at it
-                wait_for_products<0>();
-                if (threadIdx.x % 32 == 0) empty[s].arrive();
-                rows = next;
-            }
-            ++in_part;
+        // Slice number `slice` of this tile: adds its products to the sums, and these where they go.
+        const auto multiply = [&](int slice, auto add_products) {
+            const u32 at = shared_address(stages + turn % STAGES * STAGE_BYTES);
+            add_products(at, at + X_BYTES, O::PARTS == 2 ? in_part % SLICES_A_PART != 0 : in_part != 0);
+            ++in_part, ++turn;
             const bool ends = in_part == part_slices || slice + 1 == slices;
             if constexpr (O::PARTS == 2) {
                 if (in_part % SLICES_A_PART == 0 || ends) add_up(totals, sums);
             }
             if constexpr (SPLIT == ALONE) {
-                if (ends) {
-                    if constexpr (O::is_direct) wait_for_products<0>();
-                    if constexpr (O::PARTS == 2) add_up(whole, totals);
-                    else add_up(whole, sums);
-                    if constexpr (O::PARTS == 2) clear(totals);
-                    in_part = 0;
-                }
+                if (!ends) return;
+                if constexpr (O::is_direct) wait_for_products<0>();
+                if constexpr (O::PARTS == 2) add_up(whole, totals), clear(totals);
+                else add_up(whole, sums);
+                in_part = 0;
+            }
+        };
+        if constexpr (O::is_direct) {
+            for (int slice = 0; slice < slices; ++slice)
+                multiply(slice, [&](u32 x_at, u32 w_at, bool adds) {
+                    full[turn % STAGES].wait(turn / STAGES % 2);
+                    begin_products();
+#pragma unroll
+                    for (int step = 0; step < O::STEPS; ++step)
+                        Wgmma<P, BN>::add(sums, mixed_tile(x_at + team * (ROWS * LINE) + 32 * step),
+                                          mixed_tile(w_at + 32 * step), adds || step > 0);
+                    end_products();
+                    // Those of the slice before are done: its room goes back.
+                    wait_for_products<1>();
+                    if (slice > 0 && threadIdx.x % 32 == 0) empty[(turn - 1) % STAGES].arrive();
+                });
+        } else {
+            const auto read_rows = [&](Rows<P>& to, u32 of) {
+                full[of % STAGES].wait(of / STAGES % 2);
+                to.template read<BM>(stages + of % STAGES * STAGE_BYTES, row, q);
+            };
+            const auto multiply_rows = [&](int slice, const Rows<P>& rows, Rows<P>& next) {
+                multiply(slice, [&](u32, u32 w_at, bool adds) {
+                    begin_products();
+#pragma unroll
+                    for (int step = 0; step < O::STEPS; ++step) {
+                        const unsigned long long upper = mixed_tile(w_at + 32 * step);
+                        if constexpr (O::PARTS == 2) {
+                            const unsigned long long lower = mixed_tile(w_at + BN * LINE + 32 * step);
+                            Wgmma<Multiplied, BN>::add(sums, rows.low[step], upper, adds || step > 0);
+                            Wgmma<Multiplied, BN>::add(sums, rows.a[step], lower, true);
+                        }
+                        Wgmma<Multiplied, BN>::add(sums, rows.a[step], upper, O::PARTS == 2 || adds || step > 0);
+                    }
+                    end_products();
+                    if (slice + 1 < slices) read_rows(next, turn + 1);  // while the tensor cores are at it
+                    wait_for_products<0>();
+                    if (threadIdx.x % 32 == 0) empty[turn % STAGES].arrive();
+                });
+            };
+            Rows<P> even, odd;
+            read_rows(even, turn);
+            for (int slice = 0; slice < slices; slice += 2) {
+                multiply_rows(slice, even, odd);
+                if (slice + 1 < slices) multiply_rows(slice + 1, odd, even);
             }
         }
         if constexpr (O::is_direct) {

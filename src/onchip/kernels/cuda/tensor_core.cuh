@@ -9,62 +9,11 @@
 #pragma once
 
 #include "number.cuh"
+#include "wgmma.cuh"
 
 // -- wgmma: four warps, 64 rows, N columns; asynchronous ------------------------------------------------------
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-#define ONCHIP_C4(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
-#define ONCHIP_A4 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-#define ONCHIP_R8(a, b, c, d, e, f, g, h) "%" #a ",%" #b ",%" #c ",%" #d ",%" #e ",%" #f ",%" #g ",%" #h
-// NAME: shape and types; END: the rest of the immediates. The first product of a sum does not read c.
-#define ONCHIP_WGMMA(NAME, END, COLUMNS, AFTER, ...)                                                     \
-    asm volatile("{.reg .pred sums; setp.ne.b32 sums, " AFTER ", 0;\n"                                   \
-                 "wgmma.mma_async.sync.aligned." NAME " {" COLUMNS "}, " END "}" : __VA_ARGS__           \
-                 : ONCHIP_A4, "l"(tiles), "r"(static_cast<int>(sums)))
-
-template <class P, int N>
-struct Wgmma;
-#define ONCHIP_WGMMA_OF(P, SHAPE, TYPES, LAST)                                                                        \
-    template <>                                                                                                       \
-    struct Wgmma<P, 8> {                                                                                              \
-        static __device__ __forceinline__ void add(float (*c)[4], const u32 (&a)[4], unsigned long long tiles,        \
-                                                   bool sums) {                                                       \
-            ONCHIP_WGMMA("m64n8" SHAPE TYPES, "{%4,%5,%6,%7}, %8, sums, 1, 1" LAST ";", "%0,%1,%2,%3", "%9",          \
-                         ONCHIP_C4(0));                                                                               \
-        }                                                                                                             \
-    };                                                                                                                \
-    template <>                                                                                                       \
-    struct Wgmma<P, 16> {                                                                                             \
-        static __device__ __forceinline__ void add(float (*c)[4], const u32 (&a)[4], unsigned long long tiles,        \
-                                                   bool sums) {                                                       \
-            ONCHIP_WGMMA("m64n16" SHAPE TYPES, "{%8,%9,%10,%11}, %12, sums, 1, 1" LAST ";",                           \
-                         ONCHIP_R8(0, 1, 2, 3, 4, 5, 6, 7), "%13", ONCHIP_C4(0), ONCHIP_C4(1));                       \
-        }                                                                                                             \
-    };                                                                                                                \
-    template <>                                                                                                       \
-    struct Wgmma<P, 32> {                                                                                             \
-        static __device__ __forceinline__ void add(float (*c)[4], const u32 (&a)[4], unsigned long long tiles,        \
-                                                   bool sums) {                                                       \
-            ONCHIP_WGMMA("m64n32" SHAPE TYPES, "{%16,%17,%18,%19}, %20, sums, 1, 1" LAST ";",                         \
-                         ONCHIP_R8(0, 1, 2, 3, 4, 5, 6, 7) "," ONCHIP_R8(8, 9, 10, 11, 12, 13, 14, 15), "%21",        \
-                         ONCHIP_C4(0), ONCHIP_C4(1), ONCHIP_C4(2), ONCHIP_C4(3));                                     \
-        }                                                                                                             \
-    };                                                                                                                \
-    template <>                                                                                                       \
-    struct Wgmma<P, 64> {                                                                                             \
-        static __device__ __forceinline__ void add(float (*c)[4], const u32 (&a)[4], unsigned long long tiles,        \
-                                                   bool sums) {                                                       \
-            ONCHIP_WGMMA("m64n64" SHAPE TYPES, "{%32,%33,%34,%35}, %36, sums, 1, 1" LAST ";",                         \
-                         ONCHIP_R8(0, 1, 2, 3, 4, 5, 6, 7) "," ONCHIP_R8(8, 9, 10, 11, 12, 13, 14, 15) ","            \
-                         ONCHIP_R8(16, 17, 18, 19, 20, 21, 22, 23) "," ONCHIP_R8(24, 25, 26, 27, 28, 29, 30, 31),     \
-                         "%37", ONCHIP_C4(0), ONCHIP_C4(1), ONCHIP_C4(2), ONCHIP_C4(3), ONCHIP_C4(4), ONCHIP_C4(5),   \
-                         ONCHIP_C4(6), ONCHIP_C4(7));                                                                 \
-        }                                                                                                             \
-    };
-ONCHIP_WGMMA_OF(Fp16, "k16", ".f32.f16.f16", ", 0")
-ONCHIP_WGMMA_OF(Bf16, "k16", ".f32.bf16.bf16", ", 0")
-ONCHIP_WGMMA_OF(Tf32, "k8", ".f32.tf32.tf32", "")
-
 // Where a step's weights lie, as wgmma wants it told, in units of 16 B: the first tile, then how far apart tiles are
 // along k (bits 16 to 29) and along n (bits 32 to 45). Steps differ in the first tile only: one addition each.
 template <int N>
@@ -93,7 +42,7 @@ struct ByWgmma {
 
     static __device__ __forceinline__ void begin() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        begin_products();
 #endif
     }
     template <class P, int N, int MT, int NT, int KS>
@@ -106,8 +55,8 @@ struct ByWgmma {
     }
     static __device__ __forceinline__ void end() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        end_products();
+        wait_for_products<0>();
 #endif
     }
 };

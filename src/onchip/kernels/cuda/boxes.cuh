@@ -1,0 +1,102 @@
+// boxes.cuh: boxes of an array on their way to shared memory, and signals that tell when they are there; sm_90 up.
+//
+// Boxes    The tensor memory accelerator moves them, started by one thread. What lies outside of the array is zero.
+// Mixing   Rows of a box are 128 bytes; of row r, the 16 bytes that would be number i are number i ^ r % 8. So neither
+//          the tensor cores, which take columns of 16 bytes, nor threads that do find them in the same banks. A box
+//          begins at a multiple of 1,024 bytes.
+// Signals  (mbarrier) A signal turns when as many have arrived as it was made for and the bytes that it expects are
+//          there. Who waits tells how often it has turned before, as a parity.
+#pragma once
+
+#include "number.cuh"
+
+struct __align__(64) TensorMap {
+    unsigned long long words[16];  // as the driver encodes it
+};
+
+__device__ __forceinline__ u32 shared_address(const void* at) {
+    return static_cast<u32>(__cvta_generic_to_shared(at));
+}
+
+struct Signal {
+    unsigned long long state;
+
+    __device__ __forceinline__ void init(u32 count) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(shared_address(&state)), "r"(count) : "memory");
+    }
+    __device__ __forceinline__ void arrive() {
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(&state)) : "memory");
+    }
+    __device__ __forceinline__ void arrive_expecting(u32 bytes) {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                     :
+                     : "r"(shared_address(&state)), "r"(bytes)
+                     : "memory");
+    }
+    __device__ __forceinline__ void wait(u32 parity) {
+        u32 has_turned = 0;
+        while (!has_turned) {
+            asm volatile(
+                "{.reg .pred turned; mbarrier.try_wait.parity.shared::cta.b64 turned, [%1], %2;"
+                " selp.u32 %0, 1, 0, turned;}"
+                : "=r"(has_turned)
+                : "r"(shared_address(&state)), "r"(parity)
+                : "memory");
+        }
+    }
+};
+// Behind the init of signals, before a barrier: the accelerator sees them then.
+__device__ __forceinline__ void show_signals() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ __forceinline__ void load_box(void* to, const TensorMap& map, Signal& signal, int x, int y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+        :
+        : "r"(shared_address(to)), "l"(&map), "r"(shared_address(&signal.state)), "r"(x), "r"(y)
+        : "memory");
+}
+__device__ __forceinline__ void load_box(void* to, const TensorMap& map, Signal& signal, int x, int y, int z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+        :
+        : "r"(shared_address(to)), "l"(&map), "r"(shared_address(&signal.state)), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+// Of the 128 threads of a team, which no other team waits for.
+__device__ __forceinline__ void wait_for_team(int team) {
+    asm volatile("bar.sync %0, 128;" : : "r"(team + 1) : "memory");
+}
+
+// A kernel that may begin before the one before it ends (LaunchConfig.overlaps): the next one may begin; and what the
+// one before made is there.
+__device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// The blocks of a cluster: all have come, and what they wrote to shared memory can be read there.
+__device__ __forceinline__ void wait_for_cluster() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+// Two numbers that lie where `at` does, in the shared memory of another block.
+__device__ __forceinline__ float2 read_of_block(const float* at, u32 rank) {
+    u32 there;
+    float2 two;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(at)), "r"(rank));
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(two.x), "=f"(two.y) : "r"(there) : "memory");
+    return two;
+}
+
+// A warp group's part of the multiprocessor's registers: less for those that only move boxes, more for the others.
+template <int COUNT>
+__device__ __forceinline__ void keep_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(COUNT));
+}
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(COUNT));
+}

@@ -1,0 +1,280 @@
+"""product_wgmma on a GPU: the host's side of product_wgmma.cu. A Linear of many weights, at Hopper's tensor cores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
+from onchip.kernels.cuda import mlp_tensor
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
+from onchip.kernels.cuda.product import activation_words, narrow_weight, one_layer
+from onchip.kernels.cuda.program import (
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Memory,
+    Output,
+    Program,
+    Steps,
+    TensorMap,
+    UInt32,
+    Weight,
+)
+from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.spec.layers import Elementwise
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+from onchip.spec.types import DTYPE_BYTES
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = ("sm_90a",)
+TEAM, ROWS, LINE, PART = 128, 64, 128, 128  # as the .cu file has them
+ALIGN_BYTES = 1024  # of a stage
+SHARED_BYTES = 220 << 10  # for stages: biases and signals take the rest of what a block may have
+MOST_STAGES = 16
+BOX_ROWS = 16  # B, at a multiple of which rows must begin
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block makes of y, and the share of the device's rate that it should reach where all of it is wanted."""
+
+    BN: int
+    teams: int
+    rate: float
+
+    @property
+    def height(self) -> int:
+        return ROWS * self.teams
+
+    def count(self, M: int, N: int) -> int:
+        return math.ceil(M / self.height) * math.ceil(N / self.BN)
+
+    def work(self, M: int, N: int, units: int) -> float:
+        """Of a multiprocessor, as it takes time: rounds of tiles."""
+        return math.ceil(self.count(M, N) / units) * self.height * self.BN / self.rate
+
+
+TILES = (
+    Tile(256, 2, 1.0), Tile(128, 2, 0.85), Tile(64, 2, 0.55), Tile(32, 2, 0.3), Tile(64, 1, 0.5), Tile(32, 1, 0.3),
+)  # fmt: skip
+# Of a tile, by the sums that a thread has of each number; rows that go through registers leave room for 128 at most.
+MOST_COLUMNS = {1: 256, 2: 128, 3: 64}
+TOGETHER = Tile(32, 1, 0.3)  # of a cluster
+MOST_PARTS, LEAST_SLICES = 8, 4  # of a sum; of a part
+
+
+@dataclass(frozen=True)
+class WgmmaProduct:
+    """y (M, N) = activation(x (M, K) w^T + bias), w (parts, N, K)."""
+
+    M: int
+    N: int
+    K: int
+    precision: str  # of PRECISIONS
+    dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
+    activation: Elementwise | None = None
+    parts: int = 1  # of a sum along k
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether x is what the tensor cores multiply, and goes through no register."""
+        return PRECISIONS[self.precision].per_word == 2 and self.dtypes[0] == PRECISIONS[self.precision].dtype
+
+    def why_not(self) -> str:
+        if not self.is_direct and self.dtypes[0] != "float32":
+            return f"multiplies {PRECISIONS[self.precision].dtype} or float32, not {self.dtypes[0]}"
+        for what, dtype in (("x", self.dtypes[0]), ("w", PRECISIONS[self.precision].dtype)):
+            if not self.K or self.K * DTYPE_BYTES[dtype] % BOX_ROWS:
+                return f"moves rows of multiples of {BOX_ROWS} B, and {self.K} numbers of {what} are none"
+        return ""
+
+    def splits_well(self, units: int) -> int:
+        """Parts of a sum, such that all multiprocessors have one where there are few rows; 1 where there are many."""
+        slices = math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
+        tiles, parts = TOGETHER.count(self.M, self.N), 1
+        while parts < MOST_PARTS and 2 * parts * tiles <= units and slices >= 2 * parts * LEAST_SLICES:
+            parts *= 2
+        return parts
+
+    def cut(self, units: int) -> tuple[Tile, str]:
+        """The tiles that should be done first, and how the parts of a sum are made."""
+        if self.parts > 1 and self.parts * TOGETHER.count(self.M, self.N) <= units:
+            return TOGETHER, "TOGETHER"
+        sums = PRECISIONS[self.precision].parts + (self.parts > 1)  # that a thread has of each number
+        most = MOST_COLUMNS[sums] if self.is_direct else min(MOST_COLUMNS[sums], MOST_COLUMNS[2])
+        tiles = [tile for tile in TILES if most >= tile.BN]
+        return min(tiles, key=lambda tile: tile.work(self.M, self.N, units)), "NONE" if self.parts == 1 else "ALONE"
+
+    def rate(self, units: int) -> float:
+        """Share of the device's rate: what is made beside y, and multiprocessors that have nothing left to do."""
+        tile, split = self.cut(units)
+        blocks = self.parts if split == "TOGETHER" else 1  # of a tile
+        return blocks * self.M * self.N / (units * tile.work(self.M, self.N, units))
+
+    def launch(self, units: int, x: Memory, w: Memory, bias: Argument, y: Argument) -> KernelLaunch:
+        """bias  of N float32, or Int64(0): none"""
+        (tile, split), precision = self.cut(units), PRECISIONS[self.precision]
+        is_together = split == "TOGETHER"
+        x_bytes, w_bytes = DTYPE_BYTES[self.dtypes[0]], DTYPE_BYTES[precision.dtype]
+        x_boxes = x_bytes // w_bytes  # as many numbers as one of w has
+        stage_bytes = (x_boxes * tile.height + precision.parts * tile.BN) * LINE
+        extra = ALIGN_BYTES + (4 * tile.height * tile.BN if is_together else 0)
+        stages = min(MOST_STAGES, (SHARED_BYTES - extra) // stage_bytes)
+        given, made = (NUMBERS[dtype] for dtype in self.dtypes)
+        head = f"product_wgmma<{precision.name}, {given}, {made}, {tile.BN}, {tile.teams}, {stages}, {split}>"
+        threads, count = TEAM * (tile.teams + 1), tile.count(self.M, self.N)
+        config = LaunchConfig(
+            (count * self.parts if is_together else min(units, count), 1, 1), (threads, 1, 1),
+            stages * stage_bytes + extra, overlaps=True, cluster=self.parts if is_together else 1,
+        )  # fmt: skip
+        box_rows = min(self.M, tile.height)
+        arguments = (
+            TensorMap(x, self.dtypes[0], (self.K, self.M), (LINE // x_bytes, box_rows), LINE),
+            TensorMap(w, precision.dtype, (self.K, self.N, precision.parts), (LINE // w_bytes, tile.BN, 1), LINE),
+            bias, y, Int64(self.M), Int64(self.N), Int64(self.K), UInt32(box_rows), UInt32(self.parts),
+            *map(UInt32, activation_words(self.activation)),
+        )  # fmt: skip
+        return KernelLaunch(Program(SOURCE, head), config, arguments, Budget(65536 // threads // 8 * 8))
+
+
+# -- as a layer of a network -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WgmmaLowering:
+    """A Linear and its activation as one launch."""
+
+    N: int
+    K: int
+    vectors: int  # of a row of the batch
+    precision: str
+    dtypes: tuple[str, str]
+    activation: Elementwise | None
+    has_bias: bool
+    units: int
+    parts: int = 1
+
+    def product(self, B: int) -> WgmmaProduct:
+        M = B * self.vectors
+        return WgmmaProduct(M, self.N, self.K, self.precision, self.dtypes, self.activation, self.parts)
+
+    def at(self, B: int) -> Steps:
+        if not B * self.vectors:
+            return Steps(())
+        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
+        return Steps((self.product(B).launch(self.units, Input(0), Weight("weight"), bias, Output(0)),))
+
+
+class ProductWgmma:
+    name = "product_wgmma"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """One Linear, with its activation and the Casts around it."""
+        chain = find_chain(net, start, ACTIVATIONS, casts=True)
+        if chain is None or device.arch not in ARCHITECTURES or mlp_tensor.why_not(net, chain, device, job):
+            return
+        chain = one_layer(net, chain)
+        (layer,) = chain.layers
+        lowering = WgmmaLowering(
+            layer.D_out, layer.D_in, chain.vectors, job.precision, end_dtypes(net, chain), layer.activation,
+            layer.bias is not None, device.units,
+        )  # fmt: skip
+        if why := lowering.product(1).why_not():
+            yield Refusal(self.name, net.nodes[start].name, why)
+        else:
+            parts = lowering.product(max(1, job.batch)).splits_well(device.units)
+            yield _claim(net, chain, replace(lowering, parts=parts), job)
+
+
+def _claim(net: Network, chain: Chain, lowering: WgmmaLowering, job: Job) -> Claim:
+    price, recipes = forward_price(net, chain), weight_recipes(chain.layers[0], job.precision)
+    parts = PRECISIONS[job.precision].parts
+    label = f"{chain.label},{lowering.parts} parts" if lowering.parts > 1 else chain.label
+    order = f"k in steps of {PRECISIONS[job.precision].step} by wgmma"
+    order += f", parts of {PART}" if parts > 1 else ""
+    order += f", {lowering.parts} parts" if lowering.parts > 1 else ""
+    return Claim(
+        kernel=ProductWgmma.name,
+        label=f"{ProductWgmma.name}<{label}>",
+        nodes=chain.nodes,
+        price=Price(
+            price.row_flop * (3 if parts > 1 else 1),  # three products of tf32 for one of fp32
+            price.row_bytes,
+            sum(made.nbytes for made in recipes.values()),
+            precision="tf32" if parts > 1 else "",
+            rate=lowering.product(max(1, job.batch)).rate(lowering.units),
+        ),
+        why="tensor cores, a tile a block",
+        recipes=recipes,
+        order=order,
+        reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # by every column of tiles
+        facts=lowering,
+    )
+
+
+def weight_recipes(layer: Dense, precision: str) -> dict[str, Recipe]:
+    """w (parts, N, K) in what the tensor cores multiply; the bias in float32."""
+    computed = PRECISIONS[precision]
+    op = {"fp32": split_weight, "tf32": tf32_weight, "fp16": narrow_weight, "bf16": as_is}[precision]
+    shape = (layer.D_out, layer.D_in)
+    recipes = {
+        "weight": Recipe.of(
+            op, (layer.weight,), (computed.parts, *shape) if computed.parts > 1 else shape, computed.dtype
+        )
+    }
+    if layer.bias is not None:
+        recipes["bias"] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
+    return recipes
+
+
+@recipe_op
+def split_weight(weight: Array) -> Array:
+    """(2, N, K): two tf32 whose sum is the weight."""
+    wide = np.ascontiguousarray(weight, np.float32)
+    upper = round_tf32(wide)
+    with np.errstate(invalid="ignore"):
+        return np.stack([upper, round_tf32(wide - upper)])
+
+
+@recipe_op
+def tf32_weight(weight: Array) -> Array:
+    """Rounded: the tensor cores would cut off what is too much."""
+    return round_tf32(np.ascontiguousarray(weight, np.float32))
+
+
+def _instance(
+    name: str, M: int, N: int, K: int, precision: str, dtypes: tuple[str, str] = ("float32", "float32"), parts: int = 1
+) -> Instance:
+    product, nothing = WgmmaProduct(M, N, K, precision, dtypes, parts=parts), Input(0)
+    return Instance(name, lambda device: product.launch(device.units, nothing, nothing, Int64(0), Int64(0)))
+
+
+INSTANCES = (
+    _instance("large fp16", 8192, 8192, 8192, "fp16", ("float16", "float16")),
+    _instance("large bf16 to float32", 8192, 8192, 8192, "bf16", ("bfloat16", "float32")),
+    _instance("large fp32", 8192, 8192, 8192, "fp32"),
+    _instance("large tf32", 8192, 8192, 8192, "tf32"),
+    _instance("large fp16, rows in float32", 8192, 8192, 8192, "fp16"),
+    _instance("few rows fp16", 7, 4096, 4096, "fp16", ("float16", "float16")),
+    _instance("few rows fp32", 7, 4096, 4096, "fp32"),
+    _instance("few rows fp16, in parts", 7, 1024, 4096, "fp16", ("float16", "float16"), parts=4),
+    _instance("few rows fp32, in parts", 7, 1024, 4096, "fp32", parts=4),
+    _instance("many rows fp16, in parts", 8192, 1024, 4096, "fp16", ("float16", "float16"), parts=4),
+    _instance("many rows fp32, in parts", 8192, 1024, 4096, "fp32", parts=4),
+    _instance("few columns fp16", 65536, 10, 512, "fp16", ("float16", "float16")),
+)

@@ -1,0 +1,76 @@
+// Instead of boxes.cuh, on the host: a box is there as soon as it is asked for, and a signal counts.
+#pragma once
+
+#include "number.cuh"
+
+struct __align__(64) TensorMap {
+    unsigned long long words[16];  // as fake_cuda.py encodes it
+};
+
+static u32 shared_address(const void* at) { return static_cast<u32>(__cvta_generic_to_shared(at)); }
+static char* shared_place(u32 address) { return &shared_base + static_cast<int>(address); }
+static char* mixed(u32 address) { return shared_place(address ^ (address >> 7 & 7) << 4); }
+
+struct Signal {
+    unsigned short count, left;
+    int turns_bytes;  // how often it has turned, in the highest bit, and the bytes that are missing
+
+    void init(u32 of) { count = left = of, turns_bytes = 0; }
+    int bytes() const { return turns_bytes << 1 >> 1; }
+    void add(int more) {
+        turns_bytes = (turns_bytes & 1 << 31) | ((bytes() + more) & ~(1 << 31));
+        if (left == 0 && bytes() == 0) {
+            turns_bytes ^= 1 << 31;
+            left = count;
+            ++emulated::moves;
+        }
+    }
+    void arrive() {
+        if (!left) emulated::fail("more arrive than the signal is for");
+        --left;
+        add(0);
+    }
+    void arrive_expecting(u32 bytes) {
+        turns_bytes += bytes;
+        arrive();
+    }
+    void wait(u32 parity) {
+        while (static_cast<u32>(turns_bytes) >> 31 == parity) emulated::pause();
+    }
+};
+static void show_signals() {}
+
+// Rank, sizes, bytes from line to line and the box's sizes stand behind the pointer.
+static void load_box(void* to, const TensorMap& map, Signal& signal, int x, int y, int z = 0) {
+    const unsigned long long* told = map.words;
+    const int rank = told[1];
+    const unsigned long long *sizes = told + 2, *strides = sizes + rank, *box = strides + rank - 1;
+    const int number_bytes = strides[0] / sizes[0], lines = box[1], line_bytes = box[0] * number_bytes;
+    const u32 at = shared_address(to);
+    if (line_bytes != 128 || box[rank] != 3 || at % 1024) emulated::fail("a box that is not as boxes.cuh says");
+    for (int line = 0; line < lines; ++line)
+        for (int byte = 0; byte < line_bytes; ++byte) {
+            const int column = x + byte / number_bytes, row = y + line;
+            const bool is_inside = column >= 0 && column < sizes[0] && row >= 0 && row < sizes[1] &&
+                                   (rank == 2 || z < sizes[2]);
+            const char* from = reinterpret_cast<const char*>(told[0]) + column * number_bytes + row * strides[0] +
+                               (rank == 3 ? z * strides[1] : 0) + byte % number_bytes;
+            *mixed(at + 128 * line + byte) = is_inside ? *from : 0;
+        }
+    signal.add(-lines * line_bytes);
+}
+
+static void wait_for_team(int team) {
+    static emulated::Barrier of_teams[emulated::MOST_THREADS / 128];
+    emulated::arrive(of_teams[team], 128);
+}
+static void let_next_begin() {}
+static void wait_for_kernel_before() {}
+static void wait_for_cluster() { emulated::fail("blocks run one after the other here"); }
+static u32 cluster_rank() { return 0; }
+static float2 read_of_block(const float*, u32) { return {}; }
+
+template <int COUNT>
+void keep_registers() {}
+template <int COUNT>
+void take_registers() {}

@@ -1,0 +1,61 @@
+// Instead of wgmma.cuh, on the host: every lane makes its own sums, at once; who has rows in registers shows them to
+// its neighbours. Rounded after every term, where the chip has its own way.
+#pragma once
+
+#include "boxes.cuh"
+#include "number.cuh"
+
+template <class P>
+float number_of(u32 word, int i) {
+    if constexpr (P::PER_WORD == 1) return __uint_as_float(word & 0xffffe000);  // cut off, as tensor cores do
+    else return to_float(typename P::Number{static_cast<unsigned short>(word >> 16 * i)});
+}
+
+template <class P, int N>
+struct Wgmma {
+    static u32 word_at(u32 tile, int row, int word) {
+        u32 found;
+        memcpy(&found, mixed(tile + 128 * row + 4 * word), 4);
+        return found;
+    }
+    static void multiply(float (*c)[4], const u32 (&upper)[8], const u32 (&lower)[8], u32 tiles, bool sums) {
+        const int q = threadIdx.x % 4;
+        for (int j = 0; j < N / 8; ++j)
+            for (int i = 0; i < 4; ++i) {
+                float sum = sums ? c[j][i] : 0.0f;
+                for (int word = 0; word < 8; ++word) {
+                    const u32 a = i < 2 ? upper[word] : lower[word], b = word_at(tiles, 8 * j + 2 * q + i % 2, word);
+                    for (int k = 0; k < P::PER_WORD; ++k) sum += number_of<P>(a, k) * number_of<P>(b, k);
+                }
+                c[j][i] = sum;
+            }
+    }
+    static void add(float (*c)[4], unsigned long long rows, unsigned long long tiles, bool sums) {
+        const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+        u32 upper[8], lower[8];
+        for (int word = 0; word < 8; ++word) {
+            upper[word] = word_at(rows, row, word);
+            lower[word] = word_at(rows, row + 8, word);
+        }
+        multiply(c, upper, lower, tiles, sums);
+    }
+    static void add(float (*c)[4], const u32 (&a)[4], unsigned long long tiles, bool sums) {
+        u32 upper[8], lower[8];
+        const int first = threadIdx.x % 32 / 4 * 4;
+        for (int i = 0; i < 4; ++i)
+            emulated::exchange(a[i], [&](auto of) {
+                for (int lane = 0; lane < 4; ++lane) (i % 2 ? lower : upper)[i / 2 * 4 + lane] = of(first + lane);
+                return 0;
+            });
+        multiply(c, upper, lower, tiles, sums);
+    }
+};
+
+static unsigned long long mixed_tile(u32 shared_address) { return shared_address; }
+static void begin_products() {}
+static void end_products() {}
+template <int n>
+void wait_for_products() {  // four warps multiply as one
+    static emulated::Barrier of_teams[emulated::MOST_THREADS / 128];
+    emulated::arrive(of_teams[threadIdx.x / 128], 128);
+}

@@ -1,0 +1,199 @@
+"""product_wgmma: every tile and precision, odd shapes, edges. On the host, then on a GPU."""
+
+import numpy as np
+import pytest
+
+from checks import assert_error_within, rows
+from emulated_cuda import emulated_gpu, needs_gxx
+from onchip.kernels import reference
+from onchip.kernels.cuda import product_wgmma as module
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.product_wgmma import TILES, WgmmaProduct, split_weight, tf32_weight
+from onchip.kernels.cuda.program import Input, Int64, Output, Steps
+from onchip.runtime.cuda.bound_steps import BoundSteps
+from onchip.runtime.engine import compile
+from onchip.spec.build import sequential
+from onchip.spec.layers import GELU, Linear, ReLU
+from onchip.spec.types import TensorType, numpy_dtype
+
+UNITS = 3  # fewer than there are tiles: blocks make several
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    return emulated_gpu(monkeypatch)
+
+
+def multiplied(w, precision):
+    """w as the kernel wants it."""
+    if precision == "fp32":
+        return split_weight(w)
+    return tf32_weight(w) if precision == "tf32" else w.astype(numpy_dtype(PRECISIONS[precision].dtype))
+
+
+def run(gpu, product, x, w, bias=None):
+    """y of a product, with nothing written behind it."""
+    guard = 64
+    y = np.full(product.M * product.N + guard, 7, numpy_dtype(product.dtypes[1]))
+    there = [
+        gpu.upload(each) for each in (x.astype(numpy_dtype(product.dtypes[0])), multiplied(w, product.precision), y)
+    ]
+    inputs = [there[0].pointer, there[1].pointer]
+    given = Int64(0)
+    if bias is not None:
+        there.append(gpu.upload(bias))
+        inputs.append(there[-1].pointer)
+        given = Input(2)
+    steps = Steps((product.launch(UNITS, Input(0), Input(1), given, Output(0)),))
+    BoundSteps(gpu, steps).enqueue(inputs, [there[2].pointer], 0, gpu.stream)
+    gpu.download(there[2], y)
+    assert (y[-guard:] == 7).all()
+    return y[:-guard].reshape(product.M, product.N)
+
+
+def rounded(array, precision, dtype="float32"):
+    """What the tensor cores multiply of float64 numbers that lie in memory as `dtype`."""
+    array = array.astype(numpy_dtype(dtype))
+    if precision == "tf32":
+        return tf32_weight(array).astype(float)
+    return array.astype(numpy_dtype(PRECISIONS[precision].dtype)).astype(float)
+
+
+CASES = [
+    ("fp16", "float16", "float16"), ("bf16", "bfloat16", "float32"), ("fp32", "float32", "float32"),
+    ("tf32", "float32", "float16"), ("fp16", "float32", "float32"), ("bf16", "float32", "bfloat16"),
+]  # fmt: skip
+
+
+@needs_gxx
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.height}x{tile.BN}")
+@pytest.mark.parametrize(("precision", "given", "made"), CASES)
+def test_every_tile(gpu, monkeypatch, tile, precision, given, made):
+    if tile.BN == 256 and given == "float32":
+        pytest.skip("rows that go through registers have narrower tiles")
+    monkeypatch.setattr(module, "TILES", (tile,))
+    M, N, K = tile.height + 9, 2 * tile.BN + 8, 88
+    x, w, bias = rows(M, K), rows(N, K, seed=2), rows(1, N, seed=3)[0]
+    product = WgmmaProduct(M, N, K, precision, (given, made), ReLU())
+    assert not product.why_not()
+    got = run(gpu, product, x, w, bias).astype(float)
+    exact = np.maximum(rounded(x, precision, given) @ rounded(w, precision).T + bias, 0)
+    eps = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}[made]
+    assert np.abs(got - exact).max() <= eps * np.abs(exact).max()
+
+
+@needs_gxx
+@pytest.mark.parametrize(("M", "N", "K"), [(1, 1, 8), (7, 13, 16), (65, 33, 136), (130, 34, 264)])
+@pytest.mark.parametrize(("precision", "given", "made"), CASES)
+def test_odd_shapes(gpu, precision, given, made, M, N, K):
+    x, w = rows(M, K), rows(N, K, seed=2)
+    got = run(gpu, WgmmaProduct(M, N, K, precision, (given, made)), x, w).astype(float)
+    exact = rounded(x, precision, given) @ rounded(w, precision).T
+    eps = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}[made]
+    assert np.abs(got - exact).max() <= eps * np.abs(exact).max()
+
+
+@needs_gxx
+@pytest.mark.parametrize(("precision", "given", "made"), CASES)
+def test_sums_in_parts(gpu, precision, given, made):
+    """Many rows: a block makes the parts one after the other."""
+    M, N, K = 300, 70, 520
+    x, w = rows(M, K), rows(N, K, seed=2)
+    product = WgmmaProduct(M, N, K, precision, (given, made), parts=2)
+    assert product.cut(UNITS)[1] == "ALONE"
+    got = run(gpu, product, x, w).astype(float)
+    exact = rounded(x, precision, given) @ rounded(w, precision).T
+    eps = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}[made]
+    assert np.abs(got - exact).max() <= eps * np.abs(exact).max()
+
+
+def test_when_sums_are_made_in_parts():
+    few, many = WgmmaProduct(16, 1024, 4096, "fp16"), WgmmaProduct(65536, 1024, 4096, "fp16")
+    assert few.splits_well(132) == 4
+    assert many.splits_well(132) == WgmmaProduct(16, 1024, 64, "fp16").splits_well(132) == 1
+    assert WgmmaProduct(16, 8192, 4096, "fp16").splits_well(132) == 1  # tiles enough
+    together = WgmmaProduct(16, 1024, 4096, "fp16", parts=4)
+    launch = together.launch(132, Input(0), Input(1), Int64(0), Output(0))
+    assert (launch.config.grid[0], launch.config.cluster) == (128, 4)
+
+
+@needs_gxx
+def test_fp32_is_as_exact_as_float32(gpu):
+    x, w = rows(70, 520), rows(40, 520, seed=2)
+    got = run(gpu, WgmmaProduct(70, 40, 520, "fp32"), x, w)
+    assert_error_within(got, x.astype(float) @ w.T.astype(float), yardstick=x @ w.T)
+
+
+@needs_gxx
+def test_other_activations(gpu):
+    x, w = rows(10, 32), rows(40, 32, seed=2)
+    got = run(gpu, WgmmaProduct(10, 40, 32, "fp32", activation=GELU()), x, w)
+    net = sequential(TensorType(("B", 32)), [("a", Linear()), ("g", GELU())], {"a.weight": w})
+    exact = reference.forward(net, x)
+    assert np.abs(got - exact).max() <= 2e-6 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(
+    ("product", "word"),
+    [
+        (WgmmaProduct(8, 8, 12, "fp16", ("float16", "float16")), "12 numbers of x"),
+        (WgmmaProduct(8, 8, 12, "bf16"), "12 numbers of w"),
+        (WgmmaProduct(8, 8, 6, "fp32"), "6 numbers"),
+        (WgmmaProduct(8, 8, 64, "fp32", ("float16", "float32")), "not float16"),
+        (WgmmaProduct(8, 8, 64, "bf16", ("float16", "float32")), "not float16"),
+    ],
+)
+def test_what_it_does_not_take(product, word):
+    assert word in product.why_not()
+
+
+# -- on a GPU --------------------------------------------------------------------------------------------------
+
+
+def engine_of(N, K, precision, io, layers=(), bias=True, batch_hint=1024):
+    weights = {"a.weight": rows(N, K, seed=2) / np.float32(np.sqrt(K))}
+    if bias:
+        weights["a.bias"] = rows(1, N, seed=3)[0]
+    net = sequential(TensorType(("B", K)), [("a", Linear()), *layers], weights)
+    engine = compile(net, "cuda", precision, io=io, batch_hint=batch_hint)
+    assert engine.plan.groups[0].claim.kernel == "product_wgmma", engine.plan
+    return net, engine
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("precision", "io", "eps"),
+    [("fp16", "fp16", 1e-3), ("bf16", "bf16", 8e-3), ("fp32", "", 2e-6), ("tf32", "", 1e-3), ("fp16", "", 1e-3)],
+)
+@pytest.mark.parametrize(("N", "K"), [(1000, 1024), (2048, 520), (264, 4096), (4099, 776)])
+def test_layers_on_a_gpu(precision, io, eps, N, K):
+    net, engine = engine_of(N, K, precision, io, [("r", ReLU())])
+    x = rows(1500, K).astype(numpy_dtype(engine.input.dtype))
+    exact = reference.forward(net, x.astype(np.float32))
+    got = engine(x)
+    assert np.abs(got.astype(float) - exact).max() <= eps * np.abs(exact).max()
+    for first, count in ((0, 1), (17, 7), (500, 64), (130, 1100)):  # other tiles, the same bits
+        assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "io", "eps"), [("fp16", "fp16", 1e-3), ("fp32", "", 2e-6), ("bf16", "", 8e-3)])
+@pytest.mark.parametrize(("N", "K"), [(1024, 4096), (1001, 2056), (40, 1024)])
+def test_few_rows_on_a_gpu(precision, io, eps, N, K):
+    """Clusters share the sums; with more rows a block makes all parts, with the same bits."""
+    net, engine = engine_of(N, K, precision, io, [("r", ReLU())], batch_hint=16)
+    assert engine.plan.groups[0].claim.facts.parts > 1
+    x = rows(3000, K).astype(numpy_dtype(engine.input.dtype))
+    exact = reference.forward(net, x.astype(np.float32))
+    got = engine(x)
+    assert np.abs(got.astype(float) - exact).max() <= eps * np.abs(exact).max()
+    for first, count in ((0, 1), (17, 7), (500, 16), (100, 64), (1200, 100), (130, 1100)):
+        assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
+
+
+@pytest.mark.gpu
+def test_fp32_on_a_gpu_is_as_exact_as_float32():
+    net, engine = engine_of(512, 4096, "fp32", "")
+    x = rows(2000, 4096)
+    w, bias = net.weights["a.weight"], net.weights["a.bias"]
+    assert_error_within(engine(x), reference.forward(net, x), yardstick=x @ w.T + bias)

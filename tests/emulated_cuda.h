@@ -238,11 +238,11 @@ static unsigned long long atomicMin(unsigned long long* at, unsigned long long v
 template <class T> T min(T a, T b) { return b < a ? b : a; }
 
 template <class T> T __ldcs(const T* from) {
-    emulated::check_16(from);
+    if (sizeof(T) == 16) emulated::check_16(from);
     return *from;
 }
 template <class T> void __stcs(T* to, T value) {
-    emulated::check_16(to);
+    if (sizeof(T) == 16) emulated::check_16(to);
     *to = value;
 }
 static void __nanosleep(unsigned) { emulated::fail("waits for a block that has not run yet"); }

@@ -316,5 +316,6 @@ static double off_by(double v, double error, float given) {
 }
 static void ptx_exp2(float& result, float v) { result = flushed(off_by(exp2(flushed(v)), ldexp(1, -22), v)); }
 static void ptx_inverse(float& result, float v) { result = flushed(off_by(1.0 / flushed(v), ldexp(1, -23), v)); }
-static void ptx_larger_or_nan(float& result, float a, float b) { result = a != a ? a : b != b ? b : a < b ? b : a; }
+static void ptx_at_least(float& result, float a, float b) { result = a != a ? a : b != b ? b : a < b ? b : a; }
+static void ptx_at_most(float& result, float a, float b) { result = a != a ? a : b != b ? b : b < a ? b : a; }
 template <class... Operands> void ptx_unknown(Operands&&...) { emulated::fail("PTX that has no twin on the host"); }

@@ -41,7 +41,8 @@ _TWINS = {
     "cvt.rn.f16.f64": "ptx_f16_of_double",
     "ex2.approx.ftz.f32": "ptx_exp2",
     "rcp.approx.ftz.f32": "ptx_inverse",
-    "max.NaN.f32": "ptx_larger_or_nan",
+    "max.NaN.f32": "ptx_at_least",
+    "min.NaN.f32": "ptx_at_most",
 }
 _ASM = re.compile(r'asm(?: volatile)?\("([^"]*)"\s*:([^:;]*):([^:;]*)(?::\s*"memory")?\);')
 # The memory that a launch asks for: as much as there is on any chip.

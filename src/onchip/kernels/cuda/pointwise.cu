@@ -5,7 +5,7 @@
 //         all of them. Values between the layers never reach memory, and a new network costs no compilation.
 // Floor   Every value read and given moves once: 2^28 numbers of float32 through any chain are 2.1 GB / 4.8 TB/s =
 //         447 us. At 4.2 TB/s, 132 multiprocessors at 1.7 GHz issue 55 instructions for each number, 28 in 16 bits;
-//         decoding takes about one a step, activations up to 22 (activation.cuh).
+//         decoding takes about one a step, activations up to 23 (activation.cuh).
 // Numbers What a run is computed in: float, double where layers are float64, long long where they are ints, whose sums
 //         and products are right in every narrower int when they are cut off at the end.
 // Flight  A thread's 16 floats lie in four groups of four neighbours, a block's width apart: a warp's 16 bytes a lane

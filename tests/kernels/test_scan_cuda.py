@@ -289,10 +289,10 @@ def test_a_layer_of_a_network(layer):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(1,), (7,), (5, 2, 3), (3000, 5), (3, 2049), (1_000_003,), (300, 5000)], ids=str)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int16", "int8", "uint8"])
+@pytest.mark.parametrize("shape", [(7,), (3000, 5), (3, 2049), (1_000_003,), (300, 5000)], ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int16", "uint8"])
 def test_narrow_numbers_are_rounded_once(dtype, shape):
-    for axis, exclusive, reverse in ((1, False, False), (-1, True, False), (1, False, True)):
+    for axis, exclusive, reverse in ((1, False, False), (-1, True, True)):
         net = sequential(TensorType(("B", *shape), dtype), [("s", CumSum(axis, exclusive, reverse))], {})
         engine = onchip.compile(net, "cuda")
         for B in (0, 1, 7):

@@ -4,8 +4,8 @@
 //         loads are on their way together. Rows wait for nobody.
 // Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
 // Layout  x, y: rows of N numbers, one behind the other; y may be x.
-// Limits  Any N and any number of rows; ints of 1 to 8 bytes, all floats; sm_80 up. Rows that do not begin at a vector, and
-//         those that are scanned from their end, are read number by number.
+// Limits  Any N and any number of rows; ints of 1 to 8 bytes, all floats; sm_80 up. Rows that do not begin at a vector
+//         (scan.cuh), and those that are scanned from their end, are read number by number.
 #include "scan.cuh"
 
 constexpr int THREADS = 256, CHUNKS = 4;

@@ -14,8 +14,8 @@
 // Layout  x, y: rows of N numbers, one behind the other; y may be x. states: for every row those of its groups and of
 //         its tiles, cleared by the kernel before. before, after: the total that a row goes on from and the one it ends
 //         with, where it is scanned in parts that begin at multiples of a group.
-// Limits  Any N; ints of 1 to 8 bytes, all floats; sm_80 up. Rows that do not begin at a vector (scan.cuh), and the last
-//         tile of a row if it is not whole, are read number by number.
+// Limits  Any N; ints of 1 to 8 bytes, all floats; sm_80 up. Rows that do not begin at a vector (scan.cuh), and the
+//         last tile of a row if it is not whole, are read number by number.
 #include "scan.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32, GROUP = 128;

@@ -6,8 +6,10 @@ import os
 
 import numpy as np
 
+from onchip.kernels import reference
 from onchip.spec.build import mlp
 from onchip.spec.network import Network
+from onchip.spec.types import numpy_dtype
 
 
 def random_mlp(*widths: int, seed: int = 0, **options: object) -> Network:
@@ -23,6 +25,19 @@ def random_mlp(*widths: int, seed: int = 0, **options: object) -> Network:
 
 def rows(B: int, *shape: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((B, *shape), dtype=np.float32)
+
+
+def narrow_numbers(dtype: str, *shape: int, seed: int = 1) -> np.ndarray:
+    """Ints of all sizes; floats whose sums are exact in float32."""
+    rng, kind = np.random.default_rng(seed), numpy_dtype(dtype)
+    if "float" in dtype:
+        return rng.integers(-3, 4, shape).astype(kind)
+    return rng.integers(np.iinfo(kind).min, np.iinfo(kind).max, shape, kind, endpoint=True)
+
+
+def narrow_sums(net: Network, x: np.ndarray) -> np.ndarray:
+    """The one output of a network, rounded once."""
+    return reference.forward(net, x).astype(numpy_dtype(net.types[net.outputs[0]].dtype))
 
 
 def assert_error_within(got, truth, yardstick, factor: float = 2.0, ulps: float = 4.0) -> None:

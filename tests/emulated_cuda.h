@@ -241,11 +241,11 @@ static unsigned long long atomicMin(unsigned long long* at, unsigned long long v
 template <class T> T min(T a, T b) { return b < a ? b : a; }
 
 template <class T> T __ldcs(const T* from) {
-    emulated::check_16(from);
+    if (sizeof(T) == 16) emulated::check_16(from);
     return *from;
 }
 template <class T> void __stcs(T* to, T value) {
-    emulated::check_16(to);
+    if (sizeof(T) == 16) emulated::check_16(to);
     *to = value;
 }
 static void __nanosleep(unsigned) { emulated::fail("waits for a block that has not run yet"); }
@@ -306,4 +306,19 @@ static void ptx_pack_bf16(unsigned& word, float upper, float lower) {
 static void ptx_round_tf32(unsigned& rounded, float v) {
     rounded = std::isfinite(v) ? (__float_as_uint(v) + 0x1000) & 0xffffe000 : __float_as_uint(v);
 }
+static void ptx_f16_of_double(unsigned short& bits, double v) {  // rounded once: what is left fits a float
+    const int exponent = v == 0 || !std::isfinite(v) ? 0 : ilogb(v);
+    const double step = ldexp(1, (exponent < -14 ? -14 : exponent) - 10);
+    bits = half_bits(std::isfinite(v) ? nearbyint(v / step) * step : v);
+}
+
+// Approximations are as wrong as the chip's may be, one way or the other; what is below the normal numbers is 0.
+static float flushed(double v) { return std::fabs(v) < ldexp(1, -126) ? std::copysign(0.0, v) : v; }
+static double off_by(double v, double error, float given) {
+    return v * (__float_as_uint(given) % 7 < 3 ? 1 - error : 1 + error);
+}
+static void ptx_exp2(float& result, float v) { result = flushed(off_by(exp2(flushed(v)), ldexp(1, -22), v)); }
+static void ptx_inverse(float& result, float v) { result = flushed(off_by(1.0 / flushed(v), ldexp(1, -23), v)); }
+static void ptx_at_least(float& result, float a, float b) { result = a != a ? a : b != b ? b : a < b ? b : a; }
+static void ptx_at_most(float& result, float a, float b) { result = a != a ? a : b != b ? b : b < a ? b : a; }
 template <class... Operands> void ptx_unknown(Operands&&...) { emulated::fail("PTX that has no twin on the host"); }

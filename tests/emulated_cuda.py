@@ -38,6 +38,11 @@ _TWINS = {
     "cvt.rn.f16x2.f32": "ptx_pack_f16",
     "cvt.rn.bf16x2.f32": "ptx_pack_bf16",
     "cvt.rna.tf32.f32": "ptx_round_tf32",
+    "cvt.rn.f16.f64": "ptx_f16_of_double",
+    "ex2.approx.ftz.f32": "ptx_exp2",
+    "rcp.approx.ftz.f32": "ptx_inverse",
+    "max.NaN.f32": "ptx_at_least",
+    "min.NaN.f32": "ptx_at_most",
 }
 _ASM = re.compile(r'asm(?: volatile)?\("([^"]*)"\s*:([^:;]*):([^:;]*)(?::\s*"memory")?\);')
 # The memory that a launch asks for: as much as there is on any chip.

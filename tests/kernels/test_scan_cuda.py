@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import onchip
+from checks import narrow_numbers, narrow_sums
 from onchip.kernels.cuda.program import Input, Int64, Output
 from onchip.kernels.cuda.scan import GROUP, Scan
 from onchip.kernels.reference.scan import scan as reference_scan
@@ -285,3 +286,15 @@ def test_a_layer_of_a_network(layer):
     rows = numbers("float32", 50, 12)
     here, there = (onchip.compile(between, device)(rows) for device in ("cpu", "cuda"))
     np.testing.assert_allclose(there, here, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(7,), (3000, 5), (3, 2049), (1_000_003,), (300, 5000)], ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int16", "uint8"])
+def test_narrow_numbers_are_rounded_once(dtype, shape):
+    for axis, exclusive, reverse in ((1, False, False), (-1, True, True)):
+        net = sequential(TensorType(("B", *shape), dtype), [("s", CumSum(axis, exclusive, reverse))], {})
+        engine = onchip.compile(net, "cuda")
+        for B in (0, 1, 7):
+            x = narrow_numbers(dtype, B, *shape)
+            np.testing.assert_array_equal(engine(x), narrow_sums(net, x))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import onchip
+from checks import narrow_numbers, narrow_sums
 from emulated_cuda import Kernel, emulated_gpu, needs_gxx
 from onchip.kernels import reference
 from onchip.kernels.cuda.program import Program
@@ -296,3 +297,15 @@ def test_a_layer_scans_rows_of_any_length(gpu, shape, exclusive, reverse):
         engine = Engine(plan, CudaBackend(), "cuda:0")
         x = np.random.default_rng(7).integers(-9, 9, (2, *shape))
         np.testing.assert_array_equal(engine(x), reference.forward(net, x))
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 2049, 2), (4, 2500), (1001,)], ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int16", "uint8"])
+def test_narrow_numbers_are_rounded_once(gpu, dtype, shape):
+    """Added up in float32 or int32. Sums here are exact in both, so what is stored is what NumPy rounds them to."""
+    x = narrow_numbers(dtype, 3, *shape)
+    for axis in range(1, len(shape) + 1):
+        for exclusive, reverse in ((False, False), (True, axis == 1)):
+            net = sequential(TensorType(("B", *shape), dtype), [("s", CumSum(axis, exclusive, reverse))], {})
+            engine = Engine(make_plan(net, gpu.device, [ScanAlone()]), CudaBackend(), "cuda:0")
+            np.testing.assert_array_equal(engine(x), narrow_sums(net, x))

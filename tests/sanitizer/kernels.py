@@ -27,9 +27,11 @@ from onchip.spec.layers import (
     Concat,
     Conv2d,
     ConvTranspose2d,
+    CumSum,
     Embedding,
     GlobalMean,
     MaxPool2d,
+    Mul,
     Permute,
     Reshape,
     Sigmoid,
@@ -72,6 +74,16 @@ POINTWISE = {
         ("s",),
         {"c": np.arange(3, dtype=np.float32)[:, None]},
     ),
+    "float64": sequential(
+        TensorType(("B", 5, 7), "float64"), [("a", Tanh()), ("b", GELU()), ("c", Cast("float16"))], {}
+    ),
+    "ints": Network(
+        {"x": TensorType(("B", 3, 5), "int32")},
+        (Node("a", Mul(), ("x", "x"), {"constant": "c"}), Node("b", Add(), ("a", "x", "a"))),
+        ("b",),
+        {"c": np.arange(3, dtype=np.int32)[:, None]},
+    ),
+    "sums in half precision": sequential(TensorType(("B", 3, 77), "float16"), [("s", CumSum(2)), ("t", CumSum(1))], {}),
 }
 
 

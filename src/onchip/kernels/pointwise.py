@@ -46,7 +46,7 @@ class Operation:
     cuda: str  # the struct
     cpu: int | None = None  # None: no loop of its own, NumPy does it
     variant: str = ""  # of a layer that is several operations: its `approximate` or `dtype`
-    parameters: tuple[str, ...] = ()  # what it is told, as float32; a bound of None is an infinity
+    parameters: tuple[str, ...] = ()  # what it is told; a bound of None is an infinity
     slope_of_result: bool = False  # its derivative follows from its result alone: what training on the chip needs
 
     @property
@@ -63,10 +63,13 @@ class Operation:
         return BACKWARD.get(self.layer)
 
     def told(self, layer: Layer) -> tuple[np.float32, ...]:
-        """The parameters of a layer."""
+        """The parameters of a layer, for what computes in float32."""
+        return tuple(map(np.float32, self.told_exactly(layer)))
+
+    def told_exactly(self, layer: Layer) -> tuple[float, ...]:
         none = {"low": -math.inf, "high": math.inf}
         given = [(name, getattr(layer, name)) for name in self.parameters]
-        return tuple(np.float32(none[name] if value is None else value) for name, value in given)
+        return tuple(none[name] if value is None else value for name, value in given)
 
 
 OPERATIONS = (
@@ -79,6 +82,7 @@ OPERATIONS = (
     Operation(GELU, "GELU", GELU_ERF, "none"),
     Operation(GELU, "TanhGELU", GELU_TANH, "tanh"),
     Operation(ToPixels, "ToPixels"),
+    Operation(Cast, "Rounded<float>", variant="float32"),
     Operation(Cast, "Rounded<f16>", variant="float16"),
     Operation(Cast, "Rounded<bf16>", variant="bfloat16"),
     Operation(Add, "Add"),
@@ -96,6 +100,6 @@ TRAINED = tuple(kind for kind in ACTIVATIONS if any(r.layer is kind and r.slope_
 
 
 def operation_of(layer: Layer) -> Operation | None:
-    """A layer's row; None for one that is not pointwise, and for a Cast that rounds nothing."""
+    """A layer's row; None for one that is not pointwise, and for a Cast to float64, which rounds nothing."""
     variant = layer.approximate if isinstance(layer, GELU) else layer.dtype if isinstance(layer, Cast) else ""
     return _BY_LAYER.get((type(layer), variant))

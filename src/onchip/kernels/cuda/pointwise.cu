@@ -1,26 +1,34 @@
 // pointwise.cu: a run of pointwise layers in one launch. Sizes and the run itself are told when it is launched.
 //
 // Idea    The run is a little program over an accumulator: load a value, apply an operation, combine it with another
-//         value, keep it for later, give it out. A thread has 16 numbers of it in registers and decodes each step once
-//         for all of them. Values between the layers never reach memory, and a new network costs no compilation.
+//         value, keep it for later, give it out. A thread has 64 B of it in registers and decodes each step once for
+//         all of them. Values between the layers never reach memory, and a new network costs no compilation.
 // Floor   Every value read and given moves once: 2^28 numbers of float32 through any chain are 2.1 GB / 4.8 TB/s =
 //         447 us. At 4.2 TB/s, 132 multiprocessors at 1.7 GHz issue 55 instructions for each number, 28 in 16 bits;
-//         decoding takes about one a step, an exponential some 15, erfc some 35.
-// Flight  A thread's 16 numbers lie in four groups of four neighbours, a block's width apart: a warp's 16 bytes a lane
+//         decoding takes about one a step, activations up to 23 (activation.cuh).
+// Numbers What a run is computed in: float, double where layers are float64, long long where they are ints, whose sums
+//         and products are right in every narrower int when they are cut off at the end.
+// Flight  A thread's 16 floats lie in four groups of four neighbours, a block's width apart: a warp's 16 bytes a lane
 //         lie next to each other. 5 blocks of 256 threads have 80 KB of float32 under way on a multiprocessor.
 // Places  A value that is stretched has sizes and strides: the number of a group is divided by each size in turn, by a
 //         multiplication. Where four neighbours are neighbours there too, or one number, that is done once for four.
-// Order   A number's operations are those of the run, in its order, wherever it stands. The arithmetic is float32.
+// Order   A number's operations are those of the run, in its order, wherever it stands.
 // Layout  Values are 16 B aligned, `count` numbers; of those that are given, all lie one after the other.
 // Shared  THREADS * 64 B for each value that is kept at the same time.
 // Limits  MOST_OPERANDS values and weights, MOST_OUTPUTS values given, MOST_STEPS steps, count < 2^31; sm_80 up.
 #include "activation.cuh"
 #include "divide.cuh"
 
-constexpr int THREADS = 256, GROUPS = 4, TILE = 4 * GROUPS * THREADS;
+constexpr int THREADS = 256;
 constexpr int MOST_OPERANDS = 12, MOST_OUTPUTS = 6, MOST_STEPS = 64, MOST_LEVELS = 6;
+template <class Number>
+constexpr int GROUPS = 16 / sizeof(Number);  // of four numbers of a thread
+template <class Number>
+constexpr int BLOCKS = is_same<Number, float> ? 5 : 3;  // of a multiprocessor
+template <class Number>
+using Numbers = Number[GROUPS<Number>][4];
 
-// In the order of pointwise.py.
+// In the order of pointwise_run.py.
 enum Type : unsigned char { FLOAT32, FLOAT16, BFLOAT16, UINT8, FLOAT64, INT64, INT32, INT16, INT8 };
 enum Where : unsigned char { WHOLE, NEIGHBOURS, ALIKE, APART };  // four numbers of an operand
 enum What : unsigned char { LOAD, TAKE, KEEP, GIVE, APPLY, COMBINE, COMBINE_KEPT };
@@ -37,12 +45,14 @@ struct Operand {
     u32 outer;  // stride of what is left behind the levels
     Level level[MOST_LEVELS];
 };
+template <class Number>
 struct Step {
     What what;
     unsigned char code;  // of an operation
     unsigned char index;  // of an operand, an output or a kept value
-    float p, q;
+    Number p, q;
 };
+template <class Number>
 struct Run {
     const void* operand_at[MOST_OPERANDS];
     void* output_at[MOST_OUTPUTS];
@@ -50,70 +60,145 @@ struct Run {
     u32 count, steps;
     Type outputs[8];
     Operand operands[MOST_OPERANDS];
-    Step step[MOST_STEPS];
+    Step<Number> step[MOST_STEPS];
 };
-static_assert(sizeof(Operand) == 16 + 16 * MOST_LEVELS && sizeof(Step) == 12, "the host packs other structs");
-using Numbers = float[GROUPS][4];
+static_assert(sizeof(Operand) == 16 + 16 * MOST_LEVELS && sizeof(Step<float>) == 12 && sizeof(Step<double>) == 24,
+              "the host packs other structs");
+
+// -- numbers in memory and in a run --------------------------------------------------------------------------------
+
+template <class Number, class T>
+__device__ __forceinline__ Number widened(T v) {
+    if constexpr (is_same<T, f16> || is_same<T, bf16>) return to_float(v);
+    else return static_cast<Number>(v);
+}
+// Rounded to the nearest, of ints the lower bits. float64 becomes bfloat16 by way of float32, as NumPy's does.
+template <class T, class Number>
+__device__ __forceinline__ T narrowed(Number v) {
+    if constexpr (is_same<T, f16> && is_same<Number, double>) {
+        f16 narrow;
+        asm("cvt.rn.f16.f64 %0, %1;" : "=h"(narrow.bits) : "d"(v));
+        return narrow;
+    } else if constexpr (is_same<T, f16> || is_same<T, bf16>) {
+        return T{static_cast<unsigned short>(pack<T>(static_cast<float>(v), 0.0f))};
+    } else {
+        return static_cast<T>(v);
+    }
+}
 
 // -- operations beside activation.cuh's ---------------------------------------------------------------------------
 
 struct Add {
-    static __device__ __forceinline__ float apply(float a, float b) { return a + b; }
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number a, Number b) { return a + b; }
+    static __device__ __forceinline__ long long apply(long long a, long long b) {
+        return static_cast<unsigned long long>(a) + static_cast<unsigned long long>(b);
+    }
 };
 struct Mul {
-    static __device__ __forceinline__ float apply(float a, float b) { return a * b; }
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number a, Number b) { return a * b; }
+    static __device__ __forceinline__ long long apply(long long a, long long b) {
+        return static_cast<unsigned long long>(a) * static_cast<unsigned long long>(b);
+    }
 };
 // As a whole number; a byte when it is stored.
 struct ToPixels {
-    static __device__ __forceinline__ float apply(float v) {
-        return truncf(fminf(fmaxf((v + 1.0f) / 2.0f * 255.0f, 0.0f), 255.0f));  // of a NaN fmaxf makes 0
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number v) {
+        const Number scaled = (v + Number(1)) / Number(2) * Number(255);
+        const Number above = scaled > Number(0) ? scaled : Number(0);  // of a NaN 0
+        return static_cast<int>(above < Number(255) ? above : Number(255));
     }
 };
 template <class T>
 struct Rounded {
-    static __device__ __forceinline__ float apply(float v) {
-        return to_float(T{static_cast<unsigned short>(pack<T>(v, 0.0f))});
-    }
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number v) { return widened<Number>(narrowed<T>(v)); }
 };
 
-__device__ __forceinline__ float tell(float (*f)(float), float v, float, float) { return f(v); }
-__device__ __forceinline__ float tell(float (*f)(float, float), float v, float p, float) { return f(v, p); }
-__device__ __forceinline__ float tell(float (*f)(float, float, float), float v, float p, float q) { return f(v, p, q); }
+template <class Number>
+__device__ __forceinline__ Number tell(Number (*f)(Number), Number v, Number, Number) { return f(v); }
+template <class Number>
+__device__ __forceinline__ Number tell(Number (*f)(Number, Number), Number v, Number p, Number) { return f(v, p); }
+template <class Number>
+__device__ __forceinline__ Number tell(Number (*f)(Number, Number, Number), Number v, Number p, Number q) {
+    return f(v, p, q);
+}
 
-template <class Function>
-__device__ __forceinline__ bool apply_to(Numbers& v, float p, float q) {
+template <class Function, class Number>
+__device__ __forceinline__ bool apply_to(Numbers<Number>& v, Number p, Number q) {
 #pragma unroll
-    for (int i = 0; i < 4 * GROUPS; ++i) v[i / 4][i % 4] = tell(&Function::apply, v[i / 4][i % 4], p, q);
+    for (auto& four : v) {
+#pragma unroll
+        for (Number& each : four) each = tell<Number>(&Function::apply, each, p, q);
+    }
     return true;
 }
-template <class Function>
-__device__ __forceinline__ bool combine(Numbers& v, const Numbers& other) {
+template <class Function, class Number>
+__device__ __forceinline__ bool combine(Numbers<Number>& v, const Numbers<Number>& other) {
 #pragma unroll
-    for (int i = 0; i < 4 * GROUPS; ++i) v[i / 4][i % 4] = Function::apply(v[i / 4][i % 4], other[i / 4][i % 4]);
+    for (int g = 0; g < GROUPS<Number>; ++g) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[g][i] = Function::apply(v[g][i], other[g][i]);
+    }
     return true;
 }
 // An operation's code is its place among the template arguments.
 template <class... Functions>
 struct Unary {
-    static __device__ __forceinline__ void apply(int code, Numbers& v, float p, float q) {
+    template <class Number>
+    static __device__ __forceinline__ void apply(int code, Numbers<Number>& v, Number p, Number q) {
         int n = 0;
-        static_cast<void>(((code == n++ && apply_to<Functions>(v, p, q)) || ...));
+        static_cast<void>(((code == n++ && apply_to<Functions, Number>(v, p, q)) || ...));
     }
 };
 template <class... Functions>
 struct Binary {
-    static __device__ __forceinline__ void apply(int code, Numbers& v, const Numbers& other) {
+    template <class Number>
+    static __device__ __forceinline__ void apply(int code, Numbers<Number>& v, const Numbers<Number>& other) {
         int n = 0;
-        static_cast<void>(((code == n++ && combine<Functions>(v, other)) || ...));
+        static_cast<void>(((code == n++ && combine<Functions, Number>(v, other)) || ...));
     }
 };
 
 // -- memory -------------------------------------------------------------------------------------------------------
 
+// Four neighbours, in words of up to 16 B.
 template <class T>
-__device__ __forceinline__ float widened(T v) {
-    if constexpr (sizeof(T) == 2 && !is_same<T, short>) return to_float(v);
-    else return static_cast<float>(v);
+struct Four {
+    using Word = typename Vector<(sizeof(T) < 4 ? 4 * sizeof(T) : 16)>::type;
+    static constexpr int WORDS = 4 * sizeof(T) / sizeof(Word);
+    Word words[WORDS];
+
+    __device__ __forceinline__ T& operator[](int i) { return reinterpret_cast<T*>(words)[i]; }
+    __device__ __forceinline__ void load(const T* from) {
+#pragma unroll
+        for (int w = 0; w < WORDS; ++w) words[w] = reinterpret_cast<const Word*>(from)[w];
+    }
+    __device__ __forceinline__ void store(T* to) const {
+#pragma unroll
+        for (int w = 0; w < WORDS; ++w) reinterpret_cast<Word*>(to)[w] = words[w];
+    }
+};
+
+template <class T, class Number>
+__device__ __forceinline__ void load_whole(Numbers<Number>& v, const void* from, const Operand& operand, u32 first,
+                                           u32 count) {
+    const T* x = static_cast<const T*>(from) + operand.first;
+#pragma unroll
+    for (int g = 0; g < GROUPS<Number>; ++g) {
+        const u32 n = first + 4 * THREADS * g;
+        if (n + 4 <= count) {
+            Four<T> four;
+            four.load(x + n);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[g][i] = widened<Number>(four[i]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[g][i] = n + i < count ? widened<Number>(x[n + i]) : Number(0);
+        }
+    }
 }
 
 __device__ __forceinline__ u32 place_of(u32 n, const Operand& operand) {
@@ -126,153 +211,161 @@ __device__ __forceinline__ u32 place_of(u32 n, const Operand& operand) {
     return place + n * operand.outer;
 }
 
-// `x` from number n on: four neighbours, or as many as are left.
-template <class T>
-__device__ __forceinline__ void load_group(float (&v)[4], const T* x, u32 n, u32 count) {
-    if (sizeof(T) <= 4 && n + 4 <= count) {
-        using Word = typename Vector<sizeof(T) <= 4 ? 4 * sizeof(T) : 16>::type;
-        const Word word = *reinterpret_cast<const Word*>(x);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = widened(reinterpret_cast<const T*>(&word)[i]);
+// What is stretched is computed with: in a run of doubles it is float64, in one of floats what is narrower.
+template <class Number>
+__device__ __forceinline__ Number load_one(const void* x, Type type, long long place) {
+    if constexpr (is_same<Number, double>) {
+        return static_cast<const double*>(x)[place];
+    } else if constexpr (is_same<Number, float>) {
+        switch (type) {
+            case FLOAT16: return to_float(static_cast<const f16*>(x)[place]);
+            case BFLOAT16: return to_float(static_cast<const bf16*>(x)[place]);
+            default: return static_cast<const float*>(x)[place];
+        }
     } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] = n + i < count ? widened(x[i]) : 0.0f;
-    }
-}
-
-template <class T>
-__device__ __forceinline__ void load_whole(Numbers& v, const void* from, const Operand& operand, u32 first, u32 count) {
-    const T* x = static_cast<const T*>(from) + operand.first;
-#pragma unroll
-    for (int g = 0; g < GROUPS; ++g) {
-        const u32 n = first + 4 * THREADS * g;
-        load_group(v[g], x + n, n, count);
-    }
-}
-
-__device__ __forceinline__ float load_one(const void* x, Type type, long long place) {
-    switch (type) {
-        case FLOAT16: return widened(static_cast<const f16*>(x)[place]);
-        case BFLOAT16: return widened(static_cast<const bf16*>(x)[place]);
-        default: return static_cast<const float*>(x)[place];
-    }
-}
-
-// What is stretched is computed with, so it is a float.
-__device__ __forceinline__ void load_stretched(Numbers& v, const void* x, const Operand& operand, u32 first, u32 count) {
-    u32 place = 0;
-#pragma unroll
-    for (int i = 0; i < 4 * GROUPS; ++i) {
-        const u32 n = first + 4 * THREADS * (i / 4) + i % 4;
-        if (i % 4 == 0 || operand.where == APART) place = place_of(n, operand);
-        else ++place;
-        if (n >= count) v[i / 4][i % 4] = 0.0f;
-        else if (i % 4 > 0 && operand.where == ALIKE) v[i / 4][i % 4] = v[i / 4][0];
-        else v[i / 4][i % 4] = load_one(x, operand.type, operand.first + place);
-    }
-}
-
-__device__ __forceinline__ void load(Numbers& v, const void* from, const Operand& operand, u32 first, u32 count) {
-    if (operand.where != WHOLE) return load_stretched(v, from, operand, first, count);
-    switch (operand.type) {
-        case FLOAT32: return load_whole<float>(v, from, operand, first, count);
-        case FLOAT16: return load_whole<f16>(v, from, operand, first, count);
-        case BFLOAT16: return load_whole<bf16>(v, from, operand, first, count);
-        case UINT8: return load_whole<unsigned char>(v, from, operand, first, count);
-        case FLOAT64: return load_whole<double>(v, from, operand, first, count);
-        case INT64: return load_whole<long long>(v, from, operand, first, count);
-        case INT32: return load_whole<int>(v, from, operand, first, count);
-        case INT16: return load_whole<short>(v, from, operand, first, count);
-        case INT8: return load_whole<signed char>(v, from, operand, first, count);
-    }
-}
-
-__device__ __forceinline__ void store_one(double* to, float v) { *to = v; }
-__device__ __forceinline__ void store_one(unsigned char* to, float v) { *to = static_cast<unsigned char>(v); }
-template <class T>
-__device__ __forceinline__ void store_one(T* to, float v) { store1(to, v); }
-
-__device__ __forceinline__ void store_group(double* to, const float (&v)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) to[i] = v[i];
-}
-__device__ __forceinline__ void store_group(unsigned char* to, const float (&v)[4]) {
-    u32 word = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) word |= static_cast<u32>(v[i]) << 8 * i;
-    *reinterpret_cast<u32*>(to) = word;
-}
-template <class T>
-__device__ __forceinline__ void store_group(T* to, const float (&v)[4]) { store_several(to, v); }
-
-template <class T>
-__device__ __forceinline__ void store_as(void* to, const Numbers& v, u32 first, u32 count) {
-#pragma unroll
-    for (int g = 0; g < GROUPS; ++g) {
-        const u32 n = first + 4 * THREADS * g;
-        T* y = static_cast<T*>(to) + n;
-        if (n + 4 <= count) {
-            store_group(y, v[g]);
-        } else {
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (n + i < count) store_one(y + i, v[g][i]);
+        switch (type) {
+            case INT32: return static_cast<const int*>(x)[place];
+            case INT16: return static_cast<const short*>(x)[place];
+            case INT8: return static_cast<const signed char*>(x)[place];
+            case UINT8: return static_cast<const unsigned char*>(x)[place];
+            default: return static_cast<const long long*>(x)[place];
         }
     }
 }
 
-__device__ __forceinline__ void store(const Run& run, int index, const Numbers& v, u32 first) {
-    char* to = static_cast<char*>(run.output_at[index]);
-    switch (run.outputs[index]) {
-        case FLOAT32: return store_as<float>(to + 4 * run.first, v, first, run.count);
-        case FLOAT16: return store_as<f16>(to + 2 * run.first, v, first, run.count);
-        case BFLOAT16: return store_as<bf16>(to + 2 * run.first, v, first, run.count);
-        case UINT8: return store_as<unsigned char>(to + run.first, v, first, run.count);
-        case FLOAT64: return store_as<double>(to + 8 * run.first, v, first, run.count);
-        default: return;
+template <class Number>
+__device__ __forceinline__ void load_stretched(Numbers<Number>& v, const void* x, const Operand& operand, u32 first,
+                                               u32 count) {
+    u32 place = 0;
+#pragma unroll
+    for (int i = 0; i < 4 * GROUPS<Number>; ++i) {
+        const u32 n = first + 4 * THREADS * (i / 4) + i % 4;
+        if (i % 4 == 0 || operand.where == APART) place = place_of(n, operand);
+        else ++place;
+        if (n >= count) v[i / 4][i % 4] = Number(0);
+        else if (i % 4 > 0 && operand.where == ALIKE) v[i / 4][i % 4] = v[i / 4][0];
+        else v[i / 4][i % 4] = load_one<Number>(x, operand.type, operand.first + place);
+    }
+}
+
+template <class Number>
+__device__ __forceinline__ void load(Numbers<Number>& v, const void* from, const Operand& operand, u32 first,
+                                     u32 count) {
+    if (operand.where != WHOLE) return load_stretched<Number>(v, from, operand, first, count);
+    switch (operand.type) {
+        case UINT8: return load_whole<unsigned char, Number>(v, from, operand, first, count);
+        case INT64: return load_whole<long long, Number>(v, from, operand, first, count);
+        case INT32: return load_whole<int, Number>(v, from, operand, first, count);
+        case INT16: return load_whole<short, Number>(v, from, operand, first, count);
+        case INT8: return load_whole<signed char, Number>(v, from, operand, first, count);
+        default: break;
+    }
+    if constexpr (!is_same<Number, long long>) {
+        switch (operand.type) {
+            case FLOAT32: return load_whole<float, Number>(v, from, operand, first, count);
+            case FLOAT16: return load_whole<f16, Number>(v, from, operand, first, count);
+            case BFLOAT16: return load_whole<bf16, Number>(v, from, operand, first, count);
+            default: return load_whole<double, Number>(v, from, operand, first, count);
+        }
+    }
+}
+
+template <class T, class Number>
+__device__ __forceinline__ void store_as(void* to, const Numbers<Number>& v, u32 first, const Run<Number>& run) {
+#pragma unroll
+    for (int g = 0; g < GROUPS<Number>; ++g) {
+        const u32 n = first + 4 * THREADS * g;
+        T* y = static_cast<T*>(to) + run.first + n;
+        if (n + 4 <= run.count) {
+            Four<T> four;
+            if constexpr (sizeof(T) == 2 && is_same<Number, float>) {  // two at a time
+                four.words[0] = {pack<T>(v[g][0], v[g][1]), pack<T>(v[g][2], v[g][3])};
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) four[i] = narrowed<T>(v[g][i]);
+            }
+            four.store(y);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (n + i < run.count) y[i] = narrowed<T>(v[g][i]);
+        }
+    }
+}
+
+template <class Number>
+__device__ __forceinline__ void store(const Run<Number>& run, int index, const Numbers<Number>& v, u32 first) {
+    void* to = run.output_at[index];
+    if constexpr (is_same<Number, long long>) {
+        switch (run.outputs[index]) {
+            case INT64: return store_as<long long, Number>(to, v, first, run);
+            case INT32: return store_as<int, Number>(to, v, first, run);
+            case INT16: return store_as<short, Number>(to, v, first, run);
+            default: return store_as<unsigned char, Number>(to, v, first, run);  // int8 has the same bits
+        }
+    } else {
+        switch (run.outputs[index]) {
+            case FLOAT32: return store_as<float, Number>(to, v, first, run);
+            case FLOAT16: return store_as<f16, Number>(to, v, first, run);
+            case BFLOAT16: return store_as<bf16, Number>(to, v, first, run);
+            case UINT8: return store_as<unsigned char, Number>(to, v, first, run);
+            default: return store_as<double, Number>(to, v, first, run);
+        }
     }
 }
 
 // -- the kernel ---------------------------------------------------------------------------------------------------
 
-extern __shared__ float4 kept[];
+extern __shared__ uint4 kept[];
 
-__device__ __forceinline__ float4& kept_group(int index, int g) {
-    return kept[(index * GROUPS + g) * THREADS + threadIdx.x];
+template <class Number>
+__device__ __forceinline__ Number* kept_group(int index, int g) {
+    const int group = (index * GROUPS<Number> + g) * THREADS + static_cast<int>(threadIdx.x);
+    return reinterpret_cast<Number*>(kept) + 4 * group;
 }
-__device__ __forceinline__ void take(Numbers& v, int index) {
+template <class Number>
+__device__ __forceinline__ void take(Numbers<Number>& v, int index) {
 #pragma unroll
-    for (int g = 0; g < GROUPS; ++g) {
-        const float4 group = kept_group(index, g);
-        v[g][0] = group.x, v[g][1] = group.y, v[g][2] = group.z, v[g][3] = group.w;
+    for (int g = 0; g < GROUPS<Number>; ++g) {
+        Four<Number> four;
+        four.load(kept_group<Number>(index, g));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) v[g][i] = four[i];
+    }
+}
+template <class Number>
+__device__ __forceinline__ void keep(const Numbers<Number>& v, int index) {
+#pragma unroll
+    for (int g = 0; g < GROUPS<Number>; ++g) {
+        Four<Number> four;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) four[i] = v[g][i];
+        four.store(kept_group<Number>(index, g));
     }
 }
 
-template <class Functions, class Combinations>
-__global__ void __launch_bounds__(THREADS, 5) pointwise(const __grid_constant__ Run run) {
-    const u32 first = blockIdx.x * TILE + 4 * threadIdx.x;
-    Numbers v, other;
+template <class Number, class Functions, class Combinations>
+__global__ void __launch_bounds__(THREADS, BLOCKS<Number>) pointwise(const __grid_constant__ Run<Number> run) {
+    const u32 first = 4 * (blockIdx.x * GROUPS<Number> * THREADS + threadIdx.x);
+    Numbers<Number> v, other;
     for (u32 s = 0; s < run.steps; ++s) {
-        const Step& step = run.step[s];
+        const Step<Number>& step = run.step[s];
         const int index = step.index;
         if (step.what == LOAD || step.what == COMBINE)
-            load(other, run.operand_at[index], run.operands[index], first, run.count);
+            load<Number>(other, run.operand_at[index], run.operands[index], first, run.count);
         else if (step.what == TAKE || step.what == COMBINE_KEPT)
-            take(other, index);
+            take<Number>(other, index);
         switch (step.what) {
             case LOAD:
             case TAKE:
 #pragma unroll
-                for (int i = 0; i < 4 * GROUPS; ++i) v[i / 4][i % 4] = other[i / 4][i % 4];
+                for (int i = 0; i < 4 * GROUPS<Number>; ++i) v[i / 4][i % 4] = other[i / 4][i % 4];
                 break;
-            case KEEP:
-#pragma unroll
-                for (int g = 0; g < GROUPS; ++g) kept_group(index, g) = {v[g][0], v[g][1], v[g][2], v[g][3]};
-                break;
-            case GIVE: store(run, index, v, first); break;
-            case APPLY: Functions::apply(step.code, v, step.p, step.q); break;
+            case KEEP: keep<Number>(v, index); break;
+            case GIVE: store<Number>(run, index, v, first); break;
+            case APPLY: Functions::template apply<Number>(step.code, v, step.p, step.q); break;
             case COMBINE:
-            case COMBINE_KEPT: Combinations::apply(step.code, v, other); break;
+            case COMBINE_KEPT: Combinations::template apply<Number>(step.code, v, other); break;
         }
     }
 }

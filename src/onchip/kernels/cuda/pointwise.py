@@ -19,6 +19,7 @@ from onchip.kernels.cuda.pointwise_run import (
     MOST_OUTPUTS,
     MOST_STEPS,
     MOVES,
+    NUMBER_BYTES,
     TYPES,
     UNARY,
     Operand,
@@ -26,6 +27,7 @@ from onchip.kernels.cuda.pointwise_run import (
     RunWriter,
     TooLargeError,
     Where,
+    fits,
     why_not,
 )
 from onchip.kernels.cuda.program import (
@@ -47,16 +49,20 @@ from onchip.spec.network import Network, Node
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, NUMBERS_A_THREAD, BLOCKS_A_UNIT = 256, 16, 5
-TILE = THREADS * NUMBERS_A_THREAD
-KEPT_BYTES = 4 * TILE  # of shared memory for a value that is kept
+THREADS, BYTES_A_THREAD = 256, 64
+TILE_BYTES = THREADS * BYTES_A_THREAD  # of numbers of a block, and of shared memory for a value that is kept
 MOST_NUMBERS = 2**31 - 1  # of a launch
 ALIGNED_ROWS = 16  # begin at a multiple of 16 bytes, whatever a row is
-PROGRAM = Program(
-    SOURCE,
-    f"pointwise<Unary<{', '.join(row.cuda for row in UNARY)}>, Binary<{', '.join(row.cuda for row in BINARY)}>>",
-)
-BUDGET = Budget(registers=48, spill_bytes=224)  # spills: of GELU alone, of 16 erfc at the same time
+# Of 5 blocks a multiprocessor, or 3. sm_90 spills nothing; sm_80 and sm_100 do a little in runs of float.
+BUDGETS = {"float": Budget(48, spill_bytes=128), "double": Budget(80), "long long": Budget(80)}
+_STEP = {4: "<BBBxff", 8: "<BBB5xdd"}  # ints are told nothing: zeros, which are the same bits
+
+
+def program_of(number: str) -> Program:
+    """Of all runs of a number type; ints have no activations."""
+    functions = "" if number == "long long" else ", ".join(row.cuda for row in UNARY)
+    combinations = ", ".join(row.cuda for row in BINARY)
+    return Program(SOURCE, f"pointwise<{number}, Unary<{functions}>, Binary<{combinations}>>")
 
 
 @dataclass(frozen=True)
@@ -72,8 +78,9 @@ class PointwiseLowering:
 
     def _launch(self, first: int, rows: int) -> KernelLaunch:
         count = rows * self.run.row_size
-        config = LaunchConfig((-(-count // TILE), 1, 1), (THREADS, 1, 1), self.run.kept * KEPT_BYTES)
-        return KernelLaunch(PROGRAM, config, (self._told(first, count),), BUDGET)
+        number, tile = self.run.number, TILE_BYTES // NUMBER_BYTES[self.run.number]
+        config = LaunchConfig((-(-count // tile), 1, 1), (THREADS, 1, 1), self.run.kept * TILE_BYTES)
+        return KernelLaunch(program_of(number), config, (self._told(first, count),), BUDGETS[number])
 
     def _told(self, first: int, count: int) -> Struct:
         """`Run` of pointwise.cu, for rows from `first` on."""
@@ -86,13 +93,14 @@ class PointwiseLowering:
         data = [struct.pack("<qII8s", first * run.row_size, count, len(run.steps), types)]
         data += [_operand(operand, first) for operand in run.operands]
         data.append(bytes(OPERAND_BYTES * (MOST_OPERANDS - len(operands))))
-        data += [struct.pack("<BBBxff", step.what, step.code, step.index, *step.told) for step in run.steps]
-        data.append(bytes(STEP_BYTES * (MOST_STEPS - len(run.steps))))
+        form = _STEP[NUMBER_BYTES[run.number]]
+        data += [struct.pack(form, step.what, step.code, step.index, *step.told) for step in run.steps]
+        data.append(bytes(struct.calcsize(form) * (MOST_STEPS - len(run.steps))))
         return Struct(tuple(pointers), b"".join(data))
 
 
 _LEVEL = "<4I"
-OPERAND_BYTES, STEP_BYTES = 16 + MOST_LEVELS * struct.calcsize(_LEVEL), 12
+OPERAND_BYTES = 16 + MOST_LEVELS * struct.calcsize(_LEVEL)
 
 
 def _operand(operand: Operand, first: int) -> bytes:
@@ -115,7 +123,7 @@ def rows_a_launch(row_size: int) -> int:
 class Pointwise:
     name = "pointwise"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # it computes in float32
+    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """The longest run, and what of it stands in front of its last Casts and Reshapes, where a layer of another kind
@@ -131,10 +139,10 @@ class Pointwise:
         if why:
             yield Refusal(self.name, first.name, why)
             return
-        nodes = _fitting(net, start)
+        number, nodes = _longest(net, start)
         while nodes:
             try:
-                run = RunWriter(net, nodes).write()
+                run = RunWriter(net, nodes, number).write()
                 break
             except TooLargeError as error:
                 nodes, why = nodes[:-1], str(error)
@@ -148,18 +156,27 @@ class Pointwise:
         behind = len(list(takewhile(lambda node: isinstance(node.layer, Cast | Reshape), reversed(nodes))))
         if 0 < behind < len(nodes):
             try:
-                yield _claim(net, nodes[:-behind], RunWriter(net, nodes[:-behind]).write())
+                yield _claim(net, nodes[:-behind], RunWriter(net, nodes[:-behind], number).write())
             except TooLargeError:
                 return  # it would give more values
 
 
-def _fitting(net: Network, start: int) -> list[Node]:
+def _longest(net: Network, start: int) -> tuple[str, list[Node]]:
+    """A run's number type and nodes: a Cast may begin one of floats or of doubles, whichever goes further."""
+    runs = {number: _fitting(net, start, number) for number in NUMBER_BYTES}
+    number = max(runs, key=lambda number: len(runs[number]))
+    return number, runs[number]
+
+
+def _fitting(net: Network, start: int, number: str) -> list[Node]:
     """The nodes from `start` on that one run could hold, but for how much it needs."""
     first = net.nodes[start]
     size = net.types[first.name].row_size
     found: list[Node] = []
     for node in net.nodes_from(start):
         if net.types[node.name].row_size != size or why_not(net, node) != "":
+            break
+        if not fits(net, node, number):
             break
         found.append(node)
         if len(found) == MOST_STEPS - 2:  # the first step loads, the last one gives
@@ -180,16 +197,14 @@ def _claim(net: Network, nodes: list[Node], run: Run) -> Claim:
         price=Price(sum(map(net.row_flop, nodes)), moved, fixed, precision="fp32"),
         why="one pass over memory" if len(nodes) > 1 else "one layer by itself",
         recipes=run.recipes,
-        fast_bytes=run.kept * KEPT_BYTES,
+        fast_bytes=run.kept * TILE_BYTES,
         facts=PointwiseLowering(run),
     )
 
 
-INSTANCES = (
-    Instance(
-        "every run",
-        lambda device: PointwiseLowering(
-            Run(1, (Operand(Int64(0), "float32", Where.WHOLE),), ("float32",), ("y",), (), 4, {})
-        ).at(1).launches[0],
-    ),
-)  # fmt: skip
+def _instance(number: str) -> Instance:
+    run = Run(number, 1, (Operand(Int64(0), "uint8", Where.WHOLE),), ("uint8",), ("y",), (), 4, {})
+    return Instance(f"every run of {number}", lambda device: PointwiseLowering(run).at(1).launches[0])
+
+
+INSTANCES = tuple(map(_instance, NUMBER_BYTES))

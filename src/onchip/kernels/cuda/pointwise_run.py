@@ -1,8 +1,8 @@
 """A run of pointwise layers as the steps of pointwise.cu: a little program over an accumulator.
 
 The accumulator has a row's value; a step loads it, applies an operation of kernels/pointwise.py, combines it with
-another value, or gives it out. A value that is needed again later is kept. Between the layers all is float32, rounded
-only by a Cast and where a value is given out.
+another value, or gives it out. A value that is needed again later is kept. Between the layers all is of one number type
+(NUMBER_BYTES), rounded only by a Cast and where a value is given out.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 MOST_OPERANDS, MOST_OUTPUTS, MOST_STEPS, MOST_LEVELS = 12, 6, 64, 6
 MOST_KEPT = 4  # values at the same time; 64 KiB of shared memory
 TYPES = ("float32", "float16", "bfloat16", "uint8", "float64", "int64", "int32", "int16", "int8")
+NUMBER_BYTES = {"float": 4, "double": 8, "long long": 8}  # what a run is computed in
 BINARY = tuple(row for row in OPERATIONS if row.layer in (Add, Mul))
 UNARY = tuple(row for row in OPERATIONS if row not in BINARY)
-FLOATS = ("float32", "float16", "bfloat16")  # what is computed with
+FLOATS = ("float32", "float16", "bfloat16")
+INTS = ("int64", "int32", "int16", "int8", "uint8")
+_COMPUTED = {"float": FLOATS, "double": ("float64",), "long long": INTS}  # dtypes of the layers of a run
+_HELD = {"float": (*FLOATS, "uint8"), "double": ("float64", *FLOATS, "uint8"), "long long": (*INTS, "bool")}  # exactly
 _EXACT = (*FLOATS, "uint8", "int16", "int8", "bool")  # float32 has all of their numbers
 _BYTES = {"bool": "uint8"}
 
@@ -72,11 +76,12 @@ class Step:
     what: What
     index: int = 0  # of an operand, an output or a kept value
     code: int = 0  # of an operation, in UNARY or BINARY
-    told: tuple[float, float] = (0.0, 0.0)
+    told: tuple[float, float] = (0.0, 0.0)  # as the run's number type
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
+    number: str  # of NUMBER_BYTES
     row_size: int
     operands: tuple[Operand, ...]
     outputs: tuple[str, ...]  # dtypes
@@ -100,15 +105,25 @@ class TooLargeError(Exception):
 def why_not(net: Network, node: Node) -> str | None:
     """What of a node no run holds; "" if it could be part of one, None if it is not pointwise at all."""
     layer, given = node.layer, net.types[node.inputs[0]].dtype
-    if isinstance(layer, MOVES):  # on the way; by itself it is a view
-        return "" if given in (*FLOATS, "uint8") else None
-    if isinstance(layer, Cast):
-        if layer.dtype == "float64" and given not in _EXACT:
-            return f"computes in float32, which has not all numbers of {given}"
-        return "" if _BYTES.get(given, given) in TYPES else f"reads {', '.join(TYPES)}, not {given}"
-    if operation_of(layer) is None and not isinstance(layer, _NORMS):
+    if not isinstance(layer, (*MOVES, *_NORMS, Cast)) and operation_of(layer) is None:
         return None
-    return "" if given in FLOATS else f"computes on {', '.join(FLOATS)}, not {given}"
+    if _BYTES.get(given, given) in TYPES:
+        return ""
+    return None if isinstance(layer, MOVES) else f"computes on {', '.join(TYPES)}, not {given}"
+
+
+def fits(net: Network, node: Node, number: str) -> bool:
+    """Whether a pointwise node could be part of a run of this number type."""
+    layer, given = node.layer, net.types[node.inputs[0]].dtype
+    if isinstance(layer, MOVES):
+        return given in _HELD[number]
+    if not isinstance(layer, Cast):
+        return given in _COMPUTED[number]
+    if number == "float":  # what comes in from outside as float64 may be rounded once
+        if layer.dtype == "float64":
+            return given in _EXACT
+        return given != "float64" or layer.dtype == "float32"
+    return number == "double" and "float64" in (given, layer.dtype)
 
 
 # -- operands --------------------------------------------------------------------------------------------------
@@ -163,8 +178,8 @@ def norm_factor(*weights: Array, roles: tuple[str, ...], eps: float) -> Array:
 class RunWriter:
     """Writes down one run; TooLargeError where the kernel has no room."""
 
-    def __init__(self, net: Network, nodes: Sequence[Node]) -> None:
-        self.net, self.nodes = net, nodes
+    def __init__(self, net: Network, nodes: Sequence[Node], number: str) -> None:
+        self.net, self.nodes, self.number = net, nodes, number
         inside = {node.name for node in nodes}
         self.inputs = list(dict.fromkeys(v for node in nodes for v in node.inputs if v not in inside))
         outside = set(net.outputs)
@@ -208,8 +223,9 @@ class RunWriter:
         if len(self.steps) > MOST_STEPS:
             raise TooLargeError(f"takes at most {MOST_STEPS} steps")
         return Run(
-            row_size, tuple(self.operands), dtypes, tuple(self.outputs), tuple(self.steps), self.most_kept, self.recipes
-        )
+            self.number, row_size, tuple(self.operands), dtypes, tuple(self.outputs), tuple(self.steps), self.most_kept,
+            self.recipes,
+        )  # fmt: skip
 
     def _roots(self, node: Node) -> list[str]:
         return [self.source.get(value, value) for value in node.inputs]
@@ -239,7 +255,8 @@ class RunWriter:
                 recipe = Recipe.of(as_is, (name,), self.net.weights[name].shape, given.dtype)
                 self.steps.append(Step(What.COMBINE, self._weight(recipe, recipe.shape, to), code))
         elif row is not None:
-            p, q = (*map(float, row.told(layer)), 0.0, 0.0)[:2]
+            told = row.told_exactly(layer) if self.number == "double" else map(float, row.told(layer))
+            p, q = (*told, 0.0, 0.0)[:2]
             self.steps.append(Step(What.APPLY, 0, UNARY.index(row), (p, q)))
         self.holds = self.source[node.name]
         for root in roots:
@@ -251,15 +268,16 @@ class RunWriter:
         """(x - mean) * factor + bias: the difference first, as numbers far from 0 lose their digits otherwise."""
         weights, to = node.weights, self.net.types[node.name].row_shape
         channels, row = (to[0],), (to[0], *(1,) * (len(to) - 1))
+        dtype = "float64" if self.number == "double" else "float32"
         roles = tuple(role for role in ("var", "weight", "mean") if role in weights)
         sources = [weights[role] for role in roles]
         eps = layer.attributes()["eps"]
         parts: list[tuple[Layer, Recipe]] = [
-            (Add(), Recipe.of(negated, (weights["mean"],), channels)),
-            (Mul(), Recipe.of(norm_factor, sources, channels, flop=3 * to[0], roles=roles, eps=eps)),
+            (Add(), Recipe.of(negated, (weights["mean"],), channels, dtype)),
+            (Mul(), Recipe.of(norm_factor, sources, channels, dtype, 3 * to[0], roles=roles, eps=eps)),
         ]
         if "bias" in weights:
-            parts.append((Add(), Recipe.of(as_is, (weights["bias"],), channels)))
+            parts.append((Add(), Recipe.of(as_is, (weights["bias"],), channels, dtype)))
         for combination, recipe in parts:
             code = [row.layer for row in BINARY].index(type(combination))
             self.steps.append(Step(What.COMBINE, self._weight(recipe, row, to), code))

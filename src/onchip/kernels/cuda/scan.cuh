@@ -1,9 +1,31 @@
-// scan.cuh: what every scan shares: the operations, 16 bytes at a time, and running values within a warp.
+// scan.cuh: what every scan shares: the operations, a lane's numbers at a time, and running values within a warp.
+//
+// Numbers S lie in memory and are computed with as T: those of less than 4 bytes as float or int, rounded or cut off
+// once, when they are stored; all others as they are.
 //
 // A total is what is carried from one part of a row to the next. Of float32 sums and products it is a double: added up
 // part by part in float32, a long row's total would lose digits on the way. So y = float(total before) op (the running
 // value of a part): some twenty roundings in float32 at the most, however long the row is, as of pairwise summation.
 #pragma once
+#include "number.cuh"
+
+template <class S> struct Computed { using Type = S; };
+template <> struct Computed<f16> { using Type = float; };
+template <> struct Computed<bf16> { using Type = float; };
+template <> struct Computed<short> { using Type = int; };
+template <> struct Computed<signed char> { using Type = int; };
+template <> struct Computed<unsigned char> { using Type = int; };
+template <class S> using computed_t = typename Computed<S>::Type;
+template <class S> constexpr bool IS_HALF = is_same<S, f16> || is_same<S, bf16>;
+
+template <class S> __device__ computed_t<S> widened(S v) {
+    if constexpr (IS_HALF<S>) return to_float(v);
+    else return v;
+}
+template <class S> __device__ S narrowed(computed_t<S> v) {
+    if constexpr (IS_HALF<S>) return S{static_cast<unsigned short>(pack<S>(v, 0.0f))};
+    else return static_cast<S>(v);
+}
 
 template <class T> struct Wider { using Type = T; };
 template <> struct Wider<float> { using Type = double; };
@@ -53,26 +75,35 @@ struct Min {
     template <class T> static __device__ T combine(T a, T b) { return b < a || b != b ? b : a; }
 };
 
-// -- 16 bytes of a lane --------------------------------------------------------------------------------------------
+// -- a lane's numbers: 16 bytes of them as they are computed with ---------------------------------------------------
 
 template <class T> constexpr int VECTOR = 16 / sizeof(T);
+template <class S> constexpr int VECTOR_BYTES = VECTOR<computed_t<S>> * sizeof(S);  // in memory
 
-template <class T> __device__ bool is_aligned(const T* x, const T* y) {
-    return (reinterpret_cast<unsigned long long>(x) | reinterpret_cast<unsigned long long>(y)) % 16 == 0;
+template <class S> __device__ bool is_aligned(const S* x, const S* y) {
+    return (reinterpret_cast<unsigned long long>(x) | reinterpret_cast<unsigned long long>(y)) % VECTOR_BYTES<S> == 0;
 }
 
-template <class T> __device__ void load16(T (&v)[VECTOR<T>], const T* from) {
-    const uint4 word = __ldcs(reinterpret_cast<const uint4*>(from));
-    memcpy(v, &word, 16);
+template <class S, class T> __device__ void load_vector(T (&v)[VECTOR<T>], const S* from) {
+    using Word = typename Vector<VECTOR_BYTES<S>>::type;
+    const Word word = __ldcs(reinterpret_cast<const Word*>(from));
+    S narrow[VECTOR<T>];
+    memcpy(narrow, &word, sizeof word);
+#pragma unroll
+    for (int k = 0; k < VECTOR<T>; ++k) v[k] = widened(narrow[k]);
 }
 
-template <class T> __device__ void store16(T* to, const T (&v)[VECTOR<T>]) {
-    uint4 word;
-    memcpy(&word, v, 16);
-    __stcs(reinterpret_cast<uint4*>(to), word);
+template <class S, class T> __device__ void store_vector(S* to, const T (&v)[VECTOR<T>]) {
+    using Word = typename Vector<VECTOR_BYTES<S>>::type;
+    S narrow[VECTOR<T>];
+#pragma unroll
+    for (int k = 0; k < VECTOR<T>; ++k) narrow[k] = narrowed<S>(v[k]);
+    Word word;
+    memcpy(&word, narrow, sizeof word);
+    __stcs(reinterpret_cast<Word*>(to), word);
 }
 
-// -- running values of a chunk: 16 bytes a lane, the lanes of a row next to each other ------------------------------
+// -- running values of a chunk: a vector a lane, the lanes of a row next to each other ------------------------------
 
 // v becomes its running values behind `running`, which comes to hold the chunk too.
 template <class Op, int LANES, bool EXCLUSIVE, class T>

@@ -38,7 +38,10 @@ from onchip.spec.types import DTYPE_BYTES
 
 ARCHITECTURES = EVERY_CHIP
 FOLDER = Path(__file__).parent
-NUMBERS = {"int32": "int", "int64": "long long", "float32": "float", "float64": "double"}
+NUMBERS = {
+    "int32": "int", "int64": "long long", "float32": "float", "float64": "double",
+    "float16": "f16", "bfloat16": "bf16", "int16": "short", "int8": "signed char", "uint8": "unsigned char",
+}  # fmt: skip
 THREADS = 256  # of a block of every kernel here
 # Of scan_tiles: how often a thread takes 16 bytes, and tiles whose totals are added up together. Few tiles want to be
 # small, so that every multiprocessor has some; many want to be large, so that totals are handed on less often.
@@ -64,8 +67,13 @@ class Scan:
     whole: int = 0  # the numbers of the row that N are a part of; 0: they are all of it
 
     @property
+    def number_bytes(self) -> int:
+        """Of what it is computed in: float or int where the dtype is narrower."""
+        return max(4, DTYPE_BYTES[self.dtype])
+
+    @property
     def row_bytes(self) -> int:
-        return (self.whole or self.N) * DTYPE_BYTES[self.dtype]
+        return (self.whole or self.N) * self.number_bytes
 
     @property
     def template(self) -> str:
@@ -97,7 +105,7 @@ class Scan:
     @property
     def tile(self) -> int:
         """Numbers of a tile."""
-        return THREADS * self.chunks * 16 // DTYPE_BYTES[self.dtype]
+        return THREADS * self.chunks * 16 // self.number_bytes
 
     @property
     def part(self) -> int:
@@ -135,7 +143,7 @@ class Scan:
     @property
     def lanes(self) -> int:
         """Of a warp, for a row: each takes 16 bytes at a time."""
-        return min(32, 1 << max(0, math.ceil(self.N * DTYPE_BYTES[self.dtype] / 16) - 1).bit_length())
+        return min(32, 1 << max(0, math.ceil(self.N * self.number_bytes / 16) - 1).bit_length())
 
     def walk_template(self) -> str:
         lanes = f", {self.lanes}" if self.inner == 1 else ""
@@ -244,6 +252,9 @@ INSTANCES = (
     Instance("short rows", _only(Scan(ScanOp(), "float32", 1000, 1000))),
     Instance("tiny rows", _only(Scan(ScanOp("min", True), "int64", 1000, 3))),
     Instance("rows from the end", _only(Scan(ScanOp("sum", True, True), "float32", 1000, 77))),
+    Instance("a long row in half precision", _long(ScanOp(), "float16", 1 << 28)),
+    Instance("short rows of bytes", _only(Scan(ScanOp("sum", True, True), "uint8", 1000, 1000))),
+    Instance("columns, bfloat16", _only(Scan(ScanOp(), "bfloat16", 10, 20, 30))),
     Instance("columns", _only(Scan(ScanOp(), "float32", 10, 20, 30))),
     Instance("columns, product", _only(Scan(ScanOp("product"), "float64", 10, 20, 30))),
     Instance("columns from the end", _only(Scan(ScanOp("sum", True, True), "float32", 2, 7, 5))),

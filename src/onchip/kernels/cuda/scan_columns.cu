@@ -5,13 +5,14 @@
 // Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. It takes some
 //         hundred thousand columns to keep a large chip busy.
 // Layout  x, y (outer, N, inner), row-major; y may be x.
-// Limits  Any shape; int, long long, float, double; sm_80 up.
+// Limits  Any shape; ints of 1 to 8 bytes, all floats; sm_80 up.
 #include "scan.cuh"
 
 constexpr int THREADS = 256, STEPS = 8;
 
-template <class Op, class T, bool EXCLUSIVE, bool REVERSE>
-__device__ void walk(const T* x, T* y, long long outer, long long N, long long inner) {
+template <class Op, class S, bool EXCLUSIVE, bool REVERSE>
+__device__ void walk(const S* x, S* y, long long outer, long long N, long long inner) {
+    using T = computed_t<S>;
     using Total = typename Op::template Total<T>;
     const long long all = static_cast<long long>(gridDim.x) * THREADS;
     for (long long column = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; column < outer * inner;
@@ -23,21 +24,21 @@ __device__ void walk(const T* x, T* y, long long outer, long long N, long long i
             T v[STEPS];
 #pragma unroll
             for (int k = 0; k < STEPS; ++k) {
-                if (begin + k < N) v[k] = x[from + (begin + k) * stride];
+                if (begin + k < N) v[k] = widened(x[from + (begin + k) * stride]);
             }
 #pragma unroll
             for (int k = 0; k < STEPS; ++k) {
                 if (begin + k >= N) break;
                 const Total next = Op::combine(total, static_cast<Total>(v[k]));
-                y[from + (begin + k) * stride] = static_cast<T>(EXCLUSIVE ? total : next);
+                y[from + (begin + k) * stride] = narrowed<S>(static_cast<T>(EXCLUSIVE ? total : next));
                 total = next;
             }
         }
     }
 }
 
-template <class Op, class T, bool EXCLUSIVE, bool REVERSE>
+template <class Op, class S, bool EXCLUSIVE, bool REVERSE>
 __global__ void __launch_bounds__(THREADS)
-scan_columns(const T* x, T* y, long long outer, long long N, long long inner) {
-    walk<Op, T, EXCLUSIVE, REVERSE>(x, y, outer, N, inner);
+scan_columns(const S* x, S* y, long long outer, long long N, long long inner) {
+    walk<Op, S, EXCLUSIVE, REVERSE>(x, y, outer, N, inner);
 }

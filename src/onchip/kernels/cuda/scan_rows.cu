@@ -1,17 +1,18 @@
 // scan_rows.cu: running totals of many short rows, each by a few lanes of a warp.
 //
-// Idea    LANES lanes, up to a whole warp, walk over a row, 16 bytes a lane and four chunks at a time, so that four loads
-//         are on their way together. Rows wait for nobody.
+// Idea    LANES lanes, up to a whole warp, walk over a row, a vector a lane and four chunks at a time, so that four
+//         loads are on their way together. Rows wait for nobody.
 // Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
 // Layout  x, y: rows of N numbers, one behind the other; y may be x.
-// Limits  Any N and any number of rows; int, long long, float, double; sm_80 up. Rows that do not begin at 16 B, and
-//         those that are scanned from their end, are read number by number.
+// Limits  Any N and any number of rows; ints of 1 to 8 bytes, all floats; sm_80 up. Rows that do not begin at a vector
+//         (scan.cuh), and those that are scanned from their end, are read number by number.
 #include "scan.cuh"
 
 constexpr int THREADS = 256, CHUNKS = 4;
 
-template <class Op, class T, bool EXCLUSIVE, bool REVERSE, int LANES>
-__device__ void walk(const T* x, T* y, long long rows, long long N) {
+template <class Op, class S, bool EXCLUSIVE, bool REVERSE, int LANES>
+__device__ void walk(const S* x, S* y, long long rows, long long N) {
+    using T = computed_t<S>;
     using Total = typename Op::template Total<T>;
     constexpr int V = VECTOR<T>, STEP = LANES * V;
     const long long groups = static_cast<long long>(gridDim.x) * (THREADS / LANES);
@@ -20,8 +21,8 @@ __device__ void walk(const T* x, T* y, long long rows, long long N) {
     // Rounded up: all lanes of a warp take part in its shuffles, those past the last row with nothing to do.
     for (long long row = mine; row - mine % (32 / LANES) < rows; row += groups) {
         const long long length = row < rows ? N : 0;
-        const T* from = x + row * N;
-        T* to = y + row * N;
+        const S* from = x + row * N;
+        S* to = y + row * N;
         const bool is_aligned_row = !REVERSE && is_aligned(from, to);
         Total total = Op::template identity<Total>();
         for (long long begin = 0; begin < N; begin += CHUNKS * STEP) {
@@ -30,11 +31,12 @@ __device__ void walk(const T* x, T* y, long long rows, long long N) {
             for (int j = 0; j < CHUNKS; ++j) {
                 const long long i = begin + j * STEP + at;
                 if (is_aligned_row && i + V <= length) {
-                    load16(v[j], from + i);
+                    load_vector(v[j], from + i);
                 } else {
 #pragma unroll
                     for (int k = 0; k < V; ++k) {
-                        v[j][k] = i + k < length ? from[REVERSE ? N - 1 - i - k : i + k] : Op::template identity<T>();
+                        v[j][k] = Op::template identity<T>();
+                        if (i + k < length) v[j][k] = widened(from[REVERSE ? N - 1 - i - k : i + k]);
                     }
                 }
             }
@@ -51,11 +53,11 @@ __device__ void walk(const T* x, T* y, long long rows, long long N) {
                 for (int k = 0; k < V; ++k) v[j][k] = Op::combine(offset, v[j][k]);
                 const long long i = begin + j * STEP + at;
                 if (is_aligned_row && i + V <= length) {
-                    store16(to + i, v[j]);
+                    store_vector(to + i, v[j]);
                 } else {
 #pragma unroll
                     for (int k = 0; k < V; ++k) {
-                        if (i + k < length) to[REVERSE ? N - 1 - i - k : i + k] = v[j][k];
+                        if (i + k < length) to[REVERSE ? N - 1 - i - k : i + k] = narrowed<S>(v[j][k]);
                     }
                 }
             }
@@ -63,7 +65,7 @@ __device__ void walk(const T* x, T* y, long long rows, long long N) {
     }
 }
 
-template <class Op, class T, bool EXCLUSIVE, bool REVERSE, int LANES>
-__global__ void __launch_bounds__(THREADS) scan_rows(const T* x, T* y, long long rows, long long N) {
-    walk<Op, T, EXCLUSIVE, REVERSE, LANES>(x, y, rows, N);
+template <class Op, class S, bool EXCLUSIVE, bool REVERSE, int LANES>
+__global__ void __launch_bounds__(THREADS) scan_rows(const S* x, S* y, long long rows, long long N) {
+    walk<Op, S, EXCLUSIVE, REVERSE, LANES>(x, y, rows, N);
 }

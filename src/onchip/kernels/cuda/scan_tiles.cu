@@ -1,6 +1,7 @@
 // scan_tiles.cu: running totals of long rows in one pass over memory, with the same bits in every run.
 //
-// Idea    A block takes a tile to shared memory, where every thread finds the 16-byte pieces that it asked for itself.
+// Idea    A block takes a tile to shared memory, where every thread finds the 16-byte pieces that it asked for itself,
+//         widened on the way where numbers of less than 4 bytes are scanned.
 //         It publishes the tile's total first and scans the tile while that is on its way to the others. Then the tile
 //         needs the total of everything before: the totals of the tiles before it in its group of 128, added up in a
 //         fixed order, behind the running total up to the end of the group before, which that group's last tile
@@ -13,8 +14,8 @@
 // Layout  x, y: rows of N numbers, one behind the other; y may be x. states: for every row those of its groups and of
 //         its tiles, cleared by the kernel before. before, after: the total that a row goes on from and the one it ends
 //         with, where it is scanned in parts that begin at multiples of a group.
-// Limits  Any N; int, long long, float, double; sm_80 up. Rows that do not begin at 16 B, and the last tile of a row if
-//         it is not whole, are read number by number.
+// Limits  Any N; ints of 1 to 8 bytes, all floats; sm_80 up. Rows that do not begin at a vector (scan.cuh), and the
+//         last tile of a row if it is not whole, are read number by number.
 #include "scan.cuh"
 
 constexpr int THREADS = 256, WARPS = THREADS / 32, GROUP = 128;
@@ -94,10 +95,11 @@ template <class Op, class T, int CHUNKS> __device__ T warp_total(const uint4* mi
 }
 
 // CHUNKS  16-byte pieces of a tile that a thread takes; fewer blocks then share a multiprocessor.
-template <class Op, class T, bool EXCLUSIVE, int CHUNKS>
+template <class Op, class S, bool EXCLUSIVE, int CHUNKS>
 __global__ void __launch_bounds__(THREADS, 50 / CHUNKS)
-scan_tiles(const T* x, T* y, State* states, const typename Op::template Total<T>* before,
-           typename Op::template Total<T>* after, long long N, unsigned tiles) {
+scan_tiles(const S* x, S* y, State* states, const typename Op::template Total<computed_t<S>>* before,
+           typename Op::template Total<computed_t<S>>* after, long long N, unsigned tiles) {
+    using T = computed_t<S>;
     using Total = typename Op::template Total<T>;
     constexpr int V = VECTOR<T>, STEP = 32 * V, TILE = CHUNKS * THREADS * V, PARTS = GROUP / 32;
     __shared__ uint4 pieces[CHUNKS * THREADS];
@@ -113,13 +115,19 @@ scan_tiles(const T* x, T* y, State* states, const typename Op::template Total<T>
     uint4* mine = pieces + threadIdx.x;
 #pragma unroll
     for (int j = 0; j < CHUNKS; ++j) {
-        if (is_whole) {
+        if (is_whole && is_same<S, T>) {
             const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(mine + j * THREADS));
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(x + j * STEP) : "memory");
         } else {
             T v[V];
+            if (is_whole) {
+                load_vector(v, x + j * STEP);
+            } else {
 #pragma unroll
-            for (int k = 0; k < V; ++k) v[k] = j * STEP + k < left ? x[j * STEP + k] : Op::template identity<T>();
+                for (int k = 0; k < V; ++k) {
+                    v[k] = j * STEP + k < left ? widened(x[j * STEP + k]) : Op::template identity<T>();
+                }
+            }
             memcpy(mine + j * THREADS, v, 16);
         }
     }
@@ -172,11 +180,11 @@ scan_tiles(const T* x, T* y, State* states, const typename Op::template Total<T>
 #pragma unroll
         for (int k = 0; k < V; ++k) v[k] = Op::combine(offset, v[k]);
         if (is_whole) {
-            store16(y + j * STEP, v);
+            store_vector(y + j * STEP, v);
         } else {
 #pragma unroll
             for (int k = 0; k < V; ++k) {
-                if (j * STEP + k < left) y[j * STEP + k] = v[k];
+                if (j * STEP + k < left) y[j * STEP + k] = narrowed<S>(v[k]);
             }
         }
     }

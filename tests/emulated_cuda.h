@@ -197,6 +197,11 @@ template <class... P> int list_sizes(void (*)(P...), int* sizes) {
 
 static void __syncthreads() { emulated::arrive(emulated::of_block, emulated::threads); }
 
+static void __syncwarp() {
+    const int first = emulated::running / 32 * 32;
+    emulated::arrive(emulated::of_warps[first / 32], emulated::threads - first < 32 ? emulated::threads - first : 32);
+}
+
 template <class T> T __shfl_sync(unsigned, T v, int lane, int width = 32) {
     const int me = threadIdx.x % 32;
     return emulated::take(v, me / width * width + lane % width);
@@ -303,4 +308,5 @@ static void ptx_pack_bf16(unsigned& word, float upper, float lower) {
 static void ptx_round_tf32(unsigned& rounded, float v) {
     rounded = std::isfinite(v) ? (__float_as_uint(v) + 0x1000) & 0xffffe000 : __float_as_uint(v);
 }
+static void ptx_max_nan(float& most, float a, float b) { most = a != a || b != b ? NAN : b > a ? b : a; }
 template <class... Operands> void ptx_unknown(Operands&&...) { emulated::fail("PTX that has no twin on the host"); }

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import struct
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import onchip
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.divide import parts
 from onchip.kernels.cuda.permute import (
     MOST_AXES,
     MOST_LINES,
@@ -87,6 +89,14 @@ def test_lines_of_any_length(monkeypatch, dtype):
         x = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
         got = moved(gpu, PermuteLowering(dtype, shape[1:], axes, 2), x)
         assert np.array_equal(got, x.transpose(axes).reshape(-1)), (shape, axes)
+
+
+def test_numbers_in_parts():
+    n = np.arange(1 << 15, dtype=np.uint64)
+    for size in (*range(1, 300), 1000, 1023, 1024, 2047, 2048, 4096):
+        given, magic = struct.unpack("<II", parts(size).data)
+        assert given == size
+        assert np.array_equal(((2 * n + 1) * magic >> 32) // 2, n // size)
 
 
 def test_a_box_has_room_and_is_well_used():

@@ -38,13 +38,6 @@ __device__ __forceinline__ long long place(Index i, const Axes& axes) {
     return i * axes.s0 + i1 * axes.s1 + i2 * axes.s2 + i3 * axes.s3;
 }
 
-// How many pieces a line has. Number n of all pieces is in line (2 n + 1) magic / 2^32 / 2, exactly for n < 2^15: no
-// case by itself for lines of one piece.
-struct Pieces {
-    u32 size, magic;  // magic: 2^32 / size, at most 2^32 - 1
-};
-__device__ __forceinline__ int line_of(int n, const Pieces& pieces) { return __umulhi(2 * n + 1, pieces.magic) / 2; }
-
 // V neighbours, moved at once.
 template <class T, int V>
 struct alignas(sizeof(T) * V) Neighbours {
@@ -93,8 +86,8 @@ __global__ void __launch_bounds__(THREADS) permute_rows(
 // by_x, by_y  C / VX and R / VY pieces of a line and of a column
 template <class In, class Out, class Index, int VX, int VY>
 __global__ void __launch_bounds__(THREADS, 4) permute_tiles(
-    const In* x, Out* y, long long tiles, long long Na, long long Nb, Divider across, Divider down, Pieces by_x,
-    Pieces by_y, Axes lines, Axes columns, Axes outer_x, Axes outer_y) {
+    const In* x, Out* y, long long tiles, long long Na, long long Nb, Divider across, Divider down, Parts by_x,
+    Parts by_y, Axes lines, Axes columns, Axes outer_x, Axes outer_y) {
     __shared__ Slot<Out> slots[SLOTS];
     __shared__ long long places[PLACES];  // of the lines in x, then of the columns in y
     const int R = by_y.size * VY, C = by_x.size * VX, pitch = C | 1, me = threadIdx.x;
@@ -115,14 +108,14 @@ __global__ void __launch_bounds__(THREADS, 4) permute_tiles(
             Neighbours<In, VX> held[LOADS];
 #pragma unroll
             for (int k = 0; k < LOADS; ++k) {
-                const int r = line_of(first + k * THREADS, by_x), c = (first + k * THREADS - r * by_x.size) * VX;
+                const int r = part_of(first + k * THREADS, by_x), c = (first + k * THREADS - r * by_x.size) * VX;
                 const bool is_inside = r < height && c < width;
                 const In* from = x + places[is_inside ? r : 0] + c;
                 if (is_inside) held[k] = *reinterpret_cast<const Neighbours<In, VX>*>(from);
             }
 #pragma unroll
             for (int k = 0; k < LOADS; ++k) {
-                const int r = line_of(first + k * THREADS, by_x), c = (first + k * THREADS - r * by_x.size) * VX;
+                const int r = part_of(first + k * THREADS, by_x), c = (first + k * THREADS - r * by_x.size) * VX;
                 Slot<Out>* to = slots + r * pitch + c;
 #pragma unroll
                 for (int j = 0; j < VX; ++j) {
@@ -136,7 +129,7 @@ __global__ void __launch_bounds__(THREADS, 4) permute_tiles(
         for (int first = me; first < C * static_cast<int>(by_y.size); first += STORES * THREADS) {
 #pragma unroll
             for (int k = 0; k < STORES; ++k) {
-                const int c = line_of(first + k * THREADS, by_y), r = (first + k * THREADS - c * by_y.size) * VY;
+                const int c = part_of(first + k * THREADS, by_y), r = (first + k * THREADS - c * by_y.size) * VY;
                 const bool is_inside = r < height && c < width;
                 const Slot<Out>* from = slots + (is_inside ? r * pitch + c : 0);
                 Neighbours<Out, VY> made;
@@ -155,7 +148,7 @@ __device__ __forceinline__ int padded(int i) { return i + i / 32; }  // steps of
 // A block takes `chunk` numbers, whole rows of row.size.
 template <class In, class Out>
 __global__ void __launch_bounds__(THREADS)
-    permute_small(const In* x, Out* y, long long count, u32 chunk, Pieces row, Axes inner) {
+    permute_small(const In* x, Out* y, long long count, u32 chunk, Parts row, Axes inner) {
     __shared__ Slot<Out> slots[TILE + TILE / 32];
     __shared__ unsigned short from[SMALL];
     const int me = threadIdx.x;
@@ -178,7 +171,7 @@ __global__ void __launch_bounds__(THREADS)
         __syncthreads();
 #pragma unroll 4
         for (int i = me; i < left; i += THREADS) {
-            const int begin = line_of(i, row) * row.size;
+            const int begin = part_of(i, row) * row.size;
             y[first + i] = slots[padded(begin + from[i - begin])].v;
         }
         __syncthreads();

@@ -1,12 +1,12 @@
 // reduce.cu: the largest number or the mean along an axis: (outer, N, inner) becomes (outer, inner).
 //
 // Idea    reduce_short (inner = 1): a warp takes 32 short rows through shared memory, a thread a row. reduce_rows: a warp
-//         walks over a row, a block over a long one, side by side. reduce_columns: a thread has V neighbouring columns,
+//         walks over a row, a block over a long one, V neighbours at once. reduce_columns: a thread has V neighbouring columns,
 //         eight warps share those of a warp.
 // Floor   Every number is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us. An H200 issues 28 instructions a float
-//         in the time of a copy; on sm_90a reduce_rows<.., 32> is 193 instructions, whatever a row's length.
-// Order   Sums are float64, of a short row one after the other, of others thread by thread every LANES-th number (of a
-//         column every 8th), then in a tree: N alone decides.
+//         in the time of a copy; on sm_90a all of reduce_rows<.., 32, 4> is 250 instructions.
+// Order   Sums are float64, of a short row one after the other, of others thread by thread every LANES-th V numbers (of
+//         a column every 8th one), then in a tree: N alone decides.
 // Layout  x (outer, N, inner), y (outer, inner), row-major.
 // Shared  reduce_short: see short_rows.cuh, 6 KB for rows of 10. reduce_columns: 8 * 32 V totals, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
@@ -64,20 +64,26 @@ __global__ void __launch_bounds__(SHORT_THREADS) reduce_short(const T* x, T* y, 
 }
 
 // LANES  threads that share a row: a warp, or a block
-template <class How, class T, int LANES>
+// V      neighbours of a row that a thread has at once; N is a multiple
+template <class How, class T, int LANES, int V>
 __global__ void __launch_bounds__(THREADS) reduce_rows(const T* x, T* y, long long outer, long long N) {
     using Total = typename How::template Total<T>;
     constexpr int ROWS = THREADS / LANES;
     const int me = threadIdx.x % LANES;
     const double share = 1.0 / N;
-    for (long long first = static_cast<long long>(blockIdx.x) * ROWS; first < outer; first += gridDim.x * ROWS) {
-        const long long row = first + threadIdx.x / LANES;
-        const T* from = x + (row < outer ? row : outer - 1) * N;  // all lanes take part in the tree
+    for (long long row = static_cast<long long>(blockIdx.x) * ROWS + threadIdx.x / LANES; row < outer;
+         row += static_cast<long long>(gridDim.x) * ROWS) {
+        const T* end = x + (row + 1) * N;
         Total total = nothing<How, Total>();
 #pragma unroll 4
-        for (long long n = me; n < N; n += LANES) total = How::Op::join(total, static_cast<Total>(load_wide(from + n)));
+        for (const T* from = x + row * N + me * V; from < end; from += LANES * V) {
+            wide_t<T> v[V];
+            load_neighbours(from, v);
+#pragma unroll
+            for (int j = 0; j < V; ++j) total = How::Op::join(total, static_cast<Total>(v[j]));
+        }
         total = reduce_lanes<typename How::Op, LANES>(total);
-        if (me == 0 && row < outer) store_wide(y + row, How::template finish<T>(total, N, share));
+        if (me == 0) store_wide(y + row, How::template finish<T>(total, N, share));
     }
 }
 
@@ -100,7 +106,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll 4
         for (long long n = line; n < N; n += LINES, from += step) {
             wide_t<T> v[V];
-            load_columns(from, v);
+            load_neighbours(from, v);
 #pragma unroll
             for (int j = 0; j < V; ++j) total[j] = How::Op::join(total[j], static_cast<Total>(v[j]));
         }

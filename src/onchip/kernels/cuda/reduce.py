@@ -40,7 +40,7 @@ ARCHITECTURES = EVERY_CHIP
 FOLDER = Path(__file__).parent
 THREADS, COLUMNS, LINES, BLOCKS_A_UNIT = 256, 32, 8, 8
 SHORT, SHORT_THREADS = 64, 128  # numbers of a row that a thread takes from shared memory; threads of a block
-LONG = 1024  # numbers of a row that a warp holds in registers; a block shares a longer one
+LONG = 1024  # numbers of a row that a warp shares; a block shares a longer one
 MOST_ITEMS = {1: 32, 4: 8}  # neighbouring columns of a thread -> numbers of each that it holds
 WAVES = 32  # of blocks that are not all on the GPU at a time: the last wave is then a small part
 REDUCTIONS: dict[type[Layer], str] = {GlobalMax: "Max", GlobalMean: "Mean"}
@@ -53,6 +53,7 @@ def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: i
     _short (x, y, outer, rows)   _lanes, _rows (x, y, outer, N)   _columns (x, y, outer, N, inner)
     """
     outer, N, inner = shape
+    lanes = THREADS if N > LONG else 32
     given, threads, shared_bytes, waves = f"{how}, {FLOATS[dtype]}", THREADS, 0, 1
     sizes: tuple[Argument, ...] = (Int64(outer), Int64(N))
     if inner > 1:
@@ -64,13 +65,12 @@ def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: i
         threads, blocks, waves = SHORT_THREADS, -(-outer // SHORT_THREADS), WAVES
         shared_bytes = SHORT_THREADS * ((N | 1) + 1) * max(4, DTYPE_BYTES[dtype])
     elif file == "reduce":
-        lanes = THREADS if N > LONG else 32
-        name, blocks = f"reduce_rows<{given}, {lanes}>", -(-outer * lanes // THREADS)
-    elif N > LONG:
+        name, blocks = f"reduce_rows<{given}, {lanes}, {_neighbours(dtype, N)}>", -(-outer * lanes // THREADS)
+    elif THREADS * MOST_ITEMS[1] < N:
         name, blocks = f"softmax_rows<{given}>", outer
     else:
-        name, sizes = f"softmax_lanes<{given}, {1 << (-(-N // 32) - 1).bit_length()}>", (Int64(outer), UInt32(N))
-        blocks = -(-outer * 32 // THREADS)
+        name = f"softmax_lanes<{given}, {lanes}, {1 << (-(-N // lanes) - 1).bit_length()}>"
+        sizes, blocks = (Int64(outer), UInt32(N)), -(-outer * lanes // THREADS)
     program = Program(FOLDER / f"{file}.cu", name)
     config = LaunchConfig((min(blocks, units * BLOCKS_A_UNIT * waves), 1, 1), (threads, 1, 1), shared_bytes)
     return KernelLaunch(program, config, (x, Output(0), *sizes), Budget(registers=128))
@@ -82,9 +82,13 @@ def columns_for(dtype: str, N: int, inner: int) -> tuple[int, int]:
     Four where they are aligned, and where a column that could be held still can.
     """
     held = -(-N // LINES)
-    is_aligned = inner % 4 == 0 and DTYPE_BYTES[dtype] <= 4
-    V = 4 if is_aligned and not MOST_ITEMS[4] < held <= MOST_ITEMS[1] else 1
+    V = 1 if MOST_ITEMS[4] < held <= MOST_ITEMS[1] else _neighbours(dtype, inner)
     return V, 1 << (held - 1).bit_length() if held <= MOST_ITEMS[V] else 0
+
+
+def _neighbours(dtype: str, size: int) -> int:
+    """How many numbers of a run of this size a thread has at once."""
+    return 4 if size % 4 == 0 and DTYPE_BYTES[dtype] <= 4 else 1
 
 
 @dataclass(frozen=True)
@@ -178,6 +182,8 @@ INSTANCES = (
     _instance("softmax of float64 columns", "softmax", "Softmax", "float64", 10, 256, 1024),
     _instance("softmax of rows", "softmax", "Softmax", "float64", 1000, 1000, 1),
     _instance("softmax of long rows", "softmax", "Softmax", "float16", 10, 5000, 1),
+    _instance("softmax of long float64 rows", "softmax", "Softmax", "float64", 10, 5000, 1),
+    _instance("softmax of very long rows", "softmax", "Softmax", "float32", 10, 50000, 1),
     _instance("log-softmax of columns", "softmax", "LogSoftmax", "float32", 10, 200, 30),
     _instance("log-softmax of long columns", "softmax", "LogSoftmax", "float32", 10, 2000, 30),
     _instance("log-softmax of rows", "softmax", "LogSoftmax", "bfloat16", 1000, 100, 1),

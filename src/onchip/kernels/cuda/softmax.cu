@@ -1,14 +1,14 @@
 // softmax.cu: Softmax and LogSoftmax along an axis of (outer, N, inner).
 //
 // Idea    softmax_short (inner = 1): a warp takes 32 short rows through shared memory, a thread a row. softmax_lanes: a
-//         warp's lanes hold a row in registers; softmax_rows: a block walks over a long one. softmax_columns: a thread
-//         has V neighbouring columns, eight warps share those of a warp and hold them in registers if they are short.
-//         Longer ones are walked over three times: for the largest, for the sum and for the result; the second and third
-//         time they are in the cache.
+//         warp or a block holds a row in registers. softmax_columns: a thread has V neighbouring columns, eight warps
+//         share those of a warp and hold them in registers if they are short. Longer columns, and rows (softmax_rows, a
+//         block each), are walked over three times: for the largest, for the sum and for the result; the second and
+//         third time they are in the cache.
 // Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
 //         instructions a float in the time of a copy; on sm_90a softmax_columns<.., 4, 8> is 996 instructions for 32 floats
-//         of a thread, softmax_lanes<.., 4> 337 for 4 (two ways through the last division, one of which is taken).
-// Order   Of short rows every 8th number, then in pairs; of rows that a warp holds every 32nd, then in a tree; of columns
+//         of a thread, softmax_lanes<.., 32, 4> 337 for 4 (two ways through the last division, one of which is taken).
+// Order   Of short rows every 8th number, then in pairs; of rows that are held every LANES-th, then in a tree; of columns
 //         that are held every 8th, then one after the other: in float64 or float32, as the exponentials are, since a
 //         thread adds 32 of them at most. All others in float64, thread by thread every so many numbers, then in a
 //         tree. N and inner alone decide.
@@ -95,32 +95,32 @@ __global__ void __launch_bounds__(SHORT_THREADS) softmax_short(const T* x, T* y,
     }
 }
 
-// A warp shares a row and holds it in registers: N <= 32 * ITEMS.
-template <class How, class T, int ITEMS>
+// LANES, a warp or a block, share a row and hold it in registers: N <= LANES * ITEMS.
+template <class How, class T, int LANES, int ITEMS>
 __global__ void __launch_bounds__(THREADS) softmax_lanes(const T* x, T* y, long long outer, int N) {
     using W = wide_t<T>;
-    constexpr int ROWS = THREADS / 32;
-    const int me = threadIdx.x % 32;
-    for (long long row = static_cast<long long>(blockIdx.x) * ROWS + threadIdx.x / 32; row < outer;
+    constexpr int ROWS = THREADS / LANES;
+    const int me = threadIdx.x % LANES;
+    for (long long row = static_cast<long long>(blockIdx.x) * ROWS + threadIdx.x / LANES; row < outer;
          row += static_cast<long long>(gridDim.x) * ROWS) {
         const T* from = x + row * N + me;
         T* to = y + row * N + me;
         W v[ITEMS], highest = -__int_as_float(0x7f800000), sum = 0;  // less than any number
 #pragma unroll
-        for (int i = 0; i < ITEMS; ++i) v[i] = me + i * 32 < N ? load_wide(from + i * 32) : highest;
+        for (int i = 0; i < ITEMS; ++i) v[i] = me + i * LANES < N ? load_wide(from + i * LANES) : highest;
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) highest = larger(highest, v[i]);
-        highest = reduce_lanes<Largest, 32>(highest);
+        highest = reduce_lanes<Largest, LANES>(highest);
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
             const W shifted = v[i] - highest, e = exp_of(shifted);
             v[i] = How::held(shifted, e);
-            if (me + i * 32 < N) sum += e;
+            if (me + i * LANES < N) sum += e;
         }
-        const W share = How::share(reduce_lanes<Sum, 32>(sum));
+        const W share = How::share(reduce_lanes<Sum, LANES>(sum));
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-            if (me + i * 32 < N) store_wide(to + i * 32, How::finish(v[i], share));
+            if (me + i * LANES < N) store_wide(to + i * LANES, How::finish(v[i], share));
         }
     }
 }
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(THREADS)
         if constexpr (ITEMS > 0) {
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
-                if (i * LINES < left) load_columns(x + at + i * step, v[i]);
+                if (i * LINES < left) load_neighbours(x + at + i * step, v[i]);
             }
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(THREADS)
         } else {
             const T* from = x + at;
             for (long long n = line; n < N; n += LINES, from += step) {
-                load_columns(from, v[0]);
+                load_neighbours(from, v[0]);
                 keep_larger(highest, v[0]);
             }
         }
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(THREADS)
         } else {
             const T* from = x + at;
             for (long long n = line; n < N; n += LINES, from += step) {
-                load_columns(from, v[0]);
+                load_neighbours(from, v[0]);
 #pragma unroll
                 for (int j = 0; j < V; ++j) sum[j] += exp_of(v[0][j] - highest[j]);
             }
@@ -240,16 +240,16 @@ __global__ void __launch_bounds__(THREADS)
                 if (is_inside && i * LINES < left) {
 #pragma unroll
                     for (int j = 0; j < V; ++j) v[i][j] = How::finish(v[i][j], share[j]);
-                    store_columns(y + at + i * step, v[i]);
+                    store_neighbours(y + at + i * step, v[i]);
                 }
             }
         } else if (is_inside) {
             long long here = at;
             for (long long n = line; n < N; n += LINES, here += step) {
-                load_columns(x + here, v[0]);
+                load_neighbours(x + here, v[0]);
 #pragma unroll
                 for (int j = 0; j < V; ++j) v[0][j] = finish_again<How>(v[0][j] - highest[j], share[j]);
-                store_columns(y + here, v[0]);
+                store_neighbours(y + here, v[0]);
             }
         }
         __syncthreads();

@@ -26,7 +26,7 @@ __device__ __forceinline__ void store_wide(T* at, wide_t<T> v) {
 
 // V neighbours: one, or four of at most 32 bits that are aligned.
 template <class T, int V>
-__device__ __forceinline__ void load_columns(const T* at, wide_t<T> (&v)[V]) {
+__device__ __forceinline__ void load_neighbours(const T* at, wide_t<T> (&v)[V]) {
     if constexpr (V == 1) {
         v[0] = load_wide(at);
     } else {
@@ -35,7 +35,7 @@ __device__ __forceinline__ void load_columns(const T* at, wide_t<T> (&v)[V]) {
     }
 }
 template <class T, int V>
-__device__ __forceinline__ void store_columns(T* at, const wide_t<T> (&v)[V]) {
+__device__ __forceinline__ void store_neighbours(T* at, const wide_t<T> (&v)[V]) {
     if constexpr (V == 1) store_wide(at, v[0]);
     else store4(at, {v[0], v[1], v[2], v[3]});
 }

@@ -42,9 +42,9 @@ ALONG = [
     ((64,), Softmax()), ((65,), LogSoftmax()), ((1000,), Softmax()), ((3, 2), LogSoftmax()), ((64, 2, 4), Softmax(1)),
     ((65, 4), LogSoftmax(1)), ((257, 3), Softmax(1)), ((257, 8), LogSoftmax(1)), ((64, 49), LogSoftmax(1)),
     ((8200,), Softmax()), ((8201,), LogSoftmax()), ((1027,), GlobalMean()), ((68,), GlobalMax()),
-    ((196,), GlobalMean()), ((64,), GlobalMax()), ((65,), GlobalMean()), ((33, 4), GlobalMean((1,))), ((3, 2), GlobalMax((2,))),
-    ((9, 64), GlobalMax((1,))), ((4, 1, 6), GlobalMax((1, 3))), ((2, 3, 40), GlobalMean((1, 2))),
-    ((1, 1), GlobalMean()),
+    ((196,), GlobalMean()), ((64,), GlobalMax()), ((65,), GlobalMean()), ((33, 4), GlobalMean((1,))),
+    ((3, 2), GlobalMax((2,))), ((9, 64), GlobalMax((1,))), ((4, 1, 6), GlobalMax((1, 3))),
+    ((2, 3, 40), GlobalMean((1, 2))), ((1, 1), GlobalMean()),
 ]  # fmt: skip
 LAYERS = [("pool", *case) for case in POOLS] + [("reduce", *case) for case in ALONG]
 NAMES = [f"{layer.kind}{i}" for i, (_, _, layer) in enumerate(LAYERS)]

@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ Slot<Out> slots[TILE + TILE / 32];
     __shared__ unsigned short from[SMALL];
     const int me = threadIdx.x;
-    for (int j = me; j < row.size; j += THREADS) from[j] = static_cast<unsigned short>(place(static_cast<u32>(j), inner));
+    for (u32 j = me; j < row.size; j += THREADS) from[j] = static_cast<unsigned short>(place(j, inner));
     for (long long first = static_cast<long long>(blockIdx.x) * chunk; first < count;
          first += static_cast<long long>(gridDim.x) * chunk) {
         const int left = count - first < chunk ? static_cast<int>(count - first) : chunk;

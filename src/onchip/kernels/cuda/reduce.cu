@@ -1,8 +1,8 @@
 // reduce.cu: the largest number or the mean along an axis: (outer, N, inner) becomes (outer, inner).
 //
 // Idea    reduce_short (inner = 1): a warp takes 32 short rows through shared memory, a thread a row. reduce_rows: a warp
-//         walks over a row, a block over a long one, V neighbours at once. reduce_columns: a thread has V neighbouring columns,
-//         eight warps share those of a warp.
+//         walks over a row, a block over a long one, V neighbours at once. reduce_columns: a thread has V neighbouring
+//         columns, eight warps share those of a warp.
 // Floor   Every number is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us. An H200 issues 28 instructions a float
 //         in the time of a copy; on sm_90a all of reduce_rows<.., 32, 4> is 250 instructions.
 // Order   Sums are float64, of a short row one after the other, of others thread by thread every LANES-th V numbers (of

@@ -41,6 +41,7 @@ ALONG = [
     ((4, 5, 6), GlobalMean((-1, 1), keep=True)), ((4, 5, 6), GlobalMax((2,))), ((2, 1500), GlobalMean()),
     ((64,), Softmax()), ((65,), LogSoftmax()), ((1000,), Softmax()), ((3, 2), LogSoftmax()), ((64, 2, 4), Softmax(1)),
     ((65, 4), LogSoftmax(1)), ((257, 3), Softmax(1)), ((257, 8), LogSoftmax(1)), ((64, 49), LogSoftmax(1)),
+    ((2, 5, 4), Softmax(1)), ((8, 33), LogSoftmax(1)), ((2, 300), GlobalMean((1,))), ((8, 5), GlobalMax((1,))),
     ((8200,), Softmax()), ((8201,), LogSoftmax()), ((1027,), GlobalMean()), ((68,), GlobalMax()),
     ((196,), GlobalMean()), ((64,), GlobalMax()), ((65,), GlobalMean()), ((33, 4), GlobalMean((1,))),
     ((3, 2), GlobalMax((2,))), ((9, 64), GlobalMax((1,))), ((4, 1, 6), GlobalMax((1, 3))),

@@ -1,23 +1,23 @@
 // permute.cu: the axes of an array in another order, and its numbers in another dtype if that is wanted.
 //
-// Idea    permute_rows, where the last axis stays the last: neighbours stay neighbours, and threads move words of them.
-//         permute_tiles, where another one becomes the last: a block takes a box of R x C numbers through shared memory:
-//         lines of C that are neighbours in x become columns, and R of those are neighbours in y. Where every line lies
-//         in x and every column in y is worked out once a box; all of a thread's numbers, 16 at most, are on their way
-//         before the first is used; 16 B at once where lines (VX) or columns (VY) are aligned.
-//         A line may be of several axes, so that short ones do not make short lines: 3 channels and all columns of an
-//         image are one. permute_small, where whole rows are short: a block takes several, which lie in one piece in x
-//         and in y, and a table says where in a row each number comes from.
+// Idea    permute_rows, where the last axis stays the last: neighbours stay neighbours, and threads move words of
+//         them. permute_tiles, where another one becomes the last: a block takes a box of R x C numbers through shared
+//         memory: lines of C that are neighbours in x become columns, and R of those are neighbours in y. Where every
+//         line lies in x and every column in y is worked out once a box; up to 8 pieces of a thread are on their way
+//         before the first is used; a piece is 16 B where lines (VX) or columns (VY) are aligned. A line may be of
+//         several axes, so that short ones do not make short lines: 3 channels and all columns of an image are one.
+//         permute_small, where whole rows are short: a block takes several, which lie in one piece in x and in y, and
+//         a table says where in a row each number comes from.
 // Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
-//         instructions a float in the time of a copy; permute_tiles<.., 4, 4> is 640 instructions on sm_90a for 16 floats
-//         of a thread, of which a third is for lines of several axes: about 27 a float.
-// Layout  y row-major; of permute_rows (?, n1, n2, n3, n4, n5), the number of (i0, ..., i5) lies in x at
-//         i0 s0 + ... + i4 s4 + i5; of permute_tiles, number (o, a, b) lies in x at outer_x(o) + lines(a) + b and in y
-//         at outer_y(o) + columns(b) + a; of permute_small, number j of a row at inner(j) of the same row.
-// Shared  permute_tiles: R * (C | 1) <= 4,160 numbers and R + C <= 1,056 places: 25 KB of 32-bit numbers, 42 KB of 64-bit
-//         ones. C | 1: a column's numbers lie in different banks. permute_small: 21 or 38 KB.
-// Limits  Up to six axes, once those that stay together are one; words of 1 to 16 bytes, or float32, float16 and bfloat16
-//         into each other; Index counts words, or lines and columns; sm_80 up.
+//         instructions a float in the time of a copy; permute_tiles<.., 4, 4> is 640 instructions on sm_90a for 16
+//         floats of a thread, of which a third is for lines of several axes: about 27 a float.
+// Layout  y row-major; of permute_rows (?, n1, n2, n3, n4, n5), the number of (i0, ..., i5) lies in x at i0 s0 + ... +
+//         i4 s4 + i5; of permute_tiles, number (o, a, b) lies in x at outer_x(o) + lines(a) + b and in y at outer_y(o)
+//         + columns(b) + a; of permute_small, number j of a row at inner(j) of the same row.
+// Shared  permute_tiles: R * (C | 1) <= 4,160 numbers and R + C <= 1,056 places: 25 KB of 32-bit numbers, 42 KB of
+//         64-bit ones. C | 1: a column's numbers lie in different banks. permute_small: 21 or 38 KB.
+// Limits  Up to six axes, once those that stay together are one; words of 1 to 16 bytes, or float32, float16 and
+//         bfloat16 into each other; Index counts words, or lines and columns; sm_80 up.
 #include "divide.cuh"
 
 constexpr int THREADS = 256, TOGETHER = 4;

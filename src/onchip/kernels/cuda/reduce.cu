@@ -1,19 +1,19 @@
 // reduce.cu: the largest number or the mean along an axis: (outer, N, inner) becomes (outer, inner).
 //
-// Idea    reduce_short (inner = 1): a warp takes 32 short rows through shared memory, a thread a row. reduce_rows: a warp
-//         walks over a row, a block over a long one, V neighbours at once. reduce_columns: a thread has V neighbouring
-//         columns, eight warps share those of a warp.
-// Floor   Every number is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us. An H200 issues 28 instructions a float
-//         in the time of a copy; on sm_90a all of reduce_rows<.., 32, 4> is 250 instructions.
-// Order   Sums are float64, of a short row one after the other, of others thread by thread every LANES-th V numbers (of
-//         a column every 8th one), then in a tree: N alone decides.
+// Idea    reduce_short (inner = 1): a warp takes 32 short rows through shared memory, a thread a row. reduce_rows: a
+//         warp walks over a row, a block over a long one, V neighbours at once. reduce_columns: a thread has V
+//         neighbouring columns; eight warps share those of a warp, unless they are short.
+// Floor   Every number is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us. An H200 issues 28 instructions a
+//         float in the time of a copy; on sm_90a all of reduce_rows<.., 32, 4> is 250 instructions.
+// Order   Sums are float64, of a short row one after the other, of others thread by thread every LANES-th V numbers
+//         (of a column every LINES-th one), then in a tree: N alone decides.
 // Layout  x (outer, N, inner), y (outer, inner), row-major.
 // Shared  reduce_short: see short_rows.cuh, 6 KB for rows of 10. reduce_columns: 8 * 32 V totals, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
 #include "reduce.cuh"
 #include "short_rows.cuh"
 
-constexpr int THREADS = 256, COLUMNS = 32, LINES = THREADS / COLUMNS;
+constexpr int THREADS = 256;
 
 struct Max {
     using Op = Largest;
@@ -87,17 +87,19 @@ __global__ void __launch_bounds__(THREADS) reduce_rows(const T* x, T* y, long lo
     }
 }
 
-// V  neighbouring columns of a thread; inner is a multiple
-template <class How, class T, int V>
+// V      neighbouring columns of a thread; inner is a multiple
+// LINES  threads that share a column: one, or one of each warp
+template <class How, class T, int V, int LINES>
 __global__ void __launch_bounds__(THREADS)
     reduce_columns(const T* x, T* y, long long outer, long long N, long long inner) {
     using Total = typename How::template Total<T>;
-    __shared__ Total totals[LINES][COLUMNS * V];
-    const int lane = threadIdx.x % COLUMNS * V, line = threadIdx.x / COLUMNS;
+    constexpr int SPAN = THREADS / LINES * V;  // columns of a block
+    __shared__ Total totals[LINES][SPAN];
+    const int lane = threadIdx.x % (SPAN / V) * V, line = threadIdx.x / (SPAN / V);
     const long long columns = outer * inner, step = LINES * inner;
     const double share = 1.0 / N;
-    for (long long begin = static_cast<long long>(blockIdx.x) * COLUMNS * V; begin < columns;
-         begin += static_cast<long long>(gridDim.x) * COLUMNS * V) {
+    for (long long begin = static_cast<long long>(blockIdx.x) * SPAN; begin < columns;
+         begin += static_cast<long long>(gridDim.x) * SPAN) {
         const long long column = begin + lane < columns ? begin + lane : 0;
         const T* from = x + column + column / inner * (N - 1) * inner + line * inner;
         Total total[V];
@@ -110,17 +112,23 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int j = 0; j < V; ++j) total[j] = How::Op::join(total[j], static_cast<Total>(v[j]));
         }
+        if constexpr (LINES == 1) {
+            wide_t<T> made[V];
 #pragma unroll
-        for (int j = 0; j < V; ++j) totals[line][lane + j] = total[j];
-        __syncthreads();
-        // A thread has a column now.
-        const int mine = threadIdx.x;
-        if (mine < COLUMNS * V && begin + mine < columns) {
-            Total all = totals[0][mine];
+            for (int j = 0; j < V; ++j) made[j] = How::template finish<T>(total[j], N, share);
+            if (begin + lane < columns) store_neighbours(y + column, made);
+        } else {
 #pragma unroll
-            for (int other = 1; other < LINES; ++other) all = How::Op::join(all, totals[other][mine]);
-            store_wide(y + begin + mine, How::template finish<T>(all, N, share));
+            for (int j = 0; j < V; ++j) totals[line][lane + j] = total[j];
+            __syncthreads();
+            const int mine = threadIdx.x;  // a thread has a column now
+            if (mine < SPAN && begin + mine < columns) {
+                Total all = totals[0][mine];
+#pragma unroll
+                for (int other = 1; other < LINES; ++other) all = How::Op::join(all, totals[other][mine]);
+                store_wide(y + begin + mine, How::template finish<T>(all, N, share));
+            }
+            __syncthreads();
         }
-        __syncthreads();
     }
 }

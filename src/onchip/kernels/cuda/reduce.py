@@ -38,7 +38,7 @@ from onchip.spec.types import DTYPE_BYTES
 
 ARCHITECTURES = EVERY_CHIP
 FOLDER = Path(__file__).parent
-THREADS, COLUMNS, LINES, BLOCKS_A_UNIT = 256, 32, 8, 8
+THREADS, LINES, BLOCKS_A_UNIT = 256, 8, 8
 SHORT, SHORT_THREADS = 64, 128  # numbers of a row that a thread takes from shared memory; threads of a block
 LONG = 1024  # numbers of a row that a warp shares; a block shares a longer one
 MOST_ITEMS = {1: 32, 4: 8}  # neighbouring columns of a thread -> numbers of each that it holds
@@ -57,9 +57,9 @@ def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: i
     given, threads, shared_bytes, waves = f"{how}, {FLOATS[dtype]}", THREADS, 0, 1
     sizes: tuple[Argument, ...] = (Int64(outer), Int64(N))
     if inner > 1:
-        V, items = columns_for(dtype, N, inner)
-        name = f"{file}_columns<{given}, {V}{f', {items}' if file == 'softmax' else ''}>"
-        sizes, blocks, waves = tuple(map(Int64, shape)), -(-outer * inner // (COLUMNS * V)), WAVES
+        V, lines, items = columns_for(dtype, N, inner)
+        name = f"{file}_columns<{given}, {V}, {lines}{f', {items}' if file == 'softmax' else ''}>"
+        sizes, blocks, waves = tuple(map(Int64, shape)), -(-outer * inner * lines // (THREADS * V)), WAVES
     elif N <= SHORT:
         name, sizes = f"{file}_short<{given}>", (Int64(outer), parts(N))
         threads, blocks, waves = SHORT_THREADS, -(-outer // SHORT_THREADS), WAVES
@@ -76,14 +76,15 @@ def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: i
     return KernelLaunch(program, config, (x, Output(0), *sizes), Budget(registers=128))
 
 
-def columns_for(dtype: str, N: int, inner: int) -> tuple[int, int]:
-    """Neighbouring columns of a thread, and numbers of each that it holds in registers; 0: none.
+def columns_for(dtype: str, N: int, inner: int) -> tuple[int, int, int]:
+    """Neighbouring columns of a thread, threads that share them, and numbers of each that a thread holds; 0: none.
 
-    Four where they are aligned, and where a column that could be held still can.
+    Several neighbours where they are aligned, and where a column that could be held still can.
     """
-    held = -(-N // LINES)
+    lines = 1 if MOST_ITEMS[4] >= N else LINES
+    held = -(-N // lines)
     V = 1 if MOST_ITEMS[4] < held <= MOST_ITEMS[1] else _neighbours(dtype, inner)
-    return V, 1 << (held - 1).bit_length() if held <= MOST_ITEMS[V] else 0
+    return V, lines, 1 << (held - 1).bit_length() if held <= MOST_ITEMS[V] else 0
 
 
 def _neighbours(dtype: str, size: int) -> int:
@@ -178,6 +179,9 @@ INSTANCES = (
     _instance("softmax of short rows", "softmax", "Softmax", "float32", 1000, 10, 1),
     _instance("softmax of short float64 rows", "softmax", "Softmax", "float64", 1000, 64, 1),
     _instance("softmax of columns", "softmax", "Softmax", "float32", 10, 64, 1024),
+    _instance("softmax of short columns", "softmax", "Softmax", "float32", 10, 8, 1024),
+    _instance("largest of short columns", "reduce", "Max", "float16", 10, 8, 1024),
+    _instance("softmax of float16 columns", "softmax", "Softmax", "float16", 10, 64, 1024),
     _instance("softmax of bfloat16 columns", "softmax", "Softmax", "bfloat16", 10, 128, 1024),
     _instance("softmax of float64 columns", "softmax", "Softmax", "float64", 10, 256, 1024),
     _instance("softmax of rows", "softmax", "Softmax", "float64", 1000, 1000, 1),

@@ -1,24 +1,24 @@
 // softmax.cu: Softmax and LogSoftmax along an axis of (outer, N, inner).
 //
-// Idea    softmax_short (inner = 1): a warp takes 32 short rows through shared memory, a thread a row. softmax_lanes: a
-//         warp or a block holds a row in registers. softmax_columns: a thread has V neighbouring columns, eight warps
-//         share those of a warp and hold them in registers if they are short. Longer columns, and rows (softmax_rows, a
-//         block each), are walked over three times: for the largest, for the sum and for the result; the second and
-//         third time they are in the cache.
+// Idea    softmax_short (inner = 1): a warp takes 32 short rows through shared memory, a thread a row. softmax_lanes:
+//         a warp or a block holds a row in registers. softmax_columns: a thread has V neighbouring columns or, where
+//         those are longer, eight warps share them; they are held in registers. Longer columns, and rows
+//         (softmax_rows, a block each), are walked over three times: for the largest, for the sum and for the result;
+//         the second and third time they are in the cache.
 // Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
-//         instructions a float in the time of a copy; on sm_90a softmax_columns<.., 4, 8> is 996 instructions for 32 floats
-//         of a thread, softmax_lanes<.., 32, 4> 337 for 4 (two ways through the last division, one of which is taken).
-// Order   Of short rows every 8th number, then in pairs; of rows that are held every LANES-th, then in a tree; of columns
-//         that are held every 8th, then one after the other: in float64 or float32, as the exponentials are, since a
-//         thread adds 32 of them at most. All others in float64, thread by thread every so many numbers, then in a
-//         tree. N and inner alone decide.
+//         instructions a float in the time of a copy; on sm_90a softmax_columns<.., 4, 8, 8> is 887 instructions for
+//         32 floats of a thread, softmax_lanes<.., 32, 32> 1,125 for 32.
+// Order   Of short rows every 8th number, then in pairs; of rows that are held every LANES-th, then in a tree; of
+//         columns that are held every LINES-th, then one after the other: in float64 or float32, as the exponentials
+//         are, since a thread adds 32 of them at most. All others in float64, thread by thread every so many numbers,
+//         then in a tree. N alone decides.
 // Layout  x, y (outer, N, inner), row-major; they may be the same memory.
 // Shared  softmax_short: see short_rows.cuh, 6 KB for rows of 10. softmax_columns: 16 * 32 V numbers, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
 #include "reduce.cuh"
 #include "short_rows.cuh"
 
-constexpr int THREADS = 256, COLUMNS = 32, LINES = THREADS / COLUMNS;
+constexpr int THREADS = 256;
 
 // held    what a thread keeps of a number: itself, or its exponential
 // share   what is made of the sum, once a row
@@ -28,9 +28,12 @@ struct Softmax {
     static __device__ __forceinline__ W held(W, W exponential) {
         return exponential;
     }
-    template <class Total>
-    static __device__ __forceinline__ Total share(Total total) {
-        return 1 / total;
+    static __device__ __forceinline__ double share(double total) { return 1 / total; }
+    // Of a number from 1 to some thousands: one step of Newton's makes it exact to the last place, with no other way
+    // for numbers that are very small.
+    static __device__ __forceinline__ float share(float total) {
+        const float near = __fdividef(1, total);
+        return near + near * (1 - total * near);
     }
     template <class W>
     static __device__ __forceinline__ W finish(W held, W share) {
@@ -158,20 +161,37 @@ __device__ __forceinline__ void keep_larger(W (&highest)[V], const W (&v)[V]) {
     for (int j = 0; j < V; ++j) highest[j] = larger(highest[j], v[j]);
 }
 
+// What the threads of all lines have of a column: every one of them gets it, line by line.
+template <class Op, class W, int V, int LINES, int SPAN>
+__device__ __forceinline__ void join_lines(W (&mine)[V], W (&all)[LINES][SPAN], int line, int lane) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) all[line][lane + j] = mine[j];
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < V; ++j) mine[j] = all[0][lane + j];
+#pragma unroll
+    for (int other = 1; other < LINES; ++other) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) mine[j] = Op::join(mine[j], all[other][lane + j]);
+    }
+}
+
 // V      neighbouring columns of a thread; inner is a multiple
+// LINES  threads that share a column: one, or one of each warp
 // ITEMS  numbers of a column that a thread holds in registers: N <= LINES * ITEMS; 0: any N, read three times
-template <class How, class T, int V, int ITEMS>
-__global__ void __launch_bounds__(THREADS)
+template <class How, class T, int V, int LINES, int ITEMS>
+__global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : LINES > 1 ? 4 : 3)
     softmax_columns(const T* x, T* y, long long outer, long long N, long long inner) {
     using W = wide_t<T>;
     using Total = typename TotalOf<W, ITEMS>::type;
-    __shared__ W highests[LINES][COLUMNS * V];
-    __shared__ Total sums[LINES][COLUMNS * V];
-    const int lane = threadIdx.x % COLUMNS * V, line = threadIdx.x / COLUMNS;
+    constexpr int SPAN = THREADS / LINES * V;  // columns of a block
+    __shared__ W highests[LINES][SPAN];
+    __shared__ Total sums[LINES][SPAN];
+    const int lane = threadIdx.x % (SPAN / V) * V, line = threadIdx.x / (SPAN / V);
     const long long columns = outer * inner, step = LINES * inner;
     const int left = ITEMS ? static_cast<int>(N) - line : 0;  // of the numbers that are held
-    for (long long begin = static_cast<long long>(blockIdx.x) * COLUMNS * V; begin < columns;
-         begin += static_cast<long long>(gridDim.x) * COLUMNS * V) {
+    for (long long begin = static_cast<long long>(blockIdx.x) * SPAN; begin < columns;
+         begin += static_cast<long long>(gridDim.x) * SPAN) {
         const bool is_inside = begin + lane < columns;
         const long long column = is_inside ? begin + lane : 0;
         const long long at = column + column / inner * (N - 1) * inner + line * inner;
@@ -194,15 +214,8 @@ __global__ void __launch_bounds__(THREADS)
                 keep_larger(highest, v[0]);
             }
         }
-#pragma unroll
-        for (int j = 0; j < V; ++j) highests[line][lane + j] = highest[j];
-        __syncthreads();
+        if constexpr (LINES > 1) join_lines<Largest>(highest, highests, line, lane);
         Total sum[V] = {};
-#pragma unroll
-        for (int other = 0; other < LINES; ++other) {
-#pragma unroll
-            for (int j = 0; j < V; ++j) highest[j] = larger(highest[j], highests[other][lane + j]);
-        }
         if constexpr (ITEMS > 0) {
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
@@ -223,17 +236,10 @@ __global__ void __launch_bounds__(THREADS)
                 for (int j = 0; j < V; ++j) sum[j] += exp_of(v[0][j] - highest[j]);
             }
         }
-#pragma unroll
-        for (int j = 0; j < V; ++j) sums[line][lane + j] = sum[j];
-        __syncthreads();
+        if constexpr (LINES > 1) join_lines<Sum>(sum, sums, line, lane);
         W share[V];
 #pragma unroll
-        for (int j = 0; j < V; ++j) {
-            Total all = sums[0][lane + j];
-#pragma unroll
-            for (int other = 1; other < LINES; ++other) all += sums[other][lane + j];
-            share[j] = static_cast<W>(How::share(all));
-        }
+        for (int j = 0; j < V; ++j) share[j] = static_cast<W>(How::share(sum[j]));
         if constexpr (ITEMS > 0) {
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
@@ -252,6 +258,5 @@ __global__ void __launch_bounds__(THREADS)
                 store_neighbours(y + here, v[0]);
             }
         }
-        __syncthreads();
     }
 }

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(THREADS) permute_rows(
 
 // by_x, by_y  C / VX and R / VY pieces of a line and of a column
 template <class In, class Out, class Index, int VX, int VY>
-__global__ void __launch_bounds__(THREADS, 4) permute_tiles(
+__global__ void __launch_bounds__(THREADS, sizeof(Out) == 8 ? 3 : 4) permute_tiles(
     const In* x, Out* y, long long tiles, long long Na, long long Nb, Divider across, Divider down, Parts by_x,
     Parts by_y, Axes lines, Axes columns, Axes outer_x, Axes outer_y) {
     __shared__ Slot<Out> slots[SLOTS];

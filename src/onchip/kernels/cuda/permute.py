@@ -135,7 +135,7 @@ def _tiles(
         _axes([(shape[axis], in_x[axis]) for axis in outer]), _axes([(shape[axis], in_y[axis]) for axis in outer]),
     )  # fmt: skip
     program = Program(SOURCE, f"permute_tiles<{names}, {index_of(max(tiles, Na + R, Nb + C))}, {VX}, {VY}>")
-    return KernelLaunch(program, in_line(min(tiles, MOST_BLOCKS)), arguments, Budget(registers=64))
+    return KernelLaunch(program, in_line(min(tiles, MOST_BLOCKS)), arguments, Budget(registers=80))
 
 
 def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[list[int], list[int]]:

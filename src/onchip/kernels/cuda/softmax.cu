@@ -7,11 +7,11 @@
 //         the second and third time they are in the cache.
 // Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
 //         instructions a float in the time of a copy; on sm_90a softmax_columns<.., 4, 8, 8> is 887 instructions for
-//         32 floats of a thread, softmax_lanes<.., 32, 32> 1,125 for 32.
-// Order   Of short rows every 8th number, then in pairs; of rows that are held every LANES-th, then in a tree; of
-//         columns that are held every LINES-th, then one after the other: in float64 or float32, as the exponentials
-//         are, since a thread adds 32 of them at most. All others in float64, thread by thread every so many numbers,
-//         then in a tree. N alone decides.
+//         32 floats of a thread, softmax_lanes<.., 32, 32> 1,154 for 32.
+// Order   Of short rows every 8th number (of float64 every 2nd), then in pairs; of rows that are held every LANES-th,
+//         then in a tree; of columns that are held every LINES-th, then one after the other: in float64 or float32, as
+//         the exponentials are, since a thread adds 32 of them at most. All others in float64, thread by thread every
+//         so many numbers, then in a tree. N alone decides.
 // Layout  x, y (outer, N, inner), row-major; they may be the same memory.
 // Shared  softmax_short: see short_rows.cuh, 6 KB for rows of 10. softmax_columns: 16 * 32 V numbers, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
@@ -73,21 +73,26 @@ __global__ void __launch_bounds__(SHORT_THREADS) softmax_short(const T* x, T* y,
         held.load(x + first * N, height * N);
         if (lane < height) {
             W* mine = held.mine();
-            W highest = mine[0], sums[8] = {};
+            constexpr int SUMS = sizeof(W) == 4 ? 8 : 2;  // eight exponentials in float64 at once take too many registers
+            W highest = mine[0], sums[SUMS] = {};
 #pragma unroll 4
             for (int n = 1; n < N; ++n) highest = larger(highest, mine[n]);
 #pragma unroll 1
-            for (int n = 0; n < N; n += 8) {
+            for (int n = 0; n < N; n += SUMS) {
 #pragma unroll
-                for (int j = 0; j < 8; ++j) {
+                for (int j = 0; j < SUMS; ++j) {
                     if (n + j >= N) break;
                     const W shifted = mine[n + j] - highest, e = exp_of(shifted);
                     mine[n + j] = How::held(shifted, e);
                     sums[j] += e;
                 }
             }
-            held.beside(lane) = How::share(((sums[0] + sums[1]) + (sums[2] + sums[3])) +
-                                           ((sums[4] + sums[5]) + (sums[6] + sums[7])));
+#pragma unroll
+            for (int apart = 1; apart < SUMS; apart *= 2) {
+#pragma unroll
+                for (int j = 0; j < SUMS; j += 2 * apart) sums[j] += sums[j + apart];
+            }
+            held.beside(lane) = How::share(sums[0]);
         }
         __syncwarp();
 #pragma unroll 4
@@ -100,7 +105,7 @@ __global__ void __launch_bounds__(SHORT_THREADS) softmax_short(const T* x, T* y,
 
 // LANES, a warp or a block, share a row and hold it in registers: N <= LANES * ITEMS.
 template <class How, class T, int LANES, int ITEMS>
-__global__ void __launch_bounds__(THREADS) softmax_lanes(const T* x, T* y, long long outer, int N) {
+__global__ void __launch_bounds__(THREADS, 2) softmax_lanes(const T* x, T* y, long long outer, int N) {
     using W = wide_t<T>;
     constexpr int ROWS = THREADS / LANES;
     const int me = threadIdx.x % LANES;

@@ -191,5 +191,6 @@ INSTANCES = (
     _instance("softmax of very long rows", "softmax", "Softmax", "float32", 10, 50000, 1),
     _instance("log-softmax of columns", "softmax", "LogSoftmax", "float32", 10, 200, 30),
     _instance("log-softmax of long columns", "softmax", "LogSoftmax", "float32", 10, 2000, 30),
+    _instance("softmax of float32 rows", "softmax", "Softmax", "float32", 1000, 1000, 1),
     _instance("log-softmax of rows", "softmax", "LogSoftmax", "bfloat16", 1000, 100, 1),
 )

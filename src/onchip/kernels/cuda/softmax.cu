@@ -7,11 +7,11 @@
 //         the second and third time they are in the cache.
 // Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
 //         instructions a float in the time of a copy; on sm_90a softmax_columns<.., 4, 8, 8> is 887 instructions for
-//         32 floats of a thread, softmax_lanes<.., 32, 32> 1,154 for 32.
-// Order   Of short rows every 8th number (of float64 every 2nd), then in pairs; of rows that are held every LANES-th,
-//         then in a tree; of columns that are held every LINES-th, then one after the other: in float64 or float32, as
-//         the exponentials are, since a thread adds 32 of them at most. All others in float64, thread by thread every
-//         so many numbers, then in a tree. N alone decides.
+//         32 floats of a thread, softmax_lanes<.., 256, 32> 864 for 32.
+// Order   Of short rows every 8th number (of float64 every 2nd), then in pairs; of rows that are held every LANES-th in
+//         four sums, then in a tree; of columns that are held every LINES-th, then one after the other: in float64 or
+//         float32, as the exponentials are, since a thread adds 32 of them at most. All others in float64, thread by
+//         thread every so many numbers, then in a tree. N alone decides.
 // Layout  x, y (outer, N, inner), row-major; they may be the same memory.
 // Shared  softmax_short: see short_rows.cuh, 6 KB for rows of 10. softmax_columns: 16 * 32 V numbers, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
@@ -105,7 +105,8 @@ __global__ void __launch_bounds__(SHORT_THREADS) softmax_short(const T* x, T* y,
 
 // LANES, a warp or a block, share a row and hold it in registers: N <= LANES * ITEMS.
 template <class How, class T, int LANES, int ITEMS>
-__global__ void __launch_bounds__(THREADS, 2) softmax_lanes(const T* x, T* y, long long outer, int N) {
+__global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : 3)
+    softmax_lanes(const T* x, T* y, long long outer, int N) {
     using W = wide_t<T>;
     constexpr int ROWS = THREADS / LANES;
     const int me = threadIdx.x % LANES;
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(THREADS, 2) softmax_lanes(const T* x, T* y, lo
          row += static_cast<long long>(gridDim.x) * ROWS) {
         const T* from = x + row * N + me;
         T* to = y + row * N + me;
-        W v[ITEMS], highest = -__int_as_float(0x7f800000), sum = 0;  // less than any number
+        W v[ITEMS], highest = -__int_as_float(0x7f800000), sums[4] = {};  // less than any number
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) v[i] = me + i * LANES < N ? load_wide(from + i * LANES) : highest;
 #pragma unroll
@@ -123,8 +124,9 @@ __global__ void __launch_bounds__(THREADS, 2) softmax_lanes(const T* x, T* y, lo
         for (int i = 0; i < ITEMS; ++i) {
             const W shifted = v[i] - highest, e = exp_of(shifted);
             v[i] = How::held(shifted, e);
-            if (me + i * LANES < N) sum += e;
+            if (me + i * LANES < N) sums[i % 4] += e;
         }
+        const W sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
         const W share = How::share(reduce_lanes<Sum, LANES>(sum));
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {

@@ -200,6 +200,11 @@ template <class... P> int list_sizes(void (*)(P...), int* sizes) {
 
 static void __syncthreads() { emulated::arrive(emulated::of_block, emulated::threads); }
 
+static void __syncwarp() {
+    const int first = emulated::running / 32 * 32;
+    emulated::arrive(emulated::of_warps[first / 32], emulated::threads - first < 32 ? emulated::threads - first : 32);
+}
+
 template <class T> T __shfl_sync(unsigned, T v, int lane, int width = 32) {
     const int me = threadIdx.x % 32;
     return emulated::take(v, me / width * width + lane % width);

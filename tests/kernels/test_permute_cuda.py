@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import struct
 
 import numpy as np
 import pytest
@@ -9,7 +10,17 @@ import pytest
 import onchip
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.permute import MOST_AXES, PermuteAlone, PermuteLowering, merge_axes
+from onchip.kernels.cuda.divide import parts
+from onchip.kernels.cuda.permute import (
+    MOST_AXES,
+    MOST_LINES,
+    SLOTS,
+    TILE,
+    PermuteAlone,
+    PermuteLowering,
+    box_for,
+    merge_axes,
+)
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST, ROWS
@@ -48,12 +59,55 @@ def moved(gpu, lowering, x):
 def test_every_order_moves_every_number(monkeypatch, dtype):
     gpu = emulated_gpu(monkeypatch)
     for axes in ORDERS:
-        for B, sizes in ((1, (3, 5, 2, 4)), (7, (37, 1, 6, 3))):
+        for B, sizes in ((1, (3, 5, 2, 4)), (7, (37, 1, 6, 3)), (2, (9, 16, 8, 11))):
             shape = (B, *sizes[: len(axes) - 1])
             x = np.random.default_rng(B).integers(0, 100, shape).astype(dtype)
             lowering = PermuteLowering(dtype, shape[1:], axes, 2)
             assert np.array_equal(moved(gpu, lowering, x), x.transpose(axes).reshape(-1))
-    assert {name.partition("<")[0] for name in gpu.driver.programs} == {"permute_tiles", "permute_rows"}
+    assert {name.partition("<")[0] for name in gpu.driver.programs} == {
+        "permute_tiles", "permute_rows", "permute_small",
+    }  # fmt: skip
+
+
+# Long and short axes, aligned and not, of one box or of several, and an axis that lines and columns both want.
+MOVES = [
+    ((2, 3, 1100), (0, 2, 1)), ((2, 1100, 3), (0, 2, 1)), ((2, 64, 192), (0, 2, 1)), ((2, 68, 100), (0, 2, 1)),
+    ((3, 49, 128), (0, 2, 1)), ((3, 128, 49), (0, 2, 1)), ((2, 65, 67), (0, 2, 1)), ((2, 3, 20, 30), (0, 3, 2, 1)),
+    ((2, 20, 30, 3), (0, 3, 1, 2)), ((2, 10, 40, 5), (0, 3, 2, 1)), ((500, 2, 2, 2), (3, 2, 1, 0)),
+    ((2, 2, 2, 500), (3, 2, 1, 0)), ((130, 70), (1, 0)), ((1000, 2), (1, 0)), ((2, 2100), (1, 0)),
+    ((300, 3, 5), (0, 2, 1)), ((70, 5, 4, 3, 2), (0, 4, 3, 2, 1)), ((70, 5, 4, 3), (0, 2, 1, 3)),
+    ((5, 32, 64), (0, 2, 1)), ((16, 3, 30, 8), (0, 3, 2, 1)),
+    ((7, 9, 2, 3), (1, 0, 3, 2)), ((3, 4, 5, 6, 7, 8), (5, 4, 3, 2, 1, 0)), ((3, 4, 5, 6, 7, 8), (2, 5, 0, 3, 1, 4)),
+]  # fmt: skip
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "int64"])
+def test_lines_of_any_length(monkeypatch, dtype):
+    gpu = emulated_gpu(monkeypatch)
+    for shape, axes in MOVES:
+        x = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
+        got = moved(gpu, PermuteLowering(dtype, shape[1:], axes, 2), x)
+        assert np.array_equal(got, x.transpose(axes).reshape(-1)), (shape, axes)
+
+
+def test_numbers_in_parts():
+    n = np.arange(1 << 15, dtype=np.uint64)
+    for size in (*range(1, 300), 1000, 1023, 1024, 2047, 2048, 4096):
+        given, magic = struct.unpack("<II", parts(size).data)
+        assert given == size
+        assert np.array_equal(((2 * n + 1) * magic >> 32) // 2, n // size)
+
+
+def test_a_box_has_room_and_is_well_used():
+    for Na, Nb in itertools.product((*range(2, 140), 1000, 4097, 1 << 33), repeat=2):
+        R, C = box_for(Na, Nb)
+        assert R * C <= TILE
+        assert R * (C | 1) <= SLOTS
+        assert max(R, C) <= MOST_LINES
+        assert all(N % 4 or each % 4 == 0 for N, each in ((Na, R), (Nb, C))), "aligned pieces"
+        used = Na * Nb / (-(-Na // R) * -(-Nb // C) * TILE)
+        assert used > 0.25 or Na * Nb < TILE or min(Na, Nb) < 3, (Na, Nb, R, C)
 
 
 @needs_gxx
@@ -89,6 +143,10 @@ def test_a_network_with_a_permute_is_planned():
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int64", "uint8"])
 def test_every_order_on_a_gpu(dtype):
+    moves = [((B, *shape[1:]), axes) for shape, axes in MOVES if axes[0] == 0 for B in (1, 7, 257)]
+    for shape, axes in moves:
+        x = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
+        assert np.array_equal(onchip.compile(one(shape[1:], axes, dtype), "cuda")(x), x.transpose(axes)), (shape, axes)
     for axes in ORDERS:
         engine = onchip.compile(one((37, 5, 66, 3)[: len(axes) - 1], axes, dtype), "cuda")
         for B in (1, 7, 130):

@@ -29,7 +29,7 @@ PARAMETERS = {
     "scan_tiles": ("x", "y", "states", "before", "after", "N", "tiles"),
     "scan_rows": ("x", "y", "rows", "N"),
     "scan_columns": ("x", "y", "outer", "N", "inner"),
-    "permute_tiles": ("x", "y", "tiles", "Na", "Nb", *(f"more{i}" for i in range(15))),
+    "permute_tiles": ("x", "y", "tiles", "Na", "Nb", *(f"more{i}" for i in range(8))),
 }
 
 

@@ -18,3 +18,10 @@ __device__ __forceinline__ u32 take_rest(Index& n, const Divider& by) {
     n = above;
     return rest;
 }
+
+// Numbers in parts of `size`: number n is in part (2 n + 1) magic / 2^32 / 2, exactly for n < 2^15, and parts of one
+// number are no case by themselves.
+struct Parts {
+    u32 size, magic;  // magic: 2^32 / size, at most 2^32 - 1
+};
+__device__ __forceinline__ int part_of(int n, const Parts& parts) { return __umulhi(2 * n + 1, parts.magic) / 2; }

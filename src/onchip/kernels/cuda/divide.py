@@ -21,6 +21,11 @@ def divider(size: int) -> Struct:
     return Struct((), struct.pack("<III", size, *(magic_of(size) if 1 < size < MOST else (0, 0))))
 
 
+def parts(size: int) -> Struct:
+    """Parts, of fewer than 2^15 numbers."""
+    return Struct((), struct.pack("<II", size, min((1 << 32) // size, (1 << 32) - 1)))
+
+
 def index_of(count: int) -> str:
     """The type that a kernel counts `count` numbers with, and the step behind the last one."""
     return "u32" if count < MOST // 2 else "long long"

@@ -1,19 +1,53 @@
 // permute.cu: the axes of an array in another order, and its numbers in another dtype if that is wanted.
 //
-// Idea    permute_rows, where the last axis stays the last: neighbours stay neighbours, and threads move words of them.
-//         permute_tiles, where another one becomes the last: a block takes 32 x 32 numbers of the two axes that are last
-//         before and after through shared memory, so that it reads and writes lines of memory; one column more than
-//         needed keeps its columns in different banks. All other axes are divided out of the number of the tile.
-// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
-// Layout  y row-major; of permute_rows (?, n1, n2, n3, n4, n5), the number of (i0, ..., i5) lies in x at
-//         i0 s0 + ... + i4 s4 + i5; of permute_tiles, axis a is last in y and axis b in x, a number (o0, ..., o3, a, b)
-//         lies in x at o0 s0 + ... + o3 s3 + a xa + b and in y at o0 t0 + ... + o3 t3 + b yb + a.
-// Limits  Up to six axes, once those that stay together are one; words of 1 to 16 bytes, or float32, float16 and bfloat16
-//         into each other; Index counts words or tiles; sm_80 up.
+// Idea    permute_rows, where the last axis stays the last: neighbours stay neighbours, and threads move words of
+//         them. permute_tiles, where another one becomes the last: a block takes a box of R x C numbers through shared
+//         memory: lines of C that are neighbours in x become columns, and R of those are neighbours in y. Where every
+//         line lies in x and every column in y is worked out once a box; up to 8 pieces of a thread are on their way
+//         before the first is used; a piece is 16 B where lines (VX) or columns (VY) are aligned. A line may be of
+//         several axes, so that short ones do not make short lines: 3 channels and all columns of an image are one.
+//         permute_small, where whole rows are short: a block takes several, which lie in one piece in x and in y, and
+//         a table says where in a row each number comes from.
+// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
+//         instructions a float in the time of a copy; permute_tiles<.., 4, 4> is 640 instructions on sm_90a for 16
+//         floats of a thread, of which a third is for lines of several axes: about 27 a float.
+// Layout  y row-major; of permute_rows (?, n1, n2, n3, n4, n5), the number of (i0, ..., i5) lies in x at i0 s0 + ... +
+//         i4 s4 + i5; of permute_tiles, number (o, a, b) lies in x at outer_x(o) + lines(a) + b and in y at outer_y(o)
+//         + columns(b) + a; of permute_small, number j of a row at inner(j) of the same row.
+// Shared  permute_tiles: R * (C | 1) <= 4,160 numbers and R + C <= 1,056 places: 25 KB of 32-bit numbers, 42 KB of
+//         64-bit ones. C | 1: a column's numbers lie in different banks. permute_small: 21 or 38 KB.
+// Limits  Up to six axes, once those that stay together are one; words of 1 to 16 bytes, or float32, float16 and
+//         bfloat16 into each other; Index counts words, or lines and columns; sm_80 up.
 #include "divide.cuh"
 
-constexpr int THREADS = 256, TOGETHER = 4, SIDE = 32, LINES = THREADS / SIDE;
-constexpr int AT_ONCE = 2;  // tiles on their way, of a block
+constexpr int THREADS = 256, TOGETHER = 4;
+constexpr int A_THREAD = 16, TILE = THREADS * A_THREAD;  // numbers of a box, at most
+constexpr int AT_ONCE = 8;                               // pieces of a thread on their way
+constexpr int SLOTS = TILE + 64, PLACES = 1056, SMALL = 2048;
+
+// Where number i of an array of up to four axes lies, if their steps are others than those of neighbours.
+struct Axes {
+    Divider n1, n2, n3;  // the sizes of all but the first
+    u32 is_one;          // it has one axis: the first
+    long long s0, s1, s2, s3;
+};
+template <class Index>
+__device__ __forceinline__ long long place(Index i, const Axes& axes) {
+    if (axes.is_one) return i * axes.s0;
+    const u32 i3 = take_rest(i, axes.n3), i2 = take_rest(i, axes.n2), i1 = take_rest(i, axes.n1);
+    return i * axes.s0 + i1 * axes.s1 + i2 * axes.s2 + i3 * axes.s3;
+}
+
+// V neighbours, moved at once.
+template <class T, int V>
+struct alignas(sizeof(T) * V) Neighbours {
+    T v[V];
+};
+// A number in shared memory: short ones have a bank for themselves.
+template <class T>
+struct alignas(sizeof(T) < 4 ? 4 : sizeof(T)) Slot {
+    T v;
+};
 
 template <class In, class Out>
 __device__ __forceinline__ Out moved(In v) {
@@ -49,39 +83,96 @@ __global__ void __launch_bounds__(THREADS) permute_rows(
     }
 }
 
-template <class In, class Out, class Index>
-__global__ void __launch_bounds__(THREADS) permute_tiles(
-    const In* x, Out* y, long long tiles, long long Na, long long Nb, Divider across, Divider down, Divider n1,
-    Divider n2, Divider n3, long long xa, long long yb, long long s0, long long s1, long long s2, long long s3,
-    long long t0, long long t1, long long t2, long long t3) {
-    __shared__ Out tile[AT_ONCE][SIDE][SIDE + 1];
-    const int column = threadIdx.x % SIDE, line = threadIdx.x / SIDE;
-    const long long step = gridDim.x;
-    for (long long number = blockIdx.x; number < tiles; number += AT_ONCE * step) {
-        Out* to[AT_ONCE];
-        int left_a[AT_ONCE], left_b[AT_ONCE];  // of the tile, of its rows and columns that are there
+// by_x, by_y  C / VX and R / VY pieces of a line and of a column
+template <class In, class Out, class Index, int VX, int VY>
+__global__ void __launch_bounds__(THREADS, sizeof(Out) == 8 ? 3 : 4) permute_tiles(
+    const In* x, Out* y, long long tiles, long long Na, long long Nb, Divider across, Divider down, Parts by_x,
+    Parts by_y, Axes lines, Axes columns, Axes outer_x, Axes outer_y) {
+    __shared__ Slot<Out> slots[SLOTS];
+    __shared__ long long places[PLACES];  // of the lines in x, then of the columns in y
+    const int R = by_y.size * VY, C = by_x.size * VX, pitch = C | 1, me = threadIdx.x;
+    for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        Index o = static_cast<Index>(tile);
+        const Index a = static_cast<Index>(take_rest(o, across)) * R, b = static_cast<Index>(take_rest(o, down)) * C;
+        const int height = Na - a < R ? static_cast<int>(Na - a) : R, width = Nb - b < C ? static_cast<int>(Nb - b) : C;
+        const long long in_x = place(o, outer_x) + b, in_y = place(o, outer_y) + a;
+#pragma unroll 1
+        for (int i = me; i < height + width; i += THREADS) {
+            places[i] = i < height ? in_x + place(static_cast<Index>(a + i), lines)
+                                   : in_y + place(static_cast<Index>(b + i - height), columns);
+        }
+        __syncthreads();
+        constexpr int LOADS = A_THREAD / VX < AT_ONCE ? A_THREAD / VX : AT_ONCE;
+#pragma unroll 1
+        for (int first = me; first < R * static_cast<int>(by_x.size); first += LOADS * THREADS) {
+            Neighbours<In, VX> held[LOADS];
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; ++k) {
-            Index n = static_cast<Index>(number + k * step < tiles ? number + k * step : number);
-            const long long a = static_cast<long long>(take_rest(n, across)) * SIDE;
-            const long long b = static_cast<long long>(take_rest(n, down)) * SIDE;
-            const u32 o3 = take_rest(n, n3), o2 = take_rest(n, n2), o1 = take_rest(n, n1);
-            const In* from = x + n * s0 + o1 * s1 + o2 * s2 + o3 * s3 + a * xa + b + column;
-            to[k] = y + n * t0 + o1 * t1 + o2 * t2 + o3 * t3 + b * yb + a + column;
-            left_a[k] = number + k * step >= tiles ? 0 : Na - a < SIDE ? static_cast<int>(Na - a) : SIDE;
-            left_b[k] = Nb - b < SIDE ? static_cast<int>(Nb - b) : SIDE;
+            for (int k = 0; k < LOADS; ++k) {
+                const int r = part_of(first + k * THREADS, by_x), c = (first + k * THREADS - r * by_x.size) * VX;
+                const bool is_inside = r < height && c < width;
+                const In* from = x + places[is_inside ? r : 0] + c;
+                if (is_inside) held[k] = *reinterpret_cast<const Neighbours<In, VX>*>(from);
+            }
 #pragma unroll
-            for (int i = line; i < SIDE; i += LINES) {
-                if (i < left_a[k] && column < left_b[k]) tile[k][i][column] = moved<In, Out>(from[i * xa]);
+            for (int k = 0; k < LOADS; ++k) {
+                const int r = part_of(first + k * THREADS, by_x), c = (first + k * THREADS - r * by_x.size) * VX;
+                Slot<Out>* to = slots + r * pitch + c;
+#pragma unroll
+                for (int j = 0; j < VX; ++j) {
+                    if (r < height && c < width) to[j].v = moved<In, Out>(held[k].v[j]);
+                }
             }
         }
         __syncthreads();
+        constexpr int STORES = A_THREAD / VY < AT_ONCE ? A_THREAD / VY : AT_ONCE;
+#pragma unroll 1
+        for (int first = me; first < C * static_cast<int>(by_y.size); first += STORES * THREADS) {
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; ++k) {
+            for (int k = 0; k < STORES; ++k) {
+                const int c = part_of(first + k * THREADS, by_y), r = (first + k * THREADS - c * by_y.size) * VY;
+                const bool is_inside = r < height && c < width;
+                const Slot<Out>* from = slots + (is_inside ? r * pitch + c : 0);
+                Neighbours<Out, VY> made;
 #pragma unroll
-            for (int i = line; i < SIDE; i += LINES) {
-                if (i < left_b[k] && column < left_a[k]) to[k][i * yb] = tile[k][column][i];
+                for (int j = 0; j < VY; ++j) made.v[j] = from[j * pitch].v;
+                Out* to = y + places[is_inside ? height + c : 0] + r;
+                if (is_inside) *reinterpret_cast<Neighbours<Out, VY>*>(to) = made;
             }
+        }
+        __syncthreads();
+    }
+}
+
+__device__ __forceinline__ int padded(int i) { return i + i / 32; }  // steps of 2^n numbers then meet other banks
+
+// A block takes `chunk` numbers, whole rows of row.size.
+template <class In, class Out>
+__global__ void __launch_bounds__(THREADS)
+    permute_small(const In* x, Out* y, long long count, u32 chunk, Parts row, Axes inner) {
+    __shared__ Slot<Out> slots[TILE + TILE / 32];
+    __shared__ unsigned short from[SMALL];
+    const int me = threadIdx.x;
+    for (u32 j = me; j < row.size; j += THREADS) from[j] = static_cast<unsigned short>(place(j, inner));
+    for (long long first = static_cast<long long>(blockIdx.x) * chunk; first < count;
+         first += static_cast<long long>(gridDim.x) * chunk) {
+        const int left = count - first < chunk ? static_cast<int>(count - first) : chunk;
+#pragma unroll 1
+        for (int i = me; i < left; i += AT_ONCE * THREADS) {
+            In held[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; ++k) {
+                if (i + k * THREADS < left) held[k] = x[first + i + k * THREADS];
+            }
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; ++k) {
+                if (i + k * THREADS < left) slots[padded(i + k * THREADS)].v = moved<In, Out>(held[k]);
+            }
+        }
+        __syncthreads();
+#pragma unroll 4
+        for (int i = me; i < left; i += THREADS) {
+            const int begin = part_of(i, row) * row.size;
+            y[first + i] = slots[padded(begin + from[i - begin])].v;
         }
         __syncthreads();
     }

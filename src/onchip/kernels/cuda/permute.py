@@ -6,11 +6,12 @@ A Permute by itself, and values that a plan wants in another layout.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.divide import divider, index_of
+from onchip.kernels.cuda.divide import divider, index_of, parts
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
@@ -24,6 +25,8 @@ from onchip.kernels.cuda.program import (
     Output,
     Program,
     Steps,
+    Struct,
+    UInt32,
     in_line,
 )
 from onchip.plan.device import Device
@@ -37,8 +40,11 @@ ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")
 # Numbers are only moved: what they are does not matter, how long they are does.
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long", 16: "uint4"}
-THREADS, SIDE, AT_ONCE, TOGETHER, BLOCKS_A_UNIT = 256, 32, 2, 4, 8
-MOST_AXES = 6
+THREADS, TOGETHER, BLOCKS_A_UNIT = 256, 4, 8
+TILE, SLOTS, MOST_LINES = 4096, 4160, 1024  # of a box: numbers, room for them, lines or columns
+SIDE, SMALL = 64, 2048  # as many neighbours are a whole line; numbers of a row of permute_small
+MOST_BLOCKS = 1 << 20  # a box or a chunk each; beyond, several
+MOST_AXES, MOST_TOGETHER = 6, 4  # of an array; of an index
 
 
 def permute(
@@ -47,8 +53,16 @@ def permute(
     """The array of this shape with its axes in this order, from dtype to dtype."""
     shape, axes = merge_axes(shape, axes)
     assert len(shape) <= MOST_AXES, f"{len(shape)} axes move apart, at most {MOST_AXES} can"
-    is_last_still = not axes or axes[-1] == len(axes) - 1
-    return (_rows if is_last_still else _tiles)(dtypes, shape, axes, units, x, y)
+    if not axes or axes[-1] == len(axes) - 1:
+        is_narrow = bool(axes) and shape[-1] * DTYPE_BYTES[dtypes[0]] % 8 != 0
+        if is_narrow and _has_small_rows(shape, axes):
+            return _small(dtypes, shape, axes, x, y)
+        return _rows(dtypes, shape, axes, units, x, y)
+    groups = _groups(shape, axes)
+    lines, columns = (math.prod(shape[axis] for axis in group) for group in groups)
+    if lines * columns < TILE // 4 and _has_small_rows(shape, axes):
+        return _small(dtypes, shape, axes, x, y)
+    return _tiles(dtypes, shape, axes, groups, x, y)
 
 
 def _rows(
@@ -63,7 +77,7 @@ def _rows(
         shape = (*shape[:-1], (shape[-1] if shape else 1) * DTYPE_BYTES[given] // word)
     if len(shape) == 1:  # a copy: the first axis may have any size
         shape, axes = (shape[0], 1), (0, 1)
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    strides = _steps(shape)
     first, *others = axes
     missing = (1,) * (MOST_AXES - len(axes))
     sizes = (*missing, *(shape[axis] for axis in others))
@@ -76,30 +90,104 @@ def _rows(
     )
 
 
-def _tiles(
-    dtypes: tuple[str, str], shape: tuple[int, ...], axes: tuple[int, ...], units: int, x: Argument, y: Argument
+def _has_small_rows(shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
+    """Whether short rows, whose order stays, are permuted each by itself."""
+    return 1 < len(axes) <= 1 + MOST_TOGETHER and axes[0] == 0 and math.prod(shape[1:]) <= SMALL
+
+
+def _small(
+    dtypes: tuple[str, str], shape: tuple[int, ...], axes: tuple[int, ...], x: Argument, y: Argument
 ) -> KernelLaunch:
-    """permute_tiles(x, y, tiles, Na, Nb, across, down, n1..n3, xa, yb, s0..s3, t0..t3)"""
-    given, made = dtypes
-    names = (WORDS[DTYPE_BYTES[given]],) * 2 if given == made else (NUMBERS[given], NUMBERS[made])
-    a, b = axes[-1], len(shape) - 1  # the last axis of y, and that of x, as x counts them
-    in_x = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    in_y = {axis: math.prod(shape[other] for other in axes[i + 1 :]) for i, axis in enumerate(axes)}
-    others = [axis for axis in range(len(shape)) if axis not in (a, b)]
-    missing = (0,) * (MOST_AXES - 2 - len(others))  # behind the first, which may have any size
-    sizes = [*(shape[axis] for axis in others[:1]), *(1 for _ in missing), *(shape[axis] for axis in others[1:])]
-    from_x = [*(in_x[axis] for axis in others[:1]), *missing, *(in_x[axis] for axis in others[1:])]
-    to_y = [*(in_y[axis] for axis in others[:1]), *missing, *(in_y[axis] for axis in others[1:])]
-    across, down = -(-shape[a] // SIDE), -(-shape[b] // SIDE)
-    tiles = math.prod(sizes) * across * down
-    program = Program(SOURCE, f"permute_tiles<{', '.join(names)}, {index_of(tiles)}>")
-    arguments = (
-        x, y, Int64(tiles), Int64(shape[a]), Int64(shape[b]), *map(divider, (across, down, *sizes[1:])),
-        *map(Int64, (in_x[a], in_y[b], *from_x, *to_y)),
-    )  # fmt: skip
+    """permute_small(x, y, count, chunk, row, inner)"""
+    count, size = math.prod(shape), math.prod(shape[1:])
+    chunk = TILE // size * size
+    steps = _steps(shape)
+    inner = _axes([(shape[axis], steps[axis]) for axis in axes[1:]])
     return KernelLaunch(
-        program, in_line(min(-(-tiles // AT_ONCE), units * BLOCKS_A_UNIT)), arguments, Budget(registers=80)
-    )
+        Program(SOURCE, f"permute_small<{', '.join(_numbers(dtypes))}>"), in_line(min(-(-count // chunk), MOST_BLOCKS)),
+        (x, y, Int64(count), UInt32(chunk), parts(size), inner), Budget(registers=64),
+    )  # fmt: skip
+
+
+def _tiles(
+    dtypes: tuple[str, str],
+    shape: tuple[int, ...],
+    axes: tuple[int, ...],
+    groups: tuple[list[int], list[int]],
+    x: Argument,
+    y: Argument,
+) -> KernelLaunch:
+    """permute_tiles(x, y, tiles, Na, Nb, across, down, by_x, by_y, lines, columns, outer_x, outer_y)"""
+    a, b = groups
+    outer = [axis for axis in range(len(shape)) if axis not in (*a, *b)]
+    in_x, in_y = _steps(shape), dict(zip(axes, _steps([shape[axis] for axis in axes]), strict=True))
+    Na, Nb = (math.prod(shape[axis] for axis in group) for group in groups)
+    R, C = box_for(Na, Nb)
+    across, down = -(-Na // R), -(-Nb // C)
+    tiles = math.prod(shape[axis] for axis in outer) * across * down
+    # Whatever lies beside a line is a multiple of all of its numbers away, and so for a column.
+    most = min(4, *(16 // DTYPE_BYTES[dtype] for dtype in dtypes))
+    VX, VY = (most if N % most == 0 else 1 for N in (Nb, Na))
+    names = ", ".join(_numbers(dtypes))
+    arguments = (
+        x, y, Int64(tiles), Int64(Na), Int64(Nb), divider(across), divider(down), parts(C // VX), parts(R // VY),
+        _axes([(shape[axis], in_x[axis]) for axis in a]), _axes([(shape[axis], in_y[axis]) for axis in b]),
+        _axes([(shape[axis], in_x[axis]) for axis in outer]), _axes([(shape[axis], in_y[axis]) for axis in outer]),
+    )  # fmt: skip
+    program = Program(SOURCE, f"permute_tiles<{names}, {index_of(max(tiles, Na + R, Nb + C))}, {VX}, {VY}>")
+    return KernelLaunch(program, in_line(min(tiles, MOST_BLOCKS)), arguments, Budget(registers=80))
+
+
+def _groups(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """The axes of a column, which are the last of y, and those of a line, the last of x, as x counts them.
+
+    Whichever is shorter takes the next axis until both are long enough; no axis is in both.
+    """
+    orders = list(axes), list(range(len(axes)))
+    groups = [orders[0].pop()], [orders[1].pop()]
+    while True:
+        sizes = [math.prod(shape[axis] for axis in group) for group in groups]
+        for i in sorted(range(2), key=lambda i: sizes[i]):
+            is_free = bool(orders[i]) and orders[i][-1] not in groups[1 - i] and len(groups[i]) < MOST_TOGETHER
+            if sizes[i] < SIDE and is_free:
+                groups[i].insert(0, orders[i].pop())
+                break
+        else:
+            return groups
+
+
+def box_for(Na: int, Nb: int) -> tuple[int, int]:
+    """Lines and columns of a box: square, unless one of them is short; the last box should not be nearly empty."""
+    R, C = min(SIDE, Na), min(SIDE, Nb)
+    if C < SIDE:
+        R = min(TILE // C, SLOTS // (C | 1), MOST_LINES) // 8 * 8
+    elif R < SIDE:
+        C = min(TILE // R, SLOTS // R - 1, MOST_LINES) // 8 * 8
+    return _evenly(Na, R), _evenly(Nb, C)
+
+
+def _evenly(N: int, most: int) -> int:
+    """About the same number for each, in multiples of 8 (32 bytes are read at once)."""
+    return N if most >= N else -(-N // -(-N // most) // 8) * 8
+
+
+def _numbers(dtypes: tuple[str, str]) -> tuple[str, str]:
+    given, made = dtypes
+    return (WORDS[DTYPE_BYTES[given]],) * 2 if given == made else (NUMBERS[given], NUMBERS[made])
+
+
+def _steps(shape: Sequence[int]) -> list[int]:
+    """How far apart neighbours along each axis lie."""
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+
+
+def _axes(axes: Sequence[tuple[int, int]]) -> Struct:
+    """Axes, of (size, step) each. The first may have any size."""
+    first, *others = axes or [(1, 0)]
+    missing = [(1, 0)] * (MOST_TOGETHER - 1 - len(others))
+    sizes = b"".join(divider(size).data for size, _ in (*missing, *others))
+    steps = (first[1], *(step for _, step in (*missing, *others)))
+    return Struct((), sizes + struct.pack("<I4q", len(axes) <= 1, *steps))
 
 
 def merge_axes(shape: Sequence[int], axes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -173,15 +261,17 @@ def _lowering(x: TensorType, axes: tuple[int, ...], device: Device) -> PermuteLo
     return PermuteLowering(x.dtype, x.row_shape, axes, device.units)
 
 
-def _instance(given: str, made: str, *axes: int) -> Instance:
-    shape = (8, 3, 5, 7)
-    name = f"{given} to {made}, {axes}"
+def _instance(given: str, made: str, *axes: int, shape: tuple[int, ...] = (8, 64, 32, 32)) -> Instance:
+    name = f"{given} to {made}, {shape}, {axes}"
     return Instance(name, lambda device: permute((given, made), shape, axes, device.units, Input(0), Output(0)))
 
 
 INSTANCES = (
     *(_instance(dtype, dtype, 0, 3, 2, 1) for dtype in ("float32", "float16", "uint8", "float64")),
     *(_instance(dtype, dtype, 0, 2, 1, 3) for dtype in ("float32", "float16", "uint8", "float64")),
+    *(_instance(dtype, dtype, 0, 3, 2, 1, shape=(8, 33, 31, 35)) for dtype in ("float32", "uint8", "float64")),
+    *(_instance(dtype, dtype, 0, 3, 2, 1, shape=(1 << 31, 64, 1, 33)) for dtype in ("float32", "float64")),
+    *(_instance(dtype, dtype, 0, 3, 2, 1, shape=(8, 3, 5, 7)) for dtype in ("float16", "float64")),
     _instance("bfloat16", "float32", 0, 3, 2, 1),
     _instance("float32", "float16", 0, 1, 2, 3),
 )

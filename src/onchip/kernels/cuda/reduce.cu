@@ -1,22 +1,26 @@
 // reduce.cu: the largest number or the mean along an axis: (outer, N, inner) becomes (outer, inner).
 //
-// Idea    reduce_rows (inner = 1): some lanes of a warp walk over a short row, a block over a long one, side by side.
-//         reduce_columns: a warp's lanes stand next to each other, eight warps share 32 columns.
-// Floor   Every number is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us.
-// Order   Sums are float64, thread by thread every LANES-th number (of a column every 8th), then in a tree: N alone
-//         decides.
+// Idea    reduce_short (inner = 1): a warp takes 32 short rows through shared memory, a thread a row. reduce_rows: a
+//         warp walks over a row, a block over a long one, V neighbours at once. reduce_columns: a thread has V
+//         neighbouring columns; eight warps share those of a warp, unless they are short.
+// Floor   Every number is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us. An H200 issues 28 instructions a
+//         float in the time of a copy; on sm_90a all of reduce_rows<.., 32, 4> is 250 instructions.
+// Order   Sums are float64, of a short row one after the other, of others thread by thread every LANES-th V numbers
+//         (of a column every LINES-th one), then in a tree: N alone decides.
 // Layout  x (outer, N, inner), y (outer, inner), row-major.
+// Shared  reduce_short: see short_rows.cuh, 6 KB for rows of 10. reduce_columns: 8 * 32 V totals, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
 #include "reduce.cuh"
+#include "short_rows.cuh"
 
-constexpr int THREADS = 256, COLUMNS = 32, LINES = THREADS / COLUMNS;
+constexpr int THREADS = 256;
 
 struct Max {
     using Op = Largest;
     template <class T>
     using Total = wide_t<T>;
-    template <class W>
-    static __device__ __forceinline__ W finish(W total, long long) {
+    template <class T>
+    static __device__ __forceinline__ wide_t<T> finish(wide_t<T> total, long long, double) {
         return total;
     }
 };
@@ -24,47 +28,107 @@ struct Mean {
     using Op = Sum;
     template <class T>
     using Total = double;
-    static __device__ __forceinline__ double finish(double total, long long N) { return total / N; }
+    // A product is as good as a quotient where the result is rounded to float32, and costs a thirtieth.
+    template <class T>
+    static __device__ __forceinline__ wide_t<T> finish(double total, long long N, double share) {
+        return static_cast<wide_t<T>>(is_same<T, double> ? total / N : total * share);
+    }
 };
 
-// LANES  threads that share a row: some of a warp, or a block
-template <class How, class T, int LANES>
+// Before the first number: nothing for a sum, less than any for a maximum.
+template <class How, class Total>
+__device__ __forceinline__ Total nothing() {
+    return is_same<How, Max> ? static_cast<Total>(-__int_as_float(0x7f800000)) : Total(0);
+}
+
+template <class How, class T>
+__global__ void __launch_bounds__(SHORT_THREADS) reduce_short(const T* x, T* y, long long outer, Parts rows) {
+    using Total = typename How::template Total<T>;
+    extern __shared__ double shared[];
+    const ShortRows<T> held(reinterpret_cast<wide_t<T>*>(shared), rows);
+    const int lane = threadIdx.x % 32, N = rows.size;
+    const long long step = static_cast<long long>(gridDim.x) * SHORT_THREADS;
+    const double share = 1.0 / N;
+    for (long long first = static_cast<long long>(blockIdx.x) * SHORT_THREADS + threadIdx.x / 32 * 32; first < outer;
+         first += step) {
+        const int height = outer - first < 32 ? static_cast<int>(outer - first) : 32;
+        held.load(x + first * N, height * N);
+        if (lane < height) {
+            Total total = nothing<How, Total>();
+#pragma unroll 4
+            for (int n = 0; n < N; ++n) total = How::Op::join(total, static_cast<Total>(held.mine()[n]));
+            store_wide(y + first + lane, How::template finish<T>(total, N, share));
+        }
+        __syncwarp();
+    }
+}
+
+// LANES  threads that share a row: a warp, or a block
+// V      neighbours of a row that a thread has at once; N is a multiple
+template <class How, class T, int LANES, int V>
 __global__ void __launch_bounds__(THREADS) reduce_rows(const T* x, T* y, long long outer, long long N) {
     using Total = typename How::template Total<T>;
     constexpr int ROWS = THREADS / LANES;
     const int me = threadIdx.x % LANES;
-    for (long long first = static_cast<long long>(blockIdx.x) * ROWS; first < outer; first += gridDim.x * ROWS) {
-        const long long row = first + threadIdx.x / LANES;
-        const T* from = x + (row < outer ? row : outer - 1) * N;  // all lanes take part in the tree
-        // A thread without a number holds the row's first for a maximum, nothing for a sum.
-        Total total = is_same<How, Max> ? static_cast<Total>(load_wide(from)) : Total(0);
-        for (long long n = me; n < N; n += LANES) total = How::Op::join(total, static_cast<Total>(load_wide(from + n)));
+    const double share = 1.0 / N;
+    for (long long row = static_cast<long long>(blockIdx.x) * ROWS + threadIdx.x / LANES; row < outer;
+         row += static_cast<long long>(gridDim.x) * ROWS) {
+        const T* end = x + (row + 1) * N;
+        Total total = nothing<How, Total>();
+#pragma unroll 4
+        for (const T* from = x + row * N + me * V; from < end; from += LANES * V) {
+            wide_t<T> v[V];
+            load_neighbours(from, v);
+#pragma unroll
+            for (int j = 0; j < V; ++j) total = How::Op::join(total, static_cast<Total>(v[j]));
+        }
         total = reduce_lanes<typename How::Op, LANES>(total);
-        if (me == 0 && row < outer) store_wide(y + row, static_cast<wide_t<T>>(How::finish(total, N)));
+        if (me == 0) store_wide(y + row, How::template finish<T>(total, N, share));
     }
 }
 
-template <class How, class T>
+// V      neighbouring columns of a thread; inner is a multiple
+// LINES  threads that share a column: one, or one of each warp
+template <class How, class T, int V, int LINES>
 __global__ void __launch_bounds__(THREADS)
     reduce_columns(const T* x, T* y, long long outer, long long N, long long inner) {
     using Total = typename How::template Total<T>;
-    __shared__ Total totals[LINES][COLUMNS];
-    const int lane = threadIdx.x % COLUMNS, line = threadIdx.x / COLUMNS;
-    const long long across = (inner + COLUMNS - 1) / COLUMNS;
-    for (long long tile = blockIdx.x; tile < outer * across; tile += gridDim.x) {
-        const long long row = tile / across, column = tile % across * COLUMNS + lane;
-        const T* from = x + row * N * inner + (column < inner ? column : inner - 1);
-        Total total = is_same<How, Max> ? static_cast<Total>(load_wide(from)) : Total(0);
-        for (long long n = line; n < N; n += LINES) {
-            total = How::Op::join(total, static_cast<Total>(load_wide(from + n * inner)));
-        }
-        totals[line][lane] = total;
-        __syncthreads();
-        if (line == 0) {
+    constexpr int SPAN = THREADS / LINES * V;  // columns of a block
+    __shared__ Total totals[LINES][SPAN];
+    const int lane = threadIdx.x % (SPAN / V) * V, line = threadIdx.x / (SPAN / V);
+    const long long columns = outer * inner, step = LINES * inner;
+    const double share = 1.0 / N;
+    for (long long begin = static_cast<long long>(blockIdx.x) * SPAN; begin < columns;
+         begin += static_cast<long long>(gridDim.x) * SPAN) {
+        const long long column = begin + lane < columns ? begin + lane : 0;
+        const T* from = x + column + column / inner * (N - 1) * inner + line * inner;
+        Total total[V];
 #pragma unroll
-            for (int other = 1; other < LINES; ++other) total = How::Op::join(total, totals[other][lane]);
-            if (column < inner) store_wide(y + row * inner + column, static_cast<wide_t<T>>(How::finish(total, N)));
+        for (int j = 0; j < V; ++j) total[j] = nothing<How, Total>();
+#pragma unroll 4
+        for (long long n = line; n < N; n += LINES, from += step) {
+            wide_t<T> v[V];
+            load_neighbours(from, v);
+#pragma unroll
+            for (int j = 0; j < V; ++j) total[j] = How::Op::join(total[j], static_cast<Total>(v[j]));
         }
-        __syncthreads();
+        if constexpr (LINES == 1) {
+            wide_t<T> made[V];
+#pragma unroll
+            for (int j = 0; j < V; ++j) made[j] = How::template finish<T>(total[j], N, share);
+            if (begin + lane < columns) store_neighbours(y + column, made);
+        } else {
+#pragma unroll
+            for (int j = 0; j < V; ++j) totals[line][lane + j] = total[j];
+            __syncthreads();
+            const int mine = threadIdx.x;  // a thread has a column now
+            if (mine < SPAN && begin + mine < columns) {
+                Total all = totals[0][mine];
+#pragma unroll
+                for (int other = 1; other < LINES; ++other) all = How::Op::join(all, totals[other][mine]);
+                store_wide(y + begin + mine, How::template finish<T>(all, N, share));
+            }
+            __syncthreads();
+        }
     }
 }

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda.divide import parts
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.permute import permute
 from onchip.kernels.cuda.program import (
@@ -22,12 +23,12 @@ from onchip.kernels.cuda.program import (
     Instance,
     Int64,
     KernelLaunch,
+    LaunchConfig,
     Output,
     Program,
     Scratch,
     Steps,
     UInt32,
-    in_line,
 )
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
@@ -37,38 +38,59 @@ from onchip.spec.types import DTYPE_BYTES
 
 ARCHITECTURES = EVERY_CHIP
 FOLDER = Path(__file__).parent
-THREADS, COLUMNS, LINES, BLOCKS_A_UNIT = 256, 32, 8, 8
-LONG = 1024  # numbers of a row that a warp holds in registers; a block shares a longer one
-MOST_ITEMS = 32  # numbers that a thread holds
+THREADS, LINES, BLOCKS_A_UNIT = 256, 8, 8
+SHORT, SHORT_THREADS = 64, 128  # numbers of a row that a thread takes from shared memory; threads of a block
+LONG = 1024  # numbers of a row that a warp shares; a block shares a longer one
+MOST_ITEMS = {1: 32, 4: 8}  # neighbouring columns of a thread -> numbers of each that it holds
+WAVES = 32  # of blocks that are not all on the GPU at a time: the last wave is then a small part
 REDUCTIONS: dict[type[Layer], str] = {GlobalMax: "Max", GlobalMean: "Mean"}
 SOFTMAXES: dict[type[Layer], str] = {Softmax: "Softmax", LogSoftmax: "LogSoftmax"}
 
 
-def lanes_for(N: int) -> int:
-    """Threads that share a row: so many that each has about four numbers, up to a warp; a block for a long one."""
-    return THREADS if N > LONG else min(32, 1 << max(0, -(-N // 4) - 1).bit_length())
-
-
 def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: int, x: Argument) -> KernelLaunch:
-    """reduce_rows, softmax_lanes or softmax_rows (x, y, outer, N), or their _columns (x, y, outer, N, inner)"""
+    """reduce or softmax along the middle axis of (outer, N, inner)
+
+    _short (x, y, outer, rows)   _lanes, _rows (x, y, outer, N)   _columns (x, y, outer, N, inner)
+    """
     outer, N, inner = shape
-    given, lanes = f"{how}, {FLOATS[dtype]}", lanes_for(N)
-    sizes: tuple[Argument, ...] = tuple(map(Int64, (outer, N) if inner == 1 else shape))
+    lanes = THREADS if N > LONG else 32
+    given, threads, shared_bytes, waves = f"{how}, {FLOATS[dtype]}", THREADS, 0, 1
+    sizes: tuple[Argument, ...] = (Int64(outer), Int64(N))
     if inner > 1:
-        held = -(-N // LINES)
-        items = f", {1 << (held - 1).bit_length() if held <= MOST_ITEMS else 0}" if file == "softmax" else ""
-        name, blocks = f"{file}_columns<{given}{items}>", outer * -(-inner // COLUMNS)
+        V, lines, items = columns_for(dtype, N, inner)
+        name = f"{file}_columns<{given}, {V}, {lines}{f', {items}' if file == 'softmax' else ''}>"
+        sizes, blocks, waves = tuple(map(Int64, shape)), -(-outer * inner * lines // (THREADS * V)), WAVES
+    elif N <= SHORT:
+        name, sizes = f"{file}_short<{given}>", (Int64(outer), parts(N))
+        threads, blocks, waves = SHORT_THREADS, -(-outer // SHORT_THREADS), WAVES
+        shared_bytes = SHORT_THREADS * ((N | 1) + 1) * max(4, DTYPE_BYTES[dtype])
     elif file == "reduce":
-        name, blocks = f"reduce_rows<{given}, {lanes}>", -(-outer * lanes // THREADS)
-    elif N > LONG:
+        name, blocks = f"reduce_rows<{given}, {lanes}, {_neighbours(dtype, N)}>", -(-outer * lanes // THREADS)
+    elif THREADS * MOST_ITEMS[1] < N:
         name, blocks = f"softmax_rows<{given}>", outer
     else:
-        items = str(1 << max(0, -(-N // lanes) - 1).bit_length())
-        name, blocks = f"softmax_lanes<{given}, {lanes}, {items}>", -(-outer * lanes // THREADS)
-        sizes = Int64(outer), UInt32(N)
-    config = in_line(min(blocks, units * BLOCKS_A_UNIT))
-    arguments = (x, Output(0), *sizes)
-    return KernelLaunch(Program(FOLDER / f"{file}.cu", name), config, arguments, Budget(registers=128))
+        name = f"softmax_lanes<{given}, {lanes}, {1 << (-(-N // lanes) - 1).bit_length()}>"
+        sizes, blocks = (Int64(outer), UInt32(N)), -(-outer * lanes // THREADS)
+    program = Program(FOLDER / f"{file}.cu", name)
+    config = LaunchConfig((min(blocks, units * BLOCKS_A_UNIT * waves), 1, 1), (threads, 1, 1), shared_bytes)
+    budget = Budget(registers=128, spill_bytes=16)  # on sm_100, where four blocks a unit hold columns
+    return KernelLaunch(program, config, (x, Output(0), *sizes), budget)
+
+
+def columns_for(dtype: str, N: int, inner: int) -> tuple[int, int, int]:
+    """Neighbouring columns of a thread, threads that share them, and numbers of each that a thread holds; 0: none.
+
+    Several neighbours where they are aligned, and where a column that could be held still can.
+    """
+    lines = 1 if MOST_ITEMS[4] >= N else LINES
+    held = -(-N // lines)
+    V = 1 if MOST_ITEMS[4] < held <= MOST_ITEMS[1] else _neighbours(dtype, inner)
+    return V, lines, 1 << (held - 1).bit_length() if held <= MOST_ITEMS[V] else 0
+
+
+def _neighbours(dtype: str, size: int) -> int:
+    """How many numbers of a run of this size a thread has at once."""
+    return 4 if size % 4 == 0 and DTYPE_BYTES[dtype] <= 4 else 1
 
 
 @dataclass(frozen=True)
@@ -137,7 +159,7 @@ class ReduceAlone:
         yield Claim(
             self.name, f"{layer.kind.lower()}<{','.join(map(str, axes))}>", (node.name,),
             Price(net.row_flop(node), x.row_bytes + y.row_bytes + moved, launches=2 if is_moved else 1),
-            "one layer by itself", facts=lowering, order="" if how == "Max" else "float64, in lanes, then in a tree",
+            "one layer by itself", facts=lowering, order="" if how == "Max" else "in threads, then in a tree",
         )  # fmt: skip
 
 
@@ -147,15 +169,28 @@ def _instance(name: str, file: str, how: str, dtype: str, *shape: int) -> Instan
 
 
 INSTANCES = (
-    _instance("mean of rows", "reduce", "Mean", "float32", 1000, 49, 1),
+    _instance("mean of short rows", "reduce", "Mean", "float32", 1000, 49, 1),
+    _instance("mean of rows", "reduce", "Mean", "float32", 1000, 196, 1),
+    _instance("mean of aligned columns", "reduce", "Mean", "float32", 10, 49, 2048),
     _instance("mean of long rows", "reduce", "Mean", "float16", 10, 5000, 1),
     _instance("largest of rows", "reduce", "Max", "bfloat16", 1000, 7, 1),
+    _instance("largest of short rows", "reduce", "Max", "float64", 1000, 64, 1),
     _instance("largest of columns", "reduce", "Max", "float32", 10, 20, 30),
     _instance("mean of columns", "reduce", "Mean", "float64", 10, 20, 30),
     _instance("softmax of short rows", "softmax", "Softmax", "float32", 1000, 10, 1),
+    _instance("softmax of short float64 rows", "softmax", "Softmax", "float64", 1000, 64, 1),
+    _instance("softmax of columns", "softmax", "Softmax", "float32", 10, 64, 1024),
+    _instance("softmax of short columns", "softmax", "Softmax", "float32", 10, 8, 1024),
+    _instance("largest of short columns", "reduce", "Max", "float16", 10, 8, 1024),
+    _instance("softmax of float16 columns", "softmax", "Softmax", "float16", 10, 64, 1024),
+    _instance("softmax of bfloat16 columns", "softmax", "Softmax", "bfloat16", 10, 128, 1024),
+    _instance("softmax of float64 columns", "softmax", "Softmax", "float64", 10, 256, 1024),
     _instance("softmax of rows", "softmax", "Softmax", "float64", 1000, 1000, 1),
     _instance("softmax of long rows", "softmax", "Softmax", "float16", 10, 5000, 1),
+    _instance("softmax of long float64 rows", "softmax", "Softmax", "float64", 10, 5000, 1),
+    _instance("softmax of very long rows", "softmax", "Softmax", "float32", 10, 50000, 1),
     _instance("log-softmax of columns", "softmax", "LogSoftmax", "float32", 10, 200, 30),
     _instance("log-softmax of long columns", "softmax", "LogSoftmax", "float32", 10, 2000, 30),
+    _instance("softmax of float32 rows", "softmax", "Softmax", "float32", 1000, 1000, 1),
     _instance("log-softmax of rows", "softmax", "LogSoftmax", "bfloat16", 1000, 100, 1),
 )

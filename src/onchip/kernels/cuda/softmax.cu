@@ -1,16 +1,24 @@
 // softmax.cu: Softmax and LogSoftmax along an axis of (outer, N, inner).
 //
-// Idea    softmax_lanes (inner = 1): some lanes of a warp hold a short row in registers; softmax_rows: a block walks over
-//         a long one. softmax_columns: a warp's lanes stand next to each other, eight warps share 32 columns and hold
-//         them in registers if they are short. Longer ones are walked over three times: for the largest, for the sum and
-//         for the result; the second and third time they are in the cache.
-// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
-// Order   Sums are float64, thread by thread every so many numbers, then in a tree: N alone decides.
+// Idea    softmax_short (inner = 1): a warp takes 32 short rows through shared memory, a thread a row. softmax_lanes:
+//         a warp or a block holds a row in registers. softmax_columns: a thread has V neighbouring columns or, where
+//         those are longer, eight warps share them; they are held in registers. Longer columns, and rows
+//         (softmax_rows, a block each), are walked over three times: for the largest, for the sum and for the result;
+//         the second and third time they are in the cache.
+// Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
+//         instructions a float in the time of a copy; on sm_90a softmax_columns<.., 4, 8, 8> is 887 instructions for
+//         32 floats of a thread, softmax_lanes<.., 256, 32> 864 for 32.
+// Order   Of short rows every 8th number (of float64 every 2nd), then in pairs; of rows that are held every LANES-th in
+//         four sums, then in a tree; of columns that are held every LINES-th, then one after the other: in float64 or
+//         float32, as the exponentials are, since a thread adds 32 of them at most. All others in float64, thread by
+//         thread every so many numbers, then in a tree. N alone decides.
 // Layout  x, y (outer, N, inner), row-major; they may be the same memory.
+// Shared  softmax_short: see short_rows.cuh, 6 KB for rows of 10. softmax_columns: 16 * 32 V numbers, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
 #include "reduce.cuh"
+#include "short_rows.cuh"
 
-constexpr int THREADS = 256, COLUMNS = 32, LINES = THREADS / COLUMNS;
+constexpr int THREADS = 256;
 
 // held    what a thread keeps of a number: itself, or its exponential
 // share   what is made of the sum, once a row
@@ -20,9 +28,12 @@ struct Softmax {
     static __device__ __forceinline__ W held(W, W exponential) {
         return exponential;
     }
-    template <class W>
-    static __device__ __forceinline__ W share(double total) {
-        return static_cast<W>(1.0 / total);
+    static __device__ __forceinline__ double share(double total) { return 1 / total; }
+    // Of a number from 1 to some thousands: one step of Newton's makes it exact to the last place, with no other way
+    // for numbers that are very small.
+    static __device__ __forceinline__ float share(float total) {
+        const float near = __fdividef(1, total);
+        return near + near * (1 - total * near);
     }
     template <class W>
     static __device__ __forceinline__ W finish(W held, W share) {
@@ -34,9 +45,9 @@ struct LogSoftmax {
     static __device__ __forceinline__ W held(W shifted, W) {
         return shifted;
     }
-    template <class W>
-    static __device__ __forceinline__ W share(double total) {
-        return static_cast<W>(log(total));
+    template <class Total>
+    static __device__ __forceinline__ Total share(Total total) {
+        return log_of(total);
     }
     template <class W>
     static __device__ __forceinline__ W finish(W held, W share) {
@@ -49,32 +60,77 @@ __device__ __forceinline__ W finish_again(W shifted, W share) {
     return How::finish(How::held(shifted, is_same<How, Softmax> ? exp_of(shifted) : shifted), share);
 }
 
-// LANES of a warp share a row and hold it in registers: N <= LANES * ITEMS.
+template <class How, class T>
+__global__ void __launch_bounds__(SHORT_THREADS) softmax_short(const T* x, T* y, long long outer, Parts rows) {
+    using W = wide_t<T>;
+    extern __shared__ double shared[];
+    const ShortRows<T> held(reinterpret_cast<W*>(shared), rows);
+    const int lane = threadIdx.x % 32, N = rows.size;
+    const long long step = static_cast<long long>(gridDim.x) * SHORT_THREADS;
+    for (long long first = static_cast<long long>(blockIdx.x) * SHORT_THREADS + threadIdx.x / 32 * 32; first < outer;
+         first += step) {
+        const int height = outer - first < 32 ? static_cast<int>(outer - first) : 32;
+        held.load(x + first * N, height * N);
+        if (lane < height) {
+            W* mine = held.mine();
+            constexpr int SUMS = sizeof(W) == 4 ? 8 : 2;  // eight exponentials in float64 at once take too many registers
+            W highest = mine[0], sums[SUMS] = {};
+#pragma unroll 4
+            for (int n = 1; n < N; ++n) highest = larger(highest, mine[n]);
+#pragma unroll 1
+            for (int n = 0; n < N; n += SUMS) {
+#pragma unroll
+                for (int j = 0; j < SUMS; ++j) {
+                    if (n + j >= N) break;
+                    const W shifted = mine[n + j] - highest, e = exp_of(shifted);
+                    mine[n + j] = How::held(shifted, e);
+                    sums[j] += e;
+                }
+            }
+#pragma unroll
+            for (int apart = 1; apart < SUMS; apart *= 2) {
+#pragma unroll
+                for (int j = 0; j < SUMS; j += 2 * apart) sums[j] += sums[j + apart];
+            }
+            held.beside(lane) = How::share(sums[0]);
+        }
+        __syncwarp();
+#pragma unroll 4
+        for (int n = lane; n < height * N; n += 32) {
+            store_wide(y + first * N + n, How::finish(held.number(n), held.beside(held.row_of(n))));
+        }
+        __syncwarp();
+    }
+}
+
+// LANES, a warp or a block, share a row and hold it in registers: N <= LANES * ITEMS.
 template <class How, class T, int LANES, int ITEMS>
-__global__ void __launch_bounds__(THREADS) softmax_lanes(const T* x, T* y, long long outer, int N) {
+__global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : 3)
+    softmax_lanes(const T* x, T* y, long long outer, int N) {
     using W = wide_t<T>;
     constexpr int ROWS = THREADS / LANES;
     const int me = threadIdx.x % LANES;
-    for (long long first = static_cast<long long>(blockIdx.x) * ROWS; first < outer; first += gridDim.x * ROWS) {
-        const long long row = first + threadIdx.x / LANES;
-        const T* from = x + (row < outer ? row : outer - 1) * N;  // all lanes take part in the trees
-        W v[ITEMS], highest = load_wide(from);
+    for (long long row = static_cast<long long>(blockIdx.x) * ROWS + threadIdx.x / LANES; row < outer;
+         row += static_cast<long long>(gridDim.x) * ROWS) {
+        const T* from = x + row * N + me;
+        T* to = y + row * N + me;
+        W v[ITEMS], highest = -__int_as_float(0x7f800000), sums[4] = {};  // less than any number
 #pragma unroll
-        for (int i = 0; i < ITEMS; ++i) v[i] = me + i * LANES < N ? load_wide(from + me + i * LANES) : highest;
+        for (int i = 0; i < ITEMS; ++i) v[i] = me + i * LANES < N ? load_wide(from + i * LANES) : highest;
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) highest = larger(highest, v[i]);
         highest = reduce_lanes<Largest, LANES>(highest);
-        double sum = 0;
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-            const W e = exp_of(v[i] - highest);
-            v[i] = How::held(v[i] - highest, e);
-            if (me + i * LANES < N) sum += e;
+            const W shifted = v[i] - highest, e = exp_of(shifted);
+            v[i] = How::held(shifted, e);
+            if (me + i * LANES < N) sums[i % 4] += e;
         }
-        const W share = How::template share<W>(reduce_lanes<Sum, LANES>(sum));
+        const W sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        const W share = How::share(reduce_lanes<Sum, LANES>(sum));
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-            if (me + i * LANES < N && row < outer) store_wide(y + row * N + me + i * LANES, How::finish(v[i], share));
+            if (me + i * LANES < N) store_wide(to + i * LANES, How::finish(v[i], share));
         }
     }
 }
@@ -90,70 +146,124 @@ __global__ void __launch_bounds__(THREADS) softmax_rows(const T* x, T* y, long l
         highest = reduce_lanes<Largest, THREADS>(highest);
         double sum = 0;
         for (long long n = threadIdx.x; n < N; n += THREADS) sum += exp_of(load_wide(from + n) - highest);
-        const W share = How::template share<W>(reduce_lanes<Sum, THREADS>(sum));
+        const W share = static_cast<W>(How::share(reduce_lanes<Sum, THREADS>(sum)));
         for (long long n = threadIdx.x; n < N; n += THREADS) {
             store_wide(y + row * N + n, finish_again<How>(load_wide(from + n) - highest, share));
         }
     }
 }
 
+// Sums of few numbers are in their own precision.
+template <class W, int ITEMS>
+struct TotalOf {
+    using type = W;
+};
+template <class W>
+struct TotalOf<W, 0> {
+    using type = double;
+};
+template <class W, int V>
+__device__ __forceinline__ void keep_larger(W (&highest)[V], const W (&v)[V]) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) highest[j] = larger(highest[j], v[j]);
+}
+
+// What the threads of all lines have of a column: every one of them gets it, line by line.
+template <class Op, class W, int V, int LINES, int SPAN>
+__device__ __forceinline__ void join_lines(W (&mine)[V], W (&all)[LINES][SPAN], int line, int lane) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) all[line][lane + j] = mine[j];
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < V; ++j) mine[j] = all[0][lane + j];
+#pragma unroll
+    for (int other = 1; other < LINES; ++other) {
+#pragma unroll
+        for (int j = 0; j < V; ++j) mine[j] = Op::join(mine[j], all[other][lane + j]);
+    }
+}
+
+// V      neighbouring columns of a thread; inner is a multiple
+// LINES  threads that share a column: one, or one of each warp
 // ITEMS  numbers of a column that a thread holds in registers: N <= LINES * ITEMS; 0: any N, read three times
-template <class How, class T, int ITEMS>
-__global__ void __launch_bounds__(THREADS)
+template <class How, class T, int V, int LINES, int ITEMS>
+__global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : LINES > 1 ? 4 : 3)
     softmax_columns(const T* x, T* y, long long outer, long long N, long long inner) {
     using W = wide_t<T>;
-    __shared__ W highests[LINES][COLUMNS];
-    __shared__ double sums[LINES][COLUMNS];
-    const int lane = threadIdx.x % COLUMNS, line = threadIdx.x / COLUMNS;
-    const long long across = (inner + COLUMNS - 1) / COLUMNS;
-    for (long long tile = blockIdx.x; tile < outer * across; tile += gridDim.x) {
-        const long long row = tile / across, column = (tile - row * across) * COLUMNS + lane;
-        const bool is_inside = column < inner;
-        const long long first = row * N * inner + (is_inside ? column : inner - 1);
-        W v[ITEMS ? ITEMS : 1], highest = load_wide(x + first);
+    using Total = typename TotalOf<W, ITEMS>::type;
+    constexpr int SPAN = THREADS / LINES * V;  // columns of a block
+    __shared__ W highests[LINES][SPAN];
+    __shared__ Total sums[LINES][SPAN];
+    const int lane = threadIdx.x % (SPAN / V) * V, line = threadIdx.x / (SPAN / V);
+    const long long columns = outer * inner, step = LINES * inner;
+    const int left = ITEMS ? static_cast<int>(N) - line : 0;  // of the numbers that are held
+    for (long long begin = static_cast<long long>(blockIdx.x) * SPAN; begin < columns;
+         begin += static_cast<long long>(gridDim.x) * SPAN) {
+        const bool is_inside = begin + lane < columns;
+        const long long column = is_inside ? begin + lane : 0;
+        const long long at = column + column / inner * (N - 1) * inner + line * inner;
+        W v[ITEMS ? ITEMS : 1][V], highest[V];
+#pragma unroll
+        for (int j = 0; j < V; ++j) highest[j] = -__int_as_float(0x7f800000);  // less than any number
         if constexpr (ITEMS > 0) {
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
-                const int n = line + i * LINES;
-                v[i] = n < N ? load_wide(x + first + n * inner) : highest;
+                if (i * LINES < left) load_neighbours(x + at + i * step, v[i]);
             }
 #pragma unroll
-            for (int i = 0; i < ITEMS; ++i) highest = larger(highest, v[i]);
-        } else {
-            for (long long n = line; n < N; n += LINES) highest = larger(highest, load_wide(x + first + n * inner));
-        }
-        highests[line][lane] = highest;
-        __syncthreads();
-#pragma unroll
-        for (int other = 0; other < LINES; ++other) highest = larger(highest, highests[other][lane]);
-        double sum = 0;
-        if constexpr (ITEMS > 0) {
-#pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
-                const W e = exp_of(v[i] - highest);
-                v[i] = How::held(v[i] - highest, e);
-                if (line + i * LINES < N) sum += e;
+                if (i * LINES < left) keep_larger(highest, v[i]);
             }
         } else {
-            for (long long n = line; n < N; n += LINES) sum += exp_of(load_wide(x + first + n * inner) - highest);
+            const T* from = x + at;
+            for (long long n = line; n < N; n += LINES, from += step) {
+                load_neighbours(from, v[0]);
+                keep_larger(highest, v[0]);
+            }
         }
-        sums[line][lane] = sum;
-        __syncthreads();
-        sum = 0;
-#pragma unroll
-        for (int other = 0; other < LINES; ++other) sum += sums[other][lane];
-        const W share = How::template share<W>(sum);
+        if constexpr (LINES > 1) join_lines<Largest>(highest, highests, line, lane);
+        Total sum[V] = {};
         if constexpr (ITEMS > 0) {
 #pragma unroll
             for (int i = 0; i < ITEMS; ++i) {
-                const int n = line + i * LINES;
-                if (is_inside && n < N) store_wide(y + first + n * inner, How::finish(v[i], share));
+                if (i * LINES < left) {
+#pragma unroll
+                    for (int j = 0; j < V; ++j) {
+                        const W shifted = v[i][j] - highest[j], e = exp_of(shifted);
+                        v[i][j] = How::held(shifted, e);
+                        sum[j] += e;
+                    }
+                }
+            }
+        } else {
+            const T* from = x + at;
+            for (long long n = line; n < N; n += LINES, from += step) {
+                load_neighbours(from, v[0]);
+#pragma unroll
+                for (int j = 0; j < V; ++j) sum[j] += exp_of(v[0][j] - highest[j]);
+            }
+        }
+        if constexpr (LINES > 1) join_lines<Sum>(sum, sums, line, lane);
+        W share[V];
+#pragma unroll
+        for (int j = 0; j < V; ++j) share[j] = static_cast<W>(How::share(sum[j]));
+        if constexpr (ITEMS > 0) {
+#pragma unroll
+            for (int i = 0; i < ITEMS; ++i) {
+                if (is_inside && i * LINES < left) {
+#pragma unroll
+                    for (int j = 0; j < V; ++j) v[i][j] = How::finish(v[i][j], share[j]);
+                    store_neighbours(y + at + i * step, v[i]);
+                }
             }
         } else if (is_inside) {
-            for (long long n = line; n < N; n += LINES) {
-                store_wide(y + first + n * inner, finish_again<How>(load_wide(x + first + n * inner) - highest, share));
+            long long here = at;
+            for (long long n = line; n < N; n += LINES, here += step) {
+                load_neighbours(x + here, v[0]);
+#pragma unroll
+                for (int j = 0; j < V; ++j) v[0][j] = finish_again<How>(v[0][j] - highest[j], share[j]);
+                store_neighbours(y + here, v[0]);
             }
         }
-        __syncthreads();
     }
 }

@@ -24,10 +24,30 @@ __device__ __forceinline__ void store_wide(T* at, wide_t<T> v) {
     else store1(at, v);
 }
 
+// V neighbours: one, or four of at most 32 bits that are aligned.
+template <class T, int V>
+__device__ __forceinline__ void load_neighbours(const T* at, wide_t<T> (&v)[V]) {
+    if constexpr (V == 1) {
+        v[0] = load_wide(at);
+    } else {
+        const float4 four = load4(at);
+        v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+    }
+}
+template <class T, int V>
+__device__ __forceinline__ void store_neighbours(T* at, const wide_t<T> (&v)[V]) {
+    if constexpr (V == 1) store_wide(at, v[0]);
+    else store4(at, {v[0], v[1], v[2], v[3]});
+}
+
 // Whichever is larger; a NaN is larger than anything.
-template <class W>
-__device__ __forceinline__ W larger(W a, W b) {
-    return b > a || b != b ? b : a;
+__device__ __forceinline__ double larger(double a, double b) { return b > a || b != b ? b : a; }
+__device__ __forceinline__ float larger(float a, float b) {
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+    return most;
 }
 __device__ __forceinline__ float exp_of(float v) { return expf(v); }
 __device__ __forceinline__ double exp_of(double v) { return exp(v); }
+__device__ __forceinline__ float log_of(float v) { return logf(v); }
+__device__ __forceinline__ double log_of(double v) { return log(v); }

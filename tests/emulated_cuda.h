@@ -303,4 +303,5 @@ static void ptx_pack_bf16(unsigned& word, float upper, float lower) {
 static void ptx_round_tf32(unsigned& rounded, float v) {
     rounded = std::isfinite(v) ? (__float_as_uint(v) + 0x1000) & 0xffffe000 : __float_as_uint(v);
 }
+static void ptx_larger(float& larger, float a, float b) { larger = a != a || b != b ? NAN : b > a ? b : a; }
 template <class... Operands> void ptx_unknown(Operands&&...) { emulated::fail("PTX that has no twin on the host"); }

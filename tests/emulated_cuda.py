@@ -38,6 +38,7 @@ _TWINS = {
     "cvt.rn.f16x2.f32": "ptx_pack_f16",
     "cvt.rn.bf16x2.f32": "ptx_pack_bf16",
     "cvt.rna.tf32.f32": "ptx_round_tf32",
+    "max.NaN.f32": "ptx_larger",
 }
 _ASM = re.compile(r'asm(?: volatile)?\("([^"]*)"\s*:([^:;]*):([^:;]*)(?::\s*"memory")?\);')
 # The memory that a launch asks for: as much as there is on any chip.

@@ -33,6 +33,13 @@ POOLS = [
     ((5, 8, 9), AvgPool2d((3, 3), (2, 2), (1, 1, 1, 1))),
     ((5, 8, 9), AvgPool2d((3, 3), (2, 2), (1, 1, 1, 1), count_pads=True, ceil=True)),
     ((33, 2, 2), AvgPool2d((2, 2))),
+    # Windows that are unrolled, over columns of several threads and pads all around; channels in 16 bytes.
+    ((8, 13, 11), MaxPool2d((2, 2), (2, 1), (1, 1, 0, 0))),
+    ((16, 21, 5), MaxPool2d((3, 3), (2, 2), (1, 1, 1, 1))),
+    ((8, 7, 6), AvgPool2d((3, 3), (1, 1), (1, 1, 1, 1))),
+    ((8, 4, 6), AvgPool2d((3, 3), (1, 2), (1, 1, 1, 1), count_pads=True)),
+    ((8, 9), MaxPool1d((3,), (2,), (1, 1))),
+    ((24, 9), AvgPool1d((2,))),
 ]  # fmt: skip
 ALONG = [
     ((10,), Softmax()), ((7, 3), Softmax(1)), ((7, 3), LogSoftmax(-1)), ((2, 40, 5), LogSoftmax(2)), ((1,), Softmax()),
@@ -76,17 +83,48 @@ def test_a_layer_by_itself(monkeypatch, kernel, row_shape, layer, dtype):
 
 
 @needs_gxx
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("row_shape", "layer"), POOLS, ids=[f"{layer.kind}{i}" for i, (_, layer) in enumerate(POOLS)])
-def test_a_pool_of_channels_that_lie_last(monkeypatch, row_shape, layer):
+def test_a_pool_of_channels_that_lie_last(monkeypatch, row_shape, layer, dtype):
     gpu = emulated_gpu(monkeypatch)
     nodes = (Node("x", ReLU(), ("given",)), Node("y", layer, ("x",)), Node("z", ReLU(), ("y",)))
-    net = Network({"given": TensorType(("B", *row_shape))}, nodes, ("z",), {})
+    net = Network({"given": TensorType(("B", *row_shape), dtype)}, nodes, ("z",), {})
     in_rows, *turned = claims_of(net, "pool", start=1)
     # With one channel, or one pixel left, there is nothing to turn.
     assert len(turned) == (has_channels(net.types["x"]) and has_channels(net.types["y"]))
-    x = numbers(5, row_shape, "float32")
+    x = numbers(5, row_shape, dtype)
     for claim in turned:
         assert np.array_equal(run_claim(gpu, net, claim, x), run_claim(gpu, net, in_rows, x), equal_nan=True)
+
+
+def pool_of(layer, *row_shape, dtype="float32", is_last=False):
+    nodes = (Node("x", ReLU(), ("given",)), Node("y", layer, ("x",)), Node("z", ReLU(), ("y",)))
+    net = Network({"given": TensorType(("B", *row_shape), dtype)}, nodes, ("z",), {})
+    return claims_of(net, "pool", start=1)[is_last].facts
+
+
+def test_common_windows_are_unrolled():
+    def cut(layer, *row_shape):
+        return pool_of(layer, *row_shape).windows.cut
+
+    assert cut(MaxPool2d((2, 2)), 4, 8, 8) == (4, (2, 2, 2))
+    assert cut(MaxPool2d((3, 3), (2, 1), (1, 1, 1, 1)), 4, 8, 8) == (4, (3, 3, 2))
+    assert cut(MaxPool2d((2, 2)), 4, 4, 8) == (1, (2, 2, 2)), "two rows: three of four outputs a thread would be none"
+    assert cut(MaxPool1d((2,)), 4, 8) == (4, (1, 2, 1)), "the rows of the batch are those of an image"
+    assert cut(MaxPool2d((3, 3), (2, 2), dilation=(2, 1)), 4, 8, 8) == (1, (0, 0, 0))
+    assert cut(MaxPool2d((7, 7)), 4, 8, 8) == (1, (0, 0, 0))
+
+
+def test_channels_that_lie_last_are_read_16_bytes_at_a_time():
+    for C, dtype, V in (
+        (8, "float32", 4),
+        (6, "float32", 1),
+        (16, "float16", 8),
+        (4, "bfloat16", 1),
+        (2, "float64", 2),
+    ):
+        assert pool_of(MaxPool2d((2, 2)), C, 8, 8, dtype=dtype, is_last=True).vector == V
+        assert pool_of(MaxPool2d((2, 2)), C, 8, 8, dtype=dtype).vector == 1
 
 
 def test_nothing_is_no_launch():

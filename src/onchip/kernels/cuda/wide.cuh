@@ -24,10 +24,32 @@ __device__ __forceinline__ void store_wide(T* at, wide_t<T> v) {
     else store1(at, v);
 }
 
-// Whichever is larger; a NaN is larger than anything.
-template <class W>
-__device__ __forceinline__ W larger(W a, W b) {
-    return b > a || b != b ? b : a;
+// V neighbours at once, aligned to all of them; or `empty`, and nothing is read.
+template <class T, int V>
+__device__ __forceinline__ void load_or(wide_t<T> (&v)[V], const T* at, bool is_there, wide_t<T> empty) {
+    using Word = typename Vector<sizeof(T) * V>::type;
+    Word word;
+    if (is_there) word = *reinterpret_cast<const Word*>(at);
+    const T* several = reinterpret_cast<const T*>(&word);
+#pragma unroll
+    for (int i = 0; i < V; ++i) v[i] = is_there ? load_wide(several + i) : empty;
 }
+template <class T, int V>
+__device__ __forceinline__ void store_wide(T* at, const wide_t<T> (&v)[V]) {
+    if constexpr (is_same<T, double>) {
+        using Word = typename Vector<sizeof(T) * V>::type;
+        *reinterpret_cast<Word*>(at) = *reinterpret_cast<const Word*>(v);
+    } else {
+        store_several(at, v);
+    }
+}
+
+// Whichever is larger; a NaN is larger than anything.
+__device__ __forceinline__ float larger(float a, float b) {
+    float found;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));
+    return found;
+}
+__device__ __forceinline__ double larger(double a, double b) { return b > a || b != b ? b : a; }
 __device__ __forceinline__ float exp_of(float v) { return expf(v); }
 __device__ __forceinline__ double exp_of(double v) { return exp(v); }

@@ -52,7 +52,7 @@ class PoolLowering:
             return Steps(())
         cut, config, windows = self.windows.arguments(B, self.vector)
         program = Program(SOURCE, f"pool<{self.how}, {FLOATS[self.dtype]}, {cut}>")
-        return Steps((KernelLaunch(program, config, (Input(0), Output(0), windows), Budget(registers=128)),))
+        return Steps((KernelLaunch(program, config, (Input(0), Output(0), windows), Budget(registers=96)),))
 
 
 class PoolAlone:
@@ -65,7 +65,7 @@ class PoolAlone:
         if not isinstance(node.layer, POOLS) or job.is_training:
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
-        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or max(x.row_size, y.row_size) >= 1 << 31:
+        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or not _windows(net, node, False).fits:
             why = f"computes on rows of less than 2^31 numbers of {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return

@@ -28,11 +28,12 @@ __device__ __forceinline__ void store_wide(T* at, wide_t<T> v) {
 template <class T, int V>
 __device__ __forceinline__ void load_or(wide_t<T> (&v)[V], const T* at, bool is_there, wide_t<T> empty) {
     using Word = typename Vector<sizeof(T) * V>::type;
-    Word word;
-    if (is_there) word = *reinterpret_cast<const Word*>(at);
-    const T* several = reinterpret_cast<const T*>(&word);
 #pragma unroll
-    for (int i = 0; i < V; ++i) v[i] = is_there ? load_wide(several + i) : empty;
+    for (int i = 0; i < V; ++i) v[i] = empty;
+    if (!is_there) return;
+    const Word word = *reinterpret_cast<const Word*>(at);
+#pragma unroll
+    for (int i = 0; i < V; ++i) v[i] = load_wide(reinterpret_cast<const T*>(&word) + i);
 }
 template <class T, int V>
 __device__ __forceinline__ void store_wide(T* at, const wide_t<T> (&v)[V]) {

@@ -12,7 +12,7 @@ from onchip.spec.layers import Layer
 from onchip.spec.layers.conv import geometry
 
 THREADS = 256
-MOST_ROWS = 1 << 30  # of an image, to count them with ints
+MOST = 1 << 30  # what ints count, with the reach of a window
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,12 @@ class Windows:
     together: tuple[int, int]  # outputs a thread in those, one below the other, at most: in rows, with channels last
 
     @property
+    def fits(self) -> bool:
+        """Whether ints count an image and the places of its windows."""
+        rows = self.C * self.h.size * self.w.size, self.N * self.h.count * self.w.count
+        return max(rows) < 2 * MOST and max(*astuple(self.h), *astuple(self.w)) < MOST
+
+    @property
     def cut(self) -> tuple[int, tuple[int, int, int]]:
         """Outputs a thread and the window that it is unrolled for; no such: (0, 0, 0). The same for any batch."""
         window = (self.h.taps, self.w.taps, self.h.stride)
@@ -74,7 +80,7 @@ class Windows:
 
     def _lines(self, B: int) -> Axis:
         """Along h. Of images with one row: those of all rows of the batch, one below the other."""
-        return Axis(B, B, 1, 1, 0, 1, B) if self.h == ONE_ROW and B < MOST_ROWS else self.h
+        return Axis(B, B, 1, 1, 0, 1, B) if self.h == ONE_ROW and B < MOST else self.h
 
     def _apart(self, C: int, H: int, W: int, h: Axis) -> tuple[int, int, int, int]:
         """From image to image, channel to channel, row to row, column to column."""

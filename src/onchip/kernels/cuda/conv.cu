@@ -16,9 +16,10 @@
 // Layout  x (B, groups * C, H, W) or, by flags, with channels last; y likewise, by itself; each 16 B aligned. w of a
 //         convolution (taps..., C, groups * N), of a transposed one (taps..., groups * C, N); bias (groups * N) or none.
 //         Pairs of numbers are of the two axes; one axis is an image of one row.
-// Shared  2 * 16 * (BP + BN + 4) numbers, 24 B a place and 32 B a k: 28 672 B for 128 x 64.
-// Limits  x and y float32, float16 or bfloat16, w float32; offsets in an image in 32 bits; sm_80 up.
-#include "number.cuh"
+// Shared  2 * 16 * (BP + BN + 4) numbers, 24 B a place and 32 B a k: 28 672 B for 128 x 64; in float64 27 648 B for
+//         64 x 32.
+// Limits  x and y float32, float16 or bfloat16, w float32; or all float64; offsets in an image in 32 bits; sm_80 up.
+#include "wide.cuh"
 
 constexpr int DEPTH = 16;  // of a slice along k
 constexpr int PART = 512;  // terms of a sum; longer ones are sums of sums
@@ -59,27 +60,28 @@ struct __align__(16) Term {  // a k: how far it is from there, and its row of w
 };
 
 template <class X>
-__device__ __forceinline__ float read(const X* x, const Place& place, const Term& term, int2 sides) {
+__device__ __forceinline__ wide_t<X> read(const X* x, const Place& place, const Term& term, int2 sides) {
     // Both entries as a whole, and no branch: the compiler then reads each at once.
     const u32 h = place.h + term.h, w = place.w + term.w;
     const X* at = x + (place.at + term.at);
     const bool is_inside = (h < sides.x) & (w < sides.y);
-    return is_inside ? to_float(*at) : 0.0f;
+    return is_inside ? load_wide(at) : 0;
 }
 
 template <class X, class Y, int BP, int BN, int TP, int TN>
 __global__ void __launch_bounds__(BP / TP * (BN / TN), 512 / (BP / TP * (BN / TN)))
-conv_tile(const X* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, Y* y, long long B,
+conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t<X>* __restrict__ bias, Y* y, long long B,
           int C, int N, int groups, int2 in, int2 out, int2 taps, int2 stride, int2 before, int2 dilation, int2 every,
           u32 flags) {
+    using Number = wide_t<X>;
     constexpr int THREADS = BP / TP * (BN / TN), X_EACH = BP * DEPTH / THREADS, W_EACH = BN * DEPTH / THREADS;
     // A warp's threads as a rectangle: what its lanes read of a slice at once is at most 128 bytes.
     constexpr int ACROSS = BN / TN, LANES_N = ACROSS < 8 ? ACROSS : 8, LANES_P = 32 / LANES_N;
     static_assert(TP % 4 == 0 && TN % 4 == 0 && ACROSS % LANES_N == 0 && BP / TP % LANES_P == 0, "whole warps");
     static_assert(THREADS % BP == 0 && THREADS % BN == 0 && THREADS % DEPTH == 0, "a thread stays in its column");
     // +4: rows stay 16 B aligned, and what neighbours write along k lies in other banks
-    __shared__ __align__(16) float xs[2][DEPTH][BP + 4];
-    __shared__ __align__(16) float ws[2][DEPTH][BN];
+    __shared__ __align__(16) Number xs[2][DEPTH][BP + 4];
+    __shared__ __align__(16) Number ws[2][DEPTH][BN];
     __shared__ Place places[BP];
     __shared__ long long made[BP];  // where in y an output goes; < 0: there is none
     __shared__ Term terms[2][DEPTH];
@@ -124,10 +126,10 @@ conv_tile(const X* __restrict__ x, const float* __restrict__ w, const float* __r
     __syncthreads();
 
     // A slice on its way. Neighbouring threads read numbers that lie side by side: places, or, channels last, channels.
-    float x_held[X_EACH], w_held[W_EACH];
+    Number x_held[X_EACH], w_held[W_EACH];
     const Place mine = places[threadIdx.x % BP];
     const int n_mine = threadIdx.x % BN, pitch = is_transposed ? N : groups * N;
-    const float* columns = w + (is_transposed ? 0 : group * N) + n_first + n_mine;
+    const Number* columns = w + (is_transposed ? 0 : group * N) + n_first + n_mine;
     const auto read_slice = [&](const Term(&of)[DEPTH]) {
         if (flags & X_LAST) {
             const Term term = of[threadIdx.x % DEPTH];
@@ -142,7 +144,7 @@ conv_tile(const X* __restrict__ x, const float* __restrict__ w, const float* __r
         for (int i = 0; i < W_EACH; ++i) {
             const int row = of[threadIdx.x / BN + i * (THREADS / BN)].row;
             const bool is_there = row >= 0 && n_first + n_mine < N;
-            w_held[i] = is_there ? columns[static_cast<long long>(row) * pitch] : 0.0f;
+            w_held[i] = is_there ? columns[static_cast<long long>(row) * pitch] : 0;
         }
     };
     const auto write_slice = [&](int to) {
@@ -162,7 +164,7 @@ conv_tile(const X* __restrict__ x, const float* __restrict__ w, const float* __r
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int tp = (warp / (ACROSS / LANES_N) * LANES_P + lane / LANES_N) * 4;
     const int tn = (warp % (ACROSS / LANES_N) * LANES_N + lane % LANES_N) * 4;
-    float sums[TP][TN] = {}, totals[TP][TN] = {};
+    Number sums[TP][TN] = {}, totals[TP][TN] = {};
     read_slice(terms[0]);
     write_slice(0);
     __syncthreads();
@@ -175,7 +177,7 @@ conv_tile(const X* __restrict__ x, const float* __restrict__ w, const float* __r
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
             // A thread's places and channels come in fours, the fours of all threads side by side: no bank twice.
-            float xv[TP], wv[TN];
+            Number xv[TP], wv[TN];
 #pragma unroll
             for (int i = 0; i < TP; ++i) xv[i] = xs[now][d][i / 4 * (BP / (TP / 4)) + tp + i % 4];
 #pragma unroll
@@ -183,7 +185,7 @@ conv_tile(const X* __restrict__ x, const float* __restrict__ w, const float* __r
 #pragma unroll
             for (int i = 0; i < TP; ++i)
 #pragma unroll
-                for (int j = 0; j < TN; ++j) sums[i][j] = fmaf(xv[i], wv[j], sums[i][j]);
+                for (int j = 0; j < TN; ++j) sums[i][j] = multiply_add(xv[i], wv[j], sums[i][j]);
         }
         if ((k + DEPTH) % PART == 0 || !is_more) {
 #pragma unroll
@@ -191,7 +193,7 @@ conv_tile(const X* __restrict__ x, const float* __restrict__ w, const float* __r
 #pragma unroll
                 for (int j = 0; j < TN; ++j) {
                     totals[i][j] += sums[i][j];
-                    sums[i][j] = 0.0f;
+                    sums[i][j] = 0;
                 }
         }
         if (is_more) {
@@ -203,7 +205,7 @@ conv_tile(const X* __restrict__ x, const float* __restrict__ w, const float* __r
 #pragma unroll
     for (int j = 0; j < TN; ++j) {  // what follows a convolution would stand here, too
         const int n = n_first + j / 4 * (BN / (TN / 4)) + tn + j % 4;
-        const float shift = bias && n < N ? bias[group * N + n] : 0.0f;
+        const Number shift = bias && n < N ? bias[group * N + n] : 0;
 #pragma unroll
         for (int i = 0; i < TP; ++i) totals[i][j] += shift;
     }
@@ -218,23 +220,26 @@ conv_tile(const X* __restrict__ x, const float* __restrict__ w, const float* __r
             const int n = n_first + j / 4 * (BN / (TN / 4)) + tn;
             if (by_places) {
 #pragma unroll
-                for (int b = 0; b < 4; ++b)
+                for (int b = 0; b < 4; ++b) {
+                    const Number four[] = {totals[i][j + b], totals[i + 1][j + b], totals[i + 2][j + b],
+                                           totals[i + 3][j + b]};
                     if (made[p] >= 0 && n + b < N)
-                        store4(y + made[p] + static_cast<long long>(n + b) * y_image.channel,
-                               {totals[i][j + b], totals[i + 1][j + b], totals[i + 2][j + b], totals[i + 3][j + b]});
+                        store_wide(y + made[p] + static_cast<long long>(n + b) * y_image.channel, four);
+                }
                 continue;
             }
 #pragma unroll
             for (int a = 0; a < 4; ++a) {
-                const float(&sum)[TN] = totals[i + a];
+                const Number(&sum)[TN] = totals[i + a];
                 Y* to = y + made[p + a] + static_cast<long long>(n) * y_image.channel;
                 if (made[p + a] < 0 || n >= N) continue;
                 if (by_channels) {
-                    store4(to, {sum[j], sum[j + 1], sum[j + 2], sum[j + 3]});
+                    const Number four[] = {sum[j], sum[j + 1], sum[j + 2], sum[j + 3]};
+                    store_wide(to, four);
                 } else {
 #pragma unroll
                     for (int b = 0; b < 4; ++b)
-                        if (n + b < N) store1(to + static_cast<long long>(b) * y_image.channel, sum[j + b]);
+                        if (n + b < N) store_wide(to + static_cast<long long>(b) * y_image.channel, sum[j + b]);
                 }
             }
         }
@@ -244,9 +249,10 @@ conv_tile(const X* __restrict__ x, const float* __restrict__ w, const float* __r
 // Three blocks a multiprocessor, not four: those spill from sm_100 on.
 template <class X, class Y>
 __global__ void __launch_bounds__(DIRECT_THREADS, 3)
-conv_direct(const X* __restrict__ x, const float* __restrict__ w, const float* __restrict__ bias, Y* y, long long B,
+conv_direct(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t<X>* __restrict__ bias, Y* y, long long B,
             int C, int N, int groups, int2 in, int2 out, int2 taps, int2 stride, int2 before, int2 dilation,
             int2 every, u32 flags) {
+    using Number = wide_t<X>;
     const bool is_transposed = flags & TRANSPOSED;
     const int2 phases = is_transposed ? stride : int2{1, 1}, step = is_transposed ? int2{1, 1} : stride;
     const Image x_image(groups * C, in, flags & X_LAST), y_image(groups * N, out, flags & Y_LAST);
@@ -261,30 +267,30 @@ conv_direct(const X* __restrict__ x, const float* __restrict__ w, const float* _
     const Axis v(is_transposed, to.y % phases.y, taps.y, stride.y, before.y, dilation.y, every.y);
     const int2 from = {to.x / phases.x * step.x + h.begin, to.y / phases.y * step.y + v.begin};
     const int group = channel / N, pitch = is_transposed ? N : channels;
-    const float* column = w + (is_transposed ? static_cast<long long>(group * C) * N + channel % N : channel);
+    const Number* column = w + (is_transposed ? static_cast<long long>(group * C) * N + channel % N : channel);
     const X* image = x + row * x_image.size + static_cast<long long>(group * C) * x_image.channel;
 
-    float sum = 0.0f, total = 0.0f;
+    Number sum = 0, total = 0;
     int part = 0;
     for (int a = 0; a < h.count; ++a)
         for (int b = 0; b < v.count; ++b) {
             const u32 at_h = from.x + a * h.move, at_w = from.y + b * v.move;
             if (at_h >= in.x || at_w >= in.y) continue;  // terms that are 0: the sum would stay as it is
             const int tap = (h.first + a * every.x) * taps.y + v.first + b * every.y;
-            const float* weights = column + static_cast<long long>(tap) * (is_transposed ? groups * C : C) * pitch;
+            const Number* weights = column + static_cast<long long>(tap) * (is_transposed ? groups * C : C) * pitch;
             const X* numbers = image + at_h * x_image.row + at_w * x_image.column;
             for (int c = 0; c < C;) {
                 const int k = (a * v.count + b) * C + c, end = min(C, c + PART - k % PART);
                 if (k / PART != part) {
                     total += sum;
-                    sum = 0.0f;
+                    sum = 0;
                     part = k / PART;
                 }
                 for (; c < end; ++c)
-                    sum = fmaf(to_float(numbers[static_cast<long long>(c) * x_image.channel]),
-                               weights[static_cast<long long>(c) * pitch], sum);
+                    sum = multiply_add(load_wide(numbers + static_cast<long long>(c) * x_image.channel),
+                                       weights[static_cast<long long>(c) * pitch], sum);
             }
         }
     total += sum;
-    store1(y + index, total + (bias ? bias[channel] : 0.0f));
+    store_wide(y + index, total + (bias ? bias[channel] : 0));
 }

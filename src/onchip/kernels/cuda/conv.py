@@ -10,7 +10,7 @@ from pathlib import Path
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
-    NUMBERS,
+    FLOATS,
     Argument,
     Budget,
     Input,
@@ -65,8 +65,10 @@ class Tile:
 # For many channels; for few of everything; for few channels. And a thread an output, which reads two numbers a product.
 TILES = (Tile(128, 64, (8, 4), 0.57), Tile(64, 32, (4, 4), 0.35), Tile(128, 16, (4, 4), 0.28))
 DIRECT = Tile(256, 1, (1, 1), 0.07)
+DOUBLE_TILES = (TILES[1], DIRECT)  # of float64 the others take more registers or shared memory than there are
 FEW_CHANNELS = 16
 PART = 512  # terms of a sum; longer ones are sums of sums
+DOUBLE_RATE = 0.5  # of the fp32 rate, where a chip has the units; elsewhere it is far less
 DEPTHWISE_RATE = 0.0085  # of DIRECT where a sum has few terms: finding its places takes most of the time
 
 
@@ -124,9 +126,13 @@ class ConvLowering:
     has_bias: bool
     units: int
 
+    @property
+    def tiles(self) -> tuple[Tile, ...]:
+        return DOUBLE_TILES if "float64" in self.dtypes else (*TILES, DIRECT)
+
     def tile(self, B: int) -> Tile:
         """The one that should be done first: rounds of blocks, times what a block has to do. All make the same bits."""
-        return min((*TILES, DIRECT), key=lambda tile: math.ceil(self.geometry.blocks(B, tile) / self.units) * tile.work)
+        return min(self.tiles, key=lambda tile: math.ceil(self.geometry.blocks(B, tile) / self.units) * tile.work)
 
     def at(self, B: int) -> Steps:
         if B == 0:
@@ -136,7 +142,7 @@ class ConvLowering:
     def launch(self, B: int, tile: Tile) -> KernelLaunch:
         """conv_tile or conv_direct (x, w, bias, y, B, C, N, groups, seven pairs, flags)"""
         g = self.geometry
-        numbers = ", ".join(NUMBERS[dtype] for dtype in self.dtypes)
+        numbers = ", ".join(FLOATS[dtype] for dtype in self.dtypes)
         if tile is DIRECT:
             name, budget = f"conv_direct<{numbers}>", Budget(registers=80)
         else:
@@ -164,8 +170,8 @@ class ConvAlone:
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
         found = _geometry(net, node)
-        if device.arch not in ARCHITECTURES or x.dtype not in NUMBERS:
-            why = f"convolves {', '.join(NUMBERS)} on {', '.join(ARCHITECTURES)}"
+        if device.arch not in ARCHITECTURES or x.dtype not in FLOATS:
+            why = f"convolves {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x.dtype} on {device.arch}")
             return
         if found.reach >= MOST:
@@ -173,11 +179,13 @@ class ConvAlone:
                 self.name, node.name, f"{x}: images of up to {MOST:,} numbers, windows that hang over included"
             )
             return
-        recipes = _recipes(net, node)
+        is_double = x.dtype == "float64"
+        recipes = _recipes(net, node, "float64" if is_double else "float32")
         weight_bytes = sum(recipe.nbytes for recipe in recipes.values())
-        tile = max((*TILES, DIRECT), key=lambda each: each.rate_for(found.N))
+        tile = max(DOUBLE_TILES if is_double else (*TILES, DIRECT), key=lambda each: each.rate_for(found.N))
         # The flop are those of the ordinary cores, whatever the job computes in: it only becomes more exact.
         rate = DEPTHWISE_RATE if tile is DIRECT and found.C < FEW_CHANNELS else tile.rate_for(found.N)
+        rate *= DOUBLE_RATE if is_double else 1.0
         price = Price(net.row_flop(node), x.row_bytes + y.row_bytes, weight_bytes, precision="fp32", rate=rate)
         taps = "x".join(map(str, found.taps if node.layer.rank == 2 else found.taps[1:]))
         label = f"{self.name}<{found.groups * found.C},{found.groups * found.N},{taps}>"
@@ -209,16 +217,16 @@ def _geometry(net: Network, node: Node) -> Geometry:
     )  # fmt: skip
 
 
-def _recipes(net: Network, node: Node) -> dict[str, Recipe]:
-    """The weight with its taps in front and the channels of y last; all in float32."""
+def _recipes(net: Network, node: Node, dtype: str) -> dict[str, Recipe]:
+    """The weight with its taps in front and the channels of y last."""
     name = node.weights["weight"]
     shape = net.weights[name].shape
     channels = (0, 1) if isinstance(node.layer, TransposedConvolution) else (1, 0)
     axes = (*range(2, len(shape)), *channels)
-    recipes = {"weight": Recipe.of(transposed, (name,), [shape[axis] for axis in axes], axes=axes)}
+    recipes = {"weight": Recipe.of(transposed, (name,), [shape[axis] for axis in axes], dtype, axes=axes)}
     if "bias" in node.weights:
         bias = node.weights["bias"]
-        recipes["bias"] = Recipe.of(as_is, (bias,), net.weights[bias].shape)
+        recipes["bias"] = Recipe.of(as_is, (bias,), net.weights[bias].shape, dtype)
     return recipes
 
 
@@ -250,4 +258,6 @@ INSTANCES = (
     _instance("few of everything, bf16 to fp16", TILES[1], ("bfloat16", "float16")),
     _instance("few channels, fp16", TILES[2], ("float16", "float16")),
     _instance("a thread an output, bf16", DIRECT, ("bfloat16", "bfloat16")),
+    _instance("few of everything, fp64", TILES[1], ("float64", "float64")),
+    _instance("a thread an output, fp64", DIRECT, ("float64", "float64")),
 )

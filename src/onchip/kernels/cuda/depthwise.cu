@@ -18,9 +18,6 @@
 
 constexpr int PART = 512;  // terms of a sum; longer ones are sums of sums
 
-__device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
-__device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }
-
 // Out of line: a thread has many sums, and a copy for each would be most of the kernel.
 __device__ __noinline__ float activate(float v, const Activation activation) { return activation(v); }
 

@@ -38,8 +38,10 @@ __device__ __forceinline__ void load_or(wide_t<T> (&v)[V], const T* at, bool is_
 template <class T, int V>
 __device__ __forceinline__ void store_wide(T* at, const wide_t<T> (&v)[V]) {
     if constexpr (is_same<T, double>) {
-        using Word = typename Vector<sizeof(T) * V>::type;
-        *reinterpret_cast<Word*>(at) = *reinterpret_cast<const Word*>(v);
+        using Word = typename Vector<V % 2 ? 8 : 16>::type;
+#pragma unroll
+        for (int i = 0; i < V; i += sizeof(Word) / 8)
+            *reinterpret_cast<Word*>(at + i) = *reinterpret_cast<const Word*>(v + i);
     } else {
         store_several(at, v);
     }
@@ -52,5 +54,7 @@ __device__ __forceinline__ float larger(float a, float b) {
     return found;
 }
 __device__ __forceinline__ double larger(double a, double b) { return b > a || b != b ? b : a; }
+__device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+__device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 __device__ __forceinline__ float exp_of(float v) { return expf(v); }
 __device__ __forceinline__ double exp_of(double v) { return exp(v); }

@@ -6,9 +6,11 @@
 //         worked out once, in two small tables: a number of x lies at the sum of two entries, and is 0 outside. The
 //         outputs of a transposed convolution whose places leave the same rest by the stride share their taps, every
 //         s-th one, so each such phase has tiles of its own and nothing is multiplied by an inserted zero.
-//         conv_direct, a thread an output, is for groups of few channels, which would leave a tile empty.
+//         conv_narrow is for few channels of y, which would leave a tile empty: a thread makes four of them at four
+//         places, the weights of PART terms at a time lie in shared memory, and x is read where it lies. conv_direct, a
+//         thread an output, is for groups of very few channels.
 // Order   A sum runs over the taps of its phase and, for each, over the channels, by multiply-adds that start from
-//         zero; every PART terms it is added to a total. Then comes the bias. The same in both kernels and in every
+//         zero; every PART terms it is added to a total. Then comes the bias. The same in all kernels and in every
 //         tile: neither B nor the place of a row in it decides anything.
 // Floor   2 flop a term. 64 -> 64 channels, 3x3, 32x32 places, B = 256: 19.3 Gflop / 66.9 Tflop/s = 289 us; its 134 MB
 //         take 28 us. A thread's 8 x 4 sums read 12 numbers of shared memory for 32 multiply-adds, which keeps
@@ -17,7 +19,7 @@
 //         convolution (taps..., C, groups * N), of a transposed one (taps..., groups * C, N); bias (groups * N) or none.
 //         Pairs of numbers are of the two axes; one axis is an image of one row.
 // Shared  2 * 16 * (BP + BN + 4) numbers, 24 B a place and 32 B a k: 28 672 B for 128 x 64; in float64 27 648 B for
-//         64 x 32.
+//         64 x 32. conv_narrow 4 * PART numbers.
 // Limits  x and y float32, float16 or bfloat16, w float32; or all float64; offsets in an image in 32 bits; sm_80 up.
 #include "wide.cuh"
 
@@ -25,6 +27,7 @@ constexpr int DEPTH = 16;  // of a slice along k
 constexpr int PART = 512;  // terms of a sum; longer ones are sums of sums
 constexpr int NOWHERE = -(1 << 30);  // outside, whatever is added to it
 constexpr int DIRECT_THREADS = 256;
+constexpr int NARROW_THREADS = 256, NARROW = 4;  // channels, and places, of a thread
 enum Flag : u32 { TRANSPOSED = 1, X_LAST = 2, Y_LAST = 4 };
 
 // Along one axis, the outputs phase + phases * q: they read x at q * step + begin + j * move through tap
@@ -49,6 +52,23 @@ struct Image {
     __device__ Image(int channels, int2 sides, bool is_last)
         : channel(is_last ? 1 : sides.x * sides.y), row(is_last ? sides.y * channels : sides.y),
           column(is_last ? channels : 1), size(channels * sides.x * sides.y) {}
+};
+
+// What a block makes: places of a phase from `first` on, channels of a group from `n` on. The blocks that read the same
+// places of x come one behind the other.
+struct Block {
+    int n, group;
+    int2 phase;
+    long long first;
+
+    __device__ Block(int places, int channels, int N, int groups, int2 phases) {
+        const int n_tiles = (N + channels - 1) / channels;
+        u32 tile = blockIdx.x;
+        n = static_cast<int>(tile % n_tiles) * channels;
+        group = static_cast<int>((tile /= n_tiles) % groups);
+        phase = {static_cast<int>((tile /= groups) / phases.y % phases.x), static_cast<int>(tile % phases.y)};
+        first = static_cast<long long>(tile / (phases.x * phases.y)) * places;
+    }
 };
 
 struct __align__(16) Place {  // an output: where its window begins
@@ -90,19 +110,16 @@ conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t
     const int2 sides = {(out.x + phases.x - 1) / phases.x, (out.y + phases.y - 1) / phases.y};  // of a phase
     const Image x_image(groups * C, in, flags & X_LAST), y_image(groups * N, out, flags & Y_LAST);
 
-    // The blocks that read the same places of x come one behind the other.
-    u32 tile = blockIdx.x;
-    const int n_tiles = (N + BN - 1) / BN, n_first = tile % n_tiles * BN;
-    const int group = (tile /= n_tiles) % groups;
-    const int2 phase = {static_cast<int>((tile /= groups) / phases.y % phases.x), static_cast<int>(tile % phases.y)};
-    const long long first = static_cast<long long>(tile / (phases.x * phases.y)) * BP;
+    const Block block(BP, BN, N, groups, phases);
+    const int n_first = block.n, group = block.group;
+    const int2 phase = block.phase;
     const Axis h(is_transposed, phase.x, taps.x, stride.x, before.x, dilation.x, every.x);
     const Axis v(is_transposed, phase.y, taps.y, stride.y, before.y, dilation.y, every.y);
     const int K = h.count * v.count * C;
 
     for (int i = threadIdx.x; i < BP; i += THREADS) {
-        const long long row = (first + i) / (sides.x * sides.y);
-        const int rest = static_cast<int>(first + i - row * (sides.x * sides.y));
+        const long long row = (block.first + i) / (sides.x * sides.y);
+        const int rest = static_cast<int>(block.first + i - row * (sides.x * sides.y));
         const int2 q = {rest / sides.y, rest % sides.y};
         const int2 to = {phase.x + q.x * phases.x, phase.y + q.y * phases.y};
         const bool is_there = row < B && to.x < out.x && to.y < out.y;
@@ -243,6 +260,95 @@ conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t
                 }
             }
         }
+    }
+}
+
+template <class X, class Y>
+__global__ void __launch_bounds__(NARROW_THREADS, 2)
+conv_narrow(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t<X>* __restrict__ bias, Y* y,
+            long long B, int C, int N, int groups, int2 in, int2 out, int2 taps, int2 stride, int2 before,
+            int2 dilation, int2 every, u32 flags) {
+    using Number = wide_t<X>;
+    __shared__ __align__(16) Number ws[PART][NARROW];
+    const bool is_transposed = flags & TRANSPOSED;
+    const int2 phases = is_transposed ? stride : int2{1, 1}, step = is_transposed ? int2{1, 1} : stride;
+    const int2 sides = {(out.x + phases.x - 1) / phases.x, (out.y + phases.y - 1) / phases.y};  // of a phase
+    const Image x_image(groups * C, in, flags & X_LAST), y_image(groups * N, out, flags & Y_LAST);
+    const Block block(NARROW_THREADS * NARROW, NARROW, N, groups, phases);
+    const Axis h(is_transposed, block.phase.x, taps.x, stride.x, before.x, dilation.x, every.x);
+    const Axis v(is_transposed, block.phase.y, taps.y, stride.y, before.y, dilation.y, every.y);
+    const int K = h.count * v.count * C, pitch = is_transposed ? N : groups * N;
+    const Number* columns = w + (is_transposed ? 0 : block.group * N) + block.n;
+
+    // Neighbouring threads have neighbouring places, each THREADS apart from the thread's next.
+    Place places[NARROW];
+    long long made[NARROW];  // where in y they go; < 0: there is none
+#pragma unroll
+    for (int i = 0; i < NARROW; ++i) {
+        const long long place = block.first + threadIdx.x + i * NARROW_THREADS, row = place / (sides.x * sides.y);
+        const int rest = static_cast<int>(place - row * (sides.x * sides.y));
+        const int2 q = {rest / sides.y, rest % sides.y};
+        const int2 to = {block.phase.x + q.x * phases.x, block.phase.y + q.y * phases.y};
+        const bool is_there = row < B && to.x < out.x && to.y < out.y;
+        places[i] = {row * x_image.size + static_cast<long long>(block.group * C) * x_image.channel,
+                     is_there ? q.x * step.x + h.begin : NOWHERE, q.y * step.y + v.begin};
+        made[i] = is_there ? row * y_image.size + static_cast<long long>(block.group * N + block.n) * y_image.channel +
+                                 to.x * y_image.row + to.y * y_image.column
+                           : -1;
+    }
+
+    Number sums[NARROW][NARROW] = {}, totals[NARROW][NARROW] = {};
+    for (int first = 0; first < K; first += PART) {
+        const int end = min(K, first + PART);
+        if (first > 0) __syncthreads();
+        for (int i = threadIdx.x; i < (end - first) * NARROW; i += NARROW_THREADS) {
+            const int k = first + i / NARROW, n = i % NARROW, c = k % C, j = k / C;
+            const int tap = (h.first + j / v.count * every.x) * taps.y + v.first + j % v.count * every.y;
+            const int row = is_transposed ? (tap * groups + block.group) * C + c : tap * C + c;
+            ws[i / NARROW][n] = block.n + n < N ? columns[static_cast<long long>(row) * pitch + n] : 0;
+        }
+        __syncthreads();
+        for (int k = first; k < end;) {  // tap by tap
+            const int j = k / C, stop = min(end, (j + 1) * C);
+            const X* from[NARROW];
+            bool is_inside[NARROW];
+#pragma unroll
+            for (int i = 0; i < NARROW; ++i) {
+                const u32 at_h = places[i].h + j / v.count * h.move, at_w = places[i].w + j % v.count * v.move;
+                is_inside[i] = (at_h < in.x) & (at_w < in.y);
+                from[i] = x + (is_inside[i] ? places[i].at + at_h * x_image.row + at_w * x_image.column +
+                                                  static_cast<long long>(k - j * C) * x_image.channel
+                                            : 0);
+            }
+#pragma unroll 4
+            for (; k < stop; ++k) {
+                Number weights[NARROW];
+#pragma unroll
+                for (int n = 0; n < NARROW; ++n) weights[n] = ws[k - first][n];
+#pragma unroll
+                for (int i = 0; i < NARROW; ++i) {
+                    const Number number = is_inside[i] ? load_wide(from[i]) : 0;
+                    from[i] += x_image.channel;
+#pragma unroll
+                    for (int n = 0; n < NARROW; ++n) sums[i][n] = multiply_add(number, weights[n], sums[i][n]);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < NARROW; ++i)
+#pragma unroll
+            for (int n = 0; n < NARROW; ++n) {
+                totals[i][n] += sums[i][n];
+                sums[i][n] = 0;
+            }
+    }
+#pragma unroll
+    for (int n = 0; n < NARROW; ++n) {
+        if (block.n + n >= N) break;
+        const Number shift = bias ? bias[block.group * N + block.n + n] : 0;
+#pragma unroll
+        for (int i = 0; i < NARROW; ++i)
+            if (made[i] >= 0) store_wide(y + made[i] + static_cast<long long>(n) * y_image.channel, totals[i][n] + shift);
     }
 }
 

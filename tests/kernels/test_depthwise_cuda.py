@@ -6,19 +6,22 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import onchip
 from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, run_claim
 from onchip.kernels import reference
-from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda import KERNELS, window
 from onchip.kernels.cuda.depthwise import DepthwiseAlone
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST, ROWS
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
+from onchip.runtime.engine import Engine, find_device
 from onchip.spec.layers import (
     GELU,
     Clip,
@@ -133,6 +136,52 @@ def test_an_activation_comes_along(monkeypatch, after, layout):
     assert_error_within(got[finite], truth[finite], reference.forward(net, x, "float32")[finite])
 
 
+@needs_gxx
+@pytest.mark.parametrize("layout", [ROWS, CHANNELS_LAST])
+def test_more_threads_than_31_bits_count(monkeypatch, layout):
+    """The kernel for very many, on few."""
+    gpu = emulated_gpu(monkeypatch)
+    net = network(*SHAPES["3x3 by 2"])
+    x, claim = rows(3, *net.input.row_shape), claim_in(net, layout)
+    few = run_claim(gpu, net, claim, x)
+    monkeypatch.setattr(window, "index_of", lambda count: "long long")
+    assert "long long" in claim.facts.at(3).launches[0].program.name_expression
+    assert np.array_equal(run_claim(gpu, net, claim, x), few)
+
+
+@st.composite
+def geometries(draw):
+    """A depthwise convolution of any small geometry, over one or two axes."""
+    rank = draw(st.integers(1, 2))
+
+    def several(low, high, count=rank):
+        return tuple(draw(st.integers(low, high)) for _ in range(count))
+
+    kernel, stride, dilation = (
+        (draw(st.integers(1, 5)),) * rank,
+        several(1, 3),
+        draw(st.sampled_from([(1,), (2,)])) * rank,
+    )
+    pads, C, each = several(0, 3, 2 * rank), draw(st.sampled_from([1, 3, 4])), draw(st.sampled_from([1, 1, 2]))
+    spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    sides = tuple(
+        max(n, span - a - b) for n, span, a, b in zip(several(1, 20), spans, pads[:rank], pads[rank:], strict=True)
+    )
+    layer = (Conv1d, Conv2d)[rank - 1](stride, pads, dilation, C)
+    return network(layer, (C, *sides), (C * each, 1, *kernel), bias=draw(st.booleans()))
+
+
+@needs_gxx
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(net=geometries(), B=st.sampled_from([1, 3, 9]))
+def test_any_geometry(monkeypatch, net, B):
+    gpu = emulated_gpu(monkeypatch)
+    x = rows(B, *net.input.row_shape)
+    truth, naive = reference.forward(net, x), reference.forward(net, x, "float32")
+    for claim in claims_of(net, "depthwise", start=1):
+        assert_error_within(run_claim(gpu, net, claim, x), truth, naive)
+
+
 # -- planning --------------------------------------------------------------------------------------------------
 
 
@@ -210,3 +259,37 @@ def test_every_dtype_on_a_gpu(dtype):
         naive = scaled_error(reference.forward(net, x, dtype), truth)
         ulp = 2.0**-46 if dtype == "float64" else max(ULP["fp32"], DTYPE_ULP.get(dtype, 0.0))
         assert scaled_error(got, truth) <= FACTOR * naive + ULPS * ulp, f"{shape} in {dtype}"
+
+
+class Turned(DepthwiseAlone):
+    """Only with channels last, where it can."""
+
+    def claims(self, *given):
+        return list(super().claims(*given))[-1:]
+
+
+def planned_turned(shape, device):
+    layer, row_shape, weight_shape = SHAPES[shape]
+    bare = network(layer, row_shape, weight_shape, SiLU(), Clip(-9.0, 9.0), ends=False)
+    first, *others = bare.nodes
+    nodes = (Node("r", ReLU(), ("x",)), dataclasses.replace(first, inputs=("r",)), *others)
+    net = Network(bare.inputs, nodes, bare.outputs, bare.weights)
+    kernels = [Turned() if kernel.name == "depthwise" else kernel for kernel in KERNELS if kernel.name != "conv"]
+    return net, make_plan(net, device, kernels, Job())
+
+
+def test_a_plan_with_channels_last():
+    for shape in SHAPES:
+        net, plan = planned_turned(shape, H200)
+        (claim,) = (group.claim for group in plan.groups if group.claim.kernel == "depthwise")
+        assert claim.nodes == ("c", "a0")
+        assert bool(claim.gives) == (net.input.row_shape[0] > 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES)
+def test_channels_last_on_a_gpu(shape):
+    device, backend, chosen = find_device("cuda")
+    net, plan = planned_turned(shape, device)
+    x = rows(1000, *net.input.row_shape)
+    assert np.array_equal(Engine(plan, backend, chosen)(x), onchip.compile(net, "cuda")(x))

@@ -9,10 +9,17 @@ from checks import assert_error_within
 from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, one_layer, run_claim
 from onchip.kernels import reference
+from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.pool import PoolAlone
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job
 from onchip.plan.layout import has_channels
+from onchip.plan.planner import make_plan
+from onchip.runtime.engine import Engine, find_device
 from onchip.spec.layers import (
     AvgPool1d,
     AvgPool2d,
+    Clip,
     GlobalMax,
     GlobalMean,
     LogSoftmax,
@@ -155,3 +162,34 @@ def test_every_layer_on_a_gpu(dtype):
         assert_right(net, got, x)
         for B in (1, 7):
             assert np.array_equal(engine(x[:B]), got[:B], equal_nan=True), f"{layer} in batches of {B}"
+
+
+class PoolTurned(PoolAlone):
+    """Only with channels last, where it can."""
+
+    def claims(self, *given):
+        return list(super().claims(*given))[-1:]
+
+
+def planned_turned(net, device):
+    return make_plan(net, device, [PoolTurned() if kernel.name == "pool" else kernel for kernel in KERNELS], Job())
+
+
+def turned_network(row_shape, layer, dtype):
+    nodes = (Node("x", ReLU(), ("given",)), Node("y", layer, ("x",)), Node("z", Clip(-9.0, 9.0), ("y",)))
+    return Network({"given": TensorType(("B", *row_shape), dtype)}, nodes, ("z",), {})
+
+
+def test_a_plan_with_channels_last():
+    plan = planned_turned(turned_network((8, 6, 6), MaxPool2d((2, 2)), "float32"), H200)
+    assert any(group.claim.kernel == "pool" and group.claim.gives for group in plan.groups)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_pools_of_channels_that_lie_last_on_a_gpu(dtype):
+    device, backend, chosen = find_device("cuda")
+    for row_shape, layer in POOLS:
+        net, x = turned_network(row_shape, layer, dtype), numbers(1000, row_shape, dtype)
+        got = Engine(planned_turned(net, device), backend, chosen)(x)
+        assert np.array_equal(got, onchip.compile(net, "cuda")(x), equal_nan=True), f"{layer}"

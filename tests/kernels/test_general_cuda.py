@@ -122,6 +122,16 @@ def test_common_windows_are_unrolled():
     assert cut(MaxPool2d((7, 7)), 4, 8, 8) == (1, (0, 0, 0))
 
 
+def test_in_rows_a_thread_makes_two_columns():
+    def columns(layer, *row_shape):
+        return pool_of(layer, *row_shape).windows.side_by_side
+
+    assert columns(MaxPool2d((2, 2)), 4, 8, 9) == columns(MaxPool1d((2,)), 4, 8) == 2
+    assert columns(MaxPool2d((2, 2)), 4, 8, 3) == 1, "there is one"
+    assert columns(MaxPool2d((2, 2), (2, 3)), 4, 8, 9) == columns(MaxPool2d((4, 4)), 4, 8, 8) == 1
+    assert pool_of(MaxPool2d((2, 2)), 4, 8, 9, is_last=True).windows.side_by_side == 1
+
+
 def test_channels_that_lie_last_are_read_16_bytes_at_a_time():
     for C, dtype, V in (
         (8, "float32", 4),

@@ -1,6 +1,6 @@
 // depthwise.cu: convolutions in which every channel of y is made of one channel of x. Sizes are run-time values.
 //
-// Idea    A thread makes Q outputs, one below the other (window.cuh), with the weights of its channel in registers.
+// Idea    A thread makes Q x V outputs (window.cuh), with the weights of its channel in registers.
 //         Windows of a few common sizes are unrolled, so that a thread's numbers are on their way at once and each is
 //         read once for all its windows; any other is a loop over the taps that are inside. An activation that
 //         follows comes along.
@@ -21,13 +21,14 @@ constexpr int PART = 512;  // terms of a sum; longer ones are sums of sums
 // Out of line: a thread has many sums, and a copy for each would be most of the kernel.
 __device__ __noinline__ float activate(float v, const Activation activation) { return activation(v); }
 
-// KH, KW, SH: the window and its steps from row to row, its taps side by side; or 0: any, and Q is 1.
+// KH, KW, SH, SW: the window and its steps, its taps side by side; or 0: any, and Q is 1. SW is 0 where it does not matter.
 // each  channels of y made of one of x
-template <class T, class Index, bool IS_LAST, int V, int Q, int KH, int KW, int SH>
-__global__ void __launch_bounds__(WINDOW_THREADS, V == 1 ? 3 : 2)
+template <class T, class Index, bool IS_LAST, int V, int Q, int KH, int KW, int SH, int SW>
+__global__ void __launch_bounds__(WINDOW_THREADS, IS_LAST && V > 1 ? 2 : 3)
 depthwise(const T* x, const wide_t<T>* weights, const wide_t<T>* bias, T* y, const Windows all, Divider each, u32 code,
           u32 a_bits, u32 b_bits) {
     using Number = wide_t<T>;
+    constexpr int EACH = IS_LAST ? V : 1;  // channels
     const long long thread = static_cast<long long>(blockIdx.x) * WINDOW_THREADS + threadIdx.x;
     if (thread >= all.count) return;
     const Outputs mine = outputs_of<Index, IS_LAST, V, Q>(thread, all);
@@ -44,14 +45,14 @@ depthwise(const T* x, const wide_t<T>* weights, const wide_t<T>* bias, T* y, con
     Number sums[Q][V] = {};
     if constexpr (KH > 0) {
         static_assert(KH * KW <= PART, "one part");
-        Number held[KH * KW][V];
+        Number held[KH * KW][EACH];
 #pragma unroll
         for (int k = 0; k < KH * KW; ++k) load_or(held[k], weights + k * N, true, Number(0));
         const auto fold = [&](int q, int kh, int kw, const Number(&v)[V]) {
 #pragma unroll
-            for (int j = 0; j < V; ++j) sums[q][j] = multiply_add(v[j], held[kh * KW + kw][j], sums[q][j]);
+            for (int j = 0; j < V; ++j) sums[q][j] = multiply_add(v[j], held[kh * KW + kw][j % EACH], sums[q][j]);
         };
-        walk<KH, KW, SH, Q, V>(from, h0, w0, h.size, w.size, all.from.row, column, Number(0), fold);
+        walk<IS_LAST, V, Q, KH, KW, SH, SW>(from, h0, w0, h.size, w.size, all.from.row, column, Number(0), fold);
     } else {
         const Taps down(h0, h.taps, h.dilation, h.size), across(w0, w.taps, w.dilation, w.size);
         Number total[V] = {};
@@ -81,9 +82,9 @@ depthwise(const T* x, const wide_t<T>* weights, const wide_t<T>* bias, T* y, con
     const bool is_clip = code == 1 || code == 3;
     const float low = code == 3 ? __uint_as_float(a_bits) : 0.0f;
     const float high = __uint_as_float(code == 3 ? b_bits : 0x7f800000);
-    Number shift[V];
+    Number shift[EACH];
 #pragma unroll
-    for (int j = 0; j < V; ++j) shift[j] = bias ? bias[n + j] : 0;
+    for (int j = 0; j < EACH; ++j) shift[j] = bias ? bias[n + j] : 0;
     T* to = y + mine.image * all.to.image + n * all.to.channel + mine.ho * all.to.row +
             mine.wo * (IS_LAST ? all.to.column : 1);
 #pragma unroll
@@ -91,13 +92,13 @@ depthwise(const T* x, const wide_t<T>* weights, const wide_t<T>* bias, T* y, con
         if (Q > 1 && mine.ho + q >= h.count) break;
 #pragma unroll
         for (int j = 0; j < V; ++j) {
-            sums[q][j] += shift[j];
+            sums[q][j] += shift[j % EACH];
             if constexpr (!is_same<T, double>) {
                 if (is_clip) sums[q][j] = Clip::apply(sums[q][j], low, high);
                 else if (code) sums[q][j] = activate(sums[q][j], {code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
             }
         }
-        store_wide(to, sums[q]);
+        store_outputs<IS_LAST>(to, sums[q], mine.wo, w.count);
         to += all.to.row;
     }
 }

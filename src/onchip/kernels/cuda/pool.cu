@@ -1,6 +1,6 @@
 // pool.cu: the largest or the mean of every window of an image, or of a signal.
 //
-// Idea    A thread makes Q outputs, one below the other (window.cuh). Windows of a few common sizes are unrolled, and
+// Idea    A thread makes Q x V outputs (window.cuh). Windows of a few common sizes are unrolled, and
 //         all that a thread reads is on its way at once; any other window is a loop over the taps that are inside.
 // Floor   Every number is read once and written once: 4096 x 64 x 56 x 56 floats by windows of 2 x 2 are
 //         3.29 + 0.82 GB / 4.8 TB/s = 856 us.
@@ -14,8 +14,8 @@ struct Max {};
 struct Mean {};           // over what it finds in x
 struct MeanWithPads {};  // and over the pads
 
-// KH, KW, SH: the window and its steps from row to row, its taps side by side; or 0: any, and Q is 1.
-template <class How, class T, class Index, bool IS_LAST, int V, int Q, int KH, int KW, int SH>
+// KH, KW, SH, SW: the window and its steps, its taps side by side; or 0: any, and Q is 1. SW is 0 where it does not matter.
+template <class How, class T, class Index, bool IS_LAST, int V, int Q, int KH, int KW, int SH, int SW>
 __global__ void __launch_bounds__(WINDOW_THREADS) pool(const T* x, T* y, const Windows all) {
     using Number = wide_t<T>;
     const long long thread = static_cast<long long>(blockIdx.x) * WINDOW_THREADS + threadIdx.x;
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(WINDOW_THREADS) pool(const T* x, T* y, const W
 #pragma unroll
         for (int j = 0; j < V; ++j) found[q][j] = empty;
     if constexpr (KH > 0) {
-        walk<KH, KW, SH, Q, V>(from, h0, w0, h.size, w.size, all.from.row, column, empty, fold);
+        walk<IS_LAST, V, Q, KH, KW, SH, SW>(from, h0, w0, h.size, w.size, all.from.row, column, empty, fold);
     } else {
         const Taps down(h0, h.taps, h.dilation, h.size), across(w0, w.taps, w.dilation, w.size);
         for (int kh = down.first; kh < down.end; ++kh)
@@ -49,22 +49,30 @@ __global__ void __launch_bounds__(WINDOW_THREADS) pool(const T* x, T* y, const W
             }
     }
 
+    // What a mean is taken over: so many taps down times so many across.
+    constexpr int COLUMNS = IS_LAST ? 1 : V;
+    const auto count_taps = [](int begin, int taps, int dilation, const Axis& axis) {
+        if (!is_same<How, MeanWithPads>) return Taps(begin, taps, dilation, axis.size).count();
+        Taps with_pads(begin, taps, dilation, axis.end);
+        with_pads.first = 0;
+        return with_pads.count();
+    };
+    int across[COLUMNS];
+#pragma unroll
+    for (int j = 0; j < COLUMNS; ++j)
+        across[j] = count_taps(w0 + j * SW, KW ? KW : w.taps, KW ? 1 : w.dilation, w);
+
     T* to = y + mine.image * all.to.image + mine.channel * all.to.channel + mine.ho * all.to.row +
             mine.wo * (IS_LAST ? all.to.column : 1);
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
         if (Q > 1 && mine.ho + q >= h.count) break;
         if constexpr (!is_same<How, Max>) {
-            const bool with_pads = is_same<How, MeanWithPads>;
-            const int h_taps = KH ? KH : h.taps, w_taps = KW ? KW : w.taps, below = h0 + q * SH;
-            Taps down(below, h_taps, KH ? 1 : h.dilation, with_pads ? h.end : h.size);
-            Taps across(w0, w_taps, KW ? 1 : w.dilation, with_pads ? w.end : w.size);
-            if (with_pads) down.first = across.first = 0;
-            const int counted = down.count() * across.count();
+            const int down = count_taps(h0 + q * SH, KH ? KH : h.taps, KH ? 1 : h.dilation, h);
 #pragma unroll
-            for (int j = 0; j < V; ++j) found[q][j] /= counted;
+            for (int j = 0; j < V; ++j) found[q][j] /= down * across[j % COLUMNS];
         }
-        store_wide(to, found[q]);
+        store_outputs<IS_LAST>(to, found[q], mine.wo, w.count);
         to += all.to.row;
     }
 }

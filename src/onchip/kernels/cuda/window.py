@@ -63,17 +63,25 @@ class Windows:
             return most, window
         return (1 if self.h.count <= 2 else min(most, 4)), window
 
-    def arguments(self, B: int, V: int) -> tuple[str, LaunchConfig, Struct]:
-        """Template arguments (Index, IS_LAST, V, Q, KH, KW, SH), the blocks, and a Windows of window.cuh.
+    @property
+    def side_by_side(self) -> int:
+        """Outputs a thread along w, in rows: two where it is unrolled for their steps."""
+        is_unrolled = self.cut[1] != (0, 0, 0)
+        return 2 if not self.is_last and is_unrolled and self.w.stride <= 2 and self.w.count > 1 else 1
 
-        V  neighbouring channels a thread
+    def arguments(self, B: int, channels: int) -> tuple[str, LaunchConfig, Struct]:
+        """Template arguments (Index, IS_LAST, V, Q, KH, KW, SH, SW), the blocks, and a Windows of window.cuh.
+
+        channels  neighbours that a thread takes, where they lie last
         """
-        Q, window = self.cut
+        (Q, window), columns = self.cut, self.side_by_side
+        V, SW = (channels, 0) if self.is_last else (columns, self.w.stride if columns > 1 else 0)
         h, images = self._lines(B), B if self._lines(B) is self.h else 1
         parts = math.ceil(h.count / Q)
-        count = images * parts * self.w.count * self.N // V
-        name = f"{index_of(count)}, {str(self.is_last).lower()}, {V}, {Q}, {', '.join(map(str, window))}"
-        dividers = b"".join(divider(size).data for size in (self.N // V, parts, self.w.count))
+        sizes = self.N // channels, parts, math.ceil(self.w.count / columns)
+        count = images * math.prod(sizes)
+        name = f"{index_of(count)}, {str(self.is_last).lower()}, {V}, {Q}, {', '.join(map(str, (*window, SW)))}"
+        dividers = b"".join(divider(size).data for size in sizes)
         apart = [*self._apart(self.C, self.h.size, self.w.size, h), *self._apart(self.N, self.h.count, self.w.count, h)]
         data = dividers + struct.pack("<14i4x9q", *astuple(h), *astuple(self.w), *apart, count)
         return name, in_line(math.ceil(count / THREADS), THREADS), Struct((), data)

@@ -12,7 +12,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from layer_cases import CASES
 from layer_cases import network as network_of
 from onchip.kernels import reference
-from onchip.kernels.cuda.conv import DIRECT, TILES, ConvAlone, ConvLowering
+from onchip.kernels.cuda.conv import DIRECT, NARROW, TILES, ConvAlone, ConvLowering
 from onchip.kernels.cuda.program import Steps
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
@@ -23,7 +23,7 @@ from onchip.spec.recipe import materialise
 from onchip.spec.types import TensorType, numpy_dtype
 
 pytestmark = needs_gxx
-ALL_TILES = (*TILES, DIRECT)
+ALL_TILES = (*TILES, NARROW, DIRECT)
 LAYOUTS = [(False, False), (True, True), (False, True), (True, False)]
 
 
@@ -77,8 +77,9 @@ def gpu(monkeypatch):
         (ConvTranspose2d((2, 2), (1, 1, 2, 2)), (6, 7, 5), (6, 5, 5, 5)),
         (ConvTranspose2d((3, 2), (0, 1, 2, 0), (1, 1), (2, 3), 3), (6, 4, 5), (6, 4, 2, 3)),
         (ConvTranspose1d((4,), (1, 0), (3,)), (5, 20), (5, 18, 2)),  # phases without a tap
+        (ConvTranspose2d((2, 2), (1, 1, 2, 2)), (90, 20, 20), (90, 3, 5, 5)),  # several parts and blocks
     ],
-    ids=["even", "odd", "dilated groups", "one axis", "transposed", "transposed groups", "no tap"],
+    ids=["even", "odd", "dilated groups", "one axis", "transposed", "transposed groups", "no tap", "few out"],
 )
 def test_every_tile_in_every_layout(gpu, layer, row_shape, weight_shape, tile, lasts):
     net = convolution(layer, row_shape, weight_shape)
@@ -159,7 +160,7 @@ def test_a_nan_stays_in_its_windows(gpu):
 
 
 @pytest.mark.parametrize("dtypes", [("float16", "bfloat16"), ("bfloat16", "float16"), ("float16", "float16")])
-@pytest.mark.parametrize("tile", [TILES[1], DIRECT], ids=["tile", "direct"])
+@pytest.mark.parametrize("tile", [TILES[1], NARROW, DIRECT], ids=["tile", "narrow", "direct"])
 def test_numbers_in_half_precision(gpu, dtypes, tile):
     net = convolution(Conv2d((1, 1), (1, 1, 1, 1)), (3, 6, 6), (9, 3, 3, 3))
     x = rows(2, 3, 6, 6).astype(numpy_dtype(dtypes[0]))

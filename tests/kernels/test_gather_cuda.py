@@ -57,6 +57,7 @@ EMBEDDINGS = [
 TOKEN_CONVS = [
     token_conv(11, 1, 5, 4), token_conv(11, 3, 40, 7, ids="int64"), token_conv(11, 3, 300, 7, pads=(1, 2)),
     token_conv(6, 4, 5, 9, stride=2, pads=(3, 0), has_bias=False), token_conv(6, 2, 3, 5, stride=7),
+    token_conv(11, 3, 40, 7, dtype="float64", pads=(1, 1)),
 ]  # fmt: skip
 
 
@@ -76,8 +77,6 @@ def test_what_it_costs_and_what_it_does_not_take():
     assert claim.facts.at(3).launches[0].config.grid == (1, 1, 1)
     (claim,) = Gather().claims(token_conv(11, 3, 40, 7), 0, H200, Job())
     assert (claim.price.row_flop, claim.price.row_bytes) == (3 * 5 * 40, 7 * 4 + 4 * 5 * 40 * 4)
-    (refusal,) = Gather().claims(token_conv(11, 3, 40, 7, dtype="float64"), 0, H200, Job())
-    assert "not float64" in refusal.why
     (refusal,) = Gather().claims(token_conv(11, 3, 40, 7), 0, H200, Job(tables="fp16"))
     assert "not in fp16" in refusal.why
 

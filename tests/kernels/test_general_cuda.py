@@ -9,10 +9,17 @@ from checks import assert_error_within
 from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, one_layer, run_claim
 from onchip.kernels import reference
+from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.pool import PoolAlone
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job
 from onchip.plan.layout import has_channels
+from onchip.plan.planner import make_plan
+from onchip.runtime.engine import Engine, find_device
 from onchip.spec.layers import (
     AvgPool1d,
     AvgPool2d,
+    Clip,
     GlobalMax,
     GlobalMean,
     LogSoftmax,
@@ -33,6 +40,13 @@ POOLS = [
     ((5, 8, 9), AvgPool2d((3, 3), (2, 2), (1, 1, 1, 1))),
     ((5, 8, 9), AvgPool2d((3, 3), (2, 2), (1, 1, 1, 1), count_pads=True, ceil=True)),
     ((33, 2, 2), AvgPool2d((2, 2))),
+    # Windows that are unrolled, over columns of several threads and pads all around; channels in 16 bytes.
+    ((8, 13, 11), MaxPool2d((2, 2), (2, 1), (1, 1, 0, 0))),
+    ((16, 21, 5), MaxPool2d((3, 3), (2, 2), (1, 1, 1, 1))),
+    ((8, 7, 6), AvgPool2d((3, 3), (1, 1), (1, 1, 1, 1))),
+    ((8, 4, 6), AvgPool2d((3, 3), (1, 2), (1, 1, 1, 1), count_pads=True)),
+    ((8, 9), MaxPool1d((3,), (2,), (1, 1))),
+    ((24, 9), AvgPool1d((2,))),
 ]  # fmt: skip
 ALONG = [
     ((10,), Softmax()), ((7, 3), Softmax(1)), ((7, 3), LogSoftmax(-1)), ((2, 40, 5), LogSoftmax(2)), ((1,), Softmax()),
@@ -84,17 +98,58 @@ def test_a_layer_by_itself(monkeypatch, kernel, row_shape, layer, dtype):
 
 
 @needs_gxx
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("row_shape", "layer"), POOLS, ids=[f"{layer.kind}{i}" for i, (_, layer) in enumerate(POOLS)])
-def test_a_pool_of_channels_that_lie_last(monkeypatch, row_shape, layer):
+def test_a_pool_of_channels_that_lie_last(monkeypatch, row_shape, layer, dtype):
     gpu = emulated_gpu(monkeypatch)
     nodes = (Node("x", ReLU(), ("given",)), Node("y", layer, ("x",)), Node("z", ReLU(), ("y",)))
-    net = Network({"given": TensorType(("B", *row_shape))}, nodes, ("z",), {})
+    net = Network({"given": TensorType(("B", *row_shape), dtype)}, nodes, ("z",), {})
     in_rows, *turned = claims_of(net, "pool", start=1)
     # With one channel, or one pixel left, there is nothing to turn.
     assert len(turned) == (has_channels(net.types["x"]) and has_channels(net.types["y"]))
-    x = numbers(5, row_shape, "float32")
+    x = numbers(5, row_shape, dtype)
     for claim in turned:
         assert np.array_equal(run_claim(gpu, net, claim, x), run_claim(gpu, net, in_rows, x), equal_nan=True)
+
+
+def pool_of(layer, *row_shape, dtype="float32", is_last=False):
+    nodes = (Node("x", ReLU(), ("given",)), Node("y", layer, ("x",)), Node("z", ReLU(), ("y",)))
+    net = Network({"given": TensorType(("B", *row_shape), dtype)}, nodes, ("z",), {})
+    return claims_of(net, "pool", start=1)[is_last].facts
+
+
+def test_common_windows_are_unrolled():
+    def cut(layer, *row_shape):
+        return pool_of(layer, *row_shape).windows.cut
+
+    assert cut(MaxPool2d((2, 2)), 4, 8, 8) == (4, (2, 2, 2))
+    assert cut(MaxPool2d((3, 3), (2, 1), (1, 1, 1, 1)), 4, 8, 8) == (4, (3, 3, 2))
+    assert cut(MaxPool2d((2, 2)), 4, 4, 8) == (1, (2, 2, 2)), "two rows: three of four outputs a thread would be none"
+    assert cut(MaxPool1d((2,)), 4, 8) == (4, (1, 2, 1)), "the rows of the batch are those of an image"
+    assert cut(MaxPool2d((3, 3), (2, 2), dilation=(2, 1)), 4, 8, 8) == (1, (0, 0, 0))
+    assert cut(MaxPool2d((7, 7)), 4, 8, 8) == (1, (0, 0, 0))
+
+
+def test_in_rows_a_thread_makes_two_columns():
+    def columns(layer, *row_shape):
+        return pool_of(layer, *row_shape).windows.side_by_side
+
+    assert columns(MaxPool2d((2, 2)), 4, 8, 9) == columns(MaxPool1d((2,)), 4, 8) == 2
+    assert columns(MaxPool2d((2, 2)), 4, 8, 3) == 1, "there is one"
+    assert columns(MaxPool2d((2, 2), (2, 3)), 4, 8, 9) == columns(MaxPool2d((4, 4)), 4, 8, 8) == 1
+    assert pool_of(MaxPool2d((2, 2)), 4, 8, 9, is_last=True).windows.side_by_side == 1
+
+
+def test_channels_that_lie_last_are_read_16_bytes_at_a_time():
+    for C, dtype, V in (
+        (8, "float32", 4),
+        (6, "float32", 1),
+        (16, "float16", 8),
+        (4, "bfloat16", 1),
+        (2, "float64", 2),
+    ):
+        assert pool_of(MaxPool2d((2, 2)), C, 8, 8, dtype=dtype, is_last=True).vector == V
+        assert pool_of(MaxPool2d((2, 2)), C, 8, 8, dtype=dtype).vector == 1
 
 
 def test_nothing_is_no_launch():
@@ -125,3 +180,34 @@ def test_every_layer_on_a_gpu(dtype):
         assert_right(net, got, x)
         for B in (1, 7):
             assert np.array_equal(engine(x[:B]), got[:B], equal_nan=True), f"{layer} in batches of {B}"
+
+
+class PoolTurned(PoolAlone):
+    """Only with channels last, where it can."""
+
+    def claims(self, *given):
+        return list(super().claims(*given))[-1:]
+
+
+def planned_turned(net, device):
+    return make_plan(net, device, [PoolTurned() if kernel.name == "pool" else kernel for kernel in KERNELS], Job())
+
+
+def turned_network(row_shape, layer, dtype):
+    nodes = (Node("x", ReLU(), ("given",)), Node("y", layer, ("x",)), Node("z", Clip(-9.0, 9.0), ("y",)))
+    return Network({"given": TensorType(("B", *row_shape), dtype)}, nodes, ("z",), {})
+
+
+def test_a_plan_with_channels_last():
+    plan = planned_turned(turned_network((8, 6, 6), MaxPool2d((2, 2)), "float32"), H200)
+    assert any(group.claim.kernel == "pool" and group.claim.gives for group in plan.groups)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_pools_of_channels_that_lie_last_on_a_gpu(dtype):
+    device, backend, chosen = find_device("cuda")
+    for row_shape, layer in POOLS:
+        net, x = turned_network(row_shape, layer, dtype), numbers(1000, row_shape, dtype)
+        got = Engine(planned_turned(net, device), backend, chosen)(x)
+        assert np.array_equal(got, onchip.compile(net, "cuda")(x), equal_nan=True), f"{layer}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
-    NUMBERS,
+    FLOATS,
     Argument,
     Budget,
     Input,
@@ -62,11 +62,15 @@ class Tile:
         return self.rate * N / (math.ceil(N / self.channels) * self.channels)
 
 
-# For many channels; for few of everything; for few channels. And a thread an output, which reads two numbers a product.
+# For many channels; for few of everything; for few channels. For very few of y: four at four places a thread. And a
+# thread an output, which reads two numbers a product.
 TILES = (Tile(128, 64, (8, 4), 0.57), Tile(64, 32, (4, 4), 0.35), Tile(128, 16, (4, 4), 0.28))
+NARROW = Tile(1024, 4, (4, 4), 0.2)
 DIRECT = Tile(256, 1, (1, 1), 0.07)
+DOUBLE_TILES = (TILES[1], DIRECT)  # of float64 the others take more registers or shared memory than there are
 FEW_CHANNELS = 16
 PART = 128  # terms of a sum; longer ones are sums of sums
+DOUBLE_RATE = 0.5  # of the fp32 rate, where a chip has the units; elsewhere it is far less
 DEPTHWISE_RATE = 0.0085  # of DIRECT where a sum has few terms: finding its places takes most of the time
 
 
@@ -124,9 +128,30 @@ class ConvLowering:
     has_bias: bool
     units: int
 
+    @property
+    def tiles(self) -> list[Tile]:
+        """Those that suit. A narrow one reads x channel by channel, neighbouring places at once."""
+        is_narrow = NARROW.channels >= self.geometry.N and not self.lasts[0]
+        tiles = DOUBLE_TILES if "float64" in self.dtypes else (*TILES, NARROW, DIRECT)
+        return [tile for tile in tiles if is_narrow or tile is not NARROW]
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether a thread an output is best for many rows."""
+        return max(self.tiles, key=lambda tile: tile.rate_for(self.geometry.N)) is DIRECT
+
+    @property
+    def rate(self) -> float:
+        """The share of the device's fp32 rate that we expect with many rows."""
+        C, N = self.geometry.C, self.geometry.N
+        tile = max(self.tiles, key=lambda tile: tile.rate_for(N))
+        rate = DEPTHWISE_RATE if tile is DIRECT and C < FEW_CHANNELS else tile.rate_for(N)
+        rate *= C / (C + NARROW.channels) if tile is NARROW else 1.0  # to find a tap takes as long as some channels
+        return rate * (DOUBLE_RATE if "float64" in self.dtypes else 1.0)
+
     def tile(self, B: int) -> Tile:
         """The one that should be done first: rounds of blocks, times what a block has to do. All make the same bits."""
-        return min((*TILES, DIRECT), key=lambda tile: math.ceil(self.geometry.blocks(B, tile) / self.units) * tile.work)
+        return min(self.tiles, key=lambda tile: math.ceil(self.geometry.blocks(B, tile) / self.units) * tile.work)
 
     def at(self, B: int) -> Steps:
         if B == 0:
@@ -134,14 +159,18 @@ class ConvLowering:
         return Steps((self.launch(B, self.tile(B)),))
 
     def launch(self, B: int, tile: Tile) -> KernelLaunch:
-        """conv_tile or conv_direct (x, w, bias, y, B, C, N, groups, seven pairs, flags)"""
+        """conv_tile, conv_narrow or conv_direct (x, w, bias, y, B, C, N, groups, seven pairs, flags)"""
         g = self.geometry
-        numbers = ", ".join(NUMBERS[dtype] for dtype in self.dtypes)
+        numbers = ", ".join(FLOATS[dtype] for dtype in self.dtypes)
         if tile is DIRECT:
-            name, budget = f"conv_direct<{numbers}>", Budget(registers=80)
+            name, registers = f"conv_direct<{numbers}>", 80
+        elif tile is NARROW:
+            name, registers = f"conv_narrow<{numbers}>", 128
         else:
             sizes = (tile.places, tile.channels, *tile.cut)
-            name, budget = f"conv_tile<{numbers}, {', '.join(map(str, sizes))}>", Budget(registers=128)
+            name, registers = f"conv_tile<{numbers}, {', '.join(map(str, sizes))}>", 128
+        # In float64 the newest chips set a few registers aside.
+        budget = Budget(registers, spill_bytes=96 if "float64" in self.dtypes else 0)
         flags = TRANSPOSED * g.is_transposed | X_LAST * self.lasts[0] | Y_LAST * self.lasts[1]
         pairs = (g.sides_in, g.sides_out, g.taps, g.stride, g.before, g.dilation, g.every)
         arguments: tuple[Argument, ...] = (
@@ -164,8 +193,8 @@ class ConvAlone:
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
         found = _geometry(net, node)
-        if device.arch not in ARCHITECTURES or x.dtype not in NUMBERS:
-            why = f"convolves {', '.join(NUMBERS)} on {', '.join(ARCHITECTURES)}"
+        if device.arch not in ARCHITECTURES or x.dtype not in FLOATS:
+            why = f"convolves {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x.dtype} on {device.arch}")
             return
         if found.reach >= MOST:
@@ -173,21 +202,21 @@ class ConvAlone:
                 self.name, node.name, f"{x}: images of up to {MOST:,} numbers, windows that hang over included"
             )
             return
-        recipes = _recipes(net, node)
+        recipes = _recipes(net, node, "float64" if x.dtype == "float64" else "float32")
         weight_bytes = sum(recipe.nbytes for recipe in recipes.values())
-        tile = max((*TILES, DIRECT), key=lambda each: each.rate_for(found.N))
-        # The flop are those of the ordinary cores, whatever the job computes in: it only becomes more exact.
-        rate = DEPTHWISE_RATE if tile is DIRECT and found.C < FEW_CHANNELS else tile.rate_for(found.N)
-        price = Price(net.row_flop(node), x.row_bytes + y.row_bytes, weight_bytes, precision="fp32", rate=rate)
         taps = "x".join(map(str, found.taps if node.layer.rank == 2 else found.taps[1:]))
         label = f"{self.name}<{found.groups * found.C},{found.groups * found.N},{taps}>"
-        why = "a thread an output: few channels a group" if tile is DIRECT else "one layer by itself"
-        for lasts in _layouts(net, node, both_alike=tile is DIRECT):
-            layout = CHANNELS_LAST if lasts[0] else ROWS
+        for lasts in _layouts(net, node):
+            lowering = ConvLowering(found, (x.dtype, y.dtype), lasts, "bias" in recipes, device.units)
+            if lowering.is_direct and lasts[0] != lasts[1]:
+                continue  # neighbouring threads make neighbours of y: they read neighbours of x where that lies alike
+            # The flop are those of the ordinary cores, whatever the job computes in: it only becomes more exact.
+            price = Price(net.row_flop(node), x.row_bytes + y.row_bytes, weight_bytes, 1, "fp32", lowering.rate)
             yield Claim(
-                self.name, label, (node.name,), price, why, recipes, order=f"taps, then channels, parts of {PART}",
-                facts=ConvLowering(found, (x.dtype, y.dtype), lasts, "bias" in recipes, device.units),
-                reads={node.inputs[0]: Use(layout, is_read_often=True)},
+                self.name, label, (node.name,), price,
+                "a thread an output: few channels a group" if lowering.is_direct else "one layer by itself",
+                recipes, order=f"taps, then channels, parts of {PART}", facts=lowering,
+                reads={node.inputs[0]: Use(CHANNELS_LAST if lasts[0] else ROWS, is_read_often=True)},
                 gives={node.name: CHANNELS_LAST} if lasts[1] else {},
             )  # fmt: skip
 
@@ -209,29 +238,25 @@ def _geometry(net: Network, node: Node) -> Geometry:
     )  # fmt: skip
 
 
-def _recipes(net: Network, node: Node) -> dict[str, Recipe]:
-    """The weight with its taps in front and the channels of y last; all in float32."""
+def _recipes(net: Network, node: Node, dtype: str) -> dict[str, Recipe]:
+    """The weight with its taps in front and the channels of y last."""
     name = node.weights["weight"]
     shape = net.weights[name].shape
     channels = (0, 1) if isinstance(node.layer, TransposedConvolution) else (1, 0)
     axes = (*range(2, len(shape)), *channels)
-    recipes = {"weight": Recipe.of(transposed, (name,), [shape[axis] for axis in axes], axes=axes)}
+    recipes = {"weight": Recipe.of(transposed, (name,), [shape[axis] for axis in axes], dtype, axes=axes)}
     if "bias" in node.weights:
         bias = node.weights["bias"]
-        recipes["bias"] = Recipe.of(as_is, (bias,), net.weights[bias].shape)
+        recipes["bias"] = Recipe.of(as_is, (bias,), net.weights[bias].shape, dtype)
     return recipes
 
 
-def _layouts(net: Network, node: Node, both_alike: bool) -> list[tuple[bool, bool]]:
-    """The ways in which x and y may lie, True for channels last: not at the network's own ends, which lie in rows.
-
-    both_alike  neighbouring threads make neighbours of y, and read neighbours of x only where that lies alike
-    """
+def _layouts(net: Network, node: Node) -> list[tuple[bool, bool]]:
+    """The ways in which x and y may lie, True for channels last: not at the network's own ends, which lie in rows."""
     x, y = node.inputs[0], node.name
     ins = (False, True) if x not in net.inputs and has_channels(net.types[x]) else (False,)
     outs = (False, True) if net.readers(y) and has_channels(net.types[y]) else (False,)
-    every = [(last_in, last_out) for last_in in ins for last_out in outs]
-    return [each for each in every if each[0] == each[1] or not both_alike]
+    return [(last_in, last_out) for last_in in ins for last_out in outs]
 
 
 def _instance(name: str, tile: Tile, dtypes: tuple[str, str] = ("float32", "float32")) -> Instance:
@@ -245,9 +270,13 @@ INSTANCES = (
     _instance("many channels", TILES[0]),
     _instance("few of everything", TILES[1]),
     _instance("few channels", TILES[2]),
+    _instance("very few channels", NARROW),
     _instance("a thread an output", DIRECT),
     _instance("many channels, fp16 to bf16", TILES[0], ("float16", "bfloat16")),
     _instance("few of everything, bf16 to fp16", TILES[1], ("bfloat16", "float16")),
     _instance("few channels, fp16", TILES[2], ("float16", "float16")),
     _instance("a thread an output, bf16", DIRECT, ("bfloat16", "bfloat16")),
+    _instance("few of everything, fp64", TILES[1], ("float64", "float64")),
+    _instance("very few channels, fp16", NARROW, ("float16", "float16")),
+    _instance("a thread an output, fp64", DIRECT, ("float64", "float64")),
 )

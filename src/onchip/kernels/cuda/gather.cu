@@ -7,9 +7,9 @@
 //         half of that if the table stays in L2. token_conv: the K rows of each position, from L2 if the table fits.
 // Layout  ids (count) or (B, S); table (V, row_words) or (V, K, C); y (count, row_words) or (B, C, P). All 16 B aligned.
 // Limits  Sizes are run-time values; ids int32 or int64; tables of token_conv float32, float16, bfloat16, summed in
-//         float32 in the order of the taps; sm_80 up.
-#include "number.cuh"
+//         float32 in the order of the taps, or float64; sm_80 up.
 #include "status.cuh"
+#include "wide.cuh"
 
 constexpr int THREADS = 256;
 
@@ -35,15 +35,15 @@ __global__ void __launch_bounds__(THREADS)
     const long long step = static_cast<long long>(gridDim.x) * THREADS;
     for (long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; i < B * C; i += step) {
         const long long b = i / C, c = i % C;
-        const float shift = bias == nullptr ? 0.0f : to_float(bias[c]);
+        const wide_t<T> shift = bias == nullptr ? 0 : load_wide(bias + c);
         for (u32 p = 0; p < P; ++p) {
-            float sum = 0.0f;
+            wide_t<T> sum = 0;
             for (u32 k = 0; k < K; ++k) {
                 const long long at = static_cast<long long>(p) * stride - before + k;
                 if (at < 0 || at >= S) continue;  // a pad adds nothing
-                sum += to_float(table[(checked_id(ids, b * S + at, V, status) * K + k) * C + c]);
+                sum += load_wide(table + (checked_id(ids, b * S + at, V, status) * K + k) * C + c);
             }
-            store1(y + i * P + p, sum + shift);
+            store_wide(y + i * P + p, sum + shift);
         }
     }
 }

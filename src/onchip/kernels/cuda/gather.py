@@ -10,7 +10,7 @@ from pathlib import Path
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
-    NUMBERS,
+    FLOATS,
     Argument,
     Budget,
     Input,
@@ -87,7 +87,7 @@ class TokenConvLowering:
     @property
     def program(self) -> Program:
         ids, table = self.dtypes
-        return Program(SOURCE, f"token_conv<{IDS[ids]}, {NUMBERS[table]}>")
+        return Program(SOURCE, f"token_conv<{IDS[ids]}, {FLOATS[table]}>")
 
     def at(self, B: int) -> Steps:
         bias: Argument = Weight("bias") if self.has_bias else Int64(0)
@@ -95,7 +95,7 @@ class TokenConvLowering:
         window = (UInt32(n) for n in (self.K, self.C, self.P, self.stride, self.before))
         arguments = (Input(0), Weight("table"), bias, Output(0), self.ids, *sizes, *window)
         config = _line(B * self.C, self.units)
-        return Steps((KernelLaunch(self.program, config, arguments, Budget(registers=56)),))
+        return Steps((KernelLaunch(self.program, config, arguments, Budget(registers=56, spill_bytes=16)),))
 
 
 def _line(threads: int, units: int) -> LaunchConfig:
@@ -105,7 +105,7 @@ def _line(threads: int, units: int) -> LaunchConfig:
 class Gather:
     name = "gather"
     device_kind = "cuda"
-    precisions = tuple(PRECISIONS)  # rows are copied as they are, sums are float32
+    precisions = tuple(PRECISIONS)  # rows are copied as they are, sums are float32 or float64
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
@@ -114,8 +114,8 @@ class Gather:
         made = net.types[node.name]
         if device.arch not in ARCHITECTURES:
             yield Refusal(self.name, node.name, f"runs on {', '.join(ARCHITECTURES)}, not {device.arch}")
-        elif isinstance(node.layer, TokenConv) and made.dtype not in NUMBERS:
-            yield Refusal(self.name, node.name, f"sums {', '.join(NUMBERS)}, not {made.dtype}")
+        elif isinstance(node.layer, TokenConv) and made.dtype not in FLOATS:
+            yield Refusal(self.name, node.name, f"sums {', '.join(FLOATS)}, not {made.dtype}")
         elif isinstance(node.layer, TokenConv) and job.tables != "fp32":
             yield Refusal(self.name, node.name, f"keeps tables as they are, not in {job.tables}")
         elif isinstance(node.layer, TokenConv):
@@ -173,4 +173,5 @@ def _window(*dtypes: str) -> Instance:
 INSTANCES = (
     _rows("int32", 1024), _rows("int64", 1024), _rows("int32", 40), _rows("int32", 12), _rows("int32", 6),
     _rows("int32", 3), _window("int32", "float32"), _window("int64", "float16"), _window("int32", "bfloat16"),
+    _window("int32", "float64"),
 )  # fmt: skip

@@ -7,56 +7,52 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.chain import in_layouts
-from onchip.kernels.cuda.divide import divider, index_of
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     FLOATS,
-    Argument,
     Budget,
     Input,
     Instance,
-    Int64,
     KernelLaunch,
     Output,
     Program,
     Steps,
-    UInt32,
-    in_line,
 )
+from onchip.kernels.cuda.window import Axis, Windows, axes_of
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.layers import AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
-from onchip.spec.layers.conv import geometry
 from onchip.spec.network import Network, Node
+from onchip.spec.types import DTYPE_BYTES
 
 ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")
 POOLS = (MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
-THREADS, BLOCKS_A_UNIT = 256, 8
+UNROLLED = ((2, 2, 2), (3, 3, 2), (3, 3, 1), (1, 2, 1), (1, 3, 1))
+TOGETHER = (4, 4)
 
 
 @dataclass(frozen=True)
 class PoolLowering:
+    """pool(x, y, windows)"""
+
     how: str  # "Max", "Mean" or "MeanWithPads"
     dtype: str
-    is_last: bool  # x and y lie with channels last
-    row_size: int  # numbers of a row of y
-    sizes: tuple[int, ...]  # C; of each of two axes: size, count, kernel, stride, pad before, dilation, end that counts
-    units: int
+    windows: Windows
+
+    @property
+    def vector(self) -> int:
+        """Channels a thread: 16 bytes of them, where they lie last and divide those of a pixel."""
+        V = 16 // DTYPE_BYTES[self.dtype]
+        return V if self.windows.is_last and self.windows.C % V == 0 else 1
 
     def at(self, B: int) -> Steps:
-        count = B * self.row_size
-        if not count:
+        if not B:
             return Steps(())
-        name = f"pool<{self.how}, {FLOATS[self.dtype]}, {index_of(count)}, {str(self.is_last).lower()}>"
-        config = in_line(min(-(-count // THREADS), self.units * BLOCKS_A_UNIT))
-        C, *axes = self.sizes
-        numbers: list[Argument] = [divider(C), *map(UInt32, axes)]
-        for place in (2, 9):  # of the counts of both axes
-            numbers[place] = divider(self.sizes[place])
-        arguments: tuple[Argument, ...] = (Input(0), Output(0), Int64(count), *numbers)
-        return Steps((KernelLaunch(Program(SOURCE, name), config, arguments, Budget(registers=64)),))
+        cut, config, windows = self.windows.arguments(B, self.vector)
+        program = Program(SOURCE, f"pool<{self.how}, {FLOATS[self.dtype]}, {cut}>")
+        return Steps((KernelLaunch(program, config, (Input(0), Output(0), windows), Budget(registers=96)),))
 
 
 class PoolAlone:
@@ -69,7 +65,7 @@ class PoolAlone:
         if not isinstance(node.layer, POOLS) or job.is_training:
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
-        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or max(x.row_size, y.row_size) >= 1 << 31:
+        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or not _windows(net, node, False).fits:
             why = f"computes on rows of less than 2^31 numbers of {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
@@ -82,34 +78,31 @@ class PoolAlone:
         )  # fmt: skip
         how += "WithPads" if node.layer.attributes().get("count_pads") else ""
         for each in in_layouts(net, node, claim):
-            lowering = PoolLowering(how, x.dtype, bool(each.gives), y.row_size, _sizes(net, node), device.units)
-            yield replace(each, facts=lowering)
+            yield replace(each, facts=PoolLowering(how, x.dtype, _windows(net, node, bool(each.gives))))
 
 
-def _sizes(net: Network, node: Node) -> tuple[int, ...]:
+def _windows(net: Network, node: Node, is_last: bool) -> Windows:
     (C, *sizes), (_, *counts) = (net.types[value].row_shape for value in (node.inputs[0], node.name))
-    stride, pads, dilation = geometry(node.layer)
-    kernel: tuple[int, ...] = node.layer.attributes()["kernel"]
-    rank = len(sizes)
-    axes = [
-        (sizes[a], counts[a], kernel[a], stride[a], pads[a], dilation[a], sizes[a] + pads[rank + a])
-        for a in range(rank)
-    ]
-    if rank == 1:
-        axes.insert(0, (1, 1, 1, 1, 0, 1, 1))
-    return (C, *axes[0], *axes[1])
+    h, w = axes_of(node.layer, tuple(sizes), tuple(counts), node.layer.attributes()["kernel"])
+    return Windows(C, C, h, w, is_last, UNROLLED, TOGETHER)
 
 
-def _instance(name: str, how: str, dtype: str, is_last: bool, B: int = 1000) -> Instance:
-    axis = (8, 4, 2, 2, 0, 1, 8)
-    lowering = PoolLowering(how, dtype, is_last, 64 * 16, (64, *axis, *axis), 132)
+def _instance(
+    name: str, how: str, dtype: str, is_last: bool, taps: int = 2, stride: int = 2, B: int = 1000
+) -> Instance:
+    axis = Axis(16, 8, taps, stride, 0, 1, 16)
+    lowering = PoolLowering(how, dtype, Windows(64, 64, axis, axis, is_last, UNROLLED, TOGETHER))
     return Instance(name, lambda device: lowering.at(B).launches[0])
 
 
 INSTANCES = (
     _instance("largest", "Max", "float32", False),
     _instance("largest, channels last", "Max", "float16", True),
+    _instance("largest of 3 x 3, channels last", "Max", "float32", True, 3),
     _instance("mean", "Mean", "bfloat16", False),
+    _instance("mean of 3 x 3, channels last", "Mean", "float16", True, 3, 1),
     _instance("mean with pads", "MeanWithPads", "float64", True),
-    _instance("very many", "Max", "float32", False, 1 << 22),
+    _instance("largest of any window", "Max", "float32", False, 4),
+    _instance("mean of any window, channels last", "Mean", "float16", True, 4),
+    _instance("very many", "Max", "float32", False, B=1 << 24),
 )

@@ -12,6 +12,7 @@ import numpy as np
 
 from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda import mlp_tensor
+from onchip.kernels.cuda.conv import DOUBLE_RATE, DOUBLE_TILES, MOST, ConvLowering, Geometry
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, narrowed
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
@@ -34,8 +35,8 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
-from onchip.spec.layers import Elementwise
-from onchip.spec.network import Network
+from onchip.spec.layers import Elementwise, Linear
+from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, as_is, op_name, recipe_op, transposed
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -173,15 +174,29 @@ class ProductAlone:
     makes = MAKES
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """One Linear, with its activation and the Casts around it, where mlp_tensor has no room for it."""
+        """One Linear, with its activation and the Casts around it, where mlp_tensor has no room for it.
+
+        In float64 a Linear by itself, as the convolution that it is.
+        """
+        if isinstance(net.nodes[start].layer, Linear) and net.types[net.nodes[start].name].dtype == "float64":
+            if not job.is_training and device.arch in ARCHITECTURES:
+                yield _double_claim(net, net.nodes[start], device)
+            return
         chain = find_chain(net, start, ACTIVATIONS, casts=True)
         if chain is None:
             return
-        chain = one_layer(net, chain)
-        if why_not := mlp_tensor.why_not(net, chain, device, job):
+        one = one_layer(net, chain)
+        if not (why_not := mlp_tensor.why_not(net, chain, device, job)):
+            if isinstance(mlp_tensor.make_lowering(net, one, device, job), str):
+                yield _claim(net, one, device, job)
+            return
+        # A float64 at one of its ends, or among its weights: without the Casts, and weights are rounded when made.
+        bare = find_chain(net, start, ACTIVATIONS)
+        can_run = device.arch in ARCHITECTURES and not job.is_training
+        if bare is not None and can_run and set(end_dtypes(net, one := one_layer(net, bare))) <= NUMBERS.keys():
+            yield _claim(net, one, device, job)
+        else:
             yield Refusal(self.name, net.nodes[start].name, why_not)
-        elif isinstance(mlp_tensor.make_lowering(net, chain, device, job), str):
-            yield _claim(net, chain, device, job)
 
 
 def one_layer(net: Network, chain: Chain) -> Chain:
@@ -217,6 +232,29 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
         reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # by every column of tiles
         facts=ProductLowering(product, layer.bias is not None, device.units),
     )
+
+
+def _double_claim(net: Network, node: Node, device: Device) -> Claim | Refusal:
+    """In float64: a convolution of one tap over vectors, whose channels lie last."""
+    x, y = net.types[node.inputs[0]], net.types[node.name]
+    name, bias = node.weights["weight"], node.weights.get("bias")
+    N, K = net.weights[name].shape
+    sides = (1, x.row_size // K)
+    geometry = Geometry(False, K, N, 1, sides, sides, (1, 1), (1, 1), (0, 0), (1, 1))
+    if geometry.reach >= MOST:
+        return Refusal(ProductAlone.name, node.name, f"{x} in float64: rows of up to {MOST:,} numbers")
+    recipes = {"weight": Recipe.of(transposed, (name,), (K, N), "float64", axes=(1, 0))}
+    if bias is not None:
+        recipes["bias"] = Recipe.of(as_is, (bias,), (N,), "float64")
+    weight_bytes = sum(recipe.nbytes for recipe in recipes.values())
+    rate = DOUBLE_RATE * max(tile.rate_for(N) for tile in DOUBLE_TILES)
+    return Claim(
+        ProductAlone.name, f"{ProductAlone.name}<{K},{N}>", (node.name,),
+        Price(net.row_flop(node), x.row_bytes + y.row_bytes, weight_bytes, precision="fp32", rate=rate),
+        "float64 is multiplied by itself", recipes, order=f"k in order, parts of {PART}",
+        reads={node.inputs[0]: Use(is_read_often=True)},
+        facts=ConvLowering(geometry, ("float64", "float64"), (True, True), bias is not None, device.units),
+    )  # fmt: skip
 
 
 def weight_recipes(layer: Dense, precision: str) -> dict[str, Recipe]:

@@ -24,29 +24,42 @@ __device__ __forceinline__ void store_wide(T* at, wide_t<T> v) {
     else store1(at, v);
 }
 
-// V neighbours: one, or four of at most 32 bits that are aligned.
+// V neighbours at once, aligned to all of them.
 template <class T, int V>
 __device__ __forceinline__ void load_neighbours(const T* at, wide_t<T> (&v)[V]) {
-    if constexpr (V == 1) {
-        v[0] = load_wide(at);
-    } else {
-        const float4 four = load4(at);
-        v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
-    }
+    using Word = typename Vector<sizeof(T) * V>::type;
+    const Word word = *reinterpret_cast<const Word*>(at);
+#pragma unroll
+    for (int i = 0; i < V; ++i) v[i] = load_wide(reinterpret_cast<const T*>(&word) + i);
+}
+// The same; or `empty`, and nothing is read.
+template <class T, int V>
+__device__ __forceinline__ void load_or(wide_t<T> (&v)[V], const T* at, bool is_there, wide_t<T> empty) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) v[i] = empty;
+    if (is_there) load_neighbours(at, v);
 }
 template <class T, int V>
 __device__ __forceinline__ void store_neighbours(T* at, const wide_t<T> (&v)[V]) {
-    if constexpr (V == 1) store_wide(at, v[0]);
-    else store4(at, {v[0], v[1], v[2], v[3]});
+    if constexpr (is_same<T, double>) {
+        using Word = typename Vector<V % 2 ? 8 : 16>::type;
+#pragma unroll
+        for (int i = 0; i < V; i += sizeof(Word) / 8)
+            *reinterpret_cast<Word*>(at + i) = *reinterpret_cast<const Word*>(v + i);
+    } else {
+        store_several(at, v);
+    }
 }
 
 // Whichever is larger; a NaN is larger than anything.
-__device__ __forceinline__ double larger(double a, double b) { return b > a || b != b ? b : a; }
 __device__ __forceinline__ float larger(float a, float b) {
-    float most;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
-    return most;
+    float found;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));
+    return found;
 }
+__device__ __forceinline__ double larger(double a, double b) { return b > a || b != b ? b : a; }
+__device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+__device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 __device__ __forceinline__ float exp_of(float v) { return expf(v); }
 __device__ __forceinline__ double exp_of(double v) { return exp(v); }
 __device__ __forceinline__ float log_of(float v) { return logf(v); }

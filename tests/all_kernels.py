@@ -59,7 +59,8 @@ def all_kernels() -> Network:
         Node("pairs.sums", TokenConv(), ("pairs",), {"weight": "pairs.table"}),
         Node("pairs.max", GlobalMax((2,)), ("pairs.sums",)),
         Node("conv", Conv2d(pads=(1, 1, 1, 1)), ("image",), {"weight": "conv.weight", "bias": "conv.bias"}),
-        Node("relu", ReLU(), ("conv",)),
+        Node("apart", Conv2d(pads=(1, 1, 1, 1), groups=7), ("conv",), {"weight": "apart.weight"}),
+        Node("relu", ReLU(), ("apart",)),
         Node("pool", MaxPool2d((2, 2)), ("relu",)),
         Node("smooth", AvgPool2d((3, 3), (1, 1), (1, 1, 1, 1)), ("pool",)),
         Node("both", Concat(1), ("pool", "smooth")),
@@ -75,8 +76,8 @@ def all_kernels() -> Network:
     )
     weights = {
         "words.table": weight(WORDS, 8), "totals.table": weight(COUNTS, 5), "pairs.table": weight(PAIRS, 3, 5),
-        "conv.weight": weight(7, 3, 3, 3), "conv.bias": weight(7), "wide.weight": weight(2100, 8 * S + 14 * 5 * 4),
-        "narrow.weight": weight(5, 2100),
+        "conv.weight": weight(7, 3, 3, 3), "conv.bias": weight(7), "apart.weight": weight(7, 1, 3, 3),
+        "wide.weight": weight(2100, 8 * S + 14 * 5 * 4), "narrow.weight": weight(5, 2100),
     }  # fmt: skip
     given = {
         "words": TensorType(("B", S), "int64"),

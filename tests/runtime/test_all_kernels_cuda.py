@@ -51,12 +51,14 @@ def test_all_kernels_are_in_it(precision):
     """But for those of which there is a choice: an MLP on either cores, scans by the shape."""
     plan = make_plan(NET, H200, KERNELS, Job(precision))
     files = {program.source.stem for program in programs_of([plan], (7,))}
-    assert {"conv", "gather", "permute", "pointwise", "pool", "product", "reduce", "softmax", "weave"} < files
+    assert {"conv", "depthwise", "gather", "permute", "pointwise", "pool", "reduce", "softmax", "weave"} < files
+    assert {"product_wgmma"} < files
     assert {name for name in files if name.startswith("mlp_")}
     assert {name for name in files if name.startswith("scan_")}
     assert {kernel.name for kernel in KERNELS} - {group.claim.kernel for group in plan.groups} < {
         "mlp_tensor",
         "mlp_fused",
+        "product",
     }
 
 

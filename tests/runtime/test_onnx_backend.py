@@ -23,7 +23,7 @@ from onnx.backend.test.loader import load_model_tests
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from every_network import PRECISIONS, compile_ahead, different_plans, programs_of
-from onchip.errors import DeviceError, FormatError, InputError, PlanError
+from onchip.errors import DeviceError, FormatError, InputError
 from onchip.formats.onnx_ops.base import READERS
 from onchip.plan.device import H200
 from onchip.plan.plan import Plan
@@ -56,12 +56,6 @@ EXCLUDED = {
     r"^test_reduce_max_(bool_inputs|empty_set)": "reductions take floats, at least one",
 }
 LEAST = 250  # cases that pass, whatever the version of onnx brings
-# Cases of the CPU that no kernel of a GPU takes. The list may only shrink.
-NOT_ON_GPU = {
-    r"^test_(add|sub|mul)_u?int(8|16)_": "pointwise layers of ints of 8 and 16 bits",
-    r"^test_operator_add(_|constant)": "pointwise layers of float64",
-    r"^test_operator_non_float_params": "pointwise layers of int64",
-}
 MOST_NUMBERS = 1 << 16  # of a row that is judged: a case that takes all it has as one row may have millions
 
 
@@ -150,25 +144,14 @@ def networks(claimed) -> dict[str, Network]:
     return found
 
 
-def is_refused(net: Network) -> bool:
-    try:
-        different_plans(net)
-    except PlanError:
-        return True
-    return False
-
-
-def test_a_gpu_takes_all_but_what_is_known(networks):
-    refused = {name for name, net in networks.items() if is_refused(net)}
-    known = {name for name in networks if is_excluded(name, NOT_ON_GPU)}
-    assert not refused - known, "these were taken before"
-    assert not known - refused, "these are taken now: strike them from NOT_ON_GPU"
+def test_a_gpu_takes_all_of_them(networks):
+    assert all(different_plans(net) for net in networks.values())  # PlanError for one that it does not take
 
 
 @pytest.fixture(scope="module")
 def on_gpu(networks) -> dict[str, dict[str, Plan]]:
-    """Case -> precision -> plan, of the cases that a GPU takes; their kernels are compiled, by all cores."""
-    taken = {name: different_plans(net) for name, net in networks.items() if not is_excluded(name, NOT_ON_GPU)}
+    """Case -> precision -> plan; the kernels are compiled, by all cores."""
+    taken = {name: different_plans(net) for name, net in networks.items()}
     plans = [plan for by_precision in taken.values() for plan in by_precision.values()]
     compile_ahead(programs_of(plans, (1, 2, 7, ROWS, MANY_ROWS)), H200.arch)
     return taken

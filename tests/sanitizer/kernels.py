@@ -99,15 +99,24 @@ GENERAL = {  # kernels with sizes at run time
             ("g", GELU()),
             ("t", ConvTranspose2d((2, 2), (1, 0, 0, 1))),
             ("d", Conv2d(groups=5)),
+            ("n", Conv2d()),
         ],
-        {"c.weight": weight(20, 3, 3, 3), "t.weight": weight(20, 5, 3, 3), "d.weight": weight(5, 1, 2, 2)},
+        {
+            "c.weight": weight(20, 3, 3, 3),
+            "t.weight": weight(20, 5, 3, 3),
+            "d.weight": weight(5, 1, 2, 2),
+            "n.weight": weight(2, 5, 2, 2),
+        },
     ),
     "pools": sequential(
         TensorType(("B", 3, 9, 8)),
         [("p", MaxPool2d((2, 2))), ("s", Softmax(1)), ("t", Permute((0, 3, 2, 1))), ("m", GlobalMean((1, 3)))],
         {},
     ),
-    "long rows": sequential(TensorType(("B", 3, 1500)), [("s", Softmax()), ("m", GlobalMean((1,)))], {}),
+    "rows": sequential(TensorType(("B", 100)), [("s", Softmax())], {}),
+    "long rows": sequential(
+        TensorType(("B", 3, 9000)), [("s", Softmax()), ("m", GlobalMean((1,))), ("n", GlobalMean((1,)))], {}
+    ),
     "branches": Network(
         {"x": TensorType(("B", 5, 6, 7))},
         (

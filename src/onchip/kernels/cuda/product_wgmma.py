@@ -44,6 +44,7 @@ TEAM, ROWS, LINE, PART = 128, 64, 128, 128  # as the .cu file has them
 ALIGN_BYTES = 1024  # of a stage
 SHARED_BYTES = 220 << 10  # for stages: biases and signals take the rest of what a block may have
 MOST_STAGES = 16
+LEAST_WEIGHTS = 1 << 15  # of a layer: fewer fit in a multiprocessor, and are read there (mlp_tensor.py)
 BOX_ROWS = 16  # B, at a multiple of which rows must begin
 
 
@@ -190,6 +191,8 @@ class ProductWgmma:
             return
         chain = one_layer(net, chain)
         (layer,) = chain.layers
+        if layer.D_in * layer.D_out < LEAST_WEIGHTS:
+            return
         lowering = WgmmaLowering(
             layer.D_out, layer.D_in, chain.vectors, job.precision, end_dtypes(net, chain), layer.activation,
             layer.bias is not None, device.units,

@@ -201,10 +201,9 @@ product_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ T
         float sums[BN / 8][4];
         float totals[O::PARTS == 2 ? BN / 8 : 1][4] = {}, whole[SPLIT == ALONE ? BN / 8 : 1][4] = {};
         int in_part = 0;  // slices of the part that are done
-        // Slice number `slice` of this tile: adds its products to the sums, and these where they go.
-        const auto multiply = [&](int slice, auto add_products) {
-            const u32 at = shared_address(stages + turn % STAGES * STAGE_BYTES);
-            add_products(at, at + X_BYTES, O::PARTS == 2 ? in_part % SLICES_A_PART != 0 : in_part != 0);
+        const auto adds = [&] { return O::PARTS == 2 ? in_part % SLICES_A_PART != 0 : in_part != 0; };  // to earlier sums
+        // Behind the products of a slice: the sums go where they should.
+        const auto end_slice = [&](int slice) {
             ++in_part, ++turn;
             const bool ends = in_part == part_slices || slice + 1 == slices;
             if constexpr (O::PARTS == 2) {
@@ -219,48 +218,50 @@ product_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ T
             }
         };
         if constexpr (O::is_direct) {
-            for (int slice = 0; slice < slices; ++slice)
-                multiply(slice, [&](u32 x_at, u32 w_at, bool adds) {
-                    full[turn % STAGES].wait(turn / STAGES % 2);
-                    begin_products();
+            for (int slice = 0; slice < slices; ++slice) {
+                const u32 s = turn % STAGES, x_at = shared_address(stages + s * STAGE_BYTES) + team * (ROWS * LINE);
+                const u32 w_at = shared_address(stages + s * STAGE_BYTES) + X_BYTES;
+                full[s].wait(turn / STAGES % 2);
+                begin_products();
 #pragma unroll
-                    for (int step = 0; step < O::STEPS; ++step)
-                        Wgmma<P, BN>::add(sums, mixed_tile(x_at + team * (ROWS * LINE) + 32 * step),
-                                          mixed_tile(w_at + 32 * step), adds || step > 0);
-                    end_products();
-                    // Those of the slice before are done: its room goes back.
-                    wait_for_products<1>();
-                    if (slice > 0 && threadIdx.x % 32 == 0) empty[(turn - 1) % STAGES].arrive();
-                });
+                for (int step = 0; step < O::STEPS; ++step)
+                    Wgmma<P, BN>::add(sums, mixed_tile(x_at + 32 * step), mixed_tile(w_at + 32 * step),
+                                      adds() || step > 0);
+                end_products();
+                // Those of the slice before are done: its room goes back.
+                wait_for_products<1>();
+                if (slice > 0 && threadIdx.x % 32 == 0) empty[(turn - 1) % STAGES].arrive();
+                end_slice(slice);
+            }
         } else {
             const auto read_rows = [&](Rows<P>& to, u32 of) {
                 full[of % STAGES].wait(of / STAGES % 2);
                 to.template read<BM>(stages + of % STAGES * STAGE_BYTES, row, q);
             };
-            const auto multiply_rows = [&](int slice, const Rows<P>& rows, Rows<P>& next) {
-                multiply(slice, [&](u32, u32 w_at, bool adds) {
-                    begin_products();
+            const auto multiply = [&](int slice, const Rows<P>& rows, Rows<P>& next) {
+                const u32 w_at = shared_address(stages + turn % STAGES * STAGE_BYTES) + X_BYTES;
+                begin_products();
 #pragma unroll
-                    for (int step = 0; step < O::STEPS; ++step) {
-                        const unsigned long long upper = mixed_tile(w_at + 32 * step);
-                        if constexpr (O::PARTS == 2) {
-                            const unsigned long long lower = mixed_tile(w_at + BN * LINE + 32 * step);
-                            Wgmma<Multiplied, BN>::add(sums, rows.low[step], upper, adds || step > 0);
-                            Wgmma<Multiplied, BN>::add(sums, rows.a[step], lower, true);
-                        }
-                        Wgmma<Multiplied, BN>::add(sums, rows.a[step], upper, O::PARTS == 2 || adds || step > 0);
+                for (int step = 0; step < O::STEPS; ++step) {
+                    const unsigned long long upper = mixed_tile(w_at + 32 * step);
+                    if constexpr (O::PARTS == 2) {
+                        const unsigned long long lower = mixed_tile(w_at + BN * LINE + 32 * step);
+                        Wgmma<Multiplied, BN>::add(sums, rows.low[step], upper, adds() || step > 0);
+                        Wgmma<Multiplied, BN>::add(sums, rows.a[step], lower, true);
                     }
-                    end_products();
-                    if (slice + 1 < slices) read_rows(next, turn + 1);  // while the tensor cores are at it
-                    wait_for_products<0>();
-                    if (threadIdx.x % 32 == 0) empty[turn % STAGES].arrive();
-                });
+                    Wgmma<Multiplied, BN>::add(sums, rows.a[step], upper, O::PARTS == 2 || adds() || step > 0);
+                }
+                end_products();
+                if (slice + 1 < slices) read_rows(next, turn + 1);  // while the tensor cores are at it
+                wait_for_products<0>();
+                if (threadIdx.x % 32 == 0) empty[turn % STAGES].arrive();
+                end_slice(slice);
             };
             Rows<P> even, odd;
             read_rows(even, turn);
             for (int slice = 0; slice < slices; slice += 2) {
-                multiply_rows(slice, even, odd);
-                if (slice + 1 < slices) multiply_rows(slice + 1, odd, even);
+                multiply(slice, even, odd);
+                if (slice + 1 < slices) multiply(slice + 1, odd, even);
             }
         }
         if constexpr (O::is_direct) {

@@ -19,8 +19,9 @@ _HOME = {
     "decode": "onchip.bench.decode", "digits": "onchip.bench.digits", "sentiment": "onchip.bench.sentiment",
     "faces": "onchip.bench.faces", "imported": "onchip.bench.imported", "backprop": "onchip.bench.backprop",
     "mlp": "onchip.bench.mlp", "scan": "onchip.bench.scan", "pointwise": "onchip.bench.pointwise",
+    "product": "onchip.bench.product",
 }  # fmt: skip
-ON_GPU = ("decode", "imported", "mlp", "scan", "pointwise")  # those that have cases for a GPU
+ON_GPU = ("decode", "imported", "mlp", "scan", "pointwise", "product")  # those that have cases for a GPU
 
 
 class _Cases(Mapping[str, "Callable[[Options], list[Case]]"]):

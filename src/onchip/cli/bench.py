@@ -11,13 +11,14 @@ from onchip.cli.talk import print_json
 
 Argument, Option = typer.Argument, typer.Option
 RESULTS = Path("benchmarks") / "results"
-NAMES = "decode, digits, sentiment, faces, imported, backprop, mlp, scan, pointwise"
+NAMES = "decode, digits, sentiment, faces, imported, backprop, mlp, scan, pointwise, product"
 
 
 def bench(
     names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help=f"{NAMES}; all if not given.")] = None,
     device: Annotated[
-        str, Option(help="auto, cpu, cuda or cuda:N; so far decode, imported, mlp, scan and pointwise run on a GPU.")
+        str,
+        Option(help="auto, cpu, cuda or cuda:N; so far decode, imported, mlp, scan, pointwise, product run on a GPU."),
     ] = "auto",
     peers: Annotated[
         bool,

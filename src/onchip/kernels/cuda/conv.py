@@ -140,14 +140,14 @@ class ConvLowering:
         """Whether a thread an output is best for many rows."""
         return max(self.tiles, key=lambda tile: tile.rate_for(self.geometry.N)) is DIRECT
 
-    @property
-    def rate(self) -> float:
-        """The share of the device's fp32 rate that we expect with many rows."""
+    def rate(self, B: int) -> float:
+        """The share of the device's fp32 rate that we expect with so many rows."""
         C, N = self.geometry.C, self.geometry.N
         tile = max(self.tiles, key=lambda tile: tile.rate_for(N))
         rate = DEPTHWISE_RATE if tile is DIRECT and C < FEW_CHANNELS else tile.rate_for(N)
         rate *= C / (C + NARROW.channels) if tile is NARROW else 1.0  # to find a tap takes as long as some channels
-        return rate * (DOUBLE_RATE if "float64" in self.dtypes else 1.0)
+        rate *= DOUBLE_RATE if "float64" in self.dtypes else 1.0
+        return rate * min(1.0, self.geometry.blocks(max(1, B), tile) / self.units)  # multiprocessors without a block
 
     def tile(self, B: int) -> Tile:
         """The one that should be done first: rounds of blocks, times what a block has to do. All make the same bits."""
@@ -211,7 +211,9 @@ class ConvAlone:
             if lowering.is_direct and lasts[0] != lasts[1]:
                 continue  # neighbouring threads make neighbours of y: they read neighbours of x where that lies alike
             # The flop are those of the ordinary cores, whatever the job computes in: it only becomes more exact.
-            price = Price(net.row_flop(node), x.row_bytes + y.row_bytes, weight_bytes, 1, "fp32", lowering.rate)
+            price = Price(
+                net.row_flop(node), x.row_bytes + y.row_bytes, weight_bytes, 1, "fp32", lowering.rate(job.batch)
+            )
             yield Claim(
                 self.name, label, (node.name,), price,
                 "a thread an output: few channels a group" if lowering.is_direct else "one layer by itself",

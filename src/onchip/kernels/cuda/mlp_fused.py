@@ -99,14 +99,14 @@ class MlpFused:
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=mlp_tensor.MOST_LAYERS)
         if chain is None:
             return
-        why_not, told = mlp_tensor.why_not(net, chain, device, job), ""
-        if job.precision != "fp32" and not why_not:
-            chain = chain.first(1)
-            tried = mlp_tensor.make_lowering(net, chain, device, job)
+        told, is_fp32 = "", job.precision == "fp32"
+        part = chain.first(max(1, fitting_layers(chain, device.fast_bytes)) if is_fp32 else 1)
+        why_not = mlp_tensor.why_not(net, part, device, job)
+        if not is_fp32 and not why_not:
+            tried = mlp_tensor.make_lowering(net, part, device, job)
             if not isinstance(tried, str):
                 return
             told = f"; in fp32: for {job.precision} it {tried}"
-        part = chain.first(max(1, fitting_layers(chain, device.fast_bytes)))
         tiling = None if why_not else choose_tiling(part, device.fast_bytes)
         if tiling is None:
             yield Refusal(self.name, net.nodes[start].name, why_not or _does_not_fit(part, device))

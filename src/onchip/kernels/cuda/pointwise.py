@@ -4,6 +4,7 @@ down as the steps that the kernel goes through.
 
 from __future__ import annotations
 
+import bisect
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -140,14 +141,15 @@ class Pointwise:
             yield Refusal(self.name, first.name, why)
             return
         number, nodes = _longest(net, start)
-        while nodes:
-            try:
-                run = RunWriter(net, nodes, number).write()
-                break
-            except TooLargeError as error:
-                nodes, why = nodes[:-1], str(error)
-        else:
-            yield Refusal(self.name, first.name, why)
+        run = _written(net, nodes, number)
+        if isinstance(run, str) and nodes:  # then as many of them as fit, found by halves
+            count = bisect.bisect(
+                range(1, len(nodes)), False, key=lambda n: isinstance(_written(net, nodes[:n], number), str)
+            )
+            nodes = nodes[: max(1, count)]
+            run = _written(net, nodes, number)
+        if isinstance(run, str):
+            yield Refusal(self.name, first.name, run)
             return
         yield _claim(net, nodes, run)
         following = next(net.nodes_from(start + len(nodes)), None)
@@ -155,10 +157,19 @@ class Pointwise:
             return
         behind = len(list(takewhile(lambda node: isinstance(node.layer, Cast | Reshape), reversed(nodes))))
         if 0 < behind < len(nodes):
-            try:
-                yield _claim(net, nodes[:-behind], RunWriter(net, nodes[:-behind], number).write())
-            except TooLargeError:
-                return  # it would give more values
+            shorter = _written(net, nodes[:-behind], number)
+            if not isinstance(shorter, str):  # it may give more values than there is room for
+                yield _claim(net, nodes[:-behind], shorter)
+
+
+def _written(net: Network, nodes: list[Node], number: str) -> Run | str:
+    """The run of these nodes, or why there is none."""
+    if not nodes:
+        return "has no number type for it"
+    try:
+        return RunWriter(net, nodes, number).write()
+    except TooLargeError as error:
+        return str(error)
 
 
 def _longest(net: Network, start: int) -> tuple[str, list[Node]]:

@@ -182,7 +182,7 @@ class ProductAlone:
             if not job.is_training and device.arch in ARCHITECTURES:
                 yield _double_claim(net, net.nodes[start], device)
             return
-        chain = find_chain(net, start, ACTIVATIONS, casts=True)
+        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
         if chain is None:
             return
         one = one_layer(net, chain)
@@ -191,7 +191,7 @@ class ProductAlone:
                 yield _claim(net, one, device, job)
             return
         # A float64 at one of its ends, or among its weights: without the Casts, and weights are rounded when made.
-        bare = find_chain(net, start, ACTIVATIONS)
+        bare = find_chain(net, start, ACTIVATIONS, most=1)
         can_run = device.arch in ARCHITECTURES and not job.is_training
         if bare is not None and can_run and set(end_dtypes(net, one := one_layer(net, bare))) <= NUMBERS.keys():
             yield _claim(net, one, device, job)

@@ -186,7 +186,7 @@ class ProductWgmma:
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """One Linear, with its activation and the Casts around it."""
-        chain = find_chain(net, start, ACTIVATIONS, casts=True)
+        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
         if chain is None or device.arch not in ARCHITECTURES or mlp_tensor.why_not(net, chain, device, job):
             return
         chain = one_layer(net, chain)

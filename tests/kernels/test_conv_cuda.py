@@ -130,7 +130,7 @@ def test_both_layouts_are_offered_inside_a_network():
     narrow = chain((8, 9, 8), *[(SAME, (N, C, 3, 3)) for N, C in ((8, 8), (3, 8), (8, 3))])
     found = [(claim.layout_read("c0"), bool(claim.gives), claim.price.rate) for claim in claims_of(narrow, 1)]
     assert [layouts[:2] for layouts in found] == [(ROWS, False), (ROWS, True), (CHANNELS_LAST, True)]
-    assert found[1][2] > 10 * found[2][2], "four channels a thread only where neighbouring places lie side by side"
+    assert found[1][2] > 5 * found[2][2], "four channels a thread only where neighbouring places lie side by side"
     grouped = chain((8, 9, 8), *[(Conv2d(groups=8), (8, 1, 2, 2))] * 3)
     assert [(bool(c.gives), c.has_layouts) for c in claims_of(grouped, 1)] == [(False, False), (True, True)]
 

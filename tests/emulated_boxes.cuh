@@ -60,6 +60,31 @@ static void load_box(void* to, const TensorMap& map, Signal& signal, int x, int 
     signal.add(-lines * line_bytes);
 }
 
+// fake_cuda.py says what stands where in the map.
+static void load_pixels(void* to, const TensorMap& map, Signal& signal, int c, int w, int h, int image, u32 right,
+                        u32 down) {
+    const auto* told = reinterpret_cast<const long long*>(map.words);
+    const long long C = told[1], W = told[2], H = told[3], B = told[4], number_bytes = told[5], pixels = told[7];
+    const u32 at = shared_address(to);
+    if (told[6] * number_bytes != 128 || told[14] != 3 || at % 1024) emulated::fail("a box that is not as it should be");
+    if (w < told[8] || w > W - 1 + told[10] || h < told[9] || h > H - 1 + told[11]) emulated::fail("no window begins there");
+    for (int pixel = 0; pixel < pixels; ++pixel) {
+        const int column = w + right, line = h + down;
+        for (int byte = 0; byte < 128; ++byte) {
+            const int channel = c + byte / number_bytes;
+            const bool is_inside = channel < C && column >= 0 && column < W && line >= 0 && line < H && image < B;
+            const char* from = reinterpret_cast<const char*>(told[0]) +
+                               (((image * H + line) * W + column) * C + channel) * number_bytes + byte % number_bytes;
+            *mixed(at + 128 * pixel + byte) = is_inside ? *from : 0;
+        }
+        if ((w += told[12]) > W - 1 + told[10]) {
+            w = told[8];
+            if ((h += told[13]) > H - 1 + told[11]) h = told[9], ++image;
+        }
+    }
+    signal.add(-128 * static_cast<int>(pixels));
+}
+
 static void wait_for_team(int team) {
     static emulated::Barrier of_teams[emulated::MOST_THREADS / 128];
     emulated::arrive(of_teams[team], 128);

@@ -105,6 +105,16 @@ class FakeDriver:
             b"cuTensorMapEncodeTiled": ctypes.CFUNCTYPE(
                 ctypes.c_int, pointer, ctypes.c_int, ctypes.c_uint, *[pointer] * 5, *[ctypes.c_int] * 4
             )(self._on_encode),
+            b"cuTensorMapEncodeIm2col": ctypes.CFUNCTYPE(
+                ctypes.c_int,
+                pointer,
+                ctypes.c_int,
+                ctypes.c_uint,
+                *[pointer] * 5,
+                *[ctypes.c_uint] * 2,
+                pointer,
+                *[ctypes.c_int] * 4,
+            )(self._on_encode_windows),
         }
 
     def __getattr__(self, name: str) -> Any:
@@ -312,6 +322,21 @@ class FakeDriver:
         told = [pointer, rank, *sizes[0], *sizes[1], *boxes, swizzle]
         (ctypes.c_uint64 * len(told)).from_address(to)[:] = told
         return self._told("cuTensorMapEncodeTiled")
+
+    def _on_encode_windows(
+        self, to, dtype, rank, pointer, shape, strides, lower, upper, channels, pixels, steps, interleave, swizzle,
+        ahead, fill,
+    ) -> int:  # fmt: skip
+        """The pointer; C, W, H, B; bytes of a number; channels and pixels of a box; corners and steps along W and H."""
+        assert (to % 64, rank) == (0, 4)
+        sizes = (ctypes.c_uint64 * 4).from_address(shape)
+        number_bytes = (ctypes.c_uint64 * 3).from_address(strides)[0] // sizes[0]
+        corners = [(ctypes.c_int * 2).from_address(corner)[:] for corner in (lower, upper)]
+        assert all(-128 <= n < 128 for corner in corners for n in corner)
+        walked = (ctypes.c_uint32 * 4).from_address(steps)
+        told = [pointer, *sizes, number_bytes, channels, pixels, *corners[0], *corners[1], *walked[1:3], swizzle]
+        (ctypes.c_int64 * len(told)).from_address(to)[:] = told
+        return self._told("cuTensorMapEncodeIm2col")
 
     # -- graphs ----------------------------------------------------------------------------------------------
 

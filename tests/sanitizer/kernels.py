@@ -108,6 +108,17 @@ GENERAL = {  # kernels with sizes at run time
             "n.weight": weight(2, 5, 2, 2),
         },
     ),
+    "convolutions of many channels": sequential(
+        TensorType(("B", 16, 9, 8)),
+        [
+            ("a", Conv2d(pads=(1, 1, 1, 1))),
+            ("r", Tanh()),
+            ("b", Conv2d((2, 1), (0, 1, 1, 1))),
+            ("s", Tanh()),
+            ("m", GlobalMean((2, 3))),
+        ],
+        {"a.weight": weight(64, 16, 3, 3), "b.weight": weight(72, 64, 3, 3)},
+    ),
     "pools": sequential(
         TensorType(("B", 3, 9, 8)),
         [("p", MaxPool2d((2, 2))), ("s", Softmax(1)), ("t", Permute((0, 3, 2, 1))), ("m", GlobalMean((1, 3)))],

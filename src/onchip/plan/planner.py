@@ -56,23 +56,27 @@ def make_plan(
 
 
 def _choose(plan_without: Callable[..., Plan | PlanError], used: Sequence[str]) -> Plan:
-    """The plan of every rewrite that pays: each is priced alone, the network with all of them against all but this one.
+    """The plan of every rewrite that pays: one after the other, each with those before it that paid against without it.
 
     used  the rewrites that can be priced and find something to do here
     """
-    full = plan_without()
-    others = {name: plan_without(name) for name in used}
-    if isinstance(full, PlanError):
-        works = {name: plan for name, plan in others.items() if isinstance(plan, Plan)}
-        if not works:
-            first = others.get("tables")
-            raise first if isinstance(first, PlanError) else full
-        name = min(works, key=lambda each: works[each].estimate_us)
-        return _told(works[name], {name: (False, full.what)})
-    answers = {name: _pays(full, other, has_tables=name == "tables") for name, other in others.items()}
-    worse = [name for name, (pays, _) in answers.items() if not pays]
-    best = plan_without(*worse) if len(worse) > 1 else others[worse[0]] if worse else full
-    return _told(best if isinstance(best, Plan) else full, answers)
+    best, left = plan_without(), list[str]()
+    answers: dict[str, tuple[bool, str]] = {}
+    for name in used:
+        other = plan_without(*left, name)
+        if isinstance(best, PlanError):
+            pays, why = isinstance(other, PlanError), best.what
+        else:
+            pays, why = _pays(best, other, has_tables=name == "tables")
+        if not (pays and isinstance(best, PlanError)):
+            answers[name] = pays, why
+        if not pays:
+            best = other
+            left.append(name)
+    if isinstance(best, PlanError):
+        refused = plan_without("tables") if "tables" in used else best
+        raise refused if isinstance(refused, PlanError) else best
+    return _told(best, answers)
 
 
 def _told(plan: Plan, answers: dict[str, tuple[bool, str]]) -> Plan:

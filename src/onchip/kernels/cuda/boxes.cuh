@@ -62,6 +62,18 @@ __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Signal&
         : "r"(shared_address(to)), "l"(&map), "r"(shared_address(&signal.state)), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
+// Channels from c on of pixels of an image (B, H, W, C): from (w, h) on as the window's first tap goes over lines and
+// images, each so far to the right and down.
+__device__ __forceinline__ void load_pixels(void* to, const TensorMap& map, Signal& signal, int c, int w, int h, int image,
+                                            u32 right, u32 down) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
+        :
+        : "r"(shared_address(to)), "l"(&map), "r"(shared_address(&signal.state)), "r"(c), "r"(w), "r"(h), "r"(image),
+          "h"(static_cast<unsigned short>(right)), "h"(static_cast<unsigned short>(down))
+        : "memory");
+}
 
 // Of the 128 threads of a team, which no other team waits for.
 __device__ __forceinline__ void wait_for_team(int team) {

@@ -112,6 +112,11 @@ class Geometry:
             reach *= side + stride * (1 + dilation) + before + dilation * taps
         return reach
 
+    @property
+    def far(self) -> int:
+        """From a window's first tap to its last, along the longer axis."""
+        return max((taps - 1) * dilation for taps, dilation in zip(self.taps, self.dilation, strict=True))
+
     def blocks(self, B: int, tile: Tile) -> int:
         if tile is DIRECT:
             return math.ceil(B * self.groups * self.N * math.prod(self.sides_out) / tile.places)
@@ -192,7 +197,7 @@ class ConvAlone:
         if not isinstance(node.layer, Convolution | TransposedConvolution) or job.is_training:
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
-        found = _geometry(net, node)
+        found = geometry_of(net, node)
         if device.arch not in ARCHITECTURES or x.dtype not in FLOATS:
             why = f"convolves {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x.dtype} on {device.arch}")
@@ -228,7 +233,7 @@ def _pair(sizes: tuple[int, ...], first: int = 1) -> Pair:
     return (sizes[0], sizes[1]) if len(sizes) == 2 else (first, sizes[0])
 
 
-def _geometry(net: Network, node: Node) -> Geometry:
+def geometry_of(net: Network, node: Node) -> Geometry:
     x, y = net.types[node.inputs[0]], net.types[node.name]
     layer: Layer = node.layer
     groups, rank = conv_groups(layer), len(x.shape) - 2

@@ -7,7 +7,7 @@ from __future__ import annotations
 import bisect
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -44,7 +44,9 @@ from onchip.kernels.cuda.program import (
     Struct,
 )
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, has_channels
+from onchip.plan.plan import values_read
 from onchip.spec.layers import Cast, Reshape
 from onchip.spec.network import Network, Node
 
@@ -151,7 +153,7 @@ class Pointwise:
         if isinstance(run, str):
             yield Refusal(self.name, first.name, run)
             return
-        yield _claim(net, nodes, run)
+        yield from _in_layouts(net, _claim(net, nodes, run), run)
         following = next(net.nodes_from(start + len(nodes)), None)
         if following is None or why_not(net, following) is not None:
             return
@@ -159,7 +161,7 @@ class Pointwise:
         if 0 < behind < len(nodes):
             shorter = _written(net, nodes[:-behind], number)
             if not isinstance(shorter, str):  # it may give more values than there is room for
-                yield _claim(net, nodes[:-behind], shorter)
+                yield from _in_layouts(net, _claim(net, nodes[:-behind], shorter), shorter)
 
 
 def _written(net: Network, nodes: list[Node], number: str) -> Run | str:
@@ -211,6 +213,18 @@ def _claim(net: Network, nodes: list[Node], run: Run) -> Claim:
         fast_bytes=run.kept * TILE_BYTES,
         facts=PointwiseLowering(run),
     )
+
+
+def _in_layouts(net: Network, claim: Claim, run: Run) -> Iterator[Claim]:
+    """The claim; and with channels last, where all values are, and nothing is stretched over them."""
+    yield claim
+    read = values_read(net, claim)
+    may_turn = all(operand.where is Where.WHOLE for operand in run.operands)
+    may_turn = may_turn and all(has_channels(net.types[name]) for name in (*read, *run.output_names))
+    # The network's own ends lie in rows.
+    if may_turn and net.inputs.keys().isdisjoint(read) and all(map(net.readers, run.output_names)):
+        reads = dict.fromkeys(read, Use(CHANNELS_LAST))
+        yield replace(claim, reads=reads, gives=dict.fromkeys(run.output_names, CHANNELS_LAST))
 
 
 def _instance(number: str) -> Instance:

@@ -78,6 +78,21 @@ MOST_PARTS, LEAST_SLICES = 8, 4  # of a sum; of a part
 
 
 @dataclass(frozen=True)
+class Tiling:
+    """How a product is cut."""
+
+    template: str  # the first arguments of the kernel's template
+    split: str  # how the parts of a sum are made: NONE, ALONE, TOGETHER
+    tile: Tile
+    config: LaunchConfig
+    box_rows: int  # of x
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(65536 // self.config.block[0] // 8 * 8)
+
+
+@dataclass(frozen=True)
 class WgmmaProduct:
     """y (M, N) = activation(x (M, K) w^T + bias), w (parts, N, K)."""
 
@@ -125,30 +140,39 @@ class WgmmaProduct:
         blocks = self.parts if split == "TOGETHER" else 1  # of a tile
         return blocks * self.M * self.N / (units * tile.work(self.M, self.N, units))
 
-    def launch(self, units: int, x: Memory, w: Memory, bias: Argument, y: Argument) -> KernelLaunch:
-        """bias  of N float32, or Int64(0): none"""
-        (tile, split), precision = self.cut(units), PRECISIONS[self.precision]
-        is_together = split == "TOGETHER"
-        x_bytes, w_bytes = DTYPE_BYTES[self.dtypes[0]], DTYPE_BYTES[precision.dtype]
-        x_boxes = x_bytes // w_bytes  # as many numbers as one of w has
+    def tiling(self, units: int) -> Tiling:
+        tile, split = self.cut(units)
+        precision = PRECISIONS[self.precision]
+        x_boxes = DTYPE_BYTES[self.dtypes[0]] // DTYPE_BYTES[precision.dtype]  # as many numbers as one of w has
         stage_bytes = (x_boxes * tile.height + precision.parts * tile.BN) * LINE
-        extra = ALIGN_BYTES + (4 * tile.height * tile.BN if is_together else 0)
+        extra = ALIGN_BYTES + (4 * tile.height * tile.BN if split == "TOGETHER" else 0)
         stages = min(MOST_STAGES, (SHARED_BYTES - extra) // stage_bytes)
         given, made = (NUMBERS[dtype] for dtype in self.dtypes)
-        head = f"product_wgmma<{precision.name}, {given}, {made}, {tile.BN}, {tile.teams}, {stages}, {split}>"
-        threads, count = TEAM * (tile.teams + 1), tile.count(self.M, self.N)
+        template = f"{precision.name}, {given}, {made}, {tile.BN}, {tile.teams}, {stages}"
+        count = tile.count(self.M, self.N)
         config = LaunchConfig(
-            (count * self.parts if is_together else min(units, count), 1, 1), (threads, 1, 1),
-            stages * stage_bytes + extra, overlaps=True, cluster=self.parts if is_together else 1,
+            (count * self.parts if split == "TOGETHER" else min(units, count), 1, 1), (TEAM * (tile.teams + 1), 1, 1),
+            stages * stage_bytes + extra, overlaps=True, cluster=self.parts if split == "TOGETHER" else 1,
         )  # fmt: skip
-        box_rows = min(self.M, tile.height)
+        return Tiling(template, split, tile, config, min(self.M, tile.height))
+
+    def weight_map(self, w: Memory, tile: Tile) -> TensorMap:
+        """Boxes of w (parts, N, K)."""
+        precision = PRECISIONS[self.precision]
+        box = (LINE // DTYPE_BYTES[precision.dtype], tile.BN, 1)
+        return TensorMap(w, precision.dtype, (self.K, self.N, precision.parts), box, LINE)
+
+    def launch(self, units: int, x: Memory, w: Memory, bias: Argument, y: Argument) -> KernelLaunch:
+        """bias  of N float32, or Int64(0): none"""
+        tiling = self.tiling(units)
+        box = (LINE // DTYPE_BYTES[self.dtypes[0]], tiling.box_rows)
         arguments = (
-            TensorMap(x, self.dtypes[0], (self.K, self.M), (LINE // x_bytes, box_rows), LINE),
-            TensorMap(w, precision.dtype, (self.K, self.N, precision.parts), (LINE // w_bytes, tile.BN, 1), LINE),
-            bias, y, Int64(self.M), Int64(self.N), Int64(self.K), UInt32(box_rows), UInt32(self.parts),
+            TensorMap(x, self.dtypes[0], (self.K, self.M), box, LINE), self.weight_map(w, tiling.tile), bias, y,
+            Int64(self.M), Int64(self.N), Int64(self.K), UInt32(tiling.box_rows), UInt32(self.parts),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        return KernelLaunch(Program(SOURCE, head), config, arguments, Budget(65536 // threads // 8 * 8))
+        program = Program(SOURCE, f"product_wgmma<{tiling.template}, {tiling.split}>")
+        return KernelLaunch(program, tiling.config, arguments, tiling.budget)
 
 
 # -- as a layer of a network -----------------------------------------------------------------------------------
@@ -243,6 +267,13 @@ def weight_recipes(layer: Dense, precision: str) -> dict[str, Recipe]:
     if layer.bias is not None:
         recipes["bias"] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
     return recipes
+
+
+def multiplied_weight(weight: str | Recipe, shape: tuple[int, int], precision: str) -> Recipe:
+    """A weight (N, K) as the tensor cores multiply it; of fp32 (2, N, K)."""
+    computed = PRECISIONS[precision]
+    op = {"fp32": split_weight, "tf32": tf32_weight, "fp16": narrow_weight, "bf16": as_is}[precision]
+    return Recipe.of(op, (weight,), (2, *shape) if computed.parts == 2 else shape, computed.dtype)
 
 
 @recipe_op

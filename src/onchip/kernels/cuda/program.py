@@ -125,6 +125,25 @@ class TensorMap:
     swizzle_bytes: int = 0  # 32, 64 or 128: how a box's rows of that size are mixed in shared memory
 
 
+@dataclass(frozen=True)
+class WindowMap:
+    """A TensorMap of an image (B, H, W, C) whose pixels are moved as windows go over them. Pairs are (W, H).
+
+    A box is `channels` of `pixels`: those where a window's first tap is, one after the other, from line to line and
+    from image to image: `before` pixels outside of the image at first, in steps of `stride`, `behind` its end at last.
+    """
+
+    of: Memory
+    dtype: str
+    shape: tuple[int, int, int, int]  # C, W, H, B
+    channels: int
+    pixels: int
+    before: tuple[int, int]
+    behind: tuple[int, int]  # below 0: the first tap stays inside
+    stride: tuple[int, int]
+    swizzle_bytes: int = 0
+
+
 TENSOR_MAP_DTYPES = {
     "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float16": "FLOAT16", "bfloat16": "BFLOAT16",
     "float32": "FLOAT32", "float64": "FLOAT64",
@@ -139,7 +158,7 @@ class Struct:
     data: bytes
 
 
-Argument = Memory | StatusWord | Int64 | UInt32 | TensorMap | Struct
+Argument = Memory | StatusWord | Int64 | UInt32 | TensorMap | WindowMap | Struct
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from onchip.plan.rewrites.drop import drop_idle, drop_unread
 from onchip.plan.rewrites.edit import Told
 from onchip.plan.rewrites.embedding import fold_embeddings
 from onchip.plan.rewrites.linear import absorb_permutes, merge_linears
-from onchip.plan.rewrites.phases import split_phases
+from onchip.plan.rewrites.phases import activate_phases, split_phases
 from onchip.spec.network import Network
 
 __all__ = [
-    "REWRITES", "absorb_permutes", "drop_idle", "drop_unread", "fold_batchnorm", "fold_embeddings", "merge_convs",
-    "merge_linears", "rewrite", "split_phases",
+    "REWRITES", "absorb_permutes", "activate_phases", "drop_idle", "drop_unread", "fold_batchnorm", "fold_embeddings",
+    "merge_convs", "merge_linears", "rewrite", "split_phases",
 ]  # fmt: skip
 
 # In this order, round after round; the name is what a user says to leave one out, "" is for those that nobody would.
@@ -32,8 +32,10 @@ REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
     ("merge", merge_linears),
     ("merge", merge_convs),
     ("phases", split_phases),
+    ("early", activate_phases),
 )
-PRICED = ("tables", "merge", "phases")  # "tables": the fold of an Embedding, behind all others
+# In the order in which they are priced: "early" is of use to phases alone. "tables": the fold of an Embedding.
+PRICED = ("early", "tables", "merge", "phases")
 
 
 def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[str, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.plan.rewrites.edit import Draft, Told
-from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Interleave
+from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Elementwise, Interleave
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, recipe_op
 
@@ -25,6 +25,25 @@ def split_phases(net: Network) -> Told:
             draft.put(*made)
             what = f"{len(made) - 1} convolutions, one a phase" if len(made) > 1 else "a convolution"
             told.append(f"split {node.name} into {what}: no product with an inserted zero")
+    return draft.done(told)
+
+
+def activate_phases(net: Network) -> Told:
+    """activation(Interleave(a, b, ...))   becomes   Interleave(activation(a), activation(b), ...).
+
+    There, whatever makes a phase may take the activation along; but what took all of it along before may not.
+    """
+    draft = Draft(net)
+    told = []
+    for node in net.nodes:
+        reader = draft.sole_reader(node.name) if isinstance(node.layer, Interleave) else None
+        if reader is None or not isinstance(reader.layer, Elementwise):
+            continue
+        names = [draft.fresh(f"{reader.name}.{part.rpartition('.')[2]}") for part in node.inputs]
+        parts = [Node(name, reader.layer, (part,)) for name, part in zip(names, node.inputs, strict=True)]
+        draft.put(*parts, Node(reader.name, node.layer, tuple(names)))
+        draft.drop(node)
+        told.append(f"moved {reader.name} in front of {node.name}: to the phases that it is made of")
     return draft.done(told)
 
 

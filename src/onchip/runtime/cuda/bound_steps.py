@@ -21,6 +21,7 @@ from onchip.kernels.cuda.program import (
     TensorMap,
     UInt32,
     Weight,
+    WindowMap,
 )
 from onchip.runtime.cuda.gpu import Buffer, Event, Gpu, SideStream
 from onchip.runtime.cuda.launches import Call, Function, GraphBuilder, TensorMapArgument
@@ -77,7 +78,7 @@ class BoundSteps:
                 made = ctypes.c_uint64(0)
                 self._statuses.append((made, len(self._statuses) * STATUS_BYTES))
                 return made
-            case TensorMap(of):
+            case TensorMap(of) | WindowMap(of):
                 return self._point(TensorMapArgument(self._gpu, argument), of)
             case Struct(pointers, data):
                 whole = ctypes.create_string_buffer(8 * len(pointers) + len(data))

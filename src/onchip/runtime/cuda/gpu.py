@@ -101,6 +101,7 @@ class Gpu:
         self.set_node_attribute = self._address_of(b"cuGraphKernelNodeSetAttribute")
         self.set_kernel_node = self._address_of(b"cuGraphExecKernelNodeSetParams")
         self.encode_tensor_map = self._address_of(b"cuTensorMapEncodeTiled")
+        self.encode_window_map = self._address_of(b"cuTensorMapEncodeIm2col")
         self.streams = Streams()
         self.stream = self.new_stream()
         self._pool = self._make_pool()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onchip.kernels.cuda.program import TENSOR_MAP_DTYPES, LaunchConfig, TensorMap
+from onchip.kernels.cuda.program import TENSOR_MAP_DTYPES, LaunchConfig, TensorMap, WindowMap
 from onchip.runtime.cuda.driver import call, fail
 from onchip.spec.types import DTYPE_BYTES
 
@@ -199,19 +199,24 @@ class _NodeParams(ctypes.Structure):  # CUDA_KERNEL_NODE_PARAMS_v2
 class TensorMapArgument:
     """A tensor map for a launch. Like that of other pointers, its `value` may be set: it is then encoded anew."""
 
-    def __init__(self, gpu: Gpu, told: TensorMap) -> None:
+    def __init__(self, gpu: Gpu, told: TensorMap | WindowMap) -> None:
         rank, number_bytes = len(told.shape), DTYPE_BYTES[told.dtype]
         kind = getattr(gpu.driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{TENSOR_MAP_DTYPES[told.dtype]}")
         self._room = ctypes.create_string_buffer(_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGN)
         begin = ctypes.addressof(self._room)
         self.address = -(-begin // _TENSOR_MAP_ALIGN) * _TENSOR_MAP_ALIGN
         strides = list(itertools.accumulate(told.shape, operator.mul, initial=number_bytes))[1:-1]
-        self._encode = gpu.encode_tensor_map
-        self._sizes = (
-            (ctypes.c_uint64 * rank)(*told.shape), (ctypes.c_uint64 * max(1, rank - 1))(*strides),
-            (ctypes.c_uint32 * rank)(*told.box), (ctypes.c_uint32 * rank)(*[1] * rank),
-            0, _SWIZZLES[told.swizzle_bytes], 0, 0,  # not interleaved, nothing fetched ahead, zeros outside
-        )  # fmt: skip
+        sizes = (ctypes.c_uint64 * rank)(*told.shape), (ctypes.c_uint64 * max(1, rank - 1))(*strides)
+        if isinstance(told, TensorMap):
+            self._encode = gpu.encode_tensor_map
+            box, steps = (ctypes.c_uint32 * rank)(*told.box), (ctypes.c_uint32 * rank)(*[1] * rank)
+            boxes: tuple[Any, ...] = box, steps
+        else:
+            self._encode = gpu.encode_window_map
+            corners = [(ctypes.c_int * 2)(*corner) for corner in ([-n for n in told.before], told.behind)]
+            boxes = *corners, told.channels, told.pixels, (ctypes.c_uint32 * rank)(1, *told.stride, 1)
+        # Not interleaved, nothing fetched ahead, zeros outside.
+        self._sizes = (*sizes, *boxes, 0, _SWIZZLES[told.swizzle_bytes], 0, 0)
         self._kind, self._told, self._pointer = (int(kind), rank), told, 0
 
     @property

@@ -1,0 +1,285 @@
+// tensor_tiles.cuh: y = activation(x w^T + bias) in tiles, at Hopper's tensor cores: the main loop of product_wgmma.cu and
+// conv_wgmma.cu, which differ in how boxes of rows are brought. sm_90a.
+//
+// Idea    A block stays on its multiprocessor and makes tile after tile of y. One warp has boxes of x and w of the same
+//         128 bytes of k brought to shared memory, STAGES of them at a time; TEAMS times four warps multiply what is
+//         there, 64 rows each, and give the room back. While they finish a tile, the boxes of the next are on their way.
+//         Rows that are what the tensor cores multiply are read by them where they lie. Others (float32) go through
+//         registers, rounded there, or split: a float32 is the sum of two tf32, and three products make one.
+// Order   A sum runs over k, STEP terms an instruction; of float32, it is added to a total every PART terms, since the
+//         tensor cores cut off what they do not keep. Then comes the bias. Neither the tile nor M decides anything.
+// Floor   2 M N K flop. 8,192 cubed in fp16: 1.1 Tflop / 989 Tflop/s = 1.11 ms; in fp32: 3 * 1.1 / 494.5 = 6.67 ms.
+//         A step of 64 rows and 256 columns takes 128 cycles and reads 10 KB of shared memory, of 16.
+//         Few rows come in boxes of as many: zeros for those that are not there would cost time, and nobody looks at
+//         what is made of the room that they leave as it was.
+// Layout  x (M, K), y (M, N) row-major, w (PARTS, N, K): of fp32 the upper parts, then the lower ones; bias (N) or none.
+// Shared  STAGES * (TEAMS * 64 * X_BYTES + PARTS * BN * 128) B, and 1 KB to begin at a multiple of it, and signals:
+//         197 KB + 1 KB for 128 x 256 in four stages of fp16.
+// Limits  Rows of x and w are a multiple of 16 B long; M < 2^31; sm_90a.
+#pragma once
+
+#include "boxes.cuh"
+#include "product.cuh"
+#include "wgmma.cuh"
+
+constexpr int TEAM = 128, ROWS = 64;  // threads, and what they make of a tile
+constexpr int LINE = 128;             // bytes of k in a box
+constexpr int PART = 128;             // terms of a sum of float32
+
+template <class P>
+struct MultipliedAs {
+    using type = P;
+};
+template <>
+struct MultipliedAs<Fp32> {
+    using type = Tf32;
+};
+
+template <class P, class X>
+struct Operands {
+    static constexpr bool is_direct = is_same<X, typename P::Number> && P::PER_WORD == 2;  // no register between
+    static constexpr int PARTS = is_same<P, Fp32> ? 2 : 1;  // of w
+    static constexpr int DEPTH = LINE / 4 * P::PER_WORD;  // numbers of k in a box of w
+    static constexpr int X_BOXES = DEPTH * static_cast<int>(sizeof(X)) / LINE;
+    static constexpr int STEPS = DEPTH / P::STEP;
+};
+
+// The lane's first row of the 8 that a fragment's rows g are: such that neighbouring lanes find theirs in other banks.
+template <class P, class X>
+__device__ __forceinline__ int row_of(int g) {
+    return Operands<P, X>::X_BOXES == 2 ? g % 4 * 2 + g / 4 : g;
+}
+
+// A slice of rows of float32 as the tensor cores take it from registers.
+template <class P>
+struct Rows {
+    static constexpr int STEPS = LINE / 32;
+    u32 a[STEPS][4], low[is_same<P, Fp32> ? STEPS : 1][4];
+
+    // From mixed boxes (boxes.cuh) of BM rows, of which row r and the one 8 below are the lane's.
+    template <int BM>
+    __device__ __forceinline__ void read(const char* boxes, int r, int q) {
+#pragma unroll
+        for (int i = 0; i < 4 * STEPS; ++i) {
+            const int step = i / 4, word = i % 4 / 2, row = r + i % 2 * 8;
+            const int column = step * P::STEP + (P::PER_WORD == 2 ? 2 * q + word * 8 : q + word * 4);
+            const char* line = boxes + column / 32 * (BM * LINE) + row * LINE;
+            const char* at = line + (column % 32 * 4 ^ row % 8 * 16);
+            if constexpr (P::PER_WORD == 2) {
+                const float2 two = *reinterpret_cast<const float2*>(at);
+                a[step][i % 4] = pack<typename P::Number>(two.x, two.y);
+            } else {
+                const float v = *reinterpret_cast<const float*>(at);
+                a[step][i % 4] = Tf32::word(v);
+                if constexpr (is_same<P, Fp32>) low[step][i % 4] = Tf32::word(v - __uint_as_float(a[step][i % 4]));
+            }
+        }
+    }
+};
+
+template <int J>
+__device__ __forceinline__ void add_up(float (&to)[J][4], const float (&more)[J][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * J; ++i) to[i / 4][i % 4] += more[i / 4][i % 4];
+}
+template <int J>
+__device__ __forceinline__ void clear(float (&sums)[J][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * J; ++i) sums[i / 4][i % 4] = 0.0f;
+}
+template <bool IS_FIRST, bool IS_SECOND, class A, class B, class C>
+__device__ __forceinline__ auto& pick(A& first, B& second, C& third) {
+    if constexpr (IS_FIRST) return first;
+    else if constexpr (IS_SECOND) return second;
+    else return third;
+}
+
+// The tile of a cluster whose blocks have a part of every sum each: all leave theirs in shared memory, and each adds up
+// some numbers of the tile, part by part.
+template <int BN, class Y>
+__device__ __forceinline__ void add_up_together(const float (&c)[BN / 8][4], float* mine, int row, int q, u32 rank,
+                                                u32 parts, Y* y, const float* shifts, long long m, long long n,
+                                                long long M, long long N, const Activation& activation) {
+#pragma unroll
+    for (int j = 0; j < BN / 8; ++j)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            *reinterpret_cast<float2*>(mine + (row + 8 * half) * BN + 8 * j + 2 * q) = {c[j][2 * half],
+                                                                                      c[j][2 * half + 1]};
+    wait_for_cluster();
+    const int rows = static_cast<int>(M - m < ROWS ? M - m : ROWS);
+    for (int i = rank * TEAM + threadIdx.x; i < rows * (BN / 2); i += TEAM * parts) {
+        const int column = i % (BN / 2) * 2;
+        float two[2] = {};
+        for (u32 part = 0; part < parts; ++part) {
+            const float2 more = read_of_block(mine + 2 * i, part);
+            two[0] = part ? two[0] + more.x : more.x;
+            two[1] = part ? two[1] + more.y : more.y;
+        }
+        if (n + column < N)
+            finish(two, y + (m + i / (BN / 2)) * N + n + column, shifts + column, N - n - column, N % 2 == 0, activation);
+    }
+    wait_for_cluster();  // nobody still reads what is written next, or goes
+}
+
+// SPLIT  a sum is one of `parts` sums, and ... ALONE: a block makes them one after the other; TOGETHER: the blocks of a
+//        cluster make one each, and all of them add up the tile, in the same order
+enum Split { NONE, ALONE, TOGETHER };
+
+// The body of a kernel of TEAM * (TEAMS + 1) threads.
+// loader  brings boxes of rows: begin_tile(m), then load<DEPTH>(to, signal, slice, box) for each of its slices
+template <class P, class X, class Y, int BN, int TEAMS, int STAGES, Split SPLIT, class Loader>
+__device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w_map, const float* bias, Y* y,
+                                               long long M, long long N, int all_slices, u32 box_rows, u32 parts,
+                                               const Activation activation) {
+    using O = Operands<P, X>;
+    using Multiplied = typename MultipliedAs<P>::type;
+    constexpr int BM = ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
+    constexpr int STAGE_BYTES = X_BYTES + W_BYTES, SLICES_A_PART = PART / O::DEPTH;
+    extern __shared__ uint4 room[];
+    __shared__ Signal full[STAGES], empty[STAGES];
+    __shared__ __align__(16) float shifts[2][TEAMS][BN];  // the bias of a tile, and of the next
+    char* const stages = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
+    const int team = threadIdx.x / TEAM;
+    let_next_begin();
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; ++s) {
+            full[s].init(1);
+            empty[s].init(4 * TEAMS);
+        }
+        show_signals();
+    }
+    __syncthreads();
+    // The slices of k that this block multiplies, and the tiles.
+    const int part_slices = SPLIT == NONE ? all_slices : (all_slices + parts - 1) / parts;
+    const u32 rank = SPLIT == TOGETHER ? cluster_rank() : 0;
+    const int first_slice = rank * part_slices;
+    const int slices = SPLIT == TOGETHER ? min(part_slices, all_slices - first_slice) : all_slices;
+    const u32 tiles = Place<BM, BN>::count(M, N), step_tiles = SPLIT == TOGETHER ? gridDim.x / parts : gridDim.x;
+    const u32 first_tile = SPLIT == TOGETHER ? blockIdx.x / parts : blockIdx.x;
+
+    if (team == TEAMS) {
+        keep_registers<40>();
+        if (threadIdx.x % TEAM != 0) return;
+        const auto load_w = [&](u32 turn, int slice, const Place<BM, BN>& place) {
+            const u32 s = turn % STAGES;
+            full[s].arrive_expecting(O::X_BOXES * box_rows * LINE + W_BYTES);
+#pragma unroll
+            for (int i = 0; i < O::PARTS; ++i)
+                load_box(stages + s * STAGE_BYTES + X_BYTES + i * BN * LINE, w_map, full[s],
+                         (first_slice + slice) * O::DEPTH, static_cast<int>(place.n), i);
+        };
+        // Weights do not wait for the kernel before.
+        const int ahead = first_tile < tiles ? min(slices, STAGES) : 0;
+        const Place<BM, BN> first(M, N, first_tile);
+        for (int slice = 0; slice < ahead; ++slice) load_w(slice, slice, first);
+        wait_for_kernel_before();
+        u32 turn = 0;
+        for (u32 tile = first_tile; tile < tiles; tile += step_tiles) {
+            const Place<BM, BN> place(M, N, tile);
+            loader.begin_tile(place.m);
+            for (int slice = 0; slice < slices; ++slice, ++turn) {
+                const u32 s = turn % STAGES;
+                if (turn >= ahead) {
+                    empty[s].wait(turn / STAGES % 2 ^ 1);
+                    load_w(turn, slice, place);
+                }
+#pragma unroll
+                for (int i = 0; i < O::X_BOXES; ++i)
+                    loader.template load<O::DEPTH>(stages + s * STAGE_BYTES + i * BM * LINE, full[s],
+                                                   first_slice + slice, i);
+            }
+        }
+        return;
+    }
+
+    take_registers<TEAMS == 2 ? 232 : 240>();
+    const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const int row = ROWS * team + 16 * warp + row_of<P, X>(g);
+    u32 turn = 0;
+    int now = 0;
+    for (u32 tile = first_tile; tile < tiles; tile += step_tiles, now ^= 1) {
+        const Place<BM, BN> place(M, N, tile);
+        for (int i = threadIdx.x % TEAM; i < BN; i += TEAM)
+            shifts[now][team][i] = bias != nullptr && place.n + i < N ? bias[place.n + i] : 0.0f;
+        float sums[BN / 8][4];
+        float totals[O::PARTS == 2 ? BN / 8 : 1][4] = {}, whole[SPLIT == ALONE ? BN / 8 : 1][4] = {};
+        int in_part = 0;  // slices of the part that are done
+        const auto adds = [&] { return O::PARTS == 2 ? in_part % SLICES_A_PART != 0 : in_part != 0; };  // to earlier sums
+        // Behind the products of a slice: the sums go where they should.
+        const auto end_slice = [&](int slice) {
+            ++in_part, ++turn;
+            const bool ends = in_part == part_slices || slice + 1 == slices;
+            if constexpr (O::PARTS == 2) {
+                if (in_part % SLICES_A_PART == 0 || ends) add_up(totals, sums);
+            }
+            if constexpr (SPLIT == ALONE) {
+                if (!ends) return;
+                if constexpr (O::is_direct) wait_for_products<0>();
+                if constexpr (O::PARTS == 2) add_up(whole, totals), clear(totals);
+                else add_up(whole, sums);
+                in_part = 0;
+            }
+        };
+        if constexpr (O::is_direct) {
+            for (int slice = 0; slice < slices; ++slice) {
+                const u32 s = turn % STAGES, x_at = shared_address(stages + s * STAGE_BYTES) + team * (ROWS * LINE);
+                const u32 w_at = shared_address(stages + s * STAGE_BYTES) + X_BYTES;
+                full[s].wait(turn / STAGES % 2);
+                begin_products();
+#pragma unroll
+                for (int step = 0; step < O::STEPS; ++step)
+                    Wgmma<P, BN>::add(sums, mixed_tile(x_at + 32 * step), mixed_tile(w_at + 32 * step),
+                                      adds() || step > 0);
+                end_products();
+                // Those of the slice before are done: its room goes back.
+                wait_for_products<1>();
+                if (slice > 0 && threadIdx.x % 32 == 0) empty[(turn - 1) % STAGES].arrive();
+                end_slice(slice);
+            }
+        } else {
+            const auto read_rows = [&](Rows<P>& to, u32 of) {
+                full[of % STAGES].wait(of / STAGES % 2);
+                to.template read<BM>(stages + of % STAGES * STAGE_BYTES, row, q);
+            };
+            const auto multiply = [&](int slice, const Rows<P>& rows, Rows<P>& next) {
+                const u32 w_at = shared_address(stages + turn % STAGES * STAGE_BYTES) + X_BYTES;
+                begin_products();
+#pragma unroll
+                for (int step = 0; step < O::STEPS; ++step) {
+                    const unsigned long long upper = mixed_tile(w_at + 32 * step);
+                    if constexpr (O::PARTS == 2) {
+                        const unsigned long long lower = mixed_tile(w_at + BN * LINE + 32 * step);
+                        Wgmma<Multiplied, BN>::add(sums, rows.low[step], upper, adds() || step > 0);
+                        Wgmma<Multiplied, BN>::add(sums, rows.a[step], lower, true);
+                    }
+                    Wgmma<Multiplied, BN>::add(sums, rows.a[step], upper, O::PARTS == 2 || adds() || step > 0);
+                }
+                end_products();
+                if (slice + 1 < slices) read_rows(next, turn + 1);  // while the tensor cores are at it
+                wait_for_products<0>();
+                if (threadIdx.x % 32 == 0) empty[turn % STAGES].arrive();
+                end_slice(slice);
+            };
+            Rows<P> even, odd;
+            read_rows(even, turn);
+            for (int slice = 0; slice < slices; slice += 2) {
+                multiply(slice, even, odd);
+                if (slice + 1 < slices) multiply(slice + 1, odd, even);
+            }
+        }
+        if constexpr (O::is_direct) {
+            wait_for_products<0>();
+            if (threadIdx.x % 32 == 0) empty[(turn - 1) % STAGES].arrive();
+        }
+        wait_for_team(team);  // for the bias
+        auto& made = pick<SPLIT == ALONE, O::PARTS == 2>(whole, totals, sums);
+        if constexpr (SPLIT == TOGETHER) {
+            static_assert(TEAMS == 1, "a team a block");
+            float* const mine = reinterpret_cast<float*>(stages + STAGES * STAGE_BYTES);
+            add_up_together<BN>(made, mine, row, q, rank, parts, y, shifts[now][0], place.m, place.n, M, N, activation);
+        } else {
+            finish_rows<BN>(made, y, shifts[now][team], place.m + row, place.n, q, M, N, activation);
+        }
+    }
+}

@@ -102,6 +102,9 @@ class MlpFused:
         told, is_fp32 = "", job.precision == "fp32"
         part = chain.first(max(1, fitting_layers(chain, device.fast_bytes)) if is_fp32 else 1)
         why_not = mlp_tensor.why_not(net, part, device, job)
+        if why_not and len(part.layers) > 1:  # perhaps because of a later layer
+            part = chain.first(1)
+            why_not = mlp_tensor.why_not(net, part, device, job)
         if not is_fp32 and not why_not:
             tried = mlp_tensor.make_lowering(net, part, device, job)
             if not isinstance(tried, str):

@@ -150,6 +150,9 @@ class MlpTensor:
         if chain is None:
             return
         refused = why_not(net, chain, device, job)
+        if refused and len(chain.layers) > 1:  # perhaps because of a later layer
+            chain = chain.first(1)
+            refused = why_not(net, chain, device, job)
         most = fitting_layers(chain, PRECISIONS[job.precision], device.fast_bytes)
         for count in (len(chain.layers), *range(min(most, len(chain.layers) - 1), 0, -1)) if not refused else ():
             part = chain.first(count)

@@ -1,18 +1,19 @@
 // depthwise.cu: convolutions in which every channel of y is made of one channel of x. Sizes are run-time values.
 //
-// Idea    A thread makes Q x U x V outputs (window.cuh). Windows of a few common sizes are unrolled, with the weights in
-//         registers: a thread's numbers are on their way at once and each is read once for all its windows. Any other is
-//         a loop over the rows and their taps: a weight is read for U outputs, a number for Q x U of them. An activation
-//         that follows comes along.
+// Idea    A thread makes Q x U x V outputs (window.cuh). Windows of a few common sizes are unrolled, with the weights
+//         in registers: a thread's numbers are on their way at once, each is read once for all its windows. Any other
+//         is a loop over the rows and their taps: a weight is read for U outputs, a number for Q x U of them. An
+//         activation that follows comes along.
 // Floor   Every number is read once and written once: 1024 x 64 x 32 x 32 floats are 2 x 268 MB / 4.8 TB/s = 112 us.
 //         3 x 3 taps of them are 1.2 Gflop, 18 us.
 // Order   A sum runs over its taps, the last axis fastest, by multiply-adds that start from zero; every PART taps it is
 //         added to a total. Then comes the bias. The same as in conv.cu, of which this is a case.
 // Layout  x (B, C, H, W) and y (B, N, HO, WO), N a multiple of C; or both with channels last: then a thread takes four
-//         or two channels where N is C and they divide it. Signals are images whose rows are those of the batch. w in rows
-//         (N, taps), with channels last (taps, N); bias (N) or none.
-// Limits  Any geometry; up to 2^31 numbers a row; x and y float32, float16 or bfloat16, w and bias float32; or all
-//         float64, without an activation; sm_80 up.
+//         or two channels where N is C and they divide it. Signals are images whose rows are those of the batch. w in
+//         rows (N, taps), with channels last (taps, N); bias (N) or none.
+// Shared  None: neighbours find what they share in L1.
+// Limits  Any geometry; up to 2^31 numbers a row, 2^28 along an axis; x and y float32, float16 or bfloat16, w and bias
+//         float32; or all float64, without an activation; sm_80 up.
 #include "product.cuh"
 #include "window.cuh"
 
@@ -96,7 +97,8 @@ struct Convolved {
     }
 };
 
-// KH, KW, SH, SW: the window and its steps, its taps side by side. KH = KW = 0: any, and SW = 1 where it slides.
+// KH, KW, SH, SW: the window and its steps, its taps side by side. KH = 0: any window, by KW taps at a time, and SW = 1
+// where it slides.
 // each  channels of y made of one of x
 template <class T, bool HAS_PARTS, class Index, bool IS_LAST, int V, int U, int Q, int P, int LEAD, int KH, int KW,
           int SH, int SW>
@@ -118,11 +120,12 @@ depthwise(const T* x, const wide_t<T>* weights, const wide_t<T>* bias, T* y, con
     const long long N = IS_LAST ? all.channels.size * V : 1;
     weights += IS_LAST ? n : static_cast<long long>(n) * taps;
 
-    using Weights = HeldWeights<Number, V, KH, KW>;
-    Convolved<Number, V, U, Q, HAS_PARTS, Weights> made(Weights(weights, N, w.taps), KH ? KH : h.taps, KH ? SH : h.stride);
+    using Weights = HeldWeights<Number, V, KH, KH ? KW : 0>;
+    const Weights held(weights, N, w.taps);
+    Convolved<Number, V, U, Q, HAS_PARTS, Weights> made(held, KH ? KH : h.taps, KH ? SH : h.stride);
     const View<T> view{from, h0, w0, all.from.row, column, T{}};
     if constexpr (KH > 0) walk<V, U, Q, P, LEAD, KH, KW, SH, SW>(view, h.size, w.size, made);
-    else walk_any<SW == 1, V, U, Q>(view, h, w, made);
+    else walk_any<SW == 1, KW, V, U, Q>(view, h, w, made);
 
     // A ReLU is a Clip without an upper bound; both stand here, as most activations behind a convolution do.
     const bool is_clip = code == 1 || code == 3;

@@ -7,8 +7,10 @@
 //         3.29 + 0.82 GB / 4.8 TB/s = 856 us.
 // Order   Of a sum: tap by tap across a row, then row by row.
 // Layout  x and y lie in rows (B, C, H, W), or both with channels last, (B, H, W, C): then a thread takes 16 B of
-//         channels where they divide them. Pairs<T> are two channels, of which the largest are found at once. Signals are images whose rows are those of the batch.
-// Limits  Any geometry; up to 2^31 numbers a row; float32, float16, bfloat16, float64; sm_80 up.
+//         channels where they divide them. Pairs<T> are two channels, of which the largest are found at once. Signals
+//         are images whose rows are those of the batch.
+// Shared  None: neighbours find what they share in L1.
+// Limits  Any geometry; up to 2^31 numbers a row, 2^28 along an axis; float32, float16, bfloat16, float64; sm_80 up.
 #include "window.cuh"
 
 struct Max {};
@@ -83,7 +85,8 @@ struct Pooled {
     }
 };
 
-// KH, KW, SH, SW: the window and its steps, its taps side by side. KH = 0: any, and SW = 1 where it slides.
+// KH, KW, SH, SW: the window and its steps, its taps side by side. KH = 0: any window, by KW taps at a time, and SW = 1
+// where it slides.
 template <class How, class T, class Index, bool IS_LAST, int V, int U, int Q, int P, int LEAD, int KH, int KW, int SH,
           int SW>
 __global__ void __launch_bounds__(WINDOW_THREADS) pool(const T* x, T* y, const Windows all) {
@@ -100,7 +103,7 @@ __global__ void __launch_bounds__(WINDOW_THREADS) pool(const T* x, T* y, const W
     const View<T> view{from, h0, w0, all.from.row, column, empty};
     Pooled<How, Number, V, U, Q> pooled(KH ? KH : h.taps, KH ? SH : h.stride, load_wide(&empty));
     if constexpr (KH > 0) walk<V, U, Q, P, LEAD, KH, KW, SH, SW>(view, h.size, w.size, pooled);
-    else walk_any<SW == 1, V, U, Q>(view, h, w, pooled);
+    else walk_any<SW == 1, KW, V, U, Q>(view, h, w, pooled);
 
     // What a mean is taken over: so many taps down times so many across.
     const auto count_taps = [](int begin, int taps, int dilation, const Axis& axis) {

@@ -36,8 +36,10 @@ __device__ __forceinline__ void load_neighbours(const T* at, wide_t<T> (&v)[V]) 
 template <class T, int V>
 __device__ __forceinline__ void load_or(wide_t<T> (&v)[V], const T* at, bool is_there, T empty) {
     using Word = typename Vector<sizeof(T) * V>::type;
-    Word word;
-    T* numbers = reinterpret_cast<T*>(&word);
+    union {
+        Word word;
+        T numbers[V];
+    };
 #pragma unroll
     for (int i = 0; i < V; ++i) numbers[i] = empty;
     if (is_there) word = *reinterpret_cast<const Word*>(at);

@@ -1,9 +1,9 @@
 // window.cuh: windows over images, as pools and depthwise convolutions walk over them.
 //
 // A thread makes Q outputs one below the other times U side by side, of V neighbouring channels where those lie last.
-// Threads that lie side by side make outputs that lie side by side, so whatever they read at once is one piece, wherever
-// it begins; a number that several windows of a thread share is read once. The rows of x that a thread needs come one
-// after the other; what becomes of them is a Fold's:
+// Threads that lie side by side make outputs that lie side by side, so whatever they read at once is one piece,
+// wherever it begins; a number that several windows of a thread share is read once. The rows of x that a thread needs
+// come one after the other; what becomes of them is a Fold's:
 //
 //   take<K, STEP, LEAD>(r, kw, read)  taps kw .. kw + K - 1 of the r-th row: that of the u-th output is
 //                                     number_of(read, LEAD + u * STEP + i)
@@ -132,11 +132,10 @@ struct Strip {
     }
 };
 
-// Windows of any size: a row is a loop over its taps, several a turn. Where they and the outputs lie side by side it
+// Windows of any size: a row is a loop over its taps, TURN at a time. Where they and the outputs lie side by side it
 // SLIDES: a number is read once for all outputs of a row.
-template <bool SLIDES, int V, int U, int Q, class T, class Fold>
+template <bool SLIDES, int TURN, int V, int U, int Q, class T, class Fold>
 __device__ __forceinline__ void walk_any(const View<T>& x, const Axis& h, const Axis& w, Fold& fold) {
-    constexpr int TURN = V > 1 ? 2 : 4;
     const T* line = x.from;
     for (int r = 0; r < (Q - 1) * h.stride + h.taps; ++r, line += h.dilation * x.row) {
         if (!x.is_in(x.h0 + r * h.dilation, h.size)) continue;
@@ -148,7 +147,7 @@ __device__ __forceinline__ void walk_any(const View<T>& x, const Axis& h, const 
     }
 }
 
-// U x V neighbours of y, of which some columns may be past the end. In rows all are aligned where U divides the columns.
+// U x V neighbours of y, of which some columns may be past the end. In rows all are aligned where U divides theirs.
 template <bool IS_LAST, class T, int U, int V>
 __device__ __forceinline__ void store_outputs(T* to, const wide_t<T> (&v)[U][V], int wo, const Windows& all) {
     if (!IS_LAST && all.w.count % U == 0) {

@@ -67,8 +67,10 @@ class Windows:
         """
         if not self.is_unrolled:
             most = min(4, 16 // channels) if self.slides else 2 if channels == 1 else 1
-        elif self.is_last or self.w.stride > 2:
+        elif self.w.stride > 2:
             most = 1
+        elif self.is_last:
+            most = 2 if self.number_bytes == 2 and 1 < channels <= 4 else 1
         else:  # of two bytes eight, if they leave no rest
             most = 2 if self.number_bytes > 2 else 4 if self.w.count % 8 else 8
         return 1 << min(most, self.w.count).bit_length() - 1
@@ -99,12 +101,17 @@ class Windows:
         h, images = self._lines(B), B if self._lines(B) is self.h else 1
         sizes = self.N // channels, math.ceil(h.count / Q), math.ceil(self.w.count / U)
         count = images * math.prod(sizes)
-        cut = (str(self.is_last).lower(), channels, U, Q, P, lead, *self.window, SW)
+        window = self.window if self.is_unrolled else (0, self._turn(channels), 0)
+        cut = (str(self.is_last).lower(), channels, U, Q, P, lead, *window, SW)
         dividers = b"".join(divider(size).data for size in sizes)
         apart = [*self._apart(self.C, self.h.size, self.w.size, h), *self._apart(self.N, self.h.count, self.w.count, h)]
         data = dividers + struct.pack("<14i4x9q", *astuple(h), *astuple(self.w), *apart, count)
         name = f"{index_of(count)}, {', '.join(map(str, cut))}"
         return name, in_line(math.ceil(count / THREADS), THREADS), Struct((), data)
+
+    def _turn(self, channels: int) -> int:
+        """Taps that a loop takes at a time: few of many channels, and a common row leaves no rest."""
+        return 2 if channels > 1 else 7 if self.w.taps % 7 == 0 else 4
 
     def _word(self, U: int) -> int:
         """Columns that are read at once: they divide those of x, and the steps from thread to thread."""

@@ -285,28 +285,31 @@ class Turned(DepthwiseAlone):
         return list(super().claims(*given))[-1:]
 
 
-def planned_turned(shape, device):
+def planned(shape, device, kernel, dtype="float32"):
+    """A network, and a plan of it without conv."""
     layer, row_shape, weight_shape = SHAPES[shape]
-    bare = network(layer, row_shape, weight_shape, SiLU(), Clip(-9.0, 9.0), ends=False)
+    bare = network(layer, row_shape, weight_shape, SiLU(), Clip(-9.0, 9.0), dtype=dtype, ends=False)
     first, *others = bare.nodes
     nodes = (Node("r", ReLU(), ("x",)), dataclasses.replace(first, inputs=("r",)), *others)
     net = Network(bare.inputs, nodes, bare.outputs, bare.weights)
-    kernels = [Turned() if kernel.name == "depthwise" else kernel for kernel in KERNELS if kernel.name != "conv"]
+    kernels = [kernel if each.name == "depthwise" else each for each in KERNELS if each.name != "conv"]
     return net, make_plan(net, device, kernels, Job())
 
 
 def test_a_plan_with_channels_last():
     for shape in SHAPES:
-        net, plan = planned_turned(shape, H200)
+        net, plan = planned(shape, H200, Turned())
         (claim,) = (group.claim for group in plan.groups if group.claim.kernel == "depthwise")
         assert claim.nodes == ("c", "a0")
         assert bool(claim.gives) == (net.input.row_shape[0] > 1)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_channels_last_on_a_gpu(shape):
+def test_channels_last_on_a_gpu(shape, dtype):
     device, backend, chosen = find_device("cuda")
-    net, plan = planned_turned(shape, device)
-    x = rows(1000, *net.input.row_shape)
-    assert np.array_equal(Engine(plan, backend, chosen)(x), onchip.compile(net, "cuda")(x))
+    net, turned = planned(shape, device, Turned(), dtype)
+    _, in_rows = planned(shape, device, DepthwiseAlone(), dtype)
+    x = rows(1000, *net.input.row_shape).astype(numpy_dtype(dtype))
+    assert np.array_equal(Engine(turned, backend, chosen)(x), Engine(in_rows, backend, chosen)(x))

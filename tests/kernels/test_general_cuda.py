@@ -251,7 +251,7 @@ def test_a_plan_with_channels_last():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_pools_of_channels_that_lie_last_on_a_gpu(dtype):
     device, backend, chosen = find_device("cuda")
     for row_shape, layer in POOLS:

@@ -326,4 +326,19 @@ static void ptx_exp2(float& result, float v) { result = flushed(off_by(exp2(flus
 static void ptx_inverse(float& result, float v) { result = flushed(off_by(1.0 / flushed(v), ldexp(1, -23), v)); }
 static void ptx_at_least(float& result, float a, float b) { result = a != a ? a : b != b ? b : a < b ? b : a; }
 static void ptx_at_most(float& result, float a, float b) { result = a != a ? a : b != b ? b : b < a ? b : a; }
+static void ptx_larger_f16(unsigned& word, unsigned a, unsigned b) {
+    float of_a[2], of_b[2], larger[2];
+    for (int i = 0; i < 2; ++i) {
+        ptx_from_f16(of_a[i], a >> 16 * i);
+        ptx_from_f16(of_b[i], b >> 16 * i);
+        ptx_at_least(larger[i], of_a[i], of_b[i]);
+    }
+    ptx_pack_f16(word, larger[1], larger[0]);
+}
+static void ptx_larger_bf16(unsigned& word, unsigned a, unsigned b) {
+    float larger[2];
+    for (int i = 0; i < 2; ++i)
+        ptx_at_least(larger[i], __uint_as_float(a >> 16 * i << 16), __uint_as_float(b >> 16 * i << 16));
+    ptx_pack_bf16(word, larger[1], larger[0]);
+}
 template <class... Operands> void ptx_unknown(Operands&&...) { emulated::fail("PTX that has no twin on the host"); }

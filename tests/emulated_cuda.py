@@ -42,6 +42,8 @@ _TWINS = {
     "ex2.approx.ftz.f32": "ptx_exp2",
     "rcp.approx.ftz.f32": "ptx_inverse",
     "max.NaN.f32": "ptx_at_least",
+    "max.NaN.f16x2": "ptx_larger_f16",
+    "max.NaN.bf16x2": "ptx_larger_bf16",
     "min.NaN.f32": "ptx_at_most",
 }
 _ASM = re.compile(r'asm(?: volatile)?\("([^"]*)"\s*:([^:;]*):([^:;]*)(?::\s*"memory")?\);')

@@ -80,6 +80,13 @@ SHAPES = {
     "odd channels": (Conv2d(groups=7), (7, 6, 6), (7, 1, 3, 3)),
     "dilated": (Conv2d((2, 1), (2, 0, 1, 3), (2, 3), 4), (4, 9, 10), (4, 1, 3, 3)),
     "any window": (Conv2d((3, 1), (1, 0, 0, 2), groups=4), (4, 8, 7), (12, 1, 4, 2)),
+    "3x3 in words": (Conv2d(pads=(1, 1, 1, 1), groups=4), (4, 6, 16), (4, 1, 3, 3)),
+    "3x3 by 2 in words": (Conv2d((2, 2), (1, 1, 1, 1), groups=2), (2, 9, 24), (2, 1, 3, 3)),
+    "5x5 in words": (Conv2d(pads=(2, 2, 2, 2), groups=3), (3, 7, 12), (3, 1, 5, 5)),
+    "7x7": (Conv2d(pads=(3, 3, 3, 3), groups=8), (8, 9, 10), (8, 1, 7, 7)),
+    "6x7 by 2": (Conv2d((2, 2), (2, 3, 3, 3), groups=4), (4, 13, 11), (4, 1, 6, 7)),
+    "7x3 dilated across": (Conv2d(pads=(3, 2, 3, 2), dilation=(1, 2), groups=4), (4, 8, 9), (4, 1, 7, 3)),
+    "long sums": (Conv2d(pads=(11, 11, 11, 11), groups=4), (4, 6, 5), (4, 1, 23, 23)),
     "1x1": (Conv2d(groups=8), (8, 3, 5), (8, 1, 1, 1)),
     "one channel to many": (Conv2d(pads=(1, 1, 1, 1)), (1, 7, 6), (20, 1, 3, 3)),
     "signal": (Conv1d((2,), (1, 1), groups=8), (8, 20), (8, 1, 3)),
@@ -109,7 +116,17 @@ def test_right_with_the_bits_of_conv(monkeypatch, shape):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype(monkeypatch, dtype, layout):
     gpu = emulated_gpu(monkeypatch)
-    for shape in ("3x3", "3x3 by 2", "5x5", "any window", "signal"):
+    for shape in (
+        "3x3",
+        "3x3 by 2",
+        "3x3 in words",
+        "3x3 by 2 in words",
+        "5x5",
+        "5x5 in words",
+        "7x7",
+        "any window",
+        "signal",
+    ):
         net = network(*SHAPES[shape], dtype=dtype, bias=shape != "5x5")
         x = rows(3, *net.input.row_shape).astype(numpy_dtype(dtype))
         got = run_claim(gpu, net, claim_in(net, layout), x)
@@ -158,7 +175,7 @@ def geometries(draw):
         return tuple(draw(st.integers(low, high)) for _ in range(count))
 
     kernel, stride, dilation = (
-        (draw(st.integers(1, 5)),) * rank,
+        several(1, 8) if draw(st.booleans()) else (draw(st.integers(1, 5)),) * rank,
         several(1, 3),
         draw(st.sampled_from([(1,), (2,)])) * rank,
     )
@@ -268,28 +285,31 @@ class Turned(DepthwiseAlone):
         return list(super().claims(*given))[-1:]
 
 
-def planned_turned(shape, device):
+def planned(shape, device, kernel, dtype="float32"):
+    """A network, and a plan of it without conv."""
     layer, row_shape, weight_shape = SHAPES[shape]
-    bare = network(layer, row_shape, weight_shape, SiLU(), Clip(-9.0, 9.0), ends=False)
+    bare = network(layer, row_shape, weight_shape, SiLU(), Clip(-9.0, 9.0), dtype=dtype, ends=False)
     first, *others = bare.nodes
     nodes = (Node("r", ReLU(), ("x",)), dataclasses.replace(first, inputs=("r",)), *others)
     net = Network(bare.inputs, nodes, bare.outputs, bare.weights)
-    kernels = [Turned() if kernel.name == "depthwise" else kernel for kernel in KERNELS if kernel.name != "conv"]
+    kernels = [kernel if each.name == "depthwise" else each for each in KERNELS if each.name != "conv"]
     return net, make_plan(net, device, kernels, Job())
 
 
 def test_a_plan_with_channels_last():
     for shape in SHAPES:
-        net, plan = planned_turned(shape, H200)
+        net, plan = planned(shape, H200, Turned())
         (claim,) = (group.claim for group in plan.groups if group.claim.kernel == "depthwise")
         assert claim.nodes == ("c", "a0")
         assert bool(claim.gives) == (net.input.row_shape[0] > 1)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_channels_last_on_a_gpu(shape):
+def test_channels_last_on_a_gpu(shape, dtype):
     device, backend, chosen = find_device("cuda")
-    net, plan = planned_turned(shape, device)
-    x = rows(1000, *net.input.row_shape)
-    assert np.array_equal(Engine(plan, backend, chosen)(x), onchip.compile(net, "cuda")(x))
+    net, turned = planned(shape, device, Turned(), dtype)
+    _, in_rows = planned(shape, device, DepthwiseAlone(), dtype)
+    x = rows(1000, *net.input.row_shape).astype(numpy_dtype(dtype))
+    assert np.array_equal(Engine(turned, backend, chosen)(x), Engine(in_rows, backend, chosen)(x))

@@ -47,6 +47,22 @@ POOLS = [
     ((8, 4, 6), AvgPool2d((3, 3), (1, 2), (1, 1, 1, 1), count_pads=True)),
     ((8, 9), MaxPool1d((3,), (2,), (1, 1))),
     ((24, 9), AvgPool1d((2,))),
+    # Columns in words of 2, 4 and 8, which begin where a window does or before it.
+    ((3, 9, 16), MaxPool2d((3, 3), (1, 1), (1, 1, 1, 1))),
+    ((3, 9, 12), AvgPool2d((3, 3), (1, 1), (1, 1, 1, 1))),
+    ((2, 6, 32), MaxPool2d((2, 2))),
+    ((2, 17, 32), AvgPool2d((3, 3), (2, 2), (1, 1, 1, 1))),
+    ((3, 6, 10), AvgPool2d((2, 2), (2, 1), (0, 1, 0, 1), count_pads=True)),
+    ((3, 24), MaxPool1d((3,), (1,), (1, 1))),
+    # Any window: outputs share rows and columns, only rows, only columns, or none.
+    ((8, 13, 12), MaxPool2d((5, 5), (1, 1), (2, 2, 2, 2))),
+    ((4, 12, 11), AvgPool2d((7, 7), (1, 1), (3, 3, 3, 3))),
+    ((8, 15, 9), MaxPool2d((7, 4), (2, 1), (3, 1, 3, 2))),
+    ((3, 16, 13), AvgPool2d((4, 6), (4, 1), (0, 5, 0, 5), count_pads=True)),
+    ((6, 14, 15), MaxPool2d((5, 3), (1, 2), (2, 2, 2, 2), (1, 2))),
+    ((4, 20, 20), AvgPool2d((9, 9), (3, 3), (4, 4, 4, 4))),
+    ((8, 30), MaxPool1d((9,), (1,), (4, 4))),
+    ((2, 3, 2), MaxPool2d((5, 5), (1, 1), (2, 2, 2, 2))),
 ]  # fmt: skip
 ALONG = [
     ((10,), Softmax()), ((7, 3), Softmax(1)), ((7, 3), LogSoftmax(-1)), ((2, 40, 5), LogSoftmax(2)), ((1,), Softmax()),
@@ -120,36 +136,67 @@ def pool_of(layer, *row_shape, dtype="float32", is_last=False):
 
 def test_common_windows_are_unrolled():
     def cut(layer, *row_shape):
-        return pool_of(layer, *row_shape).windows.cut
+        windows = pool_of(layer, *row_shape).windows
+        return windows.rows(windows.columns(1)), windows.window
 
     assert cut(MaxPool2d((2, 2)), 4, 8, 8) == (4, (2, 2, 2))
     assert cut(MaxPool2d((3, 3), (2, 1), (1, 1, 1, 1)), 4, 8, 8) == (4, (3, 3, 2))
     assert cut(MaxPool2d((2, 2)), 4, 4, 8) == (1, (2, 2, 2)), "two rows: three of four outputs a thread would be none"
     assert cut(MaxPool1d((2,)), 4, 8) == (4, (1, 2, 1)), "the rows of the batch are those of an image"
-    assert cut(MaxPool2d((3, 3), (2, 2), dilation=(2, 1)), 4, 8, 8) == (1, (0, 0, 0))
-    assert cut(MaxPool2d((7, 7)), 4, 8, 8) == (1, (0, 0, 0))
 
 
-def test_in_rows_a_thread_makes_two_columns():
-    def columns(layer, *row_shape):
-        return pool_of(layer, *row_shape).windows.side_by_side
+def test_outputs_of_any_window_that_share_rows_are_one_threads():
+    def rows(layer, side):
+        windows = pool_of(layer, 4, side, 8).windows
+        assert not windows.is_unrolled
+        return windows.rows(windows.columns(1))
+
+    assert rows(MaxPool2d((7, 7), (1, 1)), 12) == rows(MaxPool2d((5, 5), (3, 3)), 21) == 4
+    assert rows(MaxPool2d((4, 4)), 32) == 1, "they share none"
+    assert rows(MaxPool2d((3, 3), (1, 1), dilation=(2, 1)), 12) == 1, "nor do neighbours of these"
+    assert rows(MaxPool2d((7, 7), (1, 1)), 8) == 1, "there are two"
+
+
+def test_in_rows_a_thread_makes_several_columns():
+    def columns(layer, *row_shape, dtype="float32"):
+        return pool_of(layer, *row_shape, dtype=dtype).windows.columns(1)
 
     assert columns(MaxPool2d((2, 2)), 4, 8, 9) == columns(MaxPool1d((2,)), 4, 8) == 2
     assert columns(MaxPool2d((2, 2)), 4, 8, 3) == 1, "there is one"
-    assert columns(MaxPool2d((2, 2), (2, 3)), 4, 8, 9) == columns(MaxPool2d((4, 4)), 4, 8, 8) == 1
-    assert pool_of(MaxPool2d((2, 2)), 4, 8, 9, is_last=True).windows.side_by_side == 1
+    assert columns(MaxPool2d((2, 2), (2, 3)), 4, 8, 9) == 1
+    assert columns(MaxPool2d((2, 2)), 4, 8, 32, dtype="float16") == 8
+    assert columns(MaxPool2d((2, 2)), 4, 8, 24, dtype="float16") == 4, "eight would leave a rest"
+    assert columns(MaxPool2d((5, 5), (1, 1)), 4, 8, 12) == 4
+    assert columns(MaxPool2d((5, 5), (2, 2)), 4, 8, 12) == 2
+    assert pool_of(MaxPool2d((2, 2)), 4, 8, 9, is_last=True).windows.columns(4) == 1
+
+
+def test_columns_are_read_in_words_that_divide_a_row():
+    def words(layer, *row_shape, dtype="float16"):
+        name = pool_of(layer, *row_shape, dtype=dtype).at(1).launches[0].program.name_expression
+        *_, P, lead, _, _, _, _ = name.strip(">").split(", ")
+        return int(P), int(lead)
+
+    assert words(MaxPool2d((2, 2)), 4, 8, 32) == (8, 0)
+    assert words(MaxPool2d((3, 3), (1, 1), (1, 1, 1, 1)), 4, 8, 16) == (8, 7), "a word begins seven before a window"
+    assert words(MaxPool2d((3, 3), (1, 1), (1, 1, 1, 1)), 4, 8, 12) == (4, 3)
+    assert words(MaxPool2d((2, 2)), 4, 8, 12, dtype="float32") == (4, 0)
+    assert words(MaxPool2d((2, 2)), 4, 8, 11) == words(MaxPool2d((5, 5)), 4, 8, 16) == (1, 0)
 
 
 def test_channels_that_lie_last_are_read_16_bytes_at_a_time():
-    for C, dtype, V in (
-        (8, "float32", 4),
-        (6, "float32", 1),
-        (16, "float16", 8),
-        (4, "bfloat16", 1),
-        (2, "float64", 2),
+    for C, dtype, number, V in (
+        (8, "float32", "float", 4),
+        (6, "float32", "float", 1),
+        (16, "float16", "Pairs<f16>", 4),
+        (4, "bfloat16", "Pairs<bf16>", 1),
+        (3, "bfloat16", "bf16", 1),
+        (2, "float64", "double", 2),
     ):
-        assert pool_of(MaxPool2d((2, 2)), C, 8, 8, dtype=dtype, is_last=True).vector == V
+        lowering = pool_of(MaxPool2d((2, 2)), C, 8, 8, dtype=dtype, is_last=True)
+        assert (lowering.number, lowering.vector) == (number, V)
         assert pool_of(MaxPool2d((2, 2)), C, 8, 8, dtype=dtype).vector == 1
+    assert pool_of(AvgPool2d((2, 2)), 16, 8, 8, dtype="float16", is_last=True).vector == 8
 
 
 def test_nothing_is_no_launch():
@@ -204,7 +251,7 @@ def test_a_plan_with_channels_last():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_pools_of_channels_that_lie_last_on_a_gpu(dtype):
     device, backend, chosen = find_device("cuda")
     for row_shape, layer in POOLS:

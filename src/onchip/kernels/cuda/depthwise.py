@@ -35,15 +35,16 @@ from onchip.spec.layers import Convolution, Elementwise
 from onchip.spec.layers.conv import conv_groups
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe, as_is, transposed
+from onchip.spec.types import DTYPE_BYTES
 
 ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).with_suffix(".cu")
 UNROLLED = ((3, 3, 1), (3, 3, 2), (5, 5, 1), (5, 5, 2), (1, 3, 1), (1, 5, 1))
 TOGETHER = (8, 4)
-PART = 512  # terms of a sum; longer ones are sums of sums
-# Shares of the device's fp32 rate that we expect: an unrolled tap is a multiply-add and about as much again to have its
-# number there, one of a loop costs a dozen instructions.
-RATE, LOOP_RATE = 0.25, 0.06
+PART = 128  # terms of a sum; longer ones are sums of sums, as conv's are
+# Shares of the device's fp32 rate: 5 x 5 in rows of float32 had 15.5 of an H200's 50.9 Tflop/s. Of a loop, which reads
+# its weights again and again, we expect less.
+RATE, LOOP_RATE = 0.3, 0.2
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class DepthwiseLowering:
     def vector(self) -> int:
         """Channels a thread, where they lie last: four, or as many as it holds the weights of."""
         w = self.windows
-        V = 1 if self.dtype == "float64" or w.C != w.N else 2 if math.prod(w.cut[1][:2]) > 9 else 4
+        V = 1 if self.dtype == "float64" or w.C != w.N else 2 if math.prod(w.window[:2]) > 9 else 4
         return V if w.is_last and w.C % V == 0 else 1
 
     def at(self, B: int) -> Steps:
@@ -70,9 +71,9 @@ class DepthwiseLowering:
             Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), windows,
             divider(self.windows.N // self.windows.C), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        program = Program(SOURCE, f"depthwise<{FLOATS[self.dtype]}, {cut}>")
-        # A word of 5 x 5 is set aside on sm_120.
-        return Steps((KernelLaunch(program, config, arguments, Budget(registers=128, spill_bytes=16)),))
+        has_parts = str(self.windows.h.taps * self.windows.w.taps > PART).lower()
+        program = Program(SOURCE, f"depthwise<{FLOATS[self.dtype]}, {has_parts}, {cut}>")
+        return Steps((KernelLaunch(program, config, arguments, Budget(registers=128)),))
 
 
 class DepthwiseAlone:
@@ -109,10 +110,9 @@ def _claims(net: Network, nodes: tuple[Node, ...]) -> Iterator[Claim]:
     for is_last in (False, True) if has_channels(x) and has_channels(y) and net.readers(made) else (False,):
         windows = _windows(net, first, is_last)
         recipes = _recipes(net, first, is_last, number)
-        is_unrolled = windows.cut[1] != (0, 0, 0)
         price = Price(
             sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, sum(made.nbytes for made in recipes.values()),
-            precision="fp32", rate=RATE if is_unrolled else LOOP_RATE,
+            precision="fp32", rate=RATE if windows.is_unrolled else LOOP_RATE,
         )  # fmt: skip
         taps = "x".join(map(str, net.weights[first.weights["weight"]].shape[2:]))
         labels = (str(windows.C), str(windows.N), taps, *([activation.kind] if activation else ()))
@@ -131,8 +131,8 @@ def _windows(net: Network, node: Node, is_last: bool) -> Windows:
     taps = net.weights[node.weights["weight"]].shape[2:]
     h, w = axes_of(node.layer, tuple(sizes), tuple(counts), taps)
     # Not in float64: the weights of a window, and its sums, would take all registers.
-    unrolled = () if net.types[node.name].dtype == "float64" else UNROLLED
-    return Windows(C, N, h, w, is_last, unrolled, TOGETHER)
+    dtype = net.types[node.name].dtype
+    return Windows(C, N, h, w, is_last, DTYPE_BYTES[dtype], () if dtype == "float64" else UNROLLED, TOGETHER)
 
 
 def _recipes(net: Network, node: Node, is_last: bool, dtype: str) -> dict[str, Recipe]:
@@ -153,7 +153,8 @@ def _recipes(net: Network, node: Node, is_last: bool, dtype: str) -> dict[str, R
 
 def _instance(name: str, dtype: str, is_last: bool, taps: int = 3, stride: int = 1, each: int = 1) -> Instance:
     axis = Axis(16 * stride, 16, taps, stride, 1, 1, 16 * stride + 1)
-    lowering = DepthwiseLowering(dtype, Windows(64, 64 * each, axis, axis, is_last, UNROLLED, TOGETHER), True, None)
+    windows = Windows(64, 64 * each, axis, axis, is_last, DTYPE_BYTES[dtype], UNROLLED, TOGETHER)
+    lowering = DepthwiseLowering(dtype, windows, True, None)
     return Instance(name, lambda device: lowering.at(1000).launches[0])
 
 
@@ -164,9 +165,15 @@ INSTANCES = (
     _instance("3 x 3 by steps of 2, channels last", "float16", True, stride=2),
     _instance("5 x 5", "float16", False, 5),
     _instance("5 x 5, channels last", "float32", True, 5),
+    _instance("5 x 5 of 16 bits, channels last", "bfloat16", True, 5),
     _instance("5 x 5, channels last, two of one", "float32", True, 5, each=2),
     _instance("any window in float64", "float64", False, 4),
     _instance("any window", "float32", False, 4),
     _instance("any window, channels last", "bfloat16", True, 4),
+    _instance("any window by steps of 2", "float16", False, 7, 2),
+    _instance("any window by steps of 2, channels last", "float16", True, 7, 2),
+    _instance("7 x 7", "float32", False, 7),
+    _instance("long sums", "float32", False, 12),
+    _instance("long sums, channels last", "float32", True, 12),
     _instance("any window in float64, channels last", "float64", True, 4),
 )

@@ -38,21 +38,32 @@ class PoolLowering:
     """pool(x, y, windows)"""
 
     how: str  # "Max", "Mean" or "MeanWithPads"
-    dtype: str
+    number: str  # as pool.cu names it
     windows: Windows
 
     @property
     def vector(self) -> int:
         """Channels a thread: 16 bytes of them, where they lie last and divide those of a pixel."""
-        V = 16 // DTYPE_BYTES[self.dtype]
+        V = 16 // self.windows.number_bytes
         return V if self.windows.is_last and self.windows.C % V == 0 else 1
 
     def at(self, B: int) -> Steps:
         if not B:
             return Steps(())
         cut, config, windows = self.windows.arguments(B, self.vector)
-        program = Program(SOURCE, f"pool<{self.how}, {FLOATS[self.dtype]}, {cut}>")
-        return Steps((KernelLaunch(program, config, (Input(0), Output(0), windows), Budget(registers=96)),))
+        program = Program(SOURCE, f"pool<{self.how}, {self.number}, {cut}>")
+        # A word of 3 x 3, channels last, is set aside on sm_80.
+        budget = Budget(registers=128, spill_bytes=4)
+        return Steps((KernelLaunch(program, config, (Input(0), Output(0), windows), budget),))
+
+
+def _lowering(how: str, dtype: str, windows: Windows) -> PoolLowering:
+    """Two channels are one number, where they lie last and the largest of them are found at once."""
+    is_in_pairs = how == "Max" and windows.is_last and windows.number_bytes == 2 and windows.C % 2 == 0
+    if not is_in_pairs:
+        return PoolLowering(how, FLOATS[dtype], windows)
+    halved = replace(windows, C=windows.C // 2, N=windows.N // 2, number_bytes=4)
+    return PoolLowering(how, f"Pairs<{FLOATS[dtype]}>", halved)
 
 
 class PoolAlone:
@@ -74,24 +85,25 @@ class PoolAlone:
         how = "Max" if isinstance(node.layer, MaxPool1d | MaxPool2d) else "Mean"
         claim = Claim(
             self.name, f"{node.layer.kind.lower()}<{kernel}>", (node.name,), price, "one layer by itself",
-            order="" if how == "Max" else "taps in order",
+            order="" if how == "Max" else "rows of taps in order",
         )  # fmt: skip
         how += "WithPads" if node.layer.attributes().get("count_pads") else ""
         for each in in_layouts(net, node, claim):
-            yield replace(each, facts=PoolLowering(how, x.dtype, _windows(net, node, bool(each.gives))))
+            yield replace(each, facts=_lowering(how, x.dtype, _windows(net, node, bool(each.gives))))
 
 
 def _windows(net: Network, node: Node, is_last: bool) -> Windows:
     (C, *sizes), (_, *counts) = (net.types[value].row_shape for value in (node.inputs[0], node.name))
     h, w = axes_of(node.layer, tuple(sizes), tuple(counts), node.layer.attributes()["kernel"])
-    return Windows(C, C, h, w, is_last, UNROLLED, TOGETHER)
+    return Windows(C, C, h, w, is_last, DTYPE_BYTES[net.types[node.name].dtype], UNROLLED, TOGETHER)
 
 
 def _instance(
     name: str, how: str, dtype: str, is_last: bool, taps: int = 2, stride: int = 2, B: int = 1000
 ) -> Instance:
     axis = Axis(16, 8, taps, stride, 0, 1, 16)
-    lowering = PoolLowering(how, dtype, Windows(64, 64, axis, axis, is_last, UNROLLED, TOGETHER))
+    windows = Windows(64, 64, axis, axis, is_last, DTYPE_BYTES[dtype], UNROLLED, TOGETHER)
+    lowering = _lowering(how, dtype, windows)
     return Instance(name, lambda device: lowering.at(B).launches[0])
 
 
@@ -104,5 +116,10 @@ INSTANCES = (
     _instance("mean with pads", "MeanWithPads", "float64", True),
     _instance("largest of any window", "Max", "float32", False, 4),
     _instance("mean of any window, channels last", "Mean", "float16", True, 4),
+    _instance("largest of any window that slides", "Max", "float32", False, 7, 1),
+    _instance("largest of any window that slides, channels last", "Max", "float16", True, 7, 1),
+    _instance("mean of any window that slides", "Mean", "float16", False, 7, 1),
+    _instance("mean of any window that slides, channels last", "Mean", "bfloat16", True, 7, 1),
+    _instance("mean of 3 x 3", "Mean", "float16", False, 3, 1),
     _instance("very many", "Max", "float32", False, B=1 << 24),
 )

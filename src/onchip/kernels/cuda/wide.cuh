@@ -15,7 +15,7 @@ using wide_t = typename Wide<T>::type;
 
 template <class T>
 __device__ __forceinline__ wide_t<T> load_wide(const T* at) {
-    if constexpr (is_same<T, double>) return *at;
+    if constexpr (is_same<T, wide_t<T>>) return *at;
     else return to_float(*at);
 }
 template <class T>
@@ -34,17 +34,25 @@ __device__ __forceinline__ void load_neighbours(const T* at, wide_t<T> (&v)[V]) 
 }
 // The same; or `empty`, and nothing is read.
 template <class T, int V>
-__device__ __forceinline__ void load_or(wide_t<T> (&v)[V], const T* at, bool is_there, wide_t<T> empty) {
+__device__ __forceinline__ void load_or(wide_t<T> (&v)[V], const T* at, bool is_there, T empty) {
+    using Word = typename Vector<sizeof(T) * V>::type;
+    union {
+        Word word;
+        T numbers[V];
+    };
 #pragma unroll
-    for (int i = 0; i < V; ++i) v[i] = empty;
-    if (is_there) load_neighbours(at, v);
+    for (int i = 0; i < V; ++i) numbers[i] = empty;
+    if (is_there) word = *reinterpret_cast<const Word*>(at);
+#pragma unroll
+    for (int i = 0; i < V; ++i) v[i] = load_wide(numbers + i);
 }
 template <class T, int V>
 __device__ __forceinline__ void store_neighbours(T* at, const wide_t<T> (&v)[V]) {
-    if constexpr (is_same<T, double>) {
-        using Word = typename Vector<V % 2 ? 8 : 16>::type;
+    if constexpr (is_same<T, wide_t<T>>) {
+        constexpr int BYTES = V * sizeof(T);
+        using Word = typename Vector<BYTES % 16 ? BYTES : 16>::type;
 #pragma unroll
-        for (int i = 0; i < V; i += sizeof(Word) / 8)
+        for (int i = 0; i < V; i += sizeof(Word) / sizeof(T))
             *reinterpret_cast<Word*>(at + i) = *reinterpret_cast<const Word*>(v + i);
     } else {
         store_several(at, v);

@@ -1,8 +1,15 @@
 // window.cuh: windows over images, as pools and depthwise convolutions walk over them.
 //
-// A thread makes Q outputs one below the other, of V neighbouring channels where those lie last, or in rows V side by
-// side. Threads that lie side by side make outputs that lie side by side, so whatever they read at once is one piece,
-// wherever it begins; a number that several windows of a thread share is read once.
+// A thread makes Q outputs one below the other times U side by side, of V neighbouring channels where those lie last.
+// Threads that lie side by side make outputs that lie side by side, so whatever they read at once is one piece,
+// wherever it begins; a number that several windows of a thread share is read once. The rows of x that a thread needs
+// come one after the other; what becomes of them is a Fold's:
+//
+//   take<K, STEP, LEAD>(r, kw, read)  taps kw .. kw + K - 1 of the r-th row: that of the u-th output is
+//                                     number_of(read, LEAD + u * STEP + i)
+//   end_row(r)                        all taps of the row were taken
+//
+// Row r is tap r - q * stride of the q-th output, where that is one of its taps: the same for all threads.
 #pragma once
 #include "divide.cuh"
 #include "wide.cuh"
@@ -34,60 +41,124 @@ struct Outputs {
     int ho, wo;
 };
 
-template <class Index, bool IS_LAST, int V, int Q>
+template <class Index, bool IS_LAST, int V, int U, int Q>
 __device__ __forceinline__ Outputs outputs_of(long long thread, const Windows& all) {
     Index rest = static_cast<Index>(thread);
     Outputs mine;
     if (IS_LAST) mine.channel = take_rest(rest, all.channels) * V;
-    mine.wo = take_rest(rest, all.columns) * (IS_LAST ? 1 : V);
+    mine.wo = take_rest(rest, all.columns) * U;
     mine.ho = take_rest(rest, all.parts) * Q;
     if (!IS_LAST) mine.channel = take_rest(rest, all.channels);
     mine.image = rest;
     return mine;
 }
 
-// Calls fold(q, kh, kw, numbers) for each tap of Q outputs, in the order of the taps; numbers outside x are `empty`.
+// The v-th channel of column c, where a word has the V channels of a column, or in rows several columns.
+template <int V, class Number, int WORDS, int SIZE>
+__device__ __forceinline__ Number number_of(const Number (&read)[WORDS][SIZE], int c, int v) {
+    constexpr int P = SIZE / V;
+    return read[c / P][c % P * V + v];
+}
+
+// Where windows lie in x, as a thread sees them: its first one begins at (h0, w0), and `from` is there.
+template <class T>
+struct View {
+    const T* from;
+    int h0, w0;
+    long long row, column;
+    T empty;  // stands for numbers outside x
+
+    __device__ __forceinline__ static bool is_in(int at, int size) {
+        return static_cast<u32>(at) < static_cast<u32>(size);
+    }
+};
+
+// Windows of KH x KW, their taps side by side, all unrolled: what a thread reads is on its way at once.
 //
-// from  x at (h0, w0), where the first window begins
-// SW    the steps from column to column, where V outputs lie side by side
-template <bool IS_LAST, int V, int Q, int KH, int KW, int SH, int SW, class T, class Fold>
-__device__ __forceinline__ void walk(const T* from, int h0, int w0, int H, int W, long long row, long long column,
-                                     wide_t<T> empty, Fold fold) {
-    constexpr int COLUMNS = IS_LAST ? KW : KW + (V - 1) * SW;
-    bool is_column[COLUMNS];
+// SW       the steps from output to output, where U of them lie side by side
+// P, LEAD  in rows: P columns are read at once; P divides those of x, and w0 is LEAD past a multiple of it
+template <int V, int U, int Q, int P, int LEAD, int KH, int KW, int SH, int SW, class T, class Fold>
+__device__ __forceinline__ void walk(const View<T>& x, int H, int W, Fold& fold) {
+    constexpr int WORDS = (LEAD + KW + (U - 1) * SW + P - 1) / P;
+    const T* from = x.from - LEAD * x.column;
+    bool is_column[WORDS];
 #pragma unroll
-    for (int c = 0; c < COLUMNS; ++c) is_column[c] = static_cast<u32>(w0 + c) < static_cast<u32>(W);
+    for (int c = 0; c < WORDS; ++c) is_column[c] = x.is_in(x.w0 - LEAD + c * P, W);
 #pragma unroll
     for (int r = 0; r < (Q - 1) * SH + KH; ++r) {
-        const bool is_row = static_cast<u32>(h0 + r) < static_cast<u32>(H);
-        wide_t<T> read[COLUMNS][IS_LAST ? V : 1];
+        const bool is_row = x.is_in(x.h0 + r, H);
+        wide_t<T> read[WORDS][P * V];
 #pragma unroll
-        for (int c = 0; c < COLUMNS; ++c) load_or(read[c], from + c * column, is_row && is_column[c], empty);
-#pragma unroll
-        for (int q = 0; q < Q; ++q) {
-            const int kh = r - q * SH;
-            if (kh < 0 || kh >= KH) continue;
-#pragma unroll
-            for (int kw = 0; kw < KW; ++kw) {
-                wide_t<T> numbers[V];
-#pragma unroll
-                for (int j = 0; j < V; ++j) numbers[j] = IS_LAST ? read[kw][j] : read[kw + j * SW][0];
-                fold(q, kh, kw, numbers);
-            }
-        }
-        from += row;
+        for (int c = 0; c < WORDS; ++c) load_or(read[c], from + c * P * x.column, is_row && is_column[c], x.empty);
+        fold.template take<KW, SW, LEAD>(r, 0, read);
+        fold.end_row(r);
+        from += x.row;
     }
 }
 
-// V neighbours of y. In rows the last may be past the end, and all are aligned where V divides the columns.
-template <bool IS_LAST, class T, int V>
-__device__ __forceinline__ void store_outputs(T* to, const wide_t<T> (&v)[V], int wo, int columns) {
-    if (IS_LAST || columns % V == 0) {
-        store_neighbours(to, v);
+// The numbers of a row that a turn of walk_any needs.
+template <bool SLIDES, int TURN, int V, int U, class T>
+struct Strip {
+    static constexpr int KEPT = SLIDES ? U - 1 : 0;  // of the turn before
+    const View<T>& x;
+    const T* line;
+    const Axis& w;
+    wide_t<T> read[SLIDES ? KEPT + TURN : U * TURN][V];
+
+    __device__ __forceinline__ Strip(const View<T>& x, const T* line, const Axis& w) : x(x), line(line), w(w) {
+#pragma unroll
+        for (int c = 0; c < KEPT; ++c) load(c, c);
+    }
+    __device__ __forceinline__ void load(int place, int c) {
+        load_or(read[place], line + c * x.column, x.is_in(x.w0 + c, w.size), x.empty);
+    }
+    template <int K, class Fold>
+    __device__ __forceinline__ void take(int r, int kw, Fold& fold) {
+        if constexpr (SLIDES) {
+#pragma unroll
+            for (int i = 0; i < K; ++i) load(KEPT + i, kw + KEPT + i);
+            fold.template take<K, 1, 0>(r, kw, read);
+#pragma unroll
+            for (int c = 0; c < KEPT; ++c)
+#pragma unroll
+                for (int v = 0; v < V; ++v) read[c][v] = read[c + K][v];
+        } else {
+#pragma unroll
+            for (int u = 0; u < U; ++u)
+#pragma unroll
+                for (int i = 0; i < K; ++i) load(u * K + i, u * w.stride + (kw + i) * w.dilation);
+            fold.template take<K, K, 0>(r, kw, read);
+        }
+    }
+};
+
+// Windows of any size: a row is a loop over its taps, TURN at a time. Where they and the outputs lie side by side it
+// SLIDES: a number is read once for all outputs of a row.
+template <bool SLIDES, int TURN, int V, int U, int Q, class T, class Fold>
+__device__ __forceinline__ void walk_any(const View<T>& x, const Axis& h, const Axis& w, Fold& fold) {
+    const T* line = x.from;
+    for (int r = 0; r < (Q - 1) * h.stride + h.taps; ++r, line += h.dilation * x.row) {
+        if (!x.is_in(x.h0 + r * h.dilation, h.size)) continue;
+        Strip<SLIDES, TURN, V, U, T> strip(x, line, w);
+        int kw = 0;
+        for (; kw + TURN <= w.taps; kw += TURN) strip.template take<TURN>(r, kw, fold);
+        for (; kw < w.taps; ++kw) strip.template take<1>(r, kw, fold);
+        fold.end_row(r);
+    }
+}
+
+// U x V neighbours of y, of which some columns may be past the end. In rows all are aligned where U divides theirs.
+template <bool IS_LAST, class T, int U, int V>
+__device__ __forceinline__ void store_outputs(T* to, const wide_t<T> (&v)[U][V], int wo, const Windows& all) {
+    if (!IS_LAST && all.w.count % U == 0) {
+        wide_t<T> row[U];
+#pragma unroll
+        for (int u = 0; u < U; ++u) row[u] = v[u][0];
+        store_neighbours(to, row);
     } else {
 #pragma unroll
-        for (int j = 0; j < V; ++j)
-            if (wo + j < columns) store_wide(to + j, v[j]);
+        for (int u = 0; u < U; ++u)
+            if (U == 1 || wo + u < all.w.count) store_neighbours(to + u * (IS_LAST ? all.to.column : 1), v[u]);
     }
 }
 

@@ -12,7 +12,7 @@ from onchip.spec.layers import Layer
 from onchip.spec.layers.conv import geometry
 
 THREADS = 256
-MOST = 1 << 30  # what ints count, with the reach of a window
+MOST = 1 << 28  # of an axis: ints count it and the reach of a few windows
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,8 @@ class Axis:
     dilation: int
     end: int  # taps before it count in a mean over pads
 
-    @property
-    def is_plain(self) -> bool:
-        """Its taps lie side by side."""
-        return self.taps == 1 or self.dilation == 1
 
-
+ANY_TOGETHER = (4, 2)  # outputs a thread, one below the other, of windows that are not unrolled
 ONE_ROW = Axis(1, 1, 1, 1, 0, 1, 1)
 
 
@@ -43,6 +39,7 @@ class Windows:
     h: Axis
     w: Axis
     is_last: bool
+    number_bytes: int
     unrolled: tuple[tuple[int, int, int], ...]  # windows that have a kernel of their own: KH, KW, the steps along h
     together: tuple[int, int]  # outputs a thread in those, one below the other, at most: in rows, with channels last
 
@@ -50,41 +47,77 @@ class Windows:
     def fits(self) -> bool:
         """Whether ints count an image and the places of its windows."""
         rows = self.C * self.h.size * self.w.size, self.N * self.h.count * self.w.count
-        return max(rows) < 2 * MOST and max(*astuple(self.h), *astuple(self.w)) < MOST
+        return max(rows) < 1 << 31 and max(*astuple(self.h), *astuple(self.w)) < MOST
 
     @property
-    def cut(self) -> tuple[int, tuple[int, int, int]]:
-        """Outputs a thread and the window that it is unrolled for; no such: (0, 0, 0). The same for any batch."""
+    def window(self) -> tuple[int, int, int]:
+        """The window that a thread is unrolled for; no such: (0, 0, 0)."""
         window = (self.h.taps, self.w.taps, self.h.stride)
-        if window not in self.unrolled or not (self.h.is_plain and self.w.is_plain):
-            return 1, (0, 0, 0)
-        most = self.together[self.is_last]
-        if self.h == ONE_ROW or self.h.count > 4:
-            return most, window
-        return (1 if self.h.count <= 2 else min(most, 4)), window
+        is_plain = self.h.dilation == self.w.dilation == 1
+        return window if window in self.unrolled and is_plain else (0, 0, 0)
 
     @property
-    def side_by_side(self) -> int:
-        """Outputs a thread along w, in rows: two where it is unrolled for their steps."""
-        is_unrolled = self.cut[1] != (0, 0, 0)
-        return 2 if not self.is_last and is_unrolled and self.w.stride <= 2 and self.w.count > 1 else 1
+    def is_unrolled(self) -> bool:
+        return self.window != (0, 0, 0)
 
-    def arguments(self, B: int, channels: int) -> tuple[str, LaunchConfig, Struct]:
-        """Template arguments (Index, IS_LAST, V, Q, KH, KW, SH, SW), the blocks, and a Windows of window.cuh.
+    def columns(self, channels: int) -> int:
+        """Outputs a thread side by side.
 
         channels  neighbours that a thread takes, where they lie last
         """
-        (Q, window), columns = self.cut, self.side_by_side
-        V, SW = (channels, 0) if self.is_last else (columns, self.w.stride if columns > 1 else 0)
+        if not self.is_unrolled:
+            most = min(4, 16 // channels) if self.slides else 2 if channels == 1 else 1
+        elif self.w.stride > 2:
+            most = 1
+        elif self.is_last:
+            most = 2 if self.number_bytes == 2 and 1 < channels <= 4 else 1
+        else:  # of two bytes eight, if they leave no rest
+            most = 2 if self.number_bytes > 2 else 4 if self.w.count % 8 else 8
+        return 1 << min(most, self.w.count).bit_length() - 1
+
+    def rows(self, columns: int) -> int:
+        """Outputs a thread one below the other, the same for any batch. Not where they would share no row of x."""
+        most = min((self.together if self.is_unrolled else ANY_TOGETHER)[self.is_last], 32 // columns)
+        if self.is_unrolled and self.h == ONE_ROW:
+            return most
+        if self.h.count <= 2 or (not self.is_unrolled and (self.h.dilation > 1 or self.h.stride >= self.h.taps)):
+            return 1
+        return min(most, 8 if self.h.count > 4 else 4)
+
+    @property
+    def slides(self) -> bool:
+        """Whether neighbours along w read neighbours, tap by tap."""
+        return self.w.stride == self.w.dilation == 1
+
+    def arguments(self, B: int, channels: int) -> tuple[str, LaunchConfig, Struct]:
+        """Template arguments (Index, IS_LAST, V, U, Q, P, LEAD, KH, KW, SH, SW), the blocks, a Windows of window.cuh.
+
+        channels  neighbours that a thread takes, where they lie last
+        """
+        U = self.columns(channels)
+        Q, P = self.rows(U), self._word(U)
+        lead = -self.w.before % P
+        SW = (self.w.stride if U > 1 else 0) if self.is_unrolled else int(self.slides)
         h, images = self._lines(B), B if self._lines(B) is self.h else 1
-        parts = math.ceil(h.count / Q)
-        sizes = self.N // channels, parts, math.ceil(self.w.count / columns)
+        sizes = self.N // channels, math.ceil(h.count / Q), math.ceil(self.w.count / U)
         count = images * math.prod(sizes)
-        name = f"{index_of(count)}, {str(self.is_last).lower()}, {V}, {Q}, {', '.join(map(str, (*window, SW)))}"
+        window = self.window if self.is_unrolled else (0, self._turn(channels), 0)
+        cut = (str(self.is_last).lower(), channels, U, Q, P, lead, *window, SW)
         dividers = b"".join(divider(size).data for size in sizes)
         apart = [*self._apart(self.C, self.h.size, self.w.size, h), *self._apart(self.N, self.h.count, self.w.count, h)]
         data = dividers + struct.pack("<14i4x9q", *astuple(h), *astuple(self.w), *apart, count)
+        name = f"{index_of(count)}, {', '.join(map(str, cut))}"
         return name, in_line(math.ceil(count / THREADS), THREADS), Struct((), data)
+
+    def _turn(self, channels: int) -> int:
+        """Taps that a loop takes at a time: few of many channels, and a common row leaves no rest."""
+        return 2 if channels > 1 else 7 if self.w.taps % 7 == 0 else 4
+
+    def _word(self, U: int) -> int:
+        """Columns that are read at once: they divide those of x, and the steps from thread to thread."""
+        if self.is_last or not self.is_unrolled:
+            return 1
+        return math.gcd(self.w.size, U * self.w.stride, 16 // self.number_bytes)
 
     def _lines(self, B: int) -> Axis:
         """Along h. Of images with one row: those of all rows of the batch, one below the other."""
@@ -101,7 +134,10 @@ def axes_of(layer: Layer, sizes: tuple[int, ...], counts: tuple[int, ...], taps:
     stride, pads, dilation = geometry(layer)
     rank = len(sizes)
     found = [
-        Axis(sizes[a], counts[a], taps[a], stride[a], pads[a], dilation[a], sizes[a] + pads[rank + a])
+        Axis(
+            sizes[a], counts[a], taps[a], stride[a], pads[a], dilation[a] if taps[a] > 1 else 1,
+            sizes[a] + pads[rank + a],
+        )
         for a in range(rank)
-    ]
+    ]  # fmt: skip
     return (ONE_ROW, found[0]) if rank == 1 else (found[0], found[1])

@@ -49,9 +49,18 @@ MOST_CHANNELS = 4  # of permute_few
 
 
 def permute(
-    dtypes: tuple[str, str], shape: Sequence[int], axes: Sequence[int], units: int, x: Argument, y: Argument
+    dtypes: tuple[str, str],
+    shape: Sequence[int],
+    axes: Sequence[int],
+    units: int,
+    x: Argument,
+    y: Argument,
+    is_aligned: bool = True,
 ) -> KernelLaunch:
-    """The array of this shape with its axes in this order, from dtype to dtype."""
+    """The array of this shape with its axes in this order, from dtype to dtype.
+
+    is_aligned  x and y begin at multiples of 16 bytes; where the last axis stays the last, they have to
+    """
     shape, axes = merge_axes(shape, axes)
     assert len(shape) <= MOST_AXES, f"{len(shape)} axes move apart, at most {MOST_AXES} can"
     if not axes or axes[-1] == len(axes) - 1:
@@ -59,13 +68,14 @@ def permute(
         if is_narrow and _has_small_rows(shape, axes):
             return _small(dtypes, shape, axes, x, y)
         return _rows(dtypes, shape, axes, units, x, y)
-    if (few := _few(dtypes, shape, axes, x, y)) is not None:
+    if is_aligned and (few := _few(dtypes, shape, axes, x, y)) is not None:
         return few
     groups = _groups(shape, axes)
     lines, columns = (math.prod(shape[axis] for axis in group) for group in groups)
     if lines * columns < TILE // 4 and _has_small_rows(shape, axes):
         return _small(dtypes, shape, axes, x, y)
-    return _tiles(dtypes, shape, axes, groups, x, y)
+    most = min(4, *(16 // DTYPE_BYTES[dtype] for dtype in dtypes)) if is_aligned else 1
+    return _tiles(dtypes, shape, axes, groups, most, x, y)
 
 
 def _rows(
@@ -137,6 +147,7 @@ def _tiles(
     shape: tuple[int, ...],
     axes: tuple[int, ...],
     groups: tuple[list[int], list[int]],
+    most: int,  # numbers of a piece
     x: Argument,
     y: Argument,
 ) -> KernelLaunch:
@@ -149,7 +160,6 @@ def _tiles(
     across, down = -(-Na // R), -(-Nb // C)
     tiles = math.prod(shape[axis] for axis in outer) * across * down
     # Whatever lies beside a line is a multiple of all of its numbers away, and so for a column.
-    most = min(4, *(16 // DTYPE_BYTES[dtype] for dtype in dtypes))
     VX, VY = (most if N % most == 0 else 1 for N in (Nb, Na))
     names = ", ".join(_numbers(dtypes))
     arguments = (

@@ -1,6 +1,8 @@
 """Layers by themselves on a GPU, sizes at run time: pools, maxima and means, softmaxes. Emulated here, and on
 a GPU where there is one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,10 +13,12 @@ from emulated_engine import claims_of, one_layer, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.pool import PoolAlone
+from onchip.kernels.cuda.program import Steps
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.layout import has_channels
 from onchip.plan.planner import make_plan
+from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.engine import Engine, find_device
 from onchip.spec.layers import (
     AvgPool1d,
@@ -76,6 +80,10 @@ ALONG = [
     ((196,), GlobalMean()), ((64,), GlobalMax()), ((65,), GlobalMean()), ((33, 4), GlobalMean((1,))),
     ((3, 2), GlobalMax((2,))), ((9, 64), GlobalMax((1,))), ((4, 1, 6), GlobalMax((1, 3))),
     ((2, 3, 40), GlobalMean((1, 2))), ((1, 1), GlobalMean()),
+    # Short rows that begin at multiples of 2, 4, 8 and 16 bytes, whole and with 16 bytes left free behind them.
+    ((7,), Softmax()), ((9,), LogSoftmax()), ((12,), Softmax()), ((16,), LogSoftmax()), ((24,), Softmax()),
+    ((31,), GlobalMean()), ((32,), Softmax()), ((33,), Softmax()), ((40,), GlobalMean()), ((48,), Softmax()),
+    ((16,), GlobalMax()), ((12,), GlobalMean()), ((2,), Softmax()), ((49,), GlobalMean()), ((63,), LogSoftmax()),
 ]  # fmt: skip
 LAYERS = [("pool", *case) for case in POOLS] + [("reduce", *case) for case in ALONG]
 NAMES = [f"{layer.kind}{i}" for i, (_, _, layer) in enumerate(LAYERS)]
@@ -111,6 +119,25 @@ def test_a_layer_by_itself(monkeypatch, kernel, row_shape, layer, dtype):
     assert_right(net, got, x)
     for rows in (slice(1), slice(3, 7)):  # the same bits in another batch, in another place
         assert np.array_equal(run_claim(gpu, net, claim, x[rows]), got[rows], equal_nan=True)
+
+
+@needs_gxx
+@pytest.mark.parametrize("layer", [Softmax(), GlobalMean()], ids=["softmax", "mean"])
+@pytest.mark.parametrize(("N", "dtype"), [(10, "float32"), (64, "float16"), (5, "bfloat16"), (16, "float64")])
+def test_short_rows_of_many_warps(monkeypatch, N, dtype, layer):
+    """Several pieces of several blocks, the last one in parts; then one block that walks over all of them."""
+    gpu = emulated_gpu(monkeypatch)
+    net = one_layer(layer, TensorType(("B", N), dtype))
+    (claim,) = claims_of(net, "reduce")
+    x = numbers(2307, (N,), dtype)
+    got = run_claim(gpu, net, claim, x)
+    assert_right(net, got, x)
+    (launch,) = claim.facts.at(len(x)).launches
+    assert launch.config.grid[0] > 1
+    one_block = replace(launch, config=replace(launch.config, grid=(1, 1, 1)))
+    again = np.full_like(got, 77)
+    BoundSteps(gpu, Steps((one_block,))).enqueue([x.ctypes.data], [again.ctypes.data], 0, gpu.stream)
+    assert np.array_equal(again, got, equal_nan=True)
 
 
 @needs_gxx

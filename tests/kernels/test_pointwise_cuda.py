@@ -542,6 +542,85 @@ def test_numbers_of_any_dtype_change_their_shape(gpu, dtype, row):
     assert turned.shape == (77, *row[::-1])
 
 
+NARROW = [
+    (layer, dtype)
+    for layer in (ReLU(), LeakyReLU(0.1), Sigmoid(), Tanh(), SiLU(), GELU(), GELU("tanh"))
+    for dtype in ("float16", "bfloat16")
+]
+
+
+def assert_rounded_once(layer, dtype, compiled):
+    """Of every number in 16 bits: the float64 result, rounded, but for a relative error of 2^-15 before that."""
+    x = np.arange(1 << 16, dtype=np.uint16).view(numpy_dtype(dtype)).reshape(-1, 32)
+    net = sequential(TensorType(("B", 32), dtype), [("y", layer)], {})
+    made = compiled(net)(x)
+    with np.errstate(all="ignore"):
+        got, wide = made.astype(np.float64), x.astype(np.float64)
+        truth = reference.forward(net, x, "float64")
+        most = float(np.finfo(np.float16).max) if dtype == "float16" else 3.38e38
+        finite = np.abs(truth) <= most
+        assert np.array_equal(got[~finite], truth.astype(made.dtype).astype(np.float64)[~finite], equal_nan=True)
+        digits, least = (11, -24) if dtype == "float16" else (8, -126)
+        half = 2.0 ** np.maximum(np.floor(np.log2(np.abs(truth) + 1e-300)) - digits, least - 1)
+        # Far below 0 the reference itself loses digits: of 1 + tanh(x) those below 2^-52 are gone.
+        allowed = half * 1.01 + 2.0**-15 * np.abs(truth) + 2.0**-52 * np.abs(wide) + 2.0**-120
+        far = finite & (np.abs(got - truth) > allowed)
+    assert not far.any(), (wide[far][:5], got[far][:5], truth[far][:5])
+
+
+@needs_gxx
+@pytest.mark.parametrize(("layer", "dtype"), NARROW, ids=str)
+def test_every_number_in_16_bits_on_the_host(gpu, layer, dtype):
+    assert_rounded_once(layer, dtype, lambda net: emulated(gpu, net))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("layer", "dtype"), NARROW, ids=str)
+def test_every_number_in_16_bits_on_a_gpu(layer, dtype):
+    assert_rounded_once(layer, dtype, lambda net: onchip.compile(net, "cuda"))
+
+
+def narrow_tree(dtype):
+    """Values of other shapes, a kept one and a batch norm, all of them in 16 bits."""
+    nodes = (
+        ("t", Tanh(), ("x",)), ("s", Sigmoid(), ("x",)), ("m", Mul(), ("t", "s")), ("a", Add(), ("m", "z")),
+        ("y", GELU(), ("a",)), ("u", Add(), ("y", "t")),
+    )  # fmt: skip
+    inputs = {"x": TensorType(("B", 3, 5), dtype), "z": TensorType(("B", 3, 1), dtype)}
+    return network(inputs, nodes, ("y", "u"))
+
+
+def test_layers_of_16_bits_have_eight_neighbours():
+    def neighbours(net):
+        return claims(net)[0].facts.run.neighbours
+
+    assert neighbours(narrow_tree("float16")) == neighbours(narrow_tree("bfloat16")) == 8
+    assert neighbours(tree()) == 4
+    assert neighbours(sequential(TensorType(("B", 3), "float16"), [("c", Cast("float32"))], {})) == 4
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_tree_in_16_bits_on_the_host(gpu, dtype):
+    net = narrow_tree(dtype)
+    engine = emulated(gpu, net)
+    for B in (1, 7, 300):
+        assert_right(net, engine, inputs_of(net, B, B))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_tree_in_16_bits_on_a_gpu(dtype):
+    """Also of so many rows that blocks fetch ahead."""
+    net = narrow_tree(dtype)
+    engine = onchip.compile(net, "cuda")
+    x, z = inputs_of(net, 1000)
+    assert_right(net, engine, (x, z))
+    many = engine(np.tile(x, (300, 1, 1)), np.tile(z, (300, 1, 1)))
+    for got, expected in zip(many, engine(x, z), strict=True):
+        assert got.tobytes() == np.tile(expected, (300, 1, 1)).tobytes()
+
+
 @needs_gxx
 def test_the_bits_of_a_row_depend_on_nothing_else(gpu):
     for name in ("a tree", "Mul (2, 3, 4) (2, 1, 4)", "batch norm (C, L)"):

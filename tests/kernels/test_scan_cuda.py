@@ -78,8 +78,6 @@ def test_how_rows_are_taken():
 def test_tiles_and_states():
     tile = 8192
     for N, tiles, groups in (
-        (2049, 1, 1),
-        (tile, 1, 1),
         (tile + 1, 2, 1),
         (GROUP * tile, GROUP, 1),
         (2**20 + 1, 129, 2),
@@ -104,9 +102,17 @@ def test_names_of_kernels():
     (walking,) = Scan(ScanOp("sum", False, True), "float32", 10, 77).steps(H200).launches
     assert walking.program.name_expression == "scan_rows<Sum, float, false, true, 32>"
     assert walking.config.grid == (2, 1, 1)
-    there, _, _, back = Scan(ScanOp(), "float64", 2, 10_000, 3).steps(H200).launches
-    assert [launch.program.name_expression.partition("<")[0] for launch in (there, back)] == ["permute_tiles"] * 2
+    (of_a_tile,) = Scan(ScanOp("max", True), "int64", 7, 4096).steps(H200).launches
+    assert of_a_tile.program.name_expression == "scan_warps<Max, long long, true>"
+    assert of_a_tile.config.grid == (7, 1, 1)
+    assert of_a_tile.config.block == (256, 1, 1)  # a warp has 512 numbers
+    for is_aligned, name in ((True, "permute_few"), (False, "permute_tiles")):
+        scan = Scan(ScanOp(), "float64", 2, 10_000, 3, is_aligned=is_aligned)
+        there, _, _, back = scan.steps(H200).launches
+        assert [launch.program.name_expression.partition("<")[0] for launch in (there, back)] == [name] * 2
     assert there.config.grid == back.config.grid == (2 * 10, 1, 1)  # boxes of 1,000 x 3
+    odd, _, _, _ = Scan(ScanOp(), "float32", 1, 10_000, 8, is_aligned=False).steps(H200).launches
+    assert odd.program.name_expression == "permute_tiles<unsigned, unsigned, u32, 1, 1>"
 
 
 def test_scratch_memory_of_steps():
@@ -116,7 +122,7 @@ def test_scratch_memory_of_steps():
     moved, tiles = 4 * 2 * 10_000 * 3, 2 * 3 * (2 + 1)
     assert steps.scratch_bytes == -(-moved // 256) * 256 + 16 * tiles
     assert [launch.program.name_expression.partition("<")[0] for launch in steps.launches] == [
-        "permute_tiles", "clear_states", "scan_tiles", "permute_tiles",
+        "permute_few", "clear_states", "scan_tiles", "permute_few",
     ]  # fmt: skip
     assert Scan(ScanOp(), "float32", 5, 7).steps(H200).scratch_bytes == 0
     assert Scan(ScanOp(), "float32", 0, 7).steps(H200).launches == ()
@@ -165,7 +171,8 @@ def test_long_and_short_rows(op, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "shape", [(1000, 3), (77, 1), (5, 2047), (300, 2050), (3, 70_001), (2, 0), (0, 5), (4, 1_100_000)]
+    "shape",
+    [(1000, 3), (77, 1), (5, 2047), (300, 2050), (700, 4096), (9, 8191), (3, 70_001), (2, 0), (0, 5), (4, 1_100_000)],
 )
 def test_rows_are_segments_and_alone_have_the_same_bits(shape):
     torch = pytest.importorskip("torch")
@@ -189,6 +196,19 @@ def test_any_axis(shape):
         for axis in range(-len(shape), len(shape)):
             y = onchip.scan(there, "sum", exclusive, axis=axis).cpu().numpy()
             assert_right(np.moveaxis(y, axis, -1), np.moveaxis(x, axis, -1), ScanOp("sum", exclusive))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("inner", [2, 3, 4, 8])
+def test_columns_that_do_not_begin_at_16_bytes(inner):
+    torch = pytest.importorskip("torch")
+    x = numbers("float32", 8000, inner)
+    expected = onchip.scan(torch.from_numpy(x).cuda(), axis=0)
+    padded = torch.zeros(x.size + 1, device="cuda")
+    there = padded[1:].view(8000, inner)
+    there.copy_(torch.from_numpy(x))
+    assert torch.equal(onchip.scan(there, axis=0), expected)
+    assert torch.equal(onchip.scan(there, axis=0, out=there), expected)
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import onchip
 from checks import narrow_numbers, narrow_sums
 from emulated_cuda import Kernel, emulated_gpu, needs_gxx
 from onchip.kernels import reference
-from onchip.kernels.cuda.program import Program
+from onchip.kernels.cuda.program import Input, Output, Program, Scratch, Steps
 from onchip.kernels.cuda.scan import Scan, ScanAlone
 from onchip.kernels.reference.scan import scan as reference_scan
 from onchip.plan.device import H200
@@ -18,6 +18,7 @@ from onchip.plan.planner import make_plan
 from onchip.runtime import scan as scan_module
 from onchip.runtime.cuda import scan as gpu_scan
 from onchip.runtime.cuda.backend import CudaBackend
+from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.scan import bound_scan
 from onchip.runtime.engine import Engine, kernels_for
 from onchip.runtime.scan import scan_into
@@ -113,9 +114,33 @@ def test_short_rows(gpu, op, dtype, exclusive):
 @pytest.mark.parametrize(("op", "dtype", "exclusive"), KINDS, ids=str)
 def test_long_rows(gpu, op, dtype, exclusive):
     tile = Scan(ScanOp(op), dtype, 1, 1 << 20).tile
-    for shape in ((2049,), (tile,), (tile + 1,), (2 * tile - 1,), (3, 2 * tile + 777)):
+    for shape in ((tile + 1,), (2 * tile - 1,), (3, 2 * tile + 777)):
         assert_scans(numbers(op, dtype, *shape), op, exclusive)
     assert {name.partition("<")[0] for name in gpu.driver.programs} == {"scan_tiles", "clear_states"}
+
+
+@pytest.mark.parametrize(("op", "dtype", "exclusive"), KINDS, ids=str)
+def test_rows_of_a_tile_at_most(gpu, op, dtype, exclusive):
+    tile = Scan(ScanOp(op), dtype, 1, 1 << 20).tile
+    for shape in ((2049,), (3, tile // 2), (3, tile // 2 + 1), (2, tile - 1), (tile,)):
+        assert_scans(numbers(op, dtype, *shape), op, exclusive)
+    assert {name.partition("<")[0] for name in gpu.driver.programs} == {"scan_warps"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "uint8"])
+@pytest.mark.parametrize("N", [4096, 3001])
+def test_rows_of_a_tile_have_the_bits_of_a_tile(gpu, dtype, N):
+    """Rounded on the way, as scan_tiles rounds."""
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal((3, N)) if "float" in dtype else rng.integers(0, 256, (3, N))).astype(dtype)
+    scan = Scan(ScanOp("sum", True), dtype, 3, N)
+    made = np.zeros_like(x), np.zeros_like(x)
+    scratch = np.zeros(2 * scan.states + 2, np.uint64)
+    tiles = Steps(scan._along_rows(H200, Input(0), Output(0), Scratch(0)), scratch.nbytes)
+    for y, steps in zip(made, (scan.steps(H200), tiles), strict=True):
+        at = -(-scratch.ctypes.data // 16) * 16
+        BoundSteps(gpu, steps).enqueue([x.ctypes.data], [y.ctypes.data], at, gpu.stream)
+    assert made[0].tobytes() == made[1].tobytes()
 
 
 @pytest.mark.parametrize(("op", "dtype", "exclusive"), KINDS[:2], ids=str)
@@ -199,9 +224,11 @@ def test_columns(gpu, op, dtype, exclusive):
 
 @pytest.mark.parametrize(("op", "dtype", "exclusive"), KINDS[:3], ids=str)
 def test_long_and_narrow(gpu, op, dtype, exclusive):
-    for shape, axis in (((2500, 33), 0), ((3, 2049, 2, 2), 1)):
+    for shape, axis in (((2500, 33), 0), ((3, 2049, 2, 2), 1), ((2, 9000, 3), 1)):
         assert_scans(numbers(op, dtype, *shape), op, exclusive, axis)
-    assert {name.partition("<")[0] for name in gpu.driver.programs} == {"permute_tiles", "scan_tiles", "clear_states"}
+    assert {name.partition("<")[0] for name in gpu.driver.programs} == {
+        "permute_tiles", "permute_few", "scan_tiles", "clear_states",
+    }  # fmt: skip
 
 
 def test_numbers_of_the_host_along_any_axis(gpu):

@@ -7,15 +7,20 @@
 //         before the first is used; a piece is 16 B where lines (VX) or columns (VY) are aligned. A line may be of
 //         several axes, so that short ones do not make short lines: 3 channels and all columns of an image are one.
 //         permute_small, where whole rows are short: a block takes several, which lie in one piece in x and in y, and
-//         a table says where in a row each number comes from.
+//         a table says where in a row each number comes from. permute_few, where 2 to 4 channels move behind or before
+//         the pixels of an image: a thread has 16 B of pixels of every channel and puts them in order in registers;
+//         shared memory only makes neighbours of what the lanes of a warp read or write.
 // Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
 //         instructions a float in the time of a copy; permute_tiles<.., 4, 4> is 640 instructions on sm_90a for 16
-//         floats of a thread, of which a third is for lines of several axes: about 27 a float.
+//         floats of a thread, of which a third is for lines of several axes: about 27 a float. permute_few
+//         <.., 3, true> is 137 instructions for 12 floats, or 24 numbers in 16 bits.
 // Layout  y row-major; of permute_rows (?, n1, n2, n3, n4, n5), the number of (i0, ..., i5) lies in x at i0 s0 + ... +
 //         i4 s4 + i5; of permute_tiles, number (o, a, b) lies in x at outer_x(o) + lines(a) + b and in y at outer_y(o)
-//         + columns(b) + a; of permute_small, number j of a row at inner(j) of the same row.
+//         + columns(b) + a; of permute_small, number j of a row at inner(j) of the same row; permute_few: (outer, K, pixels) and (outer,
+//         pixels, K), the first of them 16 B of pixels at a time.
 // Shared  permute_tiles: R * (C | 1) <= 4,160 numbers and R + C <= 1,056 places: 25 KB of 32-bit numbers, 42 KB of
-//         64-bit ones. C | 1: a column's numbers lie in different banks. permute_small: 21 or 38 KB.
+//         64-bit ones. C | 1: a column's numbers lie in different banks. permute_small: 21 or 38 KB. permute_few: a
+//         thread has (K | 1) * 16 B, so that eight lanes meet all banks: 12 KB for 3 channels.
 // Limits  Up to six axes, once those that stay together are one; words of 1 to 16 bytes, or float32, float16 and
 //         bfloat16 into each other; Index counts words, or lines and columns; sm_80 up.
 #include "divide.cuh"
@@ -175,5 +180,63 @@ __global__ void __launch_bounds__(THREADS)
             y[first + i] = slots[padded(begin + from[i - begin])].v;
         }
         __syncthreads();
+    }
+}
+
+// K       channels
+// BEHIND  whether they move behind the pixels, or before them
+// groups  of 16 bytes of pixels, `across` in an image
+template <class T, class Index, int K, bool BEHIND>
+__global__ void __launch_bounds__(THREADS, K == 4 ? 5 : 6)
+    permute_few(const uint4* x, uint4* y, long long groups, Divider across) {
+    constexpr int V = 16 / sizeof(T), PITCH = K | 1;
+    __shared__ uint4 slots[THREADS * PITCH];
+    const int lane = threadIdx.x % 32;
+    uint4* of_warp = slots + (threadIdx.x - lane) * PITCH;
+    for (long long first = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x - lane; first < groups;
+         first += static_cast<long long>(gridDim.x) * THREADS) {
+        const bool is_inside = first + lane < groups;
+        const int pieces = groups - first < 32 ? static_cast<int>(groups - first) * K : 32 * K;  // with channels behind
+        Index image = static_cast<Index>(first + lane);
+        const u32 pixel = take_rest(image, across);
+        const long long apart = static_cast<long long>(image) * K * across.size + pixel;  // with channels before
+        Neighbours<T, V> given[K], made[K];
+        uint4 *in = reinterpret_cast<uint4*>(given), *out = reinterpret_cast<uint4*>(made);
+        if constexpr (BEHIND) {
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                if (is_inside) in[k] = x[apart + k * across.size];
+            }
+#pragma unroll
+            for (int n = 0; n < K * V; ++n) made[n / V].v[n % V] = given[n % K].v[n / K];
+#pragma unroll
+            for (int k = 0; k < K; ++k) of_warp[lane * PITCH + k] = out[k];
+            __syncwarp();
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                const int piece = lane + 32 * k;
+                if (piece < pieces) y[first * K + piece] = of_warp[piece / K * PITCH + piece % K];
+            }
+        } else {
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                if (lane + 32 * k < pieces) in[k] = x[first * K + lane + 32 * k];
+            }
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                const int piece = lane + 32 * k;
+                of_warp[piece / K * PITCH + piece % K] = in[k];
+            }
+            __syncwarp();
+#pragma unroll
+            for (int k = 0; k < K; ++k) in[k] = of_warp[lane * PITCH + k];
+#pragma unroll
+            for (int n = 0; n < K * V; ++n) made[n % K].v[n / K] = given[n / V].v[n % V];
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                if (is_inside) y[apart + k * across.size] = out[k];
+            }
+        }
+        __syncwarp();
     }
 }

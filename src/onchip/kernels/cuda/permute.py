@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.cuda.divide import divider, index_of, parts
+from onchip.kernels.cuda.divide import MOST, divider, index_of, parts
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
@@ -45,12 +45,22 @@ TILE, SLOTS, MOST_LINES = 4096, 4160, 1024  # of a box: numbers, room for them, 
 SIDE, SMALL = 64, 2048  # as many neighbours are a whole line; numbers of a row of permute_small
 MOST_BLOCKS = 1 << 20  # a box or a chunk each; beyond, several
 MOST_AXES, MOST_TOGETHER = 6, 4  # of an array; of an index
+MOST_CHANNELS = 4  # of permute_few
 
 
 def permute(
-    dtypes: tuple[str, str], shape: Sequence[int], axes: Sequence[int], units: int, x: Argument, y: Argument
+    dtypes: tuple[str, str],
+    shape: Sequence[int],
+    axes: Sequence[int],
+    units: int,
+    x: Argument,
+    y: Argument,
+    is_aligned: bool = True,
 ) -> KernelLaunch:
-    """The array of this shape with its axes in this order, from dtype to dtype."""
+    """The array of this shape with its axes in this order, from dtype to dtype.
+
+    is_aligned  x and y begin at multiples of 16 bytes; where the last axis stays the last, they have to
+    """
     shape, axes = merge_axes(shape, axes)
     assert len(shape) <= MOST_AXES, f"{len(shape)} axes move apart, at most {MOST_AXES} can"
     if not axes or axes[-1] == len(axes) - 1:
@@ -58,11 +68,14 @@ def permute(
         if is_narrow and _has_small_rows(shape, axes):
             return _small(dtypes, shape, axes, x, y)
         return _rows(dtypes, shape, axes, units, x, y)
+    if is_aligned and (few := _few(dtypes, shape, axes, x, y)) is not None:
+        return few
     groups = _groups(shape, axes)
     lines, columns = (math.prod(shape[axis] for axis in group) for group in groups)
     if lines * columns < TILE // 4 and _has_small_rows(shape, axes):
         return _small(dtypes, shape, axes, x, y)
-    return _tiles(dtypes, shape, axes, groups, x, y)
+    most = min(4, *(16 // DTYPE_BYTES[dtype] for dtype in dtypes)) if is_aligned else 1
+    return _tiles(dtypes, shape, axes, groups, most, x, y)
 
 
 def _rows(
@@ -90,6 +103,26 @@ def _rows(
     )
 
 
+def _few(
+    dtypes: tuple[str, str], shape: tuple[int, ...], axes: tuple[int, ...], x: Argument, y: Argument
+) -> KernelLaunch | None:
+    """permute_few(x, y, groups, across): few channels behind the pixels, or before them; None: it is something else."""
+    item_bytes = DTYPE_BYTES[dtypes[0]]
+    if dtypes[0] != dtypes[1] or axes not in ((1, 0), (0, 2, 1)):
+        return None
+    is_behind = shape[-2] < shape[-1]
+    K, pixels = sorted(shape[-2:])
+    across, rest = divmod(pixels * item_bytes, 16)
+    if K > MOST_CHANNELS or rest or across >= MOST:
+        return None
+    groups = across * math.prod(shape[:-2])
+    names = f"{WORDS[item_bytes]}, {index_of(groups)}, {K}, {str(is_behind).lower()}"
+    return KernelLaunch(
+        Program(SOURCE, f"permute_few<{names}>"), in_line(min(-(-groups // THREADS), MOST_BLOCKS)),
+        (x, y, Int64(groups), divider(across)), Budget(registers=48, spill_bytes=8),  # sm_90 spills nothing
+    )  # fmt: skip
+
+
 def _has_small_rows(shape: tuple[int, ...], axes: tuple[int, ...]) -> bool:
     """Whether short rows, whose order stays, are permuted each by itself."""
     return 1 < len(axes) <= 1 + MOST_TOGETHER and axes[0] == 0 and math.prod(shape[1:]) <= SMALL
@@ -114,6 +147,7 @@ def _tiles(
     shape: tuple[int, ...],
     axes: tuple[int, ...],
     groups: tuple[list[int], list[int]],
+    most: int,  # numbers of a piece
     x: Argument,
     y: Argument,
 ) -> KernelLaunch:
@@ -126,7 +160,6 @@ def _tiles(
     across, down = -(-Na // R), -(-Nb // C)
     tiles = math.prod(shape[axis] for axis in outer) * across * down
     # Whatever lies beside a line is a multiple of all of its numbers away, and so for a column.
-    most = min(4, *(16 // DTYPE_BYTES[dtype] for dtype in dtypes))
     VX, VY = (most if N % most == 0 else 1 for N in (Nb, Na))
     names = ", ".join(_numbers(dtypes))
     arguments = (
@@ -266,12 +299,16 @@ def _instance(given: str, made: str, *axes: int, shape: tuple[int, ...] = (8, 64
     return Instance(name, lambda device: permute((given, made), shape, axes, device.units, Input(0), Output(0)))
 
 
+_FOURS = (8, 4, 32), (8, 32, 4)
 INSTANCES = (
     *(_instance(dtype, dtype, 0, 3, 2, 1) for dtype in ("float32", "float16", "uint8", "float64")),
     *(_instance(dtype, dtype, 0, 2, 1, 3) for dtype in ("float32", "float16", "uint8", "float64")),
     *(_instance(dtype, dtype, 0, 3, 2, 1, shape=(8, 33, 31, 35)) for dtype in ("float32", "uint8", "float64")),
     *(_instance(dtype, dtype, 0, 3, 2, 1, shape=(1 << 31, 64, 1, 33)) for dtype in ("float32", "float64")),
     *(_instance(dtype, dtype, 0, 3, 2, 1, shape=(8, 3, 5, 7)) for dtype in ("float16", "float64")),
+    *(_instance(dtype, dtype, 0, 2, 3, 1, shape=(8, 3, 32, 32)) for dtype in ("float32", "float16", "uint8")),
+    *(_instance(dtype, dtype, 0, 3, 1, 2, shape=(8, 32, 32, 3)) for dtype in ("float32", "float16", "uint8")),
+    *(_instance(dtype, dtype, 0, 2, 1, shape=shape) for dtype in ("float16", "float64") for shape in _FOURS),
     _instance("bfloat16", "float32", 0, 3, 2, 1),
     _instance("float32", "float16", 0, 1, 2, 3),
 )

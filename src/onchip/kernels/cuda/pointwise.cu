@@ -5,28 +5,33 @@
 //         all of them. Values between the layers never reach memory, and a new network costs no compilation.
 // Floor   Every value read and given moves once: 2^28 numbers of float32 through any chain are 2.1 GB / 4.8 TB/s =
 //         447 us. At 4.2 TB/s, 132 multiprocessors at 1.7 GHz issue 55 instructions for each number, 28 in 16 bits;
-//         decoding takes about one a step, activations up to 23 (activation.cuh).
+//         decoding takes about one a step, activations up to 23 (activation.cuh), in 16 bits up to 15 (brief.cuh).
 // Numbers What a run is computed in: float, double where layers are float64, long long where they are ints, whose sums
 //         and products are right in every narrower int when they are cut off at the end.
 // Flight  A thread's 16 floats lie in four groups of four neighbours, a block's width apart: a warp's 16 bytes a lane
-//         lie next to each other. 5 blocks of 256 threads have 80 KB of float32 under way on a multiprocessor.
+//         lie next to each other. 5 blocks of 256 threads have 80 KB of float32 under way on a multiprocessor. Where all
+//         layers are of 16 bits, groups are of eight, as many bytes, and each block has L2 fetch what a later one loads:
+//         half the bytes are under way to the same registers.
 // Places  A value that is stretched has sizes and strides: the number of a group is divided by each size in turn, by a
 //         multiplication. Where four neighbours are neighbours there too, or one number, that is done once for four.
 // Order   A number's operations are those of the run, in its order, wherever it stands.
 // Layout  Values are 16 B aligned, `count` numbers; of those that are given, all lie one after the other.
 // Shared  THREADS * 64 B for each value that is kept at the same time.
 // Limits  MOST_OPERANDS values and weights, MOST_OUTPUTS values given, MOST_STEPS steps, count < 2^31; sm_80 up.
-#include "activation.cuh"
+#include "brief.cuh"
 #include "divide.cuh"
 
 constexpr int THREADS = 256;
 constexpr int MOST_OPERANDS = 12, MOST_OUTPUTS = 6, MOST_STEPS = 64, MOST_LEVELS = 6;
 template <class Number>
-constexpr int GROUPS = 16 / sizeof(Number);  // of four numbers of a thread
+constexpr int A_THREAD = 64 / sizeof(Number);  // numbers
 template <class Number>
 constexpr int BLOCKS = is_same<Number, float> ? 5 : 3;  // of a multiprocessor
 template <class Number>
-using Numbers = Number[GROUPS<Number>][4];
+using Numbers = Number[A_THREAD<Number>];
+// Where number i of a thread is, from its first one: V of them are neighbours.
+template <int V>
+__device__ constexpr u32 behind(int i) { return V * THREADS * (i / V) + i % V; }
 
 // In the order of pointwise_run.py.
 enum Type : unsigned char { FLOAT32, FLOAT16, BFLOAT16, UINT8, FLOAT64, INT64, INT32, INT16, INT8 };
@@ -129,28 +134,30 @@ __device__ __forceinline__ Number tell(Number (*f)(Number, Number, Number), Numb
 template <class Function, class Number>
 __device__ __forceinline__ bool apply_to(Numbers<Number>& v, Number p, Number q) {
 #pragma unroll
-    for (auto& four : v) {
-#pragma unroll
-        for (Number& each : four) each = tell<Number>(&Function::apply, each, p, q);
-    }
+    for (Number& each : v) each = tell<Number>(&Function::apply, each, p, q);
     return true;
 }
 template <class Function, class Number>
 __device__ __forceinline__ bool combine(Numbers<Number>& v, const Numbers<Number>& other) {
 #pragma unroll
-    for (int g = 0; g < GROUPS<Number>; ++g) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) v[g][i] = Function::apply(v[g][i], other[g][i]);
-    }
+    for (int i = 0; i < A_THREAD<Number>; ++i) v[i] = Function::apply(v[i], other[i]);
     return true;
 }
+template <class Function, bool IS_BRIEF>
+struct Way {
+    using type = Function;
+};
+template <class Function>
+struct Way<Function, true> {
+    using type = Brief<Function>;
+};
 // An operation's code is its place among the template arguments.
 template <class... Functions>
 struct Unary {
-    template <class Number>
+    template <class Number, bool IS_BRIEF>
     static __device__ __forceinline__ void apply(int code, Numbers<Number>& v, Number p, Number q) {
         int n = 0;
-        static_cast<void>(((code == n++ && apply_to<Functions, Number>(v, p, q)) || ...));
+        static_cast<void>(((code == n++ && apply_to<typename Way<Functions, IS_BRIEF>::type, Number>(v, p, q)) || ...));
     }
 };
 template <class... Functions>
@@ -164,11 +171,11 @@ struct Binary {
 
 // -- memory -------------------------------------------------------------------------------------------------------
 
-// Four neighbours, in words of up to 16 B.
-template <class T>
-struct Four {
-    using Word = typename Vector<(sizeof(T) < 4 ? 4 * sizeof(T) : 16)>::type;
-    static constexpr int WORDS = 4 * sizeof(T) / sizeof(Word);
+// V neighbours, in words of up to 16 B.
+template <class T, int V>
+struct Several {
+    using Word = typename Vector<(sizeof(T) * V < 16 ? sizeof(T) * V : 16)>::type;
+    static constexpr int WORDS = sizeof(T) * V / sizeof(Word);
     Word words[WORDS];
 
     __device__ __forceinline__ T& operator[](int i) { return reinterpret_cast<T*>(words)[i]; }
@@ -182,21 +189,21 @@ struct Four {
     }
 };
 
-template <class T, class Number>
+template <class T, int V, class Number>
 __device__ __forceinline__ void load_whole(Numbers<Number>& v, const void* from, const Operand& operand, u32 first,
                                            u32 count) {
     const T* x = static_cast<const T*>(from) + operand.first;
 #pragma unroll
-    for (int g = 0; g < GROUPS<Number>; ++g) {
-        const u32 n = first + 4 * THREADS * g;
-        if (n + 4 <= count) {
-            Four<T> four;
-            four.load(x + n);
+    for (int g = 0; g < A_THREAD<Number>; g += V) {
+        const u32 n = first + behind<V>(g);
+        if (n + V <= count) {
+            Several<T, V> several;
+            several.load(x + n);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) v[g][i] = widened<Number>(four[i]);
+            for (int i = 0; i < V; ++i) v[g + i] = widened<Number>(several[i]);
         } else {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) v[g][i] = n + i < count ? widened<Number>(x[n + i]) : Number(0);
+            for (int i = 0; i < V; ++i) v[g + i] = n + i < count ? widened<Number>(x[n + i]) : Number(0);
         }
     }
 }
@@ -233,83 +240,85 @@ __device__ __forceinline__ Number load_one(const void* x, Type type, long long p
     }
 }
 
-template <class Number>
+template <int V, class Number>
 __device__ __forceinline__ void load_stretched(Numbers<Number>& v, const void* x, const Operand& operand, u32 first,
                                                u32 count) {
     u32 place = 0;
 #pragma unroll
-    for (int i = 0; i < 4 * GROUPS<Number>; ++i) {
-        const u32 n = first + 4 * THREADS * (i / 4) + i % 4;
+    for (int i = 0; i < A_THREAD<Number>; ++i) {
+        const u32 n = first + behind<V>(i);
         if (i % 4 == 0 || operand.where == APART) place = place_of(n, operand);
         else ++place;
-        if (n >= count) v[i / 4][i % 4] = Number(0);
-        else if (i % 4 > 0 && operand.where == ALIKE) v[i / 4][i % 4] = v[i / 4][0];
-        else v[i / 4][i % 4] = load_one<Number>(x, operand.type, operand.first + place);
+        if (n >= count) v[i] = Number(0);
+        else if (i % 4 > 0 && operand.where == ALIKE) v[i] = v[i / 4 * 4];
+        else v[i] = load_one<Number>(x, operand.type, operand.first + place);
     }
 }
 
-template <class Number>
+template <int V, class Number>
 __device__ __forceinline__ void load(Numbers<Number>& v, const void* from, const Operand& operand, u32 first,
                                      u32 count) {
-    if (operand.where != WHOLE) return load_stretched<Number>(v, from, operand, first, count);
+    if (operand.where != WHOLE) return load_stretched<V, Number>(v, from, operand, first, count);
     switch (operand.type) {
-        case UINT8: return load_whole<unsigned char, Number>(v, from, operand, first, count);
-        case INT64: return load_whole<long long, Number>(v, from, operand, first, count);
-        case INT32: return load_whole<int, Number>(v, from, operand, first, count);
-        case INT16: return load_whole<short, Number>(v, from, operand, first, count);
-        case INT8: return load_whole<signed char, Number>(v, from, operand, first, count);
+        case UINT8: return load_whole<unsigned char, V, Number>(v, from, operand, first, count);
+        case INT64: return load_whole<long long, V, Number>(v, from, operand, first, count);
+        case INT32: return load_whole<int, V, Number>(v, from, operand, first, count);
+        case INT16: return load_whole<short, V, Number>(v, from, operand, first, count);
+        case INT8: return load_whole<signed char, V, Number>(v, from, operand, first, count);
         default: break;
     }
     if constexpr (!is_same<Number, long long>) {
         switch (operand.type) {
-            case FLOAT32: return load_whole<float, Number>(v, from, operand, first, count);
-            case FLOAT16: return load_whole<f16, Number>(v, from, operand, first, count);
-            case BFLOAT16: return load_whole<bf16, Number>(v, from, operand, first, count);
-            default: return load_whole<double, Number>(v, from, operand, first, count);
+            case FLOAT32: return load_whole<float, V, Number>(v, from, operand, first, count);
+            case FLOAT16: return load_whole<f16, V, Number>(v, from, operand, first, count);
+            case BFLOAT16: return load_whole<bf16, V, Number>(v, from, operand, first, count);
+            default: return load_whole<double, V, Number>(v, from, operand, first, count);
         }
     }
 }
 
-template <class T, class Number>
+template <class T, int V, class Number>
 __device__ __forceinline__ void store_as(void* to, const Numbers<Number>& v, u32 first, const Run<Number>& run) {
 #pragma unroll
-    for (int g = 0; g < GROUPS<Number>; ++g) {
-        const u32 n = first + 4 * THREADS * g;
+    for (int g = 0; g < A_THREAD<Number>; g += V) {
+        const u32 n = first + behind<V>(g);
         T* y = static_cast<T*>(to) + run.first + n;
-        if (n + 4 <= run.count) {
-            Four<T> four;
+        if (n + V <= run.count) {
+            Several<T, V> several;
             if constexpr (sizeof(T) == 2 && is_same<Number, float>) {  // two at a time
-                four.words[0] = {pack<T>(v[g][0], v[g][1]), pack<T>(v[g][2], v[g][3])};
+#pragma unroll
+                for (int i = 0; i < V; i += 2)
+                    reinterpret_cast<u32*>(several.words)[i / 2] = pack<T>(v[g + i], v[g + i + 1]);
             } else {
 #pragma unroll
-                for (int i = 0; i < 4; ++i) four[i] = narrowed<T>(v[g][i]);
+                for (int i = 0; i < V; ++i) several[i] = narrowed<T>(v[g + i]);
             }
-            four.store(y);
+            several.store(y);
         } else {
 #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (n + i < run.count) y[i] = narrowed<T>(v[g][i]);
+            for (int i = 0; i < V; ++i)
+                if (n + i < run.count) y[i] = narrowed<T>(v[g + i]);
         }
     }
 }
 
-template <class Number>
+template <int V, class Number>
 __device__ __forceinline__ void store(const Run<Number>& run, int index, const Numbers<Number>& v, u32 first) {
     void* to = run.output_at[index];
     if constexpr (is_same<Number, long long>) {
         switch (run.outputs[index]) {
-            case INT64: return store_as<long long, Number>(to, v, first, run);
-            case INT32: return store_as<int, Number>(to, v, first, run);
-            case INT16: return store_as<short, Number>(to, v, first, run);
-            default: return store_as<unsigned char, Number>(to, v, first, run);  // int8 has the same bits
+            case INT64: return store_as<long long, V, Number>(to, v, first, run);
+            case INT32: return store_as<int, V, Number>(to, v, first, run);
+            case INT16: return store_as<short, V, Number>(to, v, first, run);
+            default: return store_as<unsigned char, V, Number>(to, v, first, run);  // int8 has the same bits
         }
     } else {
         switch (run.outputs[index]) {
-            case FLOAT32: return store_as<float, Number>(to, v, first, run);
-            case FLOAT16: return store_as<f16, Number>(to, v, first, run);
-            case BFLOAT16: return store_as<bf16, Number>(to, v, first, run);
-            case UINT8: return store_as<unsigned char, Number>(to, v, first, run);
-            default: return store_as<double, Number>(to, v, first, run);
+            case FLOAT32: return store_as<float, V, Number>(to, v, first, run);
+            case FLOAT16: return store_as<f16, V, Number>(to, v, first, run);
+            case BFLOAT16: return store_as<bf16, V, Number>(to, v, first, run);
+            case UINT8: return store_as<unsigned char, V, Number>(to, v, first, run);
+            default: return store_as<double, V, Number>(to, v, first, run);
         }
     }
 }
@@ -318,52 +327,73 @@ __device__ __forceinline__ void store(const Run<Number>& run, int index, const N
 
 extern __shared__ uint4 kept[];
 
+// The four numbers from i on of a value that is kept.
 template <class Number>
-__device__ __forceinline__ Number* kept_group(int index, int g) {
-    const int group = (index * GROUPS<Number> + g) * THREADS + static_cast<int>(threadIdx.x);
-    return reinterpret_cast<Number*>(kept) + 4 * group;
+__device__ __forceinline__ Number* kept_four(int index, int i) {
+    const int four = (index * A_THREAD<Number> + i) / 4 * THREADS + static_cast<int>(threadIdx.x);
+    return reinterpret_cast<Number*>(kept) + 4 * four;
 }
 template <class Number>
 __device__ __forceinline__ void take(Numbers<Number>& v, int index) {
 #pragma unroll
-    for (int g = 0; g < GROUPS<Number>; ++g) {
-        Four<Number> four;
-        four.load(kept_group<Number>(index, g));
+    for (int i = 0; i < A_THREAD<Number>; i += 4) {
+        Several<Number, 4> four;
+        four.load(kept_four<Number>(index, i));
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[g][i] = four[i];
+        for (int j = 0; j < 4; ++j) v[i + j] = four[j];
     }
 }
 template <class Number>
 __device__ __forceinline__ void keep(const Numbers<Number>& v, int index) {
 #pragma unroll
-    for (int g = 0; g < GROUPS<Number>; ++g) {
-        Four<Number> four;
+    for (int i = 0; i < A_THREAD<Number>; i += 4) {
+        Several<Number, 4> four;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) four[i] = v[g][i];
-        four.store(kept_group<Number>(index, g));
+        for (int j = 0; j < 4; ++j) four[j] = v[i + j];
+        four.store(kept_four<Number>(index, i));
     }
 }
 
-template <class Number, class Functions, class Combinations>
+// What a block that begins when this one ends will load: asked of memory now, found in L2 then. Numbers in 16 bits are
+// half the bytes on their way to the same registers.
+template <class Number>
+__device__ __forceinline__ void fetch_ahead(const Run<Number>& run) {
+#if __CUDA_ARCH__ >= 900
+    constexpr u32 NUMBERS = A_THREAD<Number> * THREADS;
+    constexpr u32 AHEAD = 768;  // blocks: more than 132 multiprocessors hold; 6 MB of an operand in L2
+    const int index = threadIdx.x;
+    if (index >= MOST_OPERANDS || run.operand_at[index] == nullptr) return;
+    const Operand& operand = run.operands[index];
+    if (operand.where != WHOLE || (operand.type != FLOAT16 && operand.type != BFLOAT16)) return;
+    const unsigned long long first = (static_cast<unsigned long long>(blockIdx.x) + AHEAD) * NUMBERS;
+    if (first + NUMBERS > run.count) return;
+    const f16* from = static_cast<const f16*>(run.operand_at[index]) + operand.first + first;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "n"(2 * NUMBERS) : "memory");
+#endif
+}
+
+// V  neighbours of a thread: 4, or 8 where all layers are of 16 bits and activations brief
+template <class Number, int V, class Functions, class Combinations>
 __global__ void __launch_bounds__(THREADS, BLOCKS<Number>) pointwise(const __grid_constant__ Run<Number> run) {
-    const u32 first = 4 * (blockIdx.x * GROUPS<Number> * THREADS + threadIdx.x);
+    const u32 first = V * (blockIdx.x * (A_THREAD<Number> / V) * THREADS + threadIdx.x);
+    if constexpr (V == 8) fetch_ahead(run);
     Numbers<Number> v, other;
     for (u32 s = 0; s < run.steps; ++s) {
         const Step<Number>& step = run.step[s];
         const int index = step.index;
         if (step.what == LOAD || step.what == COMBINE)
-            load<Number>(other, run.operand_at[index], run.operands[index], first, run.count);
+            load<V, Number>(other, run.operand_at[index], run.operands[index], first, run.count);
         else if (step.what == TAKE || step.what == COMBINE_KEPT)
             take<Number>(other, index);
         switch (step.what) {
             case LOAD:
             case TAKE:
 #pragma unroll
-                for (int i = 0; i < 4 * GROUPS<Number>; ++i) v[i / 4][i % 4] = other[i / 4][i % 4];
+                for (int i = 0; i < A_THREAD<Number>; ++i) v[i] = other[i];
                 break;
             case KEEP: keep<Number>(v, index); break;
-            case GIVE: store<Number>(run, index, v, first); break;
-            case APPLY: Functions::template apply<Number>(step.code, v, step.p, step.q); break;
+            case GIVE: store<V, Number>(run, index, v, first); break;
+            case APPLY: Functions::template apply<Number, V == 8>(step.code, v, step.p, step.q); break;
             case COMBINE:
             case COMBINE_KEPT: Combinations::template apply<Number>(step.code, v, other); break;
         }

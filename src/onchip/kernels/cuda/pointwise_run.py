@@ -82,6 +82,7 @@ class Step:
 @dataclass(frozen=True, eq=False)
 class Run:
     number: str  # of NUMBER_BYTES
+    neighbours: int  # of a thread: 8 where all layers are of 16 bits, else 4
     row_size: int
     operands: tuple[Operand, ...]
     outputs: tuple[str, ...]  # dtypes
@@ -223,9 +224,16 @@ class RunWriter:
         if len(self.steps) > MOST_STEPS:
             raise TooLargeError(f"takes at most {MOST_STEPS} steps")
         return Run(
-            self.number, row_size, tuple(self.operands), dtypes, tuple(self.outputs), tuple(self.steps), self.most_kept,
-            self.recipes,
+            self.number, 8 if self._is_narrow() else 4, row_size, tuple(self.operands), dtypes, tuple(self.outputs),
+            tuple(self.steps), self.most_kept, self.recipes,
         )  # fmt: skip
+
+    def _is_narrow(self) -> bool:
+        """Whether every layer reads and gives numbers in 16 bits."""
+        values = {value for node in self.nodes for value in (*node.inputs, node.name)}
+        return self.number == "float" and all(
+            self.net.types[value].dtype in ("float16", "bfloat16") for value in values
+        )
 
     def _roots(self, node: Node) -> list[str]:
         return [self.source.get(value, value) for value in node.inputs]

@@ -1,14 +1,15 @@
 // reduce.cu: the largest number or the mean along an axis: (outer, N, inner) becomes (outer, inner).
 //
-// Idea    reduce_short (inner = 1): a warp takes 32 short rows through shared memory, a thread a row. reduce_rows: a
-//         warp walks over a row, a block over a long one, V neighbours at once. reduce_columns: a thread has V
-//         neighbouring columns; eight warps share those of a warp, unless they are short.
+// Idea    reduce_short (inner = 1): a warp takes short rows through shared memory (short_rows.cuh), a thread a row.
+//         reduce_rows: a warp walks over a row, a block over a long one, V neighbours at once. reduce_columns: a thread
+//         has V neighbouring columns; eight warps share those of a warp, unless they are short.
 // Floor   Every number is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us. An H200 issues 28 instructions a
-//         float in the time of a copy; on sm_90a all of reduce_rows<.., 32, 4> is 250 instructions.
+//         float in the time of a copy; on sm_90a all of reduce_rows<.., 32, 4> is 250
+//         instructions, reduce_short<.., 1> 402: 3 of them and a quarter of a copy for each number.
 // Order   Sums are float64, of a short row one after the other, of others thread by thread every LANES-th V numbers
 //         (of a column every LINES-th one), then in a tree: N alone decides.
 // Layout  x (outer, N, inner), y (outer, inner), row-major.
-// Shared  reduce_short: see short_rows.cuh, 6 KB for rows of 10. reduce_columns: 8 * 32 V totals, 8 KB.
+// Shared  reduce_short: see short_rows.cuh, 10 KB for rows of 10 floats. reduce_columns: 8 * 32 V totals, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
 #include "reduce.cuh"
 #include "short_rows.cuh"
@@ -41,23 +42,29 @@ __device__ __forceinline__ Total nothing() {
     return is_same<How, Max> ? static_cast<Total>(-__int_as_float(0x7f800000)) : Total(0);
 }
 
-template <class How, class T>
-__global__ void __launch_bounds__(SHORT_THREADS) reduce_short(const T* x, T* y, long long outer, Parts rows) {
+// V  neighbours of a row that a thread reads at once; N is a multiple
+template <class How, class T, int V>
+__global__ void __launch_bounds__(SHORT_THREADS, 12)
+    reduce_short(const T* x, T* y, long long outer, int N, int together, Parts closed) {
     using Total = typename How::template Total<T>;
-    extern __shared__ double shared[];
-    const ShortRows<T> held(reinterpret_cast<wide_t<T>*>(shared), rows);
-    const int lane = threadIdx.x % 32, N = rows.size;
-    const long long step = static_cast<long long>(gridDim.x) * SHORT_THREADS;
+    extern __shared__ uint4 shared[];
+    const ShortRows<T> rows(shared, N, together, closed);
     const double share = 1.0 / N;
-    for (long long first = static_cast<long long>(blockIdx.x) * SHORT_THREADS + threadIdx.x / 32 * 32; first < outer;
-         first += step) {
-        const int height = outer - first < 32 ? static_cast<int>(outer - first) : 32;
-        held.load(x + first * N, height * N);
-        if (lane < height) {
+    for (long long first = rows.first(); first < outer; first += rows.step()) {
+        const int height = rows.height(outer - first);
+        rows.load(x + first * N, height * N);
+#pragma unroll 1
+        for (int row = threadIdx.x % 32; row < height; row += 32) {
+            const T* mine = rows.row(row);
             Total total = nothing<How, Total>();
-#pragma unroll 4
-            for (int n = 0; n < N; ++n) total = How::Op::join(total, static_cast<Total>(held.mine()[n]));
-            store_wide(y + first + lane, How::template finish<T>(total, N, share));
+#pragma unroll 8 / V
+            for (int n = 0; n < N; n += V) {
+                wide_t<T> v[V];
+                load_neighbours(mine + n, v);
+#pragma unroll
+                for (int j = 0; j < V; ++j) total = How::Op::join(total, static_cast<Total>(v[j]));
+            }
+            store_wide(y + first + row, How::template finish<T>(total, N, share));
         }
         __syncwarp();
     }

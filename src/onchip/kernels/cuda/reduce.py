@@ -39,7 +39,10 @@ from onchip.spec.types import DTYPE_BYTES
 ARCHITECTURES = EVERY_CHIP
 FOLDER = Path(__file__).parent
 THREADS, LINES, BLOCKS_A_UNIT = 256, 8, 8
-SHORT, SHORT_THREADS = 64, 128  # numbers of a row that a thread takes from shared memory; threads of a block
+SHORT = {2: 64, 4: 64, 8: 32}  # numbers of a row that a thread takes from shared memory, by their bytes
+SHORT_THREADS, SHORT_WARPS = 128, 4  # of a block
+PIECE_BYTES = 2560  # of a warp, unless 32 rows are more
+NEVER = 1 << 14  # chunks: more than a piece has
 LONG = 1024  # numbers of a row that a warp shares; a block shares a longer one
 MOST_ITEMS = {1: 32, 4: 8}  # neighbouring columns of a thread -> numbers of each that it holds
 WAVES = 32  # of blocks that are not all on the GPU at a time: the last wave is then a small part
@@ -50,7 +53,7 @@ SOFTMAXES: dict[type[Layer], str] = {Softmax: "Softmax", LogSoftmax: "LogSoftmax
 def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: int, x: Argument) -> KernelLaunch:
     """reduce or softmax along the middle axis of (outer, N, inner)
 
-    _short (x, y, outer, rows)   _lanes, _rows (x, y, outer, N)   _columns (x, y, outer, N, inner)
+    _short (x, y, outer, N, together, closed)   _lanes, _rows (x, y, outer, N)   _columns (x, y, outer, N, inner)
     """
     outer, N, inner = shape
     lanes = THREADS if N > LONG else 32
@@ -60,16 +63,20 @@ def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: i
         V, lines, items = columns_for(dtype, N, inner)
         name = f"{file}_columns<{given}, {V}, {lines}{f', {items}' if file == 'softmax' else ''}>"
         sizes, blocks, waves = tuple(map(Int64, shape)), -(-outer * inner * lines // (THREADS * V)), WAVES
-    elif N <= SHORT:
-        name, sizes = f"{file}_short<{given}>", (Int64(outer), parts(N))
-        threads, blocks, waves = SHORT_THREADS, -(-outer // SHORT_THREADS), WAVES
-        shared_bytes = SHORT_THREADS * ((N | 1) + 1) * max(4, DTYPE_BYTES[dtype])
+    elif SHORT[DTYPE_BYTES[dtype]] >= N:
+        row_bytes = N * DTYPE_BYTES[dtype]
+        V, is_even = math.gcd(16, row_bytes) // DTYPE_BYTES[dtype], row_bytes % 32 == 0
+        name = f"{file}_short<{given}, {V}{f', {_held(N)}' if file == 'softmax' else ''}>"
+        together = 32 * max(1, PIECE_BYTES // (32 * row_bytes))
+        sizes = Int64(outer), UInt32(N), UInt32(together), parts(row_bytes // 16 if is_even else NEVER)
+        threads, blocks, waves = SHORT_THREADS, -(-outer // (SHORT_WARPS * together)), WAVES
+        shared_bytes = SHORT_WARPS * together * (row_bytes + 16 * is_even)
     elif file == "reduce":
         name, blocks = f"reduce_rows<{given}, {lanes}, {_neighbours(dtype, N)}>", -(-outer * lanes // THREADS)
     elif THREADS * MOST_ITEMS[1] < N:
         name, blocks = f"softmax_rows<{given}>", outer
     else:
-        name = f"softmax_lanes<{given}, {lanes}, {1 << (-(-N // lanes) - 1).bit_length()}>"
+        name = f"softmax_lanes<{given}, {lanes}, {_held(-(-N // lanes))}>"
         sizes, blocks = (Int64(outer), UInt32(N)), -(-outer * lanes // THREADS)
     program = Program(FOLDER / f"{file}.cu", name)
     config = LaunchConfig((min(blocks, units * BLOCKS_A_UNIT * waves), 1, 1), (threads, 1, 1), shared_bytes)
@@ -85,7 +92,12 @@ def columns_for(dtype: str, N: int, inner: int) -> tuple[int, int, int]:
     lines = 1 if MOST_ITEMS[4] >= N else LINES
     held = -(-N // lines)
     V = 1 if MOST_ITEMS[4] < held <= MOST_ITEMS[1] else _neighbours(dtype, inner)
-    return V, lines, 1 << (held - 1).bit_length() if held <= MOST_ITEMS[V] else 0
+    return V, lines, _held(held) if held <= MOST_ITEMS[V] else 0
+
+
+def _held(N: int) -> int:
+    """Room for N numbers in the registers of a thread: few sizes, so that few kernels are compiled."""
+    return 1 << (N - 1).bit_length()
 
 
 def _neighbours(dtype: str, size: int) -> int:
@@ -174,11 +186,15 @@ INSTANCES = (
     _instance("mean of aligned columns", "reduce", "Mean", "float32", 10, 49, 2048),
     _instance("mean of long rows", "reduce", "Mean", "float16", 10, 5000, 1),
     _instance("largest of rows", "reduce", "Max", "bfloat16", 1000, 7, 1),
-    _instance("largest of short rows", "reduce", "Max", "float64", 1000, 64, 1),
+    _instance("largest of short rows", "reduce", "Max", "float64", 1000, 32, 1),
     _instance("largest of columns", "reduce", "Max", "float32", 10, 20, 30),
     _instance("mean of columns", "reduce", "Mean", "float64", 10, 20, 30),
     _instance("softmax of short rows", "softmax", "Softmax", "float32", 1000, 10, 1),
-    _instance("softmax of short float64 rows", "softmax", "Softmax", "float64", 1000, 64, 1),
+    _instance("softmax of short aligned rows", "softmax", "Softmax", "float32", 1000, 64, 1),
+    _instance("softmax of short odd rows", "softmax", "Softmax", "float32", 1000, 49, 1),
+    _instance("log-softmax of few numbers", "softmax", "LogSoftmax", "float32", 1000, 15, 1),
+    _instance("softmax of short float16 rows", "softmax", "Softmax", "float16", 1000, 10, 1),
+    _instance("log-softmax of short float64 rows", "softmax", "LogSoftmax", "float64", 1000, 31, 1),
     _instance("softmax of columns", "softmax", "Softmax", "float32", 10, 64, 1024),
     _instance("softmax of short columns", "softmax", "Softmax", "float32", 10, 8, 1024),
     _instance("largest of short columns", "reduce", "Max", "float16", 10, 8, 1024),

@@ -103,6 +103,29 @@ template <class S, class T> __device__ void store_vector(S* to, const T (&v)[VEC
     __stcs(reinterpret_cast<Word*>(to), word);
 }
 
+// -- totals of a warp, in trees ------------------------------------------------------------------------------------
+
+template <class Op, class T, int V> __device__ T vector_total(const T (&v)[V]) {
+    T parts[V];
+#pragma unroll
+    for (int k = 0; k < V; ++k) parts[k] = v[k];
+#pragma unroll
+    for (int half = V / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (int k = 0; k < half; ++k) parts[k] = Op::combine(parts[k], parts[k + half]);
+    }
+    return parts[0];
+}
+
+// All lanes get it.
+template <class Op, class T> __device__ T lanes_total(T total) {
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        total = Op::combine(total, __shfl_xor_sync(0xffffffffu, total, step));
+    }
+    return total;
+}
+
 // -- running values of a chunk: a vector a lane, the lanes of a row next to each other ------------------------------
 
 // v becomes its running values behind `running`, which comes to hold the chunk too.

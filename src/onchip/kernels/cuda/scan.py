@@ -1,4 +1,4 @@
-"""Scans on a GPU: the host's side of scan_tiles.cu, scan_rows.cu and scan_columns.cu.
+"""Scans on a GPU: the host's side of scan_tiles.cu, scan_warps.cu, scan_rows.cu and scan_columns.cu.
 
 An array is (outer, N, inner), scanned along the middle axis. How it is cut depends on N, inner and the dtype, never on
 `outer`: a row's bits do not depend on its batch.
@@ -65,6 +65,7 @@ class Scan:
     N: int
     inner: int = 1
     whole: int = 0  # the numbers of the row that N are a part of; 0: they are all of it
+    is_aligned: bool = True  # x and y begin at multiples of 16 bytes; rows are looked at when they are scanned
 
     @property
     def number_bytes(self) -> int:
@@ -84,6 +85,11 @@ class Scan:
     def is_long(self) -> bool:
         """Whether its rows are scanned in tiles."""
         return self.inner == 1 and not self.how.reverse and self.row_bytes > SHORT_BYTES
+
+    @property
+    def is_one_tile(self) -> bool:
+        """Whether a block scans a whole row."""
+        return self.tiles == 1 and not self.whole
 
     @property
     def is_narrow(self) -> bool:
@@ -138,6 +144,13 @@ class Scan:
         arguments = (x, y, states, *totals, Int64(self.N), UInt32(self.tiles))
         return KernelLaunch(program, config, arguments, Budget(65536 // (THREADS * resident) // 8 * 8, spill_bytes=48))
 
+    def by_warps(self, x: Argument, y: Argument) -> KernelLaunch:
+        """scan_warps(x, y, N): rows of one tile, in the order of scan_tiles"""
+        program = Program(FOLDER / "scan_warps.cu", f"scan_warps<{self.template}>")
+        of_warp = self.tile // (THREADS // 32)
+        config = LaunchConfig((self.outer, 1, 1), (32 * -(-self.N // of_warp), 1, 1), 0)
+        return KernelLaunch(program, config, (x, y, Int64(self.N)), Budget(registers=64, spill_bytes=16))
+
     # -- short rows and columns ----------------------------------------------------------------------------------
 
     @property
@@ -169,6 +182,8 @@ class Scan:
             return Steps(())
         if self.is_narrow:
             return self._as_rows(device)
+        if self.is_long and self.is_one_tile:
+            return Steps((self.by_warps(Input(0), Output(0)),))
         if self.is_long:
             return Steps(self._along_rows(device, Input(0), Output(0), Scratch(0)), STATE_BYTES * self.states)
         return Steps((self.by_walking(device.units),))
@@ -182,9 +197,13 @@ class Scan:
         numbers, dtypes = self.outer * self.N * self.inner, (self.dtype, self.dtype)
         there, states = Scratch(0), Scratch(-(-numbers * DTYPE_BYTES[self.dtype] // _ALIGN_BYTES) * _ALIGN_BYTES)
         launches = (
-            permute(dtypes, (self.outer, self.N, self.inner), (0, 2, 1), device.units, Input(0), there),
+            permute(
+                dtypes, (self.outer, self.N, self.inner), (0, 2, 1), device.units, Input(0), there, self.is_aligned
+            ),
             *rows._along_rows(device, there, there, states),
-            permute(dtypes, (self.outer, self.inner, self.N), (0, 2, 1), device.units, there, Output(0)),
+            permute(
+                dtypes, (self.outer, self.inner, self.N), (0, 2, 1), device.units, there, Output(0), self.is_aligned
+            ),
         )
         return Steps(launches, states.offset + STATE_BYTES * rows.states)
 
@@ -249,6 +268,9 @@ INSTANCES = (
     Instance("a long row, max", _long(ScanOp("max"), "float64", 1 << 28)),
     Instance("a long row, product", _long(ScanOp("product", True), "int64", 1 << 28)),
     Instance("clearing", _only(Scan(ScanOp(), "float32", 1, 1 << 28))),
+    Instance("rows of a tile", _only(Scan(ScanOp(), "float32", 1000, 4096))),
+    Instance("rows of a tile in half precision", _only(Scan(ScanOp(exclusive=True), "float16", 1000, 4096))),
+    Instance("rows of a tile, int64", _only(Scan(ScanOp("max"), "int64", 1000, 4096))),
     Instance("short rows", _only(Scan(ScanOp(), "float32", 1000, 1000))),
     Instance("tiny rows", _only(Scan(ScanOp("min", True), "int64", 1000, 3))),
     Instance("rows from the end", _only(Scan(ScanOp("sum", True, True), "float32", 1000, 77))),

@@ -80,18 +80,9 @@ template <class Op, class T, int CHUNKS> __device__ T warp_total(const uint4* mi
     for (int j = 0; j < CHUNKS; ++j) {
         T v[VECTOR<T>];
         memcpy(v, mine + j * THREADS, 16);
-#pragma unroll
-        for (int half = VECTOR<T> / 2; half > 0; half /= 2) {
-#pragma unroll
-            for (int k = 0; k < half; ++k) v[k] = Op::combine(v[k], v[k + half]);
-        }
-        total = Op::combine(total, v[0]);
+        total = Op::combine(total, vector_total<Op>(v));
     }
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        total = Op::combine(total, __shfl_xor_sync(0xffffffffu, total, step));
-    }
-    return total;
+    return lanes_total<Op>(total);
 }
 
 // CHUNKS  16-byte pieces of a tile that a thread takes; fewer blocks then share a multiprocessor.

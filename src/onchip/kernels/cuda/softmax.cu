@@ -1,20 +1,22 @@
 // softmax.cu: Softmax and LogSoftmax along an axis of (outer, N, inner).
 //
-// Idea    softmax_short (inner = 1): a warp takes 32 short rows through shared memory, a thread a row. softmax_lanes:
-//         a warp or a block holds a row in registers. softmax_columns: a thread has V neighbouring columns or, where
-//         those are longer, eight warps share them; they are held in registers. Longer columns, and rows
-//         (softmax_rows, a block each), are walked over three times: for the largest, for the sum and for the result;
-//         the second and third time they are in the cache.
+// Idea    softmax_short (inner = 1): a warp takes short rows through shared memory (short_rows.cuh), and a thread holds
+//         a row in registers between. softmax_lanes: a warp or a block holds a row in registers. softmax_columns: a
+//         thread has V neighbouring columns or, where those are longer, eight warps share them; they are held in
+//         registers. Longer columns, and rows (softmax_rows, a block each), are walked over three times: for the
+//         largest, for the sum and for the result; the second and third time they are in the cache.
 // Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us. An H200 issues 57
 //         instructions a float in the time of a copy; on sm_90a softmax_columns<.., 4, 8, 8> is 887 instructions for
-//         32 floats of a thread, softmax_lanes<.., 256, 32> 864 for 32.
+//         32 floats of a thread, softmax_lanes<.., 256, 32> 864 for 32, softmax_short<.., 4, 64> 1,304 for 64. Numbers
+//         in 16 bits have half the time: softmax_short<.., f16, 8, 64> is 983 for 64.
 // Order   Of short rows every 8th number (of float64 every 2nd), then in pairs; of rows that are held every LANES-th in
 //         four sums, then in a tree; of columns that are held every LINES-th, then one after the other: in float64 or
 //         float32, as the exponentials are, since a thread adds 32 of them at most. All others in float64, thread by
 //         thread every so many numbers, then in a tree. N alone decides.
 // Layout  x, y (outer, N, inner), row-major; they may be the same memory.
-// Shared  softmax_short: see short_rows.cuh, 6 KB for rows of 10. softmax_columns: 16 * 32 V numbers, 8 KB.
+// Shared  softmax_short: see short_rows.cuh, 10 KB for rows of 10 floats. softmax_columns: 16 * 32 V numbers, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
+#include "activation.cuh"
 #include "reduce.cuh"
 #include "short_rows.cuh"
 
@@ -54,37 +56,54 @@ struct LogSoftmax {
         return held - share;
     }
 };
+// Of numbers in 16 bits by one instruction and a product: its error, |v| 2^-24 of the result, is far below theirs.
+template <class T>
+__device__ __forceinline__ wide_t<T> exponential(wide_t<T> v) {
+    if constexpr (sizeof(T) == 2) return exp2_of(1.44269504f * v);
+    else return exp_of(v);
+}
 // Of a number that was not held.
-template <class How, class W>
+template <class How, class T, class W>
 __device__ __forceinline__ W finish_again(W shifted, W share) {
-    return How::finish(How::held(shifted, is_same<How, Softmax> ? exp_of(shifted) : shifted), share);
+    return How::finish(How::held(shifted, is_same<How, Softmax> ? exponential<T>(shifted) : shifted), share);
 }
 
-template <class How, class T>
-__global__ void __launch_bounds__(SHORT_THREADS) softmax_short(const T* x, T* y, long long outer, Parts rows) {
+// V      neighbours of a row that a thread moves at once; N is a multiple
+// ITEMS  numbers of a row that a thread holds: N <= ITEMS
+template <class How, class T, int V, int ITEMS>
+__global__ void __launch_bounds__(SHORT_THREADS, sizeof(wide_t<T>) * ITEMS <= 64 ? 9 : sizeof(wide_t<T>) * ITEMS <= 128 ? 7 : 4)
+    softmax_short(const T* x, T* y, long long outer, int N, int together, Parts closed) {
     using W = wide_t<T>;
-    extern __shared__ double shared[];
-    const ShortRows<T> held(reinterpret_cast<W*>(shared), rows);
-    const int lane = threadIdx.x % 32, N = rows.size;
-    const long long step = static_cast<long long>(gridDim.x) * SHORT_THREADS;
-    for (long long first = static_cast<long long>(blockIdx.x) * SHORT_THREADS + threadIdx.x / 32 * 32; first < outer;
-         first += step) {
-        const int height = outer - first < 32 ? static_cast<int>(outer - first) : 32;
-        held.load(x + first * N, height * N);
-        if (lane < height) {
-            W* mine = held.mine();
-            constexpr int SUMS = sizeof(W) == 4 ? 8 : 2;  // eight exponentials in float64 at once take too many registers
-            W highest = mine[0], sums[SUMS] = {};
-#pragma unroll 4
-            for (int n = 1; n < N; ++n) highest = larger(highest, mine[n]);
+    extern __shared__ uint4 shared[];
+    const ShortRows<T> rows(shared, N, together, closed);
+    for (long long first = rows.first(); first < outer; first += rows.step()) {
+        const int height = rows.height(outer - first);
+        rows.load(x + first * N, height * N);
 #pragma unroll 1
-            for (int n = 0; n < N; n += SUMS) {
+        for (int row = threadIdx.x % 32; row < height; row += 32) {
+            constexpr int SUMS = sizeof(W) == 4 ? 8 : 2;  // eight exponentials in float64 at once take too many registers
+            T* mine = rows.row(row);
+            W v[ITEMS / V][V], highest = -__int_as_float(0x7f800000), sums[SUMS] = {};  // less than any number
 #pragma unroll
-                for (int j = 0; j < SUMS; ++j) {
-                    if (n + j >= N) break;
-                    const W shifted = mine[n + j] - highest, e = exp_of(shifted);
-                    mine[n + j] = How::held(shifted, e);
-                    sums[j] += e;
+            for (int i = 0; i < ITEMS / V; ++i) {
+                if (i * V < N) load_neighbours(mine + i * V, v[i]);
+            }
+#pragma unroll
+            for (int i = 0; i < ITEMS / V; ++i) {
+#pragma unroll
+                for (int j = 0; j < V; ++j) {
+                    if (i * V < N) highest = larger(highest, v[i][j]);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < ITEMS / V; ++i) {
+                if (i * V < N) {
+#pragma unroll
+                    for (int j = 0; j < V; ++j) {
+                        const W shifted = v[i][j] - highest, e = exponential<T>(shifted);
+                        v[i][j] = How::held(shifted, e);
+                        sums[(i * V + j) % SUMS] += e;
+                    }
                 }
             }
 #pragma unroll
@@ -92,14 +111,17 @@ __global__ void __launch_bounds__(SHORT_THREADS) softmax_short(const T* x, T* y,
 #pragma unroll
                 for (int j = 0; j < SUMS; j += 2 * apart) sums[j] += sums[j + apart];
             }
-            held.beside(lane) = How::share(sums[0]);
+            const W share = How::share(sums[0]);
+#pragma unroll
+            for (int i = 0; i < ITEMS / V; ++i) {
+                if (i * V < N) {
+#pragma unroll
+                    for (int j = 0; j < V; ++j) v[i][j] = How::finish(v[i][j], share);
+                    store_neighbours(mine + i * V, v[i]);
+                }
+            }
         }
-        __syncwarp();
-#pragma unroll 4
-        for (int n = lane; n < height * N; n += 32) {
-            store_wide(y + first * N + n, How::finish(held.number(n), held.beside(held.row_of(n))));
-        }
-        __syncwarp();
+        rows.store(y + first * N, height * N);
     }
 }
 
@@ -122,7 +144,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : 3)
         highest = reduce_lanes<Largest, LANES>(highest);
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
-            const W shifted = v[i] - highest, e = exp_of(shifted);
+            const W shifted = v[i] - highest, e = exponential<T>(shifted);
             v[i] = How::held(shifted, e);
             if (me + i * LANES < N) sums[i % 4] += e;
         }
@@ -145,10 +167,10 @@ __global__ void __launch_bounds__(THREADS) softmax_rows(const T* x, T* y, long l
         for (long long n = threadIdx.x; n < N; n += THREADS) highest = larger(highest, load_wide(from + n));
         highest = reduce_lanes<Largest, THREADS>(highest);
         double sum = 0;
-        for (long long n = threadIdx.x; n < N; n += THREADS) sum += exp_of(load_wide(from + n) - highest);
+        for (long long n = threadIdx.x; n < N; n += THREADS) sum += exponential<T>(load_wide(from + n) - highest);
         const W share = static_cast<W>(How::share(reduce_lanes<Sum, THREADS>(sum)));
         for (long long n = threadIdx.x; n < N; n += THREADS) {
-            store_wide(y + row * N + n, finish_again<How>(load_wide(from + n) - highest, share));
+            store_wide(y + row * N + n, finish_again<How, T>(load_wide(from + n) - highest, share));
         }
     }
 }
@@ -229,7 +251,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : LINES > 
                 if (i * LINES < left) {
 #pragma unroll
                     for (int j = 0; j < V; ++j) {
-                        const W shifted = v[i][j] - highest[j], e = exp_of(shifted);
+                        const W shifted = v[i][j] - highest[j], e = exponential<T>(shifted);
                         v[i][j] = How::held(shifted, e);
                         sum[j] += e;
                     }
@@ -240,7 +262,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : LINES > 
             for (long long n = line; n < N; n += LINES, from += step) {
                 load_neighbours(from, v[0]);
 #pragma unroll
-                for (int j = 0; j < V; ++j) sum[j] += exp_of(v[0][j] - highest[j]);
+                for (int j = 0; j < V; ++j) sum[j] += exponential<T>(v[0][j] - highest[j]);
             }
         }
         if constexpr (LINES > 1) join_lines<Sum>(sum, sums, line, lane);
@@ -261,7 +283,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 ? 2 : LINES > 
             for (long long n = line; n < N; n += LINES, here += step) {
                 load_neighbours(x + here, v[0]);
 #pragma unroll
-                for (int j = 0; j < V; ++j) v[0][j] = finish_again<How>(v[0][j] - highest[j], share[j]);
+                for (int j = 0; j < V; ++j) v[0][j] = finish_again<How, T>(v[0][j] - highest[j], share[j]);
                 store_neighbours(y + here, v[0]);
             }
         }

@@ -40,12 +40,15 @@ class BoundScan:
 
 
 @functools.lru_cache(maxsize=256)
-def bound_scan(gpu: Gpu, how: ScanOp, dtype: str, shape: tuple[int, int, int], whole: int = 0) -> BoundScan:
-    """shape  (outer, N, inner): along the middle axis
-    whole  the numbers of the row that these are a part of; 0: they are all of it
+def bound_scan(
+    gpu: Gpu, how: ScanOp, dtype: str, shape: tuple[int, int, int], whole: int = 0, is_aligned: bool = True
+) -> BoundScan:
+    """shape       (outer, N, inner): along the middle axis
+    whole       the numbers of the row that these are a part of; 0: they are all of it
+    is_aligned  x and y begin at multiples of 16 bytes
     """
     outer, N, inner = shape
-    return BoundScan(gpu, Scan(how, dtype, outer, N, inner, whole))
+    return BoundScan(gpu, Scan(how, dtype, outer, N, inner, whole, is_aligned))
 
 
 # -- arrays on the GPU ---------------------------------------------------------------------------------------
@@ -67,7 +70,8 @@ def scan_there(x: Any, kind: ArrayAdapter, gpu: Gpu, how: ScanOp, axis: int, out
         raise InputError("out cannot be written to", got=kind.name, hint="y = onchip.scan(x), without out")
     if made.pointer != given.pointer and made.overlaps(given):
         raise ShapeError("out overlaps x", expected="x itself, or memory of its own")
-    planned = bound_scan(gpu, how, dtype, (math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :])))
+    parts = math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :])
+    planned = bound_scan(gpu, how, dtype, parts, is_aligned=(given.pointer | made.pointer) % 16 == 0)
     with gpu:
         scratch = kind.scratch(planned.scratch_bytes, stream)
         planned.enqueue(given.pointer, made.pointer, stream, scratch.pointer if scratch else 0)

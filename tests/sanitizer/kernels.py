@@ -181,7 +181,16 @@ def run_case(net: Network, device: str, precision: str) -> str:
 
 
 SCAN_OPS = (("sum", "float32"), ("max", "int64"))
-SCANS = ((1,), (3, 7), (5, 300), (20_001,), (3, 9000), (9000, 3), (40, 30, 5))  # a tile, several, rows, columns
+SCANS = (
+    (1,),
+    (3, 7),
+    (5, 300),
+    (20_001,),
+    (3, 3000),
+    (3, 9000),
+    (9000, 3),
+    (40, 30, 5),
+)  # a tile, several, rows, columns
 
 
 def run_scan(shape: tuple[int, ...], op: str, dtype: str, device: str) -> str:

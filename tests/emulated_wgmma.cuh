@@ -1,5 +1,5 @@
 // Instead of wgmma.cuh, on the host: every lane makes its own sums, at once; who has rows in registers shows them to
-// its neighbours. Rounded after every term, where the chip has its own way.
+// its neighbours. A sum is cut off after every instruction, as far as we know what the chip does.
 #pragma once
 
 #include "boxes.cuh"
@@ -22,12 +22,14 @@ struct Wgmma {
         const int q = threadIdx.x % 4;
         for (int j = 0; j < N / 8; ++j)
             for (int i = 0; i < 4; ++i) {
-                float sum = sums ? c[j][i] : 0.0f;
+                double sum = sums ? c[j][i] : 0.0;
                 for (int word = 0; word < 8; ++word) {
                     const u32 a = i < 2 ? upper[word] : lower[word], b = word_at(tiles, 8 * j + 2 * q + i % 2, word);
-                    for (int k = 0; k < P::PER_WORD; ++k) sum += number_of<P>(a, k) * number_of<P>(b, k);
+                    for (int k = 0; k < P::PER_WORD; ++k)
+                        sum += static_cast<double>(number_of<P>(a, k)) * number_of<P>(b, k);
                 }
-                c[j][i] = sum;
+                const float rounded = static_cast<float>(sum);
+                c[j][i] = fabs(rounded) > fabs(sum) ? nextafterf(rounded, 0.0f) : rounded;
             }
     }
     static void add(float (*c)[4], unsigned long long rows, unsigned long long tiles, bool sums) {

@@ -129,6 +129,7 @@ def random_network(seed: int) -> Network:
 ROWS, BATCHED_ROWS = 160, 28  # rows that errors are taken over; of these, the last ones in batches of 1, 2 and 7
 MANY_ROWS = 2000
 FEW_ROWS = 8  # that differ: fewer are no yardstick
+IN_PARTS = ("mlp_tensor", "product_wgmma", "conv_wgmma")  # kernels that multiply fp32 as parts
 NAN_ROWS, INF_ROWS, ZERO_ROWS = 4, 4, 4  # the last of them
 
 
@@ -255,8 +256,8 @@ def _errors_of(
     through_infinity = np.any([_rows(np.isinf(truth[value])) for value in above], axis=0)
     may_differ = _rows(~np.isclose(rewritten, exact, rtol=0.01, atol=0.01, equal_nan=True))
     has_convolutions = any(isinstance(layer, Convolution | TransposedConvolution) for layer in layers)
-    # fp32 as parts of tf32 makes NaNs of infinities (mlp_tensor.cu).
-    in_parts = precision == "fp32" and any(group.claim.kernel == "mlp_tensor" for group in plan.groups)
+    # fp32 as parts of tf32 makes NaNs of infinities (mlp_tensor.cu, tensor_tiles.cuh).
+    in_parts = precision == "fp32" and any(group.claim.kernel in IN_PARTS for group in plan.groups)
     judged = ~(_pattern_differs(naive, exact) | (through_infinity & (may_differ | has_convolutions | in_parts)))
     got, exact, naive = (y[judged] for y in (got, exact, naive))
     yardstick = scaled_error(naive, exact)

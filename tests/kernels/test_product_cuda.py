@@ -149,7 +149,7 @@ def judge(net, x, precision):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
-    ("D_in", "D_out", "B"), [(10_000, 300, 129), (9001, 33, 1000), (8192, 2048, 77), (12_345, 131, 1), (8192, 10, 4097)]
+    ("D_in", "D_out", "B"), [(10_001, 300, 129), (9001, 33, 1000), (8191, 2048, 77), (12_345, 131, 1), (8191, 10, 4097)]
 )
 def test_right_in_every_precision(precision, D_in, D_out, B):
     net, x = linear(D_in, D_out, GELU()), rows(B, D_in)
@@ -162,30 +162,30 @@ def test_right_in_every_precision(precision, D_in, D_out, B):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("io", ["float16", "bfloat16"])
 def test_rows_in_half_precision(precision, io):
-    net = with_io(linear(8200, 260, Clip(-1, 1.5), bias=False), io)
-    _, got = judge(net, rows(200, 8200).astype(numpy_dtype(io)), precision)
+    net = with_io(linear(8201, 260, Clip(-1, 1.5), bias=False), io)
+    _, got = judge(net, rows(200, 8201).astype(numpy_dtype(io)), precision)
     assert got.dtype == numpy_dtype(io)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_an_mlp_too_wide_for_the_chip(precision):
-    net = random_mlp(2048, 4096, 1024, 10, output="Softmax")
-    judge(net, rows(500, 2048), precision)
+    net = random_mlp(2047, 4097, 1023, 10, output="Softmax")
+    judge(net, rows(500, 2047), precision)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_rows_beside_the_batch_axis(precision):
-    weights = {"a.weight": rows(30, 9000, seed=3) / np.float32(95)}
-    net = sequential(TensorType(("B", 27_000)), [("split", Reshape((3, 9000))), ("a", Linear())], weights)
-    judge(net, rows(33, 27_000), precision)
+    weights = {"a.weight": rows(30, 9001, seed=3) / np.float32(95)}
+    net = sequential(TensorType(("B", 27_003)), [("split", Reshape((3, 9001))), ("a", Linear())], weights)
+    judge(net, rows(33, 27_003), precision)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_nan_stays_in_its_row(precision):
-    net, x = linear(9000, 40), rows(150, 9000)
+    net, x = linear(9001, 40), rows(150, 9001)
     x[3, 2], x[111, 0] = np.nan, np.inf
     got = onchip.compile(net, "cuda", precision)(x)
     assert np.isnan(got[3]).all()

@@ -33,6 +33,7 @@ from onchip.spec.recipe import Array, Recipe, recipe_op
 MAX_TILE_ROWS = 64  # past this the tile outgrows L1 and gains nothing (bench decode)
 FAR_TILE_ROWS = 256  # where L2 does not hold the weights and every tile fetches them again
 _SPLIT_BYTES = 256 << 10  # weights from which on splitting a layer's columns pays for waiting behind each layer
+THREAD_WEIGHTS = 50_000  # multiply-adds: to call another thread for fewer takes longer than they do
 _WAKE_BYTES = 64 << 10  # of a layer: with fewer it is done before the others are awake
 _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
 
@@ -191,6 +192,7 @@ class Launch:
     def __init__(self, facts: Facts, weights: dict[str, Array]) -> None:
         chain, self.max_tile_rows = facts.chain, facts.max_tile_rows
         self.D_in = chain.widths[0]
+        self.row_weights = sum(layer.D_in * layer.D_out for layer in chain.layers)
         half = facts.max_tile_rows * max(padded(width) for width in chain.widths[1:])
         scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * 2 * half)
         tickets = aligned_zeros(1, np.int64)
@@ -205,6 +207,7 @@ class Launch:
     def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
         x = inputs[0]
         B, most = x.size // self.D_in, self.max_tile_rows
+        threads = max(1, min(threads, B * self.row_weights // THREAD_WEIGHTS))
         share = -(-B // threads)  # small batches: a tile for each thread rather than one full tile
         tile_rows = min(most, -(-share // ROWS_NARROW) * ROWS_NARROW)
         given = (address(x), B, address(outputs[0]), *self.arguments)

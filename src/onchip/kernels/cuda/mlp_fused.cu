@@ -30,7 +30,7 @@ struct Dense {
     using Act = Act_;
 };
 
-constexpr int PART = 1024;  // terms of a sum: the errors of a longer one grow past those of a product in blocks
+constexpr int PART = 128;   // terms of a sum: the errors of a longer one grow past those of a product in blocks
 
 // A warp computes a layer in chunks of columns: of 64 while at least 49 are left (less would waste a quarter of
 // the work), then one or two narrower ones.

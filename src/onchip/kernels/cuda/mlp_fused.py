@@ -46,7 +46,7 @@ ARCHITECTURES = EVERY_CHIP
 ROWS = (32, 16, 8)  # rows of a warp's tile, best first: more rows, more use of each weight that is read
 # Not 16 warps: 128 registers a thread are too few for tiles of 8 x 8 (sm_90a spills).
 MOST_WARPS = 12
-PART = 1024  # terms of a sum; longer ones are sums of sums, which take registers from the tiles
+PART = 128  # terms of a sum; longer ones are sums of sums, which take registers from the tiles
 _MANY = 1 << 20  # rows that fill every chip: what is checked without one
 FEWEST_WARPS = 4  # one for each scheduler of a multiprocessor; fewer only where nothing else fits
 

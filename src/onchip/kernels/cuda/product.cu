@@ -17,7 +17,7 @@
 // -- the ordinary cores ---------------------------------------------------------------------------------------
 
 constexpr int DEPTH = 16;   // of a slice along k
-constexpr int PART = 512;   // terms of a sum; longer ones are sums of sums, which are about as exact as a library's
+constexpr int PART = 128;   // terms of a sum; longer ones are sums of sums, which are about as exact as a library's
 
 __device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ __forceinline__ double multiply_add(double a, double b, double c) { return fma(a, b, c); }

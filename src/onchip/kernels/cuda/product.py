@@ -41,7 +41,7 @@ from onchip.spec.recipe import Array, Recipe, as_is, op_name, recipe_op, transpo
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-PART = 512  # terms of a sum on the ordinary cores; longer ones are sums of sums
+PART = 128  # terms of a sum on the ordinary cores; longer ones are sums of sums
 # As product.cuh counts them, from 1 on.
 ACTIVATION_ROWS = tuple(row for row in OPERATIONS if row.layer in ACTIVATIONS)
 FEW = 32  # rows or columns, for which there are narrow tiles

@@ -24,7 +24,7 @@
 
 constexpr int TEAM = 128, ROWS = 64;  // threads, and what they make of a tile
 constexpr int LINE = 128;             // bytes of k in a box
-constexpr int PART = 128;             // terms of a sum of float32
+constexpr int PART = 32;              // terms of a sum of float32
 
 template <class P>
 struct MultipliedAs {

@@ -17,8 +17,9 @@ struct RowLoader {
     }
 };
 
+// A cluster's blocks leave room for those of the next kernel, which then begins before this one ends.
 template <class P, class X, class Y, int BN, int TEAMS, int STAGES, Split SPLIT>
-__global__ void __launch_bounds__(TEAM * (TEAMS + 1), 1)
+__global__ void __launch_bounds__(TEAM * (TEAMS + 1), SPLIT == TOGETHER ? 2 : 1)
 product_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias,
               Y* y, long long M, long long N, long long K, u32 box_rows, u32 parts, u32 code, u32 a_bits, u32 b_bits) {
     constexpr int DEPTH = Operands<P, X>::DEPTH;

@@ -159,7 +159,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     const u32 first_tile = SPLIT == TOGETHER ? blockIdx.x / parts : blockIdx.x;
 
     if (team == TEAMS) {
-        keep_registers<40>();
+        if constexpr (SPLIT != TOGETHER) keep_registers<40>();
         if (threadIdx.x % TEAM != 0) return;
         const auto load_w = [&](u32 turn, int slice, const Place<BM, BN>& place) {
             const u32 s = turn % STAGES;
@@ -193,7 +193,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         return;
     }
 
-    take_registers<TEAMS == 2 ? 232 : 240>();
+    if constexpr (SPLIT != TOGETHER) take_registers<TEAMS == 2 ? 232 : 240>();
     const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     const int row = ROWS * team + 16 * warp + row_of<P, X>(g);
     u32 turn = 0;

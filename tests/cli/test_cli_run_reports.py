@@ -86,9 +86,9 @@ def asked(monkeypatch):
 
     jobs, place = [], engine.place
 
-    def watched(net, device, job, threads):
+    def watched(net, device, job, *others):
         jobs.append(job)
-        return place(net, device, job, threads)
+        return place(net, device, job, *others)
 
     monkeypatch.setattr(engine, "place", watched)
     return jobs
@@ -96,7 +96,7 @@ def asked(monkeypatch):
 
 @pytest.mark.parametrize(
     ("flags", "without"),
-    [([], ()), (["--no-fold"], ("fold",)), (["--no-phases", "--no-merge"], ("merge", "phases"))],
+    [([], ()), (["--no-fold"], ("fold",)), (["--no-early", "--no-phases", "--no-merge"], ("merge", "phases", "early"))],
 )
 def test_rewrites_can_be_left_out(cli, tmp_path, words, asked, flags, without):
     base = ["run", "sentiment", "inputs.bin", "--weights", "params.bin", "-o", "y.npy", "--json"]

@@ -27,6 +27,9 @@ NoMerge = Annotated[
 NoPhases = Annotated[
     bool, Option("--no-phases", help="Leave out a rewrite, to compare: transposed convolutions split into phases.")
 ]
+NoEarly = Annotated[
+    bool, Option("--no-early", help="Leave out a rewrite, to compare: activations move in front of woven phases.")
+]
 Tables = Annotated[str, Option(help="Folded embedding tables in half precision: fp16 or bf16; else fp32.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 Verbose = Annotated[
@@ -35,7 +38,7 @@ Verbose = Annotated[
 ]
 
 
-def left_out(no_fold: bool, no_merge: bool, no_phases: bool) -> tuple[str, ...]:
+def left_out(no_fold: bool, no_merge: bool, no_phases: bool, no_early: bool) -> tuple[str, ...]:
     """The rewrites that a user asked to leave out, by the names that a Job knows."""
-    asked = (("fold", no_fold), ("merge", no_merge), ("phases", no_phases))
+    asked = (("fold", no_fold), ("merge", no_merge), ("phases", no_phases), ("early", no_early))
     return tuple(name for name, off in asked if off)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
-from onchip.cli.options import Io, Json, Model, NoFold, NoMerge, NoPhases, Precision, Tables, left_out
+from onchip.cli.options import Io, Json, Model, NoEarly, NoFold, NoMerge, NoPhases, Precision, Tables, left_out
 from onchip.cli.talk import print_json, say
 
 
@@ -23,6 +23,7 @@ def plan(
     no_fold: NoFold = False,
     no_merge: NoMerge = False,
     no_phases: NoPhases = False,
+    no_early: NoEarly = False,
     tables: Tables = "fp32",
     as_json: Json = False,
 ) -> None:
@@ -40,7 +41,7 @@ def plan(
     from onchip.runtime.engine import apply_io, plan_and_reason
     from onchip.workloads import load
 
-    job = Job(precision, batch, train, optimiser, left_out(no_fold, no_merge, no_phases), tables)
+    job = Job(precision, batch, train, optimiser, left_out(no_fold, no_merge, no_phases, no_early), tables)
     made, chosen = plan_and_reason(apply_io(load(model), io), device, job)
     if as_json:
         print_json({**made.to_dict(), "chosen": chosen})

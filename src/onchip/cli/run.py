@@ -15,6 +15,7 @@ from onchip.cli.options import (
     Io,
     Json,
     Model,
+    NoEarly,
     NoFold,
     NoMerge,
     NoPhases,
@@ -64,6 +65,7 @@ def run(
     no_fold: NoFold = False,
     no_merge: NoMerge = False,
     no_phases: NoPhases = False,
+    no_early: NoEarly = False,
     tables: Tables = "fp32",
     debug: Annotated[
         bool, Option("--debug", help="On a GPU: wait after every launch, and name the kernel that failed.")
@@ -111,7 +113,7 @@ def run(
         check_piece(batch)
     net = job_network(model, weights, pixels=output is not None and output.suffix.lower() in PICTURES)
     net = apply_io(net, io)
-    without = left_out(no_fold, no_merge, no_phases)
+    without = left_out(no_fold, no_merge, no_phases, no_early)
     with _open_source(rows, net, count, seed) as source:
         fitted = FittedRows(source, net.input, scale)
         notes = [*weights_note(model, weights, net), *(f"input: {note}" for note in fitted.notes)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,29 @@ def pytest_report_header() -> list[str]:
     ]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "all cases of CUDA kernels that run on the host, not every third of a test's: for each, g++ takes a second"
+    parser.addoption("--all-emulated", action="store_true", help=text)
+
+
+def is_emulated(item: pytest.Item) -> bool:
+    """Whether it has emulated_cuda.py's needs_gxx."""
+    return any("g++" in mark.kwargs.get("reason", "") for mark in item.iter_markers("skipif"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all-emulated"):
+        counts: Counter[str] = Counter()  # of each test's cases
+        left_out = []
+        for item in filter(is_emulated, items):
+            test = item.nodeid.partition("[")[0]
+            if counts[test] % 3:
+                left_out.append(item)
+            counts[test] += 1
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            out = set(left_out)
+            items[:] = [item for item in items if item not in out]
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and (reason := why_no_gpu()):
         for item in marked:

@@ -89,14 +89,14 @@ def test_small_weights_are_numpys(gpu):
 
 def test_an_engine_of_products(gpu, on_device):
     weights = {
-        "a.weight": rows(20, 8000, seed=3) / np.float32(90), "a.bias": rows(1, 20, seed=4)[0],
+        "a.weight": rows(20, 8001, seed=3) / np.float32(90), "a.bias": rows(1, 20, seed=4)[0],
         "b.weight": rows(3, 20, seed=5),
     }  # fmt: skip
-    net = sequential(TensorType(("B", 8000)), [("a", Linear()), ("r", ReLU()), ("b", Linear())], weights)
+    net = sequential(TensorType(("B", 8001)), [("a", Linear()), ("r", ReLU()), ("b", Linear())], weights)
     plan = make_plan(net, gpu.device, kernels_for(gpu.device), Job(batch=5))
     (product,) = [group for group in plan.groups if group.claim.kernel == "product"]
     part = net.replace(nodes=net.nodes[:2], outputs=("r",))
     engine = Engine(make_plan(part, gpu.device, kernels_for(gpu.device), Job(batch=5)), CudaBackend(0), "cuda:0")
     assert product.claim.nodes == ("a", "r")
-    x = rows(5, 8000)
+    x = rows(5, 8001)
     assert_error_within(engine(x), reference.forward(part, x), reference.forward(part, x, "float32"))

@@ -204,6 +204,13 @@ def is_closed(net: Network, nodes: list[Node]) -> bool:
     return not is_read and not any(node.name in net.output_names for node in between)
 
 
+def with_activation(net: Network, start: int, activations: tuple[type[Elementwise], ...]) -> tuple[Node, ...]:
+    """The node that stands there, and the activation behind it, if that alone reads what the node makes."""
+    node, after = net.nodes[start], net.nodes[start + 1 : start + 2]
+    is_next = all(isinstance(each.layer, activations) and each.inputs == (node.name,) for each in after)
+    return (node, *after) if is_next and is_closed(net, [node, *after]) else (node,)
+
+
 def in_layouts(net: Network, node: Node, claim: Claim) -> Iterator[Claim]:
     """The claim of a layer that does not care how its values lie, in every layout that they may all have."""
     yield claim

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.chain import is_closed
+from onchip.kernels.chain import with_activation
 from onchip.kernels.cuda.conv import Geometry, geometry_of
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.product import activation_words
@@ -139,11 +139,9 @@ class ConvWgmma:
         geometry = geometry_of(net, node)
         if geometry.N < LEAST_CHANNELS or geometry.C < LEAST_CHANNELS:
             return
-        after = net.nodes[start + 1 : start + 2]
-        takes = all(isinstance(n.layer, ACTIVATIONS) and n.inputs == (node.name,) for n in after)
-        # The network's own ends lie in rows.
-        takes = takes and is_closed(net, [node, *after]) and all(net.readers(n.name) for n in after)
-        nodes = (node, *after) if takes else (node,)
+        nodes = with_activation(net, start, ACTIVATIONS)
+        if not net.readers(nodes[-1].name):  # the network's own ends lie in rows
+            nodes = (node,)
         last = nodes[-1]
         if not net.readers(last.name):
             return

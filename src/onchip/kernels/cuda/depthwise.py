@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from onchip.kernels.chain import is_closed
+from onchip.kernels.chain import with_activation
 from onchip.kernels.cuda.divide import divider
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.product import activation_words
@@ -93,11 +93,7 @@ class DepthwiseAlone:
             why = f"convolves rows of less than 2^31 numbers of {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
-        after = net.nodes[start + 1 : start + 2]
-        if x.dtype != "float64" and all(isinstance(n.layer, ACTIVATIONS) and n.inputs == (node.name,) for n in after):
-            yield from _claims(net, (node, *after) if is_closed(net, [node, *after]) else (node,))
-        else:
-            yield from _claims(net, (node,))
+        yield from _claims(net, (node,) if x.dtype == "float64" else with_activation(net, start, ACTIVATIONS))
 
 
 def _claims(net: Network, nodes: tuple[Node, ...]) -> Iterator[Claim]:

@@ -145,13 +145,13 @@ def test_a_chain_that_does_not_fit_is_cut():
     plan = make_plan(net, H200, [MlpTensor()], Job("fp16"))
     assert 2 < len(plan.groups) < 10
     assert all(group.claim.fast_bytes <= H200.fast_bytes for group in plan.groups)
-    assert [name for group in plan.groups for name in group.claim.nodes] == [node.name for node in net.nodes]
+    assert [name for group in plan.groups for name in group.claim.nodes] == [node.name for node in plan.network.nodes]
 
 
 def test_layers_too_wide_for_the_registers_together_are_cut():
     net = random_mlp(1, 900, 2)
     plan = make_plan(net, H200, [MlpTensor()], Job("fp16"))
-    assert [group.claim.nodes for group in plan.groups] == [("fc1", "relu1"), ("fc2",)]
+    assert [group.claim.nodes for group in plan.groups] == [("x.float16", "fc1", "relu1"), ("fc2.float16", "fc2")]
 
 
 def test_refusals():

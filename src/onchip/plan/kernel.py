@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 LOSSES = ("cross_entropy", "half_sse", "mse")
 OPTIMISERS = {"sgd": 0, "momentum": 1, "adam": 2}  # with how many numbers each keeps for every weight
-OPTIONAL_REWRITES = ("fold", "merge", "phases", "early")  # those that a user may leave out, to compare
+OPTIONAL_REWRITES = ("fold", "merge", "windows", "phases", "early")  # those that a user may leave out, to compare
 MAX_ROWS = 2**62  # more than any memory or disk holds
 TABLES = ("fp32", "fp16", "bf16")
 

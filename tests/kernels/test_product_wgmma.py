@@ -10,6 +10,7 @@ from onchip.kernels.cuda import product_wgmma as module
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.product_wgmma import TILES, WgmmaProduct, split_weight, tf32_weight
 from onchip.kernels.cuda.program import Input, Int64, Output, Steps
+from onchip.plan.device import H200
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.engine import compile
 from onchip.spec.build import sequential
@@ -145,6 +146,12 @@ def test_other_activations(gpu):
 )
 def test_what_it_does_not_take(product, word):
     assert word in product.why_not()
+
+
+def test_every_part_of_a_sum_has_slices():
+    for slices in range(1, 200):
+        parts = WgmmaProduct(7, 256, slices * 64, "fp16").splits_well(H200.units)
+        assert (parts - 1) * -(-slices // parts) < slices
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------

@@ -103,17 +103,50 @@ __device__ __forceinline__ void collect_piece(u32 (&words)[4], int q) {
     }
 }
 
-// What a lane of a warp has of BN columns from n on of rows m and m + 8 (wgmma.cuh): the sums, the bias, the
-// activation. All lanes take part; q is lane % 4.
+// Rows of y (M, N), one behind the other, and those of another array that are added to them, if there is one.
+template <class Y>
+struct RowsOut {
+    using Number = Y;
+    Y* y;
+    long long M, N;
+    const Y* other = nullptr;
+
+    __device__ __forceinline__ void begin_tile(u32) {}
+    // Where row m begins; below 0: there is none.
+    __device__ __forceinline__ long long row(long long m) const { return m < M ? m * N : -1; }
+};
+
+// What a lane of a warp has of BN columns from n on of rows m and m + 8 (wgmma.cuh): the sums, the bias, the other
+// array's rows, the activation. All lanes take part; q is lane % 4.
 // shifts  the bias of these columns, or zeros
-template <int BN, class Y>
-__device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], Y* y, const float* shifts, long long m, long long n,
-                                            int q, long long M, long long N, const Activation& activation) {
+template <int BN, class Out>
+__device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], const Out& out, const float* shifts, long long m,
+                                            long long n, int q, const Activation& activation) {
+    using Y = typename Out::Number;
+    const long long N = out.N, rows[2] = {out.row(m), out.row(m + 8)};
     const bool has_pairs = N % 2 == 0;
 #pragma unroll
     for (int j = 0; j < BN / 8; ++j) {
         const float2 shift = *reinterpret_cast<const float2*>(shifts + 8 * j + 2 * q);
         c[j][0] += shift.x, c[j][1] += shift.y, c[j][2] += shift.x, c[j][3] += shift.y;
+    }
+    if (out.other != nullptr) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (rows[half] < 0) continue;
+            const Y* const from = out.other + rows[half] + n;
+#pragma unroll
+            for (int j = 0; j < BN / 8; ++j) {
+                const int column = 8 * j + 2 * q;
+                if (has_pairs && n + column < N) {
+                    const float2 two = load2(from + column);
+                    c[j][2 * half] += two.x, c[j][2 * half + 1] += two.y;
+                } else {
+                    if (n + column < N) c[j][2 * half] += to_float(from[column]);
+                    if (n + column + 1 < N) c[j][2 * half + 1] += to_float(from[column + 1]);
+                }
+            }
+        }
     }
     if (activation.code == 1) {
 #pragma unroll
@@ -127,8 +160,8 @@ __device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], Y* y, const f
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const long long row = m + 8 * half;
-        Y* const to = y + row * N + n;
+        const bool is_there = rows[half] >= 0;
+        Y* const to = out.y + rows[half] + n;
         if constexpr (sizeof(Y) == 2 && BN >= 32) {
             if (N % 8 == 0) {  // 16 bytes a lane
 #pragma unroll
@@ -137,13 +170,13 @@ __device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], Y* y, const f
 #pragma unroll
                     for (int i = 0; i < 4; ++i) words[i] = pack<Y>(c[j + i][2 * half], c[j + i][2 * half + 1]);
                     collect_piece(words, q);
-                    if (row < M && n + 8 * (j + q) < N)
+                    if (is_there && n + 8 * (j + q) < N)
                         *reinterpret_cast<uint4*>(to + 8 * (j + q)) = {words[0], words[1], words[2], words[3]};
                 }
                 continue;
             }
         }
-        if (row >= M) continue;
+        if (!is_there) continue;
 #pragma unroll
         for (int j = 0; j < BN / 8; ++j) {
             const int column = 8 * j + 2 * q;

@@ -66,9 +66,9 @@ class Tile:
     def count(self, M: int, N: int) -> int:
         return math.ceil(M / self.height) * math.ceil(N / self.BN)
 
-    def work(self, M: int, N: int, units: int) -> float:
+    def work(self, count: int, units: int) -> float:
         """Of a multiprocessor, as it takes time: rounds of tiles."""
-        return math.ceil(self.count(M, N) / units) * self.height * self.BN / self.rate
+        return math.ceil(count / units) * self.height * self.BN / self.rate
 
 
 TILES = (
@@ -80,6 +80,11 @@ THROUGH_REGISTERS = {"fp32": 1.3, "tf32": 0.95, "bf16": 0.85, "fp16": 0.85}
 MOST_COLUMNS = {1: 256, 2: 128, 3: 64}
 TOGETHER = Tile(32, 1, 0.5)  # of a cluster
 MOST_PARTS, LEAST_SLICES = 8, 4  # of a sum; of a part
+
+
+def parts_have_slices(slices: int, parts: int) -> bool:
+    """Whether the last part of a sum has a slice: all before it have the same number of them, rounded up."""
+    return (parts - 1) * math.ceil(slices / parts) < slices
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,10 @@ class WgmmaProduct:
     dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
     activation: Elementwise | None = None
     parts: int = 1  # of a sum along k
+    phases: int = 1  # as many products of these sizes, each of its own slices of w (conv_wgmma.py)
+
+    def count(self, tile: Tile) -> int:
+        return self.phases * tile.count(self.M, self.N)
 
     @property
     def is_direct(self) -> bool:
@@ -126,26 +135,26 @@ class WgmmaProduct:
     def splits_well(self, units: int) -> int:
         """Parts of a sum, such that all multiprocessors have one where there are few rows; 1 where there are many."""
         slices = math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
-        tiles, parts = TOGETHER.count(self.M, self.N), 1
+        tiles, parts = self.count(TOGETHER), 1
         while parts < MOST_PARTS and 2 * parts * tiles <= units and slices >= 2 * parts * LEAST_SLICES:
             parts *= 2
-        return parts
+        return parts if parts_have_slices(slices, parts) else parts // 2
 
     def cut(self, units: int) -> tuple[Tile, str]:
         """The tiles that should be done first, and how the parts of a sum are made."""
-        if self.parts > 1 and self.parts * TOGETHER.count(self.M, self.N) <= units:
+        if self.parts > 1 and self.parts * self.count(TOGETHER) <= units:
             return TOGETHER, "TOGETHER"
         sums = PRECISIONS[self.precision].parts + (self.parts > 1)  # that a thread has of each number
         most = MOST_COLUMNS[sums] if self.is_direct else min(MOST_COLUMNS[sums], MOST_COLUMNS[2])
         tiles = [tile for tile in TILES if most >= tile.BN]
-        return min(tiles, key=lambda tile: tile.work(self.M, self.N, units)), "NONE" if self.parts == 1 else "ALONE"
+        return min(tiles, key=lambda tile: tile.work(self.count(tile), units)), "NONE" if self.parts == 1 else "ALONE"
 
     def rate(self, units: int) -> float:
         """Share of the device's rate: what is made beside y, and multiprocessors that have nothing left to do."""
         tile, split = self.cut(units)
         blocks = self.parts if split == "TOGETHER" else 1  # of a tile
         pace = 1.0 if self.is_direct else THROUGH_REGISTERS[self.precision]
-        return pace * blocks * self.M * self.N / (units * tile.work(self.M, self.N, units))
+        return pace * blocks * self.phases * self.M * self.N / (units * tile.work(self.count(tile), units))
 
     def tiling(self, units: int) -> Tiling:
         tile, split = self.cut(units)
@@ -158,7 +167,7 @@ class WgmmaProduct:
         stages = min(MOST_STAGES, (room - extra) // stage_bytes)
         given, made = (NUMBERS[dtype] for dtype in self.dtypes)
         template = f"{precision.name}, {given}, {made}, {tile.BN}, {tile.teams}, {stages}"
-        count = tile.count(self.M, self.N)
+        count = self.count(tile)
         config = LaunchConfig(
             (count * self.parts if is_together else min(units, count), 1, 1), (TEAM * (tile.teams + 1), 1, 1),
             stages * stage_bytes + extra, overlaps=True, cluster=self.parts if is_together else 1,

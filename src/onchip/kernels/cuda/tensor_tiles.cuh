@@ -96,10 +96,10 @@ __device__ __forceinline__ auto& pick(A& first, B& second, C& third) {
 
 // The tile of a cluster whose blocks have a part of every sum each: all leave theirs in shared memory, and each adds up
 // some numbers of the tile, part by part.
-template <int BN, class Y>
+template <int BN, class Out>
 __device__ __forceinline__ void add_up_together(const float (&c)[BN / 8][4], float* mine, int row, int q, u32 rank,
-                                                u32 parts, Y* y, const float* shifts, long long m, long long n,
-                                                long long M, long long N, const Activation& activation) {
+                                                u32 parts, const Out& out, const float* shifts, long long m,
+                                                long long n, long long M, const Activation& activation) {
 #pragma unroll
     for (int j = 0; j < BN / 8; ++j)
 #pragma unroll
@@ -116,8 +116,13 @@ __device__ __forceinline__ void add_up_together(const float (&c)[BN / 8][4], flo
             two[0] = part ? two[0] + more.x : more.x;
             two[1] = part ? two[1] + more.y : more.y;
         }
-        if (n + column < N)
-            finish(two, y + (m + i / (BN / 2)) * N + n + column, shifts + column, N - n - column, N % 2 == 0, activation);
+        const long long at = out.row(m + i / (BN / 2)), left = out.N - n - column;
+        if (at < 0 || left <= 0) continue;
+        if (out.other != nullptr) {
+            two[0] += to_float(out.other[at + n + column]);
+            if (left > 1) two[1] += to_float(out.other[at + n + column + 1]);
+        }
+        finish(two, out.y + at + n + column, shifts + column, left, out.N % 2 == 0, activation);
     }
     wait_for_cluster();  // nobody still reads what is written next, or goes
 }
@@ -126,12 +131,24 @@ __device__ __forceinline__ void add_up_together(const float (&c)[BN / 8][4], flo
 //        cluster make one each, and all of them add up the tile, in the same order
 enum Split { NONE, ALONE, TOGETHER };
 
+// The slices of k where all tiles have the same ones. Others have phases: products of as many rows, each of its own
+// slices of w.
+struct OnePhase {
+    int all_slices;
+
+    __device__ __forceinline__ u32 phases() const { return 1; }
+    __device__ __forceinline__ u32 phase_of(u32) const { return 0; }
+    __device__ __forceinline__ int first_slice(u32) const { return 0; }
+    __device__ __forceinline__ int slices(u32) const { return all_slices; }
+};
+
 // The body of a kernel of TEAM * (TEAMS + 1) threads.
-// loader  brings boxes of rows: begin_tile(m), then load<DEPTH>(to, signal, slice, box) for each of its slices
-template <class P, class X, class Y, int BN, int TEAMS, int STAGES, Split SPLIT, class Loader>
-__device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w_map, const float* bias, Y* y,
-                                               long long M, long long N, int all_slices, u32 box_rows, u32 parts,
-                                               const Activation activation) {
+// loader  says which slices a phase has (OnePhase), and brings boxes of M rows each: begin_tile(m, phase), then
+//         load<DEPTH>(to, signal, slice, box) for each of its slices
+// out     where rows of y are (RowsOut): begin_tile(phase), then row(m)
+template <class P, class X, int BN, int TEAMS, int STAGES, Split SPLIT, class Loader, class Out>
+__device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w_map, const float* bias, Out out,
+                                               long long M, u32 box_rows, u32 parts, const Activation activation) {
     using O = Operands<P, X>;
     using Multiplied = typename MultipliedAs<P>::type;
     constexpr int BM = ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
@@ -150,44 +167,52 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         show_signals();
     }
     __syncthreads();
-    // The slices of k that this block multiplies, and the tiles.
-    const int part_slices = SPLIT == NONE ? all_slices : (all_slices + parts - 1) / parts;
-    const u32 rank = SPLIT == TOGETHER ? cluster_rank() : 0;
-    const int first_slice = rank * part_slices;
-    const int slices = SPLIT == TOGETHER ? min(part_slices, all_slices - first_slice) : all_slices;
-    const u32 tiles = Place<BM, BN>::count(M, N), step_tiles = SPLIT == TOGETHER ? gridDim.x / parts : gridDim.x;
+    // The tiles, and the slices of k that this block multiplies.
+    const long long N = out.N;
+    const u32 rank = SPLIT == TOGETHER ? cluster_rank() : 0, phases = loader.phases();
+    const u32 tiles = phases * Place<BM, BN>::count(M, N), step_tiles = SPLIT == TOGETHER ? gridDim.x / parts : gridDim.x;
+    const auto slices_a_part = [&](u32 phase) {
+        return SPLIT == NONE ? loader.slices(phase) : static_cast<int>((loader.slices(phase) + parts - 1) / parts);
+    };
+    const auto slices_of = [&](u32 phase) {
+        const int all = loader.slices(phase), part = slices_a_part(phase);
+        return SPLIT == TOGETHER ? min(part, all - static_cast<int>(rank) * part) : all;
+    };
     const u32 first_tile = SPLIT == TOGETHER ? blockIdx.x / parts : blockIdx.x;
 
     if (team == TEAMS) {
         if constexpr (SPLIT != TOGETHER) keep_registers<40>();
         if (threadIdx.x % TEAM != 0) return;
-        const auto load_w = [&](u32 turn, int slice, const Place<BM, BN>& place) {
+        const auto load_w = [&](u32 turn, int slice, u32 phase, const Place<BM, BN>& place) {
             const u32 s = turn % STAGES;
             full[s].arrive_expecting(O::X_BOXES * box_rows * LINE + W_BYTES);
 #pragma unroll
             for (int i = 0; i < O::PARTS; ++i)
                 load_box(stages + s * STAGE_BYTES + X_BYTES + i * BN * LINE, w_map, full[s],
-                         (first_slice + slice) * O::DEPTH, static_cast<int>(place.n), i);
+                         (loader.first_slice(phase) + slice) * O::DEPTH, static_cast<int>(place.n), i);
         };
         // Weights do not wait for the kernel before.
-        const int ahead = first_tile < tiles ? min(slices, STAGES) : 0;
-        const Place<BM, BN> first(M, N, first_tile);
-        for (int slice = 0; slice < ahead; ++slice) load_w(slice, slice, first);
+        const u32 first_phase = loader.phase_of(first_tile);
+        const int ahead = first_tile < tiles ? min(slices_of(first_phase), STAGES) : 0;
+        const Place<BM, BN> first(M, N, first_tile / phases);
+        for (int slice = 0; slice < ahead; ++slice)
+            load_w(slice, rank * slices_a_part(first_phase) + slice, first_phase, first);
         wait_for_kernel_before();
         u32 turn = 0;
         for (u32 tile = first_tile; tile < tiles; tile += step_tiles) {
-            const Place<BM, BN> place(M, N, tile);
-            loader.begin_tile(place.m);
-            for (int slice = 0; slice < slices; ++slice, ++turn) {
+            const u32 phase = loader.phase_of(tile);
+            const int begin = rank * slices_a_part(phase), end = begin + slices_of(phase);
+            const Place<BM, BN> place(M, N, tile / phases);
+            loader.begin_tile(place.m, phase);
+            for (int slice = begin; slice < end; ++slice, ++turn) {
                 const u32 s = turn % STAGES;
                 if (turn >= ahead) {
                     empty[s].wait(turn / STAGES % 2 ^ 1);
-                    load_w(turn, slice, place);
+                    load_w(turn, slice, phase, place);
                 }
 #pragma unroll
                 for (int i = 0; i < O::X_BOXES; ++i)
-                    loader.template load<O::DEPTH>(stages + s * STAGE_BYTES + i * BM * LINE, full[s],
-                                                   first_slice + slice, i);
+                    loader.template load<O::DEPTH>(stages + s * STAGE_BYTES + i * BM * LINE, full[s], slice, i);
             }
         }
         return;
@@ -196,10 +221,14 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     if constexpr (SPLIT != TOGETHER) take_registers<TEAMS == 2 ? 232 : 240>();
     const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     const int row = ROWS * team + 16 * warp + row_of<P, X>(g);
+    if (out.other != nullptr) wait_for_kernel_before();  // who may have made it
     u32 turn = 0;
     int now = 0;
     for (u32 tile = first_tile; tile < tiles; tile += step_tiles, now ^= 1) {
-        const Place<BM, BN> place(M, N, tile);
+        const u32 phase = loader.phase_of(tile);
+        const int slices = slices_of(phase), part_slices = slices_a_part(phase);
+        const Place<BM, BN> place(M, N, tile / phases);
+        out.begin_tile(phase);
         for (int i = threadIdx.x % TEAM; i < BN; i += TEAM)
             shifts[now][team][i] = bias != nullptr && place.n + i < N ? bias[place.n + i] : 0.0f;
         float sums[BN / 8][4];
@@ -209,7 +238,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         // Behind the products of a slice: the sums go where they should.
         const auto end_slice = [&](int slice) {
             ++in_part, ++turn;
-            const bool ends = in_part == part_slices || slice + 1 == slices;
+            const bool ends = slice + 1 == slices || (SPLIT == ALONE && in_part == part_slices);
             if constexpr (O::PARTS == 2) {
                 if (in_part % SLICES_A_PART == 0 || ends) add_up(totals, sums);
             }
@@ -277,9 +306,10 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         if constexpr (SPLIT == TOGETHER) {
             static_assert(TEAMS == 1, "a team a block");
             float* const mine = reinterpret_cast<float*>(stages + STAGES * STAGE_BYTES);
-            add_up_together<BN>(made, mine, row, q, rank, parts, y, shifts[now][0], place.m, place.n, M, N, activation);
+            add_up_together<BN>(made, mine, row, q, rank, parts, out, shifts[now][0], place.m, place.n, M, activation);
+            return;  // a cluster has one tile
         } else {
-            finish_rows<BN>(made, y, shifts[now][team], place.m + row, place.n, q, M, N, activation);
+            finish_rows<BN>(made, out, shifts[now][team], place.m + row, place.n, q, activation);
         }
     }
 }

@@ -9,10 +9,11 @@ from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import emulate_device, run_claim
 from onchip.kernels import cuda, reference
-from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda import KERNELS, product_wgmma
 from onchip.kernels.cuda.conv_wgmma import ConvWgmma, spread_taps
 from onchip.kernels.cuda.conv_windows import Windows
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
+from onchip.kernels.cuda.product_wgmma import TILES
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST
@@ -40,7 +41,7 @@ def conv_inside(layer, row, weight, bias=True, activation=None, dtype="float32")
     """A convolution between layers that it does not take along, of values of a dtype."""
     weights = {"c.weight": weight.astype(numpy_dtype(dtype))}
     if bias:
-        N = weight.shape[isinstance(layer, TransposedConvolution)]
+        N = weight.shape[1] * layer.groups if isinstance(layer, TransposedConvolution) else len(weight)
         weights["c.bias"] = rows(1, N, seed=3)[0].astype(numpy_dtype(dtype))
     roles = {name.removeprefix("c."): name for name in weights}
     nodes = [Node("before", Tanh(), ("x",)), Node("c", layer, ("before",), roles)]
@@ -83,6 +84,8 @@ CASES = {
     "from one pixel, cut": (ConvTranspose2d((2, 2), (1, 0, 0, 1), (1, 1)), (16, 1, 1), (16, 16, 4, 3)),
     "to one pixel": (Conv2d(), (16, 3, 3), (24, 16, 3, 3)),
     "a signal, three times": (ConvTranspose1d((3,), (1, 0), (1,)), (16, 13), (16, 32, 5)),
+    "groups": (Conv2d(pads=(1, 1, 1, 1), groups=3), (48, 6, 5), (24, 16, 3, 3)),
+    "groups, transposed": (ConvTranspose2d((2, 2), groups=2), (16, 4, 3), (16, 9, 3, 2)),
     "a signal, twice": (ConvTranspose1d((2,)), (32, 7), (32, 16, 2)),
 }
 # What would not go through registers in 16 bits: channels that begin at other bytes.
@@ -113,6 +116,26 @@ def test_on_an_emulated_gpu(monkeypatch, name, precision, dtype):
     exact = exact_of(net, precision, x)
     eps = 2e-6 if dtype == "float32" else 1e-3
     assert np.abs(got.astype(float) - exact).max() <= eps * np.abs(exact).max()
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", ["one tap", "no pads, stride", "twice as large", "a signal, twice"])
+@pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
+def test_turned_tiles(monkeypatch, name, precision, dtype):
+    """Of few channels: rows and columns of a tile change places, and the bits do not change."""
+    layer, row, shape = CASES[name]
+    shape = (shape[0], 24, *shape[2:]) if isinstance(layer, TransposedConvolution) else (72, *shape[1:])
+    net = conv_inside(layer, row, weight(*shape), activation=ReLU(), dtype=dtype)
+    claim = claim_of(net, precision)
+    x = rows(5, int(np.prod(row))).reshape(5, *row).astype(numpy_dtype(dtype))
+    gpu, found = emulated_gpu(monkeypatch), []
+    for is_turned in (False, True):
+        monkeypatch.setattr(product_wgmma, "TILES", [t for t in TILES if t.is_turned == is_turned and t.BN == 64])
+        found.append(run_claim(gpu, net, claim, x))
+        assert is_turned == (", 128, 64, 2," in claim.facts.at(5).launches[0].program.name_expression)
+    assert np.array_equal(*found)
+    exact = exact_of(net, precision, x)
+    assert np.abs(found[0].astype(float) - exact).max() <= (1e-3 if precision == "fp16" else 8e-3) * np.abs(exact).max()
 
 
 def as_alone(claim, parts):
@@ -150,8 +173,10 @@ def residual(dtype="float32", N=40, C=40, twice=False, of_x=False):
 
 @needs_gxx
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16")])
-@pytest.mark.parametrize("way", ["plain", "odd", "twice", "of x"])
+@pytest.mark.parametrize("way", ["plain", "odd", "twice", "of x", "turned"])
 def test_a_sum_behind_it(monkeypatch, precision, dtype, way):
+    if way == "turned":
+        monkeypatch.setattr(product_wgmma, "TILES", [t for t in TILES if t.is_turned == (dtype == "float16")])
     net = residual(dtype, 40 if way == "of x" else 17 if way == "odd" else 24, twice=way == "twice", of_x=way == "of x")
     found = list(ConvWgmma().claims(net, 2, H200, Job(precision)))
     assert [claim.nodes for claim in found] == [("c", "s", "a"), ("c", "s"), ("c",)]
@@ -239,12 +264,11 @@ def test_what_it_takes():
     assert (claim.reads["before"].layout, claim.gives["c"]) == (CHANNELS_LAST, CHANNELS_LAST)
     assert claim.label == "conv_wgmma<16,20,3x3>"
     for layer, row, shape, word in (
-        (Conv2d(groups=2), (32, 8, 8), (32, 16, 3, 3), "groups"),
         (Conv2d((9, 9)), (16, 30, 30), (16, 16, 3, 3), "strides up to 8"),
         (Conv2d(dilation=(130, 1)), (16, 300, 9), (16, 16, 3, 3), "reach"),
         (Conv2d(), (18, 8, 8), (16, 18, 3, 3), "16 B"),
         (ConvTranspose2d((3, 3)), (16, 8, 8), (16, 16, 2, 2), "each with a tap"),
-        (ConvTranspose2d(dilation=(2, 1)), (16, 8, 8), (16, 16, 2, 2), "without dilation"),
+        (ConvTranspose2d(dilation=(2, 1)), (16, 8, 8), (16, 16, 2, 2), "with dilation"),
     ):
         refused = claim_of(conv_inside(layer, row, weight(*shape)), "fp32")
         assert isinstance(refused, Refusal), (layer, refused)

@@ -6,7 +6,8 @@
 //         Of a transposed convolution with stride s, outputs p, p + s, p + 2s, ... along an axis (phase p) have the same
 //         taps, over neighbouring pixels: each phase is a convolution without a stride. One walk serves all of them, a
 //         phase begins some pixels further; its rows go to every s-th place of y.
-//         What else is added to y (a residual) is read where a tile is finished.
+//         What else is added to y (a residual) is read where a tile is finished. Groups are zeros in w: to multiply them
+//         takes less than to do without, where the ordinary cores would.
 // Order   Taps from the first pixel of the window to the last, then channels, as in tensor_tiles.cuh; then the bias, the
 //         residual and the activation.
 // Floor   2 flop a term. 64 -> 64 channels, 3x3, 32x32 places, B = 1,024: 77.3 Gflop / 989 Tflop/s = 78 us in fp16,
@@ -94,12 +95,12 @@ struct PlacesOut {
 };
 
 // A cluster's blocks leave room for those of the next kernel, which then begins before this one ends.
-template <class P, class X, class Y, int BN, int TEAMS, int STAGES, Split SPLIT>
+template <class P, class X, class Y, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT>
 __global__ void __launch_bounds__(TEAM * (TEAMS + 1), SPLIT == TOGETHER ? 2 : 1)
 conv_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias,
            const Y* other, Y* y, long long M, long long N, u32 box_rows, u32 parts,
            const __grid_constant__ Windows windows, u32 code, u32 a_bits, u32 b_bits) {
-    multiply_tiles<P, X, BN, TEAMS, STAGES, SPLIT>(
+    multiply_tiles<P, X, TEAM_ROWS, BN, TEAMS, STAGES, SPLIT>(
         WindowLoader{x_map, windows, 0, 0, 0, 0, 0, 0}, w_map, bias, PlacesOut<Y>{y, M, N, other, windows, 0}, M,
         box_rows, parts, Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
 }

@@ -45,6 +45,7 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 from onchip.plan.plan import values_read
 from onchip.spec.layers import Add, Cast, Convolution, Elementwise, TransposedConvolution
+from onchip.spec.layers.conv import conv_groups
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 from onchip.spec.types import DTYPE_BYTES
@@ -164,7 +165,7 @@ class _Run:
 
     def lowering(self, net: Network, job: Job, device: Device) -> ConvWgmmaLowering | None:
         """None: there is nothing to say about such a convolution."""
-        geometry = geometry_of(net, self.conv)
+        geometry = _all_channels(geometry_of(net, self.conv))
         dtypes = net.types[self.nodes[0].inputs[0]].dtype, net.types[self.nodes[-1].name].dtype
         weights = (net.weight_type(name).dtype for name in self.conv.weights.values())
         if not {*dtypes, *weights} <= NUMBERS.keys() or min(geometry.N, geometry.C) < LEAST_CHANNELS:
@@ -255,15 +256,33 @@ def _claim(net: Network, run: _Run, lowering: ConvWgmmaLowering, job: Job) -> Cl
 def _recipes(net: Network, node: Node, lowering: ConvWgmmaLowering) -> dict[str, Recipe]:
     g, channels, order = lowering.geometry, lowering.blocks * lowering.depth, lowering.windows.tap_order()
     name = node.weights["weight"]
-    shape = (g.N, len(order) * channels)
+    shape, dtype, groups = (g.N, len(order) * channels), net.weight_type(name).dtype, conv_groups(node.layer)
+    weight: str | Recipe = name
+    if groups > 1:
+        first, second, *taps = net.weights[name].shape
+        weight = Recipe.of(ungrouped, (name,), (first, second * groups, *taps), dtype, groups=groups)
     spread = Recipe.of(
-        spread_taps, (name,), shape, net.weight_type(name).dtype, channels=channels, order=order,
-        is_transposed=g.is_transposed,
-    )  # fmt: skip
+        spread_taps, (weight,), shape, dtype, channels=channels, order=order, is_transposed=g.is_transposed
+    )
     recipes = {"weight": multiplied_weight(spread, shape, lowering.precision)}
     if lowering.has_bias:
         recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (g.N,))
     return recipes
+
+
+def _all_channels(g: Geometry) -> Geometry:
+    """The same without groups: zeros stand for channels that are not in one's group."""
+    return replace(g, C=g.C * g.groups, N=g.N * g.groups, groups=1)
+
+
+@recipe_op
+def ungrouped(weight: Array, groups: int) -> Array:
+    """(N, C / groups, taps...), of a transposed one (C, N / groups, taps...), with all channels."""
+    each, second = len(weight) // groups, weight.shape[1]
+    made = np.zeros((len(weight), second * groups, *weight.shape[2:]), weight.dtype)
+    for i in range(groups):
+        made[i * each : (i + 1) * each, i * second : (i + 1) * second] = weight[i * each : (i + 1) * each]
+    return made
 
 
 @recipe_op

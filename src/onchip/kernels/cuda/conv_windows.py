@@ -72,8 +72,8 @@ class Windows:
 
     def why_not(self) -> str:
         g = self.geometry
-        if g.groups > 1 or (g.is_transposed and max(g.dilation) > 1):
-            return "convolves all channels, not those of groups; transposed only without dilation"
+        if g.is_transposed and max(g.dilation) > 1:
+            return "no transposed convolutions with dilation"
         if max(self.spread) > MOST_PHASES or not min(phase.taps for axis in self.phases for phase in axis):
             return f"up to {MOST_PHASES} phases a side, each with a tap"
         far = max(

@@ -88,6 +88,20 @@ __device__ __noinline__ float4 activated(float4 v, const Activation activation) 
     return {activation(v.x), activation(v.y), activation(v.z), activation(v.w)};
 }
 
+template <int J>
+__device__ __forceinline__ void activate_all(float (&c)[J][4], const Activation& activation) {
+    if (activation.code == 1) {
+#pragma unroll
+        for (int i = 0; i < 4 * J; ++i) c[i / 4][i % 4] = ReLU::apply(c[i / 4][i % 4]);
+    } else if (activation.code > 1) {
+#pragma unroll
+        for (int j = 0; j < J; ++j) {
+            const float4 four = activated({c[j][0], c[j][1], c[j][2], c[j][3]}, activation);
+            c[j][0] = four.x, c[j][1] = four.y, c[j][2] = four.z, c[j][3] = four.w;
+        }
+    }
+}
+
 // Four lanes next to each other have a word of each of four pieces: lane q gets all words of piece q.
 __device__ __forceinline__ void collect_piece(u32 (&words)[4], int q) {
     const bool is_odd = q & 1, is_upper = q & 2;
@@ -148,16 +162,7 @@ __device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], const Out& ou
             }
         }
     }
-    if (activation.code == 1) {
-#pragma unroll
-        for (int i = 0; i < BN / 2; ++i) c[i / 4][i % 4] = ReLU::apply(c[i / 4][i % 4]);
-    } else if (activation.code > 1) {
-#pragma unroll
-        for (int j = 0; j < BN / 8; ++j) {
-            const float4 four = activated({c[j][0], c[j][1], c[j][2], c[j][3]}, activation);
-            c[j][0] = four.x, c[j][1] = four.y, c[j][2] = four.z, c[j][3] = four.w;
-        }
-    }
+    activate_all(c, activation);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const bool is_there = rows[half] >= 0;

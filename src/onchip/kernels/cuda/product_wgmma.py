@@ -58,10 +58,15 @@ class Tile:
     BN: int
     teams: int
     rate: float
+    team_rows: int = ROWS  # more: it is turned
 
     @property
     def height(self) -> int:
-        return ROWS * self.teams
+        return self.team_rows * self.teams
+
+    @property
+    def is_turned(self) -> bool:
+        return self.team_rows > ROWS
 
     def count(self, M: int, N: int) -> int:
         return math.ceil(M / self.height) * math.ceil(N / self.BN)
@@ -73,6 +78,7 @@ class Tile:
 
 TILES = (
     Tile(256, 2, 1.0), Tile(128, 2, 0.85), Tile(64, 2, 0.55), Tile(32, 2, 0.3), Tile(64, 1, 0.6), Tile(32, 1, 0.5),
+    Tile(64, 2, 0.85, 128),
 )  # fmt: skip
 # As much of that is reached by rows of float32, by precision: three products of tf32 share what it takes to split them.
 THROUGH_REGISTERS = {"fp32": 1.3, "tf32": 0.95, "bf16": 0.85, "fp16": 0.85}
@@ -124,6 +130,11 @@ class WgmmaProduct:
         """Whether x is what the tensor cores multiply, and goes through no register."""
         return PRECISIONS[self.precision].per_word == 2 and self.dtypes[0] == PRECISIONS[self.precision].dtype
 
+    @property
+    def turns(self) -> bool:
+        """Whether what is made can be turned: pieces of 16 B of y, from sums that a thread has one of."""
+        return self.is_direct and self.parts == 1 and DTYPE_BYTES[self.dtypes[1]] == 2 and self.N % 8 == 0
+
     def why_not(self) -> str:
         if not self.is_direct and self.dtypes[0] != "float32":
             return f"multiplies {PRECISIONS[self.precision].dtype} or float32, not {self.dtypes[0]}"
@@ -146,7 +157,7 @@ class WgmmaProduct:
             return TOGETHER, "TOGETHER"
         sums = PRECISIONS[self.precision].parts + (self.parts > 1)  # that a thread has of each number
         most = MOST_COLUMNS[sums] if self.is_direct else min(MOST_COLUMNS[sums], MOST_COLUMNS[2])
-        tiles = [tile for tile in TILES if most >= tile.BN]
+        tiles = [tile for tile in TILES if most >= tile.BN and (self.turns or not tile.is_turned)]
         return min(tiles, key=lambda tile: tile.work(self.count(tile), units)), "NONE" if self.parts == 1 else "ALONE"
 
     def rate(self, units: int) -> float:
@@ -166,7 +177,7 @@ class WgmmaProduct:
         room = SHARED_BYTES // 2 if is_together else SHARED_BYTES  # the next kernel's blocks have the other half
         stages = min(MOST_STAGES, (room - extra) // stage_bytes)
         given, made = (NUMBERS[dtype] for dtype in self.dtypes)
-        template = f"{precision.name}, {given}, {made}, {tile.BN}, {tile.teams}, {stages}"
+        template = f"{precision.name}, {given}, {made}, {tile.team_rows}, {tile.BN}, {tile.teams}, {stages}"
         count = self.count(tile)
         config = LaunchConfig(
             (count * self.parts if is_together else min(units, count), 1, 1), (TEAM * (tile.teams + 1), 1, 1),
@@ -330,4 +341,5 @@ INSTANCES = (
     _instance("many rows fp16, in parts", 8192, 1024, 4096, "fp16", ("float16", "float16"), parts=4),
     _instance("many rows fp32, in parts", 8192, 1024, 4096, "fp32", parts=4),
     _instance("few columns fp16", 65536, 10, 512, "fp16", ("float16", "float16")),
+    _instance("few columns fp16, turned", 65536, 64, 512, "fp16", ("float16", "float16")),
 )

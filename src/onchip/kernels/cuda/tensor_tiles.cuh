@@ -10,6 +10,9 @@
 //         tensor cores cut off what they do not keep. Then comes the bias. Neither the tile nor M decides anything.
 // Floor   2 M N K flop. 8,192 cubed in fp16: 1.1 Tflop / 989 Tflop/s = 1.11 ms; in fp32: 3 * 1.1 / 494.5 = 6.67 ms.
 //         A step of 64 rows and 256 columns takes 128 cycles and reads 10 KB of shared memory, of 16.
+//         Where y has few columns, 64 of them read as many bytes of shared memory as 64 rows do, which takes twice the
+//         products' time. There a team's tile is turned: 64 columns of y are what 64 rows are elsewhere, and 128 rows of y
+//         its columns. What a lane then has of neighbouring rows is turned to neighbouring columns on the way out.
 //         Few rows come in boxes of as many: zeros for those that are not there would cost time, and nobody looks at
 //         what is made of the room that they leave as it was.
 // Layout  x (M, K), y (M, N) row-major, w (PARTS, N, K): of fp32 the upper parts, then the lower ones; bias (N) or none.
@@ -127,6 +130,49 @@ __device__ __forceinline__ void add_up_together(const float (&c)[BN / 8][4], flo
     wait_for_cluster();  // nobody still reads what is written next, or goes
 }
 
+// A turned tile: what a lane of a warp has of 16 columns of y from n on, of which it has two, and of R rows from m on.
+// All lanes take part. N is a multiple of 8.
+// shifts  the bias of these columns, or zeros
+template <int R, class Out>
+__device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& out, const float* shifts, long long m,
+                                              long long n, int g, int q, const Activation& activation) {
+    using Y = typename Out::Number;
+    static_assert(sizeof(Y) == 2, "numbers of 16 bits are turned");
+#pragma unroll
+    for (int j = 0; j < R / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[j][i] += shifts[g + i / 2 * 8];
+    if (out.other != nullptr) {
+#pragma unroll
+        for (int j = 0; j < R / 8; ++j) {
+            const long long at = out.row(m + 8 * j + g);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const long long column = n + 8 * half;
+                const bool is_there = at >= 0 && column < out.N;
+                const Y* const from = out.other + at + column + 2 * q;
+                const u32 two = turned(is_there ? *reinterpret_cast<const u32*>(from) : 0);
+                c[j][2 * half] += to_float(Y{static_cast<unsigned short>(two)});
+                c[j][2 * half + 1] += to_float(Y{static_cast<unsigned short>(two >> 16)});
+            }
+        }
+    }
+    activate_all(c, activation);
+#pragma unroll
+    for (int j = 0; j < R / 8; j += 4) {
+        const long long at = out.row(m + 8 * (j + q) + g);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            u32 words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) words[i] = turned(pack<Y>(c[j + i][2 * half], c[j + i][2 * half + 1]));
+            collect_piece(words, q);
+            if (at >= 0 && n + 8 * half < out.N)
+                *reinterpret_cast<uint4*>(out.y + at + n + 8 * half) = {words[0], words[1], words[2], words[3]};
+        }
+    }
+}
+
 // SPLIT  a sum is one of `parts` sums, and ... ALONE: a block makes them one after the other; TOGETHER: the blocks of a
 //        cluster make one each, and all of them add up the tile, in the same order
 enum Split { NONE, ALONE, TOGETHER };
@@ -145,13 +191,17 @@ struct OnePhase {
 // The body of a kernel of TEAM * (TEAMS + 1) threads.
 // loader  says which slices a phase has (OnePhase), and brings boxes of M rows each: begin_tile(m, phase), then
 //         load<DEPTH>(to, signal, slice, box) for each of its slices
+// TEAM_ROWS  of y: ROWS; or more, and what a team makes is turned
 // out     where rows of y are (RowsOut): begin_tile(phase), then row(m)
-template <class P, class X, int BN, int TEAMS, int STAGES, Split SPLIT, class Loader, class Out>
+template <class P, class X, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT, class Loader, class Out>
 __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w_map, const float* bias, Out out,
                                                long long M, u32 box_rows, u32 parts, const Activation activation) {
     using O = Operands<P, X>;
     using Multiplied = typename MultipliedAs<P>::type;
-    constexpr int BM = ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
+    constexpr bool IS_TURNED = TEAM_ROWS > ROWS;
+    constexpr int COLUMNS = IS_TURNED ? TEAM_ROWS : BN;  // of what a team multiplies
+    static_assert(!IS_TURNED || (O::is_direct && BN == ROWS && SPLIT == NONE), "who turns tiles reads rows where they lie");
+    constexpr int BM = TEAM_ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
     constexpr int STAGE_BYTES = X_BYTES + W_BYTES, SLICES_A_PART = PART / O::DEPTH;
     extern __shared__ uint4 room[];
     __shared__ Signal full[STAGES], empty[STAGES];
@@ -220,7 +270,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
 
     if constexpr (SPLIT != TOGETHER) take_registers<TEAMS == 2 ? 232 : 240>();
     const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    const int row = ROWS * team + 16 * warp + row_of<P, X>(g);
+    const int row = TEAM_ROWS * team + 16 * warp + row_of<P, X>(g);
     if (out.other != nullptr) wait_for_kernel_before();  // who may have made it
     u32 turn = 0;
     int now = 0;
@@ -231,7 +281,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         out.begin_tile(phase);
         for (int i = threadIdx.x % TEAM; i < BN; i += TEAM)
             shifts[now][team][i] = bias != nullptr && place.n + i < N ? bias[place.n + i] : 0.0f;
-        float sums[BN / 8][4];
+        float sums[COLUMNS / 8][4];
         float totals[O::PARTS == 2 ? BN / 8 : 1][4] = {}, whole[SPLIT == ALONE ? BN / 8 : 1][4] = {};
         int in_part = 0;  // slices of the part that are done
         const auto adds = [&] { return O::PARTS == 2 ? in_part % SLICES_A_PART != 0 : in_part != 0; };  // to earlier sums
@@ -252,14 +302,15 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         };
         if constexpr (O::is_direct) {
             for (int slice = 0; slice < slices; ++slice) {
-                const u32 s = turn % STAGES, x_at = shared_address(stages + s * STAGE_BYTES) + team * (ROWS * LINE);
+                const u32 s = turn % STAGES, x_at = shared_address(stages + s * STAGE_BYTES) + team * (TEAM_ROWS * LINE);
                 const u32 w_at = shared_address(stages + s * STAGE_BYTES) + X_BYTES;
                 full[s].wait(turn / STAGES % 2);
                 begin_products();
 #pragma unroll
-                for (int step = 0; step < O::STEPS; ++step)
-                    Wgmma<P, BN>::add(sums, mixed_tile(x_at + 32 * step), mixed_tile(w_at + 32 * step),
-                                      adds() || step > 0);
+                for (int step = 0; step < O::STEPS; ++step) {
+                    const unsigned long long x = mixed_tile(x_at + 32 * step), w = mixed_tile(w_at + 32 * step);
+                    Wgmma<P, COLUMNS>::add(sums, IS_TURNED ? w : x, IS_TURNED ? x : w, adds() || step > 0);
+                }
                 end_products();
                 // Those of the slice before are done: its room goes back.
                 wait_for_products<1>();
@@ -308,6 +359,9 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
             float* const mine = reinterpret_cast<float*>(stages + STAGES * STAGE_BYTES);
             add_up_together<BN>(made, mine, row, q, rank, parts, out, shifts[now][0], place.m, place.n, M, activation);
             return;  // a cluster has one tile
+        } else if constexpr (IS_TURNED) {
+            finish_turned<TEAM_ROWS>(made, out, shifts[now][team] + 16 * warp, place.m + TEAM_ROWS * team,
+                                     place.n + 16 * warp, g, q, activation);
         } else {
             finish_rows<BN>(made, out, shifts[now][team], place.m + row, place.n, q, activation);
         }

@@ -80,6 +80,8 @@ THROUGH_REGISTERS = {"fp32": 1.3, "tf32": 0.95, "bf16": 0.85, "fp16": 0.85}
 MOST_COLUMNS = {1: 256, 2: 128, 3: 64}
 TOGETHER = Tile(32, 1, 0.5)  # of a cluster
 MOST_PARTS, LEAST_SLICES = 8, 4  # of a sum; of a part
+# Of a block, as measured with few rows: before and behind its slices, and for a slice.
+LATENCY_US, SLICE_US = {"NONE": 1.5, "ALONE": 1.5, "TOGETHER": 2.5}, {"NONE": 0.12, "ALONE": 0.12, "TOGETHER": 0.3}
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,12 @@ class WgmmaProduct:
         blocks = self.parts if split == "TOGETHER" else 1  # of a tile
         pace = 1.0 if self.is_direct else THROUGH_REGISTERS[self.precision]
         return pace * blocks * self.M * self.N / (units * tile.work(self.M, self.N, units))
+
+    def least_us(self, units: int) -> float:
+        """Of the slices of one tile, however few rows it has."""
+        _, split = self.cut(units)
+        slices = math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
+        return LATENCY_US[split] + math.ceil(slices / (self.parts if split == "TOGETHER" else 1)) * SLICE_US[split]
 
     def tiling(self, units: int) -> Tiling:
         tile, split = self.cut(units)
@@ -254,6 +262,7 @@ def _claim(net: Network, chain: Chain, lowering: WgmmaLowering, job: Job) -> Cla
             sum(made.nbytes for made in recipes.values()),
             precision="tf32" if parts > 1 else "",
             rate=lowering.product(max(1, job.batch)).rate(lowering.units),
+            least_us=lowering.product(max(1, job.batch)).least_us(lowering.units),
         ),
         why="tensor cores, a tile a block",
         recipes=recipes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
 from onchip.spec.layers import Convolution, Elementwise
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+from onchip.spec.recipe import Array, Recipe, as_is, op_name, recipe_op
 from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -126,6 +126,11 @@ class ConvWgmma:
     name = "conv_wgmma"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
+
+    @property
+    def makes(self) -> Mapping[str, float]:
+        """By recipes.cu: a pass over memory."""
+        return {op_name(spread_taps): 1.0}
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """A convolution inside a network, where values may lie with channels last, with its activation."""

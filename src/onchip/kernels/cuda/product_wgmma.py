@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.spec.layers import Elementwise
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+from onchip.spec.recipe import Array, Recipe, as_is, op_name, recipe_op
 from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -46,7 +46,7 @@ SHARED_BYTES = 220 << 10  # for stages: biases and signals take the rest of what
 MOST_STAGES = 16
 # What a part's sum lacks on average: each of its 12 additions is cut off where float32 ends, not rounded (see
 # mlp_packing.py). A simulation of that has sums smaller by 2.3e-7 of themselves.
-_UNBIASED = 1 + 2.3e-7
+UNBIASED = 1 + 2.3e-7
 LEAST_WEIGHTS = 1 << 15  # of a layer: fewer fit in a multiprocessor, and are read there (mlp_tensor.py)
 BOX_ROWS = 16  # B, at a multiple of which rows must begin
 
@@ -225,6 +225,11 @@ class ProductWgmma:
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
+    @property
+    def makes(self) -> Mapping[str, float]:
+        """By recipes.cu: passes over memory."""
+        return dict.fromkeys(map(op_name, (split_weight, tf32_weight)), 1.0)
+
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """One Linear, with its activation and the Casts around it."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
@@ -300,7 +305,7 @@ def split_weight(weight: Array) -> Array:
     wide = np.ascontiguousarray(weight, np.float32)
     upper = round_tf32(wide)
     with np.errstate(invalid="ignore"):
-        lower = wide * _UNBIASED - upper.astype(np.float64)
+        lower = wide * np.float32(UNBIASED) - upper.astype(np.float64)
         return np.stack([upper, round_tf32(lower.astype(np.float32))])
 
 

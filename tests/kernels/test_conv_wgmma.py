@@ -10,7 +10,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import emulate_device, run_claim
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import KERNELS, product_wgmma
-from onchip.kernels.cuda.conv_wgmma import ConvWgmma, spread_taps
+from onchip.kernels.cuda.conv_wgmma import ConvWgmma, spread_taps, taps_in_order
 from onchip.kernels.cuda.conv_windows import Windows
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
 from onchip.kernels.cuda.product_wgmma import TILES
@@ -278,11 +278,10 @@ def test_what_it_takes():
 
 def test_taps_are_filled_up():
     w = rows(6, 2 * 3).reshape(2, 3, 6).reshape(2, 3, 2, 3)
-    made = spread_taps(w, 4, tuple(range(6))).reshape(2, 6, 4)
+    made = spread_taps(w, 4).reshape(2, 6, 4)
     assert np.array_equal(made[..., :3], w.reshape(2, 3, 6).swapaxes(1, 2))
     assert not made[..., 3].any()
-    turned = spread_taps(w, 4, (5, 0), is_transposed=True).reshape(3, 2, 4)
-    assert np.array_equal(turned[..., :2], w.reshape(2, 3, 6)[..., [5, 0]].transpose(1, 2, 0))
+    assert np.array_equal(taps_in_order(w, (5, 0)), w.reshape(2, 3, 6)[..., [5, 0]].swapaxes(0, 1))
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -47,7 +47,7 @@ from onchip.plan.plan import values_read
 from onchip.spec.layers import Add, Cast, Convolution, Elementwise, TransposedConvolution
 from onchip.spec.layers.conv import conv_groups
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+from onchip.spec.recipe import Array, Recipe, as_is, op_name, recipe_op
 from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -140,6 +140,11 @@ class ConvWgmma:
     name = "conv_wgmma"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
+
+    @property
+    def makes(self) -> Mapping[str, float]:
+        """By recipes.cu: a pass over memory."""
+        return {op_name(spread_taps): 1.0}
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """A convolution, with a sum and an activation behind it and the Casts around it; and less of that."""
@@ -260,10 +265,10 @@ def _recipes(net: Network, node: Node, lowering: ConvWgmmaLowering) -> dict[str,
     weight: str | Recipe = name
     if groups > 1:
         first, second, *taps = net.weights[name].shape
-        weight = Recipe.of(ungrouped, (name,), (first, second * groups, *taps), dtype, groups=groups)
-    spread = Recipe.of(
-        spread_taps, (weight,), shape, dtype, channels=channels, order=order, is_transposed=g.is_transposed
-    )
+        weight = Recipe.of(ungrouped, (weight,), (first, second * groups, *taps), dtype, groups=groups)
+    if g.is_transposed:
+        weight = Recipe.of(taps_in_order, (weight,), (g.N, g.C, len(order)), dtype, order=order)
+    spread = Recipe.of(spread_taps, (weight,), shape, dtype, channels=channels)
     recipes = {"weight": multiplied_weight(spread, shape, lowering.precision)}
     if lowering.has_bias:
         recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (g.N,))
@@ -286,14 +291,19 @@ def ungrouped(weight: Array, groups: int) -> Array:
 
 
 @recipe_op
-def spread_taps(weight: Array, channels: int, order: tuple[int, ...], is_transposed: bool = False) -> Array:
-    """(N, C, taps...), of a transposed one (C, N, taps...), as (N, taps * channels): the taps in this order, zeros
-    behind each one's C channels."""
-    turned = weight.reshape(*weight.shape[:2], -1)[..., list(order)]
-    turned = turned.transpose(1, 2, 0) if is_transposed else turned.transpose(0, 2, 1)
-    spread = np.zeros((*turned.shape[:2], channels), weight.dtype)
-    spread[..., : turned.shape[2]] = turned
-    return spread.reshape(len(spread), -1)
+def taps_in_order(weight: Array, order: tuple[int, ...]) -> Array:
+    """(C, N, taps...) of a transposed convolution as (N, C, taps)."""
+    return np.ascontiguousarray(weight.reshape(*weight.shape[:2], -1)[..., list(order)].swapaxes(0, 1))
+
+
+@recipe_op
+def spread_taps(weight: Array, channels: int) -> Array:
+    """(N, C, taps...) as (N, taps * channels), zeros behind each tap's C channels."""
+    N, C = weight.shape[:2]
+    turned = np.moveaxis(weight.reshape(N, C, -1), 1, 2)
+    spread = np.zeros((N, turned.shape[1], channels), weight.dtype)
+    spread[..., :C] = turned
+    return spread.reshape(N, -1)
 
 
 _SAME = Geometry(False, 64, 64, 1, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1))

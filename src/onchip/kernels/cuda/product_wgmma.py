@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.spec.layers import Elementwise
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+from onchip.spec.recipe import Array, Recipe, as_is, op_name, recipe_op
 from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -46,7 +46,7 @@ SHARED_BYTES = 220 << 10  # for stages: biases and signals take the rest of what
 MOST_STAGES = 16
 # What a part's sum lacks on average: each of its 12 additions is cut off where float32 ends, not rounded (see
 # mlp_packing.py). A simulation of that has sums smaller by 2.3e-7 of themselves.
-_UNBIASED = 1 + 2.3e-7
+UNBIASED = 1 + 2.3e-7
 LEAST_WEIGHTS = 1 << 15  # of a layer: fewer fit in a multiprocessor, and are read there (mlp_tensor.py)
 BOX_ROWS = 16  # B, at a multiple of which rows must begin
 
@@ -86,6 +86,8 @@ THROUGH_REGISTERS = {"fp32": 1.3, "tf32": 0.95, "bf16": 0.85, "fp16": 0.85}
 MOST_COLUMNS = {1: 256, 2: 128, 3: 64}
 TOGETHER = Tile(32, 1, 0.5)  # of a cluster
 MOST_PARTS, LEAST_SLICES = 8, 4  # of a sum; of a part
+# Of a block, as measured with few rows: before and behind its slices, and for a slice.
+LATENCY_US, SLICE_US = {"NONE": 1.5, "ALONE": 1.5, "TOGETHER": 2.5}, {"NONE": 0.12, "ALONE": 0.12, "TOGETHER": 0.3}
 
 
 def parts_have_slices(slices: int, parts: int) -> bool:
@@ -167,6 +169,12 @@ class WgmmaProduct:
         pace = 1.0 if self.is_direct else THROUGH_REGISTERS[self.precision]
         return pace * blocks * self.phases * self.M * self.N / (units * tile.work(self.count(tile), units))
 
+    def least_us(self, units: int) -> float:
+        """Of the slices of one tile, however few rows it has."""
+        _, split = self.cut(units)
+        slices = math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
+        return LATENCY_US[split] + math.ceil(slices / (self.parts if split == "TOGETHER" else 1)) * SLICE_US[split]
+
     def tiling(self, units: int) -> Tiling:
         tile, split = self.cut(units)
         precision = PRECISIONS[self.precision]
@@ -237,6 +245,11 @@ class ProductWgmma:
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
+    @property
+    def makes(self) -> Mapping[str, float]:
+        """By recipes.cu: passes over memory."""
+        return dict.fromkeys(map(op_name, (split_weight, tf32_weight)), 1.0)
+
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """One Linear, with its activation and the Casts around it."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
@@ -274,6 +287,7 @@ def _claim(net: Network, chain: Chain, lowering: WgmmaLowering, job: Job) -> Cla
             sum(made.nbytes for made in recipes.values()),
             precision="tf32" if parts > 1 else "",
             rate=lowering.product(max(1, job.batch)).rate(lowering.units),
+            least_us=lowering.product(max(1, job.batch)).least_us(lowering.units),
         ),
         why="tensor cores, a tile a block",
         recipes=recipes,
@@ -311,7 +325,7 @@ def split_weight(weight: Array) -> Array:
     wide = np.ascontiguousarray(weight, np.float32)
     upper = round_tf32(wide)
     with np.errstate(invalid="ignore"):
-        lower = wide * _UNBIASED - upper.astype(np.float64)
+        lower = wide * np.float32(UNBIASED) - upper.astype(np.float64)
         return np.stack([upper, round_tf32(lower.astype(np.float32))])
 
 

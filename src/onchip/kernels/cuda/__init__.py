@@ -1,6 +1,7 @@
 """CUDA's kernels, in the order in which the planner asks them. Nothing here needs a GPU."""
 
 from onchip.kernels.cuda.conv import ConvAlone
+from onchip.kernels.cuda.conv_first import ConvFirst
 from onchip.kernels.cuda.conv_wgmma import ConvWgmma
 from onchip.kernels.cuda.depthwise import DepthwiseAlone
 from onchip.kernels.cuda.gather import Gather
@@ -18,6 +19,6 @@ from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
-    View("cuda"), MlpTensor(), MlpFused(), ProductWgmma(), ProductAlone(), DepthwiseAlone(), ConvWgmma(), ConvAlone(),
-    Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), Gather(),
+    View("cuda"), MlpTensor(), MlpFused(), ProductWgmma(), ProductAlone(), DepthwiseAlone(), ConvWgmma(), ConvFirst(),
+    ConvAlone(), Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), Gather(),
 )  # fmt: skip

@@ -1,9 +1,11 @@
 """Rewrites as priced alternatives: each is done where it pays, and the plan says why one was left out."""
 
+from dataclasses import replace
+
 import pytest
 
 from onchip.errors import PlanError
-from onchip.plan.kernel import Job
+from onchip.plan.kernel import Job, Price
 from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
 from onchip.spec.build import sequential
@@ -51,7 +53,7 @@ def test_phases_are_left_out_where_the_layer_itself_is_cheaper():
 
     plan = make_plan(stretched(), CPU, [Take("dear", 1, flop=10**6), Cheap("cheap", 1)])
     assert [group.claim.kernel for group in plan.groups] == ["cheap"]
-    assert plan.left_out == ("left out phases: a row would be no cheaper",)
+    assert plan.left_out == ("left out phases.few: a row would be no cheaper",)
 
 
 def test_phases_are_made_where_only_they_can_run():
@@ -63,7 +65,7 @@ def test_phases_are_made_where_only_they_can_run():
 def test_and_not_where_they_cannot():
     plan = make_plan(stretched(), CPU, [TakeBut(Interleave)])
     assert [type(node.layer) for node in plan.network.nodes] == [ConvTranspose2d]
-    assert plan.left_out == ("left out phases: no kernel of two cores takes layer 't' (Interleave)",)
+    assert plan.left_out == ("left out phases.few: no kernel of two cores takes layer 't' (Interleave)",)
     with pytest.raises(PlanError):
         make_plan(stretched(), CPU, [])
 
@@ -90,3 +92,26 @@ def test_one_cover_for_each_that_finds_something_to_do():
     plan = make_plan(net, CPU, [kernel], Job(batch=1))
     assert [node.name for node in plan.network.nodes] == ["t", "b"]
     assert kernel.asked == 3
+
+
+def test_layers_of_few_channels_are_a_choice_of_their_own():
+    """Where a kernel makes all phases of a few channels at once, only the others are split."""
+    weights = {"a.weight": stored(8, 32, 4, 4), "b.weight": stored(32, 3, 4, 4)}
+    step = ConvTranspose2d((2, 2), (1, 1, 1, 1))
+    net = sequential(TensorType(("B", 8, 8, 8)), [("a", step), ("b", step)], weights)
+
+    class Few(Take):
+        def claims(self, net, start, device, job):
+            is_few = net.types[net.nodes[start].name].row_shape[0] <= 3
+            for claim in super().claims(net, start, device, job):
+                dear = is_few != isinstance(net.nodes[start].layer, ConvTranspose2d)
+                yield replace(claim, price=Price(10**9, 1)) if dear else claim
+
+    plan = make_plan(net, CPU, [Few("taker", 1)])
+    assert [node.name for node in plan.network.nodes] == ["a.0_0", "a.0_1", "a.1_0", "a.1_1", "a", "b"]
+    assert len(plan.left_out) == 1
+    assert plan.left_out[0].startswith("left out phases.few")
+    assert [node.name for node in make_plan(net, CPU, [Few("taker", 1)], Job(without=("phases",))).network.nodes] == [
+        "a",
+        "b",
+    ]

@@ -51,8 +51,10 @@ def make_plan(
         except PlanError as refused:
             return refused
 
-    told = without()[1]
-    return _choose(plan_without, [name for name in PRICED if told and without(name)[1] != told])
+    found = {without()[1]: ""}  # what is done without each; where that is the same, one of them is enough
+    for name in PRICED if without()[1] else ():
+        found.setdefault(without(name)[1], name)
+    return _choose(plan_without, [name for name in found.values() if name])
 
 
 def _choose(plan_without: Callable[..., Plan | PlanError], used: Sequence[str]) -> Plan:

@@ -2,6 +2,7 @@
 
 from onchip.kernels.cuda.conv import ConvAlone
 from onchip.kernels.cuda.conv_first import ConvFirst
+from onchip.kernels.cuda.conv_last import ConvLast
 from onchip.kernels.cuda.conv_wgmma import ConvWgmma
 from onchip.kernels.cuda.depthwise import DepthwiseAlone
 from onchip.kernels.cuda.gather import Gather
@@ -20,5 +21,6 @@ from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
     View("cuda"), MlpTensor(), MlpFused(), ProductWgmma(), ProductAlone(), DepthwiseAlone(), ConvWgmma(), ConvFirst(),
-    ConvAlone(), Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), Gather(),
+    ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(),
+    Gather(),
 )  # fmt: skip

@@ -28,13 +28,6 @@ struct Tiles {
     Divider by_patch_columns, by_patch_rows, by_channels;
 };
 
-// A pixel as tensor cores take it, with its neighbour where two make a word.
-template <class P, class X>
-__device__ __forceinline__ u32 pixel_word(X first, X second) {
-    if constexpr (P::PER_WORD == 2) return join<typename P::Number>(first, second);
-    else return P::word(to_float(first));
-}
-
 // What a lane has of rows 2g and 2g + 1 of a tile of 16 places, of 8 NT channels from n on; to[half] < 0: no such place.
 template <int NT, class Y>
 __device__ __forceinline__ void finish_places(float (&c)[NT][4], Y* y, const float* shifts, const long long (&to)[2],
@@ -165,7 +158,7 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
                 X pair[2] = {};
                 if (is_line && static_cast<u32>(w_at) < static_cast<u32>(t.W)) pair[0] = from[w_at];
                 if (P::PER_WORD == 2 && is_line && static_cast<u32>(next) < static_cast<u32>(t.W)) pair[1] = from[next];
-                held[i] = pixel_word<P>(pair[0], pair[1]);
+                held[i] = word_of<P>(pair[0], pair[1]);
             }
 #pragma unroll
             for (int i = 0; i < BATCH; ++i)

@@ -19,6 +19,7 @@ from onchip.kernels.cuda.conv_mma import (
     activation_of,
     are_numbers,
     convolution_of,
+    even_share,
     find_nodes,
     fragment_shape,
     in_fragments,
@@ -59,8 +60,9 @@ MOST_CHANNELS = 15  # of x: more of them fill a step by themselves, and lie with
 MOST_PLACES, LEAST_PLACES = 256, 32  # of a tile
 MOST_LINE = 64  # places of a line of a tile, where there are several lines
 STATIC_BYTES = 4 << 10  # shared memory beside what a launch asks for, and what a block takes for itself
-# Of the tensor cores' steady rate, which we expect: mma.sync, whose words come one by one from shared memory.
-RATE = 0.25
+# Of the tensor cores' steady rate, which we expect and did not measure, by the tiles of 8 channels that a warp makes:
+# each word of x comes from shared memory by itself, and is multiplied with as many.
+RATES = {1: 0.1, 2: 0.2, 4: 0.3}
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,8 @@ class ConvFirstLowering:
     def tile_of(self, most: int) -> Tile:
         """At most so many places: whole lines, and whole images where they are small."""
         H, W = self.geometry.sides_out
-        columns = _even_share(W, most if H == 1 else min(most, MOST_LINE))
-        rows = _even_share(H, max(1, most // columns))
+        columns = even_share(W, most if H == 1 else min(most, MOST_LINE))
+        rows = even_share(H, max(1, most // columns))
         is_whole = (rows, columns) == (H, W)
         return Tile(max(1, most // (rows * columns)) if is_whole else 1, rows, columns)
 
@@ -165,7 +167,7 @@ class ConvFirstLowering:
         g, tile = self.geometry, self.tile(B)
         filled = g.C * math.prod(g.taps) * g.N / (self.steps * PRECISIONS[self.precision].step * self.channels)
         share = math.prod(g.sides_out) * B / (tile.count(B, g.sides_out) * round_up(tile.places, 32))
-        return RATE * filled * min(1.0, share) * min(1.0, tile.count(B, g.sides_out) / self.units)
+        return RATES[self.group] * filled * min(1.0, share) * min(1.0, tile.count(B, g.sides_out) / self.units)
 
     def at(self, B: int) -> Steps:
         if B == 0:
@@ -192,11 +194,6 @@ class ConvFirstLowering:
         numbers = (PRECISIONS[self.precision].name, *(NUMBERS[dtype] for dtype in self.dtypes), str(self.group))
         program = Program(SOURCE, f"conv_first<{', '.join(numbers)}>")
         return KernelLaunch(program, config, arguments, Budget(65536 // (most * THREADS) // 8 * 8))
-
-
-def _even_share(n: int, most: int) -> int:
-    """At most `most`, such that n falls into parts of about the same size."""
-    return math.ceil(n / math.ceil(n / most))
 
 
 class ConvFirst:
@@ -244,8 +241,8 @@ def _claim(net: Network, nodes: tuple[Node, ...], lowering: ConvFirstLowering, j
 def _recipes(net: Network, node: Node, lowering: ConvFirstLowering) -> dict[str, Recipe]:
     name, per_word = node.weights["weight"], PRECISIONS[lowering.precision].per_word
     arranged = Recipe.of(
-        window_fragments, (name,), fragment_shape(lowering.depth, lowering.channels, per_word), net.weight_type(name).dtype,
-        per_word=per_word, columns=lowering.channels,
+        window_fragments, (name,), fragment_shape(lowering.depth, lowering.channels, per_word),
+        net.weight_type(name).dtype, per_word=per_word, columns=lowering.channels,
     )  # fmt: skip
     recipes = {"weight": multiplied_fragments(arranged, lowering.precision)}
     if lowering.has_bias:

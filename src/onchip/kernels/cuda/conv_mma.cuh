@@ -19,12 +19,19 @@ struct MultipliedAs<Fp32> {
     using type = Tf32;
 };
 
+// A number as the tensor cores take it, with the next one where two make a word.
+template <class P, class X>
+__device__ __forceinline__ u32 word_of(X first, X second) {
+    if constexpr (P::PER_WORD == 2) return join<typename P::Number>(first, second);
+    else return P::word(to_float(first));
+}
+
 // What a lane has of a step of 16 rows; of float32 in two parts.
 template <class P>
 struct Step {
     u32 a[4], low[is_same<P, Fp32> ? 4 : 1];
 
-    // A number of 32 bits: of tf32 it is rounded already.
+    // What word_of made: of fp32 a number as it is.
     __device__ __forceinline__ void take(int i, u32 word) {
         if constexpr (is_same<P, Fp32>) {
             a[i] = Tf32::word(__uint_as_float(word));

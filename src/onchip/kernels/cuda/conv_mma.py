@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from onchip.kernels.chain import is_closed
@@ -17,6 +19,11 @@ from onchip.spec.recipe import Array, Recipe
 THREADS = 256
 PART = 32  # terms of a sum of float32
 COLUMNS = 8  # of a fragment
+
+
+def even_share(n: int, most: int) -> int:
+    """At most `most`, such that n falls into parts of about the same size."""
+    return math.ceil(n / math.ceil(n / most))
 
 
 def find_nodes(net: Network, start: int, layers: tuple[type[Layer], ...] = (Convolution,)) -> tuple[Node, ...]:

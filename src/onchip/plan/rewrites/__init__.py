@@ -15,15 +15,16 @@ from onchip.plan.rewrites.drop import drop_idle, drop_unread
 from onchip.plan.rewrites.edit import Told
 from onchip.plan.rewrites.embedding import fold_embeddings
 from onchip.plan.rewrites.linear import absorb_permutes, merge_linears
-from onchip.plan.rewrites.phases import activate_phases, split_phases
+from onchip.plan.rewrites.phases import activate_phases, split_many_channels, split_phases
 from onchip.spec.network import Network
 
 __all__ = [
     "REWRITES", "absorb_permutes", "activate_phases", "drop_idle", "drop_unread", "fold_batchnorm", "fold_embeddings",
-    "merge_convs", "merge_linears", "rewrite", "split_phases",
+    "merge_convs", "merge_linears", "rewrite", "split_many_channels", "split_phases",
 ]  # fmt: skip
 
 # In this order, round after round; the name is what a user says to leave one out, "" is for those that nobody would.
+# Without "phases" there are none of "phases.few".
 REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
     ("", drop_unread),
     ("", drop_idle),
@@ -31,11 +32,12 @@ REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
     ("", absorb_permutes),
     ("merge", merge_linears),
     ("merge", merge_convs),
-    ("phases", split_phases),
+    ("phases", split_many_channels),
+    ("phases.few", split_phases),
     ("early", activate_phases),
 )
 # In the order in which they are priced: "early" is of use to phases alone. "tables": the fold of an Embedding.
-PRICED = ("early", "tables", "merge", "phases")
+PRICED = ("early", "tables", "merge", "phases.few", "phases")
 
 
 def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[str, ...]]:
@@ -48,7 +50,7 @@ def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[s
     while True:
         before = net
         for name, step in REWRITES:
-            if name not in without:
+            if not {name, name.partition(".")[0]} & set(without):
                 net, lines = step(net)
                 told += lines
         if net is before:

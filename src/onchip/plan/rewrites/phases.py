@@ -9,6 +9,8 @@ from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d,
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, recipe_op
 
+FEW_CHANNELS = 16  # of y: some kernels make so few of all phases at a time
+
 
 def split_phases(net: Network) -> Told:
     """ConvTranspose(stride s)   becomes   s x s convolutions without a stride, and Interleave.
@@ -18,10 +20,22 @@ def split_phases(net: Network) -> Told:
     zero inserted anywhere. Stride 1 has one phase and needs no Interleave. A layer with dilation, with a phase that has
     no tap, or with one that begins or ends inside the input (large pads and a small kernel) is left as it is.
     """
+    return _split(net, more_than=0)
+
+
+def split_many_channels(net: Network) -> Told:
+    """The same, but of layers that make few channels: those are a choice of their own."""
+    return _split(net, FEW_CHANNELS)
+
+
+def _split(net: Network, more_than: int) -> Told:
+    """Layers of more channels of y than that."""
     draft = Draft(net)
     told = []
     for node in net.nodes:
-        if isinstance(node.layer, ConvTranspose1d | ConvTranspose2d) and (made := _phases(draft, node)):
+        if not isinstance(node.layer, ConvTranspose1d | ConvTranspose2d):
+            continue
+        if net.types[node.name].row_shape[0] > more_than and (made := _phases(draft, node)):
             draft.put(*made)
             what = f"{len(made) - 1} convolutions, one a phase" if len(made) > 1 else "a convolution"
             told.append(f"split {node.name} into {what}: no product with an inserted zero")

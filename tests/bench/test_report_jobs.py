@@ -216,6 +216,28 @@ def test_the_models_are_the_same_every_time():
         assert Task(2, lambda x=x: x, net.output, functools.partial(Truth, net, x)).judge(y, PEER_SLACK).is_right
 
 
+TINY = {
+    "DS-CNN": (23_180, 12),
+    "MobileNetV1 0.25": (213_586, 2),
+    "ResNet-8": (77_946, 10),
+    "FC autoencoder": (267_928, 640),
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_networks_of_mlperf_tiny(name):
+    torch = pytest.importorskip("torch")
+    from onchip.bench.torch_models import MODELS
+
+    model = next(model for model in MODELS if model.name == name)
+    module, net = model.module(), imported.subject(torch, model).net
+    assert (sum(p.numel() for p in module.parameters()), *net.output.row_shape) == TINY[name]
+    x = model.inputs(3)
+    with torch.inference_mode():
+        truth = module.double()(torch.from_numpy(x).double()).numpy()
+    assert np.abs(compile(net, "cpu", threads=1)(x) - truth).max() < 1e-5 * np.abs(truth).max()
+
+
 def test_imported_without_torch_says_what_to_install(monkeypatch):
     monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match=r"torch is not installed(.|\n)*pip install 'onchip\[peers\]'"):

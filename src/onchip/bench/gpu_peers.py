@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from onchip.bench.dense import dense_layers
-from onchip.bench.frame import UnavailableError
+from onchip.bench.frame import UnavailableError, why
 from onchip.bench.gpu_clock import Forward, Variants
-from onchip.bench.peers import need, why
+from onchip.bench.peers import need
 from onchip.bench.stage import TorchStage
 from onchip.bench.torch_network import torch_module
 from onchip.spec.network import Network

@@ -9,6 +9,7 @@ import pytest
 from checks import rows
 from onchip.bench import CASES, faces, imported, peers, sentiment
 from onchip.bench.frame import UnavailableError, run_cases
+from onchip.bench.gpu_inference import GpuJob, gpu_cases
 from onchip.bench.inference import PEER_SLACK, Task
 from onchip.bench.options import Options
 from onchip.bench.results import Row
@@ -236,6 +237,39 @@ def test_the_networks_of_mlperf_tiny(name):
     with torch.inference_mode():
         truth = module.double()(torch.from_numpy(x).double()).numpy()
     assert np.abs(compile(net, "cpu", threads=1)(x) - truth).max() < 1e-5 * np.abs(truth).max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TINY)
+def test_the_networks_of_mlperf_tiny_on_a_gpu(name):
+    torch = pytest.importorskip("torch")
+    from onchip.bench.torch_models import MODELS
+
+    models = [model for model in MODELS if model.name == name]
+    outcome = run_cases(gpu_cases("imported", imported.gpu_jobs(torch, models, (1, 21)), Options(device="cuda")), QUICK)
+    assert not outcome.skipped
+    assert outcome.exit_code == 0, outcome.wrong
+    assert len(outcome.rows) == 4
+
+
+def test_where_torch_compile_is_left_out():
+    pytest.importorskip("torch")
+    from onchip.bench.torch_models import MODELS
+
+    assert {name for name, _ in imported.NOT_COMPILED} < {model.name for model in MODELS}
+    build = object()
+    for case, precision, left_out in (
+        ("autoencoder, 4096 rows", "fp32", True),
+        ("autoencoder, 4096 rows", "fp16", False),
+        ("FC autoencoder, 4096 rows", "fp32", False),
+    ):
+        job = GpuJob(case, None, 4096, None, precision, precision)
+        peers = imported._worth_compiling(job, {"torch graph": build, "torch.compile": build})
+        assert peers["torch graph"] is build
+        assert (peers["torch.compile"] is not build) == left_out
+        if left_out:
+            with pytest.raises(UnavailableError, match="left out where it lost"):
+                peers["torch.compile"](None, None)
 
 
 def test_imported_without_torch_says_what_to_install(monkeypatch):

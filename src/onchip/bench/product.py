@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
 from onchip.bench.frame import Case
 from onchip.bench.gpu_inference import GpuJob, gpu_cases
-from onchip.bench.gpu_peers import make_torch_peers
+from onchip.bench.gpu_peers import make_network_peers
 from onchip.bench.inference import Rows, inference_cases
 from onchip.bench.options import Options
 from onchip.bench.peers import subject_of
@@ -42,7 +43,7 @@ def cases(options: Options) -> list[Case]:
     for B, D_in, D_out in (*many, *few):
         case = f"{D_in} to {D_out}, ReLU, {B} row{'s' if B > 1 else ''}"
         jobs.append(GpuJob(case, network(D_in, D_out), B, inputs_of(D_in), "fp16", "fp16", judged=JUDGED))
-    return gpu_cases("product", jobs, options, make_torch_peers(MANY_ROWS))
+    return gpu_cases("product", jobs, options, make_network_peers(MANY_ROWS))
 
 
 @functools.cache
@@ -56,8 +57,10 @@ def network(D_in: int, D_out: int, is_bare: bool = False) -> Network:
     return sequential(TensorType(("B", D_in)), [("fc", Linear()), ("relu", ReLU())], weights, name="product")
 
 
-def inputs_of(D_in: int) -> functools.partial[Array]:
-    return functools.partial(inputs, D_in=D_in)
+@functools.cache
+def inputs_of(D_in: int) -> Callable[[int], Array]:
+    """Rows of this width, kept while precisions take turns with them."""
+    return functools.lru_cache(maxsize=2)(functools.partial(inputs, D_in=D_in))
 
 
 def inputs(B: int, D_in: int) -> Array:

@@ -391,7 +391,7 @@ def test_everyone_is_right_on_odd_shapes(name, precision, io, monkeypatch):
         pytest.skip("seconds of compiling each: one is enough")
     monkeypatch.setattr(gpu_peers, "COMPILED_ROWS", 1)
     monkeypatch.setattr(gpu_peers, "MODE", "default")  # quicker to compile
-    monkeypatch.setattr(gpu_peers, "TUNE_S", 2.0)
+    monkeypatch.setattr("onchip.bench.triton_search.TUNE_S", 2.0)
     for widths, B in (((72, 64, 64, 4), 333), ((17, 33, 33, 33, 5), 1)):
         given = random_mlp(*widths, bias=B == 1)
         task = GpuJob(f"{B} rows", given, B, functools.partial(normal_rows, widths[0]), precision, io)

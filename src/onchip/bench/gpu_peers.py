@@ -9,7 +9,6 @@ import contextlib
 import functools
 import importlib
 import io
-import itertools
 import os
 import statistics
 import time
@@ -18,17 +17,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from onchip.bench.dense import dense_layers
-from onchip.bench.frame import UnavailableError, why
+from onchip.bench.frame import UnavailableError
 from onchip.bench.gpu_clock import TRIALS, Forward, Variants
 from onchip.bench.jax_network import jax_function
 from onchip.bench.peers import need
 from onchip.bench.stage import TorchStage
 from onchip.bench.torch_network import torch_module
+from onchip.bench.triton_search import RETRIED, Search, best_settings
 from onchip.spec.network import Network
 from onchip.spec.types import numpy_dtype
 
-# Seconds that compiling may take: of all a benchmark's torch.compile and JAX, and of one task's Triton settings.
-COMPILE_S, JAX_S, TUNE_S = 25.0, 30.0, 8.0
+COMPILE_S, JAX_S = 25.0, 30.0  # of all a benchmark's torch.compile, and of JAX
 NETWORKS_COMPILE_S, NETWORKS_JAX_S = 110.0, 45.0  # of networks that are not dense
 # Graphs are recorded here, around its kernels. Those that it makes itself copy x first, and while it records them it
 # frees the workspace of cuBLAS, which the graphs of others, recorded before, still write to.
@@ -145,36 +144,30 @@ def _check_rows(what: str, task: GpuTask, least: int) -> None:
 # -- Triton ------------------------------------------------------------------------------------------------
 
 
-def triton_fused(task: GpuTask, stage: TorchStage) -> Variants:
-    """Every setting that there is time to compile. In graphs only: a launch from Python often outlasts the run."""
-    need("triton")
-    from onchip.bench import triton_mlp
+class TritonPeer:
+    """The kernel in triton_mlp at its best setting; what it learns of one task serves the next of its kind."""
 
-    layers, kind = dense_layers(task.net), getattr(stage.torch, COMPUTE[task.precision])
-    y = stage.empty((len(task.x), len(layers[-1].weight)), task.io)
-    weights = [triton_mlp.TritonMlp(layers, kind, stage.device, split) for split in (True, False)]
-    if weights[0].KB == 0:
-        weights.pop()
-    # True fp32, or three products in TF32, which ours may use as well.
-    precisions = {"fp32": ("ieee", "tf32x3"), "tf32": ("tf32",)}.get(task.precision, ("ieee",))
-    settings = triton_mlp.choices(len(task.x), weights[0])
-    made: dict[str, Forward] = {}
-    failed, until = UnavailableError("no setting was tried"), time.perf_counter() + TUNE_S
-    for choice, precision, padded in itertools.product(settings, precisions, weights):
-        if made and time.perf_counter() > until:
-            break
-        call = functools.partial(padded, task.x, y, choice, precision)
-        try:
-            call()
-            stage.synchronise()
-        except Exception as error:  # too much shared memory, too many registers: each its own exception
-            failed = UnavailableError(f"triton does not work here: {why(error)}")
-            continue
-        columns = f"{padded.KA}+{padded.KB}" if padded.KB else str(padded.KA)
-        made[f"{choice}, {columns} columns{', 3xTF32' if precision == 'tf32x3' else ''}"] = Forward(call, eager=False)
-    if not made:
-        raise failed
-    return made
+    def __init__(self) -> None:
+        self._rankings: dict[tuple[Network, int, str], list[Any]] = {}
+
+    def __call__(self, task: GpuTask, stage: TorchStage) -> Variants:
+        need("triton")
+        from onchip.bench import triton_mlp
+
+        layers, kind = dense_layers(task.net), getattr(stage.torch, COMPUTE[task.precision])
+        nets = [triton_mlp.TritonMlp(layers, kind, stage.device, split) for split in (True, False)]
+        if nets[0].KB == 0:
+            nets.pop()
+        # True fp32, or three products in TF32, which ours may use as well and which take less to compile.
+        precisions = {"fp32": ("tf32x3", "ieee"), "tf32": ("tf32",)}.get(task.precision, ("ieee",))
+        B, y = len(task.x), stage.empty((len(task.x), len(layers[-1].weight)), task.io)
+        search = Search(task.x, y, torch_call(task, stage)(task.x), stage)
+        key = task.net, B, f"{kind.itemsize} bytes"
+        known, is_small = self._rankings.get(key, []), B < triton_mlp.FEW_ROWS
+        first = known[:RETRIED] or list(triton_mlp.choices(B, nets[0]))
+        made = best_settings(search, nets, precisions, first, None if known or is_small else triton_mlp.around)
+        self._rankings.setdefault(key, search.ranking())
+        return made
 
 
 # -- JAX ---------------------------------------------------------------------------------------------------
@@ -236,6 +229,6 @@ def make_peers() -> dict[str, Build]:
         "torch eager": torch_eager,
         "torch graph": torch_graph,
         "torch.compile": functools.partial(torch_compiled, Allowance(COMPILE_S)),
-        "triton": triton_fused,
+        "triton": TritonPeer(),
         "jax": functools.partial(jax_jit, Allowance(JAX_S)),
     }

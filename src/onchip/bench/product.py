@@ -23,6 +23,7 @@ CUBE = 8_192
 MANY_ROWS, LAYERS = 16_384, ((4_096, 2_048), (2_048, 1_024), (1_024, 512))  # D_in, D_out
 FEW_ROWS, FEW_LAYERS = (1, 16, 64, 128), ((4_096, 4_096), (4_096, 1_024), (1_024, 1_024))
 CPU_ROWS = 64
+COMPILE_S, JAX_S = 20.0, 10.0  # of torch.compile and JAX, all cases of many rows together
 JUDGED = 8  # rows: NumPy multiplies slowly in 16 bits
 
 
@@ -43,7 +44,7 @@ def cases(options: Options) -> list[Case]:
     for B, D_in, D_out in (*many, *few):
         case = f"{D_in} to {D_out}, ReLU, {B} row{'s' if B > 1 else ''}"
         jobs.append(GpuJob(case, network(D_in, D_out), B, inputs_of(D_in), "fp16", "fp16", judged=JUDGED))
-    return gpu_cases("product", jobs, options, make_network_peers(MANY_ROWS))
+    return gpu_cases("product", jobs, options, make_network_peers(MANY_ROWS, COMPILE_S, JAX_S))
 
 
 @functools.cache

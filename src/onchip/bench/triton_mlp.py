@@ -165,7 +165,7 @@ def around(best: Choice) -> list[Choice]:
     walking = best if best.programs else replace(best, stages=2, programs=3, kept=True)
     stages = [replace(walking, stages=stages) for stages in (3, 1, 4, 2)]
     few = walking.programs
-    programs = [replace(walking, programs=programs) for programs in (few + 1, 2 * few, few - 1)]
+    programs = [replace(walking, programs=programs) for programs in (few + 1, few + 2, 2 * few, few - 1)]
     found = dict.fromkeys([*stages, *programs, replace(walking, kept=not walking.kept)])
     return [choice for choice in found if choice.programs > 0 and choice != best]
 

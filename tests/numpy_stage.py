@@ -20,8 +20,11 @@ class NumpyStage:
     def poison(self, y):
         y.fill(np.nan if y.dtype.kind != "i" else -1)
 
-    def fetch(self, y):
-        return y
+    def fetch(self, y, rows=None):
+        return y if rows is None else y[rows]
+
+    def is_finite(self, y):
+        return bool(np.isfinite(y.astype(np.float32)).all())
 
     def record(self, work, times):
         def replay():

@@ -248,6 +248,23 @@ def test_backprop_as_a_command(tmp_path):
     assert (row["case"], row["engine"], row["checked"]) == ("epoch of 50 patterns", "onchip", True)
 
 
+def test_what_was_measured_before_a_failure_is_kept(planted, tmp_path, monkeypatch):
+    def fail():
+        raise RuntimeError("a fault of ours")
+
+    module = sys.modules["planted_benchmark"]
+    right = module.cases(Options())[:1]
+    monkeypatch.setattr(module, "cases", lambda options: [*right, Case("planted", "2 rows", "onchip", fail, 1)])
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        run_benchmarks(["planted"], Options(), tmp_path, pace=QUICK)
+    (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert path.name == "planted.json.partial"
+    assert [row["case"] for row in json.loads(path.read_text())["rows"]] == ["1 row"]
+    monkeypatch.setattr(module, "cases", lambda options: right)
+    run_benchmarks(["planted"], Options(), tmp_path, pace=QUICK)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["planted.json"]
+
+
 def test_one_name_twice_is_run_once(planted, tmp_path):
     written, exit_code = run_benchmarks(["planted", "planted"], Options(), tmp_path, pace=QUICK)
     assert len(written) == 1

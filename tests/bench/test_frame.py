@@ -58,8 +58,41 @@ def test_a_missing_peer_is_skipped_and_said():
     outcome = run_cases(cases, QUICK, Reporter(say=said.append))
     assert [row.engine for row in outcome.rows] == ["onchip", "onchip"]
     assert outcome.skipped == {"frob": "frob is not installed"}
-    assert said == ["skipped frob: frob is not installed"]
+    assert said[0] == "skipped frob: frob is not installed"
+    assert [line.partition(" ms")[0].rstrip("0123456789.") for line in said[1:]] == [
+        "planted, 10 rows: onchip ", "planted, 20 rows: onchip ",
+    ]  # fmt: skip
     assert outcome.exit_code == 0
+
+
+def test_a_peer_that_fails_takes_nobody_with_it():
+    def fail(*_):
+        raise RuntimeError("\nout of memory\nlong trace")
+
+    runs = iter(range(100))
+
+    def fails_late():
+        if next(runs) > 3:
+            fail()
+
+    late = case("late", run=fails_late)
+    peers = [
+        dataclasses.replace(case("unready"), prepare=fail),
+        dataclasses.replace(case("unchecked"), prepare=lambda: Ready(fail, fail)),
+        late,
+        case("steady"),
+    ]
+    kept = []
+    outcome = run_cases([case("onchip"), *peers, case("onchip", name="20 rows")], QUICK, keep=kept.append)
+    assert [row.engine for row in outcome.rows] == ["onchip", "steady", "onchip"]
+    assert all(row.median_ms > 0 and len(row.samples_ms) == 6 for row in outcome.rows)
+    reason = "it failed at planted, 10 rows: out of memory"
+    assert outcome.skipped == dict.fromkeys(["unready", "unchecked", "late"], reason)
+    assert outcome.exit_code == 0
+    assert [len(part.rows) for part in kept] == [2, 3]
+    for broken in (dataclasses.replace(case("onchip"), prepare=fail), case("onchip", run=fail)):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            run_cases([broken, case("peer")], QUICK)
 
 
 def test_every_reason_is_kept():
@@ -112,7 +145,10 @@ def test_a_remark_sees_all_rows_of_its_case():
     assert seen == [["onchip", "peer"]]
     settings = [row.setting for row in rows]
     assert settings == ["onchip's way, twice as fast", "peer's way", "onchip's way", "peer's way"]
-    assert said == ["planted, 10 rows, onchip: twice as fast"]
+    assert said[0] == "planted, 10 rows, onchip: twice as fast"
+    assert [("x peer " in line, line[:24]) for line in said[1:]] == [
+        (True, "planted, 10 rows: onchip"), (True, "planted, 20 rows: onchip"),
+    ]  # fmt: skip
 
 
 def test_scores_stand_in_for_the_rate():

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import sys
 import types
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from checks import random_mlp, rows
 from image_networks import residual
+from numpy_jax import numpy_jax
 from numpy_stage import NumpyStage
 from onchip.bench import CASES, ON_GPU, command, decode, gpu_inference, gpu_peers, mlp
 from onchip.bench.dense import dense_layers
@@ -210,7 +212,7 @@ def test_ids_are_given_as_they_are(fake_gpu):
 
 
 def test_fewer_calls_make_a_sample_of_a_long_job():
-    assert [gpu_inference.calls_of(floor) for floor in (None, 0.001, 0.99, 4.0, 70.0)] == [20, 20, 20, 5, 1]
+    assert [gpu_inference.calls_of(floor) for floor in (None, 0.001, 0.99, 4.0, 70.0)] == [20, 20, 5, 1, 1]
 
 
 # -- peers -------------------------------------------------------------------------------------------------
@@ -274,6 +276,46 @@ def test_torch_takes_ids_as_they_are():
     for precision, io in (("fp32", "float32"), ("bf16", "float32")):
         (forward,) = gpu_peers.torch_eager(GpuTask(net, precision, io, torch.from_numpy(ids)), stage).values()
         assert np.abs(forward.call().double().numpy() - reference.forward(net, ids)).max() < 0.5
+
+
+@pytest.mark.parametrize(("precision", "io"), [("fp32", "float32"), ("fp16", "float16"), ("fp16", "float32")])
+def test_jax_runs_the_same_network(precision, io, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(gpu_peers, "load_jax", numpy_jax)
+    monkeypatch.setitem(sys.modules, "jax", types.ModuleType("jax"))
+    monkeypatch.setitem(sys.modules, "jax.dlpack", types.SimpleNamespace(from_dlpack=lambda x: x.numpy()))
+    ids = np.random.default_rng(0).integers(0, 60, (7, 11))
+    networks = (
+        (random_mlp(9, 12, 5), rows(33, 9)),
+        (residual(), rows(5, 3, 9, 11)),
+        (text_network(dtype="int64"), ids),
+    )
+    for net, x in networks:
+        given = torch.from_numpy(x)
+        task = GpuTask(net, precision, io, given.to(getattr(torch, io)) if given.is_floating_point() else given)
+        (forward,) = gpu_peers.make_network_peers(least_rows=1)["jax"](task, None).values()
+        y = forward.call()
+        forward.wait(y)
+        assert y.dtype == io
+        assert not forward.captures
+        near = 1e-5 if precision == "fp32" else 0.1
+        np.testing.assert_allclose(y.astype(np.float64), reference.forward(net, x), rtol=near, atol=near)
+
+
+def test_torch_compiles_images_as_they_are_faster(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    stage = types.SimpleNamespace(torch=torch, ms=lambda work: work(), synchronise=lambda: None)
+    task = GpuTask(residual(), "fp16", "float16", rows(5, 3, 9, 11))
+    for ms, best in (
+        ({"": 1.0, "channels last": 2.0}, ("default", 1.0)),
+        ({"": 2.0, "channels last": 1.5}, ("default, channels last", 1.5)),
+        ({"": 3.0}, ("default", 3.0)),
+    ):
+        calls = {name: lambda x, ms=ms[name]: ms for name in ms}  # a call that makes the time it takes
+        monkeypatch.setattr(gpu_peers, "torch_calls", lambda task, stage, calls=calls: calls)
+        ((name, forward),) = gpu_peers.make_network_peers(least_rows=1)["torch.compile"](task, stage).items()
+        assert (name, forward.call()) == best
 
 
 def test_dense_layers():
@@ -349,7 +391,7 @@ def test_everyone_is_right_on_odd_shapes(name, precision, io, monkeypatch):
         pytest.skip("seconds of compiling each: one is enough")
     monkeypatch.setattr(gpu_peers, "COMPILED_ROWS", 1)
     monkeypatch.setattr(gpu_peers, "MODE", "default")  # quicker to compile
-    monkeypatch.setattr(gpu_peers, "TUNE_S", 2.0)
+    monkeypatch.setattr("onchip.bench.triton_search.TUNE_S", 2.0)
     for widths, B in (((72, 64, 64, 4), 333), ((17, 33, 33, 33, 5), 1)):
         given = random_mlp(*widths, bias=B == 1)
         task = GpuJob(f"{B} rows", given, B, functools.partial(normal_rows, widths[0]), precision, io)
@@ -395,10 +437,12 @@ def test_few_rows_are_judged_by_the_yardstick_of_many():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["onchip", "torch eager", "torch graph"])
+@pytest.mark.parametrize("name", ["onchip", "torch eager", "torch graph", "jax"])
 def test_imported_networks_on_a_gpu(name):
     if name != "onchip":
         pytest.importorskip("torch")
+    if name == "jax":
+        pytest.importorskip("jax")
     networks = {"image": (residual(), (3, 9, 11)), "text": (text_network(dtype="int64"), (11,))}
     for kind, (net, row_shape) in networks.items():
 
@@ -409,7 +453,7 @@ def test_imported_networks_on_a_gpu(name):
             return rng.standard_normal((count, *row_shape), dtype=np.float32)
 
         jobs = [GpuJob(kind, net, 70, inputs, precision, precision, judged=64) for precision in ("fp32", "fp16")]
-        cases = gpu_cases("imported", jobs, Options(device="cuda", peers=True), gpu_peers.make_torch_peers(4096))
+        cases = gpu_cases("imported", jobs, Options(device="cuda", peers=True), gpu_peers.make_network_peers(1))
         outcome = run_cases([case for case in cases if case.engine == name], QUICK)
         assert not outcome.skipped
         assert outcome.exit_code == 0, outcome.wrong

@@ -2,21 +2,28 @@
 
 import dataclasses
 import functools
+import sys
+import types
 
 import numpy as np
 import pytest
 
 from checks import rows
-from onchip.bench import CASES, faces, imported, peers, sentiment
-from onchip.bench.frame import UnavailableError, run_cases
+from numpy_jax import numpy_jax
+from onchip.bench import CASES, faces, gpu_inference, gpu_peers, imported, peers, sentiment
+from onchip.bench.frame import Reporter, UnavailableError, run_cases
+from onchip.bench.gpu_inference import GpuJob, gpu_cases
 from onchip.bench.inference import PEER_SLACK, Task
 from onchip.bench.options import Options
 from onchip.bench.results import Row
+from onchip.kernels import reference
 from onchip.measure.pace import Pace
 from onchip.measure.truth import Truth
+from onchip.plan.device import H200
 from onchip.runtime.engine import compile
 from onchip.workloads import faces as faces_work
 from onchip.workloads import sentiment as sentiment_work
+from torch_stage import CpuTorchStage
 
 QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=1e-9, pause_s=0, min_runs=1, max_runs=2)
 SENTENCES = {"vocabulary": 37, "embedding": 24, "channels": 20, "kernels": (2, 3), "length": 7, "hidden": (19,),
@@ -195,6 +202,39 @@ def test_imported_on_a_gpu():
     assert [job.judged for job in jobs[::4]] == [64, 16, 64]
 
 
+def test_imported_on_a_gpu_with_peers(monkeypatch):
+    """The whole way on torch's CPU: ours is the reference, JAX is made of NumPy, nothing is compiled."""
+    torch = pytest.importorskip("torch")
+
+    def compile_ours(net, device, precision, batch_hint, io):
+        return lambda x, out: out.copy_(torch.from_numpy(reference.forward(net, x.numpy()).astype(np.float32)))
+
+    monkeypatch.setattr(gpu_inference, "make_stage", CpuTorchStage)
+    monkeypatch.setattr(gpu_inference, "compile", compile_ours)
+    monkeypatch.setattr(gpu_inference, "find_device", lambda name, threads=None: (H200, None, "cuda:0"))
+    monkeypatch.setattr(gpu_inference, "CALLS", 2)
+    monkeypatch.setattr(imported, "GPU_ROWS", (1, 70))
+    monkeypatch.setattr(gpu_peers, "load_jax", numpy_jax)
+    monkeypatch.setitem(sys.modules, "jax", types.ModuleType("jax"))
+    monkeypatch.setitem(sys.modules, "jax.dlpack", types.SimpleNamespace(from_dlpack=lambda x: x.numpy()))
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    said = []
+    outcome = run_cases(
+        imported.cases(Options(device="cuda", peers=True), small_models()), QUICK, Reporter(said.append)
+    )
+    assert outcome.exit_code == 0, outcome.wrong
+    assert outcome.skipped == {
+        name: f"{name} is left out below 70 rows: it takes long to compile" for name in ("torch.compile", "jax")
+    }
+    engines = ["onchip", "torch eager", "torch graph", "torch.compile", "jax"]
+    for model in small_models():
+        for precision in imported.GPU_PRECISIONS:
+            rows = [row for row in outcome.rows if row.case.startswith(model.name) and row.precision == precision]
+            assert [row.engine for row in rows if "70" in row.case] == engines
+            assert [row.engine for row in rows if "1 row" in row.case] == engines[:3]
+    assert sum("x torch" in line or "x jax" in line for line in said) == 3 * 2 * 2
+
+
 def test_the_models_are_the_same_every_time():
     torch = pytest.importorskip("torch")
     from onchip.bench.torch_models import MODELS
@@ -214,6 +254,61 @@ def test_the_models_are_the_same_every_time():
         with torch.inference_mode():
             y = first(torch.from_numpy(x)).numpy()
         assert Task(2, lambda x=x: x, net.output, functools.partial(Truth, net, x)).judge(y, PEER_SLACK).is_right
+
+
+TINY = {
+    "DS-CNN": (23_180, 12),
+    "MobileNetV1 0.25": (213_586, 2),
+    "ResNet-8": (77_946, 10),
+    "FC autoencoder": (267_928, 640),
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_networks_of_mlperf_tiny(name):
+    torch = pytest.importorskip("torch")
+    from onchip.bench.torch_models import MODELS
+
+    model = next(model for model in MODELS if model.name == name)
+    module, net = model.module(), imported.subject(torch, model).net
+    assert (sum(p.numel() for p in module.parameters()), *net.output.row_shape) == TINY[name]
+    x = model.inputs(3)
+    with torch.inference_mode():
+        truth = module.double()(torch.from_numpy(x).double()).numpy()
+    assert np.abs(compile(net, "cpu", threads=1)(x) - truth).max() < 1e-5 * np.abs(truth).max()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TINY)
+def test_the_networks_of_mlperf_tiny_on_a_gpu(name):
+    torch = pytest.importorskip("torch")
+    from onchip.bench.torch_models import MODELS
+
+    models = [model for model in MODELS if model.name == name]
+    outcome = run_cases(gpu_cases("imported", imported.gpu_jobs(torch, models, (1, 21)), Options(device="cuda")), QUICK)
+    assert not outcome.skipped
+    assert outcome.exit_code == 0, outcome.wrong
+    assert len(outcome.rows) == 4
+
+
+def test_where_torch_compile_is_left_out():
+    pytest.importorskip("torch")
+    from onchip.bench.torch_models import MODELS
+
+    assert {name for name, _ in imported.NOT_COMPILED} < {model.name for model in MODELS}
+    build = object()
+    for case, precision, left_out in (
+        ("autoencoder, 4096 rows", "fp32", True),
+        ("autoencoder, 4096 rows", "fp16", False),
+        ("FC autoencoder, 4096 rows", "fp32", False),
+    ):
+        job = GpuJob(case, None, 4096, None, precision, precision)
+        peers = imported._worth_compiling(job, {"torch graph": build, "torch.compile": build})
+        assert peers["torch graph"] is build
+        assert (peers["torch.compile"] is not build) == left_out
+        if left_out:
+            with pytest.raises(UnavailableError, match="left out where it lost"):
+                peers["torch.compile"](None, None)
 
 
 def test_imported_without_torch_says_what_to_install(monkeypatch):

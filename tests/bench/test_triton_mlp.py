@@ -9,9 +9,11 @@ import pytest
 
 import onchip.bench
 from checks import random_mlp, rows
+from onchip.bench import gpu_peers
 from onchip.bench.dense import dense_layers
 from onchip.bench.frame import UnavailableError
 from onchip.kernels import reference
+from torch_stage import CpuTorchStage
 
 torch = pytest.importorskip("torch")
 
@@ -106,7 +108,7 @@ SHAPES = [(72, 64, 64, 4), (48, 32, 32, 32, 3), (16, 32, 1), (17, 20, 20, 19), (
 def test_the_kernel_runs_the_network(triton_mlp, widths, split):
     net = random_mlp(*widths, bias=widths[0] != 72)
     fused = triton_mlp.TritonMlp(dense_layers(net), torch.float32, "cpu", split)
-    for choice in (triton_mlp.Choice(16, 4), triton_mlp.Choice(32, 4, 2, 1)):
+    for choice in (triton_mlp.Choice(16, 4), triton_mlp.Choice(32, 4, 2, 1), triton_mlp.Choice(16, 4, 2, 1, True)):
         for B in (1, 32, 131):
             x = rows(B, widths[0])
             y = torch.full((B, widths[-1]), float("nan"))
@@ -150,3 +152,98 @@ def test_choices_go_with_the_rows_and_the_network(triton_mlp):
     for net in (wide, deep):
         for B in (7, 1 << 21):
             assert max(choice.TILE for choice in triton_mlp.choices(B, net)) == 32  # by single warps
+
+
+# -- the search --------------------------------------------------------------------------------------------
+
+
+def test_settings_around_the_best(triton_mlp):
+    Choice = triton_mlp.Choice
+    near = triton_mlp.around(Choice(128, 4, 2, 2, True))
+    assert Choice(128, 4, 3, 2, True) in near
+    assert Choice(128, 4, 2, 4, True) in near
+    assert Choice(128, 4, 2, 2, False) in near
+    assert Choice(128, 4, 2, 2, True) not in near
+    assert all(choice.programs > 0 for choice in triton_mlp.around(Choice(256, 8, 2, 1)))
+    assert all(choice.programs and choice.TILE == 64 for choice in triton_mlp.around(Choice(64, 4)))
+    assert len(near) == len(set(near)) < 9
+
+
+def peer_of(triton_mlp, monkeypatch, ms, broken=()):
+    """The Triton peer where a setting takes as long as `ms` says, and some do not work; also which were tried."""
+    run, tried = triton_mlp.TritonMlp.__call__, []
+
+    def call(self, x, y, choice, precision):
+        tried.append((choice, self.KB > 0, precision))
+        if choice in broken:
+            return broken[choice](y)
+        return run(self, x, y, choice, precision)
+
+    class Stage(CpuTorchStage):
+        def ms(self, work):
+            call = work.args[0]  # of a recorded call: net, x, y, choice, precision
+            return ms(call.args[2])
+
+    monkeypatch.setattr(triton_mlp.TritonMlp, "__call__", call)
+    monkeypatch.setattr(triton_mlp, "FEW_ROWS", 30)
+    monkeypatch.setattr(gpu_peers, "need", lambda package: None)
+    peer = gpu_peers.TritonPeer()
+    return lambda task: peer(task, Stage()), tried
+
+
+def test_the_search_ends_at_the_best_setting(triton_mlp, monkeypatch):
+    Choice = triton_mlp.Choice
+    best = Choice(64, 4, 3, 4, True)  # not among the first, but near one of them
+    near = Choice(64, 4, 2, 4, True)
+    run, tried = peer_of(triton_mlp, monkeypatch, lambda choice: {best: 1.0, near: 2.0}.get(choice, 3.0))
+    net, x = random_mlp(72, 64, 64, 4), torch.from_numpy(rows(33, 72))
+    made = run(gpu_peers.GpuTask(net, "fp32", "float32", x))
+    names = list(made)
+    assert (
+        names[0]
+        == "64 rows a tile, 4 warps, 4 programs a multiprocessor, 3 stages, weights kept, 64+16 columns, 3xTF32"
+    )
+    assert "64+16" not in names[1]
+    assert {precision for _, _, precision in tried} == {"tf32x3", "ieee"}
+    assert len({(choice, split) for choice, split, _ in tried}) < 22
+    for forward in made.values():
+        np.testing.assert_allclose(forward.call().numpy(), reference.forward(net, x.numpy()), rtol=1e-4, atol=1e-4)
+    tried.clear()
+    again = run(gpu_peers.GpuTask(net, "tf32", "float32", x))  # of the same kind: the best of before
+    assert next(iter(again)).startswith(str(best))
+    assert len({choice for choice, _, _ in tried}) == 4
+
+
+def test_settings_that_fail_or_are_wrong_are_left_out(triton_mlp, monkeypatch):
+    def fail(y):
+        raise RuntimeError("out of resource: shared memory\nlong trace")
+
+    first, second = triton_mlp.BY_GROUPS[:2]
+    broken = {first: lambda y: y.zero_(), second: fail}
+    run, _ = peer_of(triton_mlp, monkeypatch, lambda choice: float(choice is not first), broken)
+    net, x = random_mlp(72, 64, 64, 4), torch.from_numpy(rows(33, 72))
+    made = run(gpu_peers.GpuTask(net, "tf32", "float32", x))
+    assert made
+    assert not any(name.startswith((f"{first}, 64", f"{second}, 64")) for name in made)
+    monkeypatch.setattr(triton_mlp, "BY_GROUPS", (second,))
+    with pytest.raises(UnavailableError, match=r"triton does not work here: out of resource: shared memory$"):
+        run(gpu_peers.GpuTask(random_mlp(72, 64, 64, 4), "fp32", "float32", x))
+
+
+def test_a_search_without_time_takes_the_first(triton_mlp, monkeypatch):
+    monkeypatch.setattr("onchip.bench.triton_search.TUNE_S", 0.0)
+    run, tried = peer_of(triton_mlp, monkeypatch, lambda choice: 1.0)
+    made = run(gpu_peers.GpuTask(random_mlp(72, 64, 64, 4), "tf32", "float32", torch.from_numpy(rows(33, 72))))
+    assert len(made) == 1
+    assert {choice for choice, _, _ in tried} == {triton_mlp.BY_GROUPS[0]}
+
+
+def test_few_rows_try_every_small_tile(triton_mlp, monkeypatch):
+    run, _ = peer_of(triton_mlp, monkeypatch, lambda choice: float(choice.TILE))
+    made = run(gpu_peers.GpuTask(random_mlp(17, 33, 33, 33, 5), "tf32", "float32", torch.from_numpy(rows(1, 17))))
+    assert [name.partition(",")[0] for name in made] == [
+        "16 rows a tile",
+        "16 rows a tile",
+        "32 rows a tile",
+        "32 rows a tile",
+    ]

@@ -14,6 +14,7 @@ from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.pool import PoolAlone
 from onchip.kernels.cuda.program import Steps
+from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
@@ -24,6 +25,7 @@ from onchip.spec.layers import (
     AvgPool1d,
     AvgPool2d,
     Clip,
+    Conv2d,
     GlobalMax,
     GlobalMean,
     LogSoftmax,
@@ -147,6 +149,66 @@ def test_short_rows_of_many_warps(monkeypatch, N, dtype, layer):
     again = np.full_like(got, 77)
     BoundSteps(gpu, Steps((one_block,))).enqueue([x.ctypes.data], [again.ctypes.data], 0, gpu.stream)
     assert np.array_equal(again, got, equal_nan=True)
+
+
+PIXELS = [
+    ((4, 5, 6), GlobalMean((2, 3))), ((5, 3, 3), GlobalMax((2, 3))), ((64, 25, 5), AvgPool2d((25, 5))),
+    ((3, 19, 17), GlobalMean((2, 3), keep=True)), ((8, 300), GlobalMean((2,))), ((6, 17), AvgPool1d((17,))),
+    ((36, 16, 16), GlobalMax((2, 3))), ((2, 2, 1), AvgPool2d((2, 1))),
+]  # fmt: skip
+
+
+def of_pixels(row_shape, layer, dtype):
+    nodes = (Node("x", ReLU(), ("given",)), Node("y", layer, ("x",)))
+    return Network({"given": TensorType(("B", *row_shape), dtype)}, nodes, ("y",), {})
+
+
+@needs_gxx
+@pytest.mark.parametrize(("row_shape", "layer", "dtype"), with_dtypes(PIXELS))
+def test_all_pixels_of_channels_that_lie_last(monkeypatch, row_shape, layer, dtype):
+    gpu = emulated_gpu(monkeypatch)
+    net = of_pixels(row_shape, layer, dtype)
+    *in_rows, turned = claims_of(net, "reduce", start=1)
+    assert len(in_rows) == isinstance(layer, GlobalMax | GlobalMean)  # else the pool's
+    assert turned.layout_read("x") == CHANNELS_LAST
+    x = np.maximum(numbers(7, row_shape, dtype), 0)
+    got = run_claim(gpu, net, turned, x)
+    assert_right(net, got, x)
+    for rows in (slice(1), slice(3, 7)):
+        assert np.array_equal(run_claim(gpu, net, turned, x[rows]), got[rows], equal_nan=True)
+
+
+def test_only_whole_windows_are_means_of_all_pixels():
+    for layer in (AvgPool2d((4, 5)), AvgPool2d((5, 6), pads=(0, 0, 1, 0)), MaxPool2d((5, 6))):
+        assert claims_of(of_pixels((4, 5, 6), layer, "float32"), "reduce", start=1) == []
+    assert len(claims_of(one_layer(GlobalMean((2, 3)), TensorType(("B", 4, 5, 6))), "reduce")) == 1  # an input is rows
+
+
+def test_a_mean_behind_a_convolution_needs_no_permute():
+    rng = np.random.default_rng(0)
+    nodes = (
+        Node("c", Conv2d((1, 1), (1, 1, 1, 1)), ("x",), {"weight": "w"}),
+        Node("d", Conv2d((1, 1), (1, 1, 1, 1)), ("c",), {"weight": "v"}),
+        Node("y", AvgPool2d((32, 32)), ("d",)),
+    )
+    weights = {name: rng.standard_normal((64, 64, 3, 3)).astype(np.float32) for name in "wv"}
+    net = Network({"x": TensorType(("B", 64, 32, 32))}, nodes, ("y",), weights)
+    kernels = [group.claim.kernel for group in make_plan(net, H200, KERNELS, Job("fp16", 4096)).groups]
+    assert kernels[-2:] == ["conv_wgmma", "reduce"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_pixels_on_a_gpu(dtype):
+    device, backend, chosen = find_device("cuda")
+    kernels = [ReduceTurned() if kernel.name == "reduce" else kernel for kernel in KERNELS if kernel.name != "pool"]
+    for row_shape, layer in PIXELS:
+        net, x = of_pixels(row_shape, layer, dtype), numbers(257, row_shape, dtype)
+        engine = Engine(make_plan(net, device, kernels, Job()), backend, chosen)
+        got = engine(x)
+        assert_right(net, got, x)
+        for B in (1, 7):
+            assert np.array_equal(engine(x[:B]), got[:B], equal_nan=True), f"{layer} in batches of {B}"
 
 
 @needs_gxx
@@ -285,6 +347,13 @@ def test_every_layer_on_a_gpu(dtype):
         assert_right(net, got, x)
         for B in (1, 7):
             assert np.array_equal(engine(x[:B]), got[:B], equal_nan=True), f"{layer} in batches of {B}"
+
+
+class ReduceTurned(ReduceAlone):
+    """Only with channels last, where it can."""
+
+    def claims(self, *given):
+        return list(super().claims(*given))[-1:]
 
 
 class PoolTurned(PoolAlone):

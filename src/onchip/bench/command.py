@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from onchip.bench import CASES, ON_GPU, machine
@@ -45,12 +47,20 @@ def run_benchmarks(
         check_writable(path)
     written, worst = {}, 0
     for name, builder in chosen.items():
-        outcome = run_cases(builder(options), pace, reporter)
-        written[paths[name]] = describe(device, outcome, ceilings)
-        write_results(written[paths[name]], paths[name])
+        described = describe(device, Outcome(()), ceilings)
+        partial = paths[name].with_name(f"{name}.json.partial")  # what is left of a run that is cut short
+        outcome = run_cases(builder(options), pace, reporter, functools.partial(_write, described, partial))
+        written[paths[name]] = _write(described, paths[name], outcome)
+        partial.unlink(missing_ok=True)
         reporter.say(f"wrote {paths[name]}")
         worst = max(worst, outcome.exit_code)
     return written, worst
+
+
+def _write(described: Results, path: Path, outcome: Outcome) -> Results:
+    results = replace(described, rows=outcome.rows, skipped=outcome.skipped)
+    write_results(results, path)
+    return results
 
 
 def choose_device(name: str, names: Sequence[str], threads: int | None, reporter: Reporter) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from onchip.bench.results import Row, job_title, make_row
+from onchip.bench.results import Row, job_title, make_row, show_against_peer
 from onchip.errors import OnchipError
 from onchip.measure.pace import Pace, Timing, interleave, summarise
 from onchip.measure.truth import Verdict
@@ -65,64 +67,109 @@ class Reporter:
     progress: Callable[[str], None] = lambda text: None
 
 
-def run_cases(cases: Sequence[Case], pace: Pace | None = None, reporter: Reporter | None = None) -> Outcome:
-    """Check, then time, every case; a row for each engine that could run. `pace` stands in for the cases' own."""
+def run_cases(
+    cases: Sequence[Case],
+    pace: Pace | None = None,
+    reporter: Reporter | None = None,
+    keep: Callable[[Outcome], object] | None = None,
+) -> Outcome:
+    """Check, then time, every case; a row for each engine that could run. `pace` stands in for the cases' own.
+
+    keep  is given what there is so far after every job, for whoever wants to lose nothing if a peer takes all down
+    """
     reporter = reporter or Reporter()
     rows: list[Row] = []
     skipped: dict[str, str] = {}
     wrong: list[str] = []
     for title, group in itertools.groupby(cases, key=job_title):
-        ready = _prepare(list(group), title, skipped, reporter)
-        verdicts = []
-        for case, engine in ready:
-            reporter.progress(f"{title}: checking {case.engine}")
-            verdicts.append(engine.check())
-            if not verdicts[-1].is_right:
-                error, allowed = verdicts[-1].error, verdicts[-1].allowed
-                wrong.append(f"{title}: {case.engine} is wrong, error {error:.3g}, allowed {allowed:.3g}")
+        entrants = _check(_prepare(list(group), title, skipped, reporter), title, skipped, reporter)
+        for case, _, verdict in entrants:
+            if not verdict.is_right:
+                told = f"{case.engine} is wrong, error {verdict.error:.3g}, allowed {verdict.allowed:.3g}"
+                wrong.append(f"{title}: {told}")
                 reporter.say(wrong[-1])
-        timings = _time(ready, [verdict.is_right for verdict in verdicts], pace, title, reporter)
-        made = [
-            _row(case, engine, verdict, timing)
-            for (case, engine), verdict, timing in zip(ready, verdicts, timings, strict=True)
-        ]
-        rows += [_remarked(case, row, made, reporter) for (case, _), row in zip(ready, made, strict=True)]
+        timings = _time([entrant for entrant in entrants if entrant.verdict.is_right], pace, title, skipped, reporter)
+        finished = [entrant for entrant in entrants if entrant.case in timings or not entrant.verdict.is_right]
+        made = [_row(entrant, timings.get(entrant.case)) for entrant in finished]
+        rows += [_remarked(entrant.case, row, made, reporter) for entrant, row in zip(finished, made, strict=True)]
+        for row in made:
+            if row.engine.startswith(ONCHIP) and row.median_ms is not None:
+                reporter.say(f"{title}: {show_against_peer(made, row)}")
+        if keep is not None:
+            keep(Outcome(tuple(rows), skipped, tuple(wrong)))
     return Outcome(tuple(rows), skipped, tuple(wrong))
+
+
+class _Entrant(NamedTuple):
+    case: Case
+    engine: Ready
+    verdict: Verdict
+
+
+@contextlib.contextmanager
+def _skipping(case: Case, title: str, skipped: dict[str, str], reporter: Reporter) -> Iterator[None]:
+    """A peer that fails is skipped, with the reason; where ours fails, that is a bug, and shows."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, UnavailableError) and case.engine.startswith(ONCHIP):
+            raise
+        reason = error.what if isinstance(error, UnavailableError) else f"it failed at {title}: {why(error)}"
+        known = skipped.get(case.engine, "")
+        if reason not in known:
+            reporter.say(f"skipped {case.engine}: {reason}")
+            skipped[case.engine] = "; ".join(filter(None, [known, reason]))
+
+
+def why(error: BaseException) -> str:
+    """The first line of whatever a framework had to say."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
 
 
 def _prepare(cases: list[Case], title: str, skipped: dict[str, str], reporter: Reporter) -> list[tuple[Case, Ready]]:
     ready = []
     for case in cases:
         reporter.progress(f"{title}: preparing {case.engine}")
-        try:
+        with _skipping(case, title, skipped, reporter):
             ready.append((case, case.prepare()))
-        except UnavailableError as reason:
-            known = skipped.get(case.engine, "")
-            if reason.what not in known:
-                reporter.say(f"skipped {case.engine}: {reason.what}")
-                skipped[case.engine] = "; ".join(filter(None, [known, reason.what]))
     return ready
 
 
+def _check(ready: list[tuple[Case, Ready]], title: str, skipped: dict[str, str], reporter: Reporter) -> list[_Entrant]:
+    entrants = []
+    for case, engine in ready:
+        reporter.progress(f"{title}: checking {case.engine}")
+        with _skipping(case, title, skipped, reporter):
+            entrants.append(_Entrant(case, engine, engine.check()))
+    return entrants
+
+
 def _time(
-    ready: list[tuple[Case, Ready]], right: list[bool], pace: Pace | None, title: str, reporter: Reporter
-) -> list[Timing | None]:
-    timed = [pair for pair, is_right in zip(ready, right, strict=True) if is_right]
-    if not timed:
-        return [None] * len(ready)
-    pace = pace or timed[0][0].pace or Pace()
+    entrants: list[_Entrant], pace: Pace | None, title: str, skipped: dict[str, str], reporter: Reporter
+) -> dict[Case, Timing]:
+    """Of all that get through; when one fails, the others are timed anew."""
+    if not entrants:
+        return {}
+    chosen = pace or entrants[0].case.pace or Pace()
+    running = entrants[0]
 
     def on_block(turn: int, i: int) -> None:
-        reporter.progress(f"{title}: timing {timed[i][0].engine}, round {turn + 1} of {pace.rounds}")
+        nonlocal running
+        running = entrants[i]
+        reporter.progress(f"{title}: timing {running.case.engine}, round {turn + 1} of {chosen.rounds}")
 
-    samples = iter(interleave([engine.run for _, engine in timed], pace, on_block))
-    return [
-        summarise(next(samples), 1 / case.parts) if is_right else None
-        for (case, _), is_right in zip(ready, right, strict=True)
-    ]
+    try:
+        samples = interleave([entrant.engine.run for entrant in entrants], chosen, on_block)
+    except Exception as error:
+        with _skipping(running.case, title, skipped, reporter):
+            raise error
+        rest = [entrant for entrant in entrants if entrant is not running]
+        return _time(rest, pace, title, skipped, reporter)
+    return {case: summarise(taken, 1 / case.parts) for (case, _, _), taken in zip(entrants, samples, strict=True)}
 
 
-def _row(case: Case, engine: Ready, verdict: Verdict, timing: Timing | None) -> Row:
+def _row(entrant: _Entrant, timing: Timing | None) -> Row:
+    case, engine, verdict = entrant
     return make_row(
         case.workload, case.case, case.engine, timing, verdict, work=case.work, unit=case.unit,
         precision=case.precision, floor_ms=case.floor_ms, threads=case.threads, setting=engine.setting,

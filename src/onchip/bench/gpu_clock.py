@@ -19,7 +19,7 @@ from onchip.measure.truth import Verdict
 
 CALLS = 20  # of a sample, and of a graph; fewer where a call takes long
 PACE = Pace(rounds=5, block_s=0.03, warm_up_s=0.01, pause_s=0, min_runs=3, max_runs=60)
-TRIALS = 5
+TRIALS = 3
 
 
 @dataclass(frozen=True, eq=False)

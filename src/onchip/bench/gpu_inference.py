@@ -17,6 +17,7 @@ from onchip.bench.options import Options
 from onchip.bench.peers import explained
 from onchip.bench.stage import Stage, TorchStage, make_stage
 from onchip.errors import DeviceError, PlanError
+from onchip.measure.pace import Pace
 from onchip.measure.truth import Truth, Verdict, naive_error
 from onchip.plan.device import Device
 from onchip.plan.kernel import Job
@@ -27,7 +28,7 @@ from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
 
 JUDGED = 4_096  # rows that are held against float64
-SAMPLE_MS = 20.0  # of a sample, at the floor: of a job that takes long, fewer calls make one
+SAMPLE_MS = 5.0  # of a sample, at the floor: of a job that takes long, fewer calls make one
 
 # The yardstick: float16 has as many digits as TF32.
 NAIVE = {"fp32": "float32", "tf32": "float16", "bf16": "bfloat16", "fp16": "float16"}
@@ -65,10 +66,10 @@ class Given:
 
     def judge(self, y: Any, slack: float = 1.0) -> Verdict:
         """Whether all of y was written, and the judged rows are right."""
-        got, allowed = self.stage.fetch(y), slack * self.truth.allowed
-        if got.shape != (self.job.B, *self.truth.y.shape[1:]) or not np.isfinite(got.astype(np.float32)).all():
+        allowed = slack * self.truth.allowed
+        if tuple(y.shape) != (self.job.B, *self.truth.y.shape[1:]) or not self.stage.is_finite(y):
             return Verdict(float("inf"), allowed)
-        return Verdict(self.truth.judge(got[self.judged]).error, allowed)
+        return Verdict(self.truth.judge(self.stage.fetch(y, self.judged)).error, allowed)
 
 
 def give(job: GpuJob, index: int) -> Given:
@@ -77,9 +78,10 @@ def give(job: GpuJob, index: int) -> Given:
     middle = np.random.default_rng(2).integers(0, job.B, job.judged - 2)
     judged = np.arange(job.B) if job.judged >= job.B else np.unique([0, *middle, job.B - 1])
     rows, many = _rounded(x[judged], job), min(YARDSTICK, job.judged)
-    more = rows if len(rows) >= many else _rounded(job.inputs(many), job)
-    naive = naive_error(job.net, more, NAIVE[job.precision])
-    return Given(job, stage, stage.put(x, job.given_dtype), judged, Truth(job.net, rows).allowing(naive))
+    truth = Truth(job.net, rows, NAIVE[job.precision])
+    if len(rows) < many:
+        truth = truth.allowing(naive_error(job.net, _rounded(job.inputs(many), job), NAIVE[job.precision]))
+    return Given(job, stage, stage.put(x, job.given_dtype), judged, truth)
 
 
 def _rounded(x: Array, job: GpuJob) -> Array:
@@ -91,7 +93,11 @@ def _rounded(x: Array, job: GpuJob) -> Array:
 
 
 def gpu_cases(
-    workload: str, jobs: Sequence[GpuJob], options: Options, peers: Mapping[str, Build] | None = None
+    workload: str,
+    jobs: Sequence[GpuJob],
+    options: Options,
+    peers: Mapping[str, Build] | None = None,
+    pace: Pace = PACE,
 ) -> list[Case]:
     """onchip and, if asked for, every peer, job by job.
 
@@ -108,7 +114,7 @@ def gpu_cases(
         engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(ours, given, options.device, calls)}
         engines |= {name: functools.partial(peer, given, name, build, calls) for name, build in asked.items()}
         made += [
-            Case(workload, job.case, name, prepare, work=job.B, precision=job.precision, floor_ms=floor, pace=PACE)
+            Case(workload, job.case, name, prepare, work=job.B, precision=job.precision, floor_ms=floor, pace=pace)
             for name, prepare in engines.items()
         ]
     return made

@@ -9,8 +9,8 @@ import contextlib
 import functools
 import importlib
 import io
-import itertools
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,15 +18,17 @@ from typing import Any
 
 from onchip.bench.dense import dense_layers
 from onchip.bench.frame import UnavailableError
-from onchip.bench.gpu_clock import Forward, Variants
-from onchip.bench.peers import need, why
+from onchip.bench.gpu_clock import TRIALS, Forward, Variants
+from onchip.bench.jax_network import jax_function
+from onchip.bench.peers import need
 from onchip.bench.stage import TorchStage
 from onchip.bench.torch_network import torch_module
+from onchip.bench.triton_search import RETRIED, Search, best_settings
 from onchip.spec.network import Network
 from onchip.spec.types import numpy_dtype
 
-COMPILE_S, TUNE_S = 25.0, 8.0  # of all a benchmark's torch.compile; of one task's Triton settings
-NETWORKS_COMPILE_S = 90.0  # of all torch.compile of networks that are not dense
+COMPILE_S, JAX_S = 25.0, 30.0  # of all a benchmark's torch.compile, and of JAX
+NETWORKS_COMPILE_S, NETWORKS_JAX_S = 110.0, 45.0  # of networks that are not dense
 # Graphs are recorded here, around its kernels. Those that it makes itself copy x first, and while it records them it
 # frees the workspace of cuBLAS, which the graphs of others, recorded before, still write to.
 MODE = "max-autotune-no-cudagraphs"
@@ -45,12 +47,13 @@ class GpuTask:
 
 
 Build = Callable[[GpuTask, TorchStage], Variants]
+Call = Callable[[Any], Any]  # of x
 
 
 # -- torch -------------------------------------------------------------------------------------------------
 
 
-def torch_call(task: GpuTask, stage: TorchStage, **options: Any) -> Callable[[Any], Any]:
+def torch_call(task: GpuTask, stage: TorchStage, **options: Any) -> Call:
     """The network as torch runs it: weights in the type that it computes in, rows converted on the way in and out.
 
     options  of how its weights lie
@@ -66,22 +69,24 @@ def torch_call(task: GpuTask, stage: TorchStage, **options: Any) -> Callable[[An
     return lambda x: module(x.to(kind) if x.is_floating_point() else x).to(given)
 
 
-def torch_calls(task: GpuTask, stage: TorchStage) -> dict[str, Callable[[], Any]]:
+def torch_calls(task: GpuTask, stage: TorchStage) -> dict[str, Call]:
     """By name: as it is and, of images, with their channels behind, into which order every call brings the rows."""
     run = torch_call(task, stage)
     if task.x.ndim != 4:
-        return {"": functools.partial(run, task.x)}
+        return {"": run}
     last = stage.torch.channels_last
     turned = torch_call(task, stage, memory_format=last)
-    return {"": functools.partial(run, task.x), "channels last": lambda: turned(task.x.contiguous(memory_format=last))}
+    return {"": run, "channels last": lambda x: turned(x.contiguous(memory_format=last))}
 
 
 def torch_eager(task: GpuTask, stage: TorchStage) -> Variants:
-    return {name: Forward(call, captures=False) for name, call in torch_calls(task, stage).items()}
+    calls = torch_calls(task, stage)
+    return {name: Forward(functools.partial(call, task.x), captures=False) for name, call in calls.items()}
 
 
 def torch_graph(task: GpuTask, stage: TorchStage) -> Variants:
-    return {name: Forward(call, eager=False) for name, call in torch_calls(task, stage).items()}
+    calls = torch_calls(task, stage)
+    return {name: Forward(functools.partial(call, task.x), eager=False) for name, call in calls.items()}
 
 
 class Allowance:
@@ -104,17 +109,31 @@ class Allowance:
 def torch_compiled(
     allowance: Allowance, task: GpuTask, stage: TorchStage, mode: str = "", least_rows: int = 0
 ) -> Variants:
-    """mode, least_rows  MODE and COMPILED_ROWS if not given"""
+    """Images with their channels where torch is faster without it: to compile both would take twice as long.
+
+    mode, least_rows  MODE and COMPILED_ROWS if not given
+    """
     mode = mode or MODE
     _check_rows("torch.compile", task, least_rows or COMPILED_ROWS)
     torch = stage.torch
     with allowance.spend("torch.compile"), contextlib.redirect_stderr(io.StringIO()):  # it prints what it tunes
+        name, call = _faster(torch_calls(task, stage), task, stage)
         torch._dynamo.reset()
-        run = torch.compile(torch_call(task, stage), mode=mode, dynamic=False, fullgraph=True)
+        run = torch.compile(call, mode=mode, dynamic=False, fullgraph=True)
         for _ in range(3):  # compiles
             run(task.x)
         stage.synchronise()
-    return {mode: Forward(functools.partial(run, task.x))}
+    return {", ".join(filter(None, [mode, name])): Forward(functools.partial(run, task.x))}
+
+
+def _faster(calls: dict[str, Call], task: GpuTask, stage: TorchStage) -> tuple[str, Call]:
+    def ms(name: str) -> float:
+        work = functools.partial(calls[name], task.x)
+        work()  # the first tries cuDNN's convolutions
+        return statistics.median(stage.ms(work) for _ in range(TRIALS))
+
+    name = min(calls, key=ms) if len(calls) > 1 else ""
+    return name, calls[name]
 
 
 def _check_rows(what: str, task: GpuTask, least: int) -> None:
@@ -125,36 +144,30 @@ def _check_rows(what: str, task: GpuTask, least: int) -> None:
 # -- Triton ------------------------------------------------------------------------------------------------
 
 
-def triton_fused(task: GpuTask, stage: TorchStage) -> Variants:
-    """Every setting that there is time to compile. In graphs only: a launch from Python often outlasts the run."""
-    need("triton")
-    from onchip.bench import triton_mlp
+class TritonPeer:
+    """The kernel in triton_mlp at its best setting; what it learns of one task serves the next of its kind."""
 
-    layers, kind = dense_layers(task.net), getattr(stage.torch, COMPUTE[task.precision])
-    y = stage.empty((len(task.x), len(layers[-1].weight)), task.io)
-    weights = [triton_mlp.TritonMlp(layers, kind, stage.device, split) for split in (True, False)]
-    if weights[0].KB == 0:
-        weights.pop()
-    # True fp32, or three products in TF32, which ours may use as well.
-    precisions = {"fp32": ("ieee", "tf32x3"), "tf32": ("tf32",)}.get(task.precision, ("ieee",))
-    settings = triton_mlp.choices(len(task.x), weights[0])
-    made: dict[str, Forward] = {}
-    failed, until = UnavailableError("no setting was tried"), time.perf_counter() + TUNE_S
-    for choice, precision, padded in itertools.product(settings, precisions, weights):
-        if made and time.perf_counter() > until:
-            break
-        call = functools.partial(padded, task.x, y, choice, precision)
-        try:
-            call()
-            stage.synchronise()
-        except Exception as error:  # too much shared memory, too many registers: each its own exception
-            failed = UnavailableError(f"triton does not work here: {why(error)}")
-            continue
-        columns = f"{padded.KA}+{padded.KB}" if padded.KB else str(padded.KA)
-        made[f"{choice}, {columns} columns{', 3xTF32' if precision == 'tf32x3' else ''}"] = Forward(call, eager=False)
-    if not made:
-        raise failed
-    return made
+    def __init__(self) -> None:
+        self._rankings: dict[tuple[Network, int, str], list[Any]] = {}
+
+    def __call__(self, task: GpuTask, stage: TorchStage) -> Variants:
+        need("triton")
+        from onchip.bench import triton_mlp
+
+        layers, kind = dense_layers(task.net), getattr(stage.torch, COMPUTE[task.precision])
+        nets = [triton_mlp.TritonMlp(layers, kind, stage.device, split) for split in (True, False)]
+        if nets[0].KB == 0:
+            nets.pop()
+        # True fp32, or three products in TF32, which ours may use as well and which take less to compile.
+        precisions = {"fp32": ("tf32x3", "ieee"), "tf32": ("tf32",)}.get(task.precision, ("ieee",))
+        B, y = len(task.x), stage.empty((len(task.x), len(layers[-1].weight)), task.io)
+        search = Search(task.x, y, torch_call(task, stage)(task.x), stage)
+        key = task.net, B, f"{kind.itemsize} bytes"
+        known, is_small = self._rankings.get(key, []), B < triton_mlp.FEW_ROWS
+        first = known[:RETRIED] or list(triton_mlp.choices(B, nets[0]))
+        made = best_settings(search, nets, precisions, first, None if known or is_small else triton_mlp.around)
+        self._rankings.setdefault(key, search.ranking())
+        return made
 
 
 # -- JAX ---------------------------------------------------------------------------------------------------
@@ -163,44 +176,51 @@ def triton_fused(task: GpuTask, stage: TorchStage) -> Variants:
 def load_jax() -> Any:
     need("jax")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else it takes three quarters of the memory
-    jax = importlib.import_module("jax")
+    jax, *_ = (importlib.import_module(name) for name in ("jax", "jax.numpy", "jax.lax", "jax.nn"))
     if jax.default_backend() != "gpu":
         raise UnavailableError("jax sees no GPU", hint="pip install 'jax[cuda13]'")
     return jax
 
 
-def jax_jit(task: GpuTask, stage: TorchStage) -> Variants:
-    _check_rows("jax", task, COMPILED_ROWS)
+def jax_jit(allowance: Allowance, task: GpuTask, stage: TorchStage, least_rows: int = 0) -> Variants:
+    """In fp32 with products in true fp32, as everyone; JAX's own default there is TF32.
+
+    least_rows  COMPILED_ROWS if not given
+    """
+    _check_rows("jax", task, least_rows or COMPILED_ROWS)
     jax = load_jax()
-    numpy = jax.numpy
     kind, given = numpy_dtype(COMPUTE[task.precision]), numpy_dtype(task.io)
-    layers = dense_layers(task.net)
-    weights = [
-        (numpy.asarray(layer.weight.T, kind), None if layer.bias is None else numpy.asarray(layer.bias, kind))
-        for layer in layers
-    ]
     exact = jax.lax.Precision.HIGHEST if task.precision == "fp32" else jax.lax.Precision.DEFAULT
+    forward, weights = jax_function(jax, task.net, COMPUTE[task.precision], exact)
+    takes_ids = not task.x.is_floating_point()
 
-    def forward(x: Any, weights: Any) -> Any:
-        h = x.astype(kind)
-        for layer, (w, b) in zip(layers, weights, strict=True):
-            h = numpy.matmul(h, w, precision=exact)
-            h = h if b is None else h + b
-            h = numpy.maximum(h, 0) if layer.relu else h
-        return h.astype(given)
+    def whole(x: Any, weights: Any) -> Any:
+        return forward(x if takes_ids else x.astype(kind), weights).astype(given)
 
-    x = importlib.import_module("jax.dlpack").from_dlpack(task.x)  # the same memory
-    run = jax.jit(forward)
+    # The same memory; ids in 32 bits, as JAX by default has no others.
+    x = importlib.import_module("jax.dlpack").from_dlpack(task.x.int() if takes_ids else task.x)
+    run = jax.jit(whole)
+    with allowance.spend("jax"):
+        run(x, weights).block_until_ready()  # compiles
     return {"": Forward(lambda: run(x, weights), captures=False, wait=lambda y: y.block_until_ready())}
 
 
-def make_torch_peers(least_rows: int) -> dict[str, Build]:
-    """As make_peers, of networks that are not dense; torch.compile from so many rows on.
+def make_network_peers(
+    least_rows: int, compile_s: float = NETWORKS_COMPILE_S, jax_s: float = NETWORKS_JAX_S
+) -> dict[str, Build]:
+    """As make_peers, of networks that are not dense; torch.compile and JAX from so many rows on.
 
-    It keeps cuDNN's convolutions: to tune its own as well takes minutes a network.
+    torch.compile keeps cuDNN's convolutions: to tune its own as well takes minutes a network.
+
+    compile_s, jax_s  what all their compiling may take
     """
-    compiled = functools.partial(torch_compiled, Allowance(NETWORKS_COMPILE_S), mode="default", least_rows=least_rows)
-    return {"torch eager": torch_eager, "torch graph": torch_graph, "torch.compile": compiled}
+    compiled = functools.partial(torch_compiled, Allowance(compile_s), mode="default", least_rows=least_rows)
+    return {
+        "torch eager": torch_eager,
+        "torch graph": torch_graph,
+        "torch.compile": compiled,
+        "jax": functools.partial(jax_jit, Allowance(jax_s), least_rows=least_rows),
+    }
 
 
 def make_peers() -> dict[str, Build]:
@@ -209,6 +229,6 @@ def make_peers() -> dict[str, Build]:
         "torch eager": torch_eager,
         "torch graph": torch_graph,
         "torch.compile": functools.partial(torch_compiled, Allowance(COMPILE_S)),
-        "triton": triton_fused,
-        "jax": jax_jit,
+        "triton": TritonPeer(),
+        "jax": functools.partial(jax_jit, Allowance(JAX_S)),
     }

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from onchip.bench.frame import Case
+from onchip.bench.frame import Case, UnavailableError
 from onchip.bench.gpu_inference import GpuJob, gpu_cases
-from onchip.bench.gpu_peers import make_torch_peers
+from onchip.bench.gpu_peers import Build as GpuBuild
+from onchip.bench.gpu_peers import GpuTask, make_network_peers
 from onchip.bench.inference import Rows, inference_cases
 from onchip.bench.options import Options
 from onchip.bench.peers import (
@@ -31,6 +33,15 @@ PIECES = (32, 128)
 JUDGED = 64  # rows; on a GPU fewer images, as they are judged anew for every case
 PACE = Pace(rounds=5, block_s=0.12, warm_up_s=0.05)  # there are many cases
 GPU_ROWS, GPU_PRECISIONS, GPU_IMAGES_JUDGED = (1, 64, 4_096), ("fp32", "fp16"), 16
+# Few rounds, of 66 cases: but for torch eager, which waits for the host, 99 % of samples are within 1 % of the median.
+GPU_PACE = Pace(rounds=3, block_s=0.02, warm_up_s=0.005, pause_s=0, min_runs=3, max_runs=40)
+# torch.compile took as long as torch's graph, or longer, at 4,096 rows on an H200 (torch 2.11).
+NOT_COMPILED = (
+    ("MLP 784-512-256-10", "fp32"),
+    ("MLP 784-512-256-10", "fp16"),
+    ("MLP 256-1024-256, GELU", "fp16"),
+    ("autoencoder", "fp32"),
+)
 
 PEERS: dict[str, dict[str, Build]] = {
     "torch eager": {"": torch_eager},
@@ -48,8 +59,7 @@ def cases(options: Options, models: Sequence[Model] | None = None) -> list[Case]
     from onchip.bench.torch_models import MODELS
 
     if options.device != "cpu":
-        on_gpu = gpu_jobs(torch, models or MODELS, options.rows or GPU_ROWS)
-        return gpu_cases("imported", on_gpu, options, make_torch_peers(least_rows=max(GPU_ROWS)))
+        return _gpu_cases(gpu_jobs(torch, models or MODELS, options.rows or GPU_ROWS), options)
     made: list[Case] = []
     for model in models or MODELS:
         jobs = [
@@ -62,15 +72,35 @@ def cases(options: Options, models: Sequence[Model] | None = None) -> list[Case]
     return made
 
 
+def _gpu_cases(jobs: Sequence[GpuJob], options: Options) -> list[Case]:
+    peers = make_network_peers(least_rows=max(GPU_ROWS))
+    made = (gpu_cases("imported", [job], options, _worth_compiling(job, peers), GPU_PACE) for job in jobs)
+    return list(itertools.chain.from_iterable(made))
+
+
 def gpu_jobs(torch: Any, models: Sequence[Model], counts: Sequence[int]) -> list[GpuJob]:
     """Every network over these numbers of rows, which lie on the GPU in the precision that is computed in."""
-    return [
-        GpuJob(_case(model, B), net, B, model.inputs, precision, precision, judged=judged)
-        for model in models
-        for net, judged in [(subject(torch, model).net, GPU_IMAGES_JUDGED if _is_image(model) else JUDGED)]
-        for B in counts
-        for precision in GPU_PRECISIONS
-    ]
+    made = []
+    for model in models:
+        net, judged = subject(torch, model).net, GPU_IMAGES_JUDGED if _is_image(model) else JUDGED
+        inputs = functools.lru_cache(maxsize=1)(model.inputs)  # for the precisions that take turns
+        made += [
+            GpuJob(_case(model, B), net, B, inputs, precision, precision, judged=judged)
+            for B in counts
+            for precision in GPU_PRECISIONS
+        ]
+    return made
+
+
+def _worth_compiling(job: GpuJob, peers: Mapping[str, GpuBuild]) -> Mapping[str, GpuBuild]:
+    """Without torch.compile where it is known to lose: it takes seconds to compile each."""
+    if not any(job.case.startswith(f"{name}, ") and job.precision == precision for name, precision in NOT_COMPILED):
+        return peers
+
+    def refuse(task: GpuTask, stage: Any) -> NoReturn:
+        raise UnavailableError("torch.compile is left out where it lost to torch's own graph on an H200 before")
+
+    return {**peers, "torch.compile": refuse}
 
 
 def _is_image(model: Model) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from onchip.bench.frame import UnavailableError
+from onchip.bench.frame import UnavailableError, why
 from onchip.bench.torch_network import torch_module
 from onchip.kernels import reference
 from onchip.measure.pace import blas_limiter
@@ -56,11 +56,6 @@ def subject_of(net: Network) -> Subject:
 def need(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         raise UnavailableError(f"{package} is not installed", hint="pip install 'onchip[peers]'")
-
-
-def why(error: BaseException) -> str:
-    """The first line of whatever a framework had to say."""
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
 
 
 def load_torch(threads: int) -> Any:

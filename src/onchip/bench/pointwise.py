@@ -11,6 +11,7 @@ import numpy as np
 from onchip.bench.frame import Case, Ready
 from onchip.bench.gpu_clock import PACE, Forward, check, fastest
 from onchip.bench.gpu_inference import GpuJob, gpu_cases
+from onchip.bench.gpu_peers import make_network_peers
 from onchip.bench.inference import Rows, inference_cases
 from onchip.bench.options import Options
 from onchip.bench.peers import subject_of
@@ -27,6 +28,8 @@ COPY = "copy"
 ROW = (64, 32, 32)  # an image of 64 channels
 GPU_ROWS, CPU_ROWS = 2048, 64  # 2^27 numbers, 2^22
 PRECISIONS = ("fp32", "fp16")
+JUDGED = 32  # rows, of 65,536 numbers each: float64 takes NumPy a minute for all; that all are finite is checked
+COMPILE_S, JAX_S = 25.0, 10.0  # of torch.compile and JAX, all ten cases together
 
 
 def networks() -> dict[str, Network]:
@@ -72,14 +75,16 @@ def cases(options: Options) -> list[Case]:
             rows = [Rows(f"{name}, {B} rows", B, functools.partial(inputs, B)) for B in options.rows or (CPU_ROWS,)]
             made += inference_cases("pointwise", subject_of(net), rows, options, judged=CPU_ROWS)
         return made
+    peers = make_network_peers(1, COMPILE_S, JAX_S)
     for B in options.rows or (GPU_ROWS,):
         given = functools.cache(inputs)  # the same rows for every network
         for precision in PRECISIONS:
             made += [_copy(B, precision, options, functools.partial(given, B))]
             jobs = [
-                GpuJob(f"{name}, {B} rows", net, B, given, precision, precision) for name, net in networks().items()
+                GpuJob(f"{name}, {B} rows", net, B, given, precision, precision, judged=JUDGED)
+                for name, net in networks().items()
             ]
-            made += gpu_cases("pointwise", jobs, options)
+            made += gpu_cases("pointwise", jobs, options, peers)
     return made
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
 from onchip.bench.frame import Case
 from onchip.bench.gpu_inference import GpuJob, gpu_cases
-from onchip.bench.gpu_peers import make_torch_peers
+from onchip.bench.gpu_peers import make_network_peers
 from onchip.bench.inference import Rows, inference_cases
 from onchip.bench.options import Options
 from onchip.bench.peers import subject_of
@@ -22,6 +23,7 @@ CUBE = 8_192
 MANY_ROWS, LAYERS = 16_384, ((4_096, 2_048), (2_048, 1_024), (1_024, 512))  # D_in, D_out
 FEW_ROWS, FEW_LAYERS = (1, 16, 64, 128), ((4_096, 4_096), (4_096, 1_024), (1_024, 1_024))
 CPU_ROWS = 64
+COMPILE_S, JAX_S = 20.0, 10.0  # of torch.compile and JAX, all cases of many rows together
 JUDGED = 8  # rows: NumPy multiplies slowly in 16 bits
 
 
@@ -42,7 +44,7 @@ def cases(options: Options) -> list[Case]:
     for B, D_in, D_out in (*many, *few):
         case = f"{D_in} to {D_out}, ReLU, {B} row{'s' if B > 1 else ''}"
         jobs.append(GpuJob(case, network(D_in, D_out), B, inputs_of(D_in), "fp16", "fp16", judged=JUDGED))
-    return gpu_cases("product", jobs, options, make_torch_peers(MANY_ROWS))
+    return gpu_cases("product", jobs, options, make_network_peers(MANY_ROWS, COMPILE_S, JAX_S))
 
 
 @functools.cache
@@ -56,8 +58,10 @@ def network(D_in: int, D_out: int, is_bare: bool = False) -> Network:
     return sequential(TensorType(("B", D_in)), [("fc", Linear()), ("relu", ReLU())], weights, name="product")
 
 
-def inputs_of(D_in: int) -> functools.partial[Array]:
-    return functools.partial(inputs, D_in=D_in)
+@functools.cache
+def inputs_of(D_in: int) -> Callable[[int], Array]:
+    """Rows of this width, kept while precisions take turns with them."""
+    return functools.lru_cache(maxsize=2)(functools.partial(inputs, D_in=D_in))
 
 
 def inputs(B: int, D_in: int) -> Array:

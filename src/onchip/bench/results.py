@@ -212,6 +212,13 @@ def show_speedup(rows: Sequence[Row], row: Row) -> str:
     return f"{peer.median_ms / row.median_ms:.2f}x"
 
 
+def show_against_peer(rows: Sequence[Row], row: Row) -> str:
+    """ "onchip 0.0256 ms, 0.87x torch graph 0.0222 ms": in one line, against the best peer at the same job."""
+    peer = best_peer(rows, row)
+    beside = f", {show_speedup(rows, row)} {peer.engine} {show_ms(peer.median_ms)} ms" if peer else ""
+    return f"{row.engine} {show_ms(row.median_ms)} ms{beside}"
+
+
 def show_floor(row: Row, launch_us: float) -> str:
     """Share of the floor; where the floor is mostly the launch itself, that, instead of a sad 3 %."""
     if row.floor_ms is None or row.median_ms is None:

@@ -46,8 +46,11 @@ class Stage(Protocol):
     def copy(self, x: Any, y: Any) -> Any:
         """x to y, by the GPU's own copy; y."""
 
-    def fetch(self, y: Any) -> Array:
-        """All of y, when the work before is done: floats as float32 or as they are, ints as they are."""
+    def fetch(self, y: Any, rows: Array | None = None) -> Array:
+        """All of y, or these rows, when the work before is done: floats as float32 or as they are, ints as they are."""
+
+    def is_finite(self, y: Any) -> bool:
+        """Whether there is no NaN and no infinity in y."""
 
     def record(self, work: Work, times: int) -> Work:
         """A graph of this work, so many times over; to call it is to launch it. It keeps what the work needs."""
@@ -93,10 +96,15 @@ class TorchStage:
     def copy(self, x: Any, y: Any) -> Any:
         return y.copy_(x)
 
-    def fetch(self, y: Any) -> Array:
+    def fetch(self, y: Any, rows: Array | None = None) -> Array:
         tensor = self.torch.from_dlpack(y)
+        if rows is not None:
+            tensor = tensor[self.torch.from_numpy(rows).to(tensor.device)]
         array: Array = (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
         return array
+
+    def is_finite(self, y: Any) -> bool:
+        return bool(self.torch.isfinite(self.torch.from_dlpack(y)).all())
 
     def record(self, work: Work, times: int) -> Work:
         torch = self.torch
@@ -165,8 +173,12 @@ class PlainStage:
         self.gpu.driver.cuMemcpyDtoDAsync(y.buffer.pointer, x.buffer.pointer, x.buffer.nbytes, self.stream)
         return y
 
-    def fetch(self, y: Rows) -> Array:
-        return self.gpu.download(y.buffer, np.empty(y.shape, y.dtype))
+    def fetch(self, y: Rows, rows: Array | None = None) -> Array:
+        array = self.gpu.download(y.buffer, np.empty(y.shape, y.dtype))
+        return array if rows is None else array[rows]
+
+    def is_finite(self, y: Rows) -> bool:
+        return bool(np.isfinite(self.fetch(y).astype(np.float32)).all())
 
     def record(self, work: Work, times: int) -> Work:
         y = work()

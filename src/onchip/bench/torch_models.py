@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,74 @@ def dcgan() -> nn.Module:
     return nn.Sequential(*layers, nn.ConvTranspose2d(64, 3, 4, 2, 1, bias=False), nn.Tanh())
 
 
+# -- MLPerf Tiny ---------------------------------------------------------------------------------------------
+# The four networks of the benchmark for microcontrollers, as one writes them in torch: with as many zeros on either
+# side of an image where TensorFlow's "same" puts one more behind than in front; every size is the published one.
+
+
+def conv_norm(C_in: int, C_out: int, kernel: int | tuple[int, int], **options: Any) -> nn.Sequential:
+    """A convolution, its batch norm and a ReLU."""
+    conv = nn.Conv2d(C_in, C_out, kernel, bias=False, **options)
+    return nn.Sequential(conv, nn.BatchNorm2d(C_out), nn.ReLU())
+
+
+def separable(C_in: int, C_out: int, stride: int = 1) -> nn.Sequential:
+    """3x3 within each channel, then 1x1 across them."""
+    return nn.Sequential(conv_norm(C_in, C_in, 3, stride=stride, padding=1, groups=C_in), conv_norm(C_in, C_out, 1))
+
+
+def ds_cnn() -> nn.Module:
+    """Keyword spotting: 49 frames of 10 coefficients to 12 words."""
+    return nn.Sequential(
+        conv_norm(1, 64, (10, 4), stride=2, padding=(5, 1)),  # to 25x5
+        nn.Dropout(0.2),
+        *(separable(64, 64) for _ in range(4)),
+        nn.Dropout(0.4),
+        nn.AvgPool2d((25, 5)),
+        nn.Flatten(),
+        nn.Linear(64, 12),
+        nn.Softmax(dim=1),
+    )
+
+
+def mobilenet() -> nn.Module:
+    """MobileNetV1 at a quarter of its width: is there a person on 96x96 pixels."""
+    widths = (8, 16, 32, 32, 64, 64, *[128] * 6, 256, 256)
+    strides = (1, 2, 1, 2, 1, 2, *[1] * 5, 2, 1)
+    blocks = [separable(*pair, s) for pair, s in zip(itertools.pairwise(widths), strides, strict=True)]
+    head = (nn.AvgPool2d(3), nn.Flatten(), nn.Linear(256, 2), nn.Softmax(dim=1))
+    return nn.Sequential(conv_norm(3, 8, 3, stride=2, padding=1), *blocks, *head)
+
+
+class ResidualBlock(nn.Module):  # type: ignore[misc]
+    """Two convolutions, added to what they read; where that is of another size, to a 1x1 convolution of it."""
+
+    def __init__(self, C_in: int, C_out: int, stride: int) -> None:
+        super().__init__()
+        second = nn.Conv2d(C_out, C_out, 3, padding=1, bias=False), nn.BatchNorm2d(C_out)
+        self.body = nn.Sequential(conv_norm(C_in, C_out, 3, stride=stride, padding=1), *second)
+        self.skip = nn.Conv2d(C_in, C_out, 1, stride) if C_in != C_out else nn.Identity()
+
+    def forward(self, x: Any) -> Any:
+        return torch.relu(self.body(x) + self.skip(x))
+
+
+def resnet8() -> nn.Module:
+    """Ten classes of 32x32 pixels."""
+    blocks = (ResidualBlock(16, 16, 1), ResidualBlock(16, 32, 2), ResidualBlock(32, 64, 2))
+    head = (nn.AvgPool2d(8), nn.Flatten(), nn.Linear(64, 10), nn.Softmax(dim=1))
+    return nn.Sequential(conv_norm(3, 16, 3, padding=1), *blocks, *head)
+
+
+def fc_autoencoder() -> nn.Module:
+    """Anomalies in sounds: five frames of 128 bands, through 8 numbers and back."""
+    widths = (640, *[128] * 4, 8, *[128] * 4)
+    layers: list[nn.Module] = []
+    for D_in, D_out in itertools.pairwise(widths):
+        layers += [nn.Linear(D_in, D_out), nn.BatchNorm1d(D_out), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(128, 640))
+
+
 @dataclass(frozen=True)
 class Model:
     name: str
@@ -102,7 +171,7 @@ class Model:
             torch.manual_seed(0)
             module = self.make().eval()
             for part in module.modules():
-                if isinstance(part, nn.BatchNorm2d):
+                if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):
                     part.running_mean.normal_(0, 0.1)
                     part.running_var.uniform_(0.5, 1.5)
                     nn.init.uniform_(part.weight, 0.5, 1.5)
@@ -116,6 +185,7 @@ class Model:
         return rng.standard_normal((B, *self.row_shape), dtype=np.float32)
 
 
+TINY_ROWS = (1, 64, 256)  # of images: on two cores 4,096 take half a minute a run; --rows asks for them
 MODELS = (
     Model("MLP 784-512-256-10", mlp_relu, (784,)),
     Model("MLP 256-1024-256, GELU", mlp_gelu, (256,)),
@@ -124,4 +194,8 @@ MODELS = (
     Model("residual CNN", ResidualCNN, (3, 32, 32), (1, 32, 256)),
     Model("autoencoder", autoencoder, (1, 28, 28)),
     Model("DCGAN", dcgan, (100, 1, 1), (1, 32, 256)),
+    Model("DS-CNN", ds_cnn, (1, 49, 10), TINY_ROWS),
+    Model("MobileNetV1 0.25", mobilenet, (3, 96, 96), TINY_ROWS),
+    Model("ResNet-8", resnet8, (3, 32, 32), TINY_ROWS),
+    Model("FC autoencoder", fc_autoencoder, (640,), (1, 64, 4_096)),
 )

@@ -46,12 +46,12 @@ def allowed_error(naive: float) -> float:
 
 
 class Truth:
-    """What the network makes of x, in float64, and how far from it a float32 engine may be."""
+    """What the network makes of x, in float64, and how far from it an engine of some dtype may be."""
 
-    def __init__(self, net: Network, x: Array) -> None:
+    def __init__(self, net: Network, x: Array, dtype: str = "float32") -> None:
         pieces = [x[i : i + _PIECE_ROWS] for i in range(0, len(x), _PIECE_ROWS)]
         self.y = np.concatenate([reference.forward(net, piece) for piece in pieces])
-        naive = np.concatenate([reference.forward(net, piece, "float32") for piece in pieces])
+        naive = np.concatenate([reference.forward(net, piece, dtype) for piece in pieces])
         self.allowed = allowed_error(relative_error(naive, self.y))
 
     def measured_by(self, naive: Array) -> Truth:

@@ -2,14 +2,14 @@
 //
 // Idea    reduce_short (inner = 1): a warp takes short rows through shared memory (short_rows.cuh), a thread a row.
 //         reduce_rows: a warp walks over a row, a block over a long one, V neighbours at once. reduce_columns: a thread
-//         has V neighbouring columns; eight warps share those of a warp, unless they are short.
+//         has V neighbouring columns; LINES threads share them, more where they are long.
 // Floor   Every number is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us. An H200 issues 28 instructions a
 //         float in the time of a copy; on sm_90a all of reduce_rows<.., 32, 4> is 250
 //         instructions, reduce_short<.., 1> 402: 3 of them and a quarter of a copy for each number.
 // Order   Sums are float64, of a short row one after the other, of others thread by thread every LANES-th V numbers
 //         (of a column every LINES-th one), then in a tree: N alone decides.
 // Layout  x (outer, N, inner), y (outer, inner), row-major.
-// Shared  reduce_short: see short_rows.cuh, 10 KB for rows of 10 floats. reduce_columns: 8 * 32 V totals, 8 KB.
+// Shared  reduce_short: see short_rows.cuh, 10 KB for rows of 10 floats. reduce_columns: 256 V totals, 8 KB.
 // Limits  Any shape with N >= 1; float32, float16, bfloat16, float64; sm_80 up.
 #include "reduce.cuh"
 #include "short_rows.cuh"
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(THREADS) reduce_rows(const T* x, T* y, long lo
 }
 
 // V      neighbouring columns of a thread; inner is a multiple
-// LINES  threads that share a column: one, or one of each warp
+// LINES  threads that share a column: one, one of each warp, or four of each
 template <class How, class T, int V, int LINES>
 __global__ void __launch_bounds__(THREADS)
     reduce_columns(const T* x, T* y, long long outer, long long N, long long inner) {

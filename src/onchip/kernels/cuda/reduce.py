@@ -1,7 +1,8 @@
 """Maxima and means along axes, and softmaxes, on a GPU: the host's side of reduce.cu and softmax.cu.
 
 An array is (outer, N, inner), and N alone decides how the middle axis is walked over: a row's bits do not depend on its
-batch. Axes that do not stand next to each other are moved to the end first.
+batch. Axes that do not stand next to each other are moved to the end first. Of all pixels of an image, channels may lie
+last: (B, pixels, C); a mean over a window that is the whole image is taken in that way, too.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from onchip.kernels.cuda.program import (
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying, row_axis_lying
-from onchip.spec.layers import GlobalMax, GlobalMean, Layer, LogSoftmax, Softmax
+from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, Layer, LogSoftmax, Softmax
 from onchip.spec.network import Network, Node
-from onchip.spec.types import DTYPE_BYTES
+from onchip.spec.types import DTYPE_BYTES, TensorType
 
 ARCHITECTURES = EVERY_CHIP
 FOLDER = Path(__file__).parent
 THREADS, LINES, BLOCKS_A_UNIT = 256, 8, 8
+MANY, MANY_LINES = 256, 32  # numbers of a column that is shared by more threads: a single image has few columns
 SHORT = {2: 64, 4: 64, 8: 32}  # numbers of a row that a thread takes from shared memory, by their bytes
 SHORT_THREADS, SHORT_WARPS = 128, 4  # of a block
 PIECE_BYTES = 2560  # of a warp, unless 32 rows are more
@@ -62,6 +64,7 @@ def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: i
     sizes: tuple[Argument, ...] = (Int64(outer), Int64(N))
     if inner > 1:
         V, lines, items = columns_for(dtype, N, inner)
+        lines = MANY_LINES if file == "reduce" and N >= MANY else lines
         name = f"{file}_columns<{given}, {V}, {lines}{f', {items}' if file == 'softmax' else ''}>"
         sizes, blocks, waves = tuple(map(Int64, shape)), -(-outer * inner * lines // (THREADS * V)), WAVES
     elif SHORT[DTYPE_BYTES[dtype]] >= N:
@@ -155,17 +158,21 @@ class ReduceAlone:
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
         layer = node.layer
-        if not isinstance(layer, (*REDUCTIONS, *SOFTMAXES)) or job.is_training:
-            return
         x, y = net.types[node.inputs[0]], net.types[node.name]
+        is_whole = _is_whole_window(layer, x)
+        if not (is_whole or isinstance(layer, (*REDUCTIONS, *SOFTMAXES))) or job.is_training:
+            return
         if x.dtype not in FLOATS or device.arch not in ARCHITECTURES:
             why = f"computes on {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
         is_softmax = isinstance(layer, tuple(SOFTMAXES))
-        given = (layer.attributes()["axis"],) if is_softmax else layer.attributes()["axes"]
+        pixels = tuple(range(2, len(x.shape)))
+        given = (layer.attributes()["axis"],) if is_softmax else layer.attributes().get("axes", pixels)
         axes = tuple(sorted(axis % len(x.shape) for axis in given))
-        file, how = ("softmax", SOFTMAXES[type(layer)]) if is_softmax else ("reduce", REDUCTIONS[type(layer)])
+        file, how = (
+            ("softmax", SOFTMAXES[type(layer)]) if is_softmax else ("reduce", REDUCTIONS.get(type(layer), "Mean"))
+        )
         for layout in _layouts(net, node, axes):
             lies = lying(x, layout)
             walked = tuple(sorted(1 + row_axis_lying(axis, len(x.shape), layout) for axis in axes))
@@ -184,15 +191,17 @@ class ReduceAlone:
 
 def _layouts(net: Network, node: Node, axes: tuple[int, ...]) -> Iterator[str]:
     """How x may lie: with channels last where y does too, or where all that is left of y are its channels."""
-    yield ROWS
     x, y = net.types[node.inputs[0]], net.types[node.name]
-    leaves_channels = axes == tuple(range(2, len(x.shape)))
-    if (
-        has_channels(x)
-        and node.inputs[0] not in net.inputs
-        and (leaves_channels or (x == y and net.readers(node.name)))
-    ):
+    if not _is_whole_window(node.layer, x):  # else a pool takes it
+        yield ROWS
+    may_turn = axes == tuple(range(2, len(x.shape))) or (x == y and net.readers(node.name))
+    if may_turn and has_channels(x) and node.inputs[0] not in net.inputs:
         yield CHANNELS_LAST
+
+
+def _is_whole_window(layer: Layer, x: TensorType) -> bool:
+    """Whether it is a mean over all pixels that is written as a pool."""
+    return isinstance(layer, AvgPool1d | AvgPool2d) and layer.kernel == x.row_shape[1:] and not any(layer.pads)
 
 
 def _instance(name: str, file: str, how: str, dtype: str, *shape: int) -> Instance:
@@ -209,6 +218,7 @@ INSTANCES = (
     _instance("largest of short rows", "reduce", "Max", "float64", 1000, 32, 1),
     _instance("largest of columns", "reduce", "Max", "float32", 10, 20, 30),
     _instance("mean of columns", "reduce", "Mean", "float64", 10, 20, 30),
+    _instance("mean of many pixels", "reduce", "Mean", "float16", 10, 1024, 64),
     _instance("softmax of short rows", "softmax", "Softmax", "float32", 1000, 10, 1),
     _instance("softmax of short aligned rows", "softmax", "Softmax", "float32", 1000, 64, 1),
     _instance("softmax of short odd rows", "softmax", "Softmax", "float32", 1000, 49, 1),

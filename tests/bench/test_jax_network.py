@@ -1,0 +1,85 @@
+"""Networks as functions of JAX: on a stand-in made of NumPy, and, where JAX sees a GPU, on the real one."""
+
+import numpy as np
+import pytest
+
+from checks import rows
+from image_networks import residual
+from layer_cases import CASES, network, random_inputs
+from numpy_jax import numpy_jax
+from onchip.bench.frame import UnavailableError
+from onchip.bench.jax_network import jax_function
+from onchip.kernels import reference
+from onchip.spec.layers import AvgPool1d, AvgPool2d, CumSum, Interleave, TokenConv, ToPixels
+from text_networks import text_network
+
+NO_JAX = (TokenConv, Interleave, CumSum, ToPixels)
+
+
+def is_missing(layer):
+    uneven = isinstance(layer, AvgPool1d | AvgPool2d) and (any(layer.pads) or layer.ceil)
+    return isinstance(layer, NO_JAX) or uneven
+
+
+ONE_INPUT = [case for case in CASES if len(case.rows) == 1]
+WRITTEN = [case for case in ONE_INPUT if not is_missing(case.layer)]
+
+
+def truth_of(case, x):
+    """Casts round: what the reference, in float64, leaves out."""
+    rounded = {"float16": 1e-3, "bfloat16": 1e-2}.get(getattr(case.layer, "dtype", ""), 1e-5)
+    return reference.forward(network(case), x), rounded
+
+
+@pytest.mark.parametrize("case", ONE_INPUT, ids=str)
+def test_every_layer(case):
+    jax, net = numpy_jax(), network(case)
+    if is_missing(case.layer):
+        with pytest.raises(UnavailableError, match="no function of JAX"):
+            jax_function(jax, net, "float32", jax.lax.Precision.HIGHEST)
+        return
+    forward, weights = jax_function(jax, net, "float32", jax.lax.Precision.HIGHEST)
+    (x,) = random_inputs(case, 3)
+    truth, near = truth_of(case, x)
+    got = forward(x, weights)
+    assert got.shape == truth.shape
+    np.testing.assert_allclose(got.astype(np.float64), truth, rtol=near, atol=near)
+
+
+def test_whole_networks():
+    jax = numpy_jax()
+    ids = np.random.default_rng(0).integers(0, 60, (7, 11))
+    for net, x in ((residual(), rows(5, 3, 9, 11)), (text_network(dtype="int64"), ids)):
+        for dtype, near in (("float32", 1e-5), ("float16", 0.1)):
+            forward, weights = jax_function(jax, net, dtype, jax.lax.Precision.DEFAULT)
+            kinds = {w.dtype for of_node in weights.values() for w in of_node.values()}
+            assert {str(kind) for kind in kinds} == {dtype}
+            y = forward(x if x.dtype.kind == "i" else x.astype(dtype), weights)
+            assert y.dtype == dtype
+            np.testing.assert_allclose(y.astype(np.float64), reference.forward(net, x), rtol=near, atol=near)
+
+
+@pytest.mark.gpu
+def test_every_layer_by_jax_itself():
+    """All in one function: to compile a hundred takes long."""
+    pytest.importorskip("jax")
+    from onchip.bench.gpu_peers import load_jax
+
+    try:
+        jax = load_jax()
+    except UnavailableError as reason:
+        pytest.skip(reason.what)
+    cases = [case for case in WRITTEN if getattr(case.layer, "dtype", "") != "float64"]  # JAX has none by default
+    made = [jax_function(jax, network(case), "float32", jax.lax.Precision.HIGHEST) for case in cases]
+    inputs = [random_inputs(case, 3)[0] for case in cases]
+
+    def all_of_them(xs, weights):
+        return [forward(x, w) for (forward, _), x, w in zip(made, xs, weights, strict=True)]
+
+    results = jax.jit(all_of_them)(inputs, [weights for _, weights in made])
+    for case, x, got in zip(cases, inputs, results, strict=True):
+        truth, near = truth_of(case, x)
+        assert got.shape == truth.shape, case
+        np.testing.assert_allclose(
+            np.asarray(got, np.float64), truth, rtol=10 * near, atol=10 * near, err_msg=str(case)
+        )

@@ -1,0 +1,99 @@
+"""A stand-in for JAX made of NumPy: as much of it as networks are written with, called as JAX is called."""
+
+import itertools
+import types
+
+import numpy as np
+from scipy import special
+
+
+def numpy_jax():
+    names = (
+        "maximum",
+        "tanh",
+        "clip",
+        "take",
+        "concatenate",
+        "transpose",
+        "reshape",
+        "where",
+        "max",
+        "mean",
+        "asarray",
+    )
+    numpy = types.SimpleNamespace(**{name: getattr(np, name) for name in names}, matmul=matmul)
+    nn = types.SimpleNamespace(
+        sigmoid=special.expit, silu=lambda x: x * special.expit(x), gelu=gelu, softmax=special.softmax,
+        log_softmax=special.log_softmax,
+    )  # fmt: skip
+    lax = types.SimpleNamespace(
+        conv_general_dilated=conv_general_dilated, reduce_window=reduce_window, max=np.maximum, add=np.add,
+        Precision=types.SimpleNamespace(HIGHEST="highest", DEFAULT="default"),
+    )  # fmt: skip
+    return types.SimpleNamespace(numpy=numpy, nn=nn, lax=lax, jit=jit)
+
+
+class Result(np.ndarray):
+    def block_until_ready(self):
+        return self
+
+
+def jit(function):
+    return lambda *given: function(*given).view(Result)
+
+
+def matmul(a, b, *, precision):
+    return a @ b
+
+
+def gelu(x, *, approximate):
+    if approximate:
+        return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+    return x * special.ndtr(x)
+
+
+def _padded(x, padding, fill):
+    """Zeros around the axes behind the channels; numbers below 0 cut off."""
+    wide = np.pad(x, ((0, 0), (0, 0), *((max(a, 0), max(b, 0)) for a, b in padding)), constant_values=fill)
+    return wide[(..., *(slice(max(-a, 0), n - max(-b, 0)) for (a, b), n in zip(padding, wide.shape[2:], strict=True)))]
+
+
+def _taps(x, kernel, stride, dilation):
+    """For each tap of a window, the numbers that it reads at all places."""
+    counts = [(n - d * (K - 1) - 1) // s + 1 for n, K, s, d in zip(x.shape[2:], kernel, stride, dilation, strict=True)]
+    for taps in itertools.product(*map(range, kernel)):
+        places = [
+            slice(t * d, t * d + (P - 1) * s + 1, s) for t, P, s, d in zip(taps, counts, stride, dilation, strict=True)
+        ]
+        yield taps, x[(..., *places)]
+
+
+def conv_general_dilated(
+    lhs, rhs, window_strides, padding, lhs_dilation=None, rhs_dilation=None, *, dimension_numbers,
+    feature_group_count, precision,
+):  # fmt: skip
+    axes = "HW"[: lhs.ndim - 2]
+    assert dimension_numbers == (f"NC{axes}", f"OI{axes}", f"NC{axes}")
+    assert lhs.dtype == rhs.dtype
+    step = lhs_dilation or (1,) * len(axes)
+    x = np.zeros((*lhs.shape[:2], *((n - 1) * s + 1 for n, s in zip(lhs.shape[2:], step, strict=True))), lhs.dtype)
+    x[(..., *(slice(None, None, s) for s in step))] = lhs
+    groups = np.split(_padded(x, padding, 0), feature_group_count, axis=1)
+    parts = [
+        sum(
+            np.einsum("bc...,oc->bo...", read, w[(..., *taps)])
+            for taps, read in _taps(part, rhs.shape[2:], window_strides, rhs_dilation)
+        )
+        for part, w in zip(groups, np.split(rhs, feature_group_count), strict=True)
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+def reduce_window(operand, init_value, computation, window_dimensions, window_strides, padding, *, window_dilation):
+    assert window_dimensions[:2] == window_strides[:2] == window_dilation[:2] == (1, 1)
+    assert padding[:2] == ((0, 0), (0, 0))
+    y = init_value
+    x = _padded(operand, padding[2:], init_value)
+    for _, read in _taps(x, window_dimensions[2:], window_strides[2:], window_dilation[2:]):
+        y = computation(y, read)
+    return y.astype(operand.dtype)

@@ -7,6 +7,7 @@ from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels.cuda.product import MAKES
 from onchip.kernels.cuda.recipes import LOWERINGS
+from onchip.kernels.cuda.token_slices import narrow_tables, sliced, token_slices
 from onchip.plan import build_price
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
@@ -36,6 +37,15 @@ CASES = {
     "tables of long sums": (
         Recipe.of(token_tables, ("0", "1"), (3, 2, 5), F32, 1), [((3, 1500), F32), ((5, 1500, 2), F32)],
     ),
+    "tables of 16 bits": (
+        Recipe.of(narrow_tables, ("0", "1"), (130, 3, 17), F16, 1), [((130, 20), F16), ((17, 20, 3), F32)],
+    ),
+    "tables of 16 bits, of a Linear": (
+        Recipe.of(narrow_tables, ("0", "1"), (9, 4, 33), BF16, 1), [((9, 6), BF16), ((33, 24), F32)],
+    ),
+    "slices": (sliced("0", (130, 3, 72), F16), [((130, 3, 72), F32)]),
+    "slices of odd channels": (sliced("0", (127, 2, 33), F32), [((127, 2, 33), F32)]),
+    "slices of halves": (sliced("0", (1, 5, 65), BF16), [((1, 5, 65), BF16)]),
     "merged": (Recipe.of(merged_weight, ("0", "1"), (65, 30), F32, 1), [((65, 44), F32), ((44, 30), F32)]),
     "merged halves": (Recipe.of(merged_weight, ("0", "1"), (7, 30), F32, 1), [((7, 44), F16), ((44, 30), BF16)]),
 }  # fmt: skip
@@ -70,10 +80,11 @@ def test_every_operation_has_a_case():
 def test_both_evaluators_agree(gpu, case):
     recipe, weights = given_of(case)
     got, truth = made_there(gpu, recipe, weights), materialise(recipe, weights)
-    if recipe.op == op_name(token_tables):
-        wide = evaluate(recipe, list(weights.values()))
-        table, W = (array.astype(np.float64) for array in weights.values())
-        assert_error_within(got, token_tables(table, W), yardstick=wide)
+    if recipe.op in map(op_name, (token_tables, narrow_tables)):
+        table, W = weights.values()
+        W = W.astype(table.dtype)  # what is multiplied
+        exact = token_tables(table.astype(np.float64), W.astype(np.float64))
+        assert_error_within(got, exact, yardstick=truth)
     elif recipe.op == op_name(merged_weight):
         np.testing.assert_allclose(got, truth, rtol=2**-23)  # rounded once, of sums in another order
     else:
@@ -103,6 +114,20 @@ def test_what_is_only_in_between_is_made_in_slices(gpu, monkeypatch, slice_bytes
     assert made_there(gpu, half, weights).tobytes() == whole.tobytes()
     scratch, row = 4 * 17 * 20 * 3, 4 * 3 * 17
     assert set(taken) == {scratch, max(row, slice_bytes // row * row) if slice_bytes < tables.nbytes else tables.nbytes}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_tables_of_16_bits_at_the_tensor_cores(dtype):
+    V, E, C, K = 5_001, 264, 136, 3
+    weights = {"0": rows(V, E).astype(numpy_dtype(dtype)), "1": rows(C, E, K, seed=2)}
+    tables = Recipe.of(narrow_tables, ("0", "1"), (V, K, C), dtype, 2 * V * E * C * K)
+    got = made_there(Gpu.get(0), tables, weights)
+    rounded = weights["1"].astype(numpy_dtype(dtype))
+    exact = token_tables(weights["0"].astype(float), rounded.astype(float))
+    assert_error_within(got, exact, yardstick=exact.astype(numpy_dtype(dtype)))
+    slices = made_there(Gpu.get(0), sliced(tables, tables.shape, dtype), weights)
+    assert slices.tobytes() == token_slices(got, slices.shape[-1]).tobytes()
 
 
 @pytest.mark.gpu

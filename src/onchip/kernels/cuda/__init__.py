@@ -13,11 +13,12 @@ from onchip.kernels.cuda.product import ProductAlone
 from onchip.kernels.cuda.product_wgmma import ProductWgmma
 from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.kernels.cuda.scan import ScanAlone
+from onchip.kernels.cuda.token_max import TokenMax
 from onchip.kernels.cuda.weave import WeaveAlone
 from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
     View("cuda"), MlpTensor(), MlpFused(), ProductWgmma(), ProductAlone(), DepthwiseAlone(), ConvWgmma(), ConvAlone(),
-    Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), Gather(),
+    Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), TokenMax(), Gather(),
 )  # fmt: skip

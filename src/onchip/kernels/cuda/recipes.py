@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from onchip.kernels.cuda.permute import permute
 from onchip.kernels.cuda.product import MAKES, Product
+from onchip.kernels.cuda.product_wgmma import WgmmaProduct
 from onchip.kernels.cuda.program import Input, Int64, Output, Scratch, Steps
+from onchip.kernels.cuda.token_slices import narrow_tables, slices_launch, token_slices
 from onchip.plan.device import Device
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
@@ -54,17 +56,46 @@ def _token_tables(given: RecipeLowering, B: int) -> Steps:
     rows, W = given.sources
     _, K, C_out = given.recipe.shape
     E = rows.shape[1]
-    # Taps first, the embedding's axis last: (C_out, E, K) of a Conv1d, (C_out, K * E) of a Linear.
-    shape, axes = (W.shape, (2, 0, 1)) if len(W.shape) == 3 else ((C_out, K, E), (1, 0, 2))
     units, taps = given.device.units, Scratch(0)
     product = Product(B, K * C_out, E, "fp32", (rows.dtype, given.recipe.dtype))
     return Steps(
         (
-            permute((W.dtype, "float32"), shape, axes, units, Input(1), taps),
+            permute((W.dtype, "float32"), *_taps(W, K, E), units, Input(1), taps),
             product.launch(units, Input(0), taps, Int64(0), Output(0)),
         ),
         scratch_bytes=4 * K * C_out * E,
     )
+
+
+def _narrow_tables(given: RecipeLowering, B: int) -> Steps:
+    """rows (V, E) in 16 bits times taps rounded to them, at the tensor cores where rows are long enough to be moved."""
+    rows, W = given.sources
+    _, K, C_out = given.recipe.shape
+    E, units, taps = rows.shape[1], given.device.units, Scratch(0)
+    precision = {"float16": "fp16", "bfloat16": "bf16"}[rows.dtype]
+    dtypes = (rows.dtype, given.recipe.dtype)
+    wide = WgmmaProduct(B, K * C_out, E, precision, dtypes)
+    product = Product(B, K * C_out, E, precision, dtypes) if wide.why_not() else wide
+    return Steps(
+        (
+            permute((W.dtype, rows.dtype), *_taps(W, K, E), units, Input(1), taps),
+            product.launch(units, Input(0), taps, Int64(0), Output(0)),
+        ),
+        scratch_bytes=2 * K * C_out * E,
+    )
+
+
+def _token_slices(given: RecipeLowering, B: int) -> Steps:
+    (tables,) = given.sources
+    return Steps((slices_launch(given.recipe, (tables.shape, tables.dtype), Input(0), Output(0)),))
+
+
+def _taps(W: Source, K: int, E: int) -> tuple[tuple[int, ...], tuple[int, int, int]]:
+    """The shape of W, and the order of its axes with taps first and the embedding's last: (K, C_out, E).
+
+    W is (C_out, E, K) of a Conv1d, (C_out, K * E) of a Linear.
+    """
+    return (W.shape, (2, 0, 1)) if len(W.shape) == 3 else ((W.shape[0], K, E), (1, 0, 2))
 
 
 def _merged_weight(given: RecipeLowering, B: int) -> Steps:
@@ -87,5 +118,7 @@ LOWERINGS: Mapping[str, Callable[[RecipeLowering, int], Steps]] = MappingProxyTy
     op_name(transposed): _transposed,
     op_name(token_tables): _token_tables,
     op_name(merged_weight): _merged_weight,
+    op_name(narrow_tables): _narrow_tables,
+    op_name(token_slices): _token_slices,
 })  # fmt: skip
 assert LOWERINGS.keys() == MAKES.keys()

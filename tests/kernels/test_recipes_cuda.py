@@ -6,8 +6,9 @@ import pytest
 from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels.cuda.product import MAKES
+from onchip.kernels.cuda.product_wgmma import split_weight
 from onchip.kernels.cuda.recipes import LOWERINGS
-from onchip.kernels.cuda.token_slices import narrow_tables, sliced, token_slices
+from onchip.kernels.cuda.token_slices import narrow_tables, sliced, split_tables, token_slices, token_taps
 from onchip.plan import build_price
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
@@ -37,12 +38,8 @@ CASES = {
     "tables of long sums": (
         Recipe.of(token_tables, ("0", "1"), (3, 2, 5), F32, 1), [((3, 1500), F32), ((5, 1500, 2), F32)],
     ),
-    "tables of 16 bits": (
-        Recipe.of(narrow_tables, ("0", "1"), (130, 3, 17), F16, 1), [((130, 20), F16), ((17, 20, 3), F32)],
-    ),
-    "tables of 16 bits, of a Linear": (
-        Recipe.of(narrow_tables, ("0", "1"), (9, 4, 33), BF16, 1), [((9, 6), BF16), ((33, 24), F32)],
-    ),
+    "taps of a Conv1d": (Recipe.of(token_taps, ("0",), (51, 20), F16, E=20), [((17, 20, 3), F32)]),
+    "taps of a Linear": (Recipe.of(token_taps, ("0",), (132, 6), F32, E=6), [((33, 24), F32)]),
     "slices": (sliced("0", (130, 3, 72), F16), [((130, 3, 72), F32)]),
     "slices of odd channels": (sliced("0", (127, 2, 33), F32), [((127, 2, 33), F32)]),
     "slices of halves": (sliced("0", (1, 5, 65), BF16), [((1, 5, 65), BF16)]),
@@ -73,18 +70,19 @@ def made_there(gpu, recipe, weights):
 
 
 def test_every_operation_has_a_case():
-    assert LOWERINGS.keys() == MAKES.keys() == {recipe.op for recipe, _ in CASES.values()}
+    assert LOWERINGS.keys() == MAKES.keys()
+    by_tensor_cores = {op_name(narrow_tables), op_name(split_tables)}  # which are not emulated
+    assert LOWERINGS.keys() - by_tensor_cores == {recipe.op for recipe, _ in CASES.values()}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_both_evaluators_agree(gpu, case):
     recipe, weights = given_of(case)
     got, truth = made_there(gpu, recipe, weights), materialise(recipe, weights)
-    if recipe.op in map(op_name, (token_tables, narrow_tables)):
-        table, W = weights.values()
-        W = W.astype(table.dtype)  # what is multiplied
-        exact = token_tables(table.astype(np.float64), W.astype(np.float64))
-        assert_error_within(got, exact, yardstick=truth)
+    if recipe.op == op_name(token_tables):
+        wide = evaluate(recipe, list(weights.values()))
+        table, W = (array.astype(np.float64) for array in weights.values())
+        assert_error_within(got, token_tables(table, W), yardstick=wide)
     elif recipe.op == op_name(merged_weight):
         np.testing.assert_allclose(got, truth, rtol=2**-23)  # rounded once, of sums in another order
     else:
@@ -117,15 +115,21 @@ def test_what_is_only_in_between_is_made_in_slices(gpu, monkeypatch, slice_bytes
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [F16, BF16])
-def test_tables_of_16_bits_at_the_tensor_cores(dtype):
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+def test_tables_of_the_tensor_cores(dtype):
     V, E, C, K = 5_001, 264, 136, 3
-    weights = {"0": rows(V, E).astype(numpy_dtype(dtype)), "1": rows(C, E, K, seed=2)}
-    tables = Recipe.of(narrow_tables, ("0", "1"), (V, K, C), dtype, 2 * V * E * C * K)
+    weights = {"rows": rows(V, E), "W": rows(C, E, K, seed=2)}
+    taps = Recipe.of(token_taps, ("W",), (K * C, E), dtype, E=E)
+    if dtype == F32:
+        made, sources = split_tables, ("rows", Recipe.of(split_weight, (taps,), (2, K * C, E)))
+    else:
+        made, sources = narrow_tables, (Recipe.of(as_is, ("rows",), (V, E), dtype), taps)
+    tables = Recipe.of(made, sources, (V, K, C), dtype, 2 * V * E * C * K, K=K)
     got = made_there(Gpu.get(0), tables, weights)
-    rounded = weights["1"].astype(numpy_dtype(dtype))
-    exact = token_tables(weights["0"].astype(float), rounded.astype(float))
-    assert_error_within(got, exact, yardstick=exact.astype(numpy_dtype(dtype)))
+    rounded = [array.astype(numpy_dtype(dtype)) for array in weights.values()]
+    exact = token_tables(*(array.astype(float) for array in rounded))
+    naive = token_tables(*(array.astype(np.float32) for array in rounded)).astype(numpy_dtype(dtype))
+    assert_error_within(got, exact, yardstick=naive)
     slices = made_there(Gpu.get(0), sliced(tables, tables.shape, dtype), weights)
     assert slices.tobytes() == token_slices(got, slices.shape[-1]).tobytes()
 

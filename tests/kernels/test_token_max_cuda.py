@@ -13,8 +13,8 @@ from fake_cuda import Array
 from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.kernels.cuda.token_max import MOST_SHARE_BITS, TokenMax
-from onchip.kernels.cuda.token_slices import narrow_tables, token_slices
-from onchip.plan.device import H200
+from onchip.kernels.cuda.token_slices import narrow_tables, split_tables, token_slices
+from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.plan.rewrites.embedding import token_tables
@@ -143,10 +143,12 @@ def test_a_network_of_16_bits_has_tables_of_products_of_16_bits():
     assert plan.fold.startswith(f"folded: tables of {kept / (1 << 20):.1f} MiB")
     wide = make_plan(net, H200, kernels_for(H200), Job("fp32", PAYS, tables="bf16"))
     assert "not used" not in str(wide)
-    assert ops_of(wide.groups[0].claim, wide) & TABLES == {op_name(token_tables), op_name(token_slices)}
+    assert ops_of(wide.groups[0].claim, wide) & TABLES == {op_name(split_tables), op_name(token_slices)}
+    older = make_plan(net, A100, kernels_for(A100), Job("fp16", PAYS))
+    assert ops_of(older.groups[0].claim, older) & TABLES == {op_name(token_tables), op_name(token_slices)}
 
 
-TABLES = {op_name(op) for op in (token_tables, narrow_tables, token_slices)}
+TABLES = {op_name(op) for op in (token_tables, narrow_tables, split_tables, token_slices)}
 
 
 def ops_of(claim, plan):
@@ -241,15 +243,15 @@ def test_a_gpu_has_the_bits_of_the_reference(name):
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 def test_a_gpu_folds_a_text_network(precision):
     """Large enough that its tables are made on the GPU, by every kind of product."""
-    net = sentiment.network(vocabulary=3_000, embedding=512, channels=200, length=16, hidden=(128,), classes=5)
+    net = sentiment.network(vocabulary=3_000, embedding=256, channels=72, hidden=(128,), classes=5)
     net = net.replace(weights={name: materialise(name, net.weights) for name in net.weights})
     ids = np.random.default_rng(0).integers(0, 3_000, (300, 16), dtype=np.int32)
     engine = onchip.compile(net, "cuda", precision, batch_hint=1 << 24)
     assert engine.plan.groups[0].claim.kernel == "token_max", str(engine.plan)
-    truth = reference.forward(net, ids[:60])
+    truth = reference.forward(net, ids[:24])
     yardstick = {"bf16": "bfloat16", "fp16": "float16"}.get(precision, "float32")
-    naive = reference.forward(net, ids[:60], yardstick)
+    naive = reference.forward(net, ids[:24], yardstick)
     if precision == "tf32":
         naive = truth + 2.0**-11 * np.abs(truth).max()
-    assert_error_within(engine(ids)[:60], truth, yardstick=naive)
+    assert_error_within(engine(ids)[:24], truth, yardstick=naive)
     assert engine(ids[:7]).tobytes() == engine(ids)[:7].tobytes()

@@ -12,7 +12,7 @@ from onchip.kernels.cuda.permute import permute
 from onchip.kernels.cuda.product import MAKES, Product
 from onchip.kernels.cuda.product_wgmma import WgmmaProduct
 from onchip.kernels.cuda.program import Input, Int64, Output, Scratch, Steps
-from onchip.kernels.cuda.token_slices import narrow_tables, slices_launch, token_slices
+from onchip.kernels.cuda.token_slices import narrow_tables, slices_launch, split_tables, token_slices, token_taps
 from onchip.plan.device import Device
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
@@ -67,22 +67,19 @@ def _token_tables(given: RecipeLowering, B: int) -> Steps:
     )
 
 
-def _narrow_tables(given: RecipeLowering, B: int) -> Steps:
-    """rows (V, E) in 16 bits times taps rounded to them, at the tensor cores where rows are long enough to be moved."""
-    rows, W = given.sources
+def _token_taps(given: RecipeLowering, B: int) -> Steps:
+    (W,), (N, E) = given.sources, given.recipe.shape
+    dtypes = W.dtype, given.recipe.dtype
+    return Steps((permute(dtypes, *_taps(W, N // W.shape[0], E), given.device.units, Input(0), Output(0)),))
+
+
+def _tensor_tables(given: RecipeLowering, B: int) -> Steps:
+    """rows (V, E) times taps (K * C_out, E) at the tensor cores, both as these multiply them."""
+    rows, _ = given.sources
     _, K, C_out = given.recipe.shape
-    E, units, taps = rows.shape[1], given.device.units, Scratch(0)
-    precision = {"float16": "fp16", "bfloat16": "bf16"}[rows.dtype]
-    dtypes = (rows.dtype, given.recipe.dtype)
-    wide = WgmmaProduct(B, K * C_out, E, precision, dtypes)
-    product = Product(B, K * C_out, E, precision, dtypes) if wide.why_not() else wide
-    return Steps(
-        (
-            permute((W.dtype, rows.dtype), *_taps(W, K, E), units, Input(1), taps),
-            product.launch(units, Input(0), taps, Int64(0), Output(0)),
-        ),
-        scratch_bytes=2 * K * C_out * E,
-    )
+    precision = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[rows.dtype]
+    product = WgmmaProduct(B, K * C_out, rows.shape[1], precision, (rows.dtype, given.recipe.dtype))
+    return Steps((product.launch(given.device.units, Input(0), Input(1), Int64(0), Output(0)),))
 
 
 def _token_slices(given: RecipeLowering, B: int) -> Steps:
@@ -118,7 +115,9 @@ LOWERINGS: Mapping[str, Callable[[RecipeLowering, int], Steps]] = MappingProxyTy
     op_name(transposed): _transposed,
     op_name(token_tables): _token_tables,
     op_name(merged_weight): _merged_weight,
-    op_name(narrow_tables): _narrow_tables,
+    op_name(narrow_tables): _tensor_tables,
+    op_name(split_tables): _tensor_tables,
+    op_name(token_taps): _token_taps,
     op_name(token_slices): _token_slices,
 })  # fmt: skip
 assert LOWERINGS.keys() == MAKES.keys()

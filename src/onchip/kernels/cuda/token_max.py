@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.cuda import product_wgmma
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.product import activation_words
+from onchip.kernels.cuda.product_wgmma import WgmmaProduct
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -29,7 +31,7 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.token_slices import MOST_TOKENS, narrow_tables, slice_count, sliced
+from onchip.kernels.cuda.token_slices import MOST_TOKENS, narrow_tables, slice_count, sliced, split_tables, token_taps
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.kernels.token_branches import REFUSED, Branch, Branches, find_branches
 from onchip.plan.device import Device
@@ -256,16 +258,33 @@ def _claim(net: Network, found: Branches, lowering: TokenMaxLowering, device: De
 
 
 def table_recipe(net: Network, weight: str, stored: str, device: Device, job: Job) -> Recipe:
-    """Tables in slices; in a network of 16 bits those that a fold makes are products of 16 bits."""
-    V, K, C = net.weights[weight].shape
+    """Tables in slices; those that a fold makes are products of the tensor cores where product_wgmma takes them."""
     folded = net.weights[weight]
-    by_half = HALF.get(job.precision) == stored and device.arch == "sm_90a"
-    if by_half and isinstance(folded, Recipe) and folded.op == op_name(token_tables):
-        rows, W = folded.sources
-        assert isinstance(rows, str)
-        narrow = Recipe.of(as_is, (rows,), net.weights[rows].shape, stored)
-        return sliced(Recipe.of(narrow_tables, (narrow, W), (V, K, C), stored, folded.flop), (V, K, C), stored)
+    V, K, C = folded.shape
+    if isinstance(folded, Recipe) and folded.op == op_name(token_tables) and device.arch in product_wgmma.ARCHITECTURES:
+        precision = job.precision if HALF.get(job.precision) == stored else "fp32"
+        return sliced(_tensor_tables(net, folded, precision) or weight, (V, K, C), stored)
     return sliced(weight, (V, K, C), stored)
+
+
+def _tensor_tables(net: Network, folded: Recipe, precision: str) -> Recipe | None:
+    """The same tables of rows and taps as the tensor cores multiply them; None where they are few or odd."""
+    (rows, W), (V, K, C) = folded.sources, folded.shape
+    assert isinstance(rows, str)
+    E, dtype = net.weights[rows].shape[1], PRECISIONS[precision].dtype
+    is_small = K * C * E < product_wgmma.LEAST_WEIGHTS
+    if (
+        is_small
+        or net.weight_type(rows).dtype != "float32"
+        or WgmmaProduct(V, K * C, E, precision, (dtype, dtype)).why_not()
+    ):
+        return None
+    taps = Recipe.of(token_taps, (W,), (K * C, E), dtype, E=E)
+    if precision == "fp32":
+        split = product_wgmma.multiplied_weight(taps, (K * C, E), precision)
+        return Recipe.of(split_tables, (rows, split), folded.shape, dtype, folded.flop, K=K)
+    narrow = Recipe.of(as_is, (rows,), (V, E), dtype)
+    return Recipe.of(narrow_tables, (narrow, taps), folded.shape, dtype, folded.flop, K=K)
 
 
 def _instance(*dtypes: str) -> Instance:

@@ -21,7 +21,6 @@ from onchip.kernels.cuda.program import (
     UInt32,
     in_line,
 )
-from onchip.plan.rewrites.embedding import token_tables
 from onchip.spec.recipe import Array, Recipe, recipe_op, sliced_op
 from onchip.spec.types import DTYPE_BYTES
 
@@ -58,10 +57,28 @@ def token_slices(tables: Array, width: int) -> Array:
     return made
 
 
+@recipe_op
+def token_taps(W: Array, E: int) -> Array:
+    """W (C_out, E, K) of a Conv1d or (C_out, K * E) of a Linear -> (K * C_out, E): one row a tap and channel."""
+    taps = W.transpose(2, 0, 1) if W.ndim == 3 else W.reshape(len(W), -1, E).transpose(1, 0, 2)
+    return np.ascontiguousarray(taps).reshape(-1, E)
+
+
 @sliced_op
-def narrow_tables(rows: Array, W: Array) -> Array:
-    """token_tables of rows in 16 bits, and of W rounded to them; summed in float32."""
-    return token_tables(rows.astype(np.float32), W.astype(rows.dtype).astype(np.float32))
+def narrow_tables(rows: Array, taps: Array, K: int) -> Array:
+    """rows (V, E) and taps (K * C_out, E) of 16 bits -> (V, K, C_out), summed in float32."""
+    return _products(rows.astype(np.float32), taps.astype(np.float32), K)
+
+
+@sliced_op
+def split_tables(rows: Array, taps: Array, K: int) -> Array:
+    """rows (V, E) and taps (2, K * C_out, E), each the sum of two tf32 (product_wgmma.py) -> (V, K, C_out)."""
+    return _products(rows, taps.sum(axis=0), K)
+
+
+def _products(rows: Array, taps: Array, K: int) -> Array:
+    made: Array = rows @ taps.T
+    return made.reshape(len(rows), K, -1)
 
 
 def slices_launch(recipe: Recipe, given: tuple[tuple[int, ...], str], x: Argument, y: Argument) -> KernelLaunch:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.cuda import product_wgmma
+from onchip.kernels.cuda.gather import HALF, IDS
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.product import activation_words
 from onchip.kernels.cuda.product_wgmma import WgmmaProduct
@@ -47,8 +48,6 @@ ARCHITECTURES = EVERY_CHIP
 THREADS, LANES, MOST = 256, 8, 16  # as the .cu file has them
 MOST_SHARE_BITS = (THREADS // LANES).bit_length() - 1
 BLOCKS_A_UNIT = 2
-IDS = {"int32": "int", "int64": "long long"}
-HALF = {"fp16": "float16", "bf16": "bfloat16"}
 # Of what multiprocessors could take from L2: sentiment's rows come at 7.8 TB/s on an H200, as a first kernel had it.
 L2_RATE = 0.23
 

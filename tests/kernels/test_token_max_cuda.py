@@ -100,7 +100,7 @@ def test_sentiment_is_one_launch_and_its_tables_are_slices():
     assert claim.nodes[-1] == "cat"
     assert [claim.recipes[f"table{n}"].shape for n in range(4)] == [(2, K, 41, 32) for K in (3, 5, 7, 9)]
     (launch,) = claim.facts.at(16_384).launches
-    assert launch.config.grid == (8 * 512, 1, 1)
+    assert launch.config.grid == (8 * 1024, 1, 1)
     half = claim_of(EXACT["sentiment, small"], tables="fp16")
     assert [half.recipes[f"table{n}"].shape for n in range(4)] == [(1, K, 41, 64) for K in (3, 5, 7, 9)]
     assert claim_of(EXACT["sentiment, small"], precision="bf16").recipes["table0"].dtype == "bfloat16"

@@ -1,10 +1,10 @@
 // token_max.cu: a folded text network up to its features: ids in, maxima over time out, all convolutions in one launch.
 //
 // Idea    A token convolution is a sum of looked-up rows (plan/rewrites/embedding.py), of which only the largest over
-//         time is wanted. Tables lie in slices of 128 B of channels: a block takes 32 sentences, or fewer, and one slice
+//         time is wanted. Tables lie in slices of 128 B of channels: a block takes 16 sentences, or fewer, and one slice
 //         of one convolution, and blocks that run at the same time take the same slice, so that what they look up is in
 //         L2. 8 threads have a sentence, 16 B of each row; they add up the rows of four positions at once, 8 loads in
-//         flight, and keep the maximum in registers. With few sentences, up to 32 times 8 threads share one, by
+//         flight, and keep the maximum in registers. With few sentences, up to 16 times 8 threads share one, by
 //         positions: a maximum is the same in any order. Bias and activation come behind it: neither ever falls.
 // Floor   A sentence reads positions * taps rows of C numbers from L2. Sentiment (K = 3, 5, 7, 9 over 16 tokens, 1,024
 //         channels): 244 rows of 2 KiB in 16 bits; 16,384 sentences are 8.2 GB: 0.88 ms at the 9.3 TB/s that were
@@ -19,7 +19,8 @@
 #include "status.cuh"
 #include "wide.cuh"
 
-constexpr int THREADS = 256, LANES = 8, ROW_BYTES = 128, MOST = 16, LOADS = 8;
+constexpr int TILE_BITS = 4, LANES = 8, THREADS = LANES << TILE_BITS;  // of 2^TILE_BITS sentences
+constexpr int ROW_BYTES = 128, MOST = 16, LOADS = 8;
 
 struct Branch {
     u32 K, C, P, stride, before, column, slices;
@@ -63,35 +64,37 @@ __device__ __forceinline__ void add_positions(const char* table, long long tap_b
 // share_bits  2^share_bits times 8 threads have a sentence
 // pitch       rows in shared memory a sentence
 //
-// In 16 bits two blocks a multiprocessor, not three: with 80 registers the compiler waits for the first load before it
+// In 16 bits four blocks a multiprocessor, not six: with 80 registers the compiler waits for the first load before it
 // asks for the last.
 template <class Id, class T, class Y>
-__global__ void __launch_bounds__(THREADS, sizeof(T) == 2 ? 2 : 3)
+__global__ void __launch_bounds__(THREADS, sizeof(T) == 2 ? 4 : 6)
     token_max(const Id* ids, Y* y, u64* status, const __grid_constant__ Branches branches, long long B, long long S,
               long long V, long long D_out, u32 count, u32 share_bits, u32 pitch) {
     constexpr int WIDTH = 16 / sizeof(T);  // channels of a thread
     extern __shared__ u32 shared[];
-    const u32 sentences = THREADS / LANES >> share_bits;
-    const u32 tiles = static_cast<u32>((B + sentences - 1) / sentences);
+    const u32 tile_bits = TILE_BITS - share_bits, sentences = 1u << tile_bits;
+    const u32 tiles = static_cast<u32>(B + sentences - 1 >> tile_bits);
     u32 slice = blockIdx.x / tiles, number = 0;
     const long long first = static_cast<long long>(blockIdx.x - slice * tiles) * sentences;
     while (number + 1 < count && slice >= branches.of[number].slices) slice -= branches.of[number++].slices;
     const Branch& of = branches.of[number];
 
-    // Which row each place of a sentence looks up, pads included.
+    const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+    const u32 sentence = group >> share_bits, part = group & ((1u << share_bits) - 1);
+    const long long b = first + sentence;
+
+    // Which row each place of the sentence looks up, pads included: found by the threads that have the sentence.
     const u32 span = (of.P - 1) * of.stride + of.K;
-    for (u32 i = threadIdx.x; i < sentences * span; i += THREADS) {
-        const u32 sentence = i / span, slot = i - sentence * span;
-        const long long b = first + sentence, at = static_cast<long long>(slot) - of.before;
+    for (u32 slot = part * LANES + lane; slot < span; slot += LANES << share_bits) {
+        const long long at = static_cast<long long>(slot) - of.before;
         const bool is_pad = b >= B || at < 0 || at >= S;
         shared[sentence * pitch + slot] = static_cast<u32>(is_pad ? V : checked_id(ids, b * S + at, V, status));
     }
-    __syncthreads();
+    if (LANES << share_bits > 32) __syncthreads();
+    else __syncwarp();
 
-    const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
-    const u32 sentence = group >> share_bits, part = group & ((1u << share_bits) - 1);
     const u32 c = (slice * LANES + lane) * WIDTH;
-    const bool is_there = first + sentence < B && c < of.C;
+    const bool is_there = b < B && c < of.C;
     float most[WIDTH];
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) most[i] = __uint_as_float(0xff800000u);  // -infinity
@@ -120,7 +123,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(T) == 2 ? 2 : 3)
     const float* bias = branches.biases[number];
     const long long left = of.C - c;
     const bool is_aligned = D_out % WIDTH == 0 && of.column % WIDTH == 0;
-    Y* to = y + (first + sentence) * D_out + of.column + c;
+    Y* to = y + b * D_out + of.column + c;
     if (is_aligned && left >= WIDTH && of.activation.code <= 1) {
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) {

@@ -45,9 +45,9 @@ from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, LANES, MOST = 256, 8, 16  # as the .cu file has them
+THREADS, LANES, MOST = 128, 8, 16  # as the .cu file has them
 MOST_SHARE_BITS = (THREADS // LANES).bit_length() - 1
-BLOCKS_A_UNIT = 2
+BLOCKS_A_UNIT = 4
 # Of what multiprocessors could take from L2: sentiment's rows come at 7.8 TB/s on an H200, as a first kernel had it.
 L2_RATE = 0.23
 
@@ -118,12 +118,10 @@ class TokenMaxLowering:
         return max(branch.span for branch in self.branches) | 1
 
     def share_bits(self, B: int) -> int:
-        """As many threads a sentence as give all multiprocessors work, and leave room for the rows of three blocks."""
+        """As many threads a sentence as give all multiprocessors work, and leave room for the rows of all blocks."""
         slices = sum(slice_count(branch.C, self.dtypes[1]) for branch in self.branches)
-        bits = 0
-        while bits < MOST_SHARE_BITS and (
-            self._blocks(slices, B, bits) < self.units * BLOCKS_A_UNIT or self._shared(bits) > self.shared_bytes // 3
-        ):
+        enough, room, bits = self.units * BLOCKS_A_UNIT, self.shared_bytes // BLOCKS_A_UNIT, 0
+        while bits < MOST_SHARE_BITS and (self._blocks(slices, B, bits) < enough or self._shared(bits) > room):
             bits += 1
         return bits
 

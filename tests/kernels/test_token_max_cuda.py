@@ -3,6 +3,8 @@
 The kernels run on the host where there is no GPU, on a fake driver.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -17,12 +19,12 @@ from onchip.kernels.cuda.token_slices import narrow_tables, split_tables, token_
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.plan.rewrites.embedding import token_tables
+from onchip.plan.rewrites.embedding import fold_embeddings, token_tables
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.engine import Engine, kernels_for
 from onchip.spec.layers import GELU, Cast, Clip, Concat, GlobalMax, ReLU, Sigmoid, Tanh, TokenConv
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import materialise, op_name, reach
+from onchip.spec.recipe import Recipe, as_is, materialise, op_name, reach
 from onchip.spec.types import TensorType, numpy_dtype
 from onchip.workloads import sentiment
 from text_networks import NETWORKS, weight
@@ -138,22 +140,40 @@ def test_a_network_of_16_bits_has_tables_of_products_of_16_bits():
     """And the plan knows what its folded tables have become."""
     net = sentiment.network(vocabulary=500, embedding=256, channels=128, hidden=(64,))
     plan = make_plan(net, H200, kernels_for(H200), Job("fp16", PAYS))
-    assert ops_of(plan.groups[0].claim, plan) & TABLES == {op_name(narrow_tables), op_name(token_slices)}
+    assert ops_of(plan.groups[0].claim, plan.network) & TABLES == {op_name(narrow_tables), op_name(token_slices)}
     kept = sum(2 * 128 * K * 501 for K in (3, 5, 7, 9))
     assert plan.fold.startswith(f"folded: tables of {kept / (1 << 20):.1f} MiB")
     wide = make_plan(net, H200, kernels_for(H200), Job("fp32", PAYS, tables="bf16"))
     assert "not used" not in str(wide)
-    assert ops_of(wide.groups[0].claim, wide) & TABLES == {op_name(split_tables), op_name(token_slices)}
+    assert ops_of(wide.groups[0].claim, wide.network) & TABLES == {op_name(split_tables), op_name(token_slices)}
     older = make_plan(net, A100, kernels_for(A100), Job("fp16", PAYS))
-    assert ops_of(older.groups[0].claim, older) & TABLES == {op_name(token_tables), op_name(token_slices)}
+    assert ops_of(older.groups[0].claim, older.network) & TABLES == {op_name(token_tables), op_name(token_slices)}
+
+
+def test_tables_that_a_rewrite_rounds_are_products_of_16_bits_all_the_same():
+    net, _ = fold_embeddings(sentiment.network(vocabulary=500, embedding=256, channels=128, hidden=(64,)))
+    nodes, weights = list(net.nodes), dict(net.weights)
+    for i, node in enumerate(nodes):
+        if isinstance(node.layer, TokenConv):
+            name = node.weights["weight"]
+            weights[f"{name}.half"] = Recipe.of(as_is, (name,), net.weights[name].shape, "float16")
+            nodes[i] = dataclasses.replace(node, weights={**node.weights, "weight": f"{name}.half"})
+    net = Network(net.inputs, tuple(nodes[:-3]), ("concat",), weights)
+    (claim,) = TokenMax().claims(net, 0, H200, Job("fp16"))
+    made = reach(claim.recipes.values(), net.weights)
+    assert {getattr(found, "op", "") for found in made.values()} & TABLES == {
+        op_name(narrow_tables),
+        op_name(token_slices),
+    }
+    assert claim.facts.dtypes == ("int32", "float16", "float16")
 
 
 TABLES = {op_name(op) for op in (token_tables, narrow_tables, split_tables, token_slices)}
 
 
-def ops_of(claim, plan):
+def ops_of(claim, net):
     """What its weights are made by."""
-    return {getattr(found, "op", "") for found in reach(claim.recipes.values(), plan.network.weights).values()}
+    return {getattr(found, "op", "") for found in reach(claim.recipes.values(), net.weights).values()}
 
 
 # -- on the host ---------------------------------------------------------------------------------------------

@@ -256,12 +256,21 @@ def _claim(net: Network, found: Branches, lowering: TokenMaxLowering, device: De
 
 def table_recipe(net: Network, weight: str, stored: str, device: Device, job: Job) -> Recipe:
     """Tables in slices; those that a fold makes are products of the tensor cores where product_wgmma takes them."""
-    folded = net.weights[weight]
-    V, K, C = folded.shape
-    if isinstance(folded, Recipe) and folded.op == op_name(token_tables) and device.arch in product_wgmma.ARCHITECTURES:
+    V, K, C = net.weights[weight].shape
+    folded = _folded(net, weight)
+    if folded is not None and device.arch in product_wgmma.ARCHITECTURES:
         precision = job.precision if HALF.get(job.precision) == stored else "fp32"
         return sliced(_tensor_tables(net, folded, precision) or weight, (V, K, C), stored)
     return sliced(weight, (V, K, C), stored)
+
+
+def _folded(net: Network, weight: str) -> Recipe | None:
+    """What a fold makes a weight by, however it was rounded since; None if it is no such weight."""
+    found = net.weights[weight]
+    while isinstance(found, Recipe) and found.op == op_name(as_is):
+        (source,) = found.sources
+        found = source if isinstance(source, Recipe) else net.weights[source]
+    return found if isinstance(found, Recipe) and found.op == op_name(token_tables) else None
 
 
 def _tensor_tables(net: Network, folded: Recipe, precision: str) -> Recipe | None:

@@ -230,6 +230,7 @@ template <class To, class From> To same_bits(From v) {
     return bits;
 }
 static unsigned __float_as_uint(float v) { return same_bits<unsigned>(v); }
+static float __fmul_rn(float a, float b) { return a * b; }
 static float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
 static float __int_as_float(int bits) { return same_bits<float>(bits); }
 static double __longlong_as_double(long long bits) { return same_bits<double>(bits); }

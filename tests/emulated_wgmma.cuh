@@ -61,3 +61,11 @@ void wait_for_products() {  // four warps multiply as one
     static emulated::Barrier of_teams[emulated::MOST_THREADS / 128];
     emulated::arrive(of_teams[threadIdx.x / 128], 128);
 }
+
+static u32 turned(u32 two) {
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    return emulated::exchange(two, [&](auto of) {
+        const auto number = [&](int row) { return of(4 * row + g / 2) >> g % 2 * 16 & 0xffff; };
+        return number(2 * q) | number(2 * q + 1) << 16;
+    });
+}

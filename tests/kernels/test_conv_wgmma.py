@@ -1,36 +1,53 @@
-"""conv_wgmma: convolutions at the tensor cores. On the host, then on a GPU."""
+"""conv_wgmma: convolutions and transposed ones at the tensor cores. On the host, then on a GPU."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 
 from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
-from emulated_engine import run_claim
-from onchip.kernels import reference
-from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.conv_wgmma import ConvWgmma, spread_taps
+from emulated_engine import emulate_device, run_claim
+from onchip.kernels import cuda, reference
+from onchip.kernels.cuda import KERNELS, product_wgmma
+from onchip.kernels.cuda.conv_wgmma import ConvWgmma, spread_taps, taps_in_order
+from onchip.kernels.cuda.conv_windows import Windows
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
+from onchip.kernels.cuda.product_wgmma import TILES
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST
 from onchip.plan.planner import make_plan
 from onchip.runtime.engine import compile
 from onchip.spec.build import sequential
-from onchip.spec.layers import Conv1d, Conv2d, GlobalMean, ReLU, Tanh
+from onchip.spec.layers import (
+    Add,
+    Cast,
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    GlobalMean,
+    ReLU,
+    Softmax,
+    Tanh,
+    TransposedConvolution,
+)
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
 
 
 def conv_inside(layer, row, weight, bias=True, activation=None, dtype="float32"):
-    """A convolution between layers that keep channels last, of values of a dtype."""
+    """A convolution between layers that it does not take along, of values of a dtype."""
     weights = {"c.weight": weight.astype(numpy_dtype(dtype))}
     if bias:
-        weights["c.bias"] = rows(1, weight.shape[0], seed=3)[0].astype(numpy_dtype(dtype))
+        N = weight.shape[1] * layer.groups if isinstance(layer, TransposedConvolution) else len(weight)
+        weights["c.bias"] = rows(1, N, seed=3)[0].astype(numpy_dtype(dtype))
     roles = {name.removeprefix("c."): name for name in weights}
     nodes = [Node("before", Tanh(), ("x",)), Node("c", layer, ("before",), roles)]
     if activation is not None:
         nodes.append(Node("a", activation, ("c",)))
-    nodes.append(Node("behind", Tanh(), (nodes[-1].name,)))
+    nodes.append(Node("behind", Tanh() if activation else Softmax(1), (nodes[-1].name,)))
     return Network({"x": TensorType(("B", *row), dtype)}, tuple(nodes), ("behind",), weights)
 
 
@@ -39,7 +56,7 @@ def weight(N, C, *taps):
 
 
 def claim_of(net, precision):
-    found = list(ConvWgmma().claims(net, 1, H200, Job(precision)))
+    found = list(ConvWgmma().claims(net, 1, H200, Job(precision, 1 << 20)))
     return found[0] if found else None
 
 
@@ -57,7 +74,31 @@ CASES = {
     "many channels": (Conv2d(pads=(1, 1, 1, 1)), (136, 4, 4), (70, 136, 3, 3)),
     "a signal": (Conv1d(pads=(2, 1)), (32, 21), (17, 32, 4)),
     "a signal, stride": (Conv1d((3,), (1, 1)), (16, 20), (64, 16, 5)),
+    "twice as large": (ConvTranspose2d((2, 2), (1, 1, 1, 1)), (16, 5, 4), (16, 20, 4, 4)),
+    "phases of several taps": (ConvTranspose2d((2, 2), (1, 1, 1, 1), (1, 1)), (40, 5, 6), (40, 16, 3, 3)),
+    "phases of one tap": (ConvTranspose2d((2, 2)), (16, 3, 5), (16, 33, 2, 2)),
+    "strides that differ": (ConvTranspose2d((3, 1), (0, 2, 1, 0), (2, 0)), (24, 4, 6), (24, 17, 5, 3)),
+    "no stride": (ConvTranspose2d((1, 1), (1, 1, 1, 1)), (16, 6, 5), (16, 16, 3, 3)),
+    "more cut off than taps": (ConvTranspose2d((2, 2), (5, 4, 3, 5)), (16, 9, 8), (16, 16, 4, 3)),
+    "from one pixel": (ConvTranspose2d(), (100, 1, 1), (100, 24, 4, 4)),
+    "from one pixel, cut": (ConvTranspose2d((2, 2), (1, 0, 0, 1), (1, 1)), (16, 1, 1), (16, 16, 4, 3)),
+    "to one pixel": (Conv2d(), (16, 3, 3), (24, 16, 3, 3)),
+    "a signal, three times": (ConvTranspose1d((3,), (1, 0), (1,)), (16, 13), (16, 32, 5)),
+    "groups": (Conv2d(pads=(1, 1, 1, 1), groups=3), (48, 6, 5), (24, 16, 3, 3)),
+    "groups, transposed": (ConvTranspose2d((2, 2), groups=2), (16, 4, 3), (16, 9, 3, 2)),
+    "a signal, twice": (ConvTranspose1d((2,)), (32, 7), (32, 16, 2)),
 }
+# What would not go through registers in 16 bits: channels that begin at other bytes.
+ONLY_FLOAT32 = {"from one pixel"}
+
+
+def exact_of(net, precision, x):
+    """The convolution and its ReLU in float64, of what the tensor cores multiply."""
+    weights = {"c.weight": rounded(net.weights["c.weight"].astype(np.float32), precision)}
+    weights["c.bias"] = net.weights["c.bias"].astype(np.float32)
+    layers = [("c", net.by_name["c"].layer), ("a", ReLU())]
+    row = net.types["x"].row_shape
+    return reference.forward(sequential(TensorType(("B", *row)), layers, weights), rounded(x, precision))
 
 
 @needs_gxx
@@ -65,18 +106,156 @@ CASES = {
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16"), ("bf16", "float32")])
 def test_on_an_emulated_gpu(monkeypatch, name, precision, dtype):
     layer, row, shape = CASES[name]
+    dtype = "float32" if name in ONLY_FLOAT32 else dtype
     net = conv_inside(layer, row, weight(*shape), activation=ReLU(), dtype=dtype)
     claim = claim_of(net, precision)
     assert isinstance(claim, Claim), claim
     assert claim.nodes == ("c", "a")
     x = rows(5, int(np.prod(row))).reshape(5, *row)
     got = run_claim(emulated_gpu(monkeypatch), net, claim, x.astype(numpy_dtype(dtype)))
-    weights = {"c.weight": rounded(net.weights["c.weight"].astype(np.float32), precision)}
-    weights["c.bias"] = net.weights["c.bias"].astype(np.float32)
-    layers = [("c", layer), ("a", ReLU())]
-    exact = reference.forward(sequential(TensorType(("B", *row)), layers, weights), rounded(x, precision))
+    exact = exact_of(net, precision, x)
     eps = 2e-6 if dtype == "float32" else 1e-3
     assert np.abs(got.astype(float) - exact).max() <= eps * np.abs(exact).max()
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", ["one tap", "no pads, stride", "twice as large", "a signal, twice"])
+@pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
+def test_turned_tiles(monkeypatch, name, precision, dtype):
+    """Of few channels: rows and columns of a tile change places, and the bits do not change."""
+    layer, row, shape = CASES[name]
+    shape = (shape[0], 24, *shape[2:]) if isinstance(layer, TransposedConvolution) else (72, *shape[1:])
+    net = conv_inside(layer, row, weight(*shape), activation=ReLU(), dtype=dtype)
+    claim = claim_of(net, precision)
+    x = rows(5, int(np.prod(row))).reshape(5, *row).astype(numpy_dtype(dtype))
+    gpu, found = emulated_gpu(monkeypatch), []
+    for is_turned in (False, True):
+        monkeypatch.setattr(product_wgmma, "TILES", [t for t in TILES if t.is_turned == is_turned and t.BN == 64])
+        found.append(run_claim(gpu, net, claim, x))
+        assert is_turned == (", 128, 64, 2," in claim.facts.at(5).launches[0].program.name_expression)
+    assert np.array_equal(*found)
+    exact = exact_of(net, precision, x)
+    assert np.abs(found[0].astype(float) - exact).max() <= (1e-3 if precision == "fp16" else 8e-3) * np.abs(exact).max()
+
+
+def as_alone(claim, parts):
+    """A claim whose sums are made in parts, one after the other: for a cluster there are too few multiprocessors."""
+    return dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, parts=parts, units=1))
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", ["many channels", "twice as large", "phases of several taps"])
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16")])
+def test_sums_in_parts(monkeypatch, name, precision, dtype):
+    layer, row, shape = CASES[name]
+    net = conv_inside(layer, row, weight(*shape), activation=ReLU(), dtype=dtype)
+    claim = as_alone(claim_of(net, precision), 2)
+    assert "ALONE" in claim.facts.at(5).launches[0].program.name_expression
+    x = rows(5, int(np.prod(row))).reshape(5, *row)
+    got = run_claim(emulated_gpu(monkeypatch), net, claim, x.astype(numpy_dtype(dtype)))
+    exact = exact_of(net, precision, x)
+    assert np.abs(got.astype(float) - exact).max() <= (2e-6 if precision == "fp32" else 1e-3) * np.abs(exact).max()
+
+
+def residual(dtype="float32", N=40, C=40, twice=False, of_x=False):
+    """ReLU(convolution(b) + other), then something that it does not take along."""
+    layer = ConvTranspose2d((2, 2), (1, 1, 1, 1)) if twice else Conv2d(pads=(1, 1, 1, 1))
+    w = weight(C, N, 4, 4) if twice else weight(N, C, 3, 3)
+    row, side = (C, 6, 5), 2 if twice else 1
+    b = Node("b", Tanh(), ("x",))
+    nodes = [b, Node("o", Tanh(), ("z",))]
+    other = "b" if of_x else "o"
+    nodes += [Node("c", layer, ("b",), {"weight": "w"}), Node("s", Add(), (other, "c")), Node("a", ReLU(), ("s",))]
+    nodes += [Node("y", Tanh(), ("a",))]
+    inputs = {"x": TensorType(("B", *row), dtype), "z": TensorType(("B", N, side * 6, side * 5), dtype)}
+    return Network(inputs, tuple(nodes), ("y",), {"w": w.astype(numpy_dtype(dtype))})
+
+
+@needs_gxx
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16")])
+@pytest.mark.parametrize("way", ["plain", "odd", "twice", "of x", "turned"])
+def test_a_sum_behind_it(monkeypatch, precision, dtype, way):
+    if way == "turned":
+        monkeypatch.setattr(product_wgmma, "TILES", [t for t in TILES if t.is_turned == (dtype == "float16")])
+    net = residual(dtype, 40 if way == "of x" else 17 if way == "odd" else 24, twice=way == "twice", of_x=way == "of x")
+    found = list(ConvWgmma().claims(net, 2, H200, Job(precision)))
+    assert [claim.nodes for claim in found] == [("c", "s", "a"), ("c", "s"), ("c",)]
+    assert found[0].reads["o" if way != "of x" else "b"].layout == CHANNELS_LAST
+    b = rows(5, 40 * 30).reshape(5, 40, 6, 5).astype(numpy_dtype(dtype))
+    o = rows(5, net.types["o"].row_size, seed=4).reshape(5, *net.types["o"].row_shape).astype(numpy_dtype(dtype))
+    got = run_claim(emulated_gpu(monkeypatch), net, found[0], *([b] if way == "of x" else [b, o]))
+    layer = [("c", net.by_name["c"].layer)]
+    w = rounded(net.weights["w"].astype(np.float32), precision)
+    bare = sequential(TensorType(("B", 40, 6, 5)), layer, {"c.weight": w})
+    exact = np.maximum(reference.forward(bare, rounded(b, precision)) + (b if way == "of x" else o).astype(float), 0)
+    assert np.abs(got.astype(float) - exact).max() <= (2e-6 if precision == "fp32" else 1e-3) * np.abs(exact).max()
+
+
+def test_other_sums_stay():
+    net = residual()
+    for change in (Add(), ReLU()):  # of a value with itself; no sum at all
+        nodes = [dataclasses.replace(n, layer=change, inputs=("c",) * (2 if n.name == "s" and change != ReLU() else 1))
+                 if n.name == "s" else n for n in net.nodes]  # fmt: skip
+        other = Network(net.inputs, tuple(nodes), net.outputs, net.weights)
+        longest = next(iter(ConvWgmma().claims(other, 2, H200, Job("fp32"))))
+        assert longest.nodes == (("c",) if change == Add() else ("c", "s"))
+
+
+@needs_gxx
+def test_casts_around_it(monkeypatch):
+    nodes = (
+        Node("b", Tanh(), ("x",)), Node("half", Cast("float16"), ("b",)),
+        Node("c", Conv2d(), ("half",), {"weight": "w"}), Node("a", ReLU(), ("c",)), Node("y", Cast("float32"), ("a",)),
+    )  # fmt: skip
+    w = weight(16, 20, 3, 3)
+    net = Network({"x": TensorType(("B", 20, 5, 6))}, nodes, ("y",), {"w": w.astype(np.float16)})
+    claim = next(iter(ConvWgmma().claims(net, 1, H200, Job("fp16"))))
+    assert claim.nodes == ("half", "c", "a", "y")
+    assert claim.facts.dtypes == ("float32", "float32")
+    b = rows(3, 600).reshape(3, 20, 5, 6)
+    got = run_claim(emulated_gpu(monkeypatch), net, claim, b)
+    bare = sequential(TensorType(("B", 20, 5, 6)), [("c", Conv2d()), ("a", ReLU())], {"c.weight": rounded(w, "fp16")})
+    exact = reference.forward(bare, rounded(b, "fp16"))
+    assert got.dtype == np.float32
+    assert np.abs(got - exact).max() <= 2e-6 * np.abs(exact).max()
+
+
+@needs_gxx
+def test_a_network_of_one_convolution(monkeypatch):
+    """Its ends lie in rows: values are turned before and behind."""
+    w = weight(16, 16, 3, 3)
+    net = sequential(TensorType(("B", 16, 5, 6)), [("c", Conv2d())], {"c.weight": w})
+    emulate_device(monkeypatch)
+    monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in KERNELS if k.name in ("conv_wgmma", "permute")))
+    engine = compile(net, "cuda", batch_hint=1 << 20)
+    assert [group.claim.kernel for group in engine.plan.groups] == ["permute", "conv_wgmma", "permute"]
+    x = rows(7, 480).reshape(7, 16, 5, 6)
+    assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+
+
+def test_few_places_are_split_as_far_as_every_phase_goes():
+    net = conv_inside(ConvTranspose2d((2, 2), (1, 1, 1, 1)), (512, 4, 4), weight(512, 256, 4, 4))
+    (claim,) = ConvWgmma().claims(net, 1, H200, Job("fp16", 1))
+    assert claim.facts.parts == 4  # 32 slices of k, four phases of eight tiles
+    launch = claim.facts.at(1).launches[0]
+    assert "TOGETHER" in launch.program.name_expression
+    assert launch.config.grid[0] == 4 * 4 * 8
+    assert launch.config.cluster == 4
+    assert "ALONE" in claim.facts.at(1000).launches[0].program.name_expression
+    (claim,) = ConvWgmma().claims(net, 1, H200, Job("fp16", 1000))
+    assert claim.facts.parts == 1
+    short = conv_inside(ConvTranspose2d((2, 2), (1, 1, 1, 1), (1, 1)), (64, 4, 4), weight(64, 64, 3, 3))
+    (claim,) = ConvWgmma().claims(short, 1, H200, Job("fp16", 1))
+    assert claim.facts.parts == 1  # a phase has one tap
+
+
+def test_every_tap_is_in_one_phase():
+    for layer, row, shape in CASES.values():
+        net = conv_inside(layer, row, weight(*shape))
+        windows = claim_of(net, "tf32").facts.windows
+        assert isinstance(windows, Windows)
+        assert sorted(windows.tap_order()) == list(range(int(np.prod(shape[2:]))))
+        assert sum(windows.taps()) == len(windows.tap_order())
 
 
 def test_what_it_takes():
@@ -85,10 +264,11 @@ def test_what_it_takes():
     assert (claim.reads["before"].layout, claim.gives["c"]) == (CHANNELS_LAST, CHANNELS_LAST)
     assert claim.label == "conv_wgmma<16,20,3x3>"
     for layer, row, shape, word in (
-        (Conv2d(groups=2), (32, 8, 8), (32, 16, 3, 3), "groups"),
         (Conv2d((9, 9)), (16, 30, 30), (16, 16, 3, 3), "strides up to 8"),
         (Conv2d(dilation=(130, 1)), (16, 300, 9), (16, 16, 3, 3), "reach"),
         (Conv2d(), (18, 8, 8), (16, 18, 3, 3), "16 B"),
+        (ConvTranspose2d((3, 3)), (16, 8, 8), (16, 16, 2, 2), "each with a tap"),
+        (ConvTranspose2d(dilation=(2, 1)), (16, 8, 8), (16, 16, 2, 2), "with dilation"),
     ):
         refused = claim_of(conv_inside(layer, row, weight(*shape)), "fp32")
         assert isinstance(refused, Refusal), (layer, refused)
@@ -101,9 +281,27 @@ def test_taps_are_filled_up():
     made = spread_taps(w, 4).reshape(2, 6, 4)
     assert np.array_equal(made[..., :3], w.reshape(2, 3, 6).swapaxes(1, 2))
     assert not made[..., 3].any()
+    assert np.array_equal(taps_in_order(w, (5, 0)), w.reshape(2, 3, 6)[..., [5, 0]].swapaxes(0, 1))
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------
+
+EPS = {"fp32": 4e-6, "tf32": 2e-3, "fp16": 4e-3, "bf16": 2e-2}
+
+
+def compile_alone(monkeypatch, net, precision, batch_hint):
+    """The network with this kernel alone, and moves of its ends."""
+    monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in KERNELS if k.name in ("conv_wgmma", "permute")))
+    engine = compile(net, "cuda", precision, batch_hint=batch_hint)
+    assert [group.claim.kernel for group in engine.plan.groups].count("conv_wgmma") == 1
+    return engine
+
+
+def conv_alone(layer, row, weight, dtype):
+    """ReLU(convolution(x))"""
+    net = conv_inside(layer, row, weight, activation=ReLU(), dtype=dtype)
+    nodes = (dataclasses.replace(net.by_name["c"], inputs=("x",)), net.by_name["a"])
+    return Network(net.inputs, nodes, ("a",), net.weights)
 
 
 @pytest.mark.gpu
@@ -111,17 +309,65 @@ def test_taps_are_filled_up():
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("fp32", "float32"), ("tf32", "float32"), ("fp16", "float16"), ("bf16", "float32")]
 )
-def test_on_a_gpu(name, precision, dtype):
+def test_on_a_gpu(monkeypatch, name, precision, dtype):
     layer, row, shape = CASES[name]
-    net = conv_inside(layer, row, weight(*shape), activation=ReLU(), dtype=dtype)
-    engine = compile(net, "cuda", precision, batch_hint=100_000)
+    dtype = "float32" if name in ONLY_FLOAT32 else dtype
+    net = conv_alone(layer, row, weight(*shape), dtype)
+    engine = compile_alone(monkeypatch, net, precision, 100_000)
     x = rows(700, int(np.prod(row))).reshape(700, *row).astype(numpy_dtype(dtype))
-    exact = reference.forward(net, x)
-    got = engine(x)
-    eps = {"fp32": 4e-6, "tf32": 2e-3, "fp16": 4e-3, "bf16": 2e-2}[precision]
-    assert np.abs(got.astype(float) - exact).max() <= eps * np.abs(exact).max()
+    got, exact = engine(x), reference.forward(net, x)
+    assert np.abs(got.astype(float) - exact).max() <= EPS[precision] * np.abs(exact).max()
     for first, count in ((0, 1), (17, 7), (500, 64), (130, 300)):
         assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16"), ("bf16", "float32")])
+@pytest.mark.parametrize(
+    ("layer", "row", "shape"),
+    [
+        (ConvTranspose2d((2, 2), (1, 1, 1, 1)), (512, 4, 4), (512, 256, 4, 4)),
+        (ConvTranspose2d((2, 2), (1, 1, 1, 1), (1, 1)), (520, 3, 5), (520, 33, 3, 3)),
+        (Conv2d(pads=(1, 1, 1, 1)), (256, 4, 4), (72, 256, 3, 3)),
+        (Conv1d(), (128, 20), (100, 128, 5)),
+    ],
+)
+def test_sums_in_parts_on_a_gpu(monkeypatch, precision, dtype, layer, row, shape):
+    """Planned for one row, the blocks of a cluster share its sums; with many a block makes all parts: the same bits."""
+    net = conv_alone(layer, row, weight(*shape), dtype)
+    engine = compile_alone(monkeypatch, net, precision, 1)
+    (facts,) = (group.claim.facts for group in engine.plan.groups if group.claim.kernel == "conv_wgmma")
+    assert facts.parts > 1
+    assert "TOGETHER" in facts.at(1).launches[0].program.name_expression
+    assert "ALONE" in facts.at(800).launches[0].program.name_expression
+    x = rows(800, int(np.prod(row))).reshape(800, *row).astype(numpy_dtype(dtype))
+    got, exact = engine(x), reference.forward(net, x)
+    assert np.abs(got.astype(float) - exact).max() <= EPS[precision] * np.abs(exact).max()
+    for first, count in ((0, 1), (17, 7), (100, 64), (799, 1)):
+        assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16"), ("bf16", "float32")])
+@pytest.mark.parametrize("way", ["plain", "odd", "twice", "of x"])
+@pytest.mark.parametrize("batch_hint", [1, 100_000])
+def test_a_sum_behind_it_on_a_gpu(monkeypatch, precision, dtype, way, batch_hint):
+    N = {"plain": 136, "odd": 17, "twice": 24, "of x": 136}[way]
+    inside = residual(dtype, N, 136, twice=way == "twice", of_x=way == "of x")
+    ends = {"b": "x", "o": "z"}
+    nodes = [inside.by_name[name] for name in ("c", "s", "a")]
+    nodes = [dataclasses.replace(n, inputs=tuple(ends.get(value, value) for value in n.inputs)) for n in nodes]
+    inputs = {name: inside.inputs[name] for name in ("x", "z") if name == "x" or way != "of x"}
+    net = Network(inputs, tuple(nodes), ("a",), inside.weights)
+    engine = compile_alone(monkeypatch, net, precision, batch_hint)
+    given = [
+        rows(500, each.row_size, seed=seed).reshape(500, *each.row_shape).astype(numpy_dtype(dtype))
+        for seed, each in enumerate(net.inputs.values())
+    ]
+    got, exact = engine(*given), reference.forward(net, given[0] if len(given) == 1 else tuple(given))
+    assert np.abs(got.astype(float) - exact).max() <= EPS[precision] * np.abs(exact).max()
+    for first, count in ((0, 1), (17, 7), (300, 64)):
+        assert np.array_equal(engine(*(x[first : first + count] for x in given)), got[first : first + count])
 
 
 @pytest.mark.gpu

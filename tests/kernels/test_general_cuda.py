@@ -16,7 +16,7 @@ from onchip.kernels.cuda.pool import PoolAlone
 from onchip.kernels.cuda.program import Steps
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
-from onchip.plan.layout import has_channels
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.engine import Engine, find_device
@@ -161,6 +161,29 @@ def test_a_pool_of_channels_that_lie_last(monkeypatch, row_shape, layer, dtype):
     x = numbers(5, row_shape, dtype)
     for claim in turned:
         assert np.array_equal(run_claim(gpu, net, claim, x), run_claim(gpu, net, in_rows, x), equal_nan=True)
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("layer", "gives"), [(GlobalMean((2, 3)), 0), (GlobalMax((2, 3), keep=True), 0), (Softmax(1), 1), (Softmax(2), 1)]
+)
+def test_a_reduction_of_channels_that_lie_last(monkeypatch, layer, gives, dtype):
+    gpu = emulated_gpu(monkeypatch)
+    nodes = (Node("x", ReLU(), ("given",)), Node("y", layer, ("x",)), Node("z", ReLU(), ("y",)))
+    net = Network({"given": TensorType(("B", 6, 5, 7), dtype)}, nodes, ("z",), {})
+    _, last = claims_of(net, "reduce", start=1)
+    assert last.layout_read("x") == CHANNELS_LAST
+    assert len(last.gives) == gives
+    x = numbers(5, (6, 5, 7), dtype)
+    assert_right(one_layer(layer, TensorType(("B", 6, 5, 7), dtype)), run_claim(gpu, net, last, x), x)
+
+
+def test_a_mean_of_channels_reads_them_in_rows():
+    nodes = (Node("x", ReLU(), ("given",)), Node("y", GlobalMean((1,)), ("x",)), Node("z", ReLU(), ("y",)))
+    net = Network({"given": TensorType(("B", 6, 5, 7))}, nodes, ("z",), {})
+    (claim,) = claims_of(net, "reduce", start=1)
+    assert claim.layout_read("x") == ROWS
 
 
 def pool_of(layer, *row_shape, dtype="float32", is_last=False):

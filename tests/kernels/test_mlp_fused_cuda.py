@@ -94,7 +94,7 @@ def test_the_plan_as_text():
     plan = make_plan(random_mlp(*DECODE, bias=False), H200, [MlpFused()], Job(batch=2**21))
     assert str(plan).splitlines()[1:3] == [
         "group  layers    kernel                      on chip  bytes/row  flop/row     floor  estimate  why",
-        "0      fc1..fc3  mlp_fused<72,64,64,4,ReLU>  149 KiB        304    18,048  566.5 µs  748.6 µs  "
+        "0      fc1..fc3  mlp_fused<72,64,64,4,ReLU>  149 KiB        304    18,048  566.5 µs  745.6 µs  "
         "fits: 149 of 227 KiB",
     ]
 

@@ -9,6 +9,7 @@ import pytest
 
 import onchip
 from emulated_cuda import emulated_gpu, needs_gxx
+from emulated_engine import claims_of, run_claim
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.divide import parts
 from onchip.kernels.cuda.permute import (
@@ -27,8 +28,9 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.spec.build import sequential
-from onchip.spec.layers import Permute, ReLU
-from onchip.spec.types import TensorType
+from onchip.spec.layers import Cast, Permute, ReLU
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType, numpy_dtype
 
 ORDERS = [(0, *axes) for rank in (2, 3, 4) for axes in itertools.permutations(range(1, rank + 1))]
 
@@ -62,7 +64,7 @@ def test_every_order_moves_every_number(monkeypatch, dtype):
         for B, sizes in ((1, (3, 5, 2, 4)), (7, (37, 1, 6, 3)), (2, (9, 16, 8, 11))):
             shape = (B, *sizes[: len(axes) - 1])
             x = np.random.default_rng(B).integers(0, 100, shape).astype(dtype)
-            lowering = PermuteLowering(dtype, shape[1:], axes, 2)
+            lowering = PermuteLowering((dtype, dtype), shape[1:], axes, 2)
             assert np.array_equal(moved(gpu, lowering, x), x.transpose(axes).reshape(-1))
     assert {name.partition("<")[0] for name in gpu.driver.programs} >= {
         "permute_tiles", "permute_rows", "permute_small",
@@ -90,13 +92,13 @@ def test_lines_of_any_length(monkeypatch, dtype):
     gpu = emulated_gpu(monkeypatch)
     for shape, axes in MOVES:
         x = np.random.default_rng(0).integers(0, 100, shape).astype(dtype)
-        got = moved(gpu, PermuteLowering(dtype, shape[1:], axes, 2), x)
+        got = moved(gpu, PermuteLowering((dtype, dtype), shape[1:], axes, 2), x)
         assert np.array_equal(got, x.transpose(axes).reshape(-1)), (shape, axes)
 
 
 def test_few_channels_have_a_kernel_of_their_own():
     def kernel(dtype, shape, axes):
-        (launch,) = PermuteLowering(dtype, shape[1:], axes, 132).at(shape[0]).launches
+        (launch,) = PermuteLowering((dtype, dtype), shape[1:], axes, 132).at(shape[0]).launches
         return launch.program.name_expression
 
     assert kernel("float32", (8, 3, 224, 224), (0, 2, 3, 1)) == "permute_few<unsigned, u32, 3, true>"
@@ -141,8 +143,29 @@ def test_a_value_goes_to_another_layout_and_back(monkeypatch, row_shape):
     assert np.array_equal(again, x.reshape(-1))
 
 
+@needs_gxx
+@pytest.mark.parametrize(("given", "made"), [("float32", "float16"), ("bfloat16", "float32")])
+def test_a_cast_goes_to_another_layout_and_back(monkeypatch, given, made):
+    gpu = emulated_gpu(monkeypatch)
+    nodes = [Node("r", ReLU(), ("x",)), Node("c", Cast(made), ("r",)), Node("s", ReLU(), ("c",))]
+    net = Network({"x": TensorType(("B", 3, 4, 6), given)}, tuple(nodes), ("s",), {})
+    x = np.random.default_rng(0).standard_normal((9, 3, 4, 6), dtype=np.float32).astype(numpy_dtype(given))
+    there, back = claims_of(net, "permute", start=1)
+    assert (there.layout_read("r"), dict(there.gives)) == (ROWS, {"c": CHANNELS_LAST})
+    assert (back.layout_read("r"), dict(back.gives)) == (CHANNELS_LAST, {})
+    for claim in (there, back):
+        assert np.array_equal(run_claim(gpu, net, claim, x), x.astype(numpy_dtype(made)))
+
+
+def test_a_cast_at_an_end_lies_in_rows_there():
+    net = sequential(TensorType(("B", 3, 4, 6)), [("c", Cast("float16")), ("s", ReLU()), ("d", Cast("float32"))], {})
+    (first,), (last,) = claims_of(net, "permute"), claims_of(net, "permute", start=2)
+    assert first.gives == {"c": CHANNELS_LAST}
+    assert last.layout_read("s") == CHANNELS_LAST
+
+
 def test_nothing_to_move_is_no_launch():
-    assert PermuteLowering("float32", (3, 5), (0, 2, 1), 132).at(0).launches == ()
+    assert PermuteLowering(("float32", "float32"), (3, 5), (0, 2, 1), 132).at(0).launches == ()
 
 
 def test_a_network_with_a_permute_is_planned():

@@ -70,8 +70,8 @@ def test_what_it_refuses():
 def test_an_estimate_knows_that_the_kernel_is_slower_than_the_chip():
     half, whole = Price(10**9, 4, rate=0.5), Price(10**9, 4)
     assert half.floor_us(H200, "fp32", 1000) == whole.floor_us(H200, "fp32", 1000)
-    work = whole.estimate_us(H200, "fp32", 1000) - H200.launch_us
-    assert half.estimate_us(H200, "fp32", 1000) == pytest.approx(2 * work + H200.launch_us)
+    work = whole.estimate_us(H200, "fp32", 1000) - H200.graph_launch_us
+    assert half.estimate_us(H200, "fp32", 1000) == pytest.approx(2 * work + H200.graph_launch_us)
     (many,), (few,) = claims_of(linear(10_000, 512)), claims_of(linear(10_000, 3))
     assert few.price.rate < many.price.rate < FMA_TILES[0].rate  # columns, and multiprocessors, with nothing to do
 

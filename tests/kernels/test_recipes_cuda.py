@@ -5,11 +5,15 @@ import pytest
 
 from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
-from onchip.kernels.cuda.product import MAKES
-from onchip.kernels.cuda.product_wgmma import split_weight
+from onchip.errors import InputError
+from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.conv_wgmma import spread_taps
+from onchip.kernels.cuda.product import narrow_weight
+from onchip.kernels.cuda.product_wgmma import split_weight, tf32_weight
 from onchip.kernels.cuda.recipes import LOWERINGS
 from onchip.kernels.cuda.token_slices import narrow_tables, sliced, split_tables, token_slices, token_taps
 from onchip.plan import build_price
+from onchip.plan.device import H200
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
 from onchip.runtime.cuda import weights as weights_module
@@ -19,6 +23,7 @@ from onchip.spec.recipe import Recipe, as_is, evaluate, materialise, op_name, tr
 from onchip.spec.types import numpy_dtype
 
 F32, F16, BF16 = "float32", "float16", "bfloat16"
+MAKES = build_price.makes_of(KERNELS, H200)
 
 # recipe, shapes and dtypes of its sources "0", "1", ..
 CASES = {
@@ -44,6 +49,16 @@ CASES = {
     "slices of odd channels": (sliced("0", (127, 2, 33), F32), [((127, 2, 33), F32)]),
     "slices of halves": (sliced("0", (1, 5, 65), BF16), [((1, 5, 65), BF16)]),
     "merged": (Recipe.of(merged_weight, ("0", "1"), (65, 30), F32, 1), [((65, 44), F32), ((44, 30), F32)]),
+    "halves": (Recipe.of(narrow_weight, ("0",), (33, 7), F16), [((33, 7), F32)]),
+    "split": (Recipe.of(split_weight, ("0",), (2, 65, 31), F32), [((65, 31), F32)]),
+    "split halves": (Recipe.of(split_weight, ("0",), (2, 300), F32), [((300,), BF16)]),
+    "to tf32": (Recipe.of(tf32_weight, ("0",), (65, 31), F32), [((65, 31), F32)]),
+    "taps of a Conv2d": (
+        Recipe.of(spread_taps, ("0",), (5, 6 * 8), F32, channels=8), [((5, 3, 2, 3), F32)],
+    ),
+    "taps of a Conv1d in float16": (
+        Recipe.of(spread_taps, ("0",), (9, 4 * 32), F16, channels=32), [((9, 32, 4), F16)],
+    ),
     "merged halves": (Recipe.of(merged_weight, ("0", "1"), (7, 30), F32, 1), [((7, 44), F16), ((44, 30), BF16)]),
 }  # fmt: skip
 
@@ -99,6 +114,31 @@ def test_slices_of_the_first_source_make_slices(case):
         np.testing.assert_allclose(
             evaluate(sliced, [first[part], *others]).astype(float), whole[part].astype(float), rtol=1e-4, atol=1e-5
         )
+
+
+def test_split_numbers_of_every_size(gpu):
+    """Bits of every exponent: the smallest, the largest, infinities. A NaN's own bits are the chip's."""
+    bits = np.random.default_rng(0).integers(0, 1 << 32, 20_000, dtype=np.uint32)
+    bits[:6] = 0, 0x80000000, 1, 0x7F7FFFFF, 0x7F800000, 0xFF800000
+    weights = {"0": bits.view(np.float32)}
+    for op, shape in ((split_weight, (2, len(bits))), (tf32_weight, (len(bits),))):
+        recipe = Recipe.of(op, ("0",), shape, F32)
+        with np.errstate(over="ignore"):
+            truth = materialise(recipe, weights)
+        got, numbers = made_there(gpu, recipe, weights), ~np.isnan(truth)
+        assert np.array_equal(np.isnan(got), ~numbers)
+        assert np.array_equal(got[numbers].view(np.uint32), truth[numbers].view(np.uint32))
+
+
+@pytest.mark.parametrize("largest", [65_520.0, 1e9, -65_520.0])
+def test_a_number_too_large_for_float16_is_an_error_there_too(gpu, largest):
+    recipe, weights = given_of("halves")
+    for other in (0.0, np.inf, np.nan):
+        weights["0"][3, 4], weights["0"][0, 0] = largest, other
+        with pytest.raises(InputError, match="too large for float16"):
+            made_there(gpu, recipe, weights)
+    weights["0"][3, 4], weights["0"][0, 0] = 65_519.0, np.inf
+    assert np.array_equal(made_there(gpu, recipe, weights), weights["0"].astype(np.float16))
 
 
 @pytest.mark.parametrize("slice_bytes", [1, 5000, 1 << 20])

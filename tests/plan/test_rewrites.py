@@ -124,6 +124,7 @@ def test_any_of_them_may_be_left_out(without):
 LEFT = {
     "fold": (BatchNorm1d, BatchNorm2d),
     "merge": (Concat,),
+    "windows": (Conv2d,),
     "phases": (ConvTranspose1d, ConvTranspose2d),
 }
 
@@ -133,7 +134,8 @@ def test_what_is_left_out_does_not_happen(name):
     grow = Grow(seeded(1), 2, 4)
     value = grow.add(ReLU(), grow.norm(grow.transposed("x", ConvTranspose1d((2,)), 2, 2)))
     value = grow.add(Concat(1), *(grow.conv(value, Conv1d(), 2, 2) for _ in range(2)))
-    net = grow.network(value)
+    grow.inputs["image"] = grow.types["image"] = TensorType(("B", 2, 3, 2), "float64")
+    net = grow.network(value, grow.conv("image", Conv2d(), 4, 3, 2))
     if name == "early":
         made, left = ({node.name for node in rewrite(net, without)[0].nodes} for without in ((), (name,)))
         assert len(made) == len(left) + 1  # two activations in front of an Interleave, for one behind it
@@ -147,7 +149,7 @@ def test_rewrites_fire_on_most_of_these_networks():
     told = [rewrite(anything(seeded(seed)))[1] for seed in range(150)]
     assert sum(map(bool, told)) > 100
     words = {line.split()[0] for lines in told for line in lines}
-    assert words == {"dropped", "folded", "absorbed", "merged", "split"}
+    assert words == {"dropped", "folded", "absorbed", "made", "merged", "split"}
 
 
 def test_one_makes_room_for_the_next():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from networks import YES_NO, Grow, assert_rewrites, assert_same_meaning, drawn, seeded, share_that_fires
-from onchip.plan.rewrites import merge_convs, rewrite, split_phases
+from onchip.plan.rewrites import merge_convs, multiply_windows, rewrite, split_phases
 from onchip.spec.layers import (
     AvgPool1d,
     AvgPool2d,
@@ -289,3 +289,46 @@ def test_several_in_a_row_with_norms_between():
     after, told = rewrite(net)
     assert [line.split()[0] for line in told] == ["folded"] * 3 + ["split"] * 3 + ["moved"] * 3
     assert_same_meaning(net, after)
+
+
+# -- one window, or one pixel ----------------------------------------------------------------------------------
+
+
+def one_window(pick):
+    """A convolution, plain or transposed, of a picture or a line; most of them have one window or one pixel."""
+    rank, C, N = pick((1, 2)), pick((1, 3)), pick((1, 4))
+    kernel = tuple(pick((1, 2, 3)) for _ in range(rank))
+    is_transposed, dilated = pick(YES_NO), pick((1, 1, 2))
+    pads = tuple(pick((0, 0, 1)) for _ in range(2 * rank))
+    side = pick((0, 0, 0, 1))  # one more: then there are more windows, or pixels
+    if is_transposed:
+        sides = (1 + side,) * rank
+        made = [(n - 1) + dilated * (k - 1) + 1 for n, k in zip(sides, kernel, strict=True)]
+        pads = tuple(pad if made[i % rank] > 2 else 0 for i, pad in enumerate(pads))
+        layer = (ConvTranspose1d if rank == 1 else ConvTranspose2d)(pads=pads, dilation=(dilated,) * rank)
+        grow = Grow(pick, C, *sides)
+        value = grow.transposed("x", layer, N, *kernel)
+    else:
+        sides = tuple(
+            max(1, dilated * (k - 1) + 1 + side - before - after)
+            for k, before, after in zip(kernel, pads[:rank], pads[rank:], strict=True)
+        )
+        layer = (Conv1d if rank == 1 else Conv2d)(pads=pads, dilation=(dilated,) * rank)
+        grow = Grow(pick, C, *sides)
+        value = grow.conv("x", layer, N, *kernel)
+    x, y = grow.row("x")[1:], grow.row(value)[1:]
+    one, many = (x, y) if is_transposed else (y, x)
+    fires = np.prod(one) == 1 and np.prod(many) <= np.prod(kernel)
+    return grow.network(grow.add(ReLU(), value)), bool(fires)
+
+
+def test_most_of_these_have_one_window():
+    assert 0.5 < share_that_fires(one_window) < 0.9
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_one_window_is_a_product(data):
+    net, made = assert_rewrites(multiply_windows, one_window, drawn(data))
+    if made is not net:
+        assert [node.layer.kind for node in made.nodes] == ["Reshape", "Linear", "Reshape", "ReLU"]

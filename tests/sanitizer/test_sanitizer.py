@@ -15,7 +15,9 @@ from every_network import programs_of
 from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.program import Program
+from onchip.kernels.cuda.recipes import RecipeLowering, Source
 from onchip.kernels.cuda.scan import Scan
+from onchip.plan.build_price import dtype_of, made_on_device, makes_of, shape_of
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
@@ -28,14 +30,24 @@ CUDA_FILES = Path(onchip.kernels.cuda.__file__).parent
 ENTRY = re.compile(r"__global__ void\s+(?:__launch_bounds__\(.*\)\s*)?(\w+)\(")
 
 
+def makes(plan) -> set[Program]:
+    """What makes a plan's weights on the GPU."""
+    weights, wanted = plan.network.weights, [r for group in plan.groups for r in group.claim.recipes.values()]
+    found = set()
+    for recipe in made_on_device(wanted, weights, makes_of(KERNELS, H200)):
+        sources = tuple(Source(shape_of(name, weights), dtype_of(name, weights)) for name in recipe.sources)
+        found |= {launch.program for launch in RecipeLowering(recipe, sources, H200).at(recipe.shape[0]).launches}
+    return found
+
+
 def launched() -> set[Program]:
     """What kernels.py launches on an H200."""
     plans = []
-    for _, net in kernels.cases():
+    for name, net in kernels.cases():
         for precision in kernels.PRECISIONS:
             with contextlib.suppress(PlanError):
-                plans.append(make_plan(net, H200, KERNELS, Job(precision, kernels.EXPECTED_ROWS)))
-    found = programs_of(plans, kernels.ROWS)
+                plans.append(make_plan(net, H200, KERNELS, Job(precision, kernels.expected_rows(name))))
+    found = programs_of(plans, kernels.ROWS).union(*map(makes, plans))
     for shape, (op, dtype) in itertools.product(kernels.SCANS, kernels.SCAN_OPS):
         for axis in {0, len(shape) - 1}:
             sizes = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])

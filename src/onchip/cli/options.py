@@ -24,6 +24,9 @@ NoFold = Annotated[
 NoMerge = Annotated[
     bool, Option("--no-merge", help="Leave out a rewrite, to compare: linear layers and convolutions become one.")
 ]
+NoWindows = Annotated[
+    bool, Option("--no-windows", help="Leave out a rewrite, to compare: convolutions of one window become linear.")
+]
 NoPhases = Annotated[
     bool, Option("--no-phases", help="Leave out a rewrite, to compare: transposed convolutions split into phases.")
 ]
@@ -38,7 +41,7 @@ Verbose = Annotated[
 ]
 
 
-def left_out(no_fold: bool, no_merge: bool, no_phases: bool, no_early: bool) -> tuple[str, ...]:
+def left_out(no_fold: bool, no_merge: bool, no_windows: bool, no_phases: bool, no_early: bool) -> tuple[str, ...]:
     """The rewrites that a user asked to leave out, by the names that a Job knows."""
-    asked = (("fold", no_fold), ("merge", no_merge), ("phases", no_phases), ("early", no_early))
-    return tuple(name for name, off in asked if off)
+    asked = {"fold": no_fold, "merge": no_merge, "windows": no_windows, "phases": no_phases, "early": no_early}
+    return tuple(name for name, off in asked.items() if off)

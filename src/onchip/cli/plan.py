@@ -6,7 +6,19 @@ from typing import Annotated
 
 from typer import Option
 
-from onchip.cli.options import Io, Json, Model, NoEarly, NoFold, NoMerge, NoPhases, Precision, Tables, left_out
+from onchip.cli.options import (
+    Io,
+    Json,
+    Model,
+    NoEarly,
+    NoFold,
+    NoMerge,
+    NoPhases,
+    NoWindows,
+    Precision,
+    Tables,
+    left_out,
+)
 from onchip.cli.talk import print_json, say
 
 
@@ -22,6 +34,7 @@ def plan(
     optimiser: Annotated[str, Option(help="With --train: sgd, momentum or adam.")] = "sgd",
     no_fold: NoFold = False,
     no_merge: NoMerge = False,
+    no_windows: NoWindows = False,
     no_phases: NoPhases = False,
     no_early: NoEarly = False,
     tables: Tables = "fp32",
@@ -41,7 +54,7 @@ def plan(
     from onchip.runtime.engine import apply_io, plan_and_reason
     from onchip.workloads import load
 
-    job = Job(precision, batch, train, optimiser, left_out(no_fold, no_merge, no_phases, no_early), tables)
+    job = Job(precision, batch, train, optimiser, left_out(no_fold, no_merge, no_windows, no_phases, no_early), tables)
     made, chosen = plan_and_reason(apply_io(load(model), io), device, job)
     if as_json:
         print_json({**made.to_dict(), "chosen": chosen})

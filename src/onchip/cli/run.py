@@ -19,6 +19,7 @@ from onchip.cli.options import (
     NoFold,
     NoMerge,
     NoPhases,
+    NoWindows,
     Precision,
     Seed,
     Tables,
@@ -64,6 +65,7 @@ def run(
     scale: Annotated[float | None, Option(help="Convert rows to the network's float type, divide by this.")] = None,
     no_fold: NoFold = False,
     no_merge: NoMerge = False,
+    no_windows: NoWindows = False,
     no_phases: NoPhases = False,
     no_early: NoEarly = False,
     tables: Tables = "fp32",
@@ -113,7 +115,7 @@ def run(
         check_piece(batch)
     net = job_network(model, weights, pixels=output is not None and output.suffix.lower() in PICTURES)
     net = apply_io(net, io)
-    without = left_out(no_fold, no_merge, no_phases, no_early)
+    without = left_out(no_fold, no_merge, no_windows, no_phases, no_early)
     with _open_source(rows, net, count, seed) as source:
         fitted = FittedRows(source, net.input, scale)
         notes = [*weights_note(model, weights, net), *(f"input: {note}" for note in fitted.notes)]

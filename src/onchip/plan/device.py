@@ -46,7 +46,11 @@ class Device:
     # Of a call with rows of the host (host_call.py):
     call_us: float = field(default=0.0)  # beside launches, work and copies: Python, and a GPU's wait
     bus_bandwidth: float = field(default=0.0)  # bytes/s to a GPU and back, copied on the way; 0: the rows lie there
-    graph_launch_us: float = field(default=0.0)  # of a launch behind another one, both in one graph
+    graph_launch_us: float = field(default=0.0)  # of a launch behind another one, both in one graph; 0: there are none
+
+    def unit_read_us(self, nbytes: int) -> float:
+        """Microseconds in which one multiprocessor reads what lies in the cache, at its best."""
+        return nbytes / (self.peak.cache_bandwidth / self.units) * 1e6
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))

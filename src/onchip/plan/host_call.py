@@ -38,8 +38,7 @@ def call_us(plan: Plan, B: int) -> float:
 
 def _work_us(plan: Plan, B: int) -> float:
     """The launches of a plan on a GPU, which are one graph."""
-    behind = max(0, sum(group.claim.price.launches for group in plan.groups) - 1)
-    return plan.estimate_at(B) - behind * (plan.device.launch_us - plan.device.graph_launch_us)
+    return plan.estimate_at(B) + plan.device.launch_us - plan.device.graph_launch_us
 
 
 def least_us(net: Network, job: Job, device: Device, B: int) -> float:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 LOSSES = ("cross_entropy", "half_sse", "mse")
 OPTIMISERS = {"sgd": 0, "momentum": 1, "adam": 2}  # with how many numbers each keeps for every weight
-OPTIONAL_REWRITES = ("fold", "merge", "phases", "early")  # those that a user may leave out, to compare
+OPTIONAL_REWRITES = ("fold", "merge", "windows", "phases", "early")  # those that a user may leave out, to compare
 MAX_ROWS = 2**62  # more than any memory or disk holds
 TABLES = ("fp32", "fp16", "bf16")
 
@@ -72,6 +72,7 @@ class Price:
     precision: str = ""  # of the flop, where it is not the job's
     rate: float = 1.0  # share of the device's steady flop/s that the kernel reaches, for the estimate
     turned_bytes: int = 0  # of a row's, those that are put in another order first or last: a pass of its own
+    least_us: float = 0.0  # of a launch's work, however few rows: what a block waits for, one after the other
 
     def floor_us(self, device: Device, precision: str, B: int) -> float:
         """No run of this work on this device is faster: its peak rates, and data in the cache where it fits."""
@@ -85,7 +86,8 @@ class Price:
         compute = self.row_flop * B / (self.rate * device.flops[self.precision or precision])
         memory = (self.row_bytes * B + self.fixed_bytes) / device.bandwidth
         turned = self.turned_bytes * B / device.bandwidth
-        return (max(compute, memory) + turned) * 1e6 + self.launches * device.launch_us
+        launch_us = device.graph_launch_us or device.launch_us  # a network's launches are one graph
+        return max((max(compute, memory) + turned) * 1e6, self.least_us) + self.launches * launch_us
 
 
 @dataclass(frozen=True)

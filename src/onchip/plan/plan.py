@@ -10,6 +10,7 @@ from onchip.errors import printable
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.layout import ROWS, lying
+from onchip.plan.slow import slow_because
 from onchip.spec.network import Network
 from onchip.spec.recipe import Recipe, reach
 from onchip.spec.text import columns
@@ -146,6 +147,10 @@ class Plan:
         """Bytes of what the kernels keep of some weights."""
         return sum(recipe.nbytes for recipe in self._made_of(weights))
 
+    def slow_because(self, group: Group) -> str:
+        """Why a group should take more than twice its floor; "" if it should not."""
+        return slow_because(group.claim, self.device, self.job, self.refusals)
+
     def to_dict(self) -> dict[str, object]:
         return {
             "network": self.network.name,
@@ -168,6 +173,7 @@ class Plan:
                     "estimate_us": g.claim.price.estimate_us(self.device, self.job.precision, self.job.batch),
                     "order": g.claim.order,
                     "why": g.claim.why,
+                    "slow": self.slow_because(g),
                 }
                 for g in self.groups
             ],
@@ -201,6 +207,8 @@ class Plan:
         lines.append(f"{whole}, {self.between_bytes:,} B/row between groups, {weights}")
         if turned := [value for group in self.groups for value in group.claim.gives if group.claim.nodes]:
             lines.append(printable(f"channels last between groups: {', '.join(turned)}"))
+        slow = [(i, why) for i, group in enumerate(self.groups) if (why := self.slow_because(group))]
+        lines += [printable(f"slow: group {i} takes over twice its floor: {why}") for i, why in slow]
         lines += [printable(f"rewrote: {line}") for line in self.rewrites]
         lines += [printable(line) for line in (self.fold, *self.left_out) if line]
         if unused := self.tables_unused:

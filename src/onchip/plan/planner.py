@@ -11,7 +11,7 @@ from onchip.plan.cover import cover
 from onchip.plan.device import Device
 from onchip.plan.kernel import PRECISIONS, Job, Kernel
 from onchip.plan.plan import Plan, format_us
-from onchip.plan.rewrites import PRICED, rewrite
+from onchip.plan.rewrites import PRICED, narrow_values, rewrite
 from onchip.spec.network import Network
 
 MAX_LAYERS = 1 << 14  # planning takes a second or two there
@@ -42,7 +42,11 @@ def make_plan(
 
     @functools.cache
     def without(*names: str) -> tuple[Network, tuple[str, ...]]:
-        return rewrite(net, (*job.without, *names))
+        version, told = rewrite(net, (*job.without, *names))
+        if "narrow" not in names:
+            version, more = narrow_values(version, job.precision)
+            told = (*told, *more)
+        return version, told
 
     def plan_without(*names: str) -> Plan | PlanError:
         version, told = without(*names)
@@ -52,7 +56,7 @@ def make_plan(
             return refused
 
     told = without()[1]
-    return _choose(plan_without, [name for name in PRICED if told and without(name)[1] != told])
+    return _choose(plan_without, [name for name in (*PRICED, "narrow") if told and without(name)[1] != told])
 
 
 def _choose(plan_without: Callable[..., Plan | PlanError], used: Sequence[str]) -> Plan:
@@ -66,9 +70,11 @@ def _choose(plan_without: Callable[..., Plan | PlanError], used: Sequence[str]) 
         other = plan_without(*left, name)
         if isinstance(best, PlanError):
             pays, why = isinstance(other, PlanError), best.what
+        elif name == "narrow":  # where all is one kernel, it changes nothing: there is nothing to tell
+            pays, why = isinstance(other, PlanError) or best.estimate_us < other.estimate_us, ""
         else:
             pays, why = _pays(best, other, has_tables=name == "tables")
-        if not (pays and isinstance(best, PlanError)):
+        if why and not (pays and isinstance(best, PlanError)):
             answers[name] = pays, why
         if not pays:
             best = other

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import cast
 
 from onchip.errors import InputError
@@ -27,29 +28,36 @@ def with_io(net: Network, dtype: str) -> Network:
     """
     if dtype not in IO_DTYPES:
         raise InputError("no dtype for inputs and outputs", got=str(dtype), expected=", ".join(IO_DTYPES))
-    changed = {name for name, given in net.types.items() if "float" in given.dtype and given.dtype != dtype}
-    inputs = {name: TensorType(t.shape, dtype) if name in changed else t for name, t in net.inputs.items()}
+    ends = (*net.inputs, *net.outputs)
+    return with_ends(net, {name: dtype for name in ends if "float" in net.types[name].dtype})
+
+
+def with_ends(net: Network, dtypes: Mapping[str, str]) -> Network:
+    """The same network with these dtypes of inputs and outputs, by name, between Casts."""
+    changed = {name: dtype for name, dtype in dtypes.items() if net.types[name].dtype != dtype}
+    if not changed:
+        return net
+    inputs = {name: TensorType(t.shape, changed.get(name, t.dtype)) for name, t in net.inputs.items()}
     taken, nodes = set(net.types), list[Node]()
 
-    def name_for(wanted: str) -> str:
+    def name_for(value: str) -> str:
+        wanted = f"{value}.{net.types[value].dtype}"
         while wanted in taken:
             wanted += "_"
         taken.add(wanted)
         return wanted
 
+    def to(dtype: str) -> Cast:
+        return Cast(cast(CastTo, dtype))
+
     # Each reader of an input has a Cast of its own in front of it, and each output's Cast stands behind its node: a
     # kernel that takes the one can then take the other with it.
-    inner = {
-        name: name_for(f"{name}.{net.types[name].dtype}") for name in dict.fromkeys(net.outputs) if name in changed
-    }
+    inner = {name: name_for(name) for name in changed if name not in net.inputs}
     for node in net.nodes:
-        reads = dict[str, str]()
-        for value in dict.fromkeys(node.inputs):
-            if value in changed and value in net.inputs:
-                reads[value] = name_for(f"{value}.{net.types[value].dtype}")
-                nodes.append(Node(reads[value], Cast(cast(CastTo, net.types[value].dtype)), (value,)))
+        reads = {value: name_for(value) for value in node.inputs if value in changed and value in net.inputs}
+        nodes += [Node(name, to(net.types[value].dtype), (value,)) for value, name in reads.items()]
         inputs_of = tuple(reads.get(value, inner.get(value, value)) for value in node.inputs)
         nodes.append(dataclasses.replace(node, name=inner.get(node.name, node.name), inputs=inputs_of))
         if node.name in inner:
-            nodes.append(Node(node.name, Cast(cast(CastTo, dtype)), (inner[node.name],)))
-    return Network(inputs, tuple(nodes), net.outputs, net.weights, net.name) if len(nodes) > len(net.nodes) else net
+            nodes.append(Node(node.name, to(changed[node.name]), (inner[node.name],)))
+    return Network(inputs, tuple(nodes), net.outputs, net.weights, net.name)

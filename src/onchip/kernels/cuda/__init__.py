@@ -10,6 +10,7 @@ from onchip.kernels.cuda.permute import PermuteAlone
 from onchip.kernels.cuda.pointwise import Pointwise
 from onchip.kernels.cuda.pool import PoolAlone
 from onchip.kernels.cuda.product import ProductAlone
+from onchip.kernels.cuda.product_few import ProductFew
 from onchip.kernels.cuda.product_wgmma import ProductWgmma
 from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.kernels.cuda.scan import ScanAlone
@@ -19,6 +20,7 @@ from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
-    View("cuda"), MlpTensor(), MlpFused(), ProductWgmma(), ProductAlone(), DepthwiseAlone(), ConvWgmma(), ConvAlone(),
-    Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), TokenMax(), Gather(),
+    View("cuda"), MlpTensor(), MlpFused(), ProductWgmma(), ProductFew(), ProductAlone(), DepthwiseAlone(), ConvWgmma(),
+    ConvAlone(), Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), TokenMax(),
+    Gather(),
 )  # fmt: skip

@@ -82,8 +82,16 @@ __device__ __forceinline__ void wait_for_team(int team) {
 
 // A kernel that may begin before the one before it ends (LaunchConfig.overlaps): the next one may begin; and what the
 // one before made is there.
-__device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // The blocks of a cluster: all have come, and what they wrote to shared memory can be read there.
 __device__ __forceinline__ void wait_for_cluster() {

@@ -1,47 +1,106 @@
-// conv_wgmma.cu: convolutions over one or two axes, channels last, at the tensor cores' rate.
+// conv_wgmma.cu: convolutions and transposed ones over one or two axes, channels last, at the tensor cores' rate.
 //
 // Idea    tensor_tiles.cuh, where a row is a place of y, and k runs over taps and channels: what a tap adds to a tile is a
 //         box of pixels of x, one behind the other as the tensor memory accelerator walks over lines and images, zeros
 //         where the window hangs over. No matrix of windows is ever made.
+//         Of a transposed convolution with stride s, outputs p, p + s, p + 2s, ... along an axis (phase p) have the same
+//         taps, over neighbouring pixels: each phase is a convolution without a stride. One walk serves all of them, a
+//         phase begins some pixels further; its rows go to every s-th place of y.
+//         What else is added to y (a residual) is read where a tile is finished. Groups are zeros in w: to multiply them
+//         takes less than to do without, where the ordinary cores would.
+// Order   Taps from the first pixel of the window to the last, then channels, as in tensor_tiles.cuh; then the bias, the
+//         residual and the activation.
 // Floor   2 flop a term. 64 -> 64 channels, 3x3, 32x32 places, B = 1,024: 77.3 Gflop / 989 Tflop/s = 78 us in fp16,
 //         3 * 77.3 / 494.5 = 469 us in fp32; its 537 MB of float32 take 112 us.
-// Layout  x (B, H, W, C), y (B, HO, WO, N); w (PARTS, N, taps * blocks * DEPTH): channels of a tap filled up with zeros
-//         to whole boxes.
-// Limits  C numbers are a multiple of 16 B; pads below 128, windows that reach less than 256; B * HO * WO < 2^32; sm_90a.
+// Layout  x (B, H, W, C), y and the residual (B, HO, WO, N); w (PARTS, N, taps of all phases * blocks * DEPTH): channels of
+//         a tap filled up with zeros to whole boxes.
+// Limits  C numbers are a multiple of 16 B; pads below 128, windows that reach less than 256; strides up to 8; every phase
+//         has a tap; B * places < 2^32; sm_90a.
 #include "tensor_tiles.cuh"
 
+constexpr int MOST_PHASES = 8;  // of an axis
+
+struct Phase {
+    u32 taps, taps_before;  // along the axis: its own, and those of the phases before it
+    u32 begin;              // of its windows: pixels behind where the walk is
+    u32 places;             // that it has in an image of y
+};
+
 struct Windows {
-    u32 blocks;      // boxes of channels a tap
-    u32 taps_w;      // of a line of the window
-    u32 places, columns;  // of an image of y, and of a line
+    u32 blocks;                    // boxes of channels a tap
+    u32 taps_w;                    // of all phases, along a line
+    u32 places, columns;           // of the walk over an image, and over a line
+    u32 lines_out, columns_out;    // of y
+    u32 phases_h, phases_w;
     int stride_h, stride_w, before_h, before_w, dilation_h, dilation_w;
+    Phase down[MOST_PHASES], right[MOST_PHASES];
 };
 
 struct WindowLoader {
     const TensorMap& map;
     const Windows& windows;
     int image, h, w;
+    u32 taps_w, begin_h, begin_w;  // of the tile's phase
 
-    __device__ __forceinline__ void begin_tile(long long m) {
+    __device__ __forceinline__ u32 phases() const { return windows.phases_h * windows.phases_w; }
+    // Neighbouring tiles are the phases of the same pixels. A block should not have the same phase all the time.
+    __device__ __forceinline__ u32 phase_of(u32 tile) const {
+        const u32 count = phases();
+        return (tile + (gridDim.x % count ? 0 : tile / gridDim.x)) % count;
+    }
+    __device__ __forceinline__ int first_slice(u32 phase) const {
+        const Phase &down = windows.down[phase / windows.phases_w], &right = windows.right[phase % windows.phases_w];
+        return (down.taps_before * windows.taps_w + down.taps * right.taps_before) * windows.blocks;
+    }
+    __device__ __forceinline__ int slices(u32 phase) const {
+        return windows.down[phase / windows.phases_w].taps * windows.right[phase % windows.phases_w].taps * windows.blocks;
+    }
+    __device__ __forceinline__ void begin_tile(long long m, u32 phase) {
         const u32 place = static_cast<u32>(m), rest = place % windows.places;
         image = place / windows.places;
         h = static_cast<int>(rest / windows.columns) * windows.stride_h - windows.before_h;
         w = static_cast<int>(rest % windows.columns) * windows.stride_w - windows.before_w;
+        const Phase &down = windows.down[phase / windows.phases_w], &right = windows.right[phase % windows.phases_w];
+        taps_w = right.taps, begin_h = down.begin, begin_w = right.begin;
     }
     template <int DEPTH>
     __device__ __forceinline__ void load(void* to, Signal& signal, int slice, int box) const {
         const u32 tap = slice / windows.blocks, block = slice % windows.blocks;
         load_pixels(to, map, signal, block * DEPTH + box * (LINE / 4), w, h, image,
-                    tap % windows.taps_w * windows.dilation_w, tap / windows.taps_w * windows.dilation_h);
+                    begin_w + tap % taps_w * windows.dilation_w, begin_h + tap / taps_w * windows.dilation_h);
     }
 };
 
-template <class P, class X, class Y, int BN, int TEAMS, int STAGES>
-__global__ void __launch_bounds__(TEAM * (TEAMS + 1), 1)
-conv_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias, Y* y,
-           long long M, long long N, u32 slices, u32 box_rows, const __grid_constant__ Windows windows, u32 code,
-           u32 a_bits, u32 b_bits) {
-    multiply_tiles<P, X, Y, BN, TEAMS, STAGES, NONE>(
-        WindowLoader{x_map, windows, 0, 0, 0}, w_map, bias, y, M, N, slices, box_rows, 1,
-        Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
+// The places of y of the tile's phase: with more phases than one, every so many.
+template <class Y>
+struct PlacesOut {
+    using Number = Y;
+    Y* y;
+    long long M, N;
+    const Y* other;
+    const Windows& windows;
+    u32 phase;
+
+    __device__ __forceinline__ void begin_tile(u32 of) { phase = of; }
+    __device__ __forceinline__ long long row(long long m) const {
+        if (m >= M) return -1;
+        if (windows.phases_h * windows.phases_w == 1) return m * N;
+        const u32 phase_h = phase / windows.phases_w, phase_w = phase % windows.phases_w;
+        const u32 place = static_cast<u32>(m), rest = place % windows.places;
+        const u32 line = rest / windows.columns, column = rest % windows.columns;
+        if (line >= windows.down[phase_h].places || column >= windows.right[phase_w].places) return -1;
+        const long long lines = static_cast<long long>(place / windows.places) * windows.lines_out;
+        return ((lines + line * windows.phases_h + phase_h) * windows.columns_out + column * windows.phases_w + phase_w) * N;
+    }
+};
+
+// A cluster's blocks leave room for those of the next kernel, which then begins before this one ends.
+template <class P, class X, class Y, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT>
+__global__ void __launch_bounds__(TEAM * (TEAMS + 1), SPLIT == TOGETHER ? 2 : 1)
+conv_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias,
+           const Y* other, Y* y, long long M, long long N, u32 box_rows, u32 parts,
+           const __grid_constant__ Windows windows, u32 code, u32 a_bits, u32 b_bits) {
+    multiply_tiles<P, X, TEAM_ROWS, BN, TEAMS, STAGES, SPLIT>(
+        WindowLoader{x_map, windows, 0, 0, 0, 0, 0, 0}, w_map, bias, PlacesOut<Y>{y, M, N, other, windows, 0}, M,
+        box_rows, parts, Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
 }

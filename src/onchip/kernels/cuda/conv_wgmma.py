@@ -1,20 +1,28 @@
-"""conv_wgmma on a GPU: the host's side of conv_wgmma.cu. Convolutions of whole boxes of channels, channels last."""
+"""conv_wgmma on a GPU: the host's side of conv_wgmma.cu. Convolutions and transposed ones, channels last."""
 
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.chain import with_activation
+from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.conv import Geometry, geometry_of
+from onchip.kernels.cuda.conv_windows import Windows
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.product import activation_words
-from onchip.kernels.cuda.product_wgmma import ARCHITECTURES, BOX_ROWS, LINE, PART, WgmmaProduct, multiplied_weight
+from onchip.kernels.cuda.product_wgmma import (
+    ARCHITECTURES,
+    BOX_ROWS,
+    LINE,
+    PART,
+    WgmmaProduct,
+    multiplied_weight,
+    parts_have_slices,
+)
 from onchip.kernels.cuda.program import (
     NUMBERS,
     Argument,
@@ -34,20 +42,21 @@ from onchip.kernels.cuda.program import (
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
-from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import Convolution, Elementwise
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
+from onchip.plan.plan import values_read
+from onchip.spec.layers import Add, Cast, Convolution, Elementwise, TransposedConvolution
+from onchip.spec.layers.conv import conv_groups
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+from onchip.spec.recipe import Array, Recipe, as_is, op_name, recipe_op
 from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
-MOST_CORNER, MOST_REACH, MOST_STRIDE = 127, 255, 8  # as the accelerator counts
 LEAST_CHANNELS = 16  # of x and of y: with fewer, most of a box or a tile would be empty
 
 
 @dataclass(frozen=True)
 class ConvWgmmaLowering:
-    """A convolution and its activation as one launch."""
+    """A convolution, what is added to it and its activation as one launch."""
 
     geometry: Geometry
     precision: str
@@ -55,6 +64,12 @@ class ConvWgmmaLowering:
     activation: Elementwise | None
     has_bias: bool
     units: int
+    other: int | None = None  # which of the inputs is added
+    parts: int = 1  # of a sum
+
+    @property
+    def windows(self) -> Windows:
+        return Windows(self.geometry)
 
     @property
     def depth(self) -> int:
@@ -67,53 +82,52 @@ class ConvWgmmaLowering:
         return math.ceil(self.geometry.C / self.depth)
 
     def product(self, B: int) -> WgmmaProduct:
-        """A row for each place of y."""
-        g = self.geometry
-        K = math.prod(g.taps) * self.blocks * self.depth
-        return WgmmaProduct(B * math.prod(g.sides_out), g.N, K, self.precision, self.dtypes, self.activation)
+        """A row for each place of y, or of one of its phases."""
+        windows = self.windows
+        return WgmmaProduct(
+            B * math.prod(windows.places), self.geometry.N, sum(windows.taps()) * self.blocks * self.depth,
+            self.precision, self.dtypes, self.activation, self.parts, windows.count,
+        )  # fmt: skip
+
+    def splits_well(self, B: int) -> int:
+        """Parts of a sum, such that all multiprocessors have one where there are few places."""
+        slices = [taps * self.blocks for taps in self.windows.taps()]
+        parts = replace(self.product(B), K=min(slices) * self.depth).splits_well(self.units)
+        while not all(parts_have_slices(count, parts) for count in slices):
+            parts //= 2
+        return parts
 
     def why_not(self) -> str:
-        g = self.geometry
-        product = self.product(1)
-        if g.is_transposed or g.groups > 1:
-            return "convolves all channels, not those of groups; no transposed convolutions"
-        if not product.is_direct and self.dtypes[0] != "float32":
+        if why := self.windows.why_not():
+            return why
+        C = self.geometry.C
+        if not self.product(1).is_direct and self.dtypes[0] != "float32":
             return f"multiplies {PRECISIONS[self.precision].dtype} or float32, not {self.dtypes[0]}"
-        if g.C * DTYPE_BYTES[self.dtypes[0]] % BOX_ROWS:
-            return f"moves channels of multiples of {BOX_ROWS} B, and {g.C} of {self.dtypes[0]} are none"
-        if max(g.stride) > MOST_STRIDE or max(*g.before, *map(abs, self._behind)) > MOST_CORNER or g.far > MOST_REACH:
-            return f"strides up to {MOST_STRIDE}, pads up to {MOST_CORNER}, windows that reach up to {MOST_REACH}"
+        if C * DTYPE_BYTES[self.dtypes[0]] % BOX_ROWS:
+            return f"moves channels of multiples of {BOX_ROWS} B, and {C} of {self.dtypes[0]} are none"
         return ""
-
-    @property
-    def _behind(self) -> tuple[int, int]:
-        """How far past the end of x a window's first tap comes, down and to the right."""
-        g = self.geometry
-        sides = zip(g.sides_out, g.stride, g.before, g.sides_in, strict=True)
-        down, right = ((out - 1) * stride - before - (side - 1) for out, stride, before, side in sides)
-        return down, right
 
     def at(self, B: int) -> Steps:
         if B == 0:
             return Steps(())
         bias: Argument = Weight("bias") if self.has_bias else Int64(0)
-        return Steps((self.launch(B, Input(0), Weight("weight"), bias, Output(0)),))
+        other: Argument = Int64(0) if self.other is None else Input(self.other)
+        return Steps((self.launch(B, Input(0), Weight("weight"), bias, other, Output(0)),))
 
-    def launch(self, B: int, x: Memory, w: Memory, bias: Argument, y: Argument) -> KernelLaunch:
-        g, product = self.geometry, self.product(B)
+    def launch(self, B: int, x: Memory, w: Memory, bias: Argument, other: Argument, y: Argument) -> KernelLaunch:
+        """conv_wgmma(x, w, bias, other, y, M, N, box_rows, parts, windows, activation)"""
+        g, windows, product = self.geometry, self.windows, self.product(B)
         tiling, (H, W) = product.tiling(self.units), g.sides_in
         pixels = WindowMap(
             x, self.dtypes[0], (g.C, W, H, B), LINE // DTYPE_BYTES[self.dtypes[0]], tiling.box_rows,
-            _turned(g.before), _turned(self._behind), _turned(g.stride), LINE,
+            _turned(windows.before), _turned(windows.behind), _turned(windows.stride), LINE,
         )  # fmt: skip
-        places, columns = math.prod(g.sides_out), g.sides_out[1]
-        windows = struct.pack("<4I6i", self.blocks, g.taps[1], places, columns, *g.stride, *g.before, *g.dilation)
         arguments = (
-            pixels, product.weight_map(w, tiling.tile), bias, y, Int64(product.M), Int64(product.N),
-            UInt32(math.prod(g.taps) * self.blocks), UInt32(tiling.box_rows), Struct((), windows),
+            pixels, product.weight_map(w, tiling.tile), bias, other, y, Int64(product.M), Int64(product.N),
+            UInt32(tiling.box_rows), UInt32(self.parts), Struct((), windows.packed(self.blocks)),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        program = Program(SOURCE, f"conv_wgmma<{tiling.template}>")
+        program = Program(SOURCE, f"conv_wgmma<{tiling.template}, {tiling.split}>")
         return KernelLaunch(program, tiling.config, arguments, tiling.budget)
 
 
@@ -127,71 +141,159 @@ class ConvWgmma:
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
+    @property
+    def makes(self) -> Mapping[str, float]:
+        """By recipes.cu: a pass over memory."""
+        return {op_name(spread_taps): 1.0}
+
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """A convolution inside a network, where values may lie with channels last, with its activation."""
-        node = net.nodes[start]
-        if not isinstance(node.layer, Convolution) or job.is_training or device.arch not in ARCHITECTURES:
+        """A convolution, with a sum and an activation behind it and the Casts around it; and less of that."""
+        if job.is_training or device.arch not in ARCHITECTURES:
             return
-        x, y = (net.types[value] for value in (node.inputs[0], node.name))
-        dtypes = {x.dtype, y.dtype, *(net.weight_type(name).dtype for name in node.weights.values())}
-        if not dtypes <= NUMBERS.keys() or not (has_channels(x) and has_channels(y)) or node.inputs[0] in net.inputs:
-            return
-        geometry = geometry_of(net, node)
-        if geometry.N < LEAST_CHANNELS or geometry.C < LEAST_CHANNELS:
-            return
-        nodes = with_activation(net, start, ACTIVATIONS)
-        if not net.readers(nodes[-1].name):  # the network's own ends lie in rows
-            nodes = (node,)
-        last = nodes[-1]
-        if not net.readers(last.name):
-            return
-        activation = last.layer if isinstance(last.layer, Elementwise) else None
-        has_bias = "bias" in node.weights
-        ends = (x.dtype, net.types[last.name].dtype)
-        lowering = ConvWgmmaLowering(geometry, job.precision, ends, activation, has_bias, device.units)
-        if why := lowering.why_not():
-            yield Refusal(self.name, node.name, why)
-        else:
-            yield _claim(net, nodes, lowering, job)
+        for run in _runs(net, start, PRECISIONS[job.precision].dtype):
+            lowering = run.lowering(net, job, device)
+            if lowering is None:
+                continue
+            if why := lowering.why_not():
+                yield Refusal(self.name, run.conv.name, why)
+                return
+            yield _claim(net, run, replace(lowering, parts=lowering.splits_well(max(1, job.batch))), job)
 
 
-def _claim(net: Network, nodes: tuple[Node, ...], lowering: ConvWgmmaLowering, job: Job) -> Claim:
-    first, last, g = nodes[0], nodes[-1], lowering.geometry
-    recipes, parts = _recipes(net, first, lowering), PRECISIONS[job.precision].parts
-    x, y = net.types[first.inputs[0]], net.types[last.name]
-    taps = "x".join(map(str, net.weights[first.weights["weight"]].shape[2:]))
-    kinds = (f"{g.C},{g.N},{taps}", *([lowering.activation.kind] if lowering.activation else ()))
-    order = f"taps, then channels in steps of {PRECISIONS[job.precision].step} by wgmma"
-    return Claim(
+@dataclass(frozen=True)
+class _Run:
+    """Neighbouring nodes, among them one convolution."""
+
+    nodes: tuple[Node, ...]
+    conv: Node
+    other: str = ""  # what an Add behind it adds
+
+    def lowering(self, net: Network, job: Job, device: Device) -> ConvWgmmaLowering | None:
+        """None: there is nothing to say about such a convolution."""
+        geometry = _all_channels(geometry_of(net, self.conv))
+        dtypes = net.types[self.nodes[0].inputs[0]].dtype, net.types[self.nodes[-1].name].dtype
+        weights = (net.weight_type(name).dtype for name in self.conv.weights.values())
+        if not {*dtypes, *weights} <= NUMBERS.keys() or min(geometry.N, geometry.C) < LEAST_CHANNELS:
+            return None
+        activation = next((node.layer for node in self.nodes if isinstance(node.layer, Elementwise)), None)
+        values = [self.nodes[0].inputs[0], self.other]
+        other = len(set(values)) - 1 if self.other else None  # x itself, or the value behind it
+        return ConvWgmmaLowering(
+            geometry, job.precision, dtypes, activation, "bias" in self.conv.weights, device.units, other
+        )
+
+
+def _runs(net: Network, start: int, multiplied: str) -> list[_Run]:
+    """Those that begin at a node: the longest first, and every shorter one that has the convolution.
+
+    multiplied  the dtype that the tensor cores take: a Cast to it in front is what they would do, too
+    """
+    first = net.nodes[start]
+    begins = isinstance(first.layer, Cast) and first.layer.dtype == multiplied != net.types[first.inputs[0]].dtype
+    nodes = list(net.nodes[start : start + 1 + begins])
+    conv = nodes[-1]
+    if not isinstance(conv.layer, Convolution | TransposedConvolution):
+        return []
+    if begins and (conv.inputs != (first.name,) or not is_closed(net, nodes)):
+        return []
+    runs = [_Run(tuple(nodes), conv)]
+    for node in net.nodes[start + len(nodes) : start + len(nodes) + 3]:
+        run, last = runs[-1], runs[-1].nodes[-1]
+        if last.name not in node.inputs or not is_closed(net, [*run.nodes, node]):
+            break
+        other = run.other
+        if isinstance(node.layer, Add) and last is conv and _is_plain_sum(net, node):
+            (other,) = (value for value in node.inputs if value != last.name)
+        elif not (
+            (isinstance(node.layer, ACTIVATIONS) and not isinstance(last.layer, (*ACTIVATIONS, Cast)))
+            or (isinstance(node.layer, Cast) and not isinstance(last.layer, Cast) and not other)
+        ):
+            break
+        runs.append(_Run((*run.nodes, node), conv, other))
+    return runs[::-1]
+
+
+def _is_plain_sum(net: Network, node: Node) -> bool:
+    """Of two different values of the same shape."""
+    shapes = {net.types[value].shape for value in (*node.inputs, node.name)}
+    return len(node.inputs) == len(set(node.inputs)) == 2 and not node.weights and len(shapes) == 1
+
+
+def _claim(net: Network, run: _Run, lowering: ConvWgmmaLowering, job: Job) -> Claim:
+    g, windows, precision = lowering.geometry, lowering.windows, PRECISIONS[job.precision]
+    recipes = _recipes(net, run.conv, lowering)
+    given, y = run.nodes[0].inputs[0], run.nodes[-1].name
+    taps = "x".join(map(str, net.weights[run.conv.weights["weight"]].shape[2:]))
+    behind = [node.layer.kind for node in run.nodes[run.nodes.index(run.conv) + 1 :]]
+    kinds = [f"{g.C},{g.N},{taps}", *behind, *([f"{lowering.parts} parts"] if lowering.parts > 1 else [])]
+    order = f"taps, then channels in steps of {precision.step} by wgmma"
+    order += f", parts of {PART}" if precision.parts > 1 else ""
+    order += f", {lowering.parts} parts" if lowering.parts > 1 else ""
+    flop = net.row_flop(run.conv)
+    # Channels are filled up to whole boxes, and phases to as many places.
+    multiplied = 2 * g.N * math.prod(windows.places) * sum(windows.taps()) * lowering.blocks * lowering.depth
+    claim = Claim(
         kernel=ConvWgmma.name,
         label=f"{ConvWgmma.name}<{','.join(kinds)}>",
-        nodes=tuple(node.name for node in nodes),
+        nodes=tuple(node.name for node in run.nodes),
         price=Price(
-            sum(map(net.row_flop, nodes)) * (3 if parts > 1 else 1),  # three products of tf32 for one of fp32
-            x.row_bytes + y.row_bytes,
+            sum(map(net.row_flop, run.nodes)) * (3 if precision.parts > 1 else 1),  # three products of tf32 for fp32's
+            sum(net.types[value].row_bytes for value in dict.fromkeys((given, run.other, y)) if value),
             sum(made.nbytes for made in recipes.values()),
-            precision="tf32" if parts > 1 else "",
-            # Channels are filled up to whole boxes.
-            rate=lowering.product(max(1, job.batch)).rate(lowering.units) * g.C / (lowering.blocks * lowering.depth),
+            precision="tf32" if precision.parts > 1 else "",
+            rate=lowering.product(max(1, job.batch)).rate(lowering.units) * min(1.0, flop / multiplied),
         ),
         why="tensor cores, a tile of places a block",
         recipes=recipes,
-        order=order + (f", parts of {PART}" if parts > 1 else ""),
-        reads={first.inputs[0]: Use(CHANNELS_LAST, is_read_often=True)},
-        gives={last.name: CHANNELS_LAST},
+        order=order,
         facts=lowering,
+        reads={
+            value: Use(CHANNELS_LAST if has_channels(net.types[value]) else ROWS, is_read_often=value == given)
+            for value in (run.other, given)
+            if value
+        },
+        gives={y: CHANNELS_LAST} if has_channels(net.types[y]) else {},
     )
+    assert values_read(net, claim)[lowering.other or 0] == (run.other or given)
+    return claim
 
 
 def _recipes(net: Network, node: Node, lowering: ConvWgmmaLowering) -> dict[str, Recipe]:
-    g, channels = lowering.geometry, lowering.blocks * lowering.depth
+    g, channels, order = lowering.geometry, lowering.blocks * lowering.depth, lowering.windows.tap_order()
     name = node.weights["weight"]
-    shape = (g.N, math.prod(g.taps) * channels)
-    spread = Recipe.of(spread_taps, (name,), shape, net.weight_type(name).dtype, channels=channels)
+    shape, dtype, groups = (g.N, len(order) * channels), net.weight_type(name).dtype, conv_groups(node.layer)
+    weight: str | Recipe = name
+    if groups > 1:
+        first, second, *taps = net.weights[name].shape
+        weight = Recipe.of(ungrouped, (weight,), (first, second * groups, *taps), dtype, groups=groups)
+    if g.is_transposed:
+        weight = Recipe.of(taps_in_order, (weight,), (g.N, g.C, len(order)), dtype, order=order)
+    spread = Recipe.of(spread_taps, (weight,), shape, dtype, channels=channels)
     recipes = {"weight": multiplied_weight(spread, shape, lowering.precision)}
     if lowering.has_bias:
         recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (g.N,))
     return recipes
+
+
+def _all_channels(g: Geometry) -> Geometry:
+    """The same without groups: zeros stand for channels that are not in one's group."""
+    return replace(g, C=g.C * g.groups, N=g.N * g.groups, groups=1)
+
+
+@recipe_op
+def ungrouped(weight: Array, groups: int) -> Array:
+    """(N, C / groups, taps...), of a transposed one (C, N / groups, taps...), with all channels."""
+    each, second = len(weight) // groups, weight.shape[1]
+    made = np.zeros((len(weight), second * groups, *weight.shape[2:]), weight.dtype)
+    for i in range(groups):
+        made[i * each : (i + 1) * each, i * second : (i + 1) * second] = weight[i * each : (i + 1) * each]
+    return made
+
+
+@recipe_op
+def taps_in_order(weight: Array, order: tuple[int, ...]) -> Array:
+    """(C, N, taps...) of a transposed convolution as (N, C, taps)."""
+    return np.ascontiguousarray(weight.reshape(*weight.shape[:2], -1)[..., list(order)].swapaxes(0, 1))
 
 
 @recipe_op
@@ -204,12 +306,16 @@ def spread_taps(weight: Array, channels: int) -> Array:
     return spread.reshape(N, -1)
 
 
-def _instance(name: str, precision: str, dtype: str) -> Instance:
-    both = Geometry(False, 64, 64, 1, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1))
+_SAME = Geometry(False, 64, 64, 1, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1))
+_TWICE = Geometry(True, 256, 256, 1, (32, 32), (64, 64), (4, 4), (2, 2), (1, 1), (1, 1))
 
+
+def _instance(
+    name: str, precision: str, dtype: str, B: int = 1024, parts: int = 1, geometry: Geometry = _SAME
+) -> Instance:
     def launch(device: Device) -> KernelLaunch:
-        lowering = ConvWgmmaLowering(both, precision, (dtype, dtype), None, True, device.units)
-        return lowering.launch(1024, Input(0), Input(0), Int64(0), Int64(0))
+        lowering = ConvWgmmaLowering(geometry, precision, (dtype, dtype), None, True, device.units, 1, parts)
+        return lowering.launch(B, Input(0), Input(0), Int64(0), Int64(0), Int64(0))
 
     return Instance(name, launch)
 
@@ -219,4 +325,11 @@ INSTANCES = (
     _instance("64 channels bf16, in float32", "bf16", "float32"),
     _instance("64 channels fp32", "fp32", "float32"),
     _instance("64 channels tf32", "tf32", "float32"),
+    _instance("transposed, 256 channels fp16", "fp16", "float16", geometry=_TWICE),
+    _instance("transposed, 256 channels fp32", "fp32", "float32", geometry=_TWICE),
+    _instance("transposed, 256 channels fp16, in parts", "fp16", "float16", parts=2, geometry=_TWICE),
+    _instance("few rows fp16, in parts", "fp16", "float16", 1, 2),
+    _instance("few rows fp32, in parts", "fp32", "float32", 1, 2),
+    _instance("many rows fp16, in parts", "fp16", "float16", parts=2),
+    _instance("many rows fp32, in parts", "fp32", "float32", parts=2),
 )

@@ -62,6 +62,7 @@ PAIRS = {"ByWgmma": (56, 20), "ByMma": (104, 12)}  # registers of two blocks, an
 SPLIT_REGISTERS = 156  # with 8 warps, for fp32: parts of fragments and of sums come beside
 PACKING_REGISTERS = 28
 ACTIVATION_REGISTERS = 20  # for one that is more than a comparison
+WIDE, WIDE_RATE = 256, 0.5  # a layer from which on so little of the device's rate is reached: few warps find room
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,13 @@ class TensorLowering:
         shared = shared_bytes(self.chain, self.precision, self.dtypes[0], cut, warps)
         return LaunchConfig((grid, 1, 1), (32 * warps, 1, 1), shared, overlaps=cut.by == "ByWgmma")
 
+    def rate(self, B: int) -> float:
+        """Share of the device's rate: tiles that are not full, multiprocessors without one, layers that are wide."""
+        count, height = max(1, self.count(B)), self.tiling.tile_rows
+        tiles = -(-count // height)
+        widest = max(layer.D_out for layer in self.chain.layers[:-1] or self.chain.layers)
+        return (WIDE_RATE if widest >= WIDE else 1.0) * min(1.0, tiles / self.units) * count / (tiles * height)
+
     def at(self, B: int) -> Steps:
         arguments = (Input(0), Weight("weights"), Output(0), Int64(self.count(B)))
         return Steps((KernelLaunch(self.program, self.launch_config(B), arguments, self.budget),))
@@ -176,8 +184,11 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job, launch: TensorL
     rows = " to ".join(dict.fromkeys(short_name(dtype) for dtype in launch.dtypes))
     weights = pack_recipe(chain, launch.precision, launch.dtypes[0])
     price = forward_price(net, chain)
-    flop, rate = (3 * price.row_flop, "tf32") if launch.precision.parts > 1 else (price.row_flop, "")
-    price = Price(flop, price.row_bytes, weights.nbytes, precision=rate)  # three products of tf32 for one of fp32
+    flop, computed = (3 * price.row_flop, "tf32") if launch.precision.parts > 1 else (price.row_flop, "")
+    price = Price(  # three products of tf32 for one of fp32; every block reads all weights
+        flop, price.row_bytes, weights.nbytes, precision=computed, rate=launch.rate(job.batch),
+        least_us=device.unit_read_us(weights.nbytes),
+    )  # fmt: skip
     return Claim(
         kernel=MlpTensor.name,
         label=f"{MlpTensor.name}<{chain.label}>",

@@ -117,6 +117,12 @@ __device__ __forceinline__ float4 load4(const T* p) {
     return {to_float(v[0]), to_float(v[1]), to_float(v[2]), to_float(v[3])};
 }
 template <class T>
+__device__ __forceinline__ float2 load2(const T* p) {
+    const auto word = *reinterpret_cast<const typename Vector<2 * sizeof(T)>::type*>(p);
+    const T* v = reinterpret_cast<const T*>(&word);
+    return {to_float(v[0]), to_float(v[1])};
+}
+template <class T>
 __device__ __forceinline__ void store4(T* p, float4 v) {
     const float several[4] = {v.x, v.y, v.z, v.w};
     store_several(p, several);

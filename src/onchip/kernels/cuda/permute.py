@@ -1,6 +1,6 @@
 """Axes in another order on a GPU: the host's side of permute.cu.
 
-A Permute by itself, and values that a plan wants in another layout.
+A Permute by itself, and values that a plan wants in another layout; a Cast on the way.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from onchip.kernels.cuda.program import (
 )
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
-from onchip.plan.layout import CHANNELS_LAST
-from onchip.spec.layers import Permute
-from onchip.spec.network import Network
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying
+from onchip.spec.layers import Cast, Permute
+from onchip.spec.network import Network, Node
 from onchip.spec.types import DTYPE_BYTES, TensorType
 
 ARCHITECTURES = EVERY_CHIP
@@ -240,15 +240,16 @@ def merge_axes(shape: Sequence[int], axes: Sequence[int]) -> tuple[tuple[int, ..
 
 @dataclass(frozen=True)
 class PermuteLowering:
-    dtype: str
+    dtypes: tuple[str, str]
     row_shape: tuple[int, ...]
     axes: tuple[int, ...]  # of the whole array, the batch in front
     units: int
 
     def at(self, B: int) -> Steps:
         shape = (B, *self.row_shape)
-        dtypes = self.dtype, self.dtype
-        return Steps((permute(dtypes, shape, self.axes, self.units, Input(0), Output(0)),) if math.prod(shape) else ())
+        if not math.prod(shape):
+            return Steps(())
+        return Steps((permute(self.dtypes, shape, self.axes, self.units, Input(0), Output(0)),))
 
 
 class PermuteAlone:
@@ -258,7 +259,11 @@ class PermuteAlone:
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        if not isinstance(node.layer, Permute) or job.is_training:
+        if job.is_training:
+            return
+        if isinstance(node.layer, Cast):
+            yield from self._casts(net, node, device)
+        if not isinstance(node.layer, Permute):
             return
         x = net.types[node.inputs[0]]
         if device.arch not in ARCHITECTURES or len(merge_axes((2, *x.row_shape), node.layer.axes)[0]) > MOST_AXES:
@@ -267,31 +272,48 @@ class PermuteAlone:
             return
         label, why = f"{self.name}<{','.join(map(str, node.layer.axes))}>", "one layer by itself"
         yield Claim(
-            self.name, label, (node.name,), Price(0, 2 * x.row_bytes), why, facts=_lowering(x, node.layer.axes, device)
+            self.name,
+            label,
+            (node.name,),
+            Price(0, 2 * x.row_bytes),
+            why,
+            facts=PermuteLowering((x.dtype, x.dtype), x.row_shape, node.layer.axes, device.units),
         )
+
+    def _casts(self, net: Network, node: Node, device: Device) -> Iterator[Claim]:
+        """A Cast whose value should lie otherwise than what it reads: one pass for both."""
+        (value,) = node.inputs
+        x, y = net.types[value], net.types[node.name]
+        if not {x.dtype, y.dtype} <= NUMBERS.keys() or not has_channels(x) or device.arch not in ARCHITECTURES:
+            return
+        for given, wanted in ((ROWS, CHANNELS_LAST), (CHANNELS_LAST, ROWS)):
+            at_end = value in net.inputs if given == CHANNELS_LAST else not net.readers(node.name)
+            if not at_end:  # the network's own ends lie in rows
+                yield Claim(
+                    self.name, f"{self.name}<{wanted},{y.dtype}>", (node.name,), Price(0, x.row_bytes + y.row_bytes),
+                    f"{value} lies in {given}", facts=_conversion(x, given, y.dtype, device),
+                    reads={value: Use(given)}, gives={} if wanted == ROWS else {node.name: wanted},
+                )  # fmt: skip
 
     def conversion(self, net: Network, value: str, given: str, wanted: str, device: Device, job: Job) -> Claim | None:
         x = net.types[value]
-        rank = len(x.shape)
-        to_last = (0, *range(2, rank), 1)
-        if wanted == CHANNELS_LAST:
-            lowering = _lowering(x, to_last, device)
-        else:
-            lowering = _lowering(TensorType((x.shape[0], *x.shape[2:], x.shape[1]), x.dtype), _turned(to_last), device)
-        why = f"{value} lies in {given}"
         return Claim(
-            self.name, f"{self.name}<{wanted}>", (), Price(0, 2 * x.row_bytes), why, facts=lowering,
-            reads={value: Use(given)}, gives={value: wanted},
+            self.name, f"{self.name}<{wanted}>", (), Price(0, 2 * x.row_bytes), f"{value} lies in {given}",
+            facts=_conversion(x, given, x.dtype, device), reads={value: Use(given)}, gives={value: wanted},
         )  # fmt: skip
+
+
+def _conversion(x: TensorType, given: str, dtype: str, device: Device) -> PermuteLowering:
+    """From one layout to the other."""
+    to_last = (0, *range(2, len(x.shape)), 1)
+    return PermuteLowering(
+        (x.dtype, dtype), lying(x, given).row_shape, to_last if given == ROWS else _turned(to_last), device.units
+    )
 
 
 def _turned(axes: Sequence[int]) -> tuple[int, ...]:
     """The order that undoes another one."""
     return tuple(sorted(range(len(axes)), key=lambda i: axes[i]))
-
-
-def _lowering(x: TensorType, axes: tuple[int, ...], device: Device) -> PermuteLowering:
-    return PermuteLowering(x.dtype, x.row_shape, axes, device.units)
 
 
 def _instance(given: str, made: str, *axes: int, shape: tuple[int, ...] = (8, 64, 32, 32)) -> Instance:

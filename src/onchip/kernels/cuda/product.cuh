@@ -88,6 +88,20 @@ __device__ __noinline__ float4 activated(float4 v, const Activation activation) 
     return {activation(v.x), activation(v.y), activation(v.z), activation(v.w)};
 }
 
+template <int J>
+__device__ __forceinline__ void activate_all(float (&c)[J][4], const Activation& activation) {
+    if (activation.code == 1) {
+#pragma unroll
+        for (int i = 0; i < 4 * J; ++i) c[i / 4][i % 4] = ReLU::apply(c[i / 4][i % 4]);
+    } else if (activation.code > 1) {
+#pragma unroll
+        for (int j = 0; j < J; ++j) {
+            const float4 four = activated({c[j][0], c[j][1], c[j][2], c[j][3]}, activation);
+            c[j][0] = four.x, c[j][1] = four.y, c[j][2] = four.z, c[j][3] = four.w;
+        }
+    }
+}
+
 // Four lanes next to each other have a word of each of four pieces: lane q gets all words of piece q.
 __device__ __forceinline__ void collect_piece(u32 (&words)[4], int q) {
     const bool is_odd = q & 1, is_upper = q & 2;
@@ -103,32 +117,56 @@ __device__ __forceinline__ void collect_piece(u32 (&words)[4], int q) {
     }
 }
 
-// What a lane of a warp has of BN columns from n on of rows m and m + 8 (wgmma.cuh): the sums, the bias, the
-// activation. All lanes take part; q is lane % 4.
+// Rows of y (M, N), one behind the other, and those of another array that are added to them, if there is one.
+template <class Y>
+struct RowsOut {
+    using Number = Y;
+    Y* y;
+    long long M, N;
+    const Y* other = nullptr;
+
+    __device__ __forceinline__ void begin_tile(u32) {}
+    // Where row m begins; below 0: there is none.
+    __device__ __forceinline__ long long row(long long m) const { return m < M ? m * N : -1; }
+};
+
+// What a lane of a warp has of BN columns from n on of rows m and m + 8 (wgmma.cuh): the sums, the bias, the other
+// array's rows, the activation. All lanes take part; q is lane % 4.
 // shifts  the bias of these columns, or zeros
-template <int BN, class Y>
-__device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], Y* y, const float* shifts, long long m, long long n,
-                                            int q, long long M, long long N, const Activation& activation) {
+template <int BN, class Out>
+__device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], const Out& out, const float* shifts, long long m,
+                                            long long n, int q, const Activation& activation) {
+    using Y = typename Out::Number;
+    const long long N = out.N, rows[2] = {out.row(m), out.row(m + 8)};
     const bool has_pairs = N % 2 == 0;
 #pragma unroll
     for (int j = 0; j < BN / 8; ++j) {
         const float2 shift = *reinterpret_cast<const float2*>(shifts + 8 * j + 2 * q);
         c[j][0] += shift.x, c[j][1] += shift.y, c[j][2] += shift.x, c[j][3] += shift.y;
     }
-    if (activation.code == 1) {
+    if (out.other != nullptr) {
 #pragma unroll
-        for (int i = 0; i < BN / 2; ++i) c[i / 4][i % 4] = ReLU::apply(c[i / 4][i % 4]);
-    } else if (activation.code > 1) {
+        for (int half = 0; half < 2; ++half) {
+            if (rows[half] < 0) continue;
+            const Y* const from = out.other + rows[half] + n;
 #pragma unroll
-        for (int j = 0; j < BN / 8; ++j) {
-            const float4 four = activated({c[j][0], c[j][1], c[j][2], c[j][3]}, activation);
-            c[j][0] = four.x, c[j][1] = four.y, c[j][2] = four.z, c[j][3] = four.w;
+            for (int j = 0; j < BN / 8; ++j) {
+                const int column = 8 * j + 2 * q;
+                if (has_pairs && n + column < N) {
+                    const float2 two = load2(from + column);
+                    c[j][2 * half] += two.x, c[j][2 * half + 1] += two.y;
+                } else {
+                    if (n + column < N) c[j][2 * half] += to_float(from[column]);
+                    if (n + column + 1 < N) c[j][2 * half + 1] += to_float(from[column + 1]);
+                }
+            }
         }
     }
+    activate_all(c, activation);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const long long row = m + 8 * half;
-        Y* const to = y + row * N + n;
+        const bool is_there = rows[half] >= 0;
+        Y* const to = out.y + rows[half] + n;
         if constexpr (sizeof(Y) == 2 && BN >= 32) {
             if (N % 8 == 0) {  // 16 bytes a lane
 #pragma unroll
@@ -137,13 +175,13 @@ __device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], Y* y, const f
 #pragma unroll
                     for (int i = 0; i < 4; ++i) words[i] = pack<Y>(c[j + i][2 * half], c[j + i][2 * half + 1]);
                     collect_piece(words, q);
-                    if (row < M && n + 8 * (j + q) < N)
+                    if (is_there && n + 8 * (j + q) < N)
                         *reinterpret_cast<uint4*>(to + 8 * (j + q)) = {words[0], words[1], words[2], words[3]};
                 }
                 continue;
             }
         }
-        if (row >= M) continue;
+        if (!is_there) continue;
 #pragma unroll
         for (int j = 0; j < BN / 8; ++j) {
             const int column = 8 * j + 2 * q;

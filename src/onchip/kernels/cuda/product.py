@@ -79,12 +79,20 @@ MMA_TILES = (Tile(128, 128, (2, 2), 0.145), Tile(64, 64, (2, 2), 0.08), Tile(16,
 # tf32 too: at 4096^3 the ordinary cores reach 38 Tflop/s here, the tensor cores 31 in tf32, and less exact.
 BY_FMA = ("fp32", "tf32", "fp64")
 
+
+@recipe_op
+def narrow_weight(weight: Array) -> Array:
+    """In float16, and an error where a number is too large for it."""
+    return narrowed(weight, "float16")
+
+
 # Recipes that recipes.py makes of these products, and of moves beside them: shares of the device's fp32 rate. Sums in
 # double precision run at half of it where a chip has the units. Tables are made by product_wgmma where a chip has it:
 # there tensor cores have 12 times of it in 16 bits, and 2.3 times with three products of tf32; some is lost.
 MAKES = MappingProxyType({
     op_name(token_tables): 0.75, op_name(merged_weight): 0.2, op_name(as_is): 1.0, op_name(transposed): 1.0,
     op_name(narrow_tables): 10.0, op_name(split_tables): 2.0, op_name(token_taps): 1.0, op_name(token_slices): 1.0,
+    op_name(narrow_weight): 1.0,
 })  # fmt: skip
 
 
@@ -267,12 +275,6 @@ def weight_recipes(layer: Dense, precision: str) -> dict[str, Recipe]:
     if layer.bias is not None:
         recipes["bias"] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
     return recipes
-
-
-@recipe_op
-def narrow_weight(weight: Array) -> Array:
-    """In float16, and an error where a number is too large for it."""
-    return narrowed(weight, "float16")
 
 
 def _instance(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.spec.layers import Elementwise
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+from onchip.spec.recipe import Array, Recipe, as_is, op_name, recipe_op
 from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -46,7 +46,7 @@ SHARED_BYTES = 220 << 10  # for stages: biases and signals take the rest of what
 MOST_STAGES = 16
 # What a part's sum lacks on average: each of its 12 additions is cut off where float32 ends, not rounded (see
 # mlp_packing.py). A simulation of that has sums smaller by 2.3e-7 of themselves.
-_UNBIASED = 1 + 2.3e-7
+UNBIASED = 1 + 2.3e-7
 LEAST_WEIGHTS = 1 << 15  # of a layer: fewer fit in a multiprocessor, and are read there (mlp_tensor.py)
 BOX_ROWS = 16  # B, at a multiple of which rows must begin
 
@@ -58,21 +58,27 @@ class Tile:
     BN: int
     teams: int
     rate: float
+    team_rows: int = ROWS  # more: it is turned
 
     @property
     def height(self) -> int:
-        return ROWS * self.teams
+        return self.team_rows * self.teams
+
+    @property
+    def is_turned(self) -> bool:
+        return self.team_rows > ROWS
 
     def count(self, M: int, N: int) -> int:
         return math.ceil(M / self.height) * math.ceil(N / self.BN)
 
-    def work(self, M: int, N: int, units: int) -> float:
+    def work(self, count: int, units: int) -> float:
         """Of a multiprocessor, as it takes time: rounds of tiles."""
-        return math.ceil(self.count(M, N) / units) * self.height * self.BN / self.rate
+        return math.ceil(count / units) * self.height * self.BN / self.rate
 
 
 TILES = (
     Tile(256, 2, 1.0), Tile(128, 2, 0.85), Tile(64, 2, 0.55), Tile(32, 2, 0.3), Tile(64, 1, 0.6), Tile(32, 1, 0.5),
+    Tile(64, 2, 0.85, 128),
 )  # fmt: skip
 # As much of that is reached by rows of float32, by precision: three products of tf32 share what it takes to split them.
 THROUGH_REGISTERS = {"fp32": 1.3, "tf32": 0.95, "bf16": 0.85, "fp16": 0.85}
@@ -80,6 +86,13 @@ THROUGH_REGISTERS = {"fp32": 1.3, "tf32": 0.95, "bf16": 0.85, "fp16": 0.85}
 MOST_COLUMNS = {1: 256, 2: 128, 3: 64}
 TOGETHER = Tile(32, 1, 0.5)  # of a cluster
 MOST_PARTS, LEAST_SLICES = 8, 4  # of a sum; of a part
+# Of a block, as measured with few rows: before and behind its slices, and for a slice.
+LATENCY_US, SLICE_US = {"NONE": 1.5, "ALONE": 1.5, "TOGETHER": 2.5}, {"NONE": 0.12, "ALONE": 0.12, "TOGETHER": 0.3}
+
+
+def parts_have_slices(slices: int, parts: int) -> bool:
+    """Whether the last part of a sum has a slice: all before it have the same number of them, rounded up."""
+    return (parts - 1) * math.ceil(slices / parts) < slices
 
 
 @dataclass(frozen=True)
@@ -109,11 +122,20 @@ class WgmmaProduct:
     dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
     activation: Elementwise | None = None
     parts: int = 1  # of a sum along k
+    phases: int = 1  # as many products of these sizes, each of its own slices of w (conv_wgmma.py)
+
+    def count(self, tile: Tile) -> int:
+        return self.phases * tile.count(self.M, self.N)
 
     @property
     def is_direct(self) -> bool:
         """Whether x is what the tensor cores multiply, and goes through no register."""
         return PRECISIONS[self.precision].per_word == 2 and self.dtypes[0] == PRECISIONS[self.precision].dtype
+
+    @property
+    def turns(self) -> bool:
+        """Whether what is made can be turned: pieces of 16 B of y, from sums that a thread has one of."""
+        return self.is_direct and self.parts == 1 and DTYPE_BYTES[self.dtypes[1]] == 2 and self.N % 8 == 0
 
     def why_not(self) -> str:
         if not self.is_direct and self.dtypes[0] != "float32":
@@ -126,26 +148,32 @@ class WgmmaProduct:
     def splits_well(self, units: int) -> int:
         """Parts of a sum, such that all multiprocessors have one where there are few rows; 1 where there are many."""
         slices = math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
-        tiles, parts = TOGETHER.count(self.M, self.N), 1
+        tiles, parts = self.count(TOGETHER), 1
         while parts < MOST_PARTS and 2 * parts * tiles <= units and slices >= 2 * parts * LEAST_SLICES:
             parts *= 2
-        return parts
+        return parts if parts_have_slices(slices, parts) else parts // 2
 
     def cut(self, units: int) -> tuple[Tile, str]:
         """The tiles that should be done first, and how the parts of a sum are made."""
-        if self.parts > 1 and self.parts * TOGETHER.count(self.M, self.N) <= units:
+        if self.parts > 1 and self.parts * self.count(TOGETHER) <= units:
             return TOGETHER, "TOGETHER"
         sums = PRECISIONS[self.precision].parts + (self.parts > 1)  # that a thread has of each number
         most = MOST_COLUMNS[sums] if self.is_direct else min(MOST_COLUMNS[sums], MOST_COLUMNS[2])
-        tiles = [tile for tile in TILES if most >= tile.BN]
-        return min(tiles, key=lambda tile: tile.work(self.M, self.N, units)), "NONE" if self.parts == 1 else "ALONE"
+        tiles = [tile for tile in TILES if most >= tile.BN and (self.turns or not tile.is_turned)]
+        return min(tiles, key=lambda tile: tile.work(self.count(tile), units)), "NONE" if self.parts == 1 else "ALONE"
 
     def rate(self, units: int) -> float:
         """Share of the device's rate: what is made beside y, and multiprocessors that have nothing left to do."""
         tile, split = self.cut(units)
         blocks = self.parts if split == "TOGETHER" else 1  # of a tile
         pace = 1.0 if self.is_direct else THROUGH_REGISTERS[self.precision]
-        return pace * blocks * self.M * self.N / (units * tile.work(self.M, self.N, units))
+        return pace * blocks * self.phases * self.M * self.N / (units * tile.work(self.count(tile), units))
+
+    def least_us(self, units: int) -> float:
+        """Of the slices of one tile, however few rows it has."""
+        _, split = self.cut(units)
+        slices = math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
+        return LATENCY_US[split] + math.ceil(slices / (self.parts if split == "TOGETHER" else 1)) * SLICE_US[split]
 
     def tiling(self, units: int) -> Tiling:
         tile, split = self.cut(units)
@@ -157,8 +185,8 @@ class WgmmaProduct:
         room = SHARED_BYTES // 2 if is_together else SHARED_BYTES  # the next kernel's blocks have the other half
         stages = min(MOST_STAGES, (room - extra) // stage_bytes)
         given, made = (NUMBERS[dtype] for dtype in self.dtypes)
-        template = f"{precision.name}, {given}, {made}, {tile.BN}, {tile.teams}, {stages}"
-        count = tile.count(self.M, self.N)
+        template = f"{precision.name}, {given}, {made}, {tile.team_rows}, {tile.BN}, {tile.teams}, {stages}"
+        count = self.count(tile)
         config = LaunchConfig(
             (count * self.parts if is_together else min(units, count), 1, 1), (TEAM * (tile.teams + 1), 1, 1),
             stages * stage_bytes + extra, overlaps=True, cluster=self.parts if is_together else 1,
@@ -217,6 +245,11 @@ class ProductWgmma:
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)
 
+    @property
+    def makes(self) -> Mapping[str, float]:
+        """By recipes.cu: passes over memory."""
+        return dict.fromkeys(map(op_name, (split_weight, tf32_weight)), 1.0)
+
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         """One Linear, with its activation and the Casts around it."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
@@ -254,6 +287,7 @@ def _claim(net: Network, chain: Chain, lowering: WgmmaLowering, job: Job) -> Cla
             sum(made.nbytes for made in recipes.values()),
             precision="tf32" if parts > 1 else "",
             rate=lowering.product(max(1, job.batch)).rate(lowering.units),
+            least_us=lowering.product(max(1, job.batch)).least_us(lowering.units),
         ),
         why="tensor cores, a tile a block",
         recipes=recipes,
@@ -291,7 +325,7 @@ def split_weight(weight: Array) -> Array:
     wide = np.ascontiguousarray(weight, np.float32)
     upper = round_tf32(wide)
     with np.errstate(invalid="ignore"):
-        lower = wide * _UNBIASED - upper.astype(np.float64)
+        lower = wide * np.float32(UNBIASED) - upper.astype(np.float64)
         return np.stack([upper, round_tf32(lower.astype(np.float32))])
 
 
@@ -321,4 +355,5 @@ INSTANCES = (
     _instance("many rows fp16, in parts", 8192, 1024, 4096, "fp16", ("float16", "float16"), parts=4),
     _instance("many rows fp32, in parts", 8192, 1024, 4096, "fp32", parts=4),
     _instance("few columns fp16", 65536, 10, 512, "fp16", ("float16", "float16")),
+    _instance("few columns fp16, turned", 65536, 64, 512, "fp16", ("float16", "float16")),
 )

@@ -5,18 +5,43 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
+
+from onchip.kernels.cuda.conv_wgmma import ConvWgmma, spread_taps
+from onchip.kernels.cuda.mlp_packing import narrowed
 from onchip.kernels.cuda.permute import permute
-from onchip.kernels.cuda.product import MAKES, Product
-from onchip.kernels.cuda.product_wgmma import WgmmaProduct
-from onchip.kernels.cuda.program import Input, Int64, Output, Scratch, Steps
+from onchip.kernels.cuda.product import MAKES, Product, narrow_weight
+from onchip.kernels.cuda.product_wgmma import UNBIASED, ProductWgmma, WgmmaProduct, split_weight, tf32_weight
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    Output,
+    Program,
+    Scratch,
+    Steps,
+    UInt32,
+    in_line,
+)
 from onchip.kernels.cuda.token_slices import narrow_tables, slices_launch, split_tables, token_slices, token_taps
 from onchip.plan.device import Device
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
-from onchip.spec.recipe import Recipe, as_is, op_name, transposed
+from onchip.spec.recipe import Array, Recipe, as_is, op_name, transposed
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+THREADS, BLOCKS_A_UNIT = 256, 8
+LARGEST_HALF = 65520.0  # from here on a number is infinite in float16
 
 
 class Source(NamedTuple):
@@ -110,6 +135,41 @@ def _merged_weight(given: RecipeLowering, B: int) -> Steps:
     )
 
 
+def _tf32_parts(given: RecipeLowering, B: int) -> Steps:
+    (source,) = given.sources
+    count = math.prod(source.shape)
+    launch = _tf32_launch(source.dtype, len(given.recipe.shape) - len(source.shape) + 1, count, given.device.units)
+    return Steps((launch,) if count else ())
+
+
+def _tf32_launch(dtype: str, parts: int, count: int, units: int) -> KernelLaunch:
+    grown = int(np.float32(UNBIASED).view(np.uint32))
+    return _launch(f"tf32_parts<{NUMBERS[dtype]}, {parts}>", count, units, (Int64(count), UInt32(grown)))
+
+
+def _spread_taps(given: RecipeLowering, B: int) -> Steps:
+    (source,), channels = given.sources, dict(given.recipe.attributes)["channels"]
+    assert isinstance(channels, int)
+    (N, C, *taps), count = source.shape, math.prod(given.recipe.shape)
+    sizes = map(Int64, (N, C, math.prod(taps), channels))
+    launch = _launch(f"spread_taps<{NUMBERS[source.dtype]}>", count, given.device.units, tuple(sizes))
+    return Steps((launch,) if count else ())
+
+
+def _launch(head: str, count: int, units: int, sizes: tuple[Argument, ...]) -> KernelLaunch:
+    blocks = min(-(-count // THREADS), units * BLOCKS_A_UNIT)
+    return KernelLaunch(Program(SOURCE, head), in_line(blocks), (Input(0), Output(0), *sizes), Budget(64))
+
+
+# What NumPy's evaluator refuses, asked before a GPU makes it.
+
+
+def _check_half(weight: Array) -> None:
+    if weight.size and not max(-weight.min(), weight.max()) < LARGEST_HALF:
+        narrowed(weight, "float16")
+
+
+CHECKS: Mapping[str, Callable[[Array], None]] = MappingProxyType({op_name(narrow_weight): _check_half})
 LOWERINGS: Mapping[str, Callable[[RecipeLowering, int], Steps]] = MappingProxyType({
     op_name(as_is): _as_is,
     op_name(transposed): _transposed,
@@ -119,5 +179,15 @@ LOWERINGS: Mapping[str, Callable[[RecipeLowering, int], Steps]] = MappingProxyTy
     op_name(split_tables): _tensor_tables,
     op_name(token_taps): _token_taps,
     op_name(token_slices): _token_slices,
+    op_name(narrow_weight): _as_is,
+    op_name(split_weight): _tf32_parts,
+    op_name(tf32_weight): _tf32_parts,
+    op_name(spread_taps): _spread_taps,
 })  # fmt: skip
-assert LOWERINGS.keys() == MAKES.keys()
+assert LOWERINGS.keys() == {*MAKES, *ProductWgmma().makes, *ConvWgmma().makes}
+
+INSTANCES = (
+    Instance("split", lambda device: _tf32_launch("float32", 2, 1 << 24, device.units)),
+    Instance("to tf32", lambda device: _tf32_launch("bfloat16", 1, 1 << 24, device.units)),
+    Instance("spread", lambda device: _launch("spread_taps<float>", 1 << 24, device.units, (Int64(1),) * 4)),
+)

@@ -31,9 +31,10 @@ from onchip.kernels.cuda.program import (
     UInt32,
 )
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying, row_axis_lying
 from onchip.spec.layers import GlobalMax, GlobalMean, Layer, LogSoftmax, Softmax
-from onchip.spec.network import Network
+from onchip.spec.network import Network, Node
 from onchip.spec.types import DTYPE_BYTES
 
 ARCHITECTURES = EVERY_CHIP
@@ -165,14 +166,33 @@ class ReduceAlone:
         given = (layer.attributes()["axis"],) if is_softmax else layer.attributes()["axes"]
         axes = tuple(sorted(axis % len(x.shape) for axis in given))
         file, how = ("softmax", SOFTMAXES[type(layer)]) if is_softmax else ("reduce", REDUCTIONS[type(layer)])
-        lowering = ReduceLowering(file, how, x.dtype, x.row_shape, axes, device.units)
-        is_moved = lowering.middle(2) is None
-        moved = 2 * x.row_bytes if is_moved else 0
-        yield Claim(
-            self.name, f"{layer.kind.lower()}<{','.join(map(str, axes))}>", (node.name,),
-            Price(net.row_flop(node), x.row_bytes + y.row_bytes + moved, launches=2 if is_moved else 1),
-            "one layer by itself", facts=lowering, order="" if how == "Max" else "in threads, then in a tree",
-        )  # fmt: skip
+        for layout in _layouts(net, node, axes):
+            lies = lying(x, layout)
+            walked = tuple(sorted(1 + row_axis_lying(axis, len(x.shape), layout) for axis in axes))
+            lowering = ReduceLowering(file, how, x.dtype, lies.row_shape, walked, device.units)
+            is_moved = lowering.middle(2) is None
+            moved = 2 * x.row_bytes if is_moved else 0
+            is_last = layout == CHANNELS_LAST
+            yield Claim(
+                self.name, f"{layer.kind.lower()}<{','.join(map(str, axes))}>", (node.name,),
+                Price(net.row_flop(node), x.row_bytes + y.row_bytes + moved, launches=2 if is_moved else 1),
+                "one layer by itself", facts=lowering, order="" if how == "Max" else "in threads, then in a tree",
+                reads={node.inputs[0]: Use(layout)} if is_last else {},
+                gives={node.name: layout} if is_last and is_softmax else {},
+            )  # fmt: skip
+
+
+def _layouts(net: Network, node: Node, axes: tuple[int, ...]) -> Iterator[str]:
+    """How x may lie: with channels last where y does too, or where all that is left of y are its channels."""
+    yield ROWS
+    x, y = net.types[node.inputs[0]], net.types[node.name]
+    leaves_channels = axes == tuple(range(2, len(x.shape)))
+    if (
+        has_channels(x)
+        and node.inputs[0] not in net.inputs
+        and (leaves_channels or (x == y and net.readers(node.name)))
+    ):
+        yield CHANNELS_LAST
 
 
 def _instance(name: str, file: str, how: str, dtype: str, *shape: int) -> Instance:

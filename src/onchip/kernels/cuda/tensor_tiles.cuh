@@ -10,6 +10,9 @@
 //         tensor cores cut off what they do not keep. Then comes the bias. Neither the tile nor M decides anything.
 // Floor   2 M N K flop. 8,192 cubed in fp16: 1.1 Tflop / 989 Tflop/s = 1.11 ms; in fp32: 3 * 1.1 / 494.5 = 6.67 ms.
 //         A step of 64 rows and 256 columns takes 128 cycles and reads 10 KB of shared memory, of 16.
+//         Where y has few columns, 64 of them read as many bytes of shared memory as 64 rows do, which takes twice the
+//         products' time. There a team's tile is turned: 64 columns of y are what 64 rows are elsewhere, and 128 rows of y
+//         its columns. What a lane then has of neighbouring rows is turned to neighbouring columns on the way out.
 //         Few rows come in boxes of as many: zeros for those that are not there would cost time, and nobody looks at
 //         what is made of the room that they leave as it was.
 // Layout  x (M, K), y (M, N) row-major, w (PARTS, N, K): of fp32 the upper parts, then the lower ones; bias (N) or none.
@@ -96,10 +99,10 @@ __device__ __forceinline__ auto& pick(A& first, B& second, C& third) {
 
 // The tile of a cluster whose blocks have a part of every sum each: all leave theirs in shared memory, and each adds up
 // some numbers of the tile, part by part.
-template <int BN, class Y>
+template <int BN, class Out>
 __device__ __forceinline__ void add_up_together(const float (&c)[BN / 8][4], float* mine, int row, int q, u32 rank,
-                                                u32 parts, Y* y, const float* shifts, long long m, long long n,
-                                                long long M, long long N, const Activation& activation) {
+                                                u32 parts, const Out& out, const float* shifts, long long m,
+                                                long long n, long long M, const Activation& activation) {
 #pragma unroll
     for (int j = 0; j < BN / 8; ++j)
 #pragma unroll
@@ -116,25 +119,89 @@ __device__ __forceinline__ void add_up_together(const float (&c)[BN / 8][4], flo
             two[0] = part ? two[0] + more.x : more.x;
             two[1] = part ? two[1] + more.y : more.y;
         }
-        if (n + column < N)
-            finish(two, y + (m + i / (BN / 2)) * N + n + column, shifts + column, N - n - column, N % 2 == 0, activation);
+        const long long at = out.row(m + i / (BN / 2)), left = out.N - n - column;
+        if (at < 0 || left <= 0) continue;
+        if (out.other != nullptr) {
+            two[0] += to_float(out.other[at + n + column]);
+            if (left > 1) two[1] += to_float(out.other[at + n + column + 1]);
+        }
+        finish(two, out.y + at + n + column, shifts + column, left, out.N % 2 == 0, activation);
     }
     wait_for_cluster();  // nobody still reads what is written next, or goes
+}
+
+// A turned tile: what a lane of a warp has of 16 columns of y from n on, of which it has two, and of R rows from m on.
+// All lanes take part. N is a multiple of 8.
+// shifts  the bias of these columns, or zeros
+template <int R, class Out>
+__device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& out, const float* shifts, long long m,
+                                              long long n, int g, int q, const Activation& activation) {
+    using Y = typename Out::Number;
+    static_assert(sizeof(Y) == 2, "numbers of 16 bits are turned");
+#pragma unroll
+    for (int j = 0; j < R / 8; ++j)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) c[j][i] += shifts[g + i / 2 * 8];
+    if (out.other != nullptr) {
+#pragma unroll
+        for (int j = 0; j < R / 8; ++j) {
+            const long long at = out.row(m + 8 * j + g);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const long long column = n + 8 * half;
+                const bool is_there = at >= 0 && column < out.N;
+                const Y* const from = out.other + at + column + 2 * q;
+                const u32 two = turned(is_there ? *reinterpret_cast<const u32*>(from) : 0);
+                c[j][2 * half] += to_float(Y{static_cast<unsigned short>(two)});
+                c[j][2 * half + 1] += to_float(Y{static_cast<unsigned short>(two >> 16)});
+            }
+        }
+    }
+    activate_all(c, activation);
+#pragma unroll
+    for (int j = 0; j < R / 8; j += 4) {
+        const long long at = out.row(m + 8 * (j + q) + g);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            u32 words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) words[i] = turned(pack<Y>(c[j + i][2 * half], c[j + i][2 * half + 1]));
+            collect_piece(words, q);
+            if (at >= 0 && n + 8 * half < out.N)
+                *reinterpret_cast<uint4*>(out.y + at + n + 8 * half) = {words[0], words[1], words[2], words[3]};
+        }
+    }
 }
 
 // SPLIT  a sum is one of `parts` sums, and ... ALONE: a block makes them one after the other; TOGETHER: the blocks of a
 //        cluster make one each, and all of them add up the tile, in the same order
 enum Split { NONE, ALONE, TOGETHER };
 
+// The slices of k where all tiles have the same ones. Others have phases: products of as many rows, each of its own
+// slices of w.
+struct OnePhase {
+    int all_slices;
+
+    __device__ __forceinline__ u32 phases() const { return 1; }
+    __device__ __forceinline__ u32 phase_of(u32) const { return 0; }
+    __device__ __forceinline__ int first_slice(u32) const { return 0; }
+    __device__ __forceinline__ int slices(u32) const { return all_slices; }
+};
+
 // The body of a kernel of TEAM * (TEAMS + 1) threads.
-// loader  brings boxes of rows: begin_tile(m), then load<DEPTH>(to, signal, slice, box) for each of its slices
-template <class P, class X, class Y, int BN, int TEAMS, int STAGES, Split SPLIT, class Loader>
-__device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w_map, const float* bias, Y* y,
-                                               long long M, long long N, int all_slices, u32 box_rows, u32 parts,
-                                               const Activation activation) {
+// loader  says which slices a phase has (OnePhase), and brings boxes of M rows each: begin_tile(m, phase), then
+//         load<DEPTH>(to, signal, slice, box) for each of its slices
+// TEAM_ROWS  of y: ROWS; or more, and what a team makes is turned
+// out     where rows of y are (RowsOut): begin_tile(phase), then row(m)
+template <class P, class X, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT, class Loader, class Out>
+__device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w_map, const float* bias, Out out,
+                                               long long M, u32 box_rows, u32 parts, const Activation activation) {
     using O = Operands<P, X>;
     using Multiplied = typename MultipliedAs<P>::type;
-    constexpr int BM = ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
+    constexpr bool IS_TURNED = TEAM_ROWS > ROWS;
+    constexpr int COLUMNS = IS_TURNED ? TEAM_ROWS : BN;  // of what a team multiplies
+    static_assert(!IS_TURNED || (O::is_direct && BN == ROWS && SPLIT == NONE), "who turns tiles reads rows where they lie");
+    constexpr int BM = TEAM_ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
     constexpr int STAGE_BYTES = X_BYTES + W_BYTES, SLICES_A_PART = PART / O::DEPTH;
     extern __shared__ uint4 room[];
     __shared__ Signal full[STAGES], empty[STAGES];
@@ -150,44 +217,52 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         show_signals();
     }
     __syncthreads();
-    // The slices of k that this block multiplies, and the tiles.
-    const int part_slices = SPLIT == NONE ? all_slices : (all_slices + parts - 1) / parts;
-    const u32 rank = SPLIT == TOGETHER ? cluster_rank() : 0;
-    const int first_slice = rank * part_slices;
-    const int slices = SPLIT == TOGETHER ? min(part_slices, all_slices - first_slice) : all_slices;
-    const u32 tiles = Place<BM, BN>::count(M, N), step_tiles = SPLIT == TOGETHER ? gridDim.x / parts : gridDim.x;
+    // The tiles, and the slices of k that this block multiplies.
+    const long long N = out.N;
+    const u32 rank = SPLIT == TOGETHER ? cluster_rank() : 0, phases = loader.phases();
+    const u32 tiles = phases * Place<BM, BN>::count(M, N), step_tiles = SPLIT == TOGETHER ? gridDim.x / parts : gridDim.x;
+    const auto slices_a_part = [&](u32 phase) {
+        return SPLIT == NONE ? loader.slices(phase) : static_cast<int>((loader.slices(phase) + parts - 1) / parts);
+    };
+    const auto slices_of = [&](u32 phase) {
+        const int all = loader.slices(phase), part = slices_a_part(phase);
+        return SPLIT == TOGETHER ? min(part, all - static_cast<int>(rank) * part) : all;
+    };
     const u32 first_tile = SPLIT == TOGETHER ? blockIdx.x / parts : blockIdx.x;
 
     if (team == TEAMS) {
         if constexpr (SPLIT != TOGETHER) keep_registers<40>();
         if (threadIdx.x % TEAM != 0) return;
-        const auto load_w = [&](u32 turn, int slice, const Place<BM, BN>& place) {
+        const auto load_w = [&](u32 turn, int slice, u32 phase, const Place<BM, BN>& place) {
             const u32 s = turn % STAGES;
             full[s].arrive_expecting(O::X_BOXES * box_rows * LINE + W_BYTES);
 #pragma unroll
             for (int i = 0; i < O::PARTS; ++i)
                 load_box(stages + s * STAGE_BYTES + X_BYTES + i * BN * LINE, w_map, full[s],
-                         (first_slice + slice) * O::DEPTH, static_cast<int>(place.n), i);
+                         (loader.first_slice(phase) + slice) * O::DEPTH, static_cast<int>(place.n), i);
         };
         // Weights do not wait for the kernel before.
-        const int ahead = first_tile < tiles ? min(slices, STAGES) : 0;
-        const Place<BM, BN> first(M, N, first_tile);
-        for (int slice = 0; slice < ahead; ++slice) load_w(slice, slice, first);
+        const u32 first_phase = loader.phase_of(first_tile);
+        const int ahead = first_tile < tiles ? min(slices_of(first_phase), STAGES) : 0;
+        const Place<BM, BN> first(M, N, first_tile / phases);
+        for (int slice = 0; slice < ahead; ++slice)
+            load_w(slice, rank * slices_a_part(first_phase) + slice, first_phase, first);
         wait_for_kernel_before();
         u32 turn = 0;
         for (u32 tile = first_tile; tile < tiles; tile += step_tiles) {
-            const Place<BM, BN> place(M, N, tile);
-            loader.begin_tile(place.m);
-            for (int slice = 0; slice < slices; ++slice, ++turn) {
+            const u32 phase = loader.phase_of(tile);
+            const int begin = rank * slices_a_part(phase), end = begin + slices_of(phase);
+            const Place<BM, BN> place(M, N, tile / phases);
+            loader.begin_tile(place.m, phase);
+            for (int slice = begin; slice < end; ++slice, ++turn) {
                 const u32 s = turn % STAGES;
                 if (turn >= ahead) {
                     empty[s].wait(turn / STAGES % 2 ^ 1);
-                    load_w(turn, slice, place);
+                    load_w(turn, slice, phase, place);
                 }
 #pragma unroll
                 for (int i = 0; i < O::X_BOXES; ++i)
-                    loader.template load<O::DEPTH>(stages + s * STAGE_BYTES + i * BM * LINE, full[s],
-                                                   first_slice + slice, i);
+                    loader.template load<O::DEPTH>(stages + s * STAGE_BYTES + i * BM * LINE, full[s], slice, i);
             }
         }
         return;
@@ -195,21 +270,25 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
 
     if constexpr (SPLIT != TOGETHER) take_registers<TEAMS == 2 ? 232 : 240>();
     const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    const int row = ROWS * team + 16 * warp + row_of<P, X>(g);
+    const int row = TEAM_ROWS * team + 16 * warp + row_of<P, X>(g);
+    if (out.other != nullptr) wait_for_kernel_before();  // who may have made it
     u32 turn = 0;
     int now = 0;
     for (u32 tile = first_tile; tile < tiles; tile += step_tiles, now ^= 1) {
-        const Place<BM, BN> place(M, N, tile);
+        const u32 phase = loader.phase_of(tile);
+        const int slices = slices_of(phase), part_slices = slices_a_part(phase);
+        const Place<BM, BN> place(M, N, tile / phases);
+        out.begin_tile(phase);
         for (int i = threadIdx.x % TEAM; i < BN; i += TEAM)
             shifts[now][team][i] = bias != nullptr && place.n + i < N ? bias[place.n + i] : 0.0f;
-        float sums[BN / 8][4];
+        float sums[COLUMNS / 8][4];
         float totals[O::PARTS == 2 ? BN / 8 : 1][4] = {}, whole[SPLIT == ALONE ? BN / 8 : 1][4] = {};
         int in_part = 0;  // slices of the part that are done
         const auto adds = [&] { return O::PARTS == 2 ? in_part % SLICES_A_PART != 0 : in_part != 0; };  // to earlier sums
         // Behind the products of a slice: the sums go where they should.
         const auto end_slice = [&](int slice) {
             ++in_part, ++turn;
-            const bool ends = in_part == part_slices || slice + 1 == slices;
+            const bool ends = slice + 1 == slices || (SPLIT == ALONE && in_part == part_slices);
             if constexpr (O::PARTS == 2) {
                 if (in_part % SLICES_A_PART == 0 || ends) add_up(totals, sums);
             }
@@ -223,14 +302,15 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         };
         if constexpr (O::is_direct) {
             for (int slice = 0; slice < slices; ++slice) {
-                const u32 s = turn % STAGES, x_at = shared_address(stages + s * STAGE_BYTES) + team * (ROWS * LINE);
+                const u32 s = turn % STAGES, x_at = shared_address(stages + s * STAGE_BYTES) + team * (TEAM_ROWS * LINE);
                 const u32 w_at = shared_address(stages + s * STAGE_BYTES) + X_BYTES;
                 full[s].wait(turn / STAGES % 2);
                 begin_products();
 #pragma unroll
-                for (int step = 0; step < O::STEPS; ++step)
-                    Wgmma<P, BN>::add(sums, mixed_tile(x_at + 32 * step), mixed_tile(w_at + 32 * step),
-                                      adds() || step > 0);
+                for (int step = 0; step < O::STEPS; ++step) {
+                    const unsigned long long x = mixed_tile(x_at + 32 * step), w = mixed_tile(w_at + 32 * step);
+                    Wgmma<P, COLUMNS>::add(sums, IS_TURNED ? w : x, IS_TURNED ? x : w, adds() || step > 0);
+                }
                 end_products();
                 // Those of the slice before are done: its room goes back.
                 wait_for_products<1>();
@@ -277,9 +357,13 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         if constexpr (SPLIT == TOGETHER) {
             static_assert(TEAMS == 1, "a team a block");
             float* const mine = reinterpret_cast<float*>(stages + STAGES * STAGE_BYTES);
-            add_up_together<BN>(made, mine, row, q, rank, parts, y, shifts[now][0], place.m, place.n, M, N, activation);
+            add_up_together<BN>(made, mine, row, q, rank, parts, out, shifts[now][0], place.m, place.n, M, activation);
+            return;  // a cluster has one tile
+        } else if constexpr (IS_TURNED) {
+            finish_turned<TEAM_ROWS>(made, out, shifts[now][team] + 16 * warp, place.m + TEAM_ROWS * team,
+                                     place.n + 16 * warp, g, q, activation);
         } else {
-            finish_rows<BN>(made, y, shifts[now][team], place.m + row, place.n, q, M, N, activation);
+            finish_rows<BN>(made, out, shifts[now][team], place.m + row, place.n, q, activation);
         }
     }
 }

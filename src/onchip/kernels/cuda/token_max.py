@@ -70,7 +70,8 @@ class GatherPrice(Price):
         looked_up = self.row_looked_up_bytes * B
         rate = L2_RATE * device.peak.cache_bandwidth if self.slice_bytes <= device.cache_bytes else device.bandwidth
         from_memory = self.row_bytes * B - looked_up + min(looked_up, self.table_bytes)
-        return max(looked_up / rate, from_memory / device.bandwidth) * 1e6 + self.launches * device.launch_us
+        launch_us = device.graph_launch_us or device.launch_us
+        return max(looked_up / rate, from_memory / device.bandwidth) * 1e6 + self.launches * launch_us
 
 
 @dataclass(frozen=True)

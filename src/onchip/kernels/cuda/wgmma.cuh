@@ -86,3 +86,11 @@ __device__ __forceinline__ void wait_for_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory");
 }
 #endif
+
+// 8 x 8 numbers of 16 bits of a warp, of which lane (g, q) has those of row g in columns 2q and 2q + 1: turned, it has
+// those of column g in rows 2q and 2q + 1.
+__device__ __forceinline__ u32 turned(u32 two) {
+    u32 made;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(made) : "r"(two));
+    return made;
+}

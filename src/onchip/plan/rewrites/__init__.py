@@ -2,7 +2,8 @@
 
 A rewrite derives weights only as recipes, so planning costs nothing however large the network is. Most of them make
 every device's work less and are always done; those in PRICED are work once for less work a row, or for other work, so
-the planner prices the network with each and without.
+the planner prices the network with each and without. `narrow_values` comes last of all: it alone changes what numbers
+are rounded to, and only where the job's precision asks for it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from onchip.plan.rewrites.drop import drop_idle, drop_unread
 from onchip.plan.rewrites.edit import Told
 from onchip.plan.rewrites.embedding import fold_embeddings
 from onchip.plan.rewrites.linear import absorb_permutes, merge_linears
+from onchip.plan.rewrites.narrow import narrow_values
+from onchip.plan.rewrites.one_window import multiply_windows
 from onchip.plan.rewrites.phases import activate_phases, split_phases
 from onchip.spec.network import Network
 
 __all__ = [
     "REWRITES", "absorb_permutes", "activate_phases", "drop_idle", "drop_unread", "fold_batchnorm", "fold_embeddings",
-    "merge_convs", "merge_linears", "rewrite", "split_phases",
+    "merge_convs", "merge_linears", "multiply_windows", "narrow_values", "rewrite", "split_phases",
 ]  # fmt: skip
 
 # In this order, round after round; the name is what a user says to leave one out, "" is for those that nobody would.
@@ -28,6 +31,7 @@ REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
     ("", drop_unread),
     ("", drop_idle),
     ("fold", fold_batchnorm),
+    ("windows", multiply_windows),
     ("", absorb_permutes),
     ("merge", merge_linears),
     ("merge", merge_convs),
@@ -35,7 +39,7 @@ REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
     ("early", activate_phases),
 )
 # In the order in which they are priced: "early" is of use to phases alone. "tables": the fold of an Embedding.
-PRICED = ("early", "tables", "merge", "phases")
+PRICED = ("early", "tables", "merge", "windows", "phases")
 
 
 def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[str, ...]]:

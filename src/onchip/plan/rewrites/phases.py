@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from onchip.plan.rewrites.edit import Draft, Told
@@ -56,16 +58,22 @@ def _phases(draft: Draft, node: Node) -> list[Node]:
         return []  # with a stride past the kernel, some phase has no tap
     sizes_in, sizes_out = (draft.types[value].row_shape[1:] for value in (node.inputs[0], node.name))
     weave = Interleave(layer.stride)
-    cuts = []  # of each phase: the first tap, the taps and the pads of every axis
+    cuts = []  # of each phase: itself along every axis, and what its convolution pads after each
     for phase in weave.phases():
-        axes = zip(phase, layer.stride, layer.pads[: layer.rank], kernel, sizes_in, sizes_out, strict=True)
-        cut = [_cut(*axis) for axis in axes]
-        if any(before < 0 or after < 0 for *_, before, after in cut):
+        axes = zip(phase, layer.stride, layer.pads[: layer.rank], kernel, sizes_out, strict=True)
+        cut = [phase_along(*axis) for axis in axes]
+        # So that places = n_in + before + after - (taps - 1). Below 0 there is no such convolution: it begins or ends
+        # inside the input, or has no output.
+        after = [
+            along.places - n_in - along.before + along.taps - 1 if along.places else -1
+            for along, n_in in zip(cut, sizes_in, strict=True)
+        ]
+        if min(*(along.before for along in cut), *after) < 0:
             return []
-        cuts.append(cut)
+        cuts.append((cut, after))
     parts = []
-    for phase, cut in zip(weave.phases(), cuts, strict=True):
-        firsts, taps, before, after = zip(*cut, strict=True)
+    for phase, (cut, after) in zip(weave.phases(), cuts, strict=True):
+        firsts, taps, before = zip(*((along.first, along.taps, along.before) for along in cut), strict=True)
         tag = "_".join(map(str, phase))
         shape = (C_group * layer.groups, C_in // layer.groups, *taps)
         weight = draft.derive(
@@ -80,16 +88,21 @@ def _phases(draft: Draft, node: Node) -> list[Node]:
     return parts if len(parts) == 1 else [*parts, Node(node.name, weave, tuple(part.name for part in parts))]
 
 
-def _cut(p: int, s: int, pad: int, K: int, n_in: int, n_out: int) -> tuple[int, int, int, int]:
-    """Of phase p along an axis: its first tap, how many it has, and what its convolution pads before and after.
+@dataclass(frozen=True)
+class PhaseAlong:
+    """Of a transposed convolution's outputs along an axis, those with the same taps: p, p + s, p + 2s, ..."""
 
-    A pad below 0 says that there is no such convolution: it has no tap, no output, or begins or ends inside the input.
-    """
+    first: int  # tap; the others come every s
+    taps: int
+    before: int  # how many pixels before q its window begins, for output p + s q; below 0: behind
+    places: int  # how many there are of them
+
+
+def phase_along(p: int, s: int, pad: int, K: int, n_out: int) -> PhaseAlong:
+    """Phase p of stride s, with `pad` numbers cut off in front, K taps and n_out outputs."""
     first, shift = (p + pad) % s, (p + pad) // s
-    taps, count = len(range(first, K, s)), len(range(p, n_out, s))
-    before = taps - 1 - shift
-    after = count - n_in - before + taps - 1 if count else -1  # so that count = n_in + before + after - (taps - 1)
-    return first, taps, before, after
+    taps = len(range(first, K, s))
+    return PhaseAlong(first, taps, taps - 1 - shift, len(range(p, n_out, s)))
 
 
 @recipe_op

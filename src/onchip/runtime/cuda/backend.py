@@ -51,7 +51,7 @@ class CudaBackend:
                     continue
                 # To be copied: the axes stay in their order.
                 given, units = plan.types[group.outputs[0]], self.device.units
-                lowering = PermuteLowering(given.dtype, given.row_shape, tuple(range(len(given.shape))), units)
+                lowering = PermuteLowering((given.dtype,) * 2, given.row_shape, tuple(range(len(given.shape))), units)
             weights = {name: made[recipe] for name, recipe in group.claim.recipes.items()}
             groups.append(BoundGroup(group.claim.label, lowering, inputs, weights, outputs))
         bound = CudaBound(self.gpu, plan, groups, debug)

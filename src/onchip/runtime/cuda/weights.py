@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from onchip.kernels.cuda.recipes import RecipeLowering, Source
+from onchip.kernels.cuda.recipes import CHECKS, RecipeLowering, Source
 from onchip.plan.build_price import canonical, dtype_of, is_another_name, made_on_device, shape_of
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.gpu import Buffer, Gpu
@@ -64,6 +64,8 @@ class _Maker:
         sources = self._sources(recipe)
         if is_another_name(recipe, self._weights):
             return self._buffer(sources[0])
+        if check := CHECKS.get(recipe.op):
+            check(self._array(sources[0]))
         made = self._allocate(recipe)
         if (source := self._sliced_source(recipe)) is None:
             self._run(recipe, self._pointers(recipe), made.pointer, recipe.shape[0] if recipe.shape else 1)

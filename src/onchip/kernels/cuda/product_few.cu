@@ -1,0 +1,193 @@
+// product_few.cu: y = activation(x w^T + bias) for few rows, of any sizes, which are run-time values.
+//
+// Idea    With few rows a product is as fast as weights are read. They go from memory to registers, 16 bytes a load, many
+//         loads of a lane under way at a time, and meet each other nowhere: no shared memory, no barrier before the end.
+//         A block makes a few columns of y; its warps take turns along k, and add up at the end. The first weights are
+//         on their way before the kernel before this one ends.
+//         product_few_mma multiplies on the tensor cores: 16 rows of x by 8 columns. Which k meets in which place of an
+//         instruction is free, so a lane's 16 bytes are what it multiplies. product_few_fma multiplies on the ordinary
+//         cores: lanes along k, true fp32.
+// Order   Warp i of 8 has pieces i, i + 8, ... of k. By mma: pieces of 32, in two steps of 16. By fma: pieces of 32 V, of
+//         which lane l has V from V l on; then lanes 16 apart add up, 8, 4, 2 and 1. Then the warps, from the first to the
+//         last, and the bias. Neither M nor N decides anything.
+// Floor   Weights once: 4,096 x 4,096 in fp16: 33.6 MB / 4.8 TB/s = 7.0 us from memory, at most 33 TB/s from L2: 1.0 us.
+// Layout  x (M, K), w (N, K), y (M, N) row-major, each 16 B aligned; bias (N) or none.
+// Shared  8 * ROWS * COLUMNS floats: 8 KB for 16 x 16.
+// Limits  Any M, N, K; x and y float32, float16 or bfloat16. mma: K a multiple of 8. fma: V = 1, or K a multiple of V.
+#include "boxes.cuh"
+#include "product.cuh"
+#include "tensor_core.cuh"
+
+constexpr int WARPS = 8;
+
+// A block's first row and column of y. All columns of some rows come one after the other: weights are what is shared.
+template <int ROWS, int COLUMNS>
+struct FewPlace {
+    long long m, n;
+
+    __device__ __forceinline__ FewPlace(long long N) {
+        const u32 across = static_cast<u32>((N + COLUMNS - 1) / COLUMNS);
+        m = static_cast<long long>(blockIdx.x / across) * ROWS;
+        n = static_cast<long long>(blockIdx.x % across) * COLUMNS;
+    }
+};
+
+// What the warps have of a tile, added up, and what becomes of it.
+template <int ROWS, int COLUMNS, class Y>
+__device__ __forceinline__ void add_up_warps(const float (&sums)[WARPS][ROWS][COLUMNS], const float* bias, Y* y,
+                                             long long m, long long n, long long M, long long N,
+                                             const Activation& activation) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < ROWS * COLUMNS; i += 32 * WARPS) {
+        const int row = i / COLUMNS, column = i % COLUMNS;
+        if (m + row >= M || n + column >= N) continue;
+        float sum = sums[0][row][column];
+#pragma unroll
+        for (int warp = 1; warp < WARPS; ++warp) sum += sums[warp][row][column];
+        if (bias != nullptr) sum += bias[n + column];
+        finish_one(sum, y + (m + row) * N + n + column, activation);
+    }
+}
+
+// -- the tensor cores -----------------------------------------------------------------------------------------
+
+constexpr int PIECE = 32;  // of k: eight numbers of each of four lanes
+
+// Eight neighbours as four words of P's numbers.
+template <class P, class X>
+__device__ __forceinline__ uint4 read8(const X* from) {
+    using Number = typename P::Number;
+    if constexpr (is_same<X, Number>) {
+        return *reinterpret_cast<const uint4*>(from);
+    } else {
+        const float4 a = load4(from), b = load4(from + 4);
+        return {pack<Number>(a.x, a.y), pack<Number>(a.z, a.w), pack<Number>(b.x, b.y), pack<Number>(b.z, b.w)};
+    }
+}
+
+// MT times 16 rows, NT times 8 columns; PIECES of k are under way at a time.
+template <class P, class X, class Y, int MT, int NT, int PIECES>
+__global__ void __launch_bounds__(32 * WARPS, MT == 1 ? 2 : 1)
+product_few_mma(const X* x, const typename P::Number* w, const float* bias, Y* y, long long M, long long N,
+                long long K, u32 code, u32 a_bits, u32 b_bits) {
+    constexpr int ROWS = 16 * MT, COLUMNS = 8 * NT;
+    __shared__ float sums[WARPS][ROWS][COLUMNS];
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const FewPlace<ROWS, COLUMNS> place(N);
+    uint4 weights[PIECES][NT];
+    const auto read_weights = [&](long long first) {
+#pragma unroll
+        for (int i = 0; i < PIECES; ++i)
+#pragma unroll
+            for (int j = 0; j < NT; ++j) {
+                const long long k = first + static_cast<long long>(i) * WARPS * PIECE, n = place.n + 8 * j + g;
+                weights[i][j] = k < K && n < N ? *reinterpret_cast<const uint4*>(w + n * K + k) : uint4{0, 0, 0, 0};
+            }
+    };
+    long long k = warp * PIECE + 8 * q;  // the lane's
+    let_next_begin();
+    read_weights(k);
+    wait_for_kernel_before();
+
+    float c[MT][NT][4] = {};
+    while (true) {
+#pragma unroll
+        for (int t = 0; t < MT; ++t) {
+            uint4 rows[PIECES][2];
+#pragma unroll
+            for (int i = 0; i < PIECES; ++i)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const long long at = k + static_cast<long long>(i) * WARPS * PIECE;
+                    const long long m = place.m + 16 * t + 8 * half + g;
+                    rows[i][half] = at < K && m < M ? read8<P>(x + m * K + at) : uint4{0, 0, 0, 0};
+                }
+#pragma unroll
+            for (int i = 0; i < PIECES; ++i) {
+                const u32 even[4] = {rows[i][0].x, rows[i][1].x, rows[i][0].y, rows[i][1].y};
+                const u32 odd[4] = {rows[i][0].z, rows[i][1].z, rows[i][0].w, rows[i][1].w};
+#pragma unroll
+                for (int j = 0; j < NT; ++j) {
+                    mma<P>(c[t][j], even, weights[i][j].x, weights[i][j].y);
+                    mma<P>(c[t][j], odd, weights[i][j].z, weights[i][j].w);
+                }
+            }
+        }
+        k += static_cast<long long>(PIECES) * WARPS * PIECE;
+        if (k - 8 * q >= K) break;  // the same for all lanes
+        read_weights(k);
+    }
+#pragma unroll
+    for (int i = 0; i < MT * NT * 4; ++i) {
+        const int t = i / 4 / NT, j = i / 4 % NT;
+        sums[warp][16 * t + i % 4 / 2 * 8 + g][8 * j + 2 * q + i % 2] = c[t][j][i % 4];
+    }
+    add_up_warps(sums, bias, y, place.m, place.n, M, N,
+                 Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
+}
+
+// -- the ordinary cores ---------------------------------------------------------------------------------------
+
+// V neighbours in float32: 16 bytes of float32, 8 of the others, or one number.
+template <int V, class T>
+__device__ __forceinline__ void read_wide(float (&to)[V], const T* from, bool is_there) {
+    if constexpr (V == 4) {
+        const float4 v = is_there ? load4(from) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+    } else {
+        to[0] = is_there ? to_float(*from) : 0.0f;
+    }
+}
+
+template <class X, class W, class Y, int ROWS, int COLUMNS, int V, int PIECES>
+__global__ void __launch_bounds__(32 * WARPS, 2)
+product_few_fma(const X* x, const W* w, const float* bias, Y* y, long long M, long long N, long long K, u32 code,
+                u32 a_bits, u32 b_bits) {
+    constexpr long long STEP = 32 * V * WARPS;  // from a piece of a warp to its next
+    __shared__ float sums[WARPS][ROWS][COLUMNS];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const FewPlace<ROWS, COLUMNS> place(N);
+    float weights[PIECES][COLUMNS][V];
+    const auto read_weights = [&](long long first) {
+#pragma unroll
+        for (int i = 0; i < PIECES; ++i)
+#pragma unroll
+            for (int j = 0; j < COLUMNS; ++j) {
+                const long long k = first + i * STEP, n = place.n + j;
+                const bool is_there = k < K && n < N;
+                read_wide<V>(weights[i][j], w + (is_there ? n * K + k : 0), is_there);
+            }
+    };
+    long long k = (warp * 32 + lane) * V;  // the lane's
+    let_next_begin();
+    read_weights(k);
+    wait_for_kernel_before();
+
+    float c[ROWS][COLUMNS] = {};
+    while (true) {
+#pragma unroll
+        for (int i = 0; i < PIECES; ++i)
+#pragma unroll
+            for (int row = 0; row < ROWS; ++row) {
+                const bool is_there = k + i * STEP < K && place.m + row < M;
+                float v[V];
+                read_wide<V>(v, x + (is_there ? (place.m + row) * K + k + i * STEP : 0), is_there);
+#pragma unroll
+                for (int j = 0; j < COLUMNS; ++j)
+#pragma unroll
+                    for (int l = 0; l < V; ++l) c[row][j] = fmaf(v[l], weights[i][j][l], c[row][j]);
+            }
+        k += PIECES * STEP;
+        if (k - lane * V >= K) break;  // the same for all lanes
+        read_weights(k);
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS * COLUMNS; ++i) {
+        float sum = c[i / COLUMNS][i % COLUMNS];
+#pragma unroll
+        for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+        if (lane == 0) sums[warp][i / COLUMNS][i % COLUMNS] = sum;
+    }
+    add_up_warps(sums, bias, y, place.m, place.n, M, N,
+                 Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
+}

@@ -1,0 +1,190 @@
+"""product_few on a GPU: the host's side of product_few.cu. A Linear over few rows, as fast as its weights are read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
+from onchip.kernels.cuda import mlp_tensor
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.product import activation_words, one_layer, weight_recipes
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Steps,
+    UInt32,
+    Weight,
+)
+from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.spec.layers import Elementwise
+from onchip.spec.network import Network
+from onchip.spec.types import DTYPE_BYTES
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+OVERLAPPING = ("sm_90a", "sm_100", "sm_120")  # chips whose kernels may begin before the one before ends
+WARPS = 8
+PIECE = 32  # of k, by mma
+BLOCKS = 2  # of a multiprocessor at a time
+FMA_COLUMNS, FMA_PIECES = 4, {1: 4, 4: 2, 8: 1}  # by the rows of a block: pieces of k under way at a time
+MOST_ROWS = 128  # for which it is planned: with more, others read weights fewer times
+# Estimates, not measured: what comes before the first product and behind the last, the share of the cache's peak that
+# all blocks reach together (as plain loads did), the share of the cores' rate.
+LATENCY_US, CACHE_SHARE, MMA_RATE, FMA_RATE = 1.0, 0.25, 0.3, 0.4
+
+
+@dataclass(frozen=True)
+class FewProduct:
+    """y (M, N) = activation(x (M, K) w^T + bias), w (N, K)."""
+
+    M: int
+    N: int
+    K: int
+    precision: str  # of PRECISIONS
+    dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
+    activation: Elementwise | None = None
+
+    @property
+    def by_mma(self) -> bool:
+        return PRECISIONS[self.precision].per_word == 2 and self.K % 8 == 0
+
+    @property
+    def vector(self) -> int:
+        """Numbers of k that a lane reads at a time, by fma."""
+        return 4 if self.K % 4 == 0 else 1
+
+    def tile(self, units: int) -> tuple[int, int]:
+        """Rows and columns of a block. Two times as many columns where all blocks do not find room at once."""
+        if self.by_mma:
+            return 16 if self.M <= 16 else 64, 8 if math.ceil(self.N / 8) <= BLOCKS * units else 16
+        return next((rows for rows in FMA_PIECES if rows >= self.M), max(FMA_PIECES)), FMA_COLUMNS
+
+    def count(self, units: int) -> int:
+        rows, columns = self.tile(units)
+        return math.ceil(self.M / rows) * math.ceil(self.N / columns)
+
+    @property
+    def order(self) -> str:
+        piece, how = (PIECE, "in steps of 16 by mma") if self.by_mma else (32 * self.vector, "in lanes")
+        return f"k {how}, {WARPS} warps by turns of {piece}"
+
+    def least_us(self, device: Device) -> float:
+        """Weights once for all rows of a block, rows once for all columns."""
+        rows, columns = self.tile(device.units)
+        w_bytes = math.ceil(self.M / rows) * self.N * self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype]
+        x_bytes = math.ceil(self.N / columns) * self.M * self.K * DTYPE_BYTES[self.dtypes[0]]
+        return LATENCY_US + (w_bytes + x_bytes) / (CACHE_SHARE * device.peak.cache_bandwidth) * 1e6
+
+    def rate(self, units: int) -> float:
+        """Share of the device's rate: rows of a block that are not there, multiprocessors without a block."""
+        rows, _ = self.tile(units)
+        full = self.M / (math.ceil(self.M / rows) * rows)
+        return (MMA_RATE if self.by_mma else FMA_RATE) * full * min(1.0, self.count(units) / units)
+
+    def launch(self, device: Device, x: Argument, w: Argument, bias: Argument, y: Argument) -> KernelLaunch:
+        """bias  of N float32, or Int64(0): none"""
+        rows, columns = self.tile(device.units)
+        given, made = (NUMBERS[dtype] for dtype in self.dtypes)
+        computed = PRECISIONS[self.precision]
+        if self.by_mma:
+            cut = f"{rows // 16}, {columns // 8}, {(64 if rows == 16 else 32) // columns}"
+            head, blocks = f"product_few_mma<{computed.name}, {given}, {made}, {cut}>", BLOCKS if rows == 16 else 1
+        else:
+            cut = f"{rows}, {columns}, {self.vector}, {FMA_PIECES[rows] if self.vector == 4 else 4}"
+            head, blocks = f"product_few_fma<{given}, {NUMBERS[computed.dtype]}, {made}, {cut}>", BLOCKS
+        config = LaunchConfig(
+            (self.count(device.units), 1, 1), (32 * WARPS, 1, 1), 0, overlaps=device.arch in OVERLAPPING
+        )
+        sizes = Int64(self.M), Int64(self.N), Int64(self.K)
+        arguments = (x, w, bias, y, *sizes, *map(UInt32, activation_words(self.activation)))
+        return KernelLaunch(Program(SOURCE, head), config, arguments, Budget(min(255, 65536 // (256 * blocks))))
+
+
+# -- as a layer of a network -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FewLowering:
+    """A Linear and its activation as one launch."""
+
+    product: FewProduct  # of one row of the batch
+    has_bias: bool
+    device: Device
+
+    def at(self, B: int) -> Steps:
+        product = replace(self.product, M=B * self.product.M)
+        if not product.M:
+            return Steps(())
+        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
+        return Steps((product.launch(self.device, Input(0), Weight("weight"), bias, Output(0)),))
+
+
+class ProductFew:
+    name = "product_few"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """One Linear, with its activation and the Casts around it, for a job of few rows."""
+        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
+        if chain is None or mlp_tensor.why_not(net, chain, device, job):
+            return
+        if 0 < job.batch * chain.vectors <= MOST_ROWS:
+            yield _claim(net, one_layer(net, chain), device, job)
+
+
+def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
+    (layer,), price = chain.layers, forward_price(net, chain)
+    recipes = weight_recipes(layer, job.precision)
+    dtypes = end_dtypes(net, chain)
+    product = FewProduct(chain.vectors, layer.D_out, layer.D_in, job.precision, dtypes, layer.activation)
+    planned = replace(product, M=job.batch * chain.vectors)
+    return Claim(
+        kernel=ProductFew.name,
+        label=f"{ProductFew.name}<{chain.label}>",
+        nodes=chain.nodes,
+        price=Price(
+            price.row_flop,
+            price.row_bytes,
+            sum(made.nbytes for made in recipes.values()),
+            precision="" if product.by_mma else "fp32",
+            rate=planned.rate(device.units),
+            least_us=planned.least_us(device),
+        ),
+        why="few rows: as fast as weights are read",
+        recipes=recipes,
+        order=product.order,
+        reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # by every block
+        facts=FewLowering(product, layer.bias is not None, device),
+    )
+
+
+def _instance(name: str, M: int, N: int, K: int, precision: str, dtype: str = "float32") -> Instance:
+    product, nothing = FewProduct(M, N, K, precision, (dtype, dtype)), Int64(0)
+    return Instance(name, lambda device: product.launch(device, nothing, nothing, nothing, nothing))
+
+
+INSTANCES = (
+    _instance("one row fp16", 1, 4096, 4096, "fp16", "float16"),
+    _instance("one row fp32", 1, 4096, 4096, "fp32"),
+    _instance("8 rows fp32", 8, 4096, 4096, "fp32"),
+    _instance("8 rows of odd length fp32", 8, 4096, 4095, "fp32"),
+    _instance("few columns bf16, rows in fp32", 16, 512, 1024, "bf16"),
+    _instance("64 rows fp16", 64, 1024, 1024, "fp16", "float16"),
+    _instance("64 rows fp16, in fp32", 64, 4096, 1024, "fp16"),
+    _instance("rows of odd length fp16", 3, 512, 77, "fp16", "float16"),
+)

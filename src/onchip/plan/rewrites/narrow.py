@@ -1,0 +1,59 @@
+"""Values between layers in 16 bits, for a job that multiplies in 16 bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import cast
+
+from onchip.plan.rewrites.drop import drop_idle
+from onchip.plan.rewrites.edit import Told
+from onchip.spec.io import with_ends
+from onchip.spec.layers import Add, Cast, Convolution, Embedding, Linear, Mul, TokenConv, TransposedConvolution
+from onchip.spec.layers.cast import CastTo
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Recipe, Weight, as_is
+from onchip.spec.types import TensorType
+
+# Their values have the dtype of a weight, or their weights that of the values.
+_TYPED_BY_WEIGHT = {Embedding: "weight", TokenConv: "weight", Add: "constant", Mul: "constant"}
+
+
+_PRODUCTS = (Linear, Convolution, TransposedConvolution, TokenConv)
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # by a job's precision
+
+
+def narrow_values(net: Network, precision: str) -> Told:
+    """x -> f -> g -> y in float32   becomes   x -> Cast(dtype) -> f -> g -> Cast(float32) -> y.
+
+    Layers compute and add up in float32 all the same: a kernel rounds what it writes, and what products read they would
+    round themselves. Half as many bytes go between kernels. Nothing changes in a network that has float64 anywhere, or
+    no product: a precision is of products.
+    """
+    kinds = {given.dtype for given in net.types.values()}
+    has_products = any(isinstance(node.layer, _PRODUCTS) for node in net.nodes)
+    if precision not in _DTYPES or not has_products or "float64" in kinds or "float32" not in kinds:
+        return net, []
+    dtype = _DTYPES[precision]
+    weights: dict[str, Weight] = dict(net.weights)
+
+    def narrowed(node: Node) -> Node:
+        if isinstance(node.layer, Cast):
+            return dataclasses.replace(node, layer=Cast(cast(CastTo, _narrow(node.layer.dtype, dtype))))
+        role = _TYPED_BY_WEIGHT.get(type(node.layer))
+        name = node.weights.get(role or "")
+        if role is None or name is None or net.weight_type(name).dtype != "float32":
+            return node
+        short = f"{name}.{dtype}"
+        weights[short] = Recipe.of(as_is, (name,), net.weights[name].shape, dtype)
+        return dataclasses.replace(node, weights={**node.weights, role: short})
+
+    inputs = {name: TensorType(given.shape, _narrow(given.dtype, dtype)) for name, given in net.inputs.items()}
+    nodes = tuple(map(narrowed, net.nodes))
+    inside = Network(inputs, nodes, net.outputs, weights, net.name)
+    ends = {name: net.types[name].dtype for name in (*net.inputs, *net.outputs)}
+    made = drop_idle(with_ends(inside, ends))[0]
+    return made, [f"kept values between layers in {dtype}"]
+
+
+def _narrow(dtype: str, narrow: str) -> str:
+    return narrow if dtype == "float32" else dtype

@@ -1,0 +1,90 @@
+"""A convolution that has no choice of places: a product."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from onchip.plan.rewrites.edit import Draft, Told
+from onchip.spec.layers import Convolution, Linear, Reshape, TransposedConvolution
+from onchip.spec.layers.conv import conv_groups, geometry
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array, recipe_op
+
+Sizes = tuple[int, ...]
+
+
+def multiply_windows(net: Network) -> Told:
+    """Conv whose only window is all of x   becomes   Reshape -> Linear -> Reshape;
+    ConvTranspose of x with one pixel   becomes   the same, all of y from that pixel.
+
+    Only where the matrix has no more numbers than the kernel: zeros would be work.
+    """
+    draft = Draft(net)
+    told = []
+    for node in net.nodes:
+        layer = node.layer
+        if not isinstance(layer, Convolution | TransposedConvolution) or conv_groups(layer) > 1:
+            continue
+        x, y = (draft.types[value].row_shape for value in (node.inputs[0], node.name))
+        is_transposed = isinstance(layer, TransposedConvolution)
+        one, many = (x, y) if is_transposed else (y, x)
+        kernel = draft.weights[node.weights["weight"]].shape[2:]
+        if math.prod(one[1:]) > 1 or math.prod(many[1:]) > math.prod(kernel):
+            continue
+        _, pads, dilation = geometry(layer)
+        op = matrix_of_pixel if is_transposed else matrix_of_window
+        roles = {
+            "weight": draft.derive(
+                f"{node.name}.matrix", op, (node.weights["weight"],), (math.prod(y), math.prod(x)), sides=many[1:],
+                before=pads[: layer.rank], dilation=dilation,
+            )
+        }  # fmt: skip
+        if "bias" in node.weights:
+            bias = (node.weights["bias"],)
+            roles["bias"] = draft.derive(f"{node.name}.biases", bias_of_pixels, bias, (math.prod(y),), sides=y[1:])
+        flat, product = (draft.fresh(f"{node.name}.{part}") for part in ("flat", "product"))
+        draft.put(
+            Node(flat, Reshape((math.prod(x),)), node.inputs), Node(product, Linear(), (flat,), roles),
+            Node(node.name, Reshape(y), (product,)),
+        )  # fmt: skip
+        told.append(f"made {node.name} a linear layer: it has one {'pixel' if is_transposed else 'window'}")
+    return draft.done(told)
+
+
+@recipe_op
+def matrix_of_window(W: Array, sides: Sizes, before: Sizes, dilation: Sizes) -> Array:
+    """(N, C, taps...) -> (N, C * pixels), of the window at x's beginning, less its pads."""
+    N, C, *kernel = W.shape
+    made = np.zeros((N, C, math.prod(sides)), W.dtype)
+    taps, pixels = _taps_inside(tuple(kernel), sides, before, dilation)
+    made[:, :, pixels] = W.reshape(N, C, -1)[:, :, taps]
+    return made.reshape(N, -1)
+
+
+@recipe_op
+def matrix_of_pixel(W: Array, sides: Sizes, before: Sizes, dilation: Sizes) -> Array:
+    """(C, N, taps...) -> (N * pixels, C): what y has of x's only pixel."""
+    C, N, *kernel = W.shape
+    made = np.zeros((N, math.prod(sides), C), W.dtype)
+    taps, pixels = _taps_inside(tuple(kernel), sides, before, dilation)
+    made[:, pixels] = W.reshape(C, N, -1)[:, :, taps].transpose(1, 2, 0)
+    return made.reshape(-1, C)
+
+
+@recipe_op
+def bias_of_pixels(bias: Array, sides: Sizes) -> Array:
+    """(N) -> (N * pixels)."""
+    return np.repeat(bias, math.prod(sides))
+
+
+def _taps_inside(kernel: Sizes, sides: Sizes, before: Sizes, dilation: Sizes) -> tuple[list[int], list[int]]:
+    """Taps of a window that begins `before` ahead of an image, and the pixels where they are; those that are in it."""
+    taps, pixels = list[int](), list[int]()
+    for number, tap in enumerate(np.ndindex(*kernel)):
+        pixel = tuple(k * d - b for k, d, b in zip(tap, dilation, before, strict=True))
+        if all(0 <= p < side for p, side in zip(pixel, sides, strict=True)):
+            taps.append(number)
+            pixels.append(int(np.ravel_multi_index(pixel, sides)))
+    return taps, pixels

@@ -1,0 +1,34 @@
+"""Why a group should take more than twice its floor: one line, of what its claim and the refusals beside it know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal
+
+SLOW = 2.0  # times the floor
+
+
+def slow_because(claim: Claim, device: Device, job: Job, refusals: Sequence[Refusal]) -> str:
+    """What most of the time is beside the floor; "" where that is near enough. Of a GPU's kernels only."""
+    price, given = claim.price, (device, job.precision, job.batch)
+    floor_us, estimate_us = price.floor_us(*given), price.estimate_us(*given)
+    if device.kind != "cuda" or estimate_us <= SLOW * floor_us:
+        return ""
+    launches_us = price.launches * (device.graph_launch_us or device.launch_us)
+    if launches_us >= estimate_us / 2:
+        return f"{'a launch is' if price.launches == 1 else 'launches are'} {launches_us / estimate_us:.0%} of it"
+    compute = price.row_flop * job.batch / (price.rate * device.flops[price.precision or job.precision])
+    memory = (price.row_bytes * job.batch + price.fixed_bytes) / device.bandwidth
+    turned = price.turned_bytes * job.batch / device.bandwidth
+    if price.least_us >= (max(compute, memory) + turned) * 1e6:
+        return "few rows: blocks wait for what they read"
+    if turned > max(compute, memory):
+        return "values are put in another order"
+    if memory > compute:
+        return "what it reads and writes comes from memory; the floor has it in the cache"
+    others = [f"{r.kernel} {r.why}" for r in refusals if claim.nodes and r.node == claim.nodes[0]]
+    cores = "ordinary cores" if (price.precision or job.precision) == "fp32" else "tensor cores"
+    told = f"; {'; '.join(others)}" if others and cores == "ordinary cores" else ""
+    return f"{cores} at {price.rate:.2g} of their steady rate{told}"

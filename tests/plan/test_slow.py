@@ -1,0 +1,55 @@
+"""A plan is never silently slow: where a group should take more than twice its floor, the plan says why."""
+
+import dataclasses
+
+import pytest
+
+from onchip.kernels.cuda import KERNELS
+from onchip.plan.device import H200
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.planner import make_plan
+from onchip.plan.slow import slow_because
+from onchip.spec.build import mlp
+from takers import CPU
+
+REFUSALS = (Refusal("tensor", "a", "multiplies no odd rows"), Refusal("tensor", "b", "is elsewhere"))
+
+
+def why(price, job=None, device=H200):
+    return slow_because(Claim("k", "k", ("a",), price, "", {}), device, job or Job(batch=1000), REFUSALS)
+
+
+def test_near_its_floor_there_is_nothing_to_say():
+    assert why(Price(10**9, 4, rate=0.9)) == ""
+    assert why(Price(0, 10**7)) == ""
+
+
+@pytest.mark.parametrize(
+    ("price", "told"),
+    [
+        (Price(10, 4), "a launch is 100% of it"),
+        (Price(10, 4, launches=3), "launches are 100% of it"),
+        (Price(10, 4, least_us=30.0), "few rows: blocks wait for what they read"),
+        (Price(10**9, 4, rate=0.2), "ordinary cores at 0.2 of their steady rate; tensor multiplies no odd rows"),
+        (Price(10**9, 4, rate=0.2, precision="tf32"), "tensor cores at 0.2 of their steady rate"),
+        (Price(0, 10**6, turned_bytes=10**8), "values are put in another order"),
+        (Price(0, 10**4), "what it reads and writes comes from memory; the floor has it in the cache"),
+    ],
+)
+def test_what_most_of_the_time_is(price, told):
+    assert why(price) == told
+
+
+def test_a_cpu_says_nothing():
+    assert why(Price(10**9, 4, rate=0.1), device=dataclasses.replace(CPU)) == ""
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("B", [1, 4096])
+def test_a_plan_says_so_of_every_group(precision, B):
+    plan = make_plan(mlp(785, 512, 256, 10), H200, KERNELS, Job(precision, B))
+    told = plan.to_dict()["groups"]
+    slow = [i for i, group in enumerate(told) if group["estimate_us"] > 2 * group["floor_us"]]
+    assert slow == [i for i, group in enumerate(told) if group["slow"]]
+    lines = [line for line in str(plan).splitlines() if line.startswith("slow: group")]
+    assert [line.split()[2] for line in lines] == [str(i) for i in slow]

@@ -59,7 +59,8 @@ def all_kernels() -> Network:
         Node("pairs.sums", TokenConv(), ("pairs",), {"weight": "pairs.table"}),
         Node("pairs.max", GlobalMax((2,)), ("pairs.sums",)),
         Node("conv", Conv2d(pads=(1, 1, 1, 1)), ("image",), {"weight": "conv.weight", "bias": "conv.bias"}),
-        Node("apart", Conv2d(pads=(1, 1, 1, 1), groups=7), ("conv",), {"weight": "apart.weight"}),
+        Node("halves", Conv2d(groups=2), ("conv",), {"weight": "halves.weight"}),
+        Node("apart", Conv2d(pads=(1, 1, 1, 1), groups=8), ("halves",), {"weight": "apart.weight"}),
         Node("relu", ReLU(), ("apart",)),
         Node("pool", MaxPool2d((2, 2)), ("relu",)),
         Node("smooth", AvgPool2d((3, 3), (1, 1), (1, 1, 1, 1)), ("pool",)),
@@ -76,8 +77,9 @@ def all_kernels() -> Network:
     )
     weights = {
         "words.table": weight(WORDS, 8), "totals.table": weight(COUNTS, 5), "pairs.table": weight(PAIRS, 3, 5),
-        "conv.weight": weight(7, 3, 3, 3), "conv.bias": weight(7), "apart.weight": weight(7, 1, 3, 3),
-        "wide.weight": weight(2100, 8 * S + 14 * 5 * 4), "narrow.weight": weight(5, 2100),
+        "conv.weight": weight(8, 3, 3, 3), "conv.bias": weight(8), "apart.weight": weight(8, 1, 3, 3),
+        "halves.weight": weight(8, 4, 1, 1),
+        "wide.weight": weight(2100, 8 * S + 16 * 5 * 4), "narrow.weight": weight(5, 2100),
     }  # fmt: skip
     given = {
         "words": TensorType(("B", S), "int64"),

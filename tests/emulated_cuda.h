@@ -245,6 +245,7 @@ static unsigned long long atomicMin(unsigned long long* at, unsigned long long v
     return before;
 }
 template <class T> T min(T a, T b) { return b < a ? b : a; }
+template <class T> T max(T a, T b) { return a < b ? b : a; }
 
 template <class T> T __ldcs(const T* from) {
     if (sizeof(T) == 16) emulated::check_16(from);

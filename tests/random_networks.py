@@ -129,7 +129,8 @@ def random_network(seed: int) -> Network:
 ROWS, BATCHED_ROWS = 160, 28  # rows that errors are taken over; of these, the last ones in batches of 1, 2 and 7
 MANY_ROWS = 2000
 FEW_ROWS = 8  # that differ: fewer are no yardstick
-IN_PARTS = ("mlp_tensor", "product_wgmma", "conv_wgmma")  # kernels that multiply fp32 as parts
+# Kernels that multiply fp32 as parts.
+IN_PARTS = ("mlp_tensor", "product_wgmma", "conv_wgmma", "conv_first", "conv_last")
 NAN_ROWS, INF_ROWS, ZERO_ROWS = 4, 4, 4  # the last of them
 
 

@@ -51,7 +51,18 @@ def test_all_kernels_are_in_it(precision):
     """But for those of which there is a choice: products and convolutions on either cores, scans by the shape."""
     plan = make_plan(NET, H200, KERNELS, Job(precision))
     files = {program.source.stem for program in programs_of([plan], (7,))}
-    assert {"conv", "depthwise", "gather", "permute", "pointwise", "pool", "reduce", "softmax", "weave"} < files
+    assert {
+        "conv",
+        "conv_first",
+        "depthwise",
+        "gather",
+        "permute",
+        "pointwise",
+        "pool",
+        "reduce",
+        "softmax",
+        "weave",
+    } < files
     assert {"product_wgmma"} < files
     assert {name for name in files if name.startswith("mlp_")}
     assert {name for name in files if name.startswith("scan_")}
@@ -61,6 +72,7 @@ def test_all_kernels_are_in_it(precision):
         "product",
         "conv_wgmma",
         "product_few",
+        "conv_last",
     }
 
 

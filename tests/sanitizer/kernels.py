@@ -118,6 +118,9 @@ GENERAL = {  # kernels with sizes at run time
             "n.weight": weight(2, 5, 2, 2),
         },
     ),
+    "convolutions in groups": sequential(
+        TensorType(("B", 8, 9, 8)), [("c", Conv2d(groups=2))], {"c.weight": weight(4, 4, 3, 3)}
+    ),
     "convolutions of many channels": sequential(
         TensorType(("B", 16, 9, 8)),
         [

@@ -1,6 +1,8 @@
 """CUDA's kernels, in the order in which the planner asks them. Nothing here needs a GPU."""
 
 from onchip.kernels.cuda.conv import ConvAlone
+from onchip.kernels.cuda.conv_first import ConvFirst
+from onchip.kernels.cuda.conv_last import ConvLast
 from onchip.kernels.cuda.conv_wgmma import ConvWgmma
 from onchip.kernels.cuda.depthwise import DepthwiseAlone
 from onchip.kernels.cuda.gather import Gather
@@ -21,6 +23,6 @@ from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
     View("cuda"), MlpTensor(), MlpFused(), ProductWgmma(), ProductFew(), ProductAlone(), DepthwiseAlone(), ConvWgmma(),
-    ConvAlone(), Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), TokenMax(),
-    Gather(),
+    ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(),
+    ScanAlone(), TokenMax(), Gather(),
 )  # fmt: skip

@@ -151,3 +151,12 @@ struct TanhGELU {
     static __device__ __forceinline__ double apply(double v) { return v * exact_sigmoid(inner(v)); }
     static __device__ __forceinline__ float fast(float v) { return v * fast_sigmoid(inner(v)); }
 };
+// As a whole number; a byte when it is stored.
+struct ToPixels {
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number v) {
+        const Number scaled = (v + Number(1)) / Number(2) * Number(255);
+        const Number above = scaled > Number(0) ? scaled : Number(0);  // of a NaN 0
+        return static_cast<int>(above < Number(255) ? above : Number(255));
+    }
+};

@@ -107,15 +107,6 @@ struct Mul {
         return static_cast<unsigned long long>(a) * static_cast<unsigned long long>(b);
     }
 };
-// As a whole number; a byte when it is stored.
-struct ToPixels {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) {
-        const Number scaled = (v + Number(1)) / Number(2) * Number(255);
-        const Number above = scaled > Number(0) ? scaled : Number(0);  // of a NaN 0
-        return static_cast<int>(above < Number(255) ? above : Number(255));
-    }
-};
 template <class T>
 struct Rounded {
     template <class Number>

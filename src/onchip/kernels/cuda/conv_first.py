@@ -1,0 +1,282 @@
+"""conv_first on a GPU: the host's side of conv_first.cu. Convolutions of few channels of x, at the tensor cores."""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onchip.kernels.cuda.conv import Geometry, geometry_of
+from onchip.kernels.cuda.conv_mma import (
+    COLUMNS,
+    PART,
+    THREADS,
+    activation_of,
+    are_numbers,
+    convolution_of,
+    even_share,
+    find_nodes,
+    fragment_shape,
+    in_fragments,
+    label_of,
+    multiplied_fragments,
+    price_of,
+)
+from onchip.kernels.cuda.divide import divider
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.product import activation_words
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Steps,
+    Struct,
+    UInt32,
+    Weight,
+)
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
+from onchip.spec.layers import Elementwise, ToPixels
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+MOST_CHANNELS = 15  # of x: more of them fill a step by themselves, and lie with channels last
+MOST_PLACES, LEAST_PLACES = 256, 32  # of a tile
+MOST_LINE = 64  # places of a line of a tile, where there are several lines
+STATIC_BYTES = 4 << 10  # shared memory beside what a launch asks for, and what a block takes for itself
+# Of the tensor cores' steady rate, which we expect and did not measure, by the tiles of 8 channels that a warp makes:
+# each word of x comes from shared memory by itself, and is multiplied with as many.
+RATES = {1: 0.1, 2: 0.2, 4: 0.3}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Places of y that a block makes at a time."""
+
+    images: int
+    rows: int
+    columns: int
+
+    @property
+    def places(self) -> int:
+        return self.images * self.rows * self.columns
+
+    def count(self, B: int, sides: tuple[int, int]) -> int:
+        return math.ceil(B / self.images) * math.ceil(sides[0] / self.rows) * math.ceil(sides[1] / self.columns)
+
+
+@dataclass(frozen=True)
+class ConvFirstLowering:
+    """A convolution and its activation as one launch."""
+
+    geometry: Geometry
+    precision: str
+    dtypes: tuple[str, str]
+    is_last: bool  # whether channels of y lie last
+    activation: Elementwise | None
+    has_bias: bool
+    units: int
+    fast_bytes: int
+
+    @property
+    def depth(self) -> int:
+        """Numbers of a window, those that fill up words included."""
+        g, per_word = self.geometry, PRECISIONS[self.precision].per_word
+        return g.C * g.taps[0] * round_up(g.taps[1], per_word)
+
+    @property
+    def steps(self) -> int:
+        return math.ceil(self.depth / PRECISIONS[self.precision].step)
+
+    @property
+    def group(self) -> int:
+        """Tiles of 8 channels that a warp makes at a time."""
+        return min(4, 1 << (math.ceil(self.geometry.N / COLUMNS) - 1).bit_length())
+
+    @property
+    def channels(self) -> int:
+        """Channels, filled up to whole groups."""
+        return round_up(self.geometry.N, COLUMNS * self.group)
+
+    @property
+    def weight_bytes(self) -> int:
+        precision = PRECISIONS[self.precision]
+        return precision.parts * self.steps * precision.step * self.channels * 4 // precision.per_word
+
+    def patch(self, tile: Tile) -> tuple[int, int]:
+        """Lines and columns of x under a tile. An odd number of columns: neighbouring lines begin in other banks."""
+        g = self.geometry
+        rows, columns = (
+            (count - 1) * stride + (taps - 1) * dilation + 1
+            for count, stride, taps, dilation in zip(
+                (tile.rows, tile.columns), g.stride, g.taps, g.dilation, strict=True
+            )
+        )
+        return rows, columns | 1
+
+    def shared_bytes(self, tile: Tile) -> int:
+        pixels = tile.images * self.geometry.C * math.prod(self.patch(tile))
+        return self.weight_bytes + 64 * self.steps + 4 * self.channels + 4 * pixels
+
+    def tile_of(self, most: int) -> Tile:
+        """At most so many places: whole lines, and whole images where they are small."""
+        H, W = self.geometry.sides_out
+        columns = even_share(W, most if H == 1 else min(most, MOST_LINE))
+        rows = even_share(H, max(1, most // columns))
+        is_whole = (rows, columns) == (H, W)
+        return Tile(max(1, most // (rows * columns)) if is_whole else 1, rows, columns)
+
+    def tile(self, B: int) -> Tile:
+        """Smaller ones where there would be fewer than multiprocessors. All make the same bits."""
+        sizes = [most for most in (256, 128, 64, 32) if self.fits(self.tile_of(most))]
+        sides = self.geometry.sides_out
+        return self.tile_of(
+            next((most for most in sizes if self.tile_of(most).count(B, sides) >= self.units), sizes[-1])
+        )
+
+    def fits(self, tile: Tile) -> bool:
+        return self.shared_bytes(tile) + STATIC_BYTES <= self.fast_bytes
+
+    def why_not(self) -> str:
+        g = self.geometry
+        if max(g.C * math.prod(g.sides_in), g.N * math.prod(g.sides_out)) >= 1 << 31:
+            return "convolves images of less than 2^31 numbers"
+        if not self.fits(self.tile_of(LEAST_PLACES)):
+            wanted = self.shared_bytes(self.tile_of(LEAST_PLACES)) + STATIC_BYTES
+            return f"weights and a patch of x take {wanted:,} B of shared memory, more than {self.fast_bytes:,}"
+        return ""
+
+    def rate(self, B: int) -> float:
+        """Of the steady rate: what only fills up is multiplied, too, and there may be few tiles."""
+        g, tile = self.geometry, self.tile(B)
+        filled = g.C * math.prod(g.taps) * g.N / (self.steps * PRECISIONS[self.precision].step * self.channels)
+        share = math.prod(g.sides_out) * B / (tile.count(B, g.sides_out) * round_up(tile.places, 32))
+        return RATES[self.group] * filled * min(1.0, share) * min(1.0, tile.count(B, g.sides_out) / self.units)
+
+    def at(self, B: int) -> Steps:
+        if B == 0:
+            return Steps(())
+        return Steps((self.launch(B),))
+
+    def launch(self, B: int) -> KernelLaunch:
+        """conv_first(x, w, bias, y, B, Tiles, activation's three words)"""
+        g, tile = self.geometry, self.tile(B)
+        patch_rows, patch_columns = self.patch(tile)
+        across = [math.ceil(n / m) for n, m in zip(g.sides_out, (tile.rows, tile.columns), strict=True)]
+        sizes = struct.pack(
+            "<19i2I2i", g.C, *g.sides_in, g.N, *g.sides_out, *g.taps, *g.stride, *g.before, *g.dilation, tile.images,
+            tile.rows, tile.columns, patch_rows, patch_columns, *across, self.steps, self.is_last,
+        )  # fmt: skip
+        dividers = b"".join(divider(n).data for n in (tile.columns, tile.rows, patch_columns, patch_rows, g.C))
+        arguments: tuple[Argument, ...] = (
+            Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
+            Struct((), sizes + dividers), *map(UInt32, activation_words(self.activation)),
+        )  # fmt: skip
+        shared, most = self.shared_bytes(tile), 2 if PRECISIONS[self.precision].parts > 1 else 3
+        blocks = self.units * max(1, min(most, self.fast_bytes // (shared + STATIC_BYTES)))
+        config = LaunchConfig((min(blocks, tile.count(B, g.sides_out)), 1, 1), (THREADS, 1, 1), shared)
+        numbers = (PRECISIONS[self.precision].name, *(NUMBERS[dtype] for dtype in self.dtypes), str(self.group))
+        program = Program(SOURCE, f"conv_first<{', '.join(numbers)}>")
+        return KernelLaunch(program, config, arguments, Budget(65536 // (most * THREADS) // 8 * 8))
+
+
+class ConvFirst:
+    name = "conv_first"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """A convolution of few channels that lie in rows, with its activation and the Casts around it."""
+        nodes = find_nodes(net, start)
+        if not nodes or job.is_training or device.arch not in ARCHITECTURES:
+            return
+        if isinstance(nodes[-1].layer, ToPixels):
+            nodes = nodes[:-1]
+        node, last = convolution_of(nodes), nodes[-1]
+        geometry = geometry_of(net, node)
+        if geometry.groups > 1 or geometry.C > MOST_CHANNELS or not are_numbers(net, nodes):
+            return
+        ends = (net.types[nodes[0].inputs[0]].dtype, net.types[last.name].dtype)
+        make = functools.partial(
+            ConvFirstLowering, geometry, job.precision, ends, activation=activation_of(nodes),
+            has_bias="bias" in node.weights, units=device.units, fast_bytes=device.fast_bytes,
+        )  # fmt: skip
+        if why := make(False).why_not():
+            yield Refusal(self.name, node.name, why)
+            return
+        for is_last in (False, True) if net.readers(last.name) and has_channels(net.types[last.name]) else (False,):
+            yield _claim(net, nodes, make(is_last), job)
+
+
+def _claim(net: Network, nodes: tuple[Node, ...], lowering: ConvFirstLowering, job: Job) -> Claim:
+    recipes, precision = _recipes(net, convolution_of(nodes), lowering), PRECISIONS[job.precision]
+    order = f"channels, then taps in steps of {precision.step} by mma.sync"
+    return Claim(
+        ConvFirst.name, label_of(ConvFirst.name, net, nodes), tuple(node.name for node in nodes),
+        price_of(net, nodes, sum(made.nbytes for made in recipes.values()), job.precision, lowering.rate(job.batch)),
+        "tensor cores, a patch of x in shared memory: few channels", recipes,
+        fast_bytes=lowering.shared_bytes(lowering.tile(job.batch)),
+        order=order + (f", parts of {PART}" if precision.parts > 1 else ""), facts=lowering,
+        reads={nodes[0].inputs[0]: Use(ROWS, is_read_often=True)},
+        gives={nodes[-1].name: CHANNELS_LAST} if lowering.is_last else {},
+    )  # fmt: skip
+
+
+def _recipes(net: Network, node: Node, lowering: ConvFirstLowering) -> dict[str, Recipe]:
+    name, per_word = node.weights["weight"], PRECISIONS[lowering.precision].per_word
+    arranged = Recipe.of(
+        window_fragments, (name,), fragment_shape(lowering.depth, lowering.channels, per_word),
+        net.weight_type(name).dtype, per_word=per_word, columns=lowering.channels,
+    )  # fmt: skip
+    recipes = {"weight": multiplied_fragments(arranged, lowering.precision)}
+    if lowering.has_bias:
+        recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (lowering.geometry.N,))
+    return recipes
+
+
+@recipe_op
+def window_fragments(weight: Array, per_word: int, columns: int) -> Array:
+    """(N, C, taps...) in fragments: k over channels and taps, a line of taps filled up with zeros to whole words."""
+    N, taps = weight.shape[0], weight.shape[-1]
+    lines = weight.reshape(N, -1, taps)
+    full = np.zeros((columns, lines.shape[1], round_up(taps, per_word)), weight.dtype)
+    full[:N, :, :taps] = lines
+    return in_fragments(full.reshape(columns, -1).T, per_word)
+
+
+def _instance(name: str, precision: str, dtypes: tuple[str, str], N: int = 64, taps: int = 3) -> Instance:
+    side = (32, 32)
+    both = Geometry(False, 3, N, 1, side, side, (taps, taps), (1, 1), (taps // 2, taps // 2), (1, 1))
+
+    def launch(device: Device) -> KernelLaunch:
+        return ConvFirstLowering(
+            both, precision, dtypes, True, None, True, device.units, device.fast_bytes
+        ).launch(1024)  # fmt: skip
+
+    return Instance(name, launch)
+
+
+INSTANCES = (
+    _instance("3 channels fp16, in float32", "fp16", ("float32", "float16")),
+    _instance("3 channels fp32", "fp32", ("float32", "float32")),
+    _instance("3 channels tf32", "tf32", ("float32", "float32")),
+    _instance("3 channels bf16", "bf16", ("bfloat16", "bfloat16")),
+    _instance("to 6 channels fp32, 5x5", "fp32", ("float32", "float32"), 6, 5),
+    _instance("to 16 channels fp16, 5x5", "fp16", ("float16", "float32"), 16, 5),
+)

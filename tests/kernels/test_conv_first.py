@@ -1,0 +1,237 @@
+"""conv_first: convolutions of few channels of x at the tensor cores. On the host, then on a GPU."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from checks import rows
+from emulated_cuda import emulated_gpu, needs_gxx
+from emulated_engine import run_claim
+from onchip.kernels import reference
+from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.conv_first import ConvFirst, window_fragments
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
+from onchip.plan.device import H200
+from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.layout import CHANNELS_LAST, ROWS
+from onchip.plan.planner import make_plan
+from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
+from onchip.runtime.engine import compile
+from onchip.spec.layers import Cast, Conv1d, Conv2d, GlobalMean, ReLU, Tanh
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType, numpy_dtype
+
+# layer, a row of x, the weight, whether there is a bias
+CASES = {
+    "3x3": (Conv2d(pads=(1, 1, 1, 1)), (3, 9, 10), (20, 3, 3, 3), True),
+    "one channel, 5x5": (Conv2d(), (1, 14, 13), (6, 1, 5, 5), True),
+    "7x7, stride 2": (Conv2d((2, 2), (3, 3, 3, 3)), (3, 21, 18), (64, 3, 7, 7), False),
+    "odd pads, dilation": (Conv2d((1, 3), (2, 0, 1, 3), (2, 3)), (5, 8, 19), (33, 5, 2, 4), True),
+    "one tap": (Conv2d(), (4, 5, 4), (9, 4, 1, 1), True),
+    "many columns": (Conv2d(pads=(0, 2, 0, 2)), (2, 3, 150), (16, 2, 1, 5), True),
+    "a signal": (Conv1d(pads=(2, 1)), (1, 321), (17, 1, 4), True),
+    "a signal, stride": (Conv1d((3,), (1, 1)), (12, 20), (70, 12, 5), True),
+    "small images": (Conv2d(), (3, 4, 4), (8, 3, 2, 2), True),
+}
+
+
+def network(name, activation=None, dtypes=("float32", "float32"), behind=True):
+    """A convolution, its activation, a Cast if y is of another dtype; `behind`, a layer that reads what is made."""
+    layer, row, shape, has_bias = CASES[name]
+    fan = np.float32(np.sqrt(np.prod(shape[1:])))
+    weights = {"weight": (rows(shape[0], int(np.prod(shape[1:])), seed=2) / fan).reshape(shape)}
+    if has_bias:
+        weights["bias"] = rows(1, shape[0], seed=3)[0]
+    weights = {role: weight.astype(numpy_dtype(dtypes[0])) for role, weight in weights.items()}
+    nodes = [Node("c", layer, ("x",), {role: role for role in weights})]
+    if activation is not None:
+        nodes.append(Node("a", activation, ("c",)))
+    if dtypes[0] != dtypes[1]:
+        nodes.append(Node("cast", Cast(dtypes[1]), (nodes[-1].name,)))
+    if behind:
+        axes = tuple(range(2, 1 + len(row)))
+        nodes.append(Node("mean", GlobalMean(axes), (nodes[-1].name,)))
+    return Network({"x": TensorType(("B", *row), dtypes[0])}, tuple(nodes), (nodes[-1].name,), weights)
+
+
+def images(net, B):
+    given = net.inputs["x"]
+    return rows(B, int(np.prod(given.row_shape))).reshape(B, *given.row_shape).astype(numpy_dtype(given.dtype))
+
+
+def claims_in(net, precision="fp32", start=0):
+    return [found for found in ConvFirst().claims(net, start, H200, Job(precision)) if isinstance(found, Claim)]
+
+
+def rounded(array, precision):
+    if precision == "tf32":
+        return round_tf32(np.ascontiguousarray(array, np.float32))
+    return array.astype(numpy_dtype(PRECISIONS[precision].dtype)).astype(np.float32)
+
+
+def exact(net, x, precision):
+    """y of rounded numbers, in float64, up to the convolution's activation."""
+    layers = [node for node in net.nodes if not isinstance(node.layer, Cast | GlobalMean)]
+    weights = {"weight": rounded(net.weights["weight"].astype(np.float32), precision)}
+    if "bias" in net.weights:
+        weights["bias"] = net.weights["bias"].astype(np.float32)
+    bare = Network({"x": TensorType(net.inputs["x"].shape)}, tuple(layers), (layers[-1].name,), weights)
+    return reference.forward(bare, rounded(x.astype(np.float32), precision))
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("precision", "dtypes"),
+    [
+        ("fp32", ("float32", "float32")), ("fp16", ("float32", "float16")), ("bf16", ("bfloat16", "float32")),
+        ("tf32", ("float16", "bfloat16")),
+    ],
+    ids=["fp32", "fp16", "bf16", "tf32"],
+)  # fmt: skip
+def test_on_an_emulated_gpu(monkeypatch, name, precision, dtypes):
+    gpu, net = emulated_gpu(monkeypatch), network(name, Tanh() if name == "3x3" else ReLU(), dtypes)
+    x = images(net, 5)
+    want = exact(net, x, precision)
+    eps = {"float32": 4e-6, "float16": 1e-3, "bfloat16": 8e-3}[dtypes[1]]
+    found = claims_in(net, precision)
+    assert {claim.gives.get(claim.nodes[-1], ROWS) for claim in found} == {ROWS, CHANNELS_LAST}
+    both = []
+    for claim in found:
+        assert claim.nodes == tuple(node.name for node in net.nodes[:-1])
+        got = run_claim(gpu, net, claim, x)
+        assert np.abs(got.astype(float) - want).max() <= eps * np.abs(want).max()
+        assert np.array_equal(run_claim(gpu, net, claim, x[3:4]), got[3:4])
+        both.append(got)
+    assert np.array_equal(*both), "the layout decides about no bit"
+
+
+@needs_gxx
+def test_every_tile_makes_the_same_bits(monkeypatch):
+    """Tiles of 32 places up to 256, by how many multiprocessors there are."""
+    gpu, net = emulated_gpu(monkeypatch), network("3x3")
+    x, made, tiles = images(net, 3), [], set()
+    for units in (1, 4, 7, 9, 132):
+        claim = claims_in(net)[0]
+        lowering = dataclasses.replace(claim.facts, units=units)
+        tiles.add(lowering.tile(3))
+        made.append(run_claim(gpu, net, dataclasses.replace(claim, facts=lowering), x))
+    assert len(tiles) > 2
+    assert all(np.array_equal(each, made[0]) for each in made)
+
+
+@needs_gxx
+def test_what_is_no_tap_spoils_nothing(monkeypatch):
+    """A NaN beside a window, where an odd tap's word has its neighbour, is not multiplied."""
+    gpu, net = emulated_gpu(monkeypatch), network("3x3")
+    x = images(net, 1)
+    x[0, 1, 4, 6] = np.nan
+    for precision in PRECISIONS:
+        got = run_claim(gpu, net, claims_in(net, precision)[0], x)
+        assert np.array_equal(np.isnan(got), np.isnan(reference.forward(network("3x3", behind=False), x)))
+
+
+def test_what_it_takes():
+    net = network("3x3", ReLU(), ("float32", "float16"))
+    claim = claims_in(net, "fp16")[0]
+    assert claim.label == "conv_first<3,20,3x3,ReLU>"
+    assert claim.nodes == ("c", "a", "cast")
+    cast = Node("before", Cast("float16"), ("x",))
+    conv = dataclasses.replace(net.nodes[0], inputs=("before",))
+    weights = {name: weight.astype(np.float16) for name, weight in net.weights.items()}
+    both = Network(net.inputs, (cast, conv, net.nodes[1]), ("a",), weights)
+    assert claims_in(both)[0].nodes == ("before", "c", "a")
+    assert claims_in(both, start=1)[0].nodes == ("c", "a")
+    assert claims_in(both)[0].facts.dtypes == ("float32", "float16")
+    read_twice = dataclasses.replace(both, outputs=("before", "a"))
+    assert claims_in(read_twice) == []
+    assert [len(claims_in(network(name, behind=False))) for name in CASES] == [1] * len(CASES), "in rows at the end"
+
+
+def test_what_it_leaves_and_refuses():
+    many = Network(
+        {"x": TensorType(("B", 16, 8, 8))}, (Node("c", Conv2d(), ("x",), {"weight": "w"}),), ("c",),
+        {"w": np.zeros((8, 16, 3, 3), np.float32)},
+    )  # fmt: skip
+    assert list(ConvFirst().claims(many, 0, H200, Job())) == []
+    large = Network(
+        {"x": TensorType(("B", 15, 40, 40))}, (Node("c", Conv2d(), ("x",), {"weight": "w"}),), ("c",),
+        {"w": np.zeros((512, 15, 5, 5), np.float32)},
+    )  # fmt: skip
+    (refusal,) = ConvFirst().claims(large, 0, H200, Job())
+    assert isinstance(refusal, Refusal)
+    assert "shared memory" in refusal.why
+
+
+def test_lines_of_taps_are_whole_words():
+    w = np.arange(1, 10, dtype=np.float32).reshape(1, 1, 3, 3)
+    made = window_fragments(w, 2, 8).reshape(8, 4, 2, 2)  # g, q, word, number
+    assert made[0].transpose(1, 0, 2).reshape(16).tolist() == [1, 2, 3, 0, 4, 5, 6, 0, 7, 8, 9, 0, 0, 0, 0, 0]
+    assert not made[1:].any()
+
+
+def test_sizes_cost_no_compilation():
+    programs = {claims_in(network(name, ReLU()))[0].facts.at(B).launches[0].program for name in ("3x3", "7x7, stride 2")
+                for B in (1, 1000)}  # fmt: skip
+    assert len(programs) == 1
+    assert claims_in(network("3x3"))[0].facts.at(0).launches == ()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_plan_takes_it_for_a_first_layer(precision):
+    weights = {"a": np.zeros((64, 3, 3, 3), np.float32), "b": np.zeros((64, 64, 3, 3), np.float32)}
+    nodes = (
+        Node("c", Conv2d(pads=(1, 1, 1, 1)), ("x",), {"weight": "a"}), Node("r", ReLU(), ("c",)),
+        Node("d", Conv2d(pads=(1, 1, 1, 1)), ("r",), {"weight": "b"}), Node("s", ReLU(), ("d",)),
+        Node("m", GlobalMean((2, 3)), ("s",)),
+    )  # fmt: skip
+    net = Network({"x": TensorType(("B", 3, 32, 32))}, nodes, ("m",), weights)
+    first, second, *_ = make_plan(net, H200, KERNELS, Job(precision, 4096)).groups
+    assert (first.claim.kernel, second.claim.kernel) == ("conv_first", "conv_wgmma")
+
+
+# -- on a GPU --------------------------------------------------------------------------------------------------
+
+
+class OnlyFirst:
+    """A plan of conv_first where it can: no other convolution."""
+
+    @staticmethod
+    def kernels():
+        return [kernel for kernel in KERNELS if kernel.name not in ("conv", "depthwise", "conv_wgmma")]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("behind", [False, True], ids=["in rows", "inside"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", CASES)
+def test_right_with_the_same_bits_in_every_batch(monkeypatch, name, precision, behind):
+    monkeypatch.setattr("onchip.kernels.cuda.KERNELS", tuple(OnlyFirst.kernels()))
+    net = network(name, ReLU(), behind=behind)
+    x = images(net, 4097)
+    engine = compile(net, "cuda", precision)
+    assert engine.plan.groups[0].claim.kernel == "conv_first"
+    got, truth = engine(x), reference.forward(net, x)
+    naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
+    assert scaled_error(got, truth) <= FACTOR * naive + ULPS * ULP[precision]
+    for first, count in ((0, 1), (65, 7), (43, 1000)):
+        assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
+    assert np.array_equal(engine(x), got)
+    assert engine(x[:0]).shape == (0, *got.shape[1:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtypes", [("float32", "float16"), ("float16", "float16"), ("bfloat16", "float32")])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_dtype_on_a_gpu(monkeypatch, precision, dtypes):
+    monkeypatch.setattr("onchip.kernels.cuda.KERNELS", tuple(OnlyFirst.kernels()))
+    for name in CASES:
+        net = network(name, Tanh(), dtypes, behind=False)
+        x = images(net, 130)
+        engine = compile(net, "cuda", precision)
+        assert [group.claim.kernel for group in engine.plan.groups] == ["conv_first"]
+        truth = reference.forward(net, x)
+        naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
+        ulp = max(ULP[precision], *(DTYPE_ULP.get(dtype, 0.0) for dtype in dtypes))
+        assert scaled_error(engine(x), truth) <= FACTOR * naive + ULPS * ulp, f"{name} in {dtypes}"

@@ -77,8 +77,10 @@ def test_what_it_costs_and_what_it_does_not_take():
     assert claim.facts.at(3).launches[0].config.grid == (1, 1, 1)
     (claim,) = Gather().claims(token_conv(11, 3, 40, 7), 0, H200, Job())
     assert (claim.price.row_flop, claim.price.row_bytes) == (3 * 5 * 40, 7 * 4 + 4 * 5 * 40 * 4)
-    (refusal,) = Gather().claims(token_conv(11, 3, 40, 7), 0, H200, Job(tables="fp16"))
-    assert "not in fp16" in refusal.why
+    (claim,) = Gather().claims(token_conv(11, 3, 40, 7), 0, H200, Job(tables="fp16"))
+    assert claim.price.row_bytes == 7 * 4 + (4 + 3 * 2) * 5 * 40
+    (claim,) = Gather().claims(token_conv(11, 3, 40, 7, dtype="float64"), 0, H200, Job(tables="fp16"))
+    assert claim.recipes["table"].dtype == "float64"
 
 
 # -- on the host ---------------------------------------------------------------------------------------------
@@ -101,6 +103,16 @@ def test_rows_and_sums_are_those_of_the_reference(gpu, net, B):
     engine, want = engine_of(net), naive(net, ids)
     assert engine(ids).tobytes() == want.tobytes()  # one row, or one sum in the order of the taps
     assert engine(Array(gpu, ids)).numpy().tobytes() == want.tobytes()
+
+
+@needs_gxx
+@pytest.mark.parametrize(("tables", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
+def test_tables_in_16_bits_are_rounded_once_and_summed_in_float32(gpu, tables, dtype):
+    net = TOKEN_CONVS[2]
+    engine = Engine(make_plan(net, H200, kernels_for(H200), Job(tables=tables)), CudaBackend(), "cuda:0")
+    rounded = net.weights["c.weight"].astype(numpy_dtype(dtype)).astype(np.float32)
+    ids = some_ids(net, 6)
+    assert engine(ids).tobytes() == naive(net.replace(weights={**net.weights, "c.weight": rounded}), ids).tobytes()
 
 
 BAD = [

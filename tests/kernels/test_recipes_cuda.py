@@ -11,6 +11,7 @@ from onchip.kernels.cuda.conv_wgmma import spread_taps
 from onchip.kernels.cuda.product import narrow_weight
 from onchip.kernels.cuda.product_wgmma import split_weight, tf32_weight
 from onchip.kernels.cuda.recipes import LOWERINGS
+from onchip.kernels.cuda.token_slices import narrow_tables, sliced, split_tables, token_slices, token_taps
 from onchip.plan import build_price
 from onchip.plan.device import H200
 from onchip.plan.rewrites.embedding import token_tables
@@ -42,6 +43,11 @@ CASES = {
     "tables of long sums": (
         Recipe.of(token_tables, ("0", "1"), (3, 2, 5), F32, 1), [((3, 1500), F32), ((5, 1500, 2), F32)],
     ),
+    "taps of a Conv1d": (Recipe.of(token_taps, ("0",), (51, 20), F16, E=20), [((17, 20, 3), F32)]),
+    "taps of a Linear": (Recipe.of(token_taps, ("0",), (132, 6), F32, E=6), [((33, 24), F32)]),
+    "slices": (sliced("0", (130, 3, 72), F16), [((130, 3, 72), F32)]),
+    "slices of odd channels": (sliced("0", (127, 2, 33), F32), [((127, 2, 33), F32)]),
+    "slices of halves": (sliced("0", (1, 5, 65), BF16), [((1, 5, 65), BF16)]),
     "merged": (Recipe.of(merged_weight, ("0", "1"), (65, 30), F32, 1), [((65, 44), F32), ((44, 30), F32)]),
     "halves": (Recipe.of(narrow_weight, ("0",), (33, 7), F16), [((33, 7), F32)]),
     "split": (Recipe.of(split_weight, ("0",), (2, 65, 31), F32), [((65, 31), F32)]),
@@ -79,7 +85,9 @@ def made_there(gpu, recipe, weights):
 
 
 def test_every_operation_has_a_case():
-    assert LOWERINGS.keys() == MAKES.keys() == {recipe.op for recipe, _ in CASES.values()}
+    assert LOWERINGS.keys() == MAKES.keys()
+    by_tensor_cores = {op_name(narrow_tables), op_name(split_tables)}  # which are not emulated
+    assert LOWERINGS.keys() - by_tensor_cores == {recipe.op for recipe, _ in CASES.values()}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -144,6 +152,26 @@ def test_what_is_only_in_between_is_made_in_slices(gpu, monkeypatch, slice_bytes
     assert made_there(gpu, half, weights).tobytes() == whole.tobytes()
     scratch, row = 4 * 17 * 20 * 3, 4 * 3 * 17
     assert set(taken) == {scratch, max(row, slice_bytes // row * row) if slice_bytes < tables.nbytes else tables.nbytes}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+def test_tables_of_the_tensor_cores(dtype):
+    V, E, C, K = 5_001, 264, 136, 3
+    weights = {"rows": rows(V, E), "W": rows(C, E, K, seed=2)}
+    taps = Recipe.of(token_taps, ("W",), (K * C, E), dtype, E=E)
+    if dtype == F32:
+        made, sources = split_tables, ("rows", Recipe.of(split_weight, (taps,), (2, K * C, E)))
+    else:
+        made, sources = narrow_tables, (Recipe.of(as_is, ("rows",), (V, E), dtype), taps)
+    tables = Recipe.of(made, sources, (V, K, C), dtype, 2 * V * E * C * K, K=K)
+    got = made_there(Gpu.get(0), tables, weights)
+    rounded = [array.astype(numpy_dtype(dtype)) for array in weights.values()]
+    exact = token_tables(*(array.astype(float) for array in rounded))
+    naive = token_tables(*(array.astype(np.float32) for array in rounded)).astype(numpy_dtype(dtype))
+    assert_error_within(got, exact, yardstick=naive)
+    slices = made_there(Gpu.get(0), sliced(tables, tables.shape, dtype), weights)
+    assert slices.tobytes() == token_slices(got, slices.shape[-1]).tobytes()
 
 
 @pytest.mark.gpu

@@ -73,11 +73,9 @@ def test_the_whole_sentiment_network_is_planned_at_once_and_folded():
     assert plan.rewrite_flop == flop
     assert f"{flop:,} flop to build them" in str(plan)
     assert plan.rewrites[0] == "folded emb into conv3: 3 tables of 21,635 x 1,024 instead of a product"
-    # The weights of convolutions are split for the tensor cores by the host: that takes longer than the tables do.
-    assert plan.fold == (
-        "folded: tables of 2.0 GiB take 4,355,700,817,920 flop (0.0 µs) to build, which pays from 1 rows on; "
-        "this job has 16,384"
-    )
+    build = r"folded: tables of 2.0 GiB take 4,355,700,817,920 flop \(4\d\.\d+ ms\) to build, which pays from "
+    assert re.match(build, plan.fold)
+    assert 1_000 < pays_from(plan) < 10_000
     assert plan.fold in str(plan)
     assert plan.to_dict()["fold"] == plan.fold
 
@@ -103,7 +101,7 @@ def test_a_user_may_leave_the_fold_out():
 def test_half_tables_halve_what_is_looked_up():
     full, half = (engine.plan(sentiment(), "h200", Job(batch=16_384, tables=kind)) for kind in ("fp32", "fp16"))
     saved = full.groups[0].claim.price.row_bytes - half.groups[0].claim.price.row_bytes
-    assert saved == 14 * 3 * 1_024 * 2
+    assert saved == 244 * 1_024 * 2  # of all four convolutions
 
 
 @pytest.mark.parametrize("device", ["two cores", "h200"])

@@ -29,10 +29,12 @@ from onchip.spec.layers import (
     ConvTranspose2d,
     CumSum,
     Embedding,
+    GlobalMax,
     GlobalMean,
     MaxPool2d,
     Mul,
     Permute,
+    ReLU,
     Reshape,
     Sigmoid,
     Softmax,
@@ -165,7 +167,19 @@ def lookups() -> list[tuple[str, Network]]:
     return [
         ("look-ups", sequential(given, [("e", Embedding())], {"e.weight": table})),
         ("sums", sequential(given, [("c", TokenConv())], {"c.weight": table.reshape(40, 3, 37)})),
+        ("maxima", _maxima(table)),
     ]
+
+
+def _maxima(table: np.ndarray) -> Network:
+    """Sums side by side, of which the largest over time are kept: with pads, and channels that fill no slice."""
+    nodes = [
+        Node("a", TokenConv(pads=(2, 1)), ("x",), {"weight": "a"}), Node("a.max", GlobalMax((2,)), ("a",)),
+        Node("b", TokenConv(stride=2), ("x",), {"weight": "b"}), Node("b.relu", ReLU(), ("b",)),
+        Node("b.max", GlobalMax((2,)), ("b.relu",)), Node("y", Concat(1), ("a.max", "b.max")),
+    ]  # fmt: skip
+    weights = {"a": table.reshape(40, 3, 37), "b": np.ascontiguousarray(table[:80].reshape(40, 2, 37))}
+    return Network({"x": TensorType(("B", 5), "int64")}, tuple(nodes), ("y",), weights)
 
 
 def expected_rows(name: str) -> int:

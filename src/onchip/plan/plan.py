@@ -126,9 +126,22 @@ class Plan:
         return sum(group.claim.weight_bytes for group in self.groups)
 
     def _made_of(self, weights: set[str]) -> list[Recipe]:
-        """What the kernels keep of some weights."""
-        recipes = (recipe for group in self.groups for recipe in group.claim.recipes.values())
-        return [recipe for recipe in recipes if weights.intersection(recipe.sources)]
+        """What the kernels keep of some weights, or make at once of all that such a weight is made of."""
+        found = []
+        for recipe in (recipe for group in self.groups for recipe in group.claim.recipes.values()):
+            is_nested = any(isinstance(source, Recipe) for source in recipe.sources)
+            if weights.intersection(recipe.sources) or (is_nested and self._is_of(recipe, weights)):
+                found.append(recipe)
+        return found
+
+    def _is_of(self, recipe: Recipe, weights: set[str]) -> bool:
+        made_of = self._origins(recipe)
+        return any(self._origins(name) <= made_of for name in weights)
+
+    def _origins(self, weight: str | Recipe) -> set[str | Recipe]:
+        """The arrays, and what is drawn, at the beginning of a weight."""
+        reached = reach([weight], self.network.weights).items()
+        return {name for name, found in reached if not isinstance(found, Recipe) or not found.sources}
 
     def kept_bytes(self, weights: set[str]) -> int:
         """Bytes of what the kernels keep of some weights."""

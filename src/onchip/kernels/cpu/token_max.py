@@ -13,7 +13,6 @@ Limits  float32 tables, or 16-bit ones on request; int32 and int64 ids; any size
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ import numba
 import numpy as np
 
 from onchip.errors import KernelError
-from onchip.kernels.chain import given_ids, is_closed
+from onchip.kernels.chain import given_ids
 from onchip.kernels.cpu.activation import activate, code_of
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.gather import BFLOAT16, BLOCK, FLOAT16, FLOAT32, VECS, gather_max
@@ -29,10 +28,11 @@ from onchip.kernels.cpu.jit import LAUNCH, address, compiled, take_ticket, use_t
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.tile import aligned_zeros, padded, padded_bias
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
+from onchip.kernels.token_branches import REFUSED, find_branches
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import Concat, Elementwise, GlobalMax, LeakyReLU, ReLU, Sigmoid, Tanh, TokenConv
-from onchip.spec.network import Network, Node
+from onchip.spec.layers import TokenConv
+from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Recipe, recipe_op
 from onchip.spec.types import DTYPE_BYTES
 
@@ -113,16 +113,6 @@ def _run(
                     target[n] = out[n]
 
 
-@dataclass(frozen=True)
-class Branch:
-    """One token convolution, its activation and its maximum over time."""
-
-    conv: Node
-    activation: Elementwise | None
-    has_max: bool
-    last: str  # the name of the value it makes
-
-
 @dataclass(frozen=True, eq=False)
 class Facts:
     table: Array  # a row a branch, as _run reads it
@@ -137,12 +127,11 @@ class TokenMax:
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         if job.is_training or not isinstance(net.nodes[start].layer, TokenConv):
             return
-        found = _find(net, start)
+        found = find_branches(net, start, CPU_ACTIVATIONS)
         if found is None:
-            why = "takes token convolutions up to a maximum over time, with nothing before it but what never falls"
-            yield Refusal(self.name, net.nodes[start].name, why)
+            yield Refusal(self.name, net.nodes[start].name, REFUSED)
             return
-        branches, nodes = found
+        branches, nodes, column = found.branches, found.nodes, found.columns(net)
         if given_ids(net, branches[0].conv.inputs[0]) is None:
             yield Refusal(self.name, nodes[0].name, "ids are computed, and nobody could check them before the launch")
             return
@@ -150,12 +139,8 @@ class TokenMax:
             yield Refusal(self.name, nodes[0].name, "computes on float32 tables")
             return
         stored, dtype = _STORED[job.tables]
-        rows, recipes, column = [], {}, {}
+        rows, recipes = [], {}
         reads = 0
-        at = 0
-        for value in nodes[-1].inputs if isinstance(nodes[-1].layer, Concat) else (branches[0].last,):
-            column[value] = at
-            at += net.types[value].row_size
         for i, branch in enumerate(branches):
             conv = branch.conv
             assert isinstance(conv.layer, TokenConv)
@@ -206,55 +191,6 @@ class TokenMax:
                 _run(ids, tables, biases, facts, dtype, y, scratch, addresses, counts, threads, tickets)
 
         return run
-
-
-def _find(net: Network, start: int) -> tuple[list[Branch], list[Node]] | None:
-    """The branches that begin at net.nodes[start] and all their nodes, a run of the network's order.
-
-    All of them up to their Concat, or else the first one by itself.
-    """
-    ids = net.nodes[start].inputs
-    taken: list[Node] = []
-    ends: dict[str, Branch] = {}  # value -> the branch so far
-    alone: tuple[list[Branch], list[Node]] | None = None
-    for node in net.nodes_from(start):
-        before = ends.get(node.inputs[0])
-        if isinstance(node.layer, TokenConv) and node.inputs == ids:
-            ends[node.name] = Branch(node, None, False, node.name)
-        elif isinstance(node.layer, Concat) and taken:
-            has_all = set(node.inputs) == set(ends) and len(node.inputs) == len(ends)
-            is_whole = has_all and all(branch.has_max for branch in ends.values()) and _axis(net, node) == 1
-            return (list(ends.values()), [*taken, node]) if is_whole and is_closed(net, [*taken, node]) else alone
-        elif before is None or (longer := _continued(before, node)) is None:
-            break
-        else:
-            del ends[node.inputs[0]]
-            ends[node.name] = longer
-        taken.append(node)
-        if len(ends) == 1 and all(branch.has_max for branch in ends.values()) and is_closed(net, taken):
-            alone = (list(ends.values()), list(taken))
-    return alone
-
-
-def _continued(branch: Branch, node: Node) -> Branch | None:
-    """The branch with one layer more, if it can be done here."""
-    layer = node.layer
-    if isinstance(layer, GlobalMax):
-        over_time = {axis % 3 for axis in layer.axes} == {2}
-        return dataclasses.replace(branch, has_max=True, last=node.name) if over_time and not branch.has_max else None
-    if isinstance(layer, CPU_ACTIVATIONS) and branch.activation is None and (branch.has_max or _never_falls(layer)):
-        return dataclasses.replace(branch, activation=layer, last=node.name)
-    return None
-
-
-def _never_falls(layer: Elementwise) -> bool:
-    """f(max x) = max f(x): it may go behind the maximum."""
-    return isinstance(layer, ReLU | Sigmoid | Tanh) or (isinstance(layer, LeakyReLU) and layer.slope >= 0)
-
-
-def _axis(net: Network, node: Node) -> int:
-    assert isinstance(node.layer, Concat)
-    return node.layer.axis % len(net.types[node.name].shape)
 
 
 @recipe_op

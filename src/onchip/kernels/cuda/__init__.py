@@ -16,6 +16,7 @@ from onchip.kernels.cuda.product_few import ProductFew
 from onchip.kernels.cuda.product_wgmma import ProductWgmma
 from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.kernels.cuda.scan import ScanAlone
+from onchip.kernels.cuda.token_max import TokenMax
 from onchip.kernels.cuda.weave import WeaveAlone
 from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
@@ -23,5 +24,5 @@ from onchip.plan.kernel import Kernel
 KERNELS: tuple[Kernel, ...] = (
     View("cuda"), MlpTensor(), MlpFused(), ProductWgmma(), ProductFew(), ProductAlone(), DepthwiseAlone(), ConvWgmma(),
     ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(),
-    ScanAlone(), Gather(),
+    ScanAlone(), TokenMax(), Gather(),
 )  # fmt: skip

@@ -6,8 +6,8 @@
 // Floor   gather: a position moves its id and 2 rows. 2^20 ids into a table of 256 float32: 2.15 GB / 4.8 TB/s = 449 us;
 //         half of that if the table stays in L2. token_conv: the K rows of each position, from L2 if the table fits.
 // Layout  ids (count) or (B, S); table (V, row_words) or (V, K, C); y (count, row_words) or (B, C, P). All 16 B aligned.
-// Limits  Sizes are run-time values; ids int32 or int64; tables of token_conv float32, float16, bfloat16, summed in
-//         float32 in the order of the taps, or float64; sm_80 up.
+// Limits  Sizes are run-time values; ids int32 or int64; tables and y of token_conv float32, float16, bfloat16, summed in
+//         float32 in the order of the taps, or both float64; sm_80 up.
 #include "status.cuh"
 #include "wide.cuh"
 
@@ -28,16 +28,16 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 // bias  (C), or nullptr
-template <class Id, class T>
+template <class Id, class T, class Y>
 __global__ void __launch_bounds__(THREADS)
-    token_conv(const Id* ids, const T* table, const T* bias, T* y, u64* status, long long B, long long S, long long V,
+    token_conv(const Id* ids, const T* table, const Y* bias, Y* y, u64* status, long long B, long long S, long long V,
                u32 K, u32 C, u32 P, u32 stride, u32 before) {
     const long long step = static_cast<long long>(gridDim.x) * THREADS;
     for (long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; i < B * C; i += step) {
         const long long b = i / C, c = i % C;
-        const wide_t<T> shift = bias == nullptr ? 0 : load_wide(bias + c);
+        const wide_t<Y> shift = bias == nullptr ? 0 : load_wide(bias + c);
         for (u32 p = 0; p < P; ++p) {
-            wide_t<T> sum = 0;
+            wide_t<Y> sum = 0;
             for (u32 k = 0; k < K; ++k) {
                 const long long at = static_cast<long long>(p) * stride - before + k;
                 if (at < 0 || at >= S) continue;  // a pad adds nothing

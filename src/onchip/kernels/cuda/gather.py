@@ -37,6 +37,7 @@ SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 IDS = {"int32": "int", "int64": "long long"}
 WORDS = {16: "uint4", 8: "uint2", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
+HALF = {"fp16": "float16", "bf16": "bfloat16"}  # tables, as a job names them
 THREADS, BLOCKS_A_UNIT = 256, 5
 
 
@@ -75,7 +76,7 @@ class TokenConvLowering:
     """token_conv(ids, table, bias, y, status, B, S, V, K, C, P, stride, before)"""
 
     ids: StatusWord
-    dtypes: tuple[str, str]  # of ids, and of the table and y
+    dtypes: tuple[str, str, str]  # of ids, the table and y
     K: int
     C: int
     P: int
@@ -86,8 +87,8 @@ class TokenConvLowering:
 
     @property
     def program(self) -> Program:
-        ids, table = self.dtypes
-        return Program(SOURCE, f"token_conv<{IDS[ids]}, {FLOATS[table]}>")
+        ids, table, y = self.dtypes
+        return Program(SOURCE, f"token_conv<{IDS[ids]}, {FLOATS[table]}, {FLOATS[y]}>")
 
     def at(self, B: int) -> Steps:
         bias: Argument = Weight("bias") if self.has_bias else Int64(0)
@@ -116,10 +117,8 @@ class Gather:
             yield Refusal(self.name, node.name, f"runs on {', '.join(ARCHITECTURES)}, not {device.arch}")
         elif isinstance(node.layer, TokenConv) and made.dtype not in FLOATS:
             yield Refusal(self.name, node.name, f"sums {', '.join(FLOATS)}, not {made.dtype}")
-        elif isinstance(node.layer, TokenConv) and job.tables != "fp32":
-            yield Refusal(self.name, node.name, f"keeps tables as they are, not in {job.tables}")
         elif isinstance(node.layer, TokenConv):
-            yield self._token_conv(net, node, node.layer, device)
+            yield self._token_conv(net, node, node.layer, device, job)
         else:
             yield self._embedding(net, node, device)
 
@@ -137,11 +136,12 @@ class Gather:
             facts=GatherLowering(status, ids.dtype, E * DTYPE_BYTES[made.dtype], device.units),
         )
 
-    def _token_conv(self, net: Network, node: Node, layer: TokenConv, device: Device) -> Claim:
+    def _token_conv(self, net: Network, node: Node, layer: TokenConv, device: Device, job: Job) -> Claim:
         ids, made = net.types[node.inputs[0]], net.types[node.name]
         V, K, C = net.weights[node.weights["weight"]].shape
         P = int(made.shape[-1])
-        recipes = {"table": Recipe.of(as_is, (node.weights["weight"],), (V, K, C), made.dtype)}
+        stored = made.dtype if made.dtype == "float64" else HALF.get(job.tables, made.dtype)
+        recipes = {"table": Recipe.of(as_is, (node.weights["weight"],), (V, K, C), stored)}
         if "bias" in node.weights:
             recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (C,), made.dtype)
         status = StatusWord(node.inputs[0], ids.row_shape, V)
@@ -149,12 +149,12 @@ class Gather:
             kernel=self.name,
             label=f"{self.name}<{V},{K},{C}>",
             nodes=(node.name,),
-            price=Price(net.row_flop(node), ids.row_bytes + (K + 1) * made.row_bytes),
+            price=Price(net.row_flop(node), ids.row_bytes + made.row_bytes + K * made.row_size * DTYPE_BYTES[stored]),
             why="one layer by itself",
             order="taps in order",
             recipes=recipes,
             facts=TokenConvLowering(
-                status, (ids.dtype, made.dtype), K, C, P, layer.stride, layer.pads[0], "bias" in recipes,
+                status, (ids.dtype, stored, made.dtype), K, C, P, layer.stride, layer.pads[0], "bias" in recipes,
                 device.units,
             ),
         )  # fmt: skip
@@ -166,12 +166,14 @@ def _rows(ids: str, row_bytes: int) -> Instance:
 
 
 def _window(*dtypes: str) -> Instance:
-    made = TokenConvLowering(StatusWord("ids", (16,), 1000), (dtypes[0], dtypes[1]), 3, 64, 14, 1, 0, True, 132)
+    made = TokenConvLowering(
+        StatusWord("ids", (16,), 1000), (dtypes[0], dtypes[1], dtypes[2]), 3, 64, 14, 1, 0, True, 132
+    )
     return Instance(f"token_conv, {', '.join(dtypes)}", lambda device: made.at(1 << 16).launches[0])
 
 
 INSTANCES = (
     _rows("int32", 1024), _rows("int64", 1024), _rows("int32", 40), _rows("int32", 12), _rows("int32", 6),
-    _rows("int32", 3), _window("int32", "float32"), _window("int64", "float16"), _window("int32", "bfloat16"),
-    _window("int32", "float64"),
+    _rows("int32", 3), _window("int32", "float32", "float32"), _window("int64", "float16", "float32"),
+    _window("int32", "bfloat16", "bfloat16"), _window("int32", "float64", "float64"),
 )  # fmt: skip

@@ -30,6 +30,7 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.token_slices import narrow_tables, split_tables, token_slices, token_taps
 from onchip.kernels.pointwise import ACTIVATIONS, OPERATIONS, operation_of
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
@@ -86,9 +87,11 @@ def narrow_weight(weight: Array) -> Array:
 
 
 # Recipes that recipes.py makes of these products, and of moves beside them: shares of the device's fp32 rate. Sums in
-# double precision run at half of it where a chip has the units.
+# double precision run at half of it where a chip has the units. Tables are made by product_wgmma where a chip has it:
+# there tensor cores have 12 times of it in 16 bits, and 2.3 times with three products of tf32; some is lost.
 MAKES = MappingProxyType({
     op_name(token_tables): 0.75, op_name(merged_weight): 0.2, op_name(as_is): 1.0, op_name(transposed): 1.0,
+    op_name(narrow_tables): 10.0, op_name(split_tables): 2.0, op_name(token_taps): 1.0, op_name(token_slices): 1.0,
     op_name(narrow_weight): 1.0,
 })  # fmt: skip
 

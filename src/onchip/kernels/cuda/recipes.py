@@ -15,7 +15,7 @@ from onchip.kernels.cuda.conv_wgmma import ConvWgmma, spread_taps
 from onchip.kernels.cuda.mlp_packing import narrowed
 from onchip.kernels.cuda.permute import permute
 from onchip.kernels.cuda.product import MAKES, Product, narrow_weight
-from onchip.kernels.cuda.product_wgmma import UNBIASED, ProductWgmma, split_weight, tf32_weight
+from onchip.kernels.cuda.product_wgmma import UNBIASED, ProductWgmma, WgmmaProduct, split_weight, tf32_weight
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -32,6 +32,7 @@ from onchip.kernels.cuda.program import (
     UInt32,
     in_line,
 )
+from onchip.kernels.cuda.token_slices import narrow_tables, slices_launch, split_tables, token_slices, token_taps
 from onchip.plan.device import Device
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
@@ -80,17 +81,43 @@ def _token_tables(given: RecipeLowering, B: int) -> Steps:
     rows, W = given.sources
     _, K, C_out = given.recipe.shape
     E = rows.shape[1]
-    # Taps first, the embedding's axis last: (C_out, E, K) of a Conv1d, (C_out, K * E) of a Linear.
-    shape, axes = (W.shape, (2, 0, 1)) if len(W.shape) == 3 else ((C_out, K, E), (1, 0, 2))
     units, taps = given.device.units, Scratch(0)
     product = Product(B, K * C_out, E, "fp32", (rows.dtype, given.recipe.dtype))
     return Steps(
         (
-            permute((W.dtype, "float32"), shape, axes, units, Input(1), taps),
+            permute((W.dtype, "float32"), *_taps(W, K, E), units, Input(1), taps),
             product.launch(units, Input(0), taps, Int64(0), Output(0)),
         ),
         scratch_bytes=4 * K * C_out * E,
     )
+
+
+def _token_taps(given: RecipeLowering, B: int) -> Steps:
+    (W,), (N, E) = given.sources, given.recipe.shape
+    dtypes = W.dtype, given.recipe.dtype
+    return Steps((permute(dtypes, *_taps(W, N // W.shape[0], E), given.device.units, Input(0), Output(0)),))
+
+
+def _tensor_tables(given: RecipeLowering, B: int) -> Steps:
+    """rows (V, E) times taps (K * C_out, E) at the tensor cores, both as these multiply them."""
+    rows, _ = given.sources
+    _, K, C_out = given.recipe.shape
+    precision = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}[rows.dtype]
+    product = WgmmaProduct(B, K * C_out, rows.shape[1], precision, (rows.dtype, given.recipe.dtype))
+    return Steps((product.launch(given.device.units, Input(0), Input(1), Int64(0), Output(0)),))
+
+
+def _token_slices(given: RecipeLowering, B: int) -> Steps:
+    (tables,) = given.sources
+    return Steps((slices_launch(given.recipe, (tables.shape, tables.dtype), Input(0), Output(0)),))
+
+
+def _taps(W: Source, K: int, E: int) -> tuple[tuple[int, ...], tuple[int, int, int]]:
+    """The shape of W, and the order of its axes with taps first and the embedding's last: (K, C_out, E).
+
+    W is (C_out, E, K) of a Conv1d, (C_out, K * E) of a Linear.
+    """
+    return (W.shape, (2, 0, 1)) if len(W.shape) == 3 else ((W.shape[0], K, E), (1, 0, 2))
 
 
 def _merged_weight(given: RecipeLowering, B: int) -> Steps:
@@ -148,6 +175,10 @@ LOWERINGS: Mapping[str, Callable[[RecipeLowering, int], Steps]] = MappingProxyTy
     op_name(transposed): _transposed,
     op_name(token_tables): _token_tables,
     op_name(merged_weight): _merged_weight,
+    op_name(narrow_tables): _tensor_tables,
+    op_name(split_tables): _tensor_tables,
+    op_name(token_taps): _token_taps,
+    op_name(token_slices): _token_slices,
     op_name(narrow_weight): _as_is,
     op_name(split_weight): _tf32_parts,
     op_name(tf32_weight): _tf32_parts,

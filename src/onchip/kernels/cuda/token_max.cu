@@ -1,0 +1,139 @@
+// token_max.cu: a folded text network up to its features: ids in, maxima over time out, all convolutions in one launch.
+//
+// Idea    A token convolution is a sum of looked-up rows (plan/rewrites/embedding.py), of which only the largest over
+//         time is wanted. Tables lie in slices of 128 B of channels: a block takes 16 sentences, or fewer, and one slice
+//         of one convolution, and blocks that run at the same time take the same slice, so that what they look up is in
+//         L2. 8 threads have a sentence, 16 B of each row; they add up the rows of four positions at once, 8 loads in
+//         flight, and keep the maximum in registers. With few sentences, up to 16 times 8 threads share one, by
+//         positions: a maximum is the same in any order. Bias and activation come behind it: neither ever falls.
+// Floor   A sentence reads positions * taps rows of C numbers from L2. Sentiment (K = 3, 5, 7, 9 over 16 tokens, 1,024
+//         channels): 244 rows of 2 KiB in 16 bits; 16,384 sentences are 8.2 GB: 0.88 ms at the 9.3 TB/s that were
+//         measured from L2, if a slice fits there (9 taps of 21,635 tokens: 25 MB).
+// Order   Taps in order, in float32; then the bias.
+// Layout  ids (B, S); tables (slices, K, V + 1, 128 B), row V zeros: pads look it up; biases (C) float32 or none;
+//         y (B, D_out), each convolution from its column on. All 16 B aligned.
+// Shared  Rows to look up: 4 B for each id of a block's sentences, and 16 to 32 B a thread where several share one.
+// Limits  Sizes are run-time values; ids int32 or int64; tables and y float32, float16, bfloat16; the ids of 1 sentence
+//         fit in shared memory; 16 convolutions a launch; sm_80 up.
+#include "product.cuh"
+#include "status.cuh"
+#include "wide.cuh"
+
+constexpr int TILE_BITS = 4, LANES = 8, THREADS = LANES << TILE_BITS;  // of 2^TILE_BITS sentences
+constexpr int ROW_BYTES = 128, MOST = 16, LOADS = 8;
+
+struct Branch {
+    u32 K, C, P, stride, before, column, slices;
+    Activation activation;
+};
+struct Branches {
+    const char* tables[MOST];
+    const float* biases[MOST];
+    Branch of[MOST];
+};
+
+// The sums of N positions, `step` apart, compared with the maxima.
+// rows  of the first position's first tap
+template <class T, int N, int V>
+__device__ __forceinline__ void add_positions(const char* table, long long tap_bytes, const u32* rows, u32 step, u32 K,
+                                              float (&most)[V]) {
+    constexpr int TAPS = LOADS / N;
+    float sums[N][V];
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int i = 0; i < V; ++i) sums[n][i] = 0.0f;
+#pragma unroll TAPS
+    for (u32 k = 0; k < K; ++k, table += tap_bytes) {
+        uint4 words[N];
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+            words[n] = *reinterpret_cast<const uint4*>(table + static_cast<u64>(rows[n * step + k]) * ROW_BYTES);
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+#pragma unroll
+            for (int i = 0; i < V; ++i) sums[n][i] += to_float(reinterpret_cast<const T*>(words + n)[i]);
+    }
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+#pragma unroll
+        for (int i = 0; i < V; ++i) most[i] = larger(most[i], sums[n][i]);
+}
+
+// count       convolutions
+// share_bits  2^share_bits times 8 threads have a sentence
+// pitch       rows in shared memory a sentence
+//
+// In 16 bits four blocks a multiprocessor, not six: with 80 registers the compiler waits for the first load before it
+// asks for the last.
+template <class Id, class T, class Y>
+__global__ void __launch_bounds__(THREADS, sizeof(T) == 2 ? 4 : 6)
+    token_max(const Id* ids, Y* y, u64* status, const __grid_constant__ Branches branches, long long B, long long S,
+              long long V, long long D_out, u32 count, u32 share_bits, u32 pitch) {
+    constexpr int WIDTH = 16 / sizeof(T);  // channels of a thread
+    extern __shared__ u32 shared[];
+    const u32 tile_bits = TILE_BITS - share_bits, sentences = 1u << tile_bits;
+    const u32 tiles = static_cast<u32>(B + sentences - 1 >> tile_bits);
+    u32 slice = blockIdx.x / tiles, number = 0;
+    const long long first = static_cast<long long>(blockIdx.x - slice * tiles) * sentences;
+    while (number + 1 < count && slice >= branches.of[number].slices) slice -= branches.of[number++].slices;
+    const Branch& of = branches.of[number];
+
+    const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+    const u32 sentence = group >> share_bits, part = group & ((1u << share_bits) - 1);
+    const long long b = first + sentence;
+
+    // Which row each place of the sentence looks up, pads included: found by the threads that have the sentence.
+    const u32 span = (of.P - 1) * of.stride + of.K;
+    for (u32 slot = part * LANES + lane; slot < span; slot += LANES << share_bits) {
+        const long long at = static_cast<long long>(slot) - of.before;
+        const bool is_pad = b >= B || at < 0 || at >= S;
+        shared[sentence * pitch + slot] = static_cast<u32>(is_pad ? V : checked_id(ids, b * S + at, V, status));
+    }
+    if (LANES << share_bits > 32) __syncthreads();
+    else __syncwarp();
+
+    const u32 c = (slice * LANES + lane) * WIDTH;
+    const bool is_there = b < B && c < of.C;
+    float most[WIDTH];
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) most[i] = __uint_as_float(0xff800000u);  // -infinity
+    if (is_there) {
+        const long long tap_bytes = (V + 1) * ROW_BYTES;
+        const char* table = branches.tables[number] + slice * of.K * tap_bytes + lane * 16;
+        const u32 step = of.stride << share_bits;
+        const u32* rows = shared + sentence * pitch + part * of.stride;
+        u32 left = part < of.P ? (of.P - 1 - part >> share_bits) + 1 : 0;
+        for (; left >= 4; left -= 4, rows += 4 * step) add_positions<T, 4>(table, tap_bytes, rows, step, of.K, most);
+        if (left & 2) add_positions<T, 2>(table, tap_bytes, rows, step, of.K, most);
+        if (left & 1) add_positions<T, 1>(table, tap_bytes, rows + (left & 2) * step, step, of.K, most);
+    }
+    if (share_bits) {
+        float* maxima = reinterpret_cast<float*>(shared + sentences * pitch);
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) maxima[threadIdx.x + i * THREADS] = most[i];
+        __syncthreads();
+        if (part) return;
+        for (u32 other = 1; other < 1u << share_bits; ++other)
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i)
+                most[i] = larger(most[i], maxima[threadIdx.x + other * LANES + i * THREADS]);
+    }
+    if (!is_there) return;
+    const float* bias = branches.biases[number];
+    const long long left = of.C - c;
+    const bool is_aligned = D_out % WIDTH == 0 && of.column % WIDTH == 0;
+    Y* to = y + b * D_out + of.column + c;
+    if (is_aligned && left >= WIDTH && of.activation.code <= 1) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) {
+            most[i] += bias == nullptr ? 0.0f : bias[c + i];
+            if (of.activation.code) most[i] = ReLU::apply(most[i]);
+        }
+        store_neighbours(to, most);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i)
+        if (i < left) finish_one(most[i] + (bias == nullptr ? 0.0f : bias[c + i]), to + i, of.activation);
+}

@@ -1,0 +1,102 @@
+"""Tables of folded embeddings as token_max looks them up: their operations, and the host's side of token_slices.cu."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    Output,
+    Program,
+    UInt32,
+    in_line,
+)
+from onchip.spec.recipe import Array, Recipe, recipe_op, sliced_op
+from onchip.spec.types import DTYPE_BYTES
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+ROW_BYTES, ROWS = 128, 128  # as the .cu file has them
+MOST_TOKENS = (1 << 31) - 1  # rows are counted in 32 bits
+
+
+def slice_channels(dtype: str) -> int:
+    """Of a slice: a line of a cache."""
+    return ROW_BYTES // DTYPE_BYTES[dtype]
+
+
+def slice_count(C: int, dtype: str) -> int:
+    return math.ceil(C / slice_channels(dtype))
+
+
+def sliced(tables: str | Recipe, shape: tuple[int, int, int], dtype: str) -> Recipe:
+    """Tables of this shape, (V, K, C), in slices."""
+    V, K, C = shape
+    width = slice_channels(dtype)
+    return Recipe.of(token_slices, (tables,), (slice_count(C, dtype), K, V + 1, width), dtype, width=width)
+
+
+@recipe_op
+def token_slices(tables: Array, width: int) -> Array:
+    """(V, K, C) -> (slices, K, V + 1, width): the last row, and channels from C on, are zeros."""
+    V, K, C = tables.shape
+    made = np.zeros((math.ceil(C / width), K, V + 1, width), tables.dtype)
+    for number, part in enumerate(made):
+        found = tables[:, :, number * width : (number + 1) * width]
+        part[:, :V, : found.shape[2]] = found.transpose(1, 0, 2)
+    return made
+
+
+@recipe_op
+def token_taps(W: Array, E: int) -> Array:
+    """W (C_out, E, K) of a Conv1d or (C_out, K * E) of a Linear -> (K * C_out, E): one row a tap and channel."""
+    taps = W.transpose(2, 0, 1) if W.ndim == 3 else W.reshape(len(W), -1, E).transpose(1, 0, 2)
+    return np.ascontiguousarray(taps).reshape(-1, E)
+
+
+@sliced_op
+def narrow_tables(rows: Array, taps: Array, K: int) -> Array:
+    """rows (V, E) and taps (K * C_out, E) of 16 bits -> (V, K, C_out), summed in float32."""
+    return _products(rows.astype(np.float32), taps.astype(np.float32), K)
+
+
+@sliced_op
+def split_tables(rows: Array, taps: Array, K: int) -> Array:
+    """rows (V, E) and taps (2, K * C_out, E), each the sum of two tf32 (product_wgmma.py) -> (V, K, C_out)."""
+    return _products(rows, taps.sum(axis=0), K)
+
+
+def _products(rows: Array, taps: Array, K: int) -> Array:
+    made: Array = rows @ taps.T
+    return made.reshape(len(rows), K, -1)
+
+
+def slices_launch(recipe: Recipe, given: tuple[tuple[int, ...], str], x: Argument, y: Argument) -> KernelLaunch:
+    """given  the shape and the dtype of the tables"""
+    (V, K, C), dtype = given
+    chunks = math.ceil((V + 1) / ROWS)
+    program = Program(SOURCE, f"token_slices<{NUMBERS[dtype]}, {NUMBERS[recipe.dtype]}>")
+    sizes = Int64(V), UInt32(K), UInt32(C), UInt32(chunks)
+    return KernelLaunch(program, in_line(recipe.shape[0] * K * chunks), (x, y, *sizes), Budget(registers=64))
+
+
+def _instance(given: str, made: str) -> Instance:
+    shape = (1000, 3, 100)
+    recipe = sliced("tables", shape, made)
+    return Instance(f"{given} to {made}", lambda device: slices_launch(recipe, (shape, given), Input(0), Output(0)))
+
+
+INSTANCES = (
+    _instance("float32", "float16"), _instance("float32", "float32"), _instance("float32", "bfloat16"),
+    _instance("float16", "float16"), _instance("bfloat16", "bfloat16"),
+)  # fmt: skip

@@ -1,0 +1,104 @@
+"""Token convolutions side by side, each up to its maximum over time: what both devices do in one pass over the ids."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from onchip.kernels.chain import is_closed
+from onchip.spec.layers import Cast, Concat, Elementwise, GlobalMax, LeakyReLU, ReLU, Sigmoid, Tanh, TokenConv
+from onchip.spec.network import Network, Node
+
+REFUSED = "takes token convolutions up to a maximum over time, with nothing before it but what never falls"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One token convolution, its activation and its maximum over time. The activation comes behind the maximum."""
+
+    conv: Node
+    activation: Elementwise | None
+    has_max: bool
+    last: str  # the name of the value it makes
+
+
+@dataclass(frozen=True)
+class Branches:
+    """All of them and their nodes, a run of the network's order."""
+
+    branches: tuple[Branch, ...]
+    nodes: tuple[Node, ...]
+
+    def columns(self, net: Network) -> dict[str, int]:
+        """Where in a row of the output each branch's value begins."""
+        joined = next((node.inputs for node in self.nodes if isinstance(node.layer, Concat)), (self.branches[0].last,))
+        found, at = {}, 0
+        for value in joined:
+            found[value] = at
+            at += net.types[value].row_size
+        return found
+
+
+def find_branches(
+    net: Network, start: int, activations: tuple[type[Elementwise], ...], casts: tuple[str, ...] = ()
+) -> Branches | None:
+    """The branches that begin at net.nodes[start]: all of them up to their Concat, or else the first one by itself.
+
+    casts  Casts to these dtypes are part of it: rounding never falls, so it may come behind the maximum, too
+    """
+    ids = net.nodes[start].inputs
+    taken: list[Node] = []
+    ends: dict[str, Branch] = {}  # value -> the branch so far
+    alone: Branches | None = None
+    for node in net.nodes_from(start):
+        before = ends.get(node.inputs[0])
+        if isinstance(node.layer, TokenConv) and node.inputs == ids:
+            ends[node.name] = Branch(node, None, False, node.name)
+        elif isinstance(node.layer, Concat) and taken:
+            has_all = set(node.inputs) == set(ends) and len(node.inputs) == len(ends)
+            is_whole = has_all and all(branch.has_max for branch in ends.values()) and _axis(net, node) == 1
+            nodes = [*taken, node]
+            if not is_whole or not is_closed(net, nodes):
+                return alone
+            return Branches(tuple(ends.values()), (*nodes, *_cast_behind(net, nodes, casts)))
+        elif before is None or (longer := _continued(before, node, activations, casts)) is None:
+            break
+        else:
+            del ends[node.inputs[0]]
+            ends[node.name] = longer
+        taken.append(node)
+        if len(ends) == 1 and all(branch.has_max for branch in ends.values()) and is_closed(net, taken):
+            alone = Branches(tuple(ends.values()), tuple(taken))
+    return alone
+
+
+def _continued(
+    branch: Branch, node: Node, activations: tuple[type[Elementwise], ...], casts: tuple[str, ...]
+) -> Branch | None:
+    """The branch with one layer more, if it can be done here."""
+    layer = node.layer
+    if isinstance(layer, GlobalMax):
+        over_time = {axis % 3 for axis in layer.axes} == {2}
+        return dataclasses.replace(branch, has_max=True, last=node.name) if over_time and not branch.has_max else None
+    if isinstance(layer, Cast) and layer.dtype in casts:
+        return dataclasses.replace(branch, last=node.name)
+    if isinstance(layer, activations) and branch.activation is None and (branch.has_max or _never_falls(layer)):
+        return dataclasses.replace(branch, activation=layer, last=node.name)
+    return None
+
+
+def _cast_behind(net: Network, nodes: list[Node], casts: tuple[str, ...]) -> tuple[Node, ...]:
+    """The Cast that alone reads what a run of nodes makes, if it is the next one."""
+    after = net.nodes[net.nodes.index(nodes[-1]) + 1 :][:1]
+    is_cast = all(isinstance(n.layer, Cast) and n.layer.dtype in casts and n.inputs == (nodes[-1].name,) for n in after)
+    return tuple(after) if is_cast and is_closed(net, [*nodes, *after]) else ()
+
+
+def _never_falls(layer: Elementwise) -> bool:
+    """f(max x) = max f(x): it may go behind the maximum."""
+    return isinstance(layer, ReLU | Sigmoid | Tanh) or (isinstance(layer, LeakyReLU) and layer.slope >= 0)
+
+
+def _axis(net: Network, node: Node) -> int:
+    assert isinstance(node.layer, Concat)
+    return node.layer.axis % len(net.types[node.name].shape)

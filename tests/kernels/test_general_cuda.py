@@ -194,7 +194,7 @@ def test_a_mean_behind_a_convolution_needs_no_permute():
     weights = {name: rng.standard_normal((64, 64, 3, 3)).astype(np.float32) for name in "wv"}
     net = Network({"x": TensorType(("B", 64, 32, 32))}, nodes, ("y",), weights)
     kernels = [group.claim.kernel for group in make_plan(net, H200, KERNELS, Job("fp16", 4096)).groups]
-    assert kernels[-2:] == ["conv_wgmma", "reduce"]
+    assert kernels[-3:] == ["conv_wgmma", "reduce", "pointwise"]  # the last one to float32
 
 
 @pytest.mark.gpu

@@ -2,7 +2,7 @@
 //
 // Idea    reduce_short (inner = 1): a warp takes short rows through shared memory (short_rows.cuh), a thread a row.
 //         reduce_rows: a warp walks over a row, a block over a long one, V neighbours at once. reduce_columns: a thread
-//         has V neighbouring columns; eight warps share those of a warp, unless they are short.
+//         has V neighbouring columns; eight threads share those, unless they are short, and 32 share long ones.
 // Floor   Every number is read once: 2^28 floats are 1.07 GB / 4.8 TB/s = 224 us. An H200 issues 28 instructions a
 //         float in the time of a copy; on sm_90a all of reduce_rows<.., 32, 4> is 250
 //         instructions, reduce_short<.., 1> 402: 3 of them and a quarter of a copy for each number.
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(THREADS) reduce_rows(const T* x, T* y, long lo
 }
 
 // V      neighbouring columns of a thread; inner is a multiple
-// LINES  threads that share a column: one, or one of each warp
+// LINES  threads that share a column: one; one of each warp; or four of each
 template <class How, class T, int V, int LINES>
 __global__ void __launch_bounds__(THREADS)
     reduce_columns(const T* x, T* y, long long outer, long long N, long long inner) {

@@ -31,7 +31,8 @@ from onchip.kernels.cuda.program import (
     UInt32,
 )
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying, row_axis_lying
 from onchip.spec.layers import GlobalMax, GlobalMean, Layer, LogSoftmax, Softmax
 from onchip.spec.network import Network
 from onchip.spec.types import DTYPE_BYTES
@@ -39,6 +40,7 @@ from onchip.spec.types import DTYPE_BYTES
 ARCHITECTURES = EVERY_CHIP
 FOLDER = Path(__file__).parent
 THREADS, LINES, BLOCKS_A_UNIT = 256, 8, 8
+MANY_LINES, MANY = 32, 256  # threads that share columns of so many numbers: else a thread would wait too often
 SHORT = {2: 64, 4: 64, 8: 32}  # numbers of a row that a thread takes from shared memory, by their bytes
 SHORT_THREADS, SHORT_WARPS = 128, 4  # of a block
 PIECE_BYTES = 2560  # of a warp, unless 32 rows are more
@@ -61,6 +63,7 @@ def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: i
     sizes: tuple[Argument, ...] = (Int64(outer), Int64(N))
     if inner > 1:
         V, lines, items = columns_for(dtype, N, inner)
+        lines = MANY_LINES if file == "reduce" and V > 1 and N >= MANY else lines
         name = f"{file}_columns<{given}, {V}, {lines}{f', {items}' if file == 'softmax' else ''}>"
         sizes, blocks, waves = tuple(map(Int64, shape)), -(-outer * inner * lines // (THREADS * V)), WAVES
     elif SHORT[DTYPE_BYTES[dtype]] >= N:
@@ -165,14 +168,19 @@ class ReduceAlone:
         given = (layer.attributes()["axis"],) if is_softmax else layer.attributes()["axes"]
         axes = tuple(sorted(axis % len(x.shape) for axis in given))
         file, how = ("softmax", SOFTMAXES[type(layer)]) if is_softmax else ("reduce", REDUCTIONS[type(layer)])
-        lowering = ReduceLowering(file, how, x.dtype, x.row_shape, axes, device.units)
-        is_moved = lowering.middle(2) is None
-        moved = 2 * x.row_bytes if is_moved else 0
-        yield Claim(
-            self.name, f"{layer.kind.lower()}<{','.join(map(str, axes))}>", (node.name,),
-            Price(net.row_flop(node), x.row_bytes + y.row_bytes + moved, launches=2 if is_moved else 1),
-            "one layer by itself", facts=lowering, order="" if how == "Max" else "in threads, then in a tree",
-        )  # fmt: skip
+        # Over all pixels: what is left of each channel lies the same however those of x lie.
+        is_over_pixels = not is_softmax and has_channels(x) and axes == tuple(range(2, len(x.shape)))
+        for layout in (ROWS, CHANNELS_LAST) if is_over_pixels else (ROWS,):
+            walked = tuple(1 + row_axis_lying(axis, len(x.shape), layout) for axis in axes)
+            lowering = ReduceLowering(file, how, x.dtype, lying(x, layout).row_shape, walked, device.units)
+            is_moved = lowering.middle(2) is None
+            moved = 2 * x.row_bytes if is_moved else 0
+            yield Claim(
+                self.name, f"{layer.kind.lower()}<{','.join(map(str, axes))}>", (node.name,),
+                Price(net.row_flop(node), x.row_bytes + y.row_bytes + moved, launches=2 if is_moved else 1),
+                "one layer by itself", facts=lowering, order="" if how == "Max" else "in threads, then in a tree",
+                reads={} if layout == ROWS else {node.inputs[0]: Use(layout)},
+            )  # fmt: skip
 
 
 def _instance(name: str, file: str, how: str, dtype: str, *shape: int) -> Instance:
@@ -184,6 +192,7 @@ INSTANCES = (
     _instance("mean of short rows", "reduce", "Mean", "float32", 1000, 49, 1),
     _instance("mean of rows", "reduce", "Mean", "float32", 1000, 196, 1),
     _instance("mean of aligned columns", "reduce", "Mean", "float32", 10, 49, 2048),
+    _instance("mean of long aligned columns", "reduce", "Mean", "float32", 10, 1024, 64),
     _instance("mean of long rows", "reduce", "Mean", "float16", 10, 5000, 1),
     _instance("largest of rows", "reduce", "Max", "bfloat16", 1000, 7, 1),
     _instance("largest of short rows", "reduce", "Max", "float64", 1000, 32, 1),

@@ -165,10 +165,15 @@ def residual(dtype="float32", N=40, C=40, twice=False, of_x=False):
     b = Node("b", Tanh(), ("x",))
     nodes = [b, Node("o", Tanh(), ("z",))]
     other = "b" if of_x else "o"
-    nodes += [Node("c", layer, ("b",), {"weight": "w"}), Node("s", Add(), (other, "c")), Node("a", ReLU(), ("s",))]
+    nodes += [
+        Node("c", layer, ("b",), {"weight": "w", "bias": "bias"}),
+        Node("s", Add(), (other, "c")),
+        Node("a", ReLU(), ("s",)),
+    ]
     nodes += [Node("y", Tanh(), ("a",))]
     inputs = {"x": TensorType(("B", *row), dtype), "z": TensorType(("B", N, side * 6, side * 5), dtype)}
-    return Network(inputs, tuple(nodes), ("y",), {"w": w.astype(numpy_dtype(dtype))})
+    weights = {"w": w, "bias": rows(1, N, seed=3)[0]}
+    return Network(inputs, tuple(nodes), ("y",), {k: v.astype(numpy_dtype(dtype)) for k, v in weights.items()})
 
 
 @needs_gxx
@@ -186,7 +191,8 @@ def test_a_sum_behind_it(monkeypatch, precision, dtype, way):
     got = run_claim(emulated_gpu(monkeypatch), net, found[0], *([b] if way == "of x" else [b, o]))
     layer = [("c", net.by_name["c"].layer)]
     w = rounded(net.weights["w"].astype(np.float32), precision)
-    bare = sequential(TensorType(("B", 40, 6, 5)), layer, {"c.weight": w})
+    weights = {"c.weight": w, "c.bias": net.weights["bias"].astype(np.float32)}
+    bare = sequential(TensorType(("B", 40, 6, 5)), layer, weights)
     exact = np.maximum(reference.forward(bare, rounded(b, precision)) + (b if way == "of x" else o).astype(float), 0)
     assert np.abs(got.astype(float) - exact).max() <= (2e-6 if precision == "fp32" else 1e-3) * np.abs(exact).max()
 

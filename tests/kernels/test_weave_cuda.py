@@ -95,6 +95,7 @@ def test_both_layouts_are_offered_inside_a_network(monkeypatch):
     assert assert_woven(gpu, together(Concat(2), [(3, 4, 5), (3, 2, 5)]), 3) == 2
     assert assert_woven(gpu, together(Interleave((2, 1)), [(8, 3, 4), (8, 3, 4)]), 3) == 2
     assert assert_woven(gpu, together(Concat(1), [(1, 4, 5), (2, 4, 5)]), 3) == 1  # one channel lies in rows
+    assert assert_woven(gpu, together(Concat(1), [(2, 4, 5)] * 11), 3) == 2  # more than a launch takes
     at_the_ends = together(Concat(1), [(3, 4, 5), (2, 4, 5)]).replace(outputs=("y",))
     plan = make_plan(at_the_ends, H200, KERNELS, Job("bf16"))
     assert [group.claim.label for group in plan.groups] == ["weave<Concat,2>"]

@@ -121,11 +121,12 @@ __device__ __forceinline__ void add_up_together(const float (&c)[BN / 8][4], flo
         }
         const long long at = out.row(m + i / (BN / 2)), left = out.N - n - column;
         if (at < 0 || left <= 0) continue;
+        two[0] += shifts[column], two[1] += shifts[column + 1];
         if (out.other != nullptr) {
             two[0] += to_float(out.other[at + n + column]);
             if (left > 1) two[1] += to_float(out.other[at + n + column + 1]);
         }
-        finish(two, out.y + at + n + column, shifts + column, left, out.N % 2 == 0, activation);
+        finish(two, out.y + at + n + column, nullptr, left, out.N % 2 == 0, activation);
     }
     wait_for_cluster();  // nobody still reads what is written next, or goes
 }

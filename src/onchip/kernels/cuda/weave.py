@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.permute import WORDS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
-    Argument,
     Budget,
     Input,
     Instance,
@@ -21,6 +21,8 @@ from onchip.kernels.cuda.program import (
     Output,
     Program,
     Steps,
+    Struct,
+    UInt32,
     in_line,
 )
 from onchip.plan.device import Device
@@ -34,11 +36,12 @@ from onchip.spec.types import DTYPE_BYTES, TensorType
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, TOGETHER, BLOCKS_A_UNIT = 256, 4, 8
+MOST = 8  # values of a launch
 
 
 @dataclass(frozen=True)
 class Part:
-    """One value (outer, h, w, inner) and where it goes in (outer, H, W, inner); inner in bytes."""
+    """One value (outer, h, w, inner) and where it goes in (outer, H, W, inner); inner in bytes, the same for all."""
 
     operand: int  # its number among the group's inputs
     row_outer: int  # of a row of the batch
@@ -48,18 +51,34 @@ class Part:
     step: tuple[int, int]
     at: tuple[int, int]
 
-    def launch(self, B: int, units: int) -> KernelLaunch:
-        """weave(x, y, count, h, w, inner, H, W, step_h, step_w, at_h, at_w)"""
-        word = math.gcd(self.inner_bytes, 16)
-        inner = self.inner_bytes // word
-        count = B * self.row_outer * math.prod(self.sides) * inner
-        config = in_line(min(-(-count // (THREADS * TOGETHER)), units * BLOCKS_A_UNIT))
-        arguments: tuple[Argument, ...] = (
-            Input(self.operand), Output(0), Int64(count), *map(divider, (*self.sides, inner)),
-            *map(Int64, (*self.sides_of_all, *self.step, *self.at)),
-        )  # fmt: skip
-        program = Program(SOURCE, f"weave<{WORDS[word]}, {index_of(count)}>")
-        return KernelLaunch(program, config, arguments, Budget(registers=64))
+    @property
+    def word_bytes(self) -> int:
+        return math.gcd(self.inner_bytes, 16)
+
+    def count(self, B: int) -> int:
+        """Of words."""
+        return B * self.row_outer * math.prod(self.sides) * self.inner_bytes // self.word_bytes
+
+    def packed(self, B: int) -> bytes:
+        """A Value of weave.cu."""
+        places = struct.pack("<7q", self.count(B), *self.sides_of_all, *self.step, *self.at)
+        sizes = (*self.sides, self.inner_bytes // self.word_bytes)
+        return (places + b"".join(divider(size).data for size in sizes)).ljust(96, b"\0")
+
+
+def _launch(parts: Sequence[Part], B: int, units: int) -> KernelLaunch:
+    """weave(values, y, blocks)"""
+    most = max(part.count(B) for part in parts)
+    blocks = min(-(-most // (THREADS * TOGETHER)), -(-units * BLOCKS_A_UNIT // len(parts)))
+    missing = MOST - len(parts)
+    values = Struct(
+        (*(Input(part.operand) for part in parts), *[Int64(0)] * missing),
+        b"".join(part.packed(B) for part in parts).ljust(MOST * 96, b"\0"),
+    )
+    program = Program(SOURCE, f"weave<{WORDS[parts[0].word_bytes]}, {index_of(most)}>")
+    return KernelLaunch(
+        program, in_line(blocks * len(parts)), (values, Output(0), UInt32(blocks)), Budget(registers=64)
+    )
 
 
 @dataclass(frozen=True)
@@ -68,7 +87,8 @@ class WeaveLowering:
     units: int
 
     def at(self, B: int) -> Steps:
-        return Steps(tuple(part.launch(B, self.units) for part in self.parts if B * math.prod(part.sides)))
+        there = [part for part in self.parts if part.count(B)]
+        return Steps(tuple(_launch(there[i : i + MOST], B, self.units) for i in range(0, len(there), MOST)))
 
 
 class WeaveAlone:
@@ -84,11 +104,12 @@ class WeaveAlone:
             yield Refusal(self.name, node.name, f"on {', '.join(ARCHITECTURES)}, not on {device.arch}")
             return
         y = net.types[node.name]
-        price = Price(0, 2 * y.row_bytes, launches=len(node.inputs))
+        launches = math.ceil(len(node.inputs) / MOST)
+        price = Price(0, 2 * y.row_bytes, launches=launches)
         label = f"{self.name}<{node.layer.kind},{len(node.inputs)}>"
         for is_last in (False, True) if _has_channels(net, node) else (False,):
             yield Claim(
-                self.name, label, (node.name,), price, f"{len(node.inputs)} values, a launch each",
+                self.name, label, (node.name,), price, f"{len(node.inputs)} values, up to {MOST} a launch",
                 facts=WeaveLowering(tuple(_parts(net, node, is_last)), device.units),
                 reads={value: Use(CHANNELS_LAST) for value in node.inputs} if is_last else {},
                 gives={node.name: CHANNELS_LAST} if is_last else {},
@@ -107,17 +128,17 @@ def _parts(net: Network, node: Node, is_last: bool) -> Iterator[Part]:
     operands = list(dict.fromkeys(node.inputs))
     item_bytes, begin = DTYPE_BYTES[y.dtype], 0
     to = _lie(y, is_last)
+    axis = row_axis(layer.axis, y) - 1 if isinstance(layer, Concat) else 0
+    axis = (axis or len(to)) - 1 if is_last else axis
+    # Along the axis and behind it a value stays together: runs of bytes, moved in words as long as may be.
+    run_of = {value: item_bytes * math.prod(_lie(net.types[value], is_last)[axis:]) for value in operands}
+    word = math.gcd(*run_of.values(), 16)
     for number, value in enumerate(node.inputs):
         x, operand = _lie(net.types[value], is_last), operands.index(value)
         if isinstance(layer, Concat):
-            axis = row_axis(layer.axis, y) - 1
-            if is_last:
-                axis = (axis or len(x)) - 1
-            # Along the axis and behind it a value stays together: runs of bytes, moved in words as long as may be.
-            run, all_runs = (item_bytes * math.prod(shape[axis:]) for shape in (x, to))
-            word = math.gcd(run, all_runs, begin, 16)
-            outer, places = math.prod(x[:axis]), (run // word, all_runs // word, begin // word)
-            yield Part(operand, outer, (1, places[0]), word, (1, places[1]), (1, 1), (0, places[2]))
+            run, all_runs = run_of[value], item_bytes * math.prod(to[axis:])
+            sides = (1, run // word), (1, all_runs // word)
+            yield Part(operand, math.prod(x[:axis]), sides[0], word, sides[1], (1, 1), (0, begin // word))
             begin += run
         else:
             assert isinstance(layer, Interleave)
@@ -138,7 +159,7 @@ def _pair(sizes: tuple[int, ...], first: int = 1) -> tuple[int, int]:
 
 def _instance(name: str, inner_bytes: int) -> Instance:
     part = Part(0, 8, (3, 5), inner_bytes, (6, 10), (2, 2), (1, 0))
-    return Instance(name, lambda device: part.launch(64, device.units))
+    return Instance(name, lambda device: _launch([part] * 4, 64, device.units))
 
 
 INSTANCES = (

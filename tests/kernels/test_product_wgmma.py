@@ -69,7 +69,7 @@ CASES = [
 @pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.height}x{tile.BN}")
 @pytest.mark.parametrize(("precision", "given", "made"), CASES)
 def test_every_tile(gpu, monkeypatch, tile, precision, given, made):
-    if tile.BN == 256 and given == "float32":
+    if tile.BN == 256 and given == "float32" and precision != "tf32":
         pytest.skip("rows that go through registers have narrower tiles")
     monkeypatch.setattr(module, "TILES", (tile,))
     M, N, K = tile.height + 9, 2 * tile.BN + 8, 88

@@ -39,6 +39,7 @@ struct Signal {
     }
 };
 static void show_signals() {}
+static void show_to_accelerator() {}
 
 // Rank, sizes, bytes from line to line and the box's sizes stand behind the pointer.
 static void load_box(void* to, const TensorMap& map, Signal& signal, int x, int y, int z = 0) {

@@ -31,7 +31,10 @@ def test_near_its_floor_there_is_nothing_to_say():
         (Price(10, 4, launches=3), "launches are 100% of it"),
         (Price(10, 4, least_us=30.0), "few rows: blocks wait for what they read"),
         (Price(10**9, 4, rate=0.2), "ordinary cores at 0.2 of their steady rate; tensor multiplies no odd rows"),
-        (Price(10**9, 4, rate=0.2, precision="tf32"), "tensor cores at 0.2 of their steady rate"),
+        (
+            Price(10**9, 4, rate=0.2, precision="tf32"),
+            "tensor cores at 0.2 of their steady rate; tensor multiplies no odd rows",
+        ),
         (Price(0, 10**6, turned_bytes=10**8), "values are put in another order"),
         (Price(0, 10**4), "what it reads and writes comes from memory; the floor has it in the cache"),
     ],

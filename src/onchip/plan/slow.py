@@ -30,5 +30,5 @@ def slow_because(claim: Claim, device: Device, job: Job, refusals: Sequence[Refu
         return "what it reads and writes comes from memory; the floor has it in the cache"
     others = [f"{r.kernel} {r.why}" for r in refusals if claim.nodes and r.node == claim.nodes[0]]
     cores = "ordinary cores" if (price.precision or job.precision) == "fp32" else "tensor cores"
-    told = f"; {'; '.join(others)}" if others and cores == "ordinary cores" else ""
+    told = f"; {'; '.join(others)}" if others and price.rate < 1 / SLOW else ""
     return f"{cores} at {price.rate:.2g} of their steady rate{told}"

@@ -81,7 +81,7 @@ TILES = (
     Tile(64, 2, 0.85, 128),
 )  # fmt: skip
 # As much of that is reached by rows of float32, by precision: three products of tf32 share what it takes to split them.
-THROUGH_REGISTERS = {"fp32": 1.3, "tf32": 0.95, "bf16": 0.85, "fp16": 0.85}
+THROUGH_REGISTERS = {"fp32": 1.3, "bf16": 0.85, "fp16": 0.85}
 # Of a tile, by the sums that a thread has of each number; rows that go through registers leave room for 128 at most.
 MOST_COLUMNS = {1: 256, 2: 128, 3: 64}
 TOGETHER = Tile(32, 1, 0.5)  # of a cluster
@@ -129,8 +129,8 @@ class WgmmaProduct:
 
     @property
     def is_direct(self) -> bool:
-        """Whether x is what the tensor cores multiply, and goes through no register."""
-        return PRECISIONS[self.precision].per_word == 2 and self.dtypes[0] == PRECISIONS[self.precision].dtype
+        """Whether x is what the tensor cores multiply, or is rounded to it where it lies: no register between."""
+        return self.precision != "fp32" and self.dtypes[0] == PRECISIONS[self.precision].dtype
 
     @property
     def turns(self) -> bool:

@@ -173,9 +173,9 @@ def test_the_summary_has_a_line_for_each_of_ours(capsys):
     _, summary = capsys.readouterr().out.split("against the best peer")
     lines = [" ".join(line.split()) for line in summary.splitlines() if line.strip().startswith("decode")]
     assert lines == [
-        "decode, 12800 rows 2.000 5.000 2.50x",
-        "decode, 12800 rows, fp16 tables 1.000 5.000 5.00x",
-        "decode, 7 rows 2.000 - -",
+        "decode, 12800 rows 2.000 5.000 2.50x torch eager",
+        "decode, 12800 rows, fp16 tables 1.000 5.000 5.00x torch eager",
+        "decode, 7 rows 2.000 - - -",
     ]
     show(make_tables(dataclasses.replace(RESULTS, rows=(ROW, alone))))
     assert "against the best peer" not in capsys.readouterr().out

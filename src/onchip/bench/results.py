@@ -256,13 +256,14 @@ def make_tables(results: Results) -> Group:
 
 def _summary_table(rows: Sequence[Row]) -> Table:
     """A line for each of our engines at each case: how many times as fast as the best peer."""
-    table = _table("against the best peer", "workload, case", "onchip ms", "peer ms", "x peer")
+    table = _table("against the best peer", "workload, case", "onchip ms", "peer ms", "x peer", "peer")
     for row in rows:
         if row.engine.startswith("onchip"):
             variant = row.engine.removeprefix("onchip")  # ", fp16 tables"
             peer = best_peer(rows, row)
             table.add_row(f"{job_title(row)}{variant}", show_ms(row.median_ms),
-                          show_ms(peer.median_ms) if peer else "-", show_speedup(rows, row))  # fmt: skip
+                          show_ms(peer.median_ms) if peer else "-", show_speedup(rows, row),
+                          peer.engine if peer else "-")  # fmt: skip
     return table
 
 

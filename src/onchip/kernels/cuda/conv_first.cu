@@ -96,11 +96,11 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
     constexpr int PARTS = is_same<P, Fp32> ? 2 : 1, BATCH = 4;
     extern __shared__ uint4 room[];
     __shared__ long long made[MOST_PLACES];  // where in y a place's first channel goes; < 0: there is none
-    __shared__ int starts[MOST_PLACES];      // where in the patch its window begins
+    __shared__ int starts[MOST_PLACES];      // where in the patch its window begins, in bytes
     const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
     const int groups = (t.N + 8 * NT - 1) / (8 * NT), tiles_n = groups * NT, lower = t.steps * tiles_n * 32;
     uint2* const ws = reinterpret_cast<uint2*>(room);
-    uint4* const table = room + PARTS * lower / 2;  // of each step and lane: where two words lie, and what counts of them
+    uint4* const table = room + PARTS * lower / 2;  // of each step and lane: where two words lie in bytes, what counts
     float* const shifts = reinterpret_cast<float*>(table + 4 * t.steps);
     u32* const patch = reinterpret_cast<u32*>(shifts + 8 * tiles_n);
     const int pitch = t.patch_columns, lines = t.images * t.C * t.patch_rows, places = t.images * t.rows * t.columns;
@@ -115,7 +115,7 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
             const int unit = i / 4 * 8 + 4 * word + i % 4, line = unit / words_w, tap = unit % words_w * P::PER_WORD;
             const bool is_there = line < t.C * t.taps_h;
             const int row = line / t.taps_h * t.patch_rows + line % t.taps_h * t.dilation_h;
-            found[2 * word] = is_there ? row * pitch + tap * t.dilation_w : 0;
+            found[2 * word] = is_there ? 4 * (row * pitch + tap * t.dilation_w) : 0;
             // What is no tap may be a NaN.
             found[2 * word + 1] = !is_there ? 0 : P::PER_WORD == 2 && tap + 1 == t.taps_w ? 0xffff : ~0u;
         }
@@ -125,7 +125,7 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
         u32 image = p;
         const int column = take_rest(image, t.by_columns), row = take_rest(image, t.by_rows);
         const int line = image * t.C * t.patch_rows + row * t.stride_h;
-        starts[p] = p < places ? line * pitch + column * t.stride_w : 0;
+        starts[p] = p < places ? 4 * (line * pitch + column * t.stride_w) : 0;
     }
 
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
@@ -169,9 +169,9 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
         const int jobs = (places + 16 * MT - 1) / (16 * MT) * groups;
         for (int job = warp; job < jobs; job += WARPS) {
             const int p = job / groups * (16 * MT) + 2 * g, group = job % groups;
-            const u32* from[MT][2];
+            const char* from[MT][2];
 #pragma unroll
-            for (int i = 0; i < 2 * MT; ++i) from[i / 2][i % 2] = patch + starts[p + i / 2 * 16 + i % 2];
+            for (int i = 0; i < 2 * MT; ++i) from[i / 2][i % 2] = reinterpret_cast<const char*>(patch) + starts[p + i / 2 * 16 + i % 2];
             Sums<P, NT> sums[MT];
             for (int step = 0; step < t.steps; ++step) {
                 const uint4 entry = table[4 * step + q];
@@ -181,8 +181,8 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
                     Step<P> words;
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
-                        words.take(half, from[i][half][entry.x] & entry.y);
-                        words.take(half + 2, from[i][half][entry.z] & entry.w);
+                        words.take(half, *reinterpret_cast<const u32*>(from[i][half] + entry.x) & entry.y);
+                        words.take(half + 2, *reinterpret_cast<const u32*>(from[i][half] + entry.z) & entry.w);
                     }
                     sums[i].add(words, weights, lower);
                     sums[i].end_step(step, step + 1 == t.steps);

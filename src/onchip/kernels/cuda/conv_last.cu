@@ -12,7 +12,7 @@
 //         170 us; 33 Gflop / 989 Tflop/s = 33 us.
 // Layout  x (B, H, W, C), y (B, N, HO, WO); w as conv_mma.cuh has it, columns (KH, KW, N); bias (N) or none. One axis is
 //         an image of one row.
-// Shared  PARTS * K * N * taps numbers of w, and 4 * N * taps B for each pixel under a tile.
+// Shared  PARTS * K * N * taps numbers of w, 4 * N * taps B for each pixel under a tile, 8 B a line and a column of it.
 // Limits  C numbers are a multiple of 16 B; transposed ones without dilation; images of less than 2^31 numbers; sm_80 up.
 #include "conv_mma.cuh"
 #include "divide.cuh"
@@ -21,7 +21,7 @@ struct Axis {
     int in, out, taps, stride, before, dilation;
     int count;   // outputs of a tile
     u32 tiles;   // of an image
-    Divider by_stride, by_count;
+    Divider by_count;
 };
 
 struct Layer {
@@ -46,26 +46,32 @@ struct Reach {
     }
 };
 
-// The taps of an output along an axis, and the pixels under them.
-struct Window {
-    int tap, every, count;  // the first tap, how far the next one is, how many there are
-    int pixel, move;        // the first pixel, and how far the next one is
-
-    __device__ __forceinline__ Window(const Axis& axis, int at, bool is_transposed) {
-        if (is_transposed) {
-            u32 from = at + axis.before;
-            tap = take_rest(from, axis.by_stride);
-            every = axis.stride;
-            count = tap < axis.taps ? quotient(static_cast<u32>(axis.taps - tap + axis.stride - 1), axis.by_stride) : 0;
-            pixel = from;
-            move = -1;
-        } else {
-            tap = 0, every = 1, count = axis.taps;
-            pixel = at * axis.stride - axis.before;
-            move = axis.dilation;
-        }
-    }
+// Of an output along an axis: where the product of its first tap inside of x lies, and how many such taps there are.
+struct Taps {
+    int offset, count;
 };
+
+// tap_apart, pixel_apart  from a tap, and from a pixel, to the next
+__device__ __forceinline__ Taps taps_of(const Axis& axis, int at, const Reach& reach, bool is_transposed, int tap_apart,
+                                        int pixel_apart) {
+    const int last = reach.first + reach.count - 1;
+    int tap, pixel, end, skipped;
+    if (is_transposed) {  // the next tap is a stride further, and the pixel before
+        tap = (at + axis.before) % axis.stride;
+        pixel = (at + axis.before) / axis.stride;
+        skipped = max(pixel - last, 0);
+        end = min((axis.taps - tap + axis.stride - 1) / axis.stride, pixel - reach.first + 1);
+        tap += skipped * axis.stride;
+        pixel -= skipped;
+    } else {
+        pixel = at * axis.stride - axis.before;
+        skipped = (max(reach.first - pixel, 0) + axis.dilation - 1) / axis.dilation;
+        end = last < pixel ? 0 : min(axis.taps, (last - pixel) / axis.dilation + 1);
+        tap = skipped;
+        pixel += skipped * axis.dilation;
+    }
+    return {tap * tap_apart + (pixel - reach.first) * pixel_apart, max(end - skipped, 0)};
+}
 
 // 4 E channels of 16 rows: a lane has E of each of its two.
 template <class P, class X>
@@ -73,11 +79,12 @@ struct Piece {
     static constexpr int E = 16 / static_cast<int>(sizeof(X)), STEPS = E / (2 * P::PER_WORD);
     uint4 held[2];
 
-    __device__ __forceinline__ void read(const X* const (&from)[2], int channel, int C) {
+    // at  where in x its rows begin; < 0: there is none, and zeros stand for it
+    __device__ __forceinline__ void read(const X* x, const int (&at)[2], int channel, int C) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             held[half] = {0, 0, 0, 0};
-            if (from[half] != nullptr && channel < C) held[half] = *reinterpret_cast<const uint4*>(from[half] + channel);
+            if (at[half] >= 0 && channel < C) held[half] = *reinterpret_cast<const uint4*>(x + at[half] + channel);
         }
     }
     __device__ __forceinline__ Step<P> step(int s) const {
@@ -97,6 +104,28 @@ __device__ __forceinline__ void store_number(Y* y, float v) {
     else store1(y, v);
 }
 
+// Up to CH channels of a place, of which `left` are there: the sums of their products, the bias, the activation.
+// down, right  from a product to that of the next tap, below and to the right
+template <int CH, class Y>
+__device__ __forceinline__ void finish_place(const float* row, int pitch, const Taps& lines, const Taps& places, int down,
+                                             int right, const float* bias, Y* y, long long y_apart, int left,
+                                             const Activation& activation) {
+    float totals[CH] = {};
+    // Few taps: loops that the compiler unrolls would be taken up by what is left over.
+#pragma unroll 1
+    for (int a = 0; a < lines.count; ++a, row += down) {
+        const float* from = row;
+#pragma unroll 1
+        for (int b = 0; b < places.count; ++b, from += right)
+#pragma unroll
+            for (int n = 0; n < CH; ++n)
+                if (n < left) totals[n] += from[n * pitch];
+    }
+#pragma unroll
+    for (int n = 0; n < CH; ++n)
+        if (n < left) store_number(y + n * y_apart, activation(bias != nullptr ? totals[n] + bias[n] : totals[n]));
+}
+
 // 16 MT pixels a warp at a time, 8 NT columns.
 template <class P, class X, class Y, int NT>
 __global__ void __launch_bounds__(THREADS, 2)
@@ -109,7 +138,8 @@ conv_last(const X* __restrict__ x, const uint4* __restrict__ w, const float* __r
     const int tiles_n = t.chunks * NT, steps = t.blocks * Held::STEPS, lower = steps * tiles_n * 32;
     const uint2* const ws = reinterpret_cast<const uint2*>(room);
     float* const products = reinterpret_cast<float*>(room + PARTS * lower / 2);  // (columns, pitch)
-    const int columns = t.h.taps * t.w.taps * t.N, outputs = t.N * t.h.count * t.w.count;
+    const int columns = t.h.taps * t.w.taps * t.N, tap_apart = t.N * t.pitch;
+    Taps* const taps = reinterpret_cast<Taps*>(products + columns * t.pitch);  // of the tile's lines, then its columns
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     copy_pieces(room, w, PARTS * lower / 2);
 
@@ -120,27 +150,32 @@ conv_last(const X* __restrict__ x, const uint4* __restrict__ w, const float* __r
         const int left = static_cast<int>(tile % t.w.tiles) * t.w.count;
         const Reach rows(t.h, top, t.is_transposed), line(t.w, left, t.is_transposed);
         const int pixels = rows.count * line.count;
+        const X* const corner = x + ((image * t.h.in + rows.first) * t.w.in + line.first) * t.C;
         __syncthreads();  // the weights are there, and nobody reads products of the tile before
+        for (int i = threadIdx.x; i < t.h.count + t.w.count; i += THREADS)
+            taps[i] = i < t.h.count
+                          ? taps_of(t.h, top + i, rows, t.is_transposed, t.w.taps * tap_apart, line.count)
+                          : taps_of(t.w, left + i - t.h.count, line, t.is_transposed, tap_apart, 1);
 
         const int jobs = (pixels + 16 * MT - 1) / (16 * MT) * t.chunks;
         for (int job = warp; job < jobs; job += WARPS) {
             const int first = job / t.chunks * (16 * MT) + g, chunk = job % t.chunks;
-            const X* from[MT][2];
+            int at[MT][2];
 #pragma unroll
             for (int i = 0; i < 2 * MT; ++i) {
-                const int pixel = first + 8 * i, down = pixel / line.count, right = pixel - down * line.count;
-                const long long at = (image * t.h.in + rows.first + down) * t.w.in + line.first + right;
-                from[i / 2][i % 2] = pixel < pixels ? x + at * t.C : nullptr;
+                const int pixel = first + 8 * i, beside = t.w.in - line.count;  // of a line, those that nobody reaches
+                const int on = pixel + (beside ? pixel / line.count * beside : 0);
+                at[i / 2][i % 2] = pixel < pixels ? on * t.C : -1;
             }
             Sums<P, NT> sums[MT];
             Held now[MT], next[MT];
 #pragma unroll
-            for (int i = 0; i < MT; ++i) next[i].read(from[i], q * Held::E, t.C);
+            for (int i = 0; i < MT; ++i) next[i].read(corner, at[i], q * Held::E, t.C);
             for (int block = 0; block < t.blocks; ++block) {
 #pragma unroll
                 for (int i = 0; i < MT; ++i) {
                     now[i] = next[i];
-                    next[i].read(from[i], (4 * (block + 1) + q) * Held::E, t.C);
+                    next[i].read(corner, at[i], (4 * (block + 1) + q) * Held::E, t.C);
                 }
 #pragma unroll
                 for (int s = 0; s < Held::STEPS; ++s) {
@@ -166,27 +201,31 @@ conv_last(const X* __restrict__ x, const uint4* __restrict__ w, const float* __r
         }
         __syncthreads();
 
-        for (int i = threadIdx.x; i < outputs; i += THREADS) {
-            u32 n = i;
-            const int w_at = left + static_cast<int>(take_rest(n, t.w.by_count));
-            const int h_at = top + static_cast<int>(take_rest(n, t.h.by_count));
-            if (h_at >= t.h.out || w_at >= t.w.out) continue;
-            const Window down(t.h, h_at, t.is_transposed), right(t.w, w_at, t.is_transposed);
-            float total = 0.0f;
-            for (int a = 0; a < down.count; ++a) {
-                const int row = down.pixel + a * down.move - rows.first;
-                if (static_cast<u32>(row) >= static_cast<u32>(rows.count)) continue;
-                const int tap = (down.tap + a * down.every) * t.w.taps + right.tap;
-                const float* const from = products + (tap * t.N + n) * t.pitch + row * line.count;
-                for (int b = 0; b < right.count; ++b) {
-                    const int column = right.pixel + b * right.move - line.first;
-                    if (static_cast<u32>(column) < static_cast<u32>(line.count))
-                        total += from[b * right.every * t.N * t.pitch + column];
+        const int down = t.is_transposed ? t.h.stride * t.w.taps * tap_apart - line.count
+                                         : t.w.taps * tap_apart + t.h.dilation * line.count;
+        const int right = t.is_transposed ? t.w.stride * tap_apart - 1 : tap_apart + t.w.dilation;
+        const long long y_apart = static_cast<long long>(t.h.out) * t.w.out;
+        Y* const y_tile = y + image * t.N * y_apart + static_cast<long long>(top) * t.w.out + left;
+        for (int i = threadIdx.x; i < t.h.count * t.w.count; i += THREADS) {
+            u32 h_at = i;
+            const u32 w_at = take_rest(h_at, t.w.by_count);
+            if (top + h_at >= t.h.out || left + w_at >= t.w.out) continue;
+            const Taps lines = taps[h_at], places = taps[t.h.count + w_at];
+            const float* const from = products + lines.offset + places.offset;
+            Y* const to = y_tile + (h_at * t.w.out + w_at);
+            for (int n = 0; n < t.N;) {
+                const int left_n = t.N - n;
+                const float* const shift = bias != nullptr ? bias + n : nullptr;
+                if (left_n > 2) {
+                    finish_place<4>(from + n * t.pitch, t.pitch, lines, places, down, right, shift, to + n * y_apart,
+                                    y_apart, left_n, activation);
+                    n += 4;
+                } else {
+                    finish_place<1>(from + n * t.pitch, t.pitch, lines, places, down, right, shift, to + n * y_apart,
+                                    y_apart, left_n, activation);
+                    n += 1;
                 }
             }
-            if (bias != nullptr) total += bias[n];
-            const long long at = ((image * t.N + n) * t.h.out + h_at) * t.w.out + w_at;
-            store_number(y + at, activation(total));
         }
     }
 }

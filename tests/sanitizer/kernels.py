@@ -25,6 +25,7 @@ from onchip.spec.layers import (
     AvgPool2d,
     Cast,
     Concat,
+    Conv1d,
     Conv2d,
     ConvTranspose2d,
     CumSum,
@@ -97,6 +98,9 @@ def weight(*shape: int) -> np.ndarray:
 
 
 GENERAL = {  # kernels with sizes at run time
+    "convolutions of float64": sequential(
+        TensorType(("B", 12, 9, 8), "float64"), [("c", Conv2d())], {"c.weight": weight(20, 12, 3, 3)}
+    ),
     "many weights of a window": sequential(  # inside of a network its values lie with channels last
         TensorType(("B", 512, 1, 3)),
         [("t", Tanh()), ("c", Conv2d()), ("m", GlobalMean())],
@@ -168,7 +172,10 @@ def lookups() -> list[tuple[str, Network]]:
         ("look-ups", sequential(given, [("e", Embedding())], {"e.weight": table})),
         ("sums", sequential(given, [("c", TokenConv())], {"c.weight": table.reshape(40, 3, 37)})),
         ("maxima", _maxima(table)),
-    ]
+        ("tables made on the GPU", sequential(given, [
+            ("e", Embedding()), ("p", Permute((0, 2, 1))), ("c", Conv1d()), ("m", GlobalMax((2,))),
+        ], {"e.weight": weight(1500, 64), "c.weight": weight(72, 64, 3)})),
+    ]  # fmt: skip
 
 
 def _maxima(table: np.ndarray) -> Network:

@@ -19,6 +19,8 @@ def slow_because(claim: Claim, device: Device, job: Job, refusals: Sequence[Refu
     launches_us = price.launches * (device.graph_launch_us or device.launch_us)
     if launches_us >= estimate_us / 2:
         return f"{'a launch is' if price.launches == 1 else 'launches are'} {launches_us / estimate_us:.0%} of it"
+    if price.why_slow:
+        return price.why_slow
     compute = price.row_flop * job.batch / (price.rate * device.flops[price.precision or job.precision])
     memory = (price.row_bytes * job.batch + price.fixed_bytes) / device.bandwidth
     turned = price.turned_bytes * job.batch / device.bandwidth

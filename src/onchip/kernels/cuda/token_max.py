@@ -239,6 +239,7 @@ def _claim(net: Network, found: Branches, lowering: TokenMaxLowering, device: De
         launches=len(lowering.at(1).launches), precision="fp32", row_looked_up_bytes=looked_up,
         table_bytes=sum(table.nbytes for table in tables),
         slice_bytes=max(table.nbytes // table.shape[0] for table in tables),
+        why_slow=f"rows of tables come from L2 at {L2_RATE:.2g} of its peak",
     )  # fmt: skip
     taps = "+".join(str(branch.K) for branch in lowering.branches)
     rows = sum(branch.K * branch.P for branch in lowering.branches)

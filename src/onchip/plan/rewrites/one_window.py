@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from onchip.plan.rewrites.edit import Draft, Told
-from onchip.spec.layers import Convolution, Linear, Reshape, TransposedConvolution
+from onchip.plan.rewrites.edit import Draft, Told, moves_before
+from onchip.spec.layers import Convolution, Embedding, Linear, Reshape, TransposedConvolution
 from onchip.spec.layers.conv import conv_groups, geometry
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, recipe_op
@@ -27,6 +27,9 @@ def multiply_windows(net: Network) -> Told:
         layer = node.layer
         if not isinstance(layer, Convolution | TransposedConvolution) or conv_groups(layer) > 1:
             continue
+        source, _ = moves_before(draft, node)
+        if source is not None and isinstance(source.layer, Embedding):
+            continue  # tables of its taps can be looked up
         x, y = (draft.types[value].row_shape for value in (node.inputs[0], node.name))
         is_transposed = isinstance(layer, TransposedConvolution)
         one, many = (x, y) if is_transposed else (y, x)

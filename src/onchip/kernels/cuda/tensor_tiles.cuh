@@ -259,7 +259,8 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
             const int thread = threadIdx.x % TEAM - (TEAM - ROUNDERS);
             if (thread >= 0) {
                 u32 turn = 0;
-                for (u32 tile = first_tile; tile < tiles; tile += step_tiles)
+                for (u32 tile = first_tile; tile < tiles; tile += step_tiles) {
+                    const int slices = slices_of(loader.phase_of(tile));
                     for (int slice = 0; slice < slices; ++slice, ++turn) {
                         full[turn % STAGES].wait(turn / STAGES % 2);
                         round_box(stages + turn % STAGES * STAGE_BYTES, box_rows, thread);
@@ -267,6 +268,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
                         __syncwarp();
                         if (thread % 32 == 0) rounded[turn % STAGES].arrive();
                     }
+                }
             }
         }
         if (threadIdx.x % TEAM != 0) return;

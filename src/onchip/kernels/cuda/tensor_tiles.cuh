@@ -180,18 +180,16 @@ __device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& o
         }
     }
     activate_all(c, activation);
+    // Two lanes next to each other have 32 bytes of a row: of a sector that is written in halves, L2 makes two passes.
 #pragma unroll
-    for (int j = 0; j < R / 8; j += 4) {
-        const long long at = out.row(m + 8 * (j + q) + g);
+    for (int j = 0; j < R / 8; j += 2) {
+        u32 words[4];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            u32 words[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) words[i] = turned(pack<Y>(c[j + i][2 * half], c[j + i][2 * half + 1]));
-            collect_piece(words, q);
-            if (at >= 0 && n + 8 * half < out.N)
-                *reinterpret_cast<uint4*>(out.y + at + n + 8 * half) = {words[0], words[1], words[2], words[3]};
-        }
+        for (int i = 0; i < 4; ++i) words[i] = turned(pack<Y>(c[j + i / 2][2 * (i % 2)], c[j + i / 2][2 * (i % 2) + 1]));
+        collect_piece(words, q);
+        const long long at = out.row(m + 8 * (j + q / 2) + g), column = n + 8 * (q % 2);
+        if (at >= 0 && column < out.N)
+            *reinterpret_cast<uint4*>(out.y + at + column) = {words[0], words[1], words[2], words[3]};
     }
 }
 
@@ -227,7 +225,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     constexpr int STAGE_BYTES = X_BYTES + W_BYTES, SLICES_A_PART = PART / O::DEPTH;
     extern __shared__ uint4 room[];
     __shared__ Signal full[STAGES], empty[STAGES], rounded[O::is_rounded ? STAGES : 1];
-    __shared__ __align__(16) float shifts[2][TEAMS][BN];  // the bias of a tile, and of the next
+    __shared__ __align__(16) float shifts[2][TEAMS][BN];  // the bias of a tile, and of the next with another
     char* const stages = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
     const int team = threadIdx.x / TEAM;
     let_next_begin();
@@ -313,13 +311,18 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     if (out.other != nullptr) wait_for_kernel_before();  // who may have made it
     u32 turn = 0;
     int now = 0;
-    for (u32 tile = first_tile; tile < tiles; tile += step_tiles, now ^= 1) {
+    long long column = -1;
+    for (u32 tile = first_tile; tile < tiles; tile += step_tiles) {
         const u32 phase = loader.phase_of(tile);
         const int slices = slices_of(phase), part_slices = slices_a_part(phase);
         const Place<BM, BN> place(M, N, tile / phases);
         out.begin_tile(phase);
-        for (int i = threadIdx.x % TEAM; i < BN; i += TEAM)
-            shifts[now][team][i] = bias != nullptr && place.n + i < N ? bias[place.n + i] : 0.0f;
+        const bool is_beside = place.n != column;  // the last tile: it has another bias
+        if (is_beside) {
+            now ^= 1, column = place.n;
+            for (int i = threadIdx.x % TEAM; i < BN; i += TEAM)
+                shifts[now][team][i] = bias != nullptr && column + i < N ? bias[column + i] : 0.0f;
+        }
         float sums[COLUMNS / 8][4];
         float totals[O::PARTS == 2 ? BN / 8 : 1][4] = {}, whole[SPLIT == ALONE ? BN / 8 : 1][4] = {};
         int in_part = 0;  // slices of the part that are done
@@ -392,7 +395,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
             wait_for_products<0>();
             if (threadIdx.x % 32 == 0) empty[(turn - 1) % STAGES].arrive();
         }
-        wait_for_team(team);  // for the bias
+        if (is_beside) wait_for_team(team);  // for the bias
         auto& made = pick<SPLIT == ALONE, O::PARTS == 2>(whole, totals, sums);
         if constexpr (SPLIT == TOGETHER) {
             static_assert(TEAMS == 1, "a team a block");

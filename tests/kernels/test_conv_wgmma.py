@@ -296,9 +296,9 @@ EPS = {"fp32": 4e-6, "tf32": 2e-3, "fp16": 4e-3, "bf16": 2e-2}
 
 
 def compile_alone(monkeypatch, net, precision, batch_hint):
-    """The network with this kernel alone, and moves of its ends."""
-    monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in KERNELS if k.name in ("conv_wgmma", "permute")))
-    engine = compile(net, "cuda", precision, batch_hint=batch_hint)
+    """The network with this kernel alone, and moves and Casts of its ends."""
+    monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in KERNELS if k.name in ("conv_wgmma", "permute", "pointwise")))
+    engine = compile(net, "cuda", precision, batch_hint=batch_hint, without=("windows", "phases"))
     assert [group.claim.kernel for group in engine.plan.groups].count("conv_wgmma") == 1
     return engine
 

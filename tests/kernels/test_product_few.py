@@ -148,8 +148,8 @@ def test_a_plan_for_one_row_keeps_its_promises_with_any_number(precision, widths
     engine, x = compile(net, "cuda", precision, batch_hint=1), rows(4097, widths[0])
     assert "product_few" in {group.claim.kernel for group in engine.plan.groups}
     whole = engine(x)
-    assert_error_within(
-        whole[:300], reference.forward(net, x[:300]), reference.forward(net, x[:300], NAIVE_DTYPE[precision])
-    )
+    narrow = "float16" if precision == "tf32" else NAIVE_DTYPE[precision]  # as many digits
+    naive = reference.forward(net, x[:300], narrow)
+    assert_error_within(whole[:300], reference.forward(net, x[:300]), naive)
     for first, count in ((0, 0), (0, 1), (4096, 1), (100, 7), (1000, 64), (2000, 129)):
         assert np.array_equal(engine(x[first : first + count]), whole[first : first + count])

@@ -25,7 +25,7 @@ from onchip.spec.types import numpy_dtype
 
 if TYPE_CHECKING:
     from onchip.kernels.cpu import Launch
-    from onchip.kernels.cpu.mlp_train import Trainer
+    from onchip.kernels.training import Trainer
 
 
 def core_count() -> int:

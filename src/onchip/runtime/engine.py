@@ -29,7 +29,7 @@ from onchip.spec.tokens import check_token_ids
 from onchip.spec.types import TensorType, numpy_dtype
 
 if TYPE_CHECKING:
-    from onchip.kernels.cpu.mlp_train import Trainer
+    from onchip.kernels.training import Trainer
     from onchip.runtime.arrays.calls import Run
 
 

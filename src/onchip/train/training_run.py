@@ -19,7 +19,7 @@ from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
 
 if TYPE_CHECKING:
-    from onchip.kernels.cpu.mlp_train import Trainer
+    from onchip.kernels.training import Trainer
 
 REPORT_SECONDS = 0.1  # how often progress is told, and how soon Ctrl-C is heard
 

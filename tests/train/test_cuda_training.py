@@ -8,7 +8,7 @@ import pytest
 from checks import random_mlp, rows
 from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
-from onchip.errors import FormatError, PlanError
+from onchip.errors import DeviceError, FormatError, InputError, PlanError
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda.mlp_train import MOST_BATCH, MOST_LAYERS, make_lowering
 from onchip.kernels.pointwise import TRAINED
@@ -104,6 +104,24 @@ def test_state_goes_on_and_another_run_s_is_refused(monkeypatch):
         fit(net, x, y, epochs=1, state={"steps": first.state["steps"]}, **training)
 
 
+def assert_rounds_as_told(precision):
+    """Losses follow float64's as far as the rounded factors let them, and are not those of fp32."""
+    net, x, y, training = SMALL["several tiles"]()
+    exact, rounded = (fit(net, x, y, device="cuda", epochs=2, precision=each, **training)
+                      for each in ("fp32", precision))  # fmt: skip
+    truth, _, _ = reference_curve(net, x, y, 0, "float64", training, epochs=2)
+    off = np.abs(rounded.losses - truth).max() / np.abs(truth).max()
+    assert np.abs(exact.losses - truth).max() / np.abs(truth).max() < off / 8 < ROUNDING[precision] / 8
+    assert rounded.network.weights["fc1.weight"].dtype == np.float32
+
+
+@needs_gxx
+@pytest.mark.parametrize("precision", ROUNDING)
+def test_emulated_products_in_other_precisions(precision, monkeypatch):
+    emulate_device(monkeypatch)
+    assert_rounds_as_told(precision)
+
+
 # -- as data -----------------------------------------------------------------------------------------------------
 
 
@@ -149,6 +167,14 @@ def test_the_rule_of_a_step_is_the_cpu_s(loss, optimiser):
         assert tuple(rules[i]) == (*expected, np.float32(0.9), np.float32(0.01))
 
 
+def test_other_precisions_are_a_gpu_s():
+    net, x, y, training = SMALL["one layer"]()
+    with pytest.raises(DeviceError, match="does not compute in tf32"):
+        fit(net, x, y, device="cpu", precision="tf32", **training)
+    with pytest.raises(InputError, match="unknown precision"):
+        fit(net, x, y, precision="fp64", **training)
+
+
 # -- on a GPU ----------------------------------------------------------------------------------------------------
 
 
@@ -156,6 +182,12 @@ def test_the_rule_of_a_step_is_the_cpu_s(loss, optimiser):
 @pytest.mark.parametrize("name", {**CASES, **WIDE})
 def test_training_follows_the_reference(name):
     assert_follows_reference(*{**CASES, **WIDE}[name](), device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ROUNDING)
+def test_products_in_other_precisions(precision):
+    assert_rounds_as_told(precision)
 
 
 @pytest.mark.gpu

@@ -21,8 +21,11 @@ PIPELINE_US = 700.0  # until copies in, kernels and copies out overlap, and behi
 
 
 def call_us(plan: Plan, B: int) -> float:
-    """Microseconds of a call with B rows of the host. To build the engine is not part of it."""
+    """Microseconds of a call with B rows of the host, or of a training step. To build the engine is not part of it."""
     device = plan.device
+    if plan.job.is_training:  # a step among others, whose rows lie on the device
+        in_graph = device.launch_us - device.graph_launch_us if device.bus_bandwidth else 0.0
+        return plan.estimate_at(B) - _launches(plan) * in_graph
     if not device.bus_bandwidth:
         return device.call_us + plan.estimate_at(B)
     net = plan.network
@@ -38,8 +41,12 @@ def call_us(plan: Plan, B: int) -> float:
 
 def _work_us(plan: Plan, B: int) -> float:
     """The launches of a plan on a GPU, which are one graph."""
-    behind = max(0, sum(group.claim.price.launches for group in plan.groups) - 1)
+    behind = max(0, _launches(plan) - 1)
     return plan.estimate_at(B) - behind * (plan.device.launch_us - plan.device.graph_launch_us)
+
+
+def _launches(plan: Plan) -> int:
+    return sum(group.claim.price.launches for group in plan.groups)
 
 
 def least_us(net: Network, job: Job, device: Device, B: int) -> float:

@@ -102,7 +102,8 @@ def prepare(
             expected="at least one row on each side", hint="a smaller validation share",
         )  # fmt: skip
     kind = "momentum" if options.momentum else options.optimiser
-    job = Job(batch=min(options.batch_size, len(train)), loss=options.loss, optimiser=kind)
+    batch = min(options.batch_size, len(train))
+    job = Job(options.precision, batch, loss=options.loss, optimiser=kind)
     plan, backend, chosen = place(net, device, job, threads)
     trainer = backend.bind(plan).trainer(x.reshape(len(x), -1), y, alone)
     trainer.steps(train[:0], options.lr, 0.0, 0.0)  # no step: compiles before the clock starts

@@ -285,7 +285,7 @@ class MlpTrain:
             row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * chain.layers[0].D_in * chain.layers[0].D_out,
             row_bytes=net.input.row_bytes,
             fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[job.optimiser]),
-            launches=2,
+            launches=0 if _is_small(chain, job) else 2,
             share=_SHARE,
             fixed_cache_bytes=_moved_bytes(chain, job, device.units),
             rows_a_core=job.batch if _is_small(chain, job) else 0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -27,8 +27,14 @@ class Trainer(Protocol):
         """(n, D_in) float32: the rows, as they were given."""
         ...
 
-    def steps(self, order: Array, lr: float, momentum: float, decay: float) -> tuple[Array, Array]:
-        """Train on the rows `order` of x, batch by batch: the loss of each step before its update, and its hits."""
+    def steps(
+        self, order: Array, lr: float, momentum: float, decay: float, meanwhile: Callable[[], None] | None = None
+    ) -> tuple[Array, Array]:
+        """Train on the rows `order` of x, batch by batch: the loss of each step before its update, and its hits.
+
+        order      stays as it is while the run goes on: rows that come in the same order every epoch are sent once
+        meanwhile  called once: what the host can do while a device works
+        """
         ...
 
     def evaluate(self, order: Array) -> tuple[float, int]:

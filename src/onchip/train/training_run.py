@@ -129,6 +129,7 @@ class TrainingRun:
         self.best_epoch, self.best_weights = 0, dict[str, Array]()
         self.seconds, self.epoch_seconds, self.epoch_rows = 0.0, 0.0, 0
         self.piece = min(self.steps, 16)
+        self._ahead = -1, train  # an epoch, and its order: made while the device trains the one before
         self.order = self._order()
 
     @property
@@ -142,9 +143,17 @@ class TrainingRun:
         return self.epoch == self.options.epochs or stopped
 
     def _order(self) -> Array:
+        epoch, order = self._ahead
+        return order if epoch == self.epoch else self._order_of(self.epoch)
+
+    def _order_of(self, epoch: int) -> Array:
         if not self.options.shuffle:
             return self.train
-        return self.train[epoch_order(len(self.train), self.options.seed, self.epoch)]
+        return self.train[epoch_order(len(self.train), self.options.seed, epoch)]
+
+    def _make_next_order(self) -> None:
+        if self.epoch + 1 < self.options.epochs:
+            self._ahead = self.epoch + 1, self._order_of(self.epoch + 1)
 
     def next_rows(self) -> Array:
         """The rows of the next step."""
@@ -156,7 +165,8 @@ class TrainingRun:
         count = min(steps or self.piece, self.steps - self.step)
         rows = self.order[self.step * self.batch : (self.step + count) * self.batch]
         o = self.options
-        losses, hits = self.trainer.steps(rows, o.lr_at(self.epoch), o.momentum, o.weight_decay)
+        ahead = self._make_next_order if self.step + count == self.steps else None
+        losses, hits = self.trainer.steps(rows, o.lr_at(self.epoch), o.momentum, o.weight_decay, ahead)
         took = time.perf_counter() - begin
         if steps is None:
             self.piece = max(1, round(count * min(4.0, REPORT_SECONDS / max(took, 1e-6))))

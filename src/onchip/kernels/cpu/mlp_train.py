@@ -15,7 +15,7 @@ Limits  float32; an MLP chain of ReLU, LeakyReLU, Sigmoid, Tanh without softmax 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -111,8 +111,13 @@ class Trainer:
             self.tiles = _aligned_rows(workers, TASK_FLOATS)
         self.tickets = aligned_zeros(1, np.int64)
 
-    def steps(self, order: Array, lr: float, momentum: float, decay: float) -> tuple[Array, Array]:
-        """Train on the rows `order` of x, batch by batch: the loss of each step before its update, and its hits."""
+    def steps(
+        self, order: Array, lr: float, momentum: float, decay: float, meanwhile: Callable[[], None] | None = None
+    ) -> tuple[Array, Array]:
+        """Train on the rows `order` of x, batch by batch: the loss of each step before its update, and its hits.
+
+        meanwhile  called when they are done: here, the host is the device
+        """
         count = -(-len(order) // self.batch)
         losses, hits = np.zeros(count), np.zeros(count, np.int64)
         data = Data(self.x.ctypes.data, self.y.ctypes.data, order)
@@ -134,6 +139,8 @@ class Trainer:
             sizes = np.full(count, self.batch)
             sizes[-1:] = len(order) - (count - 1) * self.batch
             losses /= sizes
+        if meanwhile is not None:
+            meanwhile()
         return losses, hits
 
     def evaluate(self, order: Array) -> tuple[float, int]:

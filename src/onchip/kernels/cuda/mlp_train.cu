@@ -57,18 +57,22 @@ template <class P, int R>
 __global__ void __launch_bounds__(THREADS, R == 2 ? 2 : 1)
 train_forward(const Step step, const float* x, const float* w, float* y, const Shape shape) {
     __shared__ __align__(16) Tiles<R> tiles;
-    wait_for_step_before();
+    if (!shape.is_gathered) wait_for_step_before();
     const Warps warps = shape.warps;
     const int across = 8 * R * warps.across, blocks_across = (shape.N + across - 1) / across;
     const int first_m = blockIdx.x / blocks_across * 8 * R * warps.down, first_n = blockIdx.x % blocks_across * across;
     const int size = step.size();
-    if (first_m >= size) return;
     const WarpPlace<R> place(warps);
     const AlongK<R> a(x, shape.x_stride, first_m + place.row, size, shape.x_stride,
                       shape.is_gathered ? step.rows() : nullptr);
+    const Chunks chunks = {place.part, (shape.K + CHUNK - 1) / CHUNK, warps.deep};
+    Ahead<R> of_a, of_b;
+    of_a.begin(a, chunks);
+    if (shape.is_gathered) wait_for_step_before();
+    if (first_m >= size) return;
     const AlongK<R> b(w, shape.w_stride, first_n + place.column, shape.N, shape.w_stride);
-    const int chunks = (shape.K + CHUNK - 1) / CHUNK;
-    sum_up<P, R>(tiles.at[threadIdx.x / 32], a, b, place.part, chunks, warps.deep);
+    of_b.begin(b, chunks);
+    sum_up<P, R>(tiles.at[threadIdx.x / 32], a, of_a, b, of_b, chunks);
     const Activation activation = activation_of(shape.code, shape.a);
     finish_tiles<R>(tiles, warps, [&](int row, int column, float4 sum) {
         const int m = first_m + row, n = first_n + column;
@@ -93,8 +97,11 @@ train_backward(const Step step, const float* dz, const float* w, const float* ou
     const WarpPlace<R> place(warps);
     const AlongK<R> a(dz, shape.x_stride, first_m + place.row, size, shape.x_stride);
     const AcrossK<R> b(w, shape.w_stride, first_n + place.column, shape.w_stride, shape.K);
-    const int chunks = (shape.K + CHUNK - 1) / CHUNK;
-    sum_up<P, R>(tiles.at[threadIdx.x / 32], a, b, place.part, chunks, warps.deep);
+    const Chunks chunks = {place.part, (shape.K + CHUNK - 1) / CHUNK, warps.deep};
+    Ahead<R> of_a, of_b;
+    of_a.begin(a, chunks);
+    of_b.begin(b, chunks);
+    sum_up<P, R>(tiles.at[threadIdx.x / 32], a, of_a, b, of_b, chunks);
     const float slope = __uint_as_float(shape.a);
     finish_tiles<R>(tiles, warps, [&](int row, int column, float4 sum) {
         const int m = first_m + row, n = first_n + column;
@@ -136,12 +143,20 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
     if (head.w) {
         const Activation activation = activation_of(head.code, head.slope);
         float mine = 0.0f;
-        for (int n = 0; n < N; ++n) {
-            const float* w = head.w + static_cast<long long>(n) * head.w_stride;
-            float sum = 0.0f;
-            for (int k = lane; k < head.K; k += 32) sum = fmaf(a[k], w[k], sum);
-            sum = reduce_lanes<Sum, 32>(sum);
-            if (lane == n) mine = sum;
+        for (int first = 0; first < N; first += 4) {  // four at a time: shuffles take long, and these do not wait
+            const float* w = head.w + static_cast<long long>(first) * head.w_stride;
+            float sums[4] = {};
+            for (int k = lane; k < head.K; k += 32) {
+                const float given = a[k];
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+                    if (first + j < N) sums[j] = fmaf(given, w[static_cast<long long>(j) * head.w_stride + k], sums[j]);
+            }
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                sums[j] = reduce_lanes<Sum, 32>(sums[j]);
+                if (lane == first + j) mine = sums[j];
+            }
         }
         if (lane < N) z[lane] = activation(mine);  // read below by the lane that wrote it
     }
@@ -188,6 +203,7 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
     for (int first = 0; first < head.D; first += 32) {  // all lanes take part: each has one of the gradients
         const int k = first + lane;
         float sum = 0.0f;
+#pragma unroll 4
         for (int n = 0; n < N; ++n) {
             const float of_n = __shfl_sync(~0u, gradient, n);
             if (k < head.D) sum = fmaf(of_n, head.w[static_cast<long long>(n) * head.w_stride + k], sum);
@@ -287,12 +303,10 @@ template <class P, int R, bool IS_WHOLE>
 __global__ void __launch_bounds__(THREADS, R == 2 ? 2 : 1)
 train_gradients(const Step step, const __grid_constant__ Layers layers, const Tally tally) {
     __shared__ __align__(16) Tiles<R> tiles;
-    wait_for_step_before();
-    const int size = step.size();
-    if (size == 0) return;
-    const int slice = blockIdx.x / layers.blocks, block = blockIdx.x % layers.blocks;
-    if (slice == layers.slices) {
-        if (IS_WHOLE) tally.add_up(step);
+    const int size = step.size(), slice = blockIdx.x / layers.blocks, block = blockIdx.x % layers.blocks;
+    if (size == 0 || slice == layers.slices) {
+        wait_for_step_before();
+        if (IS_WHOLE && size > 0) tally.add_up(step);
         return;
     }
     const int layer = layers.layer_of(block);
@@ -303,12 +317,17 @@ train_gradients(const Step step, const __grid_constant__ Layers layers, const Ta
     const int first_m = of_layer / sizes.blocks_across * 8 * R * warps.down;
     const int first_n = of_layer % sizes.blocks_across * 8 * R * warps.across;
     const WarpPlace<R> place(warps);
-    const AcrossK<R> a(memory.dz, sizes.dz_stride, first_m + place.row, sizes.dz_stride, size);
+    const int all = (size + CHUNK - 1) / CHUNK, first = slice * layers.chunks;
+    const Chunks chunks = {first + place.part, first + layers.chunks < all ? first + layers.chunks : all, warps.deep};
+    if (!sizes.is_gathered) wait_for_step_before();
     const AcrossK<R> b(memory.a, sizes.a_stride, first_n + place.column, sizes.a_stride, size,
                        sizes.is_gathered ? step.rows() : nullptr);
-    const int chunks = (size + CHUNK - 1) / CHUNK, first = slice * layers.chunks;
-    const int last = first + layers.chunks < chunks ? first + layers.chunks : chunks;
-    sum_up<P, R>(tiles.at[threadIdx.x / 32], a, b, first + place.part, last, warps.deep);
+    Ahead<R> of_a, of_b;
+    of_b.begin(b, chunks);
+    if (sizes.is_gathered) wait_for_step_before();
+    const AcrossK<R> a(memory.dz, sizes.dz_stride, first_m + place.row, sizes.dz_stride, size);
+    of_a.begin(a, chunks);
+    sum_up<P, R>(tiles.at[threadIdx.x / 32], a, of_a, b, of_b, chunks);
     const Rule rule = step.rules[step.at()];
     finish_tiles<R>(tiles, warps, [&](int row, int column, float4 sum) {
         const int m = first_m + row, n = first_n + column;

@@ -15,7 +15,8 @@
 
 constexpr int CHUNK = 16, WARPS = 8, THREADS = 32 * WARPS;
 
-// Programmatic launch: a kernel begins while the one before ends, and waits here before it reads anything.
+// Programmatic launch: a kernel begins while the one before ends, and waits here before it reads what others write. The
+// data, the order and the step's place in it are none of that: only what ends a graph writes to them.
 __device__ __forceinline__ void wait_for_step_before() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -186,25 +187,47 @@ struct Tiles {
     float at[WARPS][8 * R][8 * R + 4];
 };
 
-// A warp's tile of a * b over chunks first, first + step, ... below last, to `tile`.
-template <class P, int R, class A, class B>
-__device__ __forceinline__ void sum_up(float (&tile)[8 * R][8 * R + 4], const A& a, const B& b, int first, int last,
-                                       int step) {
-    float totals[R / 2][R][4] = {}, sums[R / 2][R][4] = {}, x[R][4], y[R][4];
-    if (first < last) {
-        a.load(x, first);
-        b.load(y, first);
+// The chunks of a sum that one warp takes: first, first + step, ... below last.
+struct Chunks {
+    int first, last, step;
+};
+
+// An operand's next chunks, on their way while the tensor cores work: of small tiles more than of large ones.
+template <int R>
+struct Ahead {
+    static constexpr int DEPTH = R == 2 ? 3 : 2;
+    float v[DEPTH][R][4];
+
+    template <class Operand>
+    __device__ __forceinline__ void begin(const Operand& operand, const Chunks& chunks) {
+#pragma unroll
+        for (int i = 0; i < DEPTH; ++i) load(operand, i, chunks.first + i * chunks.step, chunks.last);
     }
+    template <class Operand>
+    __device__ __forceinline__ void load(const Operand& operand, int i, int chunk, int last) {
+        if (chunk < last) operand.load(v[i], chunk);
+    }
+};
+
+// A warp's tile of a * b, to `tile`; both are begun.
+template <class P, int R, class A, class B>
+__device__ __forceinline__ void sum_up(float (&tile)[8 * R][8 * R + 4], const A& a, Ahead<R>& of_a, const B& b,
+                                       Ahead<R>& of_b, const Chunks& chunks) {
+    constexpr int DEPTH = Ahead<R>::DEPTH;
+    float totals[R / 2][R][4] = {}, sums[R / 2][R][4] = {};
     int done = 0;
 #pragma unroll 1
-    for (int chunk = first; chunk < last; chunk += step) {
-        const Words<P, R> x_words(x), y_words(y);
-        if (chunk + step < last) {  // on their way while the tensor cores work
-            a.load(x, chunk + step);
-            b.load(y, chunk + step);
+    for (int chunk = chunks.first; chunk < chunks.last; chunk += DEPTH * chunks.step) {
+#pragma unroll
+        for (int i = 0; i < DEPTH; ++i) {
+            const int now = chunk + i * chunks.step, next = now + DEPTH * chunks.step;
+            if (now >= chunks.last) break;
+            const Words<P, R> words_a(of_a.v[i]), words_b(of_b.v[i]);
+            of_a.load(a, i, next, chunks.last);
+            of_b.load(b, i, next, chunks.last);
+            multiply<P, R>(sums, words_a, words_b);
+            if (++done % PART<P> == 0) move_sums<R>(totals, sums);
         }
-        multiply<P, R>(sums, x_words, y_words);
-        if (++done % PART<P> == 0) move_sums<R>(totals, sums);
     }
     move_sums<R>(totals, sums);
     const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;

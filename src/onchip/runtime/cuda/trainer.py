@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 import numpy as np
@@ -37,6 +37,7 @@ class CudaTrainer:
             self._stream = SideStream(gpu)
         self._memory: dict[str, Buffer] = {}
         self._capacity = 0  # rows of the order, and steps
+        self._sent = np.zeros(0, np.int64)  # the order that lies there
         self._graphs: dict[int, Graph] = {}
         self._losses: Graph | None = None
         self._upload("x", _with_ones(x, self._layers[0]))
@@ -45,7 +46,9 @@ class CudaTrainer:
         self._write_weights({name: materialise(name, plan.network.weights) for name in self._weight_names()}, "", "w")
         self._make_room(len(x))
 
-    def steps(self, order: Array, lr: float, momentum: float, decay: float) -> tuple[Array, Array]:
+    def steps(
+        self, order: Array, lr: float, momentum: float, decay: float, meanwhile: Callable[[], None] | None = None
+    ) -> tuple[Array, Array]:
         batch = self.job.batch
         count = -(-len(order) // batch)
         sizes = np.full(count, batch)
@@ -66,6 +69,8 @@ class CudaTrainer:
                 while left >= size:
                     self._graph(size).launch(self._stream.handle)
                     left -= size
+            if meanwhile is not None:
+                meanwhile()
             losses, hits = self._end(count)
         self.steps_done += count
         return losses if self.job.loss == "half_sse" else losses / sizes, hits
@@ -159,6 +164,7 @@ class CudaTrainer:
             return
         steps = max(-(-rows // self.job.batch), -(-rows // self.lowering.row_count))
         self._graphs, self._losses, self._capacity = {}, None, rows
+        self._sent = self._sent[:0]
         for name, row_bytes in (("rules", 4 * RULE_FLOATS), ("step_losses", 8), ("step_hits", 8)):
             self._memory[name] = self._gpu.reserve(steps * row_bytes)
         self._memory["order"] = self._gpu.reserve(rows * 8)
@@ -178,8 +184,10 @@ class CudaTrainer:
             return graph.finish(None)
 
     def _begin(self, order: Array, rules: Array) -> None:
-        stream = self._stream.handle
-        self._gpu.write(self._memory["order"], np.ascontiguousarray(order, np.int64), stream)
+        stream, order = self._stream.handle, np.ascontiguousarray(order, np.int64)
+        if (order.ctypes.data, len(order)) != (self._sent.ctypes.data, len(self._sent)):
+            self._gpu.write(self._memory["order"], order, stream)
+            self._sent = order  # kept, so no other array can lie there
         self._gpu.write(self._memory["rules"], rules, stream)
         self._gpu.write(self._memory["progress"], np.array([0, len(order)]), stream)
 

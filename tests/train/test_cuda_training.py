@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from onchip.kernels.training import rules_of_steps
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
+from onchip.runtime.cuda import trainer
 from onchip.runtime.engine import kernels_for
 from onchip.spec.build import mlp
 from onchip.train.loop import fit
@@ -90,6 +93,15 @@ def test_runs_side_by_side_have_the_bits_of_one_alone(monkeypatch):
     more = np.concatenate([np.arange(len(x)), np.arange(5)])  # an order longer than there are rows
     (result,) = fit_runs([Run(net, TrainOptions(**training, epochs=1, shuffle=False), more)], x, y, device="cuda")
     same_results(fit(net, x[more], y[more], device="cuda", epochs=1, shuffle=False, **training), result)
+
+
+@needs_gxx
+def test_rows_that_are_sent_in_slices_are_the_same(monkeypatch):
+    emulate_device(monkeypatch)
+    net, x, y, training = SMALL["one layer"]()
+    whole = fit(net, x, y, device="cuda", epochs=1, **training)
+    monkeypatch.setattr(trainer, "SLICE_BYTES", 7 * 8 * 4)
+    same_results(whole, fit(net, x, y, device="cuda", epochs=1, **training))
 
 
 @needs_gxx
@@ -226,6 +238,17 @@ def test_a_killed_run_on_a_gpu_goes_on_with_the_same_bits(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         fit(net, x, y, on_progress=stop, **kept, **training)
     same_results(whole, fit(net, x, y, resume=True, **kept, **training))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_command_trains_on_a_gpu(cli, precision):
+    ran = cli("train", "digits", "--data", "sklearn", "--epochs", 5, "--lr", 0.1, "--device", "cuda", "--precision",
+              precision, "--json")  # fmt: skip
+    assert ran.code == 0, ran.err
+    document = json.loads(ran.out)
+    assert document["device"] == "cuda:0"
+    assert document["accuracy"] > 0.9
 
 
 @pytest.mark.gpu

@@ -216,17 +216,26 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
 
 // Sum of the rows' losses, and their hits, to the step's place: one block.
 struct Tally {
-    const double* losses;
+    const double* losses;  // nullptr: another launch does it
     const int* hits;
     double* step_losses;
     long long* step_hits;
 
     __device__ __forceinline__ void add_up(const Step& step) const {
+        constexpr int AT_ONCE = 8;
         const int size = step.size();
-        double loss = 0.0;
+        double sums[AT_ONCE] = {};
         int found = 0;
-        for (int row = threadIdx.x; row < size; row += THREADS) loss += losses[row], found += hits[row];
-        loss = reduce_lanes<Sum, THREADS>(loss);
+        for (int first = threadIdx.x; first < size; first += AT_ONCE * THREADS) {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const int row = first + i * THREADS;
+                if (row < size) sums[i] += losses[row], found += hits[row];
+            }
+        }
+#pragma unroll
+        for (int i = 1; i < AT_ONCE; ++i) sums[0] += sums[i];
+        const double loss = reduce_lanes<Sum, THREADS>(sums[0]);
         found = reduce_lanes<Sum, THREADS>(found);
         if (threadIdx.x == 0 && size > 0) step_losses[step.at()] = loss, step_hits[step.at()] = found;
     }
@@ -297,18 +306,19 @@ __device__ __forceinline__ void update(u32 optimiser, const Rule& rule, const La
     if (optimiser == ADAM) store_several(memory.square + at, square);
 }
 
-// dz^T a of every layer, and the update; or, of more than one slice, the slice's part. The block behind the last adds up
-// the losses of a step that is updated here.
+// dz^T a of every layer, and the update; or, of more than one slice, the slice's part. If there is a tally, it is the
+// first block's, who has little to do and ends before the others.
 template <class P, int R, bool IS_WHOLE>
 __global__ void __launch_bounds__(THREADS, R == 2 ? 2 : 1)
 train_gradients(const Step step, const __grid_constant__ Layers layers, const Tally tally) {
     __shared__ __align__(16) Tiles<R> tiles;
-    const int size = step.size(), slice = blockIdx.x / layers.blocks, block = blockIdx.x % layers.blocks;
-    if (size == 0 || slice == layers.slices) {
+    const int size = step.size(), number = static_cast<int>(blockIdx.x) - (tally.losses ? 1 : 0);
+    if (size == 0 || number < 0) {
         wait_for_step_before();
-        if (IS_WHOLE && size > 0) tally.add_up(step);
+        if (size > 0) tally.add_up(step);
         return;
     }
+    const int slice = number / layers.blocks, block = number % layers.blocks;
     const int layer = layers.layer_of(block);
     const LayerMemory& memory = layers.memory[layer];
     const LayerSizes& sizes = layers.sizes[layer];
@@ -339,16 +349,11 @@ train_gradients(const Step step, const __grid_constant__ Layers layers, const Ta
     });
 }
 
-// The slices' parts added up, first to last, and the update; the block behind the last adds up the losses.
-__global__ void __launch_bounds__(THREADS) train_apply(const Step step, const __grid_constant__ Layers layers, const Tally tally) {
+// The slices' parts added up, first to last, and the update.
+__global__ void __launch_bounds__(THREADS) train_apply(const Step step, const __grid_constant__ Layers layers) {
     wait_for_step_before();
     if (step.size() == 0) return;
-    const int block = blockIdx.x;
-    if (block == layers.blocks) {
-        tally.add_up(step);
-        return;
-    }
-    const int layer = layers.layer_of(block);
+    const int block = blockIdx.x, layer = layers.layer_of(block);
     const LayerMemory& memory = layers.memory[layer];
     const LayerSizes& sizes = layers.sizes[layer];
     const long long numbers = static_cast<long long>(sizes.N) * sizes.w_stride;

@@ -192,18 +192,18 @@ class TrainLowering:
         tiling, whole = self.tiling, self.tiling.slices == 1
         for first in range(0, len(self.layers), MOST_LAYERS):
             numbers = range(first, min(first + MOST_LAYERS, len(self.layers)))
-            is_last = numbers[-1] == len(self.layers) - 1  # which adds up the losses, in one more block
+            tally = _tally() if first == 0 else Struct((Int64(0),) * 4, b"")  # the losses, in one more block
             blocks = [tiling.blocks(self.layers[i].N, self.layers[i].terms) for i in numbers]
             across = [tiling.blocks_across(self.layers[i].terms) for i in numbers]
             kernel = self._name("train_gradients", tiling, str(whole).lower())
-            count = sum(blocks) * tiling.slices + (whole and is_last)
+            count = sum(blocks) * tiling.slices + (first == 0)
             layers = self._layers(numbers, blocks, across)
-            yield self._launch(kernel, count, _PRODUCT_BUDGETS[tiling.R], step, layers, _tally())
+            yield self._launch(kernel, count, _PRODUCT_BUDGETS[tiling.R], step, layers, tally)
             if not whole:
                 sizes = [self.layers[i].N * self.layers[i].stride for i in numbers]
                 blocks = [-(-size // (4 * THREADS)) for size in sizes]
                 layers = self._layers(numbers, blocks, [1] * len(blocks))
-                yield self._launch("train_apply", sum(blocks) + is_last, _ROW_BUDGET, step, layers, _tally())
+                yield self._launch("train_apply", sum(blocks), _ROW_BUDGET, step, layers)
 
     def _layers(self, numbers: range, blocks: Sequence[int], across: Sequence[int]) -> Struct:
         tiling, kept = self.tiling, OPTIMISERS[self.job.optimiser]

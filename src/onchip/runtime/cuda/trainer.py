@@ -8,7 +8,7 @@ from typing import NoReturn
 import numpy as np
 
 from onchip.errors import PlanError
-from onchip.kernels.cuda.mlp_train import RULE_FLOATS, TrainLayer, TrainLowering
+from onchip.kernels.cuda.mlp_train import RULE_FLOATS, TrainLowering
 from onchip.kernels.cuda.program import Steps
 from onchip.kernels.training import STATE_NAMES, check_restored, rules_of_steps
 from onchip.plan.kernel import OPTIMISERS
@@ -19,6 +19,7 @@ from onchip.runtime.cuda.gpu import Buffer, Gpu, SideStream
 from onchip.runtime.cuda.launches import Graph, GraphBuilder
 from onchip.spec.recipe import Array, materialise
 
+SLICE_BYTES = 64 << 20  # of rows that are copied at a time
 GRAPH_STEPS = (64, 8, 1)  # of the graphs that a run of steps is made of
 _KEPT = ("mean", "square")  # the kernels' names for what optimisers keep, in the order of STATE_NAMES
 
@@ -40,7 +41,7 @@ class CudaTrainer:
         self._sent = np.zeros(0, np.int64)  # the order that lies there
         self._graphs: dict[int, Graph] = {}
         self._losses: Graph | None = None
-        self._upload("x", _with_ones(x, self._layers[0]))
+        self._upload_rows(x)
         self._upload("targets", y)
         self._make_memory()
         self._write_weights({name: materialise(name, plan.network.weights) for name in self._weight_names()}, "", "w")
@@ -140,6 +141,21 @@ class CudaTrainer:
     def _upload(self, name: str, array: Array) -> None:
         self._memory[name] = self._gpu.upload(array)
 
+    def _upload_rows(self, x: Array) -> None:
+        """x with the 1 that a bias is a weight of, and zeros up to the kernels' width: some rows at a time."""
+        layer = self._layers[0]
+        row_bytes = 4 * layer.stride
+        self._memory["x"] = self._gpu.reserve(len(x) * row_bytes)
+        some = max(1, SLICE_BYTES // row_bytes)
+        with self._gpu:
+            for start in range(0, len(x), some):
+                rows = np.zeros((min(some, len(x) - start), layer.stride), np.float32)
+                rows[:, : layer.D] = x[start : start + some]
+                if layer.bias:
+                    rows[:, layer.D] = 1
+                self._gpu.write(self._memory["x"], rows, self._stream.handle, start * row_bytes)
+                self._gpu.synchronise(self._stream.handle)
+
     def _make_memory(self) -> None:
         rows, kept = self.lowering.row_count, OPTIMISERS[self.job.optimiser]
         for i, layer in enumerate(self._layers):
@@ -219,14 +235,3 @@ class TrainingBound:
 
     def steps(self, B: int) -> tuple[StepInfo, ...]:
         return steps_of(self.plan, B)
-
-
-def _with_ones(x: Array, layer: TrainLayer) -> Array:
-    """(n, stride): the rows, the 1 that a bias is a weight of, zeros."""
-    if layer.stride == layer.D:
-        return x
-    rows = np.zeros((len(x), layer.stride), np.float32)
-    rows[:, : layer.D] = x
-    if layer.bias:
-        rows[:, layer.D] = 1
-    return rows

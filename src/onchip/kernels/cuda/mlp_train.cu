@@ -122,7 +122,7 @@ constexpr u32 CROSS_ENTROPY = 0, HALF_SSE = 1, MSE = 2;
 struct Head {
     const float* a;       // (size, K): what goes into the last layer
     const float* w;       // (N, K), N <= 32; nullptr: z is there already
-    float* z;             // (size, N): the network's output
+    const float* z;       // (size, N): the network's output, where w is nullptr
     const void* targets;  // (n,) int64 classes, or (n, N) float32
     float* dz;            // (size, N); nullptr: losses alone
     float* before;        // (size, D): the gradient by what went into `a`, its bias's 1 aside; nullptr: not asked for
@@ -132,34 +132,43 @@ struct Head {
     u32 is_gathered, loss, code, slope, before_code, before_slope;
 };
 
-// A warp a row: maybe the last layer, then the loss, and the gradients by it.
+// W warps a row: maybe the last layer, an output a warp at a time; then the loss, which each of them works out, and the
+// gradients by it. W = 8: few rows, which should not wait for their loads one after the other.
+template <int W>
 __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Head head) {
+    __shared__ float outputs[WARPS / W][32];
     wait_for_step_before();
-    const int lane = threadIdx.x % 32, row = blockIdx.x * WARPS + threadIdx.x / 32, N = head.N;
-    if (row >= step.size()) return;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % W, of_block = threadIdx.x / 32 / W, N = head.N;
+    const int row = blockIdx.x * (WARPS / W) + of_block;
+    if (row >= step.size()) return;  // with W = 8 all of the block
     const long long number = step.rows()[row], at = static_cast<long long>(row) * head.z_stride;
     const float* a = head.a + (head.is_gathered ? number : static_cast<long long>(row)) * head.a_stride;
-    float* z = head.z + at;
+    const float* z = head.z + at;
     if (head.w) {
+        constexpr int AT_ONCE = 4;  // sums of a warp: shuffles take long, and these do not wait for each other
         const Activation activation = activation_of(head.code, head.slope);
-        float mine = 0.0f;
-        for (int first = 0; first < N; first += 4) {  // four at a time: shuffles take long, and these do not wait
+        for (int first = warp; first < N; first += AT_ONCE * W) {
             const float* w = head.w + static_cast<long long>(first) * head.w_stride;
-            float sums[4] = {};
+            float sums[AT_ONCE] = {};
+#pragma unroll 4
             for (int k = lane; k < head.K; k += 32) {
                 const float given = a[k];
 #pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    if (first + j < N) sums[j] = fmaf(given, w[static_cast<long long>(j) * head.w_stride + k], sums[j]);
+                for (int j = 0; j < AT_ONCE; ++j)
+                    if (first + j * W < N)
+                        sums[j] = fmaf(given, w[static_cast<long long>(j * W) * head.w_stride + k], sums[j]);
             }
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                sums[j] = reduce_lanes<Sum, 32>(sums[j]);
-                if (lane == first + j) mine = sums[j];
+            for (int j = 0; j < AT_ONCE; ++j) {
+                const float sum = reduce_lanes<Sum, 32>(sums[j]);
+                if (lane == 0 && first + j * W < N) outputs[of_block][first + j * W] = activation(sum);
             }
         }
-        if (lane < N) z[lane] = activation(mine);  // read below by the lane that wrote it
+        if (W > 1) __syncthreads();
+        else __syncwarp();
+        z = outputs[of_block];
     }
+    const bool tells = warp == 0;  // to memory
     double loss = 0.0;
     float gradient = 0.0f;  // of the last z that this lane has: of the only one where head.w is there
     if (head.loss == CROSS_ENTROPY) {
@@ -182,25 +191,25 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
         for (int n = lane; n < N; n += 32) {
             gradient = expf(z[n] - most) / scale - (n == truth ? 1.0f : 0.0f);
             if (n == truth) at_truth = z[n] - most;
-            if (head.dz) head.dz[at + n] = gradient;
+            if (head.dz && tells) head.dz[at + n] = gradient;
         }
         at_truth = __shfl_sync(~0u, at_truth, truth % 32);
         loss = log(total) - static_cast<double>(at_truth);
-        if (lane == 0) head.hits[row] = best == truth;
+        if (lane == 0 && tells) head.hits[row] = best == truth;
     } else {
         const float* target = static_cast<const float*>(head.targets) + number * N;
         for (int n = lane; n < N; n += 32) {
             const float difference = z[n] - target[n];
             loss += static_cast<double>(difference) * static_cast<double>(difference);
             gradient = through(head.code, __uint_as_float(head.slope), difference, z[n]);
-            if (head.dz) head.dz[at + n] = gradient;
+            if (head.dz && tells) head.dz[at + n] = gradient;
         }
         loss = reduce_lanes<Sum, 32>(loss) * (head.loss == HALF_SSE ? 0.5 : 1.0 / N);
-        if (lane == 0) head.hits[row] = 0;
+        if (lane == 0 && tells) head.hits[row] = 0;
     }
-    if (lane == 0) head.losses[row] = loss;
+    if (lane == 0 && tells) head.losses[row] = loss;
     if (!head.before) return;
-    for (int first = 0; first < head.D; first += 32) {  // all lanes take part: each has one of the gradients
+    for (int first = 32 * warp; first < head.D; first += 32 * W) {  // all lanes take part: each has one of the gradients
         const int k = first + lane;
         float sum = 0.0f;
 #pragma unroll 4

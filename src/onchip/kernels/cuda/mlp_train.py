@@ -38,6 +38,7 @@ SOURCE = Path(__file__).parent / "mlp_train.cu"
 THREADS, WARPS = 256, 8  # of a block, as mlp_train.cuh has them
 ROW_FLOATS = 8  # rows begin at multiples of 32 bytes: what L2 moves
 HEAD_OUTPUTS = 32  # that the head makes itself, a lane each
+FEW_ROWS = 8  # a multiprocessor: then the head takes a block a row, else a warp
 MOST_LAYERS = 16  # of a launch that updates weights
 MOST_BATCH = 1 << 30  # rows
 EVALUATED_ROWS = 4096  # at a time, or a batch
@@ -185,7 +186,8 @@ class TrainLowering:
         sizes = layer.stride, layer.stride, self.width(last), layer.terms, layer.N, layer.D
         codes = not last, LOSSES.index(self.job.loss), *layer.activation, *before
         head = Struct(pointers, struct.pack("<6i6I", *sizes, *codes))
-        return self._launch("train_head", -(-batch // WARPS), _ROW_BUDGET, step, head)
+        warps = WARPS if self.has_own_head and batch <= FEW_ROWS * self.device.units else 1
+        return self._launch(f"train_head<{warps}>", -(-batch * warps // WARPS), _ROW_BUDGET, step, head)
 
     def _update(self, step: Struct) -> Iterator[KernelLaunch]:
         """train_gradients, and of several slices train_apply, some layers a launch."""
@@ -290,12 +292,16 @@ def _instance(what: str, kernel: str, precision: str, batch: int, *widths: int) 
     return Instance(what, launch)
 
 
-INSTANCES = tuple(
-    _instance(f"{kernel.removeprefix('train_')} {precision}, {batch:,} rows", kernel, precision, batch, *widths)
-    for batch, widths in ((64, (784, 320, 160, 10)), (60_000, (784, 56, 28, 10)))
-    for precision in PRECISIONS
-    for kernel in ("train_forward", "train_backward", "train_gradients")
-) + tuple(
-    _instance(kernel.removeprefix("train_"), kernel, "fp32", 60_000, 784, 56, 28, 10)
-    for kernel in ("train_head", "train_apply", "train_advance")
+INSTANCES = (
+    tuple(
+        _instance(f"{kernel.removeprefix('train_')} {precision}, {batch:,} rows", kernel, precision, batch, *widths)
+        for batch, widths in ((64, (784, 320, 160, 10)), (60_000, (784, 56, 28, 10)))
+        for precision in PRECISIONS
+        for kernel in ("train_forward", "train_backward", "train_gradients")
+    )
+    + tuple(
+        _instance(kernel.removeprefix("train_"), kernel, "fp32", 60_000, 784, 56, 28, 10)
+        for kernel in ("train_head", "train_apply", "train_advance")
+    )
+    + (_instance("head of few rows", "train_head", "fp32", 64, 784, 320, 160, 10),)
 )

@@ -43,6 +43,12 @@ __device__ __forceinline__ float through(u32 code, float a, float grad, float ou
     return grad;
 }
 
+// Out of line, as `activated`: a thread has many fours, and a copy for each would be most of the kernel.
+__device__ __noinline__ float4 through(u32 code, float a, float4 grad, float4 out) {
+    return {through(code, a, grad.x, out.x), through(code, a, grad.y, out.y), through(code, a, grad.z, out.z),
+            through(code, a, grad.w, out.w)};
+}
+
 // The first `left` of four numbers; a row has room for all of them.
 __device__ __forceinline__ void store_first(float* to, const float (&v)[4], int left) {
     if (left >= 4) {
@@ -51,6 +57,8 @@ __device__ __forceinline__ void store_first(float* to, const float (&v)[4], int 
         for (int i = 0; i < left; ++i) to[i] = v[i];
     }
 }
+
+struct Nothing {};
 
 // y (size, N) = activation(x w^T), x (size, K), w (N, K).
 template <class P, int R>
@@ -74,7 +82,8 @@ train_forward(const Step step, const float* x, const float* w, float* y, const S
     of_b.begin(b, chunks);
     sum_up<P, R>(tiles.at[threadIdx.x / 32], a, of_a, b, of_b, chunks);
     const Activation activation = activation_of(shape.code, shape.a);
-    finish_tiles<R>(tiles, warps, [&](int row, int column, float4 sum) {
+    const auto fetch = [](int, int) { return Nothing{}; };
+    finish_tiles<R>(tiles, warps, fetch, [&](int row, int column, float4 sum, Nothing) {
         const int m = first_m + row, n = first_n + column;
         if (m >= size || n >= shape.N) return;
         const float4 made = activated(sum, activation);
@@ -103,14 +112,17 @@ train_backward(const Step step, const float* dz, const float* w, const float* ou
     of_b.begin(b, chunks);
     sum_up<P, R>(tiles.at[threadIdx.x / 32], a, of_a, b, of_b, chunks);
     const float slope = __uint_as_float(shape.a);
-    finish_tiles<R>(tiles, warps, [&](int row, int column, float4 sum) {
+    const auto fetch = [&](int row, int column) {
+        const int m = first_m + row, n = first_n + column;
+        if (m >= size || n >= shape.N) return float4{0.0f, 0.0f, 0.0f, 0.0f};
+        return load4(out + static_cast<long long>(m) * shape.y_stride + n);
+    };
+    finish_tiles<R>(tiles, warps, fetch, [&](int row, int column, float4 sum, float4 given) {
         const int m = first_m + row, n = first_n + column;
         if (m >= size || n >= shape.N) return;
         const long long at = static_cast<long long>(m) * shape.y_stride + n;
-        const float4 given = load4(out + at);
-        const float four[4] = {
-            through(shape.code, slope, sum.x, given.x), through(shape.code, slope, sum.y, given.y),
-            through(shape.code, slope, sum.z, given.z), through(shape.code, slope, sum.w, given.w)};
+        const float4 made = through(shape.code, slope, sum, given);
+        const float four[4] = {made.x, made.y, made.z, made.w};
         store_first(before + at, four, shape.N - n);
     });
 }
@@ -137,11 +149,12 @@ struct Head {
 template <int W>
 __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Head head) {
     __shared__ float outputs[WARPS / W][32];
-    wait_for_step_before();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % W, of_block = threadIdx.x / 32 / W, N = head.N;
-    const int row = blockIdx.x * (WARPS / W) + of_block;
-    if (row >= step.size()) return;  // with W = 8 all of the block
-    const long long number = step.rows()[row], at = static_cast<long long>(row) * head.z_stride;
+    const int row = blockIdx.x * (WARPS / W) + of_block, size = step.size();
+    const long long number = row < size ? step.rows()[row] : 0;
+    wait_for_step_before();
+    if (row >= size) return;  // with W = 8 all of the block
+    const long long at = static_cast<long long>(row) * head.z_stride;
     const float* a = head.a + (head.is_gathered ? number : static_cast<long long>(row)) * head.a_stride;
     const float* z = head.z + at;
     if (head.w) {
@@ -284,17 +297,25 @@ struct Layers {
     }
 };
 
-// Four neighbours of w and what goes with them, of which `left` are there; the zeros behind them stay.
+// Four neighbours of w and what the optimiser keeps for them.
+struct Kept {
+    float w[4], mean[4], square[4];
+
+    __device__ __forceinline__ void load(u32 optimiser, const LayerMemory& memory, long long at) {
+        *reinterpret_cast<float4*>(w) = load4(memory.w + at);
+        if (optimiser != SGD) *reinterpret_cast<float4*>(mean) = load4(memory.mean + at);
+        if (optimiser == ADAM) *reinterpret_cast<float4*>(square) = load4(memory.square + at);
+    }
+};
+
+// They move, `left` of them; the zeros behind those stay.
 //
 // SGD       w -= lr g, where g = scale gradient + decay w
 // MOMENTUM  mean = momentum mean + g; w -= lr mean
 // ADAM      mean = 0.9 mean + 0.1 g; square = 0.999 square + 0.001 g^2; w -= lr mean / (root sqrt(square) + 1e-8)
 __device__ __forceinline__ void update(u32 optimiser, const Rule& rule, const LayerMemory& memory, long long at,
-                                       const float (&gradients)[4], int left) {
-    float w[4], mean[4] = {}, square[4] = {};
-    *reinterpret_cast<float4*>(w) = load4(memory.w + at);
-    if (optimiser != SGD) *reinterpret_cast<float4*>(mean) = load4(memory.mean + at);
-    if (optimiser == ADAM) *reinterpret_cast<float4*>(square) = load4(memory.square + at);
+                                       const float (&gradients)[4], Kept kept, int left) {
+    float(&w)[4] = kept.w, (&mean)[4] = kept.mean, (&square)[4] = kept.square;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         if (i >= left) continue;
@@ -348,12 +369,19 @@ train_gradients(const Step step, const __grid_constant__ Layers layers, const Ta
     of_a.begin(a, chunks);
     sum_up<P, R>(tiles.at[threadIdx.x / 32], a, of_a, b, of_b, chunks);
     const Rule rule = step.rules[step.at()];
-    finish_tiles<R>(tiles, warps, [&](int row, int column, float4 sum) {
+    const auto fetch = [&](int row, int column) {
+        Kept kept;
+        const int m = first_m + row, n = first_n + column;
+        if (IS_WHOLE && m < sizes.N && n < sizes.K)
+            kept.load(layers.optimiser, memory, static_cast<long long>(m) * sizes.w_stride + n);
+        return kept;
+    };
+    finish_tiles<R>(tiles, warps, fetch, [&](int row, int column, float4 sum, const Kept& kept) {
         const int m = first_m + row, n = first_n + column;
         if (m >= sizes.N || n >= sizes.K) return;
         const float four[4] = {sum.x, sum.y, sum.z, sum.w};
         const long long at = static_cast<long long>(m) * sizes.w_stride + n;
-        if (IS_WHOLE) update(layers.optimiser, rule, memory, at, four, sizes.K - n);
+        if (IS_WHOLE) update(layers.optimiser, rule, memory, at, four, kept, sizes.K - n);
         else store_several(memory.parts + static_cast<long long>(slice) * sizes.N * sizes.w_stride + at, four);
     });
 }
@@ -370,12 +398,15 @@ __global__ void __launch_bounds__(THREADS) train_apply(const Step step, const __
     if (at >= numbers) return;
     const int left = sizes.K - static_cast<int>(at % sizes.w_stride);
     if (left <= 0) return;
+    Kept kept;
+    kept.load(layers.optimiser, memory, at);
     float sums[4] = {};
+#pragma unroll 4
     for (int slice = 0; slice < layers.slices; ++slice) {
         const float4 part = load4(memory.parts + slice * numbers + at);
         sums[0] += part.x, sums[1] += part.y, sums[2] += part.z, sums[3] += part.w;
     }
-    update(layers.optimiser, step.rules[step.at()], memory, at, sums, left);
+    update(layers.optimiser, step.rules[step.at()], memory, at, sums, kept, left);
 }
 
 // The steps of a graph are done: the next one goes on behind them.

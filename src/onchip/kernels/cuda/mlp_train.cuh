@@ -242,19 +242,51 @@ __device__ __forceinline__ void sum_up(float (&tile)[8 * R][8 * R + 4], const A&
         }
 }
 
-// When all warps have left their tiles: finish(row, column, four numbers) for all of the block's rows and columns.
-template <int R, class Finish>
-__device__ __forceinline__ void finish_tiles(const Tiles<R>& tiles, const Warps& warps, const Finish& finish) {
-    constexpr int FOURS = 2 * R, OF_TILE = 8 * R * FOURS;
-    __syncthreads();
-    for (int item = threadIdx.x; item < warps.down * warps.across * OF_TILE; item += THREADS) {
-        const int tile = item / OF_TILE, row = item % OF_TILE / FOURS, column = item % FOURS * 4;
-        float4 sum = load4(&tiles.at[tile * warps.deep][row][column]);
-        for (int part = 1; part < warps.deep; ++part) {
-            const float4 v = load4(&tiles.at[tile * warps.deep + part][row][column]);
-            sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+// Where four neighbours of a block's numbers lie, and which tiles they are the sum of.
+template <int R>
+struct Four {
+    int tile, row, column;  // of the tile
+
+    __device__ __forceinline__ explicit Four(int item)
+        : tile(item / (16 * R * R)), row(item % (16 * R * R) / (2 * R)), column(item % (2 * R) * 4) {}
+    __device__ __forceinline__ int block_row(const Warps& warps) const { return tile / warps.across * 8 * R + row; }
+    __device__ __forceinline__ int block_column(const Warps& warps) const {
+        return tile % warps.across * 8 * R + column;
+    }
+};
+
+// When all warps have left their tiles: finish(row, column, four sums, fetch(row, column)) for all of the block's rows
+// and columns. What several sums need is fetched first, so that none waits for another's.
+template <int R, class Fetch, class Finish>
+__device__ __forceinline__ void finish_tiles(const Tiles<R>& tiles, const Warps& warps, const Fetch& fetch,
+                                             const Finish& finish) {
+    constexpr int AT_ONCE = 4;
+    const int items = warps.down * warps.across * 16 * R * R;
+    decltype(fetch(0, 0)) fetched[AT_ONCE];
+    const auto fetch_some = [&](int first) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const Four<R> four(first + i * THREADS);
+            if (first + i * THREADS < items) fetched[i] = fetch(four.block_row(warps), four.block_column(warps));
         }
-        finish(tile / warps.across * 8 * R + row, tile % warps.across * 8 * R + column, sum);
+    };
+    int first = threadIdx.x;
+    fetch_some(first);
+    __syncthreads();
+    while (first < items) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            if (first + i * THREADS >= items) break;
+            const Four<R> four(first + i * THREADS);
+            float4 sum = load4(&tiles.at[four.tile * warps.deep][four.row][four.column]);
+            for (int part = 1; part < warps.deep; ++part) {
+                const float4 v = load4(&tiles.at[four.tile * warps.deep + part][four.row][four.column]);
+                sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+            }
+            finish(four.block_row(warps), four.block_column(warps), sum, fetched[i]);
+        }
+        first += AT_ONCE * THREADS;
+        fetch_some(first);
     }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -13,6 +14,7 @@ from emulated_engine import emulate_device
 from onchip.errors import DeviceError, FormatError, InputError, PlanError
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda.mlp_train import MOST_BATCH, MOST_LAYERS, make_lowering
+from onchip.kernels.cuda.train_tiling import CHUNK, WARPS, choose_tiling
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import rules_of_steps
 from onchip.plan.device import H200
@@ -143,6 +145,18 @@ def test_digits_take_five_launches_a_step():
     step = ["train_forward", "train_forward", "train_head", "train_backward", "train_gradients"]
     assert names == [*3 * step, "train_advance"]
     assert all(launch.config.overlaps for launch in steps.launches)
+
+
+@pytest.mark.parametrize("terms", [1, 16, 785, 4096, 60_000])
+@pytest.mark.parametrize("sizes", [[(1, 1)], [(64, 320)], [(320, 785), (160, 321), (10, 161)], [(4096, 4096)]])
+def test_tiles_cover_products_whatever_their_sizes(sizes, terms):
+    for precision, can_slice in itertools.product(("fp32", "bf16"), (False, True)):
+        tiling = choose_tiling(sizes, terms, precision, 132, can_slice)
+        assert tiling.down * tiling.across * tiling.deep == WARPS
+        assert tiling.slices * tiling.slice_chunks(terms) * CHUNK >= terms
+        assert can_slice or tiling.slices == 1
+        for rows_, columns in sizes:
+            assert tiling.blocks(rows_, columns) * (8 * tiling.R) ** 2 * tiling.down * tiling.across >= rows_ * columns
 
 
 def test_a_large_batch_is_summed_up_in_slices():

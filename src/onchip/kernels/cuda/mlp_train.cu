@@ -8,9 +8,9 @@
 // Floor   A row costs 6 flop a weight, 4 in the first layer. 784-320-160-10, batch 64: 85 Mflop and 1.2 MB of weights
 //         read twice and written once a step: 0.5 us at H200's tf32 (three products a term), 0.2 us of L2; a launch
 //         in a graph is 0.7 us, five of them 3.5 us. 784-56-28-10, 60,000 rows: x read twice, 376 MB / 4.8 TB/s
-//         = 78 us; 16.4 Gflop times 3 / 494 Tflop/s = 100 us.
-// Order   mlp_train.cuh. The head's dots go lane by lane, then through a tree of the lanes; losses thread by thread.
-//         Slices of a batch first to last.
+//         = 78 us; 11.2 Gflop times 3 / 494 Tflop/s = 68 us.
+// Order   mlp_train.cuh. The head's dots go lane by lane, then through a tree of the lanes; losses thread by thread, then
+//         through a tree. Slices of a batch first to last.
 // Layout  Rows begin at multiples of 32 bytes. x and activations (rows, width, 1 if the layer that reads them has a
 //         bias, zeros); w (D_out, D_in, bias, zeros): a bias is a weight of that 1. So are mean and square, what the
 //         optimiser keeps. dz, the gradients by what goes into activations, lie like the activations.

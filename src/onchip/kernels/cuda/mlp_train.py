@@ -75,7 +75,7 @@ class TrainLowering:
     """A training run's launches. Memory is State by name:
 
     x (n, stride), targets; order (rows,) int64; rules (steps, RULE_FLOATS); progress (2,) int64
-    w<l>, velocity<l> or mean<l>, square<l> (N, stride)
+    w<l> and, as the optimiser keeps them, mean<l> (momentum's velocity), square<l> (N, stride)
     a<l>, dz<l> (row_count, width<l>): what layer l gives, and the gradient by what goes into its activation
     losses, hits (row_count,) of rows; step_losses float64, step_hits int64 (steps,)
     parts<l> (slices, N, stride): gradients of slices of a batch, if there are several

@@ -41,8 +41,7 @@ class CudaTrainer:
         self._sent = np.zeros(0, np.int64)  # the order that lies there
         self._graphs: dict[int, Graph] = {}
         self._losses: Graph | None = None
-        self._upload_rows(x)
-        self._upload("targets", y)
+        self._send_data(x, y)
         self._make_memory()
         self._write_weights({name: materialise(name, plan.network.weights) for name in self._weight_names()}, "", "w")
         self._make_room(len(x))
@@ -141,35 +140,45 @@ class CudaTrainer:
     def _upload(self, name: str, array: Array) -> None:
         self._memory[name] = self._gpu.upload(array)
 
-    def _upload_rows(self, x: Array) -> None:
-        """x with the 1 that a bias is a weight of, and zeros up to the kernels' width: some rows at a time."""
-        layer = self._layers[0]
-        row_bytes = 4 * layer.stride
-        self._memory["x"] = self._gpu.reserve(len(x) * row_bytes)
-        some = max(1, SLICE_BYTES // row_bytes)
+    def _send(self, name: str, rows: int, width: int, fill: Callable[[Array, int], None] | None = None) -> None:
+        """Make (rows, width) float32 there: zeros, and what `fill` writes to some rows at a time, told the first's number."""
+        row_bytes, stream = 4 * width, self._stream.handle
+        buffer = self._memory[name] = self._gpu.reserve(rows * row_bytes)
         with self._gpu:
-            for start in range(0, len(x), some):
-                rows = np.zeros((min(some, len(x) - start), layer.stride), np.float32)
-                rows[:, : layer.D] = x[start : start + some]
-                if layer.bias:
-                    rows[:, layer.D] = 1
-                self._gpu.write(self._memory["x"], rows, self._stream.handle, start * row_bytes)
-                self._gpu.synchronise(self._stream.handle)
+            if fill is None:
+                self._gpu.clear(buffer.pointer, rows * row_bytes, stream)
+                return
+            most = max(1, SLICE_BYTES // row_bytes)
+            for first in range(0, rows, most):
+                some = np.zeros((min(most, rows - first), width), np.float32)
+                fill(some, first)
+                self._gpu.write(buffer, some, stream, first * row_bytes)
+                self._gpu.synchronise(stream)
+
+    def _send_data(self, x: Array, y: Array) -> None:
+        first_layer = self._layers[0]
+
+        def fill(some: Array, first: int) -> None:
+            some[:, : first_layer.D] = x[first : first + len(some)]
+            some[:, first_layer.D : first_layer.terms] = 1
+
+        self._send("x", len(x), first_layer.stride, fill)
+        self._upload("targets", y)
 
     def _make_memory(self) -> None:
         rows, kept = self.lowering.row_count, OPTIMISERS[self.job.optimiser]
         for i, layer in enumerate(self._layers):
-            width = self.lowering.width(i)
-            given = np.zeros((rows, width), np.float32)
-            self._upload(f"dz{i}", given)
-            if i + 1 < len(self._layers) and self._layers[i + 1].bias:
-                given[:, layer.N] = 1
-            self._upload(f"a{i}", given)
-            zeros = np.zeros((layer.N, layer.stride), np.float32)
+            width, terms = self.lowering.width(i), self._layers[i + 1].terms if i + 1 < len(self._layers) else layer.N
+
+            def fill(some: Array, first: int, N: int = layer.N, terms: int = terms) -> None:
+                some[:, N:terms] = 1
+
+            self._send(f"a{i}", rows, width, fill)
+            self._send(f"dz{i}", rows, width)
             for memory in ("w", *_KEPT[:kept]):
-                self._upload(f"{memory}{i}", zeros)
+                self._send(f"{memory}{i}", layer.N, layer.stride)
             if (slices := self.lowering.tiling.slices) > 1:
-                self._memory[f"parts{i}"] = self._gpu.reserve(slices * zeros.nbytes)
+                self._memory[f"parts{i}"] = self._gpu.reserve(slices * 4 * layer.N * layer.stride)
         self._upload("losses", np.zeros(rows))
         self._upload("hits", np.zeros(rows, np.int32))
         self._upload("progress", np.zeros(2, np.int64))

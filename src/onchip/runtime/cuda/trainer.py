@@ -141,7 +141,7 @@ class CudaTrainer:
         self._memory[name] = self._gpu.upload(array)
 
     def _send(self, name: str, rows: int, width: int, fill: Callable[[Array, int], None] | None = None) -> None:
-        """Make (rows, width) float32 there: zeros, and what `fill` writes to some rows at a time, told the first's number."""
+        """Make (rows, width) float32 there: zeros, and what `fill` writes to some rows, of which it knows the first."""
         row_bytes, stream = 4 * width, self._stream.handle
         buffer = self._memory[name] = self._gpu.reserve(rows * row_bytes)
         with self._gpu:

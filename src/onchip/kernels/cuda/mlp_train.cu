@@ -54,7 +54,9 @@ __device__ __forceinline__ void store_first(float* to, const float (&v)[4], int 
     if (left >= 4) {
         store_several(to, v);
     } else {
-        for (int i = 0; i < left; ++i) to[i] = v[i];
+#pragma unroll
+        for (int i = 0; i < 3; ++i)  // by constants: a register has no run-time index
+            if (i < left) to[i] = v[i];
     }
 }
 

@@ -21,6 +21,7 @@ from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import trainer
+from onchip.runtime.cuda.trainer import CudaTrainer
 from onchip.runtime.engine import kernels_for
 from onchip.spec.build import mlp
 from onchip.train.loop import fit
@@ -89,9 +90,12 @@ def test_runs_side_by_side_have_the_bits_of_one_alone(monkeypatch):
     emulate_device(monkeypatch)
     net, x, y, training = SMALL["decay and momentum"]()
     runs = [Run(net, TrainOptions(**training, epochs=2, seed=seed)) for seed in (1, 2)]
+    sent, send = [], CudaTrainer._send
+    monkeypatch.setattr(CudaTrainer, "_send", lambda self, name, *how: (sent.append(name), send(self, name, *how))[1])
     results = fit_runs(runs, x, y, device="cuda")
     for seed, result in zip((1, 2), results, strict=True):
         same_results(fit(net, x, y, device="cuda", epochs=2, seed=seed, **training), result)
+    assert sent.count("x") == 1 + len(runs)  # once for both, and for each that is alone
     more = np.concatenate([np.arange(len(x)), np.arange(5)])  # an order longer than there are rows
     (result,) = fit_runs([Run(net, TrainOptions(**training, epochs=1, shuffle=False), more)], x, y, device="cuda")
     same_results(fit(net, x[more], y[more], device="cuda", epochs=1, shuffle=False, **training), result)

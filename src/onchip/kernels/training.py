@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,6 +18,20 @@ from onchip.spec.recipe import Array
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
 STATE_NAMES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}  # what an optimiser keeps
 _MOST_STEPS = 2**62  # to count on from there is no overflow
+
+
+class SharedData:
+    """What runs side by side over the same rows share on a device: made once, by whoever asks first."""
+
+    def __init__(self) -> None:
+        self._made: dict[object, Any] = {}
+        self._making = threading.Lock()
+
+    def get(self, key: object, make: Callable[[], Any]) -> Any:
+        with self._making:
+            if key not in self._made:
+                self._made[key] = make()
+            return self._made[key]
 
 
 class Trainer(Protocol):

@@ -19,7 +19,7 @@ from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
 
 if TYPE_CHECKING:
-    from onchip.kernels.training import Trainer
+    from onchip.kernels.training import SharedData, Trainer
 
 REPORT_SECONDS = 0.1  # how often progress is told, and how soon Ctrl-C is heard
 
@@ -87,12 +87,12 @@ class FitResult:
 
 def prepare(
     net: Network, x: Array, y: Array, options: TrainOptions, *, device: str, threads: int | None,
-    rows: Array | None = None, alone: bool = False,
+    rows: Array | None = None, shared: SharedData | None = None,
 ) -> TrainingRun:  # fmt: skip
     """Plan a run and make its trainer; x and y are checked.
 
-    rows   of x to train on, as if x had no others; None: all
-    alone  on the calling thread, so that other runs can go on beside it
+    rows    of x to train on, as if x had no others; None: all
+    shared  of runs on x and y side by side, each on its calling thread
     """
     all_rows = np.arange(len(x)) if rows is None else rows
     train, held = hold_out(len(all_rows), options.validation, options.seed)
@@ -105,7 +105,7 @@ def prepare(
     batch = min(options.batch_size, len(train))
     job = Job(options.precision, batch, loss=options.loss, optimiser=kind)
     plan, backend, chosen = place(net, device, job, threads)
-    trainer = backend.bind(plan).trainer(x.reshape(len(x), -1), y, alone)
+    trainer = backend.bind(plan).trainer(x.reshape(len(x), -1), y, shared)
     trainer.steps(train[:0], options.lr, 0.0, 0.0)  # no step: compiles before the clock starts
     if len(held):
         trainer.evaluate(train[:0])

@@ -8,6 +8,7 @@ from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.permute import PermuteLowering
 from onchip.kernels.cuda.program import Lowering
+from onchip.kernels.training import SharedData
 from onchip.plan.build_price import makes_of
 from onchip.plan.plan import Plan
 from onchip.runtime.arrays.calls import Run, device_run
@@ -25,7 +26,7 @@ class CudaBound(BoundPlan):
         """How arrays of x's kind are run where they lie; None for one that does not lie on a GPU."""
         return device_run(x, self)
 
-    def trainer(self, x: Array, y: Array, alone: bool) -> NoReturn:
+    def trainer(self, x: Array, y: Array, shared: SharedData | None) -> NoReturn:
         raise PlanError("a plan for inference trains nothing", got="no loss", expected="a plan for training")
 
 

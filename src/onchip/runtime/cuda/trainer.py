@@ -10,7 +10,7 @@ import numpy as np
 from onchip.errors import PlanError
 from onchip.kernels.cuda.mlp_train import RULE_FLOATS, TrainLowering
 from onchip.kernels.cuda.program import Steps
-from onchip.kernels.training import STATE_NAMES, check_restored, rules_of_steps
+from onchip.kernels.training import STATE_NAMES, SharedData, check_restored, rules_of_steps
 from onchip.plan.kernel import OPTIMISERS
 from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
@@ -27,8 +27,9 @@ _KEPT = ("mean", "square")  # the kernels' names for what optimisers keep, in th
 class CudaTrainer:
     """One training run on a GPU, on a stream of its own: several may run side by side."""
 
-    def __init__(self, gpu: Gpu, plan: Plan, x: Array, y: Array) -> None:
-        """x (n, D_in) float32; y (n,) int64 classes or (n, D_out) float32 targets; both are copied to the GPU."""
+    def __init__(self, gpu: Gpu, plan: Plan, x: Array, y: Array, shared: SharedData) -> None:
+        """x (n, D_in) float32; y (n,) int64 classes or (n, D_out) float32 targets; both are copied to the GPU, once for
+        all runs that share them."""
         (group,) = plan.groups  # a training kernel claims the whole network
         assert isinstance(group.claim.facts, TrainLowering)
         self.x, self.job, self.lowering = x, plan.job, group.claim.facts
@@ -41,7 +42,7 @@ class CudaTrainer:
         self._sent = np.zeros(0, np.int64)  # the order that lies there
         self._graphs: dict[int, Graph] = {}
         self._losses: Graph | None = None
-        self._send_data(x, y)
+        self._send_data(x, y, shared)
         self._make_memory()
         self._write_weights({name: materialise(name, plan.network.weights) for name in self._weight_names()}, "", "w")
         self._make_room(len(x))
@@ -140,30 +141,34 @@ class CudaTrainer:
     def _upload(self, name: str, array: Array) -> None:
         self._memory[name] = self._gpu.upload(array)
 
-    def _send(self, name: str, rows: int, width: int, fill: Callable[[Array, int], None] | None = None) -> None:
+    def _send(self, name: str, rows: int, width: int, fill: Callable[[Array, int], None] | None = None) -> Buffer:
         """Make (rows, width) float32 there: zeros, and what `fill` writes to some rows, of which it knows the first."""
         row_bytes, stream = 4 * width, self._stream.handle
         buffer = self._memory[name] = self._gpu.reserve(rows * row_bytes)
+        most = max(1, SLICE_BYTES // row_bytes)
         with self._gpu:
             if fill is None:
                 self._gpu.clear(buffer.pointer, rows * row_bytes, stream)
-                return
-            most = max(1, SLICE_BYTES // row_bytes)
+                return buffer
             for first in range(0, rows, most):
                 some = np.zeros((min(most, rows - first), width), np.float32)
                 fill(some, first)
                 self._gpu.write(buffer, some, stream, first * row_bytes)
                 self._gpu.synchronise(stream)
+        return buffer
 
-    def _send_data(self, x: Array, y: Array) -> None:
+    def _send_data(self, x: Array, y: Array, shared: SharedData) -> None:
         first_layer = self._layers[0]
 
         def fill(some: Array, first: int) -> None:
             some[:, : first_layer.D] = x[first : first + len(some)]
             some[:, first_layer.D : first_layer.terms] = 1
 
-        self._send("x", len(x), first_layer.stride, fill)
-        self._upload("targets", y)
+        # A network without a bias in its first layer wants other rows.
+        self._memory["x"] = shared.get(
+            ("x", self._gpu.index, first_layer.terms), lambda: self._send("x", len(x), first_layer.stride, fill)
+        )
+        self._memory["targets"] = shared.get(("targets", self._gpu.index), lambda: self._gpu.upload(y))
 
     def _make_memory(self) -> None:
         rows, kept = self.lowering.row_count, OPTIMISERS[self.job.optimiser]
@@ -230,8 +235,8 @@ class TrainingBound:
     def __init__(self, gpu: Gpu, plan: Plan) -> None:
         self.gpu, self.plan = gpu, plan
 
-    def trainer(self, x: Array, y: Array, alone: bool) -> CudaTrainer:
-        return CudaTrainer(self.gpu, self.plan, x, y)
+    def trainer(self, x: Array, y: Array, shared: SharedData | None) -> CudaTrainer:
+        return CudaTrainer(self.gpu, self.plan, x, y, shared or SharedData())
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> NoReturn:
         raise PlanError("a plan for training runs no rows", got=self.plan.job.loss, expected="a plan for inference")

@@ -128,7 +128,7 @@ def test_every_option_reaches_the_training(cli):
     options = {
         "loss": "cross_entropy", "optimiser": "sgd", "lr": 0.05, "momentum": 0.5, "weight_decay": 0.01,
         "schedule": "step", "step_every": 2, "step_factor": 0.5, "batch_size": 100, "epochs": 5, "validation": 0.2,
-        "patience": 4, "seed": 7,
+        "patience": 4, "seed": 7, "precision": "fp32",
     }  # fmt: skip
     args = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     ran = cli("train", "digits", "--data", "sklearn", "--hidden", "16, 8", "--activation", "Tanh", "--no-shuffle",

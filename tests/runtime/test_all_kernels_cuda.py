@@ -48,7 +48,8 @@ def same(got, want):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_all_kernels_are_in_it(precision):
-    """But for those of which there is a choice: products and convolutions on either cores, scans by the shape."""
+    """But for those of which there is a choice: products and convolutions on either cores, scans by the shape; and the
+    one that trains."""
     plan = make_plan(NET, H200, KERNELS, Job(precision))
     files = {program.source.stem for program in programs_of([plan], (7,))}
     assert {
@@ -73,6 +74,7 @@ def test_all_kernels_are_in_it(precision):
         "conv_wgmma",
         "product_few",
         "conv_last",
+        "mlp_train",
     }
 
 

@@ -139,7 +139,10 @@ def test_a_gpu_that_no_cpu_beats_is_chosen_without_loading_the_cpus_kernels():
 
 
 def test_training_is_where_a_kernel_trains(gpu_is_here):
-    assert said(SMALL, loss="mse").startswith("cpu (auto: ")
+    """A step of few rows is done by one core before a GPU has begun; of digits, a GPU is sooner."""
+    assert said(SMALL, loss="mse", batch=16).startswith("cpu (auto: 16 rows take about ")
+    assert said(random_mlp(784, 320, 160, 10), loss="cross_entropy", batch=64).startswith("cuda:0 (auto: 64 rows ")
+    assert "the CPU does not compute in tf32" in said(SMALL, loss="mse", precision="tf32")
 
 
 def test_a_job_in_small_calls_is_priced_by_the_call(backends):

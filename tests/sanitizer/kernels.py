@@ -46,6 +46,8 @@ from onchip.spec.layers.embedding import ID_DTYPES
 from onchip.spec.network import Network, Node
 from onchip.spec.scan_op import ScanOp
 from onchip.spec.types import TensorType, numpy_dtype
+from onchip.train.loop import fit
+from onchip.train.order import hold_out
 
 ROWS = (1, 7, 100)  # less than a tile, an odd number, several tiles with a part of one
 EXPECTED_ROWS = 1 << 20  # small networks then run two blocks of rows at a time
@@ -239,6 +241,35 @@ def run_scan(shape: tuple[int, ...], op: str, dtype: str, device: str) -> str:
     return "every axis"
 
 
+# Of each: the network, rows and options; a short batch last.
+TRAININGS = {
+    "classes": (mlp(20, 40, 13, 3), 70, {"batch_size": 33, "momentum": 0.9, "validation": 0.2}),
+    "many outputs": (mlp(9, 40, output="Tanh"), 20, {"batch_size": 16, "loss": "mse", "optimiser": "adam"}),
+    "a large batch": (mlp(6, 5, 3), 2100, {"batch_size": 2090, "weight_decay": 0.01}),
+}
+
+
+def run_training(name: str, device: str, precision: str) -> str:
+    """Two epochs, twice; AssertionError if their bits differ, or the first loss is not the network's."""
+    net, n, options = TRAININGS[name]
+    x = np.random.default_rng(0).standard_normal((n, net.input.row_size), dtype=np.float32)
+    y = np.arange(n) % net.output.row_size if options.get("loss") != "mse" else x[:, :1] + np.zeros(40, np.float32)
+    try:
+        one, other = (fit(net, x, y, device=device, precision=precision, epochs=2, shuffle=False, **options)
+                      for _ in range(2))  # fmt: skip
+    except DeviceError as refused:
+        return f"left out: {refused.what}"
+    assert one.losses.tobytes() == other.losses.tobytes(), "other losses the second time"
+    for weight, w in one.network.weights.items():
+        assert w.tobytes() == other.network.weights[weight].tobytes(), f"another {weight} the second time"
+    options = {"loss": "cross_entropy", **options}
+    rows = hold_out(n, float(options.get("validation", 0)), 0)[0][: int(options["batch_size"])]
+    truth, _ = reference.loss_and_gradients(net, x[rows], y[rows], options["loss"], "float64")
+    error = abs(one.losses[0] / truth - 1)
+    assert error <= 0.02, f"first loss {one.losses[0]}, expected {truth}"
+    return f"2 epochs, first loss off by {error:.1e}"
+
+
 def main(device: str = "cuda") -> int:
     find_device(device)  # DeviceError where there is none: nothing run is not nothing found
     failed = ran = 0
@@ -248,6 +279,12 @@ def main(device: str = "cuda") -> int:
         except AssertionError as error:
             said, failed = f"WRONG: {error}", failed + 1
         print(f"scan {shape} {op} {dtype}: {said}", flush=True)
+    for name, precision in itertools.product(TRAININGS, PRECISIONS):
+        try:
+            said = run_training(name, device, precision)
+        except AssertionError as error:
+            said, failed = f"WRONG: {error}", failed + 1
+        print(f"train {name} {precision}: {said}", flush=True)
     for name, net in cases():
         for precision in PRECISIONS:
             try:

@@ -48,6 +48,11 @@ def launched() -> set[Program]:
             with contextlib.suppress(PlanError):
                 plans.append(make_plan(net, H200, KERNELS, Job(precision, kernels.expected_rows(name))))
     found = programs_of(plans, kernels.ROWS).union(*map(makes, plans))
+    for (net, _, options), precision in itertools.product(kernels.TRAININGS.values(), kernels.PRECISIONS):
+        loss, optimiser = options.get("loss", "cross_entropy"), options.get("optimiser", "sgd")
+        (group,) = make_plan(net, H200, KERNELS, Job(precision, options["batch_size"], loss, optimiser)).groups
+        steps = group.claim.facts.steps(1), group.claim.facts.losses()
+        found |= {launch.program for some in steps for launch in some.launches}
     for shape, (op, dtype) in itertools.product(kernels.SCANS, kernels.SCAN_OPS):
         for axis in {0, len(shape) - 1}:
             sizes = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
@@ -80,7 +85,9 @@ def test_the_networks_run_and_what_nobody_takes_is_told(capsys):
     scans = [line for line in ran if line.startswith("scan ")]
     assert len(scans) == 2 * len(kernels.SCANS)
     assert all(line.endswith("every axis") for line in scans)
-    engines = ran[len(scans) : -1]
+    trainings = [line for line in ran if line.startswith("train ")]
+    assert len(trainings) == len(kernels.TRAININGS)
+    engines = ran[len(scans) + len(trainings) : -1]
     assert all("fp32" in line for line in engines)
     others = len(kernels.POINTWISE) + len(kernels.GENERAL) + len(kernels.lookups())
     assert sum("mlp_fused" in line for line in engines) == len(engines) - others

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from checks import random_mlp, rows
+from checks import rows
 from onchip.errors import FormatError, InputError, KernelError, OnchipError, PlanError, ShapeError
 from onchip.kernels import reference
 from onchip.kernels.cpu import mlp_train
@@ -16,86 +16,12 @@ from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
-
-
-def case(*widths, n=64, options=None, **training):
-    """A network, its data and how it is trained."""
-    net, x = random_mlp(*widths, **(options or {})), rows(n, widths[0])
-    rng = np.random.default_rng(5)
-    if training.get("loss", "cross_entropy") == "cross_entropy":
-        return net, x, rng.integers(0, widths[-1], n), training
-    return net, x, rng.random((n, widths[-1]), dtype=np.float32), training
-
-
-SIGMOIDS = {"activation": "Sigmoid", "output": "Sigmoid"}
-CASES = {
-    "digits": lambda: case(784, 320, 160, 10, n=320, batch_size=64),
-    "odd widths": lambda: case(
-        20, 13, 7, 3, n=100, options={"activation": "Tanh"}, batch_size=16, lr=0.05, momentum=0.9
-    ),
-    "one layer": lambda: case(5, 4, n=30, batch_size=7, lr=0.1),
-    "batch 1": lambda: case(6, 5, 4, n=9, batch_size=1, lr=0.05),
-    "full batch, past a block": lambda: case(
-        33, 40, 17, 5, n=1500, options=SIGMOIDS, loss="half_sse", batch_size=10_000, lr=1e-3, momentum=0.5
-    ),
-    "rows as they come": lambda: case(
-        12, 9, 2, n=1300, options=SIGMOIDS, loss="half_sse", batch_size=1299, lr=1e-3, shuffle=False
-    ),
-    "no bias": lambda: case(9, 8, 7, 6, n=50, options={"bias": False}, loss="half_sse", batch_size=20, lr=1e-3),
-    "ten layers": lambda: case(8, 9, 10, 11, 12, 13, 12, 11, 10, 9, 3, batch_size=32, lr=0.01, momentum=0.9),
-    "mean of squares": lambda: case(7, 19, 3, n=50, options={"activation": "Tanh"}, loss="mse", batch_size=16, lr=0.1),
-    "leaky": lambda: case(11, 21, 13, 4, n=70, options={"activation": "LeakyReLU"}, batch_size=32, lr=0.05),
-    "decay": lambda: case(10, 17, 5, batch_size=16, lr=0.1, weight_decay=0.05),
-    "decay and momentum": lambda: case(10, 17, 5, batch_size=16, lr=0.05, weight_decay=0.05, momentum=0.8),
-    "adam": lambda: case(23, 37, 6, n=100, batch_size=16, lr=0.01, optimiser="adam"),
-    "adam, past a block": lambda: case(
-        13, 29, 2, n=2500, loss="mse", batch_size=1200, lr=0.01, optimiser="adam", weight_decay=0.1
-    ),
-    "steps down": lambda: case(10, 17, 5, batch_size=16, lr=0.2, schedule="step", step_every=1, step_factor=0.5),
-    "cosine": lambda: case(10, 17, 5, batch_size=16, lr=0.2, schedule="cosine", momentum=0.5),
-    "a share held back": lambda: case(10, 17, 5, n=90, batch_size=16, lr=0.1, validation=0.25),
-}
-EPOCHS = 3
-
-
-def reference_curve(net, x, y, seed, dtype, training, epochs=EPOCHS):
-    """Every step's loss, every epoch's validation loss, and the network: the documented formulas, one at a time."""
-    options = TrainOptions(**training, epochs=epochs, seed=seed)
-    kept, losses, held_losses = {}, [], []
-    train, held = hold_out(len(x), options.validation, seed)
-    for epoch in range(epochs):
-        order = train[epoch_order(len(train), seed, epoch)] if options.shuffle else train
-        for start in range(0, len(order), options.batch_size):
-            batch = order[start : start + options.batch_size]
-            value, gradients = reference.loss_and_gradients(net, x[batch], y[batch], options.loss, dtype)
-            losses.append(value)
-            if options.optimiser == "adam":
-                step = len(losses)
-                net = reference.adam_step(net, kept, gradients, options.lr_at(epoch), step, options.weight_decay)
-            else:
-                net = reference.sgd_step(
-                    net, kept, gradients, options.lr_at(epoch), options.momentum, options.weight_decay
-                )
-        if len(held):
-            held_losses.append(reference.LOSSES[options.loss](reference.forward(net, x[held], dtype), y[held])[0])
-    return np.array(losses), np.array(held_losses), net
+from training_cases import CASES, SIGMOIDS, assert_follows_reference, case
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_loss_curve_and_weights_follow_the_reference(name):
-    net, x, y, training = CASES[name]()
-    result = fit(net, x, y, epochs=EPOCHS, seed=7, device="cpu", **training)
-    truth, held, trained = reference_curve(net, x, y, 7, "float64", training)
-    naive, _, naive_net = reference_curve(net, x, y, 7, "float32", training)
-    eps = np.finfo(np.float32).eps
-    assert result.losses.shape == truth.shape
-    assert np.abs(result.losses - truth).max() <= 2 * np.abs(naive - truth).max() + 8 * eps * np.abs(truth).max()
-    assert np.abs(truth[0] - truth[-1]) > 0  # the curve moves, so following it means something
-    for weight, w in trained.weights.items():
-        allowed = 3 * np.abs(naive_net.weights[weight] - w).max() + 8 * eps * np.abs(w).max()
-        assert np.abs(result.network.weights[weight] - w).max() <= allowed, weight
-    told = [epoch.validation_loss for epoch in result.history]
-    assert told == (pytest.approx(held, rel=1e-5) if training.get("validation") else [None] * EPOCHS)
+    assert_follows_reference(*CASES[name](), device="cpu")
 
 
 @pytest.mark.parametrize("name", CASES)

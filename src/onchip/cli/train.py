@@ -43,6 +43,7 @@ def train(
     patience: opt.Patience = None,
     shuffle: opt.Shuffle = None,
     seed: opt.Seed = None,
+    precision: opt.Precision = None,
     checkpoint: opt.Checkpoint = None,
     checkpoint_every: opt.CheckpointEvery = None,
     resume: opt.Resume = None,

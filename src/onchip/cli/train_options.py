@@ -65,6 +65,7 @@ Patience = Annotated[
 Shuffle = Annotated[
     bool | None, Option("--shuffle/--no-shuffle", help="Another order of the rows every epoch. [default: shuffle]")
 ]
+Precision = Annotated[str | None, _training("precision", "Of products: tf32, bf16 or fp16 on a GPU.")]
 Seed = Annotated[int | None, _training("seed", "Of the first weights, the order, and what is held back.")]
 
 Checkpoint = Annotated[

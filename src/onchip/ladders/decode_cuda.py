@@ -228,7 +228,7 @@ class Engine(Rung[DeviceRows]):
     def prepare(self, net: Network, x: DeviceRows, threads: int) -> DeviceRun:
         gpu, dtype, B = Gpu.get(), DTYPES[self.precision], len(x)
         made = make_plan(with_io(net, dtype), gpu.device, self.kernels, Job(self.computes, B))
-        (step,) = CudaBackend().bind(made).groups  # one kernel takes the whole network
+        (step,) = CudaBackend().bind_rows(made).groups  # one kernel takes the whole network
         return DeviceRun(gpu, step.lowering.at(B), x.on(gpu, dtype), step.weights, (B, D_OUT), dtype)
 
     def judge(self, truth: Any, got: Array) -> Verdict:

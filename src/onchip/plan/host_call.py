@@ -21,8 +21,10 @@ PIPELINE_US = 700.0  # until copies in, kernels and copies out overlap, and behi
 
 
 def call_us(plan: Plan, B: int) -> float:
-    """Microseconds of a call with B rows of the host. To build the engine is not part of it."""
+    """Microseconds of a call with B rows of the host, or of a training step. To build the engine is not part of it."""
     device = plan.device
+    if plan.job.is_training:  # a step among others, whose rows lie on the device
+        return plan.estimate_at(B)
     if not device.bus_bandwidth:
         return device.call_us + plan.estimate_at(B)
     net = plan.network

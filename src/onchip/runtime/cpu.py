@@ -25,7 +25,7 @@ from onchip.spec.types import numpy_dtype
 
 if TYPE_CHECKING:
     from onchip.kernels.cpu import Launch
-    from onchip.kernels.cpu.mlp_train import Trainer
+    from onchip.kernels.training import SharedData, Trainer
 
 
 def core_count() -> int:
@@ -205,13 +205,13 @@ class CpuBound:
     def steps(self, B: int) -> tuple[StepInfo, ...]:
         return steps_of(self.plan, B)
 
-    def trainer(self, x: Array, y: Array, alone: bool) -> Trainer:
+    def trainer(self, x: Array, y: Array, shared: SharedData | None) -> Trainer:
         from onchip.kernels.cpu import TRAINING
 
         (group,) = self.plan.groups  # a training kernel claims the whole network
         weights = {name: bake(recipe, self.plan, {}) for name, recipe in group.claim.recipes.items()}
         kernel = next(k for k in TRAINING if k.name == group.claim.kernel)
-        return kernel.trainer(group.claim, self.plan.job, weights, x, y, None if alone else self.threads)
+        return kernel.trainer(group.claim, self.plan.job, weights, x, y, self.threads if shared is None else None)
 
 
 def _copy(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:

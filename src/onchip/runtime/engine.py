@@ -29,7 +29,7 @@ from onchip.spec.tokens import check_token_ids
 from onchip.spec.types import TensorType, numpy_dtype
 
 if TYPE_CHECKING:
-    from onchip.kernels.cpu.mlp_train import Trainer
+    from onchip.kernels.training import SharedData, Trainer
     from onchip.runtime.arrays.calls import Run
 
 
@@ -63,10 +63,10 @@ class Bound(Protocol):
         """What is run, in order, and its work on B rows."""
         ...
 
-    def trainer(self, x: Array, y: Array, alone: bool) -> Trainer:
+    def trainer(self, x: Array, y: Array, shared: SharedData | None) -> Trainer:
         """Of a plan for training: a run on rows x (n, D_in) with targets y.
 
-        alone  on the calling thread, so that other runs can go on beside it
+        shared  of runs on the same rows side by side, each on its calling thread; None: this one has the device
         """
         ...
 

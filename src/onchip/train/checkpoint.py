@@ -27,7 +27,7 @@ from onchip.train.checkpoint_check import NAMES, check_content, fields, name_of,
 from onchip.train.options import TrainOptions
 from onchip.train.training_run import Checkpoint, TrainingRun
 
-VERSION = 1
+VERSION = 2
 KEPT = 2
 _NAME = "checkpoint-{:012d}.safetensors"
 _PATTERN = "checkpoint-*.safetensors"

@@ -52,6 +52,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
     patience: int = 0
     shuffle: bool = True
     seed: int = 0  # of the first weights, too
+    precision: str = "fp32"
     device: str = "auto"  # for training and for predicting
     threads: int | None = None
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onchip.errors import InputError, KernelError, ShapeError
+from onchip.kernels.training import SharedData
 from onchip.runtime.cpu import check_threads
 from onchip.runtime.engine import check_rows
 from onchip.spec.network import Network
@@ -58,11 +59,13 @@ def fit_runs(
                 hint="a call for each kind",
             )  # fmt: skip
     row_numbers = [None if run.rows is None else _row_numbers(run.rows, len(x)) for run in runs]
-    shares, stop = [0.0] * len(runs), False
+    shares, stop, shared = [0.0] * len(runs), False, SharedData()
 
     def work(i: int) -> FitResult | KernelError | None:
         run = runs[i]
-        training = prepare(run.net, x, y, run.options, device=device, threads=threads, rows=row_numbers[i], alone=True)
+        training = prepare(
+            run.net, x, y, run.options, device=device, threads=threads, rows=row_numbers[i], shared=shared
+        )
         while not training.is_done and not stop:
             training.advance()
             if training.is_epoch_done:

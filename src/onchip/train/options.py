@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onchip.errors import InputError
-from onchip.plan.kernel import LOSSES
+from onchip.plan.kernel import LOSSES, PRECISIONS
 from onchip.spec.reading import did_you_mean, show
 
 OPTIMISERS = ("sgd", "adam")
@@ -39,6 +39,7 @@ class TrainOptions:
     patience: int = 0  # stop after so many epochs without a better validation loss and keep the best; 0: never
     shuffle: bool = True  # another order every epoch; False: the rows as they come
     seed: int = 0  # of the order and of what is held back
+    precision: str = "fp32"  # of products' factors; "tf32", "bf16", "fp16" on a GPU; weights and sums stay float32
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # NumPy's numbers, of which grids are often made, as Python's
@@ -47,6 +48,7 @@ class TrainOptions:
         _one_of("loss", self.loss, LOSSES)
         _one_of("optimiser", self.optimiser, OPTIMISERS)
         _one_of("schedule", self.schedule, SCHEDULES)
+        _one_of("precision", self.precision, PRECISIONS)
         _number("lr", self.lr, "a number above 0", 0.03, lambda v: v > 0)
         _number("momentum", self.momentum, "at least 0, below 1", 0.9, lambda v: 0 <= v < 1)
         _number("weight_decay", self.weight_decay, "at least 0", 1e-4, lambda v: v >= 0)

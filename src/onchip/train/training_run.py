@@ -19,7 +19,7 @@ from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
 
 if TYPE_CHECKING:
-    from onchip.kernels.cpu.mlp_train import Trainer
+    from onchip.kernels.training import SharedData, Trainer
 
 REPORT_SECONDS = 0.1  # how often progress is told, and how soon Ctrl-C is heard
 
@@ -87,12 +87,12 @@ class FitResult:
 
 def prepare(
     net: Network, x: Array, y: Array, options: TrainOptions, *, device: str, threads: int | None,
-    rows: Array | None = None, alone: bool = False,
+    rows: Array | None = None, shared: SharedData | None = None,
 ) -> TrainingRun:  # fmt: skip
     """Plan a run and make its trainer; x and y are checked.
 
-    rows   of x to train on, as if x had no others; None: all
-    alone  on the calling thread, so that other runs can go on beside it
+    rows    of x to train on, as if x had no others; None: all
+    shared  of runs on x and y side by side, each on its calling thread
     """
     all_rows = np.arange(len(x)) if rows is None else rows
     train, held = hold_out(len(all_rows), options.validation, options.seed)
@@ -102,9 +102,10 @@ def prepare(
             expected="at least one row on each side", hint="a smaller validation share",
         )  # fmt: skip
     kind = "momentum" if options.momentum else options.optimiser
-    job = Job(batch=min(options.batch_size, len(train)), loss=options.loss, optimiser=kind)
+    batch = min(options.batch_size, len(train))
+    job = Job(options.precision, batch, loss=options.loss, optimiser=kind)
     plan, backend, chosen = place(net, device, job, threads)
-    trainer = backend.bind(plan).trainer(x.reshape(len(x), -1), y, alone)
+    trainer = backend.bind(plan).trainer(x.reshape(len(x), -1), y, shared)
     trainer.steps(train[:0], options.lr, 0.0, 0.0)  # no step: compiles before the clock starts
     if len(held):
         trainer.evaluate(train[:0])
@@ -128,6 +129,7 @@ class TrainingRun:
         self.best_epoch, self.best_weights = 0, dict[str, Array]()
         self.seconds, self.epoch_seconds, self.epoch_rows = 0.0, 0.0, 0
         self.piece = min(self.steps, 16)
+        self._ahead = -1, train  # an epoch, and its order: made while the device trains the one before
         self.order = self._order()
 
     @property
@@ -141,9 +143,17 @@ class TrainingRun:
         return self.epoch == self.options.epochs or stopped
 
     def _order(self) -> Array:
+        epoch, order = self._ahead
+        return order if epoch == self.epoch else self._order_of(self.epoch)
+
+    def _order_of(self, epoch: int) -> Array:
         if not self.options.shuffle:
             return self.train
-        return self.train[epoch_order(len(self.train), self.options.seed, self.epoch)]
+        return self.train[epoch_order(len(self.train), self.options.seed, epoch)]
+
+    def _make_next_order(self) -> None:
+        if self.epoch + 1 < self.options.epochs:
+            self._ahead = self.epoch + 1, self._order_of(self.epoch + 1)
 
     def next_rows(self) -> Array:
         """The rows of the next step."""
@@ -155,7 +165,8 @@ class TrainingRun:
         count = min(steps or self.piece, self.steps - self.step)
         rows = self.order[self.step * self.batch : (self.step + count) * self.batch]
         o = self.options
-        losses, hits = self.trainer.steps(rows, o.lr_at(self.epoch), o.momentum, o.weight_decay)
+        ahead = self._make_next_order if self.step + count == self.steps else None
+        losses, hits = self.trainer.steps(rows, o.lr_at(self.epoch), o.momentum, o.weight_decay, ahead)
         took = time.perf_counter() - begin
         if steps is None:
             self.piece = max(1, round(count * min(4.0, REPORT_SECONDS / max(took, 1e-6))))

@@ -15,12 +15,11 @@ Limits  float32; an MLP chain of ReLU, LeakyReLU, Sigmoid, Tanh without softmax 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from onchip.errors import FormatError
-from onchip.kernels.chain import Chain, Dense, find_chain, why_not_float32
+from onchip.kernels.chain import Chain, Dense, find_chain
 from onchip.kernels.cpu.jit import LAUNCH, use_threads
 from onchip.kernels.cpu.mlp_fused import layer_table, packed_recipes
 from onchip.kernels.cpu.price import CorePrice
@@ -54,9 +53,9 @@ from onchip.kernels.cpu.train_step import (
 )
 from onchip.kernels.cpu.train_weights import SUM_ROWS, TASK_FLOATS, TASK_K
 from onchip.kernels.pointwise import TRAINED
+from onchip.kernels.training import STATE_NAMES, check_restored, why_not_trained
 from onchip.plan.device import Device
 from onchip.plan.kernel import OPTIMISERS, Claim, Job, Refusal
-from onchip.spec.layers import LeakyReLU
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 
@@ -67,8 +66,6 @@ _SHARE = 0.58  # of the device's rate: sums over few rows, and rows that are tur
 _CREW_WEIGHT_BYTES = 512 << 10
 _CREW_BYTES = 32 << 20  # for gradients of blocks that wait to be added up
 _LOSS_BLOCKS = 64  # whose losses are asked for at a time
-_MOST_STEPS = 2**62  # to count on from there is no overflow
-_STATE_NAMES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}
 
 
 class Trainer:
@@ -114,8 +111,13 @@ class Trainer:
             self.tiles = _aligned_rows(workers, TASK_FLOATS)
         self.tickets = aligned_zeros(1, np.int64)
 
-    def steps(self, order: Array, lr: float, momentum: float, decay: float) -> tuple[Array, Array]:
-        """Train on the rows `order` of x, batch by batch: the loss of each step before its update, and its hits."""
+    def steps(
+        self, order: Array, lr: float, momentum: float, decay: float, meanwhile: Callable[[], None] | None = None
+    ) -> tuple[Array, Array]:
+        """Train on the rows `order` of x, batch by batch: the loss of each step before its update, and its hits.
+
+        meanwhile  called when they are done: here, the host is the device
+        """
         count = -(-len(order) // self.batch)
         losses, hits = np.zeros(count), np.zeros(count, np.int64)
         data = Data(self.x.ctypes.data, self.y.ctypes.data, order)
@@ -137,6 +139,8 @@ class Trainer:
             sizes = np.full(count, self.batch)
             sizes[-1:] = len(order) - (count - 1) * self.batch
             losses /= sizes
+        if meanwhile is not None:
+            meanwhile()
         return losses, hits
 
     def evaluate(self, order: Array) -> tuple[float, int]:
@@ -162,31 +166,20 @@ class Trainer:
         """What the optimiser keeps: the number of steps, and numbers for each weight as '<kind>:<weight>'."""
         kept = {"steps": np.array([self.steps_done])}
         pairs = ((self.model.vw, self.model.vb), (self.model.sw, self.model.sb))
-        for kind, (w, bias) in zip(_STATE_NAMES[self.optimiser], pairs, strict=False):
+        for kind, (w, bias) in zip(STATE_NAMES[self.optimiser], pairs, strict=False):
             kept |= {f"{kind}:{name}": array for name, array in self._named(w, bias).items()}
         return kept
 
     def check(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
         """FormatError if they are not the weights and the state of a run of this network."""
-        if "steps" not in state:
-            raise FormatError("not the state of an optimiser", got=", ".join(state) or "nothing", expected="steps, ...")
-        for name, like in self.weights().items():
-            _check_like(weights, name, like)
-        for name, like in self.state().items():
-            _check_like(state, name, like)
-            array = state[name]
-            low = 0 if name == "steps" or name.startswith("square:") else -np.inf
-            high = _MOST_STEPS if name == "steps" else np.inf
-            if not ((array >= low) & (array <= high)).all():  # a NaN is neither
-                got = f"from {array.min()} to {array.max()}"
-                raise FormatError(f"'{name}' is no state of an optimiser", got=got, expected=f"{low} to {high}")
+        check_restored(weights, state, self.weights(), self.state())
 
     def restore(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
         """Go on from the weights and the state of another run of the same network."""
         self.check(weights, state)
         self._take(weights, "", self.model.w, self.model.bias)
         pairs = ((self.model.vw, self.model.vb), (self.model.sw, self.model.sb))
-        for kind, (w, bias) in zip(_STATE_NAMES[self.optimiser], pairs, strict=False):
+        for kind, (w, bias) in zip(STATE_NAMES[self.optimiser], pairs, strict=False):
             self._take(state, f"{kind}:", w, bias)
         self.steps_done = int(state["steps"][0])
         self._transpose_weights()
@@ -220,14 +213,6 @@ class Trainer:
             K, N = layer.D_in, layer.D_out
             at = row[COL_WT]
             pack(unpack(self.model.w[in_w], K, N).T, self.model.wt[at : at + packed_size(N, K)])
-
-
-def _check_like(arrays: Mapping[str, Array], name: str, like: Array) -> None:
-    array = arrays.get(name)
-    if not isinstance(array, np.ndarray) or array.shape != like.shape or array.dtype != like.dtype:
-        got = f"{array.dtype.name}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-        expected = f"{like.dtype.name}{list(like.shape)}"
-        raise FormatError(f"no '{name}' to go on from", got="nothing" if array is None else got, expected=expected)
 
 
 def _blocks(chain: Chain, rows: int, workers: int) -> Block:
@@ -298,7 +283,7 @@ class MlpTrain:
         if not job.is_training or start != 0:
             return
         chain = find_chain(net, 0, TRAINED)
-        if refusal := self._refuse(net, chain, job):
+        if refusal := why_not_trained(net, chain, job):
             yield Refusal(self.name, net.nodes[0].name, refusal)
             return
         assert chain is not None
@@ -307,7 +292,7 @@ class MlpTrain:
             row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * chain.layers[0].D_in * chain.layers[0].D_out,
             row_bytes=net.input.row_bytes,
             fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[job.optimiser]),
-            launches=2,
+            launches=0 if _is_small(chain, job) else 2,
             share=_SHARE,
             fixed_cache_bytes=_moved_bytes(chain, job, device.units),
             rows_a_core=job.batch if _is_small(chain, job) else 0,
@@ -319,22 +304,6 @@ class MlpTrain:
             fast_bytes=fast, facts=chain,
             order=f"{ORDER}; gradients by rows in order, {SUM_ROWS} at a time, then blocks of {BLOCK}",
         )  # fmt: skip
-
-    def _refuse(self, net: Network, chain: Chain | None, job: Job) -> str:
-        if chain is None or len(chain.nodes) != len(net.nodes):
-            return "trains a whole MLP chain: Linear layers with activations between them"
-        if chain.normaliser:
-            return f"{job.loss} takes the values before {chain.normaliser}: train without it"
-        if chain.vectors != 1:
-            return f"one vector a row, got {chain.vectors}"
-        if job.loss == "cross_entropy" and chain.layers[-1].activation is not None:
-            return f"cross_entropy takes logits, got {chain.layers[-1].activation_name} behind the last layer"
-        slopes = [layer.activation.slope for layer in chain.layers if isinstance(layer.activation, LeakyReLU)]
-        if any(slope < 0 for slope in slopes):
-            return "a LeakyReLU with a slope below 0 hides the sign of what it was given"
-        names = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
-        shared = len(set(names)) != len(names)
-        return "every layer must have weights of its own" if shared else why_not_float32(net, chain)
 
     def trainer(
         self, claim: Claim, job: Job, weights: dict[str, Array], x: Array, y: Array, threads: int | None

@@ -14,13 +14,12 @@ from onchip.kernels.cpu.tile import ROWS_WIDE
 from onchip.kernels.cpu.train_model import ADAM, COL_K, COL_N, CROSS_ENTROPY, MSE, Block, Crew, Data, Model, Rule
 from onchip.kernels.cpu.train_rows import backward, forward, judge, where_rows_lie
 from onchip.kernels.cpu.train_weights import (
-    BETA1,
-    BETA2,
     add_block,
     gradient_of_task,
     place_of_task,
     update_task,
 )
+from onchip.kernels.training import BETA1, BETA2
 from onchip.spec.recipe import Array
 
 BLOCK = 1024  # rows of a batch whose gradients are one sum

@@ -24,12 +24,12 @@ from onchip.kernels.cpu.train_model import (
     Rule,
     fetch,
 )  # fmt: skip
+from onchip.kernels.training import BETA1, BETA2, EPS
 from onchip.spec.recipe import Array
 
 SUM_ROWS = 128  # rows of a gradient's sum at a time: what they read stays in L1 while a piece of weights passes over it
 TASK_K = 64  # rows of a weight matrix in one piece
 TASK_FLOATS = TASK_K * PANEL
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
 _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
 _BETA1, _REST1, _BETA2, _REST2 = np.float32(BETA1), np.float32(1 - BETA1), np.float32(BETA2), np.float32(1 - BETA2)
 _EPS = np.float32(EPS)

@@ -8,11 +8,13 @@ from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.permute import PermuteLowering
 from onchip.kernels.cuda.program import Lowering
+from onchip.kernels.training import SharedData
 from onchip.plan.build_price import makes_of
 from onchip.plan.plan import Plan
 from onchip.runtime.arrays.calls import Run, device_run
 from onchip.runtime.cuda.bound_plan import BoundGroup, BoundPlan
 from onchip.runtime.cuda.gpu import Gpu
+from onchip.runtime.cuda.trainer import TrainingBound
 from onchip.runtime.cuda.weights import make_weights
 from onchip.spec.recipe import Array
 
@@ -24,8 +26,8 @@ class CudaBound(BoundPlan):
         """How arrays of x's kind are run where they lie; None for one that does not lie on a GPU."""
         return device_run(x, self)
 
-    def trainer(self, x: Array, y: Array, alone: bool) -> NoReturn:
-        raise PlanError("no kernel trains on a GPU", got=self.plan.device.name, hint="device 'cpu'")
+    def trainer(self, x: Array, y: Array, shared: SharedData | None) -> NoReturn:
+        raise PlanError("a plan for inference trains nothing", got="no loss", expected="a plan for training")
 
 
 class CudaBackend:
@@ -36,10 +38,13 @@ class CudaBackend:
         self.device = self.gpu.device
         self.asked: tuple[str, int | None] = f"cuda:{device_index}", None
 
-    def bind(self, plan: Plan, debug: bool = False) -> CudaBound:
-        """Compile each group for this GPU and make the weights that its recipes promise, there or here."""
+    def bind(self, plan: Plan, debug: bool = False) -> CudaBound | TrainingBound:
         if plan.device.arch != self.device.arch:
             raise DeviceError("the plan is for another device", got=plan.device.arch, expected=self.device.arch)
+        return TrainingBound(self.gpu, plan) if plan.job.is_training else self.bind_rows(plan, debug)
+
+    def bind_rows(self, plan: Plan, debug: bool = False) -> CudaBound:
+        """Compile each group for this GPU and make the weights that its recipes promise, there or here."""
         wanted = [recipe for group in plan.groups for recipe in group.claim.recipes.values()]
         made = make_weights(self.gpu, wanted, plan.network.weights, makes_of(KERNELS, self.device))
         groups = []

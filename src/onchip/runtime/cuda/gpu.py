@@ -169,15 +169,26 @@ class Gpu:
                 self.synchronise()
         return buffer
 
-    def download(self, buffer: Buffer, array: Array) -> Array:
-        """Fill a row-major array with what the buffer holds when the work on the GPU's own stream is done."""
+    def write(self, buffer: Buffer, array: Array, stream: int, offset: int = 0) -> None:
+        """Copy a row-major array into a buffer, `offset` bytes from its beginning, in the order of a stream; the array
+        may go."""
+        assert offset + array.nbytes <= buffer.nbytes, f"the buffer holds {buffer.nbytes} B, the array {array.nbytes}"
+        assert array.flags.c_contiguous, "only a row-major array can be copied"
+        if array.nbytes:  # of memory that is not page-locked the driver has a copy when this returns
+            copy = self.driver.cuMemcpyHtoDAsync
+            call(copy, buffer.pointer + offset, array.ctypes.data, array.nbytes, stream, doing="copying to the GPU")
+
+    def download(self, buffer: Buffer, array: Array, stream: int | None = None) -> Array:
+        """Fill a row-major array with what the buffer holds when the work on a stream, by default the GPU's own, is
+        done."""
         assert array.nbytes <= buffer.nbytes, f"the buffer holds {buffer.nbytes} B, the array {array.nbytes}"
         assert array.flags.c_contiguous, "only a row-major array can be filled"
+        stream = self.stream if stream is None else stream
         with self:
             if array.nbytes:
                 copy = self.driver.cuMemcpyDtoHAsync
-                call(copy, array.ctypes.data, buffer.pointer, array.nbytes, self.stream, doing="copying from the GPU")
-            self.synchronise()
+                call(copy, array.ctypes.data, buffer.pointer, array.nbytes, stream, doing="copying from the GPU")
+            self.synchronise(stream)
         return array
 
     def index_of(self, pointer: int) -> int:

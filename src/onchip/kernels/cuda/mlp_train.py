@@ -1,0 +1,307 @@
+"""mlp_train on a GPU: the host's side of mlp_train.cu. The launches of training steps, and what lies where."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from onchip.kernels.chain import Chain, find_chain
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.product import activation_words
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    Argument,
+    Budget,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Memory,
+    Program,
+    State,
+    Steps,
+    Struct,
+)
+from onchip.kernels.cuda.train_tiling import Tiling, choose_tiling
+from onchip.kernels.pointwise import TRAINED
+from onchip.kernels.training import why_not_trained
+from onchip.plan.device import Device
+from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Price, Refusal
+from onchip.spec.build import mlp
+from onchip.spec.network import Network
+
+ARCHITECTURES = EVERY_CHIP
+SOURCE = Path(__file__).parent / "mlp_train.cu"
+THREADS, WARPS = 256, 8  # of a block, as mlp_train.cuh has them
+ROW_FLOATS = 8  # rows begin at multiples of 32 bytes: what L2 moves
+HEAD_OUTPUTS = 32  # that the head makes itself, a lane each
+FEW_ROWS = 8  # a multiprocessor: then the head takes a block a row, else a warp
+MOST_LAYERS = 16  # of a launch that updates weights
+MOST_BATCH = 1 << 30  # rows
+EVALUATED_ROWS = 4096  # at a time, or a batch
+RULE_FLOATS = 8  # of a step's Rule
+_PRODUCT_BUDGETS = {2: Budget(registers=128), 4: Budget(registers=232)}  # by Tiling.R
+_ROW_BUDGET = Budget(registers=64)
+_NO_OVERLAP = ("sm_80", "sm_86", "sm_89")
+_SHARE = 0.3  # of the tensor cores' rate: operands come from L2
+
+
+@dataclass(frozen=True)
+class TrainLayer:
+    """A Linear with its activation; its bias is a weight of an input that is 1."""
+
+    weight: str  # (N, D)
+    bias: str | None
+    D: int  # inputs, the 1 not counted
+    N: int
+    activation: tuple[int, int]  # code and bits of its parameter
+
+    @property
+    def terms(self) -> int:
+        """Of a sum: inputs, and the 1."""
+        return self.D + (self.bias is not None)
+
+    @property
+    def stride(self) -> int:
+        """Floats from row to row of its weights, and of what it reads."""
+        return round_up(self.terms, ROW_FLOATS)
+
+
+@dataclass(frozen=True)
+class TrainLowering:
+    """A training run's launches. Memory is State by name:
+
+    x (n, stride), targets; order (rows,) int64; rules (steps, RULE_FLOATS); progress (2,) int64
+    w<l> and, as the optimiser keeps them, mean<l> (momentum's velocity), square<l> (N, stride)
+    a<l>, dz<l> (row_count, width<l>): what layer l gives, and the gradient by what goes into its activation
+    losses, hits (row_count,) of rows; step_losses float64, step_hits int64 (steps,)
+    parts<l> (slices, N, stride): gradients of slices of a batch, if there are several
+    """
+
+    layers: tuple[TrainLayer, ...]
+    job: Job
+    device: Device
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether the last layer is the head's."""
+        return self.layers[-1].N <= HEAD_OUTPUTS
+
+    @property
+    def row_count(self) -> int:
+        """Rows that activations have room for: of a batch, and of those that are evaluated together."""
+        return max(self.job.batch, EVALUATED_ROWS)
+
+    def width(self, layer: int) -> int:
+        """Floats from row to row of what a layer gives."""
+        last = layer == len(self.layers) - 1
+        return round_up(self.layers[-1].N, ROW_FLOATS) if last else self.layers[layer + 1].stride
+
+    @cached_property
+    def tiling(self) -> Tiling:
+        """Of all layers' gradients."""
+        sizes = [(layer.N, layer.terms) for layer in self.layers]
+        return choose_tiling(sizes, self.job.batch, self.job.precision, self.device.units, can_slice=True)
+
+    @property
+    def order(self) -> str:
+        tiling = self.tiling
+        parts = f"{tiling.deep} warps by turns, {tiling.slices} slices of the batch"
+        return f"chunks of 16 terms; gradients over rows: {parts}"
+
+    # -- launches --------------------------------------------------------------------------------------------------
+
+    def steps(self, count: int) -> Steps:
+        """So many training steps, and what counts them."""
+        launches = [launch for number in range(count) for launch in self._step(number)]
+        return Steps((*launches, self._advance(count)))
+
+    def losses(self) -> Steps:
+        """The losses of the next rows, as a batch of `row_count`."""
+        step, batch = self._step_struct(0, self.row_count), self.row_count
+        forward = self._forward(step, batch)
+        tally = self._launch("train_tally", 1, _ROW_BUDGET, step, _tally())
+        return Steps((*forward, self._head(step, batch, is_training=False), tally, self._advance(1)))
+
+    def _step(self, number: int) -> list[KernelLaunch]:
+        step, batch = self._step_struct(number, self.job.batch), self.job.batch
+        last = len(self.layers) - (2 if self.has_own_head else 1)  # whose gradient is there behind the head
+        backward = [self._backward(step, batch, layer) for layer in range(last, 0, -1)]
+        return [*self._forward(step, batch), self._head(step, batch, is_training=True), *backward, *self._update(step)]
+
+    def _step_struct(self, number: int, batch: int) -> Struct:
+        return Struct((State("progress"), State("order"), State("rules")), struct.pack("<qq", number, batch))
+
+    def _launch(self, kernel: str, blocks: int, budget: Budget, *arguments: Argument) -> KernelLaunch:
+        overlaps = self.device.arch not in _NO_OVERLAP
+        config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), 0, overlaps=overlaps)
+        return KernelLaunch(Program(SOURCE, kernel), config, arguments, budget)
+
+    def _advance(self, count: int) -> KernelLaunch:
+        return self._launch("train_advance", 1, _ROW_BUDGET, State("progress"), Int64(count))
+
+    def _name(self, kernel: str, tiling: Tiling, *more: str) -> str:
+        return f"{kernel}<{', '.join([PRECISIONS[self.job.precision].name, str(tiling.R), *more])}>"
+
+    def _input(self, layer: int) -> State:
+        return State(f"a{layer - 1}" if layer else "x")
+
+    def _forward(self, step: Struct, batch: int) -> list[KernelLaunch]:
+        """train_forward of every layer but the head's."""
+        launches = []
+        for i, layer in enumerate(self.layers[:-1] if self.has_own_head else self.layers):
+            tiling = choose_tiling([(batch, layer.N)], layer.terms, self.job.precision, self.device.units)
+            strides = layer.stride, layer.stride, self.width(i)
+            shape = _shape(strides, layer.terms, layer.N, not i, layer.activation, tiling)
+            memory = self._input(i), State(f"w{i}"), State(f"a{i}")
+            kernel = self._name("train_forward", tiling)
+            launches.append(
+                self._launch(kernel, tiling.blocks(batch, layer.N), _PRODUCT_BUDGETS[tiling.R], step, *memory, shape)
+            )
+        return launches
+
+    def _backward(self, step: Struct, batch: int, i: int) -> KernelLaunch:
+        """train_backward: from a layer's dz to that of the layer before."""
+        layer, before = self.layers[i], self.layers[i - 1]
+        tiling = choose_tiling([(batch, layer.D)], layer.N, self.job.precision, self.device.units)
+        strides = self.width(i), layer.stride, layer.stride
+        shape = _shape(strides, layer.N, layer.D, False, before.activation, tiling)
+        memory = State(f"dz{i}"), State(f"w{i}"), State(f"a{i - 1}"), State(f"dz{i - 1}")
+        kernel = self._name("train_backward", tiling)
+        return self._launch(kernel, tiling.blocks(batch, layer.D), _PRODUCT_BUDGETS[tiling.R], step, *memory, shape)
+
+    def _head(self, step: Struct, batch: int, is_training: bool) -> KernelLaunch:
+        last = len(self.layers) - 1
+        layer, before = self.layers[last], self.layers[last - 1].activation if last else (0, 0)
+        none = Int64(0)
+        has_before = is_training and self.has_own_head and last > 0
+        pointers: tuple[Memory | Int64, ...] = (
+            self._input(last), State(f"w{last}") if self.has_own_head else none, State(f"a{last}"), State("targets"),
+            State(f"dz{last}") if is_training else none, State(f"dz{last - 1}") if has_before else none,
+            State("losses"), State("hits"),
+        )  # fmt: skip
+        sizes = layer.stride, layer.stride, self.width(last), layer.terms, layer.N, layer.D
+        codes = not last, LOSSES.index(self.job.loss), *layer.activation, *before
+        head = Struct(pointers, struct.pack("<6i6I", *sizes, *codes))
+        warps = WARPS if self.has_own_head and batch <= FEW_ROWS * self.device.units else 1
+        return self._launch(f"train_head<{warps}>", -(-batch * warps // WARPS), _ROW_BUDGET, step, head)
+
+    def _update(self, step: Struct) -> Iterator[KernelLaunch]:
+        """train_gradients, and of several slices train_apply, some layers a launch."""
+        tiling, whole = self.tiling, self.tiling.slices == 1
+        for first in range(0, len(self.layers), MOST_LAYERS):
+            numbers = range(first, min(first + MOST_LAYERS, len(self.layers)))
+            tally = _tally() if first == 0 else Struct((Int64(0),) * 4, b"")  # the losses, in one more block
+            blocks = [tiling.blocks(self.layers[i].N, self.layers[i].terms) for i in numbers]
+            across = [tiling.blocks_across(self.layers[i].terms) for i in numbers]
+            kernel = self._name("train_gradients", tiling, str(whole).lower())
+            count = sum(blocks) * tiling.slices + (first == 0)
+            layers = self._layers(numbers, blocks, across)
+            yield self._launch(kernel, count, _PRODUCT_BUDGETS[tiling.R], step, layers, tally)
+            if not whole:
+                sizes = [self.layers[i].N * self.layers[i].stride for i in numbers]
+                blocks = [-(-size // (4 * THREADS)) for size in sizes]
+                layers = self._layers(numbers, blocks, [1] * len(blocks))
+                yield self._launch("train_apply", sum(blocks), _ROW_BUDGET, step, layers)
+
+    def _layers(self, numbers: range, blocks: Sequence[int], across: Sequence[int]) -> Struct:
+        tiling, kept = self.tiling, OPTIMISERS[self.job.optimiser]
+        pointers: list[Memory | Int64] = []
+        sizes = []
+        for at, i in enumerate(numbers):
+            layer = self.layers[i]
+            pointers += [
+                State(f"w{i}"), State(f"mean{i}") if kept > 0 else Int64(0),
+                State(f"square{i}") if kept > 1 else Int64(0), self._input(i), State(f"dz{i}"),
+                State(f"parts{i}") if tiling.slices > 1 else Int64(0),
+            ]  # fmt: skip
+            strides = layer.stride, layer.stride, self.width(i)
+            sizes.append(struct.pack("<8i", layer.terms, layer.N, *strides, not i, sum(blocks[:at]), across[at]))
+        missing = MOST_LAYERS - len(numbers)
+        rule = list(OPTIMISERS).index(self.job.optimiser)
+        told = len(numbers), sum(blocks), tiling.slices, tiling.slice_chunks(self.job.batch), rule
+        data = [*sizes, bytes(32 * missing), struct.pack("<8i", *told, tiling.down, tiling.across, tiling.deep)]
+        return Struct((*pointers, *[Int64(0)] * (6 * missing)), b"".join(data))
+
+
+def _shape(
+    strides: tuple[int, int, int], K: int, N: int, gathers: bool, activation: tuple[int, int], tiling: Tiling
+) -> Struct:
+    warps = tiling.down, tiling.across, tiling.deep
+    return Struct((), struct.pack("<5i3I3i", *strides, K, N, gathers, *activation, *warps))
+
+
+def _tally() -> Struct:
+    return Struct((State("losses"), State("hits"), State("step_losses"), State("step_hits")), b"")
+
+
+def make_lowering(chain: Chain, job: Job, device: Device) -> TrainLowering:
+    layers = [
+        TrainLayer(layer.weight, layer.bias, layer.D_in, layer.D_out, activation_words(layer.activation)[:2])
+        for layer in chain.layers
+    ]
+    return TrainLowering(tuple(layers), job, device)
+
+
+class MlpTrain:
+    name = "mlp_train"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        if not job.is_training or start != 0:
+            return
+        chain = find_chain(net, 0, TRAINED)
+        why = why_not_trained(net, chain, job)
+        if not why and job.batch > MOST_BATCH:
+            why = f"batches of at most {MOST_BATCH:,} rows, got {job.batch:,}"
+        if why:
+            yield Refusal(self.name, net.nodes[0].name, why)
+            return
+        assert chain is not None
+        lowering = make_lowering(chain, job, device)
+        launches = len(lowering.steps(1).launches) - 1
+        price = Price(
+            row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * chain.layers[0].D_in * chain.layers[0].D_out,
+            row_bytes=2 * net.input.row_bytes,
+            fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[job.optimiser]),
+            launches=launches,
+            rate=_SHARE / (3 if job.precision == "fp32" else 1),
+            precision="tf32" if job.precision == "fp32" else "",
+        )
+        yield Claim(
+            self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, price,
+            why=f"{launches} launches a step, many steps a graph; gradients become updates where they are summed up",
+            fast_bytes=lowering.tiling.shared_bytes, facts=lowering, order=lowering.order,
+        )  # fmt: skip
+
+
+# -- instances for make check-kernels ------------------------------------------------------------------------------
+
+
+def _instance(what: str, kernel: str, precision: str, batch: int, *widths: int) -> Instance:
+    def launch(device: Device) -> KernelLaunch:
+        chain = find_chain(mlp(*widths), 0, TRAINED)
+        assert chain is not None
+        steps = make_lowering(chain, Job(precision, batch, "cross_entropy"), device).steps(1)
+        return next(each for each in steps.launches if each.program.name_expression.startswith(kernel))
+
+    return Instance(what, launch)
+
+
+INSTANCES = (
+    tuple(
+        _instance(f"{kernel.removeprefix('train_')} {precision}, {batch:,} rows", kernel, precision, batch, *widths)
+        for batch, widths in ((64, (784, 320, 160, 10)), (60_000, (784, 56, 28, 10)))
+        for precision in PRECISIONS
+        for kernel in ("train_forward", "train_backward", "train_gradients")
+    )
+    + tuple(
+        _instance(kernel.removeprefix("train_"), kernel, "fp32", 60_000, 784, 56, 28, 10)
+        for kernel in ("train_head", "train_apply", "train_advance")
+    )
+    + (_instance("head of few rows", "train_head", "fp32", 64, 784, 320, 160, 10),)
+)

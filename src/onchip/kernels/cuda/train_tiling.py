@@ -1,0 +1,87 @@
+"""How the products of a training step are cut into tiles: the cheapest of some ways, by a simple price of each.
+
+The prices are assumptions about a Hopper multiprocessor, good enough to rank: they decide how long a step takes, and
+in which order it sums up, and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CHUNK = 16  # terms of a sum that are loaded together
+WARPS = 8
+_INSTRUCTIONS = {"fp32": 6, "tf32": 2, "bf16": 1, "fp16": 1}  # of 16 x 8 numbers and a chunk
+_CLOCKS_AN_INSTRUCTION = 1.7  # of a multiprocessor
+_CLOCKS_A_CHUNK = 300  # that a warp waits for its next operands
+_START_CLOCKS = 1500  # of a launch: first loads, the sums of warps, the last stores
+_BLOCK_CLOCKS = 300  # of a block among others
+_BYTES_A_CLOCK = 48  # from L2, a multiprocessor
+_NEAR_BYTES_A_CLOCK = 96  # from L1: warps of a block share operands there
+_LEAST_SLICE = 32  # chunks
+_MOST_PARTS = 1 << 26  # floats of all slices' gradients
+
+
+@dataclass(frozen=True)
+class Tiling:
+    R: int  # a warp's tile is 8 R x 8 R
+    down: int  # warps of a block, as mlp_train.cuh's Warps
+    across: int
+    deep: int
+    slices: int = 1  # of the sums, each a block's
+
+    @property
+    def shared_bytes(self) -> int:
+        return WARPS * 8 * self.R * (8 * self.R + 4) * 4
+
+    def blocks_across(self, columns: int) -> int:
+        return -(-columns // (8 * self.R * self.across))
+
+    def blocks(self, rows: int, columns: int) -> int:
+        """Of one slice."""
+        return -(-rows // (8 * self.R * self.down)) * self.blocks_across(columns)
+
+    def slice_chunks(self, terms: int) -> int:
+        """Chunks of a slice of sums of so many terms."""
+        chunks = -(-terms // CHUNK)
+        return -(-chunks // self.slices)
+
+
+def choose_tiling(
+    sizes: Sequence[tuple[int, int]], terms: int, precision: str, units: int, can_slice: bool = False
+) -> Tiling:
+    """For products of rows x columns `sizes`, each a sum of `terms`, in one launch."""
+    return _choose(tuple(sizes), terms, precision, units, can_slice)
+
+
+@functools.cache
+def _choose(sizes: tuple[tuple[int, int], ...], terms: int, precision: str, units: int, can_slice: bool) -> Tiling:
+    numbers = sum(rows * columns for rows, columns in sizes)
+    slices, chunks = [1], -(-terms // CHUNK)
+    while can_slice and chunks // slices[-1] >= 2 * _LEAST_SLICE and 2 * slices[-1] * numbers <= _MOST_PARTS:
+        slices.append(2 * slices[-1])
+    cuts = [(down, across) for down, across in itertools.product((1, 2, 4, 8), repeat=2) if down * across <= WARPS]
+    ways = [
+        Tiling(R, down, across, WARPS // (down * across), count)
+        for R in (4, 2) for down, across in cuts for count in slices
+    ]  # fmt: skip
+    return min(ways, key=lambda way: _clocks(way, sizes, terms, precision, units))
+
+
+def _clocks(way: Tiling, sizes: tuple[tuple[int, int], ...], terms: int, precision: str, units: int) -> float:
+    blocks = way.slices * sum(way.blocks(rows, columns) for rows, columns in sizes)
+    a_slice = way.slice_chunks(terms)
+    a_warp = -(-a_slice // way.deep)
+    work = WARPS * a_warp * way.R * way.R / 2 * _INSTRUCTIONS[precision] * _CLOCKS_AN_INSTRUCTION
+    loads = a_slice * CHUNK * 4 * 8 * way.R * (way.down + way.across) / _BYTES_A_CLOCK
+    reads = WARPS * a_warp * CHUNK * 4 * 16 * way.R / _NEAR_BYTES_A_CLOCK
+    at_a_time = 2 if way.R == 2 else 1
+    waits = -(-blocks // (units * at_a_time)) * a_warp * _CLOCKS_A_CHUNK
+    waves = -(-blocks // units)
+    clocks = _START_CLOCKS + max(waits, waves * (max(work + reads / 2, loads) + _BLOCK_CLOCKS + 60 * way.deep))
+    if way.slices > 1:
+        parts = 4 * (way.slices + 4) * sum(rows * columns for rows, columns in sizes)
+        clocks += _START_CLOCKS + parts / (units * _BYTES_A_CLOCK)
+    return clocks

@@ -1,0 +1,138 @@
+"""What training kernels of every device share: which networks, the rule of a step, and state by name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from onchip.errors import FormatError
+from onchip.kernels.chain import Chain, why_not_float32
+from onchip.plan.kernel import Job
+from onchip.spec.layers import LeakyReLU
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array
+
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
+STATE_NAMES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}  # what an optimiser keeps
+_MOST_STEPS = 2**62  # to count on from there is no overflow
+
+
+class SharedData:
+    """What runs side by side over the same rows share on a device: made once, by whoever asks first."""
+
+    def __init__(self) -> None:
+        self._made: dict[object, Any] = {}
+        self._making = threading.Lock()
+
+    def get(self, key: object, make: Callable[[], Any]) -> Any:
+        with self._making:
+            if key not in self._made:
+                self._made[key] = make()
+            return self._made[key]
+
+
+class Trainer(Protocol):
+    """One training run: its data, its weights, and what its optimiser keeps."""
+
+    @property
+    def x(self) -> Array:
+        """(n, D_in) float32: the rows, as they were given."""
+        ...
+
+    def steps(
+        self, order: Array, lr: float, momentum: float, decay: float, meanwhile: Callable[[], None] | None = None
+    ) -> tuple[Array, Array]:
+        """Train on the rows `order` of x, batch by batch: the loss of each step before its update, and its hits.
+
+        order      stays as it is while the run goes on: rows that come in the same order every epoch are sent once
+        meanwhile  called once: what the host can do while a device works
+        """
+        ...
+
+    def evaluate(self, order: Array) -> tuple[float, int]:
+        """The loss of the rows `order` of x as one batch, and how many of them hit their class."""
+        ...
+
+    def weights(self) -> dict[str, Array]:
+        """The weights as the network names and shapes them."""
+        ...
+
+    def state(self) -> dict[str, Array]:
+        """What the optimiser keeps: the number of steps, and numbers for each weight as '<kind>:<weight>'."""
+        ...
+
+    def check(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+        """FormatError if they are not the weights and the state of a run of this network."""
+        ...
+
+    def restore(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
+        """Go on from the weights and the state of another run of the same network."""
+        ...
+
+
+def why_not_trained(net: Network, chain: Chain | None, job: Job) -> str:
+    """ "" if kernels can train the network, which is this chain; else the reason."""
+    if chain is None or len(chain.nodes) != len(net.nodes):
+        return "trains a whole MLP chain: Linear layers with activations between them"
+    if chain.normaliser:
+        return f"{job.loss} takes the values before {chain.normaliser}: train without it"
+    if chain.vectors != 1:
+        return f"one vector a row, got {chain.vectors}"
+    if job.loss == "cross_entropy" and chain.layers[-1].activation is not None:
+        return f"cross_entropy takes logits, got {chain.layers[-1].activation_name} behind the last layer"
+    slopes = [layer.activation.slope for layer in chain.layers if isinstance(layer.activation, LeakyReLU)]
+    if any(slope < 0 for slope in slopes):
+        return "a LeakyReLU with a slope below 0 hides the sign of what it was given"
+    names = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
+    shared = len(set(names)) != len(names)
+    return "every layer must have weights of its own" if shared else why_not_float32(net, chain)
+
+
+def rules_of_steps(
+    job: Job, N: int, sizes: Array, done: int, lr: float, momentum: float, decay: float
+) -> Array:  # fmt: skip
+    """(steps, 5) float32: lr, scale, root, momentum and decay of steps on batches of `sizes` rows with N outputs each.
+
+    A gradient is a sum over rows; the mean that a loss is becomes its `scale`. Adam's corrections are in lr and root.
+
+    done  steps that went before
+    """
+    rules = np.ones((len(sizes), 5), np.float32)
+    rules[:, 0], rules[:, 3], rules[:, 4] = lr, momentum, decay
+    if job.loss == "cross_entropy":
+        rules[:, 1] = 1.0 / sizes
+    elif job.loss == "mse":
+        rules[:, 1] = 2.0 / (sizes * N)
+    if job.optimiser == "adam":
+        step = np.arange(done + 1, done + 1 + len(sizes), dtype=np.float64)
+        rules[:, 0] = np.float64(np.float32(lr)) / (1.0 - BETA1**step)
+        rules[:, 2] = 1.0 / np.sqrt(1.0 - BETA2**step)
+    return rules
+
+
+def check_restored(
+    weights: Mapping[str, Array], state: Mapping[str, Array], like: Mapping[str, Array], state_like: Mapping[str, Array]
+) -> None:
+    """FormatError if they are not the weights and the state of a run whose own look like these."""
+    if "steps" not in state:
+        raise FormatError("not the state of an optimiser", got=", ".join(state) or "nothing", expected="steps, ...")
+    for name, array in like.items():
+        _check_like(weights, name, array)
+    for name, array in state_like.items():
+        _check_like(state, name, array)
+        low = 0 if name == "steps" or name.startswith("square:") else -np.inf
+        high = _MOST_STEPS if name == "steps" else np.inf
+        if not ((state[name] >= low) & (state[name] <= high)).all():  # a NaN is neither
+            got = f"from {state[name].min()} to {state[name].max()}"
+            raise FormatError(f"'{name}' is no state of an optimiser", got=got, expected=f"{low} to {high}")
+
+
+def _check_like(arrays: Mapping[str, Array], name: str, like: Array) -> None:
+    array = arrays.get(name)
+    if not isinstance(array, np.ndarray) or array.shape != like.shape or array.dtype != like.dtype:
+        got = f"{array.dtype.name}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+        expected = f"{like.dtype.name}{list(like.shape)}"
+        raise FormatError(f"no '{name}' to go on from", got="nothing" if array is None else got, expected=expected)

@@ -1,0 +1,277 @@
+"""Training on a GPU: emulated on the host, and on a real one where there is one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from checks import random_mlp, rows
+from emulated_cuda import needs_gxx
+from emulated_engine import emulate_device
+from onchip.errors import DeviceError, FormatError, InputError, PlanError
+from onchip.kernels.chain import find_chain
+from onchip.kernels.cuda.mlp_train import MOST_BATCH, MOST_LAYERS, make_lowering
+from onchip.kernels.cuda.train_tiling import CHUNK, WARPS, choose_tiling
+from onchip.kernels.pointwise import TRAINED
+from onchip.kernels.training import rules_of_steps
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
+from onchip.runtime.cuda import trainer
+from onchip.runtime.cuda.trainer import CudaTrainer
+from onchip.runtime.engine import kernels_for
+from onchip.spec.build import mlp
+from onchip.train.loop import fit
+from onchip.train.many import Run, fit_runs
+from onchip.train.options import TrainOptions
+from training_cases import CASES, assert_follows_reference, case, reference_curve
+
+WIDE = {
+    "more outputs than the head has lanes": lambda: case(12, 9, 70, n=50, batch_size=16, lr=0.05),
+    "wide outputs of numbers": lambda: case(
+        12, 40, n=50, options={"output": "Tanh"}, loss="mse", batch_size=16, lr=0.5, momentum=0.5
+    ),
+    "more layers than a launch updates": lambda: case(
+        5, *[6] * MOST_LAYERS, 4, n=20, options={"activation": "Tanh"}, batch_size=20, lr=0.05
+    ),
+    "slices of a batch": lambda: case(6, 5, 3, n=2100, batch_size=2090, lr=0.5, optimiser="adam"),
+    "several tiles": lambda: case(75, 70, 67, 5, n=90, batch_size=80, lr=0.05),
+}
+SMALL = {**{name: made for name, made in CASES.items() if name != "digits"}, **WIDE}
+REFUSED = {"softmax": {"output": "Softmax"}, "SiLU": {"activation": "SiLU"}}
+# What a product loses: half a unit in the last of 11 or 8 bits of its factors, in a few layers.
+ROUNDING = {"tf32": 2**-9, "fp16": 2**-9, "bf16": 2**-6}
+
+
+def lowering_of(net, batch, precision="fp32", loss="cross_entropy", optimiser="sgd"):
+    return make_lowering(find_chain(net, 0, TRAINED), Job(precision, batch, loss, optimiser), H200)
+
+
+def same_results(one, other):
+    assert np.array_equal(one.losses, other.losses)
+    for name, w in one.network.weights.items():
+        assert np.array_equal(other.network.weights[name], w), name
+    for name, array in one.state.items():
+        assert np.array_equal(other.state[name], array), name
+
+
+# -- on the host -------------------------------------------------------------------------------------------------
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", SMALL)
+def test_emulated_training_follows_the_reference(name, monkeypatch):
+    emulate_device(monkeypatch)
+    assert_follows_reference(*SMALL[name](), device="cuda")
+
+
+@needs_gxx
+def test_a_killed_run_goes_on_with_the_same_bits(monkeypatch, tmp_path):
+    emulate_device(monkeypatch)
+    net, x, y, training = SMALL["adam"]()
+    training |= {"epochs": 3, "device": "cuda", "seed": 3, "validation": 0.2}
+    whole = fit(net, x, y, **training)
+
+    def stop(progress):
+        if progress.epoch == 2 and progress.step >= 2:
+            raise KeyboardInterrupt
+
+    kept = {"checkpoint": tmp_path, "checkpoint_every": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        fit(net, x, y, on_progress=stop, debug=True, **kept, **training)
+    same_results(whole, fit(net, x, y, resume=True, **kept, **training))
+
+
+@needs_gxx
+def test_runs_side_by_side_have_the_bits_of_one_alone(monkeypatch):
+    emulate_device(monkeypatch)
+    net, x, y, training = SMALL["decay and momentum"]()
+    runs = [Run(net, TrainOptions(**training, epochs=2, seed=seed)) for seed in (1, 2)]
+    sent, send = [], CudaTrainer._send
+    monkeypatch.setattr(CudaTrainer, "_send", lambda self, name, *how: (sent.append(name), send(self, name, *how))[1])
+    results = fit_runs(runs, x, y, device="cuda")
+    for seed, result in zip((1, 2), results, strict=True):
+        same_results(fit(net, x, y, device="cuda", epochs=2, seed=seed, **training), result)
+    assert sent.count("x") == 1 + len(runs)  # once for both, and for each that is alone
+    more = np.concatenate([np.arange(len(x)), np.arange(5)])  # an order longer than there are rows
+    (result,) = fit_runs([Run(net, TrainOptions(**training, epochs=1, shuffle=False), more)], x, y, device="cuda")
+    same_results(fit(net, x[more], y[more], device="cuda", epochs=1, shuffle=False, **training), result)
+
+
+@needs_gxx
+def test_rows_that_are_sent_in_slices_are_the_same(monkeypatch):
+    emulate_device(monkeypatch)
+    net, x, y, training = SMALL["one layer"]()
+    whole = fit(net, x, y, device="cuda", epochs=1, **training)
+    monkeypatch.setattr(trainer, "SLICE_BYTES", 7 * 8 * 4)
+    same_results(whole, fit(net, x, y, device="cuda", epochs=1, **training))
+
+
+@needs_gxx
+def test_state_goes_on_and_another_run_s_is_refused(monkeypatch):
+    emulate_device(monkeypatch)
+    net, x, y, training = SMALL["adam"]()
+    training |= {"device": "cuda", "shuffle": False, "schedule": "constant"}
+    whole, first = (fit(net, x, y, epochs=epochs, **training) for epochs in (2, 1))
+    second = fit(first.network, x, y, epochs=1, state=first.state, **training)
+    assert np.array_equal(np.concatenate([first.losses, second.losses]), whole.losses)
+    with pytest.raises(FormatError, match=r"mean:fc1\.weight"):
+        fit(net, x, y, epochs=1, state={"steps": first.state["steps"]}, **training)
+
+
+def assert_rounds_as_told(precision):
+    """Losses follow float64's as far as the rounded factors let them, and are not those of fp32."""
+    net, x, y, training = SMALL["several tiles"]()
+    exact, rounded = (fit(net, x, y, device="cuda", epochs=2, precision=each, **training)
+                      for each in ("fp32", precision))  # fmt: skip
+    truth, _, _ = reference_curve(net, x, y, 0, "float64", training, epochs=2)
+    off = np.abs(rounded.losses - truth).max() / np.abs(truth).max()
+    assert np.abs(exact.losses - truth).max() / np.abs(truth).max() < off / 8 < ROUNDING[precision] / 8
+    assert rounded.network.weights["fc1.weight"].dtype == np.float32
+
+
+@needs_gxx
+@pytest.mark.parametrize("precision", ROUNDING)
+def test_emulated_products_in_other_precisions(precision, monkeypatch):
+    emulate_device(monkeypatch)
+    assert_rounds_as_told(precision)
+
+
+# -- as data -----------------------------------------------------------------------------------------------------
+
+
+def test_digits_take_five_launches_a_step():
+    steps = lowering_of(mlp(784, 320, 160, 10), 64).steps(3)
+    names = [launch.program.name_expression.partition("<")[0] for launch in steps.launches]
+    step = ["train_forward", "train_forward", "train_head", "train_backward", "train_gradients"]
+    assert names == [*3 * step, "train_advance"]
+    assert all(launch.config.overlaps for launch in steps.launches)
+
+
+@pytest.mark.parametrize("terms", [1, 16, 785, 4096, 60_000])
+@pytest.mark.parametrize("sizes", [[(1, 1)], [(64, 320)], [(320, 785), (160, 321), (10, 161)], [(4096, 4096)]])
+def test_tiles_cover_products_whatever_their_sizes(sizes, terms):
+    for precision, can_slice in itertools.product(("fp32", "bf16"), (False, True)):
+        tiling = choose_tiling(sizes, terms, precision, 132, can_slice)
+        assert tiling.down * tiling.across * tiling.deep == WARPS
+        assert tiling.slices * tiling.slice_chunks(terms) * CHUNK >= terms
+        assert can_slice or tiling.slices == 1
+        for rows_, columns in sizes:
+            assert tiling.blocks(rows_, columns) * (8 * tiling.R) ** 2 * tiling.down * tiling.across >= rows_ * columns
+
+
+def test_a_large_batch_is_summed_up_in_slices():
+    lowering = lowering_of(mlp(784, 56, 28, 10), 60_000, loss="half_sse", optimiser="momentum")
+    assert lowering.tiling.slices > 1
+    assert "train_apply" in [launch.program.name_expression for launch in lowering.steps(1).launches]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_kernel_trains_is_refused_before_any_work(name):
+    net = mlp(8, 7, 3, **REFUSED[name])
+    with pytest.raises(PlanError):
+        make_plan(net, H200, kernels_for(H200), Job(batch=8, loss="cross_entropy"))
+
+
+def test_more_rows_than_a_kernel_counts_are_refused():
+    with pytest.raises(PlanError) as refused:
+        make_plan(mlp(8, 3), H200, kernels_for(H200), Job(batch=MOST_BATCH + 1, loss="cross_entropy"))
+    assert f"{MOST_BATCH:,}" in str(refused.value)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "half_sse", "mse"])
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam"])
+def test_the_rule_of_a_step_is_the_cpu_s(loss, optimiser):
+    from onchip.kernels.cpu.mlp_train import KINDS, LOSS_CODES
+    from onchip.kernels.cpu.train_model import Rule
+    from onchip.kernels.cpu.train_step import _factors
+
+    one, sizes = np.float32(1), np.array([64, 64, 7])
+    rules = rules_of_steps(Job(loss=loss, optimiser=optimiser), 10, sizes, 41, 0.03, 0.9, 0.01)
+    choice = Rule(KINDS[optimiser], np.float32(0.03), np.float32(0.9), np.float32(0.01), one, one)
+    for i, size in enumerate(sizes):
+        expected = _factors.py_func(42 + i, int(size), 10, LOSS_CODES[loss], choice)
+        assert tuple(rules[i]) == (*expected, np.float32(0.9), np.float32(0.01))
+
+
+def test_other_precisions_are_a_gpu_s():
+    net, x, y, training = SMALL["one layer"]()
+    with pytest.raises(DeviceError, match="does not compute in tf32"):
+        fit(net, x, y, device="cpu", precision="tf32", **training)
+    with pytest.raises(InputError, match="unknown precision"):
+        fit(net, x, y, precision="fp64", **training)
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", {**CASES, **WIDE})
+def test_training_follows_the_reference(name):
+    assert_follows_reference(*{**CASES, **WIDE}[name](), device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ROUNDING)
+def test_products_in_other_precisions(precision):
+    assert_rounds_as_told(precision)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["digits", "adam", "decay and momentum", "slices of a batch"])
+def test_same_seed_same_bits(name):
+    net, x, y, training = {**CASES, **WIDE}[name]()
+    one, other = (fit(net, x, y, device="cuda", epochs=3, seed=5, **training) for _ in range(2))
+    same_results(one, other)
+
+
+@pytest.mark.gpu
+def test_an_epoch_of_many_steps_follows_the_reference():
+    """More steps than a graph has: 784-320-160-10, 200 of them, a short batch last."""
+    net, x, y, training = case(784, 320, 160, 10, n=64 * 199 + 13, batch_size=64, lr=0.03)
+    result = fit(net, x, y, epochs=1, seed=2, device="cuda", **training)
+    truth, _, _ = reference_curve(net, x, y, 2, "float64", training, epochs=1)
+    naive, _, _ = reference_curve(net, x, y, 2, "float32", training, epochs=1)
+    eps = np.finfo(np.float32).eps
+    assert np.abs(result.losses - truth).max() <= 2 * np.abs(naive - truth).max() + 8 * eps * np.abs(truth).max()
+    on_cpu = fit(net, x, y, epochs=1, seed=2, device="cpu", **training)
+    assert result.losses == pytest.approx(on_cpu.losses, rel=1e-4)
+    assert result.history[0].accuracy == pytest.approx(on_cpu.history[0].accuracy, abs=1e-3)
+
+
+@pytest.mark.gpu
+def test_a_killed_run_on_a_gpu_goes_on_with_the_same_bits(tmp_path):
+    net, x, y, training = CASES["digits"]()
+    training |= {"epochs": 4, "device": "cuda", "momentum": 0.9}
+    whole = fit(net, x, y, **training)
+
+    def stop(progress):
+        if progress.epoch == 3:
+            raise KeyboardInterrupt
+
+    kept = {"checkpoint": tmp_path, "checkpoint_every": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        fit(net, x, y, on_progress=stop, **kept, **training)
+    same_results(whole, fit(net, x, y, resume=True, **kept, **training))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_command_trains_on_a_gpu(cli, precision):
+    ran = cli("train", "digits", "--data", "sklearn", "--epochs", 5, "--lr", 0.1, "--device", "cuda", "--precision",
+              precision, "--json")  # fmt: skip
+    assert ran.code == 0, ran.err
+    document = json.loads(ran.out)
+    assert document["device"] == "cuda:0"
+    assert document["accuracy"] > 0.9
+
+
+@pytest.mark.gpu
+def test_runs_on_a_gpu_side_by_side():
+    net, x, y = random_mlp(30, 20, 4), rows(400, 30), np.arange(400) % 4
+    runs = [Run(net, TrainOptions(epochs=3, seed=seed)) for seed in range(4)]
+    for seed, result in enumerate(fit_runs(runs, x, y, device="cuda")):
+        same_results(fit(net, x, y, device="cuda", epochs=3, seed=seed), result)

@@ -182,6 +182,7 @@ class WgmmaProduct:
         stage_bytes = (x_boxes * tile.height + precision.parts * tile.BN) * LINE
         is_together = split == "TOGETHER"
         extra = ALIGN_BYTES + (4 * tile.height * tile.BN if is_together else 0)
+        extra += tile.height * LINE if tile.is_turned else 0  # its way out
         room = SHARED_BYTES // 2 if is_together else SHARED_BYTES  # the next kernel's blocks have the other half
         stages = min(MOST_STAGES, (room - extra) // stage_bytes)
         given, made = (NUMBERS[dtype] for dtype in self.dtypes)

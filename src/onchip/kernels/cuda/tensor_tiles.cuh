@@ -152,45 +152,71 @@ __device__ __forceinline__ void add_up_together(const float (&c)[BN / 8][4], flo
     wait_for_cluster();  // nobody still reads what is written next, or goes
 }
 
-// A turned tile: what a lane of a warp has of 16 columns of y from n on, of which it has two, and of R rows from m on.
-// All lanes take part. N is a multiple of 8.
-// shifts  the bias of these columns, or zeros
-template <int R, class Out>
-__device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& out, const float* shifts, long long m,
-                                              long long n, int g, int q, const Activation& activation) {
-    using Y = typename Out::Number;
+// A turned tile's way out: R rows of y, 64 columns of each, 128 bytes a row in shared memory. Pieces of 16 bytes are mixed
+// so that eight rows' same piece, and a row's eight pieces, lie in different banks.
+template <int R, class Y>
+struct Outlet {
     static_assert(sizeof(Y) == 2, "numbers of 16 bits are turned");
+    char* room;
+
+    __device__ __forceinline__ uint4* piece(int row, int i) const {
+        return reinterpret_cast<uint4*>(room + row * LINE + ((i ^ row % 8) * 16));
+    }
+    __device__ __forceinline__ u32 word(int row, int column) const {
+        return *reinterpret_cast<const u32*>(reinterpret_cast<const char*>(piece(row, column / 8)) + column % 8 * 2);
+    }
+    // Rows from m on and columns from n on of an array, to here or from here, by a team: whole lines at a time, since L2
+    // takes as long for a sector. N is a multiple of 8.
+    template <bool IS_OUT, class Out, class T>
+    __device__ __forceinline__ void move(const Out& out, T* array, long long m, long long n) const {
+        const int i = threadIdx.x % 8;
+#pragma unroll 4
+        for (int row = threadIdx.x % TEAM / 8; row < R; row += TEAM / 8) {
+            const long long at = out.row(m + row);
+            if (at < 0 || n + 8 * i >= out.N) continue;
+            if constexpr (IS_OUT) *reinterpret_cast<uint4*>(array + at + n + 8 * i) = *piece(row, i);
+            else *piece(row, i) = *reinterpret_cast<const uint4*>(array + at + n + 8 * i);
+        }
+    }
+};
+
+// A turned tile of a team: what a lane of warp w has of two of 16 columns of y from n + 16 w on, and of R rows from m on.
+// shifts  the bias of the 64 columns, or zeros
+template <int R, class Out>
+__device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& out, char* room, const float* shifts,
+                                              long long m, long long n, int team, const Activation& activation) {
+    using Y = typename Out::Number;
+    const Outlet<R, Y> outlet{room};
+    const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
 #pragma unroll
     for (int j = 0; j < R / 8; ++j)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) c[j][i] += shifts[g + i / 2 * 8];
+        for (int i = 0; i < 4; ++i) c[j][i] += shifts[16 * warp + g + i / 2 * 8];
+    wait_for_team(team);  // nobody moves the last tile out any more
     if (out.other != nullptr) {
+        outlet.template move<false>(out, out.other, m, n);
+        wait_for_team(team);
 #pragma unroll
-        for (int j = 0; j < R / 8; ++j) {
-            const long long at = out.row(m + 8 * j + g);
+        for (int j = 0; j < R / 8; ++j)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const long long column = n + 8 * half;
-                const bool is_there = at >= 0 && column < out.N;
-                const Y* const from = out.other + at + column + 2 * q;
-                const u32 two = turned(is_there ? *reinterpret_cast<const u32*>(from) : 0);
+                const u32 two = turned(outlet.word(8 * j + g, 16 * warp + 8 * half + 2 * q));
                 c[j][2 * half] += to_float(Y{static_cast<unsigned short>(two)});
                 c[j][2 * half + 1] += to_float(Y{static_cast<unsigned short>(two >> 16)});
             }
-        }
+        wait_for_team(team);
     }
     activate_all(c, activation);
-    // Two lanes next to each other have 32 bytes of a row: of a sector that is written in halves, L2 makes two passes.
 #pragma unroll
     for (int j = 0; j < R / 8; j += 2) {
         u32 words[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) words[i] = turned(pack<Y>(c[j + i / 2][2 * (i % 2)], c[j + i / 2][2 * (i % 2) + 1]));
         collect_piece(words, q);
-        const long long at = out.row(m + 8 * (j + q / 2) + g), column = n + 8 * (q % 2);
-        if (at >= 0 && column < out.N)
-            *reinterpret_cast<uint4*>(out.y + at + column) = {words[0], words[1], words[2], words[3]};
+        *outlet.piece(8 * (j + q / 2) + g, 2 * warp + q % 2) = {words[0], words[1], words[2], words[3]};
     }
+    wait_for_team(team);
+    outlet.template move<true>(out, out.y, m, n);
 }
 
 // SPLIT  a sum is one of `parts` sums, and ... ALONE: a block makes them one after the other; TOGETHER: the blocks of a
@@ -403,8 +429,9 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
             add_up_together<BN>(made, mine, row, q, rank, parts, out, shifts[now][0], place.m, place.n, M, activation);
             return;  // a cluster has one tile
         } else if constexpr (IS_TURNED) {
-            finish_turned<TEAM_ROWS>(made, out, shifts[now][team] + 16 * warp, place.m + TEAM_ROWS * team,
-                                     place.n + 16 * warp, g, q, activation);
+            char* const outlet = stages + STAGES * STAGE_BYTES + team * (TEAM_ROWS * LINE);
+            finish_turned<TEAM_ROWS>(made, out, outlet, shifts[now][team], place.m + TEAM_ROWS * team, place.n, team,
+                                     activation);
         } else {
             finish_rows<BN>(made, out, shifts[now][team], place.m + row, place.n, q, activation);
         }

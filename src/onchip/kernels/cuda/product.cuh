@@ -117,6 +117,68 @@ __device__ __forceinline__ void collect_piece(u32 (&words)[4], int q) {
     }
 }
 
+// The same of 64 bits: two words of each of two pieces, of which a lane gets two.
+__device__ __forceinline__ void collect_pairs(u32 (&words)[4], int q) {
+#pragma unroll
+    for (int by = 2; by > 0; --by) {
+        const bool is_second = q & by;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const u32 theirs = __shfl_xor_sync(~0u, is_second ? words[i] : words[2 + i], by);
+            (is_second ? words[i] : words[2 + i]) = theirs;
+        }
+    }
+}
+
+// The lane's 16 bytes of the 64 that four lanes have of a row, from column 8 j on.
+template <class Y, int J>
+__device__ __forceinline__ uint4 piece_of(const float (&c)[J][4], int j, int half, int q) {
+    u32 words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        if constexpr (sizeof(Y) == 2) words[i] = pack<Y>(c[j + i][2 * half], c[j + i][2 * half + 1]);
+        else words[i] = __float_as_uint(c[j + i / 2][2 * half + i % 2]);
+    }
+    if constexpr (sizeof(Y) == 2) collect_piece(words, q);
+    else collect_pairs(words, q);
+    return {words[0], words[1], words[2], words[3]};
+}
+
+// Numbers of two rows that begin at rows[half], columns n on: L2 takes as long for 16 bytes as for a line of 128, so lanes
+// of two rows write a line of the one together, and then one of the other. N is a multiple of what 16 bytes hold.
+template <int BN, class Out>
+__device__ __forceinline__ void store_lines(const float (&c)[BN / 8][4], const Out& out, const long long (&rows)[2],
+                                            long long n, int q) {
+    using Y = typename Out::Number;
+    constexpr int LANE = 16 / static_cast<int>(sizeof(Y)), BLOCKS = LANE / 2;  // of 8 columns, in 64 bytes
+    const bool is_odd = threadIdx.x & 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        if constexpr (BN / 8 % (2 * BLOCKS) == 0) {
+            const long long theirs = __shfl_xor_sync(~0u, rows[half], 4);
+            const long long first = is_odd ? theirs : rows[half], second = is_odd ? rows[half] : theirs;
+#pragma unroll
+            for (int j = 0; j < BN / 8; j += 2 * BLOCKS) {
+                const uint4 a = piece_of<Y>(c, j, half, q), b = piece_of<Y>(c, j + BLOCKS, half, q);
+                const uint4 sent = is_odd ? a : b;
+                const uint4 given = {__shfl_xor_sync(~0u, sent.x, 4), __shfl_xor_sync(~0u, sent.y, 4),
+                                     __shfl_xor_sync(~0u, sent.z, 4), __shfl_xor_sync(~0u, sent.w, 4)};
+                const long long column = n + 8 * (is_odd ? j + BLOCKS : j) + LANE * q;
+                if (column >= out.N) continue;
+                if (first >= 0) *reinterpret_cast<uint4*>(out.y + first + column) = is_odd ? given : a;
+                if (second >= 0) *reinterpret_cast<uint4*>(out.y + second + column) = is_odd ? b : given;
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < BN / 8; j += BLOCKS) {
+                const uint4 piece = piece_of<Y>(c, j, half, q);
+                const long long column = n + 8 * j + LANE * q;
+                if (rows[half] >= 0 && column < out.N) *reinterpret_cast<uint4*>(out.y + rows[half] + column) = piece;
+            }
+        }
+    }
+}
+
 // Rows of y (M, N), one behind the other, and those of another array that are added to them, if there is one.
 template <class Y>
 struct RowsOut {
@@ -163,24 +225,15 @@ __device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], const Out& ou
         }
     }
     activate_all(c, activation);
+    constexpr int LANE = 16 / static_cast<int>(sizeof(Y));  // numbers of a lane
+    if (N % LANE == 0) {
+        store_lines<BN>(c, out, rows, n, q);
+        return;
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const bool is_there = rows[half] >= 0;
         Y* const to = out.y + rows[half] + n;
-        if constexpr (sizeof(Y) == 2 && BN >= 32) {
-            if (N % 8 == 0) {  // 16 bytes a lane
-#pragma unroll
-                for (int j = 0; j < BN / 8; j += 4) {
-                    u32 words[4];
-#pragma unroll
-                    for (int i = 0; i < 4; ++i) words[i] = pack<Y>(c[j + i][2 * half], c[j + i][2 * half + 1]);
-                    collect_piece(words, q);
-                    if (is_there && n + 8 * (j + q) < N)
-                        *reinterpret_cast<uint4*>(to + 8 * (j + q)) = {words[0], words[1], words[2], words[3]};
-                }
-                continue;
-            }
-        }
         if (!is_there) continue;
 #pragma unroll
         for (int j = 0; j < BN / 8; ++j) {

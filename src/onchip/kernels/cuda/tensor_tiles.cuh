@@ -198,19 +198,21 @@ __device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& o
 enum Split { NONE, ALONE, TOGETHER };
 
 // The slices of k where all tiles have the same ones. Others have phases: products of as many rows, each of its own
-// slices of w.
+// numbers of w. A slice of x is one box of 128 bytes a row, or up to TAPS boxes of 128 / TAPS bytes.
 struct OnePhase {
     int all_slices;
 
+    static constexpr int TAPS = 1;
     __device__ __forceinline__ u32 phases() const { return 1; }
     __device__ __forceinline__ u32 phase_of(u32) const { return 0; }
-    __device__ __forceinline__ int first_slice(u32) const { return 0; }
+    __device__ __forceinline__ int first_number(u32) const { return 0; }
     __device__ __forceinline__ int slices(u32) const { return all_slices; }
+    __device__ __forceinline__ int taps(u32, int) const { return 1; }
 };
 
 // The body of a kernel of TEAM * (TEAMS + 1) threads.
 // loader  says which slices a phase has (OnePhase), and brings boxes of M rows each: begin_tile(m, phase), then
-//         load<DEPTH>(to, signal, slice, box) for each of its slices
+//         load<DEPTH>(to, signal, slice, box) for each box of its slices
 // TEAM_ROWS  of y: ROWS; or more, and what a team makes is turned
 // out     where rows of y are (RowsOut): begin_tile(phase), then row(m)
 template <class P, class X, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT, class Loader, class Out>
@@ -221,6 +223,8 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     constexpr bool IS_TURNED = TEAM_ROWS > ROWS;
     constexpr int COLUMNS = IS_TURNED ? TEAM_ROWS : BN;  // of what a team multiplies
     static_assert(!IS_TURNED || (O::is_direct && BN == ROWS && SPLIT == NONE), "who turns tiles reads rows where they lie");
+    constexpr int TAPS = Loader::TAPS, X_LINE = LINE / TAPS, STEPS_A_TAP = O::STEPS / TAPS;
+    static_assert(TAPS == 1 || (O::is_direct && sizeof(X) == 2), "tensor cores read several boxes where they lie");
     constexpr int BM = TEAM_ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
     constexpr int STAGE_BYTES = X_BYTES + W_BYTES, SLICES_A_PART = PART / O::DEPTH;
     extern __shared__ uint4 room[];
@@ -272,11 +276,11 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         if (threadIdx.x % TEAM != 0) return;
         const auto load_w = [&](u32 turn, int slice, u32 phase, const Place<BM, BN>& place) {
             const u32 s = turn % STAGES;
-            full[s].arrive_expecting(O::X_BOXES * box_rows * LINE + W_BYTES);
+            full[s].arrive_expecting(O::X_BOXES * loader.taps(phase, slice) * box_rows * X_LINE + W_BYTES);
 #pragma unroll
             for (int i = 0; i < O::PARTS; ++i)
                 load_box(stages + s * STAGE_BYTES + X_BYTES + i * BN * LINE, w_map, full[s],
-                         (loader.first_slice(phase) + slice) * O::DEPTH, static_cast<int>(place.n), i);
+                         loader.first_number(phase) + slice * O::DEPTH, static_cast<int>(place.n), i);
         };
         // Weights do not wait for the kernel before.
         const u32 first_phase = loader.phase_of(first_tile);
@@ -297,9 +301,11 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
                     empty[s].wait(turn / STAGES % 2 ^ 1);
                     load_w(turn, slice, phase, place);
                 }
+                const int taps = loader.taps(phase, slice);
 #pragma unroll
-                for (int i = 0; i < O::X_BOXES; ++i)
-                    loader.template load<O::DEPTH>(stages + s * STAGE_BYTES + i * BM * LINE, full[s], slice, i);
+                for (int i = 0; i < O::X_BOXES * TAPS; ++i)
+                    if (TAPS == 1 || i < taps)
+                        loader.template load<O::DEPTH>(stages + s * STAGE_BYTES + i * BM * X_LINE, full[s], slice, i);
             }
         }
         return;
@@ -344,17 +350,30 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         };
         if constexpr (O::is_direct) {
             for (int slice = 0; slice < slices; ++slice) {
-                const u32 s = turn % STAGES, x_at = shared_address(stages + s * STAGE_BYTES) + team * (TEAM_ROWS * LINE);
-                const u32 w_at = shared_address(stages + s * STAGE_BYTES) + X_BYTES;
+                const u32 s = turn % STAGES, stage_at = shared_address(stages + s * STAGE_BYTES), w_at = stage_at + X_BYTES;
+                const int taps = loader.taps(phase, rank * part_slices + slice);
                 full[s].wait(turn / STAGES % 2);
                 if constexpr (O::is_rounded) rounded[s].wait(turn / STAGES % 2);
-                begin_products();
-#pragma unroll
-                for (int step = 0; step < O::STEPS; ++step) {
-                    const unsigned long long x = mixed_tile(x_at + 32 * step), w = mixed_tile(w_at + 32 * step);
+                const auto add_step = [&](int step) {
+                    const u32 box_at = stage_at + step / STEPS_A_TAP * (BM * X_LINE) + team * (TEAM_ROWS * X_LINE);
+                    const unsigned long long x = mixed_tile<X_LINE>(box_at + step % STEPS_A_TAP * 32);
+                    const unsigned long long w = mixed_tile(w_at + 32 * step);
                     Wgmma<P, COLUMNS>::add(sums, IS_TURNED ? w : x, IS_TURNED ? x : w, adds() || step > 0);
+                };
+                if (TAPS == 1 || taps == TAPS) {
+                    begin_products();
+#pragma unroll
+                    for (int step = 0; step < O::STEPS; ++step) add_step(step);
+                    end_products();
+                } else {  // other steps would multiply what another slice left; each is a group, or the compiler adds fences
+#pragma unroll
+                    for (int step = 0; step < O::STEPS - STEPS_A_TAP; ++step) {
+                        if (step > 0 && step / STEPS_A_TAP == taps) break;
+                        begin_products();
+                        add_step(step);
+                        end_products();
+                    }
                 }
-                end_products();
                 // Those of the slice before are done: its room goes back.
                 wait_for_products<1>();
                 if (slice > 0 && threadIdx.x % 32 == 0) empty[(turn - 1) % STAGES].arrive();

@@ -49,41 +49,42 @@ struct WindowLoader {
     const TensorMap& map;
     const Windows& windows;
     int image, h, w;
-    u32 taps_w, begin_h, begin_w;  // of the tile's phase
+    u32 taps_w, begin_w;  // of the tile's phase
+    // The next box: its tap in the window's line, where that lies, and its channels. One thread brings all boxes: it counts
+    // on instead of dividing.
+    u32 column, tap_h, tap_w, block;
 
     __device__ __forceinline__ u32 phases() const { return windows.phases_h * windows.phases_w; }
     // Neighbouring tiles are the phases of the same pixels. A block should not have the same phase all the time.
     __device__ __forceinline__ u32 phase_of(u32 tile) const {
         const u32 count = phases();
-        return (tile + (gridDim.x % count ? 0 : tile / gridDim.x)) % count;
+        return count == 1 ? 0 : (tile + (gridDim.x % count ? 0 : tile / gridDim.x)) % count;
     }
+    __device__ __forceinline__ const Phase& down_of(u32 phase) const { return windows.down[phase / windows.phases_w]; }
+    __device__ __forceinline__ const Phase& right_of(u32 phase) const { return windows.right[phase % windows.phases_w]; }
     __device__ __forceinline__ int first_number(u32 phase) const {
-        const Phase &down = windows.down[phase / windows.phases_w], &right = windows.right[phase % windows.phases_w];
+        const Phase &down = down_of(phase), &right = right_of(phase);
         return (down.taps_before * windows.taps_w + down.taps * right.taps_before) * windows.channels;
     }
-    __device__ __forceinline__ int all_taps(u32 phase) const {
-        return windows.down[phase / windows.phases_w].taps * windows.right[phase % windows.phases_w].taps;
-    }
-    __device__ __forceinline__ int slices(u32 phase) const {
-        return (all_taps(phase) + TAPS - 1) / TAPS * windows.blocks;
-    }
-    __device__ __forceinline__ int taps(u32 phase, int slice) const {
-        return TAPS == 1 ? 1 : min(TAPS, all_taps(phase) - slice * TAPS);
-    }
-    __device__ __forceinline__ void begin_tile(long long m, u32 phase) {
+    __device__ __forceinline__ int taps(u32 phase) const { return down_of(phase).taps * right_of(phase).taps; }
+    __device__ __forceinline__ int slices(u32 phase) const { return (taps(phase) + TAPS - 1) / TAPS * windows.blocks; }
+    __device__ __forceinline__ void begin_tile(long long m, u32 phase, int slice) {
         const u32 place = static_cast<u32>(m), rest = place % windows.places;
         image = place / windows.places;
         h = static_cast<int>(rest / windows.columns) * windows.stride_h - windows.before_h;
         w = static_cast<int>(rest % windows.columns) * windows.stride_w - windows.before_w;
-        const Phase &down = windows.down[phase / windows.phases_w], &right = windows.right[phase % windows.phases_w];
-        taps_w = right.taps, begin_h = down.begin, begin_w = right.begin;
+        const Phase &down = down_of(phase), &right = right_of(phase);
+        taps_w = right.taps, begin_w = right.begin;
+        const u32 tap = slice * TAPS / windows.blocks;
+        block = slice % windows.blocks, column = tap % taps_w;
+        tap_w = begin_w + column * windows.dilation_w, tap_h = down.begin + tap / taps_w * windows.dilation_h;
     }
-    template <int DEPTH>
-    __device__ __forceinline__ void load(void* to, Signal& signal, int slice, int box) const {
-        const u32 tap = TAPS > 1 ? slice * TAPS + box : slice / windows.blocks;
-        const u32 channel = TAPS > 1 ? 0 : slice % windows.blocks * DEPTH + box * (LINE / 4);
-        load_pixels(to, map, signal, channel, w, h, image, begin_w + tap % taps_w * windows.dilation_w,
-                    begin_h + tap / taps_w * windows.dilation_h);
+    template <int DEPTH, int X_BOXES>
+    __device__ __forceinline__ void load(void* to, Signal& signal, int, int box) {
+        load_pixels(to, map, signal, block * DEPTH + (TAPS == 1 ? box * (LINE / 4) : 0), w, h, image, tap_w, tap_h);
+        if (TAPS == 1 && (box + 1 < X_BOXES || ++block < windows.blocks)) return;
+        block = 0, tap_w += windows.dilation_w;
+        if (++column == taps_w) column = 0, tap_w = begin_w, tap_h += windows.dilation_h;
     }
 };
 
@@ -117,6 +118,6 @@ conv_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tens
            const Y* other, Y* y, long long M, long long N, u32 box_rows, u32 parts,
            const __grid_constant__ Windows windows, u32 code, u32 a_bits, u32 b_bits) {
     multiply_tiles<P, X, TEAM_ROWS, BN, TEAMS, STAGES, SPLIT>(
-        WindowLoader<TAPS>{x_map, windows, 0, 0, 0, 0, 0, 0}, w_map, bias, PlacesOut<Y>{y, M, N, other, windows, 0}, M,
+        WindowLoader<TAPS>{x_map, windows, 0, 0, 0, 0, 0, 0, 0, 0, 0}, w_map, bias, PlacesOut<Y>{y, M, N, other, windows, 0}, M,
         box_rows, parts, Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
 }

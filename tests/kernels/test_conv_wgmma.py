@@ -87,6 +87,7 @@ CASES = {
     "groups": (Conv2d(pads=(1, 1, 1, 1), groups=3), (48, 6, 5), (24, 16, 3, 3)),
     "groups, transposed": (ConvTranspose2d((2, 2), groups=2), (16, 4, 3), (16, 9, 3, 2)),
     "a signal, twice": (ConvTranspose1d((2,)), (32, 7), (32, 16, 2)),
+    "many taps": (Conv2d(pads=(2, 2, 2, 2)), (32, 6, 5), (24, 32, 5, 5)),
 }
 # What would not go through registers in 16 bits: channels that begin at other bytes.
 ONLY_FLOAT32 = {"from one pixel"}
@@ -199,7 +200,7 @@ def as_alone(claim, parts):
 
 
 @needs_gxx
-@pytest.mark.parametrize("name", ["many channels", "twice as large", "phases of several taps"])
+@pytest.mark.parametrize("name", ["many channels", "twice as large", "phases of several taps", "many taps"])
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16")])
 def test_sums_in_parts(monkeypatch, name, precision, dtype):
     layer, row, shape = CASES[name]
@@ -391,11 +392,12 @@ def test_few_channels_on_a_gpu(monkeypatch, precision, dtype, name, is_turned):
     """Blocks make many tiles each: what one leaves in shared memory, infinite here, is not in the next."""
     layer, row, shape = FEW_CHANNELS[name]
     net = conv_alone(layer, row, weight(*shape), dtype)
+    turns = is_turned and net.types["c"].row_shape[0] % 8 == 0
+    monkeypatch.setattr(product_wgmma, "TILES", [t for t in TILES if t.is_turned == turns])
     engine = compile_alone(monkeypatch, net, precision, 4097)
     (facts,) = (group.claim.facts for group in engine.plan.groups if group.claim.kernel == "conv_wgmma")
     assert facts.slice_taps == (2 if row[0] > 16 else 4)
-    turns = is_turned and facts.product(1).turns
-    monkeypatch.setattr(product_wgmma, "TILES", [t for t in TILES if t.is_turned == turns])
+    assert facts.product(4097).cut(facts.units)[0].is_turned == turns
     x = rows(4097, int(np.prod(row))).reshape(4097, *row).astype(numpy_dtype(dtype))
     got, exact = engine(x), reference.forward(net, x)
     assert np.abs(got.astype(float) - exact).max() <= EPS[precision] * np.abs(exact).max()
@@ -414,6 +416,8 @@ def test_few_channels_on_a_gpu(monkeypatch, precision, dtype, name, is_turned):
         (ConvTranspose2d((2, 2), (1, 1, 1, 1), (1, 1)), (520, 3, 5), (520, 33, 3, 3)),
         (Conv2d(pads=(1, 1, 1, 1)), (256, 4, 4), (72, 256, 3, 3)),
         (Conv1d(), (128, 20), (100, 128, 5)),
+        CASES["many taps"],
+        (Conv2d(pads=(3, 3, 3, 3)), (16, 8, 7), (40, 16, 7, 7)),
     ],
 )
 def test_sums_in_parts_on_a_gpu(monkeypatch, precision, dtype, layer, row, shape):

@@ -9,7 +9,10 @@ struct __align__(64) TensorMap {
 
 static u32 shared_address(const void* at) { return static_cast<u32>(__cvta_generic_to_shared(at)); }
 static char* shared_place(u32 address) { return &shared_base + static_cast<int>(address); }
-static char* mixed(u32 address) { return shared_place(address ^ (address >> 7 & 7) << 4); }
+// Of rows of so many bytes.
+static char* mixed(u32 address, int line_bytes = 128) {
+    return shared_place(address ^ (address >> 7 & (line_bytes / 16 - 1)) << 4);
+}
 
 struct Signal {
     unsigned short count, left;
@@ -66,24 +69,26 @@ static void load_pixels(void* to, const TensorMap& map, Signal& signal, int c, i
                         u32 down) {
     const auto* told = reinterpret_cast<const long long*>(map.words);
     const long long C = told[1], W = told[2], H = told[3], B = told[4], number_bytes = told[5], pixels = told[7];
+    const int line_bytes = told[6] * number_bytes;
     const u32 at = shared_address(to);
-    if (told[6] * number_bytes != 128 || told[14] != 3 || at % 1024) emulated::fail("a box that is not as it should be");
+    if (line_bytes != 16 << told[14] || line_bytes < 32 || at % (8 * line_bytes))
+        emulated::fail("a box that is not as it should be");
     if (w < told[8] || w > W - 1 + told[10] || h < told[9] || h > H - 1 + told[11]) emulated::fail("no window begins there");
     for (int pixel = 0; pixel < pixels; ++pixel) {
         const int column = w + right, line = h + down;
-        for (int byte = 0; byte < 128; ++byte) {
+        for (int byte = 0; byte < line_bytes; ++byte) {
             const int channel = c + byte / number_bytes;
             const bool is_inside = channel < C && column >= 0 && column < W && line >= 0 && line < H && image < B;
             const char* from = reinterpret_cast<const char*>(told[0]) +
                                (((image * H + line) * W + column) * C + channel) * number_bytes + byte % number_bytes;
-            *mixed(at + 128 * pixel + byte) = is_inside ? *from : 0;
+            *mixed(at + line_bytes * pixel + byte, line_bytes) = is_inside ? *from : 0;
         }
         if ((w += told[12]) > W - 1 + told[10]) {
             w = told[8];
             if ((h += told[13]) > H - 1 + told[11]) h = told[9], ++image;
         }
     }
-    signal.add(-128 * static_cast<int>(pixels));
+    signal.add(-line_bytes * static_cast<int>(pixels));
 }
 
 static void wait_for_team(int team) {

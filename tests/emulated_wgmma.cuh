@@ -13,12 +13,14 @@ float number_of(u32 word, int i) {
 
 template <class P, int N>
 struct Wgmma {
-    static u32 word_at(u32 tile, int row, int word) {
+    static u32 word_at(unsigned long long tile, int row, int word) {
+        const int line_bytes = static_cast<int>(tile >> 32);
         u32 found;
-        memcpy(&found, mixed(tile + 128 * row + 4 * word), 4);
+        memcpy(&found, mixed(static_cast<u32>(tile) + line_bytes * row + 4 * word, line_bytes), 4);
         return found;
     }
-    static void multiply(float (*c)[4], const u32 (&upper)[8], const u32 (&lower)[8], u32 tiles, bool sums) {
+    static void multiply(float (*c)[4], const u32 (&upper)[8], const u32 (&lower)[8], unsigned long long tiles,
+                         bool sums) {
         const int q = threadIdx.x % 4;
         for (int j = 0; j < N / 8; ++j)
             for (int i = 0; i < 4; ++i) {
@@ -53,7 +55,10 @@ struct Wgmma {
     }
 };
 
-static unsigned long long mixed_tile(u32 shared_address) { return shared_address; }
+template <int LINE = 128>
+unsigned long long mixed_tile(u32 shared_address) {
+    return static_cast<unsigned long long>(LINE) << 32 | shared_address;
+}
 static void begin_products() {}
 static void end_products() {}
 template <int n>

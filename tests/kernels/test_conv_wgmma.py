@@ -10,7 +10,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import emulate_device, run_claim
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import KERNELS, product_wgmma
-from onchip.kernels.cuda.conv_wgmma import ConvWgmma, spread_taps, taps_in_order
+from onchip.kernels.cuda.conv_wgmma import ConvWgmma, ConvWgmmaLowering, spread_taps, taps_in_order
 from onchip.kernels.cuda.conv_windows import Windows
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
 from onchip.kernels.cuda.product_wgmma import TILES
@@ -34,7 +34,7 @@ from onchip.spec.layers import (
     TransposedConvolution,
 )
 from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType, numpy_dtype
+from onchip.spec.types import DTYPE_BYTES, TensorType, numpy_dtype
 
 
 def conv_inside(layer, row, weight, bias=True, activation=None, dtype="float32"):
@@ -87,6 +87,7 @@ CASES = {
     "groups": (Conv2d(pads=(1, 1, 1, 1), groups=3), (48, 6, 5), (24, 16, 3, 3)),
     "groups, transposed": (ConvTranspose2d((2, 2), groups=2), (16, 4, 3), (16, 9, 3, 2)),
     "a signal, twice": (ConvTranspose1d((2,)), (32, 7), (32, 16, 2)),
+    "many taps": (Conv2d(pads=(2, 2, 2, 2)), (32, 6, 5), (24, 32, 5, 5)),
 }
 # What would not go through registers in 16 bits: channels that begin at other bytes.
 ONLY_FLOAT32 = {"from one pixel"}
@@ -138,13 +139,68 @@ def test_turned_tiles(monkeypatch, name, precision, dtype):
     assert np.abs(found[0].astype(float) - exact).max() <= (1e-3 if precision == "fp16" else 8e-3) * np.abs(exact).max()
 
 
+FEW_CHANNELS = {
+    "16 in fours": (Conv2d(pads=(1, 1, 1, 1)), (16, 9, 7), (24, 16, 3, 3)),
+    "32 in pairs": (Conv2d((2, 1), (1, 1, 1, 1)), (32, 8, 7), (80, 32, 3, 3)),
+    "24, fewer taps than a slice": (Conv2d(), (24, 6, 5), (17, 24, 1, 1)),
+    "16, two taps": (Conv1d(), (16, 21), (16, 16, 2)),
+    "16, phases of 1 to 4 taps": (ConvTranspose2d((2, 2), (1, 1, 1, 1), (1, 1)), (16, 5, 6), (16, 24, 3, 3)),
+    "32, phases of 6 and 9 taps": (ConvTranspose2d((1, 2), (1, 1, 1, 1)), (32, 4, 5), (32, 40, 3, 5)),
+    "16, phases of 9 taps": (ConvTranspose2d((2, 2)), (16, 4, 4), (16, 16, 6, 6)),
+}
+
+
+def with_infinite_images(x, every):
+    wild = x.copy()
+    wild[::every] = np.inf
+    return wild, np.arange(len(x)) % every > 0
+
+
+@needs_gxx
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("name", FEW_CHANNELS)
+def test_few_channels_share_slices(monkeypatch, name, is_turned):
+    """The same bits as with a tap a slice, and nothing of another tile, however often a block's room was used."""
+    layer, row, shape = FEW_CHANNELS[name]
+    net = conv_inside(layer, row, weight(*shape), activation=ReLU(), dtype="float16")
+    claim = claim_of(net, "fp16")
+    claim = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=1))
+    taps = 2 if row[0] > 16 else 4
+    assert claim.facts.at(40).launches[0].program.name_expression.endswith(f", {taps}>")
+    assert claim.recipes["weight"].shape[1] == int(np.prod(shape[2:])) * 64 // taps
+    turns = is_turned and claim.facts.product(1).turns
+    monkeypatch.setattr(product_wgmma, "TILES", [t for t in TILES if t.is_turned == turns and t.BN == 64])
+    x = rows(40, int(np.prod(row))).reshape(40, *row).astype(np.float16)
+    gpu = emulated_gpu(monkeypatch)
+    got, exact = run_claim(gpu, net, claim, x), exact_of(net, "fp16", x)
+    assert np.abs(got.astype(float) - exact).max() <= 1e-3 * np.abs(exact).max()
+    wild, is_tame = with_infinite_images(x, 3)
+    assert np.array_equal(run_claim(gpu, net, claim, wild)[is_tame], got[is_tame])
+    monkeypatch.setattr(ConvWgmmaLowering, "slice_taps", 1)
+    other = dataclasses.replace(claim_of(net, "fp16"), facts=claim.facts)
+    assert np.array_equal(run_claim(gpu, net, other, x), got)
+
+
+def test_taps_of_a_slice():
+    for C, precision, dtype, taps in (
+        (16, "fp16", "float16", 4), (24, "bf16", "bfloat16", 2), (32, "fp16", "float16", 2), (40, "fp16", "float16", 1),
+        (16, "fp16", "float32", 1), (16, "tf32", "float32", 1), (16, "fp32", "float32", 1),
+    ):  # fmt: skip
+        net = conv_inside(Conv2d(pads=(1, 1, 1, 1)), (C, 8, 8), weight(16, C, 3, 3), dtype=dtype)
+        facts = claim_of(net, precision).facts
+        pixels = facts.at(100).launches[0].arguments[0]
+        assert facts.slice_taps == taps
+        assert facts.slices == [-(-9 // taps)]
+        assert pixels.swizzle_bytes == pixels.channels * DTYPE_BYTES[dtype] == 128 // taps
+
+
 def as_alone(claim, parts):
     """A claim whose sums are made in parts, one after the other: for a cluster there are too few multiprocessors."""
     return dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, parts=parts, units=1))
 
 
 @needs_gxx
-@pytest.mark.parametrize("name", ["many channels", "twice as large", "phases of several taps"])
+@pytest.mark.parametrize("name", ["many channels", "twice as large", "phases of several taps", "many taps"])
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16")])
 def test_sums_in_parts(monkeypatch, name, precision, dtype):
     layer, row, shape = CASES[name]
@@ -178,21 +234,22 @@ def residual(dtype="float32", N=40, C=40, twice=False, of_x=False):
 
 @needs_gxx
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16")])
-@pytest.mark.parametrize("way", ["plain", "odd", "twice", "of x", "turned"])
+@pytest.mark.parametrize("way", ["plain", "odd", "twice", "of x", "turned", "few channels"])
 def test_a_sum_behind_it(monkeypatch, precision, dtype, way):
     if way == "turned":
         monkeypatch.setattr(product_wgmma, "TILES", [t for t in TILES if t.is_turned == (dtype == "float16")])
-    net = residual(dtype, 40 if way == "of x" else 17 if way == "odd" else 24, twice=way == "twice", of_x=way == "of x")
+    C, N = 16 if way == "few channels" else 40, 40 if way == "of x" else 17 if way == "odd" else 24
+    net = residual(dtype, N, C, twice=way == "twice", of_x=way == "of x")
     found = list(ConvWgmma().claims(net, 2, H200, Job(precision)))
     assert [claim.nodes for claim in found] == [("c", "s", "a"), ("c", "s"), ("c",)]
     assert found[0].reads["o" if way != "of x" else "b"].layout == CHANNELS_LAST
-    b = rows(5, 40 * 30).reshape(5, 40, 6, 5).astype(numpy_dtype(dtype))
+    b = rows(5, C * 30).reshape(5, C, 6, 5).astype(numpy_dtype(dtype))
     o = rows(5, net.types["o"].row_size, seed=4).reshape(5, *net.types["o"].row_shape).astype(numpy_dtype(dtype))
     got = run_claim(emulated_gpu(monkeypatch), net, found[0], *([b] if way == "of x" else [b, o]))
     layer = [("c", net.by_name["c"].layer)]
     w = rounded(net.weights["w"].astype(np.float32), precision)
     weights = {"c.weight": w, "c.bias": net.weights["bias"].astype(np.float32)}
-    bare = sequential(TensorType(("B", 40, 6, 5)), layer, weights)
+    bare = sequential(TensorType(("B", C, 6, 5)), layer, weights)
     exact = np.maximum(reference.forward(bare, rounded(b, precision)) + (b if way == "of x" else o).astype(float), 0)
     assert np.abs(got.astype(float) - exact).max() <= (2e-6 if precision == "fp32" else 1e-3) * np.abs(exact).max()
 
@@ -328,6 +385,29 @@ def test_on_a_gpu(monkeypatch, name, precision, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
+@pytest.mark.parametrize("name", FEW_CHANNELS)
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_few_channels_on_a_gpu(monkeypatch, precision, dtype, name, is_turned):
+    """Blocks make many tiles each: what one leaves in shared memory, infinite here, is not in the next."""
+    layer, row, shape = FEW_CHANNELS[name]
+    net = conv_alone(layer, row, weight(*shape), dtype)
+    turns = is_turned and net.types["c"].row_shape[0] % 8 == 0
+    monkeypatch.setattr(product_wgmma, "TILES", [t for t in TILES if t.is_turned == turns])
+    engine = compile_alone(monkeypatch, net, precision, 4097)
+    (facts,) = (group.claim.facts for group in engine.plan.groups if group.claim.kernel == "conv_wgmma")
+    assert facts.slice_taps == (2 if row[0] > 16 else 4)
+    assert facts.product(4097).cut(facts.units)[0].is_turned == turns
+    x = rows(4097, int(np.prod(row))).reshape(4097, *row).astype(numpy_dtype(dtype))
+    got, exact = engine(x), reference.forward(net, x)
+    assert np.abs(got.astype(float) - exact).max() <= EPS[precision] * np.abs(exact).max()
+    wild, is_tame = with_infinite_images(x, 3)
+    assert np.array_equal(engine(wild)[is_tame], got[is_tame])
+    for first, count in ((0, 1), (17, 7), (500, 64), (4096, 1)):
+        assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16"), ("bf16", "float32")])
 @pytest.mark.parametrize(
     ("layer", "row", "shape"),
@@ -336,6 +416,8 @@ def test_on_a_gpu(monkeypatch, name, precision, dtype):
         (ConvTranspose2d((2, 2), (1, 1, 1, 1), (1, 1)), (520, 3, 5), (520, 33, 3, 3)),
         (Conv2d(pads=(1, 1, 1, 1)), (256, 4, 4), (72, 256, 3, 3)),
         (Conv1d(), (128, 20), (100, 128, 5)),
+        CASES["many taps"],
+        (Conv2d(pads=(3, 3, 3, 3)), (16, 8, 7), (40, 16, 7, 7)),
     ],
 )
 def test_sums_in_parts_on_a_gpu(monkeypatch, precision, dtype, layer, row, shape):
@@ -355,11 +437,11 @@ def test_sums_in_parts_on_a_gpu(monkeypatch, precision, dtype, layer, row, shape
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("fp16", "float16"), ("bf16", "float32")])
-@pytest.mark.parametrize("way", ["plain", "odd", "twice", "of x"])
+@pytest.mark.parametrize("way", ["plain", "odd", "twice", "of x", "few channels"])
 @pytest.mark.parametrize("batch_hint", [1, 100_000])
 def test_a_sum_behind_it_on_a_gpu(monkeypatch, precision, dtype, way, batch_hint):
-    N = {"plain": 136, "odd": 17, "twice": 24, "of x": 136}[way]
-    inside = residual(dtype, N, 136, twice=way == "twice", of_x=way == "of x")
+    N = {"plain": 136, "odd": 17, "twice": 24, "of x": 136, "few channels": 32}[way]
+    inside = residual(dtype, N, 16 if way == "few channels" else 136, twice=way == "twice", of_x=way == "of x")
     ends = {"b": "x", "o": "z"}
     nodes = [inside.by_name[name] for name in ("c", "s", "a")]
     nodes = [dataclasses.replace(n, inputs=tuple(ends.get(value, value) for value in n.inputs)) for n in nodes]

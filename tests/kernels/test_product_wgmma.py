@@ -110,6 +110,14 @@ def test_sums_in_parts(gpu, precision, given, made):
     assert np.abs(got - exact).max() <= eps * np.abs(exact).max()
 
 
+def test_short_sums_have_large_tiles():
+    """A tile takes time to begin and to end: with few slices of k, fewer tiles take less."""
+    for M, N, K, is_turned in ((2_359_296, 32, 32, True), (4_194_304, 16, 144, True), (1024, 64, 288, False)):
+        tile, _ = WgmmaProduct(M, N, K, "fp16", ("float16", "float16")).cut(H200.units)
+        assert (tile.is_turned, tile.teams) == ((True, 2) if is_turned else (False, 1))
+    assert WgmmaProduct(8192, 8192, 8192, "fp16", ("float16", "float16")).rate(H200.units) > 0.9
+
+
 def test_when_sums_are_made_in_parts():
     few, many = WgmmaProduct(16, 1024, 4096, "fp16"), WgmmaProduct(65536, 1024, 4096, "fp16")
     assert few.splits_well(132) == 4

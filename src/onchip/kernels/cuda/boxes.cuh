@@ -3,7 +3,7 @@
 // Boxes    The tensor memory accelerator moves them, started by one thread. What lies outside of the array is zero.
 // Mixing   Rows of a box are 128 bytes; of row r, the 16 bytes that would be number i are number i ^ r % 8. So neither
 //          the tensor cores, which take columns of 16 bytes, nor threads that do find them in the same banks. A box
-//          begins at a multiple of 1,024 bytes.
+//          begins at a multiple of 1,024 bytes. Rows of 64 bytes are mixed by r / 2 % 4, those of 32 by r / 4 % 2.
 // Signals  (mbarrier) A signal turns when as many have arrived as it was made for and the bytes that it expects are
 //          there. Who waits tells how often it has turned before, as a parity.
 #pragma once

@@ -77,23 +77,39 @@ class ConvWgmmaLowering:
         return LINE // DTYPE_BYTES[PRECISIONS[self.precision].dtype]
 
     @property
+    def slice_taps(self) -> int:
+        """Taps in a slice of k. Few channels, which the tensor cores read where they lie, leave room for several."""
+        if DTYPE_BYTES[self.dtypes[0]] != 2:
+            return 1
+        return max(1, self.depth // max(LEAST_CHANNELS, 1 << (self.geometry.C - 1).bit_length()))
+
+    @property
     def blocks(self) -> int:
-        """Boxes of channels, of each tap."""
+        """Slices of k, of each tap; 1 where a slice has several taps."""
         return math.ceil(self.geometry.C / self.depth)
+
+    @property
+    def channels(self) -> int:
+        """Of each tap, filled up to whole boxes."""
+        return self.blocks * self.depth // self.slice_taps
+
+    @property
+    def slices(self) -> list[int]:
+        """Of k, of each phase."""
+        return [math.ceil(taps / self.slice_taps) * self.blocks for taps in self.windows.taps()]
 
     def product(self, B: int) -> WgmmaProduct:
         """A row for each place of y, or of one of its phases."""
         windows = self.windows
         return WgmmaProduct(
-            B * math.prod(windows.places), self.geometry.N, sum(windows.taps()) * self.blocks * self.depth,
+            B * math.prod(windows.places), self.geometry.N, sum(windows.taps()) * self.channels,
             self.precision, self.dtypes, self.activation, self.parts, windows.count,
         )  # fmt: skip
 
     def splits_well(self, B: int) -> int:
         """Parts of a sum, such that all multiprocessors have one where there are few places."""
-        slices = [taps * self.blocks for taps in self.windows.taps()]
-        parts = replace(self.product(B), K=min(slices) * self.depth).splits_well(self.units)
-        while not all(parts_have_slices(count, parts) for count in slices):
+        parts = replace(self.product(B), K=min(self.slices) * self.depth).splits_well(self.units)
+        while not all(parts_have_slices(count, parts) for count in self.slices):
             parts //= 2
         return parts
 
@@ -118,16 +134,17 @@ class ConvWgmmaLowering:
         """conv_wgmma(x, w, bias, other, y, M, N, box_rows, parts, windows, activation)"""
         g, windows, product = self.geometry, self.windows, self.product(B)
         tiling, (H, W) = product.tiling(self.units), g.sides_in
+        line = LINE // self.slice_taps
         pixels = WindowMap(
-            x, self.dtypes[0], (g.C, W, H, B), LINE // DTYPE_BYTES[self.dtypes[0]], tiling.box_rows,
-            _turned(windows.before), _turned(windows.behind), _turned(windows.stride), LINE,
+            x, self.dtypes[0], (g.C, W, H, B), line // DTYPE_BYTES[self.dtypes[0]], tiling.box_rows,
+            _turned(windows.before), _turned(windows.behind), _turned(windows.stride), line,
         )  # fmt: skip
         arguments = (
             pixels, product.weight_map(w, tiling.tile), bias, other, y, Int64(product.M), Int64(product.N),
-            UInt32(tiling.box_rows), UInt32(self.parts), Struct((), windows.packed(self.blocks)),
+            UInt32(tiling.box_rows), UInt32(self.parts), Struct((), windows.packed(self.blocks, self.channels)),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        program = Program(SOURCE, f"conv_wgmma<{tiling.template}, {tiling.split}>")
+        program = Program(SOURCE, f"conv_wgmma<{tiling.template}, {tiling.split}, {self.slice_taps}>")
         return KernelLaunch(program, tiling.config, arguments, tiling.budget)
 
 
@@ -231,7 +248,7 @@ def _claim(net: Network, run: _Run, lowering: ConvWgmmaLowering, job: Job) -> Cl
     order += f", {lowering.parts} parts" if lowering.parts > 1 else ""
     flop = net.row_flop(run.conv)
     # Channels are filled up to whole boxes, and phases to as many places.
-    multiplied = 2 * g.N * math.prod(windows.places) * sum(windows.taps()) * lowering.blocks * lowering.depth
+    multiplied = 2 * g.N * math.prod(windows.places) * sum(windows.taps()) * lowering.channels
     claim = Claim(
         kernel=ConvWgmma.name,
         label=f"{ConvWgmma.name}<{','.join(kinds)}>",
@@ -259,7 +276,7 @@ def _claim(net: Network, run: _Run, lowering: ConvWgmmaLowering, job: Job) -> Cl
 
 
 def _recipes(net: Network, node: Node, lowering: ConvWgmmaLowering) -> dict[str, Recipe]:
-    g, channels, order = lowering.geometry, lowering.blocks * lowering.depth, lowering.windows.tap_order()
+    g, channels, order = lowering.geometry, lowering.channels, lowering.windows.tap_order()
     name = node.weights["weight"]
     shape, dtype, groups = (g.N, len(order) * channels), net.weight_type(name).dtype, conv_groups(node.layer)
     weight: str | Recipe = name
@@ -307,6 +324,7 @@ def spread_taps(weight: Array, channels: int) -> Array:
 
 
 _SAME = Geometry(False, 64, 64, 1, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1))
+_FEW = replace(_SAME, C=16, N=16)
 _TWICE = Geometry(True, 256, 256, 1, (32, 32), (64, 64), (4, 4), (2, 2), (1, 1), (1, 1))
 
 
@@ -322,6 +340,10 @@ def _instance(
 
 INSTANCES = (
     _instance("64 channels fp16", "fp16", "float16"),
+    _instance("16 channels fp16", "fp16", "float16", geometry=_FEW),
+    _instance("32 channels bf16", "bf16", "bfloat16", geometry=replace(_FEW, C=32, N=128)),
+    _instance("few rows of 32 channels fp16, in parts", "fp16", "float16", 1, 2, replace(_FEW, C=32)),
+    _instance("many rows of 32 channels fp16, in parts", "fp16", "float16", parts=2, geometry=replace(_FEW, C=32)),
     _instance("64 channels bf16, in float32", "bf16", "float32"),
     _instance("64 channels fp32", "fp32", "float32"),
     _instance("64 channels tf32", "tf32", "float32"),

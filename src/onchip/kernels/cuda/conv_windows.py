@@ -101,14 +101,14 @@ class Windows:
         taps = list(range(phase.first, phase.first + phase.taps * step, step))
         return taps[::-1] if self.geometry.is_transposed else taps
 
-    def packed(self, blocks: int) -> bytes:
-        """`blocks`: boxes of channels, of each tap."""
+    def packed(self, blocks: int, channels: int) -> bytes:
+        """`blocks`: slices of k, of each tap. `channels`: of the weight, of each tap."""
         g, (down, right) = self.geometry, self.phases
         taps_w = sum(phase.taps for phase in right)
-        head = (blocks, taps_w, math.prod(self.places), self.places[1], *g.sides_out, len(down), len(right))
+        head = (blocks, channels, taps_w, math.prod(self.places), self.places[1], *g.sides_out, len(down), len(right))
         frame = (*self.stride, *self.before, *g.dilation)
         axes = b"".join(_packed(axis, before) for axis, before in zip(self.phases, self.before, strict=True))
-        return struct.pack("<8I6i", *head, *frame) + axes
+        return struct.pack("<9I6i", *head, *frame) + axes
 
 
 def _packed(axis: tuple[PhaseAlong, ...], before: int) -> bytes:

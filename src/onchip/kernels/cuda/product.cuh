@@ -16,6 +16,8 @@ struct Place {
     }
     __device__ __forceinline__ Place(long long M, long long N, u32 tile) {
         const u32 tiles_m = static_cast<u32>((M + BM - 1) / BM), tiles_n = static_cast<u32>((N + BN - 1) / BN);
+        m = static_cast<long long>(tile) * BM, n = 0;
+        if (tiles_n == 1) return;  // without divisions: the thread that brings boxes would wait for them
         const u32 first = tile / (GROUP * tiles_n) * GROUP, at = tile % (GROUP * tiles_n);
         const u32 rows = tiles_m - first < GROUP ? tiles_m - first : GROUP;
         m = static_cast<long long>(first + at % rows) * BM;

@@ -10,9 +10,9 @@ struct RowLoader : OnePhase {
     const TensorMap& map;
     int row;
 
-    __device__ __forceinline__ void begin_tile(long long m, u32) { row = static_cast<int>(m); }
-    template <int DEPTH>
-    __device__ __forceinline__ void load(void* to, Signal& signal, int slice, int box) const {
+    __device__ __forceinline__ void begin_tile(long long m, u32, int) { row = static_cast<int>(m); }
+    template <int DEPTH, int>
+    __device__ __forceinline__ void load(void* to, Signal& signal, int slice, int box) {
         load_box(to, map, signal, slice * DEPTH + box * (LINE / 4), row);
     }
 };

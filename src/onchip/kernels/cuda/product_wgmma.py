@@ -71,9 +71,12 @@ class Tile:
     def count(self, M: int, N: int) -> int:
         return math.ceil(M / self.height) * math.ceil(N / self.BN)
 
-    def work(self, count: int, units: int) -> float:
-        """Of a multiprocessor, as it takes time: rounds of tiles."""
-        return math.ceil(count / units) * self.height * self.BN / self.rate
+    def work(self, count: int, units: int, idle: float) -> float:
+        """Of a multiprocessor, as it takes time: rounds of tiles.
+
+        idle  numbers of y that would be made before a tile's first product and behind its last
+        """
+        return math.ceil(count / units) * (self.height * self.BN / self.rate + idle)
 
 
 TILES = (
@@ -84,6 +87,9 @@ TILES = (
 THROUGH_REGISTERS = {"fp32": 1.3, "bf16": 0.85, "fp16": 0.85}
 # Of a tile, by the sums that a thread has of each number; rows that go through registers leave room for 128 at most.
 MOST_COLUMNS = {1: 256, 2: 128, 3: 64}
+# Products that a multiprocessor would make in 0.8 us, which it takes to begin and to end a tile: those of 64 x 32 took
+# 1.1 us with one slice of k, and 3.4 us with nine.
+IDLE_PRODUCTS = {"fp16": 3.0e6, "bf16": 3.0e6, "tf32": 1.5e6, "fp32": 0.5e6}
 TOGETHER = Tile(32, 1, 0.5)  # of a cluster
 MOST_PARTS, LEAST_SLICES = 8, 4  # of a sum; of a part
 # Of a block, as measured with few rows: before and behind its slices, and for a slice.
@@ -160,14 +166,17 @@ class WgmmaProduct:
         sums = PRECISIONS[self.precision].parts + (self.parts > 1)  # that a thread has of each number
         most = MOST_COLUMNS[sums] if self.is_direct else min(MOST_COLUMNS[sums], MOST_COLUMNS[2])
         tiles = [tile for tile in TILES if most >= tile.BN and (self.turns or not tile.is_turned)]
-        return min(tiles, key=lambda tile: tile.work(self.count(tile), units)), "NONE" if self.parts == 1 else "ALONE"
+        return min(tiles, key=lambda tile: self._work(tile, units)), "NONE" if self.parts == 1 else "ALONE"
+
+    def _work(self, tile: Tile, units: int) -> float:
+        return tile.work(self.count(tile), units, IDLE_PRODUCTS[self.precision] * self.phases / self.K)
 
     def rate(self, units: int) -> float:
         """Share of the device's rate: what is made beside y, and multiprocessors that have nothing left to do."""
         tile, split = self.cut(units)
         blocks = self.parts if split == "TOGETHER" else 1  # of a tile
         pace = 1.0 if self.is_direct else THROUGH_REGISTERS[self.precision]
-        return pace * blocks * self.phases * self.M * self.N / (units * tile.work(self.count(tile), units))
+        return pace * blocks * self.phases * self.M * self.N / (units * self._work(tile, units))
 
     def least_us(self, units: int) -> float:
         """Of the slices of one tile, however few rows it has."""

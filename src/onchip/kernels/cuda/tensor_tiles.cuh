@@ -224,19 +224,21 @@ __device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& o
 enum Split { NONE, ALONE, TOGETHER };
 
 // The slices of k where all tiles have the same ones. Others have phases: products of as many rows, each of its own
-// slices of w.
+// numbers of w. A slice of x is one box of 128 bytes a row, or up to TAPS boxes of 128 / TAPS bytes.
 struct OnePhase {
     int all_slices;
 
+    static constexpr int TAPS = 1;
     __device__ __forceinline__ u32 phases() const { return 1; }
     __device__ __forceinline__ u32 phase_of(u32) const { return 0; }
-    __device__ __forceinline__ int first_slice(u32) const { return 0; }
+    __device__ __forceinline__ int first_number(u32) const { return 0; }
     __device__ __forceinline__ int slices(u32) const { return all_slices; }
+    __device__ __forceinline__ int taps(u32) const { return 1; }
 };
 
 // The body of a kernel of TEAM * (TEAMS + 1) threads.
-// loader  says which slices a phase has (OnePhase), and brings boxes of M rows each: begin_tile(m, phase), then
-//         load<DEPTH>(to, signal, slice, box) for each of its slices
+// loader  says which slices and taps a phase has (OnePhase), and brings boxes of M rows each: begin_tile(m, phase, slice),
+//         then load<DEPTH, X_BOXES>(to, signal, slice, box) for each box of the slices from there on, in their order
 // TEAM_ROWS  of y: ROWS; or more, and what a team makes is turned
 // out     where rows of y are (RowsOut): begin_tile(phase), then row(m)
 template <class P, class X, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT, class Loader, class Out>
@@ -247,6 +249,8 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     constexpr bool IS_TURNED = TEAM_ROWS > ROWS;
     constexpr int COLUMNS = IS_TURNED ? TEAM_ROWS : BN;  // of what a team multiplies
     static_assert(!IS_TURNED || (O::is_direct && BN == ROWS && SPLIT == NONE), "who turns tiles reads rows where they lie");
+    constexpr int TAPS = Loader::TAPS, X_LINE = LINE / TAPS, STEPS_A_TAP = O::STEPS / TAPS;
+    static_assert(TAPS == 1 || (O::is_direct && sizeof(X) == 2), "tensor cores read several boxes where they lie");
     constexpr int BM = TEAM_ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
     constexpr int STAGE_BYTES = X_BYTES + W_BYTES, SLICES_A_PART = PART / O::DEPTH;
     extern __shared__ uint4 room[];
@@ -276,6 +280,8 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         return SPLIT == TOGETHER ? min(part, all - static_cast<int>(rank) * part) : all;
     };
     const u32 first_tile = SPLIT == TOGETHER ? blockIdx.x / parts : blockIdx.x;
+    const auto place_of = [&](u32 tile) { return Place<BM, BN>(M, N, phases == 1 ? tile : tile / phases); };
+    const auto taps_of = [](int all_taps, int slice) { return TAPS == 1 ? 1 : min(TAPS, all_taps - slice * TAPS); };
 
     if (team == TEAMS) {
         if constexpr (SPLIT != TOGETHER) keep_registers<40>();
@@ -296,36 +302,40 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
             }
         }
         if (threadIdx.x % TEAM != 0) return;
-        const auto load_w = [&](u32 turn, int slice, u32 phase, const Place<BM, BN>& place) {
+        const auto load_w = [&](u32 turn, int taps, int number, long long n) {
             const u32 s = turn % STAGES;
-            full[s].arrive_expecting(O::X_BOXES * box_rows * LINE + W_BYTES);
+            full[s].arrive_expecting(O::X_BOXES * taps * box_rows * X_LINE + W_BYTES);
 #pragma unroll
             for (int i = 0; i < O::PARTS; ++i)
-                load_box(stages + s * STAGE_BYTES + X_BYTES + i * BN * LINE, w_map, full[s],
-                         (loader.first_slice(phase) + slice) * O::DEPTH, static_cast<int>(place.n), i);
+                load_box(stages + s * STAGE_BYTES + X_BYTES + i * BN * LINE, w_map, full[s], number, static_cast<int>(n), i);
         };
         // Weights do not wait for the kernel before.
         const u32 first_phase = loader.phase_of(first_tile);
         const int ahead = first_tile < tiles ? min(slices_of(first_phase), STAGES) : 0;
-        const Place<BM, BN> first(M, N, first_tile / phases);
-        for (int slice = 0; slice < ahead; ++slice)
-            load_w(slice, rank * slices_a_part(first_phase) + slice, first_phase, first);
+        const long long first_n = place_of(first_tile).n;
+        for (int i = 0; i < ahead; ++i) {
+            const int slice = rank * slices_a_part(first_phase) + i;
+            load_w(i, taps_of(loader.taps(first_phase), slice), loader.first_number(first_phase) + slice * O::DEPTH, first_n);
+        }
         wait_for_kernel_before();
         u32 turn = 0;
         for (u32 tile = first_tile; tile < tiles; tile += step_tiles) {
             const u32 phase = loader.phase_of(tile);
             const int begin = rank * slices_a_part(phase), end = begin + slices_of(phase);
-            const Place<BM, BN> place(M, N, tile / phases);
-            loader.begin_tile(place.m, phase);
+            const int all_taps = loader.taps(phase), first_number = loader.first_number(phase);
+            const Place<BM, BN> place = place_of(tile);
+            loader.begin_tile(place.m, phase, begin);
             for (int slice = begin; slice < end; ++slice, ++turn) {
                 const u32 s = turn % STAGES;
+                const int taps = taps_of(all_taps, slice);
                 if (turn >= ahead) {
                     empty[s].wait(turn / STAGES % 2 ^ 1);
-                    load_w(turn, slice, phase, place);
+                    load_w(turn, taps, first_number + slice * O::DEPTH, place.n);
                 }
 #pragma unroll
-                for (int i = 0; i < O::X_BOXES; ++i)
-                    loader.template load<O::DEPTH>(stages + s * STAGE_BYTES + i * BM * LINE, full[s], slice, i);
+                for (int i = 0; i < O::X_BOXES * TAPS; ++i)
+                    if (TAPS == 1 || i < taps)
+                        loader.template load<O::DEPTH, O::X_BOXES>(stages + s * STAGE_BYTES + i * BM * X_LINE, full[s], slice, i);
             }
         }
         return;
@@ -340,8 +350,8 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     long long column = -1;
     for (u32 tile = first_tile; tile < tiles; tile += step_tiles) {
         const u32 phase = loader.phase_of(tile);
-        const int slices = slices_of(phase), part_slices = slices_a_part(phase);
-        const Place<BM, BN> place(M, N, tile / phases);
+        const int slices = slices_of(phase), part_slices = slices_a_part(phase), all_taps = loader.taps(phase);
+        const Place<BM, BN> place = place_of(tile);
         out.begin_tile(phase);
         const bool is_beside = place.n != column;  // the last tile: it has another bias
         if (is_beside) {
@@ -370,17 +380,30 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         };
         if constexpr (O::is_direct) {
             for (int slice = 0; slice < slices; ++slice) {
-                const u32 s = turn % STAGES, x_at = shared_address(stages + s * STAGE_BYTES) + team * (TEAM_ROWS * LINE);
-                const u32 w_at = shared_address(stages + s * STAGE_BYTES) + X_BYTES;
+                const u32 s = turn % STAGES, stage_at = shared_address(stages + s * STAGE_BYTES), w_at = stage_at + X_BYTES;
+                const int taps = taps_of(all_taps, rank * part_slices + slice);
                 full[s].wait(turn / STAGES % 2);
                 if constexpr (O::is_rounded) rounded[s].wait(turn / STAGES % 2);
-                begin_products();
-#pragma unroll
-                for (int step = 0; step < O::STEPS; ++step) {
-                    const unsigned long long x = mixed_tile(x_at + 32 * step), w = mixed_tile(w_at + 32 * step);
+                const auto add_step = [&](int step) {
+                    const u32 box_at = stage_at + step / STEPS_A_TAP * (BM * X_LINE) + team * (TEAM_ROWS * X_LINE);
+                    const unsigned long long x = mixed_tile<X_LINE>(box_at + step % STEPS_A_TAP * 32);
+                    const unsigned long long w = mixed_tile(w_at + 32 * step);
                     Wgmma<P, COLUMNS>::add(sums, IS_TURNED ? w : x, IS_TURNED ? x : w, adds() || step > 0);
+                };
+                if (TAPS == 1 || taps == TAPS) {
+                    begin_products();
+#pragma unroll
+                    for (int step = 0; step < O::STEPS; ++step) add_step(step);
+                    end_products();
+                } else {  // other steps would multiply what another slice left; each is a group, or the compiler adds fences
+#pragma unroll
+                    for (int step = 0; step < O::STEPS - STEPS_A_TAP; ++step) {
+                        if (step > 0 && step / STEPS_A_TAP == taps) break;
+                        begin_products();
+                        add_step(step);
+                        end_products();
+                    }
                 }
-                end_products();
                 // Those of the slice before are done: its room goes back.
                 wait_for_products<1>();
                 if (slice > 0 && threadIdx.x % 32 == 0) empty[(turn - 1) % STAGES].arrive();

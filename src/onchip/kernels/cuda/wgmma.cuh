@@ -74,10 +74,12 @@ ONCHIP_WGMMA_OF(Fp16, "k16.f32.f16.f16", ", 0")
 ONCHIP_WGMMA_OF(Bf16, "k16.f32.bf16.bf16", ", 0")
 ONCHIP_WGMMA_OF(Tf32, "k8.f32.tf32.tf32", "")
 
-// A tile of 128-byte rows along k as boxes.cuh puts it down, 8 rows after 8: told in units of 16 B, with the way in
-// which its rows are mixed in the two highest bits. The next step of k lies 32 bytes on.
+// A tile of rows of LINE bytes along k (128, 64 or 32) as boxes.cuh puts it down, 8 rows after 8: told in units of 16 B,
+// with the way in which its rows are mixed in the two highest bits. The next step of k lies 32 bytes on.
+template <int LINE = 128>
 __device__ __forceinline__ unsigned long long mixed_tile(u32 shared_address) {
-    return 1ull << 62 | 64ull << 32 | 1ull << 16 | (shared_address & 0x3ffff) >> 4;
+    constexpr unsigned long long MIXING = LINE == 128 ? 1 : LINE == 64 ? 2 : 3, EIGHT_ROWS = 8 * LINE / 16;
+    return MIXING << 62 | EIGHT_ROWS << 32 | 1ull << 16 | (shared_address & 0x3ffff) >> 4;
 }
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -42,9 +42,16 @@ struct Signal {
     }
 };
 static void show_signals() {}
-static void show_to_accelerator() {}
 
-// Rank, sizes, bytes from line to line and the box's sizes stand behind the pointer.
+// A number of float32 that came as tf32: to 10 bits behind the point.
+static void round_number(char* at) {
+    u32 bits;
+    memcpy(&bits, at, 4);
+    if ((bits & 0x7f800000) != 0x7f800000) bits = (bits + 0x1000) & 0xffffe000;
+    memcpy(at, &bits, 4);
+}
+
+// Rank, sizes, bytes from line to line and the box's sizes stand behind the pointer; last, whether to round.
 static void load_box(void* to, const TensorMap& map, Signal& signal, int x, int y, int z = 0) {
     const unsigned long long* told = map.words;
     const int rank = told[1];
@@ -60,6 +67,7 @@ static void load_box(void* to, const TensorMap& map, Signal& signal, int x, int 
             const char* from = reinterpret_cast<const char*>(told[0]) + column * number_bytes + row * strides[0] +
                                (rank == 3 ? z * strides[1] : 0) + byte % number_bytes;
             *mixed(at + 128 * line + byte) = is_inside ? *from : 0;
+            if (told[15] && byte % 4 == 3) round_number(mixed(at + 128 * line + byte - 3));
         }
     signal.add(-lines * line_bytes);
 }
@@ -82,6 +90,7 @@ static void load_pixels(void* to, const TensorMap& map, Signal& signal, int c, i
             const char* from = reinterpret_cast<const char*>(told[0]) +
                                (((image * H + line) * W + column) * C + channel) * number_bytes + byte % number_bytes;
             *mixed(at + line_bytes * pixel + byte, line_bytes) = is_inside ? *from : 0;
+            if (told[15] && byte % 4 == 3) round_number(mixed(at + line_bytes * pixel + byte - 3, line_bytes));
         }
         if ((w += told[12]) > W - 1 + told[10]) {
             w = told[8];

@@ -19,6 +19,7 @@ from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.nvrtc import Binary
 
 CONTEXT = 77
+TFLOAT32 = 11  # of CUtensorMapDataType
 FREE_BYTES = 10_000
 
 
@@ -26,7 +27,8 @@ class _Names:
     """An enum of the driver: every name is there."""
 
     def __getattr__(self, name: str) -> int:
-        return {"CU_MEMORYTYPE_HOST": 1, "CU_POINTER_ATTRIBUTE_MEMORY_TYPE": 2}.get(name, 9)
+        known = {"CU_MEMORYTYPE_HOST": 1, "CU_POINTER_ATTRIBUTE_MEMORY_TYPE": 2}
+        return {**known, "CU_TENSOR_MAP_DATA_TYPE_TFLOAT32": TFLOAT32}.get(name, 9)
 
 
 class _Properties:
@@ -320,6 +322,7 @@ class FakeDriver:
         sizes = (ctypes.c_uint64 * rank).from_address(shape), (ctypes.c_uint64 * (rank - 1)).from_address(strides)
         boxes = (ctypes.c_uint32 * rank).from_address(box)
         told = [pointer, rank, *sizes[0], *sizes[1], *boxes, swizzle]
+        told += [0] * (15 - len(told)) + [dtype == TFLOAT32]
         (ctypes.c_uint64 * len(told)).from_address(to)[:] = told
         return self._told("cuTensorMapEncodeTiled")
 
@@ -335,6 +338,7 @@ class FakeDriver:
         assert all(-128 <= n < 128 for corner in corners for n in corner)
         walked = (ctypes.c_uint32 * 4).from_address(steps)
         told = [pointer, *sizes, number_bytes, channels, pixels, *corners[0], *corners[1], *walked[1:3], swizzle]
+        told += [dtype == TFLOAT32]
         (ctypes.c_int64 * len(told)).from_address(to)[:] = told
         return self._told("cuTensorMapEncodeIm2col")
 

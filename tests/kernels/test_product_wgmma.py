@@ -7,7 +7,7 @@ from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import product_wgmma as module
-from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
 from onchip.kernels.cuda.product_wgmma import TILES, WgmmaProduct, split_weight, tf32_weight
 from onchip.kernels.cuda.program import Input, Int64, Output, Steps
 from onchip.plan.device import H200
@@ -177,6 +177,22 @@ def engine_of(N, K, precision, io, layers=(), bias=True, batch_hint=1024):
     return net, engine
 
 
+def rows_of_tf32():
+    """Numbers between those of tf32."""
+    x = rows(300, 32) * np.float32(np.pi)
+    assert not np.array_equal(round_tf32(x), x)
+    return x
+
+
+@needs_gxx
+def test_rows_of_tf32_are_rounded(gpu):
+    x, product = rows_of_tf32(), WgmmaProduct(300, 1, 32, "tf32")
+    for k in range(0, 32, 7):
+        one = np.zeros((1, 32), np.float32)
+        one[0, k] = 1
+        assert np.array_equal(run(gpu, product, x, one)[:, 0], round_tf32(x)[:, k])
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("precision", "io", "eps"),
@@ -215,3 +231,15 @@ def test_fp32_on_a_gpu_is_as_exact_as_float32():
     x = rows(2000, 4096)
     w, bias = net.weights["a.weight"], net.weights["a.bias"]
     assert_error_within(engine(x), reference.forward(net, x), yardstick=x @ w.T + bias)
+
+
+@pytest.mark.gpu
+def test_rows_of_tf32_are_rounded_on_a_gpu():
+    """By the accelerator, on their way to the tensor cores."""
+    x = np.tile(rows_of_tf32(), (1, 64))  # many weights: no other kernel takes it
+    one = np.zeros((64, 32 * 64), np.float32)
+    one[np.arange(64), 32 * np.arange(64) + np.arange(64) % 32] = 1
+    net = sequential(TensorType(("B", 32 * 64)), [("y", Linear())], {"y.weight": one})
+    engine = compile(net, "cuda", "tf32", batch_hint=1 << 20)
+    assert [group.claim.kernel for group in engine.plan.groups] == ["product_wgmma"]
+    assert np.array_equal(engine(x), np.tile(round_tf32(x[:, :32]), (1, 2)))

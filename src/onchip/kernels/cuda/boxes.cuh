@@ -46,8 +46,6 @@ struct Signal {
     }
 };
 // Behind the init of signals, before a barrier: the accelerator sees them then.
-// What this thread wrote to shared memory: the accelerator and the tensor cores, which read past it, see it then.
-__device__ __forceinline__ void show_to_accelerator() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void show_signals() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Signal& signal, int x, int y) {

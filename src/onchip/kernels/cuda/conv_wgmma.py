@@ -136,7 +136,7 @@ class ConvWgmmaLowering:
         tiling, (H, W) = product.tiling(self.units), g.sides_in
         line = LINE // self.slice_taps
         pixels = WindowMap(
-            x, self.dtypes[0], (g.C, W, H, B), line // DTYPE_BYTES[self.dtypes[0]], tiling.box_rows,
+            x, product.read_as, (g.C, W, H, B), line // DTYPE_BYTES[self.dtypes[0]], tiling.box_rows,
             _turned(windows.before), _turned(windows.behind), _turned(windows.stride), line,
         )  # fmt: skip
         arguments = (

@@ -135,8 +135,13 @@ class WgmmaProduct:
 
     @property
     def is_direct(self) -> bool:
-        """Whether x is what the tensor cores multiply, or is rounded to it where it lies: no register between."""
+        """Whether x is what the tensor cores multiply, or is rounded to it on its way to them: no register between."""
         return self.precision != "fp32" and self.dtypes[0] == PRECISIONS[self.precision].dtype
+
+    @property
+    def read_as(self) -> str:
+        """x, as boxes of it are brought."""
+        return "tfloat32" if self.precision == "tf32" else self.dtypes[0]
 
     @property
     def turns(self) -> bool:
@@ -214,7 +219,7 @@ class WgmmaProduct:
         tiling = self.tiling(units)
         box = (LINE // DTYPE_BYTES[self.dtypes[0]], tiling.box_rows)
         arguments = (
-            TensorMap(x, self.dtypes[0], (self.K, self.M), box, LINE), self.weight_map(w, tiling.tile), bias, y,
+            TensorMap(x, self.read_as, (self.K, self.M), box, LINE), self.weight_map(w, tiling.tile), bias, y,
             Int64(self.M), Int64(self.N), Int64(self.K), UInt32(tiling.box_rows), UInt32(self.parts),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from onchip.plan.device import Device
+from onchip.spec.types import DTYPE_BYTES
 
 # The chips that we compile for. A kernel says which of them it is for: ARCHITECTURES in its module.
 EVERY_CHIP = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120")
@@ -146,8 +147,9 @@ class WindowMap:
 
 TENSOR_MAP_DTYPES = {
     "uint8": "UINT8", "int32": "INT32", "int64": "INT64", "float16": "FLOAT16", "bfloat16": "BFLOAT16",
-    "float32": "FLOAT32", "float64": "FLOAT64",
+    "float32": "FLOAT32", "float64": "FLOAT64", "tfloat32": "TFLOAT32",
 }  # fmt: skip
+TENSOR_MAP_BYTES = {**DTYPE_BYTES, "tfloat32": 4}  # of a float32 that is rounded to tf32 when it is read
 
 
 @dataclass(frozen=True)

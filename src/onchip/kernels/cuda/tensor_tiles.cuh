@@ -4,9 +4,9 @@
 // Idea    A block stays on its multiprocessor and makes tile after tile of y. One warp has boxes of x and w of the same
 //         128 bytes of k brought to shared memory, STAGES of them at a time; TEAMS times four warps multiply what is
 //         there, 64 rows each, and give the room back. While they finish a tile, the boxes of the next are on their way.
-//         Rows that are what the tensor cores multiply are read by them where they lie. So are those of tf32, once the
-//         other warps of the first one's four have rounded them there. Other rows of float32 go through registers,
-//         rounded there, or split: a float32 is the sum of two tf32, and three products make one.
+//         Rows that are what the tensor cores multiply are read by them where they lie; the accelerator rounds float32
+//         to tf32 on the way. Other rows of float32 go through registers, rounded there, or split: a float32 is the
+//         sum of two tf32, and three products make one.
 // Order   A sum runs over k, STEP terms an instruction; of float32, it is added to a total every PART terms, since the
 //         tensor cores cut off what they do not keep. Then comes the bias. Neither the tile nor M decides anything.
 // Floor   2 M N K flop. 8,192 cubed in fp16: 1.1 Tflop / 989 Tflop/s = 1.11 ms; in fp32: 3 * 1.1 / 494.5 = 6.67 ms.
@@ -41,7 +41,6 @@ struct MultipliedAs<Fp32> {
 
 template <class P, class X>
 struct Operands {
-    static constexpr bool is_rounded = is_same<P, Tf32>;  // where it lies: the tensor cores would cut off
     static constexpr bool is_direct = is_same<X, typename P::Number> && !is_same<P, Fp32>;  // no register between
     static constexpr int PARTS = is_same<P, Fp32> ? 2 : 1;  // of w
     static constexpr int DEPTH = LINE / 4 * P::PER_WORD;  // numbers of k in a box of w
@@ -81,25 +80,6 @@ struct Rows {
         }
     }
 };
-
-// Numbers of float32 in a box of so many rows, rounded to tf32 where they lie, by ROUNDERS threads.
-constexpr int ROUNDERS = 96;
-__device__ __forceinline__ void round_box(char* box, u32 rows, int thread) {
-    constexpr int TOGETHER_READ = 3;  // before the first is written: the compiler would have them one after the other
-    float4* const pieces = reinterpret_cast<float4*>(box);
-    const u32 count = rows * (LINE / 16);
-    for (u32 first = thread; first < count; first += TOGETHER_READ * ROUNDERS) {
-        float4 v[TOGETHER_READ];
-#pragma unroll
-        for (int i = 0; i < TOGETHER_READ; ++i)
-            if (first + i * ROUNDERS < count) v[i] = pieces[first + i * ROUNDERS];
-#pragma unroll
-        for (int i = 0; i < TOGETHER_READ; ++i)
-            if (first + i * ROUNDERS < count)
-                *reinterpret_cast<uint4*>(pieces + first + i * ROUNDERS) = {Tf32::word(v[i].x), Tf32::word(v[i].y),
-                                                                            Tf32::word(v[i].z), Tf32::word(v[i].w)};
-    }
-}
 
 template <int J>
 __device__ __forceinline__ void add_up(float (&to)[J][4], const float (&more)[J][4]) {
@@ -254,7 +234,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     constexpr int BM = TEAM_ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
     constexpr int STAGE_BYTES = X_BYTES + W_BYTES, SLICES_A_PART = PART / O::DEPTH;
     extern __shared__ uint4 room[];
-    __shared__ Signal full[STAGES], empty[STAGES], rounded[O::is_rounded ? STAGES : 1];
+    __shared__ Signal full[STAGES], empty[STAGES];
     __shared__ __align__(16) float shifts[2][TEAMS][BN];  // the bias of a tile, and of the next with another
     char* const stages = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
     const int team = threadIdx.x / TEAM;
@@ -263,7 +243,6 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         for (int s = 0; s < STAGES; ++s) {
             full[s].init(1);
             empty[s].init(4 * TEAMS);
-            if constexpr (O::is_rounded) rounded[s].init(ROUNDERS / 32);
         }
         show_signals();
     }
@@ -285,22 +264,6 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
 
     if (team == TEAMS) {
         if constexpr (SPLIT != TOGETHER) keep_registers<40>();
-        if constexpr (O::is_rounded) {
-            const int thread = threadIdx.x % TEAM - (TEAM - ROUNDERS);
-            if (thread >= 0) {
-                u32 turn = 0;
-                for (u32 tile = first_tile; tile < tiles; tile += step_tiles) {
-                    const int slices = slices_of(loader.phase_of(tile));
-                    for (int slice = 0; slice < slices; ++slice, ++turn) {
-                        full[turn % STAGES].wait(turn / STAGES % 2);
-                        round_box(stages + turn % STAGES * STAGE_BYTES, box_rows, thread);
-                        show_to_accelerator();
-                        __syncwarp();
-                        if (thread % 32 == 0) rounded[turn % STAGES].arrive();
-                    }
-                }
-            }
-        }
         if (threadIdx.x % TEAM != 0) return;
         const auto load_w = [&](u32 turn, int taps, int number, long long n) {
             const u32 s = turn % STAGES;
@@ -383,7 +346,6 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
                 const u32 s = turn % STAGES, stage_at = shared_address(stages + s * STAGE_BYTES), w_at = stage_at + X_BYTES;
                 const int taps = taps_of(all_taps, rank * part_slices + slice);
                 full[s].wait(turn / STAGES % 2);
-                if constexpr (O::is_rounded) rounded[s].wait(turn / STAGES % 2);
                 const auto add_step = [&](int step) {
                     const u32 box_at = stage_at + step / STEPS_A_TAP * (BM * X_LINE) + team * (TEAM_ROWS * X_LINE);
                     const unsigned long long x = mixed_tile<X_LINE>(box_at + step % STEPS_A_TAP * 32);

@@ -10,9 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from onchip.kernels.cuda.program import TENSOR_MAP_DTYPES, LaunchConfig, TensorMap, WindowMap
+from onchip.kernels.cuda.program import TENSOR_MAP_BYTES, TENSOR_MAP_DTYPES, LaunchConfig, TensorMap, WindowMap
 from onchip.runtime.cuda.driver import call, fail
-from onchip.spec.types import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from onchip.runtime.cuda.gpu import Buffer, Gpu
@@ -200,7 +199,7 @@ class TensorMapArgument:
     """A tensor map for a launch. Like that of other pointers, its `value` may be set: it is then encoded anew."""
 
     def __init__(self, gpu: Gpu, told: TensorMap | WindowMap) -> None:
-        rank, number_bytes = len(told.shape), DTYPE_BYTES[told.dtype]
+        rank, number_bytes = len(told.shape), TENSOR_MAP_BYTES[told.dtype]
         kind = getattr(gpu.driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{TENSOR_MAP_DTYPES[told.dtype]}")
         self._room = ctypes.create_string_buffer(_TENSOR_MAP_BYTES + _TENSOR_MAP_ALIGN)
         begin = ctypes.addressof(self._room)
@@ -215,8 +214,8 @@ class TensorMapArgument:
             self._encode = gpu.encode_window_map
             corners = [(ctypes.c_int * 2)(*corner) for corner in ([-n for n in told.before], told.behind)]
             boxes = *corners, told.channels, told.pixels, (ctypes.c_uint32 * rank)(1, *told.stride, 1)
-        # Not interleaved, nothing fetched ahead, zeros outside.
-        self._sizes = (*sizes, *boxes, 0, _SWIZZLES[told.swizzle_bytes], 0, 0)
+        # Not interleaved, lines of 128 bytes to L2, zeros outside.
+        self._sizes = (*sizes, *boxes, 0, _SWIZZLES[told.swizzle_bytes], 2, 0)
         self._kind, self._told, self._pointer = (int(kind), rank), told, 0
 
     @property

@@ -14,6 +14,7 @@ import numpy as np
 from onchip.kernels.cuda.conv import Geometry, geometry_of
 from onchip.kernels.cuda.conv_mma import (
     COLUMNS,
+    ISSUED_A_PRODUCT,
     PART,
     THREADS,
     activation_of,
@@ -66,8 +67,6 @@ BLOCK_BYTES = 1 << 10  # of shared memory, which a block takes for itself
 # A warp's instructions for a job, counted in what the compiler makes, not measured: by itself, for each tile of 8
 # channels, for each step, and for each step of such a tile.
 JOB_ISSUED, TILE_ISSUED, STEP_ISSUED, PRODUCT_ISSUED = 120, 40, 24, 6
-# Of the tensor cores' rate, products of a step and 8 channels for each instruction, at 2.4 instructions a clock.
-ISSUE_SHARE = 4.6
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,7 @@ class ConvFirstLowering:
         filled = g.C * math.prod(g.taps) * g.N / (self.steps * PRECISIONS[self.precision].step * self.channels)
         share = math.prod(g.sides_out) * B / (tile.count(B, g.sides_out) * round_up(tile.places, JOB))
         issued = JOB_ISSUED + TILE_ISSUED * self.group + self.steps * (STEP_ISSUED + PRODUCT_ISSUED * self.group)
-        rate = ISSUE_SHARE * self.steps * self.group / issued
+        rate = ISSUED_A_PRODUCT * JOB / 16 * self.steps * self.group / issued
         return rate * filled * min(1.0, share) * min(1.0, tile.count(B, g.sides_out) / self.units)
 
     def at(self, B: int) -> Steps:

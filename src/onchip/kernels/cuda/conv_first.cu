@@ -5,14 +5,16 @@
 //         a lane multiplies, wherever a window begins: k runs over channels, rows of taps and taps, two taps a word,
 //         and a table says where each word of a window lies. The weights stay in shared memory as fragments. A thread
 //         brings 8 pixels of a line at a time, by the widest loads that lines of x allow; a line of the patch begins at
-//         a multiple of 8 pixels of x. Stores of a warp fill whole sectors of 32 B where places and channels allow it.
+//         a multiple of 8 pixels of x. Stores of a warp fill whole sectors of 32 B where places and channels allow it;
+//         small images in rows, of which they would not, are put together in shared memory first.
 // Order   A sum runs over channels, then taps, STEP terms an instruction; of fp32 it is added to a total every PART
 //         terms. Then comes the bias. Neither the tile nor B decides anything.
 // Floor   x in and y out. 3 -> 64 channels, 3x3, 32x32 places, B = 4,096, float32 to float16: 587 MB / 4.8 TB/s = 122 us;
 //         14.5 Gflop / 989 Tflop/s = 15 us; in fp32, 1.1 GB and 231 us, 3 * 14.5 / 494.5 = 88 us.
 // Layout  x (B, C, H, W), y (B, N, HO, WO) or with channels last; w as conv_mma.cuh has it, k (C, KH, KW), of 16 bits an
 //         odd KW filled up with a tap of zeros; bias (N) or none. One axis is an image of one row.
-// Shared  PARTS * K * N numbers, 4 B a pixel of the patch, 16 B for 2 words of k, 8 B a place.
+// Shared  PARTS * K * N numbers, 4 B a pixel of the patch, 16 B for 2 words of k, 8 B a place, a tile of y where it
+//         is put together.
 // Limits  Less than 2^31 tiles; all of one within a block's shared memory; images of less than 2^31 numbers; x begins at
 //         a multiple of 16 B; sm_80 up.
 #include "conv_mma.cuh"
@@ -29,6 +31,7 @@ struct Tiles {
     u32 tiles;
     int loaded;                   // numbers of x that one load brings: lines are aligned to them
     int steps, y_last;            // of k; whether channels of y lie last
+    int is_staged;                // whether a tile of y is put together in shared memory: whole images in rows
     Divider by_columns, by_rows;  // of a tile
     Divider by_units, by_patch_rows, by_channels;
     Divider by_across, by_down;   // tiles of an image
@@ -131,21 +134,23 @@ struct Spot {
 template <int NT, class Y>
 __device__ __forceinline__ void store_rows(const float (&c)[NT][4], Y* y, const Spot* spots, u32 here, int n,
                                            const Tiles& t) {
-    const int pixels = t.HO * t.WO;
-    const bool are_neighbours = here == 3 && spots[1].to == spots[0].to + 1;
+    const int pixels = t.HO * t.WO, apart = spots[1].to - spots[0].to;
     Y* const first = y + (static_cast<long long>(n) * pixels + spots[0].to);
-    const int apart = spots[1].to - spots[0].to;
+    if (here == 3 && apart == 1 && pixels % 2 == 0 && reinterpret_cast<size_t>(first) % (2 * sizeof(Y)) == 0) {
+#pragma unroll
+        for (int i = 0; i < 2 * NT; ++i) {
+            const int k = i / 2 * 8 + i % 2;
+            const float two[2] = {c[i / 2][i % 2], c[i / 2][2 + i % 2]};
+            if (n + k < t.N) store_several(first + k * pixels, two);
+        }
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < 2 * NT; ++i) {
-        if (n + i / 2 * 8 + i % 2 >= t.N) continue;
-        Y* const at = first + (i / 2 * 8 + i % 2) * pixels;
-        const float two[2] = {c[i / 2][i % 2], c[i / 2][2 + i % 2]};
-        if (are_neighbours && reinterpret_cast<size_t>(at) % (2 * sizeof(Y)) == 0) {
-            store_several(at, two);
-        } else {
-            if (here & 1) store1(at, two[0]);
-            if (here & 2) store1(at + apart, two[1]);
-        }
+        const int k = i / 2 * 8 + i % 2;
+        if (n + k >= t.N) continue;
+        if (here & 1) store1(first + k * pixels, c[i / 2][i % 2]);
+        if (here & 2) store1(first + k * pixels + apart, c[i / 2][2 + i % 2]);
     }
 }
 
@@ -163,6 +168,7 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
     float* const shifts = reinterpret_cast<float*>(table + 4 * t.steps);
     Spot* const spots = reinterpret_cast<Spot*>(shifts + 8 * tiles_n);
     uint4* const patch = reinterpret_cast<uint4*>(spots + 16 * MT * jobs);
+    uint4* const stage = patch + t.images * t.C * t.patch_rows * t.pitch / 4;
 
     copy_pieces(room, w, PARTS * lower / 2);
     for (int n = threadIdx.x; n < 8 * tiles_n; n += THREADS) shifts[n] = bias != nullptr && n < t.N ? bias[n] : 0.0f;
@@ -197,9 +203,10 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
         bring_patch<P>(patch, x, t, tile);
         __syncthreads();
 
+        Y* const y_tile = y + tile.first * t.N * (t.HO * t.WO) + static_cast<long long>(tile.top * t.WO + tile.left) * apart;
+        Y* const made = t.is_staged ? reinterpret_cast<Y*>(stage) : y_tile;
         const int shift = (tile.left * t.stride_w - t.before_w) & (UNIT - 1);  // of windows in the patch
         const char* const windows = reinterpret_cast<const char*>(patch) + 4 * shift;
-        Y* const y_tile = y + tile.first * t.N * (t.HO * t.WO) + static_cast<long long>(tile.top * t.WO + tile.left) * apart;
         for (int job = warp; job < jobs * groups; job += WARPS) {
             u32 above = job;
             const int n = static_cast<int>(take_rest(above, t.by_groups)) * 8 * NT, first = static_cast<int>(above) * 16 * MT;
@@ -267,7 +274,7 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
                 const int place = first + 2 * g + 16 * i;
                 const float(&c)[NT][4] = sums[i].made();
                 if (!t.y_last) {
-                    store_rows<NT>(c, y_tile, spots + place, here >> 2 * i & 3, n + 2 * q, t);
+                    store_rows<NT>(c, made, spots + place, here >> 2 * i & 3, n + 2 * q, t);
                     continue;
                 }
 #pragma unroll
@@ -285,5 +292,9 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
                 }
             }
         }
+        if (!t.is_staged) continue;
+        __syncthreads();
+        const int pieces = tile.images * (t.N * t.HO * t.WO * static_cast<int>(sizeof(Y)) / 16);
+        copy_pieces(reinterpret_cast<uint4*>(y_tile), stage, pieces);
     }
 }

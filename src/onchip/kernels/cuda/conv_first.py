@@ -61,6 +61,8 @@ ARCHITECTURES = EVERY_CHIP
 MOST_CHANNELS = 15  # of x: more of them fill a step by themselves, and lie with channels last
 PLACES = (1024, 512, 256, 128, 64, 32)  # of a tile, at most
 MOST_LINE = 64  # places of a line of a tile, where there are several lines
+SECTOR_BYTES = 32  # of memory, written as a whole
+MOST_STAGED_BYTES = 32 << 10
 UNIT = 8  # pixels of a line that a thread brings at a time
 JOB = 32  # places that a warp makes at a time
 BLOCK_BYTES = 1 << 10  # of shared memory, which a block takes for itself
@@ -136,10 +138,21 @@ class ConvFirstLowering:
         before = -g.before[1] % UNIT if step % UNIT == 0 else UNIT - 1
         return rows, round_up(before + columns, UNIT)
 
+    def staged_bytes(self, tile: Tile) -> int:
+        """Of a tile of y that is put together in shared memory: whole images in rows, channels of no whole sectors."""
+        channel = math.prod(self.geometry.sides_out) * DTYPE_BYTES[self.dtypes[1]]
+        is_whole = (tile.rows, tile.columns) == self.geometry.sides_out
+        if self.is_last or not is_whole or channel % SECTOR_BYTES == 0 or self.geometry.N * channel % 16:
+            return 0
+        made = tile.images * self.geometry.N * channel
+        return made if made <= MOST_STAGED_BYTES else 0
+
     def shared_bytes(self, tile: Tile) -> int:
         pixels = tile.images * self.geometry.C * math.prod(self.patch(tile))
         spots = round_up(tile.places, JOB)
-        return self.weight_bytes + 64 * self.steps + 4 * self.channels + 8 * spots + 4 * pixels
+        return (
+            self.weight_bytes + 64 * self.steps + 4 * self.channels + 8 * spots + 4 * pixels + self.staged_bytes(tile)
+        )
 
     def tile_of(self, most: int) -> Tile:
         """At most so many places: whole lines, and whole images where they are small."""
@@ -200,9 +213,10 @@ class ConvFirstLowering:
         patch_rows, pitch = self.patch(tile)
         down, across = (math.ceil(n / m) for n, m in zip(g.sides_out, (tile.rows, tile.columns), strict=True))
         sizes = struct.pack(
-            "<19iI3i", g.C, *g.sides_in, g.N, *g.sides_out, *g.taps, *g.stride, *g.before, *g.dilation, tile.images,
+            "<19iI4i", g.C, *g.sides_in, g.N, *g.sides_out, *g.taps, *g.stride, *g.before, *g.dilation, tile.images,
             tile.rows, tile.columns, patch_rows, pitch, tile.count(B, g.sides_out),
             math.gcd(g.sides_in[1], 16 // DTYPE_BYTES[self.dtypes[0]]), self.steps, self.is_last,
+            self.staged_bytes(tile) > 0,
         )  # fmt: skip
         divided = (
             tile.columns, tile.rows, pitch // UNIT, patch_rows, g.C, across, down,

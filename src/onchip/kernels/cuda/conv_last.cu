@@ -5,7 +5,7 @@
 //         channels of y: a product of N * taps columns, which come to lie in shared memory, column by column. A number of
 //         y is then a sum of those that its window reaches. So x is read once, and nothing is multiplied in vain, with a
 //         stride of a transposed convolution or without. A lane reads 16 bytes of channels at a time: which k they are is
-//         free, and the weights are packed in that order.
+//         free, and the weights are packed in that order. While it adds up, a block asks for the next tile's pixels.
 // Order   A product runs over channels, in the order of the lanes, STEP terms an instruction; of fp32 it is added to a
 //         total every PART terms. A sum runs over taps. Then comes the bias. Neither the tile nor B decides anything.
 // Floor   x in and y out. 64 -> 3 channels, 4x4 by steps of 2, 32x32 -> 64x64, B = 5,248, float16: 817 MB / 4.8 TB/s =
@@ -16,8 +16,6 @@
 // Limits  Less than 2^31 tiles; C numbers are a multiple of 16 B; transposed ones without dilation; images of less than 2^31 numbers; sm_80 up.
 #include "conv_mma.cuh"
 #include "divide.cuh"
-
-constexpr int LINE_BYTES = 128;  // of a cache
 
 struct Axis {
     int in, out, taps, stride, before, dilation;
@@ -160,7 +158,7 @@ struct Tile {
         const int pixels = line.count == t.w.in ? rows.count * line.count : 0;
         const int nbytes = pixels * t.C * static_cast<int>(sizeof(X));
         for (int at = LINE_BYTES * threadIdx.x; at < nbytes; at += LINE_BYTES * THREADS)
-            asm volatile("prefetch.global.L2 [%0];" :: "l"(from + at));
+            fetch_line(from + at);
     }
 };
 

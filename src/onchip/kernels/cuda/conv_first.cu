@@ -119,8 +119,10 @@ __device__ __forceinline__ void bring_patch(uint4* patch, const X* x, const Tile
             if (begin + i * THREADS >= units) break;
             u32 words[UNIT];
 #pragma unroll
-            for (int k = 0; k < UNIT; ++k)
-                words[k] = word_of<P>(held[i][k], is_next && k + 1 < UNIT ? held[i][(k + 1) % UNIT] : second[i][is_next ? 0 : k]);
+            for (int k = 0; k < UNIT; ++k) {
+                const bool is_held = is_next && k + 1 < UNIT;
+                words[k] = word_of<P>(held[i][k], is_held ? held[i][(k + 1) % UNIT] : second[i][is_next ? 0 : k]);
+            }
             patch[2 * (begin + i * THREADS)] = {words[0], words[1], words[2], words[3]};
             patch[2 * (begin + i * THREADS) + 1] = {words[4], words[5], words[6], words[7]};
         }
@@ -224,7 +226,8 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
         const char* const windows = reinterpret_cast<const char*>(patch) + 4 * shift;
         for (int job = warp; job < jobs * groups; job += WARPS) {
             u32 above = job;
-            const int n = static_cast<int>(take_rest(above, t.by_groups)) * 8 * NT, first = static_cast<int>(above) * 16 * MT;
+            const int n = static_cast<int>(take_rest(above, t.by_groups)) * 8 * NT;
+            const int first = static_cast<int>(above) * 16 * MT;
             const char* from[MT][2];
 #pragma unroll
             for (int i = 0; i < 2 * MT; ++i) from[i / 2][i % 2] = windows + spots[first + 2 * g + i / 2 * 16 + i % 2].start;
@@ -277,9 +280,11 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
                             words[i] = pack<Y>(c[2 * half], c[2 * half + 1]);
                         }
                         collect_piece(words, q);
-                        const int at = (k + q) / NT, place = first + 2 * g + at / 2 * 16 + at % 2, channel = n + (k + q) % NT * 8;
+                        const int at = (k + q) / NT, place = first + 2 * g + at / 2 * 16 + at % 2;
+                        const int channel = n + (k + q) % NT * 8;
                         if (channel < t.N && (here >> at & 1))
-                            *reinterpret_cast<uint4*>(y_tile + spots[place].to + channel) = {words[0], words[1], words[2], words[3]};
+                            *reinterpret_cast<uint4*>(y_tile + spots[place].to + channel) = {words[0], words[1],
+                                                                                             words[2], words[3]};
                     }
                 }
                 continue;

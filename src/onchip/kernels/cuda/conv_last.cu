@@ -13,7 +13,8 @@
 // Layout  x (B, H, W, C), y (B, N, HO, WO); w as conv_mma.cuh has it, columns (KH, KW, N); bias (N) or none. One axis is
 //         an image of one row.
 // Shared  PARTS * K * N * taps numbers of w, 4 * N * taps B for each pixel under a tile, 8 B a line and a column of it.
-// Limits  Less than 2^31 tiles; C numbers are a multiple of 16 B; transposed ones without dilation; images of less than 2^31 numbers; sm_80 up.
+// Limits  Less than 2^31 tiles; C numbers are a multiple of 16 B; transposed ones without dilation; images of less than
+//         2^31 numbers; sm_80 up.
 #include "conv_mma.cuh"
 #include "divide.cuh"
 
@@ -69,7 +70,8 @@ __device__ __forceinline__ Taps taps_of(const Axis& axis, int at, const Reach& r
     } else {
         pixel = at * axis.stride - axis.before;
         skipped = quotient(static_cast<u32>(max(reach.first - pixel, 0) + axis.dilation - 1), axis.by_dilation);
-        end = last < pixel ? 0 : min(axis.taps, static_cast<int>(quotient(static_cast<u32>(last - pixel), axis.by_dilation)) + 1);
+        const int further = quotient(static_cast<u32>(max(last - pixel, 0)), axis.by_dilation);
+        end = last < pixel ? 0 : min(axis.taps, further + 1);
         tap = skipped;
         pixel += skipped * axis.dilation;
     }

@@ -34,6 +34,7 @@ _TWINS = {
     "cp.async.cg.shared.global": "ptx_copy_async",
     "cp.async.wait_all": "ptx_wait_for_copies",
     "griddepcontrol": "",  # kernels do not overlap here
+    "prefetch.global.L2": "",
     "cvt.f32.f16": "ptx_from_f16",
     "cvt.rn.f16x2.f32": "ptx_pack_f16",
     "cvt.rn.bf16x2.f32": "ptx_pack_bf16",

@@ -33,6 +33,8 @@ CASES = {
     "a signal": (Conv1d(pads=(2, 1)), (1, 321), (17, 1, 4), True),
     "a signal, stride": (Conv1d((3,), (1, 1)), (12, 20), (70, 12, 5), True),
     "small images": (Conv2d(), (3, 4, 4), (8, 3, 2, 2), True),
+    "lines of 16 bytes": (Conv2d((2, 2), (1, 1, 1, 1)), (3, 10, 24), (8, 3, 3, 3), True),
+    "lines of 8 bytes": (Conv2d(pads=(2, 2, 2, 2)), (1, 28, 28), (16, 1, 5, 5), True),
 }
 
 
@@ -118,6 +120,20 @@ def test_every_tile_makes_the_same_bits(monkeypatch):
         tiles.add(lowering.tile(3))
         made.append(run_claim(gpu, net, dataclasses.replace(claim, facts=lowering), x))
     assert len(tiles) > 2
+    assert all(np.array_equal(each, made[0]) for each in made)
+
+
+@needs_gxx
+def test_large_tiles_make_the_same_bits(monkeypatch):
+    """1,024 places of several images, the last tile cut off; 256 where there are more multiprocessors."""
+    gpu, net = emulated_gpu(monkeypatch), network("small images", dtypes=("float16", "float16"))
+    x, made, tiles = images(net, 810), [], set()
+    for claim in claims_in(net, "fp16"):
+        for units in (1, 2):
+            lowering = dataclasses.replace(claim.facts, units=units)
+            tiles.add(lowering.tile(810).images)
+            made.append(run_claim(gpu, net, dataclasses.replace(claim, facts=lowering), x))
+    assert tiles == {113, 28}
     assert all(np.array_equal(each, made[0]) for each in made)
 
 

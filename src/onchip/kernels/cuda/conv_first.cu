@@ -3,89 +3,169 @@
 // Idea    A block makes tiles of places of y, all channels. It brings the patch of x under a tile to shared memory once,
 //         a word for each pixel: a number, or, of 16 bits, the pixel and its neighbour at the next tap. So a word is what
 //         a lane multiplies, wherever a window begins: k runs over channels, rows of taps and taps, two taps a word,
-//         and a table says where each word of a window lies. The weights stay in shared memory as fragments.
+//         and a table says where each word of a window lies. The weights stay in shared memory as fragments. A thread
+//         brings 8 pixels of a line at a time, by the widest loads that lines of x allow; a line of the patch begins at
+//         a multiple of 8 pixels of x. Stores of a warp fill whole sectors of 32 B where places and channels allow it;
+//         small images in rows, of which they would not, are put together in shared memory first. While it multiplies, a
+//         block asks for the next tile's lines of x.
 // Order   A sum runs over channels, then taps, STEP terms an instruction; of fp32 it is added to a total every PART
 //         terms. Then comes the bias. Neither the tile nor B decides anything.
 // Floor   x in and y out. 3 -> 64 channels, 3x3, 32x32 places, B = 4,096, float32 to float16: 587 MB / 4.8 TB/s = 122 us;
 //         14.5 Gflop / 989 Tflop/s = 15 us; in fp32, 1.1 GB and 231 us, 3 * 14.5 / 494.5 = 88 us.
 // Layout  x (B, C, H, W), y (B, N, HO, WO) or with channels last; w as conv_mma.cuh has it, k (C, KH, KW), of 16 bits an
 //         odd KW filled up with a tap of zeros; bias (N) or none. One axis is an image of one row.
-// Shared  PARTS * K * N numbers, 4 B a pixel of the patch, 16 B for 2 words of k, 12 B a place.
-// Limits  At most 256 places a tile; all of it within a block's shared memory; images of less than 2^31 numbers; sm_80 up.
+// Shared  PARTS * K * N numbers, 4 B a pixel of the patch, 16 B for 2 words of k, 8 B a place, a tile of y where it
+//         is put together.
+// Limits  Less than 2^31 tiles; all of one within a block's shared memory; images of less than 2^31 numbers; x begins at
+//         a multiple of 16 B; sm_80 up.
 #include "conv_mma.cuh"
 #include "divide.cuh"
 
-constexpr int MOST_PLACES = 256, MT = 2;  // 16 MT places a warp at a time
+constexpr int MT = 2;    // 16 MT places a warp at a time
+constexpr int UNIT = 8;  // pixels of a line that a thread brings at a time
 
 struct Tiles {
     int C, H, W, N, HO, WO;
     int taps_h, taps_w, stride_h, stride_w, before_h, before_w, dilation_h, dilation_w;
     int images, rows, columns;    // of a tile
-    int patch_rows, patch_columns;
-    u32 down, across;             // tiles of an image
+    int patch_rows, pitch;        // lines of x under an image's rows; pixels of a line, whole units
+    u32 tiles;
+    int loaded;                   // numbers of x that one load brings: lines are aligned to them
     int steps, y_last;            // of k; whether channels of y lie last
+    int is_staged;                // whether a tile of y is put together in shared memory: whole images in rows
     Divider by_columns, by_rows;  // of a tile
-    Divider by_patch_columns, by_patch_rows, by_channels;
+    Divider by_units, by_patch_rows, by_channels;
+    Divider by_across, by_down;   // tiles of an image
+    Divider by_groups;            // of channels that a warp makes at a time
 };
 
-// What a lane has of rows 2g and 2g + 1 of a tile of 16 places, of 8 NT channels from n on; to[half] < 0: no such place.
-template <int NT, class Y>
-__device__ __forceinline__ void finish_places(float (&c)[NT][4], Y* y, const float* shifts, const long long (&to)[2],
-                                              int n, int q, const Tiles& t, const Activation& activation) {
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
-        const float2 shift = *reinterpret_cast<const float2*>(shifts + n + 8 * j + 2 * q);
-        c[j][0] += shift.x, c[j][1] += shift.y, c[j][2] += shift.x, c[j][3] += shift.y;
-        if (activation.code == 1) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) c[j][i] = ReLU::apply(c[j][i]);
-        } else if (activation.code > 1) {
-            const float4 four = activated({c[j][0], c[j][1], c[j][2], c[j][3]}, activation);
-            c[j][0] = four.x, c[j][1] = four.y, c[j][2] = four.z, c[j][3] = four.w;
+// Where a tile begins.
+struct Tile {
+    long long first;  // image
+    int images;       // of them there are
+    int top, left;    // place of y
+
+    __device__ __forceinline__ Tile(const Tiles& t, u32 tile, long long B) {
+        left = static_cast<int>(take_rest(tile, t.by_across)) * t.columns;
+        top = static_cast<int>(take_rest(tile, t.by_down)) * t.rows;
+        first = static_cast<long long>(tile) * t.images;
+        images = static_cast<int>(B - first < t.images ? B - first : t.images);
+    }
+    __device__ __forceinline__ bool is_whole(const Tiles& t) const {
+        return images == t.images && top + t.rows <= t.HO && left + t.columns <= t.WO;
+    }
+    __device__ __forceinline__ bool has(const Tiles& t, u32 place) const {
+        const int column = take_rest(place, t.by_columns), row = take_rest(place, t.by_rows);
+        return static_cast<int>(place) < images && top + row < t.HO && left + column < t.WO;
+    }
+    // Asks for the lines of x under it, so that they lie in the L2 cache when they are read.
+    template <class X>
+    __device__ __forceinline__ void fetch_early(const Tiles& t, const X* x) const {
+        const int begin = top * t.stride_h - t.before_h, from = max(begin, 0), end = min(begin + t.patch_rows, t.H);
+        const int nbytes = max(end - from, 0) * t.W * static_cast<int>(sizeof(X)), pieces = nbytes / LINE_BYTES + 1;
+        const X* const first_line = x + (first * t.C * t.H + from) * t.W;
+        for (int i = threadIdx.x; i < images * t.C * pieces; i += THREADS) {
+            const int channel = i / pieces, at = (i - channel * pieces) * LINE_BYTES;
+            const X* const lines = first_line + static_cast<long long>(channel) * (t.H * t.W);
+            if (at < nbytes) fetch_line(reinterpret_cast<const char*>(lines) + at);
         }
     }
-    if (!t.y_last) {
-        const long long pixels = static_cast<long long>(t.HO) * t.WO;
+};
+
+// V numbers of a line at once, or zeros.
+template <int V, class X>
+__device__ __forceinline__ void read_several(X* to, const X* from, bool is_there) {
+    using Word = typename Vector<V * sizeof(X)>::type;
+    Word word{};
+    if (is_there) word = *reinterpret_cast<const Word*>(from);
+    *reinterpret_cast<Word*>(to) = word;
+}
+
+// The words of a tile's patch. V numbers of x a load.
+// is_next  whether a word's second number is the next pixel; else it is dilation_w further
+template <class P, int V, bool is_next, class X>
+__device__ __forceinline__ void bring_patch(uint4* patch, const X* x, const Tiles& t, const Tile& tile) {
+    constexpr bool IS_PAIR = P::PER_WORD == 2;
+    constexpr int BATCH = IS_PAIR && !is_next ? 1 : 2;
+    const int units = t.images * t.C * t.patch_rows * (t.pitch / UNIT), plane = t.H * t.W;
+    const int h_first = tile.top * t.stride_h - t.before_h, w_first = (tile.left * t.stride_w - t.before_w) & -UNIT;
+    const X* const images = x + tile.first * t.C * plane;
+    for (int begin = threadIdx.x; begin < units; begin += BATCH * THREADS) {
+        alignas(16) X held[BATCH][UNIT], second[BATCH][is_next ? 1 : UNIT];  // second: the next of the last, or of each
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            if (begin + i * THREADS >= units) break;
+            u32 line = begin + i * THREADS;
+            const int w_at = w_first + UNIT * static_cast<int>(take_rest(line, t.by_units));
+            const int h_at = h_first + static_cast<int>(take_rest(line, t.by_patch_rows));
+            const int c = take_rest(line, t.by_channels), image = line;
+            const u32 W = image < tile.images && static_cast<u32>(h_at) < static_cast<u32>(t.H) ? t.W : 0;
+            const X* const from = images + static_cast<long long>(image * t.C + c) * plane + (h_at * t.W + w_at);
+#pragma unroll
+            for (int k = 0; k < UNIT; k += V)
+                read_several<V>(held[i] + k, from + k, static_cast<u32>(w_at + k) < W);
+            if constexpr (IS_PAIR && is_next) {
+                read_several<1>(second[i], from + UNIT, static_cast<u32>(w_at + UNIT) < W);
+            } else if constexpr (IS_PAIR) {
+#pragma unroll
+                for (int k = 0; k < UNIT; ++k) {
+                    const int apart = k + t.dilation_w;
+                    read_several<1>(second[i] + k, from + apart, static_cast<u32>(w_at + apart) < W);
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i) {
+            if (begin + i * THREADS >= units) break;
+            u32 words[UNIT];
+#pragma unroll
+            for (int k = 0; k < UNIT; ++k) {
+                const bool is_held = is_next && k + 1 < UNIT;
+                words[k] = word_of<P>(held[i][k], is_held ? held[i][(k + 1) % UNIT] : second[i][is_next ? 0 : k]);
+            }
+            patch[2 * (begin + i * THREADS)] = {words[0], words[1], words[2], words[3]};
+            patch[2 * (begin + i * THREADS) + 1] = {words[4], words[5], words[6], words[7]};
+        }
+    }
+}
+
+template <class P, class X>
+__device__ __forceinline__ void bring_patch(uint4* patch, const X* x, const Tiles& t, const Tile& tile) {
+    constexpr int WIDEST = 16 / sizeof(X);
+    if (P::PER_WORD == 2 && t.dilation_w != 1) bring_patch<P, 1, false>(patch, x, t, tile);
+    else if (t.loaded == WIDEST) bring_patch<P, WIDEST, true>(patch, x, t, tile);
+    else if (t.loaded == WIDEST / 2) bring_patch<P, WIDEST / 2, true>(patch, x, t, tile);
+    else if (WIDEST == 8 && t.loaded == 2) bring_patch<P, 2, true>(patch, x, t, tile);
+    else bring_patch<P, 1, true>(patch, x, t, tile);
+}
+
+// A place of a tile.
+struct Spot {
+    int start;  // where in the patch its window begins, in bytes
+    int to;     // where in y its first channel goes, from the tile's first on
+};
+
+// Channels n, n + 1, n + 8, ... of two places. here  bits: which of the two are there
+template <int NT, class Y>
+__device__ __forceinline__ void store_rows(const float (&c)[NT][4], Y* y, const Spot* spots, u32 here, int n,
+                                           const Tiles& t) {
+    const int pixels = t.HO * t.WO, apart = spots[1].to - spots[0].to;
+    Y* const first = y + (static_cast<long long>(n) * pixels + spots[0].to);
+    if (here == 3 && apart == 1 && pixels % 2 == 0 && reinterpret_cast<size_t>(first) % (2 * sizeof(Y)) == 0) {
 #pragma unroll
         for (int i = 0; i < 2 * NT; ++i) {
-            const int channel = n + i / 2 * 8 + 2 * q + i % 2;
-            if (channel >= t.N || to[0] < 0) continue;
-            Y* const at = y + to[0] + channel * pixels;
+            const int k = i / 2 * 8 + i % 2;
             const float two[2] = {c[i / 2][i % 2], c[i / 2][2 + i % 2]};
-            if (to[1] == to[0] + 1 && (to[0] + channel * pixels) % 2 == 0) {
-                store_several(at, two);
-            } else {
-                store1(at, two[0]);
-                if (to[1] >= 0) store1(y + to[1] + channel * pixels, two[1]);
-            }
+            if (n + k < t.N) store_several(first + k * pixels, two);
         }
         return;
     }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        if constexpr (sizeof(Y) == 2 && NT == 4) {
-            if (t.N % 8 == 0) {  // 16 bytes a lane
-                u32 words[4];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) words[j] = pack<Y>(c[j][2 * half], c[j][2 * half + 1]);
-                collect_piece(words, q);
-                if (to[half] >= 0 && n + 8 * q < t.N)
-                    *reinterpret_cast<uint4*>(y + to[half] + n + 8 * q) = {words[0], words[1], words[2], words[3]};
-                continue;
-            }
-        }
-        if (to[half] < 0) continue;
-#pragma unroll
-        for (int j = 0; j < NT; ++j) {
-            const int channel = n + 8 * j + 2 * q;
-            const float two[2] = {c[j][2 * half], c[j][2 * half + 1]};
-            if (t.N % 2 == 0 && channel < t.N) {
-                store_several(y + to[half] + channel, two);
-            } else {
-                if (channel < t.N) store1(y + to[half] + channel, two[0]);
-                if (channel + 1 < t.N) store1(y + to[half] + channel + 1, two[1]);
-            }
-        }
+    for (int i = 0; i < 2 * NT; ++i) {
+        const int k = i / 2 * 8 + i % 2;
+        if (n + k >= t.N) continue;
+        if (here & 1) store1(first + k * pixels, c[i / 2][i % 2]);
+        if (here & 2) store1(first + k * pixels + apart, c[i / 2][2 + i % 2]);
     }
 }
 
@@ -93,17 +173,17 @@ template <class P, class X, class Y, int NT>
 __global__ void __launch_bounds__(THREADS, is_same<P, Fp32> ? 2 : 3)
 conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __restrict__ bias, Y* y, long long B,
            const __grid_constant__ Tiles t, u32 code, u32 a_bits, u32 b_bits) {
-    constexpr int PARTS = is_same<P, Fp32> ? 2 : 1, BATCH = 4;
+    constexpr int PARTS = is_same<P, Fp32> ? 2 : 1;
     extern __shared__ uint4 room[];
-    __shared__ long long made[MOST_PLACES];  // where in y a place's first channel goes; < 0: there is none
-    __shared__ int starts[MOST_PLACES];      // where in the patch its window begins, in bytes
     const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
-    const int groups = (t.N + 8 * NT - 1) / (8 * NT), tiles_n = groups * NT, lower = t.steps * tiles_n * 32;
+    const int groups = t.by_groups.size, tiles_n = groups * NT, lower = t.steps * tiles_n * 32;
+    const int places = t.images * t.rows * t.columns, jobs = (places + 16 * MT - 1) / (16 * MT);
     uint2* const ws = reinterpret_cast<uint2*>(room);
     uint4* const table = room + PARTS * lower / 2;  // of each step and lane: where two words lie in bytes, what counts
     float* const shifts = reinterpret_cast<float*>(table + 4 * t.steps);
-    u32* const patch = reinterpret_cast<u32*>(shifts + 8 * tiles_n);
-    const int pitch = t.patch_columns, lines = t.images * t.C * t.patch_rows, places = t.images * t.rows * t.columns;
+    Spot* const spots = reinterpret_cast<Spot*>(shifts + 8 * tiles_n);
+    uint4* const patch = reinterpret_cast<uint4*>(spots + 16 * MT * jobs);
+    uint4* const stage = patch + t.images * t.C * t.patch_rows * t.pitch / 4;
 
     copy_pieces(room, w, PARTS * lower / 2);
     for (int n = threadIdx.x; n < 8 * tiles_n; n += THREADS) shifts[n] = bias != nullptr && n < t.N ? bias[n] : 0.0f;
@@ -115,67 +195,55 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
             const int unit = i / 4 * 8 + 4 * word + i % 4, line = unit / words_w, tap = unit % words_w * P::PER_WORD;
             const bool is_there = line < t.C * t.taps_h;
             const int row = line / t.taps_h * t.patch_rows + line % t.taps_h * t.dilation_h;
-            found[2 * word] = is_there ? 4 * (row * pitch + tap * t.dilation_w) : 0;
+            found[2 * word] = is_there ? 4 * (row * t.pitch + tap * t.dilation_w) : 0;
             // What is no tap may be a NaN.
             found[2 * word + 1] = !is_there ? 0 : P::PER_WORD == 2 && tap + 1 == t.taps_w ? 0xffff : ~0u;
         }
         table[i] = {found[0], found[1], found[2], found[3]};
     }
-    for (int p = threadIdx.x; p < MOST_PLACES; p += THREADS) {
-        u32 image = p;
+    const int apart = t.y_last ? t.N : 1;  // from a place of y to the next
+    for (int p = threadIdx.x; p < 16 * MT * jobs; p += THREADS) {
+        u32 image = p < places ? p : 0;
         const int column = take_rest(image, t.by_columns), row = take_rest(image, t.by_rows);
         const int line = image * t.C * t.patch_rows + row * t.stride_h;
-        starts[p] = p < places ? 4 * (line * pitch + column * t.stride_w) : 0;
+        spots[p] = {4 * (line * t.pitch + column * t.stride_w),
+                    static_cast<int>(image) * t.N * t.HO * t.WO + (row * t.WO + column) * apart};
     }
 
-    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    const long long tiles = (B + t.images - 1) / t.images * t.down * t.across;
-    for (long long tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const long long above = tile / t.across, first = above / t.down * t.images;
-        const int top = static_cast<int>(above % t.down) * t.rows, left = static_cast<int>(tile % t.across) * t.columns;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    for (u32 number = blockIdx.x; number < t.tiles; number += gridDim.x) {
+        const Tile tile(t, number, B);
+        const bool is_whole = tile.is_whole(t);
         __syncthreads();  // nobody reads the patch before
-        for (int p = threadIdx.x; p < places; p += THREADS) {
-            u32 image = p;
-            const int w_at = left + take_rest(image, t.by_columns), h_at = top + take_rest(image, t.by_rows);
-            const long long row = first + image;
-            const bool is_there = row < B && h_at < t.HO && w_at < t.WO;
-            const long long pixel = (t.y_last ? row : row * t.N) * t.HO * t.WO + h_at * t.WO + w_at;
-            made[p] = is_there ? pixel * (t.y_last ? t.N : 1) : -1;
-        }
-        const int h_first = top * t.stride_h - t.before_h, w_first = left * t.stride_w - t.before_w;
-        for (int begin = threadIdx.x; begin < lines * pitch; begin += BATCH * THREADS) {
-            u32 held[BATCH];
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i) {
-                u32 line = begin + i * THREADS;
-                const int w_at = w_first + static_cast<int>(take_rest(line, t.by_patch_columns));
-                const int h_at = h_first + static_cast<int>(take_rest(line, t.by_patch_rows));
-                const int c = take_rest(line, t.by_channels);
-                const bool is_line = static_cast<int>(line) < t.images && first + line < B &&
-                                     static_cast<u32>(h_at) < static_cast<u32>(t.H);
-                const X* const from = x + (is_line ? ((first + line) * t.C + c) * t.H + h_at : 0) * t.W;
-                const int next = w_at + t.dilation_w;
-                X pair[2] = {};
-                if (is_line && static_cast<u32>(w_at) < static_cast<u32>(t.W)) pair[0] = from[w_at];
-                if (P::PER_WORD == 2 && is_line && static_cast<u32>(next) < static_cast<u32>(t.W)) pair[1] = from[next];
-                held[i] = word_of<P>(pair[0], pair[1]);
-            }
-#pragma unroll
-            for (int i = 0; i < BATCH; ++i)
-                if (begin + i * THREADS < lines * pitch) patch[begin + i * THREADS] = held[i];
-        }
+        bring_patch<P>(patch, x, t, tile);
         __syncthreads();
+        const u32 next = number + gridDim.x;
+        if (t.by_across.size == 1 && next < t.tiles) Tile(t, next, B).fetch_early(t, x);
 
-        const int jobs = (places + 16 * MT - 1) / (16 * MT) * groups;
-        for (int job = warp; job < jobs; job += WARPS) {
-            const int p = job / groups * (16 * MT) + 2 * g, group = job % groups;
+        Y* const y_tile = y + tile.first * t.N * (t.HO * t.WO) + static_cast<long long>(tile.top * t.WO + tile.left) * apart;
+        Y* const made = t.is_staged ? reinterpret_cast<Y*>(stage) : y_tile;
+        const int shift = (tile.left * t.stride_w - t.before_w) & (UNIT - 1);  // of windows in the patch
+        const char* const windows = reinterpret_cast<const char*>(patch) + 4 * shift;
+        for (int job = warp; job < jobs * groups; job += WARPS) {
+            u32 above = job;
+            const int n = static_cast<int>(take_rest(above, t.by_groups)) * 8 * NT;
+            const int first = static_cast<int>(above) * 16 * MT;
             const char* from[MT][2];
 #pragma unroll
-            for (int i = 0; i < 2 * MT; ++i) from[i / 2][i % 2] = reinterpret_cast<const char*>(patch) + starts[p + i / 2 * 16 + i % 2];
+            for (int i = 0; i < 2 * MT; ++i) from[i / 2][i % 2] = windows + spots[first + 2 * g + i / 2 * 16 + i % 2].start;
+            u32 here = (1 << 2 * MT) - 1;  // bits: which of the lane's places are there
+            if (!is_whole || first + 16 * MT > places) {
+                here = 0;
+#pragma unroll 1
+                for (int i = 0; i < 2 * MT; ++i) {
+                    const int place = first + 2 * g + i / 2 * 16 + i % 2;
+                    if (place < places && tile.has(t, place)) here |= 1 << i;
+                }
+            }
             Sums<P, NT> sums[MT];
-            for (int step = 0; step < t.steps; ++step) {
+            const uint2* weights = ws + n / 8 * 32 + lane;
+            for (int step = 0; step < t.steps; ++step, weights += tiles_n * 32) {
                 const uint4 entry = table[4 * step + q];
-                const uint2* const weights = ws + (step * tiles_n + group * NT) * 32 + threadIdx.x % 32;
 #pragma unroll
                 for (int i = 0; i < MT; ++i) {
                     Step<P> words;
@@ -190,10 +258,63 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
             }
 #pragma unroll
             for (int i = 0; i < MT; ++i) {
-                const int at = p + 16 * i;
-                const long long to[2] = {at < places ? made[at] : -1, at + 1 < places ? made[at + 1] : -1};
-                finish_places<NT>(sums[i].made(), y, shifts, to, group * 8 * NT, q, t, activation);
+                float(&c)[NT][4] = sums[i].made();
+#pragma unroll
+                for (int j = 0; j < NT; ++j) {
+                    const float2 each = *reinterpret_cast<const float2*>(shifts + n + 8 * j + 2 * q);
+                    c[j][0] += each.x, c[j][1] += each.y, c[j][2] += each.x, c[j][3] += each.y;
+                }
+                activate_all(c, activation);
+            }
+
+            if (sizeof(Y) == 2 && t.y_last && t.N % 8 == 0) {
+                // Pieces of 8 channels, 16 B, of one place after the other: four of them from four lanes at a time.
+                if constexpr (sizeof(Y) == 2) {
+#pragma unroll
+                    for (int k = 0; k < 2 * MT * NT; k += 4) {
+                        u32 words[4];
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) {
+                            const int half = (k + i) / NT % 2;
+                            const float(&c)[4] = sums[(k + i) / (2 * NT)].made()[(k + i) % NT];
+                            words[i] = pack<Y>(c[2 * half], c[2 * half + 1]);
+                        }
+                        collect_piece(words, q);
+                        const int at = (k + q) / NT, place = first + 2 * g + at / 2 * 16 + at % 2;
+                        const int channel = n + (k + q) % NT * 8;
+                        if (channel < t.N && (here >> at & 1))
+                            *reinterpret_cast<uint4*>(y_tile + spots[place].to + channel) = {words[0], words[1],
+                                                                                             words[2], words[3]};
+                    }
+                }
+                continue;
+            }
+#pragma unroll
+            for (int i = 0; i < MT; ++i) {
+                const int place = first + 2 * g + 16 * i;
+                const float(&c)[NT][4] = sums[i].made();
+                if (!t.y_last) {
+                    store_rows<NT>(c, made, spots + place, here >> 2 * i & 3, n + 2 * q, t);
+                    continue;
+                }
+#pragma unroll
+                for (int j = 0; j < 2 * NT; ++j) {
+                    const int half = j % 2, channel = n + j / 2 * 8 + 2 * q;
+                    Y* const at = y_tile + spots[place + half].to + channel;
+                    const float two[2] = {c[j / 2][2 * half], c[j / 2][2 * half + 1]};
+                    if (!(here >> (2 * i + half) & 1)) continue;
+                    if (t.N % 2 == 0 && channel < t.N) {
+                        store_several(at, two);
+                    } else {
+                        if (channel < t.N) store1(at, two[0]);
+                        if (channel + 1 < t.N) store1(at + 1, two[1]);
+                    }
+                }
             }
         }
+        if (!t.is_staged) continue;
+        __syncthreads();
+        const int pieces = tile.images * (t.N * t.HO * t.WO * static_cast<int>(sizeof(Y)) / 16);
+        copy_pieces(reinterpret_cast<uint4*>(y_tile), stage, pieces);
     }
 }

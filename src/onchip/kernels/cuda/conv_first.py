@@ -14,6 +14,7 @@ import numpy as np
 from onchip.kernels.cuda.conv import Geometry, geometry_of
 from onchip.kernels.cuda.conv_mma import (
     COLUMNS,
+    ISSUED_A_PRODUCT,
     PART,
     THREADS,
     activation_of,
@@ -53,16 +54,21 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 from onchip.spec.layers import Elementwise, ToPixels
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 MOST_CHANNELS = 15  # of x: more of them fill a step by themselves, and lie with channels last
-MOST_PLACES, LEAST_PLACES = 256, 32  # of a tile
+PLACES = (1024, 512, 256, 128, 64, 32)  # of a tile, at most
 MOST_LINE = 64  # places of a line of a tile, where there are several lines
-STATIC_BYTES = 4 << 10  # shared memory beside what a launch asks for, and what a block takes for itself
-# Of the tensor cores' steady rate, which we expect and did not measure, by the tiles of 8 channels that a warp makes:
-# each word of x comes from shared memory by itself, and is multiplied with as many.
-RATES = {1: 0.1, 2: 0.2, 4: 0.3}
+SECTOR_BYTES = 32  # of memory, written as a whole
+MOST_STAGED_BYTES = 32 << 10
+UNIT = 8  # pixels of a line that a thread brings at a time
+JOB = 32  # places that a warp makes at a time
+BLOCK_BYTES = 1 << 10  # of shared memory, which a block takes for itself
+# A warp's instructions for a job, counted in what the compiler makes, not measured: by itself, for each tile of 8
+# channels, for each step, and for each step of such a tile.
+JOB_ISSUED, TILE_ISSUED, STEP_ISSUED, PRODUCT_ISSUED = 120, 40, 24, 6
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ class ConvFirstLowering:
         return precision.parts * self.steps * precision.step * self.channels * 4 // precision.per_word
 
     def patch(self, tile: Tile) -> tuple[int, int]:
-        """Lines and columns of x under a tile. An odd number of columns: neighbouring lines begin in other banks."""
+        """Lines and columns of x under a tile; they begin and end at multiples of UNIT columns of x."""
         g = self.geometry
         rows, columns = (
             (count - 1) * stride + (taps - 1) * dilation + 1
@@ -128,11 +134,25 @@ class ConvFirstLowering:
                 (tile.rows, tile.columns), g.stride, g.taps, g.dilation, strict=True
             )
         )
-        return rows, columns | 1
+        step = tile.columns * g.stride[1] if tile.columns < g.sides_out[1] else UNIT
+        before = -g.before[1] % UNIT if step % UNIT == 0 else UNIT - 1
+        return rows, round_up(before + columns, UNIT)
+
+    def staged_bytes(self, tile: Tile) -> int:
+        """Of a tile of y that is put together in shared memory: whole images in rows, channels of no whole sectors."""
+        channel = math.prod(self.geometry.sides_out) * DTYPE_BYTES[self.dtypes[1]]
+        is_whole = (tile.rows, tile.columns) == self.geometry.sides_out
+        if self.is_last or not is_whole or channel % SECTOR_BYTES == 0 or self.geometry.N * channel % 16:
+            return 0
+        made = tile.images * self.geometry.N * channel
+        return made if made <= MOST_STAGED_BYTES else 0
 
     def shared_bytes(self, tile: Tile) -> int:
         pixels = tile.images * self.geometry.C * math.prod(self.patch(tile))
-        return self.weight_bytes + 64 * self.steps + 4 * self.channels + 4 * pixels
+        spots = round_up(tile.places, JOB)
+        return (
+            self.weight_bytes + 64 * self.steps + 4 * self.channels + 8 * spots + 4 * pixels + self.staged_bytes(tile)
+        )
 
     def tile_of(self, most: int) -> Tile:
         """At most so many places: whole lines, and whole images where they are small."""
@@ -143,22 +163,33 @@ class ConvFirstLowering:
         return Tile(max(1, most // (rows * columns)) if is_whole else 1, rows, columns)
 
     def tile(self, B: int) -> Tile:
-        """Smaller ones where there would be fewer than multiprocessors. All make the same bits."""
-        sizes = [most for most in (256, 128, 64, 32) if self.fits(self.tile_of(most))]
-        sides = self.geometry.sides_out
-        return self.tile_of(
-            next((most for most in sizes if self.tile_of(most).count(B, sides) >= self.units), sizes[-1])
-        )
+        """The largest that leave every multiprocessor some, of all its blocks; the last where none does.
 
-    def fits(self, tile: Tile) -> bool:
-        return self.shared_bytes(tile) + STATIC_BYTES <= self.fast_bytes
+        All make the same bits.
+        """
+        sides, found = self.geometry.sides_out, [self.tile_of(most) for most in PLACES]
+        for most, tile in zip(PLACES, found, strict=True):
+            blocks, tiles = (self.blocks, 8 * self.units) if most > 256 else (1, self.units)
+            if self.fits(tile, blocks) and tile.count(B, sides) >= tiles:
+                return tile
+        return found[-1]
+
+    @property
+    def blocks(self) -> int:
+        """Of a multiprocessor, as registers allow."""
+        return 2 if PRECISIONS[self.precision].parts > 1 else 3
+
+    def fits(self, tile: Tile, blocks: int = 1) -> bool:
+        """Whether so many blocks of a multiprocessor may make such tiles."""
+        return blocks * (self.shared_bytes(tile) + BLOCK_BYTES) <= self.fast_bytes
 
     def why_not(self) -> str:
         g = self.geometry
         if max(g.C * math.prod(g.sides_in), g.N * math.prod(g.sides_out)) >= 1 << 31:
             return "convolves images of less than 2^31 numbers"
-        if not self.fits(self.tile_of(LEAST_PLACES)):
-            wanted = self.shared_bytes(self.tile_of(LEAST_PLACES)) + STATIC_BYTES
+        least = self.tile_of(PLACES[-1])
+        if not self.fits(least):
+            wanted = self.shared_bytes(least) + BLOCK_BYTES
             return f"weights and a patch of x take {wanted:,} B of shared memory, more than {self.fast_bytes:,}"
         return ""
 
@@ -166,8 +197,10 @@ class ConvFirstLowering:
         """Of the steady rate: what only fills up is multiplied, too, and there may be few tiles."""
         g, tile = self.geometry, self.tile(B)
         filled = g.C * math.prod(g.taps) * g.N / (self.steps * PRECISIONS[self.precision].step * self.channels)
-        share = math.prod(g.sides_out) * B / (tile.count(B, g.sides_out) * round_up(tile.places, 32))
-        return RATES[self.group] * filled * min(1.0, share) * min(1.0, tile.count(B, g.sides_out) / self.units)
+        share = math.prod(g.sides_out) * B / (tile.count(B, g.sides_out) * round_up(tile.places, JOB))
+        issued = JOB_ISSUED + TILE_ISSUED * self.group + self.steps * (STEP_ISSUED + PRODUCT_ISSUED * self.group)
+        rate = ISSUED_A_PRODUCT * JOB / 16 * self.steps * self.group / issued
+        return rate * filled * min(1.0, share) * min(1.0, tile.count(B, g.sides_out) / self.units)
 
     def at(self, B: int) -> Steps:
         if B == 0:
@@ -177,23 +210,31 @@ class ConvFirstLowering:
     def launch(self, B: int) -> KernelLaunch:
         """conv_first(x, w, bias, y, B, Tiles, activation's three words)"""
         g, tile = self.geometry, self.tile(B)
-        patch_rows, patch_columns = self.patch(tile)
-        across = [math.ceil(n / m) for n, m in zip(g.sides_out, (tile.rows, tile.columns), strict=True)]
+        patch_rows, pitch = self.patch(tile)
+        down, across = (math.ceil(n / m) for n, m in zip(g.sides_out, (tile.rows, tile.columns), strict=True))
         sizes = struct.pack(
-            "<19i2I2i", g.C, *g.sides_in, g.N, *g.sides_out, *g.taps, *g.stride, *g.before, *g.dilation, tile.images,
-            tile.rows, tile.columns, patch_rows, patch_columns, *across, self.steps, self.is_last,
+            "<19iI4i", g.C, *g.sides_in, g.N, *g.sides_out, *g.taps, *g.stride, *g.before, *g.dilation, tile.images,
+            tile.rows, tile.columns, patch_rows, pitch, tile.count(B, g.sides_out),
+            math.gcd(g.sides_in[1], 16 // DTYPE_BYTES[self.dtypes[0]]), self.steps, self.is_last,
+            self.staged_bytes(tile) > 0,
         )  # fmt: skip
-        dividers = b"".join(divider(n).data for n in (tile.columns, tile.rows, patch_columns, patch_rows, g.C))
+        divided = (
+            tile.columns, tile.rows, pitch // UNIT, patch_rows, g.C, across, down,
+            self.channels // (COLUMNS * self.group),
+        )  # fmt: skip
+        dividers = b"".join(divider(n).data for n in divided)
         arguments: tuple[Argument, ...] = (
             Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
             Struct((), sizes + dividers), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        shared, most = self.shared_bytes(tile), 2 if PRECISIONS[self.precision].parts > 1 else 3
-        blocks = self.units * max(1, min(most, self.fast_bytes // (shared + STATIC_BYTES)))
+        shared = self.shared_bytes(tile)
+        blocks = self.units * max(1, min(self.blocks, self.fast_bytes // (shared + BLOCK_BYTES)))
         config = LaunchConfig((min(blocks, tile.count(B, g.sides_out)), 1, 1), (THREADS, 1, 1), shared)
         numbers = (PRECISIONS[self.precision].name, *(NUMBERS[dtype] for dtype in self.dtypes), str(self.group))
         program = Program(SOURCE, f"conv_first<{', '.join(numbers)}>")
-        return KernelLaunch(program, config, arguments, Budget(65536 // (most * THREADS) // 8 * 8))
+        # Some of a tile's numbers wait aside while a warp multiplies: up to 66 B on an H200, more on chips after it.
+        budget = Budget(65536 // (self.blocks * THREADS) // 8 * 8, spill_bytes=256)
+        return KernelLaunch(program, config, arguments, budget)
 
 
 class ConvFirst:

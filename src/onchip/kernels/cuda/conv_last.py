@@ -13,6 +13,7 @@ import numpy as np
 from onchip.kernels.cuda.conv import Geometry, geometry_of
 from onchip.kernels.cuda.conv_mma import (
     COLUMNS,
+    ISSUED_A_PRODUCT,
     PART,
     THREADS,
     activation_of,
@@ -63,8 +64,11 @@ GROUPS = (2, 4, 6)  # tiles of 8 columns that a warp makes at a time
 READ_BYTES = 16  # of channels, by a lane
 BLOCK_BYTES = 1 << 10  # of shared memory, which a block takes for itself
 LINES = (128, 64, 32, 16, 8, 4, 2, 1)  # places of a line of a tile
-# Of the tensor cores' steady rate, expected, not measured: mma.sync, and what it makes goes through shared memory.
-RATE = 0.3
+# Instructions, counted in what the compiler makes, not measured. Of a warp for 16 pixels: by itself, for each step, for
+# each tile of 8 columns, and for each step of such a tile; of 32 lanes for a place of y each: by itself, for each
+# number, for each tap, and for each tap of a number.
+PIXELS_ISSUED, STEP_ISSUED, COLUMNS_ISSUED, PRODUCT_ISSUED = 50, 8, 8, 1.5
+PLACE_ISSUED, NUMBER_ISSUED, TAP_ISSUED, TERM_ISSUED = 60, 15, 8, 2.5
 Pair = tuple[int, int]
 
 
@@ -131,13 +135,13 @@ class ConvLastLowering:
         return blocks * (self.shared_bytes(tile) + BLOCK_BYTES) <= self.fast_bytes
 
     def tile(self, B: int) -> Pair | None:
-        """Lines, and places of a line, as many as leave room for two blocks, else for one; None: not one place does.
+        """Lines, and places of a line, as many as leave room for several blocks, else for one; None: no place does.
 
         Fewer where there would be fewer tiles than multiprocessors. All make the same bits.
         """
         H, W = self.geometry.sides_out
         columns = [even_share(W, most) for most in LINES]
-        for blocks in (2, 1):
+        for blocks in range(self.most_blocks, 0, -1):
             for line in columns:
                 for parts in range(1, H + 1) if self.fits((1, line), blocks) else ():
                     tile = math.ceil(H / parts), line
@@ -146,6 +150,11 @@ class ConvLastLowering:
                             tile = math.ceil(tile[0] / 2), line
                         return tile
         return None
+
+    @property
+    def most_blocks(self) -> int:
+        """Of a multiprocessor, as registers allow."""
+        return 3 if self.group == 2 and PRECISIONS[self.precision].parts == 1 else 2
 
     def count(self, B: int, tile: Pair) -> int:
         H, W = self.geometry.sides_out
@@ -165,14 +174,20 @@ class ConvLastLowering:
         return ""
 
     def rate(self, B: int) -> float:
-        """Of the steady rate: what only fills up is multiplied, too, and what two tiles reach in both."""
-        g, tile = self.geometry, self.tile(B)
+        """Of the steady rate: products, among all that is issued for them and to add them up."""
+        g, tile, precision = self.geometry, self.tile(B), PRECISIONS[self.precision]
         assert tile is not None
+        products = 3 if precision.parts > 1 else 1
+        steps, tiles_n = self.blocks * self.wide // precision.step, self.all_columns // COLUMNS
+        of_pixels = tiles_n // self.group * (PIXELS_ISSUED + steps * STEP_ISSUED)
+        job = of_pixels + tiles_n * (COLUMNS_ISSUED + products * steps * PRODUCT_ISSUED)
+        taps = math.prod(g.taps) / (math.prod(g.stride) if g.is_transposed else 1)
+        place = PLACE_ISSUED + g.N * NUMBER_ISSUED + taps * (math.ceil(g.N / 4) * TAP_ISSUED + g.N * TERM_ISSUED)
         tiles = self.count(B, tile)
-        made = 2 * tiles * round_up(self.pixels(tile), 16) * self.blocks * self.wide * self.all_columns
+        issued = tiles * (math.ceil(self.pixels(tile) / 16) * job + math.ceil(math.prod(tile) / 32) * place)
         pixels = g.sides_in if g.is_transposed else g.sides_out
-        wanted = 2 * B * math.prod(pixels) * g.C * self.columns
-        return RATE * min(1.0, wanted / made) * min(1.0, tiles / self.units)
+        wanted = products * B * math.prod(pixels) * g.C * self.columns / (16 * COLUMNS * precision.step)
+        return min(1.0, ISSUED_A_PRODUCT * wanted / issued) * min(1.0, tiles / self.units)
 
     def at(self, B: int) -> Steps:
         if B == 0:
@@ -189,16 +204,17 @@ class ConvLastLowering:
         axes = zip(g.sides_in, g.sides_out, g.taps, g.stride, g.before, g.dilation, tile, strict=True)
         for axis in axes:
             out, count = axis[1], axis[6]
-            sizes += struct.pack("<8i", *axis, math.ceil(out / count)) + divider(count).data
+            sizes += struct.pack("<7i", *axis)
+            sizes += b"".join(divider(n).data for n in (count, math.ceil(out / count), axis[3], axis[5]))
         arguments: tuple[Argument, ...] = (
             Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
             Struct((), sizes), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        blocks = self.units * (2 if self.fits(tile, 2) else 1)
+        blocks = self.units * max(1, min(self.most_blocks, self.fast_bytes // (self.shared_bytes(tile) + BLOCK_BYTES)))
         config = LaunchConfig((min(blocks, self.count(B, tile)), 1, 1), (THREADS, 1, 1), self.shared_bytes(tile))
         numbers = (precision.name, NUMBERS[self.dtypes[0]], MADE[self.dtypes[1]], str(self.group))
-        # Chips other than the H200 set four registers aside where sums take most of them.
-        budget = Budget(128, spill_bytes=16 if self.group == max(GROUPS) else 0)
+        # Where sums take most registers, some of a tile's numbers wait aside while a warp multiplies.
+        budget = Budget(65536 // (self.most_blocks * THREADS) // 8 * 8, spill_bytes=96)
         return KernelLaunch(Program(SOURCE, f"conv_last<{', '.join(numbers)}>"), config, arguments, budget)
 
 
@@ -269,10 +285,10 @@ def tap_fragments(weight: Array, per_word: int, wide: int, columns: int, channel
     return in_fragments(lanes.transpose(0, 2, 3, 1, 4, 5).reshape(-1, columns), per_word)
 
 
-def _instance(name: str, precision: str, dtypes: tuple[str, str], taps: int = 3) -> Instance:
+def _instance(name: str, precision: str, dtypes: tuple[str, str], taps: int = 3, N: int = 3) -> Instance:
     stride, out = (1, 32) if taps == 3 else (2, 64)
     both = Geometry(
-        stride > 1, 64, 3, 1, (32, 32), (out, out), (taps, taps), (stride, stride), (1, 1), (1, 1)
+        stride > 1, 64, N, 1, (32, 32), (out, out), (taps, taps), (stride, stride), (1, 1), (1, 1)
     )  # fmt: skip
     return Instance(
         name,
@@ -289,5 +305,7 @@ INSTANCES = (
     _instance("64 channels fp32, 3x3", "fp32", ("float32", "float32")),
     _instance("64 channels tf32, 3x3", "tf32", ("float32", "float32")),
     _instance("64 channels bf16, in float32, 4x4", "bf16", ("float32", "bfloat16"), 4),
+    _instance("64 channels fp16 to 1, 3x3", "fp16", ("float16", "float16"), N=1),
+    _instance("64 channels tf32 to 1, 3x3", "tf32", ("float32", "float32"), N=1),
     _instance("64 channels fp32, in float16, 4x4", "fp32", ("float16", "float32"), 4),
 )

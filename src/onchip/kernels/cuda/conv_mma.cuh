@@ -84,3 +84,7 @@ struct Sums {
 __device__ __forceinline__ void copy_pieces(uint4* to, const uint4* from, int count) {
     for (int i = threadIdx.x; i < count; i += THREADS) to[i] = from[i];
 }
+
+// Asks for what lies at `at`, so that it is in the L2 cache when it is read.
+constexpr int LINE_BYTES = 128;  // that it brings
+__device__ __forceinline__ void fetch_line(const char* at) { asm volatile("prefetch.global.L2 [%0];" :: "l"(at)); }

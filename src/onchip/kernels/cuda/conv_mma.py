@@ -19,6 +19,9 @@ from onchip.spec.recipe import Array, Recipe
 THREADS = 256
 PART = 32  # terms of a sum of float32
 COLUMNS = 8  # of a fragment
+# Instructions that a multiprocessor issues while its tensor cores make one product of mma.sync at their steady rate:
+# 2.4 a clock, which we expect of work that waits now and then; products are 0.68 a clock.
+ISSUED_A_PRODUCT = 3.5
 
 
 def even_share(n: int, most: int) -> int:

@@ -80,7 +80,7 @@ class Tile:
 
 
 TILES = (
-    Tile(256, 2, 1.0), Tile(128, 2, 0.85), Tile(64, 2, 0.55), Tile(32, 2, 0.3), Tile(64, 1, 0.6), Tile(32, 1, 0.5),
+    Tile(256, 2, 1.0), Tile(128, 2, 0.85), Tile(64, 2, 0.5), Tile(32, 2, 0.3), Tile(64, 1, 0.43), Tile(32, 1, 0.35),
     Tile(64, 2, 0.85, 128),
 )  # fmt: skip
 # As much of that is reached by rows of float32, by precision: three products of tf32 share what it takes to split them.

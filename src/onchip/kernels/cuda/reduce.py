@@ -64,7 +64,8 @@ def along(file: str, how: str, dtype: str, shape: tuple[int, int, int], units: i
     sizes: tuple[Argument, ...] = (Int64(outer), Int64(N))
     if inner > 1:
         V, lines, items = columns_for(dtype, N, inner)
-        lines = MANY_LINES if file == "reduce" and N >= MANY else lines
+        if file == "reduce":  # it holds no column
+            V, lines = _neighbours(dtype, inner), MANY_LINES if N >= MANY else lines
         name = f"{file}_columns<{given}, {V}, {lines}{f', {items}' if file == 'softmax' else ''}>"
         sizes, blocks, waves = tuple(map(Int64, shape)), -(-outer * inner * lines // (THREADS * V)), WAVES
     elif SHORT[DTYPE_BYTES[dtype]] >= N:

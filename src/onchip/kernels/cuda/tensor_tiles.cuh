@@ -145,18 +145,24 @@ struct Outlet {
     __device__ __forceinline__ u32 word(int row, int column) const {
         return *reinterpret_cast<const u32*>(reinterpret_cast<const char*>(piece(row, column / 8)) + column % 8 * 2);
     }
-    // Rows from m on and columns from n on of an array, to here or from here, by a team: whole lines at a time, since L2
-    // takes as long for a sector. N is a multiple of 8.
-    template <bool IS_OUT, class Out, class T>
-    __device__ __forceinline__ void move(const Out& out, T* array, long long m, long long n) const {
+    // Calls move(row, piece) for rows from m on and pieces of columns from n on, where there are any, of a team's threads:
+    // whole lines at a time, since L2 takes as long for a sector. N is a multiple of 8.
+    template <class Out, class Move>
+    __device__ __forceinline__ void each(const Out& out, long long m, long long n, Move move) const {
         const int i = threadIdx.x % 8;
 #pragma unroll 4
         for (int row = threadIdx.x % TEAM / 8; row < R; row += TEAM / 8) {
             const long long at = out.row(m + row);
-            if (at < 0 || n + 8 * i >= out.N) continue;
-            if constexpr (IS_OUT) *reinterpret_cast<uint4*>(array + at + n + 8 * i) = *piece(row, i);
-            else *piece(row, i) = *reinterpret_cast<const uint4*>(array + at + n + 8 * i);
+            if (at >= 0 && n + 8 * i < out.N) move(at + n + 8 * i, piece(row, i));
         }
+    }
+    // What is added to y, while the products are made.
+    template <class Out>
+    __device__ __forceinline__ void fetch(const Out& out, long long m, long long n) const {
+        each(out, m, n, [&](long long at, uint4* to) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(shared_address(to)), "l"(out.other + at)
+                         : "memory");
+        });
     }
 };
 
@@ -172,10 +178,9 @@ __device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& o
     for (int j = 0; j < R / 8; ++j)
 #pragma unroll
         for (int i = 0; i < 4; ++i) c[j][i] += shifts[16 * warp + g + i / 2 * 8];
-    wait_for_team(team);  // nobody moves the last tile out any more
+    if (out.other != nullptr) asm volatile("cp.async.wait_all;" ::: "memory");
+    wait_for_team(team);  // all of it is there; or nobody moves the last tile out any more
     if (out.other != nullptr) {
-        outlet.template move<false>(out, out.other, m, n);
-        wait_for_team(team);
 #pragma unroll
         for (int j = 0; j < R / 8; ++j)
 #pragma unroll
@@ -196,7 +201,7 @@ __device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& o
         *outlet.piece(8 * (j + q / 2) + g, 2 * warp + q % 2) = {words[0], words[1], words[2], words[3]};
     }
     wait_for_team(team);
-    outlet.template move<true>(out, out.y, m, n);
+    outlet.each(out, m, n, [&](long long at, const uint4* from) { *reinterpret_cast<uint4*>(out.y + at) = *from; });
 }
 
 // SPLIT  a sum is one of `parts` sums, and ... ALONE: a block makes them one after the other; TOGETHER: the blocks of a
@@ -308,6 +313,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     const int row = TEAM_ROWS * team + 16 * warp + row_of<P, X>(g);
     if (out.other != nullptr) wait_for_kernel_before();  // who may have made it
+    char* const outlet = stages + STAGES * STAGE_BYTES + team * (TEAM_ROWS * LINE);  // of a turned tile
     u32 turn = 0;
     int now = 0;
     long long column = -1;
@@ -321,6 +327,12 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
             now ^= 1, column = place.n;
             for (int i = threadIdx.x % TEAM; i < BN; i += TEAM)
                 shifts[now][team][i] = bias != nullptr && column + i < N ? bias[column + i] : 0.0f;
+        }
+        if constexpr (IS_TURNED) {
+            if (out.other != nullptr) {
+                wait_for_team(team);  // nobody moves the last tile out any more
+                Outlet<TEAM_ROWS, typename Out::Number>{outlet}.fetch(out, place.m + TEAM_ROWS * team, place.n);
+            }
         }
         float sums[COLUMNS / 8][4];
         float totals[O::PARTS == 2 ? BN / 8 : 1][4] = {}, whole[SPLIT == ALONE ? BN / 8 : 1][4] = {};
@@ -414,7 +426,6 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
             add_up_together<BN>(made, mine, row, q, rank, parts, out, shifts[now][0], place.m, place.n, M, activation);
             return;  // a cluster has one tile
         } else if constexpr (IS_TURNED) {
-            char* const outlet = stages + STAGES * STAGE_BYTES + team * (TEAM_ROWS * LINE);
             finish_turned<TEAM_ROWS>(made, out, outlet, shifts[now][team], place.m + TEAM_ROWS * team, place.n, team,
                                      activation);
         } else {

@@ -90,8 +90,9 @@ MOST_COLUMNS = {1: 256, 2: 128, 3: 64}
 # Products that a multiprocessor would make in 0.8 us, which it takes to begin and to end a tile: those of 64 x 32 took
 # 1.1 us with one slice of k, and 3.4 us with nine.
 IDLE_PRODUCTS = {"fp16": 3.0e6, "bf16": 3.0e6, "tf32": 1.5e6, "fp32": 0.5e6}
-TOGETHER = Tile(32, 1, 0.5)  # of a cluster
+CLUSTER_TILES = Tile(32, 1, 0.35), Tile(64, 1, 0.43), Tile(128, 1, 0.5)  # the wide ones of rows that are read directly
 MOST_PARTS, LEAST_SLICES = 8, 4  # of a sum; of a part
+WORTH_PARTS = 0.6  # of what a block reads: a cluster's blocks wait for each other
 # Of a block, as measured with few rows: before and behind its slices, and for a slice.
 LATENCY_US, SLICE_US = {"NONE": 1.5, "ALONE": 1.5, "TOGETHER": 2.5}, {"NONE": 0.12, "ALONE": 0.12, "TOGETHER": 0.3}
 
@@ -159,15 +160,27 @@ class WgmmaProduct:
     def splits_well(self, units: int) -> int:
         """Parts of a sum, such that all multiprocessors have one where there are few rows; 1 where there are many."""
         slices = math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
-        tiles, parts = self.count(TOGETHER), 1
-        while parts < MOST_PARTS and 2 * parts * tiles <= units and slices >= 2 * parts * LEAST_SLICES:
-            parts *= 2
-        return parts if parts_have_slices(slices, parts) else parts // 2
+        read = dict[int, int]()  # by the parts: the rows and columns of a block, whose numbers it reads
+        for tile in self._cluster_tiles:
+            parts = 1
+            while parts < MOST_PARTS and 2 * parts * self.count(tile) <= units and slices >= 2 * parts * LEAST_SLICES:
+                parts *= 2
+            parts = parts if parts_have_slices(slices, parts) else parts // 2
+            read[parts] = min(read.get(parts, 1 << 30), min(self.M, ROWS) + tile.BN)
+        best = min(read, key=lambda parts: read[parts] / parts)
+        whole = min(self.M, ROWS) + CLUSTER_TILES[0].BN
+        return best if read[best] / best <= WORTH_PARTS * whole else 1
+
+    @property
+    def _cluster_tiles(self) -> tuple[Tile, ...]:
+        return CLUSTER_TILES if self.is_direct else CLUSTER_TILES[:1]
 
     def cut(self, units: int) -> tuple[Tile, str]:
         """The tiles that should be done first, and how the parts of a sum are made."""
-        if self.parts > 1 and self.parts * self.count(TOGETHER) <= units:
-            return TOGETHER, "TOGETHER"
+        if self.parts > 1:
+            for tile in self._cluster_tiles:
+                if self.parts * self.count(tile) <= units:
+                    return tile, "TOGETHER"
         sums = PRECISIONS[self.precision].parts + (self.parts > 1)  # that a thread has of each number
         most = MOST_COLUMNS[sums] if self.is_direct else min(MOST_COLUMNS[sums], MOST_COLUMNS[2])
         tiles = [tile for tile in TILES if most >= tile.BN and (self.turns or not tile.is_turned)]
@@ -367,6 +380,8 @@ INSTANCES = (
     _instance("few rows fp32", 7, 4096, 4096, "fp32"),
     _instance("few rows fp16, in parts", 7, 1024, 4096, "fp16", ("float16", "float16"), parts=4),
     _instance("few rows fp32, in parts", 7, 1024, 4096, "fp32", parts=4),
+    _instance("64 rows fp16, in parts", 64, 4096, 4096, "fp16", ("float16", "float16"), parts=4),
+    _instance("64 rows tf32, in parts", 64, 4096, 4096, "tf32", parts=4),
     _instance("many rows fp16, in parts", 8192, 1024, 4096, "fp16", ("float16", "float16"), parts=4),
     _instance("many rows fp32, in parts", 8192, 1024, 4096, "fp32", parts=4),
     _instance("few columns fp16", 65536, 10, 512, "fp16", ("float16", "float16")),

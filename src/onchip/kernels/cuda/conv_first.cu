@@ -264,7 +264,7 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
                     const float2 each = *reinterpret_cast<const float2*>(shifts + n + 8 * j + 2 * q);
                     c[j][0] += each.x, c[j][1] += each.y, c[j][2] += each.x, c[j][3] += each.y;
                 }
-                activate_all(c, activation);
+                activate_all<Y>(c, activation);
             }
 
             if (sizeof(Y) == 2 && t.y_last && t.N % 8 == 0) {

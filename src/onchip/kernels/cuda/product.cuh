@@ -1,7 +1,7 @@
 // product.cuh: what the kernels of product.cu share: which tile a block makes, and what becomes of a sum.
 #pragma once
 
-#include "activation.cuh"
+#include "brief.cuh"
 #include "number.cuh"
 
 // Blocks that run at the same time share rows of x and of w through L2: they go down GROUP tiles before one to the right.
@@ -35,31 +35,59 @@ __device__ __forceinline__ float4 read4(const T* from, long long left, bool is_a
 
 // -- what becomes of a sum ------------------------------------------------------------------------------------
 
+// An activation whose results are stored as Y: of 16 bits, a brief one will do.
+template <class Y, class Function>
+struct StoredAs {
+    using type = Function;
+};
+template <class Function>
+struct StoredAs<f16, Function> {
+    using type = Brief<Function>;
+};
+template <class Function>
+struct StoredAs<bf16, Function> {
+    using type = Brief<Function>;
+};
+
 // Known when a kernel is launched, not when it is compiled: 0 is none, and 1 the first of activation.cuh's in the order
 // of kernels/pointwise.py.
 struct Activation {
     u32 code;
     float a, b;  // the slope of a LeakyReLU; the bounds of a Clip
 
-    __device__ __forceinline__ float operator()(float v) const {
+    template <class Y, int V>
+    __device__ __forceinline__ void apply(float (&v)[V]) const {
         switch (code) {
-            case 1: return ReLU::apply(v);
-            case 2: return LeakyReLU::apply(v, a);
-            case 3: return Clip::apply(v, a, b);
-            case 4: return Sigmoid::apply(v);
-            case 5: return Tanh::apply(v);
-            case 6: return SiLU::apply(v);
-            case 7: return GELU::apply(v);
-            case 8: return TanhGELU::apply(v);
+            case 1: return each<ReLU>(v);
+            case 2: return each<LeakyReLU>(v, a);
+            case 3: return each<Clip>(v, a, b);
+            case 4: return each<typename StoredAs<Y, Sigmoid>::type>(v);
+            case 5: return each<typename StoredAs<Y, Tanh>::type>(v);
+            case 6: return each<typename StoredAs<Y, SiLU>::type>(v);
+            case 7: return each<typename StoredAs<Y, GELU>::type>(v);
+            case 8: return each<typename StoredAs<Y, TanhGELU>::type>(v);
         }
-        return v;
+    }
+    __device__ __forceinline__ float operator()(float v) const {
+        float one[1] = {v};
+        apply<float>(one);
+        return one[0];
+    }
+
+private:
+    template <class Function, int V, class... Given>
+    static __device__ __forceinline__ void each(float (&v)[V], Given... given) {
+#pragma unroll
+        for (int i = 0; i < V; ++i) v[i] = Function::apply(v[i], given...);
     }
 };
 
 // Out of line: a thread has many sums, and a copy for each would be most of the kernel.
 template <class Y>
 __device__ __noinline__ void finish_one(float v, Y* y, const Activation activation) {
-    store1(y, activation(v));
+    float one[1] = {v};
+    activation.apply<Y>(one);
+    store1(y, one[0]);
 }
 
 // V neighbours of a row of y, of which `left` are in it: the sums, the bias, the activation.
@@ -86,11 +114,14 @@ __device__ __forceinline__ void finish(const Acc (&sums)[V], Y* y, const float* 
 }
 
 // Out of line for the same reason.
+template <class Y = float>
 __device__ __noinline__ float4 activated(float4 v, const Activation activation) {
-    return {activation(v.x), activation(v.y), activation(v.z), activation(v.w)};
+    float four[4] = {v.x, v.y, v.z, v.w};
+    activation.apply<Y>(four);
+    return {four[0], four[1], four[2], four[3]};
 }
 
-template <int J>
+template <class Y, int J>
 __device__ __forceinline__ void activate_all(float (&c)[J][4], const Activation& activation) {
     if (activation.code == 1) {
 #pragma unroll
@@ -98,7 +129,7 @@ __device__ __forceinline__ void activate_all(float (&c)[J][4], const Activation&
     } else if (activation.code > 1) {
 #pragma unroll
         for (int j = 0; j < J; ++j) {
-            const float4 four = activated({c[j][0], c[j][1], c[j][2], c[j][3]}, activation);
+            const float4 four = activated<Y>({c[j][0], c[j][1], c[j][2], c[j][3]}, activation);
             c[j][0] = four.x, c[j][1] = four.y, c[j][2] = four.z, c[j][3] = four.w;
         }
     }
@@ -226,7 +257,7 @@ __device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], const Out& ou
             }
         }
     }
-    activate_all(c, activation);
+    activate_all<Y>(c, activation);
     constexpr int LANE = 16 / static_cast<int>(sizeof(Y));  // numbers of a lane
     if (N % LANE == 0) {
         store_lines<BN>(c, out, rows, n, q);

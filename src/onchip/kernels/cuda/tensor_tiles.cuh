@@ -191,7 +191,7 @@ __device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& o
             }
         wait_for_team(team);
     }
-    activate_all(c, activation);
+    activate_all<Y>(c, activation);
 #pragma unroll
     for (int j = 0; j < R / 8; j += 2) {
         u32 words[4];

@@ -13,8 +13,9 @@ from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.errors import DeviceError, FormatError, InputError, PlanError
 from onchip.kernels.chain import find_chain
+from onchip.kernels.cuda import mlp_train
 from onchip.kernels.cuda.mlp_train import MOST_BATCH, MOST_LAYERS, make_lowering
-from onchip.kernels.cuda.train_tiling import CHUNK, WARPS, choose_tiling
+from onchip.kernels.cuda.train_tiling import CHUNK, STAGE_CHUNKS, STAGED_CUTS, WARPS, Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import rules_of_steps
 from onchip.plan.device import H200
@@ -122,6 +123,33 @@ def test_state_goes_on_and_another_run_s_is_refused(monkeypatch):
         fit(net, x, y, epochs=1, state={"steps": first.state["steps"]}, **training)
 
 
+STAGED = {
+    "a batch of 1": lambda: case(40, 33, 4, n=5, batch_size=1, lr=0.05),
+    "a batch of 7": lambda: case(70, 9, 40, n=20, batch_size=7, lr=0.05),
+    "several stages": lambda: case(150, 131, 67, 5, n=330, batch_size=256, lr=0.05, momentum=0.5),
+    "an odd batch": lambda: case(35, 20, 3, n=4100, batch_size=4097, lr=0.1),
+}
+
+
+def stage_everything(monkeypatch, down, across, slices):
+    """Every product by way of shared memory, whatever its price."""
+
+    def choose(sizes, terms, precision, units, can_slice=False):
+        return Tiling(4, down, across, WARPS // (down * across), slices if can_slice else 1, is_staged=True)
+
+    monkeypatch.setattr(mlp_train, "choose_tiling", choose)
+
+
+@needs_gxx
+@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize(("down", "across"), STAGED_CUTS)
+@pytest.mark.parametrize("name", STAGED)
+def test_emulated_products_by_way_of_shared_memory(name, down, across, slices, monkeypatch):
+    emulate_device(monkeypatch)
+    stage_everything(monkeypatch, down, across, slices)
+    assert_follows_reference(*STAGED[name](), device="cuda")
+
+
 def assert_rounds_as_told(precision):
     """Losses follow float64's as far as the rounded factors let them, and are not those of fp32."""
     net, x, y, training = SMALL["several tiles"]()
@@ -145,9 +173,8 @@ def test_emulated_products_in_other_precisions(precision, monkeypatch):
 
 def test_digits_take_five_launches_a_step():
     steps = lowering_of(mlp(784, 320, 160, 10), 64).steps(3)
-    names = [launch.program.name_expression.partition("<")[0] for launch in steps.launches]
-    step = ["train_forward", "train_forward", "train_head", "train_backward", "train_gradients"]
-    assert names == [*3 * step, "train_advance"]
+    names = [launch.program.name_expression.partition("<")[0].partition("_")[2] for launch in steps.launches]
+    assert names == [*3 * ["forward", "forward", "head", "backward", "gradients"], "advance"]
     assert all(launch.config.overlaps for launch in steps.launches)
 
 
@@ -158,6 +185,7 @@ def test_tiles_cover_products_whatever_their_sizes(sizes, terms):
         tiling = choose_tiling(sizes, terms, precision, 132, can_slice)
         assert tiling.down * tiling.across * tiling.deep == WARPS
         assert tiling.slices * tiling.slice_chunks(terms) * CHUNK >= terms
+        assert not tiling.is_staged or tiling.slice_chunks(terms) % STAGE_CHUNKS == 0
         assert can_slice or tiling.slices == 1
         for rows_, columns in sizes:
             assert tiling.blocks(rows_, columns) * (8 * tiling.R) ** 2 * tiling.down * tiling.across >= rows_ * columns
@@ -212,6 +240,24 @@ def test_other_precisions_are_a_gpu_s():
 @pytest.mark.parametrize("name", {**CASES, **WIDE})
 def test_training_follows_the_reference(name):
     assert_follows_reference(*{**CASES, **WIDE}[name](), device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize(("down", "across"), STAGED_CUTS)
+@pytest.mark.parametrize("name", STAGED)
+def test_products_by_way_of_shared_memory(name, down, across, slices, monkeypatch):
+    stage_everything(monkeypatch, down, across, slices)
+    assert_follows_reference(*STAGED[name](), device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1024, 5000])
+def test_large_batches_follow_the_reference_with_the_same_bits(batch):
+    net, x, y, training = case(784, 320, 160, 10, n=5000, batch_size=batch, lr=0.1)
+    assert_follows_reference(net, x, y, training, device="cuda")
+    one, other = (fit(net, x, y, device="cuda", epochs=2, seed=5, **training) for _ in range(2))
+    same_results(one, other)
 
 
 @pytest.mark.gpu

@@ -15,8 +15,10 @@
 
 constexpr int CHUNK = 16, WARPS = 8, THREADS = 32 * WARPS;
 
-// Programmatic launch: a kernel begins while the one before ends, and waits here before it reads what others write. The
-// data, the order and the step's place in it are none of that: only what ends a graph writes to them.
+// Programmatic launch: a kernel begins while the one before ends, and waits here before it reads what that one writes.
+// What earlier ones write is there: the one before has waited for them before it let this one begin. So only weights
+// right behind their update wait, and what a launch hands to the next. The data, the order and the step's place in it
+// change where a graph ends.
 __device__ __forceinline__ void wait_for_step_before() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -53,6 +55,28 @@ struct Warps {
 
 // -- operands --------------------------------------------------------------------------------------------------------
 
+// Which rows lie at `first`, `first` + step, ... of `rows`: NO_ROW behind the last. All are asked for at once, the last
+// one in place of those that are not there: with a branch for each they would wait for each other. No chip has room for
+// 2^32 rows of 32 bytes and what they should give.
+constexpr u32 NO_ROW = ~0u;
+template <int COUNT>
+__device__ __forceinline__ void find_rows(u32 (&found)[COUNT], const long long* order, int first, int step, int rows) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) found[i] = first + i * step;
+    if (order && rows > 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            found[i] = static_cast<u32>(order[first + i * step < rows ? first + i * step : rows - 1]);
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+        if (first + i * step >= rows) found[i] = NO_ROW;
+}
+
+__device__ __forceinline__ const float* row_at(const float* matrix, u32 row, int stride) {
+    return matrix + static_cast<long long>(row) * stride;
+}
+
 // 8 R rows, or fewer: their numbers along k lie side by side. k_end is a multiple of 4.
 template <int R>
 struct AlongK {
@@ -62,13 +86,10 @@ struct AlongK {
     __device__ __forceinline__ AlongK(const float* from, int stride, int first, int rows, int k_end,
                                       const long long* order = nullptr)
         : k_end(k_end) {
-        const int g = threadIdx.x % 32 / 4;
+        u32 found[R];
+        find_rows(found, order, first + threadIdx.x % 32 / 4 * R, 1, rows);
 #pragma unroll
-        for (int j = 0; j < R; ++j) {
-            const int row = first + R * g + j;
-            at[j] = nullptr;
-            if (row < rows) at[j] = from + (order ? order[row] : static_cast<long long>(row)) * stride;
-        }
+        for (int j = 0; j < R; ++j) at[j] = found[j] == NO_ROW ? nullptr : row_at(from, found[j], stride);
     }
     __device__ __forceinline__ void load(float (&v)[R][4], int chunk) const {
         const int k = chunk * CHUNK + threadIdx.x % 4 * 4;
@@ -97,14 +118,14 @@ struct AcrossK {
         from = matrix + column;
     }
     __device__ __forceinline__ void load(float (&v)[R][4], int chunk) const {
-        const int k = chunk * CHUNK + threadIdx.x % 4 * 4;
+        u32 rows[4];
+        find_rows(rows, order, chunk * CHUNK + threadIdx.x % 4 * 4, 1, k_end);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float some[R] = {};
-            if (is_there && k + i < k_end) {
+            if (is_there && rows[i] != NO_ROW) {
                 using Word = typename Vector<4 * R>::type;
-                const long long row = order ? order[k + i] : static_cast<long long>(k + i);
-                *reinterpret_cast<Word*>(some) = *reinterpret_cast<const Word*>(from + row * stride);
+                *reinterpret_cast<Word*>(some) = *reinterpret_cast<const Word*>(row_at(from, rows[i], stride));
             }
 #pragma unroll
             for (int j = 0; j < R; ++j) v[j][i] = some[j];
@@ -187,6 +208,21 @@ struct Tiles {
     float at[WARPS][8 * R][8 * R + 4];
 };
 
+// A lane's sums to its warp's tile.
+template <int R>
+__device__ __forceinline__ void store_tile(float (&tile)[8 * R][8 * R + 4], const float (&totals)[R / 2][R][4]) {
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+#pragma unroll
+    for (int t = 0; t < R / 2; ++t)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float some[R];
+#pragma unroll
+            for (int j = 0; j < R; ++j) some[j] = totals[t][j][i];
+            store_several(&tile[R * g + 2 * t + i / 2][R * (2 * q + i % 2)], some);
+        }
+}
+
 // The chunks of a sum that one warp takes: first, first + step, ... below last.
 struct Chunks {
     int first, last, step;
@@ -230,16 +266,7 @@ __device__ __forceinline__ void sum_up(float (&tile)[8 * R][8 * R + 4], const A&
         }
     }
     move_sums<R>(totals, sums);
-    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-#pragma unroll
-    for (int t = 0; t < R / 2; ++t)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            float some[R];
-#pragma unroll
-            for (int j = 0; j < R; ++j) some[j] = totals[t][j][i];
-            store_several(&tile[R * g + 2 * t + i / 2][R * (2 * q + i % 2)], some);
-        }
+    store_tile<R>(tile, totals);
 }
 
 // Where four neighbours of a block's numbers lie, and which tiles they are the sum of.

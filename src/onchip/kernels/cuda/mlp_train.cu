@@ -9,8 +9,8 @@
 //         read twice and written once a step: 0.5 us at H200's tf32 (three products a term), 0.2 us of L2; a launch
 //         in a graph is 0.7 us, five of them 3.5 us. 784-56-28-10, 60,000 rows: x read twice, 376 MB / 4.8 TB/s
 //         = 78 us; 11.2 Gflop times 3 / 494 Tflop/s = 68 us.
-// Order   mlp_train.cuh. The head's dots go lane by lane, then through a tree of the lanes; losses thread by thread, then
-//         through a tree. Slices of a batch first to last.
+// Order   mlp_train.cuh. The head's dots go four neighbours a lane, then through a tree of the lanes; losses thread by
+//         thread, then through a tree. Slices of a batch first to last.
 // Layout  Rows begin at multiples of 32 bytes. x and activations (rows, width, 1 if the layer that reads them has a
 //         bias, zeros); w (D_out, D_in, bias, zeros): a bias is a weight of that 1. So are mean and square, what the
 //         optimiser keeps. dz, the gradients by what goes into activations, lie like the activations.
@@ -83,98 +83,119 @@ struct Head {
     u32 is_gathered, loss, code, slope, before_code, before_slope;
 };
 
-// W warps a row: maybe the last layer, an output a warp at a time; then the loss, which each of them works out, and the
-// gradients by it. W = 8: few rows, which should not wait for their loads one after the other.
-template <int W>
+// LANES of W warps a row: maybe the last layer, W outputs at a time; then the loss, which each warp works out, and the
+// gradients by it. 8 warps a row: few rows, which should not wait for their loads one after the other. 8 lanes a row:
+// many rows, of which the instructions count.
+template <int W, int LANES>
 __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Head head) {
-    __shared__ float outputs[WARPS / W][32];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % W, of_block = threadIdx.x / 32 / W, N = head.N;
-    const int row = blockIdx.x * (WARPS / W) + of_block, size = step.size();
-    const long long number = row < size ? step.rows()[row] : 0;
+    constexpr int ROWS = THREADS / (LANES * W), PITCH = 40;  // rows of 8 lanes begin 8 banks on
+    __shared__ float outputs[ROWS][PITCH], gradients[THREADS / LANES][PITCH];
+    const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, warp = group % W, N = head.N;
+    const int first_row = blockIdx.x * ROWS, size = step.size();
+    if (first_row >= size) {
+        wait_for_step_before();
+        return;
+    }
+    const bool is_there = first_row + group / W < size;  // else the last row once more: all lanes take part in sums
+    const int row = is_there ? first_row + group / W : size - 1;
+    const long long number = step.rows()[row];
+    const bool has_classes = head.loss == CROSS_ENTROPY;
+    const int truth = has_classes ? static_cast<int>(static_cast<const long long*>(head.targets)[number]) : 0;
     wait_for_step_before();
-    if (row >= size) return;  // with W = 8 all of the block
     const long long at = static_cast<long long>(row) * head.z_stride;
     const float* a = head.a + (head.is_gathered ? number : static_cast<long long>(row)) * head.a_stride;
     const float* z = head.z + at;
     if (head.w) {
-        constexpr int AT_ONCE = 4;  // sums of a warp: shuffles take long, and these do not wait for each other
+        constexpr int AT_ONCE = W > 1 ? 2 : 5;  // sums, none of which waits for another: ten classes are one turn or two
         const Activation activation = activation_of(head.code, head.slope);
         for (int first = warp; first < N; first += AT_ONCE * W) {
-            const float* w = head.w + static_cast<long long>(first) * head.w_stride;
+            const float* w[AT_ONCE];
             float sums[AT_ONCE] = {};
-#pragma unroll 4
-            for (int k = lane; k < head.K; k += 32) {
-                const float given = a[k];
 #pragma unroll
-                for (int j = 0; j < AT_ONCE; ++j)
-                    if (first + j * W < N)
-                        sums[j] = fmaf(given, w[static_cast<long long>(j * W) * head.w_stride + k], sums[j]);
+            for (int j = 0; j < AT_ONCE; ++j)  // the last one again, where there is none: a branch would wait
+                w[j] = head.w + static_cast<long long>(first + j * W < N ? first + j * W : N - 1) * head.w_stride;
+#pragma unroll 2
+            for (int k = 4 * lane; k < head.K; k += 4 * LANES) {
+                const float4 given = load4(a + k);
+                float4 of[AT_ONCE];
+#pragma unroll
+                for (int j = 0; j < AT_ONCE; ++j) of[j] = load4(w[j] + k);
+#pragma unroll
+                for (int j = 0; j < AT_ONCE; ++j) {
+                    sums[j] = fmaf(given.x, of[j].x, sums[j]);
+                    sums[j] = fmaf(given.y, of[j].y, sums[j]);
+                    sums[j] = fmaf(given.z, of[j].z, sums[j]);
+                    sums[j] = fmaf(given.w, of[j].w, sums[j]);
+                }
             }
 #pragma unroll
             for (int j = 0; j < AT_ONCE; ++j) {
-                const float sum = reduce_lanes<Sum, 32>(sums[j]);
-                if (lane == 0 && first + j * W < N) outputs[of_block][first + j * W] = activation(sum);
+                const float sum = reduce_lanes<Sum, LANES>(sums[j]);
+                if (lane == 0 && first + j * W < N) outputs[group / W][first + j * W] = activation(sum);
             }
         }
         if (W > 1) __syncthreads();
         else __syncwarp();
-        z = outputs[of_block];
+        z = outputs[group / W];
     }
-    const bool tells = warp == 0;  // to memory
+    const bool tells = is_there && warp == 0;  // to memory
+    const auto keep = [&](int n, float gradient) {
+        if (head.before) gradients[group][n] = gradient;  // then N <= 32
+        if (head.dz && tells) head.dz[at + n] = gradient;
+    };
     double loss = 0.0;
-    float gradient = 0.0f;  // of the last z that this lane has: of the only one where head.w is there
-    if (head.loss == CROSS_ENTROPY) {
+    if (has_classes) {
         float most = __uint_as_float(0xff800000u);
         int best = N;
-        for (int n = lane; n < N; n += 32)
+        for (int n = lane; n < N; n += LANES)
             if (z[n] > most || best == N) most = z[n], best = n;
 #pragma unroll
-        for (int mask = 16; mask > 0; mask /= 2) {  // the first of the largest
+        for (int mask = LANES / 2; mask > 0; mask /= 2) {  // the first of the largest
             const float other = __shfl_xor_sync(~0u, most, mask);
             const int where = __shfl_xor_sync(~0u, best, mask);
             if (where < N && (best == N || other > most || (other == most && where < best))) most = other, best = where;
         }
         double total = 0.0;
-        for (int n = lane; n < N; n += 32) total += static_cast<double>(expf(z[n] - most));
-        total = reduce_lanes<Sum, 32>(total);
+        for (int n = lane; n < N; n += LANES) total += static_cast<double>(expf(z[n] - most));
+        total = reduce_lanes<Sum, LANES>(total);
         const float scale = static_cast<float>(total);
-        const int truth = static_cast<int>(static_cast<const long long*>(head.targets)[number]);
-        float at_truth = 0.0f;
-        for (int n = lane; n < N; n += 32) {
-            gradient = expf(z[n] - most) / scale - (n == truth ? 1.0f : 0.0f);
+        float at_truth = 0.0f;  // of one lane
+        for (int n = lane; n < N; n += LANES) {
             if (n == truth) at_truth = z[n] - most;
-            if (head.dz && tells) head.dz[at + n] = gradient;
+            keep(n, expf(z[n] - most) / scale - (n == truth ? 1.0f : 0.0f));
         }
-        at_truth = __shfl_sync(~0u, at_truth, truth % 32);
+        at_truth = reduce_lanes<Sum, LANES>(at_truth);
         loss = log(total) - static_cast<double>(at_truth);
         if (lane == 0 && tells) head.hits[row] = best == truth;
     } else {
         const float* target = static_cast<const float*>(head.targets) + number * N;
-        for (int n = lane; n < N; n += 32) {
+        for (int n = lane; n < N; n += LANES) {
             const float difference = z[n] - target[n];
             loss += static_cast<double>(difference) * static_cast<double>(difference);
-            gradient = through(head.code, __uint_as_float(head.slope), difference, z[n]);
-            if (head.dz && tells) head.dz[at + n] = gradient;
+            keep(n, through(head.code, __uint_as_float(head.slope), difference, z[n]));
         }
-        loss = reduce_lanes<Sum, 32>(loss) * (head.loss == HALF_SSE ? 0.5 : 1.0 / N);
+        loss = reduce_lanes<Sum, LANES>(loss) * (head.loss == HALF_SSE ? 0.5 : 1.0 / N);
         if (lane == 0 && tells) head.hits[row] = 0;
     }
     if (lane == 0 && tells) head.losses[row] = loss;
     if (!head.before) return;
-    for (int first = 32 * warp; first < head.D; first += 32 * W) {  // all lanes take part: each has one of the gradients
-        const int k = first + lane;
-        float sum = 0.0f;
-#pragma unroll 4
+    __syncwarp();
+    if (!is_there) return;
+    for (int k = 4 * (lane + LANES * warp); k < head.D; k += 4 * LANES * W) {
+        float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll 5
         for (int n = 0; n < N; ++n) {
-            const float of_n = __shfl_sync(~0u, gradient, n);
-            if (k < head.D) sum = fmaf(of_n, head.w[static_cast<long long>(n) * head.w_stride + k], sum);
+            const float of_n = gradients[group][n];
+            const float4 w = load4(head.w + static_cast<long long>(n) * head.w_stride + k);
+            sum = {fmaf(of_n, w.x, sum.x), fmaf(of_n, w.y, sum.y), fmaf(of_n, w.z, sum.z), fmaf(of_n, w.w, sum.w)};
         }
-        if (k < head.D)
-            head.before[static_cast<long long>(row) * head.a_stride + k] =
-                through(head.before_code, __uint_as_float(head.before_slope), sum, a[k]);
+        const float4 made = through(head.before_code, __uint_as_float(head.before_slope), sum, load4(a + k));
+        const float four[4] = {made.x, made.y, made.z, made.w};
+        store_first(head.before + static_cast<long long>(row) * head.a_stride + k, four, head.D - k);
     }
 }
 
+// Sums of the rows' losses, where no gradients are asked for.
 __global__ void __launch_bounds__(THREADS) train_tally(const Step step, const Tally tally) {
     wait_for_step_before();
     tally.add_up(step);

@@ -39,7 +39,7 @@ LARGE_SOURCE = Path(__file__).parent / "mlp_train_large.cu"
 THREADS, WARPS = 256, 8  # of a block, as mlp_train.cuh has them
 ROW_FLOATS = 8  # rows begin at multiples of 32 bytes: what L2 moves
 HEAD_OUTPUTS = 32  # that the head makes itself, a lane each
-FEW_ROWS = 8  # a multiprocessor: then the head takes a block a row, else a warp
+FEW_ROWS = 3  # a multiprocessor: then the head takes a block a row, else 8 lanes
 MOST_LAYERS = 16  # of a launch that updates weights
 MOST_BATCH = 1 << 30  # rows
 MOST_BLOCKS = (1 << 31) - 1  # of a launch
@@ -197,8 +197,11 @@ class TrainLowering:
         sizes = layer.stride, layer.stride, self.width(last), layer.terms, layer.N, layer.D
         codes = not last, LOSSES.index(self.job.loss), *layer.activation, *before
         head = Struct(pointers, struct.pack("<6i6I", *sizes, *codes))
-        warps = WARPS if self.has_own_head and batch <= FEW_ROWS * self.device.units else 1
-        return self._launch_rows(f"train_head<{warps}>", -(-batch * warps // WARPS), step, head)
+        warps, lanes = 1, 32  # of a row
+        if self.has_own_head:
+            warps, lanes = (WARPS, 32) if batch <= FEW_ROWS * self.device.units else (1, 8)
+        blocks = -(-batch * warps * lanes // THREADS)
+        return self._launch_rows(f"train_head<{warps}, {lanes}>", blocks, step, head)
 
     def _update(self, step: Struct) -> Iterator[KernelLaunch]:
         """train_gradients, and of several slices train_apply, some layers a launch."""

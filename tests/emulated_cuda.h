@@ -252,6 +252,10 @@ template <class T> T __ldcs(const T* from) {
     if (sizeof(T) == 16) emulated::check_16(from);
     return *from;
 }
+template <class T> T __ldcg(const T* from) {
+    if (sizeof(T) == 16) emulated::check_16(from);
+    return *from;
+}
 template <class T> void __stcs(T* to, T value) {
     if (sizeof(T) == 16) emulated::check_16(to);
     *to = value;

@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
     const float* a = head.a + (head.is_gathered ? number : static_cast<long long>(row)) * head.a_stride;
     const float* z = head.z + at;
     if (head.w) {
-        constexpr int AT_ONCE = W > 1 ? 2 : 5;  // sums, none of which waits for another: ten classes are one turn or two
+        constexpr int AT_ONCE = W > 1 ? 2 : 5;  // sums, none waiting for another: ten classes are one turn or two
         const Activation activation = activation_of(head.code, head.slope);
         for (int first = warp; first < N; first += AT_ONCE * W) {
             const float* w[AT_ONCE];
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(THREADS) train_apply(const Step step, const __
     Kept kept;
     kept.load(layers.optimiser, memory, at);
     float sums[4] = {};
-#pragma unroll 4
+#pragma unroll 8
     for (int slice = 0; slice < layers.slices; ++slice) {
         const float4 part = load4(memory.parts + slice * numbers + at);
         sums[0] += part.x, sums[1] += part.y, sums[2] += part.z, sums[3] += part.w;

@@ -17,8 +17,8 @@ constexpr int CHUNK = 16, WARPS = 8, THREADS = 32 * WARPS;
 
 // Programmatic launch: a kernel begins while the one before ends, and waits here before it reads what that one writes.
 // What earlier ones write is there: the one before has waited for them before it let this one begin. So only weights
-// right behind their update wait, and what a launch hands to the next. The data, the order and the step's place in it
-// change where a graph ends.
+// right behind their update wait, and what a launch hands to the next; what is read before comes from L2. The data, the
+// order and the step's place in it change where a graph ends.
 __device__ __forceinline__ void wait_for_step_before() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -73,6 +73,14 @@ __device__ __forceinline__ void find_rows(u32 (&found)[COUNT], const long long* 
         if (first + i * step >= rows) found[i] = NO_ROW;
 }
 
+// V neighbours. PAST_L1: straight from L2, where what earlier launches wrote is, whatever a multiprocessor still holds.
+template <bool PAST_L1, int V>
+__device__ __forceinline__ void load_several(float (&v)[V], const float* from) {
+    using Word = typename Vector<4 * V>::type;
+    const Word* word = reinterpret_cast<const Word*>(from);
+    *reinterpret_cast<Word*>(v) = PAST_L1 ? __ldcg(word) : *word;
+}
+
 __device__ __forceinline__ const float* row_at(const float* matrix, u32 row, int stride) {
     return matrix + static_cast<long long>(row) * stride;
 }
@@ -91,13 +99,15 @@ struct AlongK {
 #pragma unroll
         for (int j = 0; j < R; ++j) at[j] = found[j] == NO_ROW ? nullptr : row_at(from, found[j], stride);
     }
+    template <bool PAST_L1>
     __device__ __forceinline__ void load(float (&v)[R][4], int chunk) const {
         const int k = chunk * CHUNK + threadIdx.x % 4 * 4;
 #pragma unroll
         for (int j = 0; j < R; ++j) {
-            float4 four = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (at[j] && k < k_end) four = load4(at[j] + k);
-            v[j][0] = four.x, v[j][1] = four.y, v[j][2] = four.z, v[j][3] = four.w;
+            float four[4] = {};
+            if (at[j] && k < k_end) load_several<PAST_L1>(four, at[j] + k);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[j][i] = four[i];
         }
     }
 };
@@ -117,16 +127,14 @@ struct AcrossK {
         is_there = column < columns;
         from = matrix + column;
     }
+    template <bool PAST_L1>
     __device__ __forceinline__ void load(float (&v)[R][4], int chunk) const {
         u32 rows[4];
         find_rows(rows, order, chunk * CHUNK + threadIdx.x % 4 * 4, 1, k_end);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float some[R] = {};
-            if (is_there && rows[i] != NO_ROW) {
-                using Word = typename Vector<4 * R>::type;
-                *reinterpret_cast<Word*>(some) = *reinterpret_cast<const Word*>(row_at(from, rows[i], stride));
-            }
+            if (is_there && rows[i] != NO_ROW) load_several<PAST_L1>(some, row_at(from, rows[i], stride));
 #pragma unroll
             for (int j = 0; j < R; ++j) v[j][i] = some[j];
         }
@@ -234,14 +242,15 @@ struct Ahead {
     static constexpr int DEPTH = R == 2 ? 3 : 2;
     float v[DEPTH][R][4];
 
+    // Past L1: this may be before a launch waits.
     template <class Operand>
     __device__ __forceinline__ void begin(const Operand& operand, const Chunks& chunks) {
 #pragma unroll
-        for (int i = 0; i < DEPTH; ++i) load(operand, i, chunks.first + i * chunks.step, chunks.last);
+        for (int i = 0; i < DEPTH; ++i) load<true>(operand, i, chunks.first + i * chunks.step, chunks.last);
     }
-    template <class Operand>
+    template <bool PAST_L1, class Operand>
     __device__ __forceinline__ void load(const Operand& operand, int i, int chunk, int last) {
-        if (chunk < last) operand.load(v[i], chunk);
+        if (chunk < last) operand.template load<PAST_L1>(v[i], chunk);
     }
 };
 
@@ -259,8 +268,8 @@ __device__ __forceinline__ void sum_up(float (&tile)[8 * R][8 * R + 4], const A&
             const int now = chunk + i * chunks.step, next = now + DEPTH * chunks.step;
             if (now >= chunks.last) break;
             const Words<P, R> words_a(of_a.v[i]), words_b(of_b.v[i]);
-            of_a.load(a, i, next, chunks.last);
-            of_b.load(b, i, next, chunks.last);
+            of_a.template load<false>(a, i, next, chunks.last);
+            of_b.template load<false>(b, i, next, chunks.last);
             multiply<P, R>(sums, words_a, words_b);
             if (++done % PART<P> == 0) move_sums<R>(totals, sums);
         }

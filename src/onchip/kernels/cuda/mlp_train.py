@@ -46,8 +46,8 @@ MOST_BLOCKS = (1 << 31) - 1  # of a launch
 EVALUATED_ROWS = 4096  # at a time, or a batch
 RULE_FLOATS = 8  # of a step's Rule
 _PRODUCT_BUDGETS = {2: Budget(registers=128), 4: Budget(registers=232)}  # by Tiling.R
-_STAGED_BUDGET = Budget(registers=128, spill_bytes=16)  # of what a loop does not change
-_ROW_BUDGET = Budget(registers=64)
+_STAGED_BUDGET = Budget(registers=128, spill_bytes=24)  # of what a loop does not change
+_ROW_BUDGET = Budget(registers=64, spill_bytes=16)  # sm_80: across the calls of activations
 _NO_OVERLAP = ("sm_80", "sm_86", "sm_89")
 _SHARE = 0.3  # of the tensor cores' rate: operands come from L2
 

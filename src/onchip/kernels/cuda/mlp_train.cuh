@@ -147,6 +147,14 @@ constexpr int PART = is_same<P, Fp32> ? 1 : 8;
 
 // -- products --------------------------------------------------------------------------------------------------------
 
+// v as two of tf32. Half a unit more, then cut: that rounds as cvt.rna does, which takes twice the instructions lest it
+// lose a NaN. Here `low` keeps it. What `low` has behind tf32's last bit is one bit: cut or rounded, it is as far off.
+__device__ __forceinline__ void split(float v, u32& high, u32& low) {
+    constexpr u32 HALF = 1u << 12, KEPT = ~(2 * HALF - 1);
+    high = (__float_as_uint(v) + HALF) & KEPT;
+    low = __float_as_uint(v - __uint_as_float(high)) & KEPT;
+}
+
 // A lane's part of an operand as the tensor cores take it. Fp32: each number is the sum of two of tf32.
 template <class P, int R>
 struct Words {
@@ -162,8 +170,8 @@ struct Words {
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    high[j][i] = Tf32::word(v[j][i]);
-                    if constexpr (is_same<P, Fp32>) low[j][i] = Tf32::word(v[j][i] - __uint_as_float(high[j][i]));
+                    if constexpr (is_same<P, Fp32>) split(v[j][i], high[j][i], low[j][i]);
+                    else high[j][i] = Tf32::word(v[j][i]);
                 }
             }
         }

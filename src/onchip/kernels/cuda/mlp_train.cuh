@@ -147,12 +147,19 @@ constexpr int PART = is_same<P, Fp32> ? 1 : 8;
 
 // -- products --------------------------------------------------------------------------------------------------------
 
-// v as two of tf32. Half a unit more, then cut: that rounds as cvt.rna does, which takes twice the instructions lest it
-// lose a NaN. Here `low` keeps it. What `low` has behind tf32's last bit is one bit: cut or rounded, it is as far off.
+// v rounded to tf32: half a unit more, then cut. So does cvt.rna, by twice the instructions lest it lose a NaN.
+constexpr u32 TF32_HALF = 1u << 12, TF32_BITS = ~(2 * TF32_HALF - 1);
+__device__ __forceinline__ u32 round_finite(float v) { return (__float_as_uint(v) + TF32_HALF) & TF32_BITS; }
+
+// What is not finite, or would not be, becomes NaN.
+__device__ __forceinline__ u32 round_tf32(float v) {
+    return __float_as_uint(fmaf(v, 0.0f, __uint_as_float(__float_as_uint(v) + TF32_HALF))) & TF32_BITS;
+}
+
+// v as two of tf32. `low` keeps a NaN; what it has behind tf32's last bit is one bit: cut or rounded, it is as far off.
 __device__ __forceinline__ void split(float v, u32& high, u32& low) {
-    constexpr u32 HALF = 1u << 12, KEPT = ~(2 * HALF - 1);
-    high = (__float_as_uint(v) + HALF) & KEPT;
-    low = __float_as_uint(v - __uint_as_float(high)) & KEPT;
+    high = round_finite(v);
+    low = __float_as_uint(v - __uint_as_float(high)) & TF32_BITS;
 }
 
 // A lane's part of an operand as the tensor cores take it. Fp32: each number is the sum of two of tf32.
@@ -171,7 +178,7 @@ struct Words {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     if constexpr (is_same<P, Fp32>) split(v[j][i], high[j][i], low[j][i]);
-                    else high[j][i] = Tf32::word(v[j][i]);
+                    else high[j][i] = round_tf32(v[j][i]);
                 }
             }
         }

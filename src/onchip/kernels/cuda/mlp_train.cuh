@@ -178,7 +178,8 @@ struct Words {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     if constexpr (is_same<P, Fp32>) split(v[j][i], high[j][i], low[j][i]);
-                    else high[j][i] = round_tf32(v[j][i]);
+                    else if constexpr (R == 4) high[j][i] = round_tf32(v[j][i]);
+                    else high[j][i] = Tf32::word(v[j][i]);  // small tiles wait for loads; round_tf32 made them spill
                 }
             }
         }

@@ -49,13 +49,14 @@ constexpr long MOST_ROUNDS = 1 << 16;  // of a block
 struct Copy {
     void* to;
     const void* from;
+    int bytes, group;  // zeros behind so many bytes; groups that were closed before
 };
 
 struct Fiber {
     jmp_buf at;
     bool has_begun, is_done;
     Copy copies[MOST_COPIES];  // begun and not waited for
-    int copy_count, exchanges;
+    int copy_count, group_count, exchanges;
 };
 
 struct Barrier {
@@ -251,6 +252,10 @@ template <class T> T __ldcs(const T* from) {
     if (sizeof(T) == 16) emulated::check_16(from);
     return *from;
 }
+template <class T> T __ldcg(const T* from) {
+    if (sizeof(T) == 16) emulated::check_16(from);
+    return *from;
+}
 template <class T> void __stcs(T* to, T value) {
     if (sizeof(T) == 16) emulated::check_16(to);
     *to = value;
@@ -274,18 +279,31 @@ static void ptx_load_b128(unsigned long long& low, unsigned long long& high, con
     memcpy(&low, from, 8);
     memcpy(&high, static_cast<const char*>(from) + 8, 8);
 }
-static void ptx_copy_async(unsigned to, const void* from) {  // there when it is waited for, not before
+static void ptx_copy_async(unsigned to, const void* from, int bytes = 16) {  // there when it is waited for, not before
     emulated::Fiber& fiber = emulated::fibers[emulated::running];
     emulated::check_16(from);
     if (fiber.copy_count == emulated::MOST_COPIES) emulated::fail("more copies than are kept here");
-    fiber.copies[fiber.copy_count++] = {&shared_base + static_cast<int>(to), from};
+    fiber.copies[fiber.copy_count++] = {&shared_base + static_cast<int>(to), from, bytes, fiber.group_count};
+}
+static void ptx_close_copies() { ++emulated::fibers[emulated::running].group_count; }
+// Those of all groups but the last `left`.
+static void ptx_wait_for_groups(int left) {
+    emulated::Fiber& fiber = emulated::fibers[emulated::running];
+    int kept = 0;
+    for (int i = 0; i < fiber.copy_count; ++i) {
+        const emulated::Copy copy = fiber.copies[i];
+        if (copy.group >= fiber.group_count - left) {
+            fiber.copies[kept++] = copy;
+            continue;
+        }
+        memset(copy.to, 0, 16);
+        memcpy(copy.to, copy.from, copy.bytes);
+    }
+    fiber.copy_count = kept;
 }
 static void ptx_wait_for_copies() {
-    emulated::Fiber& fiber = emulated::fibers[emulated::running];
-    for (; fiber.copy_count; --fiber.copy_count) {
-        const emulated::Copy& copy = fiber.copies[fiber.copy_count - 1];
-        memcpy(copy.to, copy.from, 16);
-    }
+    ptx_close_copies();
+    ptx_wait_for_groups(0);
 }
 
 // Numbers in 16 bits; two in a word, the first operand in the upper half.

@@ -33,6 +33,8 @@ _TWINS = {
     "ld.relaxed.gpu.global.b128": "ptx_load_b128",
     "cp.async.cg.shared.global": "ptx_copy_async",
     "cp.async.wait_all": "ptx_wait_for_copies",
+    "cp.async.commit_group": "ptx_close_copies",
+    "cp.async.wait_group": "ptx_wait_for_groups",
     "griddepcontrol": "",  # kernels do not overlap here
     "prefetch.global.L2": "",
     "cvt.f32.f16": "ptx_from_f16",

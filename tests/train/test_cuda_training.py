@@ -13,8 +13,9 @@ from emulated_cuda import needs_gxx
 from emulated_engine import emulate_device
 from onchip.errors import DeviceError, FormatError, InputError, PlanError
 from onchip.kernels.chain import find_chain
+from onchip.kernels.cuda import mlp_train
 from onchip.kernels.cuda.mlp_train import MOST_BATCH, MOST_LAYERS, make_lowering
-from onchip.kernels.cuda.train_tiling import CHUNK, WARPS, choose_tiling
+from onchip.kernels.cuda.train_tiling import CHUNK, STAGE_CHUNKS, STAGED_CUTS, WARPS, Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import rules_of_steps
 from onchip.plan.device import H200
@@ -56,6 +57,13 @@ def same_results(one, other):
         assert np.array_equal(other.network.weights[name], w), name
     for name, array in one.state.items():
         assert np.array_equal(other.state[name], array), name
+
+
+def assert_losses_follow(result, net, x, y, seed, training, epochs):
+    """A loss curve as near to float64's as that of a naive run in float32, twice over."""
+    truth, naive = (reference_curve(net, x, y, seed, dtype, training, epochs)[0] for dtype in ("float64", "float32"))
+    allowed = 2 * np.abs(naive - truth).max() + 8 * np.finfo(np.float32).eps * np.abs(truth).max()
+    assert np.abs(result.losses - truth).max() <= allowed
 
 
 # -- on the host -------------------------------------------------------------------------------------------------
@@ -122,6 +130,33 @@ def test_state_goes_on_and_another_run_s_is_refused(monkeypatch):
         fit(net, x, y, epochs=1, state={"steps": first.state["steps"]}, **training)
 
 
+STAGED = {
+    "a batch of 1": lambda: case(40, 33, 4, n=5, batch_size=1, lr=0.05),
+    "a batch of 7": lambda: case(70, 9, 40, n=20, batch_size=7, lr=0.05),
+    "several stages": lambda: case(150, 131, 67, 5, n=330, batch_size=256, lr=0.05, momentum=0.5),
+    "an odd batch": lambda: case(35, 20, 3, n=4100, batch_size=4097, lr=0.1),
+}
+
+
+def stage_everything(monkeypatch, down, across, slices):
+    """Every product by way of shared memory, whatever its price."""
+
+    def choose(sizes, terms, precision, units, can_slice=False):
+        return Tiling(4, down, across, WARPS // (down * across), slices if can_slice else 1, is_staged=True)
+
+    monkeypatch.setattr(mlp_train, "choose_tiling", choose)
+
+
+@needs_gxx
+@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize(("down", "across"), STAGED_CUTS)
+@pytest.mark.parametrize("name", STAGED)
+def test_emulated_products_by_way_of_shared_memory(name, down, across, slices, monkeypatch):
+    emulate_device(monkeypatch)
+    stage_everything(monkeypatch, down, across, slices)
+    assert_follows_reference(*STAGED[name](), device="cuda")
+
+
 def assert_rounds_as_told(precision):
     """Losses follow float64's as far as the rounded factors let them, and are not those of fp32."""
     net, x, y, training = SMALL["several tiles"]()
@@ -145,9 +180,8 @@ def test_emulated_products_in_other_precisions(precision, monkeypatch):
 
 def test_digits_take_five_launches_a_step():
     steps = lowering_of(mlp(784, 320, 160, 10), 64).steps(3)
-    names = [launch.program.name_expression.partition("<")[0] for launch in steps.launches]
-    step = ["train_forward", "train_forward", "train_head", "train_backward", "train_gradients"]
-    assert names == [*3 * step, "train_advance"]
+    names = [launch.program.name_expression.partition("<")[0].partition("_")[2] for launch in steps.launches]
+    assert names == [*3 * ["forward", "forward", "head", "backward", "gradients"], "advance"]
     assert all(launch.config.overlaps for launch in steps.launches)
 
 
@@ -158,6 +192,7 @@ def test_tiles_cover_products_whatever_their_sizes(sizes, terms):
         tiling = choose_tiling(sizes, terms, precision, 132, can_slice)
         assert tiling.down * tiling.across * tiling.deep == WARPS
         assert tiling.slices * tiling.slice_chunks(terms) * CHUNK >= terms
+        assert not tiling.is_staged or tiling.slice_chunks(terms) % STAGE_CHUNKS == 0
         assert can_slice or tiling.slices == 1
         for rows_, columns in sizes:
             assert tiling.blocks(rows_, columns) * (8 * tiling.R) ** 2 * tiling.down * tiling.across >= rows_ * columns
@@ -215,6 +250,24 @@ def test_training_follows_the_reference(name):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize(("down", "across"), STAGED_CUTS)
+@pytest.mark.parametrize("name", STAGED)
+def test_products_by_way_of_shared_memory(name, down, across, slices, monkeypatch):
+    stage_everything(monkeypatch, down, across, slices)
+    assert_follows_reference(*STAGED[name](), device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1024, 5000])
+def test_large_batches_follow_the_reference_with_the_same_bits(batch):
+    net, x, y, training = case(784, 320, 160, 10, n=5000, batch_size=batch, lr=0.1)
+    one, other = (fit(net, x, y, device="cuda", epochs=3, seed=5, **training) for _ in range(2))
+    same_results(one, other)
+    assert_losses_follow(one, net, x, y, 5, training, epochs=3)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("precision", ROUNDING)
 def test_products_in_other_precisions(precision):
     assert_rounds_as_told(precision)
@@ -233,10 +286,7 @@ def test_an_epoch_of_many_steps_follows_the_reference():
     """More steps than a graph has: 784-320-160-10, 200 of them, a short batch last."""
     net, x, y, training = case(784, 320, 160, 10, n=64 * 199 + 13, batch_size=64, lr=0.03)
     result = fit(net, x, y, epochs=1, seed=2, device="cuda", **training)
-    truth, _, _ = reference_curve(net, x, y, 2, "float64", training, epochs=1)
-    naive, _, _ = reference_curve(net, x, y, 2, "float32", training, epochs=1)
-    eps = np.finfo(np.float32).eps
-    assert np.abs(result.losses - truth).max() <= 2 * np.abs(naive - truth).max() + 8 * eps * np.abs(truth).max()
+    assert_losses_follow(result, net, x, y, 2, training, epochs=1)
     on_cpu = fit(net, x, y, epochs=1, seed=2, device="cpu", **training)
     assert result.losses == pytest.approx(on_cpu.losses, rel=1e-4)
     assert result.history[0].accuracy == pytest.approx(on_cpu.history[0].accuracy, abs=1e-3)

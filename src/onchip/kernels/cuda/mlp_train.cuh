@@ -15,8 +15,10 @@
 
 constexpr int CHUNK = 16, WARPS = 8, THREADS = 32 * WARPS;
 
-// Programmatic launch: a kernel begins while the one before ends, and waits here before it reads what others write. The
-// data, the order and the step's place in it are none of that: only what ends a graph writes to them.
+// Programmatic launch: a kernel begins while the one before ends, and waits here before it reads what that one writes.
+// What earlier ones write is there: the one before has waited for them before it let this one begin. So only weights
+// right behind their update wait, and what a launch hands to the next; what is read before comes from L2. The data, the
+// order and the step's place in it change where a graph ends.
 __device__ __forceinline__ void wait_for_step_before() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -53,6 +55,36 @@ struct Warps {
 
 // -- operands --------------------------------------------------------------------------------------------------------
 
+// Which rows lie at `first`, `first` + step, ... of `rows`: NO_ROW behind the last. All are asked for at once, the last
+// one in place of those that are not there: with a branch for each they would wait for each other. No chip has room for
+// 2^32 rows of 32 bytes and what they should give.
+constexpr u32 NO_ROW = ~0u;
+template <int COUNT>
+__device__ __forceinline__ void find_rows(u32 (&found)[COUNT], const long long* order, int first, int step, int rows) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) found[i] = first + i * step;
+    if (order && rows > 0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            found[i] = static_cast<u32>(order[first + i * step < rows ? first + i * step : rows - 1]);
+    }
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+        if (first + i * step >= rows) found[i] = NO_ROW;
+}
+
+// V neighbours. PAST_L1: straight from L2, where what earlier launches wrote is, whatever a multiprocessor still holds.
+template <bool PAST_L1, int V>
+__device__ __forceinline__ void load_several(float (&v)[V], const float* from) {
+    using Word = typename Vector<4 * V>::type;
+    const Word* word = reinterpret_cast<const Word*>(from);
+    *reinterpret_cast<Word*>(v) = PAST_L1 ? __ldcg(word) : *word;
+}
+
+__device__ __forceinline__ const float* row_at(const float* matrix, u32 row, int stride) {
+    return matrix + static_cast<long long>(row) * stride;
+}
+
 // 8 R rows, or fewer: their numbers along k lie side by side. k_end is a multiple of 4.
 template <int R>
 struct AlongK {
@@ -62,21 +94,20 @@ struct AlongK {
     __device__ __forceinline__ AlongK(const float* from, int stride, int first, int rows, int k_end,
                                       const long long* order = nullptr)
         : k_end(k_end) {
-        const int g = threadIdx.x % 32 / 4;
+        u32 found[R];
+        find_rows(found, order, first + threadIdx.x % 32 / 4 * R, 1, rows);
 #pragma unroll
-        for (int j = 0; j < R; ++j) {
-            const int row = first + R * g + j;
-            at[j] = nullptr;
-            if (row < rows) at[j] = from + (order ? order[row] : static_cast<long long>(row)) * stride;
-        }
+        for (int j = 0; j < R; ++j) at[j] = found[j] == NO_ROW ? nullptr : row_at(from, found[j], stride);
     }
+    template <bool PAST_L1>
     __device__ __forceinline__ void load(float (&v)[R][4], int chunk) const {
         const int k = chunk * CHUNK + threadIdx.x % 4 * 4;
 #pragma unroll
         for (int j = 0; j < R; ++j) {
-            float4 four = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (at[j] && k < k_end) four = load4(at[j] + k);
-            v[j][0] = four.x, v[j][1] = four.y, v[j][2] = four.z, v[j][3] = four.w;
+            float four[4] = {};
+            if (at[j] && k < k_end) load_several<PAST_L1>(four, at[j] + k);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[j][i] = four[i];
         }
     }
 };
@@ -96,16 +127,14 @@ struct AcrossK {
         is_there = column < columns;
         from = matrix + column;
     }
+    template <bool PAST_L1>
     __device__ __forceinline__ void load(float (&v)[R][4], int chunk) const {
-        const int k = chunk * CHUNK + threadIdx.x % 4 * 4;
+        u32 rows[4];
+        find_rows(rows, order, chunk * CHUNK + threadIdx.x % 4 * 4, 1, k_end);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             float some[R] = {};
-            if (is_there && k + i < k_end) {
-                using Word = typename Vector<4 * R>::type;
-                const long long row = order ? order[k + i] : static_cast<long long>(k + i);
-                *reinterpret_cast<Word*>(some) = *reinterpret_cast<const Word*>(from + row * stride);
-            }
+            if (is_there && rows[i] != NO_ROW) load_several<PAST_L1>(some, row_at(from, rows[i], stride));
 #pragma unroll
             for (int j = 0; j < R; ++j) v[j][i] = some[j];
         }
@@ -117,6 +146,21 @@ template <class P>
 constexpr int PART = is_same<P, Fp32> ? 1 : 8;
 
 // -- products --------------------------------------------------------------------------------------------------------
+
+// v rounded to tf32: half a unit more, then cut. So does cvt.rna, by twice the instructions lest it lose a NaN.
+constexpr u32 TF32_HALF = 1u << 12, TF32_BITS = ~(2 * TF32_HALF - 1);
+__device__ __forceinline__ u32 round_finite(float v) { return (__float_as_uint(v) + TF32_HALF) & TF32_BITS; }
+
+// What is not finite, or would not be, becomes NaN.
+__device__ __forceinline__ u32 round_tf32(float v) {
+    return __float_as_uint(fmaf(v, 0.0f, __uint_as_float(__float_as_uint(v) + TF32_HALF))) & TF32_BITS;
+}
+
+// v as two of tf32. `low` keeps a NaN; what it has behind tf32's last bit is one bit: cut or rounded, it is as far off.
+__device__ __forceinline__ void split(float v, u32& high, u32& low) {
+    high = round_finite(v);
+    low = __float_as_uint(v - __uint_as_float(high)) & TF32_BITS;
+}
 
 // A lane's part of an operand as the tensor cores take it. Fp32: each number is the sum of two of tf32.
 template <class P, int R>
@@ -133,8 +177,9 @@ struct Words {
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    high[j][i] = Tf32::word(v[j][i]);
-                    if constexpr (is_same<P, Fp32>) low[j][i] = Tf32::word(v[j][i] - __uint_as_float(high[j][i]));
+                    if constexpr (is_same<P, Fp32>) split(v[j][i], high[j][i], low[j][i]);
+                    else if constexpr (R == 4) high[j][i] = round_tf32(v[j][i]);
+                    else high[j][i] = Tf32::word(v[j][i]);  // small tiles wait for loads; round_tf32 made them spill
                 }
             }
         }
@@ -187,6 +232,21 @@ struct Tiles {
     float at[WARPS][8 * R][8 * R + 4];
 };
 
+// A lane's sums to its warp's tile.
+template <int R>
+__device__ __forceinline__ void store_tile(float (&tile)[8 * R][8 * R + 4], const float (&totals)[R / 2][R][4]) {
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+#pragma unroll
+    for (int t = 0; t < R / 2; ++t)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float some[R];
+#pragma unroll
+            for (int j = 0; j < R; ++j) some[j] = totals[t][j][i];
+            store_several(&tile[R * g + 2 * t + i / 2][R * (2 * q + i % 2)], some);
+        }
+}
+
 // The chunks of a sum that one warp takes: first, first + step, ... below last.
 struct Chunks {
     int first, last, step;
@@ -198,14 +258,15 @@ struct Ahead {
     static constexpr int DEPTH = R == 2 ? 3 : 2;
     float v[DEPTH][R][4];
 
+    // Past L1: this may be before a launch waits.
     template <class Operand>
     __device__ __forceinline__ void begin(const Operand& operand, const Chunks& chunks) {
 #pragma unroll
-        for (int i = 0; i < DEPTH; ++i) load(operand, i, chunks.first + i * chunks.step, chunks.last);
+        for (int i = 0; i < DEPTH; ++i) load<true>(operand, i, chunks.first + i * chunks.step, chunks.last);
     }
-    template <class Operand>
+    template <bool PAST_L1, class Operand>
     __device__ __forceinline__ void load(const Operand& operand, int i, int chunk, int last) {
-        if (chunk < last) operand.load(v[i], chunk);
+        if (chunk < last) operand.template load<PAST_L1>(v[i], chunk);
     }
 };
 
@@ -223,23 +284,14 @@ __device__ __forceinline__ void sum_up(float (&tile)[8 * R][8 * R + 4], const A&
             const int now = chunk + i * chunks.step, next = now + DEPTH * chunks.step;
             if (now >= chunks.last) break;
             const Words<P, R> words_a(of_a.v[i]), words_b(of_b.v[i]);
-            of_a.load(a, i, next, chunks.last);
-            of_b.load(b, i, next, chunks.last);
+            of_a.template load<false>(a, i, next, chunks.last);
+            of_b.template load<false>(b, i, next, chunks.last);
             multiply<P, R>(sums, words_a, words_b);
             if (++done % PART<P> == 0) move_sums<R>(totals, sums);
         }
     }
     move_sums<R>(totals, sums);
-    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-#pragma unroll
-    for (int t = 0; t < R / 2; ++t)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            float some[R];
-#pragma unroll
-            for (int j = 0; j < R; ++j) some[j] = totals[t][j][i];
-            store_several(&tile[R * g + 2 * t + i / 2][R * (2 * q + i % 2)], some);
-        }
+    store_tile<R>(tile, totals);
 }
 
 // Where four neighbours of a block's numbers lie, and which tiles they are the sum of.

@@ -35,16 +35,19 @@ from onchip.spec.network import Network
 
 ARCHITECTURES = EVERY_CHIP
 SOURCE = Path(__file__).parent / "mlp_train.cu"
+LARGE_SOURCE = Path(__file__).parent / "mlp_train_large.cu"
 THREADS, WARPS = 256, 8  # of a block, as mlp_train.cuh has them
 ROW_FLOATS = 8  # rows begin at multiples of 32 bytes: what L2 moves
 HEAD_OUTPUTS = 32  # that the head makes itself, a lane each
-FEW_ROWS = 8  # a multiprocessor: then the head takes a block a row, else a warp
+FEW_ROWS = 3  # a multiprocessor: then the head takes a block a row, else 8 lanes
 MOST_LAYERS = 16  # of a launch that updates weights
 MOST_BATCH = 1 << 30  # rows
+MOST_BLOCKS = (1 << 31) - 1  # of a launch
 EVALUATED_ROWS = 4096  # at a time, or a batch
 RULE_FLOATS = 8  # of a step's Rule
 _PRODUCT_BUDGETS = {2: Budget(registers=128), 4: Budget(registers=232)}  # by Tiling.R
-_ROW_BUDGET = Budget(registers=64)
+_STAGED_BUDGET = Budget(registers=128, spill_bytes=24)  # of what a loop does not change
+_ROW_BUDGET = Budget(registers=64, spill_bytes=16)  # sm_80: across the calls of activations
 _NO_OVERLAP = ("sm_80", "sm_86", "sm_89")
 _SHARE = 0.3  # of the tensor cores' rate: operands come from L2
 
@@ -123,7 +126,7 @@ class TrainLowering:
         """The losses of the next rows, as a batch of `row_count`."""
         step, batch = self._step_struct(0, self.row_count), self.row_count
         forward = self._forward(step, batch)
-        tally = self._launch("train_tally", 1, _ROW_BUDGET, step, _tally())
+        tally = self._launch_rows("train_tally", 1, step, _tally())
         return Steps((*forward, self._head(step, batch, is_training=False), tally, self._advance(1)))
 
     def _step(self, number: int) -> list[KernelLaunch]:
@@ -135,16 +138,27 @@ class TrainLowering:
     def _step_struct(self, number: int, batch: int) -> Struct:
         return Struct((State("progress"), State("order"), State("rules")), struct.pack("<qq", number, batch))
 
-    def _launch(self, kernel: str, blocks: int, budget: Budget, *arguments: Argument) -> KernelLaunch:
+    def _launch(self, program: Program, blocks: int, budget: Budget, shared: int, *arguments: Argument) -> KernelLaunch:
         overlaps = self.device.arch not in _NO_OVERLAP
-        config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), 0, overlaps=overlaps)
-        return KernelLaunch(Program(SOURCE, kernel), config, arguments, budget)
+        config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), shared, overlaps=overlaps)
+        return KernelLaunch(program, config, arguments, budget)
+
+    def _launch_rows(self, kernel: str, blocks: int, *arguments: Argument) -> KernelLaunch:
+        return self._launch(Program(SOURCE, kernel), blocks, _ROW_BUDGET, 0, *arguments)
+
+    def _launch_product(
+        self, what: str, tiling: Tiling, blocks: int, *arguments: Argument, more: str = ""
+    ) -> KernelLaunch:
+        """train_<what> or, of operands by way of shared memory, large_<what>."""
+        precision = PRECISIONS[self.job.precision].name
+        if tiling.is_staged:
+            program = Program(LARGE_SOURCE, f"large_{what}<{precision}, {tiling.down}, {tiling.across}{more}>")
+            return self._launch(program, blocks, _STAGED_BUDGET, tiling.shared_bytes, *arguments)
+        program = Program(SOURCE, f"train_{what}<{precision}, {tiling.R}{more}>")
+        return self._launch(program, blocks, _PRODUCT_BUDGETS[tiling.R], 0, *arguments)
 
     def _advance(self, count: int) -> KernelLaunch:
-        return self._launch("train_advance", 1, _ROW_BUDGET, State("progress"), Int64(count))
-
-    def _name(self, kernel: str, tiling: Tiling, *more: str) -> str:
-        return f"{kernel}<{', '.join([PRECISIONS[self.job.precision].name, str(tiling.R), *more])}>"
+        return self._launch_rows("train_advance", 1, State("progress"), Int64(count))
 
     def _input(self, layer: int) -> State:
         return State(f"a{layer - 1}" if layer else "x")
@@ -157,10 +171,8 @@ class TrainLowering:
             strides = layer.stride, layer.stride, self.width(i)
             shape = _shape(strides, layer.terms, layer.N, not i, layer.activation, tiling)
             memory = self._input(i), State(f"w{i}"), State(f"a{i}")
-            kernel = self._name("train_forward", tiling)
-            launches.append(
-                self._launch(kernel, tiling.blocks(batch, layer.N), _PRODUCT_BUDGETS[tiling.R], step, *memory, shape)
-            )
+            blocks = tiling.blocks(batch, layer.N)
+            launches.append(self._launch_product("forward", tiling, blocks, step, *memory, shape))
         return launches
 
     def _backward(self, step: Struct, batch: int, i: int) -> KernelLaunch:
@@ -170,8 +182,7 @@ class TrainLowering:
         strides = self.width(i), layer.stride, layer.stride
         shape = _shape(strides, layer.N, layer.D, False, before.activation, tiling)
         memory = State(f"dz{i}"), State(f"w{i}"), State(f"a{i - 1}"), State(f"dz{i - 1}")
-        kernel = self._name("train_backward", tiling)
-        return self._launch(kernel, tiling.blocks(batch, layer.D), _PRODUCT_BUDGETS[tiling.R], step, *memory, shape)
+        return self._launch_product("backward", tiling, tiling.blocks(batch, layer.D), step, *memory, shape)
 
     def _head(self, step: Struct, batch: int, is_training: bool) -> KernelLaunch:
         last = len(self.layers) - 1
@@ -186,8 +197,11 @@ class TrainLowering:
         sizes = layer.stride, layer.stride, self.width(last), layer.terms, layer.N, layer.D
         codes = not last, LOSSES.index(self.job.loss), *layer.activation, *before
         head = Struct(pointers, struct.pack("<6i6I", *sizes, *codes))
-        warps = WARPS if self.has_own_head and batch <= FEW_ROWS * self.device.units else 1
-        return self._launch(f"train_head<{warps}>", -(-batch * warps // WARPS), _ROW_BUDGET, step, head)
+        warps, lanes = 1, 32  # of a row
+        if self.has_own_head:
+            warps, lanes = (WARPS, 32) if batch <= FEW_ROWS * self.device.units else (1, 8)
+        blocks = -(-batch * warps * lanes // THREADS)
+        return self._launch_rows(f"train_head<{warps}, {lanes}>", blocks, step, head)
 
     def _update(self, step: Struct) -> Iterator[KernelLaunch]:
         """train_gradients, and of several slices train_apply, some layers a launch."""
@@ -197,15 +211,15 @@ class TrainLowering:
             tally = _tally() if first == 0 else Struct((Int64(0),) * 4, b"")  # the losses, in one more block
             blocks = [tiling.blocks(self.layers[i].N, self.layers[i].terms) for i in numbers]
             across = [tiling.blocks_across(self.layers[i].terms) for i in numbers]
-            kernel = self._name("train_gradients", tiling, str(whole).lower())
             count = sum(blocks) * tiling.slices + (first == 0)
             layers = self._layers(numbers, blocks, across)
-            yield self._launch(kernel, count, _PRODUCT_BUDGETS[tiling.R], step, layers, tally)
+            more = f", {str(whole).lower()}"
+            yield self._launch_product("gradients", tiling, count, step, layers, tally, more=more)
             if not whole:
                 sizes = [self.layers[i].N * self.layers[i].stride for i in numbers]
                 blocks = [-(-size // (4 * THREADS)) for size in sizes]
                 layers = self._layers(numbers, blocks, [1] * len(blocks))
-                yield self._launch("train_apply", sum(blocks), _ROW_BUDGET, step, layers)
+                yield self._launch_rows("train_apply", sum(blocks), step, layers)
 
     def _layers(self, numbers: range, blocks: Sequence[int], across: Sequence[int]) -> Struct:
         tiling, kept = self.tiling, OPTIMISERS[self.job.optimiser]
@@ -219,12 +233,13 @@ class TrainLowering:
                 State(f"parts{i}") if tiling.slices > 1 else Int64(0),
             ]  # fmt: skip
             strides = layer.stride, layer.stride, self.width(i)
-            sizes.append(struct.pack("<8i", layer.terms, layer.N, *strides, not i, sum(blocks[:at]), across[at]))
+            sizes.append(struct.pack("<7i", layer.terms, layer.N, *strides, not i, across[at]))
         missing = MOST_LAYERS - len(numbers)
         rule = list(OPTIMISERS).index(self.job.optimiser)
-        told = len(numbers), sum(blocks), tiling.slices, tiling.slice_chunks(self.job.batch), rule
-        data = [*sizes, bytes(32 * missing), struct.pack("<8i", *told, tiling.down, tiling.across, tiling.deep)]
-        return Struct((*pointers, *[Int64(0)] * (6 * missing)), b"".join(data))
+        told = sum(blocks), tiling.slices, tiling.slice_chunks(self.job.batch), rule
+        first_blocks = [sum(blocks[:at]) for at in range(len(blocks))] + [MOST_BLOCKS] * missing
+        data = struct.pack("<7i16i", *told, tiling.down, tiling.across, tiling.deep, *first_blocks)
+        return Struct((*pointers, *[Int64(0)] * (6 * missing)), b"".join([data, *sizes, bytes(28 * missing)]))
 
 
 def _shape(
@@ -284,24 +299,26 @@ class MlpTrain:
 
 def _instance(what: str, kernel: str, precision: str, batch: int, *widths: int) -> Instance:
     def launch(device: Device) -> KernelLaunch:
-        chain = find_chain(mlp(*widths), 0, TRAINED)
-        assert chain is not None
-        steps = make_lowering(chain, Job(precision, batch, "cross_entropy"), device).steps(1)
-        return next(each for each in steps.launches if each.program.name_expression.startswith(kernel))
+        return _launch_of(kernel, precision, batch, widths, device)
 
     return Instance(what, launch)
 
 
+def _launch_of(kernel: str, precision: str, batch: int, widths: tuple[int, ...], device: Device) -> KernelLaunch:
+    """The first launch of a step whose kernel's name holds this."""
+    chain = find_chain(mlp(*widths), 0, TRAINED)
+    assert chain is not None
+    steps = make_lowering(chain, Job(precision, batch, "cross_entropy"), device).steps(1)
+    return next(each for each in steps.launches if kernel in each.program.name_expression)
+
+
 INSTANCES = (
     tuple(
-        _instance(f"{kernel.removeprefix('train_')} {precision}, {batch:,} rows", kernel, precision, batch, *widths)
-        for batch, widths in ((64, (784, 320, 160, 10)), (60_000, (784, 56, 28, 10)))
+        _instance(f"{kernel} {precision}, {batch:,} rows", f"_{kernel}<", precision, batch, *widths)
+        for batch, widths in ((64, (784, 320, 160, 10)), (4096, (784, 320, 160, 10)), (60_000, (784, 56, 28, 10)))
         for precision in PRECISIONS
-        for kernel in ("train_forward", "train_backward", "train_gradients")
+        for kernel in ("forward", "backward", "gradients")
     )
-    + tuple(
-        _instance(kernel.removeprefix("train_"), kernel, "fp32", 60_000, 784, 56, 28, 10)
-        for kernel in ("train_head", "train_apply", "train_advance")
-    )
-    + (_instance("head of few rows", "train_head", "fp32", 64, 784, 320, 160, 10),)
+    + tuple(_instance(kernel, f"_{kernel}", "fp32", 60_000, 784, 56, 28, 10) for kernel in ("head", "apply", "advance"))
+    + (_instance("head of few rows", "_head", "fp32", 64, 784, 320, 160, 10),)
 )

@@ -1,0 +1,215 @@
+// mlp_train_finish.cuh: what becomes of the sums of a training step's products, whoever made them.
+#pragma once
+
+#include "mlp_train.cuh"
+#include "reduce.cuh"
+
+// A product of the rows of a step: y = x w, K terms a sum, N numbers a row of y.
+struct Shape {
+    int x_stride, w_stride, y_stride, K, N;
+    u32 is_gathered;  // x is the data, whose rows the order tells
+    u32 code, a;      // the activation: of y forward, of what lies there backward
+    Warps warps;
+};
+
+__device__ __forceinline__ Activation activation_of(u32 code, u32 a) { return {code, __uint_as_float(a), 0.0f}; }
+
+// grad times the slope of an activation that gave `out`: ReLU, LeakyReLU, Sigmoid, Tanh.
+__device__ __forceinline__ float through(u32 code, float a, float grad, float out) {
+    switch (code) {
+        case 1: return out > 0.0f ? grad : 0.0f;
+        case 2: return out > 0.0f ? grad : grad * a;
+        case 4: return grad * out * (1.0f - out);
+        case 5: return grad * (1.0f - out * out);
+    }
+    return grad;
+}
+
+// Out of line, as `activated`: a thread has many fours, and a copy for each would be most of the kernel.
+__device__ __noinline__ float4 through(u32 code, float a, float4 grad, float4 out) {
+    return {through(code, a, grad.x, out.x), through(code, a, grad.y, out.y), through(code, a, grad.z, out.z),
+            through(code, a, grad.w, out.w)};
+}
+
+// The first `left` of four numbers; a row has room for all of them.
+__device__ __forceinline__ void store_first(float* to, const float (&v)[4], int left) {
+    if (left >= 4) {
+        store_several(to, v);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 3; ++i)  // by constants: a register has no run-time index
+            if (i < left) to[i] = v[i];
+    }
+}
+
+struct Nothing {};
+
+// y = activation(sums): a block's rows from first_m and columns from first_n on.
+template <int R>
+__device__ __forceinline__ void finish_forward(const Tiles<R>& tiles, const Warps& warps, const Shape& shape, float* y,
+                                               int size, int first_m, int first_n) {
+    const Activation activation = activation_of(shape.code, shape.a);
+    const auto fetch = [](int, int) { return Nothing{}; };
+    finish_tiles<R>(tiles, warps, fetch, [&](int row, int column, float4 sum, Nothing) {
+        const int m = first_m + row, n = first_n + column;
+        if (m >= size || n >= shape.N) return;
+        const float4 made = activated(sum, activation);
+        const float four[4] = {made.x, made.y, made.z, made.w};
+        store_first(y + static_cast<long long>(m) * shape.y_stride + n, four, shape.N - n);
+    });
+}
+
+// before = sums times the slope of what gave `out`.
+template <int R>
+__device__ __forceinline__ void finish_backward(const Tiles<R>& tiles, const Warps& warps, const Shape& shape,
+                                                const float* out, float* before, int size, int first_m, int first_n) {
+    const float slope = __uint_as_float(shape.a);
+    const auto fetch = [&](int row, int column) {
+        const int m = first_m + row, n = first_n + column;
+        if (m >= size || n >= shape.N) return float4{0.0f, 0.0f, 0.0f, 0.0f};
+        return load4(out + static_cast<long long>(m) * shape.y_stride + n);
+    };
+    finish_tiles<R>(tiles, warps, fetch, [&](int row, int column, float4 sum, float4 given) {
+        const int m = first_m + row, n = first_n + column;
+        if (m >= size || n >= shape.N) return;
+        const float4 made = through(shape.code, slope, sum, given);
+        const float four[4] = {made.x, made.y, made.z, made.w};
+        store_first(before + static_cast<long long>(m) * shape.y_stride + n, four, shape.N - n);
+    });
+}
+
+// Sum of the rows' losses, and their hits, to the step's place: one block.
+struct Tally {
+    const double* losses;  // nullptr: another launch does it
+    const int* hits;
+    double* step_losses;
+    long long* step_hits;
+
+    __device__ __forceinline__ void add_up(const Step& step) const {
+        constexpr int AT_ONCE = 8;
+        const int size = step.size();
+        double sums[AT_ONCE] = {};
+        int found = 0;
+        for (int first = threadIdx.x; first < size; first += AT_ONCE * THREADS) {
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const int row = first + i * THREADS;
+                if (row < size) sums[i] += losses[row], found += hits[row];
+            }
+        }
+#pragma unroll
+        for (int i = 1; i < AT_ONCE; ++i) sums[0] += sums[i];
+        const double loss = reduce_lanes<Sum, THREADS>(sums[0]);
+        found = reduce_lanes<Sum, THREADS>(found);
+        if (threadIdx.x == 0 && size > 0) step_losses[step.at()] = loss, step_hits[step.at()] = found;
+    }
+};
+
+// -- gradients and update ----------------------------------------------------------------------------------------------
+
+constexpr int MOST_LAYERS = 16;  // of a launch
+constexpr u32 SGD = 0, MOMENTUM = 1, ADAM = 2;
+
+struct LayerMemory {
+    float *w, *mean, *square;
+    const float *a, *dz;
+    float* parts;  // (slices, N, w_stride): gradients of slices of the batch
+};
+struct LayerSizes {
+    int K, N, w_stride, a_stride, dz_stride;
+    u32 is_gathered;
+    int blocks_across;  // that share rows of w
+};
+// What every block asks first lies together: a launch finds these words in no cache.
+struct Layers {
+    LayerMemory memory[MOST_LAYERS];
+    int blocks, slices, chunks;  // blocks of a slice; chunks of rows that a slice has
+    u32 optimiser;
+    Warps warps;
+    int first_block[MOST_LAYERS];  // blocks of the layers before; no block is behind those of a layer that is not there
+    LayerSizes sizes[MOST_LAYERS];
+
+    __device__ __forceinline__ int layer_of(int block) const {
+        int layer = 0;
+#pragma unroll
+        for (int i = 1; i < MOST_LAYERS; ++i) layer += first_block[i] <= block;
+        return layer;
+    }
+};
+
+// Which gradients are a block's: `number` counts the blocks of all slices, each of rows x columns numbers.
+struct GradientBlock {
+    int slice, layer, first_m, first_n;
+
+    __device__ __forceinline__ GradientBlock(const Layers& layers, int number, int rows, int columns) {
+        slice = number / layers.blocks;
+        const int block = number - slice * layers.blocks;
+        layer = layers.layer_of(block);
+        const int of_layer = block - layers.first_block[layer], across = layers.sizes[layer].blocks_across;
+        first_m = of_layer / across * rows;
+        first_n = of_layer % across * columns;
+    }
+};
+
+// Four neighbours of w and what the optimiser keeps for them.
+struct Kept {
+    float w[4], mean[4], square[4];
+
+    __device__ __forceinline__ void load(u32 optimiser, const LayerMemory& memory, long long at) {
+        *reinterpret_cast<float4*>(w) = load4(memory.w + at);
+        if (optimiser != SGD) *reinterpret_cast<float4*>(mean) = load4(memory.mean + at);
+        if (optimiser == ADAM) *reinterpret_cast<float4*>(square) = load4(memory.square + at);
+    }
+};
+
+// They move, `left` of them; the zeros behind those stay.
+//
+// SGD       w -= lr g, where g = scale gradient + decay w
+// MOMENTUM  mean = momentum mean + g; w -= lr mean
+// ADAM      mean = 0.9 mean + 0.1 g; square = 0.999 square + 0.001 g^2; w -= lr mean / (root sqrt(square) + 1e-8)
+__device__ __forceinline__ void update(u32 optimiser, const Rule& rule, const LayerMemory& memory, long long at,
+                                       const float (&gradients)[4], Kept kept, int left) {
+    float(&w)[4] = kept.w, (&mean)[4] = kept.mean, (&square)[4] = kept.square;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        if (i >= left) continue;
+        const float g = fmaf(rule.scale, gradients[i], rule.decay * w[i]);
+        if (optimiser == SGD) {
+            w[i] = fmaf(-rule.lr, g, w[i]);
+        } else if (optimiser == MOMENTUM) {
+            mean[i] = fmaf(rule.momentum, mean[i], g);
+            w[i] = fmaf(-rule.lr, mean[i], w[i]);
+        } else {
+            mean[i] = fmaf(0.9f, mean[i], 0.1f * g);
+            square[i] = fmaf(0.999f, square[i], 0.001f * (g * g));
+            w[i] -= rule.lr * mean[i] / (rule.root * sqrtf(square[i]) + 1e-8f);
+        }
+    }
+    store_several(memory.w + at, w);
+    if (optimiser != SGD) store_several(memory.mean + at, mean);
+    if (optimiser == ADAM) store_several(memory.square + at, square);
+}
+
+// Sums are gradients: the update, or the slice's part of it.
+template <int R, bool IS_WHOLE>
+__device__ __forceinline__ void finish_gradients(const Tiles<R>& tiles, const Warps& warps, const Step& step,
+                                                 const Layers& layers, const GradientBlock& block) {
+    const LayerMemory& memory = layers.memory[block.layer];
+    const LayerSizes& sizes = layers.sizes[block.layer];
+    const Rule rule = step.rules[step.at()];
+    const auto fetch = [&](int row, int column) {
+        Kept kept;
+        const int m = block.first_m + row, n = block.first_n + column;
+        if (IS_WHOLE && m < sizes.N && n < sizes.K)
+            kept.load(layers.optimiser, memory, static_cast<long long>(m) * sizes.w_stride + n);
+        return kept;
+    };
+    finish_tiles<R>(tiles, warps, fetch, [&](int row, int column, float4 sum, const Kept& kept) {
+        const int m = block.first_m + row, n = block.first_n + column;
+        if (m >= sizes.N || n >= sizes.K) return;
+        const float four[4] = {sum.x, sum.y, sum.z, sum.w};
+        const long long at = static_cast<long long>(m) * sizes.w_stride + n;
+        if (IS_WHOLE) update(layers.optimiser, rule, memory, at, four, kept, sizes.K - n);
+        else store_several(memory.parts + static_cast<long long>(block.slice) * sizes.N * sizes.w_stride + at, four);
+    });
+}

@@ -173,7 +173,7 @@ def engine_of(N, K, precision, io, layers=(), bias=True, batch_hint=1024):
         weights["a.bias"] = rows(1, N, seed=3)[0]
     net = sequential(TensorType(("B", K)), [("a", Linear()), *layers], weights)
     engine = compile(net, "cuda", precision, io=io, batch_hint=batch_hint)
-    assert engine.plan.groups[0].claim.kernel == "product_wgmma", engine.plan
+    assert "product_wgmma" in {group.claim.kernel for group in engine.plan.groups}, str(engine.plan)
     return net, engine
 
 
@@ -216,7 +216,10 @@ def test_few_rows_on_a_gpu(monkeypatch, precision, io, eps, N, K):
     """Clusters share the sums; with more rows a block makes all parts, with the same bits."""
     monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in cuda.KERNELS if k.name != "product_few"))
     net, engine = engine_of(N, K, precision, io, [("r", ReLU())], batch_hint=16)
-    assert engine.plan.groups[0].claim.facts.parts > 1
+    (facts,) = (
+        g.claim.facts for g in engine.plan.groups if g.claim.kernel == "product_wgmma"
+    )  # a Cast may be before it
+    assert facts.parts > 1
     x = rows(3000, K).astype(numpy_dtype(engine.input.dtype))
     exact = reference.forward(net, x.astype(np.float32))
     got = engine(x)

@@ -318,7 +318,10 @@ def one_window(pick):
         value = grow.conv("x", layer, N, *kernel)
     x, y = grow.row("x")[1:], grow.row(value)[1:]
     one, many = (x, y) if is_transposed else (y, x)
-    fires = np.prod(one) == 1 and np.prod(many) <= np.prod(kernel)
+    places = [
+        {k * dilated - before for k in range(taps)} for taps, before in zip(kernel, pads[:rank], strict=True)
+    ]  # of taps, along each axis
+    fires = np.prod(one) == 1 and all(set(range(n)) <= found for n, found in zip(many, places, strict=True))
     return grow.network(grow.add(ReLU(), value)), bool(fires)
 
 
@@ -332,3 +335,10 @@ def test_one_window_is_a_product(data):
     net, made = assert_rewrites(multiply_windows, one_window, drawn(data))
     if made is not net:
         assert [node.layer.kind for node in made.nodes] == ["Reshape", "Linear", "Reshape", "ReLU"]
+
+
+def test_a_window_beside_the_picture_stays():
+    """All of it lies on pads: a zero for a tap would make a NaN of an infinity."""
+    grow = Grow(seeded(1), 2, 1)
+    net = grow.network(grow.conv("x", Conv1d((3,), (4, 0)), 4, 3))
+    assert multiply_windows(net) == (net, [])

@@ -19,7 +19,8 @@ def multiply_windows(net: Network) -> Told:
     """Conv whose only window is all of x   becomes   Reshape -> Linear -> Reshape;
     ConvTranspose of x with one pixel   becomes   the same, all of y from that pixel.
 
-    Only where the matrix has no more numbers than the kernel: zeros would be work.
+    Only where every pixel has a tap: a zero for a tap that is not there would be work, and a NaN where it meets an
+    infinity.
     """
     draft = Draft(net)
     told = []
@@ -34,9 +35,11 @@ def multiply_windows(net: Network) -> Told:
         is_transposed = isinstance(layer, TransposedConvolution)
         one, many = (x, y) if is_transposed else (y, x)
         kernel = draft.weights[node.weights["weight"]].shape[2:]
+        _, pads, dilation = geometry(layer)
         if math.prod(one[1:]) > 1 or math.prod(many[1:]) > math.prod(kernel):
             continue
-        _, pads, dilation = geometry(layer)
+        if len(_taps_inside(kernel, many[1:], pads[: layer.rank], dilation)[0]) < math.prod(many[1:]):
+            continue
         op = matrix_of_pixel if is_transposed else matrix_of_window
         roles = {
             "weight": draft.derive(

@@ -327,14 +327,7 @@ def _claim(net: Network, chain: Chain, lowering: WgmmaLowering, job: Job) -> Cla
 
 def weight_recipes(layer: Dense, precision: str) -> dict[str, Recipe]:
     """w (parts, N, K) in what the tensor cores multiply; the bias in float32."""
-    computed = PRECISIONS[precision]
-    op = {"fp32": split_weight, "tf32": tf32_weight, "fp16": narrow_weight, "bf16": as_is}[precision]
-    shape = (layer.D_out, layer.D_in)
-    recipes = {
-        "weight": Recipe.of(
-            op, (layer.weight,), (computed.parts, *shape) if computed.parts > 1 else shape, computed.dtype
-        )
-    }
+    recipes = {"weight": multiplied_weight(layer.weight, (layer.D_out, layer.D_in), precision)}
     if layer.bias is not None:
         recipes["bias"] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
     return recipes

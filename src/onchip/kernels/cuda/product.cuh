@@ -197,9 +197,9 @@ __device__ __forceinline__ void store_lines(const float (&c)[BN / 8][4], const O
                 const uint4 given = {__shfl_xor_sync(~0u, sent.x, 4), __shfl_xor_sync(~0u, sent.y, 4),
                                      __shfl_xor_sync(~0u, sent.z, 4), __shfl_xor_sync(~0u, sent.w, 4)};
                 const long long column = n + 8 * (is_odd ? j + BLOCKS : j) + LANE * q;
-                if (column >= out.N) continue;
-                if (first >= 0) *reinterpret_cast<uint4*>(out.y + first + column) = is_odd ? given : a;
-                if (second >= 0) *reinterpret_cast<uint4*>(out.y + second + column) = is_odd ? b : given;
+                const bool is_there = column < out.N;
+                if (is_there && first >= 0) *reinterpret_cast<uint4*>(out.y + first + column) = is_odd ? given : a;
+                if (is_there && second >= 0) *reinterpret_cast<uint4*>(out.y + second + column) = is_odd ? b : given;
             }
         } else {
 #pragma unroll
@@ -239,22 +239,17 @@ __device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], const Out& ou
         const float2 shift = *reinterpret_cast<const float2*>(shifts + 8 * j + 2 * q);
         c[j][0] += shift.x, c[j][1] += shift.y, c[j][2] += shift.x, c[j][3] += shift.y;
     }
-    if (out.other != nullptr) {
+    if (out.other != nullptr) {  // sums change on every path: else the products that make them would wait for each other
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            if (rows[half] < 0) continue;
-            const Y* const from = out.other + rows[half] + n;
-#pragma unroll
-            for (int j = 0; j < BN / 8; ++j) {
-                const int column = 8 * j + 2 * q;
-                if (has_pairs && n + column < N) {
-                    const float2 two = load2(from + column);
-                    c[j][2 * half] += two.x, c[j][2 * half + 1] += two.y;
-                } else {
-                    if (n + column < N) c[j][2 * half] += to_float(from[column]);
-                    if (n + column + 1 < N) c[j][2 * half + 1] += to_float(from[column + 1]);
-                }
+        for (int i = 0; i < BN / 4; ++i) {
+            const int half = i % 2, column = i / 2 * 8 + 2 * q;
+            const Y* const from = out.other + rows[half] + n + column;
+            float2 two = {};
+            if (rows[half] >= 0 && n + column < N) {
+                if (has_pairs) two = load2(from);
+                else two = {to_float(from[0]), n + column + 1 < N ? to_float(from[1]) : 0.0f};
             }
+            c[i / 2][2 * half] += two.x, c[i / 2][2 * half + 1] += two.y;
         }
     }
     activate_all<Y>(c, activation);

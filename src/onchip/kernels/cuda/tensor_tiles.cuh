@@ -322,7 +322,8 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         const int slices = slices_of(phase), part_slices = slices_a_part(phase), all_taps = loader.taps(phase);
         const Place<BM, BN> place = place_of(tile);
         out.begin_tile(phase);
-        const bool is_beside = place.n != column;  // the last tile: it has another bias
+        // The last tile: it has another bias. All know it, the compiler too: else products would wait for each other.
+        const bool is_beside = __any_sync(~0u, place.n != column);
         if (is_beside) {
             now ^= 1, column = place.n;
             for (int i = threadIdx.x % TEAM; i < BN; i += TEAM)

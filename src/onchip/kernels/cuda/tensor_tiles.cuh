@@ -18,7 +18,7 @@
 //         what is made of the room that they leave as it was.
 // Layout  x (M, K), y (M, N) row-major, w (PARTS, N, K): of fp32 the upper parts, then the lower ones; bias (N) or none.
 // Shared  STAGES * (TEAMS * 64 * X_BYTES + PARTS * BN * 128) B, and 1 KB to begin at a multiple of it, and signals:
-//         197 KB + 1 KB for 128 x 256 in four stages of fp16.
+//         197 KB + 1 KB for 128 x 256 in four stages of fp16. A turned tile leaves by 128 B a row more.
 // Limits  Rows of x and w are a multiple of 16 B long; M < 2^31; sm_90a.
 #pragma once
 

@@ -13,7 +13,7 @@ from checks import random_mlp, rows
 from image_networks import residual
 from numpy_jax import numpy_jax
 from numpy_stage import NumpyStage
-from onchip.bench import CASES, ON_GPU, command, decode, gpu_inference, gpu_peers, mlp
+from onchip.bench import command, decode, gpu_inference, gpu_peers, mlp
 from onchip.bench.dense import dense_layers
 from onchip.bench.frame import Reporter, UnavailableError, run_cases
 from onchip.bench.gpu_clock import CALLS, Forward, fastest
@@ -21,7 +21,7 @@ from onchip.bench.gpu_inference import GpuJob, floor_ms, gpu_cases
 from onchip.bench.gpu_peers import Allowance, GpuTask
 from onchip.bench.inference import YARDSTICK
 from onchip.bench.options import Options
-from onchip.errors import DeviceError, InputError, PlanError
+from onchip.errors import InputError, PlanError
 from onchip.kernels import reference
 from onchip.measure.pace import OwnClock, Pace
 from onchip.measure.truth import Truth
@@ -347,31 +347,25 @@ def test_a_file_of_a_gpu(fake_gpu, tmp_path, monkeypatch):
     assert [(row["case"], row["precision"], row["checked"]) for row in document["rows"]] == [("7 rows", "fp16", True)]
 
 
-def test_a_benchmark_that_has_no_cases_for_a_gpu(fake_gpu, tmp_path):
-    with pytest.raises(DeviceError, match="no cases for a GPU yet"):
-        command.run_benchmarks(["decode", "digits"], Options(device="cuda"), tmp_path)
+def test_an_unknown_benchmark(fake_gpu, tmp_path):
     with pytest.raises(InputError, match="unknown benchmark"):
         command.run_benchmarks(["none"], Options(device="cuda"), tmp_path)
-    assert set(ON_GPU) < set(CASES)
 
 
-def test_auto_is_the_gpu_where_it_can_be(fake_gpu):
+def test_auto_is_the_gpu_where_it_is(fake_gpu):
     said = []
     reporter = Reporter(say=said.append)
-    assert command.choose_device("auto", ["decode", "mlp"], None, reporter) == "cuda:0"
-    assert command.choose_device("auto", ["decode", "digits"], None, reporter) == "cpu"
-    assert command.choose_device("auto", [], None, reporter) == "cpu"
-    assert command.choose_device("cuda:1", ["digits"], None, reporter) == "cuda:1"  # run_benchmarks says no
-    assert said[0] == "device: cuda:0 (auto: it is here)"
-    assert "digits on a GPU is still to come" in said[1]
+    assert command.choose_device("auto", None, reporter) == "cuda:0"
+    assert command.choose_device("cuda:1", None, reporter) == "cuda:1"
+    assert said == ["device: cuda:0 (auto: it is here)"]
 
 
 def test_threads_are_the_cpus():
     reporter = Reporter()
-    assert command.choose_device("auto", ["decode"], 2, reporter) == "cpu"
-    assert command.choose_device("cpu", ["decode"], 2, reporter) == "cpu"
+    assert command.choose_device("auto", 2, reporter) == "cpu"
+    assert command.choose_device("cpu", 2, reporter) == "cpu"
     with pytest.raises(InputError, match="threads are the CPU's"):
-        command.choose_device("cuda", ["decode"], 2, reporter)
+        command.choose_device("cuda", 2, reporter)
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ _HOME = {
     "mlp": "onchip.bench.mlp", "scan": "onchip.bench.scan", "pointwise": "onchip.bench.pointwise",
     "product": "onchip.bench.product",
 }  # fmt: skip
-ON_GPU = ("decode", "imported", "mlp", "scan", "pointwise", "product")  # those that have cases for a GPU
 
 
 class _Cases(Mapping[str, "Callable[[Options], list[Case]]"]):

@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable
 
 from onchip.bench.frame import ONCHIP, Case, Ready
+from onchip.bench.gpu_training import epoch_jobs, training_cases
+from onchip.bench.gpu_training_peers import make_training_peers
 from onchip.bench.options import Options
 from onchip.bench.torch_training import torch_runs
 from onchip.bench.training import TrainingCase, onchip_run
@@ -19,9 +21,13 @@ PACE = Pace(rounds=6, block_s=1.0)  # a run takes about a second: more blocks, s
 
 
 def cases(options: Options) -> list[Case]:
-    made = []
+    made: list[Case] = []
+    peers = make_training_peers()
     for n in options.rows or (backprop.PATTERNS,):
         lesson = make_lesson(n, options)
+        if options.device != "cpu":
+            made += training_cases("backprop", epoch_jobs(f"epoch of {n} patterns", lesson), options, peers)
+            continue
         engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_run, lesson)}
         if options.peers:
             engines |= torch_runs(lesson)

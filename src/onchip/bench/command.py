@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from onchip.bench import CASES, ON_GPU, machine
+from onchip.bench import CASES, machine
 from onchip.bench.frame import Outcome, Reporter, run_cases
 from onchip.bench.options import Options
 from onchip.bench.results import Results, make_folder, result_path, write_results
-from onchip.errors import DeviceError
 from onchip.files import check_writable
 from onchip.measure.pace import Pace
 from onchip.plan.device import Device
@@ -35,10 +34,10 @@ def run_benchmarks(
 ) -> tuple[dict[Path, Results], int]:
     """Measure these benchmarks and write a file for each; the files and the exit code.
 
-    names  none: all that there are for the device
+    names  none: all that there are
     """
     reporter = reporter or Reporter()
-    chosen = {name: CASES[name] for name in _named(names, options.device)}
+    chosen = {name: CASES[name] for name in dict.fromkeys(names or CASES)}
     device, ceilings = _measured_device(options.device)
     slug = machine.device_slug(device)
     paths = {name: result_path(folder, slug, name) for name in chosen}
@@ -63,27 +62,14 @@ def _write(described: Results, path: Path, outcome: Outcome) -> Results:
     return results
 
 
-def choose_device(name: str, names: Sequence[str], threads: int | None, reporter: Reporter) -> str:
-    """The device to measure on. "auto" is the GPU where there is one and all these benchmarks have cases for it."""
+def choose_device(name: str, threads: int | None, reporter: Reporter) -> str:
+    """The device to measure on. "auto" is the GPU where there is one."""
     if name != "auto":
         found = find_device(name, threads)[0]
         return "cpu" if found.kind == "cpu" else name
-    only_cpu = [benchmark for benchmark in names or CASES if benchmark in CASES and benchmark not in ON_GPU]
-    if only_cpu:
-        reporter.say(f"device: cpu (auto: {', '.join(only_cpu)} on a GPU is still to come)")
-        return "cpu"
     _, _, chosen = find_device(name, threads)
     reporter.say(f"device: {chosen}")
     return chosen.partition(" ")[0]
-
-
-def _named(names: Sequence[str], device: str) -> list[str]:
-    if device == "cpu":
-        return list(dict.fromkeys(names or CASES))
-    if missing := [name for name in names if name in CASES and name not in ON_GPU]:
-        got, expected = f"{', '.join(missing)} on {device}", f"{' or '.join(ON_GPU)} there"
-        raise DeviceError("no cases for a GPU yet", got=got, expected=expected, hint="--device cpu")
-    return list(dict.fromkeys(names or ON_GPU))
 
 
 def _measured_device(name: str) -> tuple[Device, dict[str, float] | None]:

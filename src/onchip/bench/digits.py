@@ -1,4 +1,7 @@
-"""digits: training steps and inference of 784-320-160-10, on MNIST where it is, else on random pixels."""
+"""digits: training of 784-320-160-10, on MNIST where it is, else on random pixels.
+
+On a CPU the time of a step, and inference; on a GPU that of an epoch.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from onchip.bench.frame import ONCHIP, Case, Ready
+from onchip.bench.gpu_training import epoch_jobs, training_cases
+from onchip.bench.gpu_training_peers import make_training_peers, torch_eager
 from onchip.bench.inference import Rows, inference_cases
 from onchip.bench.options import Options
 from onchip.bench.peers import subject_of
@@ -37,7 +42,7 @@ def _data() -> Dataset:
 
 def random_data(train: int, test: int) -> Dataset:
     rng = np.random.default_rng(0)
-    x = rng.random((train + test, PIXELS), dtype=np.float32)
+    x = rng.integers(0, 256, (train + test, PIXELS), dtype=np.uint8).astype(np.float32) / np.float32(255)
     y = rng.integers(0, digits.CLASSES, train + test)
     return Dataset("random data", "made", 28, x[:train], y[:train], x[train:], y[train:])
 
@@ -48,7 +53,10 @@ def cases(options: Options, data: Dataset | None = None) -> list[Case]:
         digits.load_data("mnist")  # accuracy on random pixels means nothing: say now that MNIST is missing
     data = data or _data()
     label = "MNIST" if data.name == "mnist" else data.name
-    made = []
+    if options.device != "cpu":
+        accuracy = _accuracy_cases(data, label, options) if options.accuracy else []
+        return [*gpu_epochs(data, label, options), *accuracy]
+    made: list[Case] = []
     for size in options.batches or BATCHES:
         made += _step_cases(_lesson(data, label, size, options), options)
     jobs = [
@@ -77,6 +85,25 @@ def _lesson(data: Dataset, label: str, size: int, options: Options) -> TrainingC
     return TrainingCase(_network, data.x_train[:n], data.y_train[:n], train, options.threads, options.device, label)
 
 
+def gpu_epochs(data: Dataset, label: str, options: Options) -> list[Case]:
+    """Epochs of every batch size in every precision; for the workload's own also with pixels that are no bytes."""
+    peers, own = make_training_peers(), digits.TRAIN.batch_size
+    made: list[Case] = []
+    for size in options.batches or BATCHES:
+        train = dataclasses.replace(digits.TRAIN, batch_size=size, epochs=1)
+        lesson = TrainingCase(_network, data.x_train, data.y_train, train, options.threads, options.device, label)
+        jobs = epoch_jobs(f"epoch, batch {size}", lesson)
+        for job in jobs:
+            is_own = size == own and job.precision == "fp32"
+            made += training_cases("digits", [job], options, {**peers, "torch eager": torch_eager} if is_own else peers)
+        if size == own:
+            noise: Array = np.random.default_rng(1).random((len(data.x_train), PIXELS), dtype=np.float32)
+            floats = dataclasses.replace(lesson, x=noise, data="random floats")
+            jobs = epoch_jobs(f"epoch, batch {size}, float pixels", floats, ("fp32",))
+            made += training_cases("digits", jobs, dataclasses.replace(options, peers=False))
+    return made
+
+
 def _step_cases(lesson: TrainingCase, options: Options) -> list[Case]:
     """Whole epochs through the public fit; the time told is that of a step."""
     size = lesson.options.batch_size
@@ -96,7 +123,7 @@ def _accuracy_cases(data: Dataset, label: str, options: Options) -> list[Case]:
     lesson = TrainingCase(_network, data.x_train, data.y_train, digits.TRAIN, options.threads, options.device, label)
     test = (data.x_test, data.y_test, SEEDS)
     engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(onchip_accuracy, lesson, *test)}
-    if options.peers:
+    if options.peers and options.device == "cpu":
         engines["torch by hand"] = functools.partial(torch_accuracy, lesson, "torch by hand", *test)
     return [
         Case("digits", f"{digits.EPOCHS} epochs, {SEEDS} seeds", name, prepare, work=1, unit=ACCURACY, parts=SEEDS,

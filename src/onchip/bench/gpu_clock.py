@@ -68,7 +68,7 @@ class HostClock:
 Run = GpuClock | HostClock
 
 
-def _repeat(call: Work, calls: int) -> Any:
+def repeat(call: Work, calls: int) -> Any:
     for _ in range(calls - 1):
         call()
     return call()
@@ -83,7 +83,7 @@ def ways(forward: Forward, stage: Stage, synchronised: bool, calls: int) -> Iter
         if forward.captures:
             yield "replayed graph", HostClock(stage.record(forward.call, 1), wait, 1)
         return
-    repeated = functools.partial(_repeat, forward.call, calls)
+    repeated = functools.partial(repeat, forward.call, calls)
     if forward.wait is not None:
         yield f"{calls} calls", HostClock(repeated, forward.wait, calls)
     elif forward.eager:

@@ -31,12 +31,12 @@ _PIECES = (512, 2_048, 16_384)  # rows of a large batch at a time, by hand
 
 
 class TorchRun(abc.ABC):
-    """A training run of a lesson."""
+    """A training run of a lesson, whose rows and weights lie on a device of torch's."""
 
-    def __init__(self, lesson: TrainingCase, seed: int = 0) -> None:
+    def __init__(self, lesson: TrainingCase, seed: int = 0, device: str = "cpu") -> None:
         self.torch = load_torch(lesson.threads)
-        self.lesson, self.seed = lesson, seed
-        self.x, self.y = self.torch.from_numpy(lesson.x), self.torch.from_numpy(lesson.y)
+        self.lesson, self.seed, self.device = lesson, seed, device
+        self.x, self.y = (self.torch.from_numpy(array).to(device) for array in (lesson.x, lesson.y))
 
     @abc.abstractmethod
     def step(self, x: Tensor, y: Tensor) -> Tensor:
@@ -52,7 +52,8 @@ class TorchRun(abc.ABC):
             for _ in range(self.lesson.options.epochs):
                 yield from zip(self.x.split(size), self.y.split(size), strict=True)
             return
-        for rows in map(self.torch.from_numpy, self.lesson.batches(self.seed)):
+        for batch in self.lesson.batches(self.seed):
+            rows = self.torch.from_numpy(batch).to(self.device)
             yield self.x[rows], self.y[rows]
 
     def run(self, steps: int | None = None) -> None:
@@ -75,10 +76,12 @@ class TorchRun(abc.ABC):
 
 
 class Autograd(TorchRun):
-    def __init__(self, lesson: TrainingCase, seed: int = 0, *, optimiser: str, compiled: bool) -> None:
-        super().__init__(lesson, seed)
+    def __init__(
+        self, lesson: TrainingCase, seed: int = 0, *, optimiser: str, compiled: bool, device: str = "cpu"
+    ) -> None:
+        super().__init__(lesson, seed, device)
         torch, options = self.torch, lesson.options
-        self.module = torch_module(lesson.net(seed)).train()
+        self.module = torch_module(lesson.net(seed)).train().to(device)
         self.optimiser = torch.optim.SGD(
             self.module.parameters(), lr=options.lr, momentum=options.momentum, **{optimiser: True}
         )
@@ -115,7 +118,7 @@ class ByHand(TorchRun):
     def __init__(self, lesson: TrainingCase, seed: int = 0, *, piece: int | None) -> None:
         super().__init__(lesson, seed)
         self.piece = piece
-        self.layers, self.w, self.b = _layers(self.torch, lesson.net(seed))
+        self.layers, self.w, self.b = torch_layers(self.torch, lesson.net(seed))
         self.vw, self.vb = ([self.torch.zeros_like(w) for w in weights] for weights in (self.w, self.b))
         self._kept: dict[int, tuple[list[Tensor], list[Tensor], Tensor]] = {}
 
@@ -187,7 +190,7 @@ class Dense(NamedTuple):
     activation: type | None  # behind it
 
 
-def _layers(torch: Any, net: Network) -> tuple[list[Dense], list[Tensor], list[Tensor]]:
+def torch_layers(torch: Any, net: Network) -> tuple[list[Dense], list[Tensor], list[Tensor]]:
     """Every layer, its weight (D_out, D_in) and its bias; copies, as the network's are read-only."""
     layers: list[Dense] = []
     for node in net.nodes:

@@ -42,6 +42,11 @@ class TrainingCase:
     data: str = ""  # what the rows are, for the setting
 
     @property
+    def device_threads(self) -> int | None:
+        """As fit wants them: they are the CPU's."""
+        return self.threads if self.device == "cpu" else None
+
+    @property
     def steps(self) -> int:
         """Of a run."""
         return self.options.epochs * -(-len(self.x) // self.options.batch_size)
@@ -50,7 +55,8 @@ class TrainingCase:
     def floor_ms(self) -> float:
         """Of a step."""
         kind = "momentum" if self.options.momentum else self.options.optimiser
-        job = Job(batch=min(self.options.batch_size, len(self.x)), loss=self.options.loss, optimiser=kind)
+        batch = min(self.options.batch_size, len(self.x))
+        job = Job(self.options.precision, batch, loss=self.options.loss, optimiser=kind)
         return plan(self.net(0), self.device, job).floor_us / 1e3
 
     def seeded(self, seed: int) -> TrainOptions:
@@ -91,7 +97,7 @@ def onchip_run(lesson: TrainingCase) -> Ready:
 
 
 def _fit(lesson: TrainingCase) -> FitResult:
-    return fit(lesson.net(0), lesson.x, lesson.y, device=lesson.device, threads=lesson.threads,
+    return fit(lesson.net(0), lesson.x, lesson.y, device=lesson.device, threads=lesson.device_threads,
                **dataclasses.asdict(lesson.seeded(0)))  # fmt: skip
 
 
@@ -106,10 +112,10 @@ def onchip_accuracy(lesson: TrainingCase, x_test: Array, y_test: Array, seeds: i
 
     def run() -> None:
         runs = [Run(lesson.net(seed), lesson.seeded(seed)) for seed in range(seeds)]
-        for result in fit_runs(runs, lesson.x, lesson.y, device=lesson.device, threads=lesson.threads):
+        for result in fit_runs(runs, lesson.x, lesson.y, device=lesson.device, threads=lesson.device_threads):
             if isinstance(result, KernelError):  # a run that diverged
                 raise result
-            engine = compile(result.network, lesson.device, threads=lesson.threads)
+            engine = compile(result.network, lesson.device, threads=lesson.device_threads)
             scores.append(percent(engine(x_test), y_test))
 
     setting = lesson.setting("seeds side by side")

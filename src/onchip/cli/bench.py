@@ -18,7 +18,7 @@ def bench(
     names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help=f"{NAMES}; all if not given.")] = None,
     device: Annotated[
         str,
-        Option(help="auto, cpu, cuda or cuda:N; so far decode, imported, mlp, scan, pointwise, product run on a GPU."),
+        Option(help="auto (a GPU where there is one), cpu, cuda or cuda:N."),
     ] = "auto",
     peers: Annotated[
         bool,
@@ -54,7 +54,7 @@ def bench(
 
     counts = parse_counts(rows, "rows") if rows else (), parse_counts(batches, "rows in a batch") if batches else ()
     with stderr_reporter() as reporter:
-        chosen = choose_device(device, names or [], threads, reporter)
+        chosen = choose_device(device, threads, reporter)
         options = Options(chosen, check_threads(threads), peers, accuracy, *counts)
         written, exit_code = run_benchmarks(names or [], options, out, reporter=reporter)
     if as_json:

@@ -82,10 +82,16 @@ class TrainingTruth:
         self.run = _reference_run(net, x, y, batches, options, "float64")
         naive = _reference_run(net, x, y, batches, options, "float32")
         self.allowed = allowed_error(relative_error(naive, self.run))
+        self._losses = self.run[: len(batches)]
+        self.losses_allowed = allowed_error(relative_error(naive[: len(batches)], self._losses))
 
     def judge(self, got: Array) -> Verdict:
         """got: as `flat_run` makes it."""
         return Verdict(relative_error(got, self.run), self.allowed)
+
+    def judge_losses(self, got: Array) -> Verdict:
+        """The loss curve alone. got: one number a step, of these steps and maybe of later ones."""
+        return Verdict(relative_error(np.asarray(got)[: len(self._losses)], self._losses), self.losses_allowed)
 
 
 def _reference_run(

@@ -1,0 +1,185 @@
+"""Epochs on a GPU: ours emulated on the host, torch's forms on its CPU; on a real GPU, everyone on few rows."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from checks import random_mlp
+from emulated_cuda import needs_gxx
+from emulated_engine import emulate_device
+from onchip.bench import backprop, digits, gpu_training, gpu_training_peers
+from onchip.bench.frame import UnavailableError, run_cases
+from onchip.bench.gpu_peers import Allowance
+from onchip.bench.gpu_training import SteadyFit, epoch_jobs, training_cases
+from onchip.bench.options import Options
+from onchip.bench.training import TrainingCase
+from onchip.errors import PlanError
+from onchip.train.options import TrainOptions
+from onchip.train.training_run import Progress
+from torch_stage import CpuTorchStage
+
+ON_GPU = Options(device="cuda", peers=True)
+
+
+def lesson(n=150, batch_size=32, loss="cross_entropy", device="cuda", **options):
+    data = digits.random_data(n, 1)
+    last = "Sigmoid" if loss == "half_sse" else None
+    y = data.y_train if loss == "cross_entropy" else backprop.backprop.one_hot(data.y_train)
+    train = TrainOptions(loss=loss, batch_size=batch_size, epochs=1, **options)
+    return TrainingCase(lambda seed: random_mlp(784, 12, 10, seed=seed, output=last), data.x_train, y, train, 1, device)
+
+
+FULL = {"loss": "half_sse", "batch_size": 150, "momentum": 0.5, "lr": 1e-3, "shuffle": False}
+LESSONS = {"batches": {}, "momentum": {"momentum": 0.9}, "full batches": FULL}
+
+
+@pytest.fixture(params=LESSONS.values(), ids=LESSONS)
+def job(request):
+    return epoch_jobs("an epoch", lesson(**request.param))[0]
+
+
+# -- ours --------------------------------------------------------------------------------------------------
+
+
+@needs_gxx
+@pytest.mark.parametrize("options", [{}, FULL], ids=["batches", "full batches"])
+def test_ours_is_judged_and_timed(options, monkeypatch):
+    emulate_device(monkeypatch)
+    monkeypatch.setattr(gpu_training, "SAMPLE_S", 0.0)
+    cases = training_cases(
+        "digits", epoch_jobs("an epoch", lesson(**options), ("fp32", "bf16")), Options(device="cuda")
+    )
+    outcome = run_cases(cases)
+    assert outcome.exit_code == 0, outcome.wrong
+    assert [row.precision for row in outcome.rows] == ["fp32", "bf16"]
+    for row in outcome.rows:
+        assert (row.unit, len(row.samples_ms)) == ("epochs/s", 3)
+        assert row.floor_ms > 0
+        assert "4 epochs of fit, mlp_train" in row.setting
+    assert outcome.rows[0].error < outcome.rows[1].error
+
+
+def test_the_first_epoch_has_no_time(monkeypatch):
+    clock = iter([0.0, 1.0, 2.0, 2.5, 3.0, 3.5])
+
+    def fit(lesson, epochs, on_progress):
+        assert epochs == 3
+        for epoch in range(epochs):
+            for step in (5, 10):
+                on_progress(Progress(epoch + 1, epochs, step, 10, 0.0, None, 0.0))
+
+    monkeypatch.setattr(gpu_training, "run_fit", fit)
+    monkeypatch.setattr(gpu_training.time, "perf_counter", lambda: next(clock))
+    assert SteadyFit(None, 3).sample_ms() == pytest.approx((3.5 - 1.0) / 2 * 1e3)
+
+
+def test_another_curve_is_wrong(job):
+    truth = job.truth()
+    losses = truth.run[: len(truth._losses)]
+    for made in epoch_jobs("an epoch", job.lesson):
+        assert made.judge(losses).is_right
+        assert made.judge([*losses, 5.0, 4.0]).is_right  # later steps are not judged
+        assert not made.judge(1.05 * losses).is_right
+        assert not made.judge(losses[:-1]).is_right
+        assert made.judge(losses).allowed == truth.losses_allowed + gpu_training.ROUNDING[made.precision]
+
+
+def test_a_training_without_a_kernel_is_skipped(monkeypatch):
+    def refuse(*_, **__):
+        raise PlanError("no kernel takes it")
+
+    monkeypatch.setattr(gpu_training, "fit", refuse)
+    monkeypatch.setattr("onchip.bench.training.plan", refuse)
+    outcome = run_cases(training_cases("digits", epoch_jobs("an epoch", lesson(), ("fp32",)), Options(device="cuda")))
+    assert outcome.skipped == {"onchip": "no kernel for an epoch, fp32: no kernel takes it"}
+
+
+def test_a_sample_is_as_long_as_it_must_be():
+    assert [gpu_training.epochs_of(seconds) for seconds in (1.0, 0.05, 1e-9)] == [1, 4, gpu_training.MOST_EPOCHS]
+
+
+# -- peers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0], ids=["not compiled", "compiled"])
+def test_torch_takes_the_same_steps(job, seconds, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    run = gpu_training_peers.torch_graph(Allowance(seconds), job, CpuTorchStage())
+    run.run()  # from wherever it is, it can begin anew
+    assert job.judge(run.first_losses(), 3.0).is_right, job.judge(run.first_losses()).error
+    assert run.epochs == (gpu_training_peers.FULL_BATCHES if job.lesson.options.loss == "half_sse" else 1)
+    assert run.setting.startswith("compiled" if seconds else "not compiled")
+
+
+def test_torch_eager_takes_the_same_steps():
+    pytest.importorskip("torch")
+    (job,) = epoch_jobs("an epoch", lesson(), ("fp32",))
+    run = gpu_training_peers.torch_eager(job, CpuTorchStage())
+    assert job.judge(run.first_losses(), 3.0).is_right
+    run.run()
+
+
+def test_a_peer_is_judged_and_timed(job, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setattr(gpu_training, "make_stage", CpuTorchStage)
+    monkeypatch.setattr(gpu_training, "SAMPLE_S", 0.01)
+    monkeypatch.setattr("torch.compile", lambda call, **_: call)
+    peers = gpu_training_peers.make_training_peers()
+    cases = training_cases("digits", [job], ON_GPU, {"torch graph": peers["torch graph"]})
+    outcome = run_cases([case for case in cases if case.engine != "onchip"])
+    assert outcome.exit_code == 0, outcome.wrong
+    (row,) = outcome.rows
+    assert "epochs in a row, compiled" in row.setting
+
+
+def test_a_peer_without_torch_is_skipped(job, monkeypatch):
+    monkeypatch.setattr(gpu_training, "make_stage", lambda index: None)
+    with pytest.raises(UnavailableError, match="torch for CUDA"):
+        gpu_training.peer(job, "torch graph", None, 0)
+
+
+def test_the_cases_of_digits():
+    cases = digits.cases(ON_GPU, digits.random_data(130, 1))
+    engines = {}
+    for case in cases:
+        engines.setdefault((case.case, case.precision), []).append(case.engine)
+    both = ["onchip", "torch graph", "jax"]
+    expected = {}
+    for size in digits.BATCHES:
+        for precision in ("fp32", "tf32", "bf16"):
+            eager = ["torch eager"] if (size, precision) == (64, "fp32") else []
+            expected[f"epoch, batch {size}", precision] = ["onchip"] if precision == "bf16" else [*both, *eager]
+        if size == 64:
+            expected["epoch, batch 64, float pixels", "fp32"] = ["onchip"]
+    assert engines == expected
+
+
+def test_the_cases_of_backprop():
+    cases = backprop.cases(dataclasses.replace(ON_GPU, rows=(70,)))
+    assert {(case.case, case.precision) for case in cases} == {
+        ("epoch of 70 patterns", precision) for precision in ("fp32", "tf32", "bf16")
+    }
+    assert {case.engine for case in cases} == {"onchip", "torch graph", "jax"}
+
+
+def test_random_pixels_are_bytes():
+    x = digits.random_data(20, 3).x_train
+    assert np.array_equal(x, np.round(x * 255).astype(np.uint8).astype(np.float32) / np.float32(255))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["onchip", "torch graph", "jax", "torch eager"])
+@pytest.mark.parametrize("options", [{}, FULL], ids=["batches", "full batches"])
+def test_everyone_on_a_gpu(name, options):
+    if name == "torch eager" and options:
+        pytest.skip("only where batches are small")
+    if name != "onchip":
+        pytest.importorskip(name.partition(" ")[0])
+    peers = {**gpu_training_peers.make_training_peers(), "torch eager": gpu_training_peers.torch_eager}
+    cases = training_cases("digits", epoch_jobs("an epoch", lesson(**options), ("fp32", "tf32")), ON_GPU, peers)
+    outcome = run_cases([case for case in cases if case.engine == name])
+    assert not outcome.skipped
+    assert outcome.exit_code == 0, outcome.wrong
+    assert len(outcome.rows) == 2

@@ -12,6 +12,9 @@ class CpuTorchStage(TorchStage):
 
         self.torch, self.device = torch, torch.device("cpu")
 
+    def locked(self, shape, dtype):
+        return self.empty(shape, dtype).numpy()
+
     def record(self, work, times):
         return functools.partial(self._replay, work, times)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from onchip.bench import decode, digits, mlp, sentiment
+from onchip.bench import decode, digits, mlp, sentiment, sentiment_rows
 from onchip.bench import scan as scans
 from onchip.bench.frame import ONCHIP
 from onchip.bench.gpu_inference import IO, GpuJob
@@ -109,7 +109,7 @@ def test_faces_on_a_cpu(case):
     check("faces", case, faces.network(pixels="uint8" in case), Job(batch=int(case.split()[0])))
 
 
-@pytest.mark.parametrize("ids", sentiment.IDS)
+@pytest.mark.parametrize("ids", sentiment_rows.IDS)
 @pytest.mark.parametrize("engine", sentiment.OURS)
 def test_sentiment_on_a_cpu(engine, ids):
     B = sentiment.ROWS[0]

@@ -10,7 +10,7 @@ import pytest
 
 from checks import rows
 from numpy_jax import numpy_jax
-from onchip.bench import CASES, faces, gpu_inference, gpu_peers, imported, peers, sentiment
+from onchip.bench import CASES, faces, gpu_inference, gpu_peers, imported, peers, sentiment, sentiment_rows
 from onchip.bench.frame import Reporter, UnavailableError, run_cases
 from onchip.bench.gpu_inference import GpuJob, gpu_cases
 from onchip.bench.inference import PEER_SLACK, Task
@@ -70,8 +70,8 @@ def test_sentiment(monkeypatch):
 def test_torch_goes_both_ways_through_sentiment():
     pytest.importorskip("torch")
     net = sentiment._drawn(sentiment_work.network(**SENTENCES))
-    x = sentiment.random_ids(net, 90)
-    truth = sentiment.exact_truth(net, x)
+    x = sentiment_rows.random_ids(net, 90)
+    truth = sentiment_rows.exact_truth(net, x)
     for name, build in (sentiment.PEERS["torch eager"] | sentiment.PEERS["torch, windows"]).items():
         with peers.explained(name):
             got = build(peers.subject_of(net), 1)(x)
@@ -80,11 +80,11 @@ def test_torch_goes_both_ways_through_sentiment():
 
 def test_tables_in_fp16_have_their_own_yardstick():
     net = sentiment._drawn(sentiment_work.network(**SENTENCES))
-    x = sentiment.random_ids(net, 90)
-    exact = sentiment.exact_truth(net, x)
-    half = sentiment.half_table_truth(exact, net, x)
+    x = sentiment_rows.random_ids(net, 90)
+    exact = sentiment_rows.exact_truth(net, x)
+    half = sentiment_rows.half_table_truth(exact, net, x)
     np.testing.assert_allclose(exact.y, Truth(net, x).y, rtol=0, atol=1e-12)  # few tokens, the same result
-    assert exact.allowed == sentiment.exact_truth(net, x).allowed < half.allowed
+    assert exact.allowed == sentiment_rows.exact_truth(net, x).allowed < half.allowed
     got = {tables: compile(net, "cpu", batch_hint=1 << 20, tables=tables)(x) for tables in ("fp32", "fp16", "bf16")}
     assert exact.judge(got["fp32"]).is_right
     assert half.judge(got["fp16"]).is_right
@@ -94,16 +94,16 @@ def test_tables_in_fp16_have_their_own_yardstick():
 
 def test_ids():
     net = sentiment_work.network(**{**SENTENCES, "vocabulary": 1_000})
-    for draw in sentiment.IDS.values():
+    for draw in sentiment_rows.IDS.values():
         ids = draw(net, 500)
         assert ids.dtype == np.int32
         assert ids.shape == (500, 7)
         assert ids.min() >= 0
         assert ids.max() < 1_000
-    assert np.mean(sentiment.zipf_ids(net, 500) == 0) == pytest.approx(
+    assert np.mean(sentiment_rows.zipf_ids(net, 500) == 0) == pytest.approx(
         1 / 7.485, rel=0.2
     )  # 1 / (1 + 1/2 + ... + 1/1000)
-    assert np.mean(sentiment.random_ids(net, 500) < 100) == pytest.approx(0.1, rel=0.2)
+    assert np.mean(sentiment_rows.random_ids(net, 500) < 100) == pytest.approx(0.1, rel=0.2)
 
 
 def test_break_even():

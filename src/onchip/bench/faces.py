@@ -1,4 +1,7 @@
-"""faces: pictures of 64x64 pixels, as numbers between -1 and 1 and as the bytes of an image file."""
+"""faces: pictures of 64x64 pixels, as numbers between -1 and 1 and as the bytes of an image file.
+
+On a GPU they stay there, or go to page-locked memory of the host.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from onchip.bench.faces_peers import FacesPeers
 from onchip.bench.frame import Case
+from onchip.bench.gpu_host import HostJob, host_cases
+from onchip.bench.gpu_inference import GpuJob, gpu_cases
 from onchip.bench.inference import Rows, inference_cases
 from onchip.bench.options import Options
 from onchip.bench.peers import Build, onnxruntime_session, subject_of, torch_channels_last, torch_compiled, torch_eager
@@ -18,6 +24,8 @@ from onchip.workloads import faces
 
 ROWS = (1, 32, 64)
 PIECES = (32,)
+GPU_ROWS, GPU_FEW = (5_248, 65_536, 1, 10, 100), 100
+GPU_JUDGED = 6
 PACE = Pace(rounds=6)
 
 PEERS: dict[str, dict[str, Build]] = {
@@ -30,6 +38,8 @@ PEERS: dict[str, dict[str, Build]] = {
 
 def cases(options: Options, **sizes: Any) -> list[Case]:
     """`sizes` are for tests: those of faces.network."""
+    if options.device != "cpu":
+        return gpu_faces(options, **sizes)
     counts = options.rows or ROWS
     floats, pixels = faces.network(**sizes), faces.network(pixels=True, **sizes)
     latent = floats.input.row_size
@@ -40,6 +50,32 @@ def cases(options: Options, **sizes: Any) -> list[Case]:
     )
     truth = functools.partial(PixelTruth, floats)
     return [*cases_of(subject_of(floats), jobs), *cases_of(subject_of(pixels), [bytes_too], truth=truth)]
+
+
+def gpu_faces(options: Options, **sizes: Any) -> list[Case]:
+    """Many images in fp16, few of them by a synchronised call, the report's number in every precision; to the host."""
+    net, peers = faces.network(**sizes), FacesPeers()
+    draw = functools.lru_cache(maxsize=1)(functools.partial(inputs, latent=net.input.row_size))
+
+    def job(N: int, precision: str = "fp16") -> GpuJob:
+        few = N <= GPU_FEW
+        case = f"{_images(N)}, a call, synchronised" if few else _images(N)
+        io = "fp16" if precision == "fp16" else "fp32"
+        return GpuJob(case, net, N, draw, precision, io, synchronised=few, judged=GPU_JUDGED)
+
+    jobs = [job(N) for N in options.rows or GPU_ROWS]
+    if not options.rows:
+        jobs += [job(GPU_ROWS[0], precision) for precision in ("tf32", "fp32")]
+    made: list[Case] = []
+    for each in jobs:
+        made += gpu_cases("faces", [each], options, peers.on_gpu(each.B), unit="images/s")
+    N = max(options.rows or GPU_ROWS)
+    host_jobs = [
+        HostJob(f"{_images(N)}, to the host", net, N, draw, "fp16", functools.partial(Truth, net), GPU_JUDGED),
+        HostJob(f"{_images(N)}, to the host, uint8", faces.network(pixels=True, **sizes), N, draw, "fp16",
+                functools.partial(PixelTruth, net), GPU_JUDGED),
+    ]  # fmt: skip
+    return made + host_cases("faces", host_jobs, options, peers.to_host(net), "images/s")
 
 
 def _images(N: int) -> str:

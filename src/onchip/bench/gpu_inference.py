@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,8 @@ class GpuJob:
     io: str = "fp16"  # of IO: what rows are kept in
     synchronised: bool = False
     judged: int = JUDGED  # rows at most that are held against float64, where more would take too long
+    truth: Callable[[Network, Array, str], Truth] = Truth  # of rows, with the yardstick of a dtype
+    compiled: Mapping[str, Any] = field(default_factory=dict)  # what else ours is compiled with
 
     @property
     def given_dtype(self) -> str:
@@ -78,7 +80,7 @@ def give(job: GpuJob, index: int) -> Given:
     middle = np.random.default_rng(2).integers(0, job.B, job.judged - 2)
     judged = np.arange(job.B) if job.judged >= job.B else np.unique([0, *middle, job.B - 1])
     rows, many = _rounded(x[judged], job), min(YARDSTICK, job.judged)
-    truth = Truth(job.net, rows, NAIVE[job.precision])
+    truth = job.truth(job.net, rows, NAIVE[job.precision])
     if len(rows) < many:
         truth = truth.allowing(naive_error(job.net, _rounded(job.inputs(many), job), NAIVE[job.precision]))
     return Given(job, stage, stage.put(x, job.given_dtype), judged, truth)
@@ -98,6 +100,7 @@ def gpu_cases(
     options: Options,
     peers: Mapping[str, Build] | None = None,
     pace: Pace = PACE,
+    unit: str = "rows/s",
 ) -> list[Case]:
     """onchip and, if asked for, every peer, job by job.
 
@@ -114,9 +117,10 @@ def gpu_cases(
         engines: dict[str, Callable[[], Ready]] = {ONCHIP: functools.partial(ours, given, options.device, calls)}
         engines |= {name: functools.partial(peer, given, name, build, calls) for name, build in asked.items()}
         made += [
-            Case(workload, job.case, name, prepare, work=job.B, precision=job.precision, floor_ms=floor, pace=pace)
+            Case(workload, job.case, name, prepare, work=job.B, unit=unit, precision=job.precision, floor_ms=floor,
+                 pace=pace)
             for name, prepare in engines.items()
-        ]
+        ]  # fmt: skip
     return made
 
 
@@ -124,7 +128,7 @@ def floor_ms(job: GpuJob, device: Device) -> float | None:
     """What memory, products and launches take at least."""
     net = with_io(job.net, IO[job.io])
     try:
-        return plan(net, device, Job(job.precision, job.B)).floor_us / 1e3
+        return plan(net, device, Job(job.precision, job.B, **job.compiled)).floor_us / 1e3
     except (DeviceError, PlanError):  # ours says so when it is prepared
         return None
 
@@ -138,7 +142,7 @@ def ours(given: Callable[[], Given], device: str, calls: int) -> Ready:
     task = given()
     job, stage = task.job, task.stage
     try:
-        engine = compile(job.net, device, job.precision, batch_hint=job.B, io=job.io)
+        engine = compile(job.net, device, job.precision, batch_hint=job.B, io=job.io, **job.compiled)
     except (DeviceError, PlanError) as refused:
         raise UnavailableError(f"no kernel for {job.case}, {job.precision}: {refused.what}") from None
     y = stage.empty((job.B, *job.net.output.row_shape), IO[job.io])

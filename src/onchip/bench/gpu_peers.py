@@ -115,15 +115,26 @@ def torch_compiled(
     """
     mode = mode or MODE
     _check_rows("torch.compile", task, least_rows or COMPILED_ROWS)
+    name, run = compile_faster(allowance, torch_calls, task, stage, mode)
+    return {", ".join(filter(None, [mode, name])): Forward(functools.partial(run, task.x))}
+
+
+Calls = Callable[[GpuTask, TorchStage], dict[str, Call]]  # the ways in which torch can run a task, by name
+
+
+def compile_faster(
+    allowance: Allowance, calls: Calls, task: GpuTask, stage: TorchStage, mode: str = "default"
+) -> tuple[str, Call]:
+    """Of these calls the one that is faster as it is, compiled for the task's number of rows; its name first."""
     torch = stage.torch
     with allowance.spend("torch.compile"), contextlib.redirect_stderr(io.StringIO()):  # it prints what it tunes
-        name, call = _faster(torch_calls(task, stage), task, stage)
+        name, call = _faster(calls(task, stage), task, stage)
         torch._dynamo.reset()
         run = torch.compile(call, mode=mode, dynamic=False, fullgraph=True)
         for _ in range(3):  # compiles
             run(task.x)
         stage.synchronise()
-    return {", ".join(filter(None, [mode, name])): Forward(functools.partial(run, task.x))}
+    return name, run
 
 
 def _faster(calls: dict[str, Call], task: GpuTask, stage: TorchStage) -> tuple[str, Call]:
@@ -132,7 +143,7 @@ def _faster(calls: dict[str, Call], task: GpuTask, stage: TorchStage) -> tuple[s
         work()  # the first tries cuDNN's convolutions
         return statistics.median(stage.ms(work) for _ in range(TRIALS))
 
-    name = min(calls, key=ms) if len(calls) > 1 else ""
+    name = min(calls, key=ms) if len(calls) > 1 else next(iter(calls))
     return name, calls[name]
 
 

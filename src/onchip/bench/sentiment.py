@@ -1,7 +1,7 @@
 """sentiment: 16 tokens a sentence, by tables that lie ready (the folded embedding) and by convolutions, as peers do it.
 
-A convolved sentence is 2 Gflop: who convolves is timed on few sentences, and the time is scaled. Building the tables is
-not part of the time; how long it took, and from how many sentences on it pays, stands in the setting.
+A convolved sentence is 2 Gflop: who convolves on a CPU is timed on few sentences, and the time is scaled. Building the
+tables is not part of the time; how long it took, and from how many sentences on it pays, stands in the setting.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from onchip.bench.frame import ONCHIP, Case, Ready
 from onchip.bench.inference import Task, build_variants
@@ -28,13 +26,12 @@ from onchip.bench.peers import (
     torch_forward,
 )
 from onchip.bench.results import Row, best_peer
-from onchip.kernels import reference
+from onchip.bench.sentiment_gpu import gpu_sentences
+from onchip.bench.sentiment_rows import IDS, exact_truth, half_table_truth
 from onchip.measure.pace import Pace
-from onchip.measure.truth import Truth
 from onchip.plan.kernel import Job
-from onchip.plan.rewrites import fold_embeddings
 from onchip.runtime.engine import Engine, compile, plan
-from onchip.spec.layers import Conv1d, Linear, TokenConv
+from onchip.spec.layers import Conv1d, Linear
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Made, materialise
 from onchip.workloads import sentiment
@@ -51,6 +48,8 @@ OURS: dict[str, dict[str, Any]] = {ONCHIP: {}, FP16: {"tables": "fp16"}, DIRECT:
 def cases(options: Options, **sizes: Any) -> list[Case]:
     """`sizes` are for tests: those of sentiment.network."""
     net = _drawn(sentiment.network(**sizes))
+    if options.device != "cpu":
+        return gpu_sentences(net, options)
     built = {name: functools.cache(functools.partial(_build, net, options, how)) for name, how in OURS.items()}
     peers: dict[str, Callable[[], Mapping[str, Forward]]] = {}
     if options.peers:
@@ -130,45 +129,6 @@ def break_even(name: str, built: Callable[[], Built], N: int, rows: Sequence[Row
             pays = f"pays from {built().seconds / saved_s:,.0f} sentences on" if saved_s > 0 else "never pays"
             told.append(f"{pays} against {other.engine}")
     return ", ".join(told)
-
-
-# -- rows and their truth ----------------------------------------------------------------------------------
-
-
-def random_ids(net: Network, N: int) -> Array:
-    V = net.weights["emb.weight"].shape[0]
-    return np.random.default_rng(1).integers(0, V, (N, *net.input.row_shape), dtype=np.int32)
-
-
-def zipf_ids(net: Network, N: int) -> Array:
-    """As words are: token i is drawn in proportion to 1 / (i + 1)."""
-    V = net.weights["emb.weight"].shape[0]
-    share = 1 / np.arange(1, V + 1)
-    return np.random.default_rng(1).choice(V, (N, *net.input.row_shape), p=share / share.sum()).astype(np.int32)
-
-
-IDS = {"random ids": random_ids, "Zipf ids": zipf_ids}
-
-
-def exact_truth(net: Network, x: Array) -> Truth:
-    return Truth(*_few_tokens(net, x))
-
-
-def half_table_truth(truth: Truth, net: Network, x: Array) -> Truth:
-    """The same truth; the yardstick is a naive run on tables that were rounded to float16."""
-    few, ids = _few_tokens(net, x)
-    folded, _ = fold_embeddings(few)
-    tables = [node.weights["weight"] for node in folded.nodes if isinstance(node.layer, TokenConv)]
-    rounded = {name: materialise(name, folded.weights).astype(np.float16).astype(np.float32) for name in tables}
-    naive = reference.forward(folded.replace(weights={**folded.weights, **rounded}), ids, "float32")
-    return truth.measured_by(naive)
-
-
-def _few_tokens(net: Network, x: Array) -> tuple[Network, Array]:
-    """The same work with only those tokens in the embedding that x holds: tables of all take minutes and gigabytes."""
-    used, ids = np.unique(x, return_inverse=True)
-    table = materialise("emb.weight", net.weights)[used]
-    return net.replace(weights={**net.weights, "emb.weight": table}), ids.reshape(x.shape).astype(x.dtype)
 
 
 # -- peers -------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from onchip.runtime.cuda.gpu import Buffer, Event, Gpu
+from onchip.runtime.cuda.pinned import PinnedBuffer
 from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
 
@@ -39,6 +40,9 @@ class Stage(Protocol):
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         """An array on the GPU that somebody writes to."""
+
+    def locked(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """An array in page-locked memory of the host; it is there as long as the stage is."""
 
     def poison(self, y: Any) -> None:
         """Fill y with NaNs, ints with -1, where it may be written: what nobody writes stays one."""
@@ -88,6 +92,10 @@ class TorchStage:
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         return self.torch.empty(shape, dtype=getattr(self.torch, dtype), device=self.device)
+
+    def locked(self, shape: tuple[int, ...], dtype: str) -> Array:
+        array: Array = self.torch.empty(shape, dtype=getattr(self.torch, dtype), pin_memory=True).numpy()
+        return array
 
     def poison(self, y: Any) -> None:
         if isinstance(y, self.torch.Tensor):  # an array of JAX is not for others to write, and new in every call
@@ -157,6 +165,7 @@ class PlainStage:
         self.gpu.enter()
         self.stream = self.gpu.stream  # of the moment: while a graph is recorded, that one
         self._start, self._end = self.gpu.event(), self.gpu.event()
+        self._locked: list[PinnedBuffer] = []
 
     def put(self, x: Array, dtype: str) -> Rows:
         rounded = x.astype(numpy_dtype(dtype))
@@ -165,6 +174,11 @@ class PlainStage:
     def empty(self, shape: tuple[int, ...], dtype: str) -> Rows:
         kind = numpy_dtype(dtype)
         return Rows(self, self.gpu.allocate(int(np.prod(shape)) * kind.itemsize), shape, kind)
+
+    def locked(self, shape: tuple[int, ...], dtype: str) -> Array:
+        kind = numpy_dtype(dtype)
+        self._locked.append(PinnedBuffer(self.gpu, int(np.prod(shape)) * kind.itemsize))
+        return self._locked[-1].bytes.view(kind).reshape(shape)
 
     def poison(self, y: Rows) -> None:
         self.gpu.driver.cuMemsetD8Async(y.buffer.pointer, 0xFF, y.buffer.nbytes, self.gpu.stream)

@@ -34,6 +34,7 @@ from onchip.spec.layers import (
     GlobalMax,
     GlobalMean,
     Identity,
+    Interleave,
     Layer,
     LeakyReLU,
     Linear,
@@ -130,11 +131,18 @@ def _conv(to: _Builder, node: Node, w: Weights, x: Value) -> Value:
     layer = node.layer
     assert isinstance(layer, Conv1d | Conv2d)
     before, after = layer.pads[: layer.rank], layer.pads[layer.rank :]
-    padding = before
-    if before != after:
+    padding, is_cut = before, before != after and set(layer.stride) == {1}
+    if is_cut:  # as much on both sides, and what is too much cut off: a few outputs more take less than a padded copy
+        padding = tuple(map(max, before, after))
+    elif before != after:
         x, padding = to.pad(x, before, after), (0,) * layer.rank
     function = f"conv{layer.rank}d"
-    return to.call(function, x, w["weight"], w.get("bias"), layer.stride, padding, layer.dilation, layer.groups)
+    y = to.call(function, x, w["weight"], w.get("bias"), layer.stride, padding, layer.dilation, layer.groups)
+    if not is_cut:
+        return y
+    sizes = to.net.types[node.name].row_shape[1:]
+    places = [slice(p - b, p - b + n) for p, b, n in zip(padding, before, sizes, strict=True)]
+    return to.graph.call_function(operator.getitem, (y, (slice(None), slice(None), *places)))
 
 
 def _conv_transpose(to: _Builder, node: Node, w: Weights, x: Value) -> Value:
@@ -214,6 +222,20 @@ def _to_pixels(to: _Builder, node: Node, w: Weights, x: Value) -> Value:
     return to.graph.call_method("to", (to.graph.call_method("clamp_", (y, 0, 255)), to.torch.uint8))
 
 
+def _interleave(to: _Builder, node: Node, w: Weights, *xs: Value) -> Value:
+    """Phases of one size, each beside the next, with their channels last: as convolutions are fastest."""
+    layer, sizes = node.layer, to.net.types[node.name].row_shape
+    assert isinstance(layer, Interleave)
+    rank = len(layer.stride)
+    if any(size % s for size, s in zip(sizes[1:], layer.stride, strict=True)):
+        raise UnavailableError(f"no torch function for {layer} of different sizes")
+    parts = [to.call("permute", x, (0, *range(2, rank + 2), 1)) for x in xs]
+    for axis, s in reversed(list(enumerate(layer.stride))):
+        parts = [to.call("stack", parts[i : i + s], axis + 2) for i in range(0, len(parts), s)]
+    y = to.call("reshape", parts[0], (-1, *sizes[1:], sizes[0]))
+    return to.call("permute", y, (0, rank + 1, *range(1, rank + 1)))
+
+
 def _cast(to: _Builder, node: Node, w: Weights, x: Value) -> Value:
     assert isinstance(node.layer, Cast)
     return to.graph.call_method("to", (x, getattr(to.torch, node.layer.dtype)))
@@ -257,6 +279,7 @@ _FORMS: dict[type[Layer], Form] = {
     Add: _combine("add"),
     Mul: _combine("mul"),
     Concat: lambda to, node, w, *xs: to.call("cat", xs, node.layer.attributes()["axis"]),
+    Interleave: _interleave,
     Identity: lambda to, node, w, x: x,
     Dropout: lambda to, node, w, x: x,
     Permute: _plain("permute", dims="axes"),

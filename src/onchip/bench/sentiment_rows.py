@@ -1,0 +1,49 @@
+"""The sentences of sentiment's benchmarks, and what is true of them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.kernels import reference
+from onchip.measure.truth import Truth
+from onchip.plan.rewrites import fold_embeddings
+from onchip.spec.layers import TokenConv
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, materialise
+
+
+def random_ids(net: Network, N: int) -> Array:
+    V = net.weights["emb.weight"].shape[0]
+    return np.random.default_rng(1).integers(0, V, (N, *net.input.row_shape), dtype=np.int32)
+
+
+def zipf_ids(net: Network, N: int, a: float = 1.0) -> Array:
+    """As words are: token i is drawn in proportion to 1 / (i + 1)^a."""
+    V = net.weights["emb.weight"].shape[0]
+    share = 1 / np.arange(1, V + 1) ** a
+    return np.random.default_rng(1).choice(V, (N, *net.input.row_shape), p=share / share.sum()).astype(np.int32)
+
+
+IDS = {"random ids": random_ids, "Zipf ids": zipf_ids}
+
+
+def exact_truth(net: Network, x: Array, dtype: str = "float32") -> Truth:
+    """With the yardstick of a dtype."""
+    return Truth(*_few_tokens(net, x), dtype)
+
+
+def half_table_truth(truth: Truth, net: Network, x: Array) -> Truth:
+    """The same truth; the yardstick is a naive run on tables that were rounded to float16."""
+    few, ids = _few_tokens(net, x)
+    folded, _ = fold_embeddings(few)
+    tables = [node.weights["weight"] for node in folded.nodes if isinstance(node.layer, TokenConv)]
+    rounded = {name: materialise(name, folded.weights).astype(np.float16).astype(np.float32) for name in tables}
+    naive = reference.forward(folded.replace(weights={**folded.weights, **rounded}), ids, "float32")
+    return truth.measured_by(naive)
+
+
+def _few_tokens(net: Network, x: Array) -> tuple[Network, Array]:
+    """The same work with only those tokens in the embedding that x holds: tables of all take minutes and gigabytes."""
+    used, ids = np.unique(x, return_inverse=True)
+    table = materialise("emb.weight", net.weights)[used]
+    return net.replace(weights={**net.weights, "emb.weight": table}), ids.reshape(x.shape).astype(x.dtype)

@@ -1,0 +1,176 @@
+"""Sentiment and faces on a GPU: torch's forms on its CPU, ours by the reference; on a real GPU, small sizes of both."""
+
+import types
+
+import numpy as np
+import pytest
+
+from checks import rows
+from onchip.bench import faces, faces_peers, gpu_host, gpu_inference, sentiment, sentiment_gpu, sentiment_peers
+from onchip.bench.frame import run_cases
+from onchip.bench.gpu_peers import GpuTask
+from onchip.bench.options import Options
+from onchip.bench.sentiment_rows import exact_truth, random_ids, zipf_ids
+from onchip.kernels import reference
+from onchip.measure.pace import Pace
+from onchip.plan.device import H200
+from onchip.workloads import faces as faces_work
+from onchip.workloads import sentiment as sentiment_work
+from torch_stage import CpuTorchStage
+
+QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=1e-9, pause_s=0, min_runs=1, max_runs=2)
+SENTENCES = {"vocabulary": 37, "embedding": 24, "channels": 20, "kernels": (2, 3), "length": 7, "hidden": (19, 8),
+             "classes": 12}  # fmt: skip
+FACES = {"latent": 7, "channels": (6, 5, 3), "start": 3}
+
+
+@pytest.fixture
+def torch_gpu(monkeypatch):
+    """A GPU that is torch's CPU, nothing compiled, and ours runs the reference; what ours was asked for."""
+    torch, asked = pytest.importorskip("torch"), []
+
+    class Engine:
+        plan = types.SimpleNamespace(fold="folded: so it is")
+
+        def __init__(self, net):
+            self.net = net
+
+        def __call__(self, x, out=None):
+            y = reference.forward(self.net, np.asarray(x))
+            if isinstance(out, np.ndarray):
+                out[...] = y
+            elif out is not None:
+                out.copy_(torch.from_numpy(y))
+            return y
+
+    def compile(net, device, precision, batch_hint, io="", **options):
+        asked.append((precision, batch_hint, io, options))
+        return Engine(net)
+
+    class NoStream:
+        def __getattr__(self, name):
+            return lambda *_: None
+
+    for module in (gpu_inference, gpu_host, sentiment_gpu):
+        monkeypatch.setattr(module, "compile", compile)
+        monkeypatch.setattr(module, "make_stage", CpuTorchStage)
+    monkeypatch.setattr(gpu_inference, "find_device", lambda name: (H200, None, "cuda:0"))
+    monkeypatch.setattr(torch, "compile", lambda call, **_: call)
+    monkeypatch.setattr(torch.cuda, "Stream", NoStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", NoStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: torch.no_grad())
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+    return asked
+
+
+def without_jax(cases):
+    return [case for case in cases if case.engine != "jax"]
+
+
+# -- faces -------------------------------------------------------------------------------------------------
+
+
+def test_faces(torch_gpu, monkeypatch):
+    monkeypatch.setattr(faces, "GPU_ROWS", (40, 50, 1, 3))
+    monkeypatch.setattr(faces, "GPU_FEW", 3)
+    monkeypatch.setattr(faces_peers, "PIECE", 16)
+    outcome = run_cases(faces.cases(Options(device="cuda", peers=True), **FACES), QUICK)
+    assert outcome.exit_code == 0, outcome.wrong
+    assert not outcome.skipped
+    assert list(dict.fromkeys((row.case, row.precision) for row in outcome.rows)) == [
+        ("40 images", "fp16"), ("50 images", "fp16"), ("1 image, a call, synchronised", "fp16"),
+        ("3 images, a call, synchronised", "fp16"), ("40 images", "tf32"), ("40 images", "fp32"),
+        ("50 images, to the host", "fp16"), ("50 images, to the host, uint8", "fp16"),
+    ]  # fmt: skip
+    few = ["onchip", "torch eager", "torch graph", "torch.compile, four phases"]
+    assert [row.engine for row in outcome.rows if row.case.startswith("1 image")] == few
+    assert [row.engine for row in outcome.rows if row.case.endswith("uint8")] == ["onchip", faces_peers.PHASES]
+    assert all(row.unit == "images/s" for row in outcome.rows)
+    assert torch_gpu[0] == ("fp16", 40, "fp16", {})
+    assert torch_gpu[-1] == ("fp16", 50, "", {})
+
+
+def test_four_phases_make_the_same_images():
+    torch = pytest.importorskip("torch")
+    net, x = faces_work.network(**FACES), rows(5, 7)
+    assert not any("Transpose" in node.layer.kind for node in faces_peers.four_phases(net).nodes)
+    task, stage = GpuTask(net, "fp32", "float32", torch.from_numpy(x)), CpuTorchStage()
+    for calls in (faces_peers.plain_calls, faces_peers.phase_calls):
+        for call in calls(task, stage).values():
+            np.testing.assert_allclose(call(task.x).numpy(), reference.forward(net, x), rtol=0, atol=1e-5)
+
+
+def test_what_was_compiled_serves_the_next_job(torch_gpu, monkeypatch):
+    torch = pytest.importorskip("torch")
+    made = []
+    monkeypatch.setattr(faces_peers, "PIECE", 4)
+    monkeypatch.setattr(faces_peers, "compile_faster", lambda *_: made.append(1) or ("", lambda x: x))
+    compiled = faces_peers.Compiled(None, None)
+    for rows_of, precision, count in ((9, "fp16", 1), (6, "fp16", 1), (3, "fp16", 2), (9, "fp32", 3)):
+        x = torch.zeros(rows_of, 2)
+        ((_, forward),) = compiled(GpuTask(None, precision, "float16", x), CpuTorchStage()).items()
+        assert forward.call().shape == x.shape
+        assert len(made) == count
+
+
+# -- sentiment ---------------------------------------------------------------------------------------------
+
+
+def test_sentiment(torch_gpu):
+    cases = sentiment.cases(Options(device="cuda", peers=True, rows=(40,)), **SENTENCES)
+    outcome = run_cases(without_jax(cases), QUICK)
+    assert outcome.exit_code == 0, outcome.wrong
+    assert not outcome.skipped
+    assert list(dict.fromkeys((row.case, row.precision) for row in outcome.rows)) == [
+        *[(f"40 sentences, {kind} ids", p) for p in ("fp16", "bf16", "fp32") for kind in ("random", "Zipf")],
+        ("40 sentences, not folded", "bf16"), ("40 sentences, from the host", "fp16"),
+        ("ready, from weights of the host", "fp16"), ("ready, from weights of the host", "fp32"),
+    ]  # fmt: skip
+    engines = {case: {row.engine for row in outcome.rows if row.case.endswith(case)} for case in ("ids", "not folded")}
+    assert engines["ids"] == {"onchip", "torch.compile, folded", "torch embedding_bag"}
+    assert engines["not folded"] == {"onchip", "torch, one product"}
+    assert [case.engine for case in cases if case.case.endswith("not folded")][-1] == "jax"
+    assert ("bf16", 40, "fp32", {"without": ("fold",)}) in torch_gpu
+
+
+@pytest.mark.parametrize("form", ["looked_up", "bags", "windows"])
+def test_torch_reads_sentences_in_every_form(form):
+    torch = pytest.importorskip("torch")
+    net = sentiment._drawn(sentiment_work.network(**SENTENCES))
+    ids, stage = random_ids(net, 30), CpuTorchStage()
+    weights = sentiment_peers.Weights.of(net, "fp32", stage)
+    taps = [W.permute(2, 1, 0).reshape(-1, len(W)) for W, _ in weights.convs] if form == "windows" else weights.taps()
+    y = getattr(sentiment_peers, form)(torch, weights, taps, torch.from_numpy(ids))
+    verdict = exact_truth(net, ids).judge(y.numpy())
+    assert verdict.error < 2 * verdict.allowed
+
+
+def test_a_truth_is_made_once(monkeypatch):
+    made = []
+    monkeypatch.setattr(sentiment_gpu, "exact_truth", lambda *given: made.append(given) or len(made))
+    truths, a, b = sentiment_gpu.Truths(), np.arange(3), np.arange(1, 4)
+    assert [truths(None, x, dtype) for x, dtype in ((a, "f"), (a.copy(), "f"), (b, "f"), (a, "g"))] == [1, 1, 2, 3]
+
+
+def test_the_steepness_of_zipf():
+    net = sentiment_work.network(**{**SENTENCES, "vocabulary": 1_000})
+    first = [np.mean(zipf_ids(net, 3_000, a) == 0) for a in (1.0, 1.2)]
+    share = 1 / np.sum(1 / np.arange(1, 1_001) ** 1.2)
+    assert first[1] == pytest.approx(share, rel=0.1)
+    assert first[0] < first[1]
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("what", ["faces", "sentiment"])
+def test_everyone_on_a_gpu(what, monkeypatch):
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    monkeypatch.setattr(faces_peers, "PIECE", 16)
+    module, sizes = {"faces": (faces, FACES), "sentiment": (sentiment, SENTENCES)}[what]
+    cases = module.cases(Options(device="cuda", peers=True, rows=(40,)), **sizes)
+    outcome = run_cases(cases, QUICK)
+    assert outcome.exit_code == 0, outcome.wrong
+    assert not outcome.skipped

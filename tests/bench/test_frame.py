@@ -171,3 +171,9 @@ def test_a_case_may_have_its_own_pace():
     assert len(ran) == 3
     run_cases([planted], QUICK)
     assert len(ran) == 3 + 9
+
+
+def test_what_else_is_known_of_an_engine_is_in_its_row():
+    ready = Ready(lambda: None, lambda: Verdict(0.0, 1.0), extra={"GPU MB": 12.5})
+    (row,) = run_cases([Case("a", "b", "onchip", lambda: ready, work=1)], QUICK).rows
+    assert row.extra == {"GPU MB": 12.5}

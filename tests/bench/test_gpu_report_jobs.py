@@ -55,6 +55,7 @@ def torch_gpu(monkeypatch):
         monkeypatch.setattr(module, "compile", compile)
         monkeypatch.setattr(module, "make_stage", CpuTorchStage)
     monkeypatch.setattr(gpu_inference, "find_device", lambda name: (H200, None, "cuda:0"))
+    monkeypatch.setattr(gpu_inference, "calls_of", lambda floor: 1)
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     monkeypatch.setattr(torch.cuda, "Stream", NoStream)
     monkeypatch.setattr(torch.cuda, "current_stream", NoStream)
@@ -145,11 +146,16 @@ def test_torch_reads_sentences_in_every_form(form):
     assert verdict.error < 2 * verdict.allowed
 
 
-def test_a_truth_is_made_once(monkeypatch):
-    made = []
-    monkeypatch.setattr(sentiment_gpu, "exact_truth", lambda *given: made.append(given) or len(made))
-    truths, a, b = sentiment_gpu.Truths(), np.arange(3), np.arange(1, 4)
-    assert [truths(None, x, dtype) for x, dtype in ((a, "f"), (a.copy(), "f"), (b, "f"), (a, "g"))] == [1, 1, 2, 3]
+def test_float64_is_asked_once(monkeypatch):
+    net = sentiment._drawn(sentiment_work.network(**SENTENCES))
+    ids, made, truths = random_ids(net, 6), [], sentiment_gpu.Truths()
+    monkeypatch.setattr(sentiment_gpu, "exact_truth", lambda *given: made.append(given) or exact_truth(*given))
+    allowed = [truths(net, ids.copy(), dtype).allowed for dtype in ("float32", "float16", "bfloat16", "float16")]
+    assert len(made) == 1
+    assert allowed[0] < allowed[1] == allowed[3] < allowed[2]
+    assert allowed[1] == exact_truth(net, ids, "float16").allowed
+    truths(net, (ids + 1) % 37, "float32")
+    assert len(made) == 2
 
 
 def test_the_steepness_of_zipf():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ class Ready:
     check: Callable[[], Verdict]  # asked once, before the clock starts
     setting: str = ""  # how it was set up, where there was a choice
     scores: Callable[[], Sequence[float]] | None = None  # their mean is the row's rate, where that is not work / time
+    extra: Mapping[str, float | int | str] = field(default_factory=dict)  # what else is known: memory of a GPU
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def _row(entrant: _Entrant, timing: Timing | None) -> Row:
     return make_row(
         case.workload, case.case, case.engine, timing, verdict, work=case.work, unit=case.unit,
         precision=case.precision, floor_ms=case.floor_ms, threads=case.threads, setting=engine.setting,
-        scores=engine.scores,
+        scores=engine.scores, extra=engine.extra,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from onchip.bench.frame import ONCHIP, Case, Ready, UnavailableError
-from onchip.bench.gpu_inference import NAIVE
+from onchip.bench.gpu_inference import NAIVE, judged_rows
 from onchip.bench.inference import PEER_SLACK
 from onchip.bench.options import Options
 from onchip.bench.peers import explained
@@ -66,8 +66,7 @@ def give(job: HostJob, index: int) -> HostGiven:
     x, output = stage.locked(given.shape, given.dtype.name), job.net.output
     x[...] = given
     y = stage.locked((job.B, *output.row_shape), output.dtype)
-    rows = np.random.default_rng(2).integers(0, job.B, max(0, job.judged - 2))
-    judged = np.unique([0, *rows, job.B - 1])
+    judged = judged_rows(job.B, job.judged)
     return HostGiven(job, stage, x, y, judged, job.truth(x[judged], NAIVE[job.precision]))
 
 

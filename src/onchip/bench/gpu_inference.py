@@ -77,13 +77,19 @@ class Given:
 def give(job: GpuJob, index: int) -> Given:
     stage = make_stage(index)
     x = job.inputs(job.B)
-    middle = np.random.default_rng(2).integers(0, job.B, job.judged - 2)
-    judged = np.arange(job.B) if job.judged >= job.B else np.unique([0, *middle, job.B - 1])
+    judged = judged_rows(job.B, job.judged)
     rows, many = _rounded(x[judged], job), min(YARDSTICK, job.judged)
     truth = job.truth(job.net, rows, NAIVE[job.precision])
     if len(rows) < many:
         truth = truth.allowing(naive_error(job.net, _rounded(job.inputs(many), job), NAIVE[job.precision]))
     return Given(job, stage, stage.put(x, job.given_dtype), judged, truth)
+
+
+def judged_rows(B: int, most: int) -> Array:
+    """The numbers of the first row, the last and some between."""
+    if most >= B:
+        return np.arange(B)
+    return np.unique([0, *np.random.default_rng(2).integers(0, B, most - 2), B - 1])
 
 
 def _rounded(x: Array, job: GpuJob) -> Array:

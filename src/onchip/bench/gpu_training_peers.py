@@ -34,8 +34,8 @@ FULL_BATCHES = 50  # epochs of a full batch that are one graph, or one call of J
 def make_training_peers() -> dict[str, Build]:
     """Engine -> what builds it; of one benchmark, as they share an allowance."""
     return {
-        "torch graph": functools.partial(torch_graph, Allowance(COMPILE_S)),
         "jax": functools.partial(jax_scan, Allowance(JAX_S)),
+        "torch graph": functools.partial(torch_graph, Allowance(COMPILE_S)),
     }
 
 
@@ -115,6 +115,7 @@ def torch_graph(allowance: Allowance, job: EpochJob, stage: TorchStage) -> PeerR
     """Epochs as one graph; a short last batch is not compiled: that would take as long again."""
     torch, lesson = stage.torch, job.lesson
     size, full = lesson.options.batch_size, is_full(lesson)
+    held = stage.memory_bytes()
     with torch.no_grad():
         steps = TorchSteps(lesson, stage)
         batches: Sequence[Tensor] = [None] * FULL_BATCHES if full else steps.order.split(size)
@@ -135,7 +136,8 @@ def torch_graph(allowance: Allowance, job: EpochJob, stage: TorchStage) -> PeerR
         steps.order.copy_(torch.from_numpy(first_order(lesson)))
         return stage.fetch(replay())
 
-    return PeerRun(run, FULL_BATCHES if full else 1, stage.synchronise, first_losses, setting)
+    gpu_bytes = stage.memory_bytes() - held
+    return PeerRun(run, FULL_BATCHES if full else 1, stage.synchronise, first_losses, setting, gpu_bytes)
 
 
 def _compiled(
@@ -211,9 +213,8 @@ def jax_steps(jax: Any, lesson: TrainingCase, activations: Sequence[type | None]
             return -numpy.mean(numpy.take_along_axis(jax.nn.log_softmax(h), y[:, None], 1))
         return 0.5 * numpy.sum((h - y) ** 2)
 
-    def step(state: Any, rows: Any) -> tuple[Any, Any]:
+    def step(state: Any, batch: Any) -> tuple[Any, Any]:
         weights, velocities = state
-        batch = (x, y) if rows is None else (x[rows], y[rows])
         loss, gradients = jax.value_and_grad(loss_of)(weights, *batch)
         if options.momentum:
             velocities = jax.tree.map(lambda v, g: options.momentum * v + g, velocities, gradients)
@@ -221,11 +222,13 @@ def jax_steps(jax: Any, lesson: TrainingCase, activations: Sequence[type | None]
         return (jax.tree.map(lambda w, g: w - options.lr * g, weights, gradients), velocities), loss
 
     if order is None:
-        state, losses = jax.lax.scan(step, state, None, length=FULL_BATCHES)
+        state, losses = jax.lax.scan(lambda state, _: step(state, (x, y)), state, None, length=FULL_BATCHES)
         return state, losses
+    x, y = x[order], y[order]  # once: less than a gather a step
     whole = len(x) // size
-    state, losses = jax.lax.scan(step, state, order[: whole * size].reshape(whole, size))
+    front = (part[: whole * size].reshape(whole, size, *part.shape[1:]) for part in (x, y))
+    state, losses = jax.lax.scan(step, state, tuple(front))
     if len(x) > whole * size:
-        state, last = step(state, order[whole * size :])
+        state, last = step(state, (x[whole * size :], y[whole * size :]))
         losses = numpy.append(losses, last)
     return state, losses

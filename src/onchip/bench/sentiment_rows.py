@@ -32,14 +32,20 @@ def exact_truth(net: Network, x: Array, dtype: str = "float32") -> Truth:
     return Truth(*_few_tokens(net, x), dtype)
 
 
+def naive(net: Network, x: Array, dtype: str) -> Array:
+    """What a run in this dtype makes of the sentences, a layer at a time."""
+    made: Array = reference.forward(*_few_tokens(net, x), dtype)
+    return made
+
+
 def half_table_truth(truth: Truth, net: Network, x: Array) -> Truth:
     """The same truth; the yardstick is a naive run on tables that were rounded to float16."""
     few, ids = _few_tokens(net, x)
     folded, _ = fold_embeddings(few)
     tables = [node.weights["weight"] for node in folded.nodes if isinstance(node.layer, TokenConv)]
     rounded = {name: materialise(name, folded.weights).astype(np.float16).astype(np.float32) for name in tables}
-    naive = reference.forward(folded.replace(weights={**folded.weights, **rounded}), ids, "float32")
-    return truth.measured_by(naive)
+    coarse = reference.forward(folded.replace(weights={**folded.weights, **rounded}), ids, "float32")
+    return truth.measured_by(coarse)
 
 
 def _few_tokens(net: Network, x: Array) -> tuple[Network, Array]:

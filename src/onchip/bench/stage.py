@@ -142,6 +142,10 @@ class TorchStage:
         self._end.synchronize()
         return float(self._start.elapsed_time(self._end))
 
+    def memory_bytes(self) -> int:
+        """That torch's tensors take there now."""
+        return int(self.torch.cuda.memory_allocated())
+
     def synchronise(self) -> None:
         self._stream.synchronize()
 

@@ -17,12 +17,10 @@ README = f"# Title\n\nBefore.\n\n{BEGIN}\nold\n{END}\n\nAfter.\n"
 
 def test_markdown():
     lines = markdown([RESULTS]).splitlines()
-    assert len(lines) == 4  # a wrong engine has no row
-    assert lines[2] == (
-        "| decode | 12800 rows | 2.000 ms | 5.000 ms (torch eager) | 2.50x | 50% | a \\| chip, 2 cores "
-        "| `onchip bench decode --peers` |"
-    )
-    assert "| 97.91 % | - | - | - |" in lines[3]
+    assert lines[:3] == ["## decode, digits on a | chip, 2 cores", "", "`onchip bench decode --peers`"]
+    assert len(lines) == 8  # a wrong engine has no row
+    assert lines[6] == "| 12800 rows | 2.000 ms | 5.000 ms (torch eager) | 2.50x | 50% |"
+    assert lines[7] == "| 30 epochs | 97.91 % | - | - | - |"
     ours = dataclasses.replace(SCORE, score_std=0.071)
     peer = dataclasses.replace(SCORE, engine="torch eager", rate=97.8, score_std=0.12)
     text = markdown([dataclasses.replace(RESULTS, rows=(ours, peer))])
@@ -54,11 +52,25 @@ def test_markdown_of_a_gpu():
     )
     gpu = dataclasses.replace(RESULTS, machine={"name": "NVIDIA H200", "device": "h200", "cores": 16, "launch_us": 5.0})
     lines = markdown([dataclasses.replace(gpu, rows=(OURS, half, peer, PEER))]).splitlines()
-    command = "`onchip bench decode --peers`"
-    assert lines[2:] == [
-        f"| decode | 12800 rows | 2.000 ms | 5.000 ms (torch eager) | 2.50x | 50% | NVIDIA H200 | {command} |",
-        f"| decode | 12800 rows, fp16 | 0.5000 ms | 2.000 ms (triton) | 4.00x | 200% | NVIDIA H200 | {command} |",
+    assert lines[0] == "## decode on NVIDIA H200"
+    assert lines[4:] == [
+        "| case | onchip | best peer | speed-up | of floor |",
+        "| --- | --- | --- | --- | --- |",
+        "| 12800 rows | 2.000 ms | 5.000 ms (torch eager) | 2.50x | 50% |",
+        "| 12800 rows, fp16 | 0.5000 ms | 2.000 ms (triton) | 4.00x | 200% |",
     ]
+
+
+def test_what_else_is_known_has_a_column():
+    known = dataclasses.replace(OURS, case="epoch", extra={"GPU MB": 201.5})
+    lines = markdown([dataclasses.replace(RESULTS, rows=(OURS, known))]).splitlines()
+    assert lines[4] == "| case | onchip | best peer | speed-up | of floor | GPU MB |"
+    assert lines[6:] == ["| 12800 rows | 2.000 ms | - | - | 50% | - |", "| epoch | 2.000 ms | - | - | 50% | 202 |"]
+
+
+def test_every_file_has_a_table():
+    text = markdown([RESULTS, dataclasses.replace(RESULTS, rows=(WRONG,)), RESULTS])
+    assert text.count("## decode, digits on") == 2  # a file without a time has none
 
 
 def test_markdown_of_rungs_on_a_gpu():

@@ -34,7 +34,7 @@ from onchip.ladders.show import of_floor, times
 from onchip.measure.pace import show_ms
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-HEAD = ("workload", "case", "onchip", "best peer", "speed-up", "of floor", "machine", "command")
+HEAD = ("case", "onchip", "best peer", "speed-up", "of floor")
 # Device, workload and case of what the README shows.
 FRONT = (
     ("h200", "decode", "2097152 rows, fp16"), ("h200", "decode", "12800 rows, in a graph, fp16"),
@@ -48,30 +48,41 @@ RUNG_HEAD = ("rung", "ms", "x first", "x before", "of floor", "max error")
 
 
 def markdown(files: Sequence[Results]) -> str:
-    """A row for every case that onchip was measured on, with the command that made it; of ladders, their rungs."""
+    """A table for every file, of the cases that onchip was measured on, with its command; of ladders, their rungs."""
     if all(row.engine.startswith(RUNG) for results in files for row in results.rows):
         return "\n\n".join(map(_rungs, files))
-    return _lines(HEAD, [
-        _cells(results, row)
-        for results in files
-        for row in results.rows
-        if row.engine == "onchip" and row.checked and row.median_ms is not None
-    ])  # fmt: skip
+    return "\n\n".join(_section(results) for results in files if _measured(results))
+
+
+def _measured(results: Results) -> list[Row]:
+    """Ours that have a time."""
+    return [row for row in results.rows if row.engine == "onchip" and row.checked and row.median_ms is not None]
+
+
+def _section(results: Results) -> str:
+    """What is known besides of ours has columns too."""
+    rows = _measured(results)
+    extras = list(dict.fromkeys(name for row in rows for name in row.extra))
+    lines = [[*_cells(results, row), *(_number(row.extra.get(name, "-")) for name in extras)] for row in rows]
+    workloads = ", ".join(dict.fromkeys(row.workload for row in rows))
+    where = f"## {workloads} on {machine_title(results.machine)}"
+    return f"{where}\n\n`{results.command}`\n\n{_lines([*HEAD, *extras], lines)}"
 
 
 def front(files: Sequence[Results]) -> str:
     """The rows of FRONT, in its order; the page with all of them has the commands."""
     found = {
-        (results.machine.get("device"), row.workload, case_title(row)): _cells(results, row)
+        (results.machine.get("device"), row.workload, case_title(row)): [
+            row.workload, *_cells(results, row), machine_title(results.machine),
+        ]
         for results in files
-        for row in results.rows
-        if row.engine == "onchip" and row.checked and row.median_ms is not None
-    }
+        for row in _measured(results)
+    }  # fmt: skip
     if missing := [place for place in FRONT if place not in found]:
         raise FormatError(
             "a result of the front page is missing", got=", ".join(missing[0]), expected="a row of a file"
         )
-    return _lines(HEAD[:-1], [found[place][:-1] for place in FRONT])
+    return _lines(["workload", *HEAD, "machine"], [found[place] for place in FRONT])
 
 
 def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -108,10 +119,11 @@ def _number(value: float | int | str) -> str:
 
 
 def _cells(results: Results, row: Row) -> list[str]:
+    """As HEAD has them."""
     peer = best_peer(results.rows, row)
     floor = show_floor(row, float(results.machine.get("launch_us", 0)))
-    return [row.workload, case_title(row), _value(row), "-" if peer is None else f"{_value(peer)} ({peer.engine})",
-            show_speedup(results.rows, row), floor, machine_title(results.machine), f"`{results.command}`"]  # fmt: skip
+    return [case_title(row), _value(row), "-" if peer is None else f"{_value(peer)} ({peer.engine})",
+            show_speedup(results.rows, row), floor]  # fmt: skip
 
 
 def _value(row: Row) -> str:

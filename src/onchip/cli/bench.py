@@ -44,6 +44,20 @@ def bench(
     Example:
       onchip bench decode --rows 1000
 
+    On a GPU, with its peers: onchip bench digits sentiment --device cuda --peers
+
+    \b
+    decode     72-64-64-4 over many rows and few
+    digits     training of 784-320-160-10: a step on a CPU, an epoch on a GPU
+    backprop   an epoch of 784-56-28-10 over all patterns at once
+    sentiment  sentences of 16 tokens: folded tables and convolutions
+    faces      images of 64x64 pixels: on the GPU, to the host, as bytes
+    imported   small networks written in torch
+    mlp        dense networks of other shapes
+    scan       running totals
+    pointwise  layers that make each number of its own, and a copy
+    product    single Linear layers
+
     Every engine is checked against float64 before the clock starts: a wrong one gets no time, and exit code 1.
     Competitors take turns in one process; the file holds raw samples, machine, versions and this command.
     """

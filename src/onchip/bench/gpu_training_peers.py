@@ -174,7 +174,8 @@ def jax_scan(allowance: Allowance, job: EpochJob, stage: TorchStage) -> PeerRun:
     from_dlpack, n, full = importlib.import_module("jax.dlpack").from_dlpack, len(lesson.x), is_full(lesson)
     x, y = (from_dlpack(stage.torch.from_numpy(array).to(stage.device)) for array in (lesson.x, lesson.y))
     layers, w, b = torch_layers(stage.torch, lesson.net(0))
-    first = [(from_dlpack(W.to(stage.device)), from_dlpack(B.to(stage.device))) for W, B in zip(w, b, strict=True)]
+    # In memory of its own from the first call on: where that moves, a graph of XLA could not be updated.
+    first = [tuple(jax.numpy.asarray(weight.numpy()) for weight in pair) for pair in zip(w, b, strict=True)]
     zeros = [tuple(jax.numpy.zeros_like(weight) for weight in pair) for pair in first]
     epochs = jax.jit(functools.partial(jax_steps, jax, lesson, [layer.activation for layer in layers]))
     shuffled = jax.jit(lambda i: jax.random.permutation(jax.random.fold_in(jax.random.key(0), i), n))

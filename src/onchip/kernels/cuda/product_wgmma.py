@@ -12,6 +12,7 @@ import numpy as np
 from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda import mlp_tensor
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
+from onchip.kernels.cuda.pad_rows import PIECE_BYTES, pad_rows, padded, padded_rows
 from onchip.kernels.cuda.product import activation_words, narrow_weight, one_layer
 from onchip.kernels.cuda.program import (
     NUMBERS,
@@ -25,6 +26,7 @@ from onchip.kernels.cuda.program import (
     Memory,
     Output,
     Program,
+    Scratch,
     Steps,
     TensorMap,
     UInt32,
@@ -48,7 +50,7 @@ MOST_STAGES = 16
 # mlp_packing.py). A simulation of that has sums smaller by 2.3e-7 of themselves.
 UNBIASED = 1 + 2.3e-7
 LEAST_WEIGHTS = 1 << 15  # of a layer: fewer fit in a multiprocessor, and are read there (mlp_tensor.py)
-BOX_ROWS = 16  # B, at a multiple of which rows must begin
+BOX_ROWS = PIECE_BYTES  # at a multiple of which rows must begin
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,7 @@ class WgmmaProduct:
     activation: Elementwise | None = None
     parts: int = 1  # of a sum along k
     phases: int = 1  # as many products of these sizes, each of its own slices of w (conv_wgmma.py)
+    length: int = 0  # of a row of x, where w has zeros behind as many numbers; 0: K
 
     def count(self, tile: Tile) -> int:
         return self.phases * tile.count(self.M, self.N)
@@ -152,9 +155,12 @@ class WgmmaProduct:
     def why_not(self) -> str:
         if not self.is_direct and self.dtypes[0] != "float32":
             return f"multiplies {PRECISIONS[self.precision].dtype} or float32, not {self.dtypes[0]}"
-        for what, dtype in (("x", self.dtypes[0]), ("w", PRECISIONS[self.precision].dtype)):
-            if not self.K or self.K * DTYPE_BYTES[dtype] % BOX_ROWS:
-                return f"moves rows of multiples of {BOX_ROWS} B, and {self.K} numbers of {what} are none"
+        for what, K, dtype in (
+            ("x", self.length or self.K, self.dtypes[0]),
+            ("w", self.K, PRECISIONS[self.precision].dtype),
+        ):
+            if not K or K * DTYPE_BYTES[dtype] % BOX_ROWS:
+                return f"moves rows of multiples of {BOX_ROWS} B, and {K} numbers of {what} are none"
         return ""
 
     def splits_well(self, units: int) -> int:
@@ -231,8 +237,9 @@ class WgmmaProduct:
         """bias  of N float32, or Int64(0): none"""
         tiling = self.tiling(units)
         box = (LINE // DTYPE_BYTES[self.dtypes[0]], tiling.box_rows)
+        rows = TensorMap(x, self.read_as, (self.length or self.K, self.M), box, LINE)
         arguments = (
-            TensorMap(x, self.read_as, (self.K, self.M), box, LINE), self.weight_map(w, tiling.tile), bias, y,
+            rows, self.weight_map(w, tiling.tile), bias, y,
             Int64(self.M), Int64(self.N), Int64(self.K), UInt32(tiling.box_rows), UInt32(self.parts),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
@@ -245,10 +252,10 @@ class WgmmaProduct:
 
 @dataclass(frozen=True)
 class WgmmaLowering:
-    """A Linear and its activation as one launch."""
+    """A Linear and its activation as one launch; rows that boxes cannot begin at are copied to others before."""
 
     N: int
-    K: int
+    K: int  # as the layer has it
     vectors: int  # of a row of the batch
     precision: str
     dtypes: tuple[str, str]
@@ -257,15 +264,36 @@ class WgmmaLowering:
     units: int
     parts: int = 1
 
+    @property
+    def row_bytes(self) -> int:
+        """Of x, as it is given."""
+        return self.K * DTYPE_BYTES[self.dtypes[0]]
+
+    @property
+    def copied_bytes(self) -> int:
+        """Of a row of x with zeros behind it; 0 where it is read as it lies."""
+        x_bytes = DTYPE_BYTES[self.dtypes[0]]
+        return padded(self.K, x_bytes) * x_bytes if self.row_bytes % BOX_ROWS else 0
+
     def product(self, B: int) -> WgmmaProduct:
-        M = B * self.vectors
-        return WgmmaProduct(M, self.N, self.K, self.precision, self.dtypes, self.activation, self.parts)
+        M, K = B * self.vectors, padded(self.K, DTYPE_BYTES[PRECISIONS[self.precision].dtype])
+        length = padded(self.K, DTYPE_BYTES[self.dtypes[0]])
+        return WgmmaProduct(M, self.N, K, self.precision, self.dtypes, self.activation, self.parts, length=length)
 
     def at(self, B: int) -> Steps:
-        if not B * self.vectors:
+        product = self.product(B)
+        if not product.M:
             return Steps(())
         bias: Argument = Weight("bias") if self.has_bias else Int64(0)
-        return Steps((self.product(B).launch(self.units, Input(0), Weight("weight"), bias, Output(0)),))
+        if not self.copied_bytes:
+            return Steps((product.launch(self.units, Input(0), Weight("weight"), bias, Output(0)),))
+        return Steps(
+            (
+                pad_rows(product.M, self.row_bytes, self.units, Input(0), Scratch(0)),
+                product.launch(self.units, Scratch(0), Weight("weight"), bias, Output(0)),
+            ),
+            scratch_bytes=product.M * self.copied_bytes,
+        )
 
 
 class ProductWgmma:
@@ -305,6 +333,7 @@ def _claim(net: Network, chain: Chain, lowering: WgmmaLowering, job: Job) -> Cla
     order = f"k in steps of {PRECISIONS[job.precision].step} by wgmma"
     order += f", parts of {PART}" if parts > 1 else ""
     order += f", {lowering.parts} parts" if lowering.parts > 1 else ""
+    copied = lowering.vectors * (lowering.row_bytes + lowering.copied_bytes) if lowering.copied_bytes else 0
     return Claim(
         kernel=ProductWgmma.name,
         label=f"{ProductWgmma.name}<{label}>",
@@ -313,6 +342,8 @@ def _claim(net: Network, chain: Chain, lowering: WgmmaLowering, job: Job) -> Cla
             price.row_flop * (3 if parts > 1 else 1),  # three products of tf32 for one of fp32
             price.row_bytes,
             sum(made.nbytes for made in recipes.values()),
+            launches=2 if copied else 1,
+            turned_bytes=copied,
             precision="tf32" if parts > 1 else "",
             rate=lowering.product(max(1, job.batch)).rate(lowering.units),
             least_us=lowering.product(max(1, job.batch)).least_us(lowering.units),
@@ -326,8 +357,10 @@ def _claim(net: Network, chain: Chain, lowering: WgmmaLowering, job: Job) -> Cla
 
 
 def weight_recipes(layer: Dense, precision: str) -> dict[str, Recipe]:
-    """w (parts, N, K) in what the tensor cores multiply; the bias in float32."""
-    recipes = {"weight": multiplied_weight(layer.weight, (layer.D_out, layer.D_in), precision)}
+    """w (parts, N, K and zeros) in what the tensor cores multiply; the bias in float32."""
+    shape = layer.D_out, padded(layer.D_in, DTYPE_BYTES[PRECISIONS[precision].dtype])
+    rows = layer.weight if shape[1] == layer.D_in else Recipe.of(padded_rows, (layer.weight,), shape, K=shape[1])
+    recipes = {"weight": multiplied_weight(rows, shape, precision)}
     if layer.bias is not None:
         recipes["bias"] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
     return recipes

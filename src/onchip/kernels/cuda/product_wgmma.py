@@ -11,6 +11,7 @@ import numpy as np
 
 from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda import mlp_tensor
+from onchip.kernels.cuda.activation import act_name
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
 from onchip.kernels.cuda.pad_rows import PIECE_BYTES, pad_rows, padded, padded_rows
 from onchip.kernels.cuda.product import activation_words, narrow_weight, one_layer
@@ -214,7 +215,7 @@ class WgmmaProduct:
         x_boxes = DTYPE_BYTES[self.dtypes[0]] // DTYPE_BYTES[precision.dtype]  # as many numbers as one of w has
         stage_bytes = (x_boxes * tile.height + precision.parts * tile.BN) * LINE
         is_together = split == "TOGETHER"
-        extra = ALIGN_BYTES + (4 * tile.height * tile.BN if is_together else 0)
+        extra = ALIGN_BYTES + (4 * tile.height * (tile.BN + 8) if is_together else 0)  # sums, in different banks
         extra += tile.height * LINE if tile.is_turned else 0  # its way out
         room = SHARED_BYTES // 2 if is_together else SHARED_BYTES  # the next kernel's blocks have the other half
         stages = min(MOST_STAGES, (room - extra) // stage_bytes)
@@ -243,7 +244,7 @@ class WgmmaProduct:
             Int64(self.M), Int64(self.N), Int64(self.K), UInt32(tiling.box_rows), UInt32(self.parts),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        program = Program(SOURCE, f"product_wgmma<{tiling.template}, {tiling.split}>")
+        program = Program(SOURCE, f"product_wgmma<{tiling.template}, {tiling.split}, {act_name(self.activation)}>")
         return KernelLaunch(program, tiling.config, arguments, tiling.budget)
 
 

@@ -1,0 +1,218 @@
+"""mlp_pair on a GPU: the host's side of mlp_pair.cu. Two layers too large for a multiprocessor, in one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
+from onchip.kernels.cuda import mlp_tensor
+from onchip.kernels.cuda.activation import act_name
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.product import activation_words
+from onchip.kernels.cuda.product_wgmma import ALIGN_BYTES, BOX_ROWS, multiplied_weight
+from onchip.kernels.cuda.program import (
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Memory,
+    Output,
+    Program,
+    Steps,
+    TensorMap,
+    UInt32,
+    Weight,
+)
+from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.spec.layers import Elementwise
+from onchip.spec.network import Network
+from onchip.spec.recipe import Recipe, as_is
+from onchip.spec.types import DTYPE_BYTES
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = ("sm_90a",)
+TEAM, ROWS, LINE = 128, 64, 128  # as the .cu file has them
+STAGE_BYTES, LEAST_STAGES, MOST_STAGES = 4 * ROWS * LINE, 3, 6
+SHARED_BYTES = 225 << 10  # for rows and stages: signals take the rest of what a block may have
+COLUMNS = 64, 128, 256  # of y: those that a team has sums of
+BLOCKS = 8, 4, 2, 1  # of a cluster
+LEAST_CHUNKS = 2  # of a block: one for each team
+# Estimates, not measured: of a block before its first chunk and behind its last, and of a chunk, by slices of k and by
+# columns: 64 products by 64 take a tensor core's 128 cycles, for all of 64 k.
+LATENCY_US, SLICE_US, COLUMN_US, CHUNK_US = 3.0, 0.08, 0.0012, 0.1
+
+
+@dataclass(frozen=True)
+class Pair:
+    """y (M, N) = g(f(x (M, K) u^T + a) w^T + b), u (H, K), w (N, H)."""
+
+    M: int
+    K: int
+    H: int
+    N: int
+    precision: str  # of PRECISIONS: fp16 or bf16
+    made: str  # dtype of y; x is what is multiplied
+    activations: tuple[Elementwise | None, Elementwise | None] = (None, None)
+    blocks: int = 1  # of a cluster, which share the hidden numbers
+
+    @property
+    def dtype(self) -> str:
+        return PRECISIONS[self.precision].dtype
+
+    @property
+    def columns(self) -> int:
+        return next((columns for columns in COLUMNS if columns >= self.N), 0)
+
+    @property
+    def chunks(self) -> int:
+        return math.ceil(self.H / ROWS)
+
+    @property
+    def x_bytes(self) -> int:
+        """Of a block's rows in shared memory."""
+        return math.ceil(self.K * DTYPE_BYTES[self.dtype] / LINE) * ROWS * LINE
+
+    @property
+    def stages(self) -> int:
+        return min(MOST_STAGES, (SHARED_BYTES - ALIGN_BYTES - self.x_bytes) // STAGE_BYTES)
+
+    def why_not(self) -> str:
+        if DTYPE_BYTES[self.dtype] != 2:
+            return f"multiplies float16 and bfloat16, not {self.dtype}"
+        if not self.columns:
+            return f"has sums of up to {COLUMNS[-1]} columns, not {self.N}"
+        for what, count in (("x", self.K), ("hidden numbers", self.H)):
+            if not count or count * DTYPE_BYTES[self.dtype] % BOX_ROWS:
+                return f"moves rows of multiples of {BOX_ROWS} B, and {count} of {what} are none"
+        if self.stages < LEAST_STAGES:
+            return f"does not fit: 64 rows of {self.K} and weights on their way, in {SHARED_BYTES:,} B of shared memory"
+        if self.chunks < LEAST_CHUNKS:
+            return f"{self.H} hidden numbers are too few for two teams of warps"
+        return ""
+
+    def splits_well(self, units: int) -> int:
+        """Blocks of a cluster, such that all multiprocessors have one where there are few rows."""
+        for blocks in BLOCKS:
+            each = math.ceil(self.chunks / blocks)
+            is_full = self.chunks - (blocks - 1) * each >= LEAST_CHUNKS
+            if is_full and (blocks == 1 or blocks * math.ceil(self.M / ROWS) <= units):
+                return blocks
+        return 1
+
+    def least_us(self, units: int) -> float:
+        rounds = math.ceil(self.blocks * math.ceil(self.M / ROWS) / units)
+        slices = self.x_bytes // (ROWS * LINE)
+        chunk_us = CHUNK_US + slices * SLICE_US + self.columns * COLUMN_US
+        return rounds * (LATENCY_US + math.ceil(self.chunks / self.blocks) * chunk_us)
+
+    def launch(self, x: Memory, u: Memory, w: Memory, a: Argument, b: Argument, y: Argument) -> KernelLaunch:
+        """a, b  the biases, of float32; or Int64(0): none"""
+        depth = LINE // DTYPE_BYTES[self.dtype]
+        box_rows = min(self.M, ROWS)
+        arguments = (
+            TensorMap(x, self.dtype, (self.K, self.M), (depth, box_rows), LINE),
+            TensorMap(u, self.dtype, (self.K, self.H), (depth, ROWS), LINE),
+            TensorMap(w, self.dtype, (self.H, self.N), (depth, self.columns), LINE),
+            a, b, y, Int64(self.M), *map(UInt32, (self.K, self.H, self.N, box_rows, self.blocks)),
+            *(UInt32(word) for layer in self.activations for word in activation_words(layer)),
+        )  # fmt: skip
+        config = LaunchConfig(
+            (self.blocks * math.ceil(self.M / ROWS), 1, 1), (3 * TEAM, 1, 1),
+            ALIGN_BYTES + self.x_bytes + self.stages * STAGE_BYTES, overlaps=True, cluster=self.blocks,
+        )  # fmt: skip
+        head = f"{PRECISIONS[self.precision].name}, {NUMBERS[self.made]}, {self.columns}, {self.stages}"
+        program = Program(SOURCE, f"mlp_pair<{head}, {act_name(self.activations[0])}>")
+        return KernelLaunch(program, config, arguments, Budget(65536 // (3 * TEAM) // 8 * 8))
+
+
+# -- as layers of a network ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PairLowering:
+    """Two Linears and their activations as one launch."""
+
+    pair: Pair  # of one row of the batch
+    has_bias: tuple[bool, bool]
+
+    def at(self, B: int) -> Steps:
+        pair = replace(self.pair, M=B * self.pair.M)
+        if not pair.M:
+            return Steps(())
+        a, b = (Weight(name) if there else Int64(0) for name, there in zip("ab", self.has_bias, strict=True))
+        return Steps((pair.launch(Input(0), Weight("u"), Weight("w"), a, b, Output(0)),))
+
+
+class MlpPair:
+    name = "mlp_pair"
+    device_kind = "cuda"
+    precisions = ("bf16", "fp16")
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """Two Linears, with their activations, of rows in 16 bits, where mlp_tensor has no room for them."""
+        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=2)
+        if chain is None or len(chain.layers) < 2 or chain.normaliser or device.arch not in ARCHITECTURES:
+            return
+        x_dtype, y_dtype = end_dtypes(net, chain)
+        if mlp_tensor.why_not(net, chain, device, job) or x_dtype != PRECISIONS[job.precision].dtype:
+            return
+        if not isinstance(mlp_tensor.make_lowering(net, chain, device, job), str):
+            return
+        first, second = chain.layers
+        activations = first.activation, second.activation
+        pair = Pair(chain.vectors, first.D_in, first.D_out, second.D_out, job.precision, y_dtype, activations)
+        if why := pair.why_not():
+            yield Refusal(self.name, net.nodes[start].name, why)
+        else:
+            blocks = replace(pair, M=job.batch * pair.M).splits_well(device.units)
+            yield _claim(net, chain, replace(pair, blocks=blocks), device, job)
+
+
+def _claim(net: Network, chain: Chain, pair: Pair, device: Device, job: Job) -> Claim:
+    first, second = chain.layers
+    recipes = {
+        "u": multiplied_weight(first.weight, (pair.H, pair.K), job.precision),
+        "w": multiplied_weight(second.weight, (pair.N, pair.H), job.precision),
+    }
+    for name, layer in zip("ab", chain.layers, strict=True):
+        if layer.bias is not None:
+            recipes[name] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
+    price = forward_price(net, chain)
+    label = f"{chain.label},{pair.blocks} parts" if pair.blocks > 1 else chain.label
+    return Claim(
+        kernel=MlpPair.name,
+        label=f"{MlpPair.name}<{label}>",
+        nodes=chain.nodes,
+        price=Price(
+            price.row_flop,
+            price.row_bytes,
+            sum(made.nbytes for made in recipes.values()),
+            least_us=replace(pair, M=job.batch * pair.M).least_us(device.units),
+        ),
+        why="what lies between two layers stays on the chip",
+        recipes=recipes,
+        fast_bytes=pair.x_bytes + pair.stages * STAGE_BYTES,
+        order=f"k in steps of 16 by wgmma; hidden numbers in {2 * pair.blocks} parts, chunks of {ROWS} by turns",
+        facts=PairLowering(pair, (first.bias is not None, second.bias is not None)),
+    )
+
+
+def _instance(name: str, K: int, H: int, N: int, precision: str, made: str, M: int = 4096, blocks: int = 1) -> Instance:
+    pair, nothing = Pair(M, K, H, N, precision, made, blocks=blocks), Input(0)
+    return Instance(name, lambda device: pair.launch(nothing, nothing, nothing, Int64(0), Int64(0), Int64(0)))
+
+
+INSTANCES = (
+    _instance("256-1024-256 fp16", 256, 1024, 256, "fp16", "float16", blocks=2),
+    _instance("784-512-256 bf16", 784, 512, 256, "bf16", "bfloat16"),
+    _instance("narrow bf16 to float32", 512, 2048, 64, "bf16", "float32", 64, 8),
+)

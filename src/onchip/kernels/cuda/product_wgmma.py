@@ -95,9 +95,13 @@ MOST_COLUMNS = {1: 256, 2: 128, 3: 64}
 IDLE_PRODUCTS = {"fp16": 3.0e6, "bf16": 3.0e6, "tf32": 1.5e6, "fp32": 0.5e6}
 CLUSTER_TILES = Tile(32, 1, 0.35), Tile(64, 1, 0.43), Tile(128, 1, 0.5)  # the wide ones of rows that are read directly
 MOST_PARTS, LEAST_SLICES = 8, 4  # of a sum; of a part
-WORTH_PARTS = 0.6  # of what a block reads: a cluster's blocks wait for each other
-# Of a block, as measured with few rows: before and behind its slices, and for a slice.
-LATENCY_US, SLICE_US = {"NONE": 1.5, "ALONE": 1.5, "TOGETHER": 2.5}, {"NONE": 0.12, "ALONE": 0.12, "TOGETHER": 0.3}
+WORTH_PARTS = 0.95  # of the time in one part
+# As measured with up to 128 rows and 1,024 to 4,096 columns and terms: what a block takes before its first slice and
+# behind its last, and more where all multiprocessors have one; a slice, and of it each column, or each byte; the sums
+# of a cluster, each column and each part; and how much longer a slice takes where a multiprocessor has two blocks.
+BEGIN_US, CROWD_US, SLICE_US, COLUMN_US, BYTES_A_US = 1.6, 1.0, 0.106, 0.00085, 98_000
+TOGETHER_COLUMN_US, TOGETHER_PART_US, SHARED_UNIT = 0.025, 0.2, 1.4
+STORED_BYTES_A_US = 2.9e6  # of y, all multiprocessors together: L2 takes 23 lines a ns
 
 
 def parts_have_slices(slices: int, parts: int) -> bool:
@@ -164,19 +168,22 @@ class WgmmaProduct:
                 return f"moves rows of multiples of {BOX_ROWS} B, and {K} numbers of {what} are none"
         return ""
 
+    @property
+    def slices(self) -> int:
+        return math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
+
     def splits_well(self, units: int) -> int:
-        """Parts of a sum, such that all multiprocessors have one where there are few rows; 1 where there are many."""
-        slices = math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
-        read = dict[int, int]()  # by the parts: the rows and columns of a block, whose numbers it reads
-        for tile in self._cluster_tiles:
-            parts = 1
-            while parts < MOST_PARTS and 2 * parts * self.count(tile) <= units and slices >= 2 * parts * LEAST_SLICES:
-                parts *= 2
-            parts = parts if parts_have_slices(slices, parts) else parts // 2
-            read[parts] = min(read.get(parts, 1 << 30), min(self.M, ROWS) + tile.BN)
-        best = min(read, key=lambda parts: read[parts] / parts)
-        whole = min(self.M, ROWS) + CLUSTER_TILES[0].BN
-        return best if read[best] / best <= WORTH_PARTS * whole else 1
+        """Parts of a sum with which few rows should be done first; 1 where there are many."""
+        alone = replace(self, parts=1)
+        best, least_us = 1, WORTH_PARTS * alone.least_us(units)
+        parts = 2
+        while parts <= MOST_PARTS and self.slices >= parts * LEAST_SLICES:
+            split = replace(self, parts=parts)
+            if parts_have_slices(self.slices, parts) and split.cut(units)[1] == "TOGETHER":
+                us = split.least_us(units)
+                best, least_us = (parts, us) if us < least_us else (best, least_us)
+            parts *= 2
+        return best
 
     @property
     def _cluster_tiles(self) -> tuple[Tile, ...]:
@@ -186,7 +193,9 @@ class WgmmaProduct:
         """The tiles that should be done first, and how the parts of a sum are made."""
         if self.parts > 1:
             for tile in self._cluster_tiles:
-                if self.parts * self.count(tile) <= units:
+                # Two blocks of the narrowest tile find room; clusters of more blocks then wait for each other.
+                most = 2 * units if self.parts == 2 and tile is self._cluster_tiles[0] else units
+                if self.parts * self.count(tile) <= most:
                     return tile, "TOGETHER"
         sums = PRECISIONS[self.precision].parts + (self.parts > 1)  # that a thread has of each number
         most = MOST_COLUMNS[sums] if self.is_direct else min(MOST_COLUMNS[sums], MOST_COLUMNS[2])
@@ -204,10 +213,21 @@ class WgmmaProduct:
         return pace * blocks * self.phases * self.M * self.N / (units * self._work(tile, units))
 
     def least_us(self, units: int) -> float:
-        """Of the slices of one tile, however few rows it has."""
-        _, split = self.cut(units)
-        slices = math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
-        return LATENCY_US[split] + math.ceil(slices / (self.parts if split == "TOGETHER" else 1)) * SLICE_US[split]
+        """Of slices, one after the other, however few rows there are; and of what is made, on its way out."""
+        tile, split = self.cut(units)
+        precision = PRECISIONS[self.precision]
+        is_together = split == "TOGETHER"
+        blocks = self.count(tile) * (self.parts if is_together else 1)
+        x_bytes = min(self.M, tile.height) * LINE * DTYPE_BYTES[self.dtypes[0]] // DTYPE_BYTES[precision.dtype]
+        slice_bytes = x_bytes + precision.parts * tile.BN * LINE
+        slice_us = max(SLICE_US + COLUMN_US * tile.BN, slice_bytes / BYTES_A_US)
+        us = BEGIN_US + CROWD_US * min(1.0, blocks / units)
+        if is_together:
+            us += TOGETHER_COLUMN_US * tile.BN + TOGETHER_PART_US * self.parts
+            us += math.ceil(self.slices / self.parts) * slice_us * (SHARED_UNIT if blocks > units else 1.0)
+        else:
+            us += math.ceil(blocks / units) * math.ceil(self.slices / self.phases) * slice_us
+        return us + self.phases * self.M * self.N * DTYPE_BYTES[self.dtypes[1]] / STORED_BYTES_A_US
 
     def tiling(self, units: int) -> Tiling:
         tile, split = self.cut(units)

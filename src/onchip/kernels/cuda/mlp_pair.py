@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda import mlp_tensor
-from onchip.kernels.cuda.activation import act_name
+from onchip.kernels.cuda.activation import cpp_name
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.product import activation_words
 from onchip.kernels.cuda.product_wgmma import ALIGN_BYTES, BOX_ROWS, multiplied_weight
@@ -40,15 +40,15 @@ from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
-TEAM, ROWS, LINE = 128, 64, 128  # as the .cu file has them
-STAGE_BYTES, LEAST_STAGES, MOST_STAGES = 4 * ROWS * LINE, 3, 6
+TEAM, TEAMS, ROWS, LINE = 128, 2, 64, 128  # as the .cu file has them
+HEIGHT = TEAMS * ROWS  # of a block's rows
+STAGE_BYTES, MOST_STAGES = 4 * ROWS * LINE, 6
 SHARED_BYTES = 225 << 10  # for rows and stages: signals take the rest of what a block may have
 COLUMNS = 64, 128, 256  # of y: those that a team has sums of
 BLOCKS = 8, 4, 2, 1  # of a cluster
-LEAST_CHUNKS = 2  # of a block: one for each team
-# Estimates, not measured: of a block before its first chunk and behind its last, and of a chunk, by slices of k and by
-# columns: 64 products by 64 take a tensor core's 128 cycles, for all of 64 k.
-LATENCY_US, SLICE_US, COLUMN_US, CHUNK_US = 3.0, 0.08, 0.0012, 0.1
+# Estimates, not measured: of a block before its first chunk and behind its last, of a cluster that adds up, and of a
+# chunk of both teams, by slices of k and by columns.
+LATENCY_US, TOGETHER_US, SLICE_US, COLUMN_US = 3.0, 3.0, 0.15, 0.0024
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Pair:
     @property
     def x_bytes(self) -> int:
         """Of a block's rows in shared memory."""
-        return math.ceil(self.K * DTYPE_BYTES[self.dtype] / LINE) * ROWS * LINE
+        return math.ceil(self.K * DTYPE_BYTES[self.dtype] / LINE) * HEIGHT * LINE
 
     @property
     def stages(self) -> int:
@@ -93,45 +93,44 @@ class Pair:
         for what, count in (("x", self.K), ("hidden numbers", self.H)):
             if not count or count * DTYPE_BYTES[self.dtype] % BOX_ROWS:
                 return f"moves rows of multiples of {BOX_ROWS} B, and {count} of {what} are none"
-        if self.stages < LEAST_STAGES:
-            return f"does not fit: 64 rows of {self.K} and weights on their way, in {SHARED_BYTES:,} B of shared memory"
-        if self.chunks < LEAST_CHUNKS:
-            return f"{self.H} hidden numbers are too few for two teams of warps"
+        pieces = math.ceil(self.x_bytes / (HEIGHT * LINE) / 4)  # stages of u that a chunk takes
+        if self.stages < pieces + 2:
+            return f"does not fit: {HEIGHT} rows of {self.K} and weights on their way in {SHARED_BYTES:,} B"
         return ""
 
     def splits_well(self, units: int) -> int:
         """Blocks of a cluster, such that all multiprocessors have one where there are few rows."""
         for blocks in BLOCKS:
-            each = math.ceil(self.chunks / blocks)
-            is_full = self.chunks - (blocks - 1) * each >= LEAST_CHUNKS
-            if is_full and (blocks == 1 or blocks * math.ceil(self.M / ROWS) <= units):
+            has_chunks = (blocks - 1) * math.ceil(self.chunks / blocks) < self.chunks
+            if has_chunks and blocks * math.ceil(self.M / HEIGHT) <= units:
                 return blocks
         return 1
 
     def least_us(self, units: int) -> float:
-        rounds = math.ceil(self.blocks * math.ceil(self.M / ROWS) / units)
-        slices = self.x_bytes // (ROWS * LINE)
-        chunk_us = CHUNK_US + slices * SLICE_US + self.columns * COLUMN_US
-        return rounds * (LATENCY_US + math.ceil(self.chunks / self.blocks) * chunk_us)
+        rounds = math.ceil(self.blocks * math.ceil(self.M / HEIGHT) / units)
+        slices = self.x_bytes // (HEIGHT * LINE)
+        chunk_us = slices * SLICE_US + self.columns * COLUMN_US
+        begin_us = LATENCY_US + (TOGETHER_US if self.blocks > 1 else 0.0)
+        return rounds * (begin_us + math.ceil(self.chunks / self.blocks) * chunk_us)
 
     def launch(self, x: Memory, u: Memory, w: Memory, a: Argument, b: Argument, y: Argument) -> KernelLaunch:
         """a, b  the biases, of float32; or Int64(0): none"""
         depth = LINE // DTYPE_BYTES[self.dtype]
-        box_rows = min(self.M, ROWS)
+        box_rows = min(self.M, HEIGHT)
         arguments = (
             TensorMap(x, self.dtype, (self.K, self.M), (depth, box_rows), LINE),
             TensorMap(u, self.dtype, (self.K, self.H), (depth, ROWS), LINE),
             TensorMap(w, self.dtype, (self.H, self.N), (depth, self.columns), LINE),
             a, b, y, Int64(self.M), *map(UInt32, (self.K, self.H, self.N, box_rows, self.blocks)),
-            *(UInt32(word) for layer in self.activations for word in activation_words(layer)),
+            *map(UInt32, activation_words(self.activations[1])),
         )  # fmt: skip
         config = LaunchConfig(
-            (self.blocks * math.ceil(self.M / ROWS), 1, 1), (3 * TEAM, 1, 1),
+            (self.blocks * math.ceil(self.M / HEIGHT), 1, 1), (TEAM * (TEAMS + 1), 1, 1),
             ALIGN_BYTES + self.x_bytes + self.stages * STAGE_BYTES, overlaps=True, cluster=self.blocks,
         )  # fmt: skip
         head = f"{PRECISIONS[self.precision].name}, {NUMBERS[self.made]}, {self.columns}, {self.stages}"
-        program = Program(SOURCE, f"mlp_pair<{head}, {act_name(self.activations[0])}>")
-        return KernelLaunch(program, config, arguments, Budget(65536 // (3 * TEAM) // 8 * 8))
+        program = Program(SOURCE, f"mlp_pair<{head}, {cpp_name(self.activations[0])}>")
+        return KernelLaunch(program, config, arguments, Budget(65536 // (TEAM * (TEAMS + 1)) // 8 * 8))
 
 
 # -- as layers of a network ------------------------------------------------------------------------------------
@@ -201,7 +200,7 @@ def _claim(net: Network, chain: Chain, pair: Pair, device: Device, job: Job) -> 
         why="what lies between two layers stays on the chip",
         recipes=recipes,
         fast_bytes=pair.x_bytes + pair.stages * STAGE_BYTES,
-        order=f"k in steps of 16 by wgmma; hidden numbers in {2 * pair.blocks} parts, chunks of {ROWS} by turns",
+        order=f"k in steps of 16 by wgmma; hidden numbers in {pair.blocks} parts",
         facts=PairLowering(pair, (first.bias is not None, second.bias is not None)),
     )
 
@@ -213,6 +212,6 @@ def _instance(name: str, K: int, H: int, N: int, precision: str, made: str, M: i
 
 INSTANCES = (
     _instance("256-1024-256 fp16", 256, 1024, 256, "fp16", "float16", blocks=2),
-    _instance("784-512-256 bf16", 784, 512, 256, "bf16", "bfloat16"),
-    _instance("narrow bf16 to float32", 512, 2048, 64, "bf16", "float32", 64, 8),
+    _instance("384-512-256 bf16", 384, 512, 256, "bf16", "bfloat16"),
+    _instance("narrow bf16 to float32", 72, 2048, 64, "bf16", "float32", 64, 8),
 )

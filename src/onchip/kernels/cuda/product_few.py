@@ -42,10 +42,10 @@ PIECE = 32  # of k, by mma
 BLOCKS = 2  # of a multiprocessor at a time
 FMA_COLUMNS, FMA_PIECES = 4, {1: 4, 4: 2, 8: 1}  # by the rows of a block: pieces of k under way at a time
 MOST_ROWS = 128  # for which it is planned: with more, others read weights fewer times
-# As measured with 16 to 64 rows, 1,024 to 4,096 columns and terms: what comes before the first product and behind the
-# last, what a warp waits for 16 rows of x, and the share of the cache's peak that all blocks reach together. Estimates:
-# shares of the cores' rates.
-LATENCY_US, ROWS_US, CACHE_SHARE, MMA_RATE, FMA_RATE = 1.6, 0.65, 0.29, 0.3, 0.4
+# By mma, as measured with 16 to 64 rows, 1,024 to 4,096 columns and terms: what comes before the first product and
+# behind the last, what a warp waits for 16 rows of x, and the share of the cache's peak that all blocks reach together.
+LATENCY_US, ROWS_US, CACHE_SHARE = 1.6, 0.65, 0.29
+FMA_LATENCY_US, MMA_RATE, FMA_RATE = 1.0, 0.3, 0.4  # estimates, not measured; the rates are shares of the cores'
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class FewProduct:
         bytes_us = (w_bytes + x_bytes) / (CACHE_SHARE * device.peak.cache_bandwidth) * 1e6
         rounds = math.ceil(self.count(device.units) / (device.units * self.resident))
         turns = math.ceil(self.K / (WARPS * PIECE * self.pieces(rows, columns)))
-        waits_us = rounds * turns * math.ceil(min(self.M, rows) / 16) * ROWS_US if self.by_mma else 0.0
-        return LATENCY_US + max(bytes_us, waits_us)
+        waits_us = rounds * turns * math.ceil(min(self.M, rows) / 16) * ROWS_US
+        return LATENCY_US + max(bytes_us, waits_us) if self.by_mma else FMA_LATENCY_US * (1 + rounds) / 2 + bytes_us
 
     @staticmethod
     def pieces(rows: int, columns: int) -> int:

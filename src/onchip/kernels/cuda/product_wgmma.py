@@ -101,6 +101,8 @@ WORTH_PARTS = 0.95  # of the time in one part
 # of a cluster, each column and each part; and how much longer a slice takes where a multiprocessor has two blocks.
 BEGIN_US, CROWD_US, SLICE_US, COLUMN_US, BYTES_A_US = 1.6, 1.0, 0.106, 0.00085, 98_000
 TOGETHER_COLUMN_US, TOGETHER_PART_US, SHARED_UNIT = 0.025, 0.2, 1.4
+# Estimates: how much longer a slice takes whose rows go through registers; a number of w in one part, and in two.
+SLOWER_SLICE = {1: 1.4, 2: 2.2}
 STORED_BYTES_A_US = 2.9e6  # of y, all multiprocessors together: L2 takes 23 lines a ns
 
 
@@ -220,13 +222,14 @@ class WgmmaProduct:
         blocks = self.count(tile) * (self.parts if is_together else 1)
         x_bytes = min(self.M, tile.height) * LINE * DTYPE_BYTES[self.dtypes[0]] // DTYPE_BYTES[precision.dtype]
         slice_bytes = x_bytes + precision.parts * tile.BN * LINE
-        slice_us = max(SLICE_US + COLUMN_US * tile.BN, slice_bytes / BYTES_A_US)
+        slower = 1.0 if self.is_direct else SLOWER_SLICE[precision.parts]
+        slice_us = max(slower * (SLICE_US + COLUMN_US * tile.BN), slice_bytes / BYTES_A_US)
         us = BEGIN_US + CROWD_US * min(1.0, blocks / units)
         if is_together:
             us += TOGETHER_COLUMN_US * tile.BN + TOGETHER_PART_US * self.parts
             us += math.ceil(self.slices / self.parts) * slice_us * (SHARED_UNIT if blocks > units else 1.0)
         else:
-            us += math.ceil(blocks / units) * math.ceil(self.slices / self.phases) * slice_us
+            us += math.ceil(blocks / units) * self.slices * slice_us
         return us + self.phases * self.M * self.N * DTYPE_BYTES[self.dtypes[1]] / STORED_BYTES_A_US
 
     def tiling(self, units: int) -> Tiling:

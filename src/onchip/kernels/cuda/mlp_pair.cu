@@ -2,8 +2,9 @@
 //
 // Idea    What lies between two layers is more than x and y together, and never leaves the chip. A block has 128 rows of
 //         x, 64 for each team of four warps, and goes over the hidden numbers, 64 of them at a time: a team makes them by
-//         wgmma, applies f, and multiplies them as it has them in registers by the columns of w that they meet. While
-//         it is busy with f, the tensor cores make its next 64. One more warp has boxes of u and w brought ahead.
+//         wgmma, applies f, and multiplies them as it has them in registers by the columns of w that they meet. Teams take
+//         turns at the tensor cores: while the one is busy with f, the other multiplies what it has by w and makes its
+//         next 64. One more warp has boxes of u and w brought ahead.
 //         The blocks of a cluster share the hidden numbers of the same rows, so few rows keep many multiprocessors busy.
 // Order   A hidden number is one sum over k, 16 terms an instruction, then a, f, and rounded to P's numbers. A number of y
 //         is the sum of what the blocks of the cluster have, from the first to the last: of each the sum over its run of
@@ -33,7 +34,7 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
          u32 box_rows, u32 blocks, u32 g_code, u32 g_a, u32 g_b) {
     using X = typename P::Number;
     extern __shared__ uint4 room[];
-    __shared__ Signal rows_there, full[STAGES], empty[STAGES];
+    __shared__ Signal rows_there, full[STAGES], empty[STAGES], your_turn[TEAMS];
     __shared__ __align__(16) float shifts[BN];
     char* const x_room = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
     const int slices = static_cast<int>((K + DEPTH - 1) / DEPTH), pieces = (slices + 3) / 4;  // stages of u in a chunk
@@ -42,6 +43,7 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
     let_next_begin();
     if (threadIdx.x == 0) {
         rows_there.init(1);
+        for (int i = 0; i < TEAMS; ++i) your_turn[i].init(4);
         for (int s = 0; s < STAGES; ++s) {
             full[s].init(1);
             empty[s].init(4 * TEAMS);
@@ -56,7 +58,7 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
     const int first = rank * each, count = __shfl_sync(~0u, min(each, chunks - first), 0);  // the compiler knows it too
 
     if (team == TEAMS) {
-        keep_registers<24>();
+        keep_registers<40>();
         if (threadIdx.x % TEAM != 0) return;
         const int turns = count * (pieces + 1);
         const auto load = [&](int turn) {
@@ -85,7 +87,7 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
         return;
     }
 
-    take_registers<240>();
+    take_registers<232>();
     const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     const u32 x_at = shared_address(x_room) + team * BOX;
     const auto stage_of = [&](int turn) {  // when its boxes are there
@@ -95,8 +97,27 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
     const auto give_back = [&](int turn) {
         if (threadIdx.x % 32 == 0) empty[turn % STAGES].arrive();
     };
-    const auto begin_chunk = [&](float (&made)[ROWS / 8][4], int chunk) {
-        const int turn = chunk * (pieces + 1);
+    float sums[BN / 8][4], made[ROWS / 8][4];
+    u32 rows[ROWS / 16][4];  // hidden numbers, as the tensor cores take them
+    const auto multiply = [&](int chunk) {
+        const u32 w_at = stage_of(chunk * (pieces + 1) + pieces);
+        begin_products();
+#pragma unroll
+        for (int step = 0; step < ROWS / 16; ++step)
+            Wgmma<P, BN>::add(sums, rows[step], mixed_tile(w_at + 32 * step), chunk > 0 || step > 0);
+        end_products();
+    };
+    rows_there.wait(0);
+    for (int chunk = 0; chunk < count; ++chunk) {
+        const int turn = chunk * (pieces + 1), hidden = (first + chunk) * ROWS + 2 * q;
+        float2 shift[ROWS / 8];  // it takes a while until they are there
+#pragma unroll
+        for (int j = 0; j < ROWS / 8; ++j) {
+            const bool is_there = a != nullptr && hidden + 8 * j < H;  // H is even
+            shift[j] = is_there ? *reinterpret_cast<const float2*>(a + hidden + 8 * j) : float2{0.0f, 0.0f};
+        }
+        if (team + chunk > 0) your_turn[team].wait((team + chunk + 1) % 2);
+        if (chunk > 0) multiply(chunk - 1);
         u32 u_at = 0;
         for (int slice = 0; slice < slices; ++slice) {
             u_at = slice % 4 == 0 ? stage_of(turn + slice / 4) : u_at + BOX;
@@ -107,42 +128,21 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
                                     slice > 0 || step > 0);
             end_products();
         }
-    };
-    const auto end_chunk = [&](int chunk) {
-        for (int piece = 0; piece < pieces; ++piece) give_back(chunk * (pieces + 1) + piece);
-    };
-    float sums[BN / 8][4], even[ROWS / 8][4], odd[ROWS / 8][4];
-    const auto multiply = [&](int chunk, float (&made)[ROWS / 8][4], float (&next)[ROWS / 8][4]) {
-        const int hidden = (first + chunk) * ROWS + 2 * q, turn = chunk * (pieces + 1) + pieces;
-        if (chunk + 1 < count) begin_chunk(next, chunk + 1);
-        u32 rows[ROWS / 16][4];  // as the tensor cores take them
+        if (threadIdx.x % 32 == 0) your_turn[1 - team].arrive();
+        wait_for_products<0>();
+        if (chunk > 0) give_back(turn - 1);
+        for (int piece = 0; piece < pieces; ++piece) give_back(turn + piece);
 #pragma unroll
         for (int j = 0; j < ROWS / 8; ++j) {
-            const bool is_there = a != nullptr && hidden + 8 * j < H;  // H is even
-            const float2 shift = is_there ? *reinterpret_cast<const float2*>(a + hidden + 8 * j) : float2{0.0f, 0.0f};
-            float v[4] = {made[j][0] + shift.x, made[j][1] + shift.y, made[j][2] + shift.x, made[j][3] + shift.y};
+            float v[4] = {made[j][0] + shift[j].x, made[j][1] + shift[j].y, made[j][2] + shift[j].x,
+                          made[j][3] + shift[j].y};
             Always<F>{}.template apply<X>(v);
             rows[j / 2][j % 2 * 2] = pack<X>(v[0], v[1]);
             rows[j / 2][j % 2 * 2 + 1] = pack<X>(v[2], v[3]);
         }
-        const u32 w_at = stage_of(turn);
-        begin_products();
-#pragma unroll
-        for (int step = 0; step < ROWS / 16; ++step)
-            Wgmma<P, BN>::add(sums, rows[step], mixed_tile(w_at + 32 * step), chunk > 0 || step > 0);
-        end_products();
-        wait_for_products<0>();
-        give_back(turn);
-        if (chunk + 1 < count) end_chunk(chunk + 1);
-    };
-    rows_there.wait(0);
-    begin_chunk(even, 0);
-    wait_for_products<0>();
-    end_chunk(0);
-    for (int chunk = 0; chunk < count; chunk += 2) {
-        multiply(chunk, even, odd);
-        if (chunk + 1 < count) multiply(chunk + 1, odd, even);
     }
+    multiply(count - 1);
+    wait_for_products<0>();
 
     const Activation last = activation_of<Activation>(g_code, g_a, g_b);
     const int row = ROWS * team + 16 * warp + g;
@@ -169,6 +169,6 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
         const long long left = static_cast<long long>(N) - column;
         if (left > 0) finish(two, y + (m + i / (BN / 2)) * N + column, shifts + column, left, N % 2 == 0, last);
     };
-    add_up_parts<32>(rank * TEAM * TEAMS + threadIdx.x, TEAM * TEAMS * blocks, there * (BN / 2), blocks, read, give);
+    add_up_parts<16>(rank * TEAM * TEAMS + threadIdx.x, TEAM * TEAMS * blocks, there * (BN / 2), blocks, read, give);
     wait_for_cluster();  // nobody still reads of a block that goes
 }

@@ -104,6 +104,8 @@ TOGETHER_COLUMN_US, TOGETHER_PART_US, SHARED_UNIT = 0.025, 0.2, 1.4
 # Estimates: how much longer a slice takes whose rows go through registers; a number of w in one part, and in two.
 SLOWER_SLICE = {1: 1.4, 2: 2.2}
 STORED_BYTES_A_US = 2.9e6  # of y, all multiprocessors together: L2 takes 23 lines a ns
+# Instructions for one of an activation's flop, and how many a multiprocessor begins: 3.1 us for GELU of 128 x 256.
+INSTRUCTIONS, INSTRUCTIONS_A_US = 0.75, 128 * 1755
 
 
 def parts_have_slices(slices: int, parts: int) -> bool:
@@ -230,6 +232,9 @@ class WgmmaProduct:
             us += math.ceil(self.slices / self.parts) * slice_us * (SHARED_UNIT if blocks > units else 1.0)
         else:
             us += math.ceil(blocks / units) * self.slices * slice_us
+        if self.activation is not None and self.activation.flop_each > 2:
+            numbers = math.ceil(blocks / units) * tile.height * tile.BN  # of a multiprocessor
+            us += numbers * INSTRUCTIONS * self.activation.flop_each / INSTRUCTIONS_A_US
         return us + self.phases * self.M * self.N * DTYPE_BYTES[self.dtypes[1]] / STORED_BYTES_A_US
 
     def tiling(self, units: int) -> Tiling:

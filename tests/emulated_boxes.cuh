@@ -124,9 +124,10 @@ static void wait_for_cluster() {
     }
 }
 static u32 cluster_rank() { return 0; }
-static float2 read_of_block(const float* at, u32 rank) {
+static float4 read_of_block(const float* at, u32 rank) {
     if (rank > 0) emulated::fail("blocks run one after the other here");
-    return {at[0], at[1]};
+    emulated::check_16(at);
+    return {at[0], at[1], at[2], at[3]};
 }
 
 template <int COUNT>

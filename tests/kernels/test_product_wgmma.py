@@ -9,7 +9,14 @@ from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import product_wgmma as module
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
 from onchip.kernels.cuda.pad_rows import pad_rows, padded, padded_rows
-from onchip.kernels.cuda.product_wgmma import TILES, WgmmaLowering, WgmmaProduct, split_weight, tf32_weight
+from onchip.kernels.cuda.product_wgmma import (
+    CLUSTER_TILES,
+    TILES,
+    WgmmaLowering,
+    WgmmaProduct,
+    split_weight,
+    tf32_weight,
+)
 from onchip.kernels.cuda.program import Input, Int64, Output, Steps
 from onchip.plan.device import H200
 from onchip.runtime.cuda.bound_steps import BoundSteps
@@ -109,6 +116,20 @@ def test_sums_in_parts(gpu, precision, given, made):
     exact = rounded(x, precision, given) @ rounded(w, precision).T
     eps = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}[made]
     assert np.abs(got - exact).max() <= eps * np.abs(exact).max()
+
+
+@needs_gxx
+@pytest.mark.parametrize("tile", CLUSTER_TILES, ids=lambda tile: f"{tile.height}x{tile.BN}")
+@pytest.mark.parametrize(("M", "N"), [(70, 140), (3, 65), (64, 34)])
+@pytest.mark.parametrize("activation", [ReLU(), GELU()], ids=str)
+def test_sums_of_a_cluster(gpu, monkeypatch, tile, M, N, activation):
+    """Of one block, which adds up its own part: as many as run at a time here."""
+    monkeypatch.setattr(WgmmaProduct, "cut", lambda product, units: (tile, "TOGETHER"))
+    x, w, bias = rows(M, 136), rows(N, 136, seed=2), rows(1, N, seed=3)[0]
+    got = run(gpu, WgmmaProduct(M, N, 136, "fp16", ("float16", "float16"), activation), x, w, bias).astype(float)
+    net = sequential(TensorType(("B", N)), [("f", activation)], {})
+    exact = reference.forward(net, rounded(x, "fp16") @ rounded(w, "fp16").T + bias)
+    assert np.abs(got - exact).max() <= 1e-3 * np.abs(exact).max()
 
 
 def test_short_sums_have_large_tiles():

@@ -162,13 +162,13 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
     wait_for_cluster();
     const int there = static_cast<int>(M - m < ROWS * TEAMS ? M - m : ROWS * TEAMS);
     const auto read = [&](int i, u32 part) {
-        return read_of_block(mine + i / (BN / 2) * STRIDE + i % (BN / 2) * 2, part);
+        return read_of_block(mine + i / (BN / 4) * STRIDE + i % (BN / 4) * 4, part);
     };
-    const auto give = [&](int i, float (&two)[2]) {
-        const int column = i % (BN / 2) * 2;
+    const auto give = [&](int i, float (&four)[4]) {
+        const int column = i % (BN / 4) * 4;
         const long long left = static_cast<long long>(N) - column;
-        if (left > 0) finish(two, y + (m + i / (BN / 2)) * N + column, shifts + column, left, N % 2 == 0, last);
+        if (left > 0) finish(four, y + (m + i / (BN / 4)) * N + column, shifts + column, left, N % 4 == 0, last);
     };
-    add_up_parts<16>(rank * TEAM * TEAMS + threadIdx.x, TEAM * TEAMS * blocks, there * (BN / 2), blocks, read, give);
+    add_up_parts<16>(rank * TEAM * TEAMS + threadIdx.x, TEAM * TEAMS * blocks, there * (BN / 4), blocks, read, give);
     wait_for_cluster();  // nobody still reads of a block that goes
 }

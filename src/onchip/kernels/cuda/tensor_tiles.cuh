@@ -114,20 +114,20 @@ __device__ __forceinline__ void add_up_together(const float (&c)[BN / 8][4], flo
     wait_for_cluster();
     const int rows = static_cast<int>(M - m < ROWS ? M - m : ROWS);
     const auto read = [&](int i, u32 part) {
-        return read_of_block(mine + i / (BN / 2) * STRIDE + i % (BN / 2) * 2, part);
+        return read_of_block(mine + i / (BN / 4) * STRIDE + i % (BN / 4) * 4, part);
     };
-    const auto give = [&](int i, float (&two)[2]) {
-        const int column = i % (BN / 2) * 2;
-        const long long at = out.row(m + i / (BN / 2)), left = out.N - n - column;
+    const auto give = [&](int i, float (&four)[4]) {
+        const int column = i % (BN / 4) * 4;
+        const long long at = out.row(m + i / (BN / 4)), left = out.N - n - column;
         if (at < 0 || left <= 0) return;
-        two[0] += shifts[column], two[1] += shifts[column + 1];
-        if (out.other != nullptr) {
-            two[0] += to_float(out.other[at + n + column]);
-            if (left > 1) two[1] += to_float(out.other[at + n + column + 1]);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            four[k] += shifts[column + k];
+            if (out.other != nullptr && k < left) four[k] += to_float(out.other[at + n + column + k]);
         }
-        finish(two, out.y + at + n + column, nullptr, left, out.N % 2 == 0, activation);
+        finish(four, out.y + at + n + column, nullptr, left, out.N % 4 == 0, activation);
     };
-    add_up_parts<8>(rank * TEAM + threadIdx.x, TEAM * parts, rows * (BN / 2), parts, read, give);
+    add_up_parts<8>(rank * TEAM + threadIdx.x, TEAM * parts, rows * (BN / 4), parts, read, give);
     wait_for_cluster();  // nobody still reads what is written next, or goes
 }
 

@@ -5,19 +5,16 @@
 //         wgmma, applies f, and multiplies them as it has them in registers by the columns of w that they meet. Teams take
 //         turns at the tensor cores: while the one is busy with f, the other multiplies what it has by w and makes its
 //         next 64. One more warp has boxes of u and w brought ahead.
-//         The blocks of a cluster share the hidden numbers of the same rows, so few rows keep many multiprocessors busy.
+//         Tried clusters whose blocks share the hidden numbers, for fewer rows: adding up their sums takes longer.
 // Order   A hidden number is one sum over k, 16 terms an instruction, then a, f, and rounded to P's numbers. A number of y
-//         is the sum of what the blocks of the cluster have, from the first to the last: of each the sum over its run of
-//         hidden numbers, 16 terms an instruction. Then comes b. M decides nothing.
+//         is one sum over these, 16 terms an instruction; then comes b. M decides nothing.
 // Floor   2 M H (K + N) flop; 4,096 rows of 256-1024-256 in fp16: 4.3 Gflop / 989 Tflop/s = 4.3 us, and 8 MB less to
 //         write and 8 to read than layer by layer. Weights come from L2 for every 128 rows: 2 B H (K + N).
 // Layout  x (M, K), u (H, K), w (N, H), y (M, N) row-major; a (H) and b (N) float32, or none.
 // Shared  128 B * 128 a slice of 64 numbers of x's rows, STAGES * 32 KB of weights, and 1 KB to begin at a multiple of it:
-//         225 KB for K = 256 with five stages. Sums leave by the same room: 4 * 128 * (BN + 8) B.
-// Limits  x of P's numbers; K and H multiples of 8, N at most BN = 256; each block has a chunk of 64 hidden numbers or
-//         more; M < 2^31; sm_90a.
+//         225 KB for K = 256 with five stages.
+// Limits  x of P's numbers; K and H multiples of 8, N at most BN = 256; M < 2^31; sm_90a.
 #include "boxes.cuh"
-#include "cluster_sums.cuh"
 #include "product.cuh"
 #include "wgmma.cuh"
 
@@ -31,7 +28,7 @@ template <class P, class Y, int BN, int STAGES, class F>
 __global__ void __launch_bounds__(TEAM * (TEAMS + 1), 1)
 mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap u_map,
          const __grid_constant__ TensorMap w_map, const float* a, const float* b, Y* y, long long M, u32 K, u32 H, u32 N,
-         u32 box_rows, u32 blocks, u32 g_code, u32 g_a, u32 g_b) {
+         u32 box_rows, u32 g_code, u32 g_a, u32 g_b) {
     using X = typename P::Number;
     extern __shared__ uint4 room[];
     __shared__ Signal rows_there, full[STAGES], empty[STAGES], your_turn[TEAMS];
@@ -52,17 +49,15 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
     }
     for (int i = threadIdx.x; i < BN; i += TEAM * (TEAMS + 1)) shifts[i] = b != nullptr && i < N ? b[i] : 0.0f;
     __syncthreads();
-    const u32 rank = blocks > 1 ? cluster_rank() : 0;
-    const long long m = static_cast<long long>(blockIdx.x / blocks) * (ROWS * TEAMS);
-    const int chunks = static_cast<int>((H + ROWS - 1) / ROWS), each = (chunks + blocks - 1) / blocks;
-    const int first = rank * each, count = __shfl_sync(~0u, min(each, chunks - first), 0);  // the compiler knows it too
+    const long long m = static_cast<long long>(blockIdx.x) * (ROWS * TEAMS);
+    const int count = static_cast<int>((H + ROWS - 1) / ROWS);  // of chunks
 
     if (team == TEAMS) {
         keep_registers<40>();
         if (threadIdx.x % TEAM != 0) return;
         const int turns = count * (pieces + 1);
         const auto load = [&](int turn) {
-            const int s = turn % STAGES, piece = turn % (pieces + 1), hidden = (first + turn / (pieces + 1)) * ROWS;
+            const int s = turn % STAGES, piece = turn % (pieces + 1), hidden = turn / (pieces + 1) * ROWS;
             char* const to = stages + s * STAGE;
             if (piece == pieces) {
                 full[s].arrive_expecting(BN * LINE);
@@ -109,7 +104,7 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
     };
     rows_there.wait(0);
     for (int chunk = 0; chunk < count; ++chunk) {
-        const int turn = chunk * (pieces + 1), hidden = (first + chunk) * ROWS + 2 * q;
+        const int turn = chunk * (pieces + 1), hidden = chunk * ROWS + 2 * q;
         float2 shift[ROWS / 8];  // it takes a while until they are there
 #pragma unroll
         for (int j = 0; j < ROWS / 8; ++j) {
@@ -145,30 +140,5 @@ mlp_pair(const __grid_constant__ TensorMap x_map, const __grid_constant__ Tensor
     wait_for_products<0>();
 
     const Activation last = activation_of<Activation>(g_code, g_a, g_b);
-    const int row = ROWS * team + 16 * warp + g;
-    if (blocks == 1) {
-        finish_rows<BN>(sums, RowsOut<Y>{y, M, N}, shifts, m + row, 0, q, last);
-        return;
-    }
-    // All leave their sums where rows and weights were, and each adds up some numbers of the tile.
-    constexpr int STRIDE = BN + 8;  // eight rows' same columns lie in different banks
-    float* const mine = reinterpret_cast<float*>(x_room);
-    wait_for_cluster();
-#pragma unroll
-    for (int i = 0; i < BN / 4; ++i) {
-        float2* const to = reinterpret_cast<float2*>(mine + (row + i % 2 * 8) * STRIDE + i / 2 * 8 + 2 * q);
-        *to = {sums[i / 2][i % 2 * 2], sums[i / 2][i % 2 * 2 + 1]};
-    }
-    wait_for_cluster();
-    const int there = static_cast<int>(M - m < ROWS * TEAMS ? M - m : ROWS * TEAMS);
-    const auto read = [&](int i, u32 part) {
-        return read_of_block(mine + i / (BN / 4) * STRIDE + i % (BN / 4) * 4, part);
-    };
-    const auto give = [&](int i, float (&four)[4]) {
-        const int column = i % (BN / 4) * 4;
-        const long long left = static_cast<long long>(N) - column;
-        if (left > 0) finish(four, y + (m + i / (BN / 4)) * N + column, shifts + column, left, N % 4 == 0, last);
-    };
-    add_up_parts<16>(rank * TEAM * TEAMS + threadIdx.x, TEAM * TEAMS * blocks, there * (BN / 4), blocks, read, give);
-    wait_for_cluster();  // nobody still reads of a block that goes
+    finish_rows<BN>(sums, RowsOut<Y>{y, M, N}, shifts, m + ROWS * team + 16 * warp + g, 0, q, last);
 }

@@ -199,6 +199,7 @@ template <class... P> int list_sizes(void (*)(P...), int* sizes) {
 
 // -- what kernels call ---------------------------------------------------------------------------------------------
 
+static int __clz(int v) { return v ? __builtin_clz(v) : 32; }
 static void __syncthreads() { emulated::arrive(emulated::of_block, emulated::threads); }
 
 static void __syncwarp() {

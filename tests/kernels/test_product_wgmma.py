@@ -8,7 +8,15 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import cuda, reference
 from onchip.kernels.cuda import product_wgmma as module
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
-from onchip.kernels.cuda.product_wgmma import TILES, WgmmaProduct, split_weight, tf32_weight
+from onchip.kernels.cuda.pad_rows import pad_rows, padded, padded_rows
+from onchip.kernels.cuda.product_wgmma import (
+    CLUSTER_TILES,
+    TILES,
+    WgmmaLowering,
+    WgmmaProduct,
+    split_weight,
+    tf32_weight,
+)
 from onchip.kernels.cuda.program import Input, Int64, Output, Steps
 from onchip.plan.device import H200
 from onchip.runtime.cuda.bound_steps import BoundSteps
@@ -110,6 +118,20 @@ def test_sums_in_parts(gpu, precision, given, made):
     assert np.abs(got - exact).max() <= eps * np.abs(exact).max()
 
 
+@needs_gxx
+@pytest.mark.parametrize("tile", CLUSTER_TILES, ids=lambda tile: f"{tile.height}x{tile.BN}")
+@pytest.mark.parametrize(("M", "N"), [(70, 140), (3, 65), (64, 34)])
+@pytest.mark.parametrize("activation", [ReLU(), GELU()], ids=str)
+def test_sums_of_a_cluster(gpu, monkeypatch, tile, M, N, activation):
+    """Of one block, which adds up its own part: as many as run at a time here."""
+    monkeypatch.setattr(WgmmaProduct, "cut", lambda product, units: (tile, "TOGETHER"))
+    x, w, bias = rows(M, 136), rows(N, 136, seed=2), rows(1, N, seed=3)[0]
+    got = run(gpu, WgmmaProduct(M, N, 136, "fp16", ("float16", "float16"), activation), x, w, bias).astype(float)
+    net = sequential(TensorType(("B", N)), [("f", activation)], {})
+    exact = reference.forward(net, rounded(x, "fp16") @ rounded(w, "fp16").T + bias)
+    assert np.abs(got - exact).max() <= 1e-3 * np.abs(exact).max()
+
+
 def test_short_sums_have_large_tiles():
     """A tile takes time to begin and to end: with few slices of k, fewer tiles take less."""
     for M, N, K, is_turned in ((2_359_296, 32, 32, True), (4_194_304, 16, 144, True), (1024, 64, 288, False)):
@@ -142,6 +164,51 @@ def test_other_activations(gpu):
     net = sequential(TensorType(("B", 32)), [("a", Linear()), ("g", GELU())], {"a.weight": w})
     exact = reference.forward(net, x)
     assert np.abs(got - exact).max() <= 2e-6 * np.abs(exact).max()
+
+
+@needs_gxx
+@pytest.mark.parametrize(
+    ("precision", "given", "K"),
+    [
+        ("fp16", "float16", 100), ("bf16", "bfloat16", 77), ("fp16", "float32", 100), ("bf16", "float32", 67),
+        ("fp32", "float32", 70), ("tf32", "float32", 3), ("fp16", "float16", 1),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("M", [1, 70])
+def test_rows_of_any_length(gpu, precision, given, K, M):
+    """Rows that boxes cannot begin at are copied, and zeros stand behind them and behind those of w."""
+    N = 40
+    x, w, bias = rows(M, K).astype(numpy_dtype(given)), rows(N, K, seed=2), rows(1, N, seed=3)[0]
+    lowering = WgmmaLowering(N, K, 1, precision, (given, "float32"), None, True, UNITS)
+    product = lowering.product(M)
+    assert not product.why_not()
+    wide = multiplied(padded_rows(w, product.K), precision)
+    steps = lowering.at(M)
+    assert len(steps.launches) == (2 if x.strides[0] % 16 else 1)
+    there = {"weight": gpu.upload(wide), "bias": gpu.upload(bias)}
+    x_there, y_there = gpu.upload(x), gpu.upload(np.full((M, N), 7, np.float32))
+    scratch = gpu.upload(np.full(steps.scratch_bytes + 16, 7, np.uint8))  # what zeros do not stand in for
+    BoundSteps(gpu, steps, there).enqueue([x_there.pointer], [y_there.pointer], scratch.pointer, gpu.stream)
+    got = gpu.download(y_there, np.empty((M, N), np.float32)).astype(float)
+    exact = rounded(x, precision, given) @ rounded(w, precision).T + bias
+    assert np.abs(got - exact).max() <= 2e-6 * np.abs(exact).max()
+    if M > 1:  # a row's bits are its own
+        alone = gpu.upload(np.zeros((1, N), np.float32))
+        one = gpu.upload(x[M - 1 :])
+        BoundSteps(gpu, lowering.at(1), there).enqueue([one.pointer], [alone.pointer], scratch.pointer, gpu.stream)
+        assert np.array_equal(gpu.download(alone, np.empty(N, np.float32)).astype(float), got[-1])
+
+
+@needs_gxx
+@pytest.mark.parametrize(("M", "row_bytes"), [(1, 1), (5, 3), (300, 200), (7, 1002), (2, 12), (33, 514)])
+def test_padded_rows(gpu, M, row_bytes):
+    x = np.random.default_rng(0).integers(0, 256, (M, row_bytes), dtype=np.uint8)
+    wide = padded(row_bytes, 1)
+    assert wide % 16 == 0
+    there, made = gpu.upload(x), gpu.upload(np.full((M, wide), 7, np.uint8))
+    steps = Steps((pad_rows(M, row_bytes, UNITS, Input(0), Output(0)),))
+    BoundSteps(gpu, steps).enqueue([there.pointer], [made.pointer], 0, gpu.stream)
+    assert np.array_equal(gpu.download(made, np.empty((M, wide), np.uint8)), padded_rows(x, wide))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +265,7 @@ def test_rows_of_tf32_are_rounded(gpu):
     ("precision", "io", "eps"),
     [("fp16", "fp16", 1e-3), ("bf16", "bf16", 8e-3), ("fp32", "", 2e-6), ("tf32", "", 1e-3), ("fp16", "", 1e-3)],
 )
-@pytest.mark.parametrize(("N", "K"), [(1000, 1024), (2048, 520), (264, 4096), (4099, 776)])
+@pytest.mark.parametrize(("N", "K"), [(1000, 1024), (2048, 520), (264, 4096), (4099, 776), (8192, 100), (777, 1001)])
 def test_layers_on_a_gpu(precision, io, eps, N, K):
     net, engine = engine_of(N, K, precision, io, [("r", ReLU())])
     x = rows(1500, K).astype(numpy_dtype(engine.input.dtype))
@@ -211,7 +278,7 @@ def test_layers_on_a_gpu(precision, io, eps, N, K):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "io", "eps"), [("fp16", "fp16", 1e-3), ("fp32", "", 2e-6), ("bf16", "", 8e-3)])
-@pytest.mark.parametrize(("N", "K"), [(1024, 4096), (1001, 2056), (300, 1024)])
+@pytest.mark.parametrize(("N", "K"), [(1024, 4096), (1001, 2056), (300, 2048)])
 def test_few_rows_on_a_gpu(monkeypatch, precision, io, eps, N, K):
     """Clusters share the sums; with more rows a block makes all parts, with the same bits."""
     monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in cuda.KERNELS if k.name != "product_few"))

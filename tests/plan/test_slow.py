@@ -29,7 +29,7 @@ def test_near_its_floor_there_is_nothing_to_say():
     [
         (Price(10, 4), "a launch is 100% of it"),
         (Price(10, 4, launches=3), "launches are 100% of it"),
-        (Price(10, 4, least_us=30.0), "few rows: blocks wait for what they read"),
+        (Price(10, 4, least_us=30.0), "blocks wait for what they read and write, tile by tile"),
         (Price(10**9, 4, rate=0.2), "ordinary cores at 0.2 of their steady rate; tensor multiplies no odd rows"),
         (
             Price(10**9, 4, rate=0.2, precision="tf32"),

@@ -69,6 +69,7 @@ def test_all_kernels_are_in_it(precision):
     assert {kernel.name for kernel in KERNELS} - {group.claim.kernel for group in plan.groups} < {
         "mlp_tensor",
         "mlp_fused",
+        "mlp_pair",
         "product",
         "conv_wgmma",
         "product_few",

@@ -93,10 +93,11 @@ def test_an_engine_of_products(gpu, on_device):
         "b.weight": rows(3, 20, seed=5),
     }  # fmt: skip
     net = sequential(TensorType(("B", 8001)), [("a", Linear()), ("r", ReLU()), ("b", Linear())], weights)
-    plan = make_plan(net, gpu.device, kernels_for(gpu.device), Job(batch=1000))
+    kernels = [kernel for kernel in kernels_for(gpu.device) if kernel.name != "product_wgmma"]  # no cluster runs here
+    plan = make_plan(net, gpu.device, kernels, Job(batch=1000))
     (product,) = [group for group in plan.groups if group.claim.kernel == "product"]
     part = net.replace(nodes=net.nodes[:2], outputs=("r",))
-    engine = Engine(make_plan(part, gpu.device, kernels_for(gpu.device), Job(batch=1000)), CudaBackend(0), "cuda:0")
+    engine = Engine(make_plan(part, gpu.device, kernels, Job(batch=1000)), CudaBackend(0), "cuda:0")
     assert product.claim.nodes == ("a", "r")
     x = rows(5, 8001)
     assert_error_within(engine(x), reference.forward(part, x), reference.forward(part, x, "float32"))

@@ -65,6 +65,8 @@ NETWORKS = {
     # 72 numbers are whole pieces of 16 B: of a last piece, initcheck takes all bytes for read, and only some are.
     "too large for the chip": mlp(9001, 72, 3),
     "many weights": mlp(4096, 136),  # made on the GPU, too
+    "rows of any length": mlp(1001, 264),
+    "two large layers": mlp(256, 1024, 256, activation="GELU"),
     "few rows": mlp(1000, 264),
     "few rows, odd": mlp(1001, 131),
 }

@@ -73,7 +73,7 @@ class Price:
     rate: float = 1.0  # share of the device's steady flop/s that the kernel reaches, for the estimate
     turned_bytes: int = 0  # of a row's, those that are put in another order first or last: a pass of its own
     why_slow: str = ""  # what keeps it above its floor, where no other number here tells
-    least_us: float = 0.0  # of a launch's work, however few rows: what a block waits for, one after the other
+    least_us: float = 0.0  # of a launch's work, however few flop and bytes: what a block does one after the other
 
     def floor_us(self, device: Device, precision: str, B: int) -> float:
         """No run of this work on this device is faster: its peak rates, and data in the cache where it fits."""

@@ -25,7 +25,7 @@ def slow_because(claim: Claim, device: Device, job: Job, refusals: Sequence[Refu
     memory = (price.row_bytes * job.batch + price.fixed_bytes) / device.bandwidth
     turned = price.turned_bytes * job.batch / device.bandwidth
     if price.least_us >= (max(compute, memory) + turned) * 1e6:
-        return "few rows: blocks wait for what they read"
+        return "blocks wait for what they read and write, tile by tile"
     if turned > max(compute, memory):
         return "values are put in another order"
     if memory > compute:

@@ -16,3 +16,10 @@ def cpp_name(layer: Elementwise | None) -> str:
     assert row is not None
     bits = [f"{int(value.view(np.uint32)):#010x}u" for value in row.told(layer)]
     return f"Fixed<{', '.join([row.cuda, *bits])}>" if bits else row.cuda
+
+
+def act_name(layer: Elementwise | None) -> str:
+    """How product.cuh applies it to many sums of a thread: a longer one compiled in, others as the launch tells."""
+    row = None if layer is None else operation_of(layer)
+    is_short = layer is None or row is None or layer.flop_each <= 2 or bool(row.told(layer))
+    return "Activation" if is_short else f"Always<{cpp_name(layer)}>"

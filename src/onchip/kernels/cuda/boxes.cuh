@@ -102,13 +102,16 @@ __device__ __forceinline__ u32 cluster_rank() {
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-// Two numbers that lie where `at` does, in the shared memory of another block.
-__device__ __forceinline__ float2 read_of_block(const float* at, u32 rank) {
+// Four numbers that lie where `at` does, in the shared memory of another block.
+__device__ __forceinline__ float4 read_of_block(const float* at, u32 rank) {
     u32 there;
-    float2 two;
+    float4 v;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(at)), "r"(rank));
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(two.x), "=f"(two.y) : "r"(there) : "memory");
-    return two;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(there)
+                 : "memory");
+    return v;
 }
 
 // A warp group's part of the multiprocessor's registers: less for those that only move boxes, more for the others.

@@ -82,6 +82,23 @@ private:
     }
 };
 
+// One that is known when a kernel is compiled, without parameters. Calls take longer than a function of 15 instructions:
+// where a thread has many sums, a kernel for each of the longer ones is worth it.
+template <class Function>
+struct Always {
+    template <class Y, int V>
+    __device__ __forceinline__ void apply(float (&v)[V]) const {
+#pragma unroll
+        for (int i = 0; i < V; ++i) v[i] = StoredAs<Y, Function>::type::apply(v[i]);
+    }
+};
+// An activation of either kind, as a launch tells it.
+template <class Act>
+__device__ __forceinline__ Act activation_of(u32 code, u32 a_bits, u32 b_bits) {
+    if constexpr (is_same<Act, Activation>) return {code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
+    else return {};
+}
+
 // Out of line: a thread has many sums, and a copy for each would be most of the kernel.
 template <class Y>
 __device__ __noinline__ void finish_one(float v, Y* y, const Activation activation) {
@@ -113,6 +130,22 @@ __device__ __forceinline__ void finish(const Acc (&sums)[V], Y* y, const float* 
     }
 }
 
+template <int V, class Y, class Function>
+__device__ __forceinline__ void finish(const float (&sums)[V], Y* y, const float* bias, long long left, bool is_aligned,
+                                       const Always<Function>& activation) {
+    float v[V];
+#pragma unroll
+    for (int i = 0; i < V; ++i) v[i] = sums[i] + (bias != nullptr && i < left ? bias[i] : 0.0f);
+    activation.template apply<Y>(v);
+    if (is_aligned && left >= V) {
+        store_several(y, v);
+    } else {
+#pragma unroll
+        for (int i = 0; i < V; ++i)
+            if (i < left) store1(y + i, v[i]);
+    }
+}
+
 // Out of line for the same reason.
 template <class Y = float>
 __device__ __noinline__ float4 activated(float4 v, const Activation activation) {
@@ -121,6 +154,11 @@ __device__ __noinline__ float4 activated(float4 v, const Activation activation) 
     return {four[0], four[1], four[2], four[3]};
 }
 
+template <class Y, int J, class Function>
+__device__ __forceinline__ void activate_all(float (&c)[J][4], const Always<Function>& activation) {
+#pragma unroll
+    for (int j = 0; j < J; ++j) activation.template apply<Y>(c[j]);
+}
 template <class Y, int J>
 __device__ __forceinline__ void activate_all(float (&c)[J][4], const Activation& activation) {
     if (activation.code == 1) {
@@ -228,9 +266,9 @@ struct RowsOut {
 // What a lane of a warp has of BN columns from n on of rows m and m + 8 (wgmma.cuh): the sums, the bias, the other
 // array's rows, the activation. All lanes take part; q is lane % 4.
 // shifts  the bias of these columns, or zeros
-template <int BN, class Out>
+template <int BN, class Out, class Act>
 __device__ __forceinline__ void finish_rows(float (&c)[BN / 8][4], const Out& out, const float* shifts, long long m,
-                                            long long n, int q, const Activation& activation) {
+                                            long long n, int q, const Act& activation) {
     using Y = typename Out::Number;
     const long long N = out.N, rows[2] = {out.row(m), out.row(m + 8)};
     const bool has_pairs = N % 2 == 0;

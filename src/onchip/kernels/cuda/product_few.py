@@ -42,9 +42,10 @@ PIECE = 32  # of k, by mma
 BLOCKS = 2  # of a multiprocessor at a time
 FMA_COLUMNS, FMA_PIECES = 4, {1: 4, 4: 2, 8: 1}  # by the rows of a block: pieces of k under way at a time
 MOST_ROWS = 128  # for which it is planned: with more, others read weights fewer times
-# Estimates, not measured: what comes before the first product and behind the last, the share of the cache's peak that
-# all blocks reach together (as plain loads did), the share of the cores' rate.
-LATENCY_US, CACHE_SHARE, MMA_RATE, FMA_RATE = 1.0, 0.25, 0.3, 0.4
+# By mma, as measured with 16 to 64 rows, 1,024 to 4,096 columns and terms: what comes before the first product and
+# behind the last, what a warp waits for 16 rows of x, and the share of the cache's peak that all blocks reach together.
+LATENCY_US, ROWS_US, CACHE_SHARE = 1.6, 0.65, 0.29
+FMA_LATENCY_US, MMA_RATE, FMA_RATE = 1.0, 0.3, 0.4  # estimates, not measured; the rates are shares of the cores'
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class FewProduct:
             return 16 if self.M <= 16 else 64, 8 if math.ceil(self.N / 8) <= BLOCKS * units else 16
         return next((rows for rows in FMA_PIECES if rows >= self.M), max(FMA_PIECES)), FMA_COLUMNS
 
+    @property
+    def resident(self) -> int:
+        """Blocks that a multiprocessor has room for."""
+        return 1 if self.by_mma and self.M > 16 else BLOCKS
+
     def count(self, units: int) -> int:
         rows, columns = self.tile(units)
         return math.ceil(self.M / rows) * math.ceil(self.N / columns)
@@ -83,11 +89,20 @@ class FewProduct:
         return f"k {how}, {WARPS} warps by turns of {piece}"
 
     def least_us(self, device: Device) -> float:
-        """Weights once for all rows of a block, rows once for all columns."""
+        """Weights once for all rows of a block, rows once for all columns; or rows of a block that come by sixteens."""
         rows, columns = self.tile(device.units)
         w_bytes = math.ceil(self.M / rows) * self.N * self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype]
         x_bytes = math.ceil(self.N / columns) * self.M * self.K * DTYPE_BYTES[self.dtypes[0]]
-        return LATENCY_US + (w_bytes + x_bytes) / (CACHE_SHARE * device.peak.cache_bandwidth) * 1e6
+        bytes_us = (w_bytes + x_bytes) / (CACHE_SHARE * device.peak.cache_bandwidth) * 1e6
+        rounds = math.ceil(self.count(device.units) / (device.units * self.resident))
+        turns = math.ceil(self.K / (WARPS * PIECE * self.pieces(rows, columns)))
+        waits_us = rounds * turns * math.ceil(min(self.M, rows) / 16) * ROWS_US
+        return LATENCY_US + max(bytes_us, waits_us) if self.by_mma else FMA_LATENCY_US * (1 + rounds) / 2 + bytes_us
+
+    @staticmethod
+    def pieces(rows: int, columns: int) -> int:
+        """Of k that are under way at a time, by mma."""
+        return (64 if rows == 16 else 32) // columns
 
     def rate(self, units: int) -> float:
         """Share of the device's rate: rows of a block that are not there, multiprocessors without a block."""
@@ -101,18 +116,18 @@ class FewProduct:
         given, made = (NUMBERS[dtype] for dtype in self.dtypes)
         computed = PRECISIONS[self.precision]
         if self.by_mma:
-            cut = f"{rows // 16}, {columns // 8}, {(64 if rows == 16 else 32) // columns}"
-            head, blocks = f"product_few_mma<{computed.name}, {given}, {made}, {cut}>", BLOCKS if rows == 16 else 1
+            cut = f"{rows // 16}, {columns // 8}, {self.pieces(rows, columns)}"
+            head = f"product_few_mma<{computed.name}, {given}, {made}, {cut}>"
         else:
             cut = f"{rows}, {columns}, {self.vector}, {FMA_PIECES[rows] if self.vector == 4 else 4}"
-            head, blocks = f"product_few_fma<{given}, {NUMBERS[computed.dtype]}, {made}, {cut}>", BLOCKS
+            head = f"product_few_fma<{given}, {NUMBERS[computed.dtype]}, {made}, {cut}>"
         config = LaunchConfig(
             (self.count(device.units), 1, 1), (32 * WARPS, 1, 1), 0, overlaps=device.arch in OVERLAPPING
         )
         sizes = Int64(self.M), Int64(self.N), Int64(self.K)
         arguments = (x, w, bias, y, *sizes, *map(UInt32, activation_words(self.activation)))
         # Rows of float32 take twice the registers until they are rounded: chips after Hopper set a few words aside.
-        budget = Budget(min(255, 65536 // (256 * blocks)), spill_bytes=16)
+        budget = Budget(min(255, 65536 // (256 * self.resident)), spill_bytes=16)
         return KernelLaunch(Program(SOURCE, head), config, arguments, budget)
 
 

@@ -11,7 +11,9 @@ import numpy as np
 
 from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda import mlp_tensor
+from onchip.kernels.cuda.activation import act_name
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
+from onchip.kernels.cuda.pad_rows import PIECE_BYTES, pad_rows, padded, padded_rows
 from onchip.kernels.cuda.product import activation_words, narrow_weight, one_layer
 from onchip.kernels.cuda.program import (
     NUMBERS,
@@ -25,6 +27,7 @@ from onchip.kernels.cuda.program import (
     Memory,
     Output,
     Program,
+    Scratch,
     Steps,
     TensorMap,
     UInt32,
@@ -48,7 +51,7 @@ MOST_STAGES = 16
 # mlp_packing.py). A simulation of that has sums smaller by 2.3e-7 of themselves.
 UNBIASED = 1 + 2.3e-7
 LEAST_WEIGHTS = 1 << 15  # of a layer: fewer fit in a multiprocessor, and are read there (mlp_tensor.py)
-BOX_ROWS = 16  # B, at a multiple of which rows must begin
+BOX_ROWS = PIECE_BYTES  # at a multiple of which rows must begin
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,17 @@ MOST_COLUMNS = {1: 256, 2: 128, 3: 64}
 IDLE_PRODUCTS = {"fp16": 3.0e6, "bf16": 3.0e6, "tf32": 1.5e6, "fp32": 0.5e6}
 CLUSTER_TILES = Tile(32, 1, 0.35), Tile(64, 1, 0.43), Tile(128, 1, 0.5)  # the wide ones of rows that are read directly
 MOST_PARTS, LEAST_SLICES = 8, 4  # of a sum; of a part
-WORTH_PARTS = 0.6  # of what a block reads: a cluster's blocks wait for each other
-# Of a block, as measured with few rows: before and behind its slices, and for a slice.
-LATENCY_US, SLICE_US = {"NONE": 1.5, "ALONE": 1.5, "TOGETHER": 2.5}, {"NONE": 0.12, "ALONE": 0.12, "TOGETHER": 0.3}
+WORTH_PARTS = 0.95  # of the time in one part
+# As measured with up to 128 rows and 1,024 to 4,096 columns and terms: what a block takes before its first slice and
+# behind its last, and more where all multiprocessors have one; a slice, and of it each column, or each byte; the sums
+# of a cluster, each column and each part; and how much longer a slice takes where a multiprocessor has two blocks.
+BEGIN_US, CROWD_US, SLICE_US, COLUMN_US, BYTES_A_US = 1.6, 1.0, 0.106, 0.00085, 98_000
+TOGETHER_COLUMN_US, TOGETHER_PART_US, SHARED_UNIT = 0.025, 0.2, 1.4
+# Estimates: how much longer a slice takes whose rows go through registers; a number of w in one part, and in two.
+SLOWER_SLICE = {1: 1.4, 2: 2.2}
+STORED_BYTES_A_US = 2.9e6  # of y, all multiprocessors together: L2 takes 23 lines a ns
+# Instructions for one of an activation's flop, and how many a multiprocessor begins: 3.1 us for GELU of 128 x 256.
+INSTRUCTIONS, INSTRUCTIONS_A_US = 0.75, 128 * 1755
 
 
 def parts_have_slices(slices: int, parts: int) -> bool:
@@ -130,6 +141,7 @@ class WgmmaProduct:
     activation: Elementwise | None = None
     parts: int = 1  # of a sum along k
     phases: int = 1  # as many products of these sizes, each of its own slices of w (conv_wgmma.py)
+    length: int = 0  # of a row of x, where w has zeros behind as many numbers; 0: K
 
     def count(self, tile: Tile) -> int:
         return self.phases * tile.count(self.M, self.N)
@@ -152,24 +164,30 @@ class WgmmaProduct:
     def why_not(self) -> str:
         if not self.is_direct and self.dtypes[0] != "float32":
             return f"multiplies {PRECISIONS[self.precision].dtype} or float32, not {self.dtypes[0]}"
-        for what, dtype in (("x", self.dtypes[0]), ("w", PRECISIONS[self.precision].dtype)):
-            if not self.K or self.K * DTYPE_BYTES[dtype] % BOX_ROWS:
-                return f"moves rows of multiples of {BOX_ROWS} B, and {self.K} numbers of {what} are none"
+        for what, K, dtype in (
+            ("x", self.length or self.K, self.dtypes[0]),
+            ("w", self.K, PRECISIONS[self.precision].dtype),
+        ):
+            if not K or K * DTYPE_BYTES[dtype] % BOX_ROWS:
+                return f"moves rows of multiples of {BOX_ROWS} B, and {K} numbers of {what} are none"
         return ""
 
+    @property
+    def slices(self) -> int:
+        return math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
+
     def splits_well(self, units: int) -> int:
-        """Parts of a sum, such that all multiprocessors have one where there are few rows; 1 where there are many."""
-        slices = math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
-        read = dict[int, int]()  # by the parts: the rows and columns of a block, whose numbers it reads
-        for tile in self._cluster_tiles:
-            parts = 1
-            while parts < MOST_PARTS and 2 * parts * self.count(tile) <= units and slices >= 2 * parts * LEAST_SLICES:
-                parts *= 2
-            parts = parts if parts_have_slices(slices, parts) else parts // 2
-            read[parts] = min(read.get(parts, 1 << 30), min(self.M, ROWS) + tile.BN)
-        best = min(read, key=lambda parts: read[parts] / parts)
-        whole = min(self.M, ROWS) + CLUSTER_TILES[0].BN
-        return best if read[best] / best <= WORTH_PARTS * whole else 1
+        """Parts of a sum with which few rows should be done first; 1 where there are many."""
+        alone = replace(self, parts=1)
+        best, least_us = 1, WORTH_PARTS * alone.least_us(units)
+        parts = 2
+        while parts <= MOST_PARTS and self.slices >= parts * LEAST_SLICES:
+            split = replace(self, parts=parts)
+            if parts_have_slices(self.slices, parts) and split.cut(units)[1] == "TOGETHER":
+                us = split.least_us(units)
+                best, least_us = (parts, us) if us < least_us else (best, least_us)
+            parts *= 2
+        return best
 
     @property
     def _cluster_tiles(self) -> tuple[Tile, ...]:
@@ -179,7 +197,9 @@ class WgmmaProduct:
         """The tiles that should be done first, and how the parts of a sum are made."""
         if self.parts > 1:
             for tile in self._cluster_tiles:
-                if self.parts * self.count(tile) <= units:
+                # Two blocks of the narrowest tile find room; clusters of more blocks then wait for each other.
+                most = 2 * units if self.parts == 2 and tile is self._cluster_tiles[0] else units
+                if self.parts * self.count(tile) <= most:
                     return tile, "TOGETHER"
         sums = PRECISIONS[self.precision].parts + (self.parts > 1)  # that a thread has of each number
         most = MOST_COLUMNS[sums] if self.is_direct else min(MOST_COLUMNS[sums], MOST_COLUMNS[2])
@@ -197,10 +217,25 @@ class WgmmaProduct:
         return pace * blocks * self.phases * self.M * self.N / (units * self._work(tile, units))
 
     def least_us(self, units: int) -> float:
-        """Of the slices of one tile, however few rows it has."""
-        _, split = self.cut(units)
-        slices = math.ceil(self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype] / LINE)
-        return LATENCY_US[split] + math.ceil(slices / (self.parts if split == "TOGETHER" else 1)) * SLICE_US[split]
+        """Of slices, one after the other, however few rows there are; and of what is made, on its way out."""
+        tile, split = self.cut(units)
+        precision = PRECISIONS[self.precision]
+        is_together = split == "TOGETHER"
+        blocks = self.count(tile) * (self.parts if is_together else 1)
+        x_bytes = min(self.M, tile.height) * LINE * DTYPE_BYTES[self.dtypes[0]] // DTYPE_BYTES[precision.dtype]
+        slice_bytes = x_bytes + precision.parts * tile.BN * LINE
+        slower = 1.0 if self.is_direct else SLOWER_SLICE[precision.parts]
+        slice_us = max(slower * (SLICE_US + COLUMN_US * tile.BN), slice_bytes / BYTES_A_US)
+        us = BEGIN_US + CROWD_US * min(1.0, blocks / units)
+        if is_together:
+            us += TOGETHER_COLUMN_US * tile.BN + TOGETHER_PART_US * self.parts
+            us += math.ceil(self.slices / self.parts) * slice_us * (SHARED_UNIT if blocks > units else 1.0)
+        else:
+            us += math.ceil(blocks / units) * self.slices * slice_us
+        if self.activation is not None and self.activation.flop_each > 2:
+            numbers = math.ceil(blocks / units) * tile.height * tile.BN  # of a multiprocessor
+            us += numbers * INSTRUCTIONS * self.activation.flop_each / INSTRUCTIONS_A_US
+        return us + self.phases * self.M * self.N * DTYPE_BYTES[self.dtypes[1]] / STORED_BYTES_A_US
 
     def tiling(self, units: int) -> Tiling:
         tile, split = self.cut(units)
@@ -208,7 +243,7 @@ class WgmmaProduct:
         x_boxes = DTYPE_BYTES[self.dtypes[0]] // DTYPE_BYTES[precision.dtype]  # as many numbers as one of w has
         stage_bytes = (x_boxes * tile.height + precision.parts * tile.BN) * LINE
         is_together = split == "TOGETHER"
-        extra = ALIGN_BYTES + (4 * tile.height * tile.BN if is_together else 0)
+        extra = ALIGN_BYTES + (4 * tile.height * (tile.BN + 8) if is_together else 0)  # sums, in different banks
         extra += tile.height * LINE if tile.is_turned else 0  # its way out
         room = SHARED_BYTES // 2 if is_together else SHARED_BYTES  # the next kernel's blocks have the other half
         stages = min(MOST_STAGES, (room - extra) // stage_bytes)
@@ -231,12 +266,13 @@ class WgmmaProduct:
         """bias  of N float32, or Int64(0): none"""
         tiling = self.tiling(units)
         box = (LINE // DTYPE_BYTES[self.dtypes[0]], tiling.box_rows)
+        rows = TensorMap(x, self.read_as, (self.length or self.K, self.M), box, LINE)
         arguments = (
-            TensorMap(x, self.read_as, (self.K, self.M), box, LINE), self.weight_map(w, tiling.tile), bias, y,
+            rows, self.weight_map(w, tiling.tile), bias, y,
             Int64(self.M), Int64(self.N), Int64(self.K), UInt32(tiling.box_rows), UInt32(self.parts),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        program = Program(SOURCE, f"product_wgmma<{tiling.template}, {tiling.split}>")
+        program = Program(SOURCE, f"product_wgmma<{tiling.template}, {tiling.split}, {act_name(self.activation)}>")
         return KernelLaunch(program, tiling.config, arguments, tiling.budget)
 
 
@@ -245,10 +281,10 @@ class WgmmaProduct:
 
 @dataclass(frozen=True)
 class WgmmaLowering:
-    """A Linear and its activation as one launch."""
+    """A Linear and its activation as one launch; rows that boxes cannot begin at are copied to others before."""
 
     N: int
-    K: int
+    K: int  # as the layer has it
     vectors: int  # of a row of the batch
     precision: str
     dtypes: tuple[str, str]
@@ -257,15 +293,36 @@ class WgmmaLowering:
     units: int
     parts: int = 1
 
+    @property
+    def row_bytes(self) -> int:
+        """Of x, as it is given."""
+        return self.K * DTYPE_BYTES[self.dtypes[0]]
+
+    @property
+    def copied_bytes(self) -> int:
+        """Of a row of x with zeros behind it; 0 where it is read as it lies."""
+        x_bytes = DTYPE_BYTES[self.dtypes[0]]
+        return padded(self.K, x_bytes) * x_bytes if self.row_bytes % BOX_ROWS else 0
+
     def product(self, B: int) -> WgmmaProduct:
-        M = B * self.vectors
-        return WgmmaProduct(M, self.N, self.K, self.precision, self.dtypes, self.activation, self.parts)
+        M, K = B * self.vectors, padded(self.K, DTYPE_BYTES[PRECISIONS[self.precision].dtype])
+        length = padded(self.K, DTYPE_BYTES[self.dtypes[0]])
+        return WgmmaProduct(M, self.N, K, self.precision, self.dtypes, self.activation, self.parts, length=length)
 
     def at(self, B: int) -> Steps:
-        if not B * self.vectors:
+        product = self.product(B)
+        if not product.M:
             return Steps(())
         bias: Argument = Weight("bias") if self.has_bias else Int64(0)
-        return Steps((self.product(B).launch(self.units, Input(0), Weight("weight"), bias, Output(0)),))
+        if not self.copied_bytes:
+            return Steps((product.launch(self.units, Input(0), Weight("weight"), bias, Output(0)),))
+        return Steps(
+            (
+                pad_rows(product.M, self.row_bytes, self.units, Input(0), Scratch(0)),
+                product.launch(self.units, Scratch(0), Weight("weight"), bias, Output(0)),
+            ),
+            scratch_bytes=product.M * self.copied_bytes,
+        )
 
 
 class ProductWgmma:
@@ -305,6 +362,7 @@ def _claim(net: Network, chain: Chain, lowering: WgmmaLowering, job: Job) -> Cla
     order = f"k in steps of {PRECISIONS[job.precision].step} by wgmma"
     order += f", parts of {PART}" if parts > 1 else ""
     order += f", {lowering.parts} parts" if lowering.parts > 1 else ""
+    copied = lowering.vectors * (lowering.row_bytes + lowering.copied_bytes) if lowering.copied_bytes else 0
     return Claim(
         kernel=ProductWgmma.name,
         label=f"{ProductWgmma.name}<{label}>",
@@ -313,6 +371,8 @@ def _claim(net: Network, chain: Chain, lowering: WgmmaLowering, job: Job) -> Cla
             price.row_flop * (3 if parts > 1 else 1),  # three products of tf32 for one of fp32
             price.row_bytes,
             sum(made.nbytes for made in recipes.values()),
+            launches=2 if copied else 1,
+            turned_bytes=copied,
             precision="tf32" if parts > 1 else "",
             rate=lowering.product(max(1, job.batch)).rate(lowering.units),
             least_us=lowering.product(max(1, job.batch)).least_us(lowering.units),
@@ -326,8 +386,10 @@ def _claim(net: Network, chain: Chain, lowering: WgmmaLowering, job: Job) -> Cla
 
 
 def weight_recipes(layer: Dense, precision: str) -> dict[str, Recipe]:
-    """w (parts, N, K) in what the tensor cores multiply; the bias in float32."""
-    recipes = {"weight": multiplied_weight(layer.weight, (layer.D_out, layer.D_in), precision)}
+    """w (parts, N, K and zeros) in what the tensor cores multiply; the bias in float32."""
+    shape = layer.D_out, padded(layer.D_in, DTYPE_BYTES[PRECISIONS[precision].dtype])
+    rows = layer.weight if shape[1] == layer.D_in else Recipe.of(padded_rows, (layer.weight,), shape, K=shape[1])
+    recipes = {"weight": multiplied_weight(rows, shape, precision)}
     if layer.bias is not None:
         recipes["bias"] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
     return recipes

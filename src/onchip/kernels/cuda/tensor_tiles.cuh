@@ -23,6 +23,7 @@
 #pragma once
 
 #include "boxes.cuh"
+#include "cluster_sums.cuh"
 #include "product.cuh"
 #include "wgmma.cuh"
 
@@ -100,35 +101,33 @@ __device__ __forceinline__ auto& pick(A& first, B& second, C& third) {
 
 // The tile of a cluster whose blocks have a part of every sum each: all leave theirs in shared memory, and each adds up
 // some numbers of the tile, part by part.
-template <int BN, class Out>
+template <int BN, class Out, class Act>
 __device__ __forceinline__ void add_up_together(const float (&c)[BN / 8][4], float* mine, int row, int q, u32 rank,
                                                 u32 parts, const Out& out, const float* shifts, long long m,
-                                                long long n, long long M, const Activation& activation) {
+                                                long long n, long long M, const Act& activation) {
+    constexpr int STRIDE = BN + 8;  // eight rows' same columns lie in different banks
 #pragma unroll
-    for (int j = 0; j < BN / 8; ++j)
-#pragma unroll
-        for (int half = 0; half < 2; ++half)
-            *reinterpret_cast<float2*>(mine + (row + 8 * half) * BN + 8 * j + 2 * q) = {c[j][2 * half],
-                                                                                      c[j][2 * half + 1]};
+    for (int i = 0; i < BN / 4; ++i) {
+        float2* const to = reinterpret_cast<float2*>(mine + (row + i % 2 * 8) * STRIDE + i / 2 * 8 + 2 * q);
+        *to = {c[i / 2][i % 2 * 2], c[i / 2][i % 2 * 2 + 1]};
+    }
     wait_for_cluster();
     const int rows = static_cast<int>(M - m < ROWS ? M - m : ROWS);
-    for (int i = rank * TEAM + threadIdx.x; i < rows * (BN / 2); i += TEAM * parts) {
-        const int column = i % (BN / 2) * 2;
-        float two[2] = {};
-        for (u32 part = 0; part < parts; ++part) {
-            const float2 more = read_of_block(mine + 2 * i, part);
-            two[0] = part ? two[0] + more.x : more.x;
-            two[1] = part ? two[1] + more.y : more.y;
+    const auto read = [&](int i, u32 part) {
+        return read_of_block(mine + i / (BN / 4) * STRIDE + i % (BN / 4) * 4, part);
+    };
+    const auto give = [&](int i, float (&four)[4]) {
+        const int column = i % (BN / 4) * 4;
+        const long long at = out.row(m + i / (BN / 4)), left = out.N - n - column;
+        if (at < 0 || left <= 0) return;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            four[k] += shifts[column + k];
+            if (out.other != nullptr && k < left) four[k] += to_float(out.other[at + n + column + k]);
         }
-        const long long at = out.row(m + i / (BN / 2)), left = out.N - n - column;
-        if (at < 0 || left <= 0) continue;
-        two[0] += shifts[column], two[1] += shifts[column + 1];
-        if (out.other != nullptr) {
-            two[0] += to_float(out.other[at + n + column]);
-            if (left > 1) two[1] += to_float(out.other[at + n + column + 1]);
-        }
-        finish(two, out.y + at + n + column, nullptr, left, out.N % 2 == 0, activation);
-    }
+        finish(four, out.y + at + n + column, nullptr, left, out.N % 4 == 0, activation);
+    };
+    add_up_parts<8>(rank * TEAM + threadIdx.x, TEAM * parts, rows * (BN / 4), parts, read, give);
     wait_for_cluster();  // nobody still reads what is written next, or goes
 }
 
@@ -168,9 +167,9 @@ struct Outlet {
 
 // A turned tile of a team: what a lane of warp w has of two of 16 columns of y from n + 16 w on, and of R rows from m on.
 // shifts  the bias of the 64 columns, or zeros
-template <int R, class Out>
+template <int R, class Out, class Act>
 __device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& out, char* room, const float* shifts,
-                                              long long m, long long n, int team, const Activation& activation) {
+                                              long long m, long long n, int team, const Act& activation) {
     using Y = typename Out::Number;
     const Outlet<R, Y> outlet{room};
     const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
@@ -226,9 +225,9 @@ struct OnePhase {
 //         then load<DEPTH, X_BOXES>(to, signal, slice, box) for each box of the slices from there on, in their order
 // TEAM_ROWS  of y: ROWS; or more, and what a team makes is turned
 // out     where rows of y are (RowsOut): begin_tile(phase), then row(m)
-template <class P, class X, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT, class Loader, class Out>
+template <class P, class X, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT, class Loader, class Out, class Act>
 __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w_map, const float* bias, Out out,
-                                               long long M, u32 box_rows, u32 parts, const Activation activation) {
+                                               long long M, u32 box_rows, u32 parts, const Act activation) {
     using O = Operands<P, X>;
     using Multiplied = typename MultipliedAs<P>::type;
     constexpr bool IS_TURNED = TEAM_ROWS > ROWS;

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from onchip.plan.rewrites.batchnorm import fold_batchnorm
+from onchip.plan.rewrites.channels_last import make_channels_last
 from onchip.plan.rewrites.convs import merge_convs
 from onchip.plan.rewrites.drop import drop_idle, drop_unread
 from onchip.plan.rewrites.edit import Told
@@ -23,7 +24,8 @@ from onchip.spec.network import Network
 
 __all__ = [
     "REWRITES", "absorb_permutes", "activate_phases", "drop_idle", "drop_unread", "fold_batchnorm", "fold_embeddings",
-    "merge_convs", "merge_linears", "multiply_windows", "narrow_values", "rewrite", "split_phases",
+    "make_channels_last", "merge_convs", "merge_linears", "multiply_windows", "narrow_values", "rewrite",
+    "split_phases",
 ]  # fmt: skip
 
 # In this order, round after round; the name is what a user says to leave one out, "" is for those that nobody would.
@@ -38,8 +40,9 @@ REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
     ("phases", split_phases),
     ("early", activate_phases),
 )
-# In the order in which they are priced: "early" is of use to phases alone. "tables": the fold of an Embedding.
-PRICED = ("early", "tables", "merge", "windows", "phases")
+# In the order in which they are priced: "early" is of use to phases alone. "tables": the fold of an Embedding. "last":
+# a product's image with channels last, which undoes what absorb_permutes does, and so comes when that is done.
+PRICED = ("early", "tables", "merge", "windows", "phases", "last")
 
 
 def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[str, ...]]:
@@ -57,6 +60,9 @@ def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[s
                 told += lines
         if net is before:
             break
+    if "last" not in without:
+        net, lines = make_channels_last(net)
+        told += lines
     if not {"fold", "tables"} & set(without):
         net, lines = fold_embeddings(net)
         told += lines

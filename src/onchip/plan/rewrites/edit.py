@@ -42,6 +42,10 @@ class Draft:
         readers = self._readers.get(value, [])
         return self.nodes[readers[0]] if len(readers) == 1 and value not in self._outputs else None
 
+    def readers(self, value: str) -> list[Node]:
+        """The nodes that read a value, one as often as it does."""
+        return [self.nodes[name] for name in self._readers.get(value, ())]
+
     def dtype(self, weight: str) -> str:
         found = self.weights[weight]
         return found.dtype if isinstance(found, Recipe) else found.dtype.name

@@ -1,0 +1,31 @@
+// pad_rows.cu: rows with zeros behind them, so that each begins at a multiple of 16 bytes.
+//
+// Idea    The tensor memory accelerator moves rows that begin there and no others. A lane writes 16 bytes, from words as
+//         long as all rows are multiples of; lanes of a row are neighbours.
+// Floor   Bytes in and out: 5,248 rows of 100 float16: 2.1 MB, which stay in L2: 0.1 us, and a launch.
+// Layout  x (M, words) and y (M, pieces) row-major, y 16 B aligned; a piece is 16 bytes.
+// Limits  Any sizes; 2^lanes neighbours have a row, at most a warp's 32; sm_80 up.
+#include "boxes.cuh"
+
+template <class Word>
+__global__ void __launch_bounds__(256) pad_rows(const Word* x, uint4* y, long long M, long long words, long long pieces,
+                                               u32 lanes) {
+    constexpr int EACH = 16 / static_cast<int>(sizeof(Word));
+    const long long first = static_cast<long long>(blockIdx.x) * 256 + threadIdx.x;
+    const long long step = static_cast<long long>(gridDim.x) * 256 >> lanes;
+    let_next_begin();
+    wait_for_kernel_before();
+    for (long long m = first >> lanes; m < M; m += step)
+        for (long long i = first & ((1 << lanes) - 1); i < pieces; i += 1 << lanes) {
+            union {
+                Word word[EACH];
+                uint4 whole;
+            } piece;
+#pragma unroll
+            for (int j = 0; j < EACH; ++j) {
+                const long long at = i * EACH + j;
+                piece.word[j] = at < words ? x[m * words + at] : Word(0);
+            }
+            y[m * pieces + i] = piece.whole;
+        }
+}

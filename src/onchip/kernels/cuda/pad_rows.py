@@ -1,0 +1,58 @@
+"""Rows with zeros behind them on a GPU: the host's side of pad_rows.cu, for kernels that move boxes of rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from onchip.kernels.cuda.program import (
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    Output,
+    Program,
+    UInt32,
+    in_line,
+)
+from onchip.spec.recipe import Array, recipe_op
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = ("sm_90a",)
+PIECE_BYTES = 16  # of which a row is a multiple then
+WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
+THREADS, BLOCKS_A_UNIT = 256, 8
+
+
+def padded(K: int, item_bytes: int) -> int:
+    """Numbers of a row of K with as many zeros behind them as make whole pieces."""
+    return -(-K * item_bytes // PIECE_BYTES) * PIECE_BYTES // item_bytes
+
+
+@recipe_op
+def padded_rows(weight: Array, K: int) -> Array:
+    """(N, fewer than K) as (N, K), with zeros behind each row."""
+    return np.pad(weight, ((0, 0), (0, K - weight.shape[1])))
+
+
+def pad_rows(M: int, row_bytes: int, units: int, x: Argument, y: Argument) -> KernelLaunch:
+    """x (M, row_bytes), to y (M, row_bytes and zeros)."""
+    word = math.gcd(PIECE_BYTES // 2, row_bytes)
+    pieces = -(-row_bytes // PIECE_BYTES)
+    lanes = min(5, (pieces - 1).bit_length())
+    blocks = min(-(-(M << lanes) // THREADS), units * BLOCKS_A_UNIT)
+    return KernelLaunch(
+        Program(SOURCE, f"pad_rows<{WORDS[word]}>"), replace(in_line(blocks), overlaps=True),
+        (x, y, Int64(M), Int64(row_bytes // word), Int64(pieces), UInt32(lanes)), Budget(64),
+    )  # fmt: skip
+
+
+INSTANCES = tuple(
+    Instance(f"rows of {size} B", lambda device, size=size: pad_rows(5248, size, device.units, Input(0), Output(0)))  # type: ignore[misc]
+    for size in (200, 1002, 3, 12)
+)

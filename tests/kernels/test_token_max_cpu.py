@@ -22,7 +22,7 @@ from onchip.spec.layers import (
 )  # fmt: skip
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
-from text_networks import NETWORKS, text_network, weight
+from text_networks import NETWORKS, some_lengths, text_network, weight, with_lengths
 
 
 def ids(net, B, seed=0):
@@ -47,6 +47,20 @@ def test_forward_is_right(name, B):
     x = ids(net, B)
     got = folded(net)(x)
     assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_sentences_of_different_lengths(name, dtype):
+    plain = NETWORKS[name]
+    net = with_lengths(plain, dtype)
+    engine, given = compile(net, "cpu", batch_hint=PAYS), (ids(plain, 50), some_lengths(net, 50))
+    truth, naive = (reference.forward(net, given, kind) for kind in ("float64", "float32"))
+    assert_error_within(engine(*given), truth, yardstick=naive)
+    # In front of the maximum a Sigmoid would make 1/2 of what is 0 where no window lies within.
+    assert ("token_max" in str(engine.plan)) == (name != "pads and stride")
+    assert np.array_equal(engine(*(x[31:33] for x in given)), engine(*given)[31:33])
+    assert_error_within(compile(net, "cpu", without=("fold",))(*given), truth, yardstick=naive)
 
 
 @pytest.mark.parametrize("tables", ["fp32", "fp16", "bf16"])

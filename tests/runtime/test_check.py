@@ -9,13 +9,14 @@ from checks import random_mlp
 from onchip.errors import InputError, PlanError
 from onchip.plan.kernel import PRECISIONS
 from onchip.runtime import check
-from onchip.runtime.check import NAIVE_DTYPE, ULP, CheckRow, check_network, scaled_error, unequal_batch
+from onchip.runtime.check import NAIVE_DTYPE, ULP, CheckRow, check_network, length_limits, scaled_error, unequal_batch
 from onchip.runtime.engine import compile
 from onchip.runtime.stream import RandomRows
 from onchip.spec.build import sequential
 from onchip.spec.layers import Add, Embedding, Reshape, Tanh
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
+from onchip.workloads import sentiment
 
 NET = random_mlp(20, 16, 3)
 
@@ -42,6 +43,12 @@ def test_a_right_engine_passes_and_every_precision_has_a_row():
 def test_the_rows_come_from_the_seed():
     one, same, other = (check_network(NET, rows=20, seed=seed).checks[0].error for seed in (1, 1, 2))
     assert one == same != other
+
+
+def test_lengths_are_drawn_from_none_to_the_whole_sequence():
+    net = sentiment.network(vocabulary=9, embedding=4, channels=5, kernels=(2, 3), length=6, hidden=(), lengths=True)
+    assert length_limits(net) == {"lengths": 7}
+    assert check_network(net, rows=40).passed
 
 
 def row(error, naive, precision="fp32", unequal=None):

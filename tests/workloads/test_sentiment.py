@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+import onchip
 from onchip.errors import FormatError, ShapeError
 from onchip.kernels import reference
 from onchip.spec.recipe import Recipe, materialise
@@ -24,22 +25,22 @@ def random_file(path):
     return tensors
 
 
-def by_hand(w, ids):
+def by_hand(w, ids, lengths=None):
     """The network in float64, every sum a loop."""
     w = {name: tensor.astype(np.float64) for name, tensor in w.items()}
     answers = []
-    for row in ids:
+    for row, length in zip(ids, [6] * len(ids) if lengths is None else lengths, strict=True):
         found = []
         for K in (1, 3, 4):
             for o in range(3):
                 sums = []
-                for p in range(6 - K + 1):
+                for p in range(length - K + 1):
                     total = w[f"conv{K}.bias"][o]
                     for k in range(K):
                         for c in range(5):
                             total += w[f"conv{K}.weight"][o, c, k] * w["emb.weight"][row[p + k], c]
                     sums.append(max(total, 0.0))
-                found.append(max(sums))
+                found.append(max(sums, default=0.0))
         for i in (1, 2, 3):
             found = [sum(a * b for a, b in zip(line, found, strict=True)) for line in w[f"fc{i}.weight"]]
             found = [a + b for a, b in zip(found, w[f"fc{i}.bias"], strict=True)]
@@ -55,6 +56,32 @@ def test_the_network_is_what_the_report_says(tmp_path):
     ids = np.random.default_rng(6).integers(0, 11, (13, 6), dtype=np.int32)
     ids[0, 0], ids[1, -1] = 0, 10  # the first and the last token of the table
     assert np.allclose(reference.forward(net, ids), by_hand(tensors, ids), rtol=1e-12, atol=1e-12)
+
+
+def test_sentences_of_different_lengths(tmp_path):
+    tensors = random_file(tmp_path / "params.bin")
+    net = sentiment.network(tmp_path / "params.bin", lengths=True, **SIZES)
+    ids = np.random.default_rng(6).integers(0, 11, (14, 6), dtype=np.int32)
+    lengths = (np.arange(14) % 7).astype(np.int32)
+    want = by_hand(tensors, ids, lengths)
+    assert np.allclose(reference.forward(net, (ids, lengths)), want, rtol=1e-12, atol=1e-12)
+    for engine in (onchip.compile(net, "cpu", batch_hint=10**9), onchip.compile(net, "cpu", without=("fold",))):
+        assert np.allclose(engine(ids, lengths), want, rtol=1e-4, atol=1e-5)
+        behind = np.where(np.arange(6) < lengths[:, None], ids, 0)
+        assert np.array_equal(engine(behind, lengths), engine(ids, lengths))  # whatever ids stand behind the end
+
+
+def test_a_padding_id_whose_row_is_zero():
+    """As TextCNNs have it: windows of pads alone have the bias, as with zeros behind the sentence."""
+    net = sentiment.network(**SIZES)
+    weights = {name: materialise(name, net.weights).copy() for name in net.weights}
+    weights["emb.weight"][0] = 0
+    net = net.replace(weights=weights)
+    ids = np.random.default_rng(6).integers(1, 11, (5, 6), dtype=np.int32)
+    ids[:, 4:] = 0
+    engine = onchip.compile(net, "cpu", batch_hint=10**9)
+    assert "token_max" in str(engine.plan)
+    assert np.allclose(engine(ids), by_hand(weights, ids), rtol=1e-4, atol=1e-5)
 
 
 def test_a_file_is_mapped_not_copied(tmp_path):

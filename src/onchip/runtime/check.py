@@ -14,6 +14,7 @@ from onchip.plan.kernel import PRECISIONS
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 from onchip.runtime.engine import Engine, compile, id_limits
 from onchip.runtime.stream import RandomRows
+from onchip.spec.layers import SequenceMax
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.spec.types import DTYPE_BYTES
@@ -91,7 +92,7 @@ def check_network(
     if seed < 0:
         raise InputError("bad seed", got=str(seed), expected="at least 0")
     _ = net.output  # one is compared: say so before any work
-    limits = id_limits(net)
+    limits = {**length_limits(net), **id_limits(net)}
     x = tuple(
         RandomRows(given, rows, seed + i, limits.get(name)).read(0, rows)
         for i, (name, given) in enumerate(net.inputs.items())
@@ -106,6 +107,17 @@ def check_network(
             on_progress(i / len(pairs), f"{device} {precision}")
         checks.append(_check_one(net, x, truth, device, precision, *naive[precision]))
     return CheckReport(net.name, rows, seed, tuple(checks), None if gpus else why_no_cuda())
+
+
+def length_limits(net: Network) -> dict[str, int]:
+    """For each input that holds lengths of sequences: one more than the longest that makes a difference."""
+    limits: dict[str, int] = {}
+    for node in net.nodes:
+        if isinstance(node.layer, SequenceMax) and node.inputs[1] in net.inputs:
+            P = int(net.types[node.inputs[0]].shape[2])
+            longest = (P - 1) * node.layer.stride + node.layer.window
+            limits[node.inputs[1]] = max(longest + 1, limits.get(node.inputs[1], 0))
+    return limits
 
 
 def _naive(net: Network, x: tuple[Array, ...], truth: Array, dtype: str) -> tuple[float, str]:

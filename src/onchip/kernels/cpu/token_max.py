@@ -37,7 +37,7 @@ from onchip.spec.recipe import Array, Recipe, recipe_op
 from onchip.spec.types import DTYPE_BYTES
 
 _STORED = {"fp32": ("float32", FLOAT32), "fp16": ("int16", FLOAT16), "bf16": ("int16", BFLOAT16)}
-_LOWEST = np.float32(-np.inf)
+_LOWEST, _NO_FEATURE = np.float32(-np.inf), np.float32(0)
 
 
 @compiled()
@@ -60,10 +60,10 @@ def _block(rows: int, K: int, c: int, ahead: int, bias: int, out: int, wide: boo
 
 @compiled()
 def _branch(
-    ids: Array, table: int, bias: int, facts: Array, dtype: int, rows: Array, counts: Array, out: Array
+    ids: Array, P: int, table: int, bias: int, facts: Array, dtype: int, rows: Array, counts: Array, out: Array
 ) -> None:
-    """The maxima over time of one token convolution on one row of ids, into out[: padded C]."""
-    K, stride, before, P, C_row = facts[0], facts[1], facts[2], facts[3], facts[4]
+    """The maxima over the first P positions of one token convolution on one row of ids, into out[: padded C]."""
+    K, stride, before, C_row = facts[0], facts[1], facts[2], facts[4]
     size = 4 if dtype == FLOAT32 else 2
     S = len(ids)
     for p in range(P):
@@ -75,7 +75,7 @@ def _branch(
                 count += 1
         counts[p] = count
     for n in range(C_row):
-        out[n] = _LOWEST
+        out[n] = _LOWEST if P else _NO_FEATURE
     c = 0
     while c < C_row:
         wide = c + BLOCK <= C_row
@@ -88,12 +88,13 @@ def _branch(
 
 @compiled(parallel=True)
 def _run(
-    ids: Array, tables: Array, biases: Array, facts: Array, dtype: int, y: Array, scratch: Array, addresses: Array,
-    counts: Array, threads: int, tickets: Array,
+    ids: Array, lengths: Array, tables: Array, biases: Array, facts: Array, dtype: int, y: Array, scratch: Array,
+    addresses: Array, counts: Array, threads: int, tickets: Array,
 ) -> None:  # fmt: skip
     """y (B, D_out): each branch's maxima in its columns.
 
-    facts   a row a branch: K, stride, pads before, positions, padded C, C, activation, first column of y
+    lengths (B) int64, read where a branch has a window
+    facts   a row a branch: K, stride, pads before, positions, padded C, C, activation, first column of y, window
     scratch, addresses, counts  a row a thread
     """
     B = len(ids)
@@ -104,9 +105,12 @@ def _run(
             if b >= B:
                 break
             for i in range(len(facts)):
-                C, code, column = facts[i, 5], facts[i, 6], facts[i, 7]
+                C, code, column, window = facts[i, 5], facts[i, 6], facts[i, 7], facts[i, 8]
+                P = facts[i, 3]
+                if window:
+                    P = min(P, (lengths[b] - window) // facts[i, 1] + 1) if lengths[b] >= window else 0
                 out = scratch[worker]
-                _branch(ids[b], tables[i], biases[i], facts[i], dtype, addresses[worker], counts[worker], out)
+                _branch(ids[b], P, tables[i], biases[i], facts[i], dtype, addresses[worker], counts[worker], out)
                 activate(address(out), 1, C, C, code)
                 target = y[b, column : column + C]
                 for n in range(C):
@@ -147,7 +151,8 @@ class TokenMax:
             V, K, C = net.weights[conv.weights["weight"]].shape
             P = int(net.types[conv.name].shape[2])
             code = code_of(branch.activation)
-            rows.append((K, conv.layer.stride, conv.layer.pads[0], P, padded(C), C, code, column[branch.last]))
+            window = (conv.layer.stride, conv.layer.pads[0], P)
+            rows.append((K, *window, padded(C), C, code, column[branch.last], branch.window))
             recipes[f"table{i}"] = Recipe.of(
                 token_table, (conv.weights["weight"],), (V, K, padded(C)), stored, width=padded(C), tables=job.tables
             )
@@ -183,12 +188,13 @@ class TokenMax:
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
             ids = inputs[0].astype(np.int64, copy=False)
+            lengths = inputs[-1].reshape(-1).astype(np.int64, copy=False)  # the ids, where no branch reads any
             y = outputs[0].reshape(len(ids), -1)
             tables = np.array([weights[f"table{i}"].ctypes.data for i in range(count)])
             biases = np.array([weights[f"bias{i}"].ctypes.data for i in range(count)])
             with LAUNCH:
                 use_threads(threads)
-                _run(ids, tables, biases, facts, dtype, y, scratch, addresses, counts, threads, tickets)
+                _run(ids, lengths, tables, biases, facts, dtype, y, scratch, addresses, counts, threads, tickets)
 
         return run
 

@@ -5,15 +5,16 @@
 //         of one convolution, and blocks that run at the same time take the same slice, so that what they look up is in
 //         L2. 8 threads have a sentence, 16 B of each row; they add up the rows of four positions at once, 8 loads in
 //         flight, and keep the maximum in registers. With few sentences, up to 16 times 8 threads share one, by
-//         positions: a maximum is the same in any order. Bias and activation come behind it: neither ever falls.
+//         positions: a maximum is the same in any order. Bias and activation come behind it: neither ever falls. With
+//         lengths, only the positions are looked up that lie within a sentence; where none does, y is f(0).
 // Floor   A sentence reads positions * taps rows of C numbers from L2. Sentiment (K = 3, 5, 7, 9 over 16 tokens, 1,024
 //         channels): 244 rows of 2 KiB in 16 bits; 16,384 sentences are 8.2 GB: 0.88 ms at the 9.3 TB/s that were
 //         measured from L2, if a slice fits there (9 taps of 21,635 tokens: 25 MB).
 // Order   Taps in order, in float32; then the bias.
-// Layout  ids (B, S); tables (slices, K, V + 1, 128 B), row V zeros: pads look it up; biases (C) float32 or none;
+// Layout  ids (B, S); lengths (B) or none; tables (slices, K, V + 1, 128 B), row V zeros: pads look it up; biases (C) float32 or none;
 //         y (B, D_out), each convolution from its column on. All 16 B aligned.
 // Shared  Rows to look up: 4 B for each id of a block's sentences, and 16 to 32 B a thread where several share one.
-// Limits  Sizes are run-time values; ids int32 or int64; tables and y float32, float16, bfloat16; the ids of 1 sentence
+// Limits  Sizes are run-time values; ids and lengths int32 or int64; tables and y float32, float16, bfloat16; the ids of 1 sentence
 //         fit in shared memory; 16 convolutions a launch; sm_80 up.
 #include "product.cuh"
 #include "status.cuh"
@@ -23,7 +24,7 @@ constexpr int TILE_BITS = 4, LANES = 8, THREADS = LANES << TILE_BITS;  // of 2^T
 constexpr int ROW_BYTES = 128, MOST = 16, LOADS = 8;
 
 struct Branch {
-    u32 K, C, P, stride, before, column, slices;
+    u32 K, C, P, stride, before, column, slices, window;  // window 0: all positions count, whatever the length
     Activation activation;
 };
 struct Branches {
@@ -60,6 +61,15 @@ __device__ __forceinline__ void add_positions(const char* table, long long tap_b
         for (int i = 0; i < V; ++i) most[i] = larger(most[i], sums[n][i]);
 }
 
+// How many of P windows lie within a sentence.
+__device__ __forceinline__ u32 windows_within(long long length, const Branch& of) {
+    if (!of.window) return of.P;
+    if (length < of.window) return 0;
+    const long long count = (length - of.window) / of.stride + 1;
+    return count < of.P ? static_cast<u32>(count) : of.P;
+}
+
+// length_bytes  of a length: 4, 8, or 0 where there are none
 // count       convolutions
 // share_bits  2^share_bits times 8 threads have a sentence
 // pitch       rows in shared memory a sentence
@@ -68,8 +78,9 @@ __device__ __forceinline__ void add_positions(const char* table, long long tap_b
 // asks for the last.
 template <class Id, class T, class Y>
 __global__ void __launch_bounds__(THREADS, sizeof(T) == 2 ? 4 : 6)
-    token_max(const Id* ids, Y* y, u64* status, const __grid_constant__ Branches branches, long long B, long long S,
-              long long V, long long D_out, u32 count, u32 share_bits, u32 pitch) {
+    token_max(const Id* ids, const void* lengths, Y* y, u64* status, const __grid_constant__ Branches branches,
+              long long B, long long S, long long V, long long D_out, u32 length_bytes, u32 count, u32 share_bits,
+              u32 pitch) {
     constexpr int WIDTH = 16 / sizeof(T);  // channels of a thread
     extern __shared__ u32 shared[];
     const u32 tile_bits = TILE_BITS - share_bits, sentences = 1u << tile_bits;
@@ -95,6 +106,11 @@ __global__ void __launch_bounds__(THREADS, sizeof(T) == 2 ? 4 : 6)
 
     const u32 c = (slice * LANES + lane) * WIDTH;
     const bool is_there = b < B && c < of.C;
+    u32 P = of.P;
+    if (length_bytes && b < B)
+        P = windows_within(
+            length_bytes == 4 ? static_cast<const int*>(lengths)[b] : static_cast<const long long*>(lengths)[b], of
+        );
     float most[WIDTH];
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) most[i] = __uint_as_float(0xff800000u);  // -infinity
@@ -103,7 +119,7 @@ __global__ void __launch_bounds__(THREADS, sizeof(T) == 2 ? 4 : 6)
         const char* table = branches.tables[number] + slice * of.K * tap_bytes + lane * 16;
         const u32 step = of.stride << share_bits;
         const u32* rows = shared + sentence * pitch + part * of.stride;
-        u32 left = part < of.P ? (of.P - 1 - part >> share_bits) + 1 : 0;
+        u32 left = part < P ? (P - 1 - part >> share_bits) + 1 : 0;
         for (; left >= 4; left -= 4, rows += 4 * step) add_positions<T, 4>(table, tap_bytes, rows, step, of.K, most);
         if (left & 2) add_positions<T, 2>(table, tap_bytes, rows, step, of.K, most);
         if (left & 1) add_positions<T, 1>(table, tap_bytes, rows + (left & 2) * step, step, of.K, most);
@@ -121,6 +137,11 @@ __global__ void __launch_bounds__(THREADS, sizeof(T) == 2 ? 4 : 6)
     }
     if (!is_there) return;
     const float* bias = branches.biases[number];
+    if (!P) {
+        bias = nullptr;
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) most[i] = 0.0f;
+    }
     const long long left = of.C - c;
     const bool is_aligned = D_out % WIDTH == 0 && of.column % WIDTH == 0;
     Y* to = y + b * D_out + of.column + c;

@@ -86,6 +86,7 @@ class TokenBranch:
     column: int  # of y, from which on its maxima stand
     activation: Elementwise | None
     has_bias: bool
+    window: int = 0  # of a SequenceMax; 0: all positions count
 
     @property
     def span(self) -> int:
@@ -93,13 +94,16 @@ class TokenBranch:
         return (self.P - 1) * self.stride + self.K
 
     def words(self, slices: int) -> bytes:
-        sizes = (self.K, self.C, self.P, self.stride, self.before, self.column, slices)
-        return struct.pack("<10I", *sizes, *activation_words(self.activation))
+        sizes = (self.K, self.C, self.P, self.stride, self.before, self.column, slices, self.window)
+        return struct.pack("<11I", *sizes, *activation_words(self.activation))
 
 
 @dataclass(frozen=True)
 class TokenMaxLowering:
-    """token_max(ids, y, status, branches, B, S, V, D_out, count, share_bits, pitch), for 16 branches at a time"""
+    """For 16 branches at a time:
+
+    token_max(ids, lengths, y, status, branches, B, S, V, D_out, length_bytes, count, share_bits, pitch)
+    """
 
     ids: StatusWord
     dtypes: tuple[str, str, str]  # of ids, tables and y
@@ -107,6 +111,7 @@ class TokenMaxLowering:
     D_out: int
     units: int
     shared_bytes: int  # that a block may have
+    length_bytes: int = 0  # of a sentence's length; 0: they have none
 
     @property
     def program(self) -> Program:
@@ -157,10 +162,11 @@ class TokenMaxLowering:
         data = words.ljust(MOST * len(words) // len(numbers), b"\0")
         given = Struct((*tables, *none, *biases, *none), data)
         sizes = Int64(B), Int64(*self.ids.row_shape), Int64(self.ids.limit), Int64(self.D_out)
-        counts = UInt32(len(numbers)), UInt32(bits), UInt32(self.pitch)
+        counts = UInt32(self.length_bytes), UInt32(len(numbers)), UInt32(bits), UInt32(self.pitch)
+        lengths = Input(1) if self.length_bytes else Int64(0)
         grid = self._blocks(sum(slices), B, bits)
         config = LaunchConfig((grid, 1, 1), (THREADS, 1, 1), self._shared(bits))
-        arguments = (Input(0), Output(0), self.ids, given, *sizes, *counts)
+        arguments = (Input(0), lengths, Output(0), self.ids, given, *sizes, *counts)
         return KernelLaunch(self.program, config, arguments, Budget(registers=128))
 
 
@@ -203,7 +209,7 @@ def _lowering(net: Network, found: Branches, device: Device, job: Job) -> TokenM
     return TokenMaxLowering(
         StatusWord(first.inputs[0], ids.row_shape, V), (ids.dtype, _stored(net, found, job), made.dtype),
         tuple(_branch(net, branch, columns[branch.last]) for branch in found.branches), made.row_size, device.units,
-        device.fast_bytes,
+        device.fast_bytes, DTYPE_BYTES[net.types[found.lengths].dtype] if found.lengths else 0,
     )  # fmt: skip
 
 
@@ -213,7 +219,7 @@ def _branch(net: Network, branch: Branch, column: int) -> TokenBranch:
     _, K, C = net.weights[conv.weights["weight"]].shape
     P = int(net.types[conv.name].shape[2])
     stride, before = conv.layer.stride, conv.layer.pads[0]
-    return TokenBranch(K, C, P, stride, before, column, branch.activation, "bias" in conv.weights)
+    return TokenBranch(K, C, P, stride, before, column, branch.activation, "bias" in conv.weights, branch.window)
 
 
 def _stored(net: Network, found: Branches, job: Job) -> str:

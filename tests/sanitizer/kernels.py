@@ -37,6 +37,7 @@ from onchip.spec.layers import (
     Permute,
     ReLU,
     Reshape,
+    SequenceMax,
     Sigmoid,
     Softmax,
     Tanh,
@@ -174,6 +175,10 @@ def lookups() -> list[tuple[str, Network]]:
         ("look-ups", sequential(given, [("e", Embedding())], {"e.weight": table})),
         ("sums", sequential(given, [("c", TokenConv())], {"c.weight": table.reshape(40, 3, 37)})),
         ("maxima", _maxima(table)),
+        ("lengths", Network(
+            {"x": TensorType(("B", 3, 50)), "n": TensorType(("B",), "int32")},
+            (Node("y", SequenceMax(5), ("x", "n")),), ("y",), {},
+        )),
         ("tables made on the GPU", sequential(given, [
             ("e", Embedding()), ("p", Permute((0, 2, 1))), ("c", Conv1d()), ("m", GlobalMax((2,))),
         ], {"e.weight": weight(1500, 64), "c.weight": weight(72, 64, 3)})),
@@ -201,19 +206,19 @@ def run_case(name: str, net: Network, device: str, precision: str) -> str:
         engine = compile(net, device, precision, batch_hint=expected_rows(name))
     except (PlanError, DeviceError) as error:  # the device is here: what it refuses is the precision or the layer
         return f"left out: {error.what}"
-    given = net.input
-    generator, shape = np.random.default_rng(0), (1000, *given.row_shape)
-    is_ids = given.dtype in ID_DTYPES
-    x = generator.integers(0, 40, shape) if is_ids else generator.standard_normal(shape)
-    x = x.astype(numpy_dtype(given.dtype))
+    generator, x = np.random.default_rng(0), tuple[np.ndarray, ...]()
+    for given in net.inputs.values():
+        shape = (1000, *given.row_shape)
+        drawn = generator.integers(0, 40, shape) if given.dtype in ID_DTYPES else generator.standard_normal(shape)
+        x = (*x, drawn.astype(numpy_dtype(given.dtype)))
     truth = reference.forward(net, x)
     naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)  # many rows: a steady yardstick
     allowed = FACTOR * naive + ULPS * max(ULP[precision], DTYPE_ULP.get(net.output.dtype, 0.0))
-    whole = engine(x[: max(ROWS)])
+    whole = engine(*(rows[: max(ROWS)] for rows in x))
     error = scaled_error(whole, truth[: max(ROWS)])
     assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}"
     for B in ROWS:
-        assert engine(x[:B]).tobytes() == whole[:B].tobytes(), f"other bits in a batch of {B}"
+        assert engine(*(rows[:B] for rows in x)).tobytes() == whole[:B].tobytes(), f"other bits in a batch of {B}"
     kernels = ", ".join(group.claim.label for group in engine.plan.groups)
     return f"rows {ROWS}, error {error:.1e}: {kernels}"
 

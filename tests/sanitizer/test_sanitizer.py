@@ -98,7 +98,7 @@ def test_a_wrong_result_is_a_failure(monkeypatch, capsys):
 
     def off(net, device, precision, batch_hint):
         engine = compile(net, device, precision, batch_hint=batch_hint)
-        return lambda x: engine(x) + np.float16(0.5)
+        return lambda *x: engine(*x) + np.float16(0.5)
 
     monkeypatch.setattr(kernels, "compile", off)
     assert kernels.main("cpu") == 1

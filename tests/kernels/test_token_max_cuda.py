@@ -293,6 +293,78 @@ def test_a_maximum_up_to_lengths_by_itself(gpu, dtype, lengths, channels_last):
     assert made.tobytes() == want.tobytes()
 
 
+# -- tables of 8 bits ----------------------------------------------------------------------------------------
+
+FP8 = [name for name in EXACT if name not in ("float16", "rounded on the way")]
+
+
+def in_8_bits(net, given):
+    """What the kernel makes: channels over their largest numbers, rounded, added up in float16, compared, scaled."""
+    short = {}
+    for node in net.nodes:
+        if isinstance(node.layer, TokenConv):
+            table = np.asarray(net.weights[node.weights["weight"]], np.float32)
+            peaks = np.abs(table).max(axis=(0, 1))
+            scaled = (table * (np.float32(448) / peaks)).astype(numpy_dtype("float8_e4m3fn")).astype(np.float32)
+            short[node.name] = scaled, peaks * np.float32(1 / 448)
+    values = dict(zip(net.inputs, given, strict=True))
+    for node in net.nodes:
+        read = tuple(values[name] for name in node.inputs)
+        if isinstance(node.layer, TokenConv):
+            table, factors = short[node.name]
+            added = 0
+            for k in range(table.shape[1]):
+                one = np.where(np.arange(table.shape[1])[:, None] == k, table, 0)
+                term = reference.FORWARD[TokenConv](node.layer, read, {"weight": one})
+                added = (added + term).astype(np.float16).astype(np.float32)
+            bias = np.asarray(net.weights[node.weights["bias"]], np.float32) if "bias" in node.weights else 0
+            values[node.name] = added * factors[:, None] + np.broadcast_to(bias, factors.shape)[:, None]
+        else:
+            values[node.name] = reference.FORWARD[type(node.layer)](node.layer, read, {})
+    return values[net.outputs[0]]
+
+
+@needs_gxx
+@pytest.mark.parametrize("bits", [0, MOST_SHARE_BITS])
+@pytest.mark.parametrize("has_lengths", [False, True])
+@pytest.mark.parametrize("name", FP8)
+def test_tables_of_8_bits(gpu, monkeypatch, name, has_lengths, bits):
+    net, given = EXACT[name], (some_ids(EXACT[name], 37),)
+    if has_lengths:
+        net = with_lengths(net)
+        given = (*given, some_lengths(net, 37))
+    monkeypatch.setattr("onchip.kernels.cuda.token_max.TokenMaxLowering.share_bits", lambda self, B: bits)
+    engine = engine_of(net, tables="fp8")
+    assert "fp8 tables" not in str(engine.plan)
+    got = engine(*given).astype(np.float32)
+    close = {"float32": 2e-6, "float16": 2**-10, "bfloat16": 2**-7}[net.output.dtype]
+    np.testing.assert_allclose(got, in_8_bits(net, given), rtol=close, atol=close)
+    assert np.abs(got - exact(net, given).astype(np.float32)).max() < 0.1 * max(2, np.abs(got).max())
+
+
+@needs_gxx
+def test_what_is_not_finite_is_nan_in_8_bits_and_a_channel_of_zeros_stays_so(gpu):
+    net = tokens(5, 4, (2, 20), ids="int64", layers=(MAX,), bias=False)
+    table = net.weights["t0"].copy()
+    table[3, 1, 7], table[2, 0, 8], table[..., 9] = np.nan, -np.inf, 0
+    net = net.replace(weights={**net.weights, "t0": table})
+    x = np.array([[0, 3, 1, 2], [3, 0, 1, 2], [1, 2, 1, 3], [0, 1, 0, 4]])
+    got = engine_of(net, tables="fp8")(x)
+    assert np.isnan(got[:, 7]).tolist() == [True, False, True, False]
+    assert np.isnan(got[:, 8]).tolist() == [False, False, True, False]
+    assert (got[:, 9] == 0).all()
+    assert np.isfinite(np.delete(got, (7, 8), axis=1)).all()
+
+
+def test_tables_of_8_bits_need_a_chip_that_converts_them_and_few_taps():
+    def why(net, device=H200):
+        (refusal,) = TokenMax().claims(net, 0, device, Job(tables="fp8"))
+        return refusal.why
+
+    assert "runs on sm_89, sm_90a" in why(tokens(5, 6, (2, 3)), A100)
+    assert "at most 128 taps" in why(tokens(5, 130, (129, 3)))
+
+
 # -- on a GPU ------------------------------------------------------------------------------------------------
 
 
@@ -343,3 +415,29 @@ def test_a_gpu_takes_sentences_of_different_lengths(precision, without):
     got = engine(ids, lengths)
     assert_error_within(got[:36], truth, yardstick=naive)
     assert engine(ids[:7], lengths[:7]).tobytes() == got[:7].tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FP8)
+def test_a_gpu_looks_up_tables_of_8_bits(name):
+    net = with_lengths(EXACT[name])
+    given = some_ids(EXACT[name], 4_097), some_lengths(net, 4_097)
+    engine, want = onchip.compile(net, "cuda", tables="fp8"), in_8_bits(net, given)
+    close = {"float32": 2e-6, "float16": 2**-10, "bfloat16": 2**-7}[net.output.dtype]
+    got = engine(*given)
+    np.testing.assert_allclose(got.astype(np.float32), want, rtol=close, atol=close)
+    for B in (0, 1, 7, 100):
+        assert engine(*(x[:B] for x in given)).tobytes() == got[:B].tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_gpu_folds_a_text_network_into_8_bits(precision):
+    net = sentiment.network(vocabulary=3_000, embedding=256, channels=72, hidden=(128,), classes=5)
+    net = net.replace(weights={name: materialise(name, net.weights) for name in net.weights})
+    ids = np.random.default_rng(0).integers(0, 3_000, (300, 16), dtype=np.int32)
+    engine = onchip.compile(net, "cuda", precision, batch_hint=1 << 24, tables="fp8")
+    assert "float8_e4m3fn" in engine.plan.groups[0].claim.label, str(engine.plan)
+    truth = reference.forward(net, ids[:24])
+    assert np.abs(engine(ids)[:24] - truth).max() < 0.05 * np.abs(truth).max()
+    assert engine(ids[:7]).tobytes() == engine(ids)[:7].tobytes()

@@ -11,7 +11,8 @@ from onchip.kernels.cuda.conv_wgmma import spread_taps
 from onchip.kernels.cuda.product import narrow_weight
 from onchip.kernels.cuda.product_wgmma import split_weight, tf32_weight
 from onchip.kernels.cuda.recipes import LOWERINGS
-from onchip.kernels.cuda.token_slices import narrow_tables, peaks_of, sliced, split_tables, token_slices, token_taps
+from onchip.kernels.cuda.token_slices import narrow_tables, sliced, split_tables, token_slices, token_taps
+from onchip.kernels.fp8_tables import peaks_of
 from onchip.plan import build_price
 from onchip.plan.device import H200
 from onchip.plan.rewrites.embedding import token_tables

@@ -51,6 +51,19 @@ def test_lengths_are_drawn_from_none_to_the_whole_sequence():
     assert check_network(net, rows=40).passed
 
 
+def test_what_tables_of_fewer_bits_cost():
+    net = sentiment.network(vocabulary=50, embedding=8, channels=20, kernels=(2, 3), length=6, hidden=(30,))
+    error = {}
+    for tables in ("fp32", "fp16", "bf16", "fp8"):
+        report = check_network(net, rows=40, tables=tables)
+        assert report.passed
+        error[tables] = report.checks[0].error
+        if tables != "fp32":
+            assert "token_max" in report.checks[0].kernels[0]
+            assert report.checks[0].ratio < 1.5  # a naive run on the same tables
+    assert error["fp32"] < error["fp16"] / 10 < error["bf16"] / 20 < error["fp8"] / 40 < 0.01
+
+
 def row(error, naive, precision="fp32", unequal=None):
     return CheckRow("cpu", precision, ("k",), error, naive, NAIVE_DTYPE[precision], unequal, "")
 

@@ -39,10 +39,10 @@ from onchip.kernels.cuda.token_slices import (
     scaled_slices,
     slices_launch,
     split_tables,
-    table_peaks,
     token_slices,
     token_taps,
 )
+from onchip.kernels.fp8_tables import table_peaks
 from onchip.plan.device import Device
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight

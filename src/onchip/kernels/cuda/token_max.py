@@ -34,21 +34,19 @@ from onchip.kernels.cuda.program import (
     Weight,
 )
 from onchip.kernels.cuda.token_slices import (
-    FP8,
     FP8_ARCHITECTURES,
     MOST_TAPS,
     MOST_TOKENS,
     STORED,
     narrow_tables,
     need_fp8,
-    peaks_of,
     scaled_slices,
     slice_count,
     sliced,
     split_tables,
-    table_peaks,
     token_taps,
 )
+from onchip.kernels.fp8_tables import FP8, peaks_of, table_peaks
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.kernels.token_branches import REFUSED, Branch, Branches, find_branches
 from onchip.plan.device import Device

@@ -26,14 +26,14 @@ from onchip.kernels.cuda.program import (
     in_line,
 )
 from onchip.kernels.cuda.reduce import along
+from onchip.kernels.fp8_tables import FP8, in_fp8, peaks_of
 from onchip.plan.device import Device
 from onchip.spec.recipe import Array, Recipe, recipe_op, sliced_op
-from onchip.spec.types import DTYPE_BYTES, numpy_dtype
+from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 ROW_BYTES, ROWS, THREADS = 128, 128, 256  # as the .cu file has them
-FP8, LARGEST = "float8_e4m3fn", 448.0  # tables of 8 bits, and their largest number, as e4m3.cuh has them
 FP8_ARCHITECTURES = tuple(arch for arch in EVERY_CHIP if arch not in ("sm_80", "sm_86"))
 MOST_TAPS = 128  # of tables of 8 bits: sums of so many are finite in float16
 STORED = NUMBERS | {FP8: "e4m3"}
@@ -49,11 +49,6 @@ def slice_channels(dtype: str) -> int:
 
 def slice_count(C: int, dtype: str) -> int:
     return math.ceil(C / slice_channels(dtype))
-
-
-def peaks_of(tables: str | Recipe, C: int) -> Recipe:
-    """The largest numbers of a table's channels."""
-    return Recipe.of(table_peaks, (tables,), (C,))
 
 
 def sliced(tables: str | Recipe, shape: tuple[int, int, int], dtype: str) -> Recipe:
@@ -78,21 +73,9 @@ def token_slices(tables: Array, width: int) -> Array:
 
 
 @recipe_op
-def table_peaks(tables: Array) -> Array:
-    """(V, K, C) -> (C): the size of each channel's largest finite number."""
-    peaks = np.zeros(tables.shape[2], np.float32)
-    for v in range(0, len(tables), 1024):  # a piece at a time: tables are large
-        sizes = np.abs(tables[v : v + 1024].astype(np.float32))
-        np.maximum(peaks, np.where(np.isfinite(sizes), sizes, 0).max(axis=(0, 1)), out=peaks)
-    return peaks
-
-
-@recipe_op
 def scaled_slices(tables: Array, peaks: Array, width: int) -> Array:
     """(V, K, C) -> (slices, K, V + 1, width) of 8 bits, each channel times LARGEST over its peak; NaN if not finite."""
-    with np.errstate(all="ignore"):
-        factors = np.where(peaks > 0, np.float32(LARGEST) / peaks, np.float32(0))
-        return token_slices((tables.astype(np.float32) * factors).astype(numpy_dtype(FP8)), width)
+    return token_slices(in_fp8(tables, peaks), width)
 
 
 @recipe_op

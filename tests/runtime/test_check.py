@@ -124,7 +124,7 @@ def test_bad_requests():
 
 
 def test_where_nothing_could_be_checked_nothing_has_passed(monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **options):
         raise PlanError("no kernel takes it")
 
     monkeypatch.setattr("onchip.runtime.check.compile", refuse)

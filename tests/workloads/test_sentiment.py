@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import onchip
-from onchip.errors import FormatError, ShapeError
+from checks import assert_error_within
+from onchip.errors import FormatError, InputError, ShapeError
 from onchip.kernels import reference
 from onchip.spec.recipe import Recipe, materialise
 from onchip.workloads import load, sentiment
@@ -136,3 +137,59 @@ def test_seeded_weights_keep_numbers_of_order_one():
 def test_sizes_that_do_not_fit():
     with pytest.raises(ShapeError, match="conv4"):
         sentiment.network(**{**SIZES, "length": 3})
+
+
+# -- odd shapes, on every device -------------------------------------------------------------------------------
+
+ODD = {
+    "one token": {"length": 1, "kernels": (1,)},
+    "as long as the sentence": {"length": 5, "kernels": (5,)},
+    "some as long as the sentence": {"length": 9, "kernels": (1, 9, 4)},
+    "one channel": {"channels": 1},
+    "one channel in all": {"channels": 1, "kernels": (3,), "hidden": ()},
+    "vocabulary 1": {"vocabulary": 1},
+    "one of everything": {
+        "vocabulary": 1, "embedding": 1, "channels": 1, "kernels": (1,), "length": 1, "hidden": (1,), "classes": 1,
+    },
+    "as in the report": {"vocabulary": 50, "channels": 64, "kernels": (3, 5, 7, 9), "length": 16, "hidden": (40,)},
+}  # fmt: skip
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def odd_network(name, lengths):
+    net = sentiment.network(**{**SIZES, **ODD[name]}, lengths=lengths)
+    return net.replace(weights={name: materialise(name, net.weights) for name in net.weights})
+
+
+def odd_rows(net, B):
+    rng = np.random.default_rng(B)
+    ids = rng.integers(0, net.weights["emb.weight"].shape[0], (B, *net.inputs["ids"].row_shape), dtype=np.int32)
+    return (ids, rng.integers(0, ids.shape[1] + 2, B).astype(np.int32)) if "lengths" in net.inputs else (ids,)
+
+
+@pytest.mark.parametrize("lengths", [False, True])
+@pytest.mark.parametrize("without", [(), ("fold",)])
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("device", DEVICES)
+def test_odd_shapes(device, name, without, lengths):
+    net = odd_network(name, lengths)
+    engine, given = onchip.compile(net, device, batch_hint=10**9, without=without), odd_rows(net, 4_097)
+    got, few = engine(*given), tuple(x[:50] for x in given)
+    assert_error_within(got[:50], reference.forward(net, few), yardstick=reference.forward(net, few, "float32"))
+    for B in (0, 1, 7):
+        assert engine(*(x[:B] for x in given)).tobytes() == got[:B].tobytes()
+        assert engine(*(x[99 : 99 + B] for x in given)).tobytes() == got[99 : 99 + B].tobytes()
+
+
+@pytest.mark.parametrize("without", [(), ("fold",)])
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_bad_id_is_named(device, name, without):
+    net = odd_network(name, False)
+    V, (good,) = net.weights["emb.weight"].shape[0], odd_rows(net, 30)
+    engine, bad = onchip.compile(net, device, batch_hint=10**9, without=without), good.copy()
+    bad[[29, 17], -1] = -1, V
+    for _ in range(2):
+        with pytest.raises(InputError, match=f"row 17, position {good.shape[1] - 1}: id {V}, expected 0 to {V - 1}"):
+            engine(bad)
+        assert np.isfinite(engine(good)).all()

@@ -166,6 +166,13 @@ def test_a_piece_is_told_with_its_bad_rows(ahead, batch_rows):
     assert [start + int(i) for start, _, bad in told for i in bad] == [3, 11]
 
 
+def test_the_first_of_long_pieces_is_short():
+    x = rows(3 << 16, 1)
+    told = [(start, len(piece)) for start, piece, _ in pieces(Rows(x), 1 << 16, ahead=True)]
+    assert told == [(0, 1 << 13), (1 << 13, 1 << 16), (9 << 13, 1 << 16), (17 << 13, 7 << 13)]
+    assert [len(piece) for _, piece, _ in pieces(Rows(x), 1 << 16, ahead=False)] == [1 << 16] * 3
+
+
 def test_the_next_piece_is_read_while_one_is_in_use():
     reads = [threading.Event() for _ in range(4)]
 

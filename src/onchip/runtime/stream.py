@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +35,7 @@ BETWEEN_BYTES = 256 << 20  # of values between groups at a time
 GPU_BETWEEN_PART = 8  # on a GPU: of its memory, since a piece is some chunks, each with work for the whole GPU
 PIECE_US = 250_000  # by the plan's estimate at a time: progress is told and Ctrl-C heard a few times a second
 LEAST_PIECE_ROWS = 64  # but weights are read once a piece: share them between some rows
+LONG_ROWS, FIRST_PART = 1 << 16, 8  # a piece of so many rows takes a while to read: the first is such a part of it
 FIRST_ROWS = 5  # of the results, kept for showing
 
 
@@ -248,21 +251,23 @@ def check_piece(batch_rows: int) -> None:
 def pieces(source: Source, batch_rows: int, ahead: bool) -> Iterator[tuple[int, Array, Array]]:
     """The rows a piece at a time: the number of its first row, the rows, and which of them hold a NaN or an infinity.
 
-    ahead  while one piece is in use, a thread reads the next one
+    ahead  while one piece is in use, a thread reads the next one; the first is short, since nobody works meanwhile
     """
 
-    def read(start: int) -> tuple[int, Array, Array]:
-        x = source.read(start, min(start + batch_rows, len(source)))
+    def read(start: int, stop: int) -> tuple[int, Array, Array]:
+        x = source.read(start, stop)
         return start, x, rows_not_finite(x)
 
-    starts = range(0, len(source), batch_rows)
+    first = batch_rows // FIRST_PART if ahead and batch_rows >= LONG_ROWS else batch_rows
+    starts = [0, *range(first, len(source), batch_rows)] if len(source) else []
+    ends = pairwise([*starts, len(source)])
     if not ahead:
-        yield from map(read, starts)
+        yield from itertools.starmap(read, ends)
         return
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="onchip-read") as reader:
         waiting: deque[concurrent.futures.Future[tuple[int, Array, Array]]] = deque()
-        for start in starts:
-            waiting.append(reader.submit(read, start))
+        for start, stop in ends:
+            waiting.append(reader.submit(read, start, stop))
             if len(waiting) > 1:
                 yield waiting.popleft().result()
         while waiting:

@@ -3,10 +3,10 @@
 // Idea    A token convolution is a sum of looked-up rows (plan/rewrites/embedding.py), of which only the largest over
 //         time is wanted. Tables lie in slices of 128 B of channels: a block takes 16 sentences, or fewer, and one slice
 //         of one convolution, and blocks that run at the same time take the same slice, so that what they look up is in
-//         L2. 8 threads have a sentence, 16 B of each row; they add up the rows of four positions at once, 8 loads in
-//         flight, and keep the maximum in registers. With few sentences, up to 16 times 8 threads share one, by
-//         positions: a maximum is the same in any order. Bias and activation come behind it: neither ever falls. With
-//         lengths, only the positions are looked up that lie within a sentence; where none does, y is f(0).
+//         L2. 8 threads have a sentence, 16 B of each row; they add up the rows of two or four positions at once and
+//         keep the maximum in registers. With few sentences, up to 16 times 8 threads share one, by positions: a maximum
+//         is the same in any order. Bias and activation come behind it: neither ever falls. With lengths, only the
+//         positions are looked up that lie within a sentence; where none does, y is f(0).
 // Floor   A sentence reads positions * taps rows of C numbers from L2. Sentiment (K = 3, 5, 7, 9 over 16 tokens, 1,024
 //         channels): 244 rows of 2 KiB in 16 bits; 16,384 sentences are 8.2 GB: 0.88 ms at the 9.3 TB/s that were
 //         measured from L2, if a slice fits there (9 taps of 21,635 tokens: 25 MB).
@@ -25,7 +25,7 @@
 #include "wide.cuh"
 
 constexpr int TILE_BITS = 4, LANES = 8, THREADS = LANES << TILE_BITS;  // of 2^TILE_BITS sentences
-constexpr int ROW_BYTES = 128, MOST = 16, LOADS = 8;
+constexpr int ROW_BYTES = 128, MOST = 16;
 
 struct Branch {
     u32 K, C, P, stride, before, column, slices, window;  // window 0: all positions count, whatever the length
@@ -51,6 +51,10 @@ struct Sums {
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) numbers[i] += to_float(reinterpret_cast<const T*>(&words)[i]);
     }
+    __device__ __forceinline__ void set(const uint4& words) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) numbers[i] = to_float(reinterpret_cast<const T*>(&words)[i]);
+    }
     __device__ __forceinline__ void raise(const Sums& other) {
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) numbers[i] = larger(numbers[i], other.numbers[i]);
@@ -70,6 +74,10 @@ struct Sums<e4m3> {
         for (int i = 0; i < WIDTH / 2; ++i)
             pairs[i] = add_halves(pairs[i], two_halves(reinterpret_cast<const unsigned short*>(&words)[i]));
     }
+    __device__ __forceinline__ void set(const uint4& words) {
+#pragma unroll
+        for (int i = 0; i < WIDTH / 2; ++i) pairs[i] = two_halves(reinterpret_cast<const unsigned short*>(&words)[i]);
+    }
     __device__ __forceinline__ void raise(const Sums& other) {
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; ++i) pairs[i] = larger_halves(pairs[i], other.pairs[i]);
@@ -78,15 +86,22 @@ struct Sums<e4m3> {
 };
 
 // The sums of N positions, `step` apart, compared with the maxima.
+// TAPS  K where the compiler knows it, else 0
 // rows  of the first position's first tap
-template <class T, int N>
+template <class T, int N, int TAPS>
 __device__ __forceinline__ void add_positions(const char* table, long long tap_bytes, const u32* rows, u32 step, u32 K,
                                               Sums<T>& most) {
-    constexpr int TAPS = LOADS / N;
     Sums<T> sums[N];
-#pragma unroll TAPS
-    for (u32 k = 0; k < K; ++k, table += tap_bytes) {
-        uint4 words[N];
+    uint4 words[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+        words[n] = *reinterpret_cast<const uint4*>(table + static_cast<u64>(rows[n * step]) * ROW_BYTES);
+    // Not added to 0: that is the same but for -0, and what is added behind the maximum makes 0 of it, too.
+#pragma unroll
+    for (int n = 0; n < N; ++n) sums[n].set(words[n]);
+#pragma unroll 2
+    for (u32 k = 1; k < (TAPS ? TAPS : K); ++k) {
+        table += tap_bytes;
 #pragma unroll
         for (int n = 0; n < N; ++n)
             words[n] = *reinterpret_cast<const uint4*>(table + static_cast<u64>(rows[n * step + k]) * ROW_BYTES);
@@ -95,6 +110,16 @@ __device__ __forceinline__ void add_positions(const char* table, long long tap_b
     }
 #pragma unroll
     for (int n = 0; n < N; ++n) most.raise(sums[n]);
+}
+
+// Of all `left` positions. Few at a time: then more warps fit on a multiprocessor, and these hide what each waits for.
+template <class T, int TAPS>
+__device__ __forceinline__ void add_all(const char* table, long long tap_bytes, const u32* rows, u32 step, u32 K,
+                                        u32 left, Sums<T>& most) {
+    constexpr int N = sizeof(T) == 4 ? 4 : 2;
+    for (; left >= N; left -= N, rows += N * step) add_positions<T, N, TAPS>(table, tap_bytes, rows, step, K, most);
+    if (N > 2 && left & 2) add_positions<T, 2, TAPS>(table, tap_bytes, rows, step, K, most);
+    if (left & 1) add_positions<T, 1, TAPS>(table, tap_bytes, rows + (left & 2) * step, step, K, most);
 }
 
 // How many of P windows lie within a sentence.
@@ -110,11 +135,10 @@ __device__ __forceinline__ u32 windows_within(long long length, const Branch& of
 // share_bits    2^share_bits times 8 threads have a sentence
 // pitch         rows in shared memory a sentence
 //
-// In 16 and 8 bits five blocks a multiprocessor, not six: with 80 registers the compiler waits for the first load before
-// it asks for the last; and not four, of which too many wait at a time (sentiment on an H200, in ms, four and five: in 16
-// bits 1.16 and 1.04 for uniform ids, 1.02 and 0.90 for Zipf's; in 8 bits 0.66 and 0.58, 0.57 and 0.50).
+// Tried for sentiment's gather on an H200, in ms for uniform and for Zipf's ids, in 16 bits: four positions at a time,
+// eight loads, four blocks a multiprocessor 1.16 and 1.02; five blocks 1.04 and 0.90; this 0.96 and 0.74.
 template <class Id, class T, class Y>
-__global__ void __launch_bounds__(THREADS, sizeof(T) <= 2 ? 5 : 6)
+__global__ void __launch_bounds__(THREADS, 6)
     token_max(const Id* ids, const void* lengths, Y* y, u64* status, const __grid_constant__ Branches branches,
               long long B, long long S, long long V, long long D_out, u32 length_bytes, u32 count, u32 share_bits,
               u32 pitch) {
@@ -155,9 +179,15 @@ __global__ void __launch_bounds__(THREADS, sizeof(T) <= 2 ? 5 : 6)
         const u32 step = of.stride << share_bits;
         const u32* rows = shared + sentence * pitch + part * of.stride;
         u32 left = part < P ? (P - 1 - part >> share_bits) + 1 : 0;
-        for (; left >= 4; left -= 4, rows += 4 * step) add_positions<T, 4>(table, tap_bytes, rows, step, of.K, most);
-        if (left & 2) add_positions<T, 2>(table, tap_bytes, rows, step, of.K, most);
-        if (left & 1) add_positions<T, 1>(table, tap_bytes, rows + (left & 2) * step, step, of.K, most);
+        switch (of.K) {  // loads of known taps are all under way at once
+            case 2: add_all<T, 2>(table, tap_bytes, rows, step, of.K, left, most); break;
+            case 3: add_all<T, 3>(table, tap_bytes, rows, step, of.K, left, most); break;
+            case 4: add_all<T, 4>(table, tap_bytes, rows, step, of.K, left, most); break;
+            case 5: add_all<T, 5>(table, tap_bytes, rows, step, of.K, left, most); break;
+            case 7: add_all<T, 7>(table, tap_bytes, rows, step, of.K, left, most); break;
+            case 9: add_all<T, 9>(table, tap_bytes, rows, step, of.K, left, most); break;
+            default: add_all<T, 0>(table, tap_bytes, rows, step, of.K, left, most);
+        }
     }
     float* maxima = reinterpret_cast<float*>(shared + sentences * pitch);
     if (share_bits) {

@@ -11,6 +11,7 @@ from onchip.spec.recipe import Array, Recipe, recipe_op
 from onchip.spec.types import numpy_dtype
 
 FP8, LARGEST = "float8_e4m3fn", 448.0
+LEAST = np.float32(1e-32)  # a channel of smaller numbers is zeros: LARGEST over its peak could be infinite
 _PIECE = 1024  # rows at a time: tables are large
 
 
@@ -33,7 +34,7 @@ def in_fp8(tables: Array, peaks: Array) -> Array:
     """(V, K, C) as e4m3 numbers, each channel times LARGEST over its peak; NaN for what is not finite."""
     made = np.empty(tables.shape, numpy_dtype(FP8))
     with np.errstate(all="ignore"):
-        factors = np.where(peaks > 0, np.float32(LARGEST) / peaks, np.float32(0))
+        factors = np.where(peaks > LEAST, np.float32(LARGEST) / peaks, np.float32(0))
         for v in range(0, len(tables), _PIECE):
             made[v : v + _PIECE] = (tables[v : v + _PIECE].astype(np.float32) * factors).astype(made.dtype)
     return made

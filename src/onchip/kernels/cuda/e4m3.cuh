@@ -8,7 +8,7 @@ struct e4m3 {
     unsigned char bits;
 };
 
-constexpr float LARGEST = 448.0f;
+constexpr float LARGEST = 448.0f, LEAST = 1e-32f;  // a channel whose largest number is not above LEAST is zeros
 
 // Two numbers as float16: both exact.
 __device__ __forceinline__ u32 two_halves(unsigned short pair) {

@@ -125,7 +125,7 @@ def _token_slices(given: RecipeLowering, B: int) -> Steps:
 
 def _table_peaks(given: RecipeLowering, B: int) -> Steps:
     (tables,) = given.sources
-    return peaks_steps((tables.shape, tables.dtype), given.device.units, Input(0), Output(0))
+    return peaks_steps((tables.shape, tables.dtype), given.device.units)
 
 
 def _taps(W: Source, K: int, E: int) -> tuple[tuple[int, ...], tuple[int, int, int]]:

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int i = 0; i < WIDTH; ++i) {
                 const float peak = c + i < C ? peaks[c + i] : 0.0f;
-                numbers[i] = is_finite(numbers[i]) ? numbers[i] * (peak > 0.0f ? LARGEST / peak : 0.0f)
+                numbers[i] = is_finite(numbers[i]) ? numbers[i] * (peak > LEAST ? LARGEST / peak : 0.0f)
                                                    : __uint_as_float(0x7fffffffu);
             }
 #pragma unroll

@@ -136,7 +136,7 @@ __device__ __forceinline__ u32 windows_within(long long length, const Branch& of
 // pitch         rows in shared memory a sentence
 //
 // Tried for sentiment's gather on an H200, in ms for uniform and for Zipf's ids, in 16 bits: four positions at a time,
-// eight loads, four blocks a multiprocessor 1.16 and 1.02; five blocks 1.04 and 0.90; this 0.96 and 0.74.
+// eight loads, four blocks a multiprocessor 1.16 and 1.02; five blocks 1.04 and 0.90; this 0.97 and 0.75.
 template <class Id, class T, class Y>
 __global__ void __launch_bounds__(THREADS, 6)
     token_max(const Id* ids, const void* lengths, Y* y, u64* status, const __grid_constant__ Branches branches,

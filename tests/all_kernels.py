@@ -25,6 +25,7 @@ from onchip.spec.layers import (
     Permute,
     ReLU,
     Reshape,
+    SequenceMax,
     Sigmoid,
     Softmax,
     Tanh,
@@ -47,6 +48,7 @@ def all_kernels() -> Network:
 
     words, pairs  (B, S) ids of an Embedding and of a TokenConv; the running totals of words look into a third table
     image         (B, 3, 10, 9)
+    lengths       (B,) of words
     """
     nodes = (
         Node("words.rows", Embedding(), ("words",), {"weight": "words.table"}),
@@ -67,7 +69,8 @@ def all_kernels() -> Network:
         Node("both", Concat(1), ("pool", "smooth")),
         Node("soft", Softmax(1), ("both",)),
         Node("image.flat", Reshape(), ("soft",)),
-        Node("all", Concat(1), ("words.flat", "image.flat")),
+        Node("words.max", SequenceMax(2), ("words.turned", "lengths")),
+        Node("all", Concat(1), ("words.flat", "words.max", "image.flat")),
         Node("wide", Linear(), ("all",), {"weight": "wide.weight"}),
         Node("tanh", Tanh(), ("wide",)),
         Node("narrow", Linear(), ("tanh",), {"weight": "narrow.weight"}),
@@ -79,12 +82,13 @@ def all_kernels() -> Network:
         "words.table": weight(WORDS, 8), "totals.table": weight(COUNTS, 5), "pairs.table": weight(PAIRS, 3, 5),
         "conv.weight": weight(8, 3, 3, 3), "conv.bias": weight(8), "apart.weight": weight(8, 1, 3, 3),
         "halves.weight": weight(8, 4, 1, 1),
-        "wide.weight": weight(2100, 8 * S + 16 * 5 * 4), "narrow.weight": weight(5, 2100),
+        "wide.weight": weight(2100, 8 * S + 8 + 16 * 5 * 4), "narrow.weight": weight(5, 2100),
     }  # fmt: skip
     given = {
         "words": TensorType(("B", S), "int64"),
         "pairs": TensorType(("B", S), "int32"),
         "image": TensorType(("B", 3, 10, 9)),
+        "lengths": TensorType(("B",), "int32"),
     }
     return Network(given, nodes, ("y", "soft"), weights)
 
@@ -94,7 +98,8 @@ def inputs(B: int, seed: int = 0) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(seed)
     words = rng.integers(0, COUNTS // S, (B, S))
     pairs = rng.integers(0, PAIRS, (B, S)).astype(np.int32)
-    return words, pairs, rng.standard_normal((B, 3, 10, 9), dtype=np.float32)
+    image = rng.standard_normal((B, 3, 10, 9), dtype=np.float32)
+    return words, pairs, image, rng.integers(0, S + 1, B).astype(np.int32)
 
 
 class EmulatedArrays:

@@ -332,6 +332,35 @@ static void ptx_pack_bf16(unsigned& word, float upper, float lower) {
 static void ptx_round_tf32(unsigned& rounded, float v) {
     rounded = std::isfinite(v) ? (__float_as_uint(v) + 0x1000) & 0xffffe000 : __float_as_uint(v);
 }
+static void ptx_from_e4m3(unsigned& word, unsigned short pair) {
+    float wide[2];
+    for (int i = 0; i < 2; ++i) {
+        const int bits = pair >> 8 * i, exponent = bits >> 3 & 15, fraction = bits & 7;
+        const float size = (bits & 127) == 127 ? NAN : ldexpf(exponent ? 8 + fraction : fraction, (exponent ? exponent : 1) - 10);
+        wide[i] = bits & 128 ? -size : size;
+    }
+    ptx_pack_f16(word, wide[1], wide[0]);
+}
+static unsigned e4m3_bits(float v) {  // rounded to even; what is too large is the largest
+    const unsigned sign = __float_as_uint(v) >> 24 & 128;
+    if (v != v) return 127;
+    const float size = fabsf(v);
+    if (size >= 448) return sign | 126;
+    const int exponent = size == 0 || ilogbf(size) < -6 ? -6 : ilogbf(size);
+    const int steps = nearbyintf(ldexpf(size, 3 - exponent));  // 16 of them are the next exponent's 8
+    return sign | (steps < 8 ? steps : (exponent + 7 << 3) + steps - 8);
+}
+static void ptx_pack_e4m3(unsigned short& pair, float upper, float lower) {
+    pair = e4m3_bits(upper) << 8 | e4m3_bits(lower);
+}
+static void ptx_add_f16(unsigned& word, unsigned a, unsigned b) {
+    float of_a[2], of_b[2];
+    for (int i = 0; i < 2; ++i) {
+        ptx_from_f16(of_a[i], a >> 16 * i);
+        ptx_from_f16(of_b[i], b >> 16 * i);
+    }
+    ptx_pack_f16(word, of_a[1] + of_b[1], of_a[0] + of_b[0]);
+}
 static void ptx_f16_of_double(unsigned short& bits, double v) {  // rounded once: what is left fits a float
     const int exponent = v == 0 || !std::isfinite(v) ? 0 : ilogb(v);
     const double step = ldexp(1, (exponent < -14 ? -14 : exponent) - 10);

@@ -37,6 +37,7 @@ from onchip.spec.layers import (
     Permute,
     ReLU,
     Reshape,
+    SequenceMax,
     Sigmoid,
     SiLU,
     Softmax,
@@ -60,9 +61,9 @@ class Case:
     def __str__(self) -> str:
         return f"{self.layer}-{'+'.join('x'.join(map(str, row)) for row in self.rows)}-{','.join(self.weights)}"
 
-    @property
-    def takes_ids(self) -> bool:
-        return isinstance(self.layer, Embedding | TokenConv)
+    def takes_ints(self, i: int) -> bool:
+        """Whether input i holds ids or lengths."""
+        return isinstance(self.layer, Embedding | TokenConv) or (isinstance(self.layer, SequenceMax) and i == 1)
 
 
 def _norm(width: int, *more: str) -> dict[str, tuple[int, ...]]:
@@ -100,6 +101,8 @@ CASES = [
     Case(AvgPool2d((3, 2), (1, 2), (0, 1, 2, 0), (2, 1), False, True), ((2, 6, 7),)),
     *(Case(kind((-1,)), ((3, 17),)) for kind in (GlobalMax, GlobalMean)),
     *(Case(kind((3, -3), True), ((3, 4, 5),)) for kind in (GlobalMax, GlobalMean)),
+    Case(SequenceMax(), ((3, 7), ())),
+    Case(SequenceMax(3, 2), ((4, 5), ())),
     Case(Add(), ((3, 4), (3, 1), (1, 4)), {"constant": (4,)}),
     Case(Add(), ((5,),), reads=(0, 0)),
     Case(Mul(), ((3, 4), (3, 1)), {"constant": (3, 4)}),
@@ -146,13 +149,16 @@ def network(case: Case, dtype: str = "float32", seed: int = 0) -> Network:
     for role, shape in case.weights.items():
         values = rng.standard_normal(shape)
         weights[role] = (np.abs(values) + 0.1 if role == "var" else values).astype(numpy_dtype(dtype))
-    given = {f"x{i}": TensorType(("B", *row), "int32" if case.takes_ids else dtype) for i, row in enumerate(case.rows)}
+    kinds = ("int32" if case.takes_ints(i) else dtype for i in range(len(case.rows)))
+    given = {f"x{i}": TensorType(("B", *row), kind) for i, (row, kind) in enumerate(zip(case.rows, kinds, strict=True))}
     names = tuple(f"x{i}" for i in case.reads or range(len(case.rows)))
     return Network(given, (Node("y", case.layer, names, {role: role for role in weights}),), ("y",), weights)
 
 
 def random_inputs(case: Case, B: int, dtype: str = "float32", seed: int = 1) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(seed)
-    if case.takes_ids:
-        return tuple(rng.integers(0, VOCABULARY, (B, *row)).astype(np.int32) for row in case.rows)
-    return tuple(rng.standard_normal((B, *row)).astype(numpy_dtype(dtype)) for row in case.rows)
+    return tuple(
+        rng.integers(0, VOCABULARY, (B, *row)).astype(np.int32) if case.takes_ints(i)
+        else rng.standard_normal((B, *row)).astype(numpy_dtype(dtype))
+        for i, row in enumerate(case.rows)
+    )  # fmt: skip

@@ -40,6 +40,7 @@ from onchip.spec.layers import (
     Permute,
     ReLU,
     Reshape,
+    SequenceMax,
     Sigmoid,
     SiLU,
     Softmax,
@@ -199,6 +200,17 @@ def _over_axis(grow: Growing, kind: type[Layer]) -> None:
 def _global(grow: Growing, kind: type[Layer]) -> None:
     if (value := grow.some_float(1, 2, 3)) is not None:
         grow.add(kind(_axes(grow, value), grow.pick(YES_NO)), value)
+
+
+def _sequence_max(grow: Growing, kind: type[Layer]) -> None:
+    value = grow.some_float(2)
+    lengths = grow.some(lambda v: not grow.row(v) and grow.types[v].dtype in ID_DTYPES)
+    if value is not None:
+        if lengths is None:
+            lengths = "lengths"
+            grow.inputs[lengths] = grow.types[lengths] = TensorType(("B",), grow.pick(ID_DTYPES))
+            grow.highest[lengths] = VOCABULARY - 1
+        grow.add(SequenceMax(grow.pick((1, 1, 2, 3)), grow.pick((1, 1, 2))), value, lengths)
 
 
 def _axes(grow: Growing, value: str) -> tuple[int, ...]:
@@ -391,6 +403,7 @@ MAKERS: dict[type[Layer], Callable[[Growing, Any], None]] = {
     **dict.fromkeys((ConvTranspose1d, ConvTranspose2d), _conv_transpose),
     **dict.fromkeys((MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d), _pool),
     **dict.fromkeys((Add, Mul), _broadcast),
+    SequenceMax: _sequence_max,
     Linear: _linear,
     CumSum: _cum_sum,
     Cast: _cast,

@@ -49,6 +49,7 @@ from onchip.spec.layers import (
     Permute,
     ReLU,
     Reshape,
+    SequenceMax,
     Sigmoid,
     SiLU,
     Softmax,
@@ -97,6 +98,8 @@ MOTIFS: dict[str, tuple[tuple[Any, ...], ...]] = {
         (Embedding, (FLAT, Identity), Linear, ACTIVATIONS),
         (TokenConv, ACTIVATIONS, MAX_OVER_TIME, TokenConv, ACTIVATIONS, MAX_OVER_TIME, Concat, Linear),
         (Embedding, (GlobalMean, CumSum), Linear, ACTIVATIONS),
+        (TokenConv, ACTIVATIONS, SequenceMax, TokenConv, SequenceMax, ACTIVATIONS, Concat, Linear),
+        (Embedding, TURN, Conv1d, ACTIVATIONS, SequenceMax),
     ),
 }
 

@@ -14,8 +14,10 @@ from onchip.spec.layers import (  # fmt: skip
     Linear,
     Permute,
     ReLU,
+    SequenceMax,
     Sigmoid,
     Tanh,
+    TokenConv,
 )
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
@@ -47,6 +49,29 @@ def text_network(
         ends.append(nodes[-1].name)
     nodes += [Node("cat", Concat(1), tuple(ends)), Node("fc", Linear(), ("cat",), {"weight": "fc"})]
     return Network({"ids": TensorType(("B", S), dtype)}, tuple(nodes), ("fc",), weights)
+
+
+def with_lengths(net, dtype="int32"):
+    """The same network for sentences of different lengths, a second input: each maximum over windows within them."""
+    nodes = []
+    for node in net.nodes:
+        if isinstance(node.layer, GlobalMax):
+            conv = net.by_name[node.inputs[0]]
+            while not isinstance(conv.layer, Conv1d | TokenConv):
+                conv = net.by_name[conv.inputs[0]]
+            shape, pads = net.weights[conv.weights["weight"]].shape, conv.layer.pads
+            stride = conv.layer.stride if isinstance(conv.layer, TokenConv) else conv.layer.stride[0]
+            K = shape[1] if isinstance(conv.layer, TokenConv) else shape[2]
+            node = Node(node.name, SequenceMax(max(1, K - pads[0]), stride), (*node.inputs, "lengths"))
+        nodes.append(node)
+    inputs = {**net.inputs, "lengths": TensorType(("B",), dtype)}
+    return Network(inputs, tuple(nodes), net.outputs, net.weights)
+
+
+def some_lengths(net, B, seed=0):
+    """Of every kind: none, too short for a window, up to the end, past it."""
+    S = next(iter(net.inputs.values())).row_size
+    return np.random.default_rng(seed).integers(-1, S + 3, B).astype(net.inputs["lengths"].dtype)
 
 
 NETWORKS = {

@@ -22,6 +22,7 @@ from onchip.spec.layers import (
     Linear,
     MaxPool2d,
     ReLU,
+    SequenceMax,
     TokenConv,
     ToPixels,
 )
@@ -140,7 +141,7 @@ def test_a_peer_that_is_not_installed(monkeypatch):
 
 # -- networks as torch modules -----------------------------------------------------------------------------
 
-NO_TORCH = (TokenConv, CumSum)  # what only a rewrite makes, and what no benchmark has
+NO_TORCH = (TokenConv, CumSum, SequenceMax)  # what only a rewrite makes, and what no benchmark has
 
 
 @pytest.mark.parametrize("case", LAYER_CASES, ids=str)

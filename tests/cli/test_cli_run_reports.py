@@ -113,7 +113,7 @@ def test_tables_in_half_precision(cli, tmp_path, words, asked):
     got, truth = np.load(tmp_path / "y.npy"), reference.forward(*words)
     assert np.abs(got - truth).max() < 0.05 * np.abs(truth).max()
     (tmp_path / "y.npy").unlink()
-    assert_refused(cli(*base, "--tables", "fp8"), tmp_path, "fp8", "fp32, fp16, bf16")
+    assert_refused(cli(*base, "--tables", "fp4"), tmp_path, "fp4", "fp32, fp16, bf16, fp8")
 
 
 def test_the_plan_is_priced_for_the_whole_job(cli, words):

@@ -12,6 +12,7 @@ from onchip.kernels.cuda.product import narrow_weight
 from onchip.kernels.cuda.product_wgmma import split_weight, tf32_weight
 from onchip.kernels.cuda.recipes import LOWERINGS
 from onchip.kernels.cuda.token_slices import narrow_tables, sliced, split_tables, token_slices, token_taps
+from onchip.kernels.fp8_tables import peaks_of
 from onchip.plan import build_price
 from onchip.plan.device import H200
 from onchip.plan.rewrites.embedding import token_tables
@@ -22,7 +23,7 @@ from onchip.runtime.cuda.weights import make_weights
 from onchip.spec.recipe import Recipe, as_is, evaluate, materialise, op_name, transposed
 from onchip.spec.types import numpy_dtype
 
-F32, F16, BF16 = "float32", "float16", "bfloat16"
+F32, F16, BF16, F8 = "float32", "float16", "bfloat16", "float8_e4m3fn"
 MAKES = build_price.makes_of(KERNELS, H200)
 
 # recipe, shapes and dtypes of its sources "0", "1", ..
@@ -47,6 +48,10 @@ CASES = {
     "taps of a Linear": (Recipe.of(token_taps, ("0",), (132, 6), F32, E=6), [((33, 24), F32)]),
     "slices": (sliced("0", (130, 3, 72), F16), [((130, 3, 72), F32)]),
     "slices of odd channels": (sliced("0", (127, 2, 33), F32), [((127, 2, 33), F32)]),
+    "slices of 8 bits": (sliced("0", (130, 3, 272), F8), [((130, 3, 272), F32)]),
+    "slices of 8 bits, odd channels": (sliced("0", (7, 2, 131), F8), [((7, 2, 131), F16)]),
+    "largest of channels": (peaks_of("0", 300), [((400, 3, 300), BF16)]),
+    "largest of a channel": (peaks_of("0", 1), [((1, 1, 1), F32)]),
     "slices of halves": (sliced("0", (1, 5, 65), BF16), [((1, 5, 65), BF16)]),
     "merged": (Recipe.of(merged_weight, ("0", "1"), (65, 30), F32, 1), [((65, 44), F32), ((44, 30), F32)]),
     "halves": (Recipe.of(narrow_weight, ("0",), (33, 7), F16), [((33, 7), F32)]),

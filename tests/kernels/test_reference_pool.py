@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onchip.errors import ShapeError
 from onchip.kernels import reference
-from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d
+from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d, SequenceMax
+from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
 
 SETTINGS = settings(max_examples=80, deadline=None)
@@ -93,6 +95,28 @@ def test_global_pools(axes, keep):
     means = totals / (x.size / totals.size)
     np.testing.assert_array_equal(run(GlobalMax(axes, keep), x), largest.reshape(shape))
     np.testing.assert_allclose(run(GlobalMean(axes, keep), x), means.reshape(shape), rtol=1e-13)
+
+
+@pytest.mark.parametrize(("window", "stride"), [(1, 1), (3, 1), (2, 3)])
+def test_sequences_of_different_lengths(window, stride):
+    x = np.random.default_rng(0).standard_normal((12, 3, 5))
+    lengths = np.arange(-2, 10)
+    layer = SequenceMax(window, stride)
+    y = reference.FORWARD[SequenceMax](layer, (x, lengths), {})
+    for b, length in enumerate(lengths):
+        inside = [x[b, :, p] for p in range(5) if p * stride + window <= length]
+        np.testing.assert_array_equal(y[b], np.max(inside, axis=0) if inside else np.zeros(3))
+
+
+def test_lengths_are_whole_numbers_a_row():
+    net = {"x": TensorType(("B", 3, 5)), "lengths": TensorType(("B",), "int32")}
+    for odd in (TensorType(("B", 1), "int32"), TensorType(("B",), "float32")):
+        with pytest.raises(ShapeError, match="layer 'y' \\(SequenceMax\\): needs lengths"):
+            Network({**net, "lengths": odd}, (Node("y", SequenceMax(), ("x", "lengths")),), ("y",), {})
+    with pytest.raises(ShapeError, match="another shape"):
+        SequenceMax().infer((TensorType(("B", 3)), net["lengths"]), {})
+    with pytest.raises(ShapeError, match="bad window or stride"):
+        SequenceMax(0)
 
 
 def test_a_nan_wins():

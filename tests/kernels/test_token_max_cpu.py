@@ -6,6 +6,8 @@ import pytest
 from checks import assert_error_within
 from onchip.errors import InputError, KernelError
 from onchip.kernels import reference
+from onchip.kernels.fp8_tables import in_fp8, scales, table_peaks
+from onchip.plan.rewrites import fold_embeddings
 from onchip.runtime.cpu import core_count
 from onchip.runtime.engine import compile
 from onchip.spec.build import sequential
@@ -21,8 +23,9 @@ from onchip.spec.layers import (
     TokenConv,
 )  # fmt: skip
 from onchip.spec.network import Network, Node
+from onchip.spec.recipe import materialise
 from onchip.spec.types import TensorType
-from text_networks import NETWORKS, text_network, weight
+from text_networks import NETWORKS, some_lengths, text_network, weight, with_lengths
 
 
 def ids(net, B, seed=0):
@@ -49,7 +52,21 @@ def test_forward_is_right(name, B):
     assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
 
 
-@pytest.mark.parametrize("tables", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_sentences_of_different_lengths(name, dtype):
+    plain = NETWORKS[name]
+    net = with_lengths(plain, dtype)
+    engine, given = compile(net, "cpu", batch_hint=PAYS), (ids(plain, 50), some_lengths(net, 50))
+    truth, naive = (reference.forward(net, given, kind) for kind in ("float64", "float32"))
+    assert_error_within(engine(*given), truth, yardstick=naive)
+    # In front of the maximum a Sigmoid would make 1/2 of what is 0 where no window lies within.
+    assert ("token_max" in str(engine.plan)) == (name != "pads and stride")
+    assert np.array_equal(engine(*(x[31:33] for x in given)), engine(*given)[31:33])
+    assert_error_within(compile(net, "cpu", without=("fold",))(*given), truth, yardstick=naive)
+
+
+@pytest.mark.parametrize("tables", ["fp32", "fp16", "bf16", "fp8"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_same_bits_whatever_the_batch_and_the_threads(name, tables):
     net = NETWORKS[name]
@@ -75,6 +92,38 @@ def test_half_tables_are_rounded_once(tables, dtype):
     assert engine.plan.groups[0].claim.label == f"token_max<3,40,{tables}>"
     assert np.array_equal(engine(x), compile(rounded, device="cpu")(x))
     assert not np.array_equal(engine(x), compile(net, device="cpu")(x))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_tables_of_8_bits(name):
+    """What comes out is what sums over rounded tables make; 4 significant bits, whatever the size of a channel."""
+    net, _ = fold_embeddings(NETWORKS[name])
+    x, tables = ids(NETWORKS[name], 40), {}
+    for node in net.nodes:
+        if isinstance(node.layer, TokenConv):
+            T = materialise(node.weights["weight"], net.weights)
+            peaks = table_peaks(T)
+            tables[node.weights["weight"]] = in_fp8(T, peaks).astype(np.float32) * scales(peaks)
+    rounded = net.replace(weights={**net.weights, **tables})
+    got = folded(NETWORKS[name], tables="fp8")(x)
+    assert_error_within(got, reference.forward(rounded, x), yardstick=reference.forward(rounded, x, "float32"))
+    error = np.abs(got - reference.forward(net, x)).max()
+    assert 1e-4 < error / np.abs(got).max() < 0.15
+
+
+def test_channels_of_any_size_fit_into_8_bits():
+    sizes = (10.0 ** np.arange(-30, 30, 3)).astype(np.float32)
+    table = weight(40, 3, 20) * sizes
+    nodes = (Node("t", TokenConv(), ("ids",), {"weight": "T"}), Node("m", GlobalMax((-1,)), ("t",)))
+    net = Network({"ids": TensorType(("B", 6), "int32")}, nodes, ("m",), {"T": table})
+    x = np.random.default_rng(0).integers(0, 40, (9, 6)).astype(np.int32)
+    got, want = compile(net, device="cpu", tables="fp8")(x), reference.forward(net, x)
+    assert (np.abs(got - want).max(axis=0) < 0.1 * np.abs(want).max(axis=0)).all()
+    for least in (0, np.float32(1e-40)):
+        tiny = compile(net.replace(weights={"T": weight(40, 3, 20) * np.float32(least)}), device="cpu", tables="fp8")
+        assert np.abs(tiny(x)).max() == 0
+    with pytest.raises(KernelError, match="does not fit into fp8"):
+        compile(net.replace(weights={"T": table * np.inf}), device="cpu", tables="fp8")
 
 
 def test_a_table_that_does_not_fit_into_half_precision_is_refused():

@@ -14,20 +14,23 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from fake_cuda import Array
 from onchip.errors import InputError
 from onchip.kernels import reference
+from onchip.kernels.cuda.sequence_max import SequenceMaxLowering
 from onchip.kernels.cuda.token_max import MOST_SHARE_BITS, TokenMax
 from onchip.kernels.cuda.token_slices import narrow_tables, split_tables, token_slices
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.plan.rewrites.embedding import fold_embeddings, token_tables
+from onchip.runtime.check import with_rounded_tables
 from onchip.runtime.cuda.backend import CudaBackend
+from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.engine import Engine, kernels_for
-from onchip.spec.layers import GELU, Cast, Clip, Concat, GlobalMax, ReLU, Sigmoid, Tanh, TokenConv
+from onchip.spec.layers import GELU, Cast, Clip, Concat, GlobalMax, ReLU, SequenceMax, Sigmoid, Tanh, TokenConv
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe, as_is, materialise, op_name, reach
 from onchip.spec.types import TensorType, numpy_dtype
 from onchip.workloads import sentiment
-from text_networks import NETWORKS, weight
+from text_networks import NETWORKS, some_lengths, weight, with_lengths
 
 PAYS = 10**9  # rows for which a table is always worth building
 MAX = GlobalMax((-1,))
@@ -245,18 +248,140 @@ def test_the_first_bad_id_is_told_by_the_next_call(gpu):
     assert engine(good[:0]).shape == (0, 169)
 
 
+@needs_gxx
+@pytest.mark.parametrize("bits", [0, 2, MOST_SHARE_BITS])
+@pytest.mark.parametrize("name", EXACT)
+def test_sentences_of_different_lengths(gpu, monkeypatch, name, bits):
+    net = with_lengths(EXACT[name], "int64" if bits else "int32")
+    monkeypatch.setattr("onchip.kernels.cuda.token_max.TokenMaxLowering.share_bits", lambda self, B: bits)
+    engine, given = engine_of(net), (some_ids(EXACT[name], 37), some_lengths(net, 37))
+    assert [group.claim.kernel for group in engine.plan.groups] == ["token_max"]
+    want = exact(net, given)
+    assert engine(*given).tobytes() == want.tobytes()
+    assert engine(*(Array(gpu, x) for x in given)).numpy().tobytes() == want.tobytes()
+
+
+@needs_gxx
+@pytest.mark.parametrize(("layers", "kernels"), [
+    ((Tanh(), MAX), ["token_max"]), ((MAX, Sigmoid()), ["token_max"]),
+    # Where no window lies within, a Sigmoid in front would make 1/2 of what is 0.
+    ((Sigmoid(), MAX), ["gather", "pointwise", "sequence_max"]), ((MAX,), ["token_max"]),
+])  # fmt: skip
+def test_what_no_window_lies_within_is_0(gpu, layers, kernels):
+    plain = tokens(7, 8, (3, 20), layers=layers)
+    net = with_lengths(plain)
+    engine, given = engine_of(net), (some_ids(plain, 9), np.array([0, 1, 2, 3, 4, 8, 9, -5, 2**31 - 1], np.int32))
+    assert [group.claim.kernel for group in engine.plan.groups] == kernels
+    truth, naive = (reference.forward(net, given, dtype) for dtype in ("float64", "float32"))
+    assert_error_within(engine(*given), truth, yardstick=naive)
+    assert (truth[[0, 1, 2, 7]] == (0.5 if layers[-1] == Sigmoid() else 0)).all()
+
+
+@needs_gxx
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("dtype", "lengths"), [("float32", "int64"), ("float16", "int32"), ("float64", "int32")])
+def test_a_maximum_up_to_lengths_by_itself(gpu, dtype, lengths, channels_last):
+    given = {"x": TensorType(("B", 37, 9), dtype), "lengths": TensorType(("B",), lengths)}
+    net = Network(given, (Node("y", SequenceMax(3, 2), ("x", "lengths")),), ("y",), {})
+    x = weight(50, 37, 9).astype(dtype)
+    x[7, 5, 2], x[8, 5, 8] = np.nan, np.inf
+    at = some_lengths(net, 50)
+    want = reference.FORWARD[SequenceMax](SequenceMax(3, 2), (x, at), {})
+    made = np.empty_like(want)
+    lies = np.ascontiguousarray(x.transpose(0, 2, 1)) if channels_last else x
+    steps = BoundSteps(gpu, SequenceMaxLowering((dtype, lengths), 37, 9, 3, 2, channels_last, 2).at(50))
+    steps.enqueue([lies.ctypes.data, at.ctypes.data], [made.ctypes.data], 0, gpu.stream)
+    assert made.tobytes() == want.tobytes()
+
+
+# -- tables of 8 bits ----------------------------------------------------------------------------------------
+
+FP8 = [name for name in EXACT if name not in ("float16", "rounded on the way")]
+
+
+def in_8_bits(net, given):
+    """What the kernel makes: channels over their largest numbers, rounded, added up in float16, compared, scaled."""
+    short = {}
+    for node in net.nodes:
+        if isinstance(node.layer, TokenConv):
+            table = np.asarray(net.weights[node.weights["weight"]], np.float32)
+            peaks = np.abs(table).max(axis=(0, 1))
+            scaled = (table * (np.float32(448) / peaks)).astype(numpy_dtype("float8_e4m3fn")).astype(np.float32)
+            short[node.name] = scaled, peaks * np.float32(1 / 448)
+    values = dict(zip(net.inputs, given, strict=True))
+    for node in net.nodes:
+        read = tuple(values[name] for name in node.inputs)
+        if isinstance(node.layer, TokenConv):
+            table, factors = short[node.name]
+            added = 0
+            for k in range(table.shape[1]):
+                one = np.where(np.arange(table.shape[1])[:, None] == k, table, 0)
+                term = reference.FORWARD[TokenConv](node.layer, read, {"weight": one})
+                added = (added + term).astype(np.float16).astype(np.float32)
+            bias = np.asarray(net.weights[node.weights["bias"]], np.float32) if "bias" in node.weights else 0
+            values[node.name] = added * factors[:, None] + np.broadcast_to(bias, factors.shape)[:, None]
+        else:
+            values[node.name] = reference.FORWARD[type(node.layer)](node.layer, read, {})
+    return values[net.outputs[0]]
+
+
+@needs_gxx
+@pytest.mark.parametrize("bits", [0, MOST_SHARE_BITS])
+@pytest.mark.parametrize("has_lengths", [False, True])
+@pytest.mark.parametrize("name", FP8)
+def test_tables_of_8_bits(gpu, monkeypatch, name, has_lengths, bits):
+    net, given = EXACT[name], (some_ids(EXACT[name], 37),)
+    if has_lengths:
+        net = with_lengths(net)
+        given = (*given, some_lengths(net, 37))
+    monkeypatch.setattr("onchip.kernels.cuda.token_max.TokenMaxLowering.share_bits", lambda self, B: bits)
+    engine = engine_of(net, tables="fp8")
+    assert "fp8 tables" not in str(engine.plan)
+    got = engine(*given).astype(np.float32)
+    close = {"float32": 2e-6, "float16": 2**-10, "bfloat16": 2**-7}[net.output.dtype]
+    np.testing.assert_allclose(got, in_8_bits(net, given), rtol=close, atol=close)
+    assert np.abs(got - exact(net, given).astype(np.float32)).max() < 0.1 * max(2, np.abs(got).max())
+
+
+@needs_gxx
+def test_what_is_not_finite_is_nan_in_8_bits_and_a_channel_of_zeros_stays_so(gpu):
+    net = tokens(5, 4, (2, 20), ids="int64", layers=(MAX,), bias=False)
+    table = net.weights["t0"].copy()
+    table[3, 1, 7], table[2, 0, 8], table[..., 9] = np.nan, -np.inf, 0
+    table[..., 10] *= np.float32(1e-38)
+    net = net.replace(weights={**net.weights, "t0": table})
+    x = np.array([[0, 3, 1, 2], [3, 0, 1, 2], [1, 2, 1, 3], [0, 1, 0, 4]])
+    got = engine_of(net, tables="fp8")(x)
+    assert np.isnan(got[:, 7]).tolist() == [True, False, True, False]
+    assert np.isnan(got[:, 8]).tolist() == [False, False, True, False]
+    assert (got[:, 9:11] == 0).all()
+    assert np.isfinite(np.delete(got, (7, 8), axis=1)).all()
+
+
+def test_tables_of_8_bits_need_a_chip_that_converts_them_and_few_taps():
+    def why(net, device=H200):
+        (refusal,) = TokenMax().claims(net, 0, device, Job(tables="fp8"))
+        return refusal.why
+
+    assert "runs on sm_89, sm_90a" in why(tokens(5, 6, (2, 3)), A100)
+    assert "at most 128 taps" in why(tokens(5, 130, (129, 3)))
+
+
 # -- on a GPU ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", EXACT)
-def test_a_gpu_has_the_bits_of_the_reference(name):
-    net = EXACT[name]
-    engine, ids = onchip.compile(net, "cuda"), some_ids(net, 4_097)
-    want = exact(net, ids)
-    for B in (1, 7, 100, 4_097):
-        assert engine(ids[:B]).tobytes() == want[:B].tobytes()
-    assert engine(ids[55:58]).tobytes() == want[55:58].tobytes()
+@pytest.mark.parametrize("has_lengths", [False, True])
+def test_a_gpu_has_the_bits_of_the_reference(name, has_lengths):
+    net, given = EXACT[name], (some_ids(EXACT[name], 4_097),)
+    if has_lengths:
+        net = with_lengths(net)
+        given = (*given, some_lengths(net, 4_097))
+    engine, want = onchip.compile(net, "cuda"), exact(net, given)
+    for B in (0, 1, 7, 100, 4_097):
+        assert engine(*(x[:B] for x in given)).tobytes() == want[:B].tobytes()
+    assert engine(*(x[55:58] for x in given)).tobytes() == want[55:58].tobytes()
 
 
 @pytest.mark.gpu
@@ -271,5 +396,53 @@ def test_a_gpu_folds_a_text_network(precision):
     truth = reference.forward(net, ids[:24])
     yardstick = {"fp32": "float32", "bf16": "bfloat16"}.get(precision, "float16")  # which has as many digits as tf32
     naive = reference.forward(net, ids[:24], yardstick)
+    assert_error_within(engine(ids)[:24], truth, yardstick=naive)
+    assert engine(ids[:7]).tobytes() == engine(ids)[:7].tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("without", [(), ("fold",)])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_gpu_takes_sentences_of_different_lengths(precision, without):
+    net = sentiment.network(vocabulary=900, embedding=256, channels=72, hidden=(128,), classes=5, lengths=True)
+    net = net.replace(weights={name: materialise(name, net.weights) for name in net.weights})
+    ids = np.random.default_rng(0).integers(0, 900, (300, 16), dtype=np.int32)
+    lengths = (np.arange(300) % 18).astype(np.int32)
+    engine = onchip.compile(net, "cuda", precision, batch_hint=1 << 24, without=without)
+    assert ("token_max" in str(engine.plan)) == (not without), str(engine.plan)
+    truth = reference.forward(net, (ids[:36], lengths[:36]))
+    naive = reference.forward(
+        net, (ids[:36], lengths[:36]), {"fp32": "float32", "bf16": "bfloat16"}.get(precision, "float16")
+    )
+    got = engine(ids, lengths)
+    assert_error_within(got[:36], truth, yardstick=naive)
+    assert engine(ids[:7], lengths[:7]).tobytes() == got[:7].tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FP8)
+def test_a_gpu_looks_up_tables_of_8_bits(name):
+    net = with_lengths(EXACT[name])
+    given = some_ids(EXACT[name], 4_097), some_lengths(net, 4_097)
+    engine, want = onchip.compile(net, "cuda", tables="fp8"), in_8_bits(net, given)
+    close = {"float32": 2e-6, "float16": 2**-10, "bfloat16": 2**-7}[net.output.dtype]
+    got = engine(*given)
+    np.testing.assert_allclose(got.astype(np.float32), want, rtol=close, atol=close)
+    for B in (0, 1, 7, 100):
+        assert engine(*(x[:B] for x in given)).tobytes() == got[:B].tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_gpu_folds_a_text_network_into_8_bits(precision):
+    net = sentiment.network(vocabulary=3_000, embedding=256, channels=72, hidden=(128,), classes=5)
+    net = net.replace(weights={name: materialise(name, net.weights) for name in net.weights})
+    ids = np.random.default_rng(0).integers(0, 3_000, (300, 16), dtype=np.int32)
+    engine = onchip.compile(net, "cuda", precision, batch_hint=1 << 24, tables="fp8")
+    assert "float8_e4m3fn" in engine.plan.groups[0].claim.label, str(engine.plan)
+    truth = reference.forward(net, ids[:24])
+    naive = reference.forward(
+        with_rounded_tables(net, "fp8"), ids[:24], {"fp32": "float32", "fp16": "float16"}[precision]
+    )
     assert_error_within(engine(ids)[:24], truth, yardstick=naive)
     assert engine(ids[:7]).tobytes() == engine(ids)[:7].tobytes()

@@ -9,13 +9,14 @@ from checks import random_mlp
 from onchip.errors import InputError, PlanError
 from onchip.plan.kernel import PRECISIONS
 from onchip.runtime import check
-from onchip.runtime.check import NAIVE_DTYPE, ULP, CheckRow, check_network, scaled_error, unequal_batch
+from onchip.runtime.check import NAIVE_DTYPE, ULP, CheckRow, check_network, length_limits, scaled_error, unequal_batch
 from onchip.runtime.engine import compile
 from onchip.runtime.stream import RandomRows
 from onchip.spec.build import sequential
 from onchip.spec.layers import Add, Embedding, Reshape, Tanh
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
+from onchip.workloads import sentiment
 
 NET = random_mlp(20, 16, 3)
 
@@ -42,6 +43,25 @@ def test_a_right_engine_passes_and_every_precision_has_a_row():
 def test_the_rows_come_from_the_seed():
     one, same, other = (check_network(NET, rows=20, seed=seed).checks[0].error for seed in (1, 1, 2))
     assert one == same != other
+
+
+def test_lengths_are_drawn_from_none_to_the_whole_sequence():
+    net = sentiment.network(vocabulary=9, embedding=4, channels=5, kernels=(2, 3), length=6, hidden=(), lengths=True)
+    assert length_limits(net) == {"lengths": 7}
+    assert check_network(net, rows=40).passed
+
+
+def test_what_tables_of_fewer_bits_cost():
+    net = sentiment.network(vocabulary=50, embedding=8, channels=20, kernels=(2, 3), length=6, hidden=(30,))
+    error = {}
+    for tables in ("fp32", "fp16", "bf16", "fp8"):
+        report = check_network(net, rows=40, tables=tables)
+        assert report.passed
+        error[tables] = report.checks[0].error
+        if tables != "fp32":
+            assert "token_max" in report.checks[0].kernels[0]
+            assert report.checks[0].ratio < 1.5  # a naive run on the same tables
+    assert error["fp32"] < error["fp16"] / 10 < error["bf16"] / 20 < error["fp8"] / 40 < 0.01
 
 
 def row(error, naive, precision="fp32", unequal=None):
@@ -104,7 +124,7 @@ def test_bad_requests():
 
 
 def test_where_nothing_could_be_checked_nothing_has_passed(monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **options):
         raise PlanError("no kernel takes it")
 
     monkeypatch.setattr("onchip.runtime.check.compile", refuse)

@@ -52,6 +52,18 @@ def test_the_first_bad_id_of_torch_tensors(torch, kind, dtype, value):
     engine.wait()
 
 
+@pytest.mark.parametrize("kind", ["embedding", "sums", "two groups"])
+@pytest.mark.parametrize("B", [7, 50_000])
+def test_bad_ids_of_the_host_are_told_by_the_same_call(kind, B):
+    engine, good = compile(network(kind), "cuda"), some_ids(B)
+    want, bad = engine(good), good.copy()
+    bad[[B - 1, B - 3, B - 3], [0, 4, 1]] = 40, -2, 77
+    for _ in range(2):
+        with pytest.raises(InputError, match=f"row {B - 3}, position 1: id 77, expected 0 to 39"):
+            engine(bad)
+        assert np.array_equal(engine(good), want)
+
+
 def test_a_ticket_waits_and_tells(torch):
     engine = compile(network("embedding"), "cuda")
     ids = torch.from_numpy(some_ids(100)).cuda()

@@ -1,5 +1,6 @@
 """Streaming: same bits whatever the pieces, bounded memory, and sources that do not fit are refused."""
 
+import dataclasses
 import threading
 import tracemalloc
 from itertools import pairwise
@@ -13,9 +14,10 @@ from checks import random_mlp, rows
 from onchip.errors import FormatError, InputError, ShapeError
 from onchip.kernels.cpu import KERNELS
 from onchip.plan.device import H200
+from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cpu import this_cpu
-from onchip.runtime.engine import compile, id_limits
+from onchip.runtime.engine import compile, id_limits, kernels_for
 from onchip.runtime.stream import (
     LEAST_PIECE_ROWS,
     FittedRows,
@@ -131,7 +133,7 @@ def test_an_error_of_the_source_arrives(engine):
 
 
 class Asked:
-    """An engine that computes nothing but remembers what it was asked to check."""
+    """An engine that computes nothing but refuses ids that are in no table."""
 
     input, output = TensorType(("B", 4), "int32"), TensorType(("B", 1))
     plan = make_plan(NET, H200, (), whole=False)
@@ -140,6 +142,7 @@ class Asked:
         check_token_ids(x, 10, first_row)
 
     def __call__(self, x, out):
+        self.check_ids(x)
         return out
 
 
@@ -161,6 +164,13 @@ def test_a_piece_is_told_with_its_bad_rows(ahead, batch_rows):
     assert [start for start, _, _ in told] == list(range(0, 30, batch_rows))
     assert np.array_equal(np.concatenate([piece for _, piece, _ in told]), x, equal_nan=True)
     assert [start + int(i) for start, _, bad in told for i in bad] == [3, 11]
+
+
+def test_the_first_of_long_pieces_is_short():
+    x = rows(3 << 16, 1)
+    told = [(start, len(piece)) for start, piece, _ in pieces(Rows(x), 1 << 16, ahead=True)]
+    assert told == [(0, 1 << 13), (1 << 13, 1 << 16), (9 << 13, 1 << 16), (17 << 13, 7 << 13)]
+    assert [len(piece) for _, piece, _ in pieces(Rows(x), 1 << 16, ahead=False)] == [1 << 16] * 3
 
 
 def test_the_next_piece_is_read_while_one_is_in_use():
@@ -222,8 +232,16 @@ def test_a_gpu_takes_larger_pieces():
 def test_values_between_groups_count(monkeypatch):
     plan = make_plan(sentiment.network(), H200, (), whole=False)  # no kernel: every layer is a group
     assert plan.between_bytes > 1 << 19
-    monkeypatch.setattr("onchip.runtime.stream.BETWEEN_BYTES", 10 * plan.between_bytes)
-    assert piece_rows(plan) == 10
+    small = dataclasses.replace(H200, memory_bytes=80 * plan.between_bytes)
+    assert piece_rows(dataclasses.replace(plan, device=small)) == 10
+    here = make_plan(sentiment.network(), this_cpu(), (), whole=False)
+    monkeypatch.setattr("onchip.runtime.stream.BETWEEN_BYTES", 10 * here.between_bytes)
+    assert piece_rows(here) == 10
+
+
+def test_a_file_of_sentences_goes_through_a_gpu_in_few_long_pieces():
+    job = Job("fp16", 10**8)
+    assert piece_rows(make_plan(sentiment.network(), H200, kernels_for(H200), job)) > 500_000
 
 
 # -- rows of files -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import numpy as np
 from onchip.errors import DeviceError, PlanError
 from onchip.kernels import reference
 from onchip.kernels.reference.scan import scan as scan_reference
-from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
+from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error, with_rounded_tables
 from onchip.runtime.engine import compile, find_device
 from onchip.runtime.scan import scan
 from onchip.spec.build import mlp, sequential
@@ -37,6 +37,7 @@ from onchip.spec.layers import (
     Permute,
     ReLU,
     Reshape,
+    SequenceMax,
     Sigmoid,
     Softmax,
     Tanh,
@@ -176,10 +177,18 @@ def lookups() -> list[tuple[str, Network]]:
         ("look-ups", sequential(given, [("e", Embedding())], {"e.weight": table})),
         ("sums", sequential(given, [("c", TokenConv())], {"c.weight": table.reshape(40, 3, 37)})),
         ("maxima", _maxima(table)),
-        ("tables made on the GPU", sequential(given, [
-            ("e", Embedding()), ("p", Permute((0, 2, 1))), ("c", Conv1d()), ("m", GlobalMax((2,))),
-        ], {"e.weight": weight(1500, 64), "c.weight": weight(72, 64, 3)})),
+        ("lengths", Network(
+            {"x": TensorType(("B", 3, 50)), "n": TensorType(("B",), "int32")},
+            (Node("y", SequenceMax(5), ("x", "n")),), ("y",), {},
+        )),
+        ("tables made on the GPU", _folded()), ("8-bit tables made on the GPU", _folded()),
     ]  # fmt: skip
+
+
+def _folded() -> Network:
+    layers = [("e", Embedding()), ("p", Permute((0, 2, 1))), ("c", Conv1d()), ("m", GlobalMax((2,)))]
+    weights = {"e.weight": weight(1500, 64), "c.weight": weight(72, 64, 3)}
+    return sequential(TensorType(("B", 5), "int64"), layers, weights)
 
 
 def _maxima(table: np.ndarray) -> Network:
@@ -197,25 +206,31 @@ def expected_rows(name: str) -> int:
     return 1 if name.startswith("few rows") else EXPECTED_ROWS
 
 
+def tables_of(name: str) -> str:
+    """How its folded tables are kept."""
+    return "fp8" if name.startswith("8-bit") else "fp32"
+
+
 def run_case(name: str, net: Network, device: str, precision: str) -> str:
     """Run the network and judge it by the reference; what was run, or why it was not. AssertionError if it is wrong."""
     try:
-        engine = compile(net, device, precision, batch_hint=expected_rows(name))
+        engine = compile(net, device, precision, batch_hint=expected_rows(name), tables=tables_of(name))
     except (PlanError, DeviceError) as error:  # the device is here: what it refuses is the precision or the layer
         return f"left out: {error.what}"
-    given = net.input
-    generator, shape = np.random.default_rng(0), (1000, *given.row_shape)
-    is_ids = given.dtype in ID_DTYPES
-    x = generator.integers(0, 40, shape) if is_ids else generator.standard_normal(shape)
-    x = x.astype(numpy_dtype(given.dtype))
+    generator, x = np.random.default_rng(0), tuple[np.ndarray, ...]()
+    for given in net.inputs.values():
+        shape = (1000, *given.row_shape)
+        drawn = generator.integers(0, 40, shape) if given.dtype in ID_DTYPES else generator.standard_normal(shape)
+        x = (*x, drawn.astype(numpy_dtype(given.dtype)))
     truth = reference.forward(net, x)
-    naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)  # many rows: a steady yardstick
+    coarse = net if tables_of(name) == "fp32" else with_rounded_tables(net, tables_of(name))
+    naive = scaled_error(reference.forward(coarse, x, NAIVE_DTYPE[precision]), truth)  # many rows: a steady yardstick
     allowed = FACTOR * naive + ULPS * max(ULP[precision], DTYPE_ULP.get(net.output.dtype, 0.0))
-    whole = engine(x[: max(ROWS)])
+    whole = engine(*(rows[: max(ROWS)] for rows in x))
     error = scaled_error(whole, truth[: max(ROWS)])
     assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}"
     for B in ROWS:
-        assert engine(x[:B]).tobytes() == whole[:B].tobytes(), f"other bits in a batch of {B}"
+        assert engine(*(rows[:B] for rows in x)).tobytes() == whole[:B].tobytes(), f"other bits in a batch of {B}"
     kernels = ", ".join(group.claim.label for group in engine.plan.groups)
     return f"rows {ROWS}, error {error:.1e}: {kernels}"
 

@@ -46,7 +46,8 @@ def launched() -> set[Program]:
     for name, net in kernels.cases():
         for precision in kernels.PRECISIONS:
             with contextlib.suppress(PlanError):
-                plans.append(make_plan(net, H200, KERNELS, Job(precision, kernels.expected_rows(name))))
+                job = Job(precision, kernels.expected_rows(name), tables=kernels.tables_of(name))
+                plans.append(make_plan(net, H200, KERNELS, job))
     found = programs_of(plans, kernels.ROWS).union(*map(makes, plans))
     for (net, _, options), precision in itertools.product(kernels.TRAININGS.values(), kernels.PRECISIONS):
         loss, optimiser = options.get("loss", "cross_entropy"), options.get("optimiser", "sgd")
@@ -96,9 +97,9 @@ def test_the_networks_run_and_what_nobody_takes_is_told(capsys):
 def test_a_wrong_result_is_a_failure(monkeypatch, capsys):
     compile = kernels.compile
 
-    def off(net, device, precision, batch_hint):
-        engine = compile(net, device, precision, batch_hint=batch_hint)
-        return lambda x: engine(x) + np.float16(0.5)
+    def off(net, device, precision, **options):
+        engine = compile(net, device, precision, **options)
+        return lambda *x: engine(*x) + np.float16(0.5)
 
     monkeypatch.setattr(kernels, "compile", off)
     assert kernels.main("cpu") == 1

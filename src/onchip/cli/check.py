@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Exit, Option
 
-from onchip.cli.options import Json, Model
+from onchip.cli.options import Json, Model, Tables
 from onchip.cli.talk import print_json, progress, say
 from onchip.spec.text import columns
 
@@ -21,6 +21,7 @@ def check(
         int | None, Option(help="Random rows to compare; if not given 1000, fewer of very long ones.")
     ] = None,
     seed: Annotated[int, Option(help="Of the random rows.")] = 0,
+    tables: Tables = "fp32",
     as_json: Json = False,
 ) -> None:
     """Hold every device and precision against the float64 reference.
@@ -28,6 +29,9 @@ def check(
     \b
     Example:
       onchip check decode --rows 200
+
+    With --tables, embeddings are folded, and the naive run has tables that were rounded once:
+    the error is what these bits cost.
 
     The yardstick is a naive run in the same precision: NumPy, one operation at a time. An engine is ok if its error
     is at most twice the naive one plus 4 ulp, and if a row has the same bits in batches of 1, 2, 7 and all rows.
@@ -38,11 +42,11 @@ def check(
 
     net = load(model)
     with progress(f"check {net.name}", 1) as update:
-        report = check_network(net, rows, seed, update)
+        report = check_network(net, rows, seed, update, tables)
     if as_json:
         print_json({
-            "network": report.network, "rows": report.rows, "seed": seed, "measure": MEASURE, "passed": report.passed,
-            "no_cuda": report.no_cuda,
+            "network": report.network, "rows": report.rows, "seed": seed, "tables": tables, "measure": MEASURE,
+            "passed": report.passed, "no_cuda": report.no_cuda,
             "checks": [
                 {**asdict(row), "allowed": row.allowed, "ratio": row.ratio, "verdict": row.verdict}
                 for row in report.checks

@@ -33,7 +33,7 @@ NoPhases = Annotated[
 NoEarly = Annotated[
     bool, Option("--no-early", help="Leave out a rewrite, to compare: activations move in front of woven phases.")
 ]
-Tables = Annotated[str, Option(help="Folded embedding tables in half precision: fp16 or bf16; else fp32.")]
+Tables = Annotated[str, Option(help="Folded embedding tables in fewer bits: fp16, bf16 or fp8; else fp32.")]
 Json = Annotated[bool, Option("--json", help="Print one JSON document.")]
 Verbose = Annotated[
     int,

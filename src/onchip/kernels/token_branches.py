@@ -6,7 +6,18 @@ import dataclasses
 from dataclasses import dataclass
 
 from onchip.kernels.chain import is_closed
-from onchip.spec.layers import Cast, Concat, Elementwise, GlobalMax, LeakyReLU, ReLU, Sigmoid, Tanh, TokenConv
+from onchip.spec.layers import (
+    Cast,
+    Concat,
+    Elementwise,
+    GlobalMax,
+    LeakyReLU,
+    ReLU,
+    SequenceMax,
+    Sigmoid,
+    Tanh,
+    TokenConv,
+)
 from onchip.spec.network import Network, Node
 
 REFUSED = "takes token convolutions up to a maximum over time, with nothing before it but what never falls"
@@ -20,6 +31,8 @@ class Branch:
     activation: Elementwise | None
     has_max: bool
     last: str  # the name of the value it makes
+    window: int = 0  # of a SequenceMax; 0: the maximum is over all windows
+    lengths: str | None = None  # the value that it reads
 
 
 @dataclass(frozen=True)
@@ -28,6 +41,11 @@ class Branches:
 
     branches: tuple[Branch, ...]
     nodes: tuple[Node, ...]
+
+    @property
+    def lengths(self) -> str | None:
+        """The value that holds the sentences' lengths, if any branch reads them: one for all of them."""
+        return next((branch.lengths for branch in self.branches if branch.lengths), None)
 
     def columns(self, net: Network) -> dict[str, int]:
         """Where in a row of the output each branch's value begins."""
@@ -56,6 +74,7 @@ def find_branches(
             ends[node.name] = Branch(node, None, False, node.name)
         elif isinstance(node.layer, Concat) and taken:
             has_all = set(node.inputs) == set(ends) and len(node.inputs) == len(ends)
+            has_all &= len({branch.lengths for branch in ends.values()} - {None}) < 2
             is_whole = has_all and all(branch.has_max for branch in ends.values()) and _axis(net, node) == 1
             nodes = [*taken, node]
             if not is_whole or not is_closed(net, nodes):
@@ -77,6 +96,8 @@ def _continued(
 ) -> Branch | None:
     """The branch with one layer more, if it can be done here."""
     layer = node.layer
+    if isinstance(layer, SequenceMax):
+        return _up_to_lengths(branch, node, layer)
     if isinstance(layer, GlobalMax):
         over_time = {axis % 3 for axis in layer.axes} == {2}
         return dataclasses.replace(branch, has_max=True, last=node.name) if over_time and not branch.has_max else None
@@ -85,6 +106,15 @@ def _continued(
     if isinstance(layer, activations) and branch.activation is None and (branch.has_max or _never_falls(layer)):
         return dataclasses.replace(branch, activation=layer, last=node.name)
     return None
+
+
+def _up_to_lengths(branch: Branch, node: Node, layer: SequenceMax) -> Branch | None:
+    """The branch with a maximum over windows that lie within; where there is none, the activation gets 0 behind it."""
+    assert isinstance(branch.conv.layer, TokenConv)
+    keeps_zero = branch.activation is None or isinstance(branch.activation, ReLU | LeakyReLU | Tanh)
+    if branch.has_max or not keeps_zero or layer.stride != branch.conv.layer.stride:
+        return None
+    return dataclasses.replace(branch, has_max=True, last=node.name, window=layer.window, lengths=node.inputs[1])
 
 
 def _cast_behind(net: Network, nodes: list[Node], casts: tuple[str, ...]) -> tuple[Node, ...]:

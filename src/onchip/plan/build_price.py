@@ -67,7 +67,8 @@ def made_on_device(wanted: Iterable[Recipe], weights: Weights, makes: Mapping[st
         if not isinstance(recipe, Recipe) or recipe.op not in makes:
             continue
         sources = _sources(recipe, weights)
-        fits = {recipe.dtype, *(dtype_of(source, weights) for source in sources)} <= set(DEVICE_DTYPES)
+        fits = {dtype_of(source, weights) for source in sources} <= set(DEVICE_DTYPES)
+        fits &= recipe.dtype in (*DEVICE_DTYPES, "float8_e4m3fn")  # which only tables are made into
         # What is made of something there is made there as well: it need not come back.
         if fits and (host_us(recipe, weights) >= ON_DEVICE_FROM_US or not there.isdisjoint(sources)):
             there.add(recipe)

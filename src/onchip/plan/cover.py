@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from onchip.errors import PlanError
 from onchip.plan.build_price import build_us, makes_of
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Converter, Job, Kernel, Price, Refusal
+from onchip.plan.kernel import TABLES, Claim, Converter, Job, Kernel, Price, Refusal
 from onchip.plan.layout import ROWS
 from onchip.plan.plan import Group, Plan, groups_of, values_read
 from onchip.spec.network import Network, Node
@@ -190,7 +190,7 @@ def no_claim(net: Network, node: Node, job: Job) -> Claim:
     reads = sum(given.row_bytes for given in net.input_types(node))
     dtypes = {role: given.dtype for role, given in net.node_weight_types(node).items()}
     if node.layer.has_tables and job.tables != "fp32":
-        dtypes["weight"] = "float16" if job.tables == "fp16" else "bfloat16"
+        dtypes["weight"] = TABLES[job.tables]
     recipes = {
         role: Recipe.of(as_is, (name,), net.weights[name].shape, dtypes[role]) for role, name in node.weights.items()
     }

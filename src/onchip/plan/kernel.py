@@ -25,7 +25,7 @@ LOSSES = ("cross_entropy", "half_sse", "mse")
 OPTIMISERS = {"sgd": 0, "momentum": 1, "adam": 2}  # with how many numbers each keeps for every weight
 OPTIONAL_REWRITES = ("fold", "merge", "windows", "phases", "early")  # those that a user may leave out, to compare
 MAX_ROWS = 2**62  # more than any memory or disk holds
-TABLES = ("fp32", "fp16", "bf16")
+TABLES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Job:
     loss: str = ""  # set: train. Of LOSSES; for "cross_entropy" the network's output is logits
     optimiser: str = "sgd"  # of OPTIMISERS
     without: tuple[str, ...] = ()  # rewrites to leave out, of OPTIONAL_REWRITES
-    tables: str = "fp32"  # how folded tables are stored; sums are always float32
+    tables: str = "fp32"  # how folded tables are stored; sums are float32, of fp8 ones float16
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -54,7 +54,7 @@ class Job:
             got, expected = ", ".join(map(str, unknown)), ", ".join(OPTIONAL_REWRITES)
             raise InputError("no such rewrite to leave out", got=got, expected=expected, hint=OPTIONAL_REWRITES[0])
         if self.tables not in TABLES:
-            raise InputError("unknown tables", got=str(self.tables), expected=", ".join(TABLES), hint=TABLES[0])
+            raise InputError("unknown tables", got=str(self.tables), expected=", ".join(TABLES), hint="fp32")
 
     @property
     def is_training(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from onchip.errors import printable
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.plan.kernel import TABLES, Claim, Job, Refusal
 from onchip.plan.layout import ROWS, lying
 from onchip.plan.slow import slow_because
 from onchip.spec.network import Network
@@ -114,9 +114,10 @@ class Plan:
 
     @property
     def tables_unused(self) -> str:
-        """Why tables that were asked for in half precision are not kept so; "" if they are, or nobody asked."""
+        """Why tables that were asked for in fewer bits are not kept so; "" if they are, or nobody asked."""
         tables = {n.weights["weight"] for n in self.network.nodes if n.layer.has_tables}
-        if self.job.tables == "fp32" or any(DTYPE_BYTES[recipe.dtype] == 2 for recipe in self._made_of(tables)):
+        nbytes = DTYPE_BYTES[TABLES[self.job.tables]]
+        if self.job.tables == "fp32" or any(DTYPE_BYTES[recipe.dtype] == nbytes for recipe in self._made_of(tables)):
             return ""
         return "no kernel of this plan keeps them so" if tables else "nothing was folded into any"
 

@@ -10,18 +10,23 @@ import numpy as np
 
 from onchip.errors import DeviceError, InputError, OnchipError, PlanError
 from onchip.kernels import reference
-from onchip.plan.kernel import PRECISIONS
+from onchip.kernels.fp8_tables import in_fp8, scales, table_peaks
+from onchip.plan.kernel import PRECISIONS, TABLES, Job
+from onchip.plan.rewrites import rewrite
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 from onchip.runtime.engine import Engine, compile, id_limits
 from onchip.runtime.stream import RandomRows
+from onchip.spec.layers import SequenceMax
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array
-from onchip.spec.types import DTYPE_BYTES
+from onchip.spec.recipe import Array, Weight, materialise
+from onchip.spec.types import DTYPE_BYTES, numpy_dtype
 
 FACTOR, ULPS = 2, 4  # allowed: FACTOR times the naive error and ULPS units in the last place
 BATCHES = (1, 2, 7)  # a row must come out the same, to the bit, in batches of these sizes
 MOST_NUMBERS = 1 << 25  # of the largest value: the reference keeps all of them, in float64
 MAX_BATCHED_ROWS = 1000  # batches of 1 over more rows than this would only take longer
+
+FOLDED_ROWS = 1 << 40  # a job for which tables always pay
 
 MEASURE = "max |y - truth| / max |truth|"
 
@@ -76,12 +81,15 @@ class CheckReport:
 
 
 def check_network(
-    net: Network, rows: int | None = None, seed: int = 0, on_progress: Callable[[float, str], None] | None = None
-) -> CheckReport:
+    net: Network, rows: int | None = None, seed: int = 0, on_progress: Callable[[float, str], None] | None = None,
+    tables: str = "fp32",
+) -> CheckReport:  # fmt: skip
     """Compare every engine that can be made here with the reference, on random rows.
 
     rows         1000 if not given, fewer of rows that are very long
     on_progress  called before each comparison with the part that is done and what comes next
+    tables       how folded tables are kept. In fewer bits: embeddings are folded as for very many rows, and the naive
+                 run has tables that were rounded once
     """
     if rows is None:
         longest = max(given.row_size for given in (*net.inputs.values(), *net.types.values()))
@@ -91,21 +99,46 @@ def check_network(
     if seed < 0:
         raise InputError("bad seed", got=str(seed), expected="at least 0")
     _ = net.output  # one is compared: say so before any work
-    limits = id_limits(net)
+    limits = {**length_limits(net), **id_limits(net)}
     x = tuple(
         RandomRows(given, rows, seed + i, limits.get(name)).read(0, rows)
         for i, (name, given) in enumerate(net.inputs.items())
     )
     truth = reference.forward(net, x, "float64")
     gpus = [f"cuda:{i}" for i in range(len(cuda_devices()))]
-    naive = {p: _naive(net, x, truth, dtype) for p, dtype in NAIVE_DTYPE.items()}
+    coarse = net if tables == "fp32" else with_rounded_tables(net, tables)
+    naive = {p: _naive(coarse, x, truth, dtype) for p, dtype in NAIVE_DTYPE.items()}
     pairs = [(device, precision) for device in ("cpu", *gpus) for precision in PRECISIONS]
-    checks = []
+    batch, checks = 1024 if tables == "fp32" else FOLDED_ROWS, []
     for i, (device, precision) in enumerate(pairs):
         if on_progress is not None:
             on_progress(i / len(pairs), f"{device} {precision}")
-        checks.append(_check_one(net, x, truth, device, precision, *naive[precision]))
+        checks.append(_check_one(net, x, truth, Job(precision, batch, tables=tables), device, *naive[precision]))
     return CheckReport(net.name, rows, seed, tuple(checks), None if gpus else why_no_cuda())
+
+
+def with_rounded_tables(net: Network, tables: str) -> Network:
+    """The network with its embeddings folded, in float32, and the tables rounded as `tables` says."""
+    folded, _ = rewrite(net)
+    rounded: dict[str, Weight] = {}
+    for node in folded.nodes:
+        if node.layer.has_tables:
+            T = materialise(node.weights["weight"], folded.weights)
+            peaks = table_peaks(T) if tables == "fp8" else None
+            short = T.astype(numpy_dtype(TABLES[tables])) if peaks is None else in_fp8(T, peaks)
+            rounded[node.weights["weight"]] = short.astype(np.float32) * (1 if peaks is None else scales(peaks))
+    return folded.replace(weights={**folded.weights, **rounded})
+
+
+def length_limits(net: Network) -> dict[str, int]:
+    """For each input that holds lengths of sequences: one more than the longest that makes a difference."""
+    limits: dict[str, int] = {}
+    for node in net.nodes:
+        if isinstance(node.layer, SequenceMax) and node.inputs[1] in net.inputs:
+            P = int(net.types[node.inputs[0]].shape[2])
+            longest = (P - 1) * node.layer.stride + node.layer.window
+            limits[node.inputs[1]] = max(longest + 1, limits.get(node.inputs[1], 0))
+    return limits
 
 
 def _naive(net: Network, x: tuple[Array, ...], truth: Array, dtype: str) -> tuple[float, str]:
@@ -116,10 +149,11 @@ def _naive(net: Network, x: tuple[Array, ...], truth: Array, dtype: str) -> tupl
 
 
 def _check_one(
-    net: Network, x: tuple[Array, ...], truth: Array, device: str, precision: str, naive_error: float, naive_dtype: str
+    net: Network, x: tuple[Array, ...], truth: Array, job: Job, device: str, naive_error: float, naive_dtype: str
 ) -> CheckRow:
+    precision = job.precision
     try:
-        engine = compile(net, device, precision)
+        engine = compile(net, device, precision, batch_hint=job.batch, tables=job.tables)
     except (PlanError, DeviceError) as error:
         return CheckRow(device, precision, (), None, naive_error, naive_dtype, None, _reason(error))
     got = engine(*x)

@@ -160,6 +160,8 @@ class CpuBackend:
 class CpuBound:
     """A plan on the CPU. NumPy in, NumPy out."""
 
+    checks_ids = False  # a kernel that stopped to look would be slower than a pass over the ids
+
     def __init__(self, plan: Plan, threads: int) -> None:
         """Evaluate the recipes and bind every group to its kernel."""
         from onchip.kernels.cpu import INFERENCE

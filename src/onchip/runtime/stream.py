@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import itertools
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,8 +32,10 @@ from onchip.spec.types import TensorType, numpy_dtype
 PIECE_BYTES = 8 << 20  # of input and output at a time: dwarfs the cost of a launch, and its memory is reused
 GPU_PIECE_BYTES = 64 << 20  # on a GPU: some chunks of staging.py, so that copies and kernels overlap within a piece
 BETWEEN_BYTES = 256 << 20  # of values between groups at a time
+GPU_BETWEEN_PART = 8  # on a GPU: of its memory, since a piece is some chunks, each with work for the whole GPU
 PIECE_US = 250_000  # by the plan's estimate at a time: progress is told and Ctrl-C heard a few times a second
 LEAST_PIECE_ROWS = 64  # but weights are read once a piece: share them between some rows
+LONG_ROWS, FIRST_PART = 1 << 16, 8  # a piece of so many rows takes a while to read: the first is such a part of it
 FIRST_ROWS = 5  # of the results, kept for showing
 
 
@@ -229,10 +233,10 @@ def open_output(path: Path | None, net: Network, rows: int) -> Iterator[Sink | N
 
 def piece_rows(plan: Plan) -> int:
     """How many rows make a piece when nobody says: few enough for memory and for a moving progress bar."""
-    net, on_gpu = plan.network, plan.device.kind == "cuda"
+    net, on_gpu, many = plan.network, plan.device.kind == "cuda", 1 << 20
     by_bytes = (GPU_PIECE_BYTES if on_gpu else PIECE_BYTES) // max(1, net.input.row_bytes + net.output.row_bytes)
-    by_between = BETWEEN_BYTES // max(1, plan.between_bytes)
-    many = 1 << 20
+    most_between = plan.device.memory_bytes // GPU_BETWEEN_PART if on_gpu else BETWEEN_BYTES
+    by_between = most_between // max(1, plan.between_bytes)
     row_us = (plan.estimate_at(2 * many) - plan.estimate_at(many)) / many
     by_time = max(LEAST_PIECE_ROWS, int(PIECE_US / max(row_us, 1e-6)))
     return max(1, min(many, by_bytes, by_between, by_time))
@@ -247,21 +251,23 @@ def check_piece(batch_rows: int) -> None:
 def pieces(source: Source, batch_rows: int, ahead: bool) -> Iterator[tuple[int, Array, Array]]:
     """The rows a piece at a time: the number of its first row, the rows, and which of them hold a NaN or an infinity.
 
-    ahead  while one piece is in use, a thread reads the next one
+    ahead  while one piece is in use, a thread reads the next one; the first is short, since nobody works meanwhile
     """
 
-    def read(start: int) -> tuple[int, Array, Array]:
-        x = source.read(start, min(start + batch_rows, len(source)))
+    def read(start: int, stop: int) -> tuple[int, Array, Array]:
+        x = source.read(start, stop)
         return start, x, rows_not_finite(x)
 
-    starts = range(0, len(source), batch_rows)
+    first = batch_rows // FIRST_PART if ahead and batch_rows >= LONG_ROWS else batch_rows
+    starts = [0, *range(first, len(source), batch_rows)] if len(source) else []
+    ends = pairwise([*starts, len(source)])
     if not ahead:
-        yield from map(read, starts)
+        yield from itertools.starmap(read, ends)
         return
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="onchip-read") as reader:
         waiting: deque[concurrent.futures.Future[tuple[int, Array, Array]]] = deque()
-        for start in starts:
-            waiting.append(reader.submit(read, start))
+        for start, stop in ends:
+            waiting.append(reader.submit(read, start, stop))
             if len(waiting) > 1:
                 yield waiting.popleft().result()
         while waiting:
@@ -293,9 +299,12 @@ def run_rows(
         if bad.size and first_bad_row is None:
             first_bad_row = start + int(bad[0])
         bad_rows += bad.size
-        engine.check_ids(x, first_row=start)  # the engine would look too, but knows no row but those of this piece
         begin = time.perf_counter()
-        y = engine(x, out=out[: stop - start])
+        try:
+            y = engine(x, out=out[: stop - start])
+        except InputError:
+            engine.check_ids(x, first_row=start)  # of its rows the engine knows no number but in this piece
+            raise
         engine_seconds += time.perf_counter() - begin
         if len(first_rows) < FIRST_ROWS:
             first_rows = np.concatenate([first_rows, y[: FIRST_ROWS - len(first_rows)]])

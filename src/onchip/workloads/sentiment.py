@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from onchip.formats.flat_file import FlatTensor, draw_flat, read_flat
-from onchip.spec.layers import Concat, Conv1d, Embedding, GlobalMax, Linear, Permute, ReLU
+from onchip.spec.layers import Concat, Conv1d, Embedding, GlobalMax, Linear, Permute, ReLU, SequenceMax
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Weight
 from onchip.spec.types import BATCH, TensorType
@@ -33,8 +33,13 @@ def network(
     length: int = LENGTH,
     hidden: Sequence[int] = HIDDEN,
     classes: int = CLASSES,
+    lengths: bool = False,
 ) -> Network:
-    """The network with the weights of a file (params.bin, in the order of `layout`), or seeded ones (draw_flat)."""
+    """The network with the weights of a file (params.bin, in the order of `layout`), or seeded ones (draw_flat).
+
+    lengths  sentences have lengths of their own, a second input (B,) int32: maxima are over windows that lie within
+             them, and 0 where none does; what ids stand behind the end makes no difference
+    """
     widths = (channels * len(kernels), *hidden, classes)
     stored = layout(vocabulary, embedding, channels, kernels, widths)
     found: dict[str, Weight] = {**(draw_flat(stored, seed) if weights is None else read_flat(weights, stored))}
@@ -47,15 +52,19 @@ def network(
         nodes += [
             Node(f"conv{K}", Conv1d(), ("channels_first",), _both(f"conv{K}")),
             Node(f"relu{K}", ReLU(), (f"conv{K}",)),
-            Node(f"max{K}", GlobalMax((-1,)), (f"relu{K}",)),
-        ]
+            Node(f"max{K}", SequenceMax(K), (f"relu{K}", "lengths")) if lengths
+            else Node(f"max{K}", GlobalMax((-1,)), (f"relu{K}",)),
+        ]  # fmt: skip
     nodes.append(Node("concat", Concat(1), tuple(f"max{K}" for K in kernels)))
     last = len(widths) - 1
     for i in range(1, last + 1):
         nodes.append(Node(f"fc{i}", Linear(), (nodes[-1].name,), _both(f"fc{i}")))
         if i < last:
             nodes.append(Node(f"relu_fc{i}", ReLU(), (f"fc{i}",)))
-    return Network({"ids": TensorType((BATCH, length), "int32")}, tuple(nodes), (f"fc{last}",), found, "sentiment")
+    inputs = {"ids": TensorType((BATCH, length), "int32")}
+    if lengths:
+        inputs["lengths"] = TensorType((BATCH,), "int32")
+    return Network(inputs, tuple(nodes), (f"fc{last}",), found, "sentiment")
 
 
 def layout(

@@ -6,8 +6,9 @@ Idea      A position's K rows lie all over the tables. A block of VECS vectors o
           meets the running maximum there; nothing is written but the maximum.
 Same bits A sum runs over k in order, whatever else is done.
 Layout    Rows are byte addresses. Tables are float32, or 16-bit: bfloat16 is a float32 without its lower half;
-          float16 is put in place by shifts and scaled by 2^112, which is exact and also right for its subnormals.
-          (Infinity and NaN of a float16 would come out finite: tables that hold them are refused.)
+          float16 is put in place by shifts and scaled by 2^112, which is exact and also right for its subnormals;
+          or 8-bit: e4m3 in the same way, by 2^120. (Infinity and NaN of a float16, and the NaN of an e4m3, would come
+          out finite: tables that hold them are refused.)
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from onchip.kernels.vectors import VECTOR_BYTES
 
 VECS = 8  # of a block: 8 sums and 8 loads in flight
 BLOCK = VECS * LANES
-FLOAT32, FLOAT16, BFLOAT16 = 0, 1, 2
+FLOAT32, FLOAT16, BFLOAT16, FLOAT8 = 0, 1, 2, 3
 
-_SHORTS = ir.VectorType(ir.IntType(16), LANES)
+_BITS = {dtype: ir.VectorType(ir.IntType(16 if dtype != FLOAT8 else 8), LANES) for dtype in (FLOAT16, BFLOAT16, FLOAT8)}
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -53,17 +54,19 @@ def gather_max(
 
 def _emit(b: Any, args: Any, vecs: int, dtype: int) -> None:
     rows, K, offset, ahead, bias, out = args
-    step = VECTOR_BYTES if dtype == FLOAT32 else VECTOR_BYTES // 2
+    step = VECTOR_BYTES // {FLOAT32: 1, FLOAT8: 4}.get(dtype, 2)
 
     def row_part(address: Any) -> Any:
         if dtype == FLOAT32:
             return emit.load(b, address, emit.VECTOR)
-        bits = b.zext(emit.load(b, address, _SHORTS, align=2), emit.LANE_NUMBERS)
+        bits = b.zext(emit.load(b, address, _BITS[dtype], align=1 if dtype == FLOAT8 else 2), emit.LANE_NUMBERS)
         if dtype == BFLOAT16:
             return b.bitcast(b.shl(bits, _all(16)), emit.VECTOR)
-        size = b.bitcast(b.shl(b.and_(bits, _all(0x7FFF)), _all(13)), emit.VECTOR)
-        size = b.bitcast(b.fmul(size, ir.Constant(emit.VECTOR, [2.0**112] * LANES)), emit.LANE_NUMBERS)
-        return b.bitcast(b.or_(size, b.shl(b.and_(bits, _all(0x8000)), _all(16))), emit.VECTOR)
+        # Where the sign stands, by how much exponent and fraction move up, and what they are scaled by there.
+        sign, up, scale = (0x8000, 13, 2.0**112) if dtype == FLOAT16 else (0x80, 20, 2.0**120)
+        size = b.bitcast(b.shl(b.and_(bits, _all(sign - 1)), _all(up)), emit.VECTOR)
+        size = b.bitcast(b.fmul(size, ir.Constant(emit.VECTOR, [scale] * LANES)), emit.LANE_NUMBERS)
+        return b.bitcast(b.or_(size, b.shl(b.and_(bits, _all(sign)), _all(32 - sign.bit_length()))), emit.VECTOR)
 
     def fetch(address: Any) -> None:
         pointer = ir.IntType(8).as_pointer()

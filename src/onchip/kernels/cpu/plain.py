@@ -39,6 +39,7 @@ from onchip.spec.layers import (
     MaxPool2d,
     Mul,
     Permute,
+    SequenceMax,
     Softmax,
     TokenConv,
     TransposedConvolution,
@@ -60,7 +61,7 @@ _LAUNCHES = 50
 # Concat and Add 3, an Embedding 4, a Permute 4 to 7; TokenConv 3 to 6 and convolutions 5 to 12, once what they keep on
 # the way is counted. Short sums and maxima: pools 20 to 40, GlobalMean 36, GlobalMax 100, Linear 15 to 300.
 _SLOWER, _MUCH_SLOWER = 4, 20
-_IN_SHORT_SUMS = (*_ROW_BY_ROW, GlobalMax, MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
+_IN_SHORT_SUMS = (*_ROW_BY_ROW, GlobalMax, SequenceMax, MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Floor   Memory: a sentence reads positions * taps rows of C numbers, from all ov
         (K = 3, 5, 7, 9 over 16 tokens, C = 1024): 244 rows of 4 KiB, 1.0 MB a sentence: 43 us at 23 GB/s. The direct
         convolution is 2.05 Gflop: 6.8 ms at 300 Gflop/s.
 Fetch   While a block of a row is added, the next block of the same row is fetched into L2: 11 GB/s on one core.
-Limits  float32 tables, or 16-bit ones on request; int32 and int64 ids; any sizes.
+Limits  float32 tables, or 16-bit and 8-bit ones on request; int32 and int64 ids; any sizes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from onchip.errors import KernelError
 from onchip.kernels.chain import given_ids
 from onchip.kernels.cpu.activation import activate, code_of
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.gather import BFLOAT16, BLOCK, FLOAT16, FLOAT32, VECS, gather_max
+from onchip.kernels.cpu.gather import BFLOAT16, BLOCK, FLOAT8, FLOAT16, FLOAT32, VECS, gather_max
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, take_ticket, use_threads
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.tile import aligned_zeros, padded, padded_bias
+from onchip.kernels.fp8_tables import in_fp8, peaks_of, table_peaks
+from onchip.kernels.fp8_tables import scales as channel_scales
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.kernels.token_branches import REFUSED, find_branches
 from onchip.plan.device import Device
@@ -36,8 +38,10 @@ from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Recipe, recipe_op
 from onchip.spec.types import DTYPE_BYTES
 
-_STORED = {"fp32": ("float32", FLOAT32), "fp16": ("int16", FLOAT16), "bf16": ("int16", BFLOAT16)}
-_LOWEST = np.float32(-np.inf)
+_STORED = {
+    "fp32": ("float32", FLOAT32), "fp16": ("int16", FLOAT16), "bf16": ("int16", BFLOAT16), "fp8": ("uint8", FLOAT8),
+}  # fmt: skip
+_LOWEST, _NO_FEATURE = np.float32(-np.inf), np.float32(0)
 
 
 @compiled()
@@ -52,6 +56,11 @@ def _block(rows: int, K: int, c: int, ahead: int, bias: int, out: int, wide: boo
             gather_max(rows, K, c * 2, ahead * 2, bias, out, VECS, FLOAT16)
         else:
             gather_max(rows, K, c * 2, ahead * 2, bias, out, 1, FLOAT16)
+    elif dtype == FLOAT8:
+        if wide:
+            gather_max(rows, K, c, ahead, bias, out, VECS, FLOAT8)
+        else:
+            gather_max(rows, K, c, ahead, bias, out, 1, FLOAT8)
     elif wide:
         gather_max(rows, K, c * 2, ahead * 2, bias, out, VECS, BFLOAT16)
     else:
@@ -60,11 +69,11 @@ def _block(rows: int, K: int, c: int, ahead: int, bias: int, out: int, wide: boo
 
 @compiled()
 def _branch(
-    ids: Array, table: int, bias: int, facts: Array, dtype: int, rows: Array, counts: Array, out: Array
+    ids: Array, P: int, table: int, bias: int, facts: Array, dtype: int, rows: Array, counts: Array, out: Array
 ) -> None:
-    """The maxima over time of one token convolution on one row of ids, into out[: padded C]."""
-    K, stride, before, P, C_row = facts[0], facts[1], facts[2], facts[3], facts[4]
-    size = 4 if dtype == FLOAT32 else 2
+    """The maxima over the first P positions of one token convolution on one row of ids, into out[: padded C]."""
+    K, stride, before, C_row = facts[0], facts[1], facts[2], facts[4]
+    size = 4 if dtype == FLOAT32 else 1 if dtype == FLOAT8 else 2
     S = len(ids)
     for p in range(P):
         count = 0
@@ -75,7 +84,7 @@ def _branch(
                 count += 1
         counts[p] = count
     for n in range(C_row):
-        out[n] = _LOWEST
+        out[n] = _LOWEST if P else _NO_FEATURE
     c = 0
     while c < C_row:
         wide = c + BLOCK <= C_row
@@ -88,12 +97,14 @@ def _branch(
 
 @compiled(parallel=True)
 def _run(
-    ids: Array, tables: Array, biases: Array, facts: Array, dtype: int, y: Array, scratch: Array, addresses: Array,
-    counts: Array, threads: int, tickets: Array,
+    ids: Array, lengths: Array, tables: Array, biases: Array, scales: Array, facts: Array, dtype: int, y: Array,
+    scratch: Array, addresses: Array, counts: Array, threads: int, tickets: Array,
 ) -> None:  # fmt: skip
     """y (B, D_out): each branch's maxima in its columns.
 
-    facts   a row a branch: K, stride, pads before, positions, padded C, C, activation, first column of y
+    lengths (B) int64, read where a branch has a window
+    scales  (branches, 2, padded C) of 8-bit tables: what maxima are multiplied by and what is added then
+    facts   a row a branch: K, stride, pads before, positions, padded C, C, activation, first column of y, window
     scratch, addresses, counts  a row a thread
     """
     B = len(ids)
@@ -104,9 +115,15 @@ def _run(
             if b >= B:
                 break
             for i in range(len(facts)):
-                C, code, column = facts[i, 5], facts[i, 6], facts[i, 7]
+                C, code, column, window = facts[i, 5], facts[i, 6], facts[i, 7], facts[i, 8]
+                P = facts[i, 3]
+                if window:
+                    P = min(P, (lengths[b] - window) // facts[i, 1] + 1) if lengths[b] >= window else 0
                 out = scratch[worker]
-                _branch(ids[b], tables[i], biases[i], facts[i], dtype, addresses[worker], counts[worker], out)
+                _branch(ids[b], P, tables[i], biases[i], facts[i], dtype, addresses[worker], counts[worker], out)
+                if dtype == FLOAT8 and P:
+                    for n in range(C):
+                        out[n] = out[n] * scales[i, 0, n] + scales[i, 1, n]
                 activate(address(out), 1, C, C, code)
                 target = y[b, column : column + C]
                 for n in range(C):
@@ -147,12 +164,15 @@ class TokenMax:
             V, K, C = net.weights[conv.weights["weight"]].shape
             P = int(net.types[conv.name].shape[2])
             code = code_of(branch.activation)
-            rows.append((K, conv.layer.stride, conv.layer.pads[0], P, padded(C), C, code, column[branch.last]))
+            window = (conv.layer.stride, conv.layer.pads[0], P)
+            rows.append((K, *window, padded(C), C, code, column[branch.last], branch.window))
             recipes[f"table{i}"] = Recipe.of(
                 token_table, (conv.weights["weight"],), (V, K, padded(C)), stored, width=padded(C), tables=job.tables
             )
             bias = conv.weights.get("bias")
             recipes[f"bias{i}"] = padded_bias(bias, C)
+            if dtype == FLOAT8:
+                recipes[f"peaks{i}"] = peaks_of(conv.weights["weight"], C)
             reads += net.row_looked_up(conv) * DTYPE_BYTES[stored]
         added = 4 * sum(net.row_looked_up(branch.conv) for branch in branches)  # in float32, however it is stored
         if sum(recipe.nbytes for recipe in recipes.values()) <= device.fast_bytes:
@@ -180,26 +200,39 @@ class TokenMax:
         addresses = np.zeros((most, int((facts[:, 0] * facts[:, 3]).max())), np.int64)
         counts = np.zeros((most, int(facts[:, 3].max())), np.int64)
         tickets = aligned_zeros(1, np.int64)
+        scales = np.zeros((count, 2, int(facts[:, 4].max())), np.float32)
+        if dtype == FLOAT8:  # the bias comes behind the factor
+            for i in range(count):
+                scales[i, 0, : facts[i, 5]] = channel_scales(weights[f"peaks{i}"])
+                scales[i, 1, : facts[i, 4]] = weights[f"bias{i}"]
+            weights = {**weights, **{f"bias{i}": np.zeros_like(weights[f"bias{i}"]) for i in range(count)}}
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
             ids = inputs[0].astype(np.int64, copy=False)
+            lengths = inputs[-1].reshape(-1).astype(np.int64, copy=False)  # the ids, where no branch reads any
             y = outputs[0].reshape(len(ids), -1)
             tables = np.array([weights[f"table{i}"].ctypes.data for i in range(count)])
             biases = np.array([weights[f"bias{i}"].ctypes.data for i in range(count)])
             with LAUNCH:
                 use_threads(threads)
-                _run(ids, tables, biases, facts, dtype, y, scratch, addresses, counts, threads, tickets)
+                _run(
+                    ids, lengths, tables, biases, scales, facts, dtype, y, scratch, addresses, counts, threads, tickets
+                )
 
         return run
 
 
 @recipe_op
 def token_table(T: Array, width: int, tables: str) -> Array:
-    """(V, K, C) -> (V, K, width), zeros behind C; in half precision as bits."""
+    """(V, K, C) -> (V, K, width), zeros behind C; in half precision and in 8 bits as bits."""
     V, K, C = T.shape
     if tables == "fp32" and width == C:
         return np.ascontiguousarray(T)
     out = np.zeros((V, K, width), _STORED[tables][0])
+    if tables == "fp8":
+        _check_finite(T, tables)
+        out[:, :, :C] = in_fp8(T, table_peaks(T)).view(np.uint8)
+        return out
     for v in range(0, V, 1024):  # a piece at a time: tables are large
         piece = T[v : v + 1024]
         out[v : v + 1024, :, :C] = piece if tables == "fp32" else _half_bits(piece, tables)
@@ -212,10 +245,14 @@ def _half_bits(piece: Array, tables: str) -> Array:
 
     with np.errstate(over="ignore"):
         half = piece.astype(np.float16 if tables == "fp16" else ml_dtypes.bfloat16)
-    if not np.isfinite(half.astype(np.float32)).all():
-        raise KernelError(
-            f"a table does not fit into {tables}", got=f"numbers up to {np.abs(piece).max():.3g}",
-            expected="finite numbers within its range", hint="tables bf16 (the range of fp32), or fp32",
-        )  # fmt: skip
+    _check_finite(half.astype(np.float32), tables)
     bits: Array = half.view(np.int16)
     return bits
+
+
+def _check_finite(rounded: Array, tables: str) -> None:
+    if not np.isfinite(rounded).all():
+        raise KernelError(
+            f"a table does not fit into {tables}", got="numbers that are infinite there, or are none",
+            expected="finite numbers within its range", hint="tables bf16 (the range of fp32), or fp32",
+        )  # fmt: skip

@@ -18,6 +18,7 @@ from onchip.kernels.cuda.product_few import ProductFew
 from onchip.kernels.cuda.product_wgmma import ProductWgmma
 from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.kernels.cuda.scan import ScanAlone
+from onchip.kernels.cuda.sequence_max import SequenceMaxAlone
 from onchip.kernels.cuda.token_max import TokenMax
 from onchip.kernels.cuda.weave import WeaveAlone
 from onchip.kernels.view import View
@@ -26,5 +27,5 @@ from onchip.plan.kernel import Kernel
 KERNELS: tuple[Kernel, ...] = (
     MlpTrain(), View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductAlone(),
     DepthwiseAlone(), ConvWgmma(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(), WeaveAlone(),
-    PoolAlone(), ReduceAlone(), ScanAlone(), TokenMax(), Gather(),
+    PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(), Gather(),
 )  # fmt: skip

@@ -32,7 +32,17 @@ from onchip.kernels.cuda.program import (
     UInt32,
     in_line,
 )
-from onchip.kernels.cuda.token_slices import narrow_tables, slices_launch, split_tables, token_slices, token_taps
+from onchip.kernels.cuda.token_max import TokenMax
+from onchip.kernels.cuda.token_slices import (
+    narrow_tables,
+    peaks_steps,
+    scaled_slices,
+    slices_launch,
+    split_tables,
+    token_slices,
+    token_taps,
+)
+from onchip.kernels.fp8_tables import table_peaks
 from onchip.plan.device import Device
 from onchip.plan.rewrites.embedding import token_tables
 from onchip.plan.rewrites.linear import merged_weight
@@ -108,8 +118,14 @@ def _tensor_tables(given: RecipeLowering, B: int) -> Steps:
 
 
 def _token_slices(given: RecipeLowering, B: int) -> Steps:
+    tables, *peaks = given.sources
+    lies = tables.shape, tables.dtype
+    return Steps((slices_launch(given.recipe, lies, Input(0), Output(0), Input(1) if peaks else None),))
+
+
+def _table_peaks(given: RecipeLowering, B: int) -> Steps:
     (tables,) = given.sources
-    return Steps((slices_launch(given.recipe, (tables.shape, tables.dtype), Input(0), Output(0)),))
+    return peaks_steps((tables.shape, tables.dtype), given.device.units)
 
 
 def _taps(W: Source, K: int, E: int) -> tuple[tuple[int, ...], tuple[int, int, int]]:
@@ -179,12 +195,14 @@ LOWERINGS: Mapping[str, Callable[[RecipeLowering, int], Steps]] = MappingProxyTy
     op_name(split_tables): _tensor_tables,
     op_name(token_taps): _token_taps,
     op_name(token_slices): _token_slices,
+    op_name(scaled_slices): _token_slices,
+    op_name(table_peaks): _table_peaks,
     op_name(narrow_weight): _as_is,
     op_name(split_weight): _tf32_parts,
     op_name(tf32_weight): _tf32_parts,
     op_name(spread_taps): _spread_taps,
 })  # fmt: skip
-assert LOWERINGS.keys() == {*MAKES, *ProductWgmma().makes, *ConvWgmma().makes}
+assert LOWERINGS.keys() == {*MAKES, *ProductWgmma().makes, *ConvWgmma().makes, *TokenMax.makes}
 
 INSTANCES = (
     Instance("split", lambda device: _tf32_launch("float32", 2, 1 << 24, device.units)),

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from onchip.kernels.cuda import product_wgmma
 from onchip.kernels.cuda.gather import HALF, IDS
@@ -32,7 +33,20 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
-from onchip.kernels.cuda.token_slices import MOST_TOKENS, narrow_tables, slice_count, sliced, split_tables, token_taps
+from onchip.kernels.cuda.token_slices import (
+    FP8_ARCHITECTURES,
+    MOST_TAPS,
+    MOST_TOKENS,
+    STORED,
+    narrow_tables,
+    need_fp8,
+    scaled_slices,
+    slice_count,
+    sliced,
+    split_tables,
+    token_taps,
+)
+from onchip.kernels.fp8_tables import FP8, peaks_of, table_peaks
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.kernels.token_branches import REFUSED, Branch, Branches, find_branches
 from onchip.plan.device import Device
@@ -47,9 +61,9 @@ SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, LANES, MOST = 128, 8, 16  # as the .cu file has them
 MOST_SHARE_BITS = (THREADS // LANES).bit_length() - 1
-BLOCKS_A_UNIT = 4
-# Of what multiprocessors could take from L2: sentiment's rows come at 7.8 TB/s on an H200, as a first kernel had it.
-L2_RATE = 0.23
+BLOCKS_A_UNIT = 6
+# Of what multiprocessors could take from L2: sentiment's rows come at 8.5 TB/s on an H200.
+L2_RATE = 0.25
 
 
 @dataclass(frozen=True)
@@ -86,6 +100,7 @@ class TokenBranch:
     column: int  # of y, from which on its maxima stand
     activation: Elementwise | None
     has_bias: bool
+    window: int = 0  # of a SequenceMax; 0: all positions count
 
     @property
     def span(self) -> int:
@@ -93,13 +108,16 @@ class TokenBranch:
         return (self.P - 1) * self.stride + self.K
 
     def words(self, slices: int) -> bytes:
-        sizes = (self.K, self.C, self.P, self.stride, self.before, self.column, slices)
-        return struct.pack("<10I", *sizes, *activation_words(self.activation))
+        sizes = (self.K, self.C, self.P, self.stride, self.before, self.column, slices, self.window)
+        return struct.pack("<11I", *sizes, *activation_words(self.activation))
 
 
 @dataclass(frozen=True)
 class TokenMaxLowering:
-    """token_max(ids, y, status, branches, B, S, V, D_out, count, share_bits, pitch), for 16 branches at a time"""
+    """For 16 branches at a time:
+
+    token_max(ids, lengths, y, status, branches, B, S, V, D_out, length_bytes, count, share_bits, pitch)
+    """
 
     ids: StatusWord
     dtypes: tuple[str, str, str]  # of ids, tables and y
@@ -107,11 +125,12 @@ class TokenMaxLowering:
     D_out: int
     units: int
     shared_bytes: int  # that a block may have
+    length_bytes: int = 0  # of a sentence's length; 0: they have none
 
     @property
     def program(self) -> Program:
         ids, table, y = self.dtypes
-        return Program(SOURCE, f"token_max<{IDS[ids]}, {NUMBERS[table]}, {NUMBERS[y]}>")
+        return Program(SOURCE, f"token_max<{IDS[ids]}, {STORED[table]}, {NUMBERS[y]}>")
 
     @property
     def pitch(self) -> int:
@@ -153,21 +172,25 @@ class TokenMaxLowering:
         biases: list[Memory | Int64] = [
             Weight(f"bias{n}") if self.branches[n].has_bias else Int64(0) for n in numbers
         ]  # fmt: skip
+        has_peaks = self.dtypes[1] == FP8
+        peaks: list[Memory | Int64] = [Weight(f"peaks{n}") if has_peaks else Int64(0) for n in numbers]
         words = b"".join(self.branches[n].words(count) for n, count in zip(numbers, slices, strict=True))
         data = words.ljust(MOST * len(words) // len(numbers), b"\0")
-        given = Struct((*tables, *none, *biases, *none), data)
+        given = Struct((*tables, *none, *biases, *none, *peaks, *none), data)
         sizes = Int64(B), Int64(*self.ids.row_shape), Int64(self.ids.limit), Int64(self.D_out)
-        counts = UInt32(len(numbers)), UInt32(bits), UInt32(self.pitch)
+        counts = UInt32(self.length_bytes), UInt32(len(numbers)), UInt32(bits), UInt32(self.pitch)
+        lengths = Input(1) if self.length_bytes else Int64(0)
         grid = self._blocks(sum(slices), B, bits)
         config = LaunchConfig((grid, 1, 1), (THREADS, 1, 1), self._shared(bits))
-        arguments = (Input(0), Output(0), self.ids, given, *sizes, *counts)
-        return KernelLaunch(self.program, config, arguments, Budget(registers=128))
+        arguments = (Input(0), lengths, Output(0), self.ids, given, *sizes, *counts)
+        return KernelLaunch(self.program, config, arguments, Budget(registers=80, spill_bytes=32))  # on sm_120
 
 
 class TokenMax:
     name = "token_max"
     device_kind = "cuda"
     precisions = tuple(PRECISIONS)  # sums are float32; tables are as the job says
+    makes = MappingProxyType({op_name(table_peaks): 1.0, op_name(scaled_slices): 1.0})  # by token_slices.cu
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
@@ -176,7 +199,7 @@ class TokenMax:
         found = find_branches(net, start, ACTIVATIONS, casts=tuple(NUMBERS))
         if found is None:
             yield Refusal(self.name, node.name, REFUSED)
-        elif why := _why_not(net, found, device):
+        elif why := _why_not(net, found, device, job):
             yield Refusal(self.name, node.name, why)
         elif not (lowering := _lowering(net, found, device, job)).fits():
             needed = f"{4 * lowering.pitch:,} B for the ids of a sentence"
@@ -185,12 +208,15 @@ class TokenMax:
             yield _claim(net, found, lowering, device, job)
 
 
-def _why_not(net: Network, found: Branches, device: Device) -> str:
-    if device.arch not in ARCHITECTURES:
-        return f"runs on {', '.join(ARCHITECTURES)}, not {device.arch}"
+def _why_not(net: Network, found: Branches, device: Device, job: Job) -> str:
+    architectures = FP8_ARCHITECTURES if job.tables == "fp8" else ARCHITECTURES
+    if device.arch not in architectures:
+        return f"runs on {', '.join(architectures)}, not {device.arch}"
     tables = [net.weight_type(branch.conv.weights["weight"]) for branch in found.branches]
     if odd := next((table.dtype for table in tables if table.dtype not in NUMBERS), ""):
         return f"sums {', '.join(NUMBERS)}, not {odd}"
+    if job.tables == "fp8" and any(int(table.shape[1]) > MOST_TAPS for table in tables):
+        return f"adds up at most {MOST_TAPS} taps of tables of 8 bits"
     if len({table.shape[0] for table in tables}) > 1:
         return "checks ids against one table's length, and these have several"
     return "" if int(tables[0].shape[0]) < MOST_TOKENS else f"takes fewer than {MOST_TOKENS:,} tokens"
@@ -203,7 +229,7 @@ def _lowering(net: Network, found: Branches, device: Device, job: Job) -> TokenM
     return TokenMaxLowering(
         StatusWord(first.inputs[0], ids.row_shape, V), (ids.dtype, _stored(net, found, job), made.dtype),
         tuple(_branch(net, branch, columns[branch.last]) for branch in found.branches), made.row_size, device.units,
-        device.fast_bytes,
+        device.fast_bytes, DTYPE_BYTES[net.types[found.lengths].dtype] if found.lengths else 0,
     )  # fmt: skip
 
 
@@ -213,11 +239,13 @@ def _branch(net: Network, branch: Branch, column: int) -> TokenBranch:
     _, K, C = net.weights[conv.weights["weight"]].shape
     P = int(net.types[conv.name].shape[2])
     stride, before = conv.layer.stride, conv.layer.pads[0]
-    return TokenBranch(K, C, P, stride, before, column, branch.activation, "bias" in conv.weights)
+    return TokenBranch(K, C, P, stride, before, column, branch.activation, "bias" in conv.weights, branch.window)
 
 
 def _stored(net: Network, found: Branches, job: Job) -> str:
     """The dtype of tables: as was asked for, or as the network is computed, or as they are."""
+    if job.tables == "fp8":
+        return FP8
     given = {net.weight_type(branch.conv.weights["weight"]).dtype for branch in found.branches}
     half = HALF.get(job.tables) or HALF.get(job.precision)
     return half or (given.pop() if len(given) == 1 else "float32")
@@ -228,7 +256,10 @@ def _claim(net: Network, found: Branches, lowering: TokenMaxLowering, device: De
     recipes: dict[str, Recipe] = {}
     for n, branch in enumerate(found.branches):
         weights = branch.conv.weights
-        recipes[f"table{n}"] = table_recipe(net, weights["weight"], stored, device, job)
+        made, shape = made_tables(net, weights["weight"], stored, device, job), net.weights[weights["weight"]].shape
+        recipes[f"table{n}"] = sliced(made, (shape[0], shape[1], shape[2]), stored)
+        if stored == FP8:
+            recipes[f"peaks{n}"] = peaks_of(made, shape[2])
         if "bias" in weights:
             recipes[f"bias{n}"] = Recipe.of(as_is, (weights["bias"],), net.weights[weights["bias"]].shape)
     tables = [recipes[f"table{n}"] for n in range(len(found.branches))]
@@ -250,20 +281,19 @@ def _claim(net: Network, found: Branches, lowering: TokenMaxLowering, device: De
         price=price,
         why=f"{rows} rows looked up and added a sentence, maxima in registers",
         recipes=recipes,
-        order="taps in order, then the bias",
+        order="taps in order, in float16, then the bias" if stored == FP8 else "taps in order, then the bias",
         facts=lowering,
         reads={found.branches[0].conv.inputs[0]: Use(is_read_often=True)},  # for every slice
     )
 
 
-def table_recipe(net: Network, weight: str, stored: str, device: Device, job: Job) -> Recipe:
-    """Tables in slices; those that a fold makes are products of the tensor cores where product_wgmma takes them."""
-    V, K, C = net.weights[weight].shape
+def made_tables(net: Network, weight: str, stored: str, device: Device, job: Job) -> str | Recipe:
+    """The tables before they are sliced: those that a fold makes as products of the tensor cores, where these can."""
     folded = _folded(net, weight)
-    if folded is not None and device.arch in product_wgmma.ARCHITECTURES:
-        precision = job.precision if HALF.get(job.precision) == stored else "fp32"
-        return sliced(_tensor_tables(net, folded, precision) or weight, (V, K, C), stored)
-    return sliced(weight, (V, K, C), stored)
+    if folded is None or device.arch not in product_wgmma.ARCHITECTURES:
+        return weight
+    is_narrow = stored in (FP8, HALF.get(job.precision)) and job.precision in HALF
+    return _tensor_tables(net, folded, job.precision if is_narrow else "fp32") or weight
 
 
 def _folded(net: Network, weight: str) -> Recipe | None:
@@ -300,6 +330,8 @@ def _instance(*dtypes: str) -> Instance:
     status = StatusWord("ids", (16,), 21_635)
 
     def launch(device: Device) -> KernelLaunch:
+        if dtypes[1] == FP8:
+            need_fp8(device)
         made = TokenMaxLowering(
             status, (dtypes[0], dtypes[1], dtypes[2]), branches, 4096, device.units, device.fast_bytes
         )
@@ -312,4 +344,5 @@ INSTANCES = (
     _instance("int32", "float16", "float16"), _instance("int32", "float16", "float32"),
     _instance("int32", "bfloat16", "bfloat16"), _instance("int64", "bfloat16", "float32"),
     _instance("int32", "float32", "float32"), _instance("int64", "float32", "float16"),
+    _instance("int32", FP8, "float16"), _instance("int32", FP8, "float32"),
 )  # fmt: skip

@@ -1,17 +1,24 @@
-// token_slices.cu: tables as token_max.cu looks them up, made of tables that lie token by token.
+// token_slices.cu: tables as token_max.cu looks them up, made of tables that lie token by token; and, for tables of 8
+// bits, the largest number of each channel.
 //
 // Idea    Blocks take 128 rows of one tap and one slice of channels: 8 threads a row, 16 B of it each. What is written
-//         is in one piece, what is read are pieces of 128 B or more.
+//         is in one piece, what is read are pieces of 128 B or more. table_peaks: a thread has a channel and every
+//         strips-th row; reduce.cu makes one of all strips.
 // Floor   Each number is read and written once. Sentiment's 9 taps in 16 bits: 2 * 399 MB / 4.8 TB/s = 166 us.
-// Layout  x (V, K, C); y (slices, K, V + 1, 128 B): row V, and channels from C on, are zeros. Both 16 B aligned.
-// Limits  Sizes are run-time values; x and y float32, float16, bfloat16; sm_80 up.
+// Layout  x (V, K, C); y (slices, K, V + 1, 128 B): row V, and channels from C on, are zeros. Both 16 B aligned. Of 8
+//         bits y is x * LARGEST / peak, peaks (C), and a NaN where x is not finite; peaks are of finite numbers.
+// Limits  Sizes are run-time values; x and y float32, float16, bfloat16; y e4m3 from sm_89 on; sm_80 up.
+#include "e4m3.cuh"
 #include "wide.cuh"
 
 constexpr int THREADS = 256, LANES = 8, ROW_BYTES = 128, ROWS = 128;
 
+__device__ __forceinline__ bool is_finite(float v) { return fabsf(v) < __uint_as_float(0x7f800000u); }
+
 // chunks  of ROWS rows, of V + 1
 template <class X, class T>
-__global__ void __launch_bounds__(THREADS) token_slices(const X* x, T* y, long long V, u32 K, u32 C, u32 chunks) {
+__global__ void __launch_bounds__(THREADS)
+    token_slices(const X* x, const float* peaks, T* y, long long V, u32 K, u32 C, u32 chunks) {
     constexpr int WIDTH = 16 / sizeof(T);
     const u32 pair = blockIdx.x / chunks, slice = pair / K, k = pair - slice * K;  // slice by slice, tap by tap
     const u32 lane = threadIdx.x % LANES, c = (slice * LANES + lane) * WIDTH;
@@ -32,6 +39,40 @@ __global__ void __launch_bounds__(THREADS) token_slices(const X* x, T* y, long l
 #pragma unroll
             for (int i = 0; i < WIDTH; ++i) numbers[i] = v < V && c + i < C ? to_float(from[i]) : 0.0f;
         }
-        store_neighbours(y + ((pair * (V + 1)) + v) * (ROW_BYTES / sizeof(T)) + lane * WIDTH, numbers);
+        T* to = y + ((pair * (V + 1)) + v) * (ROW_BYTES / sizeof(T)) + lane * WIDTH;
+        if constexpr (is_same<T, e4m3>) {
+            union {
+                uint4 word;
+                unsigned short pairs[WIDTH / 2];
+            };
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i) {
+                const float peak = c + i < C ? peaks[c + i] : 0.0f;
+                numbers[i] = is_finite(numbers[i]) ? numbers[i] * (peak > LEAST ? LARGEST / peak : 0.0f)
+                                                   : __uint_as_float(0x7fffffffu);
+            }
+#pragma unroll
+            for (int i = 0; i < WIDTH / 2; ++i) pairs[i] = pack_e4m3(numbers[2 * i], numbers[2 * i + 1]);
+            *reinterpret_cast<uint4*>(to) = word;
+        } else {
+            store_neighbours(to, numbers);
+        }
     }
+}
+
+// x      (rows, C)
+// parts  (strips, C): the largest of every strips-th row; a row of blocks has a strip, a thread of it a channel
+template <class X>
+__global__ void __launch_bounds__(THREADS)
+    table_peaks(const X* x, float* parts, long long rows, long long C, u32 strips, u32 wide) {
+    const u32 strip = blockIdx.x / wide;
+    const long long c = static_cast<long long>(blockIdx.x - strip * wide) * THREADS + threadIdx.x;
+    if (c >= C) return;
+    float most = 0.0f;
+#pragma unroll 8
+    for (long long row = strip; row < rows; row += strips) {
+        const float size = fabsf(to_float(x[row * C + c]));
+        if (is_finite(size) && size > most) most = size;
+    }
+    parts[strip * C + c] = most;
 }

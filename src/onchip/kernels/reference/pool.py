@@ -10,7 +10,7 @@ import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
 from onchip.kernels.reference.windows import Places, fold, pad, taps
-from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d
+from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d, SequenceMax
 from onchip.spec.layers.conv import geometry, window_counts
 from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType
@@ -87,6 +87,29 @@ def global_mean_back(layer: GlobalMean, xs: Arrays, w: Weights, y: Array, dy: Ar
     axes = _axes(layer, x)
     kept = dy.reshape([1 if axis in axes else d for axis, d in enumerate(x.shape)])
     return (np.broadcast_to(kept / math.prod(x.shape[axis] for axis in axes), x.shape),), {}
+
+
+@forward_of(SequenceMax)
+def sequence_max(layer: SequenceMax, xs: Arrays, w: Weights) -> Array:
+    x, inside = xs[0], _inside(layer, xs)
+    y: Array = np.where(inside, x, -np.inf).max(axis=2)
+    return np.where(inside[:, :, 0], y, 0)
+
+
+@backward_of(SequenceMax)
+def sequence_max_back(layer: SequenceMax, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    """To the first of the largest that lie within."""
+    x, inside = xs[0], _inside(layer, xs)
+    first = np.arange(x.shape[2]) == np.where(inside, x, -np.inf).argmax(axis=2)[..., None]
+    return (first * inside * dy[..., None], None), {}
+
+
+def _inside(layer: SequenceMax, xs: Arrays) -> Array:
+    """Which windows of x lie within their sequence, (B, 1, P)."""
+    x, lengths = xs
+    ends = np.arange(x.shape[2]) * layer.stride + layer.window
+    inside: Array = ends <= lengths[:, None, None]
+    return inside
 
 
 def _axes(layer: GlobalMax | GlobalMean, x: Array) -> tuple[int, ...]:

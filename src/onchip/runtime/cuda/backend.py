@@ -22,6 +22,8 @@ from onchip.spec.recipe import Array
 class CudaBound(BoundPlan):
     """A plan on a GPU as engines see it."""
 
+    checks_ids = True  # where they are looked up: the host would read them twice while the GPU waits
+
     def run_like(self, x: Any) -> Run | None:
         """How arrays of x's kind are run where they lie; None for one that does not lie on a GPU."""
         return device_run(x, self)

@@ -232,6 +232,8 @@ class CudaTrainer:
 class TrainingBound:
     """A plan for training on a GPU."""
 
+    checks_ids = False  # it has none
+
     def __init__(self, gpu: Gpu, plan: Plan) -> None:
         self.gpu, self.plan = gpu, plan
 

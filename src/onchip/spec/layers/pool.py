@@ -9,6 +9,7 @@ from typing import ClassVar
 from onchip.errors import ShapeError
 from onchip.spec.layers.base import Layer, Types, WeightTypes, as_sizes, need_float, row_axis
 from onchip.spec.layers.conv import geometry, window_counts
+from onchip.spec.layers.embedding import ID_DTYPES
 from onchip.spec.types import TensorType
 
 
@@ -110,3 +111,33 @@ class GlobalMax(_Global):
 @dataclass(frozen=True)
 class GlobalMean(_Global):
     """The mean along axes."""
+
+
+@dataclass(frozen=True)
+class SequenceMax(Layer):
+    """The largest over time of sequences of different lengths: x (B, C, P), lengths (B,) -> (B, C).
+
+    y[c] = max of x[c, p] over all p with p * stride + window <= length, and 0 where there is none: a feature that a
+    sequence is too short for is not there. Behind a Conv1d of K taps these are the windows that lie within the
+    sequence if window = K less the pads in front, and stride its stride. A length past the end means all of x.
+    """
+
+    window: int = 1
+    stride: int = 1
+    arity: ClassVar[int | None] = 2
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or self.stride < 1:
+            raise ShapeError("bad window or stride", got=f"{self.window}, {self.stride}", expected="at least 1 each")
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        x, lengths = inputs
+        need_float(x)
+        if len(x.shape) != 3 or x.shape[2] == 0:
+            raise ShapeError("input has another shape", got=str(x), expected="(B, C, P), P at least 1")
+        if lengths.row_shape or lengths.dtype not in ID_DTYPES:
+            raise ShapeError("needs lengths", got=str(lengths), expected=f"(B,) of {' or '.join(ID_DTYPES)}")
+        return TensorType(x.shape[:2], x.dtype)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return inputs[0].row_size

@@ -1,0 +1,45 @@
+"""Tables of 8 bits, as both devices keep them: e4m3 numbers, and for each channel the number that is its largest.
+
+An e4m3 has 4 significant bits: a number is off by up to a sixteenth of itself, a sum of several by less.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.spec.recipe import Array, Recipe, recipe_op
+from onchip.spec.types import numpy_dtype
+
+FP8, LARGEST = "float8_e4m3fn", 448.0
+LEAST = np.float32(1e-32)  # a channel of smaller numbers is zeros: LARGEST over its peak could be infinite
+_PIECE = 1024  # rows at a time: tables are large
+
+
+def peaks_of(tables: str | Recipe, C: int) -> Recipe:
+    """The largest numbers of a table's channels."""
+    return Recipe.of(table_peaks, (tables,), (C,))
+
+
+@recipe_op
+def table_peaks(tables: Array) -> Array:
+    """(V, K, C) -> (C): the size of each channel's largest finite number."""
+    peaks = np.zeros(tables.shape[2], np.float32)
+    for v in range(0, len(tables), _PIECE):
+        sizes = np.abs(tables[v : v + _PIECE].astype(np.float32))
+        np.maximum(peaks, np.where(np.isfinite(sizes), sizes, 0).max(axis=(0, 1)), out=peaks)
+    return peaks
+
+
+def in_fp8(tables: Array, peaks: Array) -> Array:
+    """(V, K, C) as e4m3 numbers, each channel times LARGEST over its peak; NaN for what is not finite."""
+    made = np.empty(tables.shape, numpy_dtype(FP8))
+    with np.errstate(all="ignore"):
+        factors = np.where(peaks > LEAST, np.float32(LARGEST) / peaks, np.float32(0))
+        for v in range(0, len(tables), _PIECE):
+            made[v : v + _PIECE] = (tables[v : v + _PIECE].astype(np.float32) * factors).astype(made.dtype)
+    return made
+
+
+def scales(peaks: Array) -> Array:
+    """What the numbers of each channel are to be multiplied by."""
+    return peaks * np.float32(1 / LARGEST)

@@ -9,9 +9,6 @@
 //         A slice of k is 128 bytes of one tap's channels. Of 16 bits with few channels it is several taps of 16 or 32
 //         channels each, a box of pixels a tap: zeros would be brought and multiplied else. The last slice of a phase has
 //         the boxes and steps of the taps that are left, and no others: what another tile left there may be infinite.
-//         Of few channels of y, the two phases along a line are joined: a box of pixels is brought once for both, and
-//         multiplied by the weights of those that reach it. What comes from L2 is what such tiles wait for: 128 places
-//         of 128 channels take 32 KB for 5 taps of 2 phases instead of 40.
 //         What else is added to y (a residual) is read where a tile is finished. Groups are zeros in w: to multiply them
 //         takes less than to do without, where the ordinary cores would.
 // Order   Taps from the first pixel of the window to the last, then channels, as in tensor_tiles.cuh; then the bias, the
@@ -42,15 +39,13 @@ struct Windows {
     u32 lines_out, columns_out;    // of y
     u32 phases_h, phases_w;
     int stride_h, stride_w, before_h, before_w, dilation_h, dilation_w;
-    Phase joined;                  // the pixels that any phase along a line reaches
     Phase down[MOST_PHASES], right[MOST_PHASES];
 };
 
 // SLICE_TAPS  in a slice of k, a box of channels each
-// PHASES      that are joined: all along a line, and the walk goes over the pixels that any of them reaches; or 1
-template <int SLICE_TAPS, int PHASES>
+template <int SLICE_TAPS>
 struct WindowLoader {
-    static constexpr int TAPS = SLICE_TAPS, JOINED = PHASES;
+    static constexpr int TAPS = SLICE_TAPS;
     const TensorMap& map;
     const Windows& windows;
     int image, h, w;
@@ -59,34 +54,14 @@ struct WindowLoader {
     // on instead of dividing.
     u32 column, tap_h, tap_w, block;
 
-    __device__ __forceinline__ u32 phases() const { return windows.phases_h * windows.phases_w / JOINED; }
+    __device__ __forceinline__ u32 phases() const { return windows.phases_h * windows.phases_w; }
     // Neighbouring tiles are the phases of the same pixels. A block should not have the same phase all the time.
     __device__ __forceinline__ u32 phase_of(u32 tile) const {
         const u32 count = phases();
         return count == 1 ? 0 : (tile + (gridDim.x % count ? 0 : tile / gridDim.x)) % count;
     }
-    __device__ __forceinline__ const Phase& down_of(u32 phase) const {
-        return windows.down[JOINED > 1 ? phase : phase / windows.phases_w];
-    }
-    __device__ __forceinline__ const Phase& right_of(u32 phase) const {
-        return JOINED > 1 ? windows.joined : windows.right[phase % windows.phases_w];
-    }
-    // Where in w the slice of each of the joined phases begins, below 0 where it does not reach those pixels; how many do.
-    __device__ __forceinline__ int numbers_of(u32 phase, int slice, int depth, int (&numbers)[JOINED]) const {
-        const Phase &down = down_of(phase), &right = right_of(phase);
-        const u32 tap = slice / windows.blocks, block = slice % windows.blocks, h = tap / right.taps, w = tap % right.taps;
-        int count = 0;
-#pragma unroll
-        for (int i = 0; i < JOINED; ++i) {
-            const Phase& own = windows.right[i];
-            const u32 before = down.taps_before * windows.taps_w + down.taps * own.taps_before;
-            const u32 column = w + right.begin - own.begin;  // of its own window
-            const int number = (before + h * own.taps + column) * windows.channels + block * depth;
-            numbers[i] = column < own.taps ? number : -1;
-            count += numbers[i] >= 0;
-        }
-        return count;
-    }
+    __device__ __forceinline__ const Phase& down_of(u32 phase) const { return windows.down[phase / windows.phases_w]; }
+    __device__ __forceinline__ const Phase& right_of(u32 phase) const { return windows.right[phase % windows.phases_w]; }
     __device__ __forceinline__ int first_number(u32 phase) const {
         const Phase &down = down_of(phase), &right = right_of(phase);
         return (down.taps_before * windows.taps_w + down.taps * right.taps_before) * windows.channels;
@@ -137,12 +112,12 @@ struct PlacesOut {
 };
 
 // A cluster's blocks leave room for those of the next kernel, which then begins before this one ends.
-template <class P, class X, class Y, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT, int TAPS, int JOINED>
+template <class P, class X, class Y, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT, int TAPS>
 __global__ void __launch_bounds__(TEAM * (TEAMS + 1), SPLIT == TOGETHER ? 2 : 1)
 conv_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias,
            const Y* other, Y* y, long long M, long long N, u32 box_rows, u32 parts,
            const __grid_constant__ Windows windows, u32 code, u32 a_bits, u32 b_bits) {
     multiply_tiles<P, X, TEAM_ROWS, BN, TEAMS, STAGES, SPLIT>(
-        WindowLoader<TAPS, JOINED>{x_map, windows, 0, 0, 0, 0, 0, 0, 0, 0, 0}, w_map, bias, PlacesOut<Y>{y, M, N, other, windows, 0}, M,
+        WindowLoader<TAPS>{x_map, windows, 0, 0, 0, 0, 0, 0, 0, 0, 0}, w_map, bias, PlacesOut<Y>{y, M, N, other, windows, 0}, M,
         box_rows, parts, Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
 }

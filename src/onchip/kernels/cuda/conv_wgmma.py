@@ -19,7 +19,6 @@ from onchip.kernels.cuda.product_wgmma import (
     BOX_ROWS,
     LINE,
     PART,
-    ROWS,
     WgmmaProduct,
     multiplied_weight,
     parts_have_slices,
@@ -43,8 +42,7 @@ from onchip.kernels.cuda.program import (
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
-from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.plan.layout import ROWS as IN_ROWS
+from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 from onchip.plan.plan import values_read
 from onchip.spec.layers import Add, Cast, Convolution, Elementwise, TransposedConvolution
 from onchip.spec.layers.conv import conv_groups
@@ -54,7 +52,6 @@ from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 LEAST_CHANNELS = 16  # of x and of y: with fewer, most of a box or a tile would be empty
-JOINED, MOST_JOINED = 2, 128  # phases that share boxes of pixels, and columns of each
 
 
 @dataclass(frozen=True)
@@ -102,25 +99,12 @@ class ConvWgmmaLowering:
         return [math.ceil(taps / self.slice_taps) * self.blocks for taps in self.windows.taps()]
 
     def product(self, B: int) -> WgmmaProduct:
-        """A row for each place of y, or of one of its phases; joined or not, the bits are the same."""
+        """A row for each place of y, or of one of its phases."""
         windows = self.windows
-        product = WgmmaProduct(
+        return WgmmaProduct(
             B * math.prod(windows.places), self.geometry.N, sum(windows.taps()) * self.channels,
             self.precision, self.dtypes, self.activation, self.parts, windows.count,
         )  # fmt: skip
-        joined = replace(product, joined=JOINED)
-        if not self._may_join(product) or joined.work(self.units) >= product.work(self.units):
-            return product
-        return joined
-
-    def _may_join(self, product: WgmmaProduct) -> bool:
-        """Whether the two phases along a line can have their pixels in common."""
-        along = self.windows.phases[1]
-        if len(along) != JOINED or self.windows.joined[1] >= sum(phase.taps for phase in along):
-            return False
-        if not product.is_direct or self.parts > 1 or self.slice_taps > 1 or product.N > MOST_JOINED:
-            return False
-        return product.N > ROWS or (product.turns and self.other is None)
 
     def splits_well(self, B: int) -> int:
         """Parts of a sum, such that all multiprocessors have one where there are few places."""
@@ -160,9 +144,7 @@ class ConvWgmmaLowering:
             UInt32(tiling.box_rows), UInt32(self.parts), Struct((), windows.packed(self.blocks, self.channels)),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        program = Program(
-            SOURCE, f"conv_wgmma<{tiling.template}, {tiling.split}, {self.slice_taps}, {product.joined}>"
-        )  # fmt: skip
+        program = Program(SOURCE, f"conv_wgmma<{tiling.template}, {tiling.split}, {self.slice_taps}>")
         return KernelLaunch(program, tiling.config, arguments, tiling.budget)
 
 
@@ -283,7 +265,7 @@ def _claim(net: Network, run: _Run, lowering: ConvWgmmaLowering, job: Job) -> Cl
         order=order,
         facts=lowering,
         reads={
-            value: Use(CHANNELS_LAST if has_channels(net.types[value]) else IN_ROWS, is_read_often=value == given)
+            value: Use(CHANNELS_LAST if has_channels(net.types[value]) else ROWS, is_read_often=value == given)
             for value in (run.other, given)
             if value
         },
@@ -350,8 +332,7 @@ def _instance(
     name: str, precision: str, dtype: str, B: int = 1024, parts: int = 1, geometry: Geometry = _SAME
 ) -> Instance:
     def launch(device: Device) -> KernelLaunch:
-        other = None if geometry.is_transposed else 1
-        lowering = ConvWgmmaLowering(geometry, precision, (dtype, dtype), None, True, device.units, other, parts)
+        lowering = ConvWgmmaLowering(geometry, precision, (dtype, dtype), None, True, device.units, 1, parts)
         return lowering.launch(B, Input(0), Input(0), Int64(0), Int64(0), Int64(0))
 
     return Instance(name, launch)
@@ -369,9 +350,6 @@ INSTANCES = (
     _instance("transposed, 256 channels fp16", "fp16", "float16", geometry=_TWICE),
     _instance("transposed, 256 channels fp32", "fp32", "float32", geometry=_TWICE),
     _instance("transposed, 256 channels fp16, in parts", "fp16", "float16", parts=2, geometry=_TWICE),
-    _instance("transposed, 128 channels fp16", "fp16", "float16", geometry=replace(_TWICE, N=128)),
-    _instance("transposed, 64 channels bf16", "bf16", "bfloat16", geometry=replace(_TWICE, N=64)),
-    _instance("transposed, 128 channels tf32", "tf32", "float32", geometry=replace(_TWICE, N=128)),
     _instance("few rows fp16, in parts", "fp16", "float16", 1, 2),
     _instance("few rows fp32, in parts", "fp32", "float32", 1, 2),
     _instance("many rows fp16, in parts", "fp16", "float16", parts=2),

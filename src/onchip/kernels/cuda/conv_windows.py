@@ -70,13 +70,6 @@ class Windows:
         down, right = ((places - 1) * stride - before - (side - 1) for places, stride, before, side in sides)
         return down, right
 
-    @property
-    def joined(self) -> Pair:
-        """Pixels of a line that any of its phases reaches: behind where the walk is, and how many."""
-        begins = [self.before[1] - phase.before for phase in self.phases[1]]
-        ends = [begin + phase.taps for begin, phase in zip(begins, self.phases[1], strict=True)]
-        return min(begins), max(ends) - min(begins)
-
     def why_not(self) -> str:
         g = self.geometry
         if g.is_transposed and max(g.dilation) > 1:
@@ -115,9 +108,7 @@ class Windows:
         head = (blocks, channels, taps_w, math.prod(self.places), self.places[1], *g.sides_out, len(down), len(right))
         frame = (*self.stride, *self.before, *g.dilation)
         axes = b"".join(_packed(axis, before) for axis, before in zip(self.phases, self.before, strict=True))
-        first, taps = self.joined
-        joined = struct.pack("<4I", taps, 0, first, self.places[1])
-        return struct.pack("<9I6i", *head, *frame) + joined + axes
+        return struct.pack("<9I6i", *head, *frame) + axes
 
 
 def _packed(axis: tuple[PhaseAlong, ...], before: int) -> bytes:

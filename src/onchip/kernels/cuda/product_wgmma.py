@@ -71,19 +71,18 @@ class Tile:
     def count(self, M: int, N: int) -> int:
         return math.ceil(M / self.height) * math.ceil(N / self.BN)
 
-    def work(self, count: int, units: int, idle: float, joined: int = 1) -> float:
+    def work(self, count: int, units: int, idle: float) -> float:
         """Of a multiprocessor, as it takes time: rounds of tiles.
 
         idle  numbers of y that would be made before a tile's first product and behind its last
         """
-        return math.ceil(count / units) * (joined * self.height * self.BN / self.rate + idle)
+        return math.ceil(count / units) * (self.height * self.BN / self.rate + idle)
 
 
 TILES = (
     Tile(256, 2, 1.0), Tile(128, 2, 0.85), Tile(64, 2, 0.5), Tile(32, 2, 0.3), Tile(64, 1, 0.43), Tile(32, 1, 0.35),
     Tile(64, 2, 0.85, 128),
 )  # fmt: skip
-JOINED_TILES = Tile(128, 2, 1.0), Tile(64, 2, 1.0, 128)  # of two phases; the second of up to 64 columns
 # As much of that is reached by rows of float32, by precision: three products of tf32 share what it takes to split them.
 THROUGH_REGISTERS = {"fp32": 1.3, "bf16": 0.85, "fp16": 0.85}
 # Of a tile, by the sums that a thread has of each number; rows that go through registers leave room for 128 at most.
@@ -131,10 +130,9 @@ class WgmmaProduct:
     activation: Elementwise | None = None
     parts: int = 1  # of a sum along k
     phases: int = 1  # as many products of these sizes, each of its own slices of w (conv_wgmma.py)
-    joined: int = 1  # of them, that a tile has
 
     def count(self, tile: Tile) -> int:
-        return self.phases // self.joined * tile.count(self.M, self.N)
+        return self.phases * tile.count(self.M, self.N)
 
     @property
     def is_direct(self) -> bool:
@@ -183,19 +181,13 @@ class WgmmaProduct:
             for tile in self._cluster_tiles:
                 if self.parts * self.count(tile) <= units:
                     return tile, "TOGETHER"
-        if self.joined > 1:
-            return JOINED_TILES[self.N <= ROWS], "NONE"
         sums = PRECISIONS[self.precision].parts + (self.parts > 1)  # that a thread has of each number
         most = MOST_COLUMNS[sums] if self.is_direct else min(MOST_COLUMNS[sums], MOST_COLUMNS[2])
         tiles = [tile for tile in TILES if most >= tile.BN and (self.turns or not tile.is_turned)]
         return min(tiles, key=lambda tile: self._work(tile, units)), "NONE" if self.parts == 1 else "ALONE"
 
-    def work(self, units: int) -> float:
-        """Of a multiprocessor, by the tiles that are cut."""
-        return self._work(self.cut(units)[0], units)
-
     def _work(self, tile: Tile, units: int) -> float:
-        return tile.work(self.count(tile), units, IDLE_PRODUCTS[self.precision] * self.phases / self.K, self.joined)
+        return tile.work(self.count(tile), units, IDLE_PRODUCTS[self.precision] * self.phases / self.K)
 
     def rate(self, units: int) -> float:
         """Share of the device's rate: what is made beside y, and multiprocessors that have nothing left to do."""
@@ -214,7 +206,7 @@ class WgmmaProduct:
         tile, split = self.cut(units)
         precision = PRECISIONS[self.precision]
         x_boxes = DTYPE_BYTES[self.dtypes[0]] // DTYPE_BYTES[precision.dtype]  # as many numbers as one of w has
-        stage_bytes = (x_boxes * tile.height + precision.parts * self.joined * tile.BN) * LINE
+        stage_bytes = (x_boxes * tile.height + precision.parts * tile.BN) * LINE
         is_together = split == "TOGETHER"
         extra = ALIGN_BYTES + (4 * tile.height * tile.BN if is_together else 0)
         extra += tile.height * LINE if tile.is_turned else 0  # its way out

@@ -209,12 +209,11 @@ __device__ __forceinline__ void finish_turned(float (&c)[R / 8][4], const Out& o
 enum Split { NONE, ALONE, TOGETHER };
 
 // The slices of k where all tiles have the same ones. Others have phases: products of as many rows, each of its own
-// numbers of w. A slice of x is one box of 128 bytes a row, or up to TAPS boxes of 128 / TAPS bytes. JOINED phases share
-// the boxes of x: a tile has as many times its columns, and a slice is multiplied by the weights of those that have it.
+// numbers of w. A slice of x is one box of 128 bytes a row, or up to TAPS boxes of 128 / TAPS bytes.
 struct OnePhase {
     int all_slices;
 
-    static constexpr int TAPS = 1, JOINED = 1;
+    static constexpr int TAPS = 1;
     __device__ __forceinline__ u32 phases() const { return 1; }
     __device__ __forceinline__ u32 phase_of(u32) const { return 0; }
     __device__ __forceinline__ int first_number(u32) const { return 0; }
@@ -237,9 +236,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     static_assert(!IS_TURNED || (O::is_direct && BN == ROWS && SPLIT == NONE), "who turns tiles reads rows where they lie");
     constexpr int TAPS = Loader::TAPS, X_LINE = LINE / TAPS, STEPS_A_TAP = O::STEPS / TAPS;
     static_assert(TAPS == 1 || (O::is_direct && sizeof(X) == 2), "tensor cores read several boxes where they lie");
-    constexpr int JOINED = Loader::JOINED, BLOCKS = COLUMNS / 8;  // of 8 columns, of a phase
-    static_assert(JOINED == 1 || (O::is_direct && TAPS == 1 && SPLIT == NONE), "phases of whole sums are joined");
-    constexpr int BM = TEAM_ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * Loader::JOINED * BN * LINE;
+    constexpr int BM = TEAM_ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
     constexpr int STAGE_BYTES = X_BYTES + W_BYTES, SLICES_A_PART = PART / O::DEPTH;
     extern __shared__ uint4 room[];
     __shared__ Signal full[STAGES], empty[STAGES];
@@ -273,22 +270,12 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     if (team == TEAMS) {
         if constexpr (SPLIT != TOGETHER) keep_registers<40>();
         if (threadIdx.x % TEAM != 0) return;
-        const auto load_w = [&](u32 turn, int taps, u32 phase, int slice, long long n) {
-            const u32 s = turn % STAGES, x_bytes = O::X_BOXES * taps * box_rows * X_LINE;
-            char* const to = stages + s * STAGE_BYTES + X_BYTES;
-            if constexpr (JOINED > 1) {
-                int numbers[JOINED];
-                const int count = loader.numbers_of(phase, slice, O::DEPTH, numbers);
-                full[s].arrive_expecting(x_bytes + count * BN * LINE);
+        const auto load_w = [&](u32 turn, int taps, int number, long long n) {
+            const u32 s = turn % STAGES;
+            full[s].arrive_expecting(O::X_BOXES * taps * box_rows * X_LINE + W_BYTES);
 #pragma unroll
-                for (int i = 0; i < JOINED; ++i)
-                    if (numbers[i] >= 0) load_box(to + i * BN * LINE, w_map, full[s], numbers[i], static_cast<int>(n), 0);
-            } else {
-                full[s].arrive_expecting(x_bytes + W_BYTES);
-                const int number = loader.first_number(phase) + slice * O::DEPTH;
-#pragma unroll
-                for (int i = 0; i < O::PARTS; ++i) load_box(to + i * BN * LINE, w_map, full[s], number, static_cast<int>(n), i);
-            }
+            for (int i = 0; i < O::PARTS; ++i)
+                load_box(stages + s * STAGE_BYTES + X_BYTES + i * BN * LINE, w_map, full[s], number, static_cast<int>(n), i);
         };
         // Weights do not wait for the kernel before.
         const u32 first_phase = loader.phase_of(first_tile);
@@ -296,14 +283,14 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
         const long long first_n = place_of(first_tile).n;
         for (int i = 0; i < ahead; ++i) {
             const int slice = rank * slices_a_part(first_phase) + i;
-            load_w(i, taps_of(loader.taps(first_phase), slice), first_phase, slice, first_n);
+            load_w(i, taps_of(loader.taps(first_phase), slice), loader.first_number(first_phase) + slice * O::DEPTH, first_n);
         }
         wait_for_kernel_before();
         u32 turn = 0;
         for (u32 tile = first_tile; tile < tiles; tile += step_tiles) {
             const u32 phase = loader.phase_of(tile);
             const int begin = rank * slices_a_part(phase), end = begin + slices_of(phase);
-            const int all_taps = loader.taps(phase);
+            const int all_taps = loader.taps(phase), first_number = loader.first_number(phase);
             const Place<BM, BN> place = place_of(tile);
             loader.begin_tile(place.m, phase, begin);
             for (int slice = begin; slice < end; ++slice, ++turn) {
@@ -311,7 +298,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
                 const int taps = taps_of(all_taps, slice);
                 if (turn >= ahead) {
                     empty[s].wait(turn / STAGES % 2 ^ 1);
-                    load_w(turn, taps, phase, slice, place.n);
+                    load_w(turn, taps, first_number + slice * O::DEPTH, place.n);
                 }
 #pragma unroll
                 for (int i = 0; i < O::X_BOXES * TAPS; ++i)
@@ -342,13 +329,13 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
             for (int i = threadIdx.x % TEAM; i < BN; i += TEAM)
                 shifts[now][team][i] = bias != nullptr && column + i < N ? bias[column + i] : 0.0f;
         }
-        if constexpr (IS_TURNED && JOINED == 1) {
+        if constexpr (IS_TURNED) {
             if (out.other != nullptr) {
                 wait_for_team(team);  // nobody moves the last tile out any more
                 Outlet<TEAM_ROWS, typename Out::Number>{outlet}.fetch(out, place.m + TEAM_ROWS * team, place.n);
             }
         }
-        float sums[JOINED * BLOCKS][4];
+        float sums[COLUMNS / 8][4];
         float totals[O::PARTS == 2 ? BN / 8 : 1][4] = {}, whole[SPLIT == ALONE ? BN / 8 : 1][4] = {};
         int in_part = 0;  // slices of the part that are done
         const auto adds = [&] { return O::PARTS == 2 ? in_part % SLICES_A_PART != 0 : in_part != 0; };  // to earlier sums
@@ -367,30 +354,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
                 in_part = 0;
             }
         };
-        if constexpr (JOINED > 1) {
-            clear(sums);  // phases begin with different slices
-            for (int slice = 0; slice < slices; ++slice, ++turn) {
-                const u32 s = turn % STAGES, stage_at = shared_address(stages + s * STAGE_BYTES);
-                const u32 x_at = stage_at + team * (TEAM_ROWS * LINE);
-                int numbers[JOINED];
-                loader.numbers_of(phase, slice, O::DEPTH, numbers);
-                full[s].wait(turn / STAGES % 2);
-#pragma unroll
-                for (int i = 0; i < JOINED; ++i) {
-                    if (numbers[i] < 0) continue;
-                    begin_products();
-#pragma unroll
-                    for (int step = 0; step < O::STEPS; ++step) {
-                        const unsigned long long x = mixed_tile(x_at + 32 * step);
-                        const unsigned long long w = mixed_tile(stage_at + X_BYTES + i * (BN * LINE) + 32 * step);
-                        Wgmma<P, COLUMNS>::add(sums + i * BLOCKS, IS_TURNED ? w : x, IS_TURNED ? x : w, true);
-                    }
-                    end_products();
-                }
-                wait_for_products<1>();
-                if (slice > 0 && threadIdx.x % 32 == 0) empty[(turn - 1) % STAGES].arrive();
-            }
-        } else if constexpr (O::is_direct) {
+        if constexpr (O::is_direct) {
             for (int slice = 0; slice < slices; ++slice) {
                 const u32 s = turn % STAGES, stage_at = shared_address(stages + s * STAGE_BYTES), w_at = stage_at + X_BYTES;
                 const int taps = taps_of(all_taps, rank * part_slices + slice);
@@ -462,16 +426,11 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
             float* const mine = reinterpret_cast<float*>(stages + STAGES * STAGE_BYTES);
             add_up_together<BN>(made, mine, row, q, rank, parts, out, shifts[now][0], place.m, place.n, M, activation);
             return;  // a cluster has one tile
+        } else if constexpr (IS_TURNED) {
+            finish_turned<TEAM_ROWS>(made, out, outlet, shifts[now][team], place.m + TEAM_ROWS * team, place.n, team,
+                                     activation);
         } else {
-#pragma unroll
-            for (int i = 0; i < JOINED; ++i) {
-                float(&part)[BLOCKS][4] = reinterpret_cast<float(&)[BLOCKS][4]>(made[i * BLOCKS]);
-                if constexpr (JOINED > 1) out.begin_tile(phase * JOINED + i);
-                if constexpr (IS_TURNED)
-                    finish_turned<TEAM_ROWS>(part, out, outlet, shifts[now][team], place.m + TEAM_ROWS * team, place.n, team,
-                                             activation);
-                else finish_rows<BN>(part, out, shifts[now][team], place.m + row, place.n, q, activation);
-            }
+            finish_rows<BN>(made, out, shifts[now][team], place.m + row, place.n, q, activation);
         }
     }
 }

@@ -5,24 +5,25 @@
 //         that any of its places reaches, times weights that are zero where a place does not reach. Of a transposed
 //         convolution a cell has the places of all phases, and all of them read each pixel of x together. A block brings
 //         the pixels under a tile of cells to shared memory once; lanes find a window's pixels there by ldmatrix, wherever
-//         it begins. Weights come as fragments through L1, four fragments of cells for one of weights. What is made is put
+//         it begins. Weights come as fragments through L1, two fragments of cells for one of weights. What is made is put
 //         together in shared memory as y lies, channels last or in rows, and leaves in whole lines while the next tile's
 //         pixels are on their way.
 // Order   A sum runs over the window's taps, then channels, STEP terms an instruction; of fp32 it is added to a total every
 //         PART terms. Then comes the bias. Neither the tile nor B decides anything.
 // Floor   x in and y out. 64 -> 3 channels, 5x5 by steps of 2, 32x32 -> 64x64, B = 5,248, float16: 817 MB / 4.8 TB/s =
-//         170 us; 52 Gflop / 989 Tflop/s = 52 us. Cells of 2x2 places multiply 9 taps by 16 columns, 99 Gflop, and read
-//         4 B of shared memory for 64 flop: 215 us at 128 B a clock.
+//         170 us; 52 Gflop / 989 Tflop/s = 52 us. Cells of 4x2 places multiply 12 taps by 24 columns, 99 Gflop, and read
+//         7.2 GB through shared memory and L1: 244 us at 128 B a clock.
 // Layout  x (B, H, W, C), y (B, HO, WO, N) or (B, N, HO, WO); w as conv_mma.cuh has it, k over taps and channels, a column
 //         for each channel of each place of a cell; bias (N) or none. One axis is an image of one row.
 // Shared  For each pixel under a tile its channels, filled up to whole steps, and 16 B, so that eight neighbours lie in
 //         different banks; a tile of y; 8 B a column.
-// Limits  Less than 2^31 tiles; C numbers are a multiple of 16 B; images of less than 2^31 numbers; sm_80 up.
+// Limits  Less than 2^31 tiles; C numbers are a multiple of 16 B; images of less than 2^31 numbers; sm_80 up. A number that
+//         is not finite makes NaNs of all places of the cells whose windows have it.
 #include "boxes.cuh"
 #include "conv_mma.cuh"
 #include "divide.cuh"
 
-constexpr int CREW = 4, CREW_THREADS = 32 * CREW;  // warps of a block
+constexpr int CREW = 8, CREW_THREADS = 32 * CREW;  // warps of a block
 constexpr int STEP_BYTES = 32;                     // of a pixel's channels, in a step of k
 
 struct Axis {
@@ -72,33 +73,46 @@ struct Cell {
     }
 };
 
+// Threads share lines: a team of them has every so many, and goes over each piece by piece.
+struct Team {
+    int size, first, count, mine;  // threads; its number, and how many there are; the thread's own number
+
+    __device__ __forceinline__ explicit Team(int lines) {
+        size = lines < CREW ? CREW_THREADS : 32;
+        first = threadIdx.x / size, count = CREW_THREADS / size, mine = threadIdx.x % size;
+    }
+};
+
 // All threads ask for the pixels under a tile, zeros where there are none.
 template <class P, class X>
 __device__ __forceinline__ void fetch_pixels(const Layer& t, const Tile& tile, const X* x, long long B, char* room) {
     using Number = typename P::Number;
     constexpr bool IS_DIRECT = is_same<X, Number>;
     constexpr int E = IS_DIRECT ? 16 / static_cast<int>(sizeof(X)) : 4;  // numbers of a piece
-    const int lines = t.images * t.h.pixels, team = lines < CREW ? CREW_THREADS : 32;  // threads of a line
+    const Team team(t.images * t.h.pixels);
+    u32 first = team.mine, step = team.size;
+    const int first_piece = take_rest(first, t.by_pieces), step_piece = take_rest(step, t.by_pieces);
     const int h0 = tile.top * t.h.step + t.h.first, w0 = tile.left * t.w.step + t.w.first;
-    for (int line = threadIdx.x / team; line < lines; line += CREW_THREADS / team) {
+    for (int line = team.first; line < t.images * t.h.pixels; line += team.count) {
         u32 image = line;
         const int h = h0 + static_cast<int>(take_rest(image, t.h.by_pixels));
         const bool has_line = h >= 0 && h < t.h.in && tile.image + image < B;
         const X* const from = x + ((tile.image + image) * t.h.in + (has_line ? h : 0)) * t.w.in * t.C;
         char* const to = room + line * t.w.pixels * t.pitch;
-        for (int i = threadIdx.x % team; i < t.w.pixels * static_cast<int>(t.by_pieces.size); i += team) {
-            u32 pixel = i;
-            const int c = static_cast<int>(take_rest(pixel, t.by_pieces)) * E, w = w0 + static_cast<int>(pixel);
+        for (int pixel = first, piece = first_piece; pixel < t.w.pixels;) {
+            const int c = piece * E, w = w0 + pixel;
             const bool is_there = has_line && w >= 0 && w < t.w.in && c < t.C;
-            const X* const piece = is_there ? from + w * t.C + c : x;
-            char* const at = to + pixel * t.pitch + c * sizeof(Number);
+            const X* const there = is_there ? from + (w * t.C + c) : x;
+            char* const at = to + pixel * t.pitch + c * static_cast<int>(sizeof(Number));
             if constexpr (IS_DIRECT) {
                 const int bytes = is_there ? 16 : 0;
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared_address(at)), "l"(piece), "r"(bytes)
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared_address(at)), "l"(there), "r"(bytes)
                              : "memory");
             } else {
-                store4(reinterpret_cast<Number*>(at), is_there ? load4(piece) : float4{});
+                store4(reinterpret_cast<Number*>(at), is_there ? load4(there) : float4{});
             }
+            pixel += step, piece += step_piece;  // counted on, not divided
+            if (piece >= static_cast<int>(t.by_pieces.size)) piece -= t.by_pieces.size, ++pixel;
         }
     }
 }
@@ -148,6 +162,17 @@ __device__ __forceinline__ void store_number(Y* y, float v) {
     if constexpr (is_same<Y, unsigned char>) *y = static_cast<unsigned char>(ToPixels::apply(v));
     else store1(y, v);
 }
+// Two neighbours, at an even number of y.
+template <class Y>
+__device__ __forceinline__ void store_pair(Y* y, float first, float second) {
+    if constexpr (is_same<Y, unsigned char>) {
+        const int both = static_cast<int>(ToPixels::apply(first)) | static_cast<int>(ToPixels::apply(second)) << 8;
+        *reinterpret_cast<unsigned short*>(y) = static_cast<unsigned short>(both);
+    } else {
+        const float two[2] = {first, second};
+        store_several(y, two);
+    }
+}
 
 // A tile of y goes out: runs of numbers that lie together in y, by units of Unit.
 template <class Unit, class Y>
@@ -163,20 +188,32 @@ __device__ __forceinline__ void move_out(const Layer& t, const Tile& tile, const
     const u32 units = run_lines * places * numbers / V;
     const long long line_out = static_cast<long long>(t.w.out) * numbers;
     Y* const to = y + (tile.image * planes * t.h.out + top) * line_out + left * numbers;
-    for (u32 i = threadIdx.x; i < runs * units; i += CREW_THREADS) {
-        const u32 run = i / units, at = i % units, plane = run / runs_a_plane, line = run % runs_a_plane;
-        const Y* const from = made + (plane * t.lines() + line) * t.places() * numbers;
-        Y* const there = to + (static_cast<long long>(plane) * t.h.out + line) * line_out;
-        reinterpret_cast<Unit*>(there)[at] = reinterpret_cast<const Unit*>(from)[at];
+    const Team team(runs);
+    for (u32 run = team.first; run < runs; run += team.count) {
+        const u32 plane = run / runs_a_plane, line = run % runs_a_plane;
+        const Unit* const from = reinterpret_cast<const Unit*>(made + (plane * t.lines() + line) * t.places() * numbers);
+        Unit* const there = reinterpret_cast<Unit*>(to + (static_cast<long long>(plane) * t.h.out + line) * line_out);
+        for (u32 at = team.mine; at < units; at += team.size) there[at] = from[at];
     }
 }
 
+// What is computed in 16 bits is as exact as such numbers, however it is stored: a brief activation will do.
+template <int BYTES>
+struct StoredOf {
+    using type = float;
+};
+template <>
+struct StoredOf<2> {
+    using type = f16;
+};
+
 // 16 MT cells a warp at a time, 8 NT columns.
 template <class P, class X, class Y, int NT>
-__global__ void __launch_bounds__(CREW_THREADS, 3)
+__global__ void __launch_bounds__(CREW_THREADS, is_same<P, Fp32> ? 2 : 3)
 conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __restrict__ bias, Y* y, long long B,
           const __grid_constant__ Layer t, u32 code, u32 a_bits, u32 b_bits) {
-    constexpr int MT = is_same<P, Fp32> ? 2 : 4;
+    constexpr int MT = 2;
+    using Stored = typename StoredOf<sizeof(typename P::Number)>::type;
     extern __shared__ uint4 room[];
     const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
     const int columns = t.h.cell * t.w.cell * t.N, all_columns = t.chunks * NT * 8;
@@ -190,6 +227,7 @@ conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __r
     let_next_begin();
     // Of each column: where its number lies, from the cell's first on, and its bias. Those behind the last have none.
     const int numbers = t.is_last ? t.N : 1, plane = t.is_last ? 0 : t.lines() * t.places();
+    const bool has_pairs = t.is_last && t.w.cell * t.N % 2 == 0;  // of columns, that are neighbours in y
     for (int i = threadIdx.x; i < all_columns; i += CREW_THREADS) {
         const int n = i % t.N, place = i / t.N;
         const int at = (place / t.w.cell * t.places() + place % t.w.cell) * numbers + (t.is_last ? n : n * plane);
@@ -236,25 +274,37 @@ conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __r
                     sums[i].end_step(step, step + 1 == all_steps);
                 }
             }
+            int at_columns[2 * NT];
+            float of_columns[2 * NT];
+#pragma unroll
+            for (int j = 0; j < 2 * NT; ++j) {
+                const int column = (chunk * NT + j / 2) * 8 + 2 * q + j % 2;
+                at_columns[j] = offsets[column], of_columns[j] = shifts[column];
+            }
 #pragma unroll
             for (int i = 0; i < MT; ++i) {
                 float(&c)[NT][4] = sums[i].made();
-                Y* rows[2];
+#pragma unroll
+                for (int j = 0; j < 4 * NT; ++j) c[j / 4][j % 4] += of_columns[j / 4 * 2 + j % 2];
+                activate_all<Stored>(c, activation);
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const int mine = first + 16 * i + 8 * half + g;
-                    const Cell cell(t, mine < cells ? mine : 0);
+                    if (mine >= cells) continue;
+                    const Cell cell(t, mine);
                     const int line = cell.image * (t.is_last ? 1 : t.N) * t.lines() + cell.h * t.h.cell;
-                    rows[half] = mine < cells ? made + (line * t.places() + cell.w * t.w.cell) * numbers : nullptr;
-                }
+                    Y* const row = made + (line * t.places() + cell.w * t.w.cell) * numbers;
 #pragma unroll
-                for (int j = 0; j < 4 * NT; ++j) c[j / 4][j % 4] += shifts[(chunk * NT + j / 4) * 8 + 2 * q + j % 2];
-                activate_all<Y>(c, activation);
-#pragma unroll
-                for (int j = 0; j < 4 * NT; ++j) {
-                    const int offset = offsets[(chunk * NT + j / 4) * 8 + 2 * q + j % 2];
-                    Y* const row = rows[j % 4 / 2];
-                    if (offset >= 0 && row != nullptr) store_number(row + offset, c[j / 4][j % 4]);
+                    for (int j = 0; j < NT; ++j) {
+                        const int at[2] = {at_columns[2 * j], at_columns[2 * j + 1]};
+                        const float two[2] = {c[j][2 * half], c[j][2 * half + 1]};
+                        if (has_pairs) {
+                            if (at[0] >= 0) store_pair(row + at[0], two[0], two[1]);
+                        } else {
+                            if (at[0] >= 0) store_number(row + at[0], two[0]);
+                            if (at[1] >= 0) store_number(row + at[1], two[1]);
+                        }
+                    }
                 }
             }
         }

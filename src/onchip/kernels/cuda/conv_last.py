@@ -6,13 +6,12 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from onchip.kernels.chain import is_closed
-from onchip.kernels.cuda.conv import Geometry, geometry_of
+from onchip.kernels.cuda.conv import Geometry, Pair, geometry_of
 from onchip.kernels.cuda.conv_cells import NO_TAP, CellAxis, cell_axis
 from onchip.kernels.cuda.conv_mma import (
     COLUMNS,
@@ -61,18 +60,19 @@ ARCHITECTURES = EVERY_CHIP
 MADE = NUMBERS | {"uint8": "unsigned char"}
 MOST_CHANNELS = 16  # of y: more of them fill tiles by themselves
 LEAST_CHANNELS = 16  # of x: fewer leave a step empty
-GROUPS = (1, 2)  # tiles of 8 columns that a warp makes at a time
+GROUPS = (1, 2, 3)  # tiles of 8 columns that a warp makes at a time
 READ_BYTES = 16  # of channels
 STEP_BYTES = 32  # of channels, in a step of k
-CREW_THREADS = 128
-MOST_BLOCKS = 3  # of a multiprocessor, as registers allow
+CREW, FRAGMENTS = 8, 2  # warps of a block, and fragments of 16 cells that each makes at a time
 BLOCK_BYTES = 1 << 10  # of shared memory, which a block takes for itself
-MOST_CELLS = 256  # of a tile: of 16 bits, four fragments for each warp
+MOST_CELLS = CREW * FRAGMENTS * 16  # of a tile
 LINES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # cells of a line of a tile, at most
 # Clocks of a multiprocessor, counted, not measured: for a fragment of 16 rows or of 8 columns of weights, as shared
-# memory gives 128 B a clock; for a product; for 16 cells behind their last.
-ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS = 4, 2, 1.5, 50
+# memory gives 128 B a clock; for a product; for 16 cells behind their last. A warp's step takes so many by itself.
+ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS, STEP_CLOCKS = 4, 2, 1.5, 50, 120
 CLOCK_BYTES = 64  # of pixels that come to shared memory, a clock
+CUT_LINES = 1.2  # what parts of lines cost more than whole ones, which leave together
+Axes = tuple[CellAxis, CellAxis]
 Tile = tuple[int, int, int]  # images; lines of cells, and cells of a line
 
 
@@ -88,6 +88,7 @@ class ConvLastLowering:
     units: int
     fast_bytes: int
     is_last: bool = False  # whether channels of y are
+    times: Pair = (1, 1)  # the size of cells (cell_axis)
 
     @property
     def steps(self) -> int:
@@ -100,46 +101,53 @@ class ConvLastLowering:
         return self.steps * STEP_BYTES + READ_BYTES
 
     @property
-    def fragments(self) -> int:
-        """Of 16 cells, that a warp makes at a time."""
-        return 2 if PRECISIONS[self.precision].parts > 1 else 4
+    def most_blocks(self) -> int:
+        """Of a multiprocessor, as registers allow."""
+        return 2 if PRECISIONS[self.precision].parts > 1 else 3
 
-    @cached_property
-    def axes(self) -> tuple[CellAxis, CellAxis]:
-        """Cells of which the fewest clocks are spent on a place, whatever B."""
-        times = [(down, right) for right in (1, 2) for down in range(1, 9)]
-        both = [
-            (cell_axis(self.geometry, 0, down), cell_axis(self.geometry, 1, right))
-            for down, right in times
-            if self._may_have(0, down) and self._may_have(1, right)
-        ]
-        return min(both, key=lambda axes: self._clocks(*axes) / (axes[0].side_out * axes[1].side_out))
+    @property
+    def axes(self) -> Axes:
+        return self._axes(self.times)
+
+    def _axes(self, times: Pair) -> Axes:
+        return cell_axis(self.geometry, 0, times[0]), cell_axis(self.geometry, 1, times[1])
+
+    def with_best_cells(self) -> ConvLastLowering:
+        """The same with cells that take the fewest clocks, whatever B."""
+        pairs = [(down, right) for right in (1, 2) for down in range(1, 9)]
+        allowed = [pair for pair in pairs if self._may_have(0, pair[0]) and self._may_have(1, pair[1])]
+        return replace(self, times=min(allowed, key=lambda times: self._clocks(self._axes(times))))
 
     def _may_have(self, axis: int, times: int) -> bool:
         g = self.geometry
         places = times * g.stride[axis] if g.is_transposed else times
         return times == 1 or (places < 2 * g.sides_out[axis] and g.dilation[axis] == 1)
 
-    def _clocks(self, down: CellAxis, right: CellAxis) -> float:
-        """Of an image, shared memory's or the tensor cores', without what comes behind the products."""
-        precision = PRECISIONS[self.precision]
-        tiles = math.ceil(down.cell * right.cell * self.geometry.N / COLUMNS)
-        group = self._group(tiles)
-        tiles = round_up(tiles, group)
+    def _clocks(self, axes: Axes) -> float:
+        """Of an image: shared memory's, the tensor cores', or those that too few warps wait."""
+        (down, right), precision = axes, PRECISIONS[self.precision]
+        columns = math.ceil(self._columns(axes) / COLUMNS)
+        group = self._group(columns)
+        chunks = math.ceil(columns / group)
         conflicts = math.gcd(right.step, 8)  # of rows that are so far apart
-        shared = tiles // group * ROWS_CLOCKS * conflicts + precision.parts * tiles * WEIGHTS_CLOCKS / self.fragments
-        products = PRODUCT_CLOCKS * tiles * (3 if precision.parts > 1 else 1)
-        fragments = math.ceil(down.cells * right.cells / 16)
-        return fragments * down.taps * right.taps * self.steps * max(shared, products)
+        shared = FRAGMENTS * ROWS_CLOCKS * conflicts + precision.parts * group * WEIGHTS_CLOCKS
+        products = PRODUCT_CLOCKS * FRAGMENTS * group * (3 if precision.parts > 1 else 1)
+        blocks, (images, h, w) = self._large_tile(axes) or (1, (1, 1, 1))
+        jobs = math.ceil(images * h * w / (16 * FRAGMENTS)) * chunks  # of a tile
+        step = max(shared, products, STEP_CLOCKS / (blocks * min(CREW, jobs)))
+        tiles = math.ceil(down.cells / h) * math.ceil(right.cells / w) / images
+        return tiles * jobs * down.taps * right.taps * self.steps * step
 
     def _group(self, tiles: int) -> int:
         """Of GROUPS, the one that makes the fewest columns for nothing, the larger of two such."""
         return min(GROUPS, key=lambda group: (round_up(tiles, group), -group))
 
+    def _columns(self, axes: Axes) -> int:
+        return axes[0].cell * axes[1].cell * self.geometry.N
+
     @property
     def columns(self) -> int:
-        down, right = self.axes
-        return down.cell * right.cell * self.geometry.N
+        return self._columns(self.axes)
 
     @property
     def group(self) -> int:
@@ -151,47 +159,55 @@ class ConvLastLowering:
         return round_up(self.columns, COLUMNS * self.group)
 
     def shared_bytes(self, tile: Tile) -> int:
-        (down, right), (images, h, w) = self.axes, tile
-        made = images * h * w * self.columns * DTYPE_BYTES[self.dtypes[1]]
-        return images * down.pixels(h) * right.pixels(w) * self.pitch + 8 * self.all_columns + round_up(made, 16)
+        return self._shared_bytes(self.axes, tile)
 
-    def fits(self, tile: Tile, blocks: int) -> bool:
+    def _shared_bytes(self, axes: Axes, tile: Tile) -> int:
+        (down, right), (images, h, w), columns = axes, tile, self._columns(axes)
+        made = images * h * w * columns * DTYPE_BYTES[self.dtypes[1]]
+        tables = 8 * round_up(columns, COLUMNS * max(GROUPS))
+        return images * down.pixels(h) * right.pixels(w) * self.pitch + tables + round_up(made, 16)
+
+    def _fits(self, axes: Axes, tile: Tile, blocks: int) -> bool:
         """Whether so many blocks of a multiprocessor may make such tiles."""
-        return blocks * (self.shared_bytes(tile) + BLOCK_BYTES) <= self.fast_bytes
+        return blocks * (self._shared_bytes(axes, tile) + BLOCK_BYTES) <= self.fast_bytes
+
+    def _large_tile(self, axes: Axes) -> tuple[int, Tile] | None:
+        """Blocks of a multiprocessor, as many as can be, and the tile with the fewest pixels beside its cells."""
+        down, right = axes
+
+        def pixels_a_cell(tile: Tile) -> float:
+            lines = 1.0 if tile[2] == right.cells else CUT_LINES
+            return lines * down.pixels(tile[1]) * right.pixels(tile[2]) / (tile[1] * tile[2])
+
+        for blocks in range(self.most_blocks, 0, -1):
+            tiles = list[Tile]()
+            for w in dict.fromkeys(even_share(right.cells, most) for most in LINES):
+                h = even_share(down.cells, max(1, MOST_CELLS // w))
+                while h > 1 and not self._fits(axes, (1, h, w), blocks):
+                    h = math.ceil(h / 2)
+                tiles += [(1, h, w)] if self._fits(axes, (1, h, w), blocks) else []
+            if tiles:
+                images, h, w = min(tiles, key=pixels_a_cell)
+                if (h, w) == (down.cells, right.cells):
+                    many = range(MOST_CELLS // (h * w), 1, -1)
+                    images = next((n for n in many if self._fits(axes, (n, h, w), blocks)), 1)
+                return blocks, (images, h, w)
+        return None
 
     def tile(self, B: int) -> Tile | None:
-        """As many cells as leave room for several blocks, else for one, with few pixels beside them; None: none does.
+        """As many cells as leave room for several blocks, else for one; None: no cell does.
 
         Fewer where there would be fewer tiles than multiprocessors. All make the same bits.
         """
-        down, right = self.axes
-        found = None
-        for blocks in range(MOST_BLOCKS, 0, -1):
-            tiles = []
-            for w in dict.fromkeys(even_share(right.cells, most) for most in LINES):
-                h = even_share(down.cells, max(1, MOST_CELLS // w))
-                while h > 1 and not self.fits((1, h, w), blocks):
-                    h = math.ceil(h / 2)
-                tiles += [(1, h, w)] if self.fits((1, h, w), blocks) else []
-            if tiles:
-                found = min(tiles, key=self._pixels_a_cell)
-                break
+        found = self._large_tile(self.axes)
         if found is None:
             return None
-        images, h, w = found
-        while (h, w) == (down.cells, right.cells) and (images + 1) * h * w <= MOST_CELLS:
-            if not self.fits((images + 1, h, w), blocks):
-                break
-            images += 1
+        images, h, w = found[1]
         while self.count(B, (images, h, w)) < self.units and images > 1:
             images = math.ceil(images / 2)
-        while self.count(B, (images, h, w)) < self.units and h > 1 and h * w > 16 * self.fragments:
+        while self.count(B, (images, h, w)) < self.units and h > 1 and h * w > 16 * FRAGMENTS:
             h = math.ceil(h / 2)
         return images, h, w
-
-    def _pixels_a_cell(self, tile: Tile) -> float:
-        (down, right), (_, h, w) = self.axes, tile
-        return down.pixels(h) * right.pixels(w) / (h * w)
 
     def count(self, B: int, tile: Tile) -> int:
         (down, right), (images, h, w) = self.axes, tile
@@ -215,7 +231,7 @@ class ConvLastLowering:
         images, h, w = tile
         finish = math.ceil(down.cells * right.cells / 16) * FINISH_CLOCKS
         pixels = images * down.pixels(h) * right.pixels(w) * self.pitch / CLOCK_BYTES * self.count(B, tile)
-        clocks = B * (self._clocks(down, right) + finish) + pixels
+        clocks = B * (self._clocks(self.axes) + finish) + pixels
         terms = B * math.prod(g.sides_in if g.is_transposed else g.sides_out) * g.C * math.prod(g.taps) * g.N
         wanted = (3 if precision.parts > 1 else 1) * terms / (16 * COLUMNS * precision.step)
         return min(1.0, PRODUCT_CLOCKS * wanted / clocks) * min(1.0, self.count(B, tile) / self.units)
@@ -258,12 +274,12 @@ class ConvLastLowering:
             Struct((), sizes), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         shared_bytes = self.shared_bytes(tile)
-        blocks = self.units * max(1, min(MOST_BLOCKS, self.fast_bytes // (shared_bytes + BLOCK_BYTES)))
+        blocks = self.units * max(1, min(self.most_blocks, self.fast_bytes // (shared_bytes + BLOCK_BYTES)))
         config = LaunchConfig(
-            (min(blocks, self.count(B, tile)), 1, 1), (CREW_THREADS, 1, 1), shared_bytes, overlaps=True
+            (min(blocks, self.count(B, tile)), 1, 1), (32 * CREW, 1, 1), shared_bytes, overlaps=True
         )  # fmt: skip
         numbers = (precision.name, NUMBERS[given], MADE[made], str(self.group))
-        budget = Budget(65536 // (MOST_BLOCKS * CREW_THREADS) // 8 * 8)
+        budget = Budget(65536 // (self.most_blocks * 32 * CREW) // 8 * 8)
         return KernelLaunch(Program(SOURCE, f"conv_last<{', '.join(numbers)}>"), config, arguments, budget)
 
 
@@ -289,7 +305,7 @@ class ConvLast:
         lowering = ConvLastLowering(
             geometry, job.precision, (net.types[value].dtype, net.types[nodes[-1].name].dtype), activation_of(nodes),
             "bias" in node.weights, device.units, device.fast_bytes,
-        )  # fmt: skip
+        ).with_best_cells()  # fmt: skip
         if why := lowering.why_not():
             yield Refusal(self.name, node.name, why)
             return
@@ -388,7 +404,7 @@ def _instance(name: str, precision: str, dtypes: tuple[str, str], taps: int = 3,
         name,
         lambda device: ConvLastLowering(
             both, precision, dtypes, None, True, device.units, device.fast_bytes
-        ).launch(1024),
+        ).with_best_cells().launch(1024),
     )  # fmt: skip
 
 

@@ -242,7 +242,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
     constexpr int BM = ALTERNATES ? TEAM_ROWS : TEAM_ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
     constexpr int STAGE_BYTES = X_BYTES + W_BYTES, SLICES_A_PART = PART / O::DEPTH;
     extern __shared__ uint4 room[];
-    __shared__ Signal full[STAGES], empty[STAGES], turns[TEAMS];  // turns: of teams that alternate
+    __shared__ Signal full[STAGES], empty[STAGES];
     __shared__ __align__(16) float shifts[2][TEAMS][BN];  // the bias of a tile, and of the next with another
     char* const stages = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
     const int team = __shfl_sync(~0u, threadIdx.x / TEAM, 0);  // the compiler sees that a warp has one
@@ -252,7 +252,6 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
             full[s].init(1);
             empty[s].init(ALTERNATES ? 4 : 4 * TEAMS);
         }
-        for (int i = 0; i < TEAMS; ++i) turns[i].init(4);
         show_signals();
     }
     __syncthreads();
@@ -337,8 +336,6 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
             for (int i = threadIdx.x % TEAM; i < BN; i += TEAM)
                 shifts[now][team][i] = bias != nullptr && column + i < N ? bias[column + i] : 0.0f;
         }
-        // The team before has seen all of its slices: a signal's parity tells a turn from the next one, and no more.
-        if (ALTERNATES && number > 0) turns[team].wait((number - 1) / TEAMS % 2);
         const auto fetch_other = [&](long long m) {
             if constexpr (IS_TURNED) {
                 if (out.other == nullptr) return;
@@ -371,7 +368,6 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
                 const u32 s = turn % STAGES, stage_at = shared_address(stages + s * STAGE_BYTES), w_at = stage_at + X_BYTES;
                 const int taps = taps_of(all_taps, rank * part_slices + slice);
                 full[s].wait(turn / STAGES % 2);
-                if (ALTERNATES && slice + 1 == slices && threadIdx.x % 32 == 0) turns[(team + 1) % TEAMS].arrive();
                 const auto add_step = [&](int step) {
                     const u32 box_at = stage_at + step / STEPS_A_TAP * (BM * X_LINE) + first_row * X_LINE;
                     const unsigned long long x = mixed_tile<X_LINE>(box_at + step % STEPS_A_TAP * 32);

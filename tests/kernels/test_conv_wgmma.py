@@ -130,13 +130,11 @@ def test_turned_tiles(monkeypatch, name, precision, dtype):
     claim = claim_of(net, precision)
     x = rows(5, int(np.prod(row))).reshape(5, *row).astype(numpy_dtype(dtype))
     gpu, found = emulated_gpu(monkeypatch), []
-    claim = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=1))
-    for team_rows in (64, 128, 256):
-        monkeypatch.setattr(product_wgmma, "TILES", [t for t in TILES if t.team_rows == team_rows and t.BN == 64])
+    for is_turned in (False, True):
+        monkeypatch.setattr(product_wgmma, "TILES", [t for t in TILES if t.is_turned == is_turned and t.BN == 64])
         found.append(run_claim(gpu, net, claim, x))
-        assert f", {team_rows}, 64, " in claim.facts.at(5).launches[0].program.name_expression
-    assert np.array_equal(found[0], found[1])
-    assert np.array_equal(found[0], found[2])
+        assert is_turned == (", 128, 64, 2," in claim.facts.at(5).launches[0].program.name_expression)
+    assert np.array_equal(*found)
     exact = exact_of(net, precision, x)
     assert np.abs(found[0].astype(float) - exact).max() <= (1e-3 if precision == "fp16" else 8e-3) * np.abs(exact).max()
 

@@ -41,7 +41,6 @@ from onchip.spec.types import DTYPE_BYTES
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
 TEAM, ROWS, LINE, PART = 128, 64, 128, 32  # as the .cuh file has them
-OUTLET_ROWS = 128
 ALIGN_BYTES = 1024  # of a stage
 SHARED_BYTES = 220 << 10  # for stages: biases and signals take the rest of what a block may have
 MOST_STAGES = 16
@@ -63,12 +62,7 @@ class Tile:
 
     @property
     def height(self) -> int:
-        return self.team_rows if self.alternates else self.team_rows * self.teams
-
-    @property
-    def alternates(self) -> bool:
-        """Whether teams make such tiles by turns."""
-        return self.team_rows > OUTLET_ROWS
+        return self.team_rows * self.teams
 
     @property
     def is_turned(self) -> bool:
@@ -87,7 +81,7 @@ class Tile:
 
 TILES = (
     Tile(256, 2, 1.0), Tile(128, 2, 0.85), Tile(64, 2, 0.5), Tile(32, 2, 0.3), Tile(64, 1, 0.43), Tile(32, 1, 0.35),
-    Tile(64, 2, 0.85, 128), Tile(64, 2, 0.95, 256),
+    Tile(64, 2, 0.85, 128),
 )  # fmt: skip
 # As much of that is reached by rows of float32, by precision: three products of tf32 share what it takes to split them.
 THROUGH_REGISTERS = {"fp32": 1.3, "bf16": 0.85, "fp16": 0.85}
@@ -215,7 +209,7 @@ class WgmmaProduct:
         stage_bytes = (x_boxes * tile.height + precision.parts * tile.BN) * LINE
         is_together = split == "TOGETHER"
         extra = ALIGN_BYTES + (4 * tile.height * tile.BN if is_together else 0)
-        extra += tile.teams * OUTLET_ROWS * LINE if tile.is_turned else 0  # its way out
+        extra += tile.height * LINE if tile.is_turned else 0  # its way out
         room = SHARED_BYTES // 2 if is_together else SHARED_BYTES  # the next kernel's blocks have the other half
         stages = min(MOST_STAGES, (room - extra) // stage_bytes)
         given, made = (NUMBERS[dtype] for dtype in self.dtypes)

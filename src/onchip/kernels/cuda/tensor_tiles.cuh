@@ -14,8 +14,6 @@
 //         Where y has few columns, 64 of them read as many bytes of shared memory as 64 rows do, which takes twice the
 //         products' time. There a team's tile is turned: 64 columns of y are what 64 rows are elsewhere, and 128 rows of y
 //         its columns. What a lane then has of neighbouring rows is turned to neighbouring columns on the way out.
-//         With few terms, a tile takes long to finish, where the tensor cores would wait. There teams make whole tiles of 256
-//         rows by turns: one finishes its tile while the other multiplies.
 //         Few rows come in boxes of as many: zeros for those that are not there would cost time, and nobody looks at
 //         what is made of the room that they leave as it was.
 // Layout  x (M, K), y (M, N) row-major, w (PARTS, N, K): of fp32 the upper parts, then the lower ones; bias (N) or none.
@@ -29,7 +27,6 @@
 #include "wgmma.cuh"
 
 constexpr int TEAM = 128, ROWS = 64;  // threads, and what they make of a tile
-constexpr int OUTLET_ROWS = 128;      // of a turned tile, that leave at a time
 constexpr int LINE = 128;             // bytes of k in a box
 constexpr int PART = 32;              // terms of a sum of float32
 
@@ -227,30 +224,30 @@ struct OnePhase {
 // The body of a kernel of TEAM * (TEAMS + 1) threads.
 // loader  says which slices and taps a phase has (OnePhase), and brings boxes of M rows each: begin_tile(m, phase, slice),
 //         then load<DEPTH, X_BOXES>(to, signal, slice, box) for each box of the slices from there on, in their order
-// TEAM_ROWS  of y: ROWS; or more, and what a team makes is turned; or more than OUTLET_ROWS, and teams make tiles by turns
+// TEAM_ROWS  of y: ROWS; or more, and what a team makes is turned
 // out     where rows of y are (RowsOut): begin_tile(phase), then row(m)
 template <class P, class X, int TEAM_ROWS, int BN, int TEAMS, int STAGES, Split SPLIT, class Loader, class Out>
 __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w_map, const float* bias, Out out,
                                                long long M, u32 box_rows, u32 parts, const Activation activation) {
     using O = Operands<P, X>;
     using Multiplied = typename MultipliedAs<P>::type;
-    constexpr bool IS_TURNED = TEAM_ROWS > ROWS, ALTERNATES = TEAM_ROWS > OUTLET_ROWS;
+    constexpr bool IS_TURNED = TEAM_ROWS > ROWS;
     constexpr int COLUMNS = IS_TURNED ? TEAM_ROWS : BN;  // of what a team multiplies
     static_assert(!IS_TURNED || (O::is_direct && BN == ROWS && SPLIT == NONE), "who turns tiles reads rows where they lie");
     constexpr int TAPS = Loader::TAPS, X_LINE = LINE / TAPS, STEPS_A_TAP = O::STEPS / TAPS;
     static_assert(TAPS == 1 || (O::is_direct && sizeof(X) == 2), "tensor cores read several boxes where they lie");
-    constexpr int BM = ALTERNATES ? TEAM_ROWS : TEAM_ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
+    constexpr int BM = TEAM_ROWS * TEAMS, X_BYTES = O::X_BOXES * BM * LINE, W_BYTES = O::PARTS * BN * LINE;
     constexpr int STAGE_BYTES = X_BYTES + W_BYTES, SLICES_A_PART = PART / O::DEPTH;
     extern __shared__ uint4 room[];
     __shared__ Signal full[STAGES], empty[STAGES];
     __shared__ __align__(16) float shifts[2][TEAMS][BN];  // the bias of a tile, and of the next with another
     char* const stages = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
-    const int team = __shfl_sync(~0u, threadIdx.x / TEAM, 0);  // the compiler sees that a warp has one
+    const int team = threadIdx.x / TEAM;
     let_next_begin();
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             full[s].init(1);
-            empty[s].init(ALTERNATES ? 4 : 4 * TEAMS);
+            empty[s].init(4 * TEAMS);
         }
         show_signals();
     }
@@ -314,18 +311,14 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
 
     if constexpr (SPLIT != TOGETHER) take_registers<TEAMS == 2 ? 232 : 240>();
     const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    const int first_row = ALTERNATES ? 0 : TEAM_ROWS * team, row = first_row + 16 * warp + row_of<P, X>(g);
+    const int row = TEAM_ROWS * team + 16 * warp + row_of<P, X>(g);
     if (out.other != nullptr) wait_for_kernel_before();  // who may have made it
-    char* const outlet = stages + STAGES * STAGE_BYTES + team * (OUTLET_ROWS * LINE);  // of a turned tile
+    char* const outlet = stages + STAGES * STAGE_BYTES + team * (TEAM_ROWS * LINE);  // of a turned tile
     u32 turn = 0;
     int now = 0;
     long long column = -1;
-    for (u32 tile = first_tile, number = 0; tile < tiles; tile += step_tiles, ++number) {
+    for (u32 tile = first_tile; tile < tiles; tile += step_tiles) {
         const u32 phase = loader.phase_of(tile);
-        if (ALTERNATES && number % TEAMS != team) {
-            turn += loader.slices(phase);
-            continue;
-        }
         const int slices = slices_of(phase), part_slices = slices_a_part(phase), all_taps = loader.taps(phase);
         const Place<BM, BN> place = place_of(tile);
         out.begin_tile(phase);
@@ -336,14 +329,12 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
             for (int i = threadIdx.x % TEAM; i < BN; i += TEAM)
                 shifts[now][team][i] = bias != nullptr && column + i < N ? bias[column + i] : 0.0f;
         }
-        const auto fetch_other = [&](long long m) {
-            if constexpr (IS_TURNED) {
-                if (out.other == nullptr) return;
+        if constexpr (IS_TURNED) {
+            if (out.other != nullptr) {
                 wait_for_team(team);  // nobody moves the last tile out any more
-                Outlet<OUTLET_ROWS, typename Out::Number>{outlet}.fetch(out, m, place.n);
+                Outlet<TEAM_ROWS, typename Out::Number>{outlet}.fetch(out, place.m + TEAM_ROWS * team, place.n);
             }
-        };
-        if constexpr (IS_TURNED && !ALTERNATES) fetch_other(place.m + first_row);
+        }
         float sums[COLUMNS / 8][4];
         float totals[O::PARTS == 2 ? BN / 8 : 1][4] = {}, whole[SPLIT == ALONE ? BN / 8 : 1][4] = {};
         int in_part = 0;  // slices of the part that are done
@@ -369,7 +360,7 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
                 const int taps = taps_of(all_taps, rank * part_slices + slice);
                 full[s].wait(turn / STAGES % 2);
                 const auto add_step = [&](int step) {
-                    const u32 box_at = stage_at + step / STEPS_A_TAP * (BM * X_LINE) + first_row * X_LINE;
+                    const u32 box_at = stage_at + step / STEPS_A_TAP * (BM * X_LINE) + team * (TEAM_ROWS * X_LINE);
                     const unsigned long long x = mixed_tile<X_LINE>(box_at + step % STEPS_A_TAP * 32);
                     const unsigned long long w = mixed_tile(w_at + 32 * step);
                     Wgmma<P, COLUMNS>::add(sums, IS_TURNED ? w : x, IS_TURNED ? x : w, adds() || step > 0);
@@ -436,13 +427,8 @@ __device__ __forceinline__ void multiply_tiles(Loader loader, const TensorMap& w
             add_up_together<BN>(made, mine, row, q, rank, parts, out, shifts[now][0], place.m, place.n, M, activation);
             return;  // a cluster has one tile
         } else if constexpr (IS_TURNED) {
-#pragma unroll
-            for (int i = 0; i < TEAM_ROWS; i += OUTLET_ROWS) {
-                const long long m = place.m + first_row + i;
-                if constexpr (ALTERNATES) fetch_other(m);
-                float(&part)[OUTLET_ROWS / 8][4] = reinterpret_cast<float(&)[OUTLET_ROWS / 8][4]>(made[i / 8]);
-                finish_turned<OUTLET_ROWS>(part, out, outlet, shifts[now][team], m, place.n, team, activation);
-            }
+            finish_turned<TEAM_ROWS>(made, out, outlet, shifts[now][team], place.m + TEAM_ROWS * team, place.n, team,
+                                     activation);
         } else {
             finish_rows<BN>(made, out, shifts[now][team], place.m + row, place.n, q, activation);
         }

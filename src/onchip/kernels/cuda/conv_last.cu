@@ -5,18 +5,19 @@
 //         that any of its places reaches, times weights that are zero where a place does not reach. Of a transposed
 //         convolution a cell has the places of all phases, and all of them read each pixel of x together. A block brings
 //         the pixels under a tile of cells to shared memory once; lanes find a window's pixels there by ldmatrix, wherever
-//         it begins. Weights come as fragments through L1, two fragments of cells for one of weights. What is made is put
+//         it begins. Weights lie there as fragments, too, where there is room, two fragments of cells for one of weights. What is made is put
 //         together in shared memory as y lies, channels last or in rows, and leaves in whole lines while the next tile's
 //         pixels are on their way.
 // Order   A sum runs over the window's taps, then channels, STEP terms an instruction; of fp32 it is added to a total every
 //         PART terms. Then comes the bias. Neither the tile nor B decides anything.
 // Floor   x in and y out. 64 -> 3 channels, 5x5 by steps of 2, 32x32 -> 64x64, B = 5,248, float16: 817 MB / 4.8 TB/s =
 //         170 us; 52 Gflop / 989 Tflop/s = 52 us. Cells of 4x2 places multiply 12 taps by 24 columns, 99 Gflop, and read
-//         7.2 GB through shared memory and L1: 244 us at 128 B a clock.
+//         7.2 GB of shared memory: 244 us at 128 B a clock.
 // Layout  x (B, H, W, C), y (B, HO, WO, N) or (B, N, HO, WO); w as conv_mma.cuh has it, k over taps and channels, a column
 //         for each channel of each place of a cell; bias (N) or none. One axis is an image of one row.
 // Shared  For each pixel under a tile its channels, filled up to whole steps, and 16 B, so that eight neighbours lie in
-//         different banks; a tile of y; 8 B a column.
+//         different banks; a tile of y; 8 B a column; the weights, if that leaves half of it. Read through L1 instead, a
+//         step took about 400 clocks.
 // Limits  Less than 2^31 tiles; C numbers are a multiple of 16 B; images of less than 2^31 numbers; sm_80 up. A number that
 //         is not finite makes NaNs of all places of the cells whose windows have it.
 #include "boxes.cuh"
@@ -42,6 +43,7 @@ struct Layer {
     int images;         // of a tile
     u32 is_last;        // whether y's channels are
     int unit;           // bytes that leave at once
+    u32 holds_weights;  // whether they lie in shared memory
     Axis h, w;
     Divider by_pieces;  // of a pixel
 
@@ -131,7 +133,7 @@ struct Fragments {
             asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                          : "=r"(rows[i][0]), "=r"(rows[i][1]), "=r"(rows[i][2]), "=r"(rows[i][3]) : "r"(at[i] + further));
 #pragma unroll
-        for (int i = 0; i < PARTS * NT; ++i) weights[i / NT][i % NT] = __ldg(w + i / NT * lower + i % NT * 32);
+        for (int i = 0; i < PARTS * NT; ++i) weights[i / NT][i % NT] = w[i / NT * lower + i % NT * 32];
     }
     __device__ __forceinline__ Step<P> step(int i) const {
         Step<P> made;
@@ -221,7 +223,9 @@ conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __r
     char* const pixels = reinterpret_cast<char*>(room);
     int* const offsets = reinterpret_cast<int*>(pixels + t.images * t.h.pixels * t.w.pixels * t.pitch);
     float* const shifts = reinterpret_cast<float*>(offsets + all_columns);
-    Y* const made = reinterpret_cast<Y*>(shifts + all_columns);
+    const int pieces = t.holds_weights ? is_same<P, Fp32> + 1 : 0;
+    uint2* const held = reinterpret_cast<uint2*>(shifts + all_columns);
+    Y* const made = reinterpret_cast<Y*>(held + pieces * lower);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
 
     let_next_begin();
@@ -234,6 +238,9 @@ conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __r
         offsets[i] = i < columns ? at : -1;
         shifts[i] = bias != nullptr && i < columns ? bias[n] : 0.0f;
     }
+    for (int i = threadIdx.x; i < pieces * lower / 2; i += CREW_THREADS)
+        reinterpret_cast<uint4*>(held)[i] = reinterpret_cast<const uint4*>(w)[i];
+    const uint2* const all_weights = t.holds_weights ? held : w;
     const u32 across = t.h.by_tiles.size * t.w.by_tiles.size;
     const u32 tiles = static_cast<u32>((B + t.images - 1) / t.images) * across;
     wait_for_kernel_before();
@@ -255,7 +262,7 @@ conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __r
                 const u32 line = cell.image * t.h.pixels + cell.h * t.h.step;
                 at[i] = shared_address(pixels) + (line * t.w.pixels + cell.w * t.w.step) * t.pitch + lane / 16 * (STEP_BYTES / 2);
             }
-            const uint2* weights = w + chunk * NT * 32 + lane;
+            const uint2* weights = all_weights + chunk * NT * 32 + lane;
             Sums<P, NT> sums[MT];
             Fragments<P, MT, NT> now, next;
             Walk walk;

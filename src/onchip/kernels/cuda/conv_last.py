@@ -70,6 +70,7 @@ LINES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # cells of a line of a tile, at most
 # Clocks of a multiprocessor, counted, not measured: for a fragment of 16 rows or of 8 columns of weights, as shared
 # memory gives 128 B a clock; for a product; for 16 cells behind their last. A warp's step takes so many by itself.
 ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS, STEP_CLOCKS = 4, 2, 1.5, 50, 120
+FAR_STEP_CLOCKS = 400  # with weights that lie in memory, as measured
 CLOCK_BYTES = 64  # of pixels that come to shared memory, a clock
 CUT_LINES = 1.2  # what parts of lines cost more than whole ones, which leave together
 Axes = tuple[CellAxis, CellAxis]
@@ -134,7 +135,8 @@ class ConvLastLowering:
         products = PRODUCT_CLOCKS * FRAGMENTS * group * (3 if precision.parts > 1 else 1)
         blocks, (images, h, w) = self._large_tile(axes) or (1, (1, 1, 1))
         jobs = math.ceil(images * h * w / (16 * FRAGMENTS)) * chunks  # of a tile
-        step = max(shared, products, STEP_CLOCKS / (blocks * min(CREW, jobs)))
+        alone = STEP_CLOCKS if self._holds_weights(axes) else FAR_STEP_CLOCKS
+        step = max(shared, products, alone / (blocks * min(CREW, jobs)))
         tiles = math.ceil(down.cells / h) * math.ceil(right.cells / w) / images
         return tiles * jobs * down.taps * right.taps * self.steps * step
 
@@ -165,7 +167,18 @@ class ConvLastLowering:
         (down, right), (images, h, w), columns = axes, tile, self._columns(axes)
         made = images * h * w * columns * DTYPE_BYTES[self.dtypes[1]]
         tables = 8 * round_up(columns, COLUMNS * max(GROUPS))
-        return images * down.pixels(h) * right.pixels(w) * self.pitch + tables + round_up(made, 16)
+        weights = self._weight_bytes(axes) if self._holds_weights(axes) else 0
+        return images * down.pixels(h) * right.pixels(w) * self.pitch + tables + weights + round_up(made, 16)
+
+    def _weight_bytes(self, axes: Axes) -> int:
+        (down, right), precision = axes, PRECISIONS[self.precision]
+        tiles = math.ceil(self._columns(axes) / COLUMNS)
+        columns = COLUMNS * round_up(tiles, self._group(tiles))
+        return precision.parts * down.taps * right.taps * self.steps * STEP_BYTES * columns
+
+    def _holds_weights(self, axes: Axes) -> bool:
+        """Whether weights lie in shared memory, and leave half of it."""
+        return 2 * self._weight_bytes(axes) <= self.fast_bytes
 
     def _fits(self, axes: Axes, tile: Tile, blocks: int) -> bool:
         """Whether so many blocks of a multiprocessor may make such tiles."""
@@ -259,7 +272,8 @@ class ConvLastLowering:
         assert tile is not None
         chunks = self.all_columns // (COLUMNS * self.group)
         sizes = struct.pack(
-            "<8i", g.C, g.N, self.steps, chunks, self.pitch, tile[0], self.is_last, self.unit(tile)
+            "<9i", g.C, g.N, self.steps, chunks, self.pitch, tile[0], self.is_last, self.unit(tile),
+            self._holds_weights(self.axes),
         )  # fmt: skip
         for axis, cells in zip(self.axes, tile[1:], strict=True):
             pixels = axis.pixels(cells)

@@ -43,8 +43,8 @@ struct float4 {
 
 namespace emulated {
 
-constexpr int MOST_THREADS = 1024, STACK_BYTES = 64 << 10, MOST_COPIES = 64;
-constexpr long MOST_ROUNDS = 1 << 16;  // of a block
+constexpr int MOST_THREADS = 1024, STACK_BYTES = 64 << 10, MOST_COPIES = 256;
+constexpr long MOST_ROUNDS = 1 << 18;  // of a block
 
 struct Copy {
     void* to;
@@ -253,6 +253,10 @@ template <class T> T __ldcs(const T* from) {
     if (sizeof(T) == 16) emulated::check_16(from);
     return *from;
 }
+template <class T> T __ldg(const T* from) {
+    if (sizeof(T) == 16) emulated::check_16(from);
+    return *from;
+}
 template <class T> T __ldcg(const T* from) {
     if (sizeof(T) == 16) emulated::check_16(from);
     return *from;
@@ -305,6 +309,20 @@ static void ptx_wait_for_groups(int left) {
 static void ptx_wait_for_copies() {
     ptx_close_copies();
     ptx_wait_for_groups(0);
+}
+
+// Lanes 8 m to 8 m + 7 name the rows of matrix m, 16 bytes each; lane (g, q) gets word q of row g of every matrix.
+static void ptx_load_matrices(unsigned& first, unsigned& second, unsigned& third, unsigned& fourth, unsigned at) {
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    unsigned* const made[] = {&first, &second, &third, &fourth};
+    emulated::exchange(at, [&](auto of) {
+        for (int m = 0; m < 4; ++m) {
+            const char* const row = &shared_base + static_cast<int>(of(8 * m + g));
+            emulated::check_16(row);
+            memcpy(made[m], row + 4 * q, 4);
+        }
+        return 0;
+    });
 }
 
 // Numbers in 16 bits; two in a word, the first operand in the upper half.

@@ -1,105 +1,161 @@
 // conv_last.cu: convolutions and transposed ones to few channels of y, as the last layers of networks that make images
 // are, on the tensor cores.
 //
-// Idea    A block makes tiles of y. It multiplies every pixel of x under a tile, once, by the weights of all taps and
-//         channels of y: a product of N * taps columns, which come to lie in shared memory, column by column. A number of
-//         y is then a sum of those that its window reaches. So x is read once, and nothing is multiplied in vain, with a
-//         stride of a transposed convolution or without. A lane reads 16 bytes of channels at a time: which k they are is
-//         free, and the weights are packed in that order. While it adds up, a block asks for the next tile's pixels.
-// Order   A product runs over channels, in the order of the lanes, STEP terms an instruction; of fp32 it is added to a
-//         total every PART terms. A sum runs over taps. Then comes the bias. Neither the tile nor B decides anything.
-// Floor   x in and y out. 64 -> 3 channels, 4x4 by steps of 2, 32x32 -> 64x64, B = 5,248, float16: 817 MB / 4.8 TB/s =
-//         170 us; 33 Gflop / 989 Tflop/s = 33 us.
-// Layout  x (B, H, W, C), y (B, N, HO, WO); w as conv_mma.cuh has it, columns (KH, KW, N); bias (N) or none. One axis is
-//         an image of one row.
-// Shared  PARTS * K * N * taps numbers of w, 4 * N * taps B for each pixel under a tile, 8 B a line and a column of it.
-// Limits  Less than 2^31 tiles; C numbers are a multiple of 16 B; transposed ones without dilation; images of less than
-//         2^31 numbers; sm_80 up.
+// Idea    y falls into cells of a few places, whose channels all are columns of one product: a cell is the window of pixels
+//         that any of its places reaches, times weights that are zero where a place does not reach. Of a transposed
+//         convolution a cell has the places of all phases, and all of them read each pixel of x together. A block brings
+//         the pixels under a tile of cells to shared memory once; lanes find a window's pixels there by ldmatrix, wherever
+//         it begins. Weights lie there as fragments, too, where there is room, two fragments of cells for one of weights. What is made is put
+//         together in shared memory as y lies, channels last or in rows, and leaves in whole lines while the next tile's
+//         pixels are on their way.
+// Order   A sum runs over the window's taps, then channels, STEP terms an instruction; of fp32 it is added to a total every
+//         PART terms. Then comes the bias. Neither the tile nor B decides anything.
+// Floor   x in and y out. 64 -> 3 channels, 5x5 by steps of 2, 32x32 -> 64x64, B = 5,248, float16: 817 MB / 4.8 TB/s =
+//         170 us; 52 Gflop / 989 Tflop/s = 52 us. Cells of 4x2 places multiply 12 taps by 24 columns, 99 Gflop, and read
+//         7.2 GB of shared memory: 244 us at 128 B a clock.
+// Layout  x (B, H, W, C), y (B, HO, WO, N) or (B, N, HO, WO); w as conv_mma.cuh has it, k over taps and channels, a column
+//         for each channel of each place of a cell; bias (N) or none. One axis is an image of one row.
+// Shared  For each pixel under a tile its channels, filled up to whole steps, and 16 B, so that eight neighbours lie in
+//         different banks; a tile of y; 8 B a column; the weights, if that leaves half of it. Read through L1 instead, a
+//         step took about 400 clocks.
+// Limits  Less than 2^31 tiles; C numbers are a multiple of 16 B; images of less than 2^31 numbers; sm_80 up. A number that
+//         is not finite makes NaNs of all places of the cells whose windows have it.
+#include "boxes.cuh"
 #include "conv_mma.cuh"
 #include "divide.cuh"
 
+constexpr int CREW = 8, CREW_THREADS = 32 * CREW;  // warps of a block
+constexpr int STEP_BYTES = 32;                     // of a pixel's channels, in a step of k
+
 struct Axis {
-    int in, out, taps, stride, before, dilation;
-    int count;  // outputs of a tile
-    Divider by_count, by_tiles, by_stride, by_dilation;  // by_tiles: of an image
+    int in, out;        // pixels of x, places of y
+    int cell, step;     // places of a cell; pixels from one cell to the next
+    int first;          // the pixel at the first tap of the first cell
+    int taps, apart;    // of a cell's window, and from one to the next in pixels
+    int cells, pixels;  // of a tile, and of x under it
+    Divider by_cells, by_pixels, by_tiles;  // by_tiles: of an image
 };
 
 struct Layer {
     int C, N;
-    int blocks, chunks;  // of channels that four lanes read at once; of 8 NT columns
-    int pitch;           // pixels, of a column of products
-    u32 is_transposed;
+    int steps, chunks;  // of k, of each tap; of 8 NT columns
+    int pitch;          // bytes of a pixel in shared memory
+    int images;         // of a tile
+    u32 is_last;        // whether y's channels are
+    int unit;           // bytes that leave at once
+    u32 holds_weights;  // whether they lie in shared memory
     Axis h, w;
+    Divider by_pieces;  // of a pixel
+
+    __device__ __forceinline__ int lines() const { return h.cells * h.cell; }  // of a tile of y
+    __device__ __forceinline__ int places() const { return w.cells * w.cell; }
+    __device__ __forceinline__ int cells() const { return images * h.cells * w.cells; }
 };
 
-// Pixels of x that outputs from `first` on reach, along an axis.
-struct Reach {
-    int first, count;
+// A tile: its first image, and its first cell in each.
+struct Tile {
+    long long image;
+    int top, left;
 
-    __device__ __forceinline__ Reach(const Axis& axis, int top, bool is_transposed) {
-        const int last = min(top + axis.count, axis.out) - 1, far = (axis.taps - 1) * axis.dilation;
-        int from = top * axis.stride - axis.before, end = last * axis.stride - axis.before + far;
-        if (is_transposed) {
-            from = quotient(static_cast<u32>(max(top + axis.before - far, 0) + axis.stride - 1), axis.by_stride);
-            end = quotient(static_cast<u32>(last + axis.before), axis.by_stride);
+    __device__ __forceinline__ Tile(const Layer& t, u32 number) {
+        left = static_cast<int>(take_rest(number, t.w.by_tiles)) * t.w.cells;
+        top = static_cast<int>(take_rest(number, t.h.by_tiles)) * t.h.cells;
+        image = static_cast<long long>(number) * t.images;
+    }
+};
+
+// A cell of a tile.
+struct Cell {
+    u32 image, h, w;
+
+    __device__ __forceinline__ Cell(const Layer& t, u32 number) {
+        w = take_rest(number, t.w.by_cells);
+        h = take_rest(number, t.h.by_cells);
+        image = number;
+    }
+};
+
+// Threads share lines: a team of them has every so many, and goes over each piece by piece.
+struct Team {
+    int size, first, count, mine;  // threads; its number, and how many there are; the thread's own number
+
+    __device__ __forceinline__ explicit Team(int lines) {
+        size = lines < CREW ? CREW_THREADS : 32;
+        first = threadIdx.x / size, count = CREW_THREADS / size, mine = threadIdx.x % size;
+    }
+};
+
+// All threads ask for the pixels under a tile, zeros where there are none.
+template <class P, class X>
+__device__ __forceinline__ void fetch_pixels(const Layer& t, const Tile& tile, const X* x, long long B, char* room) {
+    using Number = typename P::Number;
+    constexpr bool IS_DIRECT = is_same<X, Number>;
+    constexpr int E = IS_DIRECT ? 16 / static_cast<int>(sizeof(X)) : 4;  // numbers of a piece
+    const Team team(t.images * t.h.pixels);
+    u32 first = team.mine, step = team.size;
+    const int first_piece = take_rest(first, t.by_pieces), step_piece = take_rest(step, t.by_pieces);
+    const int h0 = tile.top * t.h.step + t.h.first, w0 = tile.left * t.w.step + t.w.first;
+    for (int line = team.first; line < t.images * t.h.pixels; line += team.count) {
+        u32 image = line;
+        const int h = h0 + static_cast<int>(take_rest(image, t.h.by_pixels));
+        const bool has_line = h >= 0 && h < t.h.in && tile.image + image < B;
+        const X* const from = x + ((tile.image + image) * t.h.in + (has_line ? h : 0)) * t.w.in * t.C;
+        char* const to = room + line * t.w.pixels * t.pitch;
+        for (int pixel = first, piece = first_piece; pixel < t.w.pixels;) {
+            const int c = piece * E, w = w0 + pixel;
+            const bool is_there = has_line && w >= 0 && w < t.w.in && c < t.C;
+            const X* const there = is_there ? from + (w * t.C + c) : x;
+            char* const at = to + pixel * t.pitch + c * static_cast<int>(sizeof(Number));
+            if constexpr (IS_DIRECT) {
+                const int bytes = is_there ? 16 : 0;
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(shared_address(at)), "l"(there), "r"(bytes)
+                             : "memory");
+            } else {
+                store4(reinterpret_cast<Number*>(at), is_there ? load4(there) : float4{});
+            }
+            pixel += step, piece += step_piece;  // counted on, not divided
+            if (piece >= static_cast<int>(t.by_pieces.size)) piece -= t.by_pieces.size, ++pixel;
         }
-        first = max(from, 0);
-        count = max(min(end, axis.in - 1) + 1 - first, 0);
     }
-};
-
-// Of an output along an axis: where the product of its first tap inside of x lies, and how many such taps there are.
-struct Taps {
-    int offset, count;
-};
-
-// tap_apart, pixel_apart  from a tap, and from a pixel, to the next
-__device__ __forceinline__ Taps taps_of(const Axis& axis, int at, const Reach& reach, bool is_transposed, int tap_apart,
-                                        int pixel_apart) {
-    const int last = reach.first + reach.count - 1;
-    int tap, pixel, end, skipped;
-    if (is_transposed) {  // the next tap is a stride further, and the pixel before
-        u32 whole = at + axis.before;
-        tap = take_rest(whole, axis.by_stride);
-        pixel = whole;
-        skipped = max(pixel - last, 0);
-        end = min(static_cast<int>(quotient(static_cast<u32>(max(axis.taps - tap, 0) + axis.stride - 1), axis.by_stride)),
-                  pixel - reach.first + 1);
-        tap += skipped * axis.stride;
-        pixel -= skipped;
-    } else {
-        pixel = at * axis.stride - axis.before;
-        skipped = quotient(static_cast<u32>(max(reach.first - pixel, 0) + axis.dilation - 1), axis.by_dilation);
-        const int further = quotient(static_cast<u32>(max(last - pixel, 0)), axis.by_dilation);
-        end = last < pixel ? 0 : min(axis.taps, further + 1);
-        tap = skipped;
-        pixel += skipped * axis.dilation;
-    }
-    return {tap * tap_apart + (pixel - reach.first) * pixel_apart, max(end - skipped, 0)};
 }
 
-// 4 E channels of 16 rows: a lane has E of each of its two.
-template <class P, class X>
-struct Piece {
-    static constexpr int E = 16 / static_cast<int>(sizeof(X)), STEPS = E / (2 * P::PER_WORD);
-    uint4 held[2];
+// What a warp multiplies in a step: 16 MT cells, 8 NT columns.
+template <class P, int MT, int NT>
+struct Fragments {
+    static constexpr int PARTS = is_same<P, Fp32> ? 2 : 1;
+    u32 rows[MT][4];
+    uint2 weights[PARTS][NT];
 
-    // at  where in x its rows begin; < 0: there is none, and zeros stand for it
-    __device__ __forceinline__ void read(const X* x, const int (&at)[2], int channel, int C) {
+    // at  the lane's row of each 16: lanes 16 on have the second half of the step
+    __device__ __forceinline__ void read(const u32 (&at)[MT], u32 further, const uint2* w, int lower) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            held[half] = {0, 0, 0, 0};
-            if (at[half] >= 0 && channel < C) held[half] = *reinterpret_cast<const uint4*>(x + at[half] + channel);
-        }
+        for (int i = 0; i < MT; ++i)
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(rows[i][0]), "=r"(rows[i][1]), "=r"(rows[i][2]), "=r"(rows[i][3]) : "r"(at[i] + further));
+#pragma unroll
+        for (int i = 0; i < PARTS * NT; ++i) weights[i / NT][i % NT] = w[i / NT * lower + i % NT * 32];
     }
-    __device__ __forceinline__ Step<P> step(int s) const {
+    __device__ __forceinline__ Step<P> step(int i) const {
         Step<P> made;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const X* numbers = reinterpret_cast<const X*>(held + i % 2) + (2 * s + i / 2) * P::PER_WORD;
-            made.take(i, word_of<P>(numbers[0], numbers[P::PER_WORD - 1]));
+        for (int word = 0; word < 4; ++word) {
+            if constexpr (is_same<P, Tf32>) made.take(word, Tf32::word(__uint_as_float(rows[i][word])));
+            else made.take(word, rows[i][word]);
         }
         return made;
+    }
+};
+
+// Where the next step's channels lie, from a cell's first pixel on: counted on, not divided.
+struct Walk {
+    u32 at = 0;
+    int step = 0, tap = 0;
+
+    __device__ __forceinline__ void go_on(const Layer& t, int tap_apart, int line_apart) {
+        at += STEP_BYTES;
+        if (++step < t.steps) return;
+        step = 0, at += tap_apart;
+        if (++tap == t.w.taps) tap = 0, at += line_apart;
     }
 };
 
@@ -108,161 +164,161 @@ __device__ __forceinline__ void store_number(Y* y, float v) {
     if constexpr (is_same<Y, unsigned char>) *y = static_cast<unsigned char>(ToPixels::apply(v));
     else store1(y, v);
 }
-
-// Up to CH channels of a place, of which `left` are there: the sums of their products, the bias, the activation.
-// down, right  from a product to that of the next tap, below and to the right
-constexpr int AT_ONCE = 3;
-template <int CH, class Y>
-__device__ __forceinline__ void finish_place(const float* row, int pitch, const Taps& lines, const Taps& places, int down,
-                                             int right, const float* bias, Y* y, long long y_apart, int left,
-                                             const Activation& activation) {
-    float totals[CH] = {};
-#pragma unroll 1
-    for (int a = 0; a < lines.count; ++a, row += down) {
-        // Few taps: up to AT_ONCE of them are read before the first is added.
-#pragma unroll 1
-        for (int b = 0; b < places.count; b += AT_ONCE) {
-            float held[AT_ONCE][CH];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE * CH; ++i)
-                if (b + i / CH < places.count && i % CH < left)
-                    held[i / CH][i % CH] = row[(b + i / CH) * right + i % CH * pitch];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE * CH; ++i)
-                if (b + i / CH < places.count && i % CH < left) totals[i % CH] += held[i / CH][i % CH];
-        }
+// Two neighbours, at an even number of y.
+template <class Y>
+__device__ __forceinline__ void store_pair(Y* y, float first, float second) {
+    if constexpr (is_same<Y, unsigned char>) {
+        const int both = static_cast<int>(ToPixels::apply(first)) | static_cast<int>(ToPixels::apply(second)) << 8;
+        *reinterpret_cast<unsigned short*>(y) = static_cast<unsigned short>(both);
+    } else {
+        const float two[2] = {first, second};
+        store_several(y, two);
     }
-#pragma unroll
-    for (int n = 0; n < CH; ++n)
-        if (n < left) store_number(y + n * y_apart, activation(bias != nullptr ? totals[n] + bias[n] : totals[n]));
 }
 
-// A tile of y: where it begins, and the pixels of x under it.
-struct Tile {
-    long long image;
-    int top, left;
-    Reach rows, line;
+// A tile of y goes out: runs of numbers that lie together in y, by units of Unit.
+template <class Unit, class Y>
+__device__ __forceinline__ void move_out(const Layer& t, const Tile& tile, const Y* made, Y* y, long long B) {
+    const int planes = t.is_last ? 1 : t.N, numbers = t.is_last ? t.N : 1;  // of a place, one after the other
+    const int top = tile.top * t.h.cell, left = tile.left * t.w.cell;
+    const int lines = min(t.lines(), t.h.out - top), places = min(t.places(), t.w.out - left);
+    const long long images = min(static_cast<long long>(t.images), B - tile.image);
+    const bool joins_lines = t.places() == t.w.out, joins_planes = joins_lines && t.lines() == t.h.out;
+    const int all_lines = static_cast<int>(images) * planes * lines, run_lines = joins_planes ? all_lines : joins_lines ? lines : 1;
+    const u32 runs = all_lines / run_lines, runs_a_plane = joins_planes ? 1 : lines / run_lines;
+    constexpr u32 V = sizeof(Unit) / sizeof(Y);
+    const u32 units = run_lines * places * numbers / V;
+    const long long line_out = static_cast<long long>(t.w.out) * numbers;
+    Y* const to = y + (tile.image * planes * t.h.out + top) * line_out + left * numbers;
+    const Team team(runs);
+    for (u32 run = team.first; run < runs; run += team.count) {
+        const u32 plane = run / runs_a_plane, line = run % runs_a_plane;
+        const Unit* const from = reinterpret_cast<const Unit*>(made + (plane * t.lines() + line) * t.places() * numbers);
+        Unit* const there = reinterpret_cast<Unit*>(to + (static_cast<long long>(plane) * t.h.out + line) * line_out);
+        for (u32 at = team.mine; at < units; at += team.size) there[at] = from[at];
+    }
+}
 
-    static __device__ __forceinline__ Tile at(const Layer& t, u32 number) {
-        const int left = static_cast<int>(take_rest(number, t.w.by_tiles)) * t.w.count;
-        const int top = static_cast<int>(take_rest(number, t.h.by_tiles)) * t.h.count;
-        return {number, top, left, Reach(t.h, top, t.is_transposed), Reach(t.w, left, t.is_transposed)};
-    }
-    // Its first pixel of x.
-    template <class X>
-    __device__ __forceinline__ const X* corner(const Layer& t, const X* x) const {
-        return x + ((image * t.h.in + rows.first) * t.w.in + line.first) * t.C;
-    }
-    // Asks for its pixels, where they are whole lines, so that they lie in the L2 cache when they are read.
-    template <class X>
-    __device__ __forceinline__ void fetch_early(const Layer& t, const X* x) const {
-        const char* const from = reinterpret_cast<const char*>(corner(t, x));
-        const int pixels = line.count == t.w.in ? rows.count * line.count : 0;
-        const int nbytes = pixels * t.C * static_cast<int>(sizeof(X));
-        for (int at = LINE_BYTES * threadIdx.x; at < nbytes; at += LINE_BYTES * THREADS)
-            fetch_line(from + at);
-    }
+// What is computed in 16 bits is as exact as such numbers, however it is stored: a brief activation will do.
+template <int BYTES>
+struct StoredOf {
+    using type = float;
+};
+template <>
+struct StoredOf<2> {
+    using type = f16;
 };
 
-// 16 MT pixels a warp at a time, 8 NT columns.
+// 16 MT cells a warp at a time, 8 NT columns.
 template <class P, class X, class Y, int NT>
-__global__ void __launch_bounds__(THREADS, NT == 2 && !is_same<P, Fp32> ? 3 : 2)
-conv_last(const X* __restrict__ x, const uint4* __restrict__ w, const float* __restrict__ bias, Y* y, long long B,
+__global__ void __launch_bounds__(CREW_THREADS, is_same<P, Fp32> ? 2 : 3)
+conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __restrict__ bias, Y* y, long long B,
           const __grid_constant__ Layer t, u32 code, u32 a_bits, u32 b_bits) {
-    using Held = Piece<P, X>;
-    constexpr int PARTS = is_same<P, Fp32> ? 2 : 1, MT = PARTS == 2 ? 1 : 2;
+    constexpr int MT = 2;
+    using Stored = typename StoredOf<sizeof(typename P::Number)>::type;
     extern __shared__ uint4 room[];
     const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
-    const int tiles_n = t.chunks * NT, steps = t.blocks * Held::STEPS, lower = steps * tiles_n * 32;
-    const uint2* const ws = reinterpret_cast<const uint2*>(room);
-    float* const products = reinterpret_cast<float*>(room + PARTS * lower / 2);  // (columns, pitch)
-    const int columns = t.h.taps * t.w.taps * t.N, tap_apart = t.N * t.pitch;
-    Taps* const taps = reinterpret_cast<Taps*>(products + columns * t.pitch);  // of the tile's lines, then its columns
+    const int columns = t.h.cell * t.w.cell * t.N, all_columns = t.chunks * NT * 8;
+    const int all_steps = t.h.taps * t.w.taps * t.steps, lower = all_steps * all_columns * 4;
+    char* const pixels = reinterpret_cast<char*>(room);
+    int* const offsets = reinterpret_cast<int*>(pixels + t.images * t.h.pixels * t.w.pixels * t.pitch);
+    float* const shifts = reinterpret_cast<float*>(offsets + all_columns);
+    const int pieces = t.holds_weights ? is_same<P, Fp32> + 1 : 0;
+    uint2* const held = reinterpret_cast<uint2*>(shifts + all_columns);
+    Y* const made = reinterpret_cast<Y*>(held + pieces * lower);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    copy_pieces(room, w, PARTS * lower / 2);
 
-    const u32 tiles = static_cast<u32>(B) * t.h.by_tiles.size * t.w.by_tiles.size;
+    let_next_begin();
+    // Of each column: where its number lies, from the cell's first on, and its bias. Those behind the last have none.
+    const int numbers = t.is_last ? t.N : 1, plane = t.is_last ? 0 : t.lines() * t.places();
+    const bool has_pairs = t.is_last && t.w.cell * t.N % 2 == 0;  // of columns, that are neighbours in y
+    for (int i = threadIdx.x; i < all_columns; i += CREW_THREADS) {
+        const int n = i % t.N, place = i / t.N;
+        const int at = (place / t.w.cell * t.places() + place % t.w.cell) * numbers + (t.is_last ? n : n * plane);
+        offsets[i] = i < columns ? at : -1;
+        shifts[i] = bias != nullptr && i < columns ? bias[n] : 0.0f;
+    }
+    for (int i = threadIdx.x; i < pieces * lower / 2; i += CREW_THREADS)
+        reinterpret_cast<uint4*>(held)[i] = reinterpret_cast<const uint4*>(w)[i];
+    const uint2* const all_weights = t.holds_weights ? held : w;
+    const u32 across = t.h.by_tiles.size * t.w.by_tiles.size;
+    const u32 tiles = static_cast<u32>((B + t.images - 1) / t.images) * across;
+    wait_for_kernel_before();
+    if (blockIdx.x < tiles) fetch_pixels<P>(t, Tile(t, blockIdx.x), x, B, pixels);
+    const int tap_apart = t.w.apart * t.pitch - t.steps * STEP_BYTES;
+    const int line_apart = (t.h.apart * t.w.pixels - t.w.taps * t.w.apart) * t.pitch;
+    const int cells = t.cells(), jobs = (cells + 16 * MT - 1) / (16 * MT) * t.chunks;
     for (u32 number = blockIdx.x; number < tiles; number += gridDim.x) {
-        const Tile tile = Tile::at(t, number);
-        const Reach rows = tile.rows, line = tile.line;
-        const int pixels = rows.count * line.count;
-        const X* const corner = tile.corner(t, x);
-        __syncthreads();  // the weights are there, and nobody reads products of the tile before
-        for (int i = threadIdx.x; i < t.h.count + t.w.count; i += THREADS)
-            taps[i] = i < t.h.count
-                          ? taps_of(t.h, tile.top + i, rows, t.is_transposed, t.w.taps * tap_apart, line.count)
-                          : taps_of(t.w, tile.left + i - t.h.count, line, t.is_transposed, tap_apart, 1);
-
-        const int jobs = (pixels + 16 * MT - 1) / (16 * MT) * t.chunks;
-        for (int job = warp; job < jobs; job += WARPS) {
-            const int first = job / t.chunks * (16 * MT) + g, chunk = job % t.chunks;
-            int at[MT][2];
+        const Tile tile(t, number);
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncthreads();  // the pixels are there, and nobody moves the tile before out any more
+        for (int job = warp; job < jobs; job += CREW) {
+            const int first = job / t.chunks * (16 * MT), chunk = job % t.chunks;
+            u32 at[MT];
 #pragma unroll
-            for (int i = 0; i < 2 * MT; ++i) {
-                const int pixel = first + 8 * i, beside = t.w.in - line.count;  // of a line, those that nobody reaches
-                const int on = pixel + (beside ? pixel / line.count * beside : 0);
-                at[i / 2][i % 2] = pixel < pixels ? on * t.C : -1;
+            for (int i = 0; i < MT; ++i) {
+                const int mine = first + 16 * i + lane % 16;
+                const Cell cell(t, mine < cells ? mine : 0);
+                const u32 line = cell.image * t.h.pixels + cell.h * t.h.step;
+                at[i] = shared_address(pixels) + (line * t.w.pixels + cell.w * t.w.step) * t.pitch + lane / 16 * (STEP_BYTES / 2);
             }
+            const uint2* weights = all_weights + chunk * NT * 32 + lane;
             Sums<P, NT> sums[MT];
-            Held now[MT], next[MT];
-#pragma unroll
-            for (int i = 0; i < MT; ++i) next[i].read(corner, at[i], q * Held::E, t.C);
-            for (int block = 0; block < t.blocks; ++block) {
+            Fragments<P, MT, NT> now, next;
+            Walk walk;
+            next.read(at, 0, weights, lower);
+#pragma unroll 2
+            for (int step = 0; step < all_steps; ++step) {
+                now = next;
+                walk.go_on(t, tap_apart, line_apart);
+                weights += all_columns * 4;
+                if (step + 1 < all_steps) next.read(at, walk.at, weights, lower);
 #pragma unroll
                 for (int i = 0; i < MT; ++i) {
-                    now[i] = next[i];
-                    next[i].read(corner, at[i], (4 * (block + 1) + q) * Held::E, t.C);
-                }
+                    const Step<P> rows = now.step(i);
 #pragma unroll
-                for (int s = 0; s < Held::STEPS; ++s) {
-                    const int step = block * Held::STEPS + s;
-                    const uint2* const weights = ws + (step * tiles_n + chunk * NT) * 32 + lane;
-#pragma unroll
-                    for (int i = 0; i < MT; ++i) {
-                        sums[i].add(now[i].step(s), weights, lower);
-                        sums[i].end_step(step, step + 1 == steps);
-                    }
+                    for (int j = 0; j < NT; ++j) sums[i].add(j, rows, now.weights[0][j], now.weights[now.PARTS - 1][j]);
+                    sums[i].end_step(step, step + 1 == all_steps);
                 }
+            }
+            int at_columns[2 * NT];
+            float of_columns[2 * NT];
+#pragma unroll
+            for (int j = 0; j < 2 * NT; ++j) {
+                const int column = (chunk * NT + j / 2) * 8 + 2 * q + j % 2;
+                at_columns[j] = offsets[column], of_columns[j] = shifts[column];
             }
 #pragma unroll
             for (int i = 0; i < MT; ++i) {
-                const float(&made)[NT][4] = sums[i].made();
+                float(&c)[NT][4] = sums[i].made();
 #pragma unroll
-                for (int j = 0; j < 4 * NT; ++j) {
-                    // Lanes are 8 banks apart along q, as the pitch is 4 more than a multiple of 32.
-                    const int column = (chunk * NT + j / 4) * 8 + 2 * q + j % 2;
-                    if (column < columns) products[column * t.pitch + first + 16 * i + j % 4 / 2 * 8] = made[j / 4][j % 4];
+                for (int j = 0; j < 4 * NT; ++j) c[j / 4][j % 4] += of_columns[j / 4 * 2 + j % 2];
+                activate_all<Stored>(c, activation);
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int mine = first + 16 * i + 8 * half + g;
+                    if (mine >= cells) continue;
+                    const Cell cell(t, mine);
+                    const int line = cell.image * (t.is_last ? 1 : t.N) * t.lines() + cell.h * t.h.cell;
+                    Y* const row = made + (line * t.places() + cell.w * t.w.cell) * numbers;
+#pragma unroll
+                    for (int j = 0; j < NT; ++j) {
+                        const int at[2] = {at_columns[2 * j], at_columns[2 * j + 1]};
+                        const float two[2] = {c[j][2 * half], c[j][2 * half + 1]};
+                        if (has_pairs) {
+                            if (at[0] >= 0) store_pair(row + at[0], two[0], two[1]);
+                        } else {
+                            if (at[0] >= 0) store_number(row + at[0], two[0]);
+                            if (at[1] >= 0) store_number(row + at[1], two[1]);
+                        }
+                    }
                 }
             }
         }
-        if (number + gridDim.x < tiles) Tile::at(t, number + gridDim.x).fetch_early(t, x);
-        __syncthreads();
-
-        const int down = t.is_transposed ? t.h.stride * t.w.taps * tap_apart - line.count
-                                         : t.w.taps * tap_apart + t.h.dilation * line.count;
-        const int right = t.is_transposed ? t.w.stride * tap_apart - 1 : tap_apart + t.w.dilation;
-        const long long y_apart = static_cast<long long>(t.h.out) * t.w.out;
-        Y* const y_tile = y + tile.image * t.N * y_apart + static_cast<long long>(tile.top) * t.w.out + tile.left;
-        for (int i = threadIdx.x; i < t.h.count * t.w.count; i += THREADS) {
-            u32 h_at = i;
-            const u32 w_at = take_rest(h_at, t.w.by_count);
-            if (tile.top + h_at >= t.h.out || tile.left + w_at >= t.w.out) continue;
-            const Taps lines = taps[h_at], places = taps[t.h.count + w_at];
-            const float* const from = products + lines.offset + places.offset;
-            Y* const to = y_tile + (h_at * t.w.out + w_at);
-            for (int n = 0; n < t.N;) {
-                const int left_n = t.N - n;
-                const float* const shift = bias != nullptr ? bias + n : nullptr;
-                if (left_n > 2) {
-                    finish_place<4>(from + n * t.pitch, t.pitch, lines, places, down, right, shift, to + n * y_apart,
-                                    y_apart, left_n, activation);
-                    n += 4;
-                } else {
-                    finish_place<1>(from + n * t.pitch, t.pitch, lines, places, down, right, shift, to + n * y_apart,
-                                    y_apart, left_n, activation);
-                    n += 1;
-                }
-            }
-        }
+        __syncthreads();  // the tile is made, and nobody reads its pixels any more
+        if (number + gridDim.x < tiles) fetch_pixels<P>(t, Tile(t, number + gridDim.x), x, B, pixels);
+        if (t.unit == 16) move_out<uint4>(t, tile, made, y, B);
+        else if (t.unit == 4 && sizeof(Y) < 4) move_out<u32>(t, tile, made, y, B);
+        else move_out<Y>(t, tile, made, y, B);
     }
 }

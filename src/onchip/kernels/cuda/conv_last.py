@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.cuda.conv import Geometry, geometry_of
+from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.conv import Geometry, Pair, geometry_of
+from onchip.kernels.cuda.conv_cells import NO_TAP, CellAxis, cell_axis
 from onchip.kernels.cuda.conv_mma import (
     COLUMNS,
-    ISSUED_A_PRODUCT,
     PART,
-    THREADS,
     activation_of,
     are_numbers,
     convolution_of,
@@ -50,7 +50,7 @@ from onchip.kernels.cuda.program import (
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import Convolution, Elementwise, TransposedConvolution
+from onchip.spec.layers import Cast, Convolution, Elementwise, Permute, ToPixels, TransposedConvolution
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 from onchip.spec.types import DTYPE_BYTES
@@ -60,16 +60,21 @@ ARCHITECTURES = EVERY_CHIP
 MADE = NUMBERS | {"uint8": "unsigned char"}
 MOST_CHANNELS = 16  # of y: more of them fill tiles by themselves
 LEAST_CHANNELS = 16  # of x: fewer leave a step empty
-GROUPS = (2, 4, 6)  # tiles of 8 columns that a warp makes at a time
-READ_BYTES = 16  # of channels, by a lane
+GROUPS = (1, 2, 3)  # tiles of 8 columns that a warp makes at a time
+READ_BYTES = 16  # of channels
+STEP_BYTES = 32  # of channels, in a step of k
+CREW, FRAGMENTS = 8, 2  # warps of a block, and fragments of 16 cells that each makes at a time
 BLOCK_BYTES = 1 << 10  # of shared memory, which a block takes for itself
-LINES = (128, 64, 32, 16, 8, 4, 2, 1)  # places of a line of a tile
-# Instructions, counted in what the compiler makes, not measured. Of a warp for 16 pixels: by itself, for each step, for
-# each tile of 8 columns, and for each step of such a tile; of 32 lanes for a place of y each: by itself, for each
-# number, for each tap, and for each tap of a number.
-PIXELS_ISSUED, STEP_ISSUED, COLUMNS_ISSUED, PRODUCT_ISSUED = 50, 8, 8, 1.5
-PLACE_ISSUED, NUMBER_ISSUED, TAP_ISSUED, TERM_ISSUED = 60, 15, 8, 2.5
-Pair = tuple[int, int]
+MOST_CELLS = CREW * FRAGMENTS * 16  # of a tile
+LINES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # cells of a line of a tile, at most
+# Clocks of a multiprocessor, counted, not measured: for a fragment of 16 rows or of 8 columns of weights, as shared
+# memory gives 128 B a clock; for a product; for 16 cells behind their last. A warp's step takes so many by itself.
+ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS, STEP_CLOCKS = 4, 2, 1.5, 50, 120
+FAR_STEP_CLOCKS = 400  # with weights that lie in memory, as measured
+CLOCK_BYTES = 64  # of pixels that come to shared memory, a clock
+CUT_LINES = 1.2  # what parts of lines cost more than whole ones, which leave together
+Axes = tuple[CellAxis, CellAxis]
+Tile = tuple[int, int, int]  # images; lines of cells, and cells of a line
 
 
 @dataclass(frozen=True)
@@ -83,138 +88,212 @@ class ConvLastLowering:
     has_bias: bool
     units: int
     fast_bytes: int
+    is_last: bool = False  # whether channels of y are
+    times: Pair = (1, 1)  # the size of cells (cell_axis)
 
     @property
-    def wide(self) -> int:
-        """Channels that four lanes read at once."""
-        return 4 * READ_BYTES // DTYPE_BYTES[self.dtypes[0]]
+    def steps(self) -> int:
+        """Of k, of each tap."""
+        return math.ceil(self.geometry.C / PRECISIONS[self.precision].step)
 
     @property
-    def blocks(self) -> int:
-        return math.ceil(self.geometry.C / self.wide)
+    def pitch(self) -> int:
+        """Bytes of a pixel in shared memory: an odd number of pieces, so that neighbours lie in different banks."""
+        return self.steps * STEP_BYTES + READ_BYTES
+
+    @property
+    def most_blocks(self) -> int:
+        """Of a multiprocessor, as registers allow."""
+        return 2 if PRECISIONS[self.precision].parts > 1 else 3
+
+    @property
+    def axes(self) -> Axes:
+        return self._axes(self.times)
+
+    def _axes(self, times: Pair) -> Axes:
+        return cell_axis(self.geometry, 0, times[0]), cell_axis(self.geometry, 1, times[1])
+
+    def with_best_cells(self) -> ConvLastLowering:
+        """The same with cells that take the fewest clocks, whatever B."""
+        pairs = [(down, right) for right in (1, 2) for down in range(1, 9)]
+        allowed = [pair for pair in pairs if self._may_have(0, pair[0]) and self._may_have(1, pair[1])]
+        return replace(self, times=min(allowed, key=lambda times: self._clocks(self._axes(times))))
+
+    def _may_have(self, axis: int, times: int) -> bool:
+        g = self.geometry
+        places = times * g.stride[axis] if g.is_transposed else times
+        return times == 1 or (places < 2 * g.sides_out[axis] and g.dilation[axis] == 1)
+
+    def _clocks(self, axes: Axes) -> float:
+        """Of an image: shared memory's, the tensor cores', or those that too few warps wait."""
+        (down, right), precision = axes, PRECISIONS[self.precision]
+        columns = math.ceil(self._columns(axes) / COLUMNS)
+        group = self._group(columns)
+        chunks = math.ceil(columns / group)
+        conflicts = math.gcd(right.step, 8)  # of rows that are so far apart
+        shared = FRAGMENTS * ROWS_CLOCKS * conflicts + precision.parts * group * WEIGHTS_CLOCKS
+        products = PRODUCT_CLOCKS * FRAGMENTS * group * (3 if precision.parts > 1 else 1)
+        blocks, (images, h, w) = self._large_tile(axes) or (1, (1, 1, 1))
+        jobs = math.ceil(images * h * w / (16 * FRAGMENTS)) * chunks  # of a tile
+        alone = STEP_CLOCKS if self._holds_weights(axes) else FAR_STEP_CLOCKS
+        step = max(shared, products, alone / (blocks * min(CREW, jobs)))
+        tiles = math.ceil(down.cells / h) * math.ceil(right.cells / w) / images
+        return tiles * jobs * down.taps * right.taps * self.steps * step
+
+    def _group(self, tiles: int) -> int:
+        """Of GROUPS, the one that makes the fewest columns for nothing, the larger of two such."""
+        return min(GROUPS, key=lambda group: (round_up(tiles, group), -group))
+
+    def _columns(self, axes: Axes) -> int:
+        return axes[0].cell * axes[1].cell * self.geometry.N
 
     @property
     def columns(self) -> int:
-        return math.prod(self.geometry.taps) * self.geometry.N
+        return self._columns(self.axes)
 
     @property
     def group(self) -> int:
-        """Of GROUPS, the one that makes the fewest columns for nothing, the larger of two such."""
-        tiles = math.ceil(self.columns / COLUMNS)
-        return min(GROUPS, key=lambda group: (round_up(tiles, group), -group))
+        return self._group(math.ceil(self.columns / COLUMNS))
 
     @property
     def all_columns(self) -> int:
         """Filled up to whole groups."""
         return round_up(self.columns, COLUMNS * self.group)
 
-    @property
-    def weight_bytes(self) -> int:
-        precision = PRECISIONS[self.precision]
-        return precision.parts * self.blocks * self.wide * self.all_columns * 4 // precision.per_word
+    def shared_bytes(self, tile: Tile) -> int:
+        return self._shared_bytes(self.axes, tile)
 
-    def pixels(self, tile: Pair) -> int:
-        """Of x, under a tile of y, at most."""
-        g = self.geometry
-        counts = []
-        for count, side, taps, stride, dilation in zip(tile, g.sides_in, g.taps, g.stride, g.dilation, strict=True):
-            far = (taps - 1) * dilation
-            reach = (count - 1 + far) // stride + 1 if g.is_transposed else (count - 1) * stride + far + 1
-            counts.append(min(side, reach))
-        return math.prod(counts)
+    def _shared_bytes(self, axes: Axes, tile: Tile) -> int:
+        (down, right), (images, h, w), columns = axes, tile, self._columns(axes)
+        made = images * h * w * columns * DTYPE_BYTES[self.dtypes[1]]
+        tables = 8 * round_up(columns, COLUMNS * max(GROUPS))
+        weights = self._weight_bytes(axes) if self._holds_weights(axes) else 0
+        return images * down.pixels(h) * right.pixels(w) * self.pitch + tables + weights + round_up(made, 16)
 
-    def pitch(self, tile: Pair) -> int:
-        """Pixels of a column of products: whole jobs of a warp, and 4 more than a multiple of 32 for the banks."""
-        return round_up(self.pixels(tile), 32) + 4
+    def _weight_bytes(self, axes: Axes) -> int:
+        (down, right), precision = axes, PRECISIONS[self.precision]
+        tiles = math.ceil(self._columns(axes) / COLUMNS)
+        columns = COLUMNS * round_up(tiles, self._group(tiles))
+        return precision.parts * down.taps * right.taps * self.steps * STEP_BYTES * columns
 
-    def shared_bytes(self, tile: Pair) -> int:
-        return self.weight_bytes + 4 * self.columns * self.pitch(tile) + 8 * sum(tile)
+    def _holds_weights(self, axes: Axes) -> bool:
+        """Whether weights lie in shared memory, and leave half of it."""
+        return 2 * self._weight_bytes(axes) <= self.fast_bytes
 
-    def fits(self, tile: Pair, blocks: int) -> bool:
+    def _fits(self, axes: Axes, tile: Tile, blocks: int) -> bool:
         """Whether so many blocks of a multiprocessor may make such tiles."""
-        return blocks * (self.shared_bytes(tile) + BLOCK_BYTES) <= self.fast_bytes
+        return blocks * (self._shared_bytes(axes, tile) + BLOCK_BYTES) <= self.fast_bytes
 
-    def tile(self, B: int) -> Pair | None:
-        """Lines, and places of a line, as many as leave room for several blocks, else for one; None: no place does.
+    def _large_tile(self, axes: Axes) -> tuple[int, Tile] | None:
+        """Blocks of a multiprocessor, as many as can be, and the tile with the fewest pixels beside its cells."""
+        down, right = axes
+
+        def pixels_a_cell(tile: Tile) -> float:
+            lines = 1.0 if tile[2] == right.cells else CUT_LINES
+            return lines * down.pixels(tile[1]) * right.pixels(tile[2]) / (tile[1] * tile[2])
+
+        for blocks in range(self.most_blocks, 0, -1):
+            tiles = list[Tile]()
+            for w in dict.fromkeys(even_share(right.cells, most) for most in LINES):
+                h = even_share(down.cells, max(1, MOST_CELLS // w))
+                while h > 1 and not self._fits(axes, (1, h, w), blocks):
+                    h = math.ceil(h / 2)
+                tiles += [(1, h, w)] if self._fits(axes, (1, h, w), blocks) else []
+            if tiles:
+                images, h, w = min(tiles, key=pixels_a_cell)
+                if (h, w) == (down.cells, right.cells):
+                    many = range(MOST_CELLS // (h * w), 1, -1)
+                    images = next((n for n in many if self._fits(axes, (n, h, w), blocks)), 1)
+                return blocks, (images, h, w)
+        return None
+
+    def tile(self, B: int) -> Tile | None:
+        """As many cells as leave room for several blocks, else for one; None: no cell does.
 
         Fewer where there would be fewer tiles than multiprocessors. All make the same bits.
         """
-        H, W = self.geometry.sides_out
-        columns = [even_share(W, most) for most in LINES]
-        for blocks in range(self.most_blocks, 0, -1):
-            for line in columns:
-                for parts in range(1, H + 1) if self.fits((1, line), blocks) else ():
-                    tile = math.ceil(H / parts), line
-                    if self.fits(tile, blocks):
-                        while self.count(B, tile) < self.units and tile[0] > max(4, self.geometry.stride[0]):
-                            tile = math.ceil(tile[0] / 2), line
-                        return tile
-        return None
+        found = self._large_tile(self.axes)
+        if found is None:
+            return None
+        images, h, w = found[1]
+        while self.count(B, (images, h, w)) < self.units and images > 1:
+            images = math.ceil(images / 2)
+        while self.count(B, (images, h, w)) < self.units and h > 1 and h * w > 16 * FRAGMENTS:
+            h = math.ceil(h / 2)
+        return images, h, w
 
-    @property
-    def most_blocks(self) -> int:
-        """Of a multiprocessor, as registers allow."""
-        return 3 if self.group == 2 and PRECISIONS[self.precision].parts == 1 else 2
-
-    def count(self, B: int, tile: Pair) -> int:
-        H, W = self.geometry.sides_out
-        return B * math.ceil(H / tile[0]) * math.ceil(W / tile[1])
+    def count(self, B: int, tile: Tile) -> int:
+        (down, right), (images, h, w) = self.axes, tile
+        return math.ceil(B / images) * math.ceil(down.cells / h) * math.ceil(right.cells / w)
 
     def why_not(self) -> str:
         g = self.geometry
-        if g.is_transposed and max(g.dilation) > 1:
-            return "makes transposed convolutions without dilation"
         if g.C * DTYPE_BYTES[self.dtypes[0]] % READ_BYTES:
             return f"reads channels of multiples of {READ_BYTES} B, and {g.C} of {self.dtypes[0]} are none"
         if g.reach >= 1 << 30:
             return "convolves images of less than 2^30 numbers, windows that hang over included"
         if self.tile(1) is None:
-            wanted = self.shared_bytes((1, 1)) + BLOCK_BYTES
-            return f"weights and products take {wanted:,} B of shared memory, more than {self.fast_bytes:,}"
+            wanted = self.shared_bytes((1, 1, 1)) + BLOCK_BYTES
+            return f"a window's pixels take {wanted:,} B of shared memory, more than {self.fast_bytes:,}"
         return ""
 
     def rate(self, B: int) -> float:
-        """Of the steady rate: products, among all that is issued for them and to add them up."""
-        g, tile, precision = self.geometry, self.tile(B), PRECISIONS[self.precision]
+        """Of the steady rate: the products that are asked for, among all that a multiprocessor spends clocks on."""
+        g, tile, precision, (down, right) = self.geometry, self.tile(B), PRECISIONS[self.precision], self.axes
         assert tile is not None
-        products = 3 if precision.parts > 1 else 1
-        steps, tiles_n = self.blocks * self.wide // precision.step, self.all_columns // COLUMNS
-        of_pixels = tiles_n // self.group * (PIXELS_ISSUED + steps * STEP_ISSUED)
-        job = of_pixels + tiles_n * (COLUMNS_ISSUED + products * steps * PRODUCT_ISSUED)
-        taps = math.prod(g.taps) / (math.prod(g.stride) if g.is_transposed else 1)
-        place = PLACE_ISSUED + g.N * NUMBER_ISSUED + taps * (math.ceil(g.N / 4) * TAP_ISSUED + g.N * TERM_ISSUED)
-        tiles = self.count(B, tile)
-        issued = tiles * (math.ceil(self.pixels(tile) / 16) * job + math.ceil(math.prod(tile) / 32) * place)
-        pixels = g.sides_in if g.is_transposed else g.sides_out
-        wanted = products * B * math.prod(pixels) * g.C * self.columns / (16 * COLUMNS * precision.step)
-        return min(1.0, ISSUED_A_PRODUCT * wanted / issued) * min(1.0, tiles / self.units)
+        images, h, w = tile
+        finish = math.ceil(down.cells * right.cells / 16) * FINISH_CLOCKS
+        pixels = images * down.pixels(h) * right.pixels(w) * self.pitch / CLOCK_BYTES * self.count(B, tile)
+        clocks = B * (self._clocks(self.axes) + finish) + pixels
+        terms = B * math.prod(g.sides_in if g.is_transposed else g.sides_out) * g.C * math.prod(g.taps) * g.N
+        wanted = (3 if precision.parts > 1 else 1) * terms / (16 * COLUMNS * precision.step)
+        return min(1.0, PRODUCT_CLOCKS * wanted / clocks) * min(1.0, self.count(B, tile) / self.units)
 
     def at(self, B: int) -> Steps:
         if B == 0:
             return Steps(())
         return Steps((self.launch(B),))
 
+    def unit(self, tile: Tile) -> int:
+        """Bytes of y that a thread moves at once: 16 or 4 where runs of y are multiples of them, else a number's."""
+        (down, right), (_, h, w), (H, W) = self.axes, tile, self.geometry.sides_out
+        numbers, planes = (self.geometry.N, 1) if self.is_last else (1, self.geometry.N)
+        run = W * numbers
+        if w * right.cell != W:
+            run = math.gcd(run, w * right.cell * numbers)
+        elif h * down.cell == H:
+            run *= planes * H
+        size = DTYPE_BYTES[self.dtypes[1]]
+        return next((unit for unit in (16, 4) if run * size % unit == 0), size)
+
     def launch(self, B: int) -> KernelLaunch:
         """conv_last(x, w, bias, y, B, Layer, activation's three words)"""
         g, tile, precision = self.geometry, self.tile(B), PRECISIONS[self.precision]
         assert tile is not None
+        chunks = self.all_columns // (COLUMNS * self.group)
         sizes = struct.pack(
-            "<6i", g.C, g.N, self.blocks, self.all_columns // (COLUMNS * self.group), self.pitch(tile), g.is_transposed
-        )
-        axes = zip(g.sides_in, g.sides_out, g.taps, g.stride, g.before, g.dilation, tile, strict=True)
-        for axis in axes:
-            out, count = axis[1], axis[6]
-            sizes += struct.pack("<7i", *axis)
-            sizes += b"".join(divider(n).data for n in (count, math.ceil(out / count), axis[3], axis[5]))
+            "<9i", g.C, g.N, self.steps, chunks, self.pitch, tile[0], self.is_last, self.unit(tile),
+            self._holds_weights(self.axes),
+        )  # fmt: skip
+        for axis, cells in zip(self.axes, tile[1:], strict=True):
+            pixels = axis.pixels(cells)
+            sides = axis.side_in, axis.side_out
+            sizes += struct.pack("<9i", *sides, axis.cell, axis.step, axis.first, axis.taps, axis.apart, cells, pixels)
+            sizes += b"".join(divider(n).data for n in (cells, pixels, math.ceil(axis.cells / cells)))
+        given, made = self.dtypes
+        piece = READ_BYTES // DTYPE_BYTES[given] if given == precision.dtype else 4
+        sizes += divider(self.steps * precision.step // piece).data
         arguments: tuple[Argument, ...] = (
             Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
             Struct((), sizes), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        blocks = self.units * max(1, min(self.most_blocks, self.fast_bytes // (self.shared_bytes(tile) + BLOCK_BYTES)))
-        config = LaunchConfig((min(blocks, self.count(B, tile)), 1, 1), (THREADS, 1, 1), self.shared_bytes(tile))
-        numbers = (precision.name, NUMBERS[self.dtypes[0]], MADE[self.dtypes[1]], str(self.group))
-        # Where sums take most registers, some of a tile's numbers wait aside while a warp multiplies.
-        budget = Budget(65536 // (self.most_blocks * THREADS) // 8 * 8, spill_bytes=96)
+        shared_bytes = self.shared_bytes(tile)
+        blocks = self.units * max(1, min(self.most_blocks, self.fast_bytes // (shared_bytes + BLOCK_BYTES)))
+        config = LaunchConfig(
+            (min(blocks, self.count(B, tile)), 1, 1), (32 * CREW, 1, 1), shared_bytes, overlaps=True
+        )  # fmt: skip
+        numbers = (precision.name, NUMBERS[given], MADE[made], str(self.group))
+        budget = Budget(65536 // (self.most_blocks * 32 * CREW) // 8 * 8)
         return KernelLaunch(Program(SOURCE, f"conv_last<{', '.join(numbers)}>"), config, arguments, budget)
 
 
@@ -224,7 +303,10 @@ class ConvLast:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """A convolution inside a network to few channels, with its activation, Casts around it and ToPixels behind."""
+        """A convolution inside a network to few channels, with its activation, Casts around it and ToPixels behind.
+
+        Channels of y lie in front, or last; or last because a Permute behind puts them there.
+        """
         nodes = find_nodes(net, start, (Convolution, TransposedConvolution))
         if not nodes or job.is_training or device.arch not in ARCHITECTURES:
             return
@@ -237,33 +319,64 @@ class ConvLast:
         lowering = ConvLastLowering(
             geometry, job.precision, (net.types[value].dtype, net.types[nodes[-1].name].dtype), activation_of(nodes),
             "bias" in node.weights, device.units, device.fast_bytes,
-        )  # fmt: skip
+        ).with_best_cells()  # fmt: skip
         if why := lowering.why_not():
             yield Refusal(self.name, node.name, why)
-        else:
-            yield _claim(net, nodes, lowering, job)
+            return
+        yield _claim(net, nodes, lowering, job)
+        if not has_channels(net.types[nodes[-1].name]):
+            return
+        lowering = replace(lowering, is_last=True)
+        yield _claim(net, nodes, lowering, job)
+        turned = _turned(net, start, nodes)
+        if turned and are_numbers(net, turned):
+            made = net.types[turned[-1].name].dtype
+            yield _claim(net, turned, replace(lowering, dtypes=(lowering.dtypes[0], made)), job)
+
+
+def _turned(net: Network, start: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The nodes, a Permute behind them that puts channels last, and a Cast or ToPixels; none without such a Permute."""
+    found = list(nodes)
+    channels_last = (0, *range(2, len(net.types[nodes[-1].name].shape)), 1)
+    for node in net.nodes[start + len(nodes) : start + len(nodes) + 2]:
+        is_permute = isinstance(node.layer, Permute) and node.layer.axes == channels_last and len(found) == len(nodes)
+        is_end = isinstance(node.layer, Cast | ToPixels) and isinstance(found[-1].layer, Permute)
+        has_end = isinstance(nodes[-1].layer, Cast | ToPixels)
+        if not (is_permute or (is_end and not has_end)):
+            break
+        if node.inputs != (found[-1].name,) or not is_closed(net, [*found, node]):
+            break
+        found.append(node)
+    return tuple(found) if len(found) > len(nodes) else ()
 
 
 def _claim(net: Network, nodes: tuple[Node, ...], lowering: ConvLastLowering, job: Job) -> Claim:
     recipes, precision = _recipes(net, convolution_of(nodes), lowering), PRECISIONS[job.precision]
     tile = lowering.tile(job.batch)
     assert tile is not None
-    order = f"channels in steps of {precision.step} by mma.sync" + (f", parts of {PART}" if precision.parts > 1 else "")
+    order = f"taps, then channels in steps of {precision.step} by mma.sync"
+    order += f", parts of {PART}" if precision.parts > 1 else ""
     return Claim(
         ConvLast.name, label_of(ConvLast.name, net, nodes), tuple(node.name for node in nodes),
         price_of(net, nodes, sum(made.nbytes for made in recipes.values()), job.precision, lowering.rate(job.batch)),
-        "tensor cores, a product for each tap: few channels", recipes, fast_bytes=lowering.shared_bytes(tile),
-        order=f"{order}, then taps", facts=lowering,
-        reads={nodes[0].inputs[0]: Use(CHANNELS_LAST, is_read_often=True)},
+        "tensor cores, cells of few places: few channels", recipes, fast_bytes=lowering.shared_bytes(tile),
+        order=order, facts=lowering, reads={nodes[0].inputs[0]: Use(CHANNELS_LAST, is_read_often=True)},
+        gives={nodes[-1].name: CHANNELS_LAST} if lowering.is_last and not _is_turned(nodes) else {},
     )  # fmt: skip
 
 
+def _is_turned(nodes: tuple[Node, ...]) -> bool:
+    return any(isinstance(node.layer, Permute) for node in nodes)
+
+
 def _recipes(net: Network, node: Node, lowering: ConvLastLowering) -> dict[str, Recipe]:
-    name, per_word = node.weights["weight"], PRECISIONS[lowering.precision].per_word
+    name, precision, (down, right) = node.weights["weight"], PRECISIONS[lowering.precision], lowering.axes
+    channels = lowering.steps * precision.step
     arranged = Recipe.of(
-        tap_fragments, (name,), fragment_shape(lowering.blocks * lowering.wide, lowering.all_columns, per_word),
-        net.weight_type(name).dtype, per_word=per_word, wide=lowering.wide, columns=lowering.all_columns,
-        channel_axis=0 if lowering.geometry.is_transposed else 1,
+        cell_fragments, (name,),
+        fragment_shape(down.taps * right.taps * channels, lowering.all_columns, precision.per_word),
+        net.weight_type(name).dtype, per_word=precision.per_word, channels=channels, columns=lowering.all_columns,
+        down=down.table, right=right.table, channel_axis=0 if lowering.geometry.is_transposed else 1,
     )  # fmt: skip
     recipes = {"weight": multiplied_fragments(arranged, lowering.precision)}
     if lowering.has_bias:
@@ -271,18 +384,29 @@ def _recipes(net: Network, node: Node, lowering: ConvLastLowering) -> dict[str, 
     return recipes
 
 
-@recipe_op
-def tap_fragments(weight: Array, per_word: int, wide: int, columns: int, channel_axis: int) -> Array:
-    """(N, C, taps...), or (C, N, taps...), in fragments: columns over taps and N, k over channels as lanes read them.
+Table = tuple[tuple[int, ...], ...]
 
-    Four lanes read `wide` channels at once, each a quarter; of these, each step has two words of every lane.
+
+@recipe_op
+def cell_fragments(
+    weight: Array, per_word: int, channels: int, columns: int, down: Table, right: Table, channel_axis: int
+) -> Array:
+    """(N, C, taps...), or (C, N, taps...), in fragments: k over a window's taps and channels, columns over a cell's
+
+    places and N. down, right: CellAxis.table
     """
     turned = np.moveaxis(weight, channel_axis, 0)  # (C, N, taps...)
     C, N = turned.shape[:2]
-    full = np.zeros((round_up(C, wide), columns), weight.dtype)
-    full[:C, : N * math.prod(turned.shape[2:])] = np.moveaxis(turned, 1, -1).reshape(C, -1)
-    lanes = full.reshape(-1, 4, wide // (8 * per_word), 2, per_word, columns)  # block, q, step, word, number
-    return in_fragments(lanes.transpose(0, 2, 3, 1, 4, 5).reshape(-1, columns), per_word)
+    taps = turned.reshape(C, N, -1, turned.shape[-1])  # one axis is an image of one row
+    full = np.zeros((len(down[0]), len(right[0]), channels, len(down), len(right), N), weight.dtype)
+    for i, lines in enumerate(down):
+        for a, h in enumerate(lines):
+            for j, places in enumerate(right):
+                for b, w in enumerate(places):
+                    if NO_TAP not in (h, w):
+                        full[a, b, :C, i, j] = taps[:, :, h, w]
+    matrix = full.reshape(len(down[0]) * len(right[0]) * channels, -1)
+    return in_fragments(np.pad(matrix, ((0, 0), (0, columns - matrix.shape[1]))), per_word)
 
 
 def _instance(name: str, precision: str, dtypes: tuple[str, str], taps: int = 3, N: int = 3) -> Instance:
@@ -294,7 +418,7 @@ def _instance(name: str, precision: str, dtypes: tuple[str, str], taps: int = 3,
         name,
         lambda device: ConvLastLowering(
             both, precision, dtypes, None, True, device.units, device.fast_bytes
-        ).launch(1024),
+        ).with_best_cells().launch(1024),
     )  # fmt: skip
 
 

@@ -51,17 +51,17 @@ struct Sums {
 
     // w  the lane's words of the step and the first columns; the lower parts are `lower` pairs behind
     __device__ __forceinline__ void add(const Step<P>& x, const uint2* w, int lower) {
-        using Multiplied = typename MultipliedAs<P>::type;
 #pragma unroll
-        for (int j = 0; j < NT; ++j) {
-            const uint2 upper = w[32 * j];
-            if constexpr (IS_SPLIT) {
-                const uint2 rest = w[32 * j + lower];
-                mma<Multiplied>(sums[j], x.low, upper.x, upper.y);
-                mma<Multiplied>(sums[j], x.a, rest.x, rest.y);
-            }
-            mma<Multiplied>(sums[j], x.a, upper.x, upper.y);
+        for (int j = 0; j < NT; ++j) add(j, x, w[32 * j], IS_SPLIT ? w[32 * j + lower] : uint2{});
+    }
+    // The same of 8 columns: their words, and the lower parts.
+    __device__ __forceinline__ void add(int j, const Step<P>& x, uint2 upper, uint2 rest) {
+        using Multiplied = typename MultipliedAs<P>::type;
+        if constexpr (IS_SPLIT) {
+            mma<Multiplied>(sums[j], x.low, upper.x, upper.y);
+            mma<Multiplied>(sums[j], x.a, rest.x, rest.y);
         }
+        mma<Multiplied>(sums[j], x.a, upper.x, upper.y);
     }
     // Behind a step.
     __device__ __forceinline__ void end_step(int step, bool is_last) {

@@ -14,6 +14,7 @@ from onchip.kernels.cuda.pointwise import Pointwise
 from onchip.kernels.cuda.pool import PoolAlone
 from onchip.kernels.cuda.product import ProductAlone
 from onchip.kernels.cuda.product_few import ProductFew
+from onchip.kernels.cuda.product_mma import ProductMma
 from onchip.kernels.cuda.product_wgmma import ProductWgmma
 from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.kernels.cuda.scan import ScanAlone
@@ -23,7 +24,7 @@ from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
-    MlpTrain(), View("cuda"), MlpTensor(), MlpFused(), ProductWgmma(), ProductFew(), ProductAlone(), DepthwiseAlone(),
-    ConvWgmma(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(),
-    ReduceAlone(), ScanAlone(), TokenMax(), Gather(),
+    MlpTrain(), View("cuda"), MlpTensor(), MlpFused(), ProductWgmma(), ProductFew(), ProductMma(), ProductAlone(),
+    DepthwiseAlone(), ConvWgmma(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(),
+    WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), TokenMax(), Gather(),
 )  # fmt: skip

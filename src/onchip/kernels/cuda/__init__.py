@@ -16,6 +16,7 @@ from onchip.kernels.cuda.product import ProductAlone
 from onchip.kernels.cuda.product_few import ProductFew
 from onchip.kernels.cuda.product_mma import ProductMma
 from onchip.kernels.cuda.product_wgmma import ProductWgmma
+from onchip.kernels.cuda.product_windows import ProductWindows
 from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.kernels.cuda.scan import ScanAlone
 from onchip.kernels.cuda.token_max import TokenMax
@@ -25,6 +26,6 @@ from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
     MlpTrain(), View("cuda"), MlpTensor(), MlpFused(), ProductWgmma(), ProductFew(), ProductMma(), ProductAlone(),
-    DepthwiseAlone(), ConvWgmma(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(),
+    DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(),
     WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), TokenMax(), Gather(),
 )  # fmt: skip

@@ -14,6 +14,7 @@ from onchip.kernels.cuda.pointwise import Pointwise
 from onchip.kernels.cuda.pool import PoolAlone
 from onchip.kernels.cuda.product import ProductAlone
 from onchip.kernels.cuda.product_few import ProductFew
+from onchip.kernels.cuda.product_gather import ProductGather
 from onchip.kernels.cuda.product_mma import ProductMma
 from onchip.kernels.cuda.product_wgmma import ProductWgmma
 from onchip.kernels.cuda.product_windows import ProductWindows
@@ -27,5 +28,5 @@ from onchip.plan.kernel import Kernel
 KERNELS: tuple[Kernel, ...] = (
     MlpTrain(), View("cuda"), MlpTensor(), MlpFused(), ProductWgmma(), ProductFew(), ProductMma(), ProductAlone(),
     DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(),
-    WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), TokenMax(), Gather(),
+    WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), TokenMax(), ProductGather(), Gather(),
 )  # fmt: skip

@@ -82,8 +82,7 @@ class MmaTile:
     def budget(self, precision: str) -> Budget:
         sums = self.sums(precision)
         blocks = 2 if sums > 64 else 3 if sums > 32 else 4
-        # A few registers are set aside where rows are rounded on the way, or an address takes more of them.
-        return Budget(min(255, REGISTERS // (self.threads * blocks) // 8 * 8), spill_bytes=32)
+        return Budget(min(255, REGISTERS // (self.threads * blocks) // 8 * 8))
 
 
 # A warp that has 64 columns writes whole lines of 16 bits. The last one is for few rows. Few tiles, as each is compiled

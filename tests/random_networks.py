@@ -133,7 +133,10 @@ ROWS, BATCHED_ROWS = 160, 28  # rows that errors are taken over; of these, the l
 MANY_ROWS = 2000
 FEW_ROWS = 8  # that differ: fewer are no yardstick
 # Kernels that multiply fp32 as parts.
-IN_PARTS = ("mlp_tensor", "product_wgmma", "conv_wgmma", "conv_first", "conv_last")
+IN_PARTS = (
+    "mlp_tensor", "product_wgmma", "product_mma", "product_windows", "product_gather", "conv_wgmma", "conv_first",
+    "conv_last",
+)  # fmt: skip
 NAN_ROWS, INF_ROWS, ZERO_ROWS = 4, 4, 4  # the last of them
 
 

@@ -215,7 +215,9 @@ class OnlyFirst:
 
     @staticmethod
     def kernels():
-        return [kernel for kernel in KERNELS if kernel.name not in ("conv", "depthwise", "conv_wgmma")]
+        return [
+            kernel for kernel in KERNELS if kernel.name not in ("conv", "depthwise", "conv_wgmma", "product_windows")
+        ]
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""A Linear of any shape on a GPU: what the product claims (anywhere), and that it is right (on a GPU)."""
+"""A Linear of any shape on a GPU: what product and product_mma claim (anywhere), and that they are right (on a GPU)."""
 
 import dataclasses
 
@@ -10,8 +10,11 @@ from checks import random_mlp, rows
 from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.product import FMA_TILES, MMA_TILES, Product, ProductAlone
-from onchip.plan.device import A100, H200
+from onchip.kernels.cuda.mma_tiles import TILES
+from onchip.kernels.cuda.product import FMA_TILES, Product, ProductAlone
+from onchip.kernels.cuda.product_mma import MmaProduct, ProductMma
+from onchip.kernels.cuda.product_wgmma import split_weight, tf32_weight
+from onchip.plan.device import A100, H200, RTX_4060_LAPTOP
 from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
@@ -31,8 +34,8 @@ def linear(D_in, D_out, *behind, bias=True):
     return sequential(TensorType(("B", D_in)), layers, weights)
 
 
-def claims_of(net, precision="fp32", start=0, device=H200):
-    return list(ProductAlone().claims(net, start, device, Job(precision)))
+def claims_of(net, precision="fp32", start=0, device=H200, kernel=None):
+    return list((kernel or ProductAlone()).claims(net, start, device, Job(precision)))
 
 
 # -- planning --------------------------------------------------------------------------------------------------
@@ -49,12 +52,16 @@ def test_it_takes_what_the_others_have_no_room_for():
     others = [kernel for kernel in KERNELS if kernel.name != "product_wgmma"]  # which takes it on this chip
     for precision in PRECISIONS:
         plan = make_plan(linear(10_001, 300), H200, others, Job(precision))
-        assert [group.claim.kernel for group in plan.groups] == ["product"]
+        (kernel,) = (group.claim.kernel for group in plan.groups)
+        assert kernel == "product_mma" or (kernel == "product" and precision == "fp32")
+    (claim,) = claims_of(linear(10_001, 300), "fp16", kernel=ProductMma())
+    assert claim.weight_bytes == 2 * 300 * 10_008 + 4 * 300  # rows of whole units
+    assert claims_of(linear(10_001, 300), "fp16") == []
 
 
 def test_it_takes_the_casts_at_the_ends():
     net = with_io(linear(4096, 2048), "float16")
-    (claim,) = claims_of(net, "fp16")
+    (claim,) = claims_of(net, "fp16", kernel=ProductMma())
     assert claim.nodes == tuple(node.name for node in net.nodes)
     assert claim.price.row_bytes == 2 * (4096 + 2048)
 
@@ -82,20 +89,27 @@ def test_layers_that_leave_room_for_one_warp_are_products():
     plan = make_plan(random_mlp(4096, 2048, 1024, 2), H200, KERNELS, Job(batch=1 << 14))
     assert plan.groups[0].claim.label == "product_wgmma<4096,2048,ReLU>"
     plan = make_plan(random_mlp(4096, 2048, 1024, 2), A100, KERNELS, Job(batch=1 << 14))
-    assert plan.groups[0].claim.label == "product<4096,2048,ReLU>"
+    assert plan.groups[0].claim.label == "product_mma<4096,2048,ReLU>"
+    plan = make_plan(random_mlp(4096, 2048, 1024, 2), RTX_4060_LAPTOP, KERNELS, Job(batch=1 << 14))
+    assert plan.groups[0].claim.label == "product<4096,2048,ReLU>", "three products of tf32 take longer there"
 
 
 def test_tiles_are_chosen_by_the_sizes():
     units = H200.units
 
-    def tile(M, N, precision="fp32"):
-        return Product(M, N, 512, precision).tile(units)
+    def tile(M, N):
+        return Product(M, N, 512, "fp32").tile(units)
+
+    def mma_tile(M, N, precision):
+        return MmaProduct(M, N, 512, precision).tile(units, 1.0)
 
     assert tile(8192, 8192) is FMA_TILES[0]
     assert (tile(4, 4096).BM, tile(10**6, 10).BN) == (16, 16)
     assert tile(512, 512) is FMA_TILES[1]
-    assert tile(8192, 8192, "fp16") is MMA_TILES[0]
-    assert tile(7, 4096, "bf16") is MMA_TILES[2]
+    assert mma_tile(8192, 8192, "fp16") is TILES[0]
+    assert mma_tile(8192, 8192, "fp32") is TILES[1]
+    assert mma_tile(65536, 24, "tf32").BN == 32
+    assert mma_tile(7, 4096, "bf16") is TILES[-1]
 
 
 def test_no_rows_are_no_launch():
@@ -118,15 +132,19 @@ def test_sizes_and_activations_cost_no_compilation():
 )
 def test_weights_are_kept_as_the_cores_want_them(precision, dtype):
     net = linear(8192, 2048)
-    (claim,) = claims_of(net, precision)
+    (claim,) = claims_of(net, precision, kernel=ProductMma())
     made = materialise(claim.recipes["weight"], net.weights)
-    assert made.tobytes() == net.weights["fc.weight"].astype(numpy_dtype(dtype)).tobytes()
+    given = net.weights["fc.weight"]
+    want = {"fp32": split_weight, "tf32": tf32_weight}.get(precision, lambda each: each.astype(numpy_dtype(dtype)))(
+        given
+    )
+    assert made.tobytes() == want.tobytes()
     assert materialise(claim.recipes["bias"], net.weights).dtype == np.float32
 
 
 def test_a_weight_that_is_too_large_is_an_error():
     net = linear(8192, 2048)
-    (claim,) = claims_of(net, "fp16")
+    (claim,) = claims_of(net, "fp16", kernel=ProductMma())
     with pytest.raises(InputError, match="too large for float16"):
         materialise(claim.recipes["weight"], {"fc.weight": np.float32(1e8) * net.weights["fc.weight"]})
 
@@ -137,7 +155,7 @@ def test_a_weight_that_is_too_large_is_an_error():
 def judge(net, x, precision):
     """Compile, run, and hold against the float64 reference with the naive run as a yardstick."""
     engine = onchip.compile(net, "cuda", precision)
-    assert "product" in [group.claim.kernel for group in engine.plan.groups]
+    assert {"product", "product_mma"} & {group.claim.kernel for group in engine.plan.groups}
     got = engine(x)
     truth = reference.forward(net, x)
     naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)

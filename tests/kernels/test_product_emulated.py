@@ -1,4 +1,4 @@
-"""The products of product.cu, run on the host: every tile, odd shapes, the same bits. No GPU is needed."""
+"""The products of product.cu and product_mma.cu, run on the host: every tile, odd shapes, the same bits."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,11 @@ from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from onchip.kernels import reference
 from onchip.kernels.cuda import product as product_module
-from onchip.kernels.cuda.product import FMA_TILES, MMA_TILES, PART, Product
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.mma_tiles import TILES, tiles_of
+from onchip.kernels.cuda.product import FMA_TILES, PART, Product
+from onchip.kernels.cuda.product_mma import MmaProduct
+from onchip.kernels.cuda.product_wgmma import split_weight, tf32_weight
 from onchip.kernels.cuda.program import Input, Int64, Output, Steps
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.spec.build import sequential
@@ -25,18 +29,17 @@ def gpu(monkeypatch):
 
 def use(monkeypatch, tile):
     """Let every product be made in tiles of one kind."""
-    name = "FMA_TILES" if tile in FMA_TILES else "MMA_TILES"
-    monkeypatch.setattr(product_module, name, (tile,))
+    monkeypatch.setattr(product_module, "FMA_TILES", (tile,))
     monkeypatch.setattr(product_module, "FEW", 1 << 20)
 
 
-def run(gpu, product, x, w, bias=None):
+def run(gpu, product, x, w, bias=None, tile=None):
     """y of a product, with nothing written behind it."""
     dtype = numpy_dtype(product.dtypes[1])
     guard, y = 64, np.full(product.M * product.N + 64, 7, dtype)
     there = [gpu.upload(array) for array in (x, w, y) if array is not None]
     given = Input(2) if bias is not None else Int64(0)
-    steps = Steps((product.launch(UNITS, Input(0), Input(1), given, Output(0)),))
+    steps = Steps((product.launch(UNITS if tile is None else tile, Input(0), Input(1), given, Output(0)),))
     inputs = [there[0].pointer, there[1].pointer, 0]
     if bias is not None:
         there.append(gpu.upload(bias))
@@ -118,17 +121,37 @@ def test_rows_in_half_precision(gpu, dtypes):
     assert got.tobytes() == whole.astype(made).tobytes()
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-@pytest.mark.parametrize("tile", MMA_TILES, ids=lambda tile: f"{tile.BM}x{tile.BN}")
-@pytest.mark.parametrize(("M", "N", "K"), [(1, 1, 1), (17, 13, 7), (70, 130, 72)])
-def test_tensor_cores_multiply_what_they_should(gpu, monkeypatch, tile, precision, M, N, K):
-    """Small integers, which every precision holds: no rounding, so any wrong place shows."""
-    use(monkeypatch, tile)
+def multiplied(w, product):
+    """As the tensor cores multiply it, zeros behind each row."""
+    full = np.zeros((product.N, product.pitch), np.float32)
+    full[:, : product.K] = w
+    dtype = numpy_dtype(PRECISIONS[product.precision].dtype)
+    return {"fp32": split_weight, "tf32": tf32_weight}.get(product.precision, lambda each: each.astype(dtype))(full)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: f"{tile.BM}x{tile.BN}")
+@pytest.mark.parametrize(("M", "N", "K"), [(1, 1, 1), (17, 13, 7), (70, 130, 72), (130, 40, 100)])
+def test_tensor_cores_multiply_what_they_should(gpu, tile, precision, M, N, K):
+    """Small integers, which every precision holds: any wrong place shows. Lower parts of fp32 are not zero."""
+    if tile not in tiles_of(precision):
+        pytest.skip("too many sums")
     rng = np.random.default_rng(0)
     x, w, bias = (rng.integers(-8, 9, shape).astype(np.float32) for shape in ((M, K), (N, K), (N,)))
     truth = x @ w.T + bias
-    narrow = {"fp16": "float16", "bf16": "bfloat16"}[precision]
-    given = w.astype(numpy_dtype(narrow))
-    assert np.array_equal(run(gpu, Product(M, N, K, precision), x, given, bias), truth)
-    halves = Product(M, N, K, precision, ("float16", "float32"))
-    assert np.array_equal(run(gpu, halves, x.astype(np.float16), given, bias), truth)
+    for dtype in ("float32", "float16", "bfloat16"):
+        product = MmaProduct(M, N, K, precision, (dtype, "float32"))
+        got = run(gpu, product, x.astype(numpy_dtype(dtype)), multiplied(w, product), bias, tile)
+        assert np.abs(got - truth).max() <= (1e-6 if precision == "fp32" else 0) * np.abs(truth).max(), dtype
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_tile_makes_the_same_bits(gpu, precision):
+    x, w = rows(70, 201), rows(75, 201, seed=2)
+    product = MmaProduct(70, 75, 201, precision)
+    first, *others = (run(gpu, product, x, multiplied(w, product), tile=tile) for tile in tiles_of(precision))
+    assert all(np.array_equal(first, other) for other in others)
+    some = MmaProduct(9, 75, 201, precision)
+    assert np.array_equal(run(gpu, some, x[50:59], multiplied(w, some), tile=TILES[-1]), first[50:59])
+    if precision == "fp32":
+        assert_error_within(first, x.astype(float) @ w.T.astype(float), yardstick=x @ w.T)

@@ -15,7 +15,10 @@ from onchip.kernels.cuda.pointwise import Pointwise
 from onchip.kernels.cuda.pool import PoolAlone
 from onchip.kernels.cuda.product import ProductAlone
 from onchip.kernels.cuda.product_few import ProductFew
+from onchip.kernels.cuda.product_gather import ProductGather
+from onchip.kernels.cuda.product_mma import ProductMma
 from onchip.kernels.cuda.product_wgmma import ProductWgmma
+from onchip.kernels.cuda.product_windows import ProductWindows
 from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.kernels.cuda.scan import ScanAlone
 from onchip.kernels.cuda.sequence_max import SequenceMaxAlone
@@ -25,7 +28,8 @@ from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
-    MlpTrain(), View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductAlone(),
-    DepthwiseAlone(), ConvWgmma(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(), WeaveAlone(),
-    PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(), Gather(),
+    MlpTrain(), View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductMma(),
+    ProductAlone(), DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(),
+    PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(),
+    ProductGather(), Gather(),
 )  # fmt: skip

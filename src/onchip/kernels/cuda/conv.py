@@ -105,7 +105,12 @@ class Geometry:
     @property
     def reach(self) -> int:
         """More than any offset in an image, a window that hangs over its sides included."""
-        reach = self.groups * max(self.C, self.N)
+        return self.groups * max(self.C, self.N) * self.pixel_reach
+
+    @property
+    def pixel_reach(self) -> int:
+        """The same in pixels."""
+        reach = 1
         sides = zip(self.sides_in, self.sides_out, strict=True)
         frame = zip(self.stride, self.dilation, self.before, self.taps, strict=True)
         for side, (stride, dilation, before, taps) in zip(map(max, sides), frame, strict=True):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.conv import Geometry, geometry_of
+from onchip.kernels.cuda.conv_runs import ConvRun, find_runs
 from onchip.kernels.cuda.conv_windows import Windows
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.product import activation_words
@@ -24,7 +24,6 @@ from onchip.kernels.cuda.product_wgmma import (
     parts_have_slices,
 )
 from onchip.kernels.cuda.program import (
-    NUMBERS,
     Argument,
     Input,
     Instance,
@@ -39,12 +38,10 @@ from onchip.kernels.cuda.program import (
     Weight,
     WindowMap,
 )
-from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
-from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
+from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.plan.plan import values_read
-from onchip.spec.layers import Add, Cast, Convolution, Elementwise, TransposedConvolution
+from onchip.spec.layers import Elementwise
 from onchip.spec.layers.conv import conv_groups
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, as_is, op_name, recipe_op
@@ -167,8 +164,8 @@ class ConvWgmma:
         """A convolution, with a sum and an activation behind it and the Casts around it; and less of that."""
         if job.is_training or device.arch not in ARCHITECTURES:
             return
-        for run in _runs(net, start, PRECISIONS[job.precision].dtype):
-            lowering = run.lowering(net, job, device)
+        for run in find_runs(net, start, PRECISIONS[job.precision].dtype):
+            lowering = _lowering(net, run, job, device)
             if lowering is None:
                 continue
             if why := lowering.why_not():
@@ -177,72 +174,21 @@ class ConvWgmma:
             yield _claim(net, run, replace(lowering, parts=lowering.splits_well(max(1, job.batch))), job)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """Neighbouring nodes, among them one convolution."""
-
-    nodes: tuple[Node, ...]
-    conv: Node
-    other: str = ""  # what an Add behind it adds
-
-    def lowering(self, net: Network, job: Job, device: Device) -> ConvWgmmaLowering | None:
-        """None: there is nothing to say about such a convolution."""
-        geometry = _all_channels(geometry_of(net, self.conv))
-        dtypes = net.types[self.nodes[0].inputs[0]].dtype, net.types[self.nodes[-1].name].dtype
-        weights = (net.weight_type(name).dtype for name in self.conv.weights.values())
-        if not {*dtypes, *weights} <= NUMBERS.keys() or min(geometry.N, geometry.C) < LEAST_CHANNELS:
-            return None
-        activation = next((node.layer for node in self.nodes if isinstance(node.layer, Elementwise)), None)
-        values = [self.nodes[0].inputs[0], self.other]
-        other = len(set(values)) - 1 if self.other else None  # x itself, or the value behind it
-        return ConvWgmmaLowering(
-            geometry, job.precision, dtypes, activation, "bias" in self.conv.weights, device.units, other
-        )
+def _lowering(net: Network, run: ConvRun, job: Job, device: Device) -> ConvWgmmaLowering | None:
+    """None: there is nothing to say about such a convolution."""
+    geometry = _all_channels(geometry_of(net, run.conv))
+    if not run.are_numbers(net) or min(geometry.N, geometry.C) < LEAST_CHANNELS:
+        return None
+    return ConvWgmmaLowering(
+        geometry, job.precision, run.dtypes(net), run.activation, "bias" in run.conv.weights, device.units,
+        run.other_input,
+    )  # fmt: skip
 
 
-def _runs(net: Network, start: int, multiplied: str) -> list[_Run]:
-    """Those that begin at a node: the longest first, and every shorter one that has the convolution.
-
-    multiplied  the dtype that the tensor cores take: a Cast to it in front is what they would do, too
-    """
-    first = net.nodes[start]
-    begins = isinstance(first.layer, Cast) and first.layer.dtype == multiplied != net.types[first.inputs[0]].dtype
-    nodes = list(net.nodes[start : start + 1 + begins])
-    conv = nodes[-1]
-    if not isinstance(conv.layer, Convolution | TransposedConvolution):
-        return []
-    if begins and (conv.inputs != (first.name,) or not is_closed(net, nodes)):
-        return []
-    runs = [_Run(tuple(nodes), conv)]
-    for node in net.nodes[start + len(nodes) : start + len(nodes) + 3]:
-        run, last = runs[-1], runs[-1].nodes[-1]
-        if last.name not in node.inputs or not is_closed(net, [*run.nodes, node]):
-            break
-        other = run.other
-        if isinstance(node.layer, Add) and last is conv and _is_plain_sum(net, node):
-            (other,) = (value for value in node.inputs if value != last.name)
-        elif not (
-            (isinstance(node.layer, ACTIVATIONS) and not isinstance(last.layer, (*ACTIVATIONS, Cast)))
-            or (isinstance(node.layer, Cast) and not isinstance(last.layer, Cast) and not other)
-        ):
-            break
-        runs.append(_Run((*run.nodes, node), conv, other))
-    return runs[::-1]
-
-
-def _is_plain_sum(net: Network, node: Node) -> bool:
-    """Of two different values of the same shape."""
-    shapes = {net.types[value].shape for value in (*node.inputs, node.name)}
-    return len(node.inputs) == len(set(node.inputs)) == 2 and not node.weights and len(shapes) == 1
-
-
-def _claim(net: Network, run: _Run, lowering: ConvWgmmaLowering, job: Job) -> Claim:
+def _claim(net: Network, run: ConvRun, lowering: ConvWgmmaLowering, job: Job) -> Claim:
     g, windows, precision = lowering.geometry, lowering.windows, PRECISIONS[job.precision]
     recipes = _recipes(net, run.conv, lowering)
-    given, y = run.nodes[0].inputs[0], run.nodes[-1].name
-    taps = "x".join(map(str, net.weights[run.conv.weights["weight"]].shape[2:]))
-    behind = [node.layer.kind for node in run.nodes[run.nodes.index(run.conv) + 1 :]]
-    kinds = [f"{g.C},{g.N},{taps}", *behind, *([f"{lowering.parts} parts"] if lowering.parts > 1 else [])]
+    label = run.label(net) + (f",{lowering.parts} parts" if lowering.parts > 1 else "")
     order = f"taps, then channels in steps of {precision.step} by wgmma"
     order += f", parts of {PART}" if precision.parts > 1 else ""
     order += f", {lowering.parts} parts" if lowering.parts > 1 else ""
@@ -251,11 +197,11 @@ def _claim(net: Network, run: _Run, lowering: ConvWgmmaLowering, job: Job) -> Cl
     multiplied = 2 * g.N * math.prod(windows.places) * sum(windows.taps()) * lowering.channels
     claim = Claim(
         kernel=ConvWgmma.name,
-        label=f"{ConvWgmma.name}<{','.join(kinds)}>",
-        nodes=tuple(node.name for node in run.nodes),
+        label=f"{ConvWgmma.name}<{label}>",
+        nodes=run.names,
         price=Price(
-            sum(map(net.row_flop, run.nodes)) * (3 if precision.parts > 1 else 1),  # three products of tf32 for fp32's
-            sum(net.types[value].row_bytes for value in dict.fromkeys((given, run.other, y)) if value),
+            run.row_flop(net) * (3 if precision.parts > 1 else 1),  # three products of tf32 for fp32's
+            run.row_bytes(net),
             sum(made.nbytes for made in recipes.values()),
             precision="tf32" if precision.parts > 1 else "",
             rate=lowering.product(max(1, job.batch)).rate(lowering.units) * min(1.0, flop / multiplied),
@@ -264,14 +210,10 @@ def _claim(net: Network, run: _Run, lowering: ConvWgmmaLowering, job: Job) -> Cl
         recipes=recipes,
         order=order,
         facts=lowering,
-        reads={
-            value: Use(CHANNELS_LAST if has_channels(net.types[value]) else ROWS, is_read_often=value == given)
-            for value in (run.other, given)
-            if value
-        },
-        gives={y: CHANNELS_LAST} if has_channels(net.types[y]) else {},
+        reads=run.reads(net),
+        gives=run.gives(net),
     )
-    assert values_read(net, claim)[lowering.other or 0] == (run.other or given)
+    assert values_read(net, claim)[lowering.other or 0] == (run.other or run.given)
     return claim
 
 

@@ -54,7 +54,7 @@ class Tile:
 
     BM: int
     BN: int
-    cut: tuple[int, int]  # ordinary cores: rows and columns of a thread; tensor cores: warps down and across
+    cut: tuple[int, int]  # rows and columns of a thread
     rate: float
 
     @property
@@ -74,10 +74,7 @@ class Tile:
 FMA_TILES = (
     Tile(128, 128, (8, 8), 0.75), Tile(64, 64, (4, 4), 0.5), Tile(16, 64, (4, 4), 0.3), Tile(256, 16, (4, 4), 0.35),
 )  # fmt: skip
-# Four warps on a large tile, not eight: a warp's 64 x 64 sums read a third less from shared memory than 64 x 32.
-MMA_TILES = (Tile(128, 128, (2, 2), 0.145), Tile(64, 64, (2, 2), 0.08), Tile(16, 64, (1, 4), 0.035))
-# tf32 too: at 4096^3 the ordinary cores reach 38 Tflop/s here, the tensor cores 31 in tf32, and less exact.
-BY_FMA = ("fp32", "tf32", "fp64")
+EXACT = ("fp32", "tf32")  # precisions that float32 serves at the ordinary cores
 
 
 @recipe_op
@@ -103,19 +100,15 @@ class Product:
     M: int
     N: int
     K: int
-    precision: str  # of PRECISIONS; "fp64": sums of float32 in double precision
+    precision: str  # "fp32", or "fp64": sums of float32 in double precision
     dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
     activation: Elementwise | None = None
-
-    @property
-    def by_fma(self) -> bool:
-        return self.precision in BY_FMA
 
     def tile(self, units: int) -> Tile:
         """The one that should be done first: rounds of blocks, times what a block has to do."""
         if self.precision == "fp64":
             return FMA_TILES[1]  # sums of 8 x 8 in double precision do not fit in registers
-        tiles = [tile for tile in (FMA_TILES if self.by_fma else MMA_TILES) if tile.suits(self.M, self.N)]
+        tiles = [tile for tile in FMA_TILES if tile.suits(self.M, self.N)]
         return min(tiles, key=lambda tile: math.ceil(tile.count(self.M, self.N) / units) * tile.work)
 
     def rate(self, units: int) -> float:
@@ -126,27 +119,18 @@ class Product:
     def launch(self, units: int, x: Argument, w: Argument, bias: Argument, y: Argument) -> KernelLaunch:
         """bias  of N float32, or Int64(0): none"""
         tile = self.tile(units)
-        head, threads = (self._fma if self.by_fma else self._mma)(tile)
-        config = LaunchConfig((tile.count(self.M, self.N), 1, 1), (threads, 1, 1), 0)
-        sizes = (Int64(self.M), Int64(self.N), Int64(self.K))
-        arguments = (x, w, bias, y, *sizes, *map(UInt32, activation_words(self.activation)))
-        resident = 1 if self.by_fma and self.K > PART else 2 if self.by_fma else 256 // threads
-        # Two blocks of 8 x 8 sums a thread leave so few registers that chips before Hopper set some aside.
-        budget = Budget(min(255, 65536 // (threads * resident) // 8 * 8), spill_bytes=64)
-        return KernelLaunch(Program(SOURCE, head), config, arguments, budget)
-
-    def _fma(self, tile: Tile) -> tuple[str, int]:
         TM, TN = tile.cut
+        threads = tile.BM // TM * (tile.BN // TN)
         given, made = (NUMBERS[dtype] for dtype in self.dtypes)
         head = f"{'double' if self.precision == 'fp64' else 'float'}, {given}, {made}"
         is_long = "true" if self.K > PART else "false"
-        return f"product_fma<{head}, {tile.BM}, {tile.BN}, {TM}, {TN}, {is_long}>", tile.BM // TM * (tile.BN // TN)
-
-    def _mma(self, tile: Tile) -> tuple[str, int]:
-        WM, WN = tile.cut
-        precision = PRECISIONS[self.precision]
-        numbers = ", ".join(NUMBERS[dtype] for dtype in (self.dtypes[0], precision.dtype, self.dtypes[1]))
-        return f"product_mma<{precision.name}, {numbers}, {tile.BM}, {tile.BN}, {WM}, {WN}>", 32 * WM * WN
+        program = Program(SOURCE, f"product_fma<{head}, {tile.BM}, {tile.BN}, {TM}, {TN}, {is_long}>")
+        config = LaunchConfig((tile.count(self.M, self.N), 1, 1), (threads, 1, 1), 0)
+        sizes = (Int64(self.M), Int64(self.N), Int64(self.K))
+        arguments = (x, w, bias, y, *sizes, *map(UInt32, activation_words(self.activation)))
+        # Two blocks of 8 x 8 sums a thread leave so few registers that chips before Hopper set some aside.
+        budget = Budget(min(255, 65536 // (threads * (1 if self.K > PART else 2)) // 8 * 8), spill_bytes=64)
+        return KernelLaunch(program, config, arguments, budget)
 
 
 def activation_words(layer: Elementwise | None) -> tuple[int, int, int]:
@@ -185,29 +169,35 @@ class ProductAlone:
     makes = MAKES
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """One Linear, with its activation and the Casts around it, where mlp_tensor has no room for it.
-
-        In float64 a Linear by itself, as the convolution that it is.
-        """
+        """One Linear, with its activation and the Casts around it; in float64 by itself: a convolution of one tap."""
         if isinstance(net.nodes[start].layer, Linear) and net.types[net.nodes[start].name].dtype == "float64":
             if not job.is_training and device.arch in ARCHITECTURES:
                 yield _double_claim(net, net.nodes[start], device)
             return
-        chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
-        if chain is None:
-            return
-        one = one_layer(net, chain)
-        if not (why_not := mlp_tensor.why_not(net, chain, device, job)):
-            if isinstance(mlp_tensor.make_lowering(net, one, device, job), str):
-                yield _claim(net, one, device, job)
-            return
-        # A float64 at one of its ends, or among its weights: without the Casts, and weights are rounded when made.
-        bare = find_chain(net, start, ACTIVATIONS, most=1)
-        can_run = device.arch in ARCHITECTURES and not job.is_training
-        if bare is not None and can_run and set(end_dtypes(net, one := one_layer(net, bare))) <= NUMBERS.keys():
-            yield _claim(net, one, device, job)
-        else:
-            yield Refusal(self.name, net.nodes[start].name, why_not)
+        found = plain_layer(net, start, device, job)
+        if isinstance(found, str):
+            yield Refusal(self.name, net.nodes[start].name, found)
+        elif found is not None and job.precision in EXACT:
+            yield _claim(net, found, device, job)
+
+
+def plain_layer(net: Network, start: int, device: Device, job: Job) -> Chain | str | None:
+    """The Linear that begins there, its activation and the Casts around it, where mlp_tensor has no room for it.
+
+    None: there is nothing to say. A text: why it cannot be.
+    """
+    chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
+    if chain is None:
+        return None
+    one = one_layer(net, chain)
+    if not (why_not := mlp_tensor.why_not(net, chain, device, job)):
+        return one if isinstance(mlp_tensor.make_lowering(net, one, device, job), str) else None
+    # A float64 at one of its ends, or among its weights: without the Casts, and weights are rounded when made.
+    bare = find_chain(net, start, ACTIVATIONS, most=1)
+    can_run = device.arch in ARCHITECTURES and not job.is_training
+    if bare is not None and can_run and set(end_dtypes(net, one := one_layer(net, bare))) <= NUMBERS.keys():
+        return one
+    return why_not
 
 
 def one_layer(net: Network, chain: Chain) -> Chain:
@@ -220,10 +210,10 @@ def one_layer(net: Network, chain: Chain) -> Chain:
 
 
 def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
-    (layer,), precision = chain.layers, job.precision
-    recipes = weight_recipes(layer, precision)
+    (layer,) = chain.layers
+    recipes = weight_recipes(layer, "fp32")
     price = forward_price(net, chain)
-    product = Product(chain.vectors, layer.D_out, layer.D_in, precision, end_dtypes(net, chain), layer.activation)
+    product = Product(chain.vectors, layer.D_out, layer.D_in, "fp32", end_dtypes(net, chain), layer.activation)
     return Claim(
         kernel=ProductAlone.name,
         label=f"{ProductAlone.name}<{chain.label}>",
@@ -232,14 +222,12 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
             price.row_flop,
             price.row_bytes,
             sum(made.nbytes for made in recipes.values()),
-            precision="fp32" if product.by_fma else "",
+            precision="fp32",
             rate=replace(product, M=max(1, job.batch * product.M)).rate(device.units),
         ),
         why="too large to stay on the chip",
         recipes=recipes,
-        order=f"k in order, parts of {PART}"
-        if product.by_fma
-        else f"k in steps of {PRECISIONS[precision].step} by mma",
+        order=f"k in order, parts of {PART}",
         reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # by every column of tiles
         facts=ProductLowering(product, layer.bias is not None, device.units),
     )
@@ -291,9 +279,4 @@ INSTANCES = (
     _instance("few rows fp32", 7, 4096, 4096),
     _instance("few columns fp32, rows in fp16", 65536, 10, 512, dtypes=("float16", "bfloat16")),
     _instance("long sums in double precision", 4096, 4096, 4096, precision="fp64"),
-    _instance("large fp16", 4096, 4096, 4096, precision="fp16", dtypes=("float16", "float16")),
-    _instance("large bf16, rows in fp32", 4096, 4096, 4096, precision="bf16"),
-    _instance("middling bf16", 512, 512, 512, precision="bf16", dtypes=("bfloat16", "bfloat16")),
-    _instance("few rows bf16, rows in fp16", 7, 4096, 4096, precision="bf16", dtypes=("float16", "bfloat16")),
-    _instance("few rows fp16", 7, 4096, 4096, precision="fp16"),
 )

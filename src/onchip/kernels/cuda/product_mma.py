@@ -1,0 +1,174 @@
+"""product_mma on a GPU: the host's side of product_mma.cu. A Linear of any shape on the tensor cores of every chip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onchip.kernels.chain import Chain, Dense, end_dtypes, forward_price
+from onchip.kernels.cuda.conv_wgmma import spread_taps
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.mma_tiles import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
+from onchip.kernels.cuda.product import activation_words, plain_layer
+from onchip.kernels.cuda.product_wgmma import multiplied_weight
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Steps,
+    UInt32,
+    Weight,
+)
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.spec.layers import Elementwise
+from onchip.spec.network import Network
+from onchip.spec.recipe import Recipe, as_is
+from onchip.spec.types import DTYPE_BYTES
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+
+
+@dataclass(frozen=True)
+class MmaProduct:
+    """y (M, N) = activation(x (M, K) w^T + bias), w (N, pitch), of fp32 (2, N, pitch)."""
+
+    M: int
+    N: int
+    K: int
+    precision: str
+    dtypes: tuple[str, str] = ("float32", "float32")  # of x and y
+    activation: Elementwise | None = None
+
+    @property
+    def pitch(self) -> int:
+        """Of rows of w, which are filled up to whole units."""
+        return round_up(self.K, unit_of(self.precision))
+
+    @property
+    def piece(self) -> int:
+        """Bytes that rows of x are a multiple of, up to 16."""
+        return math.gcd(self.K * DTYPE_BYTES[self.dtypes[0]], 16)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether rows of x are whole units."""
+        return self.pitch == self.K and self.piece == 16
+
+    def work(self, units: int, scale: float, tile: MmaTile) -> float:
+        """Products that would take as long at the device's rate."""
+        rounds = math.ceil(tile.count(self.M, self.N) / units)
+        return rounds * units * tile.work(round_up(self.K, depth_of(self.precision)), scale, self.is_whole)
+
+    def tile(self, units: int, scale: float) -> MmaTile:
+        """The one that should be done first. All make the same bits."""
+        return min(tiles_of(self.precision, self.is_whole), key=lambda tile: self.work(units, scale, tile))
+
+    def rate(self, units: int, scale: float) -> float:
+        """Share of the device's rate, of products that are asked for."""
+        return self.M * self.N * self.K / self.work(units, scale, self.tile(units, scale))
+
+    def launch(self, tile: MmaTile, x: Argument, w: Argument, bias: Argument, y: Argument) -> KernelLaunch:
+        """bias  of N float32, or Int64(0): none"""
+        given, made = (NUMBERS[dtype] for dtype in self.dtypes)
+        head = f"{PRECISIONS[self.precision].name}, {given}, {made}"
+        tiled = f"{tile.template(self.precision, self.dtypes[0])}, {'true' if self.is_whole else 'false'}"
+        program = Program(SOURCE, f"product_mma<{head}, {tiled}>")
+        shared = tile.shared_bytes(self.precision, self.dtypes[0])
+        config = LaunchConfig((tile.count(self.M, self.N), 1, 1), (tile.threads, 1, 1), shared)
+        sizes = (Int64(self.M), Int64(self.N), Int64(self.K), Int64(self.pitch))
+        arguments = (x, w, bias, y, *sizes, UInt32(self.piece), *map(UInt32, activation_words(self.activation)))
+        return KernelLaunch(program, config, arguments, tile.budget(self.precision))
+
+
+@dataclass(frozen=True)
+class MmaLowering:
+    """A Linear and its activation as one launch."""
+
+    product: MmaProduct  # of one row of the batch
+    has_bias: bool
+    units: int
+    scale: float  # of tiles' rates (mma_tiles.py)
+
+    def at(self, B: int) -> Steps:
+        product = replace(self.product, M=B * self.product.M)
+        if not product.M:
+            return Steps(())
+        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
+        tile = product.tile(self.units, self.scale)
+        return Steps((product.launch(tile, Input(0), Weight("weight"), bias, Output(0)),))
+
+
+class ProductMma:
+    name = "product_mma"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """One Linear, with its activation and the Casts around it, where mlp_tensor has no room for it."""
+        chain = plain_layer(net, start, device, job)
+        if isinstance(chain, Chain):
+            yield _claim(net, chain, device, job)
+
+
+def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
+    (layer,), computed, price = chain.layers, PRECISIONS[job.precision], forward_price(net, chain)
+    product = MmaProduct(
+        chain.vectors, layer.D_out, layer.D_in, job.precision, end_dtypes(net, chain), layer.activation
+    )
+    recipes, is_split = _recipes(net, layer, product), computed.parts > 1
+    return Claim(
+        kernel=ProductMma.name,
+        label=f"{ProductMma.name}<{chain.label}>",
+        nodes=chain.nodes,
+        price=Price(
+            price.row_flop * (3 if is_split else 1),  # three products of tf32 for one of fp32
+            price.row_bytes,
+            sum(made.nbytes for made in recipes.values()),
+            precision="tf32" if is_split else "",
+            rate=replace(product, M=max(1, job.batch * product.M)).rate(device.units, scale_of(device, job.precision)),
+        ),
+        why="tensor cores, a tile a block",
+        recipes=recipes,
+        order=f"k in steps of {computed.step} by mma" + (f", parts of {PART}" if is_split else ""),
+        reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # by every column of tiles
+        facts=MmaLowering(product, layer.bias is not None, device.units, scale_of(device, job.precision)),
+    )
+
+
+def _recipes(net: Network, layer: Dense, product: MmaProduct) -> dict[str, Recipe]:
+    weight: str | Recipe = layer.weight
+    shape = (product.N, product.pitch)
+    if product.pitch != product.K:
+        dtype = net.weight_type(layer.weight).dtype
+        weight = Recipe.of(spread_taps, (weight,), shape, dtype, channels=product.pitch)
+    recipes = {"weight": multiplied_weight(weight, shape, product.precision)}
+    if layer.bias is not None:
+        recipes["bias"] = Recipe.of(as_is, (layer.bias,), (layer.D_out,))
+    return recipes
+
+
+def _instance(name: str, precision: str, dtypes: tuple[str, str], tile: MmaTile, K: int = 4096) -> Instance:
+    product, nothing = MmaProduct(4096, 4096, K, precision, dtypes), Int64(0)
+    return Instance(name, lambda device: product.launch(tile, nothing, nothing, nothing, nothing))
+
+
+INSTANCES = (
+    _instance("128 x 128 fp16", "fp16", ("float16", "float16"), TILES[0]),
+    _instance("128 x 128 bf16, rows in float32", "bf16", ("float32", "float32"), TILES[0]),
+    _instance("128 x 128 tf32", "tf32", ("float32", "float32"), TILES[0]),
+    _instance("128 x 64 fp32", "fp32", ("float32", "float32"), TILES[1]),
+    _instance("128 x 32 bf16, rows in float16", "bf16", ("float16", "bfloat16"), TILES[2]),
+    _instance("32 x 64 fp32", "fp32", ("float32", "float32"), TILES[3]),
+    _instance("128 x 128 bf16, narrow pieces", "bf16", ("bfloat16", "float32"), TILES[0], 4095),
+)

@@ -233,6 +233,12 @@ template <class To, class From> To same_bits(From v) {
 static unsigned __float_as_uint(float v) { return same_bits<unsigned>(v); }
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
+static unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
+    const unsigned long long both = static_cast<unsigned long long>(high) << 32 | low;
+    unsigned made = 0;
+    for (int i = 0; i < 4; ++i) made |= static_cast<unsigned>(both >> (which >> 4 * i & 7) * 8 & 255) << 8 * i;
+    return made;
+}
 static float __int_as_float(int bits) { return same_bits<float>(bits); }
 static double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
 static unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned long long>(a) * b >> 32; }

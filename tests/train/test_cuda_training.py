@@ -15,6 +15,7 @@ from onchip.errors import DeviceError, FormatError, InputError, PlanError
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda import mlp_train
 from onchip.kernels.cuda.mlp_train import MOST_BATCH, MOST_LAYERS, make_lowering
+from onchip.kernels.cuda.mlp_train_bytes import ByteRows
 from onchip.kernels.cuda.train_tiling import CHUNK, STAGE_CHUNKS, STAGED_CUTS, WARPS, Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import rules_of_steps
@@ -155,6 +156,44 @@ def test_emulated_products_by_way_of_shared_memory(name, down, across, slices, m
     emulate_device(monkeypatch)
     stage_everything(monkeypatch, down, across, slices)
     assert_follows_reference(*STAGED[name](), device="cuda")
+
+
+BYTES = {
+    "classes": lambda: case(40, 33, 4, n=150, batch_size=64, lr=0.05),
+    "a batch of 1": lambda: case(7, 5, 4, n=5, batch_size=1, lr=0.05),
+    "several tiles": lambda: case(150, 131, 67, 5, n=330, batch_size=256, lr=0.05, momentum=0.5),
+    "no bias": lambda: case(35, 20, 3, n=90, options={"bias": False}, loss="half_sse", batch_size=40, lr=1e-3),
+    "an odd batch, a share held back": lambda: case(35, 70, 3, n=4100, batch_size=4097, lr=0.1, validation=1e-3),
+    "adam": lambda: case(129, 65, 6, n=100, batch_size=97, lr=0.01, optimiser="adam"),
+}
+
+
+def case_of_bytes(name, levels=255):
+    net, x, y, training = BYTES[name]()
+    return net, np.random.default_rng(1).integers(0, 256, x.shape).astype(np.float32) / np.float32(levels), y, training
+
+
+def take_bytes(monkeypatch, down):
+    """However few rows a batch has, and by tiles of so many warps."""
+    monkeypatch.setattr(mlp_train, "LEAST_BATCH", 1)
+    monkeypatch.setattr(ByteRows, "forward_warps", lambda self, batch: (down, 2, 4 // down))
+
+
+@needs_gxx
+@pytest.mark.parametrize("down", [2, 4])
+@pytest.mark.parametrize("name", BYTES)
+def test_emulated_rows_that_are_bytes(name, down, monkeypatch):
+    emulate_device(monkeypatch)
+    take_bytes(monkeypatch, down)
+    assert_follows_reference(*case_of_bytes(name), device="cuda")
+
+
+@needs_gxx
+def test_emulated_rows_of_whole_numbers(monkeypatch):
+    emulate_device(monkeypatch)
+    take_bytes(monkeypatch, 4)
+    net, x, y, training = case_of_bytes("classes", levels=1)
+    assert_follows_reference(net, x, y, training | {"lr": 1e-6}, device="cuda")
 
 
 def assert_rounds_as_told(precision):
@@ -325,3 +364,11 @@ def test_runs_on_a_gpu_side_by_side():
     runs = [Run(net, TrainOptions(epochs=3, seed=seed)) for seed in range(4)]
     for seed, result in enumerate(fit_runs(runs, x, y, device="cuda")):
         same_results(fit(net, x, y, device="cuda", epochs=3, seed=seed), result)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("down", [2, 4])
+@pytest.mark.parametrize("name", BYTES)
+def test_rows_that_are_bytes(name, down, monkeypatch):
+    take_bytes(monkeypatch, down)
+    assert_follows_reference(*case_of_bytes(name), device="cuda")

@@ -96,9 +96,11 @@ def why_not_trained(net: Network, chain: Chain | None, job: Job) -> str:
 def bytes_of(x: Array) -> tuple[Array, float] | None:
     """Bytes and a scale such that x is bytes * scale, where there are such: pixels lie in a quarter of the memory.
 
-    x  float32; each number is k / 255, correctly rounded (the scale is 1 / 255), or each is k (the scale is 1), for
+    x  of float32 each number is k / 255, correctly rounded (the scale is 1 / 255), or each is k (the scale is 1), for
        whole k of 0 to 255. The search ends near the first that is not.
     """
+    if x.dtype != np.float32:
+        return None
     flat, made = np.ascontiguousarray(x).reshape(-1), np.empty(x.size, np.uint8)
     for levels in (255, 1):
         if _all_are_bytes(flat, levels, made):

@@ -38,6 +38,7 @@ class Job:
     optimiser: str = "sgd"  # of OPTIMISERS
     without: tuple[str, ...] = ()  # rewrites to leave out, of OPTIONAL_REWRITES
     tables: str = "fp32"  # how folded tables are stored; sums are always float32
+    byte_scale: float = 0.0  # set: rows to train on are bytes times this
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -55,6 +56,8 @@ class Job:
             raise InputError("no such rewrite to leave out", got=got, expected=expected, hint=OPTIONAL_REWRITES[0])
         if self.tables not in TABLES:
             raise InputError("unknown tables", got=str(self.tables), expected=", ".join(TABLES), hint=TABLES[0])
+        if not isinstance(self.byte_scale, float) or not 0 <= self.byte_scale <= 1:
+            raise InputError("bad scale of bytes", got=show(self.byte_scale), expected="0.0 to 1.0", hint="0.0: none")
 
     @property
     def is_training(self) -> bool:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import dataclasses
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from onchip.errors import InputError, KernelError, ShapeError
+from onchip.kernels.training import SharedData, Trainer, bytes_of
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
-from onchip.runtime.engine import place
+from onchip.runtime.engine import may_use_gpu, place
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
-
-if TYPE_CHECKING:
-    from onchip.kernels.training import SharedData, Trainer
 
 REPORT_SECONDS = 0.1  # how often progress is told, and how soon Ctrl-C is heard
 
@@ -103,9 +101,12 @@ def prepare(
         )  # fmt: skip
     kind = "momentum" if options.momentum else options.optimiser
     batch = min(options.batch_size, len(train))
-    job = Job(options.precision, batch, loss=options.loss, optimiser=kind)
+    shared, flat = shared or SharedData(), x.reshape(len(x), -1)
+    found = shared.get("bytes", lambda: bytes_of(flat)) if may_use_gpu(device, threads) else None
+    scale = found[1] if found else 0.0
+    job = Job(options.precision, batch, loss=options.loss, optimiser=kind, byte_scale=scale)
     plan, backend, chosen = place(net, device, job, threads)
-    trainer = backend.bind(plan).trainer(x.reshape(len(x), -1), y, shared)
+    trainer = backend.bind(plan).trainer(flat, y, shared)
     trainer.steps(train[:0], options.lr, 0.0, 0.0)  # no step: compiles before the clock starts
     if len(held):
         trainer.evaluate(train[:0])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from onchip.kernels.chain import Chain, find_chain
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH, ByteRows
 from onchip.kernels.cuda.product import activation_words
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
@@ -24,6 +25,7 @@ from onchip.kernels.cuda.program import (
     State,
     Steps,
     Struct,
+    UInt32,
 )
 from onchip.kernels.cuda.train_tiling import Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
@@ -77,11 +79,12 @@ class TrainLayer:
 class TrainLowering:
     """A training run's launches. Memory is State by name:
 
-    x (n, stride), targets; order (rows,) int64; rules (steps, RULE_FLOATS); progress (2,) int64
+    x (n, stride), or bytes (n, byte_rows.stride) uint8; targets
+    order (rows,) int64; rules (steps, RULE_FLOATS); progress (2,) int64
     w<l> and, as the optimiser keeps them, mean<l> (momentum's velocity), square<l> (N, stride)
     a<l>, dz<l> (row_count, width<l>): what layer l gives, and the gradient by what goes into its activation
     losses, hits (row_count,) of rows; step_losses float64, step_hits int64 (steps,)
-    parts<l> (slices, N, stride): gradients of slices of a batch, if there are several
+    parts<l> (slices, N, stride): gradients of slices of a batch, where they are not updates at once
     """
 
     layers: tuple[TrainLayer, ...]
@@ -104,15 +107,32 @@ class TrainLowering:
         return round_up(self.layers[-1].N, ROW_FLOATS) if last else self.layers[layer + 1].stride
 
     @cached_property
+    def byte_rows(self) -> ByteRows | None:
+        """The first layer's products, where rows are bytes and a batch has many. A lone layer is the head's."""
+        if not self.job.byte_scale or self.job.batch < LEAST_BATCH or len(self.layers) == 1:
+            return None
+        layer = self.layers[0]
+        return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, self.device.units)
+
+    @cached_property
     def tiling(self) -> Tiling:
-        """Of all layers' gradients."""
-        sizes = [(layer.N, layer.terms) for layer in self.layers]
+        """Of all layers' gradients, but that of bytes."""
+        sizes = [(layer.N, layer.terms) for layer in self.layers[1 if self.byte_rows else 0 :]]
         return choose_tiling(sizes, self.job.batch, self.job.precision, self.device.units, can_slice=True)
+
+    def slices(self, layer: int) -> int:
+        """Of a layer's gradient; 0: no parts, it is summed up and becomes an update at once."""
+        if self.byte_rows and layer == 0:
+            return self.byte_rows.slices(self.job.batch)
+        return self.tiling.slices if self.tiling.slices > 1 else 0
 
     @property
     def order(self) -> str:
         tiling = self.tiling
         parts = f"{tiling.deep} warps by turns, {tiling.slices} slices of the batch"
+        if self.byte_rows:
+            made = f"{self.byte_rows.parts} parts of bf16, {self.slices(0)} slices of the batch"
+            parts += f"; the first layer's, of bytes: stages of 32, {made}"
         return f"chunks of 16 terms; gradients over rows: {parts}"
 
     # -- launches --------------------------------------------------------------------------------------------------
@@ -161,26 +181,39 @@ class TrainLowering:
         return self._launch_rows("train_advance", 1, State("progress"), Int64(count))
 
     def _input(self, layer: int) -> State:
-        return State(f"a{layer - 1}" if layer else "x")
+        return State(f"a{layer - 1}" if layer else "bytes" if self.byte_rows else "x")
 
     def _forward(self, step: Struct, batch: int) -> list[KernelLaunch]:
         """train_forward of every layer but the head's."""
         launches = []
         for i, layer in enumerate(self.layers[:-1] if self.has_own_head else self.layers):
+            if self.byte_rows and i == 0:
+                launches.append(self._forward_bytes(self.byte_rows, step, batch))
+                continue
             tiling = choose_tiling([(batch, layer.N)], layer.terms, self.job.precision, self.device.units)
             strides = layer.stride, layer.stride, self.width(i)
-            shape = _shape(strides, layer.terms, layer.N, not i, layer.activation, tiling)
+            shape = _shape(strides, layer.terms, layer.N, not i, layer.activation, tiling.warps)
             memory = self._input(i), State(f"w{i}"), State(f"a{i}")
             blocks = tiling.blocks(batch, layer.N)
             launches.append(self._launch_product("forward", tiling, blocks, step, *memory, shape))
         return launches
+
+    def _forward_bytes(self, rows: ByteRows, step: Struct, batch: int) -> KernelLaunch:
+        """bytes_forward: of the first layer."""
+        layer, (program, budget, shared) = self.layers[0], rows.forward_program(batch)
+        strides = rows.stride, layer.stride, self.width(0)
+        shape = _shape(strides, layer.terms, layer.N, True, layer.activation, rows.forward_warps(batch))
+        memory = self._input(0), State("w0"), State("a0")
+        (scale,) = struct.unpack("<I", struct.pack("<f", rows.scale))
+        arguments = step, *memory, shape, UInt32(scale)
+        return self._launch(program, rows.forward_blocks(batch), budget, shared, *arguments)
 
     def _backward(self, step: Struct, batch: int, i: int) -> KernelLaunch:
         """train_backward: from a layer's dz to that of the layer before."""
         layer, before = self.layers[i], self.layers[i - 1]
         tiling = choose_tiling([(batch, layer.D)], layer.N, self.job.precision, self.device.units)
         strides = self.width(i), layer.stride, layer.stride
-        shape = _shape(strides, layer.N, layer.D, False, before.activation, tiling)
+        shape = _shape(strides, layer.N, layer.D, False, before.activation, tiling.warps)
         memory = State(f"dz{i}"), State(f"w{i}"), State(f"a{i - 1}"), State(f"dz{i - 1}")
         return self._launch_product("backward", tiling, tiling.blocks(batch, layer.D), step, *memory, shape)
 
@@ -204,9 +237,11 @@ class TrainLowering:
         return self._launch_rows(f"train_head<{warps}, {lanes}>", blocks, step, head)
 
     def _update(self, step: Struct) -> Iterator[KernelLaunch]:
-        """train_gradients, and of several slices train_apply, some layers a launch."""
-        tiling, whole = self.tiling, self.tiling.slices == 1
-        for first in range(0, len(self.layers), MOST_LAYERS):
+        """train_gradients, that of bytes by bytes_gradient; and of slices train_apply. Some layers a launch."""
+        tiling, whole, begin = self.tiling, self.tiling.slices == 1, 1 if self.byte_rows else 0
+        if self.byte_rows:
+            yield self._gradient_bytes(self.byte_rows, step)
+        for first in range(begin, len(self.layers), MOST_LAYERS):
             numbers = range(first, min(first + MOST_LAYERS, len(self.layers)))
             tally = _tally() if first == 0 else Struct((Int64(0),) * 4, b"")  # the losses, in one more block
             blocks = [tiling.blocks(self.layers[i].N, self.layers[i].terms) for i in numbers]
@@ -215,11 +250,20 @@ class TrainLowering:
             layers = self._layers(numbers, blocks, across)
             more = f", {str(whole).lower()}"
             yield self._launch_product("gradients", tiling, count, step, layers, tally, more=more)
-            if not whole:
-                sizes = [self.layers[i].N * self.layers[i].stride for i in numbers]
-                blocks = [-(-size // (4 * THREADS)) for size in sizes]
-                layers = self._layers(numbers, blocks, [1] * len(blocks))
-                yield self._launch_rows("train_apply", sum(blocks), step, layers)
+        for first in range(0, len(self.layers) if not whole else begin, MOST_LAYERS):
+            numbers = range(first, min(first + MOST_LAYERS, len(self.layers) if not whole else begin))
+            sizes = [self.layers[i].N * self.layers[i].stride for i in numbers]
+            blocks = [-(-size // (4 * THREADS)) for size in sizes]
+            layers = self._layers(numbers, blocks, [1] * len(blocks))
+            yield self._launch_rows("train_apply", sum(blocks), step, layers)
+
+    def _gradient_bytes(self, rows: ByteRows, step: Struct) -> KernelLaunch:
+        layer, (program, budget, shared) = self.layers[0], rows.gradient_program()
+        sizes = rows.stride, self.width(0), layer.stride, layer.terms, layer.N, rows.slice_stages(self.job.batch)
+        pointers = self._input(0), State("dz0"), State("parts0")
+        gradient = Struct(pointers, struct.pack("<6if4x", *sizes, rows.scale))
+        blocks = 1 + self.slices(0) * rows.gradient_tiles
+        return self._launch(program, blocks, budget, shared, step, gradient, _tally())
 
     def _layers(self, numbers: range, blocks: Sequence[int], across: Sequence[int]) -> Struct:
         tiling, kept = self.tiling, OPTIMISERS[self.job.optimiser]
@@ -230,22 +274,22 @@ class TrainLowering:
             pointers += [
                 State(f"w{i}"), State(f"mean{i}") if kept > 0 else Int64(0),
                 State(f"square{i}") if kept > 1 else Int64(0), self._input(i), State(f"dz{i}"),
-                State(f"parts{i}") if tiling.slices > 1 else Int64(0),
+                State(f"parts{i}") if self.slices(i) else Int64(0),
             ]  # fmt: skip
             strides = layer.stride, layer.stride, self.width(i)
-            sizes.append(struct.pack("<7i", layer.terms, layer.N, *strides, not i, across[at]))
+            sizes.append(struct.pack("<8i", layer.terms, layer.N, *strides, not i, across[at], self.slices(i)))
         missing = MOST_LAYERS - len(numbers)
         rule = list(OPTIMISERS).index(self.job.optimiser)
-        told = sum(blocks), tiling.slices, tiling.slice_chunks(self.job.batch), rule
+        told = sum(blocks), tiling.slice_chunks(self.job.batch), rule
         first_blocks = [sum(blocks[:at]) for at in range(len(blocks))] + [MOST_BLOCKS] * missing
-        data = struct.pack("<7i16i", *told, tiling.down, tiling.across, tiling.deep, *first_blocks)
-        return Struct((*pointers, *[Int64(0)] * (6 * missing)), b"".join([data, *sizes, bytes(28 * missing)]))
+        data = struct.pack("<6i16i", *told, *tiling.warps, *first_blocks)
+        return Struct((*pointers, *[Int64(0)] * (6 * missing)), b"".join([data, *sizes, bytes(32 * missing)]))
 
 
 def _shape(
-    strides: tuple[int, int, int], K: int, N: int, gathers: bool, activation: tuple[int, int], tiling: Tiling
-) -> Struct:
-    warps = tiling.down, tiling.across, tiling.deep
+    strides: tuple[int, int, int], K: int, N: int, gathers: bool, activation: tuple[int, int],
+    warps: tuple[int, int, int],
+) -> Struct:  # fmt: skip
     return Struct((), struct.pack("<5i3I3i", *strides, K, N, gathers, *activation, *warps))
 
 
@@ -281,7 +325,7 @@ class MlpTrain:
         launches = len(lowering.steps(1).launches) - 1
         price = Price(
             row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * chain.layers[0].D_in * chain.layers[0].D_out,
-            row_bytes=2 * net.input.row_bytes,
+            row_bytes=2 * (lowering.byte_rows.stride if lowering.byte_rows else net.input.row_bytes),
             fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[job.optimiser]),
             launches=launches,
             rate=_SHARE / (3 if job.precision == "fp32" else 1),
@@ -289,36 +333,50 @@ class MlpTrain:
         )
         yield Claim(
             self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, price,
-            why=f"{launches} launches a step, many steps a graph; gradients become updates where they are summed up",
+            why=f"{launches} launches a step, many steps a graph; gradients become updates where they are summed up"
+            + ("; rows are bytes" if lowering.byte_rows else ""),
             fast_bytes=lowering.tiling.shared_bytes, facts=lowering, order=lowering.order,
         )  # fmt: skip
 
 
 # -- instances for make check-kernels ------------------------------------------------------------------------------
 
+DIGITS, BACKPROP = (784, 320, 160, 10), (784, 56, 28, 10)
 
-def _instance(what: str, kernel: str, precision: str, batch: int, *widths: int) -> Instance:
+
+def _instance(what: str, kernel: str, job: Job, *widths: int) -> Instance:
     def launch(device: Device) -> KernelLaunch:
-        return _launch_of(kernel, precision, batch, widths, device)
+        return _launch_of(kernel, job, widths, device)
 
     return Instance(what, launch)
 
 
-def _launch_of(kernel: str, precision: str, batch: int, widths: tuple[int, ...], device: Device) -> KernelLaunch:
+def _launch_of(kernel: str, job: Job, widths: tuple[int, ...], device: Device) -> KernelLaunch:
     """The first launch of a step whose kernel's name holds this."""
     chain = find_chain(mlp(*widths), 0, TRAINED)
     assert chain is not None
-    steps = make_lowering(chain, Job(precision, batch, "cross_entropy"), device).steps(1)
+    steps = make_lowering(chain, job, device).steps(1)
     return next(each for each in steps.launches if kernel in each.program.name_expression)
+
+
+def _job(precision: str, batch: int, byte_scale: float = 0.0) -> Job:
+    return Job(precision, batch, "cross_entropy", byte_scale=byte_scale)
 
 
 INSTANCES = (
     tuple(
-        _instance(f"{kernel} {precision}, {batch:,} rows", f"_{kernel}<", precision, batch, *widths)
-        for batch, widths in ((64, (784, 320, 160, 10)), (4096, (784, 320, 160, 10)), (60_000, (784, 56, 28, 10)))
+        _instance(f"{kernel} {precision}, {batch:,} rows", f"_{kernel}<", _job(precision, batch), *widths)
+        for batch, widths in ((64, DIGITS), (4096, DIGITS), (60_000, BACKPROP))
         for precision in PRECISIONS
         for kernel in ("forward", "backward", "gradients")
     )
-    + tuple(_instance(kernel, f"_{kernel}", "fp32", 60_000, 784, 56, 28, 10) for kernel in ("head", "apply", "advance"))
-    + (_instance("head of few rows", "_head", "fp32", 64, 784, 320, 160, 10),)
+    + tuple(
+        _instance(
+            f"bytes_{kernel} {precision}, {batch:,} rows", f"bytes_{kernel}<", _job(precision, batch, 1.0), *DIGITS
+        )
+        for batch, kernel in ((1024, "forward"), (16_384, "forward"), (1024, "gradient"))
+        for precision in PRECISIONS
+    )
+    + tuple(_instance(kernel, f"_{kernel}", _job("fp32", 60_000), *BACKPROP) for kernel in ("head", "apply", "advance"))
+    + (_instance("head of few rows", "_head", _job("fp32", 64), *DIGITS),)
 )

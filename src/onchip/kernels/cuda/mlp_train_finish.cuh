@@ -119,11 +119,12 @@ struct LayerSizes {
     int K, N, w_stride, a_stride, dz_stride;
     u32 is_gathered;
     int blocks_across;  // that share rows of w
+    int slices;         // of its parts
 };
 // What every block asks first lies together: a launch finds these words in no cache.
 struct Layers {
     LayerMemory memory[MOST_LAYERS];
-    int blocks, slices, chunks;  // blocks of a slice; chunks of rows that a slice has
+    int blocks, chunks;  // of a slice: blocks, and chunks of rows
     u32 optimiser;
     Warps warps;
     int first_block[MOST_LAYERS];  // blocks of the layers before; no block is behind those of a layer that is not there

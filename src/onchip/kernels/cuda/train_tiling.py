@@ -40,6 +40,10 @@ class Tiling:
     is_staged: bool = False  # operands by way of shared memory: mlp_train_large.cuh
 
     @property
+    def warps(self) -> tuple[int, int, int]:
+        return self.down, self.across, self.deep
+
+    @property
     def shared_bytes(self) -> int:
         """Of operands: rows of a stage, 4 numbers behind each; else of tiles."""
         if self.is_staged:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from onchip.errors import PlanError
 from onchip.kernels.cuda.mlp_train import RULE_FLOATS, TrainLowering
 from onchip.kernels.cuda.program import Steps
-from onchip.kernels.training import STATE_NAMES, SharedData, check_restored, rules_of_steps
+from onchip.kernels.training import STATE_NAMES, SharedData, bytes_of, check_restored, rules_of_steps
 from onchip.plan.kernel import OPTIMISERS
 from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
@@ -141,9 +141,12 @@ class CudaTrainer:
     def _upload(self, name: str, array: Array) -> None:
         self._memory[name] = self._gpu.upload(array)
 
-    def _send(self, name: str, rows: int, width: int, fill: Callable[[Array, int], None] | None = None) -> Buffer:
-        """Make (rows, width) float32 there: zeros, and what `fill` writes to some rows, of which it knows the first."""
-        row_bytes, stream = 4 * width, self._stream.handle
+    def _send(
+        self, name: str, rows: int, width: int, fill: Callable[[Array, int], None] | None = None,
+        dtype: Any = np.float32,
+    ) -> Buffer:  # fmt: skip
+        """Make (rows, width) numbers there: zeros, and what `fill` writes to some rows, of which it knows the first."""
+        row_bytes, stream = np.dtype(dtype).itemsize * width, self._stream.handle
         buffer = self._memory[name] = self._gpu.reserve(rows * row_bytes)
         most = max(1, SLICE_BYTES // row_bytes)
         with self._gpu:
@@ -151,22 +154,27 @@ class CudaTrainer:
                 self._gpu.clear(buffer.pointer, rows * row_bytes, stream)
                 return buffer
             for first in range(0, rows, most):
-                some = np.zeros((min(most, rows - first), width), np.float32)
+                some = np.zeros((min(most, rows - first), width), dtype)
                 fill(some, first)
                 self._gpu.write(buffer, some, stream, first * row_bytes)
                 self._gpu.synchronise(stream)
         return buffer
 
     def _send_data(self, x: Array, y: Array, shared: SharedData) -> None:
-        first_layer = self._layers[0]
+        first_layer, byte_rows = self._layers[0], self.lowering.byte_rows
+        name, given, stride, one = "x", x, first_layer.stride, 1
+        if byte_rows:
+            found = shared.get("bytes", lambda: bytes_of(x))
+            assert found is not None, "the plan knows that rows are bytes"
+            name, given, stride, one = "bytes", found[0], byte_rows.stride, byte_rows.one
 
         def fill(some: Array, first: int) -> None:
-            some[:, : first_layer.D] = x[first : first + len(some)]
-            some[:, first_layer.D : first_layer.terms] = 1
+            some[:, : first_layer.D] = given[first : first + len(some)]
+            some[:, first_layer.D : first_layer.terms] = one
 
         # A network without a bias in its first layer wants other rows.
-        self._memory["x"] = shared.get(
-            ("x", self._gpu.index, first_layer.terms), lambda: self._send("x", len(x), first_layer.stride, fill)
+        self._memory[name] = shared.get(
+            (name, self._gpu.index, first_layer.terms), lambda: self._send(name, len(x), stride, fill, given.dtype)
         )
         self._memory["targets"] = shared.get(("targets", self._gpu.index), lambda: self._gpu.upload(y))
 
@@ -182,7 +190,7 @@ class CudaTrainer:
             self._send(f"dz{i}", rows, width)
             for memory in ("w", *_KEPT[:kept]):
                 self._send(f"{memory}{i}", layer.N, layer.stride)
-            if (slices := self.lowering.tiling.slices) > 1:
+            if slices := self.lowering.slices(i):
                 self._memory[f"parts{i}"] = self._gpu.reserve(slices * 4 * layer.N * layer.stride)
         self._upload("losses", np.zeros(rows))
         self._upload("hits", np.zeros(rows, np.int32))

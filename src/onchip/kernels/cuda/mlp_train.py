@@ -41,7 +41,7 @@ LARGE_SOURCE = Path(__file__).parent / "mlp_train_large.cu"
 THREADS, WARPS = 256, 8  # of a block, as mlp_train.cuh has them
 ROW_FLOATS = 8  # rows begin at multiples of 32 bytes: what L2 moves
 HEAD_OUTPUTS = 32  # that the head makes itself, a lane each
-FEW_ROWS = 3  # a multiprocessor: then the head takes a block a row, else 8 lanes
+FEW_ROWS, MANY_ROWS = 3, 32  # a multiprocessor: the head takes a block a row up to few, 8 lanes beyond many
 MOST_LAYERS = 16  # of a launch that updates weights
 MOST_BATCH = 1 << 30  # rows
 MOST_BLOCKS = (1 << 31) - 1  # of a launch
@@ -231,8 +231,10 @@ class TrainLowering:
         codes = not last, LOSSES.index(self.job.loss), *layer.activation, *before
         head = Struct(pointers, struct.pack("<6i6I", *sizes, *codes))
         warps, lanes = 1, 32  # of a row
-        if self.has_own_head:
-            warps, lanes = (WARPS, 32) if batch <= FEW_ROWS * self.device.units else (1, 8)
+        if self.has_own_head and batch <= FEW_ROWS * self.device.units:
+            warps = WARPS
+        elif self.has_own_head and batch > MANY_ROWS * self.device.units:
+            lanes = 8
         blocks = -(-batch * warps * lanes // THREADS)
         return self._launch_rows(f"train_head<{warps}, {lanes}>", blocks, step, head)
 

@@ -29,7 +29,7 @@ from onchip.spec.build import mlp
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
-from training_cases import CASES, assert_follows_reference, case, reference_curve
+from training_cases import CASES, SIGMOIDS, assert_follows_reference, case, reference_curve
 
 WIDE = {
     "more outputs than the head has lanes": lambda: case(12, 9, 70, n=50, batch_size=16, lr=0.05),
@@ -194,6 +194,34 @@ def test_emulated_rows_of_whole_numbers(monkeypatch):
     take_bytes(monkeypatch, 4)
     net, x, y, training = case_of_bytes("classes", levels=1)
     assert_follows_reference(net, x, y, training | {"lr": 1e-6}, device="cuda")
+
+
+NARROW = {
+    "classes": lambda: case(40, 33, 4, n=300, batch_size=130, lr=0.05),
+    "sigmoids": lambda: case(
+        20, 56, 28, 10, n=200, options=SIGMOIDS, loss="half_sse", batch_size=200, lr=1e-3, momentum=0.5
+    ),
+    "four layers, mean of squares": lambda: case(
+        9, 13, 7, 5, 3, n=50, options={"activation": "Tanh"}, loss="mse", batch_size=33, lr=0.1
+    ),
+    "no bias, leaky": lambda: case(
+        12, 30, 20, 6, n=140, options={"bias": False, "activation": "LeakyReLU"}, batch_size=129, lr=0.02
+    ),
+    "a batch of 1": lambda: case(7, 5, 4, n=5, batch_size=1, lr=0.05),
+}
+
+
+def take_rows(monkeypatch):
+    """However few rows a batch has."""
+    monkeypatch.setattr(mlp_train, "LEAST_ROWS", 0)
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", NARROW)
+def test_emulated_narrow_layers_in_one_launch(name, monkeypatch):
+    emulate_device(monkeypatch)
+    take_rows(monkeypatch)
+    assert_follows_reference(*NARROW[name](), device="cuda")
 
 
 def assert_rounds_as_told(precision):
@@ -372,3 +400,21 @@ def test_runs_on_a_gpu_side_by_side():
 def test_rows_that_are_bytes(name, down, monkeypatch):
     take_bytes(monkeypatch, down)
     assert_follows_reference(*case_of_bytes(name), device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_layers_in_one_launch(name, monkeypatch):
+    take_rows(monkeypatch)
+    assert_follows_reference(*NARROW[name](), device="cuda")
+
+
+@pytest.mark.gpu
+def test_narrow_layers_of_many_bytes_follow_the_reference_with_the_same_bits():
+    net, x, y, training = case(
+        784, 56, 28, 10, n=6000, options=SIGMOIDS, loss="half_sse", batch_size=6000, lr=2e-4, momentum=2e-3
+    )
+    x = np.random.default_rng(1).integers(0, 256, x.shape).astype(np.float32) / np.float32(255)
+    one, other = (fit(net, x, y, device="cuda", epochs=3, seed=5, **training) for _ in range(2))
+    same_results(one, other)
+    assert_losses_follow(one, net, x, y, 5, training, epochs=3)

@@ -68,8 +68,6 @@ train_backward(const Step step, const float* dz, const float* w, const float* ou
 
 // -- the head ----------------------------------------------------------------------------------------------------------
 
-constexpr u32 CROSS_ENTROPY = 0, HALF_SSE = 1, MSE = 2;
-
 struct Head {
     const float* a;       // (size, K): what goes into the last layer
     const float* w;       // (N, K), N <= 32; nullptr: z is there already

@@ -11,6 +11,8 @@ from pathlib import Path
 from onchip.kernels.chain import Chain, find_chain
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
 from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH, ByteRows
+from onchip.kernels.cuda.mlp_train_rows import BUDGET as ROWS_BUDGET
+from onchip.kernels.cuda.mlp_train_rows import LEAST_ROWS, MOST_WIDTHS, ROWS, RowsPass
 from onchip.kernels.cuda.product import activation_words
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
@@ -115,6 +117,13 @@ class TrainLowering:
         return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, self.device.units)
 
     @cached_property
+    def rows_pass(self) -> RowsPass | None:
+        """All layers behind the first in one launch of a step, where they are narrow and a batch has many rows."""
+        weight_floats = sum(layer.N * layer.stride for layer in self.layers[1:])
+        made = RowsPass(tuple(layer.N for layer in self.layers), weight_floats)
+        return made if made.fits and self.job.batch > LEAST_ROWS * self.device.units else None
+
+    @cached_property
     def tiling(self) -> Tiling:
         """Of all layers' gradients, but that of bytes."""
         sizes = [(layer.N, layer.terms) for layer in self.layers[1 if self.byte_rows else 0 :]]
@@ -133,7 +142,8 @@ class TrainLowering:
         if self.byte_rows:
             made = f"{self.byte_rows.parts} parts of bf16, {self.slices(0)} slices of the batch"
             parts += f"; the first layer's, of bytes: stages of 32, {made}"
-        return f"chunks of 16 terms; gradients over rows: {parts}"
+        behind = "; layers behind the first: four neighbours at a time" if self.rows_pass else ""
+        return f"chunks of 16 terms{behind}; gradients over rows: {parts}"
 
     # -- launches --------------------------------------------------------------------------------------------------
 
@@ -151,6 +161,8 @@ class TrainLowering:
 
     def _step(self, number: int) -> list[KernelLaunch]:
         step, batch = self._step_struct(number, self.job.batch), self.job.batch
+        if self.rows_pass:
+            return [self._forward(step, batch)[0], self._rows(self.rows_pass, step, batch), *self._update(step)]
         last = len(self.layers) - (2 if self.has_own_head else 1)  # whose gradient is there behind the head
         backward = [self._backward(step, batch, layer) for layer in range(last, 0, -1)]
         return [*self._forward(step, batch), self._head(step, batch, is_training=True), *backward, *self._update(step)]
@@ -216,6 +228,24 @@ class TrainLowering:
         shape = _shape(strides, layer.N, layer.D, False, before.activation, tiling.warps)
         memory = State(f"dz{i}"), State(f"w{i}"), State(f"a{i - 1}"), State(f"dz{i - 1}")
         return self._launch_product("backward", tiling, tiling.blocks(batch, layer.D), step, *memory, shape)
+
+    def _rows(self, rows: RowsPass, step: Struct, batch: int) -> KernelLaunch:
+        """train_rows: the layers behind the first, the loss, and back."""
+        pointers: list[Memory | Int64] = []
+        sizes = []
+        for i, layer in enumerate(self.layers):
+            gives = i + 1 < len(self.layers)
+            pointers += [State(f"w{i}"), State(f"a{i}") if gives else Int64(0), State(f"dz{i}")]
+            sizes.append(
+                struct.pack("<2i4I", layer.stride, self.width(i), *layer.activation, layer.bias is not None, 0)
+            )
+        missing = MOST_WIDTHS - len(self.layers)
+        pointers += [*[Int64(0)] * (3 * missing), State("targets"), State("losses"), State("hits")]
+        sizes += [bytes(24 * missing), struct.pack("<2I", LOSSES.index(self.job.loss), 0)]
+        program, shared = rows.program, rows.shared_bytes
+        overlaps = self.device.arch not in _NO_OVERLAP
+        config = LaunchConfig((-(-batch // ROWS), 1, 1), (ROWS, 1, 1), shared, overlaps=overlaps)
+        return KernelLaunch(program, config, (step, Struct(tuple(pointers), b"".join(sizes))), ROWS_BUDGET)
 
     def _head(self, step: Struct, batch: int, is_training: bool) -> KernelLaunch:
         last = len(self.layers) - 1
@@ -368,7 +398,7 @@ def _job(precision: str, batch: int, byte_scale: float = 0.0) -> Job:
 INSTANCES = (
     tuple(
         _instance(f"{kernel} {precision}, {batch:,} rows", f"_{kernel}<", _job(precision, batch), *widths)
-        for batch, widths in ((64, DIGITS), (4096, DIGITS), (60_000, BACKPROP))
+        for batch, widths in ((64, DIGITS), (4096, DIGITS), (16_384, DIGITS))
         for precision in PRECISIONS
         for kernel in ("forward", "backward", "gradients")
     )
@@ -379,6 +409,6 @@ INSTANCES = (
         for batch, kernel in ((1024, "forward"), (16_384, "forward"), (1024, "gradient"))
         for precision in PRECISIONS
     )
-    + tuple(_instance(kernel, f"_{kernel}", _job("fp32", 60_000), *BACKPROP) for kernel in ("head", "apply", "advance"))
-    + (_instance("head of few rows", "_head", _job("fp32", 64), *DIGITS),)
+    + tuple(_instance(kernel, f"_{kernel}", _job("fp32", 60_000), *BACKPROP) for kernel in ("rows", "apply", "advance"))
+    + tuple(_instance(f"head, {batch:,} rows", "_head", _job("fp32", batch), *DIGITS) for batch in (64, 1024, 16_384))
 )

@@ -109,6 +109,7 @@ struct Tally {
 
 constexpr int MOST_LAYERS = 16;  // of a launch
 constexpr u32 SGD = 0, MOMENTUM = 1, ADAM = 2;
+constexpr u32 CROSS_ENTROPY = 0, HALF_SSE = 1, MSE = 2;
 
 struct LayerMemory {
     float *w, *mean, *square;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from onchip.spec.recipe import Array
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
 STATE_NAMES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}  # what an optimiser keeps
+MOST_EPOCHS, _MOST_QUEUED_ROWS = 32, 1 << 21  # that a device is given at a time
 _MOST_STEPS = 2**62  # to count on from there is no overflow
 _PIECE = 1 << 18  # numbers that are made bytes at a time: they stay in a core's cache
 
@@ -51,6 +52,16 @@ class Trainer(Protocol):
 
         order      stays as it is while the run goes on: rows that come in the same order every epoch are sent once
         meanwhile  called once: what the host can do while a device works
+        """
+        ...
+
+    def epochs(
+        self, orders: Sequence[Array], lrs: Sequence[float], momentum: float, decay: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[tuple[Array, Array]]:  # fmt: skip
+        """`steps` of each order, one after the other: a device does not wait between them.
+
+        orders  of one length, at most `epochs_at_once` of them
         """
         ...
 
@@ -127,6 +138,11 @@ def _make_bytes(x: Array, levels: int, made: Array) -> bool:
         return False
     made[:] = x * np.float32(levels) + np.float32(0.5)
     return np.array_equal(made.astype(np.float32) / np.float32(levels), x)
+
+
+def epochs_at_once(rows: int, batch: int) -> int:
+    """Epochs of so many rows that a device is given together."""
+    return max(1, min(MOST_EPOCHS, _MOST_QUEUED_ROWS // (-(-rows // batch) * batch)))
 
 
 def rules_of_steps(

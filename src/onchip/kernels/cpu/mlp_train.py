@@ -15,7 +15,7 @@ Limits  float32; an MLP chain of ReLU, LeakyReLU, Sigmoid, Tanh without softmax 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -142,6 +142,16 @@ class Trainer:
         if meanwhile is not None:
             meanwhile()
         return losses, hits
+
+    def epochs(
+        self, orders: Sequence[Array], lrs: Sequence[float], momentum: float, decay: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[tuple[Array, Array]]:  # fmt: skip
+        """`steps` of each order, one after the other."""
+        results = [self.steps(order, lr, momentum, decay) for order, lr in zip(orders, lrs, strict=True)]
+        if meanwhile is not None:
+            meanwhile()
+        return results
 
     def evaluate(self, order: Array) -> tuple[float, int]:
         """The loss of the rows `order` of x as one batch, and how many of them hit their class."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -10,7 +10,14 @@ import numpy as np
 from onchip.errors import PlanError
 from onchip.kernels.cuda.mlp_train import RULE_FLOATS, TrainLowering
 from onchip.kernels.cuda.program import Steps
-from onchip.kernels.training import STATE_NAMES, SharedData, bytes_of, check_restored, rules_of_steps
+from onchip.kernels.training import (
+    STATE_NAMES,
+    SharedData,
+    bytes_of,
+    check_restored,
+    epochs_at_once,
+    rules_of_steps,
+)
 from onchip.plan.kernel import OPTIMISERS
 from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
@@ -38,43 +45,58 @@ class CudaTrainer:
         with gpu:
             self._stream = SideStream(gpu)
         self._memory: dict[str, Buffer] = {}
-        self._capacity = 0  # rows of the order, and steps
-        self._sent = np.zeros(0, np.int64)  # the order that lies there
+        self._capacity = 0  # rows of orders
+        self._sent: dict[int, Array] = {}  # the orders that lie there, by the row that they begin at
         self._graphs: dict[int, Graph] = {}
         self._losses: Graph | None = None
         self._send_data(x, y, shared)
         self._make_memory()
         self._write_weights({name: materialise(name, plan.network.weights) for name in self._weight_names()}, "", "w")
-        self._make_room(len(x))
+        a_step = self.job.batch
+        self._make_room(epochs_at_once(len(x), a_step) * -(-len(x) // a_step) * a_step)
 
     def steps(
         self, order: Array, lr: float, momentum: float, decay: float, meanwhile: Callable[[], None] | None = None
     ) -> tuple[Array, Array]:
-        batch = self.job.batch
-        count = -(-len(order) // batch)
-        sizes = np.full(count, batch)
-        sizes[-1:] = len(order) - (count - 1) * batch
-        rules = np.zeros((count, RULE_FLOATS), np.float32)
-        given = rules_of_steps(self.job, self._layers[-1].N, sizes, self.steps_done, lr, momentum, decay)
-        rules[:, : given.shape[1]] = given
-        self._make_room(len(order))
+        return self.epochs((order,), (lr,), momentum, decay, meanwhile)[0]
+
+    def epochs(
+        self, orders: Sequence[Array], lrs: Sequence[float], momentum: float, decay: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[tuple[Array, Array]]:  # fmt: skip
+        batch, rows = self.job.batch, len(orders[0])
+        count = -(-rows // batch)  # steps of an order; each begins a multiple of `batch` rows behind the one before
+        self._make_room(len(orders) * count * batch)
         if not count:  # no step: what the run will launch is made ready
             for size in GRAPH_STEPS:
                 if size * batch <= len(self.x) or size == 1:
                     self._graph(size)
-            return np.zeros(0), np.zeros(0, np.int64)
+            return [(np.zeros(0), np.zeros(0, np.int64))] * len(orders)
+        sizes = np.full(count, batch)
+        sizes[-1] = rows - (count - 1) * batch
+        rules = np.zeros((len(orders) * count, RULE_FLOATS), np.float32)
+        for i, lr in enumerate(lrs):
+            given = rules_of_steps(
+                self.job, self._layers[-1].N, sizes, self.steps_done + i * count, lr, momentum, decay
+            )
+            rules[i * count : (i + 1) * count, : given.shape[1]] = given
         with self._gpu:
-            self._begin(order, rules)
-            left = count
-            for size in GRAPH_STEPS:
-                while left >= size:
-                    self._graph(size).launch(self._stream.handle)
-                    left -= size
+            self._gpu.write(self._memory["rules"], rules, self._stream.handle)
+            for i, order in enumerate(orders):
+                self._begin(order, i * count)
+                left = count
+                for size in GRAPH_STEPS:
+                    while left >= size:
+                        self._graph(size).launch(self._stream.handle)
+                        left -= size
             if meanwhile is not None:
                 meanwhile()
-            losses, hits = self._end(count)
-        self.steps_done += count
-        return losses if self.job.loss == "half_sse" else losses / sizes, hits
+            losses, hits = self._end(len(orders) * count)
+        self.steps_done += len(orders) * count
+        losses, hits = losses.reshape(-1, count), hits.reshape(-1, count)
+        if self.job.loss != "half_sse":
+            losses /= sizes
+        return list(zip(losses, hits, strict=True))
 
     def evaluate(self, order: Array) -> tuple[float, int]:
         self._make_room(len(order))
@@ -83,7 +105,7 @@ class CudaTrainer:
         if not len(order):
             return 0.0, 0
         with self._gpu:
-            self._begin(order, np.zeros((0, RULE_FLOATS), np.float32))
+            self._begin(order)
             count = -(-len(order) // self.lowering.row_count)
             for _ in range(count):
                 self._losses.launch(self._stream.handle)
@@ -202,7 +224,7 @@ class CudaTrainer:
             return
         steps = max(-(-rows // self.job.batch), -(-rows // self.lowering.row_count))
         self._graphs, self._losses, self._capacity = {}, None, rows
-        self._sent = self._sent[:0]
+        self._sent = {}
         for name, row_bytes in (("rules", 4 * RULE_FLOATS), ("step_losses", 8), ("step_hits", 8)):
             self._memory[name] = self._gpu.reserve(steps * row_bytes)
         self._memory["order"] = self._gpu.reserve(rows * 8)
@@ -221,13 +243,15 @@ class CudaTrainer:
             bound.add_to(graph, (), (), 0)
             return graph.finish(None)
 
-    def _begin(self, order: Array, rules: Array) -> None:
-        stream, order = self._stream.handle, np.ascontiguousarray(order, np.int64)
-        if (order.ctypes.data, len(order)) != (self._sent.ctypes.data, len(self._sent)):
-            self._gpu.write(self._memory["order"], order, stream)
-            self._sent = order  # kept, so no other array can lie there
-        self._gpu.write(self._memory["rules"], rules, stream)
-        self._gpu.write(self._memory["progress"], np.array([0, len(order)]), stream)
+    def _begin(self, order: Array, first_step: int = 0) -> None:
+        """The next steps are those from first_step on, of the rows `order`."""
+        stream, order, first = self._stream.handle, np.ascontiguousarray(order, np.int64), first_step * self.job.batch
+        sent = self._sent.get(first)
+        if sent is None or (order.ctypes.data, len(order)) != (sent.ctypes.data, len(sent)):
+            self._sent = {at: there for at, there in self._sent.items() if not _overlap(at, there, first, order)}
+            self._gpu.write(self._memory["order"], order, stream, first * order.itemsize)
+            self._sent[first] = order  # kept, so no other array can lie there
+        self._gpu.write(self._memory["progress"], np.array([first_step, first + len(order)]), stream)
 
     def _end(self, count: int) -> tuple[Array, Array]:
         """The losses and hits of the steps, when they are done."""
@@ -235,6 +259,10 @@ class CudaTrainer:
         self._gpu.download(self._memory["step_losses"], losses, stream)
         self._gpu.download(self._memory["step_hits"], hits, stream)
         return losses, hits
+
+
+def _overlap(at: int, order: Array, other_at: int, other: Array) -> bool:
+    return at < other_at + len(other) and other_at < at + len(order)
 
 
 class TrainingBound:

@@ -189,6 +189,18 @@ def test_emulated_rows_that_are_bytes(name, down, monkeypatch):
 
 
 @needs_gxx
+def test_bytes_take_a_quarter_of_the_memory(monkeypatch):
+    emulate_device(monkeypatch)
+    net, _, _, training = BYTES["a batch of 1"]()
+    pixels = np.random.default_rng(1).integers(0, 256, (3000, 7)).astype(np.float32)
+    training |= {"batch_size": 3000, "epochs": 1, "device": "cuda", "lr": 1e-9}
+    as_bytes = fit(net, pixels, np.zeros(len(pixels), np.int64), **training)
+    assert "rows are bytes" in as_bytes.plan.groups[0].claim.why
+    as_floats = fit(net, pixels + np.float32(0.5), np.zeros(len(pixels), np.int64), **training)
+    assert as_bytes.gpu_bytes < as_floats.gpu_bytes - 10 * len(pixels)
+
+
+@needs_gxx
 def test_emulated_rows_of_whole_numbers(monkeypatch):
     emulate_device(monkeypatch)
     take_bytes(monkeypatch, 4)
@@ -383,6 +395,7 @@ def test_the_command_trains_on_a_gpu(cli, precision):
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
     assert document["device"] == "cuda:0"
+    assert document["gpu_bytes"] > 2**20
     assert document["accuracy"] > 0.9
 
 

@@ -45,6 +45,11 @@ class Trainer(Protocol):
         """(n, D_in) float32: the rows, as they were given."""
         ...
 
+    @property
+    def gpu_bytes(self) -> int:
+        """Memory of a GPU that the run holds, data that it shares with others included; 0 on the CPU."""
+        ...
+
     def steps(
         self, order: Array, lr: float, momentum: float, decay: float, meanwhile: Callable[[], None] | None = None
     ) -> tuple[Array, Array]:

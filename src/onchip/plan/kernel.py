@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from onchip.spec.network import Network
     from onchip.spec.recipe import Recipe
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+TRAINING_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+PRECISIONS = (*TRAINING_PRECISIONS, "fp8")
 LOSSES = ("cross_entropy", "half_sse", "mse")
 OPTIMISERS = {"sgd": 0, "momentum": 1, "adam": 2}  # with how many numbers each keeps for every weight
 OPTIONAL_REWRITES = ("fold", "merge", "windows", "phases", "early")  # those that a user may leave out, to compare

@@ -78,6 +78,7 @@ class FitResult:
     plan: Plan
     chosen: str
     state: dict[str, Array]  # what the optimiser keeps: fit(..., state=) goes on from it
+    gpu_bytes: int  # memory of a GPU that the run held; 0: it ran on the CPU
 
     @property
     def epoch_losses(self) -> tuple[float, ...]:
@@ -306,8 +307,9 @@ class TrainingRun:
         best = self.best_epoch if self.options.patience else self.epoch
         losses = np.concatenate(self.losses)
         return FitResult(
-            trained, losses, tuple(self.history), best, self.seconds, self.plan, self.chosen, self.trainer.state()
-        )
+            trained, losses, tuple(self.history), best, self.seconds, self.plan, self.chosen, self.trainer.state(),
+            self.trainer.gpu_bytes,
+        )  # fmt: skip
 
 
 def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:

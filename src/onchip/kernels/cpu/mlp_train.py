@@ -80,7 +80,7 @@ class Trainer:
         """
         self.chain, self.threads, self.x, self.y = chain, None if _is_small(chain, job) else threads, x, y
         self.batch, self.optimiser, self.loss_code = job.batch, job.optimiser, LOSS_CODES[job.loss]
-        self.steps_done = 0
+        self.steps_done, self.gpu_bytes = 0, 0
         w, bias = weights["w"], weights["bias"]
         workers, blocks = self.threads or 1, -(-job.batch // BLOCK)
         # Threads share a block, unless there are so many that all of them are busy with blocks of their own, and the

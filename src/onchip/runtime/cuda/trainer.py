@@ -55,6 +55,10 @@ class CudaTrainer:
         a_step = self.job.batch
         self._make_room(epochs_at_once(len(x), a_step) * -(-len(x) // a_step) * a_step)
 
+    @property
+    def gpu_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._memory.values())
+
     def steps(
         self, order: Array, lr: float, momentum: float, decay: float, meanwhile: Callable[[], None] | None = None
     ) -> tuple[Array, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
@@ -15,11 +16,11 @@ from onchip.errors import DeviceError, FormatError, InputError, PlanError
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda import mlp_train
 from onchip.kernels.cuda.mlp_train import MOST_BATCH, MOST_LAYERS, make_lowering
-from onchip.kernels.cuda.mlp_train_bytes import ByteRows
+from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH, ByteRows
 from onchip.kernels.cuda.train_tiling import CHUNK, STAGE_CHUNKS, STAGED_CUTS, WARPS, Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import rules_of_steps
-from onchip.plan.device import H200
+from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import trainer
@@ -281,6 +282,19 @@ def test_a_large_batch_is_summed_up_in_slices():
     lowering = lowering_of(mlp(784, 56, 28, 10), 60_000, loss="half_sse", optimiser="momentum")
     assert lowering.tiling.slices > 1
     assert "train_apply" in [launch.program.name_expression for launch in lowering.steps(1).launches]
+
+
+@pytest.mark.parametrize("batch", [1, 512, 1024, 4097, 60_000])
+@pytest.mark.parametrize("device", [H200, A100, dataclasses.replace(H200, arch="sm_86", fast_bytes=99 << 10)])
+def test_every_launch_of_bytes_fits_the_chip(batch, device):
+    for widths, precision in itertools.product(((784, 56, 28, 10), (784, 320, 160, 10)), ("fp32", "tf32", "bf16")):
+        chain = find_chain(mlp(*widths), 0, TRAINED)
+        lowering = make_lowering(chain, Job(precision, batch, "cross_entropy", byte_scale=1 / 255), device)
+        assert bool(lowering.byte_rows) == (batch >= LEAST_BATCH)
+        assert bool(lowering.rows_pass) == (batch > 32 * device.units and widths[1] == 56)
+        assert all(each.config.shared_bytes <= device.fast_bytes for each in lowering.steps(1).launches)
+        if rows := lowering.byte_rows:
+            assert rows.slices(batch) * rows.slice_stages(batch) * 32 >= batch
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -114,7 +114,8 @@ class TrainLowering:
         if not self.job.byte_scale or self.job.batch < LEAST_BATCH or len(self.layers) == 1:
             return None
         layer = self.layers[0]
-        return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, self.device.units)
+        device = self.device
+        return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, device.units, device.fast_bytes)
 
     @cached_property
     def rows_pass(self) -> RowsPass | None:

@@ -13,20 +13,22 @@ PARTS = {"fp32": 3, "tf32": 2, "fp16": 2, "bf16": 1}  # numbers of bf16 that a f
 LEAST_BATCH = 512  # rows: below, steps wait for launches, not for data
 TILE, BLOCK_K, WARPS, RAW_STAGES = 32, 32, 8, 4  # as mlp_train_bytes.cuh has them
 GRADIENT_DOWN, GRADIENT_ACROSS = 2, 4  # warps of a gradient's block
-BUDGET = Budget(registers=128, spill_bytes=16)
+BUDGET = Budget(registers=128, spill_bytes=24)  # of what a loop does not change
 DEEP_BUDGET = Budget(registers=168)
 _LEAST_SLICE = 4  # stages
 
 
 @dataclass(frozen=True)
 class ByteRows:
-    """A first layer of N sums over `terms` bytes a row, times a scale, on `units` multiprocessors."""
+    """A first layer of N sums over `terms` bytes a row, times a scale, on `units` multiprocessors whose blocks have
+    `fast_bytes` of shared memory."""
 
     terms: int
     N: int
     scale: float
     precision: str
     units: int
+    fast_bytes: int
 
     @property
     def stride(self) -> int:
@@ -45,9 +47,10 @@ class ByteRows:
     # -- forward -------------------------------------------------------------------------------------------------
 
     def forward_warps(self, batch: int) -> tuple[int, int, int]:
-        """Down, across and deep: large tiles where every multiprocessor has one."""
-        down = 4 if _blocks(batch, 4) * _blocks(self.N, 2) >= self.units else 2
-        return down, 2, WARPS // (2 * down)
+        """Down, across and deep: small tiles where not every multiprocessor has a large one, and they fit."""
+        small, large = (2, 2, 2), (4, 2, 1)
+        has_few = _blocks(batch, 4) * _blocks(self.N, 2) < self.units
+        return small if has_few and self._forward_shared(small) <= self.fast_bytes else large
 
     def forward_blocks(self, batch: int) -> int:
         down, across, _ = self.forward_warps(batch)
@@ -55,11 +58,16 @@ class ByteRows:
 
     def forward_program(self, batch: int) -> tuple[Program, Budget, int]:
         """The kernel, what it may use a thread, and its shared memory in bytes."""
-        down, across, deep = self.forward_warps(batch)
+        warps = self.forward_warps(batch)
+        down, across, deep = warps
+        program = Program(SOURCE, f"bytes_forward<{self.parts}, {down}, {across}>")
+        return program, BUDGET if deep == 1 else DEEP_BUDGET, self._forward_shared(warps)
+
+    def _forward_shared(self, warps: tuple[int, int, int]) -> int:
+        down, across, deep = warps
         raw = TILE * down * BLOCK_K * deep + TILE * across * (4 * BLOCK_K * deep + 16)
         made = 2 * BLOCK_K * deep * TILE * (down + across * self.parts)
-        program = Program(SOURCE, f"bytes_forward<{self.parts}, {down}, {across}>")
-        return program, BUDGET if deep == 1 else DEEP_BUDGET, RAW_STAGES * raw + 2 * made
+        return RAW_STAGES * raw + 2 * made
 
     # -- gradients -----------------------------------------------------------------------------------------------
 

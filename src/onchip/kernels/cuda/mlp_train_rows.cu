@@ -8,7 +8,7 @@
 //         the most part: 52 MB / 4.8 TB/s = 11 us from memory; 3,416 multiplications a row / 33.5 T/s = 6 us.
 // Order   Sums of a layer go over four neighbours at a time, those four added last; gradients neuron by neuron.
 // Layout  As mlp_train.cu.
-// Shared  (W_0 + W_1 + ...) * 129 floats of columns, and all weights with the strides that they have: 56,320 B here.
+// Shared  (W_0 + W_1 + ...) * 129 floats of columns, and all weights with the strides that they have: 56,952 B here.
 // Limits  Two to four widths of at most 64, the last at most 32. sm_80 up.
 #include "mlp_train_finish.cuh"
 

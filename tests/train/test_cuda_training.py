@@ -16,7 +16,7 @@ from onchip.errors import DeviceError, FormatError, InputError, PlanError
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda import mlp_train
 from onchip.kernels.cuda.mlp_train import MOST_BATCH, MOST_LAYERS, make_lowering
-from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH, ByteRows
+from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH
 from onchip.kernels.cuda.train_tiling import CHUNK, STAGE_CHUNKS, STAGED_CUTS, WARPS, Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import rules_of_steps
@@ -174,18 +174,16 @@ def case_of_bytes(name, levels=255):
     return net, np.random.default_rng(1).integers(0, 256, x.shape).astype(np.float32) / np.float32(levels), y, training
 
 
-def take_bytes(monkeypatch, down):
-    """However few rows a batch has, and by tiles of so many warps."""
+def take_bytes(monkeypatch):
+    """However few rows a batch has."""
     monkeypatch.setattr(mlp_train, "LEAST_BATCH", 1)
-    monkeypatch.setattr(ByteRows, "forward_warps", lambda self, batch: (down, 2, 4 // down))
 
 
 @needs_gxx
-@pytest.mark.parametrize("down", [2, 4])
 @pytest.mark.parametrize("name", BYTES)
-def test_emulated_rows_that_are_bytes(name, down, monkeypatch):
+def test_emulated_rows_that_are_bytes(name, monkeypatch):
     emulate_device(monkeypatch)
-    take_bytes(monkeypatch, down)
+    take_bytes(monkeypatch)
     assert_follows_reference(*case_of_bytes(name), device="cuda")
 
 
@@ -204,7 +202,7 @@ def test_bytes_take_a_quarter_of_the_memory(monkeypatch):
 @needs_gxx
 def test_emulated_rows_of_whole_numbers(monkeypatch):
     emulate_device(monkeypatch)
-    take_bytes(monkeypatch, 4)
+    take_bytes(monkeypatch)
     net, x, y, training = case_of_bytes("classes", levels=1)
     assert_follows_reference(net, x, y, training | {"lr": 1e-6}, device="cuda")
 
@@ -422,10 +420,9 @@ def test_runs_on_a_gpu_side_by_side():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("down", [2, 4])
 @pytest.mark.parametrize("name", BYTES)
-def test_rows_that_are_bytes(name, down, monkeypatch):
-    take_bytes(monkeypatch, down)
+def test_rows_that_are_bytes(name, monkeypatch):
+    take_bytes(monkeypatch)
     assert_follows_reference(*case_of_bytes(name), device="cuda")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from onchip.kernels.chain import Chain, find_chain
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH, ByteRows
+from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH, PARTS_BUDGET, STAGE_K, ByteRows
 from onchip.kernels.cuda.mlp_train_rows import BUDGET as ROWS_BUDGET
 from onchip.kernels.cuda.mlp_train_rows import LEAST_ROWS, MOST_WIDTHS, ROWS, RowsPass
 from onchip.kernels.cuda.product import activation_words
@@ -87,6 +87,7 @@ class TrainLowering:
     a<l>, dz<l> (row_count, width<l>): what layer l gives, and the gradient by what goes into its activation
     losses, hits (row_count,) of rows; step_losses float64, step_hits int64 (steps,)
     parts<l> (slices, N, stride): gradients of slices of a batch, where they are not updates at once
+    w_parts, dz_parts: the first layer's weights and dz as parts of bf16 (mlp_train_bytes.cuh), where rows are bytes
     """
 
     layers: tuple[TrainLayer, ...]
@@ -114,8 +115,7 @@ class TrainLowering:
         if not self.job.byte_scale or self.job.batch < LEAST_BATCH or len(self.layers) == 1:
             return None
         layer = self.layers[0]
-        device = self.device
-        return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, device.units, device.fast_bytes)
+        return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, self.device.units)
 
     @cached_property
     def rows_pass(self) -> RowsPass | None:
@@ -142,7 +142,7 @@ class TrainLowering:
         parts = f"{tiling.deep} warps by turns, {tiling.slices} slices of the batch"
         if self.byte_rows:
             made = f"{self.byte_rows.parts} parts of bf16, {self.slices(0)} slices of the batch"
-            parts += f"; the first layer's, of bytes: stages of 32, {made}"
+            parts += f"; the first layer, of bytes: {made}"
         behind = "; layers behind the first: four neighbours at a time" if self.rows_pass else ""
         return f"chunks of 16 terms{behind}; gradients over rows: {parts}"
 
@@ -163,7 +163,7 @@ class TrainLowering:
     def _step(self, number: int) -> list[KernelLaunch]:
         step, batch = self._step_struct(number, self.job.batch), self.job.batch
         if self.rows_pass:
-            return [self._forward(step, batch)[0], self._rows(self.rows_pass, step, batch), *self._update(step)]
+            return [*self._forward(step, batch, 1), self._rows(self.rows_pass, step, batch), *self._update(step)]
         last = len(self.layers) - (2 if self.has_own_head else 1)  # whose gradient is there behind the head
         backward = [self._backward(step, batch, layer) for layer in range(last, 0, -1)]
         return [*self._forward(step, batch), self._head(step, batch, is_training=True), *backward, *self._update(step)]
@@ -196,12 +196,12 @@ class TrainLowering:
     def _input(self, layer: int) -> State:
         return State(f"a{layer - 1}" if layer else "bytes" if self.byte_rows else "x")
 
-    def _forward(self, step: Struct, batch: int) -> list[KernelLaunch]:
-        """train_forward of every layer but the head's."""
+    def _forward(self, step: Struct, batch: int, count: int | None = None) -> list[KernelLaunch]:
+        """train_forward of every layer but the head's, or of the first `count`."""
         launches = []
-        for i, layer in enumerate(self.layers[:-1] if self.has_own_head else self.layers):
+        for i, layer in enumerate(self.layers[: count or len(self.layers) - self.has_own_head]):
             if self.byte_rows and i == 0:
-                launches.append(self._forward_bytes(self.byte_rows, step, batch))
+                launches += self._forward_bytes(self.byte_rows, step, batch)
                 continue
             tiling = choose_tiling([(batch, layer.N)], layer.terms, self.job.precision, self.device.units)
             strides = layer.stride, layer.stride, self.width(i)
@@ -211,15 +211,26 @@ class TrainLowering:
             launches.append(self._launch_product("forward", tiling, blocks, step, *memory, shape))
         return launches
 
-    def _forward_bytes(self, rows: ByteRows, step: Struct, batch: int) -> KernelLaunch:
-        """bytes_forward: of the first layer."""
-        layer, (program, budget, shared) = self.layers[0], rows.forward_program(batch)
+    def _forward_bytes(self, rows: ByteRows, step: Struct, batch: int) -> list[KernelLaunch]:
+        """bytes_forward of the first layer, behind the parts of its weights."""
+        layer, (program, budget, shared) = self.layers[0], rows.forward_program()
         strides = rows.stride, layer.stride, self.width(0)
-        shape = _shape(strides, layer.terms, layer.N, True, layer.activation, rows.forward_warps(batch))
-        memory = self._input(0), State("w0"), State("a0")
+        shape = _shape(strides, layer.terms, layer.N, True, layer.activation, (4, 2, 1))
         (scale,) = struct.unpack("<I", struct.pack("<f", rows.scale))
-        arguments = step, *memory, shape, UInt32(scale)
-        return self._launch(program, rows.forward_blocks(batch), budget, shared, *arguments)
+        arguments = step, self._input(0), State("w_parts"), State("a0"), shape, UInt32(scale)
+        return [
+            self._parts(rows, step, ("w0", "w_parts"), layer.stride, layer.terms, along=True),
+            self._launch(program, rows.forward_blocks(batch), budget, shared, *arguments),
+        ]
+
+    def _parts(
+        self, rows: ByteRows, step: Struct, names: tuple[str, str], stride: int, K: int, along: bool
+    ) -> KernelLaunch:
+        """bytes_parts: from the floats of this name to the parts of that one."""
+        blocks = rows.stages_of_parts(K) * STAGE_K * 8 // THREADS
+        sizes = UInt32(stride), UInt32(rows.N), UInt32(K)
+        memory = State(names[0]), State(names[1])
+        return self._launch(rows.parts_program(along), blocks, PARTS_BUDGET, 0, step, *memory, *sizes)
 
     def _backward(self, step: Struct, batch: int, i: int) -> KernelLaunch:
         """train_backward: from a layer's dz to that of the layer before."""
@@ -273,7 +284,7 @@ class TrainLowering:
         """train_gradients, that of bytes by bytes_gradient; and of slices train_apply. Some layers a launch."""
         tiling, whole, begin = self.tiling, self.tiling.slices == 1, 1 if self.byte_rows else 0
         if self.byte_rows:
-            yield self._gradient_bytes(self.byte_rows, step)
+            yield from self._gradient_bytes(self.byte_rows, step)
         for first in range(begin, len(self.layers), MOST_LAYERS):
             numbers = range(first, min(first + MOST_LAYERS, len(self.layers)))
             tally = _tally() if first == 0 else Struct((Int64(0),) * 4, b"")  # the losses, in one more block
@@ -290,13 +301,17 @@ class TrainLowering:
             layers = self._layers(numbers, blocks, [1] * len(blocks))
             yield self._launch_rows("train_apply", sum(blocks), step, layers)
 
-    def _gradient_bytes(self, rows: ByteRows, step: Struct) -> KernelLaunch:
-        layer, (program, budget, shared) = self.layers[0], rows.gradient_program()
-        sizes = rows.stride, self.width(0), layer.stride, layer.terms, layer.N, rows.slice_stages(self.job.batch)
-        pointers = self._input(0), State("dz0"), State("parts0")
-        gradient = Struct(pointers, struct.pack("<6if4x", *sizes, rows.scale))
+    def _gradient_bytes(self, rows: ByteRows, step: Struct) -> list[KernelLaunch]:
+        """bytes_gradient of the first layer, behind the parts of its dz."""
+        layer, batch, (program, budget, shared) = self.layers[0], self.job.batch, rows.gradient_program()
+        stages = 2 * -(-batch // STAGE_K), rows.slice_stages(batch)
+        sizes = struct.pack("<6ifI", rows.stride, layer.stride, layer.terms, layer.N, *stages, rows.scale, 0)
+        gradient = Struct((self._input(0), State("dz_parts"), State("parts0")), sizes)
         blocks = 1 + self.slices(0) * rows.gradient_tiles
-        return self._launch(program, blocks, budget, shared, step, gradient, _tally())
+        return [
+            self._parts(rows, step, ("dz0", "dz_parts"), self.width(0), batch, along=False),
+            self._launch(program, blocks, budget, shared, step, gradient, _tally()),
+        ]
 
     def _layers(self, numbers: range, blocks: Sequence[int], across: Sequence[int]) -> Struct:
         tiling, kept = self.tiling, OPTIMISERS[self.job.optimiser]
@@ -407,7 +422,7 @@ INSTANCES = (
         _instance(
             f"bytes_{kernel} {precision}, {batch:,} rows", f"bytes_{kernel}<", _job(precision, batch, 1.0), *DIGITS
         )
-        for batch, kernel in ((1024, "forward"), (16_384, "forward"), (1024, "gradient"))
+        for batch, kernel in ((1024, "parts"), (1024, "forward"), (1024, "gradient"))
         for precision in PRECISIONS
     )
     + tuple(_instance(kernel, f"_{kernel}", _job("fp32", 60_000), *BACKPROP) for kernel in ("rows", "apply", "advance"))

@@ -11,24 +11,23 @@ from onchip.kernels.cuda.program import Budget, Program
 SOURCE = Path(__file__).parent / "mlp_train_bytes.cu"
 PARTS = {"fp32": 3, "tf32": 2, "fp16": 2, "bf16": 1}  # numbers of bf16 that a float is made of
 LEAST_BATCH = 512  # rows: below, steps wait for launches, not for data
-TILE, BLOCK_K, WARPS, RAW_STAGES = 32, 32, 8, 4  # as mlp_train_bytes.cuh has them
-GRADIENT_DOWN, GRADIENT_ACROSS = 2, 4  # warps of a gradient's block
-BUDGET = Budget(registers=128, spill_bytes=32)  # of what a loop does not change
-DEEP_BUDGET = Budget(registers=168)
+ROWS, COLUMNS, STAGE_K = 128, 64, 64  # of a forward block, as mlp_train_bytes.cu has them; of parts the last two
+FEATURES, GRADIENT_ROWS = 256, 32  # columns of a gradient's block, and rows of its stages
+PART_BYTES = 2 * STAGE_K * COLUMNS  # of a stage
+FORWARD_BUDGET = Budget(registers=128)
+PARTS_BUDGET = Budget(registers=64)
 _LEAST_SLICE = 4  # stages
 
 
 @dataclass(frozen=True)
 class ByteRows:
-    """A first layer of N sums over `terms` bytes a row, times a scale, on `units` multiprocessors whose blocks have
-    `fast_bytes` of shared memory."""
+    """A first layer of N sums over `terms` bytes a row, times a scale, on `units` multiprocessors."""
 
     terms: int
     N: int
     scale: float
     precision: str
     units: int
-    fast_bytes: int
 
     @property
     def stride(self) -> int:
@@ -44,52 +43,43 @@ class ByteRows:
     def parts(self) -> int:
         return PARTS[self.precision]
 
+    def stages_of_parts(self, K: int) -> int:
+        """Stages of the N columns of an operand with K terms a sum, all blocks of columns together."""
+        return -(-self.N // COLUMNS) * -(-K // STAGE_K)
+
+    def bytes_of_parts(self, K: int) -> int:
+        return self.stages_of_parts(K) * self.parts * PART_BYTES
+
+    def parts_program(self, along: bool) -> Program:
+        return Program(SOURCE, f"bytes_parts<{self.parts}, {str(along).lower()}>")
+
     # -- forward -------------------------------------------------------------------------------------------------
 
-    def forward_warps(self, batch: int) -> tuple[int, int, int]:
-        """Down, across and deep: small tiles where not every multiprocessor has a large one, and they fit."""
-        small, large = (2, 2, 2), (4, 2, 1)
-        has_few = _blocks(batch, 4) * _blocks(self.N, 2) < self.units
-        return small if has_few and self._forward_shared(small) <= self.fast_bytes else large
-
     def forward_blocks(self, batch: int) -> int:
-        down, across, _ = self.forward_warps(batch)
-        return _blocks(batch, down) * _blocks(self.N, across)
+        return -(-batch // ROWS) * -(-self.N // COLUMNS)
 
-    def forward_program(self, batch: int) -> tuple[Program, Budget, int]:
+    def forward_program(self) -> tuple[Program, Budget, int]:
         """The kernel, what it may use a thread, and its shared memory in bytes."""
-        warps = self.forward_warps(batch)
-        down, across, deep = warps
-        program = Program(SOURCE, f"bytes_forward<{self.parts}, {down}, {across}>")
-        return program, BUDGET if deep == 1 else DEEP_BUDGET, self._forward_shared(warps)
-
-    def _forward_shared(self, warps: tuple[int, int, int]) -> int:
-        down, across, deep = warps
-        raw = TILE * down * BLOCK_K * deep + TILE * across * (4 * BLOCK_K * deep + 16)
-        made = 2 * BLOCK_K * deep * TILE * (down + across * self.parts)
-        return RAW_STAGES * raw + 2 * made
+        stages = 3 if self.parts == 3 else 4
+        shared = stages * (ROWS * STAGE_K + self.parts * PART_BYTES)
+        return Program(SOURCE, f"bytes_forward<{self.parts}>"), FORWARD_BUDGET, shared
 
     # -- gradients -----------------------------------------------------------------------------------------------
 
     @property
     def gradient_tiles(self) -> int:
-        return _blocks(self.N, GRADIENT_DOWN) * _blocks(self.terms, GRADIENT_ACROSS)
+        return -(-self.N // COLUMNS) * -(-self.terms // FEATURES)
 
     def slice_stages(self, batch: int) -> int:
-        """Stages of 32 rows that a slice has: two blocks for every multiprocessor, if there is work for them."""
-        stages = -(-batch // BLOCK_K)
-        wanted = max(1, min(2 * self.units // self.gradient_tiles, stages // _LEAST_SLICE))
-        return -(-stages // wanted)
+        """Stages of 32 rows that a slice has: each block, and the one of the tally, at the same time."""
+        stages, blocks = -(-batch // GRADIENT_ROWS), self.units * (1 if self.parts == 3 else 2) - 1
+        return -(-stages // max(1, min(blocks // self.gradient_tiles, stages // _LEAST_SLICE)))
 
     def slices(self, batch: int) -> int:
-        return -(-batch // (BLOCK_K * self.slice_stages(batch)))
+        return -(-batch // (GRADIENT_ROWS * self.slice_stages(batch)))
 
     def gradient_program(self) -> tuple[Program, Budget, int]:
         """As forward_program."""
-        down, across = TILE * GRADIENT_DOWN, TILE * GRADIENT_ACROSS
-        raw, made = BLOCK_K * (across + 32 + 4 * down + 32), 2 * BLOCK_K * (across + down * self.parts)
-        return Program(SOURCE, f"bytes_gradient<{self.parts}>"), BUDGET, RAW_STAGES * raw + 2 * made
-
-
-def _blocks(numbers: int, warps: int) -> int:
-    return -(-numbers // (TILE * warps))
+        shared = 4 * (GRADIENT_ROWS * (FEATURES + 16) + self.parts * PART_BYTES // 2)
+        budget = Budget(registers=232 if self.parts == 3 else 128, spill_bytes=0 if self.parts == 3 else 32)
+        return Program(SOURCE, f"bytes_gradient<{self.parts}>"), budget, shared

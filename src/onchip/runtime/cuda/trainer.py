@@ -218,6 +218,9 @@ class CudaTrainer:
                 self._send(f"{memory}{i}", layer.N, layer.stride)
             if slices := self.lowering.slices(i):
                 self._memory[f"parts{i}"] = self._gpu.reserve(slices * 4 * layer.N * layer.stride)
+        if byte_rows := self.lowering.byte_rows:
+            for name, K in (("w_parts", byte_rows.terms), ("dz_parts", self.job.batch)):
+                self._memory[name] = self._gpu.reserve(byte_rows.bytes_of_parts(K))
         self._upload("losses", np.zeros(rows))
         self._upload("hits", np.zeros(rows, np.int32))
         self._upload("progress", np.zeros(2, np.int64))

@@ -11,6 +11,7 @@ from pathlib import Path
 from onchip.kernels.chain import Chain, find_chain
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
 from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH, PARTS_BUDGET, STAGE_K, ByteRows
+from onchip.kernels.cuda.mlp_train_rows import BLOCKS as ROW_BLOCKS
 from onchip.kernels.cuda.mlp_train_rows import BUDGET as ROWS_BUDGET
 from onchip.kernels.cuda.mlp_train_rows import LEAST_ROWS, MOST_WIDTHS, ROWS, RowsPass
 from onchip.kernels.cuda.product import activation_words
@@ -120,9 +121,9 @@ class TrainLowering:
     @cached_property
     def rows_pass(self) -> RowsPass | None:
         """All layers behind the first in one launch of a step, where they are narrow and a batch has many rows."""
-        weight_floats = sum(layer.N * layer.stride for layer in self.layers[1:])
-        made = RowsPass(tuple(layer.N for layer in self.layers), weight_floats)
-        return made if made.fits and self.job.batch > LEAST_ROWS * self.device.units else None
+        made = RowsPass(tuple(layer.N for layer in self.layers), self.job.precision)
+        has_many = self.job.batch > LEAST_ROWS * self.device.units
+        return made if has_many and made.fits(self.device.fast_bytes) else None
 
     @cached_property
     def tiling(self) -> Tiling:
@@ -143,7 +144,7 @@ class TrainLowering:
         if self.byte_rows:
             made = f"{self.byte_rows.parts} parts of bf16, {self.slices(0)} slices of the batch"
             parts += f"; the first layer, of bytes: {made}"
-        behind = "; layers behind the first: four neighbours at a time" if self.rows_pass else ""
+        behind = "; layers behind the first: steps of 16" if self.rows_pass else ""
         return f"chunks of 16 terms{behind}; gradients over rows: {parts}"
 
     # -- launches --------------------------------------------------------------------------------------------------
@@ -254,10 +255,9 @@ class TrainLowering:
         missing = MOST_WIDTHS - len(self.layers)
         pointers += [*[Int64(0)] * (3 * missing), State("targets"), State("losses"), State("hits")]
         sizes += [bytes(24 * missing), struct.pack("<2I", LOSSES.index(self.job.loss), 0)]
-        program, shared = rows.program, rows.shared_bytes
-        overlaps = self.device.arch not in _NO_OVERLAP
-        config = LaunchConfig((-(-batch // ROWS), 1, 1), (ROWS, 1, 1), shared, overlaps=overlaps)
-        return KernelLaunch(program, config, (step, Struct(tuple(pointers), b"".join(sizes))), ROWS_BUDGET)
+        blocks = min(-(-batch // ROWS), ROW_BLOCKS * self.device.units)
+        layers = Struct(tuple(pointers), b"".join(sizes))
+        return self._launch(rows.program, blocks, ROWS_BUDGET, rows.shared_bytes, step, layers)
 
     def _head(self, step: Struct, batch: int, is_training: bool) -> KernelLaunch:
         last = len(self.layers) - 1

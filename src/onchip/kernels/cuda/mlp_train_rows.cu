@@ -10,7 +10,7 @@
 // Order   A sum goes over steps of 16 terms; of each the lowest products first. It is the tensor core's own.
 // Layout  As mlp_train.cu. Parts: pieces of 8 k's, 16 B; 8 NT of them, a column each, are 8 k's of all columns.
 // Shared  Rows of 8 warps, 128 floats for each of a layer's columns, padded; parts of all weights, forward and back: with
-//         three parts 99,584 B here.
+//         three parts 98,816 B here.
 // Limits  Two to four widths of at most 64, the last at most 32. PARTS is 3 (fp32), 2 (tf32, fp16) or 1 (bf16). sm_80 up.
 #include "mlp_train_parts.cuh"
 

@@ -201,6 +201,16 @@ template <class... P> int list_sizes(void (*)(P...), int* sizes) {
 
 static void __syncthreads() { emulated::arrive(emulated::of_block, emulated::threads); }
 
+static bool __syncthreads_or(bool mine) {
+    static int found[2];
+    const long now = emulated::of_block.generation;
+    static long seen = -1;
+    if (seen != now) seen = now, found[now % 2] = 0;
+    found[now % 2] |= mine;
+    __syncthreads();
+    return found[now % 2];
+}
+
 static void __syncwarp() {
     const int first = emulated::running / 32 * 32;
     emulated::arrive(emulated::of_warps[first / 32], emulated::threads - first < 32 ? emulated::threads - first : 32);
@@ -367,4 +377,17 @@ static void ptx_larger_bf16(unsigned& word, unsigned a, unsigned b) {
         ptx_at_least(larger[i], __uint_as_float(a >> 16 * i << 16), __uint_as_float(b >> 16 * i << 16));
     ptx_pack_bf16(word, larger[1], larger[0]);
 }
+// What blocks hand to each other; a reader may come too early, a writer never twice.
+static void ptx_store_word(void* to, unsigned word) { *static_cast<unsigned*>(to) = word; }
+static void ptx_store_four(void* to, unsigned a, unsigned b, unsigned c, unsigned d) {
+    emulated::check_16(to);
+    const unsigned words[] = {a, b, c, d};
+    memcpy(to, words, 16);
+}
+static void ptx_load_four(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const void* from) {
+    emulated::check_16(from);
+    const unsigned* words = static_cast<const unsigned*>(from);
+    a = words[0], b = words[1], c = words[2], d = words[3];
+}
+static void ptx_time(unsigned long long& now) { emulated::fail("waits for a block that has not run yet"); }
 template <class... Operands> void ptx_unknown(Operands&&...) { emulated::fail("PTX that has no twin on the host"); }

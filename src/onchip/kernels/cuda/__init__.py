@@ -7,6 +7,7 @@ from onchip.kernels.cuda.conv_wgmma import ConvWgmma
 from onchip.kernels.cuda.depthwise import DepthwiseAlone
 from onchip.kernels.cuda.gather import Gather
 from onchip.kernels.cuda.mlp_fused import MlpFused
+from onchip.kernels.cuda.mlp_resident import MlpResident
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
 from onchip.kernels.cuda.mlp_train import MlpTrain
 from onchip.kernels.cuda.permute import PermuteAlone
@@ -23,7 +24,8 @@ from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
-    MlpTrain(), View("cuda"), MlpTensor(), MlpFused(), ProductWgmma(), ProductFew(), ProductAlone(), DepthwiseAlone(),
+    MlpResident(), MlpTrain(),
+    View("cuda"), MlpTensor(), MlpFused(), ProductWgmma(), ProductFew(), ProductAlone(), DepthwiseAlone(),
     ConvWgmma(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(),
     ReduceAlone(), ScanAlone(), TokenMax(), Gather(),
 )  # fmt: skip

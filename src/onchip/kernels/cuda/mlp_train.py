@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -50,11 +50,13 @@ MOST_BATCH = 1 << 30  # rows
 MOST_BLOCKS = (1 << 31) - 1  # of a launch
 EVALUATED_ROWS = 4096  # at a time, or a batch
 RULE_FLOATS = 8  # of a step's Rule
+GRAPH_STEPS = (64, 8, 1)  # of the graphs that a run of steps is made of
 _PRODUCT_BUDGETS = {2: Budget(registers=128), 4: Budget(registers=232)}  # by Tiling.R
 _STAGED_BUDGET = Budget(registers=128, spill_bytes=24)  # of what a loop does not change
 _ROW_BUDGET = Budget(registers=64, spill_bytes=16)  # sm_80: across the calls of activations
 _NO_OVERLAP = ("sm_80", "sm_86", "sm_89")
 _SHARE = 0.3  # of the tensor cores' rate: operands come from L2
+_WORK_US = 3.6  # of a launch, however few rows: digits took 20 us a step with 16 and with 64
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,20 @@ class TrainLowering:
         behind = "; layers behind the first: steps of 16" if self.rows_pass else ""
         return f"chunks of 16 terms{behind}; gradients over rows: {parts}"
 
+    groups = 1  # that tell losses of a step
+
+    def own_memory(self) -> Mapping[str, int]:
+        """What else lies there, by name: bytes, zeros at first."""
+        return {}
+
     # -- launches --------------------------------------------------------------------------------------------------
+
+    def graphs_of(self, count: int) -> Sequence[int]:
+        """The sizes of graphs that so many steps are made of; 0: one that takes all."""
+        sizes: list[int] = []
+        for size in GRAPH_STEPS:
+            sizes += [size] * ((count - sum(sizes)) // size)
+        return sizes
 
     def steps(self, count: int) -> Steps:
         """So many training steps, and what counts them."""
@@ -345,12 +360,29 @@ def _tally() -> Struct:
     return Struct((State("losses"), State("hits"), State("step_losses"), State("step_hits")), b"")
 
 
-def make_lowering(chain: Chain, job: Job, device: Device) -> TrainLowering:
-    layers = [
+def find_layers(chain: Chain) -> tuple[TrainLayer, ...]:
+    return tuple(
         TrainLayer(layer.weight, layer.bias, layer.D_in, layer.D_out, activation_words(layer.activation)[:2])
         for layer in chain.layers
-    ]
-    return TrainLowering(tuple(layers), job, device)
+    )
+
+
+def make_lowering(chain: Chain, job: Job, device: Device) -> TrainLowering:
+    return TrainLowering(find_layers(chain), job, device)
+
+
+def price_of(net: Network, lowering: TrainLowering, launches: int, least_us: float) -> Price:
+    """Of a step."""
+    job, first = lowering.job, lowering.layers[0]
+    return Price(
+        row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * first.D * first.N,
+        row_bytes=2 * (lowering.byte_rows.stride if lowering.byte_rows else net.input.row_bytes),
+        fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[job.optimiser]),
+        launches=launches,
+        rate=_SHARE / (3 if job.precision == "fp32" else 1),
+        precision="tf32" if job.precision == "fp32" else "",
+        least_us=least_us,
+    )
 
 
 class MlpTrain:
@@ -371,14 +403,7 @@ class MlpTrain:
         assert chain is not None
         lowering = make_lowering(chain, job, device)
         launches = len(lowering.steps(1).launches) - 1
-        price = Price(
-            row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * chain.layers[0].D_in * chain.layers[0].D_out,
-            row_bytes=2 * (lowering.byte_rows.stride if lowering.byte_rows else net.input.row_bytes),
-            fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[job.optimiser]),
-            launches=launches,
-            rate=_SHARE / (3 if job.precision == "fp32" else 1),
-            precision="tf32" if job.precision == "fp32" else "",
-        )
+        price = price_of(net, lowering, launches, least_us=_WORK_US * launches)
         yield Claim(
             self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, price,
             why=f"{launches} launches a step, many steps a graph; gradients become updates where they are summed up"

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from onchip.errors import PlanError
+from onchip.errors import KernelError, PlanError
 from onchip.kernels.cuda.mlp_train import RULE_FLOATS, TrainLowering
 from onchip.kernels.cuda.program import Steps
 from onchip.kernels.training import (
@@ -27,7 +27,6 @@ from onchip.runtime.cuda.launches import Graph, GraphBuilder
 from onchip.spec.recipe import Array, materialise
 
 SLICE_BYTES = 64 << 20  # of rows that are copied at a time
-GRAPH_STEPS = (64, 8, 1)  # of the graphs that a run of steps is made of
 _KEPT = ("mean", "square")  # the kernels' names for what optimisers keep, in the order of STATE_NAMES
 
 
@@ -72,9 +71,8 @@ class CudaTrainer:
         count = -(-rows // batch)  # steps of an order; each begins a multiple of `batch` rows behind the one before
         self._make_room(len(orders) * count * batch)
         if not count:  # no step: what the run will launch is made ready
-            for size in GRAPH_STEPS:
-                if size * batch <= len(self.x) or size == 1:
-                    self._graph(size)
+            for size in set(self.lowering.graphs_of(-(-len(self.x) // batch))):
+                self._graph(size)
             return [(np.zeros(0), np.zeros(0, np.int64))] * len(orders)
         sizes = np.full(count, batch)
         sizes[-1] = rows - (count - 1) * batch
@@ -88,14 +86,11 @@ class CudaTrainer:
             self._gpu.write(self._memory["rules"], rules, self._stream.handle)
             for i, order in enumerate(orders):
                 self._begin(order, i * count)
-                left = count
-                for size in GRAPH_STEPS:
-                    while left >= size:
-                        self._graph(size).launch(self._stream.handle)
-                        left -= size
+                for size in self.lowering.graphs_of(count):
+                    self._graph(size).launch(self._stream.handle)
             if meanwhile is not None:
                 meanwhile()
-            losses, hits = self._end(len(orders) * count)
+            losses, hits = self._end(len(orders) * count, self.lowering.groups)
         self.steps_done += len(orders) * count
         losses, hits = losses.reshape(-1, count), hits.reshape(-1, count)
         if self.job.loss != "half_sse":
@@ -221,6 +216,8 @@ class CudaTrainer:
         if byte_rows := self.lowering.byte_rows:
             for name, K in (("w_parts", byte_rows.terms), ("dz_parts", self.job.batch)):
                 self._memory[name] = self._gpu.reserve(byte_rows.bytes_of_parts(K))
+        for name, nbytes in self.lowering.own_memory().items():
+            self._send(name, 1, nbytes, dtype=np.uint8)
         self._upload("losses", np.zeros(rows))
         self._upload("hits", np.zeros(rows, np.int32))
         self._upload("progress", np.zeros(2, np.int64))
@@ -232,7 +229,8 @@ class CudaTrainer:
         steps = max(-(-rows // self.job.batch), -(-rows // self.lowering.row_count))
         self._graphs, self._losses, self._capacity = {}, None, rows
         self._sent = {}
-        for name, row_bytes in (("rules", 4 * RULE_FLOATS), ("step_losses", 8), ("step_hits", 8)):
+        told = 8 * self.lowering.groups
+        for name, row_bytes in (("rules", 4 * RULE_FLOATS), ("step_losses", told), ("step_hits", told)):
             self._memory[name] = self._gpu.reserve(steps * row_bytes)
         self._memory["order"] = self._gpu.reserve(rows * 8)
 
@@ -260,12 +258,19 @@ class CudaTrainer:
             self._sent[first] = order  # kept, so no other array can lie there
         self._gpu.write(self._memory["progress"], np.array([first_step, first + len(order)]), stream)
 
-    def _end(self, count: int) -> tuple[Array, Array]:
+    def _end(self, count: int, groups: int = 1) -> tuple[Array, Array]:
         """The losses and hits of the steps, when they are done."""
-        stream, losses, hits = self._stream.handle, np.empty(count), np.empty(count, np.int64)
+        stream, losses, hits = self._stream.handle, np.empty((count, groups)), np.empty((count, groups), np.int64)
         self._gpu.download(self._memory["step_losses"], losses, stream)
         self._gpu.download(self._memory["step_hits"], hits, stream)
-        return losses, hits
+        if "status" in self._memory:
+            status = self._gpu.download(self._memory["status"], np.empty(2, np.uint32), stream)
+            if status[1]:
+                raise KernelError(
+                    "blocks that train together did not find each other", got="a wait past its deadline",
+                    expected="every block on the GPU at a time", hint="fewer programs on this GPU, or another one",
+                )  # fmt: skip
+        return losses.sum(axis=1), hits.sum(axis=1)
 
 
 def _overlap(at: int, order: Array, other_at: int, other: Array) -> bool:

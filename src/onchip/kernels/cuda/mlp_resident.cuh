@@ -285,8 +285,11 @@ struct Exchange {
     template <int ROWS, int TILES, int TAKEN = ROWS>
     __device__ __forceinline__ bool receive(float* to, int pitch, u32 deadline_ms, int first_row = 0) const {
         constexpr int PIECES = TILES * 2 * TAKEN, AT_ONCE = PIECES <= TEAM ? 1 : 5;
-        const float* const from = at + ((turn & 1) * TILES * 2 * ROWS + first_row) * 4;
-        const auto place = [=](int piece) { return from + (piece / TAKEN * ROWS + piece % TAKEN) * 4; };
+        const float* const from = at + (turn & 1) * TILES * 2 * ROWS * 4;
+        const auto place = [=](int piece) {  // the last row once more, where there is none
+            const int row = first_row + piece % TAKEN;
+            return from + (piece / TAKEN * ROWS + (row < ROWS ? row : ROWS - 1)) * 4;
+        };
         unsigned long long begin = 0;
         bool is_late = false;
 #pragma unroll 1

@@ -1,4 +1,4 @@
-"""Training by blocks that stay on the chip: one block on the host, all of them on a GPU."""
+"""Training by blocks that stay on the chip: emulated ones, which take turns, and those of a GPU."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def plan_of(*widths, batch, device=H200, **job):
     return make_plan(mlp(*widths), device, kernels_for(device), Job(batch=batch, loss="cross_entropy", **job))
 
 
-@pytest.fixture
-def one_block(monkeypatch):
-    """An emulated GPU of one multiprocessor: its block owns everything, and waits for nobody."""
+@pytest.fixture(params=[1, 6], ids=["one block", "several blocks"])
+def blocks(monkeypatch, request):
+    """An emulated GPU of so many multiprocessors: a block owns everything, and waits for nobody, or they share."""
     emulate_device(monkeypatch)
-    monkeypatch.setattr(devices, "probe", lambda: ([dataclasses.replace(H200, units=1)], ""))
+    monkeypatch.setattr(devices, "probe", lambda: ([dataclasses.replace(H200, units=request.param)], ""))
     kept = tuple(k for k in KERNELS if k.name == "mlp_resident")
     monkeypatch.setattr(cuda, "KERNELS", (*kept, *cuda.KERNELS))
 
@@ -69,14 +69,14 @@ def one_block(monkeypatch):
 
 @needs_gxx
 @pytest.mark.parametrize("name", NAMES)
-def test_one_emulated_block_follows_the_reference(name, one_block):
+def test_emulated_blocks_follow_the_reference(name, blocks):
     net, x, y, training = made(name)
     result = assert_follows_reference(net, x, y, training, device="cuda")
     assert result.plan.groups[0].claim.kernel == "mlp_resident"
 
 
 @needs_gxx
-def test_one_emulated_block_trains_on_bytes(one_block):
+def test_emulated_blocks_train_on_bytes(blocks):
     net, _, y, training = case(37, 20, 9, 4, n=60, batch_size=16, lr=0.1)
     result = assert_follows_reference(net, pixels(60, 37), y, training, device="cuda")
     assert "rows are bytes" in result.plan.groups[0].claim.why

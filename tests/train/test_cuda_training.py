@@ -169,8 +169,8 @@ BYTES = {
 }
 
 
-def case_of_bytes(name, levels=255):
-    net, x, y, training = BYTES[name]()
+def case_of_bytes(name, levels=255, cases=BYTES):
+    net, x, y, training = cases[name]()
     return net, np.random.default_rng(1).integers(0, 256, x.shape).astype(np.float32) / np.float32(levels), y, training
 
 
@@ -224,6 +224,7 @@ NARROW = {
 
 def take_rows(monkeypatch):
     """However few rows a batch has."""
+    take_bytes(monkeypatch)
     monkeypatch.setattr(mlp_train, "LEAST_ROWS", 0)
 
 
@@ -232,7 +233,7 @@ def take_rows(monkeypatch):
 def test_emulated_narrow_layers_in_one_launch(name, monkeypatch):
     emulate_device(monkeypatch)
     take_rows(monkeypatch)
-    assert_follows_reference(*NARROW[name](), device="cuda")
+    assert_follows_reference(*case_of_bytes(name, cases=NARROW), device="cuda")
 
 
 def assert_rounds_as_told(precision):
@@ -430,7 +431,7 @@ def test_rows_that_are_bytes(name, monkeypatch):
 @pytest.mark.parametrize("name", NARROW)
 def test_narrow_layers_in_one_launch(name, monkeypatch):
     take_rows(monkeypatch)
-    assert_follows_reference(*NARROW[name](), device="cuda")
+    assert_follows_reference(*case_of_bytes(name, cases=NARROW), device="cuda")
 
 
 @pytest.mark.gpu

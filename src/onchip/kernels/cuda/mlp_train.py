@@ -122,10 +122,14 @@ class TrainLowering:
 
     @cached_property
     def rows_pass(self) -> RowsPass | None:
-        """All layers behind the first in one launch of a step, where they are narrow and a batch has many rows."""
+        """All layers behind the first in one launch of a step, where they are narrow and a batch has many rows.
+
+        Of bytes alone: gradients read activations before they wait for the launch before, so another one than that
+        which gives them must lie between.
+        """
         made = RowsPass(tuple(layer.N for layer in self.layers), self.job.precision)
         has_many = self.job.batch > LEAST_ROWS * self.device.units
-        return made if has_many and made.fits(self.device.fast_bytes) else None
+        return made if self.byte_rows and has_many and made.fits(self.device.fast_bytes) else None
 
     @cached_property
     def tiling(self) -> Tiling:

@@ -87,17 +87,12 @@ bytes_forward(const Step step, const unsigned char* x, const unsigned char* w, f
     }
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     float totals[1][8][4] = {}, c[1][8][4] = {};
-#pragma unroll 1
-    for (int stage = 0; stage < last; ++stage) {
-        await_stages<STAGES - 2>();
-        __syncthreads();  // this one is there for all, and nobody still reads the one before
-        if (stage + STAGES - 1 < last) fetch_x(stage + STAGES - 1), fetch_w(stage + STAGES - 1);
-        close_stage();
-        const unsigned char* here = stages + stage % STAGES * STAGE_BYTES;
-        u32 a[STEPS][1][4];
+    u32 even[STEPS][1][4], odd[STEPS][1][4];  // of every other stage: while one is multiplied, the next is widened
+    const auto widen = [&](u32 (&a)[STEPS][1][4], int stage) {  // rows g and g + 8
+        const unsigned char* here = stages + stage % STAGES * STAGE_BYTES + (16 * warp + g) * STAGE_K + 16 * q;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {  // rows g and g + 8
-            const uint4 bytes = *reinterpret_cast<const uint4*>(here + (16 * warp + 8 * half + g) * STAGE_K + 16 * q);
+        for (int half = 0; half < 2; ++half) {
+            const uint4 bytes = *reinterpret_cast<const uint4*>(here + 8 * half * STAGE_K);
             const u32 words[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
 #pragma unroll
             for (int i = 0; i < STEPS; ++i) {
@@ -105,8 +100,24 @@ bytes_forward(const Step step, const unsigned char* x, const unsigned char* w, f
                 a[i][0][2 + half] = upper_halves(byte_of<2>(words[i]), byte_of<3>(words[i]));
             }
         }
-        add_stage<PARTS>(c, a, here + X_BYTES, PARTS < 3 && stage > 0);
+    };
+    await_stages<STAGES - 2>();
+    __syncthreads();
+    widen(even, 0);
+    const auto multiply = [&](u32 (&now)[STEPS][1][4], u32 (&next)[STEPS][1][4], int stage) {
+        add_stage<PARTS>(c, now, stages + stage % STAGES * STAGE_BYTES + X_BYTES, PARTS < 3 && stage > 0);
+        await_stages<STAGES - 3>();
+        __syncthreads();  // the next stage is there for all, and nobody still reads the one before
+        if (stage + STAGES - 1 < last) fetch_x(stage + STAGES - 1), fetch_w(stage + STAGES - 1);
+        close_stage();
+        widen(next, stage + 1);  // behind the last, of what nobody multiplies
+        Products::wait();
         if (PARTS == 3) add_to_totals(totals, c);
+    };
+#pragma unroll 1
+    for (int stage = 0; stage < last; stage += 2) {
+        multiply(even, odd, stage);
+        if (stage + 1 < last) multiply(odd, even, stage + 1);
     }
     if (PARTS < 3) add_to_totals(totals, c);
     __syncthreads();
@@ -184,18 +195,10 @@ bytes_gradient(const Step step, const ByteGradient to, const Tally tally) {
     }
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     const int feature = warp * 32 + 4 * g;  // the first of a lane's four
-    // Four warps multiply together.
-    const bool is_busy = first_n + warp / 4 * 128 < to.K;
     float totals[2][8][4] = {}, c[2][8][4] = {};
-#pragma unroll 1
-    for (int stage = first; stage < last; ++stage) {
-        await_stages<STAGES - 2>();
-        __syncthreads();  // this one is there for all, and nobody still reads the one before
-        if (stage + STAGES - 1 < last) fetch_x(stage + STAGES - 1), fetch_dz(stage + STAGES - 1);
-        close_stage();
-        if (!is_busy) continue;
+    u32 even[STEPS][2][4], odd[STEPS][2][4];  // as in bytes_forward
+    const auto widen = [&](u32 (&a)[STEPS][2][4], int stage) {
         const unsigned char* here = stages + stage % STAGES * STAGE_BYTES;
-        u32 a[STEPS][2][4];
 #pragma unroll
         for (int i = 0; i < STEPS; ++i) {
             u32 words[4];  // of rows 2 q, 2 q + 1 and those 8 on: four features each
@@ -211,8 +214,24 @@ bytes_gradient(const Step step, const ByteGradient to, const Tally tally) {
                 a[i][1][2 * pair + 1] = upper_halves(byte_of<3>(one), byte_of<3>(other));
             }
         }
-        add_stage<PARTS>(c, a, here + X_BYTES, PARTS < 3 && stage > first);
+    };
+    await_stages<STAGES - 2>();
+    __syncthreads();
+    widen(even, first);
+    const auto multiply = [&](u32 (&now)[STEPS][2][4], u32 (&next)[STEPS][2][4], int stage) {
+        add_stage<PARTS>(c, now, stages + stage % STAGES * STAGE_BYTES + X_BYTES, PARTS < 3 && stage > first);
+        await_stages<STAGES - 3>();
+        __syncthreads();  // the next stage is there for all, and nobody still reads the one before
+        if (stage + STAGES - 1 < last) fetch_x(stage + STAGES - 1), fetch_dz(stage + STAGES - 1);
+        close_stage();
+        widen(next, stage + 1);  // behind the last, of what nobody multiplies
+        Products::wait();
         if (PARTS == 3) add_to_totals(totals, c);
+    };
+#pragma unroll 1
+    for (int stage = first; stage < last; stage += 2) {
+        multiply(even, odd, stage);
+        if (stage + 1 < last) multiply(odd, even, stage + 1);
     }
     if (PARTS < 3) add_to_totals(totals, c);
     float* part = to.parts + static_cast<long long>(slice) * to.N * to.w_stride;

@@ -42,7 +42,7 @@ __device__ __forceinline__ float byte_of(u32 word) {
 // -- products --------------------------------------------------------------------------------------------------------
 
 // Products of 16 rows a warp, whose words are a lane's registers, with 64 columns: begin(), as many add() as there are,
-// end(), and only then are the sums there. With sums = false, c is not read.
+// end(); behind wait() the sums are there, and a and the tiles are free. With sums = false, c is not read.
 struct Products {
     static __device__ __forceinline__ void begin() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -64,12 +64,17 @@ struct Products {
     static __device__ __forceinline__ void end() {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
         end_products();
+#endif
+    }
+    static __device__ __forceinline__ void wait() {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
         wait_for_products<0>();
 #endif
     }
 };
 
-// Products of STEPS steps and all parts, the lowest first: a[step] times stage's tiles, which lie part by part.
+// Products of STEPS steps and all parts, the lowest first, to be waited for: a[step] times stage's tiles, which lie part
+// by part.
 template <int PARTS, int STEPS, int TILES>
 __device__ __forceinline__ void add_stage(float (&c)[TILES][8][4], const u32 (&a)[STEPS][TILES][4],
                                           const unsigned char* stage, bool sums) {

@@ -81,5 +81,5 @@ class ByteRows:
     def gradient_program(self) -> tuple[Program, Budget, int]:
         """As forward_program."""
         shared = 4 * (GRADIENT_ROWS * (FEATURES + 16) + self.parts * PART_BYTES // 2)
-        budget = Budget(registers=232 if self.parts == 3 else 128, spill_bytes=0 if self.parts == 3 else 32)
+        budget = Budget(registers=232 if self.parts == 3 else 128)
         return Program(SOURCE, f"bytes_gradient<{self.parts}>"), budget, shared

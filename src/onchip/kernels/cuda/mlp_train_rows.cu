@@ -123,9 +123,12 @@ __device__ __forceinline__ double loss_of_row(const RowLayers& layers, const Row
     if (layers.loss != CROSS_ENTROPY) {
         const float* target = static_cast<const float*>(layers.targets) + number * N;
         double loss = 0.0;
+        float wanted[N];
+#pragma unroll
+        for (int n = 0; n < N; ++n) wanted[n] = target[n];
 #pragma unroll
         for (int n = 0; n < N; ++n) {
-            const float out = made[n], difference = out - target[n];
+            const float out = made[n], difference = out - wanted[n];
             loss += static_cast<double>(difference) * static_cast<double>(difference);
             made[n] = through(layer.code, __uint_as_float(layer.slope), difference, out);
         }
@@ -150,10 +153,11 @@ __device__ __forceinline__ double loss_of_row(const RowLayers& layers, const Row
 }
 
 // Layer AT makes N numbers from D, and MORE layers follow. `given` are the rows' D numbers, the rest lies behind them;
-// `weights` are those of this layer on; `first` is the warp's first row, of `size` that are there.
+// `weights` are those of this layer on; `first` is the warp's first row, of `size` that are there; `number` is the lane's
+// row of the data.
 template <int PARTS, int AT, int D, int N, int... MORE>
 __device__ __forceinline__ void take_rows_through(const RowLayers& layers, float* given, const uint4* weights,
-                                                  const Step& step, int first, int size) {
+                                                  long long number, int first, int size) {
     constexpr int NT = eights_of(N), DT = eights_of(D);
     const RowLayer &layer = layers.of[AT], &before = layers.of[AT - 1];
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -174,10 +178,9 @@ __device__ __forceinline__ void take_rows_through(const RowLayers& layers, float
     __syncwarp();
     if constexpr (sizeof...(MORE) > 0) {
         move_rows<N, false>(made, layers.memory[AT].a + at, layer.stride, size);
-        take_rows_through<PARTS, AT + 1, N, MORE...>(layers, made, back + PARTS * pieces_of(N, D), step, first, size);
+        take_rows_through<PARTS, AT + 1, N, MORE...>(layers, made, back + PARTS * pieces_of(N, D), number, first, size);
     } else {
         if (lane < 16 && lane < size) {
-            const long long number = step.rows()[first + lane];
             layers.losses[first + lane] =
                 loss_of_row<N>(layers, layer, made + lane * pitch_of(N), number, layers.hits[first + lane]);
         }
@@ -217,9 +220,11 @@ __global__ void __launch_bounds__(THREADS, 2) train_rows(const Step step, const 
     const RowLayer& given = layers.of[0];
     for (int first = blockIdx.x * ROWS + 16 * warp; first < size; first += gridDim.x * ROWS) {
         const long long at = static_cast<long long>(first) * given.stride;
+        const int row = first + static_cast<int>(threadIdx.x) % 16;
+        const long long number = step.rows()[row < size ? row : size - 1];
         move_rows<D, true>(tile, layers.memory[0].a + at, given.stride, size - first);
         __syncwarp();
-        take_rows_through<PARTS, 1, D, MORE...>(layers, tile, weights, step, first, size - first);
+        take_rows_through<PARTS, 1, D, MORE...>(layers, tile, weights, number, first, size - first);
         move_rows<D, false>(tile, layers.memory[0].dz + at, given.stride, size - first);
         __syncwarp();
     }

@@ -4,7 +4,8 @@
 // A CUDA thread is a fiber. It runs until it waits: at a barrier, or in a shuffle, which is a barrier of its warp. Who
 // goes on next is drawn anew every round, so threads that should have waited and do not read what is not there yet.
 // Blocks run one after the other, which is why shared memory can be static, and why whoever waits for a later block
-// fails. So does a barrier that not all threads reach, and 16 bytes that do not lie at a multiple of 16.
+// fails; but one that looks at the clock while it waits is put aside, shared memory and all, and others go on. A barrier
+// that not all threads reach fails, too, and so do 16 bytes that do not lie at a multiple of 16.
 #include <cmath>
 #include <csetjmp>
 #include <cstdlib>
@@ -65,19 +66,30 @@ struct Barrier {
     long generation;
 };
 
-static Fiber fibers[MOST_THREADS];
-static Barrier of_block, of_warps[MOST_THREADS / 32];
-static unsigned long long words[2][MOST_THREADS];  // of a shuffle; the next one has the others
-static jmp_buf scheduler;
-static ucontext_t fresh, caller;
-static const char* failure;
-static unsigned long long random_state;
-static int threads, running, moves;
-static const void* const* given;  // where the kernel's arguments lie
-static void (*body)();
+// All that a block has but its shared memory and its stacks.
+struct Block {
+    Fiber fibers[MOST_THREADS];
+    Barrier of_block, of_warps[MOST_THREADS / 32];
+    unsigned long long words[2][MOST_THREADS];  // of a shuffle; the next one has the others
+    bool is_done, waits;                        // waits: for other blocks
+    long found_at;                              // of __syncthreads_or: which barrier, and what was found there
+    bool found[2];
+    char *stacks, *shared;                      // shared: what it had when it was put aside
+};
+
+// What is ours lies in a section by itself, so .bss is the kernel's: its shared memory.
+#define OURS __attribute__((section("emulator")))
+static Block* now OURS = nullptr;
+static jmp_buf scheduler OURS = {};
+static ucontext_t fresh OURS = {}, caller OURS = {};
+static const char* failure OURS = nullptr;
+static unsigned long long random_state OURS = 0;
+static int threads OURS = 0, running OURS = 0, moves OURS = 0;
+static const void* const* given OURS = nullptr;  // where the kernel's arguments lie
+static void (*body)() OURS = nullptr;
 
 static void pause() {
-    if (!_setjmp(fibers[running].at)) _longjmp(scheduler, 1);
+    if (!_setjmp(now->fibers[running].at)) _longjmp(scheduler, 1);
 }
 
 [[noreturn]] static void fail(const char* what) {
@@ -103,12 +115,12 @@ static void arrive(Barrier& barrier, int all) {
 template <class T, class Read> auto exchange(T mine, Read read) {
     static_assert(sizeof(T) <= 8);
     const int me = running, first = me / 32 * 32;
-    unsigned long long* now = words[fibers[me].exchanges++ % 2];
-    memcpy(now + me, &mine, sizeof mine);
-    arrive(of_warps[first / 32], threads - first < 32 ? threads - first : 32);
+    unsigned long long* words = now->words[now->fibers[me].exchanges++ % 2];
+    memcpy(words + me, &mine, sizeof mine);
+    arrive(now->of_warps[first / 32], threads - first < 32 ? threads - first : 32);
     return read([=](int lane) {
         T found;
-        memcpy(&found, now + first + lane, sizeof found);
+        memcpy(&found, words + first + lane, sizeof found);
         return found;
     });
 }
@@ -119,21 +131,21 @@ template <class T> T take(T mine, int lane) {
 
 static void entry() {
     body();
-    if (fibers[running].copy_count) fail("a copy that is not waited for");
-    fibers[running].is_done = true;
+    if (now->fibers[running].copy_count) fail("a copy that is not waited for");
+    now->fibers[running].is_done = true;
     ++moves;
     _longjmp(scheduler, 1);
 }
 
-static void resume(int thread, char* stacks) {
-    Fiber& fiber = fibers[thread];
+static void resume(int thread) {
+    Fiber& fiber = now->fibers[thread];
     running = thread;
     threadIdx.x = thread;
     if (_setjmp(scheduler)) return;
     if (fiber.has_begun) _longjmp(fiber.at, 1);
     fiber.has_begun = true;
     getcontext(&fresh);
-    fresh.uc_stack.ss_sp = stacks + thread * static_cast<size_t>(STACK_BYTES);
+    fresh.uc_stack.ss_sp = now->stacks + thread * static_cast<size_t>(STACK_BYTES);
     fresh.uc_stack.ss_size = STACK_BYTES;
     makecontext(&fresh, entry, 0);
     swapcontext(&caller, &fresh);
@@ -144,21 +156,75 @@ static int draw(int below) {
     return static_cast<int>((random_state >> 33) % below);
 }
 
-static void run_block(char* stacks) {
-    memset(fibers, 0, sizeof fibers);
-    memset(of_warps, 0, sizeof of_warps);
-    of_block = {};
+// For other blocks: a thread that looks at the clock.
+static void wait_for_others() {
+    now->waits = true;
+    pause();
+}
+
+// Until it is done, or waits for others.
+static void run_block() {
     for (long round = 0; !failure; ++round) {
         const int before = moves, first = draw(threads), step = draw(2) ? 1 : threads - 1;
         int left = 0;
+        now->waits = false;
         for (int i = 0, thread = first; i < threads && !failure; ++i, thread = (thread + step) % threads) {
-            if (!fibers[thread].is_done) resume(thread, stacks);
-            left += !fibers[thread].is_done;
+            if (!now->fibers[thread].is_done) resume(thread);
+            left += !now->fibers[thread].is_done;
         }
+        now->is_done = !left;
         if (!left || failure) return;
+        if (moves == before && now->waits) return;
         if (moves == before) failure = "a barrier that not all threads reach";
         if (round == MOST_ROUNDS) failure = "it does not end";
     }
+}
+
+extern "C" __attribute__((visibility("hidden"))) char __bss_start, _end;
+
+// Blocks by turns; what waits is put aside with its shared memory.
+static void run_blocks(unsigned count) {
+    const size_t shared_bytes = &_end - &__bss_start, stack_bytes = threads * static_cast<size_t>(STACK_BYTES);
+    Block** const waiting = static_cast<Block**>(calloc(count, sizeof(Block*)));
+    unsigned done = 0, begun = 0;
+    now = nullptr;
+    while (done < count && !failure) {
+        const int before = moves;
+        for (unsigned i = 0; i < count && !failure; ++i) {
+            if (i < begun && !waiting[i]) continue;
+            if (i < begun) {
+                now = waiting[i];
+                memcpy(&__bss_start, now->shared, shared_bytes);
+            } else {
+                ++begun;
+                if (!now) {
+                    now = static_cast<Block*>(malloc(sizeof(Block)));
+                    now->stacks = static_cast<char*>(malloc(stack_bytes));
+                    now->shared = nullptr;
+                }
+                char *const stacks = now->stacks, *const shared = now->shared;
+                memset(now, 0, sizeof(Block));
+                now->stacks = stacks, now->shared = shared;
+            }
+            blockIdx.x = i;
+            run_block();
+            if (now->is_done) {  // what it had is the next one's
+                waiting[i] = nullptr;
+                ++done;
+                if (begun == count) {
+                    free(now->stacks), free(now->shared), free(now);
+                    now = nullptr;
+                }
+            } else {
+                if (!now->shared) now->shared = static_cast<char*>(malloc(shared_bytes));
+                memcpy(now->shared, &__bss_start, shared_bytes);
+                waiting[i] = now;
+                now = nullptr;
+            }
+        }
+        if (moves == before && !failure) failure = "blocks that wait for each other";
+    }
+    free(waiting);
 }
 
 template <class T> T argument(int i) {
@@ -179,9 +245,7 @@ const char* launch(void (*)(P...), unsigned blocks, int block_threads, const voi
     gridDim.x = blocks;
     blockDim.x = block_threads;
     body = [] { call<kernel, P...>(std::index_sequence_for<P...>{}); };
-    char* stacks = static_cast<char*>(malloc(threads * static_cast<size_t>(STACK_BYTES)));
-    for (blockIdx.x = 0; blockIdx.x < blocks && !failure; ++blockIdx.x) run_block(stacks);
-    free(stacks);
+    run_blocks(blocks);
     return failure;
 }
 
@@ -201,11 +265,20 @@ template <class... P> int list_sizes(void (*)(P...), int* sizes) {
 // -- what kernels call ---------------------------------------------------------------------------------------------
 
 static int __clz(int v) { return v ? __builtin_clz(v) : 32; }
-static void __syncthreads() { emulated::arrive(emulated::of_block, emulated::threads); }
+static void __syncthreads() { emulated::arrive(emulated::now->of_block, emulated::threads); }
+
+static bool __syncthreads_or(bool mine) {
+    emulated::Block* const block = emulated::now;
+    const long at = block->of_block.generation + 1;  // none is 0
+    if (block->found_at != at) block->found_at = at, block->found[at % 2] = false;
+    block->found[at % 2] |= mine;
+    __syncthreads();
+    return block->found[at % 2];
+}
 
 static void __syncwarp() {
     const int first = emulated::running / 32 * 32;
-    emulated::arrive(emulated::of_warps[first / 32], emulated::threads - first < 32 ? emulated::threads - first : 32);
+    emulated::arrive(emulated::now->of_warps[first / 32], emulated::threads - first < 32 ? emulated::threads - first : 32);
 }
 
 template <class T> T __shfl_sync(unsigned, T v, int lane, int width = 32) {
@@ -235,6 +308,12 @@ template <class To, class From> To same_bits(From v) {
 static unsigned __float_as_uint(float v) { return same_bits<unsigned>(v); }
 static float __fmul_rn(float a, float b) { return a * b; }
 static float __uint_as_float(unsigned bits) { return same_bits<float>(bits); }
+static unsigned __byte_perm(unsigned low, unsigned high, unsigned which) {
+    const unsigned long long both = static_cast<unsigned long long>(high) << 32 | low;
+    unsigned made = 0;
+    for (int i = 0; i < 4; ++i) made |= static_cast<unsigned>(both >> (which >> 4 * i & 7) * 8 & 255) << 8 * i;
+    return made;
+}
 static float __int_as_float(int bits) { return same_bits<float>(bits); }
 static double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
 static unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned long long>(a) * b >> 32; }
@@ -287,17 +366,17 @@ static void ptx_load_b128(unsigned long long& low, unsigned long long& high, con
 }
 // There when it is waited for, not before.
 static void ptx_copy_async_narrow(unsigned to, const void* from, int width, int bytes) {
-    emulated::Fiber& fiber = emulated::fibers[emulated::running];
+    emulated::Fiber& fiber = emulated::now->fibers[emulated::running];
     char* const there = &shared_base + static_cast<int>(to);
     if ((reinterpret_cast<size_t>(from) | reinterpret_cast<size_t>(there)) % width) emulated::fail("a copy that is not aligned");
     if (fiber.copy_count == emulated::MOST_COPIES) emulated::fail("more copies than are kept here");
     fiber.copies[fiber.copy_count++] = {there, from, bytes, fiber.group_count, width};
 }
 static void ptx_copy_async(unsigned to, const void* from, int bytes = 16) { ptx_copy_async_narrow(to, from, 16, bytes); }
-static void ptx_close_copies() { ++emulated::fibers[emulated::running].group_count; }
+static void ptx_close_copies() { ++emulated::now->fibers[emulated::running].group_count; }
 // Those of all groups but the last `left`.
 static void ptx_wait_for_groups(int left) {
-    emulated::Fiber& fiber = emulated::fibers[emulated::running];
+    emulated::Fiber& fiber = emulated::now->fibers[emulated::running];
     int kept = 0;
     for (int i = 0; i < fiber.copy_count; ++i) {
         const emulated::Copy copy = fiber.copies[i];
@@ -412,5 +491,21 @@ static void ptx_larger_bf16(unsigned& word, unsigned a, unsigned b) {
     for (int i = 0; i < 2; ++i)
         ptx_at_least(larger[i], __uint_as_float(a >> 16 * i << 16), __uint_as_float(b >> 16 * i << 16));
     ptx_pack_bf16(word, larger[1], larger[0]);
+}
+// What blocks hand to each other; a reader may come too early, a writer never twice.
+static void ptx_store_word(void* to, unsigned word) { *static_cast<unsigned*>(to) = word; }
+static void ptx_store_four(void* to, unsigned a, unsigned b, unsigned c, unsigned d) {
+    emulated::check_16(to);
+    const unsigned words[] = {a, b, c, d};
+    memcpy(to, words, 16);
+}
+static void ptx_load_four(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const void* from) {
+    emulated::check_16(from);
+    const unsigned* words = static_cast<const unsigned*>(from);
+    a = words[0], b = words[1], c = words[2], d = words[3];
+}
+static void ptx_time(unsigned long long& now) {
+    now = 0;
+    emulated::wait_for_others();
 }
 template <class... Operands> void ptx_unknown(Operands&&...) { emulated::fail("PTX that has no twin on the host"); }

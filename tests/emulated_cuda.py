@@ -31,6 +31,10 @@ needs_gxx = pytest.mark.skipif(
 _TWINS = {
     "st.relaxed.gpu.global.b128": "ptx_store_b128",
     "ld.relaxed.gpu.global.b128": "ptx_load_b128",
+    "st.relaxed.gpu.global.b32": "ptx_store_word",
+    "st.relaxed.gpu.global.v4.b32": "ptx_store_four",
+    "ld.relaxed.gpu.global.v4.b32": "ptx_load_four",
+    "%globaltimer": "ptx_time",
     "cp.async.cg.shared.global": "ptx_copy_async",
     "cp.async.ca.shared.global": "ptx_copy_async_narrow",
     "cp.async.wait_all": "ptx_wait_for_copies",

@@ -25,6 +25,7 @@ def test_it_learns_and_the_file_is_the_network(cli, tmp_path):
     assert document["accuracy"] > 0.7
     assert document["epoch_losses"][0] > document["epoch_losses"][-1]
     assert document["ms_per_epoch"] > 0
+    assert document["gpu_bytes"] == 0
     assert "wrote d.onnx" in ran.err
     data = load_data("sklearn")
     y = compile(load_file(tmp_path / "d.onnx"), device="cpu")(data.x_test)

@@ -49,9 +49,11 @@ def launched() -> set[Program]:
                 job = Job(precision, kernels.expected_rows(name), tables=kernels.tables_of(name))
                 plans.append(make_plan(net, H200, KERNELS, job))
     found = programs_of(plans, kernels.ROWS).union(*map(makes, plans))
-    for (net, _, options), precision in itertools.product(kernels.TRAININGS.values(), kernels.PRECISIONS):
+    for (name, (net, _, options)), precision in itertools.product(kernels.TRAININGS.items(), kernels.PRECISIONS):
         loss, optimiser = options.get("loss", "cross_entropy"), options.get("optimiser", "sgd")
-        (group,) = make_plan(net, H200, KERNELS, Job(precision, options["batch_size"], loss, optimiser)).groups
+        scale = 1 / 255 if "bytes" in name else 0.0
+        job = Job(precision, options["batch_size"], loss, optimiser, byte_scale=scale)
+        (group,) = make_plan(net, H200, KERNELS, job).groups
         steps = group.claim.facts.steps(1), group.claim.facts.losses()
         found |= {launch.program for some in steps for launch in some.launches}
     for shape, (op, dtype) in itertools.product(kernels.SCANS, kernels.SCAN_OPS):

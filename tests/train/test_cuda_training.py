@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 
@@ -15,10 +16,11 @@ from onchip.errors import DeviceError, FormatError, InputError, PlanError
 from onchip.kernels.chain import find_chain
 from onchip.kernels.cuda import mlp_train
 from onchip.kernels.cuda.mlp_train import MOST_BATCH, MOST_LAYERS, make_lowering
+from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH
 from onchip.kernels.cuda.train_tiling import CHUNK, STAGE_CHUNKS, STAGED_CUTS, WARPS, Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
 from onchip.kernels.training import rules_of_steps
-from onchip.plan.device import H200
+from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import trainer
@@ -28,7 +30,7 @@ from onchip.spec.build import mlp
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
-from training_cases import CASES, assert_follows_reference, case, reference_curve
+from training_cases import CASES, SIGMOIDS, assert_follows_reference, case, reference_curve
 
 WIDE = {
     "more outputs than the head has lanes": lambda: case(12, 9, 70, n=50, batch_size=16, lr=0.05),
@@ -157,6 +159,83 @@ def test_emulated_products_by_way_of_shared_memory(name, down, across, slices, m
     assert_follows_reference(*STAGED[name](), device="cuda")
 
 
+BYTES = {
+    "classes": lambda: case(40, 33, 4, n=150, batch_size=64, lr=0.05),
+    "a batch of 1": lambda: case(7, 5, 4, n=5, batch_size=1, lr=0.05),
+    "several tiles": lambda: case(150, 131, 67, 5, n=330, batch_size=256, lr=0.05, momentum=0.5),
+    "no bias": lambda: case(35, 20, 3, n=90, options={"bias": False}, loss="half_sse", batch_size=40, lr=1e-3),
+    "an odd batch, a share held back": lambda: case(35, 70, 3, n=4100, batch_size=4097, lr=0.1, validation=1e-3),
+    "adam": lambda: case(129, 65, 6, n=100, batch_size=97, lr=0.01, optimiser="adam"),
+}
+
+
+def case_of_bytes(name, levels=255, cases=BYTES):
+    net, x, y, training = cases[name]()
+    return net, np.random.default_rng(1).integers(0, 256, x.shape).astype(np.float32) / np.float32(levels), y, training
+
+
+def take_bytes(monkeypatch):
+    """However few rows a batch has."""
+    monkeypatch.setattr(mlp_train, "LEAST_BATCH", 1)
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", BYTES)
+def test_emulated_rows_that_are_bytes(name, monkeypatch):
+    emulate_device(monkeypatch)
+    take_bytes(monkeypatch)
+    assert_follows_reference(*case_of_bytes(name), device="cuda")
+
+
+@needs_gxx
+def test_bytes_take_a_quarter_of_the_memory(monkeypatch):
+    emulate_device(monkeypatch)
+    net, _, _, training = BYTES["a batch of 1"]()
+    pixels = np.random.default_rng(1).integers(0, 256, (3000, 7)).astype(np.float32)
+    training |= {"batch_size": 3000, "epochs": 1, "device": "cuda", "lr": 1e-9}
+    as_bytes = fit(net, pixels, np.zeros(len(pixels), np.int64), **training)
+    assert "rows are bytes" in as_bytes.plan.groups[0].claim.why
+    as_floats = fit(net, pixels + np.float32(0.5), np.zeros(len(pixels), np.int64), **training)
+    assert as_bytes.gpu_bytes < as_floats.gpu_bytes - 10 * len(pixels)
+
+
+@needs_gxx
+def test_emulated_rows_of_whole_numbers(monkeypatch):
+    emulate_device(monkeypatch)
+    take_bytes(monkeypatch)
+    net, x, y, training = case_of_bytes("classes", levels=1)
+    assert_follows_reference(net, x, y, training | {"lr": 1e-6}, device="cuda")
+
+
+NARROW = {
+    "classes": lambda: case(40, 33, 4, n=300, batch_size=130, lr=0.05),
+    "sigmoids": lambda: case(
+        20, 56, 28, 10, n=200, options=SIGMOIDS, loss="half_sse", batch_size=200, lr=1e-3, momentum=0.5
+    ),
+    "four layers, mean of squares": lambda: case(
+        9, 13, 7, 5, 3, n=50, options={"activation": "Tanh"}, loss="mse", batch_size=33, lr=0.1
+    ),
+    "no bias, leaky": lambda: case(
+        12, 30, 20, 6, n=140, options={"bias": False, "activation": "LeakyReLU"}, batch_size=129, lr=0.02
+    ),
+    "a batch of 1": lambda: case(7, 5, 4, n=5, batch_size=1, lr=0.05),
+}
+
+
+def take_rows(monkeypatch):
+    """However few rows a batch has."""
+    take_bytes(monkeypatch)
+    monkeypatch.setattr(mlp_train, "LEAST_ROWS", 0)
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", NARROW)
+def test_emulated_narrow_layers_in_one_launch(name, monkeypatch):
+    emulate_device(monkeypatch)
+    take_rows(monkeypatch)
+    assert_follows_reference(*case_of_bytes(name, cases=NARROW), device="cuda")
+
+
 def assert_rounds_as_told(precision):
     """Losses follow float64's as far as the rounded factors let them, and are not those of fp32."""
     net, x, y, training = SMALL["several tiles"]()
@@ -202,6 +281,19 @@ def test_a_large_batch_is_summed_up_in_slices():
     lowering = lowering_of(mlp(784, 56, 28, 10), 60_000, loss="half_sse", optimiser="momentum")
     assert lowering.tiling.slices > 1
     assert "train_apply" in [launch.program.name_expression for launch in lowering.steps(1).launches]
+
+
+@pytest.mark.parametrize("batch", [1, 512, 1024, 4097, 60_000])
+@pytest.mark.parametrize("device", [H200, A100, dataclasses.replace(H200, arch="sm_86", fast_bytes=99 << 10)])
+def test_every_launch_of_bytes_fits_the_chip(batch, device):
+    for widths, precision in itertools.product(((784, 56, 28, 10), (784, 320, 160, 10)), ("fp32", "tf32", "bf16")):
+        chain = find_chain(mlp(*widths), 0, TRAINED)
+        lowering = make_lowering(chain, Job(precision, batch, "cross_entropy", byte_scale=1 / 255), device)
+        assert bool(lowering.byte_rows) == (batch >= LEAST_BATCH)
+        assert bool(lowering.rows_pass) == (batch > 32 * device.units and widths[1] == 56)
+        assert all(each.config.shared_bytes <= device.fast_bytes for each in lowering.steps(1).launches)
+        if rows := lowering.byte_rows:
+            assert rows.slices(batch) * rows.slice_stages(batch) * 32 >= batch
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -316,6 +408,7 @@ def test_the_command_trains_on_a_gpu(cli, precision):
     assert ran.code == 0, ran.err
     document = json.loads(ran.out)
     assert document["device"] == "cuda:0"
+    assert document["gpu_bytes"] > 2**20
     assert document["accuracy"] > 0.9
 
 
@@ -325,3 +418,28 @@ def test_runs_on_a_gpu_side_by_side():
     runs = [Run(net, TrainOptions(epochs=3, seed=seed)) for seed in range(4)]
     for seed, result in enumerate(fit_runs(runs, x, y, device="cuda")):
         same_results(fit(net, x, y, device="cuda", epochs=3, seed=seed), result)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", BYTES)
+def test_rows_that_are_bytes(name, monkeypatch):
+    take_bytes(monkeypatch)
+    assert_follows_reference(*case_of_bytes(name), device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_layers_in_one_launch(name, monkeypatch):
+    take_rows(monkeypatch)
+    assert_follows_reference(*case_of_bytes(name, cases=NARROW), device="cuda")
+
+
+@pytest.mark.gpu
+def test_narrow_layers_of_many_bytes_follow_the_reference_with_the_same_bits():
+    net, x, y, training = case(
+        784, 56, 28, 10, n=6000, options=SIGMOIDS, loss="half_sse", batch_size=6000, lr=2e-4, momentum=2e-3
+    )
+    x = np.random.default_rng(1).integers(0, 256, x.shape).astype(np.float32) / np.float32(255)
+    one, other = (fit(net, x, y, device="cuda", epochs=3, seed=5, **training) for _ in range(2))
+    same_results(one, other)
+    assert_losses_follow(one, net, x, y, 5, training, epochs=3)

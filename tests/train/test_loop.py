@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from checks import rows
+from emulated_cuda import needs_gxx
+from emulated_engine import emulate_device
 from onchip.errors import FormatError, InputError, KernelError, OnchipError, PlanError, ShapeError
 from onchip.kernels import reference
 from onchip.kernels.cpu import mlp_train
@@ -12,10 +14,12 @@ from onchip.spec.build import mlp, sequential
 from onchip.spec.layers import LeakyReLU, Linear, ReLU
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
+from onchip.train import loop, training_run
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
+from onchip.train.training_run import TrainingRun
 from training_cases import CASES, SIGMOIDS, assert_follows_reference, case
 
 
@@ -55,6 +59,68 @@ def test_loss_curve_follows_torch_in_the_same_order(name):
         optimiser.step()
         losses.append(loss.item())
     assert result.losses == pytest.approx(losses, rel=3e-5)
+
+
+def fit_and_listen(name, device="cpu", **more):
+    """Forty epochs of a case, and what was heard of them: all at once where they are short, or one at a time."""
+    net, x, y, training = CASES[name]()
+    heard = []
+    result = fit(
+        net, x, y, device=device, epochs=40, seed=3,
+        on_progress=lambda p: heard.append((p.epoch, p.step)), on_epoch=lambda e: heard.append((e.epoch, e.loss)),
+        **training, **more,
+    )  # fmt: skip
+    return result, heard
+
+
+def assert_queued_epochs_are_the_same(name, device, monkeypatch):
+    calls = []
+    monkeypatch.setattr(training_run, "REPORT_SECONDS", 1e3)
+    taken = TrainingRun._train_ahead
+    monkeypatch.setattr(TrainingRun, "_train_ahead", lambda run, count: (calls.append(count), taken(run, count)))
+    queued, heard = fit_and_listen(name, device)
+    assert max(calls) > 1
+    monkeypatch.setattr(training_run, "epochs_at_once", lambda rows, batch: 1)
+    single, heard_singly = fit_and_listen(name, device)
+    assert [each for each in heard if each[0] > 3] == [each for each in heard_singly if each[0] > 3]
+    assert np.array_equal(queued.losses, single.losses)
+    for key, w in single.network.weights.items():
+        assert np.array_equal(queued.network.weights[key], w), key
+    assert [epoch.accuracy for epoch in queued.history] == [epoch.accuracy for epoch in single.history]
+
+
+@pytest.mark.parametrize("name", ["cosine", "adam", "rows as they come"])
+def test_epochs_that_are_queued_have_the_bits_of_single_ones(name, monkeypatch):
+    assert_queued_epochs_are_the_same(name, "cpu", monkeypatch)
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", ["cosine", "one layer"])
+def test_emulated_epochs_that_are_queued_have_the_bits_of_single_ones(name, monkeypatch):
+    emulate_device(monkeypatch)
+    assert_queued_epochs_are_the_same(name, "cuda", monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["cosine", "adam", "rows as they come"])
+def test_epochs_that_a_gpu_has_queued_have_the_bits_of_single_ones(name, monkeypatch):
+    assert_queued_epochs_are_the_same(name, "cuda", monkeypatch)
+
+
+def test_a_run_of_queued_epochs_is_taken_up_with_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "REPORT_SECONDS", -1.0)  # epochs are queued, and each time that the run stands it is kept
+    whole, _ = fit_and_listen("cosine")
+    net, x, y, training = CASES["cosine"]()
+
+    def stop(progress):
+        if progress.epoch == 30:
+            raise KeyboardInterrupt
+
+    kept = {"checkpoint": tmp_path, "checkpoint_every": 0.0, "epochs": 40, "seed": 3, "device": "cpu", **training}
+    with pytest.raises(KeyboardInterrupt):
+        fit(net, x, y, on_progress=stop, **kept)
+    resumed = fit(net, x, y, resume=True, **kept)
+    assert np.array_equal(resumed.losses, whole.losses)
 
 
 def test_accuracy_is_that_of_the_rows_before_they_were_learnt():

@@ -13,6 +13,7 @@ from onchip.train.options import TrainOptions
         ({"loss": "hinge"}, "unknown loss"),
         ({"optimiser": "rmsprop"}, "unknown optimiser"),
         ({"schedule": "linear"}, "unknown schedule"),
+        ({"precision": "fp8"}, "expected: +fp32, tf32, bf16, fp16\n"),
         ({"lr": 0}, "learning rate"),
         ({"lr": float("inf")}, "learning rate"),
         ({"lr": 1e300}, "learning rate"),

@@ -132,7 +132,8 @@ def train(
             **asked, "device": result.chosen, "history": [asdict(epoch) for epoch in result.history],
             "epoch_losses": result.epoch_losses, "best_epoch": result.best_epoch, "accuracy": trained.accuracy,
             "test_mse": trained.test_mse, "test_rows": test_rows, "seconds": result.seconds,
-            "ms_per_epoch": trained.ms_per_epoch, "samples_per_s": samples_per_s, "plan": result.plan.to_dict(),
+            "ms_per_epoch": trained.ms_per_epoch, "samples_per_s": samples_per_s, "gpu_bytes": result.gpu_bytes,
+            "plan": result.plan.to_dict(),
         })  # fmt: skip
         return
     print(", ".join(filter(None, [tested(trained), f"training loss {result.epoch_losses[-1]:.4f}"])))
@@ -140,7 +141,8 @@ def train(
     if kept.validation_loss is not None:
         right = "" if kept.validation_accuracy is None else f", accuracy {kept.validation_accuracy:.2%}"
         print(f"validation loss {kept.validation_loss:.4f}{right} in epoch {kept.epoch}, whose weights these are")
-    print(f"{len(result.history)} epochs, {trained.ms_per_epoch:.1f} ms/epoch, {rate(samples_per_s, 'samples')}")
+    held = f", {result.gpu_bytes / 2**20:,.0f} MiB of the GPU's memory" if result.gpu_bytes else ""
+    print(f"{len(result.history)} epochs, {trained.ms_per_epoch:.1f} ms/epoch, {rate(samples_per_s, 'samples')}{held}")
 
 
 def tested(trained: Trained) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +18,9 @@ from onchip.spec.recipe import Array
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
 STATE_NAMES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}  # what an optimiser keeps
+MOST_EPOCHS, _MOST_QUEUED_ROWS = 32, 1 << 21  # that a device is given at a time
 _MOST_STEPS = 2**62  # to count on from there is no overflow
+_PIECE = 1 << 18  # numbers that are made bytes at a time: they stay in a core's cache
 
 
 class SharedData:
@@ -42,6 +45,11 @@ class Trainer(Protocol):
         """(n, D_in) float32: the rows, as they were given."""
         ...
 
+    @property
+    def gpu_bytes(self) -> int:
+        """Memory of a GPU that the run holds, data that it shares with others included; 0 on the CPU."""
+        ...
+
     def steps(
         self, order: Array, lr: float, momentum: float, decay: float, meanwhile: Callable[[], None] | None = None
     ) -> tuple[Array, Array]:
@@ -49,6 +57,16 @@ class Trainer(Protocol):
 
         order      stays as it is while the run goes on: rows that come in the same order every epoch are sent once
         meanwhile  called once: what the host can do while a device works
+        """
+        ...
+
+    def epochs(
+        self, orders: Sequence[Array], lrs: Sequence[float], momentum: float, decay: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[tuple[Array, Array]]:  # fmt: skip
+        """`steps` of each order, one after the other: a device does not wait between them.
+
+        orders  of one length, at most `epochs_at_once` of them
         """
         ...
 
@@ -89,6 +107,47 @@ def why_not_trained(net: Network, chain: Chain | None, job: Job) -> str:
     names = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
     shared = len(set(names)) != len(names)
     return "every layer must have weights of its own" if shared else why_not_float32(net, chain)
+
+
+def bytes_of(x: Array) -> tuple[Array, float] | None:
+    """Bytes and a scale such that x is bytes * scale, where there are such: pixels lie in a quarter of the memory.
+
+    x  of float32 each number is k / 255, correctly rounded (the scale is 1 / 255), or each is k (the scale is 1), for
+       whole k of 0 to 255. The search ends near the first that is not.
+    """
+    if x.dtype != np.float32:
+        return None
+    flat, made = np.ascontiguousarray(x).reshape(-1), np.empty(x.size, np.uint8)
+    for levels in (255, 1):
+        if _all_are_bytes(flat, levels, made):
+            return made.reshape(x.shape), 1 / levels
+    return None
+
+
+def _all_are_bytes(x: Array, levels: int, made: Array) -> bool:
+    found_other = threading.Event()
+
+    def make(first: int) -> None:
+        piece = slice(first, first + _PIECE)
+        if not (found_other.is_set() or _make_bytes(x[piece], levels, made[piece])):
+            found_other.set()
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(make, range(0, x.size, _PIECE)))
+    return not found_other.is_set()
+
+
+def _make_bytes(x: Array, levels: int, made: Array) -> bool:
+    """Whether x is k / levels for bytes k, which `made` gets."""
+    if not (x.min() >= 0 and x.max() <= 255 / levels):  # a NaN is neither
+        return False
+    made[:] = x * np.float32(levels) + np.float32(0.5)
+    return np.array_equal(made.astype(np.float32) / np.float32(levels), x)
+
+
+def epochs_at_once(rows: int, batch: int) -> int:
+    """Epochs of so many rows that a device is given together."""
+    return max(1, min(MOST_EPOCHS, _MOST_QUEUED_ROWS // (-(-rows // batch) * batch)))
 
 
 def rules_of_steps(

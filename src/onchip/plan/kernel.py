@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from onchip.spec.network import Network
     from onchip.spec.recipe import Recipe
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+TRAINING_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+PRECISIONS = (*TRAINING_PRECISIONS, "fp8")
 LOSSES = ("cross_entropy", "half_sse", "mse")
 OPTIMISERS = {"sgd": 0, "momentum": 1, "adam": 2}  # with how many numbers each keeps for every weight
 OPTIONAL_REWRITES = ("fold", "merge", "windows", "phases", "early")  # those that a user may leave out, to compare
@@ -38,6 +39,7 @@ class Job:
     optimiser: str = "sgd"  # of OPTIMISERS
     without: tuple[str, ...] = ()  # rewrites to leave out, of OPTIONAL_REWRITES
     tables: str = "fp32"  # how folded tables are stored; sums are float32, of fp8 ones float16
+    byte_scale: float = 0.0  # set: rows to train on are bytes times this
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -55,6 +57,8 @@ class Job:
             raise InputError("no such rewrite to leave out", got=got, expected=expected, hint=OPTIONAL_REWRITES[0])
         if self.tables not in TABLES:
             raise InputError("unknown tables", got=str(self.tables), expected=", ".join(TABLES), hint="fp32")
+        if not isinstance(self.byte_scale, float) or not 0 <= self.byte_scale <= 1:
+            raise InputError("bad scale of bytes", got=show(self.byte_scale), expected="0.0 to 1.0", hint="0.0: none")
 
     @property
     def is_training(self) -> bool:

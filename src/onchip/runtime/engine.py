@@ -279,6 +279,11 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
     return this_cpu(), _backend("cpu", threads), _cpu_chosen(name, threads)
 
 
+def may_use_gpu(device: str, threads: int | None) -> bool:
+    """Whether `place` has a GPU to choose."""
+    return bool(_find_gpus(device, threads))
+
+
 def _find_gpus(name: str, threads: int | None) -> list[Device]:
     """The GPUs of this machine; none where the CPU is meant, or "auto" finds none. "cuda" without one: DeviceError."""
     if not isinstance(name, str):

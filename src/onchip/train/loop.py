@@ -15,7 +15,7 @@ from onchip.spec.recipe import Array
 from onchip.train.checkpoint import Checkpoints
 from onchip.train.debug import take_checked_step
 from onchip.train.options import TrainOptions
-from onchip.train.training_run import Epoch, FitResult, Progress, check_targets, prepare
+from onchip.train.training_run import REPORT_SECONDS, Epoch, FitResult, Progress, check_targets, prepare
 
 
 def fit(
@@ -58,6 +58,8 @@ def fit(
     run = prepare(net, x, y, chosen, device=device, threads=threads)
     if state is not None:
         run.trainer.restore(run.trainer.weights(), dict(state))
+    if checkpoint is not None and checkpoint_every < REPORT_SECONDS:
+        run.most_epochs = 1
     kept = None if checkpoint is None else Checkpoints(Path(checkpoint), net, chosen, x, y, state or {})
     if kept is not None:
         if resume and (newest := kept.load(run)) is not None:
@@ -84,7 +86,8 @@ def fit(
             run.end_epoch()
             if on_epoch is not None:
                 on_epoch(run.history[-1])
-        if kept is not None and (run.is_done or time.perf_counter() - saved >= checkpoint_every):
+        is_time = run.is_done or time.perf_counter() - saved >= checkpoint_every
+        if kept is not None and is_time and run.is_settled:
             kept.save(run.checkpoint())
             saved = time.perf_counter()
     return run.result()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onchip.errors import InputError
-from onchip.plan.kernel import LOSSES, PRECISIONS
+from onchip.plan.kernel import LOSSES, TRAINING_PRECISIONS
 from onchip.spec.reading import did_you_mean, show
 
 OPTIMISERS = ("sgd", "adam")
@@ -48,7 +48,7 @@ class TrainOptions:
         _one_of("loss", self.loss, LOSSES)
         _one_of("optimiser", self.optimiser, OPTIMISERS)
         _one_of("schedule", self.schedule, SCHEDULES)
-        _one_of("precision", self.precision, PRECISIONS)
+        _one_of("precision", self.precision, TRAINING_PRECISIONS)
         _number("lr", self.lr, "a number above 0", 0.03, lambda v: v > 0)
         _number("momentum", self.momentum, "at least 0, below 1", 0.9, lambda v: 0 <= v < 1)
         _number("weight_decay", self.weight_decay, "at least 0", 1e-4, lambda v: v >= 0)

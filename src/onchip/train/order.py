@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
 from onchip.spec.recipe import Array
 
+_THREADS = 4
 _HELD_OUT = 2**31  # in the place of an epoch: a generator of its own
 
 
@@ -16,6 +20,15 @@ def epoch_order(n: int, seed: int, epoch: int) -> Array:
     by itself, so a run can be taken up at any epoch.
     """
     return np.random.default_rng((seed, epoch)).permutation(n)
+
+
+def epoch_orders(n: int, seed: int, epochs: Sequence[int]) -> list[Array]:
+    """The epoch_order of each. Several threads make several: a device may take no longer for an epoch than one of them
+    for its order."""
+    if len(epochs) <= 1:
+        return [epoch_order(n, seed, epoch) for epoch in epochs]
+    with ThreadPoolExecutor(max_workers=_THREADS) as pool:
+        return list(pool.map(lambda epoch: epoch_order(n, seed, epoch), epochs))
 
 
 def hold_out(n: int, share: float, seed: int) -> tuple[Array, Array]:

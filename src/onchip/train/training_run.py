@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from onchip.errors import InputError, KernelError, ShapeError
+from onchip.kernels.training import SharedData, Trainer, bytes_of, epochs_at_once
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
-from onchip.runtime.engine import place
+from onchip.runtime.engine import may_use_gpu, place
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.options import TrainOptions
-from onchip.train.order import epoch_order, hold_out
-
-if TYPE_CHECKING:
-    from onchip.kernels.training import SharedData, Trainer
+from onchip.train.order import epoch_orders, hold_out
 
 REPORT_SECONDS = 0.1  # how often progress is told, and how soon Ctrl-C is heard
 
@@ -79,6 +78,7 @@ class FitResult:
     plan: Plan
     chosen: str
     state: dict[str, Array]  # what the optimiser keeps: fit(..., state=) goes on from it
+    gpu_bytes: int  # memory of a GPU that the run held; 0: it ran on the CPU
 
     @property
     def epoch_losses(self) -> tuple[float, ...]:
@@ -103,9 +103,12 @@ def prepare(
         )  # fmt: skip
     kind = "momentum" if options.momentum else options.optimiser
     batch = min(options.batch_size, len(train))
-    job = Job(options.precision, batch, loss=options.loss, optimiser=kind)
+    shared, flat = shared or SharedData(), x.reshape(len(x), -1)
+    found = shared.get("bytes", lambda: bytes_of(flat)) if may_use_gpu(device, threads) else None
+    scale = found[1] if found else 0.0
+    job = Job(options.precision, batch, loss=options.loss, optimiser=kind, byte_scale=scale)
     plan, backend, chosen = place(net, device, job, threads)
-    trainer = backend.bind(plan).trainer(x.reshape(len(x), -1), y, shared)
+    trainer = backend.bind(plan).trainer(flat, y, shared)
     trainer.steps(train[:0], options.lr, 0.0, 0.0)  # no step: compiles before the clock starts
     if len(held):
         trainer.evaluate(train[:0])
@@ -124,13 +127,16 @@ class TrainingRun:
         self.steps = -(-len(train) // self.batch)  # of an epoch
         self.epoch = self.step = self.hits = 0  # epochs done; steps done of the next one, and their hits
         self.losses: list[Array] = []
+        self._epoch_begins = 0  # at this one of them
+        self.most_epochs = 1 if len(held) else epochs_at_once(len(train), self.batch)  # of a call of the trainer
+        self._trained: deque[tuple[Array, Array, float]] = deque()  # epochs ahead: losses, hits, seconds
         self.told = 0.0  # the sum of the losses of the epoch so far
         self.history: list[Epoch] = []
         self.best_epoch, self.best_weights = 0, dict[str, Array]()
         self.seconds, self.epoch_seconds, self.epoch_rows = 0.0, 0.0, 0
         self.piece = min(self.steps, 16)
-        self._ahead = -1, train  # an epoch, and its order: made while the device trains the one before
-        self.order = self._order()
+        self._orders: dict[int, Array] = {}  # of epochs: made while the device trains those before
+        self.order = self._order(0)
 
     @property
     def is_epoch_done(self) -> bool:
@@ -142,47 +148,92 @@ class TrainingRun:
         stopped = bool(patience) and self.epoch - self.best_epoch >= patience
         return self.epoch == self.options.epochs or stopped
 
-    def _order(self) -> Array:
-        epoch, order = self._ahead
-        return order if epoch == self.epoch else self._order_of(self.epoch)
+    @property
+    def is_settled(self) -> bool:
+        """Whether the trainer stands where this run does, not some epochs ahead."""
+        return not self._trained
 
-    def _order_of(self, epoch: int) -> Array:
+    def _order(self, epoch: int) -> Array:
         if not self.options.shuffle:
             return self.train
-        return self.train[epoch_order(len(self.train), self.options.seed, epoch)]
+        self._make_orders(range(epoch, epoch + 1))
+        return self._orders[epoch]
 
-    def _make_next_order(self) -> None:
-        if self.epoch + 1 < self.options.epochs:
-            self._ahead = self.epoch + 1, self._order_of(self.epoch + 1)
+    def _make_orders(self, epochs: range) -> None:
+        """Those of the epochs that are not there yet; of epochs before them none is kept."""
+        if not self.options.shuffle:
+            return
+        epochs = range(epochs.start, min(epochs.stop, self.options.epochs))
+        kept = {epoch: order for epoch, order in self._orders.items() if epoch >= epochs.start}
+        missing = [epoch for epoch in epochs if epoch not in kept]
+        made = epoch_orders(len(self.train), self.options.seed, missing)
+        self._orders = kept | {epoch: self.train[order] for epoch, order in zip(missing, made, strict=True)}
 
     def next_rows(self) -> Array:
         """The rows of the next step."""
         return self.order[self.step * self.batch : (self.step + 1) * self.batch]
 
     def advance(self, steps: int | None = None) -> Array:
-        """Some steps of the epoch, by default for about REPORT_SECONDS; their losses."""
-        begin = time.perf_counter()
+        """Some steps of the epoch, by default for about REPORT_SECONDS; their losses.
+
+        Of epochs that are shorter than that several are trained at once, the rest of which the next calls return.
+        """
         count = min(steps or self.piece, self.steps - self.step)
-        rows = self.order[self.step * self.batch : (self.step + count) * self.batch]
-        o = self.options
-        ahead = self._make_next_order if self.step + count == self.steps else None
-        losses, hits = self.trainer.steps(rows, o.lr_at(self.epoch), o.momentum, o.weight_decay, ahead)
-        took = time.perf_counter() - begin
-        if steps is None:
-            self.piece = max(1, round(count * min(4.0, REPORT_SECONDS / max(took, 1e-6))))
+        epochs = min(self.piece // self.steps, self.most_epochs, self.options.epochs - self.epoch)
+        if self._trained:
+            count = self.steps
+        elif steps is None and self.step == 0 and epochs > 1:
+            count = self.steps
+            self._train_ahead(epochs)
+        losses, hits, took = self._trained.popleft() if self._trained else self._train(count, steps is None)
+        rows = len(self.order[self.step * self.batch : (self.step + count) * self.batch])
         self.step += count
         self.hits += int(hits.sum())
         self.losses.append(losses)
         self.told += float(losses.sum())
-        self.epoch_rows += len(rows)
+        self.epoch_rows += rows
         self.epoch_seconds += took
         self.seconds += took
         return losses
 
+    def _train(self, count: int, is_timed: bool) -> tuple[Array, Array, float]:
+        """The next steps of the epoch: losses, hits, and the seconds that they took."""
+        begin, o = time.perf_counter(), self.options
+        rows = self.order[self.step * self.batch : (self.step + count) * self.batch]
+
+        def make_next_order() -> None:
+            if self.step + count == self.steps:
+                self._make_orders(range(self.epoch + 1, self.epoch + 2))
+
+        losses, hits = self.trainer.steps(rows, o.lr_at(self.epoch), o.momentum, o.weight_decay, make_next_order)
+        took = time.perf_counter() - begin
+        if is_timed:
+            self._choose_piece(count, took)
+        return losses, hits, took
+
+    def _train_ahead(self, count: int) -> None:
+        """So many epochs, from the beginning of this one."""
+        begin, o, epochs = time.perf_counter(), self.options, range(self.epoch, self.epoch + count)
+        self._make_orders(epochs)
+        orders = [self._orders[epoch] if o.shuffle else self.train for epoch in epochs]
+
+        def make_next_orders() -> None:
+            self._make_orders(range(epochs.stop, epochs.stop + count))
+
+        lrs = [o.lr_at(epoch) for epoch in epochs]
+        trained = self.trainer.epochs(orders, lrs, o.momentum, o.weight_decay, make_next_orders)
+        took = time.perf_counter() - begin
+        self._choose_piece(count * self.steps, took)
+        self._trained.extend((losses, hits, took / count) for losses, hits in trained)
+
+    def _choose_piece(self, count: int, took: float) -> None:
+        """The steps of the next piece, when so many took so long."""
+        self.piece = max(1, round(count * min(4.0, REPORT_SECONDS / max(took, 1e-6))))
+
     def end_epoch(self) -> None:
         """Judge the epoch and make ready for the next."""
         begin = time.perf_counter()
-        losses = np.concatenate(self.losses)[-self.steps :]
+        losses = np.concatenate(self.losses[self._epoch_begins :])[-self.steps :]
         loss = float(losses.mean())
         if not np.isfinite(loss):
             raise self._diverged(f"loss {loss}", "a finite loss")
@@ -206,8 +257,9 @@ class TrainingRun:
         self.epoch_seconds, self.epoch_rows = 0.0, 0
         if self.options.patience and held_loss is not None and held_loss < self._best_loss():
             self.best_epoch, self.best_weights = self.epoch, self.trainer.weights()
-        if not self.is_done:
-            self.order = self._order()
+        self._epoch_begins = len(self.losses)
+        if not self.is_done and self.is_settled:
+            self.order = self._order(self.epoch)
 
     def _diverged(self, got: str, expected: str) -> KernelError:
         hint = "a smaller --lr; --debug says where the first such number appears"
@@ -238,6 +290,7 @@ class TrainingRun:
 
     def take_up(self, at: Checkpoint) -> None:
         """Stand where another run of the same job stood."""
+        self._trained.clear()
         self.trainer.restore(at.weights, at.state)
         self.epoch, self.step, self.hits, self.seconds = at.epoch, at.step, at.epoch_hits, at.seconds
         self.epoch_rows, self.epoch_seconds = at.epoch_rows, at.epoch_seconds
@@ -246,7 +299,7 @@ class TrainingRun:
         self.history = [Epoch(**epoch) for epoch in at.history]
         self.best_epoch, self.best_weights = at.best_epoch, at.best_weights
         if not self.is_done:
-            self.order = self._order()
+            self.order = self._order(self.epoch)
 
     def result(self) -> FitResult:
         kept = self.best_weights if self.options.patience else self.trainer.weights()
@@ -254,8 +307,9 @@ class TrainingRun:
         best = self.best_epoch if self.options.patience else self.epoch
         losses = np.concatenate(self.losses)
         return FitResult(
-            trained, losses, tuple(self.history), best, self.seconds, self.plan, self.chosen, self.trainer.state()
-        )
+            trained, losses, tuple(self.history), best, self.seconds, self.plan, self.chosen, self.trainer.state(),
+            self.trainer.gpu_bytes,
+        )  # fmt: skip
 
 
 def check_targets(net: Network, n: int, y: Any, loss: str) -> Array:

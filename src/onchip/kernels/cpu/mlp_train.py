@@ -15,7 +15,7 @@ Limits  float32; an MLP chain of ReLU, LeakyReLU, Sigmoid, Tanh without softmax 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class Trainer:
         """
         self.chain, self.threads, self.x, self.y = chain, None if _is_small(chain, job) else threads, x, y
         self.batch, self.optimiser, self.loss_code = job.batch, job.optimiser, LOSS_CODES[job.loss]
-        self.steps_done = 0
+        self.steps_done, self.gpu_bytes = 0, 0
         w, bias = weights["w"], weights["bias"]
         workers, blocks = self.threads or 1, -(-job.batch // BLOCK)
         # Threads share a block, unless there are so many that all of them are busy with blocks of their own, and the
@@ -142,6 +142,16 @@ class Trainer:
         if meanwhile is not None:
             meanwhile()
         return losses, hits
+
+    def epochs(
+        self, orders: Sequence[Array], lrs: Sequence[float], momentum: float, decay: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[tuple[Array, Array]]:  # fmt: skip
+        """`steps` of each order, one after the other."""
+        results = [self.steps(order, lr, momentum, decay) for order, lr in zip(orders, lrs, strict=True)]
+        if meanwhile is not None:
+            meanwhile()
+        return results
 
     def evaluate(self, order: Array) -> tuple[float, int]:
         """The loss of the rows `order` of x as one batch, and how many of them hit their class."""

@@ -8,6 +8,7 @@ from onchip.kernels.cuda.depthwise import DepthwiseAlone
 from onchip.kernels.cuda.gather import Gather
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_pair import MlpPair
+from onchip.kernels.cuda.mlp_resident import MlpResident
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
 from onchip.kernels.cuda.mlp_train import MlpTrain
 from onchip.kernels.cuda.permute import PermuteAlone
@@ -28,8 +29,8 @@ from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
-    MlpTrain(), View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductMma(),
-    ProductAlone(), DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(),
-    PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(),
-    ProductGather(), Gather(),
+    MlpResident(), MlpTrain(),
+    View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductMma(), ProductAlone(),
+    DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(),
+    WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(), ProductGather(), Gather(),
 )  # fmt: skip

@@ -3,7 +3,7 @@
 // Idea    A step is a launch for each layer forward, one for the head (last layer, loss, its gradient and that of what
 //         went in), one for each layer backward, and one for all gradients, in which each block owns a tile of some
 //         weights, sums up its gradient over the batch and updates it on the spot: no gradient reaches memory. Rows
-//         of x are read where the order says. Of a large batch blocks sum up slices; apply_parts adds them in order.
+//         of x are read where the order says. Of a large batch blocks sum up slices; train_apply adds them in order.
 //         Many steps are one graph: which rows a step has follows from a counter on the GPU.
 // Floor   A row costs 6 flop a weight, 4 in the first layer. 784-320-160-10, batch 64: 85 Mflop and 1.2 MB of weights
 //         read twice and written once a step: 0.5 us at H200's tf32 (three products a term), 0.2 us of L2; a launch
@@ -67,8 +67,6 @@ train_backward(const Step step, const float* dz, const float* w, const float* ou
 }
 
 // -- the head ----------------------------------------------------------------------------------------------------------
-
-constexpr u32 CROSS_ENTROPY = 0, HALF_SSE = 1, MSE = 2;
 
 struct Head {
     const float* a;       // (size, K): what goes into the last layer
@@ -249,7 +247,7 @@ __global__ void __launch_bounds__(THREADS) train_apply(const Step step, const __
     kept.load(layers.optimiser, memory, at);
     float sums[4] = {};
 #pragma unroll 8
-    for (int slice = 0; slice < layers.slices; ++slice) {
+    for (int slice = 0; slice < sizes.slices; ++slice) {
         const float4 part = load4(memory.parts + slice * numbers + at);
         sums[0] += part.x, sums[1] += part.y, sums[2] += part.z, sums[3] += part.w;
     }

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from onchip.kernels.chain import Chain, find_chain
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH, PARTS_BUDGET, STAGE_K, ByteRows
+from onchip.kernels.cuda.mlp_train_rows import BLOCKS as ROW_BLOCKS
+from onchip.kernels.cuda.mlp_train_rows import BUDGET as ROWS_BUDGET
+from onchip.kernels.cuda.mlp_train_rows import LEAST_ROWS, MOST_WIDTHS, ROWS, RowsPass
 from onchip.kernels.cuda.product import activation_words
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
@@ -24,6 +28,7 @@ from onchip.kernels.cuda.program import (
     State,
     Steps,
     Struct,
+    UInt32,
 )
 from onchip.kernels.cuda.train_tiling import Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
@@ -39,17 +44,19 @@ LARGE_SOURCE = Path(__file__).parent / "mlp_train_large.cu"
 THREADS, WARPS = 256, 8  # of a block, as mlp_train.cuh has them
 ROW_FLOATS = 8  # rows begin at multiples of 32 bytes: what L2 moves
 HEAD_OUTPUTS = 32  # that the head makes itself, a lane each
-FEW_ROWS = 3  # a multiprocessor: then the head takes a block a row, else 8 lanes
+FEW_ROWS, MANY_ROWS = 3, 32  # a multiprocessor: the head takes a block a row up to few, 8 lanes beyond many
 MOST_LAYERS = 16  # of a launch that updates weights
 MOST_BATCH = 1 << 30  # rows
 MOST_BLOCKS = (1 << 31) - 1  # of a launch
 EVALUATED_ROWS = 4096  # at a time, or a batch
 RULE_FLOATS = 8  # of a step's Rule
+GRAPH_STEPS = (64, 8, 1)  # of the graphs that a run of steps is made of
 _PRODUCT_BUDGETS = {2: Budget(registers=128), 4: Budget(registers=232)}  # by Tiling.R
 _STAGED_BUDGET = Budget(registers=128, spill_bytes=24)  # of what a loop does not change
 _ROW_BUDGET = Budget(registers=64, spill_bytes=16)  # sm_80: across the calls of activations
 _NO_OVERLAP = ("sm_80", "sm_86", "sm_89")
 _SHARE = 0.3  # of the tensor cores' rate: operands come from L2
+_WORK_US = 3.6  # of a launch, however few rows: digits took 20 us a step with 16 and with 64
 
 
 @dataclass(frozen=True)
@@ -77,11 +84,13 @@ class TrainLayer:
 class TrainLowering:
     """A training run's launches. Memory is State by name:
 
-    x (n, stride), targets; order (rows,) int64; rules (steps, RULE_FLOATS); progress (2,) int64
+    x (n, stride), or bytes (n, byte_rows.stride) uint8; targets
+    order (rows,) int64; rules (steps, RULE_FLOATS); progress (2,) int64
     w<l> and, as the optimiser keeps them, mean<l> (momentum's velocity), square<l> (N, stride)
     a<l>, dz<l> (row_count, width<l>): what layer l gives, and the gradient by what goes into its activation
     losses, hits (row_count,) of rows; step_losses float64, step_hits int64 (steps,)
-    parts<l> (slices, N, stride): gradients of slices of a batch, if there are several
+    parts<l> (slices, N, stride): gradients of slices of a batch, where they are not updates at once
+    w_parts, dz_parts: the first layer's weights and dz as parts of bf16 (mlp_train_bytes.cuh), where rows are bytes
     """
 
     layers: tuple[TrainLayer, ...]
@@ -104,18 +113,60 @@ class TrainLowering:
         return round_up(self.layers[-1].N, ROW_FLOATS) if last else self.layers[layer + 1].stride
 
     @cached_property
+    def byte_rows(self) -> ByteRows | None:
+        """The first layer's products, where rows are bytes and a batch has many. A lone layer is the head's."""
+        if not self.job.byte_scale or self.job.batch < LEAST_BATCH or len(self.layers) == 1:
+            return None
+        layer = self.layers[0]
+        return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, self.device.units)
+
+    @cached_property
+    def rows_pass(self) -> RowsPass | None:
+        """All layers behind the first in one launch of a step, where they are narrow and a batch has many rows.
+
+        Of bytes alone: gradients read activations before they wait for the launch before, so another one than that
+        which gives them must lie between.
+        """
+        made = RowsPass(tuple(layer.N for layer in self.layers), self.job.precision)
+        has_many = self.job.batch > LEAST_ROWS * self.device.units
+        return made if self.byte_rows and has_many and made.fits(self.device.fast_bytes) else None
+
+    @cached_property
     def tiling(self) -> Tiling:
-        """Of all layers' gradients."""
-        sizes = [(layer.N, layer.terms) for layer in self.layers]
+        """Of all layers' gradients, but that of bytes."""
+        sizes = [(layer.N, layer.terms) for layer in self.layers[1 if self.byte_rows else 0 :]]
         return choose_tiling(sizes, self.job.batch, self.job.precision, self.device.units, can_slice=True)
+
+    def slices(self, layer: int) -> int:
+        """Of a layer's gradient; 0: no parts, it is summed up and becomes an update at once."""
+        if self.byte_rows and layer == 0:
+            return self.byte_rows.slices(self.job.batch)
+        return self.tiling.slices if self.tiling.slices > 1 else 0
 
     @property
     def order(self) -> str:
         tiling = self.tiling
         parts = f"{tiling.deep} warps by turns, {tiling.slices} slices of the batch"
-        return f"chunks of 16 terms; gradients over rows: {parts}"
+        if self.byte_rows:
+            made = f"{self.byte_rows.parts} parts of bf16, {self.slices(0)} slices of the batch"
+            parts += f"; the first layer, of bytes: {made}"
+        behind = "; layers behind the first: steps of 16" if self.rows_pass else ""
+        return f"chunks of 16 terms{behind}; gradients over rows: {parts}"
+
+    groups = 1  # that tell losses of a step
+
+    def own_memory(self) -> Mapping[str, int]:
+        """What else lies there, by name: bytes, zeros at first."""
+        return {}
 
     # -- launches --------------------------------------------------------------------------------------------------
+
+    def graphs_of(self, count: int) -> Sequence[int]:
+        """The sizes of graphs that so many steps are made of; 0: one that takes all."""
+        sizes: list[int] = []
+        for size in GRAPH_STEPS:
+            sizes += [size] * ((count - sum(sizes)) // size)
+        return sizes
 
     def steps(self, count: int) -> Steps:
         """So many training steps, and what counts them."""
@@ -131,6 +182,8 @@ class TrainLowering:
 
     def _step(self, number: int) -> list[KernelLaunch]:
         step, batch = self._step_struct(number, self.job.batch), self.job.batch
+        if self.rows_pass:
+            return [*self._forward(step, batch, 1), self._rows(self.rows_pass, step, batch), *self._update(step)]
         last = len(self.layers) - (2 if self.has_own_head else 1)  # whose gradient is there behind the head
         backward = [self._backward(step, batch, layer) for layer in range(last, 0, -1)]
         return [*self._forward(step, batch), self._head(step, batch, is_training=True), *backward, *self._update(step)]
@@ -161,28 +214,69 @@ class TrainLowering:
         return self._launch_rows("train_advance", 1, State("progress"), Int64(count))
 
     def _input(self, layer: int) -> State:
-        return State(f"a{layer - 1}" if layer else "x")
+        return State(f"a{layer - 1}" if layer else "bytes" if self.byte_rows else "x")
 
-    def _forward(self, step: Struct, batch: int) -> list[KernelLaunch]:
-        """train_forward of every layer but the head's."""
+    def _forward(self, step: Struct, batch: int, count: int | None = None) -> list[KernelLaunch]:
+        """train_forward of every layer but the head's, or of the first `count`."""
         launches = []
-        for i, layer in enumerate(self.layers[:-1] if self.has_own_head else self.layers):
+        for i, layer in enumerate(self.layers[: count or len(self.layers) - self.has_own_head]):
+            if self.byte_rows and i == 0:
+                launches += self._forward_bytes(self.byte_rows, step, batch)
+                continue
             tiling = choose_tiling([(batch, layer.N)], layer.terms, self.job.precision, self.device.units)
             strides = layer.stride, layer.stride, self.width(i)
-            shape = _shape(strides, layer.terms, layer.N, not i, layer.activation, tiling)
+            shape = _shape(strides, layer.terms, layer.N, not i, layer.activation, tiling.warps)
             memory = self._input(i), State(f"w{i}"), State(f"a{i}")
             blocks = tiling.blocks(batch, layer.N)
             launches.append(self._launch_product("forward", tiling, blocks, step, *memory, shape))
         return launches
+
+    def _forward_bytes(self, rows: ByteRows, step: Struct, batch: int) -> list[KernelLaunch]:
+        """bytes_forward of the first layer, behind the parts of its weights."""
+        layer, (program, budget, shared) = self.layers[0], rows.forward_program()
+        strides = rows.stride, layer.stride, self.width(0)
+        shape = _shape(strides, layer.terms, layer.N, True, layer.activation, (4, 2, 1))
+        (scale,) = struct.unpack("<I", struct.pack("<f", rows.scale))
+        arguments = step, self._input(0), State("w_parts"), State("a0"), shape, UInt32(scale)
+        return [
+            self._parts(rows, step, ("w0", "w_parts"), layer.stride, layer.terms, along=True),
+            self._launch(program, rows.forward_blocks(batch), budget, shared, *arguments),
+        ]
+
+    def _parts(
+        self, rows: ByteRows, step: Struct, names: tuple[str, str], stride: int, K: int, along: bool
+    ) -> KernelLaunch:
+        """bytes_parts: from the floats of this name to the parts of that one."""
+        blocks = rows.stages_of_parts(K) * STAGE_K * 8 // THREADS
+        sizes = UInt32(stride), UInt32(rows.N), UInt32(K)
+        memory = State(names[0]), State(names[1])
+        return self._launch(rows.parts_program(along), blocks, PARTS_BUDGET, 0, step, *memory, *sizes)
 
     def _backward(self, step: Struct, batch: int, i: int) -> KernelLaunch:
         """train_backward: from a layer's dz to that of the layer before."""
         layer, before = self.layers[i], self.layers[i - 1]
         tiling = choose_tiling([(batch, layer.D)], layer.N, self.job.precision, self.device.units)
         strides = self.width(i), layer.stride, layer.stride
-        shape = _shape(strides, layer.N, layer.D, False, before.activation, tiling)
+        shape = _shape(strides, layer.N, layer.D, False, before.activation, tiling.warps)
         memory = State(f"dz{i}"), State(f"w{i}"), State(f"a{i - 1}"), State(f"dz{i - 1}")
         return self._launch_product("backward", tiling, tiling.blocks(batch, layer.D), step, *memory, shape)
+
+    def _rows(self, rows: RowsPass, step: Struct, batch: int) -> KernelLaunch:
+        """train_rows: the layers behind the first, the loss, and back."""
+        pointers: list[Memory | Int64] = []
+        sizes = []
+        for i, layer in enumerate(self.layers):
+            gives = i + 1 < len(self.layers)
+            pointers += [State(f"w{i}"), State(f"a{i}") if gives else Int64(0), State(f"dz{i}")]
+            sizes.append(
+                struct.pack("<2i4I", layer.stride, self.width(i), *layer.activation, layer.bias is not None, 0)
+            )
+        missing = MOST_WIDTHS - len(self.layers)
+        pointers += [*[Int64(0)] * (3 * missing), State("targets"), State("losses"), State("hits")]
+        sizes += [bytes(24 * missing), struct.pack("<2I", LOSSES.index(self.job.loss), 0)]
+        blocks = min(-(-batch // ROWS), ROW_BLOCKS * self.device.units)
+        layers = Struct(tuple(pointers), b"".join(sizes))
+        return self._launch(rows.program, blocks, ROWS_BUDGET, rows.shared_bytes, step, layers)
 
     def _head(self, step: Struct, batch: int, is_training: bool) -> KernelLaunch:
         last = len(self.layers) - 1
@@ -198,15 +292,19 @@ class TrainLowering:
         codes = not last, LOSSES.index(self.job.loss), *layer.activation, *before
         head = Struct(pointers, struct.pack("<6i6I", *sizes, *codes))
         warps, lanes = 1, 32  # of a row
-        if self.has_own_head:
-            warps, lanes = (WARPS, 32) if batch <= FEW_ROWS * self.device.units else (1, 8)
+        if self.has_own_head and batch <= FEW_ROWS * self.device.units:
+            warps = WARPS
+        elif self.has_own_head and batch > MANY_ROWS * self.device.units:
+            lanes = 8
         blocks = -(-batch * warps * lanes // THREADS)
         return self._launch_rows(f"train_head<{warps}, {lanes}>", blocks, step, head)
 
     def _update(self, step: Struct) -> Iterator[KernelLaunch]:
-        """train_gradients, and of several slices train_apply, some layers a launch."""
-        tiling, whole = self.tiling, self.tiling.slices == 1
-        for first in range(0, len(self.layers), MOST_LAYERS):
+        """train_gradients, that of bytes by bytes_gradient; and of slices train_apply. Some layers a launch."""
+        tiling, whole, begin = self.tiling, self.tiling.slices == 1, 1 if self.byte_rows else 0
+        if self.byte_rows:
+            yield from self._gradient_bytes(self.byte_rows, step)
+        for first in range(begin, len(self.layers), MOST_LAYERS):
             numbers = range(first, min(first + MOST_LAYERS, len(self.layers)))
             tally = _tally() if first == 0 else Struct((Int64(0),) * 4, b"")  # the losses, in one more block
             blocks = [tiling.blocks(self.layers[i].N, self.layers[i].terms) for i in numbers]
@@ -215,11 +313,24 @@ class TrainLowering:
             layers = self._layers(numbers, blocks, across)
             more = f", {str(whole).lower()}"
             yield self._launch_product("gradients", tiling, count, step, layers, tally, more=more)
-            if not whole:
-                sizes = [self.layers[i].N * self.layers[i].stride for i in numbers]
-                blocks = [-(-size // (4 * THREADS)) for size in sizes]
-                layers = self._layers(numbers, blocks, [1] * len(blocks))
-                yield self._launch_rows("train_apply", sum(blocks), step, layers)
+        for first in range(0, len(self.layers) if not whole else begin, MOST_LAYERS):
+            numbers = range(first, min(first + MOST_LAYERS, len(self.layers) if not whole else begin))
+            sizes = [self.layers[i].N * self.layers[i].stride for i in numbers]
+            blocks = [-(-size // (4 * THREADS)) for size in sizes]
+            layers = self._layers(numbers, blocks, [1] * len(blocks))
+            yield self._launch_rows("train_apply", sum(blocks), step, layers)
+
+    def _gradient_bytes(self, rows: ByteRows, step: Struct) -> list[KernelLaunch]:
+        """bytes_gradient of the first layer, behind the parts of its dz."""
+        layer, batch, (program, budget, shared) = self.layers[0], self.job.batch, rows.gradient_program()
+        stages = 2 * -(-batch // STAGE_K), rows.slice_stages(batch)
+        sizes = struct.pack("<6ifI", rows.stride, layer.stride, layer.terms, layer.N, *stages, rows.scale, 0)
+        gradient = Struct((self._input(0), State("dz_parts"), State("parts0")), sizes)
+        blocks = 1 + self.slices(0) * rows.gradient_tiles
+        return [
+            self._parts(rows, step, ("dz0", "dz_parts"), self.width(0), batch, along=False),
+            self._launch(program, blocks, budget, shared, step, gradient, _tally()),
+        ]
 
     def _layers(self, numbers: range, blocks: Sequence[int], across: Sequence[int]) -> Struct:
         tiling, kept = self.tiling, OPTIMISERS[self.job.optimiser]
@@ -230,22 +341,22 @@ class TrainLowering:
             pointers += [
                 State(f"w{i}"), State(f"mean{i}") if kept > 0 else Int64(0),
                 State(f"square{i}") if kept > 1 else Int64(0), self._input(i), State(f"dz{i}"),
-                State(f"parts{i}") if tiling.slices > 1 else Int64(0),
+                State(f"parts{i}") if self.slices(i) else Int64(0),
             ]  # fmt: skip
             strides = layer.stride, layer.stride, self.width(i)
-            sizes.append(struct.pack("<7i", layer.terms, layer.N, *strides, not i, across[at]))
+            sizes.append(struct.pack("<8i", layer.terms, layer.N, *strides, not i, across[at], self.slices(i)))
         missing = MOST_LAYERS - len(numbers)
         rule = list(OPTIMISERS).index(self.job.optimiser)
-        told = sum(blocks), tiling.slices, tiling.slice_chunks(self.job.batch), rule
+        told = sum(blocks), tiling.slice_chunks(self.job.batch), rule
         first_blocks = [sum(blocks[:at]) for at in range(len(blocks))] + [MOST_BLOCKS] * missing
-        data = struct.pack("<7i16i", *told, tiling.down, tiling.across, tiling.deep, *first_blocks)
-        return Struct((*pointers, *[Int64(0)] * (6 * missing)), b"".join([data, *sizes, bytes(28 * missing)]))
+        data = struct.pack("<6i16i", *told, *tiling.warps, *first_blocks)
+        return Struct((*pointers, *[Int64(0)] * (6 * missing)), b"".join([data, *sizes, bytes(32 * missing)]))
 
 
 def _shape(
-    strides: tuple[int, int, int], K: int, N: int, gathers: bool, activation: tuple[int, int], tiling: Tiling
-) -> Struct:
-    warps = tiling.down, tiling.across, tiling.deep
+    strides: tuple[int, int, int], K: int, N: int, gathers: bool, activation: tuple[int, int],
+    warps: tuple[int, int, int],
+) -> Struct:  # fmt: skip
     return Struct((), struct.pack("<5i3I3i", *strides, K, N, gathers, *activation, *warps))
 
 
@@ -253,12 +364,29 @@ def _tally() -> Struct:
     return Struct((State("losses"), State("hits"), State("step_losses"), State("step_hits")), b"")
 
 
-def make_lowering(chain: Chain, job: Job, device: Device) -> TrainLowering:
-    layers = [
+def find_layers(chain: Chain) -> tuple[TrainLayer, ...]:
+    return tuple(
         TrainLayer(layer.weight, layer.bias, layer.D_in, layer.D_out, activation_words(layer.activation)[:2])
         for layer in chain.layers
-    ]
-    return TrainLowering(tuple(layers), job, device)
+    )
+
+
+def make_lowering(chain: Chain, job: Job, device: Device) -> TrainLowering:
+    return TrainLowering(find_layers(chain), job, device)
+
+
+def price_of(net: Network, lowering: TrainLowering, launches: int, least_us: float) -> Price:
+    """Of a step."""
+    job, first = lowering.job, lowering.layers[0]
+    return Price(
+        row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * first.D * first.N,
+        row_bytes=2 * (lowering.byte_rows.stride if lowering.byte_rows else net.input.row_bytes),
+        fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[job.optimiser]),
+        launches=launches,
+        rate=_SHARE / (3 if job.precision == "fp32" else 1),
+        precision="tf32" if job.precision == "fp32" else "",
+        least_us=least_us,
+    )
 
 
 class MlpTrain:
@@ -279,46 +407,53 @@ class MlpTrain:
         assert chain is not None
         lowering = make_lowering(chain, job, device)
         launches = len(lowering.steps(1).launches) - 1
-        price = Price(
-            row_flop=3 * sum(map(net.row_flop, net.nodes)) - 2 * chain.layers[0].D_in * chain.layers[0].D_out,
-            row_bytes=2 * net.input.row_bytes,
-            fixed_bytes=8 * net.parameters * (1 + OPTIMISERS[job.optimiser]),
-            launches=launches,
-            rate=_SHARE / (3 if job.precision == "fp32" else 1),
-            precision="tf32" if job.precision == "fp32" else "",
-        )
+        price = price_of(net, lowering, launches, least_us=_WORK_US * launches)
         yield Claim(
             self.name, f"mlp_train<{chain.label},{job.loss}>", chain.nodes, price,
-            why=f"{launches} launches a step, many steps a graph; gradients become updates where they are summed up",
+            why=f"{launches} launches a step, many steps a graph; gradients become updates where they are summed up"
+            + ("; rows are bytes" if lowering.byte_rows else ""),
             fast_bytes=lowering.tiling.shared_bytes, facts=lowering, order=lowering.order,
         )  # fmt: skip
 
 
 # -- instances for make check-kernels ------------------------------------------------------------------------------
 
+DIGITS, BACKPROP = (784, 320, 160, 10), (784, 56, 28, 10)
 
-def _instance(what: str, kernel: str, precision: str, batch: int, *widths: int) -> Instance:
+
+def _instance(what: str, kernel: str, job: Job, *widths: int) -> Instance:
     def launch(device: Device) -> KernelLaunch:
-        return _launch_of(kernel, precision, batch, widths, device)
+        return _launch_of(kernel, job, widths, device)
 
     return Instance(what, launch)
 
 
-def _launch_of(kernel: str, precision: str, batch: int, widths: tuple[int, ...], device: Device) -> KernelLaunch:
+def _launch_of(kernel: str, job: Job, widths: tuple[int, ...], device: Device) -> KernelLaunch:
     """The first launch of a step whose kernel's name holds this."""
     chain = find_chain(mlp(*widths), 0, TRAINED)
     assert chain is not None
-    steps = make_lowering(chain, Job(precision, batch, "cross_entropy"), device).steps(1)
+    steps = make_lowering(chain, job, device).steps(1)
     return next(each for each in steps.launches if kernel in each.program.name_expression)
+
+
+def _job(precision: str, batch: int, byte_scale: float = 0.0) -> Job:
+    return Job(precision, batch, "cross_entropy", byte_scale=byte_scale)
 
 
 INSTANCES = (
     tuple(
-        _instance(f"{kernel} {precision}, {batch:,} rows", f"_{kernel}<", precision, batch, *widths)
-        for batch, widths in ((64, (784, 320, 160, 10)), (4096, (784, 320, 160, 10)), (60_000, (784, 56, 28, 10)))
+        _instance(f"{kernel} {precision}, {batch:,} rows", f"_{kernel}<", _job(precision, batch), *widths)
+        for batch, widths in ((64, DIGITS), (4096, DIGITS), (16_384, DIGITS))
         for precision in PRECISIONS
         for kernel in ("forward", "backward", "gradients")
     )
-    + tuple(_instance(kernel, f"_{kernel}", "fp32", 60_000, 784, 56, 28, 10) for kernel in ("head", "apply", "advance"))
-    + (_instance("head of few rows", "_head", "fp32", 64, 784, 320, 160, 10),)
+    + tuple(
+        _instance(
+            f"bytes_{kernel} {precision}, {batch:,} rows", f"bytes_{kernel}<", _job(precision, batch, 1.0), *DIGITS
+        )
+        for batch, kernel in ((1024, "parts"), (1024, "forward"), (1024, "gradient"))
+        for precision in PRECISIONS
+    )
+    + tuple(_instance(kernel, f"_{kernel}", _job("fp32", 60_000), *BACKPROP) for kernel in ("rows", "apply", "advance"))
+    + tuple(_instance(f"head, {batch:,} rows", "_head", _job("fp32", batch), *DIGITS) for batch in (64, 1024, 16_384))
 )

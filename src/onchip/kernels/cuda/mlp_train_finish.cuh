@@ -109,6 +109,7 @@ struct Tally {
 
 constexpr int MOST_LAYERS = 16;  // of a launch
 constexpr u32 SGD = 0, MOMENTUM = 1, ADAM = 2;
+constexpr u32 CROSS_ENTROPY = 0, HALF_SSE = 1, MSE = 2;
 
 struct LayerMemory {
     float *w, *mean, *square;
@@ -119,11 +120,12 @@ struct LayerSizes {
     int K, N, w_stride, a_stride, dz_stride;
     u32 is_gathered;
     int blocks_across;  // that share rows of w
+    int slices;         // of its parts
 };
 // What every block asks first lies together: a launch finds these words in no cache.
 struct Layers {
     LayerMemory memory[MOST_LAYERS];
-    int blocks, slices, chunks;  // blocks of a slice; chunks of rows that a slice has
+    int blocks, chunks;  // of a slice: blocks, and chunks of rows
     u32 optimiser;
     Warps warps;
     int first_block[MOST_LAYERS];  // blocks of the layers before; no block is behind those of a layer that is not there
@@ -162,16 +164,16 @@ struct Kept {
     }
 };
 
-// They move, `left` of them; the zeros behind those stay.
+// V neighbours of w move, `left` of them, and what the optimiser keeps for them; the zeros behind those stay.
 //
 // SGD       w -= lr g, where g = scale gradient + decay w
 // MOMENTUM  mean = momentum mean + g; w -= lr mean
 // ADAM      mean = 0.9 mean + 0.1 g; square = 0.999 square + 0.001 g^2; w -= lr mean / (root sqrt(square) + 1e-8)
-__device__ __forceinline__ void update(u32 optimiser, const Rule& rule, const LayerMemory& memory, long long at,
-                                       const float (&gradients)[4], Kept kept, int left) {
-    float(&w)[4] = kept.w, (&mean)[4] = kept.mean, (&square)[4] = kept.square;
+template <int V>
+__device__ __forceinline__ void move(u32 optimiser, const Rule& rule, const float (&gradients)[V], float (&w)[V],
+                                     float (&mean)[V], float (&square)[V], int left) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < V; ++i) {
         if (i >= left) continue;
         const float g = fmaf(rule.scale, gradients[i], rule.decay * w[i]);
         if (optimiser == SGD) {
@@ -185,9 +187,14 @@ __device__ __forceinline__ void update(u32 optimiser, const Rule& rule, const La
             w[i] -= rule.lr * mean[i] / (rule.root * sqrtf(square[i]) + 1e-8f);
         }
     }
-    store_several(memory.w + at, w);
-    if (optimiser != SGD) store_several(memory.mean + at, mean);
-    if (optimiser == ADAM) store_several(memory.square + at, square);
+}
+
+__device__ __forceinline__ void update(u32 optimiser, const Rule& rule, const LayerMemory& memory, long long at,
+                                       const float (&gradients)[4], Kept kept, int left) {
+    move(optimiser, rule, gradients, kept.w, kept.mean, kept.square, left);
+    store_several(memory.w + at, kept.w);
+    if (optimiser != SGD) store_several(memory.mean + at, kept.mean);
+    if (optimiser == ADAM) store_several(memory.square + at, kept.square);
 }
 
 // Sums are gradients: the update, or the slice's part of it.

@@ -25,6 +25,7 @@ _BYTES_A_CLOCK = 48  # from L2, a multiprocessor
 _NEAR_BYTES_A_CLOCK = 32  # from L1, in pieces of rows
 _SHARED_BYTES_A_CLOCK = 128
 _STAGE_CLOCKS = 120  # of warps that wait for each other, and for the first of a stage's numbers
+_SLICE_CLOCKS = 60  # of the launch that adds slices up, eight at a time
 _LEAST_SLICE = 32  # chunks
 _LEAST_STAGED_SLICE = 8
 _MOST_PARTS = 1 << 26  # floats of all slices' gradients
@@ -38,6 +39,10 @@ class Tiling:
     deep: int
     slices: int = 1  # of the sums, each a block's
     is_staged: bool = False  # operands by way of shared memory: mlp_train_large.cuh
+
+    @property
+    def warps(self) -> tuple[int, int, int]:
+        return self.down, self.across, self.deep
 
     @property
     def shared_bytes(self) -> int:
@@ -99,5 +104,5 @@ def _clocks(way: Tiling, sizes: tuple[tuple[int, int], ...], terms: int, precisi
         clocks = _START_CLOCKS + max(waits, waves * (max(work + reads / _NEAR_BYTES_A_CLOCK, loads) + of_block))
     if way.slices > 1:
         parts = 4 * (way.slices + 4) * sum(rows * columns for rows, columns in sizes)
-        clocks += _START_CLOCKS + parts / (units * _BYTES_A_CLOCK)
+        clocks += _START_CLOCKS + way.slices * _SLICE_CLOCKS + parts / (units * _BYTES_A_CLOCK)
     return clocks

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
-from onchip.errors import PlanError
+from onchip.errors import KernelError, PlanError
 from onchip.kernels.cuda.mlp_train import RULE_FLOATS, TrainLowering
 from onchip.kernels.cuda.program import Steps
-from onchip.kernels.training import STATE_NAMES, SharedData, check_restored, rules_of_steps
+from onchip.kernels.training import (
+    STATE_NAMES,
+    SharedData,
+    bytes_of,
+    check_restored,
+    epochs_at_once,
+    rules_of_steps,
+)
 from onchip.plan.kernel import OPTIMISERS
 from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
@@ -20,7 +27,6 @@ from onchip.runtime.cuda.launches import Graph, GraphBuilder
 from onchip.spec.recipe import Array, materialise
 
 SLICE_BYTES = 64 << 20  # of rows that are copied at a time
-GRAPH_STEPS = (64, 8, 1)  # of the graphs that a run of steps is made of
 _KEPT = ("mean", "square")  # the kernels' names for what optimisers keep, in the order of STATE_NAMES
 
 
@@ -38,43 +44,58 @@ class CudaTrainer:
         with gpu:
             self._stream = SideStream(gpu)
         self._memory: dict[str, Buffer] = {}
-        self._capacity = 0  # rows of the order, and steps
-        self._sent = np.zeros(0, np.int64)  # the order that lies there
+        self._capacity = 0  # rows of orders
+        self._sent: dict[int, Array] = {}  # the orders that lie there, by the row that they begin at
         self._graphs: dict[int, Graph] = {}
         self._losses: Graph | None = None
         self._send_data(x, y, shared)
         self._make_memory()
         self._write_weights({name: materialise(name, plan.network.weights) for name in self._weight_names()}, "", "w")
-        self._make_room(len(x))
+        a_step = self.job.batch
+        self._make_room(epochs_at_once(len(x), a_step) * -(-len(x) // a_step) * a_step)
+
+    @property
+    def gpu_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._memory.values())
 
     def steps(
         self, order: Array, lr: float, momentum: float, decay: float, meanwhile: Callable[[], None] | None = None
     ) -> tuple[Array, Array]:
-        batch = self.job.batch
-        count = -(-len(order) // batch)
-        sizes = np.full(count, batch)
-        sizes[-1:] = len(order) - (count - 1) * batch
-        rules = np.zeros((count, RULE_FLOATS), np.float32)
-        given = rules_of_steps(self.job, self._layers[-1].N, sizes, self.steps_done, lr, momentum, decay)
-        rules[:, : given.shape[1]] = given
-        self._make_room(len(order))
+        return self.epochs((order,), (lr,), momentum, decay, meanwhile)[0]
+
+    def epochs(
+        self, orders: Sequence[Array], lrs: Sequence[float], momentum: float, decay: float,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> list[tuple[Array, Array]]:  # fmt: skip
+        batch, rows = self.job.batch, len(orders[0])
+        count = -(-rows // batch)  # steps of an order; each begins a multiple of `batch` rows behind the one before
+        self._make_room(len(orders) * count * batch)
         if not count:  # no step: what the run will launch is made ready
-            for size in GRAPH_STEPS:
-                if size * batch <= len(self.x) or size == 1:
-                    self._graph(size)
-            return np.zeros(0), np.zeros(0, np.int64)
+            for size in set(self.lowering.graphs_of(-(-len(self.x) // batch))):
+                self._graph(size)
+            return [(np.zeros(0), np.zeros(0, np.int64))] * len(orders)
+        sizes = np.full(count, batch)
+        sizes[-1] = rows - (count - 1) * batch
+        rules = np.zeros((len(orders) * count, RULE_FLOATS), np.float32)
+        for i, lr in enumerate(lrs):
+            given = rules_of_steps(
+                self.job, self._layers[-1].N, sizes, self.steps_done + i * count, lr, momentum, decay
+            )
+            rules[i * count : (i + 1) * count, : given.shape[1]] = given
         with self._gpu:
-            self._begin(order, rules)
-            left = count
-            for size in GRAPH_STEPS:
-                while left >= size:
+            self._gpu.write(self._memory["rules"], rules, self._stream.handle)
+            for i, order in enumerate(orders):
+                self._begin(order, i * count)
+                for size in self.lowering.graphs_of(count):
                     self._graph(size).launch(self._stream.handle)
-                    left -= size
             if meanwhile is not None:
                 meanwhile()
-            losses, hits = self._end(count)
-        self.steps_done += count
-        return losses if self.job.loss == "half_sse" else losses / sizes, hits
+            losses, hits = self._end(len(orders) * count, self.lowering.groups)
+        self.steps_done += len(orders) * count
+        losses, hits = losses.reshape(-1, count), hits.reshape(-1, count)
+        if self.job.loss != "half_sse":
+            losses /= sizes
+        return list(zip(losses, hits, strict=True))
 
     def evaluate(self, order: Array) -> tuple[float, int]:
         self._make_room(len(order))
@@ -83,7 +104,7 @@ class CudaTrainer:
         if not len(order):
             return 0.0, 0
         with self._gpu:
-            self._begin(order, np.zeros((0, RULE_FLOATS), np.float32))
+            self._begin(order)
             count = -(-len(order) // self.lowering.row_count)
             for _ in range(count):
                 self._losses.launch(self._stream.handle)
@@ -141,9 +162,12 @@ class CudaTrainer:
     def _upload(self, name: str, array: Array) -> None:
         self._memory[name] = self._gpu.upload(array)
 
-    def _send(self, name: str, rows: int, width: int, fill: Callable[[Array, int], None] | None = None) -> Buffer:
-        """Make (rows, width) float32 there: zeros, and what `fill` writes to some rows, of which it knows the first."""
-        row_bytes, stream = 4 * width, self._stream.handle
+    def _send(
+        self, name: str, rows: int, width: int, fill: Callable[[Array, int], None] | None = None,
+        dtype: Any = np.float32,
+    ) -> Buffer:  # fmt: skip
+        """Make (rows, width) numbers there: zeros, and what `fill` writes to some rows, of which it knows the first."""
+        row_bytes, stream = np.dtype(dtype).itemsize * width, self._stream.handle
         buffer = self._memory[name] = self._gpu.reserve(rows * row_bytes)
         most = max(1, SLICE_BYTES // row_bytes)
         with self._gpu:
@@ -151,22 +175,27 @@ class CudaTrainer:
                 self._gpu.clear(buffer.pointer, rows * row_bytes, stream)
                 return buffer
             for first in range(0, rows, most):
-                some = np.zeros((min(most, rows - first), width), np.float32)
+                some = np.zeros((min(most, rows - first), width), dtype)
                 fill(some, first)
                 self._gpu.write(buffer, some, stream, first * row_bytes)
                 self._gpu.synchronise(stream)
         return buffer
 
     def _send_data(self, x: Array, y: Array, shared: SharedData) -> None:
-        first_layer = self._layers[0]
+        first_layer, byte_rows = self._layers[0], self.lowering.byte_rows
+        name, given, stride, one = "x", x, first_layer.stride, 1
+        if byte_rows:
+            found = shared.get("bytes", lambda: bytes_of(x))
+            assert found is not None, "the plan knows that rows are bytes"
+            name, given, stride, one = "bytes", found[0], byte_rows.stride, byte_rows.one
 
         def fill(some: Array, first: int) -> None:
-            some[:, : first_layer.D] = x[first : first + len(some)]
-            some[:, first_layer.D : first_layer.terms] = 1
+            some[:, : first_layer.D] = given[first : first + len(some)]
+            some[:, first_layer.D : first_layer.terms] = one
 
         # A network without a bias in its first layer wants other rows.
-        self._memory["x"] = shared.get(
-            ("x", self._gpu.index, first_layer.terms), lambda: self._send("x", len(x), first_layer.stride, fill)
+        self._memory[name] = shared.get(
+            (name, self._gpu.index, first_layer.terms), lambda: self._send(name, len(x), stride, fill, given.dtype)
         )
         self._memory["targets"] = shared.get(("targets", self._gpu.index), lambda: self._gpu.upload(y))
 
@@ -182,8 +211,13 @@ class CudaTrainer:
             self._send(f"dz{i}", rows, width)
             for memory in ("w", *_KEPT[:kept]):
                 self._send(f"{memory}{i}", layer.N, layer.stride)
-            if (slices := self.lowering.tiling.slices) > 1:
+            if slices := self.lowering.slices(i):
                 self._memory[f"parts{i}"] = self._gpu.reserve(slices * 4 * layer.N * layer.stride)
+        if byte_rows := self.lowering.byte_rows:
+            for name, K in (("w_parts", byte_rows.terms), ("dz_parts", self.job.batch)):
+                self._memory[name] = self._gpu.reserve(byte_rows.bytes_of_parts(K))
+        for name, nbytes in self.lowering.own_memory().items():
+            self._send(name, 1, nbytes, dtype=np.uint8)
         self._upload("losses", np.zeros(rows))
         self._upload("hits", np.zeros(rows, np.int32))
         self._upload("progress", np.zeros(2, np.int64))
@@ -194,8 +228,9 @@ class CudaTrainer:
             return
         steps = max(-(-rows // self.job.batch), -(-rows // self.lowering.row_count))
         self._graphs, self._losses, self._capacity = {}, None, rows
-        self._sent = self._sent[:0]
-        for name, row_bytes in (("rules", 4 * RULE_FLOATS), ("step_losses", 8), ("step_hits", 8)):
+        self._sent = {}
+        told = 8 * self.lowering.groups
+        for name, row_bytes in (("rules", 4 * RULE_FLOATS), ("step_losses", told), ("step_hits", told)):
             self._memory[name] = self._gpu.reserve(steps * row_bytes)
         self._memory["order"] = self._gpu.reserve(rows * 8)
 
@@ -213,20 +248,33 @@ class CudaTrainer:
             bound.add_to(graph, (), (), 0)
             return graph.finish(None)
 
-    def _begin(self, order: Array, rules: Array) -> None:
-        stream, order = self._stream.handle, np.ascontiguousarray(order, np.int64)
-        if (order.ctypes.data, len(order)) != (self._sent.ctypes.data, len(self._sent)):
-            self._gpu.write(self._memory["order"], order, stream)
-            self._sent = order  # kept, so no other array can lie there
-        self._gpu.write(self._memory["rules"], rules, stream)
-        self._gpu.write(self._memory["progress"], np.array([0, len(order)]), stream)
+    def _begin(self, order: Array, first_step: int = 0) -> None:
+        """The next steps are those from first_step on, of the rows `order`."""
+        stream, order, first = self._stream.handle, np.ascontiguousarray(order, np.int64), first_step * self.job.batch
+        sent = self._sent.get(first)
+        if sent is None or (order.ctypes.data, len(order)) != (sent.ctypes.data, len(sent)):
+            self._sent = {at: there for at, there in self._sent.items() if not _overlap(at, there, first, order)}
+            self._gpu.write(self._memory["order"], order, stream, first * order.itemsize)
+            self._sent[first] = order  # kept, so no other array can lie there
+        self._gpu.write(self._memory["progress"], np.array([first_step, first + len(order)]), stream)
 
-    def _end(self, count: int) -> tuple[Array, Array]:
+    def _end(self, count: int, groups: int = 1) -> tuple[Array, Array]:
         """The losses and hits of the steps, when they are done."""
-        stream, losses, hits = self._stream.handle, np.empty(count), np.empty(count, np.int64)
+        stream, losses, hits = self._stream.handle, np.empty((count, groups)), np.empty((count, groups), np.int64)
         self._gpu.download(self._memory["step_losses"], losses, stream)
         self._gpu.download(self._memory["step_hits"], hits, stream)
-        return losses, hits
+        if "status" in self._memory:
+            status = self._gpu.download(self._memory["status"], np.empty(2, np.uint32), stream)
+            if status[1]:
+                raise KernelError(
+                    "blocks that train together did not find each other", got="a wait past its deadline",
+                    expected="every block on the GPU at a time", hint="fewer programs on this GPU, or another one",
+                )  # fmt: skip
+        return losses.sum(axis=1), hits.sum(axis=1)
+
+
+def _overlap(at: int, order: Array, other_at: int, other: Array) -> bool:
+    return at < other_at + len(other) and other_at < at + len(order)
 
 
 class TrainingBound:

@@ -1,0 +1,46 @@
+"""mlp_train_rows on a GPU: the host's side of mlp_train_rows.cu. Which layers it takes, and what they need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from onchip.kernels.cuda.mlp_packing import round_up
+from onchip.kernels.cuda.mlp_train_bytes import PARTS
+from onchip.kernels.cuda.program import Budget, Program
+
+SOURCE = Path(__file__).parent / "mlp_train_rows.cu"
+ROWS, MOST_WIDTHS = 128, 4  # as mlp_train_rows.cu has them
+MOST_WIDTH, MOST_OUTPUTS = 64, 32
+BLOCKS = 2  # of a multiprocessor
+LEAST_ROWS = 32  # a multiprocessor
+BUDGET = Budget(registers=128, spill_bytes=32)
+
+
+@dataclass(frozen=True)
+class RowsPass:
+    """Layers behind the first of a network whose layers give `widths` numbers a row."""
+
+    widths: tuple[int, ...]  # of all layers, the first too
+    precision: str
+
+    def fits(self, fast_bytes: int) -> bool:
+        """Whether the kernel takes them, on a chip whose blocks have so much shared memory."""
+        if not 2 <= len(self.widths) <= MOST_WIDTHS or max(self.widths) > MOST_WIDTH or self.widths[-1] > MOST_OUTPUTS:
+            return False
+        return self.shared_bytes <= fast_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        pieces = sum(_pieces(D + 1, N) + _pieces(N, D) for D, N in pairwise(self.widths))
+        return 16 * PARTS[self.precision] * pieces + 4 * ROWS * sum(round_up(W + 1, 16) + 8 for W in self.widths)
+
+    @property
+    def program(self) -> Program:
+        return Program(SOURCE, f"train_rows<{', '.join(map(str, (PARTS[self.precision], *self.widths)))}>")
+
+
+def _pieces(K: int, N: int) -> int:
+    """Of one part of weights: K terms a sum, N columns."""
+    return round_up(K, 16) // 8 * round_up(N, 8)

@@ -1,0 +1,189 @@
+"""Training by blocks that stay on the chip: emulated ones, which take turns, and those of a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+
+from emulated_cuda import kernel_of, needs_gxx
+from emulated_engine import emulate_device
+from onchip.errors import KernelError
+from onchip.kernels import cuda
+from onchip.kernels.chain import find_chain
+from onchip.kernels.cuda import KERNELS, mlp_resident
+from onchip.kernels.cuda.mlp_resident import UNITS, ResidentLowering, make_lowering
+from onchip.kernels.cuda.program import Program, Steps
+from onchip.kernels.pointwise import TRAINED
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
+from onchip.runtime.cuda import devices
+from onchip.runtime.engine import kernels_for
+from onchip.spec.build import mlp
+from onchip.train.loop import fit
+from training_cases import CASES, assert_follows_reference, case, reference_curve
+
+# Batches that fit, of two layers or more.
+SMALL = ("odd widths", "batch 1", "no bias", "mean of squares", "leaky", "decay", "decay and momentum", "adam",
+         "steps down", "cosine", "a share held back")  # fmt: skip
+MORE = {
+    "four layers": lambda: case(20, 21, 17, 9, 5, n=70, batch_size=30, lr=0.05, momentum=0.5),
+    "32 outputs": lambda: case(12, 19, 32, n=50, batch_size=16, lr=0.05),
+    "64 rows": lambda: case(30, 26, 11, 4, n=130, batch_size=64, lr=0.05),
+}
+NAMES = (*SMALL, *MORE)
+
+
+def made(name):
+    return {**CASES, **MORE}[name]()
+
+
+def pixels(n, D, seed=0):
+    return (np.random.default_rng(seed).integers(0, 256, (n, D)) / np.float32(255)).astype(np.float32)
+
+
+def lowering_of(*widths, batch=16, device=H200, **job):
+    return make_lowering(
+        find_chain(mlp(*widths), 0, TRAINED), Job(**{"loss": "cross_entropy", **job}, batch=batch), device
+    )
+
+
+def plan_of(*widths, batch, device=H200, **job):
+    return make_plan(mlp(*widths), device, kernels_for(device), Job(batch=batch, loss="cross_entropy", **job))
+
+
+@pytest.fixture(params=[1, 6], ids=["one block", "several blocks"])
+def blocks(monkeypatch, request):
+    """An emulated GPU of so many multiprocessors: a block owns everything, and waits for nobody, or they share."""
+    emulate_device(monkeypatch)
+    monkeypatch.setattr(devices, "probe", lambda: ([dataclasses.replace(H200, units=request.param)], ""))
+    kept = tuple(k for k in KERNELS if k.name == "mlp_resident")
+    monkeypatch.setattr(cuda, "KERNELS", (*kept, *cuda.KERNELS))
+
+
+# -- on the host -------------------------------------------------------------------------------------------------
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", NAMES)
+def test_emulated_blocks_follow_the_reference(name, blocks):
+    net, x, y, training = made(name)
+    result = assert_follows_reference(net, x, y, training, device="cuda")
+    assert result.plan.groups[0].claim.kernel == "mlp_resident"
+
+
+@needs_gxx
+def test_emulated_blocks_train_on_bytes(blocks):
+    net, _, y, training = case(37, 20, 9, 4, n=60, batch_size=16, lr=0.1)
+    result = assert_follows_reference(net, pixels(60, 37), y, training, device="cuda")
+    assert "rows are bytes" in result.plan.groups[0].claim.why
+
+
+@needs_gxx
+@pytest.mark.parametrize("is_bytes", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "blocks", "widths"),
+    [(16, 1, (5, 3, 2)), (16, 3, (20, 13, 7, 3)), (32, 5, (20, 53, 29, 17, 5)), (64, 40, (784, 320, 160, 10))],
+)
+def test_host_and_kernel_agree_on_shared_memory(rows, blocks, widths, is_bytes, tmp_path):
+    for header in mlp_resident.SOURCE.parent.glob("*.cuh"):
+        shutil.copy(header, tmp_path)
+    source = tmp_path / "tell.cu"
+    source.write_text(
+        '#include "mlp_resident.cuh"\ntemplate <class X, int ROWS, int BLOCKS, int... W>\n'
+        "__global__ void tell(int* to) { *to = Room<X, Widths<W...>, ROWS, BLOCKS>::FLOATS; }\n"
+    )
+    told = np.zeros(1, np.int32)
+    X = "unsigned char" if is_bytes else "float"
+    name = f"tell<{X}, {rows}, {blocks}, {', '.join(map(str, widths))}>"
+    kernel_of(Program(source, name)).run(1, 1, (told.ctypes.data,))
+    base = lowering_of(*widths, byte_scale=1 / 255 if is_bytes else 0.0)
+    lowering = dataclasses.replace(base, rows=rows, blocks=blocks)
+    assert lowering.shared_bytes == 4 * told[0]
+
+
+# -- as data -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 16, 64])
+def test_small_batches_stay_on_the_chip(batch):
+    claim = plan_of(784, 320, 160, 10, batch=batch, byte_scale=1 / 255).groups[0].claim
+    assert claim.kernel == "mlp_resident"
+    assert "one launch" in claim.why
+
+
+@pytest.mark.parametrize(
+    ("widths", "batch", "why"),
+    [((784, 320, 160, 10), 256, "at most 128 rows"), ((20, 10), 16, "2 to 15 layers"), ((20, 9, 33), 16, "32 outputs"),
+     ((4000, 1000, 1000, 10), 64, "does not fit")],
+)  # fmt: skip
+def test_what_does_not_stay_is_refused_with_a_reason(widths, batch, why):
+    plan = plan_of(*widths, batch=batch)
+    assert plan.groups[0].claim.kernel == "mlp_train"
+    assert any(why in refusal.why for refusal in plan.refusals if refusal.kernel == "mlp_resident")
+
+
+def test_other_chips_train_launch_by_launch():
+    plan = plan_of(784, 320, 160, 10, batch=16, device=dataclasses.replace(H200, arch="sm_89", fast_bytes=99 << 10))
+    assert plan.groups[0].claim.kernel == "mlp_train"
+
+
+@pytest.mark.parametrize("batch", [8, 64])
+@pytest.mark.parametrize(
+    "widths", [(20, 53, 29, 17, 5), (20, 8, 500, 3), (64, 1030, 10), (7, 1, 1, 1), (9, 300, 290, 8)]
+)
+def test_every_block_owns_something(widths, batch):
+    lowering = lowering_of(*widths, batch=batch)
+    if isinstance(lowering, str):
+        assert "does not fit" in lowering
+        return
+    assert lowering.groups * lowering.blocks <= H200.units
+    last = [-(-width // lowering.own(i)) for i, width in enumerate(widths[1:-1], 1)]  # blocks that own units of a layer
+    assert max(last) == lowering.blocks
+    assert all(own % UNITS == 0 for own in map(lowering.own, range(1, len(widths) - 1)))
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", [*NAMES, "digits"])
+def test_blocks_follow_the_reference(name):
+    net, x, y, training = made(name)
+    result = assert_follows_reference(net, x, y, training, device="cuda")
+    assert result.plan.groups[0].claim.kernel == "mlp_resident"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [16, 33, 64, 128])
+def test_many_steps_on_bytes_follow_the_reference_with_the_same_bits(batch):
+    net, _, y, training = case(784, 320, 160, 10, n=batch * 60 + 13, batch_size=batch, lr=0.03)
+    x = pixels(len(y), 784)
+    one, other = (fit(net, x, y, device="cuda", epochs=2, seed=5, **training) for _ in range(2))
+    assert np.array_equal(one.losses, other.losses)
+    for name, w in one.network.weights.items():
+        assert np.array_equal(other.network.weights[name], w), name
+    assert one.plan.groups[0].claim.kernel == "mlp_resident"
+    truth, naive = (reference_curve(net, x, y, 5, dtype, training, epochs=2)[0] for dtype in ("float64", "float32"))
+    allowed = 2 * np.abs(naive - truth).max() + 8 * np.finfo(np.float32).eps * np.abs(truth).max()
+    assert np.abs(one.losses - truth).max() <= allowed
+
+
+@pytest.mark.gpu
+def test_a_block_that_never_comes_is_an_error(monkeypatch):
+    """Launched without its last block, which the others wait for."""
+    launch_all = ResidentLowering.steps
+
+    def launch_fewer(self, count):
+        (launch,) = launch_all(self, count).launches
+        config = dataclasses.replace(launch.config, grid=(self.groups * self.blocks - 1, 1, 1))
+        return Steps((dataclasses.replace(launch, config=config),))
+
+    monkeypatch.setattr(mlp_resident, "DEADLINE_MS", 50)
+    monkeypatch.setattr(ResidentLowering, "steps", launch_fewer)
+    net, x, y, training = case(20, 40, 30, 3, n=40, batch_size=16)
+    with pytest.raises(KernelError, match="did not find each other"):
+        fit(net, x, y, device="cuda", epochs=1, **training)

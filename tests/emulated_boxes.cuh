@@ -113,7 +113,7 @@ static void wait_for_cluster() {
     ++of_cluster.arrived;
     while (of_cluster.generation == generation) {
         int there = 0;
-        for (int thread = 0; thread < emulated::threads; ++thread) there += !emulated::fibers[thread].is_done;
+        for (int thread = 0; thread < emulated::threads; ++thread) there += !emulated::now->fibers[thread].is_done;
         if (of_cluster.arrived == there) {
             of_cluster.arrived = 0;
             ++of_cluster.generation;

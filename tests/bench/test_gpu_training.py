@@ -57,6 +57,7 @@ def test_ours_is_judged_and_timed(options, monkeypatch):
     for row in outcome.rows:
         assert (row.unit, len(row.samples_ms)) == ("epochs/s", 3)
         assert row.floor_ms > 0
+        assert row.extra["GPU MB"] > 0
         assert "4 epochs of fit, mlp_train" in row.setting
     assert outcome.rows[0].error < outcome.rows[1].error
 

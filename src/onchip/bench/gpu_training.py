@@ -169,7 +169,8 @@ def ours(job: EpochJob) -> Ready:
     epochs = max(LEAST_EPOCHS, epochs_of(min(epoch.seconds for epoch in first.history)))
     kernel = ", ".join(dict.fromkeys(group.claim.label for group in first.plan.groups))
     setting = job.lesson.setting(f"{epochs} epochs of fit", kernel)
-    return Ready(SteadyFit(job.lesson, epochs), lambda: job.judge(first.losses), setting)
+    clock = SteadyFit(job.lesson, epochs)
+    return Ready(clock, lambda: job.judge(first.losses), setting, extra=memory(first.gpu_bytes))
 
 
 def epochs_of(seconds: float) -> int:

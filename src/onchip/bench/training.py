@@ -15,6 +15,7 @@ import numpy as np
 
 from onchip.bench.frame import Ready
 from onchip.errors import KernelError
+from onchip.kernels.training import bytes_of
 from onchip.measure.truth import TrainingTruth, Verdict, flat_run
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import compile, plan
@@ -56,7 +57,9 @@ class TrainingCase:
         """Of a step."""
         kind = "momentum" if self.options.momentum else self.options.optimiser
         batch = min(self.options.batch_size, len(self.x))
-        job = Job(self.options.precision, batch, loss=self.options.loss, optimiser=kind)
+        found = bytes_of(self.x) if self.device != "cpu" else None  # on a GPU bytes stay bytes: less to read
+        scale = found[1] if found else 0.0
+        job = Job(self.options.precision, batch, loss=self.options.loss, optimiser=kind, byte_scale=scale)
         return plan(self.net(0), self.device, job).floor_us / 1e3
 
     def seeded(self, seed: int) -> TrainOptions:

@@ -265,7 +265,11 @@ def _errors_of(
     has_convolutions = any(isinstance(layer, Convolution | TransposedConvolution) for layer in layers)
     # fp32 as parts of tf32 makes NaNs of infinities (mlp_tensor.cu, tensor_tiles.cuh).
     in_parts = precision == "fp32" and any(group.claim.kernel in IN_PARTS for group in plan.groups)
+    # conv_last.cu: a NaN reaches all places of a cell whose window has it, those too whose own taps do not.
+    through_nan = np.any([_rows(np.isnan(truth[value])) for value in above], axis=0)
+    in_cells = any(group.claim.kernel == "conv_last" for group in plan.groups)
     judged = ~(_pattern_differs(naive, exact) | (through_infinity & (may_differ | has_convolutions | in_parts)))
+    judged &= ~(through_nan & in_cells)
     got, exact, naive = (y[judged] for y in (got, exact, naive))
     yardstick = scaled_error(naive, exact)
     if len(np.unique(exact.reshape(len(exact), -1), axis=0)) < FEW_ROWS:

@@ -111,7 +111,7 @@ def test_many_rows_are_worth_it():
 @pytest.mark.parametrize(("precision", "io"), [("fp16", "fp16"), ("bf16", "bf16")])
 @pytest.mark.parametrize(("K", "H", "N"), [(256, 1024, 256), (384, 512, 200), (72, 1000, 65)])
 def test_layers_on_a_gpu(monkeypatch, precision, io, K, H, N):
-    others = ("product", "product_few", "product_wgmma")
+    others = ("product", "product_few", "product_mma", "product_wgmma", "mlp_tensor")
     monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in cuda.KERNELS if k.name not in others))
     u, w, a, b = weights(K, H, N)
     given = {"a.weight": u, "b.weight": w, "a.bias": a, "b.bias": b}

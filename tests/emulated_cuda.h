@@ -349,7 +349,7 @@ static void __nanosleep(unsigned) { emulated::fail("waits for a block that has n
 
 // -- PTX -----------------------------------------------------------------------------------------------------------
 
-static char shared_base;  // where shared memory's 32-bit addresses are counted from
+alignas(1024) static char shared_base;  // where shared memory's 32-bit addresses are counted from
 static size_t __cvta_generic_to_shared(const void* at) { return static_cast<const char*>(at) - &shared_base; }
 
 // A value and its flag, for blocks that may already look: what they found until now must have been nothing.

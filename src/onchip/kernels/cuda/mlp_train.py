@@ -454,6 +454,8 @@ INSTANCES = (
         for batch, kernel in ((1024, "parts"), (1024, "forward"), (1024, "gradient"))
         for precision in PRECISIONS
     )
-    + tuple(_instance(kernel, f"_{kernel}", _job("fp32", 60_000), *BACKPROP) for kernel in ("rows", "apply", "advance"))
+    + tuple(
+        _instance(kernel, f"_{kernel}", _job("fp32", 60_000, 1.0), *BACKPROP) for kernel in ("rows", "apply", "advance")
+    )
     + tuple(_instance(f"head, {batch:,} rows", "_head", _job("fp32", batch), *DIGITS) for batch in (64, 1024, 16_384))
 )

@@ -92,36 +92,11 @@ struct Room {
 
 // -- products --------------------------------------------------------------------------------------------------------
 
-// A lane's numbers of an operand as the tensor cores take them: R rows, 4 k's. IS_EXACT: they fit a word as they are.
-template <class P, int R, bool IS_EXACT>
-struct Terms {
-    static constexpr int COUNT = 4 / P::PER_WORD;
-    static constexpr bool IS_SPLIT = is_same<P, Fp32> && !IS_EXACT;
-    u32 high[R][COUNT], low[IS_SPLIT ? R : 1][COUNT];
-
-    __device__ __forceinline__ explicit Terms(const float (&v)[R][4]) {
-#pragma unroll
-        for (int j = 0; j < R; ++j) {
-            if constexpr (P::PER_WORD == 2) {
-                high[j][0] = pack<typename P::Number>(v[j][0], v[j][1]);
-                high[j][1] = pack<typename P::Number>(v[j][2], v[j][3]);
-            } else {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    if constexpr (IS_SPLIT) split(v[j][i], high[j][i], low[j][i]);
-                    else if constexpr (IS_EXACT) high[j][i] = __float_as_uint(v[j][i]);
-                    else high[j][i] = Tf32::word(v[j][i]);
-                }
-            }
-        }
-    }
-};
-
 // totals (rows 2 t and 2 t + 1 of a, all columns of b) += a b over 16 k's.
 template <class P, int R, bool IS_EXACT>
-__device__ __forceinline__ void add_chunk(float (&totals)[4], const Terms<P, R, IS_EXACT>& a, int t,
-                                          const Terms<P, 1, false>& b) {
-    constexpr int STEPS = Terms<P, 1, false>::COUNT / 2;
+__device__ __forceinline__ void add_chunk(float (&totals)[4], const Words<P, R, IS_EXACT>& a, int t,
+                                          const Words<P, 1>& b) {
+    constexpr int STEPS = Words<P, 1>::COUNT / 2;
     float sums[STEPS][4] = {};
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
@@ -180,7 +155,7 @@ __device__ __forceinline__ void multiply_rows(const A* a, int a_pitch, const flo
             load_four(v[0], of_a + chunk * CHUNK);
             load_four(v[1], of_a + chunk * CHUNK + a_pitch);
             load_four(w[0], of_b + chunk * CHUNK);
-            add_chunk<P>(totals[turn], Terms<P, 2, sizeof(A) == 1>(v), 0, Terms<P, 1, false>(w));
+            add_chunk<P>(totals[turn], Words<P, 2, sizeof(A) == 1>(v), 0, Words<P, 1>(w));
         }
         if (share > 0) store_several(parts + ((share - 1) * ITEMS + item) * 128 + lane * 4, totals[turn]);
     }
@@ -219,13 +194,13 @@ __device__ __forceinline__ void multiply_columns(const A* a, int a_pitch, const 
         for (int chunk = share; chunk < CHUNKS; chunk += SPLITS) {
             float w[1][4];
             load_four(w[0], of_b + chunk * CHUNK);
-            const Terms<P, 1, false> terms(w);
+            const Words<P, 1> words(w);
 #pragma unroll
             for (int t = 0; t < RT; ++t) {
                 float v[2][4];
                 load_four(v[0], of_a + 16 * t * a_pitch + chunk * CHUNK);
                 load_four(v[1], of_a + (16 * t + 1) * a_pitch + chunk * CHUNK);
-                add_chunk<P>(totals[t], Terms<P, 2, sizeof(A) == 1>(v), 0, terms);
+                add_chunk<P>(totals[t], Words<P, 2, sizeof(A) == 1>(v), 0, words);
             }
         }
 #pragma unroll
@@ -450,8 +425,8 @@ struct Gradients {
                     for (int j = 0; j < R; ++j) v[j][k] = across[j];
                 }
                 if (tile == 0) shifts[i] += (given[0][0] + given[0][1]) + (given[0][2] + given[0][3]);
-                const Terms<P, R, sizeof(A) == 1> of_a(v);
-                const Terms<P, 1, false> of_b(given);
+                const Words<P, R, sizeof(A) == 1> of_a(v);
+                const Words<P, 1> of_b(given);
 #pragma unroll
                 for (int t = 0; t < R / 2; ++t) add_chunk<P>(sums[i][t], of_a, t, of_b);
             }

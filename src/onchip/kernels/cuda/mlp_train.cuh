@@ -162,11 +162,13 @@ __device__ __forceinline__ void split(float v, u32& high, u32& low) {
     low = __float_as_uint(v - __uint_as_float(high)) & TF32_BITS;
 }
 
-// A lane's part of an operand as the tensor cores take it. Fp32: each number is the sum of two of tf32.
-template <class P, int R>
+// A lane's part of an operand as the tensor cores take it. Fp32: each number is the sum of two of tf32, or one of which
+// all bits fit: IS_EXACT.
+template <class P, int R, bool IS_EXACT = false>
 struct Words {
     static constexpr int COUNT = 4 / P::PER_WORD;
-    u32 high[R][COUNT], low[is_same<P, Fp32> ? R : 1][COUNT];
+    static constexpr bool IS_SPLIT = is_same<P, Fp32> && !IS_EXACT;
+    u32 high[R][COUNT], low[IS_SPLIT ? R : 1][COUNT];
 
     __device__ __forceinline__ explicit Words(const float (&v)[R][4]) {
 #pragma unroll
@@ -177,7 +179,8 @@ struct Words {
             } else {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    if constexpr (is_same<P, Fp32>) split(v[j][i], high[j][i], low[j][i]);
+                    if constexpr (IS_SPLIT) split(v[j][i], high[j][i], low[j][i]);
+                    else if constexpr (IS_EXACT) high[j][i] = __float_as_uint(v[j][i]);
                     else if constexpr (R == 4) high[j][i] = round_tf32(v[j][i]);
                     else high[j][i] = Tf32::word(v[j][i]);  // small tiles wait for loads; round_tf32 made them spill
                 }

@@ -97,7 +97,7 @@ def gpu_epochs(data: Dataset, label: str, options: Options) -> list[Case]:
         train = dataclasses.replace(digits.TRAIN, batch_size=size, epochs=1)
         lesson = TrainingCase(_network, data.x_train, data.y_train, train, options.threads, options.device, label)
         for job in epoch_jobs(f"epoch, batch {size}", lesson):
-            # The others lost to JAX at every size on an H200, and take long to compile or to run.
+            # At this size torch's graph was behind JAX on an H200, and each size takes long to compile.
             chosen = {"jax": peers["jax"]} if size != own else peers
             if size == own and job.precision == "fp32":
                 chosen = {**peers, "torch eager": torch_eager}

@@ -70,7 +70,7 @@ LINES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # cells of a line of a tile, at most
 # Clocks of a multiprocessor, counted, not measured: for a fragment of 16 rows or of 8 columns of weights, as shared
 # memory gives 128 B a clock; for a product; for 16 cells behind their last. A warp's step takes so many by itself.
 ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS, STEP_CLOCKS = 4, 2, 1.5, 50, 120
-FAR_STEP_CLOCKS = 400  # with weights that lie in memory, as measured
+FAR_STEP_CLOCKS = 400  # with weights that lie in memory: what a launch of 895 us comes to
 CLOCK_BYTES = 64  # of pixels that come to shared memory, a clock
 CUT_LINES = 1.2  # what parts of lines cost more than whole ones, which leave together
 Axes = tuple[CellAxis, CellAxis]

@@ -1,21 +1,27 @@
 """make sanitize: compute-sanitizer over the CUDA kernels. Needs a GPU, and compute-sanitizer in PATH or its wheel.
 
-For each tool, first a kernel with a planted bug, which the tool must report, then kernels.py, which must be clean.
+For each tool a kernel with a planted bug, which the tool must report, and kernels.py, which must be clean: in parts,
+side by side, as many as there are cores.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 REPORTED = 99  # compute-sanitizer's exit code where it has reported something
-SECONDS = 300  # a planted bug may hang
+SECONDS = 600  # a planted bug may hang
+PARTS = min(8, os.cpu_count() or 1)  # of kernels.py
 
 
 def find_sanitizer() -> str:
@@ -52,12 +58,19 @@ def run(what: str, expected: int, words: list[str]) -> bool:
 
 
 def main() -> int:
-    sanitizer = find_sanitizer()
+    sanitizer, parts = find_sanitizer(), [f"{number}/{PARTS}" for number in range(1, PARTS + 1)]
     # Without a tool first: it fills the cache of compiled kernels, and what is wrong by itself needs no sanitizer.
-    right = [run("no tool: kernels are right", 0, [sys.executable, str(HERE / "kernels.py")])]
+    kernels = [sys.executable, str(HERE / "kernels.py"), "cuda"]
+    first = [partial(run, f"no tool: kernels are right, part {part}", 0, [*kernels, part]) for part in parts]
+    then: list[Callable[[], bool]] = []
     for tool in TOOLS:
-        right.append(run(f"{tool}: reports the planted bug", REPORTED, command(sanitizer, tool, "planted.py", tool)))
-        right.append(run(f"{tool}: kernels are clean", 0, command(sanitizer, tool, "kernels.py")))
+        planted = command(sanitizer, tool, "planted.py", tool)
+        then.append(partial(run, f"{tool}: reports the planted bug", REPORTED, planted))
+        for part in parts:
+            clean = command(sanitizer, tool, "kernels.py", "cuda", part)
+            then.append(partial(run, f"{tool}: kernels are clean, part {part}", 0, clean))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        right = [*pool.map(lambda task: task(), first), *pool.map(lambda task: task(), then)]
     return 0 if all(right) else 1
 
 

@@ -84,7 +84,8 @@ def test_the_networks_run_and_what_nobody_takes_is_told(capsys):
     assert kernels.main("cpu") == 0
     out = capsys.readouterr().out.splitlines()
     ran = [line for line in out if "left out" not in line]
-    assert out[-1] == f"{len(kernels.cases())} engines ran, 0 were wrong"
+    kept = len(kernels.cases()) + 2 * len(kernels.SCANS) + len(kernels.TRAININGS)
+    assert out[-1] == f"{kept} ran, 0 were wrong"
     scans = [line for line in ran if line.startswith("scan ")]
     assert len(scans) == 2 * len(kernels.SCANS)
     assert all(line.endswith("every axis") for line in scans)
@@ -94,6 +95,13 @@ def test_the_networks_run_and_what_nobody_takes_is_told(capsys):
     assert all("fp32" in line for line in engines)
     others = len(kernels.POINTWISE) + len(kernels.GENERAL) + len(kernels.lookups())
     assert sum("mlp_fused" in line for line in engines) == len(engines) - others
+
+
+def test_parts_are_all_of_it(capsys, monkeypatch):
+    monkeypatch.setattr(kernels, "tasks", lambda device: [(str(i), lambda: "ran") for i in range(11)])
+    assert [kernels.main("cpu", f"{part}/3") for part in (1, 2, 3)] == [0, 0, 0]
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.endswith(" ran")]
+    assert sorted(names, key=int) == [str(i) for i in range(11)]
 
 
 def test_a_wrong_result_is_a_failure(monkeypatch, capsys):

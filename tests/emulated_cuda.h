@@ -26,19 +26,19 @@ struct Index {
     unsigned x;
 };
 static Index threadIdx, blockIdx, blockDim, gridDim;
-struct int2 {
+struct alignas(8) int2 {
     int x, y;
 };
-struct uint2 {
+struct alignas(8) uint2 {
     unsigned x, y;
 };
-struct uint4 {
+struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
-struct float2 {
+struct alignas(8) float2 {
     float x, y;
 };
-struct float4 {
+struct alignas(16) float4 {
     float x, y, z, w;
 };
 

@@ -101,10 +101,11 @@ def _side_by_side(grow: Grow, value: str) -> str:
 @given(data=st.data())
 def test_all_rewrites_together_keep_the_meaning(data):
     net = anything(drawn(data))
-    changed, told = rewrite(net, ("tables",))
+    left = "tables", "last"  # the second undoes what absorb_permutes does, and is asked once
+    changed, told = rewrite(net, left)
     assert (changed is net) == (not told)
     assert_same_meaning(net, changed)
-    assert rewrite(changed, ("tables",)) == (changed, ())
+    assert rewrite(changed, left) == (changed, ())
     folded, told_too = rewrite(net)
     assert told_too[: len(told)] == told
     assert_same_meaning(net, folded)

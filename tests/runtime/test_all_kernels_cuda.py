@@ -48,8 +48,8 @@ def same(got, want):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_all_kernels_are_in_it(precision):
-    """But for those of which there is a choice: products and convolutions on either cores, scans by the shape; and the
-    one that trains."""
+    """But for those of which there is a choice: products and convolutions on either cores, scans by the shape; and for
+    those that train."""
     plan = make_plan(NET, H200, KERNELS, Job(precision))
     files = {program.source.stem for program in programs_of([plan], (7,))}
     assert {
@@ -79,6 +79,7 @@ def test_all_kernels_are_in_it(precision):
         "conv_first",
         "conv_last",
         "mlp_train",
+        "mlp_resident",
     }
 
 

@@ -266,6 +266,8 @@ TRAININGS = {
     "classes": (mlp(20, 40, 13, 3), 70, {"batch_size": 33, "momentum": 0.9, "validation": 0.2}),
     "two groups of blocks": (mlp(20, 40, 13, 3), 70, {"batch_size": 40}),
     "many outputs": (mlp(9, 40, output="Tanh"), 20, {"batch_size": 16, "loss": "mse", "optimiser": "adam"}),
+    "launch by launch": (mlp(20, 40, 13, 3), 310, {"batch_size": 150, "momentum": 0.9}),
+    "several tiles": (mlp(200, 130, 70, 3), 1100, {"batch_size": 1000}),
     "a large batch": (mlp(6, 5, 3), 2100, {"batch_size": 2090, "weight_decay": 0.01}),
     "bytes": (mlp(20, 70, 3), 700, {"batch_size": 530}),
     "bytes, narrow layers": (mlp(20, 9, 3), 4300, {"batch_size": 4290}),

@@ -226,9 +226,11 @@ def _instance(what: str, job: Job, *widths: int) -> Instance:
 
 INSTANCES = (
     *(
-        _instance(f"digits {precision}, {batch} rows", Job(precision, batch, "cross_entropy", byte_scale=scale),
-                  784, 320, 160, 10)
-        for precision, batch, scale in (("fp32", 64, 1 / 255), ("bf16", 16, 1 / 255), ("fp32", 64, 0.0))
+        _instance(name, Job(precision, batch, "cross_entropy", byte_scale=scale), 784, 320, 160, 10)
+        for name, precision, batch, scale in (
+            ("digits fp32, two groups", "fp32", 64, 1 / 255), ("digits bf16", "bf16", 16, 1 / 255),
+            ("digits fp32, floats", "fp32", 64, 0.0),
+        )
     ),
     _instance("four layers, adam", Job("tf32", 32, "mse", "adam"), 20, 53, 29, 17, 5),
 )  # fmt: skip

@@ -34,7 +34,7 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "all cases of CUDA kernels that run on the host, not every fifth of a test's: for each, g++ takes a second"
+    text = "all cases of CUDA kernels that run on the host, not every eighth of a test's: for each, g++ takes a second"
     parser.addoption("--all-emulated", action="store_true", help=text)
 
 
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = []
         for item in filter(is_emulated, items):
             test = item.nodeid.partition("[")[0]
-            if counts[test] % 5:
+            if counts[test] % 8:
                 left_out.append(item)
             counts[test] += 1
         if left_out:

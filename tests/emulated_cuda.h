@@ -75,6 +75,8 @@ struct Block {
     long found_at;                              // of __syncthreads_or: which barrier, and what was found there
     bool found[2];
     char *stacks, *shared;                      // shared: what it had when it was put aside
+
+    void begin();
 };
 
 // What is ours lies in a section by itself, so .bss is the kernel's: its shared memory.
@@ -87,6 +89,19 @@ static unsigned long long random_state OURS = 0;
 static int threads OURS = 0, running OURS = 0, moves OURS = 0;
 static const void* const* given OURS = nullptr;  // where the kernel's arguments lie
 static void (*body)() OURS = nullptr;
+
+// Without what fibers have no use for before they write it: copies are most of a block.
+void Block::begin() {
+    for (int i = 0; i < threads; ++i) {
+        Fiber& fiber = fibers[i];
+        fiber.has_begun = fiber.is_done = false;
+        fiber.copy_count = fiber.group_count = fiber.exchanges = 0;
+    }
+    of_block = {};
+    memset(of_warps, 0, sizeof of_warps);
+    is_done = waits = found[0] = found[1] = false;
+    found_at = 0;
+}
 
 static void pause() {
     if (!_setjmp(now->fibers[running].at)) _longjmp(scheduler, 1);
@@ -202,9 +217,7 @@ static void run_blocks(unsigned count) {
                     now->stacks = static_cast<char*>(malloc(stack_bytes));
                     now->shared = nullptr;
                 }
-                char *const stacks = now->stacks, *const shared = now->shared;
-                memset(now, 0, sizeof(Block));
-                now->stacks = stacks, now->shared = shared;
+                now->begin();
             }
             blockIdx.x = i;
             run_block();

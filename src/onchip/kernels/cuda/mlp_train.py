@@ -442,9 +442,9 @@ def _job(precision: str, batch: int, byte_scale: float = 0.0) -> Job:
 
 INSTANCES = (
     tuple(
-        _instance(f"{kernel} {precision}, {batch:,} rows", f"_{kernel}<", _job(precision, batch), *widths)
-        for batch, widths in ((64, DIGITS), (4096, DIGITS), (16_384, DIGITS))
-        for precision in PRECISIONS
+        _instance(f"{kernel} {precision}, {batch:,} rows", f"_{kernel}<", _job(precision, batch), *DIGITS)
+        for batch, precisions in ((64, PRECISIONS), (4096, ("fp32", "bf16")), (16_384, ("tf32",)))
+        for precision in precisions
         for kernel in ("forward", "backward", "gradients")
     )
     + tuple(

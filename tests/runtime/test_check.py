@@ -150,3 +150,9 @@ def test_very_long_rows_are_fewer_unless_asked_for(monkeypatch):
     assert check_network(NET, rows=40).rows == 40
     monkeypatch.setattr(check, "MOST_NUMBERS", 1)
     assert check_network(NET).rows == 1
+
+
+def test_unknown_tables_are_refused_before_any_work(monkeypatch):
+    monkeypatch.setattr(check.reference, "forward", lambda *_: pytest.fail("it worked first"))
+    with pytest.raises(InputError, match="unknown tables"):
+        check_network(random_mlp(3, 2), 5, 0, tables="fp9")

@@ -1,11 +1,12 @@
 """`make check-kernels`: that it finds every instance, and that each way of being wrong makes it fail."""
 
+import contextlib
 import dataclasses
 import sys
 
 import pytest
 
-from onchip.errors import DeviceError
+from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda.program import Program
 from onchip.runtime.cuda import kernel_check
 from onchip.runtime.cuda.kernel_check import DEVICES, find_modules, main, run_task, static_shared_bytes, tasks_of
@@ -137,3 +138,20 @@ def test_static_shared_memory_is_read_from_the_binary(package, tmp_path, arch):
 
 def test_two_processes_at_most():
     assert kernel_check.PROCESSES <= 2
+
+
+def test_every_kernel_is_compiled_for_every_chip():
+    """Of chips that are alike an instance of each kernel is enough."""
+    tasks = [task for module in find_modules(["onchip.kernels.cuda"]) for task in tasks_of(module)]
+    kept = set(kernel_check._enough(tasks))
+
+    def names(some):
+        found = set()
+        for task in some:
+            with contextlib.suppress(PlanError):
+                launch = task.instance.launch(DEVICES[task.arch])
+                found.add((task.module, task.arch, launch.program.name_expression.partition("<")[0]))
+        return found
+
+    assert names(kept) == names(tasks)
+    assert len(kept) < 0.8 * len(tasks)

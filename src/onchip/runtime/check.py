@@ -91,6 +91,7 @@ def check_network(
     tables       how folded tables are kept. In fewer bits: embeddings are folded as for very many rows, and the naive
                  run has tables that were rounded once
     """
+    Job(tables=tables)  # an unknown kind is refused before minutes of work
     if rows is None:
         longest = max(given.row_size for given in (*net.inputs.values(), *net.types.values()))
         rows = max(1, min(MAX_BATCHED_ROWS, MOST_NUMBERS // max(1, longest)))

@@ -135,8 +135,7 @@ def static_shared_bytes(binary: Binary) -> int:
 
 def main(packages: Sequence[str]) -> int:
     modules = find_modules(packages)
-    tasks = [task for module in modules for task in tasks_of(module)]
-    tasks = list(_enough(tasks))
+    tasks = list(_enough([task for module in modules for task in tasks_of(module)]))
     if not tasks:
         print(f"no INSTANCES in {', '.join(packages)}", file=sys.stderr)
         return 1
@@ -160,19 +159,26 @@ def main(packages: Sequence[str]) -> int:
     return 1 if wrong else 0
 
 
-def _enough(tasks: Iterable[Task]) -> Iterator[Task]:
-    """All of them, but for NEAR the first that fits of each kernel of a file."""
+def _enough(tasks: Sequence[Task]) -> Iterator[Task]:
+    """All of them, but for NEAR only what fits: of each kernel of a file the first, and what fits no other chip."""
     seen: set[tuple[str, str, str]] = set()
+    elsewhere = {(task.module, task.index) for task in tasks if task.arch not in NEAR and _kernel_of(task)}
     for task in tasks:
         if task.arch in NEAR:
-            try:
-                name = task.instance.launch(DEVICES[task.arch]).program.name_expression.partition("<")[0]
-            except PlanError:
+            kernel = _kernel_of(task)
+            key = (task.module, task.arch, kernel)
+            if not kernel or (key in seen and (task.module, task.index) in elsewhere):
                 continue
-            if (task.module, task.arch, name) in seen:
-                continue
-            seen.add((task.module, task.arch, name))
+            seen.add(key)
         yield task
+
+
+def _kernel_of(task: Task) -> str:
+    """The name of an instance's kernel in its file; none where the chip is too small for it."""
+    try:
+        return task.instance.launch(DEVICES[task.arch]).program.name_expression.partition("<")[0]
+    except PlanError:
+        return ""
 
 
 def _fit_nowhere(outcomes: list[Outcome]) -> list[str]:

@@ -16,6 +16,8 @@ from onchip.files import open_input
 from onchip.formats.onnx_ops.base import FOLDS, READERS, Op
 from onchip.formats.onnx_ops.fold import KEEP_NUMBERS
 from onchip.formats.onnx_ops.graph_reader import MAX_ROW, GraphReader
+from onchip.formats.onnx_ops.missing import check_operators
+from onchip.formats.onnx_ops.turned import reads_turned
 from onchip.formats.onnx_tensors import TensorReader, dtype_of, text
 from onchip.spec.network import Network
 from onchip.spec.reading import MAX_RANK, blaming, did_you_mean, show
@@ -93,9 +95,7 @@ def read_model(
     constants |= operands or {}
     inputs, batch = _inputs([value for value in graph.input if text(value.name) not in constants], one_row)
     ops = [_op(node) for node in graph.node]
-    for op in ops:  # first of all: what an unsupported operator reads may be odd as well
-        if op.kind not in READERS and op.kind not in FOLDS:
-            raise FormatError(f"{op}: unsupported operator", got=op.kind, expected=_supported())
+    check_operators(ops, inputs)  # first of all: what a missing operator reads may be odd as well
     for op in ops:
         _check_op(op, opset)
     outputs = [text(value.name) for value in graph.output]
@@ -104,7 +104,7 @@ def read_model(
         for op in ops:
             _read_op(reader, op)
     for output in outputs:
-        if output in reader.unfinished:
+        if output in reader.unfinished and not reader.finish(output):
             raise FormatError(f"output {show(output)} is unfinished", expected=reader.unfinished[output].expected)
         if output not in reader.values:
             raise FormatError(f"output {show(output)} is made by no node, or is a constant", expected="a node's output")
@@ -120,20 +120,14 @@ def _read_op(reader: GraphReader, op: Op) -> None:
         if op.kind in FOLDS and known and all(known):
             origin = op.inputs[0] if op.kind in KEEP_NUMBERS else ""
             reader.add_constant(op, np.asarray(FOLDS[op.kind](reader, op)), origin)
-        elif op.kind in READERS:
+        elif not reads_turned(reader, op):
             READERS[op.kind](reader, op)
-        else:
-            raise FormatError(f"{op} is supported on constants only", got=show(op.inputs), expected=_supported())
     except ShapeError as error:  # of a layer, which does not know what it was read from
         raise FormatError(f"{op}: {error.what}", got=error.got, expected=error.expected, hint=error.hint) from None
     except InputError:
         raise
     except (ValueError, IndexError, TypeError, ArithmeticError) as error:  # of NumPy, over constants
         raise FormatError(f"{op}: its constants do not fit", got=show(str(error))) from None
-
-
-def _supported() -> str:
-    return f"one of {', '.join(sorted(READERS))}"
 
 
 def _check_op(op: Op, opset: int) -> None:

@@ -24,6 +24,7 @@ from onchip.spec.reading import MAX_RANK, blaming, did_you_mean, show
 from onchip.spec.recipe import Array
 from onchip.spec.types import BATCH, Dim, TensorType
 
+ML = "ai.onnx.ml"  # the domain of scikit-learn's operators, with versions of its own
 MAX_MODEL_BYTES = (2 << 30) - 1  # protobuf's own limit; larger weights live in files beside the model
 MAX_NODES = 1 << 15
 OLDEST_OPSET = 6  # older files go through ONNX's converter
@@ -96,8 +97,9 @@ def read_model(
     inputs, batch = _inputs([value for value in graph.input if text(value.name) not in constants], one_row)
     ops = [_op(node) for node in graph.node]
     check_operators(ops, inputs)  # first of all: what a missing operator reads may be odd as well
+    ml_opset = next((int(entry.version) for entry in model.opset_import if text(entry.domain) == ML), 1)
     for op in ops:
-        _check_op(op, opset)
+        _check_op(op, ml_opset if op.kind.startswith(ML) else opset)
     outputs = [text(value.name) for value in graph.output]
     reader = GraphReader(opset, batch, one_row, inputs, constants, ops, outputs, TensorReader(folder))
     with np.errstate(all="ignore"):
@@ -135,8 +137,9 @@ def _check_op(op: Op, opset: int) -> None:
     import onnx
 
     try:
-        schema = onnx.defs.get_schema(op.kind, opset, "")
-    except onnx.defs.SchemaError:
+        domain, _, name = op.kind.rpartition(".")
+        schema = onnx.defs.get_schema(name, opset, domain)
+    except (onnx.defs.SchemaError, TypeError, ValueError):  # the last two: a version that is no int32
         got, expected = f"opset {opset}", f"an operator of opset {opset}"
         hint = "export with a newer opset"
         raise FormatError(f"{op}: no such operator in this opset", got=got, expected=expected, hint=hint) from None
@@ -187,7 +190,7 @@ def _modern(model: Any) -> tuple[Any, int]:
 def _opset(model: Any) -> int:
     import onnx
 
-    versions = [int(entry.version) for entry in model.opset_import if text(entry.domain) in ("", "ai.onnx")]
+    versions = sorted({int(entry.version) for entry in model.opset_import if text(entry.domain) in ("", "ai.onnx")})
     if not versions:
         raise FormatError("the file names no version of ONNX's operators", expected="an opset_import of domain ''")
     if len(versions) > 1:

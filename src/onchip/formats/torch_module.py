@@ -10,7 +10,7 @@ import logging
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def _inputs(torch: Any, module: Any, example: Any) -> tuple[Any, ...]:
 def _export(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> bytes:
     """The module as ONNX, by the exporter that needs nothing but torch itself."""
     try:
-        with _evaluating(module), _plain_bags(torch, module), torch.no_grad():
+        with _evaluating(module), _plain_parts(torch, module), torch.no_grad():
             data, doubts = _trace(torch, module, inputs)
             if copied := next((doubt for doubt in doubts if "NumPy" in doubt or "list" in doubt), ""):
                 raise _FickleError(copied)
@@ -156,24 +156,50 @@ def _evaluating(module: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _plain_bags(torch: Any, module: Any) -> Iterator[None]:
-    """An EmbeddingBag over rows of ids as what it is, an Embedding and a mean: torch would export a loop over bags."""
-    bags = [part for part in module.modules() if isinstance(part, torch.nn.EmbeddingBag) and part.padding_idx is None]
-    bags = [bag for bag in bags if bag.max_norm is None]
-    for bag in bags:
-        bag.forward = functools.partial(_bag_forward, torch, bag)
+def _plain_parts(torch: Any, module: Any) -> Iterator[None]:
+    """Modules of torch's own as what they are, where its exporter would write what they are made fast by.
+
+    An EmbeddingBag over rows of ids is an Embedding and a mean, not a loop over bags; attention keeps the batch first.
+    """
+    plain: dict[Any, Callable[..., Any]] = {
+        torch.nn.EmbeddingBag: _bag_forward, torch.nn.MultiheadAttention: _attention_forward,
+    }  # fmt: skip
+    parts = [(part, plain[type(part)]) for part in module.modules() if type(part) in plain]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    for part, forward in parts:
+        part.forward = functools.partial(forward, torch, part)
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        for bag in bags:
-            del bag.forward
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for part, _ in parts:
+            del part.forward
 
 
 def _bag_forward(torch: Any, bag: Any, ids: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
-    if ids.ndim != 2 or per_sample_weights is not None:
+    if ids.ndim != 2 or per_sample_weights is not None or bag.padding_idx is not None or bag.max_norm is not None:
         return type(bag).forward(bag, ids, offsets, per_sample_weights)
     rows = torch.nn.functional.embedding(ids, bag.weight)
     return rows.amax(dim=1) if bag.mode == "max" else getattr(rows, bag.mode)(dim=1)
+
+
+def _attention_forward(torch: Any, part: Any, query: Any, key: Any, value: Any, *more: Any, **options: Any) -> Any:
+    is_masked = any(options.get(name) is not None for name in ("attn_mask", "key_padding_mask"))
+    adds = part.bias_k is not None or part.add_zero_attn or not part._qkv_same_embed_dim
+    if not part.batch_first or query.ndim != 3 or more or options.get("need_weights", True) or is_masked or adds:
+        return type(part).forward(part, query, key, value, *more, **options)
+    E, heads = part.embed_dim, part.num_heads
+    weight, bias = part.in_proj_weight, part.in_proj_bias
+
+    def projected(x: Any, first: int) -> Any:
+        of = slice(first, first + E)
+        y = torch.nn.functional.linear(x, weight[of], None if bias is None else bias[of])
+        return y.unflatten(-1, (heads, E // heads)).transpose(1, 2)
+
+    q, k, v = projected(query, 0), projected(key, E), projected(value, 2 * E)
+    mixed = torch.softmax(q @ k.transpose(2, 3) * (E // heads) ** -0.5, dim=-1) @ v
+    return part.out_proj(mixed.transpose(1, 2).flatten(2)), None
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from onchip.errors import FormatError
-from onchip.formats.onnx_ops.base import Op
-from onchip.formats.onnx_tensors import TensorReader
+from onchip.formats.onnx_ops.base import READERS, Op
+from onchip.formats.onnx_tensors import TEXT, TensorReader
 from onchip.spec.layers import Layer, Reshape
 from onchip.spec.network import Node
 from onchip.spec.reading import MAX_RANK, show
@@ -112,6 +112,12 @@ class GraphReader:
         if not isinstance(self._constants[name], np.ndarray):
             self._constants[name] = self._tensors.read(self._constants[name], name)
         return cast(Array, self._constants[name])
+
+    def text_count(self, op: Op, index: int) -> int:
+        """How many texts the node reads there as a constant; 0 if it reads something else."""
+        tensor = self._constants.get(op.inputs[index]) if self.has(op, index) else None
+        is_text = getattr(tensor, "data_type", 0) == TEXT
+        return len(tensor.string_data) if tensor is not None and is_text else 0
 
     def tensor(self, op: Op, name: str) -> Array:
         """An attribute that holds numbers."""
@@ -223,6 +229,27 @@ class GraphReader:
         del self.unfinished[name]
         self.values[name] = value
         return True
+
+    def part(self, op: Op, kind: str, inputs: Sequence[str], **attributes: object) -> str:
+        """Read another operator on the way to the node's output; names of values, given and made, are ONNX's."""
+        if kind not in READERS:
+            raise FormatError(f"{op} needs an operator that onchip does not have", got=kind)
+        READERS[kind](self, Op(kind, "", tuple(inputs), (made := self._fresh(op, kind),), attributes))
+        return made
+
+    def part_constant(self, op: Op, array: Array) -> str:
+        """ONNX's name of an array that a part of the node reads."""
+        self._make(op, made := self._fresh(op, "constant"), self._constants, array)
+        return made
+
+    def part_value(self, op: Op, value: str) -> str:
+        """The same of a value."""
+        self._make(op, made := self._fresh(op, "value"), self.values, value)
+        return made
+
+    def _fresh(self, op: Op, kind: str) -> str:
+        self._named["part"] += 1
+        return f"{op.outputs[0]}/{kind}/{self._named['part']}"
 
     def pass_on(self, op: Op, index: int = 0) -> None:
         """The node's output is its input, value or constant."""

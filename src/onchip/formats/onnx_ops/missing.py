@@ -12,7 +12,8 @@ from onchip.spec.reading import show
 _INSTEAD = {
     ("NonMaxSuppression", "TopK", "NonZero", "Unique", "Compress"): "end the network before it and go on with NumPy: "
     "how much it makes depends on the numbers",
-    ("If", "Loop", "Scan"): "a forward without branches and loops over values, and sequences of one length",
+    ("If", "Loop", "Scan"): "a forward without branches and loops over values, "
+    "sequences of one length, an EmbeddingBag as an Embedding and a mean",
     ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger"):
     "the float model that it was quantized from, and precision='fp16' or 'bf16'",
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"):

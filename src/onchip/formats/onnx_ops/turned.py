@@ -11,12 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
-from onchip.spec.layers import Permute, Reshape
+from onchip.spec.layers import Concat, Permute, Reshape
 from onchip.spec.layers.recurrent import Recurrent
-from onchip.spec.reading import show
+from onchip.spec.reading import MAX_RANK, show
 from onchip.spec.types import BATCH, Dim
 
 
@@ -26,6 +28,7 @@ class Turned(Unfinished):
 
     shape: tuple[Dim, ...]
     axes: tuple[int, ...]
+    parts: tuple[Turned, ...] = ()  # those that stand one after the other along the file's axis 0
     expected: ClassVar[str] = "a Transpose that puts the batch first again: h.transpose(0, 1) in torch"
 
     @property
@@ -47,20 +50,22 @@ class Turned(Unfinished):
 def reads_turned(graph: GraphReader, op: Op) -> bool:
     """Whether the node only says how a value is seen whose batch is not in front, or will not be; if so, it is done."""
     given = graph.unfinished.get(op.inputs[0]) if op.inputs else None
-    if isinstance(given, Turned) and op.kind in _HANDLERS:
-        made = _HANDLERS[op.kind](graph, op, given)
-        if made is not None:
-            graph.begin(op, made)
-        return made is not None
-    if op.kind != "Transpose" or graph.one_row or not op.inputs or op.inputs[0] not in graph.values:
+    if isinstance(given, Turned):
+        if op.kind == "Shape" and not op.attributes:
+            graph.add_constant(op, np.array(given.file_shape, object))
+            return True
+        made = _HANDLERS[op.kind](graph, op, given) if op.kind in _HANDLERS else None
+    elif op.kind in ("Transpose", "Unsqueeze") and not graph.one_row and op.inputs and op.inputs[0] in graph.values:
+        x = graph.value(op)
+        shape = graph.types[x].shape
+        made = _HANDLERS[op.kind](graph, op, Turned(x, shape, tuple(range(len(shape)))))
+        if made is not None and made.axes[0] == 0:
+            return False  # the batch stays where it is
+    else:
         return False
-    x = graph.value(op)
-    shape = graph.types[x].shape
-    axes = tuple(op.sizes("perm", list(range(len(shape)))[::-1], len(shape)))
-    if sorted(axes) != list(range(len(shape))) or axes[0] == 0:
-        return False
-    graph.begin(op, Turned(x, shape, axes))
-    return True
+    if made is not None:
+        graph.begin(op, made)
+    return made is not None
 
 
 def _transpose(graph: GraphReader, op: Op, given: Turned) -> Turned:
@@ -76,6 +81,29 @@ def _squeeze(graph: GraphReader, op: Op, given: Turned) -> Turned:
     if axes is None or any(not -rank <= a < rank or given.file_shape[a] != 1 for a in axes):
         raise FormatError(f"{op}: only sizes of 1 can go", got=f"axes {axes} of {show(list(given.file_shape))}")
     return _without(given, {given.axes[a] for a in axes})
+
+
+def _unsqueeze(graph: GraphReader, op: Op, given: Turned) -> Turned:
+    new = graph.new_axes(op)
+    rank = len(given.axes) + len(new)
+    places = {axis % rank for axis in new if -rank <= axis < rank}
+    if rank > MAX_RANK or len(places) < len(new):
+        raise FormatError(f"{op}: bad axes", got=show(new), expected=f"different ones from {-rank} to {rank - 1}")
+    added = iter(range(len(given.shape), rank))
+    old = iter(given.axes)
+    axes = tuple(next(added) if axis in places else next(old) for axis in range(rank))
+    return _sorted(Turned(given.x, (*given.shape, *(1,) * len(new)), axes))
+
+
+def _sorted(given: Turned) -> Turned:
+    """The same with axes of size 1 where the file has them, between those that are there: nothing moves."""
+    ones = {axis for axis, size in enumerate(given.shape) if size == 1}
+    wide = iter(axis for axis in range(1, len(given.shape)) if axis not in ones)
+    order = [0]
+    for axis in given.axes:
+        if axis:
+            order.append(axis if axis in ones else next(wide))
+    return Turned(given.x, tuple(given.shape[axis] for axis in order), tuple(order.index(axis) for axis in given.axes))
 
 
 def _without(given: Turned, gone: set[int]) -> Turned:
@@ -118,8 +146,19 @@ def _seen(x: str, front: list[int], behind: list[int]) -> Turned:
     return Turned(x, (BATCH, *front, *behind), axes)
 
 
+def _concat(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
+    """The last states of several layers, one after the other: of most, only one is read then."""
+    found = [graph.unfinished.get(name) for name in op.inputs]
+    parts = tuple(part for part in found if isinstance(part, Turned) and part.axes == given.axes)
+    if len(parts) < len(found) or given.axes[0] == 0 or op.attribute("axis", 0) != 0:
+        return None
+    values = tuple(part.in_order(graph, op, tuple(range(len(part.axes)))) for part in parts)
+    together = graph.add_step(op, Concat(given.axes[0]), values)
+    return Turned(together, graph.types[together].shape, given.axes, parts)
+
+
 def _gather(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
-    """One place along an axis: of one place, or the last step of a sequence that is walked forward."""
+    """One place along an axis: of one place, or the last step of a sequence that is walked forward, or any other."""
     if not graph.is_constant(op, 1) or graph.constant(op, 1).ndim:
         return None
     rank, place = len(given.axes), int(graph.constant(op, 1))
@@ -129,14 +168,30 @@ def _gather(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
     size = int(given.file_shape[axis])
     if not -size <= place < size:
         raise FormatError(f"{op}: out of range", got=f"place {place}", expected=f"{-size} to {size - 1}")
+    place, axis = place % size, axis % rank
+    for part in given.parts if axis == 0 else ():
+        if place < (count := int(part.file_shape[0])):
+            return _chosen(graph, op, part, axis, place, count)
+        place -= count
+    return _chosen(graph, op, given, axis, place, size)
+
+
+def _chosen(graph: GraphReader, op: Op, given: Turned, axis: int, place: int, size: int) -> Turned | None:
+    """The same without the file's axis, of whose size one place is left."""
+    along = given.axes[axis]
     if size == 1:
-        return _without(given, {given.axes[axis]})
-    last = last_step(graph, op, given.x)
-    if last is None or place % size != size - 1 or not _is_step(graph, given, given.axes[axis]):
-        return None
+        return _without(given, {along})
     shape = list(given.shape)
-    shape[given.axes[axis]] = 1
-    return _without(Turned(last, tuple(shape), given.axes), {given.axes[axis]})
+    shape[along] = 1
+    last = last_step(graph, op, given.x) if place == size - 1 and _is_step(graph, given, along) else None
+    if last is not None:
+        return _without(Turned(last, tuple(shape), given.axes), {along})
+    if given.axes[0] == 0:
+        return None  # a value, as all others
+    x = graph.part_value(op, given.in_order(graph, op, tuple(range(len(given.axes)))))
+    chosen = graph.part(op, "Gather", [x, graph.part_constant(op, np.array(place))], axis=along)
+    value = graph.value(Op(op.kind, op.name, (chosen,), op.outputs, {}))
+    return _without(Turned(value, tuple(shape), given.axes), {along})
 
 
 def _is_step(graph: GraphReader, given: Turned, axis: int) -> bool:
@@ -158,7 +213,9 @@ def last_step(graph: GraphReader, op: Op, x: str) -> str | None:
 _HANDLERS: dict[str, Callable[[GraphReader, Op, Turned], Turned | None]] = {
     "Transpose": _transpose,
     "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
     "Reshape": _reshape,
     "Gather": _gather,
+    "Concat": _concat,
     "Identity": lambda graph, op, given: given,
 }

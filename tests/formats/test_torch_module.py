@@ -262,6 +262,33 @@ def test_weights_beyond_two_gibibytes():
         onchip.load(Wide(), torch.zeros(1, 2))
 
 
+def test_a_bag_of_embeddings_is_their_mean():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.EmbeddingBag(30, 6), nn.Linear(6, 3)).double()
+    ids = torch.randint(0, 30, (4, 9))
+    net = onchip.load(module, ids)
+    assert [node.layer.kind for node in net.nodes] == ["Embedding", "GlobalMean", "Linear"]
+    assert "forward" not in vars(module[0])
+    with torch.no_grad():
+        np.testing.assert_allclose(reference.forward(net, ids.numpy()), module(ids).numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_attention_by_its_parts_is_attention(bias):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, bias=bias).double().eval()
+    x = torch.randn(3, 5, 8, dtype=torch.float64)
+    with torch.no_grad():
+        truth = layer(x)
+        with torch_module._plain_parts(torch, layer):
+            assert "forward" in vars(layer.self_attn)
+            np.testing.assert_allclose(layer(x).numpy(), truth.numpy(), rtol=1e-12, atol=1e-12)
+            mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
+            masked = layer(x, mask)  # not by parts
+        np.testing.assert_allclose(masked.numpy(), layer(x, mask).numpy(), rtol=1e-12, atol=1e-12)
+    assert "forward" not in vars(layer.self_attn)
+
+
 class Scaled(nn.Module):
     """Takes numbers out of sizes: those of a row are constants, that of the batch is not."""
 

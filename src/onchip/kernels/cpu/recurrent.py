@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numba
 import numpy as np
 from numba import types
 
-from onchip.kernels.cpu.activation import sigmoid, tanh
+from onchip.kernels.cpu.activation import activate, code_of
 from onchip.kernels.cpu.dense import CHUNK, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import LAUNCH, address, compiled, floats_at, ints_at, linked, take_ticket, use_threads
@@ -25,7 +26,7 @@ from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.tile import aligned_zeros, pack, packed_size, padded
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import GRU, LSTM, RNN, Recurrent
+from onchip.spec.layers import GRU, LSTM, RNN, Recurrent, ReLU, Sigmoid, Tanh
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 
@@ -34,6 +35,7 @@ _SEQUENCE, _LAST, _CELL = range(3)
 _OUTPUTS = {"sequence": _SEQUENCE, "last": _LAST, "cell": _CELL}
 _MOST_ROWS = 32  # sequences that a core takes: a panel of the recurrence then serves them all from L1
 _NO_FLOOR, _ZERO, _ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
+_SIGMOID, _TANH, _RELU = code_of(Sigmoid()), code_of(Tanh()), code_of(ReLU())
 
 
 @linked(*(types.int64,) * 8)
@@ -47,6 +49,19 @@ def add_product(src: int, src_row: int, rows: int, w: int, K: int, N: int, dst: 
             panel = w + n * K * 4 + k * width * 4
             multiply_panel(src + k * 4, src_row, rows, panel, width, out, dst_row, out, dst_row, 1, 0, steps, _NO_FLOOR)
             n += width
+
+
+@linked(*(types.int64,) * 3)
+def copy_floats(source: int, target: int, count: int) -> None:
+    """`count` numbers; zeros where the source is no address."""
+    out = floats_at(target, count)
+    if source:
+        given = floats_at(source, count)
+        for n in range(count):
+            out[n] = given[n]
+    else:
+        for n in range(count):
+            out[n] = _ZERO
 
 
 @linked(*(types.int64,) * 8)
@@ -63,57 +78,68 @@ def first_gates(kind: int, x: int, x_row: int, bias: int, gates: int, gates_row:
                 behind[n] = inside[n]
 
 
-@linked(*(types.int64,) * 4)
-def reset_states(gates: int, x: int, h: int, H: int) -> None:
-    """Of a row of a GRU whose reset comes first: r becomes r h, and its new state begins with the input's part."""
-    r, before = floats_at(gates + H * 4, H), floats_at(h, H)
-    for n in range(H):
-        r[n] = sigmoid(r[n]) * before[n]
-    given, new = floats_at(x + H * 8, H), floats_at(gates + H * 8, H)
-    for n in range(H):
-        new[n] = given[n]
+# Functions of single numbers are activate's, in place: loops over several arrays with an exponential inside do not
+# become vector code.
 
 
-@linked(*(types.int64,) * 6)
-def next_states(kind: int, gates: int, x: int, h: int, c: int, H: int) -> None:
-    """The states of a row behind a step, in place."""
-    state, first = floats_at(h, H), floats_at(gates, H)
+@linked(*(types.int64,) * 7)
+def reset_states(gates: int, gates_row: int, x: int, x_row: int, h: int, rows: int, H: int) -> None:
+    """Of a GRU whose reset comes first: r becomes r h, and its new state begins with the input's part."""
+    activate(gates, rows, 2 * H, gates_row // 4, _SIGMOID)
+    for row in range(rows):
+        at = gates + row * gates_row
+        r, before, given, new = floats_at(at + H * 4, H), floats_at(h + row * H * 4, H), x + row * x_row, at + H * 8
+        for n in range(H):
+            r[n] = r[n] * before[n]
+        copy_floats(given + H * 8, new, H)
+
+
+@linked(*(types.int64,) * 9)
+def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: int, c: int, rows: int, H: int) -> None:
+    """The states of some rows behind a step, in place."""
+    stride = gates_row // 4
     if kind == _LSTM:
-        o, f, g = floats_at(gates + H * 4, H), floats_at(gates + H * 8, H), floats_at(gates + H * 12, H)
-        cell = floats_at(c, H)
-        for n in range(H):
-            cell[n] = sigmoid(f[n]) * cell[n] + sigmoid(first[n]) * tanh(g[n])
-        for n in range(H):
-            state[n] = sigmoid(o[n]) * tanh(cell[n])
-    elif kind == _GRU_AFTER:
-        r, product, given = floats_at(gates + H * 4, H), floats_at(gates + H * 8, H), floats_at(x + H * 8, H)
-        for n in range(H):
-            z, new = sigmoid(first[n]), tanh(given[n] + sigmoid(r[n]) * product[n])
-            state[n] = (_ONE - z) * new + z * state[n]
-    elif kind == _GRU_BEFORE:
-        last = floats_at(gates + H * 8, H)
-        for n in range(H):
-            z, new = sigmoid(first[n]), tanh(last[n])
-            state[n] = (_ONE - z) * new + z * state[n]
-    elif kind == _RNN_TANH:
-        for n in range(H):
-            state[n] = tanh(first[n])
+        activate(gates, rows, 3 * H, stride, _SIGMOID)
+        activate(gates + H * 12, rows, H, stride, _TANH)
+        for row in range(rows):
+            at = gates + row * gates_row
+            i, f, g, cell = (
+                floats_at(at, H),
+                floats_at(at + H * 8, H),
+                floats_at(at + H * 12, H),
+                floats_at(c + row * H * 4, H),
+            )
+            for n in range(H):
+                cell[n] = f[n] * cell[n] + i[n] * g[n]
+            copy_floats(c + row * H * 4, at + H * 12, H)
+        activate(gates + H * 12, rows, H, stride, _TANH)
+        for row in range(rows):
+            at = gates + row * gates_row
+            o, g, state = floats_at(at + H * 4, H), floats_at(at + H * 12, H), floats_at(h + row * H * 4, H)
+            for n in range(H):
+                state[n] = o[n] * g[n]
+    elif kind in (_GRU_AFTER, _GRU_BEFORE):
+        if kind == _GRU_AFTER:
+            activate(gates, rows, 2 * H, stride, _SIGMOID)
+            for row in range(rows):
+                at = gates + row * gates_row
+                r, new, given = (
+                    floats_at(at + H * 4, H),
+                    floats_at(at + H * 8, H),
+                    floats_at(x + row * x_row + H * 8, H),
+                )
+                for n in range(H):
+                    new[n] = given[n] + r[n] * new[n]
+        activate(gates + H * 8, rows, H, stride, _TANH)
+        for row in range(rows):
+            at = gates + row * gates_row
+            z, new, state = floats_at(at, H), floats_at(at + H * 8, H), floats_at(h + row * H * 4, H)
+            for n in range(H):
+                state[n] = (_ONE - z[n]) * new[n] + z[n] * state[n]
     else:
-        for n in range(H):
-            state[n] = _ZERO if first[n] < _ZERO else first[n]
-
-
-@linked(*(types.int64,) * 3)
-def copy_floats(source: int, target: int, count: int) -> None:
-    """`count` numbers; zeros where the source is no address."""
-    out = floats_at(target, count)
-    if source:
-        given = floats_at(source, count)
-        for n in range(count):
-            out[n] = given[n]
-    else:
-        for n in range(count):
-            out[n] = _ZERO
+        activate(gates, rows, H, stride, _TANH if kind == _RNN_TANH else _RELU)
+        for row in range(rows):
+            copy_floats(gates + row * gates_row, h + row * H * 4, H)
 
 
 @compiled(parallel=True)
@@ -154,16 +180,13 @@ def _run(sizes: Array, places: Array, threads: int) -> None:
                 first_gates(kind, given, x_row, bias + d * H * 4, gates, gates_row, rows, H)
                 add_product(h, H * 4, rows, R + d * wide * H * 4, H, wide, gates, gates_row)
                 if kind == _GRU_BEFORE:
+                    reset_states(gates, gates_row, given, x_row, h, rows, H)
+                    R_n = late + d * one * H * 4
+                    add_product(gates + H * 4, gates_row, rows, R_n, H, one, gates + H * 8, gates_row)
+                next_states(kind, gates, gates_row, given, x_row, h, c, rows, H)
+                if output == _SEQUENCE:
                     for r in range(rows):
-                        reset_states(gates + r * gates_row, given + r * x_row, h + r * H * 4, H)
-                    add_product(
-                        gates + H * 4, gates_row, rows, late + d * one * H * 4, H, one, gates + H * 8, gates_row
-                    )
-                for r in range(rows):
-                    row_h = h + r * H * 4
-                    next_states(kind, gates + r * gates_row, given + r * x_row, row_h, c + r * H * 4, H)
-                    if output == _SEQUENCE:
-                        copy_floats(row_h, y + (((begin + r) * S + s) * D + d) * H * 4, H)
+                        copy_floats(h + r * H * 4, y + (((begin + r) * S + s) * D + d) * H * 4, H)
             if output != _SEQUENCE:
                 for r in range(rows):
                     source = (c if output == _CELL else h) + r * H * 4
@@ -223,17 +246,20 @@ class RecurrentAlone:
         scratch = aligned_zeros(most * _MOST_ROWS * (gates_row // 4 + padded(2 * H))).reshape(most, -1)
         tickets = aligned_zeros(1, np.int64)
         kept = weights["R"], weights.get("late", bias), bias, scratch, tickets
+        sizes = np.array((0, S, D, G, H, *how, 0, gates_row, scratch.strides[0]), np.int64)
+        places = np.array([0, 0, 0, 0, *map(address, kept)], np.int64)  # of `kept`, which run keeps
 
-        def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-            x, *states = (inputs[i] for i in reads)
-            N = len(x) * sequences
+        def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int, kept: Any = kept) -> None:
+            N = len(outputs[0]) * sequences
             rows = max(1, min(_MOST_ROWS, -(-N * D // threads)))
-            sizes = np.array((N, S, D, G, H, *how, rows, gates_row, scratch.strides[0]), np.int64)
-            first = [address(state) for state in states] + [0] * (2 - len(states))
-            places = np.array([address(x), address(outputs[0]), *first, *map(address, kept)], np.int64)
+            workers = max(1, min(threads, -(-N // rows) * D))  # others would only be waited for
             with LAUNCH:
-                use_threads(threads)
-                _run(sizes, places, threads)
+                sizes[0], sizes[8] = N, rows
+                places[0], places[1] = address(inputs[0]), address(outputs[0])
+                for state, i in enumerate(reads[1:], start=2):
+                    places[state] = address(inputs[i])
+                use_threads(workers)
+                _run(sizes, places, workers)
 
         return run
 
@@ -250,4 +276,8 @@ def kind_of(layer: Recurrent) -> int:
 @recipe_op
 def packed_gates(recurrence: Array, first: int, last: int) -> Array:
     """(D, G * H, H) -> (D, packed): numbers first to last of the gates, as add_product reads them."""
-    return np.stack([pack(np.asarray(one[first:last].T, np.float32)) for one in recurrence])
+    D, _, H = recurrence.shape
+    made = aligned_zeros(D * packed_size(H, last - first)).reshape(D, -1)
+    for one, out in zip(recurrence, made, strict=True):
+        pack(np.asarray(one[first:last].T, np.float32), out)
+    return made

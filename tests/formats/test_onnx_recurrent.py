@@ -106,7 +106,7 @@ def test_refused(tmp_path, case):
     nodes, word = REFUSED[case]
     for node in nodes:
         node.input[:] = ["" if name == "." else name for name in node.input]
-    weights = WEIGHTS | {"shape": np.array([-1, 4])}
+    weights = WEIGHTS | {"shape": np.array([2, -1])}
     refused(tmp_path, model(nodes, weights, ("B", 5, 4)), word)
 
 

@@ -107,7 +107,10 @@ def read_model(
             _read_op(reader, op)
     for output in outputs:
         if output in reader.unfinished and not reader.finish(output):
-            raise FormatError(f"output {show(output)} is unfinished", expected=reader.unfinished[output].expected)
+            raise FormatError(
+                f"output {show(output)} is unfinished", expected=reader.unfinished[output].expected,
+                hint="end the network with a whole layer, the batch first",
+            )  # fmt: skip
         if output not in reader.values:
             raise FormatError(f"output {show(output)} is made by no node, or is a constant", expected="a node's output")
     named = tuple(reader.values[output] for output in outputs)

@@ -92,7 +92,7 @@ def read_array_feature_extractor(graph: GraphReader, op: Op) -> None:
     if classes.dtype.kind not in "iu":
         raise FormatError(f"{op}: labels are ints or texts", got=classes.dtype.name, expected="int64")
     label = _labels(graph, op, op.inputs[1], classes.astype(np.int64))
-    graph.begin(op, Turned(label, (*graph.types[label].shape[:1], 1), (1, 0)))
+    graph.begin(op, Turned.seen(label, (*graph.types[label].shape[:1], 1), (1, 0)))
 
 
 @reads("ai.onnx.ml.FeatureVectorizer")

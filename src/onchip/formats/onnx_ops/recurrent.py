@@ -67,8 +67,8 @@ def _steps_behind_rows(graph: GraphReader, op: Op) -> str:
     """The value (B, S, D_in), or in one row (1, rows, S, D_in)."""
     rows_first = op.attribute("layout", 0) != 0
     given = graph.unfinished.get(op.inputs[0]) if op.inputs else None
-    if isinstance(given, Turned) and not rows_first and len(given.axes) == 3 and given.axes[1] == 0:
-        return given.in_order(graph, op, (0, given.axes[0], given.axes[2]))
+    if isinstance(given, Turned) and not rows_first and len(given.axes) == 3 and given.axes[1] == (0,):
+        return given.in_order(graph, op, ((0,), given.axes[0], given.axes[2]))
     x = graph.value(op)
     if len(graph.shape(x)) != 3:
         raise FormatError(f"{op} needs three axes", got=str(graph.types[x]), expected="steps, rows, numbers")
@@ -147,8 +147,8 @@ def _first_states(graph: GraphReader, op: Op, x: str, layer: Recurrent, H: int) 
 
 def _first_state(graph: GraphReader, op: Op, index: int) -> str:
     given = graph.unfinished.get(op.inputs[index])
-    if isinstance(given, Turned) and len(given.axes) == 3 and given.axes[1] == 0:
-        return given.in_order(graph, op, (0, given.axes[0], given.axes[2]))
+    if isinstance(given, Turned) and len(given.axes) == 3 and given.axes[1] == (0,):
+        return given.in_order(graph, op, ((0,), given.axes[0], given.axes[2]))
     value = graph.value(op, index)
     if op.attribute("layout", 0):
         return value
@@ -171,7 +171,7 @@ def _hand_out(graph: GraphReader, op: Op, index: int, made: str, D: int) -> None
         graph.hand_out(op, index, split if rows_first else graph.add_step(op, turn, (split,)))
         return
     steps_first = (1, 2, 0, 3) if is_sequence else (1, 0, 2)
-    graph.begin(op, Turned(made, shape, tuple(range(len(shape))) if rows_first else steps_first), index)
+    graph.begin(op, Turned.seen(made, shape, range(len(shape)) if rows_first else steps_first), index)
 
 
 @writes(LSTM, GRU, RNN)

@@ -17,6 +17,7 @@ from onchip.formats.onnx_ops.base import FOLDS, READERS, Op
 from onchip.formats.onnx_ops.fold import KEEP_NUMBERS
 from onchip.formats.onnx_ops.graph_reader import MAX_ROW, GraphReader
 from onchip.formats.onnx_ops.missing import check_operators
+from onchip.formats.onnx_ops.truth import reads_truth
 from onchip.formats.onnx_ops.turned import reads_turned
 from onchip.formats.onnx_tensors import TensorReader, dtype_of, text
 from onchip.spec.network import Network
@@ -125,7 +126,7 @@ def _read_op(reader: GraphReader, op: Op) -> None:
         if op.kind in FOLDS and known and all(known):
             origin = op.inputs[0] if op.kind in KEEP_NUMBERS else ""
             reader.add_constant(op, np.asarray(FOLDS[op.kind](reader, op)), origin)
-        elif not reads_turned(reader, op):
+        elif not (reads_turned(reader, op) or reads_truth(reader, op)):
             READERS[op.kind](reader, op)
     except ShapeError as error:  # of a layer, which does not know what it was read from
         raise FormatError(f"{op}: {error.what}", got=error.got, expected=error.expected, hint=error.hint) from None

@@ -43,10 +43,11 @@ def check_operators(ops: Sequence[Op], inputs: Iterable[str]) -> None:
     if not missing:
         return
     kinds = [f"{kind}{' of values' if kind in folded else ''} ({_nodes(of)})" for kind, of in missing.items()]
+    known = ", ".join(sorted(kind for kind in READERS if kind[0].isalpha()))
     raise FormatError(
         f"{'operators' if len(missing) > 1 else 'an operator'} that onchip does not have",
         got=f"{', '.join(kinds)}; {sum(map(len, missing.values()))} of {len(ops)} in all",
-        expected=f"one of {', '.join(sorted(READERS))}", hint="; ".join(dict.fromkeys(map(_instead, missing))),
+        expected=f"one of {known}", hint="; ".join(dict.fromkeys(map(_instead, missing))),
     )  # fmt: skip
 
 

@@ -143,6 +143,8 @@ def _reshape(graph: GraphReader, op: Op, given: Turned) -> Turned:
     wanted: list[Dim] = graph.constant_or_shape(op, 1).ravel().tolist()
     if not op.attribute("allowzero", 0):
         wanted = [before[axis] if d == 0 and axis < len(before) else d for axis, d in enumerate(wanted)]
+    if len(wanted) > MAX_RANK:
+        raise FormatError(f"{op}: too many axes", got=str(len(wanted)), expected=f"at most {MAX_RANK}")
     has_batch = any(isinstance(d, str) for d in wanted)
     if not has_batch and graph.batch is not None and wanted.count(graph.batch) == 1:
         wanted[wanted.index(graph.batch)], has_batch = BATCH, True

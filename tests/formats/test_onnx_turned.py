@@ -68,7 +68,8 @@ def test_refused(tmp_path, case):
 def test_a_transformer_that_torch_exports():
     torch = pytest.importorskip("torch")
     torch.manual_seed(0)
-    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dtype=torch.float64).eval()
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dtype=torch.float64)
+    layer = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
     x, file = torch.randn(3, 5, 8, dtype=torch.float64), io.BytesIO()
     axes = {"x": {0: "B"}}
     with warnings.catch_warnings():

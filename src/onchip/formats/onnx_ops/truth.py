@@ -25,8 +25,9 @@ _SEEN = ("Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose")
 
 @dataclass(frozen=True)
 class Truth(Unfinished):
-    """x is 1.0 where it is true and 0.0 where it is not."""
+    """x is 1.0 where it is true and 0.0 where it is not, or the other way round."""
 
+    is_turned: bool = False
     expected: ClassVar[str] = "a Cast to a float, as of a mask that is multiplied with"
 
 
@@ -48,10 +49,9 @@ def read_comparison(graph: GraphReader, op: Op) -> None:
     difference = graph.add_step(op, Cast("float32"), (x,))
     if kind == "Equal":
         sign = graph.add_step(op, Clip(-1.0, 1.0), (difference,))
-        made = _not(graph, op, graph.add_step(op, Mul(), (sign, sign)))
+        graph.begin(op, Truth(graph.add_step(op, Mul(), (sign, sign)), is_turned=True))
     else:
-        made = graph.add_step(op, Clip(0.0, 1.0), (difference,))
-    graph.begin(op, Truth(_not(graph, op, made) if is_turned else made))
+        graph.begin(op, Truth(graph.add_step(op, Clip(0.0, 1.0), (difference,)), is_turned))
 
 
 @reads("Not")
@@ -59,7 +59,7 @@ def read_not(graph: GraphReader, op: Op) -> None:
     given = graph.unfinished.get(op.inputs[0]) if op.inputs else None
     if not isinstance(given, Truth):
         raise FormatError(f"{op} needs a comparison before it", got=show(op.inputs), expected="Equal, Greater, Less")
-    graph.begin(op, Truth(_not(graph, op, given.x)))
+    graph.begin(op, Truth(given.x, not given.is_turned))
 
 
 def reads_truth(graph: GraphReader, op: Op) -> bool:
@@ -67,14 +67,14 @@ def reads_truth(graph: GraphReader, op: Op) -> bool:
     given = graph.unfinished.get(op.inputs[0]) if op.inputs else None
     if not isinstance(given, Truth) or op.kind not in (*_SEEN, "Cast"):
         return False
-    x = graph.part_value(op, given.x)
     if op.kind != "Cast":
-        name = graph.part(op, op.kind, [x, *op.inputs[1:]], **op.attributes)
-        graph.begin(op, Truth(graph.value(Op(op.kind, op.name, (name,), op.outputs, {}))))
+        name = graph.part(op, op.kind, [graph.part_value(op, given.x), *op.inputs[1:]], **op.attributes)
+        graph.begin(op, Truth(graph.value(Op(op.kind, op.name, (name,), op.outputs, {})), given.is_turned))
     elif ELEMENT_DTYPES.get(op.attribute("to", 0)) == "bool":
         graph.begin(op, given)
     else:
-        name = graph.part(op, "Cast", [x], **op.attributes)
+        x = _not(graph, op, given.x) if given.is_turned else given.x
+        name = graph.part(op, "Cast", [graph.part_value(op, x)], **op.attributes)
         graph.hand_out(op, 0, graph.value(Op(op.kind, op.name, (name,), op.outputs, {})))
     return True
 

@@ -23,7 +23,7 @@
 #define __grid_constant__
 
 struct Index {
-    unsigned x;
+    unsigned x, y;
 };
 static Index threadIdx, blockIdx, blockDim, gridDim;
 struct alignas(8) int2 {
@@ -219,7 +219,7 @@ static void run_blocks(unsigned count) {
                 }
                 now->begin();
             }
-            blockIdx.x = i;
+            blockIdx = {i % gridDim.x, i / gridDim.x};
             run_block();
             if (now->is_done) {  // what it had is the next one's
                 waiting[i] = nullptr;
@@ -250,15 +250,15 @@ template <auto kernel, class... P, size_t... I> void call(std::index_sequence<I.
 
 // What is wrong; nullptr: nothing.
 template <auto kernel, class... P>
-const char* launch(void (*)(P...), unsigned blocks, int block_threads, const void* const* arguments) {
+const char* launch(void (*)(P...), unsigned blocks, unsigned down, int block_threads, const void* const* arguments) {
     threads = block_threads;
     given = arguments;
     failure = nullptr;
     random_state = 0;  // the same every time
-    gridDim.x = blocks;
+    gridDim = {blocks, down};
     blockDim.x = block_threads;
     body = [] { call<kernel, P...>(std::index_sequence_for<P...>{}); };
-    run_blocks(blocks);
+    run_blocks(blocks * down);
     return failure;
 }
 
@@ -271,8 +271,8 @@ template <class... P> int list_sizes(void (*)(P...), int* sizes) {
 
 #define export_kernel(...)                                                                               \
     extern "C" int parameter_sizes(int* sizes) { return emulated::list_sizes(__VA_ARGS__, sizes); }      \
-    extern "C" const char* run(unsigned blocks, int threads, const void* const* arguments) {             \
-        return emulated::launch<__VA_ARGS__>(__VA_ARGS__, blocks, threads, arguments);                   \
+    extern "C" const char* run(unsigned blocks, unsigned down, int threads, const void* const* given) {  \
+        return emulated::launch<__VA_ARGS__>(__VA_ARGS__, blocks, down, threads, given);                 \
     }
 
 // -- what kernels call ---------------------------------------------------------------------------------------------

@@ -99,9 +99,10 @@ class Kernel:
         self._run = loaded.run
         self._run.restype = ctypes.c_char_p
 
-    def run(self, blocks: int, threads: int, arguments: tuple[int | bytes, ...]) -> None:
+    def run(self, blocks: int, threads: int, arguments: tuple[int | bytes, ...], down: int = 1) -> None:
+        """blocks  along x; as many for each of `down` along y"""
         held = [ctypes.c_uint64(a) if isinstance(a, int) else ctypes.create_string_buffer(a, len(a)) for a in arguments]
-        wrong = self._run(blocks, threads, (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held)))
+        wrong = self._run(blocks, down, threads, (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held)))
         assert wrong is None, wrong.decode()
 
 
@@ -120,8 +121,9 @@ class EmulatedDriver(FakeDriver):
 
     def _run_kernel(self, launched: Launched) -> None:
         # ctypes called us and swallows what is raised here; pytest hears of it, and the test has an error.
-        assert launched.grid[1:] == launched.block[1:] == (1, 1)
-        kernel_of(self.programs[launched.kernel]).run(launched.grid[0], launched.block[0], launched.words)
+        assert (launched.grid[2], *launched.block[1:]) == (1, 1, 1)
+        kernel = kernel_of(self.programs[launched.kernel])
+        kernel.run(launched.grid[0], launched.block[0], launched.words, launched.grid[1])
 
 
 def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:

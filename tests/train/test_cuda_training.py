@@ -23,8 +23,7 @@ from onchip.kernels.training import rules_of_steps
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.cuda import trainer
-from onchip.runtime.cuda.trainer import CudaTrainer
+from onchip.runtime.cuda import train_memory
 from onchip.runtime.engine import kernels_for
 from onchip.spec.build import mlp
 from onchip.train.loop import fit
@@ -100,12 +99,14 @@ def test_runs_side_by_side_have_the_bits_of_one_alone(monkeypatch):
     emulate_device(monkeypatch)
     net, x, y, training = SMALL["decay and momentum"]()
     runs = [Run(net, TrainOptions(**training, epochs=2, seed=seed)) for seed in (1, 2)]
-    sent, send = [], CudaTrainer._send
-    monkeypatch.setattr(CudaTrainer, "_send", lambda self, name, *how: (sent.append(name), send(self, name, *how))[1])
+    sent, write = [], train_memory.write_rows
+    monkeypatch.setattr(
+        train_memory, "write_rows", lambda gpu, to, shape, *how: (sent.append(shape[0]), write(gpu, to, shape, *how))
+    )
     results = fit_runs(runs, x, y, device="cuda")
     for seed, result in zip((1, 2), results, strict=True):
         same_results(fit(net, x, y, device="cuda", epochs=2, seed=seed, **training), result)
-    assert sent.count("x") == 1 + len(runs)  # once for both, and for each that is alone
+    assert sent.count(len(x)) == 1 + len(runs)  # once for both, and for each that is alone
     more = np.concatenate([np.arange(len(x)), np.arange(5)])  # an order longer than there are rows
     (result,) = fit_runs([Run(net, TrainOptions(**training, epochs=1, shuffle=False), more)], x, y, device="cuda")
     same_results(fit(net, x[more], y[more], device="cuda", epochs=1, shuffle=False, **training), result)
@@ -116,7 +117,7 @@ def test_rows_that_are_sent_in_slices_are_the_same(monkeypatch):
     emulate_device(monkeypatch)
     net, x, y, training = SMALL["one layer"]()
     whole = fit(net, x, y, device="cuda", epochs=1, **training)
-    monkeypatch.setattr(trainer, "SLICE_BYTES", 7 * 8 * 4)
+    monkeypatch.setattr(train_memory, "SLICE_BYTES", 7 * 8 * 4)
     same_results(whole, fit(net, x, y, device="cuda", epochs=1, **training))
 
 

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+from checks import rows
 from emulated_cuda import kernel_of, needs_gxx
 from emulated_engine import emulate_device
 from onchip.errors import KernelError
@@ -24,6 +25,8 @@ from onchip.runtime.cuda import devices
 from onchip.runtime.engine import kernels_for
 from onchip.spec.build import mlp
 from onchip.train.loop import fit
+from onchip.train.many import Run, fit_runs
+from onchip.train.options import TrainOptions
 from training_cases import CASES, assert_follows_reference, case, reference_curve
 
 # Batches that fit, of two layers or more.
@@ -105,6 +108,73 @@ def test_host_and_kernel_agree_on_shared_memory(rows, blocks, widths, is_bytes, 
     assert lowering.shared_bytes == 4 * told[0]
 
 
+# Three networks on six multiprocessors: alone each has three blocks for two groups, together one.
+TOGETHER = (20, 24, 16, 3)
+
+
+def runs_together(n=70):
+    """Runs that differ in all that they may: weights, seeds, lr, rows, epochs, early stopping."""
+    x, y = rows(n, TOGETHER[0]), np.random.default_rng(5).integers(0, TOGETHER[-1], n)
+    settings = [
+        {"lr": 0.1, "epochs": 3, "seed": 1},
+        {"lr": 0.02, "epochs": 2, "seed": 2, "weight_decay": 0.1, "schedule": "cosine"},
+        {"lr": 0.1, "epochs": 5, "seed": 3, "validation": 0.2, "patience": 1},
+    ]
+    parts = [None, np.arange(0, n, 2), np.arange(n)]
+    runs = [
+        Run(mlp(*TOGETHER, seed=i), TrainOptions(batch_size=32, **setting), part)
+        for i, (setting, part) in enumerate(zip(settings, parts, strict=True))
+    ]
+    return runs, x, y
+
+
+def assert_bits_of_each_alone(runs, x, y):
+    for run, result in zip(runs, fit_runs(runs, x, y, device="cuda"), strict=True):
+        part = slice(None) if run.rows is None else run.rows
+        alone = fit(run.net, x[part], y[part], device="cuda", **dataclasses.asdict(run.options))
+        assert np.array_equal(result.losses, alone.losses)
+        assert result.best_epoch == alone.best_epoch
+        for name, w in alone.network.weights.items():
+            assert np.array_equal(result.network.weights[name], w), name
+        for name, array in alone.state.items():
+            assert np.array_equal(result.state[name], array), name
+
+
+@needs_gxx
+@pytest.mark.parametrize("blocks", [6], indirect=True)
+def test_emulated_networks_in_one_launch_have_the_bits_of_each_alone(blocks, monkeypatch):
+    runs, x, y = runs_together()
+    launched, launch = [], ResidentLowering.steps
+    monkeypatch.setattr(ResidentLowering, "steps", lambda self, count: (launched.append(self), launch(self, count))[1])
+    assert_bits_of_each_alone(runs, x, y)
+    together, *alone = launched
+    assert (together.networks, together.groups, together.blocks) == (3, 2, 1)
+    assert {(each.networks, each.groups, each.blocks) for each in alone} == {(1, 2, 3)}
+
+
+@needs_gxx
+@pytest.mark.parametrize("blocks", [6], indirect=True)
+def test_a_network_that_diverges_leaves_the_others(blocks):
+    (good, *_), x, y = runs_together()
+    bad = dataclasses.replace(good, options=dataclasses.replace(good.options, lr=1e30))
+    result, error, other = fit_runs([good, bad, good], x, y, device="cuda")
+    assert isinstance(error, KernelError)
+    assert "diverged" in error.what
+    assert np.array_equal(result.losses, other.losses)
+
+
+@needs_gxx
+@pytest.mark.parametrize("blocks", [6], indirect=True)
+def test_bits_do_not_depend_on_where_launches_end(blocks):
+    (run, *_), x, y = runs_together()
+    whole, by_steps = (
+        fit(run.net, x, y, device="cuda", debug=debug, **dataclasses.asdict(run.options)) for debug in (False, True)
+    )
+    assert np.array_equal(whole.losses, by_steps.losses)
+    for name, w in whole.network.weights.items():
+        assert np.array_equal(by_steps.network.weights[name], w), name
+
+
 # -- as data -----------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +216,20 @@ def test_every_block_owns_something(widths, batch):
     assert all(own % UNITS == 0 for own in map(lowering.own, range(1, len(widths) - 1)))
 
 
+@pytest.mark.parametrize("job", [{"batch": 16}, {"batch": 64}, {"batch": 64, "optimiser": "momentum"}])
+def test_networks_share_a_chip(job):
+    alone = lowering_of(784, 320, 160, 10, byte_scale=1 / 255, **job)
+    for count in (1, 2, 3, 4, 5, 8, 33):
+        made = alone.for_networks(count)
+        assert 1 <= made.networks <= count
+        assert made.networks * made.groups * made.blocks <= H200.units
+        assert (made.groups, made.rows, made.alone, made.order) == (alone.groups, alone.rows, alone.blocks, alone.order)
+        assert made.fits
+    assert alone.for_networks(1) == alone
+    assert alone.for_networks(8).networks >= 3
+    assert alone.for_networks(5).networks * 2 >= 5
+
+
 # -- on a GPU ----------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +254,47 @@ def test_many_steps_on_bytes_follow_the_reference_with_the_same_bits(batch):
     truth, naive = (reference_curve(net, x, y, 5, dtype, training, epochs=2)[0] for dtype in ("float64", "float32"))
     allowed = 2 * np.abs(naive - truth).max() + 8 * np.finfo(np.float32).eps * np.abs(truth).max()
     assert np.abs(one.losses - truth).max() <= allowed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [16, 64])
+def test_many_networks_on_bytes_have_the_bits_of_each_alone(batch):
+    x, y = pixels(batch * 20 + 13, 784), np.arange(batch * 20 + 13) % 10
+    settings = [{"lr": 0.01 * (1 + i % 3), "epochs": 2 + i % 2, "seed": i} for i in range(8)]
+    runs = [
+        Run(
+            mlp(784, 320, 160, 10, seed=i),
+            TrainOptions(batch_size=batch, **each),
+            None if i % 2 else np.arange(9, len(x)),
+        )
+        for i, each in enumerate(settings)
+    ]
+    assert_bits_of_each_alone(runs, x, y)
+
+
+@pytest.mark.gpu
+def test_runs_that_differ_in_all_that_they_may_have_the_bits_of_each_alone():
+    assert_bits_of_each_alone(*runs_together(n=500))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [16, 64])
+def test_random_delays_change_no_bit(batch, monkeypatch):
+    net, _, y, training = case(784, 320, 160, 10, n=batch * 30 + 13, batch_size=batch, lr=0.03)
+    x = pixels(len(y), 784)
+    plain = fit(net, x, y, device="cuda", epochs=2, **training)
+    launch_all = ResidentLowering.steps
+
+    def launch_delayed(self, count):
+        (launch,) = launch_all(self, count).launches
+        program = dataclasses.replace(launch.program, options=("-DRANDOM_DELAYS",))
+        return Steps((dataclasses.replace(launch, program=program),))
+
+    monkeypatch.setattr(ResidentLowering, "steps", launch_delayed)
+    delayed = fit(net, x, y, device="cuda", epochs=2, **training)
+    assert np.array_equal(plain.losses, delayed.losses)
+    for name, w in plain.network.weights.items():
+        assert np.array_equal(delayed.network.weights[name], w), name
 
 
 @pytest.mark.gpu

@@ -211,7 +211,9 @@ class CpuBound:
     def together(self, count: int) -> int:
         return 1
 
-    def trainers(self, networks: Sequence[Network], x: Array, y: Array, rows: int, shared: SharedData) -> TrainerTeam:
+    def trainers(
+        self, networks: Sequence[Network], x: Array, y: Array, orders: Sequence[int], shared: SharedData
+    ) -> TrainerTeam:
         from onchip.kernels.cpu import TRAINING
 
         (network,) = networks

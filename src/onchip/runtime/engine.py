@@ -72,11 +72,13 @@ class Bound(Protocol):
         """Of a plan for training: how many of so many networks like its own it trains at a time."""
         ...
 
-    def trainers(self, networks: Sequence[Network], x: Array, y: Array, rows: int, shared: SharedData) -> TrainerTeam:
+    def trainers(
+        self, networks: Sequence[Network], x: Array, y: Array, orders: Sequence[int], shared: SharedData
+    ) -> TrainerTeam:
         """Of a plan for training: runs on rows x (n, D_in) with targets y, as many as `together` says.
 
         networks  like the plan's own, but for their weights
-        rows      the longest order that they will be trained on
+        orders    the rows of all orders that they will be trained or judged on
         shared    with other runs on the same rows
         """
         ...

@@ -141,8 +141,8 @@ def begin_runs(
     planned: Sequence[PlannedRun], x: Array, y: Array, shared: SharedData
 ) -> tuple[TrainerTeam, list[TrainingRun]]:
     """Make the trainers of runs that are alike; x and y are checked."""
-    longest = max(len(rows) for run in planned for rows in (run.train, run.held))
-    team = planned[0].bound.trainers([run.plan.network for run in planned], _flat(x), y, longest, shared)
+    orders = [len(rows) for run in planned for rows in (run.train, run.held) if len(rows)]
+    team = planned[0].bound.trainers([run.plan.network for run in planned], _flat(x), y, orders, shared)
     for run, trainer in zip(planned, team.trainers, strict=True):
         trainer.train(Piece((run.train[:0],), (run.options.lr,)))  # no step: compiles before the clock starts
         if len(run.held):

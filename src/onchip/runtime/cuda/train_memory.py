@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,14 +43,14 @@ def send_data(gpu: Gpu, lowering: TrainLowering, x: Array, y: Array, shared: Sha
     return {name: rows, "targets": shared.get(("targets", gpu.index), lambda: gpu.upload(y))}
 
 
-def take_memory(gpu: Gpu, lowering: TrainLowering, rows: int) -> tuple[int, list[Memory]]:
+def take_memory(gpu: Gpu, lowering: TrainLowering, orders: Sequence[int]) -> tuple[int, list[Memory]]:
     """Memory for each network of a launch, all in one piece: bytes from one network's to the next one's, and each.
 
-    rows  the longest order
+    orders  the rows of those that they will be trained or judged on
     """
     offsets: dict[str, tuple[int, int]] = {}
     apart = 0
-    for name, nbytes in _own_bytes(lowering, rows).items():
+    for name, nbytes in _own_bytes(lowering, orders).items():
         offsets[name] = apart, nbytes
         apart += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
     whole = gpu.reserve(apart * lowering.networks)
@@ -73,7 +73,7 @@ def take_memory(gpu: Gpu, lowering: TrainLowering, rows: int) -> tuple[int, list
     return apart, made
 
 
-def _own_bytes(lowering: TrainLowering, rows: int) -> dict[str, int]:
+def _own_bytes(lowering: TrainLowering, orders: Sequence[int]) -> dict[str, int]:
     """Of one network, by name."""
     job, row_count, made = lowering.job, lowering.row_count, dict[str, int]()
     for i, layer in enumerate(lowering.layers):
@@ -87,8 +87,8 @@ def _own_bytes(lowering: TrainLowering, rows: int) -> dict[str, int]:
             made[name] = byte_rows.bytes_of_parts(K)
     made |= lowering.own_memory()
     made |= {"losses": 8 * row_count, "hits": 4 * row_count, "progress": 16}
-    queued = epochs_at_once(rows, job.batch) * -(-rows // job.batch)  # steps
-    told = 8 * max(queued * lowering.groups, -(-rows // row_count))
+    queued = max(epochs_at_once(rows, job.batch) * -(-rows // job.batch) for rows in orders)  # steps
+    told = 8 * max(queued * lowering.groups, -(-max(orders) // row_count))
     return made | {
         "rules": 4 * RULE_FLOATS * queued, "step_losses": told, "step_hits": told, "order": 8 * queued * job.batch,
     }  # fmt: skip

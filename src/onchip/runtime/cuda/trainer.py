@@ -33,14 +33,14 @@ from onchip.spec.recipe import Array, materialise
 class TeamLaunches:
     """The launches of networks that train together, on a stream of their own: teams may run side by side."""
 
-    def __init__(self, gpu: Gpu, lowering: TrainLowering, rows: int) -> None:
-        """rows  the longest order"""
+    def __init__(self, gpu: Gpu, lowering: TrainLowering, orders: Sequence[int]) -> None:
+        """orders  their rows"""
         self.gpu, self.lowering = gpu, lowering
         with gpu:
             self._side = SideStream(gpu)
         self.stream = self._side.handle
         self._graphs: dict[int, Graph] = {}
-        self._sizes = set(lowering.graphs_of(-(-rows // lowering.job.batch)))
+        self._sizes = {size for rows in orders for size in lowering.graphs_of(-(-rows // lowering.job.batch))}
 
     def steps(self, size: int, memory: Memory) -> Graph:
         """So many steps of all networks.
@@ -249,12 +249,14 @@ class TrainingBound:
     def together(self, count: int) -> int:
         return self._lowering.for_networks(count).networks
 
-    def trainers(self, networks: Sequence[Network], x: Array, y: Array, rows: int, shared: SharedData) -> CudaTeam:
+    def trainers(
+        self, networks: Sequence[Network], x: Array, y: Array, orders: Sequence[int], shared: SharedData
+    ) -> CudaTeam:
         """x (n, D_in) float32; y (n,) int64 classes or (n, D_out) float32 targets; both are copied to the GPU, once for
         all runs that share them."""
         lowering = self._lowering.for_networks(len(networks))
-        apart, memories = take_memory(self.gpu, lowering, rows)
-        launches = TeamLaunches(self.gpu, replace(lowering, apart=apart), rows)
+        apart, memories = take_memory(self.gpu, lowering, orders)
+        launches = TeamLaunches(self.gpu, replace(lowering, apart=apart), orders)
         data = send_data(self.gpu, lowering, x, y, shared)
         each = zip(networks, memories, strict=True)
         return CudaTeam(tuple(CudaTrainer(launches, network, x, data | memory) for network, memory in each))

@@ -71,7 +71,7 @@ struct Block {
     Fiber fibers[MOST_THREADS];
     Barrier of_block, of_warps[MOST_THREADS / 32];
     unsigned long long words[2][MOST_THREADS];  // of a shuffle; the next one has the others
-    bool is_done, waits;                        // waits: for other blocks
+    bool is_done, waits, yields;                // waits: for other blocks; yields: could go on
     long found_at;                              // of __syncthreads_or: which barrier, and what was found there
     bool found[2];
     char *stacks, *shared;                      // shared: what it had when it was put aside
@@ -182,14 +182,14 @@ static void run_block() {
     for (long round = 0; !failure; ++round) {
         const int before = moves, first = draw(threads), step = draw(2) ? 1 : threads - 1;
         int left = 0;
-        now->waits = false;
+        now->waits = now->yields = false;
         for (int i = 0, thread = first; i < threads && !failure; ++i, thread = (thread + step) % threads) {
             if (!now->fibers[thread].is_done) resume(thread);
             left += !now->fibers[thread].is_done;
         }
         now->is_done = !left;
         if (!left || failure) return;
-        if (moves == before && now->waits) return;
+        if (now->yields || (moves == before && now->waits)) return;
         if (moves == before) failure = "a barrier that not all threads reach";
         if (round == MOST_ROUNDS) failure = "it does not end";
     }
@@ -358,7 +358,16 @@ template <class T> void __stcs(T* to, T value) {
     if (sizeof(T) == 16) emulated::check_16(to);
     *to = value;
 }
+#ifdef RANDOM_DELAYS
+static void __nanosleep(unsigned) {  // others go first
+    emulated::now->yields = true;
+    ++emulated::moves;
+    emulated::pause();
+}
+#else
 static void __nanosleep(unsigned) { emulated::fail("waits for a block that has not run yet"); }
+#endif
+static void ptx_clock(unsigned& now) { now = emulated::draw(1 << 30); }
 
 // -- PTX -----------------------------------------------------------------------------------------------------------
 

@@ -129,8 +129,10 @@ def _teams(planned: Sequence[PlannedRun]) -> list[list[int]]:
             alike.append([i])
     teams = []
     for numbers in alike:
-        size = planned[numbers[0]].bound.together(len(numbers))
-        teams += [numbers[first : first + size] for first in range(0, len(numbers), size)]
+        while numbers:
+            size = planned[numbers[0]].bound.together(len(numbers))
+            teams.append(numbers[:size])
+            numbers = numbers[size:]
     return teams
 
 

@@ -33,28 +33,27 @@ from onchip.spec.recipe import Array, materialise
 class TeamLaunches:
     """The launches of networks that train together, on a stream of their own: teams may run side by side."""
 
-    def __init__(self, gpu: Gpu, lowering: TrainLowering, orders: Sequence[int]) -> None:
-        """orders  their rows"""
-        self.gpu, self.lowering = gpu, lowering
+    def __init__(self, gpu: Gpu, lowering: TrainLowering, memory: Memory, orders: Sequence[int]) -> None:
+        """memory  the first network's
+        orders  the rows of those that they will be trained on
+        """
+        self.gpu, self.lowering, self._memory = gpu, lowering, memory
         with gpu:
             self._side = SideStream(gpu)
         self.stream = self._side.handle
         self._graphs: dict[int, Graph] = {}
         self._sizes = {size for rows in orders for size in lowering.graphs_of(-(-rows // lowering.job.batch))}
 
-    def steps(self, size: int, memory: Memory) -> Graph:
-        """So many steps of all networks.
-
-        memory  the first one's
-        """
+    def steps(self, size: int) -> Graph:
+        """So many steps of all networks."""
         if size not in self._graphs:
-            self._graphs[size] = self.build(self.lowering.steps(size), memory)
+            self._graphs[size] = self.build(self.lowering.steps(size), self._memory)
         return self._graphs[size]
 
-    def make_ready(self, memory: Memory) -> None:
+    def make_ready(self) -> None:
         """What an epoch will launch."""
         for size in self._sizes:
-            self.steps(size, memory)
+            self.steps(size)
 
     def build(self, steps: Steps, memory: Memory) -> Graph:
         bound = BoundSteps(self.gpu, steps, state=memory)
@@ -81,7 +80,7 @@ class CudaTeam:
                     for trainer, orders in turns
                 ]
                 for size in launches.lowering.graphs_of(max(counts)):
-                    launches.steps(size, self.trainers[0].memory).launch(launches.stream)
+                    launches.steps(size).launch(launches.stream)
             if meanwhile is not None:
                 meanwhile()
         return [trainer.end(piece) if piece else [] for trainer, piece in each]
@@ -105,7 +104,7 @@ class CudaTrainer:
 
     def train(self, piece: Piece, meanwhile: Callable[[], None] | None = None) -> Trained:
         if not len(piece.orders[0]):  # no step: what the run will launch is made ready
-            self.launches.make_ready(self.memory)
+            self.launches.make_ready()
             return [(np.zeros(0), np.zeros(0, np.int64))] * len(piece.orders)
         assert self.launches.lowering.networks == 1, "the others would go without their steps"
         return CudaTeam((self,)).train((piece,), meanwhile)[0]
@@ -255,11 +254,12 @@ class TrainingBound:
         """x (n, D_in) float32; y (n,) int64 classes or (n, D_out) float32 targets; both are copied to the GPU, once for
         all runs that share them."""
         lowering = self._lowering.for_networks(len(networks))
-        apart, memories = take_memory(self.gpu, lowering, orders)
-        launches = TeamLaunches(self.gpu, replace(lowering, apart=apart), orders)
         data = send_data(self.gpu, lowering, x, y, shared)
+        apart, own = take_memory(self.gpu, lowering, orders)
+        memories = [data | memory for memory in own]
+        launches = TeamLaunches(self.gpu, replace(lowering, apart=apart), memories[0], orders)
         each = zip(networks, memories, strict=True)
-        return CudaTeam(tuple(CudaTrainer(launches, network, x, data | memory) for network, memory in each))
+        return CudaTeam(tuple(CudaTrainer(launches, network, x, memory) for network, memory in each))
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> NoReturn:
         raise PlanError("a plan for training runs no rows", got=self.plan.job.loss, expected="a plan for inference")

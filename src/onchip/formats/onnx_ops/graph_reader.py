@@ -109,6 +109,11 @@ class GraphReader:
             self._constants[name] = self._tensors.read(self._constants[name], name)
         return cast(Array, self._constants[name])
 
+    def is_number(self, op: Op, index: int, number: float) -> bool:
+        """Whether the node reads this number there, a constant."""
+        array = self.constant(op, index) if self.is_constant(op, index) else None
+        return array is not None and array.size == 1 and float(array.reshape(())) == number
+
     def tensor(self, op: Op, name: str) -> Array:
         """An attribute that holds numbers."""
         given = op.attributes.get(name)

@@ -11,7 +11,7 @@ from onchip.plan.kernel import PRECISIONS
 from onchip.runtime import check
 from onchip.runtime.check import NAIVE_DTYPE, ULP, CheckRow, check_network, length_limits, scaled_error, unequal_batch
 from onchip.runtime.engine import compile
-from onchip.runtime.stream import RandomRows
+from onchip.runtime.row_sources import RandomRows
 from onchip.spec.build import sequential
 from onchip.spec.layers import Add, Embedding, Reshape, Tanh
 from onchip.spec.network import Network, Node

@@ -32,7 +32,7 @@ from onchip.errors import InputError
 
 if TYPE_CHECKING:
     from onchip.plan.plan import Plan
-    from onchip.runtime.stream import Source
+    from onchip.runtime.row_sources import Source
     from onchip.spec.network import Network
 
 _LONG_S = 2.0  # building that takes longer is announced
@@ -94,9 +94,9 @@ def run(
     from onchip.files import check_outputs
     from onchip.plan.kernel import Job
     from onchip.runtime.engine import Engine, apply_io, place
+    from onchip.runtime.row_sources import FittedRows
     from onchip.runtime.stream import (
         PICTURES,
-        FittedRows,
         check_output_suffix,
         check_piece,
         open_output,
@@ -179,7 +179,7 @@ def _check_request(rows: Path | None, count: int | None, seed: int | None) -> No
 @contextlib.contextmanager
 def _open_source(rows: Path | None, net: Network, count: int | None, seed: int | None) -> Iterator[Source]:
     from onchip.runtime.engine import id_limits
-    from onchip.runtime.stream import RandomRows, open_input_rows
+    from onchip.runtime.row_sources import RandomRows, open_input_rows
 
     if rows is None:
         yield RandomRows(net.input, count or 0, seed or 0, id_limits(net).get(next(iter(net.inputs))))

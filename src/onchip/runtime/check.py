@@ -15,7 +15,7 @@ from onchip.plan.kernel import PRECISIONS, TABLES, Job
 from onchip.plan.rewrites import rewrite
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 from onchip.runtime.engine import Engine, compile, id_limits
-from onchip.runtime.stream import RandomRows
+from onchip.runtime.row_sources import RandomRows
 from onchip.spec.layers import SequenceMax
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Weight, materialise

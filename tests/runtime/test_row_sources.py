@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from checks import Rows, random_mlp, rows
 from onchip.errors import FormatError, InputError, ShapeError
 from onchip.runtime.engine import id_limits
-from onchip.runtime.row_sources import FittedRows, RandomRows, open_input_rows
+from onchip.runtime.row_sources import (
+    CountedLengths,
+    FittedRows,
+    RandomRows,
+    length_limits,
+    open_input_rows,
+    padded_inputs,
+    random_inputs,
+)
 from onchip.spec.types import TensorType
 from onchip.workloads import sentiment
 
@@ -127,3 +135,32 @@ def test_other_dtypes_are_refused_without_a_scale():
         FittedRows(Rows(np.zeros((5, 16), np.int64)), TensorType(("B", 16), "int32"))
     with pytest.raises(InputError, match="only float rows"):
         FittedRows(Rows(np.zeros((5, 16), np.int64)), TensorType(("B", 16), "int32"), scale=1)
+
+
+# -- several inputs ----------------------------------------------------------------------------------------
+
+LENGTHS = sentiment.network(vocabulary=9, embedding=4, channels=5, kernels=(2, 3), length=6, hidden=(), lengths=True)
+
+
+def test_lengths_are_drawn_from_none_to_the_whole_sequence():
+    assert length_limits(LENGTHS) == {"lengths": 7}
+    ids, lengths = (source.read(0, 200) for source in random_inputs(LENGTHS, 200, 3))
+    assert np.array_equal(ids, np.random.default_rng(3).integers(0, 9, (200, 6), dtype=np.int32))
+    assert np.array_equal(lengths, np.random.default_rng(4).integers(0, 7, 200, dtype=np.int32))
+
+
+def test_lengths_are_counted_up_to_the_padding():
+    ids = np.array([[5, 0, 7, 0, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 1], [1, 2, 3, 4, 5], [3, 0, 0, 0, 0]])
+    counted = CountedLengths(Rows(ids), 0, TensorType(("B",), "int32"))
+    assert (counted.shape, counted.dtype, len(counted)) == ((5,), np.int32, 5)
+    assert counted.read(0, 5).tolist() == [3, 0, 5, 5, 1]
+    assert counted.read(2, 3).tolist() == [5]
+    assert CountedLengths(Rows(ids[:0]), 0, TensorType(("B",), "int64")).read(0, 0).shape == (0,)
+    assert CountedLengths(Rows(ids[:, :0]), 0, TensorType(("B",), "int64")).read(0, 5).tolist() == [0] * 5
+
+
+def test_whose_lengths_are_counted_is_clear():
+    assert padded_inputs(LENGTHS) == ("ids", "lengths")
+    for other in (NET, sentiment.network(vocabulary=9, embedding=4, channels=5, kernels=(2,), length=6, hidden=())):
+        with pytest.raises(InputError, match="no lengths to count"):
+            padded_inputs(other)

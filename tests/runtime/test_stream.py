@@ -51,7 +51,7 @@ def engine():
 @given(B=st.integers(0, 200), batch_rows=st.integers(1, 250))
 def test_the_pieces_do_not_matter(engine, B, batch_rows):
     x, sink, told = rows(B, 20), Kept(), []
-    report = run_rows(engine, Rows(x), sink, batch_rows, lambda done, per_s: told.append((done, per_s)))
+    report = run_rows(engine, [Rows(x)], sink, batch_rows, lambda done, per_s: told.append((done, per_s)))
     whole = engine(x)
     assert b"".join(piece.tobytes() for piece in sink.pieces) == whole.tobytes()
     assert report.first_rows.tobytes() == whole[:5].tobytes()
@@ -62,7 +62,7 @@ def test_the_pieces_do_not_matter(engine, B, batch_rows):
 
 def test_every_row_is_read_once(engine):
     source = Rows(rows(100, 20))
-    run_rows(engine, source, None, 30)
+    run_rows(engine, [source], None, 30)
     assert [(a, b) for a, b in source.asked if a < b] == [(0, 30), (30, 60), (60, 90), (90, 100)]
 
 
@@ -76,10 +76,10 @@ def test_memory_does_not_grow_with_the_rows(engine):
         def read(self, start, stop):
             return np.ones((stop - start, 20), np.float32)
 
-    run_rows(engine, Rows(rows(10, 20)), None, 10)
+    run_rows(engine, [Rows(rows(10, 20))], None, 10)
     tracemalloc.start()
     try:
-        run_rows(engine, Endless(), None, 4000)
+        run_rows(engine, [Endless()], None, 4000)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -90,7 +90,7 @@ def test_memory_does_not_grow_with_the_rows(engine):
 def test_bad_rows_are_counted_across_pieces(engine):
     x = rows(100, 20)
     x[[12, 13, 99], [0, 5, 19]] = [np.nan, np.inf, -np.inf]
-    report = run_rows(engine, Rows(x), None, 7)
+    report = run_rows(engine, [Rows(x)], None, 7)
     assert (report.bad_rows, report.first_bad_row) == (3, 12)
     assert rows_not_finite(x).tolist() == [12, 13, 99]
     assert rows_not_finite(np.zeros((3, 2), np.int32)).size == 0
@@ -99,7 +99,7 @@ def test_bad_rows_are_counted_across_pieces(engine):
 @pytest.mark.parametrize("batch_rows", [0, -1])
 def test_pieces_have_rows(engine, batch_rows):
     with pytest.raises(InputError, match="at a time"):
-        run_rows(engine, Rows(rows(3, 20)), None, batch_rows)
+        run_rows(engine, [Rows(rows(3, 20))], None, batch_rows)
 
 
 def test_an_error_of_the_source_arrives(engine):
@@ -110,7 +110,7 @@ def test_an_error_of_the_source_arrives(engine):
             return super().read(start, stop)
 
     with pytest.raises(InputError, match="the file broke"):
-        run_rows(engine, Broken(rows(100, 20)), None, 10)
+        run_rows(engine, [Broken(rows(100, 20))], None, 10)
 
 
 class Asked:
@@ -132,7 +132,7 @@ def test_a_bad_id_is_named_by_its_row_in_the_file():
     ids[[17, 33], [3, 0]] = 10
     sink = Kept()
     with pytest.raises(InputError, match="row 17, position 3: id 10, expected 0 to 9"):
-        run_rows(Asked(), Rows(ids), sink, 5)
+        run_rows(Asked(), [Rows(ids)], sink, 5)
     assert len(sink.pieces) == 3  # those before it
 
 
@@ -141,17 +141,25 @@ def test_a_bad_id_is_named_by_its_row_in_the_file():
 def test_a_piece_is_told_with_its_bad_rows(ahead, batch_rows):
     x = rows(30, 4)
     x[[3, 11], [0, 2]] = np.nan, np.inf
-    told = [(start, piece.copy(), bad) for start, piece, bad in pieces(Rows(x), batch_rows, ahead)]
+    told = [(start, piece.copy(), bad) for start, (piece,), bad in pieces([Rows(x)], batch_rows, ahead)]
     assert [start for start, _, _ in told] == list(range(0, 30, batch_rows))
     assert np.array_equal(np.concatenate([piece for _, piece, _ in told]), x, equal_nan=True)
     assert [start + int(i) for start, _, bad in told for i in bad] == [3, 11]
 
 
+def test_a_row_is_bad_if_any_of_its_inputs_is():
+    x, z = rows(20, 4), rows(20, 2)
+    x[[3, 11], 0] = z[[5, 11], 1] = np.nan
+    told = list(pieces([Rows(x), Rows(z), Rows(np.zeros(20, np.int32))], 10, ahead=False))
+    assert [start + int(i) for start, _, bad in told for i in bad] == [3, 5, 11]
+    assert [tuple(len(piece) for piece in xs) for _, xs, _ in told] == [(10, 10, 10)] * 2
+
+
 def test_the_first_of_long_pieces_is_short():
     x = rows(3 << 16, 1)
-    told = [(start, len(piece)) for start, piece, _ in pieces(Rows(x), 1 << 16, ahead=True)]
+    told = [(start, len(piece)) for start, (piece,), _ in pieces([Rows(x)], 1 << 16, ahead=True)]
     assert told == [(0, 1 << 13), (1 << 13, 1 << 16), (9 << 13, 1 << 16), (17 << 13, 7 << 13)]
-    assert [len(piece) for _, piece, _ in pieces(Rows(x), 1 << 16, ahead=False)] == [1 << 16] * 3
+    assert [len(piece) for _, (piece,), _ in pieces([Rows(x)], 1 << 16, ahead=False)] == [1 << 16] * 3
 
 
 def test_the_next_piece_is_read_while_one_is_in_use():
@@ -162,7 +170,7 @@ def test_the_next_piece_is_read_while_one_is_in_use():
             reads[start // 10].set()
             return super().read(start, stop)
 
-    for start, _, _ in pieces(Told(rows(40, 2)), 10, ahead=True):
+    for start, _, _ in pieces([Told(rows(40, 2))], 10, ahead=True):
         after = start // 10 + 1
         assert after == 4 or reads[after].wait(10)
         assert not any(event.is_set() for event in reads[after + 1 :])  # and no more than one: memory stays bounded
@@ -175,7 +183,7 @@ def test_an_error_of_a_source_that_is_read_ahead_arrives_after_the_pieces_before
                 raise InputError("the file broke")
             return super().read(start, stop)
 
-    given = pieces(Broken(rows(40, 2)), 10, ahead=True)
+    given = pieces([Broken(rows(40, 2))], 10, ahead=True)
     assert [next(given)[0], next(given)[0]] == [0, 10]
     with pytest.raises(InputError, match="the file broke"):
         next(given)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +14,10 @@ from onchip.errors import InputError, ShapeError
 from onchip.formats.arrays import RowSource, open_flat_rows, open_rows
 from onchip.formats.rows_text import read_rows_text
 from onchip.plan.kernel import MAX_ROWS
-from onchip.spec.reading import show
+from onchip.runtime.engine import id_limits
+from onchip.spec.layers import SequenceMax
+from onchip.spec.network import Network
+from onchip.spec.reading import did_you_mean, show
 from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType, numpy_dtype
 
@@ -91,7 +96,7 @@ class FittedRows:
         self.dtype = numpy_dtype(expected.dtype)
         self.notes: tuple[str, ...] = ()
         self._source, self._scale = source, scale
-        if row_shape != expected.row_shape:
+        if _sizes(row_shape) != _sizes(expected.row_shape):
             self.notes += (f"rows of {_sizes(row_shape)} are read as rows of {_sizes(expected.row_shape)}",)
         if scale is None:
             _check_dtype(source.dtype, expected.dtype)
@@ -137,3 +142,99 @@ def rows_not_finite(x: Array) -> Array:
     if x.dtype.kind in "iub" or np.isfinite(x).all():
         return np.empty(0, np.int64)
     return np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
+
+
+# -- of all inputs -----------------------------------------------------------------------------------------
+
+
+def input_files(net: Network, first: Path | None, named: Mapping[str, Path], counted: Sequence[str]) -> dict[str, Path]:
+    """The file of every input but those that are counted: `first` is the first input's, others are named."""
+    names = list(net.inputs)
+    for name in named:
+        if name not in names:
+            got, hint = f"{name}={named[name]}", did_you_mean(name, names) or f"--input {names[-1]}={named[name]}"
+            raise InputError(f"'{net.name}' has no such input", got=got, expected=", ".join(names), hint=hint)
+    files = {**({names[0]: first} if first is not None else {}), **named}
+    for name, other in ((names[0], str(first) if first is not None else ""), *((n, "--padding") for n in counted)):
+        if name in named and other:
+            got = f"{other} and --input {name}={named[name]}"
+            hint = "leave one of them out"
+            raise InputError(f"two sources of the input '{name}'", got=got, expected="one", hint=hint)
+    if missing := [name for name in names if name not in files and name not in counted]:
+        expected = "a file for each of " + ", ".join(f"{name}: {given}" for name, given in net.inputs.items())
+        hint = f"--input {missing[0]}={missing[0]}.npy"
+        raise InputError(f"no rows for the input '{missing[0]}'", got=show(sorted(files)), expected=expected, hint=hint)
+    return {name: files[name] for name in names if name not in counted}
+
+
+@contextlib.contextmanager
+def open_inputs(
+    net: Network, files: Mapping[str, Path], scale: float | None = None, padding: int | None = None
+) -> Iterator[tuple[FittedRows, ...]]:
+    """The rows of every input, in the network's order; float ones are scaled (see FittedRows).
+
+    padding  lengths are counted from the ids: they end with so many of this id
+    """
+    has_floats = any("float" in net.inputs[name].dtype for name in files)
+    with contextlib.ExitStack() as stack:
+        opened: dict[str, FittedRows] = {}
+        for name, path in files.items():
+            given = net.inputs[name]
+            source = stack.enter_context(open_input_rows(path, given))
+            opened[name] = FittedRows(source, given, scale if "float" in given.dtype or not has_floats else None)
+        if padding is not None:
+            ids, lengths = padded_inputs(net)
+            opened[lengths] = FittedRows(CountedLengths(opened[ids], padding, net.inputs[lengths]), net.inputs[lengths])
+        counts = {name: len(opened[name]) for name in net.inputs}
+        if len(set(counts.values())) > 1:
+            got = ", ".join(f"{name}: {count:,} rows" for name, count in counts.items())
+            hint = "files that belong together"
+            raise ShapeError("the inputs have different numbers of rows", got=got, expected="one number", hint=hint)
+        yield tuple(opened[name] for name in net.inputs)
+
+
+def random_inputs(net: Network, rows: int, seed: int) -> tuple[RandomRows, ...]:
+    """So many random rows of every input; input i, counted from 0, is drawn from seed + i."""
+    limits = {**length_limits(net), **id_limits(net)}
+    return tuple(
+        RandomRows(given, rows, seed + i, limits.get(name)) for i, (name, given) in enumerate(net.inputs.items())
+    )
+
+
+def length_limits(net: Network) -> dict[str, int]:
+    """For each input that holds lengths of sequences: one more than the longest that makes a difference."""
+    limits: dict[str, int] = {}
+    for node in net.nodes:
+        if isinstance(node.layer, SequenceMax) and node.inputs[1] in net.inputs:
+            P = int(net.types[node.inputs[0]].shape[2])
+            longest = (P - 1) * node.layer.stride + node.layer.window
+            limits[node.inputs[1]] = max(longest + 1, limits.get(node.inputs[1], 0))
+    return limits
+
+
+def padded_inputs(net: Network) -> tuple[str, str]:
+    """The input that holds sentences of ids and the one that holds their lengths; InputError unless both are clear."""
+    ids, lengths = (sorted(limits(net)) for limits in (id_limits, length_limits))
+    if len(ids) != 1 or len(lengths) != 1 or len(net.inputs[ids[0]].row_shape) != 1:
+        got = ", ".join(f"{name}: {given}" for name, given in net.inputs.items())
+        expected = "a network that reads ids (B, S) and their lengths (B,)"
+        raise InputError("no lengths to count from padding", got=got, expected=expected, hint="leave --padding out")
+    return ids[0], lengths[0]
+
+
+class CountedLengths:
+    """How many ids of each row stand before the padding at its end."""
+
+    def __init__(self, ids: Source, padding: int, expected: TensorType) -> None:
+        self.shape, self.dtype = (len(ids),), numpy_dtype(expected.dtype)
+        self._ids, self._padding = ids, padding
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, start: int, stop: int) -> Array:
+        """(stop - start,); the ids are read again, which a file of them takes well."""
+        is_token = self._ids.read(start, stop) != self._padding
+        last = is_token[:, ::-1].argmax(axis=1) if is_token.shape[1] else 0
+        counted: Array = np.where(is_token.any(axis=1), is_token.shape[1] - last, 0).astype(self.dtype)
+        return counted

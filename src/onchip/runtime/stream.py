@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -107,7 +107,8 @@ def open_output(path: Path | None, net: Network, rows: int) -> Iterator[Sink | N
 def piece_rows(plan: Plan) -> int:
     """How many rows make a piece when nobody says: few enough for memory and for a moving progress bar."""
     net, on_gpu, many = plan.network, plan.device.kind == "cuda", 1 << 20
-    by_bytes = (GPU_PIECE_BYTES if on_gpu else PIECE_BYTES) // max(1, net.input.row_bytes + net.output.row_bytes)
+    row_bytes = sum(given.row_bytes for given in (*net.inputs.values(), net.output))
+    by_bytes = (GPU_PIECE_BYTES if on_gpu else PIECE_BYTES) // max(1, row_bytes)
     most_between = plan.device.memory_bytes // GPU_BETWEEN_PART if on_gpu else BETWEEN_BYTES
     by_between = most_between // max(1, plan.between_bytes)
     row_us = (plan.estimate_at(2 * many) - plan.estimate_at(many)) / many
@@ -121,24 +122,27 @@ def check_piece(batch_rows: int) -> None:
         raise InputError("bad number of rows at a time", got=str(batch_rows), expected="at least 1", hint=hint)
 
 
-def pieces(source: Source, batch_rows: int, ahead: bool) -> Iterator[tuple[int, Array, Array]]:
-    """The rows a piece at a time: the number of its first row, the rows, and which of them hold a NaN or an infinity.
+def pieces(sources: Sequence[Source], batch_rows: int, ahead: bool) -> Iterator[tuple[int, tuple[Array, ...], Array]]:
+    """The rows a piece at a time: the number of its first row, the rows of every input, and which of them hold a NaN
+    or an infinity.
 
     ahead  while one piece is in use, a thread reads the next one; the first is short, since nobody works meanwhile
     """
 
-    def read(start: int, stop: int) -> tuple[int, Array, Array]:
-        x = source.read(start, stop)
-        return start, x, rows_not_finite(x)
+    def read(start: int, stop: int) -> tuple[int, tuple[Array, ...], Array]:
+        xs = tuple(source.read(start, stop) for source in sources)
+        bad = [rows_not_finite(x) for x in xs]
+        return start, xs, bad[0] if len(bad) == 1 else np.unique(np.concatenate(bad))
 
+    total = len(sources[0])
     first = batch_rows // FIRST_PART if ahead and batch_rows >= LONG_ROWS else batch_rows
-    starts = [0, *range(first, len(source), batch_rows)] if len(source) else []
-    ends = pairwise([*starts, len(source)])
+    starts = [0, *range(first, total, batch_rows)] if total else []
+    ends = pairwise([*starts, total])
     if not ahead:
         yield from itertools.starmap(read, ends)
         return
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="onchip-read") as reader:
-        waiting: deque[concurrent.futures.Future[tuple[int, Array, Array]]] = deque()
+        waiting: deque[concurrent.futures.Future[tuple[int, tuple[Array, ...], Array]]] = deque()
         for start, stop in ends:
             waiting.append(reader.submit(read, start, stop))
             if len(waiting) > 1:
@@ -149,34 +153,34 @@ def pieces(source: Source, batch_rows: int, ahead: bool) -> Iterator[tuple[int, 
 
 def run_rows(
     engine: Engine,
-    source: Source,
+    sources: Sequence[Source],
     sink: Sink | None,
     batch_rows: int,
     on_progress: Callable[[int, float], None] | None = None,
 ) -> StreamReport:
-    """Run every row of `source` and hand the results to `sink`, in order; one piece is in memory at a time,
-    or two where the next one is read ahead.
+    """Run every row of `sources`, one for each input, and hand the results to `sink`, in order; one piece is in memory
+    at a time, or two where the next one is read ahead.
 
     batch_rows   rows a piece; the results do not depend on it
     on_progress  called after each piece with the rows done and the rows/s so far
     """
     check_piece(batch_rows)
-    total = len(source)
+    total = len(sources[0])
     out = np.empty((min(batch_rows, total), *engine.output.row_shape), numpy_dtype(engine.output.dtype))
     first_rows = out[:0].copy()
     bad_rows, first_bad_row, engine_seconds = 0, None, 0.0
     started = time.perf_counter()
     # On a CPU a thread that reads ahead gains nothing (tried): it takes a core from the engine.
-    for start, x, bad in pieces(source, batch_rows, ahead=engine.plan.device.kind == "cuda"):
-        stop = start + len(x)
+    for start, xs, bad in pieces(sources, batch_rows, ahead=engine.plan.device.kind == "cuda"):
+        stop = start + len(xs[0])
         if bad.size and first_bad_row is None:
             first_bad_row = start + int(bad[0])
         bad_rows += bad.size
         begin = time.perf_counter()
         try:
-            y = engine(x, out=out[: stop - start])
+            y = engine(*xs, out=out[: stop - start])
         except InputError:
-            engine.check_ids(x, first_row=start)  # of its rows the engine knows no number but in this piece
+            engine.check_ids(*xs, first_row=start)  # of its rows the engine knows no number but in this piece
             raise
         engine_seconds += time.perf_counter() - begin
         if len(first_rows) < FIRST_ROWS:
@@ -190,4 +194,5 @@ def run_rows(
 
 def warm_up(engine: Engine) -> None:
     """Run one row of zeros: afterwards every kernel is compiled and loaded."""
-    engine(np.zeros((1, *engine.input.row_shape), numpy_dtype(engine.input.dtype)))
+    given = engine.plan.network.inputs.values()
+    engine(*(np.zeros((1, *wanted.row_shape), numpy_dtype(wanted.dtype)) for wanted in given))

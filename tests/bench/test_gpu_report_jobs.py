@@ -138,7 +138,7 @@ def test_sentiment(torch_gpu):
 @pytest.mark.parametrize("form", ["looked_up", "bags", "windows"])
 def test_torch_reads_sentences_in_every_form(form):
     torch = pytest.importorskip("torch")
-    net = sentiment._drawn(sentiment_work.network(**SENTENCES))
+    net = reference.with_arrays(sentiment_work.network(**SENTENCES))
     ids, stage = random_ids(net, 30), CpuTorchStage()
     weights = sentiment_peers.Weights.of(net, "fp32", stage)
     taps = [W.permute(2, 1, 0).reshape(-1, len(W)) for W, _ in weights.convs] if form == "windows" else weights.taps()
@@ -148,7 +148,7 @@ def test_torch_reads_sentences_in_every_form(form):
 
 
 def test_float64_is_asked_once(monkeypatch):
-    net = sentiment._drawn(sentiment_work.network(**SENTENCES))
+    net = reference.with_arrays(sentiment_work.network(**SENTENCES))
     ids, made, truths = random_ids(net, 6), [], sentiment_gpu.Truths()
     monkeypatch.setattr(sentiment_gpu, "exact_truth", lambda *given: made.append(given) or exact_truth(*given))
     allowed = [truths(net, ids.copy(), dtype).allowed for dtype in ("float32", "float16", "bfloat16", "float16")]

@@ -49,7 +49,5 @@ def half_table_truth(truth: Truth, net: Network, x: Array) -> Truth:
 
 
 def _few_tokens(net: Network, x: Array) -> tuple[Network, Array]:
-    """The same work with only those tokens in the embedding that x holds: tables of all take minutes and gigabytes."""
-    used, ids = np.unique(x, return_inverse=True)
-    table = materialise("emb.weight", net.weights)[used]
-    return net.replace(weights={**net.weights, "emb.weight": table}), ids.reshape(x.shape).astype(x.dtype)
+    few, (ids,) = reference.with_used_tokens(net, (x,))
+    return few, ids

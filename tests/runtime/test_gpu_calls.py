@@ -16,9 +16,9 @@ from onchip.plan.device import A100, H200
 from onchip.plan.planner import make_plan
 from onchip.runtime.arrays import dlpack
 from onchip.runtime.arrays.adapters import DeviceArray, DlpackArrays
+from onchip.runtime.cuda import chunks, staging
 from onchip.runtime.cuda import devices as cuda_devices
 from onchip.runtime.cuda import driver as driver_module
-from onchip.runtime.cuda import staging
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_plan import MOST_CALLS, MOST_GRAPHS
 from onchip.runtime.engine import Engine, compile
@@ -85,8 +85,8 @@ def test_few_rows_are_one_launch_and_no_copy(engine, driver, B):
 
 
 def test_rows_go_through_the_slots_in_chunks(engine, driver, monkeypatch):
-    monkeypatch.setattr(staging, "SLOT_BYTES", 8000)
-    monkeypatch.setattr(staging, "LEAST_CHUNK_BYTES", 2000)
+    monkeypatch.setattr(chunks, "SLOT_BYTES", 8000)
+    monkeypatch.setattr(chunks, "LEAST_CHUNK_BYTES", 2000)
     monkeypatch.setattr(staging, "MAPPED_BYTES", 1000)
     monkeypatch.setattr(staging, "SMALL_BYTES", 1000)
     for B in (25, 26, 49, 51, 600, 1000, 4999):
@@ -100,9 +100,9 @@ def test_rows_go_through_the_slots_in_chunks(engine, driver, monkeypatch):
         assert sizes[:-1] == [step] * (len(sizes) - 1)
         assert step * 40 <= 8000
         streams = [launched.stream for launched in driver.launches]
-        assert streams == (streams[: staging.SLOTS] * len(streams))[: len(streams)]
-        assert len(set(streams)) == min(staging.SLOTS, len(streams))
-    assert driver.calls.count("cuMemHostAlloc") == staging.SLOTS  # kept, not made for every batch
+        assert streams == (streams[: chunks.SLOTS] * len(streams))[: len(streams)]
+        assert len(set(streams)) == min(chunks.SLOTS, len(streams))
+    assert driver.calls.count("cuMemHostAlloc") == chunks.SLOTS  # kept, not made for every batch
 
 
 def test_rows_in_locked_memory_are_not_copied_by_the_host(engine, driver, monkeypatch):
@@ -122,13 +122,13 @@ def test_rows_in_locked_memory_are_not_copied_by_the_host(engine, driver, monkey
 def test_a_failure_in_the_middle_leaves_no_slot_in_use(engine, driver, monkeypatch):
     monkeypatch.setattr(staging, "MAPPED_BYTES", 0)
     monkeypatch.setattr(staging, "SMALL_BYTES", 0)
-    monkeypatch.setattr(staging, "SLOT_BYTES", 4000)
-    monkeypatch.setattr(staging, "LEAST_CHUNK_BYTES", 4000)
+    monkeypatch.setattr(chunks, "SLOT_BYTES", 4000)
+    monkeypatch.setattr(chunks, "LEAST_CHUNK_BYTES", 4000)
     x = rows(1000, 6)
     driver.answers["cuLaunchKernelEx"] = 1
     with pytest.raises(KernelError, match="CUDA failed while launching"):
         engine(x)
-    assert driver.calls[-staging.SLOTS :] == ["cuStreamSynchronize"] * staging.SLOTS
+    assert driver.calls[-chunks.SLOTS :] == ["cuStreamSynchronize"] * chunks.SLOTS
     driver.answers.clear()
     assert np.array_equal(engine(x), expected(x))
 

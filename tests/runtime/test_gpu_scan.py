@@ -17,8 +17,8 @@ from onchip.kernels.cuda import scan as kernels
 from onchip.runtime import scan as scan_module
 from onchip.runtime.arrays import dlpack
 from onchip.runtime.arrays.adapters import DeviceArray, DlpackArrays
+from onchip.runtime.cuda import chunks, staging
 from onchip.runtime.cuda import scan as gpu_scan
-from onchip.runtime.cuda import staging
 from onchip.runtime.cuda.scan import bound_scan, scan_rows_through
 from onchip.runtime.scan import scan_into
 from onchip.spec.scan_op import ScanOp
@@ -414,8 +414,8 @@ def small(monkeypatch, driver):
     monkeypatch.setattr(kernels, "GROUP", 2)
     part = 2 * 4096
     monkeypatch.setattr(gpu_scan, "SLOT_BYTES", 4 * 8 * part)
-    monkeypatch.setattr(staging, "SLOT_BYTES", 4 * 8 * part + 1024)
-    monkeypatch.setattr(staging, "LEAST_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(chunks, "SLOT_BYTES", 4 * 8 * part + 1024)
+    monkeypatch.setattr(chunks, "LEAST_CHUNK_BYTES", 1000)
     monkeypatch.setattr(staging, "MAPPED_BYTES", 1000)
     monkeypatch.setattr(staging, "SMALL_BYTES", 1000)
     driver.compute = sum_tiles

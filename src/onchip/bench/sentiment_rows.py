@@ -24,6 +24,7 @@ def zipf_ids(net: Network, N: int, a: float = 1.0) -> Array:
     return np.random.default_rng(1).choice(V, (N, *net.input.row_shape), p=share / share.sum()).astype(np.int32)
 
 
+JUDGED = 8  # sentences on a GPU
 IDS = {"random ids": random_ids, "Zipf ids": zipf_ids}
 
 
@@ -36,6 +37,20 @@ def naive(net: Network, x: Array, dtype: str) -> Array:
     """What a run in this dtype makes of the sentences, a layer at a time."""
     made: Array = reference.forward(*_few_tokens(net, x), dtype)
     return made
+
+
+class Truths:
+    """Of sentences, kept: most jobs judge the same ones, and float64 takes a second for four."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, dict[str, Truth]] = {}
+
+    def __call__(self, net: Network, x: Array, dtype: str) -> Truth:
+        of_rows = self._known.setdefault(x.tobytes(), {})
+        if dtype not in of_rows:
+            known = next(iter(of_rows.values()), None)
+            of_rows[dtype] = exact_truth(net, x, dtype) if known is None else known.measured_by(naive(net, x, dtype))
+        return of_rows[dtype]
 
 
 def half_table_truth(truth: Truth, net: Network, x: Array) -> Truth:

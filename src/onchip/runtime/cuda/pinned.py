@@ -49,14 +49,15 @@ class LockedArrays:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self._known: dict[int, tuple[weakref.ref[Array], bool]] = {}  # by the array's id
+        self._known: dict[int, tuple[weakref.ref[Array], int]] = {}  # by the array's id
 
-    def has(self, array: Array) -> bool:
+    def pointer(self, array: Array) -> int:
+        """Where it begins; 0 if it is not page-locked."""
         found = self._known.get(id(array))
         if found is None or found[0]() is not array:
             if len(self._known) >= MOST_ARRAYS:
                 self._known.clear()
-            found = self._known[id(array)] = weakref.ref(array), self._ask(array)
+            found = self._known[id(array)] = weakref.ref(array), array.ctypes.data if self._ask(array) else 0
         return found[1]
 
     def _ask(self, array: Array) -> bool:

@@ -237,9 +237,8 @@ class _Batch:
         self._gpu, self._cut, self._B, self._given = gpu, cut, B, len(inputs)
         arrays = (*inputs, *outputs)
         self.count = cut.count
-        self._arrays = [_as_bytes(array) for array in arrays]
-        self._begins = [array.__array_interface__["data"][0] for array in arrays]
-        self._locked = [locked.has(array) for array in arrays]
+        self._locked = [locked.pointer(array) for array in arrays]  # where it begins; 0: it is to be copied
+        self._arrays = [array if at else _as_bytes(array) for array, at in zip(arrays, self._locked, strict=True)]
         self._in_place = cut.size <= MAPPED_BYTES and not any(self._locked) and not is_read_often
         self._works: dict[tuple[int, int], Work | None] = {}  # by array and begin: a piece's copy, where it was offered
 
@@ -263,8 +262,8 @@ class _Batch:
             return
         on_gpu = [slot.on_gpu + offset for offset in cut.offsets]
         on_host = [
-            begin + start * size if locked else at
-            for begin, size, locked, at in zip(self._begins, cut.row_bytes, self._locked, staged, strict=True)
+            locked + start * size if locked else at
+            for size, locked, at in zip(cut.row_bytes, self._locked, staged, strict=True)
         ]
         driver = self._gpu.driver
         for i in range(n):

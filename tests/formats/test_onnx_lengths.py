@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+import onchip
 from onchip.errors import InputError
 from onchip.formats.onnx_reader import read_onnx
 from onchip.formats.onnx_writer import write_onnx
 from onchip.kernels import reference
-from onchip.spec.layers import SequenceMax
+from onchip.spec.layers import Reshape, SequenceMax
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
 from onnx_models import model, numbers, op, refused, run_onnx
@@ -55,10 +56,10 @@ def test_the_nodes_are_one_layer(tmp_path):
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"less": "n ends"}, "stands alone"),
+        ({"less": "n ends"}, "cannot follow"),
         ({"less": "ends x"}, "stands alone"),
-        ({"ends": np.array([[[2, 5, 8, 12]]])}, "bad ends of windows"),
-        ({"ends": np.array([2, 5, 8, 11])}, "bad ends of windows"),
+        ({"ends": np.array([[[2, 5, 8, 12]]])}, "not evenly apart"),
+        ({"ends": np.array([[[[2, 5, 8, 11]]]])}, "do not fit"),
         ({"ends": np.zeros((1, 1, 0), np.int64)}, "bad window or stride"),
         ({"ends": np.array([[[0, 1, 2, 3]]])}, "bad window or stride"),
         ({"ends": np.array([[[2, 5, 8]]])}, "stands alone"),
@@ -68,11 +69,51 @@ def test_the_nodes_are_one_layer(tmp_path):
         ({"where": "inside x zero"}, "stands alone"),
         ({"where": "first x others"}, "stands alone"),
         ({"axes": (1,)}, "cannot follow"),
-        ({"keepdims": 1}, "cannot follow"),
+        ({"zero": np.float32(0), "where": "inside x zero"}, "stands alone"),
     ],
 )
 def test_what_is_only_like_it_is_refused(tmp_path, change, word):
     refused(tmp_path, masked(**change), word)
+
+
+def test_the_axis_may_stay(tmp_path):
+    (tmp_path / "model.onnx").write_bytes(masked(keepdims=1).SerializeToString())
+    net = read_onnx(tmp_path / "model.onnx")
+    assert [node.layer for node in net.nodes] == [SequenceMax(2, 3), Reshape((3, 1))]
+
+
+# As people write it: x is (B, C, P) behind a ReLU, n (B,), K the window. All of them mean a SequenceMax(K).
+FORMS = {
+    "filled": lambda x, n, K, at: x.masked_fill(~(at[None, None] + K <= n[:, None, None]), 0).amax(2),
+    "outside": lambda x, n, K, at: x.masked_fill((at > n[:, None] - K)[:, None], 0).max(2).values,
+    "where": lambda x, n, K, at: x.where((at < (n - K + 1)[:, None])[:, None], 0).amax(2, keepdim=True).flatten(1),
+    "turned": lambda x, n, K, at: x.where(n[:, None, None] >= at + K, 0).amax(2),
+}
+
+
+@pytest.mark.parametrize(("form", "dtype"), [*((form, "int64") for form in FORMS), ("outside", "int32")])
+def test_torch_modules_with_lengths(form, dtype):
+    torch = pytest.importorskip("torch")
+
+    class TextCnn(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.emb = torch.nn.Embedding(20, 4)
+            self.convs = torch.nn.ModuleList(torch.nn.Conv1d(4, 5, K) for K in (2, 3))
+
+        def forward(self, ids, n):
+            x, ends = self.emb(ids).transpose(1, 2), []
+            for conv in self.convs:
+                y = conv(x).relu()
+                ends.append(FORMS[form](y, n, conv.kernel_size[0], torch.arange(y.shape[2])))
+            return torch.cat(ends, 1)
+
+    module = TextCnn()
+    ids, n = torch.randint(0, 20, (40, 7)), (torch.arange(40) % 10).to(getattr(torch, dtype))
+    net = onchip.load(module, (ids, n))
+    assert [node.layer for node in net.nodes if isinstance(node.layer, SequenceMax)] == [SequenceMax(2), SequenceMax(3)]
+    want = module(ids, n).detach().numpy()
+    assert np.allclose(reference.forward(net, (ids.numpy(), n.numpy())), want, atol=1e-6)
 
 
 def test_a_mask_that_nothing_reads_is_unfinished(tmp_path):

@@ -121,7 +121,7 @@ def check_network(
 def with_rounded_tables(net: Network, tables: str) -> Network:
     """The network with its embeddings folded, in float32, and the tables rounded as `tables` says.
 
-    Of a part of a vocabulary, fp8 has factors of that part's largest numbers: other bits, the same 4 of each.
+    A part of a vocabulary is rounded as all of it is: factors of fp8 are powers of two.
     """
     folded, _ = rewrite(net)
     rounded: dict[str, Weight] = {}

@@ -80,3 +80,18 @@ def assert_refused(ran, folder, *words) -> None:
     for word in words:
         assert word in ran.err
     assert [*folder.glob("y.*"), *folder.glob("*.tmp"), *folder.glob(".*")] == []
+
+
+class Rows:
+    """An array as a source; remembers what was asked for."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+        self.asked = []
+
+    def __len__(self):
+        return len(self.array)
+
+    def read(self, start, stop):
+        self.asked.append((start, stop))
+        return self.array[start:stop].copy()

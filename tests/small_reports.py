@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from onchip.workloads import faces, sentiment
@@ -18,3 +20,15 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put them under the workloads' names."""
     monkeypatch.setattr(sentiment, "network", small_sentiment)
     monkeypatch.setattr(faces, "network", small_faces)
+
+
+def write_words(folder: Path, N: int = 90) -> np.ndarray:
+    """params.bin of the small sentiment, and inputs.bin: the ids of N sentences."""
+    widths = (WORDS["channels"] * 2, *WORDS["hidden"], 2)
+    layout = sentiment.layout(WORDS["vocabulary"], WORDS["embedding"], WORDS["channels"], WORDS["kernels"], widths)
+    rng = np.random.default_rng(0)
+    numbers = sum(tensor.size for tensor in layout)
+    (rng.standard_normal(numbers) / 4).astype("<f4").tofile(folder / "params.bin")
+    ids = rng.integers(0, WORDS["vocabulary"], (N, 16)).astype("<i4")
+    ids.tofile(folder / "inputs.bin")
+    return ids

@@ -6,14 +6,29 @@ import numpy as np
 import pytest
 
 from checks import rows
-from onchip.bench import faces, faces_peers, gpu_host, gpu_inference, sentiment, sentiment_gpu, sentiment_peers
+from emulated_cuda import needs_gxx
+from emulated_engine import emulate_device
+from onchip.bench import (
+    faces,
+    faces_peers,
+    gpu_host,
+    gpu_inference,
+    sentiment,
+    sentiment_peers,
+    sentiment_rows,
+    sentiment_tables,
+)
 from onchip.bench.frame import run_cases
 from onchip.bench.gpu_peers import GpuTask
 from onchip.bench.options import Options
-from onchip.bench.sentiment_rows import exact_truth, random_ids, zipf_ids
+from onchip.bench.sentiment_rows import Truths, exact_truth, random_ids, zipf_ids
 from onchip.kernels import reference
 from onchip.measure.pace import Pace
 from onchip.plan.device import H200
+from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
+from onchip.runtime.engine import kernels_for
+from onchip.spec.recipe import materialise
 from onchip.workloads import faces as faces_work
 from onchip.workloads import sentiment as sentiment_work
 from torch_stage import CpuTorchStage
@@ -30,10 +45,10 @@ def torch_gpu(monkeypatch):
     torch, asked = pytest.importorskip("torch"), []
 
     class Engine:
-        plan = types.SimpleNamespace(fold="folded: so it is")
+        plan = types.SimpleNamespace(fold="folded: so it is", device=H200)
 
         def __init__(self, net):
-            self.net = net
+            self.net, self.output = net, net.output
 
         def __call__(self, x, out=None):
             y = reference.forward(self.net, np.asarray(x))
@@ -51,7 +66,9 @@ def torch_gpu(monkeypatch):
         def __getattr__(self, name):
             return lambda *_: None
 
-    for module in (gpu_inference, gpu_host, sentiment_gpu):
+    monkeypatch.setattr(gpu_host, "piece_rows", lambda plan: 300)
+    monkeypatch.setattr(sentiment_tables, "builder", lambda plan, index: lambda: None)
+    for module in (gpu_inference, gpu_host, sentiment_tables):
         monkeypatch.setattr(module, "compile", compile)
         monkeypatch.setattr(module, "make_stage", CpuTorchStage)
     monkeypatch.setattr(gpu_inference, "find_device", lambda name: (H200, None, "cuda:0"))
@@ -124,21 +141,54 @@ def test_sentiment(torch_gpu):
     assert not outcome.skipped
     assert list(dict.fromkeys((row.case, row.precision) for row in outcome.rows)) == [
         *[(f"40 sentences, {kind}", "fp16") for kind in ("random ids", "Zipf ids", "from the host")],
+        ("40 sentences, from NumPy arrays", "fp16"), ("2560 sentences, from a file", "fp16"),
         *[(f"40 sentences, {kind} ids", p) for p in ("bf16", "fp32") for kind in ("random", "Zipf")],
         ("40 sentences, not folded", "bf16"),
-        ("ready, from weights of the host", "fp16"), ("ready, from weights of the host", "fp32"),
+        *[(case, p) for p in ("bf16", "fp32") for case in (sentiment_tables.TABLES, sentiment_tables.FIRST)],
     ]  # fmt: skip
     engines = {case: {row.engine for row in outcome.rows if row.case.endswith(case)} for case in ("ids", "not folded")}
     assert engines["ids"] == {"onchip", "torch.compile, folded", "torch embedding_bag"}
     assert engines["not folded"] == {"onchip", "torch, one product"}
     assert [case.engine for case in cases if case.case.endswith("not folded")][-1] == "jax"
     assert ("bf16", 40, "fp32", {"without": ("fold",)}) in torch_gpu
+    assert {row.case for row in outcome.rows if "page-locked" in row.setting} == {"40 sentences, from the host"}
+    told = [row.setting for row in outcome.rows if row.case == sentiment_tables.TABLES and row.engine == "onchip"]
+    assert ["as measured" in setting for setting in told] == [True, False]  # convolutions are timed in bf16
+    assert not any("as measured" in row.setting for row in outcome.rows if row.case != sentiment_tables.TABLES)
+
+
+def test_break_even_of_several_jobs():
+    def row(ms, work=1.0):
+        return types.SimpleNamespace(engine="onchip", median_ms=ms, rate=None if ms is None else work / ms * 1e3)
+
+    pays = sentiment_tables.BreakEven()
+    assert pays.tell([row(10.0)]) == ""
+    assert pays.note("folded", [row(2.0, 1000)]) == pays.note("direct", [row(52.0, 1000)]) == ""
+    assert pays.tell([row(10.0)]) == "as measured, they pay from 200 sentences on"
+    assert pays.tell([row(None)]) == pays.tell([]) == ""
+    pays.note("direct", [row(1.0, 1000)])
+    assert pays.tell([row(10.0)]) == "as measured, they never pay"
+
+
+@needs_gxx
+def test_tables_are_made_of_weights_that_are_there(monkeypatch):
+    gpu = emulate_device(monkeypatch)
+    net = reference.with_arrays(sentiment_work.network(**SENTENCES))
+    plan = make_plan(net, H200, kernels_for(H200), Job(batch=10**9))
+    assert plan.groups[0].claim.label.startswith("token_max")
+    run, uploaded, upload = sentiment_tables.builder(plan, 0), [], gpu.upload
+    monkeypatch.setattr(gpu, "upload", lambda array: uploaded.append(array.shape) or upload(array))
+    made = run()
+    assert (37, 24) not in uploaded  # the embedding
+    for recipe, buffer in made.items():
+        want = materialise(recipe, plan.network.weights)
+        assert gpu.download(buffer, np.empty_like(want)).tobytes() == want.tobytes()
 
 
 @pytest.mark.parametrize("form", ["looked_up", "bags", "windows"])
 def test_torch_reads_sentences_in_every_form(form):
     torch = pytest.importorskip("torch")
-    net = sentiment._drawn(sentiment_work.network(**SENTENCES))
+    net = reference.with_arrays(sentiment_work.network(**SENTENCES))
     ids, stage = random_ids(net, 30), CpuTorchStage()
     weights = sentiment_peers.Weights.of(net, "fp32", stage)
     taps = [W.permute(2, 1, 0).reshape(-1, len(W)) for W, _ in weights.convs] if form == "windows" else weights.taps()
@@ -148,9 +198,9 @@ def test_torch_reads_sentences_in_every_form(form):
 
 
 def test_float64_is_asked_once(monkeypatch):
-    net = sentiment._drawn(sentiment_work.network(**SENTENCES))
-    ids, made, truths = random_ids(net, 6), [], sentiment_gpu.Truths()
-    monkeypatch.setattr(sentiment_gpu, "exact_truth", lambda *given: made.append(given) or exact_truth(*given))
+    net = reference.with_arrays(sentiment_work.network(**SENTENCES))
+    ids, made, truths = random_ids(net, 6), [], Truths()
+    monkeypatch.setattr(sentiment_rows, "exact_truth", lambda *given: made.append(given) or exact_truth(*given))
     allowed = [truths(net, ids.copy(), dtype).allowed for dtype in ("float32", "float16", "bfloat16", "float16")]
     assert len(made) == 1
     assert allowed[0] < allowed[1] == allowed[3] < allowed[2]

@@ -69,7 +69,7 @@ def test_sentiment(monkeypatch):
 
 def test_torch_goes_both_ways_through_sentiment():
     pytest.importorskip("torch")
-    net = sentiment._drawn(sentiment_work.network(**SENTENCES))
+    net = reference.with_arrays(sentiment_work.network(**SENTENCES))
     x = sentiment_rows.random_ids(net, 90)
     truth = sentiment_rows.exact_truth(net, x)
     for name, build in (sentiment.PEERS["torch eager"] | sentiment.PEERS["torch, windows"]).items():
@@ -79,7 +79,7 @@ def test_torch_goes_both_ways_through_sentiment():
 
 
 def test_tables_in_fp16_have_their_own_yardstick():
-    net = sentiment._drawn(sentiment_work.network(**SENTENCES))
+    net = reference.with_arrays(sentiment_work.network(**SENTENCES))
     x = sentiment_rows.random_ids(net, 90)
     exact = sentiment_rows.exact_truth(net, x)
     half = sentiment_rows.half_table_truth(exact, net, x)

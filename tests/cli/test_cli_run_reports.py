@@ -10,7 +10,7 @@ from onchip.formats.images import to_pixels
 from onchip.formats.rows_text import read_rows_text
 from onchip.kernels import reference
 from onchip.workloads import faces, sentiment
-from small_reports import PICTURES, WORDS, make_small
+from small_reports import PICTURES, make_small, write_words
 
 
 @pytest.fixture(autouse=True)
@@ -22,13 +22,7 @@ def small(monkeypatch):
 @pytest.fixture
 def words(tmp_path):
     """params.bin and inputs.bin; the network and its ids."""
-    widths = (WORDS["channels"] * 2, *WORDS["hidden"], 2)
-    layout = sentiment.layout(WORDS["vocabulary"], WORDS["embedding"], WORDS["channels"], WORDS["kernels"], widths)
-    rng = np.random.default_rng(0)
-    numbers = sum(tensor.size for tensor in layout)
-    (rng.standard_normal(numbers) / 4).astype("<f4").tofile(tmp_path / "params.bin")
-    ids = rng.integers(0, WORDS["vocabulary"], (90, 16)).astype("<i4")
-    ids.tofile(tmp_path / "inputs.bin")
+    ids = write_words(tmp_path)
     return sentiment.network(tmp_path / "params.bin"), ids
 
 

@@ -22,7 +22,7 @@ from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
 from onnx_models import SETTINGS, numbers, rows_of, run_onnx
 
-NEVER_SAVED = {"TokenConv", "Interleave", "SequenceMax"}  # only rewrites make them; ONNX has no lengths of sequences
+NEVER_SAVED = {"TokenConv", "Interleave"}  # only rewrites make them
 sizes = st.integers(1, 7)
 
 
@@ -163,6 +163,16 @@ def linears(draw):
 
 
 @st.composite
+def maxima_of_sequences(draw):
+    """Lengths below 5: of windows of up to 6 with strides of up to 3, none, some or all lie within."""
+    layer = layers.SequenceMax(draw(st.integers(1, 6)), draw(st.integers(1, 3)))
+    dtype, kind = draw(st.sampled_from(["float32", "float64", "float16"])), draw(st.sampled_from(["int32", "int64"]))
+    x = TensorType(("B", draw(sizes), draw(st.integers(2, 7))), dtype)
+    node = Node("layer", layer, ("x0", "n"))
+    return Network({"x0": x, "n": TensorType(("B",), kind)}, (node,), ("layer",), {})
+
+
+@st.composite
 def casts(draw):
     given = draw(st.sampled_from(["float64", "float32", "float16", "int32", "int64", "uint8", "bool"]))
     to = draw(st.sampled_from([dtype for dtype in ("float64", "float32", "float16") if dtype != given]))
@@ -195,7 +205,7 @@ STRATEGIES = {
     **{kind: elementwise(kind) for kind in ("Identity", "Dropout")},
     "Concat": concatenations(), "Reshape": reshapes(), "Permute": permutations(), "Embedding": embeddings(),
     **{kind: recurrences(kind) for kind in ("LSTM", "GRU", "RNN")},
-    "Linear": linears(), "Cast": casts(),
+    "Linear": linears(), "Cast": casts(), "SequenceMax": maxima_of_sequences(),
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from onchip.kernels.cuda.gather import WORDS, Gather
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.cuda import staging
+from onchip.runtime.cuda import chunks, staging
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.engine import Engine, kernels_for
 from onchip.spec.build import sequential
@@ -201,13 +201,10 @@ def test_rows_in_chunks_are_counted_from_the_first(gpu):
 @pytest.mark.parametrize("small", [False, True])
 def test_ids_that_the_gpu_computes_are_told_when_the_hosts_rows_are_done(gpu, monkeypatch, small):
     if not small:
-        for name, nbytes in [
-            ("SLOT_BYTES", 2048),
-            ("LEAST_CHUNK_BYTES", 2048),
-            ("MAPPED_BYTES", 0),
-            ("SMALL_BYTES", 0),
-        ]:
-            monkeypatch.setattr(staging, name, nbytes)
+        for name in ("SLOT_BYTES", "LEAST_CHUNK_BYTES"):
+            monkeypatch.setattr(chunks, name, 2048)
+        for name in ("MAPPED_BYTES", "SMALL_BYTES"):
+            monkeypatch.setattr(staging, name, 0)
     net = chain(CumSum(1), Embedding(), weights={"l1.weight": rows(10, 4)}, given=TensorType(("B", 3), "int64"))
     engine, x = engine_of(net), np.random.default_rng(0).integers(0, 4, (200, 3))
     want = reference.forward(net, x, dtype="float32")

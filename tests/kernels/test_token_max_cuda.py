@@ -305,7 +305,7 @@ def in_8_bits(net, given):
     for node in net.nodes:
         if isinstance(node.layer, TokenConv):
             table = np.asarray(net.weights[node.weights["weight"]], np.float32)
-            peaks = np.abs(table).max(axis=(0, 1))
+            peaks = np.float32(448) * np.exp2(np.ceil(np.log2(np.abs(table).max(axis=(0, 1)) / 448))).astype(np.float32)
             scaled = (table * (np.float32(448) / peaks)).astype(numpy_dtype("float8_e4m3fn")).astype(np.float32)
             short[node.name] = scaled, peaks * np.float32(1 / 448)
     values = dict(zip(net.inputs, given, strict=True))

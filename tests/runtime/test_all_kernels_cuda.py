@@ -19,7 +19,7 @@ from onchip.kernels.cuda import KERNELS
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.cuda import staging
+from onchip.runtime.cuda import chunks, staging
 from onchip.runtime.engine import compile
 from random_networks import faults
 
@@ -154,7 +154,7 @@ def many(arrays, monkeypatch):
     if not isinstance(arrays, EmulatedArrays):
         return 60_001
     for name in ("SLOT_BYTES", "LEAST_CHUNK_BYTES"):
-        monkeypatch.setattr(staging, name, 20_000)
+        monkeypatch.setattr(chunks, name, 20_000)
     for name in ("MAPPED_BYTES", "SMALL_BYTES", "OFTEN_BYTES"):
         monkeypatch.setattr(staging, name, 0)
     return 83
@@ -167,7 +167,7 @@ def test_a_batch_that_does_not_fit_goes_in_chunks(arrays, net, many, sizes):
     want = [y[again] for y in engine(*given)]
     batch = [x[again] for x in given]
     row_bytes = [array.nbytes // many for array in (*batch, *want)]
-    assert many > 2 * staging.chunk_rows(row_bytes, many)
+    assert many > 2 * chunks.chunk_rows(row_bytes, many)
     (stream,) = arrays.streams(1)
     for part in (1, 3, 20):  # of the arena that the whole batch would take
         engine._bound.most_arena_bytes = engine._bound.bind(many).arena_bytes // part

@@ -9,9 +9,9 @@ from checks import random_mlp
 from onchip.errors import InputError, PlanError
 from onchip.plan.kernel import PRECISIONS
 from onchip.runtime import check
-from onchip.runtime.check import NAIVE_DTYPE, ULP, CheckRow, check_network, length_limits, scaled_error, unequal_batch
+from onchip.runtime.check import NAIVE_DTYPE, ULP, CheckRow, check_network, scaled_error, unequal_batch
 from onchip.runtime.engine import compile
-from onchip.runtime.stream import RandomRows
+from onchip.runtime.row_sources import RandomRows
 from onchip.spec.build import sequential
 from onchip.spec.layers import Add, Embedding, Reshape, Tanh
 from onchip.spec.network import Network, Node
@@ -45,9 +45,8 @@ def test_the_rows_come_from_the_seed():
     assert one == same != other
 
 
-def test_lengths_are_drawn_from_none_to_the_whole_sequence():
+def test_sentences_of_different_lengths_are_drawn():
     net = sentiment.network(vocabulary=9, embedding=4, channels=5, kernels=(2, 3), length=6, hidden=(), lengths=True)
-    assert length_limits(net) == {"lengths": 7}
     assert check_network(net, rows=40).passed
 
 
@@ -150,6 +149,25 @@ def test_very_long_rows_are_fewer_unless_asked_for(monkeypatch):
     assert check_network(NET, rows=40).rows == 40
     monkeypatch.setattr(check, "MOST_NUMBERS", 1)
     assert check_network(NET).rows == 1
+
+
+def test_rows_of_large_networks_are_fewer(monkeypatch):
+    flop = sum(NET.row_flop(node) for node in NET.nodes)
+    monkeypatch.setattr(check, "MOST_FLOP", 7 * flop)
+    assert check_network(NET).rows == 7
+    assert check_network(NET, rows=40).rows == 40
+
+
+def test_the_yardstick_has_tables_of_the_tokens_that_occur(monkeypatch):
+    net = sentiment.network(
+        vocabulary=5000, embedding=8, channels=20, kernels=(2, 3), length=6, hidden=(), lengths=True
+    )
+    asked, rounded = [], check.with_rounded_tables
+    monkeypatch.setattr(check, "with_rounded_tables", lambda few, kind: asked.append(few) or rounded(few, kind))
+    report = check_network(net, rows=10, tables="fp8")
+    assert report.passed
+    assert report.checks[0].ratio == pytest.approx(1, abs=1e-3)  # rounded as the engine's tables of all tokens are
+    assert asked[0].weights["emb.weight"].shape[0] <= 60
 
 
 def test_unknown_tables_are_refused_before_any_work(monkeypatch):

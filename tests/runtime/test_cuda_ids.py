@@ -11,6 +11,7 @@ from onchip.runtime.engine import compile
 from onchip.spec.build import sequential
 from onchip.spec.layers import CumSum, Embedding, TokenConv
 from onchip.spec.types import TensorType
+from onchip.workloads import sentiment
 
 pytestmark = pytest.mark.gpu
 
@@ -62,6 +63,19 @@ def test_bad_ids_of_the_host_are_told_by_the_same_call(kind, B):
         with pytest.raises(InputError, match=f"row {B - 3}, position 1: id 77, expected 0 to 39"):
             engine(bad)
         assert np.array_equal(engine(good), want)
+
+
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_a_megabyte_of_the_hosts_ids_has_the_bits_of_ids_there(torch, is_locked):
+    """One chunk, which goes to the GPU in pieces; page-locked arrays go from where they lie."""
+    net = sentiment.network(vocabulary=900, embedding=64, channels=40, hidden=(32,))
+    engine = compile(net, "cuda", "fp16", batch_hint=1 << 30)
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, 900, (16_384, 16)).astype(np.int32))
+    there = engine(ids.cuda()).cpu().numpy()
+    given, out = (ids.pin_memory(), torch.empty(16_384, 2).pin_memory()) if is_locked else (ids, torch.empty(16_384, 2))
+    for _ in range(3):  # plain launches, then a graph
+        out.fill_(float("nan"))
+        assert engine(given.numpy(), out=out.numpy()).tobytes() == there.tobytes()
 
 
 def test_a_ticket_waits_and_tells(torch):

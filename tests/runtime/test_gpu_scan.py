@@ -1,8 +1,6 @@
 """What a scan asks of the driver, with a driver in Python in its place: nothing here needs a GPU."""
 
-import ctypes
 import gc
-import itertools
 import sys
 import threading
 import weakref
@@ -11,77 +9,15 @@ import numpy as np
 import pytest
 
 import onchip
-from fake_cuda import FakeDriver, fake_gpu
+from fake_cuda import fake_gpu
 from onchip.errors import DeviceError, InputError, ShapeError
-from onchip.kernels.cuda import scan as kernels
 from onchip.runtime import scan as scan_module
 from onchip.runtime.arrays import dlpack
 from onchip.runtime.arrays.adapters import DeviceArray, DlpackArrays
 from onchip.runtime.cuda import scan as gpu_scan
-from onchip.runtime.cuda import staging
-from onchip.runtime.cuda.scan import bound_scan, scan_rows_through
-from onchip.runtime.scan import scan_into
+from onchip.runtime.cuda.scan import bound_scan
 from onchip.spec.scan_op import ScanOp
-
-STREAM = 1234
-PARAMETERS = {
-    "clear_states": ("states", "count"),
-    "scan_tiles": ("x", "y", "states", "before", "after", "N", "tiles"),
-    "scan_warps": ("x", "y", "N"),
-    "scan_rows": ("x", "y", "rows", "N"),
-    "scan_columns": ("x", "y", "outer", "N", "inner"),
-    "permute_few": ("x", "y", "groups", "across"),
-    "permute_tiles": ("x", "y", "tiles", "Na", "Nb", *(f"more{i}" for i in range(8))),
-}
-
-
-def name_of(kernel):
-    return kernel.partition("<")[0]
-
-
-def arguments(launched):
-    """By name."""
-    found = dict(zip(PARAMETERS[name_of(launched.kernel)], launched.words, strict=True))
-    if "tiles" in found:
-        found["tiles"] &= 0xFFFFFFFF  # the kernel takes 4 bytes
-    return found
-
-
-class Recorder(FakeDriver):
-    """Writes down everything that is put on a stream: (what, stream)."""
-
-    def __init__(self):
-        super().__init__(lambda kernel: len(PARAMETERS[name_of(kernel)]))
-        self.log = []
-        self.asked_bytes = []
-        self.elsewhere = set()  # memory of another GPU
-        self.compute = lambda given: None  # stands for scan_tiles
-        self.run = self._run
-
-    def _run(self, launched):
-        self.log.append((name_of(launched.kernel), launched.stream))
-        if launched.kernel.startswith("scan_tiles"):
-            self.compute(arguments(launched))
-
-    def cuMemAllocFromPoolAsync(self, nbytes, pool, stream):  # noqa: N802 - the driver's name
-        self.log.append(("allocate", stream))
-        self.asked_bytes.append(nbytes)
-        return super().cuMemAllocFromPoolAsync(nbytes, pool, stream)
-
-    def cuMemFreeAsync(self, pointer, stream):  # noqa: N802
-        self.log.append(("free", stream))
-        return super().cuMemFreeAsync(pointer, stream)
-
-    def cuStreamWaitEvent(self, stream, event, flags):  # noqa: N802
-        self.log.append((f"hold {event}", stream))
-        return (0,)
-
-    def cuEventRecord(self, event, stream):  # noqa: N802
-        self.log.append((f"record {event}", stream))
-        return (0,)
-
-    def cuPointerGetAttribute(self, attribute, pointer):  # noqa: N802
-        return (0, 1) if pointer in self.elsewhere else super().cuPointerGetAttribute(attribute, pointer)
+from scan_recorder import STREAM, Array, Recorder, arguments, name_of, zeros
 
 
 @pytest.fixture
@@ -95,28 +31,6 @@ def gpu(monkeypatch, driver):
     yield fake_gpu(monkeypatch, driver)
     gpu_scan.bound_scan.cache_clear()
     DlpackArrays._in_use.clear()
-
-
-class Array:
-    """An array on the fake GPU, as a library shows it."""
-
-    def __init__(self, values, **facts):
-        self.values, self.facts = values, facts
-
-    @property
-    def pointer(self):
-        return self.values.ctypes.data
-
-    @property
-    def __cuda_array_interface__(self):
-        return {
-            "shape": self.values.shape, "typestr": self.values.dtype.str, "data": (self.pointer, False),
-            "strides": None, "version": 3, "stream": STREAM, **self.facts,
-        }  # fmt: skip
-
-
-def zeros(*shape, dtype=np.float32, **facts):
-    return Array(np.zeros(shape, dtype), **facts)
 
 
 # -- launches ------------------------------------------------------------------------------------------------
@@ -390,112 +304,3 @@ def test_an_out_of_dlpack_is_waited_for_since_its_owner_cannot_know(gpu, driver)
     assert driver.launches[-1].words[:2] == (x.memory.values.ctypes.data, y.memory.values.ctypes.data)
     order = [name for name in driver.calls if name in ("cuLaunchKernelEx", "cuStreamSynchronize")]
     assert order == ["cuLaunchKernelEx"] * 2 + ["cuStreamSynchronize"]
-
-
-# -- rows of the host ----------------------------------------------------------------------------------------
-
-
-def at(pointer, count):
-    return np.ctypeslib.as_array((ctypes.c_int64 * count).from_address(pointer))
-
-
-def sum_tiles(given):
-    """scan_tiles of an int64 sum, of one row."""
-    total = np.cumsum(at(given["x"], given["N"]))
-    if given["before"]:
-        total += at(given["before"], 1)
-        at(given["after"], 1)[0] = total[-1]
-    at(given["y"], given["N"])[...] = total
-
-
-@pytest.fixture
-def small(monkeypatch, driver):
-    """Parts and slots of few numbers; returns those of a part of int64."""
-    monkeypatch.setattr(kernels, "GROUP", 2)
-    part = 2 * 4096
-    monkeypatch.setattr(gpu_scan, "SLOT_BYTES", 4 * 8 * part)
-    monkeypatch.setattr(staging, "SLOT_BYTES", 4 * 8 * part + 1024)
-    monkeypatch.setattr(staging, "LEAST_CHUNK_BYTES", 1000)
-    monkeypatch.setattr(staging, "MAPPED_BYTES", 1000)
-    monkeypatch.setattr(staging, "SMALL_BYTES", 1000)
-    driver.compute = sum_tiles
-    return part
-
-
-def numbers(*shape):
-    return np.random.default_rng(0).integers(-1000, 1000, shape)
-
-
-def test_a_long_row_hands_its_total_from_chunk_to_chunk(gpu, driver, small):
-    x = numbers(7 * small + 5)
-    y = onchip.scan(x, device="cuda")
-    np.testing.assert_array_equal(y, np.cumsum(x))
-    scans = [arguments(each) for each in driver.launches if each.kernel.startswith("scan_tiles")]
-    sizes = [each["N"] for each in scans]
-    assert sum(sizes) == len(x)
-    assert len(sizes) > 3
-    assert all(size % small == 0 for size in sizes[:-1])
-    assert sizes[-1] == 5
-    # Two places, in turns: a chunk goes on from where the one before put its total.
-    slots = [(each["before"], each["after"]) for each in scans]
-    assert slots[0][1] - slots[0][0] == 8
-    assert all(after == before for (_, after), (before, _) in itertools.pairwise(slots))
-    assert {before for before, _ in slots} == set(slots[0])
-    # And waits for it: on a stream of its own, between a wait and a record of the one event.
-    streams = [each.stream for each in driver.launches if each.kernel.startswith("scan_tiles")]
-    (event,) = {what.split()[1] for what, _ in driver.log if what.startswith("hold")}
-    order = ["allocate", f"hold {event}", "clear_states", "scan_tiles", f"record {event}", "free"]
-    assert driver.log == [(what, stream) for stream in streams for what in order]
-    assert len(set(streams[:5])) == min(5, len(streams))
-
-
-def test_every_row_begins_anew(gpu, driver, small):
-    x = numbers(3, 5 * small + 1)
-    y = np.empty_like(x)
-    scan_rows_through(gpu, x, y, ScanOp())
-    np.testing.assert_array_equal(y, np.cumsum(x, axis=1))
-
-
-@pytest.mark.parametrize(
-    ("op", "dtype", "start"),
-    [
-        ("sum", "float32", np.float64(0)),
-        ("product", "float32", np.float64(1)),
-        ("max", "float32", np.float32(-np.inf)),
-        ("min", "int64", np.int64(2**63 - 1)),
-    ],
-)
-def test_a_row_begins_with_the_identity_of_its_op(gpu, driver, small, op, dtype, start):
-    found = []
-    driver.compute = lambda given: found.append((ctypes.string_at(given["before"], start.nbytes), given))
-    scan_into(np.zeros(9 * small, dtype), np.zeros(9 * small, dtype), ScanOp(op), "cuda")
-    begun, given = found[0]
-    assert begun == start.tobytes()
-    assert given["after"] - given["before"] == start.nbytes
-
-
-def test_a_row_from_anywhere_is_told_of_in_parts(gpu, driver, small, monkeypatch):
-    monkeypatch.setattr(scan_module, "PART", 3 * small + 77)
-    x, done = numbers(7 * small + 5), []
-    y = np.empty_like(x)
-    assert scan_into(x, y, ScanOp(), "cuda", progress=done.append) == "cuda:0"
-    np.testing.assert_array_equal(y, np.cumsum(x))
-    assert done == [3 * small, 6 * small, len(x)]
-    done.clear()
-    scan_into(x[:small], y[:small], ScanOp(), "cuda", progress=done.append)  # not in parts
-    assert done == [small]
-    np.testing.assert_array_equal(y[:small], np.cumsum(x[:small]))
-
-
-def test_rows_that_fit_go_many_at_a_time_and_nobody_waits(gpu, driver, small):
-    x = numbers(40, 1000)
-    onchip.scan(x, device="cuda")
-    rows = [arguments(each)["rows"] for each in driver.launches]
-    assert sum(rows) == 40
-    assert len(rows) > 2
-    assert {what for what, _ in driver.log} == {"scan_rows"}
-    driver.log.clear()
-    onchip.scan(numbers(5, small), device="cuda")
-    streams = [stream for what, stream in driver.log if what == "scan_tiles"]
-    order = ["allocate", "clear_states", "scan_tiles", "free"]
-    assert driver.log == [(what, stream) for stream in streams for what in order]

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 
 from fake_cuda import FakeDriver, fake_gpu
 from onchip.errors import DeviceError, KernelError
-from onchip.runtime.cuda import shared_work, staging
-from onchip.runtime.cuda.shared_work import Work, offer
-from onchip.runtime.cuda.staging import (
+from onchip.runtime.cuda import chunks, shared_work, staging
+from onchip.runtime.cuda.chunks import (
     ALIGN_BYTES,
     LEAST_CHUNK_BYTES,
     MOST_PIECES,
     PIECE_BYTES,
     SLOT_BYTES,
     SLOTS,
-    Staging,
     chunk_rows,
     cut_in_pieces,
     place_in_slot,
 )
+from onchip.runtime.cuda.shared_work import Work, offer
+from onchip.runtime.cuda.staging import Staging
 from onchip.spec.types import numpy_dtype
 
 SIZES = st.lists(st.integers(0, 1 << 16), min_size=1, max_size=4)
@@ -57,7 +57,7 @@ def test_a_row_larger_than_a_slot_is_a_chunk_of_its_own():
 
 @given(nbytes=st.integers(0, 4 * SLOT_BYTES))
 def test_pieces_are_the_whole_and_large(nbytes):
-    pieces = cut_in_pieces(nbytes)
+    pieces = cut_in_pieces(nbytes, PIECE_BYTES)
     assert pieces[0][0] == 0
     assert pieces[-1][1] == nbytes
     assert all(end == begin for (_, end), (begin, _) in pairwise(pieces))
@@ -79,11 +79,12 @@ def driver():
 
 @pytest.fixture
 def gpu(monkeypatch, driver):
-    monkeypatch.setattr(staging, "SLOT_BYTES", 9000)
-    monkeypatch.setattr(staging, "LEAST_CHUNK_BYTES", 2000)
+    monkeypatch.setattr(chunks, "SLOT_BYTES", 9000)
+    monkeypatch.setattr(chunks, "LEAST_CHUNK_BYTES", 2000)
     monkeypatch.setattr(staging, "LEAST_SLOT_BYTES", 2048)
-    monkeypatch.setattr(staging, "OFFERED_BYTES", 100)
-    monkeypatch.setattr(staging, "PIECE_BYTES", 700)
+    for module in (chunks, staging):
+        monkeypatch.setattr(module, "OFFERED_BYTES", 100)
+    monkeypatch.setattr(chunks, "PIECE_BYTES", 700)
     monkeypatch.setattr(staging, "MAPPED_BYTES", 2500)
     monkeypatch.setattr(staging, "SMALL_BYTES", 2500)
     return fake_gpu(monkeypatch, driver)
@@ -149,12 +150,12 @@ def test_every_row_comes_back(gpu, driver, monkeypatch, mapped, sizes):
 
 def test_small_chunks_are_read_in_place_and_larger_ones_copied(gpu, driver):
     stage, network = Staging(gpu), Network(driver, [24], [16])
-    for B, chunks, copies in ((40, 1, 0), (200, 6, 0), (3000, 15, 15)):
+    for B, count, copies in ((40, 1, 0), (200, 6, 0), (3000, 15, 15)):
         driver.calls.clear()
         assert_runs(stage, network, B)
-        assert len(network.chunks) == chunks
+        assert len(network.chunks) == count
         assert driver.calls.count("cuMemcpyHtoDAsync") == driver.calls.count("cuMemcpyDtoHAsync") == copies
-        assert driver.calls.count("cuStreamSynchronize") == chunks
+        assert driver.calls.count("cuStreamSynchronize") == count
 
 
 @pytest.mark.parametrize("B", [60, 1000])
@@ -171,6 +172,33 @@ def test_a_locked_array_is_read_and_written_where_it_is(gpu, driver, monkeypatch
     assert sum(copied) == inputs[1].nbytes + outputs[0].nbytes
     for got, want in zip(outputs, network.forward(inputs), strict=True):
         assert np.array_equal(got, want)
+
+
+def test_the_only_chunk_goes_to_the_gpu_in_pieces_as_they_are_copied(gpu, driver, monkeypatch):
+    monkeypatch.setattr(chunks, "LEAST_CHUNK_BYTES", 9000)
+    monkeypatch.setattr(staging, "OFTEN_BYTES", 0)
+    stage, network = Staging(gpu), Network(driver, [24, 2], [16])
+    for B, copies in ((2, 2), (9, 3), (60, 5), (100, 6)):  # of 24 B a row: pieces of 100 B or more, four at most
+        inputs, outputs = network.batch(B, B)
+        network.chunks.clear()
+        driver.calls.clear()
+        stage.run(inputs, outputs, B, network.enqueue, is_read_often=True)
+        assert network.chunks == [B]
+        assert driver.calls.count("cuMemcpyHtoDAsync") == copies, B
+        assert np.array_equal(outputs[0], network.forward(inputs)[0])
+
+
+def test_the_driver_is_asked_once_about_an_array(gpu, driver, monkeypatch):
+    stage, network, asked = Staging(gpu), Network(driver, [24], [16]), []
+    answer = driver.cuPointerGetAttribute
+    monkeypatch.setattr(driver, "cuPointerGetAttribute", lambda *what: asked.append(what) or answer(*what))
+    inputs, outputs = network.batch(1000, 0)
+    for array in (inputs[0], outputs[0]):
+        driver.locked |= {array.ctypes.data, array.ctypes.data + array.nbytes - 1}
+    for xs, times in ((inputs, 4), (inputs, 4), ([inputs[0][:]], 6)):  # the last is another array in the same place
+        stage.run(xs, outputs, 1000, network.enqueue)
+        assert len(asked) == times
+        assert np.array_equal(outputs[0], network.forward(inputs)[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])

@@ -3,30 +3,26 @@
 import dataclasses
 import threading
 import tracemalloc
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checks import random_mlp, rows
-from onchip.errors import FormatError, InputError, ShapeError
+from checks import Rows, random_mlp, rows
+from onchip.errors import InputError
 from onchip.kernels.cpu import KERNELS
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cpu import this_cpu
-from onchip.runtime.engine import compile, id_limits, kernels_for
+from onchip.runtime.engine import compile, kernels_for
+from onchip.runtime.row_sources import rows_not_finite
 from onchip.runtime.stream import (
     LEAST_PIECE_ROWS,
-    FittedRows,
-    RandomRows,
-    open_input_rows,
     open_output,
     piece_rows,
     pieces,
-    rows_not_finite,
     run_rows,
 )
 from onchip.spec.build import sequential
@@ -36,21 +32,6 @@ from onchip.spec.types import TensorType
 from onchip.workloads import sentiment
 
 NET = random_mlp(20, 16, 3)
-
-
-class Rows:
-    """An array as a source; remembers what was asked for."""
-
-    def __init__(self, array):
-        self.array, self.shape, self.dtype = array, array.shape, array.dtype
-        self.asked = []
-
-    def __len__(self):
-        return len(self.array)
-
-    def read(self, start, stop):
-        self.asked.append((start, stop))
-        return self.array[start:stop].copy()
 
 
 class Kept:
@@ -70,7 +51,7 @@ def engine():
 @given(B=st.integers(0, 200), batch_rows=st.integers(1, 250))
 def test_the_pieces_do_not_matter(engine, B, batch_rows):
     x, sink, told = rows(B, 20), Kept(), []
-    report = run_rows(engine, Rows(x), sink, batch_rows, lambda done, per_s: told.append((done, per_s)))
+    report = run_rows(engine, [Rows(x)], sink, batch_rows, lambda done, per_s: told.append((done, per_s)))
     whole = engine(x)
     assert b"".join(piece.tobytes() for piece in sink.pieces) == whole.tobytes()
     assert report.first_rows.tobytes() == whole[:5].tobytes()
@@ -81,7 +62,7 @@ def test_the_pieces_do_not_matter(engine, B, batch_rows):
 
 def test_every_row_is_read_once(engine):
     source = Rows(rows(100, 20))
-    run_rows(engine, source, None, 30)
+    run_rows(engine, [source], None, 30)
     assert [(a, b) for a, b in source.asked if a < b] == [(0, 30), (30, 60), (60, 90), (90, 100)]
 
 
@@ -95,10 +76,10 @@ def test_memory_does_not_grow_with_the_rows(engine):
         def read(self, start, stop):
             return np.ones((stop - start, 20), np.float32)
 
-    run_rows(engine, Rows(rows(10, 20)), None, 10)
+    run_rows(engine, [Rows(rows(10, 20))], None, 10)
     tracemalloc.start()
     try:
-        run_rows(engine, Endless(), None, 4000)
+        run_rows(engine, [Endless()], None, 4000)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -109,7 +90,7 @@ def test_memory_does_not_grow_with_the_rows(engine):
 def test_bad_rows_are_counted_across_pieces(engine):
     x = rows(100, 20)
     x[[12, 13, 99], [0, 5, 19]] = [np.nan, np.inf, -np.inf]
-    report = run_rows(engine, Rows(x), None, 7)
+    report = run_rows(engine, [Rows(x)], None, 7)
     assert (report.bad_rows, report.first_bad_row) == (3, 12)
     assert rows_not_finite(x).tolist() == [12, 13, 99]
     assert rows_not_finite(np.zeros((3, 2), np.int32)).size == 0
@@ -118,7 +99,7 @@ def test_bad_rows_are_counted_across_pieces(engine):
 @pytest.mark.parametrize("batch_rows", [0, -1])
 def test_pieces_have_rows(engine, batch_rows):
     with pytest.raises(InputError, match="at a time"):
-        run_rows(engine, Rows(rows(3, 20)), None, batch_rows)
+        run_rows(engine, [Rows(rows(3, 20))], None, batch_rows)
 
 
 def test_an_error_of_the_source_arrives(engine):
@@ -129,7 +110,7 @@ def test_an_error_of_the_source_arrives(engine):
             return super().read(start, stop)
 
     with pytest.raises(InputError, match="the file broke"):
-        run_rows(engine, Broken(rows(100, 20)), None, 10)
+        run_rows(engine, [Broken(rows(100, 20))], None, 10)
 
 
 class Asked:
@@ -151,7 +132,7 @@ def test_a_bad_id_is_named_by_its_row_in_the_file():
     ids[[17, 33], [3, 0]] = 10
     sink = Kept()
     with pytest.raises(InputError, match="row 17, position 3: id 10, expected 0 to 9"):
-        run_rows(Asked(), Rows(ids), sink, 5)
+        run_rows(Asked(), [Rows(ids)], sink, 5)
     assert len(sink.pieces) == 3  # those before it
 
 
@@ -160,17 +141,25 @@ def test_a_bad_id_is_named_by_its_row_in_the_file():
 def test_a_piece_is_told_with_its_bad_rows(ahead, batch_rows):
     x = rows(30, 4)
     x[[3, 11], [0, 2]] = np.nan, np.inf
-    told = [(start, piece.copy(), bad) for start, piece, bad in pieces(Rows(x), batch_rows, ahead)]
+    told = [(start, piece.copy(), bad) for start, (piece,), bad in pieces([Rows(x)], batch_rows, ahead)]
     assert [start for start, _, _ in told] == list(range(0, 30, batch_rows))
     assert np.array_equal(np.concatenate([piece for _, piece, _ in told]), x, equal_nan=True)
     assert [start + int(i) for start, _, bad in told for i in bad] == [3, 11]
 
 
+def test_a_row_is_bad_if_any_of_its_inputs_is():
+    x, z = rows(20, 4), rows(20, 2)
+    x[[3, 11], 0] = z[[5, 11], 1] = np.nan
+    told = list(pieces([Rows(x), Rows(z), Rows(np.zeros(20, np.int32))], 10, ahead=False))
+    assert [start + int(i) for start, _, bad in told for i in bad] == [3, 5, 11]
+    assert [tuple(len(piece) for piece in xs) for _, xs, _ in told] == [(10, 10, 10)] * 2
+
+
 def test_the_first_of_long_pieces_is_short():
     x = rows(3 << 16, 1)
-    told = [(start, len(piece)) for start, piece, _ in pieces(Rows(x), 1 << 16, ahead=True)]
+    told = [(start, len(piece)) for start, (piece,), _ in pieces([Rows(x)], 1 << 16, ahead=True)]
     assert told == [(0, 1 << 13), (1 << 13, 1 << 16), (9 << 13, 1 << 16), (17 << 13, 7 << 13)]
-    assert [len(piece) for _, piece, _ in pieces(Rows(x), 1 << 16, ahead=False)] == [1 << 16] * 3
+    assert [len(piece) for _, (piece,), _ in pieces([Rows(x)], 1 << 16, ahead=False)] == [1 << 16] * 3
 
 
 def test_the_next_piece_is_read_while_one_is_in_use():
@@ -181,7 +170,7 @@ def test_the_next_piece_is_read_while_one_is_in_use():
             reads[start // 10].set()
             return super().read(start, stop)
 
-    for start, _, _ in pieces(Told(rows(40, 2)), 10, ahead=True):
+    for start, _, _ in pieces([Told(rows(40, 2))], 10, ahead=True):
         after = start // 10 + 1
         assert after == 4 or reads[after].wait(10)
         assert not any(event.is_set() for event in reads[after + 1 :])  # and no more than one: memory stays bounded
@@ -194,7 +183,7 @@ def test_an_error_of_a_source_that_is_read_ahead_arrives_after_the_pieces_before
                 raise InputError("the file broke")
             return super().read(start, stop)
 
-    given = pieces(Broken(rows(40, 2)), 10, ahead=True)
+    given = pieces([Broken(rows(40, 2))], 10, ahead=True)
     assert [next(given)[0], next(given)[0]] == [0, 10]
     with pytest.raises(InputError, match="the file broke"):
         next(given)
@@ -242,119 +231,6 @@ def test_values_between_groups_count(monkeypatch):
 def test_a_file_of_sentences_goes_through_a_gpu_in_few_long_pieces():
     job = Job("fp16", 10**8)
     assert piece_rows(make_plan(sentiment.network(), H200, kernels_for(H200), job)) > 500_000
-
-
-# -- rows of files -----------------------------------------------------------------------------------------
-
-
-def test_bare_numbers(tmp_path):
-    ids = np.random.default_rng(0).integers(-9, 9, (7, 16)).astype("<i4")
-    ids.tofile(tmp_path / "inputs.bin")
-    with open_input_rows(tmp_path / "inputs.bin", TensorType(("B", 16), "int32")) as source:
-        assert (source.shape, source.dtype) == ((7, 16), np.int32)
-        assert np.array_equal(source.read(2, 5), ids[2:5])
-    images = rows(3, 4, 5)
-    images.tofile(tmp_path / "x.BIN")
-    with open_input_rows(tmp_path / "x.BIN", TensorType(("B", 4, 5))) as source:
-        assert np.array_equal(source.read(0, 3), images)
-
-
-@pytest.mark.parametrize(
-    ("size", "what"),
-    [
-        (0, "not one whole row"),
-        (63, "not one whole row"),
-        (65, "the last row, from byte 64 on, is not whole"),
-        (64 * 5 + 60, "the last row, from byte 320 on, is not whole"),
-    ],
-)
-def test_bare_numbers_of_another_size(tmp_path, size, what):
-    (tmp_path / "inputs.bin").write_bytes(bytes(size))
-    with pytest.raises(FormatError, match=what) as caught:
-        open_input_rows(tmp_path / "inputs.bin", TensorType(("B", 16), "int32"))
-    assert caught.value.got == f"{size} B"
-    assert "a multiple of 64 B: rows of int32 (16,)" in caught.value.expected
-
-
-def test_text(tmp_path):
-    (tmp_path / "input.txt").write_text("2\n1 2 3 4 5 6\n-1 -2 -3\n-4 -5 -6\n")
-    with open_input_rows(tmp_path / "input.txt", TensorType(("B", 2, 3))) as source:
-        assert FittedRows(source, TensorType(("B", 2, 3))).read(1, 2).tolist() == [[[-1, -2, -3], [-4, -5, -6]]]
-
-
-def test_other_files_say_what_they_are(tmp_path):
-    np.save(tmp_path / "x.npy", rows(4, 3))
-    (tmp_path / "x.npy").rename(tmp_path / "x.data")
-    with open_input_rows(tmp_path / "x.data", TensorType(("B", 3))) as source:
-        assert np.array_equal(source.read(0, 4), rows(4, 3))
-
-
-# -- random rows -------------------------------------------------------------------------------------------
-
-
-@given(cuts=st.lists(st.integers(0, 50), max_size=5))
-def test_random_rows_do_not_depend_on_the_pieces(cuts):
-    tiny = sentiment.network(vocabulary=7, embedding=2, channels=2, kernels=(3,), length=5, hidden=(3,))
-    normal = np.random.default_rng(3).standard_normal((50, 20), dtype=np.float32)
-    ids = np.random.default_rng(3).integers(0, 7, (50, 5), dtype=np.int32)
-    for net, expected in ((NET, normal), (tiny, ids)):
-        source, places = RandomRows(net.input, 50, 3, id_limits(net).get("ids")), sorted({0, 50, *cuts})
-        got = np.concatenate([source.read(a, b) for a, b in pairwise(places)])
-        assert (source.shape, len(source), source.dtype) == (expected.shape, 50, expected.dtype)
-        assert got.dtype == expected.dtype
-        assert np.array_equal(got, expected)
-
-
-def test_random_rows_that_cannot_be():
-    with pytest.raises(InputError, match="at least 1"):
-        RandomRows(NET.input, 0, 0)
-    with pytest.raises(InputError, match="seed"):
-        RandomRows(NET.input, 1, -1)
-    with pytest.raises(InputError, match="bad number of random rows"):
-        RandomRows(NET.input, 10**30, 0)
-    with pytest.raises(InputError, match="int64"):
-        RandomRows(TensorType(("B", 4), "int64"), 1, 0)
-    with pytest.raises(AssertionError, match="in order"):
-        RandomRows(NET.input, 10, 0).read(1, 2)
-
-
-# -- fitting -----------------------------------------------------------------------------------------------
-
-IMAGE = TensorType(("B", 784))
-
-
-def test_rows_of_the_same_size_are_reshaped():
-    x = rows(5, 28, 28)
-    fitted = FittedRows(Rows(x), IMAGE)
-    assert fitted.shape == (5, 784)
-    assert fitted.read(1, 3).tobytes() == x[1:3].tobytes()
-    assert fitted.notes == ("rows of 28x28 are read as rows of 784",)
-    assert FittedRows(Rows(rows(5, 784)), IMAGE).notes == ()
-
-
-@pytest.mark.parametrize("dtype", ["uint8", "int64", "float64", "float32"])
-def test_scale_converts(dtype):
-    x = np.arange(3 * 784).reshape(3, 784).astype(dtype)
-    fitted = FittedRows(Rows(x), IMAGE, scale=255)
-    got = fitted.read(0, 3)
-    assert got.dtype == np.float32
-    assert np.array_equal(got, x.astype(np.float32) / np.float32(255))
-    assert dtype in fitted.notes[0]
-
-
-@pytest.mark.parametrize("shape", [(5, 783), (784,), (5, 28, 27), (5,)])
-def test_other_sizes_are_refused(shape):
-    with pytest.raises(ShapeError, match="another shape"):
-        FittedRows(Rows(np.zeros(shape, np.float32)), IMAGE)
-
-
-def test_other_dtypes_are_refused_without_a_scale():
-    with pytest.raises(ShapeError, match="--scale 255"):
-        FittedRows(Rows(np.zeros((5, 784), np.uint8)), IMAGE)
-    with pytest.raises(ShapeError, match="as int32"):
-        FittedRows(Rows(np.zeros((5, 16), np.int64)), TensorType(("B", 16), "int32"))
-    with pytest.raises(InputError, match="only float rows"):
-        FittedRows(Rows(np.zeros((5, 16), np.int64)), TensorType(("B", 16), "int32"), scale=1)
 
 
 # -- output ------------------------------------------------------------------------------------------------

@@ -28,12 +28,13 @@ from onchip.bench.peers import (
 from onchip.bench.results import Row, best_peer
 from onchip.bench.sentiment_gpu import gpu_sentences
 from onchip.bench.sentiment_rows import IDS, exact_truth, half_table_truth
+from onchip.kernels import reference
 from onchip.measure.pace import Pace
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import Engine, compile, plan
 from onchip.spec.layers import Conv1d, Linear
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Made, materialise
+from onchip.spec.recipe import Array
 from onchip.workloads import sentiment
 
 ROWS = (2_048,)
@@ -47,7 +48,7 @@ OURS: dict[str, dict[str, Any]] = {ONCHIP: {}, FP16: {"tables": "fp16"}, DIRECT:
 
 def cases(options: Options, **sizes: Any) -> list[Case]:
     """`sizes` are for tests: those of sentiment.network."""
-    net = _drawn(sentiment.network(**sizes))
+    net = reference.with_arrays(sentiment.network(**sizes))
     if options.device != "cpu":
         return gpu_sentences(net, options)
     built = {name: functools.cache(functools.partial(_build, net, options, how)) for name, how in OURS.items()}
@@ -95,12 +96,6 @@ def _cases(
              remark=functools.partial(break_even, name, built[name], N) if name in told else None)
         for name, prepare in engines.items()
     ]  # fmt: skip
-
-
-def _drawn(net: Network) -> Network:
-    """With its random weights drawn, once for every engine."""
-    made: Made = {}
-    return net.replace(weights={name: materialise(name, net.weights, made) for name in net.weights})
 
 
 # -- ours --------------------------------------------------------------------------------------------------

@@ -132,4 +132,4 @@ class SentimentPeers:
     def from_host(self, given: HostGiven, stage: TorchStage) -> tuple[Callable[[], object], str]:
         ids, out = (stage.torch.from_numpy(array) for array in (given.x, given.y))
         run = self._compile(GpuTask(self._net, given.job.precision, "float32", ids.to(stage.device)), stage)
-        return lambda: out.copy_(run(ids.to(stage.device, non_blocking=True))), "page-locked"
+        return lambda: out.copy_(run(ids.to(stage.device, non_blocking=True))), ""

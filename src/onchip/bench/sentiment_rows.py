@@ -24,6 +24,7 @@ def zipf_ids(net: Network, N: int, a: float = 1.0) -> Array:
     return np.random.default_rng(1).choice(V, (N, *net.input.row_shape), p=share / share.sum()).astype(np.int32)
 
 
+JUDGED = 8  # sentences on a GPU
 IDS = {"random ids": random_ids, "Zipf ids": zipf_ids}
 
 
@@ -38,6 +39,20 @@ def naive(net: Network, x: Array, dtype: str) -> Array:
     return made
 
 
+class Truths:
+    """Of sentences, kept: most jobs judge the same ones, and float64 takes a second for four."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, dict[str, Truth]] = {}
+
+    def __call__(self, net: Network, x: Array, dtype: str) -> Truth:
+        of_rows = self._known.setdefault(x.tobytes(), {})
+        if dtype not in of_rows:
+            known = next(iter(of_rows.values()), None)
+            of_rows[dtype] = exact_truth(net, x, dtype) if known is None else known.measured_by(naive(net, x, dtype))
+        return of_rows[dtype]
+
+
 def half_table_truth(truth: Truth, net: Network, x: Array) -> Truth:
     """The same truth; the yardstick is a naive run on tables that were rounded to float16."""
     few, ids = _few_tokens(net, x)
@@ -49,7 +64,5 @@ def half_table_truth(truth: Truth, net: Network, x: Array) -> Truth:
 
 
 def _few_tokens(net: Network, x: Array) -> tuple[Network, Array]:
-    """The same work with only those tokens in the embedding that x holds: tables of all take minutes and gigabytes."""
-    used, ids = np.unique(x, return_inverse=True)
-    table = materialise("emb.weight", net.weights)[used]
-    return net.replace(weights={**net.weights, "emb.weight": table}), ids.reshape(x.shape).astype(x.dtype)
+    few, (ids,) = reference.with_used_tokens(net, (x,))
+    return few, ids

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def check(
     model: Model,
     rows: Annotated[
-        int | None, Option(help="Random rows to compare; if not given 1000, fewer of very long ones.")
+        int | None, Option(help="Random rows to compare; if not given 1000, fewer of large networks.")
     ] = None,
     seed: Annotated[int, Option(help="Of the random rows.")] = 0,
     tables: Tables = "fp32",

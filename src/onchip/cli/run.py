@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,7 +32,7 @@ from onchip.errors import InputError
 
 if TYPE_CHECKING:
     from onchip.plan.plan import Plan
-    from onchip.runtime.stream import Source
+    from onchip.runtime.row_sources import FittedRows
     from onchip.spec.network import Network
 
 _LONG_S = 2.0  # building that takes longer is announced
@@ -47,6 +47,13 @@ def run(
             show_default=False,
             help="Rows: .npy, idx or .bin (bare numbers), of any size; idx.gz; .txt (N, then N rows of numbers).",
         ),
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        Option("--input", metavar="NAME=FILE", help="Rows of an input by its name: of a model that has several."),
+    ] = None,
+    padding: Annotated[
+        int | None, Option(metavar="ID", help="Sentences end with this id: what stands before it is their length.")
     ] = None,
     output: Annotated[
         Path | None,
@@ -89,6 +96,13 @@ def run(
       onchip run sentiment --weights params.bin inputs.bin -o answers.bin
       onchip run faces --weights network.bin input.txt -o output.txt
 
+    \b
+    Sentences of different lengths, which a file tells or an id that they are filled up with:
+      onchip run sentiment --weights params.bin inputs.bin --input lengths=lengths.npy -o answers.bin
+      onchip run sentiment --weights params.bin inputs.bin --padding 0 -o answers.bin
+
+    INPUT is the first input's rows. An embedding whose row of the padding is zero needs neither.
+
     The output appears whole or not at all. Rows pass through in pieces: memory stays bounded.
     """
     from onchip.files import check_outputs
@@ -96,7 +110,6 @@ def run(
     from onchip.runtime.engine import Engine, apply_io, place
     from onchip.runtime.stream import (
         PICTURES,
-        FittedRows,
         check_output_suffix,
         check_piece,
         open_output,
@@ -107,32 +120,35 @@ def run(
     from onchip.workloads import WORKLOADS
     from onchip.workloads.job import job_network, weights_note
 
-    _check_request(rows, count, seed)
+    named = _named_files(inputs or [])
+    _check_request([*([rows] if rows else []), *named.values()], count, seed, padding)
     file = None if model in WORKLOADS else model
-    check_outputs({"MODEL": file, "INPUT": rows, "--weights": weights}, {"--output": output})
+    read = {f"--input {name}": path for name, path in named.items()}
+    check_outputs({"MODEL": file, "INPUT": rows, "--weights": weights, **read}, {"--output": output})
     check_output_suffix(output)
     if batch is not None:
         check_piece(batch)
-    net = job_network(model, weights, pixels=output is not None and output.suffix.lower() in PICTURES)
-    net = apply_io(net, io)
+    has_lengths = padding is not None or "lengths" in named
+    draws = output is not None and output.suffix.lower() in PICTURES
+    net = apply_io(job_network(model, weights, pixels=draws, lengths=has_lengths), io)
     without = left_out(no_fold, no_merge, no_windows, no_phases, no_early)
-    with _open_source(rows, net, count, seed) as source:
-        fitted = FittedRows(source, net.input, scale)
-        notes = [*weights_note(model, weights, net), *(f"input: {note}" for note in fitted.notes)]
+    with _open_sources(net, rows, named, count, seed, scale, padding) as sources:
+        notes = [*weights_note(model, weights, net), *(f"input: {note}" for source in sources for note in source.notes)]
         for note in notes:
             say(note)
-        with open_output(output, net, len(fitted)) as sink:
+        total = len(sources[0])
+        with open_output(output, net, total) as sink:
             started = time.perf_counter()
             # All rows of the job, not of a piece: work done once pays off over all of them.
-            hint = max(1, len(fitted))
+            hint = max(1, total)
             placed = place(net, device, Job(precision, hint, without=without, tables=tables), threads, batch)
             _announce_building(placed[0])
             engine = Engine(*placed, debug=debug)
             warm_up(engine)
             say_device(engine.chosen, engine.plan, max(verbose, plan), time.perf_counter() - started)
             piece = piece_rows(engine.plan) if batch is None else batch
-            with progress(f"run {net.name}", len(fitted)) as update:
-                report = run_rows(engine, fitted, sink, piece, lambda n, per_s: update(n, rate(per_s)))
+            with progress(f"run {net.name}", total) as update:
+                report = run_rows(engine, sources, sink, piece, lambda n, per_s: update(n, rate(per_s)))
     if report.bad_rows:
         first = f"the first is row {report.first_bad_row}"
         say(f"input: {report.bad_rows:,} rows hold NaN or Inf, {first}; they passed through")
@@ -141,7 +157,8 @@ def run(
     if as_json:
         print_json({
             "model": model, "weights": None if weights is None else str(weights),
-            "input": None if rows is None else str(rows), "count": count, "seed": seed,
+            "input": None if rows is None else str(rows), "count": count, "seed": seed, "padding": padding,
+            "inputs": {name: str(path) for name, path in named.items()},
             "output": None if output is None else str(output),
             "notes": notes, "shape": shape, "dtype": net.output.dtype, "device": engine.chosen,
             "precision": precision, "io": io or None, "tables": tables, "without": without,
@@ -166,26 +183,51 @@ def _announce_building(plan: Plan) -> None:
         say(f"building {size:.1f} GiB of weights: {plan.rewrite_flop:,} flop, about {seconds:.0f} s")
 
 
-def _check_request(rows: Path | None, count: int | None, seed: int | None) -> None:
-    if (rows is None) == (count is None):
-        got = "neither" if rows is None else f"{rows} and --count {count}"
+def _named_files(inputs: list[str]) -> dict[str, Path]:
+    named: dict[str, Path] = {}
+    for text in inputs:
+        name, equals, file = text.partition("=")
+        if not (name and equals and file) or name in named:
+            expected = "NAME=FILE, each name once"
+            raise InputError("bad --input", got=text, expected=expected, hint="--input lengths=lengths.npy")
+        named[name] = Path(file)
+    return named
+
+
+def _check_request(files: Sequence[Path], count: int | None, seed: int | None, padding: int | None) -> None:
+    if bool(files) == (count is not None):
+        got = "neither" if count is None else f"{files[0]} and --count {count}"
         hint = "a file of rows, or --count 64 for random ones"
         raise InputError("what to run over?", got=got, expected="INPUT or --count, one of them", hint=hint)
     if seed is not None and count is None:
         expected, hint = "--seed with --count", "leave it out: rows of a file are not random"
-        raise InputError("--seed is for random rows", got=f"--seed {seed} with {rows}", expected=expected, hint=hint)
+        raise InputError(
+            "--seed is for random rows", got=f"--seed {seed} with {files[0]}", expected=expected, hint=hint
+        )
+    if padding is not None and count is not None:
+        got, hint = f"--padding {padding} with --count {count}", "leave it out: random rows have none"
+        raise InputError("--padding is for rows of a file", got=got, expected="INPUT", hint=hint)
 
 
 @contextlib.contextmanager
-def _open_source(rows: Path | None, net: Network, count: int | None, seed: int | None) -> Iterator[Source]:
-    from onchip.runtime.engine import id_limits
-    from onchip.runtime.stream import RandomRows, open_input_rows
+def _open_sources(
+    net: Network,
+    rows: Path | None,
+    named: Mapping[str, Path],
+    count: int | None,
+    seed: int | None,
+    scale: float | None,
+    padding: int | None,
+) -> Iterator[Sequence[FittedRows]]:
+    from onchip.runtime.row_sources import FittedRows, input_files, open_inputs, padded_inputs, random_inputs
 
-    if rows is None:
-        yield RandomRows(net.input, count or 0, seed or 0, id_limits(net).get(next(iter(net.inputs))))
+    if count is not None:
+        drawn = zip(random_inputs(net, count, seed or 0), net.inputs.values(), strict=True)
+        yield [FittedRows(source, given, scale) for source, given in drawn]
         return
-    with open_input_rows(rows, net.input) as source:
-        yield source
+    counted = [padded_inputs(net)[1]] if padding is not None else []
+    with open_inputs(net, input_files(net, rows, named, counted), scale, padding) as sources:
+        yield sources
 
 
 def _short(row: Any) -> str:

@@ -1,6 +1,8 @@
-"""Tables of 8 bits, as both devices keep them: e4m3 numbers, and for each channel the number that is its largest.
+"""Tables of 8 bits, as both devices keep them: e4m3 numbers, and for each channel the number that LARGEST stands for.
 
-An e4m3 has 4 significant bits: a number is off by up to a sixteenth of itself, a sum of several by less.
+An e4m3 has 4 significant bits: a number is off by up to a sixteenth of itself, a sum of several by less. What LARGEST
+stands for is a power of two times it, not below the channel's largest: a number is rounded by itself, whatever others
+its table has, unless it is smaller than a ten-thousandth of the largest.
 """
 
 from __future__ import annotations
@@ -16,18 +18,22 @@ _PIECE = 1024  # rows at a time: tables are large
 
 
 def peaks_of(tables: str | Recipe, C: int) -> Recipe:
-    """The largest numbers of a table's channels."""
+    """What LARGEST stands for in a table's channels."""
     return Recipe.of(table_peaks, (tables,), (C,))
 
 
 @recipe_op
 def table_peaks(tables: Array) -> Array:
-    """(V, K, C) -> (C): the size of each channel's largest finite number."""
+    """(V, K, C) -> (C): LARGEST times a power of two, the next from the size of a channel's largest finite number."""
     peaks = np.zeros(tables.shape[2], np.float32)
     for v in range(0, len(tables), _PIECE):
         sizes = np.abs(tables[v : v + _PIECE].astype(np.float32))
         np.maximum(peaks, np.where(np.isfinite(sizes), sizes, 0).max(axis=(0, 1)), out=peaks)
-    return peaks
+    bits = (peaks / np.float32(LARGEST)).view(np.uint32)
+    powers = ((bits + np.uint32(0x7FFFFF)) & np.uint32(0x7F800000)).view(np.float32)  # a mantissa goes to the next one
+    with np.errstate(over="ignore"):
+        rounded = powers * np.float32(LARGEST)
+    return np.where((peaks > LEAST) & np.isfinite(rounded), rounded, peaks)
 
 
 def in_fp8(tables: Array, peaks: Array) -> Array:

@@ -14,9 +14,8 @@ from onchip.kernels.fp8_tables import in_fp8, scales, table_peaks
 from onchip.plan.kernel import PRECISIONS, TABLES, Job
 from onchip.plan.rewrites import rewrite
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
-from onchip.runtime.engine import Engine, compile, id_limits
-from onchip.runtime.stream import RandomRows
-from onchip.spec.layers import SequenceMax
+from onchip.runtime.engine import Engine, compile
+from onchip.runtime.row_sources import random_inputs
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Weight, materialise
 from onchip.spec.types import DTYPE_BYTES, numpy_dtype
@@ -24,6 +23,7 @@ from onchip.spec.types import DTYPE_BYTES, numpy_dtype
 FACTOR, ULPS = 2, 4  # allowed: FACTOR times the naive error and ULPS units in the last place
 BATCHES = (1, 2, 7)  # a row must come out the same, to the bit, in batches of these sizes
 MOST_NUMBERS = 1 << 25  # of the largest value: the reference keeps all of them, in float64
+MOST_FLOP = 1 << 37  # of all rows: a few seconds in float64
 MAX_BATCHED_ROWS = 1000  # batches of 1 over more rows than this would only take longer
 
 FOLDED_ROWS = 1 << 40  # a job for which tables always pay
@@ -86,7 +86,7 @@ def check_network(
 ) -> CheckReport:  # fmt: skip
     """Compare every engine that can be made here with the reference, on random rows.
 
-    rows         1000 if not given, fewer of rows that are very long
+    rows         1000 if not given, fewer of rows that are very long, or of a large network
     on_progress  called before each comparison with the part that is done and what comes next
     tables       how folded tables are kept. In fewer bits: embeddings are folded as for very many rows, and the naive
                  run has tables that were rounded once
@@ -94,21 +94,21 @@ def check_network(
     Job(tables=tables)  # an unknown kind is refused before minutes of work
     if rows is None:
         longest = max(given.row_size for given in (*net.inputs.values(), *net.types.values()))
-        rows = max(1, min(MAX_BATCHED_ROWS, MOST_NUMBERS // max(1, longest)))
+        flop = sum(net.row_flop(node) for node in net.nodes)
+        rows = max(1, min(MAX_BATCHED_ROWS, MOST_NUMBERS // max(1, longest), MOST_FLOP // max(1, flop)))
     if rows < 1:
         raise InputError("bad number of rows", got=str(rows), expected="at least 1", hint="--rows 1000")
     if seed < 0:
         raise InputError("bad seed", got=str(seed), expected="at least 0")
     _ = net.output  # one is compared: say so before any work
-    limits = {**length_limits(net), **id_limits(net)}
-    x = tuple(
-        RandomRows(given, rows, seed + i, limits.get(name)).read(0, rows)
-        for i, (name, given) in enumerate(net.inputs.items())
-    )
-    truth = reference.forward(net, x, "float64")
+    x = tuple(source.read(0, rows) for source in random_inputs(net, rows, seed))
+    net = reference.with_arrays(net)
+    few, few_x = reference.with_used_tokens(net, x)
+    truth = reference.forward(few, few_x, "float64")
     gpus = [f"cuda:{i}" for i in range(len(cuda_devices()))]
-    coarse = net if tables == "fp32" else with_rounded_tables(net, tables)
-    naive = {p: _naive(coarse, x, truth, dtype) for p, dtype in NAIVE_DTYPE.items()}
+    coarse = few if tables == "fp32" else with_rounded_tables(few, tables)
+    by_dtype = {dtype: _naive(coarse, few_x, truth, dtype) for dtype in sorted(set(NAIVE_DTYPE.values()))}
+    naive = {precision: by_dtype[dtype] for precision, dtype in NAIVE_DTYPE.items()}
     pairs = [(device, precision) for device in ("cpu", *gpus) for precision in PRECISIONS]
     batch, checks = 1024 if tables == "fp32" else FOLDED_ROWS, []
     for i, (device, precision) in enumerate(pairs):
@@ -119,7 +119,10 @@ def check_network(
 
 
 def with_rounded_tables(net: Network, tables: str) -> Network:
-    """The network with its embeddings folded, in float32, and the tables rounded as `tables` says."""
+    """The network with its embeddings folded, in float32, and the tables rounded as `tables` says.
+
+    A part of a vocabulary is rounded as all of it is: factors of fp8 are powers of two.
+    """
     folded, _ = rewrite(net)
     rounded: dict[str, Weight] = {}
     for node in folded.nodes:
@@ -129,17 +132,6 @@ def with_rounded_tables(net: Network, tables: str) -> Network:
             short = T.astype(numpy_dtype(TABLES[tables])) if peaks is None else in_fp8(T, peaks)
             rounded[node.weights["weight"]] = short.astype(np.float32) * (1 if peaks is None else scales(peaks))
     return folded.replace(weights={**folded.weights, **rounded})
-
-
-def length_limits(net: Network) -> dict[str, int]:
-    """For each input that holds lengths of sequences: one more than the longest that makes a difference."""
-    limits: dict[str, int] = {}
-    for node in net.nodes:
-        if isinstance(node.layer, SequenceMax) and node.inputs[1] in net.inputs:
-            P = int(net.types[node.inputs[0]].shape[2])
-            longest = (P - 1) * node.layer.stride + node.layer.window
-            limits[node.inputs[1]] = max(longest + 1, limits.get(node.inputs[1], 0))
-    return limits
 
 
 def _naive(net: Network, x: tuple[Array, ...], truth: Array, dtype: str) -> tuple[float, str]:

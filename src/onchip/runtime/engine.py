@@ -187,10 +187,11 @@ class Engine:
             self._runs[type(x)] = run
         return run
 
-    def check_ids(self, x: Array, first_row: int = 0) -> None:
-        """InputError if an id of the only input is in no table; `first_row` is the number of x[0] for the message."""
-        for name, limit in self._id_limits.items():
-            check_token_ids(x, limit, first_row, name)
+    def check_ids(self, *rows: Array, first_row: int = 0) -> None:
+        """InputError if an id of an input is in no table; `first_row` is what the message calls the first row."""
+        for x, wanted in zip(rows, self._inputs, strict=True):
+            if wanted.name in self._id_limits:
+                check_token_ids(x, self._id_limits[wanted.name], first_row, wanted.name)
 
     def _check_outs(self, out: Array | tuple[Array, ...], inputs: Iterable[Array], B: int) -> tuple[Array, ...]:
         given_out = out if isinstance(out, tuple) else (out,)

@@ -12,15 +12,16 @@ from onchip.workloads import WORKLOADS, faces, load, sentiment
 WEIGHT_FILES = {"sentiment": "params.bin", "faces": "network.bin"}  # which workloads have one, and its usual name
 
 
-def job_network(model: str, weights: Path | None = None, pixels: bool = False) -> Network:
+def job_network(model: str, weights: Path | None = None, pixels: bool = False, lengths: bool = False) -> Network:
     """A network by name or file; `weights` for the workloads that have a weight file.
 
-    pixels  the results are to be drawn: faces then makes bytes itself
+    pixels   the results are to be drawn: faces then makes bytes itself
+    lengths  sentences have lengths of their own: sentiment then reads them, too
     """
     if model == "faces":
         return faces.network(weights, pixels=pixels)
     if model == "sentiment":
-        return sentiment.network(weights)
+        return sentiment.network(weights, lengths=lengths)
     if weights is not None:
         got, expected = f"--weights {weights} for {model}", " or ".join(WEIGHT_FILES)
         raise InputError("this model has no weight file", got=got, expected=expected, hint="leave --weights out")

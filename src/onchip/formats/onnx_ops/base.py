@@ -36,6 +36,7 @@ READERS: dict[str, ReadHandler] = {}  # by ONNX operator
 FOLDS: dict[str, FoldHandler] = {}  # the same, where all that the operator reads is constant
 WRITERS: dict[str, WriteHandler] = {}  # by kind of layer
 
+AXES_ARE_INPUTS = 18  # the opset from which a reduction's axes are
 MAX_SIZE = 2**31 - 1  # of a window, a stride, a pad: more is a broken file, and would overflow somewhere
 
 

@@ -9,6 +9,7 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
+from onchip.formats.onnx_ops.lengths import passes_mask, widens_lengths
 from onchip.formats.onnx_ops.pixels import completes_pixels
 from onchip.formats.onnx_tensors import ELEMENT_TYPES, dtype_of
 from onchip.spec.layers import Cast
@@ -19,7 +20,7 @@ from onchip.spec.types import numpy_dtype
 
 @reads("Cast")
 def read_cast(graph: GraphReader, op: Op) -> None:
-    if not completes_pixels(graph, op):
+    if not (completes_pixels(graph, op) or passes_mask(graph, op)):
         _cast(graph, op, dtype_of(op.attribute("to", 0), str(op)))
 
 
@@ -41,7 +42,7 @@ def _cast(graph: GraphReader, op: Op, dtype: str) -> None:
         graph.pass_on(op)
     elif dtype in typing.get_args(CastTo):
         graph.add(op, Cast(cast(CastTo, dtype)), (x,))
-    else:
+    elif not widens_lengths(graph, op, dtype):
         expected = f"a cast to {', '.join(typing.get_args(CastTo))}"
         raise FormatError(f"{op} makes no floats", got=f"{given} to {dtype}", expected=expected)
 

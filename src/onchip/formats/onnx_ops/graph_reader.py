@@ -119,6 +119,11 @@ class GraphReader:
         is_text = getattr(tensor, "data_type", 0) == TEXT
         return len(tensor.string_data) if tensor is not None and is_text else 0
 
+    def is_number(self, op: Op, index: int, number: float) -> bool:
+        """Whether the node reads this number there, a constant."""
+        array = self.constant(op, index) if self.is_constant(op, index) else None
+        return array is not None and array.size == 1 and float(array.reshape(())) == number
+
     def tensor(self, op: Op, name: str) -> Array:
         """An attribute that holds numbers."""
         given = op.attributes.get(name)

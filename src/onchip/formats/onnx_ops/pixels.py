@@ -10,6 +10,7 @@ from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.gelu import scaled
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
+from onchip.formats.onnx_ops.lengths import continues_mask
 from onchip.formats.onnx_tensors import ELEMENT_TYPES
 from onchip.spec.layers import Add, Mul, ToPixels
 from onchip.spec.network import Node
@@ -31,8 +32,10 @@ def read_is_nan(graph: GraphReader, op: Op) -> None:
 
 @reads("Where")
 def read_where(graph: GraphReader, op: Op) -> None:
+    if continues_mask(graph, op):
+        return
     part = _part(graph, op, "IsNaN")
-    if part is None or not _is_number(graph, op, 1, 0) or graph.value(op, 2) != part.x:
+    if part is None or not graph.is_number(op, 1, 0) or graph.value(op, 2) != part.x:
         raise FormatError(f"{op} stands alone", got=show(op.inputs), expected=PixelPart.expected)
     graph.begin(op, PixelPart(part.x, op.kind))
 
@@ -41,7 +44,7 @@ def completes_pixels(graph: GraphReader, op: Op) -> bool:
     """Whether a Clip or Cast belongs to a ToPixels that an IsNaN began; if so, it is done."""
     if op.kind == "Clip":
         part = _part(graph, op, "Where")
-        if part is None or graph.opset < 11 or not (_is_number(graph, op, 1, 0) and _is_number(graph, op, 2, 255)):
+        if part is None or graph.opset < 11 or not (graph.is_number(op, 1, 0) and graph.is_number(op, 2, 255)):
             return False
         graph.begin(op, PixelPart(part.x, op.kind))
         return True
@@ -61,11 +64,6 @@ def completes_pixels(graph: GraphReader, op: Op) -> bool:
 def _part(graph: GraphReader, op: Op, made_by: str) -> PixelPart | None:
     found = graph.unfinished.get(op.inputs[0]) if op.inputs else None
     return found if isinstance(found, PixelPart) and found.made_by == made_by else None
-
-
-def _is_number(graph: GraphReader, op: Op, index: int, number: float) -> bool:
-    array = graph.constant(op, index) if graph.is_constant(op, index) else None
-    return array is not None and array.size == 1 and float(array.reshape(())) == number
 
 
 @writes(ToPixels)

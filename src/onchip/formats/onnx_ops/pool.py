@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.errors import FormatError
-from onchip.formats.onnx_ops.base import Op, reads, writes
+from onchip.formats.onnx_ops.base import AXES_ARE_INPUTS, Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
+from onchip.formats.onnx_ops.lengths import completes_mask
 from onchip.formats.onnx_ops.windows import check_padded, read_window, sum_pads, unpadded, window_attributes
 from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d
 from onchip.spec.network import Node
@@ -18,7 +19,6 @@ _GLOBAL: dict[str, type[GlobalMax] | type[GlobalMean]] = {
     "GlobalMaxPool": GlobalMax, "GlobalAveragePool": GlobalMean, "ReduceMax": GlobalMax, "ReduceMean": GlobalMean,
 }  # fmt: skip
 _REDUCTIONS = {"GlobalMax": "ReduceMax", "GlobalMean": "ReduceMean"}
-AXES_ARE_INPUTS = 18  # the opset from which a reduction's axes are
 
 
 @reads("MaxPool")
@@ -57,6 +57,8 @@ def read_global(graph: GraphReader, op: Op) -> None:
 
 @reads("ReduceMax", "ReduceMean")
 def read_reduction(graph: GraphReader, op: Op) -> None:
+    if op.kind == "ReduceMax" and completes_mask(graph, op):
+        return
     x, axes = graph.value(op), graph.axes(op, AXES_ARE_INPUTS)
     if not axes and op.attribute("noop_with_empty_axes", 0):
         graph.pass_on(op)

@@ -13,6 +13,7 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
+from onchip.formats.onnx_ops.lengths import begins_mask, turns_mask
 from onchip.formats.onnx_tensors import ELEMENT_DTYPES
 from onchip.spec.layers import Add, Cast, Clip, Mul
 from onchip.spec.reading import show
@@ -33,6 +34,8 @@ class Truth(Unfinished):
 
 @reads("Equal", *_ORDERS)
 def read_comparison(graph: GraphReader, op: Op) -> None:
+    if begins_mask(graph, op):
+        return
     is_mirrored = graph.is_constant(op, 0)
     x, number = graph.value(op, int(is_mirrored)), graph.constant(op, int(not is_mirrored))
     kind = _MIRRORED.get(op.kind, op.kind) if is_mirrored else op.kind
@@ -56,6 +59,8 @@ def read_comparison(graph: GraphReader, op: Op) -> None:
 
 @reads("Not")
 def read_not(graph: GraphReader, op: Op) -> None:
+    if turns_mask(graph, op):
+        return
     given = graph.unfinished.get(op.inputs[0]) if op.inputs else None
     if not isinstance(given, Truth):
         raise FormatError(f"{op} needs a comparison before it", got=show(op.inputs), expected="Equal, Greater, Less")

@@ -1,12 +1,13 @@
 // token_slices.cu: tables as token_max.cu looks them up, made of tables that lie token by token; and, for tables of 8
-// bits, the largest number of each channel.
+// bits, the number of each channel that LARGEST stands for.
 //
 // Idea    Blocks take 128 rows of one tap and one slice of channels: 8 threads a row, 16 B of it each. What is written
 //         is in one piece, what is read are pieces of 128 B or more. table_peaks: a thread has a channel and every
 //         strips-th row; reduce.cu makes one of all strips.
 // Floor   Each number is read and written once. Sentiment's 9 taps in 16 bits: 2 * 399 MB / 4.8 TB/s = 166 us.
 // Layout  x (V, K, C); y (slices, K, V + 1, 128 B): row V, and channels from C on, are zeros. Both 16 B aligned. Of 8
-//         bits y is x * LARGEST / peak, peaks (C), and a NaN where x is not finite; peaks are of finite numbers.
+//         bits y is x * LARGEST / peak, and a NaN where x is not finite; peaks (C): LARGEST times a power of two, the
+//         next from the largest finite number.
 // Limits  Sizes are run-time values; x and y float32, float16, bfloat16; y e4m3 from sm_89 on; sm_80 up.
 #include "e4m3.cuh"
 #include "wide.cuh"
@@ -60,8 +61,15 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+// The larger of two numbers gives the larger of both results: so the largest of all strips can be taken of these.
+__device__ __forceinline__ float next_peak(float most) {
+    const u32 bits = __float_as_uint(most / LARGEST);
+    const float peak = __uint_as_float((bits + 0x7fffffu) & 0x7f800000u) * LARGEST;  // a mantissa goes to the next one
+    return most > LEAST && is_finite(peak) ? peak : most;
+}
+
 // x      (rows, C)
-// parts  (strips, C): the largest of every strips-th row; a row of blocks has a strip, a thread of it a channel
+// parts  (strips, C): the peak of every strips-th row; a row of blocks has a strip, a thread of it a channel
 template <class X>
 __global__ void __launch_bounds__(THREADS)
     table_peaks(const X* x, float* parts, long long rows, long long C, u32 strips, u32 wide) {
@@ -74,5 +82,5 @@ __global__ void __launch_bounds__(THREADS)
         const float size = fabsf(to_float(x[row * C + c]));
         if (is_finite(size) && size > most) most = size;
     }
-    parts[strip * C + c] = most;
+    parts[strip * C + c] = next_peak(most);
 }

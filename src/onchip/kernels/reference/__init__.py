@@ -22,8 +22,9 @@ from onchip.kernels.reference import (  # noqa: F401
 from onchip.kernels.reference.base import BACKWARD, FORWARD
 from onchip.kernels.reference.network import forward, forward_all, loss_and_gradients
 from onchip.kernels.reference.training import LOSSES, adam_step, cross_entropy, half_sse, mse, sgd_step
+from onchip.kernels.reference.used_weights import with_arrays, with_used_tokens
 
 __all__ = [
     "BACKWARD", "FORWARD", "LOSSES", "adam_step", "cross_entropy", "forward", "forward_all", "half_sse",
-    "loss_and_gradients", "mse", "sgd_step",
+    "loss_and_gradients", "mse", "sgd_step", "with_arrays", "with_used_tokens",
 ]  # fmt: skip

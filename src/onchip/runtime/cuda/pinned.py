@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,8 @@ from onchip.errors import DeviceError
 from onchip.runtime.cuda.driver import OUT_OF_MEMORY, fail
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.spec.recipe import Array
+
+MOST_ARRAYS = 64  # of callers, that are known
 
 
 class PinnedBuffer:
@@ -34,3 +38,33 @@ class PinnedBuffer:
         if hasattr(self, "pointer") and not is_ending():
             with self._gpu, self._gpu.relaxed():
                 self._gpu.driver.cuMemFreeHost(self.pointer)
+
+
+class LockedArrays:
+    """Which arrays of callers are page-locked already (torch's pin_memory): they need no copy of ours.
+
+    The driver is asked once about an array, which costs a call some us. What was said stays with the array: of memory
+    that is locked or unlocked later, copies are as right as before, by the slower way.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._known: dict[int, tuple[weakref.ref[Array], int]] = {}  # by the array's id
+
+    def pointer(self, array: Array) -> int:
+        """Where it begins; 0 if it is not page-locked."""
+        found = self._known.get(id(array))
+        if found is None or found[0]() is not array:
+            if len(self._known) >= MOST_ARRAYS:
+                self._known.clear()
+            found = self._known[id(array)] = weakref.ref(array), array.ctypes.data if self._ask(array) else 0
+        return found[1]
+
+    def _ask(self, array: Array) -> bool:
+        if not array.nbytes:
+            return False
+        driver, begin = self._gpu.driver, array.ctypes.data
+        kind: Any = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        host = int(driver.CUmemorytype.CU_MEMORYTYPE_HOST)
+        answers = (driver.cuPointerGetAttribute(kind, end) for end in (begin, begin + array.nbytes - 1))
+        return all(not code and int(found) == host for code, found in answers)

@@ -7,6 +7,8 @@ third one's copy out run at the same time. Slots are kept: the next batch finds 
 The host's copies are the narrowest part: one core moves some 10 GB/s, the bus 55. So they are cut into pieces that
 several threads share, and those of the next chunks are offered before this one's are waited for: no thread pauses.
 Of a batch of some MB a chunk is one piece, and the caller's thread begins with the first before any other is awake.
+A batch of one chunk has nothing to run beside it: its pieces are short, and each goes to the GPU as soon as it is
+copied. 1 MB of ids: 100 us by one core and 19 on the bus behind it; 50 and 10 in two pieces by two.
 
 Not done: to page-lock the caller's own array (cuMemHostRegister) takes longer than to copy it, so it would pay only
 for arrays that come again, which nobody promises (who knows can pin them: they are then read where they lie); to give
@@ -16,64 +18,32 @@ pageable memory to cuMemcpyHtoDAsync makes the driver stage it, by one thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
-from onchip.plan.host_call import OFTEN_BYTES, SLOT_BYTES
+from onchip.plan.host_call import OFTEN_BYTES
+from onchip.runtime.cuda.chunks import AHEAD, LEAST_CHUNK_BYTES, OFFERED_BYTES, SLOTS, Cut, place_in_slot
 from onchip.runtime.cuda.driver import call
 from onchip.runtime.cuda.gpu import Buffer, Gpu
-from onchip.runtime.cuda.pinned import PinnedBuffer
+from onchip.runtime.cuda.pinned import LockedArrays, PinnedBuffer
 from onchip.runtime.cuda.shared_work import Work, offer
 from onchip.runtime.cuda.status import Ticket
 from onchip.spec.recipe import Array
 
-AHEAD = 2  # chunks that are copied to their slots while an earlier one is waited for
-SLOTS = AHEAD + 3  # and one sent, one with the kernels and on its way back, one copied from
-LEAST_CHUNK_BYTES = 2 << 20  # 40 us of the bus: below, waking threads and starting work takes longer than it gains
 LEAST_SLOT_BYTES = 128 << 10
-OFFERED_BYTES = 384 << 10  # 40 us of one core: less is not worth waking a thread (5 us, and its turn in Python)
-# Every piece costs some us of Python, which only one thread at a time can have: so they are few and large.
-PIECE_BYTES = 1 << 20
-MOST_PIECES = 4  # of an array's rows in a chunk: with those of AHEAD + 1 chunks, more than there are threads
 # Up to here a chunk's kernel reads and writes the host's memory itself: one launch instead of a launch and two copies,
 # each of which waits some us for the one before it. Above, a kernel that reads a value twice would pay twice.
 MAPPED_BYTES = LEAST_CHUNK_BYTES
 SMALL_BYTES = 8 << 20  # a batch up to here is one such chunk, copied by the caller's thread alone
 # OFTEN_BYTES: and so much, where kernels read what lies there more than once
-ALIGN_BYTES = 256
 MOST_LAYOUTS = 64  # of small batches, kept
 
 # enqueue(pointers of inputs, pointers of outputs, rows, stream): puts the network's work on the stream; the ticket is
 # asked what its kernels found
 Enqueue = Callable[[Sequence[int], Sequence[int], int, int], Ticket | None]
-
-
-def chunk_rows(row_bytes: Sequence[int], B: int) -> int:
-    """Rows a chunk of a batch: a few chunks even of a smaller one, so that there is something to overlap.
-
-    row_bytes  of each input and output
-    """
-    padding, of_all = ALIGN_BYTES * len(row_bytes), max(1, sum(row_bytes))
-    most, least = (max(1, (size - padding) // of_all) for size in (SLOT_BYTES, LEAST_CHUNK_BYTES))
-    step = min(most, max(least, -(-B // (2 * SLOTS))))
-    chunks = -(-B // step)
-    return -(-B // chunks)  # all of the same size
-
-
-def place_in_slot(row_bytes: Sequence[int], rows: int) -> list[int]:
-    """Where each array of a chunk begins in its slot, and the size of all."""
-    sizes = (-(-size * rows // ALIGN_BYTES) * ALIGN_BYTES for size in row_bytes)
-    return [0, *accumulate(sizes)]
-
-
-def cut_in_pieces(nbytes: int) -> list[tuple[int, int]]:
-    """Begin and end of the pieces of a copy, for a thread each: one if it is not worth more."""
-    count = max(1, min(MOST_PIECES, nbytes // PIECE_BYTES))
-    return list(pairwise(nbytes * i // count for i in range(count + 1)))
 
 
 class _Slot:
@@ -119,14 +89,15 @@ class _Slot:
         assert self._pinned is not None
         return self._pinned.bytes[offset : offset + nbytes]
 
-    def start_copy(self, target: Array, source: Array) -> None:
+    def start_copy(self, target: Array, source: Array) -> Work | None:
         """Let another thread do it, if there is one; a small one is done here and now."""
         if len(source) < OFFERED_BYTES:
             _copy(target, source)
-        else:
-            work = Work(_copy, target, source)
-            self._copies.append(work)
-            offer(work)
+            return None
+        work = Work(_copy, target, source)
+        self._copies.append(work)
+        offer(work)
+        return work
 
     def finish_copies(self) -> None:
         for work in self._copies:
@@ -164,6 +135,8 @@ class Staging:
         self.gpu = gpu
         self._lock = threading.Lock()
         self._layouts: dict[tuple[Any, ...], _Layout] = {}
+        self._cuts: dict[tuple[Any, ...], Cut] = {}  # of larger batches
+        self._locked = LockedArrays(gpu)
         with gpu:
             self._small = _Slot(gpu)  # where the layouts are
             self._slots = [_Slot(gpu) for _ in range(SLOTS)]
@@ -179,11 +152,13 @@ class Staging:
         key = (is_read_often, len(inputs), *[(array.shape, array.dtype) for array in (*inputs, *outputs)])
         with self._lock, self.gpu:
             try:
-                layout = self._layouts.get(key) or self._lay_out(key, inputs, outputs, B)
-                if layout is None:
-                    self._run_chunks(_Batch(self.gpu, inputs, outputs, B, is_read_often), enqueue)
-                else:
+                cut = self._cuts.get(key)
+                layout = None if cut else self._layouts.get(key) or self._lay_out(key, inputs, outputs, B)
+                if layout is not None:
                     self._run_small(layout, inputs, outputs, B, enqueue)
+                else:
+                    cut = cut or self._cut(key, inputs, outputs, B)
+                    self._run_chunks(_Batch(self.gpu, cut, inputs, outputs, B, self._locked, is_read_often), enqueue)
             except BaseException:
                 for slot in (self._small, *self._slots):  # nobody may use its memory when the next batch does
                     slot.abandon()
@@ -223,7 +198,16 @@ class Staging:
 
     # -- larger ones ---------------------------------------------------------------------------------------------
 
+    def _cut(self, key: tuple[Any, ...], inputs: Sequence[Array], outputs: Sequence[Array], B: int) -> Cut:
+        if len(self._cuts) >= MOST_LAYOUTS:
+            self._cuts.clear()
+        cut = self._cuts[key] = Cut.of([array.nbytes // B for array in (*inputs, *outputs)], B)
+        return cut
+
     def _run_chunks(self, batch: _Batch, enqueue: Enqueue) -> None:
+        if batch.count == 1:
+            self._run_chunk(batch, enqueue, self._slots[0])
+            return
         for number in range(batch.count + SLOTS - 1):
             if number < batch.count:
                 batch.fill(number, self._slots[number % SLOTS])
@@ -234,67 +218,83 @@ class Staging:
         for slot in self._slots:
             slot.finish_copies()
 
+    def _run_chunk(self, batch: _Batch, enqueue: Enqueue, slot: _Slot) -> None:
+        """A batch of one chunk: pieces of it are on the bus while others are copied."""
+        batch.fill(0, slot)
+        batch.send(0, slot, enqueue)
+        slot.finish_copies()
+        batch.drain(0, slot)
+        slot.finish_copies()
+
 
 class _Batch:
     """A batch in chunks: what happens to one of them, in this order, each time in the same slot."""
 
     def __init__(
-        self, gpu: Gpu, inputs: Sequence[Array], outputs: Sequence[Array], B: int, is_read_often: bool
-    ) -> None:
-        self._gpu, self._B, self._given = gpu, B, len(inputs)
-        self._arrays = [_as_bytes(array) for array in (*inputs, *outputs)]
-        self._row_bytes = row_bytes = [len(array) // B for array in self._arrays]
-        self._step = step = chunk_rows(row_bytes, B)
-        self.count = -(-B // step)
-        *self._offsets, self._size = place_in_slot(row_bytes, step)
-        self._begins = [array.ctypes.data for array in self._arrays]
-        self._locked = [_is_locked(gpu, *ends) for ends in zip(self._begins, map(len, self._arrays), strict=True)]
-        self._in_place = self._size <= MAPPED_BYTES and not any(self._locked) and not is_read_often
-        # (array, begin, end) in the bytes of a chunk, of what the host copies
-        pieces = [
-            (i, *ends) for i, size in enumerate(row_bytes) if not self._locked[i] for ends in cut_in_pieces(size * step)
-        ]
-        self._pieces_in = [piece for piece in pieces if piece[0] < self._given]
-        self._pieces_out = [piece for piece in pieces if piece[0] >= self._given]
+        self, gpu: Gpu, cut: Cut, inputs: Sequence[Array], outputs: Sequence[Array], B: int, locked: LockedArrays,
+        is_read_often: bool,
+    ) -> None:  # fmt: skip
+        self._gpu, self._cut, self._B, self._given = gpu, cut, B, len(inputs)
+        arrays = (*inputs, *outputs)
+        self.count = cut.count
+        self._locked = [locked.pointer(array) for array in arrays]  # where it begins; 0: it is to be copied
+        self._arrays = [array if at else _as_bytes(array) for array, at in zip(arrays, self._locked, strict=True)]
+        self._in_place = cut.size <= MAPPED_BYTES and not any(self._locked) and not is_read_often
+        self._works: dict[tuple[int, int], Work | None] = {}  # by array and begin: a piece's copy, where it was offered
 
     def fill(self, number: int, slot: _Slot) -> None:
         """Start to copy a chunk's inputs to the slot; the outputs that it held before may still be copied from it."""
-        slot.ask(self._size, 0 if self._in_place else sum(self._row_bytes))
-        for i, begin, end in self._pieces_in:
+        slot.ask(self._cut.size, 0 if self._in_place else sum(self._cut.row_bytes))
+        for i, begin, end in self._copied(range(self._given)):
             rows = self._rows(i, number, begin, end)
-            slot.start_copy(slot.bytes_at(self._offsets[i] + begin, len(rows)), rows)
+            self._works[i, begin] = slot.start_copy(slot.bytes_at(self._cut.offsets[i] + begin, len(rows)), rows)
 
     def send(self, number: int, slot: _Slot, enqueue: Enqueue) -> None:
         """Put the GPU's work for a chunk on the slot's stream, when the inputs are in and the last outputs out."""
-        slot.finish_copies()
-        start, n = number * self._step, self._given
-        rows = min(self._step, self._B - start)
-        staged = [slot.pinned + offset for offset in self._offsets]
+        cut, n = self._cut, self._given
+        start = number * cut.step
+        rows = min(cut.step, self._B - start)
+        staged = [slot.pinned + offset for offset in cut.offsets]
+        if self.count > 1 or self._in_place:
+            slot.finish_copies()
         if self._in_place:
             slot.ticket = enqueue(staged[:n], staged[n:], rows, slot.stream)
             return
-        pointers = [slot.on_gpu + offset for offset in self._offsets]
-        copies = []  # (on the GPU, on the host, bytes)
-        for i, size in enumerate(self._row_bytes):
-            on_host = self._begins[i] + start * size if self._locked[i] else staged[i]
-            copies.append((pointers[i], on_host, rows * size))
+        on_gpu = [slot.on_gpu + offset for offset in cut.offsets]
+        on_host = [
+            locked + start * size if locked else at
+            for size, locked, at in zip(cut.row_bytes, self._locked, staged, strict=True)
+        ]
         driver = self._gpu.driver
-        for on_gpu, on_host, nbytes in copies[:n]:
-            call(driver.cuMemcpyHtoDAsync, on_gpu, on_host, nbytes, slot.stream, doing="copying to the GPU")
-        slot.ticket = enqueue(pointers[:n], pointers[n:], rows, slot.stream)
-        for on_gpu, on_host, nbytes in copies[n:]:
-            call(driver.cuMemcpyDtoHAsync, on_host, on_gpu, nbytes, slot.stream, doing="copying from the GPU")
+        for i in range(n):
+            is_cut = self.count == 1 and not self._locked[i]
+            for begin, end in cut.pieces[i] if is_cut else [(0, rows * cut.row_bytes[i])]:
+                if is_cut and (work := self._works[i, begin]) is not None:
+                    work.wait()
+                places = on_gpu[i] + begin, on_host[i] + begin, end - begin
+                call(driver.cuMemcpyHtoDAsync, *places, slot.stream, doing="copying to the GPU")
+        slot.ticket = enqueue(on_gpu[:n], on_gpu[n:], rows, slot.stream)
+        for i in range(n, len(on_gpu)):
+            places = on_host[i], on_gpu[i], rows * cut.row_bytes[i]
+            call(driver.cuMemcpyDtoHAsync, *places, slot.stream, doing="copying from the GPU")
 
     def drain(self, number: int, slot: _Slot) -> None:
         """Wait for the GPU and start to copy a chunk's outputs from the slot."""
-        slot.wait(number * self._step)
-        for i, begin, end in self._pieces_out:
+        slot.wait(number * self._cut.step)
+        for i, begin, end in self._copied(range(self._given, len(self._arrays))):
             rows = self._rows(i, number, begin, end)
-            slot.start_copy(rows, slot.bytes_at(self._offsets[i] + begin, len(rows)))
+            slot.start_copy(rows, slot.bytes_at(self._cut.offsets[i] + begin, len(rows)))
+
+    def _copied(self, arrays: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+        """The pieces of those arrays that the host copies: (array, begin, end)."""
+        for i in arrays:
+            if not self._locked[i]:
+                for begin, end in self._cut.pieces[i]:
+                    yield i, begin, end
 
     def _rows(self, i: int, number: int, begin: int, end: int) -> Array:
         """A piece of the caller's array; of the last chunk, what there is of it."""
-        at = number * self._step * self._row_bytes[i]
+        at = number * self._cut.step * self._cut.row_bytes[i]
         return self._arrays[i][at + begin : at + end]
 
 
@@ -318,13 +318,3 @@ def _as_bytes(array: Array) -> Array:
 
 def _copy(target: Array, source: Array) -> None:
     np.copyto(target, source)
-
-
-def _is_locked(gpu: Gpu, begin: int, nbytes: int) -> bool:
-    """Whether the caller's memory is page-locked already (torch's pin_memory): it needs no copy of ours."""
-    if not nbytes:
-        return False
-    kind: Any = gpu.driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-    host = int(gpu.driver.CUmemorytype.CU_MEMORYTYPE_HOST)
-    answers = (gpu.driver.cuPointerGetAttribute(kind, end) for end in (begin, begin + nbytes - 1))
-    return all(not code and int(found) == host for code, found in answers)

@@ -35,15 +35,16 @@ class StatusWords:
         self._pages: list[PinnedBuffer] = []
         self._clear = b""  # what a page holds while nothing is wrong
         self._places: dict[tuple[int, int], Array] = {}  # (words of the plan, 4)
+        self._pointers: dict[tuple[int, int], int] = {}  # of the same: to ask an array takes a call some us
         self._lock = threading.Lock()
 
     def pointer(self, stream: int, first_row: int = 0) -> int:
         """Where launches on a stream write, whose row 0 is the caller's `first_row`."""
-        place = self._places.get((stream, first_row))
-        if place is None:
+        found = self._pointers.get((stream, first_row))
+        if found is None:
             with self._lock:
-                place = self._add(stream, first_row)
-        return int(place.ctypes.data)
+                found = self._pointers[stream, first_row] = int(self._add(stream, first_row).ctypes.data)
+        return found
 
     def _add(self, stream: int, first_row: int) -> Array:
         nbytes = STATUS_BYTES * len(self._words)

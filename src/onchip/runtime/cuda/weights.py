@@ -19,25 +19,35 @@ SLICE_BYTES = 256 << 20  # of what is made only to be made into something else: 
 
 
 def make_weights(
-    gpu: Gpu, wanted: Sequence[Recipe], weights: Mapping[str, Weight], makes: Mapping[str, float]
+    gpu: Gpu,
+    wanted: Sequence[Recipe],
+    weights: Mapping[str, Weight],
+    makes: Mapping[str, float],
+    there: Mapping[str | Recipe, Buffer] | None = None,
 ) -> dict[Recipe, Buffer]:
     """What the recipes promise, on the GPU, for work on any stream.
 
     weights  the network's: what recipes' sources are called
     makes    operations that are made on the GPU where that is sooner
+    there    those weights that lie on the GPU already
     """
-    return _Maker(gpu, wanted, weights, makes).make()
+    return _Maker(gpu, wanted, weights, makes, there or {}).make()
 
 
 class _Maker:
     def __init__(
-        self, gpu: Gpu, wanted: Sequence[Recipe], weights: Mapping[str, Weight], makes: Mapping[str, float]
+        self,
+        gpu: Gpu,
+        wanted: Sequence[Recipe],
+        weights: Mapping[str, Weight],
+        makes: Mapping[str, float],
+        there: Mapping[str | Recipe, Buffer],
     ) -> None:
         self._gpu, self._wanted, self._weights = gpu, dict.fromkeys(wanted), weights
         self._order = dict.fromkeys(canonical(name, weights) for name in in_order(wanted, weights))
         self._on_device = made_on_device(wanted, weights, makes)
         self._kept = self._with_other_names(self._wanted)
-        self._there: dict[str | Recipe, Buffer] = {}
+        self._there: dict[str | Recipe, Buffer] = {**there}
         self._here: dict[str | Recipe, Array] = {}
         recipes = [recipe for recipe in self._order if isinstance(recipe, Recipe)]
         self._reads = Counter(source for recipe in recipes for source in self._sources(recipe))

@@ -1,0 +1,35 @@
+"""What a reference run needs of a network's weights: numbers that are drawn once, rows that ids look up."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.spec.layers import Embedding, TokenConv
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, Made, Weight, materialise
+
+
+def with_arrays(net: Network) -> Network:
+    """The network with every weight an array: random ones are drawn here, once for all runs and engines."""
+    made: Made = {}
+    return net.replace(weights={name: materialise(name, net.weights, made) for name in net.weights})
+
+
+def with_used_tokens(net: Network, xs: tuple[Array, ...]) -> tuple[Network, tuple[Array, ...]]:
+    """The same work with only those tokens in its tables that xs holds: tables of all can take minutes and gigabytes.
+
+    An input's ids are counted anew where they do nothing but look up rows of tables that no other layer reads.
+    """
+    weights: dict[str, Weight] = dict(net.weights)
+    given = list(xs)
+    for i, name in enumerate(net.inputs):
+        nodes = net.readers(name)
+        tables = {node.weights["weight"] for node in nodes if isinstance(node.layer, Embedding | TokenConv)}
+        others = [node for node in net.nodes if node not in nodes and tables & set(node.weights.values())]
+        looks_up = all(isinstance(node.layer, Embedding | TokenConv) for node in nodes)
+        if not tables or others or not looks_up or name in net.outputs or not xs[i].size:
+            continue
+        used, places = np.unique(xs[i], return_inverse=True)
+        weights |= {table: materialise(table, net.weights)[used] for table in tables}
+        given[i] = places.reshape(xs[i].shape).astype(xs[i].dtype)
+    return net.replace(weights=weights), tuple(given)

@@ -1,0 +1,240 @@
+"""Rows that are read when asked for: of files, random ones, and both made to fit what a network reads."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from onchip.errors import InputError, ShapeError
+from onchip.formats.arrays import RowSource, open_flat_rows, open_rows
+from onchip.formats.rows_text import read_rows_text
+from onchip.plan.kernel import MAX_ROWS
+from onchip.runtime.engine import id_limits
+from onchip.spec.layers import SequenceMax
+from onchip.spec.network import Network
+from onchip.spec.reading import did_you_mean, show
+from onchip.spec.recipe import Array
+from onchip.spec.types import TensorType, numpy_dtype
+
+
+class Source(Protocol):
+    """Rows that are read when asked for: a file (spec.arrays.RowSource), RandomRows, FittedRows, or anything alike."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    def __len__(self) -> int: ...
+    def read(self, start: int, stop: int) -> Array: ...
+
+
+def open_input_rows(path: Path, expected: TensorType) -> RowSource:
+    """The rows of a file. .txt is text and .bin bare numbers of the expected type; others say what they are."""
+    suffix = path.suffix.lower()
+    if suffix == ".bin":
+        return open_flat_rows(path, expected.row_shape, numpy_dtype(expected.dtype))
+    if suffix == ".txt":
+        return RowSource(read_rows_text(path, expected.row_size), lambda: None)
+    return open_rows(path)
+
+
+class RandomRows:
+    """Rows from a seed, drawn as they are read, which must be in order. With `rng = numpy.random.default_rng(seed)`:
+
+    a float input is `rng.standard_normal((rows, ...), dtype=float32)`, ids are `rng.integers(0, V, (rows, ...))` of
+    the input's dtype, V (`id_limit`) the rows of the table that they look into.
+    """
+
+    def __init__(self, given: TensorType, rows: int, seed: int, id_limit: int | None = None) -> None:
+        if not 1 <= rows <= MAX_ROWS:
+            expected = f"at least 1, at most {MAX_ROWS:,}"
+            raise InputError("bad number of random rows", got=show(rows), expected=expected, hint="--count 64")
+        if seed < 0:
+            raise InputError("bad seed", got=str(seed), expected="at least 0", hint="--seed 0")
+        self.shape, self.dtype = (rows, *given.row_shape), numpy_dtype(given.dtype)
+        self._limit = id_limit
+        if id_limit is None and "float" not in given.dtype:
+            raise InputError(
+                "cannot make random rows for this network", got=f"input {given}", expected="floats or token ids",
+                hint="give a file of rows instead of --count",
+            )  # fmt: skip
+        self._rng = np.random.default_rng(seed)
+        self._drawn = 0
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, start: int, stop: int) -> Array:
+        assert start == self._drawn, f"random rows are read in order: row {self._drawn} is next, not {start}"
+        stop = min(stop, len(self))
+        self._drawn = stop
+        shape = (stop - start, *self.shape[1:])
+        if self._limit is not None:
+            return self._rng.integers(0, self._limit, shape, dtype=self.dtype)
+        return self._rng.standard_normal(shape, dtype=np.float32).astype(self.dtype, copy=False)
+
+
+class FittedRows:
+    """A source whose rows are what the network reads; `notes` says what is done to them on the way.
+
+    Rows of another shape but the same size are reshaped. Numbers are converted only if `scale` is given.
+    """
+
+    def __init__(self, source: Source, expected: TensorType, scale: float | None = None) -> None:
+        row_shape = tuple(source.shape[1:])
+        if math.prod(row_shape) != expected.row_size:
+            got = str(list(source.shape))
+            single = source.shape == (expected.row_size,)
+            hint = "a single row is a batch of one: x.reshape(1, -1)" if single else "rows made for this network"
+            raise ShapeError("the rows have another shape", got=got, expected=str(expected), hint=hint)
+        self.shape = (source.shape[0], *expected.row_shape)
+        self.dtype = numpy_dtype(expected.dtype)
+        self.notes: tuple[str, ...] = ()
+        self._source, self._scale = source, scale
+        if _sizes(row_shape) != _sizes(expected.row_shape):
+            self.notes += (f"rows of {_sizes(row_shape)} are read as rows of {_sizes(expected.row_shape)}",)
+        if scale is None:
+            _check_dtype(source.dtype, expected.dtype)
+        else:
+            _check_scale(scale, expected.dtype)
+            self.notes += (f"{source.dtype.name} is converted to {expected.dtype} and divided by {scale:g}",)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, start: int, stop: int) -> Array:
+        rows = self._source.read(start, stop)
+        if self._scale is not None:
+            with np.errstate(over="ignore"):  # what is too large becomes an infinity, and those are counted and told
+                rows = rows.astype(self.dtype) / self.dtype.type(self._scale)
+        return rows.reshape(len(rows), *self.shape[1:])
+
+
+def _sizes(row_shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, row_shape)) or "1"
+
+
+def _check_dtype(got: np.dtype[Any], expected: str) -> None:
+    if got == numpy_dtype(expected):
+        return
+    hint = f"numpy.save the rows as {expected}"
+    if "float" in expected:
+        hint = f"--scale 255 (convert to {expected} and divide by 255: pixels) or --scale 1 (only convert)"
+    raise ShapeError("the rows have another dtype", got=got.name, expected=expected, hint=hint)
+
+
+def _check_scale(scale: float, expected: str) -> None:
+    if not (math.isfinite(scale) and scale != 0):
+        raise InputError("bad scale", got=f"{scale:g}", expected="a number, not 0", hint="--scale 255 for pixels")
+    if "float" not in expected:
+        got = f"--scale {scale:g} for {expected} rows"
+        hint = "leave --scale out"
+        raise InputError("only float rows can be scaled", got=got, expected="no --scale for this network", hint=hint)
+
+
+def rows_not_finite(x: Array) -> Array:
+    """Numbers of the rows that hold a NaN or an infinity."""
+    if x.dtype.kind in "iub" or np.isfinite(x).all():
+        return np.empty(0, np.int64)
+    return np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
+
+
+# -- of all inputs -----------------------------------------------------------------------------------------
+
+
+def input_files(net: Network, first: Path | None, named: Mapping[str, Path], counted: Sequence[str]) -> dict[str, Path]:
+    """The file of every input but those that are counted: `first` is the first input's, others are named."""
+    names = list(net.inputs)
+    for name in named:
+        if name not in names:
+            got, hint = f"{name}={named[name]}", did_you_mean(name, names) or f"--input {names[-1]}={named[name]}"
+            raise InputError(f"'{net.name}' has no such input", got=got, expected=", ".join(names), hint=hint)
+    files = {**({names[0]: first} if first is not None else {}), **named}
+    for name, other in ((names[0], str(first) if first is not None else ""), *((n, "--padding") for n in counted)):
+        if name in named and other:
+            got = f"{other} and --input {name}={named[name]}"
+            hint = "leave one of them out"
+            raise InputError(f"two sources of the input '{name}'", got=got, expected="one", hint=hint)
+    if missing := [name for name in names if name not in files and name not in counted]:
+        expected = "a file for each of " + ", ".join(f"{name}: {given}" for name, given in net.inputs.items())
+        hint = f"--input {missing[0]}={missing[0]}.npy"
+        raise InputError(f"no rows for the input '{missing[0]}'", got=show(sorted(files)), expected=expected, hint=hint)
+    return {name: files[name] for name in names if name not in counted}
+
+
+@contextlib.contextmanager
+def open_inputs(
+    net: Network, files: Mapping[str, Path], scale: float | None = None, padding: int | None = None
+) -> Iterator[tuple[FittedRows, ...]]:
+    """The rows of every input, in the network's order; float ones are scaled (see FittedRows).
+
+    padding  lengths are counted from the ids: they end with so many of this id
+    """
+    has_floats = any("float" in net.inputs[name].dtype for name in files)
+    with contextlib.ExitStack() as stack:
+        opened: dict[str, FittedRows] = {}
+        for name, path in files.items():
+            given = net.inputs[name]
+            source = stack.enter_context(open_input_rows(path, given))
+            opened[name] = FittedRows(source, given, scale if "float" in given.dtype or not has_floats else None)
+        if padding is not None:
+            ids, lengths = padded_inputs(net)
+            opened[lengths] = FittedRows(CountedLengths(opened[ids], padding, net.inputs[lengths]), net.inputs[lengths])
+        counts = {name: len(opened[name]) for name in net.inputs}
+        if len(set(counts.values())) > 1:
+            got = ", ".join(f"{name}: {count:,} rows" for name, count in counts.items())
+            hint = "files that belong together"
+            raise ShapeError("the inputs have different numbers of rows", got=got, expected="one number", hint=hint)
+        yield tuple(opened[name] for name in net.inputs)
+
+
+def random_inputs(net: Network, rows: int, seed: int) -> tuple[RandomRows, ...]:
+    """So many random rows of every input; input i, counted from 0, is drawn from seed + i."""
+    limits = {**length_limits(net), **id_limits(net)}
+    return tuple(
+        RandomRows(given, rows, seed + i, limits.get(name)) for i, (name, given) in enumerate(net.inputs.items())
+    )
+
+
+def length_limits(net: Network) -> dict[str, int]:
+    """For each input that holds lengths of sequences: one more than the longest that makes a difference."""
+    limits: dict[str, int] = {}
+    for node in net.nodes:
+        if isinstance(node.layer, SequenceMax) and node.inputs[1] in net.inputs:
+            P = int(net.types[node.inputs[0]].shape[2])
+            longest = (P - 1) * node.layer.stride + node.layer.window
+            limits[node.inputs[1]] = max(longest + 1, limits.get(node.inputs[1], 0))
+    return limits
+
+
+def padded_inputs(net: Network) -> tuple[str, str]:
+    """The input that holds sentences of ids and the one that holds their lengths; InputError unless both are clear."""
+    ids, lengths = (sorted(limits(net)) for limits in (id_limits, length_limits))
+    if len(ids) != 1 or len(lengths) != 1 or len(net.inputs[ids[0]].row_shape) != 1:
+        got = ", ".join(f"{name}: {given}" for name, given in net.inputs.items())
+        expected = "a network that reads ids (B, S) and their lengths (B,)"
+        raise InputError("no lengths to count from padding", got=got, expected=expected, hint="leave --padding out")
+    return ids[0], lengths[0]
+
+
+class CountedLengths:
+    """How many ids of each row stand before the padding at its end."""
+
+    def __init__(self, ids: Source, padding: int, expected: TensorType) -> None:
+        self.shape, self.dtype = (len(ids),), numpy_dtype(expected.dtype)
+        self._ids, self._padding = ids, padding
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, start: int, stop: int) -> Array:
+        """(stop - start,); the ids are read again, which a file of them takes well."""
+        is_token = self._ids.read(start, stop) != self._padding
+        last = is_token[:, ::-1].argmax(axis=1) if is_token.shape[1] else 0
+        counted: Array = np.where(is_token.any(axis=1), is_token.shape[1] - last, 0).astype(self.dtype)
+        return counted

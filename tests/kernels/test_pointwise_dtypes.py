@@ -1,0 +1,295 @@
+"""Pointwise layers in every number type: casts, float64, ints that wrap, 16 bits; on the host and on a GPU."""
+
+import numpy as np
+import pytest
+
+import onchip
+from emulated_cuda import emulated_gpu, needs_gxx
+from onchip.kernels import reference
+from onchip.runtime.check import DTYPE_ULP, scaled_error
+from onchip.spec.build import sequential
+from onchip.spec.io import IO_DTYPES
+from onchip.spec.layers import (
+    GELU,
+    Add,
+    Cast,
+    Clip,
+    LeakyReLU,
+    Mul,
+    ReLU,
+    Reshape,
+    Sigmoid,
+    SiLU,
+    Tanh,
+)
+from onchip.spec.network import Network
+from onchip.spec.types import TensorType, numpy_dtype
+from pointwise_networks import NETWORKS, as_tuple, assert_right, claims, emulated, inputs_of, network, planned, tree
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    return emulated_gpu(monkeypatch)
+
+
+INTS = ("int64", "int32", "int16", "int8", "uint8")
+FLOATS = ("float64", *IO_DTYPES)
+CASTS = [(given, to) for given in (*FLOATS, *INTS, "bool") for to in FLOATS if given != to]
+
+
+def cast_case(given, to, B):
+    """Numbers of all sizes, halfway between others and next to that; the network, and what NumPy makes of them."""
+    rng = np.random.default_rng(3)
+    dtype = numpy_dtype(given)
+    if "float" in given:
+        x = 30 * rng.standard_normal((B, 3)) * 10.0 ** rng.integers(-9, 9, (B, 3))
+        x[B // 2] = 1 + 2.0**-11, 1 + 2.0**-11 + 2.0**-40, 1 + 2.0**-9 + 2.0**-40
+        x[-1] = np.inf, -np.inf, 1e-7
+    else:
+        low, high = (0, 1) if given == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        x = rng.integers(low, high, (B, 3), "int64", endpoint=True) >> rng.integers(0, 62, (B, 3))
+        x[-1] = low, high, 1
+    with np.errstate(all="ignore"):
+        x = x.astype(dtype)
+        return sequential(TensorType(("B", 3), given), [("c", Cast(to))], {}), x, x.astype(numpy_dtype(to))
+
+
+@needs_gxx
+@pytest.mark.parametrize(("given", "to"), CASTS)
+def test_rounded_as_numpy_rounds_on_the_host(gpu, given, to):
+    net, x, expected = cast_case(given, to, 1001)
+    assert emulated(gpu, net)(x).tobytes() == expected.tobytes()
+
+
+def in_dtype(net, dtype):
+    """The network with float32 replaced, in rows and weights."""
+    inputs = {name: TensorType(t.shape, dtype) for name, t in net.inputs.items()}
+    return Network(inputs, net.nodes, net.outputs, {n: w.astype(dtype) for n, w in net.weights.items()})
+
+
+DOUBLE = {
+    name: in_dtype(net, "float64")
+    for name, net in NETWORKS.items()
+    if {*net.inputs} and all(t.dtype == "float32" for t in net.inputs.values())
+} | {
+    "there and back": sequential(
+        TensorType(("B", 7), "float64"),
+        [
+            ("a", Tanh()),
+            ("b", Cast("float32")),
+            ("c", GELU()),
+            ("d", Cast("float64")),
+            ("e", LeakyReLU(0.1)),
+            ("f", Cast("float16")),
+            ("g", Cast("float64")),
+            ("h", SiLU()),
+        ],
+        {},
+    ),
+    "a bound that no float32 is": sequential(TensorType(("B", 9), "float64"), [("y", Clip(-1e300, 0.1))], {}),
+}
+
+
+def assert_right_in_float64(net, engine, x):
+    """Within a few units in the last place of float64, or of the narrowest type on the way."""
+    ulp = max(DTYPE_ULP.get(t.dtype, 2.0**-52) for t in net.types.values())
+    for name, got, exact in zip(net.outputs, as_tuple(engine(*x)), as_tuple(reference.forward(net, x)), strict=True):
+        assert got.dtype == numpy_dtype(net.types[name].dtype)
+        assert got.shape == exact.shape
+        if got.dtype == np.uint8:
+            np.testing.assert_array_equal(got, exact)
+        assert scaled_error(got, exact) <= 8 * ulp, name
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", DOUBLE)
+def test_right_in_float64_on_the_host(gpu, name):
+    net = DOUBLE[name]
+    engine = emulated(gpu, net)
+    for B in (1, 130):
+        assert_right_in_float64(net, engine, inputs_of(net, B, B))
+
+
+@needs_gxx
+@pytest.mark.parametrize("layer", [Sigmoid(), Tanh(), SiLU(), GELU(), GELU("tanh"), ReLU(), Clip(-1, 1)], ids=str)
+def test_odd_numbers_in_float64(gpu, layer):
+    x = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e300, -1e300, 1e-320, 800, -800, 20, -20], np.float64)[:, None]
+    net = sequential(TensorType(("B", 1), "float64"), [("y", layer)], {})
+    with np.errstate(all="ignore"):
+        expected = reference.forward(net, x)
+    np.testing.assert_allclose(emulated(gpu, net)(x), expected, rtol=1e-13, atol=1e-14)
+
+
+def of_ints(dtype):
+    """Sums and products, of rows, of what is stretched and of constants; a value in the middle, and one as floats."""
+    rng = np.random.default_rng(8)
+    limits = np.iinfo(dtype)
+    weights = {"c": rng.integers(limits.min, limits.max, (5, 1), dtype, endpoint=True)}
+    return network(
+        {"x": TensorType(("B", 5, 7), dtype), "z": TensorType(("B", 1, 7), dtype)},
+        [
+            ("a", Add(), ("x", "z")),
+            ("b", Mul(), ("a", "x", "a"), {"constant": "c"}),
+            ("r", Reshape(), ("b",)),
+            ("d", Add(), ("r", "r")),
+            ("f", Cast("float64"), ("d",)),
+            ("g", Cast("float32"), ("a",)),
+        ],
+        ("b", "d", "f", "g"),
+        weights,
+    )
+
+
+def assert_ints_wrap(dtype, engine, B):
+    rng, limits = np.random.default_rng(B), np.iinfo(dtype)
+    x, z = (rng.integers(limits.min, limits.max, (B, *row), dtype, endpoint=True) for row in ((5, 7), (1, 7)))
+    c = of_ints(dtype).weights["c"]
+    with np.errstate(all="ignore"):
+        a = x + z
+        b = a * x * a * c
+        d = (b + b).reshape(B, 35)
+    for got, expected in zip(engine(x, z), (b, d, d.astype("float64"), a.astype("float32")), strict=True):
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected)
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", INTS)
+def test_ints_wrap_on_the_host(gpu, dtype):
+    engine = emulated(gpu, of_ints(dtype))
+    for B in (1, 3, 130):
+        assert_ints_wrap(dtype, engine, B)
+
+
+def test_a_run_has_one_number_type():
+    def numbers_of(net):
+        return [group.claim.facts.run.number for group in planned(net).groups]
+
+    assert numbers_of(DOUBLE["there and back"]) == ["double", "float", "double"]
+    assert numbers_of(of_ints("int64")) == ["long long", "double", "float"]
+    assert numbers_of(of_ints("int16")) == ["long long", "float"]  # which has all of their numbers
+    for given, to in (("float64", "float32"), ("float32", "float64")):
+        layers = [("a", Cast(to)), ("b", Tanh())]
+        net = sequential(TensorType(("B", 3), given), layers, {})
+        assert numbers_of(net) == ["float" if to == "float32" else "double"]
+    net = sequential(TensorType(("B", 3)), [("a", Tanh()), ("c", Cast("float64"))], {})
+    assert numbers_of(net) == ["float"]
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "bool", "float64", "float16", "uint8"])
+@pytest.mark.parametrize("row", [(2, 3), (3, 5)])
+def test_numbers_of_any_dtype_change_their_shape(gpu, dtype, row):
+    """Where no rewrite drops it, as two outputs need it in two shapes."""
+    nodes = [("r", Reshape(), ("x",)), ("i", Reshape(row[::-1]), ("r",))]
+    net = network({"x": TensorType(("B", *row), dtype)}, nodes, ("r", "i"))
+    x = np.random.default_rng(1).integers(0, 2, (77, *row)).astype(dtype)
+    if dtype.startswith("int"):
+        x = np.random.default_rng(1).integers(np.iinfo(dtype).min, np.iinfo(dtype).max, (77, *row), dtype)
+    flat, turned = emulated(gpu, net)(x)
+    assert flat.tobytes() == turned.tobytes() == x.tobytes()
+    assert turned.shape == (77, *row[::-1])
+
+
+NARROW = [
+    (layer, dtype)
+    for layer in (ReLU(), LeakyReLU(0.1), Sigmoid(), Tanh(), SiLU(), GELU(), GELU("tanh"))
+    for dtype in ("float16", "bfloat16")
+]
+
+
+def assert_rounded_once(layer, dtype, compiled):
+    """Of every number in 16 bits: the float64 result, rounded, but for a relative error of 2^-15 before that."""
+    x = np.arange(1 << 16, dtype=np.uint16).view(numpy_dtype(dtype)).reshape(-1, 32)
+    net = sequential(TensorType(("B", 32), dtype), [("y", layer)], {})
+    made = compiled(net)(x)
+    with np.errstate(all="ignore"):
+        got, wide = made.astype(np.float64), x.astype(np.float64)
+        truth = reference.forward(net, x, "float64")
+        most = float(np.finfo(np.float16).max) if dtype == "float16" else 3.38e38
+        finite = np.abs(truth) <= most
+        assert np.array_equal(got[~finite], truth.astype(made.dtype).astype(np.float64)[~finite], equal_nan=True)
+        digits, least = (11, -24) if dtype == "float16" else (8, -126)
+        half = 2.0 ** np.maximum(np.floor(np.log2(np.abs(truth) + 1e-300)) - digits, least - 1)
+        # Far below 0 the reference itself loses digits: of 1 + tanh(x) those below 2^-52 are gone.
+        allowed = half * 1.01 + 2.0**-15 * np.abs(truth) + 2.0**-52 * np.abs(wide) + 2.0**-120
+        far = finite & (np.abs(got - truth) > allowed)
+    assert not far.any(), (wide[far][:5], got[far][:5], truth[far][:5])
+
+
+@needs_gxx
+@pytest.mark.parametrize(("layer", "dtype"), NARROW, ids=str)
+def test_every_number_in_16_bits_on_the_host(gpu, layer, dtype):
+    assert_rounded_once(layer, dtype, lambda net: emulated(gpu, net))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("layer", "dtype"), NARROW, ids=str)
+def test_every_number_in_16_bits_on_a_gpu(layer, dtype):
+    assert_rounded_once(layer, dtype, lambda net: onchip.compile(net, "cuda"))
+
+
+def narrow_tree(dtype):
+    """Values of other shapes, a kept one and a batch norm, all of them in 16 bits."""
+    nodes = (
+        ("t", Tanh(), ("x",)), ("s", Sigmoid(), ("x",)), ("m", Mul(), ("t", "s")), ("a", Add(), ("m", "z")),
+        ("y", GELU(), ("a",)), ("u", Add(), ("y", "t")),
+    )  # fmt: skip
+    inputs = {"x": TensorType(("B", 3, 5), dtype), "z": TensorType(("B", 3, 1), dtype)}
+    return network(inputs, nodes, ("y", "u"))
+
+
+def test_layers_of_16_bits_have_eight_neighbours():
+    def neighbours(net):
+        return claims(net)[0].facts.run.neighbours
+
+    assert neighbours(narrow_tree("float16")) == neighbours(narrow_tree("bfloat16")) == 8
+    assert neighbours(tree()) == 4
+    assert neighbours(sequential(TensorType(("B", 3), "float16"), [("c", Cast("float32"))], {})) == 4
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_tree_in_16_bits_on_the_host(gpu, dtype):
+    net = narrow_tree(dtype)
+    engine = emulated(gpu, net)
+    for B in (1, 7, 300):
+        assert_right(net, engine, inputs_of(net, B, B))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_tree_in_16_bits_on_a_gpu(dtype):
+    """Also of so many rows that blocks fetch ahead."""
+    net = narrow_tree(dtype)
+    engine = onchip.compile(net, "cuda")
+    x, z = inputs_of(net, 1000)
+    assert_right(net, engine, (x, z))
+    many = engine(np.tile(x, (300, 1, 1)), np.tile(z, (300, 1, 1)))
+    for got, expected in zip(many, engine(x, z), strict=True):
+        assert got.tobytes() == np.tile(expected, (300, 1, 1)).tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("given", "to"), CASTS)
+@pytest.mark.parametrize("B", [3, 7, 1000, 100_001])
+def test_rounded_as_numpy_rounds(given, to, B):
+    net, x, expected = cast_case(given, to, B)
+    assert onchip.compile(net, "cuda")(x).tobytes() == expected.tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", DOUBLE)
+def test_right_in_float64_on_a_gpu(name):
+    net = DOUBLE[name]
+    engine = onchip.compile(net, "cuda")
+    for B in (0, 1, 7, 4097):
+        assert_right_in_float64(net, engine, inputs_of(net, B, B))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", INTS)
+def test_ints_wrap_on_a_gpu(dtype):
+    engine = onchip.compile(of_ints(dtype), "cuda")
+    for B in (0, 1, 7, 4097):
+        assert_ints_wrap(dtype, engine, B)

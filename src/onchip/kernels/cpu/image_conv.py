@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from onchip.kernels.cpu.image_depthwise import lower_depthwise
 from onchip.kernels.cpu.image_dot import lower_dot
+from onchip.kernels.cpu.image_groups import lower_groups
 from onchip.kernels.cpu.image_lowering import Lowering, Way
 from onchip.kernels.cpu.image_pairs import goes_in_pairs, lower_pairs
+from onchip.kernels.cpu.image_pointwise import is_pointwise, lower_pointwise
 from onchip.kernels.cpu.image_taps import lower_taps
 from onchip.kernels.cpu.image_values import UnsupportedError
 from onchip.kernels.cpu.image_windows import lower_windows
 from onchip.spec.network import Node
 
-_LOWERINGS = {Way.TAPS: lower_taps, Way.WINDOWS: lower_windows, Way.DOT: lower_dot}
+_LOWERINGS = {
+    Way.TAPS: lower_taps, Way.WINDOWS: lower_windows, Way.DOT: lower_dot, Way.DEPTHWISE: lower_depthwise,
+    Way.GROUPS: lower_groups,
+}  # fmt: skip
 
 
 def lower_convolution(to: Lowering, node: Node) -> None:
     x = to.image(node.inputs[0])
-    if node.layer.attributes()["groups"] != 1:
-        raise UnsupportedError("groups of channels")
     way = to.way(node)
     if way is Way.TAPS and goes_in_pairs(to, node):
         lower_pairs(to, node, x)
+    elif way is Way.TAPS and is_pointwise(to, node):
+        lower_pointwise(to, node, x)
     else:
         _LOWERINGS[way](to, node, x)
 

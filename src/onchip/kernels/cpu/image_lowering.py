@@ -32,6 +32,8 @@ class Way(enum.Enum):
     TAPS = "taps"  # tap by tap
     WINDOWS = "windows"  # a window at a time, over an input with a rim of zeros
     DOT = "dot"  # the same, with the terms of a sum in the lanes
+    DEPTHWISE = "depthwise"  # every channel by itself
+    GROUPS = "groups"  # a group of channels after the other
 
 
 @dataclass(eq=False)
@@ -120,6 +122,9 @@ class Lowering:
     def way(self, node: Node) -> Way:
         """How a convolution is done."""
         N, C, *kernel = self.net.weights[node.weights["weight"]].shape
+        groups = node.layer.attributes()["groups"]
+        if groups > 1:
+            return Way.DEPTHWISE if C == 1 and groups == N else Way.GROUPS
         _, _, dilation = geometry(node.layer)
         made_by = self.by_name.get(self.home(node.inputs[0]))
         in_vectors = made_by is not None and not isinstance(made_by.layer, Linear | Embedding)
@@ -147,7 +152,7 @@ class Lowering:
         """The rims that convolutions want around what they read. A Linear writes without a gap: no rim there."""
         rims: dict[str, Rim] = {}
         for node in self.nodes:
-            if isinstance(node.layer, Convolution) and self.way(node) != Way.TAPS:
+            if isinstance(node.layer, Convolution) and self.way(node) in (Way.WINDOWS, Way.DOT):
                 home = self.home(node.inputs[0])
                 if not (home in self.by_name and isinstance(self.by_name[home].layer, Linear)):
                     rims[home] = _around(rims.get(home, (0, 0, 0, 0)), pads_of(node))

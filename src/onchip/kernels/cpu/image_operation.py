@@ -68,8 +68,7 @@ class Call(NamedTuple):
 CALL_BYTES = 64  # a line of the cache, so that threads do not wait for each other's
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """Kernel, stride, dilation and the pads before it, along columns and rows of an image."""
 
     KH: int
@@ -80,9 +79,6 @@ class Window:
     DX: int = 1
     PY: int = 0
     PX: int = 0
-
-    def replace(self, **changes: int) -> Window:
-        return dataclasses.replace(self, **changes)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -120,7 +116,7 @@ class Operation:
                 case View() as view:
                     yield from (*view.place(), *view.sizes)
                 case Window() as window:
-                    yield from dataclasses.astuple(window)
+                    yield from window
                 case Recipe():
                     yield weights[field.name]
                 case Elementwise() | None as activation:
@@ -143,14 +139,11 @@ class Activated(Operation):
 # -- what compiled code reads ----------------------------------------------------------------------------------
 
 
-def _tuple_type(kind: type, names: list[str]) -> Any:
-    return types.NamedUniTuple(types.int64, len(names), namedtuple(kind.__name__, names))
-
-
-_CALL = _tuple_type(Call, list(Call._fields))
+# By classes that can be imported: code on the disk that gets one as an argument has to find the same class again.
+_CALL = types.NamedUniTuple(types.int64, len(Call._fields), Call)
 _PARTS = {
-    View: _tuple_type(Place, list(Place._fields)),
-    Window: _tuple_type(Window, [field.name for field in dataclasses.fields(Window)]),
+    View: types.NamedUniTuple(types.int64, len(Place._fields), Place),
+    Window: types.NamedUniTuple(types.int64, len(Window._fields), Window),
 }
 
 

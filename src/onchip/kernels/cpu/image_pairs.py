@@ -93,7 +93,7 @@ def lower_pairs(to: Lowering, node: Node, x: View) -> None:
         y = View(made, (N, HO, pairs), channel=i * padded(N))
         w = weight_recipe(pack_pairs, node, packed_size(KH * C, N), plane=i, KH=KH)
         b = padded_bias(node.weights.get("bias") if i == 1 else None, N)  # m1 is in both outputs
-        to.emit(Taps(x=part, y=y, window=window.replace(KW=1, PX=0), w=w, b=b))
+        to.emit(Taps(x=part, y=y, window=window._replace(KW=1, PX=0), w=w, b=b))
     to.make(node, PairsOut, x=View(made, (N, HO, pairs)), taps=KW)
 
 

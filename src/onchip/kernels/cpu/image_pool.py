@@ -184,7 +184,7 @@ def _windows(b: Any, places: list[Any], width: int, largest: bool) -> Callable[[
 
 
 @compiled()
-def _taps_inside(first: int, taps: int, step: int, size: int) -> tuple[int, int]:
+def taps_inside(first: int, taps: int, step: int, size: int) -> tuple[int, int]:
     """First and last + 1 of the taps at first, first + step, ... that lie in 0 .. size - 1."""
     low = min(taps, max(0, (step - 1 - first) // step))
     return low, max(low, min(taps, (size - 1 - first) // step + 1))
@@ -212,13 +212,13 @@ def _pool(
     for i in range(at.images):
         for oy in range(top, bottom):
             iy = oy * k.SY - k.PY
-            low, high = _taps_inside(iy, k.KH, k.DY, x.H)
+            low, high = taps_inside(iy, k.KH, k.DY, x.H)
             tall = _counted(low, high, counts_pads, tall_x, oy, k.SY, k.KH, k.DY)
             ox = 0
             while ox < y.W:
                 count = right - ox if left <= ox < right else 1
                 ix = ox * k.SX - k.PX
-                near, far = _taps_inside(ix, k.KW, k.DX, x.W)
+                near, far = taps_inside(ix, k.KW, k.DX, x.W)
                 wide = _counted(near, far, counts_pads, wide_x, ox, k.SX, k.KW, k.DX)
                 given = x.at + i * x.image + (iy + low * k.DY) * x.row + (ix + near * k.DX) * x.pixel
                 out = y.at + i * y.image + oy * y.row + ox * y.pixel

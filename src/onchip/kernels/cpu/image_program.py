@@ -21,6 +21,7 @@ from onchip.kernels.cpu.image_dense import Dense, lower_linear, lower_reshape
 from onchip.kernels.cpu.image_load import Load
 from onchip.kernels.cpu.image_lowering import Lowering
 from onchip.kernels.cpu.image_operation import Operation
+from onchip.kernels.cpu.image_pointwise import Pointwise
 from onchip.kernels.cpu.image_pool import lower_global_pool, lower_pool
 from onchip.kernels.cpu.image_rows import (
     StoreRows,
@@ -187,7 +188,7 @@ def lower(net: Network, nodes: Sequence[Node]) -> Program:
     read_whole = {op.x.store for op in to.operations if op.reads_pads}  # type: ignore[attr-defined]
     operations = [
         dataclasses.replace(op, padded=op.y.store.pixel)
-        if isinstance(op, Taps | Windows | Dense) and op.y.store in read_whole
+        if isinstance(op, Taps | Pointwise | Windows | Dense) and op.y.store in read_whole and op.y.is_whole
         else op
         for op in to.operations
     ]

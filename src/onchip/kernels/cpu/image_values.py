@@ -52,6 +52,11 @@ class View:
     step: tuple[int, int] = (1, 1)
     channel: int = 0
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has all channels of its store."""
+        return self.sizes[0] == self.store.C
+
     def place(self) -> tuple[int, int, int, int]:
         """Offset of its first number, and the strides of pixels, rows and images, in floats."""
         s = self.store

@@ -1,4 +1,5 @@
-"""conv_fused on the CPU: a whole convolutional network in one parallel loop over tiles of images.
+"""conv_fused on the CPU: a whole convolutional network in one parallel loop over tiles of images; or one of Linear
+layers whose values meet, as in residual MLPs: vectors are images of one pixel.
 
 Idea    Some images go through every layer while they lie in cache, channels last; the batch is read once, the result
         written once. Bias, activation, normalisation, the phases of a transposed convolution, concatenation and the
@@ -9,7 +10,7 @@ Floor   Compute, by far: faces (100-4x4x512-8x8x256-16x16x128-32x32x64-64x64x3) 
         taps along a row go in pairs of outputs (image_pairs.py), which saves a third of those products.
         Its 20 MB of weights pass through the cache once for each tile of images.
 Cache   All values of a tile of images a thread, and the chunk of weights in use.
-Limits  float32, channels in one group, one value in and one out; images that fit into memory. A pair of outputs is
+Limits  float32, one value in and one out; images that fit into memory. A pair of outputs is
         rounded by the size of all numbers under both windows, and an infinity under one is a NaN there.
         Rows of outputs with a NaN among them are made again one number at a time, where outputs share a vector
         (image_windows.py), so that it stays in its window.

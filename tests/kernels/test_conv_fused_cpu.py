@@ -463,3 +463,13 @@ def test_vectors_that_meet():
     engine = fused(net, threads=core_count())
     for B in (1, 7, 131):
         assert np.array_equal(engine(x[:B]), whole[:B])
+
+
+def test_channels_of_a_signal_by_themselves():
+    """Causal and dilated, as networks over sequences have them."""
+    layers = (Conv1d((1,), (8, 0), (4,), groups=6), conv(6, 1, 3)), Tanh(), (Conv1d(), conv(3, 6, 1))
+    net, x = chain((6, 23), *layers), rows(4, 6, 23)
+    engine = fused(net)
+    got = engine(x)
+    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert np.array_equal(engine(x[1:2]), got[1:2])

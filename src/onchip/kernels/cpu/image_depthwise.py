@@ -74,27 +74,32 @@ def taps_of_channels(W: Array, size: int) -> Array:
 @intrinsic  # type: ignore[untyped-decorator]
 def _convolve(
     typing_context: Any, x: Any, x_step: Any, count: Any, H: Any, x_h: Any, K: Any, x_k: Any, w: Any, w_h: Any,
-    w_k: Any, init: Any, init_step: Any, out: Any, out_step: Any, floor: Any, lanes: Any, vectors: Any,
+    w_k: Any, init: Any, init_step: Any, out: Any, out_step: Any, floor: Any, lanes: Any, vectors: Any, slides: Any,
 ) -> Any:  # fmt: skip
     """`vectors` vectors of `lanes` channels of `count` windows of H lines of K taps; strides are in bytes.
 
     x_step, init_step and out_step lead from a window to the next, *_h and *_k from line to line and from tap to tap.
     lanes    a power of two, LANES at most
     vectors  VECTORS, of LANES lanes, or 1
+    slides   1, with LANES lanes only: K is 3, and a window is the one before it a tap further, so that neighbours share
+             what they load
     """
-    signature = types.void(*(types.int64,) * 14, types.float32, types.int64, types.int64)
+    signature = types.void(*(types.int64,) * 14, types.float32, *(types.int64,) * 3)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        *places, lanes, vectors = args
-        shapes = [(1 << i, 1) for i in range(LANES.bit_length())] + [(LANES, VECTORS)]
-        cases = {width * 2 * VECTORS + some: _windows(builder, places, width, some) for width, some in shapes}
-        emit.switch(builder, builder.add(builder.mul(lanes, emit.INT(2 * VECTORS)), vectors), cases)
+        *places, lanes, vectors, slides = args
+        shapes = [(1 << i, 1, 0) for i in range(LANES.bit_length())]
+        shapes += [(LANES, VECTORS, 0), (LANES, 1, 1), (LANES, VECTORS, 1)]
+        number = builder.add(builder.mul(lanes, emit.INT(4 * VECTORS)), builder.mul(vectors, emit.INT(2)))
+        cases = {(2 * VECTORS * width + some) * 2 + slide: _windows(builder, places, width, some, slide)
+                 for width, some, slide in shapes}  # fmt: skip
+        emit.switch(builder, builder.add(number, slides), cases)
         return context.get_dummy_value()
 
     return signature, codegen
 
 
-def _windows(b: Any, places: list[Any], width: int, vectors: int) -> Callable[[], None]:
+def _windows(b: Any, places: list[Any], width: int, vectors: int, slides: int) -> Callable[[], None]:
     x, x_step, count, H, x_h, K, x_k, w, w_h, w_k, init, init_step, out, out_step, floor = places
     kind = ir.VectorType(emit.FLOAT, width)
 
@@ -114,12 +119,22 @@ def _windows(b: Any, places: list[Any], width: int, vectors: int) -> Callable[[]
                 def tap(k: Any, sums: list[Any]) -> list[Any]:
                     x_at, w_at = b.add(x_line, b.mul(k, x_k)), b.add(w_line, b.mul(k, w_k))
                     weights = [load(w_at, v) for v in range(vectors)]
-                    given = [load(b.add(begins[i], x_at), v) for i, v in tile]
-                    return [
-                        emit.multiply_add(b, g, weights[v], s) for g, (_, v), s in zip(given, tile, sums, strict=True)
-                    ]
+                    for n, (i, v) in enumerate(tile):
+                        given = load(b.add(begins[i], x_at), v)
+                        sums[n] = emit.multiply_add(b, given, weights[v], sums[n])
+                    return sums
 
-                return emit.loop(b, emit.INT(0), K, 1, sums, tap)
+                if not slides:
+                    return emit.loop(b, emit.INT(0), K, 1, sums, tap)
+                for v in range(vectors):
+                    weights = [load(b.add(w_line, b.mul(w_k, emit.INT(k))), v) for k in range(3)]
+                    along = [b.add(x_line, b.mul(x_k, emit.INT(j))) for j in range(windows + 2)]
+                    shared = [load(b.add(begins[0], at), v) for at in along]
+                    for k in range(3):
+                        for i in range(windows):
+                            n = i * vectors + v
+                            sums[n] = emit.multiply_add(b, shared[i + k], weights[k], sums[n])
+                return sums
 
             sums = emit.loop(b, emit.INT(0), H, 1, [ir.Constant(kind, [0.0] * width)] * len(tile), line)
             lowest = emit.splat(b, floor, width)
@@ -158,6 +173,7 @@ def strip(
     x, y, k, C = op.x, op.y, op.window, op.y.C
     x_step, y_step = (k.SY * x.row * 4, y.row * 4) if down else (k.SX * x.pixel * 4, y.pixel * 4)
     last, some = _ZERO if op.activation == RELU else _NO_FLOOR, max(1, SUM_TERMS // k.KW)
+    slides = 1 if lanes == LANES and not down and far - near == 3 and k.SX == 1 and k.DX == 1 else 0
     out = at.here + pixel_at(y, i, oy, ox) * 4
     first = 0
     while first < C:
@@ -169,7 +185,7 @@ def strip(
             _convolve(
                 at.here + given * 4, x_step, count, min(some, high - h), k.DY * x.row * 4, far - near,
                 k.DX * x.pixel * 4, op.w + ((h * k.KW + near) * C + c) * 4, k.KW * C * 4, C * 4, init, init_step,
-                out + c * 4, y_step, last if h + some >= high else _NO_FLOOR, lanes, vectors,
+                out + c * 4, y_step, last if h + some >= high else _NO_FLOOR, lanes, vectors, slides,
             )  # fmt: skip
         first += vectors * lanes
 

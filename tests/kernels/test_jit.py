@@ -162,7 +162,13 @@ def test_functions_made_with_other_values_are_other_entries():
     assert [make(n)(10) for n in (1, 2)] == [11, 12]
 
 
-def test_code_from_the_disk_finds_the_classes_of_its_arguments():
+def test_code_from_the_disk_finds_the_classes_of_its_arguments(tmp_path):
     """Operations of conv_fused hand these tuples to functions that another process may have compiled."""
-    for kind in (image_operation._CALL, *image_operation._PARTS.values()):
-        assert pickle.loads(dumps(kind)) == kind
+    kept = tmp_path / "kinds"
+    kept.write_bytes(dumps([image_operation._CALL, *image_operation._PARTS.values()]))
+    code = (
+        "import pathlib, pickle; from onchip.kernels.cpu.image_operation import _CALL, _PARTS\n"
+        f"print(pickle.loads(pathlib.Path({str(kept)!r}).read_bytes()) == [_CALL, *_PARTS.values()])\n"
+    )
+    done = run_python(code, tmp_path / "cache")
+    assert done.stdout == "True\n", done.stderr

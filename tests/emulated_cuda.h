@@ -23,7 +23,7 @@
 #define __grid_constant__
 
 struct Index {
-    unsigned x;
+    unsigned x, y;
 };
 static Index threadIdx, blockIdx, blockDim, gridDim;
 struct alignas(8) int2 {
@@ -71,7 +71,7 @@ struct Block {
     Fiber fibers[MOST_THREADS];
     Barrier of_block, of_warps[MOST_THREADS / 32];
     unsigned long long words[2][MOST_THREADS];  // of a shuffle; the next one has the others
-    bool is_done, waits;                        // waits: for other blocks
+    bool is_done, waits, yields;                // waits: for other blocks; yields: could go on
     long found_at;                              // of __syncthreads_or: which barrier, and what was found there
     bool found[2];
     char *stacks, *shared;                      // shared: what it had when it was put aside
@@ -182,14 +182,14 @@ static void run_block() {
     for (long round = 0; !failure; ++round) {
         const int before = moves, first = draw(threads), step = draw(2) ? 1 : threads - 1;
         int left = 0;
-        now->waits = false;
+        now->waits = now->yields = false;
         for (int i = 0, thread = first; i < threads && !failure; ++i, thread = (thread + step) % threads) {
             if (!now->fibers[thread].is_done) resume(thread);
             left += !now->fibers[thread].is_done;
         }
         now->is_done = !left;
         if (!left || failure) return;
-        if (moves == before && now->waits) return;
+        if (now->yields || (moves == before && now->waits)) return;
         if (moves == before) failure = "a barrier that not all threads reach";
         if (round == MOST_ROUNDS) failure = "it does not end";
     }
@@ -219,7 +219,7 @@ static void run_blocks(unsigned count) {
                 }
                 now->begin();
             }
-            blockIdx.x = i;
+            blockIdx = {i % gridDim.x, i / gridDim.x};
             run_block();
             if (now->is_done) {  // what it had is the next one's
                 waiting[i] = nullptr;
@@ -250,15 +250,15 @@ template <auto kernel, class... P, size_t... I> void call(std::index_sequence<I.
 
 // What is wrong; nullptr: nothing.
 template <auto kernel, class... P>
-const char* launch(void (*)(P...), unsigned blocks, int block_threads, const void* const* arguments) {
+const char* launch(void (*)(P...), unsigned blocks, unsigned down, int block_threads, const void* const* arguments) {
     threads = block_threads;
     given = arguments;
     failure = nullptr;
     random_state = 0;  // the same every time
-    gridDim.x = blocks;
+    gridDim = {blocks, down};
     blockDim.x = block_threads;
     body = [] { call<kernel, P...>(std::index_sequence_for<P...>{}); };
-    run_blocks(blocks);
+    run_blocks(blocks * down);
     return failure;
 }
 
@@ -271,8 +271,8 @@ template <class... P> int list_sizes(void (*)(P...), int* sizes) {
 
 #define export_kernel(...)                                                                               \
     extern "C" int parameter_sizes(int* sizes) { return emulated::list_sizes(__VA_ARGS__, sizes); }      \
-    extern "C" const char* run(unsigned blocks, int threads, const void* const* arguments) {             \
-        return emulated::launch<__VA_ARGS__>(__VA_ARGS__, blocks, threads, arguments);                   \
+    extern "C" const char* run(unsigned blocks, unsigned down, int threads, const void* const* given) {  \
+        return emulated::launch<__VA_ARGS__>(__VA_ARGS__, blocks, down, threads, given);                 \
     }
 
 // -- what kernels call ---------------------------------------------------------------------------------------------
@@ -358,7 +358,16 @@ template <class T> void __stcs(T* to, T value) {
     if (sizeof(T) == 16) emulated::check_16(to);
     *to = value;
 }
+#ifdef RANDOM_DELAYS
+static void __nanosleep(unsigned) {  // others go first
+    emulated::now->yields = true;
+    ++emulated::moves;
+    emulated::pause();
+}
+#else
 static void __nanosleep(unsigned) { emulated::fail("waits for a block that has not run yet"); }
+#endif
+static void ptx_clock(unsigned& now) { now = emulated::draw(1 << 30); }
 
 // -- PTX -----------------------------------------------------------------------------------------------------------
 

@@ -20,8 +20,11 @@ from onchip.runtime.cuda import gpu as gpu_module
 from onchip.runtime.cuda.gpu import Gpu
 
 HEADER = Path(__file__).parent / "emulated_cuda.h"
-# -U: glibc would take a jump from one fiber's stack to another's for an error.
-COMPILE = ["g++", "-std=c++20", "-O1", "-ffp-contract=off", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]
+# -U: glibc would take a jump from one fiber's stack to another's for an error. Unique symbols would be one for all
+# libraries: shared memory of a kernel that is compiled twice, with other options.
+COMPILE = [
+    "g++", "-std=c++20", "-O1", "-ffp-contract=off", "-fno-gnu-unique", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC",
+]  # fmt: skip
 needs_gxx = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("g++") is None,
     reason="no g++ on Linux: CUDA kernels cannot run on the host",
@@ -35,6 +38,7 @@ _TWINS = {
     "st.relaxed.gpu.global.v4.b32": "ptx_store_four",
     "ld.relaxed.gpu.global.v4.b32": "ptx_load_four",
     "%globaltimer": "ptx_time",
+    "%clock": "ptx_clock",
     "cp.async.cg.shared.global": "ptx_copy_async",
     "cp.async.ca.shared.global": "ptx_copy_async_narrow",
     "cp.async.wait_all": "ptx_wait_for_copies",
@@ -90,7 +94,7 @@ class Kernel:
             for header in program.source.parent.glob("*.cuh"):
                 twin = HEADER.with_name(f"emulated_{header.name}")  # where every line would be another
                 Path(folder, header.name).write_text(_for_host(twin if twin.exists() else header))
-            made = [*COMPILE, f"-I{folder}", str(source), "-o", str(library)]
+            made = [*COMPILE, *program.options, f"-I{folder}", str(source), "-o", str(library)]
             told = subprocess.run(made, capture_output=True, text=True)
             assert told.returncode == 0, told.stderr
             loaded = ctypes.PyDLL(str(library))  # one thread at a time: its fibers are static
@@ -99,9 +103,10 @@ class Kernel:
         self._run = loaded.run
         self._run.restype = ctypes.c_char_p
 
-    def run(self, blocks: int, threads: int, arguments: tuple[int | bytes, ...]) -> None:
+    def run(self, blocks: int, threads: int, arguments: tuple[int | bytes, ...], down: int = 1) -> None:
+        """blocks  along x; as many for each of `down` along y"""
         held = [ctypes.c_uint64(a) if isinstance(a, int) else ctypes.create_string_buffer(a, len(a)) for a in arguments]
-        wrong = self._run(blocks, threads, (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held)))
+        wrong = self._run(blocks, down, threads, (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held)))
         assert wrong is None, wrong.decode()
 
 
@@ -120,8 +125,9 @@ class EmulatedDriver(FakeDriver):
 
     def _run_kernel(self, launched: Launched) -> None:
         # ctypes called us and swallows what is raised here; pytest hears of it, and the test has an error.
-        assert launched.grid[1:] == launched.block[1:] == (1, 1)
-        kernel_of(self.programs[launched.kernel]).run(launched.grid[0], launched.block[0], launched.words)
+        assert (launched.grid[2], *launched.block[1:]) == (1, 1, 1)
+        kernel = kernel_of(self.programs[launched.kernel])
+        kernel.run(launched.grid[0], launched.block[0], launched.words, launched.grid[1])
 
 
 def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:

@@ -8,6 +8,9 @@ import numpy as np
 
 from onchip.spec.layers import (
     GELU,
+    GRU,
+    LSTM,
+    RNN,
     Add,
     AvgPool1d,
     AvgPool2d,
@@ -121,6 +124,13 @@ CASES = [
     Case(Identity(), ((3,),)),
     Case(Dropout(0.3), ((3, 2),)),
     Case(ToPixels(), ((2, 5),)),
+    Case(LSTM(), ((5, 12),), {"recurrence": (1, 12, 3)}),
+    Case(LSTM("bidirectional", "last"), ((4, 24), (2, 3), (2, 3)), {"recurrence": (2, 12, 3)}),
+    Case(LSTM("reverse", "cell"), ((3, 8),), {"recurrence": (1, 8, 2)}),
+    Case(GRU("bidirectional"), ((4, 30), (2, 5)), {"recurrence": (2, 15, 5), "bias": (2, 5)}),
+    Case(GRU("reverse", reset_after=False), ((2, 3, 9),), {"recurrence": (1, 9, 3)}),
+    Case(RNN(output="last"), ((6, 7), (1, 7)), {"recurrence": (1, 7, 7)}),
+    Case(RNN("bidirectional", activation="relu"), ((3, 8),), {"recurrence": (2, 4, 4)}),
     *(Case(Cast(dtype), ((3, 5),)) for dtype in ("float64", "float32", "float16", "bfloat16")),
 ]  # fmt: skip
 
@@ -138,6 +148,7 @@ WIDE = [
     Case(GlobalMean((-1, -2)), ((3, 31, 33),)),
     Case(GlobalMean((1,)), ((513,),)),
     Case(CumSum(), ((1003,),)),
+    Case(LSTM(), ((3, 4 * 150),), {"recurrence": (1, 4 * 150, 150)}),
     Case(AvgPool2d((7, 7), (1, 1)), ((17, 15, 15),)),
 ]
 

@@ -100,10 +100,12 @@ def check_meaning(tmp_path, proto, rows=5, tolerance=2e-6) -> Network:
 
 
 def refused(tmp_path, proto, *words):
+    """The message, which has the file's name and these words in it."""
     with pytest.raises(FormatError) as caught:
         read(tmp_path, proto)
     for word in ("model.onnx", *words):
         assert word in str(caught.value), caught.value
+    return str(caught.value)
 
 
 def every_layer(dtype="float32") -> Network:

@@ -11,6 +11,9 @@ import numpy as np
 from networks import YES_NO, Grow, Pick, row_shapes
 from onchip.spec.layers import (
     GELU,
+    GRU,
+    LSTM,
+    RNN,
     Add,
     AvgPool1d,
     AvgPool2d,
@@ -393,6 +396,25 @@ def _reshape(grow: Growing, kind: type[Layer]) -> None:
     grow.add(Reshape(tuple(row)), value)
 
 
+def _recurrent(grow: Growing, kind: type[Layer]) -> None:
+    value = grow.some(lambda v: grow.is_float(v) and len(grow.row(v)) >= 2 and grow.row(v)[-1] % kind.gates == 0)
+    if value is None:
+        return
+    gates, output = kind.gates, grow.pick(("sequence", "last", "cell") if kind is LSTM else ("sequence", "last"))
+    width = grow.row(value)[-1] // gates
+    both = width % 2 == 0 and grow.pick(YES_NO)
+    D, H = (2, width // 2) if both else (1, width)
+    given: dict[str, Any] = {"activation": grow.pick(("tanh", "relu"))} if kind is RNN else {}
+    if kind is GRU:
+        given["reset_after"] = grow.pick(YES_NO)
+    direction = "bidirectional" if both else grow.pick(("forward", "reverse"))
+    states = [v for v in grow.types if grow.row(v) == (*grow.row(value)[:-2], D, H)]
+    states = [v for v in states if grow.types[v].dtype == grow.types[value].dtype]
+    first = [grow.pick(states) for _ in range(kind.states)] if states else []
+    bias = {"bias": (D, H)} if given.get("reset_after") and grow.pick(YES_NO) else {}
+    grow.add(kind(direction, output, **given), value, *first, recurrence=(D, gates * H, H), **bias)
+
+
 MAKERS: dict[type[Layer], Callable[[Growing, Any], None]] = {
     **dict.fromkeys((Identity, Dropout), _on_any),
     **dict.fromkeys((ReLU, LeakyReLU, Clip, Sigmoid, Tanh, SiLU, GELU, ToPixels), _on_floats),
@@ -403,6 +425,7 @@ MAKERS: dict[type[Layer], Callable[[Growing, Any], None]] = {
     **dict.fromkeys((ConvTranspose1d, ConvTranspose2d), _conv_transpose),
     **dict.fromkeys((MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d), _pool),
     **dict.fromkeys((Add, Mul), _broadcast),
+    **dict.fromkeys((LSTM, GRU, RNN), _recurrent),
     SequenceMax: _sequence_max,
     Linear: _linear,
     CumSum: _cum_sum,

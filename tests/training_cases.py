@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from checks import random_mlp, rows
 from onchip.kernels import reference
 from onchip.train.loop import fit
+from onchip.train.many import fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
 
@@ -90,3 +93,16 @@ def assert_follows_reference(net, x, y, training, device):
     told = [epoch.validation_loss for epoch in result.history]
     assert told == (pytest.approx(held, rel=1e-5) if training.get("validation") else [None] * EPOCHS)
     return result
+
+
+def assert_bits_of_each_alone(runs, x, y):
+    """Runs on a GPU side by side: every result is that of `fit` with the same rows and options."""
+    for run, result in zip(runs, fit_runs(runs, x, y, device="cuda"), strict=True):
+        part = slice(None) if run.rows is None else run.rows
+        alone = fit(run.net, x[part], y[part], device="cuda", **dataclasses.asdict(run.options))
+        assert np.array_equal(result.losses, alone.losses)
+        assert result.best_epoch == alone.best_epoch
+        for name, w in alone.network.weights.items():
+            assert np.array_equal(result.network.weights[name], w), name
+        for name, array in alone.state.items():
+            assert np.array_equal(result.state[name], array), name

@@ -11,7 +11,7 @@ from emulated_engine import emulate_device
 from onchip.bench import backprop, digits, gpu_training, gpu_training_peers
 from onchip.bench.frame import UnavailableError, run_cases
 from onchip.bench.gpu_peers import Allowance
-from onchip.bench.gpu_training import SteadyFit, epoch_jobs, training_cases
+from onchip.bench.gpu_training import SteadyFit, epoch_jobs, together_case, training_cases
 from onchip.bench.options import Options
 from onchip.bench.training import TrainingCase
 from onchip.errors import PlanError
@@ -60,6 +60,17 @@ def test_ours_is_judged_and_timed(options, monkeypatch):
         assert row.extra["GPU MB"] > 0
         assert "4 epochs of fit, mlp_train" in row.setting
     assert outcome.rows[0].error < outcome.rows[1].error
+
+
+@needs_gxx
+def test_networks_side_by_side_are_judged_and_timed(monkeypatch):
+    emulate_device(monkeypatch)
+    monkeypatch.setattr(gpu_training, "SAMPLE_S", 0.0)
+    (job,) = epoch_jobs("an epoch", lesson(), ("fp32",))
+    (row,) = run_cases([together_case("digits", job, 3)]).rows
+    assert (row.case, row.unit, len(row.samples_ms)) == ("an epoch, 3 networks", "epochs/s", 3)
+    assert row.rate == pytest.approx(3e3 / row.median_ms)
+    assert "4 epochs of fit_runs, mlp_train" in row.setting
 
 
 def test_the_first_epoch_has_no_time(monkeypatch):
@@ -160,6 +171,8 @@ def test_the_cases_of_digits():
             peers = [] if precision == "bf16" else ["jax", "torch graph"] if size == 64 else ["jax"]
             eager = ["torch eager"] if (size, precision) == (64, "fp32") else []
             expected[f"epoch, batch {size}", precision] = ["onchip", *peers, *eager]
+            if size == 64:
+                expected["epoch, batch 64, 8 networks", precision] = ["onchip"]
         if size == 64:
             expected["epoch, batch 64, float pixels", "fp32"] = ["onchip"]
     assert engines == expected

@@ -21,6 +21,7 @@ from onchip.spec.layers import (
     Interleave,
     Linear,
     MaxPool2d,
+    Recurrent,
     ReLU,
     SequenceMax,
     TokenConv,
@@ -141,7 +142,7 @@ def test_a_peer_that_is_not_installed(monkeypatch):
 
 # -- networks as torch modules -----------------------------------------------------------------------------
 
-NO_TORCH = (TokenConv, CumSum, SequenceMax)  # what only a rewrite makes, and what no benchmark has
+NO_TORCH = (TokenConv, CumSum, SequenceMax, Recurrent)  # what only a rewrite makes, and what no benchmark has
 
 
 @pytest.mark.parametrize("case", LAYER_CASES, ids=str)

@@ -51,10 +51,32 @@ def test_same_seed_same_bits_and_training_goes_on_from_a_file(cli, tmp_path):
     assert json.loads(ran.out)["epoch_losses"][-1] < first["epoch_losses"][-1]
 
 
+def test_seeds_are_trained_side_by_side_and_the_best_is_written(cli, tmp_path):
+    how = ["--device", "cpu", "--seed", 3]
+    ran = cli("train", "digits", *QUICK, *how, "--seeds", 2, "-o", "best.safetensors", "--json")
+    assert ran.code == 0, ran.err
+    document = json.loads(ran.out)
+    alone = [
+        json.loads(cli("train", "digits", *QUICK, "--device", "cpu", "--seed", seed, "--json").out) for seed in (3, 4)
+    ]
+    assert [each["seed"] for each in document["results"]] == [3, 4]
+    for each, one in zip(document["results"], alone, strict=True):
+        assert each["epoch_losses"] == one["epoch_losses"]
+        assert each["accuracy"] == one["accuracy"]
+    losses = [each["epoch_losses"][-1] for each in document["results"]]
+    assert document["best_seed"] == 3 + int(np.argmin(losses))
+    assert (tmp_path / "best.safetensors").exists()
+    text = cli("train", "digits", *QUICK, *how, "--seeds", 2).out
+    assert text.startswith("seed    loss  accuracy\n")
+    assert "of 2 seeds" in text
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (["digits", "--lr", "0"], ["learning rate", "try:"]),
+        (["digits", "--seeds", "0"], ["number of seeds", "--seeds 8"]),
+        (["digits", "--seeds", "2", "--log", "run.jsonl"], ["--log is of one run", "--seed N"]),
         (["digits", "--lr", "inf"], ["learning rate"]),
         (["digits", "--epochs", "0"], ["epochs", "at least 1"]),
         (["digits", "--batch-size", "0"], ["batch size"]),

@@ -169,6 +169,22 @@ def casts(draw):
     return one_layer(layers.Cast(to), draw(st.lists(sizes, max_size=3)), dtype=given)
 
 
+@st.composite
+def recurrences(draw, kind):
+    layer = LAYERS[kind]
+    H, direction = draw(st.integers(1, 5)), draw(st.sampled_from(["forward", "reverse", "bidirectional"]))
+    given = {"output": draw(st.sampled_from(["sequence", "last"] + ["cell"] * (kind == "LSTM")))}
+    D = 2 if direction == "bidirectional" else 1
+    weights = {"recurrence": (D, layer.gates * H, H)}
+    if kind == "RNN":
+        given["activation"] = draw(st.sampled_from(["tanh", "relu"]))
+    if kind == "GRU":
+        given["reset_after"] = draw(st.booleans())
+        weights |= {"bias": (D, H)} if given["reset_after"] and draw(st.booleans()) else {}
+    states = [(D, H)] * layer.states if draw(st.booleans()) else []
+    return one_layer(layer(direction, **given), (draw(sizes), D * layer.gates * H), *states, **weights)
+
+
 STRATEGIES = {
     **{kind: convolutions(kind) for kind in ("Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d")},
     **{kind: pools(kind) for kind in ("MaxPool1d", "MaxPool2d", "AvgPool1d", "AvgPool2d")},
@@ -178,6 +194,7 @@ STRATEGIES = {
     **{kind: elementwise(kind) for kind in ("ReLU", "LeakyReLU", "Clip", "Sigmoid", "Tanh", "SiLU", "GELU")},
     **{kind: elementwise(kind) for kind in ("Identity", "Dropout")},
     "Concat": concatenations(), "Reshape": reshapes(), "Permute": permutations(), "Embedding": embeddings(),
+    **{kind: recurrences(kind) for kind in ("LSTM", "GRU", "RNN")},
     "Linear": linears(), "Cast": casts(),
 }  # fmt: skip
 

@@ -51,6 +51,10 @@ EXCLUDED = {
     r"^test_gather_negative": "ids count from the front",
     r"^test_identity_(sequence|opt)": "values are tensors",
     r"^test_isnan|^test_where": "IsNaN and Where are read inside of a ToPixels only",
+    r"^test_lstm_with_peephole": "an LSTM's gates do not see its cell",
+    r"^test_(equal|greater|less|not_)": "comparisons are read up to the Cast that makes factors of them",
+    r"^test_clip_(?!default_(int8_)?inbounds).*expanded": "floats are not compared",
+    r"^test_(leakyrelu|prelu|shrink|thresholdedrelu|elu|selu)_.*expanded": "floats are not compared",
     r"^test_maxpool_2d_uint8": "pools take floats",
     r"^test_(constant|edge|reflect|wrap)_pad|Pad2d|^test_operator_pad": "Pad is zeros for a window to read",
     r"^test_reduce_max_(bool_inputs|empty_set)": "reductions take floats, at least one",
@@ -230,8 +234,8 @@ def test_what_it_cannot_run_says_why():
     assert not OnchipBackend.supports_device("AUTO")
     assert not OnchipBackend.supports_device("TPU")
     assert OnchipBackend.is_compatible(model([op("Relu", "x")]))
-    assert not OnchipBackend.is_compatible(model([op("LSTM", "x x")]))
+    assert not OnchipBackend.is_compatible(model([op("Det", "x")]))
     with pytest.raises(DeviceError, match="CUDA:99"):
         OnchipBackend.prepare(model([op("Relu", "x")]), "CUDA:99")
-    with pytest.raises(FormatError, match="LSTM"):
-        OnchipBackend.run_model(model([op("LSTM", "x x")]), [numbers(3, 4)])
+    with pytest.raises(FormatError, match="Det"):
+        OnchipBackend.run_model(model([op("Det", "x")]), [numbers(3, 4)])

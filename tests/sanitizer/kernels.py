@@ -24,6 +24,9 @@ from onchip.spec.build import mlp, sequential
 from onchip.spec.io import with_io
 from onchip.spec.layers import (
     GELU,
+    GRU,
+    LSTM,
+    RNN,
     Add,
     AvgPool2d,
     Cast,
@@ -38,6 +41,7 @@ from onchip.spec.layers import (
     MaxPool2d,
     Mul,
     Permute,
+    Recurrent,
     ReLU,
     Reshape,
     SequenceMax,
@@ -184,8 +188,15 @@ def lookups() -> list[tuple[str, Network]]:
             {"x": TensorType(("B", 3, 50)), "n": TensorType(("B",), "int32")},
             (Node("y", SequenceMax(5), ("x", "n")),), ("y",), {},
         )),
+        *(("steps", _steps(layer)) for layer in (LSTM("bidirectional"), GRU(), GRU(reset_after=False), RNN())),
         ("tables made on the GPU", _folded()), ("8-bit tables made on the GPU", _folded()),
     ]  # fmt: skip
+
+
+def _steps(layer: Recurrent) -> Network:
+    """Of as many units as fill no warp."""
+    D, width = layer.directions, layer.gates * 37
+    return sequential(TensorType(("B", 5, D * width)), [("r", layer)], {"r.recurrence": weight(D, width, 37)})
 
 
 def _folded() -> Network:

@@ -23,14 +23,20 @@ from onchip.kernels.training import rules_of_steps
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.cuda import trainer
-from onchip.runtime.cuda.trainer import CudaTrainer
+from onchip.runtime.cuda import train_memory
 from onchip.runtime.engine import kernels_for
 from onchip.spec.build import mlp
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
-from training_cases import CASES, SIGMOIDS, assert_follows_reference, case, reference_curve
+from training_cases import (
+    CASES,
+    SIGMOIDS,
+    assert_bits_of_each_alone,
+    assert_follows_reference,
+    case,
+    reference_curve,
+)
 
 WIDE = {
     "more outputs than the head has lanes": lambda: case(12, 9, 70, n=50, batch_size=16, lr=0.05),
@@ -100,15 +106,57 @@ def test_runs_side_by_side_have_the_bits_of_one_alone(monkeypatch):
     emulate_device(monkeypatch)
     net, x, y, training = SMALL["decay and momentum"]()
     runs = [Run(net, TrainOptions(**training, epochs=2, seed=seed)) for seed in (1, 2)]
-    sent, send = [], CudaTrainer._send
-    monkeypatch.setattr(CudaTrainer, "_send", lambda self, name, *how: (sent.append(name), send(self, name, *how))[1])
+    sent, write = [], train_memory.write_rows
+    monkeypatch.setattr(
+        train_memory, "write_rows", lambda gpu, to, shape, *how: (sent.append(shape[0]), write(gpu, to, shape, *how))
+    )
     results = fit_runs(runs, x, y, device="cuda")
     for seed, result in zip((1, 2), results, strict=True):
         same_results(fit(net, x, y, device="cuda", epochs=2, seed=seed, **training), result)
-    assert sent.count("x") == 1 + len(runs)  # once for both, and for each that is alone
+    assert sent.count(len(x)) == 1 + len(runs)  # once for both, and for each that is alone
     more = np.concatenate([np.arange(len(x)), np.arange(5)])  # an order longer than there are rows
     (result,) = fit_runs([Run(net, TrainOptions(**training, epochs=1, shuffle=False), more)], x, y, device="cuda")
     same_results(fit(net, x[more], y[more], device="cuda", epochs=1, shuffle=False, **training), result)
+
+
+@needs_gxx
+def test_one_launch_for_runs_that_are_alike(monkeypatch):
+    gpu = emulate_device(monkeypatch)
+    net, x, y, training = SMALL["one layer"]()
+    counts = []
+    for seeds in ((1,), (1, 2, 3)):
+        before = len(gpu.driver.replays)
+        fit_runs([Run(net, TrainOptions(**training, epochs=1, seed=seed)) for seed in seeds], x, y, device="cuda")
+        counts.append(len(gpu.driver.replays) - before)
+    assert counts[0] == counts[1]
+
+
+def runs_alike(net, n, training):
+    """That differ in weights, lr, epochs and rows, of which each has a full batch."""
+    parts = None, np.arange(n - 1, 0, -1)
+    return [
+        Run(
+            net.replace(weights={name: w * np.float32(i + 1) for name, w in net.weights.items()}),
+            TrainOptions(**training | {"epochs": 3 - i, "seed": i, "lr": training["lr"] / (i + 1)}), part,
+        )
+        for i, part in enumerate(parts)
+    ]  # fmt: skip
+
+
+@needs_gxx
+@pytest.mark.parametrize("kind", ["plain", "staged", "bytes", "narrow"])
+def test_emulated_networks_in_one_launch_have_the_bits_of_each_alone(kind, monkeypatch):
+    emulate_device(monkeypatch)
+    net, x, y, training = STAGED["a batch of 7"]()
+    if kind == "staged":
+        stage_everything(monkeypatch, *STAGED_CUTS[0], 3)
+    elif kind == "bytes":
+        take_bytes(monkeypatch)
+        net, x, y, training = case_of_bytes("classes")
+    elif kind == "narrow":
+        take_rows(monkeypatch)
+        net, x, y, training = case_of_bytes("four layers, mean of squares", cases=NARROW)
+    assert_bits_of_each_alone(runs_alike(net, len(x), training), x, y)
 
 
 @needs_gxx
@@ -116,7 +164,7 @@ def test_rows_that_are_sent_in_slices_are_the_same(monkeypatch):
     emulate_device(monkeypatch)
     net, x, y, training = SMALL["one layer"]()
     whole = fit(net, x, y, device="cuda", epochs=1, **training)
-    monkeypatch.setattr(trainer, "SLICE_BYTES", 7 * 8 * 4)
+    monkeypatch.setattr(train_memory, "SLICE_BYTES", 7 * 8 * 4)
     same_results(whole, fit(net, x, y, device="cuda", epochs=1, **training))
 
 
@@ -418,6 +466,15 @@ def test_runs_on_a_gpu_side_by_side():
     runs = [Run(net, TrainOptions(epochs=3, seed=seed)) for seed in range(4)]
     for seed, result in enumerate(fit_runs(runs, x, y, device="cuda")):
         same_results(fit(net, x, y, device="cuda", epochs=3, seed=seed), result)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [256, 1024])
+def test_networks_in_one_launch_have_the_bits_of_each_alone(batch):
+    net, x, y, training = case(784, 320, 160, 10, n=3000, batch_size=batch, lr=0.03)
+    assert_bits_of_each_alone(runs_alike(net, len(x), training), x, y)
+    x = np.random.default_rng(1).integers(0, 256, x.shape).astype(np.float32) / np.float32(255)
+    assert_bits_of_each_alone(runs_alike(net, len(x), training), x, y)
 
 
 @pytest.mark.gpu

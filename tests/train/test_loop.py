@@ -1,5 +1,7 @@
 """Training: loss curves against the float64 reference, same bits, and errors before any work."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from emulated_engine import emulate_device
 from onchip.errors import FormatError, InputError, KernelError, OnchipError, PlanError, ShapeError
 from onchip.kernels import reference
 from onchip.kernels.cpu import mlp_train
+from onchip.kernels.training import SharedData
 from onchip.runtime.cpu import core_count
 from onchip.spec.build import mlp, sequential
 from onchip.spec.layers import LeakyReLU, Linear, ReLU
@@ -19,7 +22,7 @@ from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
-from onchip.train.training_run import TrainingRun
+from onchip.train.training_run import TrainingRun, begin_runs, plan_run
 from training_cases import CASES, SIGMOIDS, assert_follows_reference, case
 
 
@@ -61,27 +64,50 @@ def test_loss_curve_follows_torch_in_the_same_order(name):
     assert result.losses == pytest.approx(losses, rel=3e-5)
 
 
-def fit_and_listen(name, device="cpu", **more):
-    """Forty epochs of a case, and what was heard of them: all at once where they are short, or one at a time."""
+def test_a_result_prints_a_line_and_can_be_pickled():
+    net, x, y, training = CASES["odd widths"]()
+    result = fit(net, x, y, device="cpu", epochs=2, **training)
+    assert repr(result).startswith("FitResult(2 epochs, loss ")
+    assert len(repr(result)) < 120
+    twin = pickle.loads(pickle.dumps(result))
+    assert np.array_equal(twin.losses, result.losses)
+    assert str(twin.plan) == str(result.plan)
+    for name, w in result.network.weights.items():
+        assert np.array_equal(twin.network.weights[name], w), name
+
+
+def test_one_run_has_all_threads_and_several_have_one_each():
+    net, x, y, _ = case(200, 300, 200, 10, n=300)
+    for runs, expected in ((1, core_count()), (2, None)):
+        shared = SharedData(runs)
+        planned = plan_run(net, x, TrainOptions(batch_size=300), shared, device="cpu", threads=None)
+        team, _ = begin_runs([planned], x, y, shared)
+        assert team.trainers[0].threads == expected
+
+
+def fit_and_listen(name, device="cpu", epochs=40, **more):
+    """Epochs of a case, and what was heard of them: all at once where they are short, or one at a time."""
     net, x, y, training = CASES[name]()
     heard = []
     result = fit(
-        net, x, y, device=device, epochs=40, seed=3,
+        net, x, y, device=device, epochs=epochs, seed=3,
         on_progress=lambda p: heard.append((p.epoch, p.step)), on_epoch=lambda e: heard.append((e.epoch, e.loss)),
         **training, **more,
     )  # fmt: skip
     return result, heard
 
 
-def assert_queued_epochs_are_the_same(name, device, monkeypatch):
+def assert_queued_epochs_are_the_same(name, device, monkeypatch, epochs=40):
     calls = []
     monkeypatch.setattr(training_run, "REPORT_SECONDS", 1e3)
-    taken = TrainingRun._train_ahead
-    monkeypatch.setattr(TrainingRun, "_train_ahead", lambda run, count: (calls.append(count), taken(run, count)))
-    queued, heard = fit_and_listen(name, device)
+    keep = TrainingRun.keep
+    monkeypatch.setattr(
+        TrainingRun, "keep", lambda run, trained, took: (calls.append(len(trained)), keep(run, trained, took))
+    )
+    queued, heard = fit_and_listen(name, device, epochs)
     assert max(calls) > 1
     monkeypatch.setattr(training_run, "epochs_at_once", lambda rows, batch: 1)
-    single, heard_singly = fit_and_listen(name, device)
+    single, heard_singly = fit_and_listen(name, device, epochs)
     assert [each for each in heard if each[0] > 3] == [each for each in heard_singly if each[0] > 3]
     assert np.array_equal(queued.losses, single.losses)
     for key, w in single.network.weights.items():
@@ -98,7 +124,7 @@ def test_epochs_that_are_queued_have_the_bits_of_single_ones(name, monkeypatch):
 @pytest.mark.parametrize("name", ["cosine", "one layer"])
 def test_emulated_epochs_that_are_queued_have_the_bits_of_single_ones(name, monkeypatch):
     emulate_device(monkeypatch)
-    assert_queued_epochs_are_the_same(name, "cuda", monkeypatch)
+    assert_queued_epochs_are_the_same(name, "cuda", monkeypatch, epochs=10)
 
 
 @pytest.mark.gpu

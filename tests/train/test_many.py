@@ -8,7 +8,7 @@ from onchip.errors import InputError, KernelError, ShapeError
 from onchip.runtime.cpu import core_count
 from onchip.spec.build import mlp
 from onchip.train.loop import fit
-from onchip.train.many import Run, fit_runs
+from onchip.train.many import Run, _teams, fit_runs
 from onchip.train.options import TrainOptions
 
 
@@ -49,6 +49,20 @@ def test_more_runs_than_threads_and_one_thread():
     for a, b in zip(many, one, strict=True):
         assert np.array_equal(a.losses, b.losses)
     assert not np.array_equal(many[0].losses, many[1].losses)
+
+
+def test_runs_that_are_alike_go_in_teams_and_what_is_left_is_asked_for_again():
+    class Planned:
+        def __init__(self, kind):
+            self.kind, self.bound = kind, self
+
+        def is_like(self, other):
+            return self.kind == other.kind
+
+        def together(self, count):
+            return {5: 3, 2: 1}.get(count, 1)
+
+    assert _teams([Planned(kind) for kind in "abaaaa"]) == [[0, 2, 3], [4], [5], [1]]
 
 
 def test_no_runs_are_no_results():

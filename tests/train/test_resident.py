@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+from checks import rows
 from emulated_cuda import kernel_of, needs_gxx
 from emulated_engine import emulate_device
 from onchip.errors import KernelError
@@ -24,7 +25,9 @@ from onchip.runtime.cuda import devices
 from onchip.runtime.engine import kernels_for
 from onchip.spec.build import mlp
 from onchip.train.loop import fit
-from training_cases import CASES, assert_follows_reference, case, reference_curve
+from onchip.train.many import Run, fit_runs
+from onchip.train.options import TrainOptions
+from training_cases import CASES, assert_bits_of_each_alone, assert_follows_reference, case, reference_curve
 
 # Batches that fit, of two layers or more.
 SMALL = ("odd widths", "batch 1", "no bias", "mean of squares", "leaky", "decay", "decay and momentum", "adam",
@@ -105,6 +108,78 @@ def test_host_and_kernel_agree_on_shared_memory(rows, blocks, widths, is_bytes, 
     assert lowering.shared_bytes == 4 * told[0]
 
 
+# Three networks on six multiprocessors: alone each has three blocks for two groups, together one.
+TOGETHER = (20, 24, 16, 3)
+
+
+def runs_together(n=70):
+    """Runs that differ in all that they may: weights, seeds, lr, rows, epochs, early stopping."""
+    x, y = rows(n, TOGETHER[0]), np.random.default_rng(5).integers(0, TOGETHER[-1], n)
+    settings = [
+        {"lr": 0.1, "epochs": 2, "seed": 1},
+        {"lr": 0.02, "epochs": 1, "seed": 2, "weight_decay": 0.1, "schedule": "cosine"},
+        {"lr": 0.1, "epochs": 3, "seed": 3, "validation": 0.2, "patience": 1},
+    ]
+    parts = [None, np.arange(0, n, 2), np.arange(n)]
+    runs = [
+        Run(mlp(*TOGETHER, seed=i), TrainOptions(batch_size=32, **setting), part)
+        for i, (setting, part) in enumerate(zip(settings, parts, strict=True))
+    ]
+    return runs, x, y
+
+
+@needs_gxx
+@pytest.mark.parametrize("blocks", [6], indirect=True)
+def test_emulated_networks_in_one_launch_have_the_bits_of_each_alone(blocks, monkeypatch):
+    runs, x, y = runs_together()
+    launched, launch = [], ResidentLowering.steps
+    monkeypatch.setattr(ResidentLowering, "steps", lambda self, count: (launched.append(self), launch(self, count))[1])
+    assert_bits_of_each_alone(runs, x, y)
+    together, *alone = launched
+    assert (together.networks, together.groups, together.blocks) == (3, 2, 1)
+    assert {(each.networks, each.groups, each.blocks) for each in alone} == {(1, 2, 3)}
+
+
+@needs_gxx
+@pytest.mark.parametrize("blocks", [6], indirect=True)
+def test_a_network_that_diverges_leaves_the_others(blocks):
+    (good, *_), x, y = runs_together()
+    bad = dataclasses.replace(good, options=dataclasses.replace(good.options, lr=1e30))
+    result, error, other = fit_runs([good, bad, good], x, y, device="cuda")
+    assert isinstance(error, KernelError)
+    assert "diverged" in error.what
+    assert np.array_equal(result.losses, other.losses)
+
+
+def delay_at_random(monkeypatch):
+    """Blocks come late, wherever they hand something to others."""
+    launch_all = ResidentLowering.steps
+
+    def launch_delayed(self, count):
+        (launch,) = launch_all(self, count).launches
+        program = dataclasses.replace(launch.program, options=("-DRANDOM_DELAYS",))
+        return Steps((dataclasses.replace(launch, program=program),))
+
+    monkeypatch.setattr(ResidentLowering, "steps", launch_delayed)
+
+
+def assert_same_bits(one, other):
+    assert np.array_equal(one.losses, other.losses)
+    for name, w in one.network.weights.items():
+        assert np.array_equal(other.network.weights[name], w), name
+
+
+@needs_gxx
+@pytest.mark.parametrize("blocks", [6], indirect=True)
+def test_emulated_bits_depend_neither_on_where_launches_end_nor_on_delays(blocks, monkeypatch):
+    (run, *_), x, y = runs_together()
+    options = {"device": "cuda", **dataclasses.asdict(run.options)}
+    whole = fit(run.net, x, y, **options)
+    assert_same_bits(whole, fit(run.net, x, y, debug=True, **options))  # a launch a step
+    delay_at_random(monkeypatch)
+    assert_same_bits(whole, fit(run.net, x, y, **options))
+
+
 # -- as data -----------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +221,21 @@ def test_every_block_owns_something(widths, batch):
     assert all(own % UNITS == 0 for own in map(lowering.own, range(1, len(widths) - 1)))
 
 
+@pytest.mark.parametrize("job", [{"batch": 16}, {"batch": 64}, {"batch": 64, "optimiser": "momentum"}])
+def test_networks_share_a_chip(job):
+    alone = lowering_of(784, 320, 160, 10, byte_scale=1 / 255, **job)
+    for count in range(1, 34):
+        made = alone.for_networks(count)
+        assert 1 <= made.networks <= count
+        assert made.networks * made.groups * made.blocks <= H200.units
+        assert (made.groups, made.rows, made.alone, made.order) == (alone.groups, alone.rows, alone.blocks, alone.order)
+        assert made.fits
+        assert alone.for_networks(made.networks).networks == made.networks  # a team is not split again
+    assert alone.for_networks(1) == alone
+    assert alone.for_networks(8).networks >= 3
+    assert alone.for_networks(5).networks * 2 >= 5
+
+
 # -- on a GPU ----------------------------------------------------------------------------------------------------
 
 
@@ -170,6 +260,37 @@ def test_many_steps_on_bytes_follow_the_reference_with_the_same_bits(batch):
     truth, naive = (reference_curve(net, x, y, 5, dtype, training, epochs=2)[0] for dtype in ("float64", "float32"))
     allowed = 2 * np.abs(naive - truth).max() + 8 * np.finfo(np.float32).eps * np.abs(truth).max()
     assert np.abs(one.losses - truth).max() <= allowed
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [16, 64])
+def test_many_networks_on_bytes_have_the_bits_of_each_alone(batch):
+    x, y = pixels(batch * 20 + 13, 784), np.arange(batch * 20 + 13) % 10
+    settings = [{"lr": 0.01 * (1 + i % 3), "epochs": 2 + i % 2, "seed": i} for i in range(8)]
+    runs = [
+        Run(
+            mlp(784, 320, 160, 10, seed=i),
+            TrainOptions(batch_size=batch, **each),
+            None if i % 2 else np.arange(9, len(x)),
+        )
+        for i, each in enumerate(settings)
+    ]
+    assert_bits_of_each_alone(runs, x, y)
+
+
+@pytest.mark.gpu
+def test_runs_that_differ_in_all_that_they_may_have_the_bits_of_each_alone():
+    assert_bits_of_each_alone(*runs_together(n=500))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [16, 64])
+def test_random_delays_change_no_bit(batch, monkeypatch):
+    net, _, y, training = case(784, 320, 160, 10, n=batch * 30 + 13, batch_size=batch, lr=0.03)
+    x = pixels(len(y), 784)
+    plain = fit(net, x, y, device="cuda", epochs=2, **training)
+    delay_at_random(monkeypatch)
+    assert_same_bits(plain, fit(net, x, y, device="cuda", epochs=2, **training))
 
 
 @pytest.mark.gpu

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from onchip.bench.frame import ONCHIP, Case, Ready
-from onchip.bench.gpu_training import epoch_jobs, training_cases
+from onchip.bench.gpu_training import epoch_jobs, together_case, training_cases
 from onchip.bench.gpu_training_peers import make_training_peers, torch_eager
 from onchip.bench.inference import Rows, inference_cases
 from onchip.bench.options import Options
@@ -29,6 +29,7 @@ from onchip.workloads.dataset import Dataset
 TRAIN_ROWS, TEST_ROWS, PIXELS = 60_000, 10_000, 784
 BATCHES = (16, 64, 256, 1_024, 4_096)
 SEEDS = 10
+NETWORKS = 8  # side by side
 EPOCH_PACE = Pace(rounds=5, block_s=2.0)  # an epoch takes a second or two: more rounds, so that there are ten samples
 # The other batch sizes get fewer steps and less time: all of them take a minute or two.
 STEPS, STEPS_PACE = 500, Pace(rounds=5, block_s=0.6)
@@ -90,7 +91,8 @@ def _lesson(data: Dataset, label: str, size: int, options: Options) -> TrainingC
 
 
 def gpu_epochs(data: Dataset, label: str, options: Options) -> list[Case]:
-    """Epochs of every batch size in every precision; for the workload's own also with pixels that are no bytes."""
+    """Epochs of every batch size in every precision; for the workload's own also of many networks, and with pixels that
+    are no bytes."""
     peers, own = make_training_peers(), digits.TRAIN.batch_size
     made: list[Case] = []
     for size in options.batches or BATCHES:
@@ -102,6 +104,7 @@ def gpu_epochs(data: Dataset, label: str, options: Options) -> list[Case]:
             if size == own and job.precision == "fp32":
                 chosen = {**peers, "torch eager": torch_eager}
             made += training_cases("digits", [job], options, chosen)
+            made += [together_case("digits", job, NETWORKS)] if size == own else []
         if size == own:
             noise: Array = np.random.default_rng(1).random((len(data.x_train), PIXELS), dtype=np.float32)
             floats = dataclasses.replace(lesson, x=noise, data="random floats")

@@ -22,11 +22,12 @@ from onchip.bench.options import Options
 from onchip.bench.peers import explained
 from onchip.bench.stage import TorchStage, make_stage
 from onchip.bench.training import TrainingCase
-from onchip.errors import DeviceError, PlanError
+from onchip.errors import DeviceError, KernelError, PlanError
 from onchip.measure.pace import Pace
 from onchip.measure.truth import TrainingTruth, Verdict
 from onchip.spec.recipe import Array
 from onchip.train.loop import fit
+from onchip.train.many import Run, fit_runs
 from onchip.train.training_run import FitResult, Progress
 
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -171,6 +172,54 @@ def ours(job: EpochJob) -> Ready:
     setting = job.lesson.setting(f"{epochs} epochs of fit", kernel)
     clock = SteadyFit(job.lesson, epochs)
     return Ready(clock, lambda: job.judge(first.losses), setting, extra=memory(first.gpu_bytes))
+
+
+# -- many networks -----------------------------------------------------------------------------------------
+
+
+def together_case(workload: str, job: EpochJob, count: int) -> Case:
+    """An epoch of so many networks side by side; the time is that of all of them."""
+    floor_ms = _floor_ms(job.lesson)
+    return Case(
+        workload, f"{job.case}, {count} networks", ONCHIP, functools.partial(ours_together, job, count), work=count,
+        unit="epochs/s", precision=job.precision, floor_ms=floor_ms and count * floor_ms, pace=PACE,
+    )  # fmt: skip
+
+
+class SteadyRuns:
+    """So many fits side by side, of so many epochs; a sample is the time of an epoch of all, from the second on."""
+
+    def __init__(self, lesson: TrainingCase, count: int, epochs: int) -> None:
+        self._lesson, self._count, self._epochs = lesson, count, epochs
+
+    def __call__(self) -> float:
+        return self.sample_ms()
+
+    def sample_ms(self) -> float:
+        results = run_together(self._lesson, self._count, self._epochs)
+        return max(1e3 * sum(epoch.seconds for epoch in r.history[1:]) / (len(r.history) - 1) for r in results)
+
+
+def run_together(lesson: TrainingCase, count: int, epochs: int) -> list[FitResult]:
+    options = dataclasses.replace(lesson.options, epochs=epochs)
+    runs = [Run(lesson.net(seed), dataclasses.replace(options, seed=seed)) for seed in range(count)]
+    results = []
+    for result in fit_runs(runs, lesson.x, lesson.y, device=lesson.device):
+        if isinstance(result, KernelError):  # a run that diverged
+            raise result
+        results.append(result)
+    return results
+
+
+def ours_together(job: EpochJob, count: int) -> Ready:
+    try:
+        first = run_together(job.lesson, count, 2)
+    except (DeviceError, PlanError) as refused:
+        raise UnavailableError(f"no kernel for {job.case}, {job.precision}: {refused.what}") from None
+    epochs = max(LEAST_EPOCHS, epochs_of(min(epoch.seconds for epoch in first[0].history)))
+    setting = job.lesson.setting(f"{epochs} epochs of fit_runs", first[0].plan.groups[0].claim.label)
+    clock, held = SteadyRuns(job.lesson, count, epochs), sum(result.gpu_bytes for result in first)
+    return Ready(clock, lambda: job.judge(first[0].losses), setting, extra=memory(held))
 
 
 def epochs_of(seconds: float) -> int:

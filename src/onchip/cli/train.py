@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typer import Context
 
@@ -13,8 +13,10 @@ from onchip.cli.options import Json, Threads, Verbose
 from onchip.cli.talk import Update, print_json, progress, rate, resumable, say, say_device
 
 if TYPE_CHECKING:
+    from onchip.cli.train_config import Settings
     from onchip.train.training_run import Progress
     from onchip.workloads.classify import Trained
+    from onchip.workloads.train_job import TrainJob
 
 
 def train(
@@ -43,6 +45,7 @@ def train(
     patience: opt.Patience = None,
     shuffle: opt.Shuffle = None,
     seed: opt.Seed = None,
+    seeds: opt.Seeds = None,
     precision: opt.Precision = None,
     checkpoint: opt.Checkpoint = None,
     checkpoint_every: opt.CheckpointEvery = None,
@@ -61,6 +64,7 @@ def train(
     Example:
       onchip train digits --data sklearn --epochs 5 -o digits.onnx
       onchip train digits --data sklearn --optimiser adam --lr 0.001 --hidden 64 --epochs 5 --log run.jsonl
+      onchip train digits --data sklearn --epochs 5 --seeds 8
 
     \b
     With data of your own, and with the options in a file:
@@ -102,6 +106,9 @@ def train(
         say(note)
     asked = {**asdict(chosen), **asdict(job.options), **asdict(job.source), "data": job.data.name,
              "layers": job.widths, "classes": job.data.words}  # fmt: skip
+    if chosen.seeds > 1:
+        train_all(job, chosen, asked, as_json, verbose)
+        return
     how = {name: value for name in ("device", "threads", "checkpoint", "checkpoint_every", "resume", "debug")
            if (value := getattr(chosen, name)) is not None}  # fmt: skip
     started = time.perf_counter()
@@ -143,6 +150,40 @@ def train(
         print(f"validation loss {kept.validation_loss:.4f}{right} in epoch {kept.epoch}, whose weights these are")
     held = f", {result.gpu_bytes / 2**20:,.0f} MiB of the GPU's memory" if result.gpu_bytes else ""
     print(f"{len(result.history)} epochs, {trained.ms_per_epoch:.1f} ms/epoch, {rate(samples_per_s, 'samples')}{held}")
+
+
+def train_all(job: TrainJob, chosen: Settings, asked: dict[str, Any], as_json: bool, verbose: int) -> None:
+    """Of every seed a network; that with the lowest loss is written."""
+    from onchip.formats.load import save
+    from onchip.workloads.seeds import spread, train_seeds
+
+    count, started = chosen.seeds, time.perf_counter()
+    with progress(f"train {count} x {job.net.name}", count) as update:
+        results = train_seeds(
+            job, count, device=chosen.device, threads=chosen.threads,
+            on_progress=lambda done: update(done, f"{int(done)} of {count} networks"),
+        )  # fmt: skip
+    seconds, best = time.perf_counter() - started, results.done[results.best_seed]
+    say_device(best.fit.chosen, best.fit.plan, verbose, seconds - best.fit.seconds)
+    if chosen.output is not None:
+        save(best.network, chosen.output)
+        say(f"wrote {chosen.output}, of seed {results.best_seed}")
+    if as_json:
+        each = [
+            {"seed": seed, "epoch_losses": trained.fit.epoch_losses, "best_epoch": trained.fit.best_epoch,
+             "accuracy": trained.accuracy, "test_mse": trained.test_mse}
+            for seed, trained in results.done.items()
+        ]  # fmt: skip
+        diverged = [seed for seed in results.seeds if seed not in results.done]
+        print_json({**asked, "device": best.fit.chosen, "results": each, "diverged": diverged,
+                    "best_seed": results.best_seed, "seconds": seconds})  # fmt: skip
+        return
+    print(results)
+    if scores := results.scores():
+        mean, deviation = spread(scores)
+        told = f"{mean:.2%} +- {deviation:.2%}" if best.accuracy is not None else f"{mean:.6g} +- {deviation:.2g}"
+        print(f"{'accuracy' if best.accuracy is not None else 'test error'} {told} of {len(scores)} seeds")
+    print(f"{count} networks in {seconds:.2f} s; seed {results.best_seed} has the lowest loss")
 
 
 def tested(trained: Trained) -> str:

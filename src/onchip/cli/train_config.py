@@ -26,6 +26,7 @@ from onchip.spec.reading import blaming, show
 from onchip.train.options import MAX_FLOAT32, TrainOptions, check_name
 
 MAX_CONFIG_BYTES = 1 << 14  # some keys a line each; TOML can nest, and its parser takes the square of that
+MOST_SEEDS = 1000
 _MAX_DIGITS = 18  # of a width
 _MAYBE_FILES = ("model", "data", "labels", "test_data", "test_labels")  # or names
 
@@ -46,6 +47,7 @@ class Settings:
     checkpoint_every: float | None = None
     resume: bool = False
     debug: bool = False
+    seeds: int = 1
     log: Path | None = None
     plot: Path | None = None
     output: Path | None = None
@@ -70,9 +72,24 @@ def settings(config: Path | None, told: Mapping[str, Any]) -> tuple[Settings, di
         raise InputError("nothing to resume from", got=got, expected="a folder with checkpoints", hint=hint)
     if isinstance(given.get("hidden"), str):
         given["hidden"] = _widths(given["hidden"])
+    if given.get("seeds", 1) != 1:
+        _check_seeds(given)
     own = {field.name for field in fields(Settings)}
     options = {name: value for name, value in given.items() if name not in own}
     return Settings(**{name: value for name, value in given.items() if name in own}), options
+
+
+def _check_seeds(given: Mapping[str, Any]) -> None:
+    if not 1 <= given["seeds"] <= MOST_SEEDS:
+        raise InputError(
+            "bad number of seeds", got=str(given["seeds"]), expected=f"1 to {MOST_SEEDS}", hint="--seeds 8"
+        )
+    for name in ("checkpoint", "resume", "debug", "log", "plot"):
+        if given.get(name):
+            raise InputError(
+                f"--{name} is of one run", got=f"--{name} and --seeds {given['seeds']}", expected="one of them",
+                hint="--seed N for a single network",
+            )  # fmt: skip
 
 
 def _widths(text: str) -> tuple[int, ...]:

@@ -67,6 +67,9 @@ Shuffle = Annotated[
 ]
 Precision = Annotated[str | None, _training("precision", "Of products: tf32, bf16 or fp16 on a GPU.")]
 Seed = Annotated[int | None, _training("seed", "Of the first weights, the order, and what is held back.")]
+Seeds = Annotated[
+    int | None, Option(metavar="N", help="Train N networks side by side, with the seeds from --seed on; keep the best.")
+]
 
 Checkpoint = Annotated[
     Path | None, Option(metavar="DIR", help="Where the run keeps its state, so that it can be taken up again.")

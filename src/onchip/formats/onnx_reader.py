@@ -16,12 +16,16 @@ from onchip.files import open_input
 from onchip.formats.onnx_ops.base import FOLDS, READERS, Op
 from onchip.formats.onnx_ops.fold import KEEP_NUMBERS
 from onchip.formats.onnx_ops.graph_reader import MAX_ROW, GraphReader
+from onchip.formats.onnx_ops.missing import check_operators
+from onchip.formats.onnx_ops.truth import reads_truth
+from onchip.formats.onnx_ops.turned import reads_turned
 from onchip.formats.onnx_tensors import TensorReader, dtype_of, text
 from onchip.spec.network import Network
 from onchip.spec.reading import MAX_RANK, blaming, did_you_mean, show
 from onchip.spec.recipe import Array
 from onchip.spec.types import BATCH, Dim, TensorType
 
+ML = "ai.onnx.ml"  # the domain of scikit-learn's operators, with versions of its own
 MAX_MODEL_BYTES = (2 << 30) - 1  # protobuf's own limit; larger weights live in files beside the model
 MAX_NODES = 1 << 15
 OLDEST_OPSET = 6  # older files go through ONNX's converter
@@ -93,19 +97,21 @@ def read_model(
     constants |= operands or {}
     inputs, batch = _inputs([value for value in graph.input if text(value.name) not in constants], one_row)
     ops = [_op(node) for node in graph.node]
-    for op in ops:  # first of all: what an unsupported operator reads may be odd as well
-        if op.kind not in READERS and op.kind not in FOLDS:
-            raise FormatError(f"{op}: unsupported operator", got=op.kind, expected=_supported())
+    check_operators(ops, inputs)  # first of all: what a missing operator reads may be odd as well
+    ml_opset = next((int(entry.version) for entry in model.opset_import if text(entry.domain) == ML), 1)
     for op in ops:
-        _check_op(op, opset)
+        _check_op(op, ml_opset if op.kind.startswith(ML) else opset)
     outputs = [text(value.name) for value in graph.output]
     reader = GraphReader(opset, batch, one_row, inputs, constants, ops, outputs, TensorReader(folder))
     with np.errstate(all="ignore"):
         for op in ops:
             _read_op(reader, op)
     for output in outputs:
-        if output in reader.unfinished:
-            raise FormatError(f"output {show(output)} is unfinished", expected=reader.unfinished[output].expected)
+        if output in reader.unfinished and not reader.finish(output):
+            raise FormatError(
+                f"output {show(output)} is unfinished", expected=reader.unfinished[output].expected,
+                hint="end the network with a whole layer, the batch first",
+            )  # fmt: skip
         if output not in reader.values:
             raise FormatError(f"output {show(output)} is made by no node, or is a constant", expected="a node's output")
     named = tuple(reader.values[output] for output in outputs)
@@ -120,10 +126,8 @@ def _read_op(reader: GraphReader, op: Op) -> None:
         if op.kind in FOLDS and known and all(known):
             origin = op.inputs[0] if op.kind in KEEP_NUMBERS else ""
             reader.add_constant(op, np.asarray(FOLDS[op.kind](reader, op)), origin)
-        elif op.kind in READERS:
+        elif not (reads_turned(reader, op) or reads_truth(reader, op)):
             READERS[op.kind](reader, op)
-        else:
-            raise FormatError(f"{op} is supported on constants only", got=show(op.inputs), expected=_supported())
     except ShapeError as error:  # of a layer, which does not know what it was read from
         raise FormatError(f"{op}: {error.what}", got=error.got, expected=error.expected, hint=error.hint) from None
     except InputError:
@@ -132,17 +136,14 @@ def _read_op(reader: GraphReader, op: Op) -> None:
         raise FormatError(f"{op}: its constants do not fit", got=show(str(error))) from None
 
 
-def _supported() -> str:
-    return f"one of {', '.join(sorted(READERS))}"
-
-
 def _check_op(op: Op, opset: int) -> None:
     """FormatError for an attribute or an input that the operator does not have in this opset: nobody would read it."""
     import onnx
 
     try:
-        schema = onnx.defs.get_schema(op.kind, opset, "")
-    except onnx.defs.SchemaError:
+        domain, _, name = op.kind.rpartition(".")
+        schema = onnx.defs.get_schema(name, opset, domain)
+    except (onnx.defs.SchemaError, TypeError, ValueError):  # the last two: a version that is no int32
         got, expected = f"opset {opset}", f"an operator of opset {opset}"
         hint = "export with a newer opset"
         raise FormatError(f"{op}: no such operator in this opset", got=got, expected=expected, hint=hint) from None
@@ -193,7 +194,7 @@ def _modern(model: Any) -> tuple[Any, int]:
 def _opset(model: Any) -> int:
     import onnx
 
-    versions = [int(entry.version) for entry in model.opset_import if text(entry.domain) in ("", "ai.onnx")]
+    versions = sorted({int(entry.version) for entry in model.opset_import if text(entry.domain) in ("", "ai.onnx")})
     if not versions:
         raise FormatError("the file names no version of ONNX's operators", expected="an opset_import of domain ''")
     if len(versions) > 1:

@@ -22,6 +22,7 @@ ELEMENT_DTYPES = {
 }  # fmt: skip
 ELEMENT_TYPES = {dtype: number for number, dtype in ELEMENT_DTYPES.items()}
 
+TEXT = 8  # strings: no numbers; labels are
 _EXTERNAL = 1  # TensorProto.data_location
 
 

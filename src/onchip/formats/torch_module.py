@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import io
 import logging
 import sys
+import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from onchip.errors import FormatError, InputError
@@ -16,6 +19,7 @@ from onchip.formats.onnx_reader import parse_model, read_model
 from onchip.spec.network import Network
 
 OPSET = 17
+_BETWEEN = ("_compile.py", "eval_frame.py")  # of torch, between a forward and who watches its operators
 MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # the graph goes through one protobuf, which ends at 2 GiB
 
 
@@ -66,26 +70,77 @@ def _inputs(torch: Any, module: Any, example: Any) -> tuple[Any, ...]:
 
 def _export(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> bytes:
     """The module as ONNX, by the exporter that needs nothing but torch itself."""
-    names = [f"x{i}" for i in range(len(inputs))] if len(inputs) > 1 else ["x"]
-    file = io.BytesIO()
     try:
-        with _evaluating(module), _quiet(torch), torch.no_grad():
-            made = module(*inputs)
-            outputs = ["y"] if isinstance(made, torch.Tensor) else [f"y{i}" for i in range(len(made))]
-            torch.onnx.export(
-                module, inputs, file, input_names=names, output_names=outputs, opset_version=OPSET, dynamo=False,
-                dynamic_axes={value: {0: "B"} for value in (*names, *outputs)},
-                # Else it folds batch norms into convolutions, and weights lose their names. The planner folds, later.
-                do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
-            )  # fmt: skip
+        with _evaluating(module), _plain_parts(torch, module), torch.no_grad():
+            data, doubts = _trace(torch, module, inputs)
+            if copied := next((doubt for doubt in doubts if "NumPy" in doubt or "list" in doubt), ""):
+                raise _FickleError(copied)
+            if doubts and (read := _numbers_read(torch, module, inputs)):
+                raise _FickleError(f"{doubts[0]} ({read})")
+            if doubts and _trace(torch, module, tuple(torch.cat([x, x[:1]]) for x in inputs))[0] != data:
+                raise _FickleError(f"{doubts[0]} (of the number of rows)")
     except Exception as error:  # of the module's own forward, or one of the exporter's many
-        told = error.__cause__ or error  # a warning that is an error comes wrapped
+        told = error.__cause__ or error
         what = str(told).strip().split("\n")[0]
         raise InputError(
-            f"torch cannot trace module {name}", got=f"{type(told).__name__}: {what}",
+            f"torch cannot trace module {name}", got=f"{type(told).__name__.lstrip('_')}: {what}",
             expected="a forward from the example to tensors that does not depend on the numbers, by operators of ONNX",
+            hint="branches, loops and sizes by the sizes of a row, or the parts of the module one by one",
         ) from error  # fmt: skip
-    return file.getvalue()
+    return data
+
+
+class _FickleError(Exception):
+    """A branch, a loop or a constant comes of the numbers: it would be imported as it went with the example."""
+
+
+def _trace(torch: Any, module: Any, inputs: tuple[Any, ...]) -> tuple[bytes, list[str]]:
+    """The module as ONNX, and what torch warns of: numbers that the forward took out of tensors, or out of sizes."""
+    names = [f"x{i}" for i in range(len(inputs))] if len(inputs) > 1 else ["x"]
+    file = io.BytesIO()
+    with _quiet(torch) as doubts:
+        made = module(*inputs)
+        outputs = ["y"] if isinstance(made, torch.Tensor) else [f"y{i}" for i in range(len(made))]
+        torch.onnx.export(
+            module, inputs, file, input_names=names, output_names=outputs, opset_version=OPSET, dynamo=False,
+            dynamic_axes={value: {0: "B"} for value in (*names, *outputs)},
+            # Else it folds batch norms into convolutions, and weights lose their names. The planner folds, later.
+            do_constant_folding=False, training=torch.onnx.TrainingMode.PRESERVE,
+        )  # fmt: skip
+    return file.getvalue(), [str(each.message).strip().split(". ")[0] for each in doubts if _is_doubt(torch, each)]
+
+
+def _is_doubt(torch: Any, told: warnings.WarningMessage) -> bool:
+    """torch's own modules warn of checks that are none of the user's."""
+    return issubclass(told.category, torch.jit.TracerWarning) and not _is_torchs(torch, told.filename)
+
+
+def _is_torchs(torch: Any, file: str) -> bool:
+    return Path(file).is_relative_to(Path(torch.__file__).parent)
+
+
+def _numbers_read(torch: Any, module: Any, inputs: tuple[Any, ...]) -> str:
+    """Where the forward, run as it is, first takes a number out of a tensor; "" if it never does.
+
+    Then all that it was warned of were sizes, which are plain ints outside of a trace: those of a row are constants.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: list[str] = []
+
+    class Watch(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.ops.aten._local_scalar_dense.default:
+                stack = [one for one in traceback.extract_stack() if one.filename != __file__]
+                stack = [one for one in stack if not one.filename.endswith(_BETWEEN)]
+                if not _is_torchs(torch, stack[-1].filename):
+                    found.append(f"{Path(stack[-1].filename).name}, line {stack[-1].lineno}")
+            return function(*args, **(kwargs or {}))
+
+    with warnings.catch_warnings(), Watch():
+        warnings.simplefilter("ignore")
+        module(*inputs)
+    return found[0] if found else ""
 
 
 @contextlib.contextmanager
@@ -101,17 +156,64 @@ def _evaluating(module: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet(torch: Any) -> Iterator[None]:
-    """Without what the exporter says about itself."""
+def _plain_parts(torch: Any, module: Any) -> Iterator[None]:
+    """Modules of torch's own as what they are, where its exporter would write what they are made fast by.
+
+    An EmbeddingBag over rows of ids is an Embedding and a mean, not a loop over bags; attention keeps the batch first.
+    """
+    plain: dict[Any, Callable[..., Any]] = {
+        torch.nn.EmbeddingBag: _bag_forward, torch.nn.MultiheadAttention: _attention_forward,
+    }  # fmt: skip
+    parts = [(part, plain[type(part)]) for part in module.modules() if type(part) in plain]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    for part, forward in parts:
+        part.forward = functools.partial(forward, torch, part)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for part, _ in parts:
+            del part.forward
+
+
+def _bag_forward(torch: Any, bag: Any, ids: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
+    if ids.ndim != 2 or per_sample_weights is not None or bag.padding_idx is not None or bag.max_norm is not None:
+        return type(bag).forward(bag, ids, offsets, per_sample_weights)
+    rows = torch.nn.functional.embedding(ids, bag.weight)
+    return rows.amax(dim=1) if bag.mode == "max" else getattr(rows, bag.mode)(dim=1)
+
+
+def _attention_forward(torch: Any, part: Any, query: Any, key: Any, value: Any, *more: Any, **options: Any) -> Any:
+    is_masked = any(options.get(name) is not None for name in ("attn_mask", "key_padding_mask"))
+    adds = part.bias_k is not None or part.add_zero_attn or not part._qkv_same_embed_dim
+    if not part.batch_first or query.ndim != 3 or more or options.get("need_weights", True) or is_masked or adds:
+        return type(part).forward(part, query, key, value, *more, **options)
+    E, heads = part.embed_dim, part.num_heads
+    weight, bias = part.in_proj_weight, part.in_proj_bias
+
+    def projected(x: Any, first: int) -> Any:
+        of = slice(first, first + E)
+        y = torch.nn.functional.linear(x, weight[of], None if bias is None else bias[of])
+        return y.unflatten(-1, (heads, E // heads)).transpose(1, 2)
+
+    q, k, v = projected(query, 0), projected(key, E), projected(value, 2 * E)
+    mixed = torch.softmax(q @ k.transpose(2, 3) * (E // heads) ** -0.5, dim=-1) @ v
+    return part.out_proj(mixed.transpose(1, 2).flatten(2)), None
+
+
+@contextlib.contextmanager
+def _quiet(torch: Any) -> Iterator[list[warnings.WarningMessage]]:
+    """Without what the exporter says about itself, and the graph that it prints where it fails; the warnings, kept."""
     logger = logging.getLogger("torch.onnx")
-    level = logger.level
+    level, log, is_on = logger.level, torch._C._jit_onnx_log, torch._C._jit_is_onnx_log_enabled()
     logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        # A branch or a loop that depends on the numbers would be imported as it went with the example. torch's own
-        # modules warn of checks that are none of the user's.
-        warnings.filterwarnings("error", category=torch.jit.TracerWarning, module=r"(?!torch\b)")
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
+    torch._C._jit_onnx_log = lambda *said: None  # the exporter turns it on, whatever it is told
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            yield told
+    finally:
+        torch._C._jit_onnx_log = log
+        torch._C._jit_set_onnx_log_enabled(is_on)
+        logger.setLevel(level)

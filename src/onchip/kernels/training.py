@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +27,9 @@ _PIECE = 1 << 18  # numbers that are made bytes at a time: they stay in a core's
 class SharedData:
     """What runs side by side over the same rows share on a device: made once, by whoever asks first."""
 
-    def __init__(self) -> None:
+    def __init__(self, runs: int = 1) -> None:
+        """runs  how many there are: one has all of a CPU's threads, several have one each, their calling thread"""
+        self.runs = runs
         self._made: dict[object, Any] = {}
         self._making = threading.Lock()
 
@@ -35,6 +38,23 @@ class SharedData:
             if key not in self._made:
                 self._made[key] = make()
             return self._made[key]
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """What a run is trained on next: orders of rows of x, one after the other, batch by batch.
+
+    orders  of one length, at most `epochs_at_once` of them. They stay as they are while the run goes on: rows that come
+            in the same order every epoch are sent to a device once
+    """
+
+    orders: Sequence[Array]
+    lrs: Sequence[float]  # of each order
+    momentum: float = 0.0
+    decay: float = 0.0
+
+
+Trained = list[tuple[Array, Array]]  # of each order of a piece: every step's loss before its update, and its hits
 
 
 class Trainer(Protocol):
@@ -50,23 +70,10 @@ class Trainer(Protocol):
         """Memory of a GPU that the run holds, data that it shares with others included; 0 on the CPU."""
         ...
 
-    def steps(
-        self, order: Array, lr: float, momentum: float, decay: float, meanwhile: Callable[[], None] | None = None
-    ) -> tuple[Array, Array]:
-        """Train on the rows `order` of x, batch by batch: the loss of each step before its update, and its hits.
+    def train(self, piece: Piece, meanwhile: Callable[[], None] | None = None) -> Trained:
+        """Train on a piece; a device does not wait between its orders.
 
-        order      stays as it is while the run goes on: rows that come in the same order every epoch are sent once
         meanwhile  called once: what the host can do while a device works
-        """
-        ...
-
-    def epochs(
-        self, orders: Sequence[Array], lrs: Sequence[float], momentum: float, decay: float,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> list[tuple[Array, Array]]:  # fmt: skip
-        """`steps` of each order, one after the other: a device does not wait between them.
-
-        orders  of one length, at most `epochs_at_once` of them
         """
         ...
 
@@ -88,6 +95,17 @@ class Trainer(Protocol):
 
     def restore(self, weights: Mapping[str, Array], state: Mapping[str, Array]) -> None:
         """Go on from the weights and the state of another run of the same network."""
+        ...
+
+
+class TrainerTeam(Protocol):
+    """Runs of networks that are alike but for their weights, trained at the same time: on a GPU by one launch."""
+
+    @property
+    def trainers(self) -> Sequence[Trainer]: ...
+
+    def train(self, pieces: Sequence[Piece | None], meanwhile: Callable[[], None] | None = None) -> list[Trained]:
+        """Train each run on its piece; None: it does not take part."""
         ...
 
 

@@ -7,7 +7,7 @@ handed to the planner as an argument; the planner knows kernels only by this fil
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -123,6 +123,11 @@ class Claim:
     def __post_init__(self) -> None:
         for name in ("recipes", "reads", "gives"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """For copies and other processes: a mapping that cannot be changed cannot be pickled either."""
+        values = (getattr(self, each.name) for each in fields(self))
+        return Claim, tuple(dict(v) if isinstance(v, MappingProxyType) else v for v in values)
 
     def layout_read(self, value: str) -> str:
         return self.reads[value].layout if value in self.reads else ROWS

@@ -20,12 +20,13 @@ from onchip.errors import InputError
 from onchip.plan.device import Device, Peak
 from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
+from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Made, Recipe, materialise
 from onchip.spec.types import numpy_dtype
 
 if TYPE_CHECKING:
     from onchip.kernels.cpu import Launch
-    from onchip.kernels.training import SharedData, Trainer
+    from onchip.kernels.training import Piece, SharedData, Trained, Trainer, TrainerTeam
 
 
 def core_count() -> int:
@@ -207,13 +208,32 @@ class CpuBound:
     def steps(self, B: int) -> tuple[StepInfo, ...]:
         return steps_of(self.plan, B)
 
-    def trainer(self, x: Array, y: Array, shared: SharedData | None) -> Trainer:
+    def together(self, count: int) -> int:
+        return 1
+
+    def trainers(
+        self, networks: Sequence[Network], x: Array, y: Array, orders: Sequence[int], shared: SharedData
+    ) -> TrainerTeam:
         from onchip.kernels.cpu import TRAINING
 
+        (network,) = networks
         (group,) = self.plan.groups  # a training kernel claims the whole network
-        weights = {name: bake(recipe, self.plan, {}) for name, recipe in group.claim.recipes.items()}
+        made: Made = {}
+        weights = {name: materialise(recipe, network.weights, made) for name, recipe in group.claim.recipes.items()}
         kernel = next(k for k in TRAINING if k.name == group.claim.kernel)
-        return kernel.trainer(group.claim, self.plan.job, weights, x, y, self.threads if shared is None else None)
+        threads = self.threads if shared.runs == 1 else None
+        return _OneRun((kernel.trainer(group.claim, self.plan.job, weights, x, y, threads),))
+
+
+@dataclass(frozen=True)
+class _OneRun:
+    """A team of one."""
+
+    trainers: tuple[Trainer]
+
+    def train(self, pieces: Sequence[Piece | None], meanwhile: Callable[[], None] | None = None) -> list[Trained]:
+        (piece,) = pieces
+        return [self.trainers[0].train(piece, meanwhile) if piece is not None else []]
 
 
 def _copy(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:

@@ -29,7 +29,7 @@ from onchip.spec.tokens import check_token_ids
 from onchip.spec.types import TensorType, numpy_dtype
 
 if TYPE_CHECKING:
-    from onchip.kernels.training import SharedData, Trainer
+    from onchip.kernels.training import SharedData, TrainerTeam
     from onchip.runtime.arrays.calls import Run
 
 
@@ -68,10 +68,18 @@ class Bound(Protocol):
         """What is run, in order, and its work on B rows."""
         ...
 
-    def trainer(self, x: Array, y: Array, shared: SharedData | None) -> Trainer:
-        """Of a plan for training: a run on rows x (n, D_in) with targets y.
+    def together(self, count: int) -> int:
+        """Of a plan for training: how many of so many networks like its own it trains at a time."""
+        ...
 
-        shared  of runs on the same rows side by side, each on its calling thread; None: this one has the device
+    def trainers(
+        self, networks: Sequence[Network], x: Array, y: Array, orders: Sequence[int], shared: SharedData
+    ) -> TrainerTeam:
+        """Of a plan for training: runs on rows x (n, D_in) with targets y, as many as `together` says.
+
+        networks  like the plan's own, but for their weights
+        orders    the rows of all orders that they will be trained or judged on
+        shared    with other runs on the same rows
         """
         ...
 

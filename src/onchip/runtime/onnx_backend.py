@@ -25,6 +25,7 @@ OPERANDS = {
     "BatchNormalization": (1, 2, 3, 4), "Clip": (1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "CumSum": (1,),
     "Div": (1,), "Dropout": (1, 2), "Gather": (0,), "Gemm": (1, 2), "MatMul": (1,), "Pad": (1, 2, 3),
     "ReduceMax": (1,), "ReduceMean": (1,), "Reshape": (1,), "Slice": (1, 2, 3, 4), "Squeeze": (1,), "Unsqueeze": (1,),
+    "GRU": (1, 2, 3), "LSTM": (1, 2, 3), "RNN": (1, 2, 3),
 }  # fmt: skip
 
 

@@ -9,13 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from onchip.errors import InputError
+from onchip.kernels.training import SharedData
 from onchip.runtime.engine import check_rows
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.checkpoint import Checkpoints
 from onchip.train.debug import take_checked_step
 from onchip.train.options import TrainOptions
-from onchip.train.training_run import REPORT_SECONDS, Epoch, FitResult, Progress, check_targets, prepare
+from onchip.train.training_run import (
+    REPORT_SECONDS,
+    Epoch,
+    FitResult,
+    Progress,
+    begin_runs,
+    check_targets,
+    plan_run,
+)
 
 
 def fit(
@@ -55,7 +64,8 @@ def fit(
         )  # fmt: skip
     x = check_rows(x, net.input)
     y = check_targets(net, len(x), y, chosen.loss)
-    run = prepare(net, x, y, chosen, device=device, threads=threads)
+    shared = SharedData()
+    _, (run,) = begin_runs([plan_run(net, x, chosen, shared, device=device, threads=threads)], x, y, shared)
     if state is not None:
         run.trainer.restore(run.trainer.weights(), dict(state))
     if checkpoint is not None and checkpoint_every < REPORT_SECONDS:

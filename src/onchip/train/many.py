@@ -1,7 +1,8 @@
 """Many training runs over the same rows at once: folds of a cross-validation, settings of a grid, seeds.
 
-Small networks leave most of a chip idle, and a second run fills it better than a second thread does: here every run has
-one thread, and as many run side by side as there are threads. A run's bits are those of `fit` alone.
+Small networks leave most of a chip idle, and a second run fills it better than a second thread does. On a CPU every run
+has one thread, and as many run side by side as there are threads; on a GPU runs that are alike share their launches. A
+run's bits are those of `fit` alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from onchip.runtime.engine import check_rows
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.options import TrainOptions
-from onchip.train.training_run import REPORT_SECONDS, FitResult, TrainingRun, check_targets, prepare
+from onchip.train.training_run import (
+    REPORT_SECONDS,
+    FitResult,
+    PlannedRun,
+    TrainingRun,
+    advance_together,
+    begin_runs,
+    check_targets,
+    plan_run,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,40 +68,72 @@ def fit_runs(
                 "the runs do not share their data", got=" ".join(_data_of(run)), expected=expected,
                 hint="a call for each kind",
             )  # fmt: skip
-    row_numbers = [None if run.rows is None else _row_numbers(run.rows, len(x)) for run in runs]
-    shares, stop, shared = [0.0] * len(runs), False, SharedData()
-
-    def work(i: int) -> FitResult | KernelError | None:
-        run = runs[i]
-        training = prepare(
-            run.net, x, y, run.options, device=device, threads=threads, rows=row_numbers[i], shared=shared
+    shared, shares, stop = SharedData(len(runs)), [0.0] * len(runs), False
+    planned = [
+        plan_run(
+            run.net, x, run.options, shared, device=device, threads=threads,
+            rows=None if run.rows is None else _row_numbers(run.rows, len(x)),
         )
-        while not training.is_done and not stop:
-            training.advance()
-            if training.is_epoch_done:
-                try:
-                    training.end_epoch()
-                except KernelError as diverged:
-                    shares[i] = 1.0
-                    return diverged
-            shares[i] = _share(training)
-        return training.result() if training.is_done else None
+        for run in runs
+    ]  # fmt: skip
 
+    def train(numbers: Sequence[int]) -> dict[int, FitResult | KernelError]:
+        """These runs, until all of them are done; a run that is leaves the others."""
+        team, begun = begin_runs([planned[i] for i in numbers], x, y, shared)
+        left: list[TrainingRun | None] = list(begun)
+        results: dict[int, FitResult | KernelError] = {}
+        while any(left) and not stop:
+            advance_together(team, left)
+            for at, (i, run) in enumerate(zip(numbers, left, strict=True)):
+                if run is None:
+                    continue
+                try:
+                    if run.is_epoch_done:
+                        run.end_epoch()
+                except KernelError as diverged:
+                    results[i] = diverged
+                else:
+                    if run.is_done:
+                        results[i] = run.result()
+                shares[i] = 1.0 if i in results else _share(run)
+                if i in results:
+                    left[at] = None
+        return results
+
+    results: dict[int, FitResult | KernelError] = {}
     with concurrent.futures.ThreadPoolExecutor(check_threads(threads)) as pool:
-        futures = [pool.submit(work, i) for i in range(len(runs))]
+        waiting = {pool.submit(train, numbers) for numbers in _teams(planned)}
         try:
-            waiting = set(futures)
             while waiting:
                 done, waiting = concurrent.futures.wait(waiting, REPORT_SECONDS, concurrent.futures.FIRST_EXCEPTION)
                 for future in done:
-                    future.result()  # any other error of one run ends them all
+                    results |= future.result()  # any other error of one run ends them all
                 if on_progress is not None:
                     on_progress(sum(shares))
         except BaseException:
             stop = True
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return [result for future in futures if (result := future.result()) is not None]
+    return [results[i] for i in range(len(runs))]
+
+
+def _teams(planned: Sequence[PlannedRun]) -> list[list[int]]:
+    """The numbers of the runs that are trained at the same time, in the same launches."""
+    alike: list[list[int]] = []
+    for i, run in enumerate(planned):
+        for others in alike:
+            if run.is_like(planned[others[0]]):
+                others.append(i)
+                break
+        else:
+            alike.append([i])
+    teams = []
+    for numbers in alike:
+        while numbers:
+            size = planned[numbers[0]].bound.together(len(numbers))
+            teams.append(numbers[:size])
+            numbers = numbers[size:]
+    return teams
 
 
 def _row_numbers(rows: Array, n: int) -> Array:
@@ -116,4 +158,4 @@ def _data_of(run: Run) -> tuple[str, str, str]:
 
 
 def _share(training: TrainingRun) -> float:
-    return 1.0 if training.is_done else (training.epoch + training.step / training.steps) / training.options.epochs
+    return (training.epoch + training.step / training.steps) / training.options.epochs

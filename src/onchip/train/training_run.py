@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from onchip.errors import InputError, KernelError, ShapeError
-from onchip.kernels.training import SharedData, Trainer, bytes_of, epochs_at_once
+from onchip.kernels.training import Piece, SharedData, Trained, Trainer, TrainerTeam, bytes_of, epochs_at_once
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
-from onchip.runtime.engine import may_use_gpu, place
+from onchip.runtime.engine import Bound, may_use_gpu, place
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.options import TrainOptions
@@ -84,15 +85,41 @@ class FitResult:
     def epoch_losses(self) -> tuple[float, ...]:
         return tuple(epoch.loss for epoch in self.history)
 
+    def __repr__(self) -> str:
+        last, count = self.history[-1], len(self.history)
+        told = [f"{count} epoch{'s' if count > 1 else ''}", f"loss {last.loss:.4g}"]
+        told += [f"accuracy {last.accuracy:.4f}"] if last.accuracy is not None else []
+        told += [f"best epoch {self.best_epoch}"] if self.best_epoch != count else []
+        return f"FitResult({', '.join(told)}, {self.seconds:.3g} s on {self.chosen})"
 
-def prepare(
-    net: Network, x: Array, y: Array, options: TrainOptions, *, device: str, threads: int | None,
-    rows: Array | None = None, shared: SharedData | None = None,
-) -> TrainingRun:  # fmt: skip
-    """Plan a run and make its trainer; x and y are checked.
 
+@dataclass(frozen=True, eq=False)
+class PlannedRun:
+    """A run that has not begun: how it will be trained, and on which rows."""
+
+    net: Network
+    options: TrainOptions
+    plan: Plan
+    bound: Bound
+    chosen: str
+    train: Array  # rows to learn from
+    held: Array  # and to validate on
+
+    def is_like(self, other: PlannedRun) -> bool:
+        """Whether the two may be trained in the same launches."""
+        ours, theirs = self.plan, other.plan
+        is_same = (ours.job, ours.device, self.chosen) == (theirs.job, theirs.device, other.chosen)
+        return is_same and [g.claim.facts for g in ours.groups] == [g.claim.facts for g in theirs.groups]
+
+
+def plan_run(
+    net: Network, x: Array, options: TrainOptions, shared: SharedData, *, device: str, threads: int | None,
+    rows: Array | None = None,
+) -> PlannedRun:  # fmt: skip
+    """Plan a run; x is checked.
+
+    shared  with other runs on x
     rows    of x to train on, as if x had no others; None: all
-    shared  of runs on x and y side by side, each on its calling thread
     """
     all_rows = np.arange(len(x)) if rows is None else rows
     train, held = hold_out(len(all_rows), options.validation, options.seed)
@@ -103,33 +130,64 @@ def prepare(
         )  # fmt: skip
     kind = "momentum" if options.momentum else options.optimiser
     batch = min(options.batch_size, len(train))
-    shared, flat = shared or SharedData(), x.reshape(len(x), -1)
-    found = shared.get("bytes", lambda: bytes_of(flat)) if may_use_gpu(device, threads) else None
+    found = shared.get("bytes", lambda: bytes_of(_flat(x))) if may_use_gpu(device, threads) else None
     scale = found[1] if found else 0.0
     job = Job(options.precision, batch, loss=options.loss, optimiser=kind, byte_scale=scale)
     plan, backend, chosen = place(net, device, job, threads)
-    trainer = backend.bind(plan).trainer(flat, y, shared)
-    trainer.steps(train[:0], options.lr, 0.0, 0.0)  # no step: compiles before the clock starts
-    if len(held):
-        trainer.evaluate(train[:0])
-    return TrainingRun(net, plan, chosen, trainer, options, all_rows[train], all_rows[held])
+    return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows[train], all_rows[held])
+
+
+def begin_runs(
+    planned: Sequence[PlannedRun], x: Array, y: Array, shared: SharedData
+) -> tuple[TrainerTeam, list[TrainingRun]]:
+    """Make the trainers of runs that are alike; x and y are checked."""
+    orders = [len(rows) for run in planned for rows in (run.train, run.held) if len(rows)]
+    team = planned[0].bound.trainers([run.plan.network for run in planned], _flat(x), y, orders, shared)
+    for run, trainer in zip(planned, team.trainers, strict=True):
+        trainer.train(Piece((run.train[:0],), (run.options.lr,)))  # no step: compiles before the clock starts
+        if len(run.held):
+            trainer.evaluate(run.train[:0])
+    return team, [TrainingRun(run, trainer) for run, trainer in zip(planned, team.trainers, strict=True)]
+
+
+def advance_together(team: TrainerTeam, runs: Sequence[TrainingRun | None]) -> None:
+    """`advance` of every run of a team, at the same time; None: one that is done."""
+    pieces = [run.next_piece() if run is not None else None for run in runs]
+    if any(piece is not None for piece in pieces):
+        begin = time.perf_counter()
+
+        def make_next_orders() -> None:
+            for run, piece in zip(runs, pieces, strict=True):
+                if run is not None and piece is not None:
+                    run.make_next_orders(piece)
+
+        trained = team.train(pieces, make_next_orders)
+        took = time.perf_counter() - begin
+        for run, piece, told in zip(runs, pieces, trained, strict=True):
+            if run is not None and piece is not None:
+                run.keep(told, took)
+    for run in runs:
+        if run is not None:
+            run.take_trained()
+
+
+def _flat(x: Array) -> Array:
+    return x.reshape(len(x), -1)
 
 
 class TrainingRun:
     """A training run in progress, a piece of an epoch at a time."""
 
-    def __init__(
-        self, net: Network, plan: Plan, chosen: str, trainer: Trainer, options: TrainOptions, train: Array, held: Array
-    ) -> None:
-        self.net, self.plan, self.chosen, self.trainer, self.options = net, plan, chosen, trainer, options
-        self.train, self.held = train, held  # rows to learn from and to validate on
-        self.batch = min(options.batch_size, len(train))
-        self.steps = -(-len(train) // self.batch)  # of an epoch
+    def __init__(self, planned: PlannedRun, trainer: Trainer) -> None:
+        self.net, self.plan, self.chosen, self.options = planned.net, planned.plan, planned.chosen, planned.options
+        self.trainer, self.train, self.held = trainer, planned.train, planned.held
+        self.batch = min(self.options.batch_size, len(self.train))
+        self.steps = -(-len(self.train) // self.batch)  # of an epoch
         self.epoch = self.step = self.hits = 0  # epochs done; steps done of the next one, and their hits
         self.losses: list[Array] = []
         self._epoch_begins = 0  # at this one of them
-        self.most_epochs = 1 if len(held) else epochs_at_once(len(train), self.batch)  # of a call of the trainer
-        self._trained: deque[tuple[Array, Array, float]] = deque()  # epochs ahead: losses, hits, seconds
+        self.most_epochs = 1 if len(self.held) else epochs_at_once(len(self.train), self.batch)  # of a piece
+        self._trained: deque[tuple[Array, Array, float]] = deque()  # and not taken yet: losses, hits, seconds
         self.told = 0.0  # the sum of the losses of the epoch so far
         self.history: list[Epoch] = []
         self.best_epoch, self.best_weights = 0, dict[str, Array]()
@@ -178,16 +236,43 @@ class TrainingRun:
 
         Of epochs that are shorter than that several are trained at once, the rest of which the next calls return.
         """
-        count = min(steps or self.piece, self.steps - self.step)
-        epochs = min(self.piece // self.steps, self.most_epochs, self.options.epochs - self.epoch)
+        piece = self.next_piece(steps)
+        if piece is not None:
+            begin = time.perf_counter()
+            trained = self.trainer.train(piece, lambda: self.make_next_orders(piece))
+            self.keep(trained, time.perf_counter() - begin)
+        return self.take_trained()
+
+    def next_piece(self, steps: int | None = None) -> Piece | None:
+        """What is to be trained now; None: nothing, there are epochs ahead."""
         if self._trained:
-            count = self.steps
-        elif steps is None and self.step == 0 and epochs > 1:
-            count = self.steps
-            self._train_ahead(epochs)
-        losses, hits, took = self._trained.popleft() if self._trained else self._train(count, steps is None)
-        rows = len(self.order[self.step * self.batch : (self.step + count) * self.batch])
-        self.step += count
+            return None
+        o, count = self.options, min(steps or self.piece, self.steps - self.step)
+        epochs = min(self.piece // self.steps, self.most_epochs, o.epochs - self.epoch)
+        if steps is None and self.step == 0 and epochs > 1:
+            numbers = range(self.epoch, self.epoch + epochs)
+            self._make_orders(numbers)
+            orders = [self._orders[epoch] if o.shuffle else self.train for epoch in numbers]
+            return Piece(orders, [o.lr_at(epoch) for epoch in numbers], o.momentum, o.weight_decay)
+        rows = self.order[self.step * self.batch : (self.step + count) * self.batch]
+        return Piece((rows,), (o.lr_at(self.epoch),), o.momentum, o.weight_decay)
+
+    def make_next_orders(self, piece: Piece) -> None:
+        """Those of the epochs behind a piece, if it ends one: while the device works on it."""
+        count, rows = len(piece.orders), len(piece.orders[0])
+        if self.step * self.batch + rows == len(self.train):
+            self._make_orders(range(self.epoch + count, self.epoch + 2 * count))
+
+    def keep(self, trained: Trained, took: float) -> None:
+        """What came of a piece, and the seconds that it took."""
+        self._trained.extend((losses, hits, took / len(trained)) for losses, hits in trained)
+        self._choose_piece(sum(len(losses) for losses, _ in trained), took)
+
+    def take_trained(self) -> Array:
+        """Go on to where the next of the trained steps end; their losses."""
+        losses, hits, took = self._trained.popleft()
+        rows = len(self.order[self.step * self.batch : (self.step + len(losses)) * self.batch])
+        self.step += len(losses)
         self.hits += int(hits.sum())
         self.losses.append(losses)
         self.told += float(losses.sum())
@@ -195,36 +280,6 @@ class TrainingRun:
         self.epoch_seconds += took
         self.seconds += took
         return losses
-
-    def _train(self, count: int, is_timed: bool) -> tuple[Array, Array, float]:
-        """The next steps of the epoch: losses, hits, and the seconds that they took."""
-        begin, o = time.perf_counter(), self.options
-        rows = self.order[self.step * self.batch : (self.step + count) * self.batch]
-
-        def make_next_order() -> None:
-            if self.step + count == self.steps:
-                self._make_orders(range(self.epoch + 1, self.epoch + 2))
-
-        losses, hits = self.trainer.steps(rows, o.lr_at(self.epoch), o.momentum, o.weight_decay, make_next_order)
-        took = time.perf_counter() - begin
-        if is_timed:
-            self._choose_piece(count, took)
-        return losses, hits, took
-
-    def _train_ahead(self, count: int) -> None:
-        """So many epochs, from the beginning of this one."""
-        begin, o, epochs = time.perf_counter(), self.options, range(self.epoch, self.epoch + count)
-        self._make_orders(epochs)
-        orders = [self._orders[epoch] if o.shuffle else self.train for epoch in epochs]
-
-        def make_next_orders() -> None:
-            self._make_orders(range(epochs.stop, epochs.stop + count))
-
-        lrs = [o.lr_at(epoch) for epoch in epochs]
-        trained = self.trainer.epochs(orders, lrs, o.momentum, o.weight_decay, make_next_orders)
-        took = time.perf_counter() - begin
-        self._choose_piece(count * self.steps, took)
-        self._trained.extend((losses, hits, took / count) for losses, hits in trained)
 
     def _choose_piece(self, count: int, took: float) -> None:
         """The steps of the next piece, when so many took so long."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +39,11 @@ class TrainJob:
     data: Dataset
     options: TrainOptions
     source: Source
+    make_net: Callable[..., Network]  # (seed=)
+
+    def seeded(self, seed: int) -> TrainJob:
+        """The same job, on the same data, with another seed."""
+        return replace(self, net=self.make_net(seed=seed), options=replace(self.options, seed=seed))
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -79,14 +85,18 @@ def train_job(
         source = replace(source, test_share=TEST_SHARE)
     if lesson is not None:
         data = _named_data(model, lesson, source)
-        net = lesson.network(data.inputs, seed=options.seed, **chosen)
+        make_net: Callable[..., Network] = partial(lesson.network, data.inputs, **chosen)
     elif model == NEW:
         data = _users_data(source, options)
-        net = mlp(data.inputs, *chosen.pop("hidden", HIDDEN), data.outputs, seed=options.seed, **chosen)
+        make_net = partial(mlp, data.inputs, *chosen.pop("hidden", HIDDEN), data.outputs, **chosen)
     else:
         net = load(model)  # before its data: a wrong name is told at once
         data = _named_data(model, digits, source) if is_named else _users_data(source, options)
-    return TrainJob(net, data, options, source)
+
+        def make_net(seed: int) -> Network:
+            return net
+
+    return TrainJob(make_net(seed=options.seed), data, options, source, make_net)
 
 
 def files_read(model: str, source: Source) -> dict[str, str | Path]:

@@ -16,7 +16,7 @@ from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_tensors import dtype_of
 from onchip.spec.reading import MAX_RANK, show
 from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
+from onchip.spec.types import BATCH, numpy_dtype
 
 # Their result is the same numbers in another place: a weight keeps its name through them.
 KEEP_NUMBERS = ("Reshape", "Squeeze", "Transpose", "Unsqueeze")
@@ -69,8 +69,9 @@ def fold_cast(graph: GraphReader, op: Op) -> Array:
 
 @folds("ConstantOfShape")
 def fold_constant_of_shape(graph: GraphReader, op: Op) -> Array:
-    shape = graph.ints(op, 0)
-    if min(shape, default=0) < 0:
+    # The same for every row: a size of 1, which stretches along the batch.
+    shape = [1 if d == BATCH else int(d) for d in graph.constant_or_shape(op, 0).ravel()]
+    if min(shape, default=0) < 0 or len(shape) > MAX_RANK:
         raise FormatError(f"{op}: bad shape", got=show(shape), expected="sizes")
     graph.spend(op, math.prod(shape))
     value = graph.tensor(op, "value") if "value" in op.attributes else np.zeros(1, np.float32)

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from onchip.errors import FormatError
-from onchip.formats.onnx_ops.base import Op
-from onchip.formats.onnx_tensors import TensorReader
+from onchip.formats.onnx_ops.base import READERS, Op
+from onchip.formats.onnx_tensors import TEXT, TensorReader
 from onchip.spec.layers import Layer, Reshape
 from onchip.spec.network import Node
 from onchip.spec.reading import MAX_RANK, show
@@ -30,6 +30,10 @@ class Unfinished:
 
     x: str  # our name of the value it is made of
     expected: ClassVar[str]  # what has to follow
+
+    def finish(self, graph: GraphReader, op: Op | None) -> str | None:
+        """The name of the value that it is already, if it is one; it may add layers for `op`, or for the network."""
+        return None
 
 
 class GraphReader:
@@ -83,7 +87,7 @@ class GraphReader:
         name = op.inputs[index]
         if name in self._constants:
             raise FormatError(f"{op}: input {index} is a constant", got=show(name), expected="a value of the network")
-        if name in self.unfinished:
+        if name in self.unfinished and not self.finish(name, op):
             raise FormatError(f"{op} cannot follow", got=show(name), expected=self.unfinished[name].expected)
         if name not in self.values:
             raise FormatError(f"{op} reads {show(name)}, which nothing before it makes", expected="nodes in order")
@@ -108,6 +112,12 @@ class GraphReader:
         if not isinstance(self._constants[name], np.ndarray):
             self._constants[name] = self._tensors.read(self._constants[name], name)
         return cast(Array, self._constants[name])
+
+    def text_count(self, op: Op, index: int) -> int:
+        """How many texts the node reads there as a constant; 0 if it reads something else."""
+        tensor = self._constants.get(op.inputs[index]) if self.has(op, index) else None
+        is_text = getattr(tensor, "data_type", 0) == TEXT
+        return len(tensor.string_data) if tensor is not None and is_text else 0
 
     def tensor(self, op: Op, name: str) -> Array:
         """An attribute that holds numbers."""
@@ -166,20 +176,29 @@ class GraphReader:
         """A layer that makes the node's output."""
         self._make(op, op.outputs[0], self.values, self._add(op, op.name, layer, inputs, weights or {}))
 
-    def add_step(self, op: Op, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str] | None = None) -> str:
-        """A layer on the way to the node's output; its name."""
+    def add_step(
+        self, op: Op | None, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str] | None = None
+    ) -> str:
+        """A layer on the way to the node's output, or to the network's; its name."""
         return self._add(op, "", layer, inputs, weights or {})
 
-    def _add(self, op: Op, name: str, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str]) -> str:
-        while not name or name in self.types or (name != op.name and name in self._op_names):
-            self._named[op.kind] += 1
-            name = f"{op.kind.lower()}{self._named[op.kind]}"
+    def add_named(self, op: Op, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str]) -> str:
+        """The same, under the node's name: it makes most of an output that is seen in another way."""
+        return self._add(op, op.name, layer, inputs, weights)
+
+    def _add(self, op: Op | None, name: str, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str]) -> str:
+        kind, own = (op.kind, op.name) if op else (layer.kind, "")
+        while not name or name in self.types or (name != own and name in self._op_names):
+            self._named[kind] += 1
+            name = f"{kind.lower()}{self._named[kind]}"
         node = Node(name, layer, inputs, weights)
         arrays = {role: self.weights[weight] for role, weight in node.weights.items()}
         roles = {role: TensorType(array.shape, array.dtype.name) for role, array in arrays.items()}
         made = layer.infer(tuple(self.types[value] for value in inputs), roles)
         if made.row_size > MAX_ROW:
-            raise FormatError(f"{op}: rows are too large", got=str(made), expected=f"at most {MAX_ROW:,} numbers a row")
+            raise FormatError(
+                f"{op or name}: rows are too large", got=str(made), expected=f"at most {MAX_ROW:,} numbers a row"
+            )
         self.types[name], self.nodes[name] = made, node
         return name
 
@@ -199,9 +218,38 @@ class GraphReader:
             raise FormatError(f"{op} would mix the rows of the batch", got=show(list(shape)), expected="the batch once")
         return Reshape(tuple(int(d) for d in shape))
 
-    def begin(self, op: Op, part: Unfinished) -> None:
+    def begin(self, op: Op, part: Unfinished, index: int = 0) -> None:
         """The node's output is part of a layer that later nodes complete."""
-        self._make(op, op.outputs[0], self.unfinished, part)
+        self._make(op, op.outputs[index], self.unfinished, part)
+
+    def finish(self, name: str, op: Op | None = None) -> bool:
+        """Whether what is unfinished under ONNX's name is a value as it is; if so, it is one from now on."""
+        if (value := self.unfinished[name].finish(self, op)) is None:
+            return False
+        del self.unfinished[name]
+        self.values[name] = value
+        return True
+
+    def part(self, op: Op, kind: str, inputs: Sequence[str], **attributes: object) -> str:
+        """Read another operator on the way to the node's output; names of values, given and made, are ONNX's."""
+        if kind not in READERS:
+            raise FormatError(f"{op} needs an operator that onchip does not have", got=kind)
+        READERS[kind](self, Op(kind, "", tuple(inputs), (made := self._fresh(op, kind),), attributes))
+        return made
+
+    def part_constant(self, op: Op, array: Array) -> str:
+        """ONNX's name of an array that a part of the node reads."""
+        self._make(op, made := self._fresh(op, "constant"), self._constants, array)
+        return made
+
+    def part_value(self, op: Op, value: str) -> str:
+        """The same of a value."""
+        self._make(op, made := self._fresh(op, "value"), self.values, value)
+        return made
+
+    def _fresh(self, op: Op, kind: str) -> str:
+        self._named["part"] += 1
+        return f"{op.outputs[0]}/{kind}/{self._named['part']}"
 
     def pass_on(self, op: Op, index: int = 0) -> None:
         """The node's output is its input, value or constant."""
@@ -217,6 +265,10 @@ class GraphReader:
         self._make(op, op.outputs[0], self._constants, tensor)
         if origin:
             self._origins[op.outputs[0]] = self._origins.get(origin, origin)
+
+    def hand_out(self, op: Op, index: int, value: str) -> None:
+        """The node's output with this number is a value that is already there."""
+        self._make(op, op.outputs[index], self.values, value)
 
     def spend(self, op: Op, numbers: int) -> None:
         """Count numbers that an operator on constants is about to make."""

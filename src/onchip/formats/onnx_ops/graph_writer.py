@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ class GraphWriter:
         self.initializers: list[Any] = []
         self._taken: set[str] = set()
         self._arrays: Made = {}
-        self._filed: dict[tuple[str, str, bool], str] = {}  # (weight, dtype, transposed) -> initializer
+        self._filed: dict[tuple[str, str, object], str] = {}  # (weight, dtype, change) -> initializer
         self.values = {name: self.fresh(name) for name in net.inputs}
         used = {weight for node in net.nodes for weight in node.weights.values()}
         self._weight_names = {name: self.fresh(name) for name in net.weights if name in used}
@@ -50,10 +51,16 @@ class GraphWriter:
         """The dtype of what the node makes; ONNX wants its weights to have it too."""
         return self.net.types[node.name].dtype
 
-    def weight(self, node: Node, role: str, transposed: bool = False) -> str:
-        """ONNX's name for a node's weight, in the dtype of what the node makes: ONNX mixes none."""
+    def numpy_dtype(self, node: Node) -> np.dtype[Any]:
+        return numpy_dtype(self.dtype(node))
+
+    def weight(self, node: Node, role: str, change: Callable[[Array], Array] = np.asarray) -> str:
+        """ONNX's name for a node's weight, in the dtype of what the node makes: ONNX mixes none.
+
+        change  what makes ONNX's array of it, a function of a module
+        """
         name, dtype = node.weights[role], self.dtype(node)
-        key = (name, dtype, transposed)
+        key = (name, dtype, change)
         if key not in self._filed:
             array = materialise(name, self.net.weights, self._arrays)
             if not np.can_cast(array.dtype, numpy_dtype(dtype)):
@@ -65,7 +72,7 @@ class GraphWriter:
             array = array.astype(numpy_dtype(dtype), copy=False)
             is_first = all(filed[0] != name for filed in self._filed)
             self._filed[key] = self._weight_names[name] if is_first else self.fresh(name)
-            self.initializers.append(make_tensor(self._filed[key], array.T if transposed else array))
+            self.initializers.append(make_tensor(self._filed[key], change(array)))
         return self._filed[key]
 
     def weights(self, node: Node, *roles: str) -> list[str]:
@@ -88,9 +95,13 @@ class GraphWriter:
         self.emit_part(op_type, node.name, inputs, self.values[node.name], **attributes)
 
     def emit_part(self, op_type: str, name: str, inputs: list[str], output: str, **attributes: Any) -> None:
+        self.emit_outputs(op_type, name, inputs, [output], **attributes)
+
+    def emit_outputs(self, op_type: str, name: str, inputs: list[str], outputs: list[str], **attributes: Any) -> None:
+        """A node with several outputs, "" for those that nobody reads."""
         import onnx
 
-        self.nodes.append(onnx.helper.make_node(op_type, inputs, [output], name, **attributes))
+        self.nodes.append(onnx.helper.make_node(op_type, inputs, outputs, name, **attributes))
 
     def emit_step(self, op_type: str, node: Node, inputs: list[str], **attributes: Any) -> str:
         """A node on the way to the layer's output; the name of what it makes."""

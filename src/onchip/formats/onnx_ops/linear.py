@@ -112,7 +112,7 @@ def write_linear(graph: GraphWriter, node: Node) -> None:
     if len(graph.net.input_types(node)[0].shape) == 2:
         graph.emit("Gemm", node, [graph.value(node), *graph.weights(node, "weight", "bias")], transB=1)
         return
-    operands = [graph.value(node), graph.weight(node, "weight", transposed=True)]
+    operands = [graph.value(node), graph.weight(node, "weight", np.transpose)]
     if "bias" not in node.weights:
         graph.emit("MatMul", node, operands)
         return

@@ -15,7 +15,7 @@ Limits  float32; an MLP chain of ReLU, LeakyReLU, Sigmoid, Tanh without softmax 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -53,7 +53,7 @@ from onchip.kernels.cpu.train_step import (
 )
 from onchip.kernels.cpu.train_weights import SUM_ROWS, TASK_FLOATS, TASK_K
 from onchip.kernels.pointwise import TRAINED
-from onchip.kernels.training import STATE_NAMES, check_restored, why_not_trained
+from onchip.kernels.training import STATE_NAMES, Piece, Trained, check_restored, why_not_trained
 from onchip.plan.device import Device
 from onchip.plan.kernel import OPTIMISERS, Claim, Job, Refusal
 from onchip.spec.network import Network
@@ -111,13 +111,18 @@ class Trainer:
             self.tiles = _aligned_rows(workers, TASK_FLOATS)
         self.tickets = aligned_zeros(1, np.int64)
 
-    def steps(
-        self, order: Array, lr: float, momentum: float, decay: float, meanwhile: Callable[[], None] | None = None
-    ) -> tuple[Array, Array]:
-        """Train on the rows `order` of x, batch by batch: the loss of each step before its update, and its hits.
+    def train(self, piece: Piece, meanwhile: Callable[[], None] | None = None) -> Trained:
+        """Train on a piece.
 
-        meanwhile  called when they are done: here, the host is the device
+        meanwhile  called when that is done: here, the host is the device
         """
+        orders = zip(piece.orders, piece.lrs, strict=True)
+        trained = [self._steps(order, lr, piece.momentum, piece.decay) for order, lr in orders]
+        if meanwhile is not None:
+            meanwhile()
+        return trained
+
+    def _steps(self, order: Array, lr: float, momentum: float, decay: float) -> tuple[Array, Array]:
         count = -(-len(order) // self.batch)
         losses, hits = np.zeros(count), np.zeros(count, np.int64)
         data = Data(self.x.ctypes.data, self.y.ctypes.data, order)
@@ -139,19 +144,7 @@ class Trainer:
             sizes = np.full(count, self.batch)
             sizes[-1:] = len(order) - (count - 1) * self.batch
             losses /= sizes
-        if meanwhile is not None:
-            meanwhile()
         return losses, hits
-
-    def epochs(
-        self, orders: Sequence[Array], lrs: Sequence[float], momentum: float, decay: float,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> list[tuple[Array, Array]]:  # fmt: skip
-        """`steps` of each order, one after the other."""
-        results = [self.steps(order, lr, momentum, decay) for order, lr in zip(orders, lrs, strict=True)]
-        if meanwhile is not None:
-            meanwhile()
-        return results
 
     def evaluate(self, order: Array) -> tuple[float, int]:
         """The loss of the rows `order` of x as one batch, and how many of them hit their class."""

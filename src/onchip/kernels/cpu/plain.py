@@ -39,6 +39,7 @@ from onchip.spec.layers import (
     MaxPool2d,
     Mul,
     Permute,
+    Recurrent,
     SequenceMax,
     Softmax,
     TokenConv,
@@ -49,8 +50,8 @@ from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, as_is
 from onchip.spec.types import DTYPE_BYTES
 
-_ROW_BY_ROW = (Linear, Softmax, LogSoftmax, GlobalMean)
-_USES_BLAS = (Linear, Convolution, TransposedConvolution)
+_ROW_BY_ROW = (Linear, Recurrent, Softmax, LogSoftmax, GlobalMean)
+_USES_BLAS = (Linear, Recurrent, Convolution, TransposedConvolution)
 _SUMS = (Softmax, LogSoftmax, GlobalMean, AvgPool1d, AvgPool2d, TokenConv, CumSum)
 _BLOCK_BYTES = 1 << 20  # read and written by a block of rows: it stays in cache
 

@@ -20,6 +20,7 @@ from onchip.kernels.cuda.product_gather import ProductGather
 from onchip.kernels.cuda.product_mma import ProductMma
 from onchip.kernels.cuda.product_wgmma import ProductWgmma
 from onchip.kernels.cuda.product_windows import ProductWindows
+from onchip.kernels.cuda.recurrent import RecurrentAlone
 from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.kernels.cuda.scan import ScanAlone
 from onchip.kernels.cuda.sequence_max import SequenceMaxAlone
@@ -33,4 +34,5 @@ KERNELS: tuple[Kernel, ...] = (
     View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductMma(), ProductAlone(),
     DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(),
     WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(), ProductGather(), Gather(),
+    RecurrentAlone(),
 )  # fmt: skip

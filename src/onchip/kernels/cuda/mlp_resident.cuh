@@ -133,106 +133,150 @@ __device__ __forceinline__ void load_four(float (&v)[4], const unsigned char* fr
     for (int i = 0; i < 4; ++i) v[i] = __uint_as_float(__byte_perm(word, 0x4b000000, 0x7440 + i)) - 8388608.0f;
 }
 
-// a (16 RT rows, CHUNKS chunks) times 8 NT rows of b. SPLITS warps share the sums of 16 x 8 numbers. finish(row, column, four): of rows `row` and `row` + 1, columns `column` and + 1, by lane.
-// parts  room for (SPLITS - 1) x RT x NT x 128 floats
-template <class P, int RT, int NT, int SPLITS, int CHUNKS, class A, class Finish>
+// How many warps share a sum: no more than there are chunks, and room for the parts of a tile. It is the order of a sum,
+// so it is asked for one tile, whatever number of them a block owns.
+__device__ constexpr int splits_of(int row_tiles, int chunks, int room_floats) {
+    int splits = TEAM_WARPS / row_tiles;
+    if (splits > chunks) splits = chunks;
+    if (splits > 1 + room_floats / (row_tiles * 128)) splits = 1 + room_floats / (row_tiles * 128);
+    return splits < 1 ? 1 : splits;
+}
+__device__ constexpr int shares_of(int chunks, int room_tiles) {
+    const int shares = chunks < TEAM_WARPS ? chunks : TEAM_WARPS;
+    return shares < room_tiles ? shares : room_tiles;
+}
+
+// How NT tiles are gone through: SIDE by side, by other warps, and DEEP by the same ones, which read `a` once for them.
+// most: tiles that there is room for, of the parts of their sums
+template <int NT, int TEAMS, int MOST, int DEEPEST>
+struct TileTurns {
+    static constexpr int SIDE_ROOM = TEAMS < MOST ? TEAMS : MOST, SIDE = SIDE_ROOM < NT ? SIDE_ROOM : NT;
+    static constexpr int ROUNDS = (NT + SIDE - 1) / SIDE, DEEP_ROOM = MOST / SIDE < DEEPEST ? MOST / SIDE : DEEPEST;
+    static constexpr int DEEP = ROUNDS < DEEP_ROOM ? ROUNDS : DEEP_ROOM, TILES = SIDE * DEEP;
+};
+
+// a (16 RT rows, CHUNKS chunks) times 8 NT rows of b. SPLITS warps share the sums of 16 x 8 numbers. finish(row, column,
+// four): of rows `row` and `row` + 1, columns `column` and + 1, by lane.
+// parts  room for (SPLITS - 1) x RT x 128 floats of each of ROOM tiles
+template <class P, int RT, int NT, int SPLITS, int CHUNKS, int ROOM, class A, class Finish>
 __device__ __forceinline__ void multiply_rows(const A* a, int a_pitch, const float* b, int b_pitch, float* parts,
                                               const Finish& finish) {
-    constexpr int ITEMS = RT * NT, TURNS = (ITEMS + TEAM_WARPS - 1) / TEAM_WARPS;
-    static_assert(SPLITS == 1 || ITEMS * SPLITS <= TEAM_WARPS, "a warp has one part of one sum");
+    static_assert(SPLITS * RT <= TEAM_WARPS && ROOM > 0, "a warp has one part of one sum");
+    using Turns = TileTurns<NT, TEAM_WARPS / (SPLITS * RT), ROOM, 4>;
+    constexpr int ITEMS = RT * Turns::SIDE, DEEP = Turns::DEEP;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const int share = SPLITS > 1 ? warp / ITEMS : 0;
-    float totals[TURNS][4] = {};
-#pragma unroll
-    for (int turn = 0; turn < TURNS; ++turn) {
-        const int item = SPLITS > 1 ? warp % ITEMS : warp + turn * TEAM_WARPS;
-        if (item >= ITEMS || share >= SPLITS) continue;
-        const A* const of_a = a + (item % RT * 16 + 2 * g) * a_pitch + 4 * q;
-        const float* const of_b = b + (item / RT * 8 + g) * b_pitch + 4 * q;
+    const int share = warp / ITEMS, item = warp % ITEMS, row = item % RT * 16 + 2 * g;
+    const A* const of_a = a + row * a_pitch + 4 * q;
+#pragma unroll 1
+    for (int first = 0; first < NT; first += Turns::TILES) {
+        const int tile = first + item / RT;
+        const float* const of_b = b + (tile * 8 + g) * b_pitch + 4 * q;
+        float totals[DEEP][4] = {};
+        if (share < SPLITS) {
 #pragma unroll 2
-        for (int chunk = share; chunk < CHUNKS; chunk += SPLITS) {
-            float v[2][4], w[1][4];
-            load_four(v[0], of_a + chunk * CHUNK);
-            load_four(v[1], of_a + chunk * CHUNK + a_pitch);
-            load_four(w[0], of_b + chunk * CHUNK);
-            add_chunk<P>(totals[turn], Words<P, 2, sizeof(A) == 1>(v), 0, Words<P, 1>(w));
+            for (int chunk = share; chunk < CHUNKS; chunk += SPLITS) {
+                float v[2][4];
+                load_four(v[0], of_a + chunk * CHUNK);
+                load_four(v[1], of_a + chunk * CHUNK + a_pitch);
+                const Words<P, 2, sizeof(A) == 1> words(v);
+#pragma unroll
+                for (int j = 0; j < DEEP; ++j) {
+                    if (tile + j * Turns::SIDE >= NT) continue;
+                    float w[1][4];
+                    load_four(w[0], of_b + j * Turns::SIDE * 8 * b_pitch + chunk * CHUNK);
+                    add_chunk<P>(totals[j], words, 0, Words<P, 1>(w));
+                }
+            }
         }
-        if (share > 0) store_several(parts + ((share - 1) * ITEMS + item) * 128 + lane * 4, totals[turn]);
-    }
-    if (SPLITS > 1) __syncthreads();
-    if (share > 0) return;
+        float* const mine = parts + (share - 1) * ITEMS * DEEP * 128 + item * 128 + lane * 4;
+        if (SPLITS > 1 && first > 0) __syncthreads();  // the parts before have been added up
+        if (share > 0 && share < SPLITS) {
 #pragma unroll
-    for (int turn = 0; turn < TURNS; ++turn) {
-        const int item = warp + turn * TEAM_WARPS;
-        if (item >= ITEMS) continue;
-#pragma unroll
-        for (int other = 1; other < SPLITS; ++other) {
-            float part[4];
-            load_four(part, parts + ((other - 1) * ITEMS + item) * 128 + lane * 4);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) totals[turn][i] += part[i];
+            for (int j = 0; j < DEEP; ++j) store_several(mine + j * ITEMS * 128, totals[j]);
         }
-        finish(item % RT * 16 + 2 * g, item / RT * 8 + 2 * q, totals[turn]);
+        if (SPLITS > 1) __syncthreads();
+        if (share > 0) continue;
+#pragma unroll
+        for (int j = 0; j < DEEP; ++j) {
+            if (tile + j * Turns::SIDE >= NT) continue;
+#pragma unroll
+            for (int other = 1; other < SPLITS; ++other) {
+                float part[4];
+                load_four(part, mine + (other * DEEP + j) * ITEMS * 128);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) totals[j][i] += part[i];
+            }
+            finish(row, (tile + j * Turns::SIDE) * 8 + 2 * q, totals[j]);
+        }
     }
 }
 
 // The same, where a warp takes all rows of 8 columns: what it makes of b serves all of them. Every warp has a part, and a
 // thread adds up one number's: finish(row, column, sum).
-// parts  room for SPLITS x RT x NT x 128 floats
-template <class P, int RT, int NT, int SPLITS, int CHUNKS, class A, class Finish>
+// parts  room for SPLITS x RT x 128 floats of each of ROOM tiles
+template <class P, int RT, int NT, int SPLITS, int CHUNKS, int ROOM, class A, class Finish>
 __device__ __forceinline__ void multiply_columns(const A* a, int a_pitch, const float* b, int b_pitch, float* parts,
                                                  const Finish& finish) {
-    static_assert(NT * SPLITS <= TEAM_WARPS, "a warp has one part of one sum");
-    constexpr int NUMBERS = RT * NT * 128;
+    static_assert(SPLITS <= TEAM_WARPS && ROOM > 0, "a warp has one part of one sum");
+    using Turns = TileTurns<NT, TEAM_WARPS / SPLITS, ROOM, RT < 4 ? 4 / RT : 1>;
+    constexpr int SIDE = Turns::SIDE, DEEP = Turns::DEEP, NUMBERS = RT * Turns::TILES * 128;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
-    const int share = warp / NT, tile = warp % NT;
-    if (share < SPLITS) {
-        const A* const of_a = a + 2 * g * a_pitch + 4 * q;
-        const float* const of_b = b + (tile * 8 + g) * b_pitch + 4 * q;
-        float totals[RT][4] = {};
+    const int share = warp / SIDE;
+    const A* const of_a = a + 2 * g * a_pitch + 4 * q;
 #pragma unroll 1
-        for (int chunk = share; chunk < CHUNKS; chunk += SPLITS) {
-            float w[1][4];
-            load_four(w[0], of_b + chunk * CHUNK);
-            const Words<P, 1> words(w);
+    for (int first = 0; first < NT; first += Turns::TILES) {
+        const int tile = first + warp % SIDE;
+        if (first > 0) __syncthreads();  // the parts before have been added up
+        if (share < SPLITS) {
+            const float* const of_b = b + (tile * 8 + g) * b_pitch + 4 * q;
+            float totals[DEEP][RT][4] = {};
+#pragma unroll 1
+            for (int chunk = share; chunk < CHUNKS; chunk += SPLITS) {
+                float w[DEEP][1][4] = {};
 #pragma unroll
-            for (int t = 0; t < RT; ++t) {
-                float v[2][4];
-                load_four(v[0], of_a + 16 * t * a_pitch + chunk * CHUNK);
-                load_four(v[1], of_a + (16 * t + 1) * a_pitch + chunk * CHUNK);
-                add_chunk<P>(totals[t], Words<P, 2, sizeof(A) == 1>(v), 0, words);
+                for (int j = 0; j < DEEP; ++j)
+                    if (tile + j * SIDE < NT) load_four(w[j][0], of_b + j * SIDE * 8 * b_pitch + chunk * CHUNK);
+#pragma unroll
+                for (int t = 0; t < RT; ++t) {
+                    float v[2][4];
+                    load_four(v[0], of_a + 16 * t * a_pitch + chunk * CHUNK);
+                    load_four(v[1], of_a + (16 * t + 1) * a_pitch + chunk * CHUNK);
+                    const Words<P, 2, sizeof(A) == 1> words(v);
+#pragma unroll
+                    for (int j = 0; j < DEEP; ++j) add_chunk<P>(totals[j][t], words, 0, Words<P, 1>(w[j]));
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < DEEP; ++j) {
+                const int slot = j * SIDE + warp % SIDE;
+#pragma unroll
+                for (int t = 0; t < RT; ++t)
+                    store_several(parts + (share * Turns::TILES + slot) * RT * 128 + t * 128 + lane * 4, totals[j][t]);
             }
         }
+        __syncthreads();
+        for (int at = threadIdx.x; at < NUMBERS; at += TEAM) {
+            const int within = at % 128, item = at / 128, made = first + item / RT;  // within: 4 * lane + number
+            if (made >= NT) break;
+            float sum = parts[at];
 #pragma unroll
-        for (int t = 0; t < RT; ++t)
-            store_several(parts + (share * NT + tile) * RT * 128 + t * 128 + lane * 4, totals[t]);
+            for (int i = 1; i < SPLITS; ++i) sum += parts[i * NUMBERS + at];
+            finish(item % RT * 16 + within / 16 * 2 + within % 4 / 2, made * 8 + within / 4 % 4 * 2 + within % 2, sum);
+        }
     }
-    __syncthreads();
-    for (int at = threadIdx.x; at < NUMBERS; at += TEAM) {
-        float sum = parts[at];
-#pragma unroll
-        for (int i = 1; i < SPLITS; ++i) sum += parts[i * NUMBERS + at];
-        const int within = at % 128, item = at / 128;  // 4 * lane + number
-        finish(item % RT * 16 + within / 16 * 2 + within % 4 / 2, item / RT * 8 + within / 4 % 4 * 2 + within % 2, sum);
-    }
-}
-
-// How many warps share a sum: no more than there are chunks, and room for parts.
-__device__ constexpr int splits_of(int items, int chunks, int room_floats) {
-    int splits = TEAM_WARPS / items;
-    if (splits > chunks) splits = chunks;
-    if (splits > 1 + room_floats / (items * 128)) splits = 1 + room_floats / (items * 128);
-    return splits < 1 ? 1 : splits;
-}
-
-__device__ constexpr int shares_of(int tiles, int chunks, int room) {
-    int shares = TEAM_WARPS / tiles;
-    if (shares > chunks) shares = chunks;
-    if (shares > room / tiles) shares = room / tiles;
-    return shares;
 }
 
 // -- blocks that hand numbers to each other --------------------------------------------------------------------------
+
+// For a stress test, compiled with -DRANDOM_DELAYS: whoever sends or looks may come late, some warps by two microseconds.
+__device__ __forceinline__ void delay() {
+#ifdef RANDOM_DELAYS
+    u32 now;
+    asm volatile("mov.u32 %0, %clock;" : "=r"(now) :);
+    const u32 drawn = (now ^ blockIdx.x * 40503u ^ threadIdx.x / 32 * 2057u) * 2654435761u;
+    if (drawn >> 28 == 0) __nanosleep(drawn >> 16 & 2047);
+#endif
+}
 
 // The last bit of a number says which turn it is of: whoever waits for it looks until the bit is right. A place is used
 // every second turn, and its bit is another each time. So a number is there when it is seen, without flags or fences.
@@ -242,11 +286,15 @@ struct Exchange {
 
     __device__ __forceinline__ u32 bit() const { return 1 ^ (turn >> 1 & 1); }
 
+    // What arrives of a number.
+    static __device__ __forceinline__ float sent(float v) { return __uint_as_float(__float_as_uint(v) & ~1u); }
+
     // Of a hidden layer's unit.
     template <int ROWS, int TILES>
     __device__ __forceinline__ void send(int unit, int row, float v) const {
         float* const to = at + ((((turn & 1) * TILES * 2) + unit / 4) * ROWS + row) * 4 + unit % 4;
-        const u32 word = (__float_as_uint(v) & ~1u) | bit();
+        const u32 word = __float_as_uint(sent(v)) | bit();
+        delay();
         asm volatile("st.relaxed.gpu.global.b32 [%0], %1;" :: "l"(to), "r"(word) : "memory");
     }
     static __device__ __forceinline__ void look(u32 (&v)[4], const float* from) {
@@ -267,6 +315,7 @@ struct Exchange {
         };
         unsigned long long begin = 0;
         bool is_late = false;
+        delay();
 #pragma unroll 1
         for (int first = threadIdx.x; first < PIECES; first += AT_ONCE * TEAM) {
             u32 v[AT_ONCE][4];
@@ -317,23 +366,27 @@ struct Partners {
     }
     __device__ __forceinline__ void send(int piece, const float (&v)[4]) const {
         const Exchange exchange = {at, turn};
+        delay();
         u32 words[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) words[i] = (__float_as_uint(v[i]) & ~1u) | exchange.bit();
+        for (int i = 0; i < 4; ++i) words[i] = __float_as_uint(Exchange::sent(v[i])) | exchange.bit();
         asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};"
                      :: "l"(place(group, piece)), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
     }
-    // COUNT pieces of the other group's, all asked for at once. False: one did not come before the deadline.
+    // COUNT pieces of the other group's, of `left` that there are, all asked for at once. False: one did not come before
+    // the deadline.
     template <int COUNT>
-    __device__ __forceinline__ bool receive(u32 (&v)[COUNT][4], int first) const {
+    __device__ __forceinline__ bool receive(u32 (&v)[COUNT][4], int first, int left) const {
         const Exchange exchange = {at, turn};
         unsigned long long begin = 0;
+        delay();
         for (u32 looks = 1;; ++looks) {
             bool all = true;
 #pragma unroll
-            for (int i = 0; i < COUNT; ++i) Exchange::look(v[i], place(1 - group, first + i));
+            for (int i = 0; i < COUNT; ++i)
+                if (i < left) Exchange::look(v[i], place(1 - group, first + i));
 #pragma unroll
-            for (int i = 0; i < COUNT; ++i) all = all && exchange.is_there(v[i]);
+            for (int i = 0; i < COUNT; ++i) all = all && (i >= left || exchange.is_there(v[i]));
             if (all) return true;
             if (looks % 256 == 0) {
                 const unsigned long long now = Exchange::nanoseconds();
@@ -396,11 +449,16 @@ struct Gradients {
     // The sums of both groups: the same numbers in both, whichever adds which.
     template <class Partners>
     __device__ __forceinline__ bool add_up(const Partners& partners, int first) {
-        u32 theirs[PIECES][4];
-        const bool all = partners.receive(theirs, first);
+        constexpr int AT_ONCE = PIECES < 6 ? PIECES : 6;  // registers for more would be missed elsewhere
+        bool all = true;
 #pragma unroll
-        for (int i = 0; i < NUMBERS; ++i)
-            number(i) = __uint_as_float(__float_as_uint(number(i)) & ~1u) + __uint_as_float(theirs[i / 4][i % 4] & ~1u);
+        for (int begin = 0; begin < PIECES; begin += AT_ONCE) {
+            u32 theirs[AT_ONCE][4];
+            all = partners.receive(theirs, first + begin, PIECES - begin) && all;
+#pragma unroll
+            for (int i = 4 * begin; i < NUMBERS && i < 4 * (begin + AT_ONCE); ++i)
+                number(i) = Exchange::sent(number(i)) + __uint_as_float(theirs[i / 4 - begin][i % 4] & ~1u);
+        }
         return all;
     }
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from onchip.kernels.chain import Chain, find_chain
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.mlp_train import TrainLowering, find_layers, price_of
+from onchip.kernels.cuda.mlp_train import TrainLowering, find_layers, price_of, split_evenly
 from onchip.kernels.cuda.mlp_train_bytes import ByteRows
 from onchip.kernels.cuda.program import (
     Budget,
@@ -41,6 +43,7 @@ MOST_BYTES = 226 << 10  # of shared memory that is asked for
 MOST_PARTS = 8192  # floats of parts of sums
 DEADLINE_MS = 10_000  # that a block waits for the others
 _BUDGET = Budget(registers=128, spill_bytes=640)  # what waits while blocks wait for each other
+_OWNERS_BUDGET = Budget(registers=128, spill_bytes=960)  # of blocks that own more than alone
 # Measured on an H200 with 784-320-160-10, us a step: 10.2 to 11 with 16 rows, 20 to 23 with 64, 17.7 to 19.6 with two
 # groups of 32.
 _STEP_US, _LAYER_US, _GROUP_US = 1.0, 2.1, 4.5
@@ -60,6 +63,7 @@ class ResidentLowering(TrainLowering):
     groups: int = 1  # of blocks, each for other rows
     rows: int = 16  # of a step, for each group
     blocks: int = 1  # of a group
+    alone: int = 1  # of a group of a network that has the chip to itself: the order of sums is theirs
 
     @cached_property
     def byte_rows(self) -> ByteRows | None:
@@ -72,12 +76,43 @@ class ResidentLowering(TrainLowering):
     def order(self) -> str:
         return f"chunks of 16 terms, {WARPS} warps by turns; gradients over rows, {self.groups} groups"
 
+    def for_networks(self, count: int) -> Self:
+        """Fewer blocks, each the owner of more, where so many networks should be done sooner by that."""
+        best, best_us = self, math.inf
+        for blocks in sorted({_blocks_of(self._hidden_tiles, most) for most in range(1, max(self._hidden_tiles) + 1)}):
+            made = replace(self, blocks=min(blocks, self.alone))
+            at_once = self.device.units // (self.groups * made.blocks)
+            if made.fits and (us := -(-count // at_once) * made.step_us) <= best_us:
+                best, best_us = replace(made, networks=split_evenly(count, at_once)), us
+        return best
+
+    @property
+    def step_us(self) -> float:
+        """What a step should take, of every network of the launch. The more a block owns, the longer it multiplies."""
+        numbers = 2 * self.layers[0].D + 3 * sum(layer.N for layer in self.layers[:-1])  # of a row, to a block
+        waits_us = _STEP_US + _LAYER_US * len(self.layers) + _GROUP_US * (self.groups - 1)
+        return waits_us + _NUMBER_US[self.job.precision] * self.rows * numbers * self.alone / self.blocks
+
+    @property
+    def fits(self) -> bool:
+        """A multiprocessor has room for a block, and that for the parts of a tile's sums that the order asks for."""
+        row_tiles, room = self.rows // 16, replace(self, blocks=self.alone)._part_floats
+        for layer in self.layers[1:-1]:
+            splits = min(WARPS // row_tiles, -(-layer.N // 16), 1 + room // (row_tiles * 128))
+            if (splits - 1) * row_tiles * 128 > self._part_floats:
+                return False
+        return self.shared_bytes <= self.device.fast_bytes
+
     def own(self, layer: int) -> int:
         """Units of a hidden layer, the first being 1, that a block owns, at most."""
         return UNITS * -(-self._tiles(layer) // self.blocks)
 
     def _tiles(self, layer: int) -> int:
         return -(-self.layers[layer - 1].N // UNITS)
+
+    @property
+    def _hidden_tiles(self) -> list[int]:
+        return [self._tiles(layer) for layer in range(1, len(self.layers))]
 
     @property
     def _widths(self) -> list[int]:
@@ -109,9 +144,20 @@ class ResidentLowering(TrainLowering):
                 pieces += -(-5 * -(-tiles // WARPS) // 4)
         return 2 * 2 * self.blocks * pieces * TEAM * 4 if self.groups > 1 else 4
 
-    @cached_property
+    @property
+    def _part_floats(self) -> int:
+        """Parts of sums: SOME_FLOATS of Room."""
+        instead = self.rows * (round_up(self.layers[-1].N + 2, 16) + 4)
+        left = self._room[1]
+        return left if left > instead else instead
+
+    @property
     def shared_bytes(self) -> int:
-        """Room of mlp_resident.cuh."""
+        return 4 * sum(self._room)
+
+    @cached_property
+    def _room(self) -> tuple[int, int]:
+        """Room of mlp_resident.cuh, in floats: without its PARTS, and those."""
         widths, L, rows, head_rows = self._widths, len(self.layers), self.rows, -(-self.rows // self.blocks)
         pitch = [round_up(width, 16) + 4 for width in [*widths[:L], widths[L] + 2]]
         own = [0, *(self.own(layer) for layer in range(1, L))]
@@ -123,7 +169,7 @@ class ResidentLowering(TrainLowering):
         numbers += rows * max(own[i] + 2 for i in range(1, L)) + sum(weight_rows) + 3 * rows
         numbers = round_up(numbers, 4)
         left = max(0, MOST_BYTES // 4 - numbers)
-        return 4 * (numbers + (left // 128 * 128 if left < MOST_PARTS else MOST_PARTS))
+        return numbers, left // 128 * 128 if left < MOST_PARTS else MOST_PARTS
 
     # -- launches ------------------------------------------------------------------------------------------------
 
@@ -137,7 +183,7 @@ class ResidentLowering(TrainLowering):
         codes = LOSSES.index(self.job.loss)
         for number, layer in enumerate(self.layers, 1):
             codes |= layer.activation[0] << 4 * number
-        told = f"{P}, {X}, {self.groups}, {self.rows}, {self.blocks}, {kept}, {codes}ull"
+        told = f"{P}, {X}, {self.groups}, {self.rows}, {self.blocks}, {self.alone}, {kept}, {codes}ull"
         program = Program(SOURCE, f"train_resident<{told}, {', '.join(map(str, self._widths))}>")
         pointers: list[Memory | Int64] = [
             State(name), State("targets"), State("order"), State("rules"), State("progress"), State("step_losses"),
@@ -151,12 +197,14 @@ class ResidentLowering(TrainLowering):
             ]
             pointers += [State(f"forward{i}"), State(f"backward{i}")]
         stride = self.byte_rows.stride if self.byte_rows else self.layers[0].stride
-        data = struct.pack("<qqfI", self.job.batch, stride, self.job.byte_scale or 1.0, DEADLINE_MS)
+        data = struct.pack("<qqqfI", self.job.batch, stride, self.apart, self.job.byte_scale or 1.0, DEADLINE_MS)
         for layer in self.layers:
             data += struct.pack("<iII", layer.stride, layer.bias is not None, layer.activation[1])
         data += bytes(-len(data) % 8)
-        config = LaunchConfig((self.groups * self.blocks, 1, 1), (TEAM, 1, 1), self.shared_bytes, cooperative=True)
-        return Steps((KernelLaunch(program, config, (Struct(tuple(pointers), data),), _BUDGET),))
+        grid = self.groups * self.blocks, self.networks, 1
+        config = LaunchConfig(grid, (TEAM, 1, 1), self.shared_bytes, cooperative=True)
+        budget = _BUDGET if self.blocks == self.alone else _OWNERS_BUDGET
+        return Steps((KernelLaunch(program, config, (Struct(tuple(pointers), data),), budget),))
 
 
 def make_lowering(chain: Chain, job: Job, device: Device) -> ResidentLowering | str:
@@ -172,13 +220,17 @@ def make_lowering(chain: Chain, job: Job, device: Device) -> ResidentLowering | 
     if job.batch > groups * ROWS[-1]:
         return f"batches of at most {groups * ROWS[-1]} rows, got {job.batch:,}"
     rows = next(rows for rows in ROWS if groups * rows >= job.batch)
-    most = -(-max(tiles) // (device.units // groups))  # tiles of a block
-    blocks = max(-(-count // most) for count in tiles)
-    blocks = max(-(-count // -(-count // blocks)) for count in tiles)  # who owns nothing would not be waited for
-    lowering = ResidentLowering(layers, job, device, groups, rows, blocks)
-    if lowering.shared_bytes > device.fast_bytes:
+    blocks = _blocks_of(tiles, most=-(-max(tiles) // (device.units // groups)))
+    lowering = ResidentLowering(layers, job, device, groups=groups, rows=rows, blocks=blocks, alone=blocks)
+    if not lowering.fits:
         return f"does not fit: {lowering.shared_bytes:,} B of shared memory, a block has {device.fast_bytes:,} B"
     return lowering
+
+
+def _blocks_of(tiles: Sequence[int], most: int) -> int:
+    """Where a block owns at most so many of a hidden layer's tiles. Each owns some, or it would not be waited for."""
+    blocks = max(-(-count // most) for count in tiles)
+    return max(-(-count // -(-count // blocks)) for count in tiles)
 
 
 class MlpResident:
@@ -197,13 +249,10 @@ class MlpResident:
         if isinstance(lowering, str):
             yield Refusal(self.name, net.nodes[0].name, lowering)
             return
-        numbers = 2 * lowering.layers[0].D + 3 * sum(layer.N for layer in lowering.layers[:-1])  # of a row, to a block
-        least_us = _STEP_US + _LAYER_US * len(lowering.layers) + _GROUP_US * (lowering.groups - 1)
-        least_us += _NUMBER_US[job.precision] * lowering.rows * numbers
         where = f"{lowering.groups} x {lowering.blocks}" if lowering.groups > 1 else f"{lowering.blocks}"
         yield Claim(
             self.name, f"mlp_resident<{chain.label},{job.loss}>", chain.nodes,
-            price_of(net, lowering, launches=0, least_us=least_us),
+            price_of(net, lowering, launches=0, least_us=lowering.step_us),
             why=f"{where} blocks keep the weights and take step after step in one launch"
             + ("; rows are bytes" if lowering.byte_rows else ""),
             fast_bytes=lowering.shared_bytes, facts=lowering, order=lowering.order,
@@ -213,13 +262,13 @@ class MlpResident:
 # -- instances for make check-kernels ------------------------------------------------------------------------------
 
 
-def _instance(what: str, job: Job, *widths: int) -> Instance:
+def _instance(what: str, job: Job, *widths: int, networks: int = 1) -> Instance:
     def launch(_: Device) -> KernelLaunch:
         chain = find_chain(mlp(*widths), 0, TRAINED)
         assert chain is not None
         lowering = make_lowering(chain, job, H200)
         assert isinstance(lowering, ResidentLowering)
-        return lowering.steps(0).launches[0]
+        return lowering.for_networks(networks).steps(0).launches[0]
 
     return Instance(what, launch)
 
@@ -231,6 +280,10 @@ INSTANCES = (
             ("digits fp32, two groups", "fp32", 64, 1 / 255), ("digits bf16", "bf16", 16, 1 / 255),
             ("digits fp32, floats", "fp32", 64, 0.0),
         )
+    ),
+    _instance(
+        "digits fp32, eight networks", Job("fp32", 64, "cross_entropy", byte_scale=1 / 255), 784, 320, 160, 10,
+        networks=8,
     ),
     _instance("four layers, adam", Job("tf32", 32, "mse", "adam"), 20, 53, 29, 17, 5),
 )  # fmt: skip

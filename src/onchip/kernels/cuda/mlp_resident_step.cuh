@@ -17,9 +17,20 @@ struct Run {
     float* parts;               // of Partners
     LayerState layers[L];
     long long batch, x_stride;  // rows; numbers
+    Networks networks;
     float scale;
     u32 deadline_ms;
     LayerFacts facts[L];
+
+    template <class T>
+    __device__ __forceinline__ T* mine(T* of_first) const {
+        return networks.mine(of_first);
+    }
+    __device__ __forceinline__ LayerState state(int layer) const {
+        const LayerState& of = layers[layer - 1];
+        return {mine(of.w), mine(of.mean), mine(of.square), mine(of.own_mean), mine(of.own_square), mine(of.forward),
+                mine(of.backward)};
+    }
 };
 
 // The loss and each layer's activation (as Activation has them), 4 bits each, the loss first.
@@ -96,12 +107,7 @@ __device__ __forceinline__ float lose(float* outputs, bool is_there, bool counts
 #pragma unroll
         for (int i = 0; i < MINE; ++i)
             if (lane + i * LANES < N && (z[i] > most || best == N)) most = z[i], best = lane + i * LANES;
-#pragma unroll
-        for (int mask = LANES / 2; mask > 0; mask /= 2) {  // the first of the largest
-            const float other = __shfl_xor_sync(~0u, most, mask);
-            const int where = __shfl_xor_sync(~0u, best, mask);
-            if (where < N && (best == N || other > most || (other == most && where < best))) most = other, best = where;
-        }
+        join_largest<LANES>(most, best, N);
         float total = 0.0f, at_truth = 0.0f;  // the second of one lane
 #pragma unroll
         for (int i = 0; i < MINE; ++i) {
@@ -136,7 +142,8 @@ __device__ __forceinline__ float lose(float* outputs, bool is_there, bool counts
 
 // -- layers ----------------------------------------------------------------------------------------------------------
 
-template <class P, class X, class Net, class K, int ROWS, int BLOCKS, u32 OPTIMISER>
+// ALONE: blocks of a network that has the chip to itself. The order of sums is theirs, whatever BLOCKS a network has.
+template <class P, class X, class Net, class K, int ROWS, int BLOCKS, int ALONE, u32 OPTIMISER>
 struct Blocks {
     using R = Room<X, Net, ROWS, BLOCKS>;
     static constexpr int L = Net::LAYERS, RT = ROWS / 16;
@@ -173,9 +180,9 @@ struct Blocks {
     __device__ __forceinline__ bool forward() const {
         if constexpr (l < L) {
             constexpr int OWN = R::own(l), CHUNKS = round_up(Net::at(l - 1), CHUNK) / CHUNK, TILES = R::tiles(l);
-            constexpr int SPLITS = shares_of(OWN, CHUNKS, ROWS * R::pitch(l) / (RT * 128));
+            constexpr int ROOM = ROWS * R::pitch(l) / (RT * 128), SPLITS = shares_of(CHUNKS, ROOM);
             const LayerFacts& facts = run.facts[l - 1];
-            const Exchange exchange = this->exchange<ROWS, TILES>(run.layers[l - 1].forward, turn);
+            const Exchange exchange = this->exchange<ROWS, TILES>(run.state(l).forward, turn);
             const float scale = l == 1 ? run.scale : 1.0f;
             const float* const biases = room + R::biases(l);
             const auto finish = [&](int row, int unit, float sum) {
@@ -185,8 +192,8 @@ struct Blocks {
                 exchange.send<ROWS, TILES>(of_layer, row, of_layer < Net::at(l) ? made : 0.0f);
                 if constexpr (l == L - 1) room[R::OWN + row * R::own_pitch(l) + unit] = made;
             };
-            multiply_columns<P, RT, OWN, SPLITS, CHUNKS>(input<l>(), INPUT_PITCH<l>, room + R::weights(l),
-                                                         R::pitch(l - 1), room + R::values(l), finish);
+            multiply_columns<P, RT, OWN, SPLITS, CHUNKS, ROOM / SPLITS>(
+                input<l>(), INPUT_PITCH<l>, room + R::weights(l), R::pitch(l - 1), room + R::values(l), finish);
             __syncthreads();
             if constexpr (l == L - 1) return true;
             const bool is_there = exchange.receive<ROWS, TILES>(room + R::values(l), R::pitch(l), run.deadline_ms);
@@ -205,10 +212,10 @@ struct Blocks {
         float *const given = room + R::OUTPUTS, *const outputs = given + HEAD * PITCH;
         const float *const weights = room + R::weights(L), *const biases = room + R::biases(L);
         const float slope = __uint_as_float(run.facts[L - 1].slope), before = __uint_as_float(run.facts[L - 2].slope);
-        const Exchange values = exchange<ROWS, TILES>(run.layers[L - 2].forward, turn);
-        const Exchange gradients = exchange<ROWS, TILES>(run.layers[L - 2].backward, turn);
-        const Exchange told = exchange<ROWS, R::tiles(L)>(run.layers[L - 1].forward, turn);
-        const Exchange moved = exchange<N, TILES>(run.layers[L - 1].backward, turn - 1);
+        const Exchange values = exchange<ROWS, TILES>(run.state(L - 1).forward, turn);
+        const Exchange gradients = exchange<ROWS, TILES>(run.state(L - 1).backward, turn);
+        const Exchange told = exchange<ROWS, R::tiles(L)>(run.state(L).forward, turn);
+        const Exchange moved = exchange<N, TILES>(run.state(L).backward, turn - 1);
         const int first = block * HEAD, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         bool is_there = true;
         if (first < ROWS) {
@@ -265,13 +272,14 @@ struct Blocks {
     template <int l>
     __device__ __forceinline__ void own_units() const {
         constexpr int OWN = R::own(l), CHUNKS = round_up(Net::at(l + 1), CHUNK) / CHUNK, PITCH = R::own_pitch(l);
-        constexpr int SPLITS = splits_of(RT * OWN, CHUNKS, R::SOME_FLOATS);
+        constexpr int SPLITS = splits_of(RT, CHUNKS, Room<X, Net, ROWS, ALONE>::SOME_FLOATS);
+        constexpr int A_TILE = (SPLITS - 1) * RT * 128, ROOM = A_TILE ? R::SOME_FLOATS / A_TILE : OWN;
         const LayerFacts& facts = run.facts[l - 1];
         const float slope = __uint_as_float(facts.slope);
-        const Exchange exchange = this->exchange<ROWS, R::tiles(l)>(run.layers[l - 1].backward, turn);
+        const Exchange exchange = this->exchange<ROWS, R::tiles(l)>(run.state(l).backward, turn);
         const float* const values = room + R::values(l);
         float* const to = room + R::OWN;
-        multiply_rows<P, RT, OWN, SPLITS, CHUNKS>(
+        multiply_rows<P, RT, OWN, SPLITS, CHUNKS, ROOM>(
             static_cast<const float*>(room + R::values(l + 1)), R::pitch(l + 1), room + R::columns(l + 1),
             R::pitch(l + 1), room + R::SOME_PARTS, [&](int row, int unit, const float (&sums)[4]) {
                 const int tile = block * OWN + unit / 8;
@@ -296,20 +304,20 @@ struct Blocks {
     }
     template <int l>
     __device__ __forceinline__ bool all_units() const {
-        const Exchange exchange = this->exchange<ROWS, R::tiles(l)>(run.layers[l - 1].backward, turn);
+        const Exchange exchange = this->exchange<ROWS, R::tiles(l)>(run.state(l).backward, turn);
         const bool is_there = exchange.receive<ROWS, R::tiles(l)>(room + R::values(l), R::pitch(l), run.deadline_ms);
         return !__syncthreads_or(!is_there);
     }
 };
 
 // Gradients of every layer.
-template <class P, class X, class Net, class K, int GROUPS, int ROWS, int BLOCKS, u32 OPTIMISER, int l>
+template <class P, class X, class Net, class K, int GROUPS, int ROWS, int BLOCKS, int ALONE, u32 OPTIMISER, int l>
 struct Sums {
     using R = Room<X, Net, ROWS, BLOCKS>;
-    using B = Blocks<P, X, Net, K, ROWS, BLOCKS, OPTIMISER>;
+    using B = Blocks<P, X, Net, K, ROWS, BLOCKS, ALONE, OPTIMISER>;
     static constexpr int L = Net::LAYERS, OWN = l < L ? 8 * R::own(l) : 8, OWN_INPUTS = l > 1 ? 8 * R::own(l - 1) : 8;
     static constexpr bool HAS_ROWS = l < L, HAS_COLUMNS = l > 1;
-    using Before = Sums<P, X, Net, K, GROUPS, ROWS, BLOCKS, OPTIMISER, l - 1>;
+    using Before = Sums<P, X, Net, K, GROUPS, ROWS, BLOCKS, ALONE, OPTIMISER, l - 1>;
     Before before;
     Gradients<P, 4, HAS_ROWS ? Net::at(l - 1) : 1, OWN> rows;
     Gradients<P, 2, OWN_INPUTS, HAS_COLUMNS ? Net::at(l) : 1> columns;
@@ -362,7 +370,7 @@ struct Sums {
         return before.add_up(partners, here, rule) && all;
     }
     __device__ __forceinline__ void move_mine(const B& here, const Rule& rule) {
-        const LayerState& state = here.run.layers[l - 1];
+        const LayerState state = here.run.state(l);
         const LayerFacts& facts = here.run.facts[l - 1];
         float* const room = here.room;
         if constexpr (HAS_ROWS)
@@ -381,7 +389,7 @@ struct Sums {
     // The last layer's weights of own inputs, to all: the next turn's head reads them.
     __device__ __forceinline__ void tell_weights(const B& here) const {
         constexpr int N = Net::at(L), TILES = R::tiles(L - 1);
-        const Exchange moved = here.template exchange<N, TILES>(here.run.layers[L - 1].backward, here.turn);
+        const Exchange moved = here.template exchange<N, TILES>(here.run.state(L).backward, here.turn);
         __syncthreads();
         for (int i = threadIdx.x; i < OWN_INPUTS * N; i += TEAM) {
             const int input = i % OWN_INPUTS, n = i / OWN_INPUTS, of_layer = here.block * OWN_INPUTS + input;
@@ -390,8 +398,8 @@ struct Sums {
         }
     }
 };
-template <class P, class X, class Net, class K, int GROUPS, int ROWS, int BLOCKS, u32 OPTIMISER>
-struct Sums<P, X, Net, K, GROUPS, ROWS, BLOCKS, OPTIMISER, 0> {
+template <class P, class X, class Net, class K, int GROUPS, int ROWS, int BLOCKS, int ALONE, u32 OPTIMISER>
+struct Sums<P, X, Net, K, GROUPS, ROWS, BLOCKS, ALONE, OPTIMISER, 0> {
     static constexpr int PIECES = 0;
     template <class Partners>
     __device__ __forceinline__ void send(const Partners&) {}

@@ -4,7 +4,8 @@
 //         went in), one for each layer backward, and one for all gradients, in which each block owns a tile of some
 //         weights, sums up its gradient over the batch and updates it on the spot: no gradient reaches memory. Rows
 //         of x are read where the order says. Of a large batch blocks sum up slices; train_apply adds them in order.
-//         Many steps are one graph: which rows a step has follows from a counter on the GPU.
+//         Many steps are one graph: which rows a step has follows from a counter on the GPU. Networks that are alike
+//         train in the same launches, along y of the grid.
 // Floor   A row costs 6 flop a weight, 4 in the first layer. 784-320-160-10, batch 64: 85 Mflop and 1.2 MB of weights
 //         read twice and written once a step: 0.5 us at H200's tf32 (three products a term), 0.2 us of L2; a launch
 //         in a graph is 0.7 us, five of them 3.5 us. 784-56-28-10, 60,000 rows: x read twice, 376 MB / 4.8 TB/s
@@ -23,6 +24,8 @@
 template <class P, int R>
 __global__ void __launch_bounds__(THREADS, R == 2 ? 2 : 1)
 train_forward(const Step step, const float* x, const float* w, float* y, const Shape shape) {
+    if (!shape.is_gathered) x = step.mine(x);
+    w = step.mine(w), y = step.mine(y);
     __shared__ __align__(16) Tiles<R> tiles;
     const Warps warps = shape.warps;
     const int across = 8 * R * warps.across, blocks_across = (shape.N + across - 1) / across;
@@ -48,6 +51,7 @@ train_forward(const Step step, const float* x, const float* w, float* y, const S
 template <class P, int R>
 __global__ void __launch_bounds__(THREADS, R == 2 ? 2 : 1)
 train_backward(const Step step, const float* dz, const float* w, const float* out, float* before, const Shape shape) {
+    dz = step.mine(dz), w = step.mine(w), out = step.mine(out), before = step.mine(before);
     __shared__ __align__(16) Tiles<R> tiles;
     const Warps warps = shape.warps;
     const int across = 8 * R * warps.across, blocks_across = (shape.N + across - 1) / across;
@@ -79,13 +83,23 @@ struct Head {
     int* hits;            // (size,)
     int a_stride, w_stride, z_stride, K, N, D;
     u32 is_gathered, loss, code, slope, before_code, before_slope;
+
+    // Of this block's network.
+    __device__ __forceinline__ Head mine(const Step& step) const {
+        Head made = *this;
+        if (!is_gathered) made.a = step.mine(a);
+        made.w = step.mine(w), made.z = step.mine(z), made.dz = step.mine(dz), made.before = step.mine(before);
+        made.losses = step.mine(losses), made.hits = step.mine(hits);
+        return made;
+    }
 };
 
 // LANES of W warps a row: maybe the last layer, W outputs at a time; then the loss, which each warp works out, and the
 // gradients by it. 8 warps a row: few rows, which should not wait for their loads one after the other. 8 lanes a row:
 // many rows, of which the instructions count.
 template <int W, int LANES>
-__global__ void __launch_bounds__(THREADS) train_head(const Step step, const Head head) {
+__global__ void __launch_bounds__(THREADS) train_head(const Step step, const Head of_first) {
+    const Head head = of_first.mine(step);
     constexpr int ROWS = THREADS / (LANES * W), PITCH = 40;  // rows of 8 lanes begin 8 banks on
     __shared__ float outputs[ROWS][PITCH], gradients[THREADS / LANES][PITCH];
     const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, warp = group % W, N = head.N;
@@ -147,12 +161,7 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
         int best = N;
         for (int n = lane; n < N; n += LANES)
             if (z[n] > most || best == N) most = z[n], best = n;
-#pragma unroll
-        for (int mask = LANES / 2; mask > 0; mask /= 2) {  // the first of the largest
-            const float other = __shfl_xor_sync(~0u, most, mask);
-            const int where = __shfl_xor_sync(~0u, best, mask);
-            if (where < N && (best == N || other > most || (other == most && where < best))) most = other, best = where;
-        }
+        join_largest<LANES>(most, best, N);
         double total = 0.0;
         for (int n = lane; n < N; n += LANES) total += static_cast<double>(expf(z[n] - most));
         total = reduce_lanes<Sum, LANES>(total);
@@ -215,7 +224,7 @@ train_gradients(const Step step, const __grid_constant__ Layers layers, const Ta
     }
     const Warps warps = layers.warps;
     const GradientBlock block(layers, number, 8 * R * warps.down, 8 * R * warps.across);
-    const LayerMemory& memory = layers.memory[block.layer];
+    const LayerMemory memory = layers.memory_of(block.layer, step);
     const LayerSizes& sizes = layers.sizes[block.layer];
     const WarpPlace<R> place(warps);
     const int all = (size + CHUNK - 1) / CHUNK, first = block.slice * layers.chunks;
@@ -236,7 +245,7 @@ __global__ void __launch_bounds__(THREADS) train_apply(const Step step, const __
     wait_for_step_before();
     if (step.size() == 0) return;
     const int block = blockIdx.x, layer = layers.layer_of(block);
-    const LayerMemory& memory = layers.memory[layer];
+    const LayerMemory memory = layers.memory_of(layer, step);
     const LayerSizes& sizes = layers.sizes[layer];
     const long long numbers = static_cast<long long>(sizes.N) * sizes.w_stride;
     const long long at = (static_cast<long long>(block - layers.first_block[layer]) * THREADS + threadIdx.x) * 4;
@@ -251,11 +260,11 @@ __global__ void __launch_bounds__(THREADS) train_apply(const Step step, const __
         const float4 part = load4(memory.parts + slice * numbers + at);
         sums[0] += part.x, sums[1] += part.y, sums[2] += part.z, sums[3] += part.w;
     }
-    update(layers.optimiser, step.rules[step.at()], memory, at, sums, kept, left);
+    update(layers.optimiser, step.rule(), memory, at, sums, kept, left);
 }
 
 // The steps of a graph are done: the next one goes on behind them.
-__global__ void train_advance(long long* progress, long long steps) {
+__global__ void train_advance(const Networks networks, long long* progress, long long steps) {
     wait_for_step_before();
-    if (threadIdx.x == 0) progress[0] += steps;
+    if (threadIdx.x == 0) networks.mine(progress)[0] += steps;
 }

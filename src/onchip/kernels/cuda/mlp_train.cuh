@@ -31,19 +31,37 @@ struct Rule {
     float lr, scale, root, momentum, decay, unused[3];
 };
 
-// A step of a call: which of its rows.
+// Networks that train in one launch: along y of the grid. All have the same memory, but for data and targets, which they
+// share; a launch is told the first one's.
+struct Networks {
+    long long apart;  // bytes from a network's memory to the next one's
+
+    // What this block's network has there; nullptr stays.
+    template <class T>
+    __device__ __forceinline__ T* mine(T* of_first) const {
+        return of_first ? (T*)((char*)of_first + blockIdx.y * apart) : of_first;
+    }
+};
+
+// A step of a call: which of its rows. A network that is done before others has steps without rows.
 struct Step {
     const long long* progress;  // steps that went before, rows of the call
     const long long* order;     // (rows,) row numbers, batch by batch
     const Rule* rules;          // (steps,)
     long long number;           // of the step, counted from progress
     long long batch;            // rows of a full step
+    Networks networks;
 
-    __device__ __forceinline__ long long at() const { return progress[0] + number; }
-    __device__ __forceinline__ const long long* rows() const { return order + at() * batch; }
+    template <class T>
+    __device__ __forceinline__ T* mine(T* of_first) const {
+        return networks.mine(of_first);
+    }
+    __device__ __forceinline__ long long at() const { return mine(progress)[0] + number; }
+    __device__ __forceinline__ const long long* rows() const { return mine(order) + at() * batch; }
+    __device__ __forceinline__ Rule rule() const { return mine(rules)[at()]; }
     // Rows of this step; 0 behind the last one.
     __device__ __forceinline__ int size() const {
-        const long long left = progress[1] - at() * batch;
+        const long long left = mine(progress)[1] - at() * batch;
         return static_cast<int>(left < 0 ? 0 : left < batch ? left : batch);
     }
 };

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from onchip.kernels.chain import Chain, find_chain
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
@@ -48,6 +49,7 @@ FEW_ROWS, MANY_ROWS = 3, 32  # a multiprocessor: the head takes a block a row up
 MOST_LAYERS = 16  # of a launch that updates weights
 MOST_BATCH = 1 << 30  # rows
 MOST_BLOCKS = (1 << 31) - 1  # of a launch
+MOST_NETWORKS = 16  # of a launch: then a step of a small batch has blocks for all of a chip
 EVALUATED_ROWS = 4096  # at a time, or a batch
 RULE_FLOATS = 8  # of a step's Rule
 GRAPH_STEPS = (64, 8, 1)  # of the graphs that a run of steps is made of
@@ -91,11 +93,19 @@ class TrainLowering:
     losses, hits (row_count,) of rows; step_losses float64, step_hits int64 (steps,)
     parts<l> (slices, N, stride): gradients of slices of a batch, where they are not updates at once
     w_parts, dz_parts: the first layer's weights and dz as parts of bf16 (mlp_train_bytes.cuh), where rows are bytes
+    Of several networks in a launch it is the first one's, and the next one's lies `apart` bytes on; but x, bytes and
+    targets are everybody's.
     """
 
     layers: tuple[TrainLayer, ...]
     job: Job
     device: Device
+    networks: int = 1  # of a launch
+    apart: int = 0
+
+    def for_networks(self, count: int) -> Self:
+        """The same for as many of so many networks as should train in one launch. A network's bits stay."""
+        return replace(self, networks=split_evenly(count, MOST_NETWORKS))
 
     @property
     def has_own_head(self) -> bool:
@@ -189,11 +199,12 @@ class TrainLowering:
         return [*self._forward(step, batch), self._head(step, batch, is_training=True), *backward, *self._update(step)]
 
     def _step_struct(self, number: int, batch: int) -> Struct:
-        return Struct((State("progress"), State("order"), State("rules")), struct.pack("<qq", number, batch))
+        pointers = State("progress"), State("order"), State("rules")
+        return Struct(pointers, struct.pack("<qqq", number, batch, self.apart))
 
     def _launch(self, program: Program, blocks: int, budget: Budget, shared: int, *arguments: Argument) -> KernelLaunch:
         overlaps = self.device.arch not in _NO_OVERLAP
-        config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), shared, overlaps=overlaps)
+        config = LaunchConfig((blocks, self.networks, 1), (THREADS, 1, 1), shared, overlaps=overlaps)
         return KernelLaunch(program, config, arguments, budget)
 
     def _launch_rows(self, kernel: str, blocks: int, *arguments: Argument) -> KernelLaunch:
@@ -211,7 +222,7 @@ class TrainLowering:
         return self._launch(program, blocks, _PRODUCT_BUDGETS[tiling.R], 0, *arguments)
 
     def _advance(self, count: int) -> KernelLaunch:
-        return self._launch_rows("train_advance", 1, State("progress"), Int64(count))
+        return self._launch_rows("train_advance", 1, Int64(self.apart), State("progress"), Int64(count))
 
     def _input(self, layer: int) -> State:
         return State(f"a{layer - 1}" if layer else "bytes" if self.byte_rows else "x")
@@ -362,6 +373,11 @@ def _shape(
 
 def _tally() -> Struct:
     return Struct((State("losses"), State("hits"), State("step_losses"), State("step_hits")), b"")
+
+
+def split_evenly(count: int, most: int) -> int:
+    """How many of `count` to take at a time, where `most` can be taken."""
+    return -(-count // -(-count // most))
 
 
 def find_layers(chain: Chain) -> tuple[TrainLayer, ...]:

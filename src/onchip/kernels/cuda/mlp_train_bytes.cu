@@ -21,6 +21,7 @@ constexpr int STAGE_K = 64;  // of the parts, and of forward
 template <int PARTS, bool ALONG>
 __global__ void __launch_bounds__(THREADS)
 bytes_parts(const Step step, const float* from, uint4* to, int stride, int N, int K) {
+    from = step.mine(from), to = step.mine(to);
     wait_for_step_before();
     const int k_end = ALONG ? K : step.size(), stages = (K + STAGE_K - 1) / STAGE_K;
     const int pieces = STAGE_K / 8 * COLUMNS, piece = (blockIdx.x * THREADS + threadIdx.x) % pieces;
@@ -45,6 +46,7 @@ template <int PARTS>
 __global__ void __launch_bounds__(THREADS, 2)
 bytes_forward(const Step step, const unsigned char* x, const unsigned char* w, float* y, const Shape shape,
               const u32 scale) {
+    w = step.mine(w), y = step.mine(y);
     extern __shared__ float4 room[];
     constexpr int ROWS = 16 * WARPS, STAGES = PARTS == 3 ? 3 : 4, STEPS = STAGE_K / 16;
     constexpr int X_BYTES = ROWS * STAGE_K, W_BYTES = PARTS * STEPS * STEP_BYTES, STAGE_BYTES = X_BYTES + W_BYTES;
@@ -178,7 +180,7 @@ bytes_gradient(const Step step, const ByteGradient to, const Tally tally) {
     };
     const auto fetch_dz = [&](int stage) {  // half of a stage of bytes_parts
         const long long at = (static_cast<long long>(first_m / COLUMNS) * to.all_stages + stage / 2 * 2) * PARTS;
-        const unsigned char* from = to.dz + at * PART_BYTES + stage % 2 * PART_BYTES;
+        const unsigned char* from = step.mine(to.dz) + at * PART_BYTES + stage % 2 * PART_BYTES;
         unsigned char* made = stages + stage % STAGES * STAGE_BYTES + X_BYTES;
 #pragma unroll
         for (int part = 0; part < PARTS; ++part)
@@ -234,7 +236,7 @@ bytes_gradient(const Step step, const ByteGradient to, const Tally tally) {
         if (stage + 1 < last) multiply(odd, even, stage + 1);
     }
     if (PARTS < 3) add_to_totals(totals, c);
-    float* part = to.parts + static_cast<long long>(slice) * to.N * to.w_stride;
+    float* part = step.mine(to.parts) + static_cast<long long>(slice) * to.N * to.w_stride;
     const int n = first_n + feature;
     if (n >= to.K) return;
 #pragma unroll

@@ -78,6 +78,17 @@ __device__ __forceinline__ void finish_backward(const Tiles<R>& tiles, const War
     });
 }
 
+// The largest of N numbers, and the first of those that are alike, from those of LANES lanes each; N: a lane has none.
+template <int LANES>
+__device__ __forceinline__ void join_largest(float& most, int& best, int N) {
+#pragma unroll
+    for (int mask = LANES / 2; mask > 0; mask /= 2) {
+        const float other = __shfl_xor_sync(~0u, most, mask);
+        const int where = __shfl_xor_sync(~0u, best, mask);
+        if (where < N && (best == N || other > most || (other == most && where < best))) most = other, best = where;
+    }
+}
+
 // Sum of the rows' losses, and their hits, to the step's place: one block.
 struct Tally {
     const double* losses;  // nullptr: another launch does it
@@ -94,14 +105,16 @@ struct Tally {
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 const int row = first + i * THREADS;
-                if (row < size) sums[i] += losses[row], found += hits[row];
+                if (row < size) sums[i] += step.mine(losses)[row], found += step.mine(hits)[row];
             }
         }
 #pragma unroll
         for (int i = 1; i < AT_ONCE; ++i) sums[0] += sums[i];
         const double loss = reduce_lanes<Sum, THREADS>(sums[0]);
         found = reduce_lanes<Sum, THREADS>(found);
-        if (threadIdx.x == 0 && size > 0) step_losses[step.at()] = loss, step_hits[step.at()] = found;
+        if (threadIdx.x > 0 || size == 0) return;
+        step.mine(step_losses)[step.at()] = loss;
+        step.mine(step_hits)[step.at()] = found;
     }
 };
 
@@ -131,6 +144,11 @@ struct Layers {
     int first_block[MOST_LAYERS];  // blocks of the layers before; no block is behind those of a layer that is not there
     LayerSizes sizes[MOST_LAYERS];
 
+    __device__ __forceinline__ LayerMemory memory_of(int layer, const Step& step) const {
+        const LayerMemory& of = memory[layer];
+        return {step.mine(of.w), step.mine(of.mean), step.mine(of.square),
+                sizes[layer].is_gathered ? of.a : step.mine(of.a), step.mine(of.dz), step.mine(of.parts)};
+    }
     __device__ __forceinline__ int layer_of(int block) const {
         int layer = 0;
 #pragma unroll
@@ -201,9 +219,9 @@ __device__ __forceinline__ void update(u32 optimiser, const Rule& rule, const La
 template <int R, bool IS_WHOLE>
 __device__ __forceinline__ void finish_gradients(const Tiles<R>& tiles, const Warps& warps, const Step& step,
                                                  const Layers& layers, const GradientBlock& block) {
-    const LayerMemory& memory = layers.memory[block.layer];
+    const LayerMemory memory = layers.memory_of(block.layer, step);
     const LayerSizes& sizes = layers.sizes[block.layer];
-    const Rule rule = step.rules[step.at()];
+    const Rule rule = step.rule();
     const auto fetch = [&](int row, int column) {
         Kept kept;
         const int m = block.first_m + row, n = block.first_n + column;

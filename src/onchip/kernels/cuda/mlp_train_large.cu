@@ -16,6 +16,8 @@
 template <class P, int DOWN, int ACROSS>
 __global__ void __launch_bounds__(THREADS, 2)
 large_forward(const Step step, const float* x, const float* w, float* y, const Shape shape) {
+    if (!shape.is_gathered) x = step.mine(x);
+    w = step.mine(w), y = step.mine(y);
     extern __shared__ float4 room[];
     using A = StagedAlongK<TILE * DOWN>;
     using B = StagedAlongK<TILE * ACROSS>;
@@ -45,6 +47,7 @@ large_forward(const Step step, const float* x, const float* w, float* y, const S
 template <class P, int DOWN, int ACROSS>
 __global__ void __launch_bounds__(THREADS, 2)
 large_backward(const Step step, const float* dz, const float* w, const float* out, float* before, const Shape shape) {
+    dz = step.mine(dz), w = step.mine(w), out = step.mine(out), before = step.mine(before);
     extern __shared__ float4 room[];
     using A = StagedAlongK<TILE * DOWN>;
     using B = StagedAcrossK<TILE * ACROSS>;
@@ -83,7 +86,7 @@ large_gradients(const Step step, const __grid_constant__ Layers layers, const Ta
         return;
     }
     const GradientBlock block(layers, number, TILE * DOWN, TILE * ACROSS);
-    const LayerMemory& memory = layers.memory[block.layer];
+    const LayerMemory memory = layers.memory_of(block.layer, step);
     const LayerSizes& sizes = layers.sizes[block.layer];
     const int all = (size + STAGE_K - 1) / STAGE_K, a_slice = layers.chunks / (STAGE_K / CHUNK);
     const int first = block.slice * a_slice, last = first + a_slice < all ? first + a_slice : all;

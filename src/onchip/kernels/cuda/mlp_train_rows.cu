@@ -106,13 +106,14 @@ __device__ __forceinline__ void make_pieces(uint4* to, const float* w, int strid
 }
 // Those of the layers from AT on, from D numbers to N: forward, then back. A bias is a weight of the 1 behind the D.
 template <int PARTS, int AT, int D, int N, int... MORE>
-__device__ __forceinline__ uint4* bring_weights(const RowLayers& layers, uint4* to) {
+__device__ __forceinline__ uint4* bring_weights(const Step& step, const RowLayers& layers, uint4* to) {
     const RowLayer& layer = layers.of[AT];
-    make_pieces<PARTS, D + 1, N, false>(to, layers.memory[AT].w, layer.w_stride, D + (layer.has_bias ? 1 : 0));
+    const float* const w = step.mine(layers.memory[AT].w);
+    make_pieces<PARTS, D + 1, N, false>(to, w, layer.w_stride, D + (layer.has_bias ? 1 : 0));
     to += PARTS * pieces_of(D + 1, N);
-    make_pieces<PARTS, N, D, true>(to, layers.memory[AT].w, layer.w_stride, N);
+    make_pieces<PARTS, N, D, true>(to, w, layer.w_stride, N);
     to += PARTS * pieces_of(N, D);
-    if constexpr (sizeof...(MORE) > 0) return bring_weights<PARTS, AT + 1, N, MORE...>(layers, to);
+    if constexpr (sizeof...(MORE) > 0) return bring_weights<PARTS, AT + 1, N, MORE...>(step, layers, to);
     else return to;
 }
 
@@ -156,8 +157,8 @@ __device__ __forceinline__ double loss_of_row(const RowLayers& layers, const Row
 // `weights` are those of this layer on; `first` is the warp's first row, of `size` that are there; `number` is the lane's
 // row of the data.
 template <int PARTS, int AT, int D, int N, int... MORE>
-__device__ __forceinline__ void take_rows_through(const RowLayers& layers, float* given, const uint4* weights,
-                                                  long long number, int first, int size) {
+__device__ __forceinline__ void take_rows_through(const Step& step, const RowLayers& layers, float* given,
+                                                  const uint4* weights, long long number, int first, int size) {
     constexpr int NT = eights_of(N), DT = eights_of(D);
     const RowLayer &layer = layers.of[AT], &before = layers.of[AT - 1];
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -177,16 +178,17 @@ __device__ __forceinline__ void take_rows_through(const RowLayers& layers, float
     }
     __syncwarp();
     if constexpr (sizeof...(MORE) > 0) {
-        move_rows<N, false>(made, layers.memory[AT].a + at, layer.stride, size);
-        take_rows_through<PARTS, AT + 1, N, MORE...>(layers, made, back + PARTS * pieces_of(N, D), number, first, size);
+        move_rows<N, false>(made, step.mine(layers.memory[AT].a) + at, layer.stride, size);
+        take_rows_through<PARTS, AT + 1, N, MORE...>(step, layers, made, back + PARTS * pieces_of(N, D), number, first,
+                                                     size);
     } else {
         if (lane < 16 && lane < size) {
-            layers.losses[first + lane] =
-                loss_of_row<N>(layers, layer, made + lane * pitch_of(N), number, layers.hits[first + lane]);
+            step.mine(layers.losses)[first + lane] =
+                loss_of_row<N>(layers, layer, made + lane * pitch_of(N), number, step.mine(layers.hits)[first + lane]);
         }
         __syncwarp();
     }
-    move_rows<N, false>(made, layers.memory[AT].dz + at, layer.stride, size);
+    move_rows<N, false>(made, step.mine(layers.memory[AT].dz) + at, layer.stride, size);
     float c[DT][4];
     multiply_rows<PARTS, N, DT>(c, made, pitch_of(N), reinterpret_cast<const u32*>(back));
 #pragma unroll
@@ -213,7 +215,7 @@ __global__ void __launch_bounds__(THREADS, 2) train_rows(const Step step, const 
     const int size = step.size(), warp = threadIdx.x / 32;
     uint4* weights = reinterpret_cast<uint4*>(room);
     // Not those that the launch before has made.
-    float* tile = reinterpret_cast<float*>(bring_weights<PARTS, 1, D, MORE...>(layers, weights)) + warp * 16 * PITCHES;
+    float* tile = reinterpret_cast<float*>(bring_weights<PARTS, 1, D, MORE...>(step, layers, weights)) + warp * 16 * PITCHES;
     clear_rows<D, MORE...>(tile);
     __syncthreads();
     wait_for_step_before();
@@ -222,10 +224,10 @@ __global__ void __launch_bounds__(THREADS, 2) train_rows(const Step step, const 
         const long long at = static_cast<long long>(first) * given.stride;
         const int row = first + static_cast<int>(threadIdx.x) % 16;
         const long long number = step.rows()[row < size ? row : size - 1];
-        move_rows<D, true>(tile, layers.memory[0].a + at, given.stride, size - first);
+        move_rows<D, true>(tile, step.mine(layers.memory[0].a) + at, given.stride, size - first);
         __syncwarp();
-        take_rows_through<PARTS, 1, D, MORE...>(layers, tile, weights, number, first, size - first);
-        move_rows<D, false>(tile, layers.memory[0].dz + at, given.stride, size - first);
+        take_rows_through<PARTS, 1, D, MORE...>(step, layers, tile, weights, number, first, size - first);
+        move_rows<D, false>(tile, step.mine(layers.memory[0].dz) + at, given.stride, size - first);
         __syncwarp();
     }
 }

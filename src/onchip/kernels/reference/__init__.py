@@ -14,6 +14,7 @@ from onchip.kernels.reference import (  # noqa: F401
     linear,
     pixels,
     pool,
+    recurrent,
     scan,
     shape,
     tokens,

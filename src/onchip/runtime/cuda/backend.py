@@ -8,7 +8,6 @@ from onchip.errors import DeviceError, PlanError
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.permute import PermuteLowering
 from onchip.kernels.cuda.program import Lowering
-from onchip.kernels.training import SharedData
 from onchip.plan.build_price import makes_of
 from onchip.plan.plan import Plan
 from onchip.runtime.arrays.calls import Run, device_run
@@ -16,7 +15,6 @@ from onchip.runtime.cuda.bound_plan import BoundGroup, BoundPlan
 from onchip.runtime.cuda.gpu import Gpu
 from onchip.runtime.cuda.trainer import TrainingBound
 from onchip.runtime.cuda.weights import make_weights
-from onchip.spec.recipe import Array
 
 
 class CudaBound(BoundPlan):
@@ -28,8 +26,10 @@ class CudaBound(BoundPlan):
         """How arrays of x's kind are run where they lie; None for one that does not lie on a GPU."""
         return device_run(x, self)
 
-    def trainer(self, x: Array, y: Array, shared: SharedData | None) -> NoReturn:
+    def together(self, *_: object) -> NoReturn:
         raise PlanError("a plan for inference trains nothing", got="no loss", expected="a plan for training")
+
+    trainers = together
 
 
 class CudaBackend:

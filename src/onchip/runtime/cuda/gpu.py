@@ -42,6 +42,17 @@ class Buffer:
             self.gpu.free(self.pointer, self.stream)
 
 
+class BufferPart(Buffer):
+    """Some of a buffer, which it keeps."""
+
+    def __init__(self, whole: Buffer, offset: int, nbytes: int) -> None:
+        super().__init__(whole.gpu, whole.pointer + offset, nbytes, whole.stream)
+        self._whole = whole
+
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        return
+
+
 class Event:
     """A point in a stream's work."""
 

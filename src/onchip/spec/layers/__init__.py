@@ -17,13 +17,15 @@ from onchip.spec.layers.linear import Linear
 from onchip.spec.layers.norm import BatchNorm1d, BatchNorm2d
 from onchip.spec.layers.pixels import ToPixels
 from onchip.spec.layers.pool import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d, SequenceMax
+from onchip.spec.layers.recurrent import GRU, LSTM, RNN, Recurrent
 from onchip.spec.layers.scan import CumSum
 from onchip.spec.layers.shape import Dropout, Identity, Permute, Reshape
 
 __all__ = [
-    "GELU", "LAYERS", "Add", "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Cast", "Clip", "Concat",
+    "GELU", "GRU", "LAYERS", "LSTM", "RNN",
+    "Add", "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Cast", "Clip", "Concat",
     "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Convolution", "CumSum", "Dropout", "Elementwise",
     "Embedding", "GlobalMax", "GlobalMean", "Identity", "Interleave", "Layer", "LeakyReLU", "Linear", "LogSoftmax",
-    "MaxPool1d", "MaxPool2d", "Mul", "Permute", "ReLU", "Reshape", "SequenceMax", "SiLU", "Sigmoid", "Softmax", "Tanh",
-    "ToPixels", "TokenConv", "TransposedConvolution",
+    "MaxPool1d", "MaxPool2d", "Mul", "Permute", "ReLU", "Recurrent", "Reshape", "SequenceMax", "SiLU", "Sigmoid",
+    "Softmax", "Tanh", "ToPixels", "TokenConv", "TransposedConvolution",
 ]  # fmt: skip

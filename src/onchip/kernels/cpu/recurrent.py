@@ -1,0 +1,283 @@
+"""recurrent on the CPU: an LSTM, a GRU or an RNN, all steps in one call.
+
+Idea      A core takes some sequences and one direction and goes through all steps with them: the product of their
+          states with the recurrence is added to what the input gives to the gates, then gates become states. States
+          and gates stay in its caches; x is read and y written once. Any sizes are served by one compiled kernel.
+Floor     2 G H^2 flop a step and direction. 256 sequences of 64 steps, LSTM, H = 128: 2.1 Gflop, 7.2 ms at 300 Gflop/s.
+Same bits A sum of a gate runs over the units in order, in chunks of dense's size, however sequences are grouped.
+Limits    float32; others are plain's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+
+from onchip.kernels.cpu.activation import activate, code_of
+from onchip.kernels.cpu.dense import CHUNK, multiply_panel, next_panel, padded_width
+from onchip.kernels.cpu.emit import LANES
+from onchip.kernels.cpu.jit import LAUNCH, address, compiled, floats_at, ints_at, linked, take_ticket, use_threads
+from onchip.kernels.cpu.price import CorePrice
+from onchip.kernels.cpu.tile import aligned_zeros, pack, packed_size, padded
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.spec.layers import GRU, LSTM, RNN, Recurrent, ReLU, Sigmoid, Tanh
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+
+_LSTM, _GRU_AFTER, _GRU_BEFORE, _RNN_TANH, _RNN_RELU = range(5)
+_SEQUENCE, _LAST, _CELL = range(3)
+_OUTPUTS = {"sequence": _SEQUENCE, "last": _LAST, "cell": _CELL}
+_MOST_ROWS = 32  # sequences that a core takes: a panel of the recurrence then serves them all from L1
+_NO_FLOOR, _ZERO, _ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
+_SIGMOID, _TANH, _RELU = code_of(Sigmoid()), code_of(Tanh()), code_of(ReLU())
+
+
+@linked(*(types.int64,) * 8)
+def add_product(src: int, src_row: int, rows: int, w: int, K: int, N: int, dst: int, dst_row: int) -> None:
+    """dst[r, n] += sum_k src[r, k] w[k, n] for r < rows, n < N, whole vectors; addresses and byte strides, w packed."""
+    for k in range(0, K, CHUNK):
+        steps = min(CHUNK, K - k)
+        n = 0
+        while n < N:
+            width, out = next_panel(N - n), dst + n * 4
+            panel = w + n * K * 4 + k * width * 4
+            multiply_panel(src + k * 4, src_row, rows, panel, width, out, dst_row, out, dst_row, 1, 0, steps, _NO_FLOOR)
+            n += width
+
+
+@linked(*(types.int64,) * 3)
+def copy_floats(source: int, target: int, count: int) -> None:
+    """`count` numbers; zeros where the source is no address."""
+    out = floats_at(target, count)
+    if source:
+        given = floats_at(source, count)
+        for n in range(count):
+            out[n] = given[n]
+    else:
+        for n in range(count):
+            out[n] = _ZERO
+
+
+@linked(*(types.int64,) * 8)
+def first_gates(kind: int, x: int, x_row: int, bias: int, gates: int, gates_row: int, rows: int, H: int) -> None:
+    """What the recurrence is added to: the input's part; of a GRU's new state its bias, as the reset comes between."""
+    wide = 4 * H if kind == _LSTM else H if kind in (_RNN_TANH, _RNN_RELU) else 2 * H
+    for r in range(rows):
+        given, out = floats_at(x + r * x_row, wide), floats_at(gates + r * gates_row, wide)
+        for n in range(wide):
+            out[n] = given[n]
+        if kind == _GRU_AFTER:
+            inside, behind = floats_at(bias, H), floats_at(gates + r * gates_row + 2 * H * 4, H)
+            for n in range(H):
+                behind[n] = inside[n]
+
+
+# Functions of single numbers are activate's, in place: loops over several arrays with an exponential inside do not
+# become vector code.
+
+
+@linked(*(types.int64,) * 7)
+def reset_states(gates: int, gates_row: int, x: int, x_row: int, h: int, rows: int, H: int) -> None:
+    """Of a GRU whose reset comes first: r becomes r h, and its new state begins with the input's part."""
+    activate(gates, rows, 2 * H, gates_row // 4, _SIGMOID)
+    for row in range(rows):
+        at = gates + row * gates_row
+        r, before, given, new = floats_at(at + H * 4, H), floats_at(h + row * H * 4, H), x + row * x_row, at + H * 8
+        for n in range(H):
+            r[n] = r[n] * before[n]
+        copy_floats(given + H * 8, new, H)
+
+
+@linked(*(types.int64,) * 9)
+def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: int, c: int, rows: int, H: int) -> None:
+    """The states of some rows behind a step, in place."""
+    stride = gates_row // 4
+    if kind == _LSTM:
+        activate(gates, rows, 3 * H, stride, _SIGMOID)
+        activate(gates + H * 12, rows, H, stride, _TANH)
+        for row in range(rows):
+            at = gates + row * gates_row
+            i, f, g, cell = (
+                floats_at(at, H),
+                floats_at(at + H * 8, H),
+                floats_at(at + H * 12, H),
+                floats_at(c + row * H * 4, H),
+            )
+            for n in range(H):
+                cell[n] = f[n] * cell[n] + i[n] * g[n]
+            copy_floats(c + row * H * 4, at + H * 12, H)
+        activate(gates + H * 12, rows, H, stride, _TANH)
+        for row in range(rows):
+            at = gates + row * gates_row
+            o, g, state = floats_at(at + H * 4, H), floats_at(at + H * 12, H), floats_at(h + row * H * 4, H)
+            for n in range(H):
+                state[n] = o[n] * g[n]
+    elif kind in (_GRU_AFTER, _GRU_BEFORE):
+        if kind == _GRU_AFTER:
+            activate(gates, rows, 2 * H, stride, _SIGMOID)
+            for row in range(rows):
+                at = gates + row * gates_row
+                r, new, given = (
+                    floats_at(at + H * 4, H),
+                    floats_at(at + H * 8, H),
+                    floats_at(x + row * x_row + H * 8, H),
+                )
+                for n in range(H):
+                    new[n] = given[n] + r[n] * new[n]
+        activate(gates + H * 8, rows, H, stride, _TANH)
+        for row in range(rows):
+            at = gates + row * gates_row
+            z, new, state = floats_at(at, H), floats_at(at + H * 8, H), floats_at(h + row * H * 4, H)
+            for n in range(H):
+                state[n] = (_ONE - z[n]) * new[n] + z[n] * state[n]
+    else:
+        activate(gates, rows, H, stride, _TANH if kind == _RNN_TANH else _RELU)
+        for row in range(rows):
+            copy_floats(gates + row * gates_row, h + row * H * 4, H)
+
+
+@compiled(parallel=True)
+def _run(sizes: Array, places: Array, threads: int) -> None:
+    """x (N, S, D * G * H); y (N, S, D * H), or (N, D * H) of the last step.
+
+    sizes   N, S, D, G, H, kind, output, whether the one direction is the reverse, rows of a tile, bytes from row to row
+            of its gates, and from thread to thread of scratch
+    places  addresses: x, y, the state before the first step (N, D, H) and the cell, 0 for zeros; the recurrence packed
+            for each direction, the last gate of a GRU whose reset comes first, the bias; scratch; tickets
+    """
+    N, S, D, G, H = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
+    kind, output, is_reverse, most = sizes[5], sizes[6], sizes[7], sizes[8]
+    x, y, first_h, first_c, R, late, bias = places[0], places[1], places[2], places[3], places[4], places[5], places[6]
+    scratch, tickets = places[7], places[8]
+    wide, one = padded_width(2 * H if kind == _GRU_BEFORE else G * H), padded_width(H)
+    gates_row, x_row = sizes[9], S * D * G * H * 4
+    tiles = (N + most - 1) // most
+    ints_at(tickets, 1)[0] = 0
+    for worker in numba.prange(threads):
+        gates = scratch + worker * sizes[10]
+        h = gates + most * gates_row
+        c = h + most * H * 4
+        while True:
+            ticket = take_ticket(tickets)
+            if ticket >= tiles * D:
+                break
+            d, begin = ticket % D, ticket // D * most
+            rows = min(most, N - begin)
+            backwards = is_reverse or d == 1
+            for r in range(rows):
+                place = ((begin + r) * D + d) * H * 4
+                copy_floats(first_h + place if first_h else 0, h + r * H * 4, H)
+                copy_floats(first_c + place if first_c else 0, c + r * H * 4, H)
+            for step in range(S):
+                s = S - 1 - step if backwards else step
+                given = x + ((begin * S + s) * D + d) * G * H * 4
+                first_gates(kind, given, x_row, bias + d * H * 4, gates, gates_row, rows, H)
+                add_product(h, H * 4, rows, R + d * wide * H * 4, H, wide, gates, gates_row)
+                if kind == _GRU_BEFORE:
+                    reset_states(gates, gates_row, given, x_row, h, rows, H)
+                    R_n = late + d * one * H * 4
+                    add_product(gates + H * 4, gates_row, rows, R_n, H, one, gates + H * 8, gates_row)
+                next_states(kind, gates, gates_row, given, x_row, h, c, rows, H)
+                if output == _SEQUENCE:
+                    for r in range(rows):
+                        copy_floats(h + r * H * 4, y + (((begin + r) * S + s) * D + d) * H * 4, H)
+            if output != _SEQUENCE:
+                for r in range(rows):
+                    source = (c if output == _CELL else h) + r * H * 4
+                    copy_floats(source, y + ((begin + r) * D + d) * H * 4, H)
+
+
+@dataclass(frozen=True)
+class Facts:
+    sizes: tuple[int, ...]  # sequences of a row, S, D, G, H, kind, output, is_reverse
+    reads: tuple[int, ...]  # which of the launch's inputs x and the states are: a value that is read twice comes once
+
+
+class RecurrentAlone:
+    name = "recurrent"
+    device_kind = "cpu"
+    precisions = ("fp32",)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        layer = node.layer
+        if job.is_training or not isinstance(layer, Recurrent):
+            return
+        x, name = net.types[node.inputs[0]], node.weights["recurrence"]
+        if any(given.dtype != "float32" for given in (x, net.weight_type(name))):
+            yield Refusal(self.name, node.name, f"computes on float32, got {x}")
+            return
+        D, width, H = net.weights[name].shape
+        G, S = layer.gates, int(x.shape[-2])
+        kind = kind_of(layer)
+        late = H if kind == _GRU_BEFORE else 0
+        recipes = {"R": Recipe.of(packed_gates, (name,), (D, packed_size(H, width - late)), first=0, last=width - late)}
+        if late:
+            recipes["late"] = Recipe.of(packed_gates, (name,), (D, packed_size(H, H)), first=width - H, last=width)
+        if "bias" in node.weights:
+            recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (D, H))
+        values = tuple(dict.fromkeys(node.inputs))
+        sequences = x.row_size // (S * D * width)
+        # Gates are read and written several times on their way, all in cache; sequences are a core's at the least.
+        price = CorePrice(
+            net.row_flop(node), sum(net.types[value].row_bytes for value in (*values, node.name)),
+            sum(recipe.nbytes for recipe in recipes.values()), row_cache_bytes=4 * x.row_bytes, rows_a_core=1,
+        )  # fmt: skip
+        sizes = (sequences, S, D, G, H, kind, _OUTPUTS[layer.output], int(layer.direction == "reverse"))
+        yield Claim(
+            self.name, f"{self.name}<{layer.kind},{H}>", (node.name,), price, f"{S} steps in one call",
+            recipes=recipes, order=f"units in order, chunks of {CHUNK}",
+            facts=Facts(sizes, tuple(map(values.index, node.inputs))),
+            fast_bytes=4 * _MOST_ROWS * (G + 2) * H,
+        )  # fmt: skip
+
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
+        assert isinstance(claim.facts, Facts)
+        reads, (sequences, S, D, G, H, *how) = claim.facts.reads, claim.facts.sizes
+        bias = weights.get("bias", np.zeros((D, H), np.float32))
+        gates_row = (padded(G * H) + LANES) * 4
+        most = numba.config.NUMBA_NUM_THREADS
+        scratch = aligned_zeros(most * _MOST_ROWS * (gates_row // 4 + padded(2 * H))).reshape(most, -1)
+        tickets = aligned_zeros(1, np.int64)
+        kept = weights["R"], weights.get("late", bias), bias, scratch, tickets
+        sizes = np.array((0, S, D, G, H, *how, 0, gates_row, scratch.strides[0]), np.int64)
+        places = np.array([0, 0, 0, 0, *map(address, kept)], np.int64)  # of `kept`, which run keeps
+
+        def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int, kept: Any = kept) -> None:
+            N = len(outputs[0]) * sequences
+            rows = max(1, min(_MOST_ROWS, -(-N * D // threads)))
+            workers = max(1, min(threads, -(-N // rows) * D))  # others would only be waited for
+            with LAUNCH:
+                sizes[0], sizes[8] = N, rows
+                places[0], places[1] = address(inputs[0]), address(outputs[0])
+                for state, i in enumerate(reads[1:], start=2):
+                    places[state] = address(inputs[i])
+                use_threads(workers)
+                _run(sizes, places, workers)
+
+        return run
+
+
+def kind_of(layer: Recurrent) -> int:
+    if isinstance(layer, GRU):
+        return _GRU_AFTER if layer.reset_after else _GRU_BEFORE
+    if isinstance(layer, RNN):
+        return _RNN_TANH if layer.activation == "tanh" else _RNN_RELU
+    assert isinstance(layer, LSTM)
+    return _LSTM
+
+
+@recipe_op
+def packed_gates(recurrence: Array, first: int, last: int) -> Array:
+    """(D, G * H, H) -> (D, packed): numbers first to last of the gates, as add_product reads them."""
+    D, _, H = recurrence.shape
+    made = aligned_zeros(D * packed_size(H, last - first)).reshape(D, -1)
+    for one, out in zip(recurrence, made, strict=True):
+        pack(np.asarray(one[first:last].T, np.float32), out)
+    return made

@@ -1,0 +1,176 @@
+"""LSTM, GRU and RNN on a GPU: the host's side of recurrent.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    FLOATS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Output,
+    Program,
+    Steps,
+    UInt32,
+    Weight,
+)
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.spec.layers import GRU, LSTM, RNN, Recurrent
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+from onchip.spec.types import DTYPE_BYTES
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+THREADS, CHUNK = 256, 64  # as in recurrent.cu
+MOST_ROWS = {4: 8, 8: 4}  # sequences of a thread, by the bytes of a number that it computes with
+OUTPUTS = ("sequence", "last", "cell")
+# Assumed, not measured: what a block of few sequences waits for at every step, and how fast it reads the recurrence.
+STEP_US, READ_BYTES_US = 1.0, 1e5
+RATE = 0.4  # of the device's, where there are sequences enough; assumed
+
+
+@dataclass(frozen=True)
+class RecurrentLowering:
+    """recurrent(x, R, bias, first_h, first_c, y, N, S, D, H, lanes, backwards, output)"""
+
+    cell: str  # its struct in recurrent.cu
+    dtype: str
+    sequences: int  # of a row of the batch
+    S: int
+    D: int
+    H: int
+    is_reverse: bool
+    output: str
+    has_bias: bool
+    states: tuple[int, ...]  # which inputs they are
+    units: int
+    shared_limit: int
+
+    @property
+    def wide_bytes(self) -> int:
+        return 8 if self.dtype == "float64" else 4
+
+    @property
+    def lanes(self) -> int:
+        return min(THREADS, max(32, 1 << (self.H - 1).bit_length()))
+
+    def shared_bytes(self, rows: int) -> int:
+        buffers = 3 if self.cell in ("Lstm", "GruBefore") else 2
+        return buffers * self.H * THREADS // self.lanes * rows * self.wide_bytes
+
+    def rows_for(self, N: int) -> int:
+        """Sequences of a thread: as many as fit, but for those that leave multiprocessors without a block."""
+        rows = MOST_ROWS[self.wide_bytes]
+        while rows > 1 and (
+            self.shared_bytes(rows) > self.shared_limit or -(-N // (THREADS // self.lanes * rows)) * self.D < self.units
+        ):
+            rows //= 2
+        return rows
+
+    def at(self, B: int) -> Steps:
+        N = B * self.sequences
+        if not N:
+            return Steps(())
+        rows = self.rows_for(N)
+        blocks = -(-N // (THREADS // self.lanes * rows)) * self.D
+        program = Program(SOURCE, f"recurrent<{self.cell}, {FLOATS[self.dtype]}, {rows}>")
+        bias: Argument = Weight("bias") if self.has_bias else Int64(0)
+        states: list[Argument] = [Input(i) for i in self.states]
+        states += [Int64(0)] * (2 - len(states))
+        sizes = (Int64(N), Int64(self.S), UInt32(self.D), UInt32(self.H), UInt32(self.lanes))
+        how = (UInt32(self.is_reverse), UInt32(OUTPUTS.index(self.output)))
+        config = LaunchConfig((blocks, 1, 1), (THREADS, 1, 1), self.shared_bytes(rows))
+        arguments = (Input(0), Weight("recurrence"), bias, *states, Output(0), *sizes, *how)
+        return Steps((KernelLaunch(program, config, arguments, Budget(registers=128, spill_bytes=32)),))
+
+
+class RecurrentAlone:
+    name = "recurrent"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        layer = node.layer
+        if job.is_training or not isinstance(layer, Recurrent):
+            return
+        x, name = net.types[node.inputs[0]], node.weights["recurrence"]
+        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES:
+            why = f"computes on {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
+            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
+            return
+        D, width, H = net.weights[name].shape
+        S, values = int(x.shape[-2]), tuple(dict.fromkeys(node.inputs))
+        lowering = RecurrentLowering(
+            _cell(layer), x.dtype, x.row_size // (S * D * width), S, D, H, layer.direction == "reverse", layer.output,
+            "bias" in node.weights, tuple(values.index(state) for state in node.inputs[1:]), device.units,
+            device.fast_bytes,
+        )  # fmt: skip
+        if lowering.shared_bytes(1) > device.fast_bytes:
+            why = f"states of {H:,} units take {lowering.shared_bytes(1):,} of {device.fast_bytes:,} B of shared memory"
+            yield Refusal(self.name, node.name, why)
+            return
+        wide = "float64" if x.dtype == "float64" else "float32"
+        late = H if lowering.cell == "GruBefore" else 0
+        recipes = {"recurrence": Recipe.of(turned_gates, (name,), (D, width * H), wide, late=late)}
+        if "bias" in node.weights:
+            recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (D, H), wide)
+        step_us = STEP_US + width * H * DTYPE_BYTES[wide] / READ_BYTES_US
+        yield Claim(
+            self.name, f"{self.name}<{layer.kind},{H}>", (node.name,),
+            Price(
+                net.row_flop(node), sum(net.types[value].row_bytes for value in (*values, node.name)),
+                sum(recipe.nbytes for recipe in recipes.values()), precision="fp32", rate=RATE, least_us=S * step_us,
+                why_slow="steps wait for each other",
+            ),
+            f"{S} steps in one launch", recipes, fast_bytes=lowering.shared_bytes(lowering.rows_for(job.batch)),
+            order=f"units in order, parts of {CHUNK}", facts=lowering,
+        )  # fmt: skip
+
+
+def _cell(layer: Recurrent) -> str:
+    if isinstance(layer, GRU):
+        return "GruAfter" if layer.reset_after else "GruBefore"
+    if isinstance(layer, RNN):
+        return "RnnTanh" if layer.activation == "tanh" else "RnnRelu"
+    assert isinstance(layer, LSTM)
+    return "Lstm"
+
+
+@recipe_op
+def turned_gates(recurrence: Array, late: int) -> Array:
+    """(D, G * H, H) -> (D, G * H * H): from unit, to unit, gate; the last `late` of G * H behind the others."""
+    D, width, H = recurrence.shape
+    parts = [recurrence[:, : width - late], recurrence[:, width - late :]]
+    return np.concatenate([part.reshape(D, -1, H, H).transpose(0, 3, 2, 1).reshape(D, -1) for part in parts], 1)
+
+
+def _instance(cell: str, dtype: str, H: int, B: int) -> Instance:
+    def launch(device: Device) -> KernelLaunch:
+        made = RecurrentLowering(
+            cell, dtype, 1, 64, 1, H, False, "sequence", cell == "GruAfter", (), device.units, device.fast_bytes
+        )
+        return made.at(B).launches[0]
+
+    return Instance(f"{cell}, {dtype}, {H} units, {B} sequences", launch)
+
+
+INSTANCES = (
+    _instance("Lstm", "float32", 128, 1 << 14), _instance("Lstm", "float16", 512, 1 << 12),
+    _instance("Lstm", "float64", 64, 1 << 14), _instance("Lstm", "float32", 128, 1),
+    _instance("GruAfter", "bfloat16", 128, 1 << 14), _instance("GruBefore", "float32", 128, 1 << 14),
+    _instance("RnnTanh", "float32", 128, 1 << 14), _instance("RnnRelu", "float32", 128, 7),
+)  # fmt: skip

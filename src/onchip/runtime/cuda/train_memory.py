@@ -1,0 +1,109 @@
+"""What training runs have on a GPU: data that they share, and memory of their own, alike for all networks of a team."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from onchip.kernels.cuda.mlp_train import RULE_FLOATS, TrainLowering
+from onchip.kernels.training import SharedData, bytes_of, epochs_at_once
+from onchip.plan.kernel import OPTIMISERS
+from onchip.runtime.cuda.gpu import Buffer, BufferPart, Gpu
+from onchip.spec.recipe import Array
+
+SLICE_BYTES = 64 << 20  # of rows that are copied at a time
+KEPT = ("mean", "square")  # the kernels' names for what optimisers keep, in the order of STATE_NAMES
+_ALIGNMENT = 512
+
+Memory = dict[str, Buffer]  # the lowering's State by name
+
+
+def send_data(gpu: Gpu, lowering: TrainLowering, x: Array, y: Array, shared: SharedData) -> Memory:
+    """The rows, as the first layer reads them, and their targets: sent once for all runs that share them."""
+    first_layer, byte_rows = lowering.layers[0], lowering.byte_rows
+    name, given, stride, one = "x", x, first_layer.stride, 1
+    if byte_rows:
+        found = shared.get("bytes", lambda: bytes_of(x))
+        assert found is not None, "the plan knows that rows are bytes"
+        name, given, stride, one = "bytes", found[0], byte_rows.stride, byte_rows.one
+
+    def fill(some: Array, first: int) -> None:
+        some[:, : first_layer.D] = given[first : first + len(some)]
+        some[:, first_layer.D : first_layer.terms] = one
+
+    def send() -> Buffer:
+        buffer = gpu.reserve(len(x) * stride * given.itemsize)
+        write_rows(gpu, buffer, (len(x), stride), given.dtype, fill)
+        return buffer
+
+    # A network without a bias in its first layer wants other rows.
+    rows = shared.get((name, gpu.index, first_layer.terms), send)
+    return {name: rows, "targets": shared.get(("targets", gpu.index), lambda: gpu.upload(y))}
+
+
+def take_memory(gpu: Gpu, lowering: TrainLowering, orders: Sequence[int]) -> tuple[int, list[Memory]]:
+    """Memory for each network of a launch, all in one piece: bytes from one network's to the next one's, and each.
+
+    orders  the rows of those that they will be trained or judged on
+    """
+    offsets: dict[str, tuple[int, int]] = {}
+    apart = 0
+    for name, nbytes in _own_bytes(lowering, orders).items():
+        offsets[name] = apart, nbytes
+        apart += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    whole = gpu.reserve(apart * lowering.networks)
+    with gpu:
+        gpu.clear(whole.pointer, whole.nbytes, gpu.stream)
+        gpu.synchronise()
+    made: list[Memory] = [
+        {name: BufferPart(whole, i * apart + offset, nbytes) for name, (offset, nbytes) in offsets.items()}
+        for i in range(lowering.networks)
+    ]
+    for memory in made:
+        for i, layer in enumerate(lowering.layers[:-1]):
+            terms = lowering.layers[i + 1].terms
+
+            def fill(some: Array, first: int, N: int = layer.N, terms: int = terms) -> None:
+                some[:, N:terms] = 1  # that the next layer's bias is a weight of
+
+            shape = lowering.row_count, lowering.width(i)
+            write_rows(gpu, memory[f"a{i}"], shape, np.float32, fill)
+    return apart, made
+
+
+def _own_bytes(lowering: TrainLowering, orders: Sequence[int]) -> dict[str, int]:
+    """Of one network, by name."""
+    job, row_count, made = lowering.job, lowering.row_count, dict[str, int]()
+    for i, layer in enumerate(lowering.layers):
+        made[f"a{i}"] = made[f"dz{i}"] = 4 * row_count * lowering.width(i)
+        for name in ("w", *KEPT[: OPTIMISERS[job.optimiser]]):
+            made[f"{name}{i}"] = 4 * layer.N * layer.stride
+        if slices := lowering.slices(i):
+            made[f"parts{i}"] = slices * 4 * layer.N * layer.stride
+    if byte_rows := lowering.byte_rows:
+        for name, K in (("w_parts", byte_rows.terms), ("dz_parts", job.batch)):
+            made[name] = byte_rows.bytes_of_parts(K)
+    made |= lowering.own_memory()
+    made |= {"losses": 8 * row_count, "hits": 4 * row_count, "progress": 16}
+    queued = max(epochs_at_once(rows, job.batch) * -(-rows // job.batch) for rows in orders)  # steps
+    told = 8 * max(queued * lowering.groups, -(-max(orders) // row_count))
+    return made | {
+        "rules": 4 * RULE_FLOATS * queued, "step_losses": told, "step_hits": told, "order": 8 * queued * job.batch,
+    }  # fmt: skip
+
+
+def write_rows(
+    gpu: Gpu, buffer: Buffer, shape: tuple[int, int], dtype: Any, fill: Callable[[Array, int], None]
+) -> None:
+    """Write zeros, and what `fill` writes to some rows, of which it knows the first, slice by slice."""
+    rows, width = shape
+    row_bytes = np.dtype(dtype).itemsize * width
+    most = max(1, SLICE_BYTES // row_bytes)
+    with gpu:
+        for first in range(0, rows, most):
+            some = np.zeros((min(most, rows - first), width), dtype)
+            fill(some, first)
+            gpu.write(buffer, some, gpu.stream, first * row_bytes)
+            gpu.synchronise()

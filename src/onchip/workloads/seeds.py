@@ -1,0 +1,85 @@
+"""A training job with many seeds: networks trained side by side, each tested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onchip.errors import KernelError
+from onchip.runtime.engine import compile
+from onchip.spec.text import columns
+from onchip.train.many import Run, fit_runs
+from onchip.train.training_run import FitResult
+from onchip.workloads.classify import Trained, fit_rows, judge
+from onchip.workloads.train_job import TrainJob
+
+
+@dataclass(frozen=True, eq=False)
+class SeedResults:
+    """What came of each seed; prints itself as a table."""
+
+    seeds: tuple[int, ...]
+    trained: tuple[Trained | KernelError, ...]  # an error: that run diverged
+
+    @property
+    def done(self) -> dict[int, Trained]:
+        return {s: t for s, t in zip(self.seeds, self.trained, strict=True) if isinstance(t, Trained)}
+
+    @property
+    def best_seed(self) -> int:
+        """The seed with the lowest validation loss or, where nothing was held back, training loss."""
+        return min(self.done, key=lambda seed: kept_loss(self.done[seed]))
+
+    def scores(self) -> list[float]:
+        """Test accuracies, or errors where numbers were learnt, of those that did not diverge."""
+        found = (t.accuracy if t.accuracy is not None else t.test_mse for t in self.done.values())
+        return [score for score in found if score is not None]
+
+    def __str__(self) -> str:
+        rows = []
+        for seed, trained in zip(self.seeds, self.trained, strict=True):
+            if isinstance(trained, KernelError):
+                rows.append([str(seed), "diverged", ""])
+                continue
+            shown = "" if trained.test_mse is None else f"{trained.test_mse:.6g}"
+            shown = shown if trained.accuracy is None else f"{trained.accuracy:.2%}"
+            rows.append([str(seed), f"{kept_loss(trained):.4f}", shown])
+        has_classes = any(trained.accuracy is not None for trained in self.done.values())
+        return columns(["seed", "loss", "accuracy" if has_classes else "test error"], rows, right=range(3))
+
+
+def kept_loss(trained: Trained) -> float:
+    """Of the epoch whose weights were kept: on the rows held back, if there are such."""
+    kept = trained.fit.history[trained.fit.best_epoch - 1]
+    return kept.loss if kept.validation_loss is None else kept.validation_loss
+
+
+def train_seeds(
+    job: TrainJob, count: int, *, device: str = "auto", threads: int | None = None,
+    on_progress: Callable[[float], None] | None = None,
+) -> SeedResults:  # fmt: skip
+    """Train networks of `count` seeds, from the job's own on, on the same rows, and test each.
+
+    on_progress  hears how many are done, with the shares of those under way
+    """
+    seeds = tuple(range(job.options.seed, job.options.seed + count))
+    jobs = [job.seeded(seed) for seed in seeds]
+    x_train, x_test = (fit_rows(x, job.net, job.data) for x in (job.data.x_train, job.data.x_test))
+    runs = [Run(each.net, each.options) for each in jobs]
+    results = fit_runs(runs, x_train, job.data.y_train, device=device, threads=threads, on_progress=on_progress)
+    if all(isinstance(result, KernelError) for result in results):
+        raise next(result for result in results if isinstance(result, KernelError))
+
+    def tested(result: FitResult | KernelError) -> Trained | KernelError:
+        if isinstance(result, KernelError):
+            return result
+        return judge(result, compile(result.network, device, threads=threads)(x_test), job.data.y_test)
+
+    return SeedResults(seeds, tuple(tested(result) for result in results))
+
+
+def spread(scores: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation."""
+    return float(np.mean(scores)), float(np.std(scores))

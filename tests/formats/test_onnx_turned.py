@@ -1,0 +1,80 @@
+"""Values whose batch is not in front, or one axis with the heads of an attention, on their way between two layers."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import pytest
+
+from onchip.formats.onnx_ops.base import READERS
+from onchip.formats.onnx_reader import parse_model, read_model
+from onchip.kernels import reference
+from onnx_models import check_meaning, model, numbers, op, refused
+
+STEPS_FIRST = op("Transpose", "x", "t", perm=[1, 0, 2])
+ROWS_OF_HEADS = [
+    op("Shape", "t", "sizes"), op("Gather", "sizes one", "rows", axis=0), op("Mul", "rows two", "many"),
+    op("Unsqueeze", "many zero", "many1"), op("Unsqueeze", "rows zero", "rows1"),
+]  # fmt: skip
+WEIGHTS = {
+    "zero": np.array([0]), "one": np.array(1), "two": np.array(2), "w": numbers(4, 8), "b": numbers(8, seed=1),
+    "six": np.array([6]), "four": np.array([4]), "heads": np.array([2]), "v": numbers(5, 8), "c": numbers(5, seed=2),
+    "joined": np.array([-1, 8]), "five": np.array([5]),
+}  # fmt: skip
+HEADS = [
+    STEPS_FIRST, op("MatMul", "t w", "p"), op("Add", "b p", "q"), *ROWS_OF_HEADS,
+    op("Concat", "six many1 four", "shape1", axis=0), op("Reshape", "q shape1", "apart"),
+    op("Transpose", "apart", "h", perm=[1, 0, 2]), op("Concat", "rows1 heads six four", "shape2", axis=0),
+    op("Reshape", "h shape2", "split"),
+]  # fmt: skip
+BACK = [
+    op("Transpose", "split", "back", perm=[2, 0, 1, 3]), op("Reshape", "back joined", "flat"),
+    op("Gemm", "flat v c", "made", transB=1), op("Concat", "six rows1 five", "shape3", axis=0),
+    op("Reshape", "made shape3", "steps"), op("Tanh", "steps", "tanh"), op("Add", "tanh steps", "sum"),
+    op("Transpose", "sum", perm=[1, 0, 2]),
+]  # fmt: skip
+
+
+def test_heads_beside_the_batch_and_back(tmp_path):
+    net = check_meaning(tmp_path, model([*HEADS, op("Identity", "split")], WEIGHTS, ("N", 6, 4)))
+    assert [node.layer.kind for node in net.nodes] == ["Linear", "Reshape", "Permute"]
+    net = check_meaning(tmp_path, model([*HEADS, *BACK], WEIGHTS, ("N", 6, 4)))
+    assert [node.layer.kind for node in net.nodes] == ["Linear", "Linear", "Tanh", "Add"]  # nothing is moved
+
+
+UNFINISHED = {
+    "steps": ([STEPS_FIRST, op("Relu", "t")], "puts the batch first again"),
+    "joined": ([STEPS_FIRST, op("Reshape", "t flat")], "puts the batch first again"),
+    "softmax": ([STEPS_FIRST, op("Softmax", "t", axis=0)], "cannot follow"),
+    "mixed": ([STEPS_FIRST, op("Reshape", "t seven")], "would mix the rows of the batch"),
+    "squeezed": ([STEPS_FIRST, op("Squeeze", "t zero")], "only sizes of 1 can go"),
+    "squared": (
+        [STEPS_FIRST, *ROWS_OF_HEADS, op("Mul", "rows rows", "r"), op("Reshape", "t r")],
+        "depend on the batch",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNFINISHED)
+def test_refused(tmp_path, case):
+    nodes, word = UNFINISHED[case]
+    weights = WEIGHTS | {"flat": np.array([-1, 4]), "seven": np.array([7, -1])}
+    refused(tmp_path, model(nodes, weights, ("N", 6, 4)), word)
+
+
+@pytest.mark.skipif(not {"LayerNormalization", "Slice"} <= READERS.keys(), reason="nothing reads norms or slices")
+def test_a_transformer_that_torch_exports():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dtype=torch.float64)
+    layer = torch.nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    x, file = torch.randn(3, 5, 8, dtype=torch.float64), io.BytesIO()
+    axes = {"x": {0: "B"}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's, about its exporters
+        torch.onnx.export(layer, (x,), file, input_names=["x"], dynamic_axes=axes, opset_version=17, dynamo=False)
+    net = read_model(parse_model(file.getvalue()))
+    with torch.no_grad():
+        np.testing.assert_allclose(reference.forward(net, x.numpy()), layer(x).numpy(), rtol=1e-9, atol=1e-9)

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numba.core.serialize import dumps
 
 from onchip.cache import read_entry, write_entry
+from onchip.kernels.cpu import image_operation
 from onchip.kernels.cpu.jit import compiled
 
 SRC = Path(__file__).parents[2] / "src"
@@ -158,3 +160,15 @@ def test_functions_made_with_other_values_are_other_entries():
         return add
 
     assert [make(n)(10) for n in (1, 2)] == [11, 12]
+
+
+def test_code_from_the_disk_finds_the_classes_of_its_arguments(tmp_path):
+    """Operations of conv_fused hand these tuples to functions that another process may have compiled."""
+    kept = tmp_path / "kinds"
+    kept.write_bytes(dumps([image_operation._CALL, *image_operation._PARTS.values()]))
+    code = (
+        "import pathlib, pickle; from onchip.kernels.cpu.image_operation import _CALL, _PARTS\n"
+        f"print(pickle.loads(pathlib.Path({str(kept)!r}).read_bytes()) == [_CALL, *_PARTS.values()])\n"
+    )
+    done = run_python(code, tmp_path / "cache")
+    assert done.stdout == "True\n", done.stderr

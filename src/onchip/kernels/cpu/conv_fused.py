@@ -1,17 +1,19 @@
-"""conv_fused on the CPU: a whole convolutional network in one parallel loop over tiles of images.
+"""conv_fused on the CPU: a whole convolutional network in one parallel loop over tiles of images; or one of Linear
+layers whose values meet, as in residual MLPs: vectors are images of one pixel.
 
 Idea    Some images go through every layer while they lie in cache, channels last; the batch is read once, the result
         written once. Bias, activation, normalisation, the phases of a transposed convolution, concatenation and the
-        conversion to bytes happen where the numbers lie (image_program.py, image_ops.py).
+        conversion to bytes happen where the numbers lie (image_program.py).
+        Each operation has a file (image_operation.py); one compiled loop runs any list of them (image_ops.py).
 Floor   Compute, by far: faces (100-4x4x512-8x8x256-16x16x128-32x32x64-64x64x3) moves 49.6 kB an image and costs 326
         Mflop, 275 without taps that fall outside: 0.9 ms at 300 Gflop/s on two cores. Convolutions of two or three
-        taps along a row go in pairs of outputs (_pairs in image_products.py), which saves a third of those products.
+        taps along a row go in pairs of outputs (image_pairs.py), which saves a third of those products.
         Its 20 MB of weights pass through the cache once for each tile of images.
 Cache   All values of a tile of images a thread, and the chunk of weights in use.
-Limits  float32, channels in one group, one value in and one out; images that fit into memory. A pair of outputs is
+Limits  float32, one value in and one out; images that fit into memory. A pair of outputs is
         rounded by the size of all numbers under both windows, and an infinity under one is a NaN there.
         Rows of outputs with a NaN among them are made again one number at a time, where outputs share a vector
-        (side in image_lowering.py), so that it stays in its window.
+        (image_windows.py), so that it stays in its window.
 """
 
 from __future__ import annotations
@@ -23,21 +25,21 @@ import numba
 import numpy as np
 
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.image_program import SUPPORTED
+from onchip.kernels.cpu.image_operation import CALL_BYTES
+from onchip.kernels.cpu.image_program import SUPPORTED, Program
 from onchip.kernels.cpu.image_runs import runs_of
-from onchip.kernels.cpu.image_table import BIAS, WEIGHT
-from onchip.kernels.cpu.image_values import Program
 from onchip.kernels.cpu.jit import LAUNCH, address, use_threads
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.tile import aligned_zeros
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import Convolution
+from onchip.spec.layers import Convolution, Linear
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array
 
 MAX_IMAGES = 16  # of a tile: enough rows for the products of the smallest images, and to pay for reading the weights
+MAX_VECTORS = 64  # the same, where all values are vectors: a row of a product each
 _SHARED_FLOP = 1_000_000  # an operation of a single image; with fewer, waiting for each other costs more than it gains
 _CALL_US = 0.5  # to set out on an operation: its row of the table, and sizes that the last one did not have
 _MAX_SCRATCH_BYTES = 1 << 30  # a thread's; images that need more are no small network's
@@ -69,14 +71,16 @@ class ConvFused:
         image_bytes = 4 * program.image_floats
         # Many weights are worth more images a tile, even where those do not stay in L2.
         fitting = device.fast_bytes // 2 // max(1, image_bytes)
-        images = MAX_IMAGES if weight_bytes > device.fast_bytes // 2 else max(1, min(MAX_IMAGES, fitting))
+        most = MAX_VECTORS if all(store.H * store.W == 1 for store in program.stores) else MAX_IMAGES
+        images = most if weight_bytes > device.fast_bytes // 2 else max(1, min(most, fitting))
         images = max(1, min(images, _MAX_SCRATCH_BYTES // max(1, image_bytes)))
-        scratch_bytes = images * image_bytes + 4 * program.shared_floats()
+        scratch_bytes = images * image_bytes
         if scratch_bytes > _MAX_SCRATCH_BYTES:
             yield Refusal(self.name, nodes[0].name, f"{scratch_bytes >> 20} MiB of values a thread")
             return
-        kinds = "-".join(dict.fromkeys(node.layer.kind for node in nodes if isinstance(node.layer, Convolution)))
-        count = sum(isinstance(node.layer, Convolution) for node in nodes)
+        convolutions = [node.layer.kind for node in nodes if isinstance(node.layer, Convolution)]
+        products = convolutions or [node.layer.kind for node in nodes if isinstance(node.layer, Linear)]
+        instance = f"conv_fused<{len(products)} {'-'.join(dict.fromkeys(products))}>"
         x, y = net.types[program.source], net.types[nodes[-1].name]
         why = f"{images} images at a time, as many through a layer as stay in cache"
         for last in _layouts(net, nodes, program):
@@ -93,7 +97,7 @@ class ConvFused:
                 tile_us=_CALL_US * len(program.operations),
             )
             yield Claim(
-                self.name, f"conv_fused<{count} {kinds}>", tuple(node.name for node in nodes), price, why,
+                self.name, instance, tuple(node.name for node in nodes), price, why,
                 program.recipes, scratch_bytes, program.order, Facts(program, images, device.fast_bytes, last),
                 reads={program.source: Use(CHANNELS_LAST)} if last[0] else {},
                 gives={nodes[-1].name: CHANNELS_LAST} if last[1] else {},
@@ -102,31 +106,24 @@ class ConvFused:
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
         assert isinstance(claim.facts, Facts)
         program, tile = claim.facts.program, claim.facts.images
-        table = program.table(tile, claim.facts.fast_bytes, *claim.facts.last)
-        shared = program.image_floats * tile + len(program.stores) * LANES  # each store begins on a vector
-        own = shared + program.shared_floats() + LANES
-        scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * own)
-        tickets = aligned_zeros(1, np.int64)
-        return Launch(table, scratch, own, shared, tile, tickets, weights, _is_shared(program))
+        table = program.table(weights, tile, claim.facts.fast_bytes, *claim.facts.last)
+        own = program.scratch_floats(tile) + LANES
+        return Launch(table, own, tile, weights, _is_shared(program))
 
 
 class Launch:
     """Runs a claim. It keeps the weights, whose addresses stand in the table."""
 
-    def __init__(
-        self, table: Array, scratch: Array, own: int, shared: int, tile: int, tickets: Array,
-        weights: dict[str, Array], is_long: bool,
-    ) -> None:  # fmt: skip
+    def __init__(self, table: Array, own: int, tile: int, weights: dict[str, Array], is_long: bool) -> None:
         # Compiled, or loaded, for the first network that needs it: it takes some seconds.
         from onchip.kernels.cpu.image_ops import run_few_images, run_images, run_tile
 
         self.run_few, self.run_many, self.run_tile = run_few_images, run_images, run_tile
-        for i, row in enumerate(table):
-            if f"w{i}" in weights:
-                row[WEIGHT], row[BIAS] = address(weights[f"w{i}"]), address(weights[f"b{i}"])
-        self.cuts = np.zeros((numba.config.NUMBA_NUM_THREADS, table.shape[1]), np.int64)
-        self.kept = (table, scratch, tickets, weights)
-        self.arguments = (address(table), address(scratch), address(self.cuts), len(table), own, shared)
+        threads = numba.config.NUMBA_NUM_THREADS
+        scratch, tickets = aligned_zeros(threads * own), aligned_zeros(1, np.int64)
+        calls = aligned_zeros(threads * CALL_BYTES // 8, np.int64)
+        self.kept = (table, scratch, calls, tickets, weights)
+        self.arguments = (address(table), table.strides[0], address(scratch), address(calls), len(table), own)
         self.tile, self.tickets, self.is_long = tile, address(tickets), is_long
 
     def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:

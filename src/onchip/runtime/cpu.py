@@ -34,9 +34,7 @@ def core_count() -> int:
 
 
 def check_threads(threads: int | None) -> int:
-    import numba
-
-    most = min(core_count(), int(numba.config.NUMBA_NUM_THREADS))
+    most = core_count()
     if threads is None:
         return most
     if not isinstance(threads, int) or not 1 <= threads <= most:
@@ -165,7 +163,9 @@ class CpuBound:
     def __init__(self, plan: Plan, threads: int) -> None:
         """Evaluate the recipes and bind every group to its kernel."""
         from onchip.kernels.cpu import INFERENCE
+        from onchip.kernels.cpu.threads import start_helpers
 
+        self._start_helpers = start_helpers
         self.plan, self.threads = plan, threads
         kernels = {kernel.name: kernel for kernel in INFERENCE}
         made: Made = {}
@@ -188,6 +188,7 @@ class CpuBound:
             self._steps.append(Step(launch, tuple(group.inputs), tuple(group.outputs), new, seen, done))
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
+        self._start_helpers(self.threads)
         values = {**inputs, **outputs}
         for step in self._steps:
             for name, row_shape, dtype in step.new:

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 from onchip.kernels.cpu.emit import LANES
@@ -27,8 +26,9 @@ from onchip.kernels.cpu.image_program import SUPPORTED
 from onchip.kernels.cpu.image_runs import runs_of
 from onchip.kernels.cpu.image_table import BIAS, WEIGHT
 from onchip.kernels.cpu.image_values import Program
-from onchip.kernels.cpu.jit import LAUNCH, address, use_threads
+from onchip.kernels.cpu.jit import address
 from onchip.kernels.cpu.price import CorePrice
+from onchip.kernels.cpu.threads import Spare
 from onchip.kernels.cpu.tile import aligned_zeros
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
@@ -105,18 +105,15 @@ class ConvFused:
         table = program.table(tile, claim.facts.fast_bytes, *claim.facts.last)
         shared = program.image_floats * tile + len(program.stores) * LANES  # each store begins on a vector
         own = shared + program.shared_floats() + LANES
-        scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * own)
-        tickets = aligned_zeros(1, np.int64)
-        return Launch(table, scratch, own, shared, tile, tickets, weights, _is_shared(program))
+        return Launch(table, own, shared, tile, weights, _is_shared(program))
 
 
 class Launch:
     """Runs a claim. It keeps the weights, whose addresses stand in the table."""
 
     def __init__(
-        self, table: Array, scratch: Array, own: int, shared: int, tile: int, tickets: Array,
-        weights: dict[str, Array], is_long: bool,
-    ) -> None:  # fmt: skip
+        self, table: Array, own: int, shared: int, tile: int, weights: dict[str, Array], is_long: bool
+    ) -> None:
         # Compiled, or loaded, for the first network that needs it: it takes some seconds.
         from onchip.kernels.cpu.image_ops import run_few_images, run_images, run_tile
 
@@ -124,10 +121,14 @@ class Launch:
         for i, row in enumerate(table):
             if f"w{i}" in weights:
                 row[WEIGHT], row[BIAS] = address(weights[f"w{i}"]), address(weights[f"b{i}"])
-        self.cuts = np.zeros((numba.config.NUMBA_NUM_THREADS, table.shape[1]), np.int64)
-        self.kept = (table, scratch, tickets, weights)
-        self.arguments = (address(table), address(scratch), address(self.cuts), len(table), own, shared)
-        self.tile, self.tickets, self.is_long = tile, address(tickets), is_long
+        self.kept = (table, weights)
+        self.tile, self.is_long = tile, is_long
+
+        def make(threads: int) -> tuple[tuple[int, int, int, int, int, int], Array, Array]:
+            scratch, cuts = aligned_zeros(threads * own), np.zeros((threads, table.shape[1]), np.int64)
+            return (address(table), address(scratch), address(cuts), len(table), own, shared), scratch, cuts
+
+        self.spare = Spare(make)
 
     def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
         x = inputs[0]
@@ -136,15 +137,14 @@ class Launch:
         B, at = len(x), (address(x), address(outputs[0]))
         rounds = -(-B // (self.tile * threads))
         tile = -(-B // (rounds * threads))  # as many tiles for each thread
-        with LAUNCH:
-            if threads > B and self.tile >= B and self.is_long:
-                use_threads(threads)
-                self.run_few(*self.arguments, B, *at, threads)
-            elif tile >= B:
-                self.run_tile(*self.arguments, B, *at)
-            else:
-                use_threads(threads)
-                self.run_many(*self.arguments, tile, B, *at, threads, self.tickets)
+        memory = self.spare.take(threads)
+        if threads > B and self.tile >= B and self.is_long:
+            self.run_few(*memory[0], B, *at, threads)
+        elif tile >= B:
+            self.run_tile(*memory[0], B, *at)
+        else:
+            self.run_many(*memory[0], tile, B, *at, threads)
+        self.spare.give_back(memory)
 
 
 def _layouts(net: Network, nodes: Sequence[Node], program: Program) -> list[tuple[bool, bool]]:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numba import types
 
@@ -16,7 +15,8 @@ from onchip.kernels.cpu.image_conv import conv_dot, conv_taps, conv_windows, pai
 from onchip.kernels.cpu.image_layers import clear_pads, combine, finish
 from onchip.kernels.cpu.image_pool import global_pool, pool
 from onchip.kernels.cpu.image_rows import load, look_up, store, store_pixels
-from onchip.kernels.cpu.jit import address, compiled, ints_at, linked, take_ticket
+from onchip.kernels.cpu.jit import address, compiled, ints_at, linked
+from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.cpu.tile import PANEL
 from onchip.kernels.pointwise import IDENTITY, RELU
 from onchip.spec.recipe import Array
@@ -108,25 +108,27 @@ def run_tile(table: int, scratch: int, cuts: int, L: int, own: int, shared: int,
     _run_tile(table, cuts, L, scratch, B, 0, x, y, shared)
 
 
-@compiled(parallel=True)
-def run_images(
-    table: int, scratch: int, cuts: int, L: int, own: int, shared: int, tile: int, B: int, x: int, y: int,
-    threads: int, tickets: int,
+@compiled()
+def _tile(
+    worker: int, piece: int, table: int, scratch: int, cuts: int, L: int, own: int, shared: int, tile: int, B: int,
+    x: int, y: int,
 ) -> None:  # fmt: skip
+    first, here, cut = piece * tile, scratch + worker * own * 4, cuts + worker * t.COLUMNS * 8
+    _run_tile(table, cut, L, here, min(tile, B - first), first, x, y, shared)
+
+
+@compiled()
+def run_images(
+    table: int, scratch: int, cuts: int, L: int, own: int, shared: int, tile: int, B: int, x: int, y: int, threads: int
+) -> None:
     """B images, `tile` at a time. Everything else but sizes is an address.
 
     table    L operations
     scratch  `own` floats a thread; from `shared` on they serve all images of a tile
     cuts     an operation a thread, for those that are done in part
     """
-    ints_at(tickets, 1)[0] = 0
-    for worker in numba.prange(threads):
-        here, cut = scratch + worker * own * 4, cuts + worker * t.COLUMNS * 8
-        while True:
-            first = take_ticket(tickets) * tile
-            if first >= B:
-                break
-            _run_tile(table, cut, L, here, min(tile, B - first), first, x, y, shared)
+    arguments = (table, scratch, cuts, L, own, shared, tile, B, x, y)
+    run_pieces(_tile, arguments, (B + tile - 1) // tile, threads)
 
 
 @compiled()
@@ -165,14 +167,21 @@ def _cut(op: Array, part: int, parts: int) -> bool:
     return bool(op[t.HO] > 0)
 
 
-@compiled(parallel=True)
+@compiled()
+def _part(
+    worker: int, part: int, row: int, scratch: int, cuts: int, own: int, shared: int, B: int, x: int, y: int, parts: int
+) -> None:
+    op = _row(cuts, worker)
+    _copy(ints_at(row, t.COLUMNS), op)
+    if _cut(op, part, parts):
+        _run_op(address(op), scratch, B, 0, x, y, worker * own + shared)
+
+
+@compiled()
 def run_few_images(
     table: int, scratch: int, cuts: int, L: int, own: int, shared: int, B: int, x: int, y: int, threads: int
 ) -> None:
     """The same for fewer images than threads: the threads share every operation."""
     for i in range(L):
-        for worker in numba.prange(threads):
-            op = _row(cuts, worker)
-            _copy(_row(table, i), op)
-            if _cut(op, worker, threads):
-                _run_op(address(op), scratch, B, 0, x, y, worker * own + shared)
+        row = table + i * t.COLUMNS * 8
+        run_pieces(_part, (row, scratch, cuts, own, shared, B, x, y, threads), threads, threads)

@@ -10,19 +10,21 @@ Limits  float32; any widths, any number of layers and rows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
+from numba import types
 
 from onchip.kernels.chain import Chain, find_chain, forward_price, layer_before, why_not_float32
 from onchip.kernels.cpu import dot, tile
 from onchip.kernels.cpu.activation import NORMALISERS, activate, code_of, normalise
 from onchip.kernels.cpu.dense import dense, padded_width
 from onchip.kernels.cpu.dot import NARROW, dense_narrow
-from onchip.kernels.cpu.jit import LAUNCH, address, compiled, floats_at, ints_at, take_ticket, use_threads
+from onchip.kernels.cpu.jit import address, address_of, compiled, data_of, floats_at, ints_at, linked
 from onchip.kernels.cpu.price import CorePrice
+from onchip.kernels.cpu.threads import Spare, run_pieces
 from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, aligned_zeros, pack, packed_size, padded
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, RELU
 from onchip.plan.device import Device
@@ -36,6 +38,10 @@ _SPLIT_BYTES = 256 << 10  # weights from which on splitting a layer's columns pa
 THREAD_WEIGHTS = 50_000  # multiply-adds: to call another thread for fewer takes longer than they do
 _WAKE_BYTES = 64 << 10  # of a layer: with fewer it is done before the others are awake
 _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
+_COLUMNS = 5  # of the table that layer_table makes
+
+# What `_run` is told of a network once: addresses, then numbers.
+_W, _BIAS, _TABLE, _SCRATCH, _HALF, _L, _NORMALISER, _MOST_ROWS, _ROW_WEIGHTS, _IS_HEAVY, _VECTORS, _WORDS = range(12)
 
 
 @compiled()
@@ -61,20 +67,25 @@ def _columns(
 
 
 @compiled()
-def _forward_tile(
-    x: int, rows: int, y: int, w: int, bias: int, table: Array, normaliser: int, scratch: int, half: int
-) -> None:
+def _layer(table: int, i: int) -> Array:
+    return ints_at(table + i * _COLUMNS * 8, _COLUMNS)  # type: ignore[no-any-return]
+
+
+@compiled()
+def _forward_tile(x: int, rows: int, y: int, scratch: int, net: Array) -> None:
     """The network on `rows` rows, by the thread that calls; layers use the two halves of scratch in turn.
 
-    x, y, w, bias, scratch  addresses; half is in bytes
-    table                   a row a layer
+    x, y, scratch  addresses
+    net            as `_run` has it
     """
-    src, src_row = x, table[0, 0] * 4
-    for layer in range(len(table)):
-        dst, width = scratch + (layer % 2) * half, padded_width(table[layer, 1])
-        _columns(src, src_row, rows, w, bias, dst, table[layer], 0, width)
+    table, L = net[_TABLE], net[_L]
+    src, src_row = x, _layer(table, 0)[0] * 4
+    for i in range(L):
+        layer = _layer(table, i)
+        dst, width = scratch + (i % 2) * net[_HALF], padded_width(layer[1])
+        _columns(src, src_row, rows, net[_W], net[_BIAS], dst, layer, 0, width)
         src, src_row = dst, width * 4
-    _finish(src, rows, table[len(table) - 1, 1], normaliser, y)
+    _finish(src, rows, _layer(table, L - 1)[1], net[_NORMALISER], y)
 
 
 @compiled()
@@ -89,48 +100,74 @@ def _finish(src: int, rows: int, D_out: int, normaliser: int, y: int) -> None:
             target[n] = source[n]
 
 
-@compiled(parallel=True)
-def _forward(
-    x: int, B: int, y: int, w: int, bias: int, table: Array, normaliser: int, scratch: int, half: int, tile_rows: int,
-    threads: int, tickets: int,
-) -> None:  # fmt: skip
-    """The same for any number of rows; worker i has the two halves of scratch from 2 * i * half on."""
-    D_in, D_out = table[0, 0], table[len(table) - 1, 1]
-    ints_at(tickets, 1)[0] = 0
-    for worker in numba.prange(threads):
-        while True:
-            first = take_ticket(tickets) * tile_rows
-            if first >= B:
-                break
-            rows, mine = min(tile_rows, B - first), scratch + 2 * worker * half
-            _forward_tile(
-                x + first * D_in * 4, rows, y + first * D_out * 4, w, bias, table, normaliser, mine, half
-            )  # fmt: skip
+@compiled()
+def _tile(worker: int, piece: int, x: int, B: int, y: int, net: Array, tile_rows: int) -> None:
+    """A tile of the batch; worker i has the two halves of scratch from 2 * i * half on."""
+    D_in, D_out, first = _layer(net[_TABLE], 0)[0], _layer(net[_TABLE], net[_L] - 1)[1], piece * tile_rows
+    own = net[_SCRATCH] + 2 * worker * net[_HALF]
+    _forward_tile(x + first * D_in * 4, min(tile_rows, B - first), y + first * D_out * 4, own, net)
 
 
-@compiled(parallel=True)
-def _forward_few(
-    x: int, B: int, y: int, w: int, bias: int, table: Array, normaliser: int, scratch: int, half: int, threads: int
-) -> None:
+@compiled()
+def _share(worker: int, piece: int, src: int, src_row: int, B: int, net: Array, dst: int, i: int, columns: int) -> None:
+    """So many columns of layer i."""
+    layer, first = _layer(net[_TABLE], i), piece * columns
+    columns = min(columns, padded_width(layer[1]) - first)
+    _columns(src, src_row, B, net[_W], net[_BIAS], dst, layer, first, columns)
+
+
+@compiled()
+def _forward_few(x: int, B: int, y: int, net: Array, threads: int) -> None:
     """The same for so few rows that a thread takes some columns of every layer: it then fetches only their weights."""
-    src, src_row = x, table[0, 0] * 4
-    for layer in range(len(table)):
-        dst, width = scratch + (layer % 2) * half, padded_width(table[layer, 1])
-        if table[layer, 0] * width * 4 > _WAKE_BYTES:
-            share = (width + threads * PANEL - 1) // (threads * PANEL) * PANEL
-            for worker in numba.prange(threads):
-                first = worker * share
-                if first < width:
-                    _columns(src, src_row, B, w, bias, dst, table[layer], first, min(share, width - first))
-        else:
-            _columns(src, src_row, B, w, bias, dst, table[layer], 0, width)
+    table, L = net[_TABLE], net[_L]
+    src, src_row = x, _layer(table, 0)[0] * 4
+    for i in range(L):
+        layer = _layer(table, i)
+        dst, width = net[_SCRATCH] + (i % 2) * net[_HALF], padded_width(layer[1])
+        columns = width
+        if layer[0] * width * 4 > _WAKE_BYTES:
+            columns = (width + threads * PANEL - 1) // (threads * PANEL) * PANEL
+        run_pieces(_share, (src, src_row, B, net, dst, i, columns), (width + columns - 1) // columns, threads)
         src, src_row = dst, width * 4
-    _finish(src, B, table[len(table) - 1, 1], normaliser, y)
+    _finish(src, B, _layer(table, L - 1)[1], net[_NORMALISER], y)
+
+
+@compiled()
+def _run(net: Array, x: int, B: int, y: int, threads: int) -> None:
+    """The network on B rows; x and y are addresses."""
+    threads = max(1, min(threads, B * net[_ROW_WEIGHTS] // THREAD_WEIGHTS))
+    share = (B + threads - 1) // threads  # small batches: a tile for each thread rather than one full tile
+    tile_rows = min(net[_MOST_ROWS], (share + ROWS_NARROW - 1) // ROWS_NARROW * ROWS_NARROW)
+    if net[_IS_HEAVY] and threads > 1 and net[_MOST_ROWS] >= B:
+        _forward_few(x, B, y, net, threads)
+    elif tile_rows >= B:
+        _forward_tile(x, B, y, net[_SCRATCH], net)
+    else:
+        run_pieces(_tile, (x, B, y, net, tile_rows), (B + tile_rows - 1) // tile_rows, threads)
+
+
+@compiled()
+def _launch(facts: int, x: int, B: int, y: int, threads: int) -> None:
+    """x, y: as data_of reads them"""
+    _run(ints_at(facts, _WORDS), data_of(x), B, data_of(y), threads)
+
+
+def _launch_at(facts: int, operands: int, B: int, threads: int) -> None:
+    """_launch for a CompiledLaunch."""
+    given = ints_at(operands, 2)
+    _run(ints_at(facts, _WORDS), given[0], B * ints_at(facts, _WORDS)[_VECTORS], given[1], threads)
+
+
+@functools.cache
+def _code() -> int:
+    """Compiled, or loaded, for the first network that needs it."""
+    return address_of(linked(*(types.int64,) * 4)(_launch_at))
 
 
 @dataclass(frozen=True)
 class Facts:
     chain: Chain
+    vectors: int  # rows of the chain that a row of the batch has
     max_tile_rows: int
 
 
@@ -165,7 +202,7 @@ class MlpFused:
             self.name, f"mlp_fused<{chain.label}>", chain.nodes, price,
             why=f"{tile_rows} rows at a time stay in {fast // 1024} KiB of cache, layer after layer",
             recipes=packed_recipes(net, chain, NARROW), fast_bytes=fast, order=_order(chain),
-            facts=Facts(chain, tile_rows),
+            facts=Facts(chain, net.types[net.nodes[start].inputs[0]].row_size // chain.widths[0], tile_rows),
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
@@ -190,36 +227,26 @@ class Launch:
     """Runs a claim; `weights` are its recipes, evaluated. It keeps the arrays whose addresses it hands on."""
 
     def __init__(self, facts: Facts, weights: dict[str, Array]) -> None:
-        chain, self.max_tile_rows = facts.chain, facts.max_tile_rows
-        self.D_in = chain.widths[0]
-        self.row_weights = sum(layer.D_in * layer.D_out for layer in chain.layers)
-        half = facts.max_tile_rows * max(padded(width) for width in chain.widths[1:])
-        scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * 2 * half)
-        tickets = aligned_zeros(1, np.int64)
-        self.kept = (weights, scratch, tickets)
-        self.is_heavy = weights["w"].nbytes > _SPLIT_BYTES
-        self.tickets = address(tickets)
-        self.arguments = (
-            address(weights["w"]), address(weights["bias"]), layer_table(chain), NORMALISERS[chain.normaliser],
-            address(scratch), half * 4,
-        )  # fmt: skip
+        chain, rows, table = facts.chain, facts.max_tile_rows, layer_table(facts.chain)
+        self.code, self.D_in, self.kept = _code(), chain.widths[0], (weights, table)
+        self.half = rows * max(padded(width) for width in chain.widths[1:])
+        row_weights = sum(layer.D_in * layer.D_out for layer in chain.layers)
+        is_heavy = weights["w"].nbytes > _SPLIT_BYTES
+        self.places = address(weights["w"]), address(weights["bias"]), address(table)
+        normaliser = NORMALISERS[chain.normaliser]
+        self.numbers = self.half * 4, len(table), normaliser, rows, row_weights, is_heavy, facts.vectors
+        self.spare = Spare(self.facts)
+
+    def facts(self, threads: int) -> tuple[int, object]:
+        scratch = aligned_zeros(threads * 2 * self.half)
+        net = np.array((*self.places, address(scratch), *self.numbers), np.int64)
+        return address(net), (net, scratch)
 
     def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-        x = inputs[0]
-        B, most = x.size // self.D_in, self.max_tile_rows
-        threads = max(1, min(threads, B * self.row_weights // THREAD_WEIGHTS))
-        share = -(-B // threads)  # small batches: a tile for each thread rather than one full tile
-        tile_rows = min(most, -(-share // ROWS_NARROW) * ROWS_NARROW)
-        given = (address(x), B, address(outputs[0]), *self.arguments)
-        with LAUNCH:
-            if self.is_heavy and threads > 1 and most >= B:
-                use_threads(threads)
-                _forward_few(*given, threads)
-            elif tile_rows >= B:
-                _forward_tile(*given)
-            else:
-                use_threads(threads)
-                _forward(*given, tile_rows, threads, self.tickets)
+        x, y = inputs[0], outputs[0]
+        facts = self.spare.take(threads)
+        _launch(facts[0], id(x), x.size // self.D_in, id(y), threads)
+        self.spare.give_back(facts)
 
 
 def layer_table(chain: Chain) -> Array:

@@ -202,6 +202,18 @@ class CpuBound:
     def run_like(self, x: Any) -> None:
         return None
 
+    def quick_call(self) -> Callable[[tuple[Any, ...]], Any] | None:
+        from onchip.kernels.cpu.launches import CompiledLaunch
+        from onchip.runtime.quick_call import quick_call
+
+        home = self.plan.lies_in
+        launches: list[tuple[CompiledLaunch, list[str]]] = []
+        for step in self._steps:
+            if not isinstance(step.launch, CompiledLaunch):
+                return None
+            launches.append((step.launch, [home[name] for name in (*step.inputs, *step.outputs)]))
+        return quick_call(self.plan, launches, self.threads)
+
     def wait(self) -> None:
         return
 

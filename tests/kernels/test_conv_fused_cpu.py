@@ -15,6 +15,7 @@ from image_networks import NETWORKS, chain, conv, graph, tconv, weight
 from onchip.kernels import reference
 from onchip.runtime.cpu import core_count
 from onchip.runtime.engine import compile
+from onchip.spec.build import sequential
 from onchip.spec.layers import (
     GELU,
     AvgPool2d,
@@ -130,10 +131,11 @@ def test_a_dilated_pool_may_lie_on_pads_alone():
 
 
 def test_what_it_cannot_do_is_left_to_others_and_said():
-    grouped = chain((6, 5, 5), (Conv2d(groups=2), conv(4, 3, 3, 3)), ReLU())
-    plan = compile(grouped, device="cpu").plan
-    assert [group.claim.kernel for group in plan.groups] == ["plain", "rowwise"]
-    assert "refused: conv_fused at n0: groups of channels" in str(plan)
+    w = {"n0.weight": weight(4, 6, 3, 3).astype(np.float64)}
+    double = sequential(TensorType(("B", 6, 5, 5), "float64"), [("n0", Conv2d()), ("n1", ReLU())], w)
+    plan = compile(double, device="cpu").plan
+    assert [group.claim.kernel for group in plan.groups] == ["plain", "plain"]
+    assert "refused: conv_fused at n0: computes on float32, and n0.weight is float64" in str(plan)
 
 
 def test_a_value_that_others_read_ends_the_run():
@@ -379,3 +381,51 @@ def test_a_nan_is_the_largest_wherever_it_stands(C):
         got = fused(net)(x)
         assert np.isnan(got[1, C - 1, 1, 1])
         assert np.isnan(got).sum() == C  # the products of that pixel, and nothing else
+
+
+@pytest.mark.parametrize("C", [1, 3, 8, 33])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pads", "dilation"),
+    [
+        ((3, 3), (1, 1), (1, 1, 1, 1), (1, 1)),
+        ((9, 8), (1, 2), (4, 0, 0, 4), (1, 1)),  # more than 64 terms: sums in parts
+        ((2, 3), (2, 1), (5, 5, 5, 5), (2, 3)),  # windows on pads alone
+    ],
+)
+def test_channels_by_themselves(C, kernel, stride, pads, dilation, monkeypatch):
+    monkeypatch.setattr("onchip.kernels.cpu.conv_fused._SHARED_FLOP", -1)
+    layers = (
+        (Conv2d(stride, pads, dilation, groups=C), conv(C, 1, *kernel)),
+        ReLU(),
+        (Conv2d(), conv(6, C, 1, 1)),
+        Tanh(),
+    )
+    net, x = chain((C, 9, 11), *layers), rows(7, C, 9, 11)
+    whole = fused(net, threads=1)(x)
+    assert_error_within(whole, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    engine = fused(net, threads=core_count())
+    assert np.array_equal(engine(x), whole)
+    assert np.array_equal(engine(x[3:4]), whole[3:4])
+
+
+@pytest.mark.parametrize(("groups", "C", "N"), [(2, 3, 2), (3, 1, 6), (2, 5, 16), (4, 2, 1)])
+def test_groups_of_channels(groups, C, N):
+    layers = (Conv2d((2, 1), (1, 0, 1, 1), groups=groups), conv(groups * N, C, 3, 2)), LeakyReLU(0.1)
+    net = chain((groups * C, 7, 6), *layers, (Conv2d(groups=groups), conv(groups, N, 1, 1, bias=False)))
+    x = rows(5, groups * C, 7, 6)
+    engine = fused(net)
+    got = engine(x)
+    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert np.array_equal(engine(x[2:3]), got[2:3])
+
+
+@pytest.mark.parametrize("C", [3, 8])
+def test_an_infinity_stays_in_its_channel_and_its_window(C):
+    net, x = chain((C, 5, 6), (Conv2d(pads=(1, 1, 1, 1), groups=C), conv(C, 1, 3, 3))), rows(2, C, 5, 6)
+    engine, clean = fused(net), fused(net)(x)
+    x[1, C - 1, 2, 0] = np.inf
+    got = engine(x)
+    seen = np.zeros_like(clean, bool)
+    seen[1, C - 1, 1:4, :2] = True
+    assert np.array_equal(got[~seen], clean[~seen])
+    assert np.isinf(got[seen]).all()

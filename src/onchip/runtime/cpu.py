@@ -24,7 +24,7 @@ from onchip.spec.recipe import Array, Made, Recipe, materialise
 from onchip.spec.types import numpy_dtype
 
 if TYPE_CHECKING:
-    from onchip.kernels.cpu import Launch
+    from onchip.kernels.cpu.launches import Launch
     from onchip.kernels.training import SharedData, Trainer
 
 

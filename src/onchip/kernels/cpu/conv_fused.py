@@ -2,16 +2,17 @@
 
 Idea    Some images go through every layer while they lie in cache, channels last; the batch is read once, the result
         written once. Bias, activation, normalisation, the phases of a transposed convolution, concatenation and the
-        conversion to bytes happen where the numbers lie (image_program.py, image_ops.py).
+        conversion to bytes happen where the numbers lie (image_program.py).
+        Each operation has a file (image_operation.py); one compiled loop runs any list of them (image_ops.py).
 Floor   Compute, by far: faces (100-4x4x512-8x8x256-16x16x128-32x32x64-64x64x3) moves 49.6 kB an image and costs 326
         Mflop, 275 without taps that fall outside: 0.9 ms at 300 Gflop/s on two cores. Convolutions of two or three
-        taps along a row go in pairs of outputs (_pairs in image_products.py), which saves a third of those products.
+        taps along a row go in pairs of outputs (image_pairs.py), which saves a third of those products.
         Its 20 MB of weights pass through the cache once for each tile of images.
 Cache   All values of a tile of images a thread, and the chunk of weights in use.
 Limits  float32, channels in one group, one value in and one out; images that fit into memory. A pair of outputs is
         rounded by the size of all numbers under both windows, and an infinity under one is a NaN there.
         Rows of outputs with a NaN among them are made again one number at a time, where outputs share a vector
-        (side in image_lowering.py), so that it stays in its window.
+        (image_windows.py), so that it stays in its window.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.image_program import SUPPORTED
+from onchip.kernels.cpu.image_operation import CALL_BYTES
+from onchip.kernels.cpu.image_program import SUPPORTED, Program
+from onchip.kernels.cpu.image_rows import LookUp
 from onchip.kernels.cpu.image_runs import runs_of
-from onchip.kernels.cpu.image_table import BIAS, WEIGHT
-from onchip.kernels.cpu.image_values import Program
-from onchip.kernels.cpu.jit import address
+from onchip.kernels.cpu.jit import address, address_of
+from onchip.kernels.cpu.launches import CompiledLaunch, Launch
 from onchip.kernels.cpu.price import CorePrice
-from onchip.kernels.cpu.threads import Spare
 from onchip.kernels.cpu.tile import aligned_zeros
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
@@ -71,7 +72,7 @@ class ConvFused:
         fitting = device.fast_bytes // 2 // max(1, image_bytes)
         images = MAX_IMAGES if weight_bytes > device.fast_bytes // 2 else max(1, min(MAX_IMAGES, fitting))
         images = max(1, min(images, _MAX_SCRATCH_BYTES // max(1, image_bytes)))
-        scratch_bytes = images * image_bytes + 4 * program.shared_floats()
+        scratch_bytes = images * image_bytes
         if scratch_bytes > _MAX_SCRATCH_BYTES:
             yield Refusal(self.name, nodes[0].name, f"{scratch_bytes >> 20} MiB of values a thread")
             return
@@ -102,49 +103,23 @@ class ConvFused:
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
         assert isinstance(claim.facts, Facts)
         program, tile = claim.facts.program, claim.facts.images
-        table = program.table(tile, claim.facts.fast_bytes, *claim.facts.last)
-        shared = program.image_floats * tile + len(program.stores) * LANES  # each store begins on a vector
-        own = shared + program.shared_floats() + LANES
-        return Launch(table, own, shared, tile, weights, _is_shared(program))
-
-
-class Launch:
-    """Runs a claim. It keeps the weights, whose addresses stand in the table."""
-
-    def __init__(
-        self, table: Array, own: int, shared: int, tile: int, weights: dict[str, Array], is_long: bool
-    ) -> None:
+        table = program.table(weights, tile, claim.facts.fast_bytes, *claim.facts.last)
+        own = program.scratch_floats(tile) + LANES
         # Compiled, or loaded, for the first network that needs it: it takes some seconds.
-        from onchip.kernels.cpu.image_ops import run_few_images, run_images, run_tile
+        from onchip.kernels.cpu.image_ops import run_images
 
-        self.run_few, self.run_many, self.run_tile = run_few_images, run_images, run_tile
-        for i, row in enumerate(table):
-            if f"w{i}" in weights:
-                row[WEIGHT], row[BIAS] = address(weights[f"w{i}"]), address(weights[f"b{i}"])
-        self.kept = (table, weights)
-        self.tile, self.is_long = tile, is_long
+        def facts(threads: int) -> tuple[int, object]:
+            scratch, calls = aligned_zeros(threads * own), aligned_zeros(threads * CALL_BYTES // 8, np.int64)
+            places = address(table), table.strides[0], address(scratch), address(calls)
+            net = np.array((*places, len(table), own, tile, _is_shared(program)), np.int64)
+            return address(net), (net, scratch, calls, table, weights)
 
-        def make(threads: int) -> tuple[tuple[int, int, int, int, int, int], Array, Array]:
-            scratch, cuts = aligned_zeros(threads * own), np.zeros((threads, table.shape[1]), np.int64)
-            return (address(table), address(scratch), address(cuts), len(table), own, shared), scratch, cuts
+        launch = CompiledLaunch(address_of(run_images), facts)
 
-        self.spare = Spare(make)
+        def look_up(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+            launch([inputs[0].astype(np.int64, copy=False)], outputs, threads)
 
-    def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-        x = inputs[0]
-        if x.dtype.kind == "i":
-            x = x.astype(np.int64, copy=False)  # ids
-        B, at = len(x), (address(x), address(outputs[0]))
-        rounds = -(-B // (self.tile * threads))
-        tile = -(-B // (rounds * threads))  # as many tiles for each thread
-        memory = self.spare.take(threads)
-        if threads > B and self.tile >= B and self.is_long:
-            self.run_few(*memory[0], B, *at, threads)
-        elif tile >= B:
-            self.run_tile(*memory[0], B, *at)
-        else:
-            self.run_many(*memory[0], tile, B, *at, threads)
-        self.spare.give_back(memory)
+        return look_up if any(isinstance(op, LookUp) for op in program.operations) else launch
 
 
 def _layouts(net: Network, nodes: Sequence[Node], program: Program) -> list[tuple[bool, bool]]:

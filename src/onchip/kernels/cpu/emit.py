@@ -53,8 +53,8 @@ def multiply_add(b: Any, x: Any, y: Any, z: Any) -> Any:
     """x * y + z, rounded once where the machine can."""
     if not HAS_FMA:
         return b.fadd(b.fmul(x, y), z)
-    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
-    return b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{LANES}f32"), [x, y, z])
+    kind = ir.FunctionType(x.type, [x.type] * 3)
+    return b.call(cgutils.get_or_insert_function(b.module, kind, f"llvm.fma.v{x.type.count}f32"), [x, y, z])
 
 
 def loop(

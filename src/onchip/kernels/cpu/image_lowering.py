@@ -1,30 +1,46 @@
 """The state of lowering a run of layers to operations on images: which value lies where, and what is known before.
 
-image_program.py and image_products.py have a function for every kind of layer; each gets the one Lowering of its run.
+The files of the operations have a function for every kind of layer; each gets the one Lowering of its run.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from onchip.kernels.cpu import image_table as ops
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.image_values import Operation, Rim, Sizes, Store, UnsupportedError, Value, View
+from onchip.kernels.cpu.image_load import Load
+from onchip.kernels.cpu.image_operation import Activated, Operation, Window
+from onchip.kernels.cpu.image_values import Rim, Sizes, Store, UnsupportedError, View
 from onchip.kernels.cpu.tile import padded
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
-from onchip.spec.layers import Convolution, Embedding, Interleave, Linear, Permute, Reshape
+from onchip.spec.layers import Convolution, Elementwise, Embedding, Interleave, Linear, Permute, Reshape
 from onchip.spec.layers.conv import geometry
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Recipe
 
 TAP_CHANNELS = 64  # with as many channels a tap is a product worth its own call; with fewer, a whole window is one
 DOT_OUTPUTS = min(4, 2 * LANES // 5)  # so few outputs would leave most lanes of a vector empty
-# Operations that write C numbers a pixel; the others write whole vectors.
-_EXACT = (
-    ops.DOT, ops.MAX_POOL, ops.AVG_POOL, ops.GLOBAL_MAX, ops.GLOBAL_MEAN, ops.ADD, ops.MUL, ops.SCALE, ops.COPY,
-    ops.PAIRS_OUT,
-)  # fmt: skip
+
+
+class Way(enum.Enum):
+    """How a convolution is done."""
+
+    TAPS = "taps"  # tap by tap
+    WINDOWS = "windows"  # a window at a time, over an input with a rim of zeros
+    DOT = "dot"  # the same, with the terms of a sum in the lanes
+    DEPTHWISE = "depthwise"  # every channel by itself
+    GROUPS = "groups"  # a group of channels after the other
+
+
+@dataclass(eq=False)
+class Value:
+    view: View
+    maker: int | None  # the operation that an activation behind it may join
+    flat: bool = False  # seen as a row of C * H * W numbers
 
 
 def image_sizes(row_shape: tuple[int, ...]) -> Sizes:
@@ -48,9 +64,9 @@ class Lowering:
             raise UnsupportedError(f"reads {len(outside)} values")
         self.source = next(iter(outside))
         self.operations: list[Operation] = []
+        self.layers: list[str] = []  # of operations: phases of a transposed convolution with what follows are one
         self.stores: list[Store] = []
         self.values: dict[str, Value] = {}
-        self.recipes: dict[str, Recipe] = {}
         self.layer = ""  # that is being lowered
         self.paired: dict[tuple[View, int, int, int], Store] = {}  # what was made ready for products in pairs
         self.phases = {
@@ -62,7 +78,7 @@ class Lowering:
         self.homes: dict[str, str] = {}  # of values that lie in another's memory, once asked for
         self.rims = self._find_rims()
         convolutions = [node for node in nodes if isinstance(node.layer, Convolution)]
-        self.in_vectors = {self.home(node.inputs[0]) for node in convolutions if self.way(node) == ops.DOT}
+        self.in_vectors = {self.home(node.inputs[0]) for node in convolutions if self.way(node) == Way.DOT}
 
     # -- what is known before -------------------------------------------------------------------------------
 
@@ -103,16 +119,19 @@ class Lowering:
             return [node]
         return [self.by_name[value] for value in node.inputs if value != self.source]
 
-    def way(self, node: Node) -> int:
+    def way(self, node: Node) -> Way:
         """How a convolution is done."""
         N, C, *kernel = self.net.weights[node.weights["weight"]].shape
+        groups = node.layer.attributes()["groups"]
+        if groups > 1:
+            return Way.DEPTHWISE if C == 1 and groups == N else Way.GROUPS
         _, _, dilation = geometry(node.layer)
         made_by = self.by_name.get(self.home(node.inputs[0]))
         in_vectors = made_by is not None and not isinstance(made_by.layer, Linear | Embedding)
         if in_vectors and N <= DOT_OUTPUTS and C >= LANES and set(dilation) == {1}:
-            return ops.DOT
+            return Way.DOT
         one_by_one = math.prod(kernel) == 1
-        return ops.TAPS if C >= TAP_CHANNELS or one_by_one or dilation[-1] > 1 else ops.WINDOWS
+        return Way.TAPS if C >= TAP_CHANNELS or one_by_one or dilation[-1] > 1 else Way.WINDOWS
 
     def side(self, node: Node) -> int:
         """How many neighbouring outputs of a convolution by windows a vector holds.
@@ -120,7 +139,7 @@ class Lowering:
         Together they read (side - 1) SX pixels more than one of them, and multiply what it does not see by zero; so
         they are worth it where windows overlap.
         """
-        if not isinstance(node.layer, Convolution) or self.way(node) != ops.WINDOWS or node.name in self.phases:
+        if not isinstance(node.layer, Convolution) or self.way(node) != Way.WINDOWS or node.name in self.phases:
             return 1
         N, _, WO = image_sizes(self.net.types[node.name].row_shape)
         KW, SX = self.net.weights[node.weights["weight"]].shape[-1], geometry(node.layer)[0][-1]
@@ -133,7 +152,7 @@ class Lowering:
         """The rims that convolutions want around what they read. A Linear writes without a gap: no rim there."""
         rims: dict[str, Rim] = {}
         for node in self.nodes:
-            if isinstance(node.layer, Convolution) and self.way(node) != ops.TAPS:
+            if isinstance(node.layer, Convolution) and self.way(node) in (Way.WINDOWS, Way.DOT):
                 home = self.home(node.inputs[0])
                 if not (home in self.by_name and isinstance(self.by_name[home].layer, Linear)):
                     rims[home] = _around(rims.get(home, (0, 0, 0, 0)), pads_of(node))
@@ -167,29 +186,21 @@ class Lowering:
         return View(store, sizes)
 
     def is_dot(self, node: Node) -> bool:
-        return isinstance(node.layer, Convolution) and self.way(node) == ops.DOT
+        return isinstance(node.layer, Convolution) and self.way(node) == Way.DOT
 
-    def rimmed(self, x: View, wanted: Rim) -> View:
-        """x with a rim: itself, or a copy."""
-        if all(have >= want for have, want in zip(x.store.rim, wanted, strict=True)) and x.step == (1, 1):
-            return x
-        store = Store(*x.sizes, x.sizes[0], wanted)
-        self.stores.append(store)
-        self.emit(ops.COPY, x, View(store, x.sizes))
-        return View(store, x.sizes)
-
-    def emit(self, code: int, x: View | None, y: View | None, **more: object) -> Operation:
-        self.operations.append(Operation(code, x, y, layer=self.layer, **more))  # type: ignore[arg-type]
-        return self.operations[-1]
+    def emit(self, op: Operation) -> int:
+        """The number of the operation."""
+        self.operations.append(op)
+        self.layers.append(self.layer)
+        return len(self.operations) - 1
 
     def read(self, name: str) -> Value:
         if name == self.source and name not in self.values:
             given = self.net.types[name]
             if given.dtype != "float32":
                 raise UnsupportedError(f"computes on float32, got {given}")
-            sizes = image_sizes(given.row_shape)
-            view = self.own(name, sizes, exact=True)
-            self.emit(ops.LOAD, None, view, fields={ops.C: sizes[0], ops.H: sizes[1], ops.W: sizes[2]})
+            view = self.own(name, image_sizes(given.row_shape), exact=True)
+            self.emit(Load(y=view))
             self.values[name] = Value(view, None)
         return self.values[name]
 
@@ -199,16 +210,18 @@ class Lowering:
             raise UnsupportedError("a flattened image is read by something else than Linear")
         return value.view
 
-    def make(self, node: Node, code: int, x: View | None, **more: object) -> Operation:
+    def make(self, node: Node, kind: type[Activated], **fields: Any) -> None:
         """The operation that makes a node's value."""
-        y = self.new(node.name, image_sizes(self.net.types[node.name].row_shape), code in _EXACT)
-        op = self.emit(code, x, y, **more)
-        self.values[node.name] = Value(y, op)
-        return op
+        y = self.new(node.name, image_sizes(self.net.types[node.name].row_shape), kind.exact)
+        self.values[node.name] = Value(y, self.emit(kind(y=y, **fields)))
 
-    def weigh(self, op: Operation, w: Recipe, b: Recipe) -> None:
-        i = next(i for i in reversed(range(len(self.operations))) if self.operations[i] is op)  # among the last
-        self.recipes[f"w{i}"], self.recipes[f"b{i}"] = w, b
+    def join(self, maker: int | None, activation: Elementwise) -> bool:
+        """Whether an activation joined the operation."""
+        op = None if maker is None else self.operations[maker]
+        if maker is None or not isinstance(op, Activated) or op.activation is not None:
+            return False
+        self.operations[maker] = dataclasses.replace(op, activation=activation)
+        return True
 
 
 def pads_of(node: Node) -> Rim:
@@ -220,10 +233,9 @@ def _around(a: Rim, b: Rim) -> Rim:
     return (max(a[0], b[0]), max(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3]))
 
 
-def geometry_of(node: Node) -> dict[int, int]:
-    """The columns of a window's stride, dilation and pads."""
+def window_of(node: Node, kernel: tuple[int, ...]) -> Window:
+    """Of a convolution or a pool with this kernel, of one axis or two."""
     stride, pads, dilation = geometry(node.layer)
-    if len(stride) == 1:
-        stride, pads, dilation = (1, *stride), (0, pads[0]), (1, *dilation)
-    numbers = (*stride, *dilation, *pads[:2])
-    return dict(zip((ops.SY, ops.SX, ops.DY, ops.DX, ops.PY, ops.PX), numbers, strict=True))
+    if len(kernel) == 1:
+        kernel, stride, pads, dilation = (1, *kernel), (1, *stride), (0, pads[0]), (1, *dilation)
+    return Window(*kernel, *stride, *dilation, *pads[:2])

@@ -7,7 +7,9 @@ few channels are done in vectors, too, and nothing beside them is read or writte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,14 +18,102 @@ from numba import types
 from numba.extending import intrinsic
 
 from onchip.kernels.cpu import emit
-from onchip.kernels.cpu import image_table as t
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.jit import compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.image_lowering import Lowering, window_of
+from onchip.kernels.cpu.image_operation import (
+    ALL,
+    Activated,
+    Call,
+    Place,
+    Window,
+    call_at,
+    fields_of,
+    finish,
+    own_rows,
+    runs,
+)
+from onchip.kernels.cpu.image_values import UnsupportedError, View
+from onchip.kernels.cpu.jit import compiled, floats_at
+from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d
+from onchip.spec.layers.conv import geometry
+from onchip.spec.network import Node
 
 _ZERO = np.float32(0)
-_ALL = 1 << 40  # the length of an array whose end nobody asks for
 _FEW = 16  # pixels whose sum is taken before it joins the total of a mean
 _TOGETHER = 4  # windows at a time: one's maximum waits for its last tap, four do not wait for each other
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pool(Activated):
+    exact = True
+    x: View
+    window: Window
+
+    def flop(self) -> int:
+        return math.prod(self.y.sizes) * self.window.KH * self.window.KW
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MaxPool(Pool):
+    """The largest number of every window."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AvgPool(Pool):
+    """The mean of every window."""
+
+    order = "windows in order"
+    counts_pads: bool
+    tall: int  # x with its pads
+    wide: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GlobalPool(Activated):
+    """The largest number or the mean of all pixels."""
+
+    exact = True
+    x: View
+    sums: View  # of a few pixels
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LargestPixel(GlobalPool):
+    pass
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MeanPixel(GlobalPool):
+    order = "some pixels at a time, in order"
+
+
+# -- from layers -----------------------------------------------------------------------------------------------
+
+
+def lower_pool(to: Lowering, node: Node) -> None:
+    layer, x = node.layer, to.image(node.inputs[0])
+    window = window_of(node, layer.attributes()["kernel"])
+    if isinstance(layer, MaxPool1d | MaxPool2d):
+        to.make(node, MaxPool, x=x, window=window)
+        return
+    assert isinstance(layer, AvgPool1d | AvgPool2d)
+    _, pads, _ = geometry(layer)
+    tall, wide = (0, sum(pads)) if len(pads) == 2 else (pads[0] + pads[2], pads[1] + pads[3])
+    padded = {"tall": x.sizes[1] + tall, "wide": x.sizes[2] + wide}
+    to.make(node, AvgPool, x=x, window=window, counts_pads=layer.count_pads, **padded)
+
+
+def lower_global_pool(to: Lowering, node: Node) -> None:
+    x = to.image(node.inputs[0])
+    assert isinstance(node.layer, GlobalMax | GlobalMean)
+    rank = len(to.net.types[node.inputs[0]].shape)
+    if {axis % rank for axis in node.layer.axes} != set(range(2, rank)) or rank == 2:
+        raise UnsupportedError("a reduction over other axes than the pixels")
+    kind = LargestPixel if isinstance(node.layer, GlobalMax) else MeanPixel
+    to.make(node, kind, x=x, sums=to.own("", (x.sizes[0], 1, 1)))
+
+
+# -- code ------------------------------------------------------------------------------------------------------
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -94,7 +184,7 @@ def _windows(b: Any, places: list[Any], width: int, largest: bool) -> Callable[[
 
 
 @compiled()
-def _taps_inside(first: int, taps: int, step: int, size: int) -> tuple[int, int]:
+def taps_inside(first: int, taps: int, step: int, size: int) -> tuple[int, int]:
     """First and last + 1 of the taps at first, first + step, ... that lie in 0 .. size - 1."""
     low = min(taps, max(0, (step - 1 - first) // step))
     return low, max(low, min(taps, (size - 1 - first) // step + 1))
@@ -108,70 +198,95 @@ def _counted(
     return min(taps, (padded_size - out * stride + step - 1) // step) if counts_pads else high - low
 
 
-@linked(*(types.int64,) * 3)
-def pool(row: int, here: int, images: int) -> None:
-    """MAX_POOL or AVG_POOL. With OTHER set, a mean counts pads: of an input O_PIXEL high and O_ROW wide in all."""
-    op = ints_at(row, t.COLUMNS)
-    largest = 1 if op[t.CODE] == t.MAX_POOL else 0
+@compiled()
+def _pool(
+    at: Call, x: Place, y: Place, k: Window, activation: int, largest: int, counts_pads: int, tall_x: int, wide_x: int
+) -> None:
     lanes = 1
-    while lanes < LANES and 2 * lanes <= op[t.C]:
+    while lanes < LANES and 2 * lanes <= x.C:
         lanes *= 2
     # The windows from `left` to `right` lie between the left and the right edge.
-    left = min(op[t.WO], (op[t.PX] + op[t.SX] - 1) // op[t.SX])
-    right = max(left, min(op[t.WO], (op[t.W] - 1 + op[t.PX] - (op[t.KW] - 1) * op[t.DX]) // op[t.SX] + 1))
-    for i in range(images):
-        for oy in range(op[t.HO]):
-            iy = oy * op[t.SY] - op[t.PY]
-            low, high = _taps_inside(iy, op[t.KH], op[t.DY], op[t.H])
-            tall = _counted(low, high, op[t.OTHER], op[t.O_PIXEL], oy, op[t.SY], op[t.KH], op[t.DY])
+    left = min(y.W, (k.PX + k.SX - 1) // k.SX)
+    right = max(left, min(y.W, (x.W - 1 + k.PX - (k.KW - 1) * k.DX) // k.SX + 1))
+    top, bottom = own_rows(y.H, at.part, at.parts)
+    for i in range(at.images):
+        for oy in range(top, bottom):
+            iy = oy * k.SY - k.PY
+            low, high = taps_inside(iy, k.KH, k.DY, x.H)
+            tall = _counted(low, high, counts_pads, tall_x, oy, k.SY, k.KH, k.DY)
             ox = 0
-            while ox < op[t.WO]:
+            while ox < y.W:
                 count = right - ox if left <= ox < right else 1
-                ix = ox * op[t.SX] - op[t.PX]
-                near, far = _taps_inside(ix, op[t.KW], op[t.DX], op[t.W])
-                wide = _counted(near, far, op[t.OTHER], op[t.O_ROW], ox, op[t.SX], op[t.KW], op[t.DX])
-                x = (
-                    op[t.X] + i * op[t.X_IMAGE] + (iy + low * op[t.DY]) * op[t.X_ROW]
-                    + (ix + near * op[t.DX]) * op[t.X_PIXEL]
-                )  # fmt: skip
-                y = op[t.Y] + i * op[t.Y_IMAGE] + oy * op[t.Y_ROW] + ox * op[t.Y_PIXEL]
-                for first in range(0, op[t.C], lanes):
-                    c = min(first, op[t.C] - lanes)
+                ix = ox * k.SX - k.PX
+                near, far = taps_inside(ix, k.KW, k.DX, x.W)
+                wide = _counted(near, far, counts_pads, wide_x, ox, k.SX, k.KW, k.DX)
+                given = x.at + i * x.image + (iy + low * k.DY) * x.row + (ix + near * k.DX) * x.pixel
+                out = y.at + i * y.image + oy * y.row + ox * y.pixel
+                for first in range(0, x.C, lanes):
+                    c = min(first, x.C - lanes)
                     _pool_windows(
-                        here + (x + c) * 4, op[t.SX] * op[t.X_PIXEL] * 4, count, high - low,
-                        op[t.DY] * op[t.X_ROW] * 4, far - near, op[t.DX] * op[t.X_PIXEL] * 4, here + (y + c) * 4,
-                        op[t.Y_PIXEL] * 4, np.float32(tall * wide), lanes, largest,
+                        at.here + (given + c) * 4, k.SX * x.pixel * 4, count, high - low, k.DY * x.row * 4, far - near,
+                        k.DX * x.pixel * 4, at.here + (out + c) * 4, y.pixel * 4, np.float32(tall * wide), lanes,
+                        largest,
                     )  # fmt: skip
                 ox += count
+    finish(at.here, y, at.images, top, bottom, activation)
 
 
-@linked(*(types.int64,) * 4)
-def global_pool(row: int, here: int, images: int, partial: int) -> None:
-    """GLOBAL_MAX or GLOBAL_MEAN over all pixels; sums of a few pixels first, so that long ones keep their digits.
+_max_pool, _avg_pool, _largest, _mean = map(fields_of, (MaxPool, AvgPool, LargestPixel, MeanPixel))
 
-    partial  where C numbers fit in a
-    """
-    op, a = ints_at(row, t.COLUMNS), floats_at(here, _ALL)
-    largest = op[t.CODE] == t.GLOBAL_MAX
-    few = a[partial : partial + op[t.C]]
-    for i in range(images):
-        y = op[t.Y] + i * op[t.Y_IMAGE]
-        out = a[y : y + op[t.C]]
-        for q in range(op[t.H] * op[t.W]):
-            x = op[t.X] + i * op[t.X_IMAGE] + (q // op[t.W]) * op[t.X_ROW] + (q % op[t.W]) * op[t.X_PIXEL]
-            given = a[x : x + op[t.C]]
-            if largest:
-                for c in range(op[t.C]):
-                    wins = (q == 0) | (given[c] > out[c]) | (given[c] != given[c])
-                    out[c] = given[c] if wins else out[c]
-            else:
-                if q % _FEW == 0:
-                    for c in range(op[t.C]):
-                        out[c] = few[c] + out[c] if q > 0 else _ZERO
-                        few[c] = _ZERO
-                for c in range(op[t.C]):
-                    few[c] += given[c]
-        if not largest:
-            share = np.float32(op[t.H] * op[t.W])
-            for c in range(op[t.C]):
-                out[c] = (out[c] + few[c]) / share
+
+@runs(MaxPool)
+def max_pool(row: int, call: int) -> None:
+    op, at = _max_pool(row, call), call_at(call)
+    _pool(at, op.x, op.y, op.window, op.activation, 1, 0, 0, 0)
+
+
+@runs(AvgPool)
+def avg_pool(row: int, call: int) -> None:
+    op, at = _avg_pool(row, call), call_at(call)
+    _pool(at, op.x, op.y, op.window, op.activation, 0, op.counts_pads, op.tall, op.wide)
+
+
+@runs(LargestPixel)
+def largest_pixel(row: int, call: int) -> None:
+    op, at = _largest(row, call), call_at(call)
+    if at.part > 0:
+        return
+    a, x, y = floats_at(at.here, ALL), op.x, op.y
+    for i in range(at.images):
+        begin = y.at + i * y.image
+        out = a[begin : begin + x.C]
+        for q in range(x.H * x.W):
+            pixel = x.at + i * x.image + (q // x.W) * x.row + (q % x.W) * x.pixel
+            given = a[pixel : pixel + x.C]
+            for c in range(x.C):
+                wins = (q == 0) | (given[c] > out[c]) | (given[c] != given[c])
+                out[c] = given[c] if wins else out[c]
+    finish(at.here, y, at.images, 0, 1, op.activation)
+
+
+@runs(MeanPixel)
+def mean_pixel(row: int, call: int) -> None:
+    """Sums of a few pixels first, so that long ones keep their digits."""
+    op, at = _mean(row, call), call_at(call)
+    if at.part > 0:
+        return
+    a, x, y = floats_at(at.here, ALL), op.x, op.y
+    few = a[op.sums.at : op.sums.at + x.C]
+    share = np.float32(x.H * x.W)
+    for i in range(at.images):
+        begin = y.at + i * y.image
+        out = a[begin : begin + x.C]
+        for q in range(x.H * x.W):
+            pixel = x.at + i * x.image + (q // x.W) * x.row + (q % x.W) * x.pixel
+            given = a[pixel : pixel + x.C]
+            if q % _FEW == 0:
+                for c in range(x.C):
+                    out[c] = few[c] + out[c] if q > 0 else _ZERO
+                    few[c] = _ZERO
+            for c in range(x.C):
+                few[c] += given[c]
+        for c in range(x.C):
+            out[c] = (out[c] + few[c]) / share
+    finish(at.here, y, at.images, 0, 1, op.activation)

@@ -1,85 +1,152 @@
-"""Rows of the batch to images with channels last, and back: where conv_fused begins and ends."""
+"""Where conv_fused begins and ends beside Load: embedded sentences, rows of the batch, rows of bytes."""
 
 from __future__ import annotations
 
-import numpy as np
-from numba import types
+import dataclasses
+from dataclasses import dataclass
 
-from onchip.kernels.cpu import image_table as t
-from onchip.kernels.cpu.jit import bytes_at, floats_at, ints_at, linked
+import numpy as np
+
+from onchip.kernels.chain import given_ids
+from onchip.kernels.cpu.image_lowering import Lowering, Value
+from onchip.kernels.cpu.image_operation import ALL, Operation, call_at, fields_of, runs
+from onchip.kernels.cpu.image_values import UnsupportedError, View
+from onchip.kernels.cpu.jit import bytes_at, floats_at, ints_at
+from onchip.spec.layers import Embedding, Permute, ToPixels
+from onchip.spec.network import Node
+from onchip.spec.recipe import Recipe, as_is
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
-_ALL = 1 << 40  # the length of an array whose end nobody asks for
 
 
-@linked(*(types.int64,) * 5)
-def load(row: int, here: int, images: int, x: int, first: int) -> None:
-    """Rows of the batch, from x on, to images with channels last. LOAD: (C, H, W); LOAD_ROWS: (H, W, C)."""
-    op, a = ints_at(row, t.COLUMNS), floats_at(here, _ALL)
-    count = op[t.H] * op[t.W]
-    for i in range(images):
-        if op[t.CODE] == t.LOAD_ROWS:
-            for iy in range(op[t.H]):
-                line = floats_at(x + ((first + i) * count + iy * op[t.W]) * op[t.C] * 4, op[t.W] * op[t.C])
-                target = a[op[t.Y] + i * op[t.Y_IMAGE] + iy * op[t.Y_ROW] :]
-                for ix in range(op[t.W]):
-                    for c in range(op[t.C]):
-                        target[ix * op[t.Y_PIXEL] + c] = line[ix * op[t.C] + c]
-            continue
-        for c in range(op[t.C]):
-            source = floats_at(x + ((first + i) * op[t.C] + c) * count * 4, count)
-            for iy in range(op[t.H]):
-                target = a[op[t.Y] + i * op[t.Y_IMAGE] + iy * op[t.Y_ROW] + c :]
-                line = source[iy * op[t.W] : (iy + 1) * op[t.W]]
-                for ix in range(op[t.W]):
-                    target[ix * op[t.Y_PIXEL]] = line[ix]
-
-
-@linked(*(types.int64,) * 5)
-def look_up(row: int, here: int, images: int, ids: int, first: int) -> None:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LookUp(Operation):
     """Rows of a table by ids: an embedded sentence has its channels last already."""
-    op, a = ints_at(row, t.COLUMNS), floats_at(here, _ALL)
-    for i in range(images):
-        sentence = ints_at(ids + (first + i) * op[t.W] * 8, op[t.W])
-        for p in range(op[t.W]):
-            at = op[t.Y] + i * op[t.Y_IMAGE] + p * op[t.Y_PIXEL]
-            target = a[at : at + op[t.C]]
-            source = floats_at(op[t.WEIGHT] + sentence[p] * op[t.C] * 4, op[t.C])
-            for c in range(op[t.C]):
+
+    y: View  # (E, 1, S)
+    w: Recipe
+
+    def weight_bytes(self) -> int:
+        return 0  # an image looks some rows up
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StoreRows(Operation):
+    """Images to rows of the batch: (C, H, W), or (H, W, C) with channels last."""
+
+    x: View
+    last: bool = False
+    is_layout: bool = True  # channels last is how y may lie, not a Permute that the network asks for
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StorePixels(Operation):
+    """Images to rows (H, W, C) of bytes: uint8((x + 1) / 2 * 255); what is not in 0 .. 255 is cut, a NaN is 0."""
+
+    x: View
+
+
+def lower_embedding(to: Lowering, node: Node) -> None:
+    """Ids to vectors, side by side: (S, E) is an image of one row whose channels are last already."""
+    if node.inputs[0] != to.source or len(to.net.types[to.source].shape) != 2:
+        raise UnsupportedError("an Embedding in the middle")
+    if given_ids(to.net, to.source) is None:
+        raise UnsupportedError("ids are computed, and nobody could check them before the launch")
+    behind = to.readers(node.name)
+    if len(behind) != 1 or behind[0].layer != Permute((0, 2, 1)):
+        raise UnsupportedError("an Embedding whose channels stay last")
+    S, E = to.net.types[node.name].row_shape
+    y, table = to.own(node.name, (E, 1, S), exact=True), node.weights["weight"]
+    to.emit(LookUp(y=y, w=Recipe.of(as_is, (table,), to.net.weights[table].shape)))
+    to.values[node.name] = Value(y, None)
+
+
+def lower_permute(to: Lowering, node: Node) -> None:
+    """Behind an Embedding it says what is there already; at the end, channels stay last."""
+    before = to.by_name.get(node.inputs[0])
+    if before is not None and isinstance(before.layer, Embedding):
+        to.values[node.name] = to.values[before.name]
+        return
+    rank = len(to.net.types[node.name].shape)
+    last = to.nodes[-1]
+    at_end = node is last or (isinstance(last.layer, ToPixels) and to.readers(node.name) == [last])
+    if node.layer != Permute((0, *range(2, rank), 1)) or not at_end:
+        raise UnsupportedError("a Permute in the middle")
+    to.emit(StoreRows(x=to.image(node.inputs[0]), last=True, is_layout=False))
+
+
+def lower_to_pixels(to: Lowering, node: Node) -> None:
+    permuted = to.operations[-1] if to.operations else None
+    if node is not to.nodes[-1] or not isinstance(permuted, StoreRows):
+        raise UnsupportedError("ToPixels not behind a Permute that puts channels last, at the end")
+    to.operations[-1] = StorePixels(x=permuted.x)
+
+
+def lower_end(to: Lowering) -> None:
+    """What the last layer made goes out, if it did not yet."""
+    if not isinstance(to.operations[-1], StoreRows | StorePixels):
+        to.emit(StoreRows(x=to.read(to.nodes[-1].name).view))
+
+
+def laid_out(op: Operation, last: bool) -> Operation:
+    """A Load or a store whose rows of the batch lie with channels last, or not."""
+    return dataclasses.replace(op, last=last)  # type: ignore[call-arg]
+
+
+_look_up, _store, _pixels = fields_of(LookUp), fields_of(StoreRows), fields_of(StorePixels)
+
+
+@runs(LookUp)
+def look_up(row: int, call: int) -> None:
+    op, at = _look_up(row, call), call_at(call)
+    if at.part > 0:
+        return
+    a, y = floats_at(at.here, ALL), op.y
+    for i in range(at.images):
+        sentence = ints_at(at.x + (at.first + i) * y.W * 8, y.W)
+        for p in range(y.W):
+            begin = y.at + i * y.image + p * y.pixel
+            target = a[begin : begin + y.C]
+            source = floats_at(op.w + sentence[p] * y.C * 4, y.C)
+            for c in range(y.C):
                 target[c] = source[c]
 
 
-@linked(*(types.int64,) * 5)
-def store(row: int, here: int, images: int, y: int, first: int) -> None:
-    """STORE: (C, H, W) rows of the batch; STORE_ROWS: (H, W, C)."""
-    op, a = ints_at(row, t.COLUMNS), floats_at(here, _ALL)
-    count = op[t.H] * op[t.W]
-    for i in range(images):
-        for iy in range(op[t.H]):
-            source = a[op[t.X] + i * op[t.X_IMAGE] + iy * op[t.X_ROW] :]
-            if op[t.CODE] == t.STORE_ROWS:
-                target = floats_at(y + ((first + i) * count + iy * op[t.W]) * op[t.C] * 4, op[t.W] * op[t.C])
-                for ix in range(op[t.W]):
-                    for c in range(op[t.C]):
-                        target[ix * op[t.C] + c] = source[ix * op[t.X_PIXEL] + c]
+@runs(StoreRows)
+def store_rows(row: int, call: int) -> None:
+    op, at = _store(row, call), call_at(call)
+    if at.part > 0:
+        return
+    a, x = floats_at(at.here, ALL), op.x
+    count = x.H * x.W
+    for i in range(at.images):
+        for iy in range(x.H):
+            source = a[x.at + i * x.image + iy * x.row :]
+            if op.last:
+                target = floats_at(at.y + ((at.first + i) * count + iy * x.W) * x.C * 4, x.W * x.C)
+                for ix in range(x.W):
+                    for c in range(x.C):
+                        target[ix * x.C + c] = source[ix * x.pixel + c]
             else:
-                for c in range(op[t.C]):
-                    line = floats_at(y + (((first + i) * op[t.C] + c) * count + iy * op[t.W]) * 4, op[t.W])
-                    for ix in range(op[t.W]):
-                        line[ix] = source[ix * op[t.X_PIXEL] + c]
+                for c in range(x.C):
+                    line = floats_at(at.y + (((at.first + i) * x.C + c) * count + iy * x.W) * 4, x.W)
+                    for ix in range(x.W):
+                        line[ix] = source[ix * x.pixel + c]
 
 
-@linked(*(types.int64,) * 5)
-def store_pixels(row: int, here: int, images: int, y: int, first: int) -> None:
-    """(H, W, C) rows of bytes: uint8((x + 1) / 2 * 255); what is not between 0 and 255 is cut, a NaN is 0."""
-    op, a = ints_at(row, t.COLUMNS), floats_at(here, _ALL)
-    for i in range(images):
-        for iy in range(op[t.H]):
-            source = a[op[t.X] + i * op[t.X_IMAGE] + iy * op[t.X_ROW] :]
-            size = op[t.W] * op[t.C]
-            target = bytes_at(y + ((first + i) * op[t.H] + iy) * size, size)
-            for ix in range(op[t.W]):
-                for c in range(op[t.C]):
-                    level = (source[ix * op[t.X_PIXEL] + c] + _ONE) / np.float32(2) * np.float32(255)
+@runs(StorePixels)
+def store_pixels(row: int, call: int) -> None:
+    op, at = _pixels(row, call), call_at(call)
+    if at.part > 0:
+        return
+    a, x = floats_at(at.here, ALL), op.x
+    size = x.W * x.C
+    for i in range(at.images):
+        for iy in range(x.H):
+            source = a[x.at + i * x.image + iy * x.row :]
+            target = bytes_at(at.y + ((at.first + i) * x.H + iy) * size, size)
+            for ix in range(x.W):
+                for c in range(x.C):
+                    level = (source[ix * x.pixel + c] + _ONE) / np.float32(2) * np.float32(255)
                     level = level if level > _ZERO else _ZERO
-                    target[ix * op[t.C] + c] = np.uint8(level if level < np.float32(255) else np.float32(255))
+                    target[ix * x.C + c] = np.uint8(level if level < np.float32(255) else np.float32(255))

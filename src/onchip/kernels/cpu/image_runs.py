@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from onchip.kernels.cpu.image_program import SUPPORTED, lower
-from onchip.kernels.cpu.image_values import Program, UnsupportedError
+from onchip.kernels.cpu.image_program import SUPPORTED, Program, lower
+from onchip.kernels.cpu.image_values import UnsupportedError
 from onchip.spec.layers import Convolution
 from onchip.spec.network import Network, Node
 

@@ -24,6 +24,7 @@ from numba.core import cgutils
 from numba.core.caching import NullCache
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
+from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
@@ -55,7 +56,10 @@ class _KernelCache(NullCache):  # type: ignore[misc]
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         target_context.refresh()
         kept = read_entry(_cache_folder(), self._key(signature, target_context.codegen()))
-        return None if kept is None else CompileResult._rebuild(target_context, *pickle.loads(kept))
+        if kept is None:
+            return None
+        _link_callees(self.function)
+        return CompileResult._rebuild(target_context, *pickle.loads(kept))
 
     def save_overload(self, signature: Any, result: Any) -> None:
         if not result.library.has_dynamic_globals:  # addresses in this process
@@ -82,28 +86,50 @@ def compiled(*, inline: bool = False) -> Callable[[F], F]:
     return decorate
 
 
+class LinkedFunction:
+    """A function that is compiled by itself, once, when it is first asked for."""
+
+    def __init__(self, function: Callable[..., Any], argument_types: tuple[Any, ...]) -> None:
+        self.function, self.argument_types = function, argument_types
+        self.symbol = f"onchip_{function.__module__}_{function.__name__}".replace(".", "_")
+
+        self.made: Any = None
+
+    def link(self) -> int:
+        """Where its code lies; from now on kernels that call it can be loaded."""
+        if self.made is None:
+            made = CFunc(self.function, (self.argument_types, types.void), locals={}, options={"error_model": "numpy"})
+            made._cache = _KernelCache(self.function)  # type: ignore[attr-defined]  # numba.cfunc compiles before that
+            made.compile()
+            llvm.add_symbol(self.symbol, made.address)  # found by name, so kernels can be cached
+            self.made = made
+            _LINKED.append(made)
+        return int(self.made.address)
+
+
+_LINKED: list[Any] = []  # kept: their code lives as long as they do
+_OBJECT_BYTES = object.__basicsize__
+
+
 def linked(*argument_types: Any) -> Callable[[F], F]:
     """Decorate a function that is compiled by itself, once, and that kernels call by its symbol.
 
     A kernel swallows the code of every `compiled` function it calls, as do those that call it, and all of it is
     optimised again each time: conv_fused took 34 s to compile that way. A linked function takes numbers only (an array
-    is passed as its address: `floats_at`), returns nothing and raises nothing.
+    is passed as its address: `floats_at`), returns nothing and raises nothing. It is compiled, or loaded, for the first
+    kernel that calls it by its name; or for who asks for its address (`address_of`).
     """
 
     def decorate(function: F) -> F:
-        signature = types.void(*argument_types)
-        made = CFunc(function, (argument_types, types.void), locals={}, options={"error_model": "numpy"})
-        made._cache = _KernelCache(function)  # type: ignore[attr-defined]  # numba.cfunc compiles before one can set it
-        made.compile()
-        symbol = f"onchip_{function.__module__}_{function.__name__}".replace(".", "_")
-        llvm.add_symbol(symbol, made.address)  # found by name when a kernel is loaded, so kernels can be cached
-        _LINKED.append(made)
+        signature, made = types.void(*argument_types), LinkedFunction(function, argument_types)
 
         def call(typing_context: Any, *args: Any) -> Any:
+            made.link()
+
             def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
                 kinds = [context.get_value_type(kind) for kind in argument_types]
                 kind = ir.FunctionType(ir.VoidType(), kinds)
-                builder.call(cgutils.get_or_insert_function(builder.module, kind, symbol), args)
+                builder.call(cgutils.get_or_insert_function(builder.module, kind, made.symbol), args)
                 return context.get_dummy_value()
 
             return signature, codegen
@@ -113,7 +139,7 @@ def linked(*argument_types: Any) -> Callable[[F], F]:
         context_and_arguments += inspect.signature(function).parameters.values()
         call.__signature__ = inspect.Signature(context_and_arguments)  # type: ignore[attr-defined]  # Numba asks for it
         called = intrinsic(call)
-        called.symbol = symbol
+        called.linked = made
         return called  # type: ignore[no-any-return]
 
     return decorate
@@ -121,11 +147,18 @@ def linked(*argument_types: Any) -> Callable[[F], F]:
 
 def address_of(function: Any) -> int:
     """Where the code of a linked function lies."""
-    return int(llvm.address_of_symbol(function.symbol))
+    return function.linked.link()  # type: ignore[no-any-return]
 
 
-_LINKED: list[Any] = []  # kept: their code lives as long as they do
-_OBJECT_BYTES = object.__basicsize__
+def _link_callees(function: Callable[..., Any]) -> None:
+    """Compile, or load, the linked functions that a function calls, itself or by `compiled` ones: code from the disk
+    holds their symbols. They are called by global names; nobody calls them as attributes of a module."""
+    names, cells = function.__code__.co_names, function.__closure__ or ()
+    for called in (*map(function.__globals__.get, names), *(cell.cell_contents for cell in cells)):
+        if hasattr(called, "linked"):
+            called.linked.link()
+        elif isinstance(called, Dispatcher):
+            _link_callees(called.py_func)
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -1,26 +1,40 @@
-"""Several launches in one call into compiled code: a call on few rows takes as long as the Python around them."""
+"""Launches, and several of them in one call into compiled code: with few rows, what takes long is the Python around."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from onchip.kernels.cpu.emit import INT
-from onchip.kernels.cpu.jit import compiled, data_of, ints_at
+from onchip.kernels.cpu.jit import address, compiled, data_of, ints_at
+from onchip.kernels.cpu.threads import Spare
+from onchip.spec.recipe import Array
+
+Launch = Callable[[Sequence[Array], Sequence[Array], int], None]  # (inputs, outputs, threads)
 
 
-@runtime_checkable
-class CompiledLaunch(Protocol):
-    """A launch that compiled code can make, too."""
+class CompiledLaunch:
+    """A launch of one input and one output that compiled code can make, too."""
 
-    code: int  # address of a function of: its facts, a list of the addresses of its inputs and outputs, B, threads
+    def __init__(self, code: int, facts: Callable[[int], tuple[int, object]]) -> None:
+        """
+        code   address of a linked function of: its facts, the addresses of x and y as a list, B, threads
+        facts  of a number of threads: the address of what the code wants to know, with scratch for one call at a time,
+               and what is kept as long as that
+        """
+        self.code, self.facts = code, facts
+        self._spare = Spare(facts)
 
-    def facts(self, threads: int) -> tuple[int, object]:
-        """The address of what the code wants to know, with scratch for one call at a time; and what keeps it."""
-        ...
+    def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+        x, y = inputs[0], outputs[0]
+        facts = self._spare.take(threads)
+        _launch(self.code, facts[0], id(x), id(y), len(y), threads)
+        self._spare.give_back(facts)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -30,6 +44,14 @@ def _call(typing_context: Any, code: Any, facts: Any, operands: Any, B: Any, thr
         return context.get_dummy_value()
 
     return types.void(*(types.int64,) * 5), codegen
+
+
+@compiled()
+def _launch(code: int, facts: int, x: int, y: int, B: int, threads: int) -> None:
+    """x, y: as data_of reads them"""
+    operands = np.empty(2, np.int64)
+    operands[0], operands[1] = data_of(x), data_of(y)
+    _call(code, facts, address(operands), B, threads)
 
 
 @compiled()

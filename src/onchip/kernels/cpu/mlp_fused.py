@@ -11,7 +11,7 @@ Limits  float32; any widths, any number of layers and rows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,9 +22,10 @@ from onchip.kernels.cpu import dot, tile
 from onchip.kernels.cpu.activation import NORMALISERS, activate, code_of, normalise
 from onchip.kernels.cpu.dense import dense, padded_width
 from onchip.kernels.cpu.dot import NARROW, dense_narrow
-from onchip.kernels.cpu.jit import address, address_of, compiled, data_of, floats_at, ints_at, linked
+from onchip.kernels.cpu.jit import address, address_of, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.launches import CompiledLaunch
 from onchip.kernels.cpu.price import CorePrice
-from onchip.kernels.cpu.threads import Spare, run_pieces
+from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, aligned_zeros, pack, packed_size, padded
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, RELU
 from onchip.plan.device import Device
@@ -132,36 +133,23 @@ def _forward_few(x: int, B: int, y: int, net: Array, threads: int) -> None:
     _finish(src, B, _layer(table, L - 1)[1], net[_NORMALISER], y)
 
 
-@compiled()
-def _run(net: Array, x: int, B: int, y: int, threads: int) -> None:
-    """The network on B rows; x and y are addresses."""
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """The network on B rows of the batch; the code of a CompiledLaunch."""
+    net, given = ints_at(facts, _WORDS), ints_at(operands, 2)
+    x, y, B = given[0], given[1], B * net[_VECTORS]
     threads = max(1, min(threads, B * net[_ROW_WEIGHTS] // THREAD_WEIGHTS))
     share = (B + threads - 1) // threads  # small batches: a tile for each thread rather than one full tile
     tile_rows = min(net[_MOST_ROWS], (share + ROWS_NARROW - 1) // ROWS_NARROW * ROWS_NARROW)
     if net[_IS_HEAVY] and threads > 1 and net[_MOST_ROWS] >= B:
         _forward_few(x, B, y, net, threads)
-    elif tile_rows >= B:
-        _forward_tile(x, B, y, net[_SCRATCH], net)
     else:
         run_pieces(_tile, (x, B, y, net, tile_rows), (B + tile_rows - 1) // tile_rows, threads)
-
-
-@compiled()
-def _launch(facts: int, x: int, B: int, y: int, threads: int) -> None:
-    """x, y: as data_of reads them"""
-    _run(ints_at(facts, _WORDS), data_of(x), B, data_of(y), threads)
-
-
-def _launch_at(facts: int, operands: int, B: int, threads: int) -> None:
-    """_launch for a CompiledLaunch."""
-    given = ints_at(operands, 2)
-    _run(ints_at(facts, _WORDS), given[0], B * ints_at(facts, _WORDS)[_VECTORS], given[1], threads)
 
 
 @functools.cache
 def _code() -> int:
     """Compiled, or loaded, for the first network that needs it."""
-    return address_of(linked(*(types.int64,) * 4)(_launch_at))
+    return address_of(linked(*(types.int64,) * 4)(_run))
 
 
 @dataclass(frozen=True)
@@ -205,9 +193,21 @@ class MlpFused:
             facts=Facts(chain, net.types[net.nodes[start].inputs[0]].row_size // chain.widths[0], tile_rows),
         )  # fmt: skip
 
-    def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         assert isinstance(claim.facts, Facts)
-        return Launch(claim.facts, weights)
+        chain, rows, vectors = claim.facts.chain, claim.facts.max_tile_rows, claim.facts.vectors
+        table, half = layer_table(chain), rows * max(padded(width) for width in chain.widths[1:])
+        row_weights = sum(layer.D_in * layer.D_out for layer in chain.layers)
+        is_heavy = weights["w"].nbytes > _SPLIT_BYTES
+        numbers = half * 4, len(table), NORMALISERS[chain.normaliser], rows, row_weights, is_heavy, vectors
+
+        def facts(threads: int) -> tuple[int, object]:
+            scratch = aligned_zeros(threads * 2 * half)
+            places = (address(array) for array in (weights["w"], weights["bias"], table, scratch))
+            net = np.array((*places, *numbers), np.int64)
+            return address(net), (net, scratch, table, weights)
+
+        return CompiledLaunch(_code(), facts)
 
 
 def _order(chain: Chain) -> str:
@@ -221,32 +221,6 @@ def _is_taken_before(net: Network, start: int) -> bool:
     before = layer_before(net, start, CPU_ACTIVATIONS)
     used = [] if before is None else [net.types[before.inputs[0]], *net.node_weight_types(before).values()]
     return bool(used) and all(given.dtype == "float32" for given in used)
-
-
-class Launch:
-    """Runs a claim; `weights` are its recipes, evaluated. It keeps the arrays whose addresses it hands on."""
-
-    def __init__(self, facts: Facts, weights: dict[str, Array]) -> None:
-        chain, rows, table = facts.chain, facts.max_tile_rows, layer_table(facts.chain)
-        self.code, self.D_in, self.kept = _code(), chain.widths[0], (weights, table)
-        self.half = rows * max(padded(width) for width in chain.widths[1:])
-        row_weights = sum(layer.D_in * layer.D_out for layer in chain.layers)
-        is_heavy = weights["w"].nbytes > _SPLIT_BYTES
-        self.places = address(weights["w"]), address(weights["bias"]), address(table)
-        normaliser = NORMALISERS[chain.normaliser]
-        self.numbers = self.half * 4, len(table), normaliser, rows, row_weights, is_heavy, facts.vectors
-        self.spare = Spare(self.facts)
-
-    def facts(self, threads: int) -> tuple[int, object]:
-        scratch = aligned_zeros(threads * 2 * self.half)
-        net = np.array((*self.places, address(scratch), *self.numbers), np.int64)
-        return address(net), (net, scratch)
-
-    def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-        x, y = inputs[0], outputs[0]
-        facts = self.spare.take(threads)
-        _launch(facts[0], id(x), x.size // self.D_in, id(y), threads)
-        self.spare.give_back(facts)
 
 
 def layer_table(chain: Chain) -> Array:

@@ -23,11 +23,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import llvmlite.binding as llvm
 import numpy as np
 from numba import types
 
-from onchip.kernels.cpu.jit import compiled, ints_at, linked
+from onchip.kernels.cpu.jit import address_of, compiled, ints_at, linked
 from onchip.kernels.cpu.scan_blocks import (
     BLOCK,
     SAFE,
@@ -182,5 +181,5 @@ def _compile(function: Callable[..., None], op: str, dtype: str) -> int:
     """The address of the function, compiled for numbers of `dtype`."""
     function.__name__ = f"{function.__name__}_{op}_{dtype}"
     number, total = (types.CPointer(getattr(types, name)) for name in (dtype, ScanOp(op).total_dtype(dtype)))
-    linked(number, number, total, total, types.CPointer(types.int64), *(types.int64,) * 3)(function)
-    return int(llvm.address_of_symbol(f"onchip_{function.__module__}_{function.__name__}".replace(".", "_")))
+    made = linked(number, number, total, total, types.CPointer(types.int64), *(types.int64,) * 3)(function)
+    return address_of(made)

@@ -1,0 +1,183 @@
+"""Depthwise, an operation of conv_fused: every channel is convolved by itself. Vectors run along the channels.
+
+Idea    A tile is some windows along a row times some vectors of channels, all in registers; a tap is loaded for each
+        window and multiplied by the weights of its channels. Taps outside the image are left out: windows at the edges
+        go one by one, those between them WINDOWS at a time, so nobody needs a rim of zeros.
+Floor   A load for a multiply-add, so as fast as loads are: 2 KH KW flop for 4 bytes of output.
+Order   Taps of a window in order, some SUM_TERMS at a time; then the bias.
+Limits  As many outputs as inputs; fewer channels than a vector has lanes go in the largest power of two of lanes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from onchip.kernels.cpu import emit
+from onchip.kernels.cpu.emit import LANES
+from onchip.kernels.cpu.image_lowering import Lowering, window_of
+from onchip.kernels.cpu.image_operation import Activated, Window, call_at, fields_of, finish, own_rows, pixel_at, runs
+from onchip.kernels.cpu.image_pool import taps_inside
+from onchip.kernels.cpu.image_values import View
+from onchip.kernels.cpu.image_weights import weight_recipe
+from onchip.kernels.cpu.tile import aligned_zeros, padded_bias
+from onchip.kernels.pointwise import RELU
+from onchip.kernels.vectors import VECTOR_REGISTERS
+from onchip.spec.network import Node
+from onchip.spec.recipe import Array, Recipe, recipe_op
+
+SUM_TERMS = 64  # of a sum in registers: longer ones are added up in parts, which keeps their digits
+WINDOWS = 4  # of a tile
+VECTORS = 4 if VECTOR_REGISTERS >= 32 else 2  # of a tile: sums, a tap's weights and one number fit into registers
+_NO_FLOOR, _ZERO = np.float32(-np.inf), np.float32(0)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Depthwise(Activated):
+    order = f"windows in order, some {SUM_TERMS} terms at a time"
+    exact = True
+    x: View
+    window: Window
+    w: Recipe  # (KH, KW, C)
+    b: Recipe
+
+    def flop(self) -> int:
+        return 2 * math.prod(self.y.sizes) * self.window.KH * self.window.KW
+
+
+def lower_depthwise(to: Lowering, node: Node, x: View) -> None:
+    N, _, *kernel = to.net.weights[node.weights["weight"]].shape
+    w = weight_recipe(taps_of_channels, node, N * math.prod(kernel))
+    b = padded_bias(node.weights.get("bias"), N)
+    to.make(node, Depthwise, x=x, window=window_of(node, tuple(kernel)), w=w, b=b)
+
+
+@recipe_op
+def taps_of_channels(W: Array, size: int) -> Array:
+    """(C, 1, KH, KW) -> (KH, KW, C)."""
+    flat = aligned_zeros(size)
+    flat.reshape(-1, len(W))[:] = W.reshape(len(W), -1).T
+    return flat
+
+
+# -- code ------------------------------------------------------------------------------------------------------
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _convolve(
+    typing_context: Any, x: Any, x_step: Any, count: Any, H: Any, x_h: Any, K: Any, x_k: Any, w: Any, w_h: Any,
+    w_k: Any, init: Any, init_step: Any, out: Any, out_step: Any, floor: Any, lanes: Any, vectors: Any,
+) -> Any:  # fmt: skip
+    """`vectors` vectors of `lanes` channels of `count` windows of H lines of K taps; strides are in bytes.
+
+    x_step, init_step and out_step lead from a window to the next, *_h and *_k from line to line and from tap to tap.
+    lanes    a power of two, LANES at most
+    vectors  VECTORS, of LANES lanes, or 1
+    """
+    signature = types.void(*(types.int64,) * 14, types.float32, types.int64, types.int64)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        *places, lanes, vectors = args
+        shapes = [(1 << i, 1) for i in range(LANES.bit_length())] + [(LANES, VECTORS)]
+        cases = {width * 2 * VECTORS + some: _windows(builder, places, width, some) for width, some in shapes}
+        emit.switch(builder, builder.add(builder.mul(lanes, emit.INT(2 * VECTORS)), vectors), cases)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _windows(b: Any, places: list[Any], width: int, vectors: int) -> Callable[[], None]:
+    x, x_step, count, H, x_h, K, x_k, w, w_h, w_k, init, init_step, out, out_step, floor = places
+    kind = ir.VectorType(emit.FLOAT, width)
+
+    def load(at: Any, v: int) -> Any:
+        return emit.load(b, b.add(at, emit.INT(4 * width * v)), kind)
+
+    def some(windows: int) -> Callable[[Any, list[Any]], list[Any]]:
+        tile = [(i, v) for i in range(windows) for v in range(vectors)]
+
+        def turn(first: Any, _: list[Any]) -> list[Any]:
+            numbers = [b.add(first, emit.INT(i)) for i in range(windows)]
+            begins = [b.add(x, b.mul(i, x_step)) for i in numbers]
+
+            def line(h: Any, sums: list[Any]) -> list[Any]:
+                x_line, w_line = b.mul(h, x_h), b.add(w, b.mul(h, w_h))
+
+                def tap(k: Any, sums: list[Any]) -> list[Any]:
+                    x_at, w_at = b.add(x_line, b.mul(k, x_k)), b.add(w_line, b.mul(k, w_k))
+                    weights = [load(w_at, v) for v in range(vectors)]
+                    given = [load(b.add(begins[i], x_at), v) for i, v in tile]
+                    return [
+                        emit.multiply_add(b, g, weights[v], s) for g, (_, v), s in zip(given, tile, sums, strict=True)
+                    ]
+
+                return emit.loop(b, emit.INT(0), K, 1, sums, tap)
+
+            sums = emit.loop(b, emit.INT(0), H, 1, [ir.Constant(kind, [0.0] * width)] * len(tile), line)
+            lowest = emit.splat(b, floor, width)
+            for (i, v), total in zip(tile, sums, strict=True):
+                total = b.fadd(load(b.add(init, b.mul(numbers[i], init_step)), v), total)
+                kept = b.select(b.fcmp_ordered("<", total, lowest), lowest, total)
+                emit.store(b, kept, b.add(b.add(out, b.mul(numbers[i], out_step)), emit.INT(4 * width * v)))
+            return []
+
+        return turn
+
+    def body() -> None:
+        whole = b.and_(count, emit.INT(-WINDOWS))
+        emit.loop(b, emit.INT(0), whole, WINDOWS, [], some(WINDOWS))
+        emit.loop(b, whole, count, 1, [], some(1))
+
+    return body
+
+
+_depthwise = fields_of(Depthwise)
+
+
+@runs(Depthwise)
+def depthwise(row: int, call: int) -> None:
+    op, at = _depthwise(row, call), call_at(call)
+    x, y, k = op.x, op.y, op.window
+    C, lanes = y.C, 1
+    while lanes < LANES and 2 * lanes <= C:
+        lanes *= 2
+    # The windows from `left` to `right` lie between the left and the right edge.
+    left = min(y.W, (k.PX + k.SX - 1) // k.SX)
+    right = max(left, min(y.W, (x.W - 1 + k.PX - (k.KW - 1) * k.DX) // k.SX + 1))
+    top, bottom = own_rows(y.H, at.part, at.parts)
+    last = _ZERO if op.activation == RELU else _NO_FLOOR
+    some = max(1, SUM_TERMS // k.KW)
+    for i in range(at.images):
+        for oy in range(top, bottom):
+            iy = oy * k.SY - k.PY
+            low, high = taps_inside(iy, k.KH, k.DY, x.H)
+            ox = 0
+            while ox < y.W:
+                count = right - ox if left <= ox < right else 1
+                ix = ox * k.SX - k.PX
+                near, far = taps_inside(ix, k.KW, k.DX, x.W)
+                out = at.here + pixel_at(y, i, oy, ox) * 4
+                first = 0
+                while first < C:
+                    vectors = VECTORS if first + VECTORS * LANES <= C else 1
+                    c = min(first, C - lanes)
+                    for h in range(low, max(high, low + 1), some):  # a window on pads alone is its bias
+                        floor = last if h + some >= high else _NO_FLOOR
+                        given = pixel_at(x, i, iy + h * k.DY, ix + near * k.DX) + c
+                        init, init_step = (op.b + c * 4, 0) if h == low else (out + c * 4, y.pixel * 4)
+                        _convolve(
+                            at.here + given * 4, k.SX * x.pixel * 4, count, min(some, high - h), k.DY * x.row * 4,
+                            far - near, k.DX * x.pixel * 4, op.w + ((h * k.KW + near) * C + c) * 4, k.KW * C * 4, C * 4,
+                            init, init_step, out + c * 4, y.pixel * 4, floor, lanes, vectors,
+                        )  # fmt: skip
+                    first += vectors * lanes
+                ox += count
+    if op.activation != RELU:
+        finish(at.here, y, at.images, top, bottom, op.activation)

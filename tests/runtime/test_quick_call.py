@@ -32,7 +32,7 @@ def two_heads() -> Network:
 
 
 def long_way(engine: Engine, *given: np.ndarray) -> tuple[np.ndarray, ...]:
-    """With outputs of the caller's own."""
+    """With several outputs of the caller's own."""
     B = len(given[0])
     out = tuple(np.empty((B, *wanted.row_shape), wanted.dtype) for wanted in engine._outputs)
     engine(*given, out=out)
@@ -83,6 +83,20 @@ def test_what_does_not_fit_is_looked_at_by_the_other():
     for given in ((), (x, x)):
         with pytest.raises(InputError, match="wrong number of inputs"):
             engine(*given)
+
+
+def test_out_is_written_where_it_fits_and_refused_where_it_does_not():
+    engine, x = compile(random_mlp(6, 5, 6), device="cpu"), rows(9, 6)
+    truth, out = engine(x), np.empty((9, 6), np.float32)
+    assert engine(x, out=out) is out
+    assert np.array_equal(out, truth)
+    both, read_only = np.empty((12, 6), np.float32), out.copy()
+    read_only.flags.writeable = False
+    for wrong in (out[:8], out.astype(np.float64), np.asfortranarray(out), read_only):
+        with pytest.raises(ShapeError, match="out does not fit"):
+            engine(x, out=wrong)
+    with pytest.raises(ShapeError, match="overlaps"):
+        engine(both[:9], out=both[3:])
 
 
 def test_shapes_that_are_remembered_are_bounded(monkeypatch):

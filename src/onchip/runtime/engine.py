@@ -60,9 +60,9 @@ class Bound(Protocol):
         """How arrays of x's kind are run where they lie, if that is the device's own memory."""
         ...
 
-    def quick_call(self) -> Callable[[tuple[Any, ...]], Any] | None:
-        """A quicker way for few rows of the host, if there is one: what a call gives for them, or None if they need to
-        be looked at more closely. Of a network without ids, whose inputs and outputs are all different values.
+    def quick_call(self) -> Callable[[tuple[Any, ...], Any], Any] | None:
+        """A quicker way for few rows of the host, if there is one: of inputs and `out` what a call gives, or None if
+        they need to be looked at more closely. Only for networks without ids whose inputs and outputs all differ.
         """
         ...
 
@@ -142,8 +142,8 @@ class Engine:
         Ids that lie there are looked at by the kernels: one that is in no table is an InputError of the next call, or
         of `wait`.
         """
-        if out is None and self._quick_call is not None:
-            quick = self._quick_call(rows)
+        if self._quick_call is not None:
+            quick = self._quick_call(rows, out)
             if quick is not None:
                 return quick
         if rows:

@@ -23,10 +23,10 @@ _MOST_SHAPES = 256  # that are remembered
 _LINE = 64  # bytes: every value begins on a cache line
 
 
-def quick_call(plan: Plan, launches: Launches, threads: int) -> Callable[[tuple[Any, ...]], Any]:
-    """A function of an engine's inputs, for a plan whose launches can all be made by compiled code.
+def quick_call(plan: Plan, launches: Launches, threads: int) -> Callable[[tuple[Any, ...], Any], Any]:
+    """A function of an engine's inputs and `out`, for a plan whose launches can all be made by compiled code.
 
-    It gives the outputs; or None if the inputs want a closer look, by who says what is wrong with them.
+    It gives the outputs; or None if the arrays want a closer look, by who says what is wrong with them.
 
     launches  name values as those in whose memory they lie
     """
@@ -51,8 +51,8 @@ def quick_call(plan: Plan, launches: Launches, threads: int) -> Callable[[tuple[
             known_shapes[shapes] = known
         return known
 
-    def call_many(rows: tuple[Any, ...]) -> Any:
-        if len(rows) != len(inputs):
+    def call_many(rows: tuple[Any, ...], out: Any) -> Any:
+        if len(rows) != len(inputs) or out is not None:
             return None
         for x, wanted in zip(rows, dtypes, strict=True):
             if type(x) is not np.ndarray or x.dtype is not wanted or not x.flags.c_contiguous:
@@ -71,7 +71,7 @@ def quick_call(plan: Plan, launches: Launches, threads: int) -> Callable[[tuple[
         spare.give_back(memory)
         return made if len(made) > 1 else made[0]
 
-    def call_one(rows: tuple[Any, ...]) -> Any:
+    def call_one(rows: tuple[Any, ...], out: Any) -> Any:
         """call_many for one input and one output, without its loops."""
         if len(rows) != 1:
             return None
@@ -83,7 +83,12 @@ def quick_call(plan: Plan, launches: Launches, threads: int) -> Callable[[tuple[
             return None
         if len(HELPERS) < threads - 1:
             start_helpers(threads)
-        y = np.empty(*known[1][0])
+        if out is None:
+            y = np.empty(*known[1][0])
+        elif _fits(out, *known[1][0]) and not np.may_share_memory(x, out):
+            y = out
+        else:
+            return None
         memory = spare.take(threads)
         values = memory[1]
         values[0] = id(x)
@@ -93,6 +98,12 @@ def quick_call(plan: Plan, launches: Launches, threads: int) -> Callable[[tuple[
         return y
 
     return call_one if is_single else call_many
+
+
+def _fits(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+    if type(out) is not np.ndarray or out.dtype is not dtype or out.shape != shape:
+        return False
+    return out.flags.c_contiguous and out.flags.writeable
 
 
 class _Memories:

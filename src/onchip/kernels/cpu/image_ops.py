@@ -11,7 +11,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from onchip.kernels.cpu.image_operation import CALL_BYTES, put_call
-from onchip.kernels.cpu.jit import compiled, ints_at, linked
+from onchip.kernels.cpu.jit import compiled, int_at, ints_at, linked
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.spec.recipe import Array
 
@@ -75,8 +75,8 @@ def _part(worker: int, part: int, net: Array, row: int, B: int, x: int, y: int, 
 @linked(*(types.int64,) * 4)
 def run_images(facts: int, operands: int, B: int, threads: int) -> None:
     """B images; the code of a CompiledLaunch."""
-    net, given = ints_at(facts, _WORDS), ints_at(operands, 2)
-    x, y, most = given[0], given[1], net[_TILE]
+    net, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    most = net[_TILE]
     rounds = (B + most * threads - 1) // (most * threads)
     tile = (B + rounds * threads - 1) // (rounds * threads)  # as many tiles for each thread
     if threads > B and most >= B and net[_IS_LONG]:  # the threads share every operation

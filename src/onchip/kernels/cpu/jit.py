@@ -180,6 +180,16 @@ def ints_at(where: int, count: int) -> Any:
     return numba.carray(_pointer(where), (count,), np.int64)
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def int_at(typing_context: Any, where: Any) -> Any:
+    """The 64-bit integer at an address: quicker to compile than an array of one."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+
+    return types.int64(types.int64), codegen
+
+
 @compiled(inline=True)
 def bytes_at(where: int, count: int) -> Any:
     return numba.carray(_pointer(where), (count,), np.uint8)
@@ -200,7 +210,7 @@ def data_of(array: int) -> int:
 
     It is the first field behind an object's own (PyArrayObject). The caller keeps the array.
     """
-    return ints_at(array + _OBJECT_BYTES, 1)[0]  # type: ignore[no-any-return]
+    return int_at(array + _OBJECT_BYTES)  # type: ignore[no-any-return]
 
 
 @intrinsic  # type: ignore[untyped-decorator]

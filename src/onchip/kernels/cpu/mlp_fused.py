@@ -22,7 +22,7 @@ from onchip.kernels.cpu import dot, tile
 from onchip.kernels.cpu.activation import NORMALISERS, activate, code_of, normalise
 from onchip.kernels.cpu.dense import dense, padded_width
 from onchip.kernels.cpu.dot import NARROW, dense_narrow
-from onchip.kernels.cpu.jit import address, address_of, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
 from onchip.kernels.cpu.launches import CompiledLaunch
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
@@ -45,15 +45,16 @@ _COLUMNS = 5  # of the table that layer_table makes
 _W, _BIAS, _TABLE, _SCRATCH, _HALF, _L, _NORMALISER, _MOST_ROWS, _ROW_WEIGHTS, _IS_HEAVY, _VECTORS, _WORDS = range(12)
 
 
-@compiled()
+@linked(*(types.int64,) * 9)
 def _columns(
-    src: int, src_row: int, rows: int, w: int, bias: int, dst: int, layer: Array, first: int, columns: int
+    src: int, src_row: int, rows: int, w: int, bias: int, dst: int, row: int, first: int, columns: int
 ) -> None:
     """Some columns of a layer, from a multiple of a panel on: panels are packed one behind the other.
 
     src, w, bias, dst  addresses; those of all weights and biases
-    layer              K, N, offset of w, offset of bias, activation
+    row                of the table: K, N, offset of w, offset of bias, activation
     """
+    layer = ints_at(row, _COLUMNS)
     K, N, code, stride = layer[0], layer[1], layer[4], padded_width(layer[1])
     floor = _ZERO if code == RELU else _NO_FLOOR
     if N <= NARROW:  # one panel, so all of its columns
@@ -67,9 +68,16 @@ def _columns(
         activate(dst + first * 4, rows, min(columns, N - first), stride, code)
 
 
-@compiled()
-def _layer(table: int, i: int) -> Array:
-    return ints_at(table + i * _COLUMNS * 8, _COLUMNS)  # type: ignore[no-any-return]
+@compiled(inline=True)
+def _row(net: Array, i: int) -> int:
+    """Of the table, for layer i."""
+    return net[_TABLE] + i * _COLUMNS * 8  # type: ignore[no-any-return]
+
+
+@compiled(inline=True)
+def _width(net: Array, i: int) -> int:
+    """Of what goes into layer i; of layer L, of what comes out at the end."""
+    return int_at(_row(net, i)) if i < net[_L] else int_at(_row(net, i - 1) + 8)  # type: ignore[no-any-return]
 
 
 @compiled()
@@ -79,17 +87,15 @@ def _forward_tile(x: int, rows: int, y: int, scratch: int, net: Array) -> None:
     x, y, scratch  addresses
     net            as `_run` has it
     """
-    table, L = net[_TABLE], net[_L]
-    src, src_row = x, _layer(table, 0)[0] * 4
-    for i in range(L):
-        layer = _layer(table, i)
-        dst, width = scratch + (i % 2) * net[_HALF], padded_width(layer[1])
-        _columns(src, src_row, rows, net[_W], net[_BIAS], dst, layer, 0, width)
+    src, src_row = x, _width(net, 0) * 4
+    for i in range(net[_L]):
+        dst, width = scratch + (i % 2) * net[_HALF], padded_width(_width(net, i + 1))
+        _columns(src, src_row, rows, net[_W], net[_BIAS], dst, _row(net, i), 0, width)
         src, src_row = dst, width * 4
-    _finish(src, rows, _layer(table, L - 1)[1], net[_NORMALISER], y)
+    _finish(src, rows, _width(net, net[_L]), net[_NORMALISER], y)
 
 
-@compiled()
+@linked(*(types.int64,) * 5)
 def _finish(src: int, rows: int, D_out: int, normaliser: int, y: int) -> None:
     """The last layer's padded rows, normalised, to y."""
     stride = padded_width(D_out)
@@ -104,39 +110,37 @@ def _finish(src: int, rows: int, D_out: int, normaliser: int, y: int) -> None:
 @compiled()
 def _tile(worker: int, piece: int, x: int, B: int, y: int, net: Array, tile_rows: int) -> None:
     """A tile of the batch; worker i has the two halves of scratch from 2 * i * half on."""
-    D_in, D_out, first = _layer(net[_TABLE], 0)[0], _layer(net[_TABLE], net[_L] - 1)[1], piece * tile_rows
-    own = net[_SCRATCH] + 2 * worker * net[_HALF]
-    _forward_tile(x + first * D_in * 4, min(tile_rows, B - first), y + first * D_out * 4, own, net)
+    first, own = piece * tile_rows, net[_SCRATCH] + 2 * worker * net[_HALF]
+    x, y = x + first * _width(net, 0) * 4, y + first * _width(net, net[_L]) * 4
+    _forward_tile(x, min(tile_rows, B - first), y, own, net)
 
 
 @compiled()
 def _share(worker: int, piece: int, src: int, src_row: int, B: int, net: Array, dst: int, i: int, columns: int) -> None:
     """So many columns of layer i."""
-    layer, first = _layer(net[_TABLE], i), piece * columns
-    columns = min(columns, padded_width(layer[1]) - first)
-    _columns(src, src_row, B, net[_W], net[_BIAS], dst, layer, first, columns)
+    first = piece * columns
+    columns = min(columns, padded_width(_width(net, i + 1)) - first)
+    _columns(src, src_row, B, net[_W], net[_BIAS], dst, _row(net, i), first, columns)
 
 
 @compiled()
 def _forward_few(x: int, B: int, y: int, net: Array, threads: int) -> None:
     """The same for so few rows that a thread takes some columns of every layer: it then fetches only their weights."""
-    table, L = net[_TABLE], net[_L]
-    src, src_row = x, _layer(table, 0)[0] * 4
-    for i in range(L):
-        layer = _layer(table, i)
-        dst, width = net[_SCRATCH] + (i % 2) * net[_HALF], padded_width(layer[1])
+    src, src_row = x, _width(net, 0) * 4
+    for i in range(net[_L]):
+        dst, width = net[_SCRATCH] + (i % 2) * net[_HALF], padded_width(_width(net, i + 1))
         columns = width
-        if layer[0] * width * 4 > _WAKE_BYTES:
+        if src_row * width > _WAKE_BYTES:
             columns = (width + threads * PANEL - 1) // (threads * PANEL) * PANEL
         run_pieces(_share, (src, src_row, B, net, dst, i, columns), (width + columns - 1) // columns, threads)
         src, src_row = dst, width * 4
-    _finish(src, B, _layer(table, L - 1)[1], net[_NORMALISER], y)
+    _finish(src, B, _width(net, net[_L]), net[_NORMALISER], y)
 
 
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
     """The network on B rows of the batch; the code of a CompiledLaunch."""
-    net, given = ints_at(facts, _WORDS), ints_at(operands, 2)
-    x, y, B = given[0], given[1], B * net[_VECTORS]
+    net, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    B = B * net[_VECTORS]
     threads = max(1, min(threads, B * net[_ROW_WEIGHTS] // THREAD_WEIGHTS))
     share = (B + threads - 1) // threads  # small batches: a tile for each thread rather than one full tile
     tile_rows = min(net[_MOST_ROWS], (share + ROWS_NARROW - 1) // ROWS_NARROW * ROWS_NARROW)

@@ -39,7 +39,7 @@ from onchip.kernels.cpu.atomics import (
     sleep_on,
 )
 from onchip.kernels.cpu.emit import INT
-from onchip.kernels.cpu.jit import compiled, ints_at
+from onchip.kernels.cpu.jit import compiled, int_at, ints_at, linked
 from onchip.kernels.cpu.tile import aligned_zeros
 
 T = TypeVar("T")
@@ -58,7 +58,8 @@ _WORKERS = 6 * _LINE  # of each worker: 1 while it sleeps; then the lock on whic
 _ASLEEP, _LOCK = 0, 8
 _LEFT = (1 << 32) - 1
 
-# A call of 50 us after the other finds its helpers awake, and a helper without work takes no core from others for long.
+# Some tens of microseconds: loops and calls one after the other find helpers awake, and a helper without work soon
+# leaves its core to others.
 _SPINS = 20_000 if IS_ARM else 1_000
 
 _board = aligned_zeros((_WORKERS + MOST_WORKERS * _LINE) // 8, np.int64)
@@ -161,37 +162,37 @@ _PIECE_FUNCTION = ir.FunctionType(ir.VoidType(), [INT] * 3)  # the address of it
 # -- sleeping and waking -----------------------------------------------------------------------------------
 
 
-@compiled()
+@compiled(inline=True)
 def _wake(sleeper: int) -> None:
     """sleeper: the place of a worker or of the caller"""
     if atomic_load(sleeper + _ASLEEP) != 0 and atomic_exchange(sleeper + _ASLEEP, 0) != 0:
-        release(ints_at(sleeper + _LOCK, 1)[0])
+        release(int_at(sleeper + _LOCK))
 
 
-@compiled()
+@compiled(inline=True)
 def _wake_worker(worker: int) -> None:
     _wake(_at(_WORKERS + worker * _LINE))
 
 
-@compiled()
+@compiled(inline=True)
 def _wake_next(worker: int, workers: int) -> None:
     for other in range(2 * worker + 1, min(2 * worker + 3, workers)):
         _wake_worker(other)
 
 
-@compiled()
+@compiled(inline=True)
 def _stay_awake(sleeper: int) -> None:
     """Who said that it sleeps found something to do: if somebody has begun to wake it, that must be over first."""
     if atomic_exchange(sleeper + _ASLEEP, 0) == 0:
-        sleep_on(ints_at(sleeper + _LOCK, 1)[0])
+        sleep_on(int_at(sleeper + _LOCK))
 
 
 # -- helpers -----------------------------------------------------------------------------------------------
 
 
-@compiled()
+@compiled(inline=True)
 def _has_work(worker: int) -> bool:
-    return atomic_load(_at(_TURN)) & _LEFT != 0 and worker < ints_at(_at(_JOB), 4)[3]  # type: ignore[no-any-return]
+    return atomic_load(_at(_TURN)) & _LEFT != 0 and worker < int_at(_at(_JOB) + 24)  # type: ignore[no-any-return]
 
 
 @compiled()
@@ -234,14 +235,14 @@ def _serve(worker: int) -> None:
         if _has_work(worker) or atomic_load(_at(_STOP)) != 0:
             _stay_awake(sleeper)
         else:
-            sleep_on(ints_at(sleeper + _LOCK, 1)[0])
+            sleep_on(int_at(sleeper + _LOCK))
         spins = 0
 
 
 # -- callers -----------------------------------------------------------------------------------------------
 
 
-@compiled()
+@compiled(inline=True)
 def _wait_for(count: int) -> None:
     """Return when helpers have done so many pieces."""
     done, caller, spins = _at(_DONE), _at(_CALLER), 0
@@ -254,10 +255,10 @@ def _wait_for(count: int) -> None:
         if atomic_load(done) == count:
             _stay_awake(caller)
         else:
-            sleep_on(ints_at(caller + _LOCK, 1)[0])
+            sleep_on(int_at(caller + _LOCK))
 
 
-@compiled()
+@linked(*(types.int64,) * 4)
 def _run_pieces(function: int, arguments: int, pieces: int, threads: int) -> None:
     posted, begun = _at(_POSTED), 0
     while begun < pieces:
@@ -285,13 +286,11 @@ def run_pieces(typing_context: Any, function: Any, arguments: Any, pieces: Any, 
     kinds = tuple(map(types.unliteral, arguments.types))
     signature = types.void(function, types.Tuple(kinds), types.int64, types.int64)
     call = function.get_call_type(typing_context, (types.int64, types.int64, *kinds), {})
-    run = types.void(*(types.int64,) * 4)
+    run_pieces.linked.link()
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        runs = _run_pieces.get_compile_result(run)  # type: ignore[attr-defined]
         made = function.dispatcher.get_compile_result(call)
-        for needed in (made, runs):
-            context.active_code_library.add_linking_library(needed.library)
+        context.active_code_library.add_linking_library(made.library)
         stored = cgutils.alloca_once_value(b, args[1])
         body = ir.Function(b.module, _PIECE_FUNCTION, b.module.get_unique_name("piece"))
         body.linkage = "internal"
@@ -300,8 +299,12 @@ def run_pieces(typing_context: Any, function: Any, arguments: Any, pieces: Any, 
         given = [body.args[1], body.args[2], *cgutils.unpack_tuple(inner, values)]
         context.call_internal_no_propagate(inner, made.fndesc, call, given)
         inner.ret_void()
-        given = [b.ptrtoint(body, INT), b.ptrtoint(stored, INT), args[2], args[3]]
-        context.call_internal_no_propagate(b, runs.fndesc, run, given)
+        kind = ir.FunctionType(ir.VoidType(), [INT] * 4)
+        run = cgutils.get_or_insert_function(b.module, kind, run_pieces.linked.symbol)
+        b.call(run, [b.ptrtoint(body, INT), b.ptrtoint(stored, INT), args[2], args[3]])
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+run_pieces.linked = _run_pieces.linked  # type: ignore[attr-defined]  # so that a kernel that is kept on disk finds it

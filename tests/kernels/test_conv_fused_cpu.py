@@ -18,7 +18,9 @@ from onchip.runtime.engine import compile
 from onchip.spec.build import sequential
 from onchip.spec.layers import (
     GELU,
+    Add,
     AvgPool2d,
+    BatchNorm1d,
     Concat,
     Conv1d,
     Conv2d,
@@ -30,6 +32,7 @@ from onchip.spec.layers import (
     LeakyReLU,
     Linear,
     MaxPool2d,
+    Mul,
     Permute,
     ReLU,
     Reshape,
@@ -429,3 +432,34 @@ def test_an_infinity_stays_in_its_channel_and_its_window(C):
     seen[1, C - 1, 1:4, :2] = True
     assert np.array_equal(got[~seen], clean[~seen])
     assert np.isinf(got[seen]).all()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 1, 1), (5, 1), (6,), (3, 5, 6)], ids=str)
+@pytest.mark.parametrize("layer", [Add(), Mul()], ids=["Add", "Mul"])
+def test_constants_in_front_of_a_convolution(layer, shape):
+    """As (x - mean) / std; of any shape that broadcasts."""
+    nodes = ("s", layer, ("x",), {"constant": "k"}), ("c", Conv2d(pads=(1, 1, 1, 1)), ("s",), {"weight": "c"})
+    net = graph((3, 5, 6), {"k": np.float32(weight(*shape)), "c": weight(4, 3, 3, 3)}, ("c",), *nodes)
+    x = rows(5, 3, 5, 6)
+    engine = fused(net)
+    got = engine(x)
+    assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    assert np.array_equal(engine(x[2:3]), got[2:3])
+
+
+def test_vectors_that_meet():
+    """Linear layers with a sum of three values, a constant and a normalisation between them: no chain, no image."""
+    weights = {"a": weight(19, 9), "b": weight(19, 19, seed=1), "c": weight(19, 19, seed=2), "k": weight(19)}
+    weights |= {role: weight(19, seed=i) ** 2 + 0.5 for i, role in enumerate(("mean", "var"))} | {"d": weight(2, 19)}
+    net = graph(
+        (9,), weights, ("y",), ("a", Linear(), ("x",), {"weight": "a"}), ("b", Linear(), ("a",), {"weight": "b"}),
+        ("n", BatchNorm1d(), ("b",), {"mean": "mean", "var": "var"}), ("r", ReLU(), ("n",)),
+        ("c", Linear(), ("r",), {"weight": "c"}), ("s", Add(), ("a", "r", "c"), {"constant": "k"}),
+        ("t", Tanh(), ("s",)), ("y", Linear(), ("t",), {"weight": "d"}),
+    )  # fmt: skip
+    x = rows(131, 9)
+    whole = fused(net, threads=1)(x)
+    assert_error_within(whole, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
+    engine = fused(net, threads=core_count())
+    for B in (1, 7, 131):
+        assert np.array_equal(engine(x[:B]), whole[:B])

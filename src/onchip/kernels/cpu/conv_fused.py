@@ -1,4 +1,5 @@
-"""conv_fused on the CPU: a whole convolutional network in one parallel loop over tiles of images.
+"""conv_fused on the CPU: a whole convolutional network in one parallel loop over tiles of images; or one of Linear
+layers whose values meet, as in residual MLPs: vectors are images of one pixel.
 
 Idea    Some images go through every layer while they lie in cache, channels last; the batch is read once, the result
         written once. Bias, activation, normalisation, the phases of a transposed convolution, concatenation and the
@@ -9,7 +10,7 @@ Floor   Compute, by far: faces (100-4x4x512-8x8x256-16x16x128-32x32x64-64x64x3) 
         taps along a row go in pairs of outputs (image_pairs.py), which saves a third of those products.
         Its 20 MB of weights pass through the cache once for each tile of images.
 Cache   All values of a tile of images a thread, and the chunk of weights in use.
-Limits  float32, channels in one group, one value in and one out; images that fit into memory. A pair of outputs is
+Limits  float32, one value in and one out; images that fit into memory. A pair of outputs is
         rounded by the size of all numbers under both windows, and an infinity under one is a NaN there.
         Rows of outputs with a NaN among them are made again one number at a time, where outputs share a vector
         (image_windows.py), so that it stays in its window.
@@ -34,11 +35,12 @@ from onchip.kernels.cpu.tile import aligned_zeros
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import Convolution
+from onchip.spec.layers import Convolution, Linear
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array
 
 MAX_IMAGES = 16  # of a tile: enough rows for the products of the smallest images, and to pay for reading the weights
+MAX_VECTORS = 64  # the same, where all values are vectors: a row of a product each
 _SHARED_FLOP = 1_000_000  # an operation of a single image; with fewer, waiting for each other costs more than it gains
 _CALL_US = 0.5  # to set out on an operation: its row of the table, and sizes that the last one did not have
 _MAX_SCRATCH_BYTES = 1 << 30  # a thread's; images that need more are no small network's
@@ -70,14 +72,16 @@ class ConvFused:
         image_bytes = 4 * program.image_floats
         # Many weights are worth more images a tile, even where those do not stay in L2.
         fitting = device.fast_bytes // 2 // max(1, image_bytes)
-        images = MAX_IMAGES if weight_bytes > device.fast_bytes // 2 else max(1, min(MAX_IMAGES, fitting))
+        most = MAX_VECTORS if all(store.H * store.W == 1 for store in program.stores) else MAX_IMAGES
+        images = most if weight_bytes > device.fast_bytes // 2 else max(1, min(most, fitting))
         images = max(1, min(images, _MAX_SCRATCH_BYTES // max(1, image_bytes)))
         scratch_bytes = images * image_bytes
         if scratch_bytes > _MAX_SCRATCH_BYTES:
             yield Refusal(self.name, nodes[0].name, f"{scratch_bytes >> 20} MiB of values a thread")
             return
-        kinds = "-".join(dict.fromkeys(node.layer.kind for node in nodes if isinstance(node.layer, Convolution)))
-        count = sum(isinstance(node.layer, Convolution) for node in nodes)
+        convolutions = [node.layer.kind for node in nodes if isinstance(node.layer, Convolution)]
+        products = convolutions or [node.layer.kind for node in nodes if isinstance(node.layer, Linear)]
+        instance = f"conv_fused<{len(products)} {'-'.join(dict.fromkeys(products))}>"
         x, y = net.types[program.source], net.types[nodes[-1].name]
         why = f"{images} images at a time, as many through a layer as stay in cache"
         for last in _layouts(net, nodes, program):
@@ -94,7 +98,7 @@ class ConvFused:
                 tile_us=_CALL_US * len(program.operations),
             )
             yield Claim(
-                self.name, f"conv_fused<{count} {kinds}>", tuple(node.name for node in nodes), price, why,
+                self.name, instance, tuple(node.name for node in nodes), price, why,
                 program.recipes, scratch_bytes, program.order, Facts(program, images, device.fast_bytes, last),
                 reads={program.source: Use(CHANNELS_LAST)} if last[0] else {},
                 gives={nodes[-1].name: CHANNELS_LAST} if last[1] else {},

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from onchip.kernels.cpu.image_lowering import Lowering, Value, image_sizes
-from onchip.kernels.cpu.image_operation import ALL, Activated, call_at, fields_of, finish, own_rows, pixel_at, runs
-from onchip.kernels.cpu.image_values import Rim, Store, UnsupportedError, View
-from onchip.kernels.cpu.jit import floats_at
+from onchip.kernels.cpu.image_operation import (
+    ALL,
+    Activated,
+    Place,
+    call_at,
+    fields_of,
+    finish,
+    own_rows,
+    pixel_at,
+    runs,
+)
+from onchip.kernels.cpu.image_values import Rim, Sizes, Store, UnsupportedError, View
+from onchip.kernels.cpu.jit import compiled, floats_at
+from onchip.kernels.cpu.tile import aligned_zeros
 from onchip.spec.layers import Concat, Elementwise
 from onchip.spec.layers import Mul as MulLayer
 from onchip.spec.layers.norm import factor_and_shift
@@ -38,12 +51,13 @@ class Combine(Activated):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scale(Activated):
-    """x times a factor and plus a shift a channel."""
+    """x times a factor and plus a shift: numbers of a row of pixels (W, C), for each row the same or its own."""
 
     exact = True
     x: View
     w: Recipe
     b: Recipe
+    next_row: int = 0  # floats from the numbers of a row to those of the next
 
 
 # -- from layers -----------------------------------------------------------------------------------------------
@@ -62,33 +76,59 @@ def lower_activation(to: Lowering, node: Node) -> None:
 
 
 def lower_combine(to: Lowering, node: Node) -> None:
-    """Two values of one shape, or one of them a number a channel."""
-    if node.weights or len(node.inputs) != 2:
-        raise UnsupportedError(f"{node.layer.kind} of other than two values")
-    views = [to.image(value) for value in node.inputs]
+    """Values of one shape, or some with a number a channel, one after the other; then a constant."""
     sizes = image_sizes(to.net.types[node.name].row_shape)
-    views.sort(key=lambda view: view.sizes != sizes)  # whole ones first
-    x, other = views
-    if x.sizes != sizes or other.sizes not in (sizes, (sizes[0], 1, 1)):
+    views = sorted(map(to.image, node.inputs), key=lambda view: view.sizes != sizes)  # whole ones first
+    if any(view.sizes not in (sizes, (sizes[0], 1, 1)) for view in views) or views[0].sizes != sizes:
         raise UnsupportedError(f"{node.layer.kind} of these shapes")
-    to.make(node, Combine, x=x, other=other, multiplies=isinstance(node.layer, MulLayer))
+    x, multiplies = views[0], isinstance(node.layer, MulLayer)
+    for other in views[1:]:
+        to.make(node, Combine, x=x, other=other, multiplies=multiplies)
+        x = to.values[node.name].view
+    if "constant" in node.weights:
+        name, (C, H, W) = node.weights["constant"], sizes
+        rank, shape = len(to.net.types[node.name].row_shape), to.net.weights[name].shape
+        shape = (1,) * (rank - len(shape)) + shape
+        lines = H if rank == 3 and shape[1] > 1 else 1
+        size = lines * W * C
+        image = (*shape[:1], *(1,) * (3 - rank), *shape[1:])
+        given = Recipe.of(constant_in_rows, (name,), (size,), "float32", 0, size=size, image=image, sizes=(C, lines, W))
+        none = Recipe.of(one_number, (), (size,), "float32", 0, size=size, number=float(not multiplies))
+        w, b = (given, none) if multiplies else (none, given)
+        to.make(node, Scale, x=x, w=w, b=b, next_row=W * C if lines > 1 else 0)
+
+
+@recipe_op
+def constant_in_rows(constant: Array, size: int, image: tuple[int, ...], sizes: Sizes) -> Array:
+    """A constant that is seen as an image, of as many numbers or of some that broadcast, as (H, W, C)."""
+    C, H, W = sizes
+    placed = aligned_zeros(size)
+    placed.reshape(H, W, C)[:] = np.broadcast_to(constant.reshape(image), sizes).transpose(1, 2, 0)
+    return placed
+
+
+@recipe_op
+def one_number(size: int, number: float) -> Array:
+    return np.full(size, number, np.float32)
 
 
 def lower_batch_norm(to: Lowering, node: Node) -> None:
-    C = to.net.types[node.name].row_shape[0]
-    names, told = tuple(node.weights.values()), {"roles": tuple(node.weights), "eps": node.layer.attributes()["eps"]}
-    w, b = (Recipe.of(op, names, (C,), flop=C, **told) for op in (norm_factor, norm_shift))
+    C, _, W = image_sizes(to.net.types[node.name].row_shape)
+    told = {"roles": tuple(node.weights), "eps": node.layer.attributes()["eps"], "count": W}
+    w, b = (
+        Recipe.of(op, tuple(node.weights.values()), (W * C,), flop=C, **told) for op in (norm_factor, norm_shift)
+    )  # fmt: skip
     to.make(node, Scale, x=to.image(node.inputs[0]), w=w, b=b)
 
 
 @recipe_op
-def norm_factor(*weights: Array, roles: tuple[str, ...], eps: float) -> Array:
-    return factor_and_shift(dict(zip(roles, weights, strict=True)), eps)[0]
+def norm_factor(*weights: Array, roles: tuple[str, ...], eps: float, count: int) -> Array:
+    return np.tile(factor_and_shift(dict(zip(roles, weights, strict=True)), eps)[0], count)
 
 
 @recipe_op
-def norm_shift(*weights: Array, roles: tuple[str, ...], eps: float) -> Array:
-    return factor_and_shift(dict(zip(roles, weights, strict=True)), eps)[1]
+def norm_shift(*weights: Array, roles: tuple[str, ...], eps: float, count: int) -> Array:
+    return np.tile(factor_and_shift(dict(zip(roles, weights, strict=True)), eps)[1], count)
 
 
 def lower_concat(to: Lowering, node: Node) -> None:
@@ -119,17 +159,25 @@ def rimmed(to: Lowering, x: View, wanted: Rim) -> View:
 _copy, _activate, _combine, _scale = map(fields_of, (Copy, Activate, Combine, Scale))
 
 
+@compiled(inline=True)
+def _lines(x: Place, z: Place, y: Place) -> tuple[int, int]:
+    """The length of what is done at a time, and how often in a row: all pixels where they have no gap, or one."""
+    has_no_gap = x.pixel == y.C and z.pixel == y.C and y.pixel == y.C
+    return (y.W * y.C, 1) if has_no_gap else (y.C, y.W)
+
+
 @runs(Copy)
 def copy(row: int, call: int) -> None:
     op, at = _copy(row, call), call_at(call)
     a, x, y = floats_at(at.here, ALL), op.x, op.y
+    length, count = _lines(x, x, y)
     top, bottom = own_rows(y.H, at.part, at.parts)
     for i in range(at.images):
         for oy in range(top, bottom):
-            for ox in range(y.W):
+            for ox in range(count):
                 x_at, y_at = pixel_at(x, i, oy, ox), pixel_at(y, i, oy, ox)
-                given, out = a[x_at : x_at + y.C], a[y_at : y_at + y.C]
-                for c in range(y.C):
+                given, out = a[x_at : x_at + length], a[y_at : y_at + length]
+                for c in range(length):
                     out[c] = given[c]
     finish(at.here, y, at.images, top, bottom, op.activation)
 
@@ -145,19 +193,21 @@ def activate_there(row: int, call: int) -> None:
 def combine(row: int, call: int) -> None:
     op, at = _combine(row, call), call_at(call)
     a, x, z, y = floats_at(at.here, ALL), op.x, op.other, op.y
+    is_same = z.H == y.H and z.W == y.W
+    length, count = _lines(x, z, y) if is_same else (y.C, y.W)
+    z_row, z_pixel = (z.row, z.pixel) if is_same else (0, 0)
     top, bottom = own_rows(y.H, at.part, at.parts)
-    z_row, z_pixel = (z.row, z.pixel) if z.H * z.W == y.H * y.W else (0, 0)
     for i in range(at.images):
         for oy in range(top, bottom):
-            for ox in range(y.W):
+            for ox in range(count):
                 x_at, y_at = pixel_at(x, i, oy, ox), pixel_at(y, i, oy, ox)
                 z_at = z.at + i * z.image + oy * z_row + ox * z_pixel
-                given, other, out = a[x_at : x_at + y.C], a[z_at : z_at + y.C], a[y_at : y_at + y.C]
+                given, other, out = a[x_at : x_at + length], a[z_at : z_at + length], a[y_at : y_at + length]
                 if op.multiplies:
-                    for c in range(y.C):
+                    for c in range(length):
                         out[c] = given[c] * other[c]
                 else:
-                    for c in range(y.C):
+                    for c in range(length):
                         out[c] = given[c] + other[c]
     finish(at.here, y, at.images, top, bottom, op.activation)
 
@@ -166,13 +216,14 @@ def combine(row: int, call: int) -> None:
 def scale(row: int, call: int) -> None:
     op, at = _scale(row, call), call_at(call)
     a, x, y = floats_at(at.here, ALL), op.x, op.y
-    factor, shift = floats_at(op.w, y.C), floats_at(op.b, y.C)
+    length, count = _lines(x, x, y)
     top, bottom = own_rows(y.H, at.part, at.parts)
     for i in range(at.images):
         for oy in range(top, bottom):
-            for ox in range(y.W):
-                x_at, y_at = pixel_at(x, i, oy, ox), pixel_at(y, i, oy, ox)
-                given, out = a[x_at : x_at + y.C], a[y_at : y_at + y.C]
-                for c in range(y.C):
+            for ox in range(count):
+                x_at, y_at, begin = pixel_at(x, i, oy, ox), pixel_at(y, i, oy, ox), (oy * op.next_row + ox * y.C) * 4
+                given, out = a[x_at : x_at + length], a[y_at : y_at + length]
+                factor, shift = floats_at(op.w + begin, length), floats_at(op.b + begin, length)
+                for c in range(length):
                     out[c] = given[c] * factor[c] + shift[c]
     finish(at.here, y, at.images, top, bottom, op.activation)

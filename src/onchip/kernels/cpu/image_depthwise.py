@@ -1,8 +1,8 @@
 """Depthwise, an operation of conv_fused: every channel is convolved by itself. Vectors run along the channels.
 
-Idea    A tile is some windows along a row times some vectors of channels, all in registers; a tap is loaded for each
-        window and multiplied by the weights of its channels. Taps outside the image are left out: windows at the edges
-        go one by one, those between them WINDOWS at a time, so nobody needs a rim of zeros.
+Idea    A tile is some windows times some vectors of channels, all in registers; a tap is loaded for each window and
+        multiplied by the weights of its channels. Taps outside the image are left out, so nobody needs a rim of zeros:
+        windows between the edges go along a row, those at the left and at the right edge one below the other.
 Floor   A load for a multiply-add, so as fast as loads are: 2 KH KW flop for 4 bytes of output.
 Order   Taps of a window in order, some SUM_TERMS at a time; then the bias.
 Limits  As many outputs as inputs; fewer channels than a vector has lanes go in the largest power of two of lanes.
@@ -27,6 +27,7 @@ from onchip.kernels.cpu.image_operation import Activated, Window, call_at, field
 from onchip.kernels.cpu.image_pool import taps_inside
 from onchip.kernels.cpu.image_values import View
 from onchip.kernels.cpu.image_weights import weight_recipe
+from onchip.kernels.cpu.jit import compiled, linked
 from onchip.kernels.cpu.tile import aligned_zeros, padded_bias
 from onchip.kernels.pointwise import RELU
 from onchip.kernels.vectors import VECTOR_REGISTERS
@@ -130,10 +131,16 @@ def _windows(b: Any, places: list[Any], width: int, vectors: int) -> Callable[[]
 
         return turn
 
+    def rest(windows: int, first: Any) -> Callable[[], None]:
+        def body() -> None:
+            some(windows)(first, [])
+
+        return body
+
     def body() -> None:
         whole = b.and_(count, emit.INT(-WINDOWS))
         emit.loop(b, emit.INT(0), whole, WINDOWS, [], some(WINDOWS))
-        emit.loop(b, whole, count, 1, [], some(1))
+        emit.switch(b, b.sub(count, whole), {windows: rest(windows, whole) for windows in range(1, WINDOWS)})
 
     return body
 
@@ -141,43 +148,60 @@ def _windows(b: Any, places: list[Any], width: int, vectors: int) -> Callable[[]
 _depthwise = fields_of(Depthwise)
 
 
+@linked(*(types.int64,) * 12)
+def strip(
+    row: int, call: int, i: int, oy: int, ox: int, count: int, down: int, low: int, high: int, near: int, far: int,
+    lanes: int,
+) -> None:  # fmt: skip
+    """`count` windows of image i from output (oy, ox) on, along the row or down: taps low to high and near to far."""
+    op, at = _depthwise(row, call), call_at(call)
+    x, y, k, C = op.x, op.y, op.window, op.y.C
+    x_step, y_step = (k.SY * x.row * 4, y.row * 4) if down else (k.SX * x.pixel * 4, y.pixel * 4)
+    last, some = _ZERO if op.activation == RELU else _NO_FLOOR, max(1, SUM_TERMS // k.KW)
+    out = at.here + pixel_at(y, i, oy, ox) * 4
+    first = 0
+    while first < C:
+        vectors = VECTORS if first + VECTORS * LANES <= C else 1
+        c = min(first, C - lanes)
+        for h in range(low, max(high, low + 1), some):  # a window on pads alone is its bias
+            given = pixel_at(x, i, oy * k.SY - k.PY + h * k.DY, ox * k.SX - k.PX + near * k.DX) + c
+            init, init_step = (op.b + c * 4, 0) if h == low else (out + c * 4, y_step)
+            _convolve(
+                at.here + given * 4, x_step, count, min(some, high - h), k.DY * x.row * 4, far - near,
+                k.DX * x.pixel * 4, op.w + ((h * k.KW + near) * C + c) * 4, k.KW * C * 4, C * 4, init, init_step,
+                out + c * 4, y_step, last if h + some >= high else _NO_FLOOR, lanes, vectors,
+            )  # fmt: skip
+        first += vectors * lanes
+
+
+@compiled()
+def _between(size: int, count: int, taps: int, step: int, stride: int, before: int) -> tuple[int, int]:
+    """First and last + 1 of the windows that lie between the edges, along an axis."""
+    low = min(count, (before + stride - 1) // stride)
+    return low, max(low, min(count, (size - 1 + before - (taps - 1) * step) // stride + 1))
+
+
 @runs(Depthwise)
 def depthwise(row: int, call: int) -> None:
     op, at = _depthwise(row, call), call_at(call)
     x, y, k = op.x, op.y, op.window
-    C, lanes = y.C, 1
-    while lanes < LANES and 2 * lanes <= C:
+    lanes = 1
+    while lanes < LANES and 2 * lanes <= y.C:
         lanes *= 2
-    # The windows from `left` to `right` lie between the left and the right edge.
-    left = min(y.W, (k.PX + k.SX - 1) // k.SX)
-    right = max(left, min(y.W, (x.W - 1 + k.PX - (k.KW - 1) * k.DX) // k.SX + 1))
     top, bottom = own_rows(y.H, at.part, at.parts)
-    last = _ZERO if op.activation == RELU else _NO_FLOOR
-    some = max(1, SUM_TERMS // k.KW)
+    left, right = _between(x.W, y.W, k.KW, k.DX, k.SX, k.PX)
+    above, below = _between(x.H, y.H, k.KH, k.DY, k.SY, k.PY)
+    above, below = max(top, min(above, bottom)), min(bottom, max(below, top))
     for i in range(at.images):
         for oy in range(top, bottom):
-            iy = oy * k.SY - k.PY
-            low, high = taps_inside(iy, k.KH, k.DY, x.H)
-            ox = 0
-            while ox < y.W:
-                count = right - ox if left <= ox < right else 1
-                ix = ox * k.SX - k.PX
-                near, far = taps_inside(ix, k.KW, k.DX, x.W)
-                out = at.here + pixel_at(y, i, oy, ox) * 4
-                first = 0
-                while first < C:
-                    vectors = VECTORS if first + VECTORS * LANES <= C else 1
-                    c = min(first, C - lanes)
-                    for h in range(low, max(high, low + 1), some):  # a window on pads alone is its bias
-                        floor = last if h + some >= high else _NO_FLOOR
-                        given = pixel_at(x, i, iy + h * k.DY, ix + near * k.DX) + c
-                        init, init_step = (op.b + c * 4, 0) if h == low else (out + c * 4, y.pixel * 4)
-                        _convolve(
-                            at.here + given * 4, k.SX * x.pixel * 4, count, min(some, high - h), k.DY * x.row * 4,
-                            far - near, k.DX * x.pixel * 4, op.w + ((h * k.KW + near) * C + c) * 4, k.KW * C * 4, C * 4,
-                            init, init_step, out + c * 4, y.pixel * 4, floor, lanes, vectors,
-                        )  # fmt: skip
-                    first += vectors * lanes
-                ox += count
+            low, high = taps_inside(oy * k.SY - k.PY, k.KH, k.DY, x.H)
+            if left < right:
+                strip(row, call, i, oy, left, right - left, 0, low, high, 0, k.KW, lanes)
+            if oy == above < below or not above <= oy < below:
+                for ox in range(y.W):
+                    if not left <= ox < right:
+                        near, far = taps_inside(ox * k.SX - k.PX, k.KW, k.DX, x.W)
+                        count = below - above if oy == above < below else 1
+                        strip(row, call, i, oy, ox, count, 1, low, high, near, far, lanes)
     if op.activation != RELU:
         finish(at.here, y, at.images, top, bottom, op.activation)

@@ -27,7 +27,7 @@ def load(row: int, call: int) -> None:
     a, y = floats_at(at.here, ALL), op.y
     count = y.H * y.W
     for i in range(at.images):
-        if op.last:
+        if op.last or count == 1:
             for iy in range(y.H):
                 line = floats_at(at.x + ((at.first + i) * count + iy * y.W) * y.C * 4, y.W * y.C)
                 target = a[y.at + i * y.image + iy * y.row :]

@@ -122,7 +122,7 @@ def store_rows(row: int, call: int) -> None:
     for i in range(at.images):
         for iy in range(x.H):
             source = a[x.at + i * x.image + iy * x.row :]
-            if op.last:
+            if op.last or count == 1:
                 target = floats_at(at.y + ((at.first + i) * count + iy * x.W) * x.C * 4, x.W * x.C)
                 for ix in range(x.W):
                     for c in range(x.C):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from onchip.kernels.cpu.image_program import SUPPORTED, Program, lower
 from onchip.kernels.cpu.image_values import UnsupportedError
-from onchip.spec.layers import Convolution
+from onchip.spec.layers import Convolution, Linear
 from onchip.spec.network import Network, Node
 
 _FIRST_TRIES = 8  # ends that are looked at before any are lowered; four times as many after each time that went well
@@ -35,13 +35,17 @@ class Runs:
         for i, node in enumerate(net.nodes):
             for place in (self.places[value] for value in node.inputs if value in self.places):
                 self.last_read[place] = max(i, self.last_read[place])
-        # For every node: the first one from there on that is not supported, and the first convolution.
+        # For every node: the first one from there on that is not supported, and the first with which a run is worth it:
+        # a convolution; or a Linear and values that meet, which is more than the chain that mlp_fused takes.
         self.ahead = [(count, count)] * count
-        end = conv = count
+        end = conv = linear = meeting = count
         for i in reversed(range(count)):
-            end = end if isinstance(net.nodes[i].layer, SUPPORTED) else i
-            conv = i if isinstance(net.nodes[i].layer, Convolution) else conv
-            self.ahead[i] = (end, conv)
+            node = net.nodes[i]
+            end = end if isinstance(node.layer, SUPPORTED) else i
+            conv = i if isinstance(node.layer, Convolution) else conv
+            linear = i if isinstance(node.layer, Linear) else linear
+            meeting = i if len(node.inputs) > 1 else meeting
+            self.ahead[i] = (end, min(conv, max(linear, meeting)))
         self.found: dict[int, Run | str] = {}  # by where they begin; or why none begins there
         self.known = 0  # all that begin before this node are found
         self.barrier = 0  # the node behind the last one that a run could not go past: nor can one that begins later
@@ -68,17 +72,17 @@ class Runs:
         return best
 
     def _ends(self, net: Network, start: int) -> Iterator[int]:
-        """Where a run may end, the nearest first: it has a convolution, it reads one value, and nobody else reads what
-        it makes on the way."""
-        end, conv = self.ahead[start]
+        """Where a run may end, the nearest first: it is worth it, it reads one value, and nobody else reads what it
+        makes on the way."""
+        end, worth = self.ahead[start]
         end = min(end, self.barrier) if self.barrier > start else end
         reads: set[str] = set()
         reader = 0  # the last one of what is made on the way
-        for i in range(start, end if conv < end else start):
+        for i in range(start, end if worth < end else start):
             reads.update(value for value in net.nodes[i].inputs if self.places.get(value, -1) < start)
             if len(reads) > 1 or reader >= end:
                 break
-            if i >= conv and reader <= i:
+            if i >= worth and reader <= i:
                 yield i + 1
             reader = max(reader, self.last_read[i])
 

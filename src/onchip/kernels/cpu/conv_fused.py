@@ -115,7 +115,7 @@ class ConvFused:
         def facts(threads: int) -> tuple[int, object]:
             scratch, calls = aligned_zeros(threads * own), aligned_zeros(threads * CALL_BYTES // 8, np.int64)
             places = address(table), table.strides[0], address(scratch), address(calls)
-            net = np.array((*places, len(table), own, tile, _is_shared(program)), np.int64)
+            net = np.array((*places, len(table), own, tile, _is_shared(program), program.image_flop), np.int64)
             return address(net), (net, scratch, calls, table, weights)
 
         launch = CompiledLaunch(address_of(run_images), facts)

@@ -16,8 +16,11 @@ from onchip.kernels.cpu.threads import run_pieces
 from onchip.spec.recipe import Array
 
 # What `run_images` is told of a network once: its table of L operations, row_bytes apart; `own` floats of scratch and a
-# Call for each thread; how many images a tile may have; whether operations are long enough to be shared.
-_TABLE, _ROW_BYTES, _SCRATCH, _CALLS, _L, _OWN, _TILE, _IS_LONG, _WORDS = range(9)
+# Call for each thread; how many images a tile may have; whether operations are long enough to be shared; flop of an
+# image.
+_TABLE, _ROW_BYTES, _SCRATCH, _CALLS, _L, _OWN, _TILE, _IS_LONG, _FLOP, _WORDS = range(10)
+
+_THREAD_FLOP = 100_000  # to call another thread for less takes longer than it does
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -77,10 +80,11 @@ def run_images(facts: int, operands: int, B: int, threads: int) -> None:
     """B images; the code of a CompiledLaunch."""
     net, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
     most = net[_TILE]
-    rounds = (B + most * threads - 1) // (most * threads)
-    tile = (B + rounds * threads - 1) // (rounds * threads)  # as many tiles for each thread
     if threads > B and most >= B and net[_IS_LONG]:  # the threads share every operation
         for i in range(net[_L]):
             run_pieces(_part, (net, net[_TABLE] + i * net[_ROW_BYTES], B, x, y, threads), threads, threads)
-    else:
-        run_pieces(_tile, (net, tile, B, x, y), (B + tile - 1) // tile, threads)
+        return
+    threads = max(1, min(threads, B * net[_FLOP] // _THREAD_FLOP))
+    rounds = (B + most * threads - 1) // (most * threads)
+    tile = (B + rounds * threads - 1) // (rounds * threads)  # as many tiles for each thread
+    run_pieces(_tile, (net, tile, B, x, y), (B + tile - 1) // tile, threads)

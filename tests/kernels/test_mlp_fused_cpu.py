@@ -156,24 +156,6 @@ def run_python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
 
 
-def test_a_forked_process_is_told_what_to_do():
-    code = (
-        "import os, numpy as np, onchip\n"
-        "engine, x = onchip.compile(onchip.mlp(4, 3), device='cpu'), np.ones((5000, 4), np.float32)\n"
-        "engine(x)\n"
-        "if os.fork() == 0:\n"
-        "    assert engine(x[:1]).shape == (1, 3)\n"  # by the calling thread alone
-        "    try:\n"
-        "        engine(x)\n"
-        "    except onchip.OnchipError as error:\n"
-        "        print('spawn' in str(error), flush=True)\n"
-        "    os._exit(0)\n"
-        "os.wait()\n"
-    )
-    done = run_python(code)
-    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
-
-
 def test_works_where_nothing_can_be_kept_and_leaves_nothing_behind():
     code = (
         "import pathlib, numpy as np, onchip\n"
@@ -188,14 +170,6 @@ def test_works_where_nothing_can_be_kept_and_leaves_nothing_behind():
     assert done.stderr.count("\n") == 1
 
 
-def test_numbas_own_limit_of_threads_is_respected():
-    code = (
-        "import numpy as np, onchip; print(onchip.compile(onchip.mlp(4, 3), device='cpu')(np.ones((5, 4), 'f4')).shape)"
-    )
-    done = run_python(code, NUMBA_NUM_THREADS="1")
-    assert done.stdout.strip() == "(5, 3)", done.stderr
-
-
 def test_concurrent_calls_do_not_disturb_each_other():
     net, x = random_mlp(72, 64, 64, 4), rows(3000, 72)
     engine = compile(net, device="cpu")
@@ -203,18 +177,6 @@ def test_concurrent_calls_do_not_disturb_each_other():
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for got in pool.map(lambda _: engine(x), range(40)):
             assert np.array_equal(got, truth)
-
-
-def test_concurrent_calls_with_the_threads_that_cannot_share():
-    """Numba's own thread pool aborts the process when two Python threads enter it; it is what some machines have."""
-    code = (
-        "import concurrent.futures, numba, numpy as np, onchip\n"
-        "engine, x = onchip.compile(onchip.mlp(72, 64, 4), device='cpu'), np.ones((3000, 72), np.float32)\n"
-        "with concurrent.futures.ThreadPoolExecutor(8) as pool:\n"
-        "    print(len({y.tobytes() for y in pool.map(lambda _: engine(x), range(40))}), numba.threading_layer())\n"
-    )
-    done = run_python(code, NUMBA_THREADING_LAYER="workqueue")
-    assert (done.returncode, done.stdout.split()) == (0, ["1", "workqueue"]), done.stderr
 
 
 @pytest.mark.parametrize(("K", "N"), [(1, 1), (3, PANEL), (5, PANEL + 1), (7, 2 * PANEL - 1), (4, 100)])

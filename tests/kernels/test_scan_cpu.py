@@ -176,12 +176,13 @@ def test_short_rows_carry_their_totals():
 @pytest.mark.parametrize(("shape", "tile"), [((1, 5 * SEGMENT), SEGMENT), ((1, 5000, 16), 2048)])
 def test_nobody_waits_for_a_thread_that_lost_its_core(monkeypatch, shape, tile):
     """The first part is taken by a thread that never comes back: the others make its total themselves."""
-    x, run = numbers(shape, "float32"), module._run
+    x = numbers(shape, "float32")
     whole = scanned(x, ScanOp())
 
     def run_without_the_first(*args):
-        ctypes.c_int64.from_address(args[-2]).value = 1  # the next ticket
-        run(*args)
+        lanes, parts = args[4:6]
+        for at in range(1, lanes * parts):
+            module._piece(0, at, *args[:-1])
 
     monkeypatch.setattr(module, "_run", run_without_the_first)
     y = scanned(x, ScanOp())
@@ -192,14 +193,15 @@ def test_nobody_waits_for_a_thread_that_lost_its_core(monkeypatch, shape, tile):
 @pytest.mark.parametrize("op", ["sum", "product"])
 def test_what_a_row_ends_with_is_not_what_it_begins_with(monkeypatch, op):
     """A thread may come to a row when its last part is done, and its end told."""
-    x, run, start = numbers((1, 5 * SEGMENT), "float32", op), module._run, np.array([3.0])
+    x, start = numbers((1, 5 * SEGMENT), "float32", op), np.array([3.0])
     whole_totals, totals = start.copy(), start.copy()
     whole = scanned(x, ScanOp(op), TWO, whole_totals)
 
     def run_the_last_first(*args):
-        ticket = ctypes.c_int64.from_address(args[-2])
-        for ticket.value in (4, 0):
-            run(*args)
+        module._piece(0, 4, *args[:-1])
+        ctypes.c_int64.from_address(args[-3]).value = 0  # another worker, who knows of no part yet
+        for at in range(5):
+            module._piece(0, at, *args[:-1])
 
     monkeypatch.setattr(module, "_run", run_the_last_first)
     same_bits(scanned(x, ScanOp(op), TWO, totals), whole)

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 
-from onchip.kernels.cpu.jit import LAUNCH, compiled, use_threads
+from onchip.kernels.cpu.jit import compiled
+from onchip.kernels.cpu.threads import run_pieces, start_helpers
 from onchip.ladders.frame import Ladder, Rung
 from onchip.measure.pace import blas_limiter
 from onchip.measure.truth import TrainingTruth, flat_run
@@ -202,13 +202,22 @@ def _epoch_by_rows(x: Array, y: Array, s: State) -> float:
     return s.error[0, 0]  # type: ignore[no-any-return]
 
 
-@compiled(parallel=True)
+@compiled()
+def _share(worker: int, share: int, x: Array, y: Array, s: State) -> None:
+    P = len(s.error)
+    _patterns_by_rows(x, y, len(x) * share // P, len(x) * (share + 1) // P, s, share)
+
+
+@compiled()
+def _update_level(worker: int, k: int, s: State) -> None:
+    _update(s, k)
+
+
+@compiled()
 def _epoch_all_cores(x: Array, y: Array, s: State) -> float:
     P = len(s.error)
-    for worker in numba.prange(P):
-        _patterns_by_rows(x, y, len(x) * worker // P, len(x) * (worker + 1) // P, s, worker)
-    for k in numba.prange(len(s.w)):
-        _update(s, k)
+    run_pieces(_share, (x, y, s), P, P)
+    run_pieces(_update_level, (s,), len(s.w), P)
     return s.error[:, 0].sum()  # type: ignore[no-any-return]
 
 
@@ -238,9 +247,8 @@ class OpenMP(Rung[Patterns]):
 
     def prepare(self, net: Network, x: Patterns, threads: int) -> Callable[[], Array]:
         def run() -> Array:
-            with LAUNCH:
-                use_threads(threads)
-                return _run(net, threads, lambda state: _epoch_all_cores(x.x, x.y, state))
+            start_helpers(threads)
+            return _run(net, threads, lambda state: _epoch_all_cores(x.x, x.y, state))
 
         return run
 

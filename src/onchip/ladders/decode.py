@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numba
 import numpy as np
 
-from onchip.kernels.cpu.jit import LAUNCH, compiled, use_threads
+from onchip.kernels.cpu.jit import compiled
+from onchip.kernels.cpu.threads import run_pieces, start_helpers
 from onchip.ladders.frame import Ladder, Rung
 from onchip.measure.pace import blas_limiter
 from onchip.measure.truth import Truth
@@ -71,8 +71,8 @@ class NumPy(Rung[Array]):
 
 
 @compiled()
-def _layer_serial(x: Array, w: Array, y: Array, is_last: bool) -> None:
-    for r in range(x.shape[0]):
+def _share(worker: int, share: int, x: Array, w: Array, y: Array, is_last: bool, P: int) -> None:
+    for r in range(len(x) * share // P, len(x) * (share + 1) // P):
         for n in range(w.shape[0]):
             total = _ZERO
             for k in range(w.shape[1]):
@@ -80,26 +80,19 @@ def _layer_serial(x: Array, w: Array, y: Array, is_last: bool) -> None:
             y[r, n] = _ZERO if total < _ZERO and not is_last else total  # a NaN stays a NaN
 
 
-@compiled(parallel=True)
-def _layer_parallel(x: Array, w: Array, y: Array, is_last: bool) -> None:
-    for r in numba.prange(x.shape[0]):
-        for n in range(w.shape[0]):
-            total = _ZERO
-            for k in range(w.shape[1]):
-                total += x[r, k] * w[n, k]
-            y[r, n] = _ZERO if total < _ZERO and not is_last else total  # a NaN stays a NaN
+@compiled()
+def _layer(x: Array, w: Array, y: Array, is_last: bool, P: int) -> None:
+    run_pieces(_share, (x, w, y, is_last, P), P, P)
 
 
-Layer = Callable[[Array, Array, Array, bool], None]
-
-
-def _layer_by_layer(layer: Layer, x: Array, weights: Sequence[Array]) -> Callable[[], Array]:
+def _layer_by_layer(x: Array, weights: Sequence[Array], threads: int) -> Callable[[], Array]:
     buffers = [np.empty((len(x), len(w)), np.float32) for w in weights]
 
     def run() -> Array:
+        start_helpers(threads)
         rows = x
         for i, (w, out) in enumerate(zip(weights, buffers, strict=True)):
-            layer(rows, w, out, i == len(weights) - 1)
+            _layer(rows, w, out, i == len(weights) - 1, threads)
             rows = out
         return rows
 
@@ -111,7 +104,7 @@ class NumbaSerial(Rung[Array]):
     idea = "the same loops, compiled; one core, one number at a time"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
-        return _layer_by_layer(_layer_serial, x, weight_matrices(net))
+        return _layer_by_layer(x, weight_matrices(net), 1)
 
 
 class NumbaParallel(Rung[Array]):
@@ -119,14 +112,7 @@ class NumbaParallel(Rung[Array]):
     idea = "rows are independent: every core takes a share of them"
 
     def prepare(self, net: Network, x: Array, threads: int) -> Callable[[], Array]:
-        layers = _layer_by_layer(_layer_parallel, x, weight_matrices(net))
-
-        def run() -> Array:
-            with LAUNCH:
-                use_threads(threads)
-                return layers()
-
-        return run
+        return _layer_by_layer(x, weight_matrices(net), threads)
 
 
 class Onchip(Rung[Array]):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numba
 import numpy as np
 
 from onchip.kernels import reference
-from onchip.kernels.cpu.jit import LAUNCH, compiled, use_threads
+from onchip.kernels.cpu.jit import compiled
 from onchip.kernels.cpu.scan import scan_rows
+from onchip.kernels.cpu.threads import run_pieces, start_helpers
 from onchip.ladders.frame import Ladder, Rung
 from onchip.measure.truth import Verdict, allowed_error
 from onchip.plan.device import Device
@@ -58,25 +58,34 @@ class NumPy(Rung[Array]):
         return lambda: np.cumsum(x, out=y)
 
 
-@compiled(parallel=True)
+@compiled()
+def _add_up(worker: int, share: int, x: Array, totals: Array) -> None:
+    P, N, total = len(totals), len(x), _ZERO
+    for i in range(N * share // P, N * (share + 1) // P):
+        total += x[i]
+    totals[share] = total
+
+
+@compiled()
+def _scan_share(worker: int, share: int, x: Array, y: Array, totals: Array) -> None:
+    P, N, total = len(totals), len(x), _ZERO
+    before = totals[share]
+    for i in range(N * share // P, N * (share + 1) // P):
+        total += x[i]
+        y[i] = before + total
+
+
+@compiled()
 def _two_level(x: Array, y: Array, totals: Array) -> None:
     """totals (P,) of P shares: what a share adds up to, then what all before it do."""
-    P, N = len(totals), len(x)
-    for share in numba.prange(P):
-        total = _ZERO
-        for i in range(N * share // P, N * (share + 1) // P):
-            total += x[i]
-        totals[share] = total
+    P = len(totals)
+    run_pieces(_add_up, (x, totals), P, P)
     so_far = _ZERO
     for share in range(P):
         total = totals[share]
         totals[share] = so_far
         so_far += total
-    for share in numba.prange(P):
-        before, total = totals[share], _ZERO
-        for i in range(N * share // P, N * (share + 1) // P):
-            total += x[i]
-            y[i] = before + total
+    run_pieces(_scan_share, (x, y, totals), P, P)
 
 
 class TwoLevel(Rung[Array]):
@@ -87,9 +96,8 @@ class TwoLevel(Rung[Array]):
         y, totals = np.empty_like(x), np.empty(threads, np.float32)
 
         def run() -> Array:
-            with LAUNCH:
-                use_threads(threads)
-                _two_level(x, y, totals)
+            start_helpers(threads)
+            _two_level(x, y, totals)
             return y
 
         return run

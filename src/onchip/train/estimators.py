@@ -4,9 +4,8 @@
     clf.score(X_test, y_test)
     onchip.save(clf.network_, "digits.onnx")
 
-They follow scikit-learn's conventions, so they go into Pipeline, GridSearchCV and cross_val_score; n_jobs works with
-joblib's own processes, which start afresh, and not with forked ones (backend "multiprocessing"): the CPU engine cannot
-go on in those. `onchip.fit_many` trains a whole grid in one call and one process.
+They follow scikit-learn's conventions, so they go into Pipeline, GridSearchCV and cross_val_score, with any n_jobs.
+`onchip.fit_many` trains a whole grid in one call and one process.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from onchip.kernels.cpu.conv_fused import ConvFused
+from onchip.kernels.cpu.launches import Launch
 from onchip.kernels.cpu.mlp_fused import MlpFused
 from onchip.kernels.cpu.mlp_train import MlpTrain, Trainer
 from onchip.kernels.cpu.plain import Plain
@@ -16,8 +16,6 @@ from onchip.kernels.cpu.token_max import TokenMax
 from onchip.kernels.view import View
 from onchip.plan.kernel import Claim, Job, Kernel
 from onchip.spec.recipe import Array
-
-Launch = Callable[[Sequence[Array], Sequence[Array], int], None]  # (inputs, outputs, threads)
 
 
 class InferenceKernel(Kernel, Protocol):

@@ -21,14 +21,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.image_operation import CALL_BYTES
 from onchip.kernels.cpu.image_program import SUPPORTED, Program
+from onchip.kernels.cpu.image_rows import LookUp
 from onchip.kernels.cpu.image_runs import runs_of
-from onchip.kernels.cpu.jit import LAUNCH, address, use_threads
+from onchip.kernels.cpu.jit import address, address_of
+from onchip.kernels.cpu.launches import CompiledLaunch, Launch
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.tile import aligned_zeros
 from onchip.plan.device import Device
@@ -108,40 +109,21 @@ class ConvFused:
         program, tile = claim.facts.program, claim.facts.images
         table = program.table(weights, tile, claim.facts.fast_bytes, *claim.facts.last)
         own = program.scratch_floats(tile) + LANES
-        return Launch(table, own, tile, weights, _is_shared(program))
-
-
-class Launch:
-    """Runs a claim. It keeps the weights, whose addresses stand in the table."""
-
-    def __init__(self, table: Array, own: int, tile: int, weights: dict[str, Array], is_long: bool) -> None:
         # Compiled, or loaded, for the first network that needs it: it takes some seconds.
-        from onchip.kernels.cpu.image_ops import run_few_images, run_images, run_tile
+        from onchip.kernels.cpu.image_ops import run_images
 
-        self.run_few, self.run_many, self.run_tile = run_few_images, run_images, run_tile
-        threads = numba.config.NUMBA_NUM_THREADS
-        scratch, tickets = aligned_zeros(threads * own), aligned_zeros(1, np.int64)
-        calls = aligned_zeros(threads * CALL_BYTES // 8, np.int64)
-        self.kept = (table, scratch, calls, tickets, weights)
-        self.arguments = (address(table), table.strides[0], address(scratch), address(calls), len(table), own)
-        self.tile, self.tickets, self.is_long = tile, address(tickets), is_long
+        def facts(threads: int) -> tuple[int, object]:
+            scratch, calls = aligned_zeros(threads * own), aligned_zeros(threads * CALL_BYTES // 8, np.int64)
+            places = address(table), table.strides[0], address(scratch), address(calls)
+            net = np.array((*places, len(table), own, tile, _is_shared(program), program.image_flop), np.int64)
+            return address(net), (net, scratch, calls, table, weights)
 
-    def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-        x = inputs[0]
-        if x.dtype.kind == "i":
-            x = x.astype(np.int64, copy=False)  # ids
-        B, at = len(x), (address(x), address(outputs[0]))
-        rounds = -(-B // (self.tile * threads))
-        tile = -(-B // (rounds * threads))  # as many tiles for each thread
-        with LAUNCH:
-            if threads > B and self.tile >= B and self.is_long:
-                use_threads(threads)
-                self.run_few(*self.arguments, B, *at, threads)
-            elif tile >= B:
-                self.run_tile(*self.arguments, B, *at)
-            else:
-                use_threads(threads)
-                self.run_many(*self.arguments, tile, B, *at, threads, self.tickets)
+        launch = CompiledLaunch(address_of(run_images), facts)
+
+        def look_up(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+            launch([inputs[0].astype(np.int64, copy=False)], outputs, threads)
+
+        return look_up if any(isinstance(op, LookUp) for op in program.operations) else launch
 
 
 def _layouts(net: Network, nodes: Sequence[Node], program: Program) -> list[tuple[bool, bool]]:

@@ -6,13 +6,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from onchip.kernels.cpu.image_operation import CALL_BYTES, put_call
-from onchip.kernels.cpu.jit import compiled, ints_at, linked, take_ticket
+from onchip.kernels.cpu.jit import compiled, int_at, ints_at, linked
+from onchip.kernels.cpu.threads import run_pieces
+from onchip.spec.recipe import Array
+
+# What `run_images` is told of a network once: its table of L operations, row_bytes apart; `own` floats of scratch and a
+# Call for each thread; how many images a tile may have; whether operations are long enough to be shared; flop of an
+# image.
+_TABLE, _ROW_BYTES, _SCRATCH, _CALLS, _L, _OWN, _TILE, _IS_LONG, _FLOP, _WORDS = range(10)
+
+_THREAD_FLOP = 100_000  # to call another thread for less takes longer than it does
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -55,39 +63,28 @@ def tile_of_images(
 
 
 @compiled()
-def run_tile(table: int, row_bytes: int, scratch: int, calls: int, L: int, own: int, B: int, x: int, y: int) -> None:
-    """B images that are one tile, by the thread that calls: with nobody to share with, waking others is a loss."""
-    tile_of_images(table, row_bytes, calls, L, scratch, B, 0, x, y)
+def _tile(worker: int, piece: int, net: Array, tile: int, B: int, x: int, y: int) -> None:
+    first, here, call = piece * tile, net[_SCRATCH] + worker * net[_OWN] * 4, net[_CALLS] + worker * CALL_BYTES
+    tile_of_images(net[_TABLE], net[_ROW_BYTES], call, net[_L], here, min(tile, B - first), first, x, y)
 
 
-@compiled(parallel=True)
-def run_images(
-    table: int, row_bytes: int, scratch: int, calls: int, L: int, own: int, tile: int, B: int, x: int, y: int,
-    threads: int, tickets: int,
-) -> None:  # fmt: skip
-    """B images, `tile` at a time. Everything else but sizes is an address.
-
-    table    L operations, row_bytes apart
-    scratch  `own` floats a thread
-    calls    a Call a thread
-    """
-    ints_at(tickets, 1)[0] = 0
-    for worker in numba.prange(threads):
-        here, call = scratch + worker * own * 4, calls + worker * CALL_BYTES
-        while True:
-            first = take_ticket(tickets) * tile
-            if first >= B:
-                break
-            tile_of_images(table, row_bytes, call, L, here, min(tile, B - first), first, x, y)
+@compiled()
+def _part(worker: int, part: int, net: Array, row: int, B: int, x: int, y: int, parts: int) -> None:
+    call = net[_CALLS] + worker * CALL_BYTES
+    put_call(call, net[_SCRATCH], B, 0, 0, x, y, part, parts)
+    _run(_code(row), row, call)
 
 
-@compiled(parallel=True)
-def run_few_images(
-    table: int, row_bytes: int, scratch: int, calls: int, L: int, own: int, B: int, x: int, y: int, threads: int
-) -> None:
-    """The same for fewer images than threads: the threads share every operation."""
-    for i in range(L):
-        for worker in numba.prange(threads):
-            row, call = table + i * row_bytes, calls + worker * CALL_BYTES
-            put_call(call, scratch, B, 0, 0, x, y, worker, threads)
-            _run(_code(row), row, call)
+@linked(*(types.int64,) * 4)
+def run_images(facts: int, operands: int, B: int, threads: int) -> None:
+    """B images; the code of a CompiledLaunch."""
+    net, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    most = net[_TILE]
+    if threads > B and most >= B and net[_IS_LONG]:  # the threads share every operation
+        for i in range(net[_L]):
+            run_pieces(_part, (net, net[_TABLE] + i * net[_ROW_BYTES], B, x, y, threads), threads, threads)
+        return
+    threads = max(1, min(threads, B * net[_FLOP] // _THREAD_FLOP))
+    rounds = (B + most * threads - 1) // (most * threads)
+    tile = (B + rounds * threads - 1) // (rounds * threads)  # as many tiles for each thread
+    run_pieces(_tile, (net, tile, B, x, y), (B + tile - 1) // tile, threads)

@@ -9,11 +9,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import os
 import pickle
-import platform
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,53 +29,9 @@ from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
 from onchip.cache import private_folder, read_entry, write_entry
-from onchip.errors import KernelError
 from onchip.kernels.vectors import HAS_FMA
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-# One parallel region at a time: Numba's fallback threading layer aborts the process when two Python threads
-# enter it at once, and a kernel uses every core anyway.
-LAUNCH = threading.Lock()
-if hasattr(os, "register_at_fork"):
-    # A child that is made while another thread holds the lock would wait for ever, instead of being told what to do.
-    os.register_at_fork(after_in_child=LAUNCH._at_fork_reinit)  # type: ignore[attr-defined]
-
-
-# GNU OpenMP's threads spin for many milliseconds at the end of a loop before they sleep. On a machine with other work
-# the thread they wait for cannot run meanwhile: a training step of 0.7 ms then takes 15 to 24. Half a millisecond of
-# spinning still bridges the gap between two calls. (A pause takes some 50 ns on x86, a few on ARM.)
-_SPINS = "200000" if platform.machine().lower() in ("aarch64", "arm64") else "10000"
-
-
-_launched_in: int | None = None  # the process in which the threads were started
-
-
-def use_threads(count: int) -> None:
-    """Let the parallel loops that follow run on `count` threads. Call it with LAUNCH held."""
-    if _launched_in == os.getpid():
-        numba.set_num_threads(count)
-    else:
-        _start_threads(count)
-
-
-def _start_threads(count: int) -> None:
-    global _launched_in
-    if _launched_in is not None:
-        # GNU OpenMP would end the process without a word to catch.
-        raise KernelError(
-            "the CPU engine cannot go on in a forked process", got="a fork after the first run",
-            expected="processes that start by themselves", hint="multiprocessing.get_context('spawn')",
-        )  # fmt: skip
-    _launched_in = os.getpid()
-    if "GOMP_SPINCOUNT" in os.environ or "OMP_WAIT_POLICY" in os.environ:
-        numba.set_num_threads(count)
-        return
-    os.environ["GOMP_SPINCOUNT"] = _SPINS  # read once, when Numba starts its threads in the call below
-    try:
-        numba.set_num_threads(count)
-    finally:
-        del os.environ["GOMP_SPINCOUNT"]
 
 
 @functools.cache
@@ -122,13 +75,11 @@ class _KernelCache(NullCache):  # type: ignore[misc]
         return hashlib.sha256(repr((sources, versions, name, signature, closure)).encode()).hexdigest()
 
 
-def compiled(*, parallel: bool = False, inline: bool = False) -> Callable[[F], F]:
+def compiled(*, inline: bool = False) -> Callable[[F], F]:
     """Decorate a kernel: nopython, no GIL, IEEE arithmetic (no reordering, no contraction), cached on disk."""
 
     def decorate(function: F) -> F:
-        made = numba.njit(
-            parallel=parallel, nogil=True, error_model="numpy", inline="always" if inline else "never"
-        )(function)  # fmt: skip
+        made = numba.njit(nogil=True, error_model="numpy", inline="always" if inline else "never")(function)
         made._cache = _KernelCache(function)
         return made  # type: ignore[no-any-return]
 
@@ -157,6 +108,7 @@ class LinkedFunction:
 
 
 _LINKED: list[Any] = []  # kept: their code lives as long as they do
+_OBJECT_BYTES = object.__basicsize__
 
 
 def linked(*argument_types: Any) -> Callable[[F], F]:
@@ -228,6 +180,16 @@ def ints_at(where: int, count: int) -> Any:
     return numba.carray(_pointer(where), (count,), np.int64)
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def int_at(typing_context: Any, where: Any) -> Any:
+    """The 64-bit integer at an address: quicker to compile than an array of one."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+
+    return types.int64(types.int64), codegen
+
+
 @compiled(inline=True)
 def bytes_at(where: int, count: int) -> Any:
     return numba.carray(_pointer(where), (count,), np.uint8)
@@ -242,19 +204,13 @@ def address(array: Any) -> int:
     return np.int64(array.ctypes.data)  # type: ignore[return-value]
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def take_ticket(typing_context: Any, counter: Any) -> Any:
-    """The number at the address `counter`, which is one more for whoever comes next.
+@compiled(inline=True)
+def data_of(array: int) -> int:
+    """Where an array begins, of its `id` in Python: the quickest way from there, whatever its type.
 
-    Threads take pieces of work by tickets rather than by equal shares: on a machine that others use too, a thread
-    may get half the time of its neighbour.
+    It is the first field behind an object's own (PyArrayObject). The caller keeps the array.
     """
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", pointer, ir.IntType(64)(1), "monotonic")
-
-    return types.int64(types.int64), codegen
+    return int_at(array + _OBJECT_BYTES)  # type: ignore[no-any-return]
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -10,19 +10,22 @@ Limits  float32; any widths, any number of layers and rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numba
 import numpy as np
+from numba import types
 
 from onchip.kernels.chain import Chain, find_chain, forward_price, layer_before, why_not_float32
 from onchip.kernels.cpu import dot, tile
 from onchip.kernels.cpu.activation import NORMALISERS, activate, code_of, normalise
 from onchip.kernels.cpu.dense import dense, padded_width
 from onchip.kernels.cpu.dot import NARROW, dense_narrow
-from onchip.kernels.cpu.jit import LAUNCH, address, compiled, floats_at, ints_at, take_ticket, use_threads
+from onchip.kernels.cpu.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.launches import CompiledLaunch
 from onchip.kernels.cpu.price import CorePrice
+from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, aligned_zeros, pack, packed_size, padded
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, RELU
 from onchip.plan.device import Device
@@ -36,17 +39,22 @@ _SPLIT_BYTES = 256 << 10  # weights from which on splitting a layer's columns pa
 THREAD_WEIGHTS = 50_000  # multiply-adds: to call another thread for fewer takes longer than they do
 _WAKE_BYTES = 64 << 10  # of a layer: with fewer it is done before the others are awake
 _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
+_COLUMNS = 5  # of the table that layer_table makes
+
+# What `_run` is told of a network once: addresses, then numbers.
+_W, _BIAS, _TABLE, _SCRATCH, _HALF, _L, _NORMALISER, _MOST_ROWS, _ROW_WEIGHTS, _IS_HEAVY, _VECTORS, _WORDS = range(12)
 
 
-@compiled()
+@linked(*(types.int64,) * 9)
 def _columns(
-    src: int, src_row: int, rows: int, w: int, bias: int, dst: int, layer: Array, first: int, columns: int
+    src: int, src_row: int, rows: int, w: int, bias: int, dst: int, row: int, first: int, columns: int
 ) -> None:
     """Some columns of a layer, from a multiple of a panel on: panels are packed one behind the other.
 
     src, w, bias, dst  addresses; those of all weights and biases
-    layer              K, N, offset of w, offset of bias, activation
+    row                of the table: K, N, offset of w, offset of bias, activation
     """
+    layer = ints_at(row, _COLUMNS)
     K, N, code, stride = layer[0], layer[1], layer[4], padded_width(layer[1])
     floor = _ZERO if code == RELU else _NO_FLOOR
     if N <= NARROW:  # one panel, so all of its columns
@@ -60,24 +68,34 @@ def _columns(
         activate(dst + first * 4, rows, min(columns, N - first), stride, code)
 
 
+@compiled(inline=True)
+def _row(net: Array, i: int) -> int:
+    """Of the table, for layer i."""
+    return net[_TABLE] + i * _COLUMNS * 8  # type: ignore[no-any-return]
+
+
+@compiled(inline=True)
+def _width(net: Array, i: int) -> int:
+    """Of what goes into layer i; of layer L, of what comes out at the end."""
+    return int_at(_row(net, i)) if i < net[_L] else int_at(_row(net, i - 1) + 8)  # type: ignore[no-any-return]
+
+
 @compiled()
-def _forward_tile(
-    x: int, rows: int, y: int, w: int, bias: int, table: Array, normaliser: int, scratch: int, half: int
-) -> None:
+def _forward_tile(x: int, rows: int, y: int, scratch: int, net: Array) -> None:
     """The network on `rows` rows, by the thread that calls; layers use the two halves of scratch in turn.
 
-    x, y, w, bias, scratch  addresses; half is in bytes
-    table                   a row a layer
+    x, y, scratch  addresses
+    net            as `_run` has it
     """
-    src, src_row = x, table[0, 0] * 4
-    for layer in range(len(table)):
-        dst, width = scratch + (layer % 2) * half, padded_width(table[layer, 1])
-        _columns(src, src_row, rows, w, bias, dst, table[layer], 0, width)
+    src, src_row = x, _width(net, 0) * 4
+    for i in range(net[_L]):
+        dst, width = scratch + (i % 2) * net[_HALF], padded_width(_width(net, i + 1))
+        _columns(src, src_row, rows, net[_W], net[_BIAS], dst, _row(net, i), 0, width)
         src, src_row = dst, width * 4
-    _finish(src, rows, table[len(table) - 1, 1], normaliser, y)
+    _finish(src, rows, _width(net, net[_L]), net[_NORMALISER], y)
 
 
-@compiled()
+@linked(*(types.int64,) * 5)
 def _finish(src: int, rows: int, D_out: int, normaliser: int, y: int) -> None:
     """The last layer's padded rows, normalised, to y."""
     stride = padded_width(D_out)
@@ -89,48 +107,59 @@ def _finish(src: int, rows: int, D_out: int, normaliser: int, y: int) -> None:
             target[n] = source[n]
 
 
-@compiled(parallel=True)
-def _forward(
-    x: int, B: int, y: int, w: int, bias: int, table: Array, normaliser: int, scratch: int, half: int, tile_rows: int,
-    threads: int, tickets: int,
-) -> None:  # fmt: skip
-    """The same for any number of rows; worker i has the two halves of scratch from 2 * i * half on."""
-    D_in, D_out = table[0, 0], table[len(table) - 1, 1]
-    ints_at(tickets, 1)[0] = 0
-    for worker in numba.prange(threads):
-        while True:
-            first = take_ticket(tickets) * tile_rows
-            if first >= B:
-                break
-            rows, mine = min(tile_rows, B - first), scratch + 2 * worker * half
-            _forward_tile(
-                x + first * D_in * 4, rows, y + first * D_out * 4, w, bias, table, normaliser, mine, half
-            )  # fmt: skip
+@compiled()
+def _tile(worker: int, piece: int, x: int, B: int, y: int, net: Array, tile_rows: int) -> None:
+    """A tile of the batch; worker i has the two halves of scratch from 2 * i * half on."""
+    first, own = piece * tile_rows, net[_SCRATCH] + 2 * worker * net[_HALF]
+    x, y = x + first * _width(net, 0) * 4, y + first * _width(net, net[_L]) * 4
+    _forward_tile(x, min(tile_rows, B - first), y, own, net)
 
 
-@compiled(parallel=True)
-def _forward_few(
-    x: int, B: int, y: int, w: int, bias: int, table: Array, normaliser: int, scratch: int, half: int, threads: int
-) -> None:
+@compiled()
+def _share(worker: int, piece: int, src: int, src_row: int, B: int, net: Array, dst: int, i: int, columns: int) -> None:
+    """So many columns of layer i."""
+    first = piece * columns
+    columns = min(columns, padded_width(_width(net, i + 1)) - first)
+    _columns(src, src_row, B, net[_W], net[_BIAS], dst, _row(net, i), first, columns)
+
+
+@compiled()
+def _forward_few(x: int, B: int, y: int, net: Array, threads: int) -> None:
     """The same for so few rows that a thread takes some columns of every layer: it then fetches only their weights."""
-    src, src_row = x, table[0, 0] * 4
-    for layer in range(len(table)):
-        dst, width = scratch + (layer % 2) * half, padded_width(table[layer, 1])
-        if table[layer, 0] * width * 4 > _WAKE_BYTES:
-            share = (width + threads * PANEL - 1) // (threads * PANEL) * PANEL
-            for worker in numba.prange(threads):
-                first = worker * share
-                if first < width:
-                    _columns(src, src_row, B, w, bias, dst, table[layer], first, min(share, width - first))
-        else:
-            _columns(src, src_row, B, w, bias, dst, table[layer], 0, width)
+    src, src_row = x, _width(net, 0) * 4
+    for i in range(net[_L]):
+        dst, width = net[_SCRATCH] + (i % 2) * net[_HALF], padded_width(_width(net, i + 1))
+        columns = width
+        if src_row * width > _WAKE_BYTES:
+            columns = (width + threads * PANEL - 1) // (threads * PANEL) * PANEL
+        run_pieces(_share, (src, src_row, B, net, dst, i, columns), (width + columns - 1) // columns, threads)
         src, src_row = dst, width * 4
-    _finish(src, B, table[len(table) - 1, 1], normaliser, y)
+    _finish(src, B, _width(net, net[_L]), net[_NORMALISER], y)
+
+
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """The network on B rows of the batch; the code of a CompiledLaunch."""
+    net, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    B = B * net[_VECTORS]
+    threads = max(1, min(threads, B * net[_ROW_WEIGHTS] // THREAD_WEIGHTS))
+    share = (B + threads - 1) // threads  # small batches: a tile for each thread rather than one full tile
+    tile_rows = min(net[_MOST_ROWS], (share + ROWS_NARROW - 1) // ROWS_NARROW * ROWS_NARROW)
+    if net[_IS_HEAVY] and threads > 1 and net[_MOST_ROWS] >= B:
+        _forward_few(x, B, y, net, threads)
+    else:
+        run_pieces(_tile, (x, B, y, net, tile_rows), (B + tile_rows - 1) // tile_rows, threads)
+
+
+@functools.cache
+def _code() -> int:
+    """Compiled, or loaded, for the first network that needs it."""
+    return address_of(linked(*(types.int64,) * 4)(_run))
 
 
 @dataclass(frozen=True)
 class Facts:
     chain: Chain
+    vectors: int  # rows of the chain that a row of the batch has
     max_tile_rows: int
 
 
@@ -165,12 +194,24 @@ class MlpFused:
             self.name, f"mlp_fused<{chain.label}>", chain.nodes, price,
             why=f"{tile_rows} rows at a time stay in {fast // 1024} KiB of cache, layer after layer",
             recipes=packed_recipes(net, chain, NARROW), fast_bytes=fast, order=_order(chain),
-            facts=Facts(chain, tile_rows),
+            facts=Facts(chain, net.types[net.nodes[start].inputs[0]].row_size // chain.widths[0], tile_rows),
         )  # fmt: skip
 
-    def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         assert isinstance(claim.facts, Facts)
-        return Launch(claim.facts, weights)
+        chain, rows, vectors = claim.facts.chain, claim.facts.max_tile_rows, claim.facts.vectors
+        table, half = layer_table(chain), rows * max(padded(width) for width in chain.widths[1:])
+        row_weights = sum(layer.D_in * layer.D_out for layer in chain.layers)
+        is_heavy = weights["w"].nbytes > _SPLIT_BYTES
+        numbers = half * 4, len(table), NORMALISERS[chain.normaliser], rows, row_weights, is_heavy, vectors
+
+        def facts(threads: int) -> tuple[int, object]:
+            scratch = aligned_zeros(threads * 2 * half)
+            places = (address(array) for array in (weights["w"], weights["bias"], table, scratch))
+            net = np.array((*places, *numbers), np.int64)
+            return address(net), (net, scratch, table, weights)
+
+        return CompiledLaunch(_code(), facts)
 
 
 def _order(chain: Chain) -> str:
@@ -184,42 +225,6 @@ def _is_taken_before(net: Network, start: int) -> bool:
     before = layer_before(net, start, CPU_ACTIVATIONS)
     used = [] if before is None else [net.types[before.inputs[0]], *net.node_weight_types(before).values()]
     return bool(used) and all(given.dtype == "float32" for given in used)
-
-
-class Launch:
-    """Runs a claim; `weights` are its recipes, evaluated. It keeps the arrays whose addresses it hands on."""
-
-    def __init__(self, facts: Facts, weights: dict[str, Array]) -> None:
-        chain, self.max_tile_rows = facts.chain, facts.max_tile_rows
-        self.D_in = chain.widths[0]
-        self.row_weights = sum(layer.D_in * layer.D_out for layer in chain.layers)
-        half = facts.max_tile_rows * max(padded(width) for width in chain.widths[1:])
-        scratch = aligned_zeros(numba.config.NUMBA_NUM_THREADS * 2 * half)
-        tickets = aligned_zeros(1, np.int64)
-        self.kept = (weights, scratch, tickets)
-        self.is_heavy = weights["w"].nbytes > _SPLIT_BYTES
-        self.tickets = address(tickets)
-        self.arguments = (
-            address(weights["w"]), address(weights["bias"]), layer_table(chain), NORMALISERS[chain.normaliser],
-            address(scratch), half * 4,
-        )  # fmt: skip
-
-    def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-        x = inputs[0]
-        B, most = x.size // self.D_in, self.max_tile_rows
-        threads = max(1, min(threads, B * self.row_weights // THREAD_WEIGHTS))
-        share = -(-B // threads)  # small batches: a tile for each thread rather than one full tile
-        tile_rows = min(most, -(-share // ROWS_NARROW) * ROWS_NARROW)
-        given = (address(x), B, address(outputs[0]), *self.arguments)
-        with LAUNCH:
-            if self.is_heavy and threads > 1 and most >= B:
-                use_threads(threads)
-                _forward_few(*given, threads)
-            elif tile_rows >= B:
-                _forward_tile(*given)
-            else:
-                use_threads(threads)
-                _forward(*given, tile_rows, threads, self.tickets)
 
 
 def layer_table(chain: Chain) -> Array:

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from onchip.kernels.chain import Chain, Dense, find_chain
-from onchip.kernels.cpu.jit import LAUNCH, use_threads
 from onchip.kernels.cpu.mlp_fused import layer_table, packed_recipes
 from onchip.kernels.cpu.price import CorePrice
+from onchip.kernels.cpu.threads import start_helpers
 from onchip.kernels.cpu.tile import ORDER, PANEL, aligned_zeros, pack, packed_size, padded, panels, unpack
 from onchip.kernels.cpu.train_model import (
     ADAM,
@@ -47,7 +47,6 @@ from onchip.kernels.cpu.train_step import (
     CREW_ROWS,
     run_large_steps,
     run_losses,
-    run_losses_alone,
     run_steps,
     run_steps_alone,
 )
@@ -109,7 +108,6 @@ class Trainer:
             self.shared_model = self.model._replace(table=_train_table(chain, rows))
             self.block = Block(*(array[0] for array in _blocks(chain, rows, 1)))
             self.tiles = _aligned_rows(workers, TASK_FLOATS)
-        self.tickets = aligned_zeros(1, np.int64)
 
     def train(self, piece: Piece, meanwhile: Callable[[], None] | None = None) -> Trained:
         """Train on a piece.
@@ -129,16 +127,13 @@ class Trainer:
         kind, one = KINDS[self.optimiser], np.float32(1)
         choice = Rule(kind, np.float32(lr), np.float32(momentum), np.float32(decay), one, one)
         job = (data, self.batch, self.loss_code, choice, self.steps_done, losses, hits)
-        tickets = self.tickets.ctypes.data
+        start_helpers(self.threads or 1)
         if self.threads is None:
-            run_steps_alone(self.model, self.crew, *job, tickets)
+            run_steps_alone(self.model, self.crew, *job)
+        elif self.shares_blocks:
+            run_steps(self.shared_model, self.block, *job, self.tiles, self.threads)
         else:
-            with LAUNCH:
-                use_threads(self.threads)
-                if self.shares_blocks:
-                    run_steps(self.shared_model, self.block, *job, self.tiles, tickets, self.threads)
-                else:
-                    run_large_steps(self.model, self.crew, *job, tickets, self.threads)
+            run_large_steps(self.model, self.crew, *job, self.threads)
         self.steps_done += count
         if self.loss_code != HALF_SSE:
             sizes = np.full(count, self.batch)
@@ -150,13 +145,8 @@ class Trainer:
         """The loss of the rows `order` of x as one batch, and how many of them hit their class."""
         loss, hits = np.zeros(1), np.zeros(1, np.int64)
         data = Data(self.x.ctypes.data, self.y.ctypes.data, order)
-        job = (self.model, self.crew, data, self.loss_code, loss, hits, self.tickets.ctypes.data)
-        if self.threads is None:
-            run_losses_alone(*job)
-        else:
-            with LAUNCH:
-                use_threads(self.threads)
-                run_losses(*job, self.threads)
+        start_helpers(self.threads or 1)
+        run_losses(self.model, self.crew, data, self.loss_code, loss, hits, self.threads or 1)
         return float(loss[0]) / (1 if self.loss_code == HALF_SSE else max(1, len(order))), int(hits[0])
 
     # -- weights and state by name ----------------------------------------------------------------------------

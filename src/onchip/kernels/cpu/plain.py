@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +20,6 @@ import numpy as np
 
 from onchip.kernels import reference
 from onchip.kernels.chain import in_layouts
-from onchip.kernels.cpu.jit import LAUNCH
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST
@@ -63,6 +64,12 @@ _LAUNCHES = 50
 # the way is counted. Short sums and maxima: pools 20 to 40, GlobalMean 36, GlobalMax 100, Linear 15 to 300.
 _SLOWER, _MUCH_SLOWER = 4, 20
 _IN_SHORT_SUMS = (*_ROW_BY_ROW, GlobalMax, SequenceMax, MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
+
+
+_LIMITED = threading.Lock()  # the limit of BLAS threads is the process's: one call at a time
+if hasattr(os, "register_at_fork"):
+    # A child that is made while another thread holds it would wait for ever.
+    os.register_at_fork(after_in_child=_LIMITED._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -136,7 +143,7 @@ class Plain:
                     y[rows] = forward(layer, tuple(_widened(inputs[i][rows]) for i in facts.reads), w)
 
         def run_products(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-            with LAUNCH, _blas_libraries().limit(limits=1):  # the limit is the process's: one launch at a time
+            with _LIMITED, _blas_libraries().limit(limits=1):
                 run(inputs, outputs, threads)
 
         return run_products if isinstance(layer, _USES_BLAS) else run

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 from numba import types
 
 from onchip.kernels.cpu.activation import activate, code_of
 from onchip.kernels.cpu.dense import CHUNK, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.jit import LAUNCH, address, compiled, floats_at, ints_at, linked, take_ticket, use_threads
+from onchip.kernels.cpu.jit import address, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.price import CorePrice
+from onchip.kernels.cpu.threads import Spare, run_pieces
 from onchip.kernels.cpu.tile import aligned_zeros, pack, packed_size, padded
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -142,55 +142,54 @@ def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: in
             copy_floats(gates + row * gates_row, h + row * H * 4, H)
 
 
-@compiled(parallel=True)
+@compiled()
+def _tile(worker: int, piece: int, sizes_at: int, places_at: int) -> None:
+    """Some sequences in one direction."""
+    sizes, places = ints_at(sizes_at, 11), ints_at(places_at, 8)
+    N, S, D, G, H = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
+    kind, output, is_reverse, most = sizes[5], sizes[6], sizes[7], sizes[8]
+    x, y, first_h, first_c, R, late, bias = places[0], places[1], places[2], places[3], places[4], places[5], places[6]
+    wide, one = padded_width(2 * H if kind == _GRU_BEFORE else G * H), padded_width(H)
+    gates_row, x_row = sizes[9], S * D * G * H * 4
+    gates = places[7] + worker * sizes[10]
+    h = gates + most * gates_row
+    c = h + most * H * 4
+    d, begin = piece % D, piece // D * most
+    rows = min(most, N - begin)
+    backwards = is_reverse or d == 1
+    for r in range(rows):
+        place = ((begin + r) * D + d) * H * 4
+        copy_floats(first_h + place if first_h else 0, h + r * H * 4, H)
+        copy_floats(first_c + place if first_c else 0, c + r * H * 4, H)
+    for step in range(S):
+        s = S - 1 - step if backwards else step
+        given = x + ((begin * S + s) * D + d) * G * H * 4
+        first_gates(kind, given, x_row, bias + d * H * 4, gates, gates_row, rows, H)
+        add_product(h, H * 4, rows, R + d * wide * H * 4, H, wide, gates, gates_row)
+        if kind == _GRU_BEFORE:
+            reset_states(gates, gates_row, given, x_row, h, rows, H)
+            add_product(gates + H * 4, gates_row, rows, late + d * one * H * 4, H, one, gates + H * 8, gates_row)
+        next_states(kind, gates, gates_row, given, x_row, h, c, rows, H)
+        if output == _SEQUENCE:
+            for r in range(rows):
+                copy_floats(h + r * H * 4, y + (((begin + r) * S + s) * D + d) * H * 4, H)
+    if output != _SEQUENCE:
+        for r in range(rows):
+            source = (c if output == _CELL else h) + r * H * 4
+            copy_floats(source, y + ((begin + r) * D + d) * H * 4, H)
+
+
+@compiled()
 def _run(sizes: Array, places: Array, threads: int) -> None:
     """x (N, S, D * G * H); y (N, S, D * H), or (N, D * H) of the last step.
 
     sizes   N, S, D, G, H, kind, output, whether the one direction is the reverse, rows of a tile, bytes from row to row
             of its gates, and from thread to thread of scratch
     places  addresses: x, y, the state before the first step (N, D, H) and the cell, 0 for zeros; the recurrence packed
-            for each direction, the last gate of a GRU whose reset comes first, the bias; scratch; tickets
+            for each direction, the last gate of a GRU whose reset comes first, the bias; scratch
     """
-    N, S, D, G, H = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
-    kind, output, is_reverse, most = sizes[5], sizes[6], sizes[7], sizes[8]
-    x, y, first_h, first_c, R, late, bias = places[0], places[1], places[2], places[3], places[4], places[5], places[6]
-    scratch, tickets = places[7], places[8]
-    wide, one = padded_width(2 * H if kind == _GRU_BEFORE else G * H), padded_width(H)
-    gates_row, x_row = sizes[9], S * D * G * H * 4
-    tiles = (N + most - 1) // most
-    ints_at(tickets, 1)[0] = 0
-    for worker in numba.prange(threads):
-        gates = scratch + worker * sizes[10]
-        h = gates + most * gates_row
-        c = h + most * H * 4
-        while True:
-            ticket = take_ticket(tickets)
-            if ticket >= tiles * D:
-                break
-            d, begin = ticket % D, ticket // D * most
-            rows = min(most, N - begin)
-            backwards = is_reverse or d == 1
-            for r in range(rows):
-                place = ((begin + r) * D + d) * H * 4
-                copy_floats(first_h + place if first_h else 0, h + r * H * 4, H)
-                copy_floats(first_c + place if first_c else 0, c + r * H * 4, H)
-            for step in range(S):
-                s = S - 1 - step if backwards else step
-                given = x + ((begin * S + s) * D + d) * G * H * 4
-                first_gates(kind, given, x_row, bias + d * H * 4, gates, gates_row, rows, H)
-                add_product(h, H * 4, rows, R + d * wide * H * 4, H, wide, gates, gates_row)
-                if kind == _GRU_BEFORE:
-                    reset_states(gates, gates_row, given, x_row, h, rows, H)
-                    R_n = late + d * one * H * 4
-                    add_product(gates + H * 4, gates_row, rows, R_n, H, one, gates + H * 8, gates_row)
-                next_states(kind, gates, gates_row, given, x_row, h, c, rows, H)
-                if output == _SEQUENCE:
-                    for r in range(rows):
-                        copy_floats(h + r * H * 4, y + (((begin + r) * S + s) * D + d) * H * 4, H)
-            if output != _SEQUENCE:
-                for r in range(rows):
-                    source = (c if output == _CELL else h) + r * H * 4
-                    copy_floats(source, y + ((begin + r) * D + d) * H * 4, H)
+    tiles = (sizes[0] + sizes[8] - 1) // sizes[8]
+    run_pieces(_tile, (address(sizes), address(places)), tiles * sizes[2], threads)
 
 
 @dataclass(frozen=True)
@@ -242,24 +241,25 @@ class RecurrentAlone:
         reads, (sequences, S, D, G, H, *how) = claim.facts.reads, claim.facts.sizes
         bias = weights.get("bias", np.zeros((D, H), np.float32))
         gates_row = (padded(G * H) + LANES) * 4
-        most = numba.config.NUMBA_NUM_THREADS
-        scratch = aligned_zeros(most * _MOST_ROWS * (gates_row // 4 + padded(2 * H))).reshape(most, -1)
-        tickets = aligned_zeros(1, np.int64)
-        kept = weights["R"], weights.get("late", bias), bias, scratch, tickets
-        sizes = np.array((0, S, D, G, H, *how, 0, gates_row, scratch.strides[0]), np.int64)
-        places = np.array([0, 0, 0, 0, *map(address, kept)], np.int64)  # of `kept`, which run keeps
+        kept = weights["R"], weights.get("late", bias), bias
+
+        def make(threads: int) -> tuple[Array, Array, Array]:
+            scratch = aligned_zeros(threads * _MOST_ROWS * (gates_row // 4 + padded(2 * H))).reshape(threads, -1)
+            sizes = np.array((0, S, D, G, H, *how, 0, gates_row, scratch.strides[0]), np.int64)
+            return sizes, np.array([0, 0, 0, 0, *map(address, (*kept, scratch))], np.int64), scratch
+
+        spare = Spare(make)
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int, kept: Any = kept) -> None:
+            """kept: as places has their addresses alone"""
             N = len(outputs[0]) * sequences
-            rows = max(1, min(_MOST_ROWS, -(-N * D // threads)))
-            workers = max(1, min(threads, -(-N // rows) * D))  # others would only be waited for
-            with LAUNCH:
-                sizes[0], sizes[8] = N, rows
-                places[0], places[1] = address(inputs[0]), address(outputs[0])
-                for state, i in enumerate(reads[1:], start=2):
-                    places[state] = address(inputs[i])
-                use_threads(workers)
-                _run(sizes, places, workers)
+            memory = sizes, places, _ = spare.take(threads)
+            sizes[0], sizes[8] = N, max(1, min(_MOST_ROWS, -(-N * D // threads)))
+            places[0], places[1] = address(inputs[0]), address(outputs[0])
+            for state, i in enumerate(reads[1:], start=2):
+                places[state] = address(inputs[i])
+            _run(sizes, places, threads)
+            spare.give_back(memory)
 
         return run
 

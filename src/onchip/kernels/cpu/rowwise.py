@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import numba
 import numpy as np
 
 from onchip.kernels.chain import in_layouts
 from onchip.kernels.cpu.activation import NO_NORMALISER, NORMALISERS, activate, code_of, normalise
-from onchip.kernels.cpu.jit import LAUNCH, address, compiled, use_threads
+from onchip.kernels.cpu.jit import address, compiled
 from onchip.kernels.cpu.price import CorePrice
+from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, IDENTITY
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -21,16 +21,21 @@ from onchip.spec.recipe import Array
 _BLOCK_ROWS = 64
 
 
-@compiled(parallel=True)
-def _run_rows(y: Array, B: int, width: int, activation: int, normaliser: int) -> None:
+@compiled()
+def _block(worker: int, piece: int, y: int, B: int, width: int, activation: int, normaliser: int) -> None:
+    first = piece * _BLOCK_ROWS
+    rows, at = min(_BLOCK_ROWS, B - first), y + first * width * 4
+    if normaliser:
+        normalise(at, rows, width, width, normaliser)
+    else:
+        activate(at, rows, width, width, activation)
+
+
+@compiled()
+def _run_rows(y: Array, B: int, width: int, activation: int, normaliser: int, threads: int) -> None:
     """y: B rows of `width` numbers, flat, changed in place."""
-    for t in numba.prange((B + _BLOCK_ROWS - 1) // _BLOCK_ROWS):
-        first = t * _BLOCK_ROWS
-        rows = min(_BLOCK_ROWS, B - first)
-        if normaliser:
-            normalise(address(y) + first * width * 4, rows, width, width, normaliser)
-        else:
-            activate(address(y) + first * width * 4, rows, width, width, activation)
+    blocks = (B + _BLOCK_ROWS - 1) // _BLOCK_ROWS
+    run_pieces(_block, (address(y), B, width, activation, normaliser), blocks, threads)
 
 
 class Rowwise:
@@ -63,15 +68,12 @@ class Rowwise:
             if isinstance(layer, Softmax | LogSoftmax):
                 moved = np.array(np.moveaxis(x, layer.axis, -1), order="C")
                 width = moved.shape[-1]
-                with LAUNCH:
-                    use_threads(threads)
-                    _run_rows(moved.reshape(-1), moved.size // width, width, IDENTITY, NORMALISERS[layer.kind])
+                code = NORMALISERS[layer.kind]
+                _run_rows(moved.reshape(-1), moved.size // width, width, IDENTITY, code, threads)
                 y[...] = np.moveaxis(moved, -1, layer.axis)
                 return
             assert isinstance(layer, Elementwise)
             y.reshape(-1)[...] = x.reshape(-1)
-            with LAUNCH:
-                use_threads(threads)
-                _run_rows(y.reshape(-1), len(y), y.size // len(y), code_of(layer), NO_NORMALISER)
+            _run_rows(y.reshape(-1), len(y), y.size // len(y), code_of(layer), NO_NORMALISER, threads)
 
         return run

@@ -19,7 +19,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -27,10 +26,11 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from onchip.kernels.cpu.emit import INT
-from onchip.kernels.cpu.jit import LAUNCH, compiled, linked, take_ticket, use_threads
+from onchip.kernels.cpu.jit import compiled, ints_at, linked
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.scan_blocks import STREAM_ALIGNMENT
 from onchip.kernels.cpu.scan_parts import COPY, JOIN, SCAN, SEGMENT, TOTAL, WALK, Job, column_part, row_part
+from onchip.kernels.cpu.threads import run_pieces, start_helpers
 from onchip.plan import kernel as plan
 from onchip.plan.device import Device
 from onchip.spec.layers import CumSum
@@ -43,6 +43,7 @@ _MOST_COLUMNS = 1024  # of a lane: runs of 4 KiB in memory
 _COLUMN_SEGMENT = 1 << 15  # numbers of a part of columns: more rows of a wide matrix crowd one another out of L2
 _STREAM_BYTES = 8 << 20  # of y, from which on it is written past the caches: nobody will find it there
 _APART_BYTES = 128  # between what two threads write: no cache line is both's
+_KNOWN_BYTES = 8  # of the number of a part
 
 
 # -- what threads say to one another -----------------------------------------------------------------------
@@ -90,79 +91,81 @@ def _call(
 
 
 @linked(*(types.int64,) * 13)
-def _work(
+def _scan_part(
     part: int, x: int, y: int, job: int, lanes: int, parts: int, size: int, before: int, after: int, sums: int,
-    told: int, scratch: int, tickets: int,
+    told: int, scratch: int, at: int,
 ) -> None:  # fmt: skip
-    """Take parts and scan them, as long as there are any.
+    """Scan part `at`, and tell its total.
 
     part           address of a part function; x, y of the numbers, job of the job's
     before, after  of `lanes` states of `size` bytes: what lanes begin and end with; `after` may be 0: nobody asks
     sums, told     of a state for every part's total, and a flag for each that is 0
-    scratch        of two states of this thread's own
+    scratch        of this worker's own: the number of a part, the total before it, and a place for totals
     """
-    running, own = scratch, scratch + size  # the total before part `known`, and a place for totals
-    known = 0
-    while True:
-        at = take_ticket(tickets)
-        if at >= lanes * parts:
-            break
-        lane, index, total = at // parts, at % parts, sums + at * size
-        is_last = index == parts - 1
-        if after != 0 or not is_last:
-            _call(part, x, y, total, own, job, TOTAL, lane, index)
-            _tell(told + at * 8)
-        if known <= lane * parts:
-            known = lane * parts
-            _call(part, x, y, running, before + lane * size, job, COPY, lane, index)
-        while known < at:
-            joins = sums + known * size
-            if not _is_told(told + known * 8):
-                _call(part, x, y, own, own, job, TOTAL, lane, known % parts)
-                if not _is_told(told + known * 8):  # else what was read may be y by now
-                    joins = own
-            _call(part, x, y, running, joins, job, JOIN, lane, index)
-            known += 1
-        if after != 0 and is_last:
-            _call(part, x, y, after + lane * size, running, job, COPY, lane, index)
-            _call(part, x, y, after + lane * size, total, job, JOIN, lane, index)
-        _call(part, x, y, running, own, job, SCAN, lane, index)
+    known, running, own = ints_at(scratch, 1), scratch + _KNOWN_BYTES, scratch + _KNOWN_BYTES + size
+    lane, index, total = at // parts, at % parts, sums + at * size
+    is_last = index == parts - 1
+    if after != 0 or not is_last:
+        _call(part, x, y, total, own, job, TOTAL, lane, index)
+        _tell(told + at * 8)
+    if known[0] <= lane * parts:
+        known[0] = lane * parts
+        _call(part, x, y, running, before + lane * size, job, COPY, lane, index)
+    while known[0] < at:
+        joins = sums + known[0] * size
+        if not _is_told(told + known[0] * 8):
+            _call(part, x, y, own, own, job, TOTAL, lane, known[0] % parts)
+            if not _is_told(told + known[0] * 8):  # else what was read may be y by now
+                joins = own
+        _call(part, x, y, running, joins, job, JOIN, lane, index)
+        known[0] += 1
+    if after != 0 and is_last:
+        _call(part, x, y, after + lane * size, running, job, COPY, lane, index)
+        _call(part, x, y, after + lane * size, total, job, JOIN, lane, index)
+    _call(part, x, y, running, own, job, SCAN, lane, index)
 
 
-@compiled(parallel=True)
+@compiled()
+def _piece(
+    worker: int, at: int, part: int, x: int, y: int, job: int, lanes: int, parts: int, size: int, before: int,
+    after: int, sums: int, told: int, scratch: int, scratch_size: int,
+) -> None:  # fmt: skip
+    own = scratch + worker * scratch_size
+    _scan_part(part, x, y, job, lanes, parts, size, before, after, sums, told, own, at)
+
+
+@compiled()
 def _run(
     part: int, x: int, y: int, job: int, lanes: int, parts: int, size: int, before: int, after: int, sums: int,
-    told: int, scratch: int, scratch_size: int, tickets: int, threads: int,
+    told: int, scratch: int, scratch_size: int, threads: int,
 ) -> None:  # fmt: skip
-    for worker in numba.prange(threads):
-        own = scratch + worker * scratch_size
-        _work(part, x, y, job, lanes, parts, size, before, after, sums, told, own, tickets)
+    arguments = (part, x, y, job, lanes, parts, size, before, after, sums, told, scratch, scratch_size)
+    run_pieces(_piece, arguments, lanes * parts, threads)
 
 
-@linked(*(types.int64,) * 10)
-def _walk(
-    part: int, x: int, y: int, job: int, lanes: int, parts: int, size: int, states: int, doubts: int, tickets: int
-) -> None:
-    """Take lanes that are in doubt, and scan each from its first part to its last.
+@linked(*(types.int64,) * 9)
+def _walk(part: int, x: int, y: int, job: int, parts: int, size: int, states: int, doubts: int, lane: int) -> None:
+    """Scan a lane that is in doubt from its first part to its last.
 
     states  address of `lanes` states: what lanes begin with, overwritten by what they end with
     """
-    while True:
-        lane = take_ticket(tickets)
-        if lane >= lanes:
-            break
-        if _is_told(doubts + lane * 8):
-            for index in range(parts):
-                _call(part, x, y, states + lane * size, states + lane * size, job, WALK, lane, index)
+    if _is_told(doubts + lane * 8):
+        for index in range(parts):
+            _call(part, x, y, states + lane * size, states + lane * size, job, WALK, lane, index)
 
 
-@compiled(parallel=True)
+@compiled()
+def _walk_piece(
+    worker: int, lane: int, part: int, x: int, y: int, job: int, parts: int, size: int, states: int, doubts: int
+) -> None:
+    _walk(part, x, y, job, parts, size, states, doubts, lane)
+
+
+@compiled()
 def _run_walk(
-    part: int, x: int, y: int, job: int, lanes: int, parts: int, size: int, states: int, doubts: int, tickets: int,
-    threads: int,
-) -> None:  # fmt: skip
-    for _ in numba.prange(threads):
-        _walk(part, x, y, job, lanes, parts, size, states, doubts, tickets)
+    part: int, x: int, y: int, job: int, lanes: int, parts: int, size: int, states: int, doubts: int, threads: int
+) -> None:
+    run_pieces(_walk_piece, (part, x, y, job, parts, size, states, doubts), lanes, threads)
 
 
 def _launch(part: int, x: Array, y: Array, job: Job, before: Array, after: Array | None, is_watched: bool) -> None:
@@ -171,29 +174,24 @@ def _launch(part: int, x: Array, y: Array, job: Job, before: Array, after: Array
         x = x.copy()  # lanes may have to be walked again
     lanes, parts, threads, size = job.lanes, job.parts, job.threads, before.shape[1] * before.itemsize
     sums = np.empty((lanes * parts, before.shape[1]), before.dtype)
-    flags = np.zeros(1 + lanes + lanes * parts, np.int64)
-    tickets = _where(flags)
-    doubts_at, told = tickets + 8, tickets + 8 + 8 * lanes
+    flags = np.zeros(lanes + lanes * parts, np.int64)
+    doubts_at, told = _where(flags), _where(flags) + 8 * lanes
     numbers = np.array((*job[:-1], doubts_at), np.int64)
-    scratch = np.empty((threads, 2 * size + _APART_BYTES), np.uint8)
-    with LAUNCH:
-        use_threads(threads)
-        _run(
-            part, _where(x), _where(y), _where(numbers), lanes, parts, size, _where(before),
-            0 if after is None else _where(after), _where(sums), told, _where(scratch), 2 * size + _APART_BYTES,
-            tickets, threads,
+    scratch = np.zeros((threads, _KNOWN_BYTES + 2 * size + _APART_BYTES), np.uint8)
+    start_helpers(threads)
+    _run(
+        part, _where(x), _where(y), _where(numbers), lanes, parts, size, _where(before),
+        0 if after is None else _where(after), _where(sums), told, _where(scratch), scratch.shape[1], threads,
+    )  # fmt: skip
+    if not is_watched or (parts == 1 and after is None):
+        return
+    in_doubt = flags[:lanes] != 0
+    if in_doubt.any():
+        _run_walk(
+            part, _where(x), _where(y), _where(numbers), lanes, parts, size, _where(before), doubts_at, threads
         )  # fmt: skip
-        if not is_watched or (parts == 1 and after is None):
-            return
-        in_doubt = flags[1 : 1 + lanes] != 0
-        if in_doubt.any():
-            flags[0] = 0
-            _run_walk(
-                part, _where(x), _where(y), _where(numbers), lanes, parts, size, _where(before), doubts_at, tickets,
-                threads,
-            )  # fmt: skip
-            if after is not None:
-                after[in_doubt] = before[in_doubt]
+        if after is not None:
+            after[in_doubt] = before[in_doubt]
 
 
 def _where(array: Array) -> int:

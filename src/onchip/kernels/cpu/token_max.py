@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 from onchip.errors import KernelError
@@ -24,8 +23,9 @@ from onchip.kernels.chain import given_ids
 from onchip.kernels.cpu.activation import activate, code_of
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.gather import BFLOAT16, BLOCK, FLOAT8, FLOAT16, FLOAT32, VECS, gather_max
-from onchip.kernels.cpu.jit import LAUNCH, address, compiled, take_ticket, use_threads
+from onchip.kernels.cpu.jit import address, compiled
 from onchip.kernels.cpu.price import CorePrice
+from onchip.kernels.cpu.threads import Spare, run_pieces
 from onchip.kernels.cpu.tile import aligned_zeros, padded, padded_bias
 from onchip.kernels.fp8_tables import in_fp8, peaks_of, table_peaks
 from onchip.kernels.fp8_tables import scales as channel_scales
@@ -95,10 +95,32 @@ def _branch(
         c = behind
 
 
-@compiled(parallel=True)
+@compiled()
+def _sentence(
+    worker: int, b: int, ids: Array, lengths: Array, tables: Array, biases: Array, scales: Array, facts: Array,
+    dtype: int, y: Array, scratch: Array, addresses: Array, counts: Array,
+) -> None:  # fmt: skip
+    """Row b of y: each branch's maxima in its columns."""
+    for i in range(len(facts)):
+        C, code, column, window = facts[i, 5], facts[i, 6], facts[i, 7], facts[i, 8]
+        P = facts[i, 3]
+        if window:
+            P = min(P, (lengths[b] - window) // facts[i, 1] + 1) if lengths[b] >= window else 0
+        out = scratch[worker]
+        _branch(ids[b], P, tables[i], biases[i], facts[i], dtype, addresses[worker], counts[worker], out)
+        if dtype == FLOAT8 and P:
+            for n in range(C):
+                out[n] = out[n] * scales[i, 0, n] + scales[i, 1, n]
+        activate(address(out), 1, C, C, code)
+        target = y[b, column : column + C]
+        for n in range(C):
+            target[n] = out[n]
+
+
+@compiled()
 def _run(
     ids: Array, lengths: Array, tables: Array, biases: Array, scales: Array, facts: Array, dtype: int, y: Array,
-    scratch: Array, addresses: Array, counts: Array, threads: int, tickets: Array,
+    scratch: Array, addresses: Array, counts: Array, threads: int,
 ) -> None:  # fmt: skip
     """y (B, D_out): each branch's maxima in its columns.
 
@@ -107,27 +129,8 @@ def _run(
     facts   a row a branch: K, stride, pads before, positions, padded C, C, activation, first column of y, window
     scratch, addresses, counts  a row a thread
     """
-    B = len(ids)
-    tickets[0] = 0
-    for worker in numba.prange(threads):
-        while True:
-            b = take_ticket(address(tickets))
-            if b >= B:
-                break
-            for i in range(len(facts)):
-                C, code, column, window = facts[i, 5], facts[i, 6], facts[i, 7], facts[i, 8]
-                P = facts[i, 3]
-                if window:
-                    P = min(P, (lengths[b] - window) // facts[i, 1] + 1) if lengths[b] >= window else 0
-                out = scratch[worker]
-                _branch(ids[b], P, tables[i], biases[i], facts[i], dtype, addresses[worker], counts[worker], out)
-                if dtype == FLOAT8 and P:
-                    for n in range(C):
-                        out[n] = out[n] * scales[i, 0, n] + scales[i, 1, n]
-                activate(address(out), 1, C, C, code)
-                target = y[b, column : column + C]
-                for n in range(C):
-                    target[n] = out[n]
+    arguments = (ids, lengths, tables, biases, scales, facts, dtype, y, scratch, addresses, counts)
+    run_pieces(_sentence, arguments, len(ids), threads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,11 +198,13 @@ class TokenMax:
         assert isinstance(claim.facts, Facts)
         facts, dtype = claim.facts.table, claim.facts.dtype
         count = len(facts)
-        most = numba.config.NUMBA_NUM_THREADS
-        scratch = aligned_zeros(most * int(facts[:, 4].max())).reshape(most, -1)
-        addresses = np.zeros((most, int((facts[:, 0] * facts[:, 3]).max())), np.int64)
-        counts = np.zeros((most, int(facts[:, 3].max())), np.int64)
-        tickets = aligned_zeros(1, np.int64)
+
+        def make(threads: int) -> tuple[Array, Array, Array]:
+            scratch = aligned_zeros(threads * int(facts[:, 4].max())).reshape(threads, -1)
+            addresses = np.zeros((threads, int((facts[:, 0] * facts[:, 3]).max())), np.int64)
+            return scratch, addresses, np.zeros((threads, int(facts[:, 3].max())), np.int64)
+
+        spare = Spare(make)
         scales = np.zeros((count, 2, int(facts[:, 4].max())), np.float32)
         if dtype == FLOAT8:  # the bias comes behind the factor
             for i in range(count):
@@ -213,11 +218,9 @@ class TokenMax:
             y = outputs[0].reshape(len(ids), -1)
             tables = np.array([weights[f"table{i}"].ctypes.data for i in range(count)])
             biases = np.array([weights[f"bias{i}"].ctypes.data for i in range(count)])
-            with LAUNCH:
-                use_threads(threads)
-                _run(
-                    ids, lengths, tables, biases, scales, facts, dtype, y, scratch, addresses, counts, threads, tickets
-                )
+            memory = spare.take(threads)
+            _run(ids, lengths, tables, biases, scales, facts, dtype, y, *memory, threads)
+            spare.give_back(memory)
 
         return run
 

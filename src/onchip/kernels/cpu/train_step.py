@@ -6,10 +6,10 @@ the sum over its blocks in order: whoever does which block, or which piece of th
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
-from onchip.kernels.cpu.jit import address, compiled, ints_at, take_ticket
+from onchip.kernels.cpu.jit import address, compiled
+from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.cpu.tile import ROWS_WIDE
 from onchip.kernels.cpu.train_model import ADAM, COL_K, COL_N, CROSS_ENTROPY, MSE, Block, Crew, Data, Model, Rule
 from onchip.kernels.cpu.train_rows import backward, forward, judge, where_rows_lie
@@ -68,45 +68,41 @@ def _part_rows(count: int, threads: int) -> int:
 
 
 @compiled()
-def _rows_worker(
-    model: Model, block: Block, data: Data, begin: int, x: int, count: int, part: int, loss_code: int, tickets: int
-) -> None:
-    """Take some of the block's rows forward and back, as long as there are any."""
-    while True:
-        first = take_ticket(tickets) * part
-        if first >= count:
-            break
-        rows = min(part, count - first)
-        forward(model, block, data, begin, x, first, rows)
-        judge(model, block, data, begin, first, rows, loss_code)
-        backward(model, block, first, rows)
+def _rows_piece(
+    worker: int, piece: int, model: Model, block: Block, data: Data, begin: int, x: int, count: int, part: int,
+    loss_code: int,
+) -> None:  # fmt: skip
+    """Take `part` of the block's rows forward and back."""
+    first = piece * part
+    rows = min(part, count - first)
+    forward(model, block, data, begin, x, first, rows)
+    judge(model, block, data, begin, first, rows, loss_code)
+    backward(model, block, first, rows)
 
 
 @compiled()
-def _weights_worker(
-    model: Model, block: Block, x: int, tile: Array, rows: int, is_first: bool, is_last: bool, rule: Rule, tickets: int
-) -> None:
-    """Take some pieces of the weights, as long as there are any; of the batch's last block, update them.
+def _weights_piece(
+    worker: int, task: int, model: Model, block: Block, x: int, tiles: Array, rows: int, is_first: bool, is_last: bool,
+    rule: Rule,
+) -> None:  # fmt: skip
+    """The gradients of a piece of the weights; of the batch's last block, update it.
 
-    tile  for the gradients of a piece; those of a batch of one block need no other place
+    tiles  a row a worker, for the gradients of a piece; those of a batch of one block need no other place
     """
-    while True:
-        task = take_ticket(tickets)
-        if task >= len(model.tasks):
-            break
-        gradient_of_task(model, block, x, task, rows, address(tile), block.bias, True)
-        if is_first and is_last:
-            update_task(model, task, tile, 0, block.bias, rule)
-            continue
-        add_block(model, task, tile, 0, block.bias, is_first)
-        if is_last:
-            update_task(model, task, model.gw, place_of_task(model, task)[0], model.gb, rule)
+    tile = tiles[worker]
+    gradient_of_task(model, block, x, task, rows, address(tile), block.bias, True)
+    if is_first and is_last:
+        update_task(model, task, tile, 0, block.bias, rule)
+        return
+    add_block(model, task, tile, 0, block.bias, is_first)
+    if is_last:
+        update_task(model, task, model.gw, place_of_task(model, task)[0], model.gb, rule)
 
 
-@compiled(parallel=True)
+@compiled()
 def run_steps(
     model: Model, block: Block, data: Data, batch: int, loss_code: int, choice: Rule, done: int, losses: Array,
-    hits: Array, tiles: Array, tickets: int, threads: int,
+    hits: Array, tiles: Array, threads: int,
 ) -> None:  # fmt: skip
     """One step a batch of data.order, `done` steps having gone before; the last batch may be short.
 
@@ -123,12 +119,10 @@ def run_steps(
             count = min(BLOCK, size - start)
             part = _part_rows(count, threads)
             x = where_rows_lie(block, data, D_in, begin + start, count)
-            ints_at(tickets, 1)[0] = 0
-            for _ in numba.prange(threads):
-                _rows_worker(model, block, data, begin + start, x, count, part, loss_code, tickets)
-            ints_at(tickets, 1)[0] = 0
-            for worker in numba.prange(threads):
-                _weights_worker(model, block, x, tiles[worker], count, start == 0, start + BLOCK >= size, rule, tickets)
+            rows = (model, block, data, begin + start, x, count, part, loss_code)
+            run_pieces(_rows_piece, rows, (count + part - 1) // part, threads)
+            weights = (model, block, x, tiles, count, start == 0, start + BLOCK >= size, rule)
+            run_pieces(_weights_piece, weights, len(model.tasks), threads)
             loss, hit = _sum_up(block, count)
             losses[step] += loss
             hits[step] += hit
@@ -176,41 +170,33 @@ def _whole_block(
 
 
 @compiled()
-def _blocks_worker(
-    model: Model, crew: Crew, worker: int, data: Data, begin: int, size: int, blocks: int, loss_code: int, tickets: int
+def _block_piece(
+    worker: int, number: int, model: Model, crew: Crew, data: Data, begin: int, size: int, loss_code: int
 ) -> None:
-    """Take some of the blocks that begin at order[begin], as long as there are any; the last ends with the batch."""
-    while True:
-        number = take_ticket(tickets)
-        if number >= blocks:
-            break
-        start = number * BLOCK
-        _whole_block(model, crew, worker, data, begin + start, min(BLOCK, size - start), number, loss_code)
+    """One of the blocks that begin at order[begin]; the last ends with the batch."""
+    start = number * BLOCK
+    _whole_block(model, crew, worker, data, begin + start, min(BLOCK, size - start), number, loss_code)
 
 
 @compiled()
-def _reduce_worker(
-    model: Model, crew: Crew, blocks: int, is_first: bool, is_last: bool, rule: Rule, tickets: int
+def _reduce_piece(
+    worker: int, task: int, model: Model, crew: Crew, blocks: int, is_first: bool, is_last: bool, rule: Rule
 ) -> None:
-    """Add up the gradients of some blocks, piece by piece of the weights; those of the last ones are the batch's."""
-    while True:
-        task = take_ticket(tickets)
-        if task >= len(model.tasks):
-            break
-        at = place_of_task(model, task)[0]
-        if is_first and is_last and blocks == 1:
-            update_task(model, task, crew.gw[0], at, crew.gb[0], rule)
-            continue
-        for number in range(blocks):
-            add_block(model, task, crew.gw[number], at, crew.gb[number], is_first and number == 0)
-        if is_last:
-            update_task(model, task, model.gw, at, model.gb, rule)
+    """Add up the gradients of some blocks by a piece of the weights; those of the last ones are the batch's."""
+    at = place_of_task(model, task)[0]
+    if is_first and is_last and blocks == 1:
+        update_task(model, task, crew.gw[0], at, crew.gb[0], rule)
+        return
+    for number in range(blocks):
+        add_block(model, task, crew.gw[number], at, crew.gb[number], is_first and number == 0)
+    if is_last:
+        update_task(model, task, model.gw, at, model.gb, rule)
 
 
-@compiled(parallel=True)
+@compiled()
 def run_large_steps(
     model: Model, crew: Crew, data: Data, batch: int, loss_code: int, choice: Rule, done: int, losses: Array,
-    hits: Array, tickets: int, threads: int,
+    hits: Array, threads: int,
 ) -> None:  # fmt: skip
     """run_steps for batches of many blocks, with the same bits: threads wait for each other once for many of them."""
     N, some = model.table[-1, COL_N], len(crew.gw) * BLOCK
@@ -221,12 +207,10 @@ def run_large_steps(
         rule = Rule(choice.kind, lr, choice.momentum, choice.decay, scale, root)
         for start in range(0, size, some):
             blocks = (min(some, size - start) + BLOCK - 1) // BLOCK
-            ints_at(tickets, 1)[0] = 0
-            for worker in numba.prange(threads):
-                _blocks_worker(model, crew, worker, data, begin + start, size - start, blocks, loss_code, tickets)
-            ints_at(tickets, 1)[0] = 0
-            for _ in numba.prange(threads):
-                _reduce_worker(model, crew, blocks, start == 0, start + some >= size, rule, tickets)
+            rows = (model, crew, data, begin + start, size - start, loss_code)
+            run_pieces(_block_piece, rows, blocks, threads)
+            weights = (model, crew, blocks, start == 0, start + some >= size, rule)
+            run_pieces(_reduce_piece, weights, len(model.tasks), threads)
             for number in range(blocks):
                 losses[step] += crew.loss[number]
                 hits[step] += crew.hit[number]
@@ -235,7 +219,7 @@ def run_large_steps(
 @compiled()
 def run_steps_alone(
     model: Model, crew: Crew, data: Data, batch: int, loss_code: int, choice: Rule, done: int, losses: Array,
-    hits: Array, tickets: int,
+    hits: Array,
 ) -> None:  # fmt: skip
     """The same on the calling thread, with the same bits: many of them may run side by side."""
     N, some = model.table[-1, COL_N], len(crew.gw) * BLOCK
@@ -254,10 +238,10 @@ def run_steps_alone(
             continue
         for start in range(0, size, some):
             blocks = (min(some, size - start) + BLOCK - 1) // BLOCK
-            ints_at(tickets, 1)[0] = 0
-            _blocks_worker(model, crew, 0, data, begin + start, size - start, blocks, loss_code, tickets)
-            ints_at(tickets, 1)[0] = 0
-            _reduce_worker(model, crew, blocks, start == 0, start + some >= size, rule, tickets)
+            for number in range(blocks):
+                _block_piece(0, number, model, crew, data, begin + start, size - start, loss_code)
+            for task in range(len(model.tasks)):
+                _reduce_piece(0, task, model, crew, blocks, start == 0, start + some >= size, rule)
             for number in range(blocks):
                 losses[step] += crew.loss[number]
                 hits[step] += crew.hit[number]
@@ -267,53 +251,27 @@ def run_steps_alone(
 
 
 @compiled()
-def _losses_worker(
-    model: Model, crew: Crew, worker: int, data: Data, begin: int, blocks: int, loss_code: int, tickets: int
-) -> None:
-    """The losses and hits of some of the blocks that begin at order[begin], as long as there are any."""
-    block = _block_of(crew, worker)
-    while True:
-        number = take_ticket(tickets)
-        if number >= blocks:
-            break
-        start = begin + number * BLOCK
-        end = min(start + BLOCK, len(data.order))
-        crew.loss[number], crew.hit[number] = 0.0, 0
-        for at in range(start, end, PART_ROWS):
-            rows = min(PART_ROWS, end - at)
-            forward(model, block, data, at, where_rows_lie(block, data, model.table[0, COL_K], at, rows), 0, rows)
-            judge(model, block, data, at, 0, rows, loss_code)
-            for r in range(rows):
-                crew.loss[number] += block.losses[r]
-                crew.hit[number] += block.hits[r]
+def _losses_piece(worker: int, number: int, model: Model, crew: Crew, data: Data, begin: int, loss_code: int) -> None:
+    """The losses and hits of one of the blocks that begin at order[begin]."""
+    block, start = _block_of(crew, worker), begin + number * BLOCK
+    end = min(start + BLOCK, len(data.order))
+    crew.loss[number], crew.hit[number] = 0.0, 0
+    for at in range(start, end, PART_ROWS):
+        rows = min(PART_ROWS, end - at)
+        forward(model, block, data, at, where_rows_lie(block, data, model.table[0, COL_K], at, rows), 0, rows)
+        judge(model, block, data, at, 0, rows, loss_code)
+        for r in range(rows):
+            crew.loss[number] += block.losses[r]
+            crew.hit[number] += block.hits[r]
 
 
-@compiled(parallel=True)
-def run_losses(
-    model: Model, crew: Crew, data: Data, loss_code: int, losses: Array, hits: Array, tickets: int, threads: int
-) -> None:
+@compiled()
+def run_losses(model: Model, crew: Crew, data: Data, loss_code: int, losses: Array, hits: Array, threads: int) -> None:
     """Sum of the losses and number of hits of all rows of data.order, to losses[0] and hits[0]; nothing changes."""
     some = len(crew.loss) * BLOCK
     for begin in range(0, len(data.order), some):
         blocks = (min(some, len(data.order) - begin) + BLOCK - 1) // BLOCK
-        ints_at(tickets, 1)[0] = 0
-        for worker in numba.prange(threads):
-            _losses_worker(model, crew, worker, data, begin, blocks, loss_code, tickets)
-        for number in range(blocks):
-            losses[0] += crew.loss[number]
-            hits[0] += crew.hit[number]
-
-
-@compiled()
-def run_losses_alone(
-    model: Model, crew: Crew, data: Data, loss_code: int, losses: Array, hits: Array, tickets: int
-) -> None:
-    """run_losses on the calling thread, with the same bits."""
-    some = len(crew.loss) * BLOCK
-    for begin in range(0, len(data.order), some):
-        blocks = (min(some, len(data.order) - begin) + BLOCK - 1) // BLOCK
-        ints_at(tickets, 1)[0] = 0
-        _losses_worker(model, crew, 0, data, begin, blocks, loss_code, tickets)
+        run_pieces(_losses_piece, (model, crew, data, begin, loss_code), blocks, threads)
         for number in range(blocks):
             losses[0] += crew.loss[number]
             hits[0] += crew.hit[number]

@@ -26,6 +26,9 @@ class CudaBound(BoundPlan):
         """How arrays of x's kind are run where they lie; None for one that does not lie on a GPU."""
         return device_run(x, self)
 
+    def quick_call(self) -> None:
+        return None
+
     def together(self, *_: object) -> NoReturn:
         raise PlanError("a plan for inference trains nothing", got="no loss", expected="a plan for training")
 

@@ -1,0 +1,163 @@
+"""Work in pieces: each is done once, by whoever is awake, and nobody waits for a thread that has begun none."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from checks import random_mlp, rows
+from onchip.kernels.cpu.jit import compiled, data_of
+from onchip.kernels.cpu.threads import Spare, run_pieces, start_helpers
+from onchip.runtime.engine import compile
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+@compiled()
+def _count(worker, piece, counts, workers):
+    counts[piece] += 1
+    workers[piece] = worker
+    total = 0.0
+    for i in range(2000):
+        total += np.sin(np.float64(i))
+    counts[piece] += total > 1e9
+
+
+@compiled()
+def _count_all(counts, workers, threads):
+    run_pieces(_count, (counts, workers), len(counts), threads)
+
+
+def run_python(code: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    given = {"capture_output": True, "text": True, "env": os.environ | {"PYTHONPATH": str(SRC)}, "timeout": timeout}
+    return subprocess.run([sys.executable, "-c", code], **given)
+
+
+@pytest.mark.parametrize("pieces", [0, 1, 2, 3, 300])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_each_piece_is_done_once_by_a_worker_of_the_job(pieces, threads):
+    start_helpers(5)
+    counts, workers = np.zeros(pieces, np.int64), np.full(pieces, -1)
+    _count_all(counts, workers, threads)
+    assert (counts == 1).all()
+    assert ((workers >= 0) & (workers < threads)).all()
+
+
+def test_callers_at_the_same_time_do_all_of_their_pieces():
+    start_helpers(3)
+
+    def call(_):
+        counts, workers = np.zeros(50, np.int64), np.zeros(50, np.int64)
+        _count_all(counts, workers, 3)
+        return (counts == 1).all()
+
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(call, range(60)))
+
+
+def test_engines_called_at_the_same_time_give_their_own_bits():
+    x = rows(700, 72)
+    engines = [compile(random_mlp(72, 64, 4, seed=seed), device="cpu") for seed in range(3)]
+    truths = [engine(x) for engine in engines]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(lambda i: engines[i % 3](x), range(60)))
+    assert all(np.array_equal(y, truths[i % 3]) for i, y in enumerate(results))
+
+
+ENGINE = """\
+import os, threading, numpy as np, onchip
+from onchip.kernels.cpu import threads
+from onchip.runtime import cpu
+cpu.core_count = lambda: 3
+engine = onchip.compile(onchip.mlp(72, 64, 4), device='cpu', threads=3)
+x = np.random.default_rng(0).standard_normal((3000, 72), dtype=np.float32)
+"""
+
+
+def test_helpers_that_never_run_hold_nobody_up():
+    """They are started and woken, and take nothing: as on a machine that has no time for them."""
+    code = (
+        "threads._serve = type('Never', (), {'compile': lambda *_: None, '__call__': lambda *_: forever.wait()})()\n"
+        "forever = threading.Event()\n"
+        "threads._board[(threads._WORKERS + threads._LINE) // 8] = 1\n"  # worker 1 sleeps
+        "one = onchip.compile(onchip.mlp(72, 64, 4), device='cpu', threads=1)(x)\n"
+        "print(all(np.array_equal(engine(x), one) for _ in range(20)), len(threads.HELPERS))\n"
+        "print(onchip.scan(np.ones(1 << 20, np.int64))[-1])\n"
+        "forever.set()\n"
+    )
+    done = run_python(ENGINE + code)
+    assert (done.returncode, done.stdout) == (0, "True 2\n1048576\n"), done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_process_starts_helpers_of_its_own():
+    """While another thread of its parent is in a call: nothing of that is the child's."""
+    code = (
+        "truth = engine(x)\n"
+        "stop = threading.Event()\n"
+        "def work():\n"
+        "    while not stop.is_set(): engine(x)\n"
+        "thread = threading.Thread(target=work)\n"
+        "thread.start()\n"
+        "for _ in range(5):\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        same, before = all(np.array_equal(engine(x), truth) for _ in range(5)), len(threads.HELPERS)\n"
+        "        os._exit(0 if same and before == 2 and threading.active_count() == 3 else 1)\n"
+        "    print(os.waitpid(child, 0)[1])\n"
+        "stop.set()\n"
+        "thread.join()\n"
+    )
+    done = run_python("import warnings; warnings.simplefilter('ignore')\n" + ENGINE + code)
+    assert (done.returncode, done.stdout.split()) == (0, ["0"] * 5), done.stderr
+
+
+def test_a_process_ends_while_a_thread_is_in_a_call_and_numbas_own_threads_never_start():
+    code = (
+        "def work():\n"
+        "    while True: engine(x)\n"
+        "engine(x)\n"
+        "threading.Thread(target=work, daemon=True).start()\n"
+        "import numba\n"
+        "try: print(numba.threading_layer())\n"
+        "except ValueError: print('none', len(threads.HELPERS))\n"
+    )
+    done = run_python(ENGINE + code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "none 2\n", "")
+
+
+def test_memory_is_nobody_elses_while_it_is_taken():
+    made = []
+    spare = Spare(lambda threads: made.append(threads) or len(made))
+    assert (spare.take(2), spare.take(2)) == (1, 2)
+    spare.give_back(1)
+    assert (spare.take(2), spare.take(2), made) == (1, 3, [2, 2, 2])
+
+
+@compiled()
+def _data(array):
+    return data_of(array)
+
+
+def test_where_an_array_begins_is_read_of_the_array_itself():
+    whole = np.zeros((5, 7), np.float32)
+    read_only = whole[1:]
+    read_only.flags.writeable = False
+    for array in (whole, whole[2:], whole[:, 3:], read_only, whole.view(np.int32), np.zeros(())):
+        assert _data(id(array)) == array.ctypes.data
+
+
+def test_a_call_from_a_thread_that_ends_leaves_nothing_behind():
+    engine, x, got = compile(random_mlp(72, 64, 4), device="cpu"), rows(700, 72), []
+    for _ in range(3):
+        thread = threading.Thread(target=lambda: got.append(engine(x)))
+        thread.start()
+        thread.join()
+    assert all(np.array_equal(y, engine(x)) for y in got)

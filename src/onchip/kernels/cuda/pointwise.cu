@@ -20,6 +20,7 @@
 // Limits  MOST_OPERANDS values and weights, MOST_OUTPUTS values given, MOST_STEPS steps, count < 2^31; sm_80 up.
 #include "brief.cuh"
 #include "divide.cuh"
+#include "function.cuh"
 
 constexpr int THREADS = 256;
 constexpr int MOST_OPERANDS = 12, MOST_OUTPUTS = 6, MOST_STEPS = 64, MOST_LEVELS = 6;
@@ -91,22 +92,8 @@ __device__ __forceinline__ T narrowed(Number v) {
     }
 }
 
-// -- operations beside activation.cuh's ---------------------------------------------------------------------------
+// -- operations: activation.cuh's, function.cuh's and rounding -----------------------------------------------------------------------
 
-struct Add {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return a + b; }
-    static __device__ __forceinline__ long long apply(long long a, long long b) {
-        return static_cast<unsigned long long>(a) + static_cast<unsigned long long>(b);
-    }
-};
-struct Mul {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return a * b; }
-    static __device__ __forceinline__ long long apply(long long a, long long b) {
-        return static_cast<unsigned long long>(a) * static_cast<unsigned long long>(b);
-    }
-};
 template <class T>
 struct Rounded {
     template <class Number>

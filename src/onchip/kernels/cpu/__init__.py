@@ -9,6 +9,7 @@ from onchip.kernels.cpu.conv_fused import ConvFused
 from onchip.kernels.cpu.mlp_fused import MlpFused
 from onchip.kernels.cpu.mlp_train import MlpTrain, Trainer
 from onchip.kernels.cpu.plain import Plain
+from onchip.kernels.cpu.pointwise import Pointwise
 from onchip.kernels.cpu.rowwise import Rowwise
 from onchip.kernels.cpu.scan import ScanAlone
 from onchip.kernels.cpu.token_max import TokenMax
@@ -33,6 +34,14 @@ class TrainingKernel(Kernel, Protocol):
         ...
 
 
-INFERENCE: tuple[InferenceKernel, ...] = (MlpFused(), ConvFused(), TokenMax(), Rowwise(), ScanAlone(), Plain())
+INFERENCE: tuple[InferenceKernel, ...] = (
+    MlpFused(),
+    ConvFused(),
+    TokenMax(),
+    Pointwise(),
+    Rowwise(),
+    ScanAlone(),
+    Plain(),
+)
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, View("cpu"), *INFERENCE)

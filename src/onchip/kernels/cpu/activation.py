@@ -63,6 +63,9 @@ _LN2_LOW = _f(math.log(2) - 0.693359375)
 _LOWEST = _f(-87.0)  # exp of less is below the smallest normal float32; it becomes 0
 _C2, _C3, _C4, _C5, _C6, _C7 = (_f(1 / math.factorial(i)) for i in range(2, 8))
 _ZERO, _ONE, _TWO, _HALF = _f(0), _f(1), _f(2), _f(0.5)
+_HIGHEST = _f(89.0)  # exp of more is no float32; it becomes an infinity
+_INFINITY, _NAN, _SMALLEST_NORMAL, _TWO_23, _TWENTY_THREE = _f(np.inf), _f(np.nan), _f(2.0**-126), _f(2.0**23), _f(23)
+_ROOT_HALF_BITS, _FRACTION = np.int32(0x3F3504F3), np.int32(0x7FFFFF)
 _SIXTH, _SELU_SCALE, _SELU_ALPHA = _f(1 / 6), _f(SELU.SCALE), _f(SELU.ALPHA)
 _L3, _L5, _L7, _L9, _L11, _L13, _L15 = (_f(1 / i) for i in range(3, 17, 2))
 _SQRT_HALF, _TWO_SQRT_2_PI, _CUBE = _f(math.sqrt(0.5)), _f(2 * math.sqrt(2 / math.pi)), _f(0.044715)
@@ -129,6 +132,49 @@ def gelu(x: np.float32) -> np.float32:
 def gelu_tanh(x: np.float32) -> np.float32:
     """(1 + tanh u) / 2 is the sigmoid of 2 u."""
     return x * sigmoid(_TWO_SQRT_2_PI * (x + _CUBE * x * x * x))
+
+
+@compiled(inline=True)
+def exponential(x: np.float32) -> np.float32:
+    """exp of any number; 0 below -87. The power of 2 comes in two factors: 2^128 is no float32."""
+    inside = x if x > _LOWEST else _LOWEST
+    inside = inside if inside < _HIGHEST else _HIGHEST
+    n = np.floor(multiply_add(inside, _LOG2_E, _HALF))
+    r = multiply_add(-n, _LN2_LOW, multiply_add(-n, _LN2_HIGH, inside))
+    c = multiply_add(r, multiply_add(r, multiply_add(r, _C7, _C6), _C5), _C4)
+    q = multiply_add(r * r, multiply_add(r, multiply_add(r, c, _C3), _C2), r)
+    half = np.int32(n) >> np.int32(1)
+    low = np.int32((half + np.int32(127)) << np.int32(23)).view(np.float32)
+    high = np.int32((np.int32(n) - half + np.int32(127)) << np.int32(23)).view(np.float32)
+    y: np.float32 = multiply_add(low, q, low) * high
+    if x < _LOWEST:
+        y = _ZERO
+    if x != x:
+        y = x
+    return y
+
+
+@compiled(inline=True)
+def logarithm(x: np.float32) -> np.float32:
+    """log x = e ln 2 + log m, x = 2^e m, sqrt 1/2 <= m < sqrt 2; log m = 2 (s + s^3/3 + ...), s = (m - 1) / (m + 1)."""
+    is_tiny = x < _SMALLEST_NORMAL
+    factor, less = (_TWO_23, _TWENTY_THREE) if is_tiny else (_ONE, _ZERO)
+    scaled = np.float32(x * factor)
+    bits = scaled.view(np.int32) - _ROOT_HALF_BITS
+    e = np.float32(bits >> np.int32(23)) - less
+    m = np.int32((bits & _FRACTION) + _ROOT_HALF_BITS).view(np.float32)
+    s = (m - _ONE) / (m + _ONE)
+    q = s * s
+    high = multiply_add(q, multiply_add(q, multiply_add(q, _L11, _L9), _L7), _L5)
+    series = multiply_add(s * q, multiply_add(q, high, _L3), s)
+    y: np.float32 = multiply_add(e, _LN2_HIGH, multiply_add(e, _LN2_LOW, _TWO * series))
+    if x == _ZERO:
+        y = -_INFINITY
+    if x < _ZERO:
+        y = _NAN
+    if x == _INFINITY or x != x:
+        y = x
+    return y
 
 
 @compiled(inline=True)

@@ -43,7 +43,7 @@ __device__ __forceinline__ void make_tile(const T* a, const T* b, T* y, long lon
             bs[d][column] = is_there ? load_wide(b + (k + d) * N + first_n + column) : W(0);
         }
         __syncthreads();
-#pragma unroll
+#pragma unroll 4
         for (int d = 0; d < DEPTH; ++d) {  // behind the last k, 0 times 0
             W av[4], bv[4];
 #pragma unroll

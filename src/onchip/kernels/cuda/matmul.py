@@ -71,7 +71,7 @@ class MatMulLowering:
         program = Program(SOURCE, f"matmul<{FLOATS[self.dtype]}, {side}>")
         config = in_line(min(tiles, MOST_BLOCKS), side * side // 16)
         arguments = (self.a.at, self.b.at, Output(0), *map(Int64, (count, M, N, K)), self._stack(B))
-        return Steps((KernelLaunch(program, config, arguments, Budget(registers=128)),))
+        return Steps((KernelLaunch(program, config, arguments, Budget(registers=176)),))
 
     def _stack(self, B: int) -> Struct:
         """`Stack` of matmul.cu: axes that are not there are in front."""

@@ -62,7 +62,8 @@ TILE_BYTES = THREADS * BYTES_A_THREAD  # of numbers of a block, and of shared me
 MOST_NUMBERS = 2**31 - 1  # of a launch
 ALIGNED_ROWS = 16  # begin at a multiple of 16 bytes, whatever a row is
 # Of 5 blocks a multiprocessor, or 3. sm_90 spills nothing; others do a little in runs of float.
-BUDGETS = {"float": Budget(48, spill_bytes=192), "double": Budget(80), "long long": Budget(80)}
+COMMON_BUDGETS = {"float": Budget(48, spill_bytes=192), "double": Budget(80), "long long": Budget(80)}
+BUDGETS = {"float": Budget(80, spill_bytes=32), "double": Budget(128), "long long": Budget(80)}  # of 3 blocks, or 2
 _STEP = {4: "<BBBxff", 8: "<BBB5xdd"}  # ints are told nothing: zeros, which are the same bits
 
 
@@ -93,7 +94,8 @@ class PointwiseLowering:
         number, tile = self.run.number, TILE_BYTES // NUMBER_BYTES[self.run.number]
         config = LaunchConfig((-(-count // tile), 1, 1), (THREADS, 1, 1), self.run.kept * TILE_BYTES)
         program = program_of(number, self.run.neighbours, self.run.is_common)
-        return KernelLaunch(program, config, (self._told(first, count),), BUDGETS[number])
+        budget = (COMMON_BUDGETS if self.run.is_common else BUDGETS)[number]
+        return KernelLaunch(program, config, (self._told(first, count),), budget)
 
     def _told(self, first: int, count: int) -> Struct:
         """`Run` of pointwise.cu, for rows from `first` on."""

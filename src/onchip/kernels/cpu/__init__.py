@@ -10,6 +10,7 @@ from onchip.kernels.cpu.mlp_fused import MlpFused
 from onchip.kernels.cpu.mlp_train import MlpTrain, Trainer
 from onchip.kernels.cpu.plain import Plain
 from onchip.kernels.cpu.pointwise import Pointwise
+from onchip.kernels.cpu.reduce import Reduce
 from onchip.kernels.cpu.rowwise import Rowwise
 from onchip.kernels.cpu.scan import ScanAlone
 from onchip.kernels.cpu.token_max import TokenMax
@@ -40,6 +41,7 @@ INFERENCE: tuple[InferenceKernel, ...] = (
     TokenMax(),
     Pointwise(),
     Rowwise(),
+    Reduce(),
     ScanAlone(),
     Plain(),
 )

@@ -67,7 +67,7 @@ def every_network() -> dict[str, TestedNetwork]:
     found = {str(case): TestedNetwork(layer_cases.network(case)) for case in (*layer_cases.CASES, *layer_cases.WIDE)}
     for networks in (mlp_networks.NETWORKS, image_networks.NETWORKS):
         found |= {name: TestedNetwork(net) for name, net in networks.items()}
-    images = image_networks.clipped, image_networks.branched, image_networks.signal, onnx_models.image_layers
+    images = image_networks.sines, image_networks.branched, image_networks.signal, onnx_models.image_layers
     for make in (*images, onnx_models.every_layer, gpu_networks.two_groups, gpu_networks.two_towers):
         found[make.__name__] = TestedNetwork(make())
     found["faces"] = TestedNetwork(small_reports.small_faces())

@@ -11,7 +11,6 @@ from onchip.spec.layers import (  # fmt: skip
     AvgPool1d,
     AvgPool2d,
     BatchNorm2d,
-    Clip,
     Concat,
     Conv1d,
     Conv2d,
@@ -30,6 +29,7 @@ from onchip.spec.layers import (  # fmt: skip
     Reshape,
     Sigmoid,
     SiLU,
+    Sin,
     Softmax,
     Tanh,
 )
@@ -91,10 +91,10 @@ def inception() -> Network:
     )  # fmt: skip
 
 
-def clipped() -> Network:
-    """Convolutions with a Clip between them, which is NumPy's on the CPU."""
-    nodes = [Node("c0", SAME, ("x",), {"weight": "w0"}), Node("k0", Clip(0, 0.5), ("c0",))]
-    nodes += [Node("c1", Conv2d(stride=(2, 1)), ("k0",), {"weight": "w1"}), Node("k1", Clip(-0.2, 0.3), ("c1",))]
+def sines() -> Network:
+    """Convolutions with a Sin between them, which is NumPy's on the CPU."""
+    nodes = [Node("c0", SAME, ("x",), {"weight": "w0"}), Node("k0", Sin(), ("c0",))]
+    nodes += [Node("c1", Conv2d(stride=(2, 1)), ("k0",), {"weight": "w1"}), Node("k1", Sin(), ("c1",))]
     nodes += [Node("c2", SAME, ("k1",), {"weight": "w2"})]
     weights = {"w0": weight(7, 3, 3, 3), "w1": weight(9, 7, 3, 2), "w2": weight(5, 9, 3, 3)}
     return Network({"x": TensorType(("B", 3, 11, 8))}, nodes, ("c2",), weights)
@@ -102,7 +102,7 @@ def clipped() -> Network:
 
 def branched() -> Network:
     """A value with channels last that three read: a sum, a convolution, and one that only takes rows."""
-    nodes = [Node("c0", SAME, ("x",), {"weight": "w0"}), Node("k", Clip(0, 0.5), ("c0",))]
+    nodes = [Node("c0", SAME, ("x",), {"weight": "w0"}), Node("k", Sin(), ("c0",))]
     nodes += [Node("c1", SAME, ("k",), {"weight": "w1"}), Node("s", Sigmoid(), ("c1",)), Node("sum", Add(), ("s", "k"))]
     nodes += [
         Node("soft", Softmax(1), ("k",)),
@@ -114,7 +114,7 @@ def branched() -> Network:
 
 
 def signal() -> Network:
-    nodes = [Node("c0", Conv1d(), ("x",), {"weight": "w0"}), Node("k", Clip(0), ("c0",))]
+    nodes = [Node("c0", Conv1d(), ("x",), {"weight": "w0"}), Node("k", Sin(), ("c0",))]
     nodes += [Node("c1", Conv1d(), ("k",), {"weight": "w1"}), Node("mean", GlobalMean((2,)), ("c1",))]
     return Network({"x": TensorType(("B", 5, 20))}, nodes, ("mean",), {"w0": weight(8, 5, 3), "w1": weight(70, 8, 4)})
 

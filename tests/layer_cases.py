@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from onchip.spec.layers import (
+    ELU,
     GELU,
     GRU,
     LSTM,
     RNN,
+    SELU,
+    Abs,
     Add,
+    ArgMax,
+    ArgMin,
     AvgPool1d,
     AvgPool2d,
     BatchNorm1d,
@@ -23,27 +28,50 @@ from onchip.spec.layers import (
     Conv2d,
     ConvTranspose1d,
     ConvTranspose2d,
+    Cos,
     CumSum,
+    Div,
     Dropout,
     Embedding,
+    Erf,
+    Exp,
     GlobalMax,
     GlobalMean,
+    GlobalMin,
+    GlobalNorm,
+    GlobalSum,
+    HardSigmoid,
+    HardSwish,
     Identity,
     Interleave,
     Layer,
     LeakyReLU,
     Linear,
+    Log,
     LogSoftmax,
+    Mask,
+    MatMul,
+    Max,
     MaxPool1d,
     MaxPool2d,
+    Min,
+    Mish,
     Mul,
     Permute,
+    Pow,
+    PReLU,
+    Reciprocal,
     ReLU,
     Reshape,
     SequenceMax,
     Sigmoid,
     SiLU,
+    Sin,
     Softmax,
+    Softplus,
+    Softsign,
+    Sqrt,
+    Sub,
     Tanh,
     TokenConv,
     ToPixels,
@@ -60,6 +88,7 @@ class Case:
     rows: tuple[tuple[int, ...], ...]  # the shape of a row of each input
     weights: dict[str, tuple[int, ...]] = field(default_factory=dict)
     reads: tuple[int, ...] = ()  # which input each operand is, if not each once
+    positive: bool = False  # its numbers are: logarithms, roots and quotients
 
     def __str__(self) -> str:
         return f"{self.layer}-{'+'.join('x'.join(map(str, row)) for row in self.rows)}-{','.join(self.weights)}"
@@ -73,9 +102,13 @@ def _norm(width: int, *more: str) -> dict[str, tuple[int, ...]]:
     return dict.fromkeys(("mean", "var", *more), (width,))
 
 
+REDUCTIONS = (GlobalMax, GlobalMean, GlobalMin, GlobalSum, GlobalNorm)
 CASES = [
     *(Case(layer, ((5, 7),)) for layer in (ReLU(), LeakyReLU(0.2), Sigmoid(), Tanh(), SiLU(), GELU(), GELU("tanh"))),
     *(Case(layer, ((5, 7),)) for layer in (Clip(-0.5, 0.7), Clip(0, 6), Clip(high=0.25), Clip(low=-0.75))),
+    *(Case(layer, ((5, 7),)) for layer in (ELU(), ELU(0.3), SELU(), HardSigmoid(), HardSigmoid(1 / 6), HardSwish())),
+    *(Case(layer, ((5, 7),)) for layer in (Softplus(), Softsign(), Mish(), Abs(), Exp(), Sin(), Cos(), Erf())),
+    *(Case(layer, ((5, 7),), positive=True) for layer in (Sqrt(), Reciprocal(), Log())),
     *(Case(layer, ((3, 11, 2),)) for layer in (Softmax(), Softmax(2), LogSoftmax(-2), LogSoftmax())),
     Case(Linear(), ((13,),), {"weight": (7, 13), "bias": (7,)}),
     Case(Linear(), ((3, 5),), {"weight": (4, 5)}),
@@ -102,8 +135,11 @@ CASES = [
     Case(AvgPool1d((4,), (3,), (1, 1), (1,), True, True), ((2, 9),)),
     Case(AvgPool2d((2, 3), (2, 2), (1, 0, 1, 2), (1, 1), True), ((3, 6, 7),)),
     Case(AvgPool2d((3, 2), (1, 2), (0, 1, 2, 0), (2, 1), False, True), ((2, 6, 7),)),
-    *(Case(kind((-1,)), ((3, 17),)) for kind in (GlobalMax, GlobalMean)),
-    *(Case(kind((3, -3), True), ((3, 4, 5),)) for kind in (GlobalMax, GlobalMean)),
+    *(Case(kind((-1,)), ((3, 17),)) for kind in REDUCTIONS),
+    *(Case(kind((3, -3), True), ((3, 4, 5),)) for kind in REDUCTIONS),
+    Case(ArgMax(), ((3, 17),)),
+    Case(ArgMax(1, True, True), ((5, 3),)),
+    Case(ArgMin(-2, last=True), ((3, 4, 5),)),
     Case(SequenceMax(), ((3, 7), ())),
     Case(SequenceMax(3, 2), ((4, 5), ())),
     Case(Add(), ((3, 4), (3, 1), (1, 4)), {"constant": (4,)}),
@@ -111,6 +147,15 @@ CASES = [
     Case(Mul(), ((3, 4), (3, 1)), {"constant": (3, 4)}),
     Case(Mul(), ((2, 3),), {"constant": ()}),
     Case(Mul(), ((4,), (4,)), reads=(0, 1, 0)),
+    *(Case(kind(), ((3, 4), (3, 1), (1, 4)), {"constant": (4,)}) for kind in (Max, Min)),
+    *(Case(kind(), ((3, 1), (3, 4)), positive=True) for kind in (Sub, Div, Pow, PReLU)),
+    *(Case(kind(), ((3, 4),), {"first": (4,)}, positive=True) for kind in (Sub, Div, Pow)),
+    *(Case(kind(), ((3, 4),), {"constant": (3, 1)}) for kind in (Div, PReLU)),
+    Case(Mask(), ((3, 1),), {"mask": (4,)}),
+    Case(MatMul(), ((5, 3), (3, 7))),
+    Case(MatMul(), ((2, 1, 5, 3), (1, 4, 3, 6))),
+    Case(MatMul(), ((2, 4, 3),), {"first": (5, 4)}),
+    Case(MatMul(), ((2, 4, 3),), {"constant": (2, 3, 2)}),
     Case(Concat(), ((3, 2), (1, 2), (4, 2))),
     Case(Concat(-1), ((3, 2), (3, 5))),
     Case(Interleave((2, 3)), ((2, 3, 2), (2, 3, 2), (2, 3, 1), (2, 2, 2), (2, 2, 2), (2, 2, 1))),
@@ -147,6 +192,7 @@ WIDE = [
     Case(LogSoftmax(1), ((1003, 3),)),
     Case(GlobalMean((-1, -2)), ((3, 31, 33),)),
     Case(GlobalMean((1,)), ((513,),)),
+    Case(MatMul(), ((70, 301), (301, 97))),
     Case(CumSum(), ((1003,),)),
     Case(LSTM(), ((3, 4 * 150),), {"recurrence": (1, 4 * 150, 150)}),
     Case(AvgPool2d((7, 7), (1, 1)), ((17, 15, 15),)),
@@ -159,7 +205,10 @@ def network(case: Case, dtype: str = "float32", seed: int = 0) -> Network:
     weights = {}
     for role, shape in case.weights.items():
         values = rng.standard_normal(shape)
-        weights[role] = (np.abs(values) + 0.1 if role == "var" else values).astype(numpy_dtype(dtype))
+        if role == "mask":
+            values = values > 0
+        is_positive = role == "var" or case.positive
+        weights[role] = (np.abs(values) + 0.1 if is_positive else values).astype(numpy_dtype(dtype))
     kinds = ("int32" if case.takes_ints(i) else dtype for i in range(len(case.rows)))
     given = {f"x{i}": TensorType(("B", *row), kind) for i, (row, kind) in enumerate(zip(case.rows, kinds, strict=True))}
     names = tuple(f"x{i}" for i in case.reads or range(len(case.rows)))
@@ -170,6 +219,11 @@ def random_inputs(case: Case, B: int, dtype: str = "float32", seed: int = 1) -> 
     rng = np.random.default_rng(seed)
     return tuple(
         rng.integers(0, VOCABULARY, (B, *row)).astype(np.int32) if case.takes_ints(i)
-        else rng.standard_normal((B, *row)).astype(numpy_dtype(dtype))
+        else _numbers(rng, case, (B, *row)).astype(numpy_dtype(dtype))
         for i, row in enumerate(case.rows)
     )  # fmt: skip
+
+
+def _numbers(rng: np.random.Generator, case: Case, shape: tuple[int, ...]) -> np.ndarray:
+    values = rng.standard_normal(shape)
+    return np.abs(values) + 0.1 if case.positive else values

@@ -62,7 +62,7 @@ class Grow:
                 drawn = np.asarray(self._rng.standard_normal(shape) / np.sqrt(terms))
             else:
                 drawn = np.asarray(self._rng.integers(0, 4, shape))
-            weight = 0.5 + np.abs(drawn) if role == "var" else drawn
+            weight = 0.5 + np.abs(drawn) if role == "var" else np.asarray(drawn > 0) if role == "mask" else drawn
             self.weights[roles[role]] = weight.astype(numpy_dtype(self.weight_dtype))
         types = {role: TensorType(shape, self.weight_dtype) for role, shape in shapes.items()}
         self.types[name] = layer.infer(tuple(self.types[value] for value in values), types)

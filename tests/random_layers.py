@@ -10,15 +10,21 @@ import numpy as np
 
 from networks import YES_NO, Grow, Pick, row_shapes
 from onchip.spec.layers import (
+    ELU,
     GELU,
     GRU,
     LSTM,
     RNN,
+    SELU,
+    Abs,
     Add,
+    ArgMax,
+    ArgMin,
     AvgPool1d,
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
+    Broadcast,
     Cast,
     Clip,
     Concat,
@@ -26,27 +32,50 @@ from onchip.spec.layers import (
     Conv2d,
     ConvTranspose1d,
     ConvTranspose2d,
+    Cos,
     CumSum,
+    Div,
     Dropout,
     Embedding,
+    Erf,
+    Exp,
     GlobalMax,
     GlobalMean,
+    GlobalMin,
+    GlobalNorm,
+    GlobalSum,
+    HardSigmoid,
+    HardSwish,
     Identity,
     Interleave,
     Layer,
     LeakyReLU,
     Linear,
+    Log,
     LogSoftmax,
+    Mask,
+    MatMul,
+    Max,
     MaxPool1d,
     MaxPool2d,
+    Min,
+    Mish,
     Mul,
     Permute,
+    Pow,
+    PReLU,
+    Reciprocal,
     ReLU,
     Reshape,
     SequenceMax,
     Sigmoid,
     SiLU,
+    Sin,
     Softmax,
+    Softplus,
+    Softsign,
+    Sqrt,
+    Sub,
     Tanh,
     TokenConv,
     ToPixels,
@@ -102,8 +131,8 @@ class Growing(Grow):
 
     def add(self, layer: Layer, *values: str, **shapes: tuple[int, ...]) -> str:
         own = self.types[values[0]].dtype
-        self.weight_dtype = own if "float" in own or isinstance(layer, Add | Mul) else self.own_float
-        if shapes and not isinstance(layer, Add | Mul) and not self.pick(range(8)):
+        self.weight_dtype = own if "float" in own or isinstance(layer, Broadcast | MatMul) else self.own_float
+        if shapes and not isinstance(layer, Broadcast | MatMul) and not self.pick(range(8)):
             self.weight_dtype = self.pick(FLOATS)
         name = super().add(layer, *values, **shapes)
         self._follow(self.nodes[-1])
@@ -115,11 +144,13 @@ class Growing(Grow):
         self.highest.pop(name, None)
         degrees = [self.degree.get(value, 1) for value in node.inputs]
         self.degree[name] = max(degrees)
-        if isinstance(layer, Mul):
+        if isinstance(layer, Mul | MatMul):
             self.degree[name] = sum(degrees)
         elif isinstance(layer, CumSum):
             self.degree[name] += 1
-        elif isinstance(layer, Tanh | Sigmoid | Softmax | Clip):
+        elif isinstance(layer, PReLU):
+            self.degree[name] = sum(degrees) + constants
+        elif isinstance(layer, Tanh | Sigmoid | Softmax | Clip | HardSigmoid | Softsign):
             self.degree[name] = 1
         if isinstance(layer, ToPixels) or self.steps.intersection(node.inputs):
             self.steps.add(name)
@@ -131,8 +162,8 @@ class Growing(Grow):
                 self.highest[name] = int(np.prod(tops)) * 3**constants
             elif isinstance(layer, CumSum):
                 self.highest[name] = tops[0] * self.types[name].row_size
-            else:
-                self.highest[name] = max(tops)
+            elif not isinstance(layer, Sub):  # which goes below 0
+                self.highest[name] = max((*tops, 3 * constants))
 
     def some(self, fits: Callable[[str], bool]) -> str | None:
         """A value that fits: the newest, one that nobody reads yet, or any."""
@@ -191,8 +222,40 @@ def _on_floats(grow: Growing, kind: type[Layer]) -> None:
         LeakyReLU: (LeakyReLU(), LeakyReLU(0.2), LeakyReLU(0.0), LeakyReLU(-0.5), LeakyReLU(1.5)),
         Clip: (Clip(0, 6), Clip(-0.5, 0.7), Clip(low=-0.75), Clip(high=0.25), Clip(0.5, -0.5)),
         GELU: (GELU(), GELU("tanh")),
+        ELU: (ELU(), ELU(0.3)),
+        HardSigmoid: (HardSigmoid(), HardSigmoid(1 / 6)),
     }
     grow.add(grow.pick(options.get(kind) or (kind(),)), value)
+
+
+def _on_tame_floats(grow: Growing, kind: type[Layer]) -> None:
+    """Functions that make much of little where their slopes are steep: of numbers for which they are not."""
+    if (value := grow.some_float()) is not None:
+        grow.add(kind(), grow.add(Clip(0.25, 4.0), value))
+
+
+def _mask(grow: Growing, kind: type[Layer]) -> None:
+    if (value := grow.some_float()) is not None:
+        grow.add(Mask(), value, mask=grow.row(value))
+
+
+def _ordered(grow: Growing, kind: type[Layer]) -> None:
+    first = grow.some(lambda v: v not in grow.steps and (kind is Sub or grow.is_float(v)))
+    if first is None or grow.types[first].dtype == "bool":
+        return
+    if kind in (Div, Pow):
+        first = grow.add(Clip(0.5, 2.0), first)
+    others = [v for v in grow.types if v not in grow.steps and _stretches(grow, v, first, grow.row(first))]
+    second = grow.pick(others)
+    if kind is Div:
+        second = grow.add(Clip(0.5, 2.0), second)
+    if kind in (Div, Pow) or grow.pick(YES_NO):
+        values = [first, second]
+        if kind is Pow and grow.degree.get(second, 1) > 1:
+            values[1] = grow.add(Tanh(), second)
+        grow.add(kind(), *(values if kind is PReLU or grow.pick(YES_NO) else values[::-1]))
+    else:
+        grow.add(kind(), first, **{grow.pick(("first", "constant")): grow.row(first)})
 
 
 def _over_axis(grow: Growing, kind: type[Layer]) -> None:
@@ -203,6 +266,28 @@ def _over_axis(grow: Growing, kind: type[Layer]) -> None:
 def _global(grow: Growing, kind: type[Layer]) -> None:
     if (value := grow.some_float(1, 2, 3)) is not None:
         grow.add(kind(_axes(grow, value), grow.pick(YES_NO)), value)
+
+
+def _argument(grow: Growing, kind: type[Layer]) -> None:
+    """Of a network's input: what was rounded on the way may stand elsewhere."""
+    if (value := grow.some(lambda v: v in grow.inputs and grow.is_float(v) and bool(grow.row(v)))) is not None:
+        grow.add(kind(grow.axis(value), grow.pick(YES_NO), grow.pick(YES_NO)), value)
+
+
+def _matmul(grow: Growing, kind: type[Layer]) -> None:
+    """A value times one that fits, times itself turned, or times a constant."""
+    if (value := grow.some_float(2, 3)) is None or grow.degree.get(value, 1) >= MOST_DEGREE:
+        return
+    *front, M, K = grow.row(value)
+    how = grow.pick(("turned", "turned", "first", "constant"))
+    if how == "turned":
+        rank = len(front) + 3
+        other = grow.add(Permute((*range(rank - 2), rank - 1, rank - 2)), value)
+        grow.add(MatMul(), *((value, other) if grow.pick(YES_NO) else (other, value)))
+    elif how == "first":
+        grow.add(MatMul(), value, first=(*front[grow.pick((0, 1)) :], grow.pick(SIZES), M))
+    else:
+        grow.add(MatMul(), value, constant=(*front[grow.pick((0, 1)) :], K, grow.pick(SIZES)))
 
 
 def _sequence_max(grow: Growing, kind: type[Layer]) -> None:
@@ -318,7 +403,7 @@ def _token_conv(grow: Growing, kind: type[Layer]) -> None:
 
 
 def _broadcast(grow: Growing, kind: type[Layer]) -> None:
-    first = grow.some(lambda v: v not in grow.steps and (kind is Add or grow.degree.get(v, 1) < MOST_DEGREE))
+    first = grow.some(lambda v: v not in grow.steps and (kind is not Mul or grow.degree.get(v, 1) < MOST_DEGREE))
     if first is None or grow.types[first].dtype == "bool":  # no numbers to add
         return
     values, row = [first], grow.row(first)
@@ -418,13 +503,19 @@ def _recurrent(grow: Growing, kind: type[Layer]) -> None:
 MAKERS: dict[type[Layer], Callable[[Growing, Any], None]] = {
     **dict.fromkeys((Identity, Dropout), _on_any),
     **dict.fromkeys((ReLU, LeakyReLU, Clip, Sigmoid, Tanh, SiLU, GELU, ToPixels), _on_floats),
+    **dict.fromkeys((ELU, SELU, HardSigmoid, HardSwish, Softplus, Softsign, Mish, Abs, Erf), _on_floats),
+    **dict.fromkeys((Exp, Log, Sqrt, Reciprocal, Sin, Cos), _on_tame_floats),
+    **dict.fromkeys((Sub, Div, Pow, PReLU), _ordered),
+    Mask: _mask,
     **dict.fromkeys((Softmax, LogSoftmax), _over_axis),
-    **dict.fromkeys((GlobalMax, GlobalMean), _global),
+    **dict.fromkeys((GlobalMax, GlobalMean, GlobalMin, GlobalSum, GlobalNorm), _global),
+    **dict.fromkeys((ArgMax, ArgMin), _argument),
+    MatMul: _matmul,
     **dict.fromkeys((BatchNorm1d, BatchNorm2d), _norm),
     **dict.fromkeys((Conv1d, Conv2d), _conv),
     **dict.fromkeys((ConvTranspose1d, ConvTranspose2d), _conv_transpose),
     **dict.fromkeys((MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d), _pool),
-    **dict.fromkeys((Add, Mul), _broadcast),
+    **dict.fromkeys((Add, Mul, Max, Min), _broadcast),
     **dict.fromkeys((LSTM, GRU, RNN), _recurrent),
     SequenceMax: _sequence_max,
     Linear: _linear,

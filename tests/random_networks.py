@@ -21,7 +21,10 @@ from onchip.plan.plan import Plan
 from onchip.runtime.check import DTYPE_ULP, NAIVE_DTYPE, CheckRow, scaled_error, unequal_batch
 from onchip.runtime.engine import Engine, compile, id_limits
 from onchip.spec.layers import (
+    ELU,
     GELU,
+    SELU,
+    Abs,
     Add,
     AvgPool1d,
     AvgPool2d,
@@ -35,24 +38,44 @@ from onchip.spec.layers import (
     Convolution,
     ConvTranspose1d,
     ConvTranspose2d,
+    Cos,
     CumSum,
+    Div,
     Embedding,
+    Erf,
+    Exp,
     GlobalMax,
     GlobalMean,
+    GlobalMin,
+    GlobalNorm,
+    GlobalSum,
+    HardSigmoid,
+    HardSwish,
     Identity,
     LeakyReLU,
     Linear,
+    Log,
     LogSoftmax,
+    MatMul,
+    Max,
     MaxPool1d,
     MaxPool2d,
+    Min,
+    Mish,
     Mul,
     Permute,
+    Reciprocal,
     ReLU,
     Reshape,
     SequenceMax,
     Sigmoid,
     SiLU,
+    Sin,
     Softmax,
+    Softplus,
+    Softsign,
+    Sqrt,
+    Sub,
     Tanh,
     TokenConv,
     ToPixels,
@@ -67,7 +90,11 @@ MOST_LAYERS = 14
 
 # What real networks are made of and the fused kernels look for, by the kind of input: a random walk over the kinds
 # would rarely meet it. Each step goes behind the newest value that fits; a tuple is a choice.
-ACTIVATIONS = (ReLU, Tanh, Sigmoid, SiLU, GELU, LeakyReLU, Clip)
+ACTIVATIONS = (
+    ReLU, Tanh, Sigmoid, SiLU, GELU, LeakyReLU, Clip, ELU, SELU, HardSigmoid, HardSwish, Mish, Softplus, Softsign,
+)  # fmt: skip
+FUNCTIONS = (Exp, Log, Sqrt, Reciprocal, Sin, Cos, Erf, Abs)
+REDUCTIONS = (GlobalMax, GlobalMean, GlobalMin, GlobalSum, GlobalNorm)
 TURN, FLAT, MAX_OVER_TIME = Permute((0, 2, 1)), Reshape(), GlobalMax()
 MOTIFS: dict[str, tuple[tuple[Any, ...], ...]] = {
     "vector": (
@@ -77,20 +104,23 @@ MOTIFS: dict[str, tuple[tuple[Any, ...], ...]] = {
         (Linear, Reshape, ConvTranspose2d, BatchNorm2d, ACTIVATIONS),
         ((Linear, Cast), CumSum),
         (Cast, Linear, Cast),
+        (Linear, FUNCTIONS, (Add, Mul, Sub, Div), ACTIVATIONS),
     ),
     "signal": (
         (Conv1d, ACTIVATIONS, (MaxPool1d, AvgPool1d), Conv1d),
         (Conv1d, BatchNorm1d, Conv1d, Add, ACTIVATIONS),
         (ConvTranspose1d, BatchNorm1d, ACTIVATIONS),
         (TURN, Linear, ACTIVATIONS, Linear),
-        (Conv1d, (GlobalMax, GlobalMean), Linear, Softmax),
+        (Conv1d, REDUCTIONS, Linear, Softmax),
+        (Linear, MatMul, Softmax, MatMul, Linear),
     ),
     "image": (
         (Conv2d, BatchNorm2d, ACTIVATIONS, (MaxPool2d, AvgPool2d)),
         (Conv2d, ACTIVATIONS, Conv2d, (Add, Mul, Concat), ACTIVATIONS),
-        (Conv2d, Conv2d, (GlobalMax, GlobalMean, FLAT), Linear, ACTIVATIONS),
+        (Conv2d, Conv2d, (*REDUCTIONS, FLAT), Linear, ACTIVATIONS),
         (ConvTranspose2d, BatchNorm2d, ACTIVATIONS, ConvTranspose2d, Tanh, ToPixels),
         (Conv2d, Sigmoid, Mul),
+        ((Sub, Max, Min), Div, Conv2d),
     ),
     "tokens": (
         (Embedding, TURN, Conv1d, ACTIVATIONS, MAX_OVER_TIME),

@@ -14,12 +14,16 @@ from onchip.measure.truth import Truth
 from onchip.runtime.check import DTYPE_ULP
 from onchip.spec.layers import (
     Add,
+    ArgMax,
+    ArgMin,
     Conv2d,
     CumSum,
     Embedding,
     GlobalMax,
+    HardSigmoid,
     Interleave,
     Linear,
+    Mask,
     MaxPool2d,
     Recurrent,
     ReLU,
@@ -142,7 +146,8 @@ def test_a_peer_that_is_not_installed(monkeypatch):
 
 # -- networks as torch modules -----------------------------------------------------------------------------
 
-NO_TORCH = (TokenConv, CumSum, SequenceMax, Recurrent)  # what only a rewrite makes, and what no benchmark has
+# What only a rewrite makes, and what no benchmark has.
+NO_TORCH = (TokenConv, CumSum, SequenceMax, Recurrent, ArgMax, ArgMin, HardSigmoid, Mask)
 
 
 @pytest.mark.parametrize("case", LAYER_CASES, ids=str)

@@ -39,19 +39,19 @@ def two_inputs(nodes, first, second, weights=None, opset=17):
     return proto
 
 
-@pytest.mark.parametrize("kind", ["Add", "Mul", "Sub"])
+@pytest.mark.parametrize("kind", ["Add", "Mul", "Sub", "Div", "Max"])
 @pytest.mark.parametrize(("first", "second"), [((3, 4), (3, 4)), ((3, 4), (1, 4)), ((3, 1), (3, 4)), ((), ())])
 def test_two_values(tmp_path, kind, first, second):
     net = check_meaning(tmp_path, two_inputs([op(kind, "x z", name="n")], ("N", *first), ("N", *second)))
     assert list(net.inputs) == ["x", "z"]
     assert net.outputs == ("n",)
-    assert kinds(net) == (["Mul", "Add"] if kind == "Sub" else [kind])
+    assert kinds(net) == [kind]
 
 
 @pytest.mark.parametrize("kind", ["Add", "Mul", "Sub", "Div"])
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 4), (3, 1), (1, 3, 4), (1, 1, 1)])
 def test_a_value_and_a_constant(tmp_path, kind, shape):
-    for order in ("x c", "c x")[: 1 if kind == "Div" else 2]:
+    for order in ("x c", "c x"):
         net = check_meaning(tmp_path, model([op(kind, order, name="n")], {"c": numbers(*shape, seed=3)}, ("N", 3, 4)))
         assert net.outputs == ("n",)
         assert net.output == TensorType(("B", 3, 4))
@@ -208,8 +208,84 @@ def test_what_is_only_like_pixels_is_refused(tmp_path, changes):
 def test_where_and_is_nan_stand_for_nothing_else(tmp_path):
     refused(tmp_path, model([op("IsNaN", "x")]), "unfinished")
     others = [op("IsNaN", "x", "n"), op("Relu", "x", "r"), op("Where", "n zero r")]
-    refused(tmp_path, model(others, {"zero": np.float32(0)}), "stands alone")
-    refused(tmp_path, model([op("Where", "x x x")]), "stands alone")
+    refused(tmp_path, model(others, {"zero": np.float32(0)}), "cannot follow", "Clip(Where(IsNaN(y), 0, y), 0, 255)")
+    refused(tmp_path, model([op("Where", "x x x")]), "its condition is no constant")
+
+
+@pytest.mark.parametrize("order", ["m x z", "m x c", "m c x", "m x zero"])
+def test_where_with_a_constant_condition(tmp_path, order):
+    """Two values, or one and a constant; what is masked out may be a NaN."""
+    weights = {"m": numbers(3, 4) > 0, "c": np.float32(-np.inf), "zero": np.zeros(4, "f4")}
+    nodes = [op("Where", order, name="n")]
+    proto = two_inputs(nodes, ("N", 3, 4), ("N", 1, 4), weights) if "z" in order.split() else None
+    net = check_meaning(tmp_path, proto or model(nodes, weights, ("N", 3, 4)))
+    assert kinds(net)[0] == "Mask"
+    x = numbers(2, 3, 4)
+    x[:, ~weights["m"] if order[2] == "x" else weights["m"]] = np.nan
+    if proto is None:
+        assert not np.isnan(reference.forward(net, x)).any()
+
+
+POWERS = {2: ["Mul"], 3: ["Mul"], 1: [], 0.5: ["Sqrt"], -1: ["Reciprocal"], -0.5: ["Sqrt", "Reciprocal"], 2.5: ["Pow"]}
+
+
+@pytest.mark.parametrize("power", POWERS)
+def test_powers(tmp_path, power):
+    nodes = [op("Abs", "x", "a"), op("Pow", "a p")]
+    net = check_meaning(tmp_path, model(nodes, {"p": np.float32(power)}), tolerance=1e-5)
+    assert kinds(net) == ["Abs", *POWERS[power]]
+
+
+def test_bounds_that_are_a_maximum_or_a_minimum(tmp_path):
+    nodes = [op("Max", "x zero", "a"), op("Min", "six a", "b"), op("Max", "b x", "c"), op("Mean", "c x")]
+    net = check_meaning(tmp_path, model(nodes, {"zero": np.float32(0), "six": np.float32(6)}))
+    assert kinds(net) == ["ReLU", "Clip", "Max", "Add", "Mul"]
+
+
+ACTIVATIONS = {
+    "HardSwish": [op("HardSwish", "x")], "Mish": [op("Softplus", "x", "s"), op("Tanh", "s", "t"), op("Mul", "t x")],
+    "SELU": [op("Selu", "x")], "ELU": [op("Celu", "x")], "LeakyReLU": [op("PRelu", "x slope")],
+    "PReLU": [op("PRelu", "x slopes")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_activations_of_several_spellings(tmp_path, kind):
+    weights = {"slope": np.full((1,), 0.3, "f4"), "slopes": numbers(4, seed=2)}
+    assert kinds(check_meaning(tmp_path, model(ACTIVATIONS[kind], weights))) == [kind]
+    other = [op("Celu", "x", "c", alpha=0.5), op("Selu", "c", gamma=2.0)]
+    assert kinds(check_meaning(tmp_path, model(other, {}))) == ["Mul", "ELU", "Mul", "ELU", "Mul"]
+
+
+@pytest.mark.parametrize("kind", ["L1", "L2", "Sum", "Min", "SumSquare", "LogSum", "LogSumExp"])
+@pytest.mark.parametrize("keep", [0, 1])
+def test_reductions(tmp_path, kind, keep):
+    nodes = [op("Exp", "x", "e"), op(f"Reduce{kind}", "e axes", keepdims=keep)]
+    proto = model(nodes, {"axes": np.array([2, -3])}, ("N", 3, 4, 5), opset=18)
+    net = check_meaning(tmp_path, proto, tolerance=1e-5)
+    assert net.output.row_shape == ((1, 1, 5) if keep else (5,))
+
+
+# -- products of two values ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "second"), [((3, 4), (4, 5)), ((2, 3, 4), (1, 4, 5)), ((2, 3, 4), (4, 5))])
+def test_products_of_two_values(tmp_path, first, second):
+    proto = two_inputs([op("MatMul", "x z", name="n")], ("N", *first), ("N", *second))
+    net = check_meaning(tmp_path, proto, tolerance=1e-5) if len(first) == len(second) else read(tmp_path, proto)
+    assert kinds(net)[-1] == "MatMul"
+
+
+@pytest.mark.parametrize(("order", "shape"), [("c x", (5, 3)), ("c x", (3,)), ("x c", (2, 4, 5)), ("c x", (2, 5, 3))])
+def test_a_product_with_a_constant_that_is_no_linear(tmp_path, order, shape):
+    proto = model([op("MatMul", order, name="n")], {"c": numbers(*shape)}, ("N", 2, 3, 4))
+    net = check_meaning(tmp_path, proto, tolerance=1e-5)
+    assert "MatMul" in kinds(net)
+
+
+def test_a_product_that_would_mix_rows(tmp_path):
+    refused(tmp_path, two_inputs([op("MatMul", "x z")], ("N", 4), ("N", 4, 3)), "mix the rows of the batch")
+    refused(tmp_path, model([op("MatMul", "c x")], {"c": numbers(2, 5, 3)}, ("N", 3, 4)), "differs from row to row")
 
 
 def test_leaky_relu_keeps_the_slope_as_it_was_meant(tmp_path):

@@ -28,6 +28,9 @@ from onchip.spec.layers import (
     Conv2d,
     GlobalMax,
     GlobalMean,
+    GlobalMin,
+    GlobalNorm,
+    GlobalSum,
     LogSoftmax,
     MaxPool1d,
     MaxPool2d,
@@ -86,6 +89,7 @@ ALONG = [
     # Short rows that begin at multiples of 2, 4, 8 and 16 bytes, whole and with 16 bytes left free behind them.
     ((7,), Softmax()), ((9,), LogSoftmax()), ((12,), Softmax()), ((16,), LogSoftmax()), ((24,), Softmax()),
     ((31,), GlobalMean()), ((32,), Softmax()), ((33,), Softmax()), ((40,), GlobalMean()), ((48,), Softmax()),
+    ((7,), GlobalMin()), ((4, 5, 6), GlobalNorm((1, 3))), ((3, 70), GlobalSum()), ((5, 6), GlobalSum((1,))),
     ((16,), GlobalMax()), ((12,), GlobalMean()), ((2,), Softmax()), ((49,), GlobalMean()), ((63,), LogSoftmax()),
 ]  # fmt: skip
 LAYERS = [("pool", *case) for case in POOLS] + [("reduce", *case) for case in ALONG]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from checks import assert_error_within, rows
-from image_networks import branched, clipped, signal
+from image_networks import branched, signal, sines
 from onchip.kernels import reference
 from onchip.kernels.cpu import KERNELS
 from onchip.plan.kernel import Job
@@ -45,11 +45,11 @@ class Turned(InRows):
 
 
 def test_the_cheapest_way_keeps_channels_last():
-    for net in (clipped(), signal()):
+    for net in (sines(), signal()):
         assert run(net, KERNELS, rows(3, *net.input.row_shape))[1]
 
 
-@pytest.mark.parametrize("make", [clipped, branched, signal])
+@pytest.mark.parametrize("make", [sines, branched, signal])
 @pytest.mark.parametrize("B", [1, 7, 33])
 def test_channels_last_between_groups(make, B):
     net = make()

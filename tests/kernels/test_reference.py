@@ -8,14 +8,27 @@ from layer_cases import CASES, network, random_inputs
 from onchip.errors import InputError
 from onchip.kernels import reference
 from onchip.spec.build import sequential
-from onchip.spec.layers import LAYERS, Add, Concat, CumSum, Embedding, GlobalMean, Linear, Reshape, Tanh, ToPixels
+from onchip.spec.layers import (
+    LAYERS,
+    Add,
+    ArgMax,
+    ArgMin,
+    Concat,
+    CumSum,
+    Embedding,
+    GlobalMean,
+    Linear,
+    Reshape,
+    Tanh,
+    ToPixels,
+)
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
 
 
 def test_every_layer_has_a_forward_and_a_backward():
     assert set(reference.FORWARD) == set(LAYERS.values())
-    assert set(reference.BACKWARD) == set(LAYERS.values()) - {ToPixels}  # steps have no slope
+    assert set(reference.BACKWARD) == set(LAYERS.values()) - {ToPixels, ArgMax, ArgMin}  # steps have no slope
 
 
 def test_every_layer_is_differentiated_below():
@@ -39,7 +52,7 @@ def test_layer_gradient_matches_finite_differences(case, B):
             continue
         assert dx.dtype == x.dtype
         assert_gradient(lambda v, i=i: float((forward(layer, (*xs[:i], v, *xs[i + 1 :]), w) * probe).sum()), x, dx)
-    assert dw.keys() == w.keys() - {"mean", "var"}  # constants of a batch norm
+    assert dw.keys() == w.keys() - {"mean", "var", "mask"}  # constants of a batch norm and of a mask
     for role in dw:
         assert_gradient(
             lambda v, role=role: float((forward(layer, xs, {**w, role: v}) * probe).sum()), w[role], dw[role]
@@ -51,7 +64,7 @@ def test_nothing_widens_float32(case):
     net, given = network(case), random_inputs(case, 2)
     xs = tuple(given[int(name[1:])] for name in net.nodes[0].inputs)
     y = reference.FORWARD[type(case.layer)](case.layer, xs, net.weights)
-    assert y.dtype == ("uint8" if isinstance(case.layer, ToPixels) else "float32")
+    assert y.dtype == (net.output.dtype if type(case.layer) not in reference.BACKWARD else "float32")
     if type(case.layer) in reference.BACKWARD:
         dxs, dw = reference.BACKWARD[type(case.layer)](case.layer, xs, net.weights, y, y)
         assert {gradient.dtype for gradient in (*dxs, *dw.values()) if gradient is not None} == {np.dtype("float32")}

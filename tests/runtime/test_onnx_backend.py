@@ -36,17 +36,15 @@ from random_networks import MANY_ROWS, ROWS, faults
 
 # Cases are found by their names, which end in the device: test_add_uint16_cpu.
 EXCLUDED = {
-    r"^test_(add|sub|mul|div)_uint(16|32|64)_": "networks have no unsigned ints beyond uint8",
+    r"^test_(add|sub|mul|div|max|min)_uint(16|32|64)_|^test_pow_types_.*_uint(32|64)_": "no unsigned ints beyond uint8",
     r"^test_cast.*(FLOAT[48]E|INT[24]_|STRING)": "files have no values of 2, 4 or 8 bits but bytes, and no strings",
     r"^test_castlike_((B?FLOAT16|FLOAT|DOUBLE)(_to)?_){2}": "the value to be like has rows of its own",
     r"^test_(averagepool|maxpool|convtranspose)_3d|Pool3d|Conv3d": "windows run over one or two axes",
-    r"^test_matmul_(3d|4d|bcast|1d_3d)_cpu": "Linear takes a matrix, the same for every row",
     r"^test_training_dropout(_default)?(_mask)?_cpu|_training_mode_": "training",
     r"_zero_ratio_mask_|^test_dropout_default_mask|^test_maxpool_with_argmax": "a layer has one output",
     r"^test_clip_default_int8_(min|max|inbounds)_cpu": "activations take floats",
     r"^test_constant_cpu|^test_shape_": "the output is a constant",
-    r"^test_div_u?int": "Div is by the inverse of a float",
-    r"^test_erf_": "Erf is read inside of a GELU only",
+    r"^test_div_u?int|^test_pow_types_int": "quotients and powers are of floats",
     r"^test_gather_(1|2d_indices)_": "tables are looked up by rows",
     r"^test_gather_negative": "ids count from the front",
     r"^test_identity_(sequence|opt)": "values are tensors",
@@ -54,12 +52,12 @@ EXCLUDED = {
     r"^test_(equal|greater|less|not_)": "comparisons are read up to the Cast that makes factors of them",
     r"^test_clip_(?!default_(int8_)?inbounds).*expanded": "floats are not compared",
     r"^test_(leakyrelu|prelu|shrink|thresholdedrelu|elu|selu)_.*expanded": "floats are not compared",
-    r"^test_isnan|^test_where": "IsNaN and Where are read inside of a ToPixels or a SequenceMax only",
+    r"^test_isnan|^test_where_long": "IsNaN is read inside of a ToPixels only, and Where is of floats",
     r"^test_maxpool_2d_uint8": "pools take floats",
     r"^test_(constant|edge|reflect|wrap)_pad|Pad2d|^test_operator_pad": "Pad is zeros for a window to read",
-    r"^test_reduce_max_(bool_inputs|empty_set)": "reductions take floats, at least one",
+    r"^test_reduce_.*_(bool_inputs|empty_set(_bool|_expanded)?)_cpu": "reductions take floats, at least one",
 }
-LEAST = 250  # cases that pass, whatever the version of onnx brings
+LEAST = 530  # cases that pass, whatever the version of onnx brings
 MOST_NUMBERS = 1 << 16  # of a row that is judged: a case that takes all it has as one row may have millions
 
 

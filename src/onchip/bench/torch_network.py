@@ -15,7 +15,10 @@ import numpy as np
 
 from onchip.bench.frame import UnavailableError
 from onchip.spec.layers import (
+    ELU,
     GELU,
+    SELU,
+    Abs,
     Add,
     AvgPool1d,
     AvgPool2d,
@@ -29,25 +32,46 @@ from onchip.spec.layers import (
     Convolution,
     ConvTranspose1d,
     ConvTranspose2d,
+    Cos,
+    Div,
     Dropout,
     Embedding,
+    Erf,
+    Exp,
     GlobalMax,
     GlobalMean,
+    GlobalMin,
+    GlobalNorm,
+    GlobalSum,
+    HardSwish,
     Identity,
     Interleave,
     Layer,
     LeakyReLU,
     Linear,
+    Log,
     LogSoftmax,
+    MatMul,
+    Max,
     MaxPool1d,
     MaxPool2d,
+    Min,
+    Mish,
     Mul,
     Permute,
+    Pow,
+    PReLU,
+    Reciprocal,
     ReLU,
     Reshape,
     Sigmoid,
     SiLU,
+    Sin,
     Softmax,
+    Softplus,
+    Softsign,
+    Sqrt,
+    Sub,
     Tanh,
     ToPixels,
     TransposedConvolution,
@@ -201,10 +225,24 @@ def _avg_pool(to: _Builder, node: Node, w: Weights, x: Value) -> Value:
 
 def _reduce(function: str) -> Form:
     def form(to: _Builder, node: Node, w: Weights, x: Value) -> Value:
-        assert isinstance(node.layer, GlobalMax | GlobalMean)
-        return to.call(function, x, node.layer.axes, node.layer.keep)
+        given = node.layer.attributes()
+        return to.call(function, x, dim=given["axes"], keepdim=given["keep"])
 
     return form
+
+
+def _ordered(function: str) -> Form:
+    def form(to: _Builder, node: Node, w: Weights, *xs: Value) -> Value:
+        operands = [w[role] for role in ("first",) if role in w] + [*xs] + [w[r] for r in ("constant",) if r in w]
+        return to.call(function, *operands)
+
+    return form
+
+
+def _prelu(to: _Builder, node: Node, w: Weights, x: Value, *slopes: Value) -> Value:
+    """torch's own takes a slope for each channel alone."""
+    slope = slopes[0] if slopes else w["constant"]
+    return to.call("where", to.call("ge", x, 0), x, to.call("mul", x, slope))
 
 
 def _combine(function: str) -> Form:
@@ -260,6 +298,13 @@ _FORMS: dict[type[Layer], Form] = {
     Tanh: _plain("tanh"),
     SiLU: _plain("silu"),
     GELU: _plain("gelu", approximate="approximate"),
+    ELU: _plain("elu", alpha="alpha"),
+    SELU: _plain("selu"),
+    HardSwish: _plain("hardswish"),
+    Softplus: _plain("softplus"),
+    Softsign: _plain("softsign"),
+    Mish: _plain("mish"),
+    **{kind: _plain(kind.__name__.lower()) for kind in (Abs, Sqrt, Reciprocal, Exp, Log, Sin, Cos, Erf)},
     Softmax: _plain("softmax", dim="axis"),
     LogSoftmax: _plain("log_softmax", dim="axis"),
     Linear: _linear,
@@ -276,8 +321,18 @@ _FORMS: dict[type[Layer], Form] = {
     AvgPool2d: _avg_pool,
     GlobalMax: _reduce("amax"),
     GlobalMean: _reduce("mean"),
+    GlobalMin: _reduce("amin"),
+    GlobalSum: _reduce("sum"),
+    GlobalNorm: _reduce("norm"),
     Add: _combine("add"),
     Mul: _combine("mul"),
+    Max: _combine("maximum"),
+    Min: _combine("minimum"),
+    Sub: _ordered("sub"),
+    Div: _ordered("div"),
+    Pow: _ordered("pow"),
+    PReLU: _prelu,
+    MatMul: _ordered("matmul"),
     Concat: lambda to, node, w, *xs: to.call("cat", xs, node.layer.attributes()["axis"]),
     Interleave: _interleave,
     Identity: lambda to, node, w, x: x,

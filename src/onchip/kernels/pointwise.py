@@ -4,7 +4,7 @@
 | --------------------- | --------------------------------------------------------------------------------------- |
 | `forward`, `backward` | `kernels/reference/`: NumPy, any float dtype; the truth                                 |
 | `cpu`                 | `kernels/cpu/activation.py`: a loop of vector code, by this number                      |
-| `cuda`                | `kernels/cuda/activation.cuh` and `pointwise.cu`: a struct, one number a call           |
+| `cuda`                | `kernels/cuda/activation.cuh`, `function.cuh` and `pointwise.cu`: a struct              |
 
 A test runs all columns of every row on the same numbers.
 """
@@ -12,23 +12,47 @@ A test runs all columns of every row on the same numbers.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from onchip.spec.layers import (
+    ELU,
     GELU,
+    SELU,
+    Abs,
     Add,
+    Broadcast,
     Cast,
     Clip,
+    Cos,
+    Div,
     Elementwise,
+    Erf,
+    Exp,
+    HardSigmoid,
+    HardSwish,
     Layer,
     LeakyReLU,
+    Log,
+    Mask,
+    Max,
+    Min,
+    Mish,
     Mul,
+    Pow,
+    PReLU,
+    Reciprocal,
     ReLU,
     Sigmoid,
     SiLU,
+    Sin,
+    Softplus,
+    Softsign,
+    Sqrt,
+    Sub,
     Tanh,
     ToPixels,
 )
@@ -38,6 +62,7 @@ if TYPE_CHECKING:
 
 # The `cpu` column. The compiled loops compare with these; 0 is no operation, and the tile's own last step does RELU.
 IDENTITY, RELU, SIGMOID, TANH, LEAKY, SILU, GELU_ERF, GELU_TANH = range(8)
+CLIP, ELU_CODE, SELU_CODE, HARD_SIGMOID, HARD_SWISH, SOFTPLUS, SOFTSIGN, MISH = range(8, 16)
 
 
 @dataclass(frozen=True)
@@ -48,6 +73,7 @@ class Operation:
     variant: str = ""  # of a layer that is several operations: its `approximate` or `dtype`
     parameters: tuple[str, ...] = ()  # what it is told; a bound of None is an infinity
     slope_of_result: bool = False  # its derivative follows from its result alone: what training on the chip needs
+    behind_products: bool = False  # CUDA's products take it along: their switch (product.cuh) has a case for it
 
     @property
     def forward(self) -> Forward:
@@ -73,30 +99,56 @@ class Operation:
 
 
 OPERATIONS = (
-    Operation(ReLU, "ReLU", RELU, slope_of_result=True),
-    Operation(LeakyReLU, "LeakyReLU", LEAKY, parameters=("slope",), slope_of_result=True),
-    Operation(Clip, "Clip", parameters=("low", "high")),
-    Operation(Sigmoid, "Sigmoid", SIGMOID, slope_of_result=True),
-    Operation(Tanh, "Tanh", TANH, slope_of_result=True),
-    Operation(SiLU, "SiLU", SILU),
-    Operation(GELU, "GELU", GELU_ERF, "none"),
-    Operation(GELU, "TanhGELU", GELU_TANH, "tanh"),
+    Operation(ReLU, "ReLU", RELU, slope_of_result=True, behind_products=True),
+    Operation(LeakyReLU, "LeakyReLU", LEAKY, parameters=("slope",), slope_of_result=True, behind_products=True),
+    Operation(Clip, "Clip", CLIP, parameters=("low", "high"), behind_products=True),
+    Operation(Sigmoid, "Sigmoid", SIGMOID, slope_of_result=True, behind_products=True),
+    Operation(Tanh, "Tanh", TANH, slope_of_result=True, behind_products=True),
+    Operation(SiLU, "SiLU", SILU, behind_products=True),
+    Operation(GELU, "GELU", GELU_ERF, "none", behind_products=True),
+    Operation(GELU, "TanhGELU", GELU_TANH, "tanh", behind_products=True),
     Operation(ToPixels, "ToPixels"),
     Operation(Cast, "Rounded<float>", variant="float32"),
     Operation(Cast, "Rounded<f16>", variant="float16"),
     Operation(Cast, "Rounded<bf16>", variant="bfloat16"),
+    Operation(ELU, "ELU", ELU_CODE, parameters=("alpha",)),
+    Operation(SELU, "SELU", SELU_CODE),
+    Operation(HardSigmoid, "HardSigmoid", HARD_SIGMOID, parameters=("slope", "shift")),
+    Operation(HardSwish, "HardSwish", HARD_SWISH),
+    Operation(Softplus, "Softplus", SOFTPLUS),
+    Operation(Softsign, "Softsign", SOFTSIGN),
+    Operation(Mish, "Mish", MISH),
+    Operation(Abs, "Abs"),
+    Operation(Sqrt, "Sqrt"),
+    Operation(Reciprocal, "Reciprocal"),
+    Operation(Exp, "Exp"),
+    Operation(Log, "Log"),
+    Operation(Sin, "Sin"),
+    Operation(Cos, "Cos"),
+    Operation(Erf, "Erf"),
     Operation(Add, "Add"),
     Operation(Mul, "Mul"),
+    Operation(Max, "Max"),
+    Operation(Min, "Min"),
+    Operation(Sub, "Sub"),
+    Operation(Div, "Div"),
+    Operation(Pow, "Pow"),
+    Operation(PReLU, "PReLU"),
+    Operation(Mask, "Mask"),
 )
 _BY_LAYER = {(row.layer, row.variant): row for row in OPERATIONS}
 
-# Layers that other kernels take along with a product: of every row, of those with a loop on the CPU, and of those that
-# can be trained through.
-ACTIVATIONS: tuple[type[Elementwise], ...] = tuple(
-    dict.fromkeys(row.layer for row in OPERATIONS if issubclass(row.layer, Elementwise))
-)
-CPU_ACTIVATIONS = tuple(kind for kind in ACTIVATIONS if any(r.layer is kind and r.cpu is not None for r in OPERATIONS))
-TRAINED = tuple(kind for kind in ACTIVATIONS if any(r.layer is kind and r.slope_of_result for r in OPERATIONS))
+
+def _kinds(rows: Iterable[Operation]) -> tuple[type[Elementwise], ...]:
+    return tuple(dict.fromkeys(row.layer for row in rows if issubclass(row.layer, Elementwise)))
+
+
+# Layers that other kernels take along with a product: CUDA's, the CPU's, and those that train.
+ACTIVATIONS = _kinds(row for row in OPERATIONS if row.behind_products)
+CPU_ACTIVATIONS = _kinds(row for row in OPERATIONS if row.cpu is not None)
+TRAINED = _kinds(row for row in OPERATIONS if row.slope_of_result)
+BINARY = tuple(row for row in OPERATIONS if issubclass(row.layer, Broadcast))
+UNARY = tuple(row for row in OPERATIONS if row not in BINARY)
 
 
 def operation_of(layer: Layer) -> Operation | None:

@@ -23,8 +23,8 @@ from onchip.spec.recipe import Array
 # that come first. Everything else is a value.
 OPERANDS = {
     "BatchNormalization": (1, 2, 3, 4), "Clip": (1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "CumSum": (1,),
-    "Div": (1,), "Dropout": (1, 2), "Gather": (0,), "Gemm": (1, 2), "MatMul": (1,), "Pad": (1, 2, 3),
-    "ReduceMax": (1,), "ReduceMean": (1,), "Reshape": (1,), "Slice": (1, 2, 3, 4), "Squeeze": (1,), "Unsqueeze": (1,),
+    "Dropout": (1, 2), "Gather": (0,), "Gemm": (1, 2), "Pad": (1, 2, 3), "Reshape": (1,), "Slice": (1, 2, 3, 4),
+    "Squeeze": (1,), "Unsqueeze": (1,), "Where": (0,), **{kind: (1,) for kind in READERS if kind.startswith("Reduce")},
     "GRU": (1, 2, 3), "LSTM": (1, 2, 3), "RNN": (1, 2, 3),
 }  # fmt: skip
 

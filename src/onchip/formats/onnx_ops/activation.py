@@ -1,16 +1,40 @@
-"""Relu, LeakyRelu, Clip, Sigmoid, Tanh, Softmax, LogSoftmax."""
+"""Relu and its kin, Clip, Sigmoid, Tanh, Softplus, Softsign, Mish, HardSwish, Softmax, LogSoftmax."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_ops.pixels import completes_pixels
-from onchip.spec.layers import Clip, Layer, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
+from onchip.spec.layers import (
+    ELU,
+    SELU,
+    Clip,
+    HardSigmoid,
+    HardSwish,
+    Layer,
+    LeakyReLU,
+    LogSoftmax,
+    Mish,
+    Mul,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Softplus,
+    Softsign,
+    Tanh,
+)
 from onchip.spec.network import Node
+from onchip.spec.types import numpy_dtype
 
-_ELEMENTWISE: dict[str, type[Layer]] = {"Relu": ReLU, "Sigmoid": Sigmoid, "Tanh": Tanh}
+_ELEMENTWISE: dict[str, type[Layer]] = {
+    "Relu": ReLU, "Sigmoid": Sigmoid, "Tanh": Tanh, "Softplus": Softplus, "Softsign": Softsign, "Mish": Mish,
+    "HardSwish": HardSwish,
+}  # fmt: skip
 _SOFTMAX: dict[str, type[Softmax] | type[LogSoftmax]] = {"Softmax": Softmax, "LogSoftmax": LogSoftmax}
 _OP_TYPES = {layer.__name__: op_type for op_type, layer in _ELEMENTWISE.items()}
 
@@ -20,9 +44,75 @@ def read_elementwise(graph: GraphReader, op: Op) -> None:
     graph.add(op, _ELEMENTWISE[op.kind](), (graph.value(op),))
 
 
-@writes(*_ELEMENTWISE.values())
+@writes(*(layer for layer in _ELEMENTWISE.values() if layer not in (HardSwish, Mish)))
 def write_elementwise(graph: GraphWriter, node: Node) -> None:
     graph.emit(_OP_TYPES[node.layer.kind], node, [graph.value(node)])
+
+
+@writes(HardSwish)
+def write_hard_swish(graph: GraphWriter, node: Node) -> None:
+    """x * HardSigmoid(x), which the reader knows: no runtime has HardSwish in every dtype."""
+    x = graph.value(node)
+    graph.emit("Mul", node, [x, graph.emit_step("HardSigmoid", node, [x], alpha=1 / 6, beta=0.5)])
+
+
+@writes(Mish)
+def write_mish(graph: GraphWriter, node: Node) -> None:
+    """x * Tanh(Softplus(x)), which the reader knows: Mish came with opset 18."""
+    x = graph.value(node)
+    graph.emit("Mul", node, [x, graph.emit_step("Tanh", node, [graph.emit_step("Softplus", node, [x])])])
+
+
+@reads("Elu")
+def read_elu(graph: GraphReader, op: Op) -> None:
+    graph.add(op, ELU(op.number("alpha", 1.0)), (graph.value(op),))
+
+
+@writes(ELU)
+def write_elu(graph: GraphWriter, node: Node) -> None:
+    graph.emit("Elu", node, [graph.value(node)], alpha=node.layer.attributes()["alpha"])
+
+
+@reads("Celu")
+def read_celu(graph: GraphReader, op: Op) -> None:
+    """alpha * Elu(x / alpha)."""
+    x, alpha = graph.value(op), op.number("alpha", 1.0)
+    if alpha == 1:
+        graph.add(op, ELU(), (x,))
+        return
+    inside = graph.add_step(op, Mul(), (x,), {"constant": _number(graph, op, x, "inverse", 1 / alpha)})
+    bent = graph.add_step(op, ELU(), (inside,))
+    graph.add(op, Mul(), (bent,), {"constant": _number(graph, op, x, "alpha", alpha)})
+
+
+@reads("Selu")
+def read_selu(graph: GraphReader, op: Op) -> None:
+    x, alpha, scale = graph.value(op), op.attribute("alpha", SELU.ALPHA), op.attribute("gamma", SELU.SCALE)
+    if (alpha, scale) == (SELU.ALPHA, SELU.SCALE):
+        graph.add(op, SELU(), (x,))
+        return
+    bent = graph.add_step(op, ELU(alpha), (x,))
+    graph.add(op, Mul(), (bent,), {"constant": _number(graph, op, x, "gamma", scale)})
+
+
+def _number(graph: GraphReader, op: Op, x: str, what: str, number: float) -> str:
+    return graph.weight(f"{op.outputs[0]}_{what}", np.array(number, numpy_dtype(graph.types[x].dtype)))
+
+
+@writes(SELU)
+def write_selu(graph: GraphWriter, node: Node) -> None:
+    graph.emit("Selu", node, [graph.value(node)])
+
+
+@reads("HardSigmoid")
+def read_hard_sigmoid(graph: GraphReader, op: Op) -> None:
+    graph.add(op, HardSigmoid(op.number("alpha", 0.2), op.number("beta", 0.5)), (graph.value(op),))
+
+
+@writes(HardSigmoid)
+def write_hard_sigmoid(graph: GraphWriter, node: Node) -> None:
+    given = node.layer.attributes()
+    graph.emit("HardSigmoid", node, [graph.value(node)], alpha=given["slope"], beta=given["shift"])
 
 
 @reads("LeakyRelu")

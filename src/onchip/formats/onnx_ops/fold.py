@@ -30,9 +30,46 @@ def read_shape(graph: GraphReader, op: Op) -> None:
     graph.add_constant(op, np.array(shape[op.attribute("start", 0) : end], object))
 
 
-@folds("Add", "Sub", "Mul", "Div", "Mod")
+_COMPARISONS = {
+    "Equal": np.equal, "Less": np.less, "Greater": np.greater, "LessOrEqual": np.less_equal,
+    "GreaterOrEqual": np.greater_equal, "And": np.logical_and, "Or": np.logical_or, "Max": np.maximum,
+    "Min": np.minimum,
+}  # fmt: skip
+
+
+@folds(*_COMPARISONS)
+def fold_comparison(graph: GraphReader, op: Op) -> Array:
+    found = graph.constant(op, 0)
+    for index in range(1, len(op.inputs)):
+        other = graph.constant(op, index)
+        if found.dtype != other.dtype:
+            raise FormatError(f"{op} mixes dtypes", got=f"{found.dtype.name} and {other.dtype.name}")
+        graph.spend(op, math.prod(np.broadcast_shapes(found.shape, other.shape)))
+        found = np.asarray(_COMPARISONS[op.kind](found, other))
+    return found
+
+
+@folds("Not")
+def fold_not(graph: GraphReader, op: Op) -> Array:
+    graph.spend(op, graph.constant(op, 0).size)
+    return np.logical_not(graph.constant(op, 0))
+
+
+@folds("Where")
+def fold_where(graph: GraphReader, op: Op) -> Array:
+    condition, a, b = (graph.constant(op, index) for index in range(3))
+    if a.dtype != b.dtype:
+        raise FormatError(f"{op} mixes dtypes", got=f"{a.dtype.name} and {b.dtype.name}")
+    graph.spend(op, math.prod(np.broadcast_shapes(condition.shape, a.shape, b.shape)))
+    return np.where(condition, a, b)
+
+
+@folds("Add", "Sub", "Mul", "Div", "Mod", "Pow")
 def fold_arithmetic(graph: GraphReader, op: Op) -> Array:
     a, b = graph.constant(op, 0), graph.constant(op, 1)
+    if op.kind == "Pow":
+        graph.spend(op, math.prod(np.broadcast_shapes(a.shape, b.shape)))
+        return np.asarray(np.power(a, b), a.dtype)
     if a.dtype != b.dtype:
         raise FormatError(f"{op} mixes dtypes", got=f"{a.dtype.name} and {b.dtype.name}")
     graph.spend(op, math.prod(np.broadcast_shapes(a.shape, b.shape)))
@@ -49,13 +86,6 @@ def fold_arithmetic(graph: GraphReader, op: Op) -> Array:
     if a.dtype.kind in "iu":
         return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))  # towards zero
     return a / b
-
-
-@folds("Sqrt")
-def fold_sqrt(graph: GraphReader, op: Op) -> Array:
-    array = graph.constant(op, 0)
-    graph.spend(op, array.size)
-    return np.asarray(np.sqrt(array), array.dtype)
 
 
 @folds("Cast")

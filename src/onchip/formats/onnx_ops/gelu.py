@@ -6,17 +6,15 @@ tanh   0.5 * (x * (1 + Tanh(sqrt(2 / pi) * (x + 0.044715 * (x * (x * x))))))
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar, Literal, cast
+from typing import Literal, cast
 
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
-from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
+from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
-from onchip.spec.layers import GELU, Add, Layer, Mul, Tanh
+from onchip.spec.layers import GELU, Add, Erf, Layer, Mul, Tanh
 from onchip.spec.network import Node
 from onchip.spec.reading import show
 
@@ -32,77 +30,41 @@ def read_gelu(graph: GraphReader, op: Op) -> None:
     graph.add(op, GELU(cast(Literal["none", "tanh"], word.decode())), (graph.value(op),))
 
 
-# -- exact: from Erf on, the parts are gathered until they are all there -----------------------------------------
+# Layers that are there already are recognised.
 
 
-@dataclass(frozen=True)
-class ErfPart(Unfinished):
-    """scale * (Erf(x / sqrt(2)) [+ 1]) [* x]."""
-
-    has_one: bool = False
-    has_x: bool = False
-    scale: float = 1.0
-    expected: ClassVar[str] = "the rest of a GELU: x * 0.5 * (1 + Erf(x / sqrt(2)))"
-
-
-@reads("Erf")
-def read_erf(graph: GraphReader, op: Op) -> None:
-    inner = scaled(graph, graph.value(op), Mul)
-    if inner is None or not _near(graph, inner[0], inner[1], math.sqrt(0.5)):
-        raise FormatError(f"{op} stands alone", got=show(op.inputs[0]), expected="Erf(x / sqrt(2)), inside of a GELU")
-    graph.begin(op, ErfPart(inner[0]))
+def exact_gelu(graph: GraphReader, pair: tuple[str, str], scale: float) -> str | None:
+    """The x of which scale times the product of the two values is the exact GELU."""
+    for first, second in (pair, pair[::-1]):
+        for x, factor in _unscaled(graph, first):
+            for bell, other in _unscaled(graph, second):
+                erf = graph.nodes.get(_scaled_by(graph, bell, Add, 1))
+                if erf is None or not isinstance(erf.layer, Erf) or not _near(graph, x, scale * factor * other, 0.5):
+                    continue
+                if _scaled_by(graph, erf.inputs[0], Mul, math.sqrt(0.5)) == x:
+                    return x
+    return None
 
 
-def completes_gelu(graph: GraphReader, op: Op) -> bool:
-    """Whether an Add or Mul belongs to a GELU that an Erf began; if so, it is done."""
-    sides = [i for i, name in enumerate(op.inputs) if isinstance(graph.unfinished.get(name), ErfPart)]
-    if len(op.inputs) != 2 or len(sides) != 1:
-        return False
-    part, other = cast(ErfPart, graph.unfinished[op.inputs[sides[0]]]), 1 - sides[0]
-    factor, has_x = _factor(graph, op, other, part.x)
-    if factor is None:
-        return False
-    if op.kind == "Mul":
-        if has_x and part.has_x:
-            return False
-        part = dataclasses.replace(part, has_x=part.has_x or has_x, scale=part.scale * factor)
-    elif has_x or part != ErfPart(part.x) or not _near(graph, part.x, factor, 1):
-        return False
-    else:
-        part = dataclasses.replace(part, has_one=True)
-    if part.has_one and part.has_x and _near(graph, part.x, part.scale, 0.5):
-        graph.add(op, GELU(), (part.x,))
-    else:
-        graph.begin(op, part)
-    return True
-
-
-def _factor(graph: GraphReader, op: Op, index: int, x: str) -> tuple[float | None, bool]:
-    """The operand as a number, or as a number times x: (number, whether x is in it)."""
-    if graph.is_constant(op, index):
-        array = graph.constant(op, index)
-        return (float(array.reshape(-1)[0]), False) if array.size == 1 else (None, False)
-    value = graph.value(op, index)
-    if value == x:
-        return 1.0, True
+def _unscaled(graph: GraphReader, value: str) -> Iterator[tuple[str, float]]:
+    """The value times 1 and, where it is another times a number, those."""
+    yield value, 1.0
     inner = scaled(graph, value, Mul)
-    return (inner[1], True) if inner is not None and inner[0] == x else (None, False)
-
-
-# -- tanh: layers that are there already are recognised ----------------------------------------------------------
+    if inner is not None:
+        yield inner
 
 
 def tanh_gelu(graph: GraphReader, value: str, half: float) -> str | None:
     """The x of which value * half is the tanh approximation of GELU."""
     if not _near(graph, value, half, 0.5):
         return None
-    for x, outer in _pairs(graph, value, Mul):
+    for x, outer in pairs(graph, value, Mul):
         tanh = graph.nodes.get(_scaled_by(graph, outer, Add, 1))
         if tanh is None or not isinstance(tanh.layer, Tanh):
             continue
-        for also_x, cubic in _pairs(graph, _scaled_by(graph, tanh.inputs[0], Mul, _TANH_SCALE), Add):
-            for again_x, square in _pairs(graph, _scaled_by(graph, cubic, Mul, _CUBIC), Mul):
-                if also_x == again_x == x and (x, x) in _pairs(graph, square, Mul):
+        for also_x, cubic in pairs(graph, _scaled_by(graph, tanh.inputs[0], Mul, _TANH_SCALE), Add):
+            for again_x, square in pairs(graph, _scaled_by(graph, cubic, Mul, _CUBIC), Mul):
+                if also_x == again_x == x and (x, x) in pairs(graph, square, Mul):
                     return x
     return None
 
@@ -121,7 +83,7 @@ def _scaled_by(graph: GraphReader, value: str, kind: type[Layer], number: float)
     return inner[0] if inner is not None and _near(graph, inner[0], inner[1], number) else ""
 
 
-def _pairs(graph: GraphReader, value: str, kind: type[Layer]) -> Iterator[tuple[str, str]]:
+def pairs(graph: GraphReader, value: str, kind: type[Layer]) -> Iterator[tuple[str, str]]:
     """The two values that the value is the sum or product of, both ways round."""
     node = graph.nodes.get(value)
     if node is not None and isinstance(node.layer, kind) and len(node.inputs) == 2 and not node.weights:

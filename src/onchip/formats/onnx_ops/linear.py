@@ -1,4 +1,4 @@
-"""Gemm, MatMul with a constant, and the Add of a constant behind it: all of them are Linear."""
+"""Gemm and MatMul: with a constant matrix, and the Add of a constant behind, they are Linear; else MatMul."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
-from onchip.spec.layers import Add, Linear, Mul, Permute
+from onchip.spec.layers import Add, Linear, MatMul, Mul, Permute
 from onchip.spec.network import Node
 from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
@@ -53,6 +53,9 @@ def _add_constant(graph: GraphReader, op: Op, x: str, roles: dict[str, str], add
 
 @reads("MatMul")
 def read_matmul(graph: GraphReader, op: Op) -> None:
+    if graph.is_constant(op, 0) or not graph.is_constant(op, 1) or graph.constant(op, 1).ndim > 2:
+        _multiply(graph, op)
+        return
     x, array = graph.value(op), graph.constant(op, 1)
     if array.ndim != 1:
         graph.add(op, Linear(), (x,), {"weight": graph.weight(op.inputs[1], _matrix(graph, op, x).T)})
@@ -60,6 +63,53 @@ def read_matmul(graph: GraphReader, op: Op) -> None:
     column = graph.weight_constant(op, 1, x)[None]  # a vector: a matrix of one column, which then goes
     product = graph.add_step(op, Linear(), (x,), {"weight": graph.weight(op.inputs[1], column)})
     graph.add(op, graph.reshape(op, graph.shape(product)[:-1]), (product,))
+
+
+def _multiply(graph: GraphReader, op: Op) -> None:
+    """Two values, or a value and a constant that is no matrix for all of them. A vector becomes a matrix of one row or
+    column, which then goes; values get as many axes as the widest has."""
+    values = {index: graph.value(op, index) for index in (0, 1) if not graph.is_constant(op, index)}
+    some = next(iter(values.values()))
+    constants = {index: graph.weight_constant(op, index, some) for index in (0, 1) if index not in values}
+    shapes = {index: graph.shape(value) for index, value in values.items()}
+    shapes |= {index: array.shape for index, array in constants.items()}
+    if not graph.one_row and any(len(shapes[index]) < 3 for index in values):
+        got = " and ".join(str(graph.types[value]) for value in values.values())
+        raise FormatError(f"{op} would mix the rows of the batch", got=got, expected="values [B, ..., M, K]")
+    is_vector = {index: len(shape) == 1 for index, shape in shapes.items()}
+    if is_vector[0]:
+        shapes[0] = (1, *shapes[0])
+    if is_vector[1]:
+        shapes[1] = (*shapes[1], 1)
+    rank = max(len(shape) for shape in shapes.values())
+    for index, value in values.items():
+        # A batch stays in front; other axes that are missing come behind it.
+        behind = 0 if graph.one_row else 1
+        shape = (*shapes[index][:behind], *(1,) * (rank - len(shapes[index])), *shapes[index][behind:])
+        if shape != graph.shape(value):
+            values[index] = graph.add_step(op, graph.reshape(op, shape), (value,))
+    weights = {}
+    for index, array in constants.items():
+        array = array.reshape([int(d) for d in shapes[index]])
+        if not graph.one_row and array.ndim == rank:
+            if len(array) != 1:
+                raise FormatError(f"{op}: its constant differs from row to row", got=f"shape {array.shape}")
+            array = array[0]
+        weights["first" if index == 0 else "constant"] = graph.weight(op.inputs[index], array)
+    read = tuple(values[index] for index in sorted(values))
+    if not any(is_vector.values()):
+        graph.add(op, MatMul(), read, weights)
+        return
+    product = graph.add_step(op, MatMul(), read, weights)
+    sizes = list(graph.shape(product))
+    kept = [d for axis, d in enumerate(sizes, -len(sizes)) if not is_vector.get(axis + 2, False)]
+    graph.add(op, graph.reshape(op, kept), (product,))
+
+
+@writes(MatMul)
+def write_matmul(graph: GraphWriter, node: Node) -> None:
+    operands = [*graph.weights(node, "first"), *graph.inputs(node), *graph.weights(node, "constant")]
+    graph.emit("MatMul", node, operands)
 
 
 def takes_bias(graph: GraphReader, op: Op) -> bool:

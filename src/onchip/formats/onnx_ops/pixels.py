@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.gelu import scaled
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
-from onchip.formats.onnx_ops.lengths import continues_mask
 from onchip.formats.onnx_tensors import ELEMENT_TYPES
 from onchip.spec.layers import Add, Mul, ToPixels
 from onchip.spec.network import Node
-from onchip.spec.reading import show
 
 
 @dataclass(frozen=True)
@@ -30,18 +27,14 @@ def read_is_nan(graph: GraphReader, op: Op) -> None:
     graph.begin(op, PixelPart(graph.value(op), op.kind))
 
 
-@reads("Where")
-def read_where(graph: GraphReader, op: Op) -> None:
-    if continues_mask(graph, op):
-        return
-    part = _part(graph, op, "IsNaN")
-    if part is None or not graph.is_number(op, 1, 0) or graph.value(op, 2) != part.x:
-        raise FormatError(f"{op} stands alone", got=show(op.inputs), expected=PixelPart.expected)
-    graph.begin(op, PixelPart(part.x, op.kind))
-
-
 def completes_pixels(graph: GraphReader, op: Op) -> bool:
-    """Whether a Clip or Cast belongs to a ToPixels that an IsNaN began; if so, it is done."""
+    """Whether a Where, Clip or Cast belongs to a ToPixels that an IsNaN began; if so, it is done."""
+    if op.kind == "Where":
+        part = _part(graph, op, "IsNaN")
+        if part is None or not graph.is_number(op, 1, 0) or graph.value(op, 2) != part.x:
+            return False
+        graph.begin(op, PixelPart(part.x, op.kind))
+        return True
     if op.kind == "Clip":
         part = _part(graph, op, "Where")
         if part is None or graph.opset < 11 or not (graph.is_number(op, 1, 0) and graph.is_number(op, 2, 255)):

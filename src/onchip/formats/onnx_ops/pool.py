@@ -1,24 +1,18 @@
-"""MaxPool and AveragePool over windows; GlobalMaxPool, GlobalAveragePool, ReduceMax and ReduceMean over whole axes."""
+"""MaxPool and AveragePool over windows; GlobalMaxPool and GlobalAveragePool over all pixels."""
 
 from __future__ import annotations
 
-import numpy as np
-
 from onchip.errors import FormatError
-from onchip.formats.onnx_ops.base import AXES_ARE_INPUTS, Op, reads, writes
+from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
-from onchip.formats.onnx_ops.lengths import completes_mask
 from onchip.formats.onnx_ops.windows import check_padded, read_window, sum_pads, unpadded, window_attributes
 from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d
 from onchip.spec.network import Node
 
 _MAX = {1: MaxPool1d, 2: MaxPool2d}
 _AVERAGE = {1: AvgPool1d, 2: AvgPool2d}
-_GLOBAL: dict[str, type[GlobalMax] | type[GlobalMean]] = {
-    "GlobalMaxPool": GlobalMax, "GlobalAveragePool": GlobalMean, "ReduceMax": GlobalMax, "ReduceMean": GlobalMean,
-}  # fmt: skip
-_REDUCTIONS = {"GlobalMax": "ReduceMax", "GlobalMean": "ReduceMean"}
+_GLOBAL: dict[str, type[GlobalMax] | type[GlobalMean]] = {"GlobalMaxPool": GlobalMax, "GlobalAveragePool": GlobalMean}
 
 
 @reads("MaxPool")
@@ -55,18 +49,6 @@ def read_global(graph: GraphReader, op: Op) -> None:
     graph.add(op, _GLOBAL[op.kind](tuple(range(2, len(graph.types[x].shape))), keep=True), (x,))
 
 
-@reads("ReduceMax", "ReduceMean")
-def read_reduction(graph: GraphReader, op: Op) -> None:
-    if op.kind == "ReduceMax" and completes_mask(graph, op):
-        return
-    x, axes = graph.value(op), graph.axes(op, AXES_ARE_INPUTS)
-    if not axes and op.attribute("noop_with_empty_axes", 0):
-        graph.pass_on(op)
-        return
-    over = [graph.axis(op, x, axis) for axis in axes or range(len(graph.shape(x)))]
-    graph.add(op, _GLOBAL[op.kind](tuple(over), keep=op.attribute("keepdims", 1) != 0), (x,))
-
-
 @writes(MaxPool1d, MaxPool2d)
 def write_max_pool(graph: GraphWriter, node: Node) -> None:
     given = node.layer.attributes()
@@ -82,14 +64,3 @@ def write_average_pool(graph: GraphWriter, node: Node) -> None:
         del window["dilations"]  # opset 17 does not know them
     graph.emit("AveragePool", node, [graph.value(node)], ceil_mode=int(given["ceil"]),
                count_include_pad=int(given["count_pads"]), **window)  # fmt: skip
-
-
-@writes(GlobalMax, GlobalMean)
-def write_reduction(graph: GraphWriter, node: Node) -> None:
-    given, op_type = node.layer.attributes(), _REDUCTIONS[node.layer.kind]
-    axes, keep = [int(axis) for axis in given["axes"]], int(given["keep"])
-    if graph.opset < AXES_ARE_INPUTS:
-        graph.emit(op_type, node, [graph.value(node)], axes=axes, keepdims=keep)
-    else:
-        operand = graph.constant(f"{node.name}_axes", np.array(axes, np.int64))
-        graph.emit(op_type, node, [graph.value(node), operand], keepdims=keep)

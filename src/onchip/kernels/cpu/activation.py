@@ -13,30 +13,46 @@ from numba import types
 
 from onchip.kernels.cpu.jit import compiled, floats_at, linked, multiply_add
 from onchip.kernels.pointwise import (
+    CLIP,
+    ELU_CODE,
     GELU_ERF,
     GELU_TANH,
+    HARD_SIGMOID,
+    HARD_SWISH,
     IDENTITY,
     LEAKY,
+    MISH,
     RELU,
+    SELU_CODE,
     SIGMOID,
     SILU,
+    SOFTPLUS,
+    SOFTSIGN,
     TANH,
     operation_of,
 )
-from onchip.spec.layers import Elementwise
+from onchip.spec.layers import SELU, Elementwise
+from onchip.spec.recipe import Array
 
 NO_NORMALISER, SOFTMAX, LOG_SOFTMAX = 0, 1, 2
 NORMALISERS = {"": NO_NORMALISER, "Softmax": SOFTMAX, "LogSoftmax": LOG_SOFTMAX}
 
 
+_PAIRS: dict[tuple[np.float32, ...], Array] = {}  # parameters of activations that have two: they stay where they are
+
+
 def code_of(layer: Elementwise | None) -> int:
-    """The number by which the loops below know an activation; the bits of its parameter stand above that."""
+    """The number by which the loops below know an activation, in this process alone: above its 8 bits stand those of
+    its parameter or, where it has two, their address."""
     if layer is None:
         return IDENTITY
     row = operation_of(layer)
     assert row is not None
     assert row.cpu is not None, layer
-    return row.cpu | sum(int(value.view(np.uint32)) << 8 for value in row.told(layer))
+    told = row.told(layer)
+    if len(told) < 2:
+        return row.cpu | sum(int(value.view(np.uint32)) << 8 for value in told)
+    return row.cpu | _PAIRS.setdefault(told, np.array(told, np.float32)).ctypes.data << 8
 
 
 _f = np.float32
@@ -47,6 +63,11 @@ _LN2_LOW = _f(math.log(2) - 0.693359375)
 _LOWEST = _f(-87.0)  # exp of less is below the smallest normal float32; it becomes 0
 _C2, _C3, _C4, _C5, _C6, _C7 = (_f(1 / math.factorial(i)) for i in range(2, 8))
 _ZERO, _ONE, _TWO, _HALF = _f(0), _f(1), _f(2), _f(0.5)
+_HIGHEST = _f(89.0)  # exp of more is no float32; it becomes an infinity
+_INFINITY, _NAN, _SMALLEST_NORMAL, _TWO_23, _TWENTY_THREE = _f(np.inf), _f(np.nan), _f(2.0**-126), _f(2.0**23), _f(23)
+_ROOT_HALF_BITS, _FRACTION = np.int32(0x3F3504F3), np.int32(0x7FFFFF)
+_SIXTH, _SELU_SCALE, _SELU_ALPHA = _f(1 / 6), _f(SELU.SCALE), _f(SELU.ALPHA)
+_L3, _L5, _L7, _L9, _L11, _L13, _L15 = (_f(1 / i) for i in range(3, 17, 2))
 _SQRT_HALF, _TWO_SQRT_2_PI, _CUBE = _f(math.sqrt(0.5)), _f(2 * math.sqrt(2 / math.pi)), _f(0.044715)
 # exp(z^2) erfc(z) / t as a polynomial of 2 t - 1, t = 1 / (1 + z / 2), lowest power first: a least-squares fit of
 # degree 10 to scipy.special.erfcx on 400 Chebyshev points of 0 < t < 1, relative error 1.2e-8.
@@ -113,6 +134,88 @@ def gelu_tanh(x: np.float32) -> np.float32:
     return x * sigmoid(_TWO_SQRT_2_PI * (x + _CUBE * x * x * x))
 
 
+@compiled(inline=True)
+def exponential(x: np.float32) -> np.float32:
+    """exp of any number; 0 below -87. The power of 2 comes in two factors: 2^128 is no float32."""
+    inside = x if x > _LOWEST else _LOWEST
+    inside = inside if inside < _HIGHEST else _HIGHEST
+    n = np.floor(multiply_add(inside, _LOG2_E, _HALF))
+    r = multiply_add(-n, _LN2_LOW, multiply_add(-n, _LN2_HIGH, inside))
+    c = multiply_add(r, multiply_add(r, multiply_add(r, _C7, _C6), _C5), _C4)
+    q = multiply_add(r * r, multiply_add(r, multiply_add(r, c, _C3), _C2), r)
+    half = np.int32(n) >> np.int32(1)
+    low = np.int32((half + np.int32(127)) << np.int32(23)).view(np.float32)
+    high = np.int32((np.int32(n) - half + np.int32(127)) << np.int32(23)).view(np.float32)
+    y: np.float32 = multiply_add(low, q, low) * high
+    if x < _LOWEST:
+        y = _ZERO
+    if x != x:
+        y = x
+    return y
+
+
+@compiled(inline=True)
+def logarithm(x: np.float32) -> np.float32:
+    """log x = e ln 2 + log m, x = 2^e m, sqrt 1/2 <= m < sqrt 2; log m = 2 (s + s^3/3 + ...), s = (m - 1) / (m + 1)."""
+    is_tiny = x < _SMALLEST_NORMAL
+    factor, less = (_TWO_23, _TWENTY_THREE) if is_tiny else (_ONE, _ZERO)
+    scaled = np.float32(x * factor)
+    bits = scaled.view(np.int32) - _ROOT_HALF_BITS
+    e = np.float32(bits >> np.int32(23)) - less
+    m = np.int32((bits & _FRACTION) + _ROOT_HALF_BITS).view(np.float32)
+    s = (m - _ONE) / (m + _ONE)
+    q = s * s
+    high = multiply_add(q, multiply_add(q, multiply_add(q, _L11, _L9), _L7), _L5)
+    series = multiply_add(s * q, multiply_add(q, high, _L3), s)
+    y: np.float32 = multiply_add(e, _LN2_HIGH, multiply_add(e, _LN2_LOW, _TWO * series))
+    if x == _ZERO:
+        y = -_INFINITY
+    if x < _ZERO:
+        y = _NAN
+    if x == _INFINITY or x != x:
+        y = x
+    return y
+
+
+@compiled(inline=True)
+def elu(x: np.float32, alpha: np.float32) -> np.float32:
+    m, _ = expm1_exp(x if x < _ZERO else _ZERO)
+    return alpha * m if x < _ZERO else x
+
+
+@compiled(inline=True)
+def clip(x: np.float32, low: np.float32, high: np.float32) -> np.float32:
+    above = low if x < low else x
+    return high if above > high else above
+
+
+@compiled(inline=True)
+def hard_sigmoid(x: np.float32, slope: np.float32, shift: np.float32) -> np.float32:
+    return clip(multiply_add(slope, x, shift), _ZERO, _ONE)
+
+
+@compiled(inline=True)
+def softplus(x: np.float32) -> np.float32:
+    """max(x, 0) + log(1 + exp(-|x|)); log(1 + e) is 2 (s + s^3/3 + s^5/5 + ...), s = e / (2 + e) <= 1/3."""
+    _, e = expm1_exp(-abs(x))
+    s = e / (_TWO + e)
+    q = s * s
+    high = multiply_add(q, multiply_add(q, multiply_add(q, multiply_add(q, _L15, _L13), _L11), _L9), _L7)
+    series = multiply_add(s * q, multiply_add(q, multiply_add(q, high, _L5), _L3), s)
+    above = _ZERO if x < _ZERO else x
+    y: np.float32 = above + _TWO * series
+    return y
+
+
+@compiled(inline=True)
+def mish(x: np.float32) -> np.float32:
+    """tanh(log(1 + e)) is ((1 + e)^2 - 1) / ((1 + e)^2 + 1); above 0 a quotient in exp(-x)."""
+    _, e = expm1_exp(-abs(x))
+    above = e * (e + _TWO) if x < _ZERO else multiply_add(_TWO, e, _ONE)
+    below = above + _TWO if x < _ZERO else multiply_add(_TWO * e, e, above)
+    return x * (above / below)
+
+
 # In the loops below every row is cut out as a slice first: Numba allows negative indices, and only an index that
 # counts from 0 is known not to be one, which is what lets LLVM turn the loop into vector code.
 
@@ -122,6 +225,10 @@ def activate(where: int, count: int, width: int, stride: int, code: int) -> None
     """Apply an activation (code_of) in place to `count` rows of `width` numbers, `stride` numbers apart."""
     kind = code & 255
     slope = np.int32(code >> 8).view(np.float32)
+    first, second = _ZERO, _ZERO
+    if kind in (CLIP, HARD_SIGMOID):
+        pair = floats_at(code >> 8, 2)
+        first, second = pair[0], pair[1]
     for r in range(count):
         row = floats_at(where + r * stride * 4, width)
         if kind == RELU:
@@ -145,6 +252,30 @@ def activate(where: int, count: int, width: int, stride: int, code: int) -> None
         elif kind == TANH:
             for n in range(width):
                 row[n] = tanh(row[n])
+        elif kind == CLIP:
+            for n in range(width):
+                row[n] = clip(row[n], first, second)
+        elif kind == ELU_CODE:
+            for n in range(width):
+                row[n] = elu(row[n], slope)
+        elif kind == SELU_CODE:
+            for n in range(width):
+                row[n] = _SELU_SCALE * elu(row[n], _SELU_ALPHA)
+        elif kind == HARD_SIGMOID:
+            for n in range(width):
+                row[n] = hard_sigmoid(row[n], first, second)
+        elif kind == HARD_SWISH:
+            for n in range(width):
+                row[n] = row[n] * hard_sigmoid(row[n], _SIXTH, _HALF)
+        elif kind == SOFTPLUS:
+            for n in range(width):
+                row[n] = softplus(row[n])
+        elif kind == SOFTSIGN:
+            for n in range(width):
+                row[n] = row[n] / (_ONE + abs(row[n]))
+        elif kind == MISH:
+            for n in range(width):
+                row[n] = mish(row[n])
 
 
 @linked(*(types.int64,) * 5)

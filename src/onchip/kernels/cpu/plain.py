@@ -1,9 +1,9 @@
 """plain: the general path. Any layer by itself in any dtype, by the reference's own NumPy functions.
 
 Same bits: NumPy's products (BLAS) and its sums may change their order with the shape and the threads. So layers with
-either run row by row, and BLAS gets one thread. A convolution runs in blocks of rows all the same: it multiplies a
-stack of matrices, which NumPy takes one by one, a row of the batch each. All other layers make each number from its
-own inputs in one order.
+either run row by row, and BLAS gets one thread. A convolution and a MatMul run in blocks of rows all the same: they
+multiply a stack of matrices, which NumPy takes one by one, a row of the batch or a part of one each. All other layers
+make each number from its own inputs in one order.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST
 from onchip.spec.layers import (
-    Add,
     AvgPool1d,
     AvgPool2d,
+    Broadcast,
     Cast,
     Convolution,
     CumSum,
     Elementwise,
     GlobalMax,
     GlobalMean,
+    GlobalMin,
+    GlobalNorm,
+    GlobalSum,
     Layer,
     Linear,
     LogSoftmax,
+    MatMul,
     MaxPool1d,
     MaxPool2d,
-    Mul,
     Permute,
     Recurrent,
     SequenceMax,
@@ -51,9 +54,9 @@ from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, as_is
 from onchip.spec.types import DTYPE_BYTES
 
-_ROW_BY_ROW = (Linear, Recurrent, Softmax, LogSoftmax, GlobalMean)
-_USES_BLAS = (Linear, Recurrent, Convolution, TransposedConvolution)
-_SUMS = (Softmax, LogSoftmax, GlobalMean, AvgPool1d, AvgPool2d, TokenConv, CumSum)
+_ROW_BY_ROW = (Linear, Recurrent, Softmax, LogSoftmax, GlobalMean, GlobalSum, GlobalNorm)
+_USES_BLAS = (Linear, Recurrent, MatMul, Convolution, TransposedConvolution)
+_SUMS = (Softmax, LogSoftmax, GlobalMean, GlobalSum, GlobalNorm, AvgPool1d, AvgPool2d, TokenConv, CumSum)
 _BLOCK_BYTES = 1 << 20  # read and written by a block of rows: it stays in cache
 
 # Launches that its price counts: the time of a call for every row or block, in units of a compiled kernel's launch. It
@@ -63,7 +66,7 @@ _LAUNCHES = 50
 # Concat and Add 3, an Embedding 4, a Permute 4 to 7; TokenConv 3 to 6 and convolutions 5 to 12, once what they keep on
 # the way is counted. Short sums and maxima: pools 20 to 40, GlobalMean 36, GlobalMax 100, Linear 15 to 300.
 _SLOWER, _MUCH_SLOWER = 4, 20
-_IN_SHORT_SUMS = (*_ROW_BY_ROW, GlobalMax, SequenceMax, MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
+_IN_SHORT_SUMS = (*_ROW_BY_ROW, GlobalMax, GlobalMin, SequenceMax, MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
 
 
 _LIMITED = threading.Lock()  # the limit of BLAS threads is the process's: one call at a time
@@ -151,7 +154,7 @@ class Plain:
 
 def _is_by_itself(net: Network, node: Node) -> bool:
     """Whether each number is made of those at its own place: then the layer does not care how they lie."""
-    if isinstance(node.layer, Add | Mul):
+    if isinstance(node.layer, Broadcast):
         return not node.weights and len({given.shape for given in net.input_types(node)}) == 1
     return isinstance(node.layer, Elementwise | Cast)
 

@@ -1,11 +1,13 @@
 """CUDA's kernels, in the order in which the planner asks them. Nothing here needs a GPU."""
 
+from onchip.kernels.cuda.argument import ArgumentAlone
 from onchip.kernels.cuda.conv import ConvAlone
 from onchip.kernels.cuda.conv_first import ConvFirst
 from onchip.kernels.cuda.conv_last import ConvLast
 from onchip.kernels.cuda.conv_wgmma import ConvWgmma
 from onchip.kernels.cuda.depthwise import DepthwiseAlone
 from onchip.kernels.cuda.gather import Gather
+from onchip.kernels.cuda.matmul import MatMulAlone
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_pair import MlpPair
 from onchip.kernels.cuda.mlp_resident import MlpResident
@@ -34,5 +36,5 @@ KERNELS: tuple[Kernel, ...] = (
     View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductMma(), ProductAlone(),
     DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(),
     WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(), ProductGather(), Gather(),
-    RecurrentAlone(),
+    RecurrentAlone(), MatMulAlone(), ArgumentAlone(),
 )  # fmt: skip

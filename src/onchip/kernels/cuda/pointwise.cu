@@ -8,6 +8,8 @@
 //         decoding takes about one a step, activations up to 23 (activation.cuh), in 16 bits up to 15 (brief.cuh).
 // Numbers What a run is computed in: float, double where layers are float64, long long where they are ints, whose sums
 //         and products are right in every narrower int when they are cut off at the end.
+// Two     A run of the operations that nearly all networks have (COMMON) has a kernel without the others, which would
+//         take registers and a place in the instruction cache.
 // Flight  A thread's 16 floats lie in four groups of four neighbours, a block's width apart: a warp's 16 bytes a lane
 //         lie next to each other. 5 blocks of 256 threads have 80 KB of float32 under way on a multiprocessor. Where all
 //         layers are of 16 bits, groups are of eight, as many bytes, and each block has L2 fetch what a later one loads:
@@ -20,13 +22,17 @@
 // Limits  MOST_OPERANDS values and weights, MOST_OUTPUTS values given, MOST_STEPS steps, count < 2^31; sm_80 up.
 #include "brief.cuh"
 #include "divide.cuh"
+#include "function.cuh"
 
 constexpr int THREADS = 256;
 constexpr int MOST_OPERANDS = 12, MOST_OUTPUTS = 6, MOST_STEPS = 64, MOST_LEVELS = 6;
 template <class Number>
 constexpr int A_THREAD = 64 / sizeof(Number);  // numbers
-template <class Number>
-constexpr int BLOCKS = is_same<Number, float> ? 5 : 3;  // of a multiprocessor
+constexpr int COMMON = 2;  // combinations of a kernel that has the common operations alone
+// Of a multiprocessor. Calls of the longer functions leave less in registers.
+template <class Number, int COMBINATIONS>
+constexpr int BLOCKS = is_same<Number, float> && COMBINATIONS == COMMON ? 5
+                       : is_same<Number, double> && COMBINATIONS > COMMON ? 2 : 3;
 template <class Number>
 using Numbers = Number[A_THREAD<Number>];
 // Where number i of a thread is, from its first one: V of them are neighbours.
@@ -91,22 +97,8 @@ __device__ __forceinline__ T narrowed(Number v) {
     }
 }
 
-// -- operations beside activation.cuh's ---------------------------------------------------------------------------
+// -- operations: activation.cuh's, function.cuh's and rounding -----------------------------------------------------------------------
 
-struct Add {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return a + b; }
-    static __device__ __forceinline__ long long apply(long long a, long long b) {
-        return static_cast<unsigned long long>(a) + static_cast<unsigned long long>(b);
-    }
-};
-struct Mul {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number a, Number b) { return a * b; }
-    static __device__ __forceinline__ long long apply(long long a, long long b) {
-        return static_cast<unsigned long long>(a) * static_cast<unsigned long long>(b);
-    }
-};
 template <class T>
 struct Rounded {
     template <class Number>
@@ -153,6 +145,7 @@ struct Unary {
 };
 template <class... Functions>
 struct Binary {
+    static constexpr int COUNT = sizeof...(Functions);
     template <class Number>
     static __device__ __forceinline__ void apply(int code, Numbers<Number>& v, const Numbers<Number>& other) {
         int n = 0;
@@ -365,7 +358,8 @@ __device__ __forceinline__ void fetch_ahead(const Run<Number>& run) {
 
 // V  neighbours of a thread: 4, or 8 where all layers are of 16 bits and activations brief
 template <class Number, int V, class Functions, class Combinations>
-__global__ void __launch_bounds__(THREADS, BLOCKS<Number>) pointwise(const __grid_constant__ Run<Number> run) {
+__global__ void __launch_bounds__(THREADS, (BLOCKS<Number, Combinations::COUNT>))
+    pointwise(const __grid_constant__ Run<Number> run) {
     const u32 first = V * (blockIdx.x * (A_THREAD<Number> / V) * THREADS + threadIdx.x);
     if constexpr (V == 8) fetch_ahead(run);
     Numbers<Number> v, other;

@@ -14,7 +14,11 @@ from pathlib import Path
 from onchip.kernels.cuda.divide import magic_of
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.pointwise_run import (
-    BINARY,
+    COMBINATIONS,
+    COMMON_COMBINATIONS,
+    COMMON_FUNCTIONS,
+    FUNCTIONS,
+    INT_COMBINATIONS,
     MOST_LEVELS,
     MOST_OPERANDS,
     MOST_OUTPUTS,
@@ -22,11 +26,12 @@ from onchip.kernels.cuda.pointwise_run import (
     MOVES,
     NUMBER_BYTES,
     TYPES,
-    UNARY,
     Operand,
     Run,
     RunWriter,
+    Step,
     TooLargeError,
+    What,
     Where,
     fits,
     why_not,
@@ -57,15 +62,20 @@ TILE_BYTES = THREADS * BYTES_A_THREAD  # of numbers of a block, and of shared me
 MOST_NUMBERS = 2**31 - 1  # of a launch
 ALIGNED_ROWS = 16  # begin at a multiple of 16 bytes, whatever a row is
 # Of 5 blocks a multiprocessor, or 3. sm_90 spills nothing; others do a little in runs of float.
-BUDGETS = {"float": Budget(48, spill_bytes=192), "double": Budget(80), "long long": Budget(80)}
+COMMON_BUDGETS = {"float": Budget(48, spill_bytes=192), "double": Budget(80), "long long": Budget(80)}
+BUDGETS = {"float": Budget(80, spill_bytes=32), "double": Budget(128), "long long": Budget(80)}  # of 3 blocks, or 2
 _STEP = {4: "<BBBxff", 8: "<BBB5xdd"}  # ints are told nothing: zeros, which are the same bits
 
 
-def program_of(number: str, neighbours: int) -> Program:
-    """Of all runs of a number type; ints have no activations."""
-    functions = "" if number == "long long" else ", ".join(row.cuda for row in UNARY)
-    combinations = ", ".join(row.cuda for row in BINARY)
-    return Program(SOURCE, f"pointwise<{number}, {neighbours}, Unary<{functions}>, Binary<{combinations}>>")
+def program_of(number: str, neighbours: int, is_common: bool) -> Program:
+    """Of all runs of a number type, or of those with common operations alone; ints have no functions."""
+    functions, combinations = FUNCTIONS, COMBINATIONS
+    if number == "long long":
+        functions, combinations = (), COMBINATIONS[:INT_COMBINATIONS]
+    elif is_common:
+        functions, combinations = FUNCTIONS[:COMMON_FUNCTIONS], COMBINATIONS[:COMMON_COMBINATIONS]
+    lists = f"Unary<{', '.join(functions)}>, Binary<{', '.join(combinations)}>"
+    return Program(SOURCE, f"pointwise<{number}, {neighbours}, {lists}>")
 
 
 @dataclass(frozen=True)
@@ -83,9 +93,9 @@ class PointwiseLowering:
         count = rows * self.run.row_size
         number, tile = self.run.number, TILE_BYTES // NUMBER_BYTES[self.run.number]
         config = LaunchConfig((-(-count // tile), 1, 1), (THREADS, 1, 1), self.run.kept * TILE_BYTES)
-        return KernelLaunch(
-            program_of(number, self.run.neighbours), config, (self._told(first, count),), BUDGETS[number]
-        )
+        program = program_of(number, self.run.neighbours, self.run.is_common)
+        budget = (COMMON_BUDGETS if self.run.is_common else BUDGETS)[number]
+        return KernelLaunch(program, config, (self._told(first, count),), budget)
 
     def _told(self, first: int, count: int) -> Struct:
         """`Run` of pointwise.cu, for rows from `first` on."""
@@ -229,10 +239,14 @@ def _in_layouts(net: Network, claim: Claim, run: Run) -> Iterator[Claim]:
         yield replace(claim, reads=reads, gives=dict.fromkeys(run.output_names, CHANNELS_LAST))
 
 
-def _instance(number: str, neighbours: int = 4) -> Instance:
-    run = Run(number, neighbours, 1, (Operand(Int64(0), "uint8", Where.WHOLE),), ("uint8",), ("y",), (), 4, {})
-    name = f"every run of {number}, {neighbours} neighbours"
+def _instance(number: str, neighbours: int = 4, is_common: bool = False) -> Instance:
+    steps = () if is_common else (Step(What.APPLY, code=len(FUNCTIONS) - 1),)
+    run = Run(number, neighbours, 1, (Operand(Int64(0), "uint8", Where.WHOLE),), ("uint8",), ("y",), steps, 4, {})
+    name = f"every {'common ' if is_common else ''}run of {number}, {neighbours} neighbours"
     return Instance(name, lambda device: PointwiseLowering(run).at(1).launches[0])
 
 
-INSTANCES = (*map(_instance, NUMBER_BYTES), _instance("float", 8))
+INSTANCES = (
+    _instance("float", is_common=True), _instance("float", 8, is_common=True), _instance("double", is_common=True),
+    *map(_instance, NUMBER_BYTES), _instance("float", 8),
+)  # fmt: skip

@@ -15,8 +15,21 @@ from enum import IntEnum
 import numpy as np
 
 from onchip.kernels.cuda.program import Input, Int64, Memory, Output, Weight
-from onchip.kernels.pointwise import OPERATIONS, operation_of
-from onchip.spec.layers import Add, BatchNorm1d, BatchNorm2d, Cast, Dropout, Identity, Layer, Mul, Reshape
+from onchip.kernels.pointwise import BINARY, UNARY, operation_of
+from onchip.spec.layers import (
+    Add,
+    BatchNorm1d,
+    BatchNorm2d,
+    Broadcast,
+    Cast,
+    Dropout,
+    Elementwise,
+    Identity,
+    Layer,
+    Mul,
+    Ordered,
+    Reshape,
+)
 from onchip.spec.layers.norm import factor_and_shift
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
@@ -26,8 +39,16 @@ MOST_OPERANDS, MOST_OUTPUTS, MOST_STEPS, MOST_LEVELS = 12, 6, 64, 6
 MOST_KEPT = 4  # values at the same time; 64 KiB of shared memory
 TYPES = ("float32", "float16", "bfloat16", "uint8", "float64", "int64", "int32", "int16", "int8")
 NUMBER_BYTES = {"float": 4, "double": 8, "long long": 8}  # what a run is computed in
-BINARY = tuple(row for row in OPERATIONS if row.layer in (Add, Mul))
-UNARY = tuple(row for row in OPERATIONS if row not in BINARY)
+# The structs of pointwise.cu, by the code of a step: their places. The first of each are those that nearly all runs
+# have, and runs of nothing else have a kernel without the others, of fewer registers; ints have the first few alone.
+FUNCTIONS = tuple(row.cuda for row in UNARY)
+COMBINATIONS = tuple(
+    name
+    for row in BINARY
+    for name in ((row.cuda, f"Turned<{row.cuda}>") if issubclass(row.layer, Ordered) else (row.cuda,))
+)
+COMMON_FUNCTIONS = sum(row.behind_products or not issubclass(row.layer, Elementwise) for row in UNARY)
+COMMON_COMBINATIONS, INT_COMBINATIONS = 2, 6
 FLOATS = ("float32", "float16", "bfloat16")
 INTS = ("int64", "int32", "int16", "int8", "uint8")
 _COMPUTED = {"float": FLOATS, "double": ("float64",), "long long": INTS}  # dtypes of the layers of a run
@@ -75,7 +96,7 @@ class Operand:
 class Step:
     what: What
     index: int = 0  # of an operand, an output or a kept value
-    code: int = 0  # of an operation, in UNARY or BINARY
+    code: int = 0  # of an operation, in FUNCTIONS or COMBINATIONS
     told: tuple[float, float] = (0.0, 0.0)  # as the run's number type
 
 
@@ -90,6 +111,13 @@ class Run:
     steps: tuple[Step, ...]
     kept: int  # values at the same time
     recipes: Mapping[str, Recipe]  # by the names of Weights
+
+    @property
+    def is_common(self) -> bool:
+        """Whether all of its operations are among the common ones."""
+        return all(
+            step.code < (COMMON_FUNCTIONS if step.what is What.APPLY else COMMON_COMBINATIONS) for step in self.steps
+        )
 
     @property
     def output_pointers(self) -> tuple[Output, ...]:
@@ -243,16 +271,17 @@ class RunWriter:
     def _compute(self, node: Node) -> None:
         """Leaves the node's value in the accumulator."""
         layer, values = node.layer, list(node.inputs)
-        roots = self._roots(node)
+        roots, is_turned = self._roots(node), "first" in node.weights
         if len(values) > 1 and roots[1] == self.holds != roots[0]:  # a + b is b + a, to the bit
             values[:2], roots[:2] = values[1::-1], roots[1::-1]
+            is_turned = isinstance(layer, Ordered)
         row = operation_of(layer)
-        to = self.net.types[node.name if row in BINARY else values[0]].row_shape
+        to = self.net.types[node.name if isinstance(layer, Broadcast) else values[0]].row_shape
         self._load(values[0], roots[0], to)
         if isinstance(layer, _NORMS):
             self._normalise(node, layer)
-        elif row in BINARY:
-            code = BINARY.index(row)
+        elif isinstance(layer, Broadcast) and row is not None:
+            code = COMBINATIONS.index(f"Turned<{row.cuda}>" if is_turned else row.cuda)
             for value, root in zip(values[1:], roots[1:], strict=True):
                 if root in self.kept:
                     self.steps.append(Step(What.COMBINE_KEPT, self.kept[root], code))
@@ -287,7 +316,7 @@ class RunWriter:
         if "bias" in weights:
             parts.append((Add(), Recipe.of(as_is, (weights["bias"],), channels, dtype)))
         for combination, recipe in parts:
-            code = [row.layer for row in BINARY].index(type(combination))
+            code = COMBINATIONS.index(combination.kind)
             self.steps.append(Step(What.COMBINE, self._weight(recipe, row, to), code))
 
     def _load(self, value: str, root: str, to: tuple[int, ...]) -> None:

@@ -1,4 +1,5 @@
-// reduce.cu: the largest number or the mean along an axis: (outer, N, inner) becomes (outer, inner).
+// reduce.cu: the largest or smallest number, the sum, the mean or the norm along an axis: (outer, N, inner) becomes
+// (outer, inner).
 //
 // Idea    reduce_short (inner = 1): a warp takes short rows through shared memory (short_rows.cuh), a thread a row.
 //         reduce_rows: a warp walks over a row, a block over a long one, V neighbours at once. reduce_columns: a thread
@@ -16,31 +17,48 @@
 
 constexpr int THREADS = 256;
 
-struct Max {
-    using Op = Largest;
+// join    the next number to what there is
+// finish  what there is, of N numbers; share is 1 / N
+template <class Extreme>
+struct OfExtremes {
+    using Op = Extreme;
     template <class T>
     using Total = wide_t<T>;
+    template <class W>
+    static __device__ __forceinline__ W join(W total, W v) {
+        return Op::join(total, v);
+    }
     template <class T>
     static __device__ __forceinline__ wide_t<T> finish(wide_t<T> total, long long, double) {
         return total;
     }
 };
-struct Mean {
+using Max = OfExtremes<Largest>;
+using Min = OfExtremes<Smallest>;
+struct Plus {
     using Op = Sum;
     template <class T>
     using Total = double;
+    static __device__ __forceinline__ double join(double total, double v) { return total + v; }
+    template <class T>
+    static __device__ __forceinline__ wide_t<T> finish(double total, long long, double) {
+        return static_cast<wide_t<T>>(total);
+    }
+};
+struct Mean : Plus {
     // A product is as good as a quotient where the result is rounded to float32, and costs a thirtieth.
     template <class T>
     static __device__ __forceinline__ wide_t<T> finish(double total, long long N, double share) {
         return static_cast<wide_t<T>>(is_same<T, double> ? total / N : total * share);
     }
 };
-
-// Before the first number: nothing for a sum, less than any for a maximum.
-template <class How, class Total>
-__device__ __forceinline__ Total nothing() {
-    return is_same<How, Max> ? static_cast<Total>(-__int_as_float(0x7f800000)) : Total(0);
-}
+struct Norm : Plus {
+    static __device__ __forceinline__ double join(double total, double v) { return fma(v, v, total); }
+    template <class T>
+    static __device__ __forceinline__ wide_t<T> finish(double total, long long, double) {
+        return static_cast<wide_t<T>>(sqrt(total));
+    }
+};
 
 // V  neighbours of a row that a thread reads at once; N is a multiple
 template <class How, class T, int V>
@@ -56,13 +74,13 @@ __global__ void __launch_bounds__(SHORT_THREADS, 12)
 #pragma unroll 1
         for (int row = threadIdx.x % 32; row < height; row += 32) {
             const T* mine = rows.row(row);
-            Total total = nothing<How, Total>();
+            Total total = How::Op::template nothing<Total>();
 #pragma unroll 8 / V
             for (int n = 0; n < N; n += V) {
                 wide_t<T> v[V];
                 load_neighbours(mine + n, v);
 #pragma unroll
-                for (int j = 0; j < V; ++j) total = How::Op::join(total, static_cast<Total>(v[j]));
+                for (int j = 0; j < V; ++j) total = How::join(total, static_cast<Total>(v[j]));
             }
             store_wide(y + first + row, How::template finish<T>(total, N, share));
         }
@@ -81,13 +99,13 @@ __global__ void __launch_bounds__(THREADS) reduce_rows(const T* x, T* y, long lo
     for (long long row = static_cast<long long>(blockIdx.x) * ROWS + threadIdx.x / LANES; row < outer;
          row += static_cast<long long>(gridDim.x) * ROWS) {
         const T* end = x + (row + 1) * N;
-        Total total = nothing<How, Total>();
+        Total total = How::Op::template nothing<Total>();
 #pragma unroll 4
         for (const T* from = x + row * N + me * V; from < end; from += LANES * V) {
             wide_t<T> v[V];
             load_neighbours(from, v);
 #pragma unroll
-            for (int j = 0; j < V; ++j) total = How::Op::join(total, static_cast<Total>(v[j]));
+            for (int j = 0; j < V; ++j) total = How::join(total, static_cast<Total>(v[j]));
         }
         total = reduce_lanes<typename How::Op, LANES>(total);
         if (me == 0) store_wide(y + row, How::template finish<T>(total, N, share));
@@ -111,13 +129,13 @@ __global__ void __launch_bounds__(THREADS)
         const T* from = x + column + column / inner * (N - 1) * inner + line * inner;
         Total total[V];
 #pragma unroll
-        for (int j = 0; j < V; ++j) total[j] = nothing<How, Total>();
+        for (int j = 0; j < V; ++j) total[j] = How::Op::template nothing<Total>();
 #pragma unroll 4
         for (long long n = line; n < N; n += LINES, from += step) {
             wide_t<T> v[V];
             load_neighbours(from, v);
 #pragma unroll
-            for (int j = 0; j < V; ++j) total[j] = How::Op::join(total[j], static_cast<Total>(v[j]));
+            for (int j = 0; j < V; ++j) total[j] = How::join(total[j], static_cast<Total>(v[j]));
         }
         if constexpr (LINES == 1) {
             wide_t<T> made[V];

@@ -1,19 +1,38 @@
-// reduce.cuh: the largest, or the sum, of numbers that the threads of a warp, or of a block, hold.
+// reduce.cuh: the largest, the smallest, or the sum, of numbers that the threads of a warp, or of a block, hold.
 //
 // Order   Lane by lane in a tree, then warp by warp: which thread holds what decides it, and nothing else.
 #pragma once
 #include "wide.cuh"
 
+// nothing  before the first number
 struct Largest {
     template <class W>
     static __device__ __forceinline__ W join(W a, W b) {
         return larger(a, b);
+    }
+    template <class W>
+    static __device__ __forceinline__ W nothing() {
+        return -__int_as_float(0x7f800000);
+    }
+};
+struct Smallest {
+    template <class W>
+    static __device__ __forceinline__ W join(W a, W b) {
+        return -larger(-a, -b);
+    }
+    template <class W>
+    static __device__ __forceinline__ W nothing() {
+        return __int_as_float(0x7f800000);
     }
 };
 struct Sum {
     template <class W>
     static __device__ __forceinline__ W join(W a, W b) {
         return a + b;
+    }
+    template <class W>
+    static __device__ __forceinline__ W nothing() {
+        return 0;
     }
 };
 

@@ -1,4 +1,4 @@
-"""Maxima and means along axes, and softmaxes, on a GPU: the host's side of reduce.cu and softmax.cu.
+"""Extremes, sums, means and norms along axes, and softmaxes, on a GPU: the host's side of reduce.cu and softmax.cu.
 
 An array is (outer, N, inner), and N alone decides how the middle axis is walked over: a row's bits do not depend on its
 batch. Axes that do not stand next to each other are moved to the end first. Of all pixels of an image, channels may lie
@@ -34,7 +34,18 @@ from onchip.kernels.cuda.program import (
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels, lying, row_axis_lying
-from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, Layer, LogSoftmax, Softmax
+from onchip.spec.layers import (
+    AvgPool1d,
+    AvgPool2d,
+    GlobalMax,
+    GlobalMean,
+    GlobalMin,
+    GlobalNorm,
+    GlobalSum,
+    Layer,
+    LogSoftmax,
+    Softmax,
+)
 from onchip.spec.network import Network, Node
 from onchip.spec.types import DTYPE_BYTES, TensorType
 
@@ -49,7 +60,9 @@ NEVER = 1 << 14  # chunks: more than a piece has
 LONG = 1024  # numbers of a row that a warp shares; a block shares a longer one
 MOST_ITEMS = {1: 32, 4: 8}  # neighbouring columns of a thread -> numbers of each that it holds
 WAVES = 32  # of blocks that are not all on the GPU at a time: the last wave is then a small part
-REDUCTIONS: dict[type[Layer], str] = {GlobalMax: "Max", GlobalMean: "Mean"}
+REDUCTIONS: dict[type[Layer], str] = {
+    GlobalMax: "Max", GlobalMin: "Min", GlobalSum: "Plus", GlobalMean: "Mean", GlobalNorm: "Norm",
+}  # fmt: skip
 SOFTMAXES: dict[type[Layer], str] = {Softmax: "Softmax", LogSoftmax: "LogSoftmax"}
 
 
@@ -184,7 +197,8 @@ class ReduceAlone:
             yield Claim(
                 self.name, f"{layer.kind.lower()}<{','.join(map(str, axes))}>", (node.name,),
                 Price(net.row_flop(node), x.row_bytes + y.row_bytes + moved, launches=2 if is_moved else 1),
-                "one layer by itself", facts=lowering, order="" if how == "Max" else "in threads, then in a tree",
+                "one layer by itself", facts=lowering,
+                order="" if how in ("Max", "Min") else "in threads, then in a tree",
                 reads={node.inputs[0]: Use(layout)} if is_last else {},
                 gives={node.name: layout} if is_last and is_softmax else {},
             )  # fmt: skip
@@ -220,6 +234,10 @@ INSTANCES = (
     _instance("largest of columns", "reduce", "Max", "float32", 10, 20, 30),
     _instance("mean of columns", "reduce", "Mean", "float64", 10, 20, 30),
     _instance("mean of many pixels", "reduce", "Mean", "float16", 10, 1024, 64),
+    _instance("smallest of rows", "reduce", "Min", "float32", 1000, 196, 1),
+    _instance("sum of rows", "reduce", "Plus", "float32", 1000, 196, 1),
+    _instance("norm of short rows", "reduce", "Norm", "float32", 1000, 49, 1),
+    _instance("norm of columns", "reduce", "Norm", "float64", 10, 20, 30),
     _instance("softmax of short rows", "softmax", "Softmax", "float32", 1000, 10, 1),
     _instance("softmax of short aligned rows", "softmax", "Softmax", "float32", 1000, 64, 1),
     _instance("softmax of short odd rows", "softmax", "Softmax", "float32", 1000, 49, 1),

@@ -8,10 +8,13 @@ every operation, as hardware does. A network's own dtypes do not matter, but for
 # Each of these registers its layers.
 from onchip.kernels.reference import (  # noqa: F401
     activation,
+    argument,
     cast,
     combine,
     conv,
+    function,
     linear,
+    matmul,
     pixels,
     pool,
     recurrent,

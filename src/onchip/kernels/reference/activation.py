@@ -8,7 +8,24 @@ import numpy as np
 from scipy.special import erfc
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.layers import GELU, Clip, LeakyReLU, LogSoftmax, ReLU, Sigmoid, SiLU, Softmax, Tanh
+from onchip.spec.layers import (
+    ELU,
+    GELU,
+    SELU,
+    Clip,
+    HardSigmoid,
+    HardSwish,
+    LeakyReLU,
+    LogSoftmax,
+    Mish,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Softplus,
+    Softsign,
+    Tanh,
+)
 from onchip.spec.recipe import Array
 
 _TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715  # of GELU's approximation
@@ -99,6 +116,83 @@ def gelu_back(layer: GELU, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradi
     return (dy * (factor + x * slope),), {}
 
 
+@forward_of(ELU)
+def elu(layer: ELU, xs: Arrays, w: Weights) -> Array:
+    return _elu(xs[0], layer.alpha)
+
+
+@backward_of(ELU)
+def elu_back(layer: ELU, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    return (np.where(xs[0] >= 0, dy, dy * (y + layer.alpha)),), {}
+
+
+@forward_of(SELU)
+def selu(layer: SELU, xs: Arrays, w: Weights) -> Array:
+    return layer.SCALE * _elu(xs[0], layer.ALPHA)
+
+
+@backward_of(SELU)
+def selu_back(layer: SELU, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    return (dy * np.where(xs[0] >= 0, layer.SCALE, y + layer.SCALE * layer.ALPHA),), {}
+
+
+@forward_of(HardSigmoid)
+def hard_sigmoid(layer: HardSigmoid, xs: Arrays, w: Weights) -> Array:
+    return _hard_sigmoid(xs[0], layer.slope, layer.shift)
+
+
+@backward_of(HardSigmoid)
+def hard_sigmoid_back(layer: HardSigmoid, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    return (layer.slope * dy * ((y > 0) & (y < 1)),), {}
+
+
+@forward_of(HardSwish)
+def hard_swish(layer: HardSwish, xs: Arrays, w: Weights) -> Array:
+    return xs[0] * _hard_sigmoid(xs[0], 1 / 6, 0.5)
+
+
+@backward_of(HardSwish)
+def hard_swish_back(layer: HardSwish, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    (x,) = xs
+    factor = _hard_sigmoid(x, 1 / 6, 0.5)
+    return (dy * (factor + x / 6 * ((factor > 0) & (factor < 1))),), {}
+
+
+@forward_of(Softplus)
+def softplus(layer: Softplus, xs: Arrays, w: Weights) -> Array:
+    y: Array = np.logaddexp(xs[0], xs[0].dtype.type(0))
+    return y
+
+
+@backward_of(Softplus)
+def softplus_back(layer: Softplus, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    return (dy * _sigmoid(xs[0]),), {}
+
+
+@forward_of(Softsign)
+def softsign(layer: Softsign, xs: Arrays, w: Weights) -> Array:
+    y: Array = xs[0] / (1 + np.abs(xs[0]))
+    return y
+
+
+@backward_of(Softsign)
+def softsign_back(layer: Softsign, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    return (dy / (1 + np.abs(xs[0])) ** 2,), {}
+
+
+@forward_of(Mish)
+def mish(layer: Mish, xs: Arrays, w: Weights) -> Array:
+    y: Array = xs[0] * np.tanh(np.logaddexp(xs[0], xs[0].dtype.type(0)))
+    return y
+
+
+@backward_of(Mish)
+def mish_back(layer: Mish, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    (x,) = xs
+    factor = np.tanh(np.logaddexp(x, x.dtype.type(0)))
+    return (dy * (factor + x * (1 - factor * factor) * _sigmoid(x)),), {}
+
+
 @forward_of(Softmax)
 def softmax(layer: Softmax, xs: Arrays, w: Weights) -> Array:
     (x,) = xs
@@ -128,6 +222,16 @@ def log_softmax_back(layer: LogSoftmax, xs: Arrays, w: Weights, y: Array, dy: Ar
 def _sigmoid(x: Array) -> Array:
     small = np.exp(-np.abs(x))  # at most 1, so nothing overflows
     y: Array = np.where(x >= 0, 1, small) / (1 + small)
+    return y
+
+
+def _elu(x: Array, alpha: float) -> Array:
+    return np.where(x >= 0, x, alpha * np.expm1(np.minimum(x, x.dtype.type(0))))
+
+
+def _hard_sigmoid(x: Array, slope: float, shift: float) -> Array:
+    one, zero = x.dtype.type(1), x.dtype.type(0)
+    y: Array = np.minimum(np.maximum(slope * x + shift, zero), one)
     return y
 
 

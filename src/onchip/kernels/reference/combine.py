@@ -1,14 +1,15 @@
-"""Layers that read several values: sums, products, concatenation, phases woven together."""
+"""Layers that read several values: number by number, concatenation, phases woven together."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from functools import reduce
 
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.layers import Add, Concat, Interleave, Mul
+from onchip.spec.layers import Add, Concat, Div, Interleave, Mask, Max, Min, Mul, Ordered, Pow, PReLU, Sub
 from onchip.spec.recipe import Array
 
 
@@ -19,7 +20,7 @@ def add(layer: Add, xs: Arrays, w: Weights) -> Array:
 
 @backward_of(Add)
 def add_back(layer: Add, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    return tuple(_unstretched(dy, x.shape) for x in xs), {role: _unstretched(dy, v.shape) for role, v in w.items()}
+    return tuple(unstretched(dy, x.shape) for x in xs), {role: unstretched(dy, v.shape) for role, v in w.items()}
 
 
 @forward_of(Mul)
@@ -33,8 +34,71 @@ def mul_back(layer: Mul, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradien
     slopes = []
     for i, factor in enumerate(factors):
         others = reduce(operator.mul, (*factors[:i], *factors[i + 1 :]))
-        slopes.append(_unstretched(dy * others, factor.shape))
+        slopes.append(unstretched(dy * others, factor.shape))
     return tuple(slopes[: len(xs)]), dict(zip(w, slopes[len(xs) :], strict=True))
+
+
+@forward_of(Max, Min)
+def extreme(layer: Max | Min, xs: Arrays, w: Weights) -> Array:
+    return reduce(np.maximum if isinstance(layer, Max) else np.minimum, (*xs, *w.values()))  # they hand NaN on
+
+
+@backward_of(Max, Min)
+def extreme_back(layer: Max | Min, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    """To the first of the operands that is the result."""
+    slopes, given = [], np.zeros(y.shape, bool)
+    for operand in (*xs, *w.values()):
+        takes = (operand == y) & ~given
+        slopes.append(unstretched(dy * takes, operand.shape))
+        given |= takes
+    return tuple(slopes[: len(xs)]), dict(zip(w, slopes[len(xs) :], strict=True))
+
+
+# -- two operands in order --------------------------------------------------------------------------------------
+
+# a and b -> the result; and with the result in addition -> its slopes by a and by b.
+_ORDERED: dict[type[Ordered], Callable[[Array, Array], Array]] = {
+    Sub: operator.sub,
+    Div: operator.truediv,
+    Pow: np.power,
+    PReLU: lambda a, b: np.where(a >= 0, a, a * b),
+}
+_SLOPES: dict[type[Ordered], Callable[[Array, Array, Array], tuple[Array | int, Array | int]]] = {
+    Sub: lambda a, b, y: (1, -1),
+    Div: lambda a, b, y: (1 / b, -y / b),
+    Pow: lambda a, b, y: (b * np.power(a, b - 1), y * np.log(np.where(a > 0, a, 1))),
+    PReLU: lambda a, b, y: (np.where(a >= 0, 1, b), np.where(a >= 0, 0, a)),
+}
+
+
+def operands(xs: Arrays, w: Weights) -> Arrays:
+    return (*((w["first"],) if "first" in w else ()), *xs, *((w["constant"],) if "constant" in w else ()))
+
+
+@forward_of(*_ORDERED)
+def ordered(layer: Ordered, xs: Arrays, w: Weights) -> Array:
+    a, b = operands(xs, w)
+    return _ORDERED[type(layer)](a, b)
+
+
+@backward_of(*_ORDERED)
+def ordered_back(layer: Ordered, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    a, b = operands(xs, w)
+    da, db = (unstretched(dy * s, v.shape) for v, s in zip((a, b), _SLOPES[type(layer)](a, b, y), strict=True))
+    if "first" in w:
+        return (db,), {"first": da}
+    return ((da,), {"constant": db}) if w else ((da, db), {})
+
+
+@forward_of(Mask)
+def mask(layer: Mask, xs: Arrays, w: Weights) -> Array:
+    return np.where(w["mask"] != 0, xs[0], xs[0].dtype.type(0))
+
+
+@backward_of(Mask)
+def mask_back(layer: Mask, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    """The mask itself is a constant."""
+    return (unstretched(dy * (w["mask"] != 0), xs[0].shape),), {}
 
 
 @forward_of(Concat)
@@ -72,7 +136,7 @@ def _phase_places(layer: Interleave) -> list[tuple[slice, ...]]:
     ]
 
 
-def _unstretched(dy: Array, shape: tuple[int, ...]) -> Array:
+def unstretched(dy: Array, shape: tuple[int, ...]) -> Array:
     """The gradient of an operand of this shape: summed over the axes along which it was stretched."""
     missing = dy.ndim - len(shape)
     stretched = tuple(a for a, d in enumerate(dy.shape) if a < missing or (shape[a - missing] == 1 and d != 1))

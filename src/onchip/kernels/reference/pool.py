@@ -10,7 +10,18 @@ import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
 from onchip.kernels.reference.windows import Places, fold, pad, taps
-from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d, SequenceMax
+from onchip.spec.layers import (
+    AvgPool1d,
+    AvgPool2d,
+    GlobalMax,
+    GlobalMean,
+    GlobalMin,
+    GlobalNorm,
+    GlobalSum,
+    MaxPool1d,
+    MaxPool2d,
+    SequenceMax,
+)
 from onchip.spec.layers.conv import geometry, window_counts
 from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType
@@ -62,15 +73,22 @@ def global_max(layer: GlobalMax, xs: Arrays, w: Weights) -> Array:
     return y
 
 
-@backward_of(GlobalMax)
-def global_max_back(layer: GlobalMax, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """To the first of the largest."""
+@forward_of(GlobalMin)
+def global_min(layer: GlobalMin, xs: Arrays, w: Weights) -> Array:
+    y: Array = xs[0].min(axis=layer.axes, keepdims=layer.keep)
+    return y
+
+
+@backward_of(GlobalMax, GlobalMin)
+def global_extreme_back(layer: GlobalMax | GlobalMin, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    """To the first of the largest, or of the smallest."""
     (x,) = xs
     axes = _axes(layer, x)
     ends = tuple(range(x.ndim - len(axes), x.ndim))
     moved = np.moveaxis(x, axes, ends)
     flat = moved.reshape(*moved.shape[: ends[0]], -1)
-    first = np.arange(flat.shape[-1]) == flat.argmax(axis=-1)[..., None]
+    found = flat.argmax(axis=-1) if isinstance(layer, GlobalMax) else flat.argmin(axis=-1)
+    first = np.arange(flat.shape[-1]) == found[..., None]
     dx = first * dy.reshape(*flat.shape[:-1], 1)
     return (np.moveaxis(dx.reshape(moved.shape), ends, axes),), {}
 
@@ -84,9 +102,31 @@ def global_mean(layer: GlobalMean, xs: Arrays, w: Weights) -> Array:
 @backward_of(GlobalMean)
 def global_mean_back(layer: GlobalMean, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
     (x,) = xs
-    axes = _axes(layer, x)
-    kept = dy.reshape([1 if axis in axes else d for axis, d in enumerate(x.shape)])
-    return (np.broadcast_to(kept / math.prod(x.shape[axis] for axis in axes), x.shape),), {}
+    count = math.prod(x.shape[axis] for axis in _axes(layer, x))
+    return (np.broadcast_to(_kept(layer, x, dy) / count, x.shape),), {}
+
+
+@forward_of(GlobalSum)
+def global_sum(layer: GlobalSum, xs: Arrays, w: Weights) -> Array:
+    y: Array = xs[0].sum(axis=layer.axes, keepdims=layer.keep)
+    return y
+
+
+@backward_of(GlobalSum)
+def global_sum_back(layer: GlobalSum, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    return (np.broadcast_to(_kept(layer, xs[0], dy), xs[0].shape),), {}
+
+
+@forward_of(GlobalNorm)
+def global_norm(layer: GlobalNorm, xs: Arrays, w: Weights) -> Array:
+    y: Array = np.sqrt((xs[0] * xs[0]).sum(axis=layer.axes, keepdims=layer.keep))
+    return y
+
+
+@backward_of(GlobalNorm)
+def global_norm_back(layer: GlobalNorm, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    (x,) = xs
+    return (x * (_kept(layer, x, dy) / _kept(layer, x, y)),), {}
 
 
 @forward_of(SequenceMax)
@@ -112,7 +152,16 @@ def _inside(layer: SequenceMax, xs: Arrays) -> Array:
     return inside
 
 
-def _axes(layer: GlobalMax | GlobalMean, x: Array) -> tuple[int, ...]:
+Global = GlobalMax | GlobalMin | GlobalMean | GlobalSum | GlobalNorm
+
+
+def _kept(layer: Global, x: Array, y: Array) -> Array:
+    """y, or its gradient, with sizes of 1 where x had the axes."""
+    axes = _axes(layer, x)
+    return y.reshape([1 if axis in axes else d for axis, d in enumerate(x.shape)])
+
+
+def _axes(layer: Global, x: Array) -> tuple[int, ...]:
     return tuple(sorted(axis % x.ndim for axis in layer.axes))
 
 

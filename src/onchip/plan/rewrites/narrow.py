@@ -8,17 +8,15 @@ from typing import cast
 from onchip.plan.rewrites.drop import drop_idle
 from onchip.plan.rewrites.edit import Told
 from onchip.spec.io import with_ends
-from onchip.spec.layers import Add, Cast, Convolution, Embedding, Linear, Mul, TokenConv, TransposedConvolution
+from onchip.spec.layers import Broadcast, Cast, Convolution, Embedding, Linear, MatMul, TokenConv, TransposedConvolution
 from onchip.spec.layers.cast import CastTo
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe, Weight, as_is
 from onchip.spec.types import TensorType
 
 # Their values have the dtype of a weight, or their weights that of the values.
-_TYPED_BY_WEIGHT = {Embedding: "weight", TokenConv: "weight", Add: "constant", Mul: "constant"}
-
-
-_PRODUCTS = (Linear, Convolution, TransposedConvolution, TokenConv)
+_TYPED_BY_WEIGHT = (Embedding, TokenConv, Broadcast, MatMul)
+_PRODUCTS = (Linear, MatMul, Convolution, TransposedConvolution, TokenConv)
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}  # by a job's precision
 
 
@@ -39,9 +37,9 @@ def narrow_values(net: Network, precision: str) -> Told:
     def narrowed(node: Node) -> Node:
         if isinstance(node.layer, Cast):
             return dataclasses.replace(node, layer=Cast(cast(CastTo, _narrow(node.layer.dtype, dtype))))
-        role = _TYPED_BY_WEIGHT.get(type(node.layer))
-        name = node.weights.get(role or "")
-        if role is None or name is None or net.weight_type(name).dtype != "float32":
+        role = next((role for role in ("weight", "constant", "first", "mask") if role in node.weights), "")
+        name = node.weights.get(role, "")
+        if not isinstance(node.layer, _TYPED_BY_WEIGHT) or not role or net.weight_type(name).dtype != "float32":
             return node
         short = f"{name}.{dtype}"
         weights[short] = Recipe.of(as_is, (name,), net.weights[name].shape, dtype)

@@ -68,6 +68,60 @@ class GELU(Elementwise):
 
 
 @dataclass(frozen=True)
+class ELU(Elementwise):
+    """x where x >= 0, else alpha * (exp(x) - 1)."""
+
+    alpha: float = 1.0
+    flop_each: ClassVar[int] = 21
+
+
+@dataclass(frozen=True)
+class SELU(Elementwise):
+    """1.0507 * ELU(1.6733), both to the last digit of a float32 (`SCALE` and `ALPHA`)."""
+
+    SCALE: ClassVar[float] = 1.05070102214813232421875
+    ALPHA: ClassVar[float] = 1.67326319217681884765625
+    flop_each: ClassVar[int] = 22
+
+
+@dataclass(frozen=True)
+class HardSigmoid(Elementwise):
+    """min(max(slope * x + shift, 0), 1)."""
+
+    slope: float = 0.2
+    shift: float = 0.5
+    flop_each: ClassVar[int] = 4
+
+
+@dataclass(frozen=True)
+class HardSwish(Elementwise):
+    """x * min(max(x / 6 + 1 / 2, 0), 1)."""
+
+    flop_each: ClassVar[int] = 5
+
+
+@dataclass(frozen=True)
+class Softplus(Elementwise):
+    """log(1 + exp(x))."""
+
+    flop_each: ClassVar[int] = 35
+
+
+@dataclass(frozen=True)
+class Softsign(Elementwise):
+    """x / (1 + |x|)."""
+
+    flop_each: ClassVar[int] = 10
+
+
+@dataclass(frozen=True)
+class Mish(Elementwise):
+    """x * tanh(log(1 + exp(x)))."""
+
+    flop_each: ClassVar[int] = 28
+
+
+@dataclass(frozen=True)
 class _OverAxis(Layer, abstract=True):
     axis: int = -1
 

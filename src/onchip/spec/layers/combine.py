@@ -1,4 +1,4 @@
-"""Layers that read several values: sums, products, concatenation, and the phases of a strided output."""
+"""Layers that read several values: number by number, concatenated, and the phases of a strided output."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from onchip.errors import ShapeError
-from onchip.spec.layers.base import Layer, Types, WeightTypes, as_sizes, row_axis
+from onchip.spec.layers.base import Layer, Types, WeightTypes, as_sizes, need_float, row_axis
 from onchip.spec.types import Dim, TensorType
 
 
 @dataclass(frozen=True)
-class _Broadcast(Layer, abstract=True):
-    """All values together, and the weight `constant` (a row's shape, no batch) if there is one.
+class Broadcast(Layer, abstract=True):
+    """All values together, number by number, and a weight (a row's shape, no batch) if there is one: `constant`.
 
     Sizes of 1 stretch, and missing axes in front are 1, as in NumPy; a value's row never misses an axis in front
     silently: all values have as many axes as the first.
@@ -31,7 +31,8 @@ class _Broadcast(Layer, abstract=True):
             got = ", ".join(str(given) for given in inputs)
             raise ShapeError("operands have different numbers of axes", got=got)
         if weights:
-            constant = tuple(int(d) for d in weights["constant"].shape)
+            (given,) = weights.values()
+            constant = tuple(int(d) for d in given.shape)
             shapes.append((1,) * (len(shapes[0]) - len(constant)) + constant)
         dtypes = {given.dtype for given in (*inputs, *weights.values())}
         if len(dtypes) > 1:
@@ -55,13 +56,85 @@ class _Broadcast(Layer, abstract=True):
 
 
 @dataclass(frozen=True)
-class Add(_Broadcast):
+class Add(Broadcast):
     """x1 + x2 + ... + constant."""
 
 
 @dataclass(frozen=True)
-class Mul(_Broadcast):
+class Mul(Broadcast):
     """x1 * x2 * ... * constant."""
+
+
+@dataclass(frozen=True)
+class Max(Broadcast):
+    """The largest of x1, x2, ..., constant; a NaN is larger than anything."""
+
+
+@dataclass(frozen=True)
+class Min(Broadcast):
+    """The smallest of x1, x2, ..., constant; a NaN is smaller than anything."""
+
+
+@dataclass(frozen=True)
+class Ordered(Broadcast, abstract=True):
+    """Two operands, a and b, whose order matters: two values; or one value and either b, the weight `constant`, or a,
+    the weight `first`."""
+
+    optional: ClassVar[tuple[str, ...]] = ("constant", "first")
+    takes_ints: ClassVar[bool] = False
+    flop_each: ClassVar[int] = 1
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        if len(inputs) + len(weights) != 2:
+            got = f"{len(inputs)} values and {len(weights)} constants"
+            raise ShapeError("needs two operands", got=got, expected="two values, or a value and a constant")
+        if not self.takes_ints:
+            need_float(inputs[0])
+        return super().infer(inputs, weights)
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return self.flop_each * self.infer(inputs, weights).row_size
+
+
+@dataclass(frozen=True)
+class Sub(Ordered):
+    """a - b."""
+
+    takes_ints: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Div(Ordered):
+    """a / b, of floats."""
+
+    flop_each: ClassVar[int] = 8
+
+
+@dataclass(frozen=True)
+class Pow(Ordered):
+    """a to the power of b; NaN where a is below 0 and b is no whole number."""
+
+    flop_each: ClassVar[int] = 60
+
+
+@dataclass(frozen=True)
+class PReLU(Ordered):
+    """a where a >= 0, else a * b: a LeakyReLU with a slope for each channel, or number."""
+
+    flop_each: ClassVar[int] = 2
+
+
+@dataclass(frozen=True)
+class Mask(Broadcast):
+    """x where the weight `mask` is not 0, else 0, whatever x is there."""
+
+    arity: ClassVar[int | None] = 1
+    required: ClassVar[tuple[str, ...]] = ("mask",)
+    optional: ClassVar[tuple[str, ...]] = ()
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        need_float(inputs[0], weights)
+        return super().infer(inputs, weights)
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,24 @@ class GlobalMean(_Global):
 
 
 @dataclass(frozen=True)
+class GlobalMin(_Global):
+    """The smallest number along axes."""
+
+
+@dataclass(frozen=True)
+class GlobalSum(_Global):
+    """The sum along axes."""
+
+
+@dataclass(frozen=True)
+class GlobalNorm(_Global):
+    """The Euclidean norm along axes: the root of the sum of squares."""
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return 2 * inputs[0].row_size
+
+
+@dataclass(frozen=True)
 class SequenceMax(Layer):
     """The largest over time of sequences of different lengths: x (B, C, P), lengths (B,) -> (B, C).
 

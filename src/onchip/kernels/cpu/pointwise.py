@@ -1,0 +1,386 @@
+"""pointwise: a run of pointwise layers in one pass over memory: activations, functions, and what is made of several
+values and weights, with broadcasting.
+
+The run is a table of operations on blocks of numbers that stay in the first cache: BLOCK numbers of a row, or as many
+whole rows as fit. A block's operand is where it lies outside (a value of the same size; a weight, written out for a
+block), or in a thread's own memory (what other layers of the run made; a stretched value, gathered). A number's bits
+depend on its own operands alone.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numba import types
+
+from onchip.kernels.cpu.activation import activate, code_of, exponential, logarithm
+from onchip.kernels.cpu.jit import address, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.price import CorePrice
+from onchip.kernels.cpu.threads import run_pieces
+from onchip.kernels.pointwise import CPU_ACTIVATIONS
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.spec.layers import (
+    Abs,
+    Add,
+    Broadcast,
+    Div,
+    Dropout,
+    Elementwise,
+    Exp,
+    Identity,
+    Layer,
+    Log,
+    Mask,
+    Max,
+    Min,
+    Mul,
+    PReLU,
+    Reciprocal,
+    Reshape,
+    Sqrt,
+    Sub,
+)
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array, Recipe, recipe_op
+
+BLOCK = 1024  # numbers: 4 KiB of each value
+FEW = 16  # blocks of a thread: for fewer it is not woken
+MOST_NODES, NEAR = 64, 8
+_MOVES = (Reshape, Identity, Dropout)
+_FUNCTIONS: tuple[type[Layer], ...] = (Abs, Sqrt, Reciprocal, Exp, Log)  # by their places, as `apply` has them
+_COMBINATIONS: tuple[type[Layer], ...] = (Add, Mul, Max, Min, Sub, Div, PReLU, Mask)  # as `combine` has them
+_ABS, _SQRT, _RECIPROCAL, _EXP, _LOG = range(5)
+_ADD, _MUL, _MAX, _MIN, _SUB, _DIV, _PRELU, _MASK = range(8)
+GATHER, ACTIVATE, APPLY, COMBINE = range(4)  # operations
+OUTSIDE, WRITTEN_OUT, INSIDE, STRETCHED = range(4)  # where a value is
+_ZERO, _ONE = np.float32(0), np.float32(1)
+
+
+# -- blocks ----------------------------------------------------------------------------------------------------
+
+
+@linked(*(types.int64,) * 4)
+def gather(to: int, source: int, places: int, count: int) -> None:
+    """to[n] = source[places[n]]."""
+    y, x, at = floats_at(to, count), floats_at(source, 1 << 40), ints_at(places, count)
+    for n in range(count):
+        y[n] = x[at[n]]
+
+
+@linked(*(types.int64,) * 4)
+def apply(to: int, source: int, count: int, code: int) -> None:
+    """A function of each number."""
+    y, x = floats_at(to, count), floats_at(source, count)
+    if code == _ABS:
+        for n in range(count):
+            y[n] = abs(x[n])
+    elif code == _SQRT:
+        for n in range(count):
+            y[n] = np.sqrt(x[n])
+    elif code == _RECIPROCAL:
+        for n in range(count):
+            y[n] = _ONE / x[n]
+    elif code == _EXP:
+        for n in range(count):
+            y[n] = exponential(x[n])
+    elif code == _LOG:
+        for n in range(count):
+            y[n] = logarithm(x[n])
+    else:
+        for n in range(count):
+            y[n] = x[n]
+
+
+@linked(*(types.int64,) * 5)
+def combine(to: int, first: int, second: int, count: int, code: int) -> None:
+    """Of each number and that at its place."""
+    y, a, b = floats_at(to, count), floats_at(first, count), floats_at(second, count)
+    if code == _ADD:
+        for n in range(count):
+            y[n] = a[n] + b[n]
+    elif code == _MUL:
+        for n in range(count):
+            y[n] = a[n] * b[n]
+    elif code == _MAX:
+        for n in range(count):
+            y[n] = b[n] if b[n] > a[n] or b[n] != b[n] else a[n]
+    elif code == _MIN:
+        for n in range(count):
+            y[n] = b[n] if b[n] < a[n] or b[n] != b[n] else a[n]
+    elif code == _SUB:
+        for n in range(count):
+            y[n] = a[n] - b[n]
+    elif code == _DIV:
+        for n in range(count):
+            y[n] = a[n] / b[n]
+    elif code == _PRELU:
+        for n in range(count):
+            y[n] = a[n] * b[n] if a[n] < _ZERO else a[n]
+    elif code == _MASK:
+        for n in range(count):
+            y[n] = _ZERO if b[n] == _ZERO else a[n]
+
+
+@compiled()
+def _block(
+    worker: int, piece: int, table: Array, values: Array, memory: Array, scratch_at: int, slots: int, B: int, size: int
+) -> None:
+    """One block of the run.
+
+    table    (operations, 5)  what, code, and the values: made, first, second (of a GATHER: its places)
+    values   (values, 3)      where it is, its place in `memory` or in the scratch memory, numbers of a row
+    memory   addresses of inputs, outputs, weights and places
+    scratch  `slots` blocks of each worker
+    """
+    scratch = scratch_at + worker * slots * BLOCK * 4
+    rows = max(1, BLOCK // size)
+    blocks = (size + BLOCK - 1) // BLOCK  # of a row; one if rows are whole
+    row, first = piece // blocks * rows, piece % blocks * BLOCK
+    count = min(BLOCK, size - first) if blocks > 1 else min(rows, B - row) * size
+    at = np.empty(len(values), np.int64)
+    for v in range(len(values)):
+        where, place = values[v, 0], values[v, 1]
+        if where == OUTSIDE:
+            at[v] = memory[place] + (row * size + first) * 4
+        elif where == WRITTEN_OUT:
+            at[v] = memory[place] + first * 4
+        elif where == INSIDE:
+            at[v] = scratch + place * BLOCK * 4
+        else:
+            at[v] = memory[place] + row * values[v, 2] * 4
+    for i in range(len(table)):
+        what, code, to, a, b = table[i, 0], table[i, 1], at[table[i, 2]], at[table[i, 3]], table[i, 4]
+        if what == COMBINE:
+            combine(to, a, at[b], count, code)
+        elif what == GATHER:
+            gather(to, a, memory[b] + first * 8, count)
+        elif what == APPLY:
+            apply(to, a, count, code)
+        else:
+            if to != a:
+                apply(to, a, count, -1)
+            activate(to, 1, count, count, code)
+
+
+@compiled()
+def _run_blocks(
+    table: Array, values: Array, memory: Array, scratch: Array, B: int, size: int, pieces: int, threads: int
+) -> None:
+    """scratch: (threads, blocks, BLOCK)"""
+    run_pieces(_block, (table, values, memory, address(scratch), scratch.shape[1], B, size), pieces, threads)
+
+
+# -- the run ---------------------------------------------------------------------------------------------------
+
+
+@recipe_op
+def for_a_block(weight: Array, row: tuple[int, ...], rows: int) -> Array:
+    """A weight stretched to the shape of a row, for `rows` rows."""
+    return np.tile(np.broadcast_to(weight, row).reshape(-1), rows)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `bind` makes tables of; places in memory: inputs, outputs, weights, places of stretched values."""
+
+    table: tuple[tuple[int, int, int, int, int], ...]  # without the codes of activations
+    activations: tuple[Elementwise | None, ...]  # of each operation
+    values: tuple[tuple[int, int, int], ...]
+    stretched: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # rows, and the rows they are stretched to
+    weights: tuple[str, ...]  # names of recipes
+    size: int  # numbers of a row
+    slots: int  # blocks of a thread's own memory
+
+
+class _Writer:
+    """Writes down the run of some nodes."""
+
+    def __init__(self, net: Network, nodes: Sequence[Node]) -> None:
+        self.net = net
+        inside = {node.name for node in nodes}
+        self.inputs = list(dict.fromkeys(v for node in nodes for v in node.inputs if v not in inside))
+        outputs = set(net.outputs)
+        self.outputs = [
+            node.name
+            for node in nodes
+            if node.name in outputs or any(reader.name not in inside for reader in net.readers(node.name))
+        ]
+        self.size = net.types[nodes[0].name].row_size
+        self.table: list[tuple[int, int, int, int, int]] = []
+        self.activations: list[Elementwise | None] = []
+        self.values: list[tuple[int, int, int]] = []
+        self.known: dict[object, int] = {}
+        self.stretched: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self.recipes: dict[str, Recipe] = {}
+        self.slots = 0
+        for node in nodes:
+            self._write(node)
+
+    def run(self) -> Run:
+        return Run(
+            tuple(self.table), tuple(self.activations), tuple(self.values), tuple(self.stretched), tuple(self.recipes),
+            self.size, self.slots,
+        )  # fmt: skip
+
+    def _write(self, node: Node) -> None:
+        layer, row = node.layer, self.net.types[node.name].row_shape
+        if isinstance(layer, _MOVES):
+            source = self._operand(node.inputs[0], self.net.types[node.inputs[0]].row_shape)
+            if node.name in self.outputs:
+                self._emit(APPLY, -1, self._made(node.name), source)
+            else:
+                self.known[node.name] = source
+            return
+        if not isinstance(layer, Broadcast):
+            source = self._operand(node.inputs[0], row)
+            if isinstance(layer, CPU_ACTIVATIONS):
+                assert isinstance(layer, Elementwise)
+                self._emit(ACTIVATE, 0, self._made(node.name), source, activation=layer)
+            else:
+                self._emit(APPLY, _FUNCTIONS.index(type(layer)), self._made(node.name), source)
+            return
+        operands = [self._operand(value, row) for value in node.inputs]
+        for role, name in node.weights.items():
+            operands.insert(0 if role == "first" else len(operands), self._weight(name, row))
+        total, made = operands[0], self._made(node.name)
+        for operand in operands[1:]:
+            self._emit(COMBINE, _COMBINATIONS.index(type(layer)), made, total, operand)
+            total = made
+
+    def _emit(self, what: int, code: int, to: int, a: int, b: int = 0, activation: Elementwise | None = None) -> None:
+        self.table.append((what, code, to, a, b))
+        self.activations.append(activation)
+
+    def _value(self, key: object, where: int, place: int, row_size: int) -> int:
+        self.known[key] = len(self.values)
+        self.values.append((where, place, row_size))
+        return self.known[key]
+
+    def _made(self, name: str) -> int:
+        if name in self.outputs:
+            return self._value(name, OUTSIDE, len(self.inputs) + self.outputs.index(name), self.size)
+        return self._inside(name)
+
+    def _inside(self, key: object) -> int:
+        self.slots += 1
+        return self._value(key, INSIDE, self.slots - 1, self.size)
+
+    def _operand(self, value: str, row: tuple[int, ...]) -> int:
+        if value in self.known:
+            return self.known[value]
+        given = self.net.types[value]
+        place = self.inputs.index(value)
+        if given.row_size == self.size:
+            return self._value(value, OUTSIDE, place, self.size)
+        key = (value, row)
+        if key not in self.known:
+            source = self._value((value, row, "outside"), STRETCHED, place, given.row_size)
+            self.stretched.append((given.row_shape, row))
+            self._emit(GATHER, 0, self._inside(key), source, -len(self.stretched))
+        return self.known[key]
+
+    def _weight(self, name: str, row: tuple[int, ...]) -> int:
+        key = (name, row, "weight")
+        if key not in self.known:
+            rows = max(1, BLOCK // self.size)
+            recipe = Recipe.of(for_a_block, (name,), (rows * self.size,), "float32", 0, row=row, rows=rows)
+            self.recipes[f"w{len(self.recipes)}"] = recipe
+            place = len(self.inputs) + len(self.outputs) + len(self.recipes) - 1
+            self._value(key, WRITTEN_OUT, place, self.size)
+        return self.known[key]
+
+
+def _fits(net: Network, node: Node) -> bool:
+    takes = isinstance(node.layer, (*_MOVES, *CPU_ACTIVATIONS, *_FUNCTIONS, *_COMBINATIONS))
+    given = (*net.input_types(node), *(net.weight_type(name) for name in node.weights.values()))
+    return takes and all(each.dtype == "float32" for each in given)
+
+
+# Where the longest run that a node is part of begins, for each node of a network; -1 for one that is part of none.
+_BEGINS: weakref.WeakKeyDictionary[Network, list[int]] = weakref.WeakKeyDictionary()
+
+
+def _begins(net: Network) -> list[int]:
+    if net not in _BEGINS:
+        found: list[int] = []
+        for i, node in enumerate(net.nodes):
+            before = net.types[net.nodes[i - 1].name] if i and found[-1] >= 0 else None
+            goes_on = before is not None and net.types[node.name].row_size == before.row_size
+            found.append(-1 if not _fits(net, node) else found[-1] if goes_on else i)
+        _BEGINS[net] = found
+    return _BEGINS[net]
+
+
+class Pointwise:
+    name = "pointwise"
+    device_kind = "cpu"
+    precisions = ("fp32",)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """The longest run; one activation by itself is rowwise's. It begins where a run does, or little behind, where
+        another kernel took the first layers along; not everywhere, for a long chain's sake."""
+        first, begins = net.nodes[start], _begins(net)
+        behind = start - begins[start]
+        is_start = begins[start] >= 0 and (behind <= NEAR or behind % MOST_NODES == 0)
+        if job.is_training or not is_start or isinstance(first.layer, _MOVES):
+            return
+        size = net.types[first.name].row_size
+        nodes = [
+            net.nodes[i]
+            for i in range(start, min(start + MOST_NODES, len(net.nodes)))
+            if begins[i] == begins[start]  # they stand next to each other
+        ]
+        while isinstance(nodes[-1].layer, _MOVES):  # a view costs less
+            nodes.pop()
+        if not size or (len(nodes) == 1 and isinstance(first.layer, CPU_ACTIVATIONS)):
+            return
+        writer = _Writer(net, nodes)
+        moved = sum(net.types[name].row_bytes for name in (*writer.inputs, *writer.outputs))
+        cached = 2 * size * len(writer.table)  # of 4 bytes: the first cache is quicker than the price's
+        kinds = ",".join(dict.fromkeys(node.layer.kind for node in nodes))
+        fixed = sum(recipe.nbytes for recipe in writer.recipes.values())
+        price = CorePrice(sum(map(net.row_flop, nodes)), moved, fixed, row_cache_bytes=cached)
+        why = "one pass over memory" if len(nodes) > 1 else "one layer by itself"
+        yield Claim(
+            self.name, f"{self.name}<{kinds}>", tuple(node.name for node in nodes), price, why, writer.recipes,
+            facts=writer.run(),
+        )  # fmt: skip
+
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
+        run = claim.facts
+        assert isinstance(run, Run)
+        kept = [np.ascontiguousarray(weights[name], np.float32) for name in run.weights]
+        kept += [_places(row, to, run.size) for row, to in run.stretched]
+        ends = [address(array) for array in kept]
+        outside = max((place for where, place, _ in run.values if where in (OUTSIDE, STRETCHED)), default=0) + 1
+        table = np.array(run.table, np.int64)
+        for i, activation in enumerate(run.activations):
+            if activation is not None:
+                table[i, 1] = code_of(activation)
+        gathers = table[:, 0] == GATHER
+        table[gathers, 4] = outside + len(run.weights) - 1 - table[gathers, 4]
+        values = np.array(run.values, np.int64)
+        rows, blocks = max(1, BLOCK // run.size), -(-run.size // BLOCK)
+
+        def launch(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+            B = len(outputs[0])
+            pieces = -(-B // rows) * blocks
+            threads = max(1, min(threads, pieces // FEW))
+            memory = np.array([*map(address, inputs), *map(address, outputs), *ends], np.int64)
+            scratch = np.empty((threads, max(1, run.slots), BLOCK), np.float32)
+            _run_blocks(table, values, memory, scratch, B, run.size, pieces, threads)
+
+        launch.kept = kept  # type: ignore[attr-defined]  # whose addresses it has
+        return launch
+
+
+def _places(row: tuple[int, ...], to: tuple[int, ...], size: int) -> Array:
+    """Where the numbers of a block's rows of shape `to` are in rows of shape `row`."""
+    own = int(np.prod(row))
+    rows = max(1, BLOCK // size)
+    one = np.broadcast_to(np.arange(own).reshape((1,) * (len(to) - len(row)) + tuple(row)), to).reshape(-1)
+    return np.asarray((np.arange(rows)[:, None] * own + one).reshape(-1), np.int64)

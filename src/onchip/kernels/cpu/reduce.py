@@ -1,0 +1,167 @@
+"""reduce: maxima, minima, sums, means and norms along axes, by themselves.
+
+An array is (outer, N, inner), and sums along the middle axis are float64: of inner = 1 in four by turns, of more one
+after the other, whatever the batch. Axes that do not stand next to each other are moved to the end first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numba import types
+
+from onchip.kernels.cpu.jit import address, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.price import CorePrice
+from onchip.kernels.cpu.threads import run_pieces
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.spec.layers import GlobalMax, GlobalMean, GlobalMin, GlobalNorm, GlobalSum, Layer
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array
+
+_KINDS: tuple[type[Layer], ...] = (GlobalMax, GlobalMin, GlobalSum, GlobalMean, GlobalNorm)  # by their codes
+_MAX, _MIN, _SUM, _MEAN, _NORM = range(5)
+_THREAD_NUMBERS = 1 << 15  # for fewer a thread is not woken
+_PIECE_NUMBERS = 1 << 12  # that a thread takes at a time, at least
+
+
+@linked(*(types.int64,) * 4)
+def reduce_row(source: int, to: int, N: int, code: int) -> None:
+    """x (N,) -> one number."""
+    x, y = floats_at(source, N), floats_at(to, 1)
+    if code <= _MIN:
+        found = x[0]
+        for n in range(1, N):
+            v = x[n] if code == _MAX else -x[n]
+            best = found if code == _MAX else -found
+            found = x[n] if v > best or v != v else found  # a NaN is found before all numbers
+        y[0] = found
+        return
+    a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    is_norm = code == _NORM
+    whole = N // 4
+    for n in range(whole):
+        p, q, r, s = np.float64(x[4 * n]), np.float64(x[4 * n + 1]), np.float64(x[4 * n + 2]), np.float64(x[4 * n + 3])
+        a += p * p if is_norm else p
+        b += q * q if is_norm else q
+        c += r * r if is_norm else r
+        d += s * s if is_norm else s
+    total = (a + b) + (c + d)
+    for n in range(4 * whole, N):
+        p = np.float64(x[n])
+        total += p * p if is_norm else p
+    y[0] = np.float32(total / N if code == _MEAN else np.sqrt(total) if is_norm else total)
+
+
+@linked(*(types.int64,) * 6)
+def reduce_columns(source: int, to: int, totals_at: int, N: int, inner: int, code: int) -> None:
+    """x (N, inner) -> y (inner,); totals (inner,) of float64 are overwritten."""
+    y, totals = floats_at(to, inner), ints_at(totals_at, inner).view(np.float64)
+    for i in range(inner):
+        totals[i] = 0.0
+    for n in range(N):
+        x = floats_at(source + n * inner * 4, inner)
+        if n == 0 and code <= _MIN:
+            for i in range(inner):
+                y[i] = x[i]
+        elif code == _MAX:
+            for i in range(inner):
+                y[i] = x[i] if x[i] > y[i] or x[i] != x[i] else y[i]
+        elif code == _MIN:
+            for i in range(inner):
+                y[i] = x[i] if x[i] < y[i] or x[i] != x[i] else y[i]
+        elif code == _NORM:
+            for i in range(inner):
+                totals[i] += np.float64(x[i]) * np.float64(x[i])
+        else:
+            for i in range(inner):
+                totals[i] += np.float64(x[i])
+    if code == _MEAN:
+        for i in range(inner):
+            y[i] = np.float32(totals[i] / N)
+    elif code == _NORM:
+        for i in range(inner):
+            y[i] = np.float32(np.sqrt(totals[i]))
+    elif code == _SUM:
+        for i in range(inner):
+            y[i] = np.float32(totals[i])
+
+
+@compiled()
+def _rows(
+    worker: int, piece: int, x: int, y: int, totals: int, outer: int, N: int, inner: int, code: int, together: int
+) -> None:
+    for row in range(piece * together, min(outer, (piece + 1) * together)):
+        if inner == 1:
+            reduce_row(x + row * N * 4, y + row * 4, N, code)
+        else:
+            reduce_columns(x + row * N * inner * 4, y + row * inner * 4, totals + worker * inner * 8, N, inner, code)
+
+
+@compiled()
+def _run(x: int, y: int, totals: int, outer: int, N: int, inner: int, code: int, threads: int) -> None:
+    """x (outer, N, inner) -> y (outer, inner); totals (threads, inner) of float64; all by their addresses."""
+    together = max(1, _PIECE_NUMBERS // (N * inner))
+    pieces = (outer + together - 1) // together
+    run_pieces(_rows, (x, y, totals, outer, N, inner, code, together), pieces, threads)
+
+
+@dataclass(frozen=True)
+class Facts:
+    code: int
+    order: tuple[int, ...]  # of all axes, those that are walked over behind the others; () if nothing is moved
+    shape: tuple[int, int, int]  # outer, N and inner of one row of the batch
+
+
+class Reduce:
+    name = "reduce"
+    device_kind = "cpu"
+    precisions = ("fp32",)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        layer = node.layer
+        if job.is_training or not isinstance(layer, _KINDS):
+            return
+        x, y = net.types[node.inputs[0]], net.types[node.name]
+        if x.dtype != "float32":
+            yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
+            return
+        axes = sorted(axis % len(x.shape) for axis in layer.attributes()["axes"])
+        facts = _facts(_KINDS.index(type(layer)), x.row_shape, axes)
+        cached = x.row_bytes // 2 + (x.row_bytes if facts.order else 0)
+        yield Claim(
+            self.name, f"{self.name}<{layer.kind}>", (node.name,),
+            CorePrice(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=cached), "one layer by itself",
+            order="in four sums or one, by N alone" if facts.code > _MIN else "", facts=facts,
+        )  # fmt: skip
+
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
+        facts = claim.facts
+        assert isinstance(facts, Facts)
+        outer, N, inner = facts.shape
+
+        def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+            x, y = inputs[0], outputs[0]
+            if facts.order:
+                x = np.ascontiguousarray(x.transpose(facts.order))
+            rows = len(y) * outer
+            threads = max(1, min(threads, rows, x.size // _THREAD_NUMBERS))
+            totals = np.empty((threads, inner))
+            _run(address(x), address(y), address(totals), rows, N, inner, facts.code, threads)
+
+        return run
+
+
+def _facts(code: int, row: tuple[int, ...], axes: list[int]) -> Facts:
+    """axes  of the whole array, the batch in front"""
+    shape = (1, *row)
+    if axes == list(range(axes[0], axes[-1] + 1)):
+        sizes = shape[: axes[0]], shape[axes[0] : axes[-1] + 1], shape[axes[-1] + 1 :]
+        return Facts(code, (), (math.prod(sizes[0]), math.prod(sizes[1]), math.prod(sizes[2])))
+    others = [axis for axis in range(len(shape)) if axis not in axes]
+    N = math.prod(shape[axis] for axis in axes)
+    return Facts(code, (*others, *axes), (math.prod(row) // max(1, N), N, 1))

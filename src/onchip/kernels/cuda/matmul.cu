@@ -1,0 +1,93 @@
+// matmul.cu: y = a b, a stack of matrices times a stack of matrices, on the ordinary cores; sizes are run-time values.
+//
+// Idea    A block makes a SIDE x SIDE tile of one matrix of y, a thread 4 x 4 sums. Slices of a and b of the same k go
+//         through shared memory. Where a stack is stretched, or one operand is a weight, its matrices are found by
+//         strides: nothing is copied.
+// Floor   2 M N K flop a matrix; 4 heads of 1,024 rows with 64 x 32 times 32 x 64: 1.07 Gflop / 66.9 Tflop/s = 16 us,
+//         and 134 MB / 4.8 TB/s = 28 us: short sums are bound by memory.
+// Order   A sum runs over k from the first to the last, by multiply-adds that start from zero; every PART terms it is
+//         added to a total. Neither the tile nor the number of matrices decides anything.
+// Layout  a (..., M, K), b (..., K, N), y (..., M, N) row-major.
+// Shared  2 * 16 * (SIDE + 4) numbers: 8 704 B for 64 x 64 floats.
+// Limits  Any M, N, K >= 1, up to 4 axes of the stack; all of one type, float32, float16, bfloat16 or float64; sm_80 up.
+#include "wide.cuh"
+
+constexpr int DEPTH = 16, PART = 128, MOST_AXES = 4;
+
+// The stack: matrix number i of y is divided by each size in turn, the last axis first.
+struct Stack {
+    long long size[MOST_AXES], a_stride[MOST_AXES], b_stride[MOST_AXES];  // strides in numbers; sizes that are not there: 1
+};
+
+// The SIDE x SIDE tile from (first_m, first_n) on of one matrix.
+template <class T, int SIDE>
+__device__ __forceinline__ void make_tile(const T* a, const T* b, T* y, long long M, long long N, long long K,
+                                          long long first_m, long long first_n) {
+    using W = wide_t<T>;
+    constexpr int THREADS = SIDE * SIDE / 16;
+    // +4: the rows of a slice stay 16 B aligned, and begin in different banks
+    __shared__ __align__(16) W as[DEPTH][SIDE + 4];
+    __shared__ __align__(16) W bs[DEPTH][SIDE + 4];
+    const int tm = threadIdx.x / (SIDE / 4) * 4, tn = threadIdx.x % (SIDE / 4) * 4;
+    W sums[4][4] = {}, totals[4][4] = {};
+    for (long long k = 0; k < K; k += DEPTH) {
+        // Neighbouring threads read neighbours along k of a, and along n of b.
+        for (int i = threadIdx.x; i < SIDE * DEPTH; i += THREADS) {
+            const int row = i / DEPTH, d = i % DEPTH;
+            const bool is_there = first_m + row < M && k + d < K;
+            as[d][row] = is_there ? load_wide(a + (first_m + row) * K + k + d) : W(0);
+        }
+        for (int i = threadIdx.x; i < SIDE * DEPTH; i += THREADS) {
+            const int d = i / SIDE, column = i % SIDE;
+            const bool is_there = first_n + column < N && k + d < K;
+            bs[d][column] = is_there ? load_wide(b + (k + d) * N + first_n + column) : W(0);
+        }
+        __syncthreads();
+#pragma unroll 4
+        for (int d = 0; d < DEPTH; ++d) {  // behind the last k, 0 times 0
+            W av[4], bv[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) av[i] = as[d][tm + i], bv[i] = bs[d][tn + i];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) sums[i][j] = multiply_add(av[i], bv[j], sums[i][j]);
+        }
+        if ((k + DEPTH) % PART == 0 || k + DEPTH >= K) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    totals[i][j] += sums[i][j];
+                    sums[i][j] = 0;
+                }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const long long m = first_m + tm + i, n = first_n + tn + j;
+            if (m < M && n < N) store_wide(y + m * N + n, totals[i][j]);
+        }
+}
+
+template <class T, int SIDE>
+__global__ void __launch_bounds__(SIDE * SIDE / 16)
+    matmul(const T* a, const T* b, T* y, long long count, long long M, long long N, long long K,
+           const __grid_constant__ Stack stack) {
+    const long long tiles_n = (N + SIDE - 1) / SIDE, tiles = (M + SIDE - 1) / SIDE * tiles_n;
+    for (long long block = blockIdx.x; block < count * tiles; block += gridDim.x) {
+        const long long matrix = block / tiles, tile = block % tiles;
+        long long rest = matrix, a_at = 0, b_at = 0;
+#pragma unroll
+        for (int axis = MOST_AXES - 1; axis >= 0; --axis) {
+            const long long at = rest % stack.size[axis];
+            rest /= stack.size[axis];
+            a_at += at * stack.a_stride[axis];
+            b_at += at * stack.b_stride[axis];
+        }
+        make_tile<T, SIDE>(a + a_at, b + b_at, y + matrix * M * N, M, N, K, tile / tiles_n * SIDE, tile % tiles_n * SIDE);
+    }
+}

@@ -1,0 +1,43 @@
+"""Functions of one number, and their slopes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy.special import erf
+
+from onchip.kernels.reference.base import BACKWARD, FORWARD, Arrays, Backward, Forward, Gradients, Weights
+from onchip.spec.layers import Abs, Cos, Erf, Exp, Layer, Log, Reciprocal, Sin, Sqrt
+from onchip.spec.recipe import Array
+
+# Layer -> y of x, and dy / dx of x and y.
+_FUNCTIONS: dict[type[Layer], tuple[Callable[[Array], Array], Callable[[Array, Array], Array]]] = {
+    Abs: (np.abs, lambda x, y: np.sign(x)),
+    Sqrt: (np.sqrt, lambda x, y: 0.5 / y),
+    Reciprocal: (np.reciprocal, lambda x, y: -y * y),
+    Exp: (np.exp, lambda x, y: y),
+    Log: (np.log, lambda x, y: 1 / x),
+    Sin: (np.sin, lambda x, y: np.cos(x)),
+    Cos: (np.cos, lambda x, y: -np.sin(x)),
+    Erf: (erf, lambda x, y: 2 / math.sqrt(math.pi) * np.exp(-x * x)),
+}
+
+
+def _forward(function: Callable[[Array], Array]) -> Forward:
+    def forward(layer: Layer, xs: Arrays, w: Weights) -> Array:
+        return function(xs[0])
+
+    return forward
+
+
+def _backward(slope: Callable[[Array, Array], Array]) -> Backward:
+    def backward(layer: Layer, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+        return (dy * slope(xs[0], y),), {}
+
+    return backward
+
+
+FORWARD.update({kind: _forward(function) for kind, (function, _) in _FUNCTIONS.items()})
+BACKWARD.update({kind: _backward(slope) for kind, (_, slope) in _FUNCTIONS.items()})

@@ -1,0 +1,40 @@
+"""Where the largest and the smallest numbers stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onchip.errors import ShapeError
+from onchip.spec.layers.base import Layer, Types, WeightTypes, need_float, row_axis
+from onchip.spec.types import TensorType
+
+
+@dataclass(frozen=True)
+class _Argument(Layer, abstract=True):
+    """Along an axis of a row, which vanishes, or stays with size 1 if `keep`; int64. The first of equals, or the last
+    if `last`; a NaN stands before all numbers."""
+
+    axis: int = -1
+    keep: bool = False
+    last: bool = False
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        (x,) = inputs
+        need_float(x)
+        axis = row_axis(self.axis, x)
+        if x.shape[axis] == 0:
+            raise ShapeError("nothing to compare", got=str(x), expected=f"at least 1 along axis {self.axis}")
+        return TensorType((*x.shape[:axis], *((1,) if self.keep else ()), *x.shape[axis + 1 :]), "int64")
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return inputs[0].row_size
+
+
+@dataclass(frozen=True)
+class ArgMax(_Argument):
+    """The place of the largest number."""
+
+
+@dataclass(frozen=True)
+class ArgMin(_Argument):
+    """The place of the smallest number."""

@@ -1,0 +1,135 @@
+"""Runs of pointwise layers on the CPU: every operation on ordinary and odd numbers, rows of every size."""
+
+import numpy as np
+import pytest
+
+import onchip
+from checks import assert_error_within
+from onchip.kernels import reference
+from onchip.kernels.cpu.pointwise import BLOCK, MOST_NODES
+from onchip.spec.layers import (
+    ELU,
+    Abs,
+    Add,
+    Clip,
+    Div,
+    Exp,
+    GlobalMax,
+    Identity,
+    Log,
+    Mask,
+    Max,
+    Min,
+    Mul,
+    PReLU,
+    Reciprocal,
+    ReLU,
+    Reshape,
+    Softmax,
+    Sqrt,
+    Sub,
+    Tanh,
+)
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType
+
+ODD = np.array(
+    [0.0, -0.0, np.inf, -np.inf, np.nan, 3e38, -3e38, 1e-30, -1e-30, 1, -1, 88.6, 88.8, -86, 2, 0.5, 1e-42], np.float32
+)
+
+
+def kernels(engine):
+    return [group.claim.kernel for group in engine.plan.groups]
+
+
+def run(net, *xs):
+    engine = onchip.compile(net, "cpu")
+    assert kernels(engine) == ["pointwise"]
+    return engine(*xs)
+
+
+@pytest.mark.parametrize("layer", [Abs(), Sqrt(), Reciprocal(), Exp(), Log()], ids=str)
+def test_functions(layer):
+    rng = np.random.default_rng(0)
+    x = np.concatenate([ODD, rng.standard_normal(3000), np.exp(rng.uniform(-90, 88, 3000))]).astype(np.float32)[:, None]
+    nodes = (Node("f", layer, ("x",)), Node("y", Mul(), ("f",), {"constant": "one"}))
+    net = Network({"x": TensorType(("B", 1))}, nodes, ("y",), {"one": np.ones(1, np.float32)})
+    got, truth = run(net, x).astype(np.float64), reference.forward(net, x.astype(np.float64))
+    truth[np.abs(truth) > np.finfo(np.float32).max] *= np.inf
+    tiny = np.abs(truth) < 2e-38  # exponentials of so little are 0
+    same = (got == truth) | (np.isnan(got) & np.isnan(truth)) | tiny
+    with np.errstate(all="ignore"):
+        wrong = ~(same | (np.abs(got - truth) <= 3 * 2.0**-23 * np.abs(truth)))
+    assert not wrong.any(), (x[wrong][:5], got[wrong][:5], truth[wrong][:5])
+
+
+@pytest.mark.parametrize("layer", [Add(), Mul(), Max(), Min(), Sub(), Div(), PReLU()], ids=str)
+def test_combinations(layer):
+    given = TensorType(("B", 1))
+    x, z = np.repeat(ODD, len(ODD))[:, None], np.tile(ODD, len(ODD))[:, None]
+    net = Network({"x": given, "z": given}, (Node("y", layer, ("x", "z")),), ("y",), {})
+    with np.errstate(all="ignore"):
+        expected = reference.FORWARD[type(layer)](layer, (x, z), {})
+    np.testing.assert_array_equal(run(net, x, z), expected)
+
+
+def network(row):
+    """A run with a stretched value, weights in front and behind, a value read twice, two outputs and a Reshape."""
+    rng = np.random.default_rng(0)
+    weights = {"c": rng.standard_normal(row[-1:]), "m": rng.random(row) > 0.5, "p": rng.standard_normal(row)}
+    nodes = (
+        Node("a", Sub(), ("x",), {"first": "c"}),
+        Node("b", Mul(), ("a", "z")),
+        Node("t", Tanh(), ("b",)),
+        Node("s", Add(), ("t", "a", "z"), {"constant": "c"}),
+        Node("k", Mask(), ("s",), {"mask": "m"}),
+        Node("r", Reshape((-1,)), ("k",)),
+        Node("e", ELU(0.3), ("r",)),
+        Node("y", Max(), ("e", "r")),
+    )
+    inputs = {"x": TensorType(("B", *row)), "z": TensorType(("B", *row[:-1], 1))}
+    return Network(inputs, nodes, ("y", "t"), {role: w.astype(np.float32) for role, w in weights.items()})
+
+
+@pytest.mark.parametrize("row", [(1, 1), (3, 5), (1, BLOCK), (2, BLOCK - 1), (5, 700)], ids=str)
+def test_rows_of_every_size(row):
+    net, rng = network(row), np.random.default_rng(1)
+    B = max(7, 3 * BLOCK // (row[0] * row[1]))
+    xs = [rng.standard_normal((B, *given.row_shape)).astype(np.float32) for given in net.inputs.values()]
+    engine = onchip.compile(net, "cpu")
+    assert kernels(engine) == ["pointwise"]
+    whole = engine(*xs)
+    for got, truth, naive in zip(
+        whole, reference.forward(net, tuple(xs)), reference.forward(net, tuple(xs), "float32"), strict=True
+    ):
+        assert_error_within(got, truth, naive)
+    for first, count in ((0, 0), (0, 1), (2, 5), (B - 1, 1)):
+        some = engine(*(x[first : first + count] for x in xs))
+        for got, expected in zip(some, whole, strict=True):
+            np.testing.assert_array_equal(got, expected[first : first + count])
+    for got, expected in zip(onchip.compile(net, "cpu", threads=1)(*xs), whole, strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_many_rows_go_through_several_threads():
+    x = np.random.default_rng(0).standard_normal((300, 2000)).astype(np.float32)
+    nodes = (Node("a", Add(), ("x", "x")), Node("y", ReLU(), ("a",)))
+    net = Network({"x": TensorType(("B", 2000))}, nodes, ("y",), {})
+    np.testing.assert_array_equal(run(net, x), np.maximum(x + x, 0))
+
+
+def test_where_a_run_ends():
+    """At a layer of another kind or another size of rows; a Reshape at its end is a view."""
+    nodes = (
+        Node("a", Add(), ("x", "x")), Node("i", Identity(), ("a",)), Node("c", Clip(-1.0, 1.0), ("i",)),
+        Node("r", Reshape((2, 3)), ("c",)), Node("s", Softmax(), ("r",)), Node("m", GlobalMax((2,), keep=True), ("s",)),
+        Node("y", Mul(), ("s", "m")), Node("z", Abs(), ("m",)),
+    )  # fmt: skip
+    net = Network({"x": TensorType(("B", 6))}, nodes, ("y", "z"), {})
+    runs = [g.claim.nodes for g in onchip.compile(net, "cpu").plan.groups if g.claim.kernel == "pointwise"]
+    assert runs[0][0] == "a"
+    assert runs[0][-1] == "c"
+    assert all("s" not in nodes for nodes in runs)
+    chain = tuple(Node(f"n{i}", Abs(), (f"n{i - 1}" if i else "x",)) for i in range(2 * MOST_NODES + 1))
+    long = Network({"x": TensorType(("B", 6))}, chain, (chain[-1].name,), {})
+    assert kernels(onchip.compile(long, "cpu")) == ["pointwise"] * 3

@@ -10,10 +10,21 @@ from numpy_jax import numpy_jax
 from onchip.bench.frame import UnavailableError
 from onchip.bench.jax_network import jax_function
 from onchip.kernels import reference
-from onchip.spec.layers import AvgPool1d, AvgPool2d, CumSum, Interleave, SequenceMax, TokenConv, ToPixels
+from onchip.spec.layers import (
+    AvgPool1d,
+    AvgPool2d,
+    CumSum,
+    Interleave,
+    LinearResize,
+    RowNorm,
+    Selection,
+    SequenceMax,
+    TokenConv,
+    ToPixels,
+)
 from text_networks import text_network
 
-NO_JAX = (TokenConv, Interleave, CumSum, ToPixels, SequenceMax)
+NO_JAX = (TokenConv, Interleave, CumSum, ToPixels, SequenceMax, RowNorm, Selection, LinearResize)
 
 
 def is_missing(layer):

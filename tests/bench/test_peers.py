@@ -20,8 +20,10 @@ from onchip.spec.layers import (
     GlobalMax,
     Interleave,
     Linear,
+    LinearResize,
     MaxPool2d,
     ReLU,
+    Selection,
     SequenceMax,
     TokenConv,
     ToPixels,
@@ -141,7 +143,13 @@ def test_a_peer_that_is_not_installed(monkeypatch):
 
 # -- networks as torch modules -----------------------------------------------------------------------------
 
-NO_TORCH = (TokenConv, CumSum, SequenceMax)  # what only a rewrite makes, and what no benchmark has
+NO_TORCH = (
+    TokenConv,
+    CumSum,
+    SequenceMax,
+    Selection,
+    LinearResize,
+)  # what only a rewrite makes, and what no benchmark has
 
 
 @pytest.mark.parametrize("case", LAYER_CASES, ids=str)

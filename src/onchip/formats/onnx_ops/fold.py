@@ -13,6 +13,7 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, folds, reads
 from onchip.formats.onnx_ops.graph_reader import GraphReader
+from onchip.formats.onnx_ops.select import slice_operands
 from onchip.formats.onnx_tensors import dtype_of
 from onchip.spec.reading import MAX_RANK, show
 from onchip.spec.recipe import Array
@@ -101,15 +102,7 @@ def fold_gather(graph: GraphReader, op: Op) -> Array:
 @folds("Slice")
 def fold_slice(graph: GraphReader, op: Op) -> Array:
     array = graph.constant_or_shape(op, 0)
-    if graph.opset < 10:
-        starts, ends = op.attribute("starts", [0]), op.attribute("ends", [0])
-        axes, steps = op.attribute("axes", list(range(len(starts)))), [1] * len(starts)
-    else:
-        starts, ends = graph.ints(op, 1), graph.ints(op, 2)
-        axes = graph.ints(op, 3) if graph.has(op, 3) else list(range(len(starts)))
-        steps = graph.ints(op, 4) if graph.has(op, 4) else [1] * len(starts)
-    if not len(starts) == len(ends) == len(axes) == len(steps):
-        raise FormatError(f"{op}: bad slice", got=show((starts, ends, axes, steps)), expected="one of each an axis")
+    starts, ends, axes, steps = slice_operands(graph, op)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         # Backwards, an end in front of the first number is a large negative one in ONNX and None in Python.
         stop = None if step < 0 and end < -array.shape[axis] else end

@@ -8,6 +8,7 @@ from typing import Protocol
 from onchip.kernels.cpu.conv_fused import ConvFused
 from onchip.kernels.cpu.mlp_fused import MlpFused
 from onchip.kernels.cpu.mlp_train import MlpTrain, Trainer
+from onchip.kernels.cpu.norm import Norm
 from onchip.kernels.cpu.plain import Plain
 from onchip.kernels.cpu.rowwise import Rowwise
 from onchip.kernels.cpu.scan import ScanAlone
@@ -33,6 +34,6 @@ class TrainingKernel(Kernel, Protocol):
         ...
 
 
-INFERENCE: tuple[InferenceKernel, ...] = (MlpFused(), ConvFused(), TokenMax(), Rowwise(), ScanAlone(), Plain())
+INFERENCE: tuple[InferenceKernel, ...] = (MlpFused(), ConvFused(), TokenMax(), Rowwise(), Norm(), ScanAlone(), Plain())
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, View("cpu"), *INFERENCE)

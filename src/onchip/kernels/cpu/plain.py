@@ -39,6 +39,7 @@ from onchip.spec.layers import (
     MaxPool2d,
     Mul,
     Permute,
+    RowNorm,
     SequenceMax,
     Softmax,
     TokenConv,
@@ -49,9 +50,9 @@ from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, as_is
 from onchip.spec.types import DTYPE_BYTES
 
-_ROW_BY_ROW = (Linear, Softmax, LogSoftmax, GlobalMean)
+_ROW_BY_ROW = (Linear, Softmax, LogSoftmax, GlobalMean, RowNorm)
 _USES_BLAS = (Linear, Convolution, TransposedConvolution)
-_SUMS = (Softmax, LogSoftmax, GlobalMean, AvgPool1d, AvgPool2d, TokenConv, CumSum)
+_SUMS = (Softmax, LogSoftmax, GlobalMean, RowNorm, AvgPool1d, AvgPool2d, TokenConv, CumSum)
 _BLOCK_BYTES = 1 << 20  # read and written by a block of rows: it stays in cache
 
 # Launches that its price counts: the time of a call for every row or block, in units of a compiled kernel's launch. It

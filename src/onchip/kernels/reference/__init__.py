@@ -12,9 +12,12 @@ from onchip.kernels.reference import (  # noqa: F401
     combine,
     conv,
     linear,
+    norm,
     pixels,
     pool,
+    resize,
     scan,
+    select,
     shape,
     tokens,
 )

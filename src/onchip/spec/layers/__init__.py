@@ -14,16 +14,19 @@ from onchip.spec.layers.conv import (
 )
 from onchip.spec.layers.embedding import Embedding, TokenConv
 from onchip.spec.layers.linear import Linear
-from onchip.spec.layers.norm import BatchNorm1d, BatchNorm2d
+from onchip.spec.layers.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm, RowNorm
 from onchip.spec.layers.pixels import ToPixels
 from onchip.spec.layers.pool import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d, SequenceMax
+from onchip.spec.layers.resize import LinearResize, NearestResize
 from onchip.spec.layers.scan import CumSum
+from onchip.spec.layers.select import Gather, Pad, Selection, Slice, Tile
 from onchip.spec.layers.shape import Dropout, Identity, Permute, Reshape
 
 __all__ = [
-    "GELU", "LAYERS", "Add", "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Cast", "Clip", "Concat",
-    "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Convolution", "CumSum", "Dropout", "Elementwise",
-    "Embedding", "GlobalMax", "GlobalMean", "Identity", "Interleave", "Layer", "LeakyReLU", "Linear", "LogSoftmax",
-    "MaxPool1d", "MaxPool2d", "Mul", "Permute", "ReLU", "Reshape", "SequenceMax", "SiLU", "Sigmoid", "Softmax", "Tanh",
-    "ToPixels", "TokenConv", "TransposedConvolution",
+    "GELU", "LAYERS", "Add", "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Cast", "Clip", "Concat", "Conv1d",
+    "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Convolution", "CumSum", "Dropout", "Elementwise", "Embedding",
+    "Gather", "GlobalMax", "GlobalMean", "GroupNorm", "Identity", "Interleave", "Layer", "LayerNorm", "LeakyReLU",
+    "Linear", "LinearResize", "LogSoftmax", "MaxPool1d", "MaxPool2d", "Mul", "NearestResize", "Pad", "Permute",
+    "RMSNorm", "ReLU", "Reshape", "RowNorm", "Selection", "SequenceMax", "SiLU", "Sigmoid", "Slice", "Softmax", "Tanh",
+    "Tile", "ToPixels", "TokenConv", "TransposedConvolution",
 ]  # fmt: skip

@@ -119,7 +119,7 @@ BAD_NODES = {
     "divide by value": ([op("Relu", "x", "r"), op("Div", "x r")], "only by a constant"),
     "divide a constant": ([op("Div", "b4 x")], "only by a constant"),
     "divide by tiny": ([op("Div", "x tiny")], "no inverse"),
-    "concat constant": ([op("Concat", "x rows", axis=1)], "input 1 is a constant"),
+    "concat constant": ([op("Concat", "x rows", axis=1)], "bad constant"),
     "concat axis": ([op("Concat", "x x", axis=2)], "axis out of range"),
     "concat batch": ([op("Concat", "x x", axis=-2)], "axis 0 is the batch"),
     "concat nothing": ([op("Concat", "", axis=1)], "too few inputs"),

@@ -13,6 +13,7 @@ from onchip.formats.onnx_ops.gelu import completes_gelu, tanh_gelu
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_ops.linear import takes_bias
+from onchip.formats.onnx_ops.select import concat_constants
 from onchip.spec.layers import GELU, Add, Concat, Layer, Mul, Sigmoid, SiLU
 from onchip.spec.network import Node
 from onchip.spec.recipe import Array
@@ -84,8 +85,13 @@ def read_div(graph: GraphReader, op: Op) -> None:
 
 @reads("Concat")
 def read_concat(graph: GraphReader, op: Op) -> None:
-    values = tuple(graph.value(op, index) for index in range(max(1, len(op.inputs))))
-    graph.add(op, Concat(graph.axis(op, values[0], op.attribute("axis", 1))), values)
+    places = range(max(1, len(op.inputs)))
+    values = tuple(graph.value(op, index) for index in places if not graph.is_constant(op, index))
+    axis = graph.axis(op, values[0], op.attribute("axis", 1))
+    if len(values) == len(places):
+        graph.add(op, Concat(axis), values)
+    else:
+        concat_constants(graph, op, axis)
 
 
 def _operands(graph: GraphReader, op: Op) -> tuple[dict[int, str], dict[int, Array]]:

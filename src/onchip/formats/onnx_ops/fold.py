@@ -17,7 +17,7 @@ from onchip.formats.onnx_ops.select import slice_operands
 from onchip.formats.onnx_tensors import dtype_of
 from onchip.spec.reading import MAX_RANK, show
 from onchip.spec.recipe import Array
-from onchip.spec.types import numpy_dtype
+from onchip.spec.types import BATCH, numpy_dtype
 
 # Their result is the same numbers in another place: a weight keeps its name through them.
 KEEP_NUMBERS = ("Reshape", "Squeeze", "Transpose", "Unsqueeze")
@@ -26,7 +26,7 @@ KEEP_NUMBERS = ("Reshape", "Squeeze", "Transpose", "Unsqueeze")
 @reads("Shape")
 def read_shape(graph: GraphReader, op: Op) -> None:
     """The shape of a value: sizes, and BATCH in front."""
-    shape = graph.constant(op, 0).shape if graph.is_constant(op, 0) else graph.shape(graph.value(op))
+    shape = graph.constant_or_shape(op, 0).shape if graph.is_constant(op, 0) else graph.shape(graph.value(op))
     end = op.attribute("end", 0) if "end" in op.attributes else None
     graph.add_constant(op, np.array(shape[op.attribute("start", 0) : end], object))
 
@@ -108,6 +108,32 @@ def fold_slice(graph: GraphReader, op: Op) -> Array:
         stop = None if step < 0 and end < -array.shape[axis] else end
         array = np.moveaxis(np.moveaxis(array, axis, 0)[start:stop:step], 0, axis)
     return array
+
+
+@folds("Equal")
+def fold_equal(graph: GraphReader, op: Op) -> Array:
+    """Of shapes, too: the batch is equal to itself alone."""
+    a, b = graph.constant_or_shape(op, 0), graph.constant_or_shape(op, 1)
+    graph.spend(op, math.prod(np.broadcast_shapes(a.shape, b.shape)))
+    return np.asarray(a == b, bool)
+
+
+@folds("Where")
+def fold_where(graph: GraphReader, op: Op) -> Array:
+    condition, a, b = (graph.constant_or_shape(op, index) for index in range(3))
+    graph.spend(op, math.prod(np.broadcast_shapes(condition.shape, a.shape, b.shape)))
+    return np.where(condition.astype(bool), a, b)
+
+
+@folds("Expand")
+def fold_expand(graph: GraphReader, op: Op) -> Array:
+    """A constant that stands in every row of the batch has 1 in the batch's place."""
+    array, shape = graph.constant(op, 0), graph.constant_or_shape(op, 1).tolist()
+    if BATCH in shape[1:] or (BATCH in shape and array.ndim == len(shape) and array.shape[0] != 1):
+        raise FormatError(f"{op} would depend on the batch", got=show(shape), expected="the batch in front, once")
+    sizes = np.broadcast_shapes(array.shape, tuple(1 if size == BATCH else int(size) for size in shape))
+    graph.spend(op, math.prod(sizes))
+    return np.broadcast_to(array, sizes)
 
 
 @folds("Squeeze")

@@ -8,7 +8,7 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter, OpsetError
-from onchip.spec.layers import Gather, Pad, Slice, Tile
+from onchip.spec.layers import Add, Concat, Gather, Pad, Slice, Tile
 from onchip.spec.layers.select import PadMode
 from onchip.spec.network import Node
 from onchip.spec.reading import show
@@ -175,7 +175,44 @@ def read_expand(graph: GraphReader, op: Op) -> None:
 
 
 def add_tile(graph: GraphReader, op: Op, x: str, repeats: list[int]) -> None:
-    graph.add(op, Tile(tuple(repeats)), (x,))
+    if x == graph.value(op) and set(repeats) <= {1}:
+        graph.pass_on(op)
+    else:
+        graph.add(op, Tile(tuple(repeats)), (x,))
+
+
+def concat_constants(graph: GraphReader, op: Op, axis: int) -> None:
+    """Values beside constants, as a token in front of a sequence: pads of zeros where those go, and a sum."""
+    padded: list[str] = []
+    parts, zeros = [], 0  # all operands, values as zeros; zeros before the first value
+    for index in range(len(op.inputs)):
+        if not graph.is_constant(op, index):
+            padded.append(graph.value(op, index))
+            parts.append(np.zeros(graph.types[padded[-1]].row_shape, numpy_dtype(graph.types[padded[-1]].dtype)))
+            continue
+        array = graph.constant(op, index)
+        if axis == 0 or (not graph.one_row and array.shape[:1] != (1,)) or array.dtype == bool:
+            got, expected = f"{array.dtype.name} {array.shape}, axis {axis}", "numbers, the same for every row"
+            raise FormatError(f"{op}: bad constant", got=got, expected=expected)
+        parts.append(array if graph.one_row else array[0])
+        size = parts[-1].shape[axis - 1]
+        if padded:
+            padded[-1] = _pad_axis(graph, op, padded[-1], axis, 0, size)
+        else:
+            zeros += size
+    graph.spend(op, sum(part.size for part in parts))
+    constant = np.concatenate(parts, axis - 1).astype(parts[0].dtype)
+    padded[0] = _pad_axis(graph, op, padded[0], axis, zeros, 0)
+    together = padded[0] if len(padded) == 1 else graph.add_step(op, Concat(axis), tuple(padded))
+    graph.add(op, Add(), (together,), {"constant": graph.weight(f"{op.outputs[0]}_constant", constant)})
+
+
+def _pad_axis(graph: GraphReader, op: Op, x: str, axis: int, before: int, after: int) -> str:
+    if not before + after:
+        return x
+    pads = [0] * 2 * len(graph.types[x].row_shape)
+    pads[axis - 1], pads[len(pads) // 2 + axis - 1] = before, after
+    return graph.add_step(op, Pad(tuple(pads)), (x,))
 
 
 # -- back ----------------------------------------------------------------------------------------------------------

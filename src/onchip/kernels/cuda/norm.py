@@ -38,7 +38,7 @@ SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, BLOCKS_A_UNIT, WAVES = 256, 8, 32
 MOST_HELD = 32  # numbers of a thread
-WANTED = {1: 8, 4: 16}  # the same where fewer threads can share a part, by neighbours that are moved at once
+WANTED = 8  # the same where fewer threads can share a part
 MOST_NUMBERS = 1 << 30  # of a part
 
 
@@ -62,7 +62,7 @@ class NormLowering:
     @property
     def lanes(self) -> int:
         """Threads that share a part: few of a warp, all of it, or a block; 0: a block that does not hold it."""
-        held = -(-self.parts.size // WANTED[self.neighbours])
+        held = -(-self.parts.size // WANTED)
         if self.parts.size <= 32 * MOST_HELD:
             return min(32, 1 << (held - 1).bit_length())
         return THREADS if self.parts.size <= THREADS * MOST_HELD else 0
@@ -88,7 +88,7 @@ class NormLowering:
         arguments = (
             Input(0), weight, bias, Output(0), Int64(outer), UInt32(self.parts.size), Struct((), how),
         )  # fmt: skip
-        budget = Budget(registers=128 if DTYPE_BYTES[self.dtype] == 8 else 84, spill_bytes=16)
+        budget = Budget(registers=128, spill_bytes=16)
         return Steps((KernelLaunch(self.program, in_line(blocks), arguments, budget),))
 
 

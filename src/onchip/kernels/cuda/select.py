@@ -126,7 +126,7 @@ class SelectLowering:
             Input(0), Weight("places"), Output(0), Int64(count), Int64(self.x_row), axes, Struct((), self.fill),
         )  # fmt: skip
         blocks = min(-(-count // (THREADS * TOGETHER)), self.units * BLOCKS_A_UNIT * WAVES)
-        return Steps((KernelLaunch(program, in_line(blocks), arguments, Budget(registers=64)),))
+        return Steps((KernelLaunch(program, in_line(blocks), arguments, Budget(registers=64, spill_bytes=16)),))
 
 
 class SelectAlone:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from onchip.formats.onnx_ops.base import Op
+from onchip.formats.onnx_ops.norm_parts import NORM, join_norms
 from onchip.spec.layers import Add, Gather, GroupNorm, LayerNorm, NearestResize, Pad, Reshape, RMSNorm, Slice
 from onnx_models import check_meaning, model, numbers, op, read, refused
 
@@ -99,6 +101,52 @@ def test_a_shape_that_is_asked_for_and_expanded(tmp_path):
         "ones": np.array([1] * 4),
     }  # fmt: skip
     check_meaning(tmp_path, model(nodes, weights, IMAGE))
+
+
+SQUARES = {"pow": [op("Pow", "d p2", "q")], "product": [op("Mul", "d d", "q")]}
+QUOTIENTS = {
+    "div": [op("Div", "d s")], "reciprocal": [op("Reciprocal", "s", "r"), op("Mul", "r d")],
+    "one by": [op("Div", "p1 s", "r"), op("Mul", "d r")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("quotient", QUOTIENTS)
+@pytest.mark.parametrize("axes", [[-1], [2, 3], [1]], ids=str)
+@pytest.mark.parametrize("is_centred", [True, False])
+def test_norms_that_are_spelled_out(tmp_path, quotient, axes, is_centred):
+    opset = 17 if quotient == "div" else 18
+    numbers_of = {"p1": np.float32(1), "p2": np.float32(2), "eps": np.float32(1e-3)}
+    given = {} if opset == 17 else {"a": np.array(axes)}
+    attributes = {"axes": axes} if opset == 17 else {}
+    over = "" if opset == 17 else " a"
+    first = [op("ReduceMean", f"x{over}", "m", **attributes), op("Sub", "x m", "d")]
+    first = first if is_centred else [op("Relu", "x", "d")]
+    nodes = [
+        *first, *SQUARES["pow" if is_centred else "product"], op("ReduceMean", f"q{over}", "v", **attributes),
+        op("Add", "v eps", "w"), op("Sqrt", "w", "s"), *QUOTIENTS[quotient],
+    ]  # fmt: skip
+    net = check_meaning(tmp_path, model(nodes, {**numbers_of, **given}, IMAGE, opset), tolerance=1e-5)
+    norm = ["LayerNorm" if is_centred else "RMSNorm"]
+    turned = ["Permute", *norm, "Permute"] if axes == [1] else norm
+    assert [node.layer.kind for node in net.nodes] == ([] if is_centred else ["ReLU"]) + turned
+
+
+def test_what_only_looks_like_a_norm_stays():
+    def parts(last, **attributes):
+        mean = Op("ReduceMean", "", ("q",), ("v",), {"axes": [1], **attributes})
+        squares, root = Op("Mul", "", ("x", "x"), ("q",), {}), Op("Sqrt", "", ("w",), ("s",), {})
+        return [squares, mean, Op("Add", "", ("v", "eps"), ("w",), {}), root, last]
+
+    def joined(ops, outputs=("y",)):
+        return [op.kind for op in join_norms(ops, outputs, lambda name: np.float32(1e-3) if name == "eps" else None)]
+
+    quotient = Op("Div", "", ("x", "s"), ("y",), {})
+    kinds = ["Mul", "ReduceMean", "Add", "Sqrt"]
+    assert joined(parts(quotient)) == [NORM]
+    assert joined(parts(quotient), ("y", "v")) == ["Mul", "ReduceMean", NORM]  # somebody else reads the variance
+    assert joined(parts(Op("Div", "", ("z", "s"), ("y",), {}))) == [*kinds, "Div"]  # not what the squares are of
+    assert joined(parts(Op("Div", "", ("s", "x"), ("y",), {}))) == [*kinds, "Div"]
+    assert joined(parts(quotient, keepdims=0)) == [*kinds, "Div"]
 
 
 BAD = {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from onchip.files import open_input
 from onchip.formats.onnx_ops.base import FOLDS, READERS, Op
 from onchip.formats.onnx_ops.fold import KEEP_NUMBERS
 from onchip.formats.onnx_ops.graph_reader import MAX_ROW, GraphReader
+from onchip.formats.onnx_ops.norm_parts import NORM, join_norms
 from onchip.formats.onnx_tensors import TensorReader, dtype_of, text
 from onchip.spec.network import Network
 from onchip.spec.reading import MAX_RANK, blaming, did_you_mean, show
@@ -92,14 +94,14 @@ def read_model(
         raise FormatError("two initializers have the same name", expected="unique names")
     constants |= operands or {}
     inputs, batch = _inputs([value for value in graph.input if text(value.name) not in constants], one_row)
-    ops = [_op(node) for node in graph.node]
+    outputs, tensors = [text(value.name) for value in graph.output], TensorReader(folder)
+    ops = join_norms([_op(node) for node in graph.node], outputs, _small_constants(graph, constants, tensors))
     for op in ops:  # first of all: what an unsupported operator reads may be odd as well
         if op.kind not in READERS and op.kind not in FOLDS:
             raise FormatError(f"{op}: unsupported operator", got=op.kind, expected=_supported())
     for op in ops:
         _check_op(op, opset)
-    outputs = [text(value.name) for value in graph.output]
-    reader = GraphReader(opset, batch, one_row, inputs, constants, ops, outputs, TensorReader(folder))
+    reader = GraphReader(opset, batch, one_row, inputs, constants, ops, outputs, tensors)
     with np.errstate(all="ignore"):
         for op in ops:
             _read_op(reader, op)
@@ -112,6 +114,21 @@ def read_model(
     nodes = reader.needed_nodes(named)
     used = {weight: reader.weights[weight] for node in nodes for weight in node.weights.values()}
     return Network(inputs, nodes, named, used, text(graph.name) or name)
+
+
+def _small_constants(graph: Any, constants: dict[str, Any], tensors: TensorReader) -> Callable[[str], Array | None]:
+    """What a name is among the initializers and Constants of a few numbers; None for any other."""
+    made = {text(node.output[0]): node.attribute for node in graph.node if node.op_type == "Constant" and node.output}
+
+    def find(name: str) -> Array | None:
+        given = constants.get(name)
+        if given is None and len(made.get(name, ())) == 1 and text(made[name][0].name) == "value":
+            given = made[name][0].t
+        if isinstance(given, np.ndarray) or given is None:
+            return given
+        return tensors.read(given, name) if math.prod(given.dims) <= MAX_RANK else None
+
+    return find
 
 
 def _read_op(reader: GraphReader, op: Op) -> None:
@@ -133,13 +150,15 @@ def _read_op(reader: GraphReader, op: Op) -> None:
 
 
 def _supported() -> str:
-    return f"one of {', '.join(sorted(READERS))}"
+    return f"one of {', '.join(sorted(kind for kind in READERS if kind != NORM))}"
 
 
 def _check_op(op: Op, opset: int) -> None:
     """FormatError for an attribute or an input that the operator does not have in this opset: nobody would read it."""
     import onnx
 
+    if op.kind == NORM:
+        return
     try:
         schema = onnx.defs.get_schema(op.kind, opset, "")
     except onnx.defs.SchemaError:

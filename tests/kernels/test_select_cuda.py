@@ -9,7 +9,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, run_claim
 from layer_cases import CASES
 from onchip.kernels import reference
-from onchip.kernels.cuda.select import tables_of
+from onchip.kernels.selection import tables_of
 from onchip.plan.layout import has_channels
 from onchip.spec.build import sequential
 from onchip.spec.layers import Gather, Identity, LinearResize, NearestResize, Pad, Selection, Slice

@@ -27,7 +27,8 @@ from onchip.kernels.cuda.program import (
     Weight,
     in_line,
 )
-from onchip.kernels.cuda.select import MOST_WORDS, WAVES, may_turn
+from onchip.kernels.cuda.select import MOST_WORDS, WAVES
+from onchip.kernels.selection import may_turn
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, lying

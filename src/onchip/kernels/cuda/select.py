@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,71 +26,19 @@ from onchip.kernels.cuda.program import (
     Weight,
     in_line,
 )
+from onchip.kernels.selection import may_turn, tables_for
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
-from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
+from onchip.plan.layout import CHANNELS_LAST, ROWS
 from onchip.spec.layers import LAYERS, Selection
-from onchip.spec.network import Network, Node
+from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Attribute, Recipe, recipe_op
 from onchip.spec.types import DTYPE_BYTES, numpy_dtype
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, TOGETHER, BLOCKS_A_UNIT, WAVES = 256, 4, 8, 8
-AXES = 3  # that have tables
-MOST_BLOCK = 16  # neighbours along the last of them that stay together, where they all do
 MOST_WORDS = 1 << 31  # of a row of x
-
-
-@dataclass(frozen=True)
-class Tables:
-    """A choice as select.cu makes it: of rows of x as (outer, x_row), rows of y as (outer, n1, n2, n3, run)."""
-
-    outer: int
-    x_row: int  # numbers, as all sizes here
-    places: tuple[Array, ...]  # of n1, n2 and n3, in numbers of x
-    run: int
-
-
-def tables_of(row_shape: Sequence[int], chosen: Sequence[Array | None]) -> Tables:
-    """Of rows of this shape, chosen from along every axis."""
-    axes = list(zip(row_shape, chosen, strict=True))
-    run, outer = 1, 1
-    while axes and axes[-1][1] is None:
-        run *= axes.pop()[0]
-    while axes and axes[0][1] is None:
-        outer *= axes.pop(0)[0]
-    x_row = run
-    places: list[Array] = []
-    for n, given in reversed(axes):
-        at = np.arange(n) if given is None else given
-        if not places:
-            block = _block(n, at)
-            run, at = run * block, at[::block]
-        places.insert(0, np.where(at < 0, -1, at * x_row))
-        x_row *= n
-    while len(places) > AXES:
-        first, second = places[0][:, None], places[1]
-        places[:2] = [np.where((first < 0) | (second < 0), -1, first + second).reshape(-1)]
-    return Tables(outer, x_row, (*[np.zeros(1, np.int64)] * (AXES - len(places)), *places), run)
-
-
-def _block(n: int, at: Array) -> int:
-    """How many neighbours of the n stay together, and begin at a multiple of as many."""
-    for block in (16, 8, 4, 2):
-        if n % block == 0 and len(at) % block == 0 and len(at):
-            parts = at.reshape(-1, block)
-            follow = parts == parts[:, :1] + np.arange(block)
-            if np.all((parts < 0).all(axis=1) | (follow.all(axis=1) & (parts[:, 0] % block == 0))):
-                return block
-    return 1
-
-
-def _tables(layer: Selection, row_shape: tuple[int, ...], layout: str) -> Tables:
-    chosen = layer.places(row_shape)
-    if layout == CHANNELS_LAST:
-        row_shape, chosen = (*row_shape[1:], row_shape[0]), (*chosen[1:], chosen[0])
-    return tables_of(row_shape, chosen)
 
 
 @recipe_op
@@ -100,7 +48,7 @@ def places_of(
     """The tables of a layer, one behind the other, in words of so many numbers."""
     layer = LAYERS[kind](**dict(given))
     assert isinstance(layer, Selection)
-    together = np.concatenate(_tables(layer, row_shape, layout).places)
+    together = np.concatenate(tables_for(layer, row_shape, layout).places)
     return np.where(together < 0, -1, together // word).astype(np.int32)
 
 
@@ -147,7 +95,7 @@ class SelectAlone:
         item_bytes, given = DTYPE_BYTES[x.dtype], tuple(sorted(layer.attributes().items()))
         fill = np.full(16 // item_bytes, layer.fill).astype(numpy_dtype(x.dtype)).tobytes()
         for layout in (ROWS, CHANNELS_LAST) if may_turn(net, node) else (ROWS,):
-            made = _tables(layer, x.row_shape, layout)
+            made = tables_for(layer, x.row_shape, layout)
             word_bytes = math.gcd(16, made.run * item_bytes)
             word = word_bytes // item_bytes
             n1, n2, n3 = map(len, made.places)
@@ -164,13 +112,6 @@ class SelectAlone:
                     made.outer, made.x_row // word, (n1, n2, n3), made.run // word, word_bytes, fill, device.units
                 ),
             )  # fmt: skip
-
-
-def may_turn(net: Network, node: Node) -> bool:
-    """Whether its values may lie with channels last: none of them is at the network's own ends, which lie in rows."""
-    (value,) = node.inputs
-    inside = value not in net.inputs and bool(net.readers(node.name))
-    return inside and has_channels(net.types[value]) and has_channels(net.types[node.name])
 
 
 def _instance(name: str, word_bytes: int, count: int = 1 << 20) -> Instance:

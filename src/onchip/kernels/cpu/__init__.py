@@ -12,6 +12,7 @@ from onchip.kernels.cpu.norm import Norm
 from onchip.kernels.cpu.plain import Plain
 from onchip.kernels.cpu.rowwise import Rowwise
 from onchip.kernels.cpu.scan import ScanAlone
+from onchip.kernels.cpu.select import Select
 from onchip.kernels.cpu.token_max import TokenMax
 from onchip.kernels.view import View
 from onchip.plan.kernel import Claim, Job, Kernel
@@ -34,6 +35,15 @@ class TrainingKernel(Kernel, Protocol):
         ...
 
 
-INFERENCE: tuple[InferenceKernel, ...] = (MlpFused(), ConvFused(), TokenMax(), Rowwise(), Norm(), ScanAlone(), Plain())
+INFERENCE: tuple[InferenceKernel, ...] = (
+    MlpFused(),
+    ConvFused(),
+    TokenMax(),
+    Rowwise(),
+    Norm(),
+    Select(),
+    ScanAlone(),
+    Plain(),
+)
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, View("cpu"), *INFERENCE)

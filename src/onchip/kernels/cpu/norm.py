@@ -179,10 +179,11 @@ class Norm:
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
             x, y = inputs[0], outputs[0]
+            count = len(x) * parts.count
             with LAUNCH:
-                use_threads(threads)
+                use_threads(max(1, min(threads, -(-count // together))))
                 _run_parts(
-                    address(x), address(y), len(x) * parts.count, together, parts.size, parts.run, weight, bias, groups,
+                    address(x), address(y), count, together, parts.size, parts.run, weight, bias, groups,
                     is_centred, eps,
                 )  # fmt: skip
             assert held is not None  # their addresses are in use

@@ -1,18 +1,21 @@
-"""A choice along the axes of rows, as the kernels of every device make it: by tables of places."""
+"""Choices and resizes along the axes of rows, as the kernels of every device make them: by tables of places."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import Selection
+from onchip.spec.layers import LinearResize, Selection
+from onchip.spec.layers.resize import MOST_RESIZED, Taps
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array
+from onchip.spec.types import TensorType
 
-AXES = 3  # that have tables
+AXES = MOST_RESIZED  # that have tables
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,57 @@ def may_turn(net: Network, node: Node) -> bool:
     (value,) = node.inputs
     inside = value not in net.inputs and bool(net.readers(node.name))
     return inside and has_channels(net.types[value]) and has_channels(net.types[node.name])
+
+
+# -- linear resizes --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ResizeParts:
+    """Rows of x as (outer, x_row), of y as (outer, n1, n2, n3, run)."""
+
+    outer: int
+    x_row: int
+    sizes: tuple[int, int, int]
+    run: int
+    is_resized: tuple[bool, bool, bool]
+
+
+def resize_parts(layer: LinearResize, x: TensorType, layout: str) -> ResizeParts | None:
+    """None where, with channels last, too many axes lie between the first that is resized and the last."""
+    taps, row, made = _lying(layer, x.row_shape, layout)
+    first, end = _resized(taps)
+    if end - first > AXES:
+        return None
+    missing = AXES - (end - first)
+    n1, n2, n3 = (1,) * missing + made[first:end]
+    f1, f2, f3 = (False,) * missing + tuple(given is not None for given in taps[first:end])
+    return ResizeParts(math.prod(row[:first]), math.prod(row[first:]), (n1, n2, n3), math.prod(row[end:]), (f1, f2, f3))
+
+
+def axis_taps(layer: LinearResize, row_shape: tuple[int, ...], layout: str) -> list[tuple[Taps, int]]:
+    """Of the three axes that have tables, and how far apart neighbours along each lie in x."""
+    taps, row, _ = _lying(layer, row_shape, layout)
+    first, end = _resized(taps)
+    found = []
+    for axis in range(first, end):
+        same = np.arange(row[axis])
+        found.append((taps[axis] or Taps(same, same, np.zeros(row[axis])), math.prod(row[axis + 1 :])))
+    none = np.zeros(1, np.int64)
+    return [(Taps(none, none, np.zeros(1)), 0)] * (AXES - len(found)) + found
+
+
+def _resized(taps: Sequence[Taps | None]) -> tuple[int, int]:
+    """The first axis that is resized, and the one behind the last."""
+    found = [axis for axis, given in enumerate(taps) if given is not None] or [len(taps) - 1]
+    return found[0], found[-1] + 1
+
+
+def _lying(
+    layer: LinearResize, row_shape: tuple[int, ...], layout: str
+) -> tuple[tuple[Taps | None, ...], tuple[int, ...], tuple[int, ...]]:
+    """Taps, sizes of x and sizes of y, of each axis of a row as it lies."""
+    taps, made = layer.taps(row_shape), layer.sizes
+    if layout == CHANNELS_LAST:
+        return (*taps[1:], taps[0]), (*row_shape[1:], row_shape[0]), (*made[1:], made[0])
+    return taps, row_shape, made

@@ -10,6 +10,7 @@ from onchip.kernels.cpu.mlp_fused import MlpFused
 from onchip.kernels.cpu.mlp_train import MlpTrain, Trainer
 from onchip.kernels.cpu.norm import Norm
 from onchip.kernels.cpu.plain import Plain
+from onchip.kernels.cpu.resize import Resize
 from onchip.kernels.cpu.rowwise import Rowwise
 from onchip.kernels.cpu.scan import ScanAlone
 from onchip.kernels.cpu.select import Select
@@ -42,6 +43,7 @@ INFERENCE: tuple[InferenceKernel, ...] = (
     Rowwise(),
     Norm(),
     Select(),
+    Resize(),
     ScanAlone(),
     Plain(),
 )

@@ -28,60 +28,18 @@ from onchip.kernels.cuda.program import (
     in_line,
 )
 from onchip.kernels.cuda.select import MOST_WORDS, WAVES
-from onchip.kernels.selection import may_turn
+from onchip.kernels.selection import ResizeParts, axis_taps, may_turn, resize_parts
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
-from onchip.plan.layout import CHANNELS_LAST, ROWS, lying
+from onchip.plan.layout import CHANNELS_LAST, ROWS
 from onchip.spec.layers import LinearResize
-from onchip.spec.layers.resize import MOST_RESIZED, Taps
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Recipe, recipe_op
-from onchip.spec.types import DTYPE_BYTES, TensorType
+from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, BLOCKS_A_UNIT = 256, 8
-AXES = MOST_RESIZED  # that have tables
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Rows of x as (outer, x_row), of y as (outer, n1, n2, n3, run)."""
-
-    outer: int
-    x_row: int
-    sizes: tuple[int, int, int]
-    run: int
-    is_resized: tuple[bool, bool, bool]
-
-
-def parts_of(layer: LinearResize, x: TensorType, layout: str) -> Parts | None:
-    """None where, with channels last, more than three axes lie between the first that is resized and the last."""
-    taps, row, made = layer.taps(x.row_shape), lying(x, layout).row_shape, layer.sizes
-    if layout == CHANNELS_LAST:
-        taps, made = (*taps[1:], taps[0]), (*made[1:], made[0])
-    resized = [axis for axis, given in enumerate(taps) if given is not None] or [0]
-    first, end = resized[0], resized[-1] + 1
-    if end - first > AXES:
-        return None
-    missing = AXES - (end - first)
-    n1, n2, n3 = (1,) * missing + made[first:end]
-    f1, f2, f3 = (False,) * missing + tuple(given is not None for given in taps[first:end])
-    return Parts(math.prod(row[:first]), math.prod(row[first:]), (n1, n2, n3), math.prod(row[end:]), (f1, f2, f3))
-
-
-def _axis_taps(layer: LinearResize, row_shape: tuple[int, ...], layout: str) -> list[tuple[Taps, int]]:
-    """Of the axes that have tables, and how far apart neighbours along each lie in x."""
-    taps, row = layer.taps(row_shape), row_shape
-    if layout == CHANNELS_LAST:
-        taps, row = (*taps[1:], taps[0]), (*row[1:], row[0])
-    resized = [axis for axis, given in enumerate(taps) if given is not None] or [0]
-    found = []
-    for axis in range(resized[0], resized[-1] + 1):
-        same = np.arange(row[axis])
-        found.append((taps[axis] or Taps(same, same, np.zeros(row[axis])), math.prod(row[axis + 1 :])))
-    none = np.zeros(1, np.int64)
-    return [(Taps(none, none, np.zeros(1)), 0)] * (AXES - len(found)) + found
 
 
 def _layer(sizes: tuple[int, ...], scales: tuple[float, ...], coordinates: str) -> LinearResize:
@@ -93,7 +51,7 @@ def resize_taps(
     sizes: tuple[int, ...], scales: tuple[float, ...], coordinates: str, row_shape: tuple[int, ...], layout: str
 ) -> Array:
     """(n1 + n2 + n3, 2): where the two numbers lie."""
-    axes = _axis_taps(_layer(sizes, scales, coordinates), row_shape, layout)
+    axes = axis_taps(_layer(sizes, scales, coordinates), row_shape, layout)
     return np.concatenate([np.stack((taps.low, taps.high), 1) * step for taps, step in axes]).astype(np.int32)
 
 
@@ -102,7 +60,7 @@ def resize_shares(
     sizes: tuple[int, ...], scales: tuple[float, ...], coordinates: str, row_shape: tuple[int, ...], layout: str
 ) -> Array:
     """(n1 + n2 + n3,): the share of the second."""
-    axes = _axis_taps(_layer(sizes, scales, coordinates), row_shape, layout)
+    axes = axis_taps(_layer(sizes, scales, coordinates), row_shape, layout)
     return np.concatenate([taps.share for taps, _ in axes])
 
 
@@ -111,7 +69,7 @@ class ResizeLowering:
     """resize(x, taps, shares, y, count, x_row, axes)"""
 
     dtype: str
-    parts: Parts
+    parts: ResizeParts
     units: int
 
     @property
@@ -150,7 +108,7 @@ class ResizeAlone:
             return
         wide = "float64" if x.dtype == "float64" else "float32"
         for layout in (ROWS, CHANNELS_LAST) if may_turn(net, node) else (ROWS,):
-            if (parts := parts_of(layer, x, layout)) is None:
+            if (parts := resize_parts(layer, x, layout)) is None:
                 continue
             given, count = {**layer.attributes(), "row_shape": x.row_shape, "layout": layout}, sum(parts.sizes)
             recipes = {
@@ -168,7 +126,7 @@ class ResizeAlone:
 
 
 def _instance(dtype: str, run: int) -> Instance:
-    made = ResizeLowering(dtype, Parts(8, 64, (1, 32, 32), run, (False, True, True)), 132)
+    made = ResizeLowering(dtype, ResizeParts(8, 64, (1, 32, 32), run, (False, True, True)), 132)
     return Instance(f"{dtype}, {run} channels last", lambda device: made.at(64).launches[0])
 
 

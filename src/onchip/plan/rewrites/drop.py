@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onchip.plan.rewrites.edit import Draft, Told
-from onchip.spec.layers import Cast, Concat, Identity, Permute, Reshape, Selection
+from onchip.spec.layers import Cast, Concat, Identity, LinearResize, Permute, Reshape, Selection
 from onchip.spec.network import Network, Node
 
 
@@ -41,6 +41,8 @@ def _is_idle(net: Network, node: Node) -> bool:
     is_alike = net.types[node.name] == net.types[node.inputs[0]]
     if isinstance(layer, Selection):
         return is_alike and not any(p is not None for p in layer.places(net.types[node.name].row_shape))
+    if isinstance(layer, LinearResize):
+        return is_alike and not any(layer.taps(net.types[node.name].row_shape))
     if isinstance(layer, Reshape | Cast):
         return is_alike
     return isinstance(layer, Identity) or (isinstance(layer, Concat) and len(node.inputs) == 1)

@@ -9,7 +9,7 @@ demo: $(VENV)/.demo
 	$(BIN)/onchip demo
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # All that is checked without a test run; the kernels last, they take a minute or two on two cores.
 check: $(VENV)/.dev

@@ -46,12 +46,13 @@ def weight(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).standard_normal(shape, dtype=np.float32) / np.float32(np.sqrt(fan))
 
 
-def all_kernels() -> Network:
+def all_kernels(width: int = 2100) -> Network:
     """Branches over words, pairs and an image, which meet in a sum.
 
     words, pairs  (B, S) ids of an Embedding and of a TokenConv; the running totals of words look into a third table
     image         (B, 3, 10, 9)
     lengths       (B,) of words
+    width         of the largest layer: by default more than a multiprocessor holds
     """
     nodes = (
         Node("words.rows", Embedding(), ("words",), {"weight": "words.table"}),
@@ -88,7 +89,7 @@ def all_kernels() -> Network:
         "words.table": weight(WORDS, 8), "totals.table": weight(COUNTS, 5), "pairs.table": weight(PAIRS, 3, 5),
         "conv.weight": weight(8, 3, 3, 3), "conv.bias": weight(8), "apart.weight": weight(8, 1, 3, 3),
         "halves.weight": weight(8, 4, 1, 1),
-        "wide.weight": weight(2100, 8 * S + 8 + 16 * 5 * 4), "narrow.weight": weight(5, 2100),
+        "wide.weight": weight(width, 8 * S + 8 + 16 * 5 * 4), "narrow.weight": weight(5, width),
     }  # fmt: skip
     given = {
         "words": TensorType(("B", S), "int64"),

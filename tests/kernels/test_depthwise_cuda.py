@@ -189,7 +189,7 @@ def geometries(draw):
 
 
 @needs_gxx
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(net=geometries(), B=st.sampled_from([1, 3, 9]))
 def test_any_geometry(monkeypatch, net, B):
     gpu = emulated_gpu(monkeypatch)

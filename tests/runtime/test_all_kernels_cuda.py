@@ -37,6 +37,11 @@ def arrays(request, monkeypatch):
 
 
 @pytest.fixture
+def net(arrays):
+    return all_kernels(width=40) if isinstance(arrays, EmulatedArrays) else NET
+
+
+@pytest.fixture
 def sizes(arrays):
     """Rows of a few batches, odd ones."""
     return (1, 7, 21) if isinstance(arrays, EmulatedArrays) else (1, 7, 1001)
@@ -89,10 +94,10 @@ def test_it_keeps_the_promise(precision):
     assert faults(NET, compile(NET, "cuda", precision), 0, (0, 160, 4097)) == []
 
 
-def test_it_is_right_wherever_its_rows_lie(arrays, sizes):
-    engine, given = compile(NET, "cuda"), inputs(max(sizes))
+def test_it_is_right_wherever_its_rows_lie(arrays, net, sizes):
+    engine, given = compile(net, "cuda"), inputs(max(sizes))
     whole = engine(*given)
-    truth, naive = reference.forward(NET, given), reference.forward(NET, given, "float32")
+    truth, naive = reference.forward(net, given), reference.forward(net, given, "float32")
     for got, exact, yardstick in zip(whole, truth, naive, strict=True):
         assert_error_within(got, exact, yardstick)
     (stream,) = arrays.streams(1)
@@ -105,9 +110,9 @@ def test_it_is_right_wherever_its_rows_lie(arrays, sizes):
                 assert same(map(arrays.fetch, engine(*there)), want), B
 
 
-def test_threads_and_streams(arrays, sizes):
+def test_threads_and_streams(arrays, net, sizes):
     """Each thread has batches of its own on several streams at a time, and between them rows of the host."""
-    engine, failures = compile(NET, "cuda"), []
+    engine, failures = compile(net, "cuda"), []
     count, sizes = (2, sizes[:2]) if isinstance(arrays, EmulatedArrays) else (THREADS, sizes)  # a second a call there
     given = {(t, s): inputs(B, seed=10 * t + s) for t in range(count) for s, B in enumerate(sizes)}
     want = {key: engine(*rows) for key, rows in given.items()}
@@ -155,9 +160,9 @@ def many(arrays, monkeypatch):
     return 83
 
 
-def test_a_batch_that_does_not_fit_goes_in_chunks(arrays, many, sizes):
+def test_a_batch_that_does_not_fit_goes_in_chunks(arrays, net, many, sizes):
     few = max(sizes)
-    engine, given = compile(NET, "cuda"), inputs(few)
+    engine, given = compile(net, "cuda"), inputs(few)
     again = np.arange(many) % few
     want = [y[again] for y in engine(*given)]
     batch = [x[again] for x in given]
@@ -198,8 +203,8 @@ def told_by(engine):
 
 @pytest.mark.parametrize(("which", "value", "told"), BAD)
 @pytest.mark.parametrize("in_chunks", [False, True])
-def test_ids_that_are_in_no_table(arrays, which, value, told, in_chunks):
-    engine, B = compile(NET, "cuda"), 20
+def test_ids_that_are_in_no_table(arrays, net, which, value, told, in_chunks):
+    engine, B = compile(net, "cuda"), 20
     good = inputs(B)
     if in_chunks:
         engine._bound.most_arena_bytes = 1  # of 16 rows, the fewest
@@ -225,9 +230,9 @@ def test_ids_that_are_in_no_table(arrays, which, value, told, in_chunks):
         assert same(map(arrays.fetch, engine(*sound)), want)
 
 
-def test_totals_that_are_in_no_table(arrays):
+def test_totals_that_are_in_no_table(arrays, net):
     """Ids that the GPU computes: nobody knows them before the launch, wherever the rows lie."""
-    engine, good = compile(NET, "cuda"), inputs(20)
+    engine, good = compile(net, "cuda"), inputs(20)
     want = engine(*good)
     words = good[0].copy()
     words[17] = (0, 0, WORDS - 1, 0, WORDS - 1, 0)

@@ -61,27 +61,27 @@ def test_loss_curve_follows_torch_in_the_same_order(name):
     assert result.losses == pytest.approx(losses, rel=3e-5)
 
 
-def fit_and_listen(name, device="cpu", **more):
-    """Forty epochs of a case, and what was heard of them: all at once where they are short, or one at a time."""
+def fit_and_listen(name, device="cpu", epochs=40, **more):
+    """Epochs of a case, and what was heard of them: all at once where they are short, or one at a time."""
     net, x, y, training = CASES[name]()
     heard = []
     result = fit(
-        net, x, y, device=device, epochs=40, seed=3,
+        net, x, y, device=device, epochs=epochs, seed=3,
         on_progress=lambda p: heard.append((p.epoch, p.step)), on_epoch=lambda e: heard.append((e.epoch, e.loss)),
         **training, **more,
     )  # fmt: skip
     return result, heard
 
 
-def assert_queued_epochs_are_the_same(name, device, monkeypatch):
+def assert_queued_epochs_are_the_same(name, device, monkeypatch, epochs=40):
     calls = []
     monkeypatch.setattr(training_run, "REPORT_SECONDS", 1e3)
     taken = TrainingRun._train_ahead
     monkeypatch.setattr(TrainingRun, "_train_ahead", lambda run, count: (calls.append(count), taken(run, count)))
-    queued, heard = fit_and_listen(name, device)
+    queued, heard = fit_and_listen(name, device, epochs)
     assert max(calls) > 1
     monkeypatch.setattr(training_run, "epochs_at_once", lambda rows, batch: 1)
-    single, heard_singly = fit_and_listen(name, device)
+    single, heard_singly = fit_and_listen(name, device, epochs)
     assert [each for each in heard if each[0] > 3] == [each for each in heard_singly if each[0] > 3]
     assert np.array_equal(queued.losses, single.losses)
     for key, w in single.network.weights.items():
@@ -98,7 +98,7 @@ def test_epochs_that_are_queued_have_the_bits_of_single_ones(name, monkeypatch):
 @pytest.mark.parametrize("name", ["cosine", "one layer"])
 def test_emulated_epochs_that_are_queued_have_the_bits_of_single_ones(name, monkeypatch):
     emulate_device(monkeypatch)
-    assert_queued_epochs_are_the_same(name, "cuda", monkeypatch)
+    assert_queued_epochs_are_the_same(name, "cuda", monkeypatch, epochs=10)
 
 
 @pytest.mark.gpu

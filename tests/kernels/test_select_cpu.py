@@ -38,6 +38,12 @@ def test_neighbours_are_one_stretch():
     assert stretches_of(np.array([4, 5, 6]), 1).tolist() == [[0, 4, 3]]
     assert stretches_of(np.array([-1, -1, 0, 2, 4, -1]), 2).tolist() == [[0, -1, 4], [4, 0, 6], [10, -1, 2]]
     assert stretches_of(np.array([3, 2, 2]), 1).tolist() == [[0, 3, 1], [1, 2, 1], [2, 2, 1]]
+    assert stretches_of(np.array([], np.int64), 1).tolist() == []
+
+
+def test_nothing_is_chosen():
+    net = sequential(TensorType(("B", 3, 6)), [("s", Slice((0, 0), (3, 0), (1, 1)))], {})
+    assert onchip.compile(net, "cpu")(np.zeros((2, 3, 6), np.float32)).shape == (2, 3, 0)
 
 
 def test_it_is_taken_on_the_cpu():

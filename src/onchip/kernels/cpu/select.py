@@ -68,7 +68,7 @@ def _choose(
 def stretches_of(places: Array, run: int) -> Array:
     """The stretches of a line whose runs of so many numbers come from these places."""
     follow = (places[1:] == places[:-1] + run) & (places[:-1] >= 0) | (places[1:] < 0) & (places[:-1] < 0)
-    begins = np.flatnonzero(np.concatenate(([True], ~follow)))
+    begins = np.flatnonzero(np.concatenate((np.ones(len(places[:1]), bool), ~follow)))
     counts = np.diff(np.append(begins, len(places)))
     return np.stack((begins * run, places[begins], counts * run), axis=1)
 

@@ -65,7 +65,7 @@ __device__ __forceinline__ const W* of_part(const W* weights, long long part, co
 // LANES  threads that share a part: of a warp, or all of a block
 // ITEMS  times V numbers that a thread holds: N <= LANES * ITEMS * V
 template <class T, int V, int LANES, int ITEMS>
-__global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 || (V == 1 && ITEMS > 16) ? 2 : 3)
+__global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 || (LANES == 32 && V == 1 && ITEMS > 16) ? 2 : 3)
     norm_lanes(const T* x, const wide_t<T>* weight, const wide_t<T>* bias, T* y, long long outer, int N, Norm how) {
     using W = wide_t<T>;
     constexpr int PARTS = THREADS / LANES;

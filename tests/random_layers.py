@@ -39,18 +39,22 @@ from onchip.spec.layers import (
     Embedding,
     Erf,
     Exp,
+    Gather,
     GlobalMax,
     GlobalMean,
     GlobalMin,
     GlobalNorm,
     GlobalSum,
+    GroupNorm,
     HardSigmoid,
     HardSwish,
     Identity,
     Interleave,
     Layer,
+    LayerNorm,
     LeakyReLU,
     Linear,
+    LinearResize,
     Log,
     LogSoftmax,
     Mask,
@@ -61,22 +65,28 @@ from onchip.spec.layers import (
     Min,
     Mish,
     Mul,
+    NearestResize,
+    Pad,
     Permute,
     Pow,
     PReLU,
     Reciprocal,
     ReLU,
     Reshape,
+    RMSNorm,
+    RowNorm,
     SequenceMax,
     Sigmoid,
     SiLU,
     Sin,
+    Slice,
     Softmax,
     Softplus,
     Softsign,
     Sqrt,
     Sub,
     Tanh,
+    Tile,
     TokenConv,
     ToPixels,
 )  # fmt: skip
@@ -150,7 +160,7 @@ class Growing(Grow):
             self.degree[name] += 1
         elif isinstance(layer, PReLU):
             self.degree[name] = sum(degrees) + constants
-        elif isinstance(layer, Tanh | Sigmoid | Softmax | Clip | HardSigmoid | Softsign):
+        elif isinstance(layer, Tanh | Sigmoid | Softmax | Clip | HardSigmoid | Softsign | RowNorm):
             self.degree[name] = 1
         if isinstance(layer, ToPixels) or self.steps.intersection(node.inputs):
             self.steps.add(name)
@@ -162,6 +172,8 @@ class Growing(Grow):
                 self.highest[name] = int(np.prod(tops)) * 3**constants
             elif isinstance(layer, CumSum):
                 self.highest[name] = tops[0] * self.types[name].row_size
+            elif isinstance(layer, Pad):
+                self.highest[name] = max(tops[0], 1)
             elif not isinstance(layer, Sub):  # which goes below 0
                 self.highest[name] = max((*tops, 3 * constants))
 
@@ -331,6 +343,15 @@ def _norm(grow: Growing, kind: type[Layer]) -> None:
         grow.norm(value)
 
 
+def _row_norm(grow: Growing, kind: type[Layer]) -> None:
+    if (value := grow.some_float(*((2, 3) if kind is GroupNorm else (1, 2, 3)))) is None:
+        return
+    # A large eps: of numbers that are nearly alike, a norm makes a rounding what it likes.
+    layer = kind(_groups(grow, grow.row(value)[0], 1) if kind is GroupNorm else grow.axis(value), grow.pick((0.1, 0.5)))
+    shape = layer.weight_shape(grow.types[value])
+    grow.add(layer, value, **{role: shape for role in kind.optional if grow.pick(YES_NO)})
+
+
 def _windows(grow: Growing, sizes: Sequence[int], most_pad: int) -> dict[str, tuple[int, ...]]:
     """kernel, stride, pads and dilation of windows that fit; pads are at most the kernel's size and `most_pad`."""
     found = []
@@ -357,8 +378,8 @@ def _conv(grow: Growing, kind: type[Layer]) -> None:
     grow.conv(value, kind(**frame, groups=groups), grow.pick((1, 2, 3, 5)) if groups > 1 else grow.pick(SIZES), *kernel)
 
 
-def _groups(grow: Growing, C: int) -> int:
-    return grow.pick([d for d in range(1, C + 1) if C % d == 0]) if not grow.pick(range(4)) else 1
+def _groups(grow: Growing, C: int, one_in: int = 4) -> int:
+    return grow.pick([d for d in range(1, C + 1) if C % d == 0]) if not grow.pick(range(one_in)) else 1
 
 
 def _conv_transpose(grow: Growing, kind: type[Layer]) -> None:
@@ -500,6 +521,38 @@ def _recurrent(grow: Growing, kind: type[Layer]) -> None:
     grow.add(kind(direction, output, **given), value, *first, recurrence=(D, gates * H, H), **bias)
 
 
+def _select(grow: Growing, kind: type[Layer]) -> None:
+    """Behind any value; what is padded is zeros or ones, which are ids and numbers of every dtype."""
+    if (value := grow.some(lambda v: bool(grow.row(v)))) is None:
+        return
+    row, pick = grow.row(value), grow.pick
+    if kind is Slice:
+        steps = [pick((1, 1, 2, -1, -2)) for _ in row]
+        taken = [range(n)[slice(pick((None, None, n // 2)), None, step)] for n, step in zip(row, steps, strict=True)]
+        grow.add(Slice(tuple(r.start for r in taken), tuple(map(len, taken)), tuple(steps)), value)
+    elif kind is Gather:
+        axis = grow.axis(value)
+        n = row[axis - 1 if axis > 0 else axis]
+        grow.add(Gather(axis, tuple(pick(range(n)) for _ in range(pick((1, 2, 5))))), value)
+    elif kind is Pad:
+        pads = tuple(pick((0, 0, 1, 2)) for _ in (*row, *row))
+        grow.add(Pad(pads, pick(("constant", "constant", "reflect", "edge", "wrap")), pick((0.0, 1.0))), value)
+    else:
+        grow.add(Tile(tuple(pick((1, 1, 2, 3)) for _ in row)), value)
+
+
+def _resize(grow: Growing, kind: type[Layer]) -> None:
+    value = grow.some_float(1, 2, 3) if kind is LinearResize else grow.some(lambda v: bool(grow.row(v)))
+    if value is None:
+        return
+    row = grow.row(value)
+    sizes = tuple(grow.pick((n, n, 2 * n, n + 1, max(1, n // 2))) for n in row)
+    options = [grow.pick(("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"))]
+    if kind is NearestResize:
+        options.append(grow.pick(("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")))
+    grow.add(kind(sizes, tuple(size / n for n, size in zip(row, sizes, strict=True)), *options), value)
+
+
 MAKERS: dict[type[Layer], Callable[[Growing, Any], None]] = {
     **dict.fromkeys((Identity, Dropout), _on_any),
     **dict.fromkeys((ReLU, LeakyReLU, Clip, Sigmoid, Tanh, SiLU, GELU, ToPixels), _on_floats),
@@ -512,6 +565,9 @@ MAKERS: dict[type[Layer], Callable[[Growing, Any], None]] = {
     **dict.fromkeys((ArgMax, ArgMin), _argument),
     MatMul: _matmul,
     **dict.fromkeys((BatchNorm1d, BatchNorm2d), _norm),
+    **dict.fromkeys((LayerNorm, RMSNorm, GroupNorm), _row_norm),
+    **dict.fromkeys((Slice, Gather, Pad, Tile), _select),
+    **dict.fromkeys((NearestResize, LinearResize), _resize),
     **dict.fromkeys((Conv1d, Conv2d), _conv),
     **dict.fromkeys((ConvTranspose1d, ConvTranspose2d), _conv_transpose),
     **dict.fromkeys((MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d), _pool),

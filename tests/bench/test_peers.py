@@ -23,10 +23,12 @@ from onchip.spec.layers import (
     HardSigmoid,
     Interleave,
     Linear,
+    LinearResize,
     Mask,
     MaxPool2d,
     Recurrent,
     ReLU,
+    Selection,
     SequenceMax,
     TokenConv,
     ToPixels,
@@ -147,7 +149,9 @@ def test_a_peer_that_is_not_installed(monkeypatch):
 # -- networks as torch modules -----------------------------------------------------------------------------
 
 # What only a rewrite makes, and what no benchmark has.
-NO_TORCH = (TokenConv, CumSum, SequenceMax, Recurrent, ArgMax, ArgMin, HardSigmoid, Mask)
+NO_TORCH = (
+    TokenConv, CumSum, SequenceMax, Recurrent, ArgMax, ArgMin, HardSigmoid, Mask, Selection, LinearResize,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", LAYER_CASES, ids=str)

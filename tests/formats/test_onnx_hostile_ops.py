@@ -42,19 +42,12 @@ BAD_WINDOWS = {
     ),
     "wide pads": ([op("MaxPool", "x", kernel_shape=[2, 2], pads=[2, 0, 0, 0])], "pads as large as the window"),
     "indices": ([helper.make_node("MaxPool", ["x"], ["m", "y"], kernel_shape=[2, 2])], "output 'y' is made by no node"),
-    "pad mode": ([op("Pad", "x pads", "p", mode="reflect"), op("Conv", "p w")], "only zeros"),
-    "pad value": ([op("Pad", "x pads two", "p"), op("Conv", "p w")], "only zeros"),
-    "pad values": ([op("Pad", "x pads both", "p"), op("Conv", "p w")], "only zeros"),
-    "pad alone": ([op("Pad", "x pads", name="p")], "output 'y' is unfinished", "Conv"),
-    "pad a maximum": ([op("Pad", "x pads", "p"), op("MaxPool", "p", kernel_shape=[2, 2])], "cannot follow", "Pad"),
-    "pad channels": ([op("Pad", "x channels", "p"), op("Conv", "p w")], "behind the channels"),
+    "pad mode": ([op("Pad", "x pads", "p", mode="mirror"), op("Conv", "p w")], "bad attribute 'mode'"),
+    "pad values": ([op("Pad", "x pads both", "p"), op("Conv", "p w")], "do not fit"),
+    "pad the batch": ([op("Pad", "x rows", "p"), op("Conv", "p w")], "rows to the batch"),
     "pad count again": ([op("Pad", "x twice", "p"), op("Conv", "p w")], "bad pads"),
-    "pad less": ([op("Pad", "x less", "p"), op("Conv", "p w")], "bad pads"),
-    "pad and SAME": ([op("Pad", "x pads", "p"), op("Conv", "p w", auto_pad="SAME_UPPER")], "auto_pad behind a Pad"),
-    "pad and pads": (
-        [op("Pad", "x pads", "p"), op("AveragePool", "p", kernel_shape=[3, 3], pads=[1, 1, 1, 1])],
-        "counts only one",
-    ),
+    "pad less": ([op("Pad", "x less", "p"), op("Conv", "p w")], "more is cut off"),
+    "huge pad": ([op("Pad", "x huge")], "rows are too large"),
 }  # fmt: skip
 
 
@@ -65,8 +58,8 @@ def test_bad_windows(tmp_path, case):
         "w": numbers(4, 3, 3, 3), "t": numbers(3, 4, 3, 3), "flat": numbers(4, 3), "line": numbers(4, 3, 3),
         "wint": np.ones((4, 3, 3, 3), "i4"), "two": np.float32(2), "twice": np.array([1, 1]),
         "both": np.array([1, -1], np.float32),
-        "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "channels": np.array([0, 1, 0, 0, 0, 0, 0, 0]),
-        "less": np.array([0, 0, -1, 0, 0, 0, 0, 0]),
+        "pads": np.array([0, 0, 1, 1, 0, 0, 1, 1]), "rows": np.array([1, 0, 0, 0, 0, 0, 0, 0]),
+        "less": np.array([0, 0, -7, 0, 0, 0, 0, 0]), "huge": np.array([0, 0, 2**40, 0, 0, 0, 0, 2**40]),
     }  # fmt: skip
     refused(tmp_path, model(nodes, weights, ("N", 3, 6, 5)), *words)
 

@@ -4,6 +4,7 @@ and what is read back is the same network."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -148,6 +149,52 @@ def batch_norms(draw, kind):
 
 
 @st.composite
+def row_norms(draw, kind):
+    C, *_ = row = draw(st.lists(sizes, min_size=2 if kind == "GroupNorm" else 1, max_size=4))
+    axis = draw(st.sampled_from(range(-len(row), 0)))
+    first = draw(st.sampled_from([d for d in range(1, C + 1) if C % d == 0])) if kind == "GroupNorm" else axis
+    layer = LAYERS[kind](first, draw(st.sampled_from([1e-5, 1e-3, 0.5])))
+    shape = (C,) if kind == "GroupNorm" else tuple(row[axis:])
+    return one_layer(layer, row, **{role: shape for role in LAYERS[kind].optional if draw(st.booleans())})
+
+
+@st.composite
+def selections(draw, kind):
+    row = draw(st.lists(sizes, min_size=1, max_size=3))
+    if kind == "Slice":
+        taken = [range(n)[draw(st.slices(n))] for n in row]
+        assume(all(map(len, taken)))  # ONNX Runtime has no empty rows of this kind
+        layer = layers.Slice(*(tuple(part(r) for r in taken) for part in (lambda r: r.start, len, lambda r: r.step)))
+    elif kind == "Gather":
+        axis = draw(st.integers(1, len(row)))
+        indices = draw(st.lists(st.integers(0, row[axis - 1] - 1), min_size=1, max_size=5))
+        steps = {b - a for a, b in itertools.pairwise(indices)}
+        assume(len(steps) > 1 or steps == {0})  # evenly apart, it is read as a Slice
+        layer = layers.Gather(axis, tuple(indices))
+    elif kind == "Tile":
+        layer = layers.Tile(tuple(draw(st.integers(1, 3)) for _ in row))
+    else:
+        mode = draw(st.sampled_from(["constant", "reflect", "edge", "wrap"]))
+        most = min(row) - 1 if mode in ("reflect", "wrap") else 3  # as much as ONNX Runtime does
+        pads = [draw(st.integers(0, most)) for _ in (*row, *row)]
+        assume(any(pads))
+        layer = layers.Pad(tuple(pads), mode, draw(st.sampled_from([0.0, 1.5])) if mode == "constant" else 0.0)
+    return one_layer(layer, row, dtype=draw(st.sampled_from(["float32", "int64"])) if kind != "Pad" else "float32")
+
+
+@st.composite
+def resizes(draw, kind):
+    """Of images: ONNX Runtime resizes the last axes of those only."""
+    H, W = draw(sizes), draw(sizes)
+    made = draw(st.sampled_from([(2 * H, 2 * W), (H + 1, 3 * W), (3, 4)]))
+    how = draw(st.sampled_from(["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]))
+    options = [draw(st.sampled_from(["round_prefer_floor", "floor"]))] if kind == "NearestResize" else []
+    # Places that lie halfway are rounded there in float32, here in float64: only those that both hold.
+    assume(kind == "LinearResize" or how == "asymmetric" or made == (2 * H, 2 * W))
+    return one_layer(LAYERS[kind]((2, *made), (1.0, made[0] / H, made[1] / W), how, *options), (2, H, W))
+
+
+@st.composite
 def elementwise(draw, kind):
     choices = {
         "GELU": [layers.GELU(), layers.GELU("tanh")], "LeakyReLU": [layers.LeakyReLU(), layers.LeakyReLU(0.3)],
@@ -252,6 +299,9 @@ STRATEGIES = {
     **{kind: ordered(kind) for kind in ("Sub", "Div", "Pow", "PReLU")},
     **{kind: elementwise(kind) for kind in FUNCTIONS},
     **{kind: batch_norms(kind) for kind in ("BatchNorm1d", "BatchNorm2d")},
+    **{kind: selections(kind) for kind in ("Slice", "Gather", "Pad", "Tile")},
+    **{kind: resizes(kind) for kind in ("NearestResize", "LinearResize")},
+    **{kind: row_norms(kind) for kind in ("LayerNorm", "RMSNorm", "GroupNorm")},
     **{kind: elementwise(kind) for kind in ("ReLU", "LeakyReLU", "Clip", "Sigmoid", "Tanh", "SiLU", "GELU")},
     **{kind: elementwise(kind) for kind in ("Identity", "Dropout")},
     "Concat": concatenations(), "Reshape": reshapes(), "Permute": permutations(), "Embedding": embeddings(),

@@ -42,11 +42,13 @@ EXCLUDED = {
     r"^test_(averagepool|maxpool|convtranspose)_3d|Pool3d|Conv3d": "windows run over one or two axes",
     r"^test_training_dropout(_default)?(_mask)?_cpu|_training_mode_": "training",
     r"_zero_ratio_mask_|^test_dropout_default_mask|^test_maxpool_with_argmax": "a layer has one output",
+    r"^test_layer_normalization_.*(?<!expanded)(?<!ver18)_cpu": "a layer has one output",
+    r"^test_resize_.*(cubic|linear_antialias|tf_crop_and_resize)": "a resize is nearest, or linear",
+    r"^test_resize_downsample_scales_linear_align_corners_": "corners are those of whole numbers of pixels",
+    r"^test_split_zero_size_splits": "there is nothing to choose from",
     r"^test_clip_default_int8_(min|max|inbounds)_cpu": "activations take floats",
     r"^test_constant_cpu|^test_shape_": "the output is a constant",
     r"^test_div_u?int|^test_pow_types_int": "quotients and powers are of floats",
-    r"^test_gather_(1|2d_indices)_": "tables are looked up by rows",
-    r"^test_gather_negative": "ids count from the front",
     r"^test_identity_(sequence|opt)": "values are tensors",
     r"^test_lstm_with_peephole": "an LSTM's gates do not see its cell",
     r"^test_(equal|greater|less|not_)": "comparisons are read up to the Cast that makes factors of them",
@@ -54,7 +56,6 @@ EXCLUDED = {
     r"^test_(leakyrelu|prelu|shrink|thresholdedrelu|elu|selu)_.*expanded": "floats are not compared",
     r"^test_isnan|^test_where_long": "IsNaN is read inside of a ToPixels only, and Where is of floats",
     r"^test_maxpool_2d_uint8": "pools take floats",
-    r"^test_(constant|edge|reflect|wrap)_pad|Pad2d|^test_operator_pad": "Pad is zeros for a window to read",
     r"^test_reduce_.*_(bool_inputs|empty_set(_bool|_expanded)?)_cpu": "reductions take floats, at least one",
 }
 LEAST = 530  # cases that pass, whatever the version of onnx brings

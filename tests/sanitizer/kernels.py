@@ -38,14 +38,20 @@ from onchip.spec.layers import (
     Embedding,
     GlobalMax,
     GlobalMean,
+    GroupNorm,
+    LayerNorm,
+    LinearResize,
     MaxPool2d,
     Mul,
+    Pad,
     Permute,
     Recurrent,
     ReLU,
     Reshape,
+    RMSNorm,
     SequenceMax,
     Sigmoid,
+    Slice,
     Softmax,
     Tanh,
     TokenConv,
@@ -110,6 +116,18 @@ def weight(*shape: int) -> np.ndarray:
 
 
 GENERAL = {  # kernels with sizes at run time
+    "norms, choices and resizes": sequential(
+        TensorType(("B", 6, 7, 5)),
+        [
+            ("l", LayerNorm(1)),
+            ("g", GroupNorm(2)),
+            ("r", RMSNorm()),
+            ("p", Pad((0, 1, 2, 0, 0, 1), "reflect")),
+            ("s", Slice((0, 6, 0), (6, 7, 3), (1, -1, 2))),
+            ("u", LinearResize((6, 9, 5), (1.0, 9 / 7, 5 / 3))),
+        ],
+        {"l.weight": weight(6, 7, 5), "g.bias": weight(6)},
+    ),
     "convolutions of float64": sequential(
         TensorType(("B", 12, 9, 8), "float64"), [("c", Conv2d())], {"c.weight": weight(20, 12, 3, 3)}
     ),

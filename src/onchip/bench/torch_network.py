@@ -43,10 +43,12 @@ from onchip.spec.layers import (
     GlobalMin,
     GlobalNorm,
     GlobalSum,
+    GroupNorm,
     HardSwish,
     Identity,
     Interleave,
     Layer,
+    LayerNorm,
     LeakyReLU,
     Linear,
     Log,
@@ -64,6 +66,7 @@ from onchip.spec.layers import (
     Reciprocal,
     ReLU,
     Reshape,
+    RMSNorm,
     Sigmoid,
     SiLU,
     Sin,
@@ -194,6 +197,17 @@ def _batch_norm(to: _Builder, node: Node, w: Weights, x: Value) -> Value:
     return to.call("batch_norm", x, *weights, training=False, eps=node.layer.eps)
 
 
+def _row_norm(to: _Builder, node: Node, w: Weights, x: Value) -> Value:
+    layer = node.layer
+    if isinstance(layer, GroupNorm):
+        return to.call("group_norm", x, layer.groups, w.get("weight"), w.get("bias"), layer.eps)
+    assert isinstance(layer, LayerNorm | RMSNorm)
+    shape = layer.weight_shape(to.net.types[node.inputs[0]])
+    if isinstance(layer, RMSNorm):
+        return to.call("rms_norm", x, shape, w.get("weight"), layer.eps)
+    return to.call("layer_norm", x, shape, w.get("weight"), w.get("bias"), layer.eps)
+
+
 def _max_pool(to: _Builder, node: Node, w: Weights, x: Value) -> Value:
     layer = node.layer
     assert isinstance(layer, MaxPool1d | MaxPool2d)
@@ -315,6 +329,9 @@ _FORMS: dict[type[Layer], Form] = {
     Embedding: lambda to, node, w, x: to.call("embedding", x, w["weight"]),
     BatchNorm1d: _batch_norm,
     BatchNorm2d: _batch_norm,
+    LayerNorm: _row_norm,
+    RMSNorm: _row_norm,
+    GroupNorm: _row_norm,
     MaxPool1d: _max_pool,
     MaxPool2d: _max_pool,
     AvgPool1d: _avg_pool,

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from onchip.errors import FormatError
 from onchip.spec.layers import LAYERS, Layer
+from onchip.spec.layers.select import MOST_INDICES
 from onchip.spec.network import Network, Node
 from onchip.spec.reading import MAX_DIM, MAX_RANK, did_you_mean, show
 from onchip.spec.recipe import Weight
@@ -156,7 +157,7 @@ def _as_declared(value: object, hint: Any, where: str) -> object:
                 continue
     if origin is tuple and isinstance(value, list):
         each = [inner[0]] * len(value) if inner[-1] is Ellipsis else list(inner)
-        if len(each) == len(value) <= MAX_RANK:
+        if len(each) == len(value) <= MOST_INDICES:
             return tuple(_as_declared(v, h, where) for v, h in zip(value, each, strict=True))
     if hint in (int, float) and type(value) is int and abs(value) <= MAX_DIM:
         return hint(value)

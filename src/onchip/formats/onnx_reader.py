@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from onchip.formats.onnx_ops.base import FOLDS, READERS, Op
 from onchip.formats.onnx_ops.fold import KEEP_NUMBERS
 from onchip.formats.onnx_ops.graph_reader import MAX_ROW, GraphReader
 from onchip.formats.onnx_ops.missing import check_operators
+from onchip.formats.onnx_ops.norm_parts import NORM, join_norms
 from onchip.formats.onnx_ops.truth import reads_truth
 from onchip.formats.onnx_ops.turned import reads_turned
 from onchip.formats.onnx_tensors import TensorReader, dtype_of, text
@@ -96,13 +98,13 @@ def read_model(
         raise FormatError("two initializers have the same name", expected="unique names")
     constants |= operands or {}
     inputs, batch = _inputs([value for value in graph.input if text(value.name) not in constants], one_row)
-    ops = [_op(node) for node in graph.node]
+    outputs, tensors = [text(value.name) for value in graph.output], TensorReader(folder)
+    ops = join_norms([_op(node) for node in graph.node], outputs, _small_constants(graph, constants, tensors))
     check_operators(ops, inputs)  # first of all: what a missing operator reads may be odd as well
     ml_opset = next((int(entry.version) for entry in model.opset_import if text(entry.domain) == ML), 1)
     for op in ops:
         _check_op(op, ml_opset if op.kind.startswith(ML) else opset)
-    outputs = [text(value.name) for value in graph.output]
-    reader = GraphReader(opset, batch, one_row, inputs, constants, ops, outputs, TensorReader(folder))
+    reader = GraphReader(opset, batch, one_row, inputs, constants, ops, outputs, tensors)
     with np.errstate(all="ignore"):
         for op in ops:
             _read_op(reader, op)
@@ -118,6 +120,21 @@ def read_model(
     nodes = reader.needed_nodes(named)
     used = {weight: reader.weights[weight] for node in nodes for weight in node.weights.values()}
     return Network(inputs, nodes, named, used, text(graph.name) or name)
+
+
+def _small_constants(graph: Any, constants: dict[str, Any], tensors: TensorReader) -> Callable[[str], Array | None]:
+    """What a name is among the initializers and Constants of a few numbers; None for any other."""
+    made = {text(node.output[0]): node.attribute for node in graph.node if node.op_type == "Constant" and node.output}
+
+    def find(name: str) -> Array | None:
+        given = constants.get(name)
+        if given is None and len(made.get(name, ())) == 1 and text(made[name][0].name) == "value":
+            given = made[name][0].t
+        if isinstance(given, np.ndarray) or given is None:
+            return given
+        return tensors.read(given, name) if math.prod(given.dims) <= MAX_RANK else None
+
+    return find
 
 
 def _read_op(reader: GraphReader, op: Op) -> None:
@@ -140,6 +157,8 @@ def _check_op(op: Op, opset: int) -> None:
     """FormatError for an attribute or an input that the operator does not have in this opset: nobody would read it."""
     import onnx
 
+    if op.kind == NORM:
+        return
     try:
         domain, _, name = op.kind.rpartition(".")
         schema = onnx.defs.get_schema(name, opset, domain)

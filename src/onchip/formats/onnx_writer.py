@@ -8,13 +8,14 @@ from typing import Any
 from onchip.errors import InputError
 from onchip.files import atomic_write
 from onchip.formats.onnx_ops.base import WRITERS
-from onchip.formats.onnx_ops.graph_writer import GraphWriter
+from onchip.formats.onnx_ops.graph_writer import GraphWriter, OpsetError
 from onchip.formats.onnx_tensors import ELEMENT_TYPES
 from onchip.spec.network import Network
 from onchip.spec.types import TensorType
 
-# The second where the first cannot say it: gaps in the windows of a mean, a last window that is left out, bfloat16.
-OPSETS = (17, 22)
+# The next where one cannot say it: gaps in the windows of a mean, a last window that is left out, bfloat16, groups of
+# channels that are normalised, pads that wrap around (22); rows that are normalised without their mean (23).
+OPSETS = (17, 22, 23)
 MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # protobuf ends at 2 GiB; the graph needs some of it
 
 
@@ -28,12 +29,14 @@ def write_onnx(net: Network, path: str | os.PathLike[str]) -> None:
             expected=f"at most {MAX_WEIGHT_BYTES:,} B", hint="save it as .safetensors",
         )  # fmt: skip
     for opset in OPSETS:
-        model = _make_model(net, opset)
         try:
+            model = _make_model(net, opset)
             onnx.checker.check_model(model, full_check=True)
             break
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
             why = str(error).strip().split("\n")[0]
+        except OpsetError as error:
+            why = error.what
     else:
         raise InputError(f"network '{net.name}' cannot be written as ONNX", got=why, hint="save it as .safetensors")
     with atomic_write(path) as file:

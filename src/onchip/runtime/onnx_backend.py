@@ -23,7 +23,9 @@ from onchip.spec.recipe import Array
 # that come first. Everything else is a value.
 OPERANDS = {
     "BatchNormalization": (1, 2, 3, 4), "Clip": (1, 2), "Conv": (1, 2), "ConvTranspose": (1, 2), "CumSum": (1,),
-    "Dropout": (1, 2), "Gather": (0,), "Gemm": (1, 2), "Pad": (1, 2, 3), "Reshape": (1,), "Slice": (1, 2, 3, 4),
+    "Dropout": (1, 2), "Expand": (1,), "Gather": (1,), "Gemm": (1, 2), "GroupNormalization": (1, 2),
+    "InstanceNormalization": (1, 2), "LayerNormalization": (1, 2), "Pad": (1, 2, 3), "RMSNormalization": (1,),
+    "Resize": (1, 2, 3), "Split": (1,), "Tile": (1,), "Upsample": (1,), "Reshape": (1,), "Slice": (1, 2, 3, 4),
     "Squeeze": (1,), "Unsqueeze": (1,), "Where": (0,), **{kind: (1,) for kind in READERS if kind.startswith("Reduce")},
     "GRU": (1, 2, 3), "LSTM": (1, 2, 3), "RNN": (1, 2, 3),
 }  # fmt: skip
@@ -78,7 +80,7 @@ class OnchipRep(BackendRep):  # type: ignore[misc]
             name
             for node in model.graph.node
             for i, name in enumerate(node.input)
-            if i in OPERANDS.get(node.op_type, ())
+            if i in OPERANDS.get(node.op_type, ()) and not (node.op_type == "Gather" and node.input[0] in weights)
         }
         self._operands = [name for name in self._inputs if name in operands]
         self._bound: dict[str, Array] = {}

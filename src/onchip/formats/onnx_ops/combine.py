@@ -16,6 +16,7 @@ from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_ops.lengths import continues_mask
 from onchip.formats.onnx_ops.linear import takes_bias
 from onchip.formats.onnx_ops.pixels import completes_pixels
+from onchip.formats.onnx_ops.select import concat_constants
 from onchip.formats.onnx_tensors import ELEMENT_TYPES
 from onchip.spec.layers import (
     GELU,
@@ -199,8 +200,13 @@ def read_where(graph: GraphReader, op: Op) -> None:
 
 @reads("Concat")
 def read_concat(graph: GraphReader, op: Op) -> None:
-    values = tuple(graph.value(op, index) for index in range(max(1, len(op.inputs))))
-    graph.add(op, Concat(graph.axis(op, values[0], op.attribute("axis", 1))), values)
+    places = range(max(1, len(op.inputs)))
+    values = tuple(graph.value(op, index) for index in places if not graph.is_constant(op, index))
+    axis = graph.axis(op, values[0], op.attribute("axis", 1))
+    if len(values) == len(places):
+        graph.add(op, Concat(axis), values)
+    else:
+        concat_constants(graph, op, axis)
 
 
 def operands(graph: GraphReader, op: Op, same_dtype: bool = True) -> tuple[dict[int, str], dict[int, Array]]:

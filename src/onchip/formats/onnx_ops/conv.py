@@ -32,8 +32,6 @@ _TRANSPOSED = {1: ConvTranspose1d, 2: ConvTranspose2d}
 def read_conv(graph: GraphReader, op: Op) -> None:
     x, zeros = unpadded(graph, op)
     weight = _weight(graph, op, x)
-    if any(zeros) and auto_pad(op) not in (b"NOTSET", b"VALID"):
-        raise FormatError(f"{op}: auto_pad behind a Pad", expected="auto_pad NOTSET", hint="write the pads out")
     window = read_window(graph, op, x, weight.shape[2:])
     pads = sum_pads(window.pads, zeros)
     check_padded(graph, op, x, pads)

@@ -1,4 +1,4 @@
-"""Gather from a constant table by ids that are values: Embedding."""
+"""Gather: from a constant table by ids that are values (Embedding), or from a value by constant indices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
+from onchip.formats.onnx_ops.select import gather_constant
 from onchip.spec.layers import Embedding, Reshape
 from onchip.spec.network import Node
 
@@ -13,8 +14,11 @@ from onchip.spec.network import Node
 @reads("Gather")
 def read_gather(graph: GraphReader, op: Op) -> None:
     if not graph.is_constant(op, 0):
-        got = ", ".join(op.inputs)
-        raise FormatError(f"{op}: values can be looked up in a constant table only", got=got, expected="table, ids")
+        if not graph.is_constant(op, 1):
+            got, expected = ", ".join(op.inputs), "a constant table, or constant indices"
+            raise FormatError(f"{op}: one of its operands must be a constant", got=got, expected=expected)
+        gather_constant(graph, op)
+        return
     table, ids, axis = graph.constant(op, 0), graph.value(op, 1), op.attribute("axis", 0)
     if table.ndim == 0 or axis not in (0, -table.ndim):
         raise FormatError(f"{op}: only rows can be looked up", got=f"axis {axis} of {table.shape}", expected="axis 0")

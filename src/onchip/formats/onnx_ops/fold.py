@@ -13,6 +13,7 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, folds, reads
 from onchip.formats.onnx_ops.graph_reader import GraphReader
+from onchip.formats.onnx_ops.select import slice_operands
 from onchip.formats.onnx_tensors import dtype_of
 from onchip.spec.reading import MAX_RANK, show
 from onchip.spec.recipe import Array
@@ -25,13 +26,13 @@ KEEP_NUMBERS = ("Reshape", "Squeeze", "Transpose", "Unsqueeze")
 @reads("Shape")
 def read_shape(graph: GraphReader, op: Op) -> None:
     """The shape of a value: sizes, and BATCH in front."""
-    shape = graph.constant(op, 0).shape if graph.is_constant(op, 0) else graph.shape(graph.value(op))
+    shape = graph.constant_or_shape(op, 0).shape if graph.is_constant(op, 0) else graph.shape(graph.value(op))
     end = op.attribute("end", 0) if "end" in op.attributes else None
     graph.add_constant(op, np.array(shape[op.attribute("start", 0) : end], object))
 
 
 _COMPARISONS = {
-    "Equal": np.equal, "Less": np.less, "Greater": np.greater, "LessOrEqual": np.less_equal,
+    "Less": np.less, "Greater": np.greater, "LessOrEqual": np.less_equal,
     "GreaterOrEqual": np.greater_equal, "And": np.logical_and, "Or": np.logical_or, "Max": np.maximum,
     "Min": np.minimum,
 }  # fmt: skip
@@ -53,15 +54,6 @@ def fold_comparison(graph: GraphReader, op: Op) -> Array:
 def fold_not(graph: GraphReader, op: Op) -> Array:
     graph.spend(op, graph.constant(op, 0).size)
     return np.logical_not(graph.constant(op, 0))
-
-
-@folds("Where")
-def fold_where(graph: GraphReader, op: Op) -> Array:
-    condition, a, b = (graph.constant(op, index) for index in range(3))
-    if a.dtype != b.dtype:
-        raise FormatError(f"{op} mixes dtypes", got=f"{a.dtype.name} and {b.dtype.name}")
-    graph.spend(op, math.prod(np.broadcast_shapes(condition.shape, a.shape, b.shape)))
-    return np.where(condition, a, b)
 
 
 @folds("Add", "Sub", "Mul", "Div", "Mod", "Pow")
@@ -132,20 +124,41 @@ def fold_gather(graph: GraphReader, op: Op) -> Array:
 @folds("Slice")
 def fold_slice(graph: GraphReader, op: Op) -> Array:
     array = graph.constant_or_shape(op, 0)
-    if graph.opset < 10:
-        starts, ends = op.attribute("starts", [0]), op.attribute("ends", [0])
-        axes, steps = op.attribute("axes", list(range(len(starts)))), [1] * len(starts)
-    else:
-        starts, ends = graph.ints(op, 1), graph.ints(op, 2)
-        axes = graph.ints(op, 3) if graph.has(op, 3) else list(range(len(starts)))
-        steps = graph.ints(op, 4) if graph.has(op, 4) else [1] * len(starts)
-    if not len(starts) == len(ends) == len(axes) == len(steps):
-        raise FormatError(f"{op}: bad slice", got=show((starts, ends, axes, steps)), expected="one of each an axis")
+    starts, ends, axes, steps = slice_operands(graph, op)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         # Backwards, an end in front of the first number is a large negative one in ONNX and None in Python.
         stop = None if step < 0 and end < -array.shape[axis] else end
         array = np.moveaxis(np.moveaxis(array, axis, 0)[start:stop:step], 0, axis)
     return array
+
+
+@folds("Equal")
+def fold_equal(graph: GraphReader, op: Op) -> Array:
+    """Of shapes, too: the batch is equal to itself alone."""
+    a, b = graph.constant_or_shape(op, 0), graph.constant_or_shape(op, 1)
+    graph.spend(op, math.prod(np.broadcast_shapes(a.shape, b.shape)))
+    return np.asarray(a == b, bool)
+
+
+@folds("Where")
+def fold_where(graph: GraphReader, op: Op) -> Array:
+    """Of shapes, too."""
+    condition, a, b = (graph.constant_or_shape(op, index) for index in range(3))
+    if a.dtype != b.dtype and object not in (a.dtype, b.dtype):
+        raise FormatError(f"{op} mixes dtypes", got=f"{a.dtype.name} and {b.dtype.name}")
+    graph.spend(op, math.prod(np.broadcast_shapes(condition.shape, a.shape, b.shape)))
+    return np.where(condition.astype(bool), a, b)
+
+
+@folds("Expand")
+def fold_expand(graph: GraphReader, op: Op) -> Array:
+    """A constant that stands in every row of the batch has 1 in the batch's place."""
+    array, shape = graph.constant(op, 0), graph.constant_or_shape(op, 1).tolist()
+    if BATCH in shape[1:] or (BATCH in shape and array.ndim == len(shape) and array.shape[0] != 1):
+        raise FormatError(f"{op} would depend on the batch", got=show(shape), expected="the batch in front, once")
+    sizes = np.broadcast_shapes(array.shape, tuple(1 if size == BATCH else int(size) for size in shape))
+    graph.spend(op, math.prod(sizes))
+    return np.broadcast_to(array, sizes)
 
 
 @folds("Squeeze")

@@ -138,11 +138,11 @@ class GraphReader:
             raise FormatError(f"{op} mixes dtypes", got=array.dtype.name, expected=self.types[x].dtype)
         return array
 
-    def ints(self, op: Op, index: int) -> list[int]:
+    def ints(self, op: Op, index: int, most: int = MAX_RANK) -> list[int]:
         """A constant that lists axes, sizes or places."""
         array = self.constant(op, index)
-        if array.ndim > 1 or array.dtype not in (np.int64, np.int32) or array.size > MAX_RANK:
-            got, expected = f"{array.dtype.name} {array.shape}", f"up to {MAX_RANK} ints"
+        if array.ndim > 1 or array.dtype not in (np.int64, np.int32) or array.size > most:
+            got, expected = f"{array.dtype.name} {array.shape}", f"up to {most} ints"
             raise FormatError(f"{op}: bad input {index}", got=got, expected=expected)
         return [int(n) for n in array.ravel()]
 
@@ -177,9 +177,11 @@ class GraphReader:
 
     # -- what handlers answer ------------------------------------------------------------------------------
 
-    def add(self, op: Op, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str] | None = None) -> None:
-        """A layer that makes the node's output."""
-        self._make(op, op.outputs[0], self.values, self._add(op, op.name, layer, inputs, weights or {}))
+    def add(
+        self, op: Op, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str] | None = None, output: int = 0
+    ) -> None:
+        """A layer that makes the node's output, or that one of several."""
+        self._make(op, op.outputs[output], self.values, self._add(op, op.name, layer, inputs, weights or {}))
 
     def add_step(
         self, op: Op | None, layer: Layer, inputs: tuple[str, ...], weights: Mapping[str, str] | None = None

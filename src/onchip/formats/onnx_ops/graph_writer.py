@@ -14,6 +14,10 @@ from onchip.spec.recipe import Array, Made, materialise
 from onchip.spec.types import numpy_dtype
 
 
+class OpsetError(InputError):
+    """A layer that only a newer opset can say."""
+
+
 class GraphWriter:
     """An ONNX graph in the making. Names are kept where ONNX, which has one space for them, lets them be."""
 

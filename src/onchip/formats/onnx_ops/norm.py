@@ -1,4 +1,4 @@
-"""BatchNormalization as inference sees it."""
+"""BatchNormalization as inference sees it; LayerNormalization, RMSNormalization, Group- and InstanceNormalization."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
-from onchip.spec.layers import BatchNorm1d, BatchNorm2d, Reshape
+from onchip.spec.layers import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, Reshape, RMSNorm
 from onchip.spec.network import Node
+from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
 
 _ROLES = ("weight", "bias", "mean", "var")  # in ONNX's order, behind x
@@ -46,3 +47,83 @@ def write_batch_norm(graph: GraphWriter, node: Node) -> None:
             neutral = np.full(C, role == "weight", numpy_dtype(graph.dtype(node)))
             operands.append(graph.constant(f"{node.name}_{role}", neutral))
     graph.emit("BatchNormalization", node, operands, epsilon=node.layer.attributes()["eps"])
+
+
+# -- rows normalised by their own numbers ------------------------------------------------------------------------
+
+_LAST_AXES: dict[str, type[LayerNorm] | type[RMSNorm]] = {
+    "LayerNormalization": LayerNorm, "RMSNormalization": RMSNorm,
+}  # fmt: skip
+_SCALES_ARE_CHANNELS = 21  # the opset from which a GroupNormalization has a scale for each channel, not group
+
+
+@reads(*_LAST_AXES)
+def read_last_axes_norm(graph: GraphReader, op: Op) -> None:
+    x = graph.value(op)
+    if any(graph.readers[name] for name in op.outputs[1:] if name):
+        got, expected = ", ".join(op.outputs), "one output that is read"
+        raise FormatError(f"{op} gives out its mean or deviation", got=got, expected=expected)
+    axis = graph.axis(op, x, op.attribute("axis", -1))
+    layer = _LAST_AXES[op.kind](axis - len(graph.types[x].shape), op.number("epsilon", 1e-5))
+    shape, roles = layer.weight_shape(graph.types[x]), {}
+    for index, role in ((1, "weight"), (2, "bias")):
+        if graph.has(op, index):
+            array = graph.weight_constant(op, index, x)
+            roles[role] = graph.weight(op.inputs[index], _stretched(graph, op, array, shape))
+    graph.add(op, layer, (x,), roles)
+
+
+def _stretched(graph: GraphReader, op: Op, array: Array, shape: tuple[int, ...]) -> Array:
+    """A scale or bias may miss axes of what it scales, or have 1 there."""
+    while array.ndim > len(shape) and array.shape[0] == 1:
+        array = array[0]
+    if array.shape != shape:
+        graph.spend(op, int(np.prod(shape)))
+    return np.broadcast_to(array, shape)
+
+
+@reads("GroupNormalization", "InstanceNormalization")
+def read_group_norm(graph: GraphReader, op: Op) -> None:
+    x = graph.value(op)
+    graph.need_channels(op, x, 3)
+    C = int(graph.types[x].shape[1])
+    groups = op.attribute("num_groups", 0) if op.kind == "GroupNormalization" else C
+    layer = GroupNorm(groups, op.number("epsilon", 1e-5))
+    layer.parts(graph.types[x])  # else the scales of groups are those of nothing
+    roles = {}
+    for index, role in ((1, "weight"), (2, "bias")):
+        array = graph.weight_constant(op, index, x)
+        if op.kind == "GroupNormalization" and graph.opset < _SCALES_ARE_CHANNELS and array.shape == (groups,):
+            array = np.repeat(array, C // groups)
+        roles[role] = graph.weight(op.inputs[index], array)
+    graph.add(op, layer, (x,), roles)
+
+
+@writes(LayerNorm, RMSNorm)
+def write_last_axes_norm(graph: GraphWriter, node: Node) -> None:
+    """ONNX needs a scale; RMSNormalization is of opset 23."""
+    given = node.layer.attributes()
+    operands = [graph.value(node), _scale(graph, node, "weight"), *graph.weights(node, "bias")]
+    op_type = next(op_type for op_type, layer in _LAST_AXES.items() if layer is type(node.layer))
+    graph.emit(op_type, node, operands, axis=given["axis"], epsilon=given["eps"])
+
+
+@writes(GroupNorm)
+def write_group_norm(graph: GraphWriter, node: Node) -> None:
+    """ONNX needs scale and bias. A group a channel is an InstanceNormalization, which is older."""
+    given, x = node.layer.attributes(), graph.net.input_types(node)[0]
+    operands = [graph.value(node), _scale(graph, node, "weight"), _scale(graph, node, "bias")]
+    if given["groups"] == x.shape[1]:
+        graph.emit("InstanceNormalization", node, operands, epsilon=given["eps"])
+    else:
+        graph.emit("GroupNormalization", node, operands, num_groups=given["groups"], epsilon=given["eps"])
+
+
+def _scale(graph: GraphWriter, node: Node, role: str) -> str:
+    """A weight, or what changes nothing in its place."""
+    if role in node.weights:
+        return graph.weight(node, role)
+    layer = node.layer
+    assert isinstance(layer, LayerNorm | RMSNorm | GroupNorm)
+    shape = layer.weight_shape(graph.net.input_types(node)[0])
+    return graph.constant(f"{node.name}_{role}", np.full(shape, role == "weight", numpy_dtype(graph.dtype(node))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
@@ -29,9 +28,7 @@ def read_average_pool(graph: GraphReader, op: Op) -> None:
     x, zeros = unpadded(graph, op)
     window, count_pads = read_window(graph, op, x), op.attribute("count_include_pad", 0) != 0
     pads = window.pads
-    if any(zeros):  # the zeros in front of it count as numbers; its own pads may not
-        if any(pads) and not count_pads:
-            raise FormatError(f"{op} pads what a Pad has padded, and counts only one", expected="count_include_pad=1")
+    if any(zeros):  # they count as numbers
         pads, count_pads = sum_pads(pads, zeros), True
     check_padded(graph, op, x, pads)
     layer = _AVERAGE[window.rank](window.kernel, window.stride, pads, window.dilation, _ceil(op), count_pads)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from onchip.errors import FormatError
-from onchip.formats.onnx_ops.base import Op, reads
-from onchip.formats.onnx_ops.graph_reader import MAX_ROW, GraphReader, Unfinished
-from onchip.spec.layers import Layer
+from onchip.formats.onnx_ops.base import Op
+from onchip.formats.onnx_ops.graph_reader import MAX_ROW, GraphReader
+from onchip.spec.layers import Layer, Pad
 from onchip.spec.layers.conv import geometry
 from onchip.spec.reading import show
 
@@ -88,51 +88,22 @@ def window_attributes(layer: Layer, kernel: Sequence[int]) -> dict[str, Any]:
     return {name: [int(n) for n in sizes] for name, sizes in named.items()}
 
 
-# -- Pad: zeros around a value, which become the pads of the windows that read it -----------------------------
-
-
-@dataclass(frozen=True)
-class Padded(Unfinished):
-    pads: tuple[int, ...]
-    expected: ClassVar[str] = "a Conv or AveragePool that takes in the zeros of a Pad"
-
-
-@reads("Pad")
-def read_pad(graph: GraphReader, op: Op) -> None:
-    x = graph.value(op)
-    shape, mode = graph.types[x].shape, op.attribute("mode", b"constant") or b"constant"
-    rank = len(shape)
-    if graph.opset < 11:
-        pads, is_zero = op.sizes("pads", []), op.attribute("value", 0.0) == 0
-        axes = list(range(rank))
-    else:
-        pads = graph.ints(op, 1)
-        is_zero = not graph.has(op, 2) or not graph.constant(op, 2).any()
-        axes = [graph.axis(op, x, axis) for axis in graph.ints(op, 3)] if graph.has(op, 3) else list(range(rank))
-    if mode != b"constant" or not is_zero:
-        got = f"mode {show(mode)}" if mode != b"constant" else "another value"
-        raise FormatError(f"{op}: only zeros can be padded", got=got, expected="mode constant, value 0")
-    if len(pads) != 2 * len(axes) or len(set(axes)) < len(axes) or min(pads, default=0) < 0:
-        raise FormatError(f"{op}: bad pads", got=show(pads), expected="two numbers an axis, none below 0")
-    before, after = [0] * rank, [0] * rank
-    for place, axis in enumerate(axes):
-        before[axis], after[axis] = pads[place], pads[len(axes) + place]
-    if not any(before + after):
-        graph.pass_on(op)
-        return
-    graph.need_channels(op, x, 3)
-    if any((before + after)[axis] for axis in (0, 1, rank, rank + 1)):
-        raise FormatError(f"{op}: only axes behind the channels can be padded", got=show(pads), expected="[B, C, ...]")
-    graph.begin(op, Padded(x, (*before[2:], *after[2:])))
+# -- zeros around a value, which become the pads of the windows that read it --------------------------------------
 
 
 def unpadded(graph: GraphReader, op: Op) -> tuple[str, tuple[int, ...]]:
-    """The value that a window reads and the zeros that a Pad in front of it adds."""
-    part = graph.unfinished.get(op.inputs[0]) if graph.has(op, 0) else None
-    if isinstance(part, Padded):
-        return part.x, part.pads
+    """The value that a window reads and the zeros that a Pad in front of it adds, which its own pads can be."""
     x = graph.value(op)
-    return x, (0,) * 2 * (len(graph.types[x].shape) - 2)
+    node, rank = graph.nodes.get(x), len(graph.types[x].shape) - 1
+    layer = node.layer if node is not None else None
+    if node is not None and isinstance(layer, Pad) and (layer.mode, layer.value) == ("constant", 0.0) and rank > 1:
+        before, after = layer.pads[:rank], layer.pads[rank:]
+        is_around_pixels = before[0] == after[0] == 0 and min(layer.pads) >= 0
+        # auto_pad is for what is padded already; a mean may count those zeros and leave out those of its own.
+        adds_up = op.kind != "AveragePool" or op.attribute("count_include_pad", 0) or not any(op.sizes("pads", []))
+        if is_around_pixels and adds_up and auto_pad(op) in (b"NOTSET", b"VALID"):
+            return node.inputs[0], (*before[1:], *after[1:])
+    return x, (0,) * 2 * (rank - 1)
 
 
 def sum_pads(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:

@@ -8,12 +8,15 @@ from onchip.kernels.cpu.conv_fused import ConvFused
 from onchip.kernels.cpu.launches import Launch
 from onchip.kernels.cpu.mlp_fused import MlpFused
 from onchip.kernels.cpu.mlp_train import MlpTrain, Trainer
+from onchip.kernels.cpu.norm import Norm
 from onchip.kernels.cpu.plain import Plain
 from onchip.kernels.cpu.pointwise import Pointwise
 from onchip.kernels.cpu.recurrent import RecurrentAlone
 from onchip.kernels.cpu.reduce import Reduce
+from onchip.kernels.cpu.resize import Resize
 from onchip.kernels.cpu.rowwise import Rowwise
 from onchip.kernels.cpu.scan import ScanAlone
+from onchip.kernels.cpu.select import Select
 from onchip.kernels.cpu.token_max import TokenMax
 from onchip.kernels.view import View
 from onchip.plan.kernel import Claim, Job, Kernel
@@ -35,7 +38,8 @@ class TrainingKernel(Kernel, Protocol):
 
 
 INFERENCE: tuple[InferenceKernel, ...] = (
-    MlpFused(), ConvFused(), TokenMax(), RecurrentAlone(), Pointwise(), Rowwise(), Reduce(), ScanAlone(), Plain(),
+    MlpFused(), ConvFused(), TokenMax(), RecurrentAlone(), Pointwise(), Rowwise(), Reduce(), Norm(), Select(), Resize(),
+    ScanAlone(), Plain(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, View("cpu"), *INFERENCE)

@@ -44,6 +44,7 @@ from onchip.spec.layers import (
     MaxPool2d,
     Permute,
     Recurrent,
+    RowNorm,
     SequenceMax,
     Softmax,
     TokenConv,
@@ -54,9 +55,9 @@ from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, as_is
 from onchip.spec.types import DTYPE_BYTES
 
-_ROW_BY_ROW = (Linear, Recurrent, Softmax, LogSoftmax, GlobalMean, GlobalSum, GlobalNorm)
+_ROW_BY_ROW = (Linear, Recurrent, Softmax, LogSoftmax, GlobalMean, GlobalSum, GlobalNorm, RowNorm)
 _USES_BLAS = (Linear, Recurrent, MatMul, Convolution, TransposedConvolution)
-_SUMS = (Softmax, LogSoftmax, GlobalMean, GlobalSum, GlobalNorm, AvgPool1d, AvgPool2d, TokenConv, CumSum)
+_SUMS = (Softmax, LogSoftmax, GlobalMean, GlobalSum, GlobalNorm, RowNorm, AvgPool1d, AvgPool2d, TokenConv, CumSum)
 _BLOCK_BYTES = 1 << 20  # read and written by a block of rows: it stays in cache
 
 # Launches that its price counts: the time of a call for every row or block, in units of a compiled kernel's launch. It

@@ -13,6 +13,7 @@ from onchip.kernels.cuda.mlp_pair import MlpPair
 from onchip.kernels.cuda.mlp_resident import MlpResident
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
 from onchip.kernels.cuda.mlp_train import MlpTrain
+from onchip.kernels.cuda.norm import NormAlone
 from onchip.kernels.cuda.permute import PermuteAlone
 from onchip.kernels.cuda.pointwise import Pointwise
 from onchip.kernels.cuda.pool import PoolAlone
@@ -24,7 +25,9 @@ from onchip.kernels.cuda.product_wgmma import ProductWgmma
 from onchip.kernels.cuda.product_windows import ProductWindows
 from onchip.kernels.cuda.recurrent import RecurrentAlone
 from onchip.kernels.cuda.reduce import ReduceAlone
+from onchip.kernels.cuda.resize import ResizeAlone
 from onchip.kernels.cuda.scan import ScanAlone
+from onchip.kernels.cuda.select import SelectAlone
 from onchip.kernels.cuda.sequence_max import SequenceMaxAlone
 from onchip.kernels.cuda.token_max import TokenMax
 from onchip.kernels.cuda.weave import WeaveAlone
@@ -37,4 +40,5 @@ KERNELS: tuple[Kernel, ...] = (
     DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(),
     WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(), ProductGather(), Gather(),
     RecurrentAlone(), MatMulAlone(), ArgumentAlone(),
+    NormAlone(), SelectAlone(), ResizeAlone(),
 )  # fmt: skip

@@ -15,10 +15,13 @@ from onchip.kernels.reference import (  # noqa: F401
     function,
     linear,
     matmul,
+    norm,
     pixels,
     pool,
     recurrent,
+    resize,
     scan,
+    select,
     shape,
     tokens,
 )

@@ -20,10 +20,12 @@ from onchip.plan.rewrites.linear import absorb_permutes, merge_linears
 from onchip.plan.rewrites.narrow import narrow_values
 from onchip.plan.rewrites.one_window import multiply_windows
 from onchip.plan.rewrites.phases import activate_phases, split_phases
+from onchip.plan.rewrites.row_norm import fold_scales
 from onchip.spec.network import Network
 
 __all__ = [
     "REWRITES", "absorb_permutes", "activate_phases", "drop_idle", "drop_unread", "fold_batchnorm", "fold_embeddings",
+    "fold_scales",
     "make_channels_last", "merge_convs", "merge_linears", "multiply_windows", "narrow_values", "rewrite",
     "split_phases",
 ]  # fmt: skip
@@ -33,6 +35,7 @@ REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
     ("", drop_unread),
     ("", drop_idle),
     ("fold", fold_batchnorm),
+    ("", fold_scales),
     ("windows", multiply_windows),
     ("", absorb_permutes),
     ("merge", merge_linears),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onchip.plan.rewrites.edit import Draft, Told
-from onchip.spec.layers import Cast, Concat, Identity, Permute, Reshape
+from onchip.spec.layers import Cast, Concat, Identity, LinearResize, Permute, Reshape, Selection
 from onchip.spec.network import Network, Node
 
 
@@ -22,7 +22,7 @@ def drop_unread(net: Network) -> Told:
 
 
 def drop_idle(net: Network) -> Told:
-    """x -> Identity, Dropout, a Reshape, Permute or Cast that changes nothing, a Concat of one -> f   becomes   x -> f.
+    """x -> Identity, Dropout, a layer that changes nothing here, a Concat of one -> f   becomes   x -> f.
 
     One that is an output gives its name to the layer before it, and stays where there is none to take it.
     """
@@ -38,6 +38,11 @@ def _is_idle(net: Network, node: Node) -> bool:
     layer = node.layer
     if isinstance(layer, Permute):
         return layer.axes == tuple(sorted(layer.axes))
+    is_alike = net.types[node.name] == net.types[node.inputs[0]]
+    if isinstance(layer, Selection):
+        return is_alike and not any(p is not None for p in layer.places(net.types[node.name].row_shape))
+    if isinstance(layer, LinearResize):
+        return is_alike and not any(layer.taps(net.types[node.name].row_shape))
     if isinstance(layer, Reshape | Cast):
-        return net.types[node.name] == net.types[node.inputs[0]]
+        return is_alike
     return isinstance(layer, Identity) or (isinstance(layer, Concat) and len(node.inputs) == 1)

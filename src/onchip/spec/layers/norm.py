@@ -1,7 +1,8 @@
-"""Batch normalisation as inference sees it: a factor and a shift a channel."""
+"""Normalisations: of channels as inference sees them, a factor and a shift each; and of a row by its own numbers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from onchip.errors import InputError, ShapeError
-from onchip.spec.layers.base import Layer, Types, WeightTypes, need_float
+from onchip.spec.layers.base import Layer, Types, WeightTypes, need_float, row_axis
 from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType
 
@@ -72,3 +73,92 @@ def _checked(var: Array, eps: float) -> Array:
             expected="var + eps above 0", hint="the running variance of the trained layer",
         )  # fmt: skip
     return under_root
+
+
+@dataclass(frozen=True)
+class NormParts:
+    """How a row falls into parts that are normalised each by itself, and which weights its numbers meet.
+
+    Parts lie one behind the other. So do weights, one for `run` neighbours each; behind the last comes the first again.
+    """
+
+    count: int  # parts of a row
+    size: int  # numbers of a part
+    run: int
+
+
+@dataclass(frozen=True)
+class RowNorm(Layer, abstract=True):
+    """(x - mean) / sqrt(var + eps) * weight + bias, mean and variance those of the numbers themselves."""
+
+    is_centred: ClassVar[bool] = True  # else the mean stays, and the variance is the mean of squares
+    optional: ClassVar[tuple[str, ...]] = ("weight", "bias")
+
+    def parts(self, x: TensorType) -> NormParts:
+        """ShapeError if rows like x do not fall into such parts."""
+        raise NotImplementedError
+
+    def weight_shape(self, x: TensorType) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        (x,) = inputs
+        need_float(x, weights)
+        if self.parts(x).size == 0:
+            raise ShapeError("there is nothing to normalise", got=str(x), expected="rows that are not empty")
+        expected = self.weight_shape(x)
+        for role, given in weights.items():
+            if given.shape != expected:
+                raise ShapeError(f"{role} and input do not fit", got=str(given), expected=str(list(expected)))
+        return x
+
+    def row_flop(self, inputs: Types, weights: WeightTypes) -> int:
+        return (6 if self.is_centred else 4) * inputs[0].row_size
+
+
+@dataclass(frozen=True)
+class _LastAxesNorm(RowNorm, abstract=True):
+    """Over the axes from `axis` on, together; weights have their sizes."""
+
+    axis: int = -1
+    eps: float = 1e-5
+
+    def weight_shape(self, x: TensorType) -> tuple[int, ...]:
+        return x.row_shape[row_axis(self.axis, x) - 1 :]
+
+    def parts(self, x: TensorType) -> NormParts:
+        axis = row_axis(self.axis, x) - 1
+        return NormParts(math.prod(x.row_shape[:axis]), math.prod(x.row_shape[axis:]), 1)
+
+
+@dataclass(frozen=True)
+class LayerNorm(_LastAxesNorm):
+    """Over the axes from `axis` on, together; weight and bias have their sizes."""
+
+
+@dataclass(frozen=True)
+class RMSNorm(_LastAxesNorm):
+    """x / sqrt(mean of squares + eps) * weight, over the axes from `axis` on."""
+
+    is_centred: ClassVar[bool] = False
+    optional: ClassVar[tuple[str, ...]] = ("weight",)
+
+
+@dataclass(frozen=True)
+class GroupNorm(RowNorm):
+    """Over all pixels of as many neighbouring channels as make `groups` of them; (B, C, ...), weight and bias (C,).
+
+    An instance norm is one with a group for each channel.
+    """
+
+    groups: int
+    eps: float = 1e-5
+
+    def weight_shape(self, x: TensorType) -> tuple[int, ...]:
+        return x.row_shape[:1]
+
+    def parts(self, x: TensorType) -> NormParts:
+        if len(x.shape) < 3 or self.groups < 1 or x.row_shape[0] % self.groups:
+            expected = f"(B, C and one axis more at least), C a multiple of {self.groups} groups"
+            raise ShapeError("channels do not fall into groups", got=f"{x}, {self.groups} groups", expected=expected)
+        return NormParts(self.groups, x.row_size // self.groups, math.prod(x.row_shape[1:]))

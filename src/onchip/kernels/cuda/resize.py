@@ -1,0 +1,135 @@
+"""LinearResize on a GPU: the host's side of resize.cu."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onchip.kernels.cuda.divide import divider, index_of
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    FLOATS,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    Output,
+    Program,
+    Steps,
+    Struct,
+    Weight,
+    in_line,
+)
+from onchip.kernels.cuda.select import MOST_WORDS, WAVES
+from onchip.kernels.selection import ResizeParts, axis_taps, may_turn, resize_parts
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS
+from onchip.spec.layers import LinearResize
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, Recipe, recipe_op
+from onchip.spec.types import DTYPE_BYTES
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+THREADS, BLOCKS_A_UNIT = 256, 8
+
+
+def _layer(sizes: tuple[int, ...], scales: tuple[float, ...], coordinates: str) -> LinearResize:
+    return LinearResize(sizes, scales, coordinates)  # type: ignore[arg-type]
+
+
+@recipe_op
+def resize_taps(
+    sizes: tuple[int, ...], scales: tuple[float, ...], coordinates: str, row_shape: tuple[int, ...], layout: str
+) -> Array:
+    """(n1 + n2 + n3, 2): where the two numbers lie."""
+    axes = axis_taps(_layer(sizes, scales, coordinates), row_shape, layout)
+    return np.concatenate([np.stack((taps.low, taps.high), 1) * step for taps, step in axes]).astype(np.int32)
+
+
+@recipe_op
+def resize_shares(
+    sizes: tuple[int, ...], scales: tuple[float, ...], coordinates: str, row_shape: tuple[int, ...], layout: str
+) -> Array:
+    """(n1 + n2 + n3,): the share of the second."""
+    axes = axis_taps(_layer(sizes, scales, coordinates), row_shape, layout)
+    return np.concatenate([taps.share for taps, _ in axes])
+
+
+@dataclass(frozen=True)
+class ResizeLowering:
+    """resize(x, taps, shares, y, count, x_row, axes)"""
+
+    dtype: str
+    parts: ResizeParts
+    units: int
+
+    @property
+    def neighbours(self) -> int:
+        return 4 if self.parts.run % 4 == 0 and DTYPE_BYTES[self.dtype] <= 4 else 1
+
+    def at(self, B: int) -> Steps:
+        parts, V = self.parts, self.neighbours
+        count = B * parts.outer * math.prod(parts.sizes) * parts.run // V
+        if not count:
+            return Steps(())
+        program = Program(SOURCE, f"resize<{FLOATS[self.dtype]}, {index_of(count)}, {V}>")
+        sizes = b"".join(divider(size).data for size in (*parts.sizes, parts.run // V))
+        axes = Struct((), sizes + struct.pack("<III", *parts.is_resized))
+        arguments = (
+            Input(0), Weight("taps"), Weight("shares"), Output(0), Int64(count), Int64(parts.x_row), axes,
+        )  # fmt: skip
+        blocks = min(-(-count // THREADS), self.units * BLOCKS_A_UNIT * WAVES)
+        return Steps((KernelLaunch(program, in_line(blocks), arguments, Budget(registers=80)),))
+
+
+class ResizeAlone:
+    name = "resize"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        layer = node.layer
+        if not isinstance(layer, LinearResize) or job.is_training:
+            return
+        x, y = net.types[node.inputs[0]], net.types[node.name]
+        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or x.row_size >= MOST_WORDS:
+            why = f"resizes rows of fewer than {MOST_WORDS:,} {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
+            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
+            return
+        wide = "float64" if x.dtype == "float64" else "float32"
+        for layout in (ROWS, CHANNELS_LAST) if may_turn(net, node) else (ROWS,):
+            if (parts := resize_parts(layer, x, layout)) is None:
+                continue
+            given, count = {**layer.attributes(), "row_shape": x.row_shape, "layout": layout}, sum(parts.sizes)
+            recipes = {
+                "taps": Recipe.of(resize_taps, (), (count, 2), "int32", **given),
+                "shares": Recipe.of(resize_shares, (), (count,), wide, **given),
+            }
+            yield Claim(
+                self.name, f"{self.name}<linear>", (node.name,),
+                Price(net.row_flop(node), x.row_bytes + y.row_bytes, sum(r.nbytes for r in recipes.values())),
+                "one layer by itself", recipes, order="axis by axis",
+                reads={node.inputs[0]: Use(layout)} if layout != ROWS else {},
+                gives={node.name: layout} if layout != ROWS else {},
+                facts=ResizeLowering(x.dtype, parts, device.units),
+            )  # fmt: skip
+
+
+def _instance(dtype: str, run: int) -> Instance:
+    made = ResizeLowering(dtype, ResizeParts(8, 64, (1, 32, 32), run, (False, True, True)), 132)
+    return Instance(f"{dtype}, {run} channels last", lambda device: made.at(64).launches[0])
+
+
+INSTANCES = tuple(
+    _instance(dtype, run) for dtype, run in (("float32", 1), ("float32", 8), ("float16", 8), ("float64", 1))
+)

@@ -1,0 +1,34 @@
+"""Layers that choose numbers of a row: Slice, Gather, Pad, Tile, NearestResize."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
+from onchip.spec.layers import Gather, NearestResize, Pad, Selection, Slice, Tile
+from onchip.spec.recipe import Array
+
+_KINDS = (Slice, Gather, Pad, Tile, NearestResize)
+
+
+@forward_of(*_KINDS)
+def select(layer: Selection, xs: Arrays, w: Weights) -> Array:
+    (x,) = xs
+    for axis, places in enumerate(layer.places(x.shape[1:]), start=1):
+        if places is not None:
+            x = np.take(x, places, axis)
+            np.moveaxis(x, axis, 0)[places < 0] = layer.fill
+    return x
+
+
+@backward_of(*_KINDS)
+def select_back(layer: Selection, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    """Where a number was chosen several times, the sum."""
+    (x,) = xs
+    for axis, places in enumerate(layer.places(x.shape[1:]), start=1):
+        if places is not None:
+            moved = np.moveaxis(dy, axis, 0)
+            dx = np.zeros((x.shape[axis], *moved.shape[1:]), dy.dtype)
+            np.add.at(dx, places[places >= 0], moved[places >= 0])
+            dy = np.moveaxis(dx, 0, axis)
+    return (dy,), {}

@@ -1,0 +1,130 @@
+"""Choices and resizes along the axes of rows, as the kernels of every device make them: by tables of places."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onchip.plan.layout import CHANNELS_LAST, has_channels
+from onchip.spec.layers import LinearResize, Selection
+from onchip.spec.layers.resize import MOST_RESIZED, Taps
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array
+from onchip.spec.types import TensorType
+
+AXES = MOST_RESIZED  # that have tables
+
+
+@dataclass(frozen=True)
+class Tables:
+    """A choice of rows of x as (outer, x_row), rows of y as (outer, n1, n2, n3, run)."""
+
+    outer: int
+    x_row: int  # numbers, as all sizes here
+    places: tuple[Array, ...]  # of n1, n2 and n3, in numbers of x
+    run: int
+
+
+def tables_of(row_shape: Sequence[int], chosen: Sequence[Array | None]) -> Tables:
+    """Of rows of this shape, chosen from along every axis."""
+    axes = list(zip(row_shape, chosen, strict=True))
+    run, outer = 1, 1
+    while axes and axes[-1][1] is None:
+        run *= axes.pop()[0]
+    while axes and axes[0][1] is None:
+        outer *= axes.pop(0)[0]
+    x_row = run
+    places: list[Array] = []
+    for n, given in reversed(axes):
+        at = np.arange(n) if given is None else given
+        if not places:
+            block = _block(n, at)
+            run, at = run * block, at[::block]
+        places.insert(0, np.where(at < 0, -1, at * x_row))
+        x_row *= n
+    while len(places) > AXES:
+        first, second = places[0][:, None], places[1]
+        places[:2] = [np.where((first < 0) | (second < 0), -1, first + second).reshape(-1)]
+    return Tables(outer, x_row, (*[np.zeros(1, np.int64)] * (AXES - len(places)), *places), run)
+
+
+def _block(n: int, at: Array) -> int:
+    """How many neighbours of the n stay together, and begin at a multiple of as many."""
+    for block in (16, 8, 4, 2):
+        if n % block == 0 and len(at) % block == 0 and len(at):
+            parts = at.reshape(-1, block)
+            follow = parts == parts[:, :1] + np.arange(block)
+            if np.all((parts < 0).all(axis=1) | (follow.all(axis=1) & (parts[:, 0] % block == 0))):
+                return block
+    return 1
+
+
+def tables_for(layer: Selection, row_shape: tuple[int, ...], layout: str) -> Tables:
+    chosen = layer.places(row_shape)
+    if layout == CHANNELS_LAST:
+        row_shape, chosen = (*row_shape[1:], row_shape[0]), (*chosen[1:], chosen[0])
+    return tables_of(row_shape, chosen)
+
+
+def may_turn(net: Network, node: Node) -> bool:
+    """Whether its values may lie with channels last: none of them is at the network's own ends, which lie in rows."""
+    (value,) = node.inputs
+    inside = value not in net.inputs and bool(net.readers(node.name))
+    return inside and has_channels(net.types[value]) and has_channels(net.types[node.name])
+
+
+# -- linear resizes --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ResizeParts:
+    """Rows of x as (outer, x_row), of y as (outer, n1, n2, n3, run)."""
+
+    outer: int
+    x_row: int
+    sizes: tuple[int, int, int]
+    run: int
+    is_resized: tuple[bool, bool, bool]
+
+
+def resize_parts(layer: LinearResize, x: TensorType, layout: str) -> ResizeParts | None:
+    """None where, with channels last, too many axes lie between the first that is resized and the last."""
+    taps, row, made = _lying(layer, x.row_shape, layout)
+    first, end = _resized(taps)
+    if end - first > AXES:
+        return None
+    missing = AXES - (end - first)
+    n1, n2, n3 = (1,) * missing + made[first:end]
+    f1, f2, f3 = (False,) * missing + tuple(given is not None for given in taps[first:end])
+    return ResizeParts(math.prod(row[:first]), math.prod(row[first:]), (n1, n2, n3), math.prod(row[end:]), (f1, f2, f3))
+
+
+def axis_taps(layer: LinearResize, row_shape: tuple[int, ...], layout: str) -> list[tuple[Taps, int]]:
+    """Of the three axes that have tables, and how far apart neighbours along each lie in x."""
+    taps, row, _ = _lying(layer, row_shape, layout)
+    first, end = _resized(taps)
+    found = []
+    for axis in range(first, end):
+        same = np.arange(row[axis])
+        found.append((taps[axis] or Taps(same, same, np.zeros(row[axis])), math.prod(row[axis + 1 :])))
+    none = np.zeros(1, np.int64)
+    return [(Taps(none, none, np.zeros(1)), 0)] * (AXES - len(found)) + found
+
+
+def _resized(taps: Sequence[Taps | None]) -> tuple[int, int]:
+    """The first axis that is resized, and the one behind the last."""
+    found = [axis for axis, given in enumerate(taps) if given is not None] or [len(taps) - 1]
+    return found[0], found[-1] + 1
+
+
+def _lying(
+    layer: LinearResize, row_shape: tuple[int, ...], layout: str
+) -> tuple[tuple[Taps | None, ...], tuple[int, ...], tuple[int, ...]]:
+    """Taps, sizes of x and sizes of y, of each axis of a row as it lies."""
+    taps, made = layer.taps(row_shape), layer.sizes
+    if layout == CHANNELS_LAST:
+        return (*taps[1:], taps[0]), (*row_shape[1:], row_shape[0]), (*made[1:], made[0])
+    return taps, row_shape, made

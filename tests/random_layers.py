@@ -504,6 +504,9 @@ def _reshape(grow: Growing, kind: type[Layer]) -> None:
 
 def _recurrent(grow: Growing, kind: type[Layer]) -> None:
     value = grow.some(lambda v: grow.is_float(v) and len(grow.row(v)) >= 2 and grow.row(v)[-1] % kind.gates == 0)
+    if value is None:  # then behind the product that a network has there
+        value = grow.some_float(2, 3)
+        value = None if value is None else grow.linear(value, kind.gates * grow.pick((1, 2, 3)))
     if value is None:
         return
     gates, output = kind.gates, grow.pick(("sequence", "last", "cell") if kind is LSTM else ("sequence", "last"))

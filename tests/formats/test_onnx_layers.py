@@ -172,7 +172,9 @@ def selections(draw, kind):
         assume(len(steps) > 1 or steps == {0})  # evenly apart, it is read as a Slice
         layer = layers.Gather(axis, tuple(indices))
     elif kind == "Tile":
-        layer = layers.Tile(tuple(draw(st.integers(1, 3)) for _ in row))
+        repeats = tuple(draw(st.integers(1, 3)) for _ in row)
+        assume(max(repeats) > 1)  # else nothing is read back
+        layer = layers.Tile(repeats)
     else:
         mode = draw(st.sampled_from(["constant", "reflect", "edge", "wrap"]))
         most = min(row) - 1 if mode in ("reflect", "wrap") else 3  # as much as ONNX Runtime does

@@ -130,11 +130,11 @@ def test_a_hidden_value_that_is_an_output_is_cast_by_itself():
     assert plan.groups[1].claim.price.row_bytes == 9 * (4 + 2)
 
 
-def test_ten_thousand_layers_are_planned_in_a_second():
+def test_ten_thousand_layers_are_planned_in_seconds():
     net = sequential(TensorType(("B", 4)), [(f"r{i}", (Tanh(), Cast("float32"))[i % 2]) for i in range(10_000)], {})
-    start = time.perf_counter()
+    start = time.process_time()
     plan = planned(net, kernels=(Pointwise(),))
-    assert time.perf_counter() - start < 5  # a second on a machine that does nothing else
+    assert time.process_time() - start < 5  # two seconds on a machine that does nothing else
     assert sum(len(group.claim.nodes) for group in plan.groups) == len(plan.network.nodes)
 
 

@@ -28,6 +28,8 @@ from onchip.spec.layers import (
     LSTM,
     RNN,
     Add,
+    ArgMax,
+    ArgMin,
     AvgPool2d,
     Cast,
     Concat,
@@ -41,6 +43,7 @@ from onchip.spec.layers import (
     GroupNorm,
     LayerNorm,
     LinearResize,
+    MatMul,
     MaxPool2d,
     Mul,
     Pad,
@@ -128,6 +131,12 @@ GENERAL = {  # kernels with sizes at run time
         ],
         {"l.weight": weight(6, 7, 5), "g.bias": weight(6)},
     ),
+    "long norms": sequential(TensorType(("B", 8200)), [("l", LayerNorm(1))], {}),
+    "products of values": Network(
+        {"a": TensorType(("B", 5, 7)), "b": TensorType(("B", 7, 6))}, (Node("y", MatMul(), ("a", "b")),), ("y",), {}
+    ),
+    "places in rows": sequential(TensorType(("B", 100)), [("a", ArgMax(1))], {}),
+    "places in columns": sequential(TensorType(("B", 9, 40)), [("a", ArgMin(1))], {}),
     "convolutions of float64": sequential(
         TensorType(("B", 12, 9, 8), "float64"), [("c", Conv2d())], {"c.weight": weight(20, 12, 3, 3)}
     ),

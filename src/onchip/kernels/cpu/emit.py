@@ -49,6 +49,11 @@ def splat(b: Any, number: Any, lanes: int = LANES) -> Any:
     return b.shuffle_vector(one, undefined, ir.Constant(ir.VectorType(INT32, lanes), [0] * lanes))
 
 
+def splat_lane(b: Any, vector: Any, lane: int) -> Any:
+    """One number of a vector in every lane."""
+    return b.shuffle_vector(vector, vector, ir.Constant(LANE_NUMBERS, [lane] * LANES))
+
+
 def multiply_add(b: Any, x: Any, y: Any, z: Any) -> Any:
     """x * y + z, rounded once where the machine can."""
     if not HAS_FMA:

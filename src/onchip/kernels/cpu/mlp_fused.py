@@ -36,8 +36,9 @@ from onchip.spec.recipe import Array, Recipe, recipe_op
 MAX_TILE_ROWS = 64  # past this the tile outgrows L1 and gains nothing (bench decode)
 FAR_TILE_ROWS = 256  # where L2 does not hold the weights and every tile fetches them again
 _SPLIT_BYTES = 256 << 10  # weights from which on splitting a layer's columns pays for waiting behind each layer
+SHARED_ROWS = 32  # of a thread: with fewer, threads share columns, and each fetches only their weights
 THREAD_WEIGHTS = 50_000  # multiply-adds: to call another thread for fewer takes longer than they do
-_WAKE_BYTES = 64 << 10  # of a layer: with fewer it is done before the others are awake
+_WAKE_BYTES = 32 << 10  # of a layer: with fewer it is done before the others are awake
 _ZERO, _NO_FLOOR = np.float32(0), np.float32(-np.inf)
 _COLUMNS = 5  # of the table that layer_table makes
 
@@ -144,7 +145,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
     threads = max(1, min(threads, B * net[_ROW_WEIGHTS] // THREAD_WEIGHTS))
     share = (B + threads - 1) // threads  # small batches: a tile for each thread rather than one full tile
     tile_rows = min(net[_MOST_ROWS], (share + ROWS_NARROW - 1) // ROWS_NARROW * ROWS_NARROW)
-    if net[_IS_HEAVY] and threads > 1 and net[_MOST_ROWS] >= B:
+    if net[_IS_HEAVY] and threads > 1 and share < SHARED_ROWS:
         _forward_few(x, B, y, net, threads)
     else:
         run_pieces(_tile, (x, B, y, net, tile_rows), (B + tile_rows - 1) // tile_rows, threads)

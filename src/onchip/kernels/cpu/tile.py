@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -103,6 +104,9 @@ def _emit_tile(b: Any, args: Any, rows: int, vecs: int) -> None:
     a, a_row, a_k, w, w_k, init, init_row, out, out_row, H, a_h, K, floor = args[:13]
     tile = [(r, v) for r in range(rows) for v in range(vecs)]
     whole = b.and_(K, emit.INT(-UNROLL))
+    # Vectors of four: a turn's numbers of a row are one load, and ARM multiplies by a lane of it. To broadcast each
+    # would take an instruction more, and its address another; wider vectors are broadcast as they are multiplied.
+    is_one_load = LANES == UNROLL and isinstance(a_k, ir.Constant) and a_k.constant == 4
 
     def line(h: Any, sums: list[Any]) -> list[Any]:
         """The sums with the terms of one h; k goes UNROLL steps a turn, then one by one."""
@@ -111,12 +115,18 @@ def _emit_tile(b: Any, args: Any, rows: int, vecs: int) -> None:
 
         def steps(count: int) -> Callable[[Any, list[Any]], list[Any]]:
             def turn(k: Any, sums: list[Any]) -> list[Any]:
+                given = []
+                if is_one_load and count == UNROLL:
+                    given = [emit.load(b, b.add(at, b.mul(k, a_k)), emit.VECTOR) for at in a_rows]
                 for u in range(count):
                     step = b.add(k, emit.INT(u))
                     w_at, along = b.add(w_line, b.mul(step, w_k)), b.mul(step, a_k)
                     columns = [emit.load(b, b.add(w_at, emit.INT(v * VECTOR_BYTES)), emit.VECTOR) for v in range(vecs)]
                     for r in range(rows):
-                        number = emit.splat(b, emit.load(b, b.add(a_rows[r], along), emit.FLOAT))
+                        if given:
+                            number = emit.splat_lane(b, given[r], u)
+                        else:
+                            number = emit.splat(b, emit.load(b, b.add(a_rows[r], along), emit.FLOAT))
                         for v in range(vecs):
                             sums[r * vecs + v] = emit.multiply_add(b, number, columns[v], sums[r * vecs + v])
                 return sums

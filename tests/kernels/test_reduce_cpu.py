@@ -31,3 +31,11 @@ def test_reductions(kind):
             naive = reference.forward(net, x, "float32")
         finite = np.isfinite(naive)
         np.testing.assert_array_equal(engine(x)[~finite], naive[~finite])
+
+
+def test_columns_that_threads_sum_up_have_the_same_bits():
+    net = sequential(TensorType(("B", 64, 33)), [("y", GlobalMean((1,)))], {})
+    x = np.random.default_rng(0).standard_normal((400, 64, 33)).astype(np.float32)
+    alone, shared = onchip.compile(net, "cpu", threads=1)(x), onchip.compile(net, "cpu")
+    for _ in range(20):
+        np.testing.assert_array_equal(shared(x), alone)

@@ -30,7 +30,7 @@ from onchip.spec.types import BATCH, Dim, numpy_dtype
 
 # A constant a compared with n: whether that says inside or outside, for windows that end at a + this.
 _COMPARES = {"LessOrEqual": (True, 0), "Less": (True, 1), "Greater": (False, 0), "GreaterOrEqual": (False, 1)}
-_TURNED = {"LessOrEqual": "GreaterOrEqual", "GreaterOrEqual": "LessOrEqual", "Less": "Greater", "Greater": "Less"}
+MIRRORED = {"LessOrEqual": "GreaterOrEqual", "GreaterOrEqual": "LessOrEqual", "Less": "Greater", "Greater": "Less"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def begins_mask(graph: GraphReader, op: Op) -> bool:
     if at is None or found is None:
         return False
     lengths, added = found
-    is_inside, more = _COMPARES[_TURNED[op.kind] if at else op.kind]
+    is_inside, more = _COMPARES[MIRRORED[op.kind] if at else op.kind]
     array, shape = graph.constant(op, at), graph.shape(_compared(graph, op, 1 - at))
     ends = [int(place) - added + more for place in array.reshape(-1)]
     window, stride = ends[0] if ends else 0, ends[1] - ends[0] if len(ends) > 1 else 1

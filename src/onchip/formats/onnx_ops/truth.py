@@ -13,14 +13,13 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
-from onchip.formats.onnx_ops.lengths import begins_mask, turns_mask
+from onchip.formats.onnx_ops.lengths import MIRRORED, begins_mask, turns_mask
 from onchip.formats.onnx_tensors import ELEMENT_DTYPES
 from onchip.spec.layers import Add, Cast, Clip, Mul
 from onchip.spec.reading import show
 
 # x > k is that of x - k; of the others, what is added to it first, and whether all is turned round.
 _ORDERS = {"Greater": (0, False), "GreaterOrEqual": (1, False), "LessOrEqual": (0, True), "Less": (1, True)}
-_MIRRORED = {"Greater": "Less", "Less": "Greater", "GreaterOrEqual": "LessOrEqual", "LessOrEqual": "GreaterOrEqual"}
 _SEEN = ("Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose")
 
 
@@ -38,7 +37,7 @@ def read_comparison(graph: GraphReader, op: Op) -> None:
         return
     is_mirrored = graph.is_constant(op, 0)
     x, number = graph.value(op, int(is_mirrored)), graph.constant(op, int(not is_mirrored))
-    kind = _MIRRORED.get(op.kind, op.kind) if is_mirrored else op.kind
+    kind = MIRRORED.get(op.kind, op.kind) if is_mirrored else op.kind
     if graph.types[x].dtype not in ("int32", "int64") or number.size != 1:
         got = f"{graph.types[x]} and {number.dtype.name} {number.shape}"
         raise FormatError(

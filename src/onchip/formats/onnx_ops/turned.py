@@ -17,7 +17,8 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
-from onchip.spec.layers import Concat, Linear, Permute, Reshape
+from onchip.formats.onnx_ops.select import split_ranges
+from onchip.spec.layers import Concat, Linear, Permute, Reshape, Slice
 from onchip.spec.layers.recurrent import Recurrent
 from onchip.spec.reading import MAX_RANK, show
 from onchip.spec.types import BATCH, Dim
@@ -239,6 +240,29 @@ def _chosen(graph: GraphReader, op: Op, given: Turned, axis: int, place: int) ->
     return Turned(chosen, (*given.shape[:along], *given.shape[along + 1 :]), left)
 
 
+def _split(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
+    """A Slice for each output, along one axis; as q, k, v = qkv.permute(2, 0, 3, 1, 4) has it."""
+    rank, axis = len(given.axes), op.attribute("axis", 0)
+    if not -rank <= axis < rank or len(given.axes[axis]) != 1 or given.axes[axis] == (0,) or given.axes[0] == (0,):
+        return None
+    (along,) = given.axes[axis]
+    x = given.in_order(graph, op, given.in_place)
+    made = []
+    for places in split_ranges(graph, op, int(given.shape[along])):
+        ranges = [range(int(d)) for d in given.shape[1:]]
+        ranges[along - 1] = places
+        layer = Slice(tuple(r.start for r in ranges), tuple(map(len, ranges)), (1,) * len(ranges))
+        part, shape, axes = graph.add_step(op, layer, (x,)), list(given.shape), given.axes
+        shape[along] = len(places)
+        if len(places) == 1:
+            del shape[along]
+            axes = tuple(tuple(a - (a > along) for a in each if a != along) for each in axes)
+        made.append(Turned(part, tuple(shape), axes))
+    for output, other in enumerate(made[1:], start=1):
+        graph.begin(op, other, output)
+    return made[0]
+
+
 def last_step(graph: GraphReader, op: Op, x: str) -> str | None:
     """What the last step alone of a recurrent layer makes that is walked forward; None if x is something else."""
     node = graph.nodes.get(x)
@@ -301,6 +325,7 @@ _HANDLERS: dict[str, Callable[[GraphReader, Op, Turned], Turned | None]] = {
     "Unsqueeze": _unsqueeze,
     "Reshape": _reshape,
     "Gather": _gather,
+    "Split": _split,
     "Concat": _concat,
     "Gemm": _product,
     "MatMul": _product,

@@ -196,6 +196,24 @@ def test_imported():
     ]
 
 
+def test_torch_exports_its_own_encoder(tmp_path):
+    """Which it runs as one operator that ONNX does not have."""
+    torch = pytest.importorskip("torch")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from onchip.bench.torch_models import Model, ids
+    from onchip.bench.torch_sequences import TextTransformer
+
+    model = Model("encoder", lambda: TextTransformer(11, 4, 8, 2, 3), (ids(4, 11),))
+    what = imported.subject(torch, model)
+    with peers.explained("the export"):
+        what.write_onnx(tmp_path / "encoder.onnx")
+    assert torch.backends.mha.get_fastpath_enabled()
+    session = onnxruntime.InferenceSession(tmp_path / "encoder.onnx", providers=["CPUExecutionProvider"])
+    (x,) = model.inputs(5)
+    (y,) = session.run(None, {"x": x})
+    np.testing.assert_allclose(y, reference.forward(what.net, x), atol=1e-5)
+
+
 def test_imported_on_a_gpu():
     torch = pytest.importorskip("torch")
     jobs = imported.gpu_jobs(torch, small_models(), (1, 70))

@@ -25,6 +25,7 @@ from onchip.bench.peers import need
 from onchip.bench.stage import TorchStage
 from onchip.bench.torch_network import torch_module
 from onchip.bench.triton_search import RETRIED, Search, best_settings
+from onchip.plan.rewrites import fold_batchnorm
 from onchip.spec.network import Network
 from onchip.spec.types import numpy_dtype
 
@@ -79,10 +80,9 @@ def torch_call(task: GpuTask, stage: TorchStage, module: Any = None, **options: 
 
 
 def torch_calls(task: GpuTask, stage: TorchStage) -> dict[str, Call]:
-    """By name: layer by layer, where batch norms may have become one with convolutions, and the module as it was
-    written, with attention and recurrent layers of torch's own; of images, with their channels behind, too, into which
-    order every call brings the rows."""
-    modules = {"": torch_module(task.net)}
+    """By name: layer by layer, batch norms as one with convolutions, and the module as it was written, with attention
+    of torch's own; of images, with their channels behind, too, into which order every call brings the rows."""
+    modules = {"": torch_module(without_norms(task.net))}
     if task.module is not None:
         modules["as written"] = task.module()
     made: dict[str, Call] = {}
@@ -93,6 +93,11 @@ def torch_calls(task: GpuTask, stage: TorchStage) -> dict[str, Call]:
             turned = torch_call(task, stage, copy.deepcopy(module), memory_format=last)
             made[", ".join(filter(None, [name, "channels last"]))] = functools.partial(_channels_last, turned, last)
     return made
+
+
+def without_norms(net: Network) -> Network:
+    """With batch norms folded into products, as tools around torch and JAX do it for inference."""
+    return fold_batchnorm(net)[0]
 
 
 def _channels_last(call: Call, last: Any, x: Any, *more: Any) -> Any:
@@ -223,7 +228,7 @@ def jax_jit(allowance: Allowance, task: GpuTask, stage: TorchStage, least_rows: 
     jax = load_jax()
     kind, given = numpy_dtype(COMPUTE[task.precision]), numpy_dtype(task.io)
     exact = jax.lax.Precision.HIGHEST if task.precision == "fp32" else jax.lax.Precision.DEFAULT
-    forward, weights = jax_function(jax, task.net, COMPUTE[task.precision], exact)
+    forward, weights = jax_function(jax, without_norms(task.net), COMPUTE[task.precision], exact)
     are_ids = [not x.is_floating_point() for x in task.inputs]
 
     def whole(xs: Any, weights: Any) -> Any:

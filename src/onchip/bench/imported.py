@@ -112,8 +112,11 @@ def subject(torch: Any, model: Model) -> Subject:
     names = ["x", *(f"x{i}" for i in range(1, len(example)))]
 
     def export(path: Path) -> None:
-        """By torch's own exporter, the one that needs no other package."""
+        """By torch's own exporter, the one that needs no other package; it knows no encoder layer in one operator."""
+        was_fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
         torch.onnx.export(module, example, str(path), input_names=names, output_names=["y"], dynamo=False,
                           dynamic_axes={name: {0: "B"} for name in (*names, "y")})  # fmt: skip
+        torch.backends.mha.set_fastpath_enabled(was_fused)
 
     return Subject(load(module, example), lambda: module, export)

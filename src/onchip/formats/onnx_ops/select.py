@@ -66,7 +66,14 @@ def add_ranges(graph: GraphReader, op: Op, x: str, ranges: list[range], output: 
 
 @reads("Split")
 def read_split(graph: GraphReader, op: Op) -> None:
-    """A Slice for each output."""
+    """A Slice for each output; a constant is split here and now."""
+    if graph.is_constant(op, 0):
+        array, axis = graph.constant(op, 0), op.attribute("axis", 0)
+        graph.spend(op, array.size)
+        for name, places in zip(op.outputs, split_ranges(graph, op, array.shape[axis]), strict=True):
+            part = Op(op.kind, op.name, op.inputs, (name,), op.attributes)
+            graph.add_constant(part, np.take(array, places, axis))
+        return
     x = graph.value(op)
     at = row_axis_of(graph, op, x, op.attribute("axis", 0))
     for output, places in enumerate(split_ranges(graph, op, graph.types[x].row_shape[at])):

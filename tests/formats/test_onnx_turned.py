@@ -62,6 +62,7 @@ def test_parts_in_front_of_the_batch(tmp_path, sizes):
 
 
 UNFINISHED = {
+    "more rows than the batch has": ([op("Reshape", "x flat")], "puts the batch first again"),
     "steps": ([STEPS_FIRST, op("Relu", "t")], "puts the batch first again"),
     "joined": ([STEPS_FIRST, op("Reshape", "t flat")], "puts the batch first again"),
     "softmax": ([STEPS_FIRST, op("Softmax", "t", axis=0)], "cannot follow"),

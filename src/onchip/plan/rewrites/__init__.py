@@ -24,9 +24,11 @@ from onchip.plan.rewrites.row_norm import fold_scales
 from onchip.spec.network import Network
 
 __all__ = [
-    "REWRITES", "absorb_permutes", "activate_phases", "drop_idle", "drop_stretches", "drop_unread",
-    "fold_batchnorm", "fold_embeddings", "fold_scales", "make_channels_last", "merge_convs", "merge_linears",
-    "multiply_windows", "narrow_values", "rewrite", "split_phases",
+    "REWRITES", "absorb_permutes", "activate_phases", "drop_idle", "drop_stretches", "drop_unread", "fold_batchnorm",
+    "fold_embeddings",
+    "fold_scales",
+    "make_channels_last", "merge_convs", "merge_linears", "multiply_windows", "narrow_values", "rewrite",
+    "split_phases",
 ]  # fmt: skip
 
 # In this order, round after round; the name is what a user says to leave one out, "" is for those that nobody would.

@@ -9,11 +9,13 @@ from layer_cases import random_inputs
 from onchip.bench import peers
 from onchip.bench.frame import UnavailableError
 from onchip.bench.inference import Task
+from onchip.bench.torch_network import FORMS
 from onchip.kernels import reference
 from onchip.measure.truth import Truth
 from onchip.runtime.check import DTYPE_ULP
 from onchip.spec.layers import (
     GRU,
+    LAYERS,
     LSTM,
     RNN,
     Add,
@@ -143,6 +145,10 @@ def test_a_peer_that_is_not_installed(monkeypatch):
 # -- networks as torch modules -----------------------------------------------------------------------------
 
 NO_TORCH = (TokenConv,)  # only a rewrite makes it, and peers get networks as they were before
+
+
+def test_all_others_are_written():
+    assert {kind for kind in LAYERS.values() if kind not in FORMS} == set(NO_TORCH)
 
 
 @pytest.mark.parametrize("case", LAYER_CASES, ids=str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.kernels import reference
-from onchip.measure.truth import Truth
+from onchip.measure.truth import Rows, Truth, as_inputs
 from onchip.runtime.check import with_rounded_tables
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
@@ -44,7 +44,8 @@ class Truths:
     def __init__(self) -> None:
         self._known: dict[bytes, dict[str, Truth]] = {}
 
-    def __call__(self, net: Network, x: Array, dtype: str) -> Truth:
+    def __call__(self, net: Network, rows: Rows, dtype: str) -> Truth:
+        (x,) = as_inputs(rows)
         of_rows = self._known.setdefault(x.tobytes(), {})
         if dtype not in of_rows:
             known = next(iter(of_rows.values()), None)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from onchip.plan.rewrites.batchnorm import fold_batchnorm
 from onchip.plan.rewrites.channels_last import make_channels_last
 from onchip.plan.rewrites.convs import merge_convs
-from onchip.plan.rewrites.drop import drop_idle, drop_unread
+from onchip.plan.rewrites.drop import drop_idle, drop_stretches, drop_unread
 from onchip.plan.rewrites.edit import Told
 from onchip.plan.rewrites.embedding import fold_embeddings
 from onchip.plan.rewrites.linear import absorb_permutes, merge_linears
@@ -24,7 +24,8 @@ from onchip.plan.rewrites.row_norm import fold_scales
 from onchip.spec.network import Network
 
 __all__ = [
-    "REWRITES", "absorb_permutes", "activate_phases", "drop_idle", "drop_unread", "fold_batchnorm", "fold_embeddings",
+    "REWRITES", "absorb_permutes", "activate_phases", "drop_idle", "drop_stretches", "drop_unread", "fold_batchnorm",
+    "fold_embeddings",
     "fold_scales",
     "make_channels_last", "merge_convs", "merge_linears", "multiply_windows", "narrow_values", "rewrite",
     "split_phases",
@@ -34,6 +35,7 @@ __all__ = [
 REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
     ("", drop_unread),
     ("", drop_idle),
+    ("", drop_stretches),
     ("fold", fold_batchnorm),
     ("", fold_scales),
     ("windows", multiply_windows),

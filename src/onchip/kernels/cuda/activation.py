@@ -20,6 +20,5 @@ def cpp_name(layer: Elementwise | None) -> str:
 
 def act_name(layer: Elementwise | None) -> str:
     """How product.cuh applies it to many sums of a thread: a longer one compiled in, others as the launch tells."""
-    row = None if layer is None else operation_of(layer)
-    is_short = layer is None or row is None or layer.flop_each <= 2 or bool(row.told(layer))
+    is_short = layer is None or layer.flop_each <= 4
     return "Activation" if is_short else f"Always<{cpp_name(layer)}>"

@@ -1,6 +1,7 @@
 """CUDA's kernels, in the order in which the planner asks them. Nothing here needs a GPU."""
 
 from onchip.kernels.cuda.argument import ArgumentAlone
+from onchip.kernels.cuda.attention import AttentionFused
 from onchip.kernels.cuda.conv import ConvAlone
 from onchip.kernels.cuda.conv_first import ConvFirst
 from onchip.kernels.cuda.conv_last import ConvLast
@@ -39,6 +40,6 @@ KERNELS: tuple[Kernel, ...] = (
     View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductMma(), ProductAlone(),
     DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(),
     WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(), ProductGather(), Gather(),
-    RecurrentAlone(), MatMulAlone(), ArgumentAlone(),
+    RecurrentAlone(), AttentionFused(), MatMulAlone(), ArgumentAlone(),
     NormAlone(), SelectAlone(), ResizeAlone(),
 )  # fmt: skip

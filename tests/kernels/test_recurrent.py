@@ -107,7 +107,7 @@ EMULATED = {
     "cell": (LSTM("reverse", "cell"), 2, 5, "float32", False),
     "lstm, float64": (LSTM(output="last"), 2, 9, "float64", True),
     "gru": (GRU("bidirectional"), 3, 33, "bfloat16", True),
-    "gru, reset first": (GRU(reset_after=False), 3, 40, "float32", True),
+    "gru, reset first": (GRU("bidirectional", reset_after=False), 3, 41, "float32", True),
     "rnn": (RNN(), 2, 300, "float32", False),
     "relu": (RNN("reverse", "last", "relu"), 3, 31, "float16", False),
 }

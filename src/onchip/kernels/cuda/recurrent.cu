@@ -10,8 +10,8 @@
 // Order   A gate's sum runs over the units in order, in parts of CHUNK that are added in order, then the input's part is
 //         added: the same whatever ROWS is.
 // Layout  x (N, S, D, G, H), states before the first step (N, D, H) or none, y (N, S, D, H) or, of the last step,
-//         (N, D, H). R (D, H from, H to, G); of GruBefore z and r (D, H, H, 2), then n (H, H) in each direction. Gates are
-//         in the order of spec/layers/recurrent.py.
+//         (N, D, H). R (D, H from, H to, G); of GruBefore z and r (D, H, H, 2), then n (D, H, H). Gates are in the order of
+//         spec/layers/recurrent.py.
 // Shared  2 H * sequences of the block for the states, and H * sequences for cells or for z.
 // Limits  Sizes are run-time values; float32, float16, bfloat16 in float32, float64; states of one sequence at least must
 //         fit: H up to 19,370 with 227 KB, half of that in float64; sm_80 up.
@@ -98,7 +98,9 @@ __global__ void __launch_bounds__(THREADS)
     const long long x_step = static_cast<long long>(D) * G * H;
     const bool goes_back = backwards || d == 1;
     x += (begin * S * D + d) * G * H;
-    R += static_cast<long long>(d) * G * H * H;
+    const long long square = static_cast<long long>(H) * H;
+    const W* const late = R + (TOGETHER * D + d) * square;  // n of a GruBefore
+    R += d * TOGETHER * square;
 
     for (int u = lane; u < H; u += lanes)
         for (int r = 0; r < ROWS; ++r) {
@@ -150,7 +152,7 @@ __global__ void __launch_bounds__(THREADS)
         if constexpr (RESETS_FIRST) {  // n, of r h; a thread alone reads and writes its units' states
             for (int u = lane; u < H; u += lanes) {
                 alignas(16) W total[1][ROWS];
-                add_units(total, R + 2LL * H * H, next + mine, H, u, stride);
+                add_units(total, late, next + mine, H, u, stride);
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
                     const W v = r < left ? load_wide(given + r * S * x_step + 2 * H + u) : W(0);

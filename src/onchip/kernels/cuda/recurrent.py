@@ -125,7 +125,7 @@ class RecurrentAlone:
             return
         wide = "float64" if x.dtype == "float64" else "float32"
         late = H if lowering.cell == "GruBefore" else 0
-        recipes = {"recurrence": Recipe.of(turned_gates, (name,), (D, width * H), wide, late=late)}
+        recipes = {"recurrence": Recipe.of(turned_gates, (name,), (D * width * H,), wide, late=late)}
         if "bias" in node.weights:
             recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (D, H), wide)
         step_us = STEP_US + width * H * DTYPE_BYTES[wide] / READ_BYTES_US
@@ -152,10 +152,10 @@ def _cell(layer: Recurrent) -> str:
 
 @recipe_op
 def turned_gates(recurrence: Array, late: int) -> Array:
-    """(D, G * H, H) -> (D, G * H * H): from unit, to unit, gate; the last `late` of G * H behind the others."""
+    """(D, G * H, H) -> (D * G * H * H,): from unit, to unit, gate; the last `late` of G * H behind all others."""
     D, width, H = recurrence.shape
     parts = [recurrence[:, : width - late], recurrence[:, width - late :]]
-    return np.concatenate([part.reshape(D, -1, H, H).transpose(0, 3, 2, 1).reshape(D, -1) for part in parts], 1)
+    return np.concatenate([part.reshape(D, -1, H, H).transpose(0, 3, 2, 1).ravel() for part in parts])
 
 
 def _instance(cell: str, dtype: str, H: int, B: int) -> Instance:

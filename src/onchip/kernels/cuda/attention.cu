@@ -216,8 +216,8 @@ attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict_
         for (int half = 0; half < 2; ++half) {
             const int mine = first + g + 8 * half, column = n + 4 * w;
             const float share = shares[half];
-            const float four[4] = {evens[2 * half] * share, odds[2 * half] * share, evens[2 * half + 1] * share,
-                                   odds[2 * half + 1] * share};
+            alignas(16) const float four[4] = {evens[2 * half] * share, odds[2 * half] * share,
+                                               evens[2 * half + 1] * share, odds[2 * half + 1] * share};
             T* const to = y + mine * sizes.y.step + column * sizes.y.each;
             if (mine >= sizes.Sq) continue;
             if constexpr (IS_WHOLE) {

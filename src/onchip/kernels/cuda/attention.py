@@ -12,6 +12,7 @@ import numpy as np
 
 from onchip.kernels.cuda.attention_run import Attention, Heads, find_attention
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.norm import stretched
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -128,7 +129,7 @@ def _claim(net: Network, found: Attention, job: Job) -> Claim:
         front = found.front if math.prod(net.weights[found.shift].shape[:-2]) > 1 else (1,)
         shifts = math.prod(front)
         matrix = (found.Sq, found.Sk)
-        recipes["shift"] = Recipe.of(stretched, (found.shift,), (shifts, *matrix), to=(*front, *matrix))
+        recipes["shift"] = Recipe.of(stretched, (found.shift,), (*front, *matrix), to=(*front, *matrix))
     q, k, v = (values.index(view.value) for view in views[:3])
     sizes = (math.prod(found.front), found.Sq, found.Sk, found.D, found.V)
     row_sizes = tuple(net.types[view.value].row_size for view in views)
@@ -154,13 +155,6 @@ def _claim(net: Network, found: Attention, job: Job) -> Claim:
 def product_of(*scales: Array) -> Array:
     """Of weights of one number each: (1,)."""
     return np.asarray(math.prod(float(scale.reshape(())) for scale in scales)).reshape(1)
-
-
-@recipe_op
-def stretched(shift: Array, to: tuple[int, ...]) -> Array:
-    """(..., Sq or 1, Sk or 1) -> (heads, Sq, Sk)"""
-    wide = np.broadcast_to(shift, to)
-    return np.ascontiguousarray(wide.reshape(-1, *to[-2:]))
 
 
 def _instance(precision: str, dtype: str, S: int, D: int, is_whole: bool = True) -> Instance:

@@ -8,6 +8,7 @@ from onchip.kernels.cuda.conv_last import ConvLast
 from onchip.kernels.cuda.conv_wgmma import ConvWgmma
 from onchip.kernels.cuda.depthwise import DepthwiseAlone
 from onchip.kernels.cuda.gather import Gather
+from onchip.kernels.cuda.lookups import Lookups
 from onchip.kernels.cuda.matmul import MatMulAlone
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_pair import MlpPair
@@ -39,7 +40,7 @@ KERNELS: tuple[Kernel, ...] = (
     MlpResident(), MlpTrain(),
     View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductMma(), ProductAlone(),
     DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(),
-    WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(), ProductGather(), Gather(),
-    RecurrentAlone(), AttentionFused(), MatMulAlone(), ArgumentAlone(),
+    WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(), ProductGather(),
+    Lookups(), Gather(), RecurrentAlone(), AttentionFused(), MatMulAlone(), ArgumentAlone(),
     NormAlone(), SelectAlone(), ResizeAlone(),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.cuda.attention_run import Attention, Heads, find_attention
+from onchip.kernels.cuda.attention_run import Attention, find_attention
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.norm import stretched
 from onchip.kernels.cuda.program import (
@@ -29,6 +29,7 @@ from onchip.kernels.cuda.program import (
     Weight,
     in_line,
 )
+from onchip.kernels.cuda.strided import Heads
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.spec.layers import MatMul

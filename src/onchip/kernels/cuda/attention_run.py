@@ -13,21 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.strided import Heads, View
 from onchip.spec.layers import Add, MatMul, Mul, Permute, Reshape, Slice, Softmax
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Matrices of a value: where the first number of a row's first one is, then the way from head to head, along the
-    sequence, and along a head's numbers."""
-
-    value: str
-    first: int
-    head: int
-    step: int
-    each: int
 
 
 @dataclass(frozen=True)
@@ -57,16 +45,16 @@ def find_attention(net: Network, start: int) -> Attention | None:
     product, second, scores = roles
     a, b = net.types[product.inputs[0]].row_shape, net.types[product.inputs[1]].row_shape
     last = net.types[second.name].row_shape
-    views = [_View.of(net, inside, name) for name in (*product.inputs, second.inputs[1])]
+    views = [View.of(net, inside, name) for name in (*product.inputs, second.inputs[1])]
     q, k, v = (
         view.heads(last[:-2], *matrix) for view, matrix in zip(views, ((-2, -1), (-1, -2), (-2, -1)), strict=True)
     )
-    made = np.empty(net.types[second.name].row_size, np.int8).reshape(net.types[nodes[-1].name].row_shape)
+    row = made = np.empty(net.types[nodes[-1].name].row_shape, np.int8)
     if nodes[-1] is not second:  # the Permute backwards: where numbers of the product's matrices go
         layer = nodes[-1].layer
         assert isinstance(layer, Permute)
         made = made.transpose(np.argsort([axis - 1 for axis in layer.axes[1:]]))
-    y = _View(nodes[-1].name, made, made.ctypes.data, made.size).heads(last[:-2], -2, -1)
+    y = View(nodes[-1].name, row, made).heads(last[:-2], -2, -1)
     if q is None or k is None or v is None or y is None:
         return None
     scales = [name for view in views for name in view.scales]
@@ -122,49 +110,3 @@ def _is_scale(net: Network, node: Node) -> bool:
 
 def _is_move(net: Network, node: Node) -> bool:
     return isinstance(node.layer, Reshape | Permute | Slice) or _is_scale(net, node)
-
-
-@dataclass(frozen=True)
-class _View:
-    """A value as moves show it. `seen` has a byte for each number of a row, and strides tell where they lie."""
-
-    value: str
-    seen: Array
-    begin: int  # the address of the value's first number
-    size: int
-    scales: tuple[str, ...] = ()
-
-    @staticmethod
-    def of(net: Network, inside: dict[str, Node], name: str) -> _View:
-        if name not in inside:
-            row = np.empty(net.types[name].row_size, np.int8).reshape(net.types[name].row_shape)
-            return _View(name, row, row.ctypes.data, row.size)
-        node = inside[name]
-        view, layer = _View.of(net, inside, node.inputs[0]), node.layer
-        scales: tuple[str, ...] = ()
-        seen = view.seen
-        if isinstance(layer, Permute):
-            seen = seen.transpose([axis - 1 for axis in layer.axes[1:]])
-        elif isinstance(layer, Slice):
-            places = zip(layer.starts, layer.sizes, layer.steps, strict=True)
-            seen = seen[tuple(_range(start, size, step) for start, size, step in places)]
-        elif isinstance(layer, Reshape):
-            seen = seen.reshape(net.types[name].row_shape)
-        else:
-            scales = (node.weights["constant"],)
-        return _View(view.value, seen, view.begin, view.size, (*view.scales, *scales))
-
-    def heads(self, front: tuple[int, ...], step: int, each: int) -> Heads | None:
-        """Of (*front, S, D), whose axes these are, or (*front, D, S); None where no strides lead there."""
-        stretched = np.broadcast_to(self.seen, (*front, *self.seen.shape[-2:]))
-        flat = stretched.reshape(-1, *stretched.shape[-2:])
-        first = flat.ctypes.data - self.begin
-        if not 0 <= first < self.size or not flat.size:  # NumPy had to copy it
-            return None
-        strides = [0 if size == 1 else stride for size, stride in zip(flat.shape, flat.strides, strict=True)]
-        return Heads(self.value, first, strides[0], strides[step], strides[each])
-
-
-def _range(start: int, size: int, step: int) -> slice:
-    stop = start + size * step
-    return slice(start, None if stop < 0 else stop, step)

@@ -53,9 +53,9 @@ def same(got, want):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_all_kernels_are_in_it(precision):
-    """But for those of which there is a choice: products and convolutions on either cores, scans by the shape; and for
-    those that train, products of two values, attention, several look-ups and places of extremes, which have their own
-    tests."""
+    """But for those of which there is a choice: products and convolutions on either cores, scans and steps by the
+    shape; and for those that train, products of two values, attention, several look-ups and places of extremes, which
+    have their own tests."""
     plan = make_plan(NET, H200, KERNELS, Job(precision))
     files = {program.source.stem for program in programs_of([plan], (7,))}
     assert {
@@ -89,6 +89,7 @@ def test_all_kernels_are_in_it(precision):
         "matmul",
         "attention",
         "lookups",
+        "recurrent",
         "argument",
     }
 

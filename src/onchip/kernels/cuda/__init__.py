@@ -26,6 +26,7 @@ from onchip.kernels.cuda.product_mma import ProductMma
 from onchip.kernels.cuda.product_wgmma import ProductWgmma
 from onchip.kernels.cuda.product_windows import ProductWindows
 from onchip.kernels.cuda.recurrent import RecurrentAlone
+from onchip.kernels.cuda.recurrent_held import RecurrentHeld
 from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.kernels.cuda.resize import ResizeAlone
 from onchip.kernels.cuda.scan import ScanAlone
@@ -41,6 +42,6 @@ KERNELS: tuple[Kernel, ...] = (
     View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductMma(), ProductAlone(),
     DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(),
     WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(), ProductGather(),
-    Lookups(), Gather(), RecurrentAlone(), AttentionFused(), MatMulAlone(), ArgumentAlone(),
+    Lookups(), Gather(), RecurrentHeld(), RecurrentAlone(), AttentionFused(), MatMulAlone(), ArgumentAlone(),
     NormAlone(), SelectAlone(), ResizeAlone(),
 )  # fmt: skip

@@ -24,7 +24,6 @@ HEADER = Path(__file__).parent / "emulated_cuda.h"
 # libraries: shared memory of a kernel that is compiled twice, with other options.
 COMPILE = [
     "g++", "-std=c++20", "-O1", "-ffp-contract=off", "-fno-gnu-unique", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC",
-    "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error",  # a GPU ends there too
 ]  # fmt: skip
 needs_gxx = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("g++") is None,

@@ -40,7 +40,7 @@ SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 ROWS, WARPS = 16, 4  # queries of a warp; warps of a block
 KEYS, WIDTHS = (16, 32, 64, 128), (16, 32, 64)  # that there are instances for
-RATE = 0.3  # of the tensor cores', where operands come from L1; assumed
+RATE = 0.15  # of the tensor cores', where operands come from L1; measured, 4,096 rows of 4 heads of 32 x 16 in fp32
 MOST_BLOCKS = 2**31 - 1
 
 

@@ -159,7 +159,7 @@ def test_few_sequences_on_an_emulated_gpu(monkeypatch, case):
     (claim,) = claims_of(net, "recurrent_held")
     y = run_claim(gpu, net, claim, *xs)
     judge(net, xs, y)
-    together = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=claim.facts.blocks))
+    together = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=2))
     assert together.facts.sequences_for(5) > claim.facts.sequences_for(5) == 1
     assert run_claim(gpu, net, together, *xs).tobytes() == y.tobytes()
     assert claim.facts.at(0).launches == ()
@@ -170,7 +170,9 @@ def test_few_sequences_are_held_and_many_are_not():
     kernels = [make_plan(net, H200, KERNELS, Job(batch=B)).groups[0].claim.kernel for B in (1, 64, 1 << 15)]
     assert kernels == ["recurrent_held", "recurrent_held", "recurrent"]
     (claim,) = claims_of(net, "recurrent_held")
-    assert (claim.facts.blocks, claim.facts.threads_of(4)) == (4, 256)
+    assert [(claim.facts.blocks_for(N), claim.facts.sequences_for(N)) for N in (1, 33, 64, 256)] == [
+        (4, 1), (4, 1), (2, 1), (2, 4),
+    ]  # fmt: skip
     for wide in (RNN(), LSTM()):
         assert claims_of(network(wide, 2, 300), "recurrent_held") == []  # more than registers of a cluster hold
     (answer,) = RecurrentHeld().claims(net, 0, A100, Job())

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from onchip.kernels.chain import end_dtypes, find_chain
 from onchip.kernels.cuda import mlp_tensor
+from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product import activation_words, one_layer, weight_recipes
+from onchip.kernels.cuda.product import one_layer, weight_recipes
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     NOTHING,

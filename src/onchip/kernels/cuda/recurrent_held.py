@@ -32,8 +32,8 @@ WITHOUT_CLUSTERS = ("sm_80", "sm_86", "sm_89")
 TERMS, LEAST_SLICES, MOST_SLICES = 16, 4, 32  # of a lane's sum; lanes of a unit
 THREADS, MOST_THREADS, MOST_BLOCKS = 256, 512, 8  # wanted, and at most, of a block; blocks of a cluster
 MOST_SEQUENCES = {THREADS: 8, MOST_THREADS: 4}  # of a cluster
-# Measured on an H200, LSTM of 128 units: a step of one sequence, and the share of the device's rate of 512 of them.
-STEP_US, RATE = 0.95, 0.22
+# Measured on an H200, LSTM of 128 units: a step of one sequence, and the share of the device's rate of 256 of them.
+STEP_US, RATE = 0.95, 0.3
 
 
 @dataclass(frozen=True)
@@ -41,49 +41,53 @@ class HeldLowering(RecurrentShape):
     """recurrent_held(x, R, bias, first_h, first_c, y, N, S, D, H, units, blocks, backwards, output)"""
 
     units: int  # multiprocessors
+    most_blocks: int  # of a cluster
 
     @property
     def slices(self) -> int:
         """Lanes that share a unit."""
         return max(LEAST_SLICES, 1 << (math.ceil(self.H / TERMS) - 1).bit_length())
 
-    @property
-    def blocks(self) -> int:
-        """Of a cluster: as few as leave a block with so many threads."""
-        return next((n for n in (1, 2, 4) if self.threads_of(n) <= THREADS), MOST_BLOCKS)
-
     def threads_of(self, blocks: int) -> int:
         return math.ceil(math.ceil(self.H / blocks) * self.slices / 32) * 32
 
-    @property
-    def most_threads(self) -> int:
-        return THREADS if self.threads_of(self.blocks) <= THREADS else MOST_THREADS
+    def fitting(self, threads: int) -> list[int]:
+        """The numbers of blocks that leave one with no more threads, and so the recurrence in its registers."""
+        counts = [1 << i for i in range(self.most_blocks.bit_length())] if self.slices <= MOST_SLICES else []
+        return [count for count in counts if self.threads_of(count) <= threads]
 
-    @property
-    def fits(self) -> bool:
-        """Whether its recurrence does, in registers."""
-        return self.slices <= MOST_SLICES and self.threads_of(self.blocks) <= MOST_THREADS
+    def blocks_for(self, N: int) -> int:
+        """Of a cluster: few sequences are done sooner by small blocks, many by few blocks that tell each other less.
+        All make the same bits."""
+        small, large = self.fitting(THREADS), self.fitting(MOST_THREADS)
+        return small[0] if small and N * self.D * small[0] <= self.units else large[0]
 
     def sequences_for(self, N: int) -> int:
         """Of a cluster: one, or as many as let all clusters run at a time, a block on a multiprocessor."""
-        most = min(MOST_SEQUENCES[self.most_threads], self.slices)
-        wanted = math.ceil(N * self.D / max(1, self.units // self.blocks))
+        blocks = self.blocks_for(N)
+        most = min(MOST_SEQUENCES[_most_threads(self.threads_of(blocks))], self.slices)
+        wanted = math.ceil(N * self.D / max(1, self.units // blocks))
         return min(most, 1 << (max(1, wanted) - 1).bit_length())
 
     def at(self, B: int) -> Steps:
         N = B * self.sequences
         if not N:
             return Steps(())
-        NS, blocks = self.sequences_for(N), self.blocks
-        pieces = math.ceil(self.H / (4 * self.slices))
-        sizes = f"{self.slices}, {pieces}, {NS}, {self.most_threads}"
+        NS, blocks = self.sequences_for(N), self.blocks_for(N)
+        threads = self.threads_of(blocks)
+        sizes = f"{self.slices}, {math.ceil(self.H / (4 * self.slices))}, {NS}, {_most_threads(threads)}"
         program = Program(SOURCE, f"recurrent_held<{self.cell}, {NUMBERS[self.dtype]}, {sizes}>")
         grid = math.ceil(N / NS) * self.D * blocks
-        config = LaunchConfig((grid, 1, 1), (self.threads_of(blocks), 1, 1), 0, cluster=blocks)
+        config = LaunchConfig((grid, 1, 1), (threads, 1, 1), 0, cluster=blocks)
         numbers = (UInt32(self.H), UInt32(math.ceil(self.H / blocks)), UInt32(blocks))
         arguments = (*self.arrays, Int64(N), Int64(self.S), UInt32(self.D), *numbers, *self.how)
-        budget = Budget(registers=65536 // self.most_threads, spill_bytes=64)
+        budget = Budget(registers=min(255, 65536 // _most_threads(threads)), spill_bytes=64)
         return Steps((KernelLaunch(program, config, arguments, budget),))
+
+
+def _most_threads(threads: int) -> int:
+    """Of a block, as it is compiled for."""
+    return THREADS if threads <= THREADS else MOST_THREADS
 
 
 class RecurrentHeld:
@@ -99,8 +103,9 @@ class RecurrentHeld:
         shape = RecurrentShape.of(net, node)
         if shape.dtype not in NUMBERS or shape.cell == "GruBefore":
             return
-        lowering = HeldLowering(**vars(shape), units=device.units)
-        if not lowering.fits or (lowering.blocks > 1 and device.arch in WITHOUT_CLUSTERS):
+        most_blocks = 1 if device.arch in WITHOUT_CLUSTERS else MOST_BLOCKS
+        lowering = HeldLowering(**vars(shape), units=device.units, most_blocks=most_blocks)
+        if not lowering.fitting(MOST_THREADS):
             held = f"holds the recurrence of {shape.H:,} units in registers of no cluster of {device.arch}"
             yield Refusal(self.name, node.name, held)
             return
@@ -118,7 +123,9 @@ class RecurrentHeld:
 
 def _instance(cell: str, dtype: str, H: int, B: int) -> Instance:
     def launch(device: Device) -> KernelLaunch:
-        made = HeldLowering(cell, dtype, 1, 64, 1, H, False, "sequence", cell == "GruAfter", (), device.units)
+        made = HeldLowering(
+            cell, dtype, 1, 64, 1, H, False, "sequence", cell == "GruAfter", (), device.units, MOST_BLOCKS
+        )
         return made.at(B).launches[0]
 
     return Instance(f"{cell}, {dtype}, {H} units, {B} sequences", launch)

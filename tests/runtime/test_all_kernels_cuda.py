@@ -87,6 +87,7 @@ def test_all_kernels_are_in_it(precision):
         "mlp_train",
         "mlp_resident",
         "matmul",
+        "matmul_mma",
         "attention",
         "lookups",
         "recurrent",

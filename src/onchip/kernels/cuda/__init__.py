@@ -10,6 +10,7 @@ from onchip.kernels.cuda.depthwise import DepthwiseAlone
 from onchip.kernels.cuda.gather import Gather
 from onchip.kernels.cuda.lookups import Lookups
 from onchip.kernels.cuda.matmul import MatMulAlone
+from onchip.kernels.cuda.matmul_mma import MatMulMma
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_pair import MlpPair
 from onchip.kernels.cuda.mlp_resident import MlpResident
@@ -42,6 +43,6 @@ KERNELS: tuple[Kernel, ...] = (
     View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductMma(), ProductAlone(),
     DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(),
     WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(), ProductGather(),
-    Lookups(), Gather(), RecurrentHeld(), RecurrentAlone(), AttentionFused(), MatMulAlone(), ArgumentAlone(),
-    NormAlone(), SelectAlone(), ResizeAlone(),
+    Lookups(), Gather(), RecurrentHeld(), RecurrentAlone(), AttentionFused(), MatMulMma(), MatMulAlone(),
+    ArgumentAlone(), NormAlone(), SelectAlone(), ResizeAlone(),
 )  # fmt: skip

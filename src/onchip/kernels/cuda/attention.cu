@@ -17,9 +17,9 @@
 // Limits  Sk <= KEYS, D and V <= WIDTH, any Sq; KEYS 16 to 128, WIDTH 16 to 64. IS_WHOLE: D and V are WIDTH, and numbers
 //         lie side by side, four of them aligned. float32, float16 or bfloat16 in memory; sm_80 up.
 #include "activation.cuh"
-#include "tensor_core.cuh"
+#include "mma_words.cuh"
 
-constexpr int ROWS = 16, WARPS = 4, PART_STEPS = 4;
+constexpr int ROWS = 16, WARPS = 4;
 
 __device__ __forceinline__ float below_all() { return __uint_as_float(0xff800000u); }  // minus infinity
 
@@ -35,15 +35,6 @@ struct Sizes {
     Heads q, k, v, y;
 };
 
-template <class P>
-struct Multiplied {
-    using type = P;
-};
-template <>
-struct Multiplied<Fp32> {
-    using type = Tf32;
-};
-
 // N neighbours of a row, of which `left` are there.
 template <int N, bool IS_WHOLE, class T>
 __device__ __forceinline__ void read_several(float (&v)[N], const T* from, long long each, int left) {
@@ -56,42 +47,6 @@ __device__ __forceinline__ void read_several(float (&v)[N], const T* from, long 
     } else {
 #pragma unroll
         for (int i = 0; i < N; ++i) v[i] = i < left ? to_float(from[i * each]) : 0.0f;
-    }
-}
-
-// Words of fragments: numbers as the tensor cores take them, in PARTS where float32 is split.
-template <class P, int N>
-struct Words {
-    static constexpr int PARTS = is_same<P, Fp32> ? 2 : 1;
-    u32 of[PARTS][N];
-
-    // Word i: one number, or two.
-    __device__ __forceinline__ void set(int i, float first, float second = 0.0f) {
-        if constexpr (P::PER_WORD == 2) {
-            of[0][i] = pack<typename P::Number>(first, second);
-        } else {
-            of[0][i] = Tf32::word(first);
-            if constexpr (PARTS == 2) of[1][i] = Tf32::word(first - __uint_as_float(of[0][i]));
-        }
-    }
-};
-
-template <class P>
-__device__ __forceinline__ void multiply(float (&c)[4], const Words<P, 4>& a, const Words<P, 2>& b) {
-    using M = typename Multiplied<P>::type;
-    if constexpr (is_same<P, Fp32>) {
-        mma<M>(c, a.of[1], b.of[0][0], b.of[0][1]);
-        mma<M>(c, a.of[0], b.of[1][0], b.of[1][1]);
-    }
-    mma<M>(c, a.of[0], b.of[0][0], b.of[0][1]);
-}
-
-// Sums of float32 begin anew every PART_STEPS steps: the tensor cores cut off what they do not keep.
-template <class P>
-__device__ __forceinline__ void close_part(float (&total)[4], float (&c)[4], int step, int steps) {
-    if ((is_same<P, Fp32> && (step + 1) % PART_STEPS == 0) || step + 1 == steps) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) total[i] += c[i], c[i] = 0.0f;
     }
 }
 

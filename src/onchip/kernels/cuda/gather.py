@@ -97,7 +97,7 @@ class GatherSumLowering:
         sizes = Int64(B), Int64(S), Int64(self.ids.limit), UInt32(self.E), UInt32(S if self.is_mean else 1)
         config = _line(B * self.E // self.neighbours, self.units)
         arguments = (Input(0), Weight("table"), Output(0), self.ids, *sizes)
-        return Steps((KernelLaunch(program, config, arguments, Budget(registers=128, spill_bytes=16)),))
+        return Steps((KernelLaunch(program, config, arguments, Budget(registers=128, spill_bytes=32)),))
 
 
 @dataclass(frozen=True)

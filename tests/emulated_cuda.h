@@ -388,6 +388,12 @@ static void ptx_store_b128(void* to, unsigned long long low, unsigned long long 
     if (memcmp(to, nothing, 16)) emulated::fail("published where it was not cleared");
     memcpy(to, both, 16);
 }
+static void ptx_store_tagged(void* to, unsigned long long low, unsigned long long high) {
+    const unsigned long long both[] = {low, high};
+    emulated::check_16(to);
+    memcpy(to, both, 16);
+    ++emulated::moves;
+}
 static void ptx_load_b128(unsigned long long& low, unsigned long long& high, const void* from) {
     emulated::check_16(from);
     memcpy(&low, from, 8);
@@ -522,6 +528,16 @@ static void ptx_larger_bf16(unsigned& word, unsigned a, unsigned b) {
     ptx_pack_bf16(word, larger[1], larger[0]);
 }
 // What blocks hand to each other; a reader may come too early, a writer never twice.
+// Two bytes as bf16, by what the instructions do to each.
+static void ptx_widen_bytes(unsigned& made, unsigned word, unsigned which, unsigned less, unsigned half) {
+    const unsigned both = __byte_perm(word, 0x43434343, which);
+    made = 0;
+    for (int i = 0; i < 2; ++i) {
+        const auto number = [=](unsigned two) { return __uint_as_float((two >> 16 * i & 0xffff) << 16); };
+        const float a = number(both) + number(less), b = number(both) * number(half);
+        made |= __float_as_uint(a < b ? a : b) >> 16 << 16 * i;
+    }
+}
 static void ptx_store_word(void* to, unsigned word) { *static_cast<unsigned*>(to) = word; }
 static void ptx_store_four(void* to, unsigned a, unsigned b, unsigned c, unsigned d) {
     emulated::check_16(to);

@@ -34,6 +34,8 @@ needs_gxx = pytest.mark.skipif(
 _TWINS = {
     "st.relaxed.gpu.global.b128": "ptx_store_b128",
     "ld.relaxed.gpu.global.b128": "ptx_load_b128",
+    "st.relaxed.gpu.b128": "ptx_store_tagged",
+    "ld.relaxed.gpu.b128": "ptx_load_b128",
     "st.relaxed.gpu.global.b32": "ptx_store_word",
     "st.relaxed.gpu.global.v4.b32": "ptx_store_four",
     "ld.relaxed.gpu.global.v4.b32": "ptx_load_four",
@@ -61,6 +63,7 @@ _TWINS = {
     "max.NaN.f16x2": "ptx_larger_f16",
     "max.NaN.bf16x2": "ptx_larger_bf16",
     "min.NaN.f32": "ptx_at_most",
+    "min.bf16x2": "ptx_widen_bytes",
 }
 _ASM = re.compile(r'asm(?: volatile)?\("([^"]*)"\s*:([^:;]*):([^:;]*)(?::\s*"memory")?\);')
 # The memory that a launch asks for: as much as there is on any chip.

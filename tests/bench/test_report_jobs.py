@@ -82,7 +82,7 @@ def test_tables_in_fp16_have_their_own_yardstick():
     net = reference.with_arrays(sentiment_work.network(**SENTENCES))
     x = sentiment_rows.random_ids(net, 90)
     exact = sentiment_rows.exact_truth(net, x)
-    half = sentiment_rows.half_table_truth(exact, net, x)
+    half = sentiment_rows.rounded_table_truth(exact, net, x, "fp16")
     np.testing.assert_allclose(exact.y, Truth(net, x).y, rtol=0, atol=1e-12)  # few tokens, the same result
     assert exact.allowed == sentiment_rows.exact_truth(net, x).allowed < half.allowed
     got = {tables: compile(net, "cpu", batch_hint=1 << 20, tables=tables)(x) for tables in ("fp32", "fp16", "bf16")}

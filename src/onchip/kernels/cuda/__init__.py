@@ -11,6 +11,7 @@ from onchip.kernels.cuda.gather import Gather
 from onchip.kernels.cuda.lookups import Lookups
 from onchip.kernels.cuda.matmul import MatMulAlone
 from onchip.kernels.cuda.matmul_mma import MatMulMma
+from onchip.kernels.cuda.mlp_by_layers import MlpByLayers
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_pair import MlpPair
 from onchip.kernels.cuda.mlp_resident import MlpResident
@@ -39,7 +40,7 @@ from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
-    MlpResident(), MlpTrain(),
+    MlpByLayers(), MlpResident(), MlpTrain(),
     View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductMma(), ProductAlone(),
     DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(),
     WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(), ProductGather(),

@@ -86,6 +86,7 @@ def test_all_kernels_are_in_it(precision):
         "conv_last",
         "mlp_train",
         "mlp_resident",
+        "mlp_by_layers",
         "matmul",
         "matmul_mma",
         "attention",

@@ -17,6 +17,8 @@ from onchip.kernels.cuda.strided import Heads, View
 from onchip.spec.layers import Add, MatMul, Mul, Permute, Reshape, Slice, Softmax
 from onchip.spec.network import Network, Node
 
+MOST_NODES = 64  # that are looked at from one on: long runs of moves lead nowhere
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -69,6 +71,8 @@ def _walk(net: Network, start: int) -> tuple[tuple[Node, ...], tuple[Node, Node,
     product: Node | None = None
     scores: list[Node] = []  # behind the first product
     for node in net.nodes_from(start):
+        if len(nodes) == MOST_NODES:
+            break
         nodes.append(node)
         layer, last = node.layer, scores[-1].name if scores else product.name if product is not None else ""
         is_softmax = bool(scores) and isinstance(scores[-1].layer, Softmax)

@@ -124,6 +124,8 @@ class Lookups:
         """Embeddings one behind the other, with Slices of their ids, and the Concat of them if it comes next."""
         if job.is_training or device.arch not in ARCHITECTURES:
             return
+        if start and _looks_up(net, net.nodes[start - 1]):
+            return  # a run is taken from its beginning on: to try every part of it would take the square of its length
         nodes = _run(net, start)
         for end in dict.fromkeys((len(nodes), len(nodes) - isinstance(nodes[-1].layer, Concat)) if nodes else ()):
             kept = nodes[:end]
@@ -135,16 +137,20 @@ class Lookups:
                     yield claim
 
 
+def _looks_up(net: Network, node: Node) -> bool:
+    is_ids = net.types[node.name].dtype in IDS and isinstance(node.layer, Slice | Reshape)
+    return is_ids or isinstance(node.layer, Embedding)
+
+
 def _run(net: Network, start: int) -> list[Node]:
     nodes: list[Node] = []
     made: set[str] = set()  # by Embeddings
     moved: set[str] = set()  # ids
     for node in net.nodes_from(start):
         layer = node.layer
-        is_ids = net.types[node.name].dtype in IDS and isinstance(layer, Slice | Reshape)
         if isinstance(layer, Embedding) or (isinstance(layer, Reshape) and node.inputs[0] in made):
             made.add(node.name)
-        elif is_ids:
+        elif _looks_up(net, node):
             moved.add(node.name)
         elif isinstance(layer, Concat) and any(value in made for value in node.inputs):
             axis = row_axis(layer.axis, net.types[node.name]) - 1

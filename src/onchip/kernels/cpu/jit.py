@@ -33,6 +33,8 @@ from onchip.kernels.vectors import HAS_FMA
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+ALL = 1 << 40  # the length of an array whose end nobody asks for
+
 
 @functools.cache
 def _source_digest(folder: Path) -> str:

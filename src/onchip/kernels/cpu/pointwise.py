@@ -10,14 +10,15 @@ depend on its own operands alone.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numba import types
 
 from onchip.kernels.cpu.activation import activate, code_of, exponential, logarithm
-from onchip.kernels.cpu.jit import address, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
@@ -66,7 +67,7 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 @linked(*(types.int64,) * 4)
 def gather(to: int, source: int, places: int, count: int) -> None:
     """to[n] = source[places[n]]."""
-    y, x, at = floats_at(to, count), floats_at(source, 1 << 40), ints_at(places, count)
+    y, x, at = floats_at(to, count), floats_at(source, ALL), ints_at(places, count)
     for n in range(count):
         y[n] = x[at[n]]
 
@@ -125,25 +126,29 @@ def combine(to: int, first: int, second: int, count: int, code: int) -> None:
             y[n] = _ZERO if b[n] == _ZERO else a[n]
 
 
+# What `_run` is told of a run once: addresses, then numbers.
+_TABLE, _VALUES, _MEMORY, _PLACES, _SCRATCH, _OPERATIONS, _COUNT, _ARRAYS, _SLOTS, _SIZE, _WORDS = range(11)
+
+
 @compiled()
-def _block(
-    worker: int, piece: int, table: Array, values: Array, memory: Array, scratch_at: int, slots: int, B: int, size: int
-) -> None:
+def _block(worker: int, piece: int, run: Array, B: int) -> None:
     """One block of the run.
 
     table    (operations, 5)  what, code, and the values: made, first, second (of a GATHER: its places)
     values   (values, 3)      where it is, its place in `memory` or in the scratch memory, numbers of a row
     memory   addresses of inputs, outputs, weights and places
+    places   of each worker: addresses of the values
     scratch  `slots` blocks of each worker
     """
-    scratch = scratch_at + worker * slots * BLOCK * 4
+    table, values, size = ints_at(run[_TABLE], 5 * run[_OPERATIONS]), ints_at(run[_VALUES], 3 * run[_COUNT]), run[_SIZE]
+    memory, at = ints_at(run[_MEMORY], ALL), ints_at(run[_PLACES] + worker * run[_COUNT] * 8, run[_COUNT])
+    scratch = run[_SCRATCH] + worker * run[_SLOTS] * BLOCK * 4
     rows = max(1, BLOCK // size)
     blocks = (size + BLOCK - 1) // BLOCK  # of a row; one if rows are whole
     row, first = piece // blocks * rows, piece % blocks * BLOCK
     count = min(BLOCK, size - first) if blocks > 1 else min(rows, B - row) * size
-    at = np.empty(len(values), np.int64)
-    for v in range(len(values)):
-        where, place = values[v, 0], values[v, 1]
+    for v in range(run[_COUNT]):
+        where, place = values[3 * v], values[3 * v + 1]
         if where == OUTSIDE:
             at[v] = memory[place] + (row * size + first) * 4
         elif where == WRITTEN_OUT:
@@ -151,9 +156,10 @@ def _block(
         elif where == INSIDE:
             at[v] = scratch + place * BLOCK * 4
         else:
-            at[v] = memory[place] + row * values[v, 2] * 4
-    for i in range(len(table)):
-        what, code, to, a, b = table[i, 0], table[i, 1], at[table[i, 2]], at[table[i, 3]], table[i, 4]
+            at[v] = memory[place] + row * values[3 * v + 2] * 4
+    for i in range(run[_OPERATIONS]):
+        operation = table[5 * i : 5 * i + 5]
+        what, code, to, a, b = operation[0], operation[1], at[operation[2]], at[operation[3]], operation[4]
         if what == COMBINE:
             combine(to, a, at[b], count, code)
         elif what == GATHER:
@@ -166,12 +172,16 @@ def _block(
             activate(to, 1, count, count, code)
 
 
-@compiled()
-def _run_blocks(
-    table: Array, values: Array, memory: Array, scratch: Array, B: int, size: int, pieces: int, threads: int
-) -> None:
-    """scratch: (threads, blocks, BLOCK)"""
-    run_pieces(_block, (table, values, memory, address(scratch), scratch.shape[1], B, size), pieces, threads)
+@linked(*(types.int64,) * 4)
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """The code of a CompiledLaunch."""
+    run = ints_at(facts, _WORDS)
+    given, memory, size = ints_at(operands, run[_ARRAYS]), ints_at(run[_MEMORY], run[_ARRAYS]), run[_SIZE]
+    for i in range(run[_ARRAYS]):
+        memory[i] = given[i]
+    rows, blocks = max(1, BLOCK // size), (size + BLOCK - 1) // BLOCK
+    pieces = (B + rows - 1) // rows * blocks
+    run_pieces(_block, (run, B), pieces, max(1, min(threads, pieces // FEW)))
 
 
 # -- the run ---------------------------------------------------------------------------------------------------
@@ -350,32 +360,28 @@ class Pointwise:
             facts=writer.run(),
         )  # fmt: skip
 
-    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         run = claim.facts
         assert isinstance(run, Run)
         kept = [np.ascontiguousarray(weights[name], np.float32) for name in run.weights]
         kept += [_places(row, to, run.size) for row, to in run.stretched]
-        ends = [address(array) for array in kept]
-        outside = max((place for where, place, _ in run.values if where in (OUTSIDE, STRETCHED)), default=0) + 1
+        arrays = max((place for where, place, _ in run.values if where in (OUTSIDE, STRETCHED)), default=0) + 1
         table = np.array(run.table, np.int64)
         for i, activation in enumerate(run.activations):
             if activation is not None:
                 table[i, 1] = code_of(activation)
         gathers = table[:, 0] == GATHER
-        table[gathers, 4] = outside + len(run.weights) - 1 - table[gathers, 4]
+        table[gathers, 4] = arrays + len(run.weights) - 1 - table[gathers, 4]
         values = np.array(run.values, np.int64)
-        rows, blocks = max(1, BLOCK // run.size), -(-run.size // BLOCK)
 
-        def launch(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-            B = len(outputs[0])
-            pieces = -(-B // rows) * blocks
-            threads = max(1, min(threads, pieces // FEW))
-            memory = np.array([*map(address, inputs), *map(address, outputs), *ends], np.int64)
+        def facts(threads: int) -> tuple[int, object]:
+            memory, places = words(*[0] * arrays, *kept), np.empty((threads, len(values)), np.int64)
             scratch = np.empty((threads, max(1, run.slots), BLOCK), np.float32)
-            _run_blocks(table, values, memory, scratch, B, run.size, pieces, threads)
+            numbers = len(table), len(values), arrays, scratch.shape[1], run.size
+            told = words(table, values, memory, places, scratch, *numbers)
+            return address(told), (told, table, values, memory, places, scratch, kept)
 
-        launch.kept = kept  # type: ignore[attr-defined]  # whose addresses it has
-        return launch
+        return CompiledLaunch(address_of(_run), facts)
 
 
 def _places(row: tuple[int, ...], to: tuple[int, ...], size: int) -> Array:

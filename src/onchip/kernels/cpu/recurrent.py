@@ -10,9 +10,8 @@ Limits    float32; others are plain's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import types
@@ -20,9 +19,10 @@ from numba import types
 from onchip.kernels.cpu.activation import activate, code_of
 from onchip.kernels.cpu.dense import CHUNK, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.jit import address, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
-from onchip.kernels.cpu.threads import Spare, run_pieces
+from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.cpu.tile import aligned_zeros, pack, packed_size, padded
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -143,9 +143,8 @@ def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: in
 
 
 @compiled()
-def _tile(worker: int, piece: int, sizes_at: int, places_at: int) -> None:
+def _tile(worker: int, piece: int, sizes: Array, places: Array) -> None:
     """Some sequences in one direction."""
-    sizes, places = ints_at(sizes_at, 11), ints_at(places_at, 8)
     N, S, D, G, H = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
     kind, output, is_reverse, most = sizes[5], sizes[6], sizes[7], sizes[8]
     x, y, first_h, first_c, R, late, bias = places[0], places[1], places[2], places[3], places[4], places[5], places[6]
@@ -179,17 +178,27 @@ def _tile(worker: int, piece: int, sizes_at: int, places_at: int) -> None:
             copy_floats(source, y + ((begin + r) * D + d) * H * 4, H)
 
 
-@compiled()
-def _run(sizes: Array, places: Array, threads: int) -> None:
-    """x (N, S, D * G * H); y (N, S, D * H), or (N, D * H) of the last step.
+@linked(*(types.int64,) * 4)
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """x (N, S, D * G * H); y (N, S, D * H), or (N, D * H) of the last step; the code of a CompiledLaunch.
 
+    facts   the addresses of the next three, and the sequences of a row of the batch
     sizes   N, S, D, G, H, kind, output, whether the one direction is the reverse, rows of a tile, bytes from row to row
             of its gates, and from thread to thread of scratch
     places  addresses: x, y, the state before the first step (N, D, H) and the cell, 0 for zeros; the recurrence packed
             for each direction, the last gate of a GRU whose reset comes first, the bias; scratch
+    which   of the operands x, the state, the cell (-1: none) and y are
     """
-    tiles = (sizes[0] + sizes[8] - 1) // sizes[8]
-    run_pieces(_tile, (address(sizes), address(places)), tiles * sizes[2], threads)
+    told = ints_at(facts, 4)
+    sizes, places, which, given = ints_at(told[0], 11), ints_at(told[1], 8), ints_at(told[2], 4), ints_at(operands, ALL)
+    places[0], places[1] = given[which[0]], given[which[3]]
+    for state in range(2):
+        if which[1 + state] >= 0:
+            places[2 + state] = given[which[1 + state]]
+    N, D = B * told[3], sizes[2]
+    most = max(1, min(_MOST_ROWS, (N * D + threads - 1) // threads))
+    sizes[0], sizes[8] = N, most
+    run_pieces(_tile, (sizes, places), (N + most - 1) // most * D, threads)
 
 
 @dataclass(frozen=True)
@@ -236,32 +245,22 @@ class RecurrentAlone:
             fast_bytes=4 * _MOST_ROWS * (G + 2) * H,
         )  # fmt: skip
 
-    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         assert isinstance(claim.facts, Facts)
         reads, (sequences, S, D, G, H, *how) = claim.facts.reads, claim.facts.sizes
         bias = weights.get("bias", np.zeros((D, H), np.float32))
         gates_row = (padded(G * H) + LANES) * 4
         kept = weights["R"], weights.get("late", bias), bias
+        which = np.array([*reads, *[-1] * (3 - len(reads)), len(set(reads))], np.int64)
 
-        def make(threads: int) -> tuple[Array, Array, Array]:
+        def facts(threads: int) -> tuple[int, object]:
             scratch = aligned_zeros(threads * _MOST_ROWS * (gates_row // 4 + padded(2 * H))).reshape(threads, -1)
-            sizes = np.array((0, S, D, G, H, *how, 0, gates_row, scratch.strides[0]), np.int64)
-            return sizes, np.array([0, 0, 0, 0, *map(address, (*kept, scratch))], np.int64), scratch
+            sizes = words(0, S, D, G, H, *how, 0, gates_row, scratch.strides[0])
+            places = words(0, 0, 0, 0, *kept, scratch)
+            told = words(sizes, places, which, sequences)
+            return address(told), (told, sizes, places, which, scratch, kept)
 
-        spare = Spare(make)
-
-        def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int, kept: Any = kept) -> None:
-            """kept: as places has their addresses alone"""
-            N = len(outputs[0]) * sequences
-            memory = sizes, places, _ = spare.take(threads)
-            sizes[0], sizes[8] = N, max(1, min(_MOST_ROWS, -(-N * D // threads)))
-            places[0], places[1] = address(inputs[0]), address(outputs[0])
-            for state, i in enumerate(reads[1:], start=2):
-                places[state] = address(inputs[i])
-            _run(sizes, places, threads)
-            spare.give_back(memory)
-
-        return run
+        return CompiledLaunch(address_of(_run), facts)
 
 
 def kind_of(layer: Recurrent) -> int:

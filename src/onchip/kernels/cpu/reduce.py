@@ -7,13 +7,14 @@ after the other, whatever the batch. Axes that do not stand next to each other a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numba import types
 
-from onchip.kernels.cpu.jit import address, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.launches import CompiledLaunch, Launch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.plan.device import Device
@@ -101,12 +102,19 @@ def _rows(
             reduce_columns(x + row * N * inner * 4, y + row * inner * 4, totals + worker * inner * 8, N, inner, code)
 
 
-@compiled()
-def _run(x: int, y: int, totals: int, outer: int, N: int, inner: int, code: int, threads: int) -> None:
-    """x (outer, N, inner) -> y (outer, inner); totals (threads, inner) of float64; all by their addresses."""
+# What `_run` is told of a layer once: the shape of a row of the batch, and `inner` numbers of float64 for each thread.
+_OUTER, _N, _INNER, _CODE, _TOTALS, _WORDS = range(6)
+
+
+@linked(*(types.int64,) * 4)
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """x (B * outer, N, inner) -> y (B * outer, inner); the code of a CompiledLaunch."""
+    layer, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    outer, N, inner = B * layer[_OUTER], layer[_N], layer[_INNER]
     together = max(1, _PIECE_NUMBERS // (N * inner))
     pieces = (outer + together - 1) // together
-    run_pieces(_rows, (x, y, totals, outer, N, inner, code, together), pieces, threads)
+    threads = max(1, min(threads, outer * N * inner // _THREAD_NUMBERS))
+    run_pieces(_rows, (x, y, layer[_TOTALS], outer, N, inner, layer[_CODE], together), pieces, threads)
 
 
 @dataclass(frozen=True)
@@ -139,19 +147,21 @@ class Reduce:
             order="in four sums or one, by N alone" if facts.code > _MIN else "", facts=facts,
         )  # fmt: skip
 
-    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
-        facts = claim.facts
-        assert isinstance(facts, Facts)
-        outer, N, inner = facts.shape
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
+        told = claim.facts
+        assert isinstance(told, Facts)
+
+        def facts(threads: int) -> tuple[int, object]:
+            totals = np.empty((threads, told.shape[2]))
+            numbers = words(*told.shape, told.code, totals)
+            return address(numbers), (numbers, totals)
+
+        launch = CompiledLaunch(address_of(_run), facts)
+        if not told.order:
+            return launch
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-            x, y = inputs[0], outputs[0]
-            if facts.order:
-                x = np.ascontiguousarray(x.transpose(facts.order))
-            rows = len(y) * outer
-            threads = max(1, min(threads, rows, x.size // _THREAD_NUMBERS))
-            totals = np.empty((threads, inner))
-            _run(address(x), address(y), address(totals), rows, N, inner, facts.code, threads)
+            launch([np.ascontiguousarray(inputs[0].transpose(told.order))], outputs, threads)
 
         return run
 

@@ -9,6 +9,7 @@ depend on its own operands alone.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,35 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 from numba import types
 
-from onchip.kernels.cpu.activation import activate, code_of, exponential, logarithm
+from onchip.kernels.cpu.activation import activate, code_of
+from onchip.kernels.cpu.function import COMBINATIONS, FUNCTIONS, apply, combine
 from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import (
-    Abs,
-    Add,
-    Broadcast,
-    Div,
-    Dropout,
-    Elementwise,
-    Exp,
-    Identity,
-    Layer,
-    Log,
-    Mask,
-    Max,
-    Min,
-    Mul,
-    PReLU,
-    Reciprocal,
-    Reshape,
-    Sqrt,
-    Sub,
-)
+from onchip.plan.kernel import Claim, Job, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, has_channels
+from onchip.spec.layers import Broadcast, Dropout, Elementwise, Identity, Reshape
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, recipe_op
 
@@ -52,13 +35,8 @@ BLOCK = 1024  # numbers: 4 KiB of each value
 FEW = 16  # blocks of a thread: for fewer it is not woken
 MOST_NODES, NEAR = 64, 8
 _MOVES = (Reshape, Identity, Dropout)
-_FUNCTIONS: tuple[type[Layer], ...] = (Abs, Sqrt, Reciprocal, Exp, Log)  # by their places, as `apply` has them
-_COMBINATIONS: tuple[type[Layer], ...] = (Add, Mul, Max, Min, Sub, Div, PReLU, Mask)  # as `combine` has them
-_ABS, _SQRT, _RECIPROCAL, _EXP, _LOG = range(5)
-_ADD, _MUL, _MAX, _MIN, _SUB, _DIV, _PRELU, _MASK = range(8)
 GATHER, ACTIVATE, APPLY, COMBINE = range(4)  # operations
 OUTSIDE, WRITTEN_OUT, INSIDE, STRETCHED = range(4)  # where a value is
-_ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 # -- blocks ----------------------------------------------------------------------------------------------------
@@ -70,60 +48,6 @@ def gather(to: int, source: int, places: int, count: int) -> None:
     y, x, at = floats_at(to, count), floats_at(source, ALL), ints_at(places, count)
     for n in range(count):
         y[n] = x[at[n]]
-
-
-@linked(*(types.int64,) * 4)
-def apply(to: int, source: int, count: int, code: int) -> None:
-    """A function of each number."""
-    y, x = floats_at(to, count), floats_at(source, count)
-    if code == _ABS:
-        for n in range(count):
-            y[n] = abs(x[n])
-    elif code == _SQRT:
-        for n in range(count):
-            y[n] = np.sqrt(x[n])
-    elif code == _RECIPROCAL:
-        for n in range(count):
-            y[n] = _ONE / x[n]
-    elif code == _EXP:
-        for n in range(count):
-            y[n] = exponential(x[n])
-    elif code == _LOG:
-        for n in range(count):
-            y[n] = logarithm(x[n])
-    else:
-        for n in range(count):
-            y[n] = x[n]
-
-
-@linked(*(types.int64,) * 5)
-def combine(to: int, first: int, second: int, count: int, code: int) -> None:
-    """Of each number and that at its place."""
-    y, a, b = floats_at(to, count), floats_at(first, count), floats_at(second, count)
-    if code == _ADD:
-        for n in range(count):
-            y[n] = a[n] + b[n]
-    elif code == _MUL:
-        for n in range(count):
-            y[n] = a[n] * b[n]
-    elif code == _MAX:
-        for n in range(count):
-            y[n] = b[n] if b[n] > a[n] or b[n] != b[n] else a[n]
-    elif code == _MIN:
-        for n in range(count):
-            y[n] = b[n] if b[n] < a[n] or b[n] != b[n] else a[n]
-    elif code == _SUB:
-        for n in range(count):
-            y[n] = a[n] - b[n]
-    elif code == _DIV:
-        for n in range(count):
-            y[n] = a[n] / b[n]
-    elif code == _PRELU:
-        for n in range(count):
-            y[n] = a[n] * b[n] if a[n] < _ZERO else a[n]
-    elif code == _MASK:
-        for n in range(count):
-            y[n] = _ZERO if b[n] == _ZERO else a[n]
 
 
 # What `_run` is told of a run once: addresses, then numbers.
@@ -251,14 +175,14 @@ class _Writer:
                 assert isinstance(layer, Elementwise)
                 self._emit(ACTIVATE, 0, self._made(node.name), source, activation=layer)
             else:
-                self._emit(APPLY, _FUNCTIONS.index(type(layer)), self._made(node.name), source)
+                self._emit(APPLY, FUNCTIONS.index(type(layer)), self._made(node.name), source)
             return
         operands = [self._operand(value, row) for value in node.inputs]
         for role, name in node.weights.items():
             operands.insert(0 if role == "first" else len(operands), self._weight(name, row))
         total, made = operands[0], self._made(node.name)
         for operand in operands[1:]:
-            self._emit(COMBINE, _COMBINATIONS.index(type(layer)), made, total, operand)
+            self._emit(COMBINE, COMBINATIONS.index(type(layer)), made, total, operand)
             total = made
 
     def _emit(self, what: int, code: int, to: int, a: int, b: int = 0, activation: Elementwise | None = None) -> None:
@@ -305,7 +229,7 @@ class _Writer:
 
 
 def _fits(net: Network, node: Node) -> bool:
-    takes = isinstance(node.layer, (*_MOVES, *CPU_ACTIVATIONS, *_FUNCTIONS, *_COMBINATIONS))
+    takes = isinstance(node.layer, (*_MOVES, *CPU_ACTIVATIONS, *FUNCTIONS, *COMBINATIONS))
     given = (*net.input_types(node), *(net.weight_type(name) for name in node.weights.values()))
     return takes and all(each.dtype == "float32" for each in given)
 
@@ -355,10 +279,14 @@ class Pointwise:
         fixed = sum(recipe.nbytes for recipe in writer.recipes.values())
         price = CorePrice(sum(map(net.row_flop, nodes)), moved, fixed, row_cache_bytes=cached)
         why = "one pass over memory" if len(nodes) > 1 else "one layer by itself"
-        yield Claim(
+        claim = Claim(
             self.name, f"{self.name}<{kinds}>", tuple(node.name for node in nodes), price, why, writer.recipes,
             facts=writer.run(),
         )  # fmt: skip
+        yield claim
+        if _may_turn(net, nodes, writer):
+            reads = dict.fromkeys(writer.inputs, Use(CHANNELS_LAST))
+            yield dataclasses.replace(claim, reads=reads, gives=dict.fromkeys(writer.outputs, CHANNELS_LAST))
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         run = claim.facts
@@ -382,6 +310,13 @@ class Pointwise:
             return address(told), (told, table, values, memory, places, scratch, kept)
 
         return CompiledLaunch(address_of(_run), facts)
+
+
+def _may_turn(net: Network, nodes: Sequence[Node], writer: _Writer) -> bool:
+    """Whether the run does not care how its values lie: each number is made of those at its own place."""
+    values, first = (*writer.inputs, *(node.name for node in nodes)), net.types[writer.inputs[0]].shape
+    are_alike = not writer.recipes and all(net.types[value].shape == first for value in values)
+    return are_alike and has_channels(net.types[values[0]]) and not any(value in net.outputs for value in values)
 
 
 def _places(row: tuple[int, ...], to: tuple[int, ...], size: int) -> Array:

@@ -71,16 +71,18 @@ class Chunks:
             start_helpers(self.threads)
         return (self.together if chunk >= B else self.apart).take(self.threads)
 
-    def run(self, memory: Memory, B: int, chunk: int) -> None:
-        run_launches(memory[0], B, chunk, self.threads)
+    def run(self, memory: Memory, B: int, chunk: int) -> bool:
+        """Whether all numbers could be used: else results are none, and a launch by itself says what is wrong."""
+        is_good: bool = run_launches(memory[0], B, chunk, self.threads)
         (self.together if chunk >= B else self.apart).give_back(memory)
+        return is_good
 
-    def run_arrays(self, arrays: Sequence[Array], B: int) -> None:
+    def run_arrays(self, arrays: Sequence[Array], B: int) -> bool:
         chunk = self.rows_of_chunk(B)
         memory = self.take(B, chunk)
         for i, given in enumerate(arrays):
             memory[1][i] = id(given)
-        self.run(memory, B, chunk)
+        return self.run(memory, B, chunk)
 
     def _make(self, workers: int, threads: int) -> Memory:
         """For so many workers, each of which makes launches of so many threads."""
@@ -95,7 +97,7 @@ class Chunks:
             for launch, names in self.launches:
                 facts = launch.facts(threads)
                 kept.append(facts)
-                table.append((launch.code, facts[0], first))
+                table.append((launch.code, facts[0], first, launch.check is not None))
                 first += len(names)
             launches = np.array(table, np.int64)
             begin = address(arena) + -address(arena) % _LINE

@@ -192,8 +192,7 @@ class CpuBound:
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         values = {**inputs, **outputs}
-        if self._chunks is not None:
-            self._chunks.run_arrays([values[name] for name in self._chunks.arrays], B)
+        if self._chunks is not None and self._chunks.run_arrays([values[name] for name in self._chunks.arrays], B):
             return
         self._start_helpers(self.threads)
         for step in self._steps:

@@ -126,7 +126,7 @@ class Engine:
         are_apart = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
         self._is_plain = are_apart and not self._ids_made
         self._bound = backend.bind(plan, debug)
-        self._quick_call = self._bound.quick_call() if self._is_plain and not self._id_limits else None
+        self._quick_call = self._bound.quick_call() if self._is_plain else None
         self._runs: dict[type, Run | None] = {np.ndarray: None}  # by the type of the first input; None: the host's
 
     @property

@@ -57,7 +57,8 @@ def quick_call(plan: Plan, chunks: Chunks) -> Callable[[tuple[Any, ...], Any], A
         memory = chunks.take(B, chunk)
         for i, given in enumerate((*rows, *made)):
             memory[1][i] = id(given)
-        chunks.run(memory, B, chunk)
+        if not chunks.run(memory, B, chunk):
+            return None
         return made if len(made) > 1 else made[0]
 
     def call_one(rows: tuple[Any, ...], out: Any) -> Any:
@@ -81,8 +82,7 @@ def quick_call(plan: Plan, chunks: Chunks) -> Callable[[tuple[Any, ...], Any], A
         values = memory[1]
         values[0] = id(x)
         values[1] = id(y)
-        chunks.run(memory, B, chunk)
-        return y
+        return y if chunks.run(memory, B, chunk) else None
 
     return call_one if is_single else call_many
 

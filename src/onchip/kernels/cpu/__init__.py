@@ -6,6 +6,8 @@ from typing import Protocol
 
 from onchip.kernels.cpu.conv_fused import ConvFused
 from onchip.kernels.cpu.launches import Launch
+from onchip.kernels.cpu.lookup import LookUpAlone
+from onchip.kernels.cpu.matmul import MatMulAlone
 from onchip.kernels.cpu.mlp_fused import MlpFused
 from onchip.kernels.cpu.mlp_train import MlpTrain, Trainer
 from onchip.kernels.cpu.move import Move
@@ -40,7 +42,7 @@ class TrainingKernel(Kernel, Protocol):
 
 INFERENCE: tuple[InferenceKernel, ...] = (
     MlpFused(), ConvFused(), TokenMax(), RecurrentAlone(), Pointwise(), Rowwise(), Reduce(), Norm(), Select(), Resize(),
-    Move(), ScanAlone(), Plain(),
+    LookUpAlone(), MatMulAlone(), Move(), ScanAlone(), Plain(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, View("cpu"), *INFERENCE)

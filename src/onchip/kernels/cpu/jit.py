@@ -192,6 +192,16 @@ def int_at(typing_context: Any, where: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def int32_at(typing_context: Any, where: Any) -> Any:
+    """The 32-bit integer at an address, as one of 64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.sext(builder.load(builder.inttoptr(args[0], ir.IntType(32).as_pointer())), ir.IntType(64))
+
+    return types.int64(types.int64), codegen
+
+
 @compiled(inline=True)
 def bytes_at(where: int, count: int) -> Any:
     return numba.carray(_pointer(where), (count,), np.uint8)

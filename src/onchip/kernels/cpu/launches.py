@@ -21,16 +21,25 @@ Launch = Callable[[Sequence[Array], Sequence[Array], int], None]  # (inputs, out
 class CompiledLaunch:
     """A launch that compiled code can make, too."""
 
-    def __init__(self, code: int, facts: Callable[[int], tuple[int, object]]) -> None:
+    def __init__(
+        self,
+        code: int,
+        facts: Callable[[int], tuple[int, object]],
+        check: Callable[[Sequence[Array]], None] | None = None,
+    ) -> None:
         """
         code   address of a linked function of: its facts, the addresses of inputs and outputs as a list, B, threads
         facts  of a number of threads: the address of what the code wants to know, with scratch for one call at a time,
                and what is kept as long as that
+        check  raises what is wrong with numbers of the inputs. The code itself sets the first word of its facts where
+               it meets such numbers, and touches no memory for them
         """
-        self.code, self.facts = code, facts
+        self.code, self.facts, self.check = code, facts, check
         self._spare = Spare(facts)
 
     def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
+        if self.check is not None:
+            self.check(inputs)
         facts = self._spare.take(threads)
         operands = np.array([id(array) for array in (*inputs, *outputs)], np.int64)
         _launch(self.code, facts[0], operands, len(outputs[0]), threads)
@@ -39,7 +48,7 @@ class CompiledLaunch:
 
 def words(*numbers: int | Array) -> Array:
     """What compiled code reads as a list of int64: numbers, and of arrays their addresses."""
-    return np.array([address(each) if isinstance(each, np.ndarray) else each for each in numbers], np.int64)
+    return np.array([each.ctypes.data if isinstance(each, np.ndarray) else each for each in numbers], np.int64)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -60,7 +69,7 @@ def _launch(code: int, facts: int, operands: Array, B: int, threads: int) -> Non
 
 
 # What run_launches is told: how many launches, operands and arrays there are; then addresses of
-# the launches: each its code, its facts, its first operand
+# the launches: each its code, its facts, its first operand, whether it checks
 # the operands: each the number of its value
 # the values: first the ids of the arrays, then of each value in between where it begins, in bytes a row
 # the operands' addresses, overwritten
@@ -84,9 +93,21 @@ def _launch_all(told: Array, first: int, rows: int, threads: int) -> None:
             places[i] = data_of(values[value]) + first * row_bytes[value]
         else:
             places[i] = told[_BETWEEN] + values[value] * rows
-    launches = ints_at(told[_LAUNCHES], 3 * told[_COUNT])
+    launches = ints_at(told[_LAUNCHES], 4 * told[_COUNT])
     for i in range(told[_COUNT]):
-        _call(launches[3 * i], launches[3 * i + 1], told[_PLACES] + launches[3 * i + 2] * 8, rows, threads)
+        _call(launches[4 * i], launches[4 * i + 1], told[_PLACES] + launches[4 * i + 2] * 8, rows, threads)
+
+
+@compiled()
+def _found_bad(told: Array) -> bool:
+    """Whether a launch met numbers that it could do nothing with; forgotten then."""
+    launches, is_bad = ints_at(told[_LAUNCHES], 4 * told[_COUNT]), False
+    for i in range(told[_COUNT]):
+        if launches[4 * i + 3]:
+            first = ints_at(launches[4 * i + 1], 1)
+            is_bad |= first[0] != 0
+            first[0] = 0
+    return is_bad
 
 
 @compiled()
@@ -96,12 +117,18 @@ def _chunk(worker: int, piece: int, team: int, B: int, chunk: int) -> None:
 
 
 @compiled()
-def run_launches(team: int, B: int, chunk: int, threads: int) -> None:
+def run_launches(team: int, B: int, chunk: int, threads: int) -> bool:
     """All launches on B rows: chunk by chunk, each by one thread; or, in one chunk, by all threads.
+
+    Gives whether all numbers could be used.
 
     team  address of the addresses of what each worker is told
     """
     if chunk >= B:
         _launch_all(ints_at(int_at(team), _WORDS), 0, B, threads)
-    else:
-        run_pieces(_chunk, (team, B, chunk), (B + chunk - 1) // chunk, threads)
+        return not _found_bad(ints_at(int_at(team), _WORDS))
+    run_pieces(_chunk, (team, B, chunk), (B + chunk - 1) // chunk, threads)
+    is_good = True
+    for worker in range(threads):
+        is_good &= not _found_bad(ints_at(int_at(team + worker * 8), _WORDS))
+    return is_good

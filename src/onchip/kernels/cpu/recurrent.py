@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 from numba import types
 
-from onchip.kernels.cpu.activation import activate, code_of
+from onchip.kernels.cpu.activation import activate, code_of, sigmoid, tanh
 from onchip.kernels.cpu.dense import CHUNK, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
-from onchip.kernels.cpu.tile import aligned_zeros, pack, packed_size, padded
+from onchip.kernels.cpu.tile import LINE_PANELS, PANEL, aligned_zeros, multiply_line, pack, packed_size, padded
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.spec.layers import GRU, LSTM, RNN, Recurrent, ReLU, Sigmoid, Tanh
@@ -38,16 +38,28 @@ _NO_FLOOR, _ZERO, _ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
 _SIGMOID, _TANH, _RELU = code_of(Sigmoid()), code_of(Tanh()), code_of(ReLU())
 
 
-@linked(*(types.int64,) * 8)
-def add_product(src: int, src_row: int, rows: int, w: int, K: int, N: int, dst: int, dst_row: int) -> None:
-    """dst[r, n] += sum_k src[r, k] w[k, n] for r < rows, n < N, whole vectors; addresses and byte strides, w packed."""
+@linked(*(types.int64,) * 10)
+def add_product(
+    src: int, src_row: int, rows: int, w: int, K: int, N: int, init: int, init_row: int, dst: int, dst_row: int
+) -> None:
+    """dst[r, n] = init[r, n] + sum_k src[r, k] w[k, n] for r < rows, n < N, whole vectors.
+
+    Addresses and byte strides, w packed; init may be dst.
+    """
     for k in range(0, K, CHUNK):
         steps = min(CHUNK, K - k)
+        before, before_row = (init, init_row) if k == 0 else (dst, dst_row)
         n = 0
+        while rows == 1 and n + LINE_PANELS * PANEL <= N:
+            panel = w + n * K * 4 + k * PANEL * 4
+            multiply_line(src + k * 4, panel, K * PANEL * 4, before + n * 4, dst + n * 4, steps, _NO_FLOOR)
+            n += LINE_PANELS * PANEL
         while n < N:
             width, out = next_panel(N - n), dst + n * 4
-            panel = w + n * K * 4 + k * width * 4
-            multiply_panel(src + k * 4, src_row, rows, panel, width, out, dst_row, out, dst_row, 1, 0, steps, _NO_FLOOR)
+            panel, start = w + n * K * 4 + k * width * 4, before + n * 4
+            multiply_panel(
+                src + k * 4, src_row, rows, panel, width, start, before_row, out, dst_row, 1, 0, steps, _NO_FLOOR
+            )  # fmt: skip
             n += width
 
 
@@ -78,8 +90,20 @@ def first_gates(kind: int, x: int, x_row: int, bias: int, gates: int, gates_row:
                 behind[n] = inside[n]
 
 
-# Functions of single numbers are activate's, in place: loops over several arrays with an exponential inside do not
-# become vector code.
+# Functions of single numbers are activate's, in place: loops with an exponential inside that may write to what many
+# other arrays read do not become vector code.
+
+
+@linked(*(types.int64,) * 3)
+def next_cell(gates: int, c: int, H: int) -> None:
+    """An LSTM's cell behind a step, in place, and its state in the place of its first gate: to a place of its own would
+    be one array too many for LLVM to tell them apart."""
+    i, o = floats_at(gates, H), floats_at(gates + H * 4, H)
+    f, g, cell = floats_at(gates + H * 8, H), floats_at(gates + H * 12, H), floats_at(c, H)
+    for n in range(H):
+        new = sigmoid(f[n]) * cell[n] + sigmoid(i[n]) * tanh(g[n])
+        cell[n] = new
+        i[n] = sigmoid(o[n]) * tanh(new)
 
 
 @linked(*(types.int64,) * 7)
@@ -99,25 +123,10 @@ def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: in
     """The states of some rows behind a step, in place."""
     stride = gates_row // 4
     if kind == _LSTM:
-        activate(gates, rows, 3 * H, stride, _SIGMOID)
-        activate(gates + H * 12, rows, H, stride, _TANH)
         for row in range(rows):
             at = gates + row * gates_row
-            i, f, g, cell = (
-                floats_at(at, H),
-                floats_at(at + H * 8, H),
-                floats_at(at + H * 12, H),
-                floats_at(c + row * H * 4, H),
-            )
-            for n in range(H):
-                cell[n] = f[n] * cell[n] + i[n] * g[n]
-            copy_floats(c + row * H * 4, at + H * 12, H)
-        activate(gates + H * 12, rows, H, stride, _TANH)
-        for row in range(rows):
-            at = gates + row * gates_row
-            o, g, state = floats_at(at + H * 4, H), floats_at(at + H * 12, H), floats_at(h + row * H * 4, H)
-            for n in range(H):
-                state[n] = o[n] * g[n]
+            next_cell(at, c + row * H * 4, H)
+            copy_floats(at, h + row * H * 4, H)
     elif kind in (_GRU_AFTER, _GRU_BEFORE):
         if kind == _GRU_AFTER:
             activate(gates, rows, 2 * H, stride, _SIGMOID)
@@ -163,11 +172,15 @@ def _tile(worker: int, piece: int, sizes: Array, places: Array) -> None:
     for step in range(S):
         s = S - 1 - step if backwards else step
         given = x + ((begin * S + s) * D + d) * G * H * 4
-        first_gates(kind, given, x_row, bias + d * H * 4, gates, gates_row, rows, H)
-        add_product(h, H * 4, rows, R + d * wide * H * 4, H, wide, gates, gates_row)
+        init, init_row = given, x_row
+        if wide != G * H or kind in (_GRU_AFTER, _GRU_BEFORE):  # not all of it is the input's, in whole vectors
+            first_gates(kind, given, x_row, bias + d * H * 4, gates, gates_row, rows, H)
+            init, init_row = gates, gates_row
+        add_product(h, H * 4, rows, R + d * wide * H * 4, H, wide, init, init_row, gates, gates_row)
         if kind == _GRU_BEFORE:
             reset_states(gates, gates_row, given, x_row, h, rows, H)
-            add_product(gates + H * 4, gates_row, rows, late + d * one * H * 4, H, one, gates + H * 8, gates_row)
+            new = gates + H * 8
+            add_product(gates + H * 4, gates_row, rows, late + d * one * H * 4, H, one, new, gates_row, new, gates_row)
         next_states(kind, gates, gates_row, given, x_row, h, c, rows, H)
         if output == _SEQUENCE:
             for r in range(rows):

@@ -65,24 +65,25 @@ class Chunks:
         rounds = -(-share // self.most_rows)
         return -(-B // (rounds * threads))
 
-    def take(self, B: int, chunk: int) -> Memory:
-        """Memory for a call: the caller writes the ids of its arrays to the front of its list."""
+    def memories(self, B: int, chunk: int) -> Spare[Memory]:
+        """Memory for calls on so many rows."""
+        return self.together if chunk >= B else self.apart
+
+    def start(self) -> None:
+        """Have helpers: before every call, as a forked process has none."""
         if len(HELPERS) < self.threads - 1:
             start_helpers(self.threads)
-        return (self.together if chunk >= B else self.apart).take(self.threads)
 
-    def run(self, memory: Memory, B: int, chunk: int) -> bool:
+    def run(self, arrays: Sequence[Array], B: int, chunk: int) -> bool:
         """Whether all numbers could be used: else results are none, and a launch by itself says what is wrong."""
-        is_good: bool = run_launches(memory[0], B, chunk, self.threads)
-        (self.together if chunk >= B else self.apart).give_back(memory)
-        return is_good
-
-    def run_arrays(self, arrays: Sequence[Array], B: int) -> bool:
-        chunk = self.rows_of_chunk(B)
-        memory = self.take(B, chunk)
+        self.start()
+        spare = self.memories(B, chunk)
+        memory = spare.take(self.threads)
         for i, given in enumerate(arrays):
             memory[1][i] = id(given)
-        return self.run(memory, B, chunk)
+        is_good: bool = run_launches(memory[0], B, chunk, self.threads)
+        spare.give_back(memory)
+        return is_good
 
     def _make(self, workers: int, threads: int) -> Memory:
         """For so many workers, each of which makes launches of so many threads."""

@@ -192,8 +192,10 @@ class CpuBound:
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         values = {**inputs, **outputs}
-        if self._chunks is not None and self._chunks.run_arrays([values[name] for name in self._chunks.arrays], B):
-            return
+        if self._chunks is not None:
+            arrays = [values[name] for name in self._chunks.arrays]
+            if self._chunks.run(arrays, B, self._chunks.rows_of_chunk(B)):
+                return
         self._start_helpers(self.threads)
         for step in self._steps:
             for name, row_shape, dtype in step.new:

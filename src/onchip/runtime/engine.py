@@ -150,8 +150,9 @@ class Engine:
         Ids that lie there are looked at by the kernels: one that is in no table is an InputError of the next call, or
         of `wait`.
         """
-        if self._quick_call is not None:
-            quick = self._quick_call(rows, out)
+        quick_call = self._quick_call
+        if quick_call is not None:
+            quick = quick_call(rows, out)
             if quick is not None:
                 return quick
         if rows:

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from onchip.kernels.cpu.launches import run_one
+from onchip.kernels.cpu.threads import HELPERS, Spare
 from onchip.plan.plan import Plan
-from onchip.runtime.chunks import Chunks
+from onchip.runtime.chunks import Chunks, Memory
 from onchip.spec.types import numpy_dtype
 
-# B, the rows of a chunk; shape and dtype of each output
-Known = tuple[int, int, tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]]
+# B, the rows of a chunk, memory for such a call; shape and dtype of each output
+Known = tuple[int, int, Spare[Memory], tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]]
 
 _MOST_SHAPES = 256  # that are remembered
 
@@ -28,6 +30,7 @@ def quick_call(plan: Plan, chunks: Chunks) -> Callable[[tuple[Any, ...], Any], A
     is_single = len(inputs) == len(outputs) == 1
     dtype = dtypes[0]
     known_shapes: dict[Any, Known] = {}
+    threads, helpers, empty = chunks.threads, chunks.threads - 1, np.empty
 
     def look(rows: tuple[Any, ...], shapes: Any) -> Known | None:
         """What is to be known of new shapes; None if they do not fit."""
@@ -37,7 +40,8 @@ def quick_call(plan: Plan, chunks: Chunks) -> Callable[[tuple[Any, ...], Any], A
         if B == 0 or any(len(x) != B for x in rows):
             return None
         made = tuple(((B, *given.row_shape), kind) for given, kind in zip(outputs, made_types, strict=True))
-        known = B, chunks.rows_of_chunk(B), made
+        chunk = chunks.rows_of_chunk(B)
+        known = B, chunk, chunks.memories(B, chunk), made
         if len(known_shapes) < _MOST_SHAPES:
             known_shapes[shapes] = known
         return known
@@ -52,12 +56,9 @@ def quick_call(plan: Plan, chunks: Chunks) -> Callable[[tuple[Any, ...], Any], A
         known = known_shapes.get(shapes) or look(rows, shapes)
         if known is None:
             return None
-        B, chunk, wanted_out = known
+        B, chunk, _, wanted_out = known
         made = tuple([np.empty(shape, kind) for shape, kind in wanted_out])
-        memory = chunks.take(B, chunk)
-        for i, given in enumerate((*rows, *made)):
-            memory[1][i] = id(given)
-        if not chunks.run(memory, B, chunk):
+        if not chunks.run((*rows, *made), B, chunk):
             return None
         return made if len(made) > 1 else made[0]
 
@@ -71,18 +72,23 @@ def quick_call(plan: Plan, chunks: Chunks) -> Callable[[tuple[Any, ...], Any], A
         known = known_shapes.get(x.shape) or look(rows, x.shape)
         if known is None:
             return None
-        B, chunk, made = known
+        B, chunk, spare, made = known
         if out is None:
-            y = np.empty(*made[0])
+            y = empty(*made[0])
         elif _fits(out, *made[0]) and not np.may_share_memory(x, out):
             y = out
         else:
             return None
-        memory = chunks.take(B, chunk)
-        values = memory[1]
-        values[0] = id(x)
-        values[1] = id(y)
-        return y if chunks.run(memory, B, chunk) else None
+        if len(HELPERS) < helpers:
+            chunks.start()
+        free = spare.free
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = spare.make(threads)
+        is_good = run_one(memory[0], B, chunk, threads, id(x), id(y))
+        free.append(memory)
+        return y if is_good else None
 
     return call_one if is_single else call_many
 

@@ -24,7 +24,7 @@ Memory = tuple[int, "array[int]", object]  # for run_launches; ids of arrays and
 _LEAST_BYTES = 512 << 10  # of values in between that a thread keeps: half of a common second cache
 _MOST_BYTES = 4 << 20
 _HEAVY_BYTES, _SHARED_ROWS = 256 << 10, 32  # with such weights threads share layers rather than so few rows
-_THREAD_WORK = 50_000  # flop and bytes: to call another thread for fewer takes longer than they do
+_THREAD_WORK = 250_000  # flop and bytes: to call another thread for fewer takes longer than they do
 _LINE = 64  # bytes: every value begins on a cache line
 
 

@@ -7,7 +7,19 @@ import onchip
 from checks import assert_error_within, rows
 from onchip.errors import InputError
 from onchip.kernels import reference
-from onchip.spec.layers import Add, Concat, Embedding, GlobalMean, GlobalSum, Linear, Reshape, Slice
+from onchip.spec.layers import (
+    Add,
+    Concat,
+    Embedding,
+    GlobalMean,
+    GlobalSum,
+    Linear,
+    Permute,
+    ReLU,
+    Reshape,
+    Slice,
+    TokenConv,
+)  # fmt: skip
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
 
@@ -30,6 +42,18 @@ def test_sums_of_rows(layer, dtype):
     for B in (1, 7):
         np.testing.assert_array_equal(engine(x[5 : 5 + B]), whole[5 : 5 + B])
     np.testing.assert_array_equal(onchip.compile(net, "cpu", threads=1)(x), whole)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_folded_product_is_looked_up(bias):
+    """A token convolution of one tap, before a Permute: its rows lie as the next layer wants them."""
+    weights = {"t": rows(9, 1, 6)} | ({"b": rows(6, seed=1)} if bias else {})
+    told = {"weight": "t", "bias": "b"} if bias else {"weight": "t"}
+    nodes = (Node("c", TokenConv(), ("ids",), told), Node("p", Permute((0, 2, 1)), ("c",)), Node("y", ReLU(), ("p",)))
+    net = Network({"ids": TensorType(("B", 5), "int32")}, nodes, ("y",), weights)
+    engine, ids = onchip.compile(net, "cpu"), np.random.default_rng(0).integers(0, 9, (7, 5)).astype(np.int32)
+    assert [group.claim.kernel for group in engine.plan.groups] == ["lookup", "view", "rowwise"]
+    np.testing.assert_array_equal(engine(ids), reference.forward(net, ids, "float32"))
 
 
 def columns():

@@ -1,4 +1,5 @@
-"""lookup: rows of a table by ids, each by itself or the sum or the mean of some: an Embedding, with what adds it up.
+"""lookup: rows of a table by ids, each by itself or the sum or the mean of some: an Embedding, with what adds it up,
+or one that was folded into the Linear behind it.
 
 Idea      A row is copied, or added, as it comes from the table; what is added up stays in the first cache.
 Order     Rows in order, in parts of 16, then these in order.
@@ -22,9 +23,10 @@ from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import Embedding, GlobalMean, GlobalSum
+from onchip.plan.layout import CHANNELS_LAST, has_channels
+from onchip.spec.layers import Embedding, GlobalMean, GlobalSum, TokenConv
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, as_is
+from onchip.spec.recipe import Array, Recipe, recipe_op
 from onchip.spec.tokens import check_token_ids
 from onchip.spec.types import DTYPE_BYTES
 
@@ -106,14 +108,21 @@ class LookUpAlone:
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
         node = net.nodes[start]
-        if job.is_training or not isinstance(node.layer, Embedding):
+        if job.is_training or not (isinstance(node.layer, Embedding) or _is_of_one_tap(net, node)):
             return
-        table, ids = node.weights["weight"], net.types[node.inputs[0]]
-        if net.weight_type(table).dtype != "float32":
-            yield Refusal(self.name, node.name, f"looks up float32, got {net.weight_type(table)}")
+        names = [node.weights[role] for role in ("weight", "bias") if role in node.weights]
+        ids, y = net.types[node.inputs[0]], net.types[node.name]
+        odd = next((name for name in names if net.weight_type(name).dtype != "float32"), None)
+        if odd is not None:
+            yield Refusal(self.name, node.name, f"looks up float32, got {net.weight_type(odd)}")
             return
-        shape = net.weights[table].shape
-        recipes = {"table": Recipe.of(as_is, (table,), shape)}
+        V, *_, E = (int(d) for d in net.weights[node.weights["weight"]].shape)
+        table = Recipe.of(with_bias, names, (V, E), flop=V * E if len(names) > 1 else 0)
+        gives = (
+            {node.name: CHANNELS_LAST}
+            if isinstance(node.layer, TokenConv) and has_channels(net.types[node.name])
+            else {}
+        )
         for nodes, how in _ways(net, start):
             S = int(ids.shape[-1]) if how != _COPY else 1
             facts = Facts(how, S, ids.row_size // max(1, S), DTYPE_BYTES[ids.dtype], node.inputs[0])
@@ -124,8 +133,8 @@ class LookUpAlone:
             )  # fmt: skip
             yield Claim(
                 self.name, f"{self.name}<{','.join(each.layer.kind for each in nodes)}>",
-                tuple(each.name for each in nodes), price, f"rows of {shape[0]:,} by ids", recipes,
-                order=f"in order, parts of {_PART}" if how != _COPY else "", facts=facts,
+                tuple(each.name for each in nodes), price, f"rows of {V:,} by ids", {"table": table},
+                order=f"in order, parts of {_PART}" if how != _COPY else "", facts=facts, gives=gives,
             )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
@@ -145,14 +154,33 @@ class LookUpAlone:
         return CompiledLaunch(address_of(_run), facts, check)
 
 
+@recipe_op
+def with_bias(table: Array, bias: Array | None = None) -> Array:
+    """(V, E), or (V, 1, E) of a token convolution, with what is added to every row."""
+    rows = np.ascontiguousarray(table.reshape(len(table), -1), np.float32)
+    return rows if bias is None else rows + bias
+
+
+def _is_of_one_tap(net: Network, node: Node) -> bool:
+    """Whether it is a token convolution whose channels, if they come last, are a row of its table; others look on."""
+    layer = node.layer
+    if not isinstance(layer, TokenConv) or layer.stride != 1 or layer.pads != (0, 0):
+        return False
+    y = net.types[node.name]
+    may_turn = not has_channels(y) or (bool(net.readers(node.name)) and node.name not in net.outputs)
+    return net.weights[node.weights["weight"]].shape[1] == 1 and may_turn
+
+
 def _ways(net: Network, start: int) -> Iterator[tuple[tuple[Node, ...], int]]:
     """The Embedding by itself, and with what adds up its rows along the last axis of the ids."""
     node = net.nodes[start]
     yield (node,), _COPY
     behind = net.nodes[start + 1] if start + 1 < len(net.nodes) else node
     shape = net.types[node.name].shape
-    if behind.inputs != (node.name,) or not isinstance(behind.layer, GlobalSum | GlobalMean):
+    is_summed = isinstance(node.layer, Embedding) and isinstance(behind.layer, GlobalSum | GlobalMean)
+    if behind.inputs != (node.name,) or not is_summed:
         return
+    assert isinstance(behind.layer, GlobalSum | GlobalMean)
     is_last = [axis % len(shape) for axis in behind.layer.axes] == [len(shape) - 2]
     if is_last and len(shape) > 2 and net.types[node.name].row_size and is_closed(net, [node, behind]):
         yield (node, behind), _MEAN if isinstance(behind.layer, GlobalMean) else _SUM

@@ -118,11 +118,8 @@ class LookUpAlone:
             return
         V, *_, E = (int(d) for d in net.weights[node.weights["weight"]].shape)
         table = Recipe.of(with_bias, names, (V, E), flop=V * E if len(names) > 1 else 0)
-        gives = (
-            {node.name: CHANNELS_LAST}
-            if isinstance(node.layer, TokenConv) and has_channels(net.types[node.name])
-            else {}
-        )
+        is_turned = isinstance(node.layer, TokenConv) and has_channels(y)
+        gives = {node.name: CHANNELS_LAST} if is_turned else {}
         for nodes, how in _ways(net, start):
             S = int(ids.shape[-1]) if how != _COPY else 1
             facts = Facts(how, S, ids.row_size // max(1, S), DTYPE_BYTES[ids.dtype], node.inputs[0])

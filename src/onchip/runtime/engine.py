@@ -126,7 +126,7 @@ class Engine:
         are_apart = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
         self._is_plain = are_apart and not self._ids_made
         self._bound = backend.bind(plan, debug)
-        self._quick_call = self._bound.quick_call() if self._is_plain and not self._id_limits else None
+        self._quick_call = self._bound.quick_call() if self._is_plain else None
         self._runs: dict[type, Run | None] = {np.ndarray: None}  # by the type of the first input; None: the host's
 
     @property
@@ -150,8 +150,9 @@ class Engine:
         Ids that lie there are looked at by the kernels: one that is in no table is an InputError of the next call, or
         of `wait`.
         """
-        if self._quick_call is not None:
-            quick = self._quick_call(rows, out)
+        quick_call = self._quick_call
+        if quick_call is not None:
+            quick = quick_call(rows, out)
             if quick is not None:
                 return quick
         if rows:

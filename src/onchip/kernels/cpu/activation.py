@@ -115,16 +115,22 @@ def tanh(x: np.float32) -> np.float32:
 
 
 @compiled(inline=True)
+def scaled_erfc(t: np.float32) -> np.float32:
+    """exp(z^2) erfc(z) / t for t = 1 / (1 + z / 2), z >= 0."""
+    u = multiply_add(_TWO, t, -_ONE)
+    high = multiply_add(u, multiply_add(u, multiply_add(u, _E10, _E9), _E8), _E7)
+    middle = multiply_add(u, multiply_add(u, multiply_add(u, high, _E6), _E5), _E4)
+    low: np.float32 = multiply_add(u, multiply_add(u, multiply_add(u, multiply_add(u, middle, _E3), _E2), _E1), _E0)
+    return low
+
+
+@compiled(inline=True)
 def gelu(x: np.float32) -> np.float32:
     """x / 2 erfc(-x / sqrt 2)."""
     z = abs(x) * _SQRT_HALF
     t = _ONE / multiply_add(_HALF, z, _ONE)
-    u = multiply_add(_TWO, t, -_ONE)
-    high = multiply_add(u, multiply_add(u, multiply_add(u, _E10, _E9), _E8), _E7)
-    middle = multiply_add(u, multiply_add(u, multiply_add(u, high, _E6), _E5), _E4)
-    low = multiply_add(u, multiply_add(u, multiply_add(u, multiply_add(u, middle, _E3), _E2), _E1), _E0)
     _, e = expm1_exp(-z * z)
-    tail: np.float32 = t * e * low  # erfc(z)
+    tail: np.float32 = t * e * scaled_erfc(t)  # erfc(z)
     return _HALF * x * (tail if x < _ZERO else _TWO - tail)
 
 
@@ -287,16 +293,21 @@ def normalise(where: int, count: int, width: int, stride: int, code: int) -> Non
         for n in range(1, width):
             highest = row[n] if row[n] > highest or row[n] != row[n] else highest
         total = 0.0  # float64: a float32 sum over a very wide row would lose digits
-        for n in range(width):
-            shifted = row[n] - highest
-            _, e = expm1_exp(shifted)
-            total += np.float64(e)
-            row[n] = e if code == SOFTMAX else shifted
-        if code == SOFTMAX:
+        if code == SOFTMAX:  # a loop of its own for the sum: the one before becomes vector code
+            for n in range(width):
+                _, e = expm1_exp(row[n] - highest)
+                row[n] = e
+            for n in range(width):
+                total += np.float64(row[n])
             scale = np.float32(total)
             for n in range(width):
                 row[n] = row[n] / scale
         else:
+            for n in range(width):
+                row[n] = row[n] - highest
+            for n in range(width):
+                _, e = expm1_exp(row[n])
+                total += np.float64(e)
             log_total = np.float32(math.log(total))
             for n in range(width):
                 row[n] = row[n] - log_total

@@ -33,6 +33,8 @@ from onchip.kernels.vectors import HAS_FMA
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+ALL = 1 << 40  # the length of an array whose end nobody asks for
+
 
 @functools.cache
 def _source_digest(folder: Path) -> str:
@@ -186,6 +188,16 @@ def int_at(typing_context: Any, where: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def int32_at(typing_context: Any, where: Any) -> Any:
+    """The 32-bit integer at an address, as one of 64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.sext(builder.load(builder.inttoptr(args[0], ir.IntType(32).as_pointer())), ir.IntType(64))
 
     return types.int64(types.int64), codegen
 

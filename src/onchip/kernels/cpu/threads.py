@@ -119,16 +119,16 @@ class Spare(Generic[T]):
 
     def __init__(self, make: Callable[[int], T]) -> None:
         """make(threads): for a call on so many threads, which are the same in every call"""
-        self._make, self._free = make, list[T]()
+        self.make, self.free = make, list[T]()  # for callers to whom a function's call is long
 
     def take(self, threads: int) -> T:
         try:
-            return self._free.pop()
+            return self.free.pop()
         except IndexError:
-            return self._make(threads)
+            return self.make(threads)
 
     def give_back(self, memory: T) -> None:
-        self._free.append(memory)
+        self.free.append(memory)
 
 
 # -- what compiled code calls ------------------------------------------------------------------------------

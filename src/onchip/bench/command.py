@@ -19,7 +19,7 @@ from onchip.files import check_writable
 from onchip.measure.pace import Pace
 from onchip.plan.device import Device
 from onchip.runtime.cpu import this_cpu
-from onchip.runtime.engine import find_device
+from onchip.runtime.engine import device_name, find_device
 
 CLEAR = "\r\x1b[K"  # back to the start of the line, and nothing on it
 
@@ -66,7 +66,7 @@ def choose_device(name: str, threads: int | None, reporter: Reporter) -> str:
     """The device to measure on. "auto" is the GPU where there is one."""
     if name != "auto":
         found = find_device(name, threads)[0]
-        return "cpu" if found.kind == "cpu" else name
+        return "cpu" if found.kind == "cpu" else device_name(name)
     _, _, chosen = find_device(name, threads)
     reporter.say(f"device: {chosen}")
     return chosen.partition(" ")[0]

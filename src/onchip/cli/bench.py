@@ -7,15 +7,19 @@ from typing import Annotated
 
 import typer
 
+from onchip.bench import CASES
+from onchip.cli.options import completes
 from onchip.cli.talk import print_json
 
 Argument, Option = typer.Argument, typer.Option
 RESULTS = Path("benchmarks") / "results"
-NAMES = "decode, digits, sentiment, faces, imported, backprop, mlp, scan, pointwise, product"
 
 
 def bench(
-    names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help=f"{NAMES}; all if not given.")] = None,
+    names: Annotated[
+        list[str] | None,
+        Argument(metavar="[NAME]...", help=f"{', '.join(CASES)}; all if not given.", autocompletion=completes(CASES)),
+    ] = None,
     device: Annotated[
         str,
         Option(help="auto (a GPU where there is one), cpu, cuda or cuda:N."),

@@ -15,6 +15,7 @@ from onchip.cli.options import (
     NoMerge,
     NoPhases,
     NoWindows,
+    PlanDevice,
     Precision,
     Tables,
     left_out,
@@ -24,7 +25,7 @@ from onchip.cli.talk import print_json, say
 
 def plan(
     model: Model,
-    device: Annotated[str, Option(help="h200, a100, rtx4060 (need not be here), auto, cpu, cuda or cuda:N.")] = "auto",
+    device: PlanDevice = "auto",
     batch: Annotated[int, Option(metavar="ROWS", help="Rows the plan is priced for.")] = 1024,
     precision: Precision = "fp32",
     io: Io = "",

@@ -87,8 +87,8 @@ def run(
 
     \b
     Example:
-      python -c "import numpy as np; np.save('rows.npy', np.ones((1000, 72), 'float32'))"
-      onchip run decode rows.npy -o out.npy
+      python -c "import numpy as np; np.save('x.npy', np.ones((9, 72), 'f4'))"
+      onchip run decode x.npy -o out.npy
       onchip run faces --count 4 --seed 1 -o grid.png
 
     \b
@@ -97,7 +97,7 @@ def run(
       onchip run faces --weights network.bin input.txt -o output.txt
 
     \b
-    Sentences of different lengths, which a file tells or an id that they are filled up with:
+    Sentences of several lengths, told by a file or by the id that fills them up:
       onchip run sentiment --weights params.bin inputs.bin --input lengths=lengths.npy -o answers.bin
       onchip run sentiment --weights params.bin inputs.bin --padding 0 -o answers.bin
 
@@ -117,10 +117,10 @@ def run(
         run_rows,
         warm_up,
     )
-    from onchip.workloads import WORKLOADS
+    from onchip.workloads import WORKLOADS, model_name
     from onchip.workloads.job import job_network, weights_note
 
-    named = _named_files(inputs or [])
+    model, named = model_name(model), _named_files(inputs or [])
     _check_request([*([rows] if rows else []), *named.values()], count, seed, padding)
     file = None if model in WORKLOADS else model
     read = {f"--input {name}": path for name, path in named.items()}

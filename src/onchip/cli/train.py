@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from typer import Context
@@ -63,13 +63,13 @@ def train(
     \b
     Example:
       onchip train digits --data sklearn --epochs 5 -o digits.onnx
-      onchip train digits --data sklearn --optimiser adam --lr 0.001 --hidden 64 --epochs 5 --log run.jsonl
+      onchip train digits --data sklearn --optimiser adam --lr 0.001 --epochs 5
       onchip train digits --data sklearn --epochs 5 --seeds 8
 
     \b
     With data of your own, and with the options in a file:
-      onchip train mlp --data table.csv --labels last --hidden 64,32 -o net.onnx
-      onchip train mlp --data images.idx.gz --labels labels.idx.gz --plot curve.png
+      onchip train mlp --data table.csv --labels last -o net.onnx
+      onchip train mlp --data images.npy --labels labels.npy --plot curve.png
       onchip train --config run.toml --lr 0.1
 
     Same seed, same machine kind: same bits. The network appears whole, after the last epoch, or not at all. What is
@@ -81,13 +81,15 @@ def train(
     from onchip.cli.train_log import TrainLog, log_head
     from onchip.files import check_outputs, check_writable
     from onchip.formats.load import save
+    from onchip.workloads import WORKLOADS, model_name
     from onchip.workloads.classify import check_folder, check_model_path, train_and_test
     from onchip.workloads.table_data import Source
-    from onchip.workloads.train_job import files_read, train_job
+    from onchip.workloads.train_job import NEW, TRAINED, files_read, train_job
 
     # The parameters above, by name: what is None was not given, and a config file may say it.
     told = {name: value for name, value in context.params.items() if name not in ("config", "as_json", "verbose")}
     chosen, options = settings(config, told)
+    chosen = replace(chosen, model=model_name(chosen.model, (*TRAINED, NEW, *WORKLOADS)))
     source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share)
     states = [] if chosen.checkpoint is None else [chosen.checkpoint, *chosen.checkpoint.glob("checkpoint-*")]
     check_outputs(

@@ -22,8 +22,9 @@ from onchip.formats.onnx_ops.norm_parts import NORM, join_norms
 from onchip.formats.onnx_ops.truth import reads_truth
 from onchip.formats.onnx_ops.turned import reads_turned
 from onchip.formats.onnx_tensors import TensorReader, dtype_of, text
+from onchip.spec.names import did_you_mean
 from onchip.spec.network import Network
-from onchip.spec.reading import MAX_RANK, blaming, did_you_mean, show
+from onchip.spec.reading import MAX_RANK, blaming, show
 from onchip.spec.recipe import Array
 from onchip.spec.types import BATCH, Dim, TensorType
 

@@ -23,6 +23,7 @@ from onchip.runtime.overlap import check_apart
 from onchip.spec.io import IO, with_io
 from onchip.spec.layers import Embedding, TokenConv
 from onchip.spec.layers.embedding import ID_DTYPES
+from onchip.spec.names import did_you_mean, known_name
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.spec.tokens import check_token_ids
@@ -292,6 +293,7 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
 
     For no network in particular, "auto" is the GPU where there is one; `place` knows more.
     """
+    name = device_name(name)
     found = _find_gpus(name, threads)
     if found:
         at = _device_number(name.partition(":")[2], len(found))
@@ -301,17 +303,26 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
 
 def may_use_gpu(device: str, threads: int | None) -> bool:
     """Whether `place` has a GPU to choose."""
-    return bool(_find_gpus(device, threads))
+    return bool(_find_gpus(device_name(device), threads))
+
+
+def device_name(name: str) -> str:
+    """The name of a device to run on, in lower case; DeviceError if it is none."""
+    kind, colon, number = str(name).lower().partition(":")
+    if kind == "cuda" or (kind in ("auto", "cpu") and not colon):
+        return kind + colon + number
+    if kind in KNOWN:
+        got, hint = f"{name}, which can be planned for", f"onchip plan MODEL --device {kind}, or --device cuda there"
+        raise DeviceError("no device to run on", got=got, expected="auto, cpu, cuda or cuda:N", hint=hint)
+    hint = did_you_mean(kind, ("auto", "cpu", "cuda", *KNOWN)) or "onchip devices"
+    expected = f"auto, cpu, cuda or cuda:N; to plan for also {', '.join(KNOWN)}"
+    raise DeviceError("unknown device", got=str(name), expected=expected, hint=hint)
 
 
 def _find_gpus(name: str, threads: int | None) -> list[Device]:
     """The GPUs of this machine; none where the CPU is meant, or "auto" finds none. "cuda" without one: DeviceError."""
-    if not isinstance(name, str):
-        raise DeviceError("not a device", got=repr(name), expected="auto, cpu, cuda or cuda:N", hint="device='auto'")
     if name == "cpu" or (name == "auto" and threads is not None):
         return []
-    if name != "auto" and name.partition(":")[0] != "cuda":
-        raise DeviceError("unknown device", got=name, expected="auto, cpu, cuda or cuda:N", hint="onchip devices")
     if threads is not None:
         got = f"threads={threads} and device '{name}'"
         raise InputError("threads are the CPU's", got=got, expected="threads with device 'cpu'", hint="--device cpu")
@@ -367,7 +378,7 @@ def kernels_for(device: Device) -> Sequence[Kernel]:
 
 
 def plan(net: Network, device: str | Device = "auto", job: Job | None = None) -> Plan:
-    """What would run, on a device that is here or one that is only known ("h200", "a100", "rtx4060").
+    """What would run, on a device that is here or one that is only known ("h200", "a100", ...: `onchip devices`).
 
     A layer that a device's kernels do not take yet is part of the plan of a device that is only known, with its floor.
     """
@@ -378,8 +389,8 @@ def plan_and_reason(net: Network, device: str | Device = "auto", job: Job | None
     """The plan, and its device with, for "auto", the reason."""
     if isinstance(device, Device):
         return make_plan(net, device, kernels_for(device), job), device.name
-    if device in KNOWN:
-        return make_plan(net, KNOWN[device], kernels_for(KNOWN[device]), job, whole=False), device
+    if (name := str(device).lower()) in KNOWN:
+        return make_plan(net, KNOWN[name], kernels_for(KNOWN[name]), job, whole=False), name
     return _choose(net, device, job or Job(), None, None)
 
 
@@ -395,6 +406,7 @@ def place(
 
 
 def _choose(net: Network, device: str, job: Job, threads: int | None, call_rows: int | None) -> tuple[Plan, str]:
+    device = device_name(device)
     found = _find_gpus(device, threads)
     if not found:
         return _plan_here(net, job), _cpu_chosen(device, threads)
@@ -477,6 +489,4 @@ def apply_io(net: Network, io: str) -> Network:
     """The network with float inputs and outputs of another type in memory, by its name in IO; as it is for ""."""
     if not io:
         return net
-    if io not in IO:
-        raise InputError("unknown io", got=str(io), expected=", ".join(IO), hint="fp16")
-    return with_io(net, IO[io])
+    return with_io(net, IO[known_name(io, IO, "io", "fp16")])

@@ -16,8 +16,9 @@ from onchip.formats.rows_text import read_rows_text
 from onchip.plan.kernel import MAX_ROWS
 from onchip.runtime.engine import id_limits
 from onchip.spec.layers import SequenceMax
+from onchip.spec.names import did_you_mean
 from onchip.spec.network import Network
-from onchip.spec.reading import did_you_mean, show
+from onchip.spec.reading import show
 from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType, numpy_dtype
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from onchip.cache import cache_dir
-from onchip.errors import FormatError, InputError
+from onchip.errors import FormatError
 from onchip.formats.arrays import open_rows
 from onchip.spec.build import mlp
+from onchip.spec.names import known_name
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.options import TrainOptions
@@ -32,8 +33,7 @@ def network(pixels: int = 784, hidden: Sequence[int] = HIDDEN, seed: int = 0, ac
 
 def load_data(name: str = "auto") -> Dataset:
     """ "mnist" (60,000 + 10,000 images 28x28), "sklearn" (1,797 images 8x8, always there), "auto": the first found."""
-    if name not in ("auto", "mnist", "sklearn"):
-        raise InputError("unknown data set", got=name, expected="auto, mnist or sklearn", hint="--data auto")
+    name = known_name(name, ("auto", "mnist", "sklearn"), "data set", "--data auto")
     folder = find_mnist()
     if name == "sklearn" or (name == "auto" and folder is None):
         return _sklearn_digits()

@@ -69,6 +69,7 @@ def test_a_result_prints_a_line_and_can_be_pickled():
     result = fit(net, x, y, device="cpu", epochs=2, **training)
     assert repr(result).startswith("FitResult(2 epochs, loss ")
     assert len(repr(result)) < 120
+    assert result._repr_html_().count("<tr>") == 3
     twin = pickle.loads(pickle.dumps(result))
     assert np.array_equal(twin.losses, result.losses)
     assert str(twin.plan) == str(result.plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -39,14 +40,24 @@ def bench(
         ),
     ] = None,
     batches: Annotated[str | None, Option(metavar="N,N", help="digits: rows a training step; else five sizes.")] = None,
-    out: Annotated[Path, Option(metavar="DIR", help="Results go to DIR/<device>/<name>.json.")] = RESULTS,
+    quick: Annotated[
+        bool,
+        Option("--quick", help="A first look, in under two minutes: fewer samples, and without names fewer cases."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR",
+            help=f"Results go to DIR/<device>/<name>.json; {RESULTS} if not given, with --quick nowhere.",
+        ),
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure onchip, and its peers beside it; write result files.
 
     \b
     Example:
-      onchip bench decode --rows 1000
+      onchip bench decode --rows 1000 --quick
 
     On a GPU, with its peers: onchip bench digits sentiment --device cuda --peers
 
@@ -63,9 +74,10 @@ def bench(
     product    single Linear layers
 
     Every engine is checked against float64 before the clock starts: a wrong one gets no time, and exit code 1.
-    Competitors take turns in one process; the file holds raw samples, machine, versions and this command.
+    Competitors take turns in one process; the file holds raw samples, machine, versions and this command. All
+    benchmarks with peers take an hour or more on two cores, one takes minutes; --quick is for a first look.
     """
-    from onchip.bench.command import choose_device, run_benchmarks, stderr_reporter
+    from onchip.bench.command import QUICK_NAMES, QUICK_PACE, QUICK_ROWS, choose_device, run_benchmarks, stderr_reporter
     from onchip.bench.options import Options, parse_counts
     from onchip.bench.results import make_tables, show
     from onchip.runtime.cpu import check_threads
@@ -74,9 +86,13 @@ def bench(
     with stderr_reporter() as reporter:
         chosen = choose_device(device, threads, reporter)
         options = Options(chosen, check_threads(threads), peers, accuracy, *counts)
-        written, exit_code = run_benchmarks(names or [], options, out, reporter=reporter)
+        if quick and not names:
+            names, options = list(QUICK_NAMES), replace(options, rows=options.rows or QUICK_ROWS)
+        folder = None if quick and out is None else out or RESULTS
+        pace = QUICK_PACE if quick else None
+        written, exit_code = run_benchmarks(names or [], options, folder, pace=pace, reporter=reporter)
     if as_json:
-        print_json({path.stem: results.to_dict() for path, results in written.items()})
+        print_json({name: results.to_dict() for name, results in written.items()})
     else:
         for results in written.values():
             show(make_tables(results))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -9,9 +10,9 @@ from typing import Annotated
 from typer import Option
 
 from onchip.cli.options import Json
-from onchip.cli.talk import print_json, progress, rate, say
+from onchip.cli.talk import columns_of, print_json, progress, rate, say
 from onchip.cli.train import show_epoch
-from onchip.spec.text import columns
+from onchip.spec.text import columns, plural
 
 
 def demo(
@@ -34,9 +35,11 @@ def demo(
     with progress("train digits", epochs) as update:
         data, trained = train_digits(out, epochs, lambda p: show_epoch(p, update))
     say(f"device to train on: {trained.fit.chosen}")
-    say(f"trained a network on {len(data.x_train):,} images of digits: {epochs} epochs in {trained.fit.seconds:.2f} s")
+    taken = f"{plural(epochs, 'epoch')} in {trained.fit.seconds:.2f} s"
+    say(f"trained a network on {len(data.x_train):,} images of digits: {taken}")
     engine, files = save_and_load(out, trained.network, data.x_test, rows)
-    say(f"saved it and loaded it again: {', '.join(map(str, files))}\ndevice: {engine.chosen}\n\n{engine.plan}\n")
+    plan = engine.plan.text(columns_of(sys.stderr))
+    say(f"saved it and loaded it again: {', '.join(map(str, files))}\ndevice: {engine.chosen}\n\n{plan}\n")
     with progress(f"time {rows:,} rows", 1) as update:
         timings = time_rows(engine, data.x_test, rows, update)
     where = ", ".join(f"{t.engine.partition(',')[0]} on {t.device}" for t in timings)

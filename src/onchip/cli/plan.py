@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 from typer import Option
@@ -20,7 +21,7 @@ from onchip.cli.options import (
     Tables,
     left_out,
 )
-from onchip.cli.talk import print_json, say
+from onchip.cli.talk import columns_of, print_json, say
 
 
 def plan(
@@ -62,4 +63,4 @@ def plan(
     else:
         if device == "auto":
             say(f"device: {chosen}")
-        print(made)
+        print(made.text(columns_of(sys.stdout)))

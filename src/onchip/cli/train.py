@@ -11,6 +11,7 @@ from typer import Context
 from onchip.cli import train_options as opt
 from onchip.cli.options import Json, Threads, Verbose
 from onchip.cli.talk import Update, print_json, progress, rate, resumable, say, say_device
+from onchip.spec.text import plural
 
 if TYPE_CHECKING:
     from onchip.cli.train_config import Settings
@@ -151,7 +152,8 @@ def train(
         right = "" if kept.validation_accuracy is None else f", accuracy {kept.validation_accuracy:.2%}"
         print(f"validation loss {kept.validation_loss:.4f}{right} in epoch {kept.epoch}, whose weights these are")
     held = f", {result.gpu_bytes / 2**20:,.0f} MiB of the GPU's memory" if result.gpu_bytes else ""
-    print(f"{len(result.history)} epochs, {trained.ms_per_epoch:.1f} ms/epoch, {rate(samples_per_s, 'samples')}{held}")
+    done = f"{plural(len(result.history), 'epoch')}, {trained.ms_per_epoch:.1f} ms/epoch"
+    print(f"{done}, {rate(samples_per_s, 'samples')}{held}")
 
 
 def train_all(job: TrainJob, chosen: Settings, asked: dict[str, Any], as_json: bool, verbose: int) -> None:

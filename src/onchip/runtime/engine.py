@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -238,6 +239,9 @@ class Engine:
     def __repr__(self) -> str:
         return f"Engine({self.plan.network.name}, {self.chosen}, {self.plan.job.precision})"
 
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>{self.plan._repr_html_()}"
+
 
 def id_limits(net: Network) -> dict[str, int]:
     """How many rows the smallest table has that an input's ids look into, for each input that holds ids.
@@ -269,13 +273,23 @@ def check_rows(x: Any, expected: TensorType) -> Array:
             "input is not an array", got=type(x).__name__, expected=f"NumPy {expected}", hint="np.asarray(x)"
         )
     if x.ndim != len(expected.shape) or x.shape[1:] != expected.row_shape:
-        hint = f"x.reshape(-1, {', '.join(map(str, expected.row_shape))})" if expected.row_shape else ""
-        raise ShapeError("input has another shape", got=str(list(x.shape)), expected=str(expected), hint=hint)
+        raise ShapeError(
+            "input has another shape", got=str(list(x.shape)), expected=str(expected), hint=_shape_hint(x, expected)
+        )
     if x.dtype.newbyteorder("=") != dtype:
         raise ShapeError(
             "input has another dtype", got=x.dtype.name, expected=expected.dtype, hint=f"x.astype(np.{expected.dtype})"
         )
     return np.ascontiguousarray(x, dtype)  # native byte order
+
+
+def _shape_hint(x: Array, expected: TensorType) -> str:
+    """How x becomes such rows without a number leaving its row; "" if it cannot."""
+    if x.shape == expected.row_shape:
+        return "x[None]: a single row is a batch of one"
+    if x.ndim and int(np.prod(x.shape[1:])) == expected.row_size:
+        return f"x.reshape(len(x), {', '.join(map(str, expected.row_shape))})"
+    return ""
 
 
 def _check_out(out: Array, shape: tuple[int, ...], dtype: str) -> None:

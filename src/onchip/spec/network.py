@@ -14,7 +14,7 @@ import numpy as np
 from onchip.errors import InputError, ShapeError, printable
 from onchip.spec.layers import Layer
 from onchip.spec.recipe import Recipe, Weight
-from onchip.spec.text import columns
+from onchip.spec.text import columns, html_table
 from onchip.spec.types import DTYPE_BYTES, TensorType
 
 
@@ -224,11 +224,7 @@ class Network:
         return f"{self._summary()}\n{columns(*self._table(), right=(4, 5))}"
 
     def _repr_html_(self) -> str:
-        head, rows = self._table()
-        cells = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
-        titles = "".join(f"<th>{c}</th>" for c in head)
-        table = f"<table><thead><tr>{titles}</tr></thead><tbody>{cells}</tbody></table>"
-        return f"<p>{html.escape(self._summary())}</p>{table}"
+        return f"<p>{html.escape(self._summary())}</p>{html_table(*self._table())}"
 
 
 def _read_only(weight: Weight) -> Weight:

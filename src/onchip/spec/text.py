@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 
 from onchip.errors import printable
@@ -21,3 +22,16 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
         sized = enumerate(zip(row, widths, strict=True))
         lines.append("  ".join(cell.rjust(w) if c in right else cell.ljust(w) for c, (cell, w) in sized).rstrip())
     return "\n".join(lines)
+
+
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same for a notebook."""
+    titles = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def plural(count: int, what: str) -> str:
+    """1 epoch, 2 epochs."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

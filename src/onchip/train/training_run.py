@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -18,9 +19,11 @@ from onchip.plan.plan import Plan
 from onchip.runtime.engine import Bound, may_use_gpu, place
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
+from onchip.spec.text import html_table, plural
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_orders, hold_out
 
+_EPOCHS_SHOWN = 10  # in a notebook
 REPORT_SECONDS = 0.1  # how often progress is told, and how soon Ctrl-C is heard
 
 
@@ -87,10 +90,19 @@ class FitResult:
 
     def __repr__(self) -> str:
         last, count = self.history[-1], len(self.history)
-        told = [f"{count} epoch{'s' if count > 1 else ''}", f"loss {last.loss:.4g}"]
+        told = [plural(count, "epoch"), f"loss {last.loss:.4g}"]
         told += [f"accuracy {last.accuracy:.4f}"] if last.accuracy is not None else []
         told += [f"best epoch {self.best_epoch}"] if self.best_epoch != count else []
         return f"FitResult({', '.join(told)}, {self.seconds:.3g} s on {self.chosen})"
+
+    def _repr_html_(self) -> str:
+        """The last epochs as a table."""
+        head = ["epoch", "loss", "accuracy", "validation loss", "validation accuracy"]
+        rows = []
+        for e in self.history[-_EPOCHS_SHOWN:]:
+            scores = (e.loss, e.accuracy, e.validation_loss, e.validation_accuracy)
+            rows.append([f"{e.epoch:,}", *("" if score is None else f"{score:.4g}" for score in scores)])
+        return f"<p>{html.escape(repr(self))}</p>{html_table(head, rows)}"
 
 
 @dataclass(frozen=True, eq=False)

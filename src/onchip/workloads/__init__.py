@@ -9,7 +9,6 @@ from typing import Any
 
 from onchip.errors import InputError
 from onchip.formats.load import SUFFIXES, load_file
-from onchip.formats.torch_module import read_torch
 from onchip.spec.names import did_you_mean
 from onchip.spec.network import Network
 from onchip.workloads import backprop, decode, digits, faces, scan, sentiment
@@ -28,6 +27,8 @@ def load(model: Any, example: Any = None) -> Network:
     if isinstance(model, Network):
         return model
     if not isinstance(model, str | os.PathLike):
+        from onchip.formats.torch_module import read_torch
+
         return read_torch(model, example)
     name = model_name(os.fspath(model))
     return WORKLOADS[name]() if name in WORKLOADS else load_file(name)

@@ -172,3 +172,22 @@ def test_code_from_the_disk_finds_the_classes_of_its_arguments(tmp_path):
     )
     done = run_python(code, tmp_path / "cache")
     assert done.stdout == "True\n", done.stderr
+
+
+def test_planning_compiles_nothing_and_activations_are_compiled_one_by_one():
+    code = (
+        "import numpy as np\n"
+        "from onchip.kernels.cpu import activation, jit\n"
+        "from onchip.runtime.engine import compile, plan\n"
+        "from onchip.spec.build import mlp\n"
+        "net = mlp(3, 4, 2, activation='Tanh')\n"
+        "plan(net, 'cpu')\n"
+        "print(len(jit._LINKED))\n"
+        "x = np.array([[1, -2, 3]], np.float32)\n"
+        "hidden = np.tanh(x @ net.weights['fc1.weight'].T + net.weights['fc1.bias'])\n"
+        "truth = hidden @ net.weights['fc2.weight'].T + net.weights['fc2.bias']\n"
+        "print(np.abs(compile(net, 'cpu', threads=1)(x) - truth).max() < 1e-6)\n"
+        "print([kind for kind, place in enumerate(activation._PLACES) if place] == [activation.TANH])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["0", "True", "True"]

@@ -25,6 +25,7 @@ from numba.core.caching import NullCache
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 from numba.core.dispatcher import Dispatcher
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
@@ -54,8 +55,9 @@ class _KernelCache(NullCache):  # type: ignore[misc]
         self.function = function
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        # No target_context.refresh(), as in Numba's own cache: what is compiled needs no registry of what can be, and
-        # loading them all takes 0.3 s. Compiling refreshes by itself.
+        # Not all of target_context.refresh(), as in Numba's own cache: what is compiled needs no registry of what can
+        # be, and loading them takes 0.3 s. Compiling refreshes by itself.
+        rtsys.initialize(target_context)
         kept = read_entry(_cache_folder(), self._key(signature, target_context.codegen()))
         if kept is None:
             return None

@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 
 .PHONY: demo test check check-kernels sanitize bench clean
 
+# The first time it makes .venv: a minute or two of downloads, then half a minute; after that seconds.
 demo: $(VENV)/.demo
 	$(BIN)/onchip demo
 
@@ -37,6 +38,7 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml
+	@echo "installing what the demo needs into $(VENV), once: a minute or two"
 	$(BIN)/python -m pip install --quiet -e '.[plot]'
 	touch $@
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-COMMANDS = ["demo", "run", "train", "plan", "scan", "check", "bench", "ladder", "devices"]
+COMMANDS = ["demo", "run", "train", "plan", "scan", "check", "bench", "ladder", "devices", "cache"]
 FASTER = {"demo": ["--epochs", "2", "--rows", "500"]}  # the same command with less of the same work
 
 

@@ -12,7 +12,7 @@ from onchip.cli.main import main
 from onchip.cli.talk import StoppedError, progress, stopping
 from onchip.errors import InputError, KernelError
 
-ORDER = ["demo", "run", "train", "plan", "scan", "check", "bench", "ladder", "devices"]
+ORDER = ["demo", "run", "train", "plan", "scan", "check", "bench", "ladder", "devices", "cache"]
 
 
 def test_help_tells_the_story_in_order(cli):

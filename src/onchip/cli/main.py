@@ -74,6 +74,7 @@ def build_app() -> typer.Typer:
     import typer
 
     from onchip.cli.bench import bench
+    from onchip.cli.cache import cache
     from onchip.cli.check import check
     from onchip.cli.demo import demo
     from onchip.cli.devices import devices
@@ -97,7 +98,7 @@ def build_app() -> typer.Typer:
     ) -> None:
         pass
 
-    commands: tuple[Callable[..., None], ...] = (demo, run, train, plan, scan, check, bench, ladder, devices)
+    commands: tuple[Callable[..., None], ...] = (demo, run, train, plan, scan, check, bench, ladder, devices, cache)
     for command in commands:
         app.command(command.__name__)(command)
     return app

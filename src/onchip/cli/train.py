@@ -83,7 +83,7 @@ def train(
     from onchip.files import check_outputs, check_writable
     from onchip.formats.load import save
     from onchip.workloads import WORKLOADS, model_name
-    from onchip.workloads.classify import check_folder, check_model_path, train_and_test
+    from onchip.workloads.classify import check_folder, check_model_path, train_and_test, with_meaning
     from onchip.workloads.table_data import Source
     from onchip.workloads.train_job import NEW, TRAINED, files_read, train_job
 
@@ -131,7 +131,7 @@ def train(
     result = trained.fit
     say_device(result.chosen, result.plan, verbose, time.perf_counter() - started - result.seconds)
     if chosen.output is not None:
-        save(trained.network, chosen.output)
+        save(with_meaning(trained.network, job.data), chosen.output)
         say(f"wrote {chosen.output}")
     if chosen.plot is not None:
         draw_curve(chosen.plot, job.title, job.options.loss, result.history, result.best_epoch, tested(trained))
@@ -159,6 +159,7 @@ def train(
 def train_all(job: TrainJob, chosen: Settings, asked: dict[str, Any], as_json: bool, verbose: int) -> None:
     """Of every seed a network; that with the lowest loss is written."""
     from onchip.formats.load import save
+    from onchip.workloads.classify import with_meaning
     from onchip.workloads.seeds import spread, train_seeds
 
     count, started = chosen.seeds, time.perf_counter()
@@ -170,7 +171,7 @@ def train_all(job: TrainJob, chosen: Settings, asked: dict[str, Any], as_json: b
     seconds, best = time.perf_counter() - started, results.done[results.best_seed]
     say_device(best.fit.chosen, best.fit.plan, verbose, seconds - best.fit.seconds)
     if chosen.output is not None:
-        save(best.network, chosen.output)
+        save(with_meaning(best.network, job.data), chosen.output)
         say(f"wrote {chosen.output}, of seed {results.best_seed}")
     if as_json:
         each = [

@@ -186,6 +186,11 @@ class Engine:
             self._run(inputs, made, B)
         return made if len(made) > 1 else made[0]
 
+    def warm_up(self) -> None:
+        """Run one row of zeros: afterwards every kernel is compiled and loaded."""
+        with np.errstate(all="ignore"):  # zeros mean nothing, nor does what comes of them
+            self(*(np.zeros((1, *wanted.row_shape), wanted.dtype) for wanted in self._inputs))
+
     def wait(self) -> None:
         """Return when all that was called with arrays of a GPU is done; InputError for an id that is in no table."""
         self._bound.wait()
@@ -483,7 +488,10 @@ def compile(
     if not isinstance(net, Network):
         raise InputError("not a network", got=type(net).__name__, expected="Network", hint="onchip.load(...)")
     job = Job(precision, batch_hint, without=tuple(without), tables=tables)
-    return Engine(*place(apply_io(net, io), device, job, threads), debug=debug)
+    engine = Engine(*place(apply_io(net, io), device, job, threads), debug=debug)
+    if engine.plan.device.kind == "cpu":  # a GPU's kernels are compiled by now
+        engine.warm_up()
+    return engine
 
 
 def _bind_again(

@@ -17,7 +17,7 @@ from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.options import TrainOptions
 from onchip.workloads.dataset import Dataset
-from onchip.workloads.table_data import flat, read_rows
+from onchip.workloads.table_data import BYTE_SCALE, flat, read_rows
 
 HIDDEN = (320, 160)
 CLASSES = 10
@@ -66,7 +66,7 @@ def _mnist(folder: Path) -> Dataset:
     x_train, y_train, note = _images_and_classes(images, labels)
     x_test, y_test, test_note = _images_and_classes(test_images, test_labels)
     notes = tuple(told for told in (note, test_note) if told)
-    return Dataset("mnist", str(folder), 28, x_train, y_train, x_test, y_test, notes=notes)
+    return Dataset("mnist", str(folder), 28, x_train, y_train, x_test, y_test, notes=notes, scale=BYTE_SCALE)
 
 
 def _images_and_classes(images: Path, labels: Path) -> tuple[Array, Array, str]:

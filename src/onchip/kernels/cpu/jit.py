@@ -29,7 +29,7 @@ from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
-from onchip.cache import private_folder, read_entry, write_entry
+from onchip.cache import private_folder, read_entry, say_compiling, write_entry
 from onchip.kernels.vectors import HAS_FMA
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -60,6 +60,7 @@ class _KernelCache(NullCache):  # type: ignore[misc]
         rtsys.initialize(target_context)
         kept = read_entry(_cache_folder(), self._key(signature, target_context.codegen()))
         if kept is None:
+            say_compiling()
             return None
         _link_callees(self.function)
         return CompileResult._rebuild(target_context, *pickle.loads(kept))

@@ -40,7 +40,7 @@ def safe_cache_dir() -> Path | None:
     except _UnsafeError as reason:
         with contextlib.suppress(_UnsafeError, OSError):
             default = _make_safe(_default_dir().absolute())
-            _say_once(f"cache: {default} is used instead of {asked}: {reason}")
+            say_once(f"cache: {default} is used instead of {asked}: {reason}")
             return default
         _say_not_kept(asked, str(reason))
     except OSError as error:
@@ -192,16 +192,21 @@ _said: set[str] = set()
 
 
 def say_compiling() -> None:
-    """Once a process, before the first kernel that no cache has; $ONCHIP_QUIET set: nothing is said."""
+    """Once a process, before the first kernel that no cache has."""
+    say_unless_quiet("onchip: compiling kernels for this machine, once; about 10 s (ONCHIP_QUIET=1: not said)")
+
+
+def say_unless_quiet(text: str) -> None:
+    """Once a process, on stderr; nothing where $ONCHIP_QUIET is set."""
     if not os.environ.get("ONCHIP_QUIET"):
-        _say_once("onchip: compiling kernels for this machine, once; about 10 s (ONCHIP_QUIET=1: not said)")
+        say_once(text)
 
 
 def _say_not_kept(folder: Path, reason: str) -> None:
-    _say_once(f"cache: nothing is kept for next time in {folder}: {reason}; set ONCHIP_CACHE to another folder")
+    say_once(f"cache: nothing is kept for next time in {folder}: {reason}; set ONCHIP_CACHE to another folder")
 
 
-def _say_once(text: str) -> None:
+def say_once(text: str) -> None:
     if text not in _said and sys.stderr is not None:
         _said.add(text)
         with contextlib.suppress(OSError):  # the disk of the log may be the full one

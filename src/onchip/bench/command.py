@@ -8,12 +8,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from onchip.bench import CASES, machine
-from onchip.bench.frame import Outcome, Reporter, run_cases
+from onchip.bench.frame import Case, Outcome, Reporter, run_cases
+from onchip.bench.model import is_model, model_cases
 from onchip.bench.options import Options
 from onchip.bench.results import Results, make_folder, result_path, write_results
 from onchip.files import check_writable
@@ -41,12 +42,11 @@ def run_benchmarks(
 ) -> tuple[dict[str, Results], int]:
     """Measure these benchmarks and write a file for each; the results by name and the exit code.
 
-    names   none: all that there are
+    names   of benchmarks, or files of networks; none: all benchmarks that there are
     folder  None: nothing is written
     """
     reporter = reporter or Reporter()
-    known = [known_name(name, CASES, "benchmark", "onchip bench decode") for name in names or CASES]
-    chosen = {name: CASES[name] for name in dict.fromkeys(known)}
+    chosen = dict(map(_find_cases, names or CASES))
     device, ceilings = _measured_device(options.device)
     paths = {}
     if folder is not None:
@@ -66,6 +66,14 @@ def run_benchmarks(
             reporter.say(f"wrote {target}")
         worst = max(worst, outcome.exit_code)
     return measured, worst
+
+
+def _find_cases(name: str) -> tuple[str, Callable[[Options], list[Case]]]:
+    """A benchmark's name, or that of a network in a file, and what makes its cases."""
+    if is_model(name):
+        return Path(name).stem, functools.partial(model_cases, name)
+    known = known_name(name, CASES, "benchmark", "onchip bench decode, or the .onnx file of a network")
+    return known, CASES[known]
 
 
 def _write(described: Results, path: Path | None, outcome: Outcome) -> Results:

@@ -74,15 +74,7 @@ class TrainOptions:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> TrainOptions:
         """From names and values; an unknown name is refused with the nearest known one."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        chosen: dict[str, Any] = {}
-        for name, value in given.items():
-            own = OTHER_NAMES.get(name, name)
-            check_name(own, known, "training option")
-            if own in chosen:
-                raise InputError(f"two values of {own}", got=", ".join(given), expected="one", hint=f"{own} alone")
-            chosen[own] = value
-        return cls(**chosen)
+        return cls(**own_names(given))
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate of epoch 0, 1, ...: torch's StepLR and CosineAnnealingLR (down to 0) in closed form."""
@@ -91,6 +83,19 @@ class TrainOptions:
         if self.schedule == "cosine":
             return 0.5 * self.lr * (1 + math.cos(math.pi * epoch / self.epochs))
         return self.lr
+
+
+def own_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same options by the names of TrainOptions."""
+    known = [field.name for field in dataclasses.fields(TrainOptions)]
+    chosen: dict[str, Any] = {}
+    for name, value in given.items():
+        own = OTHER_NAMES.get(name, name)
+        check_name(own, known, "training option")
+        if own in chosen:
+            raise InputError(f"two values of {own}", got=", ".join(given), expected="one", hint=f"{own} alone")
+        chosen[own] = value
+    return chosen
 
 
 def check_name(name: str, known: list[str], what: str) -> None:

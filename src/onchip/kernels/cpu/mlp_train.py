@@ -108,7 +108,6 @@ class Trainer:
             self.shared_model = self.model._replace(table=_train_table(chain, rows))
             self.block = Block(*(array[0] for array in _blocks(chain, rows, 1)))
             self.tiles = _aligned_rows(workers, TASK_FLOATS)
-        self._steps(np.empty(0, np.int64), 0.0, 0.0, 0.0)  # none: what they need is compiled now, not in the first
 
     def train(self, piece: Piece, meanwhile: Callable[[], None] | None = None) -> Trained:
         """Train on a piece.

@@ -31,7 +31,7 @@ Config = Annotated[
 ]
 Data = Annotated[
     str | None,
-    Option(help="mnist, sklearn (8x8 digits, always there) or auto; of your own a .csv, .npy, idx or idx.gz."),
+    Option(help="mnist, sklearn (8x8 digits) or auto; of your own a .csv, .npy, idx or idx.gz."),
 ]
 Labels = Annotated[
     str | None, Option(help="A column of the .csv (first, last or its name), or a file: .npy, idx or idx.gz.")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.cache import cache_dir
-from onchip.errors import FormatError
+from onchip.errors import FormatError, MissingPackageError
 from onchip.formats.arrays import open_rows
 from onchip.spec.build import mlp
 from onchip.spec.names import known_name
@@ -32,7 +32,7 @@ def network(pixels: int = 784, hidden: Sequence[int] = HIDDEN, seed: int = 0, ac
 
 
 def load_data(name: str = "auto") -> Dataset:
-    """ "mnist" (60,000 + 10,000 images 28x28), "sklearn" (1,797 images 8x8, always there), "auto": the first found."""
+    """ "mnist" (60,000 + 10,000 images 28x28), "sklearn" (1,797 images 8x8), "auto": the first found."""
     name = known_name(name, ("auto", "mnist", "sklearn"), "data set", "--data auto")
     folder = find_mnist()
     if name == "sklearn" or (name == "auto" and folder is None):
@@ -83,8 +83,11 @@ def _images_and_classes(images: Path, labels: Path) -> tuple[Array, Array, str]:
 
 
 def _sklearn_digits() -> Dataset:
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+    try:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+    except ImportError:
+        raise MissingPackageError("the data set sklearn", "scikit-learn", "sklearn") from None
 
     images, labels = load_digits(return_X_y=True)
     pixels = images.astype(np.float32) / np.float32(16)

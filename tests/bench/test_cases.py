@@ -181,7 +181,7 @@ def test_options():
     for text in ("", "x", "0", "1,-2"):
         with pytest.raises(InputError, match="bad number of cats"):
             parse_counts(text, "cats")
-    with pytest.raises(InputError, match="unknown benchmark(.|\n)*did you mean decode"):
+    with pytest.raises(InputError, match=r"unknown benchmark(.|\n)*did you mean decode"):
         run_benchmarks(["dekode"], Options(), None)
 
 

@@ -12,7 +12,7 @@ from typer import Option
 from onchip.cli.options import Json
 from onchip.cli.talk import columns_of, print_json, progress, rate, say
 from onchip.cli.train import show_epoch
-from onchip.spec.text import columns, plural
+from onchip.spec.text import fitted_columns, plural
 
 
 def demo(
@@ -62,5 +62,5 @@ def demo(
              f"{t.median_ms / timings[0].median_ms:.2f}x as fast" if i else "", f"{t.error:.1e}"]
             for i, t in enumerate(timings)
         ]  # fmt: skip
-        print(columns(head, cells, right=(2, 3, 4, 5)))
+        print(fitted_columns(head, cells, columns_of(sys.stdout), right=(2, 3, 4, 5)))
     say(f"no picture: {no_picture}" if picture is None else f"picture: {picture}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Sequence
 
 from onchip.errors import printable
@@ -21,6 +22,20 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
     for row in table:
         sized = enumerate(zip(row, widths, strict=True))
         lines.append("  ".join(cell.rjust(w) if c in right else cell.ljust(w) for c, (cell, w) in sized).rstrip())
+    return "\n".join(lines)
+
+
+def fitted_columns(
+    head: Sequence[str], rows: Sequence[Sequence[str]], width: int, right: Sequence[int] = ()
+) -> str:  # fmt: skip
+    """The same where that fits `width`; else a paragraph a row, its first cell in front, in lines of that width."""
+    text = columns(head, rows, right)
+    if max(map(len, text.splitlines())) <= width:
+        return text
+    lines = []
+    for first, *cells in rows:
+        told = ", ".join(f"{name} {cell}".strip() for name, cell in zip(head[1:], cells, strict=True) if cell)
+        lines.append(textwrap.fill(printable(f"{first}: {told}"), width, subsequent_indent="   "))
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from onchip.bench.frame import Case
@@ -49,6 +50,6 @@ def _draw(net: Network, B: int) -> Array:
     return source.read(0, B)
 
 
-def _truth(net: Network, draw: functools._lru_cache_wrapper[Array], x: Array) -> Truth:
+def _truth(net: Network, draw: Callable[[int], Array], x: Array) -> Truth:
     """The truth of x, however few rows, with a yardstick of some."""
     return Truth(net, x).allowing(naive_error(net, draw(JUDGED)))

@@ -21,7 +21,8 @@ def cache(
     Example:
       onchip cache
 
-    It lies in $ONCHIP_CACHE, else in $XDG_CACHE_HOME/onchip, else in ~/.cache/onchip.
+    It lies in $ONCHIP_CACHE, else in $XDG_CACHE_HOME/onchip, else in ~/.cache/onchip. What is not there yet is made,
+    and that kernels are compiled is said once; not where $ONCHIP_QUIET is set.
     """
     from onchip.cache import FOLDERS, cache_dir, clear_cache, kept_files
 

@@ -15,9 +15,8 @@ from onchip.bench.sentiment_peers import SentimentPeers
 from onchip.bench.sentiment_rows import JUDGED, Truths, random_ids, rounded_table_truth, zipf_ids
 from onchip.bench.sentiment_tables import PRECISIONS as TABLE_PRECISIONS
 from onchip.bench.sentiment_tables import BreakEven, table_cases
-from onchip.measure.truth import Truth
+from onchip.measure.truth import Rows, Truth, as_inputs
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array
 from onchip.workloads import sentiment
 
 PRECISIONS, HOST_PRECISION, DIRECT_PRECISION, ZIPF = ("fp16", "bf16", "fp32"), "fp16", "bf16", 1.2
@@ -71,8 +70,9 @@ def gpu_sentences(net: Network, options: Options) -> list[Case]:
     return made
 
 
-def _of_fp8_tables(truths: Truths, net: Network, x: Array, dtype: str) -> Truth:
-    return rounded_table_truth(truths(net, x, dtype), net, x, "fp8", dtype)
+def _of_fp8_tables(truths: Truths, net: Network, rows: Rows, dtype: str) -> Truth:
+    (x,) = as_inputs(rows)
+    return rounded_table_truth(truths(net, rows, dtype), net, x, "fp8", dtype)
 
 
 def _noted(cases: list[Case], pays: BreakEven, form: str) -> list[Case]:

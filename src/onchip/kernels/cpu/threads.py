@@ -269,7 +269,7 @@ def _run_pieces(function: int, arguments: int, pieces: int, threads: int) -> Non
             atomic_exchange(_at(_DONE), 0)
             atomic_exchange(turn, ((atomic_load(turn) >> 32) + 1) << 32 | left)
             _wake_next(0, min(threads, left))
-            _wait_for(left - _take_pieces(0))
+            _wait_for(left - _take_pieces(np.int64(0)))  # type: ignore[arg-type]  # of a bare 0 it is compiled anew
             atomic_exchange(posted, 0)
             return
         _call(function, arguments, 0, begun)

@@ -244,21 +244,19 @@ def test_imported_on_a_gpu_with_peers(monkeypatch):
     monkeypatch.setitem(sys.modules, "jax", types.ModuleType("jax"))
     monkeypatch.setitem(sys.modules, "jax.dlpack", types.SimpleNamespace(from_dlpack=lambda x: x.numpy()))
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
-    said = []
-    outcome = run_cases(
-        imported.cases(Options(device="cuda", peers=True), small_models()), QUICK, Reporter(said.append)
-    )
+    said, models = [], [model for model in small_models() if model.name in ("convs", "LSTM", "two inputs")]
+    outcome = run_cases(imported.cases(Options(device="cuda", peers=True), models), QUICK, Reporter(said.append))
     assert outcome.exit_code == 0, outcome.wrong
     assert outcome.skipped == {
         name: f"{name} is left out below 70 rows: it takes long to compile" for name in ("torch.compile", "jax")
     }
     engines = ["onchip", "torch eager", "torch graph", "torch.compile", "jax"]
-    for model in small_models():
+    for model in models:
         for precision in imported.GPU_PRECISIONS:
             rows = [row for row in outcome.rows if row.case.startswith(model.name) and row.precision == precision]
             assert [row.engine for row in rows if "70" in row.case] == engines
             assert [row.engine for row in rows if "1 row" in row.case] == engines[:3]
-    assert sum("x torch" in line or "x jax" in line for line in said) == 5 * 2 * 2
+    assert sum("x torch" in line or "x jax" in line for line in said) == 3 * 2 * 2
 
 
 def test_the_models_are_the_same_every_time():

@@ -336,6 +336,7 @@ TRAININGS = {
     "a large batch": (mlp(6, 5, 3), 2100, {"batch_size": 2090, "weight_decay": 0.01}),
     "bytes": (mlp(20, 70, 3), 700, {"batch_size": 530}),
     "bytes, narrow layers": (mlp(20, 9, 3), 4300, {"batch_size": 4290}),
+    "bytes, a layer a block": (mlp(20, 40, 13, 3), 70, {"batch_size": 40}),
 }
 
 

@@ -28,7 +28,7 @@ from onchip.cli.options import (
     left_out,
 )
 from onchip.cli.talk import print_json, progress, rate, say, say_device
-from onchip.errors import InputError
+from onchip.errors import InputError, printable
 
 if TYPE_CHECKING:
     from onchip.plan.plan import Plan
@@ -45,7 +45,8 @@ def run(
         Argument(
             metavar="[INPUT]",
             show_default=False,
-            help="Rows: .npy, idx or .bin (bare numbers), of any size; idx.gz; .txt (N, then N rows of numbers).",
+            help="Rows: .npy, idx or .bin (bare numbers), of any size; .csv, .npz, idx.gz; .txt (N, then N rows of "
+            "numbers); - for standard input (.csv, .npy or .npz).",
         ),
     ] = None,
     inputs: Annotated[
@@ -57,7 +58,13 @@ def run(
     ] = None,
     output: Annotated[
         Path | None,
-        Option("--output", "-o", help="What to write: .npy, .bin; .txt, .bmp, .png for images. Else rows are shown."),
+        Option(
+            "--output", "-o", help="What to write: .npy, .bin, .csv; .txt, .bmp, .png for images. Else rows are shown."
+        ),
+    ] = None,
+    top: Annotated[
+        int | None,
+        Option(metavar="N", help="The N likeliest classes of a row, where the network knows their names."),
     ] = None,
     weights: Annotated[
         Path | None, Option(metavar="FILE", help="Weights of sentiment (params.bin) or faces (network.bin).")
@@ -87,8 +94,8 @@ def run(
 
     \b
     Example:
-      python -c "import numpy as np; np.save('rows.npy', np.ones((1000, 72), 'float32'))"
-      onchip run decode rows.npy -o out.npy
+      python -c "import numpy as np; np.save('x.npy', np.ones((9, 72), 'f4'))"
+      onchip run decode x.npy -o out.npy
       onchip run faces --count 4 --seed 1 -o grid.png
 
     \b
@@ -97,7 +104,12 @@ def run(
       onchip run faces --weights network.bin input.txt -o output.txt
 
     \b
-    Sentences of different lengths, which a file tells or an id that they are filled up with:
+    What onchip train wrote knows its columns and classes, and how to scale bytes:
+      onchip run net.onnx table.csv -o answers.csv
+      cat table.csv | onchip run net.onnx - --top 3
+
+    \b
+    Sentences of several lengths, told by a file or by the id that fills them up:
       onchip run sentiment --weights params.bin inputs.bin --input lengths=lengths.npy -o answers.bin
       onchip run sentiment --weights params.bin inputs.bin --padding 0 -o answers.bin
 
@@ -106,6 +118,7 @@ def run(
     The output appears whole or not at all. Rows pass through in pieces: memory stays bounded.
     """
     from onchip.files import check_outputs
+    from onchip.formats.csv_writer import check_top, likeliest
     from onchip.plan.kernel import Job
     from onchip.runtime.engine import Engine, apply_io, place
     from onchip.runtime.stream import (
@@ -115,12 +128,13 @@ def run(
         open_output,
         piece_rows,
         run_rows,
-        warm_up,
     )
-    from onchip.workloads import WORKLOADS
+    from onchip.workloads import WORKLOADS, model_name
     from onchip.workloads.job import job_network, weights_note
 
-    named = _named_files(inputs or [])
+    model, named = model_name(model), _named_files(inputs or [])
+    if rows == Path("-"):
+        rows = _read_stdin()
     _check_request([*([rows] if rows else []), *named.values()], count, seed, padding)
     file = None if model in WORKLOADS else model
     read = {f"--input {name}": path for name, path in named.items()}
@@ -131,20 +145,23 @@ def run(
     has_lengths = padding is not None or "lengths" in named
     draws = output is not None and output.suffix.lower() in PICTURES
     net = apply_io(job_network(model, weights, pixels=draws, lengths=has_lengths), io)
+    classes = net.meaning.classes
+    if top is not None:
+        check_top(top, classes)
     without = left_out(no_fold, no_merge, no_windows, no_phases, no_early)
     with _open_sources(net, rows, named, count, seed, scale, padding) as sources:
         notes = [*weights_note(model, weights, net), *(f"input: {note}" for source in sources for note in source.notes)]
         for note in notes:
             say(note)
         total = len(sources[0])
-        with open_output(output, net, total) as sink:
+        with open_output(output, net, total, top) as sink:
             started = time.perf_counter()
             # All rows of the job, not of a piece: work done once pays off over all of them.
             hint = max(1, total)
             placed = place(net, device, Job(precision, hint, without=without, tables=tables), threads, batch)
             _announce_building(placed[0])
             engine = Engine(*placed, debug=debug)
-            warm_up(engine)
+            engine.warm_up()
             say_device(engine.chosen, engine.plan, max(verbose, plan), time.perf_counter() - started)
             piece = piece_rows(engine.plan) if batch is None else batch
             with progress(f"run {net.name}", total) as update:
@@ -153,6 +170,7 @@ def run(
         first = f"the first is row {report.first_bad_row}"
         say(f"input: {report.bad_rows:,} rows hold NaN or Inf, {first}; they passed through")
     shape = [report.rows, *net.output.row_shape]
+    answers = likeliest(report.first_rows, classes, top or 1) if classes else []
     speed = f"{rate(report.rows_per_s)} with reading and writing, {rate(report.engine_rows_per_s)} in the engine"
     if as_json:
         print_json({
@@ -165,14 +183,32 @@ def run(
             "seconds": report.seconds, "engine_seconds": report.engine_seconds,
             "rows_per_s": report.rows_per_s, "engine_rows_per_s": report.engine_rows_per_s,
             "bad_rows": report.bad_rows, "first_bad_row": report.first_bad_row,
-            "first_rows": report.first_rows.tolist(), "plan": engine.plan.to_dict(),
+            "first_rows": report.first_rows.tolist(), "first_answers": answers, "plan": engine.plan.to_dict(),
         })  # fmt: skip
     elif output is None:
         print(f"{net.output.dtype} {shape}: {speed}")
         for i, row in enumerate(report.first_rows):
-            print(f"row {i}: {_short(row)}")
+            told = [f"{printable(label)} {share:.1%}" for label, share in answers[i]] if answers else [_short(row)]
+            print(f"row {i}: {', '.join(told)}")
     else:
         say(f"wrote {output}: {net.output.dtype} {shape}, {speed}")
+
+
+def _read_stdin() -> Path:
+    """Standard input in a file, which is removed when the program ends; what it begins with says what it is."""
+    import atexit
+    import shutil
+    import sys
+    import tempfile
+
+    begin = sys.stdin.buffer.read(6)
+    suffix = ".npy" if begin == b"\x93NUMPY" else ".npz" if begin.startswith(b"PK") else ".csv"
+    with tempfile.NamedTemporaryFile(suffix=suffix, prefix="onchip-stdin-", delete=False) as file:
+        path = Path(file.name)
+        atexit.register(path.unlink, missing_ok=True)
+        file.write(begin)
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return path
 
 
 def _announce_building(plan: Plan) -> None:

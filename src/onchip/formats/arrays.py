@@ -11,6 +11,7 @@ import abc
 import ast
 import contextlib
 import gzip
+import io
 import math
 import mmap
 import os
@@ -124,6 +125,17 @@ def open_flat_rows(path: str | os.PathLike[str], row_shape: tuple[int, ...], dty
 def _open_npy(file: IO[bytes]) -> RowSource:
     dtype, shape, order, offset = _npy_layout(file)
     return _map_rows(file, offset, dtype, shape, order)
+
+
+def rows_of_npy(data: bytes) -> Array:
+    """The rows of an .npy file that lies in memory."""
+    with io.BytesIO(data) as file:
+        if file.read(len(_NPY_MAGIC)) != _NPY_MAGIC:
+            raise FormatError("not an .npy file", got="other first bytes", expected="93 4e 55 4d 50 59")
+        file.seek(0)
+        dtype, shape, order, offset = _npy_layout(file)
+    _check_size(offset, dtype, shape, len(data))
+    return _as_rows(data, offset, dtype, shape, order)
 
 
 def _npy_layout(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import time
 from collections import deque
@@ -18,6 +19,7 @@ import numpy as np
 from onchip.errors import InputError
 from onchip.files import check_writable
 from onchip.formats.arrays import FlatWriter, NpyWriter, RowWriter
+from onchip.formats.csv_writer import CsvWriter
 from onchip.formats.images import BmpWriter, PngWriter, is_image
 from onchip.formats.rows_text import TextWriter
 from onchip.plan.plan import Plan
@@ -63,7 +65,7 @@ class StreamReport:
 
 
 WRITERS: dict[str, type[RowWriter]] = {
-    ".npy": NpyWriter, ".bin": FlatWriter, ".txt": TextWriter, ".bmp": BmpWriter, ".png": PngWriter,
+    ".npy": NpyWriter, ".bin": FlatWriter, ".csv": CsvWriter, ".txt": TextWriter, ".bmp": BmpWriter, ".png": PngWriter,
 }  # fmt: skip
 PICTURES = (".bmp", ".png")
 FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows come out as images
@@ -79,10 +81,12 @@ def check_output_suffix(path: Path | None) -> None:
 
 
 @contextlib.contextmanager
-def open_output(path: Path | None, net: Network, rows: int) -> Iterator[Sink | None]:
+def open_output(path: Path | None, net: Network, rows: int, top: int | None = None) -> Iterator[Sink | None]:
     """The file for the results of `rows` rows; it appears when the block ends well. No path, no sink.
 
     Whatever can be known to stop the writing is raised now, not after the work.
+
+    top  how many classes of a row are written into a .csv, where the network knows their names
     """
     if path is None:
         yield None
@@ -97,7 +101,10 @@ def open_output(path: Path | None, net: Network, rows: int) -> Iterator[Sink | N
             hint=f"-o {path.with_suffix('.npy')}",
         )  # fmt: skip
     check_writable(path)
-    with WRITERS[suffix](path, (rows, *net.output.row_shape), numpy_dtype(net.output.dtype)) as writer:
+    make: Callable[..., RowWriter] = WRITERS[suffix]
+    if suffix == ".csv":
+        make = functools.partial(CsvWriter, classes=net.meaning.classes, top=top or 1)
+    with make(path, (rows, *net.output.row_shape), numpy_dtype(net.output.dtype)) as writer:
         yield writer
 
 
@@ -190,9 +197,3 @@ def run_rows(
         if on_progress is not None:
             on_progress(stop, stop / (time.perf_counter() - started))
     return StreamReport(total, time.perf_counter() - started, engine_seconds, bad_rows, first_bad_row, first_rows)
-
-
-def warm_up(engine: Engine) -> None:
-    """Run one row of zeros: afterwards every kernel is compiled and loaded."""
-    given = engine.plan.network.inputs.values()
-    engine(*(np.zeros((1, *wanted.row_shape), numpy_dtype(wanted.dtype)) for wanted in given))

@@ -25,10 +25,11 @@ from numba.core.caching import NullCache
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 from numba.core.dispatcher import Dispatcher
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
-from onchip.cache import private_folder, read_entry, write_entry
+from onchip.cache import private_folder, read_entry, say_compiling, write_entry
 from onchip.kernels.vectors import HAS_FMA
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,9 +57,12 @@ class _KernelCache(NullCache):  # type: ignore[misc]
         self.function = function
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        target_context.refresh()
+        # Not all of target_context.refresh(), as in Numba's own cache: what is compiled needs no registry of what can
+        # be, and loading them takes 0.3 s. Compiling refreshes by itself.
+        rtsys.initialize(target_context)
         kept = read_entry(_cache_folder(), self._key(signature, target_context.codegen()))
         if kept is None:
+            say_compiling()
             return None
         _link_callees(self.function)
         return CompileResult._rebuild(target_context, *pickle.loads(kept))

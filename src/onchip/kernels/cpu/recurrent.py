@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import types
 
-from onchip.kernels.cpu.activation import activate, code_of, sigmoid, tanh
+from onchip.kernels.cpu.activation import activate, link_activation, sigmoid, tanh
 from onchip.kernels.cpu.dense import CHUNK, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
@@ -24,9 +24,10 @@ from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.cpu.tile import LINE_PANELS, PANEL, aligned_zeros, multiply_line, pack, packed_size, padded
+from onchip.kernels.pointwise import RELU, SIGMOID, TANH
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import GRU, LSTM, RNN, Recurrent, ReLU, Sigmoid, Tanh
+from onchip.spec.layers import GRU, LSTM, RNN, Recurrent
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 
@@ -35,7 +36,6 @@ _SEQUENCE, _LAST, _CELL = range(3)
 _OUTPUTS = {"sequence": _SEQUENCE, "last": _LAST, "cell": _CELL}
 _MOST_ROWS = 32  # sequences that a core takes: a panel of the recurrence then serves them all from L1
 _NO_FLOOR, _ZERO, _ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
-_SIGMOID, _TANH, _RELU = code_of(Sigmoid()), code_of(Tanh()), code_of(ReLU())
 
 
 @linked(*(types.int64,) * 10)
@@ -109,7 +109,7 @@ def next_cell(gates: int, c: int, H: int) -> None:
 @linked(*(types.int64,) * 7)
 def reset_states(gates: int, gates_row: int, x: int, x_row: int, h: int, rows: int, H: int) -> None:
     """Of a GRU whose reset comes first: r becomes r h, and its new state begins with the input's part."""
-    activate(gates, rows, 2 * H, gates_row // 4, _SIGMOID)
+    activate(gates, rows, 2 * H, gates_row // 4, SIGMOID)
     for row in range(rows):
         at = gates + row * gates_row
         r, before, given, new = floats_at(at + H * 4, H), floats_at(h + row * H * 4, H), x + row * x_row, at + H * 8
@@ -129,7 +129,7 @@ def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: in
             copy_floats(at, h + row * H * 4, H)
     elif kind in (_GRU_AFTER, _GRU_BEFORE):
         if kind == _GRU_AFTER:
-            activate(gates, rows, 2 * H, stride, _SIGMOID)
+            activate(gates, rows, 2 * H, stride, SIGMOID)
             for row in range(rows):
                 at = gates + row * gates_row
                 r, new, given = (
@@ -139,14 +139,14 @@ def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: in
                 )
                 for n in range(H):
                     new[n] = given[n] + r[n] * new[n]
-        activate(gates + H * 8, rows, H, stride, _TANH)
+        activate(gates + H * 8, rows, H, stride, TANH)
         for row in range(rows):
             at = gates + row * gates_row
             z, new, state = floats_at(at, H), floats_at(at + H * 8, H), floats_at(h + row * H * 4, H)
             for n in range(H):
                 state[n] = (_ONE - z[n]) * new[n] + z[n] * state[n]
     else:
-        activate(gates, rows, H, stride, _TANH if kind == _RNN_TANH else _RELU)
+        activate(gates, rows, H, stride, TANH if kind == _RNN_TANH else RELU)
         for row in range(rows):
             copy_floats(gates + row * gates_row, h + row * H * 4, H)
 
@@ -260,6 +260,8 @@ class RecurrentAlone:
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         assert isinstance(claim.facts, Facts)
+        for activation in (SIGMOID, TANH):
+            link_activation(activation)
         reads, (sequences, S, D, G, H, *how) = claim.facts.reads, claim.facts.sizes
         bias = weights.get("bias", np.zeros((D, H), np.float32))
         gates_row = (padded(G * H) + LANES) * 4

@@ -290,7 +290,8 @@ def _run_pieces(function: int, arguments: int, pieces: int, threads: int) -> Non
             atomic_exchange(turn, ((atomic_load(turn) >> 32) + 1) << 32 | left)
             _wake_next(0, min(threads, left))
             begin = nanoseconds()
-            by_helpers, end = left - _take_pieces(0), nanoseconds()
+            own = _take_pieces(np.int64(0))  # type: ignore[arg-type]  # of a bare 0 it is compiled anew
+            by_helpers, end = left - own, nanoseconds()
             has_slept = _wait_for(by_helpers)
             if by_helpers > 0:
                 _note_wait(has_slept and nanoseconds() - end > end - begin)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from checks import random_mlp, rows
+from onchip.kernels.cpu import threads
 from onchip.kernels.cpu.jit import compiled, data_of
 from onchip.kernels.cpu.threads import Spare, run_pieces, start_helpers
 from onchip.runtime.engine import compile
@@ -60,6 +61,38 @@ def test_callers_at_the_same_time_do_all_of_their_pieces():
 
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
         assert all(pool.map(call, range(60)))
+
+
+@compiled()
+def _late(worker, piece, workers):
+    workers[piece] = worker
+    if worker:  # some tens of milliseconds
+        total = 0.0
+        for i in range(3_000_000):
+            total += np.sin(np.float64(i))
+        workers[piece] += total > 1e9
+
+
+@compiled()
+def _late_all(workers, threads):
+    run_pieces(_late, (workers,), len(workers), threads)
+
+
+def test_a_caller_that_waited_for_long_works_alone_for_a_while():
+    start_helpers(2)
+    alone, workers = threads._board[threads._ALONE // 8 :], np.zeros(300, np.int64)
+    for _ in range(1000):  # until a helper takes a piece
+        _late_all(workers, 2)
+        if workers.any():
+            break
+    assert workers.any()
+    jobs = int(alone[0])
+    assert jobs >= threads._FEWEST_ALONE
+    for left in range(jobs - 1, -1, -1):
+        _late_all(workers, 2)
+        assert not workers.any()
+        assert alone[0] == left
+    alone[:2] = 0
 
 
 def test_engines_called_at_the_same_time_give_their_own_bits():

@@ -4,6 +4,8 @@ Idea       The caller posts a job of so many pieces and takes one after the othe
            process keeps, take some too if they are awake. To take a piece is one atomic step.
 No joins   The caller waits for pieces that a helper has begun, never for a thread: a helper that the machine does not
            run, because others use it too, has begun nothing and holds nobody up.
+Patience   A helper that the machine takes away in the middle of a piece is late: a caller that slept for longer than it
+           worked does the next jobs alone, twice as many each time that happens again.
 One job    is posted at a time. Who calls meanwhile begins alone, and posts what is left when the other job is done.
 Same bits  A piece gives the same numbers whoever does it: the number of its worker says only where its scratch lies.
 Sleep      A helper looks for work for some microseconds, then sleeps. Sleepers are woken from one to the next: the
@@ -34,6 +36,7 @@ from onchip.kernels.cpu.atomics import (
     atomic_load,
     atomic_replace,
     held_lock,
+    nanoseconds,
     pause,
     release,
     sleep_on,
@@ -54,13 +57,16 @@ _JOB = 2 * _LINE  # function, arguments, pieces, workers: they stand as long as 
 _POSTED = 3 * _LINE  # 1 while a job is posted
 _CALLER = 4 * _LINE  # 1 while its caller sleeps; then the lock on which it does
 _STOP = 5 * _LINE  # 1: helpers end
-_WORKERS = 6 * _LINE  # of each worker: 1 while it sleeps; then the lock on which it does
+_ALONE = 6 * _LINE  # jobs that callers do alone; then how many they did the last time
+_WORKERS = 7 * _LINE  # of each worker: 1 while it sleeps; then the lock on which it does
 _ASLEEP, _LOCK = 0, 8
 _LEFT = (1 << 32) - 1
 
 # Some tens of microseconds: loops and calls one after the other find helpers awake, and a helper without work soon
 # leaves its core to others.
 _SPINS = 20_000 if IS_ARM else 1_000
+
+_FEWEST_ALONE, _MOST_ALONE = 4, 256  # jobs
 
 _board = aligned_zeros((_WORKERS + MOST_WORKERS * _LINE) // 8, np.int64)
 HELPERS: list[threading.Thread] = []
@@ -243,9 +249,9 @@ def _serve(worker: int) -> None:
 
 
 @compiled(inline=True)
-def _wait_for(count: int) -> None:
-    """Return when helpers have done so many pieces."""
-    done, caller, spins = _at(_DONE), _at(_CALLER), 0
+def _wait_for(count: int) -> bool:
+    """Return when helpers have done so many pieces; whether the caller slept meanwhile."""
+    done, caller, spins, has_slept = _at(_DONE), _at(_CALLER), 0, False
     while atomic_load(done) != count:
         if spins < _SPINS:
             pause()
@@ -256,11 +262,25 @@ def _wait_for(count: int) -> None:
             _stay_awake(caller)
         else:
             sleep_on(int_at(caller + _LOCK))
+            has_slept = True
+    return has_slept
+
+
+@compiled(inline=True)
+def _note_wait(is_late: bool) -> None:
+    """After a late helper: how many jobs are done alone."""
+    alone = _at(_ALONE)
+    jobs = min(_MOST_ALONE, max(_FEWEST_ALONE, 2 * int_at(alone + 8))) if is_late else 0
+    atomic_exchange(alone + 8, jobs)
+    atomic_exchange(alone, jobs)
 
 
 @linked(*(types.int64,) * 4)
 def _run_pieces(function: int, arguments: int, pieces: int, threads: int) -> None:
     posted, begun = _at(_POSTED), 0
+    if threads > 1 and pieces > 1 and atomic_load(_at(_ALONE)) > 0:
+        atomic_add(_at(_ALONE), -1)
+        threads = 1
     while begun < pieces:
         left = pieces - begun
         if threads > 1 and left > 1 and atomic_replace(posted, 0, 1):
@@ -269,7 +289,12 @@ def _run_pieces(function: int, arguments: int, pieces: int, threads: int) -> Non
             atomic_exchange(_at(_DONE), 0)
             atomic_exchange(turn, ((atomic_load(turn) >> 32) + 1) << 32 | left)
             _wake_next(0, min(threads, left))
-            _wait_for(left - _take_pieces(np.int64(0)))  # type: ignore[arg-type]  # of a bare 0 it is compiled anew
+            begin = nanoseconds()
+            own = _take_pieces(np.int64(0))  # type: ignore[arg-type]  # of a bare 0 it is compiled anew
+            by_helpers, end = left - own, nanoseconds()
+            has_slept = _wait_for(by_helpers)
+            if by_helpers > 0:
+                _note_wait(has_slept and nanoseconds() - end > end - begin)
             atomic_exchange(posted, 0)
             return
         _call(function, arguments, 0, begun)

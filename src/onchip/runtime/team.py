@@ -1,0 +1,370 @@
+"""A job's workers: the engines of this process, and the ranks of others. Chunks are dealt to whoever is free.
+
+Rank 0 plans, tells the others (`Orders`), deals, keeps the manifest and works itself; between two of its own chunks it
+answers what came in. Every other rank has a chunk in work and one waiting, so that it does not wait for that. Rows that
+a rank cannot read from a file of its own, and results that it cannot write, travel with the messages.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from onchip.errors import OnchipError, RankError
+from onchip.runtime.deal import Dealer, Finished, StreamReport, finished
+from onchip.runtime.engine import Engine, bind_plan
+from onchip.runtime.output import PartialOutput, SliceFile, Slices, has_token
+from onchip.runtime.ranks import Ranks, naps, rank_device, rank_threads, wait_for
+from onchip.runtime.row_sources import Source
+from onchip.runtime.stream import Chunk, run_chunks, warm_up
+from onchip.spec.recipe import Array
+
+DEADLINE_S = 120.0
+START_PART = 10  # how many times as long a rank may take until its first chunk: it compiles, and makes weights
+GOODBYE_S = 5.0  # ranks that do not end in that time are ended
+
+OnChunk = Callable[[Chunk | None], None]  # hears what this rank is at
+
+
+@dataclass(frozen=True, eq=False)
+class Orders:
+    """What rank 0 tells the others before the first chunk."""
+
+    plan: str  # JSON
+    weights: Mapping[str, Array]
+    device: str  # "cpu", "cuda" (of each rank its own), "cuda:N"
+    threads: int | None
+    debug: bool
+    sources: bytes | None  # pickled; None: the rows are rank 0's alone
+    slices: Slices | None  # of the output
+    deadline_s: float
+
+
+# Messages. From a rank: Ready, Told, Synced, Bye, Failed; from rank 0: Deal, Rest, End.
+
+
+@dataclass(frozen=True)
+class Ready:
+    device: str
+    can_read: bool
+    can_write: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    finished: Finished
+    y: Array | None  # for a rank that cannot write
+
+
+@dataclass(frozen=True)
+class Failed:
+    error: OnchipError
+
+
+@dataclass(frozen=True)
+class Synced:
+    """All that this rank wrote is on the disk."""
+
+
+@dataclass(frozen=True)
+class Bye:
+    pass
+
+
+@dataclass(frozen=True, eq=False)
+class Deal:
+    chunk: Chunk
+    rows: tuple[Array, ...] | None  # for a rank that cannot read
+
+
+@dataclass(frozen=True)
+class Rest:
+    """No chunk is left: wait for the end."""
+
+
+@dataclass(frozen=True)
+class End:
+    pass
+
+
+# -- rank 0 ------------------------------------------------------------------------------------------------
+
+
+class Team:
+    """Rank 0's side of a job. Leaving the block ends the other ranks, whatever happened.
+
+    say  hears where each rank works
+    """
+
+    def __init__(self, ranks: Ranks, deadline_s: float = DEADLINE_S, say: Callable[[str], None] = print) -> None:
+        self._ranks, self._deadline_s, self._say = ranks, deadline_s, say
+        self._others = set(range(1, ranks.size))
+        self._ready: dict[int, Ready] = {}
+        self._synced: set[int] = set()
+        self._has_orders = False
+
+    def begin(self, orders: Orders) -> None:
+        """Tell the other ranks what to do; they make themselves ready meanwhile."""
+        self._has_orders = True
+        self._ranks.broadcast(orders)
+
+    def run(
+        self,
+        engines: Sequence[Engine],
+        sources: Sequence[Source],
+        output: PartialOutput | None,
+        chunks: Sequence[Chunk],
+        on_progress: Callable[[int, float], None] = lambda rows, per_s: None,
+        on_chunk: OnChunk = lambda chunk: None,
+    ) -> StreamReport:
+        """Run the chunks that the output does not have yet.
+
+        engines      of this process: one, or one for each of its GPUs
+        on_progress  called often, with the rows done and the rows/s so far
+        """
+        self._dealer, self._sources, self._output = Dealer(chunks, output), sources, output
+
+        def tick() -> None:
+            self._serve()
+            on_progress(self._dealer.rows_done, self._dealer.rows_per_s)
+
+        if len(engines) > 1:
+            self._run_threads(engines, tick)
+        else:
+
+            def own() -> Iterator[Chunk]:
+                while (chunk := self._dealer.take(0)) is not None:
+                    on_chunk(chunk)
+                    yield chunk
+
+            for done in run_chunks(engines[0], sources, own()):
+                self._dealer.finish(0, finished(done, output.write if output is not None else None))
+                tick()
+            on_chunk(None)
+        for _ in naps():
+            tick()
+            if self._dealer.is_done and self._synced == self._others:
+                break
+        return self._dealer.report(engines[0].output)
+
+    def _run_threads(self, engines: Sequence[Engine], tick: Callable[[], None]) -> None:
+        """Several engines in this process, a thread each."""
+        dealer, output = self._dealer, self._output
+        packed = pack_sources(self._sources)
+
+        def work(worker: int) -> None:
+            # Random rows are drawn in order, so each thread has its own; rows in memory are shared.
+            sources = self._sources if packed is None else pickle.loads(packed)
+            with contextlib.ExitStack() as stack:
+                file = stack.enter_context(SliceFile(output.slices)) if output is not None else None
+                for done in run_chunks(engines[worker], sources, iter(lambda: dealer.take(worker), None)):
+                    dealer.finish(worker, finished(done, file.write if file is not None else None))
+
+        with concurrent.futures.ThreadPoolExecutor(len(engines), thread_name_prefix="onchip-gpu") as pool:
+            waiting = {pool.submit(work, worker) for worker in range(len(engines))}
+            try:
+                while waiting:
+                    done, waiting = concurrent.futures.wait(waiting, 0.05, concurrent.futures.FIRST_EXCEPTION)
+                    for future in done:
+                        future.result()
+                    tick()
+            except BaseException:
+                dealer.stop()
+                raise
+
+    def _serve(self) -> None:
+        """Answer the messages that came; RankError for a rank that hangs, and what another rank failed with."""
+        while (found := self._ranks.receive()) is not None:
+            rank, message = found
+            if isinstance(message, Ready):
+                self._ready[rank] = message
+                self._say(f"rank {rank} on {self._ranks.hosts[rank]}: {message.device}")
+            elif isinstance(message, Told):
+                told = message.finished
+                if message.y is not None and self._output is not None:
+                    crc = self._output.write(self._output.cuts[told.record.chunk], message.y)
+                    told = replace(told, record=replace(told.record, crc=crc))
+                self._dealer.finish(rank, told)
+            elif isinstance(message, Failed):
+                raise _of_rank(message.error, rank, self._ranks.hosts[rank])
+            elif isinstance(message, Synced):
+                self._synced.add(rank)
+            self._deal(rank)
+        late = self._dealer.late(self._deadline_s)
+        if late is not None:
+            rank, chunk = late
+            raise RankError(
+                f"rank {rank} on {self._ranks.hosts[rank]} hangs",
+                got=f"chunk {chunk.number}, rows {chunk.start:,} to {chunk.stop - 1:,}, for {self._deadline_s:g} s",
+                expected="less", hint="--resume goes on with what is done; --deadline, if this is no hang",
+            )  # fmt: skip
+
+    def _deal(self, rank: int) -> None:
+        if rank not in self._ready or rank in self._synced:
+            return
+        while self._dealer.held(rank) < (2 if self._dealer.left > 2 * self._ranks.size else 1):
+            chunk = self._dealer.take(rank)
+            if chunk is None:
+                break
+            rows = None
+            if not self._ready[rank].can_read:
+                rows = tuple(source.read(chunk.start, chunk.stop) for source in self._sources)
+            self._ranks.send(rank, Deal(chunk, rows))
+        if not self._dealer.held(rank):
+            self._ranks.send(rank, Rest())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._has_orders:
+            self._ranks.broadcast(None)
+            self._ranks.leave()
+            return
+        code = None if error is None else getattr(error, "exit_code", 2)
+        if isinstance(error, RankError):
+            self._ranks.leave(code)
+            return
+        for rank in self._others:
+            self._ranks.send(rank, End())
+        left, started = set(self._others), time.monotonic()
+        for _ in naps():
+            while (found := self._ranks.receive()) is not None:
+                if isinstance(found[1], Bye):
+                    left.discard(found[0])
+            if not left or time.monotonic() - started > GOODBYE_S:
+                break
+        self._ranks.leave(code or 1 if left else None)
+
+
+def pack_sources(sources: Sequence[Source]) -> bytes | None:
+    """The sources as another process can open them; None if their rows are in the memory of this one."""
+    try:
+        return pickle.dumps(tuple(sources))
+    except pickle.PicklingError:
+        return None
+
+
+def _of_rank(error: OnchipError, rank: int, host: str) -> OnchipError:
+    what = f"{error.what} (rank {rank} on {host})"
+    return type(error)(what, got=error.got, expected=error.expected, hint=error.hint)
+
+
+# -- the other ranks ---------------------------------------------------------------------------------------
+
+
+class SentRows:
+    """Rows of an input that came with a chunk."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Array] = {}  # by the number of the first
+
+    def read(self, start: int, stop: int) -> Array:
+        return self.rows.pop(start)
+
+
+def follow(ranks: Ranks, on_chunk: OnChunk = lambda chunk: None) -> int:
+    """Do what rank 0 says until it ends the job; gives the exit code. Nothing is said: rank 0 speaks.
+
+    RankError if rank 0 hangs.
+    """
+    orders = ranks.broadcast(None)
+    if orders is None:  # rank 0 found something wrong before there was anything to do
+        ranks.leave()
+        return 2
+    code = 0
+    try:
+        _work(ranks, orders, on_chunk)
+    except RankError:  # rank 0 is silent: this one speaks
+        ranks.leave(1)
+        raise
+    except OnchipError as error:
+        code = error.exit_code
+        ranks.send(0, Failed(error))
+        while not isinstance(wait_for(ranks, None, "")[1], End):
+            pass
+    ranks.send(0, Bye())
+    ranks.receive()
+    on_chunk(None)
+    ranks.leave()
+    return code
+
+
+def _work(ranks: Ranks, orders: Orders, on_chunk: OnChunk) -> None:
+    from onchip.runtime.cuda.devices import cuda_devices
+
+    device = rank_device(orders.device, ranks, len(cuda_devices()) if orders.device == "cuda" else 0)
+    threads = rank_threads(orders.threads, ranks) if device == "cpu" else None
+    engine = bind_plan(orders.plan, orders.weights, (device, threads), device, orders.debug)
+    warm_up(engine)
+    with contextlib.ExitStack() as stack:
+        file = None
+        if orders.slices is not None and has_token(orders.slices):
+            file = stack.enter_context(SliceFile(orders.slices))
+        _work_on(ranks, orders, engine, file, device if threads is None else f"{device}, {_threads(threads)}", on_chunk)
+
+
+def _work_on(
+    ranks: Ranks, orders: Orders, engine: Engine, file: SliceFile | None, device: str, on_chunk: OnChunk
+) -> None:
+    """Run the chunks that rank 0 deals, until it says that it is the end."""
+    sources, sent = _open_sources(orders, len(engine.plan.network.inputs))
+    ranks.send(0, Ready(device, can_read=not sent, can_write=file is not None))
+    inbox: deque[object] = deque()
+    under_way = 0
+
+    def dealt() -> Iterator[Chunk | None]:
+        nonlocal under_way
+        wait_s: float | None = orders.deadline_s * START_PART
+        while True:
+            while (found := ranks.receive()) is not None:
+                inbox.append(found[1])
+            if not inbox and under_way:
+                yield None
+                continue
+            if not inbox:
+                inbox.append(wait_for(ranks, wait_s, f"rank 0 on {ranks.hosts[0]} hangs")[1])
+            if any(isinstance(message, End) for message in inbox):
+                return
+            message = inbox.popleft()
+            if isinstance(message, Rest):
+                if file is not None:
+                    file.sync()
+                ranks.send(0, Synced())
+                wait_s = None  # as long as the others, and the end of the file, take
+            elif isinstance(message, Deal):
+                for source, rows in zip(sent, message.rows or (), strict=True):
+                    source.rows[message.chunk.start] = rows
+                wait_s = orders.deadline_s
+                under_way += 1
+                on_chunk(message.chunk)
+                yield message.chunk
+
+    for done in run_chunks(engine, sent or sources, dealt()):
+        told = finished(done, file.write if file is not None else None)
+        y = None if file is not None or orders.slices is None else done.y.copy()
+        under_way -= 1
+        ranks.send(0, Told(told, y))
+
+
+def _threads(count: int) -> str:
+    return f"{count} {'thread' if count == 1 else 'threads'}"
+
+
+def _open_sources(orders: Orders, inputs: int) -> tuple[Sequence[Source], list[SentRows]]:
+    """The sources of the rows, as far as this rank can read them itself; else such that wait for what is sent."""
+    if orders.sources is not None:
+        try:
+            return pickle.loads(orders.sources), []
+        except OnchipError:  # its machine has not these files
+            pass
+    return (), [SentRows() for _ in range(inputs)]

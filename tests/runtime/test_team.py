@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -60,9 +61,23 @@ class Thread:
         self.left_with = code
 
 
-def run_threads(tmp_path, size, source, deadline_s=60.0, batch=7):
+class Gate(RowSource):
+    """Rows in memory; rank 0 has its first ones when all others are ready."""
+
+    def __init__(self, x, ranks):
+        super().__init__(x, lambda: None)
+        self._ranks = ranks
+
+    def read(self, start, stop):
+        while start == 0 and self._ranks._boxes[0].qsize() < len(self._ranks.all) - 1:
+            time.sleep(0.001)
+        return super().read(start, stop)
+
+
+def run_threads(tmp_path, size, x, deadline_s=60.0, batch=7):
     """The job over so many ranks; gives its report, the rank objects and what the followers returned."""
-    ranks, codes = ThreadRanks(size).all, {}
+    group, codes = ThreadRanks(size), {}
+    ranks, source = group.all, Gate(x, group)
 
     def work(rank):
         try:
@@ -93,7 +108,7 @@ def test_ranks_give_the_bits_of_one(tmp_path, monkeypatch, can_see):
     x = X.copy()
     x[[3, 50], 0] = np.nan
     np.save(tmp_path / "x.npy", x)
-    report = run_threads(tmp_path, 3, RowSource(x, lambda: None))
+    report = run_threads(tmp_path, 3, x)
     whole = compile(NET, device="cpu", threads=1, batch_hint=100)(x)
     assert np.load(tmp_path / "y.npy").tobytes() == whole.tobytes()
     assert report.first_rows.tobytes() == whole[:5].tobytes()
@@ -112,7 +127,7 @@ def test_what_a_rank_fails_with_ends_the_job(tmp_path, monkeypatch):
     real = SliceFile.write
     monkeypatch.setattr(SliceFile, "write", write)
     with pytest.raises(OutputError, match=r"cannot write y \(rank 1 on host1\)") as caught:
-        run_threads(tmp_path, 2, RowSource(X, lambda: None), batch=1)
+        run_threads(tmp_path, 2, X, batch=1)
     assert caught.value.hint == "free some space"
     assert run_threads.codes == {1: 2}
     assert run_threads.ranks[0].left_with is None  # all ended in order
@@ -130,7 +145,7 @@ def test_a_rank_that_hangs_ends_the_job(tmp_path, monkeypatch):
     real = SliceFile.write
     monkeypatch.setattr(SliceFile, "write", write)
     with pytest.raises(RankError, match="rank 1 on host1 hangs") as caught:
-        run_threads(tmp_path, 2, RowSource(X, lambda: None), deadline_s=0.3, batch=1)
+        run_threads(tmp_path, 2, X, deadline_s=0.3, batch=1)
     hangs.set()
     assert caught.value.got.startswith("chunk ")
     assert run_threads.ranks[0].left_with == 1  # who does not answer is ended

@@ -153,7 +153,7 @@ def run(
         if batch is not None:
             check_piece(batch)
         _check_scale_out(ranks, found.size, is_supervised(), resume, output, deadline)
-        if ranks is not None and ranks > 1 and found.size == 1:
+        if ranks not in (None, 1) and found.size == 1:
             with _ranks_progress() as show:
                 raise Exit(run_ranks(ranks, context.obj, show))
         how = RunOptions(device, threads, () if gpus is None else parse_gpus(gpus), batch, debug, deadline)

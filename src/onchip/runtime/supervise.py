@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import codecs
 import contextlib
+import importlib.util
 import json
 import os
 import selectors
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from onchip.errors import DeviceError, InputError, RankError
 from onchip.runtime.ranks import Ranks
@@ -55,10 +56,11 @@ class Reporter:
         self._tell(rank=ranks.rank, pid=os.getpid(), host=ranks.hosts[ranks.rank])
         atexit.register(self._tell, bye=True)  # a rank that is killed says none
         if ranks.rank == 0:  # rank 0 speaks, and what a launcher has to say is shown only if it is needed
-            sys.stderr.flush()
-            talk = _connect(path)
-            talk.sendall(b'{"talk": true}\n')
-            os.dup2(talk.fileno(), 2)
+            for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
+                stream.flush()
+                with _connect(path) as channel:
+                    channel.sendall(json.dumps({"stream": fd}).encode() + b"\n")
+                    os.dup2(channel.fileno(), fd)
 
     def chunk(self, chunk: Chunk | None) -> None:
         self._tell(chunk=None if chunk is None else (chunk.number, chunk.start, chunk.stop))
@@ -98,37 +100,43 @@ def run_ranks(count: int, args: Sequence[str], on_progress: OnProgress) -> int:
     """Run `onchip ARGS` as so many ranks on this machine; gives the exit code. RankError if one of them dies."""
     if not 1 < count <= MAX_RANKS:
         raise InputError("bad number of ranks", got=str(count), expected=f"2 to {MAX_RANKS}", hint="--ranks 2")
-    with tempfile.TemporaryDirectory(prefix="onchip-ranks-") as folder, socket.socket(socket.AF_UNIX) as listener:
+    launcher = find_mpiexec()
+    if launcher is None or importlib.util.find_spec("mpi4py") is None:
+        got = "no mpiexec" if launcher is None else "no mpi4py"
+        hint = "pip install 'onchip[mpi]', or mpi4py alone where the machine has an MPI of its own"
+        raise DeviceError("cannot start ranks", got=got, expected="an MPI and mpi4py", hint=hint)
+    with (
+        tempfile.TemporaryDirectory(prefix=f"onchip-ranks-{os.getpid()}-") as folder,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
         path = os.path.join(folder, "supervisor")
         listener.bind(path)
         listener.listen(2 * count)
         home = str(Path(__file__).parents[2])
         before = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
         env = {**_OPEN_MPI, **os.environ, SOCKET: path, "PYTHONPATH": os.pathsep.join([home, *before])}
-        command = [_mpiexec(), "-n", str(count), sys.executable, "-m", "onchip", *args]
+        command = [launcher, "-n", str(count), sys.executable, "-m", "onchip", *args]
         process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-        )
+            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
         with process, _Watch(process, listener, on_progress) as watch:
             return watch.until_end()
 
 
-def _mpiexec() -> str:
+def find_mpiexec() -> str | None:
     """The launcher beside this Python, which the extra `mpi` installs, else the machine's own."""
     beside = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
-    found = beside or shutil.which("mpiexec") or shutil.which("mpirun")
-    if found is None:
-        hint = "pip install 'onchip[mpi]', or mpi4py alone where the machine has an MPI of its own"
-        raise DeviceError("cannot start ranks", got="no mpiexec", expected="an MPI", hint=hint)
-    return found
+    return beside or shutil.which("mpiexec") or shutil.which("mpirun")
 
 
 class _Connection:
-    """Reports of a rank, or what rank 0 says, which goes on to stderr."""
+    """Reports of a rank, or what rank 0 writes to stdout or stderr, which goes on to ours."""
 
     def __init__(self, hear: Callable[[int, dict[str, Any]], None]) -> None:
         self.rank: int | None = None
-        self._hear, self._rest, self._is_talk = hear, b"", False
+        self._hear, self._rest = hear, b""
+        self._stream: TextIO | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def read(self, source: socket.socket) -> bool:
@@ -138,17 +146,18 @@ class _Connection:
         except OSError:
             data = b""
         self._rest += data
-        while not self._is_talk and b"\n" in self._rest:
+        while self._stream is None and b"\n" in self._rest:
             line, self._rest = self._rest.split(b"\n", 1)
             told = json.loads(line)
-            self._is_talk = "talk" in told
-            if not self._is_talk:
-                self.rank = told.get("rank", self.rank)
-                assert self.rank is not None
-                self._hear(self.rank, told)
-        if self._is_talk:
-            sys.stderr.write(self._decoder.decode(self._rest))
-            sys.stderr.flush()
+            if "stream" in told:
+                self._stream = sys.stdout if told["stream"] == 1 else sys.stderr
+                break
+            self.rank = told.get("rank", self.rank)
+            assert self.rank is not None
+            self._hear(self.rank, told)
+        if self._stream is not None:
+            self._stream.write(self._decoder.decode(self._rest))
+            self._stream.flush()
             self._rest = b""
         return bool(data)
 
@@ -160,8 +169,8 @@ class _Watch:
         self._log = bytearray()  # what the launcher says
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
-        assert process.stderr is not None
-        self._selector.register(process.stderr, selectors.EVENT_READ, self._read_log)
+        assert process.stdout is not None
+        self._selector.register(process.stdout, selectors.EVENT_READ, self._read_log)
         self._died: _Rank | None = None
 
     def __enter__(self) -> _Watch:
@@ -191,7 +200,7 @@ class _Watch:
                 expected="all ranks to the end", hint="--resume goes on with what is done",
             )  # fmt: skip
         code = self._process.returncode
-        if code and not any(rank.said_bye for rank in self._ranks.values()):  # they did not even begin
+        if code and not (0 in self._ranks and self._ranks[0].said_bye):  # rank 0 did not say why
             sys.stderr.write(self._log.decode(errors="replace"))
         return code if code in (0, 1, 2) else 1
 

@@ -150,7 +150,8 @@ class Team:
             on_chunk(None)
         for _ in naps():
             tick()
-            if self._dealer.is_done and self._synced == self._others:
+            # A rank that is not ready yet, in a short job, has nothing to bring to the disk.
+            if self._dealer.is_done and self._synced >= set(self._ready):
                 break
         return self._dealer.report(engines[0].output)
 
@@ -237,13 +238,17 @@ class Team:
         for rank in self._others:
             self._ranks.send(rank, End())
         left, started = set(self._others), time.monotonic()
+        are_slow = error is None and set(self._ready) < self._others  # some may be compiling yet
+        wait_s = self._deadline_s * START_PART if are_slow else GOODBYE_S
         for _ in naps():
             while (found := self._ranks.receive()) is not None:
                 if isinstance(found[1], Bye):
                     left.discard(found[0])
-            if not left or time.monotonic() - started > GOODBYE_S:
+            if not left or time.monotonic() - started > wait_s:
                 break
-        self._ranks.leave(code or 1 if left else None)
+        for rank in sorted(left):
+            self._say(f"rank {rank} on {self._ranks.hosts[rank]} does not end: it is ended")
+        self._ranks.leave(code or 0 if left else None)
 
 
 def pack_sources(sources: Sequence[Source]) -> bytes | None:

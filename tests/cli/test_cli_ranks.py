@@ -23,7 +23,6 @@ from small_reports import small_faces, small_sentiment
 needs_mpi = pytest.mark.skipif(
     importlib.util.find_spec("mpi4py") is None or find_mpiexec() is None, reason="no MPI: pip install 'onchip[mpi]'"
 )
-pytestmark = needs_mpi
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), str(Path(__file__).parents[1])])}
 
 
@@ -40,6 +39,7 @@ def same_files(tmp_path, *names):
     return all((tmp_path / name).read_bytes() == first for name in names[1:])
 
 
+@needs_mpi
 def test_mpiexec_gives_the_bits_of_one_process(cli, tmp_path):
     """Text networks with lengths, pictures as text, and random rows, in four ranks."""
     ids = np.random.default_rng(0).integers(1, 40, (90, 16)).astype(np.int32)
@@ -86,6 +86,7 @@ def start(spawn, tmp_path, job, *more):
     return process, ranks
 
 
+@needs_mpi
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="ranks are found by /proc")
 def test_a_rank_that_dies_ends_the_job_which_is_resumed(cli, spawn, tmp_path, long_job):
     process, ranks = start(spawn, tmp_path, long_job)
@@ -104,6 +105,7 @@ def test_a_rank_that_dies_ends_the_job_which_is_resumed(cli, spawn, tmp_path, lo
     assert same_files(tmp_path, "whole.npy", "y.npy")
 
 
+@needs_mpi
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="ranks are found by /proc")
 def test_a_rank_that_hangs_ends_the_job(spawn, tmp_path, long_job):
     process, ranks = start(spawn, tmp_path, long_job, "--deadline", 0.5)
@@ -123,3 +125,31 @@ def test_misuse(cli, tmp_path):
         ran = cli("run", "m.onnx", "x.npy", "--device", "cpu", *options)
         assert (ran.code, ran.out) == (2, "")
         assert words in ran.err
+
+
+GPU_JOBS = {
+    "decode.npy": ["decode", "--count", 300_000, "--seed", 1, "--precision", "fp16", "--batch", 20_000],
+    "faces.npy": ["faces", "--count", 300, "--seed", 1, "--batch", 64],
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GPU_JOBS)
+def test_a_gpu_driven_twice_by_one_process(cli, tmp_path, name):
+    assert cli("run", *GPU_JOBS[name], "--device", "cuda", "-o", name).code == 0
+    ran = cli("run", *GPU_JOBS[name], "--gpus", "0,0", "-o", f"two-{name}", "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["device"] == "cuda:0, cuda:0"
+    assert same_files(tmp_path, name, f"two-{name}")
+
+
+@pytest.mark.gpu
+@needs_mpi
+def test_four_ranks_share_a_gpu(cli, spawn, tmp_path):
+    name = "decode.npy"
+    assert cli("run", *GPU_JOBS[name], "--device", "cuda", "-o", name).code == 0
+    process = spawn("run", *GPU_JOBS[name], "--device", "cuda", "-o", f"four-{name}", "--ranks", 4, "-v")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert err.count(": cuda:0\n") >= 1  # other ranks; a short job may end before some of them are ready
+    assert same_files(tmp_path, name, f"four-{name}")

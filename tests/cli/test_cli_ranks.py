@@ -41,7 +41,7 @@ def same_files(tmp_path, *names):
 
 @needs_mpi
 def test_mpiexec_gives_the_bits_of_one_process(cli, tmp_path):
-    """Text networks with lengths, pictures as text, and random rows, in four ranks."""
+    """Text networks with lengths, pictures as text, random rows, and five seeds, in four ranks."""
     ids = np.random.default_rng(0).integers(1, 40, (90, 16)).astype(np.int32)
     ids[::3, 9:] = 0
     ids.tofile(tmp_path / "ids.bin")
@@ -58,6 +58,10 @@ def test_mpiexec_gives_the_bits_of_one_process(cli, tmp_path):
         ran = cli("run", *job, "--device", "cpu", "-o", name)
         assert ran.code == 0, ran.err
         commands.append(json.dumps(["run", *job, "--device", "cpu", "-o", f"four-{name}"]))
+    train = ["train", "digits", "--data", "sklearn", "--hidden", "8", "--epochs", "1", "--seeds", "5"]
+    train += ["--device", "cpu", "-o"]
+    assert cli(*train, "seeds.onnx").code == 0
+    commands.append(json.dumps([*train, "four-seeds.onnx"]))
     program = Path(__file__).parents[1] / "rank_jobs.py"
     ran = subprocess.run(
         [find_mpiexec(), "-n", "4", sys.executable, program, *commands],
@@ -65,7 +69,7 @@ def test_mpiexec_gives_the_bits_of_one_process(cli, tmp_path):
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.count("4 ranks on 1 machine") == len(jobs)  # rank 0 speaks, no other
-    for name in jobs:
+    for name in (*jobs, "seeds.onnx"):
         assert same_files(tmp_path, name, f"four-{name}")
     assert not list(tmp_path.glob("*.partial"))
 
@@ -81,7 +85,9 @@ def start(spawn, tmp_path, job, *more):
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             text = (folder / "environ").read_bytes().decode(errors="replace")
-            if f"onchip-ranks-{process.pid}-" in text and (found := re.search(r"PMI_RANK=(\d)", text)):
+            if f"onchip-ranks-{process.pid}-" in text and (
+                found := re.search(r"(?:PMI|OMPI_COMM_WORLD)_RANK=(\d)", text)
+            ):
                 ranks[int(found[1])] = int(folder.name)
     return process, ranks
 

@@ -1,6 +1,5 @@
 """Chunks dealt to workers: each once, in order, and whatever fails ends the job with a message."""
 
-import queue
 import threading
 import time
 from types import SimpleNamespace
@@ -21,44 +20,10 @@ from onchip.runtime.ranks import OneRank, launched_as, rank_device
 from onchip.runtime.run_job import RunOptions, start_job
 from onchip.runtime.stream import chunks_of
 from onchip.runtime.team import Orders, Team, follow
+from thread_ranks import ThreadRanks
 
 NET = random_mlp(20, 16, 3)
 X = rows(100, 20)
-
-
-class ThreadRanks:
-    """Ranks that are threads of this process."""
-
-    def __init__(self, size):
-        self._boxes = [queue.SimpleQueue() for _ in range(size)]
-        self._orders = [queue.SimpleQueue() for _ in range(size)]
-        self.all = [Thread(self, rank) for rank in range(size)]
-
-
-class Thread:
-    def __init__(self, ranks, rank):
-        self._ranks, self.rank, self.size = ranks, rank, len(ranks._boxes)
-        self.local_rank, self.local_size, self.left_with = rank, self.size, "nothing"
-        self.hosts = tuple(f"host{i}" for i in range(self.size))
-
-    def broadcast(self, value):
-        if self.rank:
-            return self._ranks._orders[self.rank].get(timeout=30)
-        for box in self._ranks._orders[1:]:
-            box.put(value)
-        return value
-
-    def send(self, to, message):
-        self._ranks._boxes[to].put((self.rank, message))
-
-    def receive(self):
-        try:
-            return self._ranks._boxes[self.rank].get_nowait()
-        except queue.Empty:
-            return None
-
-    def leave(self, code=None):
-        self.left_with = code
 
 
 class Gate(RowSource):

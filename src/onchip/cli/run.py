@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +27,7 @@ from onchip.cli.options import (
     Verbose,
     left_out,
 )
-from onchip.cli.talk import Update, print_json, progress, rate, say, say_device
+from onchip.cli.talk import print_json, progress, ranks_progress, rate, say, say_device
 from onchip.errors import InputError
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def run(
             check_piece(batch)
         _check_scale_out(ranks, found.size, is_supervised(), resume, output, deadline)
         if ranks not in (None, 1) and found.size == 1:
-            with _ranks_progress() as show:
+            with ranks_progress() as show:
                 raise Exit(run_ranks(ranks, context.obj, show))
         how = RunOptions(device, threads, () if gpus is None else parse_gpus(gpus), batch, debug, deadline)
         has_lengths = padding is not None or "lengths" in named
@@ -256,20 +256,6 @@ def _chosen(devices: list[str], ranks: Ranks) -> str:
         hosts = len(set(ranks.hosts))
         return f"{devices[0]}; {ranks.size} ranks on {hosts} {'machine' if hosts == 1 else 'machines'}"
     return ", ".join(devices)
-
-
-@contextlib.contextmanager
-def _ranks_progress() -> Iterator[Callable[[str, float, float, str], None]]:
-    """One bar for all ranks, which rank 0 moves; it begins when rank 0 does."""
-    with contextlib.ExitStack() as stack:
-        bars: list[Update] = []
-
-        def show(what: str, total: float, done: float, text: str) -> None:
-            if not bars:
-                bars.append(stack.enter_context(progress(what, total)))
-            bars[0](done, text)
-
-        yield show
 
 
 def _announce_building(plan: Plan) -> None:

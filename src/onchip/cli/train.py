@@ -6,17 +6,22 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from typer import Context
+from typer import Context, Exit
 
 from onchip.cli import train_options as opt
 from onchip.cli.options import Json, Threads, Verbose
-from onchip.cli.talk import Update, print_json, progress, rate, resumable, say, say_device
+from onchip.cli.talk import Update, print_json, progress, ranks_progress, rate, resumable, say, say_device
+from onchip.errors import InputError
 
 if TYPE_CHECKING:
     from onchip.cli.train_config import Settings
+    from onchip.runtime.ranks import Ranks
     from onchip.train.training_run import Progress
     from onchip.workloads.classify import Trained
     from onchip.workloads.train_job import TrainJob
+
+
+_NOT_SETTINGS = ("config", "as_json", "verbose", "ranks")  # which a config file cannot say
 
 
 def train(
@@ -46,6 +51,7 @@ def train(
     shuffle: opt.Shuffle = None,
     seed: opt.Seed = None,
     seeds: opt.Seeds = None,
+    ranks: opt.Ranks = None,
     precision: opt.Precision = None,
     checkpoint: opt.Checkpoint = None,
     checkpoint_every: opt.CheckpointEvery = None,
@@ -67,6 +73,11 @@ def train(
       onchip train digits --data sklearn --epochs 5 --seeds 8
 
     \b
+    Seeds over MPI ranks, of this machine or of a cluster:
+      onchip train digits --data sklearn --epochs 5 --seeds 8 --ranks 2
+      mpiexec -n 16 onchip train digits --data sklearn --epochs 5 --seeds 64
+
+    \b
     With data of your own, and with the options in a file:
       onchip train mlp --data table.csv --labels last --hidden 64,32 -o net.onnx
       onchip train mlp --data images.idx.gz --labels labels.idx.gz --plot curve.png
@@ -86,8 +97,9 @@ def train(
     from onchip.workloads.train_job import files_read, train_job
 
     # The parameters above, by name: what is None was not given, and a config file may say it.
-    told = {name: value for name, value in context.params.items() if name not in ("config", "as_json", "verbose")}
+    told = {name: value for name, value in context.params.items() if name not in _NOT_SETTINGS}
     chosen, options = settings(config, told)
+    found = _start_ranks(chosen.seeds, ranks, context.obj)
     source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share)
     states = [] if chosen.checkpoint is None else [chosen.checkpoint, *chosen.checkpoint.glob("checkpoint-*")]
     check_outputs(
@@ -107,7 +119,7 @@ def train(
     asked = {**asdict(chosen), **asdict(job.options), **asdict(job.source), "data": job.data.name,
              "layers": job.widths, "classes": job.data.words}  # fmt: skip
     if chosen.seeds > 1:
-        train_all(job, chosen, asked, as_json, verbose)
+        train_all(job, chosen, asked, as_json, verbose, found)
         return
     how = {name: value for name in ("device", "threads", "checkpoint", "checkpoint_every", "resume", "debug")
            if (value := getattr(chosen, name)) is not None}  # fmt: skip
@@ -152,8 +164,32 @@ def train(
     print(f"{len(result.history)} epochs, {trained.ms_per_epoch:.1f} ms/epoch, {rate(samples_per_s, 'samples')}{held}")
 
 
-def train_all(job: TrainJob, chosen: Settings, asked: dict[str, Any], as_json: bool, verbose: int) -> None:
-    """Of every seed a network; that with the lowest loss is written."""
+def _start_ranks(seeds: int, ranks: int | None, args: list[str]) -> Ranks:
+    """The ranks of this command: this process alone, or all that mpiexec started. With --ranks they are started, and
+    this process ends when they do."""
+    from onchip.runtime.ranks import OneRank, find_ranks, hush, launched_as
+    from onchip.runtime.supervise import Reporter, is_supervised, run_ranks
+
+    size = (launched_as() or (0, 1))[1]
+    if (ranks or size) > 1 and seeds == 1:
+        raise InputError(
+            "one network does not spread over ranks", got=f"{max(ranks or 1, size)} ranks, --seeds 1",
+            expected="--seeds, of which each rank trains some",
+            hint="no ranks: a step of a small network is shorter than a message to another one",
+        )  # fmt: skip
+    if ranks not in (None, 1) and not is_supervised():
+        with ranks_progress() as show:
+            raise Exit(run_ranks(ranks, args, show))
+    found = find_ranks() if size > 1 else OneRank()
+    Reporter(found)
+    hush(found)
+    return found
+
+
+def train_all(
+    job: TrainJob, chosen: Settings, asked: dict[str, Any], as_json: bool, verbose: int, ranks: Ranks
+) -> None:
+    """Of every seed a network; that with the lowest loss is written, by rank 0."""
     from onchip.formats.load import save
     from onchip.workloads.seeds import spread, train_seeds
 
@@ -161,8 +197,11 @@ def train_all(job: TrainJob, chosen: Settings, asked: dict[str, Any], as_json: b
     with progress(f"train {count} x {job.net.name}", count) as update:
         results = train_seeds(
             job, count, device=chosen.device, threads=chosen.threads,
-            on_progress=lambda done: update(done, f"{int(done)} of {count} networks"),
+            on_progress=lambda done: update(done, f"{int(done)} of {count} networks"), spread=True,
         )  # fmt: skip
+    ranks.leave()
+    if ranks.rank:
+        return
     seconds, best = time.perf_counter() - started, results.done[results.best_seed]
     say_device(best.fit.chosen, best.fit.plan, verbose, seconds - best.fit.seconds)
     if chosen.output is not None:

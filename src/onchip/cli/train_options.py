@@ -71,6 +71,10 @@ Seeds = Annotated[
     int | None, Option(metavar="N", help="Train N networks side by side, with the seeds from --seed on; keep the best.")
 ]
 
+Ranks = Annotated[
+    int | None, Option(metavar="N", help="With --seeds: train as so many MPI ranks of this machine, each some of them.")
+]
+
 Checkpoint = Annotated[
     Path | None, Option(metavar="DIR", help="Where the run keeps its state, so that it can be taken up again.")
 ]

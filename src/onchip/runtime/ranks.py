@@ -7,9 +7,11 @@ rank that waits leaves its core to others.
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import pickle
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
@@ -23,6 +25,7 @@ _RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
 _TAG = 1
 _PART_BYTES = 1 << 30  # of a broadcast at a time: MPI counts in 32 bits
+_ALONE_S = 2.0  # in that time a rank 0 that fails, too, has ended the others
 _NAP_S = (0.0002, 0.005)  # between two looks: the first ones, and after a while
 
 
@@ -55,6 +58,11 @@ class Ranks(Protocol):
         """A message that came, and from whom; None if none did."""
         ...
 
+    @property
+    def is_over(self) -> bool:
+        """Whether this rank has done its part."""
+        ...
+
     def leave(self, code: int | None = None) -> None:
         """This rank's part is over. With a code: the others' is not; all processes end when this one does."""
         ...
@@ -63,7 +71,7 @@ class Ranks(Protocol):
 class OneRank:
     """A job of a single process."""
 
-    rank, size, local_rank, local_size = 0, 1, 0, 1
+    rank, size, local_rank, local_size, is_over = 0, 1, 0, 1, True
     hosts = ("here",)
 
     def broadcast(self, value: Any) -> Any:
@@ -104,7 +112,7 @@ class MpiRanks:
         self.local_rank, self.local_size = local.rank, local.size
         self.hosts = tuple(self._comm.allgather(socket.gethostname()))
         self._sent: list[tuple[Any, Any]] = []  # requests under way, and what they send
-        self._is_over, self._code = False, 1
+        self.is_over, self._code = False, 1
         atexit.register(self._end)  # before MPI's own end, which would wait for ranks that are stuck
 
     def broadcast(self, value: Any) -> Any:
@@ -145,10 +153,10 @@ class MpiRanks:
         return source, pickle.loads(data.data)
 
     def leave(self, code: int | None = None) -> None:
-        self._is_over, self._code = code is None, code or 0
+        self.is_over, self._code = code is None, code or 0
 
     def _end(self) -> None:
-        if not self._is_over and not self._mpi.Is_finalized():
+        if not self.is_over and not self._mpi.Is_finalized():
             self._comm.Abort(self._code)
 
 
@@ -168,6 +176,21 @@ def find_ranks() -> Ranks:
     return OneRank() if launched is None or launched[1] == 1 else MpiRanks(launched[1])
 
 
+def hush(ranks: Ranks) -> None:
+    """Rank 0 speaks: what another rank says is shown only if it is that rank alone that fails."""
+    if ranks.rank == 0:
+        return
+    shown, said = sys.stderr, io.StringIO()
+    sys.stdout = sys.stderr = said
+
+    def tell() -> None:
+        if not ranks.is_over:
+            time.sleep(_ALONE_S)
+            print(f"rank {ranks.rank} on {ranks.hosts[ranks.rank]}: {said.getvalue()}", file=shown)
+
+    atexit.register(tell)
+
+
 def naps() -> Iterator[int]:
     """Count up, with a short sleep after each turn, longer ones after a while."""
     for turn in range(1 << 62):
@@ -185,6 +208,18 @@ def wait_for(ranks: Ranks, seconds: float | None, what: str) -> tuple[int, Any]:
             break
     hint = "--deadline, if this is no hang; --resume goes on with what is done"
     raise RankError(what, got=f"no word for {seconds:g} s", expected="a message", hint=hint)
+
+
+def gather_all(ranks: Ranks, value: Any) -> list[Any]:
+    """Every rank's value, on every rank; waits as long as the slowest takes."""
+    values = [value] * ranks.size
+    if ranks.rank:
+        ranks.send(0, value)
+    for _ in range(ranks.size - 1 if ranks.rank == 0 else 0):
+        source, told = wait_for(ranks, None, "")
+        values[source] = told
+    found: list[Any] = ranks.broadcast(values)
+    return found
 
 
 def rank_device(device: str, ranks: Ranks, gpus: int) -> str:

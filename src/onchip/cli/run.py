@@ -83,7 +83,8 @@ def run(
         bool, Option("--debug", help="On a GPU: wait after every launch, and name the kernel that failed.")
     ] = False,
     ranks: Annotated[
-        int | None, Option(metavar="N", help="Run as so many MPI ranks on this machine, each with a GPU or its cores.")
+        str | None,
+        Option(metavar="N", help="Run as so many MPI ranks on this machine, each with a GPU or its cores; or auto."),
     ] = None,
     gpus: Annotated[
         str | None, Option(metavar="N or I,J", help="Drive so many GPUs, or those of these numbers, from one process.")
@@ -132,7 +133,7 @@ def run(
     from onchip.runtime.engine import apply_io
     from onchip.runtime.output import PICTURES, check_output_suffix, open_output
     from onchip.runtime.ranks import find_ranks
-    from onchip.runtime.run_job import RunOptions, parse_gpus, start_job
+    from onchip.runtime.run_job import RunOptions, parse_gpus, ranks_for, start_job
     from onchip.runtime.stream import check_piece
     from onchip.runtime.supervise import Reporter, is_supervised, run_ranks
     from onchip.runtime.team import Team, follow
@@ -153,9 +154,9 @@ def run(
         if batch is not None:
             check_piece(batch)
         _check_scale_out(ranks, found.size, is_supervised(), resume, output, deadline)
-        if ranks not in (None, 1) and found.size == 1:
+        if ranks not in (None, "1", "auto") and found.size == 1:
             with ranks_progress() as show:
-                raise Exit(run_ranks(ranks, context.obj, show))
+                raise Exit(run_ranks(_parse_ranks(ranks), context.obj, show))
         how = RunOptions(device, threads, () if gpus is None else parse_gpus(gpus), batch, debug, deadline)
         has_lengths = padding is not None or "lengths" in named
         draws = output is not None and output.suffix.lower() in PICTURES
@@ -170,6 +171,12 @@ def run(
             # All rows of the job, not of a chunk or a rank: work done once pays off over all of them, and the plan,
             # with it the bits, is the same for any number of ranks.
             job = Job(precision, max(1, total), without=without, tables=tables)
+            if ranks == "auto" and found.size == 1:
+                chosen_ranks, why = ranks_for(net, device, job)
+                say(f"ranks: {chosen_ranks} (auto: {why})")
+                if chosen_ranks > 1:
+                    with ranks_progress() as show:
+                        raise Exit(run_ranks(chosen_ranks, context.obj, show))
             files = {**({"INPUT": rows} if rows else {}), **named}
             options = {"count": count, "seed": seed, "scale": scale, "padding": padding, "io": io}
             record = {} if output is None else run_record(model, net, files, job, options)
@@ -216,8 +223,14 @@ def run(
         say(f"wrote {output}: {net.output.dtype} {shape}, {speed}")
 
 
+def _parse_ranks(text: str) -> int:
+    if not text.isdigit():
+        raise InputError("bad number of ranks", got=text, expected="a number, or auto", hint="--ranks 2")
+    return int(text)
+
+
 def _check_scale_out(
-    ranks: int | None, size: int, is_supervised: bool, resume: bool, output: Path | None, deadline: float
+    ranks: str | None, size: int, is_supervised: bool, resume: bool, output: Path | None, deadline: float
 ) -> None:
     if ranks is not None and size > 1 and not is_supervised:
         got, hint = f"--ranks {ranks} in {size} ranks", "leave --ranks out: mpiexec says how many"

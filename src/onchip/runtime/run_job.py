@@ -11,7 +11,9 @@ from onchip.errors import DeviceError, InputError
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights, plan_to_json
-from onchip.runtime.engine import Engine, bind_plan, find_device, place
+from onchip.plan.scale_out import choose_ranks
+from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
+from onchip.runtime.engine import Engine, bind_plan, find_device, place, plan_and_reason
 from onchip.runtime.output import PartialOutput
 from onchip.runtime.ranks import Ranks, rank_threads
 from onchip.runtime.row_sources import Source
@@ -82,6 +84,17 @@ def start_job(
     return engines, chunks_of(cuts, total)
 
 
+def ranks_for(net: Network, device: str, job: Job) -> tuple[int, str]:
+    """How many ranks of this machine should do the job, and why."""
+    if device == "auto":
+        device = "cuda" if cuda_devices() else "cpu"
+    if not device.startswith("cuda"):
+        return 1, "a process has all cores already"
+    if device != "cuda":
+        return 1, f"{device} is one GPU"
+    return choose_ranks(plan_and_reason(net, device, job)[0], job.batch, len(cuda_devices()))
+
+
 def _chunk_rows(plan: Plan, total: int, batch: int | None, workers: int) -> int:
     rows = piece_rows(plan) if batch is None else batch
     if batch is None and workers > 1:
@@ -91,8 +104,6 @@ def _chunk_rows(plan: Plan, total: int, batch: int | None, workers: int) -> int:
 
 def parse_gpus(text: str) -> tuple[int, ...]:
     """ "4" is the first four GPUs, "0,2" those of these numbers."""
-    from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
-
     parts = text.split(",")
     if not all(part.strip().isdigit() for part in parts):
         raise InputError("bad --gpus", got=text, expected="a number of GPUs, or numbers as 0,1", hint="--gpus 0,1")

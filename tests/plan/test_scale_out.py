@@ -1,4 +1,4 @@
-"""Predictions for several devices: what is shared out gets shorter, what is not stays, and the largest part is named."""
+"""Predictions for several devices: what is shared out gets shorter, the rest stays, and the largest part is named."""
 
 import dataclasses
 

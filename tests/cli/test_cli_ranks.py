@@ -17,13 +17,13 @@ import pytest
 from checks import random_mlp, rows
 from conftest import SRC
 from onchip.formats.load import save
-from onchip.runtime.supervise import find_mpiexec
+from onchip.runtime.supervise import OPEN_MPI, find_mpiexec
 from small_reports import small_faces, small_sentiment
 
 needs_mpi = pytest.mark.skipif(
     importlib.util.find_spec("mpi4py") is None or find_mpiexec() is None, reason="no MPI: pip install 'onchip[mpi]'"
 )
-ENV = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), str(Path(__file__).parents[1])])}
+ENV = {**OPEN_MPI, **os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), str(Path(__file__).parents[1])])}
 
 
 @pytest.fixture

@@ -126,8 +126,8 @@ def test_without_resume_a_run_begins_anew(tmp_path):
     assert np.array_equal(np.load(path), Y + 1)
 
 
-def fail_after(path, chunks, error, resume=False):
-    with open_output(path, NET, 10, JOB, resume) as output:
+def fail_after(path, chunks, error, keep_s=10.0):
+    with open_output(path, NET, 10, JOB, keep_s=keep_s) as output:
         output.begin("plan", (0, 4, 8))
         for chunk in chunks:
             put(output, chunk)
@@ -152,10 +152,9 @@ def test_what_is_kept_of_a_run_that_fails(tmp_path, error, chunks, is_kept):
     assert ("1 of 3 chunks are kept" in said and "--resume" in said) if is_kept else said == ""
 
 
-def test_work_of_a_while_is_kept_when_it_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr("onchip.runtime.output.KEEP_S", 0.0)
+def test_work_of_a_while_is_kept_when_it_is_stopped(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        fail_after(tmp_path / "y.npy", [0], KeyboardInterrupt())
+        fail_after(tmp_path / "y.npy", [0], KeyboardInterrupt(), keep_s=0.0)
     assert {p.name for p in tmp_path.iterdir()} == {"y.npy.partial", "y.npy.manifest"}
 
 

@@ -131,7 +131,7 @@ def run(
     from onchip.files import check_outputs
     from onchip.plan.kernel import Job
     from onchip.runtime.engine import apply_io
-    from onchip.runtime.output import PICTURES, check_output_suffix, open_output
+    from onchip.runtime.output import KEEP_S, PICTURES, check_output_suffix, open_output
     from onchip.runtime.ranks import find_ranks
     from onchip.runtime.run_job import RunOptions, parse_gpus, ranks_for, start_job
     from onchip.runtime.stream import check_piece
@@ -180,7 +180,9 @@ def run(
             files = {**({"INPUT": rows} if rows else {}), **named}
             options = {"count": count, "seed": seed, "scale": scale, "padding": padding, "io": io}
             record = {} if output is None else run_record(model, net, files, job, options)
-            with _open_kept(open_output(output, net, total, record, resume)) as sink:
+            # Of several ranks all is kept: a launcher stops the others when one of them dies.
+            keep_s = KEEP_S if found.size == 1 else 0.0
+            with _open_kept(open_output(output, net, total, record, resume, keep_s)) as sink:
                 if sink is not None and sink.found:
                     say(_found(sink, resume))
                 started = time.perf_counter()

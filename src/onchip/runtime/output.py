@@ -37,7 +37,7 @@ WRITERS: dict[str, type[RowWriter]] = {
 PICTURES = (".bmp", ".png")
 FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows come out as images
 VERSION = 1
-KEEP_S = 10.0  # of a run that is stopped sooner nothing is kept: it is done again as quickly
+KEEP_S = 10.0  # work of less than this is done again as quickly as it is resumed
 COPY_BYTES = 8 << 20  # of rows at a time, where another format is made of them
 
 
@@ -131,12 +131,18 @@ def check_output_suffix(path: Path | None) -> None:
 
 @contextlib.contextmanager
 def open_output(
-    path: Path | None, net: Network, rows: int, job: Mapping[str, Any] | None = None, resume: bool = False
+    path: Path | None,
+    net: Network,
+    rows: int,
+    job: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    keep_s: float = KEEP_S,
 ) -> Iterator[PartialOutput | None]:
     """The output for the results of `rows` rows; the file appears when the block ends well. No path, no output.
 
     job     what decides the results, as JSON knows it: a run is resumed only by one of the same job
     resume  keep the chunks that an earlier run of this job finished
+    keep_s  of a run that is stopped sooner nothing is kept
 
     Whatever can be known to stop the writing is raised now, not after the work.
     """
@@ -155,7 +161,7 @@ def open_output(
     shape, dtype = (rows, *net.output.row_shape), numpy_dtype(net.output.dtype)
     WRITERS[suffix](path, shape, dtype)  # raises what the format cannot hold
     check_writable(path)
-    output = PartialOutput(path, net.output, rows, dict(job or {}), resume)
+    output = PartialOutput(path, net.output, rows, dict(job or {}), resume, keep_s)
     try:
         yield output
         output.finish()
@@ -169,7 +175,10 @@ def open_output(
 class PartialOutput:
     """An output in the making. `begin` it, `write` chunks, `record` them; who opened it ends it."""
 
-    def __init__(self, path: Path, given: TensorType, rows: int, job: dict[str, Any], resume: bool) -> None:
+    def __init__(
+        self, path: Path, given: TensorType, rows: int, job: dict[str, Any], resume: bool, keep_s: float
+    ) -> None:
+        self._keep_s = keep_s
         self.path, self.records = path, dict[int, ChunkRecord]()
         self.plan = ""  # the JSON of the plan that an earlier run went by
         self.cuts: tuple[int, ...] = ()  # where its chunks began
@@ -250,7 +259,7 @@ class PartialOutput:
             is_of_use = bool(self.records)
         else:  # with other rows it would be another job
             is_stopped = not isinstance(error, Exception)  # Ctrl-C, SIGTERM
-            is_quick = is_stopped and time.monotonic() - self._opened < KEEP_S
+            is_quick = is_stopped and time.monotonic() - self._opened < self._keep_s
             is_of_use = bool(self.records) and not is_quick and not isinstance(error, InputError)
         if not is_of_use:
             self._remove()

@@ -33,7 +33,7 @@ SOCKET = "ONCHIP_SUPERVISOR"  # in a rank's environment: where it reports
 MAX_RANKS = 1024
 _GRACE_S = 3.0  # for the launcher to notice that a rank is dead, and for ranks to stop
 # Open MPI refuses root and more ranks than cores, and ties ranks to cores, unless told.
-_OPEN_MPI = {
+OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
 }  # fmt: skip
@@ -114,7 +114,7 @@ def run_ranks(count: int, args: Sequence[str], on_progress: OnProgress) -> int:
         listener.listen(2 * count)
         home = str(Path(__file__).parents[2])
         before = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-        env = {**_OPEN_MPI, **os.environ, SOCKET: path, "PYTHONPATH": os.pathsep.join([home, *before])}
+        env = {**OPEN_MPI, **os.environ, SOCKET: path, "PYTHONPATH": os.pathsep.join([home, *before])}
         command = [launcher, "-n", str(count), sys.executable, "-m", "onchip", *args]
         process = subprocess.Popen(
             command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

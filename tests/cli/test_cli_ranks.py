@@ -134,7 +134,7 @@ def test_misuse(cli, tmp_path):
 
 
 GPU_JOBS = {
-    "decode.npy": ["decode", "--count", 300_000, "--seed", 1, "--precision", "fp16", "--batch", 20_000],
+    "decode.npy": ["decode", "--count", 2_000_000, "--seed", 1, "--precision", "fp16", "--batch", 20_000],
     "faces.npy": ["faces", "--count", 300, "--seed", 1, "--batch", 64],
 }
 
@@ -157,5 +157,5 @@ def test_four_ranks_share_a_gpu(cli, spawn, tmp_path):
     process = spawn("run", *GPU_JOBS[name], "--device", "cuda", "-o", f"four-{name}", "--ranks", 4, "-v")
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert err.count(": cuda:0\n") >= 1  # other ranks; a short job may end before some of them are ready
+    assert "device: cuda:0; 4 ranks on 1 machine" in err
     assert same_files(tmp_path, name, f"four-{name}")

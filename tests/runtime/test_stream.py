@@ -89,7 +89,7 @@ def test_memory_does_not_grow_with_the_rows(engine):
 def test_bad_rows_are_counted_across_pieces(engine):
     x = rows(100, 20)
     x[[12, 13, 99], [0, 5, 19]] = [np.nan, np.inf, -np.inf]
-    done = list(run_chunks(engine, [Rows(x)], chunks_of(cut_rows(100, 7, ahead=False), 100)))
+    done = list(run_chunks(engine, [Rows(x)], chunks_of(cut_rows(100, 7, ahead=False), 100), lambda done: done))
     assert [(d.bad_rows, d.first_bad_row) for d in done if d.bad_rows] == [(2, 12), (1, 99)]
     assert rows_not_finite(x).tolist() == [12, 13, 99]
     assert rows_not_finite(np.zeros((3, 2), np.int32)).size == 0
@@ -208,8 +208,34 @@ def test_a_chunk_that_was_read_is_given_when_there_is_no_other_yet(ahead):
     given = read_chunks([Rows(rows(20, 2))], chunks(), ahead)
     assert next(given)[0] == first
     assert second not in asked
-    assert next(given)[0] == second
-    assert list(given) == []
+    assert [found[0] for found in given if found is not None] == [second]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_results_are_written_in_order_while_the_next_are_made(engine, monkeypatch, ahead):
+    """On a GPU a thread writes; a chunk that has no other behind it yet is written, too."""
+    monkeypatch.setattr("onchip.runtime.stream.reads_ahead", lambda plan: ahead)
+    x, written, threads = rows(35, 20), [], set()
+    chunks = chunks_of((0, 10, 20, 30), 35)
+
+    def then(done):
+        written.append(done.y.copy())
+        threads.add(threading.current_thread() is threading.main_thread())
+        return done.chunk
+
+    told = []
+
+    def dealt():
+        for chunk in chunks:
+            yield chunk
+            while chunk not in told:  # as a rank that was dealt one chunk only
+                yield None
+
+    for chunk in run_chunks(engine, [Rows(x)], dealt(), then):
+        told.append(chunk)
+    assert told == chunks
+    assert np.concatenate(written).tobytes() == engine(x).tobytes()
+    assert threads == {not ahead}
 
 
 # -- how many rows make a piece ----------------------------------------------------------------------------

@@ -5,10 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -79,10 +79,10 @@ def chunks_of(cuts: Sequence[int], total: int) -> list[Chunk]:
 
 def read_chunks(
     sources: Sequence[Readable], chunks: Iterable[Chunk | None], ahead: bool
-) -> Iterator[tuple[Chunk, tuple[Array, ...], Array]]:
+) -> Iterator[tuple[Chunk, tuple[Array, ...], Array] | None]:
     """The rows of every input, chunk by chunk, and which of them hold a NaN or an infinity.
 
-    chunks  None among them: there is no other one yet; do what was read
+    chunks  None among them: there is no other one yet; what was read is given, or None for all that was
     ahead   while one chunk is in use, a thread reads the next one
     """
 
@@ -92,7 +92,7 @@ def read_chunks(
         return chunk, xs, bad[0] if len(bad) == 1 else np.unique(np.concatenate(bad))
 
     if not ahead:
-        yield from (read(chunk) for chunk in chunks if chunk is not None)
+        yield from (None if chunk is None else read(chunk) for chunk in chunks)
         return
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="onchip-read") as reader:
         waiting: deque[concurrent.futures.Future[tuple[Chunk, tuple[Array, ...], Array]]] = deque()
@@ -101,13 +101,15 @@ def read_chunks(
                 waiting.append(reader.submit(read, chunk))
             if len(waiting) > (chunk is not None):
                 yield waiting.popleft().result()
+            elif chunk is None:
+                yield None
         while waiting:
             yield waiting.popleft().result()
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkDone:
-    """A chunk that an engine has run. y is overwritten by the next one."""
+    """A chunk that an engine has run. y is overwritten when another one is run."""
 
     chunk: Chunk
     y: Array
@@ -116,23 +118,49 @@ class ChunkDone:
     engine_seconds: float
 
 
-def run_chunks(engine: Engine, sources: Sequence[Readable], chunks: Iterable[Chunk | None]) -> Iterator[ChunkDone]:
-    """Run these chunks of `sources`, one source for each input; one is in memory at a time, or two where the next one
-    is read ahead.
+T = TypeVar("T")
+
+
+def run_chunks(
+    engine: Engine, sources: Sequence[Readable], chunks: Iterable[Chunk | None], then: Callable[[ChunkDone], T]
+) -> Iterator[T]:
+    """Run these chunks of `sources`, one source for each input, and do something with each; gives what that gives.
+
+    then  on a GPU a thread does it, while the next chunk is run; one chunk at a time, in order
+
+    On a CPU one chunk is in memory at a time; on a GPU the results of two, and the rows of two.
     """
-    out = np.empty((0, *engine.output.row_shape), numpy_dtype(engine.output.dtype))
-    for chunk, xs, bad in read_chunks(sources, chunks, reads_ahead(engine.plan)):
-        rows = chunk.stop - chunk.start
-        if len(out) < rows:
-            out = np.empty((rows, *out.shape[1:]), out.dtype)
-        begin = time.perf_counter()
-        try:
-            y = engine(*xs, out=out[:rows])
-        except InputError:
-            engine.check_ids(*xs, first_row=chunk.start)  # of its rows the engine knows no number but in this chunk
-            raise
-        seconds = time.perf_counter() - begin
-        yield ChunkDone(chunk, y, bad.size, chunk.start + int(bad[0]) if bad.size else None, seconds)
+    ahead = reads_ahead(engine.plan)
+    outs = [np.empty((0, *engine.output.row_shape), numpy_dtype(engine.output.dtype)) for _ in range(2)]
+    under_way: concurrent.futures.Future[T] | None = None
+    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="onchip-write") as writer:
+        for read in read_chunks(sources, chunks, ahead):
+            done = None if read is None else _run_chunk(engine, *read, outs)
+            if under_way is not None:
+                yield under_way.result()
+                under_way = None
+            if done is not None and ahead:
+                under_way = writer.submit(then, done)
+                outs.reverse()
+            elif done is not None:
+                yield then(done)
+        if under_way is not None:
+            yield under_way.result()
+
+
+def _run_chunk(engine: Engine, chunk: Chunk, xs: tuple[Array, ...], bad: Array, outs: list[Array]) -> ChunkDone:
+    """Run a chunk; its results come into the first of `outs`, which grows if it must."""
+    rows = chunk.stop - chunk.start
+    if len(outs[0]) < rows:
+        outs[0] = np.empty((rows, *outs[0].shape[1:]), outs[0].dtype)
+    begin = time.perf_counter()
+    try:
+        y = engine(*xs, out=outs[0][:rows])
+    except InputError:
+        engine.check_ids(*xs, first_row=chunk.start)  # of its rows the engine knows no number but in this chunk
+        raise
+    seconds = time.perf_counter() - begin
+    return ChunkDone(chunk, y, bad.size, chunk.start + int(bad[0]) if bad.size else None, seconds)
 
 
 def reads_ahead(plan: Plan) -> bool:
@@ -146,8 +174,9 @@ def run_rows(engine: Engine, sources: Sequence[Source], sink: Sink, batch_rows: 
     batch_rows  rows at a time; the results do not depend on it
     """
     total = len(sources[0])
-    for done in run_chunks(engine, sources, chunks_of(cut_rows(total, batch_rows, reads_ahead(engine.plan)), total)):
-        sink.write(done.y)
+    chunks = chunks_of(cut_rows(total, batch_rows, reads_ahead(engine.plan)), total)
+    for _ in run_chunks(engine, sources, chunks, lambda done: sink.write(done.y)):
+        pass
 
 
 def warm_up(engine: Engine) -> None:

@@ -23,7 +23,7 @@ from onchip.runtime.engine import Engine, bind_plan
 from onchip.runtime.output import PartialOutput, SliceFile, Slices, has_token
 from onchip.runtime.ranks import Ranks, naps, rank_device, rank_threads, wait_for
 from onchip.runtime.row_sources import Source
-from onchip.runtime.stream import Chunk, run_chunks, warm_up
+from onchip.runtime.stream import Chunk, ChunkDone, run_chunks, warm_up
 from onchip.spec.recipe import Array
 
 DEADLINE_S = 120.0
@@ -144,9 +144,10 @@ class Team:
                     on_chunk(chunk)
                     yield chunk
 
-            for done in run_chunks(engines[0], sources, own()):
-                self._dealer.finish(0, finished(done, output.write if output is not None else None))
-                tick()
+            with _open_slices(output) as write:
+                for told in run_chunks(engines[0], sources, own(), lambda done: finished(done, write)):
+                    self._dealer.finish(0, told)
+                    tick()
             on_chunk(None)
         for _ in naps():
             tick()
@@ -163,10 +164,10 @@ class Team:
         def work(worker: int) -> None:
             # Random rows are drawn in order, so each thread has its own; rows in memory are shared.
             sources = self._sources if packed is None else pickle.loads(packed)
-            with contextlib.ExitStack() as stack:
-                file = stack.enter_context(SliceFile(output.slices)) if output is not None else None
-                for done in run_chunks(engines[worker], sources, iter(lambda: dealer.take(worker), None)):
-                    dealer.finish(worker, finished(done, file.write if file is not None else None))
+            with _open_slices(output) as write:
+                chunks = iter(lambda: dealer.take(worker), None)
+                for told in run_chunks(engines[worker], sources, chunks, lambda done: finished(done, write)):
+                    dealer.finish(worker, told)
 
         with concurrent.futures.ThreadPoolExecutor(len(engines), thread_name_prefix="onchip-gpu") as pool:
             waiting = {pool.submit(work, worker) for worker in range(len(engines))}
@@ -249,6 +250,16 @@ class Team:
         for rank in sorted(left):
             self._say(f"rank {rank} on {self._ranks.hosts[rank]} does not end: it is ended")
         self._ranks.leave(code or 0 if left else None)
+
+
+@contextlib.contextmanager
+def _open_slices(output: PartialOutput | None) -> Iterator[Callable[[int, Array], int] | None]:
+    """How a worker writes rows into the output: by a file of its own, which others do not seek in."""
+    if output is None:
+        yield None
+        return
+    with SliceFile(output.slices) as file:
+        yield file.write
 
 
 def pack_sources(sources: Sequence[Source]) -> bytes | None:
@@ -354,11 +365,13 @@ def _work_on(
                 on_chunk(message.chunk)
                 yield message.chunk
 
-    for done in run_chunks(engine, sent or sources, dealt()):
-        told = finished(done, file.write if file is not None else None)
+    def then(done: ChunkDone) -> Told:
         y = None if file is not None or orders.slices is None else done.y.copy()
+        return Told(finished(done, file.write if file is not None else None), y)
+
+    for told in run_chunks(engine, sent or sources, dealt(), then):
         under_way -= 1
-        ranks.send(0, Told(told, y))
+        ranks.send(0, told)
 
 
 def _threads(count: int) -> str:

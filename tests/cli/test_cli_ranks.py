@@ -41,7 +41,7 @@ def same_files(tmp_path, *names):
 
 @needs_mpi
 def test_mpiexec_gives_the_bits_of_one_process(cli, tmp_path):
-    """Text networks with lengths, pictures as text, random rows, and five seeds, in four ranks."""
+    """Text networks with lengths, pictures as text, and random rows, in three ranks."""
     ids = np.random.default_rng(0).integers(1, 40, (90, 16)).astype(np.int32)
     ids[::3, 9:] = 0
     ids.tofile(tmp_path / "ids.bin")
@@ -57,26 +57,22 @@ def test_mpiexec_gives_the_bits_of_one_process(cli, tmp_path):
     for name, job in jobs.items():
         ran = cli("run", *job, "--device", "cpu", "-o", name)
         assert ran.code == 0, ran.err
-        commands.append(json.dumps(["run", *job, "--device", "cpu", "-o", f"four-{name}"]))
-    train = ["train", "digits", "--data", "sklearn", "--hidden", "8", "--epochs", "1", "--seeds", "5"]
-    train += ["--device", "cpu", "-o"]
-    assert cli(*train, "seeds.onnx").code == 0
-    commands.append(json.dumps([*train, "four-seeds.onnx"]))
+        commands.append(json.dumps(["run", *job, "--device", "cpu", "-o", f"three-{name}"]))
     program = Path(__file__).parents[1] / "rank_jobs.py"
     ran = subprocess.run(
-        [find_mpiexec(), "-n", "4", sys.executable, program, *commands],
+        [find_mpiexec(), "-n", "3", sys.executable, program, *commands],
         env=ENV, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    assert ran.stderr.count("4 ranks on 1 machine") == len(jobs)  # rank 0 speaks, no other
-    for name in (*jobs, "seeds.onnx"):
-        assert same_files(tmp_path, name, f"four-{name}")
+    assert ran.stderr.count("3 ranks on 1 machine") == len(jobs)  # rank 0 speaks, no other
+    for name in jobs:
+        assert same_files(tmp_path, name, f"three-{name}")
     assert not list(tmp_path.glob("*.partial"))
 
 
-def start(spawn, tmp_path, job, *more):
+def start(spawn, tmp_path, job):
     """Two ranks of this machine, at work; gives the process and the ranks' own."""
-    process = spawn(*job, "-o", "y.npy", "--ranks", 2, *more)
+    process = spawn(*job, "-o", "y.npy", "--ranks", 2)
     manifest = tmp_path / "y.npy.manifest"
     while not manifest.exists() or manifest.read_bytes().count(b"\n") < 3:
         assert process.poll() is None, process.communicate()
@@ -109,18 +105,6 @@ def test_a_rank_that_dies_ends_the_job_which_is_resumed(cli, spawn, tmp_path, lo
     assert 0 < json.loads(ran.out)["resumed_rows"] < 200_000
     assert cli(*long_job, "-o", "whole.npy").code == 0
     assert same_files(tmp_path, "whole.npy", "y.npy")
-
-
-@needs_mpi
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="ranks are found by /proc")
-def test_a_rank_that_hangs_ends_the_job(spawn, tmp_path, long_job):
-    process, ranks = start(spawn, tmp_path, long_job, "--deadline", 0.5)
-    os.kill(ranks[0], signal.SIGSTOP)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert "rank 0 on " in err
-    assert "hangs" in err
-    assert (tmp_path / "y.npy.manifest").exists()
 
 
 def test_misuse(cli, tmp_path):

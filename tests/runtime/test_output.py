@@ -9,7 +9,8 @@ import pytest
 
 from checks import random_mlp, rows
 from onchip.errors import InputError, OutputError
-from onchip.runtime.output import ChunkRecord, SliceFile, has_token, open_output
+from onchip.runtime.output import ChunkRecord, open_output
+from onchip.runtime.slices import SliceFile, has_token
 from onchip.spec.build import sequential
 from onchip.spec.layers import Reshape
 from onchip.spec.types import TensorType

@@ -12,14 +12,17 @@ from onchip.errors import InputError, OutputError, RankError
 from onchip.formats.arrays import RowSource
 from onchip.plan.kernel import Job
 from onchip.plan.plan_json import given_weights, plan_to_json
-from onchip.runtime import team as team_file
+from onchip.runtime import follow as follow_file
 from onchip.runtime.deal import Dealer, Finished
 from onchip.runtime.engine import compile, place
-from onchip.runtime.output import ChunkRecord, SliceFile, open_output
+from onchip.runtime.follow import follow
+from onchip.runtime.output import ChunkRecord, open_output
+from onchip.runtime.rank_messages import Orders
 from onchip.runtime.ranks import OneRank, launched_as, rank_device
 from onchip.runtime.run_job import RunOptions, start_job
+from onchip.runtime.slices import SliceFile
 from onchip.runtime.stream import chunks_of
-from onchip.runtime.team import Orders, Team, follow
+from onchip.runtime.team import Team
 from thread_ranks import ThreadRanks
 
 NET = random_mlp(20, 16, 3)
@@ -69,7 +72,7 @@ def run_threads(tmp_path, size, x, deadline_s=60.0, batch=7):
 @pytest.mark.parametrize("can_see", [True, False])
 def test_ranks_give_the_bits_of_one(tmp_path, monkeypatch, can_see):
     """Rows in memory travel to the other ranks; where they do not see the output, results travel back."""
-    monkeypatch.setattr(team_file, "has_token", lambda slices: can_see)
+    monkeypatch.setattr(follow_file, "has_token", lambda slices: can_see)
     x = X.copy()
     x[[3, 50], 0] = np.nan
     np.save(tmp_path / "x.npy", x)

@@ -131,12 +131,13 @@ def run(
     from onchip.files import check_outputs
     from onchip.plan.kernel import Job
     from onchip.runtime.engine import apply_io
+    from onchip.runtime.follow import follow
     from onchip.runtime.output import KEEP_S, PICTURES, check_output_suffix, open_output
     from onchip.runtime.ranks import find_ranks
     from onchip.runtime.run_job import RunOptions, parse_gpus, ranks_for, start_job
     from onchip.runtime.stream import check_piece
     from onchip.runtime.supervise import Reporter, is_supervised, run_ranks
-    from onchip.runtime.team import Team, follow
+    from onchip.runtime.team import Team
     from onchip.workloads import WORKLOADS
     from onchip.workloads.job import job_network, run_record, weights_note
 

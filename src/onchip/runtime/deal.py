@@ -14,6 +14,8 @@ from onchip.runtime.stream import Chunk, ChunkDone
 from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType, numpy_dtype
 
+OnChunk = Callable[[Chunk | None], None]  # hears what a rank is at
+
 FIRST_ROWS = 5  # of the results, kept for showing
 
 

@@ -17,15 +17,14 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
-
-import numpy as np
+from typing import Any
 
 from onchip.errors import InputError, OutputError
 from onchip.files import check_writable, lock, write_error
 from onchip.formats.arrays import FlatWriter, NpyWriter, RowWriter, npy_header
 from onchip.formats.images import BmpWriter, PngWriter, is_image
 from onchip.formats.rows_text import TextWriter
+from onchip.runtime.slices import SliceFile, Slices, parse_line
 from onchip.spec.network import Network
 from onchip.spec.reading import show
 from onchip.spec.recipe import Array
@@ -49,75 +48,6 @@ class ChunkRecord:
     crc: int  # CRC-32 of the rows as they lie in the file
     bad_rows: int = 0  # rows of the input that hold a NaN or an infinity
     first_bad_row: int | None = None
-
-
-@dataclass(frozen=True)
-class Slices:
-    """Where the rows of an unfinished output lie: plain data, by which any process finds and fills them."""
-
-    path: str
-    offset: int  # bytes in front of the first row
-    shape: tuple[int, ...]  # (rows, ...)
-    dtype: str
-    token: str = ""  # stands in the manifest's first line: a file of the same name on another machine has another
-
-    @property
-    def row_bytes(self) -> int:
-        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.stored.itemsize
-
-    @property
-    def stored(self) -> np.dtype[Any]:
-        return numpy_dtype(self.dtype).newbyteorder("<")
-
-
-class SliceFile:
-    """Rows of an unfinished output, written and read by their numbers."""
-
-    def __init__(self, slices: Slices) -> None:
-        self.slices = slices
-        try:
-            self._file = open(slices.path, "r+b", buffering=0)  # noqa: SIM115 - stays open
-        except OSError as error:
-            raise write_error(Path(slices.path), error) from None
-
-    def write(self, start: int, rows: Array) -> int:
-        """Put rows (any, ...) where row `start` lies; gives their checksum."""
-        data = memoryview(np.asarray(rows, self.slices.stored, order="C").reshape(-1).view(np.uint8).data)
-        crc = zlib.crc32(data)
-        try:
-            self._file.seek(self.slices.offset + start * self.slices.row_bytes)
-            while len(data):
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            raise write_error(Path(self.slices.path), error) from None
-        return crc
-
-    def read_bytes(self, start: int, stop: int) -> bytes:
-        self._file.seek(self.slices.offset + start * self.slices.row_bytes)
-        wanted, data = (stop - start) * self.slices.row_bytes, bytearray()
-        while len(data) < wanted and (piece := self._file.read(wanted - len(data))):
-            data += piece
-        return bytes(data)
-
-    def read(self, start: int, stop: int) -> Array:
-        """Rows start .. stop - 1, (stop - start, ...)."""
-        rows = np.frombuffer(self.read_bytes(start, stop), self.slices.stored)
-        return rows.reshape(stop - start, *self.slices.shape[1:]).astype(numpy_dtype(self.slices.dtype))
-
-    def sync(self) -> None:
-        try:
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise write_error(Path(self.slices.path), error) from None
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def check_output_suffix(path: Path | None) -> None:
@@ -308,7 +238,7 @@ class PartialOutput:
     def _read_manifest(self) -> None:
         """Take over what an earlier run of the same job finished."""
         self._manifest.seek(0)
-        told = [_parse(line) for line in self._manifest.readall().split(b"\n")]
+        told = [parse_line(line) for line in self._manifest.readall().split(b"\n")]
         head = told[0]
         if "cuts" not in head or not self.data_path.exists():  # it ended before its first chunk
             return
@@ -333,20 +263,3 @@ class PartialOutput:
                 rows = self._file.read_bytes(self.cuts[record.chunk], ends[record.chunk])
                 if zlib.crc32(rows) == record.crc:
                     self.records[record.chunk] = record
-
-
-def has_token(slices: Slices) -> bool:
-    """Whether this process sees the very output that these slices are of."""
-    try:
-        with open(slices.path.removesuffix(".partial") + ".manifest", "rb") as file:
-            return _parse(file.readline()).get("token") == slices.token
-    except OSError:
-        return False
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        told = json.loads(line)
-    except ValueError:
-        return {}
-    return told if isinstance(told, dict) else {}

@@ -15,10 +15,11 @@ from onchip.plan.scale_out import choose_ranks
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
 from onchip.runtime.engine import Engine, bind_plan, find_device, place, plan_and_reason
 from onchip.runtime.output import PartialOutput
+from onchip.runtime.rank_messages import DEADLINE_S, Orders
 from onchip.runtime.ranks import Ranks, rank_threads
 from onchip.runtime.row_sources import Source
 from onchip.runtime.stream import LEAST_PIECE_ROWS, Chunk, chunks_of, cut_rows, piece_rows, reads_ahead, warm_up
-from onchip.runtime.team import DEADLINE_S, Orders, Team, pack_sources
+from onchip.runtime.team import Team, pack_sources
 from onchip.spec.network import Network
 
 CHUNKS_A_WORKER = 8  # at least, where there are rows enough: who is done sooner takes another

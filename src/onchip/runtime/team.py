@@ -1,8 +1,9 @@
-"""A job's workers: the engines of this process, and the ranks of others. Chunks are dealt to whoever is free.
+"""Rank 0's side of a job: its workers are the engines of this process and the other ranks (follow.py).
 
-Rank 0 plans, tells the others (`Orders`), deals, keeps the manifest and works itself; between two of its own chunks it
-answers what came in. Every other rank has a chunk in work and one waiting, so that it does not wait for that. Rows that
-a rank cannot read from a file of its own, and results that it cannot write, travel with the messages.
+Chunks are dealt to whoever is free. Rank 0 plans, tells the others (`Orders`), deals, keeps the manifest and works
+itself; between two of its own chunks it answers what came in. Every other rank has a chunk in work and one waiting, so
+that it does not wait for that. Rows that a rank cannot read from a file of its own, and results that it cannot write,
+travel with the messages.
 """
 
 from __future__ import annotations
@@ -11,90 +12,35 @@ import concurrent.futures
 import contextlib
 import pickle
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
 from onchip.errors import OnchipError, RankError
-from onchip.runtime.deal import Dealer, Finished, StreamReport, finished
-from onchip.runtime.engine import Engine, bind_plan
-from onchip.runtime.output import PartialOutput, SliceFile, Slices, has_token
-from onchip.runtime.ranks import Ranks, naps, rank_device, rank_threads, wait_for
+from onchip.runtime.deal import Dealer, OnChunk, StreamReport, finished
+from onchip.runtime.engine import Engine
+from onchip.runtime.output import PartialOutput
+from onchip.runtime.rank_messages import (
+    DEADLINE_S,
+    START_PART,
+    Bye,
+    Deal,
+    End,
+    Failed,
+    Orders,
+    Ready,
+    Rest,
+    Synced,
+    Told,
+)
+from onchip.runtime.ranks import Ranks, naps
 from onchip.runtime.row_sources import Source
-from onchip.runtime.stream import Chunk, ChunkDone, run_chunks, warm_up
+from onchip.runtime.slices import SliceFile
+from onchip.runtime.stream import Chunk, run_chunks
 from onchip.spec.recipe import Array
 
-DEADLINE_S = 120.0
-START_PART = 10  # how many times as long a rank may take until its first chunk: it compiles, and makes weights
 GOODBYE_S = 5.0  # ranks that do not end in that time are ended
-
-OnChunk = Callable[[Chunk | None], None]  # hears what this rank is at
-
-
-@dataclass(frozen=True, eq=False)
-class Orders:
-    """What rank 0 tells the others before the first chunk."""
-
-    plan: str  # JSON
-    weights: Mapping[str, Array]
-    device: str  # "cpu", "cuda" (of each rank its own), "cuda:N"
-    threads: int | None
-    debug: bool
-    sources: bytes | None  # pickled; None: the rows are rank 0's alone
-    slices: Slices | None  # of the output
-    deadline_s: float
-
-
-# Messages. From a rank: Ready, Told, Synced, Bye, Failed; from rank 0: Deal, Rest, End.
-
-
-@dataclass(frozen=True)
-class Ready:
-    device: str
-    can_read: bool
-    can_write: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Told:
-    finished: Finished
-    y: Array | None  # for a rank that cannot write
-
-
-@dataclass(frozen=True)
-class Failed:
-    error: OnchipError
-
-
-@dataclass(frozen=True)
-class Synced:
-    """All that this rank wrote is on the disk."""
-
-
-@dataclass(frozen=True)
-class Bye:
-    pass
-
-
-@dataclass(frozen=True, eq=False)
-class Deal:
-    chunk: Chunk
-    rows: tuple[Array, ...] | None  # for a rank that cannot read
-
-
-@dataclass(frozen=True)
-class Rest:
-    """No chunk is left: wait for the end."""
-
-
-@dataclass(frozen=True)
-class End:
-    pass
-
-
-# -- rank 0 ------------------------------------------------------------------------------------------------
 
 
 class Team:
@@ -273,116 +219,3 @@ def pack_sources(sources: Sequence[Source]) -> bytes | None:
 def _of_rank(error: OnchipError, rank: int, host: str) -> OnchipError:
     what = f"{error.what} (rank {rank} on {host})"
     return type(error)(what, got=error.got, expected=error.expected, hint=error.hint)
-
-
-# -- the other ranks ---------------------------------------------------------------------------------------
-
-
-class SentRows:
-    """Rows of an input that came with a chunk."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, Array] = {}  # by the number of the first
-
-    def read(self, start: int, stop: int) -> Array:
-        return self.rows.pop(start)
-
-
-def follow(ranks: Ranks, on_chunk: OnChunk = lambda chunk: None) -> int:
-    """Do what rank 0 says until it ends the job; gives the exit code. Nothing is said: rank 0 speaks.
-
-    RankError if rank 0 hangs.
-    """
-    orders = ranks.broadcast(None)
-    if orders is None:  # rank 0 found something wrong before there was anything to do
-        ranks.leave()
-        return 2
-    code = 0
-    try:
-        _work(ranks, orders, on_chunk)
-    except RankError:  # rank 0 is silent: this one speaks
-        ranks.leave(1)
-        raise
-    except OnchipError as error:
-        code = error.exit_code
-        ranks.send(0, Failed(error))
-        while not isinstance(wait_for(ranks, None, "")[1], End):
-            pass
-    ranks.send(0, Bye())
-    ranks.receive()
-    on_chunk(None)
-    ranks.leave()
-    return code
-
-
-def _work(ranks: Ranks, orders: Orders, on_chunk: OnChunk) -> None:
-    from onchip.runtime.cuda.devices import cuda_devices
-
-    device = rank_device(orders.device, ranks, len(cuda_devices()) if orders.device == "cuda" else 0)
-    threads = rank_threads(orders.threads, ranks) if device == "cpu" else None
-    engine = bind_plan(orders.plan, orders.weights, (device, threads), device, orders.debug)
-    warm_up(engine)
-    with contextlib.ExitStack() as stack:
-        file = None
-        if orders.slices is not None and has_token(orders.slices):
-            file = stack.enter_context(SliceFile(orders.slices))
-        _work_on(ranks, orders, engine, file, device if threads is None else f"{device}, {_threads(threads)}", on_chunk)
-
-
-def _work_on(
-    ranks: Ranks, orders: Orders, engine: Engine, file: SliceFile | None, device: str, on_chunk: OnChunk
-) -> None:
-    """Run the chunks that rank 0 deals, until it says that it is the end."""
-    sources, sent = _open_sources(orders, len(engine.plan.network.inputs))
-    ranks.send(0, Ready(device, can_read=not sent, can_write=file is not None))
-    inbox: deque[object] = deque()
-    under_way = 0
-
-    def dealt() -> Iterator[Chunk | None]:
-        nonlocal under_way
-        wait_s: float | None = orders.deadline_s * START_PART
-        while True:
-            while (found := ranks.receive()) is not None:
-                inbox.append(found[1])
-            if not inbox and under_way:
-                yield None
-                continue
-            if not inbox:
-                inbox.append(wait_for(ranks, wait_s, f"rank 0 on {ranks.hosts[0]} hangs")[1])
-            if any(isinstance(message, End) for message in inbox):
-                return
-            message = inbox.popleft()
-            if isinstance(message, Rest):
-                if file is not None:
-                    file.sync()
-                ranks.send(0, Synced())
-                wait_s = None  # as long as the others, and the end of the file, take
-            elif isinstance(message, Deal):
-                for source, rows in zip(sent, message.rows or (), strict=True):
-                    source.rows[message.chunk.start] = rows
-                wait_s = orders.deadline_s
-                under_way += 1
-                on_chunk(message.chunk)
-                yield message.chunk
-
-    def then(done: ChunkDone) -> Told:
-        y = None if file is not None or orders.slices is None else done.y.copy()
-        return Told(finished(done, file.write if file is not None else None), y)
-
-    for told in run_chunks(engine, sent or sources, dealt(), then):
-        under_way -= 1
-        ranks.send(0, told)
-
-
-def _threads(count: int) -> str:
-    return f"{count} {'thread' if count == 1 else 'threads'}"
-
-
-def _open_sources(orders: Orders, inputs: int) -> tuple[Sequence[Source], list[SentRows]]:
-    """The sources of the rows, as far as this rank can read them itself; else such that wait for what is sent."""
-    if orders.sources is not None:
-        try:
-            return pickle.loads(orders.sources), []
-        except OnchipError:  # its machine has not these files
-            pass
-    return (), [SentRows() for _ in range(inputs)]

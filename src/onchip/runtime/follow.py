@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from onchip.errors import OnchipError, RankError
+from onchip.runtime.cuda.devices import cuda_devices
 from onchip.runtime.deal import OnChunk, finished
 from onchip.runtime.engine import Engine, bind_plan
 from onchip.runtime.rank_messages import START_PART, Bye, Deal, End, Failed, Orders, Ready, Rest, Synced, Told
@@ -33,6 +34,7 @@ def follow(ranks: Ranks, on_chunk: OnChunk = lambda chunk: None) -> int:
 
     RankError if rank 0 hangs.
     """
+    _load_kernels()
     orders = ranks.broadcast(None)
     if orders is None:  # rank 0 found something wrong before there was anything to do
         ranks.leave()
@@ -55,9 +57,15 @@ def follow(ranks: Ranks, on_chunk: OnChunk = lambda chunk: None) -> int:
     return code
 
 
-def _work(ranks: Ranks, orders: Orders, on_chunk: OnChunk) -> None:
-    from onchip.runtime.cuda.devices import cuda_devices
+def _load_kernels() -> None:
+    """Load what rank 0 loads while it plans: this rank should not begin a second later for it."""
+    from onchip.kernels import cpu  # noqa: F401 - for its own sake
 
+    if cuda_devices():
+        from onchip.kernels import cuda  # noqa: F401
+
+
+def _work(ranks: Ranks, orders: Orders, on_chunk: OnChunk) -> None:
     device = rank_device(orders.device, ranks, len(cuda_devices()) if orders.device == "cuda" else 0)
     threads = rank_threads(orders.threads, ranks) if device == "cpu" else None
     engine = bind_plan(orders.plan, orders.weights, (device, threads), device, orders.debug)

@@ -1,6 +1,7 @@
 """Ranks that are threads of one process, for tests of what ranks say to each other."""
 
 import queue
+import threading
 
 
 class ThreadRanks:
@@ -9,6 +10,7 @@ class ThreadRanks:
     def __init__(self, size):
         self._boxes = [queue.SimpleQueue() for _ in range(size)]
         self._orders = [queue.SimpleQueue() for _ in range(size)]
+        self._meet, self._shared = threading.Barrier(size), {}
         self.all = [Thread(self, rank) for rank in range(size)]
 
 
@@ -34,6 +36,15 @@ class Thread:
             return self._ranks._boxes[self.rank].get_nowait()
         except queue.Empty:
             return None
+
+    def exchange(self, arrays, cuts):
+        group = self._ranks
+        group._shared[self.rank] = [array[cuts[self.rank] : cuts[self.rank + 1]].copy() for array in arrays]
+        group._meet.wait(30)
+        for rank, told in group._shared.items():
+            for array, rows in zip(arrays, told, strict=True):
+                array[cuts[rank] : cuts[rank + 1]] = rows
+        group._meet.wait(30)
 
     def leave(self, code=None):
         self.is_over, self.left_with = code is None, code

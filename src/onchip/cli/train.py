@@ -11,7 +11,6 @@ from typer import Context, Exit
 from onchip.cli import train_options as opt
 from onchip.cli.options import Json, Threads, Verbose
 from onchip.cli.talk import Update, print_json, progress, ranks_progress, rate, resumable, say, say_device
-from onchip.errors import InputError
 
 if TYPE_CHECKING:
     from onchip.cli.train_config import Settings
@@ -73,9 +72,10 @@ def train(
       onchip train digits --data sklearn --epochs 5 --seeds 8
 
     \b
-    Seeds over MPI ranks, of this machine or of a cluster:
+    Over MPI ranks, of this machine or of a cluster: seeds, or the rows of large batches:
       onchip train digits --data sklearn --epochs 5 --seeds 8 --ranks 2
       mpiexec -n 16 onchip train digits --data sklearn --epochs 5 --seeds 64
+      mpiexec -n 4 onchip train backprop --device cpu
 
     \b
     With data of your own, and with the options in a file:
@@ -99,7 +99,7 @@ def train(
     # The parameters above, by name: what is None was not given, and a config file may say it.
     told = {name: value for name, value in context.params.items() if name not in _NOT_SETTINGS}
     chosen, options = settings(config, told)
-    found = _start_ranks(chosen.seeds, ranks, context.obj)
+    found = _start_ranks(ranks, context.obj)
     source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share)
     states = [] if chosen.checkpoint is None else [chosen.checkpoint, *chosen.checkpoint.glob("checkpoint-*")]
     check_outputs(
@@ -123,10 +123,11 @@ def train(
         return
     how = {name: value for name in ("device", "threads", "checkpoint", "checkpoint_every", "resume", "debug")
            if (value := getattr(chosen, name)) is not None}  # fmt: skip
+    how["spread"] = found.size > 1
     started = time.perf_counter()
     with (
         resumable(f"onchip train {chosen.model}", chosen.checkpoint),
-        TrainLog(chosen.log, log_head(asked)) as log_file,
+        TrainLog(None if found.rank else chosen.log, log_head(asked)) as log_file,
         progress(f"train {job.net.name}", job.options.epochs) as update,
     ):
 
@@ -137,6 +138,8 @@ def train(
         trained = train_and_test(
             job.net, job.data, job.options, on_progress=on_progress, on_epoch=log_file.epoch, **how
         )
+    if found.rank:
+        return
     result = trained.fit
     say_device(result.chosen, result.plan, verbose, time.perf_counter() - started - result.seconds)
     if chosen.output is not None:
@@ -164,23 +167,16 @@ def train(
     print(f"{len(result.history)} epochs, {trained.ms_per_epoch:.1f} ms/epoch, {rate(samples_per_s, 'samples')}{held}")
 
 
-def _start_ranks(seeds: int, ranks: int | None, args: list[str]) -> Ranks:
+def _start_ranks(ranks: int | None, args: list[str]) -> Ranks:
     """The ranks of this command: this process alone, or all that mpiexec started. With --ranks they are started, and
     this process ends when they do."""
-    from onchip.runtime.ranks import OneRank, find_ranks, hush, launched_as
+    from onchip.runtime.ranks import find_ranks, hush
     from onchip.runtime.supervise import Reporter, is_supervised, run_ranks
 
-    size = (launched_as() or (0, 1))[1]
-    if (ranks or size) > 1 and seeds == 1:
-        raise InputError(
-            "one network does not spread over ranks", got=f"{max(ranks or 1, size)} ranks, --seeds 1",
-            expected="--seeds, of which each rank trains some",
-            hint="no ranks: a step of a small network is shorter than a message to another one",
-        )  # fmt: skip
     if ranks not in (None, 1) and not is_supervised():
         with ranks_progress() as show:
             raise Exit(run_ranks(ranks, args, show))
-    found = find_ranks() if size > 1 else OneRank()
+    found = find_ranks()
     Reporter(found)
     hush(found)
     return found

@@ -72,7 +72,8 @@ Seeds = Annotated[
 ]
 
 Ranks = Annotated[
-    int | None, Option(metavar="N", help="With --seeds: train as so many MPI ranks of this machine, each some of them.")
+    int | None,
+    Option(metavar="N", help="As so many MPI ranks of this machine: seeds, or rows of large batches."),
 ]
 
 Checkpoint = Annotated[

@@ -13,7 +13,8 @@ import pickle
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,6 +59,10 @@ class Ranks(Protocol):
         """A message that came, and from whom; None if none did."""
         ...
 
+    def exchange(self, arrays: Sequence[Any], cuts: Sequence[int]) -> None:
+        """Rows cuts[r] .. cuts[r + 1] - 1 of each array are rank r's; afterwards every rank has all of them."""
+        ...
+
     @property
     def is_over(self) -> bool:
         """Whether this rank has done its part."""
@@ -82,6 +87,9 @@ class OneRank:
 
     def receive(self) -> tuple[int, Any] | None:
         return None
+
+    def exchange(self, arrays: Sequence[Any], cuts: Sequence[int]) -> None:
+        pass
 
     def leave(self, code: int | None = None) -> None:
         pass
@@ -152,12 +160,26 @@ class MpiRanks:
         self._comm.Recv([data, self._mpi.BYTE], source, _TAG)
         return source, pickle.loads(data.data)
 
+    def exchange(self, arrays: Sequence[Any], cuts: Sequence[int]) -> None:
+        for array in arrays:
+            row_bytes = array[:1].nbytes
+            places = [cut * row_bytes for cut in cuts]
+            counts = [stop - start for start, stop in pairwise(places)]
+            all_rows = [array, counts, places[:-1], self._mpi.BYTE]
+            request = self._comm.Iallgatherv(self._mpi.IN_PLACE, all_rows)
+            for _ in naps():
+                if request.Test():
+                    break
+
     def leave(self, code: int | None = None) -> None:
         self.is_over, self._code = code is None, code or 0
 
     def _end(self) -> None:
         if not self.is_over and not self._mpi.Is_finalized():
             self._comm.Abort(self._code)
+
+
+_world: MpiRanks | None = None  # made once: all that a process does with others goes the same way
 
 
 def launched_as(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
@@ -172,8 +194,13 @@ def launched_as(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
 
 def find_ranks() -> Ranks:
     """The ranks of this job: MPI's, where a launcher started this process, else this one alone."""
+    global _world
     launched = launched_as()
-    return OneRank() if launched is None or launched[1] == 1 else MpiRanks(launched[1])
+    if launched is None or launched[1] == 1:
+        return OneRank()
+    _world = _world or MpiRanks(launched[1])
+    _world.is_over = False
+    return _world
 
 
 def hush(ranks: Ranks) -> None:

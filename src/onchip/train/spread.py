@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from onchip.errors import KernelError, OnchipError
+from onchip.errors import InputError, KernelError, OnchipError
+from onchip.kernels.cpu.train_step import BLOCK
+from onchip.plan.plan import Plan
 from onchip.runtime.cuda.devices import cuda_devices
 from onchip.runtime.ranks import Ranks, gather_all, rank_device, rank_threads
 from onchip.train.training_run import Epoch, FitResult, PlannedRun
@@ -41,6 +43,20 @@ def plan_device(text: str, ranks: Ranks, device: str, threads: int | None) -> tu
     if kind == "cpu":
         return "cpu", rank_threads(threads, ranks)
     return rank_device("cuda" if device == "auto" else device, ranks, len(cuda_devices())), None
+
+
+def check_batches(plan: Plan, rows: int, ranks: Ranks) -> None:
+    """InputError if the batches of a run on so many rows are not worth sharing, or cannot be shared, by these ranks."""
+    batch = min(plan.job.batch, rows)
+    if plan.device.kind != "cpu":
+        got, hint = f"{ranks.size} ranks on {plan.device.name}", "one process, or --seeds: each rank trains some"
+        raise InputError("batches are shared by ranks on CPUs only", got=got, expected="--device cpu", hint=hint)
+    if batch < BLOCK * ranks.size:
+        raise InputError(
+            "a step is too short to be shared by ranks", got=f"batches of {batch:,} rows, {ranks.size} ranks",
+            expected=f"at least {BLOCK * ranks.size:,} rows: a block of {BLOCK:,} for each rank, as in a full batch",
+            hint="one process: a message to another rank takes as long as a small step; or --seeds",
+        )  # fmt: skip
 
 
 def all_results(

@@ -14,7 +14,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,9 @@ WRITERS: dict[str, type[RowWriter]] = {
 }  # fmt: skip
 PICTURES = (".bmp", ".png")
 FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows come out as images
+AS_THEY_LIE = (".npy", ".bin")  # rows as they are in the unfinished output; other formats are made of that
 VERSION = 1
+MakeWriter = Callable[[Path, tuple[int, ...], Any], RowWriter]
 KEEP_S = 10.0  # work of less than this is done again as quickly as it is resumed
 COPY_BYTES = 8 << 20  # of rows at a time, where another format is made of them
 
@@ -88,10 +90,10 @@ def open_output(
             expected=f"rows (H, W, 3), (H, W, 1) or (H, W) for {suffix}, or one of {others}",
             hint=f"-o {path.with_suffix('.npy')}",
         )  # fmt: skip
-    shape, dtype = (rows, *net.output.row_shape), numpy_dtype(net.output.dtype)
-    WRITERS[suffix](path, shape, dtype)  # raises what the format cannot hold
+    make: MakeWriter = WRITERS[suffix]
+    make(path, (rows, *net.output.row_shape), numpy_dtype(net.output.dtype))  # raises what the format cannot hold
     check_writable(path)
-    output = PartialOutput(path, net.output, rows, dict(job or {}), resume, keep_s)
+    output = PartialOutput(path, net.output, rows, make, dict(job or {}), resume, keep_s)
     try:
         yield output
         output.finish()
@@ -106,9 +108,16 @@ class PartialOutput:
     """An output in the making. `begin` it, `write` chunks, `record` them; who opened it ends it."""
 
     def __init__(
-        self, path: Path, given: TensorType, rows: int, job: dict[str, Any], resume: bool, keep_s: float
+        self,
+        path: Path,
+        given: TensorType,
+        rows: int,
+        make: MakeWriter,
+        job: dict[str, Any],
+        resume: bool,
+        keep_s: float,
     ) -> None:
-        self._keep_s = keep_s
+        self._make, self._keep_s = make, keep_s
         self.path, self.records = path, dict[int, ChunkRecord]()
         self.plan = ""  # the JSON of the plan that an earlier run went by
         self.cuts: tuple[int, ...] = ()  # where its chunks began
@@ -168,15 +177,15 @@ class PartialOutput:
             got, expected = f"{len(self.records)} chunks", f"{len(self.cuts)}"
             raise InputError(f"wrong number of rows for {self.path}", got=got, expected=expected)
         self._file.sync()
-        suffix, rows = self.path.suffix.lower(), self.slices.shape[0]
+        rows = self.slices.shape[0]
         try:
-            if suffix in FOR_IMAGES:
+            if self.path.suffix.lower() in AS_THEY_LIE:
+                os.replace(self.data_path, self.path)
+            else:
                 step = max(1, COPY_BYTES // max(1, self.slices.row_bytes))
-                with WRITERS[suffix](self.path, self.slices.shape, numpy_dtype(self.slices.dtype)) as writer:
+                with self._make(self.path, self.slices.shape, numpy_dtype(self.slices.dtype)) as writer:
                     for start in range(0, rows, step):
                         writer.write(self._file.read(start, min(start + step, rows)))
-            else:
-                os.replace(self.data_path, self.path)
         except OSError as error:
             raise write_error(self.path, error) from None
         self._remove()

@@ -106,7 +106,7 @@ def run_ranks(count: int, args: Sequence[str], on_progress: OnProgress) -> int:
         hint = "pip install 'onchip[mpi]', or mpi4py alone where the machine has an MPI of its own"
         raise DeviceError("cannot start ranks", got=got, expected="an MPI and mpi4py", hint=hint)
     with (
-        tempfile.TemporaryDirectory(prefix=f"onchip-ranks-{os.getpid()}-") as folder,
+        tempfile.TemporaryDirectory(prefix=f"onchip-ranks-{os.getpid()}-", dir=_short_folder()) as folder,
         socket.socket(socket.AF_UNIX) as listener,
     ):
         path = os.path.join(folder, "supervisor")
@@ -122,6 +122,12 @@ def run_ranks(count: int, args: Sequence[str], on_progress: OnProgress) -> int:
         )  # fmt: skip
         with process, _Watch(process, listener, on_progress) as watch:
             return watch.until_end()
+
+
+def _short_folder() -> str:
+    """Where temporary files go, or /tmp: the path of a socket has at most 107 characters."""
+    found = tempfile.gettempdir()
+    return found if len(found) < 60 else "/tmp"
 
 
 def find_mpiexec() -> str | None:

@@ -2,14 +2,22 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+QUICK  := tests/test_house.py tests/spec tests/formats/test_csv_rows.py tests/plan/test_plan_shown.py \
+          tests/plan/test_planner.py tests/kernels/test_mlp_fused_cpu.py tests/runtime/test_engine.py \
+          tests/train/test_options.py tests/train/test_fit_inputs.py tests/cli/test_cli_plan.py tests/cli/test_cli_cache.py
 
-.PHONY: demo test check check-kernels sanitize bench clean
+.PHONY: demo test quick check check-kernels sanitize bench clean
 
+# The first time it makes .venv: a minute or two of downloads, then half a minute; after that seconds.
 demo: $(VENV)/.demo
 	$(BIN)/onchip demo
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Some of every room, in under a minute on two cores: what to run before a commit.
+quick: $(VENV)/.test
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(QUICK)
 
 # All that is checked without a test run; the kernels last, they take a minute or two on two cores.
 check: $(VENV)/.dev
@@ -37,7 +45,8 @@ $(BIN)/python:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet -e '.[plot]'
+	@echo "installing what the demo needs into $(VENV), once: a minute or two"
+	$(BIN)/python -m pip install --quiet -e '.[plot,sklearn]'
 	touch $@
 
 $(VENV)/.test: $(BIN)/python pyproject.toml
@@ -53,7 +62,7 @@ $(VENV)/.sanitize: $(BIN)/python pyproject.toml
 	touch $@
 
 $(VENV)/.peers: $(BIN)/python pyproject.toml
-	$(BIN)/python -m pip install --quiet -e '.[peers,plot]'
+	$(BIN)/python -m pip install --quiet -e '.[peers,plot,sklearn]'
 	touch $@
 
 clean:

@@ -19,7 +19,6 @@ from onchip.spec.layers import (
     CumSum,
     Embedding,
     GlobalMax,
-    GlobalMean,
     LayerNorm,
     Linear,
     LinearResize,
@@ -63,7 +62,7 @@ def all_kernels(width: int = 2100) -> Network:
         Node("words.flat", Reshape(), ("words.sums",)),
         Node("totals", CumSum(1), ("words",)),
         Node("totals.rows", Embedding(), ("totals",), {"weight": "totals.table"}),
-        Node("totals.mean", GlobalMean((1,)), ("totals.rows",)),
+        Node("totals.most", GlobalMax((1,)), ("totals.rows",)),
         Node("pairs.sums", TokenConv(), ("pairs",), {"weight": "pairs.table"}),
         Node("pairs.max", GlobalMax((2,)), ("pairs.sums",)),
         Node("conv", Conv2d(pads=(1, 1, 1, 1)), ("image",), {"weight": "conv.weight", "bias": "conv.bias"}),
@@ -85,7 +84,7 @@ def all_kernels(width: int = 2100) -> Network:
         Node("narrow", Linear(), ("tanh",), {"weight": "narrow.weight"}),
         Node("gate", Sigmoid(), ("pairs.max",)),
         Node("gated", Mul(), ("narrow", "gate")),
-        Node("y", Add(), ("gated", "totals.mean")),
+        Node("y", Add(), ("gated", "totals.most")),
     )
     weights = {
         "words.table": weight(WORDS, 8), "totals.table": weight(COUNTS, 5), "pairs.table": weight(PAIRS, 3, 5),

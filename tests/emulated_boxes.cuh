@@ -1,6 +1,8 @@
 // Instead of boxes.cuh, on the host: a box is there as soon as it is asked for, and a signal counts.
 #pragma once
 
+#include "cluster.cuh"
+
 #include "number.cuh"
 
 struct __align__(64) TensorMap {
@@ -106,24 +108,6 @@ static void wait_for_team(int team) {
 }
 static void let_next_begin() {}
 static void wait_for_kernel_before() {}
-// Of a cluster of one block: all threads that are still there.
-static void wait_for_cluster() {
-    static emulated::Barrier of_cluster;
-    const long generation = of_cluster.generation;
-    ++of_cluster.arrived;
-    while (of_cluster.generation == generation) {
-        int there = 0;
-        for (int thread = 0; thread < emulated::threads; ++thread) there += !emulated::now->fibers[thread].is_done;
-        if (of_cluster.arrived == there) {
-            of_cluster.arrived = 0;
-            ++of_cluster.generation;
-            ++emulated::moves;
-        } else {
-            emulated::pause();
-        }
-    }
-}
-static u32 cluster_rank() { return 0; }
 static float4 read_of_block(const float* at, u32 rank) {
     if (rank > 0) emulated::fail("blocks run one after the other here");
     emulated::check_16(at);

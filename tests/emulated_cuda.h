@@ -89,6 +89,8 @@ static unsigned long long random_state OURS = 0;
 static int threads OURS = 0, running OURS = 0, moves OURS = 0;
 static const void* const* given OURS = nullptr;  // where the kernel's arguments lie
 static void (*body)() OURS = nullptr;
+static unsigned cluster OURS = 1;
+static long* arrivals OURS = nullptr;  // of each block: how often it has come to the cluster's barrier
 
 // Without what fibers have no use for before they write it: copies are most of a block.
 void Block::begin() {
@@ -250,8 +252,11 @@ template <auto kernel, class... P, size_t... I> void call(std::index_sequence<I.
 
 // What is wrong; nullptr: nothing.
 template <auto kernel, class... P>
-const char* launch(void (*)(P...), unsigned blocks, unsigned down, int block_threads, const void* const* arguments) {
+const char* launch(void (*)(P...), unsigned blocks, unsigned down, unsigned blocks_of_cluster, int block_threads,
+                   const void* const* arguments) {
     threads = block_threads;
+    cluster = blocks_of_cluster;
+    arrivals = static_cast<long*>(calloc(blocks, sizeof(long)));
     given = arguments;
     failure = nullptr;
     random_state = 0;  // the same every time
@@ -259,6 +264,7 @@ const char* launch(void (*)(P...), unsigned blocks, unsigned down, int block_thr
     blockDim.x = block_threads;
     body = [] { call<kernel, P...>(std::index_sequence_for<P...>{}); };
     run_blocks(blocks * down);
+    free(arrivals);
     return failure;
 }
 
@@ -271,8 +277,9 @@ template <class... P> int list_sizes(void (*)(P...), int* sizes) {
 
 #define export_kernel(...)                                                                               \
     extern "C" int parameter_sizes(int* sizes) { return emulated::list_sizes(__VA_ARGS__, sizes); }      \
-    extern "C" const char* run(unsigned blocks, unsigned down, int threads, const void* const* given) {  \
-        return emulated::launch<__VA_ARGS__>(__VA_ARGS__, blocks, down, threads, given);                 \
+    extern "C" const char* run(unsigned blocks, unsigned down, unsigned cluster, int threads,            \
+                               const void* const* given) {                                               \
+        return emulated::launch<__VA_ARGS__>(__VA_ARGS__, blocks, down, cluster, threads, given);        \
     }
 
 // -- what kernels call ---------------------------------------------------------------------------------------------
@@ -380,6 +387,12 @@ static void ptx_store_b128(void* to, unsigned long long low, unsigned long long 
     emulated::check_16(to);
     if (memcmp(to, nothing, 16)) emulated::fail("published where it was not cleared");
     memcpy(to, both, 16);
+}
+static void ptx_store_tagged(void* to, unsigned long long low, unsigned long long high) {
+    const unsigned long long both[] = {low, high};
+    emulated::check_16(to);
+    memcpy(to, both, 16);
+    ++emulated::moves;
 }
 static void ptx_load_b128(unsigned long long& low, unsigned long long& high, const void* from) {
     emulated::check_16(from);
@@ -515,6 +528,16 @@ static void ptx_larger_bf16(unsigned& word, unsigned a, unsigned b) {
     ptx_pack_bf16(word, larger[1], larger[0]);
 }
 // What blocks hand to each other; a reader may come too early, a writer never twice.
+// Two bytes as bf16, by what the instructions do to each.
+static void ptx_widen_bytes(unsigned& made, unsigned word, unsigned which, unsigned less, unsigned half) {
+    const unsigned both = __byte_perm(word, 0x43434343, which);
+    made = 0;
+    for (int i = 0; i < 2; ++i) {
+        const auto number = [=](unsigned two) { return __uint_as_float((two >> 16 * i & 0xffff) << 16); };
+        const float a = number(both) + number(less), b = number(both) * number(half);
+        made |= __float_as_uint(a < b ? a : b) >> 16 << 16 * i;
+    }
+}
 static void ptx_store_word(void* to, unsigned word) { *static_cast<unsigned*>(to) = word; }
 static void ptx_store_four(void* to, unsigned a, unsigned b, unsigned c, unsigned d) {
     emulated::check_16(to);

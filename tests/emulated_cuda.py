@@ -34,6 +34,8 @@ needs_gxx = pytest.mark.skipif(
 _TWINS = {
     "st.relaxed.gpu.global.b128": "ptx_store_b128",
     "ld.relaxed.gpu.global.b128": "ptx_load_b128",
+    "st.relaxed.gpu.b128": "ptx_store_tagged",
+    "ld.relaxed.gpu.b128": "ptx_load_b128",
     "st.relaxed.gpu.global.b32": "ptx_store_word",
     "st.relaxed.gpu.global.v4.b32": "ptx_store_four",
     "ld.relaxed.gpu.global.v4.b32": "ptx_load_four",
@@ -61,6 +63,7 @@ _TWINS = {
     "max.NaN.f16x2": "ptx_larger_f16",
     "max.NaN.bf16x2": "ptx_larger_bf16",
     "min.NaN.f32": "ptx_at_most",
+    "min.bf16x2": "ptx_widen_bytes",
 }
 _ASM = re.compile(r'asm(?: volatile)?\("([^"]*)"\s*:([^:;]*):([^:;]*)(?::\s*"memory")?\);')
 # The memory that a launch asks for: as much as there is on any chip.
@@ -103,10 +106,12 @@ class Kernel:
         self._run = loaded.run
         self._run.restype = ctypes.c_char_p
 
-    def run(self, blocks: int, threads: int, arguments: tuple[int | bytes, ...], down: int = 1) -> None:
+    def run(
+        self, blocks: int, threads: int, arguments: tuple[int | bytes, ...], down: int = 1, cluster: int = 1
+    ) -> None:
         """blocks  along x; as many for each of `down` along y"""
         held = [ctypes.c_uint64(a) if isinstance(a, int) else ctypes.create_string_buffer(a, len(a)) for a in arguments]
-        wrong = self._run(blocks, down, threads, (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held)))
+        wrong = self._run(blocks, down, cluster, threads, (ctypes.c_void_p * len(held))(*map(ctypes.addressof, held)))
         assert wrong is None, wrong.decode()
 
 
@@ -127,7 +132,7 @@ class EmulatedDriver(FakeDriver):
         # ctypes called us and swallows what is raised here; pytest hears of it, and the test has an error.
         assert (launched.grid[2], *launched.block[1:]) == (1, 1, 1)
         kernel = kernel_of(self.programs[launched.kernel])
-        kernel.run(launched.grid[0], launched.block[0], launched.words, launched.grid[1])
+        kernel.run(launched.grid[0], launched.block[0], launched.words, launched.grid[1], launched.cluster)
 
 
 def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:

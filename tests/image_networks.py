@@ -92,7 +92,7 @@ def inception() -> Network:
 
 
 def sines() -> Network:
-    """Convolutions with a Sin between them, which is NumPy's on the CPU."""
+    """Convolutions with a Sin between them, which no product takes along on the CPU."""
     nodes = [Node("c0", SAME, ("x",), {"weight": "w0"}), Node("k0", Sin(), ("c0",))]
     nodes += [Node("c1", Conv2d(stride=(2, 1)), ("k0",), {"weight": "w1"}), Node("k1", Sin(), ("c1",))]
     nodes += [Node("c2", SAME, ("k1",), {"weight": "w2"})]

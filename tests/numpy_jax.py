@@ -6,28 +6,23 @@ import types
 import numpy as np
 from scipy import special
 
+NUMPY = (
+    "abs", "argmax", "argmin", "asarray", "clip", "concatenate", "cos", "cumsum", "exp", "flip", "log", "max",
+    "maximum", "mean", "min", "minimum", "moveaxis", "reciprocal", "reshape", "sin", "split", "sqrt", "sum", "take",
+    "tanh", "transpose", "where", "zeros", "zeros_like",
+)  # fmt: skip
+
 
 def numpy_jax():
-    names = (
-        "maximum",
-        "tanh",
-        "clip",
-        "take",
-        "concatenate",
-        "transpose",
-        "reshape",
-        "where",
-        "max",
-        "mean",
-        "asarray",
-    )
-    numpy = types.SimpleNamespace(**{name: getattr(np, name) for name in names}, matmul=matmul)
+    numpy = types.SimpleNamespace(**{name: getattr(np, name) for name in NUMPY}, matmul=matmul)
     nn = types.SimpleNamespace(
         sigmoid=special.expit, silu=lambda x: x * special.expit(x), gelu=gelu, softmax=special.softmax,
-        log_softmax=special.log_softmax,
+        log_softmax=special.log_softmax, elu=elu, selu=selu, softplus=lambda x: np.logaddexp(x, 0),
+        soft_sign=lambda x: x / (1 + np.abs(x)), hard_swish=lambda x: x * np.clip(x + 3, 0, 6) / 6,
     )  # fmt: skip
     lax = types.SimpleNamespace(
-        conv_general_dilated=conv_general_dilated, reduce_window=reduce_window, max=np.maximum, add=np.add,
+        conv_general_dilated=conv_general_dilated, reduce_window=reduce_window, max=np.maximum, add=np.add, scan=scan,
+        rsqrt=lambda x: 1 / np.sqrt(x), erf=special.erf,
         Precision=types.SimpleNamespace(HIGHEST="highest", DEFAULT="default"),
     )  # fmt: skip
     return types.SimpleNamespace(numpy=numpy, nn=nn, lax=lax, jit=jit)
@@ -42,8 +37,23 @@ def jit(function):
     return lambda *given: function(*given).view(Result)
 
 
+def scan(f, init, xs, *, reverse, unroll):
+    made = [None] * len(xs)
+    for i in range(len(xs))[:: -1 if reverse else 1]:
+        init, made[i] = f(init, xs[i])
+    return init, np.stack(made)
+
+
 def matmul(a, b, *, precision):
     return a @ b
+
+
+def elu(x, alpha):
+    return np.where(x > 0, x, alpha * np.expm1(x))
+
+
+def selu(x):
+    return 1.0507009873554805 * elu(x, 1.6732632423543772)
 
 
 def gelu(x, *, approximate):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from networks import YES_NO, Grow, Pick, row_shapes
+import random_shapes
+from networks import YES_NO
 from onchip.spec.layers import (
     ELU,
     GELU,
@@ -24,7 +24,6 @@ from onchip.spec.layers import (
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
-    Broadcast,
     Cast,
     Clip,
     Concat,
@@ -74,7 +73,6 @@ from onchip.spec.layers import (
     ReLU,
     Reshape,
     RMSNorm,
-    RowNorm,
     SequenceMax,
     Sigmoid,
     SiLU,
@@ -91,132 +89,23 @@ from onchip.spec.layers import (
     ToPixels,
 )  # fmt: skip
 from onchip.spec.layers.embedding import ID_DTYPES
-from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
-
-SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 65)
-FLOATS = ("float32", "float16", "bfloat16", "float64")
-OTHER_INTS = ("uint8", "int8", "int16", "bool")
-MOST_NUMBERS = 2500  # of a row of any value
-VOCABULARY = 5  # ids that an input of an id dtype holds
-MOST_TOKENS = 100  # of a table
-MOST_DEGREE = 4  # of a value in the inputs: powers of a power soon overflow in half precision
+from random_growth import MOST_DEGREE, MOST_NUMBERS, MOST_TOKENS, SIZES, VOCABULARY, Growing
 
 
-class Growing(Grow):
-    """A network in the making, and what is known of its values."""
-
-    def __init__(self, pick: Pick, rank: int, takes_ids: bool) -> None:
-        """rank  axes of a row of the first input"""
-        self.own_float = pick(("float32",) * 10 + FLOATS)
-        self.newest = False
-        self.highest: dict[str, int] = {}  # of ints that can be ids; none is below 0
-        self.degree: dict[str, int] = {}
-        self.steps: set[str] = set()  # ints that are rounded floats: one off is right, and no layer may make more of it
-        dtype = pick(ID_DTYPES) if takes_ids else self.own_float
-        super().__init__(pick, *_row_shape(pick, rank), dtype=dtype)
-        for i in range(pick((0, 0, 0, 1, 1, 2))):
-            given = self.types["x"]
-            if pick(YES_NO):
-                dtype = pick((self.own_float,) * 4 + FLOATS + ID_DTYPES * 2 + OTHER_INTS)
-                given = TensorType(("B", *_row_shape(pick, pick((0, 1, 1, 2, 2, 3, 3)))), dtype)
-            self.inputs[f"x{i + 1}"] = self.types[f"x{i + 1}"] = given
-        self.highest.update({name: VOCABULARY - 1 for name, given in self.inputs.items() if given.dtype in ID_DTYPES})
-
-    def try_one(self, what: type[Layer] | Layer, newest: bool = False) -> None:
-        """A layer, or one of a kind, where it fits, if anywhere; taken back if its values are too large."""
-        self.newest = newest
-        before = len(self.nodes)
-        if isinstance(what, Layer):
-            if (
-                value := self.some_float(*((len(what.axes) - 1,) if isinstance(what, Permute) else (1, 2, 3)))
-            ) is not None:
-                self.add(what, value)
-        else:
-            MAKERS[what](self, what)
-        if any(self.types[node.name].row_size > MOST_NUMBERS for node in self.nodes[before:]):
-            for node in self.nodes[before:]:
-                del self.types[node.name]
-            del self.nodes[before:]
-
-    def add(self, layer: Layer, *values: str, **shapes: tuple[int, ...]) -> str:
-        own = self.types[values[0]].dtype
-        self.weight_dtype = own if "float" in own or isinstance(layer, Broadcast | MatMul) else self.own_float
-        if shapes and not isinstance(layer, Broadcast | MatMul) and not self.pick(range(8)):
-            self.weight_dtype = self.pick(FLOATS)
-        name = super().add(layer, *values, **shapes)
-        self._follow(self.nodes[-1])
-        return name
-
-    def _follow(self, node: Node) -> None:
-        name, layer, constants = node.name, node.layer, len(node.weights)
-        self.steps.discard(name)  # of a layer that was taken back
-        self.highest.pop(name, None)
-        degrees = [self.degree.get(value, 1) for value in node.inputs]
-        self.degree[name] = max(degrees)
-        if isinstance(layer, Mul | MatMul):
-            self.degree[name] = sum(degrees)
-        elif isinstance(layer, CumSum):
-            self.degree[name] += 1
-        elif isinstance(layer, PReLU):
-            self.degree[name] = sum(degrees) + constants
-        elif isinstance(layer, Tanh | Sigmoid | Softmax | Clip | HardSigmoid | Softsign | RowNorm):
-            self.degree[name] = 1
-        if isinstance(layer, ToPixels) or self.steps.intersection(node.inputs):
-            self.steps.add(name)
-        tops = [self.highest.get(value) for value in node.inputs]
-        if self.types[name].dtype in ID_DTYPES and None not in tops:
-            if isinstance(layer, Add):
-                self.highest[name] = sum(tops) + 3 * constants
-            elif isinstance(layer, Mul):
-                self.highest[name] = int(np.prod(tops)) * 3**constants
-            elif isinstance(layer, CumSum):
-                self.highest[name] = tops[0] * self.types[name].row_size
-            elif isinstance(layer, Pad):
-                self.highest[name] = max(tops[0], 1)
-            elif not isinstance(layer, Sub):  # which goes below 0
-                self.highest[name] = max((*tops, 3 * constants))
-
-    def some(self, fits: Callable[[str], bool]) -> str | None:
-        """A value that fits: the newest, one that nobody reads yet, or any."""
-        found = [value for value in self.types if fits(value)]
-        if not found:
-            return None
-        read = {value for node in self.nodes for value in node.inputs}
-        unread = [value for value in found if value not in read]
-        return found[-1] if self.newest else self.pick((found[-1], self.pick(unread or found), self.pick(found)))
-
-    def some_float(self, *ranks: int) -> str | None:
-        """A value of floats with so many axes behind the batch; any number if none is said."""
-        return self.some(lambda v: self.is_float(v) and (not ranks or len(self.row(v)) in ranks))
-
-    def is_float(self, value: str) -> bool:
-        return "float" in self.types[value].dtype
-
-    def axis(self, value: str) -> int:
-        """An axis of a row, counted from the front or from the end."""
-        rank = len(self.row(value))
-        return self.pick((*range(1, rank + 1), *range(-rank, 0)))
-
-    def finish(self, name: str) -> Network:
-        read = {value for node in self.nodes for value in node.inputs}
-        ends = [node.name for node in self.nodes if node.name not in read]
-        if len(ends) > 1 and not self.pick(range(8)):  # a layer that nobody reads
-            ends.remove(self.pick(ends))
-        if not self.pick(range(3)):
-            ends.insert(self.pick((0, len(ends))), self.pick([node.name for node in self.nodes]))
-        if not self.pick(range(12)):
-            ends.append(self.pick(tuple(self.inputs)))
-        used = {weight for node in self.nodes for weight in node.weights.values()}  # not of what was taken back
-        self.weights = {weight: values for weight, values in self.weights.items() if weight in used}
-        return self.network(*ends).replace(name=name)
-
-
-def _row_shape(pick: Pick, rank: int) -> tuple[int, ...]:
-    row = [pick(SIZES) for _ in range(rank)]
-    while np.prod(row) > MOST_NUMBERS // 4:
-        row[row.index(max(row))] //= 2
-    return tuple(row)
+def try_one(grow: Growing, what: type[Layer] | Layer, newest: bool = False) -> None:
+    """A layer, or one of a kind, where it fits, if anywhere; taken back if its values are too large."""
+    grow.newest = newest
+    before = len(grow.nodes)
+    if isinstance(what, Layer):
+        if (value := grow.some_float(*((len(what.axes) - 1,) if isinstance(what, Permute) else (1, 2, 3)))) is not None:
+            grow.add(what, value)
+    else:
+        MAKERS[what](grow, what)
+    if any(grow.types[node.name].row_size > MOST_NUMBERS for node in grow.nodes[before:]):
+        for node in grow.nodes[before:]:
+            del grow.types[node.name]
+        del grow.nodes[before:]
 
 
 # -- layers: each maker adds one of its kind where it fits ------------------------------------------------------
@@ -265,7 +154,8 @@ def _ordered(grow: Growing, kind: type[Layer]) -> None:
         values = [first, second]
         if kind is Pow and grow.degree.get(second, 1) > 1:
             values[1] = grow.add(Tanh(), second)
-        grow.add(kind(), *(values if kind is PReLU or grow.pick(YES_NO) else values[::-1]))
+        # No base that crosses 0: a sign that was rounded away would be a NaN.
+        grow.add(kind(), *(values if kind is PReLU or grow.pick(YES_NO) or kind is Pow else values[::-1]))
     else:
         grow.add(kind(), first, **{grow.pick(("first", "constant")): grow.row(first)})
 
@@ -326,11 +216,6 @@ def _cum_sum(grow: Growing, kind: type[Layer]) -> None:
 
     if (value := grow.some(fits)) is not None:
         grow.add(CumSum(grow.axis(value), grow.pick(YES_NO), grow.pick(YES_NO)), value)
-
-
-def _cast(grow: Growing, kind: type[Layer]) -> None:
-    if (value := grow.some(lambda v: v not in grow.steps)) is not None:
-        grow.add(Cast(grow.pick(("float32", "float32", *FLOATS))), value)
 
 
 def _linear(grow: Growing, kind: type[Layer]) -> None:
@@ -450,58 +335,6 @@ def _stretches(grow: Growing, value: str, first: str, row: tuple[int, ...]) -> b
     return fits and len(own) == len(row) and grow.types[value].dtype == grow.types[first].dtype
 
 
-def _concat(grow: Growing, kind: type[Layer]) -> None:
-    if (first := grow.some(lambda v: bool(grow.row(v)))) is None:
-        return
-    axis = grow.axis(first)
-    at = axis - 1 if axis > 0 else axis
-
-    def cut(value: str) -> tuple[object, ...]:
-        row = list(grow.row(value))
-        if len(row) == len(grow.row(first)):
-            row[at] = 0
-        return grow.types[value].dtype, *row
-
-    others = [value for value in grow.types if cut(value) == cut(first)]
-    values = [first, *(grow.pick(others) for _ in range(grow.pick((0, 1, 1, 1, 2, 3))))]
-    if grow.pick(YES_NO):
-        values.reverse()
-    grow.add(Concat(axis), *values)
-
-
-def _interleave(grow: Growing, kind: type[Layer]) -> None:
-    if (value := grow.some(lambda v: len(grow.row(v)) in (2, 3))) is None:
-        return
-    stride = tuple(grow.pick((1, 2, 2, 3)) for _ in grow.row(value)[1:])
-    alike = [v for v in grow.types if grow.types[v] == grow.types[value]]
-    shorter: dict[tuple[bool, ...], str] = {}
-    if grow.is_float(value) and all(n > 1 for n in grow.row(value)[1:]) and grow.pick(YES_NO):
-        # The last phase of every axis may have one number fewer: a window of two has.
-        pool = MaxPool1d if len(stride) == 1 else MaxPool2d
-        for short in itertools.product(YES_NO, repeat=len(stride)):
-            if any(short):
-                shorter[short] = grow.add(pool(tuple(1 + s for s in short), (1,) * len(stride)), value)
-    phases = []
-    for phase in Interleave(stride).phases():
-        is_last = tuple(s > 1 and p == s - 1 for p, s in zip(phase, stride, strict=True))
-        phases.append(shorter.get(is_last) or grow.pick(alike))
-    grow.add(Interleave(stride), *phases)
-
-
-def _permute(grow: Growing, kind: type[Layer]) -> None:
-    if (value := grow.some(lambda v: bool(grow.row(v)))) is not None:
-        axes = list(range(1, 1 + len(grow.row(value))))
-        grow.add(Permute((0, *(axes.pop(grow.pick(range(len(axes)))) for _ in grow.row(value)))), value)
-
-
-def _reshape(grow: Growing, kind: type[Layer]) -> None:
-    value = grow.some(lambda v: True)
-    row = list(grow.pick(row_shapes(grow.types[value].row_size)))
-    if grow.pick(YES_NO):
-        row[grow.pick(range(len(row)))] = -1
-    grow.add(Reshape(tuple(row)), value)
-
-
 def _recurrent(grow: Growing, kind: type[Layer]) -> None:
     value = grow.some(lambda v: grow.is_float(v) and len(grow.row(v)) >= 2 and grow.row(v)[-1] % kind.gates == 0)
     if value is None:  # then behind the product that a network has there
@@ -524,38 +357,6 @@ def _recurrent(grow: Growing, kind: type[Layer]) -> None:
     grow.add(kind(direction, output, **given), value, *first, recurrence=(D, gates * H, H), **bias)
 
 
-def _select(grow: Growing, kind: type[Layer]) -> None:
-    """Behind any value; what is padded is zeros or ones, which are ids and numbers of every dtype."""
-    if (value := grow.some(lambda v: bool(grow.row(v)))) is None:
-        return
-    row, pick = grow.row(value), grow.pick
-    if kind is Slice:
-        steps = [pick((1, 1, 2, -1, -2)) for _ in row]
-        taken = [range(n)[slice(pick((None, None, n // 2)), None, step)] for n, step in zip(row, steps, strict=True)]
-        grow.add(Slice(tuple(r.start for r in taken), tuple(map(len, taken)), tuple(steps)), value)
-    elif kind is Gather:
-        axis = grow.axis(value)
-        n = row[axis - 1 if axis > 0 else axis]
-        grow.add(Gather(axis, tuple(pick(range(n)) for _ in range(pick((1, 2, 5))))), value)
-    elif kind is Pad:
-        pads = tuple(pick((0, 0, 1, 2)) for _ in (*row, *row))
-        grow.add(Pad(pads, pick(("constant", "constant", "reflect", "edge", "wrap")), pick((0.0, 1.0))), value)
-    else:
-        grow.add(Tile(tuple(pick((1, 1, 2, 3)) for _ in row)), value)
-
-
-def _resize(grow: Growing, kind: type[Layer]) -> None:
-    value = grow.some_float(1, 2, 3) if kind is LinearResize else grow.some(lambda v: bool(grow.row(v)))
-    if value is None:
-        return
-    row = grow.row(value)
-    sizes = tuple(grow.pick((n, n, 2 * n, n + 1, max(1, n // 2))) for n in row)
-    options = [grow.pick(("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"))]
-    if kind is NearestResize:
-        options.append(grow.pick(("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")))
-    grow.add(kind(sizes, tuple(size / n for n, size in zip(row, sizes, strict=True)), *options), value)
-
-
 MAKERS: dict[type[Layer], Callable[[Growing, Any], None]] = {
     **dict.fromkeys((Identity, Dropout), _on_any),
     **dict.fromkeys((ReLU, LeakyReLU, Clip, Sigmoid, Tanh, SiLU, GELU, ToPixels), _on_floats),
@@ -569,8 +370,8 @@ MAKERS: dict[type[Layer], Callable[[Growing, Any], None]] = {
     MatMul: _matmul,
     **dict.fromkeys((BatchNorm1d, BatchNorm2d), _norm),
     **dict.fromkeys((LayerNorm, RMSNorm, GroupNorm), _row_norm),
-    **dict.fromkeys((Slice, Gather, Pad, Tile), _select),
-    **dict.fromkeys((NearestResize, LinearResize), _resize),
+    **dict.fromkeys((Slice, Gather, Pad, Tile), random_shapes.select),
+    **dict.fromkeys((NearestResize, LinearResize), random_shapes.resize),
     **dict.fromkeys((Conv1d, Conv2d), _conv),
     **dict.fromkeys((ConvTranspose1d, ConvTranspose2d), _conv_transpose),
     **dict.fromkeys((MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d), _pool),
@@ -579,11 +380,11 @@ MAKERS: dict[type[Layer], Callable[[Growing, Any], None]] = {
     SequenceMax: _sequence_max,
     Linear: _linear,
     CumSum: _cum_sum,
-    Cast: _cast,
-    Concat: _concat,
-    Interleave: _interleave,
-    Permute: _permute,
-    Reshape: _reshape,
+    Cast: random_shapes.cast,
+    Concat: random_shapes.concat,
+    Interleave: random_shapes.interleave,
+    Permute: random_shapes.permute,
+    Reshape: random_shapes.reshape,
     Embedding: _embedding,
     TokenConv: _token_conv,
 }

@@ -84,7 +84,8 @@ from onchip.spec.layers import (
 from onchip.spec.layers.embedding import ID_DTYPES
 from onchip.spec.network import Network
 from onchip.spec.types import numpy_dtype
-from random_layers import MAKERS, VOCABULARY, Growing
+from random_growth import VOCABULARY, Growing
+from random_layers import MAKERS, try_one
 
 MOST_LAYERS = 14
 
@@ -151,9 +152,9 @@ def random_network(seed: int) -> Network:
         if pick((True, False, False)):
             for step in pick(MOTIFS[pick((theme, theme, pick(tuple(MOTIFS))))]):
                 if len(grow.nodes) < MOST_LAYERS:
-                    grow.try_one(pick(step) if isinstance(step, tuple) else step, newest=True)
+                    try_one(grow, pick(step) if isinstance(step, tuple) else step, newest=True)
         else:
-            grow.try_one(pick(tuple(MAKERS)))
+            try_one(grow, pick(tuple(MAKERS)))
     return grow.finish(f"random{seed}")
 
 

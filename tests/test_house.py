@@ -123,3 +123,20 @@ def test_eight_lines_compile_run_and_train():
     engine = onchip.compile(result.network, device="cpu")
     assert (engine(x).argmax(axis=1) == y).mean() > 0.9
     assert "mlp_fused<20,16,3,ReLU>" in str(engine.plan)
+
+
+def test_without_scikit_learn_networks_run_and_what_needs_it_says_so():
+    code = (
+        "import sys; sys.modules['sklearn'] = sys.modules['scipy'] = None\n"
+        "import numpy as np, onchip\n"
+        "print(onchip.compile(onchip.mlp(2, 3, activation='GELU'), 'cpu')(np.zeros((1, 2), np.float32)).shape)\n"
+        "from onchip.cli.main import main\n"
+        "print(main(['train', 'digits', '--data', 'sklearn']))\n"
+        "try: onchip.Classifier\n"
+        "except ImportError as error: print(error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    shape, exit_code, *message = ran.stdout.splitlines()
+    assert (shape, exit_code, message[0]) == ("(1, 3)", "2", "onchip.Classifier needs scikit-learn")
+    assert "pip install 'onchip[sklearn]'" in ran.stderr
+    assert "pip install 'onchip[sklearn]'" in message[-1]

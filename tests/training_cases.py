@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from checks import random_mlp, rows
-from onchip.kernels import reference
+from onchip.kernels import cuda, reference
+from onchip.kernels.cuda import KERNELS
+from onchip.kernels.cuda.program import Steps
 from onchip.train.loop import fit
 from onchip.train.many import fit_runs
 from onchip.train.options import TrainOptions
@@ -106,3 +108,47 @@ def assert_bits_of_each_alone(runs, x, y):
             assert np.array_equal(result.network.weights[name], w), name
         for name, array in alone.state.items():
             assert np.array_equal(result.state[name], array), name
+
+
+# -- GPU kernels that hand numbers to each other -----------------------------------------------------------------------
+
+
+def pixels(n, D, seed=0):
+    return (np.random.default_rng(seed).integers(0, 256, (n, D)) / np.float32(255)).astype(np.float32)
+
+
+def train_only_by(monkeypatch, name):
+    """The training kernel of this name, whatever the planner would prefer."""
+    (kept,) = (kernel for kernel in KERNELS if kernel.name == name)
+    others = (kernel for kernel in cuda.KERNELS if kernel.name not in ("mlp_train", "mlp_resident", "mlp_by_layers"))
+    monkeypatch.setattr(cuda, "KERNELS", (kept, *others))
+
+
+def delay_at_random(monkeypatch, lowering_class):
+    """Blocks come late, wherever they hand something to others."""
+    launch_all = lowering_class.steps
+
+    def launch_delayed(self, count):
+        (launch,) = launch_all(self, count).launches
+        program = dataclasses.replace(launch.program, options=("-DRANDOM_DELAYS",))
+        return Steps((dataclasses.replace(launch, program=program),))
+
+    monkeypatch.setattr(lowering_class, "steps", launch_delayed)
+
+
+def leave_out_a_block(monkeypatch, lowering_class):
+    """Launched without the last one, which the others wait for."""
+    launch_all = lowering_class.steps
+
+    def launch_fewer(self, count):
+        (launch,) = launch_all(self, count).launches
+        config = dataclasses.replace(launch.config, grid=(launch.config.grid[0] - 1, 1, 1))
+        return Steps((dataclasses.replace(launch, config=config),))
+
+    monkeypatch.setattr(lowering_class, "steps", launch_fewer)
+
+
+def assert_same_bits(one, other):
+    assert np.array_equal(one.losses, other.losses)
+    for name, w in one.network.weights.items():
+        assert np.array_equal(other.network.weights[name], w), name

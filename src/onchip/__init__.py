@@ -10,7 +10,7 @@ totals = onchip.scan(x)                       # running sums, maxima, minima, pr
 
 from __future__ import annotations
 
-from onchip.errors import OnchipError
+from onchip.errors import MissingPackageError, OnchipError
 
 TYPE_CHECKING = False  # not from typing, which takes longer to load than all that is here
 if TYPE_CHECKING:
@@ -48,7 +48,12 @@ def __getattr__(name: str) -> Any:
 
     if name not in _HOME:
         raise AttributeError(f"module 'onchip' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"onchip.{_HOME[name]}"), name)
+    try:
+        return getattr(importlib.import_module(f"onchip.{_HOME[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "sklearn":
+            raise
+        raise MissingPackageError(f"onchip.{name}", "scikit-learn", "sklearn") from None
 
 
 def __dir__() -> list[str]:

@@ -17,6 +17,11 @@ from onchip.errors import OutputError
 from onchip.files import atomic_write
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
+# The folders in the cache, and what they hold; `data`, which a user fills, is none of them.
+FOLDERS = {
+    "numba": "compiled CPU kernels", "cubin": "compiled CUDA kernels", "rates": "measured rates of this CPU",
+    "tables": "data sets in binary", "failed": "sources that did not compile",
+}  # fmt: skip
 
 
 def cache_dir() -> Path:
@@ -35,7 +40,7 @@ def safe_cache_dir() -> Path | None:
     except _UnsafeError as reason:
         with contextlib.suppress(_UnsafeError, OSError):
             default = _make_safe(_default_dir().absolute())
-            _say_once(f"cache: {default} is used instead of {asked}: {reason}")
+            say_once(f"cache: {default} is used instead of {asked}: {reason}")
             return default
         _say_not_kept(asked, str(reason))
     except OSError as error:
@@ -44,7 +49,8 @@ def safe_cache_dir() -> Path | None:
 
 
 def private_folder(name: str) -> Path | None:
-    """A folder in the cache that only the user can enter; None where there can be none, which is said."""
+    """A folder in the cache, of FOLDERS, that only the user can enter; None where there can be none, which is said."""
+    assert name in FOLDERS
     root = safe_cache_dir()
     if root is None:
         return None
@@ -95,6 +101,25 @@ def read_entry(folder: Path | None, key: str) -> bytes | None:
         return None
     digest, content = kept[:_DIGEST_BYTES], kept[_DIGEST_BYTES:]
     return content if digest == _digest(key, content) else None
+
+
+def kept_files() -> dict[str, list[Path]]:
+    """What the cache has, by folder; nothing is made for it."""
+    root = cache_dir()
+    found = {}
+    for name in FOLDERS:
+        folder = root / name
+        is_ours = folder.is_dir() and not folder.is_symlink()
+        found[name] = [path for path in folder.iterdir() if path.is_file()] if is_ours else []
+    return found
+
+
+def clear_cache() -> int:
+    """Remove all that is kept; how many files that were. Programs that run make again what they need."""
+    files = [path for found in kept_files().values() for path in found]
+    for path in files:
+        path.unlink(missing_ok=True)
+    return len(files)
 
 
 def _digest(key: str, content: bytes) -> bytes:
@@ -166,11 +191,22 @@ def _is_group_of_one(gid: int) -> bool:
 _said: set[str] = set()
 
 
+def say_compiling() -> None:
+    """Once a process, before the first kernel that no cache has."""
+    say_unless_quiet("onchip: compiling kernels for this machine, once; about 10 s (ONCHIP_QUIET=1: not said)")
+
+
+def say_unless_quiet(text: str) -> None:
+    """Once a process, on stderr; nothing where $ONCHIP_QUIET is set."""
+    if not os.environ.get("ONCHIP_QUIET"):
+        say_once(text)
+
+
 def _say_not_kept(folder: Path, reason: str) -> None:
-    _say_once(f"cache: nothing is kept for next time in {folder}: {reason}; set ONCHIP_CACHE to another folder")
+    say_once(f"cache: nothing is kept for next time in {folder}: {reason}; set ONCHIP_CACHE to another folder")
 
 
-def _say_once(text: str) -> None:
+def say_once(text: str) -> None:
     if text not in _said and sys.stderr is not None:
         _said.add(text)
         with contextlib.suppress(OSError):  # the disk of the log may be the full one

@@ -3,6 +3,7 @@
 OnchipError
 ├── InputError      what came in is wrong: file, shape, dtype, name, option      (exit code 2)
 │   ├── FormatError a file is missing, truncated, garbage or not supported
+│   ├── MissingPackageError   a package that only some commands need is not installed
 │   └── ShapeError  shapes or dtypes do not fit together; names the layer
 ├── DeviceError     the device asked for is not there or cannot do it            (exit code 2)
 ├── OutputError     an output cannot be written: no folder, no right, full disk  (exit code 2)
@@ -72,6 +73,13 @@ class InputError(OnchipError, ValueError):
 
 class FormatError(InputError):
     pass
+
+
+class MissingPackageError(InputError, ImportError):
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        """what needs the package, which an extra of onchip installs."""
+        hint = f"pip install 'onchip[{extra}]'"
+        super().__init__(f"{what} needs {package}", got="it is not installed", expected=package, hint=hint)
 
 
 class ShapeError(InputError):

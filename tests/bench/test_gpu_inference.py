@@ -28,6 +28,7 @@ from onchip.measure.truth import Truth
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import plan
+from onchip.workloads import load
 from text_networks import text_network
 
 QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=0, pause_s=0, min_runs=1, max_runs=2)
@@ -208,7 +209,7 @@ def test_ids_are_given_as_they_are(fake_gpu):
     assert row.checked, row.error
     assert len(gpu_inference.give(task, 0).judged) <= 20
     assert np.array_equal(given[0], ids)
-    assert gpu_inference.give(task, 0).x.dtype == np.int32
+    assert gpu_inference.give(task, 0).x[0].dtype == np.int32
 
 
 def test_fewer_calls_make_a_sample_of_a_long_job():
@@ -216,6 +217,18 @@ def test_fewer_calls_make_a_sample_of_a_long_job():
 
 
 # -- peers -------------------------------------------------------------------------------------------------
+
+
+def test_torch_runs_the_module_as_it_was_written_too():
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.ReLU())
+    net = load(module, torch.zeros(2, 2, 5, 4))
+    x, stage = torch.randn(3, 2, 5, 4), types.SimpleNamespace(torch=torch, device="cpu", channels_last=None)
+    calls = gpu_peers.torch_calls(GpuTask(net, "bf16", "float32", x, module=lambda: module), stage)
+    assert list(calls) == ["", "channels last", "as written", "as written, channels last"]
+    for call in calls.values():
+        torch.testing.assert_close(call(x), module(x), rtol=0.02, atol=0.02)
+    assert {p.dtype for p in module.parameters()} == {torch.float32}  # it is left alone
 
 
 def test_a_spent_allowance_is_said():
@@ -340,7 +353,10 @@ def test_a_file_of_a_gpu(fake_gpu, tmp_path, monkeypatch):
     options = Options(device="cuda:0", rows=(7,))
     written, exit_code = command.run_benchmarks(["decode", "mlp"], options, tmp_path, pace=QUICK)
     assert exit_code == 0
-    assert [path.relative_to(tmp_path).as_posix() for path in written] == ["h200/decode.json", "h200/mlp.json"]
+    assert list(written) == ["decode", "mlp"]
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.json")) == [
+        "h200/decode.json", "h200/mlp.json",
+    ]  # fmt: skip
     document = json.loads((tmp_path / "h200" / "decode.json").read_text())
     assert document["machine"]["ceilings"] == {"copy_bytes_per_s": 4e12}
     assert document["versions"] == {"nvrtc": "13.0"}

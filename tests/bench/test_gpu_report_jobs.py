@@ -143,6 +143,7 @@ def test_sentiment(torch_gpu):
         *[(f"40 sentences, {kind}", "fp16") for kind in ("random ids", "Zipf ids", "from the host")],
         ("40 sentences, from NumPy arrays", "fp16"), ("2560 sentences, from a file", "fp16"),
         *[(f"40 sentences, {kind} ids", p) for p in ("bf16", "fp32") for kind in ("random", "Zipf")],
+        *[(f"40 sentences, {kind} ids, fp8 tables", "fp16") for kind in ("random", "Zipf")],
         ("40 sentences, not folded", "bf16"),
         *[(case, p) for p in ("bf16", "fp32") for case in (sentiment_tables.TABLES, sentiment_tables.FIRST)],
     ]  # fmt: skip
@@ -151,6 +152,7 @@ def test_sentiment(torch_gpu):
     assert engines["not folded"] == {"onchip", "torch, one product"}
     assert [case.engine for case in cases if case.case.endswith("not folded")][-1] == "jax"
     assert ("bf16", 40, "fp32", {"without": ("fold",)}) in torch_gpu
+    assert torch_gpu.count(("fp16", 40, "fp32", {"tables": "fp8"})) == 2
     assert {row.case for row in outcome.rows if "page-locked" in row.setting} == {"40 sentences, from the host"}
     told = [row.setting for row in outcome.rows if row.case == sentiment_tables.TABLES and row.engine == "onchip"]
     assert ["as measured" in setting for setting in told] == [True, False]  # convolutions are timed in bf16

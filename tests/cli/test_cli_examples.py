@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-COMMANDS = ["demo", "run", "train", "plan", "scan", "check", "bench", "ladder", "devices"]
+COMMANDS = ["demo", "run", "train", "plan", "scan", "check", "bench", "ladder", "devices", "cache"]
 FASTER = {"demo": ["--epochs", "2", "--rows", "500"]}  # the same command with less of the same work
 
 
@@ -43,4 +43,5 @@ def test_the_example_works(cli, command, tmp_path):
         assert program == "onchip"
         ran = cli(*args, *FASTER.get(command, []))
         assert ran.code == 0, ran.err
+        assert "--quick" not in args or not (tmp_path / "benchmarks").exists()
         assert "-o" not in args or (tmp_path / args[args.index("-o") + 1]).is_file()

@@ -12,7 +12,7 @@ from onchip.cli.main import main
 from onchip.cli.talk import StoppedError, progress, stopping
 from onchip.errors import InputError, KernelError
 
-ORDER = ["demo", "run", "train", "plan", "scan", "check", "bench", "ladder", "devices"]
+ORDER = ["demo", "run", "train", "plan", "scan", "check", "bench", "ladder", "devices", "cache"]
 
 
 def test_help_tells_the_story_in_order(cli):
@@ -21,6 +21,53 @@ def test_help_tells_the_story_in_order(cli):
     listed = ran.out[ran.out.index("Commands:") :].splitlines()[1:]
     assert [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "] == ORDER
     assert ran.out.index("onchip demo") < ran.out.index("onchip run") < ran.out.index("onchip plan")
+
+
+@pytest.mark.parametrize("args", [["-h"], ["help"], ["--help"]])
+def test_help_has_several_names(cli, args):
+    assert cli(*args).out == cli("--help").out
+
+
+def test_help_fits_80_columns(cli):
+    for command in ("", *ORDER):
+        ran = cli(*["help", command][: 1 + bool(command)])
+        assert ran.out.startswith(f"Usage: onchip {command}")
+        examples = [line for line in ran.out.splitlines() if "sentiment --weights" in line]
+        assert max(len(line) for line in ran.out.splitlines() if line not in examples) <= 80, command
+
+
+def test_help_names_what_there_is(cli):
+    from onchip import workloads
+    from onchip.cli.options import WORKLOADS
+    from onchip.ladders import LADDERS
+    from onchip.plan.device import KNOWN
+
+    assert tuple(workloads.WORKLOADS) == WORKLOADS
+    for command, names in (("ladder", LADDERS), ("plan", (*KNOWN, *WORKLOADS)), ("bench", ("decode", "product"))):
+        told = cli(command, "--help").out
+        assert [name for name in names if name not in told] == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("onchip la", ["ladder"]),
+        ("onchip plan dec", ["decode"]),
+        ("onchip plan decode --device rtx4", ["rtx4090", "rtx4060"]),
+        ("onchip run models/ne", ["models/net.onnx", "models/nets/"]),
+        ("onchip ladder s", ["scan"]),
+    ],
+)
+def test_a_shell_completes_commands_and_names(tmp_path, typed, offered):
+    (tmp_path / "models" / "nets").mkdir(parents=True)
+    for name in ("net.onnx", "net.txt"):
+        (tmp_path / "models" / name).touch()
+    asked = {"_ONCHIP_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    command = [sys.executable, "-c", "import sys; from onchip.cli.main import main; sys.exit(main())"]
+    ran = subprocess.run(
+        command, env={**os.environ, **asked}, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ran.stdout.split() == offered, ran.stderr
 
 
 def test_no_arguments_is_help_and_misuse(cli):

@@ -42,9 +42,11 @@ def test_no_weight_is_computed(cli, monkeypatch):
     [
         (["nothing"], ["unknown model", "nothing"]),
         (["nothing.safetensors"], ["nothing.safetensors", "No such file"]),
-        (["decode", "--device", "h300"], ["unknown device", "h300", "onchip devices"]),
+        (["decode", "--device", "h300"], ["unknown device", "h300", "did you mean h200?"]),
+        (["decode", "--device", "tpu"], ["unknown device", "tpu", "rtx3080ti"]),
+        (["sentimnt"], ["unknown model", "did you mean sentiment?"]),
         (["decode", "--batch", "0"], ["got:      0", "at least 1"]),
-        (["decode", "--train", "hinge"], ["unknown loss", "hinge", "cross_entropy or half_sse or mse"]),
+        (["decode", "--train", "hinge"], ["unknown loss", "hinge", "cross_entropy, half_sse, mse"]),
         (["decode", "--precision", "fp7"], ["fp7", "fp32, tf32, bf16, fp16, fp8"]),
         (["decode", "--device", "a100", "--precision", "fp8"], ["does not compute in fp8"]),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from onchip.formats.onnx_tensors import make_tensor
 from onchip.spec.layers import Linear, Permute, Reshape
@@ -146,3 +146,34 @@ def test_casts_to_what_is_there(tmp_path):
     net = read(tmp_path, model(nodes, {"half": np.float64(0.5)}))
     assert [node.layer.kind for node in net.nodes] == ["Mul"]
     assert net.weights["h"].dtype == np.float32
+
+
+REDUCED = ("ReduceSum", "ReduceProd", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2")
+
+
+@pytest.mark.parametrize("kind", REDUCED)
+def test_reductions_of_weights(tmp_path, kind):
+    for axes, keep in (([0], 1), ([-1], 0), (None, 1)):
+        attributes = {} if axes is None else {"axes": axes}
+        nodes = [op(kind, "w", "r", keepdims=keep, **attributes), op("Mul", "x r")]
+        net = check_meaning(tmp_path, model(nodes, {"w": numbers(4, 4)}, opset=12), tolerance=1e-5)
+        assert [node.layer.kind for node in net.nodes] == ["Mul"]
+
+
+@pytest.mark.parametrize("upper", [0, 1])
+def test_triangles_of_weights(tmp_path, upper):
+    for k in (-1, 0, 2):
+        nodes = [op("Trilu", "w k", "t", upper=upper), op("Add", "x t")]
+        net = check_meaning(tmp_path, model(nodes, {"w": numbers(3, 4), "k": np.array(k)}, ("N", 3, 4)))
+        assert [node.layer.kind for node in net.nodes] == ["Add"]
+
+
+def test_weights_that_are_split_and_cut(tmp_path):
+    split = helper.make_node("Split", ["w"], ["a", "b"], axis=-1)
+    nodes = [split, op("Clip", "a low", "c"), op("Clip", "b  high", "d"), op("Mul", "x c", "e"), op("Add", "e d")]
+    weights = {"w": numbers(8), "low": np.float32(-0.3), "high": np.float32(0.2)}
+    nodes[2].input[:] = ["b", "", "high"]
+    net = check_meaning(tmp_path, model(nodes, weights))
+    assert [node.layer.kind for node in net.nodes] == ["Mul", "Add"]
+    old = [op("Clip", "w", "c", min=-0.3, max=0.2), op("Mul", "x c")]
+    check_meaning(tmp_path, model(old, {"w": numbers(4)}, opset=10))

@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from onchip.formats.onnx_ops.base import READERS
 from onchip.formats.onnx_reader import parse_model, read_model
@@ -44,7 +45,24 @@ def test_heads_beside_the_batch_and_back(tmp_path):
     assert [node.layer.kind for node in net.nodes] == ["Linear", "Linear", "Tanh", "Add"]  # nothing is moved
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 1)])
+def test_parts_in_front_of_the_batch(tmp_path, sizes):
+    """q, k, v = qkv.permute(2, 0, 1, 3), an output each; a part of several places keeps its axis."""
+    names = [f"part{i}" for i in range(len(sizes))]
+    nodes = [
+        op("Transpose", "x", "front", perm=[2, 0, 1, 3]),
+        helper.make_node("Split", ["front", "sizes"], names, axis=0),
+        *(op("Transpose", name, f"{name}_back", perm=[1, 2, 0, 3]) for name in names),
+        op("Concat", " ".join(f"{name}_back" for name in reversed(names)), axis=2),
+    ]
+    net = check_meaning(tmp_path, model(nodes, {"sizes": np.array(sizes)}, ("N", 5, 3, 2)))
+    kinds = [node.layer.kind for node in net.nodes]
+    assert kinds.count("Slice") == len(sizes)
+    assert "Permute" not in kinds  # nothing is moved
+
+
 UNFINISHED = {
+    "more rows than the batch has": ([op("Reshape", "x flat")], "puts the batch first again"),
     "steps": ([STEPS_FIRST, op("Relu", "t")], "puts the batch first again"),
     "joined": ([STEPS_FIRST, op("Reshape", "t flat")], "puts the batch first again"),
     "softmax": ([STEPS_FIRST, op("Softmax", "t", axis=0)], "cannot follow"),

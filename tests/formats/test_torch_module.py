@@ -284,9 +284,43 @@ def test_attention_by_its_parts_is_attention(bias):
             assert "forward" in vars(layer.self_attn)
             np.testing.assert_allclose(layer(x).numpy(), truth.numpy(), rtol=1e-12, atol=1e-12)
             mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
-            masked = layer(x, mask)  # not by parts
-        np.testing.assert_allclose(masked.numpy(), layer(x, mask).numpy(), rtol=1e-12, atol=1e-12)
+            masked = [
+                layer(x, mask),
+                layer(x, mask < 0),
+                layer(x, src_key_padding_mask=x[..., 0] > 1),
+            ]  # the last: whole
+            mixed = [layer.self_attn(x, x, x), layer.self_attn(x, x, x, average_attn_weights=False)]
+        truth = [layer(x, mask), layer(x, mask < 0), layer(x, src_key_padding_mask=x[..., 0] > 1)]
+        for got, want in zip(masked, truth, strict=True):
+            np.testing.assert_allclose(got.numpy(), want.numpy(), rtol=1e-12, atol=1e-12)
+        truth = [layer.self_attn(x, x, x), layer.self_attn(x, x, x, average_attn_weights=False)]
+        for (y, weights), (want, wanted) in zip(mixed, truth, strict=True):
+            np.testing.assert_allclose(y.numpy(), want.numpy(), rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(weights.numpy(), wanted.numpy(), rtol=1e-12, atol=1e-12)
     assert "forward" not in vars(layer.self_attn)
+
+
+class Causal(nn.Module):
+    """Attention in which nobody sees what comes later, norms by the root of the mean square."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.attention = nn.RMSNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.register_buffer("hidden", torch.triu(torch.ones(5, 5), 1).bool())
+
+    def forward(self, x):
+        x = self.norm(x)
+        y, _ = self.attention(x, x, x, attn_mask=self.hidden)
+        return y + nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True) + x @ x.mT @ x
+
+
+def test_attention_that_looks_back_only():
+    torch.manual_seed(0)
+    module, x = Causal().double().eval(), torch.randn(3, 5, 8, dtype=torch.float64)
+    net = onchip.load(module, x)
+    assert [node.layer.kind for node in net.nodes].count("RMSNorm") == 1
+    with torch.no_grad():
+        np.testing.assert_allclose(reference.forward(net, x.numpy()), module(x).numpy(), rtol=1e-10, atol=1e-10)
 
 
 class Scaled(nn.Module):

@@ -17,7 +17,17 @@ from onchip.kernels.cuda.program import Steps
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.runtime.cuda.bound_steps import BoundSteps
-from onchip.spec.layers import Conv1d, Conv2d, Convolution, ConvTranspose1d, ConvTranspose2d, TransposedConvolution
+from onchip.spec.layers import (
+    Clip,
+    Conv1d,
+    Conv2d,
+    Convolution,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    HardSwish,
+    ReLU,
+    TransposedConvolution,
+)
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import materialise
 from onchip.spec.types import TensorType, numpy_dtype
@@ -41,7 +51,7 @@ def run(gpu, net, x, tile=None, lasts=(False, False), dtypes=None):
     """y of the kernel, with nothing written behind it. x, y in rows, whatever lies in memory."""
     (claim,) = ConvAlone().claims(net, 0, H200, Job())
     facts = claim.facts
-    lowering = ConvLowering(facts.geometry, dtypes or facts.dtypes, lasts, facts.has_bias, 4)
+    lowering = ConvLowering(facts.geometry, dtypes or facts.dtypes, lasts, facts.has_bias, 4, facts.activation)
     B, shape, guard = len(x), net.types["y"].row_shape, 64
     lying = np.moveaxis(x, 1, -1) if lasts[0] else x
     made = np.full(B * math.prod(shape) + guard, 77, numpy_dtype(lowering.dtypes[1]))
@@ -63,6 +73,15 @@ def assert_right(net, x, got):
 @pytest.fixture
 def gpu(monkeypatch):
     return emulated_gpu(monkeypatch)
+
+
+@pytest.mark.parametrize("tile", [DIRECT, NARROW, TILES[0]], ids=["direct", "narrow", "tile"])
+def test_activations_are_taken_along(gpu, tile):
+    alone = convolution(Conv2d(pads=(1, 1, 1, 1)), (3, 7, 5), (4, 3, 3, 3))
+    for layer in (ReLU(), HardSwish(), Clip(-0.2, 0.3)):
+        net = Network(alone.inputs, (*alone.nodes, Node("a", layer, ("y",))), ("a",), alone.weights)
+        x = rows(3, 3 * 7 * 5).reshape(3, 3, 7, 5)
+        assert_right(net, x, run(gpu, net, x, tile))
 
 
 @pytest.mark.parametrize("lasts", LAYOUTS, ids=["rows", "last", "to last", "to rows"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import onchip
-from checks import rows
+from checks import assert_error_within, rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from fake_cuda import Array
 from onchip.errors import InputError
@@ -20,7 +20,7 @@ from onchip.runtime.cuda import chunks, staging
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.engine import Engine, kernels_for
 from onchip.spec.build import sequential
-from onchip.spec.layers import CumSum, Embedding, TokenConv
+from onchip.spec.layers import CumSum, Embedding, GlobalMean, GlobalSum, TokenConv
 from onchip.spec.network import Network
 from onchip.spec.types import TensorType, numpy_dtype
 
@@ -218,6 +218,45 @@ def test_ids_that_the_gpu_computes_are_told_when_the_hosts_rows_are_done(gpu, mo
 
 
 # -- on a GPU ------------------------------------------------------------------------------------------------
+
+
+def summed(V, E, S, layer, ids="int64", dtype="float32"):
+    table = rows(V, E).astype(numpy_dtype(dtype))
+    return sequential(TensorType(("B", S), ids), [("e", Embedding()), ("m", layer)], {"e.weight": table})
+
+
+SUMMED = [
+    (9, 8, 37, GlobalMean((1,))), (9, 3, 5, GlobalSum((-2,), keep=True), "int32", "float16"),
+    (4, 5, 16, GlobalMean((1,)), "int64", "float64"),
+]  # fmt: skip
+
+
+@needs_gxx
+@pytest.mark.parametrize("given", SUMMED)
+def test_rows_that_are_summed_up(monkeypatch, given):
+    """What a bag of words is: one launch, and no row of the table is written."""
+    net = summed(*given)
+    emulated_gpu(monkeypatch)
+    plan = make_plan(net, H200, kernels_for(H200), Job())
+    assert [len(group.claim.nodes) for group in plan.groups] == [2]
+    engine, ids = Engine(plan, CudaBackend(), "cuda:0"), some_ids(net, 9)
+    got = engine(ids)
+    assert_error_within(got, reference.forward(net, ids), naive(net, ids))
+    assert np.array_equal(engine(ids[3:4]), got[3:4])
+    ids[5, 2] = 9
+    with pytest.raises(InputError):
+        engine(ids)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("given", SUMMED)
+def test_rows_that_are_summed_up_on_a_gpu(given):
+    net = summed(*given)
+    engine, ids = onchip.compile(net, "cuda"), some_ids(net, 4097)
+    got = engine(ids)
+    assert_error_within(got, reference.forward(net, ids), naive(net, ids))
+    for B in (0, 1, 7):
+        assert np.array_equal(engine(ids[:B]), got[:B])
 
 
 @pytest.mark.gpu

@@ -43,7 +43,7 @@ def assert_ran(done: subprocess.CompletedProcess[str], said: str = "") -> None:
 def warm(tmp_path_factory) -> Path:
     """A cache in which everything is that RUN needs."""
     folder = tmp_path_factory.mktemp("warm") / "cache"
-    assert_ran(run_python(RUN, folder))
+    assert_ran(run_python(RUN, folder, ONCHIP_QUIET=""), "onchip: compiling kernels for this machine, once")
     return folder
 
 
@@ -65,7 +65,7 @@ def test_the_second_time_nothing_is_compiled_and_nothing_written(cache):
     before = {path: path.stat().st_mtime_ns for path in files(cache)}
     assert len(before) > 5
     no_compiler = "import numba.core.compiler as c\ndef fail(*_, **__): raise AssertionError\nc.compile_extra = fail\n"
-    assert_ran(run_python(no_compiler + RUN, cache))
+    assert_ran(run_python(no_compiler + RUN, cache, ONCHIP_QUIET=""))
     assert {path: path.stat().st_mtime_ns for path in files(cache)} == before
     assert {stat.S_IMODE(path.stat().st_mode) for path in (cache / "numba").iterdir()} == {0o600}
 
@@ -172,3 +172,22 @@ def test_code_from_the_disk_finds_the_classes_of_its_arguments(tmp_path):
     )
     done = run_python(code, tmp_path / "cache")
     assert done.stdout == "True\n", done.stderr
+
+
+def test_planning_compiles_nothing_and_activations_are_compiled_one_by_one():
+    code = (
+        "import numpy as np\n"
+        "from onchip.kernels.cpu import activation, jit\n"
+        "from onchip.runtime.engine import compile, plan\n"
+        "from onchip.spec.build import mlp\n"
+        "net = mlp(3, 4, 2, activation='Tanh')\n"
+        "plan(net, 'cpu')\n"
+        "print(len(jit._LINKED))\n"
+        "x = np.array([[1, -2, 3]], np.float32)\n"
+        "hidden = np.tanh(x @ net.weights['fc1.weight'].T + net.weights['fc1.bias'])\n"
+        "truth = hidden @ net.weights['fc2.weight'].T + net.weights['fc2.bias']\n"
+        "print(np.abs(compile(net, 'cpu', threads=1)(x) - truth).max() < 1e-6)\n"
+        "print([kind for kind, place in enumerate(activation._PLACES) if place] == [activation.TANH])\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["0", "True", "True"]

@@ -41,7 +41,7 @@ class Turned(InRows):
         return [answer for answer in answers if getattr(answer, "has_layouts", False)] or answers
 
     def conversion(self, *given):
-        return self._kernel.conversion(*given) if self.name == "plain" else None
+        return self._kernel.conversion(*given) if self.name == "move" else None
 
 
 def test_the_cheapest_way_keeps_channels_last():

@@ -21,6 +21,7 @@ PRODUCTS = [
     ((4, 9, 8), (8, 5), "constant"),
     ((3, 4), (2, 4, 5), "first"),
     ((1, 1), (1, 1), None),
+    ((2, 36, 68), (2, 68, 40), None),
 ]
 ARGUMENTS = [
     ((40,), ArgMax()), ((3, 7), ArgMin(1)), ((5, 33), ArgMax(-1, keep=True, last=True)), ((1,), ArgMin(last=True)),
@@ -44,11 +45,17 @@ def product(a, b, weight, dtype, B):
 
 
 @needs_gxx
-@pytest.mark.parametrize(("i", "dtype"), [*((i, "float32") for i in range(7)), (1, "bfloat16"), (3, "float64")])
-def test_products(monkeypatch, i, dtype):
+@pytest.mark.parametrize(
+    ("i", "dtype", "kernel"),
+    [
+        *((i, "float32", kernel) for i in range(8) for kernel in ("matmul", "matmul_mma")), (1, "bfloat16", "matmul"),
+        (3, "float64", "matmul"), (3, "bfloat16", "matmul_mma"), (7, "float16", "matmul_mma"),
+    ],
+)  # fmt: skip
+def test_products(monkeypatch, i, dtype, kernel):
     gpu = emulated_gpu(monkeypatch)
     net, xs = product(*PRODUCTS[i], dtype, 5)
-    (claim,) = claims_of(net, "matmul")
+    (claim,) = claims_of(net, kernel, {"float16": "fp16", "bfloat16": "bf16"}.get(dtype, "fp32"))
     got = run_claim(gpu, net, claim, *xs)
     assert_right(net, got, xs)
     for rows in (slice(1), slice(2, 5)):
@@ -78,7 +85,7 @@ def test_places(monkeypatch, i, dtype):
 def test_on_a_gpu(dtype):
     for case in PRODUCTS:
         net, xs = product(*case, dtype, 1001)
-        engine = onchip.compile(net, "cuda")
+        engine = onchip.compile(net, "cuda", {"float16": "fp16", "bfloat16": "bf16"}.get(dtype, "fp32"))
         got = engine(*xs)
         assert_right(net, got, xs)
         for B in (0, 1, 7):

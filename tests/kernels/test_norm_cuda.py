@@ -13,8 +13,11 @@ from onchip.kernels.cuda.norm import MOST_HELD, THREADS, NormLowering
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.spec.layers import GroupNorm, LayerNorm, RMSNorm
+from onchip.runtime.cuda.backend import CudaBackend
+from onchip.runtime.engine import Engine
+from onchip.spec.layers import Add, GroupNorm, LayerNorm, RMSNorm
 from onchip.spec.layers.norm import NormParts
+from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -57,6 +60,43 @@ def test_parts_of_any_size(monkeypatch, dtype):
         assert np.array_equal(run_claim(gpu, net, claim, x[1:2]), got[1:2])
     kinds = {name.partition("<")[0] for name in gpu.driver.programs}
     assert kinds >= ({"norm_lanes", "norm_rows"} if dtype == "float32" else {"norm_lanes"})
+
+
+def added(row, dtype="float32", constant=None, is_read=False):
+    """An Add in front of a LayerNorm: of two values, or with a constant; with `is_read`, the sum is an output, too."""
+    rng, given = np.random.default_rng(0), TensorType(("B", *row), dtype)
+    weights = {} if constant is None else {"c": rng.standard_normal(constant).astype(numpy_dtype(dtype))}
+    weights["w"] = rng.standard_normal(row[-1:]).astype(numpy_dtype(dtype))
+    inputs = {"x": given} if constant else {"x": given, "z": given}
+    nodes = (
+        Node("s", Add(), tuple(inputs), {"constant": "c"} if constant else {}),
+        Node("y", LayerNorm(), ("s",), {"weight": "w"}),
+    )
+    return Network(inputs, nodes, ("s", "y") if is_read else ("y",), weights)
+
+
+@needs_gxx
+@pytest.mark.parametrize(("row", "constant"), [((3, 12), None), ((2, 17), (2, 1)), ((1100,), (1100,))])
+def test_what_is_added_in_front(monkeypatch, row, constant):
+    gpu, net = emulated_gpu(monkeypatch), added(row, constant=constant)
+    (claim,) = claims_of(net, "norm")
+    xs = tuple(rows(5 + i, row, "float32")[:5] for i in range(len(net.inputs)))
+    got = run_claim(gpu, net, claim, *xs)
+    assert_right(net, xs, got)
+    assert np.array_equal(run_claim(gpu, net, claim, *(x[3:4] for x in xs)), got[3:4])
+
+
+@needs_gxx
+def test_a_sum_that_others_read(monkeypatch):
+    net = added((3, 12), is_read=True)
+    plan = make_plan(net, H200, KERNELS, Job())
+    assert [group.claim.label for group in plan.groups] == ["layernorm<12,Add>"]
+    emulated_gpu(monkeypatch)
+    xs = tuple(rows(5 + i, (3, 12), "float32")[:5] for i in range(2))
+    for got, want in zip(Engine(plan, CudaBackend(), "cuda:0")(*xs), reference.forward(net, xs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    alike = Network(net.inputs, (Node("s", Add(), ("x", "x")), *net.nodes[1:]), ("y",), net.weights)
+    assert claims_of(alike, "norm") == []  # a value is read once
 
 
 def test_every_number_is_held_once():

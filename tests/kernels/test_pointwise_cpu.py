@@ -12,7 +12,9 @@ from onchip.spec.layers import (
     Abs,
     Add,
     Clip,
+    Cos,
     Div,
+    Erf,
     Exp,
     GlobalMax,
     Identity,
@@ -21,10 +23,12 @@ from onchip.spec.layers import (
     Max,
     Min,
     Mul,
+    Pow,
     PReLU,
     Reciprocal,
     ReLU,
     Reshape,
+    Sin,
     Softmax,
     Sqrt,
     Sub,
@@ -48,10 +52,12 @@ def run(net, *xs):
     return engine(*xs)
 
 
-@pytest.mark.parametrize("layer", [Abs(), Sqrt(), Reciprocal(), Exp(), Log()], ids=str)
+@pytest.mark.parametrize("layer", [Abs(), Sqrt(), Reciprocal(), Exp(), Log(), Sin(), Cos(), Erf()], ids=str)
 def test_functions(layer):
     rng = np.random.default_rng(0)
-    x = np.concatenate([ODD, rng.standard_normal(3000), np.exp(rng.uniform(-90, 88, 3000))]).astype(np.float32)[:, None]
+    x = np.concatenate(
+        [ODD, rng.standard_normal(3000), np.exp(rng.uniform(-90, 88, 3000)), rng.uniform(-900, 900, 3000)]
+    ).astype(np.float32)[:, None]
     nodes = (Node("f", layer, ("x",)), Node("y", Mul(), ("f",), {"constant": "one"}))
     net = Network({"x": TensorType(("B", 1))}, nodes, ("y",), {"one": np.ones(1, np.float32)})
     got, truth = run(net, x).astype(np.float64), reference.forward(net, x.astype(np.float64))
@@ -71,6 +77,21 @@ def test_combinations(layer):
     with np.errstate(all="ignore"):
         expected = reference.FORWARD[type(layer)](layer, (x, z), {})
     np.testing.assert_array_equal(run(net, x, z), expected)
+
+
+def test_powers():
+    """Of ordinary numbers to within the last digits; of odd ones as the reference says."""
+    rng, given = np.random.default_rng(0), TensorType(("B", 1))
+    net = Network({"x": given, "z": given}, (Node("y", Pow(), ("x", "z")),), ("y",), {})
+    x = np.exp(rng.uniform(-80, 80, 4000)).astype(np.float32)
+    z = (rng.uniform(-88, 88, 4000) / np.maximum(1, np.abs(np.log(x)))).astype(np.float32)
+    x, z = (np.concatenate(both)[:, None] for both in ((x, np.repeat(ODD, len(ODD))), (z, np.tile(ODD, len(ODD)))))
+    with np.errstate(all="ignore"):
+        truth = np.power(x.astype(np.float64), z.astype(np.float64))
+        got, rounded = run(net, x, z).astype(np.float64), truth.astype(np.float32)
+        same = (got == rounded) | (np.isnan(got) & np.isnan(truth))
+        wrong = ~(same | (np.abs(got - truth) <= 2.0**-23 * np.abs(truth)) | (np.abs(got - truth) < 2e-45))
+    assert not wrong.any(), (x[wrong][:5], z[wrong][:5], got[wrong][:5], truth[wrong][:5])
 
 
 def network(row):

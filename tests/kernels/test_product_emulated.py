@@ -13,9 +13,10 @@ from onchip.kernels.cuda.product import FMA_TILES, PART, Product
 from onchip.kernels.cuda.product_mma import MmaProduct
 from onchip.kernels.cuda.product_wgmma import split_weight, tf32_weight
 from onchip.kernels.cuda.program import Input, Int64, Output, Steps
+from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.spec.build import sequential
-from onchip.spec.layers import GELU, Clip, LeakyReLU, Linear, ReLU, Sigmoid, SiLU, Tanh
+from onchip.spec.layers import ELU, GELU, Clip, LeakyReLU, Linear
 from onchip.spec.types import TensorType, numpy_dtype
 
 pytestmark = needs_gxx
@@ -95,7 +96,7 @@ def test_sums_in_double_precision_are_rounded_once(gpu):
 
 @pytest.mark.parametrize(
     "layer",
-    [ReLU(), LeakyReLU(0.1), Clip(-0.5, 0.7), Clip(None, 1.0), Sigmoid(), Tanh(), SiLU(), GELU(), GELU("tanh")],
+    [*(kind() for kind in ACTIVATIONS), LeakyReLU(0.1), Clip(-0.5, 0.7), Clip(None, 1.0), GELU("tanh"), ELU(0.3)],
     ids=str,
 )
 def test_activations(gpu, layer):

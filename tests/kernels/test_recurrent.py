@@ -14,9 +14,12 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, one_layer, run_claim
 from onchip.errors import ShapeError
 from onchip.kernels import reference
+from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.recurrent import RecurrentAlone
-from onchip.plan.device import H200
+from onchip.kernels.cuda.recurrent_held import RecurrentHeld
+from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job, Refusal
+from onchip.plan.planner import make_plan
 from onchip.spec.layers import GRU, LSTM, RNN, Recurrent
 from onchip.spec.recipe import Recipe
 from onchip.spec.types import TensorType, numpy_dtype
@@ -107,7 +110,7 @@ EMULATED = {
     "cell": (LSTM("reverse", "cell"), 2, 5, "float32", False),
     "lstm, float64": (LSTM(output="last"), 2, 9, "float64", True),
     "gru": (GRU("bidirectional"), 3, 33, "bfloat16", True),
-    "gru, reset first": (GRU(reset_after=False), 3, 40, "float32", True),
+    "gru, reset first": (GRU("bidirectional", reset_after=False), 3, 41, "float32", True),
     "rnn": (RNN(), 2, 300, "float32", False),
     "relu": (RNN("reverse", "last", "relu"), 3, 31, "float16", False),
 }
@@ -133,6 +136,62 @@ def test_a_sequence_has_the_same_bits_however_many_a_thread_has(monkeypatch):
     few = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=1))
     assert [facts.rows_for(21) for facts in (claim.facts, few.facts)] == [1, 8]
     assert run_claim(gpu, net, claim, *xs).tobytes() == run_claim(gpu, net, few, *xs).tobytes()
+
+
+# -- a GPU, few sequences: the recurrence stays in registers --------------------------------------------------------
+
+HELD = {
+    "lstm, a cluster": (LSTM("bidirectional"), 3, 70, "float32", True),
+    "cell": (LSTM("reverse", "cell"), 2, 5, "float32", False),
+    "gru": (GRU("bidirectional"), 3, 33, "bfloat16", True),
+    "gru, last": (GRU(output="last"), 2, 64, "float32", False),
+    "relu": (RNN("reverse", "last", "relu"), 3, 31, "float16", False),
+    "rnn": (RNN(), 2, 130, "float32", True),
+}
+
+
+@needs_gxx
+@pytest.mark.parametrize("case", HELD)
+def test_few_sequences_on_an_emulated_gpu(monkeypatch, case):
+    *given, has_states = HELD[case]
+    net = network(*given, has_states=has_states)
+    gpu, xs = emulated_gpu(monkeypatch), inputs_of(net, 5)
+    (claim,) = claims_of(net, "recurrent_held")
+    y = run_claim(gpu, net, claim, *xs)
+    judge(net, xs, y)
+    together = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=2))
+    assert together.facts.sequences_for(5) > claim.facts.sequences_for(5) == 1
+    assert run_claim(gpu, net, together, *xs).tobytes() == y.tobytes()
+    assert claim.facts.at(0).launches == ()
+
+
+def test_few_sequences_are_held_and_many_are_not():
+    net = network(LSTM(), 49, 128)
+    kernels = [make_plan(net, H200, KERNELS, Job(batch=B)).groups[0].claim.kernel for B in (1, 64, 1 << 15)]
+    assert kernels == ["recurrent_held", "recurrent_held", "recurrent"]
+    (claim,) = claims_of(net, "recurrent_held")
+    assert [(claim.facts.blocks_for(N), claim.facts.sequences_for(N)) for N in (1, 33, 64, 256)] == [
+        (4, 1), (4, 1), (2, 1), (2, 4),
+    ]  # fmt: skip
+    for wide in (RNN(), LSTM()):
+        assert claims_of(network(wide, 2, 300), "recurrent_held") == []  # more than registers of a cluster hold
+    (answer,) = RecurrentHeld().claims(net, 0, A100, Job())
+    assert isinstance(answer, Refusal)
+    assert "no cluster of sm_80" in answer.why
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [*HELD, "keyword", "wide"])
+def test_few_sequences_on_a_gpu(case):
+    others = {"keyword": (LSTM(), 49, 128, "float32", False), "wide": (LSTM("bidirectional"), 7, 256, "float32", True)}
+    *given, has_states = (HELD | others)[case]
+    net = network(*given, has_states=has_states)
+    engine, xs = onchip.compile(net, "cuda", batch_hint=1), inputs_of(net, 2049)
+    assert [group.claim.kernel for group in engine.plan.groups] == ["recurrent_held"]
+    y = engine(*xs)
+    judge(net, xs, y)
+    for rows in (slice(0, 1), slice(2048, 2049), slice(7, 300), slice(0, 0)):
+        assert engine(*(x[rows] for x in xs)).tobytes() == y[rows].tobytes()
 
 
 def test_states_that_do_not_fit_are_refused():

@@ -7,7 +7,7 @@ import onchip
 from checks import assert_error_within
 from onchip.kernels import reference
 from onchip.spec.build import sequential
-from onchip.spec.layers import GlobalMax, GlobalMean, GlobalMin, GlobalNorm, GlobalSum
+from onchip.spec.layers import ArgMax, ArgMin, GlobalMax, GlobalMean, GlobalMin, GlobalNorm, GlobalSum
 from onchip.spec.types import TensorType
 
 SHAPES = [((1,), (1,)), ((10,), (-1,)), ((3, 5), (1,)), ((3, 5), (2,)), ((4, 5, 6), (1, 3)), ((4, 5, 6), (2, 3)),
@@ -39,3 +39,17 @@ def test_columns_that_threads_sum_up_have_the_same_bits():
     alone, shared = onchip.compile(net, "cpu", threads=1)(x), onchip.compile(net, "cpu")
     for _ in range(20):
         np.testing.assert_array_equal(shared(x), alone)
+
+
+@pytest.mark.parametrize(
+    "layer", [ArgMax(1), ArgMin(-1, keep=True), ArgMax(2, last=True), ArgMin(3, last=True)], ids=str
+)
+def test_places(layer):
+    """The first or the last of equals, and of NaNs."""
+    x = np.random.default_rng(0).integers(0, 4, (9, 5, 6, 7)).astype(np.float32)
+    x[2, :, 1, 1:3] = x[5, 3, :, 2] = np.nan
+    net = sequential(TensorType(("B", 5, 6, 7)), [("y", layer)], {})
+    engine = onchip.compile(net, "cpu")
+    assert [group.claim.kernel for group in engine.plan.groups] == ["reduce"]
+    np.testing.assert_array_equal(engine(x), reference.FORWARD[type(layer)](layer, (x,), {}))
+    np.testing.assert_array_equal(engine(x[2:3]), engine(x)[2:3])

@@ -17,7 +17,7 @@ CHOICES = [(case.layer, case.rows[0]) for case in CASES if isinstance(case.layer
 CHOICES += [(Slice((0, 8), (3, 100), (1, 1)), (3, 300)), (Pad((0, 50, 3, 0, 50, 1), "reflect"), (2, 60, 70))]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "float16", "uint8"])
 def test_every_number_is_in_its_place(dtype):
     for layer, row in CHOICES:
         if dtype != "float32" and layer.fill % 1:

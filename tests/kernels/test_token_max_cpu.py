@@ -187,7 +187,7 @@ def test_a_branch_whose_concat_it_cannot_take_is_taken_by_itself():
     nodes = [cat if node.name == "cat" else node for node in net.nodes]
     net = net.replace(nodes=nodes, weights={**net.weights, "fc": weight(4, 52)})
     engine = compile(net, device="cpu", batch_hint=PAYS)
-    assert [group.claim.kernel for group in engine.plan.groups] == ["token_max", "token_max", "plain", "mlp_fused"]
+    assert [group.claim.kernel for group in engine.plan.groups] == ["token_max", "token_max", "move", "mlp_fused"]
     x = ids(net, 9)
     assert_error_within(engine(x), reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
 

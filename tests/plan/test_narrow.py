@@ -13,7 +13,7 @@ from onchip.plan.rewrites import narrow_values
 from onchip.runtime.engine import kernels_for
 from onchip.spec.build import sequential
 from onchip.spec.io import with_io
-from onchip.spec.layers import Add, Cast, Conv2d, GlobalMean, Linear, ReLU, Softmax
+from onchip.spec.layers import Add, ArgMax, Cast, Conv2d, GlobalMean, Linear, ReLU, Softmax
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
 from random_networks import random_network
@@ -27,6 +27,15 @@ def images() -> Network:
     first = grow.add(ReLU(), grow.conv("x", Conv2d(pads=(1, 1, 1, 1)), 16, 3, 3))
     second = grow.conv(first, Conv2d(pads=(1, 1, 1, 1)), 16, 3, 3)
     return grow.network(grow.add(GlobalMean((2, 3)), grow.add(ReLU(), grow.add(Add(), first, second))))
+
+
+def test_the_largest_of_an_input_is_asked_of_the_input_as_it_came():
+    grow = Grow(seeded(3), 5, dtype="float32")
+    grow.weight_dtype = "float32"
+    net = grow.network(grow.add(ArgMax(), "x"), grow.linear("x", 3))
+    made, _ = narrow_values(net, "bf16")
+    assert made.by_name[net.outputs[0]].inputs == ("x",)
+    assert [node.layer for node in made.nodes if isinstance(node.layer, Cast)] == [Cast("bfloat16"), Cast("float32")]
 
 
 def planned(net: Network, precision: str, batch: int = 4096):

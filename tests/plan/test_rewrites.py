@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from networks import YES_NO, Grow, assert_rewrites, assert_same_meaning, drawn, seeded, share_that_fires
 from onchip.plan.kernel import OPTIONAL_REWRITES
-from onchip.plan.rewrites import REWRITES, drop_idle, drop_unread, fold_embeddings, rewrite
+from onchip.plan.rewrites import REWRITES, drop_idle, drop_stretches, drop_unread, fold_embeddings, rewrite
 from onchip.plan.rewrites.edit import Draft
 from onchip.spec.layers import (
     Add,
@@ -35,7 +35,9 @@ from onchip.spec.layers import (
     Reshape,
     Sigmoid,
     Softmax,
+    Sub,
     Tanh,
+    Tile,
 )
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe
@@ -248,7 +250,28 @@ def test_what_nobody_reads_goes(data):
     assert {node.name for node in after.nodes} <= read
 
 
-@pytest.mark.parametrize("family", [idle_layers, dead_ends])
+def stretches(pick):
+    """Tiles in front of sums and products; one of what is wider than 1 says something."""
+    grow = Grow(pick, 3, 4)
+    narrow, repeats = pick((((2,), (1, 4)), ((1,), (3, 1)), ((1, 2), (3, 4)), ((), (1, 1))))
+    value = grow.add(GlobalMean(narrow, keep=True), "x") if narrow else "x"
+    tiled = grow.add(Tile(repeats if narrow and pick((True, True, True, False)) else (1, 2)), value)
+    others = [v for v in ("x", "x", value, tiled) if np.prod(grow.row(v)) == 1 or grow.row(v) == grow.row(tiled)]
+    fires = False
+    for other in [pick(others) for _ in range(3)] if others else ():
+        grow.add(pick((Add(), Mul(), Sub())), *pick(((tiled, other), (other, tiled))))
+        is_wide = other == "x" and grow.row("x") == grow.row(tiled)  # else nobody is, and the Tile makes it so
+        fires |= is_wide and all(n == 1 or k == 1 for n, k in zip(grow.row(value), repeats, strict=True))
+    return grow.network(*(node.name for node in grow.nodes)), bool(fires and narrow)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_sizes_of_1_stretch_where_they_are_read(data):
+    assert_rewrites(drop_stretches, stretches, drawn(data))
+
+
+@pytest.mark.parametrize("family", [idle_layers, dead_ends, stretches])
 def test_the_property_is_not_an_empty_one(family):
     assert 0.5 < share_that_fires(family) < 0.95
 

@@ -1,4 +1,4 @@
-"""merge_linears and absorb_permutes: products and moves done once, in the weights."""
+"""merge_linears, absorb_permutes, merge_beside: products and moves done once, in the weights; the order of nodes."""
 
 import math
 from itertools import pairwise
@@ -9,9 +9,13 @@ from hypothesis import strategies as st
 
 from checks import rows
 from networks import YES_NO, Grow, add_moves, assert_rewrites, assert_same_meaning, drawn, seeded, share_that_fires
-from onchip.plan.rewrites import absorb_permutes, merge_linears
+from onchip.kernels.cuda import KERNELS
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
+from onchip.plan.rewrites import absorb_permutes, merge_beside, merge_linears, sink_moves
 from onchip.spec.build import sequential
-from onchip.spec.layers import Linear, Permute, ReLU, Reshape
+from onchip.spec.layers import Linear, MatMul, Permute, ReLU, Reshape, Softmax
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe
 from onchip.spec.types import TensorType
@@ -176,3 +180,42 @@ def test_moves_from_a_network_input_are_absorbed():
     after, told = absorb_permutes(net)
     assert told == ["absorbed permute0 into linear2: its weights take that order"]
     assert_same_meaning(net, after)
+
+
+# -- side by side ------------------------------------------------------------------------------------------------
+
+
+def test_linears_of_one_value_become_one():
+    grow = Grow(seeded(3), 4, 6)
+    a, b, c = (grow.linear("x", width) for width in (3, 5, 2))
+    net = grow.network(a, grow.linear(b, 4), c)
+    merged, told = merge_beside(net)
+    assert len(told) == 1
+    assert [type(node.layer).__name__ for node in merged.nodes].count("Linear") == 2
+    assert_same_meaning(net, merged)
+    assert merge_beside(merged)[0] is merged
+
+
+def test_linears_beside_each_other_are_merged_where_that_is_less_work():
+    """Heads of attention are cut out by the kernel that reads them; two outputs would cost a launch each."""
+    grow = Grow(seeded(3), 4, 6, dtype="float32")
+    grow.weight_dtype = "float32"
+    q, k, v = (grow.linear("x", 16) for _ in range(3))
+    scores = grow.add(Softmax(), grow.add(MatMul(), q, grow.add(Permute((0, 2, 1)), k)))
+    net = grow.network(grow.add(MatMul(), scores, v))
+    plan = make_plan(net, H200, KERNELS, Job())
+    assert [group.claim.kernel for group in plan.groups][1:] == ["attention"]
+    apart = grow.network(q, k)
+    assert len(make_plan(apart, H200, KERNELS, Job()).groups) == 2
+
+
+def test_moves_stand_before_their_readers():
+    grow = Grow(seeded(3), 4, 6)
+    a = grow.add(Permute((0, 2, 1)), "x")
+    b = grow.linear("x", 5)
+    c = grow.add(Reshape((24,)), a)
+    net = grow.network(b, grow.add(ReLU(), c))
+    late, _ = sink_moves(net)
+    assert [node.name for node in late.nodes] == [b, a, c, net.nodes[-1].name]
+    assert_same_meaning(net, late)
+    assert sink_moves(late)[0] is late

@@ -53,8 +53,9 @@ def same(got, want):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_all_kernels_are_in_it(precision):
-    """But for those of which there is a choice: products and convolutions on either cores, scans by the shape; and for
-    those that train, and products of two values and places of extremes, which their own tests launch."""
+    """But for those of which there is a choice: products and convolutions on either cores, scans and steps by the
+    shape; and for those that train, products of two values, attention, several look-ups and places of extremes, which
+    have their own tests."""
     plan = make_plan(NET, H200, KERNELS, Job(precision))
     files = {program.source.stem for program in programs_of([plan], (7,))}
     assert {
@@ -85,7 +86,12 @@ def test_all_kernels_are_in_it(precision):
         "conv_last",
         "mlp_train",
         "mlp_resident",
+        "mlp_by_layers",
         "matmul",
+        "matmul_mma",
+        "attention",
+        "lookups",
+        "recurrent",
         "argument",
     }
 

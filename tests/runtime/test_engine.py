@@ -7,7 +7,7 @@ from checks import assert_error_within, rows
 from gpu_networks import two_towers
 from onchip.errors import InputError, ShapeError
 from onchip.kernels import reference
-from onchip.runtime.engine import compile, id_limits
+from onchip.runtime.engine import check_rows, compile, id_limits
 from onchip.spec.layers import Add, Concat, Conv1d, Embedding, GlobalMax, Permute, ReLU
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
@@ -105,3 +105,18 @@ def test_arrays_that_overlap_are_refused():
         compile(Network({"x": TensorType(("B", 3))}, (Node("r", ReLU(), ("x",)),), ("r",), {}), device="cpu")(
             data := rows(4, 3), out=data
         )
+
+
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [
+        ((9, 2, 3, 1), "x.reshape(len(x), 6)"),  # the same numbers in every row
+        ((6,), "x[None]: a single row is a batch of one"),
+        ((12, 3), ""),  # as many numbers, but rows would be scrambled
+        ((), ""),
+    ],
+)
+def test_a_shape_hint_scrambles_no_rows(shape, hint):
+    with pytest.raises(ShapeError) as caught:
+        check_rows(np.zeros(shape, np.float32), TensorType(("B", 6)))
+    assert caught.value.hint == hint

@@ -135,6 +135,21 @@ GENERAL = {  # kernels with sizes at run time
     "products of values": Network(
         {"a": TensorType(("B", 5, 7)), "b": TensorType(("B", 7, 6))}, (Node("y", MatMul(), ("a", "b")),), ("y",), {}
     ),
+    "larger products of values": Network(
+        {"a": TensorType(("B", 60, 68)), "b": TensorType(("B", 68, 61))}, (Node("y", MatMul(), ("a", "b")),), ("y",), {}
+    ),
+    "attention": Network(
+        {"q": TensorType(("B", 2, 19, 7)), "k": TensorType(("B", 2, 7, 21)), "v": TensorType(("B", 2, 21, 9))},
+        (Node("s", MatMul(), ("q", "k")), Node("p", Softmax(), ("s",)), Node("y", MatMul(), ("p", "v"))),
+        ("y",),
+        {},
+    ),
+    "added and normalised": Network(
+        {"x": TensorType(("B", 3, 17)), "z": TensorType(("B", 3, 17))},
+        (Node("s", Add(), ("x", "z")), Node("y", LayerNorm(), ("s",))),
+        ("s", "y"),
+        {},
+    ),
     "places in rows": sequential(TensorType(("B", 100)), [("a", ArgMax(1))], {}),
     "places in columns": sequential(TensorType(("B", 9, 40)), [("a", ArgMin(1))], {}),
     "convolutions of float64": sequential(
@@ -210,20 +225,32 @@ def lookups() -> list[tuple[str, Network]]:
     return [
         ("look-ups", sequential(given, [("e", Embedding())], {"e.weight": table})),
         ("sums", sequential(given, [("c", TokenConv())], {"c.weight": table.reshape(40, 3, 37)})),
+        ("bags", sequential(given, [("e", Embedding()), ("m", GlobalMean((1,)))], {"e.weight": table})),
+        ("several tables", _side_by_side(table)),
         ("maxima", _maxima(table)),
         ("lengths", Network(
             {"x": TensorType(("B", 3, 50)), "n": TensorType(("B",), "int32")},
             (Node("y", SequenceMax(5), ("x", "n")),), ("y",), {},
         )),
         *(("steps", _steps(layer)) for layer in (LSTM("bidirectional"), GRU(), GRU(reset_after=False), RNN())),
+        *(("few rows of steps", _steps(layer, 70)) for layer in (LSTM("bidirectional"), GRU())),
         ("tables made on the GPU", _folded()), ("8-bit tables made on the GPU", _folded()),
     ]  # fmt: skip
 
 
-def _steps(layer: Recurrent) -> Network:
-    """Of as many units as fill no warp."""
-    D, width = layer.directions, layer.gates * 37
-    return sequential(TensorType(("B", 5, D * width)), [("r", layer)], {"r.recurrence": weight(D, width, 37)})
+def _side_by_side(table: np.ndarray) -> Network:
+    """Columns of ids, each with a table of its own, and their rows in one."""
+    nodes = [Node(f"s{i}", Slice((i,), (2,), (1,)), ("x",)) for i in (0, 3)]
+    nodes += [Node(f"e{i}", Embedding(), (f"s{i}",), {"weight": f"t{i}"}) for i in (0, 3)]
+    nodes.append(Node("y", Concat(1), ("e0", "e3")))
+    weights = {"t0": table, "t3": np.ascontiguousarray(table[:77])}
+    return Network({"x": TensorType(("B", 5), "int64")}, tuple(nodes), ("y",), weights)
+
+
+def _steps(layer: Recurrent, units: int = 37) -> Network:
+    """Of as many units as fill no warp, or more than a block has in registers."""
+    D, width = layer.directions, layer.gates * units
+    return sequential(TensorType(("B", 5, D * width)), [("r", layer)], {"r.recurrence": weight(D, width, units)})
 
 
 def _folded() -> Network:

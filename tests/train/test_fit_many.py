@@ -130,6 +130,8 @@ def test_it_prints_a_table():
     assert [line.split()[0] for line in lines] == ["1e-05", "0.2", "0.5"]
     (best,) = [line for line in lines if line.endswith("best")]
     assert f"{max(setting.mean for setting in many.settings):.4f}" in best
+    assert repr(many) == f"ManyResult(3 settings, best {many.best_params})"
+    assert "<th>mean score</th>" in many._repr_html_()
     head, line = str(onchip.fit_many(clf, x, y)).splitlines()
     assert head.split() == ["loss"]
     assert float(line) > 0

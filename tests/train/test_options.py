@@ -49,7 +49,7 @@ def test_bad_options_are_refused(given, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("batchsize", "batch_size"), ("learning", ""), ("optimizer", "optimiser")]
+    ("name", "nearest"), [("batchsize", "batch_size"), ("learning", ""), ("optimzer", "optimiser")]
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name, nearest):
     with pytest.raises(InputError, match="unknown training option") as caught:
@@ -88,3 +88,9 @@ def test_schedules_go_down():
     )
     cosine = [TrainOptions(lr=1, schedule="cosine", epochs=4).lr_at(e) for e in range(4)]
     assert cosine == pytest.approx([1, 0.5 + 0.5 * np.sqrt(0.5), 0.5, 0.5 - 0.5 * np.sqrt(0.5)])
+
+
+def test_other_libraries_names_are_understood():
+    assert TrainOptions.of({"learning_rate": 0.5, "optimizer": "adam"}) == TrainOptions(lr=0.5, optimiser="adam")
+    with pytest.raises(InputError, match="two values of lr"):
+        TrainOptions.of({"learning_rate": 0.5, "lr": 0.5})

@@ -12,11 +12,10 @@ from checks import rows
 from emulated_cuda import kernel_of, needs_gxx
 from emulated_engine import emulate_device
 from onchip.errors import KernelError
-from onchip.kernels import cuda
 from onchip.kernels.chain import find_chain
-from onchip.kernels.cuda import KERNELS, mlp_resident
+from onchip.kernels.cuda import mlp_resident
 from onchip.kernels.cuda.mlp_resident import UNITS, ResidentLowering, make_lowering
-from onchip.kernels.cuda.program import Program, Steps
+from onchip.kernels.cuda.program import Program
 from onchip.kernels.pointwise import TRAINED
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
@@ -27,7 +26,18 @@ from onchip.spec.build import mlp
 from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
-from training_cases import CASES, assert_bits_of_each_alone, assert_follows_reference, case, reference_curve
+from training_cases import (
+    CASES,
+    assert_bits_of_each_alone,
+    assert_follows_reference,
+    assert_same_bits,
+    case,
+    delay_at_random,
+    leave_out_a_block,
+    pixels,
+    reference_curve,
+    train_only_by,
+)
 
 # Batches that fit, of two layers or more.
 SMALL = ("odd widths", "batch 1", "no bias", "mean of squares", "leaky", "decay", "decay and momentum", "adam",
@@ -42,10 +52,6 @@ NAMES = (*SMALL, *MORE)
 
 def made(name):
     return {**CASES, **MORE}[name]()
-
-
-def pixels(n, D, seed=0):
-    return (np.random.default_rng(seed).integers(0, 256, (n, D)) / np.float32(255)).astype(np.float32)
 
 
 def lowering_of(*widths, batch=16, device=H200, **job):
@@ -63,8 +69,7 @@ def blocks(monkeypatch, request):
     """An emulated GPU of so many multiprocessors: a block owns everything, and waits for nobody, or they share."""
     emulate_device(monkeypatch)
     monkeypatch.setattr(devices, "probe", lambda: ([dataclasses.replace(H200, units=request.param)], ""))
-    kept = tuple(k for k in KERNELS if k.name == "mlp_resident")
-    monkeypatch.setattr(cuda, "KERNELS", (*kept, *cuda.KERNELS))
+    train_only_by(monkeypatch, "mlp_resident")
 
 
 # -- on the host -------------------------------------------------------------------------------------------------
@@ -151,24 +156,6 @@ def test_a_network_that_diverges_leaves_the_others(blocks):
     assert np.array_equal(result.losses, other.losses)
 
 
-def delay_at_random(monkeypatch):
-    """Blocks come late, wherever they hand something to others."""
-    launch_all = ResidentLowering.steps
-
-    def launch_delayed(self, count):
-        (launch,) = launch_all(self, count).launches
-        program = dataclasses.replace(launch.program, options=("-DRANDOM_DELAYS",))
-        return Steps((dataclasses.replace(launch, program=program),))
-
-    monkeypatch.setattr(ResidentLowering, "steps", launch_delayed)
-
-
-def assert_same_bits(one, other):
-    assert np.array_equal(one.losses, other.losses)
-    for name, w in one.network.weights.items():
-        assert np.array_equal(other.network.weights[name], w), name
-
-
 @needs_gxx
 @pytest.mark.parametrize("blocks", [6], indirect=True)
 def test_emulated_bits_depend_neither_on_where_launches_end_nor_on_delays(blocks, monkeypatch):
@@ -176,7 +163,7 @@ def test_emulated_bits_depend_neither_on_where_launches_end_nor_on_delays(blocks
     options = {"device": "cuda", **dataclasses.asdict(run.options)}
     whole = fit(run.net, x, y, **options)
     assert_same_bits(whole, fit(run.net, x, y, debug=True, **options))  # a launch a step
-    delay_at_random(monkeypatch)
+    delay_at_random(monkeypatch, ResidentLowering)
     assert_same_bits(whole, fit(run.net, x, y, **options))
 
 
@@ -185,7 +172,7 @@ def test_emulated_bits_depend_neither_on_where_launches_end_nor_on_delays(blocks
 
 @pytest.mark.parametrize("batch", [1, 16, 64])
 def test_small_batches_stay_on_the_chip(batch):
-    claim = plan_of(784, 320, 160, 10, batch=batch, byte_scale=1 / 255).groups[0].claim
+    claim = plan_of(784, 320, 160, 10, batch=batch).groups[0].claim
     assert claim.kernel == "mlp_resident"
     assert "one launch" in claim.why
 
@@ -241,7 +228,8 @@ def test_networks_share_a_chip(job):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [*NAMES, "digits"])
-def test_blocks_follow_the_reference(name):
+def test_blocks_follow_the_reference(name, monkeypatch):
+    train_only_by(monkeypatch, "mlp_resident")
     net, x, y, training = made(name)
     result = assert_follows_reference(net, x, y, training, device="cuda")
     assert result.plan.groups[0].claim.kernel == "mlp_resident"
@@ -249,7 +237,8 @@ def test_blocks_follow_the_reference(name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", [16, 33, 64, 128])
-def test_many_steps_on_bytes_follow_the_reference_with_the_same_bits(batch):
+def test_many_steps_on_bytes_follow_the_reference_with_the_same_bits(batch, monkeypatch):
+    train_only_by(monkeypatch, "mlp_resident")
     net, _, y, training = case(784, 320, 160, 10, n=batch * 60 + 13, batch_size=batch, lr=0.03)
     x = pixels(len(y), 784)
     one, other = (fit(net, x, y, device="cuda", epochs=2, seed=5, **training) for _ in range(2))
@@ -264,7 +253,8 @@ def test_many_steps_on_bytes_follow_the_reference_with_the_same_bits(batch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", [16, 64])
-def test_many_networks_on_bytes_have_the_bits_of_each_alone(batch):
+def test_many_networks_on_bytes_have_the_bits_of_each_alone(batch, monkeypatch):
+    train_only_by(monkeypatch, "mlp_resident")
     x, y = pixels(batch * 20 + 13, 784), np.arange(batch * 20 + 13) % 10
     settings = [{"lr": 0.01 * (1 + i % 3), "epochs": 2 + i % 2, "seed": i} for i in range(8)]
     runs = [
@@ -286,25 +276,18 @@ def test_runs_that_differ_in_all_that_they_may_have_the_bits_of_each_alone():
 @pytest.mark.gpu
 @pytest.mark.parametrize("batch", [16, 64])
 def test_random_delays_change_no_bit(batch, monkeypatch):
+    train_only_by(monkeypatch, "mlp_resident")
     net, _, y, training = case(784, 320, 160, 10, n=batch * 30 + 13, batch_size=batch, lr=0.03)
     x = pixels(len(y), 784)
     plain = fit(net, x, y, device="cuda", epochs=2, **training)
-    delay_at_random(monkeypatch)
+    delay_at_random(monkeypatch, ResidentLowering)
     assert_same_bits(plain, fit(net, x, y, device="cuda", epochs=2, **training))
 
 
 @pytest.mark.gpu
 def test_a_block_that_never_comes_is_an_error(monkeypatch):
-    """Launched without its last block, which the others wait for."""
-    launch_all = ResidentLowering.steps
-
-    def launch_fewer(self, count):
-        (launch,) = launch_all(self, count).launches
-        config = dataclasses.replace(launch.config, grid=(self.groups * self.blocks - 1, 1, 1))
-        return Steps((dataclasses.replace(launch, config=config),))
-
     monkeypatch.setattr(mlp_resident, "DEADLINE_MS", 50)
-    monkeypatch.setattr(ResidentLowering, "steps", launch_fewer)
+    leave_out_a_block(monkeypatch, ResidentLowering)
     net, x, y, training = case(20, 40, 30, 3, n=40, batch_size=16)
     with pytest.raises(KernelError, match="did not find each other"):
         fit(net, x, y, device="cuda", epochs=1, **training)

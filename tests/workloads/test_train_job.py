@@ -83,7 +83,7 @@ def test_a_workload_with_layers_of_its_own(monkeypatch):
     ("digits", Source("sklearn", "last"), {}, ["digits has data of its own", "--labels last"]),
     ("digits", Source("sklearn", test_share=0.1), {}, ["--test-share 0.1"]),
     ("digits", Source("sklearn", test_data="x.npy"), {}, ["--test-data x.npy"]),
-    ("digits", SKLEARN, {"activation": "relu"}, ["unknown activation", "ReLU, LeakyReLU, Sigmoid, Tanh"]),
+    ("digits", SKLEARN, {"activation": "selu"}, ["unknown activation", "ReLU, LeakyReLU, Sigmoid, Tanh"]),
     ("net.onnx", SKLEARN, {"activation": "ReLU"}, ["--activation is for a new network"]),
     ("net.onnx", SKLEARN, {"hidden": (3,)}, ["--hidden is for a new network", "onchip train mlp --hidden"]),
 ])  # fmt: skip

@@ -9,8 +9,6 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from onchip.errors import InputError
-
 if TYPE_CHECKING:
     from onchip.bench.frame import Case
     from onchip.bench.options import Options
@@ -27,8 +25,6 @@ class _Cases(Mapping[str, "Callable[[Options], list[Case]]"]):
     """Name -> builder. The builder's file, and with it the compiler, is loaded when it is asked for."""
 
     def __getitem__(self, name: str) -> Callable[[Options], list[Case]]:
-        if name not in _HOME:
-            raise InputError("unknown benchmark", got=name, expected=", ".join(_HOME), hint="onchip bench decode")
         builder: Callable[[Options], list[Case]] = importlib.import_module(_HOME[name]).cases
         return builder
 

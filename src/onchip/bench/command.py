@@ -7,58 +7,79 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from onchip.bench import CASES, machine
-from onchip.bench.frame import Outcome, Reporter, run_cases
+from onchip.bench.frame import Case, Outcome, Reporter, run_cases
+from onchip.bench.model import is_model, model_cases
 from onchip.bench.options import Options
 from onchip.bench.results import Results, make_folder, result_path, write_results
 from onchip.files import check_writable
 from onchip.measure.pace import Pace
 from onchip.plan.device import Device
 from onchip.runtime.cpu import this_cpu
-from onchip.runtime.engine import find_device
+from onchip.runtime.engine import device_name, find_device
+from onchip.spec.names import known_name
 
+# Of a first look: what takes seconds each, with fewer samples than a figure needs that is to be kept.
+QUICK_NAMES = ("decode", "mlp")
+QUICK_ROWS = (1, 1000, 65_536)  # with them, where nothing else is asked for
+QUICK_PACE = Pace(rounds=3, block_s=0.1, warm_up_s=0.05, pause_s=0.05)
+QUIET_S = 30.0  # between two lines of progress where there is no terminal
 CLEAR = "\r\x1b[K"  # back to the start of the line, and nothing on it
 
 
 def run_benchmarks(
     names: Sequence[str],
     options: Options,
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str] | None,
     *,
     pace: Pace | None = None,
     reporter: Reporter | None = None,
-) -> tuple[dict[Path, Results], int]:
-    """Measure these benchmarks and write a file for each; the files and the exit code.
+) -> tuple[dict[str, Results], int]:
+    """Measure these benchmarks and write a file for each; the results by name and the exit code.
 
-    names  none: all that there are
+    names   of benchmarks, or files of networks; none: all benchmarks that there are
+    folder  None: nothing is written
     """
     reporter = reporter or Reporter()
-    chosen = {name: CASES[name] for name in dict.fromkeys(names or CASES)}
+    chosen = dict(map(_find_cases, names or CASES))
     device, ceilings = _measured_device(options.device)
-    slug = machine.device_slug(device)
-    paths = {name: result_path(folder, slug, name) for name in chosen}
+    paths = {}
+    if folder is not None:
+        paths = {name: result_path(folder, machine.device_slug(device), name) for name in chosen}
     for path in paths.values():
         make_folder(path)
         check_writable(path)
-    written, worst = {}, 0
+    measured, worst = {}, 0
     for name, builder in chosen.items():
-        described = describe(device, Outcome(()), ceilings)
-        partial = paths[name].with_name(f"{name}.json.partial")  # what is left of a run that is cut short
-        outcome = run_cases(builder(options), pace, reporter, functools.partial(_write, described, partial))
-        written[paths[name]] = _write(described, paths[name], outcome)
-        partial.unlink(missing_ok=True)
-        reporter.say(f"wrote {paths[name]}")
+        described, target = describe(device, Outcome(()), ceilings), paths.get(name)
+        partial = None if target is None else target.with_name(f"{name}.json.partial")  # left of a run cut short
+        keep = None if partial is None else functools.partial(_write, described, partial)
+        outcome = run_cases(builder(options), pace, reporter, keep)
+        measured[name] = _write(described, target, outcome)
+        if partial is not None:
+            partial.unlink(missing_ok=True)
+            reporter.say(f"wrote {target}")
         worst = max(worst, outcome.exit_code)
-    return written, worst
+    return measured, worst
 
 
-def _write(described: Results, path: Path, outcome: Outcome) -> Results:
+def _find_cases(name: str) -> tuple[str, Callable[[Options], list[Case]]]:
+    """A benchmark's name, or that of a network in a file, and what makes its cases."""
+    if is_model(name):
+        return Path(name).stem, functools.partial(model_cases, name)
+    known = known_name(name, CASES, "benchmark", "onchip bench decode, or the .onnx file of a network")
+    return known, CASES[known]
+
+
+def _write(described: Results, path: Path | None, outcome: Outcome) -> Results:
     results = replace(described, rows=outcome.rows, skipped=outcome.skipped)
-    write_results(results, path)
+    if path is not None:
+        write_results(results, path)
     return results
 
 
@@ -66,7 +87,7 @@ def choose_device(name: str, threads: int | None, reporter: Reporter) -> str:
     """The device to measure on. "auto" is the GPU where there is one."""
     if name != "auto":
         found = find_device(name, threads)[0]
-        return "cpu" if found.kind == "cpu" else name
+        return "cpu" if found.kind == "cpu" else device_name(name)
     _, _, chosen = find_device(name, threads)
     reporter.say(f"device: {chosen}")
     return chosen.partition(" ")[0]
@@ -89,9 +110,9 @@ def describe(device: Device, outcome: Outcome, ceilings: Mapping[str, float] | N
 
 @contextlib.contextmanager
 def stderr_reporter() -> Iterator[Reporter]:
-    """Speak on stderr: on a terminal progress is one line that goes away, elsewhere a line each."""
+    """Speak on stderr: on a terminal progress is one line that goes away, elsewhere a line now and then."""
 
-    on_terminal = sys.stderr.isatty()
+    on_terminal, said = sys.stderr.isatty(), time.monotonic()
 
     def say(text: str) -> None:
         print(f"{CLEAR}{text}" if on_terminal else text, file=sys.stderr, flush=True)
@@ -101,8 +122,14 @@ def stderr_reporter() -> Iterator[Reporter]:
         width = shutil.get_terminal_size().columns - 1
         print(CLEAR + text[:width], end="", file=sys.stderr, flush=True)
 
+    def now_and_then(text: str) -> None:
+        nonlocal said
+        if time.monotonic() - said >= QUIET_S:
+            said = time.monotonic()
+            say(text)
+
     try:
-        yield Reporter(say, progress if on_terminal else say)
+        yield Reporter(say, progress if on_terminal else now_and_then)
     finally:
         if on_terminal:
             print(CLEAR, end="", file=sys.stderr, flush=True)

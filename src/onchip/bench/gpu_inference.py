@@ -18,7 +18,7 @@ from onchip.bench.peers import explained
 from onchip.bench.stage import Stage, TorchStage, make_stage
 from onchip.errors import DeviceError, PlanError
 from onchip.measure.pace import Pace
-from onchip.measure.truth import Truth, Verdict, naive_error
+from onchip.measure.truth import Rows, Truth, Verdict, as_inputs, naive_error
 from onchip.plan.device import Device
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import compile, find_device, plan
@@ -41,19 +41,19 @@ class GpuJob:
     case: str
     net: Network
     B: int
-    inputs: Callable[[int], Array]  # so many rows, float32 or ids; called when the first engine is prepared
+    inputs: Callable[[int], Rows]  # so many rows, float32 or ids; called when the first engine is prepared
     precision: str = "fp16"  # what products are computed in
     io: str = "fp16"  # of IO: what rows are kept in
     synchronised: bool = False
     judged: int = JUDGED  # rows at most that are held against float64, where more would take too long
-    truth: Callable[[Network, Array, str], Truth] = Truth  # of rows, with the yardstick of a dtype
+    truth: Callable[[Network, Rows, str], Truth] = Truth  # of rows, with the yardstick of a dtype
     compiled: Mapping[str, Any] = field(default_factory=dict)  # what else ours is compiled with
+    module: Callable[[], Any] | None = None  # the torch module that the network comes from, which nobody changes
 
     @property
-    def given_dtype(self) -> str:
-        """What rows are kept in: ids stay what they are."""
-        own = self.net.input.dtype
-        return IO[self.io] if "float" in own else own
+    def given_dtypes(self) -> list[str]:
+        """What rows of each input are kept in: ids stay what they are."""
+        return [IO[self.io] if "float" in own.dtype else own.dtype for own in self.net.inputs.values()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Given:
 
     job: GpuJob
     stage: Stage
-    x: Any
+    x: tuple[Any, ...]  # of every input
     judged: Array  # the rows of x that are judged
     truth: Truth
 
@@ -76,13 +76,14 @@ class Given:
 
 def give(job: GpuJob, index: int) -> Given:
     stage = make_stage(index)
-    x = job.inputs(job.B)
+    x = as_inputs(job.inputs(job.B))
     judged = judged_rows(job.B, job.judged)
-    rows, many = _rounded(x[judged], job), min(YARDSTICK, job.judged)
+    rows, many = _rounded(tuple(part[judged] for part in x), job), min(YARDSTICK, job.judged)
     truth = job.truth(job.net, rows, NAIVE[job.precision])
-    if len(rows) < many:
+    if len(judged) < many:
         truth = truth.allowing(naive_error(job.net, _rounded(job.inputs(many), job), NAIVE[job.precision]))
-    return Given(job, stage, stage.put(x, job.given_dtype), judged, truth)
+    placed = tuple(stage.put(part, dtype) for part, dtype in zip(x, job.given_dtypes, strict=True))
+    return Given(job, stage, placed, judged, truth)
 
 
 def judged_rows(B: int, most: int) -> Array:
@@ -92,9 +93,10 @@ def judged_rows(B: int, most: int) -> Array:
     return np.unique([0, *np.random.default_rng(2).integers(0, B, most - 2), B - 1])
 
 
-def _rounded(x: Array, job: GpuJob) -> Array:
-    """The rows as they lie on the GPU, in the network's own dtype."""
-    return x.astype(numpy_dtype(job.given_dtype)).astype(numpy_dtype(job.net.input.dtype))
+def _rounded(x: Rows, job: GpuJob) -> tuple[Array, ...]:
+    """The rows as they lie on the GPU, in the network's own dtypes."""
+    kinds = zip(as_inputs(x), job.given_dtypes, job.net.inputs.values(), strict=True)
+    return tuple(part.astype(numpy_dtype(dtype)).astype(numpy_dtype(own.dtype)) for part, dtype, own in kinds)
 
 
 # -- cases -------------------------------------------------------------------------------------------------
@@ -154,7 +156,7 @@ def ours(given: Callable[[], Given], device: str, calls: int) -> Ready:
     y = stage.empty((job.B, *job.net.output.row_shape), IO[job.io])
 
     def call() -> Any:
-        engine(task.x, out=y)
+        engine(*task.x, out=y)
         return y
 
     # Synchronised, it is the plain call that is promised, not a graph of it.
@@ -168,7 +170,8 @@ def peer(given: Callable[[], Given], name: str, build: Build, calls: int) -> Rea
     if not isinstance(stage, TorchStage):
         raise UnavailableError("torch for CUDA, which holds the peers' rows, is not installed")
     with explained(name):
-        variants = build(GpuTask(job.net, job.precision, IO[job.io], task.x), stage)
+        given_x, *more = task.x
+        variants = build(GpuTask(job.net, job.precision, IO[job.io], given_x, tuple(more), job.module), stage)
         run, setting = fastest(variants, stage, job.synchronised, calls)
     return Ready(
         run,

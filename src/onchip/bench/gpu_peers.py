@@ -6,6 +6,7 @@ A peer is built for one task and hands back its variants; the fastest is measure
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import importlib
 import io
@@ -24,6 +25,7 @@ from onchip.bench.peers import need
 from onchip.bench.stage import TorchStage
 from onchip.bench.torch_network import torch_module
 from onchip.bench.triton_search import RETRIED, Search, best_settings
+from onchip.plan.rewrites import fold_batchnorm
 from onchip.spec.network import Network
 from onchip.spec.types import numpy_dtype
 
@@ -44,18 +46,25 @@ class GpuTask:
     precision: str
     io: str  # dtype of x and y
     x: Any  # (B, ...), a tensor: of `io`, or of ids
+    more: tuple[Any, ...] = ()  # such tensors, of other inputs
+    module: Callable[[], Any] | None = None  # the torch module that the network comes from, which nobody changes
+
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        return (self.x, *self.more)
 
 
 Build = Callable[[GpuTask, TorchStage], Variants]
-Call = Callable[[Any], Any]  # of x
+Call = Callable[..., Any]  # of x, and of other inputs
 
 
 # -- torch -------------------------------------------------------------------------------------------------
 
 
-def torch_call(task: GpuTask, stage: TorchStage, **options: Any) -> Call:
+def torch_call(task: GpuTask, stage: TorchStage, module: Any = None, **options: Any) -> Call:
     """The network as torch runs it: weights in the type that it computes in, rows converted on the way in and out.
 
+    module   what is run, if not the network layer by layer; it is changed
     options  of how its weights lie
     """
     torch = stage.torch
@@ -63,30 +72,46 @@ def torch_call(task: GpuTask, stage: TorchStage, **options: Any) -> Call:
     torch.backends.cudnn.allow_tf32 = task.precision == "tf32"  # else its fp32 convolutions are tf32
     torch.backends.cudnn.benchmark = True  # it tries its convolutions and keeps the fastest
     kind, given = getattr(torch, COMPUTE[task.precision]), getattr(torch, task.io)
-    module = torch_module(task.net).eval().requires_grad_(False).to(stage.device, **options).to(kind)
+    module = module or torch_module(task.net)
+    module = module.eval().requires_grad_(False).to(stage.device, **options).to(kind)
     if kind == given:
         return module  # type: ignore[no-any-return]
-    return lambda x: module(x.to(kind) if x.is_floating_point() else x).to(given)
+    return lambda *xs: module(*(x.to(kind) if x.is_floating_point() else x for x in xs)).to(given)
 
 
 def torch_calls(task: GpuTask, stage: TorchStage) -> dict[str, Call]:
-    """By name: as it is and, of images, with their channels behind, into which order every call brings the rows."""
-    run = torch_call(task, stage)
-    if task.x.ndim != 4:
-        return {"": run}
+    """By name: layer by layer, batch norms as one with convolutions, and the module as it was written, with attention
+    of torch's own; of images, with their channels behind, too, into which order every call brings the rows."""
+    modules = {"": torch_module(without_norms(task.net))}
+    if task.module is not None:
+        modules["as written"] = task.module()
+    made: dict[str, Call] = {}
     last = stage.torch.channels_last
-    turned = torch_call(task, stage, memory_format=last)
-    return {"": run, "channels last": lambda x: turned(x.contiguous(memory_format=last))}
+    for name, module in modules.items():
+        made[name] = torch_call(task, stage, copy.deepcopy(module))
+        if task.x.ndim == 4:
+            turned = torch_call(task, stage, copy.deepcopy(module), memory_format=last)
+            made[", ".join(filter(None, [name, "channels last"]))] = functools.partial(_channels_last, turned, last)
+    return made
+
+
+def without_norms(net: Network) -> Network:
+    """With batch norms folded into products, as tools around torch and JAX do it for inference."""
+    return fold_batchnorm(net)[0]
+
+
+def _channels_last(call: Call, last: Any, x: Any, *more: Any) -> Any:
+    return call(x.contiguous(memory_format=last), *more)
 
 
 def torch_eager(task: GpuTask, stage: TorchStage) -> Variants:
     calls = torch_calls(task, stage)
-    return {name: Forward(functools.partial(call, task.x), captures=False) for name, call in calls.items()}
+    return {name: Forward(functools.partial(call, *task.inputs), captures=False) for name, call in calls.items()}
 
 
 def torch_graph(task: GpuTask, stage: TorchStage) -> Variants:
     calls = torch_calls(task, stage)
-    return {name: Forward(functools.partial(call, task.x), eager=False) for name, call in calls.items()}
+    return {name: Forward(functools.partial(call, *task.inputs), eager=False) for name, call in calls.items()}
 
 
 class Allowance:
@@ -116,7 +141,7 @@ def torch_compiled(
     mode = mode or MODE
     _check_rows("torch.compile", task, least_rows or COMPILED_ROWS)
     name, run = compile_faster(allowance, torch_calls, task, stage, mode)
-    return {", ".join(filter(None, [mode, name])): Forward(functools.partial(run, task.x))}
+    return {", ".join(filter(None, [mode, name])): Forward(functools.partial(run, *task.inputs))}
 
 
 Calls = Callable[[GpuTask, TorchStage], dict[str, Call]]  # the ways in which torch can run a task, by name
@@ -130,16 +155,17 @@ def compile_faster(
     with allowance.spend("torch.compile"), contextlib.redirect_stderr(io.StringIO()):  # it prints what it tunes
         name, call = _faster(calls(task, stage), task, stage)
         torch._dynamo.reset()
+        torch._dynamo.config.allow_rnn = True  # else it refuses networks with an LSTM
         run = torch.compile(call, mode=mode, dynamic=False, fullgraph=True)
         for _ in range(3):  # compiles
-            run(task.x)
+            run(*task.inputs)
         stage.synchronise()
     return name, run
 
 
 def _faster(calls: dict[str, Call], task: GpuTask, stage: TorchStage) -> tuple[str, Call]:
     def ms(name: str) -> float:
-        work = functools.partial(calls[name], task.x)
+        work = functools.partial(calls[name], *task.inputs)
         work()  # the first tries cuDNN's convolutions
         return statistics.median(stage.ms(work) for _ in range(TRIALS))
 
@@ -202,18 +228,20 @@ def jax_jit(allowance: Allowance, task: GpuTask, stage: TorchStage, least_rows: 
     jax = load_jax()
     kind, given = numpy_dtype(COMPUTE[task.precision]), numpy_dtype(task.io)
     exact = jax.lax.Precision.HIGHEST if task.precision == "fp32" else jax.lax.Precision.DEFAULT
-    forward, weights = jax_function(jax, task.net, COMPUTE[task.precision], exact)
-    takes_ids = not task.x.is_floating_point()
+    forward, weights = jax_function(jax, without_norms(task.net), COMPUTE[task.precision], exact)
+    are_ids = [not x.is_floating_point() for x in task.inputs]
 
-    def whole(x: Any, weights: Any) -> Any:
-        return forward(x if takes_ids else x.astype(kind), weights).astype(given)
+    def whole(xs: Any, weights: Any) -> Any:
+        rows = [x if is_id else x.astype(kind) for x, is_id in zip(xs, are_ids, strict=True)]
+        return forward(rows, weights).astype(given)
 
     # The same memory; ids in 32 bits, as JAX by default has no others.
-    x = importlib.import_module("jax.dlpack").from_dlpack(task.x.int() if takes_ids else task.x)
+    from_dlpack = importlib.import_module("jax.dlpack").from_dlpack
+    xs = [from_dlpack(x.int() if is_id else x) for x, is_id in zip(task.inputs, are_ids, strict=True)]
     run = jax.jit(whole)
     with allowance.spend("jax"):
-        run(x, weights).block_until_ready()  # compiles
-    return {"": Forward(lambda: run(x, weights), captures=False, wait=lambda y: y.block_until_ready())}
+        run(xs, weights).block_until_ready()  # compiles
+    return {"": Forward(lambda: run(xs, weights), captures=False, wait=lambda y: y.block_until_ready())}
 
 
 def make_network_peers(

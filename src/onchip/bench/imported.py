@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from onchip.bench.torch_models import Model
 
 PIECES = (32, 128)
+ROWS = (1, 32, 256)
 JUDGED = 64  # rows; on a GPU fewer images, as they are judged anew for every case
 PACE = Pace(rounds=5, block_s=0.12, warm_up_s=0.05)  # there are many cases
 GPU_ROWS, GPU_PRECISIONS, GPU_IMAGES_JUDGED = (1, 64, 4_096), ("fp32", "fp16"), 16
@@ -63,10 +64,9 @@ def cases(options: Options, models: Sequence[Model] | None = None) -> list[Case]
     made: list[Case] = []
     for model in models or MODELS:
         jobs = [
-            Rows(_case(model, B), B, functools.partial(model.inputs, B), "random weights")
-            for B in options.rows or model.batches
+            Rows(_case(model, B), B, functools.partial(model.inputs, B), "random weights") for B in options.rows or ROWS
         ]
-        peers = IMAGE_PEERS if _is_image(model) else PEERS
+        peers = IMAGE_PEERS if model.is_image else PEERS
         made += inference_cases("imported", subject(torch, model), jobs, options, peers=peers, pieces=PIECES,
                                 judged=JUDGED, pace=PACE)  # fmt: skip
     return made
@@ -82,10 +82,10 @@ def gpu_jobs(torch: Any, models: Sequence[Model], counts: Sequence[int]) -> list
     """Every network over these numbers of rows, which lie on the GPU in the precision that is computed in."""
     made = []
     for model in models:
-        net, judged = subject(torch, model).net, GPU_IMAGES_JUDGED if _is_image(model) else JUDGED
+        what, judged = subject(torch, model), GPU_IMAGES_JUDGED if model.is_image else JUDGED
         inputs = functools.lru_cache(maxsize=1)(model.inputs)  # for the precisions that take turns
         made += [
-            GpuJob(_case(model, B), net, B, inputs, precision, precision, judged=judged)
+            GpuJob(_case(model, B), what.net, B, inputs, precision, precision, judged=judged, module=what.module)
             for B in counts
             for precision in GPU_PRECISIONS
         ]
@@ -103,20 +103,20 @@ def _worth_compiling(job: GpuJob, peers: Mapping[str, GpuBuild]) -> Mapping[str,
     return {**peers, "torch.compile": refuse}
 
 
-def _is_image(model: Model) -> bool:
-    return len(model.row_shape) == 3
-
-
 def _case(model: Model, B: int) -> str:
     return f"{model.name}, {B} {'row' if B == 1 else 'rows'}"
 
 
 def subject(torch: Any, model: Model) -> Subject:
-    module, example = model.module(), torch.from_numpy(model.inputs(2))
+    module, example = model.module(), tuple(map(torch.from_numpy, model.inputs(2)))
+    names = ["x", *(f"x{i}" for i in range(1, len(example)))]
 
     def export(path: Path) -> None:
-        """By torch's own exporter, the one that needs no other package."""
-        torch.onnx.export(module, (example,), str(path), input_names=["x"], output_names=["y"], dynamo=False,
-                          dynamic_axes={"x": {0: "B"}, "y": {0: "B"}})  # fmt: skip
+        """By torch's own exporter, the one that needs no other package; it knows no encoder layer in one operator."""
+        was_fused = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        torch.onnx.export(module, example, str(path), input_names=names, output_names=["y"], dynamo=False,
+                          dynamic_axes={name: {0: "B"} for name in (*names, "y")})  # fmt: skip
+        torch.backends.mha.set_fastpath_enabled(was_fused)
 
     return Subject(load(module, example), lambda: module, export)

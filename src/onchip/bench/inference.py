@@ -12,7 +12,8 @@ from onchip.bench.frame import ONCHIP, Case, Ready
 from onchip.bench.options import Options
 from onchip.bench.peers import INFERENCE, PIECES, Build, Forward, Subject, explained, fastest
 from onchip.measure.pace import Pace
-from onchip.measure.truth import Truth, Verdict
+from onchip.measure.truth import Rows as Given
+from onchip.measure.truth import Truth, Verdict, as_inputs
 from onchip.plan.kernel import Job
 from onchip.runtime.engine import Engine, compile, plan
 from onchip.spec.recipe import Array
@@ -28,20 +29,20 @@ class Task:
     """B rows to run a network over; every engine gets the same, and the same judge."""
 
     B: int
-    x: Callable[[], Array]  # (B, ...)
+    x: Callable[[], Given]  # (B, ...)
     output: TensorType
     truth: Callable[[], Truth]  # of the rows that are judged, from the first on
     judged: int | None = None  # how many these are; None: all
     data: str = ""  # what the rows are, for the setting
 
     def ours(self, build: Callable[[], Engine], *notes: str) -> Ready:
-        engine, x, out = build(), self.x(), self._empty()
-        return Ready(lambda: engine(x, out=out), lambda: self.judge(engine(x)), self._setting(*notes))
+        engine, x, out = build(), as_inputs(self.x()), self._empty()
+        return Ready(lambda: engine(*x, out=out), lambda: self.judge(engine(*x)), self._setting(*notes))
 
     def peer(self, name: str, build: Callable[[], Mapping[str, Forward]], pieces: Sequence[int], *notes: str) -> Ready:
         """The fastest of a peer's variants, in calls of all rows or so many at a time as `pieces` says."""
         with explained(name):
-            run, setting = fastest(build(), self.x(), self._empty(), pieces)
+            run, setting = fastest(build(), as_inputs(self.x()), self._empty(), pieces)
         return Ready(run, lambda: self.judge(run(), PEER_SLACK), self._setting(setting, *notes))
 
     def judge(self, y: Array, slack: float = 1.0) -> Verdict:
@@ -62,7 +63,7 @@ class Rows:
 
     case: str
     B: int
-    inputs: Callable[[], Array]  # (B, ...); called once, when the first engine is prepared
+    inputs: Callable[[], Given]  # (B, ...); called once, when the first engine is prepared
     data: str = ""  # what they are
 
 
@@ -76,7 +77,7 @@ def inference_cases(
     pieces: Sequence[int] = PIECES,
     unit: str = "rows/s",
     judged: int | None = None,
-    truth: Callable[[Array], Truth] | None = None,
+    truth: Callable[[Given], Truth] | None = None,
     pace: Pace | None = None,
 ) -> list[Case]:
     """onchip and, if asked for, every peer on the same rows, job by job.
@@ -110,5 +111,5 @@ def build_variants(variants: Mapping[str, Build], what: Subject, options: Option
     return {name: build(what, options.threads) for name, build in variants.items()}
 
 
-def _first_truth(truth: Callable[[Array], Truth], x: Callable[[], Array], judged: int | None) -> Truth:
-    return truth(x()[:judged])
+def _first_truth(truth: Callable[[Given], Truth], x: Callable[[], Given], judged: int | None) -> Truth:
+    return truth(tuple(rows[:judged] for rows in as_inputs(x())))

@@ -6,18 +6,24 @@ Channels stand in front, as in the network: XLA chooses itself how values lie be
 from __future__ import annotations
 
 import functools
-import math
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from onchip.bench.frame import UnavailableError
+from onchip.bench.jax_forms import choice, recurrent, windows
+from onchip.bench.jax_forms.context import Context, Form, Value, Weights
 from onchip.spec.layers import (
+    ELU,
     GELU,
+    GRU,
+    LSTM,
+    RNN,
+    SELU,
+    Abs,
     Add,
+    ArgMax,
+    ArgMin,
     AvgPool1d,
     AvgPool2d,
     BatchNorm1d,
@@ -29,54 +35,77 @@ from onchip.spec.layers import (
     Conv2d,
     ConvTranspose1d,
     ConvTranspose2d,
+    Cos,
+    CumSum,
+    Div,
     Dropout,
     Embedding,
+    Erf,
+    Exp,
+    Gather,
     GlobalMax,
     GlobalMean,
+    GlobalMin,
+    GlobalNorm,
+    GlobalSum,
+    GroupNorm,
+    HardSigmoid,
+    HardSwish,
     Identity,
     Layer,
+    LayerNorm,
     LeakyReLU,
     Linear,
+    LinearResize,
+    Log,
     LogSoftmax,
+    Mask,
+    MatMul,
+    Max,
     MaxPool1d,
     MaxPool2d,
+    Min,
+    Mish,
     Mul,
+    NearestResize,
+    Pad,
     Permute,
+    Pow,
+    PReLU,
+    Reciprocal,
     ReLU,
     Reshape,
+    RMSNorm,
+    SequenceMax,
     Sigmoid,
     SiLU,
+    Sin,
+    Slice,
     Softmax,
+    Softplus,
+    Softsign,
+    Sqrt,
+    Sub,
     Tanh,
+    Tile,
+    ToPixels,
 )
-from onchip.spec.layers.conv import conv_groups, geometry
 from onchip.spec.layers.norm import factor_and_shift
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Made, materialise
-from onchip.spec.types import numpy_dtype
-
-Value = Any  # an array of JAX
-Weights = Mapping[str, Value]  # by role
-Form = Callable[..., Value]  # (context, node, weights, *values it reads) -> the value it makes
-
-
-@dataclass(frozen=True, eq=False)
-class Context:
-    """What every layer is written with."""
-
-    jax: Any
-    net: Network
-    precision: Any  # of products: a jax.lax.Precision
+from onchip.spec.types import TensorType, numpy_dtype
 
 
 def jax_function(
     jax: Any, net: Network, dtype: str, precision: Any
-) -> tuple[Callable[[Value, Mapping[str, Weights]], Value], dict[str, Weights]]:
-    """forward(x, weights) -> y, and the weights, of `dtype`, by node and role: arguments, as XLA would fold constants.
+) -> tuple[Callable[[Sequence[Value], Mapping[str, Weights]], Value], dict[str, Weights]]:
+    """forward(xs, weights) -> y, and the weights, of `dtype`, by node and role: arguments, as XLA would fold constants.
 
-    x  (B, ...), of `dtype` or ids; y too is of `dtype`
+    xs  (B, ...) each, of `dtype` or ids; y too is of `dtype`
     """
-    forms = {node.name: _form(node) for node in net.nodes}
+    for node in net.nodes:
+        if type(node.layer) not in FORMS:
+            raise UnavailableError(f"no function of JAX for {node.layer}")
     made: Made = {}
     weights: dict[str, Weights] = {}
     for node in net.nodes:
@@ -85,24 +114,16 @@ def jax_function(
         prepared = prepare(node.layer, arrays) if prepare else arrays
         weights[node.name] = {role: jax.numpy.asarray(w, numpy_dtype(dtype)) for role, w in prepared.items()}
     context = Context(jax, net, precision)
-    (first,), (last,) = net.inputs, net.outputs
+    (last,) = net.outputs
 
-    def forward(x: Value, given: Mapping[str, Weights]) -> Value:
-        values = {first: x}
+    def forward(xs: Sequence[Value], given: Mapping[str, Weights]) -> Value:
+        values = dict(zip(net.inputs, xs, strict=True))
         for node in net.nodes:
             read = (values[name] for name in node.inputs)
-            values[node.name] = forms[node.name](context, node, given[node.name], *read)
+            values[node.name] = FORMS[type(node.layer)](context, node, given[node.name], *read)
         return values[last]
 
     return forward, weights
-
-
-def _form(node: Node) -> Form:
-    if type(node.layer) not in _FORMS:
-        raise UnavailableError(f"no function of JAX for {node.layer}")
-    if isinstance(node.layer, AvgPool1d | AvgPool2d) and (any(node.layer.pads) or node.layer.ceil):
-        raise UnavailableError(f"no function of JAX for {node.layer}")  # its windows hold different numbers of numbers
-    return _FORMS[type(node.layer)]
 
 
 # -- layers ------------------------------------------------------------------------------------------------
@@ -117,47 +138,8 @@ def _turned(layer: Layer, w: Mapping[str, Array]) -> dict[str, Array]:
     return {**w, "weight": w["weight"].T}
 
 
-def _conv(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    stride, pads, dilation = geometry(node.layer)
-    rank = len(stride)
-    padding = tuple(zip(pads[:rank], pads[rank:], strict=True))
-    return _windows(to, node, w, x, window_strides=stride, padding=padding, rhs_dilation=dilation)
-
-
-def _conv_transpose(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    """A convolution with stride 1 over x with zeros in between; its weights are prepared for that."""
-    stride, pads, dilation = geometry(node.layer)
-    rank, extra = len(stride), node.layer.attributes()["output_padding"]
-    span = [d * (K - 1) for d, K in zip(dilation, w["weight"].shape[2:], strict=True)]
-    padding = tuple((span[a] - pads[a], span[a] - pads[rank + a] + extra[a]) for a in range(rank))
-    ones = (1,) * rank
-    return _windows(to, node, w, x, window_strides=ones, padding=padding, lhs_dilation=stride, rhs_dilation=dilation)
-
-
-def _mirrored(layer: Layer, w: Mapping[str, Array]) -> dict[str, Array]:
-    """weight (C_in, C_out / G, kernel...) -> (C_out, C_in / G, kernel...), with its taps in the other direction."""
-    weight, groups = w["weight"], conv_groups(layer)
-    C_in, C_group, *kernel = weight.shape
-    grouped = weight.reshape(groups, C_in // groups, C_group, *kernel).swapaxes(1, 2)
-    taps = tuple(range(2, weight.ndim))
-    return {**w, "weight": np.flip(grouped.reshape(groups * C_group, C_in // groups, *kernel), taps)}
-
-
-def _windows(to: Context, node: Node, w: Weights, x: Value, **geometry: Any) -> Value:
-    axes = "HW"[: x.ndim - 2]
-    y = to.jax.lax.conv_general_dilated(
-        x, w["weight"], dimension_numbers=(f"NC{axes}", f"OI{axes}", f"NC{axes}"),
-        feature_group_count=conv_groups(node.layer), precision=to.precision, **geometry,
-    )  # fmt: skip
-    return y + _by_channel(w["bias"], y) if "bias" in w else y
-
-
-def _by_channel(numbers: Value, y: Value) -> Value:
-    return numbers.reshape(1, -1, *(1,) * (y.ndim - 2))
-
-
 def _batch_norm(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    return x * _by_channel(w["factor"], x) + _by_channel(w["shift"], x)
+    return x * windows.by_channel(w["factor"], x) + windows.by_channel(w["shift"], x)
 
 
 def _folded(layer: Layer, w: Mapping[str, Array]) -> dict[str, Array]:
@@ -165,34 +147,32 @@ def _folded(layer: Layer, w: Mapping[str, Array]) -> dict[str, Array]:
     return dict(zip(("factor", "shift"), factor_and_shift(w, layer.eps), strict=True))
 
 
-def _max_pool(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    return _reduce_windows(to, node, x, -np.inf, to.jax.lax.max)
-
-
-def _avg_pool(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    total = _reduce_windows(to, node, x, 0.0, to.jax.lax.add)
-    return total / math.prod(node.layer.attributes()["kernel"])
-
-
-def _reduce_windows(to: Context, node: Node, x: Value, start: float, function: Any) -> Value:
-    stride, pads, dilation = geometry(node.layer)
-    kernel, rank = node.layer.attributes()["kernel"], len(stride)
-    padding = []
-    for a, count in enumerate(to.net.types[node.name].row_shape[1:]):
-        end = (int(count) - 1) * stride[a] + dilation[a] * (kernel[a] - 1) + 1  # of the last window: past x if `ceil`
-        padding.append((pads[a], max(pads[rank + a], end - pads[a] - x.shape[2 + a])))
-    return to.jax.lax.reduce_window(
-        x, start, function, (1, 1, *kernel), (1, 1, *stride), ((0, 0), (0, 0), *padding),
-        window_dilation=(1, 1, *dilation),
-    )  # fmt: skip
+def _row_norm(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    """Its sums in float32, as the libraries of JAX have them."""
+    layer, numpy = node.layer, to.jax.numpy
+    assert isinstance(layer, LayerNorm | RMSNorm | GroupNorm)
+    parts = layer.parts(TensorType(("B", *x.shape[1:])))
+    wide = x.astype("float32").reshape(x.shape[0], parts.count, parts.size)
+    if layer.is_centred:
+        wide = wide - numpy.mean(wide, axis=-1, keepdims=True)
+    variance = numpy.mean(wide * wide, axis=-1, keepdims=True)
+    y = (wide * to.jax.lax.rsqrt(variance + layer.eps)).astype(x.dtype).reshape(x.shape)
+    each = windows.by_channel if isinstance(layer, GroupNorm) else lambda numbers, y: numbers
+    y = y * each(w["weight"], y) if "weight" in w else y
+    return y + each(w["bias"], y) if "bias" in w else y
 
 
 def _reduce(function: str) -> Form:
     def form(to: Context, node: Node, w: Weights, x: Value) -> Value:
-        assert isinstance(node.layer, GlobalMax | GlobalMean)
-        return getattr(to.jax.numpy, function)(x, axis=node.layer.axes, keepdims=node.layer.keep)
+        given = node.layer.attributes()
+        return getattr(to.jax.numpy, function)(x, axis=given["axes"], keepdims=given["keep"])
 
     return form
+
+
+def _norm(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    given = node.layer.attributes()
+    return to.jax.numpy.sqrt(to.jax.numpy.sum(x * x, axis=given["axes"], keepdims=given["keep"]))
 
 
 def _clip(to: Context, node: Node, w: Weights, x: Value) -> Value:
@@ -200,14 +180,32 @@ def _clip(to: Context, node: Node, w: Weights, x: Value) -> Value:
     return to.jax.numpy.clip(x, node.layer.low, node.layer.high)
 
 
+def _hard_sigmoid(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    assert isinstance(node.layer, HardSigmoid)
+    return to.jax.numpy.clip(node.layer.slope * x + node.layer.shift, 0, 1)
+
+
 def _leaky_relu(to: Context, node: Node, w: Weights, x: Value) -> Value:
     assert isinstance(node.layer, LeakyReLU)
     return to.jax.numpy.where(x >= 0, x, node.layer.slope * x)
 
 
+def _prelu(to: Context, node: Node, w: Weights, x: Value, *slopes: Value) -> Value:
+    return to.jax.numpy.where(x >= 0, x, x * (slopes[0] if slopes else w["constant"]))
+
+
+def _elu(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    assert isinstance(node.layer, ELU)
+    return to.jax.nn.elu(x, node.layer.alpha)
+
+
 def _gelu(to: Context, node: Node, w: Weights, x: Value) -> Value:
     assert isinstance(node.layer, GELU)
     return to.jax.nn.gelu(x, approximate=node.layer.approximate == "tanh")
+
+
+def _mish(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    return x * to.jax.numpy.tanh(to.jax.nn.softplus(x))
 
 
 def _softmax(function: str) -> Form:
@@ -221,44 +219,106 @@ def _combine(function: Callable[[Value, Value], Value]) -> Form:
     return lambda to, node, w, *xs: functools.reduce(function, (*xs, *w.values()))
 
 
+def _extreme(function: str) -> Form:
+    return lambda to, node, w, *xs: functools.reduce(getattr(to.jax.numpy, function), (*xs, *w.values()))
+
+
+def _operands(w: Weights, xs: Sequence[Value]) -> list[Value]:
+    return [*([w["first"]] if "first" in w else []), *xs, *([w["constant"]] if "constant" in w else [])]
+
+
+def _ordered(function: Callable[[Value, Value], Value]) -> Form:
+    return lambda to, node, w, *xs: function(*_operands(w, xs))
+
+
+def _matmul(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
+    return to.jax.numpy.matmul(*_operands(w, xs), precision=to.precision)
+
+
+def _mask(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    return to.jax.numpy.where(w["mask"] != 0, x, numpy_dtype(str(x.dtype)).type(0))
+
+
+def _to_pixels(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    """As people write it; that a NaN becomes 0 is left out."""
+    return to.jax.numpy.clip((x + 1) / 2 * 255, 0, 255).astype("uint8")
+
+
+def _numpy(name: str) -> Form:
+    return lambda to, node, w, x: getattr(to.jax.numpy, name)(x)
+
+
+def _nn(name: str) -> Form:
+    return lambda to, node, w, x: getattr(to.jax.nn, name)(x)
+
+
 _PREPARED: dict[type[Layer], Callable[[Layer, Mapping[str, Array]], Mapping[str, Array]]] = {
     Linear: _turned,
-    ConvTranspose1d: _mirrored,
-    ConvTranspose2d: _mirrored,
+    ConvTranspose1d: windows.mirrored,
+    ConvTranspose2d: windows.mirrored,
     BatchNorm1d: _folded,
     BatchNorm2d: _folded,
 }
-_FORMS: dict[type[Layer], Form] = {
+# All but TokenConv and Interleave, which only rewrites make: peers get networks as they were before.
+FORMS: dict[type[Layer], Form] = {
     ReLU: lambda to, node, w, x: to.jax.numpy.maximum(x, 0),
     LeakyReLU: _leaky_relu,
+    PReLU: _prelu,
     Clip: _clip,
     Cast: lambda to, node, w, x: x.astype(numpy_dtype(node.layer.dtype)),
-    Sigmoid: lambda to, node, w, x: to.jax.nn.sigmoid(x),
-    Tanh: lambda to, node, w, x: to.jax.numpy.tanh(x),
-    SiLU: lambda to, node, w, x: to.jax.nn.silu(x),
+    Sigmoid: _nn("sigmoid"),
+    SiLU: _nn("silu"),
+    SELU: _nn("selu"),
+    Softplus: _nn("softplus"),
+    Softsign: _nn("soft_sign"),
+    HardSwish: _nn("hard_swish"),
+    HardSigmoid: _hard_sigmoid,
+    ELU: _elu,
     GELU: _gelu,
+    Mish: _mish,
+    **{kind: _numpy(kind.__name__.lower()) for kind in (Tanh, Abs, Sqrt, Reciprocal, Exp, Log, Sin, Cos)},
+    Erf: lambda to, node, w, x: to.jax.lax.erf(x),
     Softmax: _softmax("softmax"),
     LogSoftmax: _softmax("log_softmax"),
     Linear: _linear,
-    Conv1d: _conv,
-    Conv2d: _conv,
-    ConvTranspose1d: _conv_transpose,
-    ConvTranspose2d: _conv_transpose,
+    MatMul: _matmul,
+    Conv1d: windows.conv,
+    Conv2d: windows.conv,
+    ConvTranspose1d: windows.conv_transpose,
+    ConvTranspose2d: windows.conv_transpose,
     # A place that lies nowhere needs no answer: every id has been checked.
     Embedding: lambda to, node, w, x: to.jax.numpy.take(w["weight"], x, axis=0, mode="clip"),
     BatchNorm1d: _batch_norm,
     BatchNorm2d: _batch_norm,
-    MaxPool1d: _max_pool,
-    MaxPool2d: _max_pool,
-    AvgPool1d: _avg_pool,
-    AvgPool2d: _avg_pool,
+    **dict.fromkeys((LayerNorm, RMSNorm, GroupNorm), _row_norm),
+    MaxPool1d: windows.max_pool,
+    MaxPool2d: windows.max_pool,
+    AvgPool1d: windows.avg_pool,
+    AvgPool2d: windows.avg_pool,
     GlobalMax: _reduce("max"),
     GlobalMean: _reduce("mean"),
+    GlobalMin: _reduce("min"),
+    GlobalSum: _reduce("sum"),
+    GlobalNorm: _norm,
     Add: _combine(operator.add),
     Mul: _combine(operator.mul),
+    Max: _extreme("maximum"),
+    Min: _extreme("minimum"),
+    Sub: _ordered(operator.sub),
+    Div: _ordered(operator.truediv),
+    Pow: _ordered(operator.pow),
+    Mask: _mask,
     Concat: lambda to, node, w, *xs: to.jax.numpy.concatenate(xs, axis=node.layer.attributes()["axis"]),
     Identity: lambda to, node, w, x: x,
     Dropout: lambda to, node, w, x: x,
     Permute: lambda to, node, w, x: to.jax.numpy.transpose(x, node.layer.attributes()["axes"]),
     Reshape: lambda to, node, w, x: to.jax.numpy.reshape(x, (x.shape[0], *to.net.types[node.name].row_shape)),
+    ToPixels: _to_pixels,
+    **dict.fromkeys((Slice, Gather, Pad, Tile, NearestResize), choice.select),
+    LinearResize: choice.linear_resize,
+    ArgMax: choice.argument,
+    ArgMin: choice.argument,
+    CumSum: choice.cum_sum,
+    SequenceMax: choice.sequence_max,
+    **dict.fromkeys((LSTM, GRU, RNN), recurrent.recurrent),
 }

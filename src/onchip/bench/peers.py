@@ -30,7 +30,7 @@ from onchip.spec.layers import Elementwise, Identity, Linear, LogSoftmax, ReLU, 
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Made, materialise
 
-Forward = Callable[[Array], Array]  # x (B, ...) -> y (B, ...)
+Forward = Callable[..., Array]  # x (B, ...), one for each input -> y (B, ...)
 PIECES = (1_024, 4_096, 16_384)
 _TRIALS, _TRIALS_S = 3, 1.0
 
@@ -90,13 +90,14 @@ def torch_compiled(what: Subject, threads: int) -> Forward:
     """Static shapes and frozen weights, which lets it pack them once; max-autotune took seconds and lost here."""
     torch = load_torch(threads)
     torch._dynamo.reset()  # shapes of earlier networks count against a limit on graphs
+    torch._dynamo.config.allow_rnn = True  # else it refuses networks with an LSTM
     return torch_forward(torch, torch.compile(what.module(), dynamic=False, fullgraph=True, options={"freezing": True}))
 
 
-def torch_forward(torch: Any, module: Callable[[Any], Any]) -> Forward:
-    def run(x: Array) -> Array:
+def torch_forward(torch: Any, module: Callable[..., Any]) -> Forward:
+    def run(*x: Array) -> Array:
         with torch.inference_mode():
-            y: Array = module(torch.from_numpy(x)).numpy()
+            y: Array = module(*map(torch.from_numpy, x)).numpy()
         return y
 
     return run
@@ -114,10 +115,13 @@ def onnxruntime_session(what: Subject, threads: int) -> Forward:
         path = Path(folder) / "model.onnx"
         what.write_onnx(path)
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
+    first, *others = (given.name for given in session.get_inputs())
 
-    def run(x: Array) -> Array:
-        y: Array = session.run(None, {name: x})[0]
+    def run(x: Array, *more: Array) -> Array:
+        feed = {first: x}
+        if others:
+            feed.update(zip(others, more, strict=True))
+        y: Array = session.run(None, feed)[0]
         return y
 
     return run
@@ -180,18 +184,21 @@ INFERENCE: dict[str, dict[str, Build]] = {
 
 
 def fastest(
-    variants: Mapping[str, Forward], x: Array, out: Array, pieces: Sequence[int] = PIECES
+    variants: Mapping[str, Forward], x: Sequence[Array], out: Array, pieces: Sequence[int] = PIECES
 ) -> tuple[Callable[[], Array], str]:
-    """Run all of x by the variant, and in calls of the size, that turn out fastest; also says which these are."""
-    B = len(x)
+    """Run all of x by the variant, and in calls of the size, that turn out fastest; also says which these are.
+
+    x  an array for each input
+    """
+    B = len(x[0])
 
     def in_pieces(forward: Forward, size: int) -> Callable[[], Array]:
         if size == B:
-            return lambda: forward(x)
+            return lambda: forward(*x)
 
         def run() -> Array:
             for a in range(0, B, size):
-                out[a : a + size] = forward(x[a : a + size])
+                out[a : a + size] = forward(*(rows[a : a + size] for rows in x))
             return out
 
         return run

@@ -245,7 +245,8 @@ def make_tables(results: Results) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    head = f"{machine_title(results.machine)}, onchip {results.commit[:12]}"
+    commit = results.commit if " " in results.commit else results.commit[:12]  # or a version, which is short
+    head = f"{machine_title(results.machine)}, onchip {commit}"
     jobs = dict.fromkeys(map(job_title, results.rows))
     tables = [_case_table([r for r in results.rows if job_title(r) == job], results) for job in jobs]
     if any(row.is_peer for row in results.rows):

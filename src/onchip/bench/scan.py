@@ -147,7 +147,7 @@ def torch_on_cpu(task: Given, threads: int) -> Ready:
 
         counts = {"1 thread": 1} | ({f"{threads} threads": threads} if threads > 1 else {})
         variants = {name: functools.partial(with_threads, count) for name, count in counts.items()}
-        run, setting = fastest_on_cpu(variants, task.x, task.y, ())
+        run, setting = fastest_on_cpu(variants, (task.x,), task.y, ())
     return task.ready(run, setting, peer=True)
 
 

@@ -27,7 +27,7 @@ from onchip.bench.peers import (
 )
 from onchip.bench.results import Row, best_peer
 from onchip.bench.sentiment_gpu import gpu_sentences
-from onchip.bench.sentiment_rows import IDS, exact_truth, half_table_truth
+from onchip.bench.sentiment_rows import IDS, exact_truth, rounded_table_truth
 from onchip.kernels import reference
 from onchip.measure.pace import Pace
 from onchip.plan.kernel import Job
@@ -77,7 +77,9 @@ def _cases(
     few, judged, x = min(N, DIRECT_ROWS), min(N, JUDGED), functools.cache(ids)
     truth = functools.cache(lambda: exact_truth(net, x()[:judged]))
     whole = Task(N, x, net.output, truth, judged, "random weights")
-    coarse = Task(N, x, net.output, lambda: half_table_truth(truth(), net, x()[:judged]), judged, "random weights")
+    coarse = Task(
+        N, x, net.output, lambda: rounded_table_truth(truth(), net, x()[:judged], "fp16"), judged, "random weights"
+    )
     part = Task(few, lambda: x()[:few], net.output, truth, judged, "random weights")
     scaled = "" if few == N else f"timed on {few} sentences, scaled"
 

@@ -12,9 +12,10 @@ from onchip.bench.gpu_inference import GpuJob, gpu_cases
 from onchip.bench.gpu_peers import Allowance, Build, jax_jit
 from onchip.bench.options import Options
 from onchip.bench.sentiment_peers import SentimentPeers
-from onchip.bench.sentiment_rows import JUDGED, Truths, random_ids, zipf_ids
+from onchip.bench.sentiment_rows import JUDGED, Truths, random_ids, rounded_table_truth, zipf_ids
 from onchip.bench.sentiment_tables import PRECISIONS as TABLE_PRECISIONS
 from onchip.bench.sentiment_tables import BreakEven, table_cases
+from onchip.measure.truth import Rows, Truth, as_inputs
 from onchip.spec.network import Network
 from onchip.workloads import sentiment
 
@@ -25,8 +26,8 @@ JAX_S = 20.0  # of JAX
 
 
 def gpu_sentences(net: Network, options: Options) -> list[Case]:
-    """By tables in every precision, by convolutions in bf16, with ids on the GPU; with page-locked ids of the host,
-    NumPy's and those of a file; and making the tables."""
+    """By tables in every precision and in 8 bits, by convolutions in bf16, with ids on the GPU; with page-locked ids of
+    the host, NumPy's and those of a file; and making the tables."""
     peers, truths, pays, made = SentimentPeers(net), Truths(), BreakEven(), list[Case]()
     cases_of = functools.partial(gpu_cases, "sentiment", options=options, unit="sentences/s")
     folded: dict[str, Build] = {FOLDED: peers.compiled, "torch embedding_bag": peers.bags}
@@ -54,12 +55,24 @@ def gpu_sentences(net: Network, options: Options) -> list[Case]:
                 made += host_cases("sentiment", from_host, options, {FOLDED: peers.from_host}, "sentences/s")
                 file = host(f"{FILE_PARTS * N} sentences, from a file", B=FILE_PARTS * N, is_locked=False)
                 made += file_cases("sentiment", file, options, "sentences/s")
+        short = functools.partial(
+            job, precision=HOST_PRECISION, compiled={"tables": "fp8"}, truth=functools.partial(_of_fp8_tables, truths)
+        )
+        in_8_bits = [
+            short(f"{many}, {kind} ids, fp8 tables", inputs=ids) for kind, ids in (("random", random), ("Zipf", zipf))
+        ]
+        made += cases_of(in_8_bits, peers={})
         direct = job(f"{many}, not folded", inputs=random, precision=DIRECT_PRECISION, compiled={"without": ("fold",)})
         made += _noted(cases_of([direct], peers=convolved), pays, "direct")
     for precision in TABLE_PRECISIONS:
         tell = pays.tell if precision == DIRECT_PRECISION else None
         made += table_cases(net, precision, peers, truths, options, tell)
     return made
+
+
+def _of_fp8_tables(truths: Truths, net: Network, rows: Rows, dtype: str) -> Truth:
+    (x,) = as_inputs(rows)
+    return rounded_table_truth(truths(net, rows, dtype), net, x, "fp8", dtype)
 
 
 def _noted(cases: list[Case], pays: BreakEven, form: str) -> list[Case]:

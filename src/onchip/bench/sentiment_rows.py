@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.kernels import reference
-from onchip.measure.truth import Truth
-from onchip.plan.rewrites import fold_embeddings
-from onchip.spec.layers import TokenConv
+from onchip.measure.truth import Rows, Truth, as_inputs
+from onchip.runtime.check import with_rounded_tables
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array, materialise
+from onchip.spec.recipe import Array
 
 
 def random_ids(net: Network, N: int) -> Array:
@@ -45,7 +44,8 @@ class Truths:
     def __init__(self) -> None:
         self._known: dict[bytes, dict[str, Truth]] = {}
 
-    def __call__(self, net: Network, x: Array, dtype: str) -> Truth:
+    def __call__(self, net: Network, rows: Rows, dtype: str) -> Truth:
+        (x,) = as_inputs(rows)
         of_rows = self._known.setdefault(x.tobytes(), {})
         if dtype not in of_rows:
             known = next(iter(of_rows.values()), None)
@@ -53,14 +53,10 @@ class Truths:
         return of_rows[dtype]
 
 
-def half_table_truth(truth: Truth, net: Network, x: Array) -> Truth:
-    """The same truth; the yardstick is a naive run on tables that were rounded to float16."""
+def rounded_table_truth(truth: Truth, net: Network, x: Array, tables: str, dtype: str = "float32") -> Truth:
+    """The same truth; the yardstick is a naive run in this dtype, on tables that were rounded once."""
     few, ids = _few_tokens(net, x)
-    folded, _ = fold_embeddings(few)
-    tables = [node.weights["weight"] for node in folded.nodes if isinstance(node.layer, TokenConv)]
-    rounded = {name: materialise(name, folded.weights).astype(np.float16).astype(np.float32) for name in tables}
-    coarse = reference.forward(folded.replace(weights={**folded.weights, **rounded}), ids, "float32")
-    return truth.measured_by(coarse)
+    return truth.measured_by(reference.forward(with_rounded_tables(few, tables), ids, dtype))
 
 
 def _few_tokens(net: Network, x: Array) -> tuple[Network, Array]:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from onchip.bench import CASES
+from onchip.cli.options import completes
 from onchip.cli.talk import print_json
 
 Argument, Option = typer.Argument, typer.Option
 RESULTS = Path("benchmarks") / "results"
-NAMES = "decode, digits, sentiment, faces, imported, backprop, mlp, scan, pointwise, product"
 
 
 def bench(
-    names: Annotated[list[str] | None, Argument(metavar="[NAME]...", help=f"{NAMES}; all if not given.")] = None,
+    names: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[NAME]...",
+            help=f"{', '.join(CASES)}, all if not given; or a network of your own: a .onnx or .safetensors file.",
+            autocompletion=completes(CASES, ".onnx", ".safetensors"),
+        ),
+    ] = None,
     device: Annotated[
         str,
         Option(help="auto (a GPU where there is one), cpu, cuda or cuda:N."),
@@ -35,16 +44,28 @@ def bench(
         ),
     ] = None,
     batches: Annotated[str | None, Option(metavar="N,N", help="digits: rows a training step; else five sizes.")] = None,
-    out: Annotated[Path, Option(metavar="DIR", help="Results go to DIR/<device>/<name>.json.")] = RESULTS,
+    quick: Annotated[
+        bool,
+        Option("--quick", help="A first look, in under two minutes: fewer samples, and without names fewer cases."),
+    ] = False,
+    out: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR",
+            help=f"Results go to DIR/<device>/<name>.json; {RESULTS} if not given, nowhere of files and with --quick.",
+        ),
+    ] = None,
     as_json: Annotated[bool, Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Measure onchip, and its peers beside it; write result files.
 
     \b
     Example:
-      onchip bench decode --rows 1000
+      onchip bench decode --rows 1000 --quick
 
     On a GPU, with its peers: onchip bench digits sentiment --device cuda --peers
+
+    Of a network of your own: onchip bench net.onnx --peers
 
     \b
     decode     72-64-64-4 over many rows and few
@@ -59,22 +80,36 @@ def bench(
     product    single Linear layers
 
     Every engine is checked against float64 before the clock starts: a wrong one gets no time, and exit code 1.
-    Competitors take turns in one process; the file holds raw samples, machine, versions and this command.
+    Competitors take turns in one process; the file holds raw samples, machine, versions and this command. All
+    benchmarks with peers take an hour or more on two cores, one takes minutes; --quick is for a first look.
     """
-    from onchip.bench.command import choose_device, run_benchmarks, stderr_reporter
+    from onchip.bench.command import QUICK_NAMES, QUICK_PACE, QUICK_ROWS, choose_device, run_benchmarks, stderr_reporter
+    from onchip.bench.model import is_model
     from onchip.bench.options import Options, parse_counts
     from onchip.bench.results import make_tables, show
     from onchip.runtime.cpu import check_threads
 
     counts = parse_counts(rows, "rows") if rows else (), parse_counts(batches, "rows in a batch") if batches else ()
+    is_own = any(map(is_model, names or []))
+    measured, worst = [], 0
     with stderr_reporter() as reporter:
         chosen = choose_device(device, threads, reporter)
-        options = Options(chosen, check_threads(threads), peers, accuracy, *counts)
-        written, exit_code = run_benchmarks(names or [], options, out, reporter=reporter)
+        # Of a network of one's own, auto is every device: which one is faster is what a user wants to know.
+        for each in ["cpu", chosen] if is_own and device.lower() == "auto" and chosen != "cpu" else [chosen]:
+            options = Options(each, check_threads(threads), peers, accuracy, *counts)
+            if quick and not names:
+                names, options = list(QUICK_NAMES), replace(options, rows=options.rows or QUICK_ROWS)
+            folder = out or (None if quick or is_own else RESULTS)
+            pace = QUICK_PACE if quick else None
+            written, exit_code = run_benchmarks(names or [], options, folder, pace=pace, reporter=reporter)
+            measured += [
+                (name if each == chosen else f"{name} on {each}", results) for name, results in written.items()
+            ]
+            worst = max(worst, exit_code)
     if as_json:
-        print_json({path.stem: results.to_dict() for path, results in written.items()})
+        print_json({name: results.to_dict() for name, results in measured})
     else:
-        for results in written.values():
+        for _, results in measured:
             show(make_tables(results))
-    if exit_code:
-        raise typer.Exit(exit_code)
+    if worst:
+        raise typer.Exit(worst)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Exit, Option
 
 from onchip.cli.options import Json, Model, Tables
-from onchip.cli.talk import print_json, progress, say
-from onchip.spec.text import columns
+from onchip.cli.talk import columns_of, print_json, progress, say
+from onchip.spec.text import fitted_columns
 
 if TYPE_CHECKING:
     from onchip.runtime.check import CheckRow
@@ -56,7 +57,8 @@ def check(
         head = [
             "device", "precision", "kernels", "max error", "naive error", "naive in", "ratio", "same bits", "verdict",
         ]  # fmt: skip
-        print(columns(head, [_cells(row) for row in report.checks], right=(3, 4, 6)))
+        cells = [_cells(row) for row in report.checks]
+        print(fitted_columns(head, cells, columns_of(sys.stdout), right=(3, 4, 6)))
         say(f"error: {MEASURE} over {report.rows:,} random rows (seed {seed}), truth in float64")
         say("naive: NumPy, one operation at a time, rounded after each; NumPy has no tf32, float32 stands in for it")
         if report.no_cuda is not None:

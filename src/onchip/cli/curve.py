@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onchip.errors import InputError
+from onchip.errors import InputError, MissingPackageError
 from onchip.files import atomic_write, check_writable
 
 if TYPE_CHECKING:
@@ -26,10 +26,7 @@ def check_plot(path: Path) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise InputError(
-            "cannot draw: matplotlib is not installed", got=f"--plot {path}", expected="matplotlib",
-            hint="pip install 'onchip[plot]'",
-        ) from None  # fmt: skip
+        raise MissingPackageError("--plot", "matplotlib", "plot") from None
 
 
 def draw_curve(path: Path, title: str, loss: str, history: Sequence[Epoch], best_epoch: int, test: str) -> None:

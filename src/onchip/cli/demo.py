@@ -1,7 +1,8 @@
-"""onchip demo: the whole way once, in seconds."""
+"""onchip demo: the whole way once."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -9,9 +10,9 @@ from typing import Annotated
 from typer import Option
 
 from onchip.cli.options import Json
-from onchip.cli.talk import print_json, progress, rate, say
+from onchip.cli.talk import columns_of, print_json, progress, rate, say
 from onchip.cli.train import show_epoch
-from onchip.spec.text import columns
+from onchip.spec.text import fitted_columns, plural
 
 
 def demo(
@@ -26,17 +27,21 @@ def demo(
     Example:
       onchip demo
 
-    Takes seconds. Needs no internet and no GPU: the images of digits come with scikit-learn.
+    Takes half a minute the first time, when kernels are compiled, then seconds. Needs no internet and no GPU: the
+    images of digits come with scikit-learn.
     """
     from onchip.workloads.demo import check_rows_to_time, draw, save_and_load, time_rows, train_digits
 
     check_rows_to_time(rows)
+    say("onchip demo: trains, saves, loads, runs and times a small network; the first time about half a minute")
     with progress("train digits", epochs) as update:
         data, trained = train_digits(out, epochs, lambda p: show_epoch(p, update))
     say(f"device to train on: {trained.fit.chosen}")
-    say(f"trained a network on {len(data.x_train):,} images of digits: {epochs} epochs in {trained.fit.seconds:.2f} s")
+    taken = f"{plural(epochs, 'epoch')} in {trained.fit.seconds:.2f} s"
+    say(f"trained a network on {len(data.x_train):,} images of digits: {taken}")
     engine, files = save_and_load(out, trained.network, data.x_test, rows)
-    say(f"saved it and loaded it again: {', '.join(map(str, files))}\ndevice: {engine.chosen}\n\n{engine.plan}\n")
+    plan = engine.plan.text(columns_of(sys.stderr))
+    say(f"saved it and loaded it again: {', '.join(map(str, files))}\ndevice: {engine.chosen}\n\n{plan}\n")
     with progress(f"time {rows:,} rows", 1) as update:
         timings = time_rows(engine, data.x_test, rows, update)
     where = ", ".join(f"{t.engine.partition(',')[0]} on {t.device}" for t in timings)
@@ -57,5 +62,5 @@ def demo(
              f"{t.median_ms / timings[0].median_ms:.2f}x as fast" if i else "", f"{t.error:.1e}"]
             for i, t in enumerate(timings)
         ]  # fmt: skip
-        print(columns(head, cells, right=(2, 3, 4, 5)))
+        print(fitted_columns(head, cells, columns_of(sys.stdout), right=(2, 3, 4, 5)))
     say(f"no picture: {no_picture}" if picture is None else f"picture: {picture}")

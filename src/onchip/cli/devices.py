@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 from onchip.cli.options import Json
-from onchip.cli.talk import print_json, say
-from onchip.spec.text import columns
+from onchip.cli.talk import columns_of, print_json, say
+from onchip.spec.text import fitted_columns
 
 if TYPE_CHECKING:
     from onchip.plan.device import Device
@@ -44,7 +45,7 @@ def devices(
     ]  # fmt: skip
     rows = [_cells(name, device, "here") for name, device in here.items()]
     rows += [_cells(name, device, "plan only") for name, device in KNOWN.items()]
-    print(columns(head, rows, right=(4, 5, 6, 7, 8, 9, 10)))
+    print(fitted_columns(head, rows, columns_of(sys.stdout), right=(4, 5, 6, 7, 8, 9, 10)))
     say(f"the NVIDIA driver is for CUDA {driver_version()}" if no_cuda is None else f"no GPU: {no_cuda}")
     say("units: cores or multiprocessors; Gflop/s in fp32; GB/s to main memory; on chip: L2 or shared memory of a unit")
     say("call: with one row of the host, beside the work; bus: of the host's rows to a GPU and back")

@@ -7,14 +7,21 @@ from typing import Annotated
 
 import typer
 
+from onchip.cli.options import completes
 from onchip.cli.talk import print_json
+from onchip.ladders import LADDERS
 
 Argument, Option = typer.Argument, typer.Option
 
 
 def ladder(
     name: Annotated[
-        str | None, Argument(metavar="[NAME]", help="decode, backprop; without it they are listed.")
+        str | None,
+        Argument(
+            metavar="[NAME]",
+            help=f"{', '.join(LADDERS)}; without it they are listed.",
+            autocompletion=completes(LADDERS),
+        ),
     ] = None,
     device: Annotated[str, Option(help="auto, cpu or cuda: each has rungs of its own.")] = "auto",
     rows: Annotated[int | None, Option(metavar="N", help="Rows; the ladder's own if not given.")] = None,

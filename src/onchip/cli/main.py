@@ -24,14 +24,15 @@ STORY = """Small neural networks at the speed of the chip.
 
 \b
 First steps:
-  onchip demo                              train, save, load, run and time a small network
-  onchip run model.onnx rows.npy -o y.npy  a network over a pile of rows
-  onchip run faces --count 64 -o grid.png  a generator, pictures out
-  onchip train digits -o digits.onnx       a new network
-  onchip plan decode --device h200         what would run, and why; needs no GPU
-  onchip scan x.npy -o sums.npy            running sums of the numbers in a file
+  onchip demo                          train, save, load, run, time a network
+  onchip run net.onnx x.npy -o y.npy   a network over a pile of rows
+  onchip run faces --count 64 -o a.png a generator, pictures out
+  onchip train digits -o digits.onnx   a new network
+  onchip plan decode --device h200     what would run, and why; needs no GPU
+  onchip scan x.npy -o sums.npy        running sums of the numbers in a file
 
-Every command has an example in its --help. Data goes to stdout, talk to stderr; --json prints one JSON document.
+Every command has an example in its --help, or in onchip help COMMAND. Data goes to stdout, talk to stderr; --json
+prints one JSON document.
 """
 
 
@@ -73,6 +74,7 @@ def build_app() -> typer.Typer:
     import typer
 
     from onchip.cli.bench import bench
+    from onchip.cli.cache import cache
     from onchip.cli.check import check
     from onchip.cli.demo import demo
     from onchip.cli.devices import devices
@@ -83,7 +85,10 @@ def build_app() -> typer.Typer:
     from onchip.cli.train import train
 
     # Plain help: examples stay on their line and can be copied.
-    app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app = typer.Typer(
+        no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )  # fmt: skip
 
     @app.callback(help=STORY)
     def options(
@@ -93,15 +98,17 @@ def build_app() -> typer.Typer:
     ) -> None:
         pass
 
-    commands: tuple[Callable[..., None], ...] = (demo, run, train, plan, scan, check, bench, ladder, devices)
+    commands: tuple[Callable[..., None], ...] = (demo, run, train, plan, scan, check, bench, ladder, devices, cache)
     for command in commands:
         app.command(command.__name__)(command)
     return app
 
 
 def _dispatch(argv: Sequence[str] | None) -> int:
+    args = list(sys.argv[1:] if argv is None else argv)
+    if args[:1] == ["help"]:
+        args = [*args[1:], "--help"]
     try:
-        args = list(sys.argv[1:] if argv is None else argv)
         code = build_app()(args=args, prog_name="onchip", standalone_mode=False, obj=args)
     except Exception as error:
         if not hasattr(error, "show"):  # the option parser's own have it; whose class they are goes with its version

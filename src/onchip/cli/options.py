@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 from typer import Argument, Option
+
+from onchip.plan.device import KNOWN
+
+WORKLOADS = ("decode", "digits", "faces", "sentiment", "backprop", "scan")  # onchip.workloads has them, with NumPy
+DEVICES = ("auto", "cpu", "cuda")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
+
+
+def completes(names: Iterable[str], *suffixes: str) -> Callable[[str], list[str]]:
+    """How a shell completes an argument: with these names, and with folders and files of these suffixes."""
+
+    def complete(incomplete: str) -> list[str]:
+        from pathlib import Path
+
+        found = [name for name in names if name.startswith(incomplete)]
+        folder, slash, start = incomplete.rpartition("/")
+        if suffixes:
+            for path in sorted(Path(folder + slash or ".").glob("*")):
+                is_one = path.suffix.lower() in suffixes or path.is_dir()
+                if is_one and path.name.startswith(start) and (start or not path.name.startswith(".")):
+                    found.append(f"{folder}{slash}{path.name}{'/' if path.is_dir() else ''}")
+        return found
+
+    return complete
+
 
 Model = Annotated[
     str,
     Argument(
         metavar="MODEL",
-        help="A file (.onnx, .safetensors), or a workload: decode, digits, faces, sentiment, backprop, scan.",
+        help=f"A file (.onnx, .safetensors), or a workload: {', '.join(WORKLOADS)}.",
+        autocompletion=completes(WORKLOADS, ".onnx", ".safetensors"),
     ),
 ]
-Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.")]
-Precision = Annotated[str, Option(help="fp32, tf32, bf16, fp16 or fp8.")]
+Device = Annotated[str, Option(help="auto, cpu, cuda or cuda:N.", autocompletion=completes(DEVICES))]
+PlanDevice = Annotated[
+    str,
+    Option(
+        help=f"auto, cpu, cuda, cuda:N; or one that need not be here: {', '.join(KNOWN)}.",
+        autocompletion=completes((*DEVICES, *KNOWN)),
+    ),
+]
+Precision = Annotated[
+    str, Option(help=f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}.", autocompletion=completes(PRECISIONS))
+]
 Io = Annotated[str, Option(show_default=False, help="What float inputs and outputs are in memory: fp32, fp16 or bf16.")]
 Threads = Annotated[int | None, Option(help="CPU threads; all cores if not given.")]
 Seed = Annotated[int | None, Option(help="Of the random rows that --count makes; 0 if not given.")]

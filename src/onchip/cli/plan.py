@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -16,16 +17,17 @@ from onchip.cli.options import (
     NoMerge,
     NoPhases,
     NoWindows,
+    PlanDevice,
     Precision,
     Tables,
     left_out,
 )
-from onchip.cli.talk import print_json, say
+from onchip.cli.talk import columns_of, print_json, say
 
 
 def plan(
     model: Model,
-    device: Annotated[str, Option(help="h200, a100, rtx4060 (need not be here), auto, cpu, cuda or cuda:N.")] = "auto",
+    device: PlanDevice = "auto",
     batch: Annotated[int, Option(metavar="ROWS", help="Rows the plan is priced for.")] = 1024,
     precision: Precision = "fp32",
     io: Io = "",
@@ -74,6 +76,6 @@ def plan(
     else:
         if device == "auto":
             say(f"device: {chosen}")
-        print(made)
+        print(made.text(columns_of(sys.stdout)))
         if predicted:
             print(table(predicted))

@@ -28,7 +28,7 @@ from onchip.cli.options import (
     left_out,
 )
 from onchip.cli.talk import print_json, progress, ranks_progress, rate, say, say_device
-from onchip.errors import InputError
+from onchip.errors import InputError, printable
 
 if TYPE_CHECKING:
     from onchip.plan.plan import Plan
@@ -48,7 +48,8 @@ def run(
         Argument(
             metavar="[INPUT]",
             show_default=False,
-            help="Rows: .npy, idx or .bin (bare numbers), of any size; idx.gz; .txt (N, then N rows of numbers).",
+            help="Rows: .npy, idx or .bin (bare numbers), of any size; .csv, .npz, idx.gz; .txt (N, then N rows of "
+            "numbers); - for standard input (.csv, .npy or .npz).",
         ),
     ] = None,
     inputs: Annotated[
@@ -60,7 +61,13 @@ def run(
     ] = None,
     output: Annotated[
         Path | None,
-        Option("--output", "-o", help="What to write: .npy, .bin; .txt, .bmp, .png for images. Else rows are shown."),
+        Option(
+            "--output", "-o", help="What to write: .npy, .bin, .csv; .txt, .bmp, .png for images. Else rows are shown."
+        ),
+    ] = None,
+    top: Annotated[
+        int | None,
+        Option(metavar="N", help="The N likeliest classes of a row, where the network knows their names."),
     ] = None,
     weights: Annotated[
         Path | None, Option(metavar="FILE", help="Weights of sentiment (params.bin) or faces (network.bin).")
@@ -103,8 +110,8 @@ def run(
 
     \b
     Example:
-      python -c "import numpy as np; np.save('rows.npy', np.ones((1000, 72), 'float32'))"
-      onchip run decode rows.npy -o out.npy
+      python -c "import numpy as np; np.save('x.npy', np.ones((9, 72), 'f4'))"
+      onchip run decode x.npy -o out.npy
       onchip run faces --count 4 --seed 1 -o grid.png
 
     \b
@@ -113,7 +120,12 @@ def run(
       onchip run faces --weights network.bin input.txt -o output.txt
 
     \b
-    Sentences of different lengths, which a file tells or an id that they are filled up with:
+    What onchip train wrote knows its columns and classes, and how to scale bytes:
+      onchip run net.onnx table.csv -o answers.csv
+      cat table.csv | onchip run net.onnx - --top 3
+
+    \b
+    Sentences of several lengths, told by a file or by the id that fills them up:
       onchip run sentiment --weights params.bin inputs.bin --input lengths=lengths.npy -o answers.bin
       onchip run sentiment --weights params.bin inputs.bin --padding 0 -o answers.bin
 
@@ -129,6 +141,7 @@ def run(
     the chunks that are done stay in OUTPUT.partial, and OUTPUT.manifest says which: --resume does the others.
     """
     from onchip.files import check_outputs
+    from onchip.formats.csv_writer import check_top, likeliest
     from onchip.plan.kernel import Job
     from onchip.runtime.engine import apply_io
     from onchip.runtime.follow import follow
@@ -138,7 +151,7 @@ def run(
     from onchip.runtime.stream import check_piece
     from onchip.runtime.supervise import Reporter, is_supervised, run_ranks
     from onchip.runtime.team import Team
-    from onchip.workloads import WORKLOADS
+    from onchip.workloads import WORKLOADS, model_name
     from onchip.workloads.job import job_network, run_record, weights_note
 
     found = find_ranks()
@@ -146,7 +159,7 @@ def run(
     if found.rank:
         raise Exit(follow(found, reporter.chunk))
     with Team(found, deadline, say if verbose else lambda text: None) as team:
-        named = _named_files(inputs or [])
+        model, named = model_name(model), _named_files(inputs or [])
         _check_request([*([rows] if rows else []), *named.values()], count, seed, padding)
         file = None if model in WORKLOADS else model
         read = {f"--input {name}": path for name, path in named.items()}
@@ -154,14 +167,19 @@ def run(
         check_output_suffix(output)
         if batch is not None:
             check_piece(batch)
-        _check_scale_out(ranks, found.size, is_supervised(), resume, output, deadline)
+        _check_scale_out(ranks, rows, found.size, is_supervised(), resume, output, deadline)
         if ranks not in (None, "1", "auto") and found.size == 1:
             with ranks_progress() as show:
                 raise Exit(run_ranks(_parse_ranks(ranks), context.obj, show))
+        if rows == Path("-"):
+            rows = _read_stdin()
         how = RunOptions(device, threads, () if gpus is None else parse_gpus(gpus), batch, debug, deadline)
         has_lengths = padding is not None or "lengths" in named
         draws = output is not None and output.suffix.lower() in PICTURES
         net = apply_io(job_network(model, weights, pixels=draws, lengths=has_lengths), io)
+        classes = net.meaning.classes
+        if top is not None:
+            check_top(top, classes)
         without = left_out(no_fold, no_merge, no_windows, no_phases, no_early)
         with _open_sources(net, rows, named, count, seed, scale, padding) as sources:
             notes = [*weights_note(model, weights, net)]
@@ -179,11 +197,11 @@ def run(
                     with ranks_progress() as show:
                         raise Exit(run_ranks(chosen_ranks, context.obj, show))
             files = {**({"INPUT": rows} if rows else {}), **named}
-            options = {"count": count, "seed": seed, "scale": scale, "padding": padding, "io": io}
+            options = {"count": count, "seed": seed, "scale": scale, "padding": padding, "io": io, "top": top}
             record = {} if output is None else run_record(model, net, files, job, options)
             # Of several ranks all is kept: a launcher stops the others when one of them dies.
             keep_s = KEEP_S if found.size == 1 else 0.0
-            with _open_kept(open_output(output, net, total, record, resume, keep_s)) as sink:
+            with _open_kept(open_output(output, net, total, record, resume, keep_s, top)) as sink:
                 if sink is not None and sink.found:
                     say(_found(sink, resume))
                 started = time.perf_counter()
@@ -203,6 +221,7 @@ def run(
         first = f"the first is row {report.first_bad_row}"
         say(f"input: {report.bad_rows:,} rows hold NaN or Inf, {first}; they passed through")
     shape = [report.rows, *net.output.row_shape]
+    answers = likeliest(report.first_rows, classes, top or 1) if classes else []
     speed = f"{rate(report.rows_per_s)} with reading and writing, {rate(report.engine_rows_per_s)} in the engine"
     if as_json:
         print_json({
@@ -216,14 +235,32 @@ def run(
             "seconds": report.seconds, "engine_seconds": report.engine_seconds,
             "rows_per_s": report.rows_per_s, "engine_rows_per_s": report.engine_rows_per_s,
             "bad_rows": report.bad_rows, "first_bad_row": report.first_bad_row,
-            "first_rows": report.first_rows.tolist(), "plan": engine.plan.to_dict(),
+            "first_rows": report.first_rows.tolist(), "first_answers": answers, "plan": engine.plan.to_dict(),
         })  # fmt: skip
     elif output is None:
         print(f"{net.output.dtype} {shape}: {speed}")
         for i, row in enumerate(report.first_rows):
-            print(f"row {i}: {_short(row)}")
+            told = [f"{printable(label)} {share:.1%}" for label, share in answers[i]] if answers else [_short(row)]
+            print(f"row {i}: {', '.join(told)}")
     else:
         say(f"wrote {output}: {net.output.dtype} {shape}, {speed}")
+
+
+def _read_stdin() -> Path:
+    """Standard input in a file, which is removed when the program ends; what it begins with says what it is."""
+    import atexit
+    import shutil
+    import sys
+    import tempfile
+
+    begin = sys.stdin.buffer.read(6)
+    suffix = ".npy" if begin == b"\x93NUMPY" else ".npz" if begin.startswith(b"PK") else ".csv"
+    with tempfile.NamedTemporaryFile(suffix=suffix, prefix="onchip-stdin-", delete=False) as file:
+        path = Path(file.name)
+        atexit.register(path.unlink, missing_ok=True)
+        file.write(begin)
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return path
 
 
 def _parse_ranks(text: str) -> int:
@@ -233,8 +270,17 @@ def _parse_ranks(text: str) -> int:
 
 
 def _check_scale_out(
-    ranks: str | None, size: int, is_supervised: bool, resume: bool, output: Path | None, deadline: float
+    ranks: str | None,
+    rows: Path | None,
+    size: int,
+    is_supervised: bool,
+    resume: bool,
+    output: Path | None,
+    deadline: float,
 ) -> None:
+    if ranks is not None and rows == Path("-"):
+        got, hint = f"--ranks {ranks} and standard input", "write it into a file first"
+        raise InputError("ranks read rows from a file", got=got, expected="INPUT", hint=hint)
     if ranks is not None and size > 1 and not is_supervised:
         got, hint = f"--ranks {ranks} in {size} ranks", "leave --ranks out: mpiexec says how many"
         raise InputError("these are ranks already", got=got, expected="mpiexec or --ranks", hint=hint)

@@ -28,7 +28,7 @@ def scan(
 
     \b
     Example:
-      python -c "import numpy as np; np.save('x.npy', np.arange(1000, dtype='int64'))"
+      python -c "import numpy as np; np.save('x.npy', np.arange(1000))"
       onchip scan x.npy -o sums.npy
       onchip scan x.npy -o largest.npy --op max
 

@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from onchip.cli.stop import StoppedError, stopping
 from onchip.errors import printable
@@ -27,6 +27,13 @@ def check_stopped() -> None:
 def say(text: str) -> None:
     """Lines of talk. Names in them may be anybody's: what a terminal would take for an order is shown as text."""
     print("\n".join(map(printable, text.split("\n"))), file=sys.stderr)
+
+
+def columns_of(stream: TextIO) -> int:
+    """How wide lines may be there; no limit where it is no terminal."""
+    import shutil
+
+    return shutil.get_terminal_size().columns if stream.isatty() else sys.maxsize
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -108,7 +115,7 @@ def say_device(chosen: str, plan: Plan, verbose: int, compile_seconds: float) ->
     """The device and why; -v the plan, -vv what compiling (or loading what is compiled) took, -vvv where it is kept."""
     say(f"device: {chosen}")
     if verbose >= 1:
-        say(str(plan))
+        say(plan.text(columns_of(sys.stderr)))
     if verbose >= 2:
         say(f"planned and compiled, or loaded from the cache, in {compile_seconds * 1e3:.0f} ms")
     if verbose >= 3:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from typer import Context, Exit
@@ -11,6 +11,7 @@ from typer import Context, Exit
 from onchip.cli import train_options as opt
 from onchip.cli.options import Json, Threads, Verbose
 from onchip.cli.talk import Update, print_json, progress, ranks_progress, rate, resumable, say, say_device
+from onchip.spec.text import plural
 
 if TYPE_CHECKING:
     from onchip.cli.train_config import Settings
@@ -68,7 +69,7 @@ def train(
     \b
     Example:
       onchip train digits --data sklearn --epochs 5 -o digits.onnx
-      onchip train digits --data sklearn --optimiser adam --lr 0.001 --hidden 64 --epochs 5 --log run.jsonl
+      onchip train digits --data sklearn --optimiser adam --lr 0.001 --epochs 5
       onchip train digits --data sklearn --epochs 5 --seeds 8
 
     \b
@@ -79,8 +80,8 @@ def train(
 
     \b
     With data of your own, and with the options in a file:
-      onchip train mlp --data table.csv --labels last --hidden 64,32 -o net.onnx
-      onchip train mlp --data images.idx.gz --labels labels.idx.gz --plot curve.png
+      onchip train mlp --data table.csv --labels last -o net.onnx
+      onchip train mlp --data images.npy --labels labels.npy --plot curve.png
       onchip train --config run.toml --lr 0.1
 
     Same seed, same machine kind: same bits. The network appears whole, after the last epoch, or not at all. What is
@@ -92,13 +93,15 @@ def train(
     from onchip.cli.train_log import TrainLog, log_head
     from onchip.files import check_outputs, check_writable
     from onchip.formats.load import save
-    from onchip.workloads.classify import check_folder, check_model_path, train_and_test
+    from onchip.workloads import WORKLOADS, model_name
+    from onchip.workloads.classify import check_folder, check_model_path, train_and_test, with_meaning
     from onchip.workloads.table_data import Source
-    from onchip.workloads.train_job import files_read, train_job
+    from onchip.workloads.train_job import NEW, TRAINED, files_read, train_job
 
     # The parameters above, by name: what is None was not given, and a config file may say it.
     told = {name: value for name, value in context.params.items() if name not in _NOT_SETTINGS}
     chosen, options = settings(config, told)
+    chosen = replace(chosen, model=model_name(chosen.model, (*TRAINED, NEW, *WORKLOADS)))
     found = _start_ranks(ranks, context.obj)
     source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share)
     states = [] if chosen.checkpoint is None else [chosen.checkpoint, *chosen.checkpoint.glob("checkpoint-*")]
@@ -143,7 +146,7 @@ def train(
     result = trained.fit
     say_device(result.chosen, result.plan, verbose, time.perf_counter() - started - result.seconds)
     if chosen.output is not None:
-        save(trained.network, chosen.output)
+        save(with_meaning(trained.network, job.data), chosen.output)
         say(f"wrote {chosen.output}")
     if chosen.plot is not None:
         draw_curve(chosen.plot, job.title, job.options.loss, result.history, result.best_epoch, tested(trained))
@@ -164,7 +167,8 @@ def train(
         right = "" if kept.validation_accuracy is None else f", accuracy {kept.validation_accuracy:.2%}"
         print(f"validation loss {kept.validation_loss:.4f}{right} in epoch {kept.epoch}, whose weights these are")
     held = f", {result.gpu_bytes / 2**20:,.0f} MiB of the GPU's memory" if result.gpu_bytes else ""
-    print(f"{len(result.history)} epochs, {trained.ms_per_epoch:.1f} ms/epoch, {rate(samples_per_s, 'samples')}{held}")
+    done = f"{plural(len(result.history), 'epoch')}, {trained.ms_per_epoch:.1f} ms/epoch"
+    print(f"{done}, {rate(samples_per_s, 'samples')}{held}")
 
 
 def _start_ranks(ranks: int | None, args: list[str]) -> Ranks:
@@ -187,6 +191,7 @@ def train_all(
 ) -> None:
     """Of every seed a network; that with the lowest loss is written, by rank 0."""
     from onchip.formats.load import save
+    from onchip.workloads.classify import with_meaning
     from onchip.workloads.seeds import spread, train_seeds
 
     count, started = chosen.seeds, time.perf_counter()
@@ -201,7 +206,7 @@ def train_all(
     seconds, best = time.perf_counter() - started, results.done[results.best_seed]
     say_device(best.fit.chosen, best.fit.plan, verbose, seconds - best.fit.seconds)
     if chosen.output is not None:
-        save(best.network, chosen.output)
+        save(with_meaning(best.network, job.data), chosen.output)
         say(f"wrote {chosen.output}, of seed {results.best_seed}")
     if as_json:
         each = [

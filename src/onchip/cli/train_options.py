@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from onchip.cli.options import DEVICES, completes
 from onchip.train.options import ACTIVATIONS, OPTIMISERS, SCHEDULES, TrainOptions
 
 
@@ -22,6 +23,7 @@ Model = Annotated[
         metavar="MODEL",
         show_default=False,
         help="digits; backprop; mlp: a new network for your data; or a file (.onnx, .safetensors) to train further.",
+        autocompletion=completes(("digits", "backprop", "mlp"), ".onnx", ".safetensors"),
     ),
 ]
 Config = Annotated[
@@ -29,7 +31,7 @@ Config = Annotated[
 ]
 Data = Annotated[
     str | None,
-    Option(help="mnist, sklearn (8x8 digits, always there) or auto; of your own a .csv, .npy, idx or idx.gz."),
+    Option(help="mnist, sklearn (8x8 digits) or auto; of your own a .csv, .npy, idx or idx.gz."),
 ]
 Labels = Annotated[
     str | None, Option(help="A column of the .csv (first, last or its name), or a file: .npy, idx or idx.gz.")
@@ -47,8 +49,8 @@ Activation = Annotated[
 Output = Annotated[Path | None, Option("--output", "-o", help="The .onnx or .safetensors to write.")]
 
 Loss = Annotated[str | None, _training("loss", "cross_entropy for classes; mse or half_sse (half the sum) for numbers")]
-Optimiser = Annotated[str | None, _training("optimiser", f"{' or '.join(OPTIMISERS)}.")]
-Lr = Annotated[float | None, _training("lr", "Learning rate.")]
+Optimiser = Annotated[str | None, _training("optimiser", f"{' or '.join(OPTIMISERS)}.", "--optimiser", "--optimizer")]
+Lr = Annotated[float | None, _training("lr", "Learning rate.", "--lr", "--learning-rate")]
 Momentum = Annotated[float | None, _training("momentum", "Of sgd.")]
 WeightDecay = Annotated[float | None, _training("weight_decay", "Share of the weights added to their gradients.")]
 Schedule = Annotated[str | None, _training("schedule", f"Of the learning rate: {', '.join(SCHEDULES)}.")]
@@ -86,4 +88,7 @@ Debug = Annotated[
 ]
 Log = Annotated[Path | None, Option(metavar="FILE", help="The .jsonl to write: what was asked, then a line an epoch.")]
 Plot = Annotated[Path | None, Option(metavar="FILE", help="The .png, .svg or .pdf to draw the learning curve in.")]
-Device = Annotated[str | None, Option(help="auto, cpu, cuda or cuda:N. [default: auto]", show_default=False)]
+Device = Annotated[
+    str | None,
+    Option(help="auto, cpu, cuda or cuda:N. [default: auto]", show_default=False, autocompletion=completes(DEVICES)),
+]

@@ -151,6 +151,17 @@ def _open_npy(file: IO[bytes]) -> RowSource:
     return _map_rows(file, offset, dtype, shape, order)
 
 
+def rows_of_npy(data: bytes) -> Array:
+    """The rows of an .npy file that lies in memory."""
+    with io.BytesIO(data) as file:
+        if file.read(len(_NPY_MAGIC)) != _NPY_MAGIC:
+            raise FormatError("not an .npy file", got="other first bytes", expected="93 4e 55 4d 50 59")
+        file.seek(0)
+        dtype, shape, order, offset = _npy_layout(file)
+    _check_size(offset, dtype, shape, len(data))
+    return _as_rows(data, offset, dtype, shape, order)
+
+
 def _npy_layout(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], str, int]:
     """Dtype, shape, order and where the numbers begin."""
     major = file.read(8)[6:7]

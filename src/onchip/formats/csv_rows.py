@@ -8,8 +8,8 @@ from __future__ import annotations
 import csv
 import itertools
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from onchip.errors import FormatError, InputError
 from onchip.files import open_input
+from onchip.spec.names import did_you_mean
 from onchip.spec.reading import blaming, show
 from onchip.spec.recipe import Array
 
@@ -39,18 +40,33 @@ class _Layout:
     skip: int  # lines before the first row
     width: int
     label: int | None
+    taken: tuple[int, ...]  # columns, in their order among the rows' numbers
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for i, name in enumerate(self.header) if i != self.label)
 
 
-def read_csv(path: str | os.PathLike[str], label: str | None = None, words: bool = True) -> CsvRows:
+def csv_columns(path: str | os.PathLike[str], label: str | None = None) -> tuple[str, ...]:
+    """What the header calls the columns, that of the label aside; none where there is no header."""
+    source = Path(path)
+    with open_input(source), blaming(source):
+        return _layout(source, label).names
+
+
+def read_csv(
+    path: str | os.PathLike[str], label: str | None = None, words: bool = True, columns: Sequence[str] = ()
+) -> CsvRows:
     """All rows of a table; FormatError with line and column of what is wrong.
 
-    label  the label column: "first", "last" or its name in the header; None: there is none
-    words  labels may be anything but empty; else they are numbers too
+    label    the label column: "first", "last" or its name in the header; None: there is none
+    words    labels may be anything but empty; else they are numbers too
+    columns  where there is a header: only these, in this order; others may hold anything. Without a label
     """
     source = Path(path)
     with open_input(source), blaming(source):
         try:
-            layout = _layout(source, label)
+            layout = _pick(_layout(source, label), columns)
             found: list[str] | None = [] if words and layout.label is not None else None
             cells = _parse(source, layout, found)
         except UnicodeDecodeError as error:
@@ -61,6 +77,17 @@ def read_csv(path: str | os.PathLike[str], label: str | None = None, words: bool
         labels = cells[:, layout.label].copy() if found is None else np.array(found)
         cells = np.delete(cells, layout.label, axis=1)
     return CsvRows(np.ascontiguousarray(cells), labels)
+
+
+def _pick(layout: _Layout, columns: Sequence[str]) -> _Layout:
+    """The layout with some columns taken alone."""
+    if not columns or not layout.header:
+        return layout
+    if missing := [name for name in columns if name not in layout.header]:
+        shown = ", ".join(layout.header[:_SHOWN_NAMES]) + (", ..." if len(layout.header) > _SHOWN_NAMES else "")
+        hint = did_you_mean(missing[0], layout.header) or "a table with the columns that the network was trained on"
+        raise FormatError(f"no column '{missing[0]}'", got=shown, expected=", ".join(columns), hint=hint)
+    return replace(layout, taken=tuple(layout.header.index(name) for name in columns))
 
 
 def _open_text(source: Path) -> TextIO:
@@ -93,6 +120,7 @@ def _parse(source: Path, layout: _Layout, words: list[str] | None) -> Array:
         with _open_text(source) as file, np.errstate(over="ignore"):
             cells: Array = np.loadtxt(
                 _lines(file), np.float32, comments=None, delimiter=",", skiprows=layout.skip, ndmin=2, quotechar='"',
+                usecols=layout.taken if layout.taken != tuple(range(layout.width)) else None,
                 converters=None if words is None or layout.label is None else {layout.label: take}, encoding=None,
             )  # fmt: skip
     except (UnicodeDecodeError, FormatError):
@@ -100,7 +128,7 @@ def _parse(source: Path, layout: _Layout, words: list[str] | None) -> Array:
     except ValueError as error:
         raise _fault(source, layout, words is not None, str(error)) from None
     # Rows may agree with each other and not with the header.
-    if cells.shape[1] != layout.width or not np.isfinite(cells).all() or (words is not None and "" in words):
+    if cells.shape[1] != len(layout.taken) or not np.isfinite(cells).all() or (words is not None and "" in words):
         raise _fault(source, layout, words is not None, "a cell that is not finite")
     return cells
 
@@ -126,7 +154,7 @@ def _layout(source: Path, label: str | None) -> _Layout:
     named = label is not None and label not in POSITIONS
     # Not _is_number: a first line of NaNs is a row, and refused, not a header.
     is_header = named or not any(is_float(cell) for cell in features)
-    return _Layout(tuple(first) if is_header else (), int(is_header), len(first), at)
+    return _Layout(tuple(first) if is_header else (), int(is_header), len(first), at, tuple(range(len(first))))
 
 
 def _label_column(first: list[str], label: str | None) -> int | None:
@@ -183,7 +211,7 @@ def _wrong_cell(row: list[str], layout: _Layout, words: bool) -> tuple[int, str,
         if words and i == layout.label:
             if not cell.strip():
                 return i, "no label", "an empty cell", "a word or a number"
-        elif not _is_number(cell):
+        elif i in layout.taken and not _is_number(cell):
             return i, "not a number", show(cell) if cell.strip() else "an empty cell", "a finite float32"
     return None
 

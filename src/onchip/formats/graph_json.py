@@ -20,8 +20,9 @@ from typing import Any, TypeVar
 from onchip.errors import FormatError
 from onchip.spec.layers import LAYERS, Layer
 from onchip.spec.layers.select import MOST_INDICES
+from onchip.spec.names import did_you_mean
 from onchip.spec.network import Network, Node
-from onchip.spec.reading import MAX_DIM, MAX_RANK, did_you_mean, show
+from onchip.spec.reading import MAX_DIM, MAX_RANK, show
 from onchip.spec.recipe import Weight
 from onchip.spec.types import TensorType
 
@@ -126,8 +127,9 @@ def _node(entry: Any) -> Node:
 def _layer(kind: str, attributes: dict[str, object], where: str) -> Layer:
     if kind not in LAYERS:
         raise FormatError(
-            f"{where} is of an unknown kind", got=show(kind), expected=", ".join(sorted(LAYERS)), hint="a newer onchip"
-        )
+            f"{where} is of an unknown kind", got=show(kind), expected=", ".join(sorted(LAYERS)),
+            hint=did_you_mean(kind, LAYERS) or "a newer onchip",
+        )  # fmt: skip
     cls = LAYERS[kind]
     known = [field.name for field in dataclasses.fields(cls)]
     if unknown := [key for key in attributes if key not in known]:

@@ -7,13 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from onchip.errors import InputError
-from onchip.formats.onnx_reader import read_onnx
-from onchip.formats.onnx_writer import write_onnx
 from onchip.formats.safetensors_file import read_safetensors, write_safetensors
 from onchip.spec.network import Network
 
-READERS: dict[str, Callable[[Path], Network]] = {".onnx": read_onnx, ".safetensors": read_safetensors}
-WRITERS: dict[str, Callable[[Network, Path], None]] = {".onnx": write_onnx, ".safetensors": write_safetensors}
+
+def _read_onnx(path: Path) -> Network:
+    from onchip.formats.onnx_reader import read_onnx  # all of ONNX's operators take a while to load
+
+    return read_onnx(path)
+
+
+def _write_onnx(net: Network, path: Path) -> None:
+    from onchip.formats.onnx_writer import write_onnx
+
+    write_onnx(net, path)
+
+
+READERS: dict[str, Callable[[Path], Network]] = {".onnx": _read_onnx, ".safetensors": read_safetensors}
+WRITERS: dict[str, Callable[[Network, Path], None]] = {".onnx": _write_onnx, ".safetensors": write_safetensors}
 SUFFIXES = tuple(READERS)
 
 

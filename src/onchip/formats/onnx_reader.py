@@ -22,8 +22,11 @@ from onchip.formats.onnx_ops.norm_parts import NORM, join_norms
 from onchip.formats.onnx_ops.truth import reads_truth
 from onchip.formats.onnx_ops.turned import reads_turned
 from onchip.formats.onnx_tensors import TensorReader, dtype_of, text
+from onchip.formats.onnx_writer import MEANING_KEY
+from onchip.spec.meaning import Meaning
+from onchip.spec.names import did_you_mean
 from onchip.spec.network import Network
-from onchip.spec.reading import MAX_RANK, blaming, did_you_mean, show
+from onchip.spec.reading import MAX_RANK, blaming, show
 from onchip.spec.recipe import Array
 from onchip.spec.types import BATCH, Dim, TensorType
 
@@ -55,7 +58,19 @@ def read_onnx(path: str | os.PathLike[str]) -> Network:
         if size > MAX_MODEL_BYTES:
             expected = f"at most {MAX_MODEL_BYTES:,} B"
             raise FormatError("too large for an ONNX file", got=f"{size:,} B", expected=expected)
-        return read_model(parse_model(file.read(size)), source.parent, source.stem)
+        model = parse_model(file.read(size))
+        return _with_meaning(read_model(model, source.parent, source.stem), model)
+
+
+def _with_meaning(net: Network, model: Any) -> Network:
+    """The network with what its file says of its rows and results, if that is from onchip."""
+    found = [text(prop.value) for prop in model.metadata_props if text(prop.key) == MEANING_KEY]
+    if not found:
+        return net
+    meaning = Meaning.from_text(found[0])
+    inputs, outputs = list(net.inputs.values()), [net.types[name] for name in net.outputs]
+    meaning.check(*(types[0].row_size if len(types) == 1 else 0 for types in (inputs, outputs)))
+    return net.replace(meaning=meaning)
 
 
 def parse_model(data: bytes) -> Any:

@@ -16,6 +16,7 @@ from onchip.spec.types import TensorType
 # The next where one cannot say it: gaps in the windows of a mean, a last window that is left out, bfloat16, groups of
 # channels that are normalised, pads that wrap around (22); rows that are normalised without their mean (23).
 OPSETS = (17, 22, 23)
+MEANING_KEY = "onchip"  # of the metadata: what rows and results mean
 MAX_WEIGHT_BYTES = (2 << 30) - (16 << 20)  # protobuf ends at 2 GiB; the graph needs some of it
 
 
@@ -70,7 +71,10 @@ def _make_model(net: Network, opset: int) -> Any:
     )
     imports = [onnx.helper.make_opsetid("", opset)]
     oldest = onnx.helper.find_min_ir_version_for(imports)
-    return onnx.helper.make_model(onnx_graph, producer_name="onchip", opset_imports=imports, ir_version=oldest)
+    model = onnx.helper.make_model(onnx_graph, producer_name="onchip", opset_imports=imports, ir_version=oldest)
+    if text := net.meaning.to_text():
+        onnx.helper.set_model_props(model, {MEANING_KEY: text})
+    return model
 
 
 def _value_info(name: str, given: TensorType) -> Any:

@@ -71,7 +71,7 @@ def _inputs(torch: Any, module: Any, example: Any) -> tuple[Any, ...]:
 def _export(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> bytes:
     """The module as ONNX, by the exporter that needs nothing but torch itself."""
     try:
-        with _evaluating(module), _plain_parts(torch, module), torch.no_grad():
+        with _evaluating(module), _plain_parts(torch, module), _more_operators(torch), torch.no_grad():
             data, doubts = _trace(torch, module, inputs)
             if copied := next((doubt for doubt in doubts if "NumPy" in doubt or "list" in doubt), ""):
                 raise _FickleError(copied)
@@ -159,10 +159,12 @@ def _evaluating(module: Any) -> Iterator[None]:
 def _plain_parts(torch: Any, module: Any) -> Iterator[None]:
     """Modules of torch's own as what they are, where its exporter would write what they are made fast by.
 
-    An EmbeddingBag over rows of ids is an Embedding and a mean, not a loop over bags; attention keeps the batch first.
+    An EmbeddingBag over rows of ids is an Embedding and a mean, not a loop over bags; attention keeps the batch first;
+    an RMSNorm, which the exporter does not know, is its formula.
     """
     plain: dict[Any, Callable[..., Any]] = {
         torch.nn.EmbeddingBag: _bag_forward, torch.nn.MultiheadAttention: _attention_forward,
+        torch.nn.RMSNorm: _rms_norm_forward,
     }  # fmt: skip
     parts = [(part, plain[type(part)]) for part in module.modules() if type(part) in plain]
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -177,6 +179,21 @@ def _plain_parts(torch: Any, module: Any) -> Iterator[None]:
             del part.forward
 
 
+@contextlib.contextmanager
+def _more_operators(torch: Any) -> Iterator[None]:
+    """Operators that the exporter does not know, though ONNX says them."""
+    torch.onnx.register_custom_op_symbolic("aten::mT", _turned_matrices, OPSET)
+    try:
+        yield
+    finally:
+        torch.onnx.unregister_custom_op_symbolic("aten::mT", OPSET)
+
+
+def _turned_matrices(graph: Any, x: Any) -> Any:
+    rank = x.type().dim()
+    return graph.op("Transpose", x, perm_i=[*range(rank - 2), rank - 1, rank - 2])
+
+
 def _bag_forward(torch: Any, bag: Any, ids: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
     if ids.ndim != 2 or per_sample_weights is not None or bag.padding_idx is not None or bag.max_norm is not None:
         return type(bag).forward(bag, ids, offsets, per_sample_weights)
@@ -184,10 +201,18 @@ def _bag_forward(torch: Any, bag: Any, ids: Any, offsets: Any = None, per_sample
     return rows.amax(dim=1) if bag.mode == "max" else getattr(rows, bag.mode)(dim=1)
 
 
+def _rms_norm_forward(torch: Any, norm: Any, x: Any) -> Any:
+    axes = tuple(range(-len(norm.normalized_shape), 0))
+    eps = torch.finfo(x.dtype).eps if norm.eps is None else norm.eps
+    y = x * torch.rsqrt(x.pow(2).mean(axes, keepdim=True) + eps)
+    return y if norm.weight is None else y * norm.weight
+
+
 def _attention_forward(torch: Any, part: Any, query: Any, key: Any, value: Any, *more: Any, **options: Any) -> Any:
-    is_masked = any(options.get(name) is not None for name in ("attn_mask", "key_padding_mask"))
+    mask = options.get("attn_mask")
+    is_masked = options.get("key_padding_mask") is not None or (mask is not None and mask.ndim != 2)
     adds = part.bias_k is not None or part.add_zero_attn or not part._qkv_same_embed_dim
-    if not part.batch_first or query.ndim != 3 or more or options.get("need_weights", True) or is_masked or adds:
+    if not part.batch_first or query.ndim != 3 or more or is_masked or adds:
         return type(part).forward(part, query, key, value, *more, **options)
     E, heads = part.embed_dim, part.num_heads
     weight, bias = part.in_proj_weight, part.in_proj_bias
@@ -198,8 +223,14 @@ def _attention_forward(torch: Any, part: Any, query: Any, key: Any, value: Any, 
         return y.unflatten(-1, (heads, E // heads)).transpose(1, 2)
 
     q, k, v = projected(query, 0), projected(key, E), projected(value, 2 * E)
-    mixed = torch.softmax(q @ k.transpose(2, 3) * (E // heads) ** -0.5, dim=-1) @ v
-    return part.out_proj(mixed.transpose(1, 2).flatten(2)), None
+    scores = q @ k.transpose(2, 3) * (E // heads) ** -0.5
+    if mask is not None:
+        scores = scores.masked_fill(mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    weights = torch.softmax(scores, dim=-1)
+    y = part.out_proj((weights @ v).transpose(1, 2).flatten(2))
+    if not options.get("need_weights", True):
+        return y, None
+    return y, weights.mean(dim=1) if options.get("average_attn_weights", True) else weights
 
 
 @contextlib.contextmanager

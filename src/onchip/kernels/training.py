@@ -12,6 +12,7 @@ import numpy as np
 
 from onchip.errors import FormatError
 from onchip.kernels.chain import Chain, why_not_float32
+from onchip.kernels.pointwise import TRAINED
 from onchip.plan.kernel import Job
 from onchip.spec.layers import LeakyReLU
 from onchip.spec.network import Network
@@ -126,7 +127,10 @@ class TrainerTeam(Protocol):
 def why_not_trained(net: Network, chain: Chain | None, job: Job) -> str:
     """ "" if kernels can train the network, which is this chain; else the reason."""
     if chain is None or len(chain.nodes) != len(net.nodes):
-        return "trains a whole MLP chain: Linear layers with activations between them"
+        node = net.nodes[0 if chain is None else len(chain.nodes)]
+        between = " or ".join(kind.__name__ for kind in TRAINED)
+        told = f"'{node.name}' ({node.layer.kind}) is no part of one here"
+        return f"trains a whole MLP chain, Linear layers with {between} between them: {told}"
     if chain.normaliser:
         return f"{job.loss} takes the values before {chain.normaliser}: train without it"
     if chain.vectors != 1:

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from onchip.errors import InputError
+from onchip.spec.names import known_name
 
 if TYPE_CHECKING:
     from onchip.ladders.frame import Ladder
@@ -26,13 +27,12 @@ LADDERS = tuple(dict.fromkeys(name for name, _ in _HOME))
 
 def ladder_devices(name: str) -> tuple[str, ...]:
     """The devices that a ladder stands on: "cpu", "cuda"."""
-    if name not in LADDERS:
-        raise InputError("unknown ladder", got=name, expected=", ".join(LADDERS), hint="onchip ladder")
+    name = known_name(name, LADDERS, "ladder", "onchip ladder")
     return tuple(device for known, device in _HOME if known == name)
 
 
 def find_ladder(name: str, device: str = "cpu") -> Ladder[Any]:
-    devices = ladder_devices(name)
+    name, devices = known_name(name, LADDERS, "ladder", "onchip ladder"), ladder_devices(name)
     if device not in devices:
         raise InputError(f"ladder {name} has no rungs for this device", got=device, expected=", ".join(devices))
     ladder: Ladder[Any] = importlib.import_module(_HOME[name, device]).LADDER

@@ -15,6 +15,7 @@ from onchip.errors import InputError, PlanError
 from onchip.files import check_memory
 from onchip.measure.pace import Pace, Timing, interleave, summarise
 from onchip.measure.truth import Verdict
+from onchip.spec.names import known_name
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 
@@ -72,12 +73,8 @@ class Ladder(Generic[X]):
     def pick(self, names: list[str] | None) -> list[Rung[X]]:
         """The rungs of these names, or all, from the lowest to the highest."""
         known = [rung.name for rung in self.rungs]
-        for name in names or []:
-            if name not in known:
-                raise InputError(
-                    f"ladder {self.name} has no such rung", got=name, expected=", ".join(known), hint="onchip ladder"
-                )
-        return [rung() for rung in self.rungs if not names or rung.name in names]
+        chosen = {known_name(name, known, f"rung of the ladder {self.name}", "onchip ladder") for name in names or []}
+        return [rung() for rung in self.rungs if not chosen or rung.name in chosen]
 
 
 @dataclass(frozen=True)

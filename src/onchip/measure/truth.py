@@ -45,11 +45,19 @@ def allowed_error(naive: float) -> float:
     return 2 * naive + _FEW_ULP
 
 
+Rows = Array | tuple[Array, ...]  # of a network's input, or of its inputs in their order
+
+
+def as_inputs(x: Rows) -> tuple[Array, ...]:
+    return x if isinstance(x, tuple) else (x,)
+
+
 class Truth:
     """What the network makes of x, in float64, and how far from it an engine of some dtype may be."""
 
-    def __init__(self, net: Network, x: Array, dtype: str = "float32") -> None:
-        pieces = [x[i : i + _PIECE_ROWS] for i in range(0, len(x), _PIECE_ROWS)]
+    def __init__(self, net: Network, x: Rows, dtype: str = "float32") -> None:
+        given = as_inputs(x)
+        pieces = [tuple(rows[i : i + _PIECE_ROWS] for rows in given) for i in range(0, len(given[0]), _PIECE_ROWS)]
         self.y = np.concatenate([reference.forward(net, piece) for piece in pieces])
         naive = np.concatenate([reference.forward(net, piece, dtype) for piece in pieces])
         self.allowed = allowed_error(relative_error(naive, self.y))
@@ -69,7 +77,7 @@ class Truth:
         return Verdict(relative_error(np.asarray(got), self.y), self.allowed)
 
 
-def naive_error(net: Network, x: Array, dtype: str = "float32") -> float:
+def naive_error(net: Network, x: Rows, dtype: str = "float32") -> float:
     """How far a naive run in this dtype is off."""
     return relative_error(reference.forward(net, x, dtype), reference.forward(net, x))
 

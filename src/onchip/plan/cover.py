@@ -74,7 +74,7 @@ def cover(
     if not best[count]:
         # No way leads past a layer that no kernel takes: name that one, if there is one.
         node = next((node for node in net.nodes if node.name not in claimed), net.nodes[furthest])
-        raise _no_kernel(net, node, device, refusals)
+        raise _no_kernel(net, node, device, job, refusals)
     chosen = min(best[count].values(), key=lambda way: way.cost).all_claims()
     planned = {claim.nodes[0] for claim in chosen if claim.nodes}
     shown = dict.fromkeys(r for r in refusals if r.node in planned)
@@ -203,8 +203,14 @@ def no_claim(net: Network, node: Node, job: Job) -> Claim:
     return Claim("", label, (node.name,), price, why, recipes)
 
 
-def _no_kernel(net: Network, node: Node, device: Device, refusals: Sequence[Refusal]) -> PlanError:
+def _no_kernel(net: Network, node: Node, device: Device, job: Job, refusals: Sequence[Refusal]) -> PlanError:
     reasons = "; ".join(f"{r.kernel}: {r.why}" for r in refusals if r.node == node.name)
+    if job.is_training:  # a training kernel claims all or nothing: its reason names the layer
+        return PlanError(
+            f"no kernel of {device.name} trains network '{net.name}'", got=reasons or f"a {node.layer.kind}",
+            expected="a network that a training kernel claims as a whole",
+            hint="onchip.mlp, or the network without the layer that is named",
+        )  # fmt: skip
     return PlanError(
         f"no kernel of {device.name} takes layer '{node.name}' ({node.layer.kind})",
         got=reasons or f"{', '.join(str(t) for t in net.input_types(node))}",

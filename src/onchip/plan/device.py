@@ -85,29 +85,54 @@ H200 = Device(
     ),
     cache_bytes=50 << 20, call_us=19.0, bus_bandwidth=SUSTAINED_BUS * PCIE_5, graph_launch_us=2.0,
 )  # fmt: skip
-_A100_PEAK = Peak(
-    {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12}, bandwidth=2.039e12,
-    cache_bandwidth=108 * L2_BYTES_A_CLOCK * 1.41e9, launch_us=0.7,
+
+
+def _from_data_sheet(
+    name: str, arch: str, flops: Mapping[str, float], *, units: int, clock: float, bandwidth: float, bus: float,
+    shared_kib: int, memory_gb: int, cache_mib: int, source: str,
+) -> Device:  # fmt: skip
+    """A GPU that was not measured: its peak, steady rates as shares of it, launches and calls as on the H200.
+
+    clock  Hz, at its best; bandwidth and bus in bytes/s
+    """
+    peak = Peak(flops, bandwidth, units * L2_BYTES_A_CLOCK * clock, H200.peak.launch_us)
+    return Device(
+        name=name, kind="cuda", arch=arch, units=units, flops=sustained_flops(flops),
+        bandwidth=SUSTAINED_BANDWIDTH * bandwidth, launch_us=H200.launch_us, fast_bytes=shared_kib << 10,
+        memory_bytes=memory_gb * 10**9, peak=peak, cache_bytes=cache_mib << 20, call_us=H200.call_us,
+        bus_bandwidth=SUSTAINED_BUS * bus, graph_launch_us=H200.graph_launch_us,
+        source=f"{source}; steady rates as shares of them, launches and calls, as on the H200",
+    )  # fmt: skip
+
+
+H100 = _from_data_sheet(
+    "NVIDIA H100 80GB HBM3", "sm_90a", H200.peak.flops, units=132, clock=1.98e9, bandwidth=3.35e12, bus=PCIE_5,
+    shared_kib=227, memory_gb=80, cache_mib=50, source="NVIDIA H100 SXM data sheet, dense rates",
 )  # fmt: skip
-A100 = Device(
-    name="NVIDIA A100 80GB SXM", kind="cuda", arch="sm_80", units=108, flops=sustained_flops(_A100_PEAK.flops),
-    bandwidth=SUSTAINED_BANDWIDTH * _A100_PEAK.bandwidth, launch_us=5.0, fast_bytes=163 << 10,
-    memory_bytes=80 * 10**9, peak=_A100_PEAK, cache_bytes=40 << 20,
-    call_us=H200.call_us, bus_bandwidth=SUSTAINED_BUS * PCIE_4, graph_launch_us=H200.graph_launch_us,
-    source="NVIDIA A100 data sheet, dense rates; steady rates as shares of them, launches and calls, as on the H200",
+A100 = _from_data_sheet(
+    "NVIDIA A100 80GB SXM", "sm_80", {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12, "fp16": 312e12}, units=108,
+    clock=1.41e9, bandwidth=2.039e12, bus=PCIE_4, shared_kib=163, memory_gb=80, cache_mib=40,
+    source="NVIDIA A100 data sheet, dense rates",
 )  # fmt: skip
-_RTX_4060_PEAK = Peak(
-    {"fp32": 14.6e12, "tf32": 14.6e12, "bf16": 29.1e12, "fp16": 29.1e12}, bandwidth=256e9,
-    cache_bandwidth=24 * L2_BYTES_A_CLOCK * 2.37e9, launch_us=0.7,
+# Of the GeForce cards: dense rates of products in 16 bits whose sums are float32.
+RTX_3080_TI = _from_data_sheet(
+    "NVIDIA GeForce RTX 3080 Ti", "sm_86", {"fp32": 34.1e12, "tf32": 34.1e12, "bf16": 68.2e12, "fp16": 68.2e12},
+    units=80, clock=1.665e9, bandwidth=912e9, bus=PCIE_4, shared_kib=99, memory_gb=12, cache_mib=6,
+    source="NVIDIA GA102 white paper at 80 multiprocessors and 1.665 GHz",
 )  # fmt: skip
-RTX_4060_LAPTOP = Device(
-    name="NVIDIA GeForce RTX 4060 Laptop", kind="cuda", arch="sm_89", units=24,
-    flops=sustained_flops(_RTX_4060_PEAK.flops), bandwidth=SUSTAINED_BANDWIDTH * _RTX_4060_PEAK.bandwidth,
-    launch_us=5.0, fast_bytes=99 << 10,
-    memory_bytes=8 * 10**9, peak=_RTX_4060_PEAK, cache_bytes=32 << 20,
-    call_us=H200.call_us, bus_bandwidth=SUSTAINED_BUS * PCIE_4 / 2, graph_launch_us=H200.graph_launch_us,
-    source="NVIDIA Ada architecture white paper scaled to 24 multiprocessors at 2.37 GHz; the rest as on the H200",
+RTX_4060_LAPTOP = _from_data_sheet(
+    "NVIDIA GeForce RTX 4060 Laptop", "sm_89", {"fp32": 14.6e12, "tf32": 14.6e12, "bf16": 29.1e12, "fp16": 29.1e12},
+    units=24, clock=2.37e9, bandwidth=256e9, bus=PCIE_4 / 2, shared_kib=99, memory_gb=8, cache_mib=32,
+    source="NVIDIA Ada white paper scaled to 24 multiprocessors at 2.37 GHz",
+)  # fmt: skip
+RTX_4090 = _from_data_sheet(
+    "NVIDIA GeForce RTX 4090", "sm_89", {"fp32": 82.6e12, "tf32": 82.6e12, "bf16": 165.2e12, "fp16": 165.2e12},
+    units=128, clock=2.52e9, bandwidth=1008e9, bus=PCIE_4, shared_kib=99, memory_gb=24, cache_mib=72,
+    source="NVIDIA Ada white paper",
 )  # fmt: skip
 
 # By the name a user types after --device when planning for a chip that is not here.
-KNOWN: Mapping[str, Device] = MappingProxyType({"h200": H200, "a100": A100, "rtx4060": RTX_4060_LAPTOP})
+KNOWN: Mapping[str, Device] = MappingProxyType({
+    "h200": H200, "h100": H100, "a100": A100, "rtx4090": RTX_4090, "rtx4060": RTX_4060_LAPTOP,
+    "rtx3080ti": RTX_3080_TI,
+})  # fmt: skip

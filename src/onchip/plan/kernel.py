@@ -6,7 +6,7 @@ handed to the planner as an argument; the planner knows kernels only by this fil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from onchip.errors import InputError
 from onchip.plan.device import Device
 from onchip.plan.layout import ROWS
+from onchip.spec.names import known_name
 from onchip.spec.reading import show
 
 if TYPE_CHECKING:
@@ -42,23 +43,21 @@ class Job:
     byte_scale: float = 0.0  # set: rows to train on are bytes times this
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            expected = ", ".join(PRECISIONS)
-            raise InputError("unknown precision", got=str(self.precision), expected=expected, hint="fp32")
+        self._spell("precision", PRECISIONS)
         if not isinstance(self.batch, int) or not 1 <= self.batch <= MAX_ROWS:
             expected = f"at least 1, at most {MAX_ROWS:,}"
             raise InputError("bad number of rows in a batch", got=show(self.batch), expected=expected, hint="1024")
-        if self.loss and self.loss not in LOSSES:
-            raise InputError("unknown loss", got=self.loss, expected=" or ".join(LOSSES), hint=LOSSES[0])
-        if self.optimiser not in OPTIMISERS:
-            raise InputError("unknown optimiser", got=self.optimiser, expected=" or ".join(OPTIMISERS), hint="sgd")
-        if unknown := [name for name in self.without if name not in OPTIONAL_REWRITES]:
-            got, expected = ", ".join(map(str, unknown)), ", ".join(OPTIONAL_REWRITES)
-            raise InputError("no such rewrite to leave out", got=got, expected=expected, hint=OPTIONAL_REWRITES[0])
-        if self.tables not in TABLES:
-            raise InputError("unknown tables", got=str(self.tables), expected=", ".join(TABLES), hint="fp32")
+        if self.loss:
+            self._spell("loss", LOSSES)
+        self._spell("optimiser", OPTIMISERS)
+        self._spell("tables", TABLES)
+        left_out = tuple(known_name(name, OPTIONAL_REWRITES, "rewrite to leave out") for name in self.without)
+        object.__setattr__(self, "without", left_out)
         if not isinstance(self.byte_scale, float) or not 0 <= self.byte_scale <= 1:
             raise InputError("bad scale of bytes", got=show(self.byte_scale), expected="0.0 to 1.0", hint="0.0: none")
+
+    def _spell(self, field: str, known: Iterable[str]) -> None:
+        object.__setattr__(self, field, known_name(getattr(self, field), known, field, hint=next(iter(known))))
 
     @property
     def is_training(self) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import html
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +15,7 @@ from onchip.plan.layout import ROWS, lying
 from onchip.plan.slow import slow_because
 from onchip.spec.network import Network
 from onchip.spec.recipe import Recipe, reach
-from onchip.spec.text import columns
+from onchip.spec.text import columns, html_table, plural
 from onchip.spec.types import DTYPE_BYTES, TensorType
 
 
@@ -188,7 +190,43 @@ class Plan:
             "refusals": [{"kernel": r.kernel, "layer": r.node, "why": r.why} for r in self.refusals],
         }
 
+    @property
+    def without_kernel(self) -> tuple[str, ...]:
+        """The layers that no kernel of the device takes yet: with any, the plan cannot run."""
+        return tuple(name for group in self.groups if not group.claim.kernel for name in group.claim.nodes)
+
+    @property
+    def title(self) -> str:
+        work = f"train, {self.job.loss}" if self.job.is_training else "infer"
+        title = f"{self.network.name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"
+        if missing := self.without_kernel:
+            more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+            title += f": cannot run, no kernel takes {missing[0]}{more}"
+        return printable(title)
+
     def __str__(self) -> str:
+        return "\n".join([self.title, columns(*self._table(), right=(3, 4, 5, 6, 7)), *self._remarks()])
+
+    def __repr__(self) -> str:
+        return f"Plan({self.title}: {plural(len(self.groups), 'group')}, estimate {format_us(self.estimate_us)})"
+
+    def _repr_html_(self) -> str:
+        remarks = "".join(f"<li>{html.escape(line)}</li>" for line in self._remarks())
+        return f"<p>{html.escape(self.title)}</p>{html_table(*self._table())}<ul>{remarks}</ul>"
+
+    def text(self, width: int) -> str:
+        """As it prints itself where that fits `width` columns; else a paragraph a group, in lines of that width."""
+        if max(map(len, str(self).splitlines())) <= width:
+            return str(self)
+        _, rows = self._table()
+        lines = [self.title]
+        for i, layers, kernel, fast, nbytes, flop, floor, estimate, why in rows:
+            lines.append(f"{i}  {layers}: {kernel}; {why}")
+            lines.append(f"   {nbytes} B/row, {flop} flop/row, {fast} on chip, floor {floor}, estimate {estimate}")
+        lines += self._remarks()
+        return "\n".join(textwrap.fill(line, width, subsequent_indent="   ", break_on_hyphens=False) for line in lines)
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
         head = ["group", "layers", "kernel", "on chip", "bytes/row", "flop/row", "floor", "estimate", "why"]
         rows = []
         for i, group in enumerate(self.groups):
@@ -197,25 +235,25 @@ class Plan:
             given = (self.device, self.job.precision, self.job.batch)
             times = format_us(claim.price.floor_us(*given)), format_us(claim.price.estimate_us(*given))
             sizes = f"{claim.fast_bytes / 1024:.0f} KiB", f"{claim.price.row_bytes:,}", f"{claim.price.row_flop:,}"
-            rows.append([str(i), layers, claim.label, *sizes, *times, claim.why])
-        work = f"train, {self.job.loss}" if self.job.is_training else "infer"
-        name = printable(self.network.name)
-        lines = [f"{name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"]
-        lines.append(columns(head, rows, right=(3, 4, 5, 6, 7)))
+            rows.append([printable(cell) for cell in (str(i), layers, claim.label, *sizes, *times, claim.why)])
+        return head, rows
+
+    def _remarks(self) -> list[str]:
+        """All that stands below the table, a line each."""
         build_flop = sum(group.claim.build_flop for group in self.groups) + self.rewrite_flop
         weights = f"{self.weight_bytes / 1024:,.0f} KiB of weights, {build_flop:,} flop to build them"
         whole = f"floor {format_us(self.floor_us)}, estimate {format_us(self.estimate_us)}"
-        lines.append(f"{whole}, {self.between_bytes:,} B/row between groups, {weights}")
+        lines = [f"{whole}, {self.between_bytes:,} B/row between groups, {weights}"]
         if turned := [value for group in self.groups for value in group.claim.gives if group.claim.nodes]:
-            lines.append(printable(f"channels last between groups: {', '.join(turned)}"))
+            lines.append(f"channels last between groups: {', '.join(turned)}")
         slow = [(i, why) for i, group in enumerate(self.groups) if (why := self.slow_because(group))]
-        lines += [printable(f"slow: group {i} takes over twice its floor: {why}") for i, why in slow]
-        lines += [printable(f"rewrote: {line}") for line in self.rewrites]
-        lines += [printable(line) for line in (self.fold, *self.left_out) if line]
+        lines += [f"slow: group {i} takes over twice its floor: {why}" for i, why in slow]
+        lines += [f"rewrote: {line}" for line in self.rewrites]
+        lines += [line for line in (self.fold, *self.left_out) if line]
         if unused := self.tables_unused:
             lines.append(f"{self.job.tables} tables are not used: {unused}")
-        lines += [printable(f"refused: {r.kernel} at {r.node}: {r.why}") for r in self.refusals]
-        return "\n".join(lines)
+        lines += [f"refused: {r.kernel} at {r.node}: {r.why}" for r in self.refusals]
+        return [printable(line) for line in lines]
 
 
 def format_us(us: float) -> str:

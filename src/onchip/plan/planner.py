@@ -70,7 +70,7 @@ def _choose(plan_without: Callable[..., Plan | PlanError], used: Sequence[str]) 
         other = plan_without(*left, name)
         if isinstance(best, PlanError):
             pays, why = isinstance(other, PlanError), best.what
-        elif name in ("last", "narrow"):  # no work but another order or size of what is made: nothing to tell
+        elif name in ("last", "narrow", "beside"):  # no work but another order or size of what is made: nothing to tell
             pays, why = isinstance(other, PlanError) or best.estimate_us < other.estimate_us, ""
         else:
             pays, why = _pays(best, other, has_tables=name == "tables")

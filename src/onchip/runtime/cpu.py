@@ -27,6 +27,7 @@ from onchip.spec.types import numpy_dtype
 if TYPE_CHECKING:
     from onchip.kernels.cpu.launches import Launch
     from onchip.kernels.training import Piece, SharedData, Trained, Trainer, TrainerTeam
+    from onchip.runtime.chunks import Chunks
 
 
 def core_count() -> int:
@@ -187,10 +188,15 @@ class CpuBound:
             else:
                 launch = _copy
             self._steps.append(Step(launch, tuple(group.inputs), tuple(group.outputs), new, seen, done))
+        self._chunks = self._find_chunks()
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
-        self._start_helpers(self.threads)
         values = {**inputs, **outputs}
+        if self._chunks is not None:
+            arrays = [values[name] for name in self._chunks.arrays]
+            if self._chunks.run(arrays, B, self._chunks.rows_of_chunk(B)):
+                return
+        self._start_helpers(self.threads)
         for step in self._steps:
             for name, row_shape, dtype in step.new:
                 values[name] = np.empty((B, *row_shape), dtype)
@@ -204,8 +210,14 @@ class CpuBound:
         return None
 
     def quick_call(self) -> Callable[[tuple[Any, ...], Any], Any] | None:
-        from onchip.kernels.cpu.launches import CompiledLaunch
         from onchip.runtime.quick_call import quick_call
+
+        return None if self._chunks is None else quick_call(self.plan, self._chunks)
+
+    def _find_chunks(self) -> Chunks | None:
+        """None where a launch is more than compiled code can make."""
+        from onchip.kernels.cpu.launches import CompiledLaunch
+        from onchip.runtime.chunks import Chunks
 
         home = self.plan.lies_in
         launches: list[tuple[CompiledLaunch, list[str]]] = []
@@ -213,7 +225,7 @@ class CpuBound:
             if not isinstance(step.launch, CompiledLaunch):
                 return None
             launches.append((step.launch, [home[name] for name in (*step.inputs, *step.outputs)]))
-        return quick_call(self.plan, launches, self.threads)
+        return Chunks(self.plan, launches, self.threads) if launches else None
 
     def wait(self) -> None:
         return

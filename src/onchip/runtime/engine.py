@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +24,7 @@ from onchip.runtime.overlap import check_apart
 from onchip.spec.io import IO, with_io
 from onchip.spec.layers import Embedding, TokenConv
 from onchip.spec.layers.embedding import ID_DTYPES
+from onchip.spec.names import did_you_mean, known_name
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.spec.tokens import check_token_ids
@@ -126,7 +128,7 @@ class Engine:
         are_apart = len({*net.inputs, *net.outputs}) == len(net.inputs) + len(net.outputs)
         self._is_plain = are_apart and not self._ids_made
         self._bound = backend.bind(plan, debug)
-        self._quick_call = self._bound.quick_call() if self._is_plain and not self._id_limits else None
+        self._quick_call = self._bound.quick_call() if self._is_plain else None
         self._runs: dict[type, Run | None] = {np.ndarray: None}  # by the type of the first input; None: the host's
 
     @property
@@ -150,8 +152,9 @@ class Engine:
         Ids that lie there are looked at by the kernels: one that is in no table is an InputError of the next call, or
         of `wait`.
         """
-        if self._quick_call is not None:
-            quick = self._quick_call(rows, out)
+        quick_call = self._quick_call
+        if quick_call is not None:
+            quick = quick_call(rows, out)
             if quick is not None:
                 return quick
         if rows:
@@ -183,6 +186,11 @@ class Engine:
         elif B:
             self._run(inputs, made, B)
         return made if len(made) > 1 else made[0]
+
+    def warm_up(self) -> None:
+        """Run one row of zeros: afterwards every kernel is compiled and loaded."""
+        with np.errstate(all="ignore"):  # zeros mean nothing, nor does what comes of them
+            self(*(np.zeros((1, *wanted.row_shape), wanted.dtype) for wanted in self._inputs))
 
     def wait(self) -> None:
         """Return when all that was called with arrays of a GPU is done; InputError for an id that is in no table."""
@@ -237,6 +245,9 @@ class Engine:
     def __repr__(self) -> str:
         return f"Engine({self.plan.network.name}, {self.chosen}, {self.plan.job.precision})"
 
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>{self.plan._repr_html_()}"
+
 
 def id_limits(net: Network) -> dict[str, int]:
     """How many rows the smallest table has that an input's ids look into, for each input that holds ids.
@@ -268,13 +279,23 @@ def check_rows(x: Any, expected: TensorType) -> Array:
             "input is not an array", got=type(x).__name__, expected=f"NumPy {expected}", hint="np.asarray(x)"
         )
     if x.ndim != len(expected.shape) or x.shape[1:] != expected.row_shape:
-        hint = f"x.reshape(-1, {', '.join(map(str, expected.row_shape))})" if expected.row_shape else ""
-        raise ShapeError("input has another shape", got=str(list(x.shape)), expected=str(expected), hint=hint)
+        raise ShapeError(
+            "input has another shape", got=str(list(x.shape)), expected=str(expected), hint=_shape_hint(x, expected)
+        )
     if x.dtype.newbyteorder("=") != dtype:
         raise ShapeError(
             "input has another dtype", got=x.dtype.name, expected=expected.dtype, hint=f"x.astype(np.{expected.dtype})"
         )
     return np.ascontiguousarray(x, dtype)  # native byte order
+
+
+def _shape_hint(x: Array, expected: TensorType) -> str:
+    """How x becomes such rows without a number leaving its row; "" if it cannot."""
+    if x.shape == expected.row_shape:
+        return "x[None]: a single row is a batch of one"
+    if x.ndim and int(np.prod(x.shape[1:])) == expected.row_size:
+        return f"x.reshape(len(x), {', '.join(map(str, expected.row_shape))})"
+    return ""
 
 
 def _check_out(out: Array, shape: tuple[int, ...], dtype: str) -> None:
@@ -292,6 +313,7 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
 
     For no network in particular, "auto" is the GPU where there is one; `place` knows more.
     """
+    name = device_name(name)
     found = _find_gpus(name, threads)
     if found:
         at = _device_number(name.partition(":")[2], len(found))
@@ -301,17 +323,26 @@ def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend,
 
 def may_use_gpu(device: str, threads: int | None) -> bool:
     """Whether `place` has a GPU to choose."""
-    return bool(_find_gpus(device, threads))
+    return bool(_find_gpus(device_name(device), threads))
+
+
+def device_name(name: str) -> str:
+    """The name of a device to run on, in lower case; DeviceError if it is none."""
+    kind, colon, number = str(name).lower().partition(":")
+    if kind == "cuda" or (kind in ("auto", "cpu") and not colon):
+        return kind + colon + number
+    if kind in KNOWN:
+        got, hint = f"{name}, which can be planned for", f"onchip plan MODEL --device {kind}, or --device cuda there"
+        raise DeviceError("no device to run on", got=got, expected="auto, cpu, cuda or cuda:N", hint=hint)
+    hint = did_you_mean(kind, ("auto", "cpu", "cuda", *KNOWN)) or "onchip devices"
+    expected = f"auto, cpu, cuda or cuda:N; to plan for also {', '.join(KNOWN)}"
+    raise DeviceError("unknown device", got=str(name), expected=expected, hint=hint)
 
 
 def _find_gpus(name: str, threads: int | None) -> list[Device]:
     """The GPUs of this machine; none where the CPU is meant, or "auto" finds none. "cuda" without one: DeviceError."""
-    if not isinstance(name, str):
-        raise DeviceError("not a device", got=repr(name), expected="auto, cpu, cuda or cuda:N", hint="device='auto'")
     if name == "cpu" or (name == "auto" and threads is not None):
         return []
-    if name != "auto" and name.partition(":")[0] != "cuda":
-        raise DeviceError("unknown device", got=name, expected="auto, cpu, cuda or cuda:N", hint="onchip devices")
     if threads is not None:
         got = f"threads={threads} and device '{name}'"
         raise InputError("threads are the CPU's", got=got, expected="threads with device 'cpu'", hint="--device cpu")
@@ -367,7 +398,7 @@ def kernels_for(device: Device) -> Sequence[Kernel]:
 
 
 def plan(net: Network, device: str | Device = "auto", job: Job | None = None) -> Plan:
-    """What would run, on a device that is here or one that is only known ("h200", "a100", "rtx4060").
+    """What would run, on a device that is here or one that is only known ("h200", "a100", ...: `onchip devices`).
 
     A layer that a device's kernels do not take yet is part of the plan of a device that is only known, with its floor.
     """
@@ -378,8 +409,8 @@ def plan_and_reason(net: Network, device: str | Device = "auto", job: Job | None
     """The plan, and its device with, for "auto", the reason."""
     if isinstance(device, Device):
         return make_plan(net, device, kernels_for(device), job), device.name
-    if device in KNOWN:
-        return make_plan(net, KNOWN[device], kernels_for(KNOWN[device]), job, whole=False), device
+    if (name := str(device).lower()) in KNOWN:
+        return make_plan(net, KNOWN[name], kernels_for(KNOWN[name]), job, whole=False), name
     return _choose(net, device, job or Job(), None, None)
 
 
@@ -395,6 +426,7 @@ def place(
 
 
 def _choose(net: Network, device: str, job: Job, threads: int | None, call_rows: int | None) -> tuple[Plan, str]:
+    device = device_name(device)
     found = _find_gpus(device, threads)
     if not found:
         return _plan_here(net, job), _cpu_chosen(device, threads)
@@ -457,7 +489,10 @@ def compile(
     if not isinstance(net, Network):
         raise InputError("not a network", got=type(net).__name__, expected="Network", hint="onchip.load(...)")
     job = Job(precision, batch_hint, without=tuple(without), tables=tables)
-    return Engine(*place(apply_io(net, io), device, job, threads), debug=debug)
+    engine = Engine(*place(apply_io(net, io), device, job, threads), debug=debug)
+    if engine.plan.device.kind == "cpu":  # a GPU's kernels are compiled by now
+        engine.warm_up()
+    return engine
 
 
 def bind_plan(
@@ -481,6 +516,4 @@ def apply_io(net: Network, io: str) -> Network:
     """The network with float inputs and outputs of another type in memory, by its name in IO; as it is for ""."""
     if not io:
         return net
-    if io not in IO:
-        raise InputError("unknown io", got=str(io), expected=", ".join(IO), hint="fp16")
-    return with_io(net, IO[io])
+    return with_io(net, IO[known_name(io, IO, "io", "fp16")])

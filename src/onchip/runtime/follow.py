@@ -15,7 +15,7 @@ from onchip.runtime.rank_messages import START_PART, Bye, Deal, End, Failed, Ord
 from onchip.runtime.ranks import Ranks, rank_device, rank_threads, wait_for
 from onchip.runtime.row_sources import Source
 from onchip.runtime.slices import SliceFile, has_token
-from onchip.runtime.stream import Chunk, ChunkDone, run_chunks, warm_up
+from onchip.runtime.stream import Chunk, ChunkDone, run_chunks
 from onchip.spec.recipe import Array
 
 
@@ -69,7 +69,7 @@ def _work(ranks: Ranks, orders: Orders, on_chunk: OnChunk) -> None:
     device = rank_device(orders.device, ranks, len(cuda_devices()) if orders.device == "cuda" else 0)
     threads = rank_threads(orders.threads, ranks) if device == "cpu" else None
     engine = bind_plan(orders.plan, orders.weights, (device, threads), device, orders.debug)
-    warm_up(engine)
+    engine.warm_up()
     with contextlib.ExitStack() as stack:
         file = None
         if orders.slices is not None and has_token(orders.slices):

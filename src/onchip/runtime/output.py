@@ -9,6 +9,7 @@ whatever a crash left of either file.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -22,6 +23,7 @@ from typing import Any
 from onchip.errors import InputError, OutputError
 from onchip.files import check_writable, lock, write_error
 from onchip.formats.arrays import FlatWriter, NpyWriter, RowWriter, npy_header
+from onchip.formats.csv_writer import CsvWriter
 from onchip.formats.images import BmpWriter, PngWriter, is_image
 from onchip.formats.rows_text import TextWriter
 from onchip.runtime.slices import SliceFile, Slices, parse_line
@@ -31,7 +33,7 @@ from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType, numpy_dtype
 
 WRITERS: dict[str, type[RowWriter]] = {
-    ".npy": NpyWriter, ".bin": FlatWriter, ".txt": TextWriter, ".bmp": BmpWriter, ".png": PngWriter,
+    ".npy": NpyWriter, ".bin": FlatWriter, ".csv": CsvWriter, ".txt": TextWriter, ".bmp": BmpWriter, ".png": PngWriter,
 }  # fmt: skip
 PICTURES = (".bmp", ".png")
 FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows come out as images
@@ -69,12 +71,14 @@ def open_output(
     job: Mapping[str, Any] | None = None,
     resume: bool = False,
     keep_s: float = KEEP_S,
+    top: int | None = None,
 ) -> Iterator[PartialOutput | None]:
     """The output for the results of `rows` rows; the file appears when the block ends well. No path, no output.
 
     job     what decides the results, as JSON knows it: a run is resumed only by one of the same job
     resume  keep the chunks that an earlier run of this job finished
     keep_s  of a run that is stopped sooner nothing is kept
+    top     how many classes of a row are written into a .csv, where the network knows their names
 
     Whatever can be known to stop the writing is raised now, not after the work.
     """
@@ -91,6 +95,8 @@ def open_output(
             hint=f"-o {path.with_suffix('.npy')}",
         )  # fmt: skip
     make: MakeWriter = WRITERS[suffix]
+    if suffix == ".csv":
+        make = functools.partial(CsvWriter, classes=net.meaning.classes, top=top or 1)
     make(path, (rows, *net.output.row_shape), numpy_dtype(net.output.dtype))  # raises what the format cannot hold
     check_writable(path)
     output = PartialOutput(path, net.output, rows, make, dict(job or {}), resume, keep_s)

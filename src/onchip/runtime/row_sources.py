@@ -12,12 +12,15 @@ import numpy as np
 
 from onchip.errors import InputError, ShapeError
 from onchip.formats.arrays import RowSource, open_flat_rows, open_rows
+from onchip.formats.csv_rows import read_csv
+from onchip.formats.npz import open_npz
 from onchip.formats.rows_text import read_rows_text
 from onchip.plan.kernel import MAX_ROWS
 from onchip.runtime.engine import id_limits
 from onchip.spec.layers import SequenceMax
+from onchip.spec.names import did_you_mean
 from onchip.spec.network import Network
-from onchip.spec.reading import did_you_mean, show
+from onchip.spec.reading import show
 from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType, numpy_dtype
 
@@ -35,14 +38,33 @@ class Source(Protocol):
     def read(self, start: int, stop: int) -> Array: ...
 
 
-def open_input_rows(path: Path, expected: TensorType) -> RowSource:
-    """The rows of a file. .txt is text and .bin bare numbers of the expected type; others say what they are."""
+def open_input_rows(path: Path, expected: TensorType, name: str = "", columns: Sequence[str] = ()) -> RowSource:
+    """The rows of a file. .txt is text and .bin bare numbers of the expected type; others say what they are.
+
+    name     of the array in an .npz that has several
+    columns  of a .csv with a header, in the order in which the network reads them; none: all
+    """
     suffix = path.suffix.lower()
+    if suffix == ".csv":
+        return RowSource(_as_ints(read_csv(path, columns=columns).values, expected, path), lambda: None)
+    if suffix == ".npz":
+        return open_npz(path, name)
     if suffix == ".bin":
         return open_flat_rows(path, expected.row_shape, numpy_dtype(expected.dtype))
     if suffix == ".txt":
         return RowSource(read_rows_text(path, expected.row_size), lambda: None)
     return open_rows(path)
+
+
+def _as_ints(values: Array, expected: TensorType, path: Path) -> Array:
+    """The numbers of a table as what a network reads that reads whole numbers."""
+    if "int" not in expected.dtype:
+        return values
+    if (bad := np.flatnonzero(values != np.rint(values))).size:
+        raise ShapeError(
+            f"{path}: not a whole number", got=f"{values.flat[bad[0]]:g}", expected=str(expected), hint="ids, or counts"
+        )
+    return values.astype(numpy_dtype(expected.dtype))
 
 
 class RandomRows:
@@ -193,8 +215,12 @@ def open_inputs(
         opened: dict[str, FittedRows] = {}
         for name, path in files.items():
             given = net.inputs[name]
-            source = stack.enter_context(open_input_rows(path, given))
-            opened[name] = FittedRows(source, given, scale if "float" in given.dtype or not has_floats else None)
+            columns = net.meaning.columns if len(net.inputs) == 1 else ()
+            source = stack.enter_context(open_input_rows(path, given, name, columns))
+            divided = scale
+            if scale is None and net.meaning.scale and source.dtype == np.uint8:  # as when it was trained
+                divided = net.meaning.scale
+            opened[name] = FittedRows(source, given, divided if "float" in given.dtype or not has_floats else None)
         if padding is not None:
             ids, lengths = padded_inputs(net)
             opened[lengths] = FittedRows(CountedLengths(opened[ids], padding, net.inputs[lengths]), net.inputs[lengths])

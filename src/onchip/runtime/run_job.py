@@ -18,7 +18,7 @@ from onchip.runtime.output import PartialOutput
 from onchip.runtime.rank_messages import DEADLINE_S, Orders
 from onchip.runtime.ranks import Ranks, rank_threads
 from onchip.runtime.row_sources import Source
-from onchip.runtime.stream import LEAST_PIECE_ROWS, Chunk, chunks_of, cut_rows, piece_rows, reads_ahead, warm_up
+from onchip.runtime.stream import LEAST_PIECE_ROWS, Chunk, chunks_of, cut_rows, piece_rows, reads_ahead
 from onchip.runtime.team import Team, pack_sources
 from onchip.spec.network import Network
 
@@ -81,7 +81,7 @@ def start_job(
     for name in names[len(engines) :]:
         engines.append(bind_plan(text, weights, (name, threads), name, how.debug))
     for engine in engines:
-        warm_up(engine)
+        engine.warm_up()
     return engines, chunks_of(cuts, total)
 
 

@@ -177,9 +177,3 @@ def run_rows(engine: Engine, sources: Sequence[Source], sink: Sink, batch_rows: 
     chunks = chunks_of(cut_rows(total, batch_rows, reads_ahead(engine.plan)), total)
     for _ in run_chunks(engine, sources, chunks, lambda done: sink.write(done.y)):
         pass
-
-
-def warm_up(engine: Engine) -> None:
-    """Run one row of zeros: afterwards every kernel is compiled and loaded."""
-    given = engine.plan.network.inputs.values()
-    engine(*(np.zeros((1, *wanted.row_shape), numpy_dtype(wanted.dtype)) for wanted in given))

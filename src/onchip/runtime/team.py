@@ -212,7 +212,7 @@ def pack_sources(sources: Sequence[Source]) -> bytes | None:
     """The sources as another process can open them; None if their rows are in the memory of this one."""
     try:
         return pickle.dumps(tuple(sources))
-    except pickle.PicklingError:
+    except (pickle.PicklingError, AttributeError, TypeError):  # the latter of what cannot be pickled at all
         return None
 
 

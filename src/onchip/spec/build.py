@@ -10,6 +10,7 @@ import numpy as np
 from onchip.errors import InputError
 from onchip.files import check_memory
 from onchip.spec.layers import LAYERS, Layer, Linear
+from onchip.spec.names import known_name
 from onchip.spec.network import Network, Node
 from onchip.spec.reading import show
 from onchip.spec.recipe import Weight
@@ -89,8 +90,7 @@ def _check_size(widths: Sequence[int]) -> None:
 
 def make_layer(kind: str, **attributes: object) -> Layer:
     """A layer by its name, as it stands in files and options."""
-    if kind not in LAYERS:
-        raise InputError(f"unknown layer '{kind}'", expected=", ".join(sorted(LAYERS)))
+    kind = known_name(kind, sorted(LAYERS), "layer")
     try:
         return LAYERS[kind](**attributes)
     except TypeError:

@@ -60,4 +60,4 @@ def with_ends(net: Network, dtypes: Mapping[str, str]) -> Network:
         nodes.append(dataclasses.replace(node, name=inner.get(node.name, node.name), inputs=inputs_of))
         if node.name in inner:
             nodes.append(Node(node.name, to(changed[node.name]), (inner[node.name],)))
-    return Network(inputs, tuple(nodes), net.outputs, net.weights, net.name)
+    return Network(inputs, tuple(nodes), net.outputs, net.weights, net.name, net.meaning)

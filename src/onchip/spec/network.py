@@ -13,8 +13,9 @@ import numpy as np
 
 from onchip.errors import InputError, ShapeError, printable
 from onchip.spec.layers import Layer
+from onchip.spec.meaning import Meaning
 from onchip.spec.recipe import Recipe, Weight
-from onchip.spec.text import columns
+from onchip.spec.text import columns, html_table
 from onchip.spec.types import DTYPE_BYTES, TensorType
 
 
@@ -45,6 +46,7 @@ class Network:
     outputs: tuple[str, ...]
     weights: Mapping[str, Weight]
     name: str = "network"
+    meaning: Meaning = Meaning()  # noqa: RUF009 - frozen
     types: Mapping[str, TensorType] = field(init=False, repr=False)  # of every value, derived
 
     def __post_init__(self) -> None:
@@ -55,7 +57,7 @@ class Network:
         object.__setattr__(self, "types", MappingProxyType(self._infer_types()))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Network, (dict(self.inputs), self.nodes, self.outputs, dict(self.weights), self.name)
+        return Network, (dict(self.inputs), self.nodes, self.outputs, dict(self.weights), self.name, self.meaning)
 
     # -- facts ---------------------------------------------------------------------------------------------
 
@@ -148,6 +150,7 @@ class Network:
         outputs: Iterable[str] | None = None,
         weights: Mapping[str, Weight] | None = None,
         name: str | None = None,
+        meaning: Meaning | None = None,
     ) -> Network:
         """The same network with some parts exchanged, checked anew."""
         return Network(
@@ -156,6 +159,7 @@ class Network:
             self.outputs if outputs is None else tuple(outputs),
             self.weights if weights is None else weights,
             self.name if name is None else name,
+            self.meaning if meaning is None else meaning,
         )
 
     # -- checks --------------------------------------------------------------------------------------------
@@ -224,11 +228,7 @@ class Network:
         return f"{self._summary()}\n{columns(*self._table(), right=(4, 5))}"
 
     def _repr_html_(self) -> str:
-        head, rows = self._table()
-        cells = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
-        titles = "".join(f"<th>{c}</th>" for c in head)
-        table = f"<table><thead><tr>{titles}</tr></thead><tbody>{cells}</tbody></table>"
-        return f"<p>{html.escape(self._summary())}</p>{table}"
+        return f"<p>{html.escape(self._summary())}</p>{html_table(*self._table())}"
 
 
 def _read_only(weight: Weight) -> Weight:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from onchip.errors import FormatError, InputError
@@ -44,9 +43,3 @@ def show(value: object) -> str:
     except (ValueError, RecursionError):  # an int of thousands of digits, a list in a list in a list ...
         text = f"a {type(value).__name__} too large to show"
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
-
-
-def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """A hint with the known name that is nearest to an unknown one; "" where none is near."""
-    near = difflib.get_close_matches(name[:MAX_SHOWN], known, 1)
-    return f"did you mean {near[0]}?" if near else ""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from onchip.errors import InputError, ShapeError
+from onchip.spec.names import known_name
 
 OPS = ("sum", "max", "min", "product")
 DTYPES = ("int32", "int64", "float32", "float64")  # y has x's; ints wrap
@@ -23,8 +24,7 @@ class ScanOp:
     reverse: bool = False
 
     def __post_init__(self) -> None:
-        if self.op not in OPS:
-            raise InputError("unknown op of a scan", got=str(self.op), expected=", ".join(OPS), hint="sum")
+        object.__setattr__(self, "op", known_name(self.op, OPS, "op of a scan", "sum"))
 
     def identity(self, dtype: str) -> Any:
         """What an exclusive scan begins with, in x's dtype."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import textwrap
 from collections.abc import Sequence
 
 from onchip.errors import printable
@@ -21,3 +23,30 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
         sized = enumerate(zip(row, widths, strict=True))
         lines.append("  ".join(cell.rjust(w) if c in right else cell.ljust(w) for c, (cell, w) in sized).rstrip())
     return "\n".join(lines)
+
+
+def fitted_columns(
+    head: Sequence[str], rows: Sequence[Sequence[str]], width: int, right: Sequence[int] = ()
+) -> str:  # fmt: skip
+    """The same where that fits `width`; else a paragraph a row, its first cell in front, in lines of that width."""
+    text = columns(head, rows, right)
+    if max(map(len, text.splitlines())) <= width:
+        return text
+    lines = []
+    for first, *cells in rows:
+        told = ", ".join(f"{name} {cell}".strip() for name, cell in zip(head[1:], cells, strict=True) if cell)
+        lines.append(textwrap.fill(printable(f"{first}: {told}"), width, subsequent_indent="   "))
+    return "\n".join(lines)
+
+
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same for a notebook."""
+    titles = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def plural(count: int, what: str) -> str:
+    """1 epoch, 2 epochs."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

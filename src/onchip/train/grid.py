@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,13 @@ from sklearn.model_selection import ParameterGrid, check_cv
 from sklearn.utils import _safe_indexing
 
 from onchip.errors import InputError, KernelError
-from onchip.spec.text import columns
+from onchip.spec.text import columns, html_table, plural
 from onchip.train.estimators import Estimator
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import check_name
 from onchip.train.training_run import FitResult
+
+_NUMBERS = ("loss", "mean score", "spread", "folds")  # columns behind those of the parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +55,19 @@ class ManyResult:
         return tuple(estimator for setting in self.settings for estimator in setting.estimators)
 
     def __str__(self) -> str:
+        head, rows = self._table()
+        return columns(head, rows, right=[c for c, name in enumerate(head) if name in _NUMBERS])
+
+    def __repr__(self) -> str:
+        best = "" if self.best_params is None else f", best {dict(self.best_params)}"
+        return f"ManyResult({plural(len(self.settings), 'setting')}{best})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>{html_table(*self._table())}"
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
         names = list(dict.fromkeys(name for setting in self.settings for name in setting.params))
-        head = [*names, "loss", *(["mean score", "spread", "folds", ""] if self.best_params is not None else [])]
+        head = [*names, _NUMBERS[0], *([*_NUMBERS[1:], ""] if self.best_params is not None else [])]
         rows = []
         for setting in self.settings:
             row = [str(setting.params.get(name, "")) for name in names]
@@ -63,7 +77,7 @@ class ManyResult:
                 mark = "best" if setting.params is self.best_params else ""
                 row += [f"{setting.mean:.4f}", f"{setting.spread:.4f}", str(len(setting.scores)), mark]
             rows.append(row)
-        return columns(head, rows, right=range(len(names), len(names) + 4))
+        return head, rows
 
 
 def fit_many(

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from onchip.errors import InputError
 from onchip.kernels.training import SharedData
 from onchip.plan.plan_json import plan_to_json
@@ -17,7 +19,8 @@ from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.checkpoint import Checkpoints
 from onchip.train.debug import take_checked_step
-from onchip.train.options import TrainOptions
+from onchip.train.options import TrainOptions, own_names
+from onchip.train.rows import as_rows, as_targets
 from onchip.train.spread import check_batches, plan_device
 from onchip.train.training_run import (
     REPORT_SECONDS,
@@ -35,41 +38,70 @@ def fit(
     x: Array,
     y: Array,
     *,
+    loss: str = TrainOptions.loss,
+    optimiser: str = TrainOptions.optimiser,
+    lr: float = TrainOptions.lr,
+    momentum: float = TrainOptions.momentum,
+    weight_decay: float = TrainOptions.weight_decay,
+    schedule: str = TrainOptions.schedule,
+    step_every: int = TrainOptions.step_every,
+    step_factor: float = TrainOptions.step_factor,
+    batch_size: int = TrainOptions.batch_size,
+    epochs: int = TrainOptions.epochs,
+    validation: float = TrainOptions.validation,
+    patience: int = TrainOptions.patience,
+    shuffle: bool = TrainOptions.shuffle,
+    seed: int = TrainOptions.seed,
+    precision: str = TrainOptions.precision,
+    validation_data: tuple[Any, Any] | None = None,
     device: str = "auto",
     threads: int | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
+    stop: Callable[[Epoch], bool] | None = None,
     checkpoint: Path | str | None = None,
     checkpoint_every: float = 10.0,
     resume: bool = False,
     state: Mapping[str, Array] | None = None,
     debug: bool = False,
     spread: bool = False,
-    **options: Any,
+    **other: Any,
 ) -> FitResult:
     """Train the network on rows x and return it with its history; `net` itself does not change.
 
-    x           (n, ...) of the network's input type
+    x           (n, ...) of the network's input type; a torch tensor, a data frame or another float type is converted
     y           (n,) integer classes for "cross_entropy" (the network's output is logits, the loss the batch's mean);
                 (n, D_out) float32 for "half_sse" and "mse"
-    options     lr, batch_size, epochs, optimiser, ...: see train.options.TrainOptions
+    loss .. precision  as in train.options.TrainOptions, which says what each means
+    validation_data    rows and targets to validate on, in the place of a share of x
+    on_epoch    hears of every epoch; when resumed, first of those that are done
+    stop        asked after every epoch: True ends the run, which keeps what it has learnt
     checkpoint  a folder: the run leaves checkpoints there, at most every `checkpoint_every` seconds and at its end
     resume      go on from the newest of them, if there is one
-    on_epoch    hears of every epoch; when resumed, first of those that are done
     state       of an earlier FitResult: its optimiser goes on where it was
     debug       a step at a time; the first number that is not finite is an error that says where it appeared
     spread      under mpiexec: every rank makes this call, and does some blocks of rows of every batch, which must be
                 large. The gradients of all blocks are added up in order: the bits are those of one process
+    other       learning_rate and optimizer are understood, anything else is refused with the nearest name
     The order of the rows is train.order.epoch_order(n, seed, epoch). Same seed, same machine kind: same bits.
     """
-    chosen = TrainOptions.of(options)
+    given: dict[str, Any] = {
+        "loss": loss, "optimiser": optimiser, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
+        "schedule": schedule, "step_every": step_every, "step_factor": step_factor, "batch_size": batch_size,
+        "epochs": epochs, "validation": validation, "patience": patience, "shuffle": shuffle, "seed": seed,
+        "precision": precision,
+    } | own_names(other)  # fmt: skip
+    rows, held = None, None
+    if validation_data is not None:
+        x, y, rows, held = _with_validation(x, y, validation_data, net, given)
+    chosen = TrainOptions(**given)
     if not (isinstance(checkpoint_every, int | float) and 0 <= checkpoint_every < math.inf):
         raise InputError(
             "bad time between checkpoints", got=str(checkpoint_every), expected="seconds, at least 0",
             hint="checkpoint_every=10",
         )  # fmt: skip
-    x = check_rows(x, net.input)
-    y = check_targets(net, len(x), y, chosen.loss)
+    x = check_rows(as_rows(x, net.input.dtype), net.input)
+    y = check_targets(net, len(x), as_targets(y, chosen.loss), chosen.loss)
     ranks: Ranks = find_ranks() if spread else OneRank()
     if ranks.size > 1 and (checkpoint is not None or debug):
         ranks.leave()
@@ -78,10 +110,14 @@ def fit(
     shared = SharedData(ranks=ranks if ranks.size > 1 else None)
     text = ""
     if ranks.size > 1:
-        plan = plan_run(net, x, chosen, shared, device=device, threads=threads).plan if ranks.rank == 0 else None
+        plan = (
+            plan_run(net, x, chosen, shared, device=device, threads=threads, rows=rows, held=held).plan
+            if ranks.rank == 0
+            else None
+        )
         text = ranks.broadcast("" if plan is None else plan_to_json(plan))
         device, threads = plan_device(text, ranks, device, threads)
-    planned = plan_run(net, x, chosen, shared, device=device, threads=threads, text=text)
+    planned = plan_run(net, x, chosen, shared, device=device, threads=threads, rows=rows, held=held, text=text)
     if ranks.size > 1:
         try:
             check_batches(planned.plan, len(planned.train), ranks)
@@ -91,8 +127,8 @@ def fit(
     _, (run,) = begin_runs([planned], x, y, shared)
     if state is not None:
         run.trainer.restore(run.trainer.weights(), dict(state))
-    if checkpoint is not None and checkpoint_every < REPORT_SECONDS:
-        run.most_epochs = 1
+    if stop is not None or (checkpoint is not None and checkpoint_every < REPORT_SECONDS):
+        run.most_epochs = 1  # no epoch is trained before the one before is judged
     kept = None if checkpoint is None else Checkpoints(Path(checkpoint), net, chosen, x, y, state or {})
     if kept is not None:
         if resume and (newest := kept.load(run)) is not None:
@@ -107,8 +143,8 @@ def fit(
     if on_epoch is not None:
         for done in run.history:
             on_epoch(done)
-    saved = time.perf_counter()
-    while not run.is_done:
+    saved, is_stopped = time.perf_counter(), False
+    while not (run.is_done or is_stopped):
         if debug:
             take_checked_step(run)
         else:
@@ -119,9 +155,25 @@ def fit(
             run.end_epoch()
             if on_epoch is not None:
                 on_epoch(run.history[-1])
-        is_time = run.is_done or time.perf_counter() - saved >= checkpoint_every
+            is_stopped = stop is not None and bool(stop(run.history[-1]))
+        is_time = run.is_done or is_stopped or time.perf_counter() - saved >= checkpoint_every
         if kept is not None and is_time and run.is_settled:
             kept.save(run.checkpoint())
             saved = time.perf_counter()
     ranks.leave()
     return run.result()
+
+
+def _with_validation(
+    x: Any, y: Any, validation_data: tuple[Any, Any], net: Network, given: dict[str, Any]
+) -> tuple[Array, Array, Array, Array]:
+    """All rows and all targets in one array each; which of them are to train on, and which to validate on."""
+    if given["validation"]:
+        got, hint = f"validation={given['validation']} and validation_data", "leave one of them out"
+        raise InputError("rows to validate on are given twice", got=got, expected="one of them", hint=hint)
+    sides = [check_rows(as_rows(rows, net.input.dtype), net.input) for rows in (x, validation_data[0])]
+    targets = [as_targets(each, given["loss"]) for each in (y, validation_data[1])]
+    targets = [check_targets(net, len(s), each, given["loss"]) for s, each in zip(sides, targets, strict=True)]
+    count, held = map(len, sides)
+    given["validation"] = held / (count + held)
+    return np.concatenate(sides), np.concatenate(targets), np.arange(count), np.arange(count, count + held)

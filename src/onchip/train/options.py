@@ -11,7 +11,8 @@ from typing import Any
 
 from onchip.errors import InputError
 from onchip.plan.kernel import LOSSES, TRAINING_PRECISIONS
-from onchip.spec.reading import did_you_mean, show
+from onchip.spec.names import did_you_mean, known_name
+from onchip.spec.reading import show
 
 OPTIMISERS = ("sgd", "adam")
 SCHEDULES = ("constant", "step", "cosine")
@@ -19,6 +20,8 @@ SCHEDULES = ("constant", "step", "cosine")
 ACTIVATIONS = ("ReLU", "LeakyReLU", "Sigmoid", "Tanh")
 MAX_FLOAT32 = 3.4028234e38  # the kernels' type
 MAX_COUNT = 2**63 - 1  # theirs for whole numbers
+# What other libraries call an option: understood.
+OTHER_NAMES = {"learning_rate": "lr", "optimizer": "optimiser"}
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,9 @@ class TrainOptions:
         for field in dataclasses.fields(self):  # NumPy's numbers, of which grids are often made, as Python's
             if callable(item := getattr(getattr(self, field.name), "item", None)):
                 object.__setattr__(self, field.name, item())
-        _one_of("loss", self.loss, LOSSES)
-        _one_of("optimiser", self.optimiser, OPTIMISERS)
-        _one_of("schedule", self.schedule, SCHEDULES)
-        _one_of("precision", self.precision, TRAINING_PRECISIONS)
+        for name, known in (("loss", LOSSES), ("optimiser", OPTIMISERS), ("schedule", SCHEDULES),
+                            ("precision", TRAINING_PRECISIONS)):  # fmt: skip
+            object.__setattr__(self, name, known_name(getattr(self, name), known, name, f"{name}='{known[0]}'"))
         _number("lr", self.lr, "a number above 0", 0.03, lambda v: v > 0)
         _number("momentum", self.momentum, "at least 0, below 1", 0.9, lambda v: 0 <= v < 1)
         _number("weight_decay", self.weight_decay, "at least 0", 1e-4, lambda v: v >= 0)
@@ -72,10 +74,7 @@ class TrainOptions:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> TrainOptions:
         """From names and values; an unknown name is refused with the nearest known one."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        for name in given:
-            check_name(name, known, "training option")
-        return cls(**given)
+        return cls(**own_names(given))
 
     def lr_at(self, epoch: int) -> float:
         """The learning rate of epoch 0, 1, ...: torch's StepLR and CosineAnnealingLR (down to 0) in closed form."""
@@ -86,15 +85,23 @@ class TrainOptions:
         return self.lr
 
 
+def own_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same options by the names of TrainOptions."""
+    known = [field.name for field in dataclasses.fields(TrainOptions)]
+    chosen: dict[str, Any] = {}
+    for name, value in given.items():
+        own = OTHER_NAMES.get(name, name)
+        check_name(own, known, "training option")
+        if own in chosen:
+            raise InputError(f"two values of {own}", got=", ".join(given), expected="one", hint=f"{own} alone")
+        chosen[own] = value
+    return chosen
+
+
 def check_name(name: str, known: list[str], what: str) -> None:
     """InputError if `name` is not known, with the nearest that is."""
     if name not in known:
         raise InputError(f"unknown {what}", got=name, expected=", ".join(known), hint=did_you_mean(name, known))
-
-
-def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise InputError(f"unknown {name}", got=str(value), expected=", ".join(known), hint=f"{name}='{known[0]}'")
 
 
 def _number(name: str, value: Any, expected: str, example: float, fits: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -19,9 +20,11 @@ from onchip.plan.plan_json import given_weights, plan_from_json
 from onchip.runtime.engine import Bound, find_device, kernels_for, may_use_gpu, place
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
+from onchip.spec.text import html_table, plural
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_orders, hold_out
 
+_EPOCHS_SHOWN = 10  # in a notebook
 REPORT_SECONDS = 0.1  # how often progress is told, and how soon Ctrl-C is heard
 
 
@@ -43,7 +46,7 @@ class Epoch:
     """What an epoch came to."""
 
     epoch: int  # from 1
-    loss: float  # mean of its batches, each before its update
+    loss: float  # mean over its rows, each before its batch's update; of "half_sse", a sum, the mean over the batches
     accuracy: float | None  # for classes only
     validation_loss: float | None
     validation_accuracy: float | None
@@ -88,10 +91,19 @@ class FitResult:
 
     def __repr__(self) -> str:
         last, count = self.history[-1], len(self.history)
-        told = [f"{count} epoch{'s' if count > 1 else ''}", f"loss {last.loss:.4g}"]
+        told = [plural(count, "epoch"), f"loss {last.loss:.4g}"]
         told += [f"accuracy {last.accuracy:.4f}"] if last.accuracy is not None else []
         told += [f"best epoch {self.best_epoch}"] if self.best_epoch != count else []
         return f"FitResult({', '.join(told)}, {self.seconds:.3g} s on {self.chosen})"
+
+    def _repr_html_(self) -> str:
+        """The last epochs as a table."""
+        head = ["epoch", "loss", "accuracy", "validation loss", "validation accuracy"]
+        rows = []
+        for e in self.history[-_EPOCHS_SHOWN:]:
+            scores = (e.loss, e.accuracy, e.validation_loss, e.validation_accuracy)
+            rows.append([f"{e.epoch:,}", *("" if score is None else f"{score:.4g}" for score in scores)])
+        return f"<p>{html.escape(repr(self))}</p>{html_table(head, rows)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,32 +127,35 @@ class PlannedRun:
 
 def plan_run(
     net: Network, x: Array, options: TrainOptions, shared: SharedData, *, device: str, threads: int | None,
-    rows: Array | None = None, text: str = "",
+    rows: Array | None = None, held: Array | None = None, text: str = "",
 ) -> PlannedRun:  # fmt: skip
     """Plan a run; x is checked.
 
     shared  with other runs on x
     rows    of x to train on, as if x had no others; None: all
+    held    of x to validate on; None: a share of `rows`
     text    the plan as JSON, if it was made elsewhere
     """
     all_rows = np.arange(len(x)) if rows is None else rows
-    train, held = hold_out(len(all_rows), options.validation, options.seed)
-    if not len(train):
+    if held is None:
+        train, chosen_rows = hold_out(len(all_rows), options.validation, options.seed)
+        all_rows, held = all_rows[train], all_rows[chosen_rows]
+    if not len(all_rows):
         raise InputError(
-            "nothing is left to train on", got=f"{len(all_rows)} rows, validation={options.validation}",
+            "nothing is left to train on", got=f"{len(held)} rows, validation={options.validation}",
             expected="at least one row on each side", hint="a smaller validation share",
         )  # fmt: skip
     if text:
         here, backend, chosen = find_device(device, threads)
         plan = plan_from_json(text, given_weights(net), kernels_for(here))
-        return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows[train], all_rows[held])
+        return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held)
     kind = "momentum" if options.momentum else options.optimiser
-    batch = min(options.batch_size, len(train))
+    batch = min(options.batch_size, len(all_rows))
     found = shared.get("bytes", lambda: bytes_of(_flat(x))) if may_use_gpu(device, threads) else None
     scale = found[1] if found else 0.0
     job = Job(options.precision, batch, loss=options.loss, optimiser=kind, byte_scale=scale)
     plan, backend, chosen = place(net, device, job, threads)
-    return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows[train], all_rows[held])
+    return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held)
 
 
 def begin_runs(
@@ -295,7 +310,7 @@ class TrainingRun:
         """Judge the epoch and make ready for the next."""
         begin = time.perf_counter()
         losses = np.concatenate(self.losses[self._epoch_begins :])[-self.steps :]
-        loss = float(losses.mean())
+        loss = self.epoch_loss(losses)
         if not np.isfinite(loss):
             raise self._diverged(f"loss {loss}", "a finite loss")
         told = self.progress()
@@ -321,6 +336,14 @@ class TrainingRun:
         self._epoch_begins = len(self.losses)
         if not self.is_done and self.is_settled:
             self.order = self._order(self.epoch)
+
+    def epoch_loss(self, losses: Array) -> float:
+        """Of an epoch, of the losses of its steps."""
+        if self.options.loss == "half_sse":
+            return float(losses.mean())
+        sizes = np.full(self.steps, self.batch)  # the last batch may be short: its rows count as others do
+        sizes[-1] = len(self.train) - (self.steps - 1) * self.batch
+        return float(losses @ sizes / len(self.train))
 
     def _diverged(self, got: str, expected: str) -> KernelError:
         hint = "a smaller --lr; --debug says where the first such number appears"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from onchip.errors import InputError
 from onchip.formats.load import SUFFIXES, load_file
-from onchip.formats.torch_module import read_torch
+from onchip.spec.names import did_you_mean
 from onchip.spec.network import Network
 from onchip.workloads import backprop, decode, digits, faces, scan, sentiment
 
@@ -27,13 +27,21 @@ def load(model: Any, example: Any = None) -> Network:
     if isinstance(model, Network):
         return model
     if not isinstance(model, str | os.PathLike):
+        from onchip.formats.torch_module import read_torch
+
         return read_torch(model, example)
-    text = os.fspath(model)
-    if text in WORKLOADS:
-        return WORKLOADS[text]()
+    name = model_name(os.fspath(model))
+    return WORKLOADS[name]() if name in WORKLOADS else load_file(name)
+
+
+def model_name(text: str, known: Iterable[str] = WORKLOADS) -> str:
+    """A workload's name as it is known, whatever its case, or the path of a file; InputError if it can be neither."""
+    names = {name.lower(): name for name in known}
+    if text.lower() in names:
+        return names[text.lower()]
     if Path(text).suffix or os.sep in text or Path(text).exists():
-        return load_file(text)
+        return text
     raise InputError(
-        "unknown model", got=text, expected=f"a workload ({', '.join(WORKLOADS)}) or a file ({', '.join(SUFFIXES)})",
-        hint=f"{next(iter(WORKLOADS))}, or the path of a file",
+        "unknown model", got=text, expected=f"a workload ({', '.join(known)}) or a file ({', '.join(SUFFIXES)})",
+        hint=did_you_mean(text, known) or f"{next(iter(known))}, or the path of a file",
     )  # fmt: skip

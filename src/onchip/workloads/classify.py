@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,13 @@ def fit_rows(x: Array, net: Network, data: Dataset) -> Array:
             hint=f"{other}, or a network for {x.shape[1]} inputs",
         )  # fmt: skip
     return x.reshape(len(x), *net.input.row_shape)
+
+
+def with_meaning(net: Network, data: Dataset) -> Network:
+    """The network with what the data says of its rows and results, where it is of such rows and results."""
+    meaning = data.meaning
+    has_classes = len(meaning.classes) == net.output.row_size
+    return net.replace(meaning=replace(meaning, classes=meaning.classes if has_classes else ()))
 
 
 def check_model_path(path: Path) -> None:

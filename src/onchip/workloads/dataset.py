@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onchip.spec.meaning import Meaning
 from onchip.spec.recipe import Array
 
 
@@ -20,6 +21,14 @@ class Dataset:
     y_test: Array
     words: tuple[str, ...] = ()  # what the classes are called; empty: by their numbers
     notes: tuple[str, ...] = ()  # what its user should be told
+    columns: tuple[str, ...] = ()  # what the numbers of a row are called; empty: nothing
+    scale: float = 0.0  # the rows are bytes divided by this; 0: they are not
+
+    @property
+    def meaning(self) -> Meaning:
+        """Of the rows and results of a network for this data."""
+        classes = self.words or tuple(map(str, range(self.outputs)))
+        return Meaning(self.columns, classes if self.y_train.ndim == 1 else (), self.scale)
 
     @property
     def inputs(self) -> int:

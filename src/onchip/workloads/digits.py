@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from onchip.cache import cache_dir
-from onchip.errors import FormatError, InputError
+from onchip.errors import FormatError, MissingPackageError
 from onchip.formats.arrays import open_rows
 from onchip.spec.build import mlp
+from onchip.spec.names import known_name
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.options import TrainOptions
 from onchip.workloads.dataset import Dataset
-from onchip.workloads.table_data import flat, read_rows
+from onchip.workloads.table_data import BYTE_SCALE, flat, read_rows
 
 HIDDEN = (320, 160)
 CLASSES = 10
@@ -31,9 +32,8 @@ def network(pixels: int = 784, hidden: Sequence[int] = HIDDEN, seed: int = 0, ac
 
 
 def load_data(name: str = "auto") -> Dataset:
-    """ "mnist" (60,000 + 10,000 images 28x28), "sklearn" (1,797 images 8x8, always there), "auto": the first found."""
-    if name not in ("auto", "mnist", "sklearn"):
-        raise InputError("unknown data set", got=name, expected="auto, mnist or sklearn", hint="--data auto")
+    """ "mnist" (60,000 + 10,000 images 28x28), "sklearn" (1,797 images 8x8), "auto": the first found."""
+    name = known_name(name, ("auto", "mnist", "sklearn"), "data set", "--data auto")
     folder = find_mnist()
     if name == "sklearn" or (name == "auto" and folder is None):
         return _sklearn_digits()
@@ -66,7 +66,7 @@ def _mnist(folder: Path) -> Dataset:
     x_train, y_train, note = _images_and_classes(images, labels)
     x_test, y_test, test_note = _images_and_classes(test_images, test_labels)
     notes = tuple(told for told in (note, test_note) if told)
-    return Dataset("mnist", str(folder), 28, x_train, y_train, x_test, y_test, notes=notes)
+    return Dataset("mnist", str(folder), 28, x_train, y_train, x_test, y_test, notes=notes, scale=BYTE_SCALE)
 
 
 def _images_and_classes(images: Path, labels: Path) -> tuple[Array, Array, str]:
@@ -83,8 +83,11 @@ def _images_and_classes(images: Path, labels: Path) -> tuple[Array, Array, str]:
 
 
 def _sklearn_digits() -> Dataset:
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
+    try:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+    except ImportError:
+        raise MissingPackageError("the data set sklearn", "scikit-learn", "sklearn") from None
 
     images, labels = load_digits(return_X_y=True)
     pixels = images.astype(np.float32) / np.float32(16)

@@ -19,7 +19,7 @@ import numpy as np
 from onchip.errors import InputError, ShapeError, printable
 from onchip.files import check_memory
 from onchip.formats.arrays import map_npy, open_rows
-from onchip.formats.csv_rows import POSITIONS, is_float, read_csv
+from onchip.formats.csv_rows import POSITIONS, csv_columns, is_float, read_csv
 from onchip.spec.recipe import Array
 from onchip.train.order import hold_out
 from onchip.workloads.dataset import Dataset
@@ -27,6 +27,7 @@ from onchip.workloads.kept import Kept, read_once
 
 TEST_SHARE = 0.2  # of the rows, where nobody gives rows to test on
 MAX_CLASSES = 1 << 16
+BYTE_SCALE = 255.0  # bytes are pixels
 _ARRAYS = (".npy", ".gz", ".idx")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}(\.0*)?")
 _SHOWN_WORDS = 10
@@ -100,7 +101,14 @@ def load_table(source: Source, classes: bool, seed: int) -> Dataset:
         shown = ", ".join(train.words[:_SHOWN_WORDS]) + (", ..." if len(train.words) > _SHOWN_WORDS else "")
         notes.append(f"classes: {len(train.words)}: {printable(shown, _SHOWN_SIGNS)}")
     name, where = printable(Path(source.data).name), printable(str(Path(source.data).absolute().parent))
-    return Dataset(name, where, None, x_train, y_train, x_test, y_test, train.words, tuple(notes))
+    columns: tuple[str, ...] = ()
+    if _is_table(source.data):
+        label = source.labels if _is_column(source.data, source.labels or "") else None
+        columns = csv_columns(source.data, label)
+    scale = _byte_scale(Path(source.data))
+    return Dataset(
+        name, where, None, x_train, y_train, x_test, y_test, train.words, tuple(notes), columns, scale
+    )  # fmt: skip
 
 
 def _is_table(data: str) -> bool:
@@ -159,8 +167,16 @@ def _as_float32(path: Path) -> Array:
     with np.errstate(over="ignore"):
         values = numbers.astype(np.float32)
     if numbers.dtype == np.uint8:
-        values /= np.float32(255)
+        values /= np.float32(BYTE_SCALE)
     return values
+
+
+def _byte_scale(path: Path) -> float:
+    """What the rows of a file are divided by when they are read; 0: nothing."""
+    if _is_table(str(path)):
+        return 0.0
+    with open_rows(path) as rows:
+        return BYTE_SCALE if rows.dtype == np.uint8 else 0.0
 
 
 def _read_table(path: Path) -> tuple[Array, str]:

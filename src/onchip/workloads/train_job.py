@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from onchip.errors import InputError
 from onchip.spec.build import mlp
 from onchip.spec.layers import Linear
+from onchip.spec.names import known_name
 from onchip.spec.network import Network
 from onchip.train.options import ACTIVATIONS, TrainOptions
 from onchip.workloads import WORKLOADS, backprop, digits, load
@@ -119,9 +120,9 @@ def _chosen_layers(model: str, **choices: Any) -> dict[str, Any]:
             f"--{refused[0]} is for a new network", got=f"--{refused[0]} with {model}, whose layers are given",
             expected=f"no --{refused[0]}", hint=f"onchip train {NEW} --{refused[0]} ...",
         )  # fmt: skip
-    if chosen.get("activation", ACTIVATIONS[0]) not in ACTIVATIONS:
-        got, expected = str(chosen["activation"]), ", ".join(ACTIVATIONS)
-        raise InputError("unknown activation", got=got, expected=expected, hint=f"--activation {ACTIVATIONS[0]}")
+    if "activation" in chosen:
+        hint = f"--activation {ACTIVATIONS[0]}"
+        chosen["activation"] = known_name(chosen["activation"], ACTIVATIONS, "activation", hint)
     return chosen
 
 

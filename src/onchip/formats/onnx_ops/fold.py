@@ -56,6 +56,17 @@ def fold_not(graph: GraphReader, op: Op) -> Array:
     return np.logical_not(graph.constant(op, 0))
 
 
+@folds("Clip")
+def fold_clip(graph: GraphReader, op: Op) -> Array:
+    array = graph.constant(op, 0)
+    graph.spend(op, array.size)
+    if graph.opset < 11:
+        low, high = np.array(op.number("min", -math.inf)), np.array(op.number("max", math.inf))
+    else:
+        low, high = (graph.constant(op, index) if graph.has(op, index) else array for index in (1, 2))
+    return np.asarray(np.minimum(np.maximum(array, low), high), array.dtype)
+
+
 @folds("Add", "Sub", "Mul", "Div", "Mod", "Pow")
 def fold_arithmetic(graph: GraphReader, op: Op) -> Array:
     a, b = graph.constant(op, 0), graph.constant(op, 1)

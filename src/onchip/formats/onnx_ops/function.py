@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import cast
 
 import numpy as np
-from scipy.special import erf
 
 from onchip.formats.onnx_ops.base import Op, folds, reads, writes
 from onchip.formats.onnx_ops.combine import combine, operands
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
+from onchip.spec.error_function import erf
 from onchip.spec.layers import Abs, Cast, Cos, Erf, Exp, Layer, Log, Mul, Pow, Reciprocal, Sin, Sqrt
 from onchip.spec.layers.cast import CastTo
 from onchip.spec.network import Node

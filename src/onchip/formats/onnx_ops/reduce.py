@@ -35,7 +35,7 @@ _OP_TYPES = {layer.__name__: op_type for op_type, layer in _REDUCTIONS.items()}
 _ARGUMENTS: dict[str, type[ArgMax] | type[ArgMin]] = {"ArgMax": ArgMax, "ArgMin": ArgMin}
 
 
-def _axes_are_inputs(op_type: str) -> int:
+def axes_are_inputs(op_type: str) -> int:
     """The opset from which they are."""
     return 13 if op_type == "ReduceSum" else 18
 
@@ -48,13 +48,13 @@ def read_reduction(graph: GraphReader, op: Op) -> None:
     if axes is None:
         graph.pass_on(op)
     else:
-        graph.add(op, _REDUCTIONS[op.kind](axes, _keeps(op)), (x,))
+        graph.add(op, _REDUCTIONS[op.kind](axes, keeps_axes(op)), (x,))
 
 
 @reads("ReduceL1", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
 def read_sum_of_functions(graph: GraphReader, op: Op) -> None:
     """A function of each number, the sum, and a function of that; of exponentials the largest is taken out before."""
-    x, axes, keep = graph.value(op), _axes(graph, op), _keeps(op)
+    x, axes, keep = graph.value(op), _axes(graph, op), keeps_axes(op)
     if axes is None:
         graph.pass_on(op)
     elif op.kind == "ReduceL1":
@@ -74,13 +74,13 @@ def read_sum_of_functions(graph: GraphReader, op: Op) -> None:
 
 def _axes(graph: GraphReader, op: Op) -> tuple[int, ...] | None:
     """The axes as the network counts them; None if nothing is to be reduced."""
-    x, axes = graph.value(op), graph.axes(op, _axes_are_inputs(op.kind))
+    x, axes = graph.value(op), graph.axes(op, axes_are_inputs(op.kind))
     if not axes and op.attribute("noop_with_empty_axes", 0):
         return None
     return tuple(graph.axis(op, x, axis) for axis in axes or range(len(graph.shape(x))))
 
 
-def _keeps(op: Op) -> bool:
+def keeps_axes(op: Op) -> bool:
     return op.attribute("keepdims", 1) != 0
 
 
@@ -88,7 +88,7 @@ def _keeps(op: Op) -> bool:
 def write_reduction(graph: GraphWriter, node: Node) -> None:
     given, op_type = node.layer.attributes(), _OP_TYPES[node.layer.kind]
     axes, keep = [int(axis) for axis in given["axes"]], int(given["keep"])
-    if graph.opset < _axes_are_inputs(op_type):
+    if graph.opset < axes_are_inputs(op_type):
         graph.emit(op_type, node, [graph.value(node)], axes=axes, keepdims=keep)
     else:
         operand = graph.constant(f"{node.name}_axes", np.array(axes, np.int64))
@@ -99,7 +99,7 @@ def write_reduction(graph: GraphWriter, node: Node) -> None:
 def read_argument(graph: GraphReader, op: Op) -> None:
     x = graph.value(op)
     last = op.attribute("select_last_index", 0) != 0
-    graph.add(op, _ARGUMENTS[op.kind](graph.axis(op, x, op.attribute("axis", 0)), _keeps(op), last), (x,))
+    graph.add(op, _ARGUMENTS[op.kind](graph.axis(op, x, op.attribute("axis", 0)), keeps_axes(op), last), (x,))
 
 
 @writes(ArgMax, ArgMin)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from onchip.errors import FormatError
@@ -64,10 +66,26 @@ def add_ranges(graph: GraphReader, op: Op, x: str, ranges: list[range], output: 
 
 @reads("Split")
 def read_split(graph: GraphReader, op: Op) -> None:
-    """A Slice for each output."""
+    """A Slice for each output; a constant is split here and now."""
+    if graph.is_constant(op, 0):
+        array, axis = graph.constant(op, 0), op.attribute("axis", 0)
+        graph.spend(op, array.size)
+        for name, places in zip(op.outputs, split_ranges(graph, op, array.shape[axis]), strict=True):
+            part = Op(op.kind, op.name, op.inputs, (name,), op.attributes)
+            graph.add_constant(part, np.take(array, places, axis))
+        return
     x = graph.value(op)
-    at, count = row_axis_of(graph, op, x, op.attribute("axis", 0)), len(op.outputs)
-    n = graph.types[x].row_shape[at]
+    at = row_axis_of(graph, op, x, op.attribute("axis", 0))
+    for output, places in enumerate(split_ranges(graph, op, graph.types[x].row_shape[at])):
+        ranges = [range(d) for d in graph.types[x].row_shape]
+        ranges[at] = places
+        if op.outputs[output]:
+            add_ranges(graph, op, x, ranges, output)
+
+
+def split_ranges(graph: GraphReader, op: Op, n: int) -> list[range]:
+    """Which of n places each output takes."""
+    count = len(op.outputs)
     if graph.opset >= 13 and graph.has(op, 1):
         sizes = graph.ints(op, 1, most=len(op.outputs))
     elif "split" in op.attributes:
@@ -77,13 +95,8 @@ def read_split(graph: GraphReader, op: Op) -> None:
         sizes = [max(0, min(each, n - i * each)) for i in range(count)]
     if len(sizes) != count or sum(sizes) != n or min(sizes) < 0:
         raise FormatError(f"{op}: bad sizes", got=show(sizes), expected=f"{count} that make {n}")
-    begin = 0
-    for output, size in enumerate(sizes):
-        ranges = [range(d) for d in graph.types[x].row_shape]
-        ranges[at] = range(begin, begin + size)
-        if op.outputs[output]:
-            add_ranges(graph, op, x, ranges, output)
-        begin += size
+    ends = list(itertools.accumulate(sizes))
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
 def gather_constant(graph: GraphReader, op: Op) -> None:

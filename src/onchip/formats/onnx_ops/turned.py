@@ -17,13 +17,14 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
-from onchip.spec.layers import Concat, Linear, Permute, Reshape
+from onchip.formats.onnx_ops.select import split_ranges
+from onchip.spec.layers import Concat, Linear, Permute, Reshape, Slice
 from onchip.spec.layers.recurrent import Recurrent
 from onchip.spec.reading import MAX_RANK, show
 from onchip.spec.types import BATCH, Dim
 
 Axis = tuple[int, ...]  # of the file: axes of `shape` that it is made of, the last one fastest; none of a size of 1
-_ALIKE = ("Add", "Sub", "Mul", "Div", "Relu", "Sigmoid", "Tanh", "Gelu", "Cast")  # numbers at the same place alone
+ALIKE = ("Add", "Sub", "Mul", "Div", "Relu", "Sigmoid", "Tanh", "Gelu", "Cast")  # numbers at the same place alone
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Turned(Unfinished):
     shape: tuple[Dim, ...]
     axes: tuple[Axis, ...]
     parts: tuple[Turned, ...] = ()  # those that stand one after the other along the file's axis 0
-    expected: ClassVar[str] = "a Transpose that puts the batch first again: h.transpose(0, 1) in torch"
+    expected: ClassVar[str] = "a Transpose or Reshape that puts the batch first again: h.transpose(0, 1) in torch"
 
     @staticmethod
     def seen(x: str, shape: Iterable[Dim], order: Iterable[int]) -> Turned:
@@ -81,7 +82,7 @@ def reads_turned(graph: GraphReader, op: Op) -> bool:
     """Whether the node is about a value whose batch is not in front, or will not be, and is done by that."""
     if graph.one_row or not op.inputs:
         return False
-    found = (graph.unfinished.get(name) for name in (op.inputs if op.kind in _ALIKE else op.inputs[:1]))
+    found = (graph.unfinished.get(name) for name in (op.inputs if op.kind in ALIKE else op.inputs[:1]))
     given = next((value for value in found if isinstance(value, Turned)), None)
     if given is None:
         if op.kind not in ("Transpose", "Unsqueeze", "Reshape") or op.inputs[0] not in graph.values:
@@ -89,26 +90,30 @@ def reads_turned(graph: GraphReader, op: Op) -> bool:
         shape = graph.types[graph.value(op)].shape
         if op.kind == "Reshape" and not _moves_batch(graph, op):
             return False
-        made = _HANDLERS[op.kind](graph, op, Turned.seen(graph.value(op), shape, range(len(shape))))
+        made = HANDLERS[op.kind](graph, op, Turned.seen(graph.value(op), shape, range(len(shape))))
         if made is not None and made.axes[0] == (0,):
             return False  # the batch stays where it is
     elif op.kind == "Shape" and not op.attributes:
         graph.add_constant(op, np.array(given.file_shape, object))
         return True
-    elif op.kind not in _HANDLERS or (given.axes[0] == (0,) and op.kind in (*_ALIKE, "Gemm", "MatMul")):
+    elif op.kind not in HANDLERS or (given.axes[0] == (0,) and op.kind in (*ALIKE, "Gemm", "MatMul")):
         return False
     else:
-        made = _HANDLERS[op.kind](graph, op, given)
+        made = HANDLERS[op.kind](graph, op, given)
     if made is not None:
         graph.begin(op, made)
     return made is not None
 
 
 def _moves_batch(graph: GraphReader, op: Op) -> bool:
-    """Whether a Reshape joins the batch with another axis."""
-    return graph.is_constant(op, 1) and any(
-        isinstance(size, str) and size != BATCH for size in graph.constant_or_shape(op, 1).ravel().tolist()
-    )
+    """Whether a Reshape joins the batch with another axis: it says so, or its -1 in front stands for more than one."""
+    if not graph.is_constant(op, 1):
+        return False
+    wanted = graph.constant_or_shape(op, 1).ravel().tolist()
+    if wanted[:1] == [-1] and all(isinstance(size, int) and size > 0 for size in wanted[1:]):
+        count, rest = graph.types[graph.value(op)].row_size, math.prod(wanted[1:])
+        return bool(count != rest and count % rest == 0)
+    return any(isinstance(size, str) and size != BATCH for size in wanted)
 
 
 def _transpose(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
@@ -239,6 +244,29 @@ def _chosen(graph: GraphReader, op: Op, given: Turned, axis: int, place: int) ->
     return Turned(chosen, (*given.shape[:along], *given.shape[along + 1 :]), left)
 
 
+def _split(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
+    """A Slice for each output, along one axis; as q, k, v = qkv.permute(2, 0, 3, 1, 4) has it."""
+    rank, axis = len(given.axes), op.attribute("axis", 0)
+    if not -rank <= axis < rank or len(given.axes[axis]) != 1 or given.axes[axis] == (0,) or given.axes[0] == (0,):
+        return None
+    (along,) = given.axes[axis]
+    x = given.in_order(graph, op, given.in_place)
+    made = []
+    for places in split_ranges(graph, op, int(given.shape[along])):
+        ranges = [range(int(d)) for d in given.shape[1:]]
+        ranges[along - 1] = places
+        layer = Slice(tuple(r.start for r in ranges), tuple(map(len, ranges)), (1,) * len(ranges))
+        part, shape, axes = graph.add_step(op, layer, (x,)), list(given.shape), given.axes
+        shape[along] = len(places)
+        if len(places) == 1:
+            del shape[along]
+            axes = tuple(tuple(a - (a > along) for a in each if a != along) for each in axes)
+        made.append(Turned(part, tuple(shape), axes))
+    for output, other in enumerate(made[1:], start=1):
+        graph.begin(op, other, output)
+    return made[0]
+
+
 def last_step(graph: GraphReader, op: Op, x: str) -> str | None:
     """What the last step alone of a recurrent layer makes that is walked forward; None if x is something else."""
     node = graph.nodes.get(x)
@@ -250,7 +278,7 @@ def last_step(graph: GraphReader, op: Op, x: str) -> str | None:
     return graph.add_step(op, layer, node.inputs, node.weights)
 
 
-def _ends_last(given: Turned) -> tuple[tuple[Axis, ...], Turned]:
+def ends_last(given: Turned) -> tuple[tuple[Axis, ...], Turned]:
     """The axes in an order in which the file's last one lies last, joined; and how they are seen then, but for x."""
     *front, last = given.axes
     order = [a for axis in given.in_place for a in axis if a not in last]
@@ -259,13 +287,13 @@ def _ends_last(given: Turned) -> tuple[tuple[Axis, ...], Turned]:
     return (*((a,) for a in order), last), Turned("", sizes, axes)
 
 
-def _product(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
+def product(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
     """With a constant matrix, along the file's last axis."""
     if not graph.is_constant(op, 1) or graph.constant(op, 1).ndim != 2 or 0 in given.axes[-1] or not given.axes[-1]:
         return None
     if op.attribute("transA", 0) or any(op.attribute(name, 1.0) != 1 for name in ("alpha", "beta")):
         return None
-    order, seen = _ends_last(given)
+    order, seen = ends_last(given)
     x = given.in_order(graph, op, order)
     matrix = graph.weight_constant(op, 1, x)
     roles = {"weight": graph.weight(op.inputs[1], matrix if op.attribute("transB", 0) else matrix.T)}
@@ -277,11 +305,11 @@ def _product(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
     return Turned(made, (*seen.shape[:-1], graph.types[made].row_shape[-1]), seen.axes)
 
 
-def _alike(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
+def alike(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
     """Each number by itself, with those of another value that is seen alike, or with constants of the last axis."""
     if 0 in given.axes[-1] or not given.axes[-1]:
         return None
-    order, seen = _ends_last(given)
+    order, seen = ends_last(given)
     inputs = []
     for index, name in enumerate(op.inputs):
         other = graph.unfinished.get(name)
@@ -295,15 +323,16 @@ def _alike(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
     return Turned(graph.value(Op(op.kind, op.name, (name,), op.outputs, {})), seen.shape, seen.axes)
 
 
-_HANDLERS: dict[str, Callable[[GraphReader, Op, Turned], Turned | None]] = {
+HANDLERS: dict[str, Callable[[GraphReader, Op, Turned], Turned | None]] = {
     "Transpose": _transpose,
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
     "Reshape": _reshape,
     "Gather": _gather,
+    "Split": _split,
     "Concat": _concat,
-    "Gemm": _product,
-    "MatMul": _product,
+    "Gemm": product,
+    "MatMul": product,
     "Identity": lambda graph, op, given: given,
-    **dict.fromkeys(_ALIKE, _alike),
+    **dict.fromkeys(ALIKE, alike),
 }

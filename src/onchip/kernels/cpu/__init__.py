@@ -6,8 +6,11 @@ from typing import Protocol
 
 from onchip.kernels.cpu.conv_fused import ConvFused
 from onchip.kernels.cpu.launches import Launch
+from onchip.kernels.cpu.lookup import LookUpAlone
+from onchip.kernels.cpu.matmul import MatMulAlone
 from onchip.kernels.cpu.mlp_fused import MlpFused
 from onchip.kernels.cpu.mlp_train import MlpTrain, Trainer
+from onchip.kernels.cpu.move import Move
 from onchip.kernels.cpu.norm import Norm
 from onchip.kernels.cpu.plain import Plain
 from onchip.kernels.cpu.pointwise import Pointwise
@@ -41,7 +44,7 @@ class TrainingKernel(Kernel, Protocol):
 
 INFERENCE: tuple[InferenceKernel, ...] = (
     MlpFused(), ConvFused(), TokenMax(), RecurrentAlone(), Pointwise(), Rowwise(), Reduce(), Norm(), Select(), Resize(),
-    ScanAlone(), Plain(),
+    LookUpAlone(), MatMulAlone(), Move(), ScanAlone(), Plain(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, View("cpu"), *INFERENCE)

@@ -7,11 +7,16 @@ neither on its place in a row nor on which math library is installed.
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import llvmlite.binding as llvm
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
-from onchip.kernels.cpu.jit import compiled, floats_at, linked, multiply_add
+from onchip.kernels.cpu.jit import address_of, compiled, floats_at, linked, multiply_add
 from onchip.kernels.pointwise import (
     CLIP,
     ELU_CODE,
@@ -43,12 +48,13 @@ _PAIRS: dict[tuple[np.float32, ...], Array] = {}  # parameters of activations th
 
 def code_of(layer: Elementwise | None) -> int:
     """The number by which the loops below know an activation, in this process alone: above its 8 bits stand those of
-    its parameter or, where it has two, their address."""
+    its parameter or, where it has two, their address. Its code is compiled, or loaded, now."""
     if layer is None:
         return IDENTITY
     row = operation_of(layer)
     assert row is not None
     assert row.cpu is not None, layer
+    link_activation(row.cpu)
     told = row.told(layer)
     if len(told) < 2:
         return row.cpu | sum(int(value.view(np.uint32)) << 8 for value in told)
@@ -115,16 +121,22 @@ def tanh(x: np.float32) -> np.float32:
 
 
 @compiled(inline=True)
+def scaled_erfc(t: np.float32) -> np.float32:
+    """exp(z^2) erfc(z) / t for t = 1 / (1 + z / 2), z >= 0."""
+    u = multiply_add(_TWO, t, -_ONE)
+    high = multiply_add(u, multiply_add(u, multiply_add(u, _E10, _E9), _E8), _E7)
+    middle = multiply_add(u, multiply_add(u, multiply_add(u, high, _E6), _E5), _E4)
+    low: np.float32 = multiply_add(u, multiply_add(u, multiply_add(u, multiply_add(u, middle, _E3), _E2), _E1), _E0)
+    return low
+
+
+@compiled(inline=True)
 def gelu(x: np.float32) -> np.float32:
     """x / 2 erfc(-x / sqrt 2)."""
     z = abs(x) * _SQRT_HALF
     t = _ONE / multiply_add(_HALF, z, _ONE)
-    u = multiply_add(_TWO, t, -_ONE)
-    high = multiply_add(u, multiply_add(u, multiply_add(u, _E10, _E9), _E8), _E7)
-    middle = multiply_add(u, multiply_add(u, multiply_add(u, high, _E6), _E5), _E4)
-    low = multiply_add(u, multiply_add(u, multiply_add(u, multiply_add(u, middle, _E3), _E2), _E1), _E0)
     _, e = expm1_exp(-z * z)
-    tail: np.float32 = t * e * low  # erfc(z)
+    tail: np.float32 = t * e * scaled_erfc(t)  # erfc(z)
     return _HALF * x * (tail if x < _ZERO else _TWO - tail)
 
 
@@ -220,6 +232,71 @@ def mish(x: np.float32) -> np.float32:
 # counts from 0 is known not to be one, which is what lets LLVM turn the loop into vector code.
 
 
+@compiled(inline=True)
+def silu(x: np.float32) -> np.float32:
+    return x * sigmoid(x)
+
+
+@compiled(inline=True)
+def selu(x: np.float32) -> np.float32:
+    return _SELU_SCALE * elu(x, _SELU_ALPHA)
+
+
+def _apart(kind: int, function: Any) -> Any:
+    """A loop over rows that is compiled by itself, as `activate` calls it."""
+
+    def rows(where: int, count: int, width: int, stride: int, code: int) -> None:
+        for r in range(count):
+            row = floats_at(where + r * stride * 4, width)
+            for n in range(width):
+                row[n] = function(row[n])
+
+    rows.__name__ = f"activate_{kind}"
+    return linked(*(types.int64,) * 5)(rows)
+
+
+@linked(*(types.int64,) * 5)
+def _elu_rows(where: int, count: int, width: int, stride: int, code: int) -> None:
+    alpha = np.int32(code >> 8).view(np.float32)
+    for r in range(count):
+        row = floats_at(where + r * stride * 4, width)
+        for n in range(width):
+            row[n] = elu(row[n], alpha)
+
+
+# Those that need an exponential, by kind: each takes 0.3 s to compile, and few networks have more than one or two.
+_APART: dict[int, Any] = {ELU_CODE: _elu_rows} | {
+    kind: _apart(kind, function)
+    for kind, function in (
+        (SILU, silu), (GELU_ERF, gelu), (GELU_TANH, gelu_tanh), (SIGMOID, sigmoid), (TANH, tanh), (SELU_CODE, selu),
+        (SOFTPLUS, softplus), (MISH, mish),
+    )
+}  # fmt: skip
+_PLACES = np.zeros(256, np.int64)  # where their code lies, of those that are linked
+llvm.add_symbol("onchip_activations", _PLACES.ctypes.data)
+
+
+def link_activation(kind: int) -> None:
+    """From now on `activate` can apply it."""
+    if kind in _APART and not _PLACES[kind]:
+        _PLACES[kind] = address_of(_APART[kind])
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _activate_apart(
+    typing_context: Any, kind: Any, where: Any, count: Any, width: Any, stride: Any, code: Any
+) -> Any:  # fmt: skip
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        symbol = ir.FunctionType(ir.VoidType(), [])  # as a function: those are found wherever they lie
+        places = b.bitcast(cgutils.get_or_insert_function(b.module, symbol, "onchip_activations"), word.as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [word] * 5)
+        b.call(b.inttoptr(b.load(b.gep(places, [args[0]])), kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 6), codegen
+
+
 @linked(*(types.int64,) * 5)
 def activate(where: int, count: int, width: int, stride: int, code: int) -> None:
     """Apply an activation (code_of) in place to `count` rows of `width` numbers, `stride` numbers apart."""
@@ -229,6 +306,10 @@ def activate(where: int, count: int, width: int, stride: int, code: int) -> None
     if kind in (CLIP, HARD_SIGMOID):
         pair = floats_at(code >> 8, 2)
         first, second = pair[0], pair[1]
+    elif kind not in (RELU, LEAKY, HARD_SWISH, SOFTSIGN):
+        if kind != IDENTITY:
+            _activate_apart(kind, where, count, width, stride, code)
+        return
     for r in range(count):
         row = floats_at(where + r * stride * 4, width)
         if kind == RELU:
@@ -237,45 +318,18 @@ def activate(where: int, count: int, width: int, stride: int, code: int) -> None
         elif kind == LEAKY:
             for n in range(width):
                 row[n] = slope * row[n] if row[n] < _ZERO else row[n]
-        elif kind == SILU:
-            for n in range(width):
-                row[n] = row[n] * sigmoid(row[n])
-        elif kind == GELU_ERF:
-            for n in range(width):
-                row[n] = gelu(row[n])
-        elif kind == GELU_TANH:
-            for n in range(width):
-                row[n] = gelu_tanh(row[n])
-        elif kind == SIGMOID:
-            for n in range(width):
-                row[n] = sigmoid(row[n])
-        elif kind == TANH:
-            for n in range(width):
-                row[n] = tanh(row[n])
         elif kind == CLIP:
             for n in range(width):
                 row[n] = clip(row[n], first, second)
-        elif kind == ELU_CODE:
-            for n in range(width):
-                row[n] = elu(row[n], slope)
-        elif kind == SELU_CODE:
-            for n in range(width):
-                row[n] = _SELU_SCALE * elu(row[n], _SELU_ALPHA)
         elif kind == HARD_SIGMOID:
             for n in range(width):
                 row[n] = hard_sigmoid(row[n], first, second)
         elif kind == HARD_SWISH:
             for n in range(width):
                 row[n] = row[n] * hard_sigmoid(row[n], _SIXTH, _HALF)
-        elif kind == SOFTPLUS:
-            for n in range(width):
-                row[n] = softplus(row[n])
-        elif kind == SOFTSIGN:
+        else:
             for n in range(width):
                 row[n] = row[n] / (_ONE + abs(row[n]))
-        elif kind == MISH:
-            for n in range(width):
-                row[n] = mish(row[n])
 
 
 @linked(*(types.int64,) * 5)
@@ -287,16 +341,21 @@ def normalise(where: int, count: int, width: int, stride: int, code: int) -> Non
         for n in range(1, width):
             highest = row[n] if row[n] > highest or row[n] != row[n] else highest
         total = 0.0  # float64: a float32 sum over a very wide row would lose digits
-        for n in range(width):
-            shifted = row[n] - highest
-            _, e = expm1_exp(shifted)
-            total += np.float64(e)
-            row[n] = e if code == SOFTMAX else shifted
-        if code == SOFTMAX:
+        if code == SOFTMAX:  # a loop of its own for the sum: the one before becomes vector code
+            for n in range(width):
+                _, e = expm1_exp(row[n] - highest)
+                row[n] = e
+            for n in range(width):
+                total += np.float64(row[n])
             scale = np.float32(total)
             for n in range(width):
                 row[n] = row[n] / scale
         else:
+            for n in range(width):
+                row[n] = row[n] - highest
+            for n in range(width):
+                _, e = expm1_exp(row[n])
+                total += np.float64(e)
             log_total = np.float32(math.log(total))
             for n in range(width):
                 row[n] = row[n] - log_total

@@ -83,7 +83,7 @@ class ConvFused:
         products = convolutions or [node.layer.kind for node in nodes if isinstance(node.layer, Linear)]
         instance = f"conv_fused<{len(products)} {'-'.join(dict.fromkeys(products))}>"
         x, y = net.types[program.source], net.types[nodes[-1].name]
-        why = f"{images} images at a time, as many through a layer as stay in cache"
+        why = f"{images} rows at a time, as many through a layer as stay in cache"
         for last in _layouts(net, nodes, program):
             turned = (given.row_bytes for given, is_last in zip((x, y), last, strict=True) if not is_last)
             price = CorePrice(

@@ -7,7 +7,16 @@ from numba import types
 
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import compiled, linked
-from onchip.kernels.cpu.tile import MOST_ROWS, PANEL, VECS_WIDE, multiply_rows, padded, panel_width
+from onchip.kernels.cpu.tile import (
+    LINE_PANELS,
+    MOST_ROWS,
+    PANEL,
+    VECS_WIDE,
+    multiply_line,
+    multiply_rows,
+    padded,
+    panel_width,
+)
 
 CHUNK = 128  # steps of k at a time: a panel's chunk (32 KiB with AVX-512) stays in L1 while rows pass over it
 _MOST_WIDE, _MOST_PAIR, _MOST_SINGLE = MOST_ROWS[VECS_WIDE], MOST_ROWS[2], MOST_ROWS[1]
@@ -66,6 +75,12 @@ def dense(
             steps = min(CHUNK, K - k)
             below = floor if k + CHUNK >= K else _NO_FLOOR
             n = first
+            while rows == 1 and n + LINE_PANELS * PANEL <= last:
+                init = bias + n * 4 if k == 0 else dst + n * 4
+                multiply_line(
+                    src + k * 4, w + n * K * 4 + k * PANEL * 4, K * PANEL * 4, init, dst + n * 4, steps, below
+                )
+                n += LINE_PANELS * PANEL
             while n < last:
                 width = next_panel(N_padded - n)
                 init = bias + n * 4 if k == 0 else dst + n * 4

@@ -8,7 +8,6 @@ import numpy as np
 
 from onchip.kernels.cpu.image_lowering import Lowering, Value, image_sizes
 from onchip.kernels.cpu.image_operation import (
-    ALL,
     Activated,
     Place,
     call_at,
@@ -19,7 +18,7 @@ from onchip.kernels.cpu.image_operation import (
     runs,
 )
 from onchip.kernels.cpu.image_values import Rim, Sizes, Store, UnsupportedError, View
-from onchip.kernels.cpu.jit import compiled, floats_at
+from onchip.kernels.cpu.jit import ALL, compiled, floats_at
 from onchip.kernels.cpu.tile import aligned_zeros
 from onchip.spec.layers import Concat, Elementwise
 from onchip.spec.layers import Mul as MulLayer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onchip.kernels.cpu.image_operation import ALL, Operation, call_at, fields_of, runs
+from onchip.kernels.cpu.image_operation import Operation, call_at, fields_of, runs
 from onchip.kernels.cpu.image_values import View
-from onchip.kernels.cpu.jit import floats_at
+from onchip.kernels.cpu.jit import ALL, floats_at
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

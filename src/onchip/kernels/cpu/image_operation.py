@@ -35,7 +35,6 @@ from onchip.spec.layers import Elementwise
 from onchip.spec.recipe import Recipe
 
 HEAD = 2  # numbers of a row in front of the fields: the address of the code, and the images of a group
-ALL = 1 << 40  # the length of an array whose end nobody asks for
 F = TypeVar("F", bound=Callable[[int, int], None])
 _ZERO = np.float32(0)
 

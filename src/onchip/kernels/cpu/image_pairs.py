@@ -20,7 +20,6 @@ import numpy as np
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.image_lowering import Lowering, image_sizes, window_of
 from onchip.kernels.cpu.image_operation import (
-    ALL,
     Activated,
     Operation,
     call_at,
@@ -32,7 +31,7 @@ from onchip.kernels.cpu.image_operation import (
 from onchip.kernels.cpu.image_taps import Taps
 from onchip.kernels.cpu.image_values import View
 from onchip.kernels.cpu.image_weights import weight_recipe
-from onchip.kernels.cpu.jit import compiled, floats_at
+from onchip.kernels.cpu.jit import ALL, compiled, floats_at
 from onchip.kernels.cpu.tile import aligned_zeros, pack, packed_size, padded, padded_bias
 from onchip.spec.layers.conv import geometry
 from onchip.spec.network import Node

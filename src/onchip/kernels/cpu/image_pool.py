@@ -21,7 +21,6 @@ from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.image_lowering import Lowering, window_of
 from onchip.kernels.cpu.image_operation import (
-    ALL,
     Activated,
     Call,
     Place,
@@ -33,7 +32,7 @@ from onchip.kernels.cpu.image_operation import (
     runs,
 )
 from onchip.kernels.cpu.image_values import UnsupportedError, View
-from onchip.kernels.cpu.jit import compiled, floats_at
+from onchip.kernels.cpu.jit import ALL, compiled, floats_at
 from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d
 from onchip.spec.layers.conv import geometry
 from onchip.spec.network import Node

@@ -9,9 +9,9 @@ import numpy as np
 
 from onchip.kernels.chain import given_ids
 from onchip.kernels.cpu.image_lowering import Lowering, Value
-from onchip.kernels.cpu.image_operation import ALL, Operation, call_at, fields_of, runs
+from onchip.kernels.cpu.image_operation import Operation, call_at, fields_of, runs
 from onchip.kernels.cpu.image_values import UnsupportedError, View
-from onchip.kernels.cpu.jit import bytes_at, floats_at, ints_at
+from onchip.kernels.cpu.jit import ALL, bytes_at, floats_at, ints_at
 from onchip.spec.layers import Embedding, Permute, ToPixels
 from onchip.spec.network import Node
 from onchip.spec.recipe import Recipe, as_is

@@ -20,7 +20,6 @@ from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.image_combine import rimmed
 from onchip.kernels.cpu.image_lowering import Lowering, pads_of, window_of
 from onchip.kernels.cpu.image_operation import (
-    ALL,
     Activated,
     Window,
     call_at,
@@ -32,7 +31,7 @@ from onchip.kernels.cpu.image_operation import (
 )
 from onchip.kernels.cpu.image_values import View
 from onchip.kernels.cpu.image_weights import packed_taps
-from onchip.kernels.cpu.jit import compiled, floats_at, linked, multiply_add
+from onchip.kernels.cpu.jit import ALL, compiled, floats_at, linked, multiply_add
 from onchip.kernels.pointwise import RELU
 from onchip.spec.network import Node
 from onchip.spec.recipe import Recipe

@@ -25,13 +25,16 @@ from numba.core.caching import NullCache
 from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 from numba.core.dispatcher import Dispatcher
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
-from onchip.cache import private_folder, read_entry, write_entry
+from onchip.cache import private_folder, read_entry, say_compiling, write_entry
 from onchip.kernels.vectors import HAS_FMA
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+ALL = 1 << 40  # the length of an array whose end nobody asks for
 
 
 @functools.cache
@@ -54,9 +57,12 @@ class _KernelCache(NullCache):  # type: ignore[misc]
         self.function = function
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        target_context.refresh()
+        # Not all of target_context.refresh(), as in Numba's own cache: what is compiled needs no registry of what can
+        # be, and loading them takes 0.3 s. Compiling refreshes by itself.
+        rtsys.initialize(target_context)
         kept = read_entry(_cache_folder(), self._key(signature, target_context.codegen()))
         if kept is None:
+            say_compiling()
             return None
         _link_callees(self.function)
         return CompileResult._rebuild(target_context, *pickle.loads(kept))
@@ -186,6 +192,16 @@ def int_at(typing_context: Any, where: Any) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.load(builder.inttoptr(args[0], ir.IntType(64).as_pointer()))
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def int32_at(typing_context: Any, where: Any) -> Any:
+    """The 32-bit integer at an address, as one of 64."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.sext(builder.load(builder.inttoptr(args[0], ir.IntType(32).as_pointer())), ir.IntType(64))
 
     return types.int64(types.int64), codegen
 

@@ -11,30 +11,44 @@ from numba import types
 from numba.extending import intrinsic
 
 from onchip.kernels.cpu.emit import INT
-from onchip.kernels.cpu.jit import address, compiled, data_of, ints_at
-from onchip.kernels.cpu.threads import Spare
+from onchip.kernels.cpu.jit import ALL, address, compiled, data_of, int_at, ints_at
+from onchip.kernels.cpu.threads import Spare, run_pieces
 from onchip.spec.recipe import Array
 
 Launch = Callable[[Sequence[Array], Sequence[Array], int], None]  # (inputs, outputs, threads)
 
 
 class CompiledLaunch:
-    """A launch of one input and one output that compiled code can make, too."""
+    """A launch that compiled code can make, too."""
 
-    def __init__(self, code: int, facts: Callable[[int], tuple[int, object]]) -> None:
+    def __init__(
+        self,
+        code: int,
+        facts: Callable[[int], tuple[int, object]],
+        check: Callable[[Sequence[Array]], None] | None = None,
+    ) -> None:
         """
-        code   address of a linked function of: its facts, the addresses of x and y as a list, B, threads
+        code   address of a linked function of: its facts, the addresses of inputs and outputs as a list, B, threads
         facts  of a number of threads: the address of what the code wants to know, with scratch for one call at a time,
                and what is kept as long as that
+        check  raises what is wrong with numbers of the inputs. The code itself sets the first word of its facts where
+               it meets such numbers, and touches no memory for them
         """
-        self.code, self.facts = code, facts
+        self.code, self.facts, self.check = code, facts, check
         self._spare = Spare(facts)
 
     def __call__(self, inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-        x, y = inputs[0], outputs[0]
+        if self.check is not None:
+            self.check(inputs)
         facts = self._spare.take(threads)
-        _launch(self.code, facts[0], id(x), id(y), len(y), threads)
+        operands = np.array([id(array) for array in (*inputs, *outputs)], np.int64)
+        _launch(self.code, facts[0], operands, len(outputs[0]), threads)
         self._spare.give_back(facts)
+
+
+def words(*numbers: int | Array) -> Array:
+    """What compiled code reads as a list of int64: numbers, and of arrays their addresses."""
+    return np.array([each.ctypes.data if isinstance(each, np.ndarray) else each for each in numbers], np.int64)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -47,29 +61,82 @@ def _call(typing_context: Any, code: Any, facts: Any, operands: Any, B: Any, thr
 
 
 @compiled()
-def _launch(code: int, facts: int, x: int, y: int, B: int, threads: int) -> None:
-    """x, y: as data_of reads them"""
-    operands = np.empty(2, np.int64)
-    operands[0], operands[1] = data_of(x), data_of(y)
+def _launch(code: int, facts: int, operands: Array, B: int, threads: int) -> None:
+    """operands: as data_of reads them; overwritten"""
+    for i in range(len(operands)):
+        operands[i] = data_of(operands[i])
     _call(code, facts, address(operands), B, threads)
 
 
-@compiled()
-def run_launches(plan: int, B: int, threads: int) -> None:
-    """Launch after launch on B rows.
+# What run_launches is told: how many launches, operands and arrays there are; then addresses of
+# the launches: each its code, its facts, its first operand, whether it checks
+# the operands: each the number of its value
+# the values: first the ids of the arrays, then of each value in between where it begins, in bytes a row
+# the operands' addresses, overwritten
+# memory for the values in between
+# the bytes of a row of each array
+_COUNT, _OPERANDS, _ARRAYS, _LAUNCHES, _NUMBERS, _VALUES, _PLACES, _BETWEEN, _ROW_BYTES, _WORDS = range(10)
 
-    plan  address of how many launches, operands and arrays there are, and of the addresses of
-          the launches: each its code, its facts, its first operand
-          the operands: each the number of its value
-          the values: first the ids of the arrays, then of each value in between where it begins, in bytes a row
-          the operands' addresses, overwritten
-          memory for the values in between
-    """
-    words = ints_at(plan, 8)
-    arrays, launches = words[2], ints_at(words[3], 3 * words[0])
-    operands, values, places = ints_at(words[4], words[1]), ints_at(words[5], 1), ints_at(words[6], words[1])
-    for i in range(words[1]):
+
+@compiled()
+def _launch_all(told: Array, first: int, rows: int, threads: int) -> None:
+    """Launch after launch on rows `first`, .. of the arrays."""
+    count, arrays, row_bytes = told[_OPERANDS], told[_ARRAYS], ints_at(told[_ROW_BYTES], told[_ARRAYS])
+    operands, values, places = (
+        ints_at(told[_NUMBERS], count),
+        ints_at(told[_VALUES], ALL),
+        ints_at(told[_PLACES], count),
+    )
+    for i in range(count):
         value = operands[i]
-        places[i] = data_of(values[value]) if value < arrays else words[7] + values[value] * B
-    for i in range(words[0]):
-        _call(launches[3 * i], launches[3 * i + 1], words[6] + launches[3 * i + 2] * 8, B, threads)
+        if value < arrays:
+            places[i] = data_of(values[value]) + first * row_bytes[value]
+        else:
+            places[i] = told[_BETWEEN] + values[value] * rows
+    launches = ints_at(told[_LAUNCHES], 4 * told[_COUNT])
+    for i in range(told[_COUNT]):
+        _call(launches[4 * i], launches[4 * i + 1], told[_PLACES] + launches[4 * i + 2] * 8, rows, threads)
+
+
+@compiled()
+def _found_bad(told: Array) -> bool:
+    """Whether a launch met numbers that it could do nothing with; forgotten then."""
+    launches, is_bad = ints_at(told[_LAUNCHES], 4 * told[_COUNT]), False
+    for i in range(told[_COUNT]):
+        if launches[4 * i + 3]:
+            first = ints_at(launches[4 * i + 1], 1)
+            is_bad |= first[0] != 0
+            first[0] = 0
+    return is_bad
+
+
+@compiled()
+def _chunk(worker: int, piece: int, team: int, B: int, chunk: int) -> None:
+    first = piece * chunk
+    _launch_all(ints_at(int_at(team + worker * 8), _WORDS), first, min(chunk, B - first), 1)
+
+
+@compiled()
+def run_launches(team: int, B: int, chunk: int, threads: int) -> bool:
+    """All launches on B rows: chunk by chunk, each by one thread; or, in one chunk, by all threads.
+
+    Gives whether all numbers could be used.
+
+    team  address of the addresses of what each worker is told
+    """
+    if chunk >= B:
+        _launch_all(ints_at(int_at(team), _WORDS), 0, B, threads)
+        return not _found_bad(ints_at(int_at(team), _WORDS))
+    run_pieces(_chunk, (team, B, chunk), (B + chunk - 1) // chunk, threads)
+    is_good = True
+    for worker in range(threads):
+        is_good &= not _found_bad(ints_at(int_at(team + worker * 8), _WORDS))
+    return is_good
+
+
+@compiled()
+def run_one(team: int, B: int, chunk: int, threads: int, x: int, y: int) -> bool:
+    """run_launches with the ids of the one input and the one output: quicker than to write them down from Python."""
+    values = ints_at(ints_at(int_at(team), _WORDS)[_VALUES], 2)
+    values[0], values[1] = x, y
+    return run_launches(team, B, chunk, threads)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numba import types
@@ -230,12 +231,16 @@ def _is_taken_before(net: Network, start: int) -> bool:
 
 def layer_table(chain: Chain) -> Array:
     """A row a layer: K, N, where its weights and its bias begin in the packed arrays, its activation."""
-    rows, w_offset, bias_offset = [], 0, 0
-    for layer in chain.layers:
-        rows.append((layer.D_in, layer.D_out, w_offset, bias_offset, code_of(layer.activation)))
-        w_offset += packed_size(layer.D_in, layer.D_out)
-        bias_offset += padded(layer.D_out)
+    places = zip(chain.layers, *_offsets(chain), strict=False)
+    rows = [(layer.D_in, layer.D_out, w, bias, code_of(layer.activation)) for layer, w, bias in places]
     return np.array(rows, np.int64)
+
+
+def _offsets(chain: Chain) -> tuple[list[int], list[int]]:
+    """Where the weights and the bias of each layer begin in the packed arrays, and behind the last where they end."""
+    w_sizes = [packed_size(layer.D_in, layer.D_out) for layer in chain.layers]
+    bias_sizes = [padded(layer.D_out) for layer in chain.layers]
+    return list(accumulate(w_sizes, initial=0)), list(accumulate(bias_sizes, initial=0))
 
 
 def packed_recipes(net: Network, chain: Chain, narrow: int) -> dict[str, Recipe]:
@@ -243,11 +248,8 @@ def packed_recipes(net: Network, chain: Chain, narrow: int) -> dict[str, Recipe]
 
     narrow  layers of up to so many columns stay as they are, (N, K): dense_narrow reads them so
     """
-    table = layer_table(chain)
-    last = chain.layers[-1]
-    w_size = int(table[-1, 2]) + packed_size(last.D_in, last.D_out)
-    bias_size = int(table[-1, 3]) + padded(last.D_out)
-    with_bias = [(int(row[3]), layer.bias) for row, layer in zip(table, chain.layers, strict=True) if layer.bias]
+    (*_, w_size), (*begins, bias_size) = _offsets(chain)
+    with_bias = [(begin, layer.bias) for begin, layer in zip(begins, chain.layers, strict=True) if layer.bias]
     starts = tuple(start for start, _ in with_bias)
     return {
         "w": Recipe.of(pack_layers, [layer.weight for layer in chain.layers], (w_size,), size=w_size, narrow=narrow),

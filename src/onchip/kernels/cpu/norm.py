@@ -8,7 +8,7 @@ Floor     Memory: x in, y out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ from numba.extending import intrinsic
 
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.jit import address, compiled, floats_at, linked
+from onchip.kernels.cpu.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.vectors import VECTOR_BYTES
@@ -31,6 +32,7 @@ from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Recipe, as_is
 
 _TASK_NUMBERS = 1 << 12  # that a thread takes at a time, at least
+_THREAD_NUMBERS = 1 << 13  # for fewer a thread is not woken
 _TOGETHER = 4  # vectors
 _CHUNK = 1024  # numbers that are summed up in float32
 
@@ -131,13 +133,20 @@ def _parts(
     _normalise(x, y, first, parts, size, run, weight, bias, groups, is_centred, eps)
 
 
-@compiled()
-def _run_parts(
-    x: int, y: int, count: int, together: int, size: int, run: int, weight: int, bias: int, groups: int,
-    is_centred: int, eps: np.float32, threads: int,
-) -> None:  # fmt: skip
-    """`count` parts, of which a thread takes so many together."""
-    given = (x, y, count, together, size, run, weight, bias, groups, is_centred, eps)
+# What `_run` is told of a layer once; eps by its bits.
+_COUNT, _TOGETHER_PARTS, _SIZE, _RUN, _WEIGHT, _BIAS, _GROUPS, _IS_CENTRED, _EPS, _WORDS = range(10)
+
+
+@linked(*(types.int64,) * 4)
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """B rows of `count` parts; the code of a CompiledLaunch."""
+    layer, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    count, together, eps = B * layer[_COUNT], layer[_TOGETHER_PARTS], np.int32(layer[_EPS]).view(np.float32)
+    given = (
+        x, y, count, together, layer[_SIZE], layer[_RUN], layer[_WEIGHT], layer[_BIAS], layer[_GROUPS],
+        layer[_IS_CENTRED], eps,
+    )  # fmt: skip
+    threads = max(1, min(threads, count * layer[_SIZE] // _THREAD_NUMBERS))
     run_pieces(_parts, given, (count + together - 1) // together, threads)
 
 
@@ -177,21 +186,13 @@ class Norm:
             facts=Facts(parts, groups, layer.is_centred, layer.attributes()["eps"]),
         )  # fmt: skip
 
-    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         facts = claim.facts
         assert isinstance(facts, Facts)
         held = {role: np.ascontiguousarray(weight) for role, weight in weights.items()}
-        parts, together = facts.parts, max(1, _TASK_NUMBERS // facts.parts.size)
-        weight, bias = (held[role].ctypes.data if role in held else 0 for role in ("weight", "bias"))
-        groups, is_centred, eps = facts.groups, int(facts.is_centred), np.float32(facts.eps)
-
-        def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-            x, y = inputs[0], outputs[0]
-            count = len(x) * parts.count
-            _run_parts(
-                address(x), address(y), count, together, parts.size, parts.run, weight, bias, groups, is_centred, eps,
-                threads,
-            )  # fmt: skip
-            assert held is not None  # their addresses are in use
-
-        return run
+        parts, eps = facts.parts, int(np.float32(facts.eps).view(np.int32))
+        told = words(
+            parts.count, max(1, _TASK_NUMBERS // parts.size), parts.size, parts.run, held.get("weight", 0),
+            held.get("bias", 0), facts.groups, int(facts.is_centred), eps,
+        )  # fmt: skip
+        return CompiledLaunch(address_of(_run), lambda threads: (address(told), (told, held)))

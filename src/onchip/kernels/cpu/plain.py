@@ -21,8 +21,7 @@ import numpy as np
 from onchip.kernels import reference
 from onchip.kernels.chain import in_layouts
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
-from onchip.plan.layout import CHANNELS_LAST
+from onchip.plan.kernel import Claim, Job, Price, Refusal
 from onchip.spec.layers import (
     AvgPool1d,
     AvgPool2d,
@@ -42,7 +41,6 @@ from onchip.spec.layers import (
     MatMul,
     MaxPool1d,
     MaxPool2d,
-    Permute,
     Recurrent,
     RowNorm,
     SequenceMax,
@@ -120,15 +118,6 @@ class Plain:
             order=_order(node.layer), facts=Facts(node.layer, tuple(values.index(name) for name in node.inputs)),
         )  # fmt: skip
         yield from in_layouts(net, node, claim) if _is_by_itself(net, node) else (claim,)
-
-    def conversion(self, net: Network, value: str, given: str, wanted: str, device: Device, job: Job) -> Claim:
-        """By NumPy's transposed copy."""
-        lies, rank = net.types[value], len(net.types[value].shape)
-        turn = Permute((0, *range(2, rank), 1) if wanted == CHANNELS_LAST else (0, rank - 1, *range(1, rank - 1)))
-        return Claim(
-            self.name, f"plain<{wanted}>", (), NumpyPrice(0, 2 * lies.row_bytes, launches=_LAUNCHES),
-            f"{value} lies in {given}", facts=Facts(turn, (0,)), reads={value: Use(given)}, gives={value: wanted},
-        )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
         facts = claim.facts

@@ -9,41 +9,25 @@ depend on its own operands alone.
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numba import types
 
-from onchip.kernels.cpu.activation import activate, code_of, exponential, logarithm
-from onchip.kernels.cpu.jit import address, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.activation import activate, code_of
+from onchip.kernels.cpu.function import COMBINATIONS, FUNCTIONS, apply, combine
+from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import (
-    Abs,
-    Add,
-    Broadcast,
-    Div,
-    Dropout,
-    Elementwise,
-    Exp,
-    Identity,
-    Layer,
-    Log,
-    Mask,
-    Max,
-    Min,
-    Mul,
-    PReLU,
-    Reciprocal,
-    Reshape,
-    Sqrt,
-    Sub,
-)
+from onchip.plan.kernel import Claim, Job, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, has_channels
+from onchip.spec.layers import Broadcast, Dropout, Elementwise, Identity, Reshape
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, recipe_op
 
@@ -51,13 +35,8 @@ BLOCK = 1024  # numbers: 4 KiB of each value
 FEW = 16  # blocks of a thread: for fewer it is not woken
 MOST_NODES, NEAR = 64, 8
 _MOVES = (Reshape, Identity, Dropout)
-_FUNCTIONS: tuple[type[Layer], ...] = (Abs, Sqrt, Reciprocal, Exp, Log)  # by their places, as `apply` has them
-_COMBINATIONS: tuple[type[Layer], ...] = (Add, Mul, Max, Min, Sub, Div, PReLU, Mask)  # as `combine` has them
-_ABS, _SQRT, _RECIPROCAL, _EXP, _LOG = range(5)
-_ADD, _MUL, _MAX, _MIN, _SUB, _DIV, _PRELU, _MASK = range(8)
 GATHER, ACTIVATE, APPLY, COMBINE = range(4)  # operations
 OUTSIDE, WRITTEN_OUT, INSIDE, STRETCHED = range(4)  # where a value is
-_ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 # -- blocks ----------------------------------------------------------------------------------------------------
@@ -66,84 +45,34 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 @linked(*(types.int64,) * 4)
 def gather(to: int, source: int, places: int, count: int) -> None:
     """to[n] = source[places[n]]."""
-    y, x, at = floats_at(to, count), floats_at(source, 1 << 40), ints_at(places, count)
+    y, x, at = floats_at(to, count), floats_at(source, ALL), ints_at(places, count)
     for n in range(count):
         y[n] = x[at[n]]
 
 
-@linked(*(types.int64,) * 4)
-def apply(to: int, source: int, count: int, code: int) -> None:
-    """A function of each number."""
-    y, x = floats_at(to, count), floats_at(source, count)
-    if code == _ABS:
-        for n in range(count):
-            y[n] = abs(x[n])
-    elif code == _SQRT:
-        for n in range(count):
-            y[n] = np.sqrt(x[n])
-    elif code == _RECIPROCAL:
-        for n in range(count):
-            y[n] = _ONE / x[n]
-    elif code == _EXP:
-        for n in range(count):
-            y[n] = exponential(x[n])
-    elif code == _LOG:
-        for n in range(count):
-            y[n] = logarithm(x[n])
-    else:
-        for n in range(count):
-            y[n] = x[n]
-
-
-@linked(*(types.int64,) * 5)
-def combine(to: int, first: int, second: int, count: int, code: int) -> None:
-    """Of each number and that at its place."""
-    y, a, b = floats_at(to, count), floats_at(first, count), floats_at(second, count)
-    if code == _ADD:
-        for n in range(count):
-            y[n] = a[n] + b[n]
-    elif code == _MUL:
-        for n in range(count):
-            y[n] = a[n] * b[n]
-    elif code == _MAX:
-        for n in range(count):
-            y[n] = b[n] if b[n] > a[n] or b[n] != b[n] else a[n]
-    elif code == _MIN:
-        for n in range(count):
-            y[n] = b[n] if b[n] < a[n] or b[n] != b[n] else a[n]
-    elif code == _SUB:
-        for n in range(count):
-            y[n] = a[n] - b[n]
-    elif code == _DIV:
-        for n in range(count):
-            y[n] = a[n] / b[n]
-    elif code == _PRELU:
-        for n in range(count):
-            y[n] = a[n] * b[n] if a[n] < _ZERO else a[n]
-    elif code == _MASK:
-        for n in range(count):
-            y[n] = _ZERO if b[n] == _ZERO else a[n]
+# What `_run` is told of a run once: addresses, then numbers.
+_TABLE, _VALUES, _MEMORY, _PLACES, _SCRATCH, _OPERATIONS, _COUNT, _ARRAYS, _SLOTS, _SIZE, _WORDS = range(11)
 
 
 @compiled()
-def _block(
-    worker: int, piece: int, table: Array, values: Array, memory: Array, scratch_at: int, slots: int, B: int, size: int
-) -> None:
+def _block(worker: int, piece: int, run: Array, B: int) -> None:
     """One block of the run.
 
     table    (operations, 5)  what, code, and the values: made, first, second (of a GATHER: its places)
     values   (values, 3)      where it is, its place in `memory` or in the scratch memory, numbers of a row
     memory   addresses of inputs, outputs, weights and places
+    places   of each worker: addresses of the values
     scratch  `slots` blocks of each worker
     """
-    scratch = scratch_at + worker * slots * BLOCK * 4
+    table, values, size = ints_at(run[_TABLE], 5 * run[_OPERATIONS]), ints_at(run[_VALUES], 3 * run[_COUNT]), run[_SIZE]
+    memory, at = ints_at(run[_MEMORY], ALL), ints_at(run[_PLACES] + worker * run[_COUNT] * 8, run[_COUNT])
+    scratch = run[_SCRATCH] + worker * run[_SLOTS] * BLOCK * 4
     rows = max(1, BLOCK // size)
     blocks = (size + BLOCK - 1) // BLOCK  # of a row; one if rows are whole
     row, first = piece // blocks * rows, piece % blocks * BLOCK
     count = min(BLOCK, size - first) if blocks > 1 else min(rows, B - row) * size
-    at = np.empty(len(values), np.int64)
-    for v in range(len(values)):
-        where, place = values[v, 0], values[v, 1]
+    for v in range(run[_COUNT]):
+        where, place = values[3 * v], values[3 * v + 1]
         if where == OUTSIDE:
             at[v] = memory[place] + (row * size + first) * 4
         elif where == WRITTEN_OUT:
@@ -151,9 +80,10 @@ def _block(
         elif where == INSIDE:
             at[v] = scratch + place * BLOCK * 4
         else:
-            at[v] = memory[place] + row * values[v, 2] * 4
-    for i in range(len(table)):
-        what, code, to, a, b = table[i, 0], table[i, 1], at[table[i, 2]], at[table[i, 3]], table[i, 4]
+            at[v] = memory[place] + row * values[3 * v + 2] * 4
+    for i in range(run[_OPERATIONS]):
+        operation = table[5 * i : 5 * i + 5]
+        what, code, to, a, b = operation[0], operation[1], at[operation[2]], at[operation[3]], operation[4]
         if what == COMBINE:
             combine(to, a, at[b], count, code)
         elif what == GATHER:
@@ -166,12 +96,16 @@ def _block(
             activate(to, 1, count, count, code)
 
 
-@compiled()
-def _run_blocks(
-    table: Array, values: Array, memory: Array, scratch: Array, B: int, size: int, pieces: int, threads: int
-) -> None:
-    """scratch: (threads, blocks, BLOCK)"""
-    run_pieces(_block, (table, values, memory, address(scratch), scratch.shape[1], B, size), pieces, threads)
+@linked(*(types.int64,) * 4)
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """The code of a CompiledLaunch."""
+    run = ints_at(facts, _WORDS)
+    given, memory, size = ints_at(operands, run[_ARRAYS]), ints_at(run[_MEMORY], run[_ARRAYS]), run[_SIZE]
+    for i in range(run[_ARRAYS]):
+        memory[i] = given[i]
+    rows, blocks = max(1, BLOCK // size), (size + BLOCK - 1) // BLOCK
+    pieces = (B + rows - 1) // rows * blocks
+    run_pieces(_block, (run, B), pieces, max(1, min(threads, pieces // FEW)))
 
 
 # -- the run ---------------------------------------------------------------------------------------------------
@@ -241,14 +175,14 @@ class _Writer:
                 assert isinstance(layer, Elementwise)
                 self._emit(ACTIVATE, 0, self._made(node.name), source, activation=layer)
             else:
-                self._emit(APPLY, _FUNCTIONS.index(type(layer)), self._made(node.name), source)
+                self._emit(APPLY, FUNCTIONS.index(type(layer)), self._made(node.name), source)
             return
         operands = [self._operand(value, row) for value in node.inputs]
         for role, name in node.weights.items():
             operands.insert(0 if role == "first" else len(operands), self._weight(name, row))
         total, made = operands[0], self._made(node.name)
         for operand in operands[1:]:
-            self._emit(COMBINE, _COMBINATIONS.index(type(layer)), made, total, operand)
+            self._emit(COMBINE, COMBINATIONS.index(type(layer)), made, total, operand)
             total = made
 
     def _emit(self, what: int, code: int, to: int, a: int, b: int = 0, activation: Elementwise | None = None) -> None:
@@ -295,7 +229,7 @@ class _Writer:
 
 
 def _fits(net: Network, node: Node) -> bool:
-    takes = isinstance(node.layer, (*_MOVES, *CPU_ACTIVATIONS, *_FUNCTIONS, *_COMBINATIONS))
+    takes = isinstance(node.layer, (*_MOVES, *CPU_ACTIVATIONS, *FUNCTIONS, *COMBINATIONS))
     given = (*net.input_types(node), *(net.weight_type(name) for name in node.weights.values()))
     return takes and all(each.dtype == "float32" for each in given)
 
@@ -345,37 +279,44 @@ class Pointwise:
         fixed = sum(recipe.nbytes for recipe in writer.recipes.values())
         price = CorePrice(sum(map(net.row_flop, nodes)), moved, fixed, row_cache_bytes=cached)
         why = "one pass over memory" if len(nodes) > 1 else "one layer by itself"
-        yield Claim(
+        claim = Claim(
             self.name, f"{self.name}<{kinds}>", tuple(node.name for node in nodes), price, why, writer.recipes,
             facts=writer.run(),
         )  # fmt: skip
+        yield claim
+        if _may_turn(net, nodes, writer):
+            reads = dict.fromkeys(writer.inputs, Use(CHANNELS_LAST))
+            yield dataclasses.replace(claim, reads=reads, gives=dict.fromkeys(writer.outputs, CHANNELS_LAST))
 
-    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         run = claim.facts
         assert isinstance(run, Run)
         kept = [np.ascontiguousarray(weights[name], np.float32) for name in run.weights]
         kept += [_places(row, to, run.size) for row, to in run.stretched]
-        ends = [address(array) for array in kept]
-        outside = max((place for where, place, _ in run.values if where in (OUTSIDE, STRETCHED)), default=0) + 1
+        arrays = max((place for where, place, _ in run.values if where in (OUTSIDE, STRETCHED)), default=0) + 1
         table = np.array(run.table, np.int64)
         for i, activation in enumerate(run.activations):
             if activation is not None:
                 table[i, 1] = code_of(activation)
         gathers = table[:, 0] == GATHER
-        table[gathers, 4] = outside + len(run.weights) - 1 - table[gathers, 4]
+        table[gathers, 4] = arrays + len(run.weights) - 1 - table[gathers, 4]
         values = np.array(run.values, np.int64)
-        rows, blocks = max(1, BLOCK // run.size), -(-run.size // BLOCK)
 
-        def launch(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-            B = len(outputs[0])
-            pieces = -(-B // rows) * blocks
-            threads = max(1, min(threads, pieces // FEW))
-            memory = np.array([*map(address, inputs), *map(address, outputs), *ends], np.int64)
+        def facts(threads: int) -> tuple[int, object]:
+            memory, places = words(*[0] * arrays, *kept), np.empty((threads, len(values)), np.int64)
             scratch = np.empty((threads, max(1, run.slots), BLOCK), np.float32)
-            _run_blocks(table, values, memory, scratch, B, run.size, pieces, threads)
+            numbers = len(table), len(values), arrays, scratch.shape[1], run.size
+            told = words(table, values, memory, places, scratch, *numbers)
+            return address(told), (told, table, values, memory, places, scratch, kept)
 
-        launch.kept = kept  # type: ignore[attr-defined]  # whose addresses it has
-        return launch
+        return CompiledLaunch(address_of(_run), facts)
+
+
+def _may_turn(net: Network, nodes: Sequence[Node], writer: _Writer) -> bool:
+    """Whether the run does not care how its values lie: each number is made of those at its own place."""
+    values, first = (*writer.inputs, *(node.name for node in nodes)), net.types[writer.inputs[0]].shape
+    are_alike = not writer.recipes and all(net.types[value].shape == first for value in values)
+    return are_alike and has_channels(net.types[values[0]]) and not any(value in net.outputs for value in values)
 
 
 def _places(row: tuple[int, ...], to: tuple[int, ...], size: int) -> Array:

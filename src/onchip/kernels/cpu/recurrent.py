@@ -10,23 +10,24 @@ Limits    float32; others are plain's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numba import types
 
-from onchip.kernels.cpu.activation import activate, code_of
+from onchip.kernels.cpu.activation import activate, link_activation, sigmoid, tanh
 from onchip.kernels.cpu.dense import CHUNK, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.emit import LANES
-from onchip.kernels.cpu.jit import address, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
-from onchip.kernels.cpu.threads import Spare, run_pieces
-from onchip.kernels.cpu.tile import aligned_zeros, pack, packed_size, padded
+from onchip.kernels.cpu.threads import run_pieces
+from onchip.kernels.cpu.tile import LINE_PANELS, PANEL, aligned_zeros, multiply_line, pack, packed_size, padded
+from onchip.kernels.pointwise import RELU, SIGMOID, TANH
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import GRU, LSTM, RNN, Recurrent, ReLU, Sigmoid, Tanh
+from onchip.spec.layers import GRU, LSTM, RNN, Recurrent
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 
@@ -35,19 +36,30 @@ _SEQUENCE, _LAST, _CELL = range(3)
 _OUTPUTS = {"sequence": _SEQUENCE, "last": _LAST, "cell": _CELL}
 _MOST_ROWS = 32  # sequences that a core takes: a panel of the recurrence then serves them all from L1
 _NO_FLOOR, _ZERO, _ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
-_SIGMOID, _TANH, _RELU = code_of(Sigmoid()), code_of(Tanh()), code_of(ReLU())
 
 
-@linked(*(types.int64,) * 8)
-def add_product(src: int, src_row: int, rows: int, w: int, K: int, N: int, dst: int, dst_row: int) -> None:
-    """dst[r, n] += sum_k src[r, k] w[k, n] for r < rows, n < N, whole vectors; addresses and byte strides, w packed."""
+@linked(*(types.int64,) * 10)
+def add_product(
+    src: int, src_row: int, rows: int, w: int, K: int, N: int, init: int, init_row: int, dst: int, dst_row: int
+) -> None:
+    """dst[r, n] = init[r, n] + sum_k src[r, k] w[k, n] for r < rows, n < N, whole vectors.
+
+    Addresses and byte strides, w packed; init may be dst.
+    """
     for k in range(0, K, CHUNK):
         steps = min(CHUNK, K - k)
+        before, before_row = (init, init_row) if k == 0 else (dst, dst_row)
         n = 0
+        while rows == 1 and n + LINE_PANELS * PANEL <= N:
+            panel = w + n * K * 4 + k * PANEL * 4
+            multiply_line(src + k * 4, panel, K * PANEL * 4, before + n * 4, dst + n * 4, steps, _NO_FLOOR)
+            n += LINE_PANELS * PANEL
         while n < N:
             width, out = next_panel(N - n), dst + n * 4
-            panel = w + n * K * 4 + k * width * 4
-            multiply_panel(src + k * 4, src_row, rows, panel, width, out, dst_row, out, dst_row, 1, 0, steps, _NO_FLOOR)
+            panel, start = w + n * K * 4 + k * width * 4, before + n * 4
+            multiply_panel(
+                src + k * 4, src_row, rows, panel, width, start, before_row, out, dst_row, 1, 0, steps, _NO_FLOOR
+            )  # fmt: skip
             n += width
 
 
@@ -78,14 +90,26 @@ def first_gates(kind: int, x: int, x_row: int, bias: int, gates: int, gates_row:
                 behind[n] = inside[n]
 
 
-# Functions of single numbers are activate's, in place: loops over several arrays with an exponential inside do not
-# become vector code.
+# Functions of single numbers are activate's, in place: loops with an exponential inside that may write to what many
+# other arrays read do not become vector code.
+
+
+@linked(*(types.int64,) * 3)
+def next_cell(gates: int, c: int, H: int) -> None:
+    """An LSTM's cell behind a step, in place, and its state in the place of its first gate: to a place of its own would
+    be one array too many for LLVM to tell them apart."""
+    i, o = floats_at(gates, H), floats_at(gates + H * 4, H)
+    f, g, cell = floats_at(gates + H * 8, H), floats_at(gates + H * 12, H), floats_at(c, H)
+    for n in range(H):
+        new = sigmoid(f[n]) * cell[n] + sigmoid(i[n]) * tanh(g[n])
+        cell[n] = new
+        i[n] = sigmoid(o[n]) * tanh(new)
 
 
 @linked(*(types.int64,) * 7)
 def reset_states(gates: int, gates_row: int, x: int, x_row: int, h: int, rows: int, H: int) -> None:
     """Of a GRU whose reset comes first: r becomes r h, and its new state begins with the input's part."""
-    activate(gates, rows, 2 * H, gates_row // 4, _SIGMOID)
+    activate(gates, rows, 2 * H, gates_row // 4, SIGMOID)
     for row in range(rows):
         at = gates + row * gates_row
         r, before, given, new = floats_at(at + H * 4, H), floats_at(h + row * H * 4, H), x + row * x_row, at + H * 8
@@ -99,28 +123,13 @@ def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: in
     """The states of some rows behind a step, in place."""
     stride = gates_row // 4
     if kind == _LSTM:
-        activate(gates, rows, 3 * H, stride, _SIGMOID)
-        activate(gates + H * 12, rows, H, stride, _TANH)
         for row in range(rows):
             at = gates + row * gates_row
-            i, f, g, cell = (
-                floats_at(at, H),
-                floats_at(at + H * 8, H),
-                floats_at(at + H * 12, H),
-                floats_at(c + row * H * 4, H),
-            )
-            for n in range(H):
-                cell[n] = f[n] * cell[n] + i[n] * g[n]
-            copy_floats(c + row * H * 4, at + H * 12, H)
-        activate(gates + H * 12, rows, H, stride, _TANH)
-        for row in range(rows):
-            at = gates + row * gates_row
-            o, g, state = floats_at(at + H * 4, H), floats_at(at + H * 12, H), floats_at(h + row * H * 4, H)
-            for n in range(H):
-                state[n] = o[n] * g[n]
+            next_cell(at, c + row * H * 4, H)
+            copy_floats(at, h + row * H * 4, H)
     elif kind in (_GRU_AFTER, _GRU_BEFORE):
         if kind == _GRU_AFTER:
-            activate(gates, rows, 2 * H, stride, _SIGMOID)
+            activate(gates, rows, 2 * H, stride, SIGMOID)
             for row in range(rows):
                 at = gates + row * gates_row
                 r, new, given = (
@@ -130,22 +139,21 @@ def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: in
                 )
                 for n in range(H):
                     new[n] = given[n] + r[n] * new[n]
-        activate(gates + H * 8, rows, H, stride, _TANH)
+        activate(gates + H * 8, rows, H, stride, TANH)
         for row in range(rows):
             at = gates + row * gates_row
             z, new, state = floats_at(at, H), floats_at(at + H * 8, H), floats_at(h + row * H * 4, H)
             for n in range(H):
                 state[n] = (_ONE - z[n]) * new[n] + z[n] * state[n]
     else:
-        activate(gates, rows, H, stride, _TANH if kind == _RNN_TANH else _RELU)
+        activate(gates, rows, H, stride, TANH if kind == _RNN_TANH else RELU)
         for row in range(rows):
             copy_floats(gates + row * gates_row, h + row * H * 4, H)
 
 
 @compiled()
-def _tile(worker: int, piece: int, sizes_at: int, places_at: int) -> None:
+def _tile(worker: int, piece: int, sizes: Array, places: Array) -> None:
     """Some sequences in one direction."""
-    sizes, places = ints_at(sizes_at, 11), ints_at(places_at, 8)
     N, S, D, G, H = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
     kind, output, is_reverse, most = sizes[5], sizes[6], sizes[7], sizes[8]
     x, y, first_h, first_c, R, late, bias = places[0], places[1], places[2], places[3], places[4], places[5], places[6]
@@ -164,11 +172,15 @@ def _tile(worker: int, piece: int, sizes_at: int, places_at: int) -> None:
     for step in range(S):
         s = S - 1 - step if backwards else step
         given = x + ((begin * S + s) * D + d) * G * H * 4
-        first_gates(kind, given, x_row, bias + d * H * 4, gates, gates_row, rows, H)
-        add_product(h, H * 4, rows, R + d * wide * H * 4, H, wide, gates, gates_row)
+        init, init_row = given, x_row
+        if wide != G * H or kind in (_GRU_AFTER, _GRU_BEFORE):  # not all of it is the input's, in whole vectors
+            first_gates(kind, given, x_row, bias + d * H * 4, gates, gates_row, rows, H)
+            init, init_row = gates, gates_row
+        add_product(h, H * 4, rows, R + d * wide * H * 4, H, wide, init, init_row, gates, gates_row)
         if kind == _GRU_BEFORE:
             reset_states(gates, gates_row, given, x_row, h, rows, H)
-            add_product(gates + H * 4, gates_row, rows, late + d * one * H * 4, H, one, gates + H * 8, gates_row)
+            new = gates + H * 8
+            add_product(gates + H * 4, gates_row, rows, late + d * one * H * 4, H, one, new, gates_row, new, gates_row)
         next_states(kind, gates, gates_row, given, x_row, h, c, rows, H)
         if output == _SEQUENCE:
             for r in range(rows):
@@ -179,17 +191,27 @@ def _tile(worker: int, piece: int, sizes_at: int, places_at: int) -> None:
             copy_floats(source, y + ((begin + r) * D + d) * H * 4, H)
 
 
-@compiled()
-def _run(sizes: Array, places: Array, threads: int) -> None:
-    """x (N, S, D * G * H); y (N, S, D * H), or (N, D * H) of the last step.
+@linked(*(types.int64,) * 4)
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """x (N, S, D * G * H); y (N, S, D * H), or (N, D * H) of the last step; the code of a CompiledLaunch.
 
+    facts   the addresses of the next three, and the sequences of a row of the batch
     sizes   N, S, D, G, H, kind, output, whether the one direction is the reverse, rows of a tile, bytes from row to row
             of its gates, and from thread to thread of scratch
     places  addresses: x, y, the state before the first step (N, D, H) and the cell, 0 for zeros; the recurrence packed
             for each direction, the last gate of a GRU whose reset comes first, the bias; scratch
+    which   of the operands x, the state, the cell (-1: none) and y are
     """
-    tiles = (sizes[0] + sizes[8] - 1) // sizes[8]
-    run_pieces(_tile, (address(sizes), address(places)), tiles * sizes[2], threads)
+    told = ints_at(facts, 4)
+    sizes, places, which, given = ints_at(told[0], 11), ints_at(told[1], 8), ints_at(told[2], 4), ints_at(operands, ALL)
+    places[0], places[1] = given[which[0]], given[which[3]]
+    for state in range(2):
+        if which[1 + state] >= 0:
+            places[2 + state] = given[which[1 + state]]
+    N, D = B * told[3], sizes[2]
+    most = max(1, min(_MOST_ROWS, (N * D + threads - 1) // threads))
+    sizes[0], sizes[8] = N, most
+    run_pieces(_tile, (sizes, places), (N + most - 1) // most * D, threads)
 
 
 @dataclass(frozen=True)
@@ -236,32 +258,24 @@ class RecurrentAlone:
             fast_bytes=4 * _MOST_ROWS * (G + 2) * H,
         )  # fmt: skip
 
-    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         assert isinstance(claim.facts, Facts)
+        for activation in (SIGMOID, TANH):
+            link_activation(activation)
         reads, (sequences, S, D, G, H, *how) = claim.facts.reads, claim.facts.sizes
         bias = weights.get("bias", np.zeros((D, H), np.float32))
         gates_row = (padded(G * H) + LANES) * 4
         kept = weights["R"], weights.get("late", bias), bias
+        which = np.array([*reads, *[-1] * (3 - len(reads)), len(set(reads))], np.int64)
 
-        def make(threads: int) -> tuple[Array, Array, Array]:
+        def facts(threads: int) -> tuple[int, object]:
             scratch = aligned_zeros(threads * _MOST_ROWS * (gates_row // 4 + padded(2 * H))).reshape(threads, -1)
-            sizes = np.array((0, S, D, G, H, *how, 0, gates_row, scratch.strides[0]), np.int64)
-            return sizes, np.array([0, 0, 0, 0, *map(address, (*kept, scratch))], np.int64), scratch
+            sizes = words(0, S, D, G, H, *how, 0, gates_row, scratch.strides[0])
+            places = words(0, 0, 0, 0, *kept, scratch)
+            told = words(sizes, places, which, sequences)
+            return address(told), (told, sizes, places, which, scratch, kept)
 
-        spare = Spare(make)
-
-        def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int, kept: Any = kept) -> None:
-            """kept: as places has their addresses alone"""
-            N = len(outputs[0]) * sequences
-            memory = sizes, places, _ = spare.take(threads)
-            sizes[0], sizes[8] = N, max(1, min(_MOST_ROWS, -(-N * D // threads)))
-            places[0], places[1] = address(inputs[0]), address(outputs[0])
-            for state, i in enumerate(reads[1:], start=2):
-                places[state] = address(inputs[i])
-            _run(sizes, places, threads)
-            spare.give_back(memory)
-
-        return run
+        return CompiledLaunch(address_of(_run), facts)
 
 
 def kind_of(layer: Recurrent) -> int:

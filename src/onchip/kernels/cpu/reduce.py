@@ -1,4 +1,4 @@
-"""reduce: maxima, minima, sums, means and norms along axes, by themselves.
+"""reduce: maxima, minima, sums, means and norms along axes, and where maxima and minima stand, by themselves.
 
 An array is (outer, N, inner), and sums along the middle axis are float64: of inner = 1 in four by turns, of more one
 after the other, whatever the batch. Axes that do not stand next to each other are moved to the end first.
@@ -7,23 +7,25 @@ after the other, whatever the batch. Axes that do not stand next to each other a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numba import types
 
-from onchip.kernels.cpu.jit import address, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.launches import CompiledLaunch, Launch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import GlobalMax, GlobalMean, GlobalMin, GlobalNorm, GlobalSum, Layer
+from onchip.spec.layers import ArgMax, ArgMin, GlobalMax, GlobalMean, GlobalMin, GlobalNorm, GlobalSum, Layer
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 
-_KINDS: tuple[type[Layer], ...] = (GlobalMax, GlobalMin, GlobalSum, GlobalMean, GlobalNorm)  # by their codes
-_MAX, _MIN, _SUM, _MEAN, _NORM = range(5)
+_KINDS: tuple[type[Layer], ...] = (GlobalMax, GlobalMin, GlobalSum, GlobalMean, GlobalNorm, ArgMax, ArgMin)  # by codes
+_MAX, _MIN, _SUM, _MEAN, _NORM, _ARG_MAX, _ARG_MIN = range(7)
+_LAST = 8  # added to the code of a place: the last of equals
 _THREAD_NUMBERS = 1 << 15  # for fewer a thread is not woken
 _PIECE_NUMBERS = 1 << 12  # that a thread takes at a time, at least
 
@@ -90,23 +92,49 @@ def reduce_columns(source: int, to: int, totals_at: int, N: int, inner: int, cod
             y[i] = np.float32(totals[i])
 
 
+@linked(*(types.int64,) * 5)
+def find_places(source: int, to: int, N: int, inner: int, code: int) -> None:
+    """x (N, inner) -> y (inner,) of int64: where the largest or the smallest stands; a NaN is found before numbers."""
+    y = ints_at(to, inner)
+    kind, is_last = code & (_LAST - 1), code >= _LAST
+    for i in range(inner):
+        x = floats_at(source + i * 4, ALL)
+        best, place = x[0], 0
+        for n in range(1, N):
+            v = x[n * inner]
+            is_more = v > best if kind == _ARG_MAX else v < best
+            is_nan, is_equal = v != v and best == best, v == best or (v != v and best != best)
+            if is_more or is_nan or (is_last and is_equal):
+                best, place = v, n
+        y[i] = place
+
+
 @compiled()
 def _rows(
     worker: int, piece: int, x: int, y: int, totals: int, outer: int, N: int, inner: int, code: int, together: int
 ) -> None:
     for row in range(piece * together, min(outer, (piece + 1) * together)):
-        if inner == 1:
+        if code >= _ARG_MAX:
+            find_places(x + row * N * inner * 4, y + row * inner * 8, N, inner, code)
+        elif inner == 1:
             reduce_row(x + row * N * 4, y + row * 4, N, code)
         else:
             reduce_columns(x + row * N * inner * 4, y + row * inner * 4, totals + worker * inner * 8, N, inner, code)
 
 
-@compiled()
-def _run(x: int, y: int, totals: int, outer: int, N: int, inner: int, code: int, threads: int) -> None:
-    """x (outer, N, inner) -> y (outer, inner); totals (threads, inner) of float64; all by their addresses."""
+# What `_run` is told of a layer once: the shape of a row of the batch, and `inner` numbers of float64 for each thread.
+_OUTER, _N, _INNER, _CODE, _TOTALS, _WORDS = range(6)
+
+
+@linked(*(types.int64,) * 4)
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """x (B * outer, N, inner) -> y (B * outer, inner); the code of a CompiledLaunch."""
+    layer, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    outer, N, inner = B * layer[_OUTER], layer[_N], layer[_INNER]
     together = max(1, _PIECE_NUMBERS // (N * inner))
     pieces = (outer + together - 1) // together
-    run_pieces(_rows, (x, y, totals, outer, N, inner, code, together), pieces, threads)
+    threads = max(1, min(threads, outer * N * inner // _THREAD_NUMBERS))
+    run_pieces(_rows, (x, y, layer[_TOTALS], outer, N, inner, layer[_CODE], together), pieces, threads)
 
 
 @dataclass(frozen=True)
@@ -130,28 +158,31 @@ class Reduce:
         if x.dtype != "float32":
             yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
             return
-        axes = sorted(axis % len(x.shape) for axis in layer.attributes()["axes"])
-        facts = _facts(_KINDS.index(type(layer)), x.row_shape, axes)
+        code, told = _KINDS.index(type(layer)), layer.attributes()
+        axes = sorted(axis % len(x.shape) for axis in told.get("axes", (told.get("axis"),)))
+        facts = _facts(code + _LAST if told.get("last") else code, x.row_shape, axes)
         cached = x.row_bytes // 2 + (x.row_bytes if facts.order else 0)
         yield Claim(
             self.name, f"{self.name}<{layer.kind}>", (node.name,),
             CorePrice(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=cached), "one layer by itself",
-            order="in four sums or one, by N alone" if facts.code > _MIN else "", facts=facts,
+            order="in four sums or one, by N alone" if _MIN < facts.code < _ARG_MAX else "", facts=facts,
         )  # fmt: skip
 
-    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
-        facts = claim.facts
-        assert isinstance(facts, Facts)
-        outer, N, inner = facts.shape
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
+        told = claim.facts
+        assert isinstance(told, Facts)
+
+        def facts(threads: int) -> tuple[int, object]:
+            totals = np.empty((threads, told.shape[2]))
+            numbers = words(*told.shape, told.code, totals)
+            return address(numbers), (numbers, totals)
+
+        launch = CompiledLaunch(address_of(_run), facts)
+        if not told.order:
+            return launch
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-            x, y = inputs[0], outputs[0]
-            if facts.order:
-                x = np.ascontiguousarray(x.transpose(facts.order))
-            rows = len(y) * outer
-            threads = max(1, min(threads, rows, x.size // _THREAD_NUMBERS))
-            totals = np.empty((threads, inner))
-            _run(address(x), address(y), address(totals), rows, N, inner, facts.code, threads)
+            launch([np.ascontiguousarray(inputs[0].transpose(told.order))], outputs, threads)
 
         return run
 

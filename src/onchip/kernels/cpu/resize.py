@@ -8,12 +8,14 @@ Floor     Memory: x in, y out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numba import types
 
-from onchip.kernels.cpu.jit import compiled
+from onchip.kernels.cpu.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.selection import axis_taps, resize_parts
@@ -35,54 +37,62 @@ def _mean(made: Array, a: Array, b: Array, share: np.float32) -> None:
         made[n] = a[n] * rest + b[n] * share
 
 
-@compiled()
-def _lines(
-    worker: int, piece: int, x: Array, y: Array, places1: Array, places2: Array, places3: Array, shares1: Array,
-    shares2: Array, shares3: Array, scratch: Array, lines: int, together: int, x_row: int, x_width: int, run: int,
-) -> None:  # fmt: skip
-    """y has `lines` lines of len(places3) * run numbers, x of x_width.
+# What `_run` is told of a layer once. Of each of three axes: the address of its places (n, 2), where the two numbers
+# lie, and of the shares of the second, and how many there are of either; no share: the axis is as it was.
+_PLACES, _SHARES, _COUNTS, _SHARED = 0, 3, 6, 9
+_SCRATCH, _ROW_LINES, _X_ROW, _X_WIDTH, _RUN, _WORDS = range(12, 18)
 
-    places  (n, 2): where the two numbers lie along an axis
-    shares  of the second; empty: the axis is as it was
-    scratch  (threads, 2, x_width)
-    """
-    n1, n2, n3 = len(places1), len(places2), len(places3)
-    one = np.float32(1)
-    held = scratch[worker]
+
+@compiled()
+def _lines(worker: int, piece: int, x: int, y: int, lines: int, together: int, layer: Array) -> None:
+    """Some lines of y, of n3 * run numbers each; those of x have x_width. Scratch: two lines of x for each worker."""
+    n1, n2, n3 = layer[_COUNTS], layer[_COUNTS + 1], layer[_COUNTS + 2]
+    places1, places2, places3 = (
+        ints_at(layer[_PLACES], 2 * n1),
+        ints_at(layer[_PLACES + 1], 2 * n2),
+        ints_at(layer[_PLACES + 2], 2 * n3),
+    )
+    shares1, shares2, shares3 = (
+        floats_at(layer[_SHARES], layer[_SHARED]),
+        floats_at(layer[_SHARES + 1], layer[_SHARED + 1]),
+        floats_at(layer[_SHARES + 2], layer[_SHARED + 2]),
+    )
+    x_width, run, one = layer[_X_WIDTH], layer[_RUN], np.float32(1)
+    own = layer[_SCRATCH] + worker * 2 * x_width * 4
+    between, other = floats_at(own, x_width), floats_at(own + x_width * 4, x_width)
     for line in range(piece * together, min(lines, (piece + 1) * together)):
         i1, i2 = line // n2 % n1, line % n2
-        begin = line // (n1 * n2) * x_row
+        begin = line // (n1 * n2) * layer[_X_ROW]
         for k in range(2 if len(shares2) else 1):
-            low = begin + places2[i2, k] + places1[i1, 0]
+            held = between if k == 0 else other
+            at = begin + places2[2 * i2 + k]
+            low = floats_at(x + (at + places1[2 * i1]) * 4, x_width)
             if len(shares1):
-                high = begin + places2[i2, k] + places1[i1, 1]
-                _mean(held[k], x[low : low + x_width], x[high : high + x_width], shares1[i1])
+                _mean(held, low, floats_at(x + (at + places1[2 * i1 + 1]) * 4, x_width), shares1[i1])
             else:
-                held[k] = x[low : low + x_width]
-        between = held[0]
+                held[:] = low
         if len(shares2):
-            _mean(between, between, held[1], shares2[i2])
-        made = y[line * n3 * run : (line + 1) * n3 * run]
+            _mean(between, between, other, shares2[i2])
+        made = floats_at(y + line * n3 * run * 4, n3 * run)
         if not len(shares3):
             made[:] = between
         elif run == 1:
             for n in range(n3):
-                made[n] = between[places3[n, 0]] * (one - shares3[n]) + between[places3[n, 1]] * shares3[n]
+                made[n] = between[places3[2 * n]] * (one - shares3[n]) + between[places3[2 * n + 1]] * shares3[n]
         else:
             for n in range(n3):
-                low, high = places3[n, 0], places3[n, 1]
-                _mean(made[n * run : (n + 1) * run], between[low : low + run], between[high : high + run], shares3[n])
+                a, b = own + places3[2 * n] * 4, own + places3[2 * n + 1] * 4
+                _mean(made[n * run : (n + 1) * run], floats_at(a, run), floats_at(b, run), shares3[n])
 
 
-@compiled()
-def _resize(
-    x: Array, y: Array, places1: Array, places2: Array, places3: Array, shares1: Array, shares2: Array, shares3: Array,
-    scratch: Array, lines: int, together: int, x_row: int, x_width: int, run: int, threads: int,
-) -> None:  # fmt: skip
-    given = (
-        x, y, places1, places2, places3, shares1, shares2, shares3, scratch, lines, together, x_row, x_width, run,
-    )  # fmt: skip
-    run_pieces(_lines, given, (lines + together - 1) // together, threads)
+@linked(*(types.int64,) * 4)
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """The code of a CompiledLaunch."""
+    layer, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    lines, width = B * layer[_ROW_LINES], layer[_COUNTS + 2] * layer[_RUN]
+    together = max(1, _TASK_NUMBERS // max(1, width))
+    threads = max(1, min(threads, lines * width // _TASK_NUMBERS))
+    run_pieces(_lines, (x, y, lines, together, layer), (lines + together - 1) // together, threads)
 
 
 @dataclass(frozen=True)
@@ -110,29 +120,25 @@ class Resize:
             facts=Facts(node.layer, x.row_shape),
         )  # fmt: skip
 
-    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
-        facts = claim.facts
-        assert isinstance(facts, Facts)
-        parts = resize_parts(facts.layer, TensorType(("B", *facts.row_shape)), ROWS)
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
+        told = claim.facts
+        assert isinstance(told, Facts)
+        parts = resize_parts(told.layer, TensorType(("B", *told.row_shape)), ROWS)
         assert parts is not None
-        axes = axis_taps(facts.layer, facts.row_shape, ROWS)
-        places1, places2, places3 = (np.stack((taps.low, taps.high), axis=1) * step for taps, step in axes)
-        shares1, shares2, shares3 = (
+        axes = axis_taps(told.layer, told.row_shape, ROWS)
+        places = [np.ascontiguousarray(np.stack((taps.low, taps.high), axis=1) * step, np.int64) for taps, step in axes]
+        shares = [
             (taps.share if is_resized else taps.share[:0]).astype(np.float32)
             for (taps, _), is_resized in zip(axes, parts.is_resized, strict=True)
-        )
-        n1, n2, n3 = parts.sizes
+        ]
+        n1, n2, _ = parts.sizes
         # A line of x holds all that its line of y is made of; a step of the axis before it is as long.
         x_width = parts.x_row if n1 * n2 == 1 and not axes[1][1] else axes[1][1]
-        together, row_lines = max(1, _TASK_NUMBERS // (n3 * parts.run)), parts.outer * n1 * n2
+        counts, row_lines = (*map(len, places), *map(len, shares)), parts.outer * n1 * n2
 
-        def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-            x, y = inputs[0].reshape(-1), outputs[0].reshape(-1)
-            lines = len(inputs[0]) * row_lines
-            held = np.empty((threads, 2, x_width), np.float32)
-            _resize(
-                x, y, places1, places2, places3, shares1, shares2, shares3, held, lines, together, parts.x_row, x_width,
-                parts.run, threads,
-            )  # fmt: skip
+        def facts(threads: int) -> tuple[int, object]:
+            scratch = np.empty((threads, 2, x_width), np.float32)
+            numbers = words(*places, *shares, *counts, scratch, row_lines, parts.x_row, x_width, parts.run)
+            return address(numbers), (numbers, scratch, places, shares)
 
-        return run
+        return CompiledLaunch(address_of(_run), facts)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numba import types
 
 from onchip.kernels.chain import in_layouts
 from onchip.kernels.cpu.activation import NO_NORMALISER, NORMALISERS, activate, code_of, normalise
-from onchip.kernels.cpu.jit import address, compiled
+from onchip.kernels.cpu.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.launches import CompiledLaunch, Launch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.pointwise import CPU_ACTIVATIONS, IDENTITY
@@ -18,24 +22,40 @@ from onchip.spec.layers import Elementwise, Layer, LogSoftmax, Softmax
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 
-_BLOCK_ROWS = 64
+_BLOCK_NUMBERS = 1 << 12  # that a thread takes at a time, at least
+_THREAD_NUMBERS = 1 << 13  # for fewer a thread is not woken
+
+# What `_run` is told of a layer once.
+_WIDTH, _LINES, _ACTIVATION, _NORMALISER, _WORDS = range(5)
 
 
 @compiled()
-def _block(worker: int, piece: int, y: int, B: int, width: int, activation: int, normaliser: int) -> None:
-    first = piece * _BLOCK_ROWS
-    rows, at = min(_BLOCK_ROWS, B - first), y + first * width * 4
-    if normaliser:
-        normalise(at, rows, width, width, normaliser)
+def _block(worker: int, piece: int, x: int, y: int, B: int, rows: int, layer: Array) -> None:
+    width, first = layer[_WIDTH], piece * rows
+    rows = min(rows, B - first)
+    given, made = floats_at(x + first * width * 4, rows * width), floats_at(y + first * width * 4, rows * width)
+    for n in range(rows * width):
+        made[n] = given[n]
+    if layer[_NORMALISER]:
+        normalise(address(made), rows, width, width, layer[_NORMALISER])
     else:
-        activate(at, rows, width, width, activation)
+        activate(address(made), rows, width, width, layer[_ACTIVATION])
 
 
-@compiled()
-def _run_rows(y: Array, B: int, width: int, activation: int, normaliser: int, threads: int) -> None:
-    """y: B rows of `width` numbers, flat, changed in place."""
-    blocks = (B + _BLOCK_ROWS - 1) // _BLOCK_ROWS
-    run_pieces(_block, (address(y), B, width, activation, normaliser), blocks, threads)
+@linked(*(types.int64,) * 4)
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """The code of a CompiledLaunch; a row of the batch is some lines of `width` numbers."""
+    layer, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    lines, width = B * layer[_LINES], layer[_WIDTH]
+    rows = max(1, _BLOCK_NUMBERS // width)
+    threads = max(1, min(threads, lines * width // _THREAD_NUMBERS))
+    run_pieces(_block, (x, y, lines, rows, layer), (lines + rows - 1) // rows, threads)
+
+
+@dataclass(frozen=True)
+class Facts:
+    layer: Layer
+    row_shape: tuple[int, ...]
 
 
 class Rowwise:
@@ -55,25 +75,31 @@ class Rowwise:
         price = CorePrice(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=2 * y.row_bytes)
         claim = Claim(
             self.name, f"rowwise<{node.layer.kind}>", (node.name,), price, "one layer by itself",
-            order="in order" if isinstance(node.layer, Softmax | LogSoftmax) else "", facts=node.layer,
+            order="in order" if isinstance(node.layer, Softmax | LogSoftmax) else "",
+            facts=Facts(node.layer, x.row_shape),
         )  # fmt: skip
         yield from in_layouts(net, node, claim) if isinstance(node.layer, Elementwise) else (claim,)
 
-    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
-        layer = claim.facts
-        assert isinstance(layer, Layer)
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
+        facts = claim.facts
+        assert isinstance(facts, Facts)
+        layer, row = facts.layer, facts.row_shape
+        if isinstance(layer, Elementwise):
+            return _launch(math.prod(row), 1, code_of(layer), NO_NORMALISER)
+        axis = layer.attributes()["axis"] % (1 + len(row)) - 1
+        last = _launch(row[axis], math.prod(row) // max(1, row[axis]), IDENTITY, NORMALISERS[layer.kind])
+        if axis == len(row) - 1:
+            return last
 
         def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-            x, y = inputs[0], outputs[0]
-            if isinstance(layer, Softmax | LogSoftmax):
-                moved = np.array(np.moveaxis(x, layer.axis, -1), order="C")
-                width = moved.shape[-1]
-                code = NORMALISERS[layer.kind]
-                _run_rows(moved.reshape(-1), moved.size // width, width, IDENTITY, code, threads)
-                y[...] = np.moveaxis(moved, -1, layer.axis)
-                return
-            assert isinstance(layer, Elementwise)
-            y.reshape(-1)[...] = x.reshape(-1)
-            _run_rows(y.reshape(-1), len(y), y.size // len(y), code_of(layer), NO_NORMALISER, threads)
+            x = np.ascontiguousarray(np.moveaxis(inputs[0], axis + 1, -1))
+            made = np.empty_like(x)
+            last([x], [made], threads)
+            outputs[0][...] = np.moveaxis(made, -1, axis + 1)
 
         return run
+
+
+def _launch(width: int, lines: int, activation: int, normaliser: int) -> CompiledLaunch:
+    told = words(width, lines, activation, normaliser)
+    return CompiledLaunch(address_of(_run), lambda threads: (address(told), told))

@@ -7,13 +7,14 @@ Floor     Memory: what is chosen of x in, y out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numba import types
 
-from onchip.kernels.cpu.jit import compiled
+from onchip.kernels.cpu.jit import ALL, address, address_of, bytes_at, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.selection import may_turn, tables_for
@@ -27,50 +28,71 @@ from onchip.spec.types import DTYPE_BYTES, numpy_dtype
 
 _TASK_NUMBERS = 1 << 13  # of y that a thread takes at a time, at least
 _SHORT = 16  # numbers of a stretch, on average
-_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}  # what numbers are does not matter
+
+
+# What `_run` is told of a layer once: addresses, then numbers. A word is four bytes, or one.
+_FIRST, _SECOND, _STRETCHES, _EACH, _FILL, _N1, _N2, _PARTS, _SINGLES, _FILLS, _ROW_LINES, _X_ROW, _WIDTH = range(13)
+_IS_BYTES, _WORDS = 13, 14
 
 
 @compiled()
-def _lines(
-    worker: int, piece: int, x: Array, y: Array, first: Array, second: Array, stretches: Array, each: Array,
-    fill: Array, lines: int, together: int, x_row: int, width: int,
-) -> None:  # fmt: skip
-    """x and y are flat words; y has `lines` lines of `width`.
+def _line(made: Array, given: Array, fill: Array, layer: Array) -> None:
+    """A line of y of the numbers behind a place of x."""
+    stretches, each = ints_at(layer[_STRETCHES], 3 * layer[_PARTS]), ints_at(layer[_EACH], layer[_SINGLES])
+    for n in range(len(each)):
+        made[n] = given[each[n]] if each[n] >= 0 else fill[n % len(fill)]
+    for s in range(layer[_PARTS]):
+        at, source, count = stretches[3 * s], stretches[3 * s + 1], stretches[3 * s + 2]
+        to = made[at : at + count]
+        if source < 0:
+            for n in range(count):
+                to[n] = fill[n % len(fill)]
+        else:
+            stretch = given[source : source + count]
+            for n in range(count):
+                to[n] = stretch[n]
+
+
+@compiled()
+def _lines(worker: int, piece: int, x: int, y: int, lines: int, together: int, layer: Array) -> None:
+    """Some lines of y, of `width` words each.
 
     first, second  where lines of y come from, along two axes; -1: nowhere
     stretches      (?, 3): where each begins in a line of y and in one of x, or -1, and how long it is
-    each           where each number of a line comes from, or -1; empty: copy the stretches
-    fill           one word
+    each           where each word of a line comes from, or -1; none: copy the stretches
+    fill           the words of a number
     """
-    n1, n2 = len(first), len(second)
+    n1, n2, width = layer[_N1], layer[_N2], layer[_WIDTH]
+    first, second, fills = ints_at(layer[_FIRST], n1), ints_at(layer[_SECOND], n2), layer[_FILLS]
     for line in range(piece * together, min(lines, (piece + 1) * together)):
         a, b = first[line // n2 % n1], second[line % n2]
-        made = y[line * width : (line + 1) * width]
-        if a < 0 or b < 0:
-            made[:] = fill[0]
-            continue
-        begin = line // (n1 * n2) * x_row + a + b
-        given = x[begin:]
-        for n in range(len(each)):
-            made[n] = given[each[n]] if each[n] >= 0 else fill[0]
-        for s in range(len(stretches)):
-            at, source, count = stretches[s, 0], stretches[s, 1], stretches[s, 2]
-            to = made[at : at + count]
-            if source < 0:
-                to[:] = fill[0]
+        begin, is_none = line // (n1 * n2) * layer[_X_ROW] + a + b, a < 0 or b < 0
+        if layer[_IS_BYTES]:
+            made, fill = bytes_at(y + line * width, width), bytes_at(layer[_FILL], fills)
+            if is_none:
+                for n in range(width):
+                    made[n] = fill[n % fills]
             else:
-                stretch = given[source : source + count]
-                for n in range(count):
-                    to[n] = stretch[n]
+                _line(made, bytes_at(x + begin, ALL), fill, layer)
+        else:
+            words_made, words_fill = floats_at(y + line * width * 4, width), floats_at(layer[_FILL], fills)
+            if is_none:
+                for n in range(width):
+                    words_made[n] = words_fill[n % fills]
+            else:
+                _line(words_made, floats_at(x + begin * 4, ALL), words_fill, layer)
 
 
-@compiled()
-def _choose(
-    x: Array, y: Array, first: Array, second: Array, stretches: Array, each: Array, fill: Array, lines: int,
-    together: int, x_row: int, width: int, threads: int,
-) -> None:  # fmt: skip
-    given = (x, y, first, second, stretches, each, fill, lines, together, x_row, width)
-    run_pieces(_lines, given, (lines + together - 1) // together, threads)
+@linked(*(types.int64,) * 4)
+def _run(facts: int, operands: int, B: int, threads: int) -> None:
+    """The code of a CompiledLaunch."""
+    layer, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
+    lines, width = B * layer[_ROW_LINES], layer[_WIDTH]
+    if width == 0:
+        return
+    together = max(1, _TASK_NUMBERS // width)
+    threads = max(1, min(threads, lines * width // _TASK_NUMBERS))
+    run_pieces(_lines, (x, y, lines, together, layer), (lines + together - 1) // together, threads)
 
 
 def stretches_of(places: Array, run: int) -> Array:
@@ -109,26 +131,28 @@ class Select:
                 reads={node.inputs[0]: Use(layout)} if is_last else {}, gives={node.name: layout} if is_last else {},
             )  # fmt: skip
 
-    def bind(self, claim: Claim, weights: dict[str, Array]) -> Callable[[Sequence[Array], Sequence[Array], int], None]:
+    def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         facts = claim.facts
         assert isinstance(facts, Facts)
         made = tables_for(facts.layer, facts.row_shape, facts.layout)
-        first, second, third = made.places
-        stretches, width = stretches_of(third, made.run), len(third) * made.run
+        nbytes = DTYPE_BYTES[facts.dtype]
+        word = 4 if nbytes % 4 == 0 else 1
+        each_word = nbytes // word  # words of a number
+        first, second, third = (_in_words(places, each_word) for places in made.places)
+        run = made.run * each_word
+        stretches, width = stretches_of(third, run), len(third) * run
         each = np.empty(0, np.int64)
         if width < _SHORT * len(stretches):
-            numbers = third[:, None] + np.arange(made.run)
+            numbers = third[:, None] + np.arange(run)
             stretches, each = stretches[:0], np.where(third[:, None] < 0, -1, numbers).reshape(-1)
-        words: Any = _WORDS[DTYPE_BYTES[facts.dtype]]
-        fill = np.array([facts.layer.fill]).astype(numpy_dtype(facts.dtype)).view(words)
-        together = max(1, _TASK_NUMBERS // max(1, width))
+        fill = np.array([facts.layer.fill]).astype(numpy_dtype(facts.dtype))
+        kept = tuple(map(np.ascontiguousarray, (first, second, stretches, each, fill)))
+        counts = len(first), len(second), len(stretches), len(each), each_word
         row_lines = made.outer * len(first) * len(second)
+        told = words(*kept, *counts, row_lines, made.x_row * each_word, width, int(word == 1))
+        return CompiledLaunch(address_of(_run), lambda threads: (address(told), (told, kept)))
 
-        def run(inputs: Sequence[Array], outputs: Sequence[Array], threads: int) -> None:
-            x, y = (array.reshape(-1).view(words) for array in (inputs[0], outputs[0]))
-            if not y.size:
-                return
-            lines = len(inputs[0]) * row_lines
-            _choose(x, y, first, second, stretches, each, fill, lines, together, made.x_row, width, threads)
 
-        return run
+def _in_words(places: Array, each: int) -> Array:
+    """Places of numbers as places of their words; -1 stays what it is."""
+    return np.where(places < 0, -1, places * each)

@@ -119,16 +119,16 @@ class Spare(Generic[T]):
 
     def __init__(self, make: Callable[[int], T]) -> None:
         """make(threads): for a call on so many threads, which are the same in every call"""
-        self._make, self._free = make, list[T]()
+        self.make, self.free = make, list[T]()  # for callers to whom a function's call is long
 
     def take(self, threads: int) -> T:
         try:
-            return self._free.pop()
+            return self.free.pop()
         except IndexError:
-            return self._make(threads)
+            return self.make(threads)
 
     def give_back(self, memory: T) -> None:
-        self._free.append(memory)
+        self.free.append(memory)
 
 
 # -- what compiled code calls ------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def _run_pieces(function: int, arguments: int, pieces: int, threads: int) -> Non
             atomic_exchange(_at(_DONE), 0)
             atomic_exchange(turn, ((atomic_load(turn) >> 32) + 1) << 32 | left)
             _wake_next(0, min(threads, left))
-            _wait_for(left - _take_pieces(0))
+            _wait_for(left - _take_pieces(np.int64(0)))  # type: ignore[arg-type]  # of a bare 0 it is compiled anew
             atomic_exchange(posted, 0)
             return
         _call(function, arguments, 0, begun)

@@ -33,6 +33,7 @@ from onchip.spec.recipe import Array, Recipe, recipe_op
 VECS_WIDE = 4 if VECTOR_REGISTERS >= 32 else 2
 PANEL = VECS_WIDE * LANES
 ROWS_WIDE, ROWS_NARROW = 4, 8
+LINE_PANELS = 2  # that one row is multiplied with at a time
 MOST_ROWS = {1: 10, 2: ROWS_NARROW} | {VECS_WIDE: ROWS_WIDE}  # by vectors
 TILE_FLOATS = ROWS_WIDE * PANEL  # of the largest tile, whichever shape it has
 ORDER = "k in order, " + ("one rounding a term" if HAS_FMA else "two roundings a term")
@@ -93,6 +94,22 @@ def multiply_rows(
     return signature, codegen
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def multiply_line(typing_context: Any, a: Any, w: Any, panel: Any, init: Any, out: Any, K: Any, floor: Any) -> Any:
+    """multiply_tile for one row and LINE_PANELS panels, `panel` bytes from one to the next: the sums of one panel alone
+    wait for each other."""
+    signature = types.void(*(types.int64,) * 6, types.float32)
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a, w, panel, init, out, K, floor = args
+        nothing, step = emit.INT(0), emit.INT(PANEL * 4)
+        given = (a, nothing, emit.INT(4), w, step, init, nothing, out, nothing, emit.INT(1), nothing, K, floor)
+        _emit_tile(builder, given, 1, LINE_PANELS * VECS_WIDE, panel)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
 def _with_constants(signature: Any, args: Any) -> list[Any]:
     return [
         emit.INT(t.literal_value) if isinstance(t, types.IntegerLiteral) else v
@@ -100,12 +117,17 @@ def _with_constants(signature: Any, args: Any) -> list[Any]:
     ]
 
 
-def _emit_tile(b: Any, args: Any, rows: int, vecs: int) -> None:
+def _emit_tile(b: Any, args: Any, rows: int, vecs: int, panel: Any = None) -> None:
+    """panel: bytes from panel to panel, where the vectors are of several"""
     a, a_row, a_k, w, w_k, init, init_row, out, out_row, H, a_h, K, floor = args[:13]
     tile = [(r, v) for r in range(rows) for v in range(vecs)]
     whole = b.and_(K, emit.INT(-UNROLL))
     # Vectors of four: a turn's numbers of a row are one load, and ARM multiplies by a lane of it. To broadcast each
     # would take an instruction more, and its address another; wider vectors are broadcast as they are multiplied.
+    offsets = [emit.INT(v * VECTOR_BYTES) for v in range(vecs)]
+    if panel is not None:
+        places = [divmod(v, VECS_WIDE) for v in range(vecs)]
+        offsets = [b.add(b.mul(panel, emit.INT(p)), emit.INT(v * VECTOR_BYTES)) for p, v in places]
     is_one_load = LANES == UNROLL and isinstance(a_k, ir.Constant) and a_k.constant == 4
 
     def line(h: Any, sums: list[Any]) -> list[Any]:
@@ -121,7 +143,7 @@ def _emit_tile(b: Any, args: Any, rows: int, vecs: int) -> None:
                 for u in range(count):
                     step = b.add(k, emit.INT(u))
                     w_at, along = b.add(w_line, b.mul(step, w_k)), b.mul(step, a_k)
-                    columns = [emit.load(b, b.add(w_at, emit.INT(v * VECTOR_BYTES)), emit.VECTOR) for v in range(vecs)]
+                    columns = [emit.load(b, b.add(w_at, offset), emit.VECTOR) for offset in offsets]
                     for r in range(rows):
                         if given:
                             number = emit.splat_lane(b, given[r], u)

@@ -1,13 +1,17 @@
 """CUDA's kernels, in the order in which the planner asks them. Nothing here needs a GPU."""
 
 from onchip.kernels.cuda.argument import ArgumentAlone
+from onchip.kernels.cuda.attention import AttentionFused
 from onchip.kernels.cuda.conv import ConvAlone
 from onchip.kernels.cuda.conv_first import ConvFirst
 from onchip.kernels.cuda.conv_last import ConvLast
 from onchip.kernels.cuda.conv_wgmma import ConvWgmma
 from onchip.kernels.cuda.depthwise import DepthwiseAlone
 from onchip.kernels.cuda.gather import Gather
+from onchip.kernels.cuda.lookups import Lookups
 from onchip.kernels.cuda.matmul import MatMulAlone
+from onchip.kernels.cuda.matmul_mma import MatMulMma
+from onchip.kernels.cuda.mlp_by_layers import MlpByLayers
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.kernels.cuda.mlp_pair import MlpPair
 from onchip.kernels.cuda.mlp_resident import MlpResident
@@ -24,6 +28,7 @@ from onchip.kernels.cuda.product_mma import ProductMma
 from onchip.kernels.cuda.product_wgmma import ProductWgmma
 from onchip.kernels.cuda.product_windows import ProductWindows
 from onchip.kernels.cuda.recurrent import RecurrentAlone
+from onchip.kernels.cuda.recurrent_held import RecurrentHeld
 from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.kernels.cuda.resize import ResizeAlone
 from onchip.kernels.cuda.scan import ScanAlone
@@ -35,10 +40,10 @@ from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
-    MlpResident(), MlpTrain(),
+    MlpByLayers(), MlpResident(), MlpTrain(),
     View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductMma(), ProductAlone(),
     DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvAlone(), Pointwise(), PermuteAlone(),
-    WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(), ProductGather(), Gather(),
-    RecurrentAlone(), MatMulAlone(), ArgumentAlone(),
-    NormAlone(), SelectAlone(), ResizeAlone(),
+    WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(), ProductGather(),
+    Lookups(), Gather(), RecurrentHeld(), RecurrentAlone(), AttentionFused(), MatMulMma(), MatMulAlone(),
+    ArgumentAlone(), NormAlone(), SelectAlone(), ResizeAlone(),
 )  # fmt: skip

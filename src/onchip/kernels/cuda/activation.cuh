@@ -4,7 +4,8 @@
 //
 // apply  exact to a few ulp of the result, or of the argument where that is more, without branches: tensor cores bear
 //        none, and lanes would part. A float or a double. On sm_90 a float takes 2 instructions for ReLU, 10 for
-//        TanhGELU, 13 for Sigmoid, 14 for SiLU, 15 for Tanh, 23 for GELU. Exponentials below 2^-126 are 0.
+//        TanhGELU, 13 for Sigmoid, 14 for SiLU, 15 for Tanh, 23 for GELU. Exponentials below 2^-126 are 0. A double's
+//        functions are called.
 // fast   an absolute error of 2^-12 or less of the largest result: for hidden layers in 16 bits; a few instructions
 #pragma once
 
@@ -82,6 +83,38 @@ __device__ __forceinline__ float exact_gelu(float v) {
 }
 __device__ __forceinline__ double exact_gelu(double v) { return 0.5 * v * erfc(-0.70710678118654752 * v); }
 
+__device__ __forceinline__ float exp_of(float v) { return expf(v); }
+__device__ __noinline__ double exp_of(double v) { return exp(v); }
+// exp(v) - 1 is 2 t / (1 - t) with t = tanh(v / 2), without cancellation where v <= 0; near 0, where half of v may be no
+// float, it is v.
+__device__ __forceinline__ float expm1_below(float v) {
+    const float t = exact_tanh(0.5f * v);
+    return v > -1e-10f ? v : 2.0f * t * exact_inverse(1.0f - t);
+}
+__device__ __noinline__ double expm1_below(double v) { return expm1(v); }
+// log(1 + e) of 0 <= e <= 1: twice the inverse hyperbolic tangent of s = e / (2 + e), as its series up to s^15: a float
+// is off by 2^-26 of it at most.
+__device__ __forceinline__ float log1p_of(float e) {
+    const float s = e * exact_inverse(2.0f + e), q = s * s;
+    const float high = fmaf(q, fmaf(q, fmaf(q, fmaf(q, 1.0f / 15, 1.0f / 13), 1.0f / 11), 1.0f / 9), 1.0f / 7);
+    return 2.0f * fmaf(s * q, fmaf(q, fmaf(q, high, 0.2f), 1.0f / 3), s);
+}
+__device__ __noinline__ double log1p_of(double e) { return log1p(e); }
+template <class Number>
+__device__ __noinline__ Number quotient_of(Number a, Number b) { return a / b; }
+template <class Number>
+__device__ __forceinline__ Number size_of(Number v) { return v < Number(0) ? -v : v; }
+template <class Number>
+__device__ __forceinline__ Number elu(Number v, Number alpha) {
+    return v >= Number(0) ? v : alpha * expm1_below(v);
+}
+template <class Number>
+__device__ __forceinline__ Number hard_sigmoid(Number v, Number slope, Number shift) {
+    v = slope * v + shift;
+    v = v < Number(0) ? Number(0) : v;
+    return v > Number(1) ? Number(1) : v;
+}
+
 // -- activations ---------------------------------------------------------------------------------------------------
 
 template <class Function, unsigned... bits>
@@ -150,6 +183,57 @@ struct TanhGELU {
     }
     static __device__ __forceinline__ double apply(double v) { return v * exact_sigmoid(inner(v)); }
     static __device__ __forceinline__ float fast(float v) { return v * fast_sigmoid(inner(v)); }
+};
+struct ELU {
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number v, Number alpha) { return elu(v, alpha); }
+};
+struct SELU {
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number v) {
+        return Number(1.05070102214813232421875) * elu(v, Number(1.67326319217681884765625));
+    }
+    static __device__ __forceinline__ float fast(float v) { return apply(v); }
+};
+struct HardSigmoid {
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number v, Number slope, Number shift) {
+        return hard_sigmoid(v, slope, shift);
+    }
+};
+struct HardSwish {
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number v) {
+        return v * hard_sigmoid(v, Number(1.0 / 6), Number(0.5));
+    }
+    static __device__ __forceinline__ float fast(float v) { return apply(v); }
+};
+struct Softplus {
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number v) {
+        return ReLU::apply(v) + log1p_of(exp_of(-size_of(v)));
+    }
+    static __device__ __forceinline__ float fast(float v) { return apply(v); }
+};
+struct Softsign {
+    // An eighth of 1 + |v|, as the inverse of what is above 2^126 is 0.
+    static __device__ __forceinline__ float apply(float v) {
+        return v * exact_inverse(fmaf(0.125f, fabsf(v), 0.125f)) * 0.125f;
+    }
+    static __device__ __forceinline__ double apply(double v) { return quotient_of(v, 1.0 + size_of(v)); }
+    static __device__ __forceinline__ float fast(float v) { return apply(v); }
+};
+// tanh(log(1 + e)) is ((1 + e)^2 - 1) / ((1 + e)^2 + 1); above 0 that is a quotient in exp(-v), which does not overflow.
+struct Mish {
+    static __device__ __forceinline__ float apply(float v) {
+        const float e = exp_of(-fabsf(v)), above = v >= 0.0f ? fmaf(2.0f, e, 1.0f) : e * (e + 2.0f);
+        return v * (above * exact_inverse(above + (v >= 0.0f ? 2.0f * e * e : 2.0f)));
+    }
+    static __device__ __forceinline__ double apply(double v) {
+        const double e = exp_of(-size_of(v)), above = v >= 0.0 ? 1.0 + 2.0 * e : e * (e + 2.0);
+        return v * quotient_of(above, above + (v >= 0.0 ? 2.0 * e * e : 2.0));
+    }
+    static __device__ __forceinline__ float fast(float v) { return apply(v); }
 };
 // As a whole number; a byte when it is stored.
 struct ToPixels {

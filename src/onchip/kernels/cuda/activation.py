@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from onchip.kernels.pointwise import operation_of
+from onchip.kernels.pointwise import ACTIVATIONS, OPERATIONS, operation_of
 from onchip.spec.layers import Elementwise
+
+# As product.cuh counts them, from 1 on.
+ACTIVATION_ROWS = tuple(row for row in OPERATIONS if row.layer in ACTIVATIONS)
 
 
 def cpp_name(layer: Elementwise | None) -> str:
@@ -20,6 +23,15 @@ def cpp_name(layer: Elementwise | None) -> str:
 
 def act_name(layer: Elementwise | None) -> str:
     """How product.cuh applies it to many sums of a thread: a longer one compiled in, others as the launch tells."""
-    row = None if layer is None else operation_of(layer)
-    is_short = layer is None or row is None or layer.flop_each <= 2 or bool(row.told(layer))
+    is_short = layer is None or layer.flop_each <= 4
     return "Activation" if is_short else f"Always<{cpp_name(layer)}>"
+
+
+def activation_words(layer: Elementwise | None) -> tuple[int, int, int]:
+    """A code and the bits of two floats."""
+    if layer is None:
+        return 0, 0, 0
+    row = operation_of(layer)
+    assert row is not None
+    first, second, *_ = (*(int(value.view(np.uint32)) for value in row.told(layer)), 0, 0)
+    return 1 + ACTIVATION_ROWS.index(row), first, second

@@ -8,6 +8,7 @@
 //          there. Who waits tells how often it has turned before, as a parity.
 #pragma once
 
+#include "cluster.cuh"
 #include "number.cuh"
 
 struct __align__(64) TensorMap {
@@ -93,15 +94,6 @@ __device__ __forceinline__ void wait_for_kernel_before() {
 #endif
 }
 
-// The blocks of a cluster: all have come, and what they wrote to shared memory can be read there.
-__device__ __forceinline__ void wait_for_cluster() {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
-__device__ __forceinline__ u32 cluster_rank() {
-    u32 rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
 // Four numbers that lie where `at` does, in the shared memory of another block.
 __device__ __forceinline__ float4 read_of_block(const float* at, u32 rank) {
     u32 there;

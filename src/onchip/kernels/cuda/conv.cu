@@ -10,8 +10,8 @@
 //         places, the weights of PART terms at a time lie in shared memory, and x is read where it lies. conv_direct, a
 //         thread an output, is for groups of very few channels.
 // Order   A sum runs over the taps of its phase and, for each, over the channels, by multiply-adds that start from
-//         zero; every PART terms it is added to a total. Then comes the bias. The same in all kernels and in every
-//         tile: neither B nor the place of a row in it decides anything.
+//         zero; every PART terms it is added to a total. Then come the bias and the activation. The same in all kernels
+//         and in every tile: neither B nor the place of a row in it decides anything.
 // Floor   2 flop a term. 64 -> 64 channels, 3x3, 32x32 places, B = 256: 19.3 Gflop / 66.9 Tflop/s = 289 us; its 134 MB
 //         take 28 us. A thread's 8 x 4 sums read 12 numbers of shared memory for 32 multiply-adds, which keeps
 //         it well below the steady rate.
@@ -21,6 +21,7 @@
 // Shared  2 * 16 * (BP + BN + 4) numbers, 24 B a place and 32 B a k: 28 672 B for 128 x 64; in float64 27 648 B for
 //         64 x 32. conv_narrow 4 * PART numbers.
 // Limits  x and y float32, float16 or bfloat16, w float32; or all float64; offsets in an image in 32 bits; sm_80 up.
+#include "product.cuh"
 #include "wide.cuh"
 
 constexpr int DEPTH = 16;  // of a slice along k
@@ -71,7 +72,7 @@ struct Block {
     }
 };
 
-struct __align__(16) Place {  // an output: where its window begins
+struct __align__(16) OutputPlace {  // an output: where its window begins
     long long at;
     int h, w;
 };
@@ -80,7 +81,7 @@ struct __align__(16) Term {  // a k: how far it is from there, and its row of w
 };
 
 template <class X>
-__device__ __forceinline__ wide_t<X> read(const X* x, const Place& place, const Term& term, int2 sides) {
+__device__ __forceinline__ wide_t<X> read(const X* x, const OutputPlace& place, const Term& term, int2 sides) {
     // Both entries as a whole, and no branch: the compiler then reads each at once.
     const u32 h = place.h + term.h, w = place.w + term.w;
     const X* at = x + (place.at + term.at);
@@ -88,11 +89,28 @@ __device__ __forceinline__ wide_t<X> read(const X* x, const Place& place, const 
     return is_inside ? load_wide(at) : 0;
 }
 
+// A float's; a double has none behind it.
+template <class Y, class Number, int V>
+__device__ __forceinline__ void finish_sums(Number (&v)[V], const Activation& activation) {
+    if constexpr (is_same<Number, float>) {
+        if (activation.code == 1) {
+#pragma unroll
+            for (int i = 0; i < V; ++i) v[i] = ReLU::apply(v[i]);
+        } else if (activation.code > 1) {
+#pragma unroll
+            for (int i = 0; i < V; i += 4) {
+                const float4 four = activated<Y>({v[i], v[i + 1], v[i + 2], v[i + 3]}, activation);
+                v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
+            }
+        }
+    }
+}
+
 template <class X, class Y, int BP, int BN, int TP, int TN>
 __global__ void __launch_bounds__(BP / TP * (BN / TN), 512 / (BP / TP * (BN / TN)))
 conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t<X>* __restrict__ bias, Y* y, long long B,
           int C, int N, int groups, int2 in, int2 out, int2 taps, int2 stride, int2 before, int2 dilation, int2 every,
-          u32 flags) {
+          u32 flags, u32 code, u32 a_bits, u32 b_bits) {
     using Number = wide_t<X>;
     constexpr int THREADS = BP / TP * (BN / TN), X_EACH = BP * DEPTH / THREADS, W_EACH = BN * DEPTH / THREADS;
     // A warp's threads as a rectangle: what its lanes read of a slice at once is at most 128 bytes.
@@ -102,7 +120,7 @@ conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t
     // +4: rows stay 16 B aligned, and what neighbours write along k lies in other banks
     __shared__ __align__(16) Number xs[2][DEPTH][BP + 4];
     __shared__ __align__(16) Number ws[2][DEPTH][BN];
-    __shared__ Place places[BP];
+    __shared__ OutputPlace places[BP];
     __shared__ long long made[BP];  // where in y an output goes; < 0: there is none
     __shared__ Term terms[2][DEPTH];
     const bool is_transposed = flags & TRANSPOSED;
@@ -144,7 +162,7 @@ conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t
 
     // A slice on its way. Neighbouring threads read numbers that lie side by side: places, or, channels last, channels.
     Number x_held[X_EACH], w_held[W_EACH];
-    const Place mine = places[threadIdx.x % BP];
+    const OutputPlace mine = places[threadIdx.x % BP];
     const int n_mine = threadIdx.x % BN, pitch = is_transposed ? N : groups * N;
     const Number* columns = w + (is_transposed ? 0 : group * N) + n_first + n_mine;
     const auto read_slice = [&](const Term(&of)[DEPTH]) {
@@ -220,12 +238,15 @@ conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t
     }
 
 #pragma unroll
-    for (int j = 0; j < TN; ++j) {  // what follows a convolution would stand here, too
+    for (int j = 0; j < TN; ++j) {
         const int n = n_first + j / 4 * (BN / (TN / 4)) + tn + j % 4;
         const Number shift = bias && n < N ? bias[group * N + n] : 0;
 #pragma unroll
         for (int i = 0; i < TP; ++i) totals[i][j] += shift;
     }
+    const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
+#pragma unroll
+    for (int i = 0; i < TP; ++i) finish_sums<Y>(totals[i], activation);
     // Four at a time where four neighbours are all there, aligned: channels, or the places of one channel.
     const bool by_channels = flags & Y_LAST && N % 4 == 0;
     const bool by_places = !(flags & Y_LAST) && phases.x * phases.y == 1 && sides.x * sides.y % 4 == 0;
@@ -267,7 +288,7 @@ template <class X, class Y>
 __global__ void __launch_bounds__(NARROW_THREADS, 2)
 conv_narrow(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t<X>* __restrict__ bias, Y* y,
             long long B, int C, int N, int groups, int2 in, int2 out, int2 taps, int2 stride, int2 before,
-            int2 dilation, int2 every, u32 flags) {
+            int2 dilation, int2 every, u32 flags, u32 code, u32 a_bits, u32 b_bits) {
     using Number = wide_t<X>;
     __shared__ __align__(16) Number ws[PART][NARROW];
     const bool is_transposed = flags & TRANSPOSED;
@@ -281,7 +302,7 @@ conv_narrow(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide
     const Number* columns = w + (is_transposed ? 0 : block.group * N) + block.n;
 
     // Neighbouring threads have neighbouring places, each THREADS apart from the thread's next.
-    Place places[NARROW];
+    OutputPlace places[NARROW];
     long long made[NARROW];  // where in y they go; < 0: there is none
 #pragma unroll
     for (int i = 0; i < NARROW; ++i) {
@@ -342,13 +363,17 @@ conv_narrow(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide
                 sums[i][n] = 0;
             }
     }
+    const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
 #pragma unroll
-    for (int n = 0; n < NARROW; ++n) {
-        if (block.n + n >= N) break;
-        const Number shift = bias ? bias[block.group * N + block.n + n] : 0;
+    for (int i = 0; i < NARROW; ++i) {
 #pragma unroll
-        for (int i = 0; i < NARROW; ++i)
-            if (made[i] >= 0) store_wide(y + made[i] + static_cast<long long>(n) * y_image.channel, totals[i][n] + shift);
+        for (int n = 0; n < NARROW; ++n)
+            totals[i][n] += bias && block.n + n < N ? bias[block.group * N + block.n + n] : Number(0);
+        finish_sums<Y>(totals[i], activation);
+#pragma unroll
+        for (int n = 0; n < NARROW; ++n)
+            if (made[i] >= 0 && block.n + n < N)
+                store_wide(y + made[i] + static_cast<long long>(n) * y_image.channel, totals[i][n]);
     }
 }
 
@@ -357,7 +382,7 @@ template <class X, class Y>
 __global__ void __launch_bounds__(DIRECT_THREADS, 3)
 conv_direct(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t<X>* __restrict__ bias, Y* y, long long B,
             int C, int N, int groups, int2 in, int2 out, int2 taps, int2 stride, int2 before, int2 dilation,
-            int2 every, u32 flags) {
+            int2 every, u32 flags, u32 code, u32 a_bits, u32 b_bits) {
     using Number = wide_t<X>;
     const bool is_transposed = flags & TRANSPOSED;
     const int2 phases = is_transposed ? stride : int2{1, 1}, step = is_transposed ? int2{1, 1} : stride;
@@ -398,5 +423,7 @@ conv_direct(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide
             }
         }
     total += sum;
-    store_wide(y + index, total + (bias ? bias[channel] : 0));
+    Number made[4] = {total + (bias ? bias[channel] : 0)};  // three are nobody's
+    finish_sums<Y>(made, Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
+    store_wide(y + index, made[0]);
 }

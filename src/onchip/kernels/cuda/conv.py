@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.chain import with_activation
+from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
@@ -24,10 +26,11 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
-from onchip.spec.layers import Convolution, Layer, TransposedConvolution
+from onchip.spec.layers import Convolution, Elementwise, Layer, TransposedConvolution
 from onchip.spec.layers.conv import conv_groups, geometry
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe, as_is, transposed
@@ -137,6 +140,7 @@ class ConvLowering:
     lasts: tuple[bool, bool]  # whether x, and y, lies with channels last
     has_bias: bool
     units: int
+    activation: Elementwise | None = None
 
     @property
     def tiles(self) -> list[Tile]:
@@ -169,7 +173,7 @@ class ConvLowering:
         return Steps((self.launch(B, self.tile(B)),))
 
     def launch(self, B: int, tile: Tile) -> KernelLaunch:
-        """conv_tile, conv_narrow or conv_direct (x, w, bias, y, B, C, N, groups, seven pairs, flags)"""
+        """conv_tile, conv_narrow or conv_direct (x, w, bias, y, B, C, N, groups, seven pairs, flags, activation)"""
         g = self.geometry
         numbers = ", ".join(FLOATS[dtype] for dtype in self.dtypes)
         if tile is DIRECT:
@@ -179,14 +183,14 @@ class ConvLowering:
         else:
             sizes = (tile.places, tile.channels, *tile.cut)
             name, registers = f"conv_tile<{numbers}, {', '.join(map(str, sizes))}>", 128
-        # In float64 the newest chips set a few registers aside.
-        budget = Budget(registers, spill_bytes=96 if "float64" in self.dtypes else 0)
+        # The newest chips set a few registers aside, in float64 some more.
+        budget = Budget(registers, spill_bytes=96 if "float64" in self.dtypes else 16)
         flags = TRANSPOSED * g.is_transposed | X_LAST * self.lasts[0] | Y_LAST * self.lasts[1]
         pairs = (g.sides_in, g.sides_out, g.taps, g.stride, g.before, g.dilation, g.every)
         arguments: tuple[Argument, ...] = (
             Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), Int64(B),
             *map(UInt32, (g.C, g.N, g.groups)), *(Int64(first | second << 32) for first, second in pairs),
-            UInt32(flags),
+            UInt32(flags), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         config = LaunchConfig((g.blocks(B, tile), 1, 1), (tile.threads, 1, 1), 0)
         return KernelLaunch(Program(SOURCE, name), config, arguments, budget)
@@ -212,24 +216,33 @@ class ConvAlone:
                 self.name, node.name, f"{x}: images of up to {MOST:,} numbers, windows that hang over included"
             )
             return
+        nodes = (node,) if "float64" in (x.dtype, y.dtype) else with_activation(net, start, ACTIVATIONS)
+        last = nodes[-1]
+        activation = last.layer if isinstance(last.layer, Elementwise) else None
         recipes = _recipes(net, node, "float64" if x.dtype == "float64" else "float32")
         weight_bytes = sum(recipe.nbytes for recipe in recipes.values())
         taps = "x".join(map(str, found.taps if node.layer.rank == 2 else found.taps[1:]))
-        label = f"{self.name}<{found.groups * found.C},{found.groups * found.N},{taps}>"
-        for lasts in _layouts(net, node):
-            lowering = ConvLowering(found, (x.dtype, y.dtype), lasts, "bias" in recipes, device.units)
+        active = f",{activation.kind}" if activation is not None else ""
+        label = f"{self.name}<{found.groups * found.C},{found.groups * found.N},{taps}{active}>"
+        for lasts in _layouts(net, node, last):
+            lowering = ConvLowering(found, (x.dtype, y.dtype), lasts, "bias" in recipes, device.units, activation)
             if lowering.is_direct and lasts[0] != lasts[1]:
                 continue  # neighbouring threads make neighbours of y: they read neighbours of x where that lies alike
             # The flop are those of the ordinary cores, whatever the job computes in: it only becomes more exact.
             price = Price(
-                net.row_flop(node), x.row_bytes + y.row_bytes, weight_bytes, 1, "fp32", lowering.rate(job.batch)
+                sum(map(net.row_flop, nodes)),
+                x.row_bytes + y.row_bytes,
+                weight_bytes,
+                1,
+                "fp32",
+                lowering.rate(job.batch),
             )
             yield Claim(
-                self.name, label, (node.name,), price,
+                self.name, label, tuple(each.name for each in nodes), price,
                 "a thread an output: few channels a group" if lowering.is_direct else "one layer by itself",
                 recipes, order=f"taps, then channels, parts of {PART}", facts=lowering,
                 reads={node.inputs[0]: Use(CHANNELS_LAST if lasts[0] else ROWS, is_read_often=True)},
-                gives={node.name: CHANNELS_LAST} if lasts[1] else {},
+                gives={last.name: CHANNELS_LAST} if lasts[1] else {},
             )  # fmt: skip
 
 
@@ -263,9 +276,9 @@ def _recipes(net: Network, node: Node, dtype: str) -> dict[str, Recipe]:
     return recipes
 
 
-def _layouts(net: Network, node: Node) -> list[tuple[bool, bool]]:
+def _layouts(net: Network, first: Node, last: Node) -> list[tuple[bool, bool]]:
     """The ways in which x and y may lie, True for channels last: not at the network's own ends, which lie in rows."""
-    x, y = node.inputs[0], node.name
+    x, y = first.inputs[0], last.name
     ins = (False, True) if x not in net.inputs and has_channels(net.types[x]) else (False,)
     outs = (False, True) if net.readers(y) and has_channels(net.types[y]) else (False,)
     return [(last_in, last_out) for last_in in ins for last_out in outs]

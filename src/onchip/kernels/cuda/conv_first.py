@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.conv import Geometry, geometry_of
 from onchip.kernels.cuda.conv_mma import (
     COLUMNS,
@@ -30,7 +31,6 @@ from onchip.kernels.cuda.conv_mma import (
 )
 from onchip.kernels.cuda.divide import divider
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.product import activation_words
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     NUMBERS,

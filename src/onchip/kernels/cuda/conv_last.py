@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.conv import Geometry, Pair, geometry_of
 from onchip.kernels.cuda.conv_cells import NO_TAP, CellAxis, cell_axis
 from onchip.kernels.cuda.conv_mma import (
@@ -29,7 +30,6 @@ from onchip.kernels.cuda.conv_mma import (
 )
 from onchip.kernels.cuda.divide import divider
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
-from onchip.kernels.cuda.product import activation_words
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     NUMBERS,

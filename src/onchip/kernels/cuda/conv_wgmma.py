@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.conv import Geometry, geometry_of
 from onchip.kernels.cuda.conv_runs import ConvRun, find_runs
 from onchip.kernels.cuda.conv_windows import Windows
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product import activation_words
 from onchip.kernels.cuda.product_wgmma import (
     ARCHITECTURES,
     BOX_ROWS,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.chain import with_activation
+from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.divide import divider
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product import activation_words
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     FLOATS,

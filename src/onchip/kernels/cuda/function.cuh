@@ -8,10 +8,6 @@
 
 // -- parts ---------------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ float exp_of(float v) { return expf(v); }
-__device__ __noinline__ double exp_of(double v) { return exp(v); }
-__device__ __noinline__ float expm1_of(float v) { return expm1f(v); }
-__device__ __noinline__ double expm1_of(double v) { return expm1(v); }
 __device__ __noinline__ float log_of(float v) { return logf(v); }
 __device__ __noinline__ double log_of(double v) { return log(v); }
 __device__ __noinline__ float sin_of(float v) { return sinf(v); }
@@ -24,70 +20,9 @@ __device__ __noinline__ float power_of(float a, float b) { return powf(a, b); }
 __device__ __noinline__ double power_of(double a, double b) { return pow(a, b); }
 __device__ __noinline__ float root_of(float v) { return sqrtf(v); }
 __device__ __noinline__ double root_of(double v) { return sqrt(v); }
-template <class Number>
-__device__ __noinline__ Number quotient_of(Number a, Number b) { return a / b; }
-
-// log(1 + e) of 0 <= e <= 1: twice the inverse hyperbolic tangent of s = e / (2 + e), as its series up to s^15: a float
-// is off by 2^-26 of it at most.
-__device__ __noinline__ float log1p_of(float e) {
-    const float s = e * exact_inverse(2.0f + e), q = s * s;
-    const float high = fmaf(q, fmaf(q, fmaf(q, fmaf(q, 1.0f / 15, 1.0f / 13), 1.0f / 11), 1.0f / 9), 1.0f / 7);
-    return 2.0f * fmaf(s * q, fmaf(q, fmaf(q, high, 0.2f), 1.0f / 3), s);
-}
-__device__ __noinline__ double log1p_of(double e) { return log1p(e); }
-template <class Number>
-__device__ __forceinline__ Number size_of(Number v) { return v < Number(0) ? -v : v; }
-template <class Number>
-__device__ __forceinline__ Number elu(Number v, Number alpha) { return v >= Number(0) ? v : alpha * expm1_of(v); }
-template <class Number>
-__device__ __forceinline__ Number hard_sigmoid(Number v, Number slope, Number shift) {
-    return Clip::apply(slope * v + shift, Number(0), Number(1));
-}
 
 // -- of one number ---------------------------------------------------------------------------------------------------
 
-struct ELU {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v, Number alpha) { return elu(v, alpha); }
-};
-struct SELU {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) {
-        return Number(1.05070102214813232421875) * elu(v, Number(1.67326319217681884765625));
-    }
-};
-struct HardSigmoid {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v, Number slope, Number shift) {
-        return hard_sigmoid(v, slope, shift);
-    }
-};
-struct HardSwish {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) {
-        return v * hard_sigmoid(v, Number(1.0 / 6), Number(0.5));
-    }
-};
-struct Softplus {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) {
-        return ReLU::apply(v) + log1p_of(exp_of(-size_of(v)));
-    }
-};
-struct Softsign {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) { return quotient_of(v, Number(1) + size_of(v)); }
-};
-// tanh(log(1 + e)) is ((1 + e)^2 - 1) / ((1 + e)^2 + 1); above 0 that is a quotient in exp(-v), which does not overflow.
-struct Mish {
-    template <class Number>
-    static __device__ __forceinline__ Number apply(Number v) {
-        const Number e = exp_of(-size_of(v)), one = Number(1), two = Number(2);
-        const Number above = v >= Number(0) ? one + two * e : e * (e + two);
-        const Number below = v >= Number(0) ? above + two * e * e : above + two;
-        return v * quotient_of(above, below);
-    }
-};
 struct Abs {
     template <class Number>
     static __device__ __forceinline__ Number apply(Number v) { return size_of(v); }

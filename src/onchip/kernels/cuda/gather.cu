@@ -1,17 +1,20 @@
-// gather.cu: rows of a table looked up by ids: one by one, or summed up along a window of ids.
+// gather.cu: rows of a table looked up by ids: one by one, or summed up, all of a row of ids or along a window of them.
 //
 // Idea    gather: 2^lane_bits threads, as many as a row has words up to a block, copy a row word by word; words are as
 //         wide as rows allow, up to 16 B, and what is in them does not matter. token_conv: a thread takes one channel
-//         of one row of ids and walks over the positions, so a warp reads its tables' rows next to each other.
+//         of one row of ids and walks over the positions, so a warp reads its tables' rows next to each other. gather_sum:
+//         a thread takes W neighbouring channels and walks over the ids.
 // Floor   gather: a position moves its id and 2 rows. 2^20 ids into a table of 256 float32: 2.15 GB / 4.8 TB/s = 449 us;
 //         half of that if the table stays in L2. token_conv: the K rows of each position, from L2 if the table fits.
-// Layout  ids (count) or (B, S); table (V, row_words) or (V, K, C); y (count, row_words) or (B, C, P). All 16 B aligned.
+// Order   gather_sum: ids in order, in parts of PART that are added in order.
+// Layout  ids (count) or (B, S); table (V, row_words), (V, E) or (V, K, C); y (count, row_words), (B, E) or (B, C, P). All
+//         16 B aligned.
 // Limits  Sizes are run-time values; ids int32 or int64; tables and y of token_conv float32, float16, bfloat16, summed in
 //         float32 in the order of the taps, or both float64; sm_80 up.
 #include "status.cuh"
 #include "wide.cuh"
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 256, PART = 16;
 
 template <class Id, class Word>
 __global__ void __launch_bounds__(THREADS)
@@ -24,6 +27,35 @@ __global__ void __launch_bounds__(THREADS)
         Word* to = y + i * row_words;
 #pragma unroll 4
         for (long long w = lane; w < row_words; w += lanes) to[w] = from[w];
+    }
+}
+
+// count  S for a mean, 1 for a sum
+template <class Id, class T, int W>
+__global__ void __launch_bounds__(THREADS)
+    gather_sum(const Id* ids, const T* table, T* y, u64* status, long long B, long long S, long long V, u32 E, u32 count) {
+    using Wide = wide_t<T>;
+    const long long step = static_cast<long long>(gridDim.x) * THREADS;
+    for (long long i = static_cast<long long>(blockIdx.x) * THREADS + threadIdx.x; i < B * (E / W); i += step) {
+        const long long b = i / (E / W), e = i % (E / W) * W;
+        alignas(16) Wide total[W] = {};
+        for (long long begin = 0; begin < S; begin += PART) {
+            Wide part[W] = {};
+#pragma unroll
+            for (int k = 0; k < PART; ++k) {
+                if (begin + k < S) {
+                    Wide row[W];
+                    load_neighbours(table + checked_id(ids, b * S + begin + k, V, status) * E + e, row);
+#pragma unroll
+                    for (int j = 0; j < W; ++j) part[j] += row[j];
+                }
+            }
+#pragma unroll
+            for (int j = 0; j < W; ++j) total[j] += part[j];
+        }
+#pragma unroll
+        for (int j = 0; j < W; ++j) total[j] /= static_cast<Wide>(count);
+        store_neighbours(y + b * E + e, total);
     }
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
@@ -28,7 +29,8 @@ from onchip.kernels.cuda.program import (
 )
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.layers import Embedding, TokenConv
+from onchip.spec.layers import Embedding, GlobalMean, GlobalSum, TokenConv
+from onchip.spec.layers.base import row_axis
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe, as_is
 from onchip.spec.types import DTYPE_BYTES
@@ -38,7 +40,7 @@ ARCHITECTURES = EVERY_CHIP
 IDS = {"int32": "int", "int64": "long long"}
 WORDS = {16: "uint4", 8: "uint2", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
 HALF = {"fp16": "float16", "bf16": "bfloat16"}  # tables, as a job names them
-THREADS, BLOCKS_A_UNIT = 256, 5
+THREADS, PART, BLOCKS_A_UNIT = 256, 16, 5
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,33 @@ class GatherLowering:
         sizes = Int64(count), Int64(self.ids.limit), Int64(self.row_bytes // self.word_bytes), UInt32(self.lane_bits)
         arguments = (Input(0), Weight("table"), Output(0), self.ids, *sizes)
         return Steps((KernelLaunch(self.program, config, arguments, Budget(registers=48)),))
+
+
+@dataclass(frozen=True)
+class GatherSumLowering:
+    """gather_sum(ids, table, y, status, B, S, V, E, count)"""
+
+    ids: StatusWord
+    ids_dtype: str
+    dtype: str
+    E: int
+    is_mean: bool
+    units: int
+
+    @property
+    def neighbours(self) -> int:
+        """That a thread sums up."""
+        return 4 if self.E % 4 == 0 and self.dtype != "float64" else 1
+
+    def at(self, B: int) -> Steps:
+        if not B:
+            return Steps(())
+        S = math.prod(self.ids.row_shape)
+        program = Program(SOURCE, f"gather_sum<{IDS[self.ids_dtype]}, {FLOATS[self.dtype]}, {self.neighbours}>")
+        sizes = Int64(B), Int64(S), Int64(self.ids.limit), UInt32(self.E), UInt32(S if self.is_mean else 1)
+        config = _line(B * self.E // self.neighbours, self.units)
+        arguments = (Input(0), Weight("table"), Output(0), self.ids, *sizes)
+        return Steps((KernelLaunch(program, config, arguments, Budget(registers=128, spill_bytes=32)),))
 
 
 @dataclass(frozen=True)
@@ -121,6 +150,9 @@ class Gather:
             yield self._token_conv(net, node, node.layer, device, job)
         else:
             yield self._embedding(net, node, device)
+            behind = net.nodes[start + 1] if start + 1 < len(net.nodes) else node
+            if made.dtype in FLOATS and _sums_up(net, node, behind):
+                yield self._sum(net, node, behind, device)
 
     def _embedding(self, net: Network, node: Node, device: Device) -> Claim:
         ids, made = net.types[node.inputs[0]], net.types[node.name]
@@ -135,6 +167,19 @@ class Gather:
             recipes={"table": Recipe.of(as_is, (node.weights["weight"],), (V, E), made.dtype)},
             facts=GatherLowering(status, ids.dtype, E * DTYPE_BYTES[made.dtype], device.units),
         )
+
+    def _sum(self, net: Network, node: Node, behind: Node, device: Device) -> Claim:
+        ids, rows = net.types[node.inputs[0]], net.types[node.name]
+        V, E = net.weights[node.weights["weight"]].shape
+        status, is_mean = StatusWord(node.inputs[0], ids.row_shape, V), isinstance(behind.layer, GlobalMean)
+        return Claim(
+            self.name, f"{self.name}<{V},{E},{behind.layer.kind}>", (node.name, behind.name),
+            Price(net.row_flop(behind), ids.row_bytes + rows.row_bytes + net.types[behind.name].row_bytes),
+            "rows are summed up where they are looked up",
+            {"table": Recipe.of(as_is, (node.weights["weight"],), (V, E), rows.dtype)},
+            order=f"ids in order, parts of {PART}",
+            facts=GatherSumLowering(status, ids.dtype, rows.dtype, E, is_mean, device.units),
+        )  # fmt: skip
 
     def _token_conv(self, net: Network, node: Node, layer: TokenConv, device: Device, job: Job) -> Claim:
         ids, made = net.types[node.inputs[0]], net.types[node.name]
@@ -160,6 +205,18 @@ class Gather:
         )  # fmt: skip
 
 
+def _sums_up(net: Network, node: Node, behind: Node) -> bool:
+    """Whether all ids of a row meet in a mean or a sum behind the look-up, which alone reads it."""
+    layer, rows = behind.layer, net.types[node.name]
+    if (
+        not isinstance(layer, GlobalMean | GlobalSum)
+        or behind.inputs != (node.name,)
+        or not is_closed(net, [node, behind])
+    ):
+        return False
+    return {row_axis(axis, rows) for axis in layer.axes} == {*range(1, len(rows.shape) - 1)}
+
+
 def _rows(ids: str, row_bytes: int) -> Instance:
     made = GatherLowering(StatusWord("ids", (16,), 1000), ids, row_bytes, 132)
     return Instance(f"{ids}, rows of {row_bytes} B", lambda device: made.at(1 << 16).launches[0])
@@ -172,8 +229,14 @@ def _window(*dtypes: str) -> Instance:
     return Instance(f"token_conv, {', '.join(dtypes)}", lambda device: made.at(1 << 16).launches[0])
 
 
+def _summed(ids: str, dtype: str, E: int) -> Instance:
+    made = GatherSumLowering(StatusWord("ids", (50,), 1000), ids, dtype, E, True, 132)
+    return Instance(f"gather_sum, {ids}, {dtype}, rows of {E}", lambda device: made.at(4096).launches[0])
+
+
 INSTANCES = (
     _rows("int32", 1024), _rows("int64", 1024), _rows("int32", 40), _rows("int32", 12), _rows("int32", 6),
     _rows("int32", 3), _window("int32", "float32", "float32"), _window("int64", "float16", "float32"),
     _window("int32", "bfloat16", "bfloat16"), _window("int32", "float64", "float64"),
+    _summed("int64", "float32", 64), _summed("int32", "float16", 3), _summed("int32", "float64", 8),
 )  # fmt: skip

@@ -10,14 +10,10 @@
 // Layout  a (..., M, K), b (..., K, N), y (..., M, N) row-major.
 // Shared  2 * 16 * (SIDE + 4) numbers: 8 704 B for 64 x 64 floats.
 // Limits  Any M, N, K >= 1, up to 4 axes of the stack; all of one type, float32, float16, bfloat16 or float64; sm_80 up.
+#include "matmul.cuh"
 #include "wide.cuh"
 
-constexpr int DEPTH = 16, PART = 128, MOST_AXES = 4;
-
-// The stack: matrix number i of y is divided by each size in turn, the last axis first.
-struct Stack {
-    long long size[MOST_AXES], a_stride[MOST_AXES], b_stride[MOST_AXES];  // strides in numbers; sizes that are not there: 1
-};
+constexpr int DEPTH = 16, PART = 128;
 
 // The SIDE x SIDE tile from (first_m, first_n) on of one matrix.
 template <class T, int SIDE>
@@ -80,14 +76,7 @@ __global__ void __launch_bounds__(SIDE * SIDE / 16)
     const long long tiles_n = (N + SIDE - 1) / SIDE, tiles = (M + SIDE - 1) / SIDE * tiles_n;
     for (long long block = blockIdx.x; block < count * tiles; block += gridDim.x) {
         const long long matrix = block / tiles, tile = block % tiles;
-        long long rest = matrix, a_at = 0, b_at = 0;
-#pragma unroll
-        for (int axis = MOST_AXES - 1; axis >= 0; --axis) {
-            const long long at = rest % stack.size[axis];
-            rest /= stack.size[axis];
-            a_at += at * stack.a_stride[axis];
-            b_at += at * stack.b_stride[axis];
-        }
-        make_tile<T, SIDE>(a + a_at, b + b_at, y + matrix * M * N, M, N, K, tile / tiles_n * SIDE, tile % tiles_n * SIDE);
+        const Matrices at = stack.matrices(matrix);
+        make_tile<T, SIDE>(a + at.a, b + at.b, y + matrix * M * N, M, N, K, tile / tiles_n * SIDE, tile % tiles_n * SIDE);
     }
 }

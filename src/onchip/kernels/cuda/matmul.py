@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     FLOATS,
+    Argument,
     Budget,
     Input,
     Instance,
@@ -28,7 +29,7 @@ from onchip.kernels.cuda.program import (
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.spec.layers import MatMul
-from onchip.spec.network import Network
+from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe, as_is
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -36,6 +37,7 @@ ARCHITECTURES = EVERY_CHIP
 MOST_AXES = 4  # of a stack of matrices, the batch among them
 SMALL = 32  # rows and columns of a tile, if a matrix has no more; else twice as many
 MOST_BLOCKS = 2**31 - 1
+RATE = 0.3  # of the ordinary cores'; assumed
 
 
 @dataclass(frozen=True)
@@ -53,32 +55,51 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class MatMulLowering:
-    """matmul(a, b, y, count, M, N, K, stack)"""
+class MatMulShape:
+    """What any kernel has to know of a product."""
 
     dtype: str
     a: Operand
     b: Operand
     front: tuple[int, ...]  # axes of a row of y in front of its matrices
 
-    def at(self, B: int) -> Steps:
-        M, K, N = *self.a.row[-2:], self.b.row[-1]
-        count = B * math.prod(self.front)
-        if not count * M * N:
-            return Steps(())
-        side = SMALL if max(M, N) <= SMALL else 2 * SMALL
-        tiles = count * -(-M // side) * -(-N // side)
-        program = Program(SOURCE, f"matmul<{FLOATS[self.dtype]}, {side}>")
-        config = in_line(min(tiles, MOST_BLOCKS), side * side // 16)
-        arguments = (self.a.at, self.b.at, Output(0), *map(Int64, (count, M, N, K)), self._stack(B))
-        return Steps((KernelLaunch(program, config, arguments, Budget(registers=176)),))
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """M, N, K"""
+        return self.a.row[-2], self.b.row[-1], self.a.row[-1]
+
+    def count(self, B: int) -> int:
+        """Of matrices."""
+        return B * math.prod(self.front)
+
+    def tiles(self, B: int, side: int) -> int:
+        M, N, _ = self.sizes
+        return self.count(B) * math.ceil(M / side) * math.ceil(N / side)
+
+    def arguments(self, B: int) -> tuple[Argument, ...]:
+        """a, b, y, count, M, N, K, stack"""
+        return (self.a.at, self.b.at, Output(0), *map(Int64, (self.count(B), *self.sizes)), self._stack(B))
 
     def _stack(self, B: int) -> Struct:
-        """`Stack` of matmul.cu: axes that are not there are in front."""
+        """`Stack` of matmul.cuh: axes that are not there are in front."""
         columns = (B, *self.front), self.a.strides(self.front), self.b.strides(self.front)
         missing = MOST_AXES - len(columns[0])
         numbers = [n for column, none in zip(columns, (1, 0, 0), strict=True) for n in (*(none,) * missing, *column)]
         return Struct((), struct.pack(f"<{3 * MOST_AXES}q", *numbers))
+
+
+@dataclass(frozen=True)
+class MatMulLowering(MatMulShape):
+    """matmul(a, b, y, count, M, N, K, stack)"""
+
+    def at(self, B: int) -> Steps:
+        side = SMALL if max(self.sizes[:2]) <= SMALL else 2 * SMALL
+        tiles = self.tiles(B, side)
+        if not tiles:
+            return Steps(())
+        program = Program(SOURCE, f"matmul<{FLOATS[self.dtype]}, {side}>")
+        config = in_line(min(tiles, MOST_BLOCKS), side * side // 16)
+        return Steps((KernelLaunch(program, config, self.arguments(B), Budget(registers=176)),))
 
 
 class MatMulAlone:
@@ -101,21 +122,38 @@ class MatMulAlone:
         if why:
             yield Refusal(self.name, node.name, why)
             return
-        values = tuple(dict.fromkeys(node.inputs))
-        operands = [Operand(Input(values.index(name)), net.types[name].row_shape) for name in node.inputs]
-        recipes = {}
-        for role, name in node.weights.items():
-            shape = tuple(int(d) for d in net.weights[name].shape)
-            recipes[role] = Recipe.of(as_is, (name,), shape, y.dtype)
-            operands.insert(0 if role == "first" else 1, Operand(Weight(role), shape))
-        a, b = operands
-        moved = sum(net.types[name].row_bytes for name in (*values, node.name))
+        product, recipes = operands_of(net, node)
+        lowering = MatMulLowering(**vars(product))
         yield Claim(
-            self.name, f"{self.name}<{a.row[-2]},{a.row[-1]},{b.row[-1]}>", (node.name,),
-            Price(net.row_flop(node), moved, sum(recipe.nbytes for recipe in recipes.values()), precision="fp32"),
-            "a product of two values", recipes, order="one after the other, in parts of 128",
-            facts=MatMulLowering(y.dtype, a, b, front), reads={name: Use(is_read_often=True) for name in values},
+            self.name, label_of(self.name, product), (node.name,),
+            Price(net.row_flop(node), *moved_bytes(net, node, recipes), precision="fp32", rate=RATE),
+            "a product of two values", recipes, order="one after the other, in parts of 128", facts=lowering,
+            reads={name: Use(is_read_often=True) for name in node.inputs},
         )  # fmt: skip
+
+
+def label_of(kernel: str, product: MatMulShape) -> str:
+    M, N, K = product.sizes
+    return f"{kernel}<{M},{K},{N}>"
+
+
+def moved_bytes(net: Network, node: Node, recipes: Mapping[str, Recipe]) -> tuple[int, int]:
+    """Of a row, and of a launch."""
+    values = dict.fromkeys((*node.inputs, node.name))
+    return sum(net.types[name].row_bytes for name in values), sum(recipe.nbytes for recipe in recipes.values())
+
+
+def operands_of(net: Network, node: Node) -> tuple[MatMulShape, dict[str, Recipe]]:
+    """And the weight among them, if one is."""
+    y, values = net.types[node.name], tuple(dict.fromkeys(node.inputs))
+    operands = [Operand(Input(values.index(name)), net.types[name].row_shape) for name in node.inputs]
+    recipes = {}
+    for role, name in node.weights.items():
+        shape = tuple(int(d) for d in net.weights[name].shape)
+        recipes[role] = Recipe.of(as_is, (name,), shape, y.dtype)
+        operands.insert(0 if role == "first" else 1, Operand(Weight(role), shape))
+    a, b = operands
+    return MatMulShape(y.dtype, a, b, y.row_shape[:-2]), recipes
 
 
 def _instance(dtype: str, side: int) -> Instance:

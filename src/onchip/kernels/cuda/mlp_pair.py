@@ -9,9 +9,8 @@ from pathlib import Path
 
 from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda import mlp_tensor
-from onchip.kernels.cuda.activation import cpp_name
+from onchip.kernels.cuda.activation import activation_words, cpp_name
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product import activation_words
 from onchip.kernels.cuda.product_wgmma import ALIGN_BYTES, BOX_ROWS, multiplied_weight
 from onchip.kernels.cuda.program import (
     NUMBERS,

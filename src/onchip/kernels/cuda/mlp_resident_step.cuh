@@ -238,7 +238,7 @@ struct Blocks {
         if (first < ROWS) {
             const int mine = threadIdx.x / LANES;
             if (warp < (HEAD * LANES + 31) / 32) {
-                float* const row = outputs + (mine < HEAD ? mine : 0) * OUT;
+                float* const row = outputs + (mine < HEAD ? mine : HEAD - 1) * OUT;  // at most, one of the same warp's
                 int hit;
                 const bool counts = mine < HEAD && first + mine < rows;
                 const float loss = lose<LANES, N, K::LOSS, K::of(L)>(row, mine < HEAD, counts, slope, target, truth, hit);

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Self
 
 from onchip.kernels.chain import Chain, find_chain
+from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
 from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH, PARTS_BUDGET, STAGE_K, ByteRows
 from onchip.kernels.cuda.mlp_train_rows import BLOCKS as ROW_BLOCKS
 from onchip.kernels.cuda.mlp_train_rows import BUDGET as ROWS_BUDGET
 from onchip.kernels.cuda.mlp_train_rows import LEAST_ROWS, MOST_WIDTHS, ROWS, RowsPass
-from onchip.kernels.cuda.product import activation_words
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     Argument,

@@ -3,13 +3,15 @@
 // Idea    norm_lanes: LANES threads of a warp, or a block, hold a part in registers: it is read once, its mean is taken
 //         off there, then its squares are summed up. Few threads share a short part, so that a warp has several of them,
 //         which are neighbours. norm_rows: a block walks over a part of any length three times; the second and third
-//         time it is in the cache.
+//         time it is in the cache. What an Add in front adds, another value or a constant, norm_lanes takes along, and gives
+//         out the sum where others read it.
 // Floor   Every number is read once and written once: 2^28 floats are 2.15 GB / 4.8 TB/s = 447 us.
 // Order   Of parts that are held, number by number in each thread (V neighbours, every LANES V-th of them), then in a
 //         tree: in float32, as a thread adds 32 at most, or in float64. Longer ones in float64, thread by thread, then in
 //         a tree. A part's size alone decides.
 // Layout  x, y (outer, N), row-major, a part in each row. Part r meets weights from (r % groups) * each on, one for
-//         `run` neighbours; they are as wide as what is computed with. No weights: they are 0.
+//         `run` neighbours; they are as wide as what is computed with. No weights: they are 0. The other value has as many
+//         parts as x, or `period` that are added again and again.
 // Shared  A number for each warp, where a block shares a part.
 // Limits  1 <= N < 2^30, a multiple of V, which is aligned; float32, float16, bfloat16, float64; sm_80 up.
 #include "divide.cuh"
@@ -20,6 +22,13 @@ constexpr int THREADS = 256;
 __device__ __forceinline__ float root_of(float v) { return sqrtf(v); }
 __device__ __forceinline__ double root_of(double v) { return sqrt(v); }
 
+// What is added to x, if it is there, and where the sum goes, if anybody wants it.
+template <class T>
+struct Added {
+    const T* other;
+    T* sum;
+    long long period;
+};
 struct Norm {
     Divider run;
     u32 groups, each, is_centred;
@@ -66,7 +75,8 @@ __device__ __forceinline__ const W* of_part(const W* weights, long long part, co
 // ITEMS  times V numbers that a thread holds: N <= LANES * ITEMS * V
 template <class T, int V, int LANES, int ITEMS>
 __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 || (LANES == 32 && V == 1 && ITEMS > 16) ? 2 : 3)
-    norm_lanes(const T* x, const wide_t<T>* weight, const wide_t<T>* bias, T* y, long long outer, int N, Norm how) {
+    norm_lanes(const T* x, const wide_t<T>* weight, const wide_t<T>* bias, T* y, long long outer, int N, Norm how,
+               Added<T> added) {
     using W = wide_t<T>;
     constexpr int PARTS = THREADS / LANES;
     const int me = threadIdx.x % LANES * V;
@@ -80,6 +90,19 @@ __global__ void __launch_bounds__(THREADS, sizeof(wide_t<T>) == 8 || (LANES == 3
 #pragma unroll
         for (int i = 0; i < ITEMS; ++i) {
             if (me + i * LANES * V < N) load_neighbours(from + i * LANES * V, v[i]);
+        }
+        if (added.other != nullptr) {
+            const T* other = added.other + (part < added.period ? part : part % added.period) * N + me;
+#pragma unroll
+            for (int i = 0; i < ITEMS; ++i) {
+                if (me + i * LANES * V < N) {
+                    W more[V];
+                    load_neighbours(other + i * LANES * V, more);
+#pragma unroll
+                    for (int j = 0; j < V; ++j) v[i][j] += more[j];
+                    if (added.sum != nullptr && is_inside) store_neighbours(added.sum + part * N + me + i * LANES * V, v[i]);
+                }
+            }
         }
         if (how.is_centred) {
 #pragma unroll

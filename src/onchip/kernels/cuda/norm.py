@@ -8,16 +8,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from onchip.kernels.cuda.divide import divider
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     FLOATS,
+    Argument,
     Budget,
     Input,
     Instance,
     Int64,
     KernelLaunch,
+    Memory,
     Output,
     Program,
     Steps,
@@ -28,10 +32,10 @@ from onchip.kernels.cuda.program import (
 )
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal
-from onchip.spec.layers import RowNorm
+from onchip.spec.layers import Add, RowNorm
 from onchip.spec.layers.norm import NormParts
-from onchip.spec.network import Network
-from onchip.spec.recipe import Recipe, as_is
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -44,7 +48,7 @@ MOST_NUMBERS = 1 << 30  # of a part
 
 @dataclass(frozen=True)
 class NormLowering:
-    """norm_lanes or norm_rows(x, weight, bias, y, outer, N, how)"""
+    """norm_lanes(x, weight, bias, y, outer, N, how, added) or norm_rows without the last"""
 
     dtype: str
     parts: NormParts  # of a row
@@ -53,6 +57,8 @@ class NormLowering:
     is_centred: bool
     eps: float
     units: int
+    adds: str = ""  # what is added in front: "value" or "constant"
+    gives_sum: bool = False
 
     @property
     def neighbours(self) -> int:
@@ -85,11 +91,21 @@ class NormLowering:
         )
         blocks = min(-(-outer * (self.lanes or THREADS) // THREADS), self.units * BLOCKS_A_UNIT * WAVES)
         weight, bias = (Weight(role) if role in self.roles else Int64(0) for role in ("weight", "bias"))
-        arguments = (
-            Input(0), weight, bias, Output(0), Int64(outer), UInt32(self.parts.size), Struct((), how),
+        arguments: tuple[Argument, ...] = (
+            Input(0), weight, bias, Output(int(self.gives_sum)), Int64(outer), UInt32(self.parts.size), Struct((), how),
         )  # fmt: skip
+        if self.lanes:
+            arguments += (self._added(outer),)
         budget = Budget(registers=128, spill_bytes=16)
         return Steps((KernelLaunch(self.program, in_line(blocks), arguments, budget),))
+
+    def _added(self, outer: int) -> Struct:
+        """`Added` of norm.cu."""
+        others: dict[str, Memory | Int64] = {"": Int64(0), "value": Input(1), "constant": Weight("added")}
+        total = Output(0) if self.gives_sum else Int64(0)
+        return Struct(
+            (others[self.adds], total), struct.pack("<q", self.parts.count if self.adds == "constant" else outer)
+        )
 
 
 class NormAlone:
@@ -98,27 +114,65 @@ class NormAlone:
     precisions = tuple(PRECISIONS)  # it computes in float32, or in float64
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """A norm, or an Add in front of it and the norm."""
         node = net.nodes[start]
-        layer = node.layer
-        if not isinstance(layer, RowNorm) or job.is_training:
+        if isinstance(node.layer, Add):
+            node = net.nodes[start + 1] if start + 1 < len(net.nodes) else node
+        if not isinstance(node.layer, RowNorm) or job.is_training:
             return
+        add = net.nodes[start] if node is not net.nodes[start] else None
         x = net.types[node.inputs[0]]
-        parts = layer.parts(x)
+        parts = node.layer.parts(x)
         if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or parts.size >= MOST_NUMBERS:
-            why = f"normalises fewer than {MOST_NUMBERS:,} of {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
-            yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
-            return
-        wide, shape = "float64" if x.dtype == "float64" else "float32", layer.weight_shape(x)
-        recipes = {role: Recipe.of(as_is, (name,), shape, wide) for role, name in node.weights.items()}
-        yield Claim(
-            self.name, f"{layer.kind.lower()}<{parts.size}>", (node.name,),
-            Price(net.row_flop(node), 2 * x.row_bytes, sum(recipe.nbytes for recipe in recipes.values())),
-            "one layer by itself", recipes, order="in threads, then in a tree",
-            facts=NormLowering(
-                x.dtype, parts, math.prod(shape), tuple(recipes), layer.is_centred, layer.attributes()["eps"],
-                device.units,
-            ),
-        )  # fmt: skip
+            if add is None:
+                why = f"normalises fewer than {MOST_NUMBERS:,} of {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
+                yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
+        elif add is None or (node.inputs == (add.name,) and _takes(net, add)):
+            claim = _claim(net, node, add, device)
+            lowering = claim.facts
+            assert isinstance(lowering, NormLowering)
+            if add is None or lowering.lanes:
+                yield claim
+
+
+def _takes(net: Network, add: Node) -> bool:
+    """Whether all that is added up is two values of one shape, or a value and a constant."""
+    types = [net.types[value] for value in (*add.inputs, add.name)]
+    return len({*add.inputs}) + len(add.weights) == 2 == len(add.inputs) + len(add.weights) and len({*types}) == 1
+
+
+def _claim(net: Network, node: Node, add: Node | None, device: Device) -> Claim:
+    layer, x = node.layer, net.types[node.inputs[0]]
+    assert isinstance(layer, RowNorm)
+    parts, shape = layer.parts(x), layer.weight_shape(x)
+    wide = "float64" if x.dtype == "float64" else "float32"
+    recipes = {role: Recipe.of(as_is, (name,), shape, wide) for role, name in node.weights.items()}
+    nodes: tuple[str, ...] = (node.name,)
+    values, adds, gives_sum = 2, "", False
+    if add is not None:
+        nodes, adds = (add.name, node.name), "constant" if add.weights else "value"
+        gives_sum = len(net.readers(add.name)) > 1 or add.name in net.output_names
+        values += (adds == "value") + gives_sum
+        for constant in add.weights.values():
+            recipes["added"] = Recipe.of(stretched, (constant,), x.row_shape, x.dtype, to=x.row_shape)
+    roles = tuple(node.weights)
+    return Claim(
+        NormAlone.name, f"{layer.kind.lower()}<{parts.size}{',Add' if adds else ''}>", nodes,
+        Price(
+            sum(net.row_flop(net.by_name[name]) for name in nodes), values * x.row_bytes,
+            sum(recipe.nbytes for recipe in recipes.values()),
+        ),
+        "a row is read once" if adds else "one layer by itself", recipes, order="in threads, then in a tree",
+        facts=NormLowering(
+            x.dtype, parts, math.prod(shape), roles, layer.is_centred, layer.attributes()["eps"], device.units, adds,
+            gives_sum,
+        ),
+    )  # fmt: skip
+
+
+@recipe_op
+def stretched(constant: Array, to: tuple[int, ...]) -> Array:
+    return np.ascontiguousarray(np.broadcast_to(constant, to))
 
 
 def _instance(name: str, dtype: str, parts: NormParts, weights: int = 0) -> Instance:

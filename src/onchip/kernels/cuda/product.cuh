@@ -53,7 +53,7 @@ struct StoredAs<bf16, Function> {
 // of kernels/pointwise.py.
 struct Activation {
     u32 code;
-    float a, b;  // the slope of a LeakyReLU; the bounds of a Clip
+    float a, b;  // its parameters: the slope of a LeakyReLU, the bounds of a Clip
 
     template <class Y, int V>
     __device__ __forceinline__ void apply(float (&v)[V]) const {
@@ -66,6 +66,13 @@ struct Activation {
             case 6: return each<typename StoredAs<Y, SiLU>::type>(v);
             case 7: return each<typename StoredAs<Y, GELU>::type>(v);
             case 8: return each<typename StoredAs<Y, TanhGELU>::type>(v);
+            case 9: return each<ELU>(v, a);
+            case 10: return each<SELU>(v);
+            case 11: return each<HardSigmoid>(v, a, b);
+            case 12: return each<HardSwish>(v);
+            case 13: return each<Softplus>(v);
+            case 14: return each<Softsign>(v);
+            case 15: return each<Mish>(v);
         }
     }
     __device__ __forceinline__ float operator()(float v) const {

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-
 from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
 from onchip.kernels.cuda import mlp_tensor
+from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.conv import DOUBLE_RATE, DOUBLE_TILES, MOST, ConvLowering, Geometry
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, narrowed
 from onchip.kernels.cuda.program import (
@@ -31,7 +30,7 @@ from onchip.kernels.cuda.program import (
     Weight,
 )
 from onchip.kernels.cuda.token_slices import narrow_tables, split_tables, token_slices, token_taps
-from onchip.kernels.pointwise import ACTIVATIONS, OPERATIONS, operation_of
+from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
 from onchip.plan.rewrites.embedding import token_tables
@@ -43,8 +42,6 @@ from onchip.spec.recipe import Array, Recipe, as_is, op_name, recipe_op, transpo
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 PART = 128  # terms of a sum on the ordinary cores; longer ones are sums of sums
-# As product.cuh counts them, from 1 on.
-ACTIVATION_ROWS = tuple(row for row in OPERATIONS if row.layer in ACTIVATIONS)
 FEW = 32  # rows or columns, for which there are narrow tiles
 
 
@@ -131,16 +128,6 @@ class Product:
         # Two blocks of 8 x 8 sums a thread leave so few registers that chips before Hopper set some aside.
         budget = Budget(min(255, 65536 // (threads * (1 if self.K > PART else 2)) // 8 * 8), spill_bytes=64)
         return KernelLaunch(program, config, arguments, budget)
-
-
-def activation_words(layer: Elementwise | None) -> tuple[int, int, int]:
-    """A code and the bits of two floats."""
-    if layer is None:
-        return 0, 0, 0
-    row = operation_of(layer)
-    assert row is not None
-    first, second, *_ = (*(int(value.view(np.uint32)) for value in row.told(layer)), 0, 0)
-    return 1 + ACTIVATION_ROWS.index(row), first, second
 
 
 # -- as a layer of a network -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// product_few.cu: y = activation(x w^T + bias) for few rows, of any sizes, which are run-time values.
+// product_few.cu: y = activation(x w^T + bias + other) for few rows, of any sizes, which are run-time values.
 //
 // Idea    With few rows a product is as fast as weights are read. They go from memory to registers, 16 bytes a load, many
 //         loads of a lane under way at a time, and meet each other nowhere: no shared memory, no barrier before the end.
@@ -9,9 +9,9 @@
 //         cores: lanes along k, true fp32.
 // Order   Warp i of 8 has pieces i, i + 8, ... of k. By mma: pieces of 32, in two steps of 16. By fma: pieces of 32 V, of
 //         which lane l has V from V l on; then lanes 16 apart add up, 8, 4, 2 and 1. Then the warps, from the first to the
-//         last, and the bias. Neither M nor N decides anything.
+//         last, the bias and the other value. Neither M nor N decides anything.
 // Floor   Weights once: 4,096 x 4,096 in fp16: 33.6 MB / 4.8 TB/s = 7.0 us from memory, at most 33 TB/s from L2: 1.0 us.
-// Layout  x (M, K), w (N, K), y (M, N) row-major, each 16 B aligned; bias (N) or none.
+// Layout  x (M, K), w (N, K), y (M, N) row-major, each 16 B aligned; bias (N), other (M, N) or none.
 // Shared  8 * ROWS * COLUMNS floats: 8 KB for 16 x 16.
 // Limits  Any M, N, K; x and y float32, float16 or bfloat16. mma: K a multiple of 8. fma: V = 1, or K a multiple of V.
 #include "boxes.cuh"
@@ -34,8 +34,8 @@ struct FewPlace {
 
 // What the warps have of a tile, added up, and what becomes of it.
 template <int ROWS, int COLUMNS, class Y>
-__device__ __forceinline__ void add_up_warps(const float (&sums)[WARPS][ROWS][COLUMNS], const float* bias, Y* y,
-                                             long long m, long long n, long long M, long long N,
+__device__ __forceinline__ void add_up_warps(const float (&sums)[WARPS][ROWS][COLUMNS], const float* bias,
+                                             const Y* other, Y* y, long long m, long long n, long long M, long long N,
                                              const Activation& activation) {
     __syncthreads();
     for (int i = threadIdx.x; i < ROWS * COLUMNS; i += 32 * WARPS) {
@@ -45,7 +45,9 @@ __device__ __forceinline__ void add_up_warps(const float (&sums)[WARPS][ROWS][CO
 #pragma unroll
         for (int warp = 1; warp < WARPS; ++warp) sum += sums[warp][row][column];
         if (bias != nullptr) sum += bias[n + column];
-        finish_one(sum, y + (m + row) * N + n + column, activation);
+        const long long at = (m + row) * N + n + column;
+        if (other != nullptr) sum += to_float(other[at]);
+        finish_one(sum, y + at, activation);
     }
 }
 
@@ -68,8 +70,8 @@ __device__ __forceinline__ uint4 read8(const X* from) {
 // MT times 16 rows, NT times 8 columns; PIECES of k are under way at a time.
 template <class P, class X, class Y, int MT, int NT, int PIECES>
 __global__ void __launch_bounds__(32 * WARPS, MT == 1 ? 2 : 1)
-product_few_mma(const X* x, const typename P::Number* w, const float* bias, Y* y, long long M, long long N,
-                long long K, u32 code, u32 a_bits, u32 b_bits) {
+product_few_mma(const X* x, const typename P::Number* w, const float* bias, const Y* other, Y* y, long long M,
+                long long N, long long K, u32 code, u32 a_bits, u32 b_bits) {
     constexpr int ROWS = 16 * MT, COLUMNS = 8 * NT;
     __shared__ float sums[WARPS][ROWS][COLUMNS];
     const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
@@ -122,7 +124,7 @@ product_few_mma(const X* x, const typename P::Number* w, const float* bias, Y* y
         const int t = i / 4 / NT, j = i / 4 % NT;
         sums[warp][16 * t + i % 4 / 2 * 8 + g][8 * j + 2 * q + i % 2] = c[t][j][i % 4];
     }
-    add_up_warps(sums, bias, y, place.m, place.n, M, N,
+    add_up_warps(sums, bias, other, y, place.m, place.n, M, N,
                  Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
 }
 
@@ -141,8 +143,8 @@ __device__ __forceinline__ void read_wide(float (&to)[V], const T* from, bool is
 
 template <class X, class W, class Y, int ROWS, int COLUMNS, int V, int PIECES>
 __global__ void __launch_bounds__(32 * WARPS, 2)
-product_few_fma(const X* x, const W* w, const float* bias, Y* y, long long M, long long N, long long K, u32 code,
-                u32 a_bits, u32 b_bits) {
+product_few_fma(const X* x, const W* w, const float* bias, const Y* other, Y* y, long long M, long long N, long long K,
+                u32 code, u32 a_bits, u32 b_bits) {
     constexpr long long STEP = 32 * V * WARPS;  // from a piece of a warp to its next
     __shared__ float sums[WARPS][ROWS][COLUMNS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -188,6 +190,6 @@ product_few_fma(const X* x, const W* w, const float* bias, Y* y, long long M, lo
         for (int apart = 16; apart > 0; apart /= 2) sum += __shfl_xor_sync(~0u, sum, apart);
         if (lane == 0) sums[warp][i / COLUMNS][i % COLUMNS] = sum;
     }
-    add_up_warps(sums, bias, y, place.m, place.n, M, N,
+    add_up_warps(sums, bias, other, y, place.m, place.n, M, N,
                  Activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)});
 }

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onchip.kernels.chain import Chain, end_dtypes, find_chain, forward_price
+from onchip.kernels.chain import end_dtypes, find_chain
 from onchip.kernels.cuda import mlp_tensor
+from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product import activation_words, one_layer, weight_recipes
+from onchip.kernels.cuda.product import one_layer, weight_recipes
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
+    NOTHING,
     NUMBERS,
     Argument,
     Budget,
@@ -27,6 +29,7 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.residual import Residual, residuals
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
@@ -110,8 +113,10 @@ class FewProduct:
         full = self.M / (math.ceil(self.M / rows) * rows)
         return (MMA_RATE if self.by_mma else FMA_RATE) * full * min(1.0, self.count(units) / units)
 
-    def launch(self, device: Device, x: Argument, w: Argument, bias: Argument, y: Argument) -> KernelLaunch:
-        """bias  of N float32, or Int64(0): none"""
+    def launch(
+        self, device: Device, x: Argument, w: Argument, bias: Argument, y: Argument, other: Argument = NOTHING
+    ) -> KernelLaunch:
+        """bias  of N float32, or Int64(0): none; other: of M N numbers as y's"""
         rows, columns = self.tile(device.units)
         given, made = (NUMBERS[dtype] for dtype in self.dtypes)
         computed = PRECISIONS[self.precision]
@@ -125,7 +130,7 @@ class FewProduct:
             (self.count(device.units), 1, 1), (32 * WARPS, 1, 1), 0, overlaps=device.arch in OVERLAPPING
         )
         sizes = Int64(self.M), Int64(self.N), Int64(self.K)
-        arguments = (x, w, bias, y, *sizes, *map(UInt32, activation_words(self.activation)))
+        arguments = (x, w, bias, other, y, *sizes, *map(UInt32, activation_words(self.activation)))
         # Rows of float32 take twice the registers until they are rounded: chips after Hopper set a few words aside.
         budget = Budget(min(255, 65536 // (256 * self.resident)), spill_bytes=16)
         return KernelLaunch(Program(SOURCE, head), config, arguments, budget)
@@ -141,13 +146,15 @@ class FewLowering:
     product: FewProduct  # of one row of the batch
     has_bias: bool
     device: Device
+    other: int | None = None  # which of the inputs is added
 
     def at(self, B: int) -> Steps:
         product = replace(self.product, M=B * self.product.M)
         if not product.M:
             return Steps(())
         bias: Argument = Weight("bias") if self.has_bias else Int64(0)
-        return Steps((product.launch(self.device, Input(0), Weight("weight"), bias, Output(0)),))
+        other: Argument = Int64(0) if self.other is None else Input(self.other)
+        return Steps((product.launch(self.device, Input(0), Weight("weight"), bias, Output(0), other),))
 
 
 class ProductFew:
@@ -156,23 +163,26 @@ class ProductFew:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """One Linear, with its activation and the Casts around it, for a job of few rows."""
+        """One Linear, with its activation and the Casts around it, or with an Add, for a job of few rows."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
         if chain is None or mlp_tensor.why_not(net, chain, device, job):
             return
         if 0 < job.batch * chain.vectors <= MOST_ROWS:
-            yield _claim(net, one_layer(net, chain), device, job)
+            chain = one_layer(net, chain)
+            for run in residuals(net, start, chain):
+                yield _claim(net, run, device, job)
 
 
-def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
-    (layer,), price = chain.layers, forward_price(net, chain)
+def _claim(net: Network, run: Residual, device: Device, job: Job) -> Claim:
+    chain, price = run.chain, run.price(net)
+    (layer,) = chain.layers
     recipes = weight_recipes(layer, job.precision)
     dtypes = end_dtypes(net, chain)
     product = FewProduct(chain.vectors, layer.D_out, layer.D_in, job.precision, dtypes, layer.activation)
     planned = replace(product, M=job.batch * chain.vectors)
     return Claim(
         kernel=ProductFew.name,
-        label=f"{ProductFew.name}<{chain.label}>",
+        label=f"{ProductFew.name}<{run.label}>",
         nodes=chain.nodes,
         price=Price(
             price.row_flop,
@@ -186,7 +196,7 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
         recipes=recipes,
         order=product.order,
         reads={net.by_name[chain.nodes[0]].inputs[0]: Use(is_read_often=True)},  # by every block
-        facts=FewLowering(product, layer.bias is not None, device),
+        facts=FewLowering(product, layer.bias is not None, device, run.other_input(net)),
     )
 
 

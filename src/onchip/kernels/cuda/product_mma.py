@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onchip.kernels.chain import Chain, Dense, end_dtypes, forward_price
+from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.conv_wgmma import spread_taps
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
 from onchip.kernels.cuda.mma_tiles import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
-from onchip.kernels.cuda.product import activation_words, plain_layer
+from onchip.kernels.cuda.product import plain_layer
 from onchip.kernels.cuda.product_wgmma import multiplied_weight
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from onchip.kernels.chain import Chain, Dense, end_dtypes, find_chain, forward_price
+from onchip.kernels.chain import Dense, end_dtypes, find_chain
 from onchip.kernels.cuda import mlp_tensor
-from onchip.kernels.cuda.activation import act_name
+from onchip.kernels.cuda.activation import act_name, activation_words
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
 from onchip.kernels.cuda.pad_rows import PIECE_BYTES, pad_rows, padded, padded_rows
-from onchip.kernels.cuda.product import activation_words, narrow_weight, one_layer
+from onchip.kernels.cuda.product import narrow_weight, one_layer
 from onchip.kernels.cuda.program import (
+    NOTHING,
     NUMBERS,
     Argument,
     Budget,
@@ -33,6 +34,7 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.cuda.residual import Residual, residuals
 from onchip.kernels.pointwise import ACTIVATIONS
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
@@ -262,13 +264,15 @@ class WgmmaProduct:
         box = (LINE // DTYPE_BYTES[precision.dtype], tile.BN, 1)
         return TensorMap(w, precision.dtype, (self.K, self.N, precision.parts), box, LINE)
 
-    def launch(self, units: int, x: Memory, w: Memory, bias: Argument, y: Argument) -> KernelLaunch:
-        """bias  of N float32, or Int64(0): none"""
+    def launch(
+        self, units: int, x: Memory, w: Memory, bias: Argument, y: Argument, other: Argument = NOTHING
+    ) -> KernelLaunch:
+        """bias  of N float32, or Int64(0): none; other: of M N numbers as y's"""
         tiling = self.tiling(units)
         box = (LINE // DTYPE_BYTES[self.dtypes[0]], tiling.box_rows)
         rows = TensorMap(x, self.read_as, (self.length or self.K, self.M), box, LINE)
         arguments = (
-            rows, self.weight_map(w, tiling.tile), bias, y,
+            rows, self.weight_map(w, tiling.tile), bias, other, y,
             Int64(self.M), Int64(self.N), Int64(self.K), UInt32(tiling.box_rows), UInt32(self.parts),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
@@ -292,6 +296,7 @@ class WgmmaLowering:
     has_bias: bool
     units: int
     parts: int = 1
+    other: int | None = None  # which of the inputs is added
 
     @property
     def row_bytes(self) -> int:
@@ -314,12 +319,13 @@ class WgmmaLowering:
         if not product.M:
             return Steps(())
         bias: Argument = Weight("bias") if self.has_bias else Int64(0)
+        other: Argument = Int64(0) if self.other is None else Input(self.other)
         if not self.copied_bytes:
-            return Steps((product.launch(self.units, Input(0), Weight("weight"), bias, Output(0)),))
+            return Steps((product.launch(self.units, Input(0), Weight("weight"), bias, Output(0), other),))
         return Steps(
             (
                 pad_rows(product.M, self.row_bytes, self.units, Input(0), Scratch(0)),
-                product.launch(self.units, Scratch(0), Weight("weight"), bias, Output(0)),
+                product.launch(self.units, Scratch(0), Weight("weight"), bias, Output(0), other),
             ),
             scratch_bytes=product.M * self.copied_bytes,
         )
@@ -336,29 +342,32 @@ class ProductWgmma:
         return dict.fromkeys(map(op_name, (split_weight, tf32_weight)), 1.0)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """One Linear, with its activation and the Casts around it."""
+        """One Linear, with its activation and the Casts around it, or with an Add and the activation behind that."""
         chain = find_chain(net, start, ACTIVATIONS, casts=True, most=1)
         if chain is None or device.arch not in ARCHITECTURES or mlp_tensor.why_not(net, chain, device, job):
             return
         chain = one_layer(net, chain)
         (layer,) = chain.layers
-        if layer.D_in * layer.D_out < LEAST_WEIGHTS:
+        is_small = layer.D_in * layer.D_out < LEAST_WEIGHTS
+        if is_small and not isinstance(mlp_tensor.make_lowering(net, chain, device, job), str):
             return
-        lowering = WgmmaLowering(
-            layer.D_out, layer.D_in, chain.vectors, job.precision, end_dtypes(net, chain), layer.activation,
-            layer.bias is not None, device.units,
-        )  # fmt: skip
-        if why := lowering.product(1).why_not():
-            yield Refusal(self.name, net.nodes[start].name, why)
-        else:
-            parts = lowering.product(max(1, job.batch)).splits_well(device.units)
-            yield _claim(net, chain, replace(lowering, parts=parts), job)
+        for run in residuals(net, start, chain):
+            lowering = WgmmaLowering(
+                layer.D_out, layer.D_in, chain.vectors, job.precision, end_dtypes(net, run.chain),
+                run.chain.layers[0].activation, layer.bias is not None, device.units, other=run.other_input(net),
+            )  # fmt: skip
+            if why := lowering.product(1).why_not():
+                yield Refusal(self.name, net.nodes[start].name, why)
+            else:
+                parts = lowering.product(max(1, job.batch)).splits_well(device.units)
+                yield _claim(net, run, replace(lowering, parts=parts), job)
 
 
-def _claim(net: Network, chain: Chain, lowering: WgmmaLowering, job: Job) -> Claim:
-    price, recipes = forward_price(net, chain), weight_recipes(chain.layers[0], job.precision)
+def _claim(net: Network, run: Residual, lowering: WgmmaLowering, job: Job) -> Claim:
+    chain, price = run.chain, run.price(net)
+    recipes = weight_recipes(chain.layers[0], job.precision)
     parts = PRECISIONS[job.precision].parts
-    label = f"{chain.label},{lowering.parts} parts" if lowering.parts > 1 else chain.label
+    label = f"{run.label},{lowering.parts} parts" if lowering.parts > 1 else run.label
     order = f"k in steps of {PRECISIONS[job.precision].step} by wgmma"
     order += f", parts of {PART}" if parts > 1 else ""
     order += f", {lowering.parts} parts" if lowering.parts > 1 else ""

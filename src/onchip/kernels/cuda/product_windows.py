@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.conv import MOST, Geometry, geometry_of
 from onchip.kernels.cuda.conv_runs import ConvRun, find_runs
 from onchip.kernels.cuda.conv_wgmma import spread_taps, taps_in_order
@@ -17,7 +18,6 @@ from onchip.kernels.cuda.conv_windows import MOST_PHASES, Windows
 from onchip.kernels.cuda.divide import divider
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
 from onchip.kernels.cuda.mma_tiles import PART, TILES, MmaTile, depth_of, scale_of, tiles_of, unit_of
-from onchip.kernels.cuda.product import activation_words
 from onchip.kernels.cuda.product_wgmma import multiplied_weight
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,

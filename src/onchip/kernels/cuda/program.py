@@ -105,6 +105,9 @@ class Int64:
     value: int
 
 
+NOTHING = Int64(0)  # a pointer to nothing
+
+
 @dataclass(frozen=True)
 class UInt32:
     value: int

@@ -10,21 +10,14 @@
 // Order   A gate's sum runs over the units in order, in parts of CHUNK that are added in order, then the input's part is
 //         added: the same whatever ROWS is.
 // Layout  x (N, S, D, G, H), states before the first step (N, D, H) or none, y (N, S, D, H) or, of the last step,
-//         (N, D, H). R (D, H from, H to, G); of GruBefore z and r (D, H, H, 2), then n (H, H) in each direction. Gates are
-//         in the order of spec/layers/recurrent.py.
+//         (N, D, H). R (D, H from, H to, G); of GruBefore z and r (D, H, H, 2), then n (D, H, H). Gates are in the order of
+//         spec/layers/recurrent.py.
 // Shared  2 H * sequences of the block for the states, and H * sequences for cells or for z.
 // Limits  Sizes are run-time values; float32, float16, bfloat16 in float32, float64; states of one sequence at least must
 //         fit: H up to 19,370 with 227 KB, half of that in float64; sm_80 up.
-#include "activation.cuh"
-#include "wide.cuh"
+#include "recurrent.cuh"
 
 constexpr int THREADS = 256, CHUNK = 64;
-
-struct Lstm {};
-struct GruAfter {};
-struct GruBefore {};
-struct RnnTanh {};
-struct RnnRelu {};
 
 template <class W, int V>
 __device__ __forceinline__ void load_words(W (&v)[V], const W* from) {
@@ -84,8 +77,7 @@ __global__ void __launch_bounds__(THREADS)
               unsigned output) {
     using W = wide_t<T>;
     constexpr bool IS_LSTM = is_same<Cell, Lstm>, RESETS_FIRST = is_same<Cell, GruBefore>;
-    constexpr bool IS_GRU = RESETS_FIRST || is_same<Cell, GruAfter>;
-    constexpr int G = IS_LSTM ? 4 : IS_GRU ? 3 : 1, TOGETHER = RESETS_FIRST ? 2 : G;  // gates; those summed up at once
+    constexpr int G = GATES<Cell>, TOGETHER = RESETS_FIRST ? 2 : G;  // gates; those summed up at once
     extern __shared__ uint4 words[];
     const int H = units, stride = THREADS / lanes * ROWS;  // sequences of the block
     const int lane = threadIdx.x % lanes, mine = threadIdx.x / lanes * ROWS;  // first sequence of the thread
@@ -98,7 +90,9 @@ __global__ void __launch_bounds__(THREADS)
     const long long x_step = static_cast<long long>(D) * G * H;
     const bool goes_back = backwards || d == 1;
     x += (begin * S * D + d) * G * H;
-    R += static_cast<long long>(d) * G * H * H;
+    const long long square = static_cast<long long>(H) * H;
+    const W* const late = R + (TOGETHER * D + d) * square;  // n of a GruBefore
+    R += d * TOGETHER * square;
 
     for (int u = lane; u < H; u += lanes)
         for (int r = 0; r < ROWS; ++r) {
@@ -127,22 +121,15 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int g = 0; g < G; ++g) v[g] = r < left ? load_wide(given + r * S * x_step + g * H + u) : W(0);
                 const int at = u * stride + mine + r;
-                if constexpr (IS_LSTM) {
-                    const W i = exact_sigmoid(v[0] + total[0][r]), o = exact_sigmoid(v[1] + total[1][r]);
-                    const W f = exact_sigmoid(v[2] + total[2][r]), c = exact_tanh(v[3] + total[3][r]);
-                    kept[at] = multiply_add(f, kept[at], i * c);
-                    next[at] = o * exact_tanh(kept[at]);
-                } else if constexpr (RESETS_FIRST) {
+                if constexpr (RESETS_FIRST) {
                     kept[at] = exact_sigmoid(v[0] + total[0][r]);
                     next[at] = exact_sigmoid(v[1] + total[1][r]) * h[at];
-                } else if constexpr (IS_GRU) {
-                    const W z = exact_sigmoid(v[0] + total[0][r]), reset = exact_sigmoid(v[1] + total[1][r]);
-                    const W made = exact_tanh(multiply_add(reset, total[2][r] + inside, v[2]));
-                    next[at] = multiply_add(z, h[at], (W(1) - z) * made);
-                } else if constexpr (is_same<Cell, RnnTanh>) {
-                    next[at] = exact_tanh(v[0] + total[0][r]);
                 } else {
-                    next[at] = ReLU::apply(v[0] + total[0][r]);
+                    W sums[G], cell = IS_LSTM ? kept[at] : W(0);
+#pragma unroll
+                    for (int g = 0; g < G; ++g) sums[g] = total[g][r];
+                    next[at] = next_state<Cell>(v, sums, inside, h[at], cell);
+                    if constexpr (IS_LSTM) kept[at] = cell;
                 }
             }
         }
@@ -150,7 +137,7 @@ __global__ void __launch_bounds__(THREADS)
         if constexpr (RESETS_FIRST) {  // n, of r h; a thread alone reads and writes its units' states
             for (int u = lane; u < H; u += lanes) {
                 alignas(16) W total[1][ROWS];
-                add_units(total, R + 2LL * H * H, next + mine, H, u, stride);
+                add_units(total, late, next + mine, H, u, stride);
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
                     const W v = r < left ? load_wide(given + r * S * x_step + 2 * H + u) : W(0);

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from onchip.kernels.cuda import product_wgmma
+from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.gather import HALF, IDS
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product import activation_words
 from onchip.kernels.cuda.product_wgmma import WgmmaProduct
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,

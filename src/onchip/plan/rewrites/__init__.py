@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from onchip.plan.rewrites.batchnorm import fold_batchnorm
+from onchip.plan.rewrites.beside import merge_beside
 from onchip.plan.rewrites.channels_last import make_channels_last
 from onchip.plan.rewrites.convs import merge_convs
-from onchip.plan.rewrites.drop import drop_idle, drop_unread
+from onchip.plan.rewrites.drop import drop_idle, drop_stretches, drop_unread
 from onchip.plan.rewrites.edit import Told
 from onchip.plan.rewrites.embedding import fold_embeddings
+from onchip.plan.rewrites.late import sink_moves
 from onchip.plan.rewrites.linear import absorb_permutes, merge_linears
 from onchip.plan.rewrites.narrow import narrow_values
 from onchip.plan.rewrites.one_window import multiply_windows
@@ -24,16 +26,18 @@ from onchip.plan.rewrites.row_norm import fold_scales
 from onchip.spec.network import Network
 
 __all__ = [
-    "REWRITES", "absorb_permutes", "activate_phases", "drop_idle", "drop_unread", "fold_batchnorm", "fold_embeddings",
+    "REWRITES", "absorb_permutes", "activate_phases", "drop_idle", "drop_stretches", "drop_unread", "fold_batchnorm",
+    "fold_embeddings",
     "fold_scales",
-    "make_channels_last", "merge_convs", "merge_linears", "multiply_windows", "narrow_values", "rewrite",
-    "split_phases",
+    "make_channels_last", "merge_beside", "merge_convs", "merge_linears", "multiply_windows", "narrow_values",
+    "rewrite", "sink_moves", "split_phases",
 ]  # fmt: skip
 
 # In this order, round after round; the name is what a user says to leave one out, "" is for those that nobody would.
 REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
     ("", drop_unread),
     ("", drop_idle),
+    ("", drop_stretches),
     ("fold", fold_batchnorm),
     ("", fold_scales),
     ("windows", multiply_windows),
@@ -45,7 +49,8 @@ REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
 )
 # In the order in which they are priced: "early" is of use to phases alone. "tables": the fold of an Embedding. "last":
 # a product's image with channels last, which undoes what absorb_permutes does, and so comes when that is done.
-PRICED = ("early", "tables", "merge", "windows", "phases", "last")
+# "beside": Linears of one value in one, which is cut apart again.
+PRICED = ("early", "tables", "merge", "windows", "phases", "last", "beside")
 
 
 def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[str, ...]]:
@@ -69,4 +74,7 @@ def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[s
     if not {"fold", "tables"} & set(without):
         net, lines = fold_embeddings(net)
         told += lines
-    return net, tuple(told)
+    if "beside" not in without:
+        net, lines = merge_beside(net)
+        told += lines
+    return sink_moves(net)[0], tuple(told)

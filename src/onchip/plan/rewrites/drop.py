@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from onchip.plan.rewrites.edit import Draft, Told
-from onchip.spec.layers import Cast, Concat, Identity, LinearResize, Permute, Reshape, Selection
+from onchip.spec.layers import Broadcast, Cast, Concat, Identity, LinearResize, Permute, Reshape, Selection, Tile
 from onchip.spec.network import Network, Node
 
 
@@ -31,6 +33,27 @@ def drop_idle(net: Network) -> Told:
     for node in net.nodes:
         if _is_idle(net, node) and draft.bypass(node.name):
             told.append(f"dropped {node.name}: it changes nothing")
+    return draft.done(told)
+
+
+def drop_stretches(net: Network) -> Told:
+    """x -> Tile -> Add, Mul, .. with another value   becomes   x -> Add, Mul, ..: sizes of 1 stretch there anyway."""
+    draft = Draft(net)
+    told = []
+    for tile in net.nodes:
+        if not isinstance(tile.layer, Tile):
+            continue
+        (x,) = tile.inputs
+        if any(n != 1 and times != 1 for n, times in zip(net.types[x].row_shape, tile.layer.repeats, strict=True)):
+            continue
+        for reader in dict.fromkeys(node.name for node in draft.readers(tile.name)):
+            node = draft.nodes[reader]
+            plain = dataclasses.replace(node, inputs=tuple(x if name == tile.name else name for name in node.inputs))
+            if not isinstance(node.layer, Broadcast):
+                continue
+            if node.layer.infer(net.input_types(plain), net.node_weight_types(plain)) == net.types[reader]:
+                draft.put(plain)
+                told.append(f"stretched {x} in {reader}, not before it")
     return draft.done(told)
 
 

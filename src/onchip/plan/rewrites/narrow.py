@@ -5,10 +5,21 @@ from __future__ import annotations
 import dataclasses
 from typing import cast
 
-from onchip.plan.rewrites.drop import drop_idle
+from onchip.plan.rewrites.drop import drop_idle, drop_unread
 from onchip.plan.rewrites.edit import Told
 from onchip.spec.io import with_ends
-from onchip.spec.layers import Broadcast, Cast, Convolution, Embedding, Linear, MatMul, TokenConv, TransposedConvolution
+from onchip.spec.layers import (
+    ArgMax,
+    ArgMin,
+    Broadcast,
+    Cast,
+    Convolution,
+    Embedding,
+    Linear,
+    MatMul,
+    TokenConv,
+    TransposedConvolution,
+)
 from onchip.spec.layers.cast import CastTo
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe, Weight, as_is
@@ -24,8 +35,9 @@ def narrow_values(net: Network, precision: str) -> Told:
     """x -> f -> g -> y in float32   becomes   x -> Cast(dtype) -> f -> g -> Cast(float32) -> y.
 
     Layers compute and add up in float32 all the same: a kernel rounds what it writes, and what products read they would
-    round themselves. Half as many bytes go between kernels. Nothing changes in a network that has float64 anywhere, or
-    no product: a precision is of products.
+    round themselves. Half as many bytes go between kernels. Which of an input's numbers is the largest is asked of the
+    input as it came: rounded, two may be alike. Nothing changes in a network that has float64 anywhere, or no product:
+    a precision is of products.
     """
     kinds = {given.dtype for given in net.types.values()}
     has_products = any(isinstance(node.layer, _PRODUCTS) for node in net.nodes)
@@ -49,8 +61,21 @@ def narrow_values(net: Network, precision: str) -> Told:
     nodes = tuple(map(narrowed, net.nodes))
     inside = Network(inputs, nodes, net.outputs, weights, net.name)
     ends = {name: net.types[name].dtype for name in (*net.inputs, *net.outputs)}
-    made = drop_idle(with_ends(inside, ends))[0]
+    made = drop_unread(drop_idle(_arguments_of_inputs(with_ends(inside, ends)))[0])[0]
     return made, [f"kept values between layers in {dtype}"]
+
+
+def _arguments_of_inputs(net: Network) -> Network:
+    came = {
+        node.name: node.inputs for node in net.nodes if isinstance(node.layer, Cast) and node.inputs[0] in net.inputs
+    }
+    nodes = (
+        dataclasses.replace(node, inputs=came.get(node.inputs[0], node.inputs))
+        if isinstance(node.layer, ArgMax | ArgMin)
+        else node
+        for node in net.nodes
+    )
+    return Network(net.inputs, tuple(nodes), net.outputs, net.weights, net.name)
 
 
 def _narrow(dtype: str, narrow: str) -> str:

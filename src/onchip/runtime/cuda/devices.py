@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import re
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +30,8 @@ from onchip.runtime.cuda.driver import NEEDED_VERSION, call, version_text
 _CHIPS = {(8, 0): (64, 16.0), (8, 6): (128, 2.0), (8, 9): (128, 2.0),
           (9, 0): (128, 14.8), (10, 0): (128, 28.0), (12, 0): (128, 2.0)}  # fmt: skip
 
+NO_DRIVER = "there is no NVIDIA driver on this machine"
+
 
 def cuda_devices() -> list[Device]:
     """The GPUs of this machine, in the driver's order; empty where there are none. Never raises."""
@@ -49,6 +54,8 @@ def driver_version() -> str:
 
 def probe() -> tuple[list[Device], str]:
     """The GPUs, and why there are none."""
+    if not _has_driver():
+        return [], NO_DRIVER
     try:
         from cuda.bindings import driver
     except Exception:  # a broken install raises more than ImportError
@@ -56,7 +63,7 @@ def probe() -> tuple[list[Device], str]:
     try:
         (result,) = driver.cuInit(0)
     except Exception:  # the bindings raise their own error for a missing libcuda, each version another one
-        return [], "there is no NVIDIA driver on this machine"
+        return [], NO_DRIVER
     try:
         if result != driver.CUresult.CUDA_SUCCESS:
             no_gpu = result == driver.CUresult.CUDA_ERROR_NO_DEVICE
@@ -68,6 +75,16 @@ def probe() -> tuple[list[Device], str]:
     except Exception as error:
         return [], f"the NVIDIA driver answers with an error: {error}"
     return devices, "" if devices else "the NVIDIA driver sees no GPU"
+
+
+@functools.cache
+def _has_driver() -> bool:
+    """Whether the driver's library can be loaded: without it there is no need for the bindings, which take 0.1 s."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _describe(driver: Any, index: int) -> Device:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from onchip.cache import private_folder, read_entry, write_entry
+from onchip.cache import private_folder, read_entry, say_compiling, write_entry
 from onchip.errors import DeviceError, KernelError, OutputError
 from onchip.files import atomic_write
 from onchip.kernels.cuda.program import Program
@@ -49,6 +49,7 @@ def compile_program(program: Program, arch: str) -> Binary:
     kept = read_entry(folder, key)
     if kept is not None and (found := _unpack_entry(kept)) is not None:
         return found
+    say_compiling()
     made = _compile(program, sources, options, arch, key)
     write_entry(folder, key, _pack_entry(made))
     return made

@@ -1,0 +1,79 @@
+"""A torch.fx graph in the making: how functions of torch are called on its values."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from onchip.spec.layers import Add, BatchNorm1d, BatchNorm2d, Convolution, Linear, TransposedConvolution
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array, Made, materialise
+
+Value = Any  # a node of the fx graph
+Weights = Mapping[str, Value]  # by role
+Form = Callable[..., Value]  # (builder, node, weights, *values it reads) -> the value it makes
+
+# Their value is a new tensor that no gradient needs: a ReLU that is its only reader may overwrite it.
+_OVERWRITABLE = (Linear, Convolution, TransposedConvolution, BatchNorm1d, BatchNorm2d, Add)
+
+
+class Builder:
+    """The graph so far: what is known of every value, and how functions of torch are called on them."""
+
+    def __init__(self, torch: Any, net: Network) -> None:
+        self.torch, self.net = torch, net
+        self.root, self.graph = torch.nn.Module(), torch.fx.Graph()
+        self.values: dict[str, Value] = {name: self.graph.placeholder(f"x{i}") for i, name in enumerate(net.inputs)}
+        self._weights: dict[str, Value] = {}
+        self._constants = 0
+        self._made: Made = {}
+
+    def add(self, node: Node, form: Form) -> None:
+        w = {role: self._weight(name) for role, name in node.weights.items()}
+        self.values[node.name] = form(self, node, w, *(self.values[name] for name in node.inputs))
+
+    def call(self, function: str, *arguments: Any, **options: Any) -> Value:
+        """A function of torch.nn.functional or torch, by name."""
+        functional = self.torch.nn.functional
+        found = getattr(functional, function, None) or getattr(self.torch, function)
+        return self.graph.call_function(found, arguments, options)
+
+    def part(self, x: Value, *places: Any) -> Value:
+        """x[places]."""
+        return self.graph.call_function(operator.getitem, (x, places if len(places) > 1 else places[0]))
+
+    def array(self, name: str) -> Array:
+        """The numbers of a weight."""
+        return np.array(materialise(name, self.net.weights, self._made))  # a copy: the network's is read-only
+
+    def constant(self, array: Array) -> Value:
+        """Numbers that are no weights; floats become what weights become."""
+        attribute, self._constants = f"c{self._constants}", self._constants + 1
+        self.root.register_buffer(attribute, self.torch.from_numpy(np.ascontiguousarray(array)))
+        return self.graph.get_attr(attribute)
+
+    def _weight(self, name: str) -> Value:
+        """A weight as a parameter of the module."""
+        if name not in self._weights:
+            attribute = f"w{len(self._weights)}"
+            tensor = self.torch.from_numpy(self.array(name))
+            self.root.register_parameter(attribute, self.torch.nn.Parameter(tensor))
+            self._weights[name] = self.graph.get_attr(attribute)
+        return self._weights[name]
+
+    def only_reader_of(self, value: str) -> Node | None:
+        """The node that makes a value that one other reads, and nobody else."""
+        alone = len(self.net.readers(value)) == 1 and value not in self.net.outputs
+        return self.net.by_name.get(value) if alone else None
+
+    def may_overwrite(self, value: str) -> bool:
+        maker = self.only_reader_of(value)
+        return maker is not None and isinstance(maker.layer, _OVERWRITABLE)
+
+    def pad(self, x: Value, before: Sequence[int], after: Sequence[int], fill: float = 0.0) -> Value:
+        """Numbers around the last axes; torch wants the last axis first."""
+        pads = [size for pair in zip(reversed(before), reversed(after), strict=True) for size in pair]
+        return self.call("pad", x, pads, value=fill)

@@ -1,0 +1,21 @@
+"""How many numbers the windows of an average pool hold; torch and JAX know some cases only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.spec.layers import AvgPool1d, AvgPool2d
+from onchip.spec.layers.conv import geometry
+from onchip.spec.recipe import Array
+
+
+def numbers_in_windows(layer: AvgPool1d | AvgPool2d, sizes: tuple[int, ...], counts: tuple[int, ...]) -> Array:
+    """How many numbers each window's mean is of, pads among them where they count (counts..., float32)."""
+    stride, pads, dilation = geometry(layer)
+    total: Array = np.ones((), np.float32)
+    for axis, (n, P) in enumerate(zip(sizes, counts, strict=True)):
+        before, after = pads[axis], pads[len(sizes) + axis]
+        taps = np.arange(P)[:, None] * stride[axis] + np.arange(layer.kernel[axis]) * dilation[axis] - before
+        low, high = (-before, n + after) if layer.count_pads else (0, n)
+        total = total[..., None] * ((taps >= low) & (taps < high)).sum(axis=1)
+    return total.astype(np.float32)

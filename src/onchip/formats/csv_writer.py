@@ -1,0 +1,76 @@
+"""Results as a table: a line a row. Numbers as they are or, where classes have names, labels and probabilities."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from typing import IO, Any
+
+import numpy as np
+
+from onchip.errors import InputError
+from onchip.formats.arrays import RowWriter
+from onchip.spec.recipe import Array
+
+
+class CsvWriter(RowWriter):
+    """A header, then a line a row: the numbers of each, or with `classes` the likeliest and their probabilities.
+
+    classes  what the numbers of a row are logits of
+    top      how many of them
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        shape: tuple[int, ...],
+        dtype: Any,
+        classes: Sequence[str] = (),
+        top: int = 1,
+    ) -> None:
+        super().__init__(path, shape, dtype)
+        self.classes, self.top = tuple(classes), top
+
+    def _begin(self, file: IO[bytes]) -> None:
+        if self.classes:
+            numbers = [""] if self.top == 1 else [str(i + 1) for i in range(self.top)]
+            head = [f"{what}{number}" for number in numbers for what in ("label", "probability")]
+        else:
+            head = [f"y{i}" for i in range(int(np.prod(self.shape[1:])))]
+        self._write_lines(file, [head])
+
+    def _append(self, file: IO[bytes], rows: Array) -> None:
+        if self.classes:
+            answers = likeliest(rows, self.classes, self.top)
+            lines = [[cell for label, share in row for cell in (label, f"{share:.6g}")] for row in answers]
+        else:
+            form = "{:.9g}" if rows.dtype.kind == "f" else "{}"
+            lines = [[form.format(value) for value in row] for row in rows.reshape(len(rows), -1).tolist()]
+        self._write_lines(file, lines)
+
+    def _write_lines(self, file: IO[bytes], lines: Sequence[Sequence[str]]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        file.write(text.getvalue().encode())
+
+
+def likeliest(logits: Array, classes: Sequence[str], top: int) -> list[list[tuple[str, float]]]:
+    """Of each row its `top` likeliest classes, the first of equals first, with their probabilities."""
+    rows = logits.reshape(len(logits), -1).astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        shares = np.exp(rows - rows.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+    order = np.argsort(-shares, axis=1, kind="stable")[:, :top]
+    return [[(classes[k], float(share[k])) for k in row] for row, share in zip(order.tolist(), shares, strict=True)]
+
+
+def check_top(top: int, classes: Sequence[str]) -> None:
+    """InputError unless there are so many classes with names."""
+    if not classes:
+        hint = "a network that onchip train wrote as .onnx"
+        raise InputError("no classes are known", got=f"--top {top}", expected="a network with names", hint=hint)
+    if not 1 <= top <= len(classes):
+        got, expected = str(top), f"1 to {len(classes)}, as there are classes"
+        raise InputError("bad number of classes to show", got=got, expected=expected, hint="--top 1")

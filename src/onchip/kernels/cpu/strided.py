@@ -1,0 +1,268 @@
+"""Products of values with what stands around them: moves that are only steps through memory, scales, a softmax.
+
+A run of layers, as attention is written: Slices, Reshapes, Permutes and scales of what is multiplied; a MatMul; a
+scale, a mask that is added, a Softmax and another MatMul; Permutes and Reshapes of what comes out. NumPy itself says
+how numbers are seen through such moves: they are done to an array without contents, whose strides are read off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onchip.kernels.chain import is_closed
+from onchip.spec.layers import (
+    Add,
+    Div,
+    Dropout,
+    Gather,
+    Identity,
+    Layer,
+    MatMul,
+    Mul,
+    Permute,
+    Reshape,
+    Slice,
+    Softmax,
+)
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array
+
+Scales = tuple[tuple[str, str], ...]  # weights of one number, and what is done with each: Mul or Div
+
+_SAME = (Identity, Dropout)
+_MOVES = (Reshape, Permute, Slice, Gather, *_SAME)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A value, or a weight, through the moves behind it: the sizes of a row, steps along them, where it begins."""
+
+    source: str
+    is_weight: bool
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+    at: int
+    row: int  # numbers from row to row of the batch; 0 for a weight
+
+    def stack(self, front: tuple[int, ...]) -> tuple[int, ...]:
+        """Steps along the axes in front of its matrices, for a stack of this shape; 0 where it is stretched."""
+        missing = len(front) + 2 - len(self.sizes)
+        whole = zip((*(1,) * missing, *self.sizes), (*(0,) * missing, *self.steps), strict=True)
+        return tuple(step if size > 1 else 0 for size, step in whole)[: len(front)]
+
+
+@dataclass(frozen=True)
+class Run:
+    """y = softmax(scale a b + mask) c; without c, y = scale a b."""
+
+    a: Seen
+    b: Seen
+    scale: Scales
+    mask: Seen | None
+    c: Seen | None
+    y: Seen  # the product, as it lies in what the last of the nodes makes
+    nodes: tuple[Node, ...]
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """M, K, N of the first product; D columns of the second, or 0."""
+        return self.a.sizes[-2], self.a.sizes[-1], self.b.sizes[-1], self.c.sizes[-1] if self.c else 0
+
+    @property
+    def front(self) -> tuple[int, ...]:
+        return self.y.sizes[:-2]
+
+
+def find_run(net: Network, start: int) -> Run | None:
+    """The longest run from net.nodes[start] on that nobody looks into from outside."""
+    walk = _Walk(net, start)
+    product = walk.take_product()
+    if product is None:
+        return None
+    a, b = (walk.operand(product, i) for i in range(2))
+    scale = sum((walk.scales.get(value, ()) for value in product.inputs), ())
+    while scaled := walk.scale_of(walk.reader()):
+        scale += scaled
+        walk.take()
+    found = walk.ended(a, b, scale)
+    mask = walk.take_mask()
+    if not walk.take_softmax():
+        return walk.with_moves(found) if mask is None else found
+    weights = walk.made
+    product = walk.take_product()
+    if product is None or "first" in product.weights or product.inputs[0] != weights or weights in product.inputs[1:]:
+        return found  # the weights are not what is multiplied from the left
+    c = walk.operand(product, 1)
+    if walk.scales.get(product.inputs[-1]):
+        return found
+    return walk.with_moves(walk.ended(a, b, scale, mask, c)) or found
+
+
+class _Walk:
+    """Node by node: what was made last, and how values are seen that are multiplied."""
+
+    def __init__(self, net: Network, start: int) -> None:
+        self.net, self.at, self.made = net, start, ""
+        self.nodes: list[Node] = []
+        self.views: dict[str, tuple[str, Array]] = {}  # what a move makes: its source, and how it is seen there
+        self.scales: dict[str, Scales] = {}
+
+    def node(self) -> Node | None:
+        return self.net.nodes[self.at] if self.at < len(self.net.nodes) else None
+
+    def reader(self) -> Node | None:
+        """The next node, if it reads what was made last and no other value."""
+        node = self.node()
+        return node if node is not None and set(node.inputs) == {self.made} else None
+
+    def take(self) -> None:
+        node = self.net.nodes[self.at]
+        self.nodes.append(node)
+        self.made, self.at = node.name, self.at + 1
+
+    def take_product(self) -> Node | None:
+        """The next MatMul, with moves and scales of what is multiplied in front of it."""
+        made = self.made
+        while (node := self.node()) is not None and self._is_operand(node):
+            self.take()
+        self.made = made
+        if node is None or not isinstance(node.layer, MatMul) or (made and made not in node.inputs):
+            return None
+        self.take()
+        return node
+
+    def take_mask(self) -> Seen | None:
+        node = self.reader()
+        if node is None or not isinstance(node.layer, Add) or self.net.types[node.name] != self.net.types[self.made]:
+            return None
+        name = node.weights.get("constant")
+        if name is None or len(node.inputs) != 1:
+            return None
+        self.take()
+        return self._weight(name)
+
+    def take_softmax(self) -> bool:
+        node = self.reader()
+        if node is None or not isinstance(node.layer, Softmax):
+            return False
+        rank = len(self.net.types[node.name].shape)
+        if node.layer.axis % rank != rank - 1:
+            return False
+        self.take()
+        while (node := self.reader()) is not None and isinstance(node.layer, _SAME):
+            self.take()
+        return True
+
+    def ended(self, a: Seen, b: Seen, scale: Scales, mask: Seen | None = None, c: Seen | None = None) -> Run | None:
+        """The run, if it may end here."""
+        if not is_closed(self.net, self.nodes):
+            return None
+        y = _seen(_empty(self.net.types[self.made].row_shape), self.made, False)
+        return Run(a, b, scale, mask, c, y, tuple(self.nodes))
+
+    def with_moves(self, run: Run | None) -> Run | None:
+        """The run with the moves behind it."""
+        moves: list[Node] = []
+        while run and (node := self.reader()) is not None and isinstance(node.layer, (Permute, Reshape, *_SAME)):
+            moves.append(node)
+            self.take()
+            y = _written(self.net, moves)
+            if y is not None and is_closed(self.net, self.nodes):
+                run = dataclasses.replace(run, y=_seen(y, node.name, False), nodes=tuple(self.nodes))
+        return run
+
+    def scale_of(self, node: Node | None) -> Scales:
+        """The weight of one number that a layer multiplies or divides by; () for any other layer."""
+        if node is None or not isinstance(node.layer, Mul | Div) or len(node.inputs) != 1:
+            return ()
+        name = node.weights.get("constant")
+        is_one = name is not None and all(d == 1 for d in self.net.weights[name].shape)
+        return ((name, node.layer.kind),) if name is not None and is_one else ()
+
+    def operand(self, node: Node, number: int) -> Seen:
+        """a or b of a MatMul."""
+        role = ("first", "constant")[number]
+        if role in node.weights:
+            return self._weight(node.weights[role])
+        value = node.inputs[number if len(node.inputs) == 2 else 0]
+        source, view = self._view(value)
+        return _seen(view, source, False)
+
+    def _is_operand(self, node: Node) -> bool:
+        """Whether it is a move, or a scale, of a value from outside; then how its result is seen is noted."""
+        if not isinstance(node.layer, _MOVES) and not self.scale_of(node):
+            return False
+        (value,) = node.inputs
+        if value not in self.views and any(value == mine.name for mine in self.nodes):
+            return False
+        source, view = self._view(value)
+        moved = _moved(node.layer, view, self.net.types[node.name].row_shape)
+        if moved is None:
+            return False
+        self.views[node.name] = source, moved
+        self.scales[node.name] = self.scales.get(value, ()) + self.scale_of(node)
+        return True
+
+    def _view(self, value: str) -> tuple[str, Array]:
+        return self.views[value] if value in self.views else (value, _empty(self.net.types[value].row_shape))
+
+    def _weight(self, name: str) -> Seen:
+        return _seen(_empty(tuple(int(d) for d in self.net.weights[name].shape)), name, True)
+
+
+def _empty(row: tuple[int, ...]) -> Array:
+    return np.empty(row, np.uint8)
+
+
+def _seen(view: Array, source: str, is_weight: bool) -> Seen:
+    whole = view
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    at = view.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    return Seen(source, is_weight, view.shape, view.strides, at, 0 if is_weight else whole.size)
+
+
+def _moved(layer: Layer, view: Array, row: tuple[int, ...]) -> Array | None:
+    """A row through a move; None if no steps lead through it."""
+    if isinstance(layer, Permute):
+        return view.transpose([axis - 1 for axis in layer.axes[1:]])
+    if isinstance(layer, Slice | Gather):
+        slices = [_slice(places, size) for places, size in zip(layer.places(view.shape), view.shape, strict=True)]
+        if any(each is None for each in slices):
+            return None
+        return view[tuple(each or slice(None) for each in slices)].view()
+    return _reshaped(view, row)
+
+
+def _slice(places: Array | None, size: int) -> slice | None:
+    """Evenly spaced places as a slice; None if they are not."""
+    if places is None:
+        return slice(0, size)
+    steps = np.diff(places)
+    if not len(places) or places[0] < 0 or (len(steps) and (steps[0] <= 0 or np.any(steps != steps[0]))):
+        return None
+    return slice(int(places[0]), int(places[-1]) + 1, int(steps[0]) if len(steps) else 1)
+
+
+def _reshaped(view: Array, row: tuple[int, ...]) -> Array | None:
+    seen = view.reshape(row)
+    return seen if np.may_share_memory(seen, view) or not view.size else None
+
+
+def _written(net: Network, moves: Sequence[Node]) -> Array | None:
+    """Where the numbers of a product go through the moves behind it: the moves back, from a row as it lies at last."""
+    view: Array | None = _empty(net.types[moves[-1].name].row_shape)
+    for node in reversed(moves):
+        given = net.types[node.inputs[0]].row_shape
+        if view is None:
+            return None
+        if isinstance(node.layer, Permute):
+            order = [axis - 1 for axis in node.layer.axes[1:]]
+            view = view.transpose([order.index(axis) for axis in range(len(order))])
+        else:
+            view = _reshaped(view, given)
+    return view

@@ -1,0 +1,174 @@
+"""Attention over short sequences on a GPU: the host's side of attention.cu."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from onchip.kernels.cuda.attention_run import Attention, find_attention
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.norm import stretched
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Budget,
+    Input,
+    Instance,
+    Int64,
+    KernelLaunch,
+    Output,
+    Program,
+    Steps,
+    Struct,
+    Weight,
+    in_line,
+)
+from onchip.kernels.cuda.strided import Heads
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.spec.layers import MatMul
+from onchip.spec.network import Network
+from onchip.spec.recipe import Array, Recipe, recipe_op
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+ROWS, WARPS = 16, 4  # queries of a warp; warps of a block
+KEYS, WIDTHS = (16, 32, 64, 128), (16, 32, 64)  # that there are instances for
+RATE = 0.15  # of the tensor cores', where operands come from L1; measured, 4,096 rows of 4 heads of 32 x 16 in fp32
+MOST_BLOCKS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class AttentionLowering:
+    """attention(q, k, v, scale, shift, y, sizes)"""
+
+    precision: str
+    dtype: str
+    sizes: tuple[int, int, int, int, int]  # heads of a row, Sq, Sk, D, V
+    views: tuple[Heads, Heads, Heads, Heads]  # of q, k, v and y
+    inputs: tuple[int, int, int]  # which inputs q, k and v are
+    row_sizes: tuple[int, ...]  # numbers of a row of each
+    has_scale: bool
+    shifts: int  # 0: none; 1: the same for all heads; else one for each
+
+    @property
+    def instance(self) -> tuple[int, int]:
+        """KEYS and WIDTH."""
+        _, _, Sk, D, V = self.sizes
+        return next(keys for keys in KEYS if keys >= Sk), next(width for width in WIDTHS if width >= max(D, V))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every four neighbours are there, and lie side by side at a multiple of their size."""
+        numbers = [n for view in self.views for n in (view.first, view.head, view.step)] + list(self.row_sizes)
+        is_wide = all(size == self.instance[1] for size in self.sizes[3:])
+        return is_wide and all(view.each == 1 for view in self.views) and not any(n % 4 for n in numbers)
+
+    def at(self, B: int) -> Steps:
+        heads, Sq, *_ = self.sizes
+        warps = B * heads * math.ceil(Sq / ROWS)
+        if not warps:
+            return Steps(())
+        keys, width = self.instance
+        head = f"{PRECISIONS[self.precision].name}, {NUMBERS[self.dtype]}, {keys}, {width}"
+        program = Program(SOURCE, f"attention<{head}, {'true' if self.is_whole else 'false'}>")
+        scale: Argument = Weight("scale") if self.has_scale else Int64(0)
+        shift: Argument = Weight("shift") if self.shifts else Int64(0)
+        arguments = (*map(Input, self.inputs), scale, shift, Output(0), self._sizes(B))
+        config = in_line(math.ceil(warps / WARPS), 32 * WARPS)
+        return Steps((KernelLaunch(program, config, arguments, Budget(registers=255, spill_bytes=384)),))
+
+    def _sizes(self, B: int) -> Struct:
+        """`Sizes` of attention.cu."""
+        heads, Sq, Sk, *_ = self.sizes
+        shift_head = Sq * Sk if self.shifts > 1 else 0
+        places = [
+            n for view, row in zip(self.views, self.row_sizes, strict=True)
+            for n in (view.first, row, view.head, view.step, view.each)
+        ]  # fmt: skip
+        return Struct((), struct.pack("<q6i20q", B * heads, *self.sizes, shift_head, *places))
+
+
+class AttentionFused:
+    name = "attention"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """From any of the moves in front of it on, where nobody else reads what they make."""
+        if job.is_training or device.arch not in ARCHITECTURES:
+            return
+        found = find_attention(net, start)
+        if found is None:
+            return
+        y = net.types[found.nodes[-1].name]
+        if y.dtype not in NUMBERS:
+            yield Refusal(self.name, found.nodes[0].name, f"computes on {', '.join(NUMBERS)}, not {y}")
+        elif found.Sk > KEYS[-1] or max(found.D, found.V) > WIDTHS[-1]:
+            most = f"takes up to {KEYS[-1]} keys and heads of {WIDTHS[-1]} numbers"
+            got = f"{found.Sk:,} and {max(found.D, found.V):,}"
+            yield Refusal(self.name, found.nodes[0].name, f"{most}, got {got}")
+        else:
+            yield _claim(net, found, job)
+
+
+def _claim(net: Network, found: Attention, job: Job) -> Claim:
+    views, y = (found.q, found.k, found.v, found.y), net.types[found.nodes[-1].name]
+    read = (name for node in found.nodes for name in node.inputs)
+    values = [name for name in dict.fromkeys(read) if name in {view.value for view in views[:3]}]
+    recipes = {}
+    if found.scales:
+        recipes["scale"] = Recipe.of(product_of, found.scales, (1,))
+    shifts = 0
+    if found.shift is not None:
+        front = found.front if math.prod(net.weights[found.shift].shape[:-2]) > 1 else (1,)
+        shifts = math.prod(front)
+        matrix = (found.Sq, found.Sk)
+        recipes["shift"] = Recipe.of(stretched, (found.shift,), (*front, *matrix), to=(*front, *matrix))
+    q, k, v = (values.index(view.value) for view in views[:3])
+    sizes = (math.prod(found.front), found.Sq, found.Sk, found.D, found.V)
+    row_sizes = tuple(net.types[view.value].row_size for view in views)
+    computed = PRECISIONS[job.precision]
+    is_split = computed.parts > 1
+    products = sum(net.row_flop(node) for node in found.nodes if isinstance(node.layer, MatMul))
+    return Claim(
+        AttentionFused.name, f"{AttentionFused.name}<{sizes[0]} heads,{found.Sk},{found.D}>",
+        tuple(node.name for node in found.nodes),
+        Price(
+            products * (3 if is_split else 1) + sum(map(net.row_flop, found.nodes)) - products,
+            sum(net.types[name].row_bytes for name in values) + y.row_bytes,
+            sum(recipe.nbytes for recipe in recipes.values()), precision="tf32" if is_split else "", rate=RATE,
+        ),
+        "scores stay in registers", recipes,
+        order=f"a head's numbers, keys, in steps of {computed.step} by mma" + (", parts of 32" if is_split else ""),
+        facts=AttentionLowering(job.precision, y.dtype, sizes, views, (q, k, v), row_sizes, bool(found.scales), shifts),
+        reads={name: Use(is_read_often=True) for name in values},
+    )  # fmt: skip
+
+
+@recipe_op
+def product_of(*scales: Array) -> Array:
+    """Of weights of one number each: (1,)."""
+    return np.asarray(math.prod(float(scale.reshape(())) for scale in scales)).reshape(1)
+
+
+def _instance(precision: str, dtype: str, S: int, D: int, is_whole: bool = True) -> Instance:
+    view, n = Heads("", 0, D, 4 * D, 1), 0 if is_whole else 1
+    made = AttentionLowering(
+        precision, dtype, (4, S - n, S - n, D - n, D - n), (view,) * 4, (0, 0, 0), (4 * S * D,) * 4, True, 0
+    )
+    name = f"{precision} on {dtype}, {S} keys of {D}" + ("" if is_whole else ", narrow pieces")
+    return Instance(name, lambda device: made.at(1000).launches[0])
+
+
+INSTANCES = (
+    _instance("fp32", "float32", 32, 16), _instance("fp32", "float32", 128, 64), _instance("tf32", "float32", 64, 32),
+    _instance("fp16", "float16", 32, 16), _instance("bf16", "bfloat16", 128, 64), _instance("fp16", "float32", 64, 64),
+    _instance("fp32", "float32", 128, 64, is_whole=False), _instance("bf16", "bfloat16", 64, 32, is_whole=False),
+)  # fmt: skip

@@ -1,0 +1,116 @@
+"""Finding attention in a network: two products, a softmax in between, and the moves around them that need no memory.
+
+    softmax(q k^T) v   as   MatMul(q, k) [-> Mul(number)] [-> Add(constant)] -> Softmax -> MatMul(., v) [-> Permute]
+
+q, k and v are values, or heads of values: what Slices, Reshapes, Permutes and a Mul with one number make of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.strided import Heads, View
+from onchip.spec.layers import Add, MatMul, Mul, Permute, Reshape, Slice, Softmax
+from onchip.spec.network import Network, Node
+
+MOST_NODES = 64  # that are looked at from one on: long runs of moves lead nowhere
+
+
+@dataclass(frozen=True)
+class Attention:
+    """q (heads, Sq, D), k (heads, Sk, D), v (heads, Sk, V) -> y (heads, Sq, V), of a row."""
+
+    nodes: tuple[Node, ...]
+    front: tuple[int, ...]  # axes of heads
+    Sq: int
+    Sk: int
+    D: int
+    V: int
+    q: Heads
+    k: Heads
+    v: Heads
+    y: Heads
+    scales: tuple[str, ...]  # weights of one number each
+    shift: str | None  # a weight (.., Sq, Sk) that is added to scores, or stretches to that
+
+
+def find_attention(net: Network, start: int) -> Attention | None:
+    """The attention that begins at net.nodes[start], with all moves from there on; None if none does."""
+    nodes, roles = _walk(net, start)
+    if roles is None or not is_closed(net, list(nodes)):
+        return None
+    inside = {node.name: node for node in nodes}
+    product, second, scores = roles
+    a, b = net.types[product.inputs[0]].row_shape, net.types[product.inputs[1]].row_shape
+    last = net.types[second.name].row_shape
+    views = [View.of(net, inside, name) for name in (*product.inputs, second.inputs[1])]
+    q, k, v = (
+        view.heads(last[:-2], *matrix) for view, matrix in zip(views, ((-2, -1), (-1, -2), (-2, -1)), strict=True)
+    )
+    row = made = np.empty(net.types[nodes[-1].name].row_shape, np.int8)
+    if nodes[-1] is not second:  # the Permute backwards: where numbers of the product's matrices go
+        layer = nodes[-1].layer
+        assert isinstance(layer, Permute)
+        made = made.transpose(np.argsort([axis - 1 for axis in layer.axes[1:]]))
+    y = View(nodes[-1].name, row, made).heads(last[:-2], -2, -1)
+    if q is None or k is None or v is None or y is None:
+        return None
+    scales = [name for view in views for name in view.scales]
+    scales += [node.weights["constant"] for node in scores if isinstance(node.layer, Mul)]
+    shifts = [node.weights["constant"] for node in scores if isinstance(node.layer, Add)]
+    return Attention(nodes, last[:-2], a[-2], b[-1], a[-1], last[-1], q, k, v, y, tuple(scales), (*shifts, None)[0])
+
+
+def _walk(net: Network, start: int) -> tuple[tuple[Node, ...], tuple[Node, Node, list[Node]] | None]:
+    """The run of nodes, and of these both products, and what happens to scores in between."""
+    nodes: list[Node] = []
+    product: Node | None = None
+    scores: list[Node] = []  # behind the first product
+    for node in net.nodes_from(start):
+        if len(nodes) == MOST_NODES:
+            break
+        nodes.append(node)
+        layer, last = node.layer, scores[-1].name if scores else product.name if product is not None else ""
+        is_softmax = bool(scores) and isinstance(scores[-1].layer, Softmax)
+        if isinstance(layer, MatMul) and len(node.inputs) == 2:
+            if product is None:
+                product = node
+            elif is_softmax and node.inputs[0] == last != node.inputs[1]:
+                behind = net.readers(node.name)
+                is_moved = (
+                    len(behind) == 1 and isinstance(behind[0].layer, Permute) and node.name not in net.output_names
+                )
+                follows = is_moved and net.nodes[start + len(nodes)] is behind[0]
+                return (*nodes, *(behind if follows else ())), (product, node, scores)
+            else:
+                break
+        elif product is not None and node.inputs == (last,) and not is_softmax and _acts_on_scores(net, node, scores):
+            scores.append(node)
+        elif last in node.inputs or not _is_move(net, node):
+            break
+    return (), None
+
+
+def _acts_on_scores(net: Network, node: Node, scores: Sequence[Node]) -> bool:
+    kinds = [type(each.layer) for each in scores]
+    if isinstance(node.layer, Softmax):
+        return node.layer.axis % len(net.types[node.name].shape) == len(net.types[node.name].shape) - 1
+    return (_is_scale(net, node) and Add not in kinds) or (
+        isinstance(node.layer, Add) and Add not in kinds and set(node.weights) == {"constant"}
+        and net.types[node.name] == net.types[node.inputs[0]]
+    )  # fmt: skip
+
+
+def _is_scale(net: Network, node: Node) -> bool:
+    """Whether it multiplies a value by one number."""
+    if not isinstance(node.layer, Mul) or len(node.inputs) != 1 or net.types[node.name] != net.types[node.inputs[0]]:
+        return False
+    return int(np.prod(net.weights[node.weights["constant"]].shape, dtype=int)) == 1
+
+
+def _is_move(net: Network, node: Node) -> bool:
+    return isinstance(node.layer, Reshape | Permute | Slice) or _is_scale(net, node)

@@ -1,0 +1,121 @@
+// matmul_mma.cu: y = a b, a stack of matrices times a stack of matrices, on the tensor cores of every chip; sizes are
+// run-time values.
+//
+// Idea    A block makes a SIDE x SIDE tile of one matrix of y, four warps a quarter each. Slices of a and b of the same k
+//         go by way of registers to shared memory, one while the one before is multiplied. Numbers are rounded, and a
+//         float32 is split into two tf32, where fragments are read. Matrices are found by strides: nothing is copied.
+// Floor   2 M N K flop a matrix, three times that of tf32 for fp32: 64 matrices of 512 cubed: 17.2 Gflop * 3 / 494 Tflop/s
+//         = 104 us.
+// Order   A sum runs over k, STEP terms an instruction, and is added to a total every 32 terms. Neither the tile
+//         nor the number of matrices decides anything.
+// Layout  a (..., M, K), b (..., K, N), y (..., M, N) row-major.
+// Shared  2 * (SIDE * 36 + 32 * (SIDE + 8)) floats: 36 864 B for 64 x 64.
+// Limits  Any M, N, K >= 1, up to 4 axes of the stack; IS_WHOLE: rows of a, b and y are multiples of four numbers, all
+//         aligned; float32, float16 or bfloat16 in memory; sm_80 up.
+#include "matmul.cuh"
+#include "mma_words.cuh"
+
+constexpr int DEPTH = 32, THREADS = 128;
+constexpr int A_LINE = DEPTH + 4;  // rows of a begin 4 banks apart: 8 rows' words of 4 lanes lie in 32 of them
+
+// Four neighbours, of which `left` are there.
+template <bool IS_WHOLE, class T>
+__device__ __forceinline__ float4 read_four(const T* from, long long left) {
+    if constexpr (IS_WHOLE) return left > 0 ? load4(from) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+    else
+        return {left > 0 ? to_float(from[0]) : 0.0f, left > 1 ? to_float(from[1]) : 0.0f,
+                left > 2 ? to_float(from[2]) : 0.0f, left > 3 ? to_float(from[3]) : 0.0f};
+}
+
+template <class P, class T, int SIDE, bool IS_WHOLE>
+__global__ void __launch_bounds__(THREADS)
+    matmul_mma(const T* a, const T* b, T* y, long long count, long long M, long long N, long long K,
+               const __grid_constant__ Stack stack) {
+    constexpr int MT = SIDE / 32, NT = SIDE / 16, B_LINE = SIDE + 8, EACH = SIDE * DEPTH / THREADS / 4;
+    __shared__ __align__(16) float as[2][SIDE][A_LINE];
+    __shared__ __align__(16) float bs[2][DEPTH][B_LINE];
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    const int row = warp / 2 * (SIDE / 2), column = warp % 2 * (SIDE / 2);  // the warp's quarter
+    const long long tiles_n = (N + SIDE - 1) / SIDE, tiles = (M + SIDE - 1) / SIDE * tiles_n;
+    for (long long block = blockIdx.x; block < count * tiles; block += gridDim.x) {
+        const long long matrix = block / tiles, tile = block % tiles;
+        const long long first_m = tile / tiles_n * SIDE, first_n = tile % tiles_n * SIDE;
+        const Matrices at = stack.matrices(matrix);
+        float4 of_a[EACH], of_b[EACH];
+        const auto read_slice = [&](long long k) {
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                const int piece = threadIdx.x + i * THREADS;
+                const long long m = first_m + piece / (DEPTH / 4), d = k + piece % (DEPTH / 4) * 4;
+                of_a[i] = read_four<IS_WHOLE>(a + at.a + m * K + d, m < M ? K - d : 0);
+                const long long line = k + piece / (SIDE / 4), n = first_n + piece % (SIDE / 4) * 4;
+                of_b[i] = read_four<IS_WHOLE>(b + at.b + line * N + n, line < K ? N - n : 0);
+            }
+        };
+        const auto write_slice = [&](int stage) {
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) {
+                const int piece = threadIdx.x + i * THREADS;
+                *reinterpret_cast<float4*>(&as[stage][piece / (DEPTH / 4)][piece % (DEPTH / 4) * 4]) = of_a[i];
+                *reinterpret_cast<float4*>(&bs[stage][piece / (SIDE / 4)][piece % (SIDE / 4) * 4]) = of_b[i];
+            }
+        };
+        float totals[MT][NT][4] = {}, sums[MT][NT][4] = {};
+        read_slice(0);
+        write_slice(0);
+        __syncthreads();
+        int stage = 0;
+        for (long long k = 0; k < K; k += DEPTH, stage ^= 1) {
+            const bool is_more = k + DEPTH < K;
+            if (is_more) read_slice(k + DEPTH);
+#pragma unroll
+            for (int s = 0; s < DEPTH / P::STEP; ++s) {
+                Words<P, 4> left[MT];
+                Words<P, 2> right[NT];
+#pragma unroll
+                for (int i = 0; i < 4 * MT; ++i) {  // word i % 4: row g or g + 8, the first or the second of the lane's
+                    const float* from = &as[stage][row + i / 4 * 16 + i % 2 * 8 + g][s * P::STEP];
+                    if constexpr (P::PER_WORD == 2) {
+                        const float2 two = *reinterpret_cast<const float2*>(from + 2 * q + i % 4 / 2 * 8);
+                        left[i / 4].set(i % 4, two.x, two.y);
+                    } else {
+                        left[i / 4].set(i % 4, from[q + i % 4 / 2 * 4]);
+                    }
+                }
+#pragma unroll
+                for (int j = 0; j < 2 * NT; ++j) {
+                    const int n = column + j / 2 * 8 + g, d = s * P::STEP;
+                    if constexpr (P::PER_WORD == 2) {
+                        const int line = d + 2 * q + j % 2 * 8;
+                        right[j / 2].set(j % 2, bs[stage][line][n], bs[stage][line + 1][n]);
+                    } else {
+                        right[j / 2].set(j % 2, bs[stage][d + q + j % 2 * 4][n]);
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < MT; ++i)
+#pragma unroll
+                    for (int j = 0; j < NT; ++j) {
+                        multiply<P>(sums[i][j], left[i], right[j]);
+                        close_part<P>(totals[i][j], sums[i][j], s, DEPTH / P::STEP);
+                    }
+            }
+            if (is_more) write_slice(stage ^ 1);  // where nobody reads: all have passed the barrier behind the slice before
+            __syncthreads();
+        }
+#pragma unroll
+        for (int i = 0; i < MT * NT * 2; ++i) {
+            const int half = i % 2, j = i / 2 % NT, t = i / 2 / NT;
+            const long long m = first_m + row + 16 * t + 8 * half + g, n = first_n + column + 8 * j + 2 * q;
+            T* const to = y + (matrix * M + m) * N + n;
+            alignas(8) const float two[2] = {totals[t][j][2 * half], totals[t][j][2 * half + 1]};
+            if (m >= M || n >= N) continue;
+            if constexpr (IS_WHOLE) {
+                store_several(to, two);
+            } else {
+                store1(to, two[0]);
+                if (n + 1 < N) store1(to + 1, two[1]);
+            }
+        }
+    }
+}

@@ -1,0 +1,113 @@
+"""Products of two values on a GPU's tensor cores: the host's side of matmul_mma.cu."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from onchip.kernels.cuda.matmul import (
+    MOST_AXES,
+    MOST_BLOCKS,
+    SMALL,
+    MatMulShape,
+    Operand,
+    label_of,
+    moved_bytes,
+    operands_of,
+)
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Budget,
+    Input,
+    Instance,
+    KernelLaunch,
+    Program,
+    Steps,
+    in_line,
+)
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
+from onchip.spec.layers import MatMul
+from onchip.spec.network import Network
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+THREADS = 128
+# Shares of the tensor cores' rate, of full tiles; assumed: numbers of 16 bits are packed on the way.
+RATES = {"fp32": 0.3, "tf32": 0.2, "fp16": 0.12, "bf16": 0.12}
+
+
+@dataclass(frozen=True)
+class MatMulMmaLowering(MatMulShape):
+    """matmul_mma(a, b, y, count, M, N, K, stack)"""
+
+    precision: str
+
+    @property
+    def side(self) -> int:
+        return SMALL if max(self.sizes[:2]) <= SMALL else 2 * SMALL
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether four neighbours are all there, aligned."""
+        _, N, K = self.sizes
+        return N % 4 == 0 and K % 4 == 0
+
+    def rate(self, B: int, units: int) -> float:
+        """What is made beside y, and multiprocessors that have nothing to do."""
+        M, N, _ = self.sizes
+        tiles = self.tiles(B, self.side)
+        full = self.count(B) * M * N / (tiles * self.side**2)
+        return RATES[self.precision] * full * tiles / (math.ceil(tiles / units) * units)
+
+    def at(self, B: int) -> Steps:
+        tiles = self.tiles(B, self.side)
+        if not tiles:
+            return Steps(())
+        head = f"{PRECISIONS[self.precision].name}, {NUMBERS[self.dtype]}, {self.side}"
+        program = Program(SOURCE, f"matmul_mma<{head}, {'true' if self.is_whole else 'false'}>")
+        config = in_line(min(tiles, MOST_BLOCKS), THREADS)
+        return Steps((KernelLaunch(program, config, self.arguments(B), Budget(registers=255)),))
+
+
+class MatMulMma:
+    name = "matmul_mma"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        if job.is_training or not isinstance(node.layer, MatMul) or device.arch not in ARCHITECTURES:
+            return
+        y = net.types[node.name]
+        if y.dtype not in NUMBERS or len(y.row_shape) - 2 >= MOST_AXES or not y.row_size:
+            return  # matmul.py says why, where it does not take it either
+        product, recipes = operands_of(net, node)
+        lowering = MatMulMmaLowering(**vars(product), precision=job.precision)
+        computed = PRECISIONS[job.precision]
+        is_split = computed.parts > 1
+        yield Claim(
+            self.name, label_of(self.name, product), (node.name,),
+            Price(
+                net.row_flop(node) * (3 if is_split else 1), *moved_bytes(net, node, recipes),
+                precision="tf32" if is_split else "", rate=lowering.rate(max(1, job.batch), device.units),
+            ),
+            "tensor cores, a tile a block", recipes, order=f"k in steps of {computed.step} by mma, parts of 32",
+            facts=lowering, reads={name: Use(is_read_often=True) for name in node.inputs},
+        )  # fmt: skip
+
+
+def _instance(precision: str, dtype: str, side: int, K: int = 64) -> Instance:
+    made = MatMulMmaLowering(dtype, Operand(Input(0), (4, side, K)), Operand(Input(1), (4, K, side)), (4,), precision)
+    return Instance(f"{precision} on {dtype}, {side} x {side} x {K}", lambda device: made.at(1000).launches[0])
+
+
+INSTANCES = (
+    _instance("fp32", "float32", 64), _instance("fp32", "float32", 32), _instance("tf32", "float32", 64),
+    _instance("fp16", "float16", 64), _instance("bf16", "bfloat16", 32), _instance("fp32", "float32", 64, 63),
+    _instance("fp16", "float16", 64, 63),
+)  # fmt: skip

@@ -1,0 +1,250 @@
+// mlp_by_layers.cuh: what a block of mlp_by_layers.cu has: sizes, its room in shared memory, rows, and weights in registers.
+#pragma once
+
+#include "mlp_by_layers_post.cuh"
+
+// Gradients that a thread sums up at a time: with others, products wait for each other for want of registers.
+template <u32 OPTIMISER>
+constexpr int MOST_SUMS = OPTIMISER == ADAM ? 40 : 36;
+
+struct LayerPlaces {
+    float *w, *mean, *square;
+    float *own_mean, *own_square;  // (blocks, fours, CREW, 4): the same, as threads have them
+    // What a layer gives; gradients by what goes into its activation; its weights, (inputs, units). Twice each: by turns.
+    char *forward, *backward, *columns;
+};
+template <int L>
+struct Training {
+    const void* x;
+    const void* targets;        // (n,) int64 classes, or (n, outputs) float32
+    const long long* order;     // (rows,) row numbers, batch by batch
+    const Rule* rules;          // (steps,)
+    const long long* progress;  // the launch's first step, and the row behind its last
+    double* step_losses;        // (steps,)
+    long long* step_hits;       // (steps,)
+    u32* status;                // turns that these blocks took before; not 0: a block waited in vain
+    LayerPlaces layers[L];
+    long long batch, x_stride;  // rows; bytes
+    Networks networks;
+    float scale;
+    u32 deadline_ms;
+    LayerFacts facts[L];
+
+    template <class T>
+    __device__ __forceinline__ T* mine(T* of_first) const {
+        return networks.mine(of_first);
+    }
+    __device__ __forceinline__ LayerPlaces places(int layer) const {
+        const LayerPlaces& of = layers[layer - 1];
+        return {mine(of.w), mine(of.mean), mine(of.square), mine(of.own_mean), mine(of.own_square), mine(of.forward),
+                mine(of.backward), mine(of.columns)};
+    }
+};
+
+// -- sizes -----------------------------------------------------------------------------------------------------------
+
+__device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
+
+// BATCH: rows of a step, at most; products have ROWS, and those behind are 0.
+template <class Net, int PARTS_, int OWN_, int BATCH_>
+struct Sizes {
+    static constexpr int L = Net::LAYERS, PARTS = PARTS_, OWN = OWN_, BATCH = BATCH_;
+    using Tiles = TilePost<PARTS, BATCH>;
+    static __device__ constexpr int at(int l) { return Net::at(l); }
+    static __device__ constexpr int tiles(int l) { return (Net::at(l) + 7) / 8; }
+    static __device__ constexpr int blocks(int l) { return (tiles(l) + OWN - 1) / OWN; }
+    static __device__ constexpr int even(int l) { return round_up(tiles(l), 2); }
+    // Behind a hidden layer's tiles a strip has a 1 in front: what the next layer's bias is multiplied by.
+    static __device__ constexpr int one(int l) { return l == 0 ? Net::at(0) : 8 * tiles(l); }
+    static __device__ constexpr int strips(int l) { return round_up(l < L ? one(l) + 1 : Net::at(L), 16) / 8; }
+    static __device__ constexpr int input_parts(int l) { return l == 1 ? 1 : PARTS; }
+    static __device__ constexpr int input_bytes(int l) { return strips(l - 1) * ROWS_STRIP; }  // of a part
+    // Gradients are made of whole tiles of inputs, of all teams: what lies behind the last input is read for nothing.
+    static __device__ constexpr int read_bytes(int l) {
+        return (input_parts(l) - 1) * input_bytes(l) + round_up(strips(l - 1), 8 * TEAMS) * ROWS_STRIP;
+    }
+};
+
+// Offsets in bytes of what a block of hidden layer l has.
+template <class S, int l>
+struct HiddenRoom {
+    static constexpr bool IS_LAST = l == S::L - 1;
+    static constexpr int BEHIND_STRIPS = IS_LAST ? 0 : S::even(l + 1), COLUMN_STRIP = 128 * S::OWN * S::PARTS;
+    static constexpr int INPUT = 0;  // (ROWS, 8 strips(l - 1)): rows, or what the layer before gives, part behind part
+    static constexpr int WEIGHTS = INPUT + S::input_parts(l) * S::input_bytes(l);  // (8 strips(l - 1), own units) in parts
+    static constexpr int GRADIENTS = WEIGHTS + S::PARTS * S::OWN * 128 * S::strips(l - 1);  // (ROWS, own units) in parts
+    static constexpr int BEHIND = GRADIENTS + S::PARTS * S::OWN * ROWS_STRIP;  // (ROWS, units of l + 1), part behind part
+    static constexpr int COLUMNS = BEHIND + S::PARTS * BEHIND_STRIPS * ROWS_STRIP;  // (own units in parts, units of l + 1)
+    static constexpr int SUMS = COLUMNS + BEHIND_STRIPS * COLUMN_STRIP;  // (TEAMS, ROWS, own units) float32
+    static constexpr int IDS = SUMS + TEAMS * ROWS * 8 * S::OWN * 4;     // (3, BATCH)
+    static constexpr int BYTES = larger(IDS + 3 * S::BATCH * 4, INPUT + S::read_bytes(l));
+};
+// Of the last layer's block.
+template <class S>
+struct HeadRoom {
+    static constexpr int L = S::L, OUTPUT_STRIPS = S::strips(L);
+    static constexpr int INPUT = 0;
+    static constexpr int WEIGHTS = INPUT + S::input_parts(L) * S::input_bytes(L);
+    static constexpr int GRADIENTS = WEIGHTS + S::PARTS * OUTPUT_STRIPS * 128 * S::strips(L - 1);
+    static constexpr int SUMS = GRADIENTS + S::PARTS * OUTPUT_STRIPS * ROWS_STRIP;
+    static constexpr int OUTPUTS = SUMS + TEAMS * ROWS * 8 * OUTPUT_STRIPS * 4;  // (BATCH, PITCH) float32: and loss and hit
+    static constexpr int PITCH = S::at(L) + 3;
+    static constexpr int IDS = OUTPUTS + S::BATCH * PITCH * 4;
+    static constexpr int BYTES = larger(IDS + 3 * S::BATCH * 4, INPUT + S::read_bytes(L));
+};
+template <class S, int l = S::L - 1>
+__device__ constexpr int most_bytes() {
+    if constexpr (l == 0) {
+        return HeadRoom<S>::BYTES;
+    } else {
+        return larger(HiddenRoom<S, l>::BYTES, most_bytes<S, l - 1>());
+    }
+}
+
+// -- rows of a step --------------------------------------------------------------------------------------------------
+
+// The next step's rows, on their way in registers. A warp takes 8 rows, of each four times 16 bytes that follow each
+// other: lines are read in two pieces, and what is written lies in other banks. Of few rows, several warps have them.
+template <class S>
+struct NextPixels {
+    static constexpr int PIECES = S::strips(0) / 2, EIGHTS = S::BATCH / 8, AT_ONCE = CREW / 8 / EIGHTS;
+    static constexpr int COUNT = (PIECES + AT_ONCE - 1) / AT_ONCE;
+    uint4 bytes[COUNT];
+
+    static __device__ __forceinline__ int row() { return threadIdx.x / 32 % EIGHTS * 8 + threadIdx.x % 8; }
+    static __device__ __forceinline__ int piece(int i) {
+        return threadIdx.x / 32 / EIGHTS * 4 + threadIdx.x % 32 / 8 + AT_ONCE * i;
+    }
+
+    __device__ __forceinline__ void fetch(const void* x, long long stride, const u32* ids, int rows) {
+        const unsigned char* const from = static_cast<const unsigned char*>(x) + ids[row()] * stride + 16 * piece(0);
+        const bool is_row = row() < rows;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            bytes[i] = {0, 0, 0, 0};
+            const bool is_piece = i < COUNT - 1 || 16 * piece(i) < stride;
+            if (is_row && is_piece) bytes[i] = __ldcg(reinterpret_cast<const uint4*>(from + 16 * AT_ONCE * i));
+        }
+    }
+    // Two bytes as bf16. Behind 0x43 a byte b is 128 + b, or from 128 on 2 b: the smaller of that less 128 and its half.
+    static __device__ __forceinline__ u32 widen(u32 word, u32 which) {
+        const u32 less = 0xc300c300, half = 0x3f003f00;
+        u32 made;
+        asm("{.reg .b32 t, u; prmt.b32 t, %1, 0x43434343, %2; add.rn.bf16x2 u, t, %3; mul.rn.bf16x2 t, t, %4; min.bf16x2 %0, t, u;}"
+            : "=r"(made) : "r"(word), "r"(which), "r"(less), "r"(half));
+        return made;
+    }
+    static __device__ __forceinline__ uint4 widen_eight(u32 low, u32 high) {
+        return {widen(low, 0x4140), widen(low, 0x4342), widen(high, 0x4140), widen(high, 0x4342)};
+    }
+    __device__ __forceinline__ void keep(char* to) const {
+        uint4* const first = reinterpret_cast<uint4*>(to + piece(0) * 2 * ROWS_STRIP + row() * 16);
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            if (AT_ONCE * (i + 1) > PIECES && piece(i) >= PIECES) break;
+            first[i * 2 * AT_ONCE * ROWS] = widen_eight(bytes[i].x, bytes[i].y);
+            first[(i * 2 * AT_ONCE + 1) * ROWS] = widen_eight(bytes[i].z, bytes[i].w);
+        }
+    }
+};
+
+// -- weights ---------------------------------------------------------------------------------------------------------
+
+// Weights of layer l that a thread keeps, of 8 STRIPS units from first_unit on: the teams have tiles of 64 inputs by turns.
+template <class S, u32 OPTIMISER, int l, int STRIPS>
+struct Weights {
+    static constexpr int D = S::at(l - 1), INPUTS = 8 * S::strips(l - 1), PARTS = S::PARTS;
+    static constexpr int COUNT = ((INPUTS + 63) / 64 + TEAMS - 1) / TEAMS, NUMBERS = COUNT * STRIPS * 4;
+    float w[NUMBERS];
+    float *means, *squares;  // a thread's, in fours: registers are few
+    int team, first_unit;
+
+    __device__ __forceinline__ Weights(const LayerPlaces& places, int block, int team)
+        : team(team), first_unit(block * 8 * STRIPS) {
+        const long long first = (static_cast<long long>(block) * (NUMBERS / 4) * CREW + threadIdx.x) * 4;
+        means = places.own_mean + first, squares = places.own_square + first;
+    }
+
+    __device__ __forceinline__ int input(int n) const { return (team + n / (STRIPS * 4) * TEAMS) * 64 + sum_row(n % 4); }
+    __device__ __forceinline__ int unit(int n) const { return first_unit + sum_column(n / 4 % STRIPS, n); }
+    static __device__ __forceinline__ void copy(float& mine, float* there, bool is_there, bool is_back) {
+        if (!is_back) mine = is_there ? *there : 0.0f;
+        else if (is_there) *there = mine;
+    }
+    // To memory, or from it.
+    __device__ __forceinline__ void move(const LayerPlaces& places, const LayerFacts& facts, bool is_back) {
+#pragma unroll
+        for (int n = 0; n < NUMBERS; ++n) {
+            const int from = input(n), to = unit(n);
+            const bool is_bias = from == S::one(l - 1);
+            const bool is_there = to < S::at(l) && (is_bias ? facts.has_bias : from < D);
+            const long long at = is_there ? static_cast<long long>(to) * facts.stride + (is_bias ? D : from) : 0;
+            copy(w[n], places.w + at, is_there, is_back);
+            if constexpr (OPTIMISER != SGD) copy(means[n / 4 * CREW * 4 + n % 4], places.mean + at, is_there, is_back);
+            if constexpr (OPTIMISER == ADAM) copy(squares[n / 4 * CREW * 4 + n % 4], places.square + at, is_there, is_back);
+        }
+    }
+    // In parts, where products read them: (INPUTS, 8 STRIPS), part behind part.
+    __device__ __forceinline__ void tell(char* to) const {
+#pragma unroll
+        for (int n = 0; n < NUMBERS; n += 2) {
+            const bool is_whole = (n / (STRIPS * 4) + 1) * TEAMS * 64 <= INPUTS;
+            if (!is_whole && input(n) >= INPUTS) continue;
+            u32 parts[PARTS];
+            split_two(parts, w[n], w[n + 1]);
+#pragma unroll
+            for (int i = 0; i < PARTS; ++i)
+                *reinterpret_cast<u32*>(to + place_in_strips<INPUTS>(input(n), i * 8 * STRIPS + sum_column(n / 4 % STRIPS, 0))) = parts[i];
+        }
+    }
+    // To the layer before: (8 tiles(l - 1), 8 tiles(l)) in fours. Lanes q and q + 1 have four units of two rows.
+    __device__ __forceinline__ void send(const Post& post) const {
+        const bool is_odd = threadIdx.x % 2;
+#pragma unroll
+        for (int n = 0; n < NUMBERS; n += 4) {
+            u32 mine[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) mine[i] = __float_as_uint(w[n + i]);
+            const u32 a = __shfl_xor_sync(~0u, is_odd ? mine[0] : mine[2], 1);
+            const u32 b = __shfl_xor_sync(~0u, is_odd ? mine[1] : mine[3], 1);
+            const int row = input(is_odd ? n + 2 : n), four = (first_unit + n / 4 % STRIPS * 8) / 4 + threadIdx.x % 4 / 2;
+            if (row >= 8 * S::tiles(l - 1) || four >= 2 * S::tiles(l)) continue;
+            const int piece = row * 2 * S::tiles(l) + four;
+            if (is_odd) post.send(piece, a, b, mine[2], mine[3]);
+            else post.send(piece, mine[0], mine[1], a, b);
+        }
+    }
+    // By the gradients of a step. input, gradients: in shared memory
+    __device__ __forceinline__ void learn(const Rule& rule, float scale, u32 inputs, u32 gradients) {
+        using Turned = Strips<ROWS, true>;
+        constexpr int AT_ONCE = MOST_SUMS<OPTIMISER> / (PARTS * STRIPS * 4) > 1 ? MOST_SUMS<OPTIMISER> / (PARTS * STRIPS * 4) : 1;  // tiles
+#pragma unroll
+        for (int first = 0; first < COUNT; first += AT_ONCE) {
+            float c[AT_ONCE][PARTS * STRIPS][4];
+            begin_products();
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i)
+                if (first + i < COUNT)
+                    begin_parts<S::input_parts(l), S::BATCH / 16, 1, Turned>(
+                        c[i], inputs + (team + (first + i) * TEAMS) * 8 * ROWS_STRIP, S::input_bytes(l), Turned(gradients), 0);
+            end_products();
+            wait_for_products<0>();
+#pragma unroll
+            for (int m = 0; m < AT_ONCE * STRIPS; ++m) {
+                const int n = first * STRIPS + m;  // which four
+                if (n >= NUMBERS / 4) break;
+                float by[4], now[4], mean[4] = {}, square[4] = {};
+                if constexpr (OPTIMISER != SGD) load_several<true>(mean, means + n * CREW * 4);
+                if constexpr (OPTIMISER == ADAM) load_several<true>(square, squares + n * CREW * 4);
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    by[i] = scale * whole<PARTS>(c[m / STRIPS], m % STRIPS, i), now[i] = w[4 * n + i];
+                ::move(OPTIMISER, rule, by, now, mean, square, 4);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) w[4 * n + i] = now[i];  // of what is no weight, too: nobody reads that
+                if constexpr (OPTIMISER != SGD) store_several(means + n * CREW * 4, mean);
+                if constexpr (OPTIMISER == ADAM) store_several(squares + n * CREW * 4, square);
+            }
+        }
+    }
+};

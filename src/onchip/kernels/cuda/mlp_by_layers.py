@@ -1,0 +1,249 @@
+"""mlp_by_layers on a GPU: the host's side of mlp_by_layers.cu. Each layer of a small MLP has blocks that train it."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from onchip.kernels.chain import Chain, find_chain
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.mlp_resident import DEADLINE_MS, MOST_LAYERS, MOST_OUTPUTS, UNITS
+from onchip.kernels.cuda.mlp_train import TrainLowering, find_layers, price_of, split_evenly
+from onchip.kernels.cuda.mlp_train_bytes import ByteRows
+from onchip.kernels.cuda.program import (
+    Budget,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Memory,
+    Program,
+    State,
+    Steps,
+    Struct,
+)
+from onchip.kernels.pointwise import TRAINED
+from onchip.kernels.training import why_not_trained
+from onchip.plan.device import H200, Device
+from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
+from onchip.spec.build import mlp
+from onchip.spec.network import Network
+
+ARCHITECTURES = ("sm_90a",)
+SOURCE = Path(__file__).parent / "mlp_by_layers.cu"
+ROWS, TEAMS = 64, 2  # of a product; four warps each, of a block
+BATCHES = (16, 32, ROWS)  # rows of a step, at most
+STRIP_BYTES = 16 * ROWS  # of 8 columns
+MOST_OWN = 8  # strips of a product: tiles that a block owns, times the parts of a number
+_BUDGET = Budget(registers=255, spill_bytes=256)
+# Of a step on an H200: what it waits for, in all, for each layer and part; each number that a block is given; a further
+# tile of a block. Measured with 784-320-160-10, 16 to 64 rows, in bf16, tf32 and fp32.
+_STEP_US, _LAYER_US, _PART_US, _NUMBER_US, _OWN_US = 1.0, 1.85, 1.4, 4e-5, 4.5
+
+
+@dataclass(frozen=True)
+class ByLayersLowering(TrainLowering):
+    """All steps of a call in one launch. Memory is State by name, as mlp_train's, and besides:
+
+    status (2,) uint32: turns that were taken, and not 0 if a block waited in vain
+    forward<l>, backward<l>, columns<l>: what blocks hand to each other, in places whose last bits say when
+    own_mean<l>, own_square<l>: mean<l> and square<l> as threads have them
+    """
+
+    own: int = 1  # tiles of 8 units of a hidden layer that a block has
+    rows: int = ROWS  # one of BATCHES
+
+    @cached_property
+    def byte_rows(self) -> ByteRows:
+        layer = self.layers[0]
+        return ByteRows(layer.terms, layer.N, self.job.byte_scale, self.job.precision, self.device.units)
+
+    @property
+    def parts(self) -> int:
+        return self.byte_rows.parts
+
+    @property
+    def order(self) -> str:
+        return (
+            f"{self.parts} parts of bf16, steps of 16 terms, {TEAMS} teams by turns; gradients over rows, 16 after 16"
+        )
+
+    @cached_property
+    def tiles(self) -> list[int]:
+        """Of hidden layers, the first of which is 1."""
+        return [0, *(-(-layer.N // UNITS) for layer in self.layers[:-1])]
+
+    @cached_property
+    def strips(self) -> list[int]:
+        """Of what goes into each layer, and the 1 of its bias: 8 columns each."""
+        ones = (self.layers[0].D, *(UNITS * count for count in self.tiles[1:]))
+        return [round_up(one + 1, 16) // 8 for one in ones]
+
+    @property
+    def blocks(self) -> int:
+        return sum(-(-count // self.own) for count in self.tiles[1:]) + 1
+
+    def for_networks(self, count: int) -> Self:
+        """Fewer blocks, each the owner of more, where so many networks should be done sooner by that."""
+        best, best_us = self, math.inf
+        for own in range(self.own, MOST_OWN // self.parts + 1):
+            made = replace(self, own=own)
+            at_once = self.device.units // made.blocks
+            if made.shared_bytes <= self.device.fast_bytes and (us := -(-count // at_once) * made.step_us) < best_us:
+                best, best_us = replace(made, networks=split_evenly(count, at_once)), us
+        return best
+
+    @property
+    def step_us(self) -> float:
+        """What a step should take, of every network of the launch."""
+        waits = _STEP_US + _LAYER_US * len(self.layers) + _PART_US * (self.parts - 1)
+        numbers = self.rows * (self.layers[0].D + (1 + self.parts) * sum(layer.N for layer in self.layers[:-1]))
+        return waits + _NUMBER_US * numbers + _OWN_US * self.parts * (self.own - 1)
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    def own_memory(self) -> Mapping[str, int]:
+        made, kept = {"status": 8}, OPTIMISERS[self.job.optimiser]
+        number = 2 if self.parts == 1 else 4  # bytes
+        for i, layer in enumerate(self.layers):
+            blocks = -(-self.tiles[i + 1] // self.own) if i < len(self.layers) - 1 else 1
+            strips = self.own if i < len(self.layers) - 1 else round_up(layer.N, 16) // 8
+            tiles = round_up(self.strips[i], 8 * TEAMS) // (8 * TEAMS)  # of 64 inputs, of a team
+            for name in ("own_mean", "own_square")[:kept]:
+                made[f"{name}{i}"] = blocks * tiles * strips * 128 * TEAMS * 16
+        for i, count in enumerate(self.tiles[1:]):
+            made[f"forward{i}"] = made[f"backward{i}"] = 2 * count * UNITS * self.rows * number
+            if i > 0:
+                made[f"columns{i}"] = 2 * UNITS * self.tiles[i] * UNITS * count * 4
+        return made
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """most_bytes of mlp_by_layers.cu: what the block with the most has."""
+        L, own, parts, tiles = len(self.layers), self.own, self.parts, self.tiles
+        N = self.layers[-1].N
+        strips = self.strips
+        outputs = round_up(N, 16) // 8
+        most = STRIP_BYTES * parts * (strips[L - 1] + outputs) + parts * outputs * 128 * strips[L - 1]
+        most += TEAMS * ROWS * 8 * outputs * 4 + self.rows * (N + 3) * 4
+        for layer in range(1, L):
+            behind = round_up(tiles[layer + 1], 2) if layer < L - 1 else 0
+            made = STRIP_BYTES * ((1 if layer == 1 else parts) * strips[layer - 1] + parts * (own + behind))
+            made += parts * own * 128 * (strips[layer - 1] + behind) + TEAMS * ROWS * 8 * own * 4
+            most = max(most, made)
+        read = [
+            STRIP_BYTES * ((parts - 1 if i else 0) * count + round_up(count, 8 * TEAMS))
+            for i, count in enumerate(strips)
+        ]
+        return max(most + 3 * self.rows * 4, *read)
+
+    # -- launches ------------------------------------------------------------------------------------------------
+
+    def graphs_of(self, count: int) -> Sequence[int]:
+        return (0,)  # one for all
+
+    def steps(self, count: int) -> Steps:
+        kept = OPTIMISERS[self.job.optimiser]
+        codes = LOSSES.index(self.job.loss)
+        for number, layer in enumerate(self.layers, 1):
+            codes |= layer.activation[0] << 4 * number
+        widths = ", ".join(map(str, (self.layers[0].D, *(layer.N for layer in self.layers))))
+        program = Program(
+            SOURCE, f"train_by_layers<{self.parts}, {self.own}, {self.rows}, {kept}, {codes}ull, {widths}>"
+        )
+        pointers: list[Memory | Int64] = [
+            State("bytes"), State("targets"), State("order"), State("rules"), State("progress"), State("step_losses"),
+            State("step_hits"), State("status"),
+        ]  # fmt: skip
+        places = self.own_memory()
+        for i in range(len(self.layers)):
+            pointers.append(State(f"w{i}"))
+            pointers += [State(f"{each}{i}") if at < kept else Int64(0) for at, each in enumerate(("mean", "square"))]
+            names = (f"{each}{i}" for each in ("own_mean", "own_square", "forward", "backward", "columns"))
+            pointers += [State(name) if name in places else Int64(0) for name in names]
+        data = struct.pack(
+            "<qqqfI", self.job.batch, self.byte_rows.stride, self.apart, self.job.byte_scale, DEADLINE_MS
+        )
+        for layer in self.layers:
+            data += struct.pack("<iII", layer.stride, layer.bias is not None, layer.activation[1])
+        data += bytes(-len(data) % 8)
+        config = LaunchConfig((self.blocks, self.networks, 1), (128 * TEAMS, 1, 1), self.shared_bytes, cooperative=True)
+        return Steps((KernelLaunch(program, config, (Struct(tuple(pointers), data),), _BUDGET),))
+
+
+def make_lowering(chain: Chain, job: Job, device: Device) -> ByLayersLowering | str:
+    """Or why not."""
+    layers = find_layers(chain)
+    if not job.byte_scale:
+        return "takes rows of pixels, whole numbers below 256 times a scale"
+    if not 2 <= len(layers) <= MOST_LAYERS:
+        return f"takes 2 to {MOST_LAYERS} layers, got {len(layers)}"
+    if layers[-1].N > MOST_OUTPUTS:
+        return f"at most {MOST_OUTPUTS} outputs, got {layers[-1].N}"
+    if job.batch > ROWS:
+        return f"batches of at most {ROWS} rows, got {job.batch:,}"
+    rows = next(rows for rows in BATCHES if rows >= job.batch)
+    for own in range(1, MOST_OWN + 1):
+        lowering = ByLayersLowering(layers, job, device, own=own, rows=rows)
+        if lowering.blocks > device.units:
+            continue
+        if lowering.shared_bytes > device.fast_bytes:
+            return f"does not fit: {lowering.shared_bytes:,} B of shared memory, a block has {device.fast_bytes:,} B"
+        if own * lowering.parts > MOST_OWN:
+            break
+        return lowering
+    return f"its layers want more blocks than {device.units} multiprocessors"
+
+
+class MlpByLayers:
+    name = "mlp_by_layers"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        if not job.is_training or start != 0 or device.arch not in ARCHITECTURES:
+            return
+        chain = find_chain(net, 0, TRAINED)
+        if why_not_trained(net, chain, job):
+            return  # mlp_train says so
+        assert chain is not None
+        lowering = make_lowering(chain, job, device)
+        if isinstance(lowering, str):
+            yield Refusal(self.name, net.nodes[0].name, lowering)
+            return
+        yield Claim(
+            self.name, f"mlp_by_layers<{chain.label},{job.loss}>", chain.nodes,
+            price_of(net, lowering, launches=0, least_us=lowering.step_us),
+            why=f"{lowering.blocks} blocks keep a layer's weights each and take step after step in one launch; "
+            "rows are bytes",
+            fast_bytes=lowering.shared_bytes, facts=lowering, order=lowering.order,
+        )  # fmt: skip
+
+
+# -- instances for make check-kernels ------------------------------------------------------------------------------
+
+
+def _instance(what: str, job: Job, *widths: int) -> Instance:
+    def launch(_: Device) -> KernelLaunch:
+        chain = find_chain(mlp(*widths), 0, TRAINED)
+        assert chain is not None
+        lowering = make_lowering(chain, job, H200)
+        assert isinstance(lowering, ByLayersLowering)
+        return lowering.steps(0).launches[0]
+
+    return Instance(what, launch)
+
+
+INSTANCES = (
+    *(
+        _instance(f"digits {precision}", Job(precision, 64, "cross_entropy", byte_scale=1 / 255), 784, 320, 160, 10)
+        for precision in ("fp32", "tf32", "bf16")
+    ),
+    _instance("digits fp32, adam", Job("fp32", 64, "cross_entropy", "adam", byte_scale=1 / 255), 784, 320, 160, 10),
+    _instance("four layers, momentum", Job("bf16", 32, "mse", "momentum", byte_scale=1 / 255), 20, 53, 29, 17, 5),
+)

@@ -1,0 +1,173 @@
+// mlp_by_layers_post.cuh: what blocks that train a layer each hand to each other: numbers in parts, through L2.
+#pragma once
+
+#include "mlp_resident_step.cuh"
+#include "strips.cuh"
+
+constexpr int ROWS = 64, TEAMS = 2, CREW = 128 * TEAMS;
+constexpr int ROWS_STRIP = 16 * ROWS;
+
+__device__ __forceinline__ u32 shared_at(const void* at) { return static_cast<u32>(__cvta_generic_to_shared(at)); }
+
+// Of the sums of a thread: i of 4 of strip j.
+__device__ __forceinline__ int sum_row(int i) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 * 8; }
+__device__ __forceinline__ int sum_column(int j, int i) { return 8 * j + threadIdx.x % 4 * 2 + i % 2; }
+
+// -- numbers in parts ------------------------------------------------------------------------------------------------
+
+// Two numbers as PARTS words of bf16: each what the ones before leave.
+template <int PARTS>
+__device__ __forceinline__ void split_two(u32 (&words)[PARTS], float a, float b) {
+#pragma unroll
+    for (int i = 0; i < PARTS; ++i) {
+        words[i] = pack<bf16>(a, b);
+        a -= __uint_as_float(words[i] << 16), b -= __uint_as_float(words[i] & 0xffff0000);
+    }
+}
+
+// c = a b: each part of a times all parts of b, which lie side by side. Steps `first`, `first` + BY, ... below STEPS. To be
+// added up by `whole`. Those that matter least could be left out, but sums of other widths make ptxas run short.
+template <int A_PARTS, int STEPS, int BY, class A, class B, int ALL>
+__device__ __forceinline__ void begin_parts(float (&c)[ALL][4], u32 a, int a_part_bytes, const B& b, int first) {
+#pragma unroll
+    for (int part = 0; part < A_PARTS; ++part)
+        begin_sums<STEPS, BY, A, B, ALL>(c, A(a + part * a_part_bytes), b, first, part > 0);
+}
+template <int PARTS, int ALL>
+__device__ __forceinline__ float whole(const float (&c)[ALL][4], int j, int i) {
+    constexpr int NT = ALL / PARTS;
+    float sum = c[(PARTS - 1) * NT + j][i];
+#pragma unroll
+    for (int part = PARTS - 2; part >= 0; --part) sum += c[part * NT + j][i];
+    return sum;
+}
+
+// -- numbers that blocks hand to each other --------------------------------------------------------------------------
+
+// 16 bytes have the last bit of their first number to say which turn they are of: whoever waits for them looks until it
+// is right. A place is used every second turn, and its bit is another each time. So a number is there when it is seen,
+// without flags or fences. A block is never two turns ahead of one that reads what it sends: between lies that one's own
+// turn, which others need in order to send what the first one waits for.
+struct Post {
+    char* at;  // twice
+    long long bytes;
+    u32 turn, deadline_ms;
+
+    __device__ __forceinline__ u32 bit() const { return 1 ^ (turn >> 1 & 1); }
+    __device__ __forceinline__ char* place(int piece) const { return at + (turn & 1) * bytes + piece * 16; }
+
+    __device__ __forceinline__ void send(int piece, u32 a, u32 b, u32 c, u32 d) const {
+        delay();
+        const unsigned long long low = static_cast<unsigned long long>(b) << 32 | (a & ~1u) | bit();
+        const unsigned long long high = static_cast<unsigned long long>(d) << 32 | c;
+        asm volatile("{ .reg .b128 s; mov.b128 s, {%1, %2}; st.relaxed.gpu.b128 [%0], s; }"
+                     :: "l"(place(piece)), "l"(low), "l"(high) : "memory");
+    }
+    // PIECES from `first` on: take(number among them, four words). False: they did not come before the deadline.
+    template <int PIECES, class Take>
+    __device__ __forceinline__ bool receive(int first, const Take& take) const {
+        constexpr int EACH = (PIECES + CREW - 1) / CREW, AT_ONCE = EACH < 10 ? EACH : 10;
+        delay();
+        unsigned long long begin = 0;
+        bool is_late = false;
+#pragma unroll 1
+        for (int next = threadIdx.x; next < PIECES; next += AT_ONCE * CREW) {
+            unsigned long long low[AT_ONCE], high[AT_ONCE];
+            bool all;
+            u32 looks = 0;
+            do {
+                all = true;
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i)
+                    if (next + i * CREW < PIECES)
+                        asm volatile("{ .reg .b128 s; ld.relaxed.gpu.b128 s, [%2]; mov.b128 {%0, %1}, s; }"
+                                     : "=l"(low[i]), "=l"(high[i]) : "l"(place(first + next + i * CREW)) : "memory");
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i) all = all && (next + i * CREW >= PIECES || (low[i] & 1) == bit());
+                if (++looks % 256 == 0) {
+                    const unsigned long long now = Exchange::nanoseconds();
+                    if (begin == 0) begin = now;
+                    is_late = deadline_ms && (now - begin) / 1000000 >= deadline_ms;
+                }
+            } while (!all && !is_late);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                if (next + i * CREW >= PIECES) break;
+                const u32 four[4] = {static_cast<u32>(low[i]) & ~1u, static_cast<u32>(low[i] >> 32),
+                                     static_cast<u32>(high[i]), static_cast<u32>(high[i] >> 32)};
+                take(next + i * CREW, four);
+            }
+        }
+        return !is_late;
+    }
+};
+
+// As bf16, to a bit less than it has.
+__device__ __forceinline__ u32 round_to_even_bits(float v) {
+    const u32 bits = __float_as_uint(v);
+    const bool is_finite = (bits & 0x7f800000) != 0x7f800000;
+    return (is_finite ? bits + 0xffff + (bits >> 17 & 1) : bits) >> 16 & 0xfffe;
+}
+
+// Tiles of 8 units x BATCH rows, a tile behind the other: as strips of bf16, or two pieces a row of float32.
+template <int PARTS, int BATCH>
+struct TilePost {
+    static constexpr int A_ROW = PARTS == 1 ? 1 : 2;  // pieces
+    Post post;
+
+    __device__ __forceinline__ TilePost(char* at, int tiles, u32 turn, u32 deadline_ms)
+        : post{at, static_cast<long long>(tiles) * BATCH * A_ROW * 16, turn, deadline_ms} {}
+
+    // Number `unit` of a tile; all of the tile's are neighbours' of the same warp.
+    __device__ __forceinline__ void send(int tile, int row, int unit, float v, bool is_there) const {
+        if constexpr (PARTS == 1) {
+            const u32 made = unit == 0 ? round_to_even_bits(v) : pack<bf16>(v, 0.0f) & 0xffff;
+            const u32 two = made | __shfl_xor_sync(~0u, made, 1) << 16;
+            const u32 b = __shfl_xor_sync(~0u, two, 2), c = __shfl_xor_sync(~0u, two, 4), d = __shfl_xor_sync(~0u, two, 6);
+            if (unit == 0 && is_there) post.send(tile * BATCH + row, two, b, c, d);
+        } else {
+            const u32 a = __float_as_uint(v);
+            const u32 b = __shfl_xor_sync(~0u, a, 1), c = __shfl_xor_sync(~0u, a, 2), d = __shfl_xor_sync(~0u, a, 3);
+            if (unit % 4 == 0 && is_there) post.send((tile * BATCH + row) * 2 + unit / 4, a, b, c, d);
+        }
+    }
+    // All of a tile, as sums of products lie. Every second lane sends a row's, the others those of the row 8 below.
+    __device__ __forceinline__ void send_sums(int tile, const float (&v)[4], bool is_there) const {
+        const int q = threadIdx.x % 4;
+        const bool is_odd = q % 2;
+        if constexpr (PARTS == 1) {
+            u32 upper = pack<bf16>(v[0], v[1]), lower = pack<bf16>(v[2], v[3]);
+            if (q == 0) {
+                upper = (upper & 0xffff0000) | round_to_even_bits(v[0]);
+                lower = (lower & 0xffff0000) | round_to_even_bits(v[2]);
+            }
+            const u32 b = __shfl_xor_sync(~0u, is_odd ? upper : lower, 1);
+            const u32 c = __shfl_xor_sync(~0u, is_odd ? lower : upper, 2);
+            const u32 d = __shfl_xor_sync(~0u, is_odd ? upper : lower, 3);
+            if (q == 0 && is_there) post.send(tile * BATCH + sum_row(0), upper, b, c, d);
+            if (q == 1 && is_there) post.send(tile * BATCH + sum_row(2), b, lower, d, c);
+        } else {
+            const u32 a = __shfl_xor_sync(~0u, __float_as_uint(is_odd ? v[0] : v[2]), 1);
+            const u32 b = __shfl_xor_sync(~0u, __float_as_uint(is_odd ? v[1] : v[3]), 1);
+            const int piece = (tile * BATCH + sum_row(is_odd ? 2 : 0)) * 2 + q / 2;
+            if (is_odd && is_there) post.send(piece, a, b, __float_as_uint(v[2]), __float_as_uint(v[3]));
+            if (!is_odd && is_there) post.send(piece, __float_as_uint(v[0]), __float_as_uint(v[1]), a, b);
+        }
+    }
+    // TILES tiles from `first` on, to strips; their parts lie part_bytes behind each other.
+    template <int TILES>
+    __device__ __forceinline__ bool receive(int first, char* to, int part_bytes) const {
+        return post.receive<TILES * BATCH * A_ROW>(first * BATCH * A_ROW, [&](int piece, const u32 (&four)[4]) {
+            char* const at = to + piece / (BATCH * A_ROW) * ROWS_STRIP + piece % (BATCH * A_ROW) * (16 / A_ROW);
+            if constexpr (PARTS == 1) {
+                *reinterpret_cast<uint4*>(at) = {four[0], four[1], four[2], four[3]};
+            } else {
+                u32 front[PARTS], back[PARTS];
+                split_two(front, __uint_as_float(four[0]), __uint_as_float(four[1]));
+                split_two(back, __uint_as_float(four[2]), __uint_as_float(four[3]));
+#pragma unroll
+                for (int i = 0; i < PARTS; ++i) *reinterpret_cast<uint2*>(at + i * part_bytes) = {front[i], back[i]};
+            }
+        });
+    }
+};

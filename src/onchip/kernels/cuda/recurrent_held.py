@@ -1,0 +1,140 @@
+"""LSTM, GRU and RNN of few sequences on a GPU: the host's side of recurrent_held.cu."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from onchip.kernels.cuda.mlp_packing import PRECISIONS
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Budget,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Program,
+    Steps,
+    UInt32,
+)
+from onchip.kernels.cuda.recurrent import RecurrentShape, gate_recipes, moved_bytes
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.spec.layers import Recurrent
+from onchip.spec.network import Network
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+WITHOUT_CLUSTERS = ("sm_80", "sm_86", "sm_89")
+TERMS, LEAST_SLICES, MOST_SLICES = 16, 4, 32  # of a lane's sum; lanes of a unit
+THREADS, MOST_THREADS, MOST_BLOCKS = 256, 512, 8  # wanted, and at most, of a block; blocks of a cluster
+MOST_SEQUENCES = {THREADS: 8, MOST_THREADS: 4}  # of a cluster
+# Measured on an H200, LSTM of 128 units: a step of one sequence, and the share of the device's rate of 256 of them.
+STEP_US, RATE = 0.95, 0.3
+
+
+@dataclass(frozen=True)
+class HeldLowering(RecurrentShape):
+    """recurrent_held(x, R, bias, first_h, first_c, y, N, S, D, H, units, blocks, backwards, output)"""
+
+    units: int  # multiprocessors
+    most_blocks: int  # of a cluster
+
+    @property
+    def slices(self) -> int:
+        """Lanes that share a unit."""
+        return max(LEAST_SLICES, 1 << (math.ceil(self.H / TERMS) - 1).bit_length())
+
+    def threads_of(self, blocks: int) -> int:
+        return math.ceil(math.ceil(self.H / blocks) * self.slices / 32) * 32
+
+    def fitting(self, threads: int) -> list[int]:
+        """The numbers of blocks that leave one with no more threads, and so the recurrence in its registers."""
+        counts = [1 << i for i in range(self.most_blocks.bit_length())] if self.slices <= MOST_SLICES else []
+        return [count for count in counts if self.threads_of(count) <= threads]
+
+    def blocks_for(self, N: int) -> int:
+        """Of a cluster: few sequences are done sooner by small blocks, many by few blocks that tell each other less.
+        All make the same bits."""
+        small, large = self.fitting(THREADS), self.fitting(MOST_THREADS)
+        return small[0] if small and N * self.D * small[0] <= self.units else large[0]
+
+    def sequences_for(self, N: int) -> int:
+        """Of a cluster: one, or as many as let all clusters run at a time, a block on a multiprocessor."""
+        blocks = self.blocks_for(N)
+        most = min(MOST_SEQUENCES[_most_threads(self.threads_of(blocks))], self.slices)
+        wanted = math.ceil(N * self.D / max(1, self.units // blocks))
+        return min(most, 1 << (max(1, wanted) - 1).bit_length())
+
+    def at(self, B: int) -> Steps:
+        N = B * self.sequences
+        if not N:
+            return Steps(())
+        NS, blocks = self.sequences_for(N), self.blocks_for(N)
+        threads = self.threads_of(blocks)
+        sizes = f"{self.slices}, {math.ceil(self.H / (4 * self.slices))}, {NS}, {_most_threads(threads)}"
+        program = Program(SOURCE, f"recurrent_held<{self.cell}, {NUMBERS[self.dtype]}, {sizes}>")
+        grid = math.ceil(N / NS) * self.D * blocks
+        config = LaunchConfig((grid, 1, 1), (threads, 1, 1), 0, cluster=blocks)
+        numbers = (UInt32(self.H), UInt32(math.ceil(self.H / blocks)), UInt32(blocks))
+        arguments = (*self.arrays, Int64(N), Int64(self.S), UInt32(self.D), *numbers, *self.how)
+        budget = Budget(registers=min(255, 65536 // _most_threads(threads)), spill_bytes=64)
+        return Steps((KernelLaunch(program, config, arguments, budget),))
+
+
+def _most_threads(threads: int) -> int:
+    """Of a block, as it is compiled for."""
+    return THREADS if threads <= THREADS else MOST_THREADS
+
+
+class RecurrentHeld:
+    name = "recurrent_held"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)  # it computes in float32
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        node = net.nodes[start]
+        layer = node.layer
+        if job.is_training or not isinstance(layer, Recurrent) or device.arch not in ARCHITECTURES:
+            return
+        shape = RecurrentShape.of(net, node)
+        if shape.dtype not in NUMBERS or shape.cell == "GruBefore":
+            return
+        most_blocks = 1 if device.arch in WITHOUT_CLUSTERS else MOST_BLOCKS
+        lowering = HeldLowering(**vars(shape), units=device.units, most_blocks=most_blocks)
+        if not lowering.fitting(MOST_THREADS):
+            held = f"holds the recurrence of {shape.H:,} units in registers of no cluster of {device.arch}"
+            yield Refusal(self.name, node.name, held)
+            return
+        recipes = gate_recipes(net, node, shape)
+        yield Claim(
+            self.name, f"{self.name}<{layer.kind},{shape.H}>", (node.name,),
+            Price(
+                net.row_flop(node), moved_bytes(net, node), sum(recipe.nbytes for recipe in recipes.values()),
+                precision="fp32", rate=RATE, least_us=shape.S * STEP_US, why_slow="steps wait for each other",
+            ),
+            f"{shape.S} steps in one launch, the recurrence in registers", recipes,
+            order=f"lanes in steps of {4 * lowering.slices}, then a tree", facts=lowering,
+        )  # fmt: skip
+
+
+def _instance(cell: str, dtype: str, H: int, B: int) -> Instance:
+    def launch(device: Device) -> KernelLaunch:
+        made = HeldLowering(
+            cell, dtype, 1, 64, 1, H, False, "sequence", cell == "GruAfter", (), device.units, MOST_BLOCKS
+        )
+        return made.at(B).launches[0]
+
+    return Instance(f"{cell}, {dtype}, {H} units, {B} sequences", launch)
+
+
+INSTANCES = (
+    _instance("Lstm", "float32", 128, 1), _instance("Lstm", "float32", 128, 1 << 14),
+    _instance("Lstm", "float16", 33, 64), _instance("Lstm", "float32", 64, 1 << 14),
+    _instance("Lstm", "float32", 256, 1 << 14),
+    _instance("GruAfter", "bfloat16", 48, 1 << 14), _instance("RnnTanh", "float32", 50, 7),
+    _instance("RnnRelu", "float32", 16, 1),
+)  # fmt: skip

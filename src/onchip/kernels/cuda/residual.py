@@ -1,0 +1,62 @@
+"""A Linear and the Add behind it: what products on a GPU take along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from onchip.kernels.chain import Chain, forward_price, is_closed
+from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.plan.kernel import Price
+from onchip.spec.layers import Add, Cast
+from onchip.spec.network import Network
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A chain of one layer; with `other`, the value that an Add behind its product adds, before the activation."""
+
+    chain: Chain
+    other: str = ""
+
+    @property
+    def label(self) -> str:
+        return f"{self.chain.label},Add" if self.other else self.chain.label
+
+    def other_input(self, net: Network) -> int | None:
+        """Which of the group's inputs it is."""
+        given = net.by_name[self.chain.nodes[0]].inputs[0]
+        return len({given, self.other}) - 1 if self.other else None
+
+    def price(self, net: Network) -> Price:
+        price = forward_price(net, self.chain)
+        more = net.types[self.other].row_bytes if self.other_input(net) else 0
+        return replace(price, row_bytes=price.row_bytes + more)
+
+
+def residuals(net: Network, start: int, chain: Chain) -> Iterator[Residual]:
+    """The chain of one layer that begins at net.nodes[start]: by itself, and with the Add behind it, and the activation
+    behind that, where nobody else reads what is in between."""
+    yield Residual(chain)
+    (layer,), end = chain.layers, start + len(chain.nodes)
+    last, add, active = (net.nodes[i] if i < len(net.nodes) else None for i in range(end - 1, end + 2))
+    if (
+        last is None
+        or add is None
+        or not isinstance(add.layer, Add)
+        or layer.activation
+        or isinstance(last.layer, Cast)
+    ):
+        return
+    others = [value for value in add.inputs if value != last.name]
+    alike = len({net.types[value] for value in (*add.inputs, add.name)}) == 1
+    if len(add.inputs) != 2 or len(others) != 1 or add.weights or not alike or not is_closed(net, [last, add]):
+        return
+    nodes = (*chain.nodes, add.name)
+    yield Residual(replace(chain, nodes=nodes, ends=(len(nodes),)), *others)
+    if active is None or not isinstance(active.layer, ACTIVATIONS) or active.inputs != (add.name,):
+        return
+    if is_closed(net, [add, active]):
+        nodes = (*nodes, active.name)
+        active_layers = (replace(layer, activation=active.layer),)
+        yield Residual(replace(chain, nodes=nodes, layers=active_layers, ends=(len(nodes),)), *others)

@@ -1,0 +1,76 @@
+"""Values as moves show them: Slices, Reshapes and Permutes as strides, where strides lead there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from onchip.spec.layers import Permute, Reshape, Slice
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Matrices of a value: where the first number of a row's first one is, then the way from head to head, along the
+    sequence, and along a head's numbers."""
+
+    value: str
+    first: int
+    head: int
+    step: int
+    each: int
+
+
+@dataclass(frozen=True)
+class View:
+    """A value as moves show it. `seen` has a byte for each number of a row, and strides tell where they lie."""
+
+    value: str
+    row: Array  # all of it
+    seen: Array
+    scales: tuple[str, ...] = ()  # weights of one number that it was multiplied by on the way
+
+    @staticmethod
+    def of(net: Network, inside: Mapping[str, Node], name: str) -> View:
+        """What the moves among `inside` make of a value that none of them makes."""
+        moves: list[Node] = []
+        while name in inside:
+            moves.append(inside[name])
+            name = moves[-1].inputs[0]
+        row = seen = np.empty(net.types[name].row_shape, np.int8)
+        scales: list[str] = []
+        for node in reversed(moves):
+            layer = node.layer
+            if isinstance(layer, Permute):
+                seen = seen.transpose([axis - 1 for axis in layer.axes[1:]])
+            elif isinstance(layer, Slice):
+                places = zip(layer.starts, layer.sizes, layer.steps, strict=True)
+                seen = seen[tuple(_range(start, size, step) for start, size, step in places)]
+            elif isinstance(layer, Reshape):
+                seen = seen.reshape(net.types[node.name].row_shape)
+            else:
+                scales.append(node.weights["constant"])
+        return View(name, row, seen, tuple(scales))
+
+    def heads(self, front: tuple[int, ...], step: int, each: int) -> Heads | None:
+        """Of (*front, S, D), whose axes these are, or (*front, D, S); None where no strides lead there."""
+        stretched = np.broadcast_to(self.seen, (*front, *self.seen.shape[-2:]))
+        flat = stretched.reshape(-1, *stretched.shape[-2:])
+        first = flat.ctypes.data - self.row.ctypes.data
+        if not 0 <= first < self.row.size or not flat.size:  # NumPy had to copy it
+            return None
+        strides = [0 if size == 1 else stride for size, stride in zip(flat.shape, flat.strides, strict=True)]
+        return Heads(self.value, first, strides[0], strides[step], strides[each])
+
+    def line(self) -> tuple[int, int] | None:
+        """Where the first number is and the way to the next, of all in order; None where it is not always the same."""
+        found = View(self.value, self.row, self.seen.reshape(1, 1, -1)).heads((1,), -2, -1)
+        return None if found is None else (found.first, found.each)
+
+
+def _range(start: int, size: int, step: int) -> slice:
+    stop = start + size * step
+    return slice(start, None if stop < 0 else stop, step)

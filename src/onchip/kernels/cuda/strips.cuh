@@ -1,0 +1,90 @@
+// strips.cuh: products of matrices of bf16 in shared memory, which wgmma reads along either side; sm_90a alone.
+//
+// Layout     A strip is 8 columns: 16 bytes of each row, row behind row. A matrix is its strips, first to last. So 8 rows
+//            of a strip are 128 bytes, a tile that the tensor cores take with sums along its rows or its columns.
+// Operands   Four warps multiply 64 of one operand's outer side by 8 NT of the other's, 16 k's an instruction. Sums lie as
+//            wgmma.cuh has them.
+#pragma once
+
+#include "wgmma.cuh"
+
+template <int ROWS>
+__device__ constexpr int place_in_strips(int row, int column) {
+    return column / 8 * 16 * ROWS + row * 16 + column % 8 * 2;
+}
+
+// Not for the compiler to work out ahead: the places of all products of a loop, kept in registers, would be too many.
+__device__ __forceinline__ u32 worked_out_here(u32 address) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(address));
+#endif
+    return address;
+}
+
+// Outer side: rows, and sums go along columns; or, TURNED, columns, and sums go along rows.
+template <int ROWS, bool TURNED>
+struct Strips {
+    static constexpr int STRIP = 16 * ROWS;
+    static constexpr int NEXT_OUTER = TURNED ? STRIP : 128, NEXT_K = TURNED ? 128 : STRIP;  // bytes from 8 to 8
+    static constexpr bool IS_TURNED = TURNED;
+    u32 first;  // the lower half of a descriptor
+
+    __device__ __forceinline__ explicit Strips(u32 shared_address)
+        : first(worked_out_here(NEXT_K / 16 << 16 | (shared_address & 0x3ffff) >> 4)) {}
+    __device__ __forceinline__ unsigned long long word(int step) const {
+        return static_cast<unsigned long long>(NEXT_OUTER / 16) << 32 | (first + step * (2 * NEXT_K / 16));
+    }
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define ONCHIP_REGISTERS_24 ONCHIP_REGISTERS_16 "," ONCHIP_R4(8, 9, 10, 11)
+#define ONCHIP_REGISTERS_48 \
+    ONCHIP_REGISTERS_32 "," ONCHIP_R4(16, 17, 18, 19) "," ONCHIP_R4(20, 21, 22, 23)
+#define ONCHIP_SUMS_24 ONCHIP_SUMS_16, ONCHIP_C4(2)
+#define ONCHIP_SUMS_48 ONCHIP_SUMS_32, ONCHIP_C4(4), ONCHIP_C4(5)
+
+template <int N, bool TURN_A, bool TURN_B>
+struct StripProduct;
+// The numbers count operands: they stand behind the N / 2 sums.
+#define ONCHIP_STRIPS(N, A0, A1, A2, A3, A4)                                                                         \
+    template <bool TURN_A, bool TURN_B>                                                                              \
+    struct StripProduct<N, TURN_A, TURN_B> {                                                                         \
+        static __device__ __forceinline__ void add(float (*c)[4], unsigned long long a, unsigned long long b,        \
+                                                   bool sums) {                                                      \
+            asm volatile("{.reg .pred sums; setp.ne.b32 sums, %" #A4 ", 0;\n"                                        \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" ONCHIP_REGISTERS_##N "}, %" #A0 \
+                         ", %" #A1 ", sums, 1, 1, %" #A2 ", %" #A3 ";}"                                              \
+                         : ONCHIP_SUMS_##N                                                                           \
+                         : "l"(a), "l"(b), "n"(static_cast<int>(TURN_A)), "n"(static_cast<int>(TURN_B)),             \
+                           "r"(static_cast<int>(sums)));                                                             \
+        }                                                                                                            \
+    };
+ONCHIP_STRIPS(8, 4, 5, 6, 7, 8)
+ONCHIP_STRIPS(16, 8, 9, 10, 11, 12)
+ONCHIP_STRIPS(24, 12, 13, 14, 15, 16)
+ONCHIP_STRIPS(32, 16, 17, 18, 19, 20)
+ONCHIP_STRIPS(48, 24, 25, 26, 27, 28)
+ONCHIP_STRIPS(64, 32, 33, 34, 35, 36)
+
+// What threads wrote to shared memory, for products that begin behind the next barrier.
+__device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#endif
+
+template <class A, class B, int NT>
+__device__ __forceinline__ void add_strips(float (*c)[4], unsigned long long a, unsigned long long b, bool sums) {
+    constexpr int N = NT >= 8 ? 8 : NT >= 6 ? 6 : NT >= 4 ? 4 : NT;
+    StripProduct<8 * N, A::IS_TURNED, B::IS_TURNED>::add(c, a, b, sums);
+    if constexpr (NT > N) add_strips<A, B, NT - N>(c + N, a, b + N * (B::NEXT_OUTER / 16), sums);
+}
+
+// c = a b, or where it sums c += a b, over steps `first`, `first` + BY, ... below STEPS of 16 k's. The sums are there
+// behind wait_for_products.
+template <int STEPS, int BY, class A, class B, int NT>
+__device__ __forceinline__ void begin_sums(float (*c)[4], const A& a, const B& b, int first, bool sums) {
+    constexpr int WHOLE = STEPS / BY;
+#pragma unroll
+    for (int i = 0; i < WHOLE; ++i)
+        add_strips<A, B, NT>(c, a.word(first + i * BY), b.word(first + i * BY), sums || i > 0);
+    if (STEPS % BY && first < STEPS % BY)
+        add_strips<A, B, NT>(c, a.word(first + WHOLE * BY), b.word(first + WHOLE * BY), sums || WHOLE > 0);
+}

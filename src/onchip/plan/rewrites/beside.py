@@ -1,0 +1,50 @@
+"""Linears that read the same value, side by side in one."""
+
+from __future__ import annotations
+
+from onchip.plan.rewrites.convs import concatenated, concatenated_biases
+from onchip.plan.rewrites.edit import Draft, Told
+from onchip.spec.layers import Linear, Slice
+from onchip.spec.network import Network, Node
+
+
+def merge_beside(net: Network) -> Told:
+    """x -> Linear A,  x -> Linear B   becomes   x -> Linear AB -> Slice A,  AB -> Slice B.
+
+    One product with more columns, one pass over x. The Slices cost, but where who reads them takes them along, as
+    attention does with its queries, keys and values.
+    """
+    draft = Draft(net)
+    told = []
+    beside: dict[tuple[str, ...], list[Node]] = {}
+    for node in net.nodes:
+        dtypes = {draft.dtype(name) for name in node.weights.values()}
+        if isinstance(node.layer, Linear) and len(dtypes) == 1:
+            beside.setdefault((node.inputs[0], *dtypes), []).append(node)
+    for (value, *_), alike in beside.items():
+        if len(alike) > 1:
+            _merge(draft, alike)
+            others = ", ".join(node.name for node in alike[1:])
+            told.append(f"merged {others} into {alike[0].name}: one pass over {value}")
+    return draft.done(told)
+
+
+def _merge(draft: Draft, alike: list[Node]) -> None:
+    """A Linear in front of the first of them, and a Slice of it in the place of each."""
+    weights = [node.weights["weight"] for node in alike]
+    widths = [draft.weights[name].shape[0] for name in weights]
+    biases = [node.weights.get("bias") for node in alike]
+    wanted, total = "+".join(node.name for node in alike), sum(widths)
+    roles = {
+        "weight": draft.derive(f"{wanted}.weight", concatenated, weights, (total, *draft.weights[weights[0]].shape[1:]))
+    }
+    if there := [name for name in biases if name]:
+        missing = tuple(0 if name else width for name, width in zip(biases, widths, strict=True))
+        roles["bias"] = draft.derive(f"{wanted}.bias", concatenated_biases, there, (total,), missing=missing)
+    made = Node(draft.fresh(wanted), Linear(), alike[0].inputs, roles)
+    begin = 0
+    for i, (node, width) in enumerate(zip(alike, widths, strict=True)):
+        sizes = (*draft.types[node.name].row_shape[:-1], width)
+        cut = Slice((*(0,) * (len(sizes) - 1), begin), sizes, (1,) * len(sizes))
+        draft.put(*([made] if i == 0 else []), Node(node.name, cut, (made.name,)))
+        begin += width

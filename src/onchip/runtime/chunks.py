@@ -1,0 +1,123 @@
+"""Plans whose launches compiled code can make: all of them in one call, on chunks of rows that stay in a core's cache.
+
+With many rows a thread takes a chunk of them through all launches by itself: values in between never leave its cache,
+and nobody waits between launches. With few rows all threads share each launch. A row's bits are the same either way, as
+no kernel lets them depend on the batch.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from onchip.kernels.cpu.jit import address
+from onchip.kernels.cpu.launches import CompiledLaunch, run_launches, words
+from onchip.kernels.cpu.threads import HELPERS, Spare, start_helpers
+from onchip.plan.plan import Plan
+from onchip.spec.recipe import Array
+
+Launches = Sequence[tuple[CompiledLaunch, Sequence[str]]]  # each with its inputs and outputs
+Memory = tuple[int, "array[int]", object]  # for run_launches; ids of arrays and places of values; what is kept for it
+
+_LEAST_BYTES = 512 << 10  # of values in between that a thread keeps: half of a common second cache
+_MOST_BYTES = 4 << 20
+_HEAVY_BYTES, _SHARED_ROWS = 256 << 10, 32  # with such weights threads share layers rather than so few rows
+_THREAD_WORK = 250_000  # flop and bytes: to call another thread for fewer takes longer than they do
+_LINE = 64  # bytes: every value begins on a cache line
+
+
+class Chunks:
+    """The launches of a plan, for calls on any number of rows, several at a time."""
+
+    def __init__(self, plan: Plan, launches: Launches, threads: int) -> None:
+        """launches  name values as those in whose memory they lie"""
+        net = plan.network
+        self.threads, self.launches = threads, launches
+        self.arrays = tuple(dict.fromkeys((*net.inputs, *net.outputs)))
+        self.row_bytes = [net.types[name].row_bytes for name in self.arrays]  # of the arrays
+        uses: dict[str, tuple[int, int]] = {}  # of values in between: by the first launch and by the last
+        for i, (_, names) in enumerate(launches):
+            uses |= {name: (uses.get(name, (i, i))[0], i) for name in names if name not in self.arrays}
+        self.names = (*self.arrays, *uses)
+        sizes = {name: -(-plan.types[name].row_bytes // _LINE) * _LINE for name in uses}
+        self.places = _places(uses, sizes)
+        self.between_bytes = max((at + sizes[name] for name, at in zip(uses, self.places, strict=True)), default=0)
+        self.weight_bytes = plan.weight_bytes
+        self.row_work = sum(group.claim.price.row_flop + group.claim.price.row_bytes for group in plan.groups)
+        kept = min(_MOST_BYTES, max(_LEAST_BYTES, self.weight_bytes))
+        self.most_rows = max(1, kept // self.between_bytes) if self.between_bytes else 1 << 62
+        self.kept_bytes = self.between_bytes * self.most_rows if self.between_bytes else 0
+        self.together = Spare(lambda threads: self._make(1, threads))
+        self.apart = Spare(lambda threads: self._make(threads, 1))
+
+    def rows_of_chunk(self, B: int) -> int:
+        """How many of B rows a thread takes through all launches; B: all threads share every launch."""
+        fits = self.most_rows >= B
+        if len(self.launches) == 1 and fits:
+            return B
+        threads = max(1, min(self.threads, B, B * self.row_work // _THREAD_WORK))
+        share = -(-B // threads)
+        is_shared = self.weight_bytes > _HEAVY_BYTES and share < _SHARED_ROWS
+        if fits and (threads == 1 or is_shared):
+            return B
+        rounds = -(-share // self.most_rows)
+        return -(-B // (rounds * threads))
+
+    def memories(self, B: int, chunk: int) -> Spare[Memory]:
+        """Memory for calls on so many rows."""
+        return self.together if chunk >= B else self.apart
+
+    def start(self) -> None:
+        """Have helpers: before every call, as a forked process has none."""
+        if len(HELPERS) < self.threads - 1:
+            start_helpers(self.threads)
+
+    def run(self, arrays: Sequence[Array], B: int, chunk: int) -> bool:
+        """Whether all numbers could be used: else results are none, and a launch by itself says what is wrong."""
+        self.start()
+        spare = self.memories(B, chunk)
+        memory = spare.take(self.threads)
+        for i, given in enumerate(arrays):
+            memory[1][i] = id(given)
+        is_good: bool = run_launches(memory[0], B, chunk, self.threads)
+        spare.give_back(memory)
+        return is_good
+
+    def _make(self, workers: int, threads: int) -> Memory:
+        """For so many workers, each of which makes launches of so many threads."""
+        number = {name: i for i, name in enumerate(self.names)}
+        operands = np.array([number[name] for _, names in self.launches for name in names], np.int64)
+        values, row_bytes = array("q", [0] * len(self.arrays) + self.places), words(*self.row_bytes)
+        kept: list[object] = [operands, row_bytes]
+        told = []
+        for _ in range(workers):
+            arena, addresses = np.empty(self.kept_bytes + _LINE, np.uint8), np.empty_like(operands)
+            table, first = [], 0
+            for launch, names in self.launches:
+                facts = launch.facts(threads)
+                kept.append(facts)
+                table.append((launch.code, facts[0], first, launch.check is not None))
+                first += len(names)
+            launches = np.array(table, np.int64)
+            begin = address(arena) + -address(arena) % _LINE
+            counts = len(launches), len(operands), len(self.arrays)
+            told.append(words(*counts, launches, operands, values.buffer_info()[0], addresses, begin, row_bytes))
+            kept += [arena, addresses, launches]
+        team = words(*told)
+        return address(team), values, (team, told, kept)
+
+
+def _places(uses: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]) -> list[int]:
+    """Where values lie, in bytes a row: at the first place where none lies that is of use at the same time."""
+    places: dict[str, int] = {}
+    for name, (first, last) in uses.items():
+        taken = sorted((places[n], places[n] + sizes[n]) for n in places if uses[n][1] >= first and uses[n][0] <= last)
+        at = 0
+        for begin, end in taken:
+            if begin - at >= sizes[name]:
+                break
+            at = max(at, end)
+        places[name] = at
+    return list(places.values())

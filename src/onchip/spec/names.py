@@ -1,0 +1,34 @@
+"""Names that users type: their case does not matter, and an unknown one is refused with the nearest that is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from onchip.errors import InputError, OnchipError
+
+MAX_COMPARED = 120  # characters of a name
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint with the known name that is nearest to an unknown one; "" where none is near."""
+    import difflib  # only where something is wrong: it takes a while to load
+
+    by_key = {other.lower(): other for other in known}
+    near = difflib.get_close_matches(name[:MAX_COMPARED].lower(), by_key, 1)
+    return f"did you mean {by_key[near[0]]}?" if near else ""
+
+
+def known_name(
+    name: object, known: Iterable[str], what: str, hint: str = "", error: type[OnchipError] = InputError
+) -> str:
+    """`name` as it is spelt in `known`, whatever its case; else an error with the nearest one.
+
+    what  is unknown then: "device"
+    hint  where no known name is near
+    """
+    names = list(known)
+    for other in names:
+        if isinstance(name, str) and name.lower() == other.lower():
+            return other
+    near = did_you_mean(name, names) if isinstance(name, str) else ""
+    raise error(f"unknown {what}", got=str(name), expected=", ".join(names), hint=near or hint)

@@ -1,0 +1,55 @@
+// Instead of cluster.cuh, on the host: blocks of a cluster run by turns; what one stores in another's shared memory comes
+// there when that one has passed the next barrier.
+#pragma once
+
+namespace emulated {
+struct Letter {
+    unsigned to;  // a block
+    float* at;
+    float v;
+    Letter* next;
+};
+static Letter* letters OURS = nullptr;
+
+static void deliver(unsigned block) {
+    for (Letter** at = &letters; *at;) {
+        Letter* const letter = *at;
+        if (letter->to == block) {
+            *letter->at = letter->v;
+            *at = letter->next;
+            free(letter);
+        } else {
+            at = &letter->next;
+        }
+    }
+}
+}  // namespace emulated
+
+static unsigned cluster_rank() { return blockIdx.x % emulated::cluster; }
+static void store_to_block(float* at, unsigned rank, float v) {
+    auto* const letter = static_cast<emulated::Letter*>(malloc(sizeof(emulated::Letter)));
+    *letter = {blockIdx.x / emulated::cluster * emulated::cluster + rank, at, v, emulated::letters};
+    emulated::letters = letter;
+}
+// All threads of the block that are still there, then the other blocks.
+static void wait_for_cluster() {
+    static emulated::Barrier of_block;
+    const long generation = of_block.generation;
+    ++of_block.arrived;
+    while (of_block.generation == generation) {
+        int there = 0;
+        for (int thread = 0; thread < emulated::threads; ++thread) there += !emulated::now->fibers[thread].is_done;
+        if (of_block.arrived == there) {
+            of_block.arrived = 0;
+            ++of_block.generation;
+            ++emulated::moves;
+            ++emulated::arrivals[blockIdx.x];
+        } else {
+            emulated::pause();
+        }
+    }
+    const unsigned me = blockIdx.x, first = me / emulated::cluster * emulated::cluster;
+    for (unsigned other = first; other < first + emulated::cluster; ++other)
+        while (emulated::arrivals[other] < emulated::arrivals[me]) emulated::wait_for_others();
+    emulated::deliver(me);
+}

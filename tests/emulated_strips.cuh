@@ -1,0 +1,49 @@
+// Instead of strips.cuh's instructions, on the host: every lane makes its own sums from where a descriptor says.
+#pragma once
+
+#include "number.cuh"
+
+template <int ROWS> constexpr int place_in_strips(int row, int column) {
+    return column / 8 * 16 * ROWS + row * 16 + column % 8 * 2;
+}
+
+template <int ROWS, bool TURNED> struct Strips {
+    static constexpr int STRIP = 16 * ROWS;
+    static constexpr int NEXT_OUTER = TURNED ? STRIP : 128, NEXT_K = TURNED ? 128 : STRIP;
+    static constexpr bool IS_TURNED = TURNED;
+    u32 at;
+
+    explicit Strips(u32 shared_address) : at(shared_address) {}
+    // The first place of 8 outer numbers, of 16 k's.
+    long long word(int step) const { return static_cast<int>(at) + step * 2 * NEXT_K; }
+    static float number(long long word, int outer, int k) {
+        const long long at = word + outer / 8 * NEXT_OUTER + k / 8 * NEXT_K;
+        unsigned short bits;
+        memcpy(&bits, &shared_base + (at + (TURNED ? k % 8 * 16 + outer % 8 * 2 : outer % 8 * 16 + k % 8 * 2)), 2);
+        return __uint_as_float(static_cast<u32>(bits) << 16);
+    }
+};
+static void show_to_products() {}
+
+template <int STEPS, int BY, class A, class B, int NT>
+void begin_sums(float (*c)[4], const A& a, const B& b, int first, bool sums) {
+    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    for (int j = 0; j < NT; ++j)
+        for (int i = 0; i < 4; ++i) {
+            if (first < STEPS && !sums) c[j][i] = 0.0f;
+            for (int step = first; step < STEPS; step += BY) {
+                double sum = c[j][i];
+                for (int k = 0; k < 16; ++k)
+                    sum += static_cast<double>(A::number(a.word(step), row + i / 2 * 8, k)) *
+                           B::number(b.word(step), 8 * j + 2 * q + i % 2, k);
+                c[j][i] = static_cast<float>(sum);
+            }
+        }
+}
+
+static void begin_products() {}
+static void end_products() {}
+template <int n> void wait_for_products() {  // four warps multiply as one
+    static emulated::Barrier of_teams[emulated::MOST_THREADS / 128];
+    emulated::arrive(of_teams[threadIdx.x / 128], 128);
+}

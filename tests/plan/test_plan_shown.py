@@ -1,0 +1,45 @@
+"""How a plan shows itself: in a line, as a table, in few columns, in a notebook."""
+
+import pytest
+
+from onchip.plan.kernel import Job
+from onchip.runtime.engine import plan
+from onchip.workloads import decode, faces
+
+
+def test_repr_is_one_short_line():
+    shown = repr(plan(decode.network(), "h200"))
+    assert shown.startswith("Plan(decode on NVIDIA H200, fp32, infer, 1,024 rows: 1 group, estimate ")
+    assert len(shown) < 200
+    assert "\n" not in shown
+
+
+def test_a_plan_that_cannot_run_says_so_in_its_first_line():
+    made = plan(decode.network(), "h200", Job("fp8", loss="cross_entropy"))
+    assert made.without_kernel == tuple(node.name for node in made.network.nodes)
+    count = len(made.without_kernel) - 1
+    assert str(made).splitlines()[0].endswith(f": cannot run, no kernel takes fc1 and {count} more")
+    assert plan(decode.network(), "h200").without_kernel == ()
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_in_few_columns_every_word_is_still_there(width):
+    made = plan(faces.network(), "h200")
+    shown = made.text(width)
+    assert max(map(len, shown.splitlines())) <= width
+    told = "".join(shown.split())
+    for group in made.groups:
+        assert "".join(group.claim.why.split()) in told
+        assert "".join(group.claim.label.split()) in told
+
+
+def test_where_there_is_room_it_is_a_table():
+    made = plan(decode.network(), "h200")
+    assert made.text(300) == str(made)
+
+
+def test_a_notebook_shows_tables_of_what_it_says():
+    made = plan(decode.network(), "h200")
+    shown = made._repr_html_()
+    assert shown.startswith("<p>decode on NVIDIA H200")
+    assert "mlp_tensor&lt;72,64,64,4,ReLU&gt;" in shown

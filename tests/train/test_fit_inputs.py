@@ -1,0 +1,98 @@
+"""What fit takes beside NumPy arrays of the network's type, and how a run is watched and ended."""
+
+import inspect
+
+import numpy as np
+import pandas
+import pytest
+
+import onchip
+from onchip import cache
+from onchip.errors import InputError, ShapeError
+from onchip.train.options import TrainOptions
+
+
+@pytest.fixture(scope="module")
+def data():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 3)).astype(np.float32)
+    return x, (x[:, 0] > x[:, 1]).astype(np.int64)
+
+
+def fit(x, y, **options):
+    return onchip.fit(onchip.mlp(3, 8, 2), x, y, **{"epochs": 3, "batch_size": 16, "device": "cpu", **options})
+
+
+def test_every_option_is_a_keyword_with_its_default():
+    given = inspect.signature(onchip.fit).parameters
+    for name, value in TrainOptions().__dict__.items():
+        assert given[name].default == value
+
+
+def test_other_types_of_rows_give_the_same_run(data):
+    x, y = data
+    losses = fit(x, y).epoch_losses
+    table = pandas.DataFrame(x.astype(np.float64), columns=["a", "b", "c"])
+    for rows, classes in ((x.astype(np.float64), y), (table, pandas.Series(y)), (table, y.astype(np.int32))):
+        assert fit(rows, classes).epoch_losses == losses
+    torch = pytest.importorskip("torch")
+    assert fit(torch.tensor(x, requires_grad=True), torch.tensor(y)).epoch_losses == losses
+
+
+def test_a_conversion_is_said_once(data, capfd, monkeypatch):
+    monkeypatch.setenv("ONCHIP_QUIET", "")
+    monkeypatch.setattr(cache, "_said", set())
+    for _ in range(2):
+        fit(data[0].astype(np.float64), data[1])
+    assert capfd.readouterr().err.count("fit: rows in float64 are converted to float32") == 1
+
+
+def test_bytes_are_not_taken_for_numbers_without_a_word(data):
+    with pytest.raises(ShapeError, match="another dtype"):
+        fit(np.zeros((5, 3), np.uint8), np.zeros(5, np.int64))
+
+
+def test_targets_are_converted_too(data):
+    x, _ = data
+    net = onchip.mlp(3, 1)
+    a, b = (
+        onchip.fit(net, x, y, loss="mse", epochs=2, device="cpu")
+        for y in (x[:, :1].astype(np.float64), x[:, :1])
+    )  # fmt: skip
+    assert a.epoch_losses == b.epoch_losses
+
+
+def test_validation_data_is_judged_and_not_learnt(data):
+    x, y = data
+    alone = fit(x, y)
+    judged = fit(x, y, validation_data=(x[:7].astype(np.float64), y[:7]), patience=2)
+    assert judged.epoch_losses == alone.epoch_losses
+    assert all(epoch.validation_accuracy * 7 == pytest.approx(round(epoch.validation_accuracy * 7))
+               for epoch in judged.history)  # fmt: skip
+    with pytest.raises(InputError, match="given twice"):
+        fit(x, y, validation=0.1, validation_data=(x, y))
+
+
+def test_a_run_that_is_stopped_keeps_its_result(data):
+    x, y = data
+    result = fit(x, y, epochs=50, stop=lambda epoch: epoch.epoch == 2)
+    assert len(result.history) == 2
+    two = fit(x, y, epochs=2)
+    for name, weight in two.network.weights.items():
+        assert np.array_equal(result.network.weights[name], weight)
+
+
+def test_an_epochs_loss_is_the_mean_over_its_rows(data):
+    x, y = data
+    result = fit(x, y, epochs=1, lr=1e-30)  # the weights stay: one batch of all rows has the same loss
+    whole = fit(x, y, epochs=1, lr=1e-30, batch_size=50)
+    assert result.epoch_losses[0] == pytest.approx(whole.epoch_losses[0], rel=1e-6)
+
+
+def test_names_of_other_libraries(data):
+    x, y = data
+    assert (
+        fit(x, y, learning_rate=0.1, optimizer="Adam").epoch_losses == fit(x, y, lr=0.1, optimiser="adam").epoch_losses
+    )
+    with pytest.raises(InputError, match="did you mean momentum"):
+        fit(x, y, momentun=0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -28,8 +29,10 @@ def why_no_gpu() -> str:
 def pytest_report_header() -> list[str]:
     reason = why_no_gpu()
     data = os.environ.get("ONCHIP_DATA")
+    has_mpi = importlib.util.find_spec("mpi4py") is not None
     return [
         f"GPU: none, tests marked gpu are skipped: {reason}" if reason else "GPU: tests marked gpu run on it",
+        "MPI: its tests run" if has_mpi else "MPI: none, its tests are skipped: pip install 'onchip[mpi]'",
         f"real data: {data}" if data else "real data: none, its tests are skipped: ONCHIP_DATA is not set",
     ]
 

@@ -8,7 +8,8 @@ OnchipError
 ├── DeviceError     the device asked for is not there or cannot do it            (exit code 2)
 ├── OutputError     an output cannot be written: no folder, no right, full disk  (exit code 2)
 ├── PlanError       no kernel can run the network as asked                       (exit code 2)
-└── KernelError     a kernel failed to compile or to run                         (exit code 1)
+├── KernelError     a kernel failed to compile or to run                         (exit code 1)
+└── RankError       a process of a job died or hangs                             (exit code 1)
 """
 
 from __future__ import annotations
@@ -99,3 +100,7 @@ class PlanError(OnchipError):
 
 class KernelError(OnchipError):
     log_lines = True
+
+
+class RankError(OnchipError):
+    pass

@@ -83,6 +83,19 @@ def _make_temporary(target: Path) -> tuple[IO[bytes], str]:
         file.close()  # another writer took it for a left one before it was locked
 
 
+def lock(file: IO[bytes]) -> bool:
+    """Lock an open file for this process until it is closed; False if another has it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
 def _remove_left(target: Path) -> None:
     """Remove the temporary files of writers of `target` that were killed; those of living ones stay."""
     if fcntl is None:

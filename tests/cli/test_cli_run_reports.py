@@ -76,15 +76,15 @@ def test_ids_of_another_dtype(cli, tmp_path, words):
 @pytest.fixture
 def asked(monkeypatch):
     """The jobs that engines were planned for."""
-    from onchip.runtime import engine
+    from onchip.runtime import run_job
 
-    jobs, place = [], engine.place
+    jobs, place = [], run_job.place
 
     def watched(net, device, job, *others):
         jobs.append(job)
         return place(net, device, job, *others)
 
-    monkeypatch.setattr(engine, "place", watched)
+    monkeypatch.setattr(run_job, "place", watched)
     return jobs
 
 

@@ -71,8 +71,7 @@ def test_a_file_through_the_gpu(engine):
             self.pieces.append(piece.copy())
 
     sink = Sink()
-    report = run_rows(engine, [Source()], sink, 7001)
-    assert report.rows == 30_000
+    run_rows(engine, [Source()], sink, 7001)
     assert np.array_equal(np.concatenate(sink.pieces), engine(Source.x))
 
 

@@ -1,5 +1,7 @@
 """Rows of files, random rows, and rows that are made to fit, or refused."""
 
+import contextlib
+import pickle
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from checks import Rows, random_mlp, rows
 from onchip.errors import FormatError, InputError, ShapeError
+from onchip.formats.arrays import RowSource
 from onchip.runtime.engine import id_limits
 from onchip.runtime.row_sources import (
     CountedLengths,
@@ -94,8 +97,33 @@ def test_random_rows_that_cannot_be():
         RandomRows(NET.input, 10**30, 0)
     with pytest.raises(InputError, match="int64"):
         RandomRows(TensorType(("B", 4), "int64"), 1, 0)
+    source = RandomRows(NET.input, 10, 0)
+    source.read(0, 2)
     with pytest.raises(AssertionError, match="in order"):
-        RandomRows(NET.input, 10, 0).read(1, 2)
+        source.read(1, 2)
+
+
+def test_rows_are_found_again_by_another_process(tmp_path, monkeypatch):
+    """Pickled, a source of random rows or of a file goes on elsewhere; random rows may be passed over."""
+    monkeypatch.setattr("onchip.runtime.row_sources._PASSED_NUMBERS", 100)
+    x = RandomRows(NET.input, 50, 3).read(0, 50)
+    np.save(tmp_path / "x.npy", x)
+    (tmp_path / "x.bin").write_bytes(x.tobytes())
+    with contextlib.ExitStack() as stack:
+        paths = (tmp_path / "x.npy", tmp_path / "x.bin")
+        opened = [stack.enter_context(open_input_rows(path, NET.input)) for path in paths]
+        for source in (RandomRows(NET.input, 50, 3), *opened, FittedRows(opened[0], NET.input, 2.0)):
+            again = pickle.loads(pickle.dumps(source))
+            scale = 2.0 if isinstance(source, FittedRows) else 1.0
+            for a, b in ((17, 20), (41, 50)):
+                assert np.array_equal(again.read(a, b), x[a:b] / np.float32(scale))
+        packed = pickle.dumps(opened[0])
+        np.save(tmp_path / "x.npy", x[:40])
+        with pytest.raises(FormatError, match="another file"):
+            pickle.loads(packed)
+    in_memory = RowSource(x, lambda: None)
+    with pytest.raises(pickle.PicklingError):
+        pickle.dumps(in_memory)
 
 
 # -- fitting -----------------------------------------------------------------------------------------------

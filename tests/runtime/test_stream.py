@@ -20,13 +20,13 @@ from onchip.runtime.engine import compile, kernels_for
 from onchip.runtime.row_sources import rows_not_finite
 from onchip.runtime.stream import (
     LEAST_PIECE_ROWS,
-    open_output,
+    chunks_of,
+    cut_rows,
     piece_rows,
-    pieces,
+    read_chunks,
+    run_chunks,
     run_rows,
 )
-from onchip.spec.build import sequential
-from onchip.spec.layers import Reshape
 from onchip.spec.tokens import check_token_ids
 from onchip.spec.types import TensorType
 from onchip.workloads import sentiment
@@ -50,19 +50,14 @@ def engine():
 @settings(max_examples=25, deadline=None)
 @given(B=st.integers(0, 200), batch_rows=st.integers(1, 250))
 def test_the_pieces_do_not_matter(engine, B, batch_rows):
-    x, sink, told = rows(B, 20), Kept(), []
-    report = run_rows(engine, [Rows(x)], sink, batch_rows, lambda done, per_s: told.append((done, per_s)))
-    whole = engine(x)
-    assert b"".join(piece.tobytes() for piece in sink.pieces) == whole.tobytes()
-    assert report.first_rows.tobytes() == whole[:5].tobytes()
-    assert (report.rows, report.bad_rows, report.first_bad_row) == (B, 0, None)
-    assert [done for done, _ in told] == [min(i + batch_rows, B) for i in range(0, B, batch_rows)]
-    assert all(per_s > 0 for _, per_s in told)
+    x, sink = rows(B, 20), Kept()
+    run_rows(engine, [Rows(x)], sink, batch_rows)
+    assert b"".join(piece.tobytes() for piece in sink.pieces) == engine(x).tobytes()
 
 
 def test_every_row_is_read_once(engine):
     source = Rows(rows(100, 20))
-    run_rows(engine, [source], None, 30)
+    run_rows(engine, [source], Kept(), 30)
     assert [(a, b) for a, b in source.asked if a < b] == [(0, 30), (30, 60), (60, 90), (90, 100)]
 
 
@@ -76,10 +71,14 @@ def test_memory_does_not_grow_with_the_rows(engine):
         def read(self, start, stop):
             return np.ones((stop - start, 20), np.float32)
 
-    run_rows(engine, [Rows(rows(10, 20))], None, 10)
+    class Lost:
+        def write(self, piece):
+            pass
+
+    run_rows(engine, [Rows(rows(10, 20))], Lost(), 10)
     tracemalloc.start()
     try:
-        run_rows(engine, [Endless()], None, 4000)
+        run_rows(engine, [Endless()], Lost(), 4000)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -90,8 +89,8 @@ def test_memory_does_not_grow_with_the_rows(engine):
 def test_bad_rows_are_counted_across_pieces(engine):
     x = rows(100, 20)
     x[[12, 13, 99], [0, 5, 19]] = [np.nan, np.inf, -np.inf]
-    report = run_rows(engine, [Rows(x)], None, 7)
-    assert (report.bad_rows, report.first_bad_row) == (3, 12)
+    done = list(run_chunks(engine, [Rows(x)], chunks_of(cut_rows(100, 7, ahead=False), 100), lambda done: done))
+    assert [(d.bad_rows, d.first_bad_row) for d in done if d.bad_rows] == [(2, 12), (1, 99)]
     assert rows_not_finite(x).tolist() == [12, 13, 99]
     assert rows_not_finite(np.zeros((3, 2), np.int32)).size == 0
 
@@ -99,7 +98,7 @@ def test_bad_rows_are_counted_across_pieces(engine):
 @pytest.mark.parametrize("batch_rows", [0, -1])
 def test_pieces_have_rows(engine, batch_rows):
     with pytest.raises(InputError, match="at a time"):
-        run_rows(engine, [Rows(rows(3, 20))], None, batch_rows)
+        run_rows(engine, [Rows(rows(3, 20))], Kept(), batch_rows)
 
 
 def test_an_error_of_the_source_arrives(engine):
@@ -110,7 +109,7 @@ def test_an_error_of_the_source_arrives(engine):
             return super().read(start, stop)
 
     with pytest.raises(InputError, match="the file broke"):
-        run_rows(engine, [Broken(rows(100, 20))], None, 10)
+        run_rows(engine, [Broken(rows(100, 20))], Kept(), 10)
 
 
 class Asked:
@@ -134,6 +133,12 @@ def test_a_bad_id_is_named_by_its_row_in_the_file():
     with pytest.raises(InputError, match="row 17, position 3: id 10, expected 0 to 9"):
         run_rows(Asked(), [Rows(ids)], sink, 5)
     assert len(sink.pieces) == 3  # those before it
+
+
+def pieces(sources, batch_rows, ahead):
+    chunks = chunks_of(cut_rows(len(sources[0]), batch_rows, ahead), len(sources[0]))
+    for chunk, xs, bad in read_chunks(sources, chunks, ahead):
+        yield chunk.start, xs, bad
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -189,6 +194,50 @@ def test_an_error_of_a_source_that_is_read_ahead_arrives_after_the_pieces_before
         next(given)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_chunk_that_was_read_is_given_when_there_is_no_other_yet(ahead):
+    """Who waits for another chunk before it does the one that it has may wait for ever."""
+    first, second = chunks_of((0, 10), 20)
+    asked = []
+
+    def chunks():
+        for chunk in (first, None, second, None):
+            asked.append(chunk)
+            yield chunk
+
+    given = read_chunks([Rows(rows(20, 2))], chunks(), ahead)
+    assert next(given)[0] == first
+    assert second not in asked
+    assert [found[0] for found in given if found is not None] == [second]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_results_are_written_in_order_while_the_next_are_made(engine, monkeypatch, ahead):
+    """On a GPU a thread writes; a chunk that has no other behind it yet is written, too."""
+    monkeypatch.setattr("onchip.runtime.stream.reads_ahead", lambda plan: ahead)
+    x, written, threads = rows(35, 20), [], set()
+    chunks = chunks_of((0, 10, 20, 30), 35)
+
+    def then(done):
+        written.append(done.y.copy())
+        threads.add(threading.current_thread() is threading.main_thread())
+        return done.chunk
+
+    told = []
+
+    def dealt():
+        for chunk in chunks:
+            yield chunk
+            while chunk not in told:  # as a rank that was dealt one chunk only
+                yield None
+
+    for chunk in run_chunks(engine, [Rows(x)], dealt(), then):
+        told.append(chunk)
+    assert told == chunks
+    assert np.concatenate(written).tobytes() == engine(x).tobytes()
+    assert threads == {not ahead}
+
+
 # -- how many rows make a piece ----------------------------------------------------------------------------
 
 
@@ -231,62 +280,3 @@ def test_values_between_groups_count(monkeypatch):
 def test_a_file_of_sentences_goes_through_a_gpu_in_few_long_pieces():
     job = Job("fp16", 10**8)
     assert piece_rows(make_plan(sentiment.network(), H200, kernels_for(H200), job)) > 500_000
-
-
-# -- output ------------------------------------------------------------------------------------------------
-
-
-def test_the_output_appears_only_when_the_block_ends_well(tmp_path):
-    path = tmp_path / "y.npy"
-
-    def stopped():
-        with open_output(path, NET, 4) as sink:
-            sink.write(np.zeros((4, 3), np.float32))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stopped()
-    assert list(tmp_path.iterdir()) == []
-    with open_output(path, NET, 4) as sink:
-        sink.write(np.ones((4, 3), np.float32))
-    assert np.load(path).sum() == 12
-
-
-def image_net(*shape, dtype="float32"):
-    return sequential(TensorType(("B", 4 * 5 * 3), dtype), [("image", Reshape(shape))], {}, name="painter")
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".bin", ".txt", ".bmp", ".png", ".PNG"])
-def test_the_suffix_says_the_format(tmp_path, suffix):
-    y = np.random.default_rng(0).uniform(-1, 1, (7, 4, 5, 3)).astype(np.float32)
-    path = tmp_path / f"y{suffix}"
-    with open_output(path, image_net(4, 5, 3), 7) as sink:
-        sink.write(y[:3])
-        assert not path.exists()
-        sink.write(y[3:])
-    data = path.read_bytes()
-    begin = {".npy": b"\x93NUMPY", ".bin": y.tobytes(), ".txt": b"7\n", ".bmp": b"BM", ".png": b"\x89PNG"}
-    assert data.startswith(begin[suffix.lower()])
-    if suffix == ".bin":
-        assert data == y.astype("<f4").tobytes()
-    if suffix == ".npy":
-        assert np.array_equal(np.load(path), y)
-
-
-@pytest.mark.parametrize("suffix", [".txt", ".bmp", ".png"])
-def test_only_images_are_drawn(tmp_path, suffix):
-    def open_it():
-        with open_output(tmp_path / f"y{suffix}", NET, 4):
-            pytest.fail("opened")
-
-    with pytest.raises(InputError, match="makes no images") as caught:
-        open_it()
-    assert "float32[B, 3]" in caught.value.got
-    assert ".npy, .bin" in caught.value.expected
-    assert "y.npy" in caught.value.hint
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_no_path_no_sink():
-    with open_output(None, NET, 4) as sink:
-        assert sink is None

@@ -62,7 +62,9 @@ def test_runs_that_are_alike_go_in_teams_and_what_is_left_is_asked_for_again():
         def together(self, count):
             return {5: 3, 2: 1}.get(count, 1)
 
-    assert _teams([Planned(kind) for kind in "abaaaa"]) == [[0, 2, 3], [4], [5], [1]]
+    planned = [Planned(kind) for kind in "abaaaa"]
+    assert _teams(planned, range(6)) == [[0, 2, 3], [4], [5], [1]]
+    assert _teams(planned, [1, 3, 5]) == [[1], [3], [5]]  # of those that another rank does not train
 
 
 def test_no_runs_are_no_results():

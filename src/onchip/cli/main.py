@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OnchipError as error:
         return _fail(str(error), error.exit_code)
     except StoppedError:
-        return _fail(STOPPED, 2)
+        return _stopped()
     except MemoryError as error:
         return _fail(str(_no_memory(error)), 2)
     except StdoutError as error:
@@ -109,7 +109,7 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     if args[:1] == ["help"]:
         args = [*args[1:], "--help"]
     try:
-        code = build_app()(args=args, prog_name="onchip", standalone_mode=False)
+        code = build_app()(args=args, prog_name="onchip", standalone_mode=False, obj=args)
     except Exception as error:
         if not hasattr(error, "show"):  # the option parser's own have it; whose class they are goes with its version
             raise
@@ -132,6 +132,13 @@ def _show_version(asked: bool) -> None:
 def _fail(message: str, code: int) -> int:
     print(message, file=sys.stderr)
     return code
+
+
+def _stopped() -> int:
+    from os import environ
+
+    # A rank that `--ranks` started is stopped by who started it, and that one says it.
+    return 2 if "ONCHIP_SUPERVISOR" in environ else _fail(STOPPED, 2)
 
 
 def _no_stdout(error: StdoutError) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 from typer import Option
@@ -40,6 +41,8 @@ def plan(
     no_phases: NoPhases = False,
     no_early: NoEarly = False,
     tables: Tables = "fp32",
+    nodes: Annotated[int | None, Option(metavar="N", help="Predict the job's time on so many machines.")] = None,
+    gpus_per_node: Annotated[int | None, Option(metavar="N", help="With so many GPUs each.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show which kernel would run which layers, what it costs, and why.
@@ -48,19 +51,31 @@ def plan(
     Example:
       onchip plan decode --device h200 --batch 2097152
       onchip plan sentiment --device h200 --batch 16384
+      onchip plan faces --device h200 --batch 1000000 --nodes 64 --gpus-per-node 8
 
     Nothing runs, no weight is computed, and the device need not be here. auto takes the device that should do a call
     with so many rows of the host sooner, and says why.
     """
     from onchip.plan.kernel import Job
+    from onchip.plan.scale_out import predict, table
     from onchip.runtime.engine import apply_io, plan_and_reason
     from onchip.workloads import load
 
     job = Job(precision, batch, train, optimiser, left_out(no_fold, no_merge, no_windows, no_phases, no_early), tables)
     made, chosen = plan_and_reason(apply_io(load(model), io), device, job)
+    predicted = []
+    if nodes is not None or gpus_per_node is not None:
+        most, each = nodes or 1, gpus_per_node or 1
+        smaller = [(1, 1), (1, each), *((2**i, each) for i in range(1, most.bit_length())), (most, each)]
+        sizes = [size for size in dict.fromkeys(smaller) if size[0] <= most]
+        predicted = [predict(made, batch, *size) for size in sizes]
     if as_json:
-        print_json({**made.to_dict(), "chosen": chosen})
+        print_json({**made.to_dict(), "chosen": chosen, "predicted": [
+            {**asdict(each), "seconds": each.seconds, "bottleneck": each.bottleneck} for each in predicted
+        ]})  # fmt: skip
     else:
         if device == "auto":
             say(f"device: {chosen}")
         print(made.text(columns_of(sys.stdout)))
+        if predicted:
+            print(table(predicted))

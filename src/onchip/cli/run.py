@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Argument, Context, Exit, Option
 
 from onchip.cli.options import (
     Device,
@@ -27,11 +27,13 @@ from onchip.cli.options import (
     Verbose,
     left_out,
 )
-from onchip.cli.talk import print_json, progress, rate, say, say_device
+from onchip.cli.talk import print_json, progress, ranks_progress, rate, say, say_device
 from onchip.errors import InputError, printable
 
 if TYPE_CHECKING:
     from onchip.plan.plan import Plan
+    from onchip.runtime.output import PartialOutput
+    from onchip.runtime.ranks import Ranks
     from onchip.runtime.row_sources import FittedRows
     from onchip.spec.network import Network
 
@@ -39,6 +41,7 @@ _LONG_S = 2.0  # building that takes longer is announced
 
 
 def run(
+    context: Context,
     model: Model,
     rows: Annotated[
         Path | None,
@@ -86,6 +89,19 @@ def run(
     debug: Annotated[
         bool, Option("--debug", help="On a GPU: wait after every launch, and name the kernel that failed.")
     ] = False,
+    ranks: Annotated[
+        str | None,
+        Option(metavar="N", help="Run as so many MPI ranks on this machine, each with a GPU or its cores; or auto."),
+    ] = None,
+    gpus: Annotated[
+        str | None, Option(metavar="N or I,J", help="Drive so many GPUs, or those of these numbers, from one process.")
+    ] = None,
+    resume: Annotated[
+        bool, Option("--resume", help="Go on with a run that did not end: do the chunks of -o that are missing.")
+    ] = False,
+    deadline: Annotated[
+        float, Option(metavar="SECONDS", help="A rank that is at one chunk for longer hangs: the job ends.")
+    ] = 120.0,
     plan: Annotated[bool, Option("--plan", help="Show the plan, as -v does.")] = False,
     as_json: Json = False,
     verbose: Verbose = 0,
@@ -115,57 +131,92 @@ def run(
 
     INPUT is the first input's rows. An embedding whose row of the padding is zero needs neither.
 
-    The output appears whole or not at all. Rows pass through in pieces: memory stays bounded.
+    \b
+    On several GPUs, as MPI ranks of this machine, and on a cluster; the results are those of one process, bit by bit:
+      onchip run faces --count 100000 -o faces.npy --gpus 4
+      onchip run faces --count 100000 -o faces.npy --ranks 4
+      mpiexec -n 16 onchip run faces --count 100000 -o faces.npy
+
+    The output appears whole or not at all. Rows pass through in chunks: memory stays bounded. Of a run that was killed
+    the chunks that are done stay in OUTPUT.partial, and OUTPUT.manifest says which: --resume does the others.
     """
     from onchip.files import check_outputs
     from onchip.formats.csv_writer import check_top, likeliest
     from onchip.plan.kernel import Job
-    from onchip.runtime.engine import Engine, apply_io, place
-    from onchip.runtime.stream import (
-        PICTURES,
-        check_output_suffix,
-        check_piece,
-        open_output,
-        piece_rows,
-        run_rows,
-    )
+    from onchip.runtime.engine import apply_io
+    from onchip.runtime.follow import follow
+    from onchip.runtime.output import KEEP_S, PICTURES, check_output_suffix, open_output
+    from onchip.runtime.ranks import find_ranks
+    from onchip.runtime.run_job import RunOptions, parse_gpus, ranks_for, start_job
+    from onchip.runtime.stream import check_piece
+    from onchip.runtime.supervise import Reporter, is_supervised, run_ranks
+    from onchip.runtime.team import Team
     from onchip.workloads import WORKLOADS, model_name
-    from onchip.workloads.job import job_network, weights_note
+    from onchip.workloads.job import job_network, run_record, weights_note
 
-    model, named = model_name(model), _named_files(inputs or [])
-    if rows == Path("-"):
-        rows = _read_stdin()
-    _check_request([*([rows] if rows else []), *named.values()], count, seed, padding)
-    file = None if model in WORKLOADS else model
-    read = {f"--input {name}": path for name, path in named.items()}
-    check_outputs({"MODEL": file, "INPUT": rows, "--weights": weights, **read}, {"--output": output})
-    check_output_suffix(output)
-    if batch is not None:
-        check_piece(batch)
-    has_lengths = padding is not None or "lengths" in named
-    draws = output is not None and output.suffix.lower() in PICTURES
-    net = apply_io(job_network(model, weights, pixels=draws, lengths=has_lengths), io)
-    classes = net.meaning.classes
-    if top is not None:
-        check_top(top, classes)
-    without = left_out(no_fold, no_merge, no_windows, no_phases, no_early)
-    with _open_sources(net, rows, named, count, seed, scale, padding) as sources:
-        notes = [*weights_note(model, weights, net), *(f"input: {note}" for source in sources for note in source.notes)]
-        for note in notes:
-            say(note)
-        total = len(sources[0])
-        with open_output(output, net, total, top) as sink:
-            started = time.perf_counter()
-            # All rows of the job, not of a piece: work done once pays off over all of them.
-            hint = max(1, total)
-            placed = place(net, device, Job(precision, hint, without=without, tables=tables), threads, batch)
-            _announce_building(placed[0])
-            engine = Engine(*placed, debug=debug)
-            engine.warm_up()
-            say_device(engine.chosen, engine.plan, max(verbose, plan), time.perf_counter() - started)
-            piece = piece_rows(engine.plan) if batch is None else batch
-            with progress(f"run {net.name}", total) as update:
-                report = run_rows(engine, sources, sink, piece, lambda n, per_s: update(n, rate(per_s)))
+    found = find_ranks()
+    reporter = Reporter(found)
+    if found.rank:
+        raise Exit(follow(found, reporter.chunk))
+    with Team(found, deadline, say if verbose else lambda text: None) as team:
+        model, named = model_name(model), _named_files(inputs or [])
+        _check_request([*([rows] if rows else []), *named.values()], count, seed, padding)
+        file = None if model in WORKLOADS else model
+        read = {f"--input {name}": path for name, path in named.items()}
+        check_outputs({"MODEL": file, "INPUT": rows, "--weights": weights, **read}, {"--output": output})
+        check_output_suffix(output)
+        if batch is not None:
+            check_piece(batch)
+        _check_scale_out(ranks, rows, found.size, is_supervised(), resume, output, deadline)
+        if ranks not in (None, "1", "auto") and found.size == 1:
+            with ranks_progress() as show:
+                raise Exit(run_ranks(_parse_ranks(ranks), context.obj, show))
+        if rows == Path("-"):
+            rows = _read_stdin()
+        how = RunOptions(device, threads, () if gpus is None else parse_gpus(gpus), batch, debug, deadline)
+        has_lengths = padding is not None or "lengths" in named
+        draws = output is not None and output.suffix.lower() in PICTURES
+        net = apply_io(job_network(model, weights, pixels=draws, lengths=has_lengths), io)
+        classes = net.meaning.classes
+        if top is not None:
+            check_top(top, classes)
+        without = left_out(no_fold, no_merge, no_windows, no_phases, no_early)
+        with _open_sources(net, rows, named, count, seed, scale, padding) as sources:
+            notes = [*weights_note(model, weights, net)]
+            notes += [f"input: {note}" for source in sources for note in source.notes]
+            for note in notes:
+                say(note)
+            total = len(sources[0])
+            # All rows of the job, not of a chunk or a rank: work done once pays off over all of them, and the plan,
+            # with it the bits, is the same for any number of ranks.
+            job = Job(precision, max(1, total), without=without, tables=tables)
+            if ranks == "auto" and found.size == 1:
+                chosen_ranks, why = ranks_for(net, device, job)
+                say(f"ranks: {chosen_ranks} (auto: {why})")
+                if chosen_ranks > 1:
+                    with ranks_progress() as show:
+                        raise Exit(run_ranks(chosen_ranks, context.obj, show))
+            files = {**({"INPUT": rows} if rows else {}), **named}
+            options = {"count": count, "seed": seed, "scale": scale, "padding": padding, "io": io, "top": top}
+            record = {} if output is None else run_record(model, net, files, job, options)
+            # Of several ranks all is kept: a launcher stops the others when one of them dies.
+            keep_s = KEEP_S if found.size == 1 else 0.0
+            with _open_kept(open_output(output, net, total, record, resume, keep_s, top)) as sink:
+                if sink is not None and sink.found:
+                    say(_found(sink, resume))
+                started = time.perf_counter()
+                engines, chunks = start_job(net, sources, sink, job, how, found, team, _announce_building)
+                engine = engines[0]
+                chosen = _chosen([engine.chosen for engine in engines], found)
+                say_device(chosen, engine.plan, max(verbose, plan), time.perf_counter() - started)
+                what = f"run {net.name}"
+                with progress(what, total) as update:
+
+                    def on_progress(done: int, per_s: float) -> None:
+                        update(done, rate(per_s))
+                        reporter.progress(what, total, done, rate(per_s))
+
+                    report = team.run(engines, sources, sink, chunks, on_progress, reporter.chunk)
     if report.bad_rows:
         first = f"the first is row {report.first_bad_row}"
         say(f"input: {report.bad_rows:,} rows hold NaN or Inf, {first}; they passed through")
@@ -178,7 +229,8 @@ def run(
             "input": None if rows is None else str(rows), "count": count, "seed": seed, "padding": padding,
             "inputs": {name: str(path) for name, path in named.items()},
             "output": None if output is None else str(output),
-            "notes": notes, "shape": shape, "dtype": net.output.dtype, "device": engine.chosen,
+            "notes": notes, "shape": shape, "dtype": net.output.dtype, "device": chosen,
+            "ranks": found.size, "resumed_rows": report.resumed_rows,
             "precision": precision, "io": io or None, "tables": tables, "without": without,
             "seconds": report.seconds, "engine_seconds": report.engine_seconds,
             "rows_per_s": report.rows_per_s, "engine_rows_per_s": report.engine_rows_per_s,
@@ -209,6 +261,63 @@ def _read_stdin() -> Path:
         file.write(begin)
         shutil.copyfileobj(sys.stdin.buffer, file)
     return path
+
+
+def _parse_ranks(text: str) -> int:
+    if not text.isdigit():
+        raise InputError("bad number of ranks", got=text, expected="a number, or auto", hint="--ranks 2")
+    return int(text)
+
+
+def _check_scale_out(
+    ranks: str | None,
+    rows: Path | None,
+    size: int,
+    is_supervised: bool,
+    resume: bool,
+    output: Path | None,
+    deadline: float,
+) -> None:
+    if ranks is not None and rows == Path("-"):
+        got, hint = f"--ranks {ranks} and standard input", "write it into a file first"
+        raise InputError("ranks read rows from a file", got=got, expected="INPUT", hint=hint)
+    if ranks is not None and size > 1 and not is_supervised:
+        got, hint = f"--ranks {ranks} in {size} ranks", "leave --ranks out: mpiexec says how many"
+        raise InputError("these are ranks already", got=got, expected="mpiexec or --ranks", hint=hint)
+    if resume and output is None:
+        raise InputError("nothing to resume", got="no --output", expected="the -o of the run that did not end")
+    if not deadline > 0:
+        raise InputError("bad deadline", got=f"{deadline:g}", expected="seconds, more than 0", hint="--deadline 120")
+
+
+def _found(sink: PartialOutput, resume: bool) -> str:
+    """What is said of an earlier run of the same output that did not end."""
+    if not resume:
+        return f"an earlier run did not complete {sink.path}: beginning anew (--resume would go on with it)"
+    if not sink.cuts:
+        return f"nothing to resume: no chunk of {sink.path} was done"
+    return f"resumed: {len(sink.records):,} of {len(sink.cuts):,} chunks are done"
+
+
+@contextlib.contextmanager
+def _open_kept(opened: contextlib.AbstractContextManager[PartialOutput | None]) -> Iterator[PartialOutput | None]:
+    """The same, and what stays of an output that is not completed is said."""
+    sink = None
+    try:
+        with opened as sink:
+            yield sink
+    except BaseException:
+        if sink is not None and sink.kept:
+            say(sink.kept)
+        raise
+
+
+def _chosen(devices: list[str], ranks: Ranks) -> str:
+    """The devices of all workers, in a line."""
+    if ranks.size > 1:
+        hosts = len(set(ranks.hosts))
+        return f"{devices[0]}; {ranks.size} ranks on {hosts} {'machine' if hosts == 1 else 'machines'}"
+    return ", ".join(devices)
 
 
 def _announce_building(plan: Plan) -> None:

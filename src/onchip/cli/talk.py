@@ -84,6 +84,20 @@ def progress(what: str, total: float) -> Iterator[Update]:
 
 
 @contextlib.contextmanager
+def ranks_progress() -> Iterator[Callable[[str, float, float, str], None]]:
+    """One bar for all ranks, which rank 0 moves; it begins when rank 0 does."""
+    with contextlib.ExitStack() as stack:
+        bars: list[Update] = []
+
+        def show(what: str, total: float, done: float, text: str) -> None:
+            if not bars:
+                bars.append(stack.enter_context(progress(what, total)))
+            bars[0](done, text)
+
+        yield show
+
+
+@contextlib.contextmanager
 def resumable(command: str, checkpoint: Path | None) -> Iterator[None]:
     """Where a run that is stopped left a checkpoint, the one line that is said then tells how to go on."""
     try:

@@ -6,18 +6,22 @@ import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from typer import Context
+from typer import Context, Exit
 
 from onchip.cli import train_options as opt
 from onchip.cli.options import Json, Threads, Verbose
-from onchip.cli.talk import Update, print_json, progress, rate, resumable, say, say_device
+from onchip.cli.talk import Update, print_json, progress, ranks_progress, rate, resumable, say, say_device
 from onchip.spec.text import plural
 
 if TYPE_CHECKING:
     from onchip.cli.train_config import Settings
+    from onchip.runtime.ranks import Ranks
     from onchip.train.training_run import Progress
     from onchip.workloads.classify import Trained
     from onchip.workloads.train_job import TrainJob
+
+
+_NOT_SETTINGS = ("config", "as_json", "verbose", "ranks")  # which a config file cannot say
 
 
 def train(
@@ -47,6 +51,7 @@ def train(
     shuffle: opt.Shuffle = None,
     seed: opt.Seed = None,
     seeds: opt.Seeds = None,
+    ranks: opt.Ranks = None,
     precision: opt.Precision = None,
     checkpoint: opt.Checkpoint = None,
     checkpoint_every: opt.CheckpointEvery = None,
@@ -66,6 +71,12 @@ def train(
       onchip train digits --data sklearn --epochs 5 -o digits.onnx
       onchip train digits --data sklearn --optimiser adam --lr 0.001 --epochs 5
       onchip train digits --data sklearn --epochs 5 --seeds 8
+
+    \b
+    Over MPI ranks, of this machine or of a cluster: seeds, or the rows of large batches:
+      onchip train digits --data sklearn --epochs 5 --seeds 8 --ranks 2
+      mpiexec -n 16 onchip train digits --data sklearn --epochs 5 --seeds 64
+      mpiexec -n 4 onchip train backprop --device cpu
 
     \b
     With data of your own, and with the options in a file:
@@ -88,9 +99,10 @@ def train(
     from onchip.workloads.train_job import NEW, TRAINED, files_read, train_job
 
     # The parameters above, by name: what is None was not given, and a config file may say it.
-    told = {name: value for name, value in context.params.items() if name not in ("config", "as_json", "verbose")}
+    told = {name: value for name, value in context.params.items() if name not in _NOT_SETTINGS}
     chosen, options = settings(config, told)
     chosen = replace(chosen, model=model_name(chosen.model, (*TRAINED, NEW, *WORKLOADS)))
+    found = _start_ranks(ranks, context.obj)
     source = Source(chosen.data, chosen.labels, chosen.test_data, chosen.test_labels, chosen.test_share)
     states = [] if chosen.checkpoint is None else [chosen.checkpoint, *chosen.checkpoint.glob("checkpoint-*")]
     check_outputs(
@@ -110,14 +122,15 @@ def train(
     asked = {**asdict(chosen), **asdict(job.options), **asdict(job.source), "data": job.data.name,
              "layers": job.widths, "classes": job.data.words}  # fmt: skip
     if chosen.seeds > 1:
-        train_all(job, chosen, asked, as_json, verbose)
+        train_all(job, chosen, asked, as_json, verbose, found)
         return
     how = {name: value for name in ("device", "threads", "checkpoint", "checkpoint_every", "resume", "debug")
            if (value := getattr(chosen, name)) is not None}  # fmt: skip
+    how["spread"] = found.size > 1
     started = time.perf_counter()
     with (
         resumable(f"onchip train {chosen.model}", chosen.checkpoint),
-        TrainLog(chosen.log, log_head(asked)) as log_file,
+        TrainLog(None if found.rank else chosen.log, log_head(asked)) as log_file,
         progress(f"train {job.net.name}", job.options.epochs) as update,
     ):
 
@@ -128,6 +141,8 @@ def train(
         trained = train_and_test(
             job.net, job.data, job.options, on_progress=on_progress, on_epoch=log_file.epoch, **how
         )
+    if found.rank:
+        return
     result = trained.fit
     say_device(result.chosen, result.plan, verbose, time.perf_counter() - started - result.seconds)
     if chosen.output is not None:
@@ -156,8 +171,25 @@ def train(
     print(f"{done}, {rate(samples_per_s, 'samples')}{held}")
 
 
-def train_all(job: TrainJob, chosen: Settings, asked: dict[str, Any], as_json: bool, verbose: int) -> None:
-    """Of every seed a network; that with the lowest loss is written."""
+def _start_ranks(ranks: int | None, args: list[str]) -> Ranks:
+    """The ranks of this command: this process alone, or all that mpiexec started. With --ranks they are started, and
+    this process ends when they do."""
+    from onchip.runtime.ranks import find_ranks, hush
+    from onchip.runtime.supervise import Reporter, is_supervised, run_ranks
+
+    if ranks not in (None, 1) and not is_supervised():
+        with ranks_progress() as show:
+            raise Exit(run_ranks(ranks, args, show))
+    found = find_ranks()
+    Reporter(found)
+    hush(found)
+    return found
+
+
+def train_all(
+    job: TrainJob, chosen: Settings, asked: dict[str, Any], as_json: bool, verbose: int, ranks: Ranks
+) -> None:
+    """Of every seed a network; that with the lowest loss is written, by rank 0."""
     from onchip.formats.load import save
     from onchip.workloads.classify import with_meaning
     from onchip.workloads.seeds import spread, train_seeds
@@ -166,8 +198,11 @@ def train_all(job: TrainJob, chosen: Settings, asked: dict[str, Any], as_json: b
     with progress(f"train {count} x {job.net.name}", count) as update:
         results = train_seeds(
             job, count, device=chosen.device, threads=chosen.threads,
-            on_progress=lambda done: update(done, f"{int(done)} of {count} networks"),
+            on_progress=lambda done: update(done, f"{int(done)} of {count} networks"), spread=True,
         )  # fmt: skip
+    ranks.leave()
+    if ranks.rank:
+        return
     seconds, best = time.perf_counter() - started, results.done[results.best_seed]
     say_device(best.fit.chosen, best.fit.plan, verbose, seconds - best.fit.seconds)
     if chosen.output is not None:

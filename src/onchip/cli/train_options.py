@@ -73,6 +73,11 @@ Seeds = Annotated[
     int | None, Option(metavar="N", help="Train N networks side by side, with the seeds from --seed on; keep the best.")
 ]
 
+Ranks = Annotated[
+    int | None,
+    Option(metavar="N", help="As so many MPI ranks of this machine: seeds, or rows of large batches."),
+]
+
 Checkpoint = Annotated[
     Path | None, Option(metavar="DIR", help="Where the run keeps its state, so that it can be taken up again.")
 ]

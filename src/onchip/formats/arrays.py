@@ -15,8 +15,10 @@ import io
 import math
 import mmap
 import os
+import pickle
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, cast
@@ -38,10 +40,27 @@ _IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 
 _NPY_MAGIC, _GZIP_MAGIC, _IDX_MAGIC = b"\x93NUMPY", b"\x1f\x8b", b"\0\0"
 
 
-class RowSource:
-    """Rows of a file, read when asked for. Close it, or use it in a `with` block."""
+@dataclass(frozen=True)
+class _Layout:
+    """Rows in a file, and by what it is known to be the same file for another process."""
 
-    def __init__(self, rows: Array, close: Callable[[], None]) -> None:
+    path: str
+    file_bytes: int
+    changed_ns: int
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+    order: str
+
+
+class RowSource:
+    """Rows of a file, read when asked for. Close it, or use it in a `with` block.
+
+    layout  where the rows lie in which file: another process finds them there, if it is pickled; None: in memory
+    """
+
+    def __init__(self, rows: Array, close: Callable[[], None], layout: _Layout | None = None) -> None:
+        self._layout = layout
         self.shape: tuple[int, ...] = rows.shape
         self.dtype: np.dtype[Any] = rows.dtype.newbyteorder("=")  # what read() returns
         self._rows: Array | None = rows
@@ -62,6 +81,11 @@ class RowSource:
         if self._rows is not None:
             self._rows = None  # before the map: a map with a view on it cannot be closed
             self._close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self._layout is None:
+            raise pickle.PicklingError("these rows are in the memory of one process")
+        return _map_again, (self._layout,)
 
     def __enter__(self) -> RowSource:
         return self
@@ -259,11 +283,23 @@ def _check_size(offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], file_
 def _map_rows(file: IO[bytes], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any) -> RowSource:
     _check_size(offset, dtype, shape, os.fstat(file.fileno()).st_size)
     mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    found = os.fstat(file.fileno())
+    path = os.path.abspath(file.name)
+    layout = _Layout(path, found.st_size, found.st_mtime_ns, offset, dtype.str, shape, order)
     try:
-        return RowSource(_as_rows(mapped, offset, dtype, shape, order), mapped.close)
+        return RowSource(_as_rows(mapped, offset, dtype, shape, order), mapped.close, layout)
     except FormatError:
         mapped.close()
         raise
+
+
+def _map_again(layout: _Layout) -> RowSource:
+    """The same rows of the same file, in another process; FormatError if this machine has another file there."""
+    with open_input(layout.path) as file:
+        found = os.fstat(file.fileno())
+        if (found.st_size, found.st_mtime_ns) != (layout.file_bytes, layout.changed_ns):
+            raise FormatError(f"{layout.path} is another file here", expected=f"{layout.file_bytes:,} B, as elsewhere")
+        return _map_rows(file, layout.offset, np.dtype(layout.dtype), layout.shape, layout.order)
 
 
 def _as_rows(buffer: Any, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], order: Any) -> Array:
@@ -348,6 +384,12 @@ class FlatWriter(RowWriter):
 
 class NpyWriter(FlatWriter):
     def _begin(self, file: IO[bytes]) -> None:
-        descr = np.lib.format.dtype_to_descr(self.dtype.newbyteorder("<"))
-        header = {"descr": descr, "fortran_order": False, "shape": self.shape}
-        np.lib.format.write_array_header_1_0(file, header)
+        file.write(npy_header(self.shape, self.dtype))
+
+
+def npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """What stands before the rows of an .npy file, little-endian and row-major."""
+    descr = np.lib.format.dtype_to_descr(dtype.newbyteorder("<"))
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": descr, "fortran_order": False, "shape": shape})
+    return head.getvalue()

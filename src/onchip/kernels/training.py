@@ -25,12 +25,26 @@ _MOST_STEPS = 2**62  # to count on from there is no overflow
 _PIECE = 1 << 18  # numbers that are made bytes at a time: they stay in a core's cache
 
 
+class BatchRanks(Protocol):
+    """Processes that share the rows of every batch of one run."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def exchange(self, arrays: Sequence[Array], cuts: Sequence[int]) -> None:
+        """Rows cuts[r] .. cuts[r + 1] - 1 of each array are rank r's; afterwards every rank has all of them."""
+        ...
+
+
 class SharedData:
     """What runs side by side over the same rows share on a device: made once, by whoever asks first."""
 
-    def __init__(self, runs: int = 1) -> None:
-        """runs  how many there are: one has all of a CPU's threads, several have one each, their calling thread"""
-        self.runs = runs
+    def __init__(self, runs: int = 1, ranks: BatchRanks | None = None) -> None:
+        """runs   how many there are: one has all of a CPU's threads, several have one each, their calling thread
+        ranks  of a single run: those that share its batches
+        """
+        self.runs, self.ranks = runs, ranks
         self._made: dict[object, Any] = {}
         self._making = threading.Lock()
 

@@ -247,7 +247,7 @@ class CpuBound:
         weights = {name: materialise(recipe, network.weights, made) for name, recipe in group.claim.recipes.items()}
         kernel = next(k for k in TRAINING if k.name == group.claim.kernel)
         threads = self.threads if shared.runs == 1 else None
-        return _OneRun((kernel.trainer(group.claim, self.plan.job, weights, x, y, threads),))
+        return _OneRun((kernel.trainer(group.claim, self.plan.job, weights, x, y, threads, shared.ranks),))
 
 
 @dataclass(frozen=True)

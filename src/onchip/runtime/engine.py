@@ -240,7 +240,7 @@ class Engine:
 
     def __reduce__(self) -> tuple[object, ...]:
         weights = given_weights(self.plan.network)
-        return _bind_again, (plan_to_json(self.plan), weights, self._backend.asked, self.chosen, self._debug)
+        return bind_plan, (plan_to_json(self.plan), weights, self._backend.asked, self.chosen, self._debug)
 
     def __repr__(self) -> str:
         return f"Engine({self.plan.network.name}, {self.chosen}, {self.plan.job.precision})"
@@ -495,10 +495,14 @@ def compile(
     return engine
 
 
-def _bind_again(
+def bind_plan(
     plan: str, weights: Mapping[str, Array], asked: tuple[str, int | None], chosen: str, debug: bool
 ) -> Engine:
-    """The engine of a pickle: its plan as it was, on a device like the one that it was made for."""
+    """The engine of a plan that was made elsewhere (JSON), on a device like the one that it was made for.
+
+    weights  given_weights of the plan's network
+    asked    the device's name and the number of threads, as for find_device
+    """
     here, backend, _ = find_device(*asked)
     made = plan_from_json(plan, weights, kernels_for(here))
     if (here.kind, here.arch) != (made.device.kind, made.device.arch):

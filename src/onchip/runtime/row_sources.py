@@ -24,6 +24,8 @@ from onchip.spec.reading import show
 from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType, numpy_dtype
 
+_PASSED_NUMBERS = 1 << 20  # of random rows that nobody reads, drawn at a time
+
 
 class Source(Protocol):
     """Rows that are read when asked for: a file (spec.arrays.RowSource), RandomRows, FittedRows, or anything alike."""
@@ -66,7 +68,9 @@ def _as_ints(values: Array, expected: TensorType, path: Path) -> Array:
 
 
 class RandomRows:
-    """Rows from a seed, drawn as they are read, which must be in order. With `rng = numpy.random.default_rng(seed)`:
+    """Rows from a seed, drawn as they are read, which must be in order; rows that are passed over are drawn too.
+
+    With `rng = numpy.random.default_rng(seed)`:
 
     a float input is `rng.standard_normal((rows, ...), dtype=float32)`, ids are `rng.integers(0, V, (rows, ...))` of
     the input's dtype, V (`id_limit`) the rows of the table that they look into.
@@ -79,6 +83,7 @@ class RandomRows:
         if seed < 0:
             raise InputError("bad seed", got=str(seed), expected="at least 0", hint="--seed 0")
         self.shape, self.dtype = (rows, *given.row_shape), numpy_dtype(given.dtype)
+        self._asked = given, rows, seed, id_limit
         self._limit = id_limit
         if id_limit is None and "float" not in given.dtype:
             raise InputError(
@@ -92,13 +97,21 @@ class RandomRows:
         return self.shape[0]
 
     def read(self, start: int, stop: int) -> Array:
-        assert start == self._drawn, f"random rows are read in order: row {self._drawn} is next, not {start}"
-        stop = min(stop, len(self))
+        assert start >= self._drawn, f"random rows are read in order: row {self._drawn} is next, not {start}"
+        step = max(1, _PASSED_NUMBERS // max(1, math.prod(self.shape[1:])))
+        while self._drawn < start:
+            self._draw(min(start, self._drawn + step))
+        return self._draw(min(stop, len(self)))
+
+    def _draw(self, stop: int) -> Array:
+        shape = (stop - self._drawn, *self.shape[1:])
         self._drawn = stop
-        shape = (stop - start, *self.shape[1:])
         if self._limit is not None:
             return self._rng.integers(0, self._limit, shape, dtype=self.dtype)
         return self._rng.standard_normal(shape, dtype=np.float32).astype(self.dtype, copy=False)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return RandomRows, self._asked  # from the first row on
 
 
 class FittedRows:

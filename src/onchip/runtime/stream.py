@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
-import functools
-import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from onchip.errors import InputError
-from onchip.files import check_writable
-from onchip.formats.arrays import FlatWriter, NpyWriter, RowWriter
-from onchip.formats.csv_writer import CsvWriter
-from onchip.formats.images import BmpWriter, PngWriter, is_image
-from onchip.formats.rows_text import TextWriter
 from onchip.plan.plan import Plan
 from onchip.runtime.engine import Engine
 from onchip.runtime.row_sources import Source, rows_not_finite
-from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
 
@@ -36,79 +26,14 @@ GPU_BETWEEN_PART = 8  # on a GPU: of its memory, since a piece is some chunks, e
 PIECE_US = 250_000  # by the plan's estimate at a time: progress is told and Ctrl-C heard a few times a second
 LEAST_PIECE_ROWS = 64  # but weights are read once a piece: share them between some rows
 LONG_ROWS, FIRST_PART = 1 << 16, 8  # a piece of so many rows takes a while to read: the first is such a part of it
-FIRST_ROWS = 5  # of the results, kept for showing
+
+
+class Readable(Protocol):
+    def read(self, start: int, stop: int) -> Array: ...
 
 
 class Sink(Protocol):
     def write(self, rows: Array) -> None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class StreamReport:
-    rows: int
-    seconds: float  # reading, running and writing together
-    engine_seconds: float
-    bad_rows: int  # rows of the input that hold a NaN or an infinity
-    first_bad_row: int | None
-    first_rows: Array  # the first few results
-
-    @property
-    def rows_per_s(self) -> float:
-        return self.rows / self.seconds if self.rows else 0.0
-
-    @property
-    def engine_rows_per_s(self) -> float:
-        return self.rows / self.engine_seconds if self.rows else 0.0
-
-
-# -- what comes out ----------------------------------------------------------------------------------------
-
-
-WRITERS: dict[str, type[RowWriter]] = {
-    ".npy": NpyWriter, ".bin": FlatWriter, ".csv": CsvWriter, ".txt": TextWriter, ".bmp": BmpWriter, ".png": PngWriter,
-}  # fmt: skip
-PICTURES = (".bmp", ".png")
-FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows come out as images
-
-
-def check_output_suffix(path: Path | None) -> None:
-    """InputError for an output of an unknown format. It needs no network, so it can be said before all work."""
-    if path is not None and path.suffix.lower() not in WRITERS:
-        got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
-        hint = f"-o {path.with_suffix('.npy')}" if path.name else "-o out.npy"
-        expected = ", ".join(WRITERS)
-        raise InputError(f"cannot write {path}: unknown format", got=got, expected=expected, hint=hint)
-
-
-@contextlib.contextmanager
-def open_output(path: Path | None, net: Network, rows: int, top: int | None = None) -> Iterator[Sink | None]:
-    """The file for the results of `rows` rows; it appears when the block ends well. No path, no sink.
-
-    Whatever can be known to stop the writing is raised now, not after the work.
-
-    top  how many classes of a row are written into a .csv, where the network knows their names
-    """
-    if path is None:
-        yield None
-        return
-    check_output_suffix(path)
-    suffix = path.suffix.lower()
-    if suffix in FOR_IMAGES and not is_image(net.output):
-        others = ", ".join(kind for kind in WRITERS if kind not in FOR_IMAGES)
-        raise InputError(
-            f"cannot write {path}: '{net.name}' makes no images", got=f"rows {net.output}, format {suffix}",
-            expected=f"rows (H, W, 3), (H, W, 1) or (H, W) for {suffix}, or one of {others}",
-            hint=f"-o {path.with_suffix('.npy')}",
-        )  # fmt: skip
-    check_writable(path)
-    make: Callable[..., RowWriter] = WRITERS[suffix]
-    if suffix == ".csv":
-        make = functools.partial(CsvWriter, classes=net.meaning.classes, top=top or 1)
-    with make(path, (rows, *net.output.row_shape), numpy_dtype(net.output.dtype)) as writer:
-        yield writer
-
-
-# -- between -----------------------------------------------------------------------------------------------
 
 
 def piece_rows(plan: Plan) -> int:
@@ -129,71 +54,126 @@ def check_piece(batch_rows: int) -> None:
         raise InputError("bad number of rows at a time", got=str(batch_rows), expected="at least 1", hint=hint)
 
 
-def pieces(sources: Sequence[Source], batch_rows: int, ahead: bool) -> Iterator[tuple[int, tuple[Array, ...], Array]]:
-    """The rows a piece at a time: the number of its first row, the rows of every input, and which of them hold a NaN
-    or an infinity.
+def cut_rows(total: int, batch_rows: int, ahead: bool) -> tuple[int, ...]:
+    """Where pieces of so many rows begin.
 
-    ahead  while one piece is in use, a thread reads the next one; the first is short, since nobody works meanwhile
+    ahead  the next piece is read while one is in use: the first is short, since nobody works meanwhile
+    """
+    check_piece(batch_rows)
+    first = batch_rows // FIRST_PART if ahead and batch_rows >= LONG_ROWS else batch_rows
+    return (0, *range(first, total, batch_rows)) if total else ()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows start .. stop - 1 of a job: what is run, written and, among several workers, dealt at a time."""
+
+    number: int
+    start: int
+    stop: int
+
+
+def chunks_of(cuts: Sequence[int], total: int) -> list[Chunk]:
+    return [Chunk(i, start, stop) for i, (start, stop) in enumerate(pairwise([*cuts, total]))]
+
+
+def read_chunks(
+    sources: Sequence[Readable], chunks: Iterable[Chunk | None], ahead: bool
+) -> Iterator[tuple[Chunk, tuple[Array, ...], Array] | None]:
+    """The rows of every input, chunk by chunk, and which of them hold a NaN or an infinity.
+
+    chunks  None among them: there is no other one yet; what was read is given, or None for all that was
+    ahead   while one chunk is in use, a thread reads the next one
     """
 
-    def read(start: int, stop: int) -> tuple[int, tuple[Array, ...], Array]:
-        xs = tuple(source.read(start, stop) for source in sources)
+    def read(chunk: Chunk) -> tuple[Chunk, tuple[Array, ...], Array]:
+        xs = tuple(source.read(chunk.start, chunk.stop) for source in sources)
         bad = [rows_not_finite(x) for x in xs]
-        return start, xs, bad[0] if len(bad) == 1 else np.unique(np.concatenate(bad))
+        return chunk, xs, bad[0] if len(bad) == 1 else np.unique(np.concatenate(bad))
 
-    total = len(sources[0])
-    first = batch_rows // FIRST_PART if ahead and batch_rows >= LONG_ROWS else batch_rows
-    starts = [0, *range(first, total, batch_rows)] if total else []
-    ends = pairwise([*starts, total])
     if not ahead:
-        yield from itertools.starmap(read, ends)
+        yield from (None if chunk is None else read(chunk) for chunk in chunks)
         return
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="onchip-read") as reader:
-        waiting: deque[concurrent.futures.Future[tuple[int, tuple[Array, ...], Array]]] = deque()
-        for start, stop in ends:
-            waiting.append(reader.submit(read, start, stop))
-            if len(waiting) > 1:
+        waiting: deque[concurrent.futures.Future[tuple[Chunk, tuple[Array, ...], Array]]] = deque()
+        for chunk in chunks:
+            if chunk is not None:
+                waiting.append(reader.submit(read, chunk))
+            if len(waiting) > (chunk is not None):
                 yield waiting.popleft().result()
+            elif chunk is None:
+                yield None
         while waiting:
             yield waiting.popleft().result()
 
 
-def run_rows(
-    engine: Engine,
-    sources: Sequence[Source],
-    sink: Sink | None,
-    batch_rows: int,
-    on_progress: Callable[[int, float], None] | None = None,
-) -> StreamReport:
-    """Run every row of `sources`, one for each input, and hand the results to `sink`, in order; one piece is in memory
-    at a time, or two where the next one is read ahead.
+@dataclass(frozen=True, eq=False)
+class ChunkDone:
+    """A chunk that an engine has run. y is overwritten when another one is run."""
 
-    batch_rows   rows a piece; the results do not depend on it
-    on_progress  called after each piece with the rows done and the rows/s so far
+    chunk: Chunk
+    y: Array
+    bad_rows: int
+    first_bad_row: int | None
+    engine_seconds: float
+
+
+T = TypeVar("T")
+
+
+def run_chunks(
+    engine: Engine, sources: Sequence[Readable], chunks: Iterable[Chunk | None], then: Callable[[ChunkDone], T]
+) -> Iterator[T]:
+    """Run these chunks of `sources`, one source for each input, and do something with each; gives what that gives.
+
+    then  on a GPU a thread does it, while the next chunk is run; one chunk at a time, in order
+
+    On a CPU one chunk is in memory at a time; on a GPU the results of two, and the rows of two.
     """
-    check_piece(batch_rows)
+    ahead = reads_ahead(engine.plan)
+    outs = [np.empty((0, *engine.output.row_shape), numpy_dtype(engine.output.dtype)) for _ in range(2)]
+    under_way: concurrent.futures.Future[T] | None = None
+    with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="onchip-write") as writer:
+        for read in read_chunks(sources, chunks, ahead):
+            done = None if read is None else _run_chunk(engine, *read, outs)
+            if under_way is not None:
+                yield under_way.result()
+                under_way = None
+            if done is not None and ahead:
+                under_way = writer.submit(then, done)
+                outs.reverse()
+            elif done is not None:
+                yield then(done)
+        if under_way is not None:
+            yield under_way.result()
+
+
+def _run_chunk(engine: Engine, chunk: Chunk, xs: tuple[Array, ...], bad: Array, outs: list[Array]) -> ChunkDone:
+    """Run a chunk; its results come into the first of `outs`, which grows if it must."""
+    rows = chunk.stop - chunk.start
+    if len(outs[0]) < rows:
+        outs[0] = np.empty((rows, *outs[0].shape[1:]), outs[0].dtype)
+    begin = time.perf_counter()
+    try:
+        y = engine(*xs, out=outs[0][:rows])
+    except InputError:
+        engine.check_ids(*xs, first_row=chunk.start)  # of its rows the engine knows no number but in this chunk
+        raise
+    seconds = time.perf_counter() - begin
+    return ChunkDone(chunk, y, bad.size, chunk.start + int(bad[0]) if bad.size else None, seconds)
+
+
+def reads_ahead(plan: Plan) -> bool:
+    """On a CPU a thread that reads ahead gains nothing (tried): it takes a core from the engine."""
+    return plan.device.kind == "cuda"
+
+
+def run_rows(engine: Engine, sources: Sequence[Source], sink: Sink, batch_rows: int) -> None:
+    """Run every row of `sources` and hand the results to `sink`, in order.
+
+    batch_rows  rows at a time; the results do not depend on it
+    """
     total = len(sources[0])
-    out = np.empty((min(batch_rows, total), *engine.output.row_shape), numpy_dtype(engine.output.dtype))
-    first_rows = out[:0].copy()
-    bad_rows, first_bad_row, engine_seconds = 0, None, 0.0
-    started = time.perf_counter()
-    # On a CPU a thread that reads ahead gains nothing (tried): it takes a core from the engine.
-    for start, xs, bad in pieces(sources, batch_rows, ahead=engine.plan.device.kind == "cuda"):
-        stop = start + len(xs[0])
-        if bad.size and first_bad_row is None:
-            first_bad_row = start + int(bad[0])
-        bad_rows += bad.size
-        begin = time.perf_counter()
-        try:
-            y = engine(*xs, out=out[: stop - start])
-        except InputError:
-            engine.check_ids(*xs, first_row=start)  # of its rows the engine knows no number but in this piece
-            raise
-        engine_seconds += time.perf_counter() - begin
-        if len(first_rows) < FIRST_ROWS:
-            first_rows = np.concatenate([first_rows, y[: FIRST_ROWS - len(first_rows)]])
-        if sink is not None:
-            sink.write(y)
-        if on_progress is not None:
-            on_progress(stop, stop / (time.perf_counter() - started))
-    return StreamReport(total, time.perf_counter() - started, engine_seconds, bad_rows, first_bad_row, first_rows)
+    chunks = chunks_of(cut_rows(total, batch_rows, reads_ahead(engine.plan)), total)
+    for _ in run_chunks(engine, sources, chunks, lambda done: sink.write(done.y)):
+        pass

@@ -87,11 +87,13 @@ def fit_many(
     *,
     grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]] | None = None,
     folds: Any = None,
+    spread: bool = False,
 ) -> ManyResult:
     """Fit an onchip estimator with every setting of a grid, on every fold, in one call that shares the data.
 
     grid   as GridSearchCV takes it: {"lr": [0.01, 0.1], "hidden": [(64,), (64, 64)]}, or a list of such; None: as it is
     folds  k, or another cv of scikit-learn's (k: stratified for classes); None: each setting on all rows, no scores
+    spread under mpiexec: every rank makes this call, trains some of the runs, and gets all results
     Splits, bits and scores are those of GridSearchCV and cross_val_score with cv=folds, as long as each fold trains on
     every class: a class that one fold does not see still has its output here. `estimator` itself is not changed.
     """
@@ -110,7 +112,7 @@ def fit_many(
     made = [copy.copy(base).set_params(**params) for params in settings for _ in splits]
     shared = [rows for _ in settings for rows, _ in splits]
     runs = [Run(m._new_network(targets), m._options(), rows) for m, rows in zip(made, shared, strict=True)]
-    results = fit_runs(runs, x, targets, device=base.device, threads=base.threads)
+    results = fit_runs(runs, x, targets, device=base.device, threads=base.threads, spread=spread)
     diverged = {id(one) for one, result in zip(made, results, strict=True) if isinstance(result, KernelError)}
     for one, result in zip(made, results, strict=True):
         if isinstance(result, FitResult):

@@ -12,13 +12,16 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.kernels.training import SharedData
+from onchip.plan.plan_json import plan_to_json
 from onchip.runtime.engine import check_rows
+from onchip.runtime.ranks import OneRank, Ranks, find_ranks
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.checkpoint import Checkpoints
 from onchip.train.debug import take_checked_step
 from onchip.train.options import TrainOptions, own_names
 from onchip.train.rows import as_rows, as_targets
+from onchip.train.spread import check_batches, plan_device
 from onchip.train.training_run import (
     REPORT_SECONDS,
     Epoch,
@@ -61,6 +64,7 @@ def fit(
     resume: bool = False,
     state: Mapping[str, Array] | None = None,
     debug: bool = False,
+    spread: bool = False,
     **other: Any,
 ) -> FitResult:
     """Train the network on rows x and return it with its history; `net` itself does not change.
@@ -76,6 +80,8 @@ def fit(
     resume      go on from the newest of them, if there is one
     state       of an earlier FitResult: its optimiser goes on where it was
     debug       a step at a time; the first number that is not finite is an error that says where it appeared
+    spread      under mpiexec: every rank makes this call, and does some blocks of rows of every batch, which must be
+                large. The gradients of all blocks are added up in order: the bits are those of one process
     other       learning_rate and optimizer are understood, anything else is refused with the nearest name
     The order of the rows is train.order.epoch_order(n, seed, epoch). Same seed, same machine kind: same bits.
     """
@@ -96,8 +102,28 @@ def fit(
         )  # fmt: skip
     x = check_rows(as_rows(x, net.input.dtype), net.input)
     y = check_targets(net, len(x), as_targets(y, chosen.loss), chosen.loss)
-    shared = SharedData()
-    planned = plan_run(net, x, chosen, shared, device=device, threads=threads, rows=rows, held=held)
+    ranks: Ranks = find_ranks() if spread else OneRank()
+    if ranks.size > 1 and (checkpoint is not None or debug):
+        ranks.leave()
+        got, hint = f"a checkpoint folder or debug, with {ranks.size} ranks", "one process"
+        raise InputError("ranks that share batches leave no checkpoints", got=got, expected="neither", hint=hint)
+    shared = SharedData(ranks=ranks if ranks.size > 1 else None)
+    text = ""
+    if ranks.size > 1:
+        plan = (
+            plan_run(net, x, chosen, shared, device=device, threads=threads, rows=rows, held=held).plan
+            if ranks.rank == 0
+            else None
+        )
+        text = ranks.broadcast("" if plan is None else plan_to_json(plan))
+        device, threads = plan_device(text, ranks, device, threads)
+    planned = plan_run(net, x, chosen, shared, device=device, threads=threads, rows=rows, held=held, text=text)
+    if ranks.size > 1:
+        try:
+            check_batches(planned.plan, len(planned.train), ranks)
+        except InputError:
+            ranks.leave()  # all ranks find the same
+            raise
     _, (run,) = begin_runs([planned], x, y, shared)
     if state is not None:
         run.trainer.restore(run.trainer.weights(), dict(state))
@@ -134,6 +160,7 @@ def fit(
         if kept is not None and is_time and run.is_settled:
             kept.save(run.checkpoint())
             saved = time.perf_counter()
+    ranks.leave()
     return run.result()
 
 

@@ -13,13 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onchip.errors import InputError, KernelError, ShapeError
+from onchip.errors import InputError, KernelError, OnchipError, ShapeError
 from onchip.kernels.training import SharedData
+from onchip.plan.plan_json import plan_to_json
 from onchip.runtime.cpu import check_threads
 from onchip.runtime.engine import check_rows
+from onchip.runtime.ranks import OneRank, Ranks, find_ranks
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.options import TrainOptions
+from onchip.train.spread import all_results, plan_device, share_of
 from onchip.train.training_run import (
     REPORT_SECONDS,
     FitResult,
@@ -49,6 +52,7 @@ def fit_runs(
     device: str = "auto",
     threads: int | None = None,
     on_progress: Callable[[float], None] | None = None,
+    spread: bool = False,
 ) -> list[FitResult | KernelError]:
     """Train every run on the rows x, shared by all of them; the results in the order of the runs.
 
@@ -56,6 +60,7 @@ def fit_runs(
 
     x, y         as for fit; every network has the same input type and output, every loss the same kind of target
     on_progress  hears how many runs are done, with the shares of those under way
+    spread       under mpiexec: every rank makes this call; each trains some of the runs, and all get all results
     """
     if not runs:
         return []
@@ -69,13 +74,18 @@ def fit_runs(
                 hint="a call for each kind",
             )  # fmt: skip
     shared, shares, stop = SharedData(len(runs)), [0.0] * len(runs), False
-    planned = [
-        plan_run(
-            run.net, x, run.options, shared, device=device, threads=threads,
-            rows=None if run.rows is None else _row_numbers(run.rows, len(x)),
-        )
-        for run in runs
-    ]  # fmt: skip
+    ranks: Ranks = find_ranks() if spread else OneRank()
+
+    def plan(run: Run, text: str = "") -> PlannedRun:
+        numbers = None if run.rows is None else _row_numbers(run.rows, len(x))
+        return plan_run(run.net, x, run.options, shared, device=device, threads=threads, rows=numbers, text=text)
+
+    planned = [plan(run) for run in runs] if ranks.rank == 0 else []
+    texts = ranks.broadcast([plan_to_json(run.plan) for run in planned] if ranks.size > 1 else [])
+    if ranks.size > 1:
+        device, threads = plan_device(texts[0], ranks, device, threads)
+        planned = [plan(run, text) for run, text in zip(runs, texts, strict=True)]
+    own = share_of(ranks, len(runs))
 
     def train(numbers: Sequence[int]) -> dict[int, FitResult | KernelError]:
         """These runs, until all of them are done; a run that is leaves the others."""
@@ -100,27 +110,39 @@ def fit_runs(
                     left[at] = None
         return results
 
-    results: dict[int, FitResult | KernelError] = {}
-    with concurrent.futures.ThreadPoolExecutor(check_threads(threads)) as pool:
-        waiting = {pool.submit(train, numbers) for numbers in _teams(planned)}
-        try:
-            while waiting:
-                done, waiting = concurrent.futures.wait(waiting, REPORT_SECONDS, concurrent.futures.FIRST_EXCEPTION)
-                for future in done:
-                    results |= future.result()  # any other error of one run ends them all
-                if on_progress is not None:
-                    on_progress(sum(shares))
-        except BaseException:
-            stop = True
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    def train_own() -> dict[int, FitResult | KernelError]:
+        nonlocal stop
+        results: dict[int, FitResult | KernelError] = {}
+        with concurrent.futures.ThreadPoolExecutor(check_threads(threads)) as pool:
+            waiting = {pool.submit(train, numbers) for numbers in _teams(planned, own)}
+            try:
+                while waiting:
+                    done, waiting = concurrent.futures.wait(waiting, REPORT_SECONDS, concurrent.futures.FIRST_EXCEPTION)
+                    for future in done:
+                        results |= future.result()  # any other error of one run ends them all
+                    if on_progress is not None:  # of other ranks' runs nothing is heard: they are as quick as ours
+                        on_progress(sum(shares) * len(runs) / max(1, len(own)))
+            except BaseException:
+                stop = True
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+        return results
+
+    mine: dict[int, FitResult | KernelError] | OnchipError
+    try:
+        mine = train_own()
+    except OnchipError as error:
+        mine = error
+    results = all_results(ranks, mine, planned)
+    ranks.leave()
     return [results[i] for i in range(len(runs))]
 
 
-def _teams(planned: Sequence[PlannedRun]) -> list[list[int]]:
-    """The numbers of the runs that are trained at the same time, in the same launches."""
+def _teams(planned: Sequence[PlannedRun], own: Sequence[int]) -> list[list[int]]:
+    """The numbers of the runs, of our own, that are trained at the same time, in the same launches."""
     alike: list[list[int]] = []
-    for i, run in enumerate(planned):
+    for i in own:
+        run = planned[i]
         for others in alike:
             if run.is_like(planned[others[0]]):
                 others.append(i)

@@ -16,7 +16,8 @@ from onchip.errors import InputError, KernelError, ShapeError
 from onchip.kernels.training import Piece, SharedData, Trained, Trainer, TrainerTeam, bytes_of, epochs_at_once
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
-from onchip.runtime.engine import Bound, may_use_gpu, place
+from onchip.plan.plan_json import given_weights, plan_from_json
+from onchip.runtime.engine import Bound, find_device, kernels_for, may_use_gpu, place
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.spec.text import html_table, plural
@@ -126,13 +127,14 @@ class PlannedRun:
 
 def plan_run(
     net: Network, x: Array, options: TrainOptions, shared: SharedData, *, device: str, threads: int | None,
-    rows: Array | None = None, held: Array | None = None,
+    rows: Array | None = None, held: Array | None = None, text: str = "",
 ) -> PlannedRun:  # fmt: skip
     """Plan a run; x is checked.
 
     shared  with other runs on x
     rows    of x to train on, as if x had no others; None: all
     held    of x to validate on; None: a share of `rows`
+    text    the plan as JSON, if it was made elsewhere
     """
     all_rows = np.arange(len(x)) if rows is None else rows
     if held is None:
@@ -143,6 +145,10 @@ def plan_run(
             "nothing is left to train on", got=f"{len(held)} rows, validation={options.validation}",
             expected="at least one row on each side", hint="a smaller validation share",
         )  # fmt: skip
+    if text:
+        here, backend, chosen = find_device(device, threads)
+        plan = plan_from_json(text, given_weights(net), kernels_for(here))
+        return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held)
     kind = "momentum" if options.momentum else options.optimiser
     batch = min(options.batch_size, len(all_rows))
     found = shared.get("bytes", lambda: bytes_of(_flat(x))) if may_use_gpu(device, threads) else None

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from onchip import __version__
 from onchip.errors import InputError
 from onchip.formats.images import is_image
+from onchip.plan.kernel import Job
+from onchip.plan.plan_json import given_weights
 from onchip.spec.network import Network
 from onchip.workloads import WORKLOADS, faces, load, sentiment
 
@@ -34,3 +42,23 @@ def weights_note(model: str, weights: Path | None, net: Network) -> list[str]:
         return []
     results = "pictures" if is_image(net.output) else "results"
     return [f"weights: none given: random ones from seed 0; the {results} mean nothing"]
+
+
+def run_record(
+    model: str, net: Network, files: Mapping[str, Path], job: Job, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What decides the results of a run, for its manifest: a run goes on only with what it began with.
+
+    files    the inputs: a file that changed is another one
+    options  of the command line
+    """
+    crc = 0
+    for name, weight in sorted(given_weights(net).items()):
+        data = np.ascontiguousarray(weight).reshape(-1).view(np.uint8).data
+        crc = zlib.crc32(data, zlib.crc32(name.encode(), crc))
+    stats = {name: (path, path.stat()) for name, path in files.items()}
+    changed = {name: (str(path.resolve()), stat.st_size, stat.st_mtime_ns) for name, (path, stat) in stats.items()}
+    return {
+        "onchip": __version__, "model": model, "weights": crc, "inputs": changed, "output": str(net.output),
+        "precision": job.precision, "tables": job.tables, "without": job.without, **options,
+    }  # fmt: skip

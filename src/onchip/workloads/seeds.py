@@ -58,17 +58,20 @@ def kept_loss(trained: Trained) -> float:
 
 def train_seeds(
     job: TrainJob, count: int, *, device: str = "auto", threads: int | None = None,
-    on_progress: Callable[[float], None] | None = None,
+    on_progress: Callable[[float], None] | None = None, spread: bool = False,
 ) -> SeedResults:  # fmt: skip
     """Train networks of `count` seeds, from the job's own on, on the same rows, and test each.
 
     on_progress  hears how many are done, with the shares of those under way
+    spread       over the ranks, each of which makes this call
     """
     seeds = tuple(range(job.options.seed, job.options.seed + count))
     jobs = [job.seeded(seed) for seed in seeds]
     x_train, x_test = (fit_rows(x, job.net, job.data) for x in (job.data.x_train, job.data.x_test))
     runs = [Run(each.net, each.options) for each in jobs]
-    results = fit_runs(runs, x_train, job.data.y_train, device=device, threads=threads, on_progress=on_progress)
+    results = fit_runs(
+        runs, x_train, job.data.y_train, device=device, threads=threads, on_progress=on_progress, spread=spread
+    )
     if all(isinstance(result, KernelError) for result in results):
         raise next(result for result in results if isinstance(result, KernelError))
 

@@ -21,6 +21,7 @@ from onchip.kernels.cpu.rowwise import Rowwise
 from onchip.kernels.cpu.scan import ScanAlone
 from onchip.kernels.cpu.select import Select
 from onchip.kernels.cpu.token_max import TokenMax
+from onchip.kernels.training import BatchRanks
 from onchip.kernels.view import View
 from onchip.plan.kernel import Claim, Job, Kernel
 from onchip.spec.recipe import Array
@@ -34,8 +35,9 @@ class InferenceKernel(Kernel, Protocol):
 
 class TrainingKernel(Kernel, Protocol):
     def trainer(
-        self, claim: Claim, job: Job, weights: dict[str, Array], x: Array, y: Array, threads: int | None
-    ) -> Trainer:
+        self, claim: Claim, job: Job, weights: dict[str, Array], x: Array, y: Array, threads: int | None,
+        ranks: BatchRanks | None = None,
+    ) -> Trainer:  # fmt: skip
         """A run of `job` on rows x with targets y; `weights` are the claim's recipes, evaluated: trained in place."""
         ...
 

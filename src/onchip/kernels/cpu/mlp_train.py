@@ -45,14 +45,16 @@ from onchip.kernels.cpu.train_model import (
 from onchip.kernels.cpu.train_step import (
     BLOCK,
     CREW_ROWS,
+    finish_blocks,
     run_large_steps,
     run_losses,
+    run_own_blocks,
     run_steps,
     run_steps_alone,
 )
 from onchip.kernels.cpu.train_weights import SUM_ROWS, TASK_FLOATS, TASK_K
 from onchip.kernels.pointwise import TRAINED
-from onchip.kernels.training import STATE_NAMES, Piece, Trained, check_restored, why_not_trained
+from onchip.kernels.training import STATE_NAMES, BatchRanks, Piece, Trained, check_restored, why_not_trained
 from onchip.plan.device import Device
 from onchip.plan.kernel import OPTIMISERS, Claim, Job, Refusal
 from onchip.spec.network import Network
@@ -71,13 +73,16 @@ class Trainer:
     """One training run: its data, its weights, and what its optimiser keeps."""
 
     def __init__(
-        self, chain: Chain, job: Job, weights: dict[str, Array], x: Array, y: Array, threads: int | None
-    ) -> None:
+        self, chain: Chain, job: Job, weights: dict[str, Array], x: Array, y: Array, threads: int | None,
+        ranks: BatchRanks | None = None,
+    ) -> None:  # fmt: skip
         """x (n, D_in) float32; y (n,) int64 classes or (n, D_out) float32 targets; both are read where they lie.
 
         threads  None: on the calling thread, so that several trainers can run side by side
+        ranks    that make gradients of some blocks of each batch, and have all of them then
         """
-        self.chain, self.threads, self.x, self.y = chain, None if _is_small(chain, job) else threads, x, y
+        is_alone = ranks is None and _is_small(chain, job)
+        self.chain, self.threads, self.x, self.y, self.ranks = chain, None if is_alone else threads, x, y, ranks
         self.batch, self.optimiser, self.loss_code = job.batch, job.optimiser, LOSS_CODES[job.loss]
         self.steps_done, self.gpu_bytes = 0, 0
         w, bias = weights["w"], weights["bias"]
@@ -86,7 +91,7 @@ class Trainer:
         # weights so few that they, their gradients and some rows stay in the cache of each.
         round_rows = workers * BLOCK
         has_few = job.batch < 4 * round_rows and job.batch % round_rows != 0
-        self.shares_blocks = workers > 1 and (has_few or w.nbytes > _CREW_WEIGHT_BYTES)
+        self.shares_blocks = ranks is None and workers > 1 and (has_few or w.nbytes > _CREW_WEIGHT_BYTES)
         at_a_time = 0 if self.shares_blocks else min(blocks, max(workers, _CREW_BYTES // w.nbytes))
         wt = aligned_zeros(sum(packed_size(layer.D_out, layer.D_in) for layer in chain.layers[1:]))
         kept = OPTIMISERS[job.optimiser]
@@ -128,7 +133,9 @@ class Trainer:
         choice = Rule(kind, np.float32(lr), np.float32(momentum), np.float32(decay), one, one)
         job = (data, self.batch, self.loss_code, choice, self.steps_done, losses, hits)
         start_helpers(self.threads or 1)
-        if self.threads is None:
+        if self.ranks is not None:
+            self._shared_steps(self.ranks, *job)
+        elif self.threads is None:
             run_steps_alone(self.model, self.crew, *job)
         elif self.shares_blocks:
             run_steps(self.shared_model, self.block, *job, self.tiles, self.threads)
@@ -140,6 +147,28 @@ class Trainer:
             sizes[-1:] = len(order) - (count - 1) * self.batch
             losses /= sizes
         return losses, hits
+
+    def _shared_steps(
+        self, ranks: BatchRanks, data: Data, batch: int, loss_code: int, choice: Rule, done: int, losses: Array,
+        hits: Array,
+    ) -> None:  # fmt: skip
+        """run_large_steps with the same bits, each rank making some of the blocks."""
+        model, crew, threads = self.model, self.crew, self.threads or 1
+        some = len(crew.gw) * BLOCK
+        for step in range(len(losses)):
+            begin = step * batch
+            size = min(batch, len(data.order) - begin)
+            for start in range(0, size, some):
+                blocks = -(-min(some, size - start) // BLOCK)
+                cuts = [rank * blocks // ranks.size for rank in range(ranks.size + 1)]
+                first, count = cuts[ranks.rank], cuts[ranks.rank + 1] - cuts[ranks.rank]
+                run_own_blocks(model, crew, data, begin + start, size - start, loss_code, first, count, threads)
+                ranks.exchange((crew.gw, crew.gb, crew.loss, crew.hit), cuts)
+                is_first, is_last, number = start == 0, start + some >= size, done + step + 1
+                finish_blocks(model, crew, number, size, blocks, is_first, is_last, loss_code, choice, threads)
+                for block in range(blocks):  # one after the other, as the compiled loops add them
+                    losses[step] += crew.loss[block]
+                    hits[step] += crew.hit[block]
 
     def evaluate(self, order: Array) -> tuple[float, int]:
         """The loss of the rows `order` of x as one batch, and how many of them hit their class."""
@@ -299,7 +328,8 @@ class MlpTrain:
         )  # fmt: skip
 
     def trainer(
-        self, claim: Claim, job: Job, weights: dict[str, Array], x: Array, y: Array, threads: int | None
-    ) -> Trainer:
+        self, claim: Claim, job: Job, weights: dict[str, Array], x: Array, y: Array, threads: int | None,
+        ranks: BatchRanks | None = None,
+    ) -> Trainer:  # fmt: skip
         assert isinstance(claim.facts, Chain)
-        return Trainer(claim.facts, job, weights, x, y, threads)
+        return Trainer(claim.facts, job, weights, x, y, threads, ranks)

@@ -216,6 +216,39 @@ def run_large_steps(
                 hits[step] += crew.hit[number]
 
 
+# -- ranks that share a batch: each has some of its blocks -----------------------------------------------------
+
+
+@compiled()
+def _own_block_piece(
+    worker: int, piece: int, model: Model, crew: Crew, data: Data, begin: int, size: int, loss_code: int, first: int
+) -> None:
+    _block_piece(worker, first + piece, model, crew, data, begin, size, loss_code)
+
+
+@compiled()
+def run_own_blocks(
+    model: Model, crew: Crew, data: Data, begin: int, size: int, loss_code: int, first: int, count: int, threads: int
+) -> None:
+    """`count` of the blocks that begin at order[begin], from number `first` on: everything but the update."""
+    run_pieces(_own_block_piece, (model, crew, data, begin, size, loss_code, first), count, threads)
+
+
+@compiled()
+def finish_blocks(
+    model: Model, crew: Crew, step: int, size: int, blocks: int, is_first: bool, is_last: bool, loss_code: int,
+    choice: Rule, threads: int,
+) -> None:  # fmt: skip
+    """Add up the gradients of blocks, whoever made them, and with the last ones of a batch update the weights.
+
+    step  the first being step 1
+    size  rows of the batch
+    """
+    lr, scale, root = _factors(step, size, model.table[-1, COL_N], loss_code, choice)
+    rule = Rule(choice.kind, lr, choice.momentum, choice.decay, scale, root)
+    run_pieces(_reduce_piece, (model, crew, blocks, is_first, is_last, rule), len(model.tasks), threads)
+
+
 @compiled()
 def run_steps_alone(
     model: Model, crew: Crew, data: Data, batch: int, loss_code: int, choice: Rule, done: int, losses: Array,

@@ -1,0 +1,94 @@
+"""How long a job should take on several devices, and what holds it up: a prediction, made of the plan's estimates.
+
+Nothing here is measured on a cluster: kernels and buses are the plan's, the rest is assumed and printed as such. Chunks
+are dealt on demand, so devices work side by side until the last ones; each makes its own derived weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onchip.errors import InputError
+from onchip.plan.host_call import call_us
+from onchip.plan.plan import Plan
+from onchip.plan.plan_json import given_weights
+from onchip.spec.text import columns
+
+START_S = 3.0  # assumed: until ranks are started, know each other and have loaded their kernels
+NETWORK_BANDWIDTH = 12.5e9  # assumed, bytes/s a machine: 100 Gbit/s
+FILE_BANDWIDTH = 2e9  # assumed, bytes/s a machine: of a shared file system
+MOST = 1 << 16  # machines, and GPUs
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of a job on so many machines with so many devices each."""
+
+    nodes: int
+    devices: int  # all together
+    start_s: float  # of the ranks; one process needs none
+    weights_s: float  # to bring the stored ones to every machine, and to make the derived ones
+    kernels_s: float
+    bus_s: float  # rows to the device and back; at the same time as kernels
+    files_s: float  # rows from the file system and back; at the same time as kernels
+
+    @property
+    def seconds(self) -> float:
+        return self.start_s + self.weights_s + max(self.kernels_s, self.bus_s, self.files_s)
+
+    @property
+    def bottleneck(self) -> str:
+        """What takes the largest part."""
+        parts = {
+            "starting ranks": self.start_s, "weights": self.weights_s, "kernels": self.kernels_s,
+            "the bus": self.bus_s, "the file system": self.files_s,
+        }  # fmt: skip
+        return max(parts, key=lambda name: parts[name])
+
+
+def predict(plan: Plan, rows: int, nodes: int = 1, devices_per_node: int = 1) -> Prediction:
+    for what, got in (("nodes", nodes), ("GPUs a node", devices_per_node)):
+        if not 1 <= got <= MOST:
+            raise InputError(f"bad number of {what}", got=str(got), expected=f"1 to {MOST:,}", hint="1")
+    net, devices = plan.network, nodes * devices_per_node
+    row_bytes = sum(net.types[name].row_bytes for name in {*net.inputs, *net.outputs})
+    share = math.ceil(rows / devices)
+    weight_bytes = sum(weight.nbytes for weight in given_weights(net).values())
+    bus = plan.device.bus_bandwidth
+    return Prediction(
+        nodes, devices,
+        start_s=START_S if devices > 1 else 0.0,
+        weights_s=weight_bytes / NETWORK_BANDWIDTH * math.ceil(math.log2(nodes)) + plan.build_us * 1e-6,
+        kernels_s=plan.estimate_at(share) * 1e-6 if bus else call_us(plan, share) * 1e-6,
+        bus_s=share * row_bytes / bus if bus else 0.0,
+        files_s=math.ceil(rows / nodes) * row_bytes / FILE_BANDWIDTH,
+    )  # fmt: skip
+
+
+def choose_ranks(plan: Plan, rows: int, devices: int) -> tuple[int, str]:
+    """How many of so many devices of this machine to use, and why: a small job is done sooner by fewer."""
+    found = [predict(plan, rows, 1, count) for count in range(1, devices + 1)]
+    best = min(found, key=lambda each: each.seconds)
+    other = found[-1] if best.devices == 1 else found[0]
+    why = f"about {best.seconds:.2g} s"
+    if other is not best:
+        ranks = "rank" if other.devices == 1 else "ranks"
+        why += f", {other.seconds:.2g} s as {other.devices} {ranks}: {other.bottleneck} takes most of it"
+    return best.devices, why
+
+
+def table(predictions: Sequence[Prediction]) -> str:
+    head = ["nodes", "devices", "seconds", "start", "weights", "kernels", "bus", "files", "bottleneck"]
+    rows = [
+        [str(p.nodes), str(p.devices), *(f"{s:.3g}" for s in (
+            p.seconds, p.start_s, p.weights_s, p.kernels_s, p.bus_s, p.files_s)), p.bottleneck]
+        for p in predictions
+    ]  # fmt: skip
+    return "\n".join([
+        columns(head, rows, right=range(8)),
+        "A prediction: kernels and bus by the plan's estimates; assumed are "
+        f"{START_S:g} s to start ranks, {NETWORK_BANDWIDTH / 1e9:g} GB/s between machines and "
+        f"{FILE_BANDWIDTH / 1e9:g} GB/s of files a machine.",
+    ])  # fmt: skip

@@ -1,0 +1,151 @@
+"""Who runs which chunk of a job: dealt on demand and in order, each once, whoever is quicker gets more."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onchip.runtime.output import ChunkRecord, PartialOutput
+from onchip.runtime.stream import Chunk, ChunkDone
+from onchip.spec.recipe import Array
+from onchip.spec.types import TensorType, numpy_dtype
+
+OnChunk = Callable[[Chunk | None], None]  # hears what a rank is at
+
+FIRST_ROWS = 5  # of the results, kept for showing
+
+
+@dataclass(frozen=True, eq=False)
+class StreamReport:
+    rows: int
+    resumed_rows: int  # of these, an earlier run did
+    seconds: float  # reading, running and writing together
+    engine_seconds: float  # of the worker that ran longest
+    bad_rows: int  # rows of the input that hold a NaN or an infinity
+    first_bad_row: int | None
+    first_rows: Array  # the first few results
+
+    @property
+    def rows_per_s(self) -> float:
+        return (self.rows - self.resumed_rows) / max(self.seconds, 1e-9)
+
+    @property
+    def engine_rows_per_s(self) -> float:
+        return (self.rows - self.resumed_rows) / self.engine_seconds if self.engine_seconds else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """A chunk that is run and written, as its worker tells it."""
+
+    record: ChunkRecord
+    engine_seconds: float
+    first_rows: Array | None  # those of the first few results that are in it
+
+
+def finished(done: ChunkDone, write: Callable[[int, Array], int] | None) -> Finished:
+    """Write a chunk's results, if anybody wants them, and say what is told of it."""
+    start, y = done.chunk.start, done.y
+    crc = 0 if write is None else write(start, y)
+    first = y[: FIRST_ROWS - start].copy() if start < FIRST_ROWS else None
+    return Finished(ChunkRecord(done.chunk.number, crc, done.bad_rows, done.first_bad_row), done.engine_seconds, first)
+
+
+@dataclass
+class _Worker:
+    chunks: dict[int, Chunk] = field(default_factory=dict)  # that it has, by number
+    since: float = 0.0  # when it began the first of them
+    engine_seconds: float = 0.0
+
+
+class Dealer:
+    """The chunks of a job that are left, and those that are under way. Threads may share it."""
+
+    def __init__(
+        self, chunks: Sequence[Chunk], output: PartialOutput | None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._output, self._clock, self._lock = output, clock, threading.Lock()
+        self._records = dict(output.records) if output is not None else {}
+        self._chunks, self._first = chunks, dict[int, Array]()
+        self._left = [chunk for chunk in reversed(chunks) if chunk.number not in self._records]
+        self._workers: dict[int, _Worker] = {}
+        self._started = clock()
+        self.resumed_rows = self.rows_done = sum(self._rows(number) for number in self._records)
+        if output is not None:
+            for number in self._records:
+                chunk = chunks[number]
+                if chunk.start < FIRST_ROWS:
+                    self._first[chunk.start] = output.read(chunk.start, min(chunk.stop, FIRST_ROWS))
+
+    def take(self, worker: int) -> Chunk | None:
+        """The next chunk for this worker; None if no chunk is left."""
+        with self._lock:
+            if not self._left:
+                return None
+            has = self._workers.setdefault(worker, _Worker())
+            if not has.chunks:
+                has.since = self._clock()
+            chunk = self._left.pop()
+            has.chunks[chunk.number] = chunk
+            return chunk
+
+    def finish(self, worker: int, told: Finished) -> None:
+        """A worker's chunk is run and written."""
+        with self._lock:
+            has = self._workers[worker]
+            del has.chunks[told.record.chunk]
+            has.since = self._clock()
+            has.engine_seconds += told.engine_seconds
+            chunk = self._chunks[told.record.chunk]
+            self._records[chunk.number] = told.record
+            self.rows_done += chunk.stop - chunk.start
+            if told.first_rows is not None:
+                self._first[chunk.start] = told.first_rows
+            if self._output is not None:
+                self._output.record(told.record)
+
+    def stop(self) -> None:
+        """Deal no more."""
+        with self._lock:
+            self._left.clear()
+
+    @property
+    def left(self) -> int:
+        """Chunks that nobody has taken yet."""
+        return len(self._left)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self._records) == len(self._chunks)
+
+    def held(self, worker: int) -> int:
+        return len(self._workers[worker].chunks) if worker in self._workers else 0
+
+    def late(self, deadline_s: float) -> tuple[int, Chunk] | None:
+        """A worker other than 0 that has been at a chunk for longer than this, and the chunk."""
+        for worker, has in self._workers.items():
+            if worker and has.chunks and self._clock() - has.since > deadline_s:
+                return worker, min(has.chunks.values(), key=lambda chunk: chunk.number)
+        return None
+
+    @property
+    def rows_per_s(self) -> float:
+        return (self.rows_done - self.resumed_rows) / max(self._clock() - self._started, 1e-9)
+
+    def report(self, given: TensorType) -> StreamReport:
+        records = self._records.values()
+        bad = [record.first_bad_row for record in records if record.first_bad_row is not None]
+        none = np.empty((0, *given.row_shape), numpy_dtype(given.dtype))
+        first = np.concatenate([none, *(self._first[start] for start in sorted(self._first))])
+        longest = max((has.engine_seconds for has in self._workers.values()), default=0.0)
+        return StreamReport(
+            self.rows_done, self.resumed_rows, self._clock() - self._started, longest,
+            sum(record.bad_rows for record in records), min(bad, default=None), first,
+        )  # fmt: skip
+
+    def _rows(self, number: int) -> int:
+        return self._chunks[number].stop - self._chunks[number].start

@@ -1,0 +1,136 @@
+"""The side of every rank but 0: make ready what rank 0 says, run the chunks that it deals. Rank 0's side is team.py."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from onchip.errors import OnchipError, RankError
+from onchip.runtime.cuda.devices import cuda_devices
+from onchip.runtime.deal import OnChunk, finished
+from onchip.runtime.engine import Engine, bind_plan
+from onchip.runtime.rank_messages import START_PART, Bye, Deal, End, Failed, Orders, Ready, Rest, Synced, Told
+from onchip.runtime.ranks import Ranks, rank_device, rank_threads, wait_for
+from onchip.runtime.row_sources import Source
+from onchip.runtime.slices import SliceFile, has_token
+from onchip.runtime.stream import Chunk, ChunkDone, run_chunks
+from onchip.spec.recipe import Array
+
+
+class SentRows:
+    """Rows of an input that came with a chunk."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Array] = {}  # by the number of the first
+
+    def read(self, start: int, stop: int) -> Array:
+        return self.rows.pop(start)
+
+
+def follow(ranks: Ranks, on_chunk: OnChunk = lambda chunk: None) -> int:
+    """Do what rank 0 says until it ends the job; gives the exit code. Nothing is said: rank 0 speaks.
+
+    RankError if rank 0 hangs.
+    """
+    _load_kernels()
+    orders = ranks.broadcast(None)
+    if orders is None:  # rank 0 found something wrong before there was anything to do
+        ranks.leave()
+        return 2
+    code = 0
+    try:
+        _work(ranks, orders, on_chunk)
+    except RankError:  # rank 0 is silent: this one speaks
+        ranks.leave(1)
+        raise
+    except OnchipError as error:
+        code = error.exit_code
+        ranks.send(0, Failed(error))
+        while not isinstance(wait_for(ranks, None, "")[1], End):
+            pass
+    ranks.send(0, Bye())
+    ranks.receive()
+    on_chunk(None)
+    ranks.leave()
+    return code
+
+
+def _load_kernels() -> None:
+    """Load what rank 0 loads while it plans: this rank should not begin a second later for it."""
+    from onchip.kernels import cpu  # noqa: F401 - for its own sake
+
+    if cuda_devices():
+        from onchip.kernels import cuda  # noqa: F401
+
+
+def _work(ranks: Ranks, orders: Orders, on_chunk: OnChunk) -> None:
+    device = rank_device(orders.device, ranks, len(cuda_devices()) if orders.device == "cuda" else 0)
+    threads = rank_threads(orders.threads, ranks) if device == "cpu" else None
+    engine = bind_plan(orders.plan, orders.weights, (device, threads), device, orders.debug)
+    engine.warm_up()
+    with contextlib.ExitStack() as stack:
+        file = None
+        if orders.slices is not None and has_token(orders.slices):
+            file = stack.enter_context(SliceFile(orders.slices))
+        _work_on(ranks, orders, engine, file, device if threads is None else f"{device}, {_threads(threads)}", on_chunk)
+
+
+def _work_on(
+    ranks: Ranks, orders: Orders, engine: Engine, file: SliceFile | None, device: str, on_chunk: OnChunk
+) -> None:
+    """Run the chunks that rank 0 deals, until it says that it is the end."""
+    sources, sent = _open_sources(orders, len(engine.plan.network.inputs))
+    ranks.send(0, Ready(device, can_read=not sent, can_write=file is not None))
+    inbox: deque[object] = deque()
+    under_way = 0
+
+    def dealt() -> Iterator[Chunk | None]:
+        nonlocal under_way
+        wait_s: float | None = orders.deadline_s * START_PART
+        while True:
+            while (found := ranks.receive()) is not None:
+                inbox.append(found[1])
+            if not inbox and under_way:
+                yield None
+                continue
+            if not inbox:
+                inbox.append(wait_for(ranks, wait_s, f"rank 0 on {ranks.hosts[0]} hangs")[1])
+            if any(isinstance(message, End) for message in inbox):
+                return
+            message = inbox.popleft()
+            if isinstance(message, Rest):
+                if file is not None:
+                    file.sync()
+                ranks.send(0, Synced())
+                wait_s = None  # as long as the others, and the end of the file, take
+            elif isinstance(message, Deal):
+                for source, rows in zip(sent, message.rows or (), strict=True):
+                    source.rows[message.chunk.start] = rows
+                wait_s = orders.deadline_s
+                under_way += 1
+                on_chunk(message.chunk)
+                yield message.chunk
+
+    def then(done: ChunkDone) -> Told:
+        y = None if file is not None or orders.slices is None else done.y.copy()
+        return Told(finished(done, file.write if file is not None else None), y)
+
+    for told in run_chunks(engine, sent or sources, dealt(), then):
+        under_way -= 1
+        ranks.send(0, told)
+
+
+def _threads(count: int) -> str:
+    return f"{count} {'thread' if count == 1 else 'threads'}"
+
+
+def _open_sources(orders: Orders, inputs: int) -> tuple[Sequence[Source], list[SentRows]]:
+    """The sources of the rows, as far as this rank can read them itself; else such that wait for what is sent."""
+    if orders.sources is not None:
+        try:
+            return pickle.loads(orders.sources), []
+        except OnchipError:  # its machine has not these files
+            pass
+    return (), [SentRows() for _ in range(inputs)]

@@ -1,0 +1,280 @@
+"""The output of a run: chunks of rows in any order, by one process or by many, that become a file when all are there.
+
+Until then the rows lie in out.npy.partial, and out.npy.manifest says what is run and which chunks are done: a line of
+JSON each, {"chunk": 3, "crc": ..}, written after the chunk's rows. A run that was killed goes on from there. What the
+manifest says is believed only where the rows have the checksum that it names, so nothing half-written passes for done,
+whatever a crash left of either file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from onchip.errors import InputError, OutputError
+from onchip.files import check_writable, lock, write_error
+from onchip.formats.arrays import FlatWriter, NpyWriter, RowWriter, npy_header
+from onchip.formats.csv_writer import CsvWriter
+from onchip.formats.images import BmpWriter, PngWriter, is_image
+from onchip.formats.rows_text import TextWriter
+from onchip.runtime.slices import SliceFile, Slices, parse_line
+from onchip.spec.network import Network
+from onchip.spec.reading import show
+from onchip.spec.recipe import Array
+from onchip.spec.types import TensorType, numpy_dtype
+
+WRITERS: dict[str, type[RowWriter]] = {
+    ".npy": NpyWriter, ".bin": FlatWriter, ".csv": CsvWriter, ".txt": TextWriter, ".bmp": BmpWriter, ".png": PngWriter,
+}  # fmt: skip
+PICTURES = (".bmp", ".png")
+FOR_IMAGES = (".txt", *PICTURES)  # only for a network whose rows come out as images
+AS_THEY_LIE = (".npy", ".bin")  # rows as they are in the unfinished output; other formats are made of that
+VERSION = 1
+MakeWriter = Callable[[Path, tuple[int, ...], Any], RowWriter]
+KEEP_S = 10.0  # work of less than this is done again as quickly as it is resumed
+COPY_BYTES = 8 << 20  # of rows at a time, where another format is made of them
+
+
+@dataclass(frozen=True)
+class ChunkRecord:
+    """A finished chunk, as the manifest has it."""
+
+    chunk: int
+    crc: int  # CRC-32 of the rows as they lie in the file
+    bad_rows: int = 0  # rows of the input that hold a NaN or an infinity
+    first_bad_row: int | None = None
+
+
+def check_output_suffix(path: Path | None) -> None:
+    """InputError for an output of an unknown format. It needs no network, so it can be said before all work."""
+    if path is not None and path.suffix.lower() not in WRITERS:
+        got = f"suffix '{path.suffix}'" if path.suffix else "no suffix"
+        hint = f"-o {path.with_suffix('.npy')}" if path.name else "-o out.npy"
+        expected = ", ".join(WRITERS)
+        raise InputError(f"cannot write {path}: unknown format", got=got, expected=expected, hint=hint)
+
+
+@contextlib.contextmanager
+def open_output(
+    path: Path | None,
+    net: Network,
+    rows: int,
+    job: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    keep_s: float = KEEP_S,
+    top: int | None = None,
+) -> Iterator[PartialOutput | None]:
+    """The output for the results of `rows` rows; the file appears when the block ends well. No path, no output.
+
+    job     what decides the results, as JSON knows it: a run is resumed only by one of the same job
+    resume  keep the chunks that an earlier run of this job finished
+    keep_s  of a run that is stopped sooner nothing is kept
+    top     how many classes of a row are written into a .csv, where the network knows their names
+
+    Whatever can be known to stop the writing is raised now, not after the work.
+    """
+    if path is None:
+        yield None
+        return
+    check_output_suffix(path)
+    suffix = path.suffix.lower()
+    if suffix in FOR_IMAGES and not is_image(net.output):
+        others = ", ".join(kind for kind in WRITERS if kind not in FOR_IMAGES)
+        raise InputError(
+            f"cannot write {path}: '{net.name}' makes no images", got=f"rows {net.output}, format {suffix}",
+            expected=f"rows (H, W, 3), (H, W, 1) or (H, W) for {suffix}, or one of {others}",
+            hint=f"-o {path.with_suffix('.npy')}",
+        )  # fmt: skip
+    make: MakeWriter = WRITERS[suffix]
+    if suffix == ".csv":
+        make = functools.partial(CsvWriter, classes=net.meaning.classes, top=top or 1)
+    make(path, (rows, *net.output.row_shape), numpy_dtype(net.output.dtype))  # raises what the format cannot hold
+    check_writable(path)
+    output = PartialOutput(path, net.output, rows, make, dict(job or {}), resume, keep_s)
+    try:
+        yield output
+        output.finish()
+    except BaseException as error:
+        output.leave(error)
+        raise
+    finally:
+        output.close()
+
+
+class PartialOutput:
+    """An output in the making. `begin` it, `write` chunks, `record` them; who opened it ends it."""
+
+    def __init__(
+        self,
+        path: Path,
+        given: TensorType,
+        rows: int,
+        make: MakeWriter,
+        job: dict[str, Any],
+        resume: bool,
+        keep_s: float,
+    ) -> None:
+        self._make, self._keep_s = make, keep_s
+        self.path, self.records = path, dict[int, ChunkRecord]()
+        self.plan = ""  # the JSON of the plan that an earlier run went by
+        self.cuts: tuple[int, ...] = ()  # where its chunks began
+        self.data_path, self.manifest_path = (Path(f"{path}.{end}") for end in ("partial", "manifest"))
+        head = npy_header((rows, *given.row_shape), numpy_dtype(given.dtype)) if path.suffix.lower() == ".npy" else b""
+        self._head, self._job = head, json.loads(json.dumps(job))
+        token = os.urandom(8).hex()
+        self.slices = Slices(str(self.data_path.absolute()), len(head), (rows, *given.row_shape), given.dtype, token)
+        self._file: SliceFile | None = None
+        self._manifest = self._lock_manifest()
+        self._opened, self._has_begun, self._is_resumed = time.monotonic(), False, False
+        try:
+            self.found = bool(self._manifest.read(1)) or self.data_path.exists()  # an earlier run's
+            if resume:
+                self._read_manifest()
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, plan: str, cuts: tuple[int, ...]) -> None:
+        """Make the files ready for the chunks that begin at these rows; those of an earlier run stay, if it is resumed.
+
+        plan  its JSON, by which a resumed run goes, too: measured rates, and with them plans, may change between runs
+        """
+        self._has_begun = True
+        if not self._is_resumed:
+            self.plan, self.cuts = plan, cuts
+            head = {"version": VERSION, "token": self.slices.token, "job": self._job, "plan": plan, "cuts": cuts}
+            try:
+                self.data_path.write_bytes(self._head)
+                self._manifest.truncate(0)
+                self._append(head)
+                os.fsync(self._manifest.fileno())  # ranks on other machines look at it
+            except OSError as error:
+                raise write_error(self.data_path, error) from None
+        if self._file is None:
+            self._file = SliceFile(self.slices)
+
+    def write(self, start: int, rows: Array) -> int:
+        assert self._file is not None
+        return self._file.write(start, rows)
+
+    def read(self, start: int, stop: int) -> Array:
+        assert self._file is not None
+        return self._file.read(start, stop)
+
+    def record(self, record: ChunkRecord) -> None:
+        """Write down that a chunk is done, whose rows are written."""
+        self.records[record.chunk] = record
+        self._append(asdict(record))
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """All chunks are there: make the file."""
+        if self._file is None or len(self.records) < len(self.cuts):
+            got, expected = f"{len(self.records)} chunks", f"{len(self.cuts)}"
+            raise InputError(f"wrong number of rows for {self.path}", got=got, expected=expected)
+        self._file.sync()
+        rows = self.slices.shape[0]
+        try:
+            if self.path.suffix.lower() in AS_THEY_LIE:
+                os.replace(self.data_path, self.path)
+            else:
+                step = max(1, COPY_BYTES // max(1, self.slices.row_bytes))
+                with self._make(self.path, self.slices.shape, numpy_dtype(self.slices.dtype)) as writer:
+                    for start in range(0, rows, step):
+                        writer.write(self._file.read(start, min(start + step, rows)))
+        except OSError as error:
+            raise write_error(self.path, error) from None
+        self._remove()
+
+    def leave(self, error: BaseException) -> None:
+        """The run ends with this error: keep what is done if it can be of use."""
+        if not self._has_begun:
+            is_of_use = self.found
+        elif self._is_resumed:
+            is_of_use = bool(self.records)
+        else:  # with other rows it would be another job
+            is_stopped = not isinstance(error, Exception)  # Ctrl-C, SIGTERM
+            is_quick = is_stopped and time.monotonic() - self._opened < self._keep_s
+            is_of_use = bool(self.records) and not is_quick and not isinstance(error, InputError)
+        if not is_of_use:
+            self._remove()
+
+    @property
+    def kept(self) -> str:
+        """What is said of chunks that stay for the next run; nothing if none do."""
+        if not (self.records and self.manifest_path.exists()):
+            return ""
+        return f"{len(self.records):,} of {len(self.cuts):,} chunks are kept in {self.data_path}: go on with --resume"
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._manifest.close()  # which ends its lock
+
+    def _remove(self) -> None:
+        for path in (self.data_path, self.manifest_path):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    # -- the manifest --------------------------------------------------------------------------------------
+
+    def _lock_manifest(self) -> io.FileIO:
+        while True:
+            try:
+                file = io.FileIO(os.open(self.manifest_path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+            except OSError as error:
+                raise write_error(self.manifest_path, error) from None
+            if not lock(file):
+                file.close()
+                hint = "wait for it, or choose another name"
+                raise OutputError(f"another run is writing {self.path}", got=str(self.manifest_path), hint=hint)
+            if os.fstat(file.fileno()).st_nlink:
+                return file
+            file.close()  # the run that had it ended just now
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        """All of a line at once: a crash leaves the last line incomplete, if any."""
+        try:
+            self._manifest.seek(0, os.SEEK_END)
+            self._manifest.write(json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            raise write_error(self.manifest_path, error) from None
+
+    def _read_manifest(self) -> None:
+        """Take over what an earlier run of the same job finished."""
+        self._manifest.seek(0)
+        told = [parse_line(line) for line in self._manifest.readall().split(b"\n")]
+        head = told[0]
+        if "cuts" not in head or not self.data_path.exists():  # it ended before its first chunk
+            return
+        if head.get("version") != VERSION or head.get("job") != self._job:
+            job = head.get("job")
+            before = job if isinstance(job, dict) else {}
+            other = [name for name in {**before, **self._job} if before.get(name) != self._job.get(name)]
+            raise InputError(
+                f"{self.manifest_path} belongs to another job",
+                got=", ".join(f"{name}: {show(self._job.get(name))}" for name in other),
+                expected=", ".join(f"{name}: {show(before.get(name))}" for name in other),
+                hint="the command as it was, or no --resume to begin anew",
+            )  # fmt: skip
+        self._is_resumed = True
+        self.plan, self.cuts = str(head["plan"]), tuple(map(int, head["cuts"]))
+        self.slices = replace(self.slices, token=str(head["token"]))
+        self._file = SliceFile(self.slices)
+        ends = (*self.cuts[1:], self.slices.shape[0])
+        for line in told[1:]:
+            with contextlib.suppress(TypeError, ValueError, IndexError):  # the last line of a run that was killed
+                record = ChunkRecord(**line)
+                rows = self._file.read_bytes(self.cuts[record.chunk], ends[record.chunk])
+                if zlib.crc32(rows) == record.crc:
+                    self.records[record.chunk] = record

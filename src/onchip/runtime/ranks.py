@@ -1,0 +1,265 @@
+"""Ranks: the processes of one job, on one machine or on many. The one file that knows MPI.
+
+A job that nobody started as several has one rank, and nobody to ask: it takes the same path. Waiting never spins: a
+rank that waits leaves its core to others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import pickle
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
+
+import numpy as np
+
+from onchip.errors import DeviceError, RankError
+
+# What launchers tell the processes that they start: Hydra and srun --mpi=pmi2, PMIx, Open MPI.
+_RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+_SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
+_TAG = 1
+_PART_BYTES = 1 << 30  # of a broadcast at a time: MPI counts in 32 bits
+_ALONE_S = 2.0  # in that time a rank 0 that fails, too, has ended the others
+_NAP_S = (0.0002, 0.005)  # between two looks: the first ones, and after a while
+
+
+class Ranks(Protocol):
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def local_rank(self) -> int:
+        """Among the ranks of this machine."""
+        ...
+
+    @property
+    def local_size(self) -> int: ...
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The machine of every rank."""
+        ...
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank; arrays in it travel as they are."""
+        ...
+
+    def send(self, to: int, message: Any) -> None:
+        """Returns at once."""
+        ...
+
+    def receive(self) -> tuple[int, Any] | None:
+        """A message that came, and from whom; None if none did."""
+        ...
+
+    def exchange(self, arrays: Sequence[Any], cuts: Sequence[int]) -> None:
+        """Rows cuts[r] .. cuts[r + 1] - 1 of each array are rank r's; afterwards every rank has all of them."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this rank has done its part."""
+        ...
+
+    def leave(self, code: int | None = None) -> None:
+        """This rank's part is over. With a code: the others' is not; all processes end when this one does."""
+        ...
+
+
+class OneRank:
+    """A job of a single process."""
+
+    rank, size, local_rank, local_size, is_over = 0, 1, 0, 1, True
+    hosts = ("here",)
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+    def send(self, to: int, message: Any) -> None:
+        raise AssertionError("nobody to send to")
+
+    def receive(self) -> tuple[int, Any] | None:
+        return None
+
+    def exchange(self, arrays: Sequence[Any], cuts: Sequence[int]) -> None:
+        pass
+
+    def leave(self, code: int | None = None) -> None:
+        pass
+
+
+class MpiRanks:
+    """The processes that an MPI launcher started together."""
+
+    def __init__(self, expected: int) -> None:
+        try:
+            import mpi4py
+
+            mpi4py.rc.thread_level = "funneled"
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise DeviceError(
+                "cannot talk to the other ranks", got=str(error).splitlines()[0], expected="mpi4py and an MPI library",
+                hint="pip install 'onchip[mpi]', or mpi4py alone where the machine has an MPI of its own",
+            ) from None  # fmt: skip
+        self._mpi, self._comm = MPI, MPI.COMM_WORLD.Dup()
+        self.rank, self.size = self._comm.rank, self._comm.size
+        if self.size == 1 < expected:
+            raise DeviceError(
+                "this rank is alone", got=f"{expected} ranks started, 1 seen by {MPI.Get_library_version().split()[0]}",
+                expected="mpiexec and mpi4py of the same MPI", hint="python -m mpi4py --mpi-library-version",
+            )  # fmt: skip
+        local = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_rank, self.local_size = local.rank, local.size
+        self.hosts = tuple(self._comm.allgather(socket.gethostname()))
+        self._sent: list[tuple[Any, Any]] = []  # requests under way, and what they send
+        self.is_over, self._code = False, 1
+        atexit.register(self._end)  # before MPI's own end, which would wait for ranks that are stuck
+
+    def broadcast(self, value: Any) -> Any:
+        buffers: list[pickle.PickleBuffer] = []
+        data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append) if self.rank == 0 else b""
+        raw = [np.frombuffer(part.raw(), np.uint8) for part in buffers]
+        sizes = np.array([len(raw), len(data)], np.int64)
+        self._broadcast(sizes)
+        lengths = np.array([len(part) for part in raw], np.int64) if self.rank == 0 else np.empty(sizes[0], np.int64)
+        self._broadcast(lengths)
+        if self.rank:
+            raw = [np.empty(length, np.uint8) for length in lengths]
+        head = np.frombuffer(bytearray(data), np.uint8) if self.rank == 0 else np.empty(sizes[1], np.uint8)
+        for part in (head, *raw):
+            self._broadcast(part)
+        return value if self.rank == 0 else pickle.loads(head.tobytes(), buffers=raw)
+
+    def _broadcast(self, array: Any) -> None:
+        data = array.view(np.uint8)
+        for start in range(0, len(data), _PART_BYTES):
+            request = self._comm.Ibcast([data[start : start + _PART_BYTES], self._mpi.BYTE], root=0)
+            for _ in naps():
+                if request.Test():
+                    break
+
+    def send(self, to: int, message: Any) -> None:
+        data = pickle.dumps(message, protocol=5)
+        self._sent.append((self._comm.Isend([data, self._mpi.BYTE], to, _TAG), data))
+
+    def receive(self) -> tuple[int, Any] | None:
+        self._sent = [entry for entry in self._sent if not entry[0].Test()]
+        status = self._mpi.Status()
+        if not self._comm.Iprobe(self._mpi.ANY_SOURCE, _TAG, status):
+            return None
+        data = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+        source = status.Get_source()
+        self._comm.Recv([data, self._mpi.BYTE], source, _TAG)
+        return source, pickle.loads(data.data)
+
+    def exchange(self, arrays: Sequence[Any], cuts: Sequence[int]) -> None:
+        for array in arrays:
+            row_bytes = array[:1].nbytes
+            places = [cut * row_bytes for cut in cuts]
+            counts = [stop - start for start, stop in pairwise(places)]
+            all_rows = [array, counts, places[:-1], self._mpi.BYTE]
+            request = self._comm.Iallgatherv(self._mpi.IN_PLACE, all_rows)
+            for _ in naps():
+                if request.Test():
+                    break
+
+    def leave(self, code: int | None = None) -> None:
+        self.is_over, self._code = code is None, code or 0
+
+    def _end(self) -> None:
+        if not self.is_over and not self._mpi.Is_finalized():
+            self._comm.Abort(self._code)
+
+
+_world: MpiRanks | None = None  # made once: all that a process does with others goes the same way
+
+
+def launched_as(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
+    """The rank and the number of ranks that a launcher says; None for a process that none started.
+
+    SLURM_NTASKS alone says nothing: a batch script has it, too.
+    """
+    rank = next((env[name] for name in _RANK_NAMES if name in env), "")
+    size = next((env[name] for name in _SIZE_NAMES if name in env), "1")
+    return (int(rank), int(size)) if rank.isdigit() and size.isdigit() else None
+
+
+def find_ranks() -> Ranks:
+    """The ranks of this job: MPI's, where a launcher started this process, else this one alone."""
+    global _world
+    launched = launched_as()
+    if launched is None or launched[1] == 1:
+        return OneRank()
+    _world = _world or MpiRanks(launched[1])
+    _world.is_over = False
+    return _world
+
+
+def hush(ranks: Ranks) -> None:
+    """Rank 0 speaks: what another rank says is shown only if it is that rank alone that fails."""
+    if ranks.rank == 0:
+        return
+    shown, said = sys.stderr, io.StringIO()
+    sys.stdout = sys.stderr = said
+
+    def tell() -> None:
+        if not ranks.is_over:
+            time.sleep(_ALONE_S)
+            print(f"rank {ranks.rank} on {ranks.hosts[ranks.rank]}: {said.getvalue()}", file=shown)
+
+    atexit.register(tell)
+
+
+def naps() -> Iterator[int]:
+    """Count up, with a short sleep after each turn, longer ones after a while."""
+    for turn in range(1 << 62):
+        yield turn
+        time.sleep(_NAP_S[turn > 50])
+
+
+def wait_for(ranks: Ranks, seconds: float | None, what: str) -> tuple[int, Any]:
+    """The next message; RankError if none comes in so many seconds. None: wait as long as it takes."""
+    started = time.monotonic()
+    for _ in naps():
+        if (found := ranks.receive()) is not None:
+            return found
+        if seconds is not None and time.monotonic() - started > seconds:
+            break
+    hint = "--deadline, if this is no hang; --resume goes on with what is done"
+    raise RankError(what, got=f"no word for {seconds:g} s", expected="a message", hint=hint)
+
+
+def gather_all(ranks: Ranks, value: Any) -> list[Any]:
+    """Every rank's value, on every rank; waits as long as the slowest takes."""
+    values = [value] * ranks.size
+    if ranks.rank:
+        ranks.send(0, value)
+    for _ in range(ranks.size - 1 if ranks.rank == 0 else 0):
+        source, told = wait_for(ranks, None, "")
+        values[source] = told
+    found: list[Any] = ranks.broadcast(values)
+    return found
+
+
+def rank_device(device: str, ranks: Ranks, gpus: int) -> str:
+    """A rank's device: "cuda" is the GPU of its number on its machine, round robin; others are as they are named."""
+    if device != "cuda" or ranks.size == 1 or gpus == 0:
+        return device
+    return f"cuda:{ranks.local_rank % gpus}"
+
+
+def rank_threads(threads: int | None, ranks: Ranks) -> int | None:
+    """A rank's threads on a CPU: the ranks of a machine share its cores, unless somebody says."""
+    if threads is not None or ranks.local_size == 1:
+        return threads
+    from onchip.runtime.cpu import core_count
+
+    return max(1, core_count() // ranks.local_size)

@@ -1,0 +1,265 @@
+"""Ranks of this machine, started by us: `onchip run --ranks 4`.
+
+The launcher is MPI's; every rank also talks to the process that started it, over a socket, a line of JSON each. So
+it can show one progress bar, and say of a rank that dies which one it was, where, and at which chunk.
+"""
+
+from __future__ import annotations
+
+import atexit
+import codecs
+import contextlib
+import importlib.util
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from onchip.errors import DeviceError, InputError, RankError
+from onchip.runtime.ranks import Ranks
+from onchip.runtime.stream import Chunk
+
+SOCKET = "ONCHIP_SUPERVISOR"  # in a rank's environment: where it reports
+MAX_RANKS = 1024
+_GRACE_S = 3.0  # for the launcher to notice that a rank is dead, and for ranks to stop
+# Open MPI refuses root and more ranks than cores, and ties ranks to cores, unless told.
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
+}  # fmt: skip
+
+OnProgress = Callable[[str, float, float, str], None]  # what, total, done, text
+
+
+# -- in a rank ---------------------------------------------------------------------------------------------
+
+
+class Reporter:
+    """What a rank tells the process that started it; nothing where that was somebody else."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._socket: socket.socket | None = None
+        path = os.environ.get(SOCKET)
+        if path is None or ranks.size == 1:
+            return
+        self._socket = _connect(path)
+        self._tell(rank=ranks.rank, pid=os.getpid(), host=ranks.hosts[ranks.rank])
+        atexit.register(self._tell, bye=True)  # a rank that is killed says none
+        if ranks.rank == 0:  # rank 0 speaks, and what a launcher has to say is shown only if it is needed
+            for stream, fd in ((sys.stdout, 1), (sys.stderr, 2)):
+                stream.flush()
+                with _connect(path) as channel:
+                    channel.sendall(json.dumps({"stream": fd}).encode() + b"\n")
+                    os.dup2(channel.fileno(), fd)
+
+    def chunk(self, chunk: Chunk | None) -> None:
+        self._tell(chunk=None if chunk is None else (chunk.number, chunk.start, chunk.stop))
+
+    def progress(self, what: str, total: float, done: float, text: str) -> None:
+        self._tell(progress=(what, total, done, text))
+
+    def _tell(self, **what: Any) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # who started it is gone: the launcher ends it
+                self._socket.sendall(json.dumps(what).encode() + b"\n")
+
+
+def _connect(path: str) -> socket.socket:
+    found = socket.socket(socket.AF_UNIX)
+    found.connect(path)
+    return found
+
+
+def is_supervised() -> bool:
+    return SOCKET in os.environ
+
+
+# -- in the process that starts them -----------------------------------------------------------------------
+
+
+@dataclass
+class _Rank:
+    rank: int
+    pid: int
+    host: str
+    chunk: tuple[int, int, int] | None = None
+    said_bye: bool = False
+
+
+def run_ranks(count: int, args: Sequence[str], on_progress: OnProgress) -> int:
+    """Run `onchip ARGS` as so many ranks on this machine; gives the exit code. RankError if one of them dies."""
+    if not 1 < count <= MAX_RANKS:
+        raise InputError("bad number of ranks", got=str(count), expected=f"2 to {MAX_RANKS}", hint="--ranks 2")
+    launcher = find_mpiexec()
+    if launcher is None or importlib.util.find_spec("mpi4py") is None:
+        got = "no mpiexec" if launcher is None else "no mpi4py"
+        hint = "pip install 'onchip[mpi]', or mpi4py alone where the machine has an MPI of its own"
+        raise DeviceError("cannot start ranks", got=got, expected="an MPI and mpi4py", hint=hint)
+    with (
+        tempfile.TemporaryDirectory(prefix=f"onchip-ranks-{os.getpid()}-", dir=_short_folder()) as folder,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
+        path = os.path.join(folder, "supervisor")
+        listener.bind(path)
+        listener.listen(2 * count)
+        home = str(Path(__file__).parents[2])
+        before = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+        env = {**OPEN_MPI, **os.environ, SOCKET: path, "PYTHONPATH": os.pathsep.join([home, *before])}
+        command = [launcher, "-n", str(count), sys.executable, "-m", "onchip", *args]
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        with process, _Watch(process, listener, on_progress) as watch:
+            return watch.until_end()
+
+
+def _short_folder() -> str:
+    """Where temporary files go, or /tmp: the path of a socket has at most 107 characters."""
+    found = tempfile.gettempdir()
+    return found if len(found) < 60 else "/tmp"
+
+
+def find_mpiexec() -> str | None:
+    """The launcher beside this Python, which the extra `mpi` installs, else the machine's own."""
+    beside = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+    return beside or shutil.which("mpiexec") or shutil.which("mpirun")
+
+
+class _Connection:
+    """Reports of a rank, or what rank 0 writes to stdout or stderr, which goes on to ours."""
+
+    def __init__(self, hear: Callable[[int, dict[str, Any]], None]) -> None:
+        self.rank: int | None = None
+        self._hear, self._rest = hear, b""
+        self._stream: TextIO | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def read(self, source: socket.socket) -> bool:
+        """Take what came; False if nothing will come any more."""
+        try:
+            data = source.recv(1 << 16)
+        except OSError:
+            data = b""
+        self._rest += data
+        while self._stream is None and b"\n" in self._rest:
+            line, self._rest = self._rest.split(b"\n", 1)
+            told = json.loads(line)
+            if "stream" in told:
+                self._stream = sys.stdout if told["stream"] == 1 else sys.stderr
+                break
+            self.rank = told.get("rank", self.rank)
+            assert self.rank is not None
+            self._hear(self.rank, told)
+        if self._stream is not None:
+            self._stream.write(self._decoder.decode(self._rest))
+            self._stream.flush()
+            self._rest = b""
+        return bool(data)
+
+
+class _Watch:
+    def __init__(self, process: subprocess.Popen[bytes], listener: socket.socket, on_progress: OnProgress) -> None:
+        self._process, self._on_progress = process, on_progress
+        self._ranks: dict[int, _Rank] = {}
+        self._log = bytearray()  # what the launcher says
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        assert process.stdout is not None
+        self._selector.register(process.stdout, selectors.EVENT_READ, self._read_log)
+        self._died: _Rank | None = None
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nobody stays behind: rank 0 may stop in order, then all are ended."""
+        if self._process.poll() is None and self._died is None:
+            self._signal(self._ranks.get(0), signal.SIGTERM)
+            self._watch_for(2 * _GRACE_S)
+        if self._process.poll() is None:
+            for rank in self._ranks.values():
+                self._signal(rank, signal.SIGKILL)
+            self._process.kill()
+        self._selector.close()
+
+    def until_end(self) -> int:
+        self._watch_for(None)
+        if self._died is not None:
+            self._watch_for(_GRACE_S)
+            at = "between chunks"
+            if self._died.chunk is not None:
+                number, start, stop = self._died.chunk
+                at = f"at chunk {number}, rows {start:,} to {stop - 1:,}"
+            raise RankError(
+                f"rank {self._died.rank} on {self._died.host} died", got=f"process {self._died.pid} is gone, {at}",
+                expected="all ranks to the end", hint="--resume goes on with what is done",
+            )  # fmt: skip
+        code = self._process.returncode
+        if code and not (0 in self._ranks and self._ranks[0].said_bye):  # rank 0 did not say why
+            sys.stderr.write(self._log.decode(errors="replace"))
+        return code if code in (0, 1, 2) else 1
+
+    def _watch_for(self, seconds: float | None) -> None:
+        """Until the launcher has ended, a rank died (if none had), or the time is over."""
+        started, had_died = time.monotonic(), self._died is not None
+        while self._process.poll() is None and (had_died or self._died is None):
+            self._turn(0.05)
+            if seconds is not None and time.monotonic() - started > seconds:
+                return
+        while self._turn(0.0):  # what was said last
+            pass
+
+    def _turn(self, seconds: float) -> bool:
+        found = self._selector.select(seconds)
+        for key, _ in found:
+            key.data(key.fileobj)
+        return bool(found)
+
+    def _accept(self, listener: socket.socket) -> None:
+        source, _ = listener.accept()
+        connection = _Connection(self._hear)
+
+        def read(source: socket.socket) -> None:
+            if not connection.read(source):
+                self._selector.unregister(source)
+                source.close()
+                if connection.rank is not None:
+                    self._ended(self._ranks[connection.rank])
+
+        self._selector.register(source, selectors.EVENT_READ, read)
+
+    def _hear(self, number: int, told: dict[str, Any]) -> None:
+        if "pid" in told:
+            self._ranks[number] = _Rank(**told)
+        elif "chunk" in told:
+            self._ranks[number].chunk = told["chunk"]
+        elif "progress" in told:
+            self._on_progress(*told["progress"])
+        elif "bye" in told:
+            self._ranks[number].said_bye = True
+
+    def _ended(self, rank: _Rank) -> None:
+        if not any(other.said_bye for other in self._ranks.values()) and self._died is None:
+            self._died = rank
+
+    def _read_log(self, pipe: Any) -> None:
+        data = os.read(pipe.fileno(), 1 << 16)
+        self._log.extend(data)
+        if not data:
+            self._selector.unregister(pipe)
+
+    def _signal(self, rank: _Rank | None, number: int) -> None:
+        if rank is not None:
+            with contextlib.suppress(OSError):
+                os.kill(rank.pid, number)

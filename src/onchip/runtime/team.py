@@ -1,0 +1,221 @@
+"""Rank 0's side of a job: its workers are the engines of this process and the other ranks (follow.py).
+
+Chunks are dealt to whoever is free. Rank 0 plans, tells the others (`Orders`), deals, keeps the manifest and works
+itself; between two of its own chunks it answers what came in. Every other rank has a chunk in work and one waiting, so
+that it does not wait for that. Rows that a rank cannot read from a file of its own, and results that it cannot write,
+travel with the messages.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from onchip.errors import OnchipError, RankError
+from onchip.runtime.deal import Dealer, OnChunk, StreamReport, finished
+from onchip.runtime.engine import Engine
+from onchip.runtime.output import PartialOutput
+from onchip.runtime.rank_messages import (
+    DEADLINE_S,
+    START_PART,
+    Bye,
+    Deal,
+    End,
+    Failed,
+    Orders,
+    Ready,
+    Rest,
+    Synced,
+    Told,
+)
+from onchip.runtime.ranks import Ranks, naps
+from onchip.runtime.row_sources import Source
+from onchip.runtime.slices import SliceFile
+from onchip.runtime.stream import Chunk, run_chunks
+from onchip.spec.recipe import Array
+
+GOODBYE_S = 5.0  # ranks that do not end in that time are ended
+
+
+class Team:
+    """Rank 0's side of a job. Leaving the block ends the other ranks, whatever happened.
+
+    say  hears where each rank works
+    """
+
+    def __init__(self, ranks: Ranks, deadline_s: float = DEADLINE_S, say: Callable[[str], None] = print) -> None:
+        self._ranks, self._deadline_s, self._say = ranks, deadline_s, say
+        self._others = set(range(1, ranks.size))
+        self._ready: dict[int, Ready] = {}
+        self._synced: set[int] = set()
+        self._has_orders = False
+
+    def begin(self, orders: Orders) -> None:
+        """Tell the other ranks what to do; they make themselves ready meanwhile."""
+        self._has_orders = True
+        self._ranks.broadcast(orders)
+
+    def run(
+        self,
+        engines: Sequence[Engine],
+        sources: Sequence[Source],
+        output: PartialOutput | None,
+        chunks: Sequence[Chunk],
+        on_progress: Callable[[int, float], None] = lambda rows, per_s: None,
+        on_chunk: OnChunk = lambda chunk: None,
+    ) -> StreamReport:
+        """Run the chunks that the output does not have yet.
+
+        engines      of this process: one, or one for each of its GPUs
+        on_progress  called often, with the rows done and the rows/s so far
+        """
+        self._dealer, self._sources, self._output = Dealer(chunks, output), sources, output
+
+        def tick() -> None:
+            self._serve()
+            on_progress(self._dealer.rows_done, self._dealer.rows_per_s)
+
+        if len(engines) > 1:
+            self._run_threads(engines, tick)
+        else:
+
+            def own() -> Iterator[Chunk]:
+                while (chunk := self._dealer.take(0)) is not None:
+                    on_chunk(chunk)
+                    yield chunk
+
+            with _open_slices(output) as write:
+                for told in run_chunks(engines[0], sources, own(), lambda done: finished(done, write)):
+                    self._dealer.finish(0, told)
+                    tick()
+            on_chunk(None)
+        for _ in naps():
+            tick()
+            # A rank that is not ready yet, in a short job, has nothing to bring to the disk.
+            if self._dealer.is_done and self._synced >= set(self._ready):
+                break
+        return self._dealer.report(engines[0].output)
+
+    def _run_threads(self, engines: Sequence[Engine], tick: Callable[[], None]) -> None:
+        """Several engines in this process, a thread each."""
+        dealer, output = self._dealer, self._output
+        packed = pack_sources(self._sources)
+
+        def work(worker: int) -> None:
+            # Random rows are drawn in order, so each thread has its own; rows in memory are shared.
+            sources = self._sources if packed is None else pickle.loads(packed)
+            with _open_slices(output) as write:
+                chunks = iter(lambda: dealer.take(worker), None)
+                for told in run_chunks(engines[worker], sources, chunks, lambda done: finished(done, write)):
+                    dealer.finish(worker, told)
+
+        with concurrent.futures.ThreadPoolExecutor(len(engines), thread_name_prefix="onchip-gpu") as pool:
+            waiting = {pool.submit(work, worker) for worker in range(len(engines))}
+            try:
+                while waiting:
+                    done, waiting = concurrent.futures.wait(waiting, 0.05, concurrent.futures.FIRST_EXCEPTION)
+                    for future in done:
+                        future.result()
+                    tick()
+            except BaseException:
+                dealer.stop()
+                raise
+
+    def _serve(self) -> None:
+        """Answer the messages that came; RankError for a rank that hangs, and what another rank failed with."""
+        while (found := self._ranks.receive()) is not None:
+            rank, message = found
+            if isinstance(message, Ready):
+                self._ready[rank] = message
+                self._say(f"rank {rank} on {self._ranks.hosts[rank]}: {message.device}")
+            elif isinstance(message, Told):
+                told = message.finished
+                if message.y is not None and self._output is not None:
+                    crc = self._output.write(self._output.cuts[told.record.chunk], message.y)
+                    told = replace(told, record=replace(told.record, crc=crc))
+                self._dealer.finish(rank, told)
+            elif isinstance(message, Failed):
+                raise _of_rank(message.error, rank, self._ranks.hosts[rank])
+            elif isinstance(message, Synced):
+                self._synced.add(rank)
+            self._deal(rank)
+        late = self._dealer.late(self._deadline_s)
+        if late is not None:
+            rank, chunk = late
+            raise RankError(
+                f"rank {rank} on {self._ranks.hosts[rank]} hangs",
+                got=f"chunk {chunk.number}, rows {chunk.start:,} to {chunk.stop - 1:,}, for {self._deadline_s:g} s",
+                expected="less", hint="--resume goes on with what is done; --deadline, if this is no hang",
+            )  # fmt: skip
+
+    def _deal(self, rank: int) -> None:
+        if rank not in self._ready or rank in self._synced:
+            return
+        while self._dealer.held(rank) < (2 if self._dealer.left > 2 * self._ranks.size else 1):
+            chunk = self._dealer.take(rank)
+            if chunk is None:
+                break
+            rows = None
+            if not self._ready[rank].can_read:
+                rows = tuple(source.read(chunk.start, chunk.stop) for source in self._sources)
+            self._ranks.send(rank, Deal(chunk, rows))
+        if not self._dealer.held(rank):
+            self._ranks.send(rank, Rest())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._has_orders:
+            self._ranks.broadcast(None)
+            self._ranks.leave()
+            return
+        code = None if error is None else getattr(error, "exit_code", 2)
+        if isinstance(error, RankError):
+            self._ranks.leave(code)
+            return
+        for rank in self._others:
+            self._ranks.send(rank, End())
+        left, started = set(self._others), time.monotonic()
+        are_slow = error is None and set(self._ready) < self._others  # some may be compiling yet
+        wait_s = self._deadline_s * START_PART if are_slow else GOODBYE_S
+        for _ in naps():
+            while (found := self._ranks.receive()) is not None:
+                if isinstance(found[1], Bye):
+                    left.discard(found[0])
+            if not left or time.monotonic() - started > wait_s:
+                break
+        for rank in sorted(left):
+            self._say(f"rank {rank} on {self._ranks.hosts[rank]} does not end: it is ended")
+        self._ranks.leave(code or 0 if left else None)
+
+
+@contextlib.contextmanager
+def _open_slices(output: PartialOutput | None) -> Iterator[Callable[[int, Array], int] | None]:
+    """How a worker writes rows into the output: by a file of its own, which others do not seek in."""
+    if output is None:
+        yield None
+        return
+    with SliceFile(output.slices) as file:
+        yield file.write
+
+
+def pack_sources(sources: Sequence[Source]) -> bytes | None:
+    """The sources as another process can open them; None if their rows are in the memory of this one."""
+    try:
+        return pickle.dumps(tuple(sources))
+    except (pickle.PicklingError, AttributeError, TypeError):  # the latter of what cannot be pickled at all
+        return None
+
+
+def _of_rank(error: OnchipError, rank: int, host: str) -> OnchipError:
+    what = f"{error.what} (rank {rank} on {host})"
+    return type(error)(what, got=error.got, expected=error.expected, hint=error.hint)

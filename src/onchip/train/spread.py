@@ -1,0 +1,99 @@
+"""Training runs over ranks: every rank makes the same call, trains its share, and has all results in the end.
+
+A run's bits are those of one process: rank 0's plans are everybody's, and a run is trained by one rank alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onchip.errors import InputError, KernelError, OnchipError
+from onchip.kernels.cpu.train_step import BLOCK
+from onchip.plan.plan import Plan
+from onchip.runtime.cuda.devices import cuda_devices
+from onchip.runtime.ranks import Ranks, gather_all, rank_device, rank_threads
+from onchip.train.training_run import Epoch, FitResult, PlannedRun
+
+
+@dataclass(frozen=True, eq=False)
+class _Packed:
+    """A FitResult without its network and its plan, which every rank has: all but the weights."""
+
+    weights: Mapping[str, Any]
+    losses: Any
+    history: tuple[Epoch, ...]
+    best_epoch: int
+    seconds: float
+    chosen: str
+    state: dict[str, Any]
+    gpu_bytes: int
+
+
+def share_of(ranks: Ranks, runs: int) -> list[int]:
+    """The numbers of the runs that this rank trains."""
+    return list(range(ranks.rank, runs, ranks.size))
+
+
+def plan_device(text: str, ranks: Ranks, device: str, threads: int | None) -> tuple[str, int | None]:
+    """Where this rank trains by rank 0's plan (JSON): the device by name, and threads."""
+    kind = json.loads(text)["device"]["kind"]
+    if kind == "cpu":
+        return "cpu", rank_threads(threads, ranks)
+    return rank_device("cuda" if device == "auto" else device, ranks, len(cuda_devices())), None
+
+
+def check_batches(plan: Plan, rows: int, ranks: Ranks) -> None:
+    """InputError if the batches of a run on so many rows are not worth sharing, or cannot be shared, by these ranks."""
+    batch = min(plan.job.batch, rows)
+    if plan.device.kind != "cpu":
+        got, hint = f"{ranks.size} ranks on {plan.device.name}", "one process, or --seeds: each rank trains some"
+        raise InputError("batches are shared by ranks on CPUs only", got=got, expected="--device cpu", hint=hint)
+    if batch < BLOCK * ranks.size:
+        raise InputError(
+            "a step is too short to be shared by ranks", got=f"batches of {batch:,} rows, {ranks.size} ranks",
+            expected=f"at least {BLOCK * ranks.size:,} rows: a block of {BLOCK:,} for each rank, as in a full batch",
+            hint="one process: a message to another rank takes as long as a small step; or --seeds",
+        )  # fmt: skip
+
+
+def all_results(
+    ranks: Ranks, mine: Mapping[int, FitResult | KernelError] | OnchipError, planned: Sequence[PlannedRun]
+) -> dict[int, FitResult | KernelError]:
+    """What every rank's share came to, by the number of the run; raises what a rank failed with.
+
+    mine  of this rank's runs, or the error that ended them
+    """
+    if ranks.size == 1:
+        if isinstance(mine, OnchipError):
+            raise mine
+        return dict(mine)
+    packed = mine if isinstance(mine, OnchipError) else {i: _pack(result) for i, result in mine.items()}
+    results: dict[int, FitResult | KernelError] = {}
+    for rank, told in enumerate(gather_all(ranks, packed)):
+        if isinstance(told, OnchipError):
+            ranks.leave()
+            what = f"{told.what} (rank {rank} on {ranks.hosts[rank]})"
+            raise type(told)(what, got=told.got, expected=told.expected, hint=told.hint)
+        results |= {i: _unpack(result, planned[i]) for i, result in told.items()}
+    return results
+
+
+def _pack(result: FitResult | KernelError) -> _Packed | KernelError:
+    if isinstance(result, KernelError):
+        return result
+    return _Packed(
+        dict(result.network.weights), result.losses, result.history, result.best_epoch, result.seconds, result.chosen,
+        result.state, result.gpu_bytes,
+    )  # fmt: skip
+
+
+def _unpack(packed: _Packed | KernelError, planned: PlannedRun) -> FitResult | KernelError:
+    if isinstance(packed, KernelError):
+        return packed
+    return FitResult(
+        planned.net.replace(weights=packed.weights), packed.losses, packed.history, packed.best_epoch, packed.seconds,
+        planned.plan, packed.chosen, packed.state, packed.gpu_bytes,
+    )  # fmt: skip

@@ -1,0 +1,145 @@
+"""Real MPI ranks on this machine: the bits of one process, and faults that end in a message and can be resumed."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from checks import random_mlp, rows
+from conftest import SRC
+from onchip.formats.load import save
+from onchip.runtime.supervise import OPEN_MPI, find_mpiexec
+from small_reports import small_faces, small_sentiment
+
+needs_mpi = pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or find_mpiexec() is None, reason="no MPI: pip install 'onchip[mpi]'"
+)
+ENV = {**OPEN_MPI, **os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), str(Path(__file__).parents[1])])}
+
+
+@pytest.fixture
+def long_job(tmp_path):
+    """m.onnx and x.npy: many small chunks, so that a fault comes in their midst."""
+    save(random_mlp(20, 16, 3), tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", rows(200_000, 20))
+    return ["run", "m.onnx", "x.npy", "--device", "cpu", "--batch", "100"]
+
+
+def same_files(tmp_path, *names):
+    first = (tmp_path / names[0]).read_bytes()
+    return all((tmp_path / name).read_bytes() == first for name in names[1:])
+
+
+@needs_mpi
+def test_mpiexec_gives_the_bits_of_one_process(cli, tmp_path):
+    """Text networks with lengths, pictures as text, and random rows, in three ranks."""
+    ids = np.random.default_rng(0).integers(1, 40, (90, 16)).astype(np.int32)
+    ids[::3, 9:] = 0
+    ids.tofile(tmp_path / "ids.bin")
+    save(small_sentiment(lengths=True), tmp_path / "words.onnx")
+    save(small_faces(), tmp_path / "faces.onnx")
+    (tmp_path / "z.txt").write_text("70\n" + "\n".join(" ".join(map(str, z)) for z in rows(70, 100)))
+    jobs = {
+        "words.npy": ["words.onnx", "ids.bin", "--padding", "0", "--batch", "4"],
+        "faces.txt": ["faces.onnx", "z.txt", "--batch", "9"],
+        "decode.bin": ["decode", "--count", "1000", "--seed", "3", "--batch", "50"],
+    }
+    commands = []
+    for name, job in jobs.items():
+        ran = cli("run", *job, "--device", "cpu", "-o", name)
+        assert ran.code == 0, ran.err
+        commands.append(json.dumps(["run", *job, "--device", "cpu", "-o", f"three-{name}"]))
+    program = Path(__file__).parents[1] / "rank_jobs.py"
+    ran = subprocess.run(
+        [find_mpiexec(), "-n", "3", sys.executable, program, *commands],
+        env=ENV, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("3 ranks on 1 machine") == len(jobs)  # rank 0 speaks, no other
+    for name in jobs:
+        assert same_files(tmp_path, name, f"three-{name}")
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def start(spawn, tmp_path, job):
+    """Two ranks of this machine, at work; gives the process and the ranks' own."""
+    process = spawn(*job, "-o", "y.npy", "--ranks", 2)
+    manifest = tmp_path / "y.npy.manifest"
+    while not manifest.exists() or manifest.read_bytes().count(b"\n") < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    ranks = {}
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            text = (folder / "environ").read_bytes().decode(errors="replace")
+            if f"onchip-ranks-{process.pid}-" in text and (
+                found := re.search(r"(?:PMI|OMPI_COMM_WORLD)_RANK=(\d)", text)
+            ):
+                ranks[int(found[1])] = int(folder.name)
+    return process, ranks
+
+
+@needs_mpi
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="ranks are found by /proc")
+def test_a_rank_that_dies_ends_the_job_which_is_resumed(cli, spawn, tmp_path, long_job):
+    process, ranks = start(spawn, tmp_path, long_job)
+    os.kill(ranks[1], signal.SIGKILL)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (1, "")
+    assert "rank 1 on " in err
+    assert " died" in err
+    assert "--resume" in err
+    assert not (tmp_path / "y.npy").exists()
+    ran = cli(*long_job, "-o", "y.npy", "--resume", "--json")
+    assert ran.code == 0, ran.err
+    assert re.search(r"resumed: \d+ of 2,000 chunks are done", ran.err)
+    assert 0 < json.loads(ran.out)["resumed_rows"] < 200_000
+    assert cli(*long_job, "-o", "whole.npy").code == 0
+    assert same_files(tmp_path, "whole.npy", "y.npy")
+
+
+def test_misuse(cli, tmp_path):
+    save(random_mlp(20, 16, 3), tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", rows(8, 20))
+    for options, words in ((["--ranks", 0], "bad number of ranks"), (["--resume"], "nothing to resume"),
+                           (["--deadline", 0], "bad deadline"), (["--gpus", "a"], "bad --gpus")):  # fmt: skip
+        ran = cli("run", "m.onnx", "x.npy", "--device", "cpu", *options)
+        assert (ran.code, ran.out) == (2, "")
+        assert words in ran.err
+
+
+GPU_JOBS = {
+    "decode.npy": ["decode", "--count", 2_000_000, "--seed", 1, "--precision", "fp16", "--batch", 20_000],
+    "faces.npy": ["faces", "--count", 300, "--seed", 1, "--batch", 64],
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GPU_JOBS)
+def test_a_gpu_driven_twice_by_one_process(cli, tmp_path, name):
+    assert cli("run", *GPU_JOBS[name], "--device", "cuda", "-o", name).code == 0
+    ran = cli("run", *GPU_JOBS[name], "--gpus", "0,0", "-o", f"two-{name}", "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["device"] == "cuda:0, cuda:0"
+    assert same_files(tmp_path, name, f"two-{name}")
+
+
+@pytest.mark.gpu
+@needs_mpi
+def test_four_ranks_share_a_gpu(cli, spawn, tmp_path):
+    name = "decode.npy"
+    assert cli("run", *GPU_JOBS[name], "--device", "cuda", "-o", name).code == 0
+    process = spawn("run", *GPU_JOBS[name], "--device", "cuda", "-o", f"four-{name}", "--ranks", 4, "-v")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "device: cuda:0; 4 ranks on 1 machine" in err
+    assert same_files(tmp_path, name, f"four-{name}")

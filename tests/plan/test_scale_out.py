@@ -1,0 +1,63 @@
+"""Predictions for several devices: what is shared out gets shorter, the rest stays, and the largest part is named."""
+
+import dataclasses
+
+import pytest
+
+from onchip.errors import InputError
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job
+from onchip.plan.scale_out import START_S, choose_ranks, predict, table
+from onchip.runtime.cpu import this_cpu
+from onchip.runtime.engine import plan
+from onchip.workloads import faces
+
+ROWS = 1_000_000
+FACES = plan(faces.network(), H200, Job("fp16", ROWS))
+
+
+def test_more_devices_share_the_rows():
+    one, eight, more = predict(FACES, ROWS), predict(FACES, ROWS, 1, 8), predict(FACES, ROWS, 16, 8)
+    assert one.start_s == 0.0
+    assert eight.start_s == START_S
+    assert one.kernels_s == pytest.approx(FACES.estimate_at(ROWS) * 1e-6)
+    assert 6 < one.kernels_s / eight.kernels_s <= 8
+    assert one.bus_s == pytest.approx(8 * eight.bus_s, rel=1e-3)
+    assert one.files_s == eight.files_s == pytest.approx(16 * more.files_s)  # a machine's, however many GPUs it has
+    assert one.seconds == one.weights_s + max(one.kernels_s, one.bus_s, one.files_s)
+
+
+def test_the_largest_part_is_named():
+    assert predict(FACES, ROWS).bottleneck == "the file system"
+    assert predict(FACES, 10, 1, 8).bottleneck == "starting ranks"
+    assert predict(FACES, 10).bottleneck == "weights"
+    slow = dataclasses.replace(FACES, device=dataclasses.replace(H200, bus_bandwidth=1e8))
+    assert predict(slow, ROWS, 1, 8).bottleneck == "the bus"
+
+
+def test_a_cpu_has_no_bus():
+    here = plan(faces.network(), this_cpu(), Job("fp32", 64))
+    found = predict(here, 64)
+    assert (found.bus_s, found.bottleneck) == (0.0, "kernels")
+
+
+def test_small_jobs_take_fewer_ranks():
+    assert choose_ranks(FACES, 10, 8)[0] == 1
+    slow = dataclasses.replace(FACES, device=dataclasses.replace(H200, bus_bandwidth=1e7))
+    count, why = choose_ranks(slow, ROWS, 8)
+    assert count == 8
+    assert "as 1 rank: the bus takes most of it" in why
+    assert choose_ranks(FACES, ROWS, 1)[0] == 1
+
+
+def test_a_prediction_says_that_it_is_one():
+    text = table([predict(FACES, ROWS), predict(FACES, ROWS, 64, 8)])
+    assert text.splitlines()[2].split()[:2] == ["64", "512"]
+    assert text.splitlines()[-1].startswith("A prediction: ")
+    assert "assumed" in text
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (1 << 20, 1)])
+def test_numbers_that_cannot_be(sizes):
+    with pytest.raises(InputError, match="bad number"):
+        predict(FACES, ROWS, *sizes)

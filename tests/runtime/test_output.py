@@ -1,0 +1,234 @@
+"""The output of a run: whole or not at all, of chunks in any order, and what a run that was killed leaves is of use."""
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from checks import random_mlp, rows
+from onchip.errors import InputError, OutputError
+from onchip.runtime.output import ChunkRecord, open_output
+from onchip.runtime.slices import SliceFile, has_token
+from onchip.spec.build import sequential
+from onchip.spec.layers import Reshape
+from onchip.spec.types import TensorType
+
+NET = random_mlp(20, 16, 3)
+JOB = {"model": "m.onnx", "precision": "fp32"}
+Y = rows(10, 3)
+
+
+def put(output, chunk, y=Y):
+    """Write a chunk of 4 rows of y and say that it is done."""
+    output.record(ChunkRecord(chunk, output.write(4 * chunk, y[4 * chunk : 4 * chunk + 4])))
+
+
+def test_the_output_appears_only_when_the_block_ends_well(tmp_path):
+    path = tmp_path / "y.npy"
+
+    def stopped():
+        with open_output(path, NET, 10) as output:
+            output.begin("plan", (0, 4, 8))
+            put(output, 0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+    assert list(tmp_path.iterdir()) == []  # of a few seconds' work nothing is kept
+    with open_output(path, NET, 10) as output:
+        output.begin("plan", (0, 4, 8))
+        for chunk in (2, 0, 1):
+            put(output, chunk)
+            assert not path.exists()
+    assert np.array_equal(np.load(path), Y)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def killed(path, chunks):
+    """Leave what a run leaves that is killed after these chunks."""
+    with open_output(path, NET, 10, JOB) as output:
+        output.begin("plan", (0, 4, 8))
+        for chunk in chunks:
+            put(output, chunk)
+        left = {p: p.read_bytes() for p in path.parent.iterdir()}
+        for chunk in {0, 1, 2} - set(chunks):
+            put(output, chunk)
+    path.unlink()
+    for p, data in left.items():
+        p.write_bytes(data)
+
+
+def test_a_killed_run_is_resumed(tmp_path):
+    path = tmp_path / "y.npy"
+    killed(path, [2, 0])
+    with open_output(path, NET, 10, JOB, resume=True) as output:
+        assert (output.plan, output.cuts, set(output.records)) == ("plan", (0, 4, 8), {0, 2})
+        output.begin("another plan", (0, 5))
+        assert (output.plan, output.cuts) == ("plan", (0, 4, 8))
+        assert np.array_equal(output.read(0, 4), Y[:4])
+        put(output, 1)
+    assert np.array_equal(np.load(path), Y)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("hurt", ["torn line", "lost rows", "changed row", "no rows", "torn head", "garbage"])
+def test_nothing_half_written_passes_for_done(tmp_path, hurt):
+    path = tmp_path / "y.npy"
+    killed(path, [0, 1])
+    data, manifest = Path(f"{path}.partial"), Path(f"{path}.manifest")
+    text, stored = manifest.read_bytes(), data.read_bytes()
+    if hurt == "torn line":
+        manifest.write_bytes(text[:-5])
+    elif hurt == "lost rows":
+        data.write_bytes(stored[:-1])
+    elif hurt == "changed row":
+        data.write_bytes(stored[:-1] + bytes([stored[-1] ^ 1]))
+    elif hurt == "no rows":
+        data.unlink()
+    elif hurt == "torn head":
+        manifest.write_bytes(text[:20])
+    else:
+        manifest.write_bytes(text + b'{"chunk": 7, "crc": 0}\n{"chunk": "x"}\n[1]\n\xff\n')
+    left = {"torn line": {0}, "lost rows": {0}, "changed row": {0}, "garbage": {0, 1}}
+    with open_output(path, NET, 10, JOB, resume=True) as output:
+        assert set(output.records) == left.get(hurt, set())
+        output.begin("plan", (0, 4, 8))
+        for chunk in {0, 1, 2} - set(output.records):
+            put(output, chunk)
+    assert np.array_equal(np.load(path), Y)
+
+
+def test_another_job_is_not_resumed(tmp_path):
+    path = tmp_path / "y.npy"
+    killed(path, [0])
+    before = {p: p.read_bytes() for p in tmp_path.iterdir()}
+
+    def resume():
+        with open_output(path, NET, 10, {**JOB, "precision": "fp16"}, resume=True):
+            pytest.fail("opened")
+
+    with pytest.raises(InputError, match="belongs to another job") as caught:
+        resume()
+    assert (caught.value.got, caught.value.expected) == ("precision: 'fp16'", "precision: 'fp32'")
+    assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_without_resume_a_run_begins_anew(tmp_path):
+    path = tmp_path / "y.npy"
+    killed(path, [0, 1])
+    with open_output(path, NET, 10, JOB) as output:
+        assert output.found
+        output.begin("plan", (0, 4, 8))
+        assert output.records == {}
+        for chunk in range(3):
+            put(output, chunk, Y + 1)
+    assert np.array_equal(np.load(path), Y + 1)
+
+
+def fail_after(path, chunks, error, keep_s=10.0):
+    with open_output(path, NET, 10, JOB, keep_s=keep_s) as output:
+        output.begin("plan", (0, 4, 8))
+        for chunk in chunks:
+            put(output, chunk)
+        try:
+            raise error
+        finally:
+            fail_after.output = output
+
+
+@pytest.mark.parametrize(
+    ("error", "chunks", "is_kept"),
+    [(OutputError("the disk is full"), [0], True), (OutputError("the disk is full"), [], False),
+     (InputError("row 9 is bad"), [0, 1], False), (KeyboardInterrupt(), [0, 1], False)],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
+)  # fmt: skip
+def test_what_is_kept_of_a_run_that_fails(tmp_path, error, chunks, is_kept):
+    with pytest.raises(type(error)):
+        fail_after(tmp_path / "y.npy", chunks, error)
+    names = {"y.npy.partial", "y.npy.manifest"} if is_kept else set()
+    assert {p.name for p in tmp_path.iterdir()} == names
+    said = fail_after.output.kept
+    assert ("1 of 3 chunks are kept" in said and "--resume" in said) if is_kept else said == ""
+
+
+def test_work_of_a_while_is_kept_when_it_is_stopped(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        fail_after(tmp_path / "y.npy", [0], KeyboardInterrupt(), keep_s=0.0)
+    assert {p.name for p in tmp_path.iterdir()} == {"y.npy.partial", "y.npy.manifest"}
+
+
+def test_two_runs_do_not_write_one_output(tmp_path):
+    path = tmp_path / "y.npy"
+
+    def second():
+        with open_output(path, NET, 10):
+            pytest.fail("opened")
+
+    with open_output(path, NET, 4) as output:
+        output.begin("plan", (0,))
+        with pytest.raises(OutputError, match="another run is writing"):
+            second()
+        put(output, 0)
+    assert len(np.load(path)) == 4
+
+
+def test_other_processes_know_the_output_by_its_token(tmp_path):
+    with open_output(tmp_path / "y.bin", NET, 10) as output:
+        output.begin("plan", (0, 4, 8))
+        assert has_token(output.slices)
+        file = SliceFile(output.slices)
+        for chunk in range(3):
+            crc = file.write(4 * chunk, Y[4 * chunk : 4 * chunk + 4])
+            assert crc == zlib.crc32(Y[4 * chunk : 4 * chunk + 4].tobytes())
+            output.record(ChunkRecord(chunk, crc))
+        file.close()
+        manifest = Path(f"{output.path}.manifest")
+        manifest.write_text(json.dumps({"token": "another"}))
+        assert not has_token(output.slices)
+        manifest.unlink()
+        assert not has_token(output.slices)
+    assert (tmp_path / "y.bin").read_bytes() == Y.tobytes()
+
+
+def image_net(*shape, dtype="float32"):
+    return sequential(TensorType(("B", 4 * 5 * 3), dtype), [("image", Reshape(shape))], {}, name="painter")
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".bin", ".txt", ".bmp", ".png", ".PNG"])
+def test_the_suffix_says_the_format(tmp_path, suffix):
+    y = np.random.default_rng(0).uniform(-1, 1, (7, 4, 5, 3)).astype(np.float32)
+    path = tmp_path / f"y{suffix}"
+    with open_output(path, image_net(4, 5, 3), 7) as output:
+        output.begin("plan", (0, 3))
+        output.record(ChunkRecord(1, output.write(3, y[3:])))
+        assert not path.exists()
+        output.record(ChunkRecord(0, output.write(0, y[:3])))
+    assert list(tmp_path.iterdir()) == [path]
+    data = path.read_bytes()
+    begin = {".npy": b"\x93NUMPY", ".bin": y.tobytes(), ".txt": b"7\n", ".bmp": b"BM", ".png": b"\x89PNG"}
+    assert data.startswith(begin[suffix.lower()])
+    if suffix == ".bin":
+        assert data == y.astype("<f4").tobytes()
+    if suffix == ".npy":
+        assert np.array_equal(np.load(path), y)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".bmp", ".png"])
+def test_only_images_are_drawn(tmp_path, suffix):
+    def open_it():
+        with open_output(tmp_path / f"y{suffix}", NET, 4):
+            pytest.fail("opened")
+
+    with pytest.raises(InputError, match="makes no images") as caught:
+        open_it()
+    assert "float32[B, 3]" in caught.value.got
+    assert ".npy, .bin" in caught.value.expected
+    assert "y.npy" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_path_no_output():
+    with open_output(None, NET, 4) as output:
+        assert output is None

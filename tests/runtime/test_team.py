@@ -1,0 +1,207 @@
+"""Chunks dealt to workers: each once, in order, and whatever fails ends the job with a message."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from checks import Rows, random_mlp, rows
+from onchip.errors import InputError, OutputError, RankError
+from onchip.formats.arrays import RowSource
+from onchip.plan.kernel import Job
+from onchip.plan.plan_json import given_weights, plan_to_json
+from onchip.runtime import follow as follow_file
+from onchip.runtime.deal import Dealer, Finished
+from onchip.runtime.engine import compile, place
+from onchip.runtime.follow import follow
+from onchip.runtime.output import ChunkRecord, open_output
+from onchip.runtime.rank_messages import Orders
+from onchip.runtime.ranks import OneRank, launched_as, rank_device
+from onchip.runtime.run_job import RunOptions, start_job
+from onchip.runtime.slices import SliceFile
+from onchip.runtime.stream import chunks_of
+from onchip.runtime.team import Team
+from thread_ranks import ThreadRanks
+
+NET = random_mlp(20, 16, 3)
+X = rows(100, 20)
+
+
+class Gate(RowSource):
+    """Rows in memory; rank 0 has its first ones when all others are ready."""
+
+    def __init__(self, x, ranks):
+        super().__init__(x, lambda: None)
+        self._ranks = ranks
+
+    def read(self, start, stop):
+        while start == 0 and self._ranks._boxes[0].qsize() < len(self._ranks.all) - 1:
+            time.sleep(0.001)
+        return super().read(start, stop)
+
+
+def run_threads(tmp_path, size, x, deadline_s=60.0, batch=7):
+    """The job over so many ranks; gives its report, the rank objects and what the followers returned."""
+    group, codes = ThreadRanks(size), {}
+    ranks, source = group.all, Gate(x, group)
+
+    def work(rank):
+        try:
+            codes[rank.rank] = follow(rank)
+        except RankError as error:
+            codes[rank.rank] = error.what
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in ranks[1:]]
+    for thread in threads:
+        thread.start()
+    said = []
+    try:
+        with Team(ranks[0], deadline_s, said.append) as team, open_output(tmp_path / "y.npy", NET, 100) as output:
+            how = RunOptions("cpu", threads=1, batch=batch, deadline_s=deadline_s)
+            engines, chunks = start_job(NET, [source], output, Job("fp32", 100), how, ranks[0], team)
+            report = team.run(engines, [source], output, chunks)
+    finally:
+        for thread in threads:
+            thread.join(0.2 if deadline_s < 1 else 30)
+        run_threads.said, run_threads.ranks, run_threads.codes = said, ranks, codes
+    return report
+
+
+@pytest.mark.parametrize("can_see", [True, False])
+def test_ranks_give_the_bits_of_one(tmp_path, monkeypatch, can_see):
+    """Rows in memory travel to the other ranks; where they do not see the output, results travel back."""
+    monkeypatch.setattr(follow_file, "has_token", lambda slices: can_see)
+    x = X.copy()
+    x[[3, 50], 0] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    report = run_threads(tmp_path, 3, x)
+    whole = compile(NET, device="cpu", threads=1, batch_hint=100)(x)
+    assert np.load(tmp_path / "y.npy").tobytes() == whole.tobytes()
+    assert report.first_rows.tobytes() == whole[:5].tobytes()
+    assert (report.rows, report.bad_rows, report.first_bad_row) == (100, 2, 3)
+    assert run_threads.codes == {1: 0, 2: 0}
+    assert [rank.left_with for rank in run_threads.ranks] == [None] * 3
+    assert sorted(run_threads.said) == ["rank 1 on host1: cpu, 1 thread", "rank 2 on host2: cpu, 1 thread"]
+
+
+def test_what_a_rank_fails_with_ends_the_job(tmp_path, monkeypatch):
+    def write(self, start, y):
+        if threading.current_thread() is not threading.main_thread():
+            raise OutputError("cannot write y", got="No space left on device", hint="free some space")
+        return real(self, start, y)
+
+    real = SliceFile.write
+    monkeypatch.setattr(SliceFile, "write", write)
+    with pytest.raises(OutputError, match=r"cannot write y \(rank 1 on host1\)") as caught:
+        run_threads(tmp_path, 2, X, batch=1)
+    assert caught.value.hint == "free some space"
+    assert run_threads.codes == {1: 2}
+    assert run_threads.ranks[0].left_with is None  # all ended in order
+    assert not (tmp_path / "y.npy").exists()
+
+
+def test_a_rank_that_hangs_ends_the_job(tmp_path, monkeypatch):
+    hangs = threading.Event()
+
+    def write(self, start, y):
+        if threading.current_thread() is not threading.main_thread():
+            hangs.wait(5)
+        return real(self, start, y)
+
+    real = SliceFile.write
+    monkeypatch.setattr(SliceFile, "write", write)
+    with pytest.raises(RankError, match="rank 1 on host1 hangs") as caught:
+        run_threads(tmp_path, 2, X, deadline_s=0.3, batch=1)
+    hangs.set()
+    assert caught.value.got.startswith("chunk ")
+    assert run_threads.ranks[0].left_with == 1  # who does not answer is ended
+
+
+def test_a_rank_does_not_wait_for_ever_for_rank_0():
+    ranks = ThreadRanks(2).all
+    plan, _, _ = place(NET, "cpu", Job("fp32", 100), 1)
+    weights = given_weights(plan.network)
+    ranks[0].broadcast(Orders(plan_to_json(plan), weights, "cpu", 1, False, None, None, deadline_s=0.01))
+    with pytest.raises(RankError, match="rank 0 on host0 hangs"):
+        follow(ranks[1])
+    assert ranks[1].left_with == 1
+
+
+def test_an_error_before_there_are_orders_reaches_the_other_ranks():
+    ranks, codes = ThreadRanks(2).all, []
+    thread = threading.Thread(target=lambda: codes.append(follow(ranks[1])))
+    thread.start()
+
+    def fail():
+        with Team(ranks[0]):
+            raise InputError("no such file")
+
+    with pytest.raises(InputError, match="no such file"):
+        fail()
+    thread.join(30)
+    assert codes == [2]
+
+
+class Broken(Rows):
+    def read(self, start, stop):
+        raise InputError("the file broke")
+
+
+def test_several_engines_of_a_process_share_the_chunks(tmp_path):
+    """As --gpus does, with engines of the CPU."""
+    engines = [compile(NET, device="cpu", threads=1, batch_hint=100) for _ in range(3)]
+    chunks = chunks_of(tuple(range(0, 100, 7)), 100)
+    with Team(OneRank()) as team, open_output(tmp_path / "y.npy", NET, 100) as output:
+        output.begin("plan", tuple(range(0, 100, 7)))
+        report = team.run(engines, [Rows(X)], output, chunks)
+    assert np.load(tmp_path / "y.npy").tobytes() == engines[0](X).tobytes()
+    assert report.rows == 100
+
+    with Team(OneRank()) as team, pytest.raises(InputError, match="the file broke"):
+        team.run(engines, [Broken(X)], None, chunks)
+
+
+# -- dealing -----------------------------------------------------------------------------------------------
+
+
+def test_a_dealer_deals_in_order_and_knows_who_is_late():
+    now = [0.0]
+    chunks = chunks_of((0, 10, 20, 30), 35)
+    dealer = Dealer(chunks, None, clock=lambda: now[0])
+    assert [dealer.take(1), dealer.take(2), dealer.take(1)] == chunks[:3]
+    now[0] = 5.0
+    dealer.finish(1, Finished(ChunkRecord(0, 0), 1.0, np.zeros((5, 1), np.float32)))
+    assert (dealer.held(1), dealer.held(2), dealer.left, dealer.rows_done) == (1, 1, 1, 10)
+    now[0] = 6.5
+    assert dealer.late(6.0) == (2, chunks[1])  # 1 began its second chunk at 5
+    assert dealer.late(7.0) is None
+    assert dealer.take(0) == chunks[3]
+    assert dealer.take(0) is None
+    for worker, number in ((2, 1), (1, 2), (0, 3)):
+        assert not dealer.is_done
+        dealer.finish(worker, Finished(ChunkRecord(number, 0, 2, 10 * number + 1), 2.0, None))
+    assert dealer.is_done
+    report = dealer.report(SimpleNamespace(row_shape=(1,), dtype="float32"))
+    assert (report.rows, report.bad_rows, report.first_bad_row, report.engine_seconds) == (35, 6, 11, 3.0)
+
+
+# -- where a rank works ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "found"),
+    [({}, None), ({"PMI_RANK": "3", "PMI_SIZE": "4"}, (3, 4)), ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),
+     ({"PMIX_RANK": "5", "SLURM_NTASKS": "8"}, (5, 8)),
+     ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, (0, 2))],
+)  # fmt: skip
+def test_a_launcher_says_who_a_process_is(env, found):
+    assert launched_as(env) == found
+
+
+def test_ranks_of_a_machine_take_its_gpus_in_turn():
+    ranks = ThreadRanks(6).all
+    assert [rank_device("cuda", rank, 4) for rank in ranks] == [f"cuda:{i}" for i in (0, 1, 2, 3, 0, 1)]
+    assert {rank_device("cuda:2", rank, 4) for rank in ranks} == {"cuda:2"}
+    assert rank_device("cuda", OneRank(), 4) == "cuda"

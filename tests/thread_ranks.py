@@ -1,0 +1,50 @@
+"""Ranks that are threads of one process, for tests of what ranks say to each other."""
+
+import queue
+import threading
+
+
+class ThreadRanks:
+    """Ranks that are threads of this process."""
+
+    def __init__(self, size):
+        self._boxes = [queue.SimpleQueue() for _ in range(size)]
+        self._orders = [queue.SimpleQueue() for _ in range(size)]
+        self._meet, self._shared = threading.Barrier(size), {}
+        self.all = [Thread(self, rank) for rank in range(size)]
+
+
+class Thread:
+    def __init__(self, ranks, rank):
+        self._ranks, self.rank, self.size = ranks, rank, len(ranks._boxes)
+        self.local_rank, self.local_size = rank, self.size
+        self.is_over, self.left_with = False, "nothing"
+        self.hosts = tuple(f"host{i}" for i in range(self.size))
+
+    def broadcast(self, value):
+        if self.rank:
+            return self._ranks._orders[self.rank].get(timeout=30)
+        for box in self._ranks._orders[1:]:
+            box.put(value)
+        return value
+
+    def send(self, to, message):
+        self._ranks._boxes[to].put((self.rank, message))
+
+    def receive(self):
+        try:
+            return self._ranks._boxes[self.rank].get_nowait()
+        except queue.Empty:
+            return None
+
+    def exchange(self, arrays, cuts):
+        group = self._ranks
+        group._shared[self.rank] = [array[cuts[self.rank] : cuts[self.rank + 1]].copy() for array in arrays]
+        group._meet.wait(30)
+        for rank, told in group._shared.items():
+            for array, rows in zip(arrays, told, strict=True):
+                array[cuts[rank] : cuts[rank + 1]] = rows
+        group._meet.wait(30)
+
+    def leave(self, code=None):
+        self.is_over, self.left_with = code is None, code

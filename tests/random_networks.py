@@ -166,7 +166,7 @@ FEW_ROWS = 8  # that differ: fewer are no yardstick
 # Kernels that multiply fp32 as parts.
 IN_PARTS = (
     "mlp_tensor", "product_wgmma", "product_mma", "product_windows", "product_gather", "conv_wgmma", "conv_first",
-    "conv_last",
+    "conv_last", "matmul_mma", "attention",
 )  # fmt: skip
 NAN_ROWS, INF_ROWS, ZERO_ROWS = 4, 4, 4  # the last of them
 

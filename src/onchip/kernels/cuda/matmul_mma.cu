@@ -11,7 +11,7 @@
 // Layout  a (..., M, K), b (..., K, N), y (..., M, N) row-major.
 // Shared  2 * (SIDE * 36 + 32 * (SIDE + 8)) floats: 36 864 B for 64 x 64.
 // Limits  Any M, N, K >= 1, up to 4 axes of the stack; IS_WHOLE: rows of a, b and y are multiples of four numbers, all
-//         aligned; float32, float16 or bfloat16 in memory; sm_80 up.
+//         aligned; float32, float16 or bfloat16 in memory; sm_80 up. In fp32, what meets an infinity is a NaN.
 #include "matmul.cuh"
 #include "mma_words.cuh"
 

@@ -38,9 +38,9 @@ from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-# Of its rate, where product_wgmma takes the same layers: what it takes for few rows has not been measured, only that it
-# reaches 0.6 of the other's rate for many.
-HOPPER_SHARE = 0.6
+# Of its rate, where product_wgmma takes the same layers: it reaches 0.6 of the other's for many rows; for one row, from
+# 256 to 1,024 numbers in fp16, it took about 5 us where product_few took 2.
+HOPPER_SHARE, FEW_SHARE, FEW = 0.6, 0.35, 128
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
     product = MmaProduct(
         chain.vectors, layer.D_out, layer.D_in, job.precision, end_dtypes(net, chain), layer.activation
     )
-    recipes, is_split = _recipes(net, layer, product), computed.parts > 1
+    recipes, is_split, M = _recipes(net, layer, product), computed.parts > 1, max(1, job.batch * product.M)
+    share = 1.0 if device.arch != "sm_90a" else FEW_SHARE if M <= FEW else HOPPER_SHARE
     return Claim(
         kernel=ProductMma.name,
         label=f"{ProductMma.name}<{chain.label}>",
@@ -140,8 +141,7 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
             price.row_bytes,
             sum(made.nbytes for made in recipes.values()),
             precision="tf32" if is_split else "",
-            rate=(HOPPER_SHARE if device.arch == "sm_90a" else 1.0)
-            * replace(product, M=max(1, job.batch * product.M)).rate(device.units, scale_of(device, job.precision)),
+            rate=share * replace(product, M=M).rate(device.units, scale_of(device, job.precision)),
         ),
         why="tensor cores, a tile a block",
         recipes=recipes,

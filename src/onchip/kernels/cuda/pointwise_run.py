@@ -17,13 +17,13 @@ import numpy as np
 from onchip.kernels.cuda.program import Input, Int64, Memory, Output, Weight
 from onchip.kernels.pointwise import BINARY, UNARY, operation_of
 from onchip.spec.layers import (
+    ELU,
     Add,
     BatchNorm1d,
     BatchNorm2d,
     Broadcast,
     Cast,
     Dropout,
-    Elementwise,
     Identity,
     Layer,
     Mul,
@@ -47,7 +47,7 @@ COMBINATIONS = tuple(
     for row in BINARY
     for name in ((row.cuda, f"Turned<{row.cuda}>") if issubclass(row.layer, Ordered) else (row.cuda,))
 )
-COMMON_FUNCTIONS = sum(row.behind_products or not issubclass(row.layer, Elementwise) for row in UNARY)
+COMMON_FUNCTIONS = [row.layer for row in UNARY].index(ELU)  # those that stand before it
 COMMON_COMBINATIONS, INT_COMBINATIONS = 2, 6
 FLOATS = ("float32", "float16", "bfloat16")
 INTS = ("int64", "int32", "int16", "int8", "uint8")

@@ -128,7 +128,7 @@ class Tiling:
     @property
     def budget(self) -> Budget:
         blocks = 2 if self.split == "TOGETHER" else 1  # of a multiprocessor
-        return Budget(65536 // (blocks * self.config.block[0]) // 8 * 8)
+        return Budget(65536 // (blocks * self.config.block[0]) // 8 * 8, spill_bytes=4)
 
 
 @dataclass(frozen=True)

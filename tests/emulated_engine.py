@@ -56,6 +56,6 @@ def emulate_device(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     at run time."""
     monkeypatch.setattr(devices, "probe", lambda: ([H200], ""))
     monkeypatch.setattr(mlp_tensor, "make_lowering", lambda *_: "it is not emulated")  # then a plain product takes it
-    left_out = ("mlp_resident", "mlp_tensor", "mlp_fused", "product_wgmma", "conv_wgmma")
+    left_out = ("mlp_resident", "mlp_by_layers", "mlp_tensor", "mlp_fused", "product_wgmma", "conv_wgmma")
     monkeypatch.setattr(cuda, "KERNELS", tuple(k for k in KERNELS if k.name not in left_out))
     return emulated_gpu(monkeypatch)

@@ -204,7 +204,9 @@ def test_a_plan_takes_it_for_a_first_layer(precision):
     )  # fmt: skip
     net = Network({"x": TensorType(("B", 3, 32, 32))}, nodes, ("m",), weights)
     first, second, *_ = make_plan(net, H200, KERNELS, Job(precision, 4096)).groups
-    assert (first.claim.kernel, second.claim.kernel) == ("conv_first", "conv_wgmma")
+    # fp32 as three products of tf32, of which few terms are there, takes longer than the ordinary cores.
+    assert first.claim.kernel == ("conv" if precision == "fp32" else "conv_first")
+    assert second.claim.kernel == "conv_wgmma"
 
 
 # -- on a GPU --------------------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def run(
     INPUT is the first input's rows. An embedding whose row of the padding is zero needs neither.
 
     \b
-    On several GPUs, as MPI ranks of this machine, and on a cluster; the results are those of one process, bit by bit:
+    On several GPUs, as MPI ranks, on a cluster; the bits are one process's:
       onchip run faces --count 100000 -o faces.npy --gpus 4
       onchip run faces --count 100000 -o faces.npy --ranks 4
       mpiexec -n 16 onchip run faces --count 100000 -o faces.npy

@@ -73,7 +73,7 @@ def train(
       onchip train digits --data sklearn --epochs 5 --seeds 8
 
     \b
-    Over MPI ranks, of this machine or of a cluster: seeds, or the rows of large batches:
+    Over MPI ranks, here or on a cluster: seeds, or the rows of large batches:
       onchip train digits --data sklearn --epochs 5 --seeds 8 --ranks 2
       mpiexec -n 16 onchip train digits --data sklearn --epochs 5 --seeds 64
       mpiexec -n 4 onchip train backprop --device cpu

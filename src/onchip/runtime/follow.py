@@ -32,21 +32,20 @@ class SentRows:
 def follow(ranks: Ranks, on_chunk: OnChunk = lambda chunk: None) -> int:
     """Do what rank 0 says until it ends the job; gives the exit code. Nothing is said: rank 0 speaks.
 
-    RankError if rank 0 hangs.
+    What fails here is told to rank 0, and its exit code counts: a rank that is ready when the job is done finds no
+    output to write to any more. RankError if rank 0 hangs.
     """
     _load_kernels()
     orders = ranks.broadcast(None)
     if orders is None:  # rank 0 found something wrong before there was anything to do
         ranks.leave()
         return 2
-    code = 0
     try:
         _work(ranks, orders, on_chunk)
     except RankError:  # rank 0 is silent: this one speaks
         ranks.leave(1)
         raise
     except OnchipError as error:
-        code = error.exit_code
         ranks.send(0, Failed(error))
         while not isinstance(wait_for(ranks, None, "")[1], End):
             pass
@@ -54,7 +53,7 @@ def follow(ranks: Ranks, on_chunk: OnChunk = lambda chunk: None) -> int:
     ranks.receive()
     on_chunk(None)
     ranks.leave()
-    return code
+    return 0
 
 
 def _load_kernels() -> None:

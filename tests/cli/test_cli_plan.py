@@ -49,6 +49,7 @@ def test_no_weight_is_computed(cli, monkeypatch):
         (["decode", "--train", "hinge"], ["unknown loss", "hinge", "cross_entropy, half_sse, mse"]),
         (["decode", "--precision", "fp7"], ["fp7", "fp32, tf32, bf16, fp16, fp8"]),
         (["decode", "--device", "a100", "--precision", "fp8"], ["does not compute in fp8"]),
+        (["decode", "--nodes", "0"], ["bad number of nodes", "1 to 65,536"]),
     ],
 )
 def test_bad_requests(cli, args, words):

@@ -22,6 +22,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 RUN = """\
 import numpy as np, onchip
+onchip.compile(onchip.mlp(2, 2, output='Tanh'), 'cpu')  # its loop is made for a function
 net = onchip.mlp(2, 2, output='ReLU', bias=False).replace(weights={'fc1.weight': np.eye(2, dtype=np.float32)})
 print(onchip.compile(net, 'cpu')(np.array([[-1.0, 2.0]], np.float32))[0].tolist())
 """

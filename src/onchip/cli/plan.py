@@ -65,7 +65,7 @@ def plan(
     made, chosen = plan_and_reason(apply_io(load(model), io), device, job)
     predicted = []
     if nodes is not None or gpus_per_node is not None:
-        most, each = nodes or 1, gpus_per_node or 1
+        most, each = 1 if nodes is None else nodes, 1 if gpus_per_node is None else gpus_per_node
         smaller = [(1, 1), (1, each), *((2**i, each) for i in range(1, most.bit_length())), (most, each)]
         sizes = [size for size in dict.fromkeys(smaller) if size[0] <= most]
         predicted = [predict(made, batch, *size) for size in sizes]

@@ -77,8 +77,15 @@ class _KernelCache(NullCache):  # type: ignore[misc]
         sources = [_source_digest(folder) for folder in (here, here.parent, Path(code.co_filename).parent)]
         versions = (numba.__version__, sys.version, codegen.magic_tuple())  # the last: the processor
         name = (function.__module__, function.__qualname__, code.co_firstlineno)
-        closure = dumps([cell.cell_contents for cell in function.__closure__ or ()])
+        closure = dumps([_lasting(cell.cell_contents) for cell in function.__closure__ or ()])
         return hashlib.sha256(repr((sources, versions, name, signature, closure)).encode()).hexdigest()
+
+
+def _lasting(value: Any) -> Any:
+    """The same in every process. A compiled function, whose source is digested, is its name: pickled, it has a number
+    that is drawn anew each time."""
+    function = getattr(value, "py_func", None)
+    return value if function is None else (function.__module__, function.__qualname__)
 
 
 def compiled(*, inline: bool = False) -> Callable[[F], F]:

@@ -63,6 +63,14 @@ __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Signal&
         : "r"(shared_address(to)), "l"(&map), "r"(shared_address(&signal.state)), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
+// Of images (B, H, W, C): channels from x on, pixels from (y, z) on, images from t on.
+__device__ __forceinline__ void load_box(void* to, const TensorMap& map, Signal& signal, int x, int y, int z, int t) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+        :
+        : "r"(shared_address(to)), "l"(&map), "r"(shared_address(&signal.state)), "r"(x), "r"(y), "r"(z), "r"(t)
+        : "memory");
+}
 // Channels from c on of pixels of an image (B, H, W, C): from (w, h) on as the window's first tap goes over lines and
 // images, each so far to the right and down.
 __device__ __forceinline__ void load_pixels(void* to, const TensorMap& map, Signal& signal, int c, int w, int h, int image,

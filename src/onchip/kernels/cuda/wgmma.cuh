@@ -76,10 +76,12 @@ ONCHIP_WGMMA_OF(Tf32, "k8.f32.tf32.tf32", "")
 
 // A tile of rows of LINE bytes along k (128, 64 or 32) as boxes.cuh puts it down, 8 rows after 8: told in units of 16 B,
 // with the way in which its rows are mixed in the two highest bits. The next step of k lies 32 bytes on.
+// pitch  bytes from 8 rows to the next 8: of a patch of pixels, whose lines are longer than 8, those of a line. Rows are
+//        mixed by where they lie, so a tile may begin at any pixel of a patch that begins at a multiple of 1,024 bytes.
 template <int LINE = 128>
-__device__ __forceinline__ unsigned long long mixed_tile(u32 shared_address) {
-    constexpr unsigned long long MIXING = LINE == 128 ? 1 : LINE == 64 ? 2 : 3, EIGHT_ROWS = 8 * LINE / 16;
-    return MIXING << 62 | EIGHT_ROWS << 32 | 1ull << 16 | (shared_address & 0x3ffff) >> 4;
+__device__ __forceinline__ unsigned long long mixed_tile(u32 shared_address, u32 pitch = 8 * LINE) {
+    constexpr unsigned long long MIXING = LINE == 128 ? 1 : LINE == 64 ? 2 : 3;
+    return MIXING << 62 | static_cast<unsigned long long>(pitch / 16) << 32 | 1ull << 16 | (shared_address & 0x3ffff) >> 4;
 }
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

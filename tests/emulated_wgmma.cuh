@@ -75,3 +75,14 @@ static u32 turned(u32 two) {
         return number(2 * q) | number(2 * q + 1) << 16;
     });
 }
+static void store_turned(void* to, const u32 (&two)[4]) {
+    const int lane = threadIdx.x % 32, r = lane % 8;
+    unsigned short row[8];
+    for (int i = 0; i < 4; ++i)
+        emulated::exchange(two[i], [&](auto of) {
+            for (int k = 0; k < 8 && lane / 8 == i; ++k) row[k] = of(4 * k + r / 2) >> r % 2 * 16;
+            return 0;
+        });
+    emulated::check_16(to);
+    memcpy(to, row, 16);
+}

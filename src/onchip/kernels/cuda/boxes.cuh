@@ -28,6 +28,14 @@ struct Signal {
     __device__ __forceinline__ void arrive() {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(&state)) : "memory");
     }
+    // At the same signal of another block of the cluster.
+    __device__ __forceinline__ void arrive_at(u32 rank) {
+        asm volatile("{.reg .u32 there; mapa.shared::cluster.u32 there, %0, %1;"
+                     " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];}"
+                     :
+                     : "r"(shared_address(&state)), "r"(rank)
+                     : "memory");
+    }
     __device__ __forceinline__ void arrive_expecting(u32 bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                      :
@@ -63,6 +71,18 @@ __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Signal&
         : "r"(shared_address(to)), "l"(&map), "r"(shared_address(&signal.state)), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
+// A box that `blocks` blocks of a cluster share: each brings its part, so many rows of it, to all of them; `to` and the
+// signal are where they are in each.
+__device__ __forceinline__ void load_part(void* to, const TensorMap& map, Signal& signal, int x, int y, int rows, u32 rank,
+                                          u32 blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%3, %4}], [%2], %5;"
+        :
+        : "r"(shared_address(to) + rank * rows * 128), "l"(&map), "r"(shared_address(&signal.state)), "r"(x),
+          "r"(y + static_cast<int>(rank) * rows), "h"(static_cast<unsigned short>((1 << blocks) - 1))
+        : "memory");
+}
 // Of images (B, H, W, C): channels from x on, pixels from (y, z) on, images from t on.
 __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Signal& signal, int x, int y, int z, int t) {
     asm volatile(
@@ -83,6 +103,22 @@ __device__ __forceinline__ void load_pixels(void* to, const TensorMap& map, Sign
           "h"(static_cast<unsigned short>(right)), "h"(static_cast<unsigned short>(down))
         : "memory");
 }
+
+// The way back: a box of images (B, H, W, C), mixed as above, to where it belongs; what would lie outside stays. The thread
+// that stores it waits until all but the last n of its boxes may be overwritten.
+__device__ __forceinline__ void store_box(const TensorMap& map, const void* from, int c, int w, int h, int image) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+                 "cp.async.bulk.commit_group;"
+                 :
+                 : "l"(&map), "r"(shared_address(from)), "r"(c), "r"(w), "r"(h), "r"(image)
+                 : "memory");
+}
+template <int n>
+__device__ __forceinline__ void wait_for_stores() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(n) : "memory");
+}
+// Behind what a thread wrote to shared memory, before a barrier: the accelerator sees it then.
+__device__ __forceinline__ void show_box() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Of the 128 threads of a team, which no other team waits for.
 __device__ __forceinline__ void wait_for_team(int team) {

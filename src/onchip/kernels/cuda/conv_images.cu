@@ -1,0 +1,215 @@
+// conv_images.cu: convolutions and transposed ones of many images, channels last, 16 bits, at the tensor cores' rate.
+//
+// Idea    A tile is IMAGES images, all at the same places of y. So a tap that lies outside of the image there is left out,
+//         for the whole tile: of 5x5 taps by steps of 2 over 4x4 pixels that is 28 % of the products, over 16x16 7 %.
+//         A tile has UNITS units of 64 channels of y: of one place, or of the neighbouring places of a cell (of a transposed
+//         convolution: its phases). A pixel of x that several units reach is brought once for all of them: of 5x5 taps by
+//         steps of 2, 9 pixels serve 25 products. The blocks of a cluster have other images at the same places: each brings
+//         a part of the weights, for all.
+//         One warp brings boxes of pixels and weights, STAGES slices of k ahead. Two teams of four warps have two units
+//         each. Their products are turned: channels of y are the rows, images the columns. What they make is turned back on
+//         its way to shared memory, and leaves as boxes while the next products are made.
+// Order   That of conv_wgmma.cu, bit by bit: taps from the first pixel of the window to the last, then channels; products
+//         that are left out here are zeros there. Then the bias and the activation.
+// Floor   2 flop a term inside the image. 128 -> 64 channels, 5x5 by steps of 2, 16x16 -> 32x32, B = 5,248: 509 Gflop / 989
+//         Tflop/s = 515 us. L2 gives 9 * 32 KB of pixels for 128 images of a cell and, of 410 KB of weights, a BLOCKS-th
+//         part: 5.2 GB with two. Tensor cores read 6 KB of shared memory for 64 cycles of products, of 8.
+// Layout  x (B, H, W, C), y (B, HO, WO, N); w (N, taps * channels), as conv_wgmma.cu has it; bias (N) or none.
+// Shared  STAGES * 48 KB + 32 KB of what leaves, and 1 KB to begin at a multiple of it: 225 KB.
+// Limits  C and N numbers are multiples of 16 B; up to MOST_STEPS pixels under a cell; sm_90a.
+#include "boxes.cuh"
+#include "product.cuh"
+#include "wgmma.cuh"
+
+constexpr int TEAM = 128, TEAMS = 2, LINE = 128;
+constexpr int IMAGES = 128, UNIT = 64, UNITS = 4, MINE = UNITS / TEAMS;  // MINE: units of a team
+constexpr int DEPTH = 64, SLICE_STEPS = 4;  // numbers of k in a slice, and the instructions that they take
+constexpr int X_BYTES = IMAGES * LINE, UNIT_BYTES = UNIT * LINE, STAGE_BYTES = X_BYTES + UNITS * UNIT_BYTES;
+constexpr int OUT_IMAGES = 64, OUT_BYTES = OUT_IMAGES * LINE;  // of a box that leaves; a team has two on their way
+constexpr int MOST_STEPS = 100;
+constexpr u32 NO_TAP = 0xffff;
+
+// A pixel under a cell, from the cell's first on, and the tap that takes it to each unit.
+struct Step {
+    short down, right;
+    unsigned short taps[UNITS];  // NO_TAP: it does not reach that far
+};
+struct Unit {
+    unsigned short down, right;  // its place in the cell
+    u32 n;                       // the first of its channels, of those that the tile has
+};
+struct Cells {
+    u32 blocks, channels;  // slices of k a tap; channels of w a tap
+    u32 tiles_n, tile_n;   // tiles over all channels of y; channels of one
+    u32 lines, columns;    // cells of an image
+    u32 cell_h, cell_w;    // places of a cell
+    u32 step_h, step_w;    // pixels from a cell to the next
+    u32 lines_in, columns_in, lines_out, columns_out;
+    u32 steps;
+    Unit units[UNITS];
+    Step list[MOST_STEPS];
+};
+
+// Of all blocks of a cluster: a group of images, the cell, the first channel.
+struct Tile {
+    u32 group, line, column, n;
+
+    __device__ __forceinline__ Tile(const Cells& cells, u32 number) {
+        n = number % cells.tiles_n * cells.tile_n;
+        const u32 cell = number / cells.tiles_n;
+        column = cell % cells.columns, line = cell / cells.columns % cells.lines;
+        group = cell / cells.columns / cells.lines;
+    }
+    // Calls what(step, line, column) for each pixel that is there.
+    template <class What>
+    __device__ __forceinline__ void each_step(const Cells& cells, const What& what) const {
+        const int top = line * cells.step_h, left = column * cells.step_w;
+        for (u32 i = 0; i < cells.steps; ++i) {
+            const int h = top + cells.list[i].down, w = left + cells.list[i].right;
+            if (static_cast<u32>(h) < cells.lines_in && static_cast<u32>(w) < cells.columns_in) what(cells.list[i], h, w);
+        }
+    }
+};
+
+// A slice of the team's units FIRST to LAST.
+template <class P, int FIRST, int LAST>
+__device__ __forceinline__ void multiply(float (&sums)[MINE][IMAGES / 8][4], u32 x_at, u32 w_at) {
+    begin_products();
+#pragma unroll
+    for (int i = FIRST; i <= LAST; ++i)
+#pragma unroll
+        for (int step = 0; step < SLICE_STEPS; ++step)
+            Wgmma<P, IMAGES>::add(sums[i], mixed_tile(w_at + i * UNIT_BYTES + 32 * step), mixed_tile(x_at + 32 * step), true);
+    end_products();
+}
+
+template <class P, int BLOCKS, int STAGES>
+__global__ void __launch_bounds__(TEAM * (TEAMS + 1), 1)
+conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map,
+            const __grid_constant__ TensorMap y_map, const float* bias, u32 N, u32 box_images, u32 tiles,
+            const __grid_constant__ Cells cells, u32 code, u32 a_bits, u32 b_bits) {
+    using Y = typename P::Number;
+    extern __shared__ uint4 room[];
+    __shared__ Signal full[STAGES], empty[STAGES];
+    char* const stages = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
+    const int team = threadIdx.x / TEAM;
+    const u32 rank = BLOCKS > 1 ? cluster_rank() : 0, first_tile = blockIdx.x / BLOCKS, step_tiles = gridDim.x / BLOCKS;
+    let_next_begin();
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; ++s) {
+            full[s].init(1);
+            empty[s].init(4 * TEAMS * BLOCKS);
+        }
+        show_signals();
+    }
+    if constexpr (BLOCKS > 1) wait_for_cluster();
+    else __syncthreads();
+
+    if (team == TEAMS) {
+        keep_registers<40>();
+        if (threadIdx.x % TEAM == 0) {
+            wait_for_kernel_before();
+            u32 turn = 0;
+            for (u32 number = first_tile; number < tiles; number += step_tiles) {
+                const Tile tile(cells, number);
+                const int image = (tile.group * BLOCKS + rank) * IMAGES;
+                tile.each_step(cells, [&](const Step& step, int h, int w) {
+                    u32 units = 0;
+#pragma unroll
+                    for (int i = 0; i < UNITS; ++i) units += step.taps[i] != NO_TAP;
+                    for (u32 block = 0; block < cells.blocks; ++block, ++turn) {
+                        const u32 s = turn % STAGES;
+                        char* const stage = stages + s * STAGE_BYTES;
+                        empty[s].wait(turn / STAGES % 2 ^ 1);
+                        full[s].arrive_expecting(box_images * LINE + units * UNIT_BYTES);
+                        load_box(stage, x_map, full[s], block * DEPTH, w, h, image);
+#pragma unroll
+                        for (int i = 0; i < UNITS; ++i) {
+                            if (step.taps[i] == NO_TAP) continue;
+                            const int k = step.taps[i] * cells.channels + block * DEPTH, n = tile.n + cells.units[i].n;
+                            char* const to = stage + X_BYTES + i * UNIT_BYTES;
+                            if constexpr (BLOCKS > 1) load_part(to, w_map, full[s], k, n, UNIT / BLOCKS, rank, BLOCKS);
+                            else load_box(to, w_map, full[s], k, n);
+                        }
+                    }
+                });
+            }
+        }
+    } else {
+        take_registers<232>();
+        const int warp = threadIdx.x % TEAM / 32, lane = threadIdx.x % 32;
+        const bool is_first = threadIdx.x % TEAM == 0;  // of the team: stores
+        char* const outlets = stages + STAGES * STAGE_BYTES + team * (2 * OUT_BYTES);
+        const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
+        const auto give_back = [&](u32 turn) {
+            if (lane >= BLOCKS) return;
+            if constexpr (BLOCKS > 1) empty[turn % STAGES].arrive_at(lane);
+            else empty[turn % STAGES].arrive();
+        };
+        u32 turn = 0;
+        for (u32 number = first_tile; number < tiles; number += step_tiles) {
+            const Tile tile(cells, number);
+            float shifts[MINE][2];  // the bias of the lane's channels
+#pragma unroll
+            for (int i = 0; i < 2 * MINE; ++i) {
+                const u32 n = tile.n + cells.units[team * MINE + i / 2].n + 16 * warp + lane / 4 + i % 2 * 8;
+                shifts[i / 2][i % 2] = bias != nullptr && n < N ? bias[n] : 0.0f;
+            }
+            float sums[MINE][IMAGES / 8][4] = {};
+            const u32 begin = turn;
+            tile.each_step(cells, [&](const Step& step, int, int) {
+                // A vote: so the compiler knows that all agree, else products would wait for each other.
+                const bool has_first = __any_sync(~0u, step.taps[team * MINE] != NO_TAP);
+                const bool has_last = __any_sync(~0u, step.taps[team * MINE + 1] != NO_TAP);
+                for (u32 block = 0; block < cells.blocks; ++block, ++turn) {
+                    const u32 s = turn % STAGES, x_at = shared_address(stages + s * STAGE_BYTES);
+                    const u32 w_at = x_at + X_BYTES + team * (MINE * UNIT_BYTES);
+                    full[s].wait(turn / STAGES % 2);
+                    if (has_first && has_last) multiply<P, 0, 1>(sums, x_at, w_at);
+                    else if (has_first) multiply<P, 0, 0>(sums, x_at, w_at);
+                    else if (has_last) multiply<P, 1, 1>(sums, x_at, w_at);
+                    else end_products();
+                    // The products before are done: their room goes back.
+                    wait_for_products<1>();
+                    if (turn > begin) give_back(turn - 1);
+                }
+            });
+            wait_for_products<0>();
+            if (turn > begin) give_back(turn - 1);
+            const int image = (tile.group * BLOCKS + rank) * IMAGES;
+#pragma unroll
+            for (int i = 0; i < MINE; ++i) {
+#pragma unroll
+                for (int j = 0; j < IMAGES / 8; ++j)
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) sums[i][j][k] += shifts[i][k / 2];
+                activate_all<Y>(sums[i], activation);
+                const Unit unit = cells.units[team * MINE + i];
+                const u32 h = tile.line * cells.cell_h + unit.down, w = tile.column * cells.cell_w + unit.right;
+#pragma unroll
+                for (int part = 0; part < IMAGES / OUT_IMAGES; ++part) {
+                    char* const outlet = outlets + part % 2 * OUT_BYTES;
+                    if (is_first) wait_for_stores<1>();  // what left from here is gone
+                    wait_for_team(team);
+#pragma unroll
+                    for (int j = 0; j < OUT_IMAGES / 8; j += 2) {
+                        u32 words[4];
+#pragma unroll
+                        for (int k = 0; k < 4; ++k) {
+                            const float(&c)[4] = sums[i][part * (OUT_IMAGES / 8) + j + k / 2];
+                            words[k] = pack<Y>(c[k % 2 * 2], c[k % 2 * 2 + 1]);
+                        }
+                        const int to = 8 * (j + lane / 16) + lane % 8, piece = 2 * warp + lane / 8 % 2;
+                        store_turned(outlet + to * LINE + ((piece ^ to % 8) * 16), words);
+                    }
+                    show_box();
+                    wait_for_team(team);
+                    if (is_first && h < cells.lines_out && w < cells.columns_out)
+                        store_box(y_map, outlet, tile.n + unit.n, w, h, image + part * OUT_IMAGES);
+                }
+            }
+        }
+        if (is_first) wait_for_stores<0>();
+    }
+    if constexpr (BLOCKS > 1) wait_for_cluster();  // nobody still writes to who has gone
+}

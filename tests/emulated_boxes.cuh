@@ -84,9 +84,9 @@ static void load_box(void* to, const TensorMap& map, Signal& signal, int x, int 
 }
 
 // Here each block brings all parts for itself.
-static void load_part(void* to, const TensorMap& map, Signal& signal, int x, int y, int rows, u32, u32 blocks) {
+static void load_part(void* to, const TensorMap& map, Signal& signal, int x, int y, int z, int rows, u32, u32 blocks) {
     for (u32 part = 0; part < blocks; ++part)
-        load_box(static_cast<char*>(to) + part * rows * 128, map, signal, x, y + static_cast<int>(part) * rows);
+        load_box(static_cast<char*>(to) + part * rows * 128, map, signal, x, y + static_cast<int>(part) * rows, z);
 }
 
 static void store_box(const TensorMap& map, const void* from, int c, int w, int h, int image) {

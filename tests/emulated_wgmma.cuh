@@ -15,7 +15,7 @@ template <class P, int N>
 struct Wgmma {
     static u32 word_at(unsigned long long tile, int row, int word) {
         const int line_bytes = static_cast<int>(tile >> 32 & 0xff), pitch = static_cast<int>(tile >> 40);
-        const u32 line = static_cast<u32>(tile) + pitch * (row / 8) + line_bytes * (row % 8);
+        const u32 line = static_cast<u32>(tile) * 16 + pitch * (row / 8) + line_bytes * (row % 8);
         u32 found;
         memcpy(&found, mixed(line + 4 * word, line_bytes), 4);
         return found;
@@ -58,7 +58,7 @@ struct Wgmma {
 
 template <int LINE = 128>
 unsigned long long mixed_tile(u32 shared_address, u32 pitch = 8 * LINE) {
-    return static_cast<unsigned long long>(pitch) << 40 | static_cast<unsigned long long>(LINE) << 32 | shared_address;
+    return static_cast<unsigned long long>(pitch) << 40 | static_cast<unsigned long long>(LINE) << 32 | shared_address >> 4;
 }
 static void begin_products() {}
 static void end_products() {}

@@ -8,12 +8,9 @@ import pytest
 from checks import rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import run_claim
-from kernels.test_conv_wgmma import EPS, claim_of, compile_alone, conv_alone, conv_inside, exact_of, weight
-from onchip.kernels import reference
-from onchip.kernels.cuda.conv import Geometry
-from onchip.kernels.cuda.conv_images import IMAGES, MOST_STEPS, NO_TAP_THERE, image_conv
+from kernels.test_conv_wgmma import claim_of, conv_inside, exact_of, weight
+from onchip.kernels.cuda.conv_images import IMAGES
 from onchip.kernels.cuda.conv_wgmma import ConvWgmmaLowering
-from onchip.kernels.cuda.conv_windows import Windows
 from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, ReLU
 from onchip.spec.types import numpy_dtype
 

@@ -7,8 +7,9 @@
 //         steps of 2, 9 pixels serve 25 products. The blocks of a cluster have other images at the same places: each brings
 //         a part of the weights, for all.
 //         One warp brings boxes of pixels and weights, STAGES slices of k ahead. Two teams of four warps have two units
-//         each. Their products are turned: channels of y are the rows, images the columns. What they make is turned back on
-//         its way to shared memory, and leaves as boxes while the next products are made.
+//         each, one those that get their last tap first: so one team multiplies while the other ends its tile. Products are
+//         turned: channels of y are the rows, images the columns. What is made is turned back on its way to shared memory,
+//         and leaves as boxes while the next products are made.
 // Order   That of conv_wgmma.cu, bit by bit: taps from the first pixel of the window to the last, then channels; products
 //         that are left out here are zeros there. Then the bias and the activation.
 // Floor   2 flop a term inside the image. 128 -> 64 channels, 5x5 by steps of 2, 16x16 -> 32x32, B = 5,248: 509 Gflop / 989
@@ -74,12 +75,13 @@ struct Tile {
 // A slice of the team's units FIRST to LAST.
 template <class P, int FIRST, int LAST>
 __device__ __forceinline__ void multiply(float (&sums)[MINE][IMAGES / 8][4], u32 x_at, u32 w_at) {
+    const unsigned long long x = mixed_tile(x_at), w = mixed_tile(w_at);  // they count in 16 bytes
     begin_products();
 #pragma unroll
     for (int i = FIRST; i <= LAST; ++i)
 #pragma unroll
         for (int step = 0; step < SLICE_STEPS; ++step)
-            Wgmma<P, IMAGES>::add(sums[i], mixed_tile(w_at + i * UNIT_BYTES + 32 * step), mixed_tile(x_at + 32 * step), true);
+            Wgmma<P, IMAGES>::add(sums[i], w + (i * UNIT_BYTES + 32 * step) / 16, x + 2 * step, true);
     end_products();
 }
 
@@ -128,8 +130,8 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
                             if (step.taps[i] == NO_TAP) continue;
                             const int k = step.taps[i] * cells.channels + block * DEPTH, n = tile.n + cells.units[i].n;
                             char* const to = stage + X_BYTES + i * UNIT_BYTES;
-                            if constexpr (BLOCKS > 1) load_part(to, w_map, full[s], k, n, UNIT / BLOCKS, rank, BLOCKS);
-                            else load_box(to, w_map, full[s], k, n);
+                            if constexpr (BLOCKS > 1) load_part(to, w_map, full[s], k, n, 0, UNIT / BLOCKS, rank, BLOCKS);
+                            else load_box(to, w_map, full[s], k, n, 0);
                         }
                     }
                 });

@@ -12,7 +12,7 @@ from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.conv import Geometry, Pair
 from onchip.kernels.cuda.conv_cells import NO_TAP, CellAxis, cell_axis
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
-from onchip.kernels.cuda.product_wgmma import ALIGN_BYTES, ARCHITECTURES, LINE, TEAM
+from onchip.kernels.cuda.product_wgmma import ALIGN_BYTES, LINE, TEAM
 from onchip.kernels.cuda.program import (
     Argument,
     Budget,
@@ -29,16 +29,15 @@ from onchip.kernels.cuda.program import (
 )
 from onchip.spec.layers import Elementwise
 
-__all__ = ["ARCHITECTURES", "INSTANCES", "ImageConv", "image_conv"]
-
 SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = ("sm_90a",)
 IMAGES, UNIT, UNITS, TEAMS, DEPTH, OUT_IMAGES = 128, 64, 4, 2, 64, 64  # as the .cu file has them
 MOST_STEPS, NO_TAP_THERE = 100, 0xFFFF
 STAGES, BLOCKS = 4, 2  # BLOCKS: of a cluster
 STAGE_BYTES, OUT_BYTES = (IMAGES + UNITS * UNIT) * LINE, 2 * TEAMS * OUT_IMAGES * LINE
-# Cycles of a multiprocessor: the products of a unit and a slice at the rate that large ones reach; bytes that L2 gives in
-# one; the end of a tile.
-UNIT_CYCLES, L2_BYTES, TILE_CYCLES = 256 / 0.75, 34, 1500
+# Cycles of a multiprocessor: products of a unit and a slice at the rate that large ones reach, the end of a tile; and
+# bytes that L2 gives it in a cycle.
+UNIT_CYCLES, TILE_CYCLES, L2_BYTES = 256 / 0.75, 1500, 34
 
 
 @dataclass(frozen=True)
@@ -73,15 +72,14 @@ class ImageConv:
 
     @cached_property
     def units(self) -> list[tuple[int, int, int]]:
-        """Place in the cell and first channel of each. Neighbours are a team's: who has most taps is with who has fewest."""
+        """Place in the cell and first channel of each. The first team has the two that get their last tap last."""
         down, right = self.axes
         found = [(h, w, n) for h in range(down.cell) for w in range(right.cell) for n in range(0, self.tile_n, UNIT)]
-        by_taps = sorted(found, key=lambda unit: -_taps(down.table[unit[0]]) * _taps(right.table[unit[1]]))
-        return [by_taps[0], by_taps[3], by_taps[1], by_taps[2]]
+        return sorted(found, key=lambda unit: (_last(down.table[unit[0]]), _last(right.table[unit[1]])), reverse=True)
 
     @cached_property
     def steps(self) -> list[tuple[int, int, list[int]]]:
-        """The pixels under a cell from its first on, line by line: how far down and right, and the tap for each unit."""
+        """The pixels under a cell, line by line: how far down and right of its first, and the tap for each unit."""
         down, right = self.axes
         place_of = {tap: place for place, tap in enumerate(self.tap_order)}
         found = []
@@ -89,7 +87,8 @@ class ImageConv:
             for j in range(right.taps):
                 pairs = [(down.table[h][i], right.table[w][j]) for h, w, _ in self.units]
                 taps = [
-                    NO_TAP_THERE if NO_TAP in pair else place_of[pair[0] * self.geometry.taps[1] + pair[1]] for pair in pairs
+                    NO_TAP_THERE if NO_TAP in pair else place_of[pair[0] * self.geometry.taps[1] + pair[1]]
+                    for pair in pairs
                 ]
                 if min(taps) < NO_TAP_THERE:
                     found.append((down.first + i * down.apart, right.first + j * right.apart, taps))
@@ -104,9 +103,8 @@ class ImageConv:
 
     @property
     def row_flop(self) -> int:
-        """Of an image, without those of pixels that are not there; channels that fill up tiles or slices do not count."""
-        g = self.geometry
-        return sum(2 * g.C * min(g.N, self.tile_n) // self.tile_n * UNIT * c * u for c, u in self._inside()) * self.tiles_n
+        """Of an image, without those of pixels that are not there."""
+        return 2 * self.geometry.C * self.geometry.N * math.prod(map(_terms, self.axes))
 
     def cycles(self, B: int, units: int) -> float:
         """Of a multiprocessor, for so many images."""
@@ -126,8 +124,8 @@ class ImageConv:
     def _packed(self) -> bytes:
         g, (down, right) = self.geometry, self.axes
         made = struct.pack(
-            "<15I", self.blocks, self.channels, self.tiles_n, self.tile_n, down.cells, right.cells, down.cell, right.cell,
-            down.step, right.step, *g.sides_in, *g.sides_out, len(self.steps),
+            "<15I", self.blocks, self.channels, self.tiles_n, self.tile_n, down.cells, right.cells,
+            down.cell, right.cell, down.step, right.step, *g.sides_in, *g.sides_out, len(self.steps),
         )  # fmt: skip
         made += b"".join(struct.pack("<2HI", *unit) for unit in self.units)
         made += b"".join(struct.pack("<2h4H", h, w, *taps) for h, w, taps in self.steps)
@@ -135,11 +133,12 @@ class ImageConv:
 
     def launch(self, B: int, units: int, x: Memory, w: Memory, bias: Argument, y: Memory) -> KernelLaunch:
         """conv_images(x, w, y, bias, N, box_images, tiles, cells, activation)"""
-        g, dtype, (H, W), (HO, WO) = self.geometry, PRECISIONS[self.precision].dtype, *_sides(self.geometry)
+        g, dtype = self.geometry, PRECISIONS[self.precision].dtype
+        (H, W), (HO, WO) = g.sides_in, g.sides_out
         blocks, tiles, box_images = BLOCKS if B > IMAGES else 1, self.tiles(B), min(B, IMAGES)
         arguments = (
             TensorMap(x, dtype, (g.C, W, H, B), (DEPTH, 1, 1, box_images), LINE),
-            TensorMap(w, dtype, (len(self.tap_order) * self.channels, g.N), (DEPTH, UNIT // blocks), LINE),
+            TensorMap(w, dtype, (len(self.tap_order) * self.channels, g.N, 1), (DEPTH, UNIT // blocks, 1), LINE),
             TensorMap(y, dtype, (g.N, WO, HO, B), (UNIT, 1, 1, OUT_IMAGES), LINE),
             bias, UInt32(g.N), UInt32(box_images), UInt32(tiles), Struct((), self._packed()),
             *map(UInt32, activation_words(self.activation)),
@@ -152,17 +151,23 @@ class ImageConv:
         return KernelLaunch(program, config, arguments, Budget(168))
 
 
-def _sides(geometry: Geometry) -> tuple[Pair, Pair]:
-    return geometry.sides_in, geometry.sides_out
-
-
-def _taps(table: tuple[int, ...]) -> int:
-    return sum(tap != NO_TAP for tap in table)
+def _last(table: tuple[int, ...]) -> int:
+    """The last pixel of a cell's window that a place reaches."""
+    return max(i for i, tap in enumerate(table) if tap != NO_TAP)
 
 
 def _count(axis: CellAxis, offset: int) -> int:
     """Cells along an axis whose pixel at this offset is there."""
     return sum(0 <= cell * axis.step + offset < axis.side_in for cell in range(axis.cells))
+
+
+def _terms(axis: CellAxis) -> int:
+    """Of all sums along an axis."""
+    return sum(
+        tap != NO_TAP and 0 <= place // axis.cell * axis.step + axis.first + i * axis.apart < axis.side_in
+        for place in range(axis.side_out)
+        for i, tap in enumerate(axis.table[place % axis.cell])
+    )
 
 
 def image_conv(

@@ -75,7 +75,7 @@ ONCHIP_WGMMA_OF(Bf16, "k16.f32.bf16.bf16", ", 0")
 ONCHIP_WGMMA_OF(Tf32, "k8.f32.tf32.tf32", "")
 
 // A tile of rows of LINE bytes along k (128, 64 or 32) as boxes.cuh puts it down, 8 rows after 8: told in units of 16 B,
-// with the way in which its rows are mixed in the two highest bits. The next step of k lies 32 bytes on.
+// with the way in which its rows are mixed in the two highest bits. The next step of k lies 32 bytes on, which is 2 more.
 // pitch  bytes from 8 rows to the next 8: of a patch of pixels, whose lines are longer than 8, those of a line. Rows are
 //        mixed by where they lie, so a tile may begin at any pixel of a patch that begins at a multiple of 1,024 bytes.
 template <int LINE = 128>

@@ -19,7 +19,7 @@ from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d,
 from onchip.spec.types import numpy_dtype
 
 CASES = {
-    "faces": (ConvTranspose2d((2, 2), (1, 1, 2, 2), (1, 1)), (40, 3, 2), (40, 72, 5, 5)),
+    "faces": (ConvTranspose2d((2, 2), (1, 1, 2, 2)), (40, 3, 2), (40, 72, 5, 5)),
     "phases of several taps": (ConvTranspose2d((2, 2), (1, 1, 1, 1), (1, 1)), (136, 2, 3), (136, 16, 3, 3)),
     "odd sides": (ConvTranspose2d((2, 2), (1, 1, 1, 0)), (48, 3, 2), (48, 24, 4, 4)),
     "strides that differ": (ConvTranspose2d((4, 1), (0, 2, 1, 0), (2, 0)), (40, 2, 3), (40, 24, 5, 3)),

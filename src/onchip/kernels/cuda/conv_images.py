@@ -176,7 +176,7 @@ def image_conv(
 ) -> ImageConv | None:  # fmt: skip
     """With the cells that should take least time; None where there are none."""
     found = []
-    for times in ((1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 1)):
+    for times in ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)):
         conv = ImageConv(geometry, precision, activation, blocks, channels, tap_order, times)
         if UNITS % conv.places == 0 and 0 < len(conv.steps) <= MOST_STEPS:
             found.append(conv)

@@ -22,10 +22,9 @@
 #include "product.cuh"
 #include "wgmma.cuh"
 
-constexpr int TEAM = 128, TEAMS = 2, LINE = 128;
-constexpr int IMAGES = 128, UNIT = 64, UNITS = 4, MINE = UNITS / TEAMS;  // MINE: units of a team
+constexpr int TEAM = 128, TEAMS = 2, LINE = 128, PRODUCERS = 4;  // PRODUCERS: warps that bring boxes
+constexpr int UNIT = 64, UNITS = 4, UNIT_BYTES = UNIT * LINE;    // channels of a unit; units of a cell
 constexpr int DEPTH = 64, SLICE_STEPS = 4;  // numbers of k in a slice, and the instructions that they take
-constexpr int X_BYTES = IMAGES * LINE, UNIT_BYTES = UNIT * LINE, STAGE_BYTES = X_BYTES + UNITS * UNIT_BYTES;
 constexpr int OUT_IMAGES = 64, OUT_BYTES = OUT_IMAGES * LINE;  // of a box that leaves; a team has two on their way
 constexpr int MOST_STEPS = 100;
 constexpr u32 NO_TAP = 0xffff;
@@ -37,11 +36,11 @@ struct Step {
 };
 struct Unit {
     unsigned short down, right;  // its place in the cell
-    u32 n;                       // the first of its channels, of those that the tile has
+    u32 n;                       // the first of its channels, of those that the cell has
 };
 struct Cells {
     u32 blocks, channels;  // slices of k a tap; channels of w a tap
-    u32 tiles_n, tile_n;   // tiles over all channels of y; channels of one
+    u32 tiles_n, cell_n;   // cells over all channels of y; channels of one
     u32 lines, columns;    // cells of an image
     u32 cell_h, cell_w;    // places of a cell
     u32 step_h, step_w;    // pixels from a cell to the next
@@ -51,55 +50,69 @@ struct Cells {
     Step list[MOST_STEPS];
 };
 
-// Of all blocks of a cluster: a group of images, the cell, the first channel.
+// HELD units of a cell from the first on, of a group of images.
+template <int HELD>
 struct Tile {
-    u32 group, line, column, n;
+    u32 group, line, column, n, first;
 
     __device__ __forceinline__ Tile(const Cells& cells, u32 number) {
-        n = number % cells.tiles_n * cells.tile_n;
-        const u32 cell = number / cells.tiles_n;
-        column = cell % cells.columns, line = cell / cells.columns % cells.lines;
-        group = cell / cells.columns / cells.lines;
+        constexpr u32 PARTS = UNITS / HELD;
+        const u32 all = PARTS * cells.tiles_n * cells.columns * cells.lines;
+        group = number / all;
+        u32 at = (number + group) % all;  // no block has the same cells of all images: at the edge they take less time
+        first = at % PARTS * HELD, at /= PARTS;
+        n = at % cells.tiles_n * cells.cell_n, at /= cells.tiles_n;
+        column = at % cells.columns, line = at / cells.columns;
     }
-    // Calls what(step, line, column) for each pixel that is there.
+    // Calls what(step, line, column) for each pixel that is there and reaches a unit.
     template <class What>
     __device__ __forceinline__ void each_step(const Cells& cells, const What& what) const {
         const int top = line * cells.step_h, left = column * cells.step_w;
         for (u32 i = 0; i < cells.steps; ++i) {
-            const int h = top + cells.list[i].down, w = left + cells.list[i].right;
-            if (static_cast<u32>(h) < cells.lines_in && static_cast<u32>(w) < cells.columns_in) what(cells.list[i], h, w);
+            const Step& step = cells.list[i];
+            const int h = top + step.down, w = left + step.right;
+            bool reaches = HELD == UNITS;
+            if constexpr (HELD < UNITS) {
+#pragma unroll
+                for (int unit = 0; unit < HELD; ++unit) reaches |= step.taps[first + unit] != NO_TAP;
+            }
+            if (reaches && static_cast<u32>(h) < cells.lines_in && static_cast<u32>(w) < cells.columns_in) what(step, h, w);
         }
     }
 };
 
 // A slice of the team's units FIRST to LAST.
-template <class P, int FIRST, int LAST>
-__device__ __forceinline__ void multiply(float (&sums)[MINE][IMAGES / 8][4], u32 x_at, u32 w_at) {
+template <class P, int FIRST, int LAST, int MINE, int GROUPS>
+__device__ __forceinline__ void multiply(float (&sums)[MINE][GROUPS][4], u32 x_at, u32 w_at) {
     const unsigned long long x = mixed_tile(x_at), w = mixed_tile(w_at);  // they count in 16 bytes
     begin_products();
 #pragma unroll
     for (int i = FIRST; i <= LAST; ++i)
 #pragma unroll
         for (int step = 0; step < SLICE_STEPS; ++step)
-            Wgmma<P, IMAGES>::add(sums[i], w + (i * UNIT_BYTES + 32 * step) / 16, x + 2 * step, true);
+            Wgmma<P, 8 * GROUPS>::add(sums[i], w + (i * UNIT_BYTES + 32 * step) / 16, x + 2 * step, true);
     end_products();
 }
 
-template <class P, int BLOCKS, int STAGES>
+// MINE    units of a team: 1, of 256 images, or 2, of 128
+// BLOCKS  of a cluster
+template <class P, int MINE, int BLOCKS, int STAGES>
 __global__ void __launch_bounds__(TEAM * (TEAMS + 1), 1)
 conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map,
             const __grid_constant__ TensorMap y_map, const float* bias, u32 N, u32 box_images, u32 tiles,
             const __grid_constant__ Cells cells, u32 code, u32 a_bits, u32 b_bits) {
     using Y = typename P::Number;
+    constexpr int IMAGES = 256 / MINE, HELD = TEAMS * MINE;
+    constexpr int X_BYTES = IMAGES * LINE, STAGE_BYTES = X_BYTES + HELD * UNIT_BYTES;
     extern __shared__ uint4 room[];
     __shared__ Signal full[STAGES], empty[STAGES];
     char* const stages = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
-    const int team = threadIdx.x / TEAM;
+    const int team = threadIdx.x / TEAM, warp = threadIdx.x % TEAM / 32, lane = threadIdx.x % 32;
     const u32 rank = BLOCKS > 1 ? cluster_rank() : 0, first_tile = blockIdx.x / BLOCKS, step_tiles = gridDim.x / BLOCKS;
     let_next_begin();
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
-            full[s].init(1);
+            full[s].init(PRODUCERS);
             empty[s].init(4 * TEAMS * BLOCKS);
         }
         show_signals();
@@ -109,37 +122,37 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
 
     if (team == TEAMS) {
         keep_registers<40>();
-        if (threadIdx.x % TEAM == 0) {
+        // A warp a unit, the last one also pixels: one alone would take longer to ask for a slice than its products take.
+        if (lane == 0) {
             wait_for_kernel_before();
             u32 turn = 0;
             for (u32 number = first_tile; number < tiles; number += step_tiles) {
-                const Tile tile(cells, number);
+                const Tile<HELD> tile(cells, number);
                 const int image = (tile.group * BLOCKS + rank) * IMAGES;
+                const bool has_pixels = warp == PRODUCERS - 1;
+                const u32 unit = tile.first + (warp < HELD ? warp : 0);
+                const int n = tile.n + cells.units[unit].n;
                 tile.each_step(cells, [&](const Step& step, int h, int w) {
-                    u32 units = 0;
-#pragma unroll
-                    for (int i = 0; i < UNITS; ++i) units += step.taps[i] != NO_TAP;
-                    for (u32 block = 0; block < cells.blocks; ++block, ++turn) {
+                    const u32 tap = warp < HELD ? step.taps[unit] : NO_TAP;
+                    const u32 bytes = (tap != NO_TAP ? UNIT_BYTES : 0) + (has_pixels ? box_images * LINE : 0);
+                    int k = tap * cells.channels;
+                    for (u32 block = 0; block < cells.blocks; ++block, ++turn, k += DEPTH) {
                         const u32 s = turn % STAGES;
                         char* const stage = stages + s * STAGE_BYTES;
                         empty[s].wait(turn / STAGES % 2 ^ 1);
-                        full[s].arrive_expecting(box_images * LINE + units * UNIT_BYTES);
-                        load_box(stage, x_map, full[s], block * DEPTH, w, h, image);
-#pragma unroll
-                        for (int i = 0; i < UNITS; ++i) {
-                            if (step.taps[i] == NO_TAP) continue;
-                            const int k = step.taps[i] * cells.channels + block * DEPTH, n = tile.n + cells.units[i].n;
-                            char* const to = stage + X_BYTES + i * UNIT_BYTES;
-                            if constexpr (BLOCKS > 1) load_part(to, w_map, full[s], k, n, 0, UNIT / BLOCKS, rank, BLOCKS);
-                            else load_box(to, w_map, full[s], k, n, 0);
-                        }
+                        if (bytes > 0) full[s].arrive_expecting(bytes);
+                        else full[s].arrive();
+                        if (has_pixels) load_box(stage, x_map, full[s], block * DEPTH, w, h, image);
+                        if (tap == NO_TAP) continue;
+                        char* const to = stage + X_BYTES + warp * UNIT_BYTES;
+                        if constexpr (BLOCKS > 1) load_part(to, w_map, full[s], k, n, 0, UNIT / BLOCKS, rank, BLOCKS);
+                        else load_box(to, w_map, full[s], k, n, 0);
                     }
                 });
             }
         }
     } else {
         take_registers<232>();
-        const int warp = threadIdx.x % TEAM / 32, lane = threadIdx.x % 32;
         const bool is_first = threadIdx.x % TEAM == 0;  // of the team: stores
         char* const outlets = stages + STAGES * STAGE_BYTES + team * (2 * OUT_BYTES);
         const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
@@ -150,26 +163,28 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         };
         u32 turn = 0;
         for (u32 number = first_tile; number < tiles; number += step_tiles) {
-            const Tile tile(cells, number);
+            const Tile<HELD> tile(cells, number);
+            const Unit* const units = cells.units + tile.first + team * MINE;
             float shifts[MINE][2];  // the bias of the lane's channels
 #pragma unroll
             for (int i = 0; i < 2 * MINE; ++i) {
-                const u32 n = tile.n + cells.units[team * MINE + i / 2].n + 16 * warp + lane / 4 + i % 2 * 8;
+                const u32 n = tile.n + units[i / 2].n + 16 * warp + lane / 4 + i % 2 * 8;
                 shifts[i / 2][i % 2] = bias != nullptr && n < N ? bias[n] : 0.0f;
             }
             float sums[MINE][IMAGES / 8][4] = {};
             const u32 begin = turn;
             tile.each_step(cells, [&](const Step& step, int, int) {
-                // A vote: so the compiler knows that all agree, else products would wait for each other.
-                const bool has_first = __any_sync(~0u, step.taps[team * MINE] != NO_TAP);
-                const bool has_last = __any_sync(~0u, step.taps[team * MINE + 1] != NO_TAP);
+                // Votes: so the compiler knows that all agree, else products would wait for each other.
+                const unsigned short* const taps = step.taps + tile.first + team * MINE;
+                const bool has_first = __any_sync(~0u, taps[0] != NO_TAP);
+                const bool has_last = __any_sync(~0u, taps[MINE - 1] != NO_TAP);
                 for (u32 block = 0; block < cells.blocks; ++block, ++turn) {
                     const u32 s = turn % STAGES, x_at = shared_address(stages + s * STAGE_BYTES);
                     const u32 w_at = x_at + X_BYTES + team * (MINE * UNIT_BYTES);
                     full[s].wait(turn / STAGES % 2);
-                    if (has_first && has_last) multiply<P, 0, 1>(sums, x_at, w_at);
+                    if (has_first && has_last) multiply<P, 0, MINE - 1>(sums, x_at, w_at);
                     else if (has_first) multiply<P, 0, 0>(sums, x_at, w_at);
-                    else if (has_last) multiply<P, 1, 1>(sums, x_at, w_at);
+                    else if (has_last) multiply<P, MINE - 1, MINE - 1>(sums, x_at, w_at);
                     else end_products();
                     // The products before are done: their room goes back.
                     wait_for_products<1>();
@@ -186,8 +201,7 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
 #pragma unroll
                     for (int k = 0; k < 4; ++k) sums[i][j][k] += shifts[i][k / 2];
                 activate_all<Y>(sums[i], activation);
-                const Unit unit = cells.units[team * MINE + i];
-                const u32 h = tile.line * cells.cell_h + unit.down, w = tile.column * cells.cell_w + unit.right;
+                const u32 h = tile.line * cells.cell_h + units[i].down, w = tile.column * cells.cell_w + units[i].right;
 #pragma unroll
                 for (int part = 0; part < IMAGES / OUT_IMAGES; ++part) {
                     char* const outlet = outlets + part % 2 * OUT_BYTES;
@@ -207,7 +221,7 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
                     show_box();
                     wait_for_team(team);
                     if (is_first && h < cells.lines_out && w < cells.columns_out)
-                        store_box(y_map, outlet, tile.n + unit.n, w, h, image + part * OUT_IMAGES);
+                        store_box(y_map, outlet, tile.n + units[i].n, w, h, image + part * OUT_IMAGES);
                 }
             }
         }

@@ -35,7 +35,6 @@ struct Signal {
         --left;
         add(0);
     }
-    void arrive_at(u32) { arrive(); }  // each block for all: they come to the same
     void arrive_expecting(u32 bytes) {
         turns_bytes += bytes;
         arrive();
@@ -81,12 +80,6 @@ static void load_box(void* to, const TensorMap& map, Signal& signal, int x, int 
         }
     }
     signal.add(-lines * line_bytes);
-}
-
-// Here each block brings all parts for itself.
-static void load_part(void* to, const TensorMap& map, Signal& signal, int x, int y, int z, int rows, u32, u32 blocks) {
-    for (u32 part = 0; part < blocks; ++part)
-        load_box(static_cast<char*>(to) + part * rows * 128, map, signal, x, y + static_cast<int>(part) * rows, z);
 }
 
 static void store_box(const TensorMap& map, const void* from, int c, int w, int h, int image) {

@@ -41,7 +41,7 @@ MANY = ("faces", "many channels")  # more than the images of a tile, too
     [(name, "fp16", "float16", 5) for name in CASES] + [(name, "bf16", "bfloat16", IMAGES + 3) for name in MANY],
 )
 def test_on_an_emulated_gpu(monkeypatch, name, precision, dtype, B):
-    """As exact as conv_wgmma, and the same bits; also by the blocks of a cluster."""
+    """As exact as conv_wgmma, and the same bits; also of more images than a tile has."""
     layer, row, shape = CASES[name]
     net = conv_inside(layer, row, weight(*shape), activation=ReLU(), dtype=dtype)
     claim, gpu = claim_of(net, precision), emulated_gpu(monkeypatch)

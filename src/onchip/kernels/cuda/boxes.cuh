@@ -28,15 +28,6 @@ struct Signal {
     __device__ __forceinline__ void arrive() {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(shared_address(&state)) : "memory");
     }
-    // At the same signal of another block of the cluster. Who waits there overwrites what was read here, and reads nothing:
-    // no fence for the whole cluster, which would take longer than a slice's products.
-    __device__ __forceinline__ void arrive_at(u32 rank) {
-        asm volatile("{.reg .u32 there; mapa.shared::cluster.u32 there, %0, %1;"
-                     " mbarrier.arrive.shared::cluster.b64 _, [there];}"
-                     :
-                     : "r"(shared_address(&state)), "r"(rank)
-                     : "memory");
-    }
     __device__ __forceinline__ void arrive_expecting(u32 bytes) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                      :
@@ -70,18 +61,6 @@ __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Signal&
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
         :
         : "r"(shared_address(to)), "l"(&map), "r"(shared_address(&signal.state)), "r"(x), "r"(y), "r"(z)
-        : "memory");
-}
-// A box that `blocks` blocks of a cluster share: each brings its part, so many rows of it, to all of them; `to` and the
-// signal are where they are in each.
-__device__ __forceinline__ void load_part(void* to, const TensorMap& map, Signal& signal, int x, int y, int z, int rows,
-                                          u32 rank, u32 blocks) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-        " [%0], [%1, {%3, %4, %5}], [%2], %6;"
-        :
-        : "r"(shared_address(to) + rank * rows * 128), "l"(&map), "r"(shared_address(&signal.state)), "r"(x),
-          "r"(y + static_cast<int>(rank) * rows), "r"(z), "h"(static_cast<unsigned short>((1 << blocks) - 1))
         : "memory");
 }
 // Of images (B, H, W, C): channels from x on, pixels from (y, z) on, images from t on.

@@ -4,17 +4,18 @@
 //         for the whole tile: of 5x5 taps by steps of 2 over 4x4 pixels that is 28 % of the products, over 16x16 7 %.
 //         A tile has UNITS units of 64 channels of y: of one place, or of the neighbouring places of a cell (of a transposed
 //         convolution: its phases). A pixel of x that several units reach is brought once for all of them: of 5x5 taps by
-//         steps of 2, 9 pixels serve 25 products. The blocks of a cluster have other images at the same places: each brings
-//         a part of the weights, for all.
-//         One warp brings boxes of pixels and weights, STAGES slices of k ahead. Two teams of four warps have two units
+//         steps of 2, 9 pixels serve 25 products.
+//         Four warps bring boxes of weights, a unit each, and of pixels, STAGES slices ahead. Two teams of four have two units
 //         each, one those that get their last tap first: so one team multiplies while the other ends its tile. Products are
 //         turned: channels of y are the rows, images the columns. What is made is turned back on its way to shared memory,
 //         and leaves as boxes while the next products are made.
 // Order   That of conv_wgmma.cu, bit by bit: taps from the first pixel of the window to the last, then channels; products
 //         that are left out here are zeros there. Then the bias and the activation.
 // Floor   2 flop a term inside the image. 128 -> 64 channels, 5x5 by steps of 2, 16x16 -> 32x32, B = 5,248: 509 Gflop / 989
-//         Tflop/s = 515 us. L2 gives 9 * 32 KB of pixels for 128 images of a cell and, of 410 KB of weights, a BLOCKS-th
-//         part: 5.2 GB with two. Tensor cores read 6 KB of shared memory for 64 cycles of products, of 8.
+//         Tflop/s = 515 us. L2 gives 9 * 32 KB of pixels for 128 images of a cell and 410 KB of weights, 6.7 GB in all,
+//         and is near what L2 can give: an H200 took 996 us, of 512 -> 256 channels on 4x4 593 us (403 of its products) and of
+//         256 -> 128 on 8x8 774 us (477), when one warp brought all boxes. With weights shared by the two blocks of a
+//         cluster it took longer: 1,062, 726 and 877 us.
 // Layout  x (B, H, W, C), y (B, HO, WO, N); w (N, taps * channels), as conv_wgmma.cu has it; bias (N) or none.
 // Shared  STAGES * 48 KB + 32 KB of what leaves, and 1 KB to begin at a multiple of it: 225 KB.
 // Limits  C and N numbers are multiples of 16 B; up to MOST_STEPS pixels under a cell; sm_90a.
@@ -22,8 +23,9 @@
 #include "product.cuh"
 #include "wgmma.cuh"
 
-constexpr int TEAM = 128, TEAMS = 2, LINE = 128, PRODUCERS = 4;  // PRODUCERS: warps that bring boxes
-constexpr int UNIT = 64, UNITS = 4, UNIT_BYTES = UNIT * LINE;    // channels of a unit; units of a cell
+constexpr int TEAM = 128, TEAMS = 2, LINE = 128;
+constexpr int IMAGES = 128, UNIT = 64, UNITS = 4, MINE = UNITS / TEAMS;  // UNIT: channels; MINE: units of a team
+constexpr int X_BYTES = IMAGES * LINE, UNIT_BYTES = UNIT * LINE, STAGE_BYTES = X_BYTES + UNITS * UNIT_BYTES;
 constexpr int DEPTH = 64, SLICE_STEPS = 4;  // numbers of k in a slice, and the instructions that they take
 constexpr int OUT_IMAGES = 64, OUT_BYTES = OUT_IMAGES * LINE;  // of a box that leaves; a team has two on their way
 constexpr int MOST_STEPS = 100;
@@ -50,75 +52,60 @@ struct Cells {
     Step list[MOST_STEPS];
 };
 
-// HELD units of a cell from the first on, of a group of images.
-template <int HELD>
+// A cell of a group of images.
 struct Tile {
-    u32 group, line, column, n, first;
+    u32 group, line, column, n;
 
     __device__ __forceinline__ Tile(const Cells& cells, u32 number) {
-        constexpr u32 PARTS = UNITS / HELD;
-        const u32 all = PARTS * cells.tiles_n * cells.columns * cells.lines;
+        const u32 all = cells.tiles_n * cells.columns * cells.lines;
         group = number / all;
         u32 at = (number + group) % all;  // no block has the same cells of all images: at the edge they take less time
-        first = at % PARTS * HELD, at /= PARTS;
         n = at % cells.tiles_n * cells.cell_n, at /= cells.tiles_n;
         column = at % cells.columns, line = at / cells.columns;
     }
-    // Calls what(step, line, column) for each pixel that is there and reaches a unit.
+    // Calls what(step, line, column) for each pixel that is there.
     template <class What>
     __device__ __forceinline__ void each_step(const Cells& cells, const What& what) const {
         const int top = line * cells.step_h, left = column * cells.step_w;
         for (u32 i = 0; i < cells.steps; ++i) {
-            const Step& step = cells.list[i];
-            const int h = top + step.down, w = left + step.right;
-            bool reaches = HELD == UNITS;
-            if constexpr (HELD < UNITS) {
-#pragma unroll
-                for (int unit = 0; unit < HELD; ++unit) reaches |= step.taps[first + unit] != NO_TAP;
-            }
-            if (reaches && static_cast<u32>(h) < cells.lines_in && static_cast<u32>(w) < cells.columns_in) what(step, h, w);
+            const int h = top + cells.list[i].down, w = left + cells.list[i].right;
+            if (static_cast<u32>(h) < cells.lines_in && static_cast<u32>(w) < cells.columns_in) what(cells.list[i], h, w);
         }
     }
 };
 
 // A slice of the team's units FIRST to LAST.
-template <class P, int FIRST, int LAST, int MINE, int GROUPS>
-__device__ __forceinline__ void multiply(float (&sums)[MINE][GROUPS][4], u32 x_at, u32 w_at) {
+template <class P, int FIRST, int LAST>
+__device__ __forceinline__ void multiply(float (&sums)[MINE][IMAGES / 8][4], u32 x_at, u32 w_at) {
     const unsigned long long x = mixed_tile(x_at), w = mixed_tile(w_at);  // they count in 16 bytes
     begin_products();
 #pragma unroll
     for (int i = FIRST; i <= LAST; ++i)
 #pragma unroll
         for (int step = 0; step < SLICE_STEPS; ++step)
-            Wgmma<P, 8 * GROUPS>::add(sums[i], w + (i * UNIT_BYTES + 32 * step) / 16, x + 2 * step, true);
+            Wgmma<P, IMAGES>::add(sums[i], w + (i * UNIT_BYTES + 32 * step) / 16, x + 2 * step, true);
     end_products();
 }
 
-// MINE    units of a team: 1, of 256 images, or 2, of 128
-// BLOCKS  of a cluster
-template <class P, int MINE, int BLOCKS, int STAGES>
+template <class P, int STAGES>
 __global__ void __launch_bounds__(TEAM * (TEAMS + 1), 1)
 conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map,
             const __grid_constant__ TensorMap y_map, const float* bias, u32 N, u32 box_images, u32 tiles,
             const __grid_constant__ Cells cells, u32 code, u32 a_bits, u32 b_bits) {
     using Y = typename P::Number;
-    constexpr int IMAGES = 256 / MINE, HELD = TEAMS * MINE;
-    constexpr int X_BYTES = IMAGES * LINE, STAGE_BYTES = X_BYTES + HELD * UNIT_BYTES;
     extern __shared__ uint4 room[];
     __shared__ Signal full[STAGES], empty[STAGES];
     char* const stages = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
     const int team = threadIdx.x / TEAM, warp = threadIdx.x % TEAM / 32, lane = threadIdx.x % 32;
-    const u32 rank = BLOCKS > 1 ? cluster_rank() : 0, first_tile = blockIdx.x / BLOCKS, step_tiles = gridDim.x / BLOCKS;
     let_next_begin();
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
-            full[s].init(PRODUCERS);
-            empty[s].init(4 * TEAMS * BLOCKS);
+            full[s].init(UNITS);
+            empty[s].init(4 * TEAMS);
         }
         show_signals();
     }
-    if constexpr (BLOCKS > 1) wait_for_cluster();
-    else __syncthreads();
+    __syncthreads();
 
     if (team == TEAMS) {
         keep_registers<40>();
@@ -126,14 +113,13 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         if (lane == 0) {
             wait_for_kernel_before();
             u32 turn = 0;
-            for (u32 number = first_tile; number < tiles; number += step_tiles) {
-                const Tile<HELD> tile(cells, number);
-                const int image = (tile.group * BLOCKS + rank) * IMAGES;
-                const bool has_pixels = warp == PRODUCERS - 1;
-                const u32 unit = tile.first + (warp < HELD ? warp : 0);
-                const int n = tile.n + cells.units[unit].n;
+            for (u32 number = blockIdx.x; number < tiles; number += gridDim.x) {
+                const Tile tile(cells, number);
+                const int image = tile.group * IMAGES;
+                const int n = tile.n + cells.units[warp].n;
+                const bool has_pixels = warp == UNITS - 1;
                 tile.each_step(cells, [&](const Step& step, int h, int w) {
-                    const u32 tap = warp < HELD ? step.taps[unit] : NO_TAP;
+                    const u32 tap = step.taps[warp];
                     const u32 bytes = (tap != NO_TAP ? UNIT_BYTES : 0) + (has_pixels ? box_images * LINE : 0);
                     int k = tap * cells.channels;
                     for (u32 block = 0; block < cells.blocks; ++block, ++turn, k += DEPTH) {
@@ -144,9 +130,7 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
                         else full[s].arrive();
                         if (has_pixels) load_box(stage, x_map, full[s], block * DEPTH, w, h, image);
                         if (tap == NO_TAP) continue;
-                        char* const to = stage + X_BYTES + warp * UNIT_BYTES;
-                        if constexpr (BLOCKS > 1) load_part(to, w_map, full[s], k, n, 0, UNIT / BLOCKS, rank, BLOCKS);
-                        else load_box(to, w_map, full[s], k, n, 0);
+                        load_box(stage + X_BYTES + warp * UNIT_BYTES, w_map, full[s], k, n);
                     }
                 });
             }
@@ -157,14 +141,12 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         char* const outlets = stages + STAGES * STAGE_BYTES + team * (2 * OUT_BYTES);
         const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
         const auto give_back = [&](u32 turn) {
-            if (lane >= BLOCKS) return;
-            if constexpr (BLOCKS > 1) empty[turn % STAGES].arrive_at(lane);
-            else empty[turn % STAGES].arrive();
+            if (lane == 0) empty[turn % STAGES].arrive();
         };
         u32 turn = 0;
-        for (u32 number = first_tile; number < tiles; number += step_tiles) {
-            const Tile<HELD> tile(cells, number);
-            const Unit* const units = cells.units + tile.first + team * MINE;
+        for (u32 number = blockIdx.x; number < tiles; number += gridDim.x) {
+            const Tile tile(cells, number);
+            const Unit* const units = cells.units + team * MINE;
             float shifts[MINE][2];  // the bias of the lane's channels
 #pragma unroll
             for (int i = 0; i < 2 * MINE; ++i) {
@@ -175,7 +157,7 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
             const u32 begin = turn;
             tile.each_step(cells, [&](const Step& step, int, int) {
                 // Votes: so the compiler knows that all agree, else products would wait for each other.
-                const unsigned short* const taps = step.taps + tile.first + team * MINE;
+                const unsigned short* const taps = step.taps + team * MINE;
                 const bool has_first = __any_sync(~0u, taps[0] != NO_TAP);
                 const bool has_last = __any_sync(~0u, taps[MINE - 1] != NO_TAP);
                 for (u32 block = 0; block < cells.blocks; ++block, ++turn) {
@@ -193,7 +175,7 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
             });
             wait_for_products<0>();
             if (turn > begin) give_back(turn - 1);
-            const int image = (tile.group * BLOCKS + rank) * IMAGES;
+            const int image = tile.group * IMAGES;
 #pragma unroll
             for (int i = 0; i < MINE; ++i) {
 #pragma unroll
@@ -227,5 +209,4 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
         }
         if (is_first) wait_for_stores<0>();
     }
-    if constexpr (BLOCKS > 1) wait_for_cluster();  // nobody still writes to who has gone
 }

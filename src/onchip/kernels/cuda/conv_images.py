@@ -31,11 +31,10 @@ from onchip.spec.layers import Elementwise
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
-UNIT, UNITS, TEAMS, DEPTH, OUT_IMAGES = 64, 4, 2, 64, 64  # as the .cu file has them
+IMAGES, UNIT, UNITS, TEAMS, DEPTH, OUT_IMAGES = 128, 64, 4, 2, 64, 64  # as the .cu file has them
 MOST_STEPS, NO_TAP_THERE = 100, 0xFFFF
-STAGES, MINE, BLOCKS = 4, 2, 1  # MINE: units of a team; BLOCKS: of a cluster
-IMAGES, HELD = 256 // MINE, TEAMS * MINE
-STAGE_BYTES, OUT_BYTES = (IMAGES + HELD * UNIT) * LINE, 2 * TEAMS * OUT_IMAGES * LINE
+STAGES = 4
+STAGE_BYTES, OUT_BYTES = (IMAGES + UNITS * UNIT) * LINE, 2 * TEAMS * OUT_IMAGES * LINE
 # Cycles of a multiprocessor: products of a unit and a slice at the rate that large ones reach, the end of a tile; and
 # bytes that L2 gives it in a cycle.
 UNIT_CYCLES, TILE_CYCLES, L2_BYTES = 256 / 0.75, 1500, 34
@@ -109,18 +108,15 @@ class ImageConv:
 
     def cycles(self, B: int, units: int) -> float:
         """Of a multiprocessor, for so many images."""
-        inside, blocks = self._inside(), BLOCKS
+        inside = self._inside()
         products = sum(cells * reached for cells, reached in inside) * self.blocks * UNIT_CYCLES
-        moved = sum(cells * (IMAGES + reached * UNIT // blocks) * LINE for cells, reached in inside) * self.blocks
+        moved = sum(cells * (IMAGES + reached * UNIT) * LINE for cells, reached in inside) * self.blocks
         cells = math.prod(axis.cells for axis in self.axes)
         group = max(products, moved / L2_BYTES) + cells * TILE_CYCLES  # all cells of IMAGES images
-        tiles = self.tiles(B)
-        return group / cells * math.ceil(tiles / max(1, units // blocks))
+        return group / cells * math.ceil(self.tiles(B) / units)
 
     def tiles(self, B: int) -> int:
-        """Of a cluster."""
-        cells = math.prod(axis.cells for axis in self.axes) * self.tiles_n
-        return math.ceil(B / (BLOCKS * 256 // MINE)) * cells * (UNITS // (TEAMS * MINE))
+        return math.ceil(B / IMAGES) * math.prod(axis.cells for axis in self.axes) * self.tiles_n
 
     def _packed(self) -> bytes:
         g, (down, right) = self.geometry, self.axes
@@ -136,19 +132,19 @@ class ImageConv:
         """conv_images(x, w, y, bias, N, box_images, tiles, cells, activation)"""
         g, dtype = self.geometry, PRECISIONS[self.precision].dtype
         (H, W), (HO, WO) = g.sides_in, g.sides_out
-        blocks, tiles, box_images = BLOCKS, self.tiles(B), min(B, 256 // MINE)
+        tiles, box_images = self.tiles(B), min(B, IMAGES)
         arguments = (
             TensorMap(x, dtype, (g.C, W, H, B), (DEPTH, 1, 1, box_images), LINE),
-            TensorMap(w, dtype, (len(self.tap_order) * self.channels, g.N, 1), (DEPTH, UNIT // blocks, 1), LINE),
+            TensorMap(w, dtype, (len(self.tap_order) * self.channels, g.N), (DEPTH, UNIT), LINE),
             TensorMap(y, dtype, (g.N, WO, HO, B), (UNIT, 1, 1, OUT_IMAGES), LINE),
             bias, UInt32(g.N), UInt32(box_images), UInt32(tiles), Struct((), self._packed()),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         config = LaunchConfig(
-            (blocks * min(tiles, units // blocks), 1, 1), (TEAM * (TEAMS + 1), 1, 1),
-            STAGES * STAGE_BYTES + OUT_BYTES + ALIGN_BYTES, overlaps=True, cluster=blocks,
+            (min(tiles, units), 1, 1), (TEAM * (TEAMS + 1), 1, 1),
+            STAGES * STAGE_BYTES + OUT_BYTES + ALIGN_BYTES, overlaps=True,
         )  # fmt: skip
-        program = Program(SOURCE, f"conv_images<{PRECISIONS[self.precision].name}, {MINE}, {blocks}, {STAGES}>")
+        program = Program(SOURCE, f"conv_images<{PRECISIONS[self.precision].name}, {STAGES}>")
         return KernelLaunch(program, config, arguments, Budget(168))
 
 

@@ -54,25 +54,49 @@ static void round_number(char* at) {
 }
 
 // Rank, sizes, bytes from line to line and the box's sizes stand behind the pointer; last, whether to round.
-static void load_box(void* to, const TensorMap& map, Signal& signal, int x, int y, int z = 0) {
+static void load_box(void* to, const TensorMap& map, Signal& signal, int x, int y, int z = 0, int t = 0) {
     const unsigned long long* told = map.words;
-    const int rank = told[1];
+    const int rank = told[1], begin[4] = {x, y, z, t};
     const unsigned long long *sizes = told + 2, *strides = sizes + rank, *box = strides + rank - 1;
-    const int number_bytes = strides[0] / sizes[0], lines = box[1], line_bytes = box[0] * number_bytes;
+    const int number_bytes = strides[0] / sizes[0], line_bytes = box[0] * number_bytes;
     const u32 at = shared_address(to);
     if (line_bytes != 128 || box[rank] != 3 || at % 1024) emulated::fail("a box that is not as boxes.cuh says");
-    for (int line = 0; line < lines; ++line)
+    int lines = 1;
+    for (int axis = 1; axis < rank; ++axis) lines *= box[axis];
+    for (int line = 0; line < lines; ++line) {
+        long long from = told[0];
+        bool is_there = true;
+        for (int axis = 1, rest = line; axis < rank; rest /= box[axis++]) {
+            const long long place = begin[axis] + rest % static_cast<int>(box[axis]);
+            is_there &= place >= 0 && place < static_cast<long long>(sizes[axis]);
+            from += place * static_cast<long long>(strides[axis - 1]);
+        }
         for (int byte = 0; byte < line_bytes; ++byte) {
-            const int column = x + byte / number_bytes, row = y + line;
-            const bool is_inside = column >= 0 && column < sizes[0] && row >= 0 && row < sizes[1] &&
-                                   (rank == 2 || z < sizes[2]);
-            const char* from = reinterpret_cast<const char*>(told[0]) + column * number_bytes + row * strides[0] +
-                               (rank == 3 ? z * strides[1] : 0) + byte % number_bytes;
-            *mixed(at + 128 * line + byte) = is_inside ? *from : 0;
+            const int column = x + byte / number_bytes;
+            const bool is_inside = is_there && column >= 0 && column < static_cast<int>(sizes[0]);
+            *mixed(at + 128 * line + byte) =
+                is_inside ? *reinterpret_cast<const char*>(from + column * number_bytes + byte % number_bytes) : 0;
             if (told[15] && byte % 4 == 3) round_number(mixed(at + 128 * line + byte - 3));
         }
+    }
     signal.add(-lines * line_bytes);
 }
+
+static void store_box(const TensorMap& map, const void* from, int c, int w, int h, int image) {
+    const unsigned long long *told = map.words, *sizes = told + 2, *strides = sizes + 4, *box = strides + 3;
+    const int number_bytes = strides[0] / sizes[0];
+    if (told[1] != 4 || box[0] * number_bytes != 128 || box[1] * box[2] != 1 || shared_address(from) % 1024)
+        emulated::fail("a box that is not as boxes.cuh says");
+    if (w >= sizes[1] || h >= sizes[2]) return;
+    for (int line = 0; line < box[3] && image + line < sizes[3]; ++line)
+        for (int byte = 0; byte < 128 && c + byte / number_bytes < sizes[0]; ++byte)
+            reinterpret_cast<char*>(told[0])[(image + line) * strides[2] + h * strides[1] + w * strides[0] +
+                                             c * number_bytes + byte] =
+                *mixed(shared_address(from) + 128 * line + byte);
+}
+template <int n>
+void wait_for_stores() {}
+static void show_box() {}
 
 // fake_cuda.py says what stands where in the map.
 static void load_pixels(void* to, const TensorMap& map, Signal& signal, int c, int w, int h, int image, u32 right,

@@ -14,9 +14,10 @@ float number_of(u32 word, int i) {
 template <class P, int N>
 struct Wgmma {
     static u32 word_at(unsigned long long tile, int row, int word) {
-        const int line_bytes = static_cast<int>(tile >> 32);
+        const int line_bytes = static_cast<int>(tile >> 32 & 0xff), pitch = static_cast<int>(tile >> 40);
+        const u32 line = static_cast<u32>(tile) * 16 + pitch * (row / 8) + line_bytes * (row % 8);
         u32 found;
-        memcpy(&found, mixed(static_cast<u32>(tile) + line_bytes * row + 4 * word, line_bytes), 4);
+        memcpy(&found, mixed(line + 4 * word, line_bytes), 4);
         return found;
     }
     static void multiply(float (*c)[4], const u32 (&upper)[8], const u32 (&lower)[8], unsigned long long tiles,
@@ -56,8 +57,8 @@ struct Wgmma {
 };
 
 template <int LINE = 128>
-unsigned long long mixed_tile(u32 shared_address) {
-    return static_cast<unsigned long long>(LINE) << 32 | shared_address;
+unsigned long long mixed_tile(u32 shared_address, u32 pitch = 8 * LINE) {
+    return static_cast<unsigned long long>(pitch) << 40 | static_cast<unsigned long long>(LINE) << 32 | shared_address >> 4;
 }
 static void begin_products() {}
 static void end_products() {}
@@ -73,4 +74,15 @@ static u32 turned(u32 two) {
         const auto number = [&](int row) { return of(4 * row + g / 2) >> g % 2 * 16 & 0xffff; };
         return number(2 * q) | number(2 * q + 1) << 16;
     });
+}
+static void store_turned(void* to, const u32 (&two)[4]) {
+    const int lane = threadIdx.x % 32, r = lane % 8;
+    unsigned short row[8];
+    for (int i = 0; i < 4; ++i)
+        emulated::exchange(two[i], [&](auto of) {
+            for (int k = 0; k < 8 && lane / 8 == i; ++k) row[k] = of(4 * k + r / 2) >> r % 2 * 16;
+            return 0;
+        });
+    emulated::check_16(to);
+    memcpy(to, row, 16);
 }

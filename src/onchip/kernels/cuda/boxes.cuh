@@ -63,6 +63,14 @@ __device__ __forceinline__ void load_box(void* to, const TensorMap& map, Signal&
         : "r"(shared_address(to)), "l"(&map), "r"(shared_address(&signal.state)), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
+// Of images (B, H, W, C): channels from x on, pixels from (y, z) on, images from t on.
+__device__ __forceinline__ void load_box(void* to, const TensorMap& map, Signal& signal, int x, int y, int z, int t) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+        :
+        : "r"(shared_address(to)), "l"(&map), "r"(shared_address(&signal.state)), "r"(x), "r"(y), "r"(z), "r"(t)
+        : "memory");
+}
 // Channels from c on of pixels of an image (B, H, W, C): from (w, h) on as the window's first tap goes over lines and
 // images, each so far to the right and down.
 __device__ __forceinline__ void load_pixels(void* to, const TensorMap& map, Signal& signal, int c, int w, int h, int image,
@@ -75,6 +83,22 @@ __device__ __forceinline__ void load_pixels(void* to, const TensorMap& map, Sign
           "h"(static_cast<unsigned short>(right)), "h"(static_cast<unsigned short>(down))
         : "memory");
 }
+
+// The way back: a box of images (B, H, W, C), mixed as above, to where it belongs; what would lie outside stays. The thread
+// that stores it waits until all but the last n of its boxes may be overwritten.
+__device__ __forceinline__ void store_box(const TensorMap& map, const void* from, int c, int w, int h, int image) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];"
+                 "cp.async.bulk.commit_group;"
+                 :
+                 : "l"(&map), "r"(shared_address(from)), "r"(c), "r"(w), "r"(h), "r"(image)
+                 : "memory");
+}
+template <int n>
+__device__ __forceinline__ void wait_for_stores() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(n) : "memory");
+}
+// Behind what a thread wrote to shared memory, before a barrier: the accelerator sees it then.
+__device__ __forceinline__ void show_box() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Of the 128 threads of a team, which no other team waits for.
 __device__ __forceinline__ void wait_for_team(int team) {

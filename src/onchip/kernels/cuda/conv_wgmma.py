@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.conv import Geometry, geometry_of
+from onchip.kernels.cuda.conv_images import UNIT_CYCLES, ImageConv, image_conv
 from onchip.kernels.cuda.conv_runs import ConvRun, find_runs
 from onchip.kernels.cuda.conv_windows import Windows
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
@@ -95,6 +97,31 @@ class ConvWgmmaLowering:
         """Of k, of each phase."""
         return [math.ceil(taps / self.slice_taps) * self.blocks for taps in self.windows.taps()]
 
+    @cached_property
+    def images(self) -> ImageConv | None:
+        """The same by conv_images.cu, with the same weights and the same bits, where it can."""
+        numbers = {*self.dtypes, PRECISIONS[self.precision].dtype}
+        if len(numbers) > 1 or DTYPE_BYTES[self.dtypes[0]] != 2 or self.geometry.N % 8:
+            return None
+        if self.parts > 1 or self.slice_taps > 1 or self.other is not None:
+            return None
+        order = self.windows.tap_order()
+        return image_conv(self.geometry, self.precision, self.activation, self.blocks, self.channels, order)
+
+    def takes_images(self, B: int) -> bool:
+        """Whether conv_images.cu should be done first."""
+        return self.images is not None and self.images.cycles(B, self.units) < self.cycles(B)
+
+    @property
+    def multiplied(self) -> int:
+        """Products of an image: channels are filled up to whole boxes, and phases to as many places."""
+        return self.geometry.N * math.prod(self.windows.places) * sum(self.windows.taps()) * self.channels
+
+    def cycles(self, B: int) -> float:
+        """Of a multiprocessor, as conv_images.py has them."""
+        unit = 128 * 64 * 64  # products
+        return B * self.multiplied / unit * UNIT_CYCLES / (self.units * self.product(B).rate(self.units))
+
     def product(self, B: int) -> WgmmaProduct:
         """A row for each place of y, or of one of its phases."""
         windows = self.windows
@@ -125,6 +152,8 @@ class ConvWgmmaLowering:
             return Steps(())
         bias: Argument = Weight("bias") if self.has_bias else Int64(0)
         other: Argument = Int64(0) if self.other is None else Input(self.other)
+        if self.images is not None and self.takes_images(B):
+            return Steps((self.images.launch(B, self.units, Input(0), Weight("weight"), bias, Output(0)),))
         return Steps((self.launch(B, Input(0), Weight("weight"), bias, other, Output(0)),))
 
     def launch(self, B: int, x: Memory, w: Memory, bias: Argument, other: Argument, y: Argument) -> KernelLaunch:
@@ -186,27 +215,30 @@ def _lowering(net: Network, run: ConvRun, job: Job, device: Device) -> ConvWgmma
 
 
 def _claim(net: Network, run: ConvRun, lowering: ConvWgmmaLowering, job: Job) -> Claim:
-    g, windows, precision = lowering.geometry, lowering.windows, PRECISIONS[job.precision]
+    precision, batch = PRECISIONS[job.precision], max(1, job.batch)
     recipes = _recipes(net, run.conv, lowering)
     label = run.label(net) + (f",{lowering.parts} parts" if lowering.parts > 1 else "")
     order = f"taps, then channels in steps of {precision.step} by wgmma"
     order += f", parts of {PART}" if precision.parts > 1 else ""
     order += f", {lowering.parts} parts" if lowering.parts > 1 else ""
-    flop = net.row_flop(run.conv)
-    # Channels are filled up to whole boxes, and phases to as many places.
-    multiplied = 2 * g.N * math.prod(windows.places) * sum(windows.taps()) * lowering.channels
+    flop, row_flop = net.row_flop(run.conv), run.row_flop(net)
+    rate, why = lowering.product(batch).rate(lowering.units) * min(1.0, flop / (2 * lowering.multiplied)), "places"
+    if lowering.images is not None and lowering.takes_images(batch):
+        left_out = max(0, flop - lowering.images.row_flop)
+        rate *= lowering.cycles(batch) / lowering.images.cycles(batch, lowering.units) * (1 - left_out / flop)
+        row_flop, why = row_flop - left_out, "images"
     claim = Claim(
         kernel=ConvWgmma.name,
         label=f"{ConvWgmma.name}<{label}>",
         nodes=run.names,
         price=Price(
-            run.row_flop(net) * (3 if precision.parts > 1 else 1),  # three products of tf32 for fp32's
+            row_flop * (3 if precision.parts > 1 else 1),  # three products of tf32 for fp32's
             run.row_bytes(net),
             sum(made.nbytes for made in recipes.values()),
             precision="tf32" if precision.parts > 1 else "",
-            rate=lowering.product(max(1, job.batch)).rate(lowering.units) * min(1.0, flop / multiplied),
+            rate=rate,
         ),
-        why="tensor cores, a tile of places a block",
+        why=f"tensor cores, a tile of {why} a block",
         recipes=recipes,
         order=order,
         facts=lowering,

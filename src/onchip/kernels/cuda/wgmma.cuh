@@ -75,11 +75,13 @@ ONCHIP_WGMMA_OF(Bf16, "k16.f32.bf16.bf16", ", 0")
 ONCHIP_WGMMA_OF(Tf32, "k8.f32.tf32.tf32", "")
 
 // A tile of rows of LINE bytes along k (128, 64 or 32) as boxes.cuh puts it down, 8 rows after 8: told in units of 16 B,
-// with the way in which its rows are mixed in the two highest bits. The next step of k lies 32 bytes on.
+// with the way in which its rows are mixed in the two highest bits. The next step of k lies 32 bytes on, which is 2 more.
+// pitch  bytes from 8 rows to the next 8: of a patch of pixels, whose lines are longer than 8, those of a line. Rows are
+//        mixed by where they lie, so a tile may begin at any pixel of a patch that begins at a multiple of 1,024 bytes.
 template <int LINE = 128>
-__device__ __forceinline__ unsigned long long mixed_tile(u32 shared_address) {
-    constexpr unsigned long long MIXING = LINE == 128 ? 1 : LINE == 64 ? 2 : 3, EIGHT_ROWS = 8 * LINE / 16;
-    return MIXING << 62 | EIGHT_ROWS << 32 | 1ull << 16 | (shared_address & 0x3ffff) >> 4;
+__device__ __forceinline__ unsigned long long mixed_tile(u32 shared_address, u32 pitch = 8 * LINE) {
+    constexpr unsigned long long MIXING = LINE == 128 ? 1 : LINE == 64 ? 2 : 3;
+    return MIXING << 62 | static_cast<unsigned long long>(pitch / 16) << 32 | 1ull << 16 | (shared_address & 0x3ffff) >> 4;
 }
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -95,4 +97,11 @@ __device__ __forceinline__ u32 turned(u32 two) {
     u32 made;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(made) : "r"(two));
     return made;
+}
+// Four of them, turned, to shared memory: lane 8 i + r says where row r of the i-th goes, 16 bytes.
+__device__ __forceinline__ void store_turned(void* to, const u32 (&two)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "r"(static_cast<u32>(__cvta_generic_to_shared(to))), "r"(two[0]), "r"(two[1]), "r"(two[2]), "r"(two[3])
+                 : "memory");
 }

@@ -1,0 +1,116 @@
+"""conv_images: how conv_wgmma runs many images in 16 bits. On the host, then on a GPU."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from checks import rows
+from emulated_cuda import emulated_gpu, needs_gxx
+from emulated_engine import run_claim
+from kernels.test_conv_wgmma import EPS, claim_of, compile_alone, conv_alone, conv_inside, exact_of, weight
+from onchip.kernels import reference
+from onchip.kernels.cuda.conv import Geometry
+from onchip.kernels.cuda.conv_images import IMAGES, NO_TAP_THERE
+from onchip.kernels.cuda.conv_wgmma import ConvWgmma, ConvWgmmaLowering
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job
+from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, ReLU
+from onchip.spec.types import numpy_dtype
+
+CASES = {
+    "faces": (ConvTranspose2d((2, 2), (1, 1, 2, 2)), (40, 3, 2), (40, 72, 5, 5)),
+    "phases of several taps": (ConvTranspose2d((2, 2), (1, 1, 1, 1), (1, 1)), (136, 2, 3), (136, 16, 3, 3)),
+    "odd sides": (ConvTranspose2d((2, 2), (1, 1, 1, 0)), (48, 3, 2), (48, 24, 4, 4)),
+    "strides that differ": (ConvTranspose2d((4, 1), (0, 2, 1, 0), (2, 0)), (40, 2, 3), (40, 24, 5, 3)),
+    "same": (Conv2d(pads=(1, 1, 1, 1)), (40, 3, 5), (64, 40, 3, 3)),
+    "many channels": (Conv2d((2, 1), (0, 1, 1, 0)), (72, 5, 3), (264, 72, 2, 2)),
+    "dilation": (Conv2d((1, 2), (2, 0, 1, 3), (2, 1)), (40, 5, 4), (136, 40, 2, 3)),
+    "a signal": (Conv1d(pads=(2, 1)), (64, 7), (24, 64, 4)),
+    "a signal, twice": (ConvTranspose1d((2,)), (40, 5), (40, 136, 3)),
+    "from one pixel": (ConvTranspose2d(), (104, 1, 1), (104, 24, 4, 4)),
+}
+
+
+MANY = ("faces", "many channels")  # more than the images of a tile, too
+
+
+@needs_gxx
+@pytest.mark.parametrize(
+    ("name", "precision", "dtype", "B"),
+    [(name, "fp16", "float16", 5) for name in CASES] + [(name, "bf16", "bfloat16", IMAGES + 3) for name in MANY],
+)
+def test_on_an_emulated_gpu(monkeypatch, name, precision, dtype, B):
+    """As exact as conv_wgmma, and the same bits; also of more images than a tile has."""
+    layer, row, shape = CASES[name]
+    net = conv_inside(layer, row, weight(*shape), activation=ReLU(), dtype=dtype)
+    claim, gpu = claim_of(net, precision), emulated_gpu(monkeypatch)
+    x = rows(B, int(np.prod(row))).reshape(B, *row).astype(numpy_dtype(dtype))
+    claim = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=6))  # blocks make several tiles
+    monkeypatch.setattr(ConvWgmmaLowering, "takes_images", lambda *_: True)
+    launch = claim.facts.at(B).launches[0]
+    assert launch.program.name_expression.startswith("conv_images")
+    got = run_claim(gpu, net, claim, x)
+    exact = exact_of(net, precision, x)
+    assert np.abs(got.astype(float) - exact).max() <= (1e-3 if precision == "fp16" else 8e-3) * np.abs(exact).max()
+    monkeypatch.setattr(ConvWgmmaLowering, "takes_images", lambda *_: False)
+    some = slice(0, None, 40)
+    assert np.array_equal(run_claim(gpu, net, claim, x[some]), got[some])
+
+
+FACES = [Geometry(True, C, C // 2, 1, (n, n), (2 * n, 2 * n), (5, 5), (2, 2), (1, 1), (1, 1))
+         for C, n in ((512, 4), (256, 8), (128, 16))]  # fmt: skip
+
+
+def lowering(geometry, dtype="float16", **more):
+    return ConvWgmmaLowering(geometry, "fp16", ("float16", dtype), None, True, H200.units, **more)
+
+
+@pytest.mark.parametrize("geometry", FACES)
+def test_many_images_are_its_own(geometry):
+    facts = lowering(geometry)
+    assert facts.takes_images(5248)
+    assert not facts.takes_images(1)
+    inside = [0 <= (o + 1 - tap) // 2 < n and (o + 1 - tap) % 2 == 0
+              for n in [geometry.sides_in[0]] for o in range(2 * n) for tap in range(5)]  # fmt: skip
+    assert facts.images.row_flop == 2 * geometry.C * geometry.N * sum(inside) ** 2
+    assert len(facts.images.steps) == 9
+    taps = np.array([taps for _, _, taps in facts.images.steps]).T  # of each unit
+    assert [sum(unit != NO_TAP_THERE) for unit in taps] == [9, 6, 6, 4]
+    assert sorted(taps[taps != NO_TAP_THERE]) == list(range(25))
+
+
+def test_what_it_leaves_to_conv_wgmma():
+    geometry = FACES[2]
+    assert lowering(geometry, "float32").images is None
+    assert lowering(geometry, other=1).images is None
+    assert lowering(geometry, parts=2).images is None
+    assert lowering(dataclasses.replace(geometry, C=32)).images is None  # several taps a slice
+    assert lowering(dataclasses.replace(geometry, N=36)).images is None
+    assert lowering(dataclasses.replace(geometry, stride=(3, 3))).images is None  # nine places a cell
+    assert lowering(dataclasses.replace(geometry, taps=(21, 21), before=(9, 9))).images is None  # too many pixels
+
+
+def test_the_floor_leaves_out_what_is_outside():
+    net = conv_inside(*CASES["faces"][:2], weight(*CASES["faces"][2]), dtype="float16")
+    prices = {B: next(iter(ConvWgmma().claims(net, 1, H200, Job("fp16", B)))).price for B in (1, 100_000)}
+    assert prices[100_000].row_flop < prices[1].row_flop == net.row_flop(net.by_name["c"])
+
+
+# -- on a GPU --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
+def test_on_a_gpu(monkeypatch, name, precision, dtype):
+    """Many images here, few by conv_wgmma: the same bits."""
+    layer, row, shape = CASES[name]
+    net = conv_alone(layer, row, weight(*shape), dtype)
+    engine = compile_alone(monkeypatch, net, precision, 100_000)
+    x = rows(4097, int(np.prod(row))).reshape(4097, *row).astype(numpy_dtype(dtype))
+    monkeypatch.setattr(ConvWgmmaLowering, "takes_images", lambda _, B: B > 7)
+    got, exact = engine(x), reference.forward(net, x)
+    assert np.abs(got.astype(float) - exact).max() <= EPS[precision] * np.abs(exact).max()
+    for first, count in ((0, 1), (17, 7), (500, 64), (130, 300), (4096, 1)):
+        assert np.array_equal(engine(x[first : first + count]), got[first : first + count])

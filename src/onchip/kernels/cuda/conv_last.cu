@@ -21,6 +21,7 @@
 // Limits  Less than 2^31 tiles; C numbers are a multiple of 16 B; images of less than 2^31 numbers; sm_80 up. A number that
 //         is not finite makes NaNs of all places of the cells whose windows have it.
 #include "boxes.cuh"
+#include "conv_cells.cuh"
 #include "conv_mma.cuh"
 #include "divide.cuh"
 
@@ -159,23 +160,6 @@ struct Walk {
     }
 };
 
-template <class Y>
-__device__ __forceinline__ void store_number(Y* y, float v) {
-    if constexpr (is_same<Y, unsigned char>) *y = static_cast<unsigned char>(ToPixels::apply(v));
-    else store1(y, v);
-}
-// Two neighbours, at an even number of y.
-template <class Y>
-__device__ __forceinline__ void store_pair(Y* y, float first, float second) {
-    if constexpr (is_same<Y, unsigned char>) {
-        const int both = static_cast<int>(ToPixels::apply(first)) | static_cast<int>(ToPixels::apply(second)) << 8;
-        *reinterpret_cast<unsigned short*>(y) = static_cast<unsigned short>(both);
-    } else {
-        const float two[2] = {first, second};
-        store_several(y, two);
-    }
-}
-
 // A tile of y goes out: runs of numbers that lie together in y, by units of Unit.
 template <class Unit, class Y>
 __device__ __forceinline__ void move_out(const Layer& t, const Tile& tile, const Y* made, Y* y, long long B) {
@@ -198,16 +182,6 @@ __device__ __forceinline__ void move_out(const Layer& t, const Tile& tile, const
         for (u32 at = team.mine; at < units; at += team.size) there[at] = from[at];
     }
 }
-
-// What is computed in 16 bits is as exact as such numbers, however it is stored: a brief activation will do.
-template <int BYTES>
-struct StoredOf {
-    using type = float;
-};
-template <>
-struct StoredOf<2> {
-    using type = f16;
-};
 
 // 16 MT cells a warp at a time, 8 NT columns.
 template <class P, class X, class Y, int NT>
@@ -304,13 +278,7 @@ conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __r
 #pragma unroll
                     for (int j = 0; j < NT; ++j) {
                         const int at[2] = {at_columns[2 * j], at_columns[2 * j + 1]};
-                        const float two[2] = {c[j][2 * half], c[j][2 * half + 1]};
-                        if (has_pairs) {
-                            if (at[0] >= 0) store_pair(row + at[0], two[0], two[1]);
-                        } else {
-                            if (at[0] >= 0) store_number(row + at[0], two[0]);
-                            if (at[1] >= 0) store_number(row + at[1], two[1]);
-                        }
+                        store_two(row, at, has_pairs, c[j][2 * half], c[j][2 * half + 1]);
                     }
                 }
             }

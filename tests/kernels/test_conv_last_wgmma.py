@@ -56,7 +56,7 @@ def test_every_patch_makes_the_same_bits(monkeypatch):
     net = Network({"x": given}, nodes, ("c",), {"w": weight.astype(np.float16)})
     gpu, (_, claim) = emulated_gpu(monkeypatch), claims_in(net)
     x, made, patches = images(net, 2), [], set()
-    for units, fast_bytes in ((1, 227 << 10), (132, 227 << 10), (2, 100 << 10)):
+    for units, fast_bytes in ((1, 227 << 10), (132, 227 << 10), (2, 110 << 10)):
         facts = dataclasses.replace(claim.facts, units=units, fast_bytes=fast_bytes)
         patches.add((facts.patch(2), facts.stages(facts.patch(2))))
         made.append(run_claim(gpu, net, dataclasses.replace(claim, facts=facts), x))
@@ -115,7 +115,7 @@ def test_tiles_of_a_generator():
     assert (lowering.times, lowering.columns, lowering.group) == (2, 24, 3)
     for B in (1, 7, 5248):
         patch = lowering.patch(B)
-        assert lowering.stages(patch) >= 3
+        assert lowering.stages(patch) >= 2
         assert lowering.shared_bytes(patch) <= 227 << 10
         assert lowering.launch(B).config.grid[0] == min(132, B * (8 if B == 1 else 8 // np.prod(patch)))
 

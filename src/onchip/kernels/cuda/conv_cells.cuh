@@ -30,10 +30,10 @@ __device__ __forceinline__ void store_pair(Y* y, float first, float second) {
     }
 }
 // What a lane has of 8 columns of a cell: two neighbouring ones, which lie `at` numbers from the cell's first; below 0:
-// nowhere. has_pairs: the second lies behind the first, at an even number.
-template <class Y>
-__device__ __forceinline__ void store_two(Y* cell, const int (&at)[2], bool has_pairs, float first, float second) {
-    if (has_pairs) {
+// nowhere. HAS_PAIRS: the second lies behind the first, at an even number.
+template <bool HAS_PAIRS, class Y>
+__device__ __forceinline__ void store_two(Y* cell, const int (&at)[2], float first, float second) {
+    if constexpr (HAS_PAIRS) {
         if (at[0] >= 0) store_pair(cell + at[0], first, second);
     } else {
         if (at[0] >= 0) store_number(cell + at[0], first);

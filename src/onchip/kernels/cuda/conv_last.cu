@@ -278,7 +278,8 @@ conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __r
 #pragma unroll
                     for (int j = 0; j < NT; ++j) {
                         const int at[2] = {at_columns[2 * j], at_columns[2 * j + 1]};
-                        store_two(row, at, has_pairs, c[j][2 * half], c[j][2 * half + 1]);
+                        if (has_pairs) store_two<true>(row, at, c[j][2 * half], c[j][2 * half + 1]);
+                        else store_two<false>(row, at, c[j][2 * half], c[j][2 * half + 1]);
                     }
                 }
             }

@@ -18,8 +18,8 @@
 //         multiprocessor, 191 us at 1.755 GHz; the pixels' way into shared memory takes 31 us more of it.
 // Layout  x (B, H, W, C), y (B, HO, WO, N) or (B, N, HO, WO); w (taps, blocks of 64 channels, columns, 64); bias (N) or
 //         none. One axis is an image of one line.
-// Shared  STAGES patches: 128 B a pixel and block of 64 channels; the weights; y of TEAMS tiles; 8 B a column; 1 KB to begin
-//         at a multiple of it.
+// Shared  STAGES patches: 128 B a pixel and block of 64 channels; the weights; y of TEAMS tiles; 8 B a column, and a piece
+//         of what a warp makes; 1 KB to begin at a multiple of it.
 // Limits  Cells are one pixel apart along a line: no strides there but a transposed convolution's. C numbers are a multiple
 //         of 16 B; less than 2^31 patches; weights and two patches fit; sm_90a. A number that is not finite makes NaNs of
 //         all places of the cells whose windows have it.
@@ -50,7 +50,7 @@ struct Layer {
     int patch_bytes;    // of a block of channels
     int stages;         // patches that are there or on their way
     u32 is_last;        // whether y's channels are
-    int unit;           // bytes that leave at once
+    int unit, pieces;   // bytes that leave at once; how many pieces a warp makes, filled up to 16 B
     Axis h, w;
     Divider by_units, by_lines;  // units of a line, and lines, of what a warp makes
 
@@ -69,19 +69,47 @@ struct Patch {
     }
 };
 
-// What a warp has made goes out, by units of Unit: from place (top, left) of an image on, what there is of it.
+// A unit of what a warp makes, on its way out.
+struct Piece {
+    int to;            // numbers of y from the part's first on
+    short line, unit;  // of the part, and of the line: whether it is there at all
+};
+
+// Where all units of a part go: the same for every part.
+template <class Y>
+__device__ __forceinline__ void list_pieces(const Layer& t, Piece* pieces, int threads) {
+    const int planes = t.is_last ? 1 : t.N, numbers = t.is_last ? t.N : 1, V = t.unit / static_cast<int>(sizeof(Y));
+    for (u32 i = threadIdx.x; i < planes * t.lines() * t.by_units.size; i += threads) {
+        u32 plane = i;
+        const int unit = take_rest(plane, t.by_units), line = take_rest(plane, t.by_lines);
+        const int lines = static_cast<int>(plane) * t.h.out + line;
+        pieces[i] = {lines * t.w.out * numbers + unit * V, static_cast<short>(line), static_cast<short>(unit)};
+    }
+}
+// What a warp has made goes out: from place (top, left) of an image on, what there is of it.
 template <class Unit, class Y>
-__device__ __forceinline__ void move_out(const Layer& t, const Y* made, Y* y, int image, int top, int left) {
+__device__ __forceinline__ void move_out(const Layer& t, const Piece* pieces, const Y* made, Y* y, int image, int top,
+                                         int left) {
     constexpr int V = sizeof(Unit) / sizeof(Y);
     const int planes = t.is_last ? 1 : t.N, numbers = t.is_last ? t.N : 1;
-    const u32 all = planes * t.lines() * t.by_units.size;
-    const int most = (t.w.out - left) * numbers / V;  // units of a line
-    for (u32 i = threadIdx.x % 32; i < all; i += 32) {
-        u32 plane = i;
-        const int at = take_rest(plane, t.by_units), line = top + take_rest(plane, t.by_lines);
-        if (at >= most || line >= t.h.out) continue;
-        const long long lines = (static_cast<long long>(image) * planes + plane) * t.h.out + line;
-        reinterpret_cast<Unit*>(y + (lines * t.w.out + left) * numbers)[at] = reinterpret_cast<const Unit*>(made)[i];
+    const int all = planes * t.lines() * t.by_units.size;
+    const int lines = t.h.out - top, units = (t.w.out - left) * numbers / V;  // that there are
+    Y* const there = y + ((static_cast<long long>(image) * planes * t.h.out + top) * t.w.out + left) * numbers;
+#pragma unroll 2
+    for (int i = threadIdx.x % 32; i < all; i += 32) {
+        const Piece piece = pieces[i];
+        if (piece.line < lines && piece.unit < units)
+            *reinterpret_cast<Unit*>(there + piece.to) = reinterpret_cast<const Unit*>(made)[i];
+    }
+}
+
+// What a lane has of its two cells.
+template <bool HAS_PAIRS, class Y, int NT>
+__device__ __forceinline__ void store_cells(Y* first, Y* second, const int (&at)[NT][2], const float (&c)[NT][4]) {
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+        store_two<HAS_PAIRS>(first, at[j], c[j][0], c[j][1]);
+        store_two<HAS_PAIRS>(second, at[j], c[j][2], c[j][3]);
     }
 }
 
@@ -94,20 +122,22 @@ __device__ __forceinline__ void add_steps(float (&c)[NT][4], unsigned long long 
 }
 
 // 64 cells a team at a time, 8 NT columns; a warp more than TEAMS teams.
-template <class P, class Y, int NT, int TEAMS>
+template <class P, class Y, int NT, int TEAMS, class Act>
 __global__ void __launch_bounds__(TEAM * TEAMS + 32, 1)
 conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias, Y* y,
                 u32 patches, const __grid_constant__ Layer t, u32 code, u32 a_bits, u32 b_bits) {
     using Stored = typename StoredOf<sizeof(typename P::Number)>::type;
-    constexpr int COLUMNS = 8 * NT, TILE_BYTES = COLUMNS * LINE;  // of weights, of a tap and a block of channels
+    constexpr int THREADS = TEAM * TEAMS + 32, COLUMNS = 8 * NT, TILE_BYTES = COLUMNS * LINE;  // of weights, of a tap and a block of channels
     extern __shared__ uint4 room[];
     __shared__ Signal full[MOST_STAGES], empty[MOST_STAGES], has_weights;
     __shared__ int offsets[COLUMNS];
-    __shared__ float shifts[COLUMNS];
+    __shared__ __align__(8) float shifts[COLUMNS];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, stages = t.stages;
     const int weights = t.h.taps * t.w.taps * t.blocks, stage_bytes = t.blocks * t.patch_bytes;
     char* const held = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
     char* const pixels = held + round_up(weights * TILE_BYTES, 1024);
+    Piece* const pieces = reinterpret_cast<Piece*>(pixels + stages * stage_bytes);
+    Y* const all_made = reinterpret_cast<Y*>(pieces + t.pieces);
 
     let_next_begin();
     const u32 tiles = t.h.by_tiles.size * t.w.by_tiles.size;  // of a patch
@@ -121,12 +151,13 @@ conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__
     }
     // Of each column: where its number lies, from the cell's first on, and its bias. Those behind the last have none.
     const int numbers = t.is_last ? t.N : 1;
-    for (int i = threadIdx.x; i < COLUMNS; i += TEAM * TEAMS + 32) {
+    for (int i = threadIdx.x; i < COLUMNS; i += THREADS) {
         const int n = i % t.N, place = i / t.N;
         const int at = (place / t.w.cell * t.places() + place % t.w.cell) * numbers;
         offsets[i] = place < t.h.cell * t.w.cell ? at + (t.is_last ? n : n * t.lines() * t.places()) : -1;
         shifts[i] = bias != nullptr && offsets[i] >= 0 ? bias[n] : 0.0f;
     }
+    list_pieces<Y>(t, pieces, THREADS);
     __syncthreads();
 
     if (warp == TEAM_WARPS * TEAMS) {
@@ -149,10 +180,15 @@ conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__
         return;
     }
 
-    const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
+    const Act activation = activation_of<Act>(code, a_bits, b_bits);
     const bool has_pairs = t.is_last && t.w.cell * t.N % 2 == 0;  // of columns, that are neighbours in y
     const int team = warp / TEAM_WARPS, mine = warp % TEAM_WARPS, g = lane / 4, q = lane % 4;
-    Y* const made = reinterpret_cast<Y*>(pixels + stages * stage_bytes) + warp * t.lines() * t.places() * t.N;
+    Y* const made = all_made + warp * t.lines() * t.places() * t.N;
+    Y* const cell = made + g * t.w.cell * numbers;  // the lane's first; the other is in the next line, or 8 on
+    Y* const other = cell + (t.h.part == 2 ? t.h.cell * t.places() : 8 * t.w.cell) * numbers;
+    int at[NT][2];
+#pragma unroll
+    for (int j = 0; j < 2 * NT; ++j) at[j / 2][j % 2] = offsets[j / 2 * 8 + 2 * q + j % 2];
     wait_for_kernel_before();
     has_weights.wait(0);
     int s = 0;
@@ -190,25 +226,20 @@ conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__
 
             const Patch patch(t, number);
 #pragma unroll
-            for (int j = 0; j < 4 * NT; ++j) c[j / 4][j % 4] += shifts[j / 4 * 8 + 2 * q + j % 2];
+            for (int j = 0; j < NT; ++j) {
+                const float2 two = *reinterpret_cast<const float2*>(shifts + 8 * j + 2 * q);
+                c[j][0] += two.x, c[j][1] += two.y, c[j][2] += two.x, c[j][3] += two.y;
+            }
             activate_all<Stored>(c, activation);
             __syncwarp();  // nobody moves the last tile out any more
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int cell_h = t.h.part == 2 ? half : 0, cell_w = t.h.part == 2 ? g : 8 * half + g;
-                Y* const cell = made + (cell_h * t.h.cell * t.places() + cell_w * t.w.cell) * numbers;
-#pragma unroll
-                for (int j = 0; j < NT; ++j) {
-                    const int at[2] = {offsets[8 * j + 2 * q], offsets[8 * j + 2 * q + 1]};
-                    store_two(cell, at, has_pairs, c[j][2 * half], c[j][2 * half + 1]);
-                }
-            }
+            if (has_pairs) store_cells<true>(cell, other, at, c);
+            else store_cells<false>(cell, other, at, c);
             __syncwarp();
             const int top = (patch.top + tile_h + (t.h.part == 2 ? 2 * mine : 0)) * t.h.cell;
             const int left = (patch.left + tile_w + (t.h.part == 2 ? 0 : 16 * mine)) * t.w.cell;
-            if (t.unit == 16) move_out<uint4>(t, made, y, patch.image, top, left);
-            else if (t.unit == 4 && sizeof(Y) < 4) move_out<u32>(t, made, y, patch.image, top, left);
-            else move_out<Y>(t, made, y, patch.image, top, left);
+            if (t.unit == 16) move_out<uint4>(t, pieces, made, y, patch.image, top, left);
+            else if (t.unit == 4 && sizeof(Y) < 4) move_out<u32>(t, pieces, made, y, patch.image, top, left);
+            else move_out<Y>(t, pieces, made, y, patch.image, top, left);
         }
         next -= tiles;
         if (++s == stages) s = 0, parity ^= 1;

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
-from onchip.kernels.cuda.activation import activation_words
+from onchip.kernels.cuda.activation import act_name, activation_words
 from onchip.kernels.cuda.conv import Geometry
 from onchip.kernels.cuda.conv_cells import CellAxis, Table, cell_axis, cell_weights
 from onchip.kernels.cuda.conv_mma import COLUMNS, label_of, price_of
@@ -36,7 +36,7 @@ from onchip.kernels.cuda.program import (
 )
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import Elementwise
+from onchip.spec.layers import Elementwise, Tanh
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 from onchip.spec.types import DTYPE_BYTES
@@ -44,7 +44,7 @@ from onchip.spec.types import DTYPE_BYTES
 SOURCE = Path(__file__).with_suffix(".cu")
 MADE = NUMBERS | {"uint8": "unsigned char"}
 GROUPS = (1, 2, 3, 4, 6)  # tiles of 8 columns that there are products of
-TEAMS, TEAM, ROWS = 4, 128, 64  # of a block; threads of one, and cells of its tile
+TEAMS, TEAM, ROWS = 6, 128, 64  # of a block; threads of one, and cells of its tile
 LINE, STEP_BYTES = 128, 32  # bytes of channels in a block, and in a step of k
 BLOCK = LINE // 2  # channels of 16 bits
 STEPS = LINE // STEP_BYTES
@@ -55,7 +55,7 @@ BLOCK_BYTES = 2 << 10  # of shared memory beside what is counted: tables and sig
 # behind the last one a tile is finished, which others' products hide for the most part.
 ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS = 16, 2, 4, 150
 STEADY_CLOCKS = 6  # of a product of 64 rows and 8 columns, at the device's steady rate
-BUSY_TILES = 3  # that are there, beside a patch on its way: fewer leave the tensor cores waiting
+BUSY_TILES = 4  # that are there, beside a patch on its way: fewer leave the tensor cores waiting
 CLOCK_BYTES = 64  # of pixels that come to shared memory, a clock
 Pair = tuple[int, int]
 
@@ -125,8 +125,18 @@ class ConvLastWgmmaLowering:
 
     @property
     def made_bytes(self) -> int:
+        """Of y that the warps make at a time, and of the list of its pieces."""
+        return TEAMS * 4 * self.part_bytes + 8 * self.pieces
+
+    @property
+    def part_bytes(self) -> int:
         """Of a warp's part of y."""
         return 16 * self.columns * DTYPE_BYTES[self.dtypes[1]]
+
+    @property
+    def pieces(self) -> int:
+        """Units of it; an even number, so that what lies behind their list begins at a multiple of 16 B."""
+        return round_up(self.part_bytes // self.unit, 2)
 
     def pixels(self, patch: Pair) -> Pair:
         """Lines and columns of a patch of so many tiles."""
@@ -139,12 +149,12 @@ class ConvLastWgmmaLowering:
 
     def stages(self, patch: Pair) -> int:
         """Patches that there is room for."""
-        room = self.fast_bytes - BLOCK_BYTES - self.weight_bytes - TEAMS * 4 * self.made_bytes
+        room = self.fast_bytes - BLOCK_BYTES - self.weight_bytes - self.made_bytes
         return min(MOST_STAGES, max(0, room) // (self.blocks * self.block_bytes(patch)))
 
     def shared_bytes(self, patch: Pair) -> int:
         patches = self.stages(patch) * self.blocks * self.block_bytes(patch)
-        return 1024 + self.weight_bytes + patches + round_up(TEAMS * 4 * self.made_bytes, 16)
+        return 1024 + self.weight_bytes + patches + round_up(self.made_bytes, 16)
 
     def with_best_cells(self) -> ConvLastWgmmaLowering | None:
         """The same with cells and tiles that take the fewest clocks, whatever B; None: none fit."""
@@ -184,17 +194,8 @@ class ConvLastWgmmaLowering:
         return math.prod(math.ceil(n / size) for n, size in zip(self.tiles, patch, strict=True))
 
     def patch(self, B: int) -> Pair:
-        """Tiles of a patch: such that three are there at a time, of as many tiles as teams take and the next ones, if
-        that can be; then the fewest clocks. Small ones where there would be fewer than multiprocessors.
-        """
-
-        def rank(patch: Pair) -> tuple[float, ...]:
-            stages = self.stages(patch)
-            busy = min(self.units, B * self._count(patch))
-            ahead = min(stages * math.prod(patch), 2 * TEAMS)
-            return -busy, -min(stages, 3), -ahead, self._clocks(patch)
-
-        return min(self._patches(), key=rank)
+        """Tiles of a patch: the fewest clocks, but no fewer patches than multiprocessors if that can be."""
+        return min(self._patches(), key=lambda patch: (-min(self.units, B * self._count(patch)), self._clocks(patch)))
 
     def why_not(self) -> str:
         """What is refused whatever cells there are."""
@@ -224,6 +225,7 @@ class ConvLastWgmmaLowering:
             return Steps(())
         return Steps((self.launch(B),))
 
+    @property
     def unit(self) -> int:
         """Bytes of y that a thread moves at once: 16 or 4 where parts of lines are multiples, else a number's."""
         size, numbers = DTYPE_BYTES[self.dtypes[1]], self.geometry.N if self.is_last else 1
@@ -234,20 +236,12 @@ class ConvLastWgmmaLowering:
         """conv_last_wgmma(x, w, bias, y, patches, Layer, activation's three words)"""
         g, patch, (given, made) = self.geometry, self.patch(B), self.dtypes
         lines, columns = self.pixels(patch)
-        unit, stages, axes = self.unit(), self.stages(patch), self.axes
+        unit, stages, axes = self.unit, self.stages(patch), self.axes
         pitch = LINE * (8 if self.is_wide else axes[0].step * columns)
         sizes = struct.pack(
-            "<9i",
-            g.N,
-            self.blocks,
-            self.last_steps,
-            columns,
-            pitch,
-            self.block_bytes(patch),
-            stages,
-            self.is_last,
-            unit,
-        )
+            "<10i", g.N, self.blocks, self.last_steps, columns, pitch, self.block_bytes(patch), stages, self.is_last,
+            unit, self.pieces,
+        )  # fmt: skip
         for axis, cells, part, count, tiles in zip(axes, self.tile, self.part, patch, self.tiles, strict=True):
             sizes += struct.pack(
                 "<8i", axis.side_out, axis.cell, axis.step, axis.first, axis.taps, axis.apart, cells, part
@@ -267,8 +261,8 @@ class ConvLastWgmmaLowering:
         config = LaunchConfig(
             (min(self.units, B * self._count(patch)), 1, 1), (threads, 1, 1), self.shared_bytes(patch), overlaps=True
         )
-        template = (PRECISIONS[self.precision].name, MADE[made], str(self.group), str(TEAMS))
-        budget = Budget(65536 // threads // 8 * 8)
+        template = (PRECISIONS[self.precision].name, MADE[made], str(self.group), str(TEAMS), act_name(self.activation))
+        budget = Budget(512 // (TEAMS + 1) // 8 * 8)  # a quarter of a multiprocessor has a warp of each team, and one
         return KernelLaunch(Program(SOURCE, f"conv_last_wgmma<{', '.join(template)}>"), config, arguments, budget)
 
 
@@ -332,11 +326,13 @@ _TWICE = Geometry(True, 64, 3, 1, (32, 32), (64, 64), (5, 5), (2, 2), (1, 1), (1
 _SAME = Geometry(False, 64, 3, 1, (32, 32), (32, 32), (3, 3), (1, 1), (1, 1), (1, 1))
 
 
-def _instance(name: str, precision: str, made: str, geometry: Geometry) -> Instance:
+def _instance(
+    name: str, precision: str, made: str, geometry: Geometry, activation: Elementwise | None = None
+) -> Instance:
     def launch(device: Device) -> KernelLaunch:
         given = PRECISIONS[precision].dtype
         lowering = ConvLastWgmmaLowering(
-            geometry, precision, (given, made), None, True, device.units, device.fast_bytes
+            geometry, precision, (given, made), activation, True, device.units, device.fast_bytes
         ).with_best_cells()  # fmt: skip
         assert lowering is not None
         return lowering.launch(1024)
@@ -345,8 +341,8 @@ def _instance(name: str, precision: str, made: str, geometry: Geometry) -> Insta
 
 
 INSTANCES = (
-    _instance("64 channels fp16, 5x5 by steps of 2", "fp16", "float16", _TWICE),
-    _instance("64 channels fp16, 5x5 by steps of 2, to pixels", "fp16", "uint8", _TWICE),
+    _instance("64 channels fp16, 5x5 by steps of 2, Tanh", "fp16", "float16", _TWICE, Tanh()),
+    _instance("64 channels fp16, 5x5 by steps of 2, to pixels", "fp16", "uint8", _TWICE, Tanh()),
     _instance("64 channels bf16, 5x5 by steps of 2, to float32", "bf16", "float32", _TWICE),
     _instance("64 channels fp16, 3x3", "fp16", "float16", _SAME),
     _instance("64 channels bf16 to 1, 3x3", "bf16", "bfloat16", replace(_SAME, N=1)),

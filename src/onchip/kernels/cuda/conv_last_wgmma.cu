@@ -103,13 +103,15 @@ __device__ __forceinline__ void move_out(const Layer& t, const Piece* pieces, co
     }
 }
 
-// What a lane has of its two cells.
+// What a lane has of its two cells. offsets: of the lane's first column
 template <bool HAS_PAIRS, class Y, int NT>
-__device__ __forceinline__ void store_cells(Y* first, Y* second, const int (&at)[NT][2], const float (&c)[NT][4]) {
+__device__ __forceinline__ void store_cells(Y* first, Y* second, const int* offsets, const float (&c)[NT][4]) {
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
-        store_two<HAS_PAIRS>(first, at[j], c[j][0], c[j][1]);
-        store_two<HAS_PAIRS>(second, at[j], c[j][2], c[j][3]);
+        const int2 two = *reinterpret_cast<const int2*>(offsets + 8 * j);
+        const int at[2] = {two.x, two.y};
+        store_two<HAS_PAIRS>(first, at, c[j][0], c[j][1]);
+        store_two<HAS_PAIRS>(second, at, c[j][2], c[j][3]);
     }
 }
 
@@ -130,7 +132,7 @@ conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__
     constexpr int THREADS = TEAM * TEAMS + 32, COLUMNS = 8 * NT, TILE_BYTES = COLUMNS * LINE;  // of weights, of a tap and a block of channels
     extern __shared__ uint4 room[];
     __shared__ Signal full[MOST_STAGES], empty[MOST_STAGES], has_weights;
-    __shared__ int offsets[COLUMNS];
+    __shared__ __align__(8) int offsets[COLUMNS];
     __shared__ __align__(8) float shifts[COLUMNS];
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, stages = t.stages;
     const int weights = t.h.taps * t.w.taps * t.blocks, stage_bytes = t.blocks * t.patch_bytes;
@@ -186,9 +188,6 @@ conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__
     Y* const made = all_made + warp * t.lines() * t.places() * t.N;
     Y* const cell = made + g * t.w.cell * numbers;  // the lane's first; the other is in the next line, or 8 on
     Y* const other = cell + (t.h.part == 2 ? t.h.cell * t.places() : 8 * t.w.cell) * numbers;
-    int at[NT][2];
-#pragma unroll
-    for (int j = 0; j < 2 * NT; ++j) at[j / 2][j % 2] = offsets[j / 2 * 8 + 2 * q + j % 2];
     wait_for_kernel_before();
     has_weights.wait(0);
     int s = 0;
@@ -232,8 +231,8 @@ conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__
             }
             activate_all<Stored>(c, activation);
             __syncwarp();  // nobody moves the last tile out any more
-            if (has_pairs) store_cells<true>(cell, other, at, c);
-            else store_cells<false>(cell, other, at, c);
+            if (has_pairs) store_cells<true>(cell, other, offsets + 2 * q, c);
+            else store_cells<false>(cell, other, offsets + 2 * q, c);
             __syncwarp();
             const int top = (patch.top + tile_h + (t.h.part == 2 ? 2 * mine : 0)) * t.h.cell;
             const int left = (patch.left + tile_w + (t.h.part == 2 ? 0 : 16 * mine)) * t.w.cell;

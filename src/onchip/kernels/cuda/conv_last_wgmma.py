@@ -346,5 +346,5 @@ INSTANCES = (
     _instance("64 channels bf16, 5x5 by steps of 2, to float32", "bf16", "float32", _TWICE),
     _instance("64 channels fp16, 3x3", "fp16", "float16", _SAME),
     _instance("64 channels bf16 to 1, 3x3", "bf16", "bfloat16", replace(_SAME, N=1)),
-    _instance("64 channels fp16 to 8, 4x4 by steps of 2", "fp16", "float16", replace(_TWICE, N=8, taps=(4, 4))),
+    _instance("64 channels fp16 to 12, 4x4 by steps of 2", "fp16", "float16", replace(_TWICE, N=12, taps=(4, 4))),
 )

@@ -11,13 +11,13 @@
 // Order   A sum runs over the window's taps, then channels, STEP terms an instruction; of fp32 it is added to a total every
 //         PART terms. Then comes the bias. Neither the tile nor B decides anything.
 // Floor   x in and y out. 64 -> 3 channels, 5x5 by steps of 2, 32x32 -> 64x64, B = 5,248, float16: 817 MB / 4.8 TB/s =
-//         170 us; 52 Gflop / 989 Tflop/s = 52 us. Cells of 4x2 places multiply 12 taps by 24 columns, 99 Gflop, and read
-//         7.2 GB of shared memory: 244 us at 128 B a clock. An H200 took 684 us.
+//         170 us; 52 Gflop / 989 Tflop/s = 52 us. Cells of 2x2 places multiply 9 taps by 16 columns, 99 Gflop, and read
+//         9.3 GB of shared memory: 313 us at 128 B a clock. An H200 took 661 us, bound by instructions: conv_last_wgmma.cu
+//         has what is 16 bits there. In fp32, cells of 4x2 places in one block a multiprocessor took 2.56 ms.
 // Layout  x (B, H, W, C), y (B, HO, WO, N) or (B, N, HO, WO); w as conv_mma.cuh has it, k over taps and channels, a column
 //         for each channel of each place of a cell; bias (N) or none. One axis is an image of one row.
 // Shared  For each pixel under a tile its channels, filled up to whole steps, and 16 B, so that eight neighbours lie in
-//         different banks; a tile of y; 8 B a column; the weights, if that leaves half of it: read through L1 instead,
-//         they took 895 us for the above.
+//         different banks; a tile of y; 8 B a column; the weights, if that leaves half of it.
 // Limits  Less than 2^31 tiles; C numbers are a multiple of 16 B; images of less than 2^31 numbers; sm_80 up. A number that
 //         is not finite makes NaNs of all places of the cells whose windows have it.
 #include "boxes.cuh"

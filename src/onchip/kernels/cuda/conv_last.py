@@ -58,10 +58,13 @@ CREW, FRAGMENTS = 8, 2  # warps of a block, and fragments of 16 cells that each 
 BLOCK_BYTES = 1 << 10  # of shared memory, which a block takes for itself
 MOST_CELLS = CREW * FRAGMENTS * 16  # of a tile
 LINES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # cells of a line of a tile, at most
-# Clocks of a multiprocessor, counted, not measured: for a fragment of 16 rows or of 8 columns of weights, as shared
-# memory gives 128 B a clock; for a product; for 16 cells behind their last. A warp's step takes so many by itself.
-ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS, STEP_CLOCKS = 4, 2, 1.5, 50, 120
-FAR_STEP_CLOCKS = 400  # with weights that lie in memory: what a launch of 895 us comes to
+# Clocks of a multiprocessor: for a fragment of 16 rows or of 8 columns of weights, as shared memory gives 128 B a
+# clock; for a product; for 16 cells and 8 columns behind their last.
+ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS = 4, 2, 1.5, 50
+# Of a warp's step: its instructions, and more for 8 columns each, of fp32 twice as many. By itself it takes so many,
+# and so many more of fp32, or with weights that lie in memory. Faces' last layer took what this comes to within a
+# quarter, in fp16, tf32 and fp32, with 4 to 24 warps (H200).
+ISSUE_CLOCKS, GROUP_CLOCKS, STEP_CLOCKS, PARTS_CLOCKS, FAR_CLOCKS = 10, 4, 280, 220, 200
 CLOCK_BYTES = 64  # of pixels that come to shared memory, a clock
 CUT_LINES = 1.2  # what parts of lines cost more than whole ones, which leave together
 Axes = tuple[CellAxis, CellAxis]
@@ -116,20 +119,26 @@ class ConvLastLowering:
         return times == 1 or (places < 2 * g.sides_out[axis] and g.dilation[axis] == 1)
 
     def _clocks(self, axes: Axes) -> float:
-        """Of an image: shared memory's, the tensor cores', or those that too few warps wait."""
-        (down, right), precision = axes, PRECISIONS[self.precision]
+        """Of an image in large tiles."""
+        return self._tile_clocks(axes, *(self._large_tile(axes) or (1, (1, 1, 1))))
+
+    def _tile_clocks(self, axes: Axes, blocks: int, tile: Tile) -> float:
+        """Of an image: shared memory's, the tensor cores', the instructions', or those that too few warps wait."""
+        (down, right), (images, h, w), precision = axes, tile, PRECISIONS[self.precision]
         columns = math.ceil(self._columns(axes) / COLUMNS)
         group = self._group(columns)
         chunks = math.ceil(columns / group)
+        has_parts = precision.parts > 1
         conflicts = math.gcd(right.step, 8)  # of rows that are so far apart
         shared = FRAGMENTS * ROWS_CLOCKS * conflicts + precision.parts * group * WEIGHTS_CLOCKS
-        products = PRODUCT_CLOCKS * FRAGMENTS * group * (3 if precision.parts > 1 else 1)
-        blocks, (images, h, w) = self._large_tile(axes) or (1, (1, 1, 1))
+        products = PRODUCT_CLOCKS * FRAGMENTS * group * (3 if has_parts else 1)
+        issued = precision.parts * (ISSUE_CLOCKS + GROUP_CLOCKS * group)
         jobs = math.ceil(images * h * w / (16 * FRAGMENTS)) * chunks  # of a tile
-        alone = STEP_CLOCKS if self._holds_weights(axes) else FAR_STEP_CLOCKS
-        step = max(shared, products, alone / (blocks * min(CREW, jobs)))
+        alone = STEP_CLOCKS + (PARTS_CLOCKS if has_parts else 0) + (0 if self._holds_weights(axes) else FAR_CLOCKS)
+        step = max(shared, products, issued, alone / (blocks * min(CREW, jobs)))
+        pixels = images * down.pixels(h) * right.pixels(w) * self.pitch / CLOCK_BYTES
         tiles = math.ceil(down.cells / h) * math.ceil(right.cells / w) / images
-        return tiles * jobs * down.taps * right.taps * self.steps * step
+        return tiles * (jobs * down.taps * right.taps * self.steps * step + pixels)
 
     def _group(self, tiles: int) -> int:
         """Of GROUPS, the one that makes the fewest columns for nothing, the larger of two such."""
@@ -176,32 +185,37 @@ class ConvLastLowering:
         return blocks * (self._shared_bytes(axes, tile) + BLOCK_BYTES) <= self.fast_bytes
 
     def _large_tile(self, axes: Axes) -> tuple[int, Tile] | None:
-        """Blocks of a multiprocessor, as many as can be, and the tile with the fewest pixels beside its cells."""
+        """Blocks of a multiprocessor and their tile that take the fewest clocks: few blocks have large ones."""
+        found = [(blocks, self._tile_of(axes, blocks)) for blocks in range(self.most_blocks, 0, -1)]
+        tiles = [(blocks, tile) for blocks, tile in found if tile is not None]
+        return min(tiles, key=lambda each: self._tile_clocks(axes, *each), default=None)
+
+    def _tile_of(self, axes: Axes, blocks: int) -> Tile | None:
+        """The tile with the fewest pixels beside its cells, of so many blocks of a multiprocessor."""
         down, right = axes
 
         def pixels_a_cell(tile: Tile) -> float:
             lines = 1.0 if tile[2] == right.cells else CUT_LINES
             return lines * down.pixels(tile[1]) * right.pixels(tile[2]) / (tile[1] * tile[2])
 
-        for blocks in range(self.most_blocks, 0, -1):
-            tiles = list[Tile]()
-            for w in dict.fromkeys(even_share(right.cells, most) for most in LINES):
-                h = even_share(down.cells, max(1, MOST_CELLS // w))
-                while h > 1 and not self._fits(axes, (1, h, w), blocks):
-                    h = math.ceil(h / 2)
-                tiles += [(1, h, w)] if self._fits(axes, (1, h, w), blocks) else []
-            if tiles:
-                images, h, w = min(tiles, key=pixels_a_cell)
-                if (h, w) == (down.cells, right.cells):
-                    many = range(MOST_CELLS // (h * w), 1, -1)
-                    images = next((n for n in many if self._fits(axes, (n, h, w), blocks)), 1)
-                return blocks, (images, h, w)
-        return None
+        tiles = list[Tile]()
+        for w in dict.fromkeys(even_share(right.cells, most) for most in LINES):
+            h = even_share(down.cells, max(1, MOST_CELLS // w))
+            while h > 1 and not self._fits(axes, (1, h, w), blocks):
+                h = math.ceil(h / 2)
+            tiles += [(1, h, w)] if self._fits(axes, (1, h, w), blocks) else []
+        if not tiles:
+            return None
+        images, h, w = min(tiles, key=pixels_a_cell)
+        if (h, w) == (down.cells, right.cells):
+            many = range(MOST_CELLS // (h * w), 1, -1)
+            images = next((n for n in many if self._fits(axes, (n, h, w), blocks)), 1)
+        return images, h, w
 
     def tile(self, B: int) -> Tile | None:
-        """As many cells as leave room for several blocks, else for one; None: no cell does.
+        """The large one; None: there is room for no cell.
 
-        Fewer where there would be fewer tiles than multiprocessors. All make the same bits.
+        Fewer cells where there would be fewer tiles than multiprocessors. All make the same bits.
         """
         found = self._large_tile(self.axes)
         if found is None:
@@ -232,10 +246,8 @@ class ConvLastLowering:
         """Of the steady rate: the products that are asked for, among all that a multiprocessor spends clocks on."""
         g, tile, precision, (down, right) = self.geometry, self.tile(B), PRECISIONS[self.precision], self.axes
         assert tile is not None
-        images, h, w = tile
-        finish = math.ceil(down.cells * right.cells / 16) * FINISH_CLOCKS
-        pixels = images * down.pixels(h) * right.pixels(w) * self.pitch / CLOCK_BYTES * self.count(B, tile)
-        clocks = B * (self._clocks(self.axes) + finish) + pixels
+        finish = math.ceil(down.cells * right.cells / 16) * self.all_columns / COLUMNS * FINISH_CLOCKS
+        clocks = B * (self._clocks(self.axes) + finish)
         terms = B * math.prod(g.sides_in if g.is_transposed else g.sides_out) * g.C * math.prod(g.taps) * g.N
         wanted = (3 if precision.parts > 1 else 1) * terms / (16 * COLUMNS * precision.step)
         return min(1.0, PRODUCT_CLOCKS * wanted / clocks) * min(1.0, self.count(B, tile) / self.units)

@@ -52,8 +52,11 @@ MOST_TIMES = 8  # pixels of x along a cell, of each phase
 MOST_STAGES, MOST_BOX = 8, 256
 BLOCK_BYTES = 2 << 10  # of shared memory beside what is counted: tables and signals, and what is left before 1,024 B
 # Clocks of a multiprocessor: a product of 64 rows reads them and its weights at 128 B a clock, or multiplies longer;
-# behind the last one a tile is finished, which others' products hide for the most part.
-ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS = 16, 2, 4, 150
+# behind the last one a tile is finished, 8 columns in so many that other teams' products do not hide. Faces' last layer
+# took what this comes to within 10 %, with cells of one or two pixels and patches of one to four tiles (H200).
+ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS = 16, 2, 4, 50
+# Instructions of a scheduler for a tile, its steps and its tiles of 8 columns: of few channels they take longer.
+TILE_ISSUE, STEP_ISSUE, GROUP_ISSUE = 60, 9, 100
 STEADY_CLOCKS = 6  # of a product of 64 rows and 8 columns, at the device's steady rate
 BUSY_TILES = 4  # that are there, beside a patch on its way: fewer leave the tensor cores waiting
 CLOCK_BYTES = 64  # of pixels that come to shared memory, a clock
@@ -184,10 +187,12 @@ class ConvLastWgmmaLowering:
         """Of a multiprocessor, for an image in such patches."""
         step = max(ROWS_CLOCKS + WEIGHTS_CLOCKS * self.group, PRODUCT_CLOCKS * self.group)
         steps = self.taps * ((self.blocks - 1) * STEPS + self.last_steps)
+        issued = TILE_ISSUE + STEP_ISSUE * steps + GROUP_ISSUE * self.group
+        tile = max(steps * step, issued) + FINISH_CLOCKS * self.group
         pixels = self.blocks * self.block_bytes(patch) / CLOCK_BYTES
         ready = (self.stages(patch) - 1) * math.prod(patch)
         waits = max(1.0, BUSY_TILES / ready)
-        return self._count(patch) * (math.prod(patch) * (steps * step + FINISH_CLOCKS) * waits + pixels)
+        return self._count(patch) * (math.prod(patch) * tile * waits + pixels)
 
     def _count(self, patch: Pair) -> int:
         """Of an image."""
@@ -198,7 +203,7 @@ class ConvLastWgmmaLowering:
         return min(self._patches(), key=lambda patch: (-min(self.units, B * self._count(patch)), self._clocks(patch)))
 
     def why_not(self) -> str:
-        """What is refused whatever cells there are."""
+        """What is refused whatever cells fit."""
         g, (given, _) = self.geometry, self.dtypes
         if given != PRECISIONS[self.precision].dtype or DTYPE_BYTES[given] != 2:
             return f"multiplies numbers of 16 bits where they lie, not {given} in {self.precision}"
@@ -208,8 +213,6 @@ class ConvLastWgmmaLowering:
             return f"reads neighbouring windows of a line, not every {g.stride[1]}."
         if g.reach >= 1 << 30:
             return "convolves images of less than 2^30 numbers, windows that hang over included"
-        if self.with_best_cells() is None:
-            return f"weights and two patches of pixels take more than {self.fast_bytes:,} B of shared memory"
         return ""
 
     def rate(self, B: int) -> float:
@@ -280,11 +283,12 @@ class ConvLastWgmma:
                 run.geometry, job.precision, run.dtypes(net), run.activation, run.has_bias, device.units,
                 device.fast_bytes, run.is_last,
             )  # fmt: skip
-            if why := lowering.why_not():
+            why, best = lowering.why_not(), None
+            if not why and (best := lowering.with_best_cells()) is None:
+                why = f"weights and two patches of pixels take more than {device.fast_bytes:,} B of shared memory"
+            if best is None:
                 yield Refusal(self.name, run.conv.name, why)
                 return
-            best = lowering.with_best_cells()
-            assert best is not None
             yield _claim(net, run, best, job)
 
 

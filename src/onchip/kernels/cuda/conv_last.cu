@@ -5,9 +5,9 @@
 //         that any of its places reaches, times weights that are zero where a place does not reach. Of a transposed
 //         convolution a cell has the places of all phases, and all of them read each pixel of x together. A block brings
 //         the pixels under a tile of cells to shared memory once; lanes find a window's pixels there by ldmatrix, wherever
-//         it begins. Weights lie there as fragments, too, where there is room, two fragments of cells for one of weights. What is made is put
-//         together in shared memory as y lies, channels last or in rows, and leaves in whole lines while the next tile's
-//         pixels are on their way.
+//         it begins. Weights lie there as fragments, too, where there is room, two fragments of cells for one of weights.
+//         What is made is put together in shared memory as y lies, channels last or in rows, and leaves in whole lines
+//         while the next tile's pixels are on their way.
 // Order   A sum runs over the window's taps, then channels, STEP terms an instruction; of fp32 it is added to a total every
 //         PART terms. Then comes the bias. Neither the tile nor B decides anything.
 // Floor   x in and y out. 64 -> 3 channels, 5x5 by steps of 2, 32x32 -> 64x64, B = 5,248, float16: 817 MB / 4.8 TB/s =

@@ -15,8 +15,8 @@
 // Floor   x in and y out. 64 -> 3 channels, 5x5 by steps of 2, 32x32 -> 64x64, B = 5,248, float16: 817 MB / 4.8 TB/s =
 //         170 us. Cells of 4x2 places have windows of 12 taps and 24 columns: a product of 64 cells and 16 terms reads
 //         2 KB of rows and 0.75 KB of weights, 22 clocks at 128 B each, and multiplies for 12. That is 335,000 clocks of a
-//         multiprocessor, 191 us at 1.755 GHz; the pixels' way into shared memory takes 28 us more of it. An H200 took 280 us
-//         with shared memory busy for 83 % of them (conv_last.cu: 661 us); to float32 303 us, to pixels 285 us.
+//         multiprocessor, 191 us at 1.755 GHz; the pixels' way into shared memory takes 28 us more of it. An H200 took
+//         280 us with shared memory busy for 83 % of them (conv_last.cu: 661 us); to float32 303 us, to pixels 285 us.
 // Layout  x (B, H, W, C), y (B, HO, WO, N) or (B, N, HO, WO); w (taps, blocks of 64 channels, columns, 64); bias (N) or
 //         none. One axis is an image of one line.
 // Shared  STAGES patches: 128 B a pixel and block of 64 channels; the weights; y of TEAMS tiles; 8 B a column, and a piece
@@ -130,7 +130,8 @@ __global__ void __launch_bounds__(TEAM * TEAMS + 32, 1)
 conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map, const float* bias, Y* y,
                 u32 patches, const __grid_constant__ Layer t, u32 code, u32 a_bits, u32 b_bits) {
     using Stored = typename StoredOf<sizeof(typename P::Number)>::type;
-    constexpr int THREADS = TEAM * TEAMS + 32, COLUMNS = 8 * NT, TILE_BYTES = COLUMNS * LINE;  // of weights, of a tap and a block of channels
+    constexpr int THREADS = TEAM * TEAMS + 32, COLUMNS = 8 * NT;
+    constexpr int TILE_BYTES = COLUMNS * LINE;  // of weights, of a tap and a block of channels
     extern __shared__ uint4 room[];
     __shared__ Signal full[MOST_STAGES], empty[MOST_STAGES], has_weights;
     __shared__ __align__(8) int offsets[COLUMNS];
@@ -211,12 +212,15 @@ conv_last_wgmma(const __grid_constant__ TensorMap x_map, const __grid_constant__
                 unsigned long long tap = line;
                 for (int tap_w = 0; tap_w < t.w.taps; ++tap_w, tap = behind(tap, t.w.apart * LINE)) {
                     unsigned long long x = tap;
-                    for (int block = 0; block < t.blocks; ++block, x = behind(x, t.patch_bytes), w = behind(w, TILE_BYTES)) {
+                    for (int block = 0; block < t.blocks; ++block) {
                         if (block + 1 < t.blocks || t.steps == STEPS) add_steps<P, NT, STEPS>(c, x, w, sums);
                         else
-                            for (int step = 0; step < t.steps; ++step)
-                                add_steps<P, NT, 1>(c, behind(x, step * STEP_BYTES), behind(w, step * STEP_BYTES), sums || step > 0);
+                            for (int step = 0; step < t.steps; ++step) {
+                                const u32 further = step * STEP_BYTES;
+                                add_steps<P, NT, 1>(c, behind(x, further), behind(w, further), sums || step > 0);
+                            }
                         sums = true;
+                        x = behind(x, t.patch_bytes), w = behind(w, TILE_BYTES);
                     }
                 }
             }

@@ -296,9 +296,9 @@ def _errors_of(
     has_convolutions = any(isinstance(layer, Convolution | TransposedConvolution) for layer in layers)
     # fp32 as parts of tf32 makes NaNs of infinities (mlp_tensor.cu, tensor_tiles.cuh).
     in_parts = precision == "fp32" and any(group.claim.kernel in IN_PARTS for group in plan.groups)
-    # conv_last.cu: a NaN reaches all places of a cell whose window has it, those too whose own taps do not.
+    # conv_last.cu and conv_last_wgmma.cu: a NaN reaches all places of a cell whose window has it.
     through_nan = np.any([_rows(np.isnan(truth[value])) for value in above], axis=0)
-    in_cells = any(group.claim.kernel == "conv_last" for group in plan.groups)
+    in_cells = any(group.claim.kernel in ("conv_last", "conv_last_wgmma") for group in plan.groups)
     judged = ~(_pattern_differs(naive, exact) | (through_infinity & (may_differ | has_convolutions | in_parts)))
     judged &= ~(through_nan & in_cells)
     got, exact, naive = (y[judged] for y in (got, exact, naive))

@@ -43,7 +43,7 @@ def chain(row_shape, *layers, bias=True, dtype="float32"):
 
 
 # Kernels that take convolutions, too.
-OTHERS = ("conv_wgmma", "conv_first", "conv_last", "product_windows")
+OTHERS = ("conv_wgmma", "conv_first", "conv_last", "conv_last_wgmma", "product_windows")
 
 
 def claims_of(net, start=0, precision="fp32", device=H200):

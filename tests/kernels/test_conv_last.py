@@ -14,7 +14,7 @@ from onchip.kernels.cuda.conv import Geometry
 from onchip.kernels.cuda.conv_cells import NO_TAP, cell_axis
 from onchip.kernels.cuda.conv_last import GROUPS, ConvLast, cell_fragments
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
-from onchip.plan.device import H200
+from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST
 from onchip.plan.planner import make_plan
@@ -253,9 +253,9 @@ def generator():
     return Network({"x": TensorType(("B", 128, 16, 16))}, nodes, ("p",), weights)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_plan_takes_it_for_a_last_layer(precision):
-    *_, last = make_plan(generator(), H200, KERNELS, Job(precision, 4096)).groups
+@pytest.mark.parametrize(("device", "precision"), [(H200, "fp32"), (H200, "tf32"), (A100, "fp16"), (A100, "bf16")])
+def test_a_plan_takes_it_for_a_last_layer(device, precision):
+    *_, last = make_plan(generator(), device, KERNELS, Job(precision, 4096)).groups
     assert last.claim.kernel == "conv_last"
     assert last.claim.nodes == ("d", "t", "p")
 
@@ -266,7 +266,7 @@ def test_a_plan_takes_it_for_a_last_layer(precision):
 @pytest.fixture
 def only_last(monkeypatch):
     """No other convolution, and transposed ones are not split."""
-    others = ("conv", "depthwise", "conv_wgmma", "conv_first", "product_windows")
+    others = ("conv", "depthwise", "conv_wgmma", "conv_first", "conv_last_wgmma", "product_windows")
     monkeypatch.setattr("onchip.kernels.cuda.KERNELS", tuple(k for k in KERNELS if k.name not in others))
 
 

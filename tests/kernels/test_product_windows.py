@@ -246,7 +246,7 @@ def test_a_hopper_takes_it_where_its_accelerator_cannot_move_channels(precision)
 
 
 def only_windows():
-    others = ("conv", "depthwise", "conv_wgmma", "conv_first", "conv_last")
+    others = ("conv", "depthwise", "conv_wgmma", "conv_first", "conv_last", "conv_last_wgmma")
     return tuple(kernel for kernel in KERNELS if kernel.name not in others)
 
 

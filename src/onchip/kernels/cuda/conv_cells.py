@@ -1,13 +1,18 @@
-"""How conv_last cuts y into cells: the host's side of `Axis` in conv_last.cu."""
+"""How conv_last and conv_last_wgmma cut y into cells: the host's side of `Axis` in their .cu files."""
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from onchip.kernels.cuda.conv import Geometry
+from onchip.spec.recipe import Array
 
 NO_TAP = -1
+Table = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class CellAxis:
     first: int  # the pixel at the first tap of the first cell
     taps: int  # of a cell's window
     apart: int  # from one to the next, in pixels
-    table: tuple[tuple[int, ...], ...]  # by place of the cell and tap of its window: the weight's tap, or NO_TAP
+    table: Table  # by place of the cell and tap of its window: the weight's tap, or NO_TAP
 
     @property
     def cells(self) -> int:
@@ -32,6 +37,7 @@ class CellAxis:
         return (cells - 1) * self.step + (self.taps - 1) * self.apart + 1
 
 
+@functools.lru_cache(maxsize=256)  # planners ask for the same ones again and again
 def cell_axis(geometry: Geometry, axis: int, times: int) -> CellAxis:
     """Cells of so many places; of a transposed convolution, of so many pixels of x with all their phases."""
     g = geometry
@@ -59,3 +65,22 @@ def cell_axis(geometry: Geometry, axis: int, times: int) -> CellAxis:
 def _tap(way: int, taps: int, dilation: int) -> int:
     tap, rest = divmod(way, dilation)
     return tap if rest == 0 and 0 <= tap < taps else NO_TAP
+
+
+def cell_weights(weight: Array, channels: int, columns: int, down: Table, right: Table, channel_axis: int) -> Array:
+    """(N, C, taps...), or (C, N, taps...), as (taps of a window, channels, columns): a column for each channel of each
+
+    place of a cell, zeros filled in. down, right: CellAxis.table
+    """
+    turned = np.moveaxis(weight, channel_axis, 0)  # (C, N, taps...)
+    C, N = turned.shape[:2]
+    taps = turned.reshape(C, N, -1, turned.shape[-1])  # one axis is an image of one row
+    full = np.zeros((len(down[0]), len(right[0]), channels, len(down), len(right), N), weight.dtype)
+    for i, lines in enumerate(down):
+        for a, h in enumerate(lines):
+            for j, places in enumerate(right):
+                for b, w in enumerate(places):
+                    if NO_TAP not in (h, w):
+                        full[a, b, :C, i, j] = taps[:, :, h, w]
+    made = full.reshape(len(down[0]) * len(right[0]), channels, -1)
+    return np.pad(made, ((0, 0), (0, 0), (0, columns - made.shape[2])))

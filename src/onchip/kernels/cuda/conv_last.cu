@@ -5,22 +5,23 @@
 //         that any of its places reaches, times weights that are zero where a place does not reach. Of a transposed
 //         convolution a cell has the places of all phases, and all of them read each pixel of x together. A block brings
 //         the pixels under a tile of cells to shared memory once; lanes find a window's pixels there by ldmatrix, wherever
-//         it begins. Weights lie there as fragments, too, where there is room, two fragments of cells for one of weights. What is made is put
-//         together in shared memory as y lies, channels last or in rows, and leaves in whole lines while the next tile's
-//         pixels are on their way.
+//         it begins. Weights lie there as fragments, too, where there is room, two fragments of cells for one of weights.
+//         What is made is put together in shared memory as y lies, channels last or in rows, and leaves in whole lines
+//         while the next tile's pixels are on their way.
 // Order   A sum runs over the window's taps, then channels, STEP terms an instruction; of fp32 it is added to a total every
 //         PART terms. Then comes the bias. Neither the tile nor B decides anything.
 // Floor   x in and y out. 64 -> 3 channels, 5x5 by steps of 2, 32x32 -> 64x64, B = 5,248, float16: 817 MB / 4.8 TB/s =
-//         170 us; 52 Gflop / 989 Tflop/s = 52 us. Cells of 4x2 places multiply 12 taps by 24 columns, 99 Gflop, and read
-//         7.2 GB of shared memory: 244 us at 128 B a clock. An H200 took 684 us.
+//         170 us; 52 Gflop / 989 Tflop/s = 52 us. Cells of 2x2 places multiply 9 taps by 16 columns, 99 Gflop, and read
+//         9.3 GB of shared memory: 313 us at 128 B a clock. An H200 took 661 us, bound by instructions: conv_last_wgmma.cu
+//         has what is 16 bits there. In fp32, cells of 4x2 places in one block a multiprocessor took 2.56 ms.
 // Layout  x (B, H, W, C), y (B, HO, WO, N) or (B, N, HO, WO); w as conv_mma.cuh has it, k over taps and channels, a column
 //         for each channel of each place of a cell; bias (N) or none. One axis is an image of one row.
 // Shared  For each pixel under a tile its channels, filled up to whole steps, and 16 B, so that eight neighbours lie in
-//         different banks; a tile of y; 8 B a column; the weights, if that leaves half of it: read through L1 instead,
-//         they took 895 us for the above.
+//         different banks; a tile of y; 8 B a column; the weights, if that leaves half of it.
 // Limits  Less than 2^31 tiles; C numbers are a multiple of 16 B; images of less than 2^31 numbers; sm_80 up. A number that
 //         is not finite makes NaNs of all places of the cells whose windows have it.
 #include "boxes.cuh"
+#include "conv_cells.cuh"
 #include "conv_mma.cuh"
 #include "divide.cuh"
 
@@ -159,23 +160,6 @@ struct Walk {
     }
 };
 
-template <class Y>
-__device__ __forceinline__ void store_number(Y* y, float v) {
-    if constexpr (is_same<Y, unsigned char>) *y = static_cast<unsigned char>(ToPixels::apply(v));
-    else store1(y, v);
-}
-// Two neighbours, at an even number of y.
-template <class Y>
-__device__ __forceinline__ void store_pair(Y* y, float first, float second) {
-    if constexpr (is_same<Y, unsigned char>) {
-        const int both = static_cast<int>(ToPixels::apply(first)) | static_cast<int>(ToPixels::apply(second)) << 8;
-        *reinterpret_cast<unsigned short*>(y) = static_cast<unsigned short>(both);
-    } else {
-        const float two[2] = {first, second};
-        store_several(y, two);
-    }
-}
-
 // A tile of y goes out: runs of numbers that lie together in y, by units of Unit.
 template <class Unit, class Y>
 __device__ __forceinline__ void move_out(const Layer& t, const Tile& tile, const Y* made, Y* y, long long B) {
@@ -198,16 +182,6 @@ __device__ __forceinline__ void move_out(const Layer& t, const Tile& tile, const
         for (u32 at = team.mine; at < units; at += team.size) there[at] = from[at];
     }
 }
-
-// What is computed in 16 bits is as exact as such numbers, however it is stored: a brief activation will do.
-template <int BYTES>
-struct StoredOf {
-    using type = float;
-};
-template <>
-struct StoredOf<2> {
-    using type = f16;
-};
 
 // 16 MT cells a warp at a time, 8 NT columns.
 template <class P, class X, class Y, int NT>
@@ -304,13 +278,8 @@ conv_last(const X* __restrict__ x, const uint2* __restrict__ w, const float* __r
 #pragma unroll
                     for (int j = 0; j < NT; ++j) {
                         const int at[2] = {at_columns[2 * j], at_columns[2 * j + 1]};
-                        const float two[2] = {c[j][2 * half], c[j][2 * half + 1]};
-                        if (has_pairs) {
-                            if (at[0] >= 0) store_pair(row + at[0], two[0], two[1]);
-                        } else {
-                            if (at[0] >= 0) store_number(row + at[0], two[0]);
-                            if (at[1] >= 0) store_number(row + at[1], two[1]);
-                        }
+                        if (has_pairs) store_two<true>(row, at, c[j][2 * half], c[j][2 * half + 1]);
+                        else store_two<false>(row, at, c[j][2 * half], c[j][2 * half + 1]);
                     }
                 }
             }

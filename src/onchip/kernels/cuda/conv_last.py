@@ -8,20 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
-from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.activation import activation_words
-from onchip.kernels.cuda.conv import Geometry, Pair, geometry_of
-from onchip.kernels.cuda.conv_cells import NO_TAP, CellAxis, cell_axis
+from onchip.kernels.cuda.conv import Geometry, Pair
+from onchip.kernels.cuda.conv_cells import CellAxis, Table, cell_axis, cell_weights
 from onchip.kernels.cuda.conv_mma import (
     COLUMNS,
     PART,
-    activation_of,
-    are_numbers,
-    convolution_of,
     even_share,
-    find_nodes,
     fragment_shape,
     in_fragments,
     label_of,
@@ -29,6 +22,7 @@ from onchip.kernels.cuda.conv_mma import (
     price_of,
 )
 from onchip.kernels.cuda.divide import divider
+from onchip.kernels.cuda.last_layers import LastLayers, find_last_layers
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
@@ -48,9 +42,8 @@ from onchip.kernels.cuda.program import (
     Weight,
 )
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal, Use
-from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import Cast, Convolution, Elementwise, Permute, ToPixels, TransposedConvolution
+from onchip.plan.kernel import Claim, Job, Refusal
+from onchip.spec.layers import Elementwise
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 from onchip.spec.types import DTYPE_BYTES
@@ -58,8 +51,6 @@ from onchip.spec.types import DTYPE_BYTES
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 MADE = NUMBERS | {"uint8": "unsigned char"}
-MOST_CHANNELS = 16  # of y: more of them fill tiles by themselves
-LEAST_CHANNELS = 16  # of x: fewer leave a step empty
 GROUPS = (1, 2, 3)  # tiles of 8 columns that a warp makes at a time
 READ_BYTES = 16  # of channels
 STEP_BYTES = 32  # of channels, in a step of k
@@ -67,10 +58,13 @@ CREW, FRAGMENTS = 8, 2  # warps of a block, and fragments of 16 cells that each 
 BLOCK_BYTES = 1 << 10  # of shared memory, which a block takes for itself
 MOST_CELLS = CREW * FRAGMENTS * 16  # of a tile
 LINES = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # cells of a line of a tile, at most
-# Clocks of a multiprocessor, counted, not measured: for a fragment of 16 rows or of 8 columns of weights, as shared
-# memory gives 128 B a clock; for a product; for 16 cells behind their last. A warp's step takes so many by itself.
-ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS, STEP_CLOCKS = 4, 2, 1.5, 50, 120
-FAR_STEP_CLOCKS = 400  # with weights that lie in memory: what a launch of 895 us comes to
+# Clocks of a multiprocessor: for a fragment of 16 rows or of 8 columns of weights, as shared memory gives 128 B a
+# clock; for a product; for 16 cells and 8 columns behind their last.
+ROWS_CLOCKS, WEIGHTS_CLOCKS, PRODUCT_CLOCKS, FINISH_CLOCKS = 4, 2, 1.5, 50
+# Of a warp's step: its instructions, and more for 8 columns each, of fp32 twice as many. By itself it takes so many,
+# and so many more of fp32, or with weights that lie in memory. Faces' last layer took what this comes to within a
+# quarter, in fp16, tf32 and fp32, with 4 to 24 warps (H200).
+ISSUE_CLOCKS, GROUP_CLOCKS, STEP_CLOCKS, PARTS_CLOCKS, FAR_CLOCKS = 10, 4, 280, 220, 200
 CLOCK_BYTES = 64  # of pixels that come to shared memory, a clock
 CUT_LINES = 1.2  # what parts of lines cost more than whole ones, which leave together
 Axes = tuple[CellAxis, CellAxis]
@@ -125,20 +119,26 @@ class ConvLastLowering:
         return times == 1 or (places < 2 * g.sides_out[axis] and g.dilation[axis] == 1)
 
     def _clocks(self, axes: Axes) -> float:
-        """Of an image: shared memory's, the tensor cores', or those that too few warps wait."""
-        (down, right), precision = axes, PRECISIONS[self.precision]
+        """Of an image in large tiles."""
+        return self._tile_clocks(axes, *(self._large_tile(axes) or (1, (1, 1, 1))))
+
+    def _tile_clocks(self, axes: Axes, blocks: int, tile: Tile) -> float:
+        """Of an image: shared memory's, the tensor cores', the instructions', or those that too few warps wait."""
+        (down, right), (images, h, w), precision = axes, tile, PRECISIONS[self.precision]
         columns = math.ceil(self._columns(axes) / COLUMNS)
         group = self._group(columns)
         chunks = math.ceil(columns / group)
+        has_parts = precision.parts > 1
         conflicts = math.gcd(right.step, 8)  # of rows that are so far apart
         shared = FRAGMENTS * ROWS_CLOCKS * conflicts + precision.parts * group * WEIGHTS_CLOCKS
-        products = PRODUCT_CLOCKS * FRAGMENTS * group * (3 if precision.parts > 1 else 1)
-        blocks, (images, h, w) = self._large_tile(axes) or (1, (1, 1, 1))
+        products = PRODUCT_CLOCKS * FRAGMENTS * group * (3 if has_parts else 1)
+        issued = precision.parts * (ISSUE_CLOCKS + GROUP_CLOCKS * group)
         jobs = math.ceil(images * h * w / (16 * FRAGMENTS)) * chunks  # of a tile
-        alone = STEP_CLOCKS if self._holds_weights(axes) else FAR_STEP_CLOCKS
-        step = max(shared, products, alone / (blocks * min(CREW, jobs)))
+        alone = STEP_CLOCKS + (PARTS_CLOCKS if has_parts else 0) + (0 if self._holds_weights(axes) else FAR_CLOCKS)
+        step = max(shared, products, issued, alone / (blocks * min(CREW, jobs)))
+        pixels = images * down.pixels(h) * right.pixels(w) * self.pitch / CLOCK_BYTES
         tiles = math.ceil(down.cells / h) * math.ceil(right.cells / w) / images
-        return tiles * jobs * down.taps * right.taps * self.steps * step
+        return tiles * (jobs * down.taps * right.taps * self.steps * step + pixels)
 
     def _group(self, tiles: int) -> int:
         """Of GROUPS, the one that makes the fewest columns for nothing, the larger of two such."""
@@ -185,32 +185,37 @@ class ConvLastLowering:
         return blocks * (self._shared_bytes(axes, tile) + BLOCK_BYTES) <= self.fast_bytes
 
     def _large_tile(self, axes: Axes) -> tuple[int, Tile] | None:
-        """Blocks of a multiprocessor, as many as can be, and the tile with the fewest pixels beside its cells."""
+        """Blocks of a multiprocessor and their tile that take the fewest clocks: few blocks have large ones."""
+        found = [(blocks, self._tile_of(axes, blocks)) for blocks in range(self.most_blocks, 0, -1)]
+        tiles = [(blocks, tile) for blocks, tile in found if tile is not None]
+        return min(tiles, key=lambda each: self._tile_clocks(axes, *each), default=None)
+
+    def _tile_of(self, axes: Axes, blocks: int) -> Tile | None:
+        """The tile with the fewest pixels beside its cells, of so many blocks of a multiprocessor."""
         down, right = axes
 
         def pixels_a_cell(tile: Tile) -> float:
             lines = 1.0 if tile[2] == right.cells else CUT_LINES
             return lines * down.pixels(tile[1]) * right.pixels(tile[2]) / (tile[1] * tile[2])
 
-        for blocks in range(self.most_blocks, 0, -1):
-            tiles = list[Tile]()
-            for w in dict.fromkeys(even_share(right.cells, most) for most in LINES):
-                h = even_share(down.cells, max(1, MOST_CELLS // w))
-                while h > 1 and not self._fits(axes, (1, h, w), blocks):
-                    h = math.ceil(h / 2)
-                tiles += [(1, h, w)] if self._fits(axes, (1, h, w), blocks) else []
-            if tiles:
-                images, h, w = min(tiles, key=pixels_a_cell)
-                if (h, w) == (down.cells, right.cells):
-                    many = range(MOST_CELLS // (h * w), 1, -1)
-                    images = next((n for n in many if self._fits(axes, (n, h, w), blocks)), 1)
-                return blocks, (images, h, w)
-        return None
+        tiles = list[Tile]()
+        for w in dict.fromkeys(even_share(right.cells, most) for most in LINES):
+            h = even_share(down.cells, max(1, MOST_CELLS // w))
+            while h > 1 and not self._fits(axes, (1, h, w), blocks):
+                h = math.ceil(h / 2)
+            tiles += [(1, h, w)] if self._fits(axes, (1, h, w), blocks) else []
+        if not tiles:
+            return None
+        images, h, w = min(tiles, key=pixels_a_cell)
+        if (h, w) == (down.cells, right.cells):
+            many = range(MOST_CELLS // (h * w), 1, -1)
+            images = next((n for n in many if self._fits(axes, (n, h, w), blocks)), 1)
+        return images, h, w
 
     def tile(self, B: int) -> Tile | None:
-        """As many cells as leave room for several blocks, else for one; None: no cell does.
+        """The large one; None: there is room for no cell.
 
-        Fewer where there would be fewer tiles than multiprocessors. All make the same bits.
+        Fewer cells where there would be fewer tiles than multiprocessors. All make the same bits.
         """
         found = self._large_tile(self.axes)
         if found is None:
@@ -241,10 +246,8 @@ class ConvLastLowering:
         """Of the steady rate: the products that are asked for, among all that a multiprocessor spends clocks on."""
         g, tile, precision, (down, right) = self.geometry, self.tile(B), PRECISIONS[self.precision], self.axes
         assert tile is not None
-        images, h, w = tile
-        finish = math.ceil(down.cells * right.cells / 16) * FINISH_CLOCKS
-        pixels = images * down.pixels(h) * right.pixels(w) * self.pitch / CLOCK_BYTES * self.count(B, tile)
-        clocks = B * (self._clocks(self.axes) + finish) + pixels
+        finish = math.ceil(down.cells * right.cells / 16) * self.all_columns / COLUMNS * FINISH_CLOCKS
+        clocks = B * (self._clocks(self.axes) + finish)
         terms = B * math.prod(g.sides_in if g.is_transposed else g.sides_out) * g.C * math.prod(g.taps) * g.N
         wanted = (3 if precision.parts > 1 else 1) * terms / (16 * COLUMNS * precision.step)
         return min(1.0, PRODUCT_CLOCKS * wanted / clocks) * min(1.0, self.count(B, tile) / self.units)
@@ -303,70 +306,32 @@ class ConvLast:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """A convolution inside a network to few channels, with its activation, Casts around it and ToPixels behind.
-
-        Channels of y lie in front, or last; or last because a Permute behind puts them there.
-        """
-        nodes = find_nodes(net, start, (Convolution, TransposedConvolution))
-        if not nodes or job.is_training or device.arch not in ARCHITECTURES:
+        """A convolution inside a network to few channels (last_layers.py)."""
+        if job.is_training or device.arch not in ARCHITECTURES:
             return
-        node, value = convolution_of(nodes), nodes[0].inputs[0]
-        geometry = geometry_of(net, node)
-        if geometry.groups > 1 or geometry.N > MOST_CHANNELS or geometry.C < LEAST_CHANNELS:
-            return
-        if not are_numbers(net, nodes) or value in net.inputs or not has_channels(net.types[value]):
-            return
-        lowering = ConvLastLowering(
-            geometry, job.precision, (net.types[value].dtype, net.types[nodes[-1].name].dtype), activation_of(nodes),
-            "bias" in node.weights, device.units, device.fast_bytes,
-        ).with_best_cells()  # fmt: skip
-        if why := lowering.why_not():
-            yield Refusal(self.name, node.name, why)
-            return
-        yield _claim(net, nodes, lowering, job)
-        if not has_channels(net.types[nodes[-1].name]):
-            return
-        lowering = replace(lowering, is_last=True)
-        yield _claim(net, nodes, lowering, job)
-        turned = _turned(net, start, nodes)
-        if turned and are_numbers(net, turned):
-            made = net.types[turned[-1].name].dtype
-            yield _claim(net, turned, replace(lowering, dtypes=(lowering.dtypes[0], made)), job)
+        for run in find_last_layers(net, start):
+            lowering = ConvLastLowering(
+                run.geometry, job.precision, run.dtypes(net), run.activation, run.has_bias, device.units,
+                device.fast_bytes, run.is_last,
+            ).with_best_cells()  # fmt: skip
+            if why := lowering.why_not():
+                yield Refusal(self.name, run.conv.name, why)
+                return
+            yield _claim(net, run, lowering, job)
 
 
-def _turned(net: Network, start: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes, a Permute behind them that puts channels last, and a Cast or ToPixels; none without such a Permute."""
-    found = list(nodes)
-    channels_last = (0, *range(2, len(net.types[nodes[-1].name].shape)), 1)
-    for node in net.nodes[start + len(nodes) : start + len(nodes) + 2]:
-        is_permute = isinstance(node.layer, Permute) and node.layer.axes == channels_last and len(found) == len(nodes)
-        is_end = isinstance(node.layer, Cast | ToPixels) and isinstance(found[-1].layer, Permute)
-        has_end = isinstance(nodes[-1].layer, Cast | ToPixels)
-        if not (is_permute or (is_end and not has_end)):
-            break
-        if node.inputs != (found[-1].name,) or not is_closed(net, [*found, node]):
-            break
-        found.append(node)
-    return tuple(found) if len(found) > len(nodes) else ()
-
-
-def _claim(net: Network, nodes: tuple[Node, ...], lowering: ConvLastLowering, job: Job) -> Claim:
-    recipes, precision = _recipes(net, convolution_of(nodes), lowering), PRECISIONS[job.precision]
-    tile = lowering.tile(job.batch)
+def _claim(net: Network, run: LastLayers, lowering: ConvLastLowering, job: Job) -> Claim:
+    recipes, precision = _recipes(net, run.conv, lowering), PRECISIONS[job.precision]
+    weight_bytes, tile = sum(made.nbytes for made in recipes.values()), lowering.tile(job.batch)
     assert tile is not None
     order = f"taps, then channels in steps of {precision.step} by mma.sync"
     order += f", parts of {PART}" if precision.parts > 1 else ""
     return Claim(
-        ConvLast.name, label_of(ConvLast.name, net, nodes), tuple(node.name for node in nodes),
-        price_of(net, nodes, sum(made.nbytes for made in recipes.values()), job.precision, lowering.rate(job.batch)),
+        ConvLast.name, label_of(ConvLast.name, net, run.nodes), run.names,
+        price_of(net, run.nodes, weight_bytes, job.precision, lowering.rate(job.batch)),
         "tensor cores, cells of few places: few channels", recipes, fast_bytes=lowering.shared_bytes(tile),
-        order=order, facts=lowering, reads={nodes[0].inputs[0]: Use(CHANNELS_LAST, is_read_often=True)},
-        gives={nodes[-1].name: CHANNELS_LAST} if lowering.is_last and not _is_turned(nodes) else {},
+        order=order, facts=lowering, reads=run.reads, gives=run.gives,
     )  # fmt: skip
-
-
-def _is_turned(nodes: tuple[Node, ...]) -> bool:
-    return any(isinstance(node.layer, Permute) for node in nodes)
 
 
 def _recipes(net: Network, node: Node, lowering: ConvLastLowering) -> dict[str, Recipe]:
@@ -384,29 +349,13 @@ def _recipes(net: Network, node: Node, lowering: ConvLastLowering) -> dict[str, 
     return recipes
 
 
-Table = tuple[tuple[int, ...], ...]
-
-
 @recipe_op
 def cell_fragments(
     weight: Array, per_word: int, channels: int, columns: int, down: Table, right: Table, channel_axis: int
 ) -> Array:
-    """(N, C, taps...), or (C, N, taps...), in fragments: k over a window's taps and channels, columns over a cell's
-
-    places and N. down, right: CellAxis.table
-    """
-    turned = np.moveaxis(weight, channel_axis, 0)  # (C, N, taps...)
-    C, N = turned.shape[:2]
-    taps = turned.reshape(C, N, -1, turned.shape[-1])  # one axis is an image of one row
-    full = np.zeros((len(down[0]), len(right[0]), channels, len(down), len(right), N), weight.dtype)
-    for i, lines in enumerate(down):
-        for a, h in enumerate(lines):
-            for j, places in enumerate(right):
-                for b, w in enumerate(places):
-                    if NO_TAP not in (h, w):
-                        full[a, b, :C, i, j] = taps[:, :, h, w]
-    matrix = full.reshape(len(down[0]) * len(right[0]) * channels, -1)
-    return in_fragments(np.pad(matrix, ((0, 0), (0, columns - matrix.shape[1]))), per_word)
+    """A cell's weights (cell_weights) in fragments: k over a window's taps and channels, columns over a cell's."""
+    full = cell_weights(weight, channels, columns, down, right, channel_axis)
+    return in_fragments(full.reshape(-1, columns), per_word)
 
 
 def _instance(name: str, precision: str, dtypes: tuple[str, str], taps: int = 3, N: int = 3) -> Instance:

@@ -16,7 +16,9 @@
     ONCHIP_R4(a, b, c, d) "," ONCHIP_R4(e, f, g, h) "," ONCHIP_R4(i, j, k, l) "," ONCHIP_R4(m, n, o, p)
 #define ONCHIP_REGISTERS_8 ONCHIP_R4(0, 1, 2, 3)
 #define ONCHIP_REGISTERS_16 ONCHIP_REGISTERS_8 "," ONCHIP_R4(4, 5, 6, 7)
+#define ONCHIP_REGISTERS_24 ONCHIP_REGISTERS_16 "," ONCHIP_R4(8, 9, 10, 11)
 #define ONCHIP_REGISTERS_32 ONCHIP_REGISTERS_16 "," ONCHIP_R4(8, 9, 10, 11) "," ONCHIP_R4(12, 13, 14, 15)
+#define ONCHIP_REGISTERS_48 ONCHIP_REGISTERS_32 "," ONCHIP_R4(16, 17, 18, 19) "," ONCHIP_R4(20, 21, 22, 23)
 #define ONCHIP_REGISTERS_64 \
     ONCHIP_REGISTERS_32 "," ONCHIP_R16(16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31)
 #define ONCHIP_REGISTERS_128                                                                         \
@@ -30,7 +32,9 @@
 #define ONCHIP_C4(j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
 #define ONCHIP_SUMS_8 ONCHIP_C4(0)
 #define ONCHIP_SUMS_16 ONCHIP_SUMS_8, ONCHIP_C4(1)
+#define ONCHIP_SUMS_24 ONCHIP_SUMS_16, ONCHIP_C4(2)
 #define ONCHIP_SUMS_32 ONCHIP_SUMS_16, ONCHIP_C4(2), ONCHIP_C4(3)
+#define ONCHIP_SUMS_48 ONCHIP_SUMS_32, ONCHIP_C4(4), ONCHIP_C4(5)
 #define ONCHIP_SUMS_64 ONCHIP_SUMS_32, ONCHIP_C4(4), ONCHIP_C4(5), ONCHIP_C4(6), ONCHIP_C4(7)
 #define ONCHIP_SUMS_128                                                                                 \
     ONCHIP_SUMS_64, ONCHIP_C4(8), ONCHIP_C4(9), ONCHIP_C4(10), ONCHIP_C4(11), ONCHIP_C4(12), ONCHIP_C4(13), \
@@ -66,7 +70,9 @@ struct Wgmma;
 #define ONCHIP_WGMMA_OF(P, STEP, LAST)                          \
     ONCHIP_WGMMA(P, 8, STEP, LAST, 4, 5, 6, 7, 8, 9)             \
     ONCHIP_WGMMA(P, 16, STEP, LAST, 8, 9, 10, 11, 12, 13)        \
+    ONCHIP_WGMMA(P, 24, STEP, LAST, 12, 13, 14, 15, 16, 17)      \
     ONCHIP_WGMMA(P, 32, STEP, LAST, 16, 17, 18, 19, 20, 21)      \
+    ONCHIP_WGMMA(P, 48, STEP, LAST, 24, 25, 26, 27, 28, 29)      \
     ONCHIP_WGMMA(P, 64, STEP, LAST, 32, 33, 34, 35, 36, 37)      \
     ONCHIP_WGMMA(P, 128, STEP, LAST, 64, 65, 66, 67, 68, 69)     \
     ONCHIP_WGMMA(P, 256, STEP, LAST, 128, 129, 130, 131, 132, 133)
@@ -82,6 +88,10 @@ template <int LINE = 128>
 __device__ __forceinline__ unsigned long long mixed_tile(u32 shared_address, u32 pitch = 8 * LINE) {
     constexpr unsigned long long MIXING = LINE == 128 ? 1 : LINE == 64 ? 2 : 3;
     return MIXING << 62 | static_cast<unsigned long long>(pitch / 16) << 32 | 1ull << 16 | (shared_address & 0x3ffff) >> 4;
+}
+// A tile that lies so many bytes behind another.
+__device__ __forceinline__ unsigned long long behind(unsigned long long tile, u32 bytes) {
+    return (tile & ~0ull << 32) | (static_cast<u32>(tile) + bytes / 16);
 }
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -10,7 +10,8 @@ constexpr int MOST_SUMS = OPTIMISER == ADAM ? 40 : 36;
 struct LayerPlaces {
     float *w, *mean, *square;
     float *own_mean, *own_square;  // (blocks, fours, CREW, 4): the same, as threads have them
-    // What a layer gives; gradients by what goes into its activation; its weights, (inputs, units). Twice each: by turns.
+    // What a layer gives; gradients by what goes into its activation; its weights, (inputs, units), and of the last layer
+    // its biases behind them. Twice each: by turns.
     char *forward, *backward, *columns;
 };
 template <int L>
@@ -56,6 +57,7 @@ struct Sizes {
     static __device__ constexpr int even(int l) { return round_up(tiles(l), 2); }
     // Behind a hidden layer's tiles a strip has a 1 in front: what the next layer's bias is multiplied by.
     static __device__ constexpr int one(int l) { return l == 0 ? Net::at(0) : 8 * tiles(l); }
+    static __device__ constexpr int told_rows(int l) { return 8 * tiles(l - 1) + (l == L ? 1 : 0); }  // inputs, and a bias
     static __device__ constexpr int strips(int l) { return round_up(l < L ? one(l) + 1 : Net::at(L), 16) / 8; }
     static __device__ constexpr int input_parts(int l) { return l == 1 ? 1 : PARTS; }
     static __device__ constexpr int input_bytes(int l) { return strips(l - 1) * ROWS_STRIP; }  // of a part
@@ -65,37 +67,60 @@ struct Sizes {
     }
 };
 
-// Offsets in bytes of what a block of hidden layer l has.
+// Of what every block has that works out the outputs, behind `AT`.
+template <class S, int AT>
+struct OutputRoom {
+    static constexpr int L = S::L, STRIPS = S::strips(L);
+    // Units of the last hidden layer in groups of 32, so many a team, by turns, some AT_ONCE: 0 behind the last.
+    static constexpr int NEEDED = (S::tiles(L - 1) + 4 * TEAMS - 1) / (4 * TEAMS), TURNS = (NEEDED + 3) / 4;
+    static constexpr int AT_ONCE = (NEEDED + TURNS - 1) / TURNS, GROUPS = TURNS * AT_ONCE, POSITIONS = 32 * TEAMS * GROUPS;
+    static constexpr int WEIGHTS = AT;  // (POSITIONS, outputs), part behind part
+    static constexpr int WEIGHT_PART = STRIPS * 16 * POSITIONS;
+    static constexpr int BIASES = WEIGHTS + S::PARTS * WEIGHT_PART;  // (outputs,) float32
+    static constexpr int SUMS = BIASES + STRIPS * 32;                // (TEAMS, STRIPS, 128, 4): each thread's
+    static constexpr int IDS = SUMS + TEAMS * STRIPS * 128 * 16;     // (3, BATCH)
+    static constexpr int END = IDS + 3 * S::BATCH * 4;
+};
+
+constexpr int MOST_BYTES = 226 << 10;  // that a block asks for
+
+// What a block of hidden layer l has: first what comes in, and behind that the rest, at these offsets in bytes.
+// Rows come in, or what the layer before gives, part behind part: (ROWS, 8 strips(l - 1)). Of pixels, SPARE strips further
+// on, lie those of the next step, and of the step after that where the first were: whichever strips are free are written
+// before a step ends.
 template <class S, int l>
 struct HiddenRoom {
-    static constexpr bool IS_LAST = l == S::L - 1;
-    static constexpr int BEHIND_STRIPS = IS_LAST ? 0 : S::even(l + 1), COLUMN_STRIP = 128 * S::OWN * S::PARTS;
-    static constexpr int INPUT = 0;  // (ROWS, 8 strips(l - 1)): rows, or what the layer before gives, part behind part
-    static constexpr int WEIGHTS = INPUT + S::input_parts(l) * S::input_bytes(l);  // (8 strips(l - 1), own units) in parts
+    static constexpr bool HAS_OUTPUTS = l >= S::L - 2, HAS_BEHIND = l < S::L - 2, HAS_COLUMNS = l < S::L - 1;
+    static constexpr int BEHIND_STRIPS = HAS_BEHIND ? S::even(l + 1) : 0, COLUMN_STRIP = 128 * S::OWN * S::PARTS;
+    static constexpr int COLUMN_STRIPS = HAS_BEHIND ? BEHIND_STRIPS : HAS_COLUMNS ? OutputRoom<S, 0>::POSITIONS / 8 : 0;
+    static constexpr int WEIGHTS = 0;  // (8 strips(l - 1), own units) in parts
     static constexpr int GRADIENTS = WEIGHTS + S::PARTS * S::OWN * 128 * S::strips(l - 1);  // (ROWS, own units) in parts
     static constexpr int BEHIND = GRADIENTS + S::PARTS * S::OWN * ROWS_STRIP;  // (ROWS, units of l + 1), part behind part
     static constexpr int COLUMNS = BEHIND + S::PARTS * BEHIND_STRIPS * ROWS_STRIP;  // (own units in parts, units of l + 1)
-    static constexpr int SUMS = COLUMNS + BEHIND_STRIPS * COLUMN_STRIP;  // (TEAMS, ROWS, own units) float32
-    static constexpr int IDS = SUMS + TEAMS * ROWS * 8 * S::OWN * 4;     // (3, BATCH)
-    static constexpr int BYTES = larger(IDS + 3 * S::BATCH * 4, INPUT + S::read_bytes(l));
+    static constexpr int SUMS = COLUMNS + COLUMN_STRIPS * COLUMN_STRIP;             // (TEAMS, ROWS, own units) float32
+    static constexpr int SUMS_END = SUMS + TEAMS * ROWS * 8 * S::OWN * 4;
+    using Outputs = OutputRoom<S, SUMS_END>;
+    static constexpr int IDS = HAS_OUTPUTS ? Outputs::IDS : SUMS_END;  // (3, BATCH)
+    static constexpr int REST_BYTES = IDS + 3 * S::BATCH * 4, INPUT_BYTES = S::input_parts(l) * S::input_bytes(l);
+    static constexpr int LEFT = (MOST_BYTES - larger(INPUT_BYTES + REST_BYTES, S::read_bytes(l))) / (2 * ROWS_STRIP) * 2;
+    static constexpr int SPARE = l > 1 || LEFT < 0 ? 0 : LEFT < S::strips(0) ? LEFT : S::strips(0);
+    static constexpr int REST = INPUT_BYTES + SPARE * ROWS_STRIP;
+    static constexpr int BYTES = larger(REST + REST_BYTES, SPARE * ROWS_STRIP + S::read_bytes(l));
 };
 // Of the last layer's block.
 template <class S>
-struct HeadRoom {
-    static constexpr int L = S::L, OUTPUT_STRIPS = S::strips(L);
-    static constexpr int INPUT = 0;
-    static constexpr int WEIGHTS = INPUT + S::input_parts(L) * S::input_bytes(L);
-    static constexpr int GRADIENTS = WEIGHTS + S::PARTS * OUTPUT_STRIPS * 128 * S::strips(L - 1);
-    static constexpr int SUMS = GRADIENTS + S::PARTS * OUTPUT_STRIPS * ROWS_STRIP;
-    static constexpr int OUTPUTS = SUMS + TEAMS * ROWS * 8 * OUTPUT_STRIPS * 4;  // (BATCH, PITCH) float32: and loss and hit
-    static constexpr int PITCH = S::at(L) + 3;
-    static constexpr int IDS = OUTPUTS + S::BATCH * PITCH * 4;
-    static constexpr int BYTES = larger(IDS + 3 * S::BATCH * 4, INPUT + S::read_bytes(L));
+struct LastRoom {
+    static constexpr int L = S::L;
+    using Outputs = OutputRoom<S, 0>;
+    static constexpr int LOSSES = Outputs::END;  // (2, ROWS) float32: and hits
+    static constexpr int GRADIENTS = round_up(LOSSES + 2 * ROWS * 4, 128);
+    static constexpr int INPUT = GRADIENTS + S::PARTS * S::strips(L) * ROWS_STRIP;
+    static constexpr int BYTES = INPUT + S::read_bytes(L);
 };
 template <class S, int l = S::L - 1>
 __device__ constexpr int most_bytes() {
     if constexpr (l == 0) {
-        return HeadRoom<S>::BYTES;
+        return LastRoom<S>::BYTES;
     } else {
         return larger(HiddenRoom<S, l>::BYTES, most_bytes<S, l - 1>());
     }
@@ -137,11 +162,18 @@ struct NextPixels {
     static __device__ __forceinline__ uint4 widen_eight(u32 low, u32 high) {
         return {widen(low, 0x4140), widen(low, 0x4342), widen(high, 0x4140), widen(high, 0x4342)};
     }
-    __device__ __forceinline__ void keep(char* to) const {
+    // To strips that are free before the step ends, or to those that are free then: of SPARE, see HiddenRoom.
+    // is_further: SPARE strips on
+    template <int SPARE>
+    __device__ __forceinline__ void keep(char* to, bool is_further, bool is_early) const {
+        constexpr int LATE = 2 * PIECES - SPARE;
         uint4* const first = reinterpret_cast<uint4*>(to + piece(0) * 2 * ROWS_STRIP + row() * 16);
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
             if (AT_ONCE * (i + 1) > PIECES && piece(i) >= PIECES) break;
+            const bool may_be_late = 2 * AT_ONCE * i < LATE || 2 * AT_ONCE * (i + 1) > SPARE;  // known ahead: few registers wait
+            const bool is_free = !may_be_late || (is_further ? 2 * piece(i) >= LATE : 2 * piece(i) < SPARE);
+            if (is_free != is_early) continue;
             first[i * 2 * AT_ONCE * ROWS] = widen_eight(bytes[i].x, bytes[i].y);
             first[(i * 2 * AT_ONCE + 1) * ROWS] = widen_eight(bytes[i].z, bytes[i].w);
         }
@@ -197,7 +229,7 @@ struct Weights {
                 *reinterpret_cast<u32*>(to + place_in_strips<INPUTS>(input(n), i * 8 * STRIPS + sum_column(n / 4 % STRIPS, 0))) = parts[i];
         }
     }
-    // To the layer before: (8 tiles(l - 1), 8 tiles(l)) in fours. Lanes q and q + 1 have four units of two rows.
+    // To who multiplies by them: (told_rows(l), 8 tiles(l)) in fours. Lanes q and q + 1 have four units of two rows.
     __device__ __forceinline__ void send(const Post& post) const {
         const bool is_odd = threadIdx.x % 2;
 #pragma unroll
@@ -208,7 +240,7 @@ struct Weights {
             const u32 a = __shfl_xor_sync(~0u, is_odd ? mine[0] : mine[2], 1);
             const u32 b = __shfl_xor_sync(~0u, is_odd ? mine[1] : mine[3], 1);
             const int row = input(is_odd ? n + 2 : n), four = (first_unit + n / 4 % STRIPS * 8) / 4 + threadIdx.x % 4 / 2;
-            if (row >= 8 * S::tiles(l - 1) || four >= 2 * S::tiles(l)) continue;
+            if (row >= S::told_rows(l) || four >= 2 * S::tiles(l)) continue;
             const int piece = row * 2 * S::tiles(l) + four;
             if (is_odd) post.send(piece, a, b, mine[2], mine[3]);
             else post.send(piece, mine[0], mine[1], a, b);

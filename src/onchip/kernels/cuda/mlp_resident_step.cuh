@@ -90,54 +90,49 @@ struct NextRows {
 
 // -- the loss --------------------------------------------------------------------------------------------------------
 
-// LANES lanes a row turn outputs into gradients where they lie; the loss, of every lane, and whether the row is a hit.
-// Of a row that does not count all are 0.
-template <int LANES, int N, u32 LOSS, u32 CODE>
-__device__ __forceinline__ float lose(float* outputs, bool is_there, bool counts, float slope,
-                                      const float (&target)[(N + LANES - 1) / LANES], int truth, int& hit) {
-    constexpr int MINE = (N + LANES - 1) / LANES;
-    const int lane = threadIdx.x % LANES;
-    float z[MINE], gradient[MINE], loss = 0.0f;
-#pragma unroll
-    for (int i = 0; i < MINE; ++i) z[i] = lane + i * LANES < N ? outputs[lane + i * LANES] : 0.0f;
+// LANES lanes a row turn outputs z, of which a lane's i-th is column(i) among N, into their gradients; the loss, of every
+// lane, and whether the row is a hit. Of a row that does not count all are 0.
+template <int LANES, int N, u32 LOSS, u32 CODE, int MINE, class Column>
+__device__ __forceinline__ float lose(float (&z)[MINE], const Column& column, bool counts, float slope,
+                                      const float (&target)[MINE], int truth, int& hit) {
+    float loss = 0.0f;
     hit = 0;
     if constexpr (LOSS == CROSS_ENTROPY) {
         float most = __uint_as_float(0xff800000u);
         int best = N;
 #pragma unroll
         for (int i = 0; i < MINE; ++i)
-            if (lane + i * LANES < N && (z[i] > most || best == N)) most = z[i], best = lane + i * LANES;
+            if (column(i) < N && (z[i] > most || best == N)) most = z[i], best = column(i);
         join_largest<LANES>(most, best, N);
         float total = 0.0f, at_truth = 0.0f;  // the second of one lane
 #pragma unroll
         for (int i = 0; i < MINE; ++i) {
-            gradient[i] = lane + i * LANES < N ? expf(z[i] - most) : 0.0f;
-            total += gradient[i];
-            if (lane + i * LANES == truth) at_truth = z[i] - most;
+            const float less = z[i] - most;
+            z[i] = column(i) < N ? expf(less) : 0.0f;
+            total += z[i];
+            if (column(i) == truth) at_truth = less;
         }
         total = reduce_lanes<Sum, LANES>(total);
         at_truth = reduce_lanes<Sum, LANES>(at_truth);
         const float scale = 1.0f / total;
 #pragma unroll
-        for (int i = 0; i < MINE; ++i)
-            gradient[i] = gradient[i] * scale - (lane + i * LANES == truth ? 1.0f : 0.0f);
+        for (int i = 0; i < MINE; ++i) z[i] = z[i] * scale - (column(i) == truth ? 1.0f : 0.0f);
         loss = logf(total) - at_truth;
         hit = best == truth;
     } else {
 #pragma unroll
         for (int i = 0; i < MINE; ++i) {
             const float difference = z[i] - target[i];
-            if (lane + i * LANES < N) loss = fmaf(difference, difference, loss);
-            gradient[i] = through(CODE, slope, difference, z[i]);
+            if (column(i) < N) loss = fmaf(difference, difference, loss);
+            z[i] = column(i) < N ? through(CODE, slope, difference, z[i]) : 0.0f;
         }
         loss = reduce_lanes<Sum, LANES>(loss) * (LOSS == HALF_SSE ? 0.5f : 1.0f / N);
     }
-    __syncwarp();
+    if (counts) return loss;
 #pragma unroll
-    for (int i = 0; i < MINE; ++i)
-        if (is_there && lane + i * LANES < N) outputs[lane + i * LANES] = counts ? gradient[i] : 0.0f;
-    if (!counts) hit = 0;
-    return counts ? loss : 0.0f;
+    for (int i = 0; i < MINE; ++i) z[i] = 0.0f;
+    hit = 0;
+    return 0.0f;
 }
 
 // -- layers ----------------------------------------------------------------------------------------------------------
@@ -239,10 +234,20 @@ struct Blocks {
             const int mine = threadIdx.x / LANES;
             if (warp < (HEAD * LANES + 31) / 32) {
                 float* const row = outputs + (mine < HEAD ? mine : HEAD - 1) * OUT;  // at most, one of the same warp's
+                const auto column = [](int i) { return static_cast<int>(threadIdx.x) % LANES + i * LANES; };
+                float z[TARGETS];
+#pragma unroll
+                for (int i = 0; i < TARGETS; ++i) z[i] = column(i) < N ? row[column(i)] : 0.0f;
                 int hit;
                 const bool counts = mine < HEAD && first + mine < rows;
-                const float loss = lose<LANES, N, K::LOSS, K::of(L)>(row, mine < HEAD, counts, slope, target, truth, hit);
-                if (mine < HEAD && threadIdx.x % LANES == 0) row[N] = loss, row[N + 1] = static_cast<float>(hit);
+                const float loss = lose<LANES, N, K::LOSS, K::of(L)>(z, column, counts, slope, target, truth, hit);
+                __syncwarp();
+                if (mine < HEAD) {
+#pragma unroll
+                    for (int i = 0; i < TARGETS; ++i)
+                        if (column(i) < N) row[column(i)] = z[i];
+                    if (threadIdx.x % LANES == 0) row[N] = loss, row[N + 1] = static_cast<float>(hit);
+                }
             }
         }
         __syncthreads();

@@ -14,6 +14,7 @@ template <int ROWS, bool TURNED> struct Strips {
     u32 at;
 
     explicit Strips(u32 shared_address) : at(shared_address) {}
+    Strips from(int step) const { return Strips(at + step * 2 * NEXT_K); }
     // The first place of 8 outer numbers, of 16 k's.
     long long word(int step) const { return static_cast<int>(at) + step * 2 * NEXT_K; }
     static float number(long long word, int outer, int k) {

@@ -67,17 +67,22 @@ __device__ __forceinline__ void add_teams(const float (&c)[PARTS * NT][4], float
         finish(n, at / (8 * NT), at % (8 * NT), sum);
     }
 }
-// The same of rows that lie in shared memory.
-template <int A_PARTS, int PARTS, int STEPS, int NT, int BATCH, class B, class Finish>
-__device__ __forceinline__ void multiply_rows_of(u32 a, int a_part_bytes, const B& b, float* sums, int team,
+// The same of rows that lie in shared memory; those from strip FIXED on, `further` bytes further on.
+template <int A_PARTS, int PARTS, int STEPS, int NT, int BATCH, int FIXED, class B, class Finish>
+__device__ __forceinline__ void multiply_rows_of(u32 a, u32 further, int a_part_bytes, const B& b, float* sums, int team,
                                                  const Finish& finish) {
+    static_assert(FIXED == 0 || A_PARTS == 1, "of pixels alone");
     float c[PARTS * NT][4];
     if constexpr (STEPS < TEAMS) {
 #pragma unroll
         for (int i = 0; i < PARTS * NT * 4; ++i) c[i / 4][i % 4] = 0.0f;
     }
+    using A = Strips<ROWS, false>;
+    constexpr int BEFORE = FIXED / 2 < STEPS ? FIXED / 2 : STEPS;
     begin_products();
-    begin_parts<A_PARTS, STEPS, TEAMS, Strips<ROWS, false>>(c, a, a_part_bytes, b, team);
+    if constexpr (BEFORE > 0) begin_sums<BEFORE, TEAMS, A, B, PARTS * NT>(c, A(a), b, team, false);
+    if constexpr (BEFORE < STEPS)
+        begin_parts<A_PARTS, STEPS - BEFORE, TEAMS, A>(c, a + further + FIXED * ROWS_STRIP, a_part_bytes, b.from(BEFORE), team, BEFORE > 0);
     end_products();
     wait_for_products<0>();
     add_teams<PARTS, NT, BATCH>(c, sums, team, finish);
@@ -145,14 +150,14 @@ template <class S, class K, u32 OPTIMISER, int l>
 __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* room, int block, int team) {
     using R = HiddenRoom<S, l>;
     constexpr int L = S::L, PARTS = S::PARTS, OWN = S::OWN, NUMBERS = numbers_of(S::BATCH * 8 * OWN);
-    constexpr int LEFT = S::tiles(l) - (S::blocks(l) - 1) * OWN, SPARE_BYTES = R::SPARE * ROWS_STRIP;  // LEFT: the last block's
+    constexpr int LEFT = S::tiles(l) - (S::blocks(l) - 1) * OWN;  // the last block's
     __shared__ Rule rule;
     const LayerPlaces places = run.places(l);
     const LayerFacts& facts = run.facts[l - 1];
     const float slope = __uint_as_float(facts.slope), scale = l == 1 ? run.scale : 1.0f;
     char* const rest = room + R::REST;
     const Orders<L, S::BATCH> orders(run, rest + R::IDS);
-    const u32 gradients = shared_at(rest + R::GRADIENTS);
+    const u32 input = shared_at(room), gradients = shared_at(rest + R::GRADIENTS);
     float* const sums = reinterpret_cast<float*>(rest + R::SUMS);
     const bool is_last_block = block == S::blocks(l) - 1;
     Weights<S, OPTIMISER, l, OWN> weights(places, block, team);
@@ -166,7 +171,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     NextPixels<S> next;
     if constexpr (l == 1) {
         next.fetch(run.x, run.x_stride, orders.of(orders.first_step), orders.rows(orders.first_step));
-        next.template keep<S::strips(0)>(room, false, true);
+        next.template keep<0, S::strips(0)>(room);
     } else {
         put_ones<S>(room, l - 1, facts.has_bias);
     }
@@ -189,15 +194,13 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
                    8 * (is_last_block ? LEFT : OWN), put_columns);
     if constexpr (R::HAS_OUTPUTS) outputs.read_weights();
     u32 turn = run.mine(run.status)[0];
-    bool is_further = false;
+    u32 further = 0;
     show_to_products();
     __syncthreads();
 #pragma unroll 1
     for (long long step = orders.first_step; step < orders.steps; ++step, ++turn) {
         bool is_there = true;
         u32 coming = 0;
-        const u32 input = shared_at(room) + (is_further ? SPARE_BYTES : 0);
-        if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
         if constexpr (l > 1) {
             const typename S::Tiles from(run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms);
             is_there = from.template receive<S::tiles(l - 1)>(0, room, S::input_bytes(l));
@@ -208,13 +211,14 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
         float given[NUMBERS];
         const typename S::Tiles to(places.forward, S::tiles(l), turn, run.deadline_ms);
         const Strips<8 * S::strips(l - 1), true> told(shared_at(rest + R::WEIGHTS));
-        multiply_rows_of<S::input_parts(l), PARTS, S::strips(l - 1) / 2, OWN, S::BATCH>(
-            input, S::input_bytes(l), told, sums, team, [&](int n, int row, int unit, float sum) {
+        multiply_rows_of<S::input_parts(l), PARTS, S::strips(l - 1) / 2, OWN, S::BATCH, l == 1 ? R::FIXED : 0>(
+            input, further, S::input_bytes(l), told, sums, team, [&](int n, int row, int unit, float sum) {
                 const int tile = block * OWN + unit / 8;
                 given[n] = tile * 8 + unit % 8 < S::at(l) ? activate<K::of(l)>(scale * sum, slope) : 0.0f;
                 to.send(tile, row, unit % 8, given[n], tile < S::tiles(l));
             });
-        // While that is under way.
+        // While that is under way. Who reads from memory waits.
+        if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
         if constexpr (l == 1 || R::HAS_OUTPUTS) coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
         if constexpr (R::HAS_OUTPUTS) outputs.fetch_targets(orders.of(step));
         if constexpr (l == 1) next.fetch(run.x, run.x_stride, orders.of(step + 1), orders.rows(step + 1));
@@ -229,7 +233,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
         }
         if constexpr (R::HAS_OUTPUTS)
             if (step > orders.first_step) is_there = outputs.receive_weights(turn - 1) && is_there;
-        if constexpr (l == 1) next.template keep<R::SPARE>(room + (is_further ? 0 : SPARE_BYTES), !is_further, true);
+        if constexpr (l == 1) next.template keep<R::FIXED, S::strips(0)>(room + (R::TWICE * ROWS_STRIP - further));
         if constexpr (R::HAS_OUTPUTS) {
             is_there = outputs.receive(turn, [](int, int, int, const u32 (&)[4]) {}) && is_there;
         } else {
@@ -257,22 +261,23 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
             if constexpr (R::HAS_OUTPUTS) {
                 float c[PARTS * OWN][4];
                 outputs.make_hidden(Columns<PARTS, OWN, decltype(columns)>{c, columns, team});
+                __syncthreads();  // sums of outputs have been read: these lie there, too
                 add_teams<PARTS, OWN, S::BATCH>(c, sums, team, finish);
             } else {
-                multiply_rows_of<PARTS, PARTS, S::even(l + 1) / 2, OWN, S::BATCH>(
-                    shared_at(rest + R::BEHIND), S::even(l + 1) * ROWS_STRIP, columns, sums, team, finish);
+                multiply_rows_of<PARTS, PARTS, S::even(l + 1) / 2, OWN, S::BATCH, 0>(
+                    shared_at(rest + R::BEHIND), 0, S::even(l + 1) * ROWS_STRIP, columns, sums, team, finish);
             }
         } else {
             outputs.make_hidden(OwnUnits<PARTS, OWN>{rest + R::GRADIENTS, block * 8 * OWN, team});
         }
         show_to_products();
         __syncthreads();
-        weights.learn(rule, scale, input, gradients);
+        weights.template learn<l == 1 ? R::FIXED : 0>(rule, scale, input, further, gradients);
         weights.tell(rest + R::WEIGHTS);
         if constexpr (l == 1) {
             __syncthreads();  // rows have been read
-            next.template keep<R::SPARE>(room + (is_further ? 0 : SPARE_BYTES), !is_further, false);
-            is_further = !is_further;
+            next.template keep<0, R::FIXED>(room);
+            further = R::TWICE * ROWS_STRIP - further;
         } else {
             const Post columns = {places.columns, static_cast<long long>(8 * S::tiles(l - 1)) * 2 * S::tiles(l) * 16, turn, 0};
             weights.send(columns);
@@ -294,7 +299,7 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
     __shared__ Rule rule;
     const LayerPlaces places = run.places(L);
     const LayerFacts& facts = run.facts[L - 1];
-    const Orders<L, S::BATCH> orders(run, room + R::Outputs::IDS);
+    const Orders<L, S::BATCH> orders(run, room + R::IDS);
     float* const losses = reinterpret_cast<float*>(room + R::LOSSES);
     const u32 input = shared_at(room + R::INPUT), gradients = shared_at(room + R::GRADIENTS);
     Weights<S, OPTIMISER, L, STRIPS> weights(places, 0, team);
@@ -339,7 +344,7 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
         }
         show_to_products();
         __syncthreads();
-        weights.learn(rule, 1.0f, input, gradients);
+        weights.template learn<0>(rule, 1.0f, input, 0, gradients);
         weights.send(Out::weights_post(run, turn));
         if (threadIdx.x < 32) {
             double total = 0.0;

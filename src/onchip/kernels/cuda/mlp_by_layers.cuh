@@ -77,17 +77,14 @@ struct OutputRoom {
     static constexpr int WEIGHTS = AT;  // (POSITIONS, outputs), part behind part
     static constexpr int WEIGHT_PART = STRIPS * 16 * POSITIONS;
     static constexpr int BIASES = WEIGHTS + S::PARTS * WEIGHT_PART;  // (outputs,) float32
-    static constexpr int SUMS = BIASES + STRIPS * 32;                // (TEAMS, STRIPS, 128, 4): each thread's
-    static constexpr int IDS = SUMS + TEAMS * STRIPS * 128 * 16;     // (3, BATCH)
-    static constexpr int END = IDS + 3 * S::BATCH * 4;
+    static constexpr int SUMS = BIASES + STRIPS * 32, SUM_BYTES = TEAMS * STRIPS * 128 * 16;  // (TEAMS, STRIPS, 128, 4)
 };
 
 constexpr int MOST_BYTES = 226 << 10;  // that a block asks for
 
 // What a block of hidden layer l has: first what comes in, and behind that the rest, at these offsets in bytes.
-// Rows come in, or what the layer before gives, part behind part: (ROWS, 8 strips(l - 1)). Of pixels, SPARE strips further
-// on, lie those of the next step, and of the step after that where the first were: whichever strips are free are written
-// before a step ends.
+// Rows come in, or what the layer before gives, part behind part: (ROWS, 8 strips(l - 1)). Pixels lie there twice, from
+// strip FIXED on, for as many of them as there is room: those of the next step are written while this one's are read.
 template <class S, int l>
 struct HiddenRoom {
     static constexpr bool HAS_OUTPUTS = l >= S::L - 2, HAS_BEHIND = l < S::L - 2, HAS_COLUMNS = l < S::L - 1;
@@ -97,22 +94,24 @@ struct HiddenRoom {
     static constexpr int GRADIENTS = WEIGHTS + S::PARTS * S::OWN * 128 * S::strips(l - 1);  // (ROWS, own units) in parts
     static constexpr int BEHIND = GRADIENTS + S::PARTS * S::OWN * ROWS_STRIP;  // (ROWS, units of l + 1), part behind part
     static constexpr int COLUMNS = BEHIND + S::PARTS * BEHIND_STRIPS * ROWS_STRIP;  // (own units in parts, units of l + 1)
-    static constexpr int SUMS = COLUMNS + COLUMN_STRIPS * COLUMN_STRIP;             // (TEAMS, ROWS, own units) float32
-    static constexpr int SUMS_END = SUMS + TEAMS * ROWS * 8 * S::OWN * 4;
-    using Outputs = OutputRoom<S, SUMS_END>;
-    static constexpr int IDS = HAS_OUTPUTS ? Outputs::IDS : SUMS_END;  // (3, BATCH)
+    using Outputs = OutputRoom<S, COLUMNS + COLUMN_STRIPS * COLUMN_STRIP>;
+    static constexpr int SUMS = HAS_OUTPUTS ? Outputs::SUMS : Outputs::WEIGHTS;  // (TEAMS, ROWS, own units) float32
+    static constexpr int SUM_BYTES = TEAMS * ROWS * 8 * S::OWN * 4;
+    static constexpr int IDS = SUMS + (HAS_OUTPUTS ? larger(SUM_BYTES, Outputs::SUM_BYTES) : SUM_BYTES);  // (3, BATCH)
     static constexpr int REST_BYTES = IDS + 3 * S::BATCH * 4, INPUT_BYTES = S::input_parts(l) * S::input_bytes(l);
-    static constexpr int LEFT = (MOST_BYTES - larger(INPUT_BYTES + REST_BYTES, S::read_bytes(l))) / (2 * ROWS_STRIP) * 2;
-    static constexpr int SPARE = l > 1 || LEFT < 0 ? 0 : LEFT < S::strips(0) ? LEFT : S::strips(0);
-    static constexpr int REST = INPUT_BYTES + SPARE * ROWS_STRIP;
-    static constexpr int BYTES = larger(REST + REST_BYTES, SPARE * ROWS_STRIP + S::read_bytes(l));
+    static constexpr int LEFT = (MOST_BYTES - larger(INPUT_BYTES + REST_BYTES, S::read_bytes(l))) / ROWS_STRIP;
+    static constexpr int KEPT = round_up(larger(S::strips(0) - larger(LEFT, 0), 0), 8 * TEAMS);
+    static constexpr int FIXED = KEPT < S::strips(0) ? KEPT : S::strips(0), TWICE = l > 1 ? 0 : S::strips(0) - FIXED;  // strips
+    static constexpr int REST = INPUT_BYTES + TWICE * ROWS_STRIP;
+    static constexpr int BYTES = larger(REST + REST_BYTES, TWICE * ROWS_STRIP + S::read_bytes(l));
 };
 // Of the last layer's block.
 template <class S>
 struct LastRoom {
     static constexpr int L = S::L;
     using Outputs = OutputRoom<S, 0>;
-    static constexpr int LOSSES = Outputs::END;  // (2, ROWS) float32: and hits
+    static constexpr int IDS = Outputs::SUMS + Outputs::SUM_BYTES;  // (3, BATCH)
+    static constexpr int LOSSES = IDS + 3 * S::BATCH * 4;           // (2, ROWS) float32: and hits
     static constexpr int GRADIENTS = round_up(LOSSES + 2 * ROWS * 4, 128);
     static constexpr int INPUT = GRADIENTS + S::PARTS * S::strips(L) * ROWS_STRIP;
     static constexpr int BYTES = INPUT + S::read_bytes(L);
@@ -162,18 +161,14 @@ struct NextPixels {
     static __device__ __forceinline__ uint4 widen_eight(u32 low, u32 high) {
         return {widen(low, 0x4140), widen(low, 0x4342), widen(high, 0x4140), widen(high, 0x4342)};
     }
-    // To strips that are free before the step ends, or to those that are free then: of SPARE, see HiddenRoom.
-    // is_further: SPARE strips on
-    template <int SPARE>
-    __device__ __forceinline__ void keep(char* to, bool is_further, bool is_early) const {
-        constexpr int LATE = 2 * PIECES - SPARE;
+    // To strips `begin` to `end`, of which the first is at `to`.
+    template <int BEGIN, int END>
+    __device__ __forceinline__ void keep(char* to) const {
         uint4* const first = reinterpret_cast<uint4*>(to + piece(0) * 2 * ROWS_STRIP + row() * 16);
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            if (AT_ONCE * (i + 1) > PIECES && piece(i) >= PIECES) break;
-            const bool may_be_late = 2 * AT_ONCE * i < LATE || 2 * AT_ONCE * (i + 1) > SPARE;  // known ahead: few registers wait
-            const bool is_free = !may_be_late || (is_further ? 2 * piece(i) >= LATE : 2 * piece(i) < SPARE);
-            if (is_free != is_early) continue;
+            if (2 * AT_ONCE * (i + 1) <= BEGIN || 2 * AT_ONCE * i >= END) continue;  // known ahead: few registers wait
+            if (2 * piece(i) < BEGIN || 2 * piece(i) >= END) continue;
             first[i * 2 * AT_ONCE * ROWS] = widen_eight(bytes[i].x, bytes[i].y);
             first[(i * 2 * AT_ONCE + 1) * ROWS] = widen_eight(bytes[i].z, bytes[i].w);
         }
@@ -246,8 +241,11 @@ struct Weights {
             else post.send(piece, mine[0], mine[1], a, b);
         }
     }
-    // By the gradients of a step. input, gradients: in shared memory
-    __device__ __forceinline__ void learn(const Rule& rule, float scale, u32 inputs, u32 gradients) {
+    // By the gradients of a step.
+    // inputs, gradients  in shared memory
+    // further  bytes by which inputs from strip FIXED on lie further on
+    template <int FIXED>
+    __device__ __forceinline__ void learn(const Rule& rule, float scale, u32 inputs, u32 further, u32 gradients) {
         using Turned = Strips<ROWS, true>;
         constexpr int AT_ONCE = MOST_SUMS<OPTIMISER> / (PARTS * STRIPS * 4) > 1 ? MOST_SUMS<OPTIMISER> / (PARTS * STRIPS * 4) : 1;  // tiles
 #pragma unroll
@@ -255,10 +253,11 @@ struct Weights {
             float c[AT_ONCE][PARTS * STRIPS][4];
             begin_products();
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
-                if (first + i < COUNT)
-                    begin_parts<S::input_parts(l), S::BATCH / 16, 1, Turned>(
-                        c[i], inputs + (team + (first + i) * TEAMS) * 8 * ROWS_STRIP, S::input_bytes(l), Turned(gradients), 0);
+            for (int i = 0; i < AT_ONCE; ++i) {
+                if (first + i >= COUNT) break;
+                const u32 tile = inputs + ((first + i) * TEAMS * 8 < FIXED ? 0 : further) + (team + (first + i) * TEAMS) * 8 * ROWS_STRIP;
+                begin_parts<S::input_parts(l), S::BATCH / 16, 1, Turned>(c[i], tile, S::input_bytes(l), Turned(gradients), 0);
+            }
             end_products();
             wait_for_products<0>();
 #pragma unroll

@@ -131,20 +131,24 @@ class ByLayersLowering(TrainLowering):
         ids = 3 * self.rows * 4
         outputs = round_up(self.layers[-1].N, 16) // 8
         positions = self._positions
-        output_bytes = parts * outputs * 16 * positions + outputs * 32 + TEAMS * outputs * 128 * 16 + ids
-        most = round_up(output_bytes + 2 * ROWS * 4, 128) + STRIP_BYTES * parts * outputs + self._read_bytes(L)
+        output_bytes = parts * outputs * 16 * positions + outputs * 32
+        output_sums = TEAMS * outputs * 128 * 16
+        most = round_up(output_bytes + output_sums + ids + 2 * ROWS * 4, 128)
+        most += STRIP_BYTES * parts * outputs + self._read_bytes(L)
         for layer in range(1, L):
             came = STRIP_BYTES * (1 if layer == 1 else parts) * self.strips[layer - 1]
             behind = round_up(self.tiles[layer + 1], 2) if layer < L - 2 else 0
             columns = behind if layer < L - 2 else positions // 8 if layer < L - 1 else 0
+            sums = TEAMS * ROWS * 8 * self.own * 4
             rest = parts * self.own * (128 * (self.strips[layer - 1] + columns) + STRIP_BYTES)
-            rest += STRIP_BYTES * parts * behind + TEAMS * ROWS * 8 * self.own * 4
-            rest += output_bytes if layer >= L - 2 else ids
-            read, spare = self._read_bytes(layer), 0
+            rest += STRIP_BYTES * parts * behind + ids
+            rest += output_bytes + max(sums, output_sums) if layer >= L - 2 else sums
+            read, twice = self._read_bytes(layer), 0
             if layer == 1:  # for pixels of the next step
-                left = (MOST_BYTES - max(came + rest, read)) // (2 * STRIP_BYTES) * 2
-                spare = STRIP_BYTES * min(max(left, 0), self.strips[0])
-            most = max(most, spare + max(came + rest, read))
+                left = (MOST_BYTES - max(came + rest, read)) // STRIP_BYTES
+                fixed = round_up(max(self.strips[0] - max(left, 0), 0), 8 * TEAMS)
+                twice = max(self.strips[0] - fixed, 0)
+            most = max(most, twice * STRIP_BYTES + max(came + rest, read))
         return most
 
     @property

@@ -28,10 +28,11 @@ __device__ __forceinline__ void split_two(u32 (&words)[PARTS], float a, float b)
 // c = a b: each part of a times all parts of b, which lie side by side. Steps `first`, `first` + BY, ... below STEPS. To be
 // added up by `whole`. Those that matter least could be left out, but sums of other widths make ptxas run short.
 template <int A_PARTS, int STEPS, int BY, class A, class B, int ALL>
-__device__ __forceinline__ void begin_parts(float (&c)[ALL][4], u32 a, int a_part_bytes, const B& b, int first) {
+__device__ __forceinline__ void begin_parts(float (&c)[ALL][4], u32 a, int a_part_bytes, const B& b, int first,
+                                            bool sums = false) {
 #pragma unroll
     for (int part = 0; part < A_PARTS; ++part)
-        begin_sums<STEPS, BY, A, B, ALL>(c, A(a + part * a_part_bytes), b, first, part > 0);
+        begin_sums<STEPS, BY, A, B, ALL>(c, A(a + part * a_part_bytes), b, first, sums || part > 0);
 }
 template <int PARTS, int ALL>
 __device__ __forceinline__ float whole(const float (&c)[ALL][4], int j, int i) {

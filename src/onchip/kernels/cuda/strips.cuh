@@ -32,6 +32,12 @@ struct Strips {
 
     __device__ __forceinline__ explicit Strips(u32 shared_address)
         : first(worked_out_here(NEXT_K / 16 << 16 | (shared_address & 0x3ffff) >> 4)) {}
+    // Those behind the first steps.
+    __device__ __forceinline__ Strips from(int step) const {
+        Strips made = *this;
+        made.first += step * (2 * NEXT_K / 16);
+        return made;
+    }
     __device__ __forceinline__ unsigned long long word(int step) const {
         return static_cast<unsigned long long>(NEXT_OUTER / 16) << 32 | (first + step * (2 * NEXT_K / 16));
     }

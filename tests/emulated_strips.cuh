@@ -62,6 +62,5 @@ template <class B, int NT> void add_words(float (*c)[4], const u32 (&a)[4], long
 static void begin_products() {}
 static void end_products() {}
 template <int n> void wait_for_products() {  // four warps multiply as one
-    static emulated::Barrier of_teams[emulated::MOST_THREADS / 128];
-    emulated::arrive(of_teams[threadIdx.x / 128], 128);
+    emulated::arrive(emulated::now->of_teams[threadIdx.x / 128], 128);
 }

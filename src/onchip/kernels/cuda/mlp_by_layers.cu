@@ -48,15 +48,17 @@ __device__ constexpr int numbers_of(int all) { return (all + CREW - 1) / CREW; }
 
 // Sums c of BATCH rows by 8 NT columns, those of all teams: finish(number of the thread, row, column, sum), neighbours' of a
 // row.
+// False, of a thread that all is well for: not for another.
 template <int PARTS, int NT, int BATCH, class Finish>
-__device__ __forceinline__ void add_teams(const float (&c)[PARTS * NT][4], float* sums, int team, const Finish& finish) {
+__device__ __forceinline__ bool add_teams(const float (&c)[PARTS * NT][4], float* sums, int team, bool is_well,
+                                          const Finish& finish) {
 #pragma unroll
     for (int n = 0; n < NT * 2; ++n) {
         const int j = n / 2, i = n % 2 * 2;
         *reinterpret_cast<float2*>(sums + (team * ROWS + sum_row(i)) * 8 * NT + sum_column(j, 0)) = {
             whole<PARTS>(c, j, i), whole<PARTS>(c, j, i + 1)};
     }
-    __syncthreads();
+    if (__syncthreads_or(!is_well)) return false;
 #pragma unroll
     for (int n = 0; n < numbers_of(BATCH * 8 * NT); ++n) {
         const int at = threadIdx.x + n * CREW;
@@ -66,6 +68,7 @@ __device__ __forceinline__ void add_teams(const float (&c)[PARTS * NT][4], float
         for (int i = 1; i < TEAMS; ++i) sum += sums[i * ROWS * 8 * NT + at];
         finish(n, at / (8 * NT), at % (8 * NT), sum);
     }
+    return true;
 }
 // The same of rows that lie in shared memory; those from strip FIXED on, `further` bytes further on.
 template <int A_PARTS, int PARTS, int STEPS, int NT, int BATCH, int FIXED, class B, class Finish>
@@ -85,7 +88,7 @@ __device__ __forceinline__ void multiply_rows_of(u32 a, u32 further, int a_part_
         begin_parts<A_PARTS, STEPS - BEFORE, TEAMS, A>(c, a + further + FIXED * ROWS_STRIP, a_part_bytes, b.from(BEFORE), team, BEFORE > 0);
     end_products();
     wait_for_products<0>();
-    add_teams<PARTS, NT, BATCH>(c, sums, team, finish);
+    add_teams<PARTS, NT, BATCH>(c, sums, team, true, finish);
 }
 
 template <class S>
@@ -158,11 +161,11 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     char* const rest = room + R::REST;
     const Orders<L, S::BATCH> orders(run, rest + R::IDS);
     const u32 input = shared_at(room), gradients = shared_at(rest + R::GRADIENTS);
-    float* const sums = reinterpret_cast<float*>(rest + R::SUMS);
+    float *const sums = reinterpret_cast<float*>(rest + R::SUMS), *const biases = reinterpret_cast<float*>(rest + R::BIASES);
     const bool is_last_block = block == S::blocks(l) - 1;
     Weights<S, OPTIMISER, l, OWN> weights(places, block, team);
     weights.move(places, facts, false);
-    weights.tell(rest + R::WEIGHTS);
+    weights.tell(rest + R::WEIGHTS, biases);
     Outputs<S, K, typename R::Outputs> outputs(run, rest, team);
     if constexpr (l == 1 || R::HAS_OUTPUTS) {
         for (int i = 0; i < 2; ++i) orders.keep(orders.first_step + i, orders.read(orders.first_step + i));
@@ -201,22 +204,25 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     for (long long step = orders.first_step; step < orders.steps; ++step, ++turn) {
         bool is_there = true;
         u32 coming = 0;
-        if constexpr (l > 1) {
-            const typename S::Tiles from(run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms);
-            is_there = from.template receive<S::tiles(l - 1)>(0, room, S::input_bytes(l));
-            show_to_products();
-            if (__syncthreads_or(!is_there)) return false;
-        }
         // What own units give.
         float given[NUMBERS];
         const typename S::Tiles to(places.forward, S::tiles(l), turn, run.deadline_ms);
-        const Strips<8 * S::strips(l - 1), true> told(shared_at(rest + R::WEIGHTS));
-        multiply_rows_of<S::input_parts(l), PARTS, S::strips(l - 1) / 2, OWN, S::BATCH, l == 1 ? R::FIXED : 0>(
-            input, further, S::input_bytes(l), told, sums, team, [&](int n, int row, int unit, float sum) {
-                const int tile = block * OWN + unit / 8;
-                given[n] = tile * 8 + unit % 8 < S::at(l) ? activate<K::of(l)>(scale * sum, slope) : 0.0f;
-                to.send(tile, row, unit % 8, given[n], tile < S::tiles(l));
-            });
+        const auto give = [&](int n, int row, int unit, float sum) {
+            const int tile = block * OWN + unit / 8;
+            given[n] = tile * 8 + unit % 8 < S::at(l) ? activate<K::of(l)>(l == 1 ? scale * sum : sum + biases[unit], slope) : 0.0f;
+            to.send(tile, row, unit % 8, given[n], tile < S::tiles(l));
+        };
+        if constexpr (l == 1) {
+            const Strips<8 * S::strips(0), true> told(shared_at(rest + R::WEIGHTS));
+            multiply_rows_of<1, PARTS, S::strips(0) / 2, OWN, S::BATCH, R::FIXED>(input, further, 0, told, sums, team, give);
+        } else {
+            typename S::template GivenBy<l - 1> before;
+            float c[PARTS * OWN][4];
+            is_there = before.receive({run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms}, team);
+            before.multiply(c, shared_at(rest + R::WEIGHTS), team);
+            if (!add_teams<PARTS, OWN, S::BATCH>(c, sums, team, is_there, give)) return false;
+            before.put(room, S::input_bytes(l), team);
+        }
         // While that is under way. Who reads from memory waits.
         if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
         if constexpr (l == 1 || R::HAS_OUTPUTS) coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
@@ -235,7 +241,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
             if (step > orders.first_step) is_there = outputs.receive_weights(turn - 1) && is_there;
         if constexpr (l == 1) next.template keep<R::FIXED, S::strips(0)>(room + (R::TWICE * ROWS_STRIP - further));
         if constexpr (R::HAS_OUTPUTS) {
-            is_there = outputs.receive(turn, [](int, int, int, const u32 (&)[4]) {}) && is_there;
+            is_there = outputs.receive(turn) && is_there;
         } else {
             const typename S::Tiles back(run.mine(run.layers[l].backward), S::tiles(l + 1), turn, run.deadline_ms);
             is_there = back.template receive<S::tiles(l + 1)>(0, rest + R::BEHIND, S::even(l + 1) * ROWS_STRIP) && is_there;
@@ -262,7 +268,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
                 float c[PARTS * OWN][4];
                 outputs.make_hidden(Columns<PARTS, OWN, decltype(columns)>{c, columns, team});
                 __syncthreads();  // sums of outputs have been read: these lie there, too
-                add_teams<PARTS, OWN, S::BATCH>(c, sums, team, finish);
+                add_teams<PARTS, OWN, S::BATCH>(c, sums, team, true, finish);
             } else {
                 multiply_rows_of<PARTS, PARTS, S::even(l + 1) / 2, OWN, S::BATCH, 0>(
                     shared_at(rest + R::BEHIND), 0, S::even(l + 1) * ROWS_STRIP, columns, sums, team, finish);
@@ -273,7 +279,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
         show_to_products();
         __syncthreads();
         weights.template learn<l == 1 ? R::FIXED : 0>(rule, scale, input, further, gradients);
-        weights.tell(rest + R::WEIGHTS);
+        weights.tell(rest + R::WEIGHTS, biases);
         if constexpr (l == 1) {
             __syncthreads();  // rows have been read
             next.template keep<0, R::FIXED>(room);
@@ -317,10 +323,8 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
         const u32 coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
         outputs.fetch_targets(orders.of(step));
         bool is_there = step == orders.first_step || outputs.receive_weights(turn - 1);
-        const auto keep = [&](int tile, int row, int unit, const u32 (&words)[4]) {
-            S::Tiles::put(room + R::INPUT + place_in_strips<ROWS>(row, tile * 8 + unit), S::input_bytes(L), words);
-        };
-        is_there = outputs.receive(turn, keep) && is_there;
+        is_there = outputs.receive(turn) && is_there;
+        outputs.given.put(room + R::INPUT, S::input_bytes(L), team);
         show_to_products();
         if (__syncthreads_or(!is_there)) return false;
         outputs.make(orders.rows(step));

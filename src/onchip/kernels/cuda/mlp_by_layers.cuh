@@ -1,7 +1,7 @@
 // mlp_by_layers.cuh: what a block of mlp_by_layers.cu has: sizes, its room in shared memory, rows, and weights in registers.
 #pragma once
 
-#include "mlp_by_layers_post.cuh"
+#include "mlp_by_layers_words.cuh"
 
 // Gradients that a thread sums up at a time: with others, products wait for each other for want of registers.
 template <u32 OPTIMISER>
@@ -51,6 +51,8 @@ template <class Net, int PARTS_, int OWN_, int BATCH_>
 struct Sizes {
     static constexpr int L = Net::LAYERS, PARTS = PARTS_, OWN = OWN_, BATCH = BATCH_;
     using Tiles = TilePost<PARTS, BATCH>;
+    template <int l>
+    using GivenBy = Given<PARTS, BATCH, (Net::at(l) + 7) / 8>;
     static __device__ constexpr int at(int l) { return Net::at(l); }
     static __device__ constexpr int tiles(int l) { return (Net::at(l) + 7) / 8; }
     static __device__ constexpr int blocks(int l) { return (tiles(l) + OWN - 1) / OWN; }
@@ -61,6 +63,12 @@ struct Sizes {
     static __device__ constexpr int strips(int l) { return round_up(l < L ? one(l) + 1 : Net::at(L), 16) / 8; }
     static __device__ constexpr int input_parts(int l) { return l == 1 ? 1 : PARTS; }
     static __device__ constexpr int input_bytes(int l) { return strips(l - 1) * ROWS_STRIP; }  // of a part
+    // Inputs of a layer's weights, in the order in which products go through them.
+    template <int l>
+    static __device__ constexpr int positions() {
+        if constexpr (l == 1) return 8 * strips(0);
+        else return GivenBy<l - 1>::POSITIONS;
+    }
     // Gradients are made of whole tiles of inputs, of all teams: what lies behind the last input is read for nothing.
     static __device__ constexpr int read_bytes(int l) {
         return (input_parts(l) - 1) * input_bytes(l) + round_up(strips(l - 1), 8 * TEAMS) * ROWS_STRIP;
@@ -71,9 +79,7 @@ struct Sizes {
 template <class S, int AT>
 struct OutputRoom {
     static constexpr int L = S::L, STRIPS = S::strips(L);
-    // Units of the last hidden layer in groups of 32, so many a team, by turns, some AT_ONCE: 0 behind the last.
-    static constexpr int NEEDED = (S::tiles(L - 1) + 4 * TEAMS - 1) / (4 * TEAMS), TURNS = (NEEDED + 3) / 4;
-    static constexpr int AT_ONCE = (NEEDED + TURNS - 1) / TURNS, GROUPS = TURNS * AT_ONCE, POSITIONS = 32 * TEAMS * GROUPS;
+    static constexpr int POSITIONS = S::template GivenBy<L - 1>::POSITIONS;
     static constexpr int WEIGHTS = AT;  // (POSITIONS, outputs), part behind part
     static constexpr int WEIGHT_PART = STRIPS * 16 * POSITIONS;
     static constexpr int BIASES = WEIGHTS + S::PARTS * WEIGHT_PART;  // (outputs,) float32
@@ -90,8 +96,9 @@ struct HiddenRoom {
     static constexpr bool HAS_OUTPUTS = l >= S::L - 2, HAS_BEHIND = l < S::L - 2, HAS_COLUMNS = l < S::L - 1;
     static constexpr int BEHIND_STRIPS = HAS_BEHIND ? S::even(l + 1) : 0, COLUMN_STRIP = 128 * S::OWN * S::PARTS;
     static constexpr int COLUMN_STRIPS = HAS_BEHIND ? BEHIND_STRIPS : HAS_COLUMNS ? OutputRoom<S, 0>::POSITIONS / 8 : 0;
-    static constexpr int WEIGHTS = 0;  // (8 strips(l - 1), own units) in parts
-    static constexpr int GRADIENTS = WEIGHTS + S::PARTS * S::OWN * 128 * S::strips(l - 1);  // (ROWS, own units) in parts
+    static constexpr int WEIGHTS = 0;  // (positions(l), own units) in parts
+    static constexpr int BIASES = WEIGHTS + S::PARTS * S::OWN * 16 * S::template positions<l>();  // (own units,) float32
+    static constexpr int GRADIENTS = BIASES + S::OWN * 32;                                         // (ROWS, own units) in parts
     static constexpr int BEHIND = GRADIENTS + S::PARTS * S::OWN * ROWS_STRIP;  // (ROWS, units of l + 1), part behind part
     static constexpr int COLUMNS = BEHIND + S::PARTS * BEHIND_STRIPS * ROWS_STRIP;  // (own units in parts, units of l + 1)
     using Outputs = OutputRoom<S, COLUMNS + COLUMN_STRIPS * COLUMN_STRIP>;
@@ -211,17 +218,23 @@ struct Weights {
             if constexpr (OPTIMISER == ADAM) copy(squares[n / 4 * CREW * 4 + n % 4], places.square + at, is_there, is_back);
         }
     }
-    // In parts, where products read them: (INPUTS, 8 STRIPS), part behind part.
-    __device__ __forceinline__ void tell(char* to) const {
+    // In parts, where products read them: (positions(l), 8 STRIPS), part behind part. Behind the first layer, biases apart.
+    __device__ __forceinline__ void tell(char* to, float* biases) const {
+        constexpr int POSITIONS = S::template positions<l>(), TOLD = l == 1 ? INPUTS : S::one(l - 1);
 #pragma unroll
         for (int n = 0; n < NUMBERS; n += 2) {
-            const bool is_whole = (n / (STRIPS * 4) + 1) * TEAMS * 64 <= INPUTS;
-            if (!is_whole && input(n) >= INPUTS) continue;
+            const bool is_whole = (n / (STRIPS * 4) + 1) * TEAMS * 64 <= TOLD;
+            const int column = sum_column(n / 4 % STRIPS, 0);
+            if (!is_whole && input(n) >= TOLD) {
+                if (l > 1 && input(n) == TOLD) biases[column] = w[n], biases[column + 1] = w[n + 1];
+                continue;
+            }
             u32 parts[PARTS];
             split_two(parts, w[n], w[n + 1]);
+            const int at = l == 1 ? input(n) : position(input(n));
 #pragma unroll
             for (int i = 0; i < PARTS; ++i)
-                *reinterpret_cast<u32*>(to + place_in_strips<INPUTS>(input(n), i * 8 * STRIPS + sum_column(n / 4 % STRIPS, 0))) = parts[i];
+                *reinterpret_cast<u32*>(to + place_in_strips<POSITIONS>(at, i * 8 * STRIPS + column)) = parts[i];
         }
     }
     // To who multiplies by them: (told_rows(l), 8 tiles(l)) in fours. Lanes q and q + 1 have four units of two rows.

@@ -130,7 +130,7 @@ class ByLayersLowering(TrainLowering):
         L, parts = len(self.layers), self.parts
         ids = 3 * self.rows * 4
         outputs = round_up(self.layers[-1].N, 16) // 8
-        positions = self._positions
+        positions = self._positions(L)
         output_bytes = parts * outputs * 16 * positions + outputs * 32
         output_sums = TEAMS * outputs * 128 * 16
         most = round_up(output_bytes + output_sums + ids + 2 * ROWS * 4, 128)
@@ -140,7 +140,7 @@ class ByLayersLowering(TrainLowering):
             behind = round_up(self.tiles[layer + 1], 2) if layer < L - 2 else 0
             columns = behind if layer < L - 2 else positions // 8 if layer < L - 1 else 0
             sums = TEAMS * ROWS * 8 * self.own * 4
-            rest = parts * self.own * (128 * (self.strips[layer - 1] + columns) + STRIP_BYTES)
+            rest = parts * self.own * (16 * self._positions(layer) + 128 * columns + STRIP_BYTES) + 32 * self.own
             rest += STRIP_BYTES * parts * behind + ids
             rest += output_bytes + max(sums, output_sums) if layer >= L - 2 else sums
             read, twice = self._read_bytes(layer), 0
@@ -151,10 +151,11 @@ class ByLayersLowering(TrainLowering):
             most = max(most, twice * STRIP_BYTES + max(came + rest, read))
         return most
 
-    @property
-    def _positions(self) -> int:
-        """Of units of the last hidden layer, in groups of 32."""
-        needed = -(-self.tiles[-1] // (4 * TEAMS))
+    def _positions(self, layer: int) -> int:
+        """Of what a layer's products go through: behind the first, units in groups of 32."""
+        if layer == 1:
+            return 8 * self.strips[0]
+        needed = -(-self.tiles[layer - 1] // (4 * TEAMS))
         turns = -(-needed // 4)
         return 32 * TEAMS * turns * -(-needed // turns)
 

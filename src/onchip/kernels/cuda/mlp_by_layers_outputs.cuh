@@ -1,16 +1,9 @@
 // mlp_by_layers_outputs.cuh: outputs, loss and gradients of a step, which several blocks of mlp_by_layers.cu work out alike.
 //
-// Units   Numbers of the last hidden layer stay in the registers that products take them from, and gradients in those that
-//         products left them in. A thread is handed 8 units of a row at once, so products go through units in another
-//         order: of 32, four lanes have 8 each, 4 of them in either step of 16 k's.
+// Registers   Numbers stay in those that products take them from, and gradients in those that products left them in.
 #pragma once
 
 #include "mlp_by_layers.cuh"
-
-// Where a unit lies among the k's, or the columns, of such products.
-__device__ constexpr int position(int unit) {
-    return (unit & ~31) | (unit >> 2 & 1) << 4 | (unit >> 1 & 1) << 3 | (unit >> 3 & 3) << 1 | (unit & 1);
-}
 
 // Fours of units of a layer's weights w (units, stride), of `rows` inputs from `first` on, as blocks hand them over:
 // take(number among them, four words). D: inputs that there are, and a bias behind the last tile of them
@@ -33,23 +26,23 @@ __device__ __forceinline__ void read_fours(const float* w, const LayerFacts& fac
 // R: the block's OutputRoom
 template <class S, class K, class R>
 struct Outputs {
-    static constexpr int L = S::L, PARTS = S::PARTS, N = S::at(L), STRIPS = R::STRIPS, TILES = S::tiles(L - 1);
-    static constexpr int GROUPS = R::GROUPS, AT_ONCE = R::AT_ONCE, A_ROW = S::Tiles::A_ROW, COLUMNS = 2 * STRIPS;
+    using Units = typename S::template GivenBy<S::L - 1>;
+    static constexpr int L = S::L, PARTS = S::PARTS, N = S::at(L), STRIPS = R::STRIPS, COLUMNS = 2 * STRIPS;
+    static constexpr int GROUPS = Units::GROUPS, AT_ONCE = Units::AT_ONCE;
     const Training<L>& run;
     char* const room;
     const int team;
     float target[2][COLUMNS];  // of rows g and g + 8 of the warp's 16
     int truth[2];
-    u32 given[GROUPS][2][A_ROW * 4];  // units of both rows: two of bf16 a word, or one of float32
+    Units given;
     float gradients[2][COLUMNS];      // of outputs
     float loss[2];
     int hit[2];
 
     __device__ __forceinline__ Outputs(const Training<L>& run, char* room, int team) : run(run), room(room), team(team) {}
 
-    static __device__ __forceinline__ int row(int h) { return sum_row(2 * h); }
+    static __device__ __forceinline__ int row(int h) { return Units::row(h); }
     static __device__ __forceinline__ int column(int i) { return sum_column(i / 2, i); }
-    __device__ __forceinline__ int group(int m) const { return team + m * TEAMS; }
 
     // The last layer's weights, as they are when the launch begins; or as its block told them in the turn before.
     __device__ __forceinline__ void put_weights(int piece, const u32 (&four)[4]) const {
@@ -97,73 +90,14 @@ struct Outputs {
             }
         }
     }
-    // What the last hidden layer gives: take(tile, row, the first of its 8 units, words).
-    template <class Take>
-    __device__ __forceinline__ bool receive(u32 turn, const Take& take) {
-        const typename S::Tiles from(run.mine(run.layers[L - 2].forward), TILES, turn, run.deadline_ms);
-        delay();
-        bool are_there = true;
-#pragma unroll
-        for (int first = 0; first < GROUPS; first += AT_ONCE) {
-            u32 words[AT_ONCE * 2 * A_ROW][4];
-            const auto tile_of = [=](int i) { return group(first + i / (2 * A_ROW)) * 4 + static_cast<int>(threadIdx.x) % 4; };
-            const auto row_of = [](int i) { return row(i / A_ROW % 2); };
-            const auto which = [=](int i) {
-                const bool is_there = tile_of(i) < TILES && row_of(i) < S::BATCH;
-                return is_there ? (tile_of(i) * S::BATCH + row_of(i)) * A_ROW + i % A_ROW : -1;
-            };
-            are_there = are_there && from.post.look(words, which);
-#pragma unroll
-            for (int i = 0; i < AT_ONCE * 2 * A_ROW; ++i) {
-                const bool is_there = which(i) >= 0;
-#pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    given[first + i / (2 * A_ROW)][i / A_ROW % 2][i % A_ROW * 4 + j] = is_there ? words[i][j] : 0;
-                if (is_there) take(tile_of(i), row_of(i), i % A_ROW * 4, words[i]);
-            }
-        }
-        return are_there;
-    }
-    // Two units of a group, 2 j and the next of the lane's 8.
-    __device__ __forceinline__ float2 two_given(int m, int h, int j) const {
-        if constexpr (PARTS == 1) {
-            const u32 word = given[m][h][j];
-            return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000)};
-        } else {
-            return {__uint_as_float(given[m][h][2 * j]), __uint_as_float(given[m][h][2 * j + 1])};
-        }
+    // What the last hidden layer gives.
+    __device__ __forceinline__ bool receive(u32 turn) {
+        return given.receive({run.mine(run.layers[L - 2].forward), S::tiles(L - 1), turn, run.deadline_ms}, team);
     }
     // Outputs, losses, gradients. All threads come here.
     __device__ __forceinline__ void make(int rows) {
         float c[PARTS * STRIPS][4];
-        const Strips<R::POSITIONS, true> weights(shared_at(room + R::WEIGHTS));
-#pragma unroll
-        for (int first = 0; first < GROUPS; first += AT_ONCE) {
-            u32 words[AT_ONCE * 2][PARTS][4];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE * 8; ++i) {
-                const int m = first + i / 8, j = i / 2 % 4, h = i % 2;
-                u32 parts[PARTS];
-                if constexpr (PARTS == 1) {
-                    parts[0] = given[m][h][j];
-                } else {
-                    const float2 two = two_given(m, h, j);
-                    split_two(parts, two.x, two.y);
-                }
-#pragma unroll
-                for (int part = 0; part < PARTS; ++part) words[i / 4][part][j % 2 * 2 + h] = parts[part];
-            }
-            begin_products();
-#pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-                for (int i = 0; i < AT_ONCE * 2; ++i) {
-                    add_words<Strips<R::POSITIONS, true>, PARTS * STRIPS>(
-                        c, words[i][part], weights.word(2 * group(first + i / 2) + i % 2), first > 0 || part > 0 || i > 0);
-                }
-            end_products();
-            wait_for_products<0>();
-        }
+        given.multiply(c, shared_at(room + R::WEIGHTS), team);
         float4* const sums = reinterpret_cast<float4*>(room + R::SUMS) + threadIdx.x % 128;
 #pragma unroll
         for (int j = 0; j < STRIPS; ++j)
@@ -215,7 +149,7 @@ struct Outputs {
                 for (int both = PARTS - 1; both >= 0; --both)  // the small ones first
 #pragma unroll
                     for (int i = 0; i <= both; ++i) {
-                        const Told told(shared_at(room + R::WEIGHTS + (both - i) * R::WEIGHT_PART) + group(first + m) * 4 * 128);
+                        const Told told(shared_at(room + R::WEIGHTS + (both - i) * R::WEIGHT_PART) + Units::group(first + m, team) * 4 * 128);
 #pragma unroll
                         for (int step = 0; step < STRIPS / 2; ++step)
                             add_words<Told, 4>(c[m], words[step][i], told.word(step), both < PARTS - 1 || i > 0 || step > 0);
@@ -226,7 +160,7 @@ struct Outputs {
 #pragma unroll
             for (int i = 0; i < AT_ONCE * 8; ++i) {
                 const int m = i / 8, j = i / 2 % 4, h = i % 2;
-                const float2 two = two_given(first + m, h, j);
+                const float2 two = given.two(first + m, h, j);
                 c[m][j][2 * h] = through(K::of(L - 1), slope, c[m][j][2 * h], two.x);
                 c[m][j][2 * h + 1] = through(K::of(L - 1), slope, c[m][j][2 * h + 1], two.y);
             }

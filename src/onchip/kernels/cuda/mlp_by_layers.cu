@@ -1,19 +1,23 @@
 // mlp_by_layers.cu: training of an MLP on pixels by blocks that stay on the chip, a layer's weights each; sm_90a alone.
 //
 // Idea    Every hidden layer has blocks of its own, of which each owns OWN tiles of 8 units: it makes what they give of
-//         what the layer before gave, and hands it on through L2. One block has the last layer, works out loss and
-//         gradients, and hands back those of the last hidden layer; each layer makes its own units' from those behind,
-//         by weights that the layer behind tells after each step. All products are wgmma's of numbers in strips
-//         (strips.cuh), whichever side their sums go along, so nothing is turned. A number is one of bf16, or for fp32
-//         the sum of three; bytes are exact in one. Weights stay in registers, float32.
+//         what the layer before gave, and hands it on through L2. What the last hidden layer gives goes to all blocks of
+//         the last two: each works out the outputs, the loss and their gradients by itself, so no gradient of theirs has
+//         to be handed back. Layers before make their own units' gradients from those that the layer behind hands them.
+//         Weights of the layer behind, and the last layer's, are told after each step, before they are waited for.
+//         All products are wgmma's: of numbers in registers as they were handed over (mlp_by_layers_words.cuh), or in
+//         strips (strips.cuh), whichever side their sums go along, so nothing is turned. A number is one of bf16, or for
+//         fp32 the sum of three; bytes are exact in one. Weights stay in registers, float32. Rows of the next step are
+//         written to shared memory while blocks wait.
 //         Networks that are alike train side by side, along y of the grid.
 // Floor   784-320-160-10, batch 64: 40 + 20 + 1 blocks. Rows are read for 50 + 52 products of 2 KB at 128 B a clock,
-//         0.9 us; three exchanges, 0.7 us each from store to load, of 120 KB in fp32, 1 us at 64 B a clock: 4 us.
-// Order   Sums over inputs: a number's parts, then steps of 16 k's, two teams by turns, then the teams' sums. Gradients
-//         over rows: parts, then 16 after 16. It depends on the network alone, not on how many blocks there are.
+//         0.9 us; two exchanges, 0.7 us each from store to load, of 120 KB in fp32, 1 us at 64 B a clock: 3.3 us.
+// Order   Sums over inputs: a number's parts, then steps of 16 k's (behind the first layer in the order of `position`),
+//         two teams by turns, then the teams' sums. Gradients over rows: parts, then 16 after 16. It depends on the
+//         network alone, not on how many blocks there are.
 // Layout  x (n, x_stride): bytes k that mean k * scale, rows at multiples of 16 bytes, a bias's 1 behind them. w, mean and
 //         square as mlp_train.cu has them.
-// Shared  HiddenRoom, HeadRoom: what comes in, weights, gradients.
+// Shared  HiddenRoom, LastRoom: what comes in, weights, gradients.
 // Limits  Bytes, 2 to 15 layers, at most 32 outputs and 64 rows. All blocks are there at a time (cooperative launch). Of
 //         16 bytes that are handed over a number loses its last bit. What does not come before the deadline ends all
 //         blocks.

@@ -227,11 +227,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
             if (!add_teams<PARTS, OWN, S::BATCH>(c, sums, team, is_there, give)) return false;
             before.put(room, S::input_bytes(l), team);
         }
-        // While that is under way. Who reads from memory waits.
-        if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
-        if constexpr (l == 1 || R::HAS_OUTPUTS) coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
-        if constexpr (R::HAS_OUTPUTS) outputs.fetch_targets(orders.of(step));
-        if constexpr (l == 1) next.fetch(run.x, run.x_stride, orders.of(step + 1), orders.rows(step + 1));
+        // While that is under way: first what should be there by now, for what is read in vain would come behind rows.
         if constexpr (R::HAS_COLUMNS) {
             if (step > orders.first_step) {
                 constexpr int FOURS = 2 * S::tiles(l + 1);  // of an input
@@ -243,6 +239,10 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
         }
         if constexpr (R::HAS_OUTPUTS)
             if (step > orders.first_step) is_there = outputs.receive_weights(turn - 1) && is_there;
+        if constexpr (l == 1) next.fetch(run.x, run.x_stride, orders.of(step + 1), orders.rows(step + 1));
+        if constexpr (l == 1 || R::HAS_OUTPUTS) coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
+        if constexpr (R::HAS_OUTPUTS) outputs.fetch_targets(orders.of(step));
+        if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
         if constexpr (l == 1) next.template keep<R::FIXED, S::strips(0)>(room + (R::TWICE * ROWS_STRIP - further));
         if constexpr (R::HAS_OUTPUTS) {
             is_there = outputs.receive(turn) && is_there;
@@ -293,6 +293,12 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
             weights.send(columns);
         }
         if constexpr (l == 1 || R::HAS_OUTPUTS) orders.keep(step + 2, coming);
+        if constexpr (l == 1) {  // from memory to L2: blocks have other lines of the rows each
+            const char* const row = static_cast<const char*>(run.x) + coming * run.x_stride;
+            if (threadIdx.x < S::BATCH)
+                for (int at = block * 128; at < run.x_stride; at += S::blocks(1) * 128)
+                    asm volatile("prefetch.global.L2 [%0];" :: "l"(row + at));
+        }
         show_to_products();
         __syncthreads();
     }

@@ -120,9 +120,7 @@ struct Outputs {
             gradients[1][2 * j] = activate<K::of(L)>(sum.z + bias.x, slope);
             gradients[1][2 * j + 1] = activate<K::of(L)>(sum.w + bias.y, slope);
         }
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-            loss[h] = lose<4, N, K::LOSS, K::of(L)>(gradients[h], column, row(h) < rows, slope, target[h], truth[h], hit[h]);
+        lose<4, N, K::LOSS, K::of(L)>(gradients, column, {row(0) < rows, row(1) < rows}, slope, target, truth, loss, hit);
     }
     // Gradients of the last hidden layer, of the team's groups: use(first group, (groups, 4, 4) sums). Of a thread those of
     // units 2 j and 2 j + 1 of its 8 are (.., j, 2 h) and (.., j, 2 h + 1).

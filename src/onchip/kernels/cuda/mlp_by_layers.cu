@@ -142,11 +142,9 @@ struct Columns {
         }
         begin_products();
 #pragma unroll
-        for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-            for (int i = 0; i < GROUPS * 2; ++i)
-                add_words<Strips, PARTS * OWN>(c, words[i][part], columns.word(2 * (team + (first + i / 2) * TEAMS) + i % 2),
-                                               first > 0 || part > 0 || i > 0);
+        for (int i = 0; i < GROUPS * 2; ++i)
+            add_numbers<PARTS, PARTS * OWN, Strips>(c, words[i], columns.word(2 * (team + (first + i / 2) * TEAMS) + i % 2),
+                                                    first > 0 || i > 0);
         end_products();
         wait_for_products<0>();
     }

@@ -107,7 +107,7 @@ struct HiddenRoom {
     static constexpr int IDS = SUMS + (HAS_OUTPUTS ? larger(SUM_BYTES, Outputs::SUM_BYTES) : SUM_BYTES);  // (3, BATCH)
     static constexpr int REST_BYTES = IDS + 3 * S::BATCH * 4, INPUT_BYTES = S::input_parts(l) * S::input_bytes(l);
     static constexpr int LEFT = (MOST_BYTES - larger(INPUT_BYTES + REST_BYTES, S::read_bytes(l))) / ROWS_STRIP;
-    static constexpr int KEPT = round_up(larger(S::strips(0) - larger(LEFT, 0), 0), 8 * TEAMS);
+    static constexpr int KEPT = round_up(larger(S::strips(0) - larger(LEFT, 0), 0), 8);
     static constexpr int FIXED = KEPT < S::strips(0) ? KEPT : S::strips(0), TWICE = l > 1 ? 0 : S::strips(0) - FIXED;  // strips
     static constexpr int REST = INPUT_BYTES + TWICE * ROWS_STRIP;
     static constexpr int BYTES = larger(REST + REST_BYTES, TWICE * ROWS_STRIP + S::read_bytes(l));
@@ -268,7 +268,8 @@ struct Weights {
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 if (first + i >= COUNT) break;
-                const u32 tile = inputs + ((first + i) * TEAMS * 8 < FIXED ? 0 : further) + (team + (first + i) * TEAMS) * 8 * ROWS_STRIP;
+                const int strip = (team + (first + i) * TEAMS) * 8;
+                const u32 tile = inputs + (strip < FIXED ? 0 : further) + strip * ROWS_STRIP;
                 begin_parts<S::input_parts(l), S::BATCH / 16, 1, Turned>(c[i], tile, S::input_bytes(l), Turned(gradients), 0);
             }
             end_products();

@@ -40,11 +40,12 @@ ROWS, TEAMS = 64, 2  # of a product; four warps each, of a block
 BATCHES = (16, 32, ROWS)  # rows of a step, at most
 STRIP_BYTES = 16 * ROWS  # of 8 columns
 MOST_BYTES = 226 << 10  # of shared memory that is asked for
+MOST_UNITS = 1024  # of a hidden layer, whose numbers lie in registers: half as many of float32
 MOST_OWN = 8  # strips of a product: tiles that a block owns, times the parts of a number
 _BUDGET = Budget(registers=255, spill_bytes=256)
 # Of a step on an H200: what it waits for, in all, for each layer and part; each number that a block is given; a further
 # tile of a block. Measured with 784-320-160-10, 16 to 64 rows, in bf16, tf32 and fp32.
-_STEP_US, _LAYER_US, _PART_US, _NUMBER_US, _OWN_US = 1.0, 1.85, 1.4, 4e-5, 4.5
+_STEP_US, _LAYER_US, _PART_US, _NUMBER_US, _OWN_US = 1.0, 1.37, 0.95, 2.7e-5, 4.5
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class ByLayersLowering(TrainLowering):
             read, twice = self._read_bytes(layer), 0
             if layer == 1:  # for pixels of the next step
                 left = (MOST_BYTES - max(came + rest, read)) // STRIP_BYTES
-                fixed = round_up(max(self.strips[0] - max(left, 0), 0), 8 * TEAMS)
+                fixed = round_up(max(self.strips[0] - max(left, 0), 0), 8)
                 twice = max(self.strips[0] - fixed, 0)
             most = max(most, twice * STRIP_BYTES + max(came + rest, read))
         return most
@@ -214,6 +215,9 @@ def make_lowering(chain: Chain, job: Job, device: Device) -> ByLayersLowering | 
     if job.batch > ROWS:
         return f"batches of at most {ROWS} rows, got {job.batch:,}"
     rows = next(rows for rows in BATCHES if rows >= job.batch)
+    most = MOST_UNITS // (1 if ByLayersLowering(layers, job, device).parts == 1 else 2)
+    if (widest := max(layer.N for layer in layers[:-1])) > most:
+        return f"hidden layers of at most {most} units in {job.precision}, got {widest:,}"
     for own in range(1, MOST_OWN + 1):
         lowering = ByLayersLowering(layers, job, device, own=own, rows=rows)
         if lowering.blocks > device.units:

@@ -11,6 +11,14 @@ __device__ constexpr int position(int unit) {
     return (unit & ~31) | (unit >> 2 & 1) << 4 | (unit >> 1 & 1) << 3 | (unit >> 3 & 3) << 1 | (unit & 1);
 }
 
+// c = a b, or where it sums c += a b, of 16 k's: numbers of a in registers, those of b in parts side by side. Of both, parts
+// that matter: the products of the smallest are less than what is rounded.
+template <int PARTS, int NT, class B, int PART = 0>
+__device__ __forceinline__ void add_numbers(float (&c)[NT][4], const u32 (&a)[PARTS][4], unsigned long long b, bool sums) {
+    add_words<B, NT / PARTS * (PARTS - PART)>(c, a[PART], b, sums || PART > 0);
+    if constexpr (PART + 1 < PARTS) add_numbers<PARTS, NT, B, PART + 1>(c, a, b, sums);
+}
+
 // What TILES tiles of 8 units give, of two rows a thread: g and g + 8 of the warp's 16.
 template <int PARTS, int BATCH, int TILES>
 struct Given {
@@ -94,10 +102,8 @@ struct Given {
             }
             begin_products();
 #pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-#pragma unroll
-                for (int i = 0; i < AT_ONCE * 2; ++i)
-                    add_words<B, NT>(c, a[i][part], weights.word(2 * group(first + i / 2, team) + i % 2), first > 0 || part > 0 || i > 0);
+            for (int i = 0; i < AT_ONCE * 2; ++i)
+                add_numbers<PARTS, NT, B>(c, a[i], weights.word(2 * group(first + i / 2, team) + i % 2), first > 0 || i > 0);
             end_products();
             wait_for_products<0>();
         }

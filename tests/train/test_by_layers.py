@@ -167,7 +167,7 @@ def test_pixels_in_small_batches_are_trained_layer_by_layer(batch, precision):
     ("widths", "job", "why"),
     [((20, 9, 5), {"byte_scale": 0.0}, "rows of pixels"), ((20, 9, 5), {"batch": 65}, "at most 64 rows"),
      ((20, 10), {}, "2 to 15 layers"), ((20, 9, 33), {}, "32 outputs"), ((2000, 20, 10), {}, "does not fit"),
-     ((20, 500, 500, 400, 10), {}, "more blocks"), ((20, 9000, 10), {}, "at most 512 units in fp32")],
+     ((20, *[1024] * 9, 10), {"precision": "bf16"}, "more blocks"), ((20, 9000, 10), {}, "at most 512 units in fp32")],
 )  # fmt: skip
 def test_what_is_refused_and_why(widths, job, why):
     assert why in lowering_of(*widths, **job)

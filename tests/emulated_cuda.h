@@ -69,7 +69,7 @@ struct Barrier {
 // All that a block has but its shared memory and its stacks.
 struct Block {
     Fiber fibers[MOST_THREADS];
-    Barrier of_block, of_warps[MOST_THREADS / 32];
+    Barrier of_block, of_warps[MOST_THREADS / 32], of_teams[MOST_THREADS / 128];
     unsigned long long words[2][MOST_THREADS];  // of a shuffle; the next one has the others
     bool is_done, waits, yields;                // waits: for other blocks; yields: could go on
     long found_at;                              // of __syncthreads_or: which barrier, and what was found there
@@ -101,6 +101,7 @@ void Block::begin() {
     }
     of_block = {};
     memset(of_warps, 0, sizeof of_warps);
+    memset(of_teams, 0, sizeof of_teams);
     is_done = waits = found[0] = found[1] = false;
     found_at = 0;
 }

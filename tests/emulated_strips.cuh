@@ -14,6 +14,7 @@ template <int ROWS, bool TURNED> struct Strips {
     u32 at;
 
     explicit Strips(u32 shared_address) : at(shared_address) {}
+    Strips from(int step) const { return Strips(at + step * 2 * NEXT_K); }
     // The first place of 8 outer numbers, of 16 k's.
     long long word(int step) const { return static_cast<int>(at) + step * 2 * NEXT_K; }
     static float number(long long word, int outer, int k) {
@@ -41,9 +42,25 @@ void begin_sums(float (*c)[4], const A& a, const B& b, int first, bool sums) {
         }
 }
 
+template <class B, int NT> void add_words(float (*c)[4], const u32 (&a)[4], long long b, bool sums) {
+    const int lane = threadIdx.x % 32, q = lane % 4;
+    float of_a[2][16];  // rows g and g + 8
+    for (int i = 0; i < 16; ++i) {
+        const u32 word = __shfl_sync(~0u, a[i % 4], lane - q + i / 4);
+        for (int j = 0; j < 2; ++j)
+            of_a[i % 2][i % 4 / 2 * 8 + i / 4 * 2 + j] = __uint_as_float(word >> 16 * j << 16);
+    }
+    for (int j = 0; j < NT; ++j)
+        for (int i = 0; i < 4; ++i) {
+            double sum = sums ? c[j][i] : 0.0f;
+            for (int k = 0; k < 16; ++k)
+                sum += static_cast<double>(of_a[i / 2][k]) * B::number(b, 8 * j + 2 * q + i % 2, k);
+            c[j][i] = static_cast<float>(sum);
+        }
+}
+
 static void begin_products() {}
 static void end_products() {}
 template <int n> void wait_for_products() {  // four warps multiply as one
-    static emulated::Barrier of_teams[emulated::MOST_THREADS / 128];
-    emulated::arrive(of_teams[threadIdx.x / 128], 128);
+    emulated::arrive(emulated::now->of_teams[threadIdx.x / 128], 128);
 }

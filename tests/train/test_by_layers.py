@@ -45,6 +45,7 @@ CASES = {
         16, 24, 3, n=40, options={"bias": False, "activation": "Sigmoid"}, loss="half_sse", batch_size=16, lr=1e-2,
         weight_decay=0.1,
     ),
+    "some pixels twice": lambda: case(1000, 9, 5, n=40, batch_size=16, lr=0.05),
     "momentum, batch 1": lambda: case(
         6, 5, 4, n=9, options={"activation": "Tanh"}, loss="mse", batch_size=1, momentum=0.5
     ),
@@ -88,7 +89,7 @@ def test_emulated_blocks_follow_the_reference(name, gpu):
 
 
 @needs_gxx
-@pytest.mark.parametrize("name", ["digits", "four layers, adam"])
+@pytest.mark.parametrize("name", ["digits", "four layers, adam", "some pixels twice"])
 def test_emulated_blocks_in_bf16(name, gpu):
     assert_follows_in_bf16(name)
 
@@ -166,7 +167,7 @@ def test_pixels_in_small_batches_are_trained_layer_by_layer(batch, precision):
     ("widths", "job", "why"),
     [((20, 9, 5), {"byte_scale": 0.0}, "rows of pixels"), ((20, 9, 5), {"batch": 65}, "at most 64 rows"),
      ((20, 10), {}, "2 to 15 layers"), ((20, 9, 33), {}, "32 outputs"), ((2000, 20, 10), {}, "does not fit"),
-     ((20, 9000, 10), {}, "more blocks")],
+     ((20, *[1024] * 9, 10), {"precision": "bf16"}, "more blocks"), ((20, 9000, 10), {}, "at most 512 units in fp32")],
 )  # fmt: skip
 def test_what_is_refused_and_why(widths, job, why):
     assert why in lowering_of(*widths, **job)

@@ -1,23 +1,27 @@
 // mlp_by_layers.cu: training of an MLP on pixels by blocks that stay on the chip, a layer's weights each; sm_90a alone.
 //
 // Idea    Every hidden layer has blocks of its own, of which each owns OWN tiles of 8 units: it makes what they give of
-//         what the layer before gave, and hands it on through L2. One block has the last layer, works out loss and
-//         gradients, and hands back those of the last hidden layer; each layer makes its own units' from those behind,
-//         by weights that the layer behind tells after each step. All products are wgmma's of numbers in strips
-//         (strips.cuh), whichever side their sums go along, so nothing is turned. A number is one of bf16, or for fp32
-//         the sum of three; bytes are exact in one. Weights stay in registers, float32.
+//         what the layer before gave, and hands it on through L2. What the last hidden layer gives goes to all blocks of
+//         the last two: each works out the outputs, the loss and their gradients by itself, so no gradient of theirs has
+//         to be handed back. Layers before make their own units' gradients from those that the layer behind hands them.
+//         Weights of the layer behind, and the last layer's, are told after each step, before they are waited for.
+//         All products are wgmma's: of numbers in registers as they were handed over (mlp_by_layers_words.cuh), or in
+//         strips (strips.cuh), whichever side their sums go along, so nothing is turned. A number is one of bf16, or for
+//         fp32 the sum of three; bytes are exact in one. Weights stay in registers, float32. Rows of the next step are
+//         written to shared memory while blocks wait.
 //         Networks that are alike train side by side, along y of the grid.
 // Floor   784-320-160-10, batch 64: 40 + 20 + 1 blocks. Rows are read for 50 + 52 products of 2 KB at 128 B a clock,
-//         0.9 us; three exchanges, 0.7 us each from store to load, of 120 KB in fp32, 1 us at 64 B a clock: 4 us.
-// Order   Sums over inputs: a number's parts, then steps of 16 k's, two teams by turns, then the teams' sums. Gradients
-//         over rows: parts, then 16 after 16. It depends on the network alone, not on how many blocks there are.
+//         0.9 us; two exchanges, 0.7 us each from store to load, of 120 KB in fp32, 1 us at 64 B a clock: 3.3 us.
+// Order   Sums over inputs: a number's parts, then steps of 16 k's (behind the first layer in the order of `position`),
+//         two teams by turns, then the teams' sums. Gradients over rows: parts, then 16 after 16. It depends on the
+//         network alone, not on how many blocks there are.
 // Layout  x (n, x_stride): bytes k that mean k * scale, rows at multiples of 16 bytes, a bias's 1 behind them. w, mean and
 //         square as mlp_train.cu has them.
-// Shared  HiddenRoom, HeadRoom: what comes in, weights, gradients.
+// Shared  HiddenRoom, LastRoom: what comes in, weights, gradients.
 // Limits  Bytes, 2 to 15 layers, at most 32 outputs and 64 rows. All blocks are there at a time (cooperative launch). Of
 //         16 bytes that are handed over a number loses its last bit. What does not come before the deadline ends all
 //         blocks.
-#include "mlp_by_layers.cuh"
+#include "mlp_by_layers_outputs.cuh"
 
 // -- blocks ----------------------------------------------------------------------------------------------------------
 
@@ -46,26 +50,19 @@ struct Orders {
 // Of so many numbers, a thread's at most.
 __device__ constexpr int numbers_of(int all) { return (all + CREW - 1) / CREW; }
 
-// Sums of BATCH rows by 8 NT columns, by all teams: finish(number of the thread, row, column, sum), neighbours' of a row.
-template <int A_PARTS, int PARTS, int STEPS, int NT, int BATCH, class B, class Finish>
-__device__ __forceinline__ void multiply_rows_of(u32 a, int a_part_bytes, const B& b, float* sums, int team,
-                                                 const Finish& finish) {
-    float c[PARTS * NT][4];
-    if constexpr (STEPS < TEAMS) {
-#pragma unroll
-        for (int i = 0; i < PARTS * NT * 4; ++i) c[i / 4][i % 4] = 0.0f;
-    }
-    begin_products();
-    begin_parts<A_PARTS, STEPS, TEAMS, Strips<ROWS, false>>(c, a, a_part_bytes, b, team);
-    end_products();
-    wait_for_products<0>();
+// Sums c of BATCH rows by 8 NT columns, those of all teams: finish(number of the thread, row, column, sum), neighbours' of a
+// row.
+// False, of a thread that all is well for: not for another.
+template <int PARTS, int NT, int BATCH, class Finish>
+__device__ __forceinline__ bool add_teams(const float (&c)[PARTS * NT][4], float* sums, int team, bool is_well,
+                                          const Finish& finish) {
 #pragma unroll
     for (int n = 0; n < NT * 2; ++n) {
         const int j = n / 2, i = n % 2 * 2;
         *reinterpret_cast<float2*>(sums + (team * ROWS + sum_row(i)) * 8 * NT + sum_column(j, 0)) = {
             whole<PARTS>(c, j, i), whole<PARTS>(c, j, i + 1)};
     }
-    __syncthreads();
+    if (__syncthreads_or(!is_well)) return false;
 #pragma unroll
     for (int n = 0; n < numbers_of(BATCH * 8 * NT); ++n) {
         const int at = threadIdx.x + n * CREW;
@@ -75,6 +72,27 @@ __device__ __forceinline__ void multiply_rows_of(u32 a, int a_part_bytes, const 
         for (int i = 1; i < TEAMS; ++i) sum += sums[i * ROWS * 8 * NT + at];
         finish(n, at / (8 * NT), at % (8 * NT), sum);
     }
+    return true;
+}
+// The same of rows that lie in shared memory; those from strip FIXED on, `further` bytes further on.
+template <int A_PARTS, int PARTS, int STEPS, int NT, int BATCH, int FIXED, class B, class Finish>
+__device__ __forceinline__ void multiply_rows_of(u32 a, u32 further, int a_part_bytes, const B& b, float* sums, int team,
+                                                 const Finish& finish) {
+    static_assert(FIXED == 0 || A_PARTS == 1, "of pixels alone");
+    float c[PARTS * NT][4];
+    if constexpr (STEPS < TEAMS) {
+#pragma unroll
+        for (int i = 0; i < PARTS * NT * 4; ++i) c[i / 4][i % 4] = 0.0f;
+    }
+    using A = Strips<ROWS, false>;
+    constexpr int BEFORE = FIXED / 2 < STEPS ? FIXED / 2 : STEPS;
+    begin_products();
+    if constexpr (BEFORE > 0) begin_sums<BEFORE, TEAMS, A, B, PARTS * NT>(c, A(a), b, team, false);
+    if constexpr (BEFORE < STEPS)
+        begin_parts<A_PARTS, STEPS - BEFORE, TEAMS, A>(c, a + further + FIXED * ROWS_STRIP, a_part_bytes, b.from(BEFORE), team, BEFORE > 0);
+    end_products();
+    wait_for_products<0>();
+    add_teams<PARTS, NT, BATCH>(c, sums, team, true, finish);
 }
 
 template <class S>
@@ -83,137 +101,201 @@ __device__ __forceinline__ void put_ones(char* input, int l, bool has_bias) {
         store1(reinterpret_cast<bf16*>(input + place_in_strips<ROWS>(threadIdx.x, S::one(l))), 1.0f);
 }
 
+// Uses of gradients of the last hidden layer (Outputs::make_hidden). Where they are a block's own: to shared memory.
+template <int PARTS, int OWN>
+struct OwnUnits {
+    char* to;  // (ROWS, own units) in parts
+    int first_unit, team;
+
+    template <int GROUPS>
+    __device__ __forceinline__ void operator()(int first, const float (&made)[GROUPS][4][4]) const {
+#pragma unroll
+        for (int i = 0; i < GROUPS * 8; ++i) {
+            const int m = i / 8, j = i / 2 % 4, h = i % 2;
+            const int unit = ((team + (first + m) * TEAMS) * 4 + threadIdx.x % 4) * 8 + 2 * j - first_unit;
+            if (unit < 0 || unit >= 8 * OWN) continue;
+            u32 parts[PARTS];
+            split_two(parts, made[m][j][2 * h], made[m][j][2 * h + 1]);
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part)
+                *reinterpret_cast<u32*>(to + place_in_strips<ROWS>(sum_row(2 * h), part * 8 * OWN + unit)) = parts[part];
+        }
+    }
+};
+// By the weights of the layer before's own units: c = made columns.
+template <int PARTS, int OWN, class Strips>
+struct Columns {
+    float (&c)[PARTS * OWN][4];
+    const Strips& columns;
+    int team;
+
+    template <int GROUPS>
+    __device__ __forceinline__ void operator()(int first, const float (&made)[GROUPS][4][4]) const {
+        u32 words[GROUPS * 2][PARTS][4];
+#pragma unroll
+        for (int i = 0; i < GROUPS * 8; ++i) {
+            const int j = i / 2 % 4, h = i % 2;
+            u32 parts[PARTS];
+            split_two(parts, made[i / 8][j][2 * h], made[i / 8][j][2 * h + 1]);
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) words[i / 4][part][j % 2 * 2 + h] = parts[part];
+        }
+        begin_products();
+#pragma unroll
+        for (int i = 0; i < GROUPS * 2; ++i)
+            add_numbers<PARTS, PARTS * OWN, Strips>(c, words[i], columns.word(2 * (team + (first + i / 2) * TEAMS) + i % 2),
+                                                    first > 0 || i > 0);
+        end_products();
+        wait_for_products<0>();
+    }
+};
+
 // All turns of a block of hidden layer l. False: it waited in vain.
 template <class S, class K, u32 OPTIMISER, int l>
 __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* room, int block, int team) {
     using R = HiddenRoom<S, l>;
     constexpr int L = S::L, PARTS = S::PARTS, OWN = S::OWN, NUMBERS = numbers_of(S::BATCH * 8 * OWN);
+    constexpr int LEFT = S::tiles(l) - (S::blocks(l) - 1) * OWN;  // the last block's
     __shared__ Rule rule;
     const LayerPlaces places = run.places(l);
     const LayerFacts& facts = run.facts[l - 1];
     const float slope = __uint_as_float(facts.slope), scale = l == 1 ? run.scale : 1.0f;
-    const Orders<L, S::BATCH> orders(run, room + R::IDS);
-    const u32 input = shared_at(room + R::INPUT), gradients = shared_at(room + R::GRADIENTS);
-    float* const sums = reinterpret_cast<float*>(room + R::SUMS);
+    char* const rest = room + R::REST;
+    const Orders<L, S::BATCH> orders(run, rest + R::IDS);
+    const u32 input = shared_at(room), gradients = shared_at(rest + R::GRADIENTS);
+    float *const sums = reinterpret_cast<float*>(rest + R::SUMS), *const biases = reinterpret_cast<float*>(rest + R::BIASES);
+    const bool is_last_block = block == S::blocks(l) - 1;
     Weights<S, OPTIMISER, l, OWN> weights(places, block, team);
     weights.move(places, facts, false);
-    weights.tell(room + R::WEIGHTS);
-    NextPixels<S> next;
-    if constexpr (l == 1) {
+    weights.tell(rest + R::WEIGHTS, biases);
+    Outputs<S, K, typename R::Outputs> outputs(run, rest, team);
+    if constexpr (l == 1 || R::HAS_OUTPUTS) {
         for (int i = 0; i < 2; ++i) orders.keep(orders.first_step + i, orders.read(orders.first_step + i));
         __syncthreads();
+    }
+    NextPixels<S> next;
+    if constexpr (l == 1) {
         next.fetch(run.x, run.x_stride, orders.of(orders.first_step), orders.rows(orders.first_step));
-        next.keep(room + R::INPUT);
+        next.template keep<0, S::strips(0)>(room);
     } else {
-        put_ones<S>(room + R::INPUT, l - 1, facts.has_bias);
+        put_ones<S>(room, l - 1, facts.has_bias);
     }
-    if constexpr (!R::IS_LAST) {  // what the layer behind tells later on, and as it does: without the bit that says when
-        const LayerFacts& behind = run.facts[l];
-        const float* const behind_w = run.mine(run.layers[l].w);
-        for (int i = threadIdx.x; i < 8 * OWN * 8 * S::tiles(l + 1) / 2; i += CREW) {
-            const int mine = i % (8 * OWN), unit = i / (8 * OWN) * 2, of_layer = block * 8 * OWN + mine;
-            float two[2] = {};
-            for (int j = 0; j < 2; ++j)
-                if (of_layer < S::at(l) && unit + j < S::at(l + 1))
-                    two[j] = behind_w[static_cast<long long>(unit + j) * behind.stride + of_layer];
-            if (unit % 4 == 0) two[0] = __uint_as_float(__float_as_uint(two[0]) & ~1u);
-            u32 parts[PARTS];
-            split_two(parts, two[0], two[1]);
-            for (int j = 0; j < PARTS; ++j) {
-                const int at = place_in_strips<8 * OWN * PARTS>(j * 8 * OWN + mine, unit);
-                *reinterpret_cast<u32*>(room + R::COLUMNS + at) = parts[j];
-            }
+    // Weights of the layer behind, by what own units give: as it will tell them.
+    const auto put_columns = [&](int piece, const u32 (&four)[4]) {
+        constexpr int FOURS = 2 * S::tiles(l + 1 < L ? l + 1 : L);
+        const int mine = piece / FOURS, unit = piece % FOURS * 4;
+        u32 parts[2][PARTS];
+        split_two(parts[0], __uint_as_float(four[0]), __uint_as_float(four[1]));
+        split_two(parts[1], __uint_as_float(four[2]), __uint_as_float(four[3]));
+#pragma unroll
+        for (int i = 0; i < 2 * PARTS; ++i) {
+            const int at = R::HAS_OUTPUTS ? position(unit + i % 2 * 2) : unit + i % 2 * 2;
+            *reinterpret_cast<u32*>(rest + R::COLUMNS + place_in_strips<8 * OWN * PARTS>(i / 2 * 8 * OWN + mine, at)) =
+                parts[i % 2][i / 2];
         }
-    }
+    };
+    if constexpr (R::HAS_COLUMNS)
+        read_fours(run.mine(run.layers[l].w), run.facts[l], S::at(l), S::at(l + 1), block * 8 * OWN,
+                   8 * (is_last_block ? LEFT : OWN), put_columns);
+    if constexpr (R::HAS_OUTPUTS) outputs.read_weights();
     u32 turn = run.mine(run.status)[0];
+    u32 further = 0;
     show_to_products();
     __syncthreads();
 #pragma unroll 1
     for (long long step = orders.first_step; step < orders.steps; ++step, ++turn) {
         bool is_there = true;
         u32 coming = 0;
-        if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
-        if constexpr (l > 1) {
-            const typename S::Tiles from(run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms);
-            is_there = from.template receive<S::tiles(l - 1)>(0, room + R::INPUT, S::input_bytes(l));
-            show_to_products();
-            if (__syncthreads_or(!is_there)) return false;
-        }
         // What own units give.
         float given[NUMBERS];
         const typename S::Tiles to(places.forward, S::tiles(l), turn, run.deadline_ms);
-        const Strips<8 * S::strips(l - 1), true> told(shared_at(room + R::WEIGHTS));
-        multiply_rows_of<S::input_parts(l), PARTS, S::strips(l - 1) / 2, OWN, S::BATCH>(
-            input, S::input_bytes(l), told, sums, team, [&](int n, int row, int unit, float sum) {
-                const int tile = block * OWN + unit / 8;
-                given[n] = tile * 8 + unit % 8 < S::at(l) ? activate<K::of(l)>(scale * sum, slope) : 0.0f;
-                to.send(tile, row, unit % 8, given[n], tile < S::tiles(l));
-            });
-        if constexpr (l == 1) {  // while that is under way
-            coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
-            next.fetch(run.x, run.x_stride, orders.of(step + 1), orders.rows(step + 1));
-        }
-        // Their gradients.
-        if constexpr (R::IS_LAST) {
-            const typename S::Tiles back(places.backward, S::tiles(l), turn, run.deadline_ms);
-            constexpr int LEFT = S::tiles(l) - (S::blocks(l) - 1) * OWN;  // tiles of the last block
-            if (block < S::blocks(l) - 1)
-                is_there = back.template receive<OWN>(block * OWN, room + R::GRADIENTS, OWN * ROWS_STRIP);
-            else is_there = back.template receive<LEFT>(block * OWN, room + R::GRADIENTS, OWN * ROWS_STRIP);
+        const auto give = [&](int n, int row, int unit, float sum) {
+            const int tile = block * OWN + unit / 8;
+            given[n] = tile * 8 + unit % 8 < S::at(l) ? activate<K::of(l)>(l == 1 ? scale * sum : sum + biases[unit], slope) : 0.0f;
+            to.send(tile, row, unit % 8, given[n], tile < S::tiles(l));
+        };
+        if constexpr (l == 1) {
+            const Strips<8 * S::strips(0), true> told(shared_at(rest + R::WEIGHTS));
+            multiply_rows_of<1, PARTS, S::strips(0) / 2, OWN, S::BATCH, R::FIXED>(input, further, 0, told, sums, team, give);
         } else {
-            const typename S::Tiles back(run.mine(run.layers[l].backward), S::tiles(l + 1), turn, run.deadline_ms);
-            is_there = back.template receive<S::tiles(l + 1)>(0, room + R::BEHIND, S::even(l + 1) * ROWS_STRIP);
+            typename S::template GivenBy<l - 1> before;
+            float c[PARTS * OWN][4];
+            is_there = before.receive({run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms}, team);
+            before.multiply(c, shared_at(rest + R::WEIGHTS), team);
+            if (!add_teams<PARTS, OWN, S::BATCH>(c, sums, team, is_there, give)) return false;
+            before.put(room, S::input_bytes(l), team);
+        }
+        // While that is under way: first what should be there by now, for what is read in vain would come behind rows.
+        if constexpr (R::HAS_COLUMNS) {
             if (step > orders.first_step) {
                 constexpr int FOURS = 2 * S::tiles(l + 1);  // of an input
                 const Post columns = {run.mine(run.layers[l].columns), static_cast<long long>(8 * S::tiles(l)) * FOURS * 16, turn - 1,
                                       run.deadline_ms};
-                const auto take = [&](int piece, const u32 (&four)[4]) {
-                    const int mine = piece / FOURS, unit = piece % FOURS * 4;
-                    u32 front[PARTS], rest[PARTS];
-                    split_two(front, __uint_as_float(four[0]), __uint_as_float(four[1]));
-                    split_two(rest, __uint_as_float(four[2]), __uint_as_float(four[3]));
-#pragma unroll
-                    for (int i = 0; i < PARTS; ++i)
-                        *reinterpret_cast<uint2*>(room + R::COLUMNS + place_in_strips<8 * OWN * PARTS>(i * 8 * OWN + mine, unit)) = {
-                            front[i], rest[i]};
-                };
-                constexpr int LEFT = S::tiles(l) - (S::blocks(l) - 1) * OWN;
-                bool are_there;
-                if (block < S::blocks(l) - 1) are_there = columns.receive<8 * OWN * FOURS>(block * 8 * OWN * FOURS, take);
-                else are_there = columns.receive<8 * LEFT * FOURS>(block * 8 * OWN * FOURS, take);
-                is_there = is_there && are_there;
+                if (!is_last_block) is_there = columns.receive<8 * OWN * FOURS>(block * 8 * OWN * FOURS, put_columns);
+                else is_there = columns.receive<8 * LEFT * FOURS>(block * 8 * OWN * FOURS, put_columns);
             }
+        }
+        if constexpr (R::HAS_OUTPUTS)
+            if (step > orders.first_step) is_there = outputs.receive_weights(turn - 1) && is_there;
+        if constexpr (l == 1) next.fetch(run.x, run.x_stride, orders.of(step + 1), orders.rows(step + 1));
+        if constexpr (l == 1 || R::HAS_OUTPUTS) coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
+        if constexpr (R::HAS_OUTPUTS) outputs.fetch_targets(orders.of(step));
+        if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
+        if constexpr (l == 1) next.template keep<R::FIXED, S::strips(0)>(room + (R::TWICE * ROWS_STRIP - further));
+        if constexpr (R::HAS_OUTPUTS) {
+            is_there = outputs.receive(turn) && is_there;
+        } else {
+            const typename S::Tiles back(run.mine(run.layers[l].backward), S::tiles(l + 1), turn, run.deadline_ms);
+            is_there = back.template receive<S::tiles(l + 1)>(0, rest + R::BEHIND, S::even(l + 1) * ROWS_STRIP) && is_there;
         }
         show_to_products();
         if (__syncthreads_or(!is_there)) return false;
-        if constexpr (!R::IS_LAST) {
+        // Gradients of own units.
+        if constexpr (R::HAS_OUTPUTS) outputs.make(orders.rows(step));
+        if constexpr (R::HAS_COLUMNS) {
             const typename S::Tiles before(places.backward, S::tiles(l), turn, run.deadline_ms);
-            const Strips<8 * OWN * PARTS, false> columns(shared_at(room + R::COLUMNS));
-            multiply_rows_of<PARTS, PARTS, S::even(l + 1) / 2, OWN, S::BATCH>(
-                shared_at(room + R::BEHIND), S::even(l + 1) * ROWS_STRIP, columns, sums, team,
-                [&](int n, int row, int unit, float sum) {
-                    const int tile = block * OWN + unit / 8;
-                    const float made = tile * 8 + unit % 8 < S::at(l) ? through(K::of(l), slope, sum, given[n]) : 0.0f;
-                    u32 parts[PARTS];
-                    split_two(parts, made, 0.0f);
+            const Strips<8 * OWN * PARTS, false> columns(shared_at(rest + R::COLUMNS));
+            const auto finish = [&](int n, int row, int unit, float sum) {
+                const int tile = block * OWN + unit / 8;
+                const float made = tile * 8 + unit % 8 < S::at(l) ? through(K::of(l), slope, sum, given[n]) : 0.0f;
+                u32 parts[PARTS];
+                split_two(parts, made, 0.0f);
 #pragma unroll
-                    for (int i = 0; i < PARTS; ++i)
-                        reinterpret_cast<bf16*>(room + R::GRADIENTS + place_in_strips<ROWS>(row, i * 8 * OWN + unit))->bits =
-                            static_cast<unsigned short>(parts[i]);
-                    if constexpr (l > 1) before.send(tile, row, unit % 8, made, tile < S::tiles(l));
-                });
-            show_to_products();
-            __syncthreads();
+                for (int i = 0; i < PARTS; ++i)
+                    reinterpret_cast<bf16*>(rest + R::GRADIENTS + place_in_strips<ROWS>(row, i * 8 * OWN + unit))->bits =
+                        static_cast<unsigned short>(parts[i]);
+                if constexpr (l > 1) before.send(tile, row, unit % 8, made, tile < S::tiles(l));
+            };
+            if constexpr (R::HAS_OUTPUTS) {
+                float c[PARTS * OWN][4];
+                outputs.make_hidden(Columns<PARTS, OWN, decltype(columns)>{c, columns, team});
+                __syncthreads();  // sums of outputs have been read: these lie there, too
+                add_teams<PARTS, OWN, S::BATCH>(c, sums, team, true, finish);
+            } else {
+                multiply_rows_of<PARTS, PARTS, S::even(l + 1) / 2, OWN, S::BATCH, 0>(
+                    shared_at(rest + R::BEHIND), 0, S::even(l + 1) * ROWS_STRIP, columns, sums, team, finish);
+            }
+        } else {
+            outputs.make_hidden(OwnUnits<PARTS, OWN>{rest + R::GRADIENTS, block * 8 * OWN, team});
         }
-        weights.learn(rule, scale, input, gradients);
-        weights.tell(room + R::WEIGHTS);
+        show_to_products();
+        __syncthreads();
+        weights.template learn<l == 1 ? R::FIXED : 0>(rule, scale, input, further, gradients);
+        weights.tell(rest + R::WEIGHTS, biases);
         if constexpr (l == 1) {
             __syncthreads();  // rows have been read
-            next.keep(room + R::INPUT);
-            orders.keep(step + 2, coming);
+            next.template keep<0, R::FIXED>(room);
+            further = R::TWICE * ROWS_STRIP - further;
         } else {
             const Post columns = {places.columns, static_cast<long long>(8 * S::tiles(l - 1)) * 2 * S::tiles(l) * 16, turn, 0};
             weights.send(columns);
+        }
+        if constexpr (l == 1 || R::HAS_OUTPUTS) orders.keep(step + 2, coming);
+        if constexpr (l == 1) {  // from memory to L2: blocks have other lines of the rows each
+            const char* const row = static_cast<const char*>(run.x) + coming * run.x_stride;
+            if (threadIdx.x < S::BATCH)
+                for (int at = block * 128; at < run.x_stride; at += S::blocks(1) * 128)
+                    asm volatile("prefetch.global.L2 [%0];" :: "l"(row + at));
         }
         show_to_products();
         __syncthreads();
@@ -224,20 +306,20 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
 
 // Of the last layer's block.
 template <class S, class K, u32 OPTIMISER>
-__device__ __forceinline__ bool train_head(const Training<S::L>& run, char* room, int team) {
-    using R = HeadRoom<S>;
-    constexpr int L = S::L, PARTS = S::PARTS, N = S::at(L), OUT = R::OUTPUT_STRIPS, LANES = CREW / S::BATCH;
-    constexpr int TARGETS = (N + LANES - 1) / LANES, TILES = S::tiles(L - 1), MINE = (TILES + TEAMS - 1) / TEAMS;
+__device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room, int team) {
+    using R = LastRoom<S>;
+    using Out = Outputs<S, K, typename R::Outputs>;
+    constexpr int L = S::L, PARTS = S::PARTS, STRIPS = S::strips(L);
     __shared__ Rule rule;
     const LayerPlaces places = run.places(L);
     const LayerFacts& facts = run.facts[L - 1];
-    const float slope = __uint_as_float(facts.slope), before_slope = __uint_as_float(run.facts[L - 2].slope);
     const Orders<L, S::BATCH> orders(run, room + R::IDS);
-    float *const sums = reinterpret_cast<float*>(room + R::SUMS), *const outputs = reinterpret_cast<float*>(room + R::OUTPUTS);
+    float* const losses = reinterpret_cast<float*>(room + R::LOSSES);
     const u32 input = shared_at(room + R::INPUT), gradients = shared_at(room + R::GRADIENTS);
-    Weights<S, OPTIMISER, L, OUT> weights(places, 0, team);
+    Weights<S, OPTIMISER, L, STRIPS> weights(places, 0, team);
     weights.move(places, facts, false);
-    weights.tell(room + R::WEIGHTS);
+    Out outputs(run, room, team);
+    outputs.read_weights();
     put_ones<S>(room + R::INPUT, L - 1, facts.has_bias);
     for (int i = 0; i < 2; ++i) orders.keep(orders.first_step + i, orders.read(orders.first_step + i));
     u32 turn = run.mine(run.status)[0];
@@ -247,95 +329,45 @@ __device__ __forceinline__ bool train_head(const Training<S::L>& run, char* room
     for (long long step = orders.first_step; step < orders.steps; ++step, ++turn) {
         if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
         const u32 coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
-        const int row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-        const long long id = orders.of(step)[row];
-        float target[TARGETS] = {};
-        int truth = 0;
-        if (K::LOSS == CROSS_ENTROPY) {
-            truth = static_cast<int>(static_cast<const long long*>(run.targets)[id]);
-        } else {
-#pragma unroll
-            for (int i = 0; i < TARGETS; ++i)
-                if (lane + i * LANES < N) target[i] = static_cast<const float*>(run.targets)[id * N + lane + i * LANES];
-        }
-        const typename S::Tiles from(run.mine(run.layers[L - 2].forward), TILES, turn, run.deadline_ms);
-        const bool is_there = from.template receive<TILES>(0, room + R::INPUT, S::input_bytes(L));
+        outputs.fetch_targets(orders.of(step));
+        bool is_there = step == orders.first_step || outputs.receive_weights(turn - 1);
+        is_there = outputs.receive(turn) && is_there;
+        outputs.given.put(room + R::INPUT, S::input_bytes(L), team);
         show_to_products();
         if (__syncthreads_or(!is_there)) return false;
-        const Strips<8 * S::strips(L - 1), true> told(shared_at(room + R::WEIGHTS));
-        multiply_rows_of<PARTS, PARTS, S::strips(L - 1) / 2, OUT, S::BATCH>(
-            input, S::input_bytes(L), told, sums, team, [&](int, int r, int n, float sum) {
-                if (n < N) outputs[r * R::PITCH + n] = activate<K::of(L)>(sum, slope);
-            });
-        __syncthreads();
-        float* const mine = outputs + row * R::PITCH;
-        int hit;
-        const float loss = lose<LANES, N, K::LOSS, K::of(L)>(mine, true, row < orders.rows(step), slope, target, truth, hit);
-        if (lane == 0) mine[N] = loss, mine[N + 1] = static_cast<float>(hit);
+        outputs.make(orders.rows(step));
+        if (team == 0) {
 #pragma unroll
-        for (int i = 0; i < TARGETS; ++i) {
-            const int n = lane + i * LANES;
-            if (n >= N) break;
-            u32 parts[PARTS];
-            split_two(parts, mine[n], 0.0f);
+            for (int i = 0; i < 2 * STRIPS * 2; ++i) {
+                const int h = i % 2, j = i / 2;
+                if (j % 2) continue;
+                u32 parts[PARTS];
+                split_two(parts, outputs.gradients[h][j], outputs.gradients[h][j + 1]);
 #pragma unroll
-            for (int j = 0; j < PARTS; ++j)
-                reinterpret_cast<bf16*>(room + R::GRADIENTS + place_in_strips<ROWS>(row, j * 8 * OUT + n))->bits =
-                    static_cast<unsigned short>(parts[j]);
+                for (int part = 0; part < PARTS; ++part)
+                    *reinterpret_cast<u32*>(room + R::GRADIENTS +
+                                            place_in_strips<ROWS>(Out::row(h), part * 8 * STRIPS + Out::column(j))) = parts[part];
+            }
+            if (threadIdx.x % 4 == 0) {
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+                    losses[Out::row(h)] = outputs.loss[h], losses[ROWS + Out::row(h)] = static_cast<float>(outputs.hit[h]);
+            }
         }
         show_to_products();
         __syncthreads();
-        // The gradients of the last hidden layer: each team some tiles.
-        using Given = Strips<ROWS, false>;
-        using Told = Strips<8 * S::strips(L - 1), false>;
-        float c[MINE][4];
-        const u32 weights_at = shared_at(room + R::WEIGHTS) + team * MINE * 128;
-        constexpr int WEIGHT_PART = OUT * 128 * S::strips(L - 1), GRADIENT_PART = OUT * ROWS_STRIP;
-        begin_products();
-#pragma unroll
-        for (int both = PARTS - 1; both >= 0; --both)  // the small ones first
-#pragma unroll
-            for (int i = 0; i <= both; ++i)
-                begin_sums<OUT / 2, 1, Given, Told, MINE>(c, Given(gradients + i * GRADIENT_PART),
-                                                          Told(weights_at + (both - i) * WEIGHT_PART), 0,
-                                                          both < PARTS - 1 || i > 0);
-        end_products();
-        wait_for_products<0>();
-        const typename S::Tiles to(run.mine(run.layers[L - 2].backward), TILES, turn, run.deadline_ms);
-#pragma unroll
-        for (int j = 0; j < MINE; ++j) {
-            const int tile = team * MINE + j;
-            float made[4];
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                float2 given = {0.0f, 0.0f};  // the smallest part first
-#pragma unroll
-                for (int i = PARTS - 1; i >= 0; --i) {
-                    const int at = i * S::input_bytes(L) + place_in_strips<ROWS>(sum_row(2 * h), tile * 8 + sum_column(0, 0));
-                    const float2 part = load2(reinterpret_cast<const bf16*>(room + R::INPUT + (tile < TILES ? at : 0)));
-                    given.x += part.x, given.y += part.y;
-                }
-                made[2 * h] = through(K::of(L - 1), before_slope, c[j][2 * h], given.x);
-                made[2 * h + 1] = through(K::of(L - 1), before_slope, c[j][2 * h + 1], given.y);
-            }
-            to.send_sums(tile, made, tile < TILES && sum_row(0) < S::BATCH);
-        }
-        weights.learn(rule, 1.0f, input, gradients);
-        __syncthreads();  // weights have been read
-        weights.tell(room + R::WEIGHTS);
+        weights.template learn<0>(rule, 1.0f, input, 0, gradients);
+        weights.send(Out::weights_post(run, turn));
         if (threadIdx.x < 32) {
             double total = 0.0;
             int hits = 0;
-            for (int i = threadIdx.x; i < S::BATCH; i += 32) {
-                const float* const of_row = outputs + i * R::PITCH + N;
-                total += of_row[0], hits += static_cast<int>(of_row[1]);
-            }
+            for (int i = threadIdx.x; i < S::BATCH; i += 32)
+                total += losses[i], hits += static_cast<int>(losses[ROWS + i]);
             total = reduce_lanes<Sum, 32>(total);
             hits = reduce_lanes<Sum, 32>(hits);
             if (threadIdx.x == 0) run.mine(run.step_losses)[step] = total, run.mine(run.step_hits)[step] = hits;
         }
         orders.keep(step + 2, coming);
-        show_to_products();
         __syncthreads();
     }
     weights.move(places, facts, true);
@@ -348,7 +380,7 @@ __device__ __forceinline__ bool train_head(const Training<S::L>& run, char* room
 template <class S, class K, u32 OPTIMISER, int l>
 __device__ __forceinline__ bool train_layer(const Training<S::L>& run, char* room, int block, int team) {
     if constexpr (l == S::L) {
-        return train_head<S, K, OPTIMISER>(run, room, team);
+        return train_last<S, K, OPTIMISER>(run, room, team);
     } else {
         if (block < S::blocks(l)) return train_hidden<S, K, OPTIMISER, l>(run, room, block, team);
         return train_layer<S, K, OPTIMISER, l + 1>(run, room, block - S::blocks(l), team);

@@ -1,7 +1,7 @@
 // mlp_by_layers.cuh: what a block of mlp_by_layers.cu has: sizes, its room in shared memory, rows, and weights in registers.
 #pragma once
 
-#include "mlp_by_layers_post.cuh"
+#include "mlp_by_layers_words.cuh"
 
 // Gradients that a thread sums up at a time: with others, products wait for each other for want of registers.
 template <u32 OPTIMISER>
@@ -10,7 +10,8 @@ constexpr int MOST_SUMS = OPTIMISER == ADAM ? 40 : 36;
 struct LayerPlaces {
     float *w, *mean, *square;
     float *own_mean, *own_square;  // (blocks, fours, CREW, 4): the same, as threads have them
-    // What a layer gives; gradients by what goes into its activation; its weights, (inputs, units). Twice each: by turns.
+    // What a layer gives; gradients by what goes into its activation; its weights, (inputs, units), and of the last layer
+    // its biases behind them. Twice each: by turns.
     char *forward, *backward, *columns;
 };
 template <int L>
@@ -50,52 +51,82 @@ template <class Net, int PARTS_, int OWN_, int BATCH_>
 struct Sizes {
     static constexpr int L = Net::LAYERS, PARTS = PARTS_, OWN = OWN_, BATCH = BATCH_;
     using Tiles = TilePost<PARTS, BATCH>;
+    template <int l>
+    using GivenBy = Given<PARTS, BATCH, (Net::at(l) + 7) / 8>;
     static __device__ constexpr int at(int l) { return Net::at(l); }
     static __device__ constexpr int tiles(int l) { return (Net::at(l) + 7) / 8; }
     static __device__ constexpr int blocks(int l) { return (tiles(l) + OWN - 1) / OWN; }
     static __device__ constexpr int even(int l) { return round_up(tiles(l), 2); }
     // Behind a hidden layer's tiles a strip has a 1 in front: what the next layer's bias is multiplied by.
     static __device__ constexpr int one(int l) { return l == 0 ? Net::at(0) : 8 * tiles(l); }
+    static __device__ constexpr int told_rows(int l) { return 8 * tiles(l - 1) + (l == L ? 1 : 0); }  // inputs, and a bias
     static __device__ constexpr int strips(int l) { return round_up(l < L ? one(l) + 1 : Net::at(L), 16) / 8; }
     static __device__ constexpr int input_parts(int l) { return l == 1 ? 1 : PARTS; }
     static __device__ constexpr int input_bytes(int l) { return strips(l - 1) * ROWS_STRIP; }  // of a part
+    // Inputs of a layer's weights, in the order in which products go through them.
+    template <int l>
+    static __device__ constexpr int positions() {
+        if constexpr (l == 1) return 8 * strips(0);
+        else return GivenBy<l - 1>::POSITIONS;
+    }
     // Gradients are made of whole tiles of inputs, of all teams: what lies behind the last input is read for nothing.
     static __device__ constexpr int read_bytes(int l) {
         return (input_parts(l) - 1) * input_bytes(l) + round_up(strips(l - 1), 8 * TEAMS) * ROWS_STRIP;
     }
 };
 
-// Offsets in bytes of what a block of hidden layer l has.
+// Of what every block has that works out the outputs, behind `AT`.
+template <class S, int AT>
+struct OutputRoom {
+    static constexpr int L = S::L, STRIPS = S::strips(L);
+    static constexpr int POSITIONS = S::template GivenBy<L - 1>::POSITIONS;
+    static constexpr int WEIGHTS = AT;  // (POSITIONS, outputs), part behind part
+    static constexpr int WEIGHT_PART = STRIPS * 16 * POSITIONS;
+    static constexpr int BIASES = WEIGHTS + S::PARTS * WEIGHT_PART;  // (outputs,) float32
+    static constexpr int SUMS = BIASES + STRIPS * 32, SUM_BYTES = TEAMS * STRIPS * 128 * 16;  // (TEAMS, STRIPS, 128, 4)
+};
+
+constexpr int MOST_BYTES = 226 << 10;  // that a block asks for
+
+// What a block of hidden layer l has: first what comes in, and behind that the rest, at these offsets in bytes.
+// Rows come in, or what the layer before gives, part behind part: (ROWS, 8 strips(l - 1)). Pixels lie there twice, from
+// strip FIXED on, for as many of them as there is room: those of the next step are written while this one's are read.
 template <class S, int l>
 struct HiddenRoom {
-    static constexpr bool IS_LAST = l == S::L - 1;
-    static constexpr int BEHIND_STRIPS = IS_LAST ? 0 : S::even(l + 1), COLUMN_STRIP = 128 * S::OWN * S::PARTS;
-    static constexpr int INPUT = 0;  // (ROWS, 8 strips(l - 1)): rows, or what the layer before gives, part behind part
-    static constexpr int WEIGHTS = INPUT + S::input_parts(l) * S::input_bytes(l);  // (8 strips(l - 1), own units) in parts
-    static constexpr int GRADIENTS = WEIGHTS + S::PARTS * S::OWN * 128 * S::strips(l - 1);  // (ROWS, own units) in parts
+    static constexpr bool HAS_OUTPUTS = l >= S::L - 2, HAS_BEHIND = l < S::L - 2, HAS_COLUMNS = l < S::L - 1;
+    static constexpr int BEHIND_STRIPS = HAS_BEHIND ? S::even(l + 1) : 0, COLUMN_STRIP = 128 * S::OWN * S::PARTS;
+    static constexpr int COLUMN_STRIPS = HAS_BEHIND ? BEHIND_STRIPS : HAS_COLUMNS ? OutputRoom<S, 0>::POSITIONS / 8 : 0;
+    static constexpr int WEIGHTS = 0;  // (positions(l), own units) in parts
+    static constexpr int BIASES = WEIGHTS + S::PARTS * S::OWN * 16 * S::template positions<l>();  // (own units,) float32
+    static constexpr int GRADIENTS = BIASES + S::OWN * 32;                                         // (ROWS, own units) in parts
     static constexpr int BEHIND = GRADIENTS + S::PARTS * S::OWN * ROWS_STRIP;  // (ROWS, units of l + 1), part behind part
     static constexpr int COLUMNS = BEHIND + S::PARTS * BEHIND_STRIPS * ROWS_STRIP;  // (own units in parts, units of l + 1)
-    static constexpr int SUMS = COLUMNS + BEHIND_STRIPS * COLUMN_STRIP;  // (TEAMS, ROWS, own units) float32
-    static constexpr int IDS = SUMS + TEAMS * ROWS * 8 * S::OWN * 4;     // (3, BATCH)
-    static constexpr int BYTES = larger(IDS + 3 * S::BATCH * 4, INPUT + S::read_bytes(l));
+    using Outputs = OutputRoom<S, COLUMNS + COLUMN_STRIPS * COLUMN_STRIP>;
+    static constexpr int SUMS = HAS_OUTPUTS ? Outputs::SUMS : Outputs::WEIGHTS;  // (TEAMS, ROWS, own units) float32
+    static constexpr int SUM_BYTES = TEAMS * ROWS * 8 * S::OWN * 4;
+    static constexpr int IDS = SUMS + (HAS_OUTPUTS ? larger(SUM_BYTES, Outputs::SUM_BYTES) : SUM_BYTES);  // (3, BATCH)
+    static constexpr int REST_BYTES = IDS + 3 * S::BATCH * 4, INPUT_BYTES = S::input_parts(l) * S::input_bytes(l);
+    static constexpr int LEFT = (MOST_BYTES - larger(INPUT_BYTES + REST_BYTES, S::read_bytes(l))) / ROWS_STRIP;
+    static constexpr int KEPT = round_up(larger(S::strips(0) - larger(LEFT, 0), 0), 8);
+    static constexpr int FIXED = KEPT < S::strips(0) ? KEPT : S::strips(0), TWICE = l > 1 ? 0 : S::strips(0) - FIXED;  // strips
+    static constexpr int REST = INPUT_BYTES + TWICE * ROWS_STRIP;
+    static constexpr int BYTES = larger(REST + REST_BYTES, TWICE * ROWS_STRIP + S::read_bytes(l));
 };
 // Of the last layer's block.
 template <class S>
-struct HeadRoom {
-    static constexpr int L = S::L, OUTPUT_STRIPS = S::strips(L);
-    static constexpr int INPUT = 0;
-    static constexpr int WEIGHTS = INPUT + S::input_parts(L) * S::input_bytes(L);
-    static constexpr int GRADIENTS = WEIGHTS + S::PARTS * OUTPUT_STRIPS * 128 * S::strips(L - 1);
-    static constexpr int SUMS = GRADIENTS + S::PARTS * OUTPUT_STRIPS * ROWS_STRIP;
-    static constexpr int OUTPUTS = SUMS + TEAMS * ROWS * 8 * OUTPUT_STRIPS * 4;  // (BATCH, PITCH) float32: and loss and hit
-    static constexpr int PITCH = S::at(L) + 3;
-    static constexpr int IDS = OUTPUTS + S::BATCH * PITCH * 4;
-    static constexpr int BYTES = larger(IDS + 3 * S::BATCH * 4, INPUT + S::read_bytes(L));
+struct LastRoom {
+    static constexpr int L = S::L;
+    using Outputs = OutputRoom<S, 0>;
+    static constexpr int IDS = Outputs::SUMS + Outputs::SUM_BYTES;  // (3, BATCH)
+    static constexpr int LOSSES = IDS + 3 * S::BATCH * 4;           // (2, ROWS) float32: and hits
+    static constexpr int GRADIENTS = round_up(LOSSES + 2 * ROWS * 4, 128);
+    static constexpr int INPUT = GRADIENTS + S::PARTS * S::strips(L) * ROWS_STRIP;
+    static constexpr int BYTES = INPUT + S::read_bytes(L);
 };
 template <class S, int l = S::L - 1>
 __device__ constexpr int most_bytes() {
     if constexpr (l == 0) {
-        return HeadRoom<S>::BYTES;
+        return LastRoom<S>::BYTES;
     } else {
         return larger(HiddenRoom<S, l>::BYTES, most_bytes<S, l - 1>());
     }
@@ -137,11 +168,14 @@ struct NextPixels {
     static __device__ __forceinline__ uint4 widen_eight(u32 low, u32 high) {
         return {widen(low, 0x4140), widen(low, 0x4342), widen(high, 0x4140), widen(high, 0x4342)};
     }
+    // To strips `begin` to `end`, of which the first is at `to`.
+    template <int BEGIN, int END>
     __device__ __forceinline__ void keep(char* to) const {
         uint4* const first = reinterpret_cast<uint4*>(to + piece(0) * 2 * ROWS_STRIP + row() * 16);
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            if (AT_ONCE * (i + 1) > PIECES && piece(i) >= PIECES) break;
+            if (2 * AT_ONCE * (i + 1) <= BEGIN || 2 * AT_ONCE * i >= END) continue;  // known ahead: few registers wait
+            if (2 * piece(i) < BEGIN || 2 * piece(i) >= END) continue;
             first[i * 2 * AT_ONCE * ROWS] = widen_eight(bytes[i].x, bytes[i].y);
             first[(i * 2 * AT_ONCE + 1) * ROWS] = widen_eight(bytes[i].z, bytes[i].w);
         }
@@ -184,20 +218,26 @@ struct Weights {
             if constexpr (OPTIMISER == ADAM) copy(squares[n / 4 * CREW * 4 + n % 4], places.square + at, is_there, is_back);
         }
     }
-    // In parts, where products read them: (INPUTS, 8 STRIPS), part behind part.
-    __device__ __forceinline__ void tell(char* to) const {
+    // In parts, where products read them: (positions(l), 8 STRIPS), part behind part. Behind the first layer, biases apart.
+    __device__ __forceinline__ void tell(char* to, float* biases) const {
+        constexpr int POSITIONS = S::template positions<l>(), TOLD = l == 1 ? INPUTS : S::one(l - 1);
 #pragma unroll
         for (int n = 0; n < NUMBERS; n += 2) {
-            const bool is_whole = (n / (STRIPS * 4) + 1) * TEAMS * 64 <= INPUTS;
-            if (!is_whole && input(n) >= INPUTS) continue;
+            const bool is_whole = (n / (STRIPS * 4) + 1) * TEAMS * 64 <= TOLD;
+            const int column = sum_column(n / 4 % STRIPS, 0);
+            if (!is_whole && input(n) >= TOLD) {
+                if (l > 1 && input(n) == TOLD) biases[column] = w[n], biases[column + 1] = w[n + 1];
+                continue;
+            }
             u32 parts[PARTS];
             split_two(parts, w[n], w[n + 1]);
+            const int at = l == 1 ? input(n) : position(input(n));
 #pragma unroll
             for (int i = 0; i < PARTS; ++i)
-                *reinterpret_cast<u32*>(to + place_in_strips<INPUTS>(input(n), i * 8 * STRIPS + sum_column(n / 4 % STRIPS, 0))) = parts[i];
+                *reinterpret_cast<u32*>(to + place_in_strips<POSITIONS>(at, i * 8 * STRIPS + column)) = parts[i];
         }
     }
-    // To the layer before: (8 tiles(l - 1), 8 tiles(l)) in fours. Lanes q and q + 1 have four units of two rows.
+    // To who multiplies by them: (told_rows(l), 8 tiles(l)) in fours. Lanes q and q + 1 have four units of two rows.
     __device__ __forceinline__ void send(const Post& post) const {
         const bool is_odd = threadIdx.x % 2;
 #pragma unroll
@@ -208,14 +248,17 @@ struct Weights {
             const u32 a = __shfl_xor_sync(~0u, is_odd ? mine[0] : mine[2], 1);
             const u32 b = __shfl_xor_sync(~0u, is_odd ? mine[1] : mine[3], 1);
             const int row = input(is_odd ? n + 2 : n), four = (first_unit + n / 4 % STRIPS * 8) / 4 + threadIdx.x % 4 / 2;
-            if (row >= 8 * S::tiles(l - 1) || four >= 2 * S::tiles(l)) continue;
+            if (row >= S::told_rows(l) || four >= 2 * S::tiles(l)) continue;
             const int piece = row * 2 * S::tiles(l) + four;
             if (is_odd) post.send(piece, a, b, mine[2], mine[3]);
             else post.send(piece, mine[0], mine[1], a, b);
         }
     }
-    // By the gradients of a step. input, gradients: in shared memory
-    __device__ __forceinline__ void learn(const Rule& rule, float scale, u32 inputs, u32 gradients) {
+    // By the gradients of a step.
+    // inputs, gradients  in shared memory
+    // further  bytes by which inputs from strip FIXED on lie further on
+    template <int FIXED>
+    __device__ __forceinline__ void learn(const Rule& rule, float scale, u32 inputs, u32 further, u32 gradients) {
         using Turned = Strips<ROWS, true>;
         constexpr int AT_ONCE = MOST_SUMS<OPTIMISER> / (PARTS * STRIPS * 4) > 1 ? MOST_SUMS<OPTIMISER> / (PARTS * STRIPS * 4) : 1;  // tiles
 #pragma unroll
@@ -223,10 +266,12 @@ struct Weights {
             float c[AT_ONCE][PARTS * STRIPS][4];
             begin_products();
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
-                if (first + i < COUNT)
-                    begin_parts<S::input_parts(l), S::BATCH / 16, 1, Turned>(
-                        c[i], inputs + (team + (first + i) * TEAMS) * 8 * ROWS_STRIP, S::input_bytes(l), Turned(gradients), 0);
+            for (int i = 0; i < AT_ONCE; ++i) {
+                if (first + i >= COUNT) break;
+                const int strip = (team + (first + i) * TEAMS) * 8;
+                const u32 tile = inputs + (strip < FIXED ? 0 : further) + strip * ROWS_STRIP;
+                begin_parts<S::input_parts(l), S::BATCH / 16, 1, Turned>(c[i], tile, S::input_bytes(l), Turned(gradients), 0);
+            }
             end_products();
             wait_for_products<0>();
 #pragma unroll

@@ -39,11 +39,13 @@ SOURCE = Path(__file__).parent / "mlp_by_layers.cu"
 ROWS, TEAMS = 64, 2  # of a product; four warps each, of a block
 BATCHES = (16, 32, ROWS)  # rows of a step, at most
 STRIP_BYTES = 16 * ROWS  # of 8 columns
+MOST_BYTES = 226 << 10  # of shared memory that is asked for
+MOST_UNITS = 1024  # of a hidden layer, whose numbers lie in registers: half as many of float32
 MOST_OWN = 8  # strips of a product: tiles that a block owns, times the parts of a number
-_BUDGET = Budget(registers=255, spill_bytes=256)
+_BUDGET = Budget(registers=255, spill_bytes=320)
 # Of a step on an H200: what it waits for, in all, for each layer and part; each number that a block is given; a further
 # tile of a block. Measured with 784-320-160-10, 16 to 64 rows, in bf16, tf32 and fp32.
-_STEP_US, _LAYER_US, _PART_US, _NUMBER_US, _OWN_US = 1.0, 1.85, 1.4, 4e-5, 4.5
+_STEP_US, _LAYER_US, _PART_US, _NUMBER_US, _OWN_US = 1.0, 1.37, 0.95, 2.7e-5, 4.5
 
 
 @dataclass(frozen=True)
@@ -117,30 +119,55 @@ class ByLayersLowering(TrainLowering):
             for name in ("own_mean", "own_square")[:kept]:
                 made[f"{name}{i}"] = blocks * tiles * strips * 128 * TEAMS * 16
         for i, count in enumerate(self.tiles[1:]):
-            made[f"forward{i}"] = made[f"backward{i}"] = 2 * count * UNITS * self.rows * number
-            if i > 0:
-                made[f"columns{i}"] = 2 * UNITS * self.tiles[i] * UNITS * count * 4
+            made[f"forward{i}"] = 2 * count * UNITS * self.rows * number
+            if 0 < i < len(self.layers) - 2:
+                made[f"backward{i}"] = made[f"forward{i}"]
+            made[f"columns{i + 1}"] = 2 * self._told_rows(i + 1) * round_up(self.layers[i + 1].N, UNITS) * 4
         return made
 
     @cached_property
     def shared_bytes(self) -> int:
         """most_bytes of mlp_by_layers.cu: what the block with the most has."""
-        L, own, parts, tiles = len(self.layers), self.own, self.parts, self.tiles
-        N = self.layers[-1].N
-        strips = self.strips
-        outputs = round_up(N, 16) // 8
-        most = STRIP_BYTES * parts * (strips[L - 1] + outputs) + parts * outputs * 128 * strips[L - 1]
-        most += TEAMS * ROWS * 8 * outputs * 4 + self.rows * (N + 3) * 4
+        L, parts = len(self.layers), self.parts
+        ids = 3 * self.rows * 4
+        outputs = round_up(self.layers[-1].N, 16) // 8
+        positions = self._positions(L)
+        output_bytes = parts * outputs * 16 * positions + outputs * 32
+        output_sums = TEAMS * outputs * 128 * 16
+        most = round_up(output_bytes + output_sums + ids + 2 * ROWS * 4, 128)
+        most += STRIP_BYTES * parts * outputs + self._read_bytes(L)
         for layer in range(1, L):
-            behind = round_up(tiles[layer + 1], 2) if layer < L - 1 else 0
-            made = STRIP_BYTES * ((1 if layer == 1 else parts) * strips[layer - 1] + parts * (own + behind))
-            made += parts * own * 128 * (strips[layer - 1] + behind) + TEAMS * ROWS * 8 * own * 4
-            most = max(most, made)
-        read = [
-            STRIP_BYTES * ((parts - 1 if i else 0) * count + round_up(count, 8 * TEAMS))
-            for i, count in enumerate(strips)
-        ]
-        return max(most + 3 * self.rows * 4, *read)
+            came = STRIP_BYTES * (1 if layer == 1 else parts) * self.strips[layer - 1]
+            behind = round_up(self.tiles[layer + 1], 2) if layer < L - 2 else 0
+            columns = behind if layer < L - 2 else positions // 8 if layer < L - 1 else 0
+            sums = TEAMS * ROWS * 8 * self.own * 4
+            rest = parts * self.own * (16 * self._positions(layer) + 128 * columns + STRIP_BYTES) + 32 * self.own
+            rest += STRIP_BYTES * parts * behind + ids
+            rest += output_bytes + max(sums, output_sums) if layer >= L - 2 else sums
+            read, twice = self._read_bytes(layer), 0
+            if layer == 1:  # for pixels of the next step
+                left = (MOST_BYTES - max(came + rest, read)) // STRIP_BYTES
+                fixed = round_up(max(self.strips[0] - max(left, 0), 0), 8)
+                twice = max(self.strips[0] - fixed, 0)
+            most = max(most, twice * STRIP_BYTES + max(came + rest, read))
+        return most
+
+    def _positions(self, layer: int) -> int:
+        """Of what a layer's products go through: behind the first, units in groups of 32."""
+        if layer == 1:
+            return 8 * self.strips[0]
+        needed = -(-self.tiles[layer - 1] // (4 * TEAMS))
+        turns = -(-needed // 4)
+        return 32 * TEAMS * turns * -(-needed // turns)
+
+    def _told_rows(self, i: int) -> int:
+        """Of layer i's weights: inputs, and the last layer's bias."""
+        return UNITS * self.tiles[i] + (i == len(self.layers) - 1)
+
+    def _read_bytes(self, layer: int) -> int:
+        """Of what comes in, when gradients are made."""
+        strips = self.strips[layer - 1]
+        return STRIP_BYTES * ((self.parts - 1 if layer > 1 else 0) * strips + round_up(strips, 8 * TEAMS))
 
     # -- launches ------------------------------------------------------------------------------------------------
 
@@ -188,6 +215,9 @@ def make_lowering(chain: Chain, job: Job, device: Device) -> ByLayersLowering | 
     if job.batch > ROWS:
         return f"batches of at most {ROWS} rows, got {job.batch:,}"
     rows = next(rows for rows in BATCHES if rows >= job.batch)
+    most = MOST_UNITS // (1 if ByLayersLowering(layers, job, device).parts == 1 else 2)
+    if (widest := max(layer.N for layer in layers[:-1])) > most:
+        return f"hidden layers of at most {most} units in {job.precision}, got {widest:,}"
     for own in range(1, MOST_OWN + 1):
         lowering = ByLayersLowering(layers, job, device, own=own, rows=rows)
         if lowering.blocks > device.units:

@@ -28,10 +28,11 @@ __device__ __forceinline__ void split_two(u32 (&words)[PARTS], float a, float b)
 // c = a b: each part of a times all parts of b, which lie side by side. Steps `first`, `first` + BY, ... below STEPS. To be
 // added up by `whole`. Those that matter least could be left out, but sums of other widths make ptxas run short.
 template <int A_PARTS, int STEPS, int BY, class A, class B, int ALL>
-__device__ __forceinline__ void begin_parts(float (&c)[ALL][4], u32 a, int a_part_bytes, const B& b, int first) {
+__device__ __forceinline__ void begin_parts(float (&c)[ALL][4], u32 a, int a_part_bytes, const B& b, int first,
+                                            bool sums = false) {
 #pragma unroll
     for (int part = 0; part < A_PARTS; ++part)
-        begin_sums<STEPS, BY, A, B, ALL>(c, A(a + part * a_part_bytes), b, first, part > 0);
+        begin_sums<STEPS, BY, A, B, ALL>(c, A(a + part * a_part_bytes), b, first, sums || part > 0);
 }
 template <int PARTS, int ALL>
 __device__ __forceinline__ float whole(const float (&c)[ALL][4], int j, int i) {
@@ -63,42 +64,55 @@ struct Post {
         asm volatile("{ .reg .b128 s; mov.b128 s, {%1, %2}; st.relaxed.gpu.b128 [%0], s; }"
                      :: "l"(place(piece)), "l"(low), "l"(high) : "memory");
     }
-    // PIECES from `first` on: take(number among them, four words). False: they did not come before the deadline.
+    // COUNT pieces of a thread, all asked for at once: which(i), below 0: none. False: they did not come before the
+    // deadline.
+    template <int COUNT, class Which>
+    __device__ __forceinline__ bool look(u32 (&words)[COUNT][4], const Which& which) const {
+        unsigned long long low[COUNT], high[COUNT], begin = 0;
+        bool all, is_late = false;
+        u32 looks = 0;
+        do {
+            all = true;
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) {
+                low[i] = bit(), high[i] = 0;
+                if (which(i) >= 0)
+                    asm volatile("{ .reg .b128 s; ld.relaxed.gpu.b128 s, [%2]; mov.b128 {%0, %1}, s; }"
+                                 : "=l"(low[i]), "=l"(high[i]) : "l"(place(which(i))) : "memory");
+            }
+#pragma unroll
+            for (int i = 0; i < COUNT; ++i) all = all && (low[i] & 1) == bit();
+            if (++looks % 256 == 0) {
+                const unsigned long long now = Exchange::nanoseconds();
+                if (begin == 0) begin = now;
+                is_late = deadline_ms && (now - begin) / 1000000 >= deadline_ms;
+            }
+        } while (!all && !is_late);
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            words[i][0] = static_cast<u32>(low[i]) & ~1u, words[i][1] = static_cast<u32>(low[i] >> 32);
+            words[i][2] = static_cast<u32>(high[i]), words[i][3] = static_cast<u32>(high[i] >> 32);
+        }
+        return !is_late;
+    }
+    // PIECES from `first` on, by all threads: take(number among them, four words).
     template <int PIECES, class Take>
     __device__ __forceinline__ bool receive(int first, const Take& take) const {
         constexpr int EACH = (PIECES + CREW - 1) / CREW, AT_ONCE = EACH < 10 ? EACH : 10;
         delay();
-        unsigned long long begin = 0;
-        bool is_late = false;
+        bool are_there = true;
 #pragma unroll 1
-        for (int next = threadIdx.x; next < PIECES; next += AT_ONCE * CREW) {
-            unsigned long long low[AT_ONCE], high[AT_ONCE];
-            bool all;
-            u32 looks = 0;
-            do {
-                all = true;
-#pragma unroll
-                for (int i = 0; i < AT_ONCE; ++i)
-                    if (next + i * CREW < PIECES)
-                        asm volatile("{ .reg .b128 s; ld.relaxed.gpu.b128 s, [%2]; mov.b128 {%0, %1}, s; }"
-                                     : "=l"(low[i]), "=l"(high[i]) : "l"(place(first + next + i * CREW)) : "memory");
-#pragma unroll
-                for (int i = 0; i < AT_ONCE; ++i) all = all && (next + i * CREW >= PIECES || (low[i] & 1) == bit());
-                if (++looks % 256 == 0) {
-                    const unsigned long long now = Exchange::nanoseconds();
-                    if (begin == 0) begin = now;
-                    is_late = deadline_ms && (now - begin) / 1000000 >= deadline_ms;
-                }
-            } while (!all && !is_late);
+        for (int next = threadIdx.x; are_there && next < PIECES; next += AT_ONCE * CREW) {
+            u32 words[AT_ONCE][4];
+            const auto which = [=](int i) { return next + i * CREW < PIECES ? first + next + i * CREW : -1; };
+            are_there = look(words, which);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 if (next + i * CREW >= PIECES) break;
-                const u32 four[4] = {static_cast<u32>(low[i]) & ~1u, static_cast<u32>(low[i] >> 32),
-                                     static_cast<u32>(high[i]), static_cast<u32>(high[i] >> 32)};
-                take(next + i * CREW, four);
+                take(next + i * CREW, words[i]);
             }
         }
-        return !is_late;
+        return are_there;
     }
 };
 
@@ -131,43 +145,23 @@ struct TilePost {
             if (unit % 4 == 0 && is_there) post.send((tile * BATCH + row) * 2 + unit / 4, a, b, c, d);
         }
     }
-    // All of a tile, as sums of products lie. Every second lane sends a row's, the others those of the row 8 below.
-    __device__ __forceinline__ void send_sums(int tile, const float (&v)[4], bool is_there) const {
-        const int q = threadIdx.x % 4;
-        const bool is_odd = q % 2;
+    // A piece to strips; its parts lie part_bytes behind each other.
+    static __device__ __forceinline__ void put(char* to, int part_bytes, const u32 (&four)[4]) {
         if constexpr (PARTS == 1) {
-            u32 upper = pack<bf16>(v[0], v[1]), lower = pack<bf16>(v[2], v[3]);
-            if (q == 0) {
-                upper = (upper & 0xffff0000) | round_to_even_bits(v[0]);
-                lower = (lower & 0xffff0000) | round_to_even_bits(v[2]);
-            }
-            const u32 b = __shfl_xor_sync(~0u, is_odd ? upper : lower, 1);
-            const u32 c = __shfl_xor_sync(~0u, is_odd ? lower : upper, 2);
-            const u32 d = __shfl_xor_sync(~0u, is_odd ? upper : lower, 3);
-            if (q == 0 && is_there) post.send(tile * BATCH + sum_row(0), upper, b, c, d);
-            if (q == 1 && is_there) post.send(tile * BATCH + sum_row(2), b, lower, d, c);
+            *reinterpret_cast<uint4*>(to) = {four[0], four[1], four[2], four[3]};
         } else {
-            const u32 a = __shfl_xor_sync(~0u, __float_as_uint(is_odd ? v[0] : v[2]), 1);
-            const u32 b = __shfl_xor_sync(~0u, __float_as_uint(is_odd ? v[1] : v[3]), 1);
-            const int piece = (tile * BATCH + sum_row(is_odd ? 2 : 0)) * 2 + q / 2;
-            if (is_odd && is_there) post.send(piece, a, b, __float_as_uint(v[2]), __float_as_uint(v[3]));
-            if (!is_odd && is_there) post.send(piece, __float_as_uint(v[0]), __float_as_uint(v[1]), a, b);
+            u32 front[PARTS], back[PARTS];
+            split_two(front, __uint_as_float(four[0]), __uint_as_float(four[1]));
+            split_two(back, __uint_as_float(four[2]), __uint_as_float(four[3]));
+#pragma unroll
+            for (int i = 0; i < PARTS; ++i) *reinterpret_cast<uint2*>(to + i * part_bytes) = {front[i], back[i]};
         }
     }
-    // TILES tiles from `first` on, to strips; their parts lie part_bytes behind each other.
+    // TILES tiles from `first` on.
     template <int TILES>
     __device__ __forceinline__ bool receive(int first, char* to, int part_bytes) const {
         return post.receive<TILES * BATCH * A_ROW>(first * BATCH * A_ROW, [&](int piece, const u32 (&four)[4]) {
-            char* const at = to + piece / (BATCH * A_ROW) * ROWS_STRIP + piece % (BATCH * A_ROW) * (16 / A_ROW);
-            if constexpr (PARTS == 1) {
-                *reinterpret_cast<uint4*>(at) = {four[0], four[1], four[2], four[3]};
-            } else {
-                u32 front[PARTS], back[PARTS];
-                split_two(front, __uint_as_float(four[0]), __uint_as_float(four[1]));
-                split_two(back, __uint_as_float(four[2]), __uint_as_float(four[3]));
-#pragma unroll
-                for (int i = 0; i < PARTS; ++i) *reinterpret_cast<uint2*>(at + i * part_bytes) = {front[i], back[i]};
-            }
+            put(to + piece / (BATCH * A_ROW) * ROWS_STRIP + piece % (BATCH * A_ROW) * (16 / A_ROW), part_bytes, four);
         });
     }
 };

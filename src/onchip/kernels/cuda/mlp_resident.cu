@@ -112,15 +112,15 @@ __global__ void __launch_bounds__(TEAM, 1) train_resident(const __grid_constant_
         const u32 coming = threadIdx.x < ROWS ? read_ids(step + 2) : 0;
         const int row = here.block * R::HEAD_ROWS + threadIdx.x / LANES;  // of the loss
         const long long id = ids[step % 3 * ROWS + (row < ROWS ? row : 0)];
-        float target[B::TARGETS] = {};
-        int truth = 0;
+        float target[1][B::TARGETS] = {};
+        int truth[1] = {};
         if (K::LOSS == CROSS_ENTROPY) {
-            truth = static_cast<int>(static_cast<const long long*>(run.targets)[id]);
+            truth[0] = static_cast<int>(static_cast<const long long*>(run.targets)[id]);
         } else {
 #pragma unroll
             for (int i = 0; i < B::TARGETS; ++i)
                 if (threadIdx.x % LANES + i * LANES < N)
-                    target[i] = static_cast<const float*>(run.targets)[id * N + threadIdx.x % LANES + i * LANES];
+                    target[0][i] = static_cast<const float*>(run.targets)[id * N + threadIdx.x % LANES + i * LANES];
         }
         bool is_well = here.template forward<1>();
         if (is_well) {

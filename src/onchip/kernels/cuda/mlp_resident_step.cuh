@@ -90,54 +90,75 @@ struct NextRows {
 
 // -- the loss --------------------------------------------------------------------------------------------------------
 
-// LANES lanes a row turn outputs into gradients where they lie; the loss, of every lane, and whether the row is a hit.
-// Of a row that does not count all are 0.
-template <int LANES, int N, u32 LOSS, u32 CODE>
-__device__ __forceinline__ float lose(float* outputs, bool is_there, bool counts, float slope,
-                                      const float (&target)[(N + LANES - 1) / LANES], int truth, int& hit) {
-    constexpr int MINE = (N + LANES - 1) / LANES;
-    const int lane = threadIdx.x % LANES;
-    float z[MINE], gradient[MINE], loss = 0.0f;
-#pragma unroll
-    for (int i = 0; i < MINE; ++i) z[i] = lane + i * LANES < N ? outputs[lane + i * LANES] : 0.0f;
-    hit = 0;
+// LANES lanes turn outputs z of ROWS rows, of which a lane's i-th is column(i) among N, into their gradients; losses, of
+// every lane, and whether rows are hits. Of a row that does not count all are 0. Rows go side by side: none waits for
+// another's sums.
+template <int LANES, int N, u32 LOSS, u32 CODE, int ROWS, int MINE, class Column>
+__device__ __forceinline__ void lose(float (&z)[ROWS][MINE], const Column& column, const bool (&counts)[ROWS], float slope,
+                                     const float (&target)[ROWS][MINE], const int (&truth)[ROWS], float (&loss)[ROWS],
+                                     int (&hit)[ROWS]) {
     if constexpr (LOSS == CROSS_ENTROPY) {
-        float most = __uint_as_float(0xff800000u);
-        int best = N;
+        float most[ROWS], total[ROWS], at_truth[ROWS];  // the last of one lane
+        int best[ROWS];
 #pragma unroll
-        for (int i = 0; i < MINE; ++i)
-            if (lane + i * LANES < N && (z[i] > most || best == N)) most = z[i], best = lane + i * LANES;
-        join_largest<LANES>(most, best, N);
-        float total = 0.0f, at_truth = 0.0f;  // the second of one lane
+        for (int h = 0; h < ROWS; ++h) {
+            most[h] = __uint_as_float(0xff800000u), total[h] = at_truth[h] = 0.0f, best[h] = N;
 #pragma unroll
-        for (int i = 0; i < MINE; ++i) {
-            gradient[i] = lane + i * LANES < N ? expf(z[i] - most) : 0.0f;
-            total += gradient[i];
-            if (lane + i * LANES == truth) at_truth = z[i] - most;
+            for (int i = 0; i < MINE; ++i)
+                if (column(i) < N) most[h] = fmaxf(most[h], z[h][i]);
         }
-        total = reduce_lanes<Sum, LANES>(total);
-        at_truth = reduce_lanes<Sum, LANES>(at_truth);
-        const float scale = 1.0f / total;
+#pragma unroll
+        for (int mask = LANES / 2; mask > 0; mask /= 2)
+#pragma unroll
+            for (int h = 0; h < ROWS; ++h) most[h] = fmaxf(most[h], __shfl_xor_sync(~0u, most[h], mask));
 #pragma unroll
         for (int i = 0; i < MINE; ++i)
-            gradient[i] = gradient[i] * scale - (lane + i * LANES == truth ? 1.0f : 0.0f);
-        loss = logf(total) - at_truth;
-        hit = best == truth;
+#pragma unroll
+            for (int h = 0; h < ROWS; ++h) {
+                const float less = z[h][i] - most[h];
+                z[h][i] = column(i) < N ? expf(less) : 0.0f;
+                total[h] += z[h][i];
+                if (column(i) == truth[h]) at_truth[h] = less;
+                if (less == 0.0f && column(i) < best[h]) best[h] = column(i);
+            }
+#pragma unroll
+        for (int mask = LANES / 2; mask > 0; mask /= 2)
+#pragma unroll
+            for (int h = 0; h < ROWS; ++h) {
+                total[h] += __shfl_xor_sync(~0u, total[h], mask);
+                at_truth[h] += __shfl_xor_sync(~0u, at_truth[h], mask);
+                best[h] = min(best[h], __shfl_xor_sync(~0u, best[h], mask));
+            }
+#pragma unroll
+        for (int h = 0; h < ROWS; ++h) {
+            // From 1 to N, so without a division's other cases: those would part the rows.
+            float scale;
+            asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(scale) : "f"(total[h]));
+            scale = fmaf(scale, fmaf(-total[h], scale, 1.0f), scale);
+#pragma unroll
+            for (int i = 0; i < MINE; ++i) z[h][i] = z[h][i] * scale - (column(i) == truth[h] ? 1.0f : 0.0f);
+            loss[h] = logf(total[h]) - at_truth[h];
+            hit[h] = best[h] == truth[h];
+        }
     } else {
 #pragma unroll
-        for (int i = 0; i < MINE; ++i) {
-            const float difference = z[i] - target[i];
-            if (lane + i * LANES < N) loss = fmaf(difference, difference, loss);
-            gradient[i] = through(CODE, slope, difference, z[i]);
-        }
-        loss = reduce_lanes<Sum, LANES>(loss) * (LOSS == HALF_SSE ? 0.5f : 1.0f / N);
-    }
-    __syncwarp();
+        for (int h = 0; h < ROWS; ++h) {
+            loss[h] = 0.0f, hit[h] = 0;
 #pragma unroll
-    for (int i = 0; i < MINE; ++i)
-        if (is_there && lane + i * LANES < N) outputs[lane + i * LANES] = counts ? gradient[i] : 0.0f;
-    if (!counts) hit = 0;
-    return counts ? loss : 0.0f;
+            for (int i = 0; i < MINE; ++i) {
+                const float difference = z[h][i] - target[h][i];
+                if (column(i) < N) loss[h] = fmaf(difference, difference, loss[h]);
+                z[h][i] = column(i) < N ? through(CODE, slope, difference, z[h][i]) : 0.0f;
+            }
+            loss[h] = reduce_lanes<Sum, LANES>(loss[h]) * (LOSS == HALF_SSE ? 0.5f : 1.0f / N);
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < ROWS; ++h) {
+        if (!counts[h]) loss[h] = 0.0f, hit[h] = 0;
+#pragma unroll
+        for (int i = 0; i < MINE; ++i) z[h][i] = counts[h] ? z[h][i] : 0.0f;
+    }
 }
 
 // -- layers ----------------------------------------------------------------------------------------------------------
@@ -206,7 +227,8 @@ struct Blocks {
 
     // The last layer, the loss and the gradients of outputs and of the last hidden layer: HEAD_ROWS rows a block, told to
     // all. has_moved: the last layer's weights are told by those who own them, since the launch began.
-    __device__ __forceinline__ bool head(int rows, bool has_moved, const float (&target)[TARGETS], int truth) const {
+    __device__ __forceinline__ bool head(int rows, bool has_moved, const float (&target)[1][TARGETS],
+                                         const int (&truth)[1]) const {
         constexpr int HEAD = R::HEAD_ROWS, D = Net::at(L - 1), N = Net::at(L), TILES = R::tiles(L - 1);
         constexpr int PITCH = R::pitch(L - 1), OUT = R::pitch(L);
         float *const given = room + R::OUTPUTS, *const outputs = given + HEAD * PITCH;
@@ -239,10 +261,19 @@ struct Blocks {
             const int mine = threadIdx.x / LANES;
             if (warp < (HEAD * LANES + 31) / 32) {
                 float* const row = outputs + (mine < HEAD ? mine : HEAD - 1) * OUT;  // at most, one of the same warp's
-                int hit;
-                const bool counts = mine < HEAD && first + mine < rows;
-                const float loss = lose<LANES, N, K::LOSS, K::of(L)>(row, mine < HEAD, counts, slope, target, truth, hit);
-                if (mine < HEAD && threadIdx.x % LANES == 0) row[N] = loss, row[N + 1] = static_cast<float>(hit);
+                const auto column = [](int i) { return static_cast<int>(threadIdx.x) % LANES + i * LANES; };
+                float z[1][TARGETS], loss[1];
+                int hit[1];
+#pragma unroll
+                for (int i = 0; i < TARGETS; ++i) z[0][i] = column(i) < N ? row[column(i)] : 0.0f;
+                lose<LANES, N, K::LOSS, K::of(L)>(z, column, {mine < HEAD && first + mine < rows}, slope, target, truth, loss, hit);
+                __syncwarp();
+                if (mine < HEAD) {
+#pragma unroll
+                    for (int i = 0; i < TARGETS; ++i)
+                        if (column(i) < N) row[column(i)] = z[0][i];
+                    if (threadIdx.x % LANES == 0) row[N] = loss[0], row[N + 1] = static_cast<float>(hit[0]);
+                }
             }
         }
         __syncthreads();

@@ -3,7 +3,8 @@
 // Layout     A strip is 8 columns: 16 bytes of each row, row behind row. A matrix is its strips, first to last. So 8 rows
 //            of a strip are 128 bytes, a tile that the tensor cores take with sums along its rows or its columns.
 // Operands   Four warps multiply 64 of one operand's outer side by 8 NT of the other's, 16 k's an instruction. Sums lie as
-//            wgmma.cuh has them.
+//            wgmma.cuh has them. The first operand may lie in registers: word 2 v + h of lane (g, q) of warp w has k's
+//            8 v + 2 q and the next of row 16 w + 8 h + g. So the sums of two tiles of 8 columns are k's of a next product.
 #pragma once
 
 #include "wgmma.cuh"
@@ -31,6 +32,12 @@ struct Strips {
 
     __device__ __forceinline__ explicit Strips(u32 shared_address)
         : first(worked_out_here(NEXT_K / 16 << 16 | (shared_address & 0x3ffff) >> 4)) {}
+    // Those behind the first steps.
+    __device__ __forceinline__ Strips from(int step) const {
+        Strips made = *this;
+        made.first += step * (2 * NEXT_K / 16);
+        return made;
+    }
     __device__ __forceinline__ unsigned long long word(int step) const {
         return static_cast<unsigned long long>(NEXT_OUTER / 16) << 32 | (first + step * (2 * NEXT_K / 16));
     }
@@ -46,7 +53,7 @@ struct Strips {
 template <int N, bool TURN_A, bool TURN_B>
 struct StripProduct;
 // The numbers count operands: they stand behind the N / 2 sums.
-#define ONCHIP_STRIPS(N, A0, A1, A2, A3, A4)                                                                         \
+#define ONCHIP_STRIPS(N, A0, A1, A2, A3, A4, A5, A6)                                                                 \
     template <bool TURN_A, bool TURN_B>                                                                              \
     struct StripProduct<N, TURN_A, TURN_B> {                                                                         \
         static __device__ __forceinline__ void add(float (*c)[4], unsigned long long a, unsigned long long b,        \
@@ -58,13 +65,21 @@ struct StripProduct;
                          : "l"(a), "l"(b), "n"(static_cast<int>(TURN_A)), "n"(static_cast<int>(TURN_B)),             \
                            "r"(static_cast<int>(sums)));                                                             \
         }                                                                                                            \
+        static __device__ __forceinline__ void add(float (*c)[4], const u32 (&a)[4], unsigned long long b, bool sums) { \
+            asm volatile("{.reg .pred sums; setp.ne.b32 sums, %" #A6 ", 0;\n"                                        \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" ONCHIP_REGISTERS_##N "}, {%" #A0 \
+                         ",%" #A1 ",%" #A2 ",%" #A3 "}, %" #A4 ", sums, 1, 1, %" #A5 ";}"                            \
+                         : ONCHIP_SUMS_##N                                                                           \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(TURN_B)),        \
+                           "r"(static_cast<int>(sums)));                                                             \
+        }                                                                                                            \
     };
-ONCHIP_STRIPS(8, 4, 5, 6, 7, 8)
-ONCHIP_STRIPS(16, 8, 9, 10, 11, 12)
-ONCHIP_STRIPS(24, 12, 13, 14, 15, 16)
-ONCHIP_STRIPS(32, 16, 17, 18, 19, 20)
-ONCHIP_STRIPS(48, 24, 25, 26, 27, 28)
-ONCHIP_STRIPS(64, 32, 33, 34, 35, 36)
+ONCHIP_STRIPS(8, 4, 5, 6, 7, 8, 9, 10)
+ONCHIP_STRIPS(16, 8, 9, 10, 11, 12, 13, 14)
+ONCHIP_STRIPS(24, 12, 13, 14, 15, 16, 17, 18)
+ONCHIP_STRIPS(32, 16, 17, 18, 19, 20, 21, 22)
+ONCHIP_STRIPS(48, 24, 25, 26, 27, 28, 29, 30)
+ONCHIP_STRIPS(64, 32, 33, 34, 35, 36, 37, 38)
 
 // What threads wrote to shared memory, for products that begin behind the next barrier.
 __device__ __forceinline__ void show_to_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -75,6 +90,14 @@ __device__ __forceinline__ void add_strips(float (*c)[4], unsigned long long a, 
     constexpr int N = NT >= 8 ? 8 : NT >= 6 ? 6 : NT >= 4 ? 4 : NT;
     StripProduct<8 * N, A::IS_TURNED, B::IS_TURNED>::add(c, a, b, sums);
     if constexpr (NT > N) add_strips<A, B, NT - N>(c + N, a, b + N * (B::NEXT_OUTER / 16), sums);
+}
+
+// c = a b, or where it sums c += a b, of 16 k's: a in registers.
+template <class B, int NT>
+__device__ __forceinline__ void add_words(float (*c)[4], const u32 (&a)[4], unsigned long long b, bool sums) {
+    constexpr int N = NT >= 8 ? 8 : NT >= 6 ? 6 : NT >= 4 ? 4 : NT;
+    StripProduct<8 * N, false, B::IS_TURNED>::add(c, a, b, sums);
+    if constexpr (NT > N) add_words<B, NT - N>(c + N, a, b + N * (B::NEXT_OUTER / 16), sums);
 }
 
 // c = a b, or where it sums c += a b, over steps `first`, `first` + BY, ... below STEPS of 16 k's. The sums are there

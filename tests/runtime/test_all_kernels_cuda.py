@@ -84,6 +84,7 @@ def test_all_kernels_are_in_it(precision):
         "product_few",
         "conv_first",
         "conv_last",
+        "conv_pixel",
         "mlp_train",
         "mlp_resident",
         "mlp_by_layers",

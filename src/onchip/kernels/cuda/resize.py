@@ -105,7 +105,8 @@ class ResizeLowering:
         sizes = b"".join(divider(size).data for size in (n1, n2, math.ceil(n3 / strip), parts.run // V))
         axes = Struct((), sizes + struct.pack("<4I", n3, *parts.is_resized))
         arguments = (
-            Input(0), Weight("taps"), Weight("shares"), Output(0), Int64(count), Int64(parts.x_row), UInt32(strip), axes,
+            Input(0), Weight("taps"), Weight("shares"), Output(0), Int64(count), Int64(parts.x_row),
+            UInt32(strip), axes,
         )  # fmt: skip
         return Steps((KernelLaunch(program, in_line(-(-count // THREADS)), arguments, Budget(registers=80)),))
 
@@ -150,5 +151,6 @@ def _instance(dtype: str, run: int) -> Instance:
 
 
 INSTANCES = tuple(
-    _instance(dtype, run) for dtype, run in (("float32", 1), ("float32", 8), ("float16", 8), ("float16", 1), ("float16", 3), ("float64", 2))
+    _instance(dtype, run)
+    for dtype, run in (("float32", 1), ("float32", 8), ("float16", 8), ("float16", 1), ("float16", 3), ("float64", 2))
 )

@@ -226,8 +226,8 @@ def summed(V, E, S, layer, ids="int64", dtype="float32"):
 
 
 SUMMED = [
-    (9, 8, 37, GlobalMean((1,))), (9, 3, 5, GlobalSum((-2,), keep=True), "int32", "float16"),
-    (4, 5, 16, GlobalMean((1,)), "int64", "float64"),
+    (9, 8, 37, GlobalMean((1,))), (9, 8, 300, GlobalMean((1,))),
+    (9, 3, 5, GlobalSum((-2,), keep=True), "int32", "float16"), (4, 5, 16, GlobalMean((1,)), "int64", "float64"),
 ]  # fmt: skip
 
 

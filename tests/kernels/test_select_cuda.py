@@ -1,5 +1,7 @@
 """Slices, gathers, pads, tiles and resizes on a GPU, emulated and real: every number in its place, however it lies."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,7 @@ CHOICES = [(case.layer, case.rows[0]) for case in CASES if isinstance(case.layer
 RESIZES = [(case.layer, case.rows[0]) for case in CASES if isinstance(case.layer, LinearResize)]
 RESIZES += [
     (LinearResize((4, 5, 6), (2.0, 5 / 3, 1.5)), (2, 3, 4)), (LinearResize((4, 5, 6), (2.0, 1.0, 1.5)), (2, 5, 4)),
+    (LinearResize((4, 6, 19), (1.0, 2.0, 19 / 7)), (4, 3, 7)),
 ]  # fmt: skip
 
 
@@ -74,6 +77,10 @@ def test_rows_are_resized(monkeypatch):
             got = run_claim(gpu, net, claim, x)
             assert_error_within(got, reference.forward(net, x), yardstick=reference.forward(net, x, "float32"))
             assert np.array_equal(run_claim(gpu, net, claim, x[3:4]), got[3:4])
+            # As a thread makes them of many rows: several places, one after the other.
+            many = replace(claim, facts=replace(claim.facts, units=0))
+            assert many.facts.strip(5) > claim.facts.strip(5) or many.facts.together >= 8
+            assert np.array_equal(run_claim(gpu, net, many, x), got)
 
 
 @pytest.mark.gpu

@@ -108,10 +108,10 @@ def test_what_stays_together_is_moved_in_long_words(monkeypatch):
         (claim, *_) = WeaveAlone().claims(net, len(net.inputs), H200, Job())
         return {launch.program.name_expression for launch in claim.facts.at(8).launches}
 
-    assert words(together(Concat(1), [(2, 6), (4, 6)])) == {"weave<uint4, u32>"}
-    assert words(together(Concat(1), [(3, 2), (1, 2)])) == {"weave<unsigned long long, u32>"}
-    assert words(together(Concat(2), [(3, 5), (3, 4)], "float16")) == {"weave<unsigned short, u32>"}
-    assert words(together(Interleave((2,)), [(3, 4), (3, 4)])) == {"weave<unsigned, u32>"}
+    assert words(together(Concat(1), [(2, 6), (4, 6)])) == {"concat<uint4, u32>"}
+    assert words(together(Concat(1), [(3, 2), (1, 2)])) == {"concat<unsigned long long, u32>"}
+    assert words(together(Concat(2), [(3, 5), (3, 4)], "float16")) == {"concat<unsigned short, u32>"}
+    assert words(together(Interleave((2,)), [(3, 4), (3, 4)])) == {"interleave<unsigned, u32>"}
 
 
 @pytest.mark.gpu

@@ -85,6 +85,7 @@ def test_all_kernels_are_in_it(precision):
         "conv_first",
         "conv_last",
         "conv_last_wgmma",
+        "conv_pixel",
         "mlp_train",
         "mlp_resident",
         "mlp_by_layers",

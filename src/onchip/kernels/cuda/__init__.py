@@ -6,6 +6,7 @@ from onchip.kernels.cuda.conv import ConvAlone
 from onchip.kernels.cuda.conv_first import ConvFirst
 from onchip.kernels.cuda.conv_last import ConvLast
 from onchip.kernels.cuda.conv_last_wgmma import ConvLastWgmma
+from onchip.kernels.cuda.conv_pixel import ConvPixel
 from onchip.kernels.cuda.conv_wgmma import ConvWgmma
 from onchip.kernels.cuda.depthwise import DepthwiseAlone
 from onchip.kernels.cuda.gather import Gather
@@ -43,9 +44,8 @@ from onchip.plan.kernel import Kernel
 KERNELS: tuple[Kernel, ...] = (
     MlpByLayers(), MlpResident(), MlpTrain(),
     View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductMma(), ProductAlone(),
-    DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvLastWgmma(), ConvAlone(),
-    Pointwise(), PermuteAlone(),
-    WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(), ProductGather(),
-    Lookups(), Gather(), RecurrentHeld(), RecurrentAlone(), AttentionFused(), MatMulMma(), MatMulAlone(),
-    ArgumentAlone(), NormAlone(), SelectAlone(), ResizeAlone(),
+    DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvLastWgmma(), ConvPixel(), ConvAlone(),
+    Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(),
+    ProductGather(), Lookups(), Gather(), RecurrentHeld(), RecurrentAlone(), AttentionFused(), MatMulMma(),
+    MatMulAlone(), ArgumentAlone(), NormAlone(), SelectAlone(), ResizeAlone(),
 )  # fmt: skip

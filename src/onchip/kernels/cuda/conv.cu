@@ -89,23 +89,6 @@ __device__ __forceinline__ wide_t<X> read(const X* x, const OutputPlace& place, 
     return is_inside ? load_wide(at) : 0;
 }
 
-// A float's; a double has none behind it.
-template <class Y, class Number, int V>
-__device__ __forceinline__ void finish_sums(Number (&v)[V], const Activation& activation) {
-    if constexpr (is_same<Number, float>) {
-        if (activation.code == 1) {
-#pragma unroll
-            for (int i = 0; i < V; ++i) v[i] = ReLU::apply(v[i]);
-        } else if (activation.code > 1) {
-#pragma unroll
-            for (int i = 0; i < V; i += 4) {
-                const float4 four = activated<Y>({v[i], v[i + 1], v[i + 2], v[i + 3]}, activation);
-                v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
-            }
-        }
-    }
-}
-
 template <class X, class Y, int BP, int BN, int TP, int TN>
 __global__ void __launch_bounds__(BP / TP * (BN / TN), 512 / (BP / TP * (BN / TN)))
 conv_tile(const X* __restrict__ x, const wide_t<X>* __restrict__ w, const wide_t<X>* __restrict__ bias, Y* y, long long B,

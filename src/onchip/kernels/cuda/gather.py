@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.divide import divider
 from onchip.kernels.cuda.mlp_packing import PRECISIONS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
@@ -41,6 +42,7 @@ IDS = {"int32": "int", "int64": "long long"}
 WORDS = {16: "uint4", 8: "uint2", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
 HALF = {"fp16": "float16", "bf16": "bfloat16"}  # tables, as a job names them
 THREADS, PART, BLOCKS_A_UNIT = 256, 16, 5
+SHARERS = (1, 4, 16)  # of a sum
 
 
 @dataclass(frozen=True)
@@ -75,29 +77,35 @@ class GatherLowering:
 
 @dataclass(frozen=True)
 class GatherSumLowering:
-    """gather_sum(ids, table, y, status, B, S, V, E, count)"""
+    """gather_sum(ids, table, y, status, B, S, V, words, count)"""
 
     ids: StatusWord
     ids_dtype: str
     dtype: str
     E: int
     is_mean: bool
-    units: int
 
     @property
     def neighbours(self) -> int:
         """That a thread sums up."""
         return 4 if self.E % 4 == 0 and self.dtype != "float64" else 1
 
+    @property
+    def sharers(self) -> int:
+        """Threads that share a sum: a part each, of many ids several."""
+        parts = math.ceil(math.prod(self.ids.row_shape) / PART)
+        return next((threads for threads in SHARERS if parts <= threads), SHARERS[-1])
+
     def at(self, B: int) -> Steps:
         if not B:
             return Steps(())
-        S = math.prod(self.ids.row_shape)
-        program = Program(SOURCE, f"gather_sum<{IDS[self.ids_dtype]}, {FLOATS[self.dtype]}, {self.neighbours}>")
-        sizes = Int64(B), Int64(S), Int64(self.ids.limit), UInt32(self.E), UInt32(S if self.is_mean else 1)
-        config = _line(B * self.E // self.neighbours, self.units)
+        S, words, G = math.prod(self.ids.row_shape), self.E // self.neighbours, self.sharers
+        numbers = f"{IDS[self.ids_dtype]}, {FLOATS[self.dtype]}, {self.neighbours}, {G}"
+        program = Program(SOURCE, f"gather_sum<{numbers}>")
+        sizes = Int64(B), Int64(S), Int64(self.ids.limit), divider(words), UInt32(S if self.is_mean else 1)
         arguments = (Input(0), Weight("table"), Output(0), self.ids, *sizes)
-        return Steps((KernelLaunch(program, config, arguments, Budget(registers=128, spill_bytes=32)),))
+        config = in_line(-(-B * words * G // THREADS), THREADS)
+        return Steps((KernelLaunch(program, config, arguments, Budget(registers=128)),))
 
 
 @dataclass(frozen=True)
@@ -178,7 +186,7 @@ class Gather:
             "rows are summed up where they are looked up",
             {"table": Recipe.of(as_is, (node.weights["weight"],), (V, E), rows.dtype)},
             order=f"ids in order, parts of {PART}",
-            facts=GatherSumLowering(status, ids.dtype, rows.dtype, E, is_mean, device.units),
+            facts=GatherSumLowering(status, ids.dtype, rows.dtype, E, is_mean),
         )  # fmt: skip
 
     def _token_conv(self, net: Network, node: Node, layer: TokenConv, device: Device, job: Job) -> Claim:
@@ -229,14 +237,14 @@ def _window(*dtypes: str) -> Instance:
     return Instance(f"token_conv, {', '.join(dtypes)}", lambda device: made.at(1 << 16).launches[0])
 
 
-def _summed(ids: str, dtype: str, E: int) -> Instance:
-    made = GatherSumLowering(StatusWord("ids", (50,), 1000), ids, dtype, E, True, 132)
-    return Instance(f"gather_sum, {ids}, {dtype}, rows of {E}", lambda device: made.at(4096).launches[0])
+def _summed(ids: str, dtype: str, E: int, S: int = 50) -> Instance:
+    made = GatherSumLowering(StatusWord("ids", (S,), 1000), ids, dtype, E, True)
+    return Instance(f"gather_sum, {S} {ids}, {dtype}, rows of {E}", lambda device: made.at(4096).launches[0])
 
 
 INSTANCES = (
     _rows("int32", 1024), _rows("int64", 1024), _rows("int32", 40), _rows("int32", 12), _rows("int32", 6),
     _rows("int32", 3), _window("int32", "float32", "float32"), _window("int64", "float16", "float32"),
     _window("int32", "bfloat16", "bfloat16"), _window("int32", "float64", "float64"),
-    _summed("int64", "float32", 64), _summed("int32", "float16", 3), _summed("int32", "float64", 8),
+    _summed("int64", "float32", 64), _summed("int32", "float16", 3, 16), _summed("int32", "float64", 8, 300),
 )  # fmt: skip

@@ -161,6 +161,23 @@ __device__ __noinline__ float4 activated(float4 v, const Activation activation) 
     return {four[0], four[1], four[2], four[3]};
 }
 
+// Several neighbours'. A float's: a double has none behind it.
+template <class Y, class Number, int V>
+__device__ __forceinline__ void finish_sums(Number (&v)[V], const Activation& activation) {
+    if constexpr (is_same<Number, float>) {
+        if (activation.code == 1) {
+#pragma unroll
+            for (int i = 0; i < V; ++i) v[i] = ReLU::apply(v[i]);
+        } else if (activation.code > 1) {
+#pragma unroll
+            for (int i = 0; i < V; i += 4) {
+                const float4 four = activated<Y>({v[i], v[i + 1], v[i + 2], v[i + 3]}, activation);
+                v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
+            }
+        }
+    }
+}
+
 template <class Y, int J, class Function>
 __device__ __forceinline__ void activate_all(float (&c)[J][4], const Always<Function>& activation) {
 #pragma unroll

@@ -24,10 +24,11 @@ from onchip.kernels.cuda.program import (
     Program,
     Steps,
     Struct,
+    UInt32,
     Weight,
     in_line,
 )
-from onchip.kernels.cuda.select import MOST_WORDS, WAVES
+from onchip.kernels.cuda.select import MOST_WORDS
 from onchip.kernels.selection import ResizeParts, axis_taps, may_turn, resize_parts
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Price, Refusal, Use
@@ -39,7 +40,8 @@ from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-THREADS, BLOCKS_A_UNIT = 256, 8
+THREADS, BLOCKS_A_UNIT = 256, 4
+MOST_PLACES = 8  # of a thread
 
 
 def _layer(sizes: tuple[int, ...], scales: tuple[float, ...], coordinates: str) -> LinearResize:
@@ -66,7 +68,7 @@ def resize_shares(
 
 @dataclass(frozen=True)
 class ResizeLowering:
-    """resize(x, taps, shares, y, count, x_row, axes)"""
+    """resize(x, taps, shares, y, count, x_row, strip, axes)"""
 
     dtype: str
     parts: ResizeParts
@@ -74,21 +76,39 @@ class ResizeLowering:
 
     @property
     def neighbours(self) -> int:
-        return 4 if self.parts.run % 4 == 0 and DTYPE_BYTES[self.dtype] <= 4 else 1
+        """Numbers that lie together, up to 16 bytes of them."""
+        return math.gcd(self.parts.run, 16 // DTYPE_BYTES[self.dtype])
+
+    @property
+    def together(self) -> int:
+        """Places along the third axis that are stored at once, where they lie side by side."""
+        return math.gcd(self.parts.sizes[2], 16 // DTYPE_BYTES[self.dtype]) if self.parts.run == 1 else 1
+
+    def threads(self, B: int, strip: int) -> int:
+        n1, n2, n3 = self.parts.sizes
+        return B * self.parts.outer * n1 * n2 * math.ceil(n3 / strip) * (self.parts.run // self.neighbours)
+
+    def strip(self, B: int) -> int:
+        """Places that a thread makes, one after the other: few where threads would be too few."""
+        strip = max(MOST_PLACES, self.together)
+        while strip > self.together and self.threads(B, strip) < self.units * THREADS * BLOCKS_A_UNIT:
+            strip //= 2
+        return strip
 
     def at(self, B: int) -> Steps:
-        parts, V = self.parts, self.neighbours
-        count = B * parts.outer * math.prod(parts.sizes) * parts.run // V
+        parts, V, strip = self.parts, self.neighbours, self.strip(B)
+        count = self.threads(B, strip)
         if not count:
             return Steps(())
-        program = Program(SOURCE, f"resize<{FLOATS[self.dtype]}, {index_of(count)}, {V}>")
-        sizes = b"".join(divider(size).data for size in (*parts.sizes, parts.run // V))
-        axes = Struct((), sizes + struct.pack("<III", *parts.is_resized))
+        program = Program(SOURCE, f"resize<{FLOATS[self.dtype]}, {index_of(count)}, {V}, {self.together}>")
+        n1, n2, n3 = parts.sizes
+        sizes = b"".join(divider(size).data for size in (n1, n2, math.ceil(n3 / strip), parts.run // V))
+        axes = Struct((), sizes + struct.pack("<4I", n3, *parts.is_resized))
         arguments = (
-            Input(0), Weight("taps"), Weight("shares"), Output(0), Int64(count), Int64(parts.x_row), axes,
+            Input(0), Weight("taps"), Weight("shares"), Output(0), Int64(count), Int64(parts.x_row),
+            UInt32(strip), axes,
         )  # fmt: skip
-        blocks = min(-(-count // THREADS), self.units * BLOCKS_A_UNIT * WAVES)
-        return Steps((KernelLaunch(program, in_line(blocks), arguments, Budget(registers=80)),))
+        return Steps((KernelLaunch(program, in_line(-(-count // THREADS)), arguments, Budget(registers=80)),))
 
 
 class ResizeAlone:
@@ -127,9 +147,10 @@ class ResizeAlone:
 
 def _instance(dtype: str, run: int) -> Instance:
     made = ResizeLowering(dtype, ResizeParts(8, 64, (1, 32, 32), run, (False, True, True)), 132)
-    return Instance(f"{dtype}, {run} channels last", lambda device: made.at(64).launches[0])
+    return Instance(f"{dtype}, runs of {run}", lambda device: made.at(64).launches[0])
 
 
 INSTANCES = tuple(
-    _instance(dtype, run) for dtype, run in (("float32", 1), ("float32", 8), ("float16", 8), ("float64", 1))
+    _instance(dtype, run)
+    for dtype, run in (("float32", 1), ("float32", 8), ("float16", 8), ("float16", 1), ("float16", 3), ("float64", 2))
 )

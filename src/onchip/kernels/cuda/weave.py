@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Iterator, Sequence
@@ -37,6 +38,40 @@ SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, TOGETHER, BLOCKS_A_UNIT = 256, 4, 8
 MOST = 8  # values of a launch
+NOWHERE = (1 << 32) - 1  # begins a value that is not there
+
+
+@dataclass(frozen=True)
+class ConcatLowering:
+    """concat(lines, y, count, pitch, at)"""
+
+    row_lines: int  # of a row of the batch
+    operands: tuple[int, ...]  # of each value, its number among the group's inputs
+    line_bytes: tuple[int, ...]  # and of its lines
+
+    @property
+    def word_bytes(self) -> int:
+        return math.gcd(*self.line_bytes, 16)
+
+    def at(self, B: int) -> Steps:
+        if not B * self.row_lines:
+            return Steps(())
+        words = [line // self.word_bytes for line in self.line_bytes]
+        there = [value for value, count in enumerate(words) if count]
+        return Steps(tuple(self._launch(B, words, there[i : i + MOST]) for i in range(0, len(there), MOST)))
+
+    def _launch(self, B: int, words: Sequence[int], values: Sequence[int]) -> KernelLaunch:
+        begins = [0, *itertools.accumulate(words[value] for value in values)]
+        count = B * self.row_lines * begins[-1]
+        missing = MOST - len(values)
+        lines = Struct(
+            (*(Input(self.operands[value]) for value in values), *[Int64(0)] * missing),
+            struct.pack(f"<{MOST + 1}I", *begins, *[NOWHERE] * missing) + divider(begins[-1]).data,
+        )
+        sizes = Int64(count), Int64(sum(words)), Int64(sum(words[: values[0]]))
+        program = Program(SOURCE, f"concat<{WORDS[self.word_bytes]}, {index_of(count)}>")
+        config = in_line(-(-count // (THREADS * TOGETHER)))
+        return KernelLaunch(program, config, (lines, Output(0), *sizes), Budget(registers=64))
 
 
 @dataclass(frozen=True)
@@ -66,29 +101,28 @@ class Part:
         return (places + b"".join(divider(size).data for size in sizes)).ljust(96, b"\0")
 
 
-def _launch(parts: Sequence[Part], B: int, units: int) -> KernelLaunch:
-    """weave(values, y, blocks)"""
-    most = max(part.count(B) for part in parts)
-    blocks = min(-(-most // (THREADS * TOGETHER)), -(-units * BLOCKS_A_UNIT // len(parts)))
-    missing = MOST - len(parts)
-    values = Struct(
-        (*(Input(part.operand) for part in parts), *[Int64(0)] * missing),
-        b"".join(part.packed(B) for part in parts).ljust(MOST * 96, b"\0"),
-    )
-    program = Program(SOURCE, f"weave<{WORDS[parts[0].word_bytes]}, {index_of(most)}>")
-    return KernelLaunch(
-        program, in_line(blocks * len(parts)), (values, Output(0), UInt32(blocks)), Budget(registers=64)
-    )
-
-
 @dataclass(frozen=True)
-class WeaveLowering:
+class InterleaveLowering:
+    """interleave(values, y, blocks)"""
+
     parts: tuple[Part, ...]
     units: int
 
     def at(self, B: int) -> Steps:
         there = [part for part in self.parts if part.count(B)]
-        return Steps(tuple(_launch(there[i : i + MOST], B, self.units) for i in range(0, len(there), MOST)))
+        return Steps(tuple(self._launch(there[i : i + MOST], B) for i in range(0, len(there), MOST)))
+
+    def _launch(self, parts: Sequence[Part], B: int) -> KernelLaunch:
+        most = max(part.count(B) for part in parts)
+        blocks = min(-(-most // (THREADS * TOGETHER)), -(-self.units * BLOCKS_A_UNIT // len(parts)))
+        missing = MOST - len(parts)
+        values = Struct(
+            (*(Input(part.operand) for part in parts), *[Int64(0)] * missing),
+            b"".join(part.packed(B) for part in parts).ljust(MOST * 96, b"\0"),
+        )
+        program = Program(SOURCE, f"interleave<{WORDS[parts[0].word_bytes]}, {index_of(most)}>")
+        arguments = values, Output(0), UInt32(blocks)
+        return KernelLaunch(program, in_line(blocks * len(parts)), arguments, Budget(registers=64))
 
 
 class WeaveAlone:
@@ -110,7 +144,7 @@ class WeaveAlone:
         for is_last in (False, True) if _has_channels(net, node) else (False,):
             yield Claim(
                 self.name, label, (node.name,), price, f"{len(node.inputs)} values, up to {MOST} a launch",
-                facts=WeaveLowering(tuple(_parts(net, node, is_last)), device.units),
+                facts=_lowering(net, node, is_last, device),
                 reads={value: Use(CHANNELS_LAST) for value in node.inputs} if is_last else {},
                 gives={node.name: CHANNELS_LAST} if is_last else {},
             )  # fmt: skip
@@ -122,30 +156,23 @@ def _has_channels(net: Network, node: Node) -> bool:
     return not ends and all(has_channels(net.types[value]) for value in (*node.inputs, node.name))
 
 
-def _parts(net: Network, node: Node, is_last: bool) -> Iterator[Part]:
-    """Where each input goes."""
+def _lowering(net: Network, node: Node, is_last: bool, device: Device) -> ConcatLowering | InterleaveLowering:
     layer, y = node.layer, net.types[node.name]
     operands = list(dict.fromkeys(node.inputs))
-    item_bytes, begin = DTYPE_BYTES[y.dtype], 0
-    to = _lie(y, is_last)
-    axis = row_axis(layer.axis, y) - 1 if isinstance(layer, Concat) else 0
-    axis = (axis or len(to)) - 1 if is_last else axis
-    # Along the axis and behind it a value stays together: runs of bytes, moved in words as long as may be.
-    run_of = {value: item_bytes * math.prod(_lie(net.types[value], is_last)[axis:]) for value in operands}
-    word = math.gcd(*run_of.values(), 16)
-    for number, value in enumerate(node.inputs):
-        x, operand = _lie(net.types[value], is_last), operands.index(value)
-        if isinstance(layer, Concat):
-            run, all_runs = run_of[value], item_bytes * math.prod(to[axis:])
-            sides = (1, run // word), (1, all_runs // word)
-            yield Part(operand, math.prod(x[:axis]), sides[0], word, sides[1], (1, 1), (0, begin // word))
-            begin += run
-        else:
-            assert isinstance(layer, Interleave)
-            outer, inner = (1, item_bytes * x[-1]) if is_last else (x[0], item_bytes)
-            pixels, all_pixels = (_pair(shape[:-1] if is_last else shape[1:]) for shape in (x, to))
-            phase = _pair(layer.phases()[number], 0)
-            yield Part(operand, outer, pixels, inner, all_pixels, _pair(layer.stride), phase)
+    numbers, item_bytes = tuple(map(operands.index, node.inputs)), DTYPE_BYTES[y.dtype]
+    given, to = [_lie(net.types[value], is_last) for value in node.inputs], _lie(y, is_last)
+    if isinstance(layer, Concat):
+        axis = row_axis(layer.axis, y) - 1
+        axis = (axis or len(to)) - 1 if is_last else axis
+        # Along the axis and behind it a value stays together.
+        return ConcatLowering(math.prod(to[:axis]), numbers, tuple(item_bytes * math.prod(x[axis:]) for x in given))
+    assert isinstance(layer, Interleave)
+    parts = []
+    for x, operand, phase in zip(given, numbers, layer.phases(), strict=True):
+        outer, inner = (1, item_bytes * x[-1]) if is_last else (x[0], item_bytes)
+        pixels, all_pixels = (_pair(shape[:-1] if is_last else shape[1:]) for shape in (x, to))
+        parts.append(Part(operand, outer, pixels, inner, all_pixels, _pair(layer.stride), _pair(phase, 0)))
+    return InterleaveLowering(tuple(parts), device.units)
 
 
 def _lie(given: TensorType, is_last: bool) -> tuple[int, ...]:
@@ -157,12 +184,17 @@ def _pair(sizes: tuple[int, ...], first: int = 1) -> tuple[int, int]:
     return (sizes[0], sizes[1]) if len(sizes) == 2 else (first, sizes[0])
 
 
-def _instance(name: str, inner_bytes: int) -> Instance:
+def _concat(name: str, *line_bytes: int) -> Instance:
+    lowering = ConcatLowering(100, tuple(range(len(line_bytes))), line_bytes)
+    return Instance(f"concat, {name}", lambda device: lowering.at(64).launches[0])
+
+
+def _interleave(name: str, inner_bytes: int) -> Instance:
     part = Part(0, 8, (3, 5), inner_bytes, (6, 10), (2, 2), (1, 0))
-    return Instance(name, lambda device: _launch([part] * 4, 64, device.units))
+    return Instance(name, lambda device: InterleaveLowering((part,) * 4, device.units).at(64).launches[0])
 
 
 INSTANCES = (
-    _instance("floats", 4), _instance("bytes", 3), _instance("halves", 2), _instance("doubles", 8),
-    _instance("16 bytes", 16),
+    _interleave("floats", 4), _interleave("bytes", 3), _interleave("halves", 2), _interleave("doubles", 8),
+    _interleave("16 bytes", 16), _concat("16 bytes", 32, 64), _concat("halves", 6, 8),
 )  # fmt: skip

@@ -89,6 +89,37 @@ def test_an_epochs_loss_is_the_mean_over_its_rows(data):
     assert result.epoch_losses[0] == pytest.approx(whole.epoch_losses[0], rel=1e-6)
 
 
+def test_weights_of_rows_and_classes_are_one_thing(data):
+    x, y = data
+    counts = np.bincount(y)
+    of_class = {0: len(y) / (2 * counts[0]), 1: len(y) / (2 * counts[1])}
+    runs = [fit(x, y, **given).epoch_losses for given in (
+        {"class_weight": "balanced"}, {"class_weight": of_class}, {"class_weight": list(of_class.values())},
+        {"sample_weight": np.where(y == 0, of_class[0], of_class[1])},
+    )]  # fmt: skip
+    assert all(losses == pytest.approx(runs[0], rel=1e-6) for losses in runs)
+    assert fit(x, y, sample_weight=np.ones(len(x))).epoch_losses == fit(x, y).epoch_losses
+    judged = fit(x, y, class_weight="balanced", validation_data=(x[:7], y[:7]), sample_weight=pandas.Series(y + 1.0))
+    assert judged.epoch_losses == fit(x, y, class_weight="balanced", sample_weight=(y + 1).tolist()).epoch_losses
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"sample_weight": np.ones(49)}, ShapeError, "sample weights do not fit"),
+        ({"sample_weight": np.array(["1"] * 50)}, ShapeError, "sample weights do not fit"),
+        ({"sample_weight": np.where(np.arange(50) == 9, -1, 1)}, InputError, "-1 in row 9"),
+        ({"sample_weight": np.full(50, np.nan)}, InputError, "nan in row 0"),
+        ({"sample_weight": np.zeros(50)}, InputError, "no row has a weight"),
+        ({"class_weight": [1, 2, 3]}, InputError, "3 class weights"),
+        ({"class_weight": {2: 1}}, InputError, "no such class"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(data, given, error, words):
+    with pytest.raises(error, match=words):
+        fit(*data, **given)
+
+
 def test_names_of_other_libraries(data):
     x, y = data
     assert (

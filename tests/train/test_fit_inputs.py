@@ -110,7 +110,7 @@ def test_weights_of_rows_and_classes_are_one_thing(data):
         ({"sample_weight": np.array(["1"] * 50)}, ShapeError, "sample weights do not fit"),
         ({"sample_weight": np.where(np.arange(50) == 9, -1, 1)}, InputError, "-1 in row 9"),
         ({"sample_weight": np.full(50, np.nan)}, InputError, "nan in row 0"),
-        ({"sample_weight": np.zeros(50)}, InputError, "no row has a weight"),
+        ({"sample_weight": np.zeros(50)}, InputError, "all weights of the rows are zero"),
         ({"class_weight": [1, 2, 3]}, InputError, "3 class weights"),
         ({"class_weight": {2: 1}}, InputError, "no such class"),
     ],

@@ -158,7 +158,7 @@ def plan_run(
             expected="at least one row on each side", hint="a smaller validation share",
         )  # fmt: skip
     if row_weights is not None and not row_weights[all_rows].any():
-        raise InputError("no row has a weight", got="0 for each", expected="some rows to learn from")
+        raise InputError("all weights of the rows are zero", got="0 for each", expected="some rows to learn from")
     if text:
         here, backend, chosen = find_device(device, threads)
         plan = plan_from_json(text, given_weights(net), kernels_for(here))

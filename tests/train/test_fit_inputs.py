@@ -8,7 +8,7 @@ import pytest
 
 import onchip
 from onchip import cache
-from onchip.errors import InputError, ShapeError
+from onchip.errors import InputError, PlanError, ShapeError
 from onchip.train.options import TrainOptions
 
 
@@ -87,6 +87,31 @@ def test_an_epochs_loss_is_the_mean_over_its_rows(data):
     result = fit(x, y, epochs=1, lr=1e-30)  # the weights stay: one batch of all rows has the same loss
     whole = fit(x, y, epochs=1, lr=1e-30, batch_size=50)
     assert result.epoch_losses[0] == pytest.approx(whole.epoch_losses[0], rel=1e-6)
+
+
+def test_a_dropout_that_drops_nothing_is_said(data, capfd, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("ONCHIP_QUIET", "")
+    monkeypatch.setattr(cache, "_said", set())
+    first, second = torch.nn.Linear(3, 8), torch.nn.Linear(8, 2)
+    relu, losses = torch.nn.ReLU(), []
+    for layers in ((first, relu, second), (first, relu, torch.nn.Dropout(0.2), second, torch.nn.Dropout(0.0))):
+        net = onchip.load(torch.nn.Sequential(*layers), torch.zeros(1, 3))
+        losses.append(onchip.fit(net, *data, epochs=2, device="cpu").epoch_losses)
+    assert losses[0] == losses[1]
+    assert capfd.readouterr().err.count("(Dropout, p=0.2) drops nothing: it is left out of training") == 1
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [("LayerNorm", r"layer '.*' \(LayerNorm\)"), ("GELU", r"\(GELU\)"), ("Softmax", r"before layer '.*Softmax'")],
+)
+def test_a_layer_that_no_kernel_trains_is_named(data, layer, words):
+    torch = pytest.importorskip("torch")
+    made = {"LayerNorm": lambda: torch.nn.LayerNorm(2), "GELU": torch.nn.GELU, "Softmax": lambda: torch.nn.Softmax(1)}
+    net = onchip.load(torch.nn.Sequential(torch.nn.Linear(3, 2), made[layer]()), torch.zeros(1, 3))
+    with pytest.raises(PlanError, match=words):
+        onchip.fit(net, *data, device="cpu")
 
 
 def test_weights_of_rows_and_classes_are_one_thing(data):

@@ -14,8 +14,8 @@ from onchip.errors import FormatError
 from onchip.kernels.chain import Chain, why_not_float32
 from onchip.kernels.pointwise import TRAINED
 from onchip.plan.kernel import Job
-from onchip.spec.layers import LeakyReLU
-from onchip.spec.network import Network
+from onchip.spec.layers import LeakyReLU, Linear, Reshape
+from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
@@ -130,22 +130,29 @@ class TrainerTeam(Protocol):
 def why_not_trained(net: Network, chain: Chain | None, job: Job) -> str:
     """ "" if kernels can train the network, which is this chain; else the reason."""
     if chain is None or len(chain.nodes) != len(net.nodes):
-        node = net.nodes[0 if chain is None else len(chain.nodes)]
+        behind = net.nodes[0 if chain is None else len(chain.nodes) :]
+        node = next((node for node in behind if not isinstance(node.layer, (Linear, Reshape, *TRAINED))), behind[0])
         between = " or ".join(kind.__name__ for kind in TRAINED)
-        told = f"'{node.name}' ({node.layer.kind}) is no part of one here"
+        told = f"layer {_named(node)} is no part of one here"
         return f"trains a whole MLP chain, Linear layers with {between} between them: {told}"
     if chain.normaliser:
-        return f"{job.loss} takes the values before {chain.normaliser}: train without it"
+        node = next(node for node in net.nodes if node.layer.kind == chain.normaliser)
+        return f"{job.loss} takes the values before layer {_named(node)}: train without it"
     if chain.vectors != 1:
-        return f"one vector a row, got {chain.vectors}"
+        return f"one vector a row, got {chain.vectors} in layer {_named(net.nodes[0])}"
     if job.loss == "cross_entropy" and chain.layers[-1].activation is not None:
-        return f"cross_entropy takes logits, got {chain.layers[-1].activation_name} behind the last layer"
-    slopes = [layer.activation.slope for layer in chain.layers if isinstance(layer.activation, LeakyReLU)]
-    if any(slope < 0 for slope in slopes):
-        return "a LeakyReLU with a slope below 0 hides the sign of what it was given"
+        node = next(node for node in reversed(net.nodes) if isinstance(node.layer, TRAINED))
+        return f"cross_entropy takes logits, got layer {_named(node)} behind the last Linear"
+    for node in net.nodes:
+        if isinstance(node.layer, LeakyReLU) and node.layer.slope < 0:
+            return f"layer {_named(node)} has a slope below 0, which hides the sign of what it was given"
     names = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
-    shared = len(set(names)) != len(names)
-    return "every layer must have weights of its own" if shared else why_not_float32(net, chain)
+    twice = next((name for name in names if names.count(name) > 1), "")
+    return f"every layer must have weights of its own, got '{twice}' twice" if twice else why_not_float32(net, chain)
+
+
+def _named(node: Node) -> str:
+    return f"'{node.name}' ({node.layer.kind})"
 
 
 def why_not_plain(job: Job) -> str:

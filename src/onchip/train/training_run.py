@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from onchip.cache import say_unless_quiet
 from onchip.errors import InputError, KernelError, ShapeError
 from onchip.kernels.training import (
     Piece,
@@ -27,6 +28,7 @@ from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights, plan_from_json
 from onchip.runtime.engine import Bound, find_device, kernels_for, may_use_gpu, place
+from onchip.spec.layers import Dropout
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.spec.text import html_table, plural
@@ -147,6 +149,10 @@ def plan_run(
     held    of x to validate on; None: a share of `rows`
     text    the plan as JSON, if it was made elsewhere
     """
+    for node in net.nodes:
+        if isinstance(node.layer, Dropout):
+            told = f"fit: layer '{node.name}' (Dropout, p={node.layer.p:g}) drops nothing: it is left out of training"
+            say_unless_quiet(told)
     all_rows = np.arange(len(x)) if rows is None else rows
     row_weights = weights_of_rows(options.class_weight, y, sample_weight, all_rows, net.output.row_size)
     if held is None:

@@ -15,6 +15,7 @@ from onchip.train.loop import fit
 from onchip.train.many import fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
+from onchip.train.row_weights import weights_of_rows
 
 
 def case(*widths, n=64, options=None, **training):
@@ -24,6 +25,19 @@ def case(*widths, n=64, options=None, **training):
     if training.get("loss", "cross_entropy") == "cross_entropy":
         return net, x, rng.integers(0, widths[-1], n), training
     return net, x, rng.random((n, widths[-1]), dtype=np.float32), training
+
+
+def rising(n):
+    """Weights of rows; an eighth of the rows have none."""
+    return np.maximum(0, np.arange(n) - n // 8).astype(np.float32) / n
+
+
+def extras(n):
+    """All that a loss of classes and its gradients may have, for n rows."""
+    return {
+        "label_smoothing": 0.2, "class_weight": "balanced", "sample_weight": rising(n), "clip_norm": 0.5,
+        "batch_size": 16,
+    }  # fmt: skip
 
 
 SIGMOIDS = {"activation": "Sigmoid", "output": "Sigmoid"}
@@ -52,6 +66,11 @@ CASES = {
     ),
     "steps down": lambda: case(10, 17, 5, batch_size=16, lr=0.2, schedule="step", step_every=1, step_factor=0.5),
     "cosine": lambda: case(10, 17, 5, batch_size=16, lr=0.2, schedule="cosine", momentum=0.5),
+    "adamw": lambda: case(23, 37, 6, n=100, batch_size=16, lr=0.01, optimiser="adamw", weight_decay=0.3),
+    "weights, smoothing, clipped": lambda: case(10, 17, 5, n=90, lr=0.1, validation=0.25, **extras(90)),
+    "weights, clipped, past a block": lambda: case(
+        13, 29, 2, n=1500, loss="mse", lr=0.1, momentum=0.5, clip_norm=0.05, batch_size=1200, sample_weight=rising(1500)
+    ),
     "a share held back": lambda: case(10, 17, 5, n=90, batch_size=16, lr=0.1, validation=0.25),
 }
 EPOCHS = 3
@@ -59,24 +78,34 @@ EPOCHS = 3
 
 def reference_curve(net, x, y, seed, dtype, training, epochs=EPOCHS):
     """Every step's loss, every epoch's validation loss, and the network: the documented formulas, one at a time."""
+    training = dict(training)
+    given = training.pop("sample_weight", None)
     options = TrainOptions(**training, epochs=epochs, seed=seed)
+    weights = weights_of_rows(options.class_weight, y, given, np.arange(len(x)), net.output.row_size)
     kept, losses, held_losses = {}, [], []
     train, held = hold_out(len(x), options.validation, seed)
     for epoch in range(epochs):
         order = train[epoch_order(len(train), seed, epoch)] if options.shuffle else train
         for start in range(0, len(order), options.batch_size):
             batch = order[start : start + options.batch_size]
-            value, gradients = reference.loss_and_gradients(net, x[batch], y[batch], options.loss, dtype)
+            of_rows = None if weights is None else weights[batch]
+            value, gradients = reference.loss_and_gradients(
+                net, x[batch], y[batch], options.loss, dtype, of_rows, options.label_smoothing
+            )
             losses.append(value)
-            if options.optimiser == "adam":
-                step = len(losses)
-                net = reference.adam_step(net, kept, gradients, options.lr_at(epoch), step, options.weight_decay)
+            if options.clip_norm:
+                gradients = reference.clip_gradients(gradients, options.clip_norm)
+            if options.optimiser in ("adam", "adamw"):
+                how = options.lr_at(epoch), len(losses), options.weight_decay, options.optimiser == "adamw"
+                net = reference.adam_step(net, kept, gradients, *how)
             else:
                 net = reference.sgd_step(
                     net, kept, gradients, options.lr_at(epoch), options.momentum, options.weight_decay
                 )
         if len(held):
-            held_losses.append(reference.LOSSES[options.loss](reference.forward(net, x[held], dtype), y[held])[0])
+            of_rows = None if weights is None else weights[held]
+            made = reference.forward(net, x[held], dtype)
+            held_losses.append(reference.batch_loss(options.loss, made, y[held], of_rows, options.label_smoothing)[0])
     return np.array(losses), np.array(held_losses), net
 
 

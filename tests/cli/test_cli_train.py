@@ -150,6 +150,7 @@ def test_debug_names_the_place(cli, tmp_path):
 def test_every_option_reaches_the_training(cli):
     options = {
         "loss": "cross_entropy", "optimiser": "sgd", "lr": 0.05, "momentum": 0.5, "weight_decay": 0.01,
+        "clip_norm": 0.5, "label_smoothing": 0.1, "class_weight": "balanced",
         "schedule": "step", "step_every": 2, "step_factor": 0.5, "batch_size": 100, "epochs": 5, "validation": 0.2,
         "patience": 4, "seed": 7, "precision": "fp32",
     }  # fmt: skip

@@ -8,7 +8,7 @@ from onnx import helper
 
 from onchip.formats.onnx_tensors import make_tensor
 from onchip.kernels import reference
-from onchip.spec.layers import Reshape
+from onchip.spec.layers import Dropout, Reshape
 from onchip.spec.types import TensorType
 from onnx_models import check_meaning, model, numbers, op, read, refused
 
@@ -126,14 +126,15 @@ def test_flatten_refused(tmp_path, axis):
     refused(tmp_path, model([op("Flatten", "x", axis=axis)], x=("N", 2, 3)), "mix the rows")
 
 
-def test_dropout_identity_and_constants_leave_nothing(tmp_path):
+def test_identity_and_constants_leave_nothing_and_dropout_a_layer(tmp_path):
     nodes = [
         helper.make_node("Constant", [], ["w"], value=make_tensor("", numbers(4, 3))),
-        op("Identity", "w", "w_again"), op("Dropout", "x", "d"), op("Identity", "d", "e"),
-        op("Gemm", "e w_again", "f", "fc"), op("Dropout", "f", "y"),
+        op("Identity", "w", "w_again"), op("Dropout", "x", "d", "drop"), op("Identity", "d", "e"),
+        op("Gemm", "e w_again", "f", "fc"), op("Dropout", "f none", "y"),
     ]  # fmt: skip
-    net = check_meaning(tmp_path, model(nodes))
-    assert [node.name for node in net.nodes] == ["fc"]
+    net = check_meaning(tmp_path, model(nodes, {"none": np.float32(0)}))
+    assert [node.name for node in net.nodes] == ["drop", "fc"]
+    assert net.nodes[0].layer == Dropout(0.5)
     assert (net.outputs, set(net.weights)) == (("fc",), {"w_again"})
     assert check_meaning(tmp_path, model([op("Identity", "x")])).outputs == ("x",)
 
@@ -152,7 +153,8 @@ def test_dropout_in_training_mode(tmp_path):
     weights = {"ratio": np.float32(0.5), "mode": np.array(True)}
     refused(tmp_path, model([op("Dropout", "x ratio mode")], weights), "training mode", "model.eval()")
     weights["mode"] = np.array(False)
-    assert not read(tmp_path, model([op("Dropout", "x ratio mode")], weights)).nodes
+    (node,) = read(tmp_path, model([op("Dropout", "x ratio mode")], weights)).nodes
+    assert node.layer == Dropout(0.5)
 
 
 def test_initializers_that_are_inputs_too(tmp_path):

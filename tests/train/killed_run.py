@@ -23,8 +23,9 @@ def train(folder: Path | None, out: Path, epochs: int = 600) -> None:
     x, y = rng.standard_normal((1500, 20), dtype=np.float32), rng.integers(0, 3, 1500)
     kept = {} if folder is None else {"checkpoint": folder, "checkpoint_every": 0.0, "resume": True}
     result = onchip.fit(
-        onchip.mlp(20, 32, 3), x, y, device="cpu", optimiser="adam", lr=0.002, batch_size=11, epochs=epochs,
-        validation=0.1, patience=epochs - 1, schedule="cosine", **kept,
+        onchip.mlp(20, 32, 3), x, y, device="cpu", optimiser="adamw", weight_decay=0.1, lr=0.002, batch_size=11,
+        epochs=epochs, validation=0.1, patience=epochs - 1, schedule="cosine", clip_norm=0.5, label_smoothing=0.1,
+        class_weight="balanced", sample_weight=np.linspace(0, 2, len(x)), **kept,
     )  # fmt: skip
     told = [(e.loss, e.accuracy, e.validation_loss, e.validation_accuracy, e.lr) for e in result.history]
     np.savez(out, losses=result.losses, told=told, best=result.best_epoch, **result.network.weights, **result.state)

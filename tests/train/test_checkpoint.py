@@ -15,6 +15,7 @@ from onchip.train.loop import fit
 
 X, Y = rows(200, 9), np.arange(200) % 3
 OPTIONS = {"lr": 0.05, "batch_size": 16, "epochs": 6, "device": "cpu"}
+WEIGHTS = np.linspace(0, 2, len(X), dtype=np.float32)
 
 
 class StoppedError(Exception):
@@ -48,6 +49,15 @@ def train(folder=None, **options):
         {"momentum": 0.9, "weight_decay": 0.01, "schedule": "step", "step_every": 2},
         {"optimiser": "adam", "lr": 0.01, "schedule": "cosine"},
         {"validation": 0.3, "patience": 2, "lr": 0.5},
+        {
+            "optimiser": "adamw",
+            "lr": 0.01,
+            "weight_decay": 0.1,
+            "clip_norm": 0.3,
+            "label_smoothing": 0.1,
+            "class_weight": {1: 5},
+            "sample_weight": WEIGHTS,
+        },
     ],
 )
 @pytest.mark.parametrize("step", [1, 13, 26, 40])
@@ -141,6 +151,8 @@ def test_only_damaged_ones_left(tmp_path):
         ({"net": mlp(9, 14, 3, seed=1)}, "another network"),
         ({"x": X + 1}, "other data"),
         ({"y": (Y + 1) % 3}, "other data"),
+        ({"sample_weight": WEIGHTS}, "other data"),
+        ({"class_weight": "balanced"}, "class_weight=balanced"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, got):

@@ -19,7 +19,6 @@ from onchip.kernels.cuda.mlp_train import MOST_BATCH, MOST_LAYERS, make_lowering
 from onchip.kernels.cuda.mlp_train_bytes import LEAST_BATCH
 from onchip.kernels.cuda.train_tiling import CHUNK, STAGE_CHUNKS, STAGED_CUTS, WARPS, Tiling, choose_tiling
 from onchip.kernels.pointwise import TRAINED
-from onchip.kernels.training import rules_of_steps
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
@@ -35,6 +34,7 @@ from training_cases import (
     assert_bits_of_each_alone,
     assert_follows_reference,
     case,
+    extras,
     reference_curve,
 )
 
@@ -87,8 +87,8 @@ def test_emulated_training_follows_the_reference(name, monkeypatch):
 @needs_gxx
 def test_a_killed_run_goes_on_with_the_same_bits(monkeypatch, tmp_path):
     emulate_device(monkeypatch)
-    net, x, y, training = SMALL["adam"]()
-    training |= {"epochs": 3, "device": "cuda", "seed": 3, "validation": 0.2}
+    net, x, y, training = SMALL["weights, smoothing, clipped"]()
+    training |= {"epochs": 3, "device": "cuda", "seed": 3, "optimiser": "adamw", "weight_decay": 0.1, "lr": 0.01}
     whole = fit(net, x, y, **training)
 
     def stop(progress):
@@ -148,6 +148,7 @@ def runs_alike(net, n, training):
 def test_emulated_networks_in_one_launch_have_the_bits_of_each_alone(kind, monkeypatch):
     emulate_device(monkeypatch)
     net, x, y, training = STAGED["a batch of 7"]()
+    training |= {"class_weight": "balanced", "clip_norm": 0.3} if kind == "plain" else {}  # weights of each run's own
     if kind == "staged":
         stage_everything(monkeypatch, *STAGED_CUTS[0], 3)
     elif kind == "bytes":
@@ -256,7 +257,7 @@ def test_emulated_rows_of_whole_numbers(monkeypatch):
 
 
 NARROW = {
-    "classes": lambda: case(40, 33, 4, n=300, batch_size=130, lr=0.05),
+    "classes and all extras": lambda: case(40, 33, 4, n=300, lr=0.05, **extras(300) | {"batch_size": 130}),
     "sigmoids": lambda: case(
         20, 56, 28, 10, n=200, options=SIGMOIDS, loss="half_sse", batch_size=200, lr=1e-3, momentum=0.5
     ),
@@ -357,19 +358,15 @@ def test_more_rows_than_a_kernel_counts_are_refused():
     assert f"{MOST_BATCH:,}" in str(refused.value)
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "half_sse", "mse"])
-@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam"])
-def test_the_rule_of_a_step_is_the_cpu_s(loss, optimiser):
-    from onchip.kernels.cpu.mlp_train import KINDS, LOSS_CODES
-    from onchip.kernels.cpu.train_model import Rule
-    from onchip.kernels.cpu.train_step import _factors
-
-    one, sizes = np.float32(1), np.array([64, 64, 7])
-    rules = rules_of_steps(Job(loss=loss, optimiser=optimiser), 10, sizes, 41, 0.03, 0.9, 0.01)
-    choice = Rule(KINDS[optimiser], np.float32(0.03), np.float32(0.9), np.float32(0.01), one, one)
-    for i, size in enumerate(sizes):
-        expected = _factors.py_func(42 + i, int(size), 10, LOSS_CODES[loss], choice)
-        assert tuple(rules[i]) == (*expected, np.float32(0.9), np.float32(0.01))
+@pytest.mark.parametrize("extra", [{"label_smoothing": 0.1}, {"clip_norm": 1.0}, {"is_weighted": True}])
+def test_mlp_train_takes_what_resident_kernels_do_not(extra):
+    job = Job(batch=64, loss="cross_entropy", optimiser="adamw", byte_scale=1 / 255)
+    resident, plan = (make_plan(mlp(784, 320, 160, 10), H200, kernels_for(H200), dataclasses.replace(job, **given))
+                      for given in ({}, extra))  # fmt: skip
+    assert resident.groups[0].claim.kernel in ("mlp_resident", "mlp_by_layers")
+    assert plan.groups[0].claim.kernel == "mlp_train"
+    refused = {refusal.kernel for refusal in plan.refusals if "takes no" in refusal.why}
+    assert refused == {"mlp_resident", "mlp_by_layers"}
 
 
 def test_other_precisions_are_a_gpu_s():

@@ -8,7 +8,7 @@ import pytest
 
 import onchip
 from onchip import cache
-from onchip.errors import InputError, ShapeError
+from onchip.errors import InputError, PlanError, ShapeError
 from onchip.train.options import TrainOptions
 
 
@@ -87,6 +87,62 @@ def test_an_epochs_loss_is_the_mean_over_its_rows(data):
     result = fit(x, y, epochs=1, lr=1e-30)  # the weights stay: one batch of all rows has the same loss
     whole = fit(x, y, epochs=1, lr=1e-30, batch_size=50)
     assert result.epoch_losses[0] == pytest.approx(whole.epoch_losses[0], rel=1e-6)
+
+
+def test_a_dropout_that_drops_nothing_is_said(data, capfd, monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("ONCHIP_QUIET", "")
+    monkeypatch.setattr(cache, "_said", set())
+    first, second = torch.nn.Linear(3, 8), torch.nn.Linear(8, 2)
+    relu, losses = torch.nn.ReLU(), []
+    for layers in ((first, relu, second), (first, relu, torch.nn.Dropout(0.2), second, torch.nn.Dropout(0.0))):
+        net = onchip.load(torch.nn.Sequential(*layers), torch.zeros(1, 3))
+        losses.append(onchip.fit(net, *data, epochs=2, device="cpu").epoch_losses)
+    assert losses[0] == losses[1]
+    assert capfd.readouterr().err.count("(Dropout, p=0.2) drops nothing: it is left out of training") == 1
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [("LayerNorm", r"layer '.*' \(LayerNorm\)"), ("GELU", r"\(GELU\)"), ("Softmax", r"before layer '.*Softmax'")],
+)
+def test_a_layer_that_no_kernel_trains_is_named(data, layer, words):
+    torch = pytest.importorskip("torch")
+    made = {"LayerNorm": lambda: torch.nn.LayerNorm(2), "GELU": torch.nn.GELU, "Softmax": lambda: torch.nn.Softmax(1)}
+    net = onchip.load(torch.nn.Sequential(torch.nn.Linear(3, 2), made[layer]()), torch.zeros(1, 3))
+    with pytest.raises(PlanError, match=words):
+        onchip.fit(net, *data, device="cpu")
+
+
+def test_weights_of_rows_and_classes_are_one_thing(data):
+    x, y = data
+    counts = np.bincount(y)
+    of_class = {0: len(y) / (2 * counts[0]), 1: len(y) / (2 * counts[1])}
+    runs = [fit(x, y, **given).epoch_losses for given in (
+        {"class_weight": "balanced"}, {"class_weight": of_class}, {"class_weight": list(of_class.values())},
+        {"sample_weight": np.where(y == 0, of_class[0], of_class[1])},
+    )]  # fmt: skip
+    assert all(losses == pytest.approx(runs[0], rel=1e-6) for losses in runs)
+    assert fit(x, y, sample_weight=np.ones(len(x))).epoch_losses == fit(x, y).epoch_losses
+    judged = fit(x, y, class_weight="balanced", validation_data=(x[:7], y[:7]), sample_weight=pandas.Series(y + 1.0))
+    assert judged.epoch_losses == fit(x, y, class_weight="balanced", sample_weight=(y + 1).tolist()).epoch_losses
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"sample_weight": np.ones(49)}, ShapeError, "sample weights do not fit"),
+        ({"sample_weight": np.array(["1"] * 50)}, ShapeError, "sample weights do not fit"),
+        ({"sample_weight": np.where(np.arange(50) == 9, -1, 1)}, InputError, "-1 in row 9"),
+        ({"sample_weight": np.full(50, np.nan)}, InputError, "nan in row 0"),
+        ({"sample_weight": np.zeros(50)}, InputError, "all weights of the rows are zero"),
+        ({"class_weight": [1, 2, 3]}, InputError, "3 class weights"),
+        ({"class_weight": {2: 1}}, InputError, "no such class"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(data, given, error, words):
+    with pytest.raises(error, match=words):
+        fit(*data, **given)
 
 
 def test_names_of_other_libraries(data):

@@ -36,7 +36,7 @@ CASES = {
     "held back rows": (
         onchip.Classifier(hidden=(12,), epochs=9, validation=0.2, patience=1, threads=1),
         classes,
-        {"shuffle": [True, False], "momentum": [0.5]},
+        {"shuffle": [True, False], "momentum": [0.5], "class_weight": ["balanced"]},
     ),
 }
 
@@ -53,8 +53,9 @@ def assert_same_fit(a, b, x):
 def test_a_grid_on_folds_is_grid_search(case):
     estimator, data, grid = CASES[case]
     x, y = data()
-    many = onchip.fit_many(estimator, x, y, grid=grid, folds=3)
-    search = GridSearchCV(estimator, grid, cv=3).fit(x, y)
+    weights = {} if case == "numbers" else {"sample_weight": np.arange(len(x)) / 64}
+    many = onchip.fit_many(estimator, x, y, grid=grid, folds=3, **weights)
+    search = GridSearchCV(estimator, grid, cv=3).fit(x, y, **weights)
     assert [setting.params for setting in many.settings] == search.cv_results_["params"]
     scores = np.array([search.cv_results_[f"split{f}_test_score"] for f in range(3)]).T
     assert np.array_equal([setting.scores for setting in many.settings], scores)

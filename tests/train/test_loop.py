@@ -22,6 +22,7 @@ from onchip.train.loop import fit
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, hold_out
+from onchip.train.row_weights import weights_of_rows
 from onchip.train.training_run import TrainingRun, begin_runs, plan_run
 from training_cases import CASES, SIGMOIDS, assert_follows_reference, case
 
@@ -37,19 +38,23 @@ def test_loss_curve_follows_torch_in_the_same_order(name):
     from onchip.bench.torch_network import torch_module
 
     net, x, y, training = CASES[name]()
-    options = TrainOptions(**training, epochs=1, seed=3)
     result = fit(net, x, y, device="cpu", epochs=1, seed=3, **training)
+    given = training.pop("sample_weight", None)
+    options = TrainOptions(**training, epochs=1, seed=3)
+    weights = weights_of_rows(options.class_weight, y, given, np.arange(len(x)), net.output.row_size)
+    weights = np.ones(len(x), np.float32) if weights is None else weights
     module = torch_module(net).train()
-    if options.optimiser == "adam":
-        optimiser = torch.optim.Adam(module.parameters(), lr=options.lr, weight_decay=options.weight_decay)
+    if options.optimiser in ("adam", "adamw"):
+        made = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[options.optimiser]
+        optimiser = made(module.parameters(), lr=options.lr, weight_decay=options.weight_decay)
     else:
         optimiser = torch.optim.SGD(
             module.parameters(), lr=options.lr, momentum=options.momentum, weight_decay=options.weight_decay
         )
-    criterion = {
-        "cross_entropy": torch.nn.CrossEntropyLoss(),
-        "half_sse": lambda z, t: 0.5 * ((z - t) ** 2).sum(),
-        "mse": torch.nn.MSELoss(),
+    row_losses = {
+        "cross_entropy": torch.nn.CrossEntropyLoss(label_smoothing=options.label_smoothing, reduction="none"),
+        "half_sse": lambda z, t: 0.5 * ((z - t) ** 2).sum(dim=1),
+        "mse": lambda z, t: torch.nn.MSELoss(reduction="none")(z, t).mean(dim=1),
     }[options.loss]
     train, _ = hold_out(len(x), options.validation, 3)
     order = train[epoch_order(len(train), 3, 0)] if options.shuffle else train
@@ -57,11 +62,49 @@ def test_loss_curve_follows_torch_in_the_same_order(name):
     for start in range(0, len(order), options.batch_size):
         batch = order[start : start + options.batch_size]
         optimiser.zero_grad()
-        loss = criterion(module(torch.from_numpy(x[batch])), torch.from_numpy(y[batch]))
+        of_rows = torch.from_numpy(weights[batch])
+        loss = row_losses(module(torch.from_numpy(x[batch])), torch.from_numpy(y[batch])) @ of_rows
+        loss = loss if options.loss == "half_sse" else loss / of_rows.sum()
         loss.backward()
+        if options.clip_norm:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), options.clip_norm)
         optimiser.step()
         losses.append(loss.item())
     assert result.losses == pytest.approx(losses, rel=3e-5)
+
+
+@pytest.mark.parametrize("given", [{"label_smoothing": 0.3}, {"class_weight": [0.5, 0, 2, 7]}])
+def test_smoothing_and_class_weights_are_those_of_torch(given):
+    torch = pytest.importorskip("torch")
+    net, x, y, training = CASES["one layer"]()
+    training["batch_size"] = len(x)
+    result = fit(net, x, y, device="cpu", epochs=2, validation=0.5, **training, **given)
+    told = {"label_smoothing": 0.3} if "label_smoothing" in given else {"weight": torch.tensor([0.5, 0, 2, 7])}
+    criterion = torch.nn.CrossEntropyLoss(**told)
+    train, held = hold_out(len(x), 0.5, 0)
+    for part, network, loss in (
+        (train, net, result.losses[0]), (held, result.network, result.history[-1].validation_loss),
+    ):  # fmt: skip
+        logits = torch.from_numpy(reference.forward(network, x[part], "float32"))
+        assert loss == pytest.approx(criterion(logits, torch.from_numpy(y[part])).item(), rel=1e-6)
+    assert result.epoch_losses[0] == result.losses[0]
+
+
+def test_an_epoch_s_loss_is_the_mean_over_its_rows_by_weight():
+    net, x, y, training = CASES["weights, smoothing, clipped"]()
+    training |= {"lr": 1e-30, "validation": 0.0}  # nothing moves, so rows in any order have one mean
+    one, other = (fit(net, x, y, device="cpu", epochs=1, **training | {"batch_size": b}) for b in (len(x), 16))
+    assert other.epoch_losses == pytest.approx(one.epoch_losses, rel=1e-6)
+
+
+def test_a_batch_of_rows_without_weight_teaches_nothing():
+    net, x, y, _ = CASES["one layer"]()
+    weights = np.where(np.arange(len(x)) < 7, 0, 1.0)
+    result = fit(net, x, y, device="cpu", epochs=1, batch_size=7, shuffle=False, sample_weight=weights)
+    behind = fit(net, x[7:], y[7:], device="cpu", epochs=1, batch_size=7, shuffle=False)
+    assert np.array_equal(result.losses, [0.0, *behind.losses])
+    for name, w in behind.network.weights.items():
+        assert np.array_equal(result.network.weights[name], w), name
 
 
 def test_a_result_prints_a_line_and_can_be_pickled():
@@ -81,7 +124,7 @@ def test_one_run_has_all_threads_and_several_have_one_each():
     net, x, y, _ = case(200, 300, 200, 10, n=300)
     for runs, expected in ((1, core_count()), (2, None)):
         shared = SharedData(runs)
-        planned = plan_run(net, x, TrainOptions(batch_size=300), shared, device="cpu", threads=None)
+        planned = plan_run(net, x, y, TrainOptions(batch_size=300), shared, device="cpu", threads=None)
         team, _ = begin_runs([planned], x, y, shared)
         assert team.trainers[0].threads == expected
 
@@ -194,7 +237,7 @@ def test_state_goes_on_where_it_was():
         fit(net, x, y, epochs=1, state=first.state, momentum=0.9, device="cpu")
 
 
-@pytest.mark.parametrize("name", ["digits", "full batch, past a block", "odd widths", "adam", "a share held back"])
+@pytest.mark.parametrize("name", ["digits", "full batch, past a block", "adam", "weights, smoothing, clipped"])
 def test_same_bits_run_to_run_and_whatever_the_threads(name):
     net, x, y, options = CASES[name]()
     before = {name: w.copy() for name, w in net.weights.items()}
@@ -213,7 +256,7 @@ def test_same_bits_whoever_takes_which_block(batch, monkeypatch):
     """Threads share a block or take blocks of their own, many or few at a time, or one thread does it all."""
     net, x, y, options = case(
         33, 40, 17, 5, n=9000, options=SIGMOIDS, loss="half_sse", batch_size=batch, lr=1e-4, momentum=0.5,
-        validation=0.01,
+        validation=0.01, clip_norm=1.0 if batch in (257, 2048) else 0.0,
     )  # fmt: skip
     monkeypatch.setattr(mlp_train, "_ALONE_FLOP", 0)  # threads work together however little there is to do
     every = {"device": "cpu", "epochs": 2, **options}

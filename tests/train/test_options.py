@@ -23,6 +23,15 @@ from onchip.train.options import TrainOptions
         ({"momentum": 1.0}, "momentum"),
         ({"momentum": 0.9, "optimiser": "adam"}, "momentum is sgd's"),
         ({"weight_decay": -1}, "weight decay"),
+        ({"clip_norm": -1}, "clip norm"),
+        ({"label_smoothing": 1.0}, "label smoothing"),
+        ({"label_smoothing": 0.1, "loss": "mse"}, "label_smoothing is of classes"),
+        ({"class_weight": "balanced", "loss": "half_sse"}, "class_weight is of classes"),
+        ({"class_weight": "even"}, "class weight"),
+        ({"class_weight": [1, -1]}, "class weight"),
+        ({"class_weight": [0, 0]}, "class weight"),
+        ({"class_weight": {"cat": 2}}, "class weight"),
+        ({"class_weight": 3}, "class weight"),
         ({"step_factor": 0.0}, "step factor"),
         ({"step_every": 0}, "step every"),
         ({"batch_size": 0}, "batch size"),
@@ -56,6 +65,16 @@ def test_an_unknown_name_is_refused_with_the_nearest(name, nearest):
         TrainOptions.of({"lr": 0.1, name: 1})
     assert caught.value.got == name
     assert nearest in caught.value.hint
+
+
+@pytest.mark.parametrize("given", ["1, 2.5", [1, 2.5], np.array([1, 2.5])])
+def test_class_weights_are_numbers_in_the_order_of_the_classes(given):
+    assert TrainOptions(class_weight=given).class_weight == (1.0, 2.5)
+
+
+@pytest.mark.parametrize("given", [{"1": 2.5}, {np.int64(1): np.float32(2.5)}])
+def test_class_weights_may_be_of_some_classes(given):
+    assert TrainOptions(class_weight=given).class_weight == {1: 2.5}
 
 
 def test_numbers_of_numpy_are_numbers():

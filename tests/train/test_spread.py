@@ -88,7 +88,8 @@ TARGETS = np.arange(len(WIDE)) % 3
 
 def train_wide(batch, **how):
     return fit(
-        NETS[0], WIDE, TARGETS, device="cpu", threads=1, batch_size=batch, epochs=3, lr=0.1, momentum=0.9, **how
+        NETS[0], WIDE, TARGETS, device="cpu", threads=1, batch_size=batch, epochs=3, lr=0.1, momentum=0.9,
+        clip_norm=0.1 if batch == len(WIDE) else 0.0, sample_weight=np.linspace(0, 2, len(WIDE)), **how,
     )  # fmt: skip
 
 

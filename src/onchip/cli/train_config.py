@@ -143,13 +143,15 @@ def _checked(name: str, value: Any, kinds: Mapping[str, type], text: str, folder
         return float(value)
     if name == "hidden" and isinstance(value, list) and all(type(width) is int and width > 0 for width in value):
         return tuple(value)
+    if name == "class_weight" and isinstance(value, str | list | dict):
+        return value
     if name == "hidden" and isinstance(value, str):
         return _widths(value)
     if type(value) is kind:
         return str(folder / str(value)) if name in _MAYBE_FILES and _is_file(folder / str(value)) else value
     expected = {
         str: 'a word, as "digits"', Path: 'a path, as "out.onnx"', int: "a whole number", float: "a number",
-        bool: "true or false",
+        bool: "true or false", NoneType: 'as "balanced", [1, 5] or {1 = 5}',
     }.get(kind, "whole numbers above 0, as [320, 160]")  # fmt: skip
     raise InputError(f"{where}bad {name}", got=show(value), expected=expected, hint=f"mend {name}")
 

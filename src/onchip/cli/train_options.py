@@ -49,10 +49,20 @@ Activation = Annotated[
 Output = Annotated[Path | None, Option("--output", "-o", help="The .onnx or .safetensors to write.")]
 
 Loss = Annotated[str | None, _training("loss", "cross_entropy for classes; mse or half_sse (half the sum) for numbers")]
-Optimiser = Annotated[str | None, _training("optimiser", f"{' or '.join(OPTIMISERS)}.", "--optimiser", "--optimizer")]
+LabelSmoothing = Annotated[
+    float | None, _training("label_smoothing", "Of cross_entropy: share of a target that all classes have alike.")
+]
+ClassWeight = Annotated[
+    str | None,
+    Option(metavar="W,W", help="Of cross_entropy: balanced, or what rows of each class count. [default: 1 each]"),
+]
+Optimiser = Annotated[str | None, _training("optimiser", f"{', '.join(OPTIMISERS)}.", "--optimiser", "--optimizer")]
 Lr = Annotated[float | None, _training("lr", "Learning rate.", "--lr", "--learning-rate")]
 Momentum = Annotated[float | None, _training("momentum", "Of sgd.")]
-WeightDecay = Annotated[float | None, _training("weight_decay", "Share of the weights added to their gradients.")]
+WeightDecay = Annotated[
+    float | None, _training("weight_decay", "Share of the weights added to their gradients; adamw: taken off weights.")
+]
+ClipNorm = Annotated[float | None, _training("clip_norm", "The longest gradient of a batch; 0: any.")]
 Schedule = Annotated[str | None, _training("schedule", f"Of the learning rate: {', '.join(SCHEDULES)}.")]
 StepEvery = Annotated[int | None, _training("step_every", "Epochs between the drops of step.")]
 StepFactor = Annotated[float | None, _training("step_factor", "By which they multiply the learning rate.")]

@@ -181,12 +181,19 @@ def _plain_parts(torch: Any, module: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _more_operators(torch: Any) -> Iterator[None]:
-    """Operators that the exporter does not know, though ONNX says them."""
-    torch.onnx.register_custom_op_symbolic("aten::mT", _turned_matrices, OPSET)
+    """Operators that the exporter does not know, or leaves out, though ONNX says them."""
+
+    def dropout(graph: Any, x: Any, p: Any, is_training: Any) -> Any:
+        return graph.op("Dropout", x, graph.op("Cast", p, to_i=1), is_training)
+
+    own = {"aten::mT": _turned_matrices, "aten::dropout": dropout, "aten::feature_dropout": dropout}
+    for name, symbolic in own.items():
+        torch.onnx.register_custom_op_symbolic(name, symbolic, OPSET)
     try:
         yield
     finally:
-        torch.onnx.unregister_custom_op_symbolic("aten::mT", OPSET)
+        for name in own:
+            torch.onnx.unregister_custom_op_symbolic(name, OPSET)
 
 
 def _turned_matrices(graph: Any, x: Any) -> Any:

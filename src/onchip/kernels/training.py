@@ -14,12 +14,15 @@ from onchip.errors import FormatError
 from onchip.kernels.chain import Chain, why_not_float32
 from onchip.kernels.pointwise import TRAINED
 from onchip.plan.kernel import Job
-from onchip.spec.layers import LeakyReLU
-from onchip.spec.network import Network
+from onchip.spec.layers import LeakyReLU, Linear, Reshape
+from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8  # of Adam
-STATE_NAMES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square")}  # what an optimiser keeps
+# What an optimiser keeps.
+STATE_NAMES = {"sgd": (), "momentum": ("velocity",), "adam": ("mean", "square"), "adamw": ("mean", "square")}
+CLIP_EPS = 1e-6  # added to a norm before it divides, as in torch
+RULE_FLOATS = 8  # of a step's rule
 MOST_EPOCHS, _MOST_QUEUED_ROWS = 32, 1 << 21  # that a device is given at a time
 _MOST_STEPS = 2**62  # to count on from there is no overflow
 _PIECE = 1 << 18  # numbers that are made bytes at a time: they stay in a core's cache
@@ -127,22 +130,35 @@ class TrainerTeam(Protocol):
 def why_not_trained(net: Network, chain: Chain | None, job: Job) -> str:
     """ "" if kernels can train the network, which is this chain; else the reason."""
     if chain is None or len(chain.nodes) != len(net.nodes):
-        node = net.nodes[0 if chain is None else len(chain.nodes)]
+        behind = net.nodes[0 if chain is None else len(chain.nodes) :]
+        node = next((node for node in behind if not isinstance(node.layer, (Linear, Reshape, *TRAINED))), behind[0])
         between = " or ".join(kind.__name__ for kind in TRAINED)
-        told = f"'{node.name}' ({node.layer.kind}) is no part of one here"
+        told = f"layer {_named(node)} is no part of one here"
         return f"trains a whole MLP chain, Linear layers with {between} between them: {told}"
     if chain.normaliser:
-        return f"{job.loss} takes the values before {chain.normaliser}: train without it"
+        node = next(node for node in net.nodes if node.layer.kind == chain.normaliser)
+        return f"{job.loss} takes the values before layer {_named(node)}: train without it"
     if chain.vectors != 1:
-        return f"one vector a row, got {chain.vectors}"
+        return f"one vector a row, got {chain.vectors} in layer {_named(net.nodes[0])}"
     if job.loss == "cross_entropy" and chain.layers[-1].activation is not None:
-        return f"cross_entropy takes logits, got {chain.layers[-1].activation_name} behind the last layer"
-    slopes = [layer.activation.slope for layer in chain.layers if isinstance(layer.activation, LeakyReLU)]
-    if any(slope < 0 for slope in slopes):
-        return "a LeakyReLU with a slope below 0 hides the sign of what it was given"
+        node = next(node for node in reversed(net.nodes) if isinstance(node.layer, TRAINED))
+        return f"cross_entropy takes logits, got layer {_named(node)} behind the last Linear"
+    for node in net.nodes:
+        if isinstance(node.layer, LeakyReLU) and node.layer.slope < 0:
+            return f"layer {_named(node)} has a slope below 0, which hides the sign of what it was given"
     names = [name for layer in chain.layers for name in (layer.weight, layer.bias) if name is not None]
-    shared = len(set(names)) != len(names)
-    return "every layer must have weights of its own" if shared else why_not_float32(net, chain)
+    twice = next((name for name in names if names.count(name) > 1), "")
+    return f"every layer must have weights of its own, got '{twice}' twice" if twice else why_not_float32(net, chain)
+
+
+def _named(node: Node) -> str:
+    return f"'{node.name}' ({node.layer.kind})"
+
+
+def why_not_plain(job: Job) -> str:
+    """ "" if the job has a plain loss and plain gradients; else the first thing that kernels without more cannot do."""
+    extras = {"label smoothing": job.label_smoothing, "weights of rows": job.is_weighted, "clipping": job.clip_norm}
+    return next((f"takes no {name}" for name, asked in extras.items() if asked), "")
 
 
 def bytes_of(x: Array) -> tuple[Array, float] | None:
@@ -186,25 +202,40 @@ def epochs_at_once(rows: int, batch: int) -> int:
     return max(1, min(MOST_EPOCHS, _MOST_QUEUED_ROWS // (-(-rows // batch) * batch)))
 
 
+def weights_of_batches(order: Array, batch: int, row_weights: Array | None) -> Array:
+    """(steps,) float64: the rows of each batch of an order, or the sum of their weights."""
+    starts = np.arange(0, len(order), batch)
+    if row_weights is None or not len(order):
+        return np.diff(starts, append=len(order)).astype(np.float64)
+    return np.add.reduceat(row_weights[order].astype(np.float64), starts)
+
+
+def mean_losses(loss: str, sums: Array, weights: Array) -> Array:
+    """Losses of batches from the sums of their rows': means by weight, 0 of a batch without any."""
+    return sums if loss == "half_sse" else np.divide(sums, weights, out=np.zeros_like(sums), where=weights > 0)
+
+
 def rules_of_steps(
-    job: Job, N: int, sizes: Array, done: int, lr: float, momentum: float, decay: float
+    job: Job, N: int, weights: Array, done: int, lr: float, momentum: float, decay: float
 ) -> Array:  # fmt: skip
-    """(steps, 5) float32: lr, scale, root, momentum and decay of steps on batches of `sizes` rows with N outputs each.
+    """(steps, RULE_FLOATS) float32: lr, scale, root, keep, decay and clip of steps, N outputs a row.
 
     A gradient is a sum over rows; the mean that a loss is becomes its `scale`. Adam's corrections are in lr and root.
+    `keep` is the share that a step keeps of momentum's velocity, or of Adam's w, which the decay of adamw shrinks.
 
-    done  steps that went before
+    weights  weights_of_batches
+    done     steps that went before
     """
-    rules = np.ones((len(sizes), 5), np.float32)
-    rules[:, 0], rules[:, 3], rules[:, 4] = lr, momentum, decay
-    if job.loss == "cross_entropy":
-        rules[:, 1] = 1.0 / sizes
-    elif job.loss == "mse":
-        rules[:, 1] = 2.0 / (sizes * N)
-    if job.optimiser == "adam":
-        step = np.arange(done + 1, done + 1 + len(sizes), dtype=np.float64)
+    rules = np.zeros((len(weights), RULE_FLOATS), np.float32)
+    rules[:, 0], rules[:, 1:3], rules[:, 3:6] = lr, 1, (momentum, decay, job.clip_norm)
+    if job.loss != "half_sse":
+        top, outputs = (2.0, N) if job.loss == "mse" else (1.0, 1)
+        rules[:, 1] = mean_losses(job.loss, np.full(len(weights), top), weights * outputs)
+    if job.optimiser in ("adam", "adamw"):
+        step = np.arange(done + 1, done + 1 + len(weights), dtype=np.float64)
         rules[:, 0] = np.float64(np.float32(lr)) / (1.0 - BETA1**step)
         rules[:, 2] = 1.0 / np.sqrt(1.0 - BETA2**step)
+        rules[:, 3:5] = (1 - lr * decay, 0) if job.optimiser == "adamw" else (1, decay)
     return rules
 
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 TRAINING_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 PRECISIONS = (*TRAINING_PRECISIONS, "fp8")
 LOSSES = ("cross_entropy", "half_sse", "mse")
-OPTIMISERS = {"sgd": 0, "momentum": 1, "adam": 2}  # with how many numbers each keeps for every weight
+OPTIMISERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}  # with how many numbers each keeps for every weight
 OPTIONAL_REWRITES = ("fold", "merge", "windows", "phases", "early")  # those that a user may leave out, to compare
+MAX_NORM = 3.4028234e38  # float32's largest
 MAX_ROWS = 2**62  # more than any memory or disk holds
 TABLES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 
@@ -41,6 +42,9 @@ class Job:
     without: tuple[str, ...] = ()  # rewrites to leave out, of OPTIONAL_REWRITES
     tables: str = "fp32"  # how folded tables are stored; sums are float32, of fp8 ones float16
     byte_scale: float = 0.0  # set: rows to train on are bytes times this
+    label_smoothing: float = 0.0  # of "cross_entropy": the share of a target that all classes have alike
+    clip_norm: float = 0.0  # set: gradients are scaled down to this norm
+    is_weighted: bool = False  # rows to train on have weights
 
     def __post_init__(self) -> None:
         self._spell("precision", PRECISIONS)
@@ -55,6 +59,12 @@ class Job:
         object.__setattr__(self, "without", left_out)
         if not isinstance(self.byte_scale, float) or not 0 <= self.byte_scale <= 1:
             raise InputError("bad scale of bytes", got=show(self.byte_scale), expected="0.0 to 1.0", hint="0.0: none")
+        for name, most in (("label_smoothing", 1.0), ("clip_norm", MAX_NORM)):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value <= most:
+                raise InputError(f"bad {name}", got=show(value), expected=f"0 to {most:g}", hint="0: none")
+        if not isinstance(self.is_weighted, bool):
+            raise InputError("bad is_weighted", got=show(self.is_weighted), expected="true or false", hint="false")
 
     def _spell(self, field: str, known: Iterable[str]) -> None:
         object.__setattr__(self, field, known_name(getattr(self, field), known, field, hint=next(iter(known))))

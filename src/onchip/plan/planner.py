@@ -11,7 +11,7 @@ from onchip.plan.cover import cover
 from onchip.plan.device import Device
 from onchip.plan.kernel import PRECISIONS, Job, Kernel
 from onchip.plan.plan import Plan, format_us
-from onchip.plan.rewrites import PRICED, narrow_values, rewrite
+from onchip.plan.rewrites import PRICED, drop_idle, narrow_values, rewrite
 from onchip.spec.network import Network
 
 MAX_LAYERS = 1 << 14  # planning takes a second or two there
@@ -37,8 +37,9 @@ def make_plan(
             expected=", ".join(device.flops),
             hint=f"precision {next(iter(device.flops))}",
         )
-    if job.is_training:
-        return cover(net, device, kernels, job, (), whole)
+    if job.is_training:  # weights stay as they are: they are what is trained
+        net, dropped = drop_idle(net)
+        return cover(net, device, kernels, job, tuple(dropped), whole)
 
     @functools.cache
     def without(*names: str) -> tuple[Network, tuple[str, ...]]:

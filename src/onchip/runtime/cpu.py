@@ -237,8 +237,9 @@ class CpuBound:
         return 1
 
     def trainers(
-        self, networks: Sequence[Network], x: Array, y: Array, orders: Sequence[int], shared: SharedData
-    ) -> TrainerTeam:
+        self, networks: Sequence[Network], x: Array, y: Array, row_weights: Sequence[Array | None],
+        orders: Sequence[int], shared: SharedData,
+    ) -> TrainerTeam:  # fmt: skip
         from onchip.kernels.cpu import TRAINING
 
         (network,) = networks
@@ -247,7 +248,8 @@ class CpuBound:
         weights = {name: materialise(recipe, network.weights, made) for name, recipe in group.claim.recipes.items()}
         kernel = next(k for k in TRAINING if k.name == group.claim.kernel)
         threads = self.threads if shared.runs == 1 else None
-        return _OneRun((kernel.trainer(group.claim, self.plan.job, weights, x, y, threads, shared.ranks),))
+        (of_rows,) = row_weights
+        return _OneRun((kernel.trainer(group.claim, self.plan.job, weights, x, y, of_rows, threads, shared.ranks),))
 
 
 @dataclass(frozen=True)

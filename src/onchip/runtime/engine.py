@@ -81,11 +81,13 @@ class Bound(Protocol):
         ...
 
     def trainers(
-        self, networks: Sequence[Network], x: Array, y: Array, orders: Sequence[int], shared: SharedData
-    ) -> TrainerTeam:
+        self, networks: Sequence[Network], x: Array, y: Array, row_weights: Sequence[Array | None],
+        orders: Sequence[int], shared: SharedData,
+    ) -> TrainerTeam:  # fmt: skip
         """Of a plan for training: runs on rows x (n, D_in) with targets y, as many as `together` says.
 
         networks  like the plan's own, but for their weights
+        row_weights  of each network: (n,) float32, or None: all are 1
         orders    the rows of all orders that they will be trained or judged on
         shared    with other runs on the same rows
         """

@@ -27,7 +27,7 @@ from onchip.train.checkpoint_check import NAMES, check_content, fields, name_of,
 from onchip.train.options import TrainOptions
 from onchip.train.training_run import Checkpoint, TrainingRun
 
-VERSION = 2
+VERSION = 3
 KEPT = 2
 _NAME = "checkpoint-{:012d}.safetensors"
 _PATTERN = "checkpoint-*.safetensors"
@@ -38,9 +38,11 @@ class Checkpoints:
     """The checkpoints of one job in one folder."""
 
     def __init__(
-        self, folder: Path, net: Network, options: TrainOptions, x: Array, y: Array, state: Mapping[str, Array]
+        self, folder: Path, net: Network, options: TrainOptions, data: Mapping[str, Array], state: Mapping[str, Array]
     ) -> None:
-        """state  of an earlier run that this one goes on from"""
+        """data   what the run learns from, by name
+        state  of an earlier run that this one goes on from
+        """
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +55,7 @@ class Checkpoints:
         self.job: dict[str, Any] = {
             "options": dataclasses.asdict(options),
             "network": _digest(graph_to_json(net), {name: materialise(name, net.weights) for name in net.weights}),
-            "data": _digest("", {"x": x, "y": y}),
+            "data": _digest("", data),
             "state": _digest("", state),
         }
 

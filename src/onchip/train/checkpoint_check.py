@@ -72,7 +72,7 @@ def check_content(told: Mapping[str, Any], arrays: Mapping[str, Array], run: Tra
 
     _check_arrays(arrays, total, bool(best), run)
     for i, entry in enumerate(history):
-        mean = run.epoch_loss(arrays["losses"][i * run.steps : (i + 1) * run.steps])
+        mean = run.epoch_loss(arrays["losses"][i * run.steps : (i + 1) * run.steps], i)
         _near(entry["loss"], f"epoch {i + 1} of the history: loss", mean, mean)
 
 

@@ -11,7 +11,8 @@ They follow scikit-learn's conventions, so they go into Pipeline, GridSearchCV a
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
@@ -28,6 +29,7 @@ from onchip.spec.recipe import Array
 from onchip.train.loop import fit
 from onchip.train.options import ACTIVATIONS, TrainOptions, check_name
 from onchip.train.order import epoch_order
+from onchip.train.row_weights import check_sample_weight
 from onchip.train.training_run import FitResult
 
 
@@ -42,6 +44,7 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
     lr: float = 0.03
     momentum: float = 0.0
     weight_decay: float = 0.0
+    clip_norm: float = 0.0
     schedule: str = "constant"
     step_every: int = 10
     step_factor: float = 0.1
@@ -49,16 +52,20 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
     epochs: int = 30
     validation: float = 0.0
     patience: int = 0
+    early_stopping: bool = False  # as in scikit-learn: validation=0.1 and patience=10, where they are not given
     shuffle: bool = True
     seed: int = 0  # of the first weights, too
     precision: str = "fp32"
     device: str = "auto"  # for training and for predicting
     threads: int | None = None
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Train a new network on rows X (n, D_in), kept as float32, and their targets y."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train a new network on rows X (n, D_in), kept as float32, and their targets y.
+
+        sample_weight  (n,): what each row counts in the loss, as in onchip.fit
+        """
         self.__dict__.pop("network_", None)  # should this fit fail, the old one does not go with the new classes
-        return self._train(*self._prepare(X, y))
+        return self._train(*self._prepare(X, y), sample_weight)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "network_")
@@ -78,7 +85,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
 
     def _options(self) -> TrainOptions:
         names = {field.name for field in fields(TrainOptions)}
-        return TrainOptions(**{name: value for name, value in self.get_params(deep=False).items() if name in names})
+        given = {name: value for name, value in self.get_params(deep=False).items() if name in names}
+        if self.early_stopping:
+            given |= {"validation": given["validation"] or 0.1, "patience": given["patience"] or 10}
+        return TrainOptions(**given)
 
     def _new_network(self, targets: Array) -> Network:
         check_name(self.activation, list(ACTIVATIONS), "activation")
@@ -94,9 +104,10 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
     def _kind(options: TrainOptions) -> str:
         return f"{options.optimiser} with momentum" if options.momentum else options.optimiser
 
-    def _train(self, x: Array, targets: Array) -> Self:
+    def _train(self, x: Array, targets: Array, sample_weight: Any = None) -> Self:
         options, net = self._options(), self._new_network(targets)
-        return self._keep(fit(net, x, targets, device=self.device, threads=self.threads, **asdict(options)))
+        where: dict[str, Any] = {"sample_weight": sample_weight, "device": self.device, "threads": self.threads}
+        return self._keep(fit(net, x, targets, **where, **asdict(options)))
 
     def _keep(self, result: FitResult) -> Self:
         self.network_ = result.network
@@ -107,15 +118,15 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
         self._compiled = self._compile()  # here and not when first used: scikit-learn wants no change from predicting
         return self
 
-    def _train_pass(self, x: Array, targets: Array) -> Self:
+    def _train_pass(self, x: Array, targets: Array, sample_weight: Any = None) -> Self:
         """One pass that goes on where the last one ended, in the order that `fit` would use: passes are its epochs."""
         done = self.n_iter_ if hasattr(self, "network_") else 0
         history, losses = (self.history_, self.loss_curve_) if done else ((), [])
         net = self.network_ if done else self._new_network(targets)
-        options = self._options()
+        options, weights = self._options(), check_sample_weight(sample_weight, len(x))
         if options.shuffle:
             order = epoch_order(len(x), options.seed, done)
-            x, targets = x[order], targets[order]
+            x, targets, weights = x[order], targets[order], None if weights is None else weights[order]
         one = replace(options, epochs=1, schedule="constant", validation=0.0, patience=0, shuffle=False)
         state = self._state if done else None
         if state is not None and self._kind(options) != self._trained_as:
@@ -123,7 +134,8 @@ class Estimator(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no typ
                 "the optimiser has changed since the last pass", got=self._kind(options), expected=self._trained_as,
                 hint="fit again, or set it back",
             )  # fmt: skip
-        self._keep(fit(net, x, targets, device=self.device, threads=self.threads, state=state, **asdict(one)))
+        where: dict[str, Any] = {"sample_weight": weights, "device": self.device, "threads": self.threads}
+        self._keep(fit(net, x, targets, state=state, **where, **asdict(one)))
         self.history_ = (*history, *(replace(epoch, epoch=done + 1) for epoch in self.history_))
         self.loss_curve_ = [*losses, *self.loss_curve_]
         self.n_iter_ = done + 1
@@ -150,13 +162,17 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     Parameters: `hidden`, `activation`, `device`, `threads`, and the options of `onchip.fit` by their names.
     Labels may be of any type that sorts. If all rows have one class, that class is always predicted.
 
+    class_weight            "balanced", {label: weight}, or a weight for each of classes_: what their rows count
     classes_                the labels, sorted; one output of the network each
     network_                the trained Network: float32 rows to logits; onchip.save writes it
     n_features_in_, feature_names_in_    of X; the names where X is a data frame whose columns are all named
     n_iter_, loss_curve_, history_       epochs trained, mean loss of each, all that is known of each
     """
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+    label_smoothing: float = 0.0
+    class_weight: Any = None
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """One pass over these rows at rate `lr`, on from the weights and the optimiser's state of the last.
 
         The first call needs `classes`: all labels that will ever come. k passes over the same rows are `fit` with
@@ -171,7 +187,7 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
             if not is_first and not np.array_equal(given, self.classes_):
                 raise InputError("classes have changed", got=str(given), expected=str(self.classes_))
             self.classes_: Array = given
-        return self._train_pass(*self._prepare(X, y, reset=is_first, known=True))
+        return self._train_pass(*self._prepare(X, y, reset=is_first, known=True), sample_weight)
 
     def predict(self, X: Any) -> Array:
         """(n,) labels: for each row the class of the largest output."""
@@ -199,6 +215,17 @@ class Classifier(ClassifierMixin, Estimator):  # type: ignore[misc]
     def _outputs(self, targets: Array) -> int:
         return len(self.classes_)
 
+    def _options(self) -> TrainOptions:
+        if not isinstance(self.class_weight, Mapping):
+            return super()._options()
+        places = {label: i for i, label in enumerate(self.classes_.tolist())}
+        if strange := [label for label in self.class_weight if label not in places]:
+            expected = ", ".join(map(str, places))
+            raise InputError("no such class has a weight", got=repr(strange[0]), expected=expected)
+        by_number = {places[label]: weight for label, weight in self.class_weight.items()}
+        others: TrainOptions = copy(self).set_params(class_weight=None)._options()
+        return replace(others, class_weight=by_number)
+
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
@@ -218,12 +245,12 @@ class Regressor(RegressorMixin, Estimator):  # type: ignore[misc]
     optimiser: str = "adam"
     lr: float = 0.01
 
-    def partial_fit(self, X: Any, y: Any) -> Self:
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """One pass over these rows at rate `lr`, on from the weights and the optimiser's state of the last.
 
         k passes over the same rows are `fit` with epochs=k; the schedule, `validation` and `patience` belong to `fit`.
         """
-        return self._train_pass(*self._prepare(X, y, reset=not hasattr(self, "network_")))
+        return self._train_pass(*self._prepare(X, y, reset=not hasattr(self, "network_")), sample_weight)
 
     def predict(self, X: Any) -> Array:
         """(n,) or, if y was 2-d, (n, D_out): the network's float32 numbers as float64, as scikit-learn wants them."""

@@ -18,6 +18,7 @@ from onchip.spec.text import columns, html_table, plural
 from onchip.train.estimators import Estimator
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import check_name
+from onchip.train.row_weights import check_sample_weight
 from onchip.train.training_run import FitResult
 
 _NUMBERS = ("loss", "mean score", "spread", "folds")  # columns behind those of the parameters
@@ -85,12 +86,14 @@ def fit_many(
     X: Any,
     y: Any,
     *,
+    sample_weight: Any = None,
     grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Sequence[Any]]] | None = None,
     folds: Any = None,
     spread: bool = False,
 ) -> ManyResult:
     """Fit an onchip estimator with every setting of a grid, on every fold, in one call that shares the data.
 
+    sample_weight  as fit takes it; scores count rows by it, too
     grid   as GridSearchCV takes it: {"lr": [0.01, 0.1], "hidden": [(64,), (64, 64)]}, or a list of such; None: as it is
     folds  k, or another cv of scikit-learn's (k: stratified for classes); None: each setting on all rows, no scores
     spread under mpiexec: every rank makes this call, trains some of the runs, and gets all results
@@ -112,7 +115,8 @@ def fit_many(
     made = [copy.copy(base).set_params(**params) for params in settings for _ in splits]
     shared = [rows for _ in settings for rows, _ in splits]
     runs = [Run(m._new_network(targets), m._options(), rows) for m, rows in zip(made, shared, strict=True)]
-    results = fit_runs(runs, x, targets, device=base.device, threads=base.threads, spread=spread)
+    where = {"sample_weight": sample_weight, "device": base.device, "threads": base.threads}
+    results = fit_runs(runs, x, targets, spread=spread, **where)
     diverged = {id(one) for one, result in zip(made, results, strict=True) if isinstance(result, KernelError)}
     for one, result in zip(made, results, strict=True):
         if isinstance(result, FitResult):
@@ -123,12 +127,13 @@ def fit_many(
     if folds is None:
         return ManyResult(tuple(Setting(p, fitted) for p, fitted in zip(settings, by_setting, strict=True)))
 
-    truth = np.asarray(y)
+    truth, weights = np.asarray(y), check_sample_weight(sample_weight, len(x))
     scores = np.empty((len(settings), len(splits)))
     for f, (_, test) in enumerate(splits):
         x_test, y_test = _safe_indexing(X, test), truth[test]  # once a fold, for all settings; frames stay frames
         for s, fitted in enumerate(by_setting):
-            scores[s, f] = np.nan if id(fitted[f]) in diverged else fitted[f].score(x_test, y_test)
+            of_rows = None if weights is None else weights[test]
+            scores[s, f] = np.nan if id(fitted[f]) in diverged else fitted[f].score(x_test, y_test, of_rows)
     done = tuple(
         Setting(p, fitted, tuple(map(float, row))) for p, fitted, row in zip(settings, by_setting, scores, strict=True)
     )
@@ -136,7 +141,7 @@ def fit_many(
     if np.isnan(means).all():
         raise next(result for result in results if isinstance(result, KernelError))
     best = settings[int(np.where(np.isnan(means), -np.inf, means).argmax())]
-    return ManyResult(done, copy.copy(base).set_params(**best)._train(x, targets), best)
+    return ManyResult(done, copy.copy(base).set_params(**best)._train(x, targets, sample_weight), best)
 
 
 def _check_settings(settings: list[dict[str, Any]], base: Estimator) -> None:

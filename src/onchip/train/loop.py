@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from onchip.spec.recipe import Array
 from onchip.train.checkpoint import Checkpoints
 from onchip.train.debug import take_checked_step
 from onchip.train.options import TrainOptions, own_names
+from onchip.train.row_weights import check_sample_weight
 from onchip.train.rows import as_rows, as_targets
 from onchip.train.spread import check_batches, plan_device
 from onchip.train.training_run import (
@@ -39,10 +41,13 @@ def fit(
     y: Array,
     *,
     loss: str = TrainOptions.loss,
+    label_smoothing: float = TrainOptions.label_smoothing,
+    class_weight: Any = TrainOptions.class_weight,
     optimiser: str = TrainOptions.optimiser,
     lr: float = TrainOptions.lr,
     momentum: float = TrainOptions.momentum,
     weight_decay: float = TrainOptions.weight_decay,
+    clip_norm: float = TrainOptions.clip_norm,
     schedule: str = TrainOptions.schedule,
     step_every: int = TrainOptions.step_every,
     step_factor: float = TrainOptions.step_factor,
@@ -53,6 +58,7 @@ def fit(
     shuffle: bool = TrainOptions.shuffle,
     seed: int = TrainOptions.seed,
     precision: str = TrainOptions.precision,
+    sample_weight: Any = None,
     validation_data: tuple[Any, Any] | None = None,
     device: str = "auto",
     threads: int | None = None,
@@ -73,7 +79,10 @@ def fit(
     y           (n,) integer classes for "cross_entropy" (the network's output is logits, the loss the batch's mean);
                 (n, D_out) float32 for "half_sse" and "mse"
     loss .. precision  as in train.options.TrainOptions, which says what each means
-    validation_data    rows and targets to validate on, in the place of a share of x
+    sample_weight      (n,) numbers of at least 0: a row's loss and its gradient times its weight. As in torch and
+                scikit-learn, the mean over a batch, an epoch or the rows held back divides by the sum of the weights,
+                class weights included, not by the number of rows
+    validation_data    rows and targets to validate on, in the place of a share of x; their sample weights are 1
     on_epoch    hears of every epoch; when resumed, first of those that are done
     stop        asked after every epoch: True ends the run, which keeps what it has learnt
     checkpoint  a folder: the run leaves checkpoints there, at most every `checkpoint_every` seconds and at its end
@@ -86,14 +95,14 @@ def fit(
     The order of the rows is train.order.epoch_order(n, seed, epoch). Same seed, same machine kind: same bits.
     """
     given: dict[str, Any] = {
-        "loss": loss, "optimiser": optimiser, "lr": lr, "momentum": momentum, "weight_decay": weight_decay,
-        "schedule": schedule, "step_every": step_every, "step_factor": step_factor, "batch_size": batch_size,
-        "epochs": epochs, "validation": validation, "patience": patience, "shuffle": shuffle, "seed": seed,
-        "precision": precision,
+        "loss": loss, "label_smoothing": label_smoothing, "class_weight": class_weight, "optimiser": optimiser,
+        "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip_norm": clip_norm, "schedule": schedule,
+        "step_every": step_every, "step_factor": step_factor, "batch_size": batch_size, "epochs": epochs,
+        "validation": validation, "patience": patience, "shuffle": shuffle, "seed": seed, "precision": precision,
     } | own_names(other)  # fmt: skip
     rows, held = None, None
     if validation_data is not None:
-        x, y, rows, held = _with_validation(x, y, validation_data, net, given)
+        x, y, sample_weight, rows, held = _with_validation(x, y, sample_weight, validation_data, net, given)
     chosen = TrainOptions(**given)
     if not (isinstance(checkpoint_every, int | float) and 0 <= checkpoint_every < math.inf):
         raise InputError(
@@ -102,22 +111,20 @@ def fit(
         )  # fmt: skip
     x = check_rows(as_rows(x, net.input.dtype), net.input)
     y = check_targets(net, len(x), as_targets(y, chosen.loss), chosen.loss)
+    sample_weight = check_sample_weight(sample_weight, len(x))
     ranks: Ranks = find_ranks() if spread else OneRank()
     if ranks.size > 1 and (checkpoint is not None or debug):
         ranks.leave()
         got, hint = f"a checkpoint folder or debug, with {ranks.size} ranks", "one process"
         raise InputError("ranks that share batches leave no checkpoints", got=got, expected="neither", hint=hint)
     shared = SharedData(ranks=ranks if ranks.size > 1 else None)
+    planning = partial(plan_run, net, x, y, chosen, shared, sample_weight=sample_weight, rows=rows, held=held)
     text = ""
     if ranks.size > 1:
-        plan = (
-            plan_run(net, x, chosen, shared, device=device, threads=threads, rows=rows, held=held).plan
-            if ranks.rank == 0
-            else None
-        )
+        plan = planning(device=device, threads=threads).plan if ranks.rank == 0 else None
         text = ranks.broadcast("" if plan is None else plan_to_json(plan))
         device, threads = plan_device(text, ranks, device, threads)
-    planned = plan_run(net, x, chosen, shared, device=device, threads=threads, rows=rows, held=held, text=text)
+    planned = planning(device=device, threads=threads, text=text)
     if ranks.size > 1:
         try:
             check_batches(planned.plan, len(planned.train), ranks)
@@ -129,7 +136,10 @@ def fit(
         run.trainer.restore(run.trainer.weights(), dict(state))
     if stop is not None or (checkpoint is not None and checkpoint_every < REPORT_SECONDS):
         run.most_epochs = 1  # no epoch is trained before the one before is judged
-    kept = None if checkpoint is None else Checkpoints(Path(checkpoint), net, chosen, x, y, state or {})
+    kept = None
+    if checkpoint is not None:
+        data = {"x": x, "y": y} | ({} if sample_weight is None else {"sample_weight": sample_weight})
+        kept = Checkpoints(Path(checkpoint), net, chosen, data, state or {})
     if kept is not None:
         if resume and (newest := kept.load(run)) is not None:
             run.take_up(newest)
@@ -165,9 +175,9 @@ def fit(
 
 
 def _with_validation(
-    x: Any, y: Any, validation_data: tuple[Any, Any], net: Network, given: dict[str, Any]
-) -> tuple[Array, Array, Array, Array]:
-    """All rows and all targets in one array each; which of them are to train on, and which to validate on."""
+    x: Any, y: Any, sample_weight: Any, validation_data: tuple[Any, Any], net: Network, given: dict[str, Any]
+) -> tuple[Array, Array, Array | None, Array, Array]:
+    """All rows, targets and weights in one array each; which of them are to train on, and which to validate on."""
     if given["validation"]:
         got, hint = f"validation={given['validation']} and validation_data", "leave one of them out"
         raise InputError("rows to validate on are given twice", got=got, expected="one of them", hint=hint)
@@ -176,4 +186,8 @@ def _with_validation(
     targets = [check_targets(net, len(s), each, given["loss"]) for s, each in zip(sides, targets, strict=True)]
     count, held = map(len, sides)
     given["validation"] = held / (count + held)
-    return np.concatenate(sides), np.concatenate(targets), np.arange(count), np.arange(count, count + held)
+    weights = check_sample_weight(sample_weight, count)
+    if weights is not None:
+        weights = np.concatenate([weights, np.ones(held, np.float32)])
+    x, y = np.concatenate(sides), np.concatenate(targets)
+    return x, y, weights, np.arange(count), np.arange(count, count + held)

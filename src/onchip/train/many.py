@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from onchip.runtime.ranks import OneRank, Ranks, find_ranks
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.options import TrainOptions
+from onchip.train.row_weights import check_sample_weight
 from onchip.train.spread import all_results, plan_device, share_of
 from onchip.train.training_run import (
     REPORT_SECONDS,
@@ -49,6 +51,7 @@ def fit_runs(
     x: Array,
     y: Array,
     *,
+    sample_weight: Any = None,
     device: str = "auto",
     threads: int | None = None,
     on_progress: Callable[[float], None] | None = None,
@@ -58,7 +61,8 @@ def fit_runs(
 
     A run that diverges has its KernelError for a result; the others go on.
 
-    x, y         as for fit; every network has the same input type and output, every loss the same kind of target
+    x, y         as for fit, and sample_weight; every network has the same input type and output, every loss the same
+                 kind of target
     on_progress  hears how many runs are done, with the shares of those under way
     spread       under mpiexec: every rank makes this call; each trains some of the runs, and all get all results
     """
@@ -73,12 +77,16 @@ def fit_runs(
                 "the runs do not share their data", got=" ".join(_data_of(run)), expected=expected,
                 hint="a call for each kind",
             )  # fmt: skip
+    weights = check_sample_weight(sample_weight, len(x))
     shared, shares, stop = SharedData(len(runs)), [0.0] * len(runs), False
     ranks: Ranks = find_ranks() if spread else OneRank()
 
     def plan(run: Run, text: str = "") -> PlannedRun:
         numbers = None if run.rows is None else _row_numbers(run.rows, len(x))
-        return plan_run(run.net, x, run.options, shared, device=device, threads=threads, rows=numbers, text=text)
+        return plan_run(
+            run.net, x, y, run.options, shared, device=device, threads=threads, sample_weight=weights, rows=numbers,
+            text=text,
+        )  # fmt: skip
 
     planned = [plan(run) for run in runs] if ranks.rank == 0 else []
     texts = ranks.broadcast([plan_to_json(run.plan) for run in planned] if ranks.size > 1 else [])

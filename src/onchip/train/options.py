@@ -14,7 +14,7 @@ from onchip.plan.kernel import LOSSES, TRAINING_PRECISIONS
 from onchip.spec.names import did_you_mean, known_name
 from onchip.spec.reading import show
 
-OPTIMISERS = ("sgd", "adam")
+OPTIMISERS = ("sgd", "adam", "adamw")
 SCHEDULES = ("constant", "step", "cosine")
 # Between the layers of a new network: by name, as TRAINED of kernels/pointwise.py has them; --help loads no NumPy.
 ACTIVATIONS = ("ReLU", "LeakyReLU", "Sigmoid", "Tanh")
@@ -29,10 +29,13 @@ class TrainOptions:
     """Every choice of a training run. Two runs with equal options, data and first weights end with equal bits."""
 
     loss: str = "cross_entropy"  # mean over the batch; "half_sse": half the sum of squares; "mse": their mean
-    optimiser: str = "sgd"  # "adam": as torch.optim.Adam, betas 0.9 and 0.999, eps 1e-8
+    label_smoothing: float = 0.0  # of cross_entropy: this share of a row's target is spread evenly over all classes
+    class_weight: Any = None  # of cross_entropy, by class: "balanced", a number for each, or {class: number}, else 1
+    optimiser: str = "sgd"  # "adam", "adamw": as in torch.optim, betas 0.9 and 0.999, eps 1e-8
     lr: float = 0.03
     momentum: float = 0.0  # of sgd: v = momentum v + gradient; w = w - lr v
-    weight_decay: float = 0.0  # this share of w is added to its gradient, biases too, as in torch
+    weight_decay: float = 0.0  # this share of w is added to its gradient, biases too, as in torch; adamw: taken off w
+    clip_norm: float = 0.0  # a batch's gradient by all weights is scaled down to this norm, if it is longer; 0: never
     schedule: str = "constant"  # of lr, epoch by epoch; see lr_at
     step_every: int = 10  # epochs between the drops of "step"
     step_factor: float = 0.1  # by which each of them multiplies lr
@@ -45,6 +48,7 @@ class TrainOptions:
     precision: str = "fp32"  # of products' factors; "tf32", "bf16", "fp16" on a GPU; weights and sums stay float32
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "class_weight", _class_weight(self.class_weight))
         for field in dataclasses.fields(self):  # NumPy's numbers, of which grids are often made, as Python's
             if callable(item := getattr(getattr(self, field.name), "item", None)):
                 object.__setattr__(self, field.name, item())
@@ -54,12 +58,20 @@ class TrainOptions:
         _number("lr", self.lr, "a number above 0", 0.03, lambda v: v > 0)
         _number("momentum", self.momentum, "at least 0, below 1", 0.9, lambda v: 0 <= v < 1)
         _number("weight_decay", self.weight_decay, "at least 0", 1e-4, lambda v: v >= 0)
+        _number("clip_norm", self.clip_norm, "at least 0", 1.0, lambda v: v >= 0)
+        _number("label_smoothing", self.label_smoothing, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)
         _number("step_factor", self.step_factor, "above 0, at most 1", 0.1, lambda v: 0 < v <= 1)
         _number("validation", self.validation, "at least 0, below 1", 0.1, lambda v: 0 <= v < 1)
         for name, least in (("step_every", 1), ("batch_size", 1), ("epochs", 1), ("patience", 0), ("seed", 0)):
             _count(name, getattr(self, name), least)
         if not isinstance(self.shuffle, bool):
             raise InputError("bad shuffle", got=repr(self.shuffle), expected="true or false", hint="shuffle=True")
+        if self.loss != "cross_entropy" and (self.label_smoothing or self.class_weight is not None):
+            name = "label_smoothing" if self.label_smoothing else "class_weight"
+            raise InputError(
+                f"{name} is of classes", got=f"{name}={getattr(self, name)} with {self.loss}",
+                expected=f"no {name}", hint="loss='cross_entropy'",
+            )  # fmt: skip
         if self.momentum and self.optimiser != "sgd":
             raise InputError(
                 "momentum is sgd's", got=f"momentum={self.momentum} with {self.optimiser}", expected="momentum=0",
@@ -102,6 +114,30 @@ def check_name(name: str, known: list[str], what: str) -> None:
     """InputError if `name` is not known, with the nearest that is."""
     if name not in known:
         raise InputError(f"unknown {what}", got=name, expected=", ".join(known), hint=did_you_mean(name, known))
+
+
+def _class_weight(given: Any) -> str | tuple[float, ...] | dict[int, float] | None:
+    """None, "balanced", a number for each class, or numbers by class; JSON and TOML have texts for classes."""
+    if given is None:
+        return None
+    try:
+        if isinstance(given, str) and given.lower() != "balanced":
+            given = [float(number) for number in given.split(",")]
+        if isinstance(given, str):
+            return given.lower()
+        if isinstance(given, Mapping):
+            weights: Any = {int(label): float(number) for label, number in given.items()}
+            numbers = list(weights.values())
+        else:
+            weights = tuple(numbers := [float(number) for number in given])
+    except (TypeError, ValueError):
+        numbers = [math.nan]
+    if not all(0 <= number <= MAX_FLOAT32 for number in numbers) or not any(numbers):
+        raise InputError(
+            "bad class weight", got=show(given), expected="'balanced', or numbers of at least 0, not all 0, by class",
+            hint="class_weight='balanced', [1, 5] or {1: 5}",
+        )  # fmt: skip
+    return weights  # type: ignore[no-any-return]
 
 
 def _number(name: str, value: Any, expected: str, example: float, fits: Any) -> None:

@@ -12,17 +12,29 @@ from typing import Any
 
 import numpy as np
 
+from onchip.cache import say_unless_quiet
 from onchip.errors import InputError, KernelError, ShapeError
-from onchip.kernels.training import Piece, SharedData, Trained, Trainer, TrainerTeam, bytes_of, epochs_at_once
+from onchip.kernels.training import (
+    Piece,
+    SharedData,
+    Trained,
+    Trainer,
+    TrainerTeam,
+    bytes_of,
+    epochs_at_once,
+    weights_of_batches,
+)
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights, plan_from_json
 from onchip.runtime.engine import Bound, find_device, kernels_for, may_use_gpu, place
+from onchip.spec.layers import Dropout
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.spec.text import html_table, plural
 from onchip.train.options import TrainOptions
-from onchip.train.order import epoch_orders, hold_out
+from onchip.train.order import epoch_order, epoch_orders, hold_out
+from onchip.train.row_weights import weights_of_rows
 
 _EPOCHS_SHOWN = 10  # in a notebook
 REPORT_SECONDS = 0.1  # how often progress is told, and how soon Ctrl-C is heard
@@ -46,7 +58,7 @@ class Epoch:
     """What an epoch came to."""
 
     epoch: int  # from 1
-    loss: float  # mean over its rows, each before its batch's update; of "half_sse", a sum, the mean over the batches
+    loss: float  # mean over its rows, by weight, each before its batch's update; of "half_sse", a sum, over the batches
     accuracy: float | None  # for classes only
     validation_loss: float | None
     validation_accuracy: float | None
@@ -117,6 +129,7 @@ class PlannedRun:
     chosen: str
     train: Array  # rows to learn from
     held: Array  # and to validate on
+    row_weights: Array | None  # (n,) float32, of all rows of x; None: all are 1
 
     def is_like(self, other: PlannedRun) -> bool:
         """Whether the two may be trained in the same launches."""
@@ -126,17 +139,22 @@ class PlannedRun:
 
 
 def plan_run(
-    net: Network, x: Array, options: TrainOptions, shared: SharedData, *, device: str, threads: int | None,
-    rows: Array | None = None, held: Array | None = None, text: str = "",
+    net: Network, x: Array, y: Array, options: TrainOptions, shared: SharedData, *, device: str, threads: int | None,
+    sample_weight: Array | None = None, rows: Array | None = None, held: Array | None = None, text: str = "",
 ) -> PlannedRun:  # fmt: skip
-    """Plan a run; x is checked.
+    """Plan a run; x, y and sample_weight are checked.
 
     shared  with other runs on x
     rows    of x to train on, as if x had no others; None: all
     held    of x to validate on; None: a share of `rows`
     text    the plan as JSON, if it was made elsewhere
     """
+    for node in net.nodes:
+        if isinstance(node.layer, Dropout):
+            told = f"fit: layer '{node.name}' (Dropout, p={node.layer.p:g}) drops nothing: it is left out of training"
+            say_unless_quiet(told)
     all_rows = np.arange(len(x)) if rows is None else rows
+    row_weights = weights_of_rows(options.class_weight, y, sample_weight, all_rows, net.output.row_size)
     if held is None:
         train, chosen_rows = hold_out(len(all_rows), options.validation, options.seed)
         all_rows, held = all_rows[train], all_rows[chosen_rows]
@@ -145,17 +163,22 @@ def plan_run(
             "nothing is left to train on", got=f"{len(held)} rows, validation={options.validation}",
             expected="at least one row on each side", hint="a smaller validation share",
         )  # fmt: skip
+    if row_weights is not None and not row_weights[all_rows].any():
+        raise InputError("all weights of the rows are zero", got="0 for each", expected="some rows to learn from")
     if text:
         here, backend, chosen = find_device(device, threads)
         plan = plan_from_json(text, given_weights(net), kernels_for(here))
-        return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held)
+        return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held, row_weights)
     kind = "momentum" if options.momentum else options.optimiser
     batch = min(options.batch_size, len(all_rows))
     found = shared.get("bytes", lambda: bytes_of(_flat(x))) if may_use_gpu(device, threads) else None
     scale = found[1] if found else 0.0
-    job = Job(options.precision, batch, loss=options.loss, optimiser=kind, byte_scale=scale)
+    job = Job(
+        options.precision, batch, loss=options.loss, optimiser=kind, byte_scale=scale, clip_norm=options.clip_norm,
+        label_smoothing=options.label_smoothing, is_weighted=row_weights is not None,
+    )  # fmt: skip
     plan, backend, chosen = place(net, device, job, threads)
-    return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held)
+    return PlannedRun(net, options, plan, backend.bind(plan), chosen, all_rows, held, row_weights)
 
 
 def begin_runs(
@@ -163,7 +186,8 @@ def begin_runs(
 ) -> tuple[TrainerTeam, list[TrainingRun]]:
     """Make the trainers of runs that are alike; x and y are checked."""
     orders = [len(rows) for run in planned for rows in (run.train, run.held) if len(rows)]
-    team = planned[0].bound.trainers([run.plan.network for run in planned], _flat(x), y, orders, shared)
+    row_weights = [run.row_weights for run in planned]
+    team = planned[0].bound.trainers([run.plan.network for run in planned], _flat(x), y, row_weights, orders, shared)
     for run, trainer in zip(planned, team.trainers, strict=True):
         trainer.train(Piece((run.train[:0],), (run.options.lr,)))  # no step: compiles before the clock starts
         if len(run.held):
@@ -201,7 +225,12 @@ class TrainingRun:
 
     def __init__(self, planned: PlannedRun, trainer: Trainer) -> None:
         self.net, self.plan, self.chosen, self.options = planned.net, planned.plan, planned.chosen, planned.options
-        self.trainer, self.train, self.held = trainer, planned.train, planned.held
+        self.trainer, self.train, self.held, self.row_weights = (
+            trainer,
+            planned.train,
+            planned.held,
+            planned.row_weights,
+        )
         self.batch = min(self.options.batch_size, len(self.train))
         self.steps = -(-len(self.train) // self.batch)  # of an epoch
         self.epoch = self.step = self.hits = 0  # epochs done; steps done of the next one, and their hits
@@ -310,7 +339,7 @@ class TrainingRun:
         """Judge the epoch and make ready for the next."""
         begin = time.perf_counter()
         losses = np.concatenate(self.losses[self._epoch_begins :])[-self.steps :]
-        loss = self.epoch_loss(losses)
+        loss = self.epoch_loss(losses, self.epoch)
         if not np.isfinite(loss):
             raise self._diverged(f"loss {loss}", "a finite loss")
         told = self.progress()
@@ -337,13 +366,15 @@ class TrainingRun:
         if not self.is_done and self.is_settled:
             self.order = self._order(self.epoch)
 
-    def epoch_loss(self, losses: Array) -> float:
-        """Of an epoch, of the losses of its steps."""
+    def epoch_loss(self, losses: Array, epoch: int) -> float:
+        """Of an epoch, the first being 0, of the losses of its steps."""
         if self.options.loss == "half_sse":
             return float(losses.mean())
-        sizes = np.full(self.steps, self.batch)  # the last batch may be short: its rows count as others do
-        sizes[-1] = len(self.train) - (self.steps - 1) * self.batch
-        return float(losses @ sizes / len(self.train))
+        order = self.train  # how many rows its batches have is all that counts, unless rows have weights
+        if self.row_weights is not None and self.options.shuffle:
+            order = order[epoch_order(len(order), self.options.seed, epoch)]
+        weights = weights_of_batches(order, self.batch, self.row_weights)
+        return float(losses @ weights / weights.sum())
 
     def _diverged(self, got: str, expected: str) -> KernelError:
         hint = "a smaller --lr; --debug says where the first such number appears"

@@ -59,6 +59,9 @@ class TrainJob:
         words = [o.optimiser, f"lr {o.lr:g}", f"batch {o.batch_size}"]
         words += [f"momentum {o.momentum:g}"] if o.momentum else []
         words += [f"weight decay {o.weight_decay:g}"] if o.weight_decay else []
+        words += [f"clip norm {o.clip_norm:g}"] if o.clip_norm else []
+        words += [f"label smoothing {o.label_smoothing:g}"] if o.label_smoothing else []
+        words += [f"class weight {o.class_weight}"] if o.class_weight is not None else []
         words += [o.schedule] if o.schedule != "constant" else []
         return f"{self.net.name} {widths} on {self.data.name}: {', '.join(words)}"
 

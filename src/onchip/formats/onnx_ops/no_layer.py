@@ -1,4 +1,4 @@
-"""Nodes that leave no layer behind: Constant, Identity, Dropout."""
+"""Nodes that compute nothing: Constant and Identity leave no layer behind, Dropout one that does nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,13 @@ def read_dropout(graph: GraphReader, op: Op) -> None:
     trains = graph.has(op, 2) and graph.constant(op, 2).any() if graph.opset > 6 else not op.attribute("is_test", 0)
     if drops and trains:
         raise FormatError(f"{op} is in training mode", expected="inference", hint="export after model.eval()")
-    graph.pass_on(op)
+    ratio = op.number("ratio", 0.5)
+    if graph.has(op, 1):
+        ratio = float(graph.constant(op, 1).max(initial=0))
+    if 0 < ratio < 1 and not graph.is_constant(op, 0):
+        graph.add(op, Dropout(ratio), (graph.value(op),))  # training should know of it
+    else:
+        graph.pass_on(op)
 
 
 @writes(Identity)

@@ -35,8 +35,8 @@ class InferenceKernel(Kernel, Protocol):
 
 class TrainingKernel(Kernel, Protocol):
     def trainer(
-        self, claim: Claim, job: Job, weights: dict[str, Array], x: Array, y: Array, threads: int | None,
-        ranks: BatchRanks | None = None,
+        self, claim: Claim, job: Job, weights: dict[str, Array], x: Array, y: Array, row_weights: Array | None,
+        threads: int | None, ranks: BatchRanks | None = None,
     ) -> Trainer:  # fmt: skip
         """A run of `job` on rows x with targets y; `weights` are the claim's recipes, evaluated: trained in place."""
         ...

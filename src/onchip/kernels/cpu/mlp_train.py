@@ -10,7 +10,7 @@ Floor   A row costs 6 flop a weight, 4 in the first layer (nobody asks for the g
 Same bits A weight's gradient is a sum over the rows of a block in order, SUM_ROWS at a time, and those of the blocks
         are added in order; how rows, blocks and pieces fall to threads changes no sum.
 Limits  float32; an MLP chain of ReLU, LeakyReLU, Sigmoid, Tanh without softmax (cross_entropy takes logits); SGD,
-        momentum, Adam.
+        momentum, Adam, AdamW. A gradient that is clipped reaches memory: its norm is known when all of it is there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from onchip.kernels.cpu.train_model import (
     Crew,
     Data,
     Model,
-    Rule,
 )  # fmt: skip
 from onchip.kernels.cpu.train_step import (
     BLOCK,
@@ -54,14 +53,24 @@ from onchip.kernels.cpu.train_step import (
 )
 from onchip.kernels.cpu.train_weights import SUM_ROWS, TASK_FLOATS, TASK_K
 from onchip.kernels.pointwise import TRAINED
-from onchip.kernels.training import STATE_NAMES, BatchRanks, Piece, Trained, check_restored, why_not_trained
+from onchip.kernels.training import (
+    STATE_NAMES,
+    BatchRanks,
+    Piece,
+    Trained,
+    check_restored,
+    mean_losses,
+    rules_of_steps,
+    weights_of_batches,
+    why_not_trained,
+)
 from onchip.plan.device import Device
 from onchip.plan.kernel import OPTIMISERS, Claim, Job, Refusal
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 
 LOSS_CODES = {"cross_entropy": CROSS_ENTROPY, "half_sse": HALF_SSE, "mse": MSE}
-KINDS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM}
+KINDS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "adamw": ADAM}
 _ALONE_FLOP = 4e6  # of a step, 30 us of one core: with less, threads wait for each other longer than they work
 _SHARE = 0.58  # of the device's rate: sums over few rows, and rows that are turned on the way
 _CREW_WEIGHT_BYTES = 512 << 10
@@ -73,17 +82,18 @@ class Trainer:
     """One training run: its data, its weights, and what its optimiser keeps."""
 
     def __init__(
-        self, chain: Chain, job: Job, weights: dict[str, Array], x: Array, y: Array, threads: int | None,
-        ranks: BatchRanks | None = None,
+        self, chain: Chain, job: Job, weights: dict[str, Array], x: Array, y: Array, row_weights: Array | None,
+        threads: int | None, ranks: BatchRanks | None = None,
     ) -> None:  # fmt: skip
-        """x (n, D_in) float32; y (n,) int64 classes or (n, D_out) float32 targets; both are read where they lie.
+        """x (n, D_in) float32; y (n,) int64 classes or (n, D_out) float32 targets; row_weights (n,) float32, if they
+        are not all 1. All are read where they lie.
 
         threads  None: on the calling thread, so that several trainers can run side by side
         ranks    that make gradients of some blocks of each batch, and have all of them then
         """
         is_alone = ranks is None and _is_small(chain, job)
         self.chain, self.threads, self.x, self.y, self.ranks = chain, None if is_alone else threads, x, y, ranks
-        self.batch, self.optimiser, self.loss_code = job.batch, job.optimiser, LOSS_CODES[job.loss]
+        self.job, self.row_weights, self.loss_code = job, row_weights, LOSS_CODES[job.loss]
         self.steps_done, self.gpu_bytes = 0, 0
         w, bias = weights["w"], weights["bias"]
         workers, blocks = self.threads or 1, -(-job.batch // BLOCK)
@@ -97,8 +107,10 @@ class Trainer:
         kept = OPTIMISERS[job.optimiser]
         vw, vb = (aligned_zeros(size if kept > 0 else 0) for size in (w.size, bias.size))
         sw, sb = (aligned_zeros(size if kept > 1 else 0) for size in (w.size, bias.size))
-        gw, gb = (aligned_zeros(size if blocks > 1 else 0) for size in (w.size, bias.size))
-        self.model = Model(_train_table(chain, CREW_ROWS), _tasks(chain), w, bias, wt, vw, vb, sw, sb, gw, gb)
+        gw, gb = (aligned_zeros(size if blocks > 1 or job.clip_norm else 0) for size in (w.size, bias.size))
+        tasks = _tasks(chain)
+        squares = np.zeros(len(tasks))
+        self.model = Model(_train_table(chain, CREW_ROWS), tasks, w, bias, wt, vw, vb, sw, sb, gw, gb, squares)
         self._transpose_weights()
         counts = max(at_a_time, _LOSS_BLOCKS)
         self.crew = Crew(
@@ -126,12 +138,10 @@ class Trainer:
         return trained
 
     def _steps(self, order: Array, lr: float, momentum: float, decay: float) -> tuple[Array, Array]:
-        count = -(-len(order) // self.batch)
-        losses, hits = np.zeros(count), np.zeros(count, np.int64)
-        data = Data(self.x.ctypes.data, self.y.ctypes.data, order)
-        kind, one = KINDS[self.optimiser], np.float32(1)
-        choice = Rule(kind, np.float32(lr), np.float32(momentum), np.float32(decay), one, one)
-        job = (data, self.batch, self.loss_code, choice, self.steps_done, losses, hits)
+        weights = weights_of_batches(order, self.job.batch, self.row_weights)
+        losses, hits = np.zeros(len(weights)), np.zeros(len(weights), np.int64)
+        rules = rules_of_steps(self.job, self.chain.layers[-1].D_out, weights, self.steps_done, lr, momentum, decay)
+        job = (self._data(order), self.job.batch, self.loss_code, KINDS[self.job.optimiser], rules, losses, hits)
         start_helpers(self.threads or 1)
         if self.ranks is not None:
             self._shared_steps(self.ranks, *job)
@@ -141,15 +151,16 @@ class Trainer:
             run_steps(self.shared_model, self.block, *job, self.tiles, self.threads)
         else:
             run_large_steps(self.model, self.crew, *job, self.threads)
-        self.steps_done += count
-        if self.loss_code != HALF_SSE:
-            sizes = np.full(count, self.batch)
-            sizes[-1:] = len(order) - (count - 1) * self.batch
-            losses /= sizes
-        return losses, hits
+        self.steps_done += len(weights)
+        return mean_losses(self.job.loss, losses, weights), hits
+
+    def _data(self, order: Array) -> Data:
+        weights = 0 if self.row_weights is None else self.row_weights.ctypes.data
+        smoothing = np.float32(self.job.label_smoothing)
+        return Data(self.x.ctypes.data, self.y.ctypes.data, weights, smoothing, order)
 
     def _shared_steps(
-        self, ranks: BatchRanks, data: Data, batch: int, loss_code: int, choice: Rule, done: int, losses: Array,
+        self, ranks: BatchRanks, data: Data, batch: int, loss_code: int, kind: int, rules: Array, losses: Array,
         hits: Array,
     ) -> None:  # fmt: skip
         """run_large_steps with the same bits, each rank making some of the blocks."""
@@ -164,8 +175,7 @@ class Trainer:
                 first, count = cuts[ranks.rank], cuts[ranks.rank + 1] - cuts[ranks.rank]
                 run_own_blocks(model, crew, data, begin + start, size - start, loss_code, first, count, threads)
                 ranks.exchange((crew.gw, crew.gb, crew.loss, crew.hit), cuts)
-                is_first, is_last, number = start == 0, start + some >= size, done + step + 1
-                finish_blocks(model, crew, number, size, blocks, is_first, is_last, loss_code, choice, threads)
+                finish_blocks(model, crew, blocks, start == 0, start + some >= size, kind, rules[step], threads)
                 for block in range(blocks):  # one after the other, as the compiled loops add them
                     losses[step] += crew.loss[block]
                     hits[step] += crew.hit[block]
@@ -173,10 +183,10 @@ class Trainer:
     def evaluate(self, order: Array) -> tuple[float, int]:
         """The loss of the rows `order` of x as one batch, and how many of them hit their class."""
         loss, hits = np.zeros(1), np.zeros(1, np.int64)
-        data = Data(self.x.ctypes.data, self.y.ctypes.data, order)
         start_helpers(self.threads or 1)
-        run_losses(self.model, self.crew, data, self.loss_code, loss, hits, self.threads or 1)
-        return float(loss[0]) / (1 if self.loss_code == HALF_SSE else max(1, len(order))), int(hits[0])
+        run_losses(self.model, self.crew, self._data(order), self.loss_code, loss, hits, self.threads or 1)
+        weight = weights_of_batches(order, max(1, len(order)), self.row_weights).sum(keepdims=True)
+        return float(mean_losses(self.job.loss, loss, weight)[0]), int(hits[0])
 
     # -- weights and state by name ----------------------------------------------------------------------------
 
@@ -188,7 +198,7 @@ class Trainer:
         """What the optimiser keeps: the number of steps, and numbers for each weight as '<kind>:<weight>'."""
         kept = {"steps": np.array([self.steps_done])}
         pairs = ((self.model.vw, self.model.vb), (self.model.sw, self.model.sb))
-        for kind, (w, bias) in zip(STATE_NAMES[self.optimiser], pairs, strict=False):
+        for kind, (w, bias) in zip(STATE_NAMES[self.job.optimiser], pairs, strict=False):
             kept |= {f"{kind}:{name}": array for name, array in self._named(w, bias).items()}
         return kept
 
@@ -201,7 +211,7 @@ class Trainer:
         self.check(weights, state)
         self._take(weights, "", self.model.w, self.model.bias)
         pairs = ((self.model.vw, self.model.vb), (self.model.sw, self.model.sb))
-        for kind, (w, bias) in zip(STATE_NAMES[self.optimiser], pairs, strict=False):
+        for kind, (w, bias) in zip(STATE_NAMES[self.job.optimiser], pairs, strict=False):
             self._take(state, f"{kind}:", w, bias)
         self.steps_done = int(state["steps"][0])
         self._transpose_weights()
@@ -328,8 +338,8 @@ class MlpTrain:
         )  # fmt: skip
 
     def trainer(
-        self, claim: Claim, job: Job, weights: dict[str, Array], x: Array, y: Array, threads: int | None,
-        ranks: BatchRanks | None = None,
+        self, claim: Claim, job: Job, weights: dict[str, Array], x: Array, y: Array, row_weights: Array | None,
+        threads: int | None, ranks: BatchRanks | None = None,
     ) -> Trainer:  # fmt: skip
         assert isinstance(claim.facts, Chain)
-        return Trainer(claim.facts, job, weights, x, y, threads, ranks)
+        return Trainer(claim.facts, job, weights, x, y, row_weights, threads, ranks)

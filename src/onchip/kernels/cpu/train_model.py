@@ -29,8 +29,9 @@ class Model(NamedTuple):
     vb: Array
     sw: Array  # Adam's running mean of their squares; empty for the others
     sb: Array
-    gw: Array  # the gradients of a batch, where it has more than one block
+    gw: Array  # the gradients of a batch, where it has more than one block, or they are clipped
     gb: Array
+    squares: Array  # (tasks,) float64, where they are clipped: the sum of the squares of each piece's gradients
 
 
 class Block(NamedTuple):
@@ -66,18 +67,29 @@ class Data(NamedTuple):
 
     x: int  # (n, D_in) float32
     targets: int  # (n,) int64 for cross-entropy, (n, D_out) float32 for sums of squares
+    weights: int  # (n,) float32: what a row's loss is multiplied by; 0: all by 1
+    smoothing: np.float32  # of cross-entropy: the share of a target that all classes have alike
     order: Array  # which rows, batch by batch
 
 
 class Rule(NamedTuple):
-    """How weights follow from gradients: g = scale gradient + decay w, then as _update says for each kind."""
+    """How weights follow from gradients: g = scale gradient + decay w, then as _update says for each kind.
+
+    The numbers are those of kernels.training.rules_of_steps.
+    """
 
     kind: int
     lr: np.float32  # of Adam: lr / (1 - BETA1^step)
-    momentum: np.float32
-    decay: np.float32
     scale: np.float32
     root: np.float32  # of Adam: 1 / sqrt(1 - BETA2^step)
+    keep: np.float32  # the share that a step keeps: of momentum's v, of Adam's w
+    decay: np.float32
+    clip: np.float32  # the longest that a batch's gradient may be; 0: any
+
+
+@compiled(inline=True)
+def rule_of(kind: int, numbers: Array) -> Rule:
+    return Rule(kind, numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5])
 
 
 @compiled(inline=True)

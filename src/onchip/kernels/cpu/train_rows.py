@@ -34,7 +34,8 @@ _ZERO, _ONE, _NO_FLOOR = np.float32(0), np.float32(1), np.float32(-np.inf)
 def _loss_row(z: Array, dz: Array, at: int, N: int, stride: int, code: int, data: Data, row: int) -> tuple[float, int]:
     """The loss of one row with output z[at : at + N], and whether it hits its class.
 
-    The gradient goes to dz, 0 in the columns past N; of MSE without the factor that all rows share.
+    The gradient goes to dz, 0 in the columns past N; of MSE without the factor that all rows share. Both are times the
+    row's weight.
     """
     for n in range(at + N, at + stride):
         dz[n] = _ZERO
@@ -53,8 +54,17 @@ def _loss_row(z: Array, dz: Array, at: int, N: int, stride: int, code: int, data
         for n in range(at, at + N):
             dz[n] = dz[n] / scale
         truth = at + ints_at(data.targets, row + 1)[row]
-        dz[truth] -= _ONE
-        loss, hit = np.log(total) - np.float64(z[truth] - highest), int(best == truth)
+        loss, hit = np.log(total), int(best == truth)
+        if data.smoothing > _ZERO:
+            share, others = np.float64(data.smoothing) / N, 0.0
+            for n in range(at, at + N):
+                others += np.float64(z[n] - highest)
+                dz[n] -= np.float32(share)
+            dz[truth] -= _ONE - data.smoothing
+            loss -= (1.0 - np.float64(data.smoothing)) * np.float64(z[truth] - highest) + share * others
+        else:
+            dz[truth] -= _ONE
+            loss -= np.float64(z[truth] - highest)
     else:
         target = floats_at(data.targets + row * N * 4, N)
         for n in range(N):
@@ -62,6 +72,11 @@ def _loss_row(z: Array, dz: Array, at: int, N: int, stride: int, code: int, data
             loss += np.float64(difference) * np.float64(difference)
             dz[at + n] = difference
         loss *= 0.5 if code == HALF_SSE else 1.0 / N
+    if data.weights != 0:
+        weight = floats_at(data.weights, row + 1)[row]
+        loss *= np.float64(weight)
+        for n in range(at, at + N):
+            dz[n] *= weight
     return loss, hit
 
 

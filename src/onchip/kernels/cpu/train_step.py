@@ -6,20 +6,19 @@ the sum over its blocks in order: whoever does which block, or which piece of th
 
 from __future__ import annotations
 
-import numpy as np
-
 from onchip.kernels.cpu.jit import address, compiled
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.cpu.tile import ROWS_WIDE
-from onchip.kernels.cpu.train_model import ADAM, COL_K, COL_N, CROSS_ENTROPY, MSE, Block, Crew, Data, Model, Rule
+from onchip.kernels.cpu.train_model import COL_K, Block, Crew, Data, Model, Rule, rule_of
 from onchip.kernels.cpu.train_rows import backward, forward, judge, where_rows_lie
 from onchip.kernels.cpu.train_weights import (
     add_block,
+    clipped,
     gradient_of_task,
     place_of_task,
+    square_task,
     update_task,
 )
-from onchip.kernels.training import BETA1, BETA2
 from onchip.spec.recipe import Array
 
 BLOCK = 1024  # rows of a batch whose gradients are one sum
@@ -27,25 +26,6 @@ CREW_ROWS = (
     256  # rows that a worker of a crew takes at a time: they stay in its L2 from the way forward to the gradient
 )
 PART_ROWS = 64  # rows that go forward and back at a time, at most
-_ONE = np.float32(1)
-
-
-@compiled()
-def _factors(step: int, size: int, N: int, loss_code: int, rule: Rule) -> tuple[np.float32, np.float32, np.float32]:
-    """lr, scale and root of one step, the first being step 1, on a batch of `size` rows with N outputs each.
-
-    The means of the losses are divided out here: once a weight, not once a row.
-    """
-    scale = _ONE
-    if loss_code == CROSS_ENTROPY:
-        scale = np.float32(1.0 / size)
-    elif loss_code == MSE:
-        scale = np.float32(2.0 / (size * N))
-    lr, root = rule.lr, _ONE
-    if rule.kind == ADAM:
-        lr = np.float32(np.float64(lr) / (1.0 - BETA1**step))
-        root = np.float32(1.0 / np.sqrt(1.0 - BETA2**step))
-    return lr, scale, root
 
 
 @compiled()
@@ -56,6 +36,26 @@ def _sum_up(block: Block, count: int) -> tuple[float, int]:
         loss += block.losses[r]
         hits += block.hits[r]
     return loss, hits
+
+
+# -- gradients that are clipped: their norm is known when all of them are there -------------------------------
+
+
+@compiled()
+def _square_piece(worker: int, task: int, model: Model) -> None:
+    square_task(model, task)
+
+
+@compiled()
+def _update_piece(worker: int, task: int, model: Model, rule: Rule) -> None:
+    update_task(model, task, model.gw, place_of_task(model, task)[0], model.gb, rule)
+
+
+@compiled()
+def _update_clipped(model: Model, rule: Rule, threads: int) -> None:
+    """Move all weights by the batch's gradient, model.gw, clipped."""
+    run_pieces(_square_piece, (model,), len(model.tasks), threads)
+    run_pieces(_update_piece, (model, clipped(model, rule)), len(model.tasks), threads)
 
 
 # -- threads that share the rows of a block, then the pieces of the weights -----------------------------------
@@ -101,31 +101,34 @@ def _weights_piece(
 
 @compiled()
 def run_steps(
-    model: Model, block: Block, data: Data, batch: int, loss_code: int, choice: Rule, done: int, losses: Array,
+    model: Model, block: Block, data: Data, batch: int, loss_code: int, kind: int, rules: Array, losses: Array,
     hits: Array, tiles: Array, threads: int,
 ) -> None:  # fmt: skip
-    """One step a batch of data.order, `done` steps having gone before; the last batch may be short.
+    """One step a batch of data.order; the last batch may be short.
 
+    rules         (steps, RULE_FLOATS): of each step, for this kind of optimiser
     losses, hits  get a number a step: the sum of the rows' losses, and how many rows hit their class
     tiles         (threads, TASK_FLOATS): a thread's piece of gradients
     """
-    D_in, N = model.table[0, COL_K], model.table[-1, COL_N]
+    D_in = model.table[0, COL_K]
     for step in range(len(losses)):
         begin = step * batch
         size = min(batch, len(data.order) - begin)
-        lr, scale, root = _factors(done + step + 1, size, N, loss_code, choice)
-        rule = Rule(choice.kind, lr, choice.momentum, choice.decay, scale, root)
+        rule = rule_of(kind, rules[step])
         for start in range(0, size, BLOCK):
             count = min(BLOCK, size - start)
             part = _part_rows(count, threads)
             x = where_rows_lie(block, data, D_in, begin + start, count)
             rows = (model, block, data, begin + start, x, count, part, loss_code)
             run_pieces(_rows_piece, rows, (count + part - 1) // part, threads)
-            weights = (model, block, x, tiles, count, start == 0, start + BLOCK >= size, rule)
+            updates = start + BLOCK >= size and rule.clip == 0
+            weights = (model, block, x, tiles, count, start == 0, updates, rule)
             run_pieces(_weights_piece, weights, len(model.tasks), threads)
             loss, hit = _sum_up(block, count)
             losses[step] += loss
             hits[step] += hit
+        if rule.clip > 0:
+            _update_clipped(model, rule, threads)
 
 
 # -- a crew: every worker has blocks of its own ------------------------------------------------------------
@@ -195,25 +198,26 @@ def _reduce_piece(
 
 @compiled()
 def run_large_steps(
-    model: Model, crew: Crew, data: Data, batch: int, loss_code: int, choice: Rule, done: int, losses: Array,
+    model: Model, crew: Crew, data: Data, batch: int, loss_code: int, kind: int, rules: Array, losses: Array,
     hits: Array, threads: int,
 ) -> None:  # fmt: skip
     """run_steps for batches of many blocks, with the same bits: threads wait for each other once for many of them."""
-    N, some = model.table[-1, COL_N], len(crew.gw) * BLOCK
+    some = len(crew.gw) * BLOCK
     for step in range(len(losses)):
         begin = step * batch
         size = min(batch, len(data.order) - begin)
-        lr, scale, root = _factors(done + step + 1, size, N, loss_code, choice)
-        rule = Rule(choice.kind, lr, choice.momentum, choice.decay, scale, root)
+        rule = rule_of(kind, rules[step])
         for start in range(0, size, some):
             blocks = (min(some, size - start) + BLOCK - 1) // BLOCK
             rows = (model, crew, data, begin + start, size - start, loss_code)
             run_pieces(_block_piece, rows, blocks, threads)
-            weights = (model, crew, blocks, start == 0, start + some >= size, rule)
+            weights = (model, crew, blocks, start == 0, start + some >= size and rule.clip == 0, rule)
             run_pieces(_reduce_piece, weights, len(model.tasks), threads)
             for number in range(blocks):
                 losses[step] += crew.loss[number]
                 hits[step] += crew.hit[number]
+        if rule.clip > 0:
+            _update_clipped(model, rule, threads)
 
 
 # -- ranks that share a batch: each has some of its blocks -----------------------------------------------------
@@ -236,32 +240,31 @@ def run_own_blocks(
 
 @compiled()
 def finish_blocks(
-    model: Model, crew: Crew, step: int, size: int, blocks: int, is_first: bool, is_last: bool, loss_code: int,
-    choice: Rule, threads: int,
-) -> None:  # fmt: skip
+    model: Model, crew: Crew, blocks: int, is_first: bool, is_last: bool, kind: int, numbers: Array, threads: int
+) -> None:
     """Add up the gradients of blocks, whoever made them, and with the last ones of a batch update the weights.
 
-    step  the first being step 1
-    size  rows of the batch
+    numbers  (RULE_FLOATS,): the step's rule
     """
-    lr, scale, root = _factors(step, size, model.table[-1, COL_N], loss_code, choice)
-    rule = Rule(choice.kind, lr, choice.momentum, choice.decay, scale, root)
-    run_pieces(_reduce_piece, (model, crew, blocks, is_first, is_last, rule), len(model.tasks), threads)
+    rule = rule_of(kind, numbers)
+    weights = (model, crew, blocks, is_first, is_last and rule.clip == 0, rule)
+    run_pieces(_reduce_piece, weights, len(model.tasks), threads)
+    if is_last and rule.clip > 0:
+        _update_clipped(model, rule, threads)
 
 
 @compiled()
 def run_steps_alone(
-    model: Model, crew: Crew, data: Data, batch: int, loss_code: int, choice: Rule, done: int, losses: Array,
+    model: Model, crew: Crew, data: Data, batch: int, loss_code: int, kind: int, rules: Array, losses: Array,
     hits: Array,
 ) -> None:  # fmt: skip
     """The same on the calling thread, with the same bits: many of them may run side by side."""
-    N, some = model.table[-1, COL_N], len(crew.gw) * BLOCK
+    some = len(crew.gw) * BLOCK
     for step in range(len(losses)):
         begin = step * batch
         size = min(batch, len(data.order) - begin)
-        lr, scale, root = _factors(done + step + 1, size, N, loss_code, choice)
-        rule = Rule(choice.kind, lr, choice.momentum, choice.decay, scale, root)
-        if size <= CREW_ROWS:  # every piece of the gradients is used up at once
+        rule = rule_of(kind, rules[step])
+        if size <= CREW_ROWS and rule.clip == 0:  # every piece of the gradients is used up at once
             block, tile = _block_of(crew, 0), crew.gw[0]
             x = _there_and_back(model, block, data, begin, size, loss_code)
             for task in range(len(model.tasks)):
@@ -274,10 +277,16 @@ def run_steps_alone(
             for number in range(blocks):
                 _block_piece(0, number, model, crew, data, begin + start, size - start, loss_code)
             for task in range(len(model.tasks)):
-                _reduce_piece(0, task, model, crew, blocks, start == 0, start + some >= size, rule)
+                _reduce_piece(0, task, model, crew, blocks, start == 0, start + some >= size and rule.clip == 0, rule)
             for number in range(blocks):
                 losses[step] += crew.loss[number]
                 hits[step] += crew.hit[number]
+        if rule.clip > 0:
+            for task in range(len(model.tasks)):
+                square_task(model, task)
+            rule = clipped(model, rule)
+            for task in range(len(model.tasks)):
+                _update_piece(0, task, model, rule)
 
 
 # -- losses alone ------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from onchip.kernels.cpu.train_model import (
     Rule,
     fetch,
 )  # fmt: skip
-from onchip.kernels.training import BETA1, BETA2, EPS
+from onchip.kernels.training import BETA1, BETA2, CLIP_EPS, EPS
 from onchip.spec.recipe import Array
 
 SUM_ROWS = 128  # rows of a gradient's sum at a time: what they read stays in L1 while a piece of weights passes over it
@@ -143,6 +143,42 @@ def _add(total: Array, part: Array, first: bool) -> None:
 
 
 @compiled()
+def square_task(model: Model, task: int) -> None:
+    """The sum of the squares of a piece's gradients of the batch, its biases' too, to model.squares."""
+    at, size = place_of_task(model, task)
+    total = _sum_squares(model.gw[at : at + size])
+    layer, n = model.tasks[task, 0], model.tasks[task, 1]
+    if model.tasks[task, 2] == 0 and model.table[layer, COL_HAS_BIAS]:
+        begin = model.table[layer, COL_BIAS] + n
+        total += _sum_squares(model.gb[begin : begin + next_panel(padded_width(model.table[layer, COL_N]) - n)])
+    model.squares[task] = total
+
+
+@compiled()
+def _sum_squares(g: Array) -> float:
+    """In four sums, none waiting for another: widths are multiples of LANES, and padding is zeros."""
+    a, b, c, d = 0.0, 0.0, 0.0, 0.0
+    for i in range(0, len(g), 4):
+        a += np.float64(g[i]) * np.float64(g[i])
+        b += np.float64(g[i + 1]) * np.float64(g[i + 1])
+        c += np.float64(g[i + 2]) * np.float64(g[i + 2])
+        d += np.float64(g[i + 3]) * np.float64(g[i + 3])
+    return (a + b) + (c + d)
+
+
+@compiled()
+def clipped(model: Model, rule: Rule) -> Rule:
+    """The rule by which the batch's gradient moves the weights, when square_task has seen every piece."""
+    total = 0.0
+    for task in range(len(model.tasks)):
+        total += model.squares[task]
+    norm = np.float64(rule.scale) * np.sqrt(total)
+    share = np.float64(rule.clip) / (norm + CLIP_EPS)
+    scale = rule.scale if share >= 1 else np.float32(np.float64(rule.scale) * share)
+    return Rule(rule.kind, rule.lr, scale, rule.root, rule.keep, rule.decay, rule.clip)
+
+
+@compiled()
 def update_task(model: Model, task: int, grads: Array, g_at: int, gb: Array, rule: Rule) -> None:
     """Move one piece of the weights, and its biases, by the gradients of the batch."""
     layer, n, k, k_last = model.tasks[task, 0], model.tasks[task, 1], model.tasks[task, 2], model.tasks[task, 3]
@@ -162,25 +198,25 @@ def _update(w: Array, v: Array, s: Array, at: int, g: Array, g_at: int, size: in
     """Apply the rule to `size` numbers from w[at], v[at], s[at] and g[g_at] on.
 
     SGD       w -= lr g
-    MOMENTUM  v = momentum v + g; w -= lr v
-    ADAM      v = BETA1 v + (1 - BETA1) g; s = BETA2 s + (1 - BETA2) g^2; w -= lr v / (root sqrt(s) + EPS)
+    MOMENTUM  v = keep v + g; w -= lr v
+    ADAM      v = BETA1 v + (1 - BETA1) g; s = BETA2 s + (1 - BETA2) g^2; w = keep w - lr v / (root sqrt(s) + EPS)
     """
     weights, grads = w[at : at + size], g[g_at : g_at + size]
     means, squares = v[at : at + size], s[at : at + size]
-    lr, momentum, decay, scale, root = rule.lr, rule.momentum, rule.decay, rule.scale, rule.root
+    lr, keep, decay, scale, root = rule.lr, rule.keep, rule.decay, rule.scale, rule.root
     if rule.kind == SGD:
         for i in range(size):
             weights[i] -= lr * (scale * grads[i] + decay * weights[i])
     elif rule.kind == MOMENTUM:
         for i in range(size):
-            means[i] = momentum * means[i] + (scale * grads[i] + decay * weights[i])
+            means[i] = keep * means[i] + (scale * grads[i] + decay * weights[i])
             weights[i] -= lr * means[i]
     else:
         for i in range(size):
             gradient = scale * grads[i] + decay * weights[i]
             means[i] = _BETA1 * means[i] + _REST1 * gradient
             squares[i] = _BETA2 * squares[i] + _REST2 * (gradient * gradient)
-            weights[i] -= lr * means[i] / (root * np.sqrt(squares[i]) + _EPS)
+            weights[i] = keep * weights[i] - lr * means[i] / (root * np.sqrt(squares[i]) + _EPS)
 
 
 @compiled()

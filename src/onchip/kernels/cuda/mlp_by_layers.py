@@ -28,7 +28,7 @@ from onchip.kernels.cuda.program import (
     Struct,
 )
 from onchip.kernels.pointwise import TRAINED
-from onchip.kernels.training import why_not_trained
+from onchip.kernels.training import why_not_plain, why_not_trained
 from onchip.plan.device import H200, Device
 from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
 from onchip.spec.build import mlp
@@ -206,6 +206,8 @@ class ByLayersLowering(TrainLowering):
 def make_lowering(chain: Chain, job: Job, device: Device) -> ByLayersLowering | str:
     """Or why not."""
     layers = find_layers(chain)
+    if why := why_not_plain(job):
+        return why
     if not job.byte_scale:
         return "takes rows of pixels, whole numbers below 256 times a scale"
     if not 2 <= len(layers) <= MOST_LAYERS:

@@ -27,7 +27,7 @@ from onchip.kernels.cuda.program import (
     Struct,
 )
 from onchip.kernels.pointwise import TRAINED
-from onchip.kernels.training import why_not_trained
+from onchip.kernels.training import why_not_plain, why_not_trained
 from onchip.plan.device import H200, Device
 from onchip.plan.kernel import LOSSES, OPTIMISERS, Claim, Job, Refusal
 from onchip.spec.build import mlp
@@ -210,6 +210,8 @@ class ResidentLowering(TrainLowering):
 def make_lowering(chain: Chain, job: Job, device: Device) -> ResidentLowering | str:
     """Or why not."""
     layers = find_layers(chain)
+    if why := why_not_plain(job):
+        return why
     if not 2 <= len(layers) <= MOST_LAYERS:
         return f"takes 2 to {MOST_LAYERS} layers, got {len(layers)}"
     if layers[-1].N > MOST_OUTPUTS:

@@ -4,6 +4,8 @@
 //         went in), one for each layer backward, and one for all gradients, in which each block owns a tile of some
 //         weights, sums up its gradient over the batch and updates it on the spot: no gradient reaches memory. Rows
 //         of x are read where the order says. Of a large batch blocks sum up slices; train_apply adds them in order.
+//         Gradients that are clipped are slices too, one at least: train_squares adds them up and squares them, and
+//         train_apply knows their norm before it updates.
 //         Many steps are one graph: which rows a step has follows from a counter on the GPU. Networks that are alike
 //         train in the same launches, along y of the grid.
 // Floor   A row costs 6 flop a weight, 4 in the first layer. 784-320-160-10, batch 64: 85 Mflop and 1.2 MB of weights
@@ -11,7 +13,8 @@
 //         in a graph is 0.7 us, five of them 3.5 us. 784-56-28-10, 60,000 rows: x read twice, 376 MB / 4.8 TB/s
 //         = 78 us; 11.2 Gflop times 3 / 494 Tflop/s = 68 us.
 // Order   mlp_train.cuh. The head's dots go four neighbours a lane, then through a tree of the lanes; losses thread by
-//         thread, then through a tree. Slices of a batch first to last.
+//         thread, then through a tree. Slices of a batch first to last. Squares of gradients four a thread, through a
+//         tree of the block, then block by block, a thread every 256th, and through a tree.
 // Layout  Rows begin at multiples of 32 bytes. x and activations (rows, width, 1 if the layer that reads them has a
 //         bias, zeros); w (D_out, D_in, bias, zeros): a bias is a weight of that 1. So are mean and square, what the
 //         optimiser keeps. dz, the gradients by what goes into activations, lie like the activations.
@@ -77,19 +80,22 @@ struct Head {
     const float* w;       // (N, K), N <= 32; nullptr: z is there already
     const float* z;       // (size, N): the network's output, where w is nullptr
     const void* targets;  // (n,) int64 classes, or (n, N) float32
+    const float* weights;  // (n,) of rows: what their losses are multiplied by; nullptr: 1
     float* dz;            // (size, N); nullptr: losses alone
     float* before;        // (size, D): the gradient by what went into `a`, its bias's 1 aside; nullptr: not asked for
     double* losses;       // (size,)
     int* hits;            // (size,)
     int a_stride, w_stride, z_stride, K, N, D;
     u32 is_gathered, loss, code, slope, before_code, before_slope;
+    float smoothing;  // of cross-entropy: the share of a target that all classes have alike
+    u32 unused;
 
     // Of this block's network.
     __device__ __forceinline__ Head mine(const Step& step) const {
         Head made = *this;
         if (!is_gathered) made.a = step.mine(a);
         made.w = step.mine(w), made.z = step.mine(z), made.dz = step.mine(dz), made.before = step.mine(before);
-        made.losses = step.mine(losses), made.hits = step.mine(hits);
+        made.losses = step.mine(losses), made.hits = step.mine(hits), made.weights = step.mine(weights);
         return made;
     }
 };
@@ -113,6 +119,7 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
     const long long number = step.rows()[row];
     const bool has_classes = head.loss == CROSS_ENTROPY;
     const int truth = has_classes ? static_cast<int>(static_cast<const long long*>(head.targets)[number]) : 0;
+    const float weight = head.weights ? head.weights[number] : 1.0f;
     wait_for_step_before();
     const long long at = static_cast<long long>(row) * head.z_stride;
     const float* a = head.a + (head.is_gathered ? number : static_cast<long long>(row)) * head.a_stride;
@@ -152,8 +159,8 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
     }
     const bool tells = is_there && warp == 0;  // to memory
     const auto keep = [&](int n, float gradient) {
-        if (head.before) gradients[group][n] = gradient;  // then N <= 32
-        if (head.dz && tells) head.dz[at + n] = gradient;
+        if (head.before) gradients[group][n] = weight * gradient;  // then N <= 32
+        if (head.dz && tells) head.dz[at + n] = weight * gradient;
     };
     double loss = 0.0;
     if (has_classes) {
@@ -165,14 +172,19 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
         double total = 0.0;
         for (int n = lane; n < N; n += LANES) total += static_cast<double>(expf(z[n] - most));
         total = reduce_lanes<Sum, LANES>(total);
-        const float scale = static_cast<float>(total);
+        const float scale = static_cast<float>(total), share = head.smoothing / N;
         float at_truth = 0.0f;  // of one lane
         for (int n = lane; n < N; n += LANES) {
             if (n == truth) at_truth = z[n] - most;
-            keep(n, expf(z[n] - most) / scale - (n == truth ? 1.0f : 0.0f));
+            keep(n, expf(z[n] - most) / scale - (n == truth ? 1.0f - head.smoothing + share : share));
         }
         at_truth = reduce_lanes<Sum, LANES>(at_truth);
-        loss = log(total) - static_cast<double>(at_truth);
+        loss = log(total) - (1.0 - head.smoothing) * static_cast<double>(at_truth);
+        if (head.smoothing > 0.0f) {
+            double all = 0.0;
+            for (int n = lane; n < N; n += LANES) all += static_cast<double>(z[n] - most);
+            loss -= static_cast<double>(head.smoothing) / N * reduce_lanes<Sum, LANES>(all);
+        }
         if (lane == 0 && tells) head.hits[row] = best == truth;
     } else {
         const float* target = static_cast<const float*>(head.targets) + number * N;
@@ -184,7 +196,7 @@ __global__ void __launch_bounds__(THREADS) train_head(const Step step, const Hea
         loss = reduce_lanes<Sum, LANES>(loss) * (head.loss == HALF_SSE ? 0.5 : 1.0 / N);
         if (lane == 0 && tells) head.hits[row] = 0;
     }
-    if (lane == 0 && tells) head.losses[row] = loss;
+    if (lane == 0 && tells) head.losses[row] = weight * loss;
     if (!head.before) return;
     __syncwarp();
     if (!is_there) return;
@@ -240,27 +252,78 @@ train_gradients(const Step step, const __grid_constant__ Layers layers, const Ta
     finish_gradients<R, IS_WHOLE>(tiles, warps, step, layers, block);
 }
 
-// The slices' parts added up, first to last, and the update.
-__global__ void __launch_bounds__(THREADS) train_apply(const Step step, const __grid_constant__ Layers layers) {
+// Four neighbours of a layer's gradients: of this thread, where each has four, layer by layer.
+struct ApplyPlace {
+    int layer, left;  // so many of them are there
+    long long at;
+
+    __device__ __forceinline__ explicit ApplyPlace(const Layers& layers) : layer(layers.layer_of(blockIdx.x)) {
+        const LayerSizes& sizes = layers.sizes[layer];
+        at = (static_cast<long long>(blockIdx.x - layers.first_block[layer]) * THREADS + threadIdx.x) * 4;
+        left = at < numbers(sizes) ? sizes.K - static_cast<int>(at % sizes.w_stride) : 0;
+    }
+    static __device__ __forceinline__ long long numbers(const LayerSizes& sizes) {
+        return static_cast<long long>(sizes.N) * sizes.w_stride;
+    }
+    // The slices' parts, first to last.
+    __device__ __forceinline__ void add_up(float (&sums)[4], const LayerMemory& memory, const LayerSizes& sizes) const {
+#pragma unroll 8
+        for (int slice = 0; slice < sizes.slices; ++slice) {
+            const float4 part = load4(memory.parts + slice * numbers(sizes) + at);
+            sums[0] += part.x, sums[1] += part.y, sums[2] += part.z, sums[3] += part.w;
+        }
+    }
+};
+
+// What the norm of a step's gradients comes from.
+struct Squares {
+    double* of_blocks;  // (count,): a sum for each block of train_squares; nullptr: nothing is clipped
+    int first, count;   // blocks of launches before this one, and of all
+
+    // The factor of gradients with which they are no longer than rule.clip. All threads of the block ask.
+    __device__ __forceinline__ float clipped_scale(const Step& step, const Rule& rule) const {
+        double total = 0.0;
+        for (int i = threadIdx.x; i < count; i += THREADS) total += __ldcg(step.mine(of_blocks) + i);
+        const double norm = rule.scale * sqrt(reduce_lanes<Sum, THREADS>(total)), share = rule.clip / (norm + 1e-6);
+        return share >= 1.0 ? rule.scale : static_cast<float>(rule.scale * share);
+    }
+};
+
+// The slices' parts added up, to the first of them, and the sum of their squares.
+__global__ void __launch_bounds__(THREADS)
+train_squares(const Step step, const __grid_constant__ Layers layers, const Squares squares) {
     wait_for_step_before();
     if (step.size() == 0) return;
-    const int block = blockIdx.x, layer = layers.layer_of(block);
-    const LayerMemory memory = layers.memory_of(layer, step);
-    const LayerSizes& sizes = layers.sizes[layer];
-    const long long numbers = static_cast<long long>(sizes.N) * sizes.w_stride;
-    const long long at = (static_cast<long long>(block - layers.first_block[layer]) * THREADS + threadIdx.x) * 4;
-    if (at >= numbers) return;
-    const int left = sizes.K - static_cast<int>(at % sizes.w_stride);
-    if (left <= 0) return;
-    Kept kept;
-    kept.load(layers.optimiser, memory, at);
-    float sums[4] = {};
-#pragma unroll 8
-    for (int slice = 0; slice < sizes.slices; ++slice) {
-        const float4 part = load4(memory.parts + slice * numbers + at);
-        sums[0] += part.x, sums[1] += part.y, sums[2] += part.z, sums[3] += part.w;
+    const ApplyPlace place(layers);
+    double sum = 0.0;
+    if (place.left > 0) {
+        const LayerMemory memory = layers.memory_of(place.layer, step);
+        float sums[4] = {};
+        place.add_up(sums, memory, layers.sizes[place.layer]);
+        store_several(memory.parts + place.at, sums);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (i < place.left) sum += static_cast<double>(sums[i]) * static_cast<double>(sums[i]);
     }
-    update(layers.optimiser, step.rule(), memory, at, sums, kept, left);
+    sum = reduce_lanes<Sum, THREADS>(sum);
+    if (threadIdx.x == 0) step.mine(squares.of_blocks)[squares.first + blockIdx.x] = sum;
+}
+
+// The slices' parts added up, first to last, and the update.
+__global__ void __launch_bounds__(THREADS)
+train_apply(const Step step, const __grid_constant__ Layers layers, const Squares squares) {
+    wait_for_step_before();
+    if (step.size() == 0) return;
+    Rule rule = step.rule();
+    if (squares.of_blocks) rule.scale = squares.clipped_scale(step, rule);
+    const ApplyPlace place(layers);
+    if (place.left <= 0) return;
+    const LayerMemory memory = layers.memory_of(place.layer, step);
+    Kept kept;
+    kept.load(layers.optimiser, memory, place.at);
+    float sums[4] = {};
+    place.add_up(sums, memory, layers.sizes[place.layer]);
+    update(layers.optimiser, rule, memory, place.at, sums, kept, place.left);
 }
 
 // The steps of a graph are done: the next one goes on behind them.

@@ -28,7 +28,7 @@ __device__ __forceinline__ void wait_for_step_before() {
 
 // How weights follow from gradients in one step, as kernels/training.py writes it down.
 struct Rule {
-    float lr, scale, root, momentum, decay, unused[3];
+    float lr, scale, root, keep, decay, clip, unused[2];
 };
 
 // Networks that train in one launch: along y of the grid. All have the same memory, but for data and targets, which they

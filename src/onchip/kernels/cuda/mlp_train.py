@@ -51,7 +51,6 @@ MOST_BATCH = 1 << 30  # rows
 MOST_BLOCKS = (1 << 31) - 1  # of a launch
 MOST_NETWORKS = 16  # of a launch: then a step of a small batch has blocks for all of a chip
 EVALUATED_ROWS = 4096  # at a time, or a batch
-RULE_FLOATS = 8  # of a step's Rule
 GRAPH_STEPS = (64, 8, 1)  # of the graphs that a run of steps is made of
 _PRODUCT_BUDGETS = {2: Budget(registers=128), 4: Budget(registers=232)}  # by Tiling.R
 _STAGED_BUDGET = Budget(registers=128, spill_bytes=24)  # of what a loop does not change
@@ -91,7 +90,9 @@ class TrainLowering:
     w<l> and, as the optimiser keeps them, mean<l> (momentum's velocity), square<l> (N, stride)
     a<l>, dz<l> (row_count, width<l>): what layer l gives, and the gradient by what goes into its activation
     losses, hits (row_count,) of rows; step_losses float64, step_hits int64 (steps,)
+    row_weights (n,), where rows have weights
     parts<l> (slices, N, stride): gradients of slices of a batch, where they are not updates at once
+    squares (blocks,) float64, where gradients are clipped: sums of their squares
     w_parts, dz_parts: the first layer's weights and dz as parts of bf16 (mlp_train_bytes.cuh), where rows are bytes
     Of several networks in a launch it is the first one's, and the next one's lies `apart` bytes on; but x, bytes and
     targets are everybody's.
@@ -148,10 +149,10 @@ class TrainLowering:
         return choose_tiling(sizes, self.job.batch, self.job.precision, self.device.units, can_slice=True)
 
     def slices(self, layer: int) -> int:
-        """Of a layer's gradient; 0: no parts, it is summed up and becomes an update at once."""
+        """Of a layer's gradient; 0: no parts, it is summed up and becomes an update at once. Not if it is clipped."""
         if self.byte_rows and layer == 0:
             return self.byte_rows.slices(self.job.batch)
-        return self.tiling.slices if self.tiling.slices > 1 else 0
+        return self.tiling.slices if self.tiling.slices > 1 or self.job.clip_norm else 0
 
     @property
     def order(self) -> str:
@@ -167,7 +168,7 @@ class TrainLowering:
 
     def own_memory(self) -> Mapping[str, int]:
         """What else lies there, by name: bytes, zeros at first."""
-        return {}
+        return {"squares": 8 * sum(map(self._apply_blocks, range(len(self.layers))))} if self.job.clip_norm else {}
 
     # -- launches --------------------------------------------------------------------------------------------------
 
@@ -283,11 +284,14 @@ class TrainLowering:
                 struct.pack("<2i4I", layer.stride, self.width(i), *layer.activation, layer.bias is not None, 0)
             )
         missing = MOST_WIDTHS - len(self.layers)
-        pointers += [*[Int64(0)] * (3 * missing), State("targets"), State("losses"), State("hits")]
-        sizes += [bytes(24 * missing), struct.pack("<2I", LOSSES.index(self.job.loss), 0)]
+        pointers += [*[Int64(0)] * (3 * missing), State("targets"), State("losses"), State("hits"), self._row_weights()]
+        sizes += [bytes(24 * missing), struct.pack("<If", LOSSES.index(self.job.loss), self.job.label_smoothing)]
         blocks = min(-(-batch // ROWS), ROW_BLOCKS * self.device.units)
         layers = Struct(tuple(pointers), b"".join(sizes))
         return self._launch(rows.program, blocks, ROWS_BUDGET, rows.shared_bytes, step, layers)
+
+    def _row_weights(self) -> State | Int64:
+        return State("row_weights") if self.job.is_weighted else Int64(0)
 
     def _head(self, step: Struct, batch: int, is_training: bool) -> KernelLaunch:
         last = len(self.layers) - 1
@@ -296,12 +300,12 @@ class TrainLowering:
         has_before = is_training and self.has_own_head and last > 0
         pointers: tuple[Memory | Int64, ...] = (
             self._input(last), State(f"w{last}") if self.has_own_head else none, State(f"a{last}"), State("targets"),
-            State(f"dz{last}") if is_training else none, State(f"dz{last - 1}") if has_before else none,
-            State("losses"), State("hits"),
+            self._row_weights(), State(f"dz{last}") if is_training else none,
+            State(f"dz{last - 1}") if has_before else none, State("losses"), State("hits"),
         )  # fmt: skip
         sizes = layer.stride, layer.stride, self.width(last), layer.terms, layer.N, layer.D
         codes = not last, LOSSES.index(self.job.loss), *layer.activation, *before
-        head = Struct(pointers, struct.pack("<6i6I", *sizes, *codes))
+        head = Struct(pointers, struct.pack("<6i6IfI", *sizes, *codes, self.job.label_smoothing, 0))
         warps, lanes = 1, 32  # of a row
         if self.has_own_head and batch <= FEW_ROWS * self.device.units:
             warps = WARPS
@@ -311,8 +315,10 @@ class TrainLowering:
         return self._launch_rows(f"train_head<{warps}, {lanes}>", blocks, step, head)
 
     def _update(self, step: Struct) -> Iterator[KernelLaunch]:
-        """train_gradients, that of bytes by bytes_gradient; and of slices train_apply. Some layers a launch."""
-        tiling, whole, begin = self.tiling, self.tiling.slices == 1, 1 if self.byte_rows else 0
+        """train_gradients, that of bytes by bytes_gradient; and of slices train_apply, behind train_squares if they are
+        clipped. Some layers a launch."""
+        tiling, begin = self.tiling, 1 if self.byte_rows else 0
+        whole = not self.slices(len(self.layers) - 1)
         if self.byte_rows:
             yield from self._gradient_bytes(self.byte_rows, step)
         for first in range(begin, len(self.layers), MOST_LAYERS):
@@ -324,12 +330,25 @@ class TrainLowering:
             layers = self._layers(numbers, blocks, across)
             more = f", {str(whole).lower()}"
             yield self._launch_product("gradients", tiling, count, step, layers, tally, more=more)
-        for first in range(0, len(self.layers) if not whole else begin, MOST_LAYERS):
-            numbers = range(first, min(first + MOST_LAYERS, len(self.layers) if not whole else begin))
-            sizes = [self.layers[i].N * self.layers[i].stride for i in numbers]
-            blocks = [-(-size // (4 * THREADS)) for size in sizes]
-            layers = self._layers(numbers, blocks, [1] * len(blocks))
-            yield self._launch_rows("train_apply", sum(blocks), step, layers)
+        clips = bool(self.job.clip_norm)
+        if clips:
+            yield from self._apply("train_squares", step, len(self.layers))
+        yield from self._apply("train_apply", step, begin if whole else len(self.layers), is_summed=clips)
+
+    def _apply(self, kernel: str, step: Struct, layer_count: int, is_summed: bool = False) -> Iterator[KernelLaunch]:
+        """Of the first layers' parts; is_summed: of those that train_squares has added up."""
+        blocks = [self._apply_blocks(i) for i in range(layer_count)]
+        for first in range(0, layer_count, MOST_LAYERS):
+            numbers = range(first, min(first + MOST_LAYERS, layer_count))
+            some = blocks[first : numbers.stop]
+            layers = self._layers(numbers, some, [1] * len(some), is_summed)
+            of_blocks = State("squares") if self.job.clip_norm else Int64(0)
+            squares = Struct((of_blocks,), struct.pack("<2i", sum(blocks[:first]), sum(blocks)))
+            yield self._launch_rows(kernel, sum(some), step, layers, squares)
+
+    def _apply_blocks(self, layer: int) -> int:
+        """Of a layer's parts: a thread has four numbers."""
+        return -(-self.layers[layer].N * self.layers[layer].stride // (4 * THREADS))
 
     def _gradient_bytes(self, rows: ByteRows, step: Struct) -> list[KernelLaunch]:
         """bytes_gradient of the first layer, behind the parts of its dz."""
@@ -343,7 +362,7 @@ class TrainLowering:
             self._launch(program, blocks, budget, shared, step, gradient, _tally()),
         ]
 
-    def _layers(self, numbers: range, blocks: Sequence[int], across: Sequence[int]) -> Struct:
+    def _layers(self, numbers: range, blocks: Sequence[int], across: Sequence[int], is_summed: bool = False) -> Struct:
         tiling, kept = self.tiling, OPTIMISERS[self.job.optimiser]
         pointers: list[Memory | Int64] = []
         sizes = []
@@ -354,11 +373,10 @@ class TrainLowering:
                 State(f"square{i}") if kept > 1 else Int64(0), self._input(i), State(f"dz{i}"),
                 State(f"parts{i}") if self.slices(i) else Int64(0),
             ]  # fmt: skip
-            strides = layer.stride, layer.stride, self.width(i)
-            sizes.append(struct.pack("<8i", layer.terms, layer.N, *strides, not i, across[at], self.slices(i)))
+            strides, slices = (layer.stride, layer.stride, self.width(i)), 1 if is_summed else self.slices(i)
+            sizes.append(struct.pack("<8i", layer.terms, layer.N, *strides, not i, across[at], slices))
         missing = MOST_LAYERS - len(numbers)
-        rule = list(OPTIMISERS).index(self.job.optimiser)
-        told = sum(blocks), tiling.slice_chunks(self.job.batch), rule
+        told = sum(blocks), tiling.slice_chunks(self.job.batch), kept  # how many numbers it keeps tells which it is
         first_blocks = [sum(blocks[:at]) for at in range(len(blocks))] + [MOST_BLOCKS] * missing
         data = struct.pack("<6i16i", *told, *tiling.warps, *first_blocks)
         return Struct((*pointers, *[Int64(0)] * (6 * missing)), b"".join([data, *sizes, bytes(32 * missing)]))
@@ -473,5 +491,6 @@ INSTANCES = (
     + tuple(
         _instance(kernel, f"_{kernel}", _job("fp32", 60_000, 1.0), *BACKPROP) for kernel in ("rows", "apply", "advance")
     )
+    + (_instance("squares", "_squares", Job("fp32", 64, "cross_entropy", clip_norm=1.0), *DIGITS),)
     + tuple(_instance(f"head, {batch:,} rows", "_head", _job("fp32", batch), *DIGITS) for batch in (64, 1024, 16_384))
 )

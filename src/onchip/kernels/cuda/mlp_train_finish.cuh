@@ -185,8 +185,9 @@ struct Kept {
 // V neighbours of w move, `left` of them, and what the optimiser keeps for them; the zeros behind those stay.
 //
 // SGD       w -= lr g, where g = scale gradient + decay w
-// MOMENTUM  mean = momentum mean + g; w -= lr mean
-// ADAM      mean = 0.9 mean + 0.1 g; square = 0.999 square + 0.001 g^2; w -= lr mean / (root sqrt(square) + 1e-8)
+// MOMENTUM  mean = keep mean + g; w -= lr mean
+// ADAM      mean = 0.9 mean + 0.1 g; square = 0.999 square + 0.001 g^2;
+//           w = keep w - lr mean / (root sqrt(square) + 1e-8)
 template <int V>
 __device__ __forceinline__ void move(u32 optimiser, const Rule& rule, const float (&gradients)[V], float (&w)[V],
                                      float (&mean)[V], float (&square)[V], int left) {
@@ -197,12 +198,12 @@ __device__ __forceinline__ void move(u32 optimiser, const Rule& rule, const floa
         if (optimiser == SGD) {
             w[i] = fmaf(-rule.lr, g, w[i]);
         } else if (optimiser == MOMENTUM) {
-            mean[i] = fmaf(rule.momentum, mean[i], g);
+            mean[i] = fmaf(rule.keep, mean[i], g);
             w[i] = fmaf(-rule.lr, mean[i], w[i]);
         } else {
             mean[i] = fmaf(0.9f, mean[i], 0.1f * g);
             square[i] = fmaf(0.999f, square[i], 0.001f * (g * g));
-            w[i] -= rule.lr * mean[i] / (rule.root * sqrtf(square[i]) + 1e-8f);
+            w[i] = rule.keep * w[i] - rule.lr * mean[i] / (rule.root * sqrtf(square[i]) + 1e-8f);
         }
     }
 }

@@ -30,8 +30,10 @@ struct RowLayers {
     const void* targets;
     double* losses;  // (size,)
     int* hits;       // (size,)
+    const float* weights;  // (n,) of rows: what their losses are multiplied by; nullptr: 1
     RowLayer of[MOST_WIDTHS];
-    u32 loss, unused;
+    u32 loss;
+    float smoothing;  // of cross-entropy: the share of a target that all classes have alike
 };
 
 __device__ constexpr int steps_of(int K) { return (K + 15) / 16; }
@@ -117,10 +119,10 @@ __device__ __forceinline__ uint4* bring_weights(const Step& step, const RowLayer
     else return to;
 }
 
-// The loss of a row whose last layer gave the N numbers `made`, which their dz replaces.
+// The loss of a row whose last layer gave the N numbers `made`, which their dz replaces; both times the row's weight.
 template <int N>
 __device__ __forceinline__ double loss_of_row(const RowLayers& layers, const RowLayer& layer, float* made,
-                                              long long number, int& hit) {
+                                              long long number, float weight, int& hit) {
     if (layers.loss != CROSS_ENTROPY) {
         const float* target = static_cast<const float*>(layers.targets) + number * N;
         double loss = 0.0;
@@ -131,26 +133,29 @@ __device__ __forceinline__ double loss_of_row(const RowLayers& layers, const Row
         for (int n = 0; n < N; ++n) {
             const float out = made[n], difference = out - wanted[n];
             loss += static_cast<double>(difference) * static_cast<double>(difference);
-            made[n] = through(layer.code, __uint_as_float(layer.slope), difference, out);
+            made[n] = through(layer.code, __uint_as_float(layer.slope), weight * difference, out);
         }
         hit = 0;
-        return loss * (layers.loss == HALF_SSE ? 0.5 : 1.0 / N);
+        return loss * (layers.loss == HALF_SSE ? 0.5 : 1.0 / N) * weight;
     }
     const int truth = static_cast<int>(static_cast<const long long*>(layers.targets)[number]);
     int best = 0;  // the first of the largest
     for (int n = 1; n < N; ++n)
         if (made[n] > made[best]) best = n;
     const float most = made[best], at_truth = made[truth] - most;
-    double total = 0.0;
+    double total = 0.0, all = 0.0;
     for (int n = 0; n < N; ++n) {
         const float share = expf(made[n] - most);
+        if (layers.smoothing > 0.0f) all += static_cast<double>(made[n] - most);
         total += static_cast<double>(share);
         made[n] = share;
     }
-    const float scale = static_cast<float>(total);
-    for (int n = 0; n < N; ++n) made[n] = made[n] / scale - (n == truth ? 1.0f : 0.0f);
+    const float scale = static_cast<float>(total), rest = layers.smoothing / N;
+    for (int n = 0; n < N; ++n)
+        made[n] = weight * (made[n] / scale - (n == truth ? 1.0f - layers.smoothing + rest : rest));
     hit = best == truth;
-    return log(total) - static_cast<double>(at_truth);
+    const double smoothing = layers.smoothing;
+    return (log(total) - (1.0 - smoothing) * static_cast<double>(at_truth) - smoothing / N * all) * weight;
 }
 
 // Layer AT makes N numbers from D, and MORE layers follow. `given` are the rows' D numbers, the rest lies behind them;
@@ -183,8 +188,9 @@ __device__ __forceinline__ void take_rows_through(const Step& step, const RowLay
                                                      size);
     } else {
         if (lane < 16 && lane < size) {
-            step.mine(layers.losses)[first + lane] =
-                loss_of_row<N>(layers, layer, made + lane * pitch_of(N), number, step.mine(layers.hits)[first + lane]);
+            const float weight = layers.weights ? step.mine(layers.weights)[number] : 1.0f;
+            step.mine(layers.losses)[first + lane] = loss_of_row<N>(layers, layer, made + lane * pitch_of(N), number,
+                                                                    weight, step.mine(layers.hits)[first + lane]);
         }
         __syncwarp();
     }

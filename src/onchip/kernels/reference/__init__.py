@@ -27,10 +27,10 @@ from onchip.kernels.reference import (  # noqa: F401
 )
 from onchip.kernels.reference.base import BACKWARD, FORWARD
 from onchip.kernels.reference.network import forward, forward_all, loss_and_gradients
-from onchip.kernels.reference.training import LOSSES, adam_step, cross_entropy, half_sse, mse, sgd_step
+from onchip.kernels.reference.training import adam_step, batch_loss, clip_gradients, sgd_step
 from onchip.kernels.reference.used_weights import with_arrays, with_used_tokens
 
 __all__ = [
-    "BACKWARD", "FORWARD", "LOSSES", "adam_step", "cross_entropy", "forward", "forward_all", "half_sse",
-    "loss_and_gradients", "mse", "sgd_step", "with_arrays", "with_used_tokens",
+    "BACKWARD", "FORWARD", "adam_step", "batch_loss", "clip_gradients", "forward", "forward_all",
+    "loss_and_gradients", "sgd_step", "with_arrays", "with_used_tokens",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.kernels.reference.base import BACKWARD, FORWARD
-from onchip.kernels.reference.training import LOSSES
+from onchip.kernels.reference.training import batch_loss
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Made, materialise
 from onchip.spec.types import DTYPE_BYTES, numpy_dtype
@@ -43,17 +43,20 @@ def forward(net: Network, x: Array | tuple[Array, ...], dtype: str = "float64") 
 
 
 def loss_and_gradients(
-    net: Network, x: Array | tuple[Array, ...], target: Array, loss: str, dtype: str = "float64"
-) -> tuple[float, dict[str, Array]]:
+    net: Network, x: Array | tuple[Array, ...], target: Array, loss: str, dtype: str = "float64",
+    row_weights: Array | None = None, smoothing: float = 0.0,
+) -> tuple[float, dict[str, Array]]:  # fmt: skip
     """The loss of a batch and its gradient by every weight, by name.
 
     "cross_entropy": the network's output is logits, target (B,) holds classes; mean over the batch.
     "half_sse":      half the sum of squared differences to target (B, D_out), over the whole batch.
     "mse":           the mean of the squared differences, over the batch and the outputs.
+    row_weights      (B,): the loss of a row is times its weight, and means divide by the sum of the weights.
+    smoothing        of "cross_entropy": the share of a row's target that is spread evenly over all classes.
     """
     _ = net.output  # a loss is one of one output: say so before any work
     values = forward_all(net, x, dtype)
-    value, dy = LOSSES[loss](values[net.outputs[0]], target)
+    value, dy = batch_loss(loss, values[net.outputs[0]], target, row_weights, smoothing)
     upstream: dict[str, Array] = {net.outputs[0]: dy}
     gradients: dict[str, Array] = {}
     made: Made = {}

@@ -12,27 +12,45 @@ from onchip.spec.network import Network
 from onchip.spec.recipe import Array, materialise
 
 
-def cross_entropy(logits: Array, classes: Array) -> tuple[float, Array]:
-    B = len(logits)
+def cross_entropy(logits: Array, classes: Array, smoothing: float = 0.0) -> tuple[Array, Array]:
+    B, N = logits.shape
     logp = log_softmax(LogSoftmax(), (logits,), {})
-    dy = np.exp(logp)
-    dy[np.arange(B), classes] -= 1
-    return float(-logp[np.arange(B), classes].mean()), dy / B
+    target = np.full_like(logp, smoothing / N)
+    target[np.arange(B), classes] += 1 - smoothing
+    return -(target * logp).sum(axis=1), np.exp(logp) - target
 
 
-def half_sse(y: Array, target: Array) -> tuple[float, Array]:
-    return float(0.5 * np.square(y - target).sum()), y - target
+def half_sse(y: Array, target: Array) -> tuple[Array, Array]:
+    return 0.5 * np.square(y - target).reshape(len(y), -1).sum(axis=1), y - target
 
 
-def mse(y: Array, target: Array) -> tuple[float, Array]:
-    return float(np.square(y - target).mean()), 2 * (y - target) / y.size
+def mse(y: Array, target: Array) -> tuple[Array, Array]:
+    return np.square(y - target).reshape(len(y), -1).mean(axis=1), 2 * (y - target) / (y.size // len(y))
 
 
-LOSSES: dict[str, Callable[[Array, Array], tuple[float, Array]]] = {
+# (output, target) -> (B,) the loss of each row, and (B, D_out) its gradient by the row's output.
+LOSSES: dict[str, Callable[..., tuple[Array, Array]]] = {
     "cross_entropy": cross_entropy,
     "half_sse": half_sse,
     "mse": mse,
 }
+
+
+def batch_loss(
+    loss: str, y: Array, target: Array, row_weights: Array | None = None, smoothing: float = 0.0
+) -> tuple[float, Array]:
+    """The loss of a batch, and its gradient by y: the mean of the rows' losses, by weight; of "half_sse" the sum."""
+    losses, dy = LOSSES[loss](y, target, smoothing) if smoothing else LOSSES[loss](y, target)
+    weights = np.ones(len(y), y.dtype) if row_weights is None else row_weights.astype(y.dtype)
+    total = 1.0 if loss == "half_sse" else max(float(weights.sum()), np.finfo(np.float64).tiny)
+    return float(losses @ weights) / total, dy * weights.reshape(-1, *[1] * (y.ndim - 1)) / np.asarray(total, y.dtype)
+
+
+def clip_gradients(gradients: Mapping[str, Array], clip_norm: float) -> dict[str, Array]:
+    """The gradients times clip_norm / (norm of all of them + 1e-6), where that is below 1."""
+    norm = np.sqrt(sum(float(np.square(gradient).sum()) for gradient in gradients.values()))
+    share = min(1.0, clip_norm / (norm + 1e-6))
+    return {name: (gradient * share).astype(gradient.dtype) for name, gradient in gradients.items()}
 
 
 def sgd_step(
@@ -59,16 +77,19 @@ def adam_step(
     lr: float,
     step: int,
     weight_decay: float = 0.0,
+    is_decoupled: bool = False,
 ) -> Network:
     """Step 1, 2, ... of Adam (betas 0.9 and 0.999, eps 1e-8); `moments` (m, s by weight) change in place.
 
-    g += weight_decay w; m = 0.9 m + 0.1 g; s = 0.999 s + 0.001 g^2;
+    g += weight_decay w or, of AdamW, which is decoupled, w -= lr weight_decay w;
+    m = 0.9 m + 0.1 g; s = 0.999 s + 0.001 g^2;
     w -= lr m / (1 - 0.9^step) / (sqrt(s / (1 - 0.999^step)) + eps)
     """
     weights = dict(net.weights)
     for name, gradient in gradients.items():
         w = materialise(name, net.weights).astype(gradient.dtype)
-        g = gradient + weight_decay * w
+        g = gradient if is_decoupled else gradient + weight_decay * w
+        w = w * (1 - lr * weight_decay) if is_decoupled else w
         m, s = moments.get(name, (np.zeros_like(g), np.zeros_like(g)))
         m, s = 0.9 * m + 0.1 * g, 0.999 * s + 0.001 * g * g
         moments[name] = (m, s)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from onchip.kernels.cuda.mlp_train import RULE_FLOATS, TrainLowering
-from onchip.kernels.training import SharedData, bytes_of, epochs_at_once
+from onchip.kernels.cuda.mlp_train import TrainLowering
+from onchip.kernels.training import RULE_FLOATS, SharedData, bytes_of, epochs_at_once
 from onchip.plan.kernel import OPTIMISERS
 from onchip.runtime.cuda.gpu import Buffer, BufferPart, Gpu
 from onchip.spec.recipe import Array
@@ -43,14 +43,15 @@ def send_data(gpu: Gpu, lowering: TrainLowering, x: Array, y: Array, shared: Sha
     return {name: rows, "targets": shared.get(("targets", gpu.index), lambda: gpu.upload(y))}
 
 
-def take_memory(gpu: Gpu, lowering: TrainLowering, orders: Sequence[int]) -> tuple[int, list[Memory]]:
+def take_memory(gpu: Gpu, lowering: TrainLowering, orders: Sequence[int], n: int) -> tuple[int, list[Memory]]:
     """Memory for each network of a launch, all in one piece: bytes from one network's to the next one's, and each.
 
     orders  the rows of those that they will be trained or judged on
+    n       rows of x
     """
     offsets: dict[str, tuple[int, int]] = {}
     apart = 0
-    for name, nbytes in _own_bytes(lowering, orders).items():
+    for name, nbytes in _own_bytes(lowering, orders, n).items():
         offsets[name] = apart, nbytes
         apart += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
     whole = gpu.reserve(apart * lowering.networks)
@@ -73,7 +74,7 @@ def take_memory(gpu: Gpu, lowering: TrainLowering, orders: Sequence[int]) -> tup
     return apart, made
 
 
-def _own_bytes(lowering: TrainLowering, orders: Sequence[int]) -> dict[str, int]:
+def _own_bytes(lowering: TrainLowering, orders: Sequence[int], n: int) -> dict[str, int]:
     """Of one network, by name."""
     job, row_count, made = lowering.job, lowering.row_count, dict[str, int]()
     for i, layer in enumerate(lowering.layers):
@@ -85,6 +86,8 @@ def _own_bytes(lowering: TrainLowering, orders: Sequence[int]) -> dict[str, int]
     if byte_rows := lowering.byte_rows:
         for name, K in (("w_parts", byte_rows.terms), ("dz_parts", job.batch)):
             made[name] = byte_rows.bytes_of_parts(K)
+    if job.is_weighted:
+        made["row_weights"] = 4 * n
     made |= lowering.own_memory()
     made |= {"losses": 8 * row_count, "hits": 4 * row_count, "progress": 16}
     queued = max(epochs_at_once(rows, job.batch) * -(-rows // job.batch) for rows in orders)  # steps

@@ -10,7 +10,7 @@ from typing import NoReturn
 import numpy as np
 
 from onchip.errors import KernelError, PlanError
-from onchip.kernels.cuda.mlp_train import RULE_FLOATS, TrainLowering
+from onchip.kernels.cuda.mlp_train import TrainLowering
 from onchip.kernels.cuda.program import Steps
 from onchip.kernels.training import (
     STATE_NAMES,
@@ -18,7 +18,9 @@ from onchip.kernels.training import (
     SharedData,
     Trained,
     check_restored,
+    mean_losses,
     rules_of_steps,
+    weights_of_batches,
 )
 from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
@@ -89,13 +91,20 @@ class CudaTeam:
 class CudaTrainer:
     """One training run of a team."""
 
-    def __init__(self, launches: TeamLaunches, network: Network, x: Array, memory: Memory) -> None:
+    def __init__(
+        self, launches: TeamLaunches, network: Network, x: Array, row_weights: Array | None, memory: Memory
+    ) -> None:
         self.launches, self.x, self.memory, self.steps_done = launches, x, memory, 0
         self._gpu, self._stream = launches.gpu, launches.stream
         self._lowering = replace(launches.lowering, networks=1, apart=0)
         self._job, self._layers = self._lowering.job, self._lowering.layers
         self._sent: dict[int, Array] = {}  # the orders that lie there, by the row that they begin at
         self._losses: Graph | None = None
+        self._row_weights = row_weights
+        if row_weights is not None:
+            with self._gpu:
+                self._gpu.write(memory["row_weights"], row_weights, self._stream)
+                self._gpu.synchronise(self._stream)
         self._write_weights({name: materialise(name, network.weights) for name in self._weight_names()}, "", "w")
 
     @property
@@ -111,15 +120,14 @@ class CudaTrainer:
 
     def begin(self, piece: Piece) -> list[tuple[Array, int]]:
         """Say how weights will move; the piece's orders, each with its first step."""
-        sizes = self._sizes(piece)
-        count = len(sizes)
-        rules = np.zeros((len(piece.orders) * count, RULE_FLOATS), np.float32)
+        weights = self._weights_of_steps(piece)
+        count = len(weights[0])
+        rules = []
         for i, lr in enumerate(piece.lrs):
             done, how = self.steps_done + i * count, (lr, piece.momentum, piece.decay)
-            given = rules_of_steps(self._job, self._layers[-1].N, sizes, done, *how)
-            rules[i * count : (i + 1) * count, : given.shape[1]] = given
+            rules.append(rules_of_steps(self._job, self._layers[-1].N, weights[i], done, *how))
         with self._gpu:
-            self._gpu.write(self.memory["rules"], rules, self._stream)
+            self._gpu.write(self.memory["rules"], np.concatenate(rules), self._stream)
         return [(order, i * count) for i, order in enumerate(piece.orders)]
 
     def begin_order(self, order: Array, first_step: int = 0) -> int:
@@ -140,21 +148,15 @@ class CudaTrainer:
 
     def end(self, piece: Piece) -> Trained:
         """What came of the piece, when its steps are done."""
-        sizes = self._sizes(piece)
-        total = len(piece.orders) * len(sizes)
-        losses, hits = self._told(total, self._lowering.groups)
-        self.steps_done += total
-        losses, hits = losses.reshape(-1, len(sizes)), hits.reshape(-1, len(sizes))
-        if self._job.loss != "half_sse":
-            losses /= sizes
-        return list(zip(losses, hits, strict=True))
+        weights = self._weights_of_steps(piece)
+        losses, hits = self._told(weights.size, self._lowering.groups)
+        self.steps_done += weights.size
+        losses = mean_losses(self._job.loss, losses.reshape(weights.shape), weights)
+        return list(zip(losses, hits.reshape(weights.shape), strict=True))
 
-    def _sizes(self, piece: Piece) -> Array:
-        """Rows of each step of an order. Each order begins a multiple of a batch behind the one before."""
-        batch, rows = self._job.batch, len(piece.orders[0])
-        sizes = np.full(-(-rows // batch), batch)
-        sizes[-1] = rows - (len(sizes) - 1) * batch
-        return sizes
+    def _weights_of_steps(self, piece: Piece) -> Array:
+        """(orders, steps). Each order begins a multiple of a batch behind the one before."""
+        return np.stack([weights_of_batches(order, self._job.batch, self._row_weights) for order in piece.orders])
 
     def evaluate(self, order: Array) -> tuple[float, int]:
         if self._losses is None:
@@ -167,7 +169,8 @@ class CudaTrainer:
             for _ in range(count):
                 self._losses.launch(self._stream)
             losses, hits = self._told(count)
-        return float(losses.sum()) / (1 if self._job.loss == "half_sse" else len(order)), int(hits.sum())
+        weight = weights_of_batches(order, len(order), self._row_weights)
+        return float(mean_losses(self._job.loss, losses.sum(keepdims=True), weight)[0]), int(hits.sum())
 
     def _told(self, count: int, groups: int = 1) -> tuple[Array, Array]:
         """The losses and hits of the steps, when they are done."""
@@ -249,17 +252,18 @@ class TrainingBound:
         return self._lowering.for_networks(count).networks
 
     def trainers(
-        self, networks: Sequence[Network], x: Array, y: Array, orders: Sequence[int], shared: SharedData
-    ) -> CudaTeam:
+        self, networks: Sequence[Network], x: Array, y: Array, row_weights: Sequence[Array | None],
+        orders: Sequence[int], shared: SharedData,
+    ) -> CudaTeam:  # fmt: skip
         """x (n, D_in) float32; y (n,) int64 classes or (n, D_out) float32 targets; both are copied to the GPU, once for
-        all runs that share them."""
+        all runs that share them. Each run has row_weights of its own."""
         lowering = self._lowering.for_networks(len(networks))
         data = send_data(self.gpu, lowering, x, y, shared)
-        apart, own = take_memory(self.gpu, lowering, orders)
+        apart, own = take_memory(self.gpu, lowering, orders, len(x))
         memories = [data | memory for memory in own]
         launches = TeamLaunches(self.gpu, replace(lowering, apart=apart), memories[0], orders)
-        each = zip(networks, memories, strict=True)
-        return CudaTeam(tuple(CudaTrainer(launches, network, x, memory) for network, memory in each))
+        each = zip(networks, row_weights, memories, strict=True)
+        return CudaTeam(tuple(CudaTrainer(launches, network, x, of_rows, memory) for network, of_rows, memory in each))
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> NoReturn:
         raise PlanError("a plan for training runs no rows", got=self.plan.job.loss, expected="a plan for inference")

@@ -1,0 +1,63 @@
+"""What each row counts in the loss: sample weights times class weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onchip.errors import InputError, ShapeError
+from onchip.spec.reading import show
+from onchip.spec.recipe import Array
+from onchip.train.rows import as_array
+
+
+def check_sample_weight(given: Any, n: int) -> Array | None:
+    """(n,) float32 of what a user gave for n rows; None: nothing."""
+    if given is None:
+        return None
+    array = np.asarray(as_array(given))
+    if array.shape != (n,) or array.dtype.kind not in "fiub":
+        got = f"{array.dtype.name}{list(array.shape)}"
+        raise ShapeError("sample weights do not fit", got=got, expected=f"numbers [{n}]", hint="one for each row")
+    with np.errstate(over="ignore"):
+        weights: Array = array.astype(np.float32)  # a copy of our own: the kernels read it while a run lasts
+    bad = np.flatnonzero(~((weights >= 0) & (weights < np.inf)))
+    if bad.size:
+        got = f"{array[bad[0]]} in row {bad[0]}"
+        raise InputError("a sample weight is no weight", got=got, expected="finite numbers of at least 0")
+    return weights
+
+
+def weights_of_rows(
+    class_weight: str | tuple[float, ...] | dict[int, float] | None,
+    y: Array,
+    sample_weight: Array | None,
+    rows: Array,
+    D_out: int,
+) -> Array | None:
+    """(n,) float32: what each of n rows counts; None: 1 each.
+
+    class_weight   TrainOptions'; "balanced", as scikit-learn has it: rows / (classes there * rows of the class)
+    y              (n,) classes, where there is a class_weight
+    sample_weight  (n,) float32
+    rows           of them those that a run has: it is balanced by these
+    """
+    if class_weight is None:
+        return sample_weight
+    of_class = np.ones(D_out)
+    if class_weight == "balanced":
+        counts = np.bincount(y[rows], minlength=D_out)
+        of_class = len(rows) / (np.count_nonzero(counts) * np.maximum(counts, 1))
+    elif isinstance(class_weight, dict):
+        strange = [label for label in class_weight if not 0 <= label < D_out]
+        if strange:
+            raise InputError("no such class has a weight", got=show(strange[0]), expected=f"0 to {D_out - 1}")
+        of_class[list(class_weight)] = list(class_weight.values())
+    elif len(class_weight) != D_out:
+        got, hint = f"{len(class_weight)} class weights", "{class: weight} for some of them"
+        raise InputError("class weights do not fit", got=got, expected=f"{D_out}, one for each", hint=hint)
+    else:
+        of_class[:] = class_weight
+    weights = of_class[y] if sample_weight is None else of_class[y] * sample_weight
+    return weights.astype(np.float32)

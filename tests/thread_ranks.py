@@ -8,7 +8,7 @@ class ThreadRanks:
     """Ranks that are threads of this process."""
 
     def __init__(self, size):
-        self._boxes = [queue.SimpleQueue() for _ in range(size)]
+        self.boxes = [queue.SimpleQueue() for _ in range(size)]
         self._orders = [queue.SimpleQueue() for _ in range(size)]
         self._meet, self._shared = threading.Barrier(size), {}
         self.all = [Thread(self, rank) for rank in range(size)]
@@ -16,7 +16,7 @@ class ThreadRanks:
 
 class Thread:
     def __init__(self, ranks, rank):
-        self._ranks, self.rank, self.size = ranks, rank, len(ranks._boxes)
+        self._ranks, self.rank, self.size, self.boxes = ranks, rank, len(ranks.boxes), ranks.boxes
         self.local_rank, self.local_size = rank, self.size
         self.is_over, self.left_with = False, "nothing"
         self.hosts = tuple(f"host{i}" for i in range(self.size))
@@ -29,11 +29,11 @@ class Thread:
         return value
 
     def send(self, to, message):
-        self._ranks._boxes[to].put((self.rank, message))
+        self._ranks.boxes[to].put((self.rank, message))
 
     def receive(self):
         try:
-            return self._ranks._boxes[self.rank].get_nowait()
+            return self._ranks.boxes[self.rank].get_nowait()
         except queue.Empty:
             return None
 

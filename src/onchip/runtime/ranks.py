@@ -12,6 +12,7 @@ import os
 import pickle
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -27,7 +28,8 @@ _SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
 _TAG = 1
 _PART_BYTES = 1 << 30  # of a broadcast at a time: MPI counts in 32 bits
 _ALONE_S = 2.0  # in that time a rank 0 that fails, too, has ended the others
-_NAP_S = (0.0002, 0.005)  # between two looks: the first ones, and after a while
+_NAP_S = (0.0005, 0.005)  # between two looks: the first ones, and after so many turns without any news
+_QUIET_TURNS = 20
 
 
 class Ranks(Protocol):
@@ -142,7 +144,7 @@ class MpiRanks:
         data = array.view(np.uint8)
         for start in range(0, len(data), _PART_BYTES):
             request = self._comm.Ibcast([data[start : start + _PART_BYTES], self._mpi.BYTE], root=0)
-            for _ in naps():
+            for _ in Naps():
                 if request.Test():
                     break
 
@@ -167,7 +169,7 @@ class MpiRanks:
             counts = [stop - start for start, stop in pairwise(places)]
             all_rows = [array, counts, places[:-1], self._mpi.BYTE]
             request = self._comm.Iallgatherv(self._mpi.IN_PLACE, all_rows)
-            for _ in naps():
+            for _ in Naps():
                 if request.Test():
                     break
 
@@ -218,23 +220,40 @@ def hush(ranks: Ranks) -> None:
     atexit.register(tell)
 
 
-def naps() -> Iterator[int]:
-    """Count up, with a short sleep after each turn, longer ones after a while."""
-    for turn in range(1 << 62):
-        yield turn
-        time.sleep(_NAP_S[turn > 50])
+class Naps:
+    """Turns of a loop with a short sleep between them, which news ends; a longer one after a while without any."""
+
+    def __init__(self) -> None:
+        self._news = threading.Event()
+
+    def news(self) -> None:
+        """Something came, or another thread has something: look again at once."""
+        self._news.set()
+
+    def __iter__(self) -> Iterator[None]:
+        quiet = 0
+        while True:
+            yield
+            quiet = 0 if self._news.wait(_NAP_S[quiet > _QUIET_TURNS]) else quiet + 1
+            self._news.clear()
 
 
 def wait_for(ranks: Ranks, seconds: float | None, what: str) -> tuple[int, Any]:
     """The next message; RankError if none comes in so many seconds. None: wait as long as it takes."""
     started = time.monotonic()
-    for _ in naps():
+    for _ in Naps():
         if (found := ranks.receive()) is not None:
             return found
         if seconds is not None and time.monotonic() - started > seconds:
             break
+    assert seconds is not None
+    raise silent(what, seconds)
+
+
+def silent(what: str, seconds: float) -> RankError:
+    """What is raised of a rank from which no message came in so many seconds."""
     hint = "--deadline, if this is no hang; --resume goes on with what is done"
-    raise RankError(what, got=f"no word for {seconds:g} s", expected="a message", hint=hint)
+    return RankError(what, got=f"no word for {seconds:g} s", expected="a message", hint=hint)
 
 
 def gather_all(ranks: Ranks, value: Any) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,11 +17,9 @@ from onchip.runtime.output import PartialOutput
 from onchip.runtime.rank_messages import DEADLINE_S, Orders
 from onchip.runtime.ranks import Ranks, rank_threads
 from onchip.runtime.row_sources import Source
-from onchip.runtime.stream import LEAST_PIECE_ROWS, Chunk, chunks_of, cut_rows, piece_rows, reads_ahead
+from onchip.runtime.stream import Chunk, chunks_of, cut_rows, piece_rows, reads_ahead, share_rows
 from onchip.runtime.team import Team, pack_sources
 from onchip.spec.network import Network
-
-CHUNKS_A_WORKER = 8  # at least, where there are rows enough: who is done sooner takes another
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ def start_job(
         kind, text, weights = plan.device.kind, plan_to_json(plan), given_weights(plan.network)
         if kind == "cpu" and ranks.size > 1:
             backend = find_device("cpu", rank_threads(how.threads, ranks))[1]
-        cuts = cut_rows(total, _chunk_rows(plan, total, how.batch, len(names) * ranks.size), reads_ahead(plan))
+        cuts = _cuts(plan, total, how.batch, len(names) * ranks.size)
         first = plan, backend, chosen
     if output is not None:
         output.begin(text, () if first is None else cuts)
@@ -96,11 +93,12 @@ def ranks_for(net: Network, device: str, job: Job) -> tuple[int, str]:
     return choose_ranks(plan_and_reason(net, device, job)[0], job.batch, len(cuda_devices()))
 
 
-def _chunk_rows(plan: Plan, total: int, batch: int | None, workers: int) -> int:
+def _cuts(plan: Plan, total: int, batch: int | None, workers: int) -> tuple[int, ...]:
+    """Where the chunks of a job begin."""
     rows = piece_rows(plan) if batch is None else batch
     if batch is None and workers > 1:
-        rows = min(rows, max(LEAST_PIECE_ROWS, math.ceil(total / (workers * CHUNKS_A_WORKER))))
-    return rows
+        return share_rows(plan, total, rows, workers)
+    return cut_rows(total, rows, reads_ahead(plan))
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:

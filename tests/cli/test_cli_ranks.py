@@ -1,7 +1,6 @@
 """Real MPI ranks on this machine: the bits of one process, and faults that end in a message and can be resumed."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -15,15 +14,10 @@ import numpy as np
 import pytest
 
 from checks import random_mlp, rows
-from conftest import SRC
 from onchip.formats.load import save
-from onchip.runtime.supervise import OPEN_MPI, find_mpiexec
+from onchip.runtime.supervise import find_mpiexec
+from real_ranks import ENV, needs_mpi
 from small_reports import small_faces, small_sentiment
-
-needs_mpi = pytest.mark.skipif(
-    importlib.util.find_spec("mpi4py") is None or find_mpiexec() is None, reason="no MPI: pip install 'onchip[mpi]'"
-)
-ENV = {**OPEN_MPI, **os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), str(Path(__file__).parents[1])])}
 
 
 @pytest.fixture

@@ -67,6 +67,11 @@ def predict(plan: Plan, rows: int, nodes: int = 1, devices_per_node: int = 1) ->
     )  # fmt: skip
 
 
+def pays_to_exchange(make_us: float, nbytes: int, machines: int) -> bool:
+    """Whether machines should each make some rows of a weight and exchange them, or each all of it."""
+    return make_us / machines + nbytes / NETWORK_BANDWIDTH * 1e6 < make_us
+
+
 def choose_ranks(plan: Plan, rows: int, devices: int) -> tuple[int, str]:
     """How many of so many devices of this machine to use, and why: a small job is done sooner by fewer."""
     found = [predict(plan, rows, 1, count) for count in range(1, devices + 1)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from onchip.errors import OnchipError, RankError
 from onchip.runtime.cuda.devices import cuda_devices
 from onchip.runtime.deal import OnChunk, finished
-from onchip.runtime.engine import Engine, bind_plan
+from onchip.runtime.engine import Engine, read_plan
 from onchip.runtime.rank_messages import START_PART, Bye, Deal, End, Failed, Orders, Ready, Rest, Synced, Told
 from onchip.runtime.ranks import Naps, Ranks, rank_device, rank_threads, silent, wait_for
 from onchip.runtime.row_sources import Source
@@ -70,7 +70,14 @@ def _load_kernels() -> None:
 def _work(ranks: Ranks, orders: Orders, on_chunk: OnChunk) -> None:
     device = rank_device(orders.device, ranks, len(cuda_devices()) if orders.device == "cuda" else 0)
     threads = rank_threads(orders.threads, ranks) if device == "cpu" else None
-    engine = bind_plan(orders.plan, orders.weights, (device, threads), device, orders.debug)
+    ranks.wait_s = orders.deadline_s * START_PART
+    try:
+        plan, backend = read_plan(orders.plan, orders.weights, (device, threads), ranks)
+    except OnchipError as error:
+        if orders.meets:
+            ranks.meet(error)
+        raise
+    engine = Engine(plan, backend, device, orders.debug)
     engine.warm_up()
     with contextlib.ExitStack() as stack:
         file = None

@@ -7,6 +7,7 @@ rank that waits leaves its core to others.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import io
 import os
 import pickle
@@ -20,7 +21,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onchip.errors import DeviceError, RankError
+from onchip.errors import DeviceError, OnchipError, RankError
+from onchip.runtime import shared_memory
 
 # What launchers tell the processes that they start: Hydra and srun --mpi=pmi2, PMIx, Open MPI.
 _RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
@@ -33,6 +35,8 @@ _QUIET_TURNS = 20
 
 
 class Ranks(Protocol):
+    wait_s: float  # for the slowest rank, at `meet`
+
     @property
     def rank(self) -> int: ...
     @property
@@ -44,6 +48,18 @@ class Ranks(Protocol):
 
     @property
     def local_size(self) -> int: ...
+    @property
+    def local_cores(self) -> int:
+        """That the ranks of this machine may use, all together."""
+        ...
+
+    @property
+    def machine(self) -> int:
+        """The number of this one among the job's machines."""
+        ...
+
+    @property
+    def machines(self) -> int: ...
     @property
     def hosts(self) -> tuple[str, ...]:
         """The machine of every rank."""
@@ -65,6 +81,18 @@ class Ranks(Protocol):
         """Rows cuts[r] .. cuts[r + 1] - 1 of each array are rank r's; afterwards every rank has all of them."""
         ...
 
+    def exchange_machines(self, array: Any, cuts: Sequence[int]) -> None:
+        """Rows cuts[m] .. cuts[m + 1] - 1 of a shared array are machine m's; afterwards every machine has all."""
+        ...
+
+    def share(self, nbytes: int) -> Any:
+        """Memory that the ranks of a machine have in common, zeros; None if not all of the job's can. All call it."""
+        ...
+
+    def meet(self, error: OnchipError | None = None) -> None:
+        """Return when all ranks came here; raises, on all of them, the error that one of them brings."""
+        ...
+
     @property
     def is_over(self) -> bool:
         """Whether this rank has done its part."""
@@ -78,8 +106,13 @@ class Ranks(Protocol):
 class OneRank:
     """A job of a single process."""
 
-    rank, size, local_rank, local_size, is_over = 0, 1, 0, 1, True
+    rank, size, local_rank, local_size, machine, machines, is_over = 0, 1, 0, 1, 0, 1, True
     hosts = ("here",)
+    wait_s = float("inf")
+
+    @property
+    def local_cores(self) -> int:
+        return len(own_cores())
 
     def broadcast(self, value: Any) -> Any:
         return value
@@ -92,6 +125,16 @@ class OneRank:
 
     def exchange(self, arrays: Sequence[Any], cuts: Sequence[int]) -> None:
         pass
+
+    def exchange_machines(self, array: Any, cuts: Sequence[int]) -> None:
+        pass
+
+    def share(self, nbytes: int) -> Any:
+        return None
+
+    def meet(self, error: OnchipError | None = None) -> None:
+        if error is not None:
+            raise error
 
     def leave(self, code: int | None = None) -> None:
         pass
@@ -118,8 +161,13 @@ class MpiRanks:
                 "this rank is alone", got=f"{expected} ranks started, 1 seen by {MPI.Get_library_version().split()[0]}",
                 expected="mpiexec and mpi4py of the same MPI", hint="python -m mpi4py --mpi-library-version",
             )  # fmt: skip
-        local = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self._local = local = same_machine(self._comm, MPI)
         self.local_rank, self.local_size = local.rank, local.size
+        self._firsts = self._comm.Split(0 if local.rank == 0 else MPI.UNDEFINED)  # the first rank of each machine
+        first = (self._firsts.rank, self._firsts.size) if local.rank == 0 else None
+        self.machine, self.machines = local.bcast(first)
+        self.local_cores = len(set().union(*local.allgather(own_cores())))
+        self.wait_s = float("inf")
         self.hosts = tuple(self._comm.allgather(socket.gethostname()))
         self._sent: list[tuple[Any, Any]] = []  # requests under way, and what they send
         self.is_over, self._code = False, 1
@@ -143,10 +191,7 @@ class MpiRanks:
     def _broadcast(self, array: Any) -> None:
         data = array.view(np.uint8)
         for start in range(0, len(data), _PART_BYTES):
-            request = self._comm.Ibcast([data[start : start + _PART_BYTES], self._mpi.BYTE], root=0)
-            for _ in Naps():
-                if request.Test():
-                    break
+            self._wait(self._comm.Ibcast([data[start : start + _PART_BYTES], self._mpi.BYTE], root=0))
 
     def send(self, to: int, message: Any) -> None:
         data = pickle.dumps(message, protocol=5)
@@ -168,10 +213,45 @@ class MpiRanks:
             places = [cut * row_bytes for cut in cuts]
             counts = [stop - start for start, stop in pairwise(places)]
             all_rows = [array, counts, places[:-1], self._mpi.BYTE]
-            request = self._comm.Iallgatherv(self._mpi.IN_PLACE, all_rows)
-            for _ in Naps():
-                if request.Test():
-                    break
+            self._wait(self._comm.Iallgatherv(self._mpi.IN_PLACE, all_rows))
+
+    def exchange_machines(self, array: Any, cuts: Sequence[int]) -> None:
+        if self.local_rank:
+            return
+        row = self._mpi.BYTE.Create_contiguous(array[:1].nbytes).Commit()  # counts are rows: MPI counts in 32 bits
+        counts = [stop - start for start, stop in pairwise(cuts)]
+        self._wait(self._firsts.Iallgatherv(self._mpi.IN_PLACE, [array, counts, cuts[:-1], row]))
+        row.Free()
+
+    def share(self, nbytes: int) -> Any:
+        self.meet()
+        memory, path = None, ""
+        with contextlib.suppress(OSError):
+            if self.local_rank == 0:
+                path, memory = shared_memory.create(nbytes)
+        path = self._local.bcast(path)
+        with contextlib.suppress(OSError):
+            if self.local_rank and path:
+                memory = shared_memory.attach(path, nbytes)
+        all_can = self._comm.allreduce(memory is not None, self._mpi.LAND)
+        if self.local_rank == 0 and path:
+            shared_memory.forget(path)
+        return memory if all_can else None
+
+    def meet(self, error: OnchipError | None = None) -> None:
+        failed = np.array([0 if error is None else self.rank + 1])
+        self._wait(self._comm.Iallreduce(self._mpi.IN_PLACE, failed, self._mpi.MAX))
+        if failed[0]:
+            rank = int(failed[0]) - 1
+            raise of_rank(self._comm.bcast(error, root=rank), rank, self.hosts[rank])
+
+    def _wait(self, request: Any) -> None:
+        started = time.monotonic()
+        for _ in Naps():
+            if request.Test():
+                return
+            if time.monotonic() - started > self.wait_s:
+                raise silent("a rank hangs while weights are made", self.wait_s)
 
     def leave(self, code: int | None = None) -> None:
         self.is_over, self._code = code is None, code or 0
@@ -179,6 +259,11 @@ class MpiRanks:
     def _end(self) -> None:
         if not self.is_over and not self._mpi.Is_finalized():
             self._comm.Abort(self._code)
+
+
+def same_machine(comm: Any, mpi: Any) -> Any:
+    """The ranks of this machine, as MPI sees it."""
+    return comm.Split_type(mpi.COMM_TYPE_SHARED)
 
 
 _world: MpiRanks | None = None  # made once: all that a process does with others goes the same way
@@ -201,7 +286,7 @@ def find_ranks() -> Ranks:
     if launched is None or launched[1] == 1:
         return OneRank()
     _world = _world or MpiRanks(launched[1])
-    _world.is_over = False
+    _world.is_over, _world.wait_s = False, float("inf")
     return _world
 
 
@@ -268,6 +353,12 @@ def gather_all(ranks: Ranks, value: Any) -> list[Any]:
     return found
 
 
+def of_rank(error: OnchipError, rank: int, host: str) -> OnchipError:
+    """The same error, and whose it is."""
+    what = f"{error.what} (rank {rank} on {host})"
+    return type(error)(what, got=error.got, expected=error.expected, hint=error.hint)
+
+
 def rank_device(device: str, ranks: Ranks, gpus: int) -> str:
     """A rank's device: "cuda" is the GPU of its number on its machine, round robin; others are as they are named."""
     if device != "cuda" or ranks.size == 1 or gpus == 0:
@@ -279,6 +370,9 @@ def rank_threads(threads: int | None, ranks: Ranks) -> int | None:
     """A rank's threads on a CPU: the ranks of a machine share its cores, unless somebody says."""
     if threads is not None or ranks.local_size == 1:
         return threads
-    from onchip.runtime.cpu import core_count
+    return max(1, min(len(own_cores()), ranks.local_cores // ranks.local_size))
 
-    return max(1, core_count() // ranks.local_size)
+
+def own_cores() -> set[int]:
+    """The cores that this process may use, by their numbers."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

@@ -11,8 +11,10 @@ from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights, plan_to_json
 from onchip.plan.scale_out import choose_ranks
+from onchip.runtime.cpu import CpuBackend
+from onchip.runtime.cpu_weights import large_weights
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
-from onchip.runtime.engine import Engine, bind_plan, find_device, place, plan_and_reason
+from onchip.runtime.engine import Backend, Engine, place, plan_and_reason, read_plan
 from onchip.runtime.output import PartialOutput
 from onchip.runtime.rank_messages import DEADLINE_S, Orders
 from onchip.runtime.ranks import Ranks, rank_threads
@@ -51,7 +53,7 @@ def start_job(
         raise InputError("several GPUs a rank", got=got, expected="one GPU a rank", hint=hint)
     total, text = len(sources[0]), "" if output is None else output.plan
     names = [f"cuda:{number}" for number in how.gpus]
-    first = None
+    placed: list[tuple[Plan, Backend, str]] = []
     if text:
         kind = json.loads(text)["device"]["kind"]
         names = names or [kind if how.device == "auto" else how.device]
@@ -62,21 +64,22 @@ def start_job(
         names = names or [chosen.partition(" ")[0]]
         kind, text, weights = plan.device.kind, plan_to_json(plan), given_weights(plan.network)
         if kind == "cpu" and ranks.size > 1:
-            backend = find_device("cpu", rank_threads(how.threads, ranks))[1]
+            backend = CpuBackend(rank_threads(how.threads, ranks), ranks)
         cuts = _cuts(plan, total, how.batch, len(names) * ranks.size)
-        first = plan, backend, chosen
-    if output is not None:
-        output.begin(text, () if first is None else cuts)
-        cuts = output.cuts
+        placed = [(plan, backend, chosen)]
     threads = rank_threads(how.threads, ranks) if kind == "cpu" else None
+    for name in names[len(placed) :]:
+        placed.append((*read_plan(text, weights, (name, threads), ranks), name))
+    if output is not None:
+        output.begin(text, cuts if output.plan == "" else ())
+        cuts = output.cuts
     if ranks.size > 1:
         asked = how.device if how.device.startswith("cuda:") else kind
         slices = None if output is None else output.slices
+        meets = kind == "cpu" and bool(large_weights(placed[0][0]))
         packed = pack_sources(sources)
-        team.begin(Orders(text, weights, asked, how.threads, how.debug, packed, slices, how.deadline_s))
-    engines = [] if first is None else [Engine(*first, debug=how.debug)]
-    for name in names[len(engines) :]:
-        engines.append(bind_plan(text, weights, (name, threads), name, how.debug))
+        team.begin(Orders(text, weights, asked, how.threads, how.debug, packed, slices, how.deadline_s, meets))
+    engines = [Engine(*each, debug=how.debug) for each in placed]
     for engine in engines:
         engine.warm_up()
     return engines, chunks_of(cuts, total)

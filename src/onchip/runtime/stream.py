@@ -77,7 +77,7 @@ def share_rows(plan: Plan, total: int, most: int, workers: int) -> tuple[int, ..
 
 
 def _least_rows(plan: Plan, most: int) -> int:
-    """How short pieces should become: a worker waits for half of one at the end, but a row takes longer in short ones."""
+    """How short pieces should become: who is done waits for half of one, but a row takes longer in short ones."""
 
     def row_us(rows: int) -> float:
         return (plan.estimate_at(rows) + MESSAGE_US) / rows

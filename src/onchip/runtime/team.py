@@ -17,7 +17,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from onchip.errors import OnchipError, RankError
+from onchip.errors import RankError
 from onchip.runtime.deal import Dealer, OnChunk, StreamReport, finished
 from onchip.runtime.engine import Engine
 from onchip.runtime.output import PartialOutput
@@ -34,7 +34,7 @@ from onchip.runtime.rank_messages import (
     Synced,
     Told,
 )
-from onchip.runtime.ranks import Naps, Ranks
+from onchip.runtime.ranks import Naps, Ranks, of_rank
 from onchip.runtime.row_sources import Source
 from onchip.runtime.slices import SliceFile
 from onchip.runtime.stream import Chunk, run_chunks
@@ -61,6 +61,7 @@ class Team:
         """Tell the other ranks what to do; they make themselves ready meanwhile."""
         self._has_orders = True
         self._ranks.broadcast(orders)
+        self._ranks.wait_s = self._deadline_s * START_PART
 
     def run(
         self,
@@ -140,7 +141,7 @@ class Team:
                     told = replace(told, record=replace(told.record, crc=crc))
                 self._dealer.finish(rank, told)
             elif isinstance(message, Failed):
-                raise _of_rank(message.error, rank, self._ranks.hosts[rank])
+                raise of_rank(message.error, rank, self._ranks.hosts[rank])
             elif isinstance(message, Synced):
                 self._synced.add(rank)
             self._deal(rank)
@@ -213,8 +214,3 @@ def pack_sources(sources: Sequence[Source]) -> bytes | None:
         return pickle.dumps(tuple(sources))
     except (pickle.PicklingError, AttributeError, TypeError):  # the latter of what cannot be pickled at all
         return None
-
-
-def _of_rank(error: OnchipError, rank: int, host: str) -> OnchipError:
-    what = f"{error.what} (rank {rank} on {host})"
-    return type(error)(what, got=error.got, expected=error.expected, hint=error.hint)

@@ -16,6 +16,7 @@ import pytest
 from checks import random_mlp, rows
 from onchip.formats.load import save
 from onchip.runtime.supervise import find_mpiexec
+from rank_faults import JOB, run_with
 from real_ranks import ENV, needs_mpi
 from small_reports import small_faces, small_sentiment
 
@@ -98,6 +99,26 @@ def test_a_rank_that_dies_ends_the_job_which_is_resumed(cli, spawn, tmp_path, lo
     assert re.search(r"resumed: \d+ of 2,000 chunks are done", ran.err)
     assert 0 < json.loads(ran.out)["resumed_rows"] < 200_000
     assert cli(*long_job, "-o", "whole.npy").code == 0
+    assert same_files(tmp_path, "whole.npy", "y.npy")
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("kind", "code", "words"),
+    [("stop", 1, "rank 1 on .* hangs\n  got: +chunk \\d+, rows .* for 1 s"),
+     ("full", 2, r"cannot write .*y\.npy\.partial.* \(rank 1 on .*\)\n  got: +File too large")],
+)  # fmt: skip
+def test_a_rank_that_hangs_or_cannot_write_ends_the_job_which_is_resumed(cli, tmp_path, kind, code, words):
+    """Under mpiexec: a rank that is stopped in its midst, and one that may write no byte more."""
+    job = [*JOB, "-o", "y.npy"]
+    ran, _ = run_with({"kind": kind, "rank": 1, "chunk": 3}, 2, job, tmp_path, ENV)
+    assert ran.returncode == code, ran.stderr
+    assert re.search(words, ran.stderr), ran.stderr
+    assert not (tmp_path / "y.npy").exists()
+    ran = cli(*job, "--resume", "--json")
+    assert ran.code == 0, ran.err
+    assert 0 < json.loads(ran.out)["resumed_rows"] < 20_000
+    assert cli(*JOB, "-o", "whole.npy").code == 0
     assert same_files(tmp_path, "whole.npy", "y.npy")
 
 

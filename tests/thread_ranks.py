@@ -20,7 +20,7 @@ class Thread:
         self._ranks, self.rank, self.size, self.boxes = ranks, rank, len(ranks.boxes), ranks.boxes
         self.machines, self.local_size = ranks.machines, self.size // ranks.machines
         self.machine, self.local_rank = divmod(rank, self.local_size)
-        self.local_cores, self.wait_s = self.size, 30.0
+        self.gpu_rank, self.local_cores, self.wait_s = self.local_rank, self.size, 30.0
         self.is_over, self.left_with = False, "nothing"
         self.hosts = tuple(f"host{i}" for i in range(self.size))
 

@@ -65,6 +65,21 @@ def test_mpiexec_gives_the_bits_of_one_process(cli, tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
+@needs_mpi
+def test_ranks_gives_the_bits_of_one_process(cli, spawn, tmp_path):
+    """Four, of a text network, with rows from text, which rank 0 alone has read."""
+    save(small_sentiment(), tmp_path / "words.onnx")
+    ids = np.random.default_rng(0).integers(0, 50, (90, 16))
+    np.savetxt(tmp_path / "ids.csv", ids, fmt="%d", delimiter=",")
+    job = ["run", "words.onnx", "ids.csv", "--device", "cpu", "--batch", "4"]
+    assert cli(*job, "-o", "one.npy").code == 0
+    process = spawn(*job, "-o", "four.npy", "--ranks", 4, "-v")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "device: cpu; 4 ranks on 1 machine" in err
+    assert same_files(tmp_path, "one.npy", "four.npy")
+
+
 def start(spawn, tmp_path, job):
     """Two ranks of this machine, at work; gives the process and the ranks' own."""
     process = spawn(*job, "-o", "y.npy", "--ranks", 2)
@@ -157,4 +172,5 @@ def test_four_ranks_share_a_gpu(cli, spawn, tmp_path):
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "device: cuda:0; 4 ranks on 1 machine" in err
+    assert re.search(r"^rank [123] on \S+: cuda:0$", err, re.M)
     assert same_files(tmp_path, name, f"four-{name}")

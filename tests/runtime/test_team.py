@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from checks import Rows, random_mlp, rows
-from onchip.errors import InputError, OutputError, RankError
+from onchip.errors import DeviceError, InputError, OutputError, RankError
 from onchip.formats.arrays import RowSource
 from onchip.plan.kernel import Job
 from onchip.plan.plan_json import given_weights, plan_to_json
+from onchip.runtime import engine, stream
 from onchip.runtime import follow as follow_file
-from onchip.runtime import stream
 from onchip.runtime.deal import Dealer, Finished
 from onchip.runtime.engine import compile, place
 from onchip.runtime.follow import follow
 from onchip.runtime.output import ChunkRecord, open_output
 from onchip.runtime.rank_messages import Deal, End, Orders
-from onchip.runtime.ranks import OneRank, launched_as, rank_device, wait_for
+from onchip.runtime.ranks import OneRank, gpu_rank, launched_as, rank_device, wait_for
 from onchip.runtime.run_job import RunOptions, start_job
 from onchip.runtime.slices import SliceFile, Slices
 from onchip.runtime.stream import chunks_of
@@ -171,6 +171,38 @@ def test_rows_and_results_travel_while_a_chunk_is_run(monkeypatch):
     assert ranks[1].is_over
 
 
+def test_only_rank_0_plans(tmp_path, monkeypatch):
+    planned = []
+
+    def make_plan(*given):
+        planned.append(threading.current_thread())
+        return real(*given)
+
+    real = engine.make_plan
+    monkeypatch.setattr(engine, "make_plan", make_plan)
+    run_threads(tmp_path, 3, X)
+    assert planned == [threading.main_thread()]
+
+
+@pytest.mark.parametrize("meets", [False, True])  # True: rank 0 waits to make weights with the others
+def test_another_kind_of_device_is_refused(meets):
+    ranks = ThreadRanks(2).all
+    thread = threading.Thread(target=follow, args=(ranks[1],))
+    thread.start()
+    plan, _, _ = place(NET, "cpu", Job("fp32", 100), 1)
+    text = plan_to_json(plan).replace(plan.device.arch, "x86_64, 512-bit vectors")
+    ranks[0].broadcast(Orders(text, given_weights(plan.network), "cpu", 1, False, None, None, 60.0, meets))
+    if meets:
+        with pytest.raises(DeviceError, match="another kind of device than rank 0's"):
+            ranks[0].meet()
+    error = wait_for(ranks[0], 30, "")[1].error
+    assert error.what == "another kind of device than rank 0's"
+    assert error.expected.endswith("x86_64, 512-bit vectors")
+    ranks[0].send(1, End())
+    thread.join(30)
+    assert ranks[1].is_over
+
+
 def test_a_rank_does_not_wait_for_ever_for_rank_0():
     ranks = ThreadRanks(2).all
     plan, _, _ = place(NET, "cpu", Job("fp32", 100), 1)
@@ -250,6 +282,16 @@ def test_a_dealer_deals_in_order_and_knows_who_is_late():
 )  # fmt: skip
 def test_a_launcher_says_who_a_process_is(env, found):
     assert launched_as(env) == found
+
+
+@pytest.mark.parametrize(
+    ("env", "alone", "together"),
+    [({}, 0, 1), ({"OMPI_COMM_WORLD_LOCAL_RANK": "3"}, 3, 1), ({"MPI_LOCALRANKID": "2"}, 2, 1),
+     ({"SLURM_LOCALID": "5"}, 5, 1), ({"SLURM_LOCALID": "x"}, 0, 1)],
+)  # fmt: skip
+def test_a_launcher_says_which_gpu_where_mpi_sees_a_machine_in_each_rank(env, alone, together):
+    assert gpu_rank(0, 1, env) == alone
+    assert gpu_rank(1, 2, env) == together
 
 
 def test_ranks_of_a_machine_take_its_gpus_in_turn():

@@ -518,6 +518,9 @@ def read_plan(
     made = plan_from_json(plan, weights, kernels_for(here))
     if (here.kind, here.arch) != (made.device.kind, made.device.arch):
         got, expected = (f"{found.name}, {found.arch}" for found in (here, made.device))
+        if ranks is not None and ranks.size > 1:
+            hint = "ranks on machines of one kind, as by mpiexec --host or sbatch --constraint"
+            raise DeviceError("another kind of device than rank 0's", got=got, expected=expected, hint=hint)
         hint = "onchip.save the network there, onchip.compile it here"
         raise DeviceError("the engine was made for another kind of device", got=got, expected=expected, hint=hint)
     return made, CpuBackend(asked[1], ranks) if here.kind == "cpu" else backend

@@ -27,6 +27,8 @@ from onchip.runtime import shared_memory
 # What launchers tell the processes that they start: Hydra and srun --mpi=pmi2, PMIx, Open MPI.
 _RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
+# The number among those of its machine: of Open MPI, of Hydra (MPICH, Intel), of srun.
+_LOCAL_NAMES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _TAG = 1
 _PART_BYTES = 1 << 30  # of a broadcast at a time: MPI counts in 32 bits
 _ALONE_S = 2.0  # in that time a rank 0 that fails, too, has ended the others
@@ -48,6 +50,11 @@ class Ranks(Protocol):
 
     @property
     def local_size(self) -> int: ...
+    @property
+    def gpu_rank(self) -> int:
+        """Which GPU it takes, round robin: its number among the ranks that see the same ones."""
+        ...
+
     @property
     def local_cores(self) -> int:
         """That the ranks of this machine may use, all together."""
@@ -106,7 +113,7 @@ class Ranks(Protocol):
 class OneRank:
     """A job of a single process."""
 
-    rank, size, local_rank, local_size, machine, machines, is_over = 0, 1, 0, 1, 0, 1, True
+    rank, size, local_rank, local_size, gpu_rank, machine, machines, is_over = 0, 1, 0, 1, 0, 0, 1, True
     hosts = ("here",)
     wait_s = float("inf")
 
@@ -163,6 +170,7 @@ class MpiRanks:
             )  # fmt: skip
         self._local = local = same_machine(self._comm, MPI)
         self.local_rank, self.local_size = local.rank, local.size
+        self.gpu_rank = gpu_rank(local.rank, local.size)
         self._firsts = self._comm.Split(0 if local.rank == 0 else MPI.UNDEFINED)  # the first rank of each machine
         first = (self._firsts.rank, self._firsts.size) if local.rank == 0 else None
         self.machine, self.machines = local.bcast(first)
@@ -279,6 +287,15 @@ def launched_as(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
     return (int(rank), int(size)) if rank.isdigit() and size.isdigit() else None
 
 
+def gpu_rank(local_rank: int, local_size: int, env: Mapping[str, str] = os.environ) -> int:
+    """The number by which a rank takes a GPU, of its place among the ranks with which it shares memory.
+
+    Ranks in a container each share none, and MPI takes each for a machine; the launcher knows better.
+    """
+    said = next((env[name] for name in _LOCAL_NAMES if name in env), "")
+    return int(said) if local_size == 1 and said.isdigit() else local_rank
+
+
 def find_ranks() -> Ranks:
     """The ranks of this job: MPI's, where a launcher started this process, else this one alone."""
     global _world
@@ -363,7 +380,7 @@ def rank_device(device: str, ranks: Ranks, gpus: int) -> str:
     """A rank's device: "cuda" is the GPU of its number on its machine, round robin; others are as they are named."""
     if device != "cuda" or ranks.size == 1 or gpus == 0:
         return device
-    return f"cuda:{ranks.local_rank % gpus}"
+    return f"cuda:{ranks.gpu_rank % gpus}"
 
 
 def rank_threads(threads: int | None, ranks: Ranks) -> int | None:

@@ -57,6 +57,9 @@ def test_machines_share_the_making_of_tables_where_that_is_sooner():
     here = plan(sentiment.network(), this_cpu(), Job("fp32", 1 << 20))
     one, four = predict(here, 1 << 20), predict(here, 1 << 20, 4)
     assert one.weights_s / 4 < four.weights_s < one.weights_s / 4 + 0.5  # 0.2 s for two GB
+    assert (one.making.split(",")[0], four.making.split(",")[0]) == (
+        "derived weights are made once a machine", "derived weights are made in slices",
+    )  # fmt: skip
     there = plan(sentiment.network(), H200, Job("fp32", 1 << 20))
     assert predict(there, 1 << 20, 4).weights_s >= predict(there, 1 << 20).weights_s  # every GPU its own
 
@@ -75,6 +78,7 @@ def test_a_prediction_says_that_it_is_one():
     assert text.splitlines()[2].split()[:2] == ["64", "512"]
     assert text.splitlines()[-1].startswith("A prediction: ")
     assert "assumed" in text
+    assert text.endswith("Of 512 devices, every GPU makes its own derived weights.")
 
 
 @pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (1 << 20, 1)])

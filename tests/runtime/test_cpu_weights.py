@@ -10,7 +10,7 @@ import pytest
 from onchip.errors import KernelError
 from onchip.plan.scale_out import pays_to_exchange
 from onchip.runtime import cpu_weights
-from onchip.runtime.cpu_weights import large_weights, make_weights
+from onchip.runtime.cpu_weights import large_weights, make_weights, who_makes
 from onchip.runtime.ranks import OneRank, rank_threads
 from onchip.spec.recipe import materialise
 from rank_weights import digest, text_plan
@@ -105,6 +105,12 @@ def test_real_ranks_share_memory():
 def test_whether_machines_exchange_follows_the_price():
     assert pays_to_exchange(150e6, 2 << 30, 2)  # sentiment's tables by two cores: minutes of work, 0.2 s on the way
     assert not pays_to_exchange(1e5, 2 << 30, 2)  # by a GPU's worth of cores
+
+
+def test_who_makes_them_is_said(monkeypatch):
+    assert who_makes(PLAN, ThreadRanks(2).all[0]) == "once a machine, by its 2 ranks together"
+    monkeypatch.setattr(cpu_weights, "pays_to_exchange", lambda *price: True)
+    assert who_makes(PLAN, ThreadRanks(4, 2).all[0]) == "in slices by 2 machines, and exchanged"
 
 
 def test_ranks_share_the_cores_they_have(monkeypatch):

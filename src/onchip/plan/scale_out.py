@@ -35,6 +35,7 @@ class Prediction:
     kernels_s: float
     bus_s: float  # rows to the device and back; at the same time as kernels
     files_s: float  # rows from the file system and back; at the same time as kernels
+    making: str  # of derived weights: who makes which
 
     @property
     def seconds(self) -> float:
@@ -65,13 +66,16 @@ def predict(plan: Plan, rows: int, nodes: int = 1, devices_per_node: int = 1, th
     share = math.ceil(rows / devices)
     weight_bytes = sum(weight.nbytes for weight in given_weights(net).values())
     bus, make_us = plan.device.bus_bandwidth, plan.build_us
+    making = "every GPU makes its own derived weights"
     if bus:
         kernels_us = plan.estimate_at(share)
     else:
+        making = "derived weights are made once a machine, by all its ranks"
         slower = 1.0 if threads is None else plan.device.units / min(plan.device.units, devices_per_node * threads)
         kernels_us, make_us = call_us(plan, math.ceil(rows / nodes)) * slower, make_us * slower
         if pays_to_exchange(make_us, plan.weight_bytes, nodes):
             make_us = make_us / nodes + plan.weight_bytes / NETWORK_BANDWIDTH * 1e6
+            making = "derived weights are made in slices, by all ranks, and exchanged"
     return Prediction(
         nodes, devices,
         start_s=START_S if devices > 1 else 0.0,
@@ -79,6 +83,7 @@ def predict(plan: Plan, rows: int, nodes: int = 1, devices_per_node: int = 1, th
         kernels_s=kernels_us * 1e-6,
         bus_s=share * row_bytes / bus if bus else 0.0,
         files_s=math.ceil(rows / nodes) * row_bytes / FILE_BANDWIDTH,
+        making=making,
     )  # fmt: skip
 
 
@@ -110,5 +115,6 @@ def table(predictions: Sequence[Prediction]) -> str:
         columns(head, rows, right=range(8)),
         "A prediction: kernels and bus by the plan's estimates; assumed are "
         f"{START_S:g} s to start ranks, {NETWORK_BANDWIDTH / 1e9:g} GB/s between machines and "
-        f"{FILE_BANDWIDTH / 1e9:g} GB/s of files a machine.",
+        f"{FILE_BANDWIDTH / 1e9:g} GB/s of files a machine. Of {predictions[-1].devices:,} devices, "
+        f"{predictions[-1].making}.",
     ])  # fmt: skip

@@ -48,6 +48,17 @@ def make_weights(plan: Plan, threads: int, ranks: Ranks) -> Made:
     return made
 
 
+def who_makes(plan: Plan, ranks: Ranks) -> str:
+    """How several ranks come to the large weights of a plan, in words."""
+    if plan.device.kind != "cpu":
+        return "by every GPU for itself"
+    weights, flops = plan.network.weights, plan.device.flops["fp32"]
+    sliced = [recipe for recipe in large_weights(plan) if recipe.slice_axis == 0]
+    if any(pays_to_exchange(host_us(each, weights, flops), each.nbytes, ranks.machines) for each in sliced):
+        return f"in slices by {ranks.machines} machines, and exchanged"
+    return f"once a machine, by its {ranks.local_size} ranks together"
+
+
 def _wanted(plan: Plan) -> list[Recipe]:
     return [recipe for group in plan.groups for recipe in group.claim.recipes.values()]
 

@@ -113,18 +113,6 @@ def test_version_is_the_packages():
     assert f'version = "{onchip.__version__}"' in text
 
 
-def test_eight_lines_compile_run_and_train():
-    import numpy as np
-
-    net = onchip.mlp(20, 16, 3)
-    x = np.random.default_rng(0).standard_normal((500, 20), dtype=np.float32)
-    y = x[:, :3].argmax(axis=1)
-    result = onchip.fit(net, x, y, epochs=20, lr=0.1, device="cpu")
-    engine = onchip.compile(result.network, device="cpu")
-    assert (engine(x).argmax(axis=1) == y).mean() > 0.9
-    assert "mlp_fused<20,16,3,ReLU>" in str(engine.plan)
-
-
 def test_without_scikit_learn_networks_run_and_what_needs_it_says_so():
     code = (
         "import sys; sys.modules['sklearn'] = sys.modules['scipy'] = None\n"

@@ -69,7 +69,7 @@ class Tile:
 
 # The first is for many rows and columns, the third for few rows, the fourth for few columns.
 FMA_TILES = (
-    Tile(128, 128, (8, 8), 0.75), Tile(64, 64, (4, 4), 0.5), Tile(16, 64, (4, 4), 0.3), Tile(256, 16, (4, 4), 0.35),
+    Tile(128, 128, (8, 8), 0.75), Tile(64, 64, (4, 4), 0.5), Tile(16, 64, (4, 4), 0.17), Tile(256, 16, (4, 4), 0.35),
 )  # fmt: skip
 EXACT = ("fp32", "tf32")  # precisions that float32 serves at the ordinary cores
 

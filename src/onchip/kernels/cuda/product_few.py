@@ -45,10 +45,13 @@ PIECE = 32  # of k, by mma
 BLOCKS = 2  # of a multiprocessor at a time
 FMA_COLUMNS, FMA_PIECES = 4, {1: 4, 4: 2, 8: 1}  # by the rows of a block: pieces of k under way at a time
 MOST_ROWS = 128  # for which it is planned: with more, others read weights fewer times
-# By mma, as measured with 16 to 64 rows, 1,024 to 4,096 columns and terms: what comes before the first product and
-# behind the last, what a warp waits for 16 rows of x, and the share of the cache's peak that all blocks reach together.
-LATENCY_US, ROWS_US, CACHE_SHARE = 1.6, 0.65, 0.29
-FMA_LATENCY_US, MMA_RATE, FMA_RATE = 1.0, 0.3, 0.4  # estimates, not measured; the rates are shares of the cores'
+# By mma, as measured with 1 to 64 rows, 128 to 4,096 columns and terms: what a warp waits for 16 rows of x, and the
+# share of the cache's peak that all blocks reach together. What comes before the first product and behind the last is
+# hidden: the next launch has begun.
+ROWS_US, CACHE_SHARE = 0.3, 0.29
+# By fma, so: what a block takes for each of its rows, of all multiprocessors' time, and what of that is hidden.
+FMA_ROW_US, FMA_HIDDEN_US = 0.0013, 1.2
+MMA_RATE, FMA_RATE = 0.3, 0.4  # estimates, not measured: shares of the cores' rates
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,11 @@ class FewProduct:
         w_bytes = math.ceil(self.M / rows) * self.N * self.K * DTYPE_BYTES[PRECISIONS[self.precision].dtype]
         x_bytes = math.ceil(self.N / columns) * self.M * self.K * DTYPE_BYTES[self.dtypes[0]]
         bytes_us = (w_bytes + x_bytes) / (CACHE_SHARE * device.peak.cache_bandwidth) * 1e6
+        if not self.by_mma:
+            return max(bytes_us, self.count(device.units) * rows * FMA_ROW_US - FMA_HIDDEN_US)
         rounds = math.ceil(self.count(device.units) / (device.units * self.resident))
         turns = math.ceil(self.K / (WARPS * PIECE * self.pieces(rows, columns)))
-        waits_us = rounds * turns * math.ceil(min(self.M, rows) / 16) * ROWS_US
-        return LATENCY_US + max(bytes_us, waits_us) if self.by_mma else FMA_LATENCY_US * (1 + rounds) / 2 + bytes_us
+        return max(bytes_us, rounds * turns * math.ceil(min(self.M, rows) / 16) * ROWS_US)
 
     @staticmethod
     def pieces(rows: int, columns: int) -> int:

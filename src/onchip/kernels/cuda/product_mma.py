@@ -38,9 +38,8 @@ from onchip.spec.types import DTYPE_BYTES
 
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
-# Of its rate, where product_wgmma takes the same layers: it reaches 0.6 of the other's for many rows; for one row, from
-# 256 to 1,024 numbers in fp16, it took about 5 us where product_few took 2.
-HOPPER_SHARE, FEW_SHARE, FEW = 0.6, 0.35, 128
+# Of its rate, where product_wgmma takes the same layers, by the parts of a number: as measured with up to 256 rows.
+HOPPER_SHARE = {1: 0.6, 2: 1.0}
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def _claim(net: Network, chain: Chain, device: Device, job: Job) -> Claim:
         chain.vectors, layer.D_out, layer.D_in, job.precision, end_dtypes(net, chain), layer.activation
     )
     recipes, is_split, M = _recipes(net, layer, product), computed.parts > 1, max(1, job.batch * product.M)
-    share = 1.0 if device.arch != "sm_90a" else FEW_SHARE if M <= FEW else HOPPER_SHARE
+    share = HOPPER_SHARE[computed.parts] if device.arch == "sm_90a" else 1.0
     return Claim(
         kernel=ProductMma.name,
         label=f"{ProductMma.name}<{chain.label}>",

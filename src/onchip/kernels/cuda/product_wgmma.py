@@ -98,10 +98,11 @@ IDLE_PRODUCTS = {"fp16": 3.0e6, "bf16": 3.0e6, "tf32": 1.5e6, "fp32": 0.5e6}
 CLUSTER_TILES = Tile(32, 1, 0.35), Tile(64, 1, 0.43), Tile(128, 1, 0.5)  # the wide ones of rows that are read directly
 MOST_PARTS, LEAST_SLICES = 8, 4  # of a sum; of a part
 WORTH_PARTS = 0.95  # of the time in one part
-# As measured with up to 128 rows and 1,024 to 4,096 columns and terms: what a block takes before its first slice and
-# behind its last, and more where all multiprocessors have one; a slice, and of it each column, or each byte; the sums
-# of a cluster, each column and each part; and how much longer a slice takes where a multiprocessor has two blocks.
-BEGIN_US, CROWD_US, SLICE_US, COLUMN_US, BYTES_A_US = 1.6, 1.0, 0.106, 0.00085, 98_000
+# As measured with up to 256 rows and 128 to 4,096 columns and terms: what a block takes where all multiprocessors have
+# one (what comes before its first slice and behind its last is hidden: the next launch has begun); a slice, and of it
+# each column, or each byte; the sums of a cluster, each column and each part; and how much longer a slice takes where a
+# multiprocessor has two blocks.
+CROWD_US, SLICE_US, COLUMN_US, BYTES_A_US = 1.0, 0.106, 0.00085, 98_000
 TOGETHER_COLUMN_US, TOGETHER_PART_US, SHARED_UNIT = 0.025, 0.2, 1.4
 # Estimates: how much longer a slice takes whose rows go through registers; a number of w in one part, and in two.
 SLOWER_SLICE = {1: 1.4, 2: 2.2}
@@ -208,15 +209,23 @@ class WgmmaProduct:
         tiles = [tile for tile in TILES if most >= tile.BN and (self.turns or not tile.is_turned)]
         return min(tiles, key=lambda tile: self._work(tile, units)), "NONE" if self.parts == 1 else "ALONE"
 
-    def _work(self, tile: Tile, units: int) -> float:
-        return tile.work(self.count(tile), units, IDLE_PRODUCTS[self.precision] * self.phases / self.K)
+    @property
+    def _idle(self) -> float:
+        return IDLE_PRODUCTS[self.precision] * self.phases / self.K
 
-    def rate(self, units: int) -> float:
-        """Share of the device's rate: what is made beside y, and multiprocessors that have nothing left to do."""
+    def _work(self, tile: Tile, units: int) -> float:
+        return tile.work(self.count(tile), units, self._idle)
+
+    def rate(self, units: int, hides_begin: bool = False) -> float:
+        """Share of the device's rate: what is made beside y, and multiprocessors that have nothing left to do.
+
+        hides_begin  the first tile's begin and the last one's end: another launch is under way then
+        """
         tile, split = self.cut(units)
         blocks = self.parts if split == "TOGETHER" else 1  # of a tile
         pace = 1.0 if self.is_direct else THROUGH_REGISTERS[self.precision]
-        return pace * blocks * self.phases * self.M * self.N / (units * self._work(tile, units))
+        work = self._work(tile, units) - (self._idle if hides_begin else 0.0)
+        return pace * blocks * self.phases * self.M * self.N / (units * work)
 
     def least_us(self, units: int) -> float:
         """Of slices, one after the other, however few rows there are; and of what is made, on its way out."""
@@ -228,7 +237,7 @@ class WgmmaProduct:
         slice_bytes = x_bytes + precision.parts * tile.BN * LINE
         slower = 1.0 if self.is_direct else SLOWER_SLICE[precision.parts]
         slice_us = max(slower * (SLICE_US + COLUMN_US * tile.BN), slice_bytes / BYTES_A_US)
-        us = BEGIN_US + CROWD_US * min(1.0, blocks / units)
+        us = CROWD_US * min(1.0, blocks / units)
         if is_together:
             us += TOGETHER_COLUMN_US * tile.BN + TOGETHER_PART_US * self.parts
             us += math.ceil(self.slices / self.parts) * slice_us * (SHARED_UNIT if blocks > units else 1.0)
@@ -383,7 +392,7 @@ def _claim(net: Network, run: Residual, lowering: WgmmaLowering, job: Job) -> Cl
             launches=2 if copied else 1,
             turned_bytes=copied,
             precision="tf32" if parts > 1 else "",
-            rate=lowering.product(max(1, job.batch)).rate(lowering.units),
+            rate=lowering.product(max(1, job.batch)).rate(lowering.units, hides_begin=True),
             least_us=lowering.product(max(1, job.batch)).least_us(lowering.units),
         ),
         why="tensor cores, a tile a block",

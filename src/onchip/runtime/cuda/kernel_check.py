@@ -38,7 +38,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType({
 })  # fmt: skip
 
 
-NEAR = ("sm_86", "sm_89", "sm_100")  # compiled much like sm_80 and sm_120: an instance of each kernel is enough
+NEAR = ("sm_86", "sm_89", "sm_100", "sm_120")  # compiled much like sm_80: an instance of each kernel is enough
 
 
 @dataclass(frozen=True)

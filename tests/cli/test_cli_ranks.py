@@ -1,7 +1,6 @@
 """Real MPI ranks on this machine: the bits of one process, and faults that end in a message and can be resumed."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -15,15 +14,11 @@ import numpy as np
 import pytest
 
 from checks import random_mlp, rows
-from conftest import SRC
 from onchip.formats.load import save
-from onchip.runtime.supervise import OPEN_MPI, find_mpiexec
+from onchip.runtime.supervise import find_mpiexec
+from rank_faults import JOB, run_with
+from real_ranks import ENV, needs_mpi
 from small_reports import small_faces, small_sentiment
-
-needs_mpi = pytest.mark.skipif(
-    importlib.util.find_spec("mpi4py") is None or find_mpiexec() is None, reason="no MPI: pip install 'onchip[mpi]'"
-)
-ENV = {**OPEN_MPI, **os.environ, "PYTHONPATH": os.pathsep.join([str(SRC), str(Path(__file__).parents[1])])}
 
 
 @pytest.fixture
@@ -70,6 +65,21 @@ def test_mpiexec_gives_the_bits_of_one_process(cli, tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
+@needs_mpi
+def test_ranks_gives_the_bits_of_one_process(cli, spawn, tmp_path):
+    """Four, of a text network, with rows from text, which rank 0 alone has read."""
+    save(small_sentiment(), tmp_path / "words.onnx")
+    ids = np.random.default_rng(0).integers(0, 50, (90, 16))
+    np.savetxt(tmp_path / "ids.csv", ids, fmt="%d", delimiter=",")
+    job = ["run", "words.onnx", "ids.csv", "--device", "cpu", "--batch", "4"]
+    assert cli(*job, "-o", "one.npy").code == 0
+    process = spawn(*job, "-o", "four.npy", "--ranks", 4, "-v")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "device: cpu; 4 ranks on 1 machine" in err
+    assert same_files(tmp_path, "one.npy", "four.npy")
+
+
 def start(spawn, tmp_path, job):
     """Two ranks of this machine, at work; gives the process and the ranks' own."""
     process = spawn(*job, "-o", "y.npy", "--ranks", 2)
@@ -104,6 +114,26 @@ def test_a_rank_that_dies_ends_the_job_which_is_resumed(cli, spawn, tmp_path, lo
     assert re.search(r"resumed: \d+ of 2,000 chunks are done", ran.err)
     assert 0 < json.loads(ran.out)["resumed_rows"] < 200_000
     assert cli(*long_job, "-o", "whole.npy").code == 0
+    assert same_files(tmp_path, "whole.npy", "y.npy")
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("kind", "code", "words"),
+    [("stop", 1, "rank 1 on .* hangs\n  got: +chunk \\d+, rows .* for 1 s"),
+     ("full", 2, r"cannot write .*y\.npy\.partial.* \(rank 1 on .*\)\n  got: +File too large")],
+)  # fmt: skip
+def test_a_rank_that_hangs_or_cannot_write_ends_the_job_which_is_resumed(cli, tmp_path, kind, code, words):
+    """Under mpiexec: a rank that is stopped in its midst, and one that may write no byte more."""
+    job = [*JOB, "-o", "y.npy"]
+    ran, _ = run_with({"kind": kind, "rank": 1, "chunk": 3}, 2, job, tmp_path, ENV)
+    assert ran.returncode == code, ran.stderr
+    assert re.search(words, ran.stderr), ran.stderr
+    assert not (tmp_path / "y.npy").exists()
+    ran = cli(*job, "--resume", "--json")
+    assert ran.code == 0, ran.err
+    assert 0 < json.loads(ran.out)["resumed_rows"] < 20_000
+    assert cli(*JOB, "-o", "whole.npy").code == 0
     assert same_files(tmp_path, "whole.npy", "y.npy")
 
 
@@ -142,4 +172,5 @@ def test_four_ranks_share_a_gpu(cli, spawn, tmp_path):
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert "device: cuda:0; 4 ranks on 1 machine" in err
+    assert re.search(r"^rank [123] on \S+: cuda:0$", err, re.M)
     assert same_files(tmp_path, name, f"four-{name}")

@@ -91,7 +91,7 @@ def test_what_it_says_and_what_the_tables_are():
 
 @pytest.mark.parametrize("V", [1, 4, 9, 13])
 def test_tables_are_built_in_blocks_of_tokens(V, monkeypatch):
-    monkeypatch.setattr(module, "_BLOCK_ROWS", 4)
+    monkeypatch.setattr(module, "SLICE_ROWS", 4)
     net = sentence(V=V)
     assert_same_meaning(net, fold_embeddings(net)[0])
 

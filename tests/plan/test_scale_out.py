@@ -10,7 +10,7 @@ from onchip.plan.kernel import Job
 from onchip.plan.scale_out import START_S, choose_ranks, predict, table
 from onchip.runtime.cpu import this_cpu
 from onchip.runtime.engine import plan
-from onchip.workloads import faces
+from onchip.workloads import faces, sentiment
 
 ROWS = 1_000_000
 FACES = plan(faces.network(), H200, Job("fp16", ROWS))
@@ -41,6 +41,29 @@ def test_a_cpu_has_no_bus():
     assert (found.bus_s, found.bottleneck) == (0.0, "kernels")
 
 
+def test_ranks_on_a_cpu_share_its_cores():
+    """What docs/cluster.md compares with real runs: work is divided among the cores there are, starting is not."""
+    two = dataclasses.replace(this_cpu(), units=2)
+    here = plan(faces.network(), two, Job("fp32", 512))
+    ranks = [predict(here, 512, 1, count, threads=1) for count in (1, 2, 4)]
+    assert [each.kernels_s / ranks[1].kernels_s for each in ranks] == [2.0, 1.0, 1.0]
+    assert [each.weights_s / ranks[1].weights_s for each in ranks] == [2.0, 1.0, 1.0]  # made by all ranks together
+    assert [each.start_s for each in ranks] == [0.0, START_S, START_S]
+    assert predict(here, 512, 1, 4).kernels_s == predict(here, 512).kernels_s == ranks[1].kernels_s
+    assert predict(here, 512, 4, 1).kernels_s == pytest.approx(ranks[1].kernels_s / 4, rel=0.1)
+
+
+def test_machines_share_the_making_of_tables_where_that_is_sooner():
+    here = plan(sentiment.network(), this_cpu(), Job("fp32", 1 << 20))
+    one, four = predict(here, 1 << 20), predict(here, 1 << 20, 4)
+    assert one.weights_s / 4 < four.weights_s < one.weights_s / 4 + 0.5  # 0.2 s for two GB
+    assert (one.making.split(",")[0], four.making.split(",")[0]) == (
+        "derived weights are made once a machine", "derived weights are made in slices",
+    )  # fmt: skip
+    there = plan(sentiment.network(), H200, Job("fp32", 1 << 20))
+    assert predict(there, 1 << 20, 4).weights_s >= predict(there, 1 << 20).weights_s  # every GPU its own
+
+
 def test_small_jobs_take_fewer_ranks():
     assert choose_ranks(FACES, 10, 8)[0] == 1
     slow = dataclasses.replace(FACES, device=dataclasses.replace(H200, bus_bandwidth=1e7))
@@ -55,6 +78,7 @@ def test_a_prediction_says_that_it_is_one():
     assert text.splitlines()[2].split()[:2] == ["64", "512"]
     assert text.splitlines()[-1].startswith("A prediction: ")
     assert "assumed" in text
+    assert text.endswith("Of 512 devices, every GPU makes its own derived weights.")
 
 
 @pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (1 << 20, 1)])

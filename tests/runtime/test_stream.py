@@ -26,6 +26,7 @@ from onchip.runtime.stream import (
     read_chunks,
     run_chunks,
     run_rows,
+    share_rows,
 )
 from onchip.spec.tokens import check_token_ids
 from onchip.spec.types import TensorType
@@ -280,3 +281,14 @@ def test_values_between_groups_count(monkeypatch):
 def test_a_file_of_sentences_goes_through_a_gpu_in_few_long_pieces():
     job = Job("fp16", 10**8)
     assert piece_rows(make_plan(sentiment.network(), H200, kernels_for(H200), job)) > 500_000
+
+
+def test_pieces_for_several_workers_become_short():
+    plan = plan_of(NET)
+    cuts = share_rows(plan, 1_000_000, 90_000, workers=2)
+    sizes = np.diff([*cuts, 1_000_000])
+    assert max(sizes) == sizes[0] == 90_000
+    assert all(sizes[i] >= sizes[i + 1] for i in range(len(sizes) - 1))
+    assert sizes[-1] < 45_000
+    assert share_rows(plan, 1, 90_000, workers=8) == (0,)
+    assert share_rows(plan, 0, 90_000, workers=8) == ()

@@ -8,19 +8,20 @@ import numpy as np
 import pytest
 
 from checks import Rows, random_mlp, rows
-from onchip.errors import InputError, OutputError, RankError
+from onchip.errors import DeviceError, InputError, OutputError, RankError
 from onchip.formats.arrays import RowSource
 from onchip.plan.kernel import Job
 from onchip.plan.plan_json import given_weights, plan_to_json
+from onchip.runtime import engine, stream
 from onchip.runtime import follow as follow_file
 from onchip.runtime.deal import Dealer, Finished
 from onchip.runtime.engine import compile, place
 from onchip.runtime.follow import follow
 from onchip.runtime.output import ChunkRecord, open_output
-from onchip.runtime.rank_messages import Orders
-from onchip.runtime.ranks import OneRank, launched_as, rank_device
+from onchip.runtime.rank_messages import Deal, End, Orders
+from onchip.runtime.ranks import OneRank, gpu_rank, launched_as, rank_device, wait_for
 from onchip.runtime.run_job import RunOptions, start_job
-from onchip.runtime.slices import SliceFile
+from onchip.runtime.slices import SliceFile, Slices
 from onchip.runtime.stream import chunks_of
 from onchip.runtime.team import Team
 from thread_ranks import ThreadRanks
@@ -30,22 +31,24 @@ X = rows(100, 20)
 
 
 class Gate(RowSource):
-    """Rows in memory; rank 0 has its first ones when all others are ready."""
+    """Rows in memory; rank 0's engine gets some when all others are ready."""
 
-    def __init__(self, x, ranks):
+    def __init__(self, x, said, others):
         super().__init__(x, lambda: None)
-        self._ranks = ranks
+        self._said, self._others = said, others
 
     def read(self, start, stop):
-        while start == 0 and self._ranks._boxes[0].qsize() < len(self._ranks.all) - 1:
-            time.sleep(0.001)
+        if threading.current_thread().name == "onchip-engine-0":
+            while len(self._said) < self._others:
+                time.sleep(0.001)
         return super().read(start, stop)
 
 
 def run_threads(tmp_path, size, x, deadline_s=60.0, batch=7):
     """The job over so many ranks; gives its report, the rank objects and what the followers returned."""
     group, codes = ThreadRanks(size), {}
-    ranks, source = group.all, Gate(x, group)
+    ranks, said = group.all, []
+    source = Gate(x, said, size - 1)
 
     def work(rank):
         try:
@@ -56,7 +59,6 @@ def run_threads(tmp_path, size, x, deadline_s=60.0, batch=7):
     threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in ranks[1:]]
     for thread in threads:
         thread.start()
-    said = []
     try:
         with Team(ranks[0], deadline_s, said.append) as team, open_output(tmp_path / "y.npy", NET, 100) as output:
             how = RunOptions("cpu", threads=1, batch=batch, deadline_s=deadline_s)
@@ -88,7 +90,7 @@ def test_ranks_give_the_bits_of_one(tmp_path, monkeypatch, can_see):
 
 def test_what_a_rank_fails_with_ends_the_job(tmp_path, monkeypatch):
     def write(self, start, y):
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread().name == "onchip-engine":  # rank 1's
             raise OutputError("cannot write y", got="No space left on device", hint="free some space")
         return real(self, start, y)
 
@@ -106,7 +108,7 @@ def test_a_rank_that_hangs_ends_the_job(tmp_path, monkeypatch):
     hangs = threading.Event()
 
     def write(self, start, y):
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread().name == "onchip-engine":  # rank 1's
             hangs.wait(5)
         return real(self, start, y)
 
@@ -117,6 +119,89 @@ def test_a_rank_that_hangs_ends_the_job(tmp_path, monkeypatch):
     hangs.set()
     assert caught.value.got.startswith("chunk ")
     assert run_threads.ranks[0].left_with == 1  # who does not answer is ended
+
+
+def test_rank_0_notices_that_it_hangs_itself(tmp_path, monkeypatch):
+    hangs = threading.Event()
+
+    def write(self, start, y):
+        if threading.current_thread().name == "onchip-engine-0":
+            hangs.wait(5)
+        return real(self, start, y)
+
+    real = SliceFile.write
+    monkeypatch.setattr(SliceFile, "write", write)
+    with pytest.raises(RankError, match="rank 0 on host0 hangs"):
+        run_threads(tmp_path, 2, X, deadline_s=0.3, batch=1)
+    hangs.set()
+    assert run_threads.ranks[0].left_with == 1
+
+
+def test_rows_and_results_travel_while_a_chunk_is_run(monkeypatch):
+    """Of rows that only rank 0 has and results that only it can write: a rank that is at work gets and gives others."""
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def run_chunk(engine, chunk, *others):
+        if chunk.number == 1:
+            at_work.set()
+            assert go_on.wait(30)
+        return real(engine, chunk, *others)
+
+    real = stream._run_chunk
+    monkeypatch.setattr(stream, "_run_chunk", run_chunk)
+    ranks, chunks = ThreadRanks(2).all, chunks_of((0, 40, 80), 100)
+    thread = threading.Thread(target=follow, args=(ranks[1],))
+    thread.start()
+    plan, _, _ = place(NET, "cpu", Job("fp32", 100), 1)
+    slices = Slices("/not/here", 0, (100, 3), "float32", "token")
+    ranks[0].broadcast(Orders(plan_to_json(plan), given_weights(plan.network), "cpu", 1, False, None, slices, 60.0))
+    ready = wait_for(ranks[0], 30, "")[1]
+    assert (ready.can_read, ready.can_write) == (False, False)
+    for chunk in chunks[:2]:
+        ranks[0].send(1, Deal(chunk, (X[chunk.start : chunk.stop],)))
+    first = wait_for(ranks[0], 30, "")[1]  # while the second is held up
+    assert at_work.wait(30)
+    ranks[0].send(1, Deal(chunks[2], (X[80:],)))
+    while ranks[0].boxes[1].qsize():
+        time.sleep(0.001)
+    go_on.set()
+    told = [first, *(wait_for(ranks[0], 30, "")[1] for _ in range(2))]
+    assert np.concatenate([each.y for each in told]).tobytes() == compile(NET, device="cpu", threads=1)(X).tobytes()
+    ranks[0].send(1, End())
+    thread.join(30)
+    assert ranks[1].is_over
+
+
+def test_only_rank_0_plans(tmp_path, monkeypatch):
+    planned = []
+
+    def make_plan(*given):
+        planned.append(threading.current_thread())
+        return real(*given)
+
+    real = engine.make_plan
+    monkeypatch.setattr(engine, "make_plan", make_plan)
+    run_threads(tmp_path, 3, X)
+    assert planned == [threading.main_thread()]
+
+
+@pytest.mark.parametrize("meets", [False, True])  # True: rank 0 waits to make weights with the others
+def test_another_kind_of_device_is_refused(meets):
+    ranks = ThreadRanks(2).all
+    thread = threading.Thread(target=follow, args=(ranks[1],))
+    thread.start()
+    plan, _, _ = place(NET, "cpu", Job("fp32", 100), 1)
+    text = plan_to_json(plan).replace(plan.device.arch, "x86_64, 512-bit vectors")
+    ranks[0].broadcast(Orders(text, given_weights(plan.network), "cpu", 1, False, None, None, 60.0, meets))
+    if meets:
+        with pytest.raises(DeviceError, match="another kind of device than rank 0's"):
+            ranks[0].meet()
+    error = wait_for(ranks[0], 30, "")[1].error
+    assert error.what == "another kind of device than rank 0's"
+    assert error.expected.endswith("x86_64, 512-bit vectors")
+    ranks[0].send(1, End())
+    thread.join(30)
+    assert ranks[1].is_over
 
 
 def test_a_rank_does_not_wait_for_ever_for_rank_0():
@@ -198,6 +283,16 @@ def test_a_dealer_deals_in_order_and_knows_who_is_late():
 )  # fmt: skip
 def test_a_launcher_says_who_a_process_is(env, found):
     assert launched_as(env) == found
+
+
+@pytest.mark.parametrize(
+    ("env", "alone", "together"),
+    [({}, 0, 1), ({"OMPI_COMM_WORLD_LOCAL_RANK": "3"}, 3, 1), ({"MPI_LOCALRANKID": "2"}, 2, 1),
+     ({"SLURM_LOCALID": "5"}, 5, 1), ({"SLURM_LOCALID": "x"}, 0, 1)],
+)  # fmt: skip
+def test_a_launcher_says_which_gpu_where_mpi_sees_a_machine_in_each_rank(env, alone, together):
+    assert gpu_rank(0, 1, env) == alone
+    assert gpu_rank(1, 2, env) == together
 
 
 def test_ranks_of_a_machine_take_its_gpus_in_turn():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -205,7 +206,8 @@ def run(
                 if sink is not None and sink.found:
                     say(_found(sink, resume))
                 started = time.perf_counter()
-                engines, chunks = start_job(net, sources, sink, job, how, found, team, _announce_building)
+                announce = functools.partial(_announce_building, found)
+                engines, chunks = start_job(net, sources, sink, job, how, found, team, announce)
                 engine = engines[0]
                 chosen = _chosen([engine.chosen for engine in engines], found)
                 say_device(chosen, engine.plan, max(verbose, plan), time.perf_counter() - started)
@@ -320,12 +322,14 @@ def _chosen(devices: list[str], ranks: Ranks) -> str:
     return ", ".join(devices)
 
 
-def _announce_building(plan: Plan) -> None:
-    """Say that the weights which the rewrites derive take a while, if they do."""
+def _announce_building(ranks: Ranks, plan: Plan) -> None:
+    """Say that the weights which the rewrites derive take a while, if they do, and who of several ranks makes them."""
+    from onchip.runtime.cpu_weights import who_makes
+
     seconds = plan.build_us * 1e-6
     if seconds > _LONG_S:
-        size = plan.weight_bytes / 2**30
-        say(f"building {size:.1f} GiB of weights: {plan.rewrite_flop:,} flop, about {seconds:.0f} s")
+        size, who = plan.weight_bytes / 2**30, f", {who_makes(plan, ranks)}" if ranks.size > 1 else ""
+        say(f"building {size:.1f} GiB of weights: {plan.rewrite_flop:,} flop, about {seconds:.0f} s{who}")
 
 
 def _named_files(inputs: list[str]) -> dict[str, Path]:

@@ -1,7 +1,9 @@
 """How long a job should take on several devices, and what holds it up: a prediction, made of the plan's estimates.
 
 Nothing here is measured on a cluster: kernels and buses are the plan's, the rest is assumed and printed as such. Chunks
-are dealt on demand, so devices work side by side until the last ones; each makes its own derived weights.
+are dealt on demand, so devices work side by side until the last ones. Starting does not get shorter with more of them.
+Derived weights every GPU makes for itself: that takes less than to bring them to it. The CPUs of a machine make them
+together, and machines share that work, too, where the exchange is cheaper.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Prediction:
     kernels_s: float
     bus_s: float  # rows to the device and back; at the same time as kernels
     files_s: float  # rows from the file system and back; at the same time as kernels
+    making: str  # of derived weights: who makes which
 
     @property
     def seconds(self) -> float:
@@ -48,7 +51,13 @@ class Prediction:
         return max(parts, key=lambda name: parts[name])
 
 
-def predict(plan: Plan, rows: int, nodes: int = 1, devices_per_node: int = 1) -> Prediction:
+def predict(plan: Plan, rows: int, nodes: int = 1, devices_per_node: int = 1, threads: int | None = None) -> Prediction:
+    """A prediction for so many machines with so many GPUs each.
+
+    On CPUs devices are the ranks of a machine, which share its cores.
+
+    threads  of a rank, on a CPU; None: all cores are in use
+    """
     for what, got in (("nodes", nodes), ("GPUs a node", devices_per_node)):
         if not 1 <= got <= MOST:
             raise InputError(f"bad number of {what}", got=str(got), expected=f"1 to {MOST:,}", hint="1")
@@ -56,15 +65,31 @@ def predict(plan: Plan, rows: int, nodes: int = 1, devices_per_node: int = 1) ->
     row_bytes = sum(net.types[name].row_bytes for name in {*net.inputs, *net.outputs})
     share = math.ceil(rows / devices)
     weight_bytes = sum(weight.nbytes for weight in given_weights(net).values())
-    bus = plan.device.bus_bandwidth
+    bus, make_us = plan.device.bus_bandwidth, plan.build_us
+    making = "every GPU makes its own derived weights"
+    if bus:
+        kernels_us = plan.estimate_at(share)
+    else:
+        making = "derived weights are made once a machine, by all its ranks"
+        slower = 1.0 if threads is None else plan.device.units / min(plan.device.units, devices_per_node * threads)
+        kernels_us, make_us = call_us(plan, math.ceil(rows / nodes)) * slower, make_us * slower
+        if pays_to_exchange(make_us, plan.weight_bytes, nodes):
+            make_us = make_us / nodes + plan.weight_bytes / NETWORK_BANDWIDTH * 1e6
+            making = "derived weights are made in slices, by all ranks, and exchanged"
     return Prediction(
         nodes, devices,
         start_s=START_S if devices > 1 else 0.0,
-        weights_s=weight_bytes / NETWORK_BANDWIDTH * math.ceil(math.log2(nodes)) + plan.build_us * 1e-6,
-        kernels_s=plan.estimate_at(share) * 1e-6 if bus else call_us(plan, share) * 1e-6,
+        weights_s=weight_bytes / NETWORK_BANDWIDTH * math.ceil(math.log2(nodes)) + make_us * 1e-6,
+        kernels_s=kernels_us * 1e-6,
         bus_s=share * row_bytes / bus if bus else 0.0,
         files_s=math.ceil(rows / nodes) * row_bytes / FILE_BANDWIDTH,
+        making=making,
     )  # fmt: skip
+
+
+def pays_to_exchange(make_us: float, nbytes: int, machines: int) -> bool:
+    """Whether machines should each make some rows of a weight and exchange them, or each all of it."""
+    return make_us / machines + nbytes / NETWORK_BANDWIDTH * 1e6 < make_us
 
 
 def choose_ranks(plan: Plan, rows: int, devices: int) -> tuple[int, str]:
@@ -90,5 +115,6 @@ def table(predictions: Sequence[Prediction]) -> str:
         columns(head, rows, right=range(8)),
         "A prediction: kernels and bus by the plan's estimates; assumed are "
         f"{START_S:g} s to start ranks, {NETWORK_BANDWIDTH / 1e9:g} GB/s between machines and "
-        f"{FILE_BANDWIDTH / 1e9:g} GB/s of files a machine.",
+        f"{FILE_BANDWIDTH / 1e9:g} GB/s of files a machine. Of {predictions[-1].devices:,} devices, "
+        f"{predictions[-1].making}.",
     ])  # fmt: skip

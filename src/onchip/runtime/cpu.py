@@ -20,6 +20,7 @@ from onchip.errors import InputError
 from onchip.plan.device import Device, Peak
 from onchip.plan.plan import Plan
 from onchip.plan.step_info import StepInfo, steps_of
+from onchip.runtime.ranks import OneRank, Ranks
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Made, Recipe, materialise
 from onchip.spec.types import numpy_dtype
@@ -148,13 +149,15 @@ class Step:
 class CpuBackend:
     """Makes plans ready for the CPU."""
 
-    def __init__(self, threads: int | None) -> None:
-        """threads  as for compile: None for all cores of this process"""
-        self.threads = check_threads(threads)
+    def __init__(self, threads: int | None, ranks: Ranks | None = None) -> None:
+        """threads  as for compile: None for all cores of this process
+        ranks    that bind the same plans, and make their weights together
+        """
+        self.threads, self._ranks = check_threads(threads), ranks or OneRank()
         self.asked = "cpu", threads
 
     def bind(self, plan: Plan, debug: bool = False) -> CpuBound:
-        return CpuBound(plan, self.threads)
+        return CpuBound(plan, self.threads, self._ranks)
 
 
 class CpuBound:
@@ -162,15 +165,16 @@ class CpuBound:
 
     checks_ids = False  # a kernel that stopped to look would be slower than a pass over the ids
 
-    def __init__(self, plan: Plan, threads: int) -> None:
+    def __init__(self, plan: Plan, threads: int, ranks: Ranks) -> None:
         """Evaluate the recipes and bind every group to its kernel."""
         from onchip.kernels.cpu import INFERENCE
         from onchip.kernels.cpu.threads import start_helpers
+        from onchip.runtime.cpu_weights import make_weights
 
         self._start_helpers = start_helpers
         self.plan, self.threads = plan, threads
         kernels = {kernel.name: kernel for kernel in INFERENCE}
-        made: Made = {}
+        made: Made = {} if plan.job.is_training else make_weights(plan, threads, ranks)
         home, between = plan.lies_in, set(plan.between)
         last = {home[name]: i for i, group in enumerate(plan.groups) for name in (*group.inputs, *group.outputs)}
         self._steps: list[Step] = []

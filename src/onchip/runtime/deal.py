@@ -126,10 +126,11 @@ class Dealer:
         return len(self._workers[worker].chunks) if worker in self._workers else 0
 
     def late(self, deadline_s: float) -> tuple[int, Chunk] | None:
-        """A worker other than 0 that has been at a chunk for longer than this, and the chunk."""
-        for worker, has in self._workers.items():
-            if worker and has.chunks and self._clock() - has.since > deadline_s:
-                return worker, min(has.chunks.values(), key=lambda chunk: chunk.number)
+        """A worker that has been at a chunk for longer than this, and the chunk."""
+        with self._lock:
+            for worker, has in self._workers.items():
+                if has.chunks and self._clock() - has.since > deadline_s:
+                    return worker, min(has.chunks.values(), key=lambda chunk: chunk.number)
         return None
 
     @property

@@ -33,6 +33,7 @@ from onchip.spec.types import TensorType, numpy_dtype
 if TYPE_CHECKING:
     from onchip.kernels.training import SharedData, TrainerTeam
     from onchip.runtime.arrays.calls import Run
+    from onchip.runtime.ranks import Ranks
 
 
 class Backend(Protocol):
@@ -505,13 +506,26 @@ def bind_plan(
     weights  given_weights of the plan's network
     asked    the device's name and the number of threads, as for find_device
     """
+    return Engine(*read_plan(plan, weights, asked), chosen, debug)
+
+
+def read_plan(
+    plan: str, weights: Mapping[str, Array], asked: tuple[str, int | None], ranks: Ranks | None = None
+) -> tuple[Plan, Backend]:
+    """A plan (JSON) and the device to bind it on, as for bind_plan; DeviceError if it was made for another kind.
+
+    ranks  that will bind it, too
+    """
     here, backend, _ = find_device(*asked)
     made = plan_from_json(plan, weights, kernels_for(here))
     if (here.kind, here.arch) != (made.device.kind, made.device.arch):
         got, expected = (f"{found.name}, {found.arch}" for found in (here, made.device))
+        if ranks is not None and ranks.size > 1:
+            hint = "ranks on machines of one kind, as by mpiexec --host or sbatch --constraint"
+            raise DeviceError("another kind of device than rank 0's", got=got, expected=expected, hint=hint)
         hint = "onchip.save the network there, onchip.compile it here"
         raise DeviceError("the engine was made for another kind of device", got=got, expected=expected, hint=hint)
-    return Engine(made, backend, chosen, debug)
+    return made, CpuBackend(asked[1], ranks) if here.kind == "cpu" else backend
 
 
 def apply_io(net: Network, io: str) -> Network:

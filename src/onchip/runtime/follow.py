@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections import deque
+import queue
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from onchip.errors import OnchipError, RankError
 from onchip.runtime.cuda.devices import cuda_devices
 from onchip.runtime.deal import OnChunk, finished
-from onchip.runtime.engine import Engine, bind_plan
+from onchip.runtime.engine import Engine, read_plan
 from onchip.runtime.rank_messages import START_PART, Bye, Deal, End, Failed, Orders, Ready, Rest, Synced, Told
-from onchip.runtime.ranks import Ranks, rank_device, rank_threads, wait_for
+from onchip.runtime.ranks import Naps, Ranks, rank_device, rank_threads, silent, wait_for
 from onchip.runtime.row_sources import Source
 from onchip.runtime.slices import SliceFile, has_token
 from onchip.runtime.stream import Chunk, ChunkDone, run_chunks
+from onchip.runtime.worker import Worker
 from onchip.spec.recipe import Array
 
 
@@ -67,7 +70,14 @@ def _load_kernels() -> None:
 def _work(ranks: Ranks, orders: Orders, on_chunk: OnChunk) -> None:
     device = rank_device(orders.device, ranks, len(cuda_devices()) if orders.device == "cuda" else 0)
     threads = rank_threads(orders.threads, ranks) if device == "cpu" else None
-    engine = bind_plan(orders.plan, orders.weights, (device, threads), device, orders.debug)
+    ranks.wait_s = orders.deadline_s * START_PART
+    try:
+        plan, backend = read_plan(orders.plan, orders.weights, (device, threads), ranks)
+    except OnchipError as error:
+        if orders.meets:
+            ranks.meet(error)
+        raise
+    engine = Engine(plan, backend, device, orders.debug)
     engine.warm_up()
     with contextlib.ExitStack() as stack:
         file = None
@@ -79,26 +89,69 @@ def _work(ranks: Ranks, orders: Orders, on_chunk: OnChunk) -> None:
 def _work_on(
     ranks: Ranks, orders: Orders, engine: Engine, file: SliceFile | None, device: str, on_chunk: OnChunk
 ) -> None:
-    """Run the chunks that rank 0 deals, until it says that it is the end."""
+    """Run the chunks that rank 0 deals, until it says that it is the end. A thread runs them; this one talks."""
     sources, sent = _open_sources(orders, len(engine.plan.network.inputs))
-    ranks.send(0, Ready(device, can_read=not sent, can_write=file is not None))
-    inbox: deque[object] = deque()
-    under_way = 0
+    todo: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+    done: queue.SimpleQueue[Told] = queue.SimpleQueue()
 
     def dealt() -> Iterator[Chunk | None]:
-        nonlocal under_way
-        wait_s: float | None = orders.deadline_s * START_PART
         while True:
-            while (found := ranks.receive()) is not None:
-                inbox.append(found[1])
-            if not inbox and under_way:
-                yield None
+            try:
+                chunk = todo.get(block=not counts.under_way)
+            except queue.Empty:
+                yield None  # give what is done
                 continue
-            if not inbox:
-                inbox.append(wait_for(ranks, wait_s, f"rank 0 on {ranks.hosts[0]} hangs")[1])
-            if any(isinstance(message, End) for message in inbox):
+            if chunk is None:
                 return
-            message = inbox.popleft()
+            counts.under_way += 1
+            on_chunk(chunk)
+            yield chunk
+
+    def then(ran: ChunkDone) -> Told:
+        y = None if file is not None or orders.slices is None else ran.y.copy()
+        return Told(finished(ran, file.write if file is not None else None), y)
+
+    def work() -> None:
+        for told in run_chunks(engine, sent or sources, dealt(), then):
+            counts.under_way -= 1
+            done.put(told)
+            naps.news()
+
+    counts, naps = _Counts(), Naps()
+    worker = Worker(work, "onchip-engine")
+    try:
+        ranks.send(0, Ready(device, can_read=not sent, can_write=file is not None))
+        _talk(ranks, orders, file, sent, worker, todo, done, naps)
+    finally:
+        todo.put(None)
+    worker.join()
+
+
+@dataclass
+class _Counts:
+    under_way: int = 0  # chunks that the engine's thread has taken and not given yet
+
+
+def _talk(
+    ranks: Ranks,
+    orders: Orders,
+    file: SliceFile | None,
+    sent: Sequence[SentRows],
+    worker: Worker,
+    todo: queue.SimpleQueue[Chunk | None],
+    done: queue.SimpleQueue[Told],
+    naps: Naps,
+) -> None:
+    """Bring the worker what rank 0 deals, and rank 0 what the worker did, until the end."""
+    held, since = 0, time.monotonic()
+    wait_s: float | None = orders.deadline_s * START_PART  # for the first word of rank 0
+    for _ in naps:
+        worker.raise_error()
+        while (found := ranks.receive()) is not None:
+            naps.news()
+            since, message = time.monotonic(), found[1]
+            if isinstance(message, End):
+                return
             if isinstance(message, Rest):
                 if file is not None:
                     file.sync()
@@ -108,17 +161,13 @@ def _work_on(
                 for source, rows in zip(sent, message.rows or (), strict=True):
                     source.rows[message.chunk.start] = rows
                 wait_s = orders.deadline_s
-                under_way += 1
-                on_chunk(message.chunk)
-                yield message.chunk
-
-    def then(done: ChunkDone) -> Told:
-        y = None if file is not None or orders.slices is None else done.y.copy()
-        return Told(finished(done, file.write if file is not None else None), y)
-
-    for told in run_chunks(engine, sent or sources, dealt(), then):
-        under_way -= 1
-        ranks.send(0, told)
+                held += 1
+                todo.put(message.chunk)
+        while not done.empty():
+            held, since = held - 1, time.monotonic()
+            ranks.send(0, done.get())
+        if not held and wait_s is not None and time.monotonic() - since > wait_s:
+            raise silent(f"rank 0 on {ranks.hosts[0]} hangs", wait_s)
 
 
 def _threads(count: int) -> str:

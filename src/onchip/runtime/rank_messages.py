@@ -27,6 +27,7 @@ class Orders:
     sources: bytes | None  # pickled; None: the rows are rank 0's alone
     slices: Slices | None  # of the output
     deadline_s: float
+    meets: bool = False  # large weights are made by all together: who cannot take part says so at `Ranks.meet`
 
 
 # Messages. From a rank: Ready, Told, Synced, Bye, Failed; from rank 0: Deal, Rest, End.

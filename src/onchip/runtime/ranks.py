@@ -7,11 +7,13 @@ rank that waits leaves its core to others.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import io
 import os
 import pickle
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -19,18 +21,24 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from onchip.errors import DeviceError, RankError
+from onchip.errors import DeviceError, OnchipError, RankError
+from onchip.runtime import shared_memory
 
 # What launchers tell the processes that they start: Hydra and srun --mpi=pmi2, PMIx, Open MPI.
 _RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 _SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
+# The number among those of its machine: of Open MPI, of Hydra (MPICH, Intel), of srun.
+_LOCAL_NAMES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _TAG = 1
 _PART_BYTES = 1 << 30  # of a broadcast at a time: MPI counts in 32 bits
 _ALONE_S = 2.0  # in that time a rank 0 that fails, too, has ended the others
-_NAP_S = (0.0002, 0.005)  # between two looks: the first ones, and after a while
+_NAP_S = (0.0005, 0.005)  # between two looks: the first ones, and after so many turns without any news
+_QUIET_TURNS = 20
 
 
 class Ranks(Protocol):
+    wait_s: float  # for the slowest rank, at `meet`
+
     @property
     def rank(self) -> int: ...
     @property
@@ -42,6 +50,23 @@ class Ranks(Protocol):
 
     @property
     def local_size(self) -> int: ...
+    @property
+    def gpu_rank(self) -> int:
+        """Which GPU it takes, round robin: its number among the ranks that see the same ones."""
+        ...
+
+    @property
+    def local_cores(self) -> int:
+        """That the ranks of this machine may use, all together."""
+        ...
+
+    @property
+    def machine(self) -> int:
+        """The number of this one among the job's machines."""
+        ...
+
+    @property
+    def machines(self) -> int: ...
     @property
     def hosts(self) -> tuple[str, ...]:
         """The machine of every rank."""
@@ -63,6 +88,18 @@ class Ranks(Protocol):
         """Rows cuts[r] .. cuts[r + 1] - 1 of each array are rank r's; afterwards every rank has all of them."""
         ...
 
+    def exchange_machines(self, array: Any, cuts: Sequence[int]) -> None:
+        """Rows cuts[m] .. cuts[m + 1] - 1 of a shared array are machine m's; afterwards every machine has all."""
+        ...
+
+    def share(self, nbytes: int) -> Any:
+        """Memory that the ranks of a machine have in common, zeros; None if not all of the job's can. All call it."""
+        ...
+
+    def meet(self, error: OnchipError | None = None) -> None:
+        """Return when all ranks came here; raises, on all of them, the error that one of them brings."""
+        ...
+
     @property
     def is_over(self) -> bool:
         """Whether this rank has done its part."""
@@ -76,8 +113,13 @@ class Ranks(Protocol):
 class OneRank:
     """A job of a single process."""
 
-    rank, size, local_rank, local_size, is_over = 0, 1, 0, 1, True
+    rank, size, local_rank, local_size, gpu_rank, machine, machines, is_over = 0, 1, 0, 1, 0, 0, 1, True
     hosts = ("here",)
+    wait_s = float("inf")
+
+    @property
+    def local_cores(self) -> int:
+        return len(own_cores())
 
     def broadcast(self, value: Any) -> Any:
         return value
@@ -90,6 +132,16 @@ class OneRank:
 
     def exchange(self, arrays: Sequence[Any], cuts: Sequence[int]) -> None:
         pass
+
+    def exchange_machines(self, array: Any, cuts: Sequence[int]) -> None:
+        pass
+
+    def share(self, nbytes: int) -> Any:
+        return None
+
+    def meet(self, error: OnchipError | None = None) -> None:
+        if error is not None:
+            raise error
 
     def leave(self, code: int | None = None) -> None:
         pass
@@ -116,8 +168,14 @@ class MpiRanks:
                 "this rank is alone", got=f"{expected} ranks started, 1 seen by {MPI.Get_library_version().split()[0]}",
                 expected="mpiexec and mpi4py of the same MPI", hint="python -m mpi4py --mpi-library-version",
             )  # fmt: skip
-        local = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self._local = local = same_machine(self._comm, MPI)
         self.local_rank, self.local_size = local.rank, local.size
+        self.gpu_rank = gpu_rank(local.rank, local.size)
+        self._firsts = self._comm.Split(0 if local.rank == 0 else MPI.UNDEFINED)  # the first rank of each machine
+        first = (self._firsts.rank, self._firsts.size) if local.rank == 0 else None
+        self.machine, self.machines = local.bcast(first)
+        self.local_cores = len(set().union(*local.allgather(own_cores())))
+        self.wait_s = float("inf")
         self.hosts = tuple(self._comm.allgather(socket.gethostname()))
         self._sent: list[tuple[Any, Any]] = []  # requests under way, and what they send
         self.is_over, self._code = False, 1
@@ -141,10 +199,7 @@ class MpiRanks:
     def _broadcast(self, array: Any) -> None:
         data = array.view(np.uint8)
         for start in range(0, len(data), _PART_BYTES):
-            request = self._comm.Ibcast([data[start : start + _PART_BYTES], self._mpi.BYTE], root=0)
-            for _ in naps():
-                if request.Test():
-                    break
+            self._wait(self._comm.Ibcast([data[start : start + _PART_BYTES], self._mpi.BYTE], root=0))
 
     def send(self, to: int, message: Any) -> None:
         data = pickle.dumps(message, protocol=5)
@@ -166,10 +221,45 @@ class MpiRanks:
             places = [cut * row_bytes for cut in cuts]
             counts = [stop - start for start, stop in pairwise(places)]
             all_rows = [array, counts, places[:-1], self._mpi.BYTE]
-            request = self._comm.Iallgatherv(self._mpi.IN_PLACE, all_rows)
-            for _ in naps():
-                if request.Test():
-                    break
+            self._wait(self._comm.Iallgatherv(self._mpi.IN_PLACE, all_rows))
+
+    def exchange_machines(self, array: Any, cuts: Sequence[int]) -> None:
+        if self.local_rank:
+            return
+        row = self._mpi.BYTE.Create_contiguous(array[:1].nbytes).Commit()  # counts are rows: MPI counts in 32 bits
+        counts = [stop - start for start, stop in pairwise(cuts)]
+        self._wait(self._firsts.Iallgatherv(self._mpi.IN_PLACE, [array, counts, cuts[:-1], row]))
+        row.Free()
+
+    def share(self, nbytes: int) -> Any:
+        self.meet()
+        memory, path = None, ""
+        with contextlib.suppress(OSError):
+            if self.local_rank == 0:
+                path, memory = shared_memory.create(nbytes)
+        path = self._local.bcast(path)
+        with contextlib.suppress(OSError):
+            if self.local_rank and path:
+                memory = shared_memory.attach(path, nbytes)
+        all_can = self._comm.allreduce(memory is not None, self._mpi.LAND)
+        if self.local_rank == 0 and path:
+            shared_memory.forget(path)
+        return memory if all_can else None
+
+    def meet(self, error: OnchipError | None = None) -> None:
+        failed = np.array([0 if error is None else self.rank + 1])
+        self._wait(self._comm.Iallreduce(self._mpi.IN_PLACE, failed, self._mpi.MAX))
+        if failed[0]:
+            rank = int(failed[0]) - 1
+            raise of_rank(self._comm.bcast(error, root=rank), rank, self.hosts[rank])
+
+    def _wait(self, request: Any) -> None:
+        started = time.monotonic()
+        for _ in Naps():
+            if request.Test():
+                return
+            if time.monotonic() - started > self.wait_s:
+                raise silent("a rank hangs while weights are made", self.wait_s)
 
     def leave(self, code: int | None = None) -> None:
         self.is_over, self._code = code is None, code or 0
@@ -177,6 +267,11 @@ class MpiRanks:
     def _end(self) -> None:
         if not self.is_over and not self._mpi.Is_finalized():
             self._comm.Abort(self._code)
+
+
+def same_machine(comm: Any, mpi: Any) -> Any:
+    """The ranks of this machine, as MPI sees it."""
+    return comm.Split_type(mpi.COMM_TYPE_SHARED)
 
 
 _world: MpiRanks | None = None  # made once: all that a process does with others goes the same way
@@ -192,6 +287,15 @@ def launched_as(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
     return (int(rank), int(size)) if rank.isdigit() and size.isdigit() else None
 
 
+def gpu_rank(local_rank: int, local_size: int, env: Mapping[str, str] = os.environ) -> int:
+    """The number by which a rank takes a GPU, of its place among the ranks with which it shares memory.
+
+    Ranks in a container each share none, and MPI takes each for a machine; the launcher knows better.
+    """
+    said = next((env[name] for name in _LOCAL_NAMES if name in env), "")
+    return int(said) if local_size == 1 and said.isdigit() else local_rank
+
+
 def find_ranks() -> Ranks:
     """The ranks of this job: MPI's, where a launcher started this process, else this one alone."""
     global _world
@@ -199,7 +303,7 @@ def find_ranks() -> Ranks:
     if launched is None or launched[1] == 1:
         return OneRank()
     _world = _world or MpiRanks(launched[1])
-    _world.is_over = False
+    _world.is_over, _world.wait_s = False, float("inf")
     return _world
 
 
@@ -218,23 +322,40 @@ def hush(ranks: Ranks) -> None:
     atexit.register(tell)
 
 
-def naps() -> Iterator[int]:
-    """Count up, with a short sleep after each turn, longer ones after a while."""
-    for turn in range(1 << 62):
-        yield turn
-        time.sleep(_NAP_S[turn > 50])
+class Naps:
+    """Turns of a loop with a short sleep between them, which news ends; a longer one after a while without any."""
+
+    def __init__(self) -> None:
+        self._news = threading.Event()
+
+    def news(self) -> None:
+        """Something came, or another thread has something: look again at once."""
+        self._news.set()
+
+    def __iter__(self) -> Iterator[None]:
+        quiet = 0
+        while True:
+            yield
+            quiet = 0 if self._news.wait(_NAP_S[quiet > _QUIET_TURNS]) else quiet + 1
+            self._news.clear()
 
 
 def wait_for(ranks: Ranks, seconds: float | None, what: str) -> tuple[int, Any]:
     """The next message; RankError if none comes in so many seconds. None: wait as long as it takes."""
     started = time.monotonic()
-    for _ in naps():
+    for _ in Naps():
         if (found := ranks.receive()) is not None:
             return found
         if seconds is not None and time.monotonic() - started > seconds:
             break
+    assert seconds is not None
+    raise silent(what, seconds)
+
+
+def silent(what: str, seconds: float) -> RankError:
+    """What is raised of a rank from which no message came in so many seconds."""
     hint = "--deadline, if this is no hang; --resume goes on with what is done"
-    raise RankError(what, got=f"no word for {seconds:g} s", expected="a message", hint=hint)
+    return RankError(what, got=f"no word for {seconds:g} s", expected="a message", hint=hint)
 
 
 def gather_all(ranks: Ranks, value: Any) -> list[Any]:
@@ -249,17 +370,26 @@ def gather_all(ranks: Ranks, value: Any) -> list[Any]:
     return found
 
 
+def of_rank(error: OnchipError, rank: int, host: str) -> OnchipError:
+    """The same error, and whose it is."""
+    what = f"{error.what} (rank {rank} on {host})"
+    return type(error)(what, got=error.got, expected=error.expected, hint=error.hint)
+
+
 def rank_device(device: str, ranks: Ranks, gpus: int) -> str:
     """A rank's device: "cuda" is the GPU of its number on its machine, round robin; others are as they are named."""
     if device != "cuda" or ranks.size == 1 or gpus == 0:
         return device
-    return f"cuda:{ranks.local_rank % gpus}"
+    return f"cuda:{ranks.gpu_rank % gpus}"
 
 
 def rank_threads(threads: int | None, ranks: Ranks) -> int | None:
     """A rank's threads on a CPU: the ranks of a machine share its cores, unless somebody says."""
     if threads is not None or ranks.local_size == 1:
         return threads
-    from onchip.runtime.cpu import core_count
+    return max(1, min(len(own_cores()), ranks.local_cores // ranks.local_size))
 
-    return max(1, core_count() // ranks.local_size)
+
+def own_cores() -> set[int]:
+    """The cores that this process may use, by their numbers."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,17 +11,17 @@ from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights, plan_to_json
 from onchip.plan.scale_out import choose_ranks
+from onchip.runtime.cpu import CpuBackend
+from onchip.runtime.cpu_weights import large_weights
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
-from onchip.runtime.engine import Engine, bind_plan, find_device, place, plan_and_reason
+from onchip.runtime.engine import Backend, Engine, place, plan_and_reason, read_plan
 from onchip.runtime.output import PartialOutput
 from onchip.runtime.rank_messages import DEADLINE_S, Orders
 from onchip.runtime.ranks import Ranks, rank_threads
 from onchip.runtime.row_sources import Source
-from onchip.runtime.stream import LEAST_PIECE_ROWS, Chunk, chunks_of, cut_rows, piece_rows, reads_ahead
+from onchip.runtime.stream import Chunk, chunks_of, cut_rows, piece_rows, reads_ahead, share_rows
 from onchip.runtime.team import Team, pack_sources
 from onchip.spec.network import Network
-
-CHUNKS_A_WORKER = 8  # at least, where there are rows enough: who is done sooner takes another
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def start_job(
         raise InputError("several GPUs a rank", got=got, expected="one GPU a rank", hint=hint)
     total, text = len(sources[0]), "" if output is None else output.plan
     names = [f"cuda:{number}" for number in how.gpus]
-    first = None
+    placed: list[tuple[Plan, Backend, str]] = []
     if text:
         kind = json.loads(text)["device"]["kind"]
         names = names or [kind if how.device == "auto" else how.device]
@@ -65,21 +64,22 @@ def start_job(
         names = names or [chosen.partition(" ")[0]]
         kind, text, weights = plan.device.kind, plan_to_json(plan), given_weights(plan.network)
         if kind == "cpu" and ranks.size > 1:
-            backend = find_device("cpu", rank_threads(how.threads, ranks))[1]
-        cuts = cut_rows(total, _chunk_rows(plan, total, how.batch, len(names) * ranks.size), reads_ahead(plan))
-        first = plan, backend, chosen
-    if output is not None:
-        output.begin(text, () if first is None else cuts)
-        cuts = output.cuts
+            backend = CpuBackend(rank_threads(how.threads, ranks), ranks)
+        cuts = _cuts(plan, total, how.batch, len(names) * ranks.size)
+        placed = [(plan, backend, chosen)]
     threads = rank_threads(how.threads, ranks) if kind == "cpu" else None
+    for name in names[len(placed) :]:
+        placed.append((*read_plan(text, weights, (name, threads), ranks), name))
+    if output is not None:
+        output.begin(text, cuts if output.plan == "" else ())
+        cuts = output.cuts
     if ranks.size > 1:
         asked = how.device if how.device.startswith("cuda:") else kind
         slices = None if output is None else output.slices
+        meets = kind == "cpu" and bool(large_weights(placed[0][0]))
         packed = pack_sources(sources)
-        team.begin(Orders(text, weights, asked, how.threads, how.debug, packed, slices, how.deadline_s))
-    engines = [] if first is None else [Engine(*first, debug=how.debug)]
-    for name in names[len(engines) :]:
-        engines.append(bind_plan(text, weights, (name, threads), name, how.debug))
+        team.begin(Orders(text, weights, asked, how.threads, how.debug, packed, slices, how.deadline_s, meets))
+    engines = [Engine(*each, debug=how.debug) for each in placed]
     for engine in engines:
         engine.warm_up()
     return engines, chunks_of(cuts, total)
@@ -96,11 +96,12 @@ def ranks_for(net: Network, device: str, job: Job) -> tuple[int, str]:
     return choose_ranks(plan_and_reason(net, device, job)[0], job.batch, len(cuda_devices()))
 
 
-def _chunk_rows(plan: Plan, total: int, batch: int | None, workers: int) -> int:
+def _cuts(plan: Plan, total: int, batch: int | None, workers: int) -> tuple[int, ...]:
+    """Where the chunks of a job begin."""
     rows = piece_rows(plan) if batch is None else batch
     if batch is None and workers > 1:
-        rows = min(rows, max(LEAST_PIECE_ROWS, math.ceil(total / (workers * CHUNKS_A_WORKER))))
-    return rows
+        return share_rows(plan, total, rows, workers)
+    return cut_rows(total, rows, reads_ahead(plan))
 
 
 def parse_gpus(text: str) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ BETWEEN_BYTES = 256 << 20  # of values between groups at a time
 GPU_BETWEEN_PART = 8  # on a GPU: of its memory, since a piece is some chunks, each with work for the whole GPU
 PIECE_US = 250_000  # by the plan's estimate at a time: progress is told and Ctrl-C heard a few times a second
 LEAST_PIECE_ROWS = 64  # but weights are read once a piece: share them between some rows
+MESSAGE_US = 500  # that a piece costs a worker among several: written, told, recorded
 LONG_ROWS, FIRST_PART = 1 << 16, 8  # a piece of so many rows takes a while to read: the first is such a part of it
 
 
@@ -62,6 +64,26 @@ def cut_rows(total: int, batch_rows: int, ahead: bool) -> tuple[int, ...]:
     check_piece(batch_rows)
     first = batch_rows // FIRST_PART if ahead and batch_rows >= LONG_ROWS else batch_rows
     return (0, *range(first, total, batch_rows)) if total else ()
+
+
+def share_rows(plan: Plan, total: int, most: int, workers: int) -> tuple[int, ...]:
+    """Where pieces of at most so many rows begin, for several workers: the last are short, so that all end together."""
+    least = _least_rows(plan, max(1, min(most, total // (2 * workers))))
+    cuts, start = [], 0
+    while start < total:
+        cuts.append(start)
+        start += min(most, max(least, math.ceil((total - start) / (2 * workers))))
+    return tuple(cuts)
+
+
+def _least_rows(plan: Plan, most: int) -> int:
+    """How short pieces should become: who is done waits for half of one, but a row takes longer in short ones."""
+
+    def row_us(rows: int) -> float:
+        return (plan.estimate_at(rows) + MESSAGE_US) / rows
+
+    sizes = [most >> i for i in range(most.bit_length())]
+    return min(sizes, key=lambda rows: plan.estimate_at(rows) / 2 + (row_us(rows) - row_us(most)) * most)
 
 
 @dataclass(frozen=True)

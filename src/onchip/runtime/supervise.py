@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class Reporter:
 
     def __init__(self, ranks: Ranks) -> None:
         self._socket: socket.socket | None = None
+        self._lock = threading.Lock()  # the thread that runs chunks reports, too
         path = os.environ.get(SOCKET)
         if path is None or ranks.size == 1:
             return
@@ -70,7 +72,7 @@ class Reporter:
 
     def _tell(self, **what: Any) -> None:
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # who started it is gone: the launcher ends it
+            with self._lock, contextlib.suppress(OSError):  # who started it is gone: the launcher ends it
                 self._socket.sendall(json.dumps(what).encode() + b"\n")
 
 

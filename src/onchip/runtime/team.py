@@ -1,15 +1,15 @@
 """Rank 0's side of a job: its workers are the engines of this process and the other ranks (follow.py).
 
 Chunks are dealt to whoever is free. Rank 0 plans, tells the others (`Orders`), deals, keeps the manifest and works
-itself; between two of its own chunks it answers what came in. Every other rank has a chunk in work and one waiting, so
-that it does not wait for that. Rows that a rank cannot read from a file of its own, and results that it cannot write,
-travel with the messages.
+itself: a thread runs its chunks, and the main one answers what comes in meanwhile. Every other rank has a chunk in work
+and one waiting. Rows that a rank cannot read from a file of its own, and results that it cannot write, travel with the
+messages, while it runs another chunk.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
+import functools
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from onchip.errors import OnchipError, RankError
+from onchip.errors import RankError
 from onchip.runtime.deal import Dealer, OnChunk, StreamReport, finished
 from onchip.runtime.engine import Engine
 from onchip.runtime.output import PartialOutput
@@ -34,10 +34,11 @@ from onchip.runtime.rank_messages import (
     Synced,
     Told,
 )
-from onchip.runtime.ranks import Ranks, naps
+from onchip.runtime.ranks import Naps, Ranks, of_rank
 from onchip.runtime.row_sources import Source
 from onchip.runtime.slices import SliceFile
 from onchip.runtime.stream import Chunk, run_chunks
+from onchip.runtime.worker import Worker
 from onchip.spec.recipe import Array
 
 GOODBYE_S = 5.0  # ranks that do not end in that time are ended
@@ -54,12 +55,13 @@ class Team:
         self._others = set(range(1, ranks.size))
         self._ready: dict[int, Ready] = {}
         self._synced: set[int] = set()
-        self._has_orders = False
+        self._has_orders, self._naps = False, Naps()
 
     def begin(self, orders: Orders) -> None:
         """Tell the other ranks what to do; they make themselves ready meanwhile."""
         self._has_orders = True
         self._ranks.broadcast(orders)
+        self._ranks.wait_s = self._deadline_s * START_PART
 
     def run(
         self,
@@ -81,55 +83,53 @@ class Team:
             self._serve()
             on_progress(self._dealer.rows_done, self._dealer.rows_per_s)
 
-        if len(engines) > 1:
-            self._run_threads(engines, tick)
-        else:
-
-            def own() -> Iterator[Chunk]:
-                while (chunk := self._dealer.take(0)) is not None:
-                    on_chunk(chunk)
-                    yield chunk
-
-            with _open_slices(output) as write:
-                for told in run_chunks(engines[0], sources, own(), lambda done: finished(done, write)):
-                    self._dealer.finish(0, told)
-                    tick()
-            on_chunk(None)
-        for _ in naps():
-            tick()
-            # A rank that is not ready yet, in a short job, has nothing to bring to the disk.
-            if self._dealer.is_done and self._synced >= set(self._ready):
-                break
+        workers = self._start(engines, on_chunk)
+        try:
+            for _ in self._naps:
+                tick()
+                for worker in workers:
+                    worker.raise_error()
+                # A rank that is not ready yet, in a short job, has nothing to bring to the disk.
+                if self._dealer.is_done and self._synced >= set(self._ready):
+                    break
+        except BaseException as error:
+            self._dealer.stop()
+            if not isinstance(error, RankError):  # of those it may be this rank that hangs
+                for worker in workers:
+                    worker.join(GOODBYE_S)
+            raise
+        for worker in workers:
+            worker.join()
         return self._dealer.report(engines[0].output)
 
-    def _run_threads(self, engines: Sequence[Engine], tick: Callable[[], None]) -> None:
-        """Several engines in this process, a thread each."""
+    def _start(self, engines: Sequence[Engine], on_chunk: OnChunk) -> list[Worker]:
+        """A thread for each engine of this process, which takes chunks until none is left."""
         dealer, output = self._dealer, self._output
-        packed = pack_sources(self._sources)
+        is_alone = len(engines) == 1 and not self._others
+        packed = None if is_alone else pack_sources(self._sources)
 
-        def work(worker: int) -> None:
-            # Random rows are drawn in order, so each thread has its own; rows in memory are shared.
+        def take(number: int) -> Chunk | None:
+            chunk = dealer.take(number)
+            if len(engines) == 1:
+                on_chunk(chunk)
+            return chunk
+
+        def work(number: int) -> None:
+            # A file is read, and random rows are drawn, from one place to the next: every thread has its own. Rows in
+            # memory are shared.
             sources = self._sources if packed is None else pickle.loads(packed)
             with _open_slices(output) as write:
-                chunks = iter(lambda: dealer.take(worker), None)
-                for told in run_chunks(engines[worker], sources, chunks, lambda done: finished(done, write)):
-                    dealer.finish(worker, told)
+                chunks = iter(lambda: take(number), None)
+                for told in run_chunks(engines[number], sources, chunks, lambda done: finished(done, write)):
+                    dealer.finish(number, told)
+                    self._naps.news()
 
-        with concurrent.futures.ThreadPoolExecutor(len(engines), thread_name_prefix="onchip-gpu") as pool:
-            waiting = {pool.submit(work, worker) for worker in range(len(engines))}
-            try:
-                while waiting:
-                    done, waiting = concurrent.futures.wait(waiting, 0.05, concurrent.futures.FIRST_EXCEPTION)
-                    for future in done:
-                        future.result()
-                    tick()
-            except BaseException:
-                dealer.stop()
-                raise
+        return [Worker(functools.partial(work, number), f"onchip-engine-{number}") for number in range(len(engines))]
 
     def _serve(self) -> None:
         """Answer the messages that came; RankError for a rank that hangs, and what another rank failed with."""
         while (found := self._ranks.receive()) is not None:
+            self._naps.news()
             rank, message = found
             if isinstance(message, Ready):
                 self._ready[rank] = message
@@ -141,11 +141,11 @@ class Team:
                     told = replace(told, record=replace(told.record, crc=crc))
                 self._dealer.finish(rank, told)
             elif isinstance(message, Failed):
-                raise _of_rank(message.error, rank, self._ranks.hosts[rank])
+                raise of_rank(message.error, rank, self._ranks.hosts[rank])
             elif isinstance(message, Synced):
                 self._synced.add(rank)
             self._deal(rank)
-        late = self._dealer.late(self._deadline_s)
+        late = self._dealer.late(self._deadline_s) if self._others else None
         if late is not None:
             rank, chunk = late
             raise RankError(
@@ -187,7 +187,7 @@ class Team:
         left, started = set(self._others), time.monotonic()
         are_slow = error is None and set(self._ready) < self._others  # some may be compiling yet
         wait_s = self._deadline_s * START_PART if are_slow else GOODBYE_S
-        for _ in naps():
+        for _ in Naps():
             while (found := self._ranks.receive()) is not None:
                 if isinstance(found[1], Bye):
                     left.discard(found[0])
@@ -214,8 +214,3 @@ def pack_sources(sources: Sequence[Source]) -> bytes | None:
         return pickle.dumps(tuple(sources))
     except (pickle.PicklingError, AttributeError, TypeError):  # the latter of what cannot be pickled at all
         return None
-
-
-def _of_rank(error: OnchipError, rank: int, host: str) -> OnchipError:
-    what = f"{error.what} (rank {rank} on {host})"
-    return type(error)(what, got=error.got, expected=error.expected, hint=error.hint)

@@ -16,6 +16,8 @@ Array = np.ndarray[Any, Any]
 Attribute = int | float | str | bool | None | tuple["Attribute", ...]
 F = TypeVar("F", bound=Callable[..., Array])
 
+SLICE_ROWS = 1024  # a sliced_op makes products of so many rows: slices that begin at multiples of it have the same bits
+
 _EVALUATORS: dict[str, Callable[..., Array]] = {}
 _IN_SLICES: set[str] = set()
 
@@ -27,7 +29,10 @@ def recipe_op(function: F) -> F:
 
 
 def sliced_op(function: F) -> F:
-    """A recipe_op that can be made in slices: row i of the result comes of row i of the first source."""
+    """A recipe_op that can be made in slices: row i of the result comes of row i of the first source.
+
+    Its bits are the same in any slices that begin at multiples of SLICE_ROWS.
+    """
     _IN_SLICES.add(op_name(function))
     return recipe_op(function)
 
@@ -81,12 +86,21 @@ def _evaluator(op: str) -> Callable[..., Array]:
 
 def evaluate(recipe: Recipe, arrays: Sequence[Array]) -> Array:
     """What the recipe promises, made of its sources in NumPy; floats are rounded to its dtype once, at the end."""
+    return _evaluate(recipe, arrays, recipe.shape)
+
+
+def evaluate_rows(recipe: Recipe, arrays: Sequence[Array], start: int, stop: int) -> Array:
+    """Rows start .. stop - 1 of what a sliced_op makes; start is a multiple of SLICE_ROWS."""
+    return _evaluate(recipe, [arrays[0][start:stop], *arrays[1:]], (stop - start, *recipe.shape[1:]))
+
+
+def _evaluate(recipe: Recipe, arrays: Sequence[Array], shape: tuple[int, ...]) -> Array:
     array = _evaluator(recipe.op)(*arrays, **dict(recipe.attributes))
     wanted = numpy_dtype(recipe.dtype)
     if "float" in array.dtype.name and "float" in recipe.dtype:
         array = np.asarray(array, wanted, order="C")
-    if array.shape != recipe.shape or array.dtype != wanted:
-        promised, got = f"{recipe.shape} {recipe.dtype}", f"{array.shape} {array.dtype}"
+    if array.shape != shape or array.dtype != wanted:
+        promised, got = f"{shape} {recipe.dtype}", f"{array.shape} {array.dtype}"
         raise AssertionError(f"recipe {recipe.op} promised {promised}, made {got}")
     return array
 

@@ -35,7 +35,7 @@ from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.spec.layers import TokenConv
 from onchip.spec.network import Network
-from onchip.spec.recipe import Array, Recipe, recipe_op
+from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 from onchip.spec.types import DTYPE_BYTES
 
 _STORED = {
@@ -169,9 +169,11 @@ class TokenMax:
             code = code_of(branch.activation)
             window = (conv.layer.stride, conv.layer.pads[0], P)
             rows.append((K, *window, padded(C), C, code, column[branch.last], branch.window))
-            recipes[f"table{i}"] = Recipe.of(
-                token_table, (conv.weights["weight"],), (V, K, padded(C)), stored, width=padded(C), tables=job.tables
-            )
+            table, width = conv.weights["weight"], padded(C)
+            recipe = Recipe.of(token_table, (table,), (V, K, width), stored, width=width, tables=job.tables)
+            if job.tables == "fp32" and width == C:  # no copy of a large table
+                recipe = Recipe.of(as_is, (table,), (V, K, C))
+            recipes[f"table{i}"] = recipe
             bias = conv.weights.get("bias")
             recipes[f"bias{i}"] = padded_bias(bias, C)
             if dtype == FLOAT8:
@@ -229,8 +231,6 @@ class TokenMax:
 def token_table(T: Array, width: int, tables: str) -> Array:
     """(V, K, C) -> (V, K, width), zeros behind C; in half precision and in 8 bits as bits."""
     V, K, C = T.shape
-    if tables == "fp32" and width == C:
-        return np.ascontiguousarray(T)
     out = np.zeros((V, K, width), _STORED[tables][0])
     if tables == "fp8":
         _check_finite(T, tables)

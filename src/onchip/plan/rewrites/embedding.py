@@ -8,9 +8,7 @@ from onchip.plan.rewrites.drop import drop_unread
 from onchip.plan.rewrites.edit import Draft, Told
 from onchip.spec.layers import Conv1d, Embedding, Linear, Permute, Reshape, TokenConv
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, sliced_op
-
-_BLOCK_ROWS = 1024  # tables are built in products of this many tokens
+from onchip.spec.recipe import SLICE_ROWS, Array, sliced_op
 
 
 def fold_embeddings(net: Network) -> Told:
@@ -78,6 +76,6 @@ def token_tables(rows: Array, W: Array) -> Array:
     made = np.empty((V, len(taps), C_out), W.dtype)
     for k, tap in enumerate(taps):
         tap = np.ascontiguousarray(tap)
-        for v in range(0, V, _BLOCK_ROWS):
-            made[v : v + _BLOCK_ROWS, k] = rows[v : v + _BLOCK_ROWS] @ tap
+        for v in range(0, V, SLICE_ROWS):
+            made[v : v + SLICE_ROWS, k] = rows[v : v + SLICE_ROWS] @ tap
     return made

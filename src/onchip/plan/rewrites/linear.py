@@ -9,7 +9,7 @@ import numpy as np
 from onchip.plan.rewrites.edit import Draft, Moves, Told, moves_as_data, moves_before, moves_behind, origin
 from onchip.spec.layers import Linear, Permute, Reshape
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, recipe_op, sliced_op
+from onchip.spec.recipe import SLICE_ROWS, Array, recipe_op, sliced_op
 
 
 def merge_linears(net: Network) -> Told:
@@ -63,7 +63,11 @@ def _merge(draft: Draft, first: Node, second: Node) -> None:
 
 @sliced_op
 def merged_weight(W2: Array, W1: Array) -> Array:
-    return W2.astype(np.float64) @ W1.astype(np.float64)
+    wide = W1.astype(np.float64)
+    made = np.empty((len(W2), W1.shape[1]))
+    for row in range(0, len(W2), SLICE_ROWS):
+        made[row : row + SLICE_ROWS] = W2[row : row + SLICE_ROWS].astype(np.float64) @ wide
+    return made
 
 
 @recipe_op

@@ -21,6 +21,7 @@ from onchip.spec.layers import (
     Div,
     Erf,
     Exp,
+    Greater,
     Layer,
     Log,
     Mask,
@@ -36,9 +37,9 @@ from onchip.spec.layers import (
 )
 
 FUNCTIONS: tuple[type[Layer], ...] = (Abs, Sqrt, Reciprocal, Exp, Log, Sin, Cos, Erf)  # by their codes in `apply`
-COMBINATIONS: tuple[type[Layer], ...] = (Add, Mul, Max, Min, Sub, Div, PReLU, Mask, Pow)  # by their codes in `combine`
+COMBINATIONS: tuple[type[Layer], ...] = (Add, Mul, Max, Min, Sub, Div, PReLU, Mask, Pow, Greater)  # by their codes
 _ABS, _SQRT, _RECIPROCAL, _EXP, _LOG, _SIN, _COS, _ERF = range(8)
-_ADD, _MUL, _MAX, _MIN, _SUB, _DIV, _PRELU, _MASK, _POW = range(9)
+_ADD, _MUL, _MAX, _MIN, _SUB, _DIV, _PRELU, _MASK, _POW, _GREATER = range(10)
 
 _f = np.float32
 _ZERO, _ONE, _TWO, _HALF = _f(0), _f(1), _f(2), _f(0.5)
@@ -210,3 +211,6 @@ def combine(to: int, first: int, second: int, count: int, code: int) -> None:
     elif code == _MASK:
         for n in range(count):
             y[n] = _ZERO if b[n] == _ZERO else a[n]
+    elif code == _GREATER:
+        for n in range(count):
+            y[n] = _ONE if a[n] > b[n] else _ZERO

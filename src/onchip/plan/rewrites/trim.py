@@ -14,6 +14,8 @@ def trim_convs(net: Network) -> Told:
     """Conv -> Slice of neighbouring pixels   becomes   Conv with fewer pads, where pads are what is cut off:
     as of a causal convolution, which is padded on both sides and loses its end.
     """
+    if not any(isinstance(node.layer, Slice) for node in net.nodes):
+        return net, []
     draft = Draft(net)
     told = []
     for node in net.nodes:

@@ -44,6 +44,7 @@ from onchip.spec.layers import (
     GlobalMin,
     GlobalNorm,
     GlobalSum,
+    Greater,
     GroupNorm,
     HardSigmoid,
     HardSwish,
@@ -137,7 +138,18 @@ def _on_tame_floats(grow: Growing, kind: type[Layer]) -> None:
 
 def _mask(grow: Growing, kind: type[Layer]) -> None:
     if (value := grow.some_float()) is not None:
-        grow.add(Mask(), value, mask=grow.row(value))
+        if grow.pick(YES_NO):
+            grow.add(Mask(), value, mask=grow.row(value))
+        else:
+            grow.add(Mask(), value, grow.add(ReLU(), value))
+
+
+def _greater(grow: Growing, kind: type[Layer]) -> None:
+    """Of an input and constants, which nothing rounds: what is rounded might be on the other side."""
+    values = [value for value in grow.inputs if value not in grow.steps and grow.is_float(value)]
+    if values:
+        value = grow.pick(values)
+        grow.add(Greater(), value, **{grow.pick(("first", "constant")): grow.row(value)})
 
 
 def _ordered(grow: Growing, kind: type[Layer]) -> None:
@@ -364,6 +376,7 @@ MAKERS: dict[type[Layer], Callable[[Growing, Any], None]] = {
     **dict.fromkeys((Exp, Log, Sqrt, Reciprocal, Sin, Cos), _on_tame_floats),
     **dict.fromkeys((Sub, Div, Pow, PReLU), _ordered),
     Mask: _mask,
+    Greater: _greater,
     **dict.fromkeys((Softmax, LogSoftmax), _over_axis),
     **dict.fromkeys((GlobalMax, GlobalMean, GlobalMin, GlobalSum, GlobalNorm), _global),
     **dict.fromkeys((ArgMax, ArgMin), _argument),

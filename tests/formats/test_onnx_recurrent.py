@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import onchip
 from onchip.formats.onnx_ops.base import READERS
 from onchip.kernels import reference
 from onchip.spec.layers import Recurrent
-from onnx_models import model, numbers, op, read, refused
+from onnx_models import check_meaning, model, numbers, op, read, refused
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -115,3 +116,21 @@ def test_rows_first(tmp_path):
     proto = model([op("LSTM", "x w r b", "made", layout=1), op("Squeeze", "made two")], x=("B", 5, 4), weights={
         name: WEIGHTS[name] for name in "wrb"} | {"two": np.array([2])})  # fmt: skip
     assert [node.layer.kind for node in read(tmp_path, proto).nodes] == ["Linear", "LSTM"]
+
+
+def test_zeros_that_are_stretched_along_the_batch(tmp_path):
+    """How torch's other exporter has an LSTM begin."""
+    weights = {
+        "none": np.zeros((), np.float32), "layers": np.array([1]), "width": np.array([3]),
+        "w": numbers(1, 12, 4), "r": numbers(1, 12, 3),
+    }  # fmt: skip
+    nodes = [
+        op("Shape", "x", "rows", start=0, end=1), op("Concat", "layers rows width", "sizes", axis=0),
+        op("Expand", "none sizes", "h"), op("Transpose", "x", "t", perm=[1, 0, 2]),
+        helper.make_node("LSTM", ["t", "w", "r", "", "", "h", "h"], ["s"], hidden_size=3),
+        op("Squeeze", "s layers", "s1"), op("Transpose", "s1", perm=[1, 0, 2]),
+    ]  # fmt: skip
+    net = check_meaning(tmp_path, model(nodes, weights, ("N", 5, 4)))
+    assert [node.layer.kind for node in net.nodes] == ["Linear", "LSTM"]
+    twice = [*nodes[:1], op("Concat", "rows rows width", "sizes", axis=0), *nodes[2:]]
+    refused(tmp_path, model(twice, weights, ("N", 5, 4)), "the batch once")

@@ -1,4 +1,4 @@
-"""Comparisons of ids: masks, exactly as ONNX Runtime has them."""
+"""Comparisons of ids and of floats: masks and choices, exactly as ONNX Runtime has them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from onnx_models import check_meaning, model, op, refused
+from onnx_models import check_meaning, model, numbers, op, refused
 
 KINDS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 CAST = op("Cast", "m", to=TensorProto.FLOAT)
@@ -22,7 +22,7 @@ def masks(nodes, weights, element=TensorProto.INT64):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("element", [TensorProto.INT64, TensorProto.INT32])
 def test_comparisons(tmp_path, kind, operands, element):
-    for number in (0, 2, -1):  # ids are 0 to 4
+    for number in (0, 2, -1, 1 << 30):  # ids are 0 to 4
         k = np.array(number, "i8" if element == TensorProto.INT64 else "i4")
         check_meaning(tmp_path, masks([op(kind, operands, "m"), CAST], {"k": k}, element), rows=40)
 
@@ -36,9 +36,59 @@ def test_a_mask_of_ids_that_are_no_padding(tmp_path):
     check_meaning(tmp_path, masks(nodes, weights))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_floats(tmp_path, kind):
+    """With numbers that some of them are equal to, on either side; and with another value."""
+    near = numbers(5, 4, seed=3).round().astype("f4")
+    nodes = [
+        op("Mul", "x near", "z"), op("Clip", "z low high", "c"), op(kind, "c near", "a"), op(kind, "near c", "b"),
+        op(kind, "c x", "d"), op("And", "a b", "e"), op("Or", "e d", "m"), CAST,
+    ]  # fmt: skip
+    weights = {"near": near[:1], "low": np.array(-1, "f4"), "high": np.array(1, "f4")}
+    check_meaning(tmp_path, model(nodes, weights))
+
+
+def test_ids_with_ids(tmp_path):
+    nodes = [op("Gather", "x one", "k", axis=1), op("LessOrEqual", "x k", "m"), CAST]
+    check_meaning(tmp_path, masks(nodes, {"one": np.array([1])}), rows=40)
+    several = [op("Equal", "x many", "m"), CAST]
+    check_meaning(tmp_path, masks(several, {"many": np.arange(7)}), rows=40)
+
+
+@pytest.mark.parametrize("axis", [-1, 1])
+def test_one_hot(tmp_path, axis):
+    weights = {"depth": np.array(5), "of": np.array([0.5, 2], "f4"), "bits": np.array([0, 1])}
+    check_meaning(tmp_path, masks([op("OneHot", "x depth of", axis=axis)], weights))
+    check_meaning(tmp_path, masks([op("OneHot", "x depth bits", "m", axis=axis), CAST], weights))
+    refused(tmp_path, masks([op("OneHot", "x depth bits", axis=0)], weights), "axis out of range")
+
+
+CHOICES = {
+    "soft threshold": "Where(x > t, x - t, 0)",
+    "scores": "Softmax(Where(x <= t, -inf, x))",
+    "values": "Where(not x < t, exp(99 x), sign(x))",
+    "numbers": "Where(x == t, many, 3)",
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_where(tmp_path, case):
+    nodes = {
+        "soft threshold": [op("Greater", "x t", "m"), op("Sub", "x t", "a"), op("Where", "m a zero")],
+        "scores": [op("LessOrEqual", "x t", "m"), op("Where", "m less x", "s"), op("Softmax", "s", axis=-1)],
+        "values": [op("Less", "x t", "n"), op("Not", "n", "m"), op("Mul", "x high", "h"), op("Exp", "h", "a"),
+                   op("Reciprocal", "a", "r"), op("Sign", "x", "b"), op("Where", "m r b")],
+        "numbers": [op("Equal", "x t", "m"), op("Where", "m many three")],
+    }[case]  # fmt: skip
+    constants = {"t": 0.1, "zero": 0, "less": -np.inf, "high": 99, "three": 3}
+    weights = {name: np.array(number, "f4") for name, number in constants.items()}
+    check_meaning(tmp_path, model(nodes, weights | {"many": numbers(1, 4)}))
+
+
 REFUSED = {
-    "floats": ([op("Greater", "y0 f", "m"), CAST], "only ints can be compared"),
-    "several numbers": ([op("Equal", "x many", "m"), CAST], "only with one number"),
+    "ids that are chosen": ([op("Equal", "x k", "m"), op("Where", "m x x")], "only floats can be chosen"),
+    "between zeros": ([op("Equal", "x k", "m"), op("Where", "m f0 f0")], "chooses between zeros"),
+    "and": ([op("And", "x x")], "needs comparisons before it"),
     "an output": ([op("Equal", "x k")], "a Cast to a float"),
     "a sum": ([op("Equal", "x k", "m"), op("Add", "m m")], "a Cast to a float"),
     "not of numbers": ([op("Not", "x")], "needs a comparison before it"),
@@ -48,6 +98,5 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(tmp_path, case):
     nodes, word = REFUSED[case]
-    weights = {"k": np.array(0), "many": np.arange(7), "f": np.array(0.5, "f4")}
-    first = [op("Cast", "x", "y0", to=TensorProto.FLOAT)] if case == "floats" else []
-    refused(tmp_path, masks([*first, *nodes], weights), word)
+    weights = {"k": np.array(0), "f0": np.array(0, "f4")}
+    refused(tmp_path, masks(nodes, weights), word)

@@ -61,6 +61,18 @@ def test_parts_in_front_of_the_batch(tmp_path, sizes):
     assert "Permute" not in kinds  # nothing is moved
 
 
+def test_parts_one_by_one(tmp_path):
+    """q, k = qk.permute(2, 0, 1, 3).unbind(0), as torch's other exporter has it; the sizes of a part are asked for."""
+    nodes = [
+        op("Transpose", "x", "front", perm=[2, 0, 1, 3]), op("Slice", "front zero one zero", "q1"),
+        op("Squeeze", "q1 zero", "q"), op("Slice", "front one two zero", "k1"), op("Squeeze", "k1 zero", "k"),
+        op("Shape", "k1", "sizes", start=1), op("Reshape", "k sizes", "seen"), op("Add", "q seen"),
+    ]  # fmt: skip
+    places = {name: np.array([place]) for place, name in enumerate(("zero", "one", "two"))}
+    net = check_meaning(tmp_path, model(nodes, places, ("N", 5, 2, 3), opset=17))
+    assert "Permute" not in [node.layer.kind for node in net.nodes]
+
+
 UNFINISHED = {
     "more rows than the batch has": ([op("Reshape", "x flat")], "puts the batch first again"),
     "steps": ([STEPS_FIRST, op("Relu", "t")], "puts the batch first again"),

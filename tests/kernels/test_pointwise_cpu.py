@@ -11,6 +11,8 @@ from onchip.spec.layers import (
     ELU,
     Abs,
     Add,
+    BatchNorm1d,
+    Cast,
     Clip,
     Cos,
     Div,
@@ -29,6 +31,7 @@ from onchip.spec.layers import (
     ReLU,
     Reshape,
     Sin,
+    Slice,
     Softmax,
     Sqrt,
     Sub,
@@ -95,9 +98,12 @@ def test_powers():
 
 
 def network(row):
-    """A run with a stretched value, weights in front and behind, a value read twice, two outputs and a Reshape."""
+    """A run with a stretched value, weights in front and behind, a value read twice, two outputs, a Reshape, a
+    BatchNorm, and a part of what another kernel made."""
     rng = np.random.default_rng(0)
     weights = {"c": rng.standard_normal(row[-1:]), "m": rng.random(row) > 0.5, "p": rng.standard_normal(row)}
+    weights |= {"mean": rng.standard_normal(row[0]), "var": 1 + rng.random(row[0])}
+    wide = (row[0], row[1] + 3)
     nodes = (
         Node("a", Sub(), ("x",), {"first": "c"}),
         Node("b", Mul(), ("a", "z")),
@@ -106,9 +112,12 @@ def network(row):
         Node("k", Mask(), ("s",), {"mask": "m"}),
         Node("r", Reshape((-1,)), ("k",)),
         Node("e", ELU(0.3), ("r",)),
-        Node("y", Max(), ("e", "r")),
+        Node("w", Reshape(row), ("e",)),
+        Node("part", Slice((0, 2), row, (1, 1)), ("v",)),
+        Node("n", BatchNorm1d(), ("w",), {"mean": "mean", "var": "var", "weight": "var"}),
+        Node("y", Max(), ("n", "part")),
     )
-    inputs = {"x": TensorType(("B", *row)), "z": TensorType(("B", *row[:-1], 1))}
+    inputs = {"x": TensorType(("B", *row)), "z": TensorType(("B", *row[:-1], 1)), "v": TensorType(("B", *wide))}
     return Network(inputs, nodes, ("y", "t"), {role: w.astype(np.float32) for role, w in weights.items()})
 
 
@@ -130,6 +139,33 @@ def test_rows_of_every_size(row):
             np.testing.assert_array_equal(got, expected[first : first + count])
     for got, expected in zip(onchip.compile(net, "cpu", threads=1)(*xs), whole, strict=True):
         np.testing.assert_array_equal(got, expected)
+
+
+def test_a_slice_of_what_the_run_makes_begins_another():
+    nodes = (
+        Node("a", Add(), ("x", "x")), Node("b", Slice((0,), (3,), (1,)), ("a",)), Node("d", Tanh(), ("b",)),
+        Node("c", Slice((3,), (3,), (1,)), ("a",)), Node("y", Mul(), ("d", "c")),
+    )  # fmt: skip
+    net = Network({"x": TensorType(("B", 6))}, nodes, ("y",), {})
+    engine, x = onchip.compile(net, "cpu"), np.random.default_rng(0).standard_normal((9, 6)).astype(np.float32)
+    assert [set(group.claim.nodes) for group in engine.plan.groups] == [{"a"}, {"b", "c", "d", "y"}]
+    assert_error_within(engine(x), reference.forward(net, x), reference.forward(net, x, "float32"))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_ids_as_floats(dtype):
+    """A number that is added to them first goes along, where nobody else wants the sum."""
+    nodes = (
+        Node("a", Add(), ("x",), {"constant": "c"}),
+        Node("y", Cast("float32"), ("a",)),
+        Node("z", Cast("float32"), ("x",)),
+    )
+    net = Network({"x": TensorType(("B", 3), dtype)}, nodes, ("y", "z"), {"c": np.array(-7, dtype)})
+    engine, x = onchip.compile(net, "cpu"), np.arange(9000, dtype=dtype).reshape(3000, 3) - 500
+    assert kernels(engine) == ["cast", "cast"]
+    for B in (0, 1, 3000):
+        for got, expected in zip(engine(x[:B]), (x[:B] - 7, x[:B]), strict=True):
+            np.testing.assert_array_equal(got, expected.astype(np.float32))
 
 
 def test_many_rows_go_through_several_threads():

@@ -11,6 +11,7 @@ from onchip.kernels import reference
 from onchip.kernels.cpu import scan as module
 from onchip.kernels.cpu.scan import PIECE, ScanAlone, scan_columns, scan_rows
 from onchip.kernels.cpu.scan_parts import SEGMENT
+from onchip.kernels.cpu.short_scan import MOST_NUMBERS
 from onchip.kernels.reference.scan import scan
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.runtime.cpu import core_count
@@ -423,7 +424,8 @@ def cum_sum(axis, exclusive, reverse, row, dtype="float32"):
 def test_networks(axis, row, exclusive, reverse):
     net = cum_sum(axis, exclusive, reverse, row)
     engine = onchip.compile(net, device="cpu")
-    assert [group.claim.kernel for group in engine.plan.groups] == ["scan"]
+    kernel = "scan" if np.prod(row) > MOST_NUMBERS else "short_scan"
+    assert [group.claim.kernel for group in engine.plan.groups] == [kernel]
     x = numbers((33, *row), "float32")
     y = engine(x)
     truth, naive = reference.forward(net, x), reference.forward(net, x, "float32")

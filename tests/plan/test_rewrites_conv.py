@@ -1,4 +1,5 @@
-"""merge_convs and split_phases: convolutions side by side in one, and transposed ones as plain ones."""
+"""merge_convs, split_phases, trim_convs: convolutions side by side in one, transposed ones as plain ones, and those
+whose pads are cut off again."""
 
 from itertools import pairwise
 
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from networks import YES_NO, Grow, assert_rewrites, assert_same_meaning, drawn, seeded, share_that_fires
-from onchip.plan.rewrites import merge_convs, multiply_windows, rewrite, split_phases
+from onchip.plan.rewrites import merge_convs, multiply_windows, rewrite, split_phases, trim_convs
 from onchip.spec.layers import (
     AvgPool1d,
     AvgPool2d,
@@ -24,6 +25,7 @@ from onchip.spec.layers import (
     MaxPool1d,
     MaxPool2d,
     ReLU,
+    Slice,
     Softmax,
     Tanh,
     TransposedConvolution,
@@ -342,3 +344,39 @@ def test_a_window_beside_the_picture_stays():
     grow = Grow(seeded(1), 2, 1)
     net = grow.network(grow.conv("x", Conv1d((3,), (4, 0)), 4, 3))
     assert multiply_windows(net) == (net, [])
+
+
+# -- pads that are cut off -----------------------------------------------------------------------------------------
+
+
+def cut_convs(pick):
+    """A convolution and a part of what it makes: of its pixels, seldom of its channels, or every second one."""
+    rank = pick((1, 2))
+    stride, pads, dilated = pick((1, 1, 2)), [pick(range(4)) for _ in range(2 * rank)], pick((1, 2))
+    grow = Grow(pick, 2, *((7,), (5, 6))[rank - 1])
+    layer = (Conv1d, Conv2d)[rank - 1]((stride,) * rank, tuple(pads), (dilated,) * rank)
+    made = grow.conv("x", layer, 3, *(2,) * rank)
+    sizes, step = list(grow.row(made)), pick((1, 1, 1, 1, 2))
+    starts = [pick((0, 0, 0, 0, 1)), *(pick((0, 0, 1)) for _ in range(rank))]
+    kept = [max(0, n - start - (pick((0, 1, 2)) if axis else 0)) // (step if axis else 1)
+            for axis, (n, start) in enumerate(zip(sizes, starts, strict=True))]  # fmt: skip
+    part = grow.add(Slice(tuple(starts), tuple(kept), (1, *(step,) * rank)), made)
+    fires = step == 1 and not starts[0]
+    for axis in range(rank):
+        first = pads[axis] - stride * starts[axis + 1]
+        last = (kept[axis + 1] - 1) * stride + dilated + 1 - grow.row("x")[axis + 1] - first
+        is_all = starts[axis + 1] == 0 and kept[axis + 1] == sizes[axis + 1]
+        fires &= first >= 0 and (is_all or 0 <= last <= pads[rank + axis]) and kept[axis + 1] > 0
+    return grow.network(grow.add(ReLU(), part)), fires
+
+
+def test_many_of_these_are_cut():
+    assert 0.2 < share_that_fires(cut_convs) < 0.8
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_pads_that_are_cut_off(data):
+    net, made = assert_rewrites(trim_convs, cut_convs, drawn(data))
+    if made is not net:
+        assert len(made.nodes) == 2

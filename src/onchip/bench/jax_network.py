@@ -48,6 +48,7 @@ from onchip.spec.layers import (
     GlobalMin,
     GlobalNorm,
     GlobalSum,
+    Greater,
     GroupNorm,
     HardSigmoid,
     HardSwish,
@@ -235,8 +236,13 @@ def _matmul(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
     return to.jax.numpy.matmul(*_operands(w, xs), precision=to.precision)
 
 
-def _mask(to: Context, node: Node, w: Weights, x: Value) -> Value:
-    return to.jax.numpy.where(w["mask"] != 0, x, numpy_dtype(str(x.dtype)).type(0))
+def _mask(to: Context, node: Node, w: Weights, x: Value, *masks: Value) -> Value:
+    mask = masks[0] if masks else w["mask"]
+    return to.jax.numpy.where(mask != 0, x, numpy_dtype(str(x.dtype)).type(0))
+
+
+def _greater(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
+    return _ordered(operator.gt)(to, node, w, *xs).astype(xs[0].dtype)
 
 
 def _to_pixels(to: Context, node: Node, w: Weights, x: Value) -> Value:
@@ -308,6 +314,7 @@ FORMS: dict[type[Layer], Form] = {
     Div: _ordered(operator.truediv),
     Pow: _ordered(operator.pow),
     Mask: _mask,
+    Greater: _greater,
     Concat: lambda to, node, w, *xs: to.jax.numpy.concatenate(xs, axis=node.layer.attributes()["axis"]),
     Identity: lambda to, node, w, x: x,
     Dropout: lambda to, node, w, x: x,

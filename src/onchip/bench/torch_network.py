@@ -47,6 +47,7 @@ from onchip.spec.layers import (
     GlobalMin,
     GlobalNorm,
     GlobalSum,
+    Greater,
     GroupNorm,
     HardSigmoid,
     HardSwish,
@@ -163,8 +164,12 @@ def _combine(function: str) -> Form:
     return form
 
 
-def _mask(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-    return to.call("where", to.call("ne", w["mask"], 0), x, 0.0)
+def _mask(to: Builder, node: Node, w: Weights, x: Value, *masks: Value) -> Value:
+    return to.call("where", to.call("ne", masks[0] if masks else w["mask"], 0), x, 0.0)
+
+
+def _greater(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+    return to.call("where", _ordered("gt")(to, node, w, *xs), 1.0, 0.0)
 
 
 def _hard_sigmoid(to: Builder, node: Node, w: Weights, x: Value) -> Value:
@@ -246,6 +251,7 @@ FORMS: dict[type[Layer], Form] = {
     Pow: _ordered("pow"),
     PReLU: _prelu,
     Mask: _mask,
+    Greater: _greater,
     MatMul: _ordered("matmul"),
     Concat: lambda to, node, w, *xs: to.call("cat", xs, node.layer.attributes()["axis"]),
     Interleave: windows.interleave,

@@ -32,6 +32,7 @@ from onchip.spec.layers import (
     Elementwise,
     Erf,
     Exp,
+    Greater,
     HardSigmoid,
     HardSwish,
     Layer,
@@ -135,6 +136,7 @@ OPERATIONS = (
     Operation(Pow, "Pow"),
     Operation(PReLU, "PReLU"),
     Operation(Mask, "Mask"),
+    Operation(Greater, "Greater"),
 )
 _BY_LAYER = {(row.layer, row.variant): row for row in OPERATIONS}
 

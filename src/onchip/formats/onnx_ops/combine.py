@@ -25,6 +25,7 @@ from onchip.spec.layers import (
     Clip,
     Concat,
     Div,
+    Greater,
     HardSigmoid,
     HardSwish,
     Layer,
@@ -308,8 +309,18 @@ def write_ordered(graph: GraphWriter, node: Node) -> None:
 @writes(Mask)
 def write_mask(graph: GraphWriter, node: Node) -> None:
     """Where(Cast(mask, bool), x, 0)."""
-    condition = graph.emit_step("Cast", node, [graph.weight(node, "mask")], to=ELEMENT_TYPES["bool"])
-    graph.emit("Where", node, [condition, graph.value(node), graph.number(node, "zero", 0)])
+    x, *masks = graph.inputs(node)
+    mask = masks[0] if masks else graph.weight(node, "mask")
+    condition = graph.emit_step("Cast", node, [mask], to=ELEMENT_TYPES["bool"])
+    graph.emit("Where", node, [condition, x, graph.number(node, "zero", 0)])
+
+
+@writes(Greater)
+def write_greater(graph: GraphWriter, node: Node) -> None:
+    """Cast(a > b)."""
+    operands = [*graph.weights(node, "first"), *graph.inputs(node), *graph.weights(node, "constant")]
+    found = graph.emit_step("Greater", node, operands)
+    graph.emit("Cast", node, [found], to=ELEMENT_TYPES[graph.dtype(node)])
 
 
 @writes(Concat)

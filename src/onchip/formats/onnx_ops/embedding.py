@@ -1,14 +1,20 @@
-"""Gather: from a constant table by ids that are values (Embedding), or from a value by constant indices."""
+"""Gather: from a constant table by ids that are values (Embedding), or from a value by constant indices; OneHot."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_ops.select import gather_constant
-from onchip.spec.layers import Embedding, Reshape
+from onchip.formats.onnx_ops.truth import Truth
+from onchip.spec.layers import Embedding, Permute, Reshape
 from onchip.spec.network import Node
+from onchip.spec.reading import show
+
+_MOST_ONE_HOT = 1 << 12  # its table is the square of it
 
 
 @reads("Gather")
@@ -28,6 +34,30 @@ def read_gather(graph: GraphReader, op: Op) -> None:
     else:
         rows = graph.add_step(op, Embedding(), (ids,), {"weight": weight})
         graph.add(op, Reshape((*graph.types[ids].row_shape, *table.shape[1:])), (rows,))
+
+
+@reads("OneHot")
+def read_one_hot(graph: GraphReader, op: Op) -> None:
+    """Rows of an identity, looked up; their axis is the last one, or is put where it belongs."""
+    ids, values = graph.value(op), graph.constant(op, 2)
+    depth, rank = int(graph.constant(op, 1).reshape(())), len(graph.shape(ids)) + 1
+    axis = op.attribute("axis", -1)
+    is_truth = values.tolist() == [0, 1] and values.dtype.kind in "ib"  # whose Cast follows
+    if not 0 < depth <= _MOST_ONE_HOT or values.shape != (2,) or not (is_truth or values.dtype.kind in "fV"):
+        got, expected = f"depth {depth}, values {show(values.tolist())}", f"up to {_MOST_ONE_HOT:,}; floats, or 0 and 1"
+        raise FormatError(f"{op}: bad operands", got=got, expected=expected)
+    if not -rank <= axis < rank or (axis % rank == 0 and not graph.one_row):
+        raise FormatError(f"{op}: axis out of range", got=f"axis {axis}", expected=f"1 to {rank - 1}")
+    dtype = np.dtype(np.float32) if is_truth else values.dtype
+    table = np.where(np.eye(depth, dtype=bool), values[1], values[0]).astype(dtype)
+    rows = graph.add_step(op, Embedding(), (ids,), {"weight": graph.weight(f"{op.outputs[0]}_rows", table)})
+    order = list(range(len(graph.types[rows].shape) - 1))
+    order.insert(axis % rank + graph.one_row, len(order))
+    made = graph.add_step(op, Permute(tuple(order)), (rows,)) if order != sorted(order) else rows
+    if is_truth:
+        graph.begin(op, Truth(made))
+    else:
+        graph.hand_out(op, 0, made)
 
 
 @writes(Embedding)

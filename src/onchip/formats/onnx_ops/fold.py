@@ -13,7 +13,7 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, folds, reads
 from onchip.formats.onnx_ops.graph_reader import GraphReader
-from onchip.formats.onnx_ops.select import slice_operands
+from onchip.formats.onnx_ops.select import shape_part, slice_operands
 from onchip.formats.onnx_tensors import dtype_of
 from onchip.spec.reading import MAX_RANK, show
 from onchip.spec.recipe import Array
@@ -27,8 +27,7 @@ KEEP_NUMBERS = ("Reshape", "Squeeze", "Transpose", "Unsqueeze")
 def read_shape(graph: GraphReader, op: Op) -> None:
     """The shape of a value: sizes, and BATCH in front."""
     shape = graph.constant_or_shape(op, 0).shape if graph.is_constant(op, 0) else graph.shape(graph.value(op))
-    end = op.attribute("end", 0) if "end" in op.attributes else None
-    graph.add_constant(op, np.array(shape[op.attribute("start", 0) : end], object))
+    graph.add_constant(op, np.array(shape_part(op, shape), object))
 
 
 _COMPARISONS = {
@@ -165,8 +164,10 @@ def fold_where(graph: GraphReader, op: Op) -> Array:
 def fold_expand(graph: GraphReader, op: Op) -> Array:
     """A constant that stands in every row of the batch has 1 in the batch's place."""
     array, shape = graph.constant(op, 0), graph.constant_or_shape(op, 1).tolist()
-    if BATCH in shape[1:] or (BATCH in shape and array.ndim == len(shape) and array.shape[0] != 1):
-        raise FormatError(f"{op} would depend on the batch", got=show(shape), expected="the batch in front, once")
+    own = (1,) * (len(shape) - array.ndim) + array.shape
+    if shape.count(BATCH) > 1 or (BATCH in shape and own[shape.index(BATCH) - len(shape)] != 1):
+        got = f"{array.shape} to {show(shape)}"
+        raise FormatError(f"{op} would depend on the batch", got=got, expected="the batch once, in the place of a 1")
     sizes = np.broadcast_shapes(array.shape, tuple(1 if size == BATCH else int(size) for size in shape))
     graph.spend(op, math.prod(sizes))
     return np.broadcast_to(array, sizes)

@@ -1,4 +1,4 @@
-"""Resize and Upsample, nearest and linear; DepthToSpace and SpaceToDepth, which only move numbers."""
+"""Resize and Upsample, nearest, linear and cubic; DepthToSpace and SpaceToDepth, which only move numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any, cast, get_args
 import numpy as np
 
 from onchip.errors import FormatError
+from onchip.formats.onnx_ops.along import filter_matrix, multiply_along
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter, OpsetError
 from onchip.spec.layers import LinearResize, NearestResize, Permute, Reshape
-from onchip.spec.layers.resize import Coordinates, Rounding
+from onchip.spec.layers.resize import Coordinates, Rounding, places_in
 from onchip.spec.network import Node
 from onchip.spec.reading import show
 from onchip.spec.types import BATCH, Dim
@@ -24,18 +25,25 @@ _MOST_SIZE = 1 << 28
 @reads("Resize", "Upsample")
 def read_resize(graph: GraphReader, op: Op) -> None:
     x, mode = graph.value(op), op.attribute("mode", b"nearest")
-    if mode not in (b"nearest", b"linear", b"bilinear"):
-        raise FormatError(f"{op}: cannot resize so", got=show(mode), expected="mode nearest or linear")
+    if mode not in (b"nearest", b"linear", b"bilinear", b"cubic"):
+        raise FormatError(f"{op}: cannot resize so", got=show(mode), expected="mode nearest, linear or cubic")
     sizes, scales = _sizes(graph, op, x)
     coordinates, rounding = _how(graph, op)
-    if op.attribute("antialias", 0) and mode != b"nearest" and min(scales, default=1.0) < 1:
-        raise FormatError(f"{op} smooths what it makes smaller", got="antialias=1", expected="antialias=0")
+    smooths = op.attribute("antialias", 0) != 0 and mode != b"nearest" and min(scales, default=1.0) < 1
     if not graph.one_row:
         if (sizes[0], scales[0]) not in ((BATCH, 1.0), (graph.batch, 1.0)):
             raise FormatError(f"{op} would resize the batch", got=show(sizes), expected="axis 0 as it is")
         sizes, scales = sizes[1:], scales[1:]
     row_sizes = tuple(int(size) for size in sizes)
-    if mode == b"nearest":
+    if mode == b"cubic" or smooths:
+        a = op.number("cubic_coeff_a", -0.75) if mode == b"cubic" else None
+        within, matrices = op.attribute("exclude_outside", 0) != 0, {}
+        for axis, (n, size, scale) in enumerate(zip(graph.types[x].row_shape, row_sizes, scales, strict=True), 1):
+            if (n, scale) != (size, 1.0):
+                at = places_in(n, size, scale, coordinates)
+                matrices[axis] = filter_matrix(at, n, scale if smooths else 1.0, a, within)
+        graph.hand_out(op, 0, multiply_along(graph, op, x, matrices))
+    elif mode == b"nearest":
         graph.add(op, NearestResize(row_sizes, tuple(scales), coordinates, rounding), (x,))
     else:
         graph.add(op, LinearResize(row_sizes, tuple(scales), coordinates), (x,))

@@ -14,7 +14,7 @@ from onchip.spec.layers import Add, Concat, Gather, Pad, Slice, Tile
 from onchip.spec.layers.select import PadMode
 from onchip.spec.network import Node
 from onchip.spec.reading import show
-from onchip.spec.types import BATCH, numpy_dtype
+from onchip.spec.types import BATCH, Dim, numpy_dtype
 
 _MODES: dict[bytes, PadMode] = {b"constant": "constant", b"reflect": "reflect", b"edge": "edge", b"wrap": "wrap"}
 
@@ -55,6 +55,11 @@ def slice_operands(graph: GraphReader, op: Op) -> tuple[list[int], list[int], li
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise FormatError(f"{op}: bad slice", got=show((starts, ends, axes, steps)), expected="one of each an axis")
     return starts, ends, axes, steps
+
+
+def shape_part(op: Op, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    """The sizes that a Shape asks for: all, or some of them from opset 15 on."""
+    return shape[op.attribute("start", 0) : op.attribute("end", 0) if "end" in op.attributes else None]
 
 
 def add_ranges(graph: GraphReader, op: Op, x: str, ranges: list[range], output: int = 0) -> None:

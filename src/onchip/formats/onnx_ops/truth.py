@@ -1,6 +1,7 @@
-"""Comparisons of ints with a number, up to the Cast that makes factors of them: masks of ids that are padding.
+"""Comparisons, up to the Cast that makes factors of them or the Where that chooses by them: masks of ids that are
+padding, thresholds.
 
-Networks have no truth values: what is compared becomes 0.0 or 1.0 at once, exactly, by a difference that is clipped.
+Networks have no truth values: what is compared becomes 0.0 or 1.0 at once, by a Greater of floats.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ import numpy as np
 
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads
+from onchip.formats.onnx_ops.combine import combine, operands
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
-from onchip.formats.onnx_ops.lengths import MIRRORED, begins_mask, turns_mask
+from onchip.formats.onnx_ops.lengths import begins_mask, turns_mask
 from onchip.formats.onnx_tensors import ELEMENT_DTYPES
-from onchip.spec.layers import Add, Cast, Clip, Mul
+from onchip.spec.layers import Add, Cast, Greater, Log, Mask, Max, Mul, Sub
 from onchip.spec.reading import show
+from onchip.spec.recipe import Array
+from onchip.spec.types import numpy_dtype
 
-# x > k is that of x - k; of the others, what is added to it first, and whether all is turned round.
-_ORDERS = {"Greater": (0, False), "GreaterOrEqual": (1, False), "LessOrEqual": (0, True), "Less": (1, True)}
+_ORDERS = ("Greater", "GreaterOrEqual", "LessOrEqual", "Less")
+_TURNED = {"Less": "Greater", "GreaterOrEqual": "LessOrEqual"}  # with the operands the other way round
+_EXACT = 1 << 24  # float32 has all ints below it
 _SEEN = ("Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose")
 
 
@@ -28,32 +33,68 @@ class Truth(Unfinished):
     """x is 1.0 where it is true and 0.0 where it is not, or the other way round."""
 
     is_turned: bool = False
-    expected: ClassVar[str] = "a Cast to a float, as of a mask that is multiplied with"
+    expected: ClassVar[str] = "a Cast to a float, as of a mask that is multiplied with, or a Where"
 
 
 @reads("Equal", *_ORDERS)
 def read_comparison(graph: GraphReader, op: Op) -> None:
     if begins_mask(graph, op):
         return
-    is_mirrored = graph.is_constant(op, 0)
-    x, number = graph.value(op, int(is_mirrored)), graph.constant(op, int(not is_mirrored))
-    kind = MIRRORED.get(op.kind, op.kind) if is_mirrored else op.kind
-    if graph.types[x].dtype not in ("int32", "int64") or number.size != 1:
-        got = f"{graph.types[x]} and {number.dtype.name} {number.shape}"
-        raise FormatError(
-            f"{op}: only ints can be compared, and only with one number", got=got, expected="ids and an id"
-        )
-    more, is_turned = _ORDERS.get(kind, (0, False))
-    offset = more - number.reshape(()).astype(np.int64)
-    if offset:
-        constant = {"constant": graph.weight(f"{op.outputs[0]}_offset", offset.astype(graph.types[x].dtype))}
-        x = graph.add_step(op, Add(), (x,), constant)
-    difference = graph.add_step(op, Cast("float32"), (x,))
-    if kind == "Equal":
-        sign = graph.add_step(op, Clip(-1.0, 1.0), (difference,))
-        graph.begin(op, Truth(graph.add_step(op, Mul(), (sign, sign)), is_turned=True))
+    values, constants = operands(graph, op)
+    if graph.types[next(iter(values.values()))].dtype in ("int32", "int64"):
+        values, constants = _as_floats(graph, op, values, constants)
+    _compare(graph, op, values, constants)
+
+
+def _as_floats(
+    graph: GraphReader, op: Op, values: dict[int, str], constants: dict[int, Array]
+) -> tuple[dict[int, str], dict[int, Array]]:
+    """Ints of which the same is true: rounded, where the constant is so small that no other int is rounded to it or
+    past it; else their difference, and 0."""
+    x, cast = values.get(0, values.get(1, "")), Cast("float32")
+    ((place, number),) = constants.items() if constants else ((1, np.array(1 << 62)),)
+    if np.abs(number).max(initial=0) < _EXACT:
+        return {1 - place: graph.add_step(op, cast, (x,))}, {place: number.astype(np.float32)}
+    if constants:
+        less = combine(graph, op, Add(), {0: x}, {1: -number}, is_step=True, name=op.inputs[place])
     else:
-        graph.begin(op, Truth(graph.add_step(op, Clip(0.0, 1.0), (difference,)), is_turned))
+        less = combine(graph, op, Sub(), values, {}, is_step=True)
+    return {1 - place: graph.add_step(op, cast, (less,))}, {place: np.zeros((), np.float32)}
+
+
+def _compare(graph: GraphReader, op: Op, values: dict[int, str], constants: dict[int, Array]) -> None:
+    """a > b; a <= b is what that is not, and where they are equal neither is greater."""
+
+    def greater(is_swapped: bool) -> str:
+        given = [{place ^ is_swapped: each for place, each in of.items()} for of in (values, constants)]
+        name = next((op.inputs[place] for place in constants), "")
+        return combine(graph, op, Greater(), given[0], given[1], is_step=True, name=name)  # type: ignore[arg-type]
+
+    if op.kind == "Equal":
+        graph.begin(op, Truth(graph.add_step(op, Add(), (greater(False), greater(True))), is_turned=True))
+    else:
+        kind = _TURNED.get(op.kind, op.kind)
+        graph.begin(op, Truth(greater(op.kind in _TURNED), kind == "LessOrEqual"))
+
+
+@reads("Sign")
+def read_sign(graph: GraphReader, op: Op) -> None:
+    """What is above 0 less what is below."""
+    x = graph.value(op)
+    zero = graph.weight("zero", np.zeros((), numpy_dtype(graph.types[x].dtype)))
+    above, below = (graph.add_step(op, Greater(), (x,), {role: zero}) for role in ("constant", "first"))
+    graph.add(op, Sub(), (above, below))
+
+
+@reads("And", "Or")
+def read_both(graph: GraphReader, op: Op) -> None:
+    given = [graph.unfinished.get(name) for name in op.inputs]
+    if len(given) != 2 or not all(isinstance(one, Truth) for one in given):
+        raise FormatError(
+            f"{op} needs comparisons before it", got=show(op.inputs), expected="two comparisons of values"
+        )
+    masks = {place: _mask(graph, op, one) for place, one in enumerate(given) if isinstance(one, Truth)}
+    graph.begin(op, Truth(combine(graph, op, Mul() if op.kind == "And" else Max(), masks, {}, is_step=True)))
 
 
 @reads("Not")
@@ -69,21 +110,53 @@ def read_not(graph: GraphReader, op: Op) -> None:
 def reads_truth(graph: GraphReader, op: Op) -> bool:
     """Whether the node sees a truth value in another way, or makes numbers of it; if so, it is done."""
     given = graph.unfinished.get(op.inputs[0]) if op.inputs else None
-    if not isinstance(given, Truth) or op.kind not in (*_SEEN, "Cast"):
+    if not isinstance(given, Truth) or op.kind not in (*_SEEN, "Cast", "Where"):
         return False
-    if op.kind != "Cast":
+    if op.kind == "Where":
+        _choose(graph, op, given)
+    elif op.kind != "Cast":
         name = graph.part(op, op.kind, [graph.part_value(op, given.x), *op.inputs[1:]], **op.attributes)
         graph.begin(op, Truth(graph.value(Op(op.kind, op.name, (name,), op.outputs, {})), given.is_turned))
-    elif ELEMENT_DTYPES.get(op.attribute("to", 0)) == "bool":
+    elif ELEMENT_DTYPES.get(op.attribute("to", 0)) in ("bool", "int32", "int64"):  # another Cast follows
         graph.begin(op, given)
     else:
-        x = _not(graph, op, given.x) if given.is_turned else given.x
-        name = graph.part(op, "Cast", [graph.part_value(op, x)], **op.attributes)
+        name = graph.part(op, "Cast", [graph.part_value(op, _mask(graph, op, given))], **op.attributes)
         graph.hand_out(op, 0, graph.value(Op(op.kind, op.name, (name,), op.outputs, {})))
     return True
 
 
-def _not(graph: GraphReader, op: Op, x: str) -> str:
-    """1 - x"""
-    turned = graph.add_step(op, Mul(), (x,), {"constant": graph.weight("minus_one", np.array(-1, np.float32))})
-    return graph.add_step(op, Add(), (turned,), {"constant": graph.weight("plus_one", np.array(1, np.float32))})
+def _choose(graph: GraphReader, op: Op, given: Truth) -> None:
+    """A Where: what is masked out of the one operand plus what is masked out of the other.
+
+    Infinities, as scores of what is not to be attended to have them, are the logarithm of the other's mask.
+    """
+    values = {place: graph.value(op, place) for place in (1, 2) if not graph.is_constant(op, place)}
+    dtype = graph.types[next(iter(values.values()), given.x)].dtype
+    if dtype not in ("float32", "float64", "float16", "bfloat16"):
+        raise FormatError(f"{op}: only floats can be chosen by a comparison", got=dtype, expected="a float dtype")
+    masks = {1: _mask(graph, op, given), 2: _mask(graph, op, Truth(given.x, not given.is_turned))}
+    if graph.types[given.x].dtype != dtype:
+        masks = {place: graph.add_step(op, Cast(dtype), (mask,)) for place, mask in masks.items()}  # type: ignore[arg-type]
+    parts: dict[int, str] = {}
+    for place, mask in masks.items():
+        if place in values:
+            parts[place] = combine(graph, op, Mask(), {0: values[place], 1: mask}, {}, is_step=True)
+            continue
+        array = graph.weight_constant(op, place, masks[1])
+        if np.isinf(array.astype(np.float64)).all() and (array == array.flat[0]).all():
+            array, mask = -np.sign(array), graph.add_step(op, Log(), (masks[3 - place],))
+        if array.size > 1 or array.any():
+            parts[place] = combine(graph, op, Mul(), {0: mask}, {1: array}, is_step=True, name=op.inputs[place])
+    if not parts:
+        raise FormatError(f"{op} chooses between zeros", got=show(op.inputs[1:]), expected="a value, or other numbers")
+    some = next(iter(parts.values()))
+    graph.hand_out(op, 0, combine(graph, op, Add(), parts, {}, is_step=True) if len(parts) > 1 else some)
+
+
+def _mask(graph: GraphReader, op: Op, given: Truth) -> str:
+    """1 where it is true, else 0; that is 1 - x where x says the opposite."""
+    if not given.is_turned:
+        return given.x
+    dtype = numpy_dtype(graph.types[given.x].dtype)
+    turned = graph.add_step(op, Mul(), (given.x,), {"constant": graph.weight("minus_one", np.array(-1, dtype))})
+    return graph.add_step(op, Add(), (turned,), {"constant": graph.weight("plus_one", np.array(1, dtype))})

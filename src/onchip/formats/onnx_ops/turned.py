@@ -17,7 +17,7 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
-from onchip.formats.onnx_ops.select import split_ranges
+from onchip.formats.onnx_ops.select import shape_part, slice_operands, split_ranges
 from onchip.spec.layers import Concat, Linear, Permute, Reshape, Slice
 from onchip.spec.layers.recurrent import Recurrent
 from onchip.spec.reading import MAX_RANK, show
@@ -93,8 +93,8 @@ def reads_turned(graph: GraphReader, op: Op) -> bool:
         made = HANDLERS[op.kind](graph, op, Turned.seen(graph.value(op), shape, range(len(shape))))
         if made is not None and made.axes[0] == (0,):
             return False  # the batch stays where it is
-    elif op.kind == "Shape" and not op.attributes:
-        graph.add_constant(op, np.array(given.file_shape, object))
+    elif op.kind == "Shape":
+        graph.add_constant(op, np.array(shape_part(op, given.file_shape), object))
         return True
     elif op.kind not in HANDLERS or (given.axes[0] == (0,) and op.kind in (*ALIKE, "Gemm", "MatMul")):
         return False
@@ -250,21 +250,37 @@ def _split(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
     if not -rank <= axis < rank or len(given.axes[axis]) != 1 or given.axes[axis] == (0,) or given.axes[0] == (0,):
         return None
     (along,) = given.axes[axis]
-    x = given.in_order(graph, op, given.in_place)
-    made = []
-    for places in split_ranges(graph, op, int(given.shape[along])):
-        ranges = [range(int(d)) for d in given.shape[1:]]
-        ranges[along - 1] = places
-        layer = Slice(tuple(r.start for r in ranges), tuple(map(len, ranges)), (1,) * len(ranges))
-        part, shape, axes = graph.add_step(op, layer, (x,)), list(given.shape), given.axes
-        shape[along] = len(places)
-        if len(places) == 1:
-            del shape[along]
-            axes = tuple(tuple(a - (a > along) for a in each if a != along) for each in axes)
-        made.append(Turned(part, tuple(shape), axes))
+    made = [_ranged(graph, op, given, along, places) for places in split_ranges(graph, op, int(given.shape[along]))]
     for output, other in enumerate(made[1:], start=1):
         graph.begin(op, other, output)
     return made[0]
+
+
+def _slice(graph: GraphReader, op: Op, given: Turned) -> Turned | None:
+    """Along one axis, a step at a time: as q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0) has it."""
+    starts, ends, axes, steps = slice_operands(graph, op)
+    rank = len(given.axes)
+    if len(axes) != 1 or steps != [1] or not -rank <= axes[0] < rank or given.axes[0] == (0,):
+        return None
+    if len(given.axes[axes[0]]) != 1 or given.axes[axes[0]] == (0,):
+        return None
+    (along,) = given.axes[axes[0]]
+    places = range(int(given.shape[along]))[starts[0] : ends[0]]
+    return _ranged(graph, op, given, along, places) if places else None
+
+
+def _ranged(graph: GraphReader, op: Op, given: Turned, along: int, places: range) -> Turned:
+    """The same with some places, one after the other, of an axis of its shape."""
+    ranges = [range(int(d)) for d in given.shape[1:]]
+    ranges[along - 1] = places
+    layer = Slice(tuple(r.start for r in ranges), tuple(map(len, ranges)), (1,) * len(ranges))
+    part = graph.add_step(op, layer, (given.in_order(graph, op, given.in_place),))
+    shape, axes = list(given.shape), given.axes
+    shape[along] = len(places)
+    if len(places) == 1:
+        del shape[along]
+        axes = tuple(tuple(a - (a > along) for a in each if a != along) for each in axes)
+    return Turned(part, tuple(shape), axes)
 
 
 def last_step(graph: GraphReader, op: Op, x: str) -> str | None:
@@ -329,6 +345,7 @@ HANDLERS: dict[str, Callable[[GraphReader, Op, Turned], Turned | None]] = {
     "Unsqueeze": _unsqueeze,
     "Reshape": _reshape,
     "Gather": _gather,
+    "Slice": _slice,
     "Split": _split,
     "Concat": _concat,
     "Gemm": product,

@@ -1,8 +1,8 @@
 """Functions of one number and of two on blocks that lie in cache: what pointwise's operations do.
 
-As in activation.py they are our own where LLVM can turn them into vector code. Angles are reduced, and powers taken, in
-float64: that is enough for all but the last digit of float32. What is left, angles of millions and powers of numbers
-that are not positive, is done one by one, by the C library's functions in float64.
+As in activation.py they are our own where LLVM can turn them into vector code. Powers are taken in float64: that is
+enough for all but the last digit of float32. What is left, angles of thousands of turns and powers of numbers that are
+not positive, is done one by one, by the C library's functions in float64.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from onchip.spec.layers import (
     Div,
     Erf,
     Exp,
+    Greater,
     Layer,
     Log,
     Mask,
@@ -36,15 +37,19 @@ from onchip.spec.layers import (
 )
 
 FUNCTIONS: tuple[type[Layer], ...] = (Abs, Sqrt, Reciprocal, Exp, Log, Sin, Cos, Erf)  # by their codes in `apply`
-COMBINATIONS: tuple[type[Layer], ...] = (Add, Mul, Max, Min, Sub, Div, PReLU, Mask, Pow)  # by their codes in `combine`
+COMBINATIONS: tuple[type[Layer], ...] = (Add, Mul, Max, Min, Sub, Div, PReLU, Mask, Pow, Greater)  # by their codes
 _ABS, _SQRT, _RECIPROCAL, _EXP, _LOG, _SIN, _COS, _ERF = range(8)
-_ADD, _MUL, _MAX, _MIN, _SUB, _DIV, _PRELU, _MASK, _POW = range(9)
+_ADD, _MUL, _MAX, _MIN, _SUB, _DIV, _PRELU, _MASK, _POW, _GREATER = range(10)
 
 _f = np.float32
 _ZERO, _ONE, _TWO, _HALF = _f(0), _f(1), _f(2), _f(0.5)
-_FARTHEST = _f(1e6)  # angles up to which products of the count of right angles and _RIGHT_HIGH are exact
-_RIGHT_HIGH = 1.5707963267341256  # a right angle's first 33 bits
-_RIGHT_LOW = 6.077100506506192e-11
+_FARTHEST = _f(1e4)  # angles up to which products of the count of right angles and the first two parts are exact
+_RIGHT_1, _RIGHT_2, _RIGHT_3 = (
+    _f(1.5703125),
+    _f(0.0004837512969970703),
+    _f(7.549790126404332e-08),
+)  # a right angle: 11 bits, 11 more, the rest
+_RIGHTS, _ROUND = _f(2 / math.pi), _f(1.5 * 2.0**23)  # a sum with _ROUND is whole, in its last bits
 _S3, _S5, _S7, _S9 = (_f((-1) ** i / math.factorial(2 * i + 1)) for i in range(1, 5))
 _C4, _C6, _C8, _C10 = (_f((-1) ** i / math.factorial(2 * i)) for i in range(2, 6))
 # erf(x) / x as a polynomial of x^2, lowest power first: a least-squares fit to scipy.special.erf on 400 Chebyshev
@@ -63,11 +68,11 @@ _MOST_EXPONENT = 300.0  # exp of more is no float32, of less than its negative 0
 @compiled(inline=True)
 def _sine(x: np.float32, quarters: int) -> np.float32:
     """Of |x| <= _FARTHEST, so many right angles further."""
-    wide = np.float64(x)
-    n = np.floor(wide * (2 / math.pi) + 0.5)
-    r = _f((wide - n * _RIGHT_HIGH) - n * _RIGHT_LOW)  # between -45 and 45 degrees
+    t = np.float32(multiply_add(x, _RIGHTS, _ROUND))
+    n = t - _ROUND
+    r = multiply_add(-n, _RIGHT_3, multiply_add(-n, _RIGHT_2, multiply_add(-n, _RIGHT_1, x)))  # -45 to 45 degrees
     q = r * r
-    quarter = np.int32(n) + np.int32(quarters)
+    quarter = t.view(np.int32) + np.int32(quarters)
     sine = multiply_add(r * q, multiply_add(q, multiply_add(q, multiply_add(q, _S9, _S7), _S5), _S3), r)
     high = multiply_add(q, multiply_add(q, multiply_add(q, _C10, _C8), _C6), _C4)
     cosine = multiply_add(q * q, high, multiply_add(-_HALF, q, _ONE))
@@ -206,3 +211,6 @@ def combine(to: int, first: int, second: int, count: int, code: int) -> None:
     elif code == _MASK:
         for n in range(count):
             y[n] = _ZERO if b[n] == _ZERO else a[n]
+    elif code == _GREATER:
+        for n in range(count):
+            y[n] = _ONE if a[n] > b[n] else _ZERO

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from onchip.kernels.cpu.image_program import SUPPORTED, Program, lower
 from onchip.kernels.cpu.image_values import UnsupportedError
-from onchip.spec.layers import Convolution, Linear
+from onchip.spec.layers import AvgPool1d, AvgPool2d, Convolution, Linear, MaxPool1d, MaxPool2d
 from onchip.spec.network import Network, Node
 
+_WORTH = (Convolution, MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
 _FIRST_TRIES = 8  # ends that are looked at before any are lowered; four times as many after each time that went well
 
 
@@ -36,13 +37,13 @@ class Runs:
             for place in (self.places[value] for value in node.inputs if value in self.places):
                 self.last_read[place] = max(i, self.last_read[place])
         # For every node: the first one from there on that is not supported, and the first with which a run is worth it:
-        # a convolution; or a Linear and values that meet, which is more than the chain that mlp_fused takes.
+        # a convolution or a pool; or a Linear and values that meet, which is more than the chain that mlp_fused takes.
         self.ahead = [(count, count)] * count
         end = conv = linear = meeting = count
         for i in reversed(range(count)):
             node = net.nodes[i]
             end = end if isinstance(node.layer, SUPPORTED) else i
-            conv = i if isinstance(node.layer, Convolution) else conv
+            conv = i if isinstance(node.layer, _WORTH) else conv
             linear = i if isinstance(node.layer, Linear) else linear
             meeting = i if len(node.inputs) > 1 else meeting
             self.ahead[i] = (end, min(conv, max(linear, meeting)))

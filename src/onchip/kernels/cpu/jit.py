@@ -175,7 +175,7 @@ def _link_callees(function: Callable[..., Any]) -> None:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _pointer(typing_context: Any, where: Any) -> Any:
+def pointer(typing_context: Any, where: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
 
@@ -185,12 +185,12 @@ def _pointer(typing_context: Any, where: Any) -> Any:
 @compiled(inline=True)
 def floats_at(where: int, count: int) -> Any:
     """The float32 array of `count` numbers at an address."""
-    return numba.carray(_pointer(where), (count,), np.float32)
+    return numba.carray(pointer(where), (count,), np.float32)
 
 
 @compiled(inline=True)
 def ints_at(where: int, count: int) -> Any:
-    return numba.carray(_pointer(where), (count,), np.int64)
+    return numba.carray(pointer(where), (count,), np.int64)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -215,7 +215,7 @@ def int32_at(typing_context: Any, where: Any) -> Any:
 
 @compiled(inline=True)
 def bytes_at(where: int, count: int) -> Any:
-    return numba.carray(_pointer(where), (count,), np.uint8)
+    return numba.carray(pointer(where), (count,), np.uint8)
 
 
 @compiled(inline=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import types
 
+from onchip.kernels.batch_norm import batch_norm_parts
 from onchip.kernels.cpu.activation import activate, code_of
 from onchip.kernels.cpu.function import COMBINATIONS, FUNCTIONS, apply, combine
 from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
@@ -27,15 +28,15 @@ from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import Broadcast, Dropout, Elementwise, Identity, Reshape
+from onchip.spec.layers import BatchNorm1d, BatchNorm2d, Broadcast, Dropout, Elementwise, Identity, Reshape, Slice
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, recipe_op
 
 BLOCK = 1024  # numbers: 4 KiB of each value
 FEW = 16  # blocks of a thread: for fewer it is not woken
 MOST_NODES, NEAR = 64, 8
-_MOVES = (Reshape, Identity, Dropout)
-GATHER, ACTIVATE, APPLY, COMBINE = range(4)  # operations
+_MOVES, _NORMS = (Reshape, Identity, Dropout), (BatchNorm1d, BatchNorm2d)
+GATHER, CUT, ACTIVATE, APPLY, COMBINE = range(5)  # operations
 OUTSIDE, WRITTEN_OUT, INSIDE, STRETCHED = range(4)  # where a value is
 
 
@@ -50,6 +51,19 @@ def gather(to: int, source: int, places: int, count: int) -> None:
         y[n] = x[at[n]]
 
 
+@linked(*(types.int64,) * 7)
+def cut(to: int, source: int, first: int, count: int, width: int, own: int, offset: int) -> None:
+    """Numbers `first` and on of lines of `width`, which lie `offset` numbers inside lines of `own`."""
+    n = 0
+    while n < count:
+        line, column = (first + n) // width, (first + n) % width
+        some = min(width - column, count - n)
+        y, x = floats_at(to + n * 4, some), floats_at(source + (line * own + offset + column) * 4, some)
+        for i in range(some):
+            y[i] = x[i]
+        n += some
+
+
 # What `_run` is told of a run once: addresses, then numbers.
 _TABLE, _VALUES, _MEMORY, _PLACES, _SCRATCH, _OPERATIONS, _COUNT, _ARRAYS, _SLOTS, _SIZE, _WORDS = range(11)
 
@@ -58,7 +72,8 @@ _TABLE, _VALUES, _MEMORY, _PLACES, _SCRATCH, _OPERATIONS, _COUNT, _ARRAYS, _SLOT
 def _block(worker: int, piece: int, run: Array, B: int) -> None:
     """One block of the run.
 
-    table    (operations, 5)  what, code, and the values: made, first, second (of a GATHER: its places)
+    table    (operations, 5)  what, code, and the values: made, first, second (of a GATHER: its places; of a
+                               CUT: where in a line, the code being both widths)
     values   (values, 3)      where it is, its place in `memory` or in the scratch memory, numbers of a row
     memory   addresses of inputs, outputs, weights and places
     places   of each worker: addresses of the values
@@ -88,6 +103,8 @@ def _block(worker: int, piece: int, run: Array, B: int) -> None:
             combine(to, a, at[b], count, code)
         elif what == GATHER:
             gather(to, a, memory[b] + first * 8, count)
+        elif what == CUT:
+            cut(to, a, first, count, code >> 32, code & 0xFFFFFFFF, b)
         elif what == APPLY:
             apply(to, a, count, code)
         else:
@@ -112,9 +129,9 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
 
 
 @recipe_op
-def for_a_block(weight: Array, row: tuple[int, ...], rows: int) -> Array:
-    """A weight stretched to the shape of a row, for `rows` rows."""
-    return np.tile(np.broadcast_to(weight, row).reshape(-1), rows)
+def for_a_block(weight: Array, own: tuple[int, ...], row: tuple[int, ...], rows: int) -> Array:
+    """A weight, seen in the shape `own`, stretched to the shape of a row, for `rows` rows."""
+    return np.tile(np.broadcast_to(weight.reshape(own), row).reshape(-1), rows)
 
 
 @dataclass(frozen=True)
@@ -169,6 +186,20 @@ class _Writer:
             else:
                 self.known[node.name] = source
             return
+        if isinstance(layer, Slice):
+            given = self.net.types[node.inputs[0]]
+            source = self._value((node.name, "lines"), STRETCHED, self.inputs.index(node.inputs[0]), given.row_size)
+            widths = layer.sizes[-1] << 32 | given.row_shape[-1]
+            self._emit(CUT, widths, self._made(node.name), source, layer.starts[-1])
+            return
+        if isinstance(layer, _NORMS):
+            channels, total = (row[0], *(1,) * (len(row) - 1)), self._operand(node.inputs[0], row)
+            made = self._made(node.name)
+            for combination, recipe in batch_norm_parts(node, row[0], "float32"):
+                constant = self._weight(recipe, channels, row)
+                self._emit(COMBINE, COMBINATIONS.index(combination), made, total, constant)
+                total = made
+            return
         if not isinstance(layer, Broadcast):
             source = self._operand(node.inputs[0], row)
             if isinstance(layer, CPU_ACTIVATIONS):
@@ -179,7 +210,8 @@ class _Writer:
             return
         operands = [self._operand(value, row) for value in node.inputs]
         for role, name in node.weights.items():
-            operands.insert(0 if role == "first" else len(operands), self._weight(name, row))
+            own = self.net.weights[name].shape
+            operands.insert(0 if role == "first" else len(operands), self._weight(name, own, row))
         total, made = operands[0], self._made(node.name)
         for operand in operands[1:]:
             self._emit(COMBINE, COMBINATIONS.index(type(layer)), made, total, operand)
@@ -217,19 +249,35 @@ class _Writer:
             self._emit(GATHER, 0, self._inside(key), source, -len(self.stretched))
         return self.known[key]
 
-    def _weight(self, name: str, row: tuple[int, ...]) -> int:
+    def _weight(self, name: str | Recipe, own: tuple[int, ...], row: tuple[int, ...]) -> int:
         key = (name, row, "weight")
         if key not in self.known:
             rows = max(1, BLOCK // self.size)
-            recipe = Recipe.of(for_a_block, (name,), (rows * self.size,), "float32", 0, row=row, rows=rows)
+            recipe = Recipe.of(for_a_block, (name,), (rows * self.size,), "float32", 0, own=own, row=row, rows=rows)
             self.recipes[f"w{len(self.recipes)}"] = recipe
             place = len(self.inputs) + len(self.outputs) + len(self.recipes) - 1
             self._value(key, WRITTEN_OUT, place, self.size)
         return self.known[key]
 
 
+def _is_cut(net: Network, node: Node) -> bool:
+    """Whether it is a Slice of neighbours along the last axis, all of the others."""
+    if not isinstance(node.layer, Slice):
+        return False
+    *front, _ = net.types[node.inputs[0]].row_shape
+    layer = node.layer
+    return (
+        list(layer.sizes[:-1]) == front
+        and set(layer.steps) == {1}
+        and not any(layer.starts[:-1])
+        and 0 not in layer.sizes
+    )
+
+
 def _fits(net: Network, node: Node) -> bool:
-    takes = isinstance(node.layer, (*_MOVES, *CPU_ACTIVATIONS, *FUNCTIONS, *COMBINATIONS))
+    takes = _is_cut(net, node) or isinstance(
+        node.layer, (*_MOVES, *_NORMS, *CPU_ACTIVATIONS, *FUNCTIONS, *COMBINATIONS)
+    )
     given = (*net.input_types(node), *(net.weight_type(name) for name in node.weights.values()))
     return takes and all(each.dtype == "float32" for each in given)
 
@@ -244,6 +292,8 @@ def _begins(net: Network) -> list[int]:
         for i, node in enumerate(net.nodes):
             before = net.types[net.nodes[i - 1].name] if i and found[-1] >= 0 else None
             goes_on = before is not None and net.types[node.name].row_size == before.row_size
+            if goes_on and isinstance(node.layer, Slice):  # of what the run does not make itself
+                goes_on = node.inputs[0] not in {made.name for made in net.nodes[found[-1] : i]}
             found.append(-1 if not _fits(net, node) else found[-1] if goes_on else i)
         _BEGINS[net] = found
     return _BEGINS[net]
@@ -262,7 +312,6 @@ class Pointwise:
         is_start = begins[start] >= 0 and (behind <= NEAR or behind % MOST_NODES == 0)
         if job.is_training or not is_start or isinstance(first.layer, _MOVES):
             return
-        size = net.types[first.name].row_size
         nodes = [
             net.nodes[i]
             for i in range(start, min(start + MOST_NODES, len(net.nodes)))
@@ -270,7 +319,15 @@ class Pointwise:
         ]
         while isinstance(nodes[-1].layer, _MOVES):  # a view costs less
             nodes.pop()
-        if not size or (len(nodes) == 1 and isinstance(first.layer, CPU_ACTIVATIONS)):
+        yield from self._claims(net, nodes)
+        if isinstance(nodes[-1].layer, CPU_ACTIVATIONS):  # which another kernel may take along
+            yield from self._claims(net, nodes[:-1])
+
+    def _claims(self, net: Network, nodes: Sequence[Node]) -> Iterator[Claim]:
+        size = net.types[nodes[0].name].row_size if nodes else 0
+        if not size or all(isinstance(node.layer, Slice) for node in nodes):
+            return
+        if len(nodes) == 1 and isinstance(nodes[0].layer, CPU_ACTIVATIONS):
             return
         writer = _Writer(net, nodes)
         moved = sum(net.types[name].row_bytes for name in (*writer.inputs, *writer.outputs))

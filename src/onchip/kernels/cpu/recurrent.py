@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import types
 
-from onchip.kernels.cpu.activation import activate, link_activation, sigmoid, tanh
+from onchip.kernels.cpu.activation import activate, expm1_exp, link_activation
 from onchip.kernels.cpu.dense import CHUNK, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
@@ -35,7 +35,8 @@ _LSTM, _GRU_AFTER, _GRU_BEFORE, _RNN_TANH, _RNN_RELU = range(5)
 _SEQUENCE, _LAST, _CELL = range(3)
 _OUTPUTS = {"sequence": _SEQUENCE, "last": _LAST, "cell": _CELL}
 _MOST_ROWS = 32  # sequences that a core takes: a panel of the recurrence then serves them all from L1
-_NO_FLOOR, _ZERO, _ONE = np.float32(-np.inf), np.float32(0), np.float32(1)
+_NO_FLOOR, _ZERO, _ONE, _TWO = np.float32(-np.inf), np.float32(0), np.float32(1), np.float32(2)
+_FAR = np.float32(28)  # exp(-28) is 7e-13
 
 
 @linked(*(types.int64,) * 10)
@@ -94,6 +95,13 @@ def first_gates(kind: int, x: int, x_row: int, bias: int, gates: int, gates_row:
 # other arrays read do not become vector code.
 
 
+@compiled(inline=True)
+def _gate(x: np.float32) -> np.float32:
+    """As far as an exponential matters, and three of them have a product."""
+    inside = -_FAR if x < -_FAR else x
+    return _FAR if inside > _FAR else inside
+
+
 @linked(*(types.int64,) * 3)
 def next_cell(gates: int, c: int, H: int) -> None:
     """An LSTM's cell behind a step, in place, and its state in the place of its first gate: to a place of its own would
@@ -101,9 +109,16 @@ def next_cell(gates: int, c: int, H: int) -> None:
     i, o = floats_at(gates, H), floats_at(gates + H * 4, H)
     f, g, cell = floats_at(gates + H * 8, H), floats_at(gates + H * 12, H), floats_at(c, H)
     for n in range(H):
-        new = sigmoid(f[n]) * cell[n] + sigmoid(i[n]) * tanh(g[n])
+        # With e = exp(-x), sigmoid is 1 / (1 + e); with m = exp(-2 x) - 1, tanh is -m / (2 + m). One division for all.
+        _, of_i = expm1_exp(_gate(-i[n]))
+        _, of_f = expm1_exp(_gate(-f[n]))
+        of_g, _ = expm1_exp(_gate(-_TWO * g[n]))
+        kept, added = _ONE + of_f, (_ONE + of_i) * (_TWO + of_g)
+        new = (cell[n] * added - of_g * kept) / (kept * added)
         cell[n] = new
-        i[n] = sigmoid(o[n]) * tanh(new)
+        _, of_o = expm1_exp(_gate(-o[n]))
+        of_c, _ = expm1_exp(_gate(-_TWO * new))
+        i[n] = -of_c / ((_ONE + of_o) * (_TWO + of_c))
 
 
 @linked(*(types.int64,) * 7)

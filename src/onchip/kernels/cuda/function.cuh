@@ -103,6 +103,10 @@ struct Mask {
     template <class Number>
     static __device__ __forceinline__ Number apply(Number a, Number b) { return b != Number(0) ? a : Number(0); }
 };
+struct Greater {
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number a, Number b) { return a > b ? Number(1) : Number(0); }
+};
 // The accumulator has the second operand.
 template <class Function>
 struct Turned {

@@ -12,27 +12,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-import numpy as np
-
+from onchip.kernels.batch_norm import batch_norm_parts
 from onchip.kernels.cuda.program import Input, Int64, Memory, Output, Weight
 from onchip.kernels.pointwise import BINARY, UNARY, operation_of
 from onchip.spec.layers import (
     ELU,
-    Add,
     BatchNorm1d,
     BatchNorm2d,
     Broadcast,
     Cast,
     Dropout,
     Identity,
-    Layer,
-    Mul,
     Ordered,
     Reshape,
 )
-from onchip.spec.layers.norm import factor_and_shift
 from onchip.spec.network import Network, Node
-from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+from onchip.spec.recipe import Recipe, as_is
 
 # As pointwise.cu has them.
 MOST_OPERANDS, MOST_OUTPUTS, MOST_STEPS, MOST_LEVELS = 12, 6, 64, 6
@@ -190,17 +185,6 @@ def _where(levels: list[tuple[int, int]], outer: int) -> Where:
     return Where.NEIGHBOURS if stride else Where.ALIKE
 
 
-@recipe_op
-def negated(weight: Array) -> Array:
-    return -weight.astype(np.float64)
-
-
-@recipe_op
-def norm_factor(*weights: Array, roles: tuple[str, ...], eps: float) -> Array:
-    """weight / sqrt(var + eps) of every channel."""
-    return factor_and_shift(dict(zip(roles, weights, strict=True)), eps)[0]
-
-
 # -- the run ---------------------------------------------------------------------------------------------------
 
 
@@ -279,7 +263,7 @@ class RunWriter:
         to = self.net.types[node.name if isinstance(layer, Broadcast) else values[0]].row_shape
         self._load(values[0], roots[0], to)
         if isinstance(layer, _NORMS):
-            self._normalise(node, layer)
+            self._normalise(node)
         elif isinstance(layer, Broadcast) and row is not None:
             code = COMBINATIONS.index(f"Turned<{row.cuda}>" if is_turned else row.cuda)
             for value, root in zip(values[1:], roots[1:], strict=True):
@@ -301,22 +285,11 @@ class RunWriter:
             if not self.uses[root]:
                 self.kept.pop(root, None)
 
-    def _normalise(self, node: Node, layer: Layer) -> None:
-        """(x - mean) * factor + bias: the difference first, as numbers far from 0 lose their digits otherwise."""
-        weights, to = node.weights, self.net.types[node.name].row_shape
-        channels, row = (to[0],), (to[0], *(1,) * (len(to) - 1))
-        dtype = "float64" if self.number == "double" else "float32"
-        roles = tuple(role for role in ("var", "weight", "mean") if role in weights)
-        sources = [weights[role] for role in roles]
-        eps = layer.attributes()["eps"]
-        parts: list[tuple[Layer, Recipe]] = [
-            (Add(), Recipe.of(negated, (weights["mean"],), channels, dtype)),
-            (Mul(), Recipe.of(norm_factor, sources, channels, dtype, 3 * to[0], roles=roles, eps=eps)),
-        ]
-        if "bias" in weights:
-            parts.append((Add(), Recipe.of(as_is, (weights["bias"],), channels, dtype)))
-        for combination, recipe in parts:
-            code = COMBINATIONS.index(combination.kind)
+    def _normalise(self, node: Node) -> None:
+        to = self.net.types[node.name].row_shape
+        row, dtype = (to[0], *(1,) * (len(to) - 1)), "float64" if self.number == "double" else "float32"
+        for combination, recipe in batch_norm_parts(node, to[0], dtype):
+            code = COMBINATIONS.index(combination.__name__)
             self.steps.append(Step(What.COMBINE, self._weight(recipe, row, to), code))
 
     def _load(self, value: str, root: str, to: tuple[int, ...]) -> None:

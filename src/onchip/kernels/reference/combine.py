@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.layers import Add, Concat, Div, Interleave, Mask, Max, Min, Mul, Ordered, Pow, PReLU, Sub
+from onchip.spec.layers import Add, Concat, Div, Greater, Interleave, Mask, Max, Min, Mul, Ordered, Pow, PReLU, Sub
 from onchip.spec.recipe import Array
 
 
@@ -62,12 +62,14 @@ _ORDERED: dict[type[Ordered], Callable[[Array, Array], Array]] = {
     Div: operator.truediv,
     Pow: np.power,
     PReLU: lambda a, b: np.where(a >= 0, a, a * b),
+    Greater: lambda a, b: (a > b).astype(a.dtype),
 }
 _SLOPES: dict[type[Ordered], Callable[[Array, Array, Array], tuple[Array | int, Array | int]]] = {
     Sub: lambda a, b, y: (1, -1),
     Div: lambda a, b, y: (1 / b, -y / b),
     Pow: lambda a, b, y: (b * np.power(a, b - 1), y * np.log(np.where(a > 0, a, 1))),
     PReLU: lambda a, b, y: (np.where(a >= 0, 1, b), np.where(a >= 0, 0, a)),
+    Greater: lambda a, b, y: (0, 0),
 }
 
 
@@ -92,13 +94,14 @@ def ordered_back(layer: Ordered, xs: Arrays, w: Weights, y: Array, dy: Array) ->
 
 @forward_of(Mask)
 def mask(layer: Mask, xs: Arrays, w: Weights) -> Array:
-    return np.where(w["mask"] != 0, xs[0], xs[0].dtype.type(0))
+    return np.where((w["mask"] if w else xs[1]) != 0, xs[0], xs[0].dtype.type(0))
 
 
 @backward_of(Mask)
 def mask_back(layer: Mask, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
-    """The mask itself is a constant."""
-    return (unstretched(dy * (w["mask"] != 0), xs[0].shape),), {}
+    """A mask has no slope."""
+    dx = unstretched(dy * ((w["mask"] if w else xs[1]) != 0), xs[0].shape)
+    return ((dx,) if w else (dx, np.zeros_like(xs[1]))), {}
 
 
 @forward_of(Concat)

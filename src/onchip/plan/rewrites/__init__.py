@@ -23,6 +23,7 @@ from onchip.plan.rewrites.narrow import narrow_values
 from onchip.plan.rewrites.one_window import multiply_windows
 from onchip.plan.rewrites.phases import activate_phases, split_phases
 from onchip.plan.rewrites.row_norm import fold_scales
+from onchip.plan.rewrites.trim import trim_convs
 from onchip.spec.network import Network
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
     "fold_embeddings",
     "fold_scales",
     "make_channels_last", "merge_beside", "merge_convs", "merge_linears", "multiply_windows", "narrow_values",
-    "rewrite", "sink_moves", "split_phases",
+    "rewrite", "sink_moves", "split_phases", "trim_convs",
 ]  # fmt: skip
 
 # In this order, round after round; the name is what a user says to leave one out, "" is for those that nobody would.
@@ -38,6 +39,7 @@ REWRITES: tuple[tuple[str, Callable[[Network], Told]], ...] = (
     ("", drop_unread),
     ("", drop_idle),
     ("", drop_stretches),
+    ("", trim_convs),
     ("fold", fold_batchnorm),
     ("", fold_scales),
     ("windows", multiply_windows),

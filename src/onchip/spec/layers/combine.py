@@ -125,16 +125,15 @@ class PReLU(Ordered):
 
 
 @dataclass(frozen=True)
-class Mask(Broadcast):
-    """x where the weight `mask` is not 0, else 0, whatever x is there."""
+class Greater(Ordered):
+    """1 where a > b, else 0: also where one of them is NaN."""
 
-    arity: ClassVar[int | None] = 1
-    required: ClassVar[tuple[str, ...]] = ("mask",)
-    optional: ClassVar[tuple[str, ...]] = ()
 
-    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
-        need_float(inputs[0], weights)
-        return super().infer(inputs, weights)
+@dataclass(frozen=True)
+class Mask(Ordered):
+    """a where b is not 0, else 0, whatever a is there; b is a value, or the weight `mask`."""
+
+    optional: ClassVar[tuple[str, ...]] = ("mask",)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class NearestResize(Selection):
     def places(self, row_shape: tuple[int, ...]) -> tuple[Array | None, ...]:
         found: list[Array | None] = []
         for n, size, scale in zip(row_shape, self.sizes, self.scales, strict=True):
-            at = _coordinates(n, size, scale, self.coordinates)
+            at = places_in(n, size, scale, self.coordinates)
             if self.rounding in ("round_prefer_floor", "ceil"):
                 near = np.ceil(at - 0.5 if self.rounding == "round_prefer_floor" else at)
             else:
@@ -83,7 +83,7 @@ class LinearResize(Layer):
         """For every axis of a row; None: as it is."""
         found: list[Taps | None] = []
         for n, size, scale in zip(row_shape, self.sizes, self.scales, strict=True):
-            at = _coordinates(n, size, scale, self.coordinates)
+            at = places_in(n, size, scale, self.coordinates)
             low = np.floor(at)
             ends = [np.clip(low + k, 0, n - 1).astype(np.int64) for k in range(2)]
             found.append(None if size == n and (at == np.arange(n)).all() else Taps(ends[0], ends[1], at - low))
@@ -121,7 +121,7 @@ def _check(layer: NearestResize | LinearResize) -> None:
         raise ShapeError("bad resize", got=str(layer), expected=expected)
 
 
-def _coordinates(n: int, size: int, scale: float, coordinates: str) -> Array:
+def places_in(n: int, size: int, scale: float, coordinates: str) -> Array:
     """Where the `size` numbers of y lie among the n of x, along one axis (float64)."""
     i = np.arange(size)
     if coordinates == "align_corners":

@@ -1,0 +1,38 @@
+"""A BatchNorm that no product took in, as pointwise operations: both devices do the same."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onchip.spec.layers import Add, Broadcast, Mul
+from onchip.spec.layers.norm import factor_and_shift
+from onchip.spec.network import Node
+from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
+
+
+@recipe_op
+def negated(weight: Array) -> Array:
+    return -weight.astype(np.float64)
+
+
+@recipe_op
+def norm_factor(*weights: Array, roles: tuple[str, ...], eps: float) -> Array:
+    """weight / sqrt(var + eps) of every channel."""
+    return factor_and_shift(dict(zip(roles, weights, strict=True)), eps)[0]
+
+
+def batch_norm_parts(node: Node, channels: int, dtype: str) -> list[tuple[type[Broadcast], Recipe]]:
+    """(x - mean) * factor + bias: the difference first, as numbers far from 0 lose their digits otherwise.
+
+    The operations in order, each with a constant of a number a channel.
+    """
+    weights, eps = node.weights, node.layer.attributes()["eps"]
+    roles = tuple(role for role in ("var", "weight", "mean") if role in weights)
+    sources = [weights[role] for role in roles]
+    parts: list[tuple[type[Broadcast], Recipe]] = [
+        (Add, Recipe.of(negated, (weights["mean"],), (channels,), dtype)),
+        (Mul, Recipe.of(norm_factor, sources, (channels,), dtype, 3 * channels, roles=roles, eps=eps)),
+    ]
+    if "bias" in weights:
+        parts.append((Add, Recipe.of(as_is, (weights["bias"],), (channels,), dtype)))
+    return parts

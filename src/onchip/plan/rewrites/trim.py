@@ -1,0 +1,52 @@
+"""Convolutions that make no more than is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onchip.plan.rewrites.edit import Draft, Told
+from onchip.spec.layers import Convolution, Slice
+from onchip.spec.layers.conv import geometry
+from onchip.spec.network import Network, Node
+
+
+def trim_convs(net: Network) -> Told:
+    """Conv -> Slice of neighbouring pixels   becomes   Conv with fewer pads, where pads are what is cut off:
+    as of a causal convolution, which is padded on both sides and loses its end.
+    """
+    if not any(isinstance(node.layer, Slice) for node in net.nodes):
+        return net, []
+    draft = Draft(net)
+    told = []
+    for node in net.nodes:
+        kept = draft.sole_reader(node.name) if isinstance(node.layer, Convolution) else None
+        if kept is None or not isinstance(kept.layer, Slice):
+            continue
+        pads = _pads(draft, node, kept.layer)
+        if pads is not None:
+            layer = type(node.layer)(**{**node.layer.attributes(), "pads": pads})
+            draft.put(Node(kept.name, layer, node.inputs, node.weights))
+            draft.drop(node)
+            told.append(f"left out what {kept.name} cuts off {node.name}")
+    return draft.done(told)
+
+
+def _pads(draft: Draft, conv: Node, kept: Slice) -> Sequence[int] | None:
+    """The pads with which the convolution makes what is kept alone; None where there are none."""
+    assert isinstance(conv.layer, Convolution)
+    rank, (stride, pads, dilation) = conv.layer.rank, geometry(conv.layer)
+    kernel = draft.weights[conv.weights["weight"]].shape[2:]
+    x, y = (draft.types[value].row_shape for value in (conv.inputs[0], conv.name))
+    if set(kept.steps) != {1} or kept.starts[0] or kept.sizes[0] != y[0]:
+        return None
+    before, after = [], []
+    for axis in range(rank):
+        first = pads[axis] - kept.starts[axis + 1] * stride[axis]
+        last = (kept.sizes[axis + 1] - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1 - x[axis + 1] - first
+        if kept.sizes[axis + 1] == y[axis + 1]:  # all of them
+            last = pads[rank + axis]  # with numbers behind the last window, which no pad changes
+        if not kept.sizes[axis + 1] or first < 0 or not 0 <= last <= pads[rank + axis]:
+            return None
+        before.append(first)
+        after.append(last)
+    return (*before, *after)

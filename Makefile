@@ -6,7 +6,7 @@ QUICK  := tests/test_house.py tests/spec tests/formats/test_csv_rows.py tests/pl
           tests/plan/test_planner.py tests/kernels/test_mlp_fused_cpu.py tests/runtime/test_engine.py \
           tests/train/test_options.py tests/train/test_fit_inputs.py tests/cli/test_cli_plan.py tests/cli/test_cli_cache.py
 
-.PHONY: demo test quick check check-kernels sanitize bench clean
+.PHONY: demo test quick check check-kernels sanitize bench docs clean
 
 # The first time it makes .venv: a minute or two of downloads, then half a minute; after that seconds.
 demo: $(VENV)/.demo
@@ -39,6 +39,13 @@ sanitize: $(VENV)/.sanitize
 bench: $(VENV)/.peers
 	$(BIN)/onchip bench decode digits backprop --device cpu --peers --accuracy
 	$(BIN)/onchip bench sentiment faces imported --device cpu --peers
+
+# What the documents show of the result files and of the code; a test says when one of them is out of date.
+docs: $(VENV)/.test
+	$(BIN)/python -m onchip.bench.table README.md benchmarks/results --front
+	$(BIN)/python -m onchip.bench.table docs/results.md benchmarks/results
+	$(BIN)/python -m onchip.bench.chart docs/speedup.svg benchmarks/results
+	$(BIN)/python docs/make_pages.py
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

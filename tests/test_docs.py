@@ -3,14 +3,21 @@
 import json
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
+from onchip.bench.chart import main as draw_chart
 from onchip.bench.table import BEGIN, END
 from onchip.bench.table import main as make_table
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "examples/README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 
 def test_nobody_beats_the_floor():
@@ -26,6 +33,17 @@ def test_nobody_beats_the_floor():
 def test_the_results_table_is_made_from_the_committed_files(page, more, capsys):
     asked = [str(ROOT / page), str(ROOT / "benchmarks" / "results"), "--check", *more]
     assert make_table(asked) == 0, capsys.readouterr()
+
+
+def test_the_chart_is_drawn_from_the_committed_files(capsys, tmp_path):
+    picture, results = str(ROOT / "docs" / "speedup.svg"), str(ROOT / "benchmarks" / "results")
+    assert draw_chart([picture, results, "--check"]) == 0, capsys.readouterr()
+    bars = [element for element in ElementTree.parse(picture).iter() if element.tag.endswith("rect")]
+    assert 5 < len(bars) <= 10
+    (tmp_path / "old.svg").write_text("<svg/>")
+    assert draw_chart([str(tmp_path / "old.svg"), results, "--check"]) == 1
+    assert draw_chart([str(tmp_path / "old.svg"), results]) == 0
+    assert (tmp_path / "old.svg").read_text() == Path(picture).read_text()
 
 
 def test_the_front_page_shows_at_most_ten_results():

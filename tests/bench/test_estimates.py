@@ -144,8 +144,8 @@ def test_a_scan_on_a_cpu(job):
 def imported(name):
     import torch
 
+    from onchip.bench.frameworks.torch_models import MODELS
     from onchip.bench.imported import subject
-    from onchip.bench.torch_models import MODELS
 
     return subject(torch, next(model for model in MODELS if model.name == name)).net
 

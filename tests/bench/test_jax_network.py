@@ -8,7 +8,7 @@ from image_networks import residual
 from layer_cases import CASES, network, random_inputs
 from numpy_jax import numpy_jax
 from onchip.bench.frame import UnavailableError
-from onchip.bench.jax_network import FORMS, jax_function
+from onchip.bench.frameworks.jax_network import FORMS, jax_function
 from onchip.kernels import reference
 from onchip.spec.layers import LAYERS, Interleave, TokenConv, ToPixels
 from text_networks import text_network

@@ -92,12 +92,12 @@ def triton_mlp(monkeypatch):
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "triton", triton)
     monkeypatch.setitem(sys.modules, "triton.language", language)
-    monkeypatch.delitem(sys.modules, "onchip.bench.triton_mlp", raising=False)
+    monkeypatch.delitem(sys.modules, "onchip.bench.frameworks.triton_mlp", raising=False)
     monkeypatch.setattr(onchip.bench, "triton_mlp", None, raising=False)  # the import sets it; so it is put back
     units = types.SimpleNamespace(multi_processor_count=3)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: units)
-    yield importlib.import_module("onchip.bench.triton_mlp")
-    sys.modules.pop("onchip.bench.triton_mlp", None)
+    yield importlib.import_module("onchip.bench.frameworks.triton_mlp")
+    sys.modules.pop("onchip.bench.frameworks.triton_mlp", None)
 
 
 SHAPES = [(72, 64, 64, 4), (48, 32, 32, 32, 3), (16, 32, 1), (17, 20, 20, 19), (128, 16, 16, 16, 16, 10)]

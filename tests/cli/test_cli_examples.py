@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-COMMANDS = ["demo", "run", "train", "plan", "scan", "check", "bench", "ladder", "devices", "cache"]
+from onchip.cli.main import COMMANDS
+
 FASTER = {"demo": ["--epochs", "2", "--rows", "500"]}  # the same command with less of the same work
 
 
@@ -33,7 +34,7 @@ def test_help_opens_with_a_line_and_an_example(cli, command):
     assert any(line.startswith(f"onchip {command}") for line in example_lines(ran.out))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "data"])  # that one needs a network
 def test_the_example_works(cli, command, tmp_path):
     for line in example_lines(cli(command, "--help").out):
         program, *args = shlex.split(line)

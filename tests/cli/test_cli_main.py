@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from onchip.cli.main import main
+from onchip.cli.main import COMMANDS, main
 from onchip.cli.talk import StoppedError, progress, stopping
 from onchip.errors import InputError, KernelError
 
-ORDER = ["demo", "run", "train", "plan", "scan", "check", "bench", "ladder", "devices", "cache"]
+ORDER = list(COMMANDS)
 
 
 def test_help_tells_the_story_in_order(cli):

@@ -19,11 +19,10 @@ from typing import Any
 
 from onchip.bench.dense import dense_layers
 from onchip.bench.frame import UnavailableError
+from onchip.bench.framework import framework
 from onchip.bench.gpu_clock import TRIALS, Forward, Variants
-from onchip.bench.jax_network import jax_function
 from onchip.bench.peers import need
 from onchip.bench.stage import TorchStage
-from onchip.bench.torch_network import torch_module
 from onchip.bench.triton_search import RETRIED, Search, best_settings
 from onchip.plan.rewrites import fold_batchnorm
 from onchip.spec.network import Network
@@ -72,7 +71,7 @@ def torch_call(task: GpuTask, stage: TorchStage, module: Any = None, **options: 
     torch.backends.cudnn.allow_tf32 = task.precision == "tf32"  # else its fp32 convolutions are tf32
     torch.backends.cudnn.benchmark = True  # it tries its convolutions and keeps the fastest
     kind, given = getattr(torch, COMPUTE[task.precision]), getattr(torch, task.io)
-    module = module or torch_module(task.net)
+    module = module or framework("torch_network").torch_module(task.net)
     module = module.eval().requires_grad_(False).to(stage.device, **options).to(kind)
     if kind == given:
         return module  # type: ignore[no-any-return]
@@ -82,7 +81,7 @@ def torch_call(task: GpuTask, stage: TorchStage, module: Any = None, **options: 
 def torch_calls(task: GpuTask, stage: TorchStage) -> dict[str, Call]:
     """By name: layer by layer, batch norms as one with convolutions, and the module as it was written, with attention
     of torch's own; of images, with their channels behind, too, into which order every call brings the rows."""
-    modules = {"": torch_module(without_norms(task.net))}
+    modules = {"": framework("torch_network").torch_module(without_norms(task.net))}
     if task.module is not None:
         modules["as written"] = task.module()
     made: dict[str, Call] = {}
@@ -189,7 +188,7 @@ class TritonPeer:
 
     def __call__(self, task: GpuTask, stage: TorchStage) -> Variants:
         need("triton")
-        from onchip.bench import triton_mlp
+        triton_mlp = framework("triton_mlp")
 
         layers, kind = dense_layers(task.net), getattr(stage.torch, COMPUTE[task.precision])
         nets = [triton_mlp.TritonMlp(layers, kind, stage.device, split) for split in (True, False)]
@@ -228,7 +227,9 @@ def jax_jit(allowance: Allowance, task: GpuTask, stage: TorchStage, least_rows: 
     jax = load_jax()
     kind, given = numpy_dtype(COMPUTE[task.precision]), numpy_dtype(task.io)
     exact = jax.lax.Precision.HIGHEST if task.precision == "fp32" else jax.lax.Precision.DEFAULT
-    forward, weights = jax_function(jax, without_norms(task.net), COMPUTE[task.precision], exact)
+    forward, weights = framework("jax_network").jax_function(
+        jax, without_norms(task.net), COMPUTE[task.precision], exact
+    )
     are_ids = [not x.is_floating_point() for x in task.inputs]
 
     def whole(xs: Any, weights: Any) -> Any:

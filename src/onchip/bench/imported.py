@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from onchip.bench.frame import Case, UnavailableError
+from onchip.bench.framework import framework
 from onchip.bench.gpu_inference import GpuJob, gpu_cases
 from onchip.bench.gpu_peers import Build as GpuBuild
 from onchip.bench.gpu_peers import GpuTask, make_network_peers
@@ -27,7 +28,7 @@ from onchip.measure.pace import Pace
 from onchip.workloads import load
 
 if TYPE_CHECKING:
-    from onchip.bench.torch_models import Model
+    from onchip.bench.frameworks.torch_models import Model
 
 PIECES = (32, 128)
 ROWS = (1, 32, 256)
@@ -57,7 +58,7 @@ IMAGE_PEERS: dict[str, dict[str, Build]] = {
 def cases(options: Options, models: Sequence[Model] | None = None) -> list[Case]:
     """`models` are for tests; the benchmark's own are in torch_models."""
     torch = load_torch(options.threads)
-    from onchip.bench.torch_models import MODELS
+    MODELS = framework("torch_models").MODELS
 
     if options.device != "cpu":
         return _gpu_cases(gpu_jobs(torch, models or MODELS, options.rows or GPU_ROWS), options)

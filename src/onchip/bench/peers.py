@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from onchip.bench.frame import UnavailableError, why
-from onchip.bench.torch_network import torch_module
+from onchip.bench.framework import framework
 from onchip.kernels import reference
 from onchip.measure.pace import blas_limiter
 from onchip.spec.layers import Elementwise, Identity, Linear, LogSoftmax, ReLU, Reshape, Softmax
@@ -50,7 +50,11 @@ Build = Callable[[Subject, int], Forward]  # (what, threads) -> a function that 
 def subject_of(net: Network) -> Subject:
     from onchip.formats.onnx_writer import write_onnx
 
-    return Subject(net, functools.cache(lambda: torch_module(net).eval()), functools.partial(write_onnx, net))
+    return Subject(
+        net,
+        functools.cache(lambda: framework("torch_network").torch_module(net).eval()),
+        functools.partial(write_onnx, net),
+    )
 
 
 def need(package: str) -> None:

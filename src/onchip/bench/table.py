@@ -69,20 +69,24 @@ def _section(results: Results) -> str:
     return f"{where}\n\n`{results.command}`\n\n{_lines([*HEAD, *extras], lines)}"
 
 
-def front(files: Sequence[Results]) -> str:
-    """The rows of FRONT, in its order; the page with all of them has the commands."""
+def front_rows(files: Sequence[Results]) -> list[tuple[Results, Row]]:
+    """The rows of FRONT, in its order, each with its file."""
     found = {
-        (results.machine.get("device"), row.workload, case_title(row)): [
-            row.workload, *_cells(results, row), machine_title(results.machine),
-        ]
+        (results.machine.get("device"), row.workload, case_title(row)): (results, row)
         for results in files
         for row in _measured(results)
-    }  # fmt: skip
+    }
     if missing := [place for place in FRONT if place not in found]:
         raise FormatError(
             "a result of the front page is missing", got=", ".join(missing[0]), expected="a row of a file"
         )
-    return _lines(["workload", *HEAD, "machine"], [found[place] for place in FRONT])
+    return [found[place] for place in FRONT]
+
+
+def front(files: Sequence[Results]) -> str:
+    """The table of FRONT; the page with all of them has the commands."""
+    rows = [[row.workload, *_cells(results, row), machine_title(results.machine)] for results, row in front_rows(files)]
+    return _lines(["workload", *HEAD, "machine"], rows)
 
 
 def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from onchip.bench.frame import Ready, UnavailableError
+from onchip.bench.framework import framework
 from onchip.bench.peers import explained, load_torch
-from onchip.bench.torch_network import torch_module
 from onchip.bench.training import TrainingCase, percent
 from onchip.measure.truth import Verdict
 from onchip.spec.layers import Linear, ReLU, Sigmoid
@@ -70,7 +70,7 @@ class TorchRun(abc.ABC):
         return self.lesson.judge(losses, self.network(), SLACK)
 
     def accuracy(self, x_test: Array, y_test: Array) -> float:
-        module = torch_module(self.network())
+        module = framework("torch_network").torch_module(self.network())
         with self.torch.inference_mode():
             return percent(module(self.torch.from_numpy(x_test)).numpy(), y_test)
 
@@ -81,7 +81,7 @@ class Autograd(TorchRun):
     ) -> None:
         super().__init__(lesson, seed, device)
         torch, options = self.torch, lesson.options
-        self.module = torch_module(lesson.net(seed)).train().to(device)
+        self.module = framework("torch_network").torch_module(lesson.net(seed)).train().to(device)
         self.optimiser = torch.optim.SGD(
             self.module.parameters(), lr=options.lr, momentum=options.momentum, **{optimiser: True}
         )

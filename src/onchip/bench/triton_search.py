@@ -14,7 +14,7 @@ from onchip.bench.gpu_clock import TRIALS, Forward, Variants
 from onchip.bench.stage import TorchStage
 
 if TYPE_CHECKING:
-    from onchip.bench.triton_mlp import Choice, TritonMlp
+    from onchip.bench.frameworks.triton_mlp import Choice, TritonMlp
 
 TUNE_S = 12.0  # to compile and try settings for one task
 RETRIED = 4  # settings of an earlier task of the same kind

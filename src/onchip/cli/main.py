@@ -14,10 +14,11 @@ from onchip.errors import OnchipError, printable
 # Nothing slow is imported here, not even typing: until main runs, a signal does what Python does with it.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import typer
 
+COMMANDS = ("demo", "run", "train", "plan", "scan", "check", "bench", "ladder", "data", "devices", "cache")
 STOPPED = "stopped: no file is half-written"
 
 STORY = """Small neural networks at the speed of the chip.
@@ -59,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     if argv is None:
         open_streams()
+        _collect_rarely()
     try:
         code = _dispatch(argv)
     except Exception:
@@ -69,24 +71,24 @@ def _run(argv: Sequence[str] | None) -> int:
     return code
 
 
-def build_app() -> typer.Typer:
-    """The app with every command, in the order of the story. Imports no NumPy: --help is quick."""
+def _collect_rarely() -> None:
+    """Loading makes objects that all stay; to look for garbage among them every 700 costs a tenth of the start."""
+    import gc
+
+    gc.set_threshold(100_000)
+
+
+def build_app(only: str = "") -> typer.Typer:
+    """The app with every command, in the order of the story, or with one. Imports no NumPy: --help is quick."""
+    import importlib
+
     import typer
 
-    from onchip.cli.bench import bench
-    from onchip.cli.cache import cache
-    from onchip.cli.check import check
-    from onchip.cli.demo import demo
-    from onchip.cli.devices import devices
-    from onchip.cli.ladder import ladder
-    from onchip.cli.plan import plan
-    from onchip.cli.run import run
-    from onchip.cli.scan import scan
-    from onchip.cli.train import train
+    from onchip.cli.quick_parse import QuickCommand, QuickGroup
 
     # Plain help: examples stay on their line and can be copied.
     app = typer.Typer(
-        no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
+        cls=QuickGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )  # fmt: skip
 
@@ -98,9 +100,9 @@ def build_app() -> typer.Typer:
     ) -> None:
         pass
 
-    commands: tuple[Callable[..., None], ...] = (demo, run, train, plan, scan, check, bench, ladder, devices, cache)
-    for command in commands:
-        app.command(command.__name__)(command)
+    for name in (only,) if only else COMMANDS:
+        command = getattr(importlib.import_module(f"onchip.cli.{name}"), name)
+        app.command(name, cls=QuickCommand)(command)
     return app
 
 
@@ -109,7 +111,8 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     if args[:1] == ["help"]:
         args = [*args[1:], "--help"]
     try:
-        code = build_app()(args=args, prog_name="onchip", standalone_mode=False, obj=args)
+        only = args[0] if args and args[0] in COMMANDS else ""  # the others need not be loaded
+        code = build_app(only)(args=args, prog_name="onchip", standalone_mode=False, obj=args)
     except Exception as error:
         if not hasattr(error, "show"):  # the option parser's own have it; whose class they are goes with its version
             raise

@@ -30,6 +30,8 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
+    """What will run: groups of layers, each with its kernel, its price and the reason. It prints itself as a table."""
+
     network: Network  # after the rewrites
     device: Device
     job: Job

@@ -88,7 +88,7 @@ def _model_name() -> str:
                 return line.split(":", 1)[1].strip()
     except OSError:
         pass
-    return platform.processor() or platform.machine()
+    return platform.machine()  # platform.processor() starts a program to ask it
 
 
 def _cache_bytes(level: int) -> int:

@@ -87,6 +87,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, eq=False)
 class FitResult:
+    """What training gives: the trained network, the loss of every step and epoch, and where it was done."""
+
     network: Network
     losses: Array  # float64, one number a step: the batch's loss before the step's update
     history: tuple[Epoch, ...]

@@ -40,7 +40,7 @@ def load_data(name: str = "auto") -> Dataset:
     if folder is None:
         raise FormatError("the MNIST files are not here", got="no mnist folder in $ONCHIP_DATA or the cache folder",
                           expected=", ".join(f"{file}[.gz]" for file in _FILES),
-                          hint="set ONCHIP_DATA to the folder that holds mnist/, or use --data sklearn")  # fmt: skip
+                          hint="onchip data mnist, ONCHIP_DATA=the folder of mnist/, or --data sklearn")  # fmt: skip
     return _mnist(folder)
 
 

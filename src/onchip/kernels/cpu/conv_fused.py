@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onchip.kernels.cpu.compile_ahead import announce
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.image_operation import CALL_BYTES
 from onchip.kernels.cpu.image_program import SUPPORTED, Program
@@ -107,6 +108,7 @@ class ConvFused:
     def bind(self, claim: Claim, weights: dict[str, Array]) -> Launch:
         assert isinstance(claim.facts, Facts)
         program, tile = claim.facts.program, claim.facts.images
+        announce(dict.fromkeys(map(type, program.operations)))
         table = program.table(weights, tile, claim.facts.fast_bytes, *claim.facts.last)
         own = program.scratch_floats(tile) + LANES
         # Compiled, or loaded, for the first network that needs it: it takes some seconds.

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
 from onchip.cache import private_folder, read_entry, say_compiling, write_entry
+from onchip.kernels.cpu.compile_ahead import lock_function, start_helper, unlock_function
 from onchip.kernels.vectors import HAS_FMA
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,7 +47,7 @@ def _source_digest(folder: Path) -> str:
 
 
 @functools.cache
-def _cache_folder() -> Path | None:
+def cache_folder() -> Path | None:
     return private_folder("numba")
 
 
@@ -60,16 +61,24 @@ class _KernelCache(NullCache):  # type: ignore[misc]
         # Not all of target_context.refresh(), as in Numba's own cache: what is compiled needs no registry of what can
         # be, and loading them takes 0.3 s. Compiling refreshes by itself.
         rtsys.initialize(target_context)
-        kept = read_entry(_cache_folder(), self._key(signature, target_context.codegen()))
+        folder, key = cache_folder(), self._key(signature, target_context.codegen())
+        kept = read_entry(folder, key)
         if kept is None:
             say_compiling()
+            start_helper(self.function, folder)
+            if lock_function(folder, key):
+                kept = read_entry(folder, key)  # another process may have made it meanwhile
+        if kept is None:
             return None
+        unlock_function(folder, key)
         _link_callees(self.function)
         return CompileResult._rebuild(target_context, *pickle.loads(kept))
 
     def save_overload(self, signature: Any, result: Any) -> None:
+        folder, key = cache_folder(), self._key(signature, result.codegen)
         if not result.library.has_dynamic_globals:  # addresses in this process
-            write_entry(_cache_folder(), self._key(signature, result.codegen), dumps(result._reduce()))
+            write_entry(folder, key, dumps(result._reduce()))
+        unlock_function(folder, key)
 
     def _key(self, signature: Any, codegen: Any) -> str:
         function, code = self.function, self.function.__code__
@@ -165,13 +174,31 @@ def address_of(function: Any) -> int:
 
 def _link_callees(function: Callable[..., Any]) -> None:
     """Compile, or load, the linked functions that a function calls, itself or by `compiled` ones: code from the disk
-    holds their symbols. They are called by global names; nobody calls them as attributes of a module."""
+    holds their symbols."""
+    for called in _called(function):
+        if isinstance(called, LinkedFunction):
+            called.link()
+        else:
+            _link_callees(called)
+
+
+def linked_below(function: Any) -> list[LinkedFunction]:
+    """The linked functions that one needs, itself if it is one; each once, behind those that it needs."""
+    itself = function if isinstance(function, LinkedFunction) else getattr(function, "linked", None)
+    plain = itself.function if itself else getattr(function, "py_func", function)
+    found = {inner: None for called in _called(plain) for inner in linked_below(called)}
+    return [*found, itself] if itself else list(found)
+
+
+def _called(function: Callable[..., Any]) -> Iterator[LinkedFunction | Callable[..., Any]]:
+    """The linked functions and the `compiled` ones that a function calls. They are called by global names; nobody
+    calls them as attributes of a module."""
     names, cells = function.__code__.co_names, function.__closure__ or ()
     for called in (*map(function.__globals__.get, names), *(cell.cell_contents for cell in cells)):
         if hasattr(called, "linked"):
-            called.linked.link()
+            yield called.linked
         elif isinstance(called, Dispatcher):
-            _link_callees(called.py_func)
+            yield called.py_func
 
 
 @intrinsic  # type: ignore[untyped-decorator]

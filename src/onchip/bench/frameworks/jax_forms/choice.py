@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onchip.bench.jax_forms.context import Context, Value, Weights
+from onchip.bench.frameworks.jax_forms.context import Context, Value, Weights
 from onchip.spec.layers import ArgMax, ArgMin, CumSum, LinearResize, Selection, SequenceMax
 from onchip.spec.layers.base import row_axis
 from onchip.spec.network import Node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onchip.bench.jax_forms.context import Context, Value, Weights
+from onchip.bench.frameworks.jax_forms.context import Context, Value, Weights
 from onchip.spec.layers import GRU, LSTM, RNN, Recurrent
 from onchip.spec.network import Node
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onchip.bench.frame import UnavailableError
-from onchip.bench.jax_forms import choice, recurrent, windows
-from onchip.bench.jax_forms.context import Context, Form, Value, Weights
+from onchip.bench.frameworks.jax_forms import choice, recurrent, windows
+from onchip.bench.frameworks.jax_forms.context import Context, Form, Value, Weights
 from onchip.spec.layers import (
     ELU,
     GELU,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onchip.bench.torch_forms.builder import Builder, Value, Weights
+from onchip.bench.frameworks.torch_forms.builder import Builder, Value, Weights
 from onchip.spec.layers import GRU, LSTM, RNN, Linear, Recurrent
 from onchip.spec.network import Node
 from onchip.spec.recipe import Array

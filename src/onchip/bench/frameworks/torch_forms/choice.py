@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onchip.bench.torch_forms.builder import Builder, Value, Weights
+from onchip.bench.frameworks.torch_forms.builder import Builder, Value, Weights
 from onchip.spec.layers import ArgMax, ArgMin, CumSum, LinearResize, NearestResize, Pad, Selection, SequenceMax, Tile
 from onchip.spec.layers.base import row_axis
 from onchip.spec.network import Node

@@ -10,8 +10,8 @@ import functools
 from typing import Any
 
 from onchip.bench.frame import UnavailableError
-from onchip.bench.torch_forms import choice, recurrent, windows
-from onchip.bench.torch_forms.builder import Builder, Form, Value, Weights
+from onchip.bench.frameworks.torch_forms import choice, recurrent, windows
+from onchip.bench.frameworks.torch_forms.builder import Builder, Form, Value, Weights
 from onchip.spec.layers import (
     ELU,
     GELU,

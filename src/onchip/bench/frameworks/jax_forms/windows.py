@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from onchip.bench.jax_forms.context import Context, Value, Weights
-from onchip.bench.window_numbers import numbers_in_windows
+from onchip.bench.frameworks.jax_forms.context import Context, Value, Weights
+from onchip.bench.frameworks.window_numbers import numbers_in_windows
 from onchip.spec.layers import AvgPool1d, AvgPool2d, Layer
 from onchip.spec.layers.conv import conv_groups, geometry
 from onchip.spec.network import Node

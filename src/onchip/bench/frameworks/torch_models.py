@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from onchip.bench.torch_images import (
+from onchip.bench.frameworks.torch_images import (
     LeNet5,
     ResidualCNN,
     UNet,
@@ -19,8 +19,8 @@ from onchip.bench.torch_images import (
     mobilenet,
     resnet8,
 )
-from onchip.bench.torch_sequences import FastText, FrameTransformer, KeywordLSTM, TextCNN, TextTransformer
-from onchip.bench.torch_tables import WideAndDeep, fc_autoencoder, mlp_gelu, mlp_relu, tabular_resnet
+from onchip.bench.frameworks.torch_sequences import FastText, FrameTransformer, KeywordLSTM, TextCNN, TextTransformer
+from onchip.bench.frameworks.torch_tables import WideAndDeep, fc_autoencoder, mlp_gelu, mlp_relu, tabular_resnet
 from onchip.spec.recipe import Array
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.bench.frame import UnavailableError
-from onchip.bench.torch_forms.builder import Builder, Value, Weights
-from onchip.bench.window_numbers import numbers_in_windows
+from onchip.bench.frameworks.torch_forms.builder import Builder, Value, Weights
+from onchip.bench.frameworks.window_numbers import numbers_in_windows
 from onchip.spec.layers import (
     AvgPool1d,
     AvgPool2d,

@@ -1,0 +1,225 @@
+"""What the documents show of the code: the README's table of layers and its plan, and the API reference.
+
+    python docs/make_pages.py            # write them
+    python docs/make_pages.py --check    # exit 1 where one is out of date
+
+Needs a source tree: the table plans the smallest network of every layer, which the tests have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import re
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+README, API = ROOT / "README.md", ROOT / "docs" / "api.md"
+SHOWN_PLAN = re.compile(r"(^\$ onchip (plan .*)\n)(?:[^`$].*\n)+", re.MULTILINE)
+BEGIN, END = "<!-- layers:begin -->", "<!-- layers:end -->"
+
+# The files of spec/layers, in words.
+FAMILIES = {
+    "linear": "products", "matmul": "", "conv": "convolutions", "pool": "pools and reductions",
+    "norm": "norms", "activation": "activations", "function": "functions of a number", "combine": "two values or more",
+    "embedding": "tables of ids", "recurrent": "recurrent", "shape": "shapes", "select": "choosing places",
+    "resize": "", "scan": "running totals", "argument": "places of the largest", "cast": "other numbers", "pixels": "",
+}  # fmt: skip
+
+
+# -- the layers ---------------------------------------------------------------------------------------------
+
+
+def layers_table() -> str:
+    """A line a family of layers: their names, and where they run and are trained."""
+    from onchip.kernels.cpu import KERNELS as CPU
+    from onchip.kernels.cuda import KERNELS as CUDA
+    from onchip.plan.device import KNOWN
+    from onchip.runtime.cpu import this_cpu
+    from onchip.spec.layers import LAYERS
+
+    runs_here = {kind for kind in LAYERS if _is_planned(kind, this_cpu(), CPU)}
+    runs_there = {kind for kind in LAYERS if _is_planned(kind, KNOWN["h200"], CUDA)}
+    trained = {kind for kind in LAYERS if _can_train(kind)}
+    lines = ["| layers | CPU | GPU | train |", "| --- | --- | --- | --- |"]
+    for title, kinds in _families(LAYERS):
+        names = ", ".join(sorted(kinds, key=str.lower))
+        cells = [f"**{title}**: {names}", *(_which(kinds, some) for some in (runs_here, runs_there, trained))]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _families(layers: dict[str, Any]) -> Iterable[tuple[str, list[str]]]:
+    """Files without a title of their own stand with the one before."""
+    found: dict[str, list[str]] = {}
+    for file, title in FAMILIES.items():
+        title = title or list(found)[-1]
+        here = [kind for kind, layer in layers.items() if layer.__module__.endswith(f".{file}")]
+        found.setdefault(title, []).extend(here)
+    missing = set(layers) - {kind for kinds in found.values() for kind in kinds}
+    assert not missing, f"FAMILIES has no title for the file of {', '.join(sorted(missing))}"
+    return found.items()
+
+
+def _which(kinds: list[str], having: set[str]) -> str:
+    some = [kind for kind in sorted(kinds, key=str.lower) if kind in having]
+    return "yes" if len(some) == len(kinds) else ", ".join(some) or "-"
+
+
+def _is_planned(kind: str, device: Any, kernels: Any) -> bool:
+    """Whether a device's kernels take every case of a layer."""
+    from layer_cases import CASES, network
+    from onchip.errors import OnchipError
+    from onchip.plan.planner import make_plan
+
+    cases = [case for case in CASES if case.layer.kind == kind]
+    assert cases, f"tests/layer_cases.py has no case of {kind}"
+    try:
+        for case in cases:
+            make_plan(network(case), device, kernels)
+    except OnchipError:
+        return False
+    return True
+
+
+def _can_train(kind: str) -> bool:
+    """Whether a network of linear layers with this one between them is trained, on the CPU and on a GPU."""
+    from onchip.errors import OnchipError
+    from onchip.kernels.cpu import KERNELS as CPU
+    from onchip.kernels.cuda import KERNELS as CUDA
+    from onchip.plan.device import KNOWN
+    from onchip.plan.kernel import Job
+    from onchip.plan.planner import make_plan
+    from onchip.runtime.cpu import this_cpu
+    from onchip.spec.build import mlp
+
+    try:
+        net = mlp(8, 8, 4) if kind == "Linear" else mlp(8, 8, 4, activation=kind)
+        for device, kernels in ((this_cpu(), CPU), (KNOWN["h200"], CUDA)):
+            make_plan(net, device, kernels, Job(loss="cross_entropy", batch=32))
+    except (OnchipError, TypeError):
+        return False
+    return True
+
+
+# -- the reference ------------------------------------------------------------------------------------------
+
+
+def api_page() -> str:
+    """Every public name with its signature and docstring, and what an object of a class has."""
+    import onchip
+
+    parts = [
+        "# The API, from its docstrings",
+        "Made by `python docs/make_pages.py`. Everything here is imported when it is first used: `import onchip` is\n"
+        "quick and touches no device. What goes wrong is an `OnchipError`.",
+        " · ".join(f"[{name}](#{name.lower()})" for name in onchip.__all__),
+    ]
+    for name in onchip.__all__:
+        parts += _entry(name, getattr(onchip, name))
+    return "\n\n".join(parts) + "\n"
+
+
+def _entry(name: str, thing: Any) -> list[str]:
+    parts = [f"## {name}", f"```python\n{_signature(f'onchip.{name}', thing)}\n```", _doc(thing)]
+    members = [_member(*member) for member in inspect.getmembers(thing)] if inspect.isclass(thing) else []
+    if told := [member for member in members if member]:
+        parts.append("\n".join(told))
+    return [part for part in parts if part]
+
+
+def _member(name: str, member: Any) -> str:
+    """A line for a method or a property of ours that says what it is; "" for others."""
+    function = member.fget if isinstance(member, property) else member
+    is_ours = inspect.isfunction(function) and function.__module__.startswith("onchip.")
+    if not is_ours or (name.startswith("_") and name != "__call__") or not function.__doc__:
+        return ""
+    shown = "engine" if name == "__call__" else f".{name}"
+    called = f"{shown}{_parameters(function)}" if function is member else shown
+    return f"- `{called}`: {inspect.getdoc(function).partition(chr(10) * 2)[0]}".replace("\n", " ")
+
+
+def _signature(name: str, thing: Any) -> str:
+    """How it is called: in one line, or in one a parameter where that is too long."""
+    parameters, result = _parameters(thing), inspect.signature(thing).return_annotation
+    gives = "" if inspect.isclass(thing) or result is inspect.Signature.empty else f" -> {result}"
+    if len(name + parameters + gives) <= 110:
+        return f"{name}{parameters}{gives}"
+    lines = [f"    {_parameter(given)},\n" for given in _shown(thing)]
+    return f"{name}(\n{''.join(lines)}){gives}"
+
+
+def _parameters(thing: Any) -> str:
+    return f"({', '.join(map(_parameter, _shown(thing)))})"
+
+
+def _shown(thing: Any) -> list[Any]:
+    """Parameters, with the * before those that are given by name."""
+    found: list[Any] = []
+    for parameter in inspect.signature(thing).parameters.values():
+        is_named = parameter.kind is parameter.KEYWORD_ONLY
+        if is_named and not any(
+            given == "*" or getattr(given, "kind", None) is given.VAR_POSITIONAL for given in found
+        ):
+            found.append("*")
+        if parameter.name != "self":
+            found.append(parameter)
+    return found
+
+
+def _parameter(given: Any) -> str:
+    if given == "*":
+        return "*"
+    text = {given.VAR_POSITIONAL: "*", given.VAR_KEYWORD: "**"}.get(given.kind, "") + given.name
+    if given.annotation is not given.empty:
+        text += f": {given.annotation}"
+    return text if given.default is given.empty else f"{text} = {given.default!r}"
+
+
+def _doc(thing: Any) -> str:
+    """The docstring: its first paragraph as text, the rest as it stands, for its columns."""
+    first, _, rest = (inspect.getdoc(thing) or "").partition("\n\n")
+    return first + (f"\n\n```text\n{rest.strip()}\n```" if rest.strip() else "")
+
+
+# -- the files ----------------------------------------------------------------------------------------------
+
+
+def pages() -> dict[Path, str]:
+    """What stands in each file, as it should be."""
+    readme = README.read_text()
+    begin, end = readme.index(BEGIN) + len(BEGIN), readme.index(END)
+    readme = f"{readme[:begin]}\n\n{layers_table()}\n\n{readme[end:]}"
+    return {README: SHOWN_PLAN.sub(lambda found: found[1] + _printed(found[2]), readme), API: api_page()}
+
+
+def _printed(command: str) -> str:
+    """What an onchip command prints."""
+    from onchip.cli.main import main
+
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        main(shlex.split(command))
+    return out.getvalue()
+
+
+def main(arguments: list[str]) -> int:
+    code = 0
+    for path, text in pages().items():
+        if path.exists() and path.read_text() == text:
+            continue
+        if arguments == ["--check"]:
+            print(f"{path} is out of date", file=sys.stderr)
+            code = 1
+        else:
+            path.write_text(text)
+    return code
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,12 @@
+"""What a network would do on GPUs that are not here: kernels, floors and estimates, from a laptop."""
+
+import onchip
+from onchip.plan.kernel import Job
+from onchip.runtime.engine import plan
+
+net = onchip.mlp(128, 128, 128, 128, 3)
+for device in ("rtx3080ti", "a100", "h200"):
+    planned = plan(net, device, Job("fp16", batch=1 << 20))
+    floor, estimate = planned.floor_at(1 << 20), planned.estimate_at(1 << 20)
+    kernels = ", ".join(group.claim.label for group in planned.groups)
+    print(f"{planned.device.name}: {kernels}; 2^20 rows take {floor:.0f} µs at least, should take {estimate:.0f}")

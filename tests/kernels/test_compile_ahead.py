@@ -1,0 +1,68 @@
+"""A second process compiles what the first will need; two with one cache never compile the same function at once."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from onchip.kernels.cpu import compile_ahead, jit, mlp_fused, move
+from onchip.kernels.cpu.dense import dense
+
+KEY = "0123456789ab" * 4
+HOLD = """import sys, pathlib
+from onchip.kernels.cpu.compile_ahead import lock_function
+print(lock_function(pathlib.Path(sys.argv[1]), sys.argv[2]), flush=True)
+sys.stdin.read()"""
+
+AHEAD = """import sys
+from onchip.kernels.cpu import compile_ahead
+compile_ahead.OFTEN.clear()
+compile_ahead.compile_ahead(sys.argv[1:])"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "numba").mkdir()
+    yield tmp_path / "numba"
+    if kept := compile_ahead._locks.pop(tmp_path / "numba", None):
+        kept.close()
+
+
+def test_functions_stand_behind_those_that_they_need():
+    needed = [made.function.__name__ for made in jit.linked_below(mlp_fused._run)]
+    assert len(set(needed)) == len(needed)
+    assert needed.index("multiply_panel") < needed.index("dense") < needed.index("_columns")
+    assert jit.linked_below(dense)[-1] is dense.linked
+    assert jit.linked_below(move._run)[-1].function.__name__ == "_run"
+
+
+def test_who_finds_a_function_locked_waits_but_not_for_ever(folder, monkeypatch):
+    monkeypatch.setattr(compile_ahead, "_WAIT_S", 0.1)
+    command = [sys.executable, "-c", HOLD, str(folder), KEY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "True\n"
+        assert not compile_ahead.lock_function(folder, KEY)
+        assert compile_ahead.lock_function(folder, KEY[::-1])  # another function
+        compile_ahead.unlock_function(folder, KEY[::-1])
+        other.stdin.close()
+    assert compile_ahead.lock_function(folder, KEY)
+
+
+def test_without_a_folder_or_a_second_core_nobody_is_started(folder, monkeypatch):
+    monkeypatch.setattr(compile_ahead, "_started", [])
+    monkeypatch.setattr(compile_ahead, "_core_count", lambda: 1)
+    compile_ahead.start_helper(move._run, folder)
+    compile_ahead.start_helper(move._run, None)
+    assert compile_ahead._started == []
+    assert not compile_ahead.lock_function(None, KEY)
+
+
+def test_the_other_process_fills_the_cache(tmp_path):
+    """All that a kernel needs, by the names that the first process gives it; nothing on its streams."""
+    names = ["onchip.kernels.cpu.threads:_run_pieces", "onchip.kernels.cpu.move:gone.<locals>.f"]
+    env = {**os.environ, "ONCHIP_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", AHEAD, *names]
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("", "")
+    assert len(list((tmp_path / "cache" / "numba").iterdir())) >= 2

@@ -79,11 +79,14 @@ def test_it_is_chosen_where_channels_are_few():
 @pytest.mark.parametrize(
     "case", [*CASES, (8, 16, (48, 48), "float16", ReLU()), (16, 2, (64, 64), "float32", None)], ids=str
 )
-def test_on_a_gpu(case):
+def test_on_a_gpu(monkeypatch, case):
+    others = ("conv", "conv_first", "conv_last", "conv_last_wgmma", "conv_wgmma", "product_windows")
+    monkeypatch.setattr("onchip.kernels.cuda.KERNELS", tuple(k for k in KERNELS if k.name not in others))
     net = inside(*case)
     dtype = net.input.dtype
     x = np.random.default_rng(0).standard_normal((65, *net.input.row_shape)).astype(numpy_dtype(dtype))
     engine = onchip.compile(net, "cuda")
+    assert "conv_pixel" in [group.claim.kernel for group in engine.plan.groups]
     got = engine(x)
     assert_error_within(got.astype(np.float64), reference.forward(net, x), reference.forward(net, x, dtype))
     for B in (0, 1, 7):

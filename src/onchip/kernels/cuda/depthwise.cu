@@ -2,9 +2,8 @@
 //
 // Idea    A thread makes Q x U x V outputs (window.cuh). Windows of a few common sizes are unrolled, with the weights
 //         in registers: a thread's numbers are on their way at once, each is read once for all its windows. Any other
-//         is a loop over the rows and their taps: a weight is read for U outputs, a number for Q x U of them.
-//         depthwise_down has the common sizes with channels last: there a thread walks down, one row of x ahead, so that
-//         reading and multiplying overlap and rows are read once. An activation that follows comes along.
+//         is a loop over the rows and their taps: a weight is read for U outputs, a number for Q x U of them. An
+//         activation that follows comes along.
 // Floor   Every number is read once and written once: 1024 x 64 x 32 x 32 floats are 2 x 268 MB / 4.8 TB/s = 112 us.
 //         3 x 3 taps of them are 1.2 Gflop, 18 us.
 // Order   A sum runs over its taps, the last axis fastest, by multiply-adds that start from zero; every PART taps it is
@@ -22,36 +21,6 @@ constexpr int PART = 128;  // terms of a sum; longer ones are sums of sums
 
 // Out of line: a thread has many sums, and a copy for each would be most of the kernel.
 __device__ __noinline__ float activate(float v, const Activation activation) { return activation(v); }
-
-// What comes behind the sums of V channels: the bias and the activation. A ReLU is a Clip without an upper bound; both
-// stand here, as most activations behind a convolution do.
-template <class Number, int V>
-struct Ending {
-    Number shift[V];
-    const u32 code;
-    const float a, b, low, high;
-
-    __device__ __forceinline__ Ending(const Number* bias, u32 n, u32 code, u32 a_bits, u32 b_bits)
-        : code(code), a(__uint_as_float(a_bits)), b(__uint_as_float(b_bits)), low(code == 3 ? a : 0.0f),
-          high(code == 3 ? b : __uint_as_float(0x7f800000)) {
-#pragma unroll
-        for (int v = 0; v < V; ++v) shift[v] = bias ? bias[n + v] : 0;
-    }
-    template <int U>
-    __device__ __forceinline__ void apply(Number (&out)[U][V]) const {
-#pragma unroll
-        for (int i = 0; i < U * V; ++i) out[i / V][i % V] += shift[i % V];
-        if constexpr (is_same<Number, float>) {
-            if (code == 1 || code == 3) {
-#pragma unroll
-                for (int i = 0; i < U * V; ++i) out[i / V][i % V] = Clip::apply(out[i / V][i % V], low, high);
-            } else if (code) {
-#pragma unroll
-                for (int i = 0; i < U * V; ++i) out[i / V][i % V] = activate(out[i / V][i % V], {code, a, b});
-            }
-        }
-    }
-};
 
 // The weights of V channels: of a few taps in registers, or of any in memory.
 template <class Number, int V, int KH, int KW>
@@ -158,7 +127,14 @@ depthwise(const T* x, const wide_t<T>* weights, const wide_t<T>* bias, T* y, con
     if constexpr (KH > 0) walk<V, U, Q, P, LEAD, KH, KW, SH, SW>(view, h.size, w.size, made);
     else walk_any<SW == 1, KW, V, U, Q>(view, h, w, made);
 
-    const Ending<Number, V> ending(bias, n, code, a_bits, b_bits);
+    // A ReLU is a Clip without an upper bound; both stand here, as most activations behind a convolution do.
+    const bool is_clip = code == 1 || code == 3;
+    const float low = code == 3 ? __uint_as_float(a_bits) : 0.0f;
+    const float high = __uint_as_float(code == 3 ? b_bits : 0x7f800000);
+    const Activation other{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
+    Number shift[V];
+#pragma unroll
+    for (int v = 0; v < V; ++v) shift[v] = bias ? bias[n + v] : 0;
     T* to = y + mine.image * all.to.image + n * all.to.channel + mine.ho * all.to.row +
             mine.wo * (IS_LAST ? all.to.column : 1);
 #pragma unroll
@@ -166,75 +142,17 @@ depthwise(const T* x, const wide_t<T>* weights, const wide_t<T>* bias, T* y, con
         if (Q > 1 && mine.ho + q >= h.count) break;
         Number out[U][V];
 #pragma unroll
-        for (int i = 0; i < U * V; ++i) out[i / V][i % V] = made.sum(q, i / V, i % V);
-        ending.apply(out);
-        store_outputs<IS_LAST>(to, out, mine.wo, all);
-        to += all.to.row;
-    }
-}
-
-// With channels last: a thread walks down a strip of `strip` rows of y, V channels of U columns. A row of x comes while
-// the one before it is multiplied, and is a tap of up to LIVE rows of y, whose sums are in registers.
-template <class T, class Index, int V, int U, int KH, int KW, int SH, int SW>
-__global__ void __launch_bounds__(WINDOW_THREADS, 2)
-depthwise_down(const T* x, const float* weights, const float* bias, T* y, const Windows all, int strip, u32 code, u32 a_bits,
-               u32 b_bits) {
-    constexpr int LIVE = (KH + SH - 1) / SH, WORDS = KW + (U - 1) * SW;
-    using Word = typename Vector<sizeof(T) * V>::type;
-    const long long thread = static_cast<long long>(blockIdx.x) * WINDOW_THREADS + threadIdx.x;
-    if (thread >= all.count) return;
-    const Outputs mine = outputs_of<Index, true, V, U, 1>(thread, all);
-    const Axis &h = all.h, &w = all.w;
-    const int first = mine.ho * strip, count = min(strip, h.count - first), rows = (count - 1) * SH + KH;
-    const int h0 = first * SH - h.before, w0 = mine.wo * w.stride - w.before;
-    const T* from = x + mine.image * all.from.image + mine.channel + h0 * all.from.row + w0 * all.from.column;
-    T* to = y + mine.image * all.to.image + mine.channel + first * all.to.row + mine.wo * all.to.column;
-    const HeldWeights<float, V, KH, KW> held(weights + mine.channel, static_cast<long long>(all.channels.size) * V, KW);
-    const Ending<float, V> ending(bias, mine.channel, code, a_bits, b_bits);
-
-    bool is_column[WORDS];
+        for (int i = 0; i < U * V; ++i) out[i / V][i % V] = made.sum(q, i / V, i % V) + shift[i % V];
+        if constexpr (!is_same<T, double>) {
+            if (is_clip) {
 #pragma unroll
-    for (int c = 0; c < WORDS; ++c) is_column[c] = View<T>::is_in(w0 + c, w.size);
-    Word next[WORDS];
-    const auto read_row = [&](int r) {
-        const bool is_row = r < rows && View<T>::is_in(h0 + r, h.size);
+                for (int i = 0; i < U * V; ++i) out[i / V][i % V] = Clip::apply(out[i / V][i % V], low, high);
+            } else if (code) {
 #pragma unroll
-        for (int c = 0; c < WORDS; ++c) {
-            next[c] = Word{};
-            if (is_row && is_column[c]) next[c] = *reinterpret_cast<const Word*>(from + c * all.from.column);
-        }
-        from += all.from.row;
-    };
-    float sums[LIVE][U][V];
-    read_row(0);
-    for (int base = 0; base < rows; base += LIVE * SH) {
-#pragma unroll
-        for (int j = 0; j < LIVE * SH; ++j) {
-            if (base + j >= rows) break;
-            float read[WORDS][V];
-#pragma unroll
-            for (int i = 0; i < WORDS * V; ++i)
-                read[i / V][i % V] = load_wide(reinterpret_cast<const T*>(next + i / V) + i % V);
-            read_row(base + j + 1);
-#pragma unroll
-            for (int d = 0; d < LIVE; ++d) {  // the row of y that began last, the one before it, ..
-                const int tap = j % SH + d * SH;
-                if (tap >= KH) continue;
-                float(&sum)[U][V] = sums[(j / SH + LIVE - d) % LIVE];
-#pragma unroll
-                for (int i = 0; i < KW; ++i)
-#pragma unroll
-                    for (int u = 0; u < U; ++u)
-#pragma unroll
-                        for (int v = 0; v < V; ++v)
-                            sum[u][v] = fmaf(read[u * SW + i][v], held.held[tap * KW + i][v],
-                                             tap == 0 && i == 0 ? 0.0f : sum[u][v]);
-                if (tap == KH - 1 && base + j >= KH - 1) {
-                    ending.apply(sum);
-                    store_outputs<true>(to, sum, mine.wo, all);
-                    to += all.to.row;
-                }
+                for (int i = 0; i < U * V; ++i) out[i / V][i % V] = activate(out[i / V][i % V], other);
             }
         }
+        store_outputs<IS_LAST>(to, out, mine.wo, all);
+        to += all.to.row;
     }
 }

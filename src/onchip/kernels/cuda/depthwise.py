@@ -49,13 +49,12 @@ RATE, LOOP_RATE = 0.3, 0.2
 
 @dataclass(frozen=True)
 class DepthwiseLowering:
-    """depthwise(x, w, bias, y, windows, each, activation's three words), depthwise_down the same with strip for each"""
+    """depthwise(x, w, bias, y, windows, each, activation's three words)"""
 
     dtype: str
     windows: Windows
     has_bias: bool
     activation: Elementwise | None
-    units: int
 
     @property
     def vector(self) -> int:
@@ -67,20 +66,13 @@ class DepthwiseLowering:
     def at(self, B: int) -> Steps:
         if not B:
             return Steps(())
-        words = tuple(map(UInt32, activation_words(self.activation)))
-        arrays: tuple[Argument, ...] = (
-            Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0),
+        cut, config, windows = self.windows.arguments(B, self.vector)
+        arguments: tuple[Argument, ...] = (
+            Input(0), Weight("weight"), Weight("bias") if self.has_bias else Int64(0), Output(0), windows,
+            divider(self.windows.N // self.windows.C), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
-        arguments: tuple[Argument, ...]
-        if self.windows.is_unrolled and self.vector > 1:
-            cut, config, windows, strip = self.windows.arguments_down(B, self.vector, self.units)
-            arguments = (*arrays, windows, UInt32(strip), *words)
-            program = Program(SOURCE, f"depthwise_down<{FLOATS[self.dtype]}, {cut}>")
-        else:
-            cut, config, windows = self.windows.arguments(B, self.vector)
-            arguments = (*arrays, windows, divider(self.windows.N // self.windows.C), *words)
-            has_parts = str(self.windows.h.taps * self.windows.w.taps > PART).lower()
-            program = Program(SOURCE, f"depthwise<{FLOATS[self.dtype]}, {has_parts}, {cut}>")
+        has_parts = str(self.windows.h.taps * self.windows.w.taps > PART).lower()
+        program = Program(SOURCE, f"depthwise<{FLOATS[self.dtype]}, {has_parts}, {cut}>")
         return Steps((KernelLaunch(program, config, arguments, Budget(registers=128)),))
 
 
@@ -101,10 +93,10 @@ class DepthwiseAlone:
             why = f"convolves rows of less than 2^31 numbers of {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
-        yield from _claims(net, (node,) if x.dtype == "float64" else with_activation(net, start, ACTIVATIONS), device)
+        yield from _claims(net, (node,) if x.dtype == "float64" else with_activation(net, start, ACTIVATIONS))
 
 
-def _claims(net: Network, nodes: tuple[Node, ...], device: Device) -> Iterator[Claim]:
+def _claims(net: Network, nodes: tuple[Node, ...]) -> Iterator[Claim]:
     """Of a convolution, and perhaps its activation: in rows, and with channels last."""
     first, last = nodes[0], nodes[-1]
     value, made = first.inputs[0], last.name
@@ -124,7 +116,7 @@ def _claims(net: Network, nodes: tuple[Node, ...], device: Device) -> Iterator[C
         yield Claim(
             DepthwiseAlone.name, f"{DepthwiseAlone.name}<{','.join(labels)}>", tuple(node.name for node in nodes),
             price, "a channel of y is made of one of x", recipes, order=f"taps in order, parts of {PART}",
-            facts=DepthwiseLowering(x.dtype, windows, "bias" in recipes, activation, device.units),
+            facts=DepthwiseLowering(x.dtype, windows, "bias" in recipes, activation),
             reads={value: Use(CHANNELS_LAST if is_last else ROWS, is_read_often)},
             gives={made: CHANNELS_LAST} if is_last else {},
         )  # fmt: skip
@@ -158,7 +150,7 @@ def _recipes(net: Network, node: Node, is_last: bool, dtype: str) -> dict[str, R
 def _instance(name: str, dtype: str, is_last: bool, taps: int = 3, stride: int = 1, each: int = 1) -> Instance:
     axis = Axis(16 * stride, 16, taps, stride, 1, 1, 16 * stride + 1)
     windows = Windows(64, 64 * each, axis, axis, is_last, DTYPE_BYTES[dtype], UNROLLED, TOGETHER)
-    lowering = DepthwiseLowering(dtype, windows, True, None, 132)
+    lowering = DepthwiseLowering(dtype, windows, True, None)
     return Instance(name, lambda device: lowering.at(1000).launches[0])
 
 

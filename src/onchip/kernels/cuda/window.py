@@ -26,8 +26,6 @@ class Axis:
     end: int  # taps before it count in a mean over pads
 
 
-MOST_DOWN = 32  # outputs that a thread makes one after the other
-THREADS_A_UNIT = 1536  # that such a launch has at least, twice what finds room
 ANY_TOGETHER = (4, 2)  # outputs a thread, one below the other, of windows that are not unrolled
 ONE_ROW = Axis(1, 1, 1, 1, 0, 1, 1)
 
@@ -104,26 +102,6 @@ class Windows:
         SW = (self.w.stride if U > 1 else 0) if self.is_unrolled else int(self.slides)
         window = self.window if self.is_unrolled else (0, self._turn(channels), 0)
         cut = (str(self.is_last).lower(), channels, U, Q, P, lead, *window, SW)
-        return self._launched(B, channels, U, Q, cut)
-
-    @property
-    def columns_down(self) -> int:
-        """Outputs a thread side by side, where it walks down: of four bytes two would take too many registers."""
-        return min(2, self.w.count) if self.w.stride <= 2 and self.number_bytes == 2 else 1
-
-    def arguments_down(self, B: int, channels: int, units: int) -> tuple[str, LaunchConfig, Struct, int]:
-        """Of threads that walk down: template arguments (Index, V, U, KH, KW, SH, SW), the rest as above, and how many
-        rows of y a thread makes: few where threads would be too few."""
-        U, h = self.columns_down, self._lines(B)
-        across = (B if h is self.h else 1) * (self.N // channels) * math.ceil(self.w.count / U)
-        parts = math.ceil(max(h.count / MOST_DOWN, min(h.count, units * THREADS_A_UNIT / across)))
-        strip = math.ceil(h.count / parts)
-        cut = (channels, U, *self.window, self.w.stride if U > 1 else 0)
-        return *self._launched(B, channels, U, strip, cut), strip
-
-    def _launched(
-        self, B: int, channels: int, U: int, Q: int, cut: tuple[object, ...]
-    ) -> tuple[str, LaunchConfig, Struct]:
         h, images = self._lines(B), B if self._lines(B) is self.h else 1
         sizes = self.N // channels, math.ceil(h.count / Q), math.ceil(self.w.count / U)
         count = images * math.prod(sizes)

@@ -12,10 +12,10 @@
 // Order   That of conv_wgmma.cu, bit by bit: taps from the first pixel of the window to the last, then channels; products
 //         that are left out here are zeros there. Then the bias and the activation.
 // Floor   2 flop a term inside the image. 128 -> 64 channels, 5x5 by steps of 2, 16x16 -> 32x32, B = 5,248: 509 Gflop / 989
-//         Tflop/s = 515 us. L2 gives 9 * 32 KB of pixels for 128 images of a cell and 410 KB of weights, 6.7 GB in all,
-//         and is near what L2 can give: an H200 took 996 us, of 512 -> 256 channels on 4x4 593 us (403 of its products) and of
-//         256 -> 128 on 8x8 774 us (477), when one warp brought all boxes. With weights shared by the two blocks of a
-//         cluster it took longer: 1,062, 726 and 877 us.
+//         Tflop/s = 515 us. L2 gives 9 * 32 KB of pixels for 128 images of a cell and 410 KB of weights, 6.7 GB in all. An
+//         H200 took 895 us in the whole network, of 512 -> 256 channels on 4x4 603 us (403 of its products) and of 256 -> 128
+//         on 8x8 779 us (477); 128 -> 64 took 996 us when one warp brought all boxes, and 1,062 us with weights shared by
+//         the two blocks of a cluster.
 // Layout  x (B, H, W, C), y (B, HO, WO, N); w (N, taps * channels), as conv_wgmma.cu has it; bias (N) or none.
 // Shared  STAGES * 48 KB + 32 KB of what leaves, and 1 KB to begin at a multiple of it: 225 KB.
 // Limits  C and N numbers are multiples of 16 B; up to MOST_STEPS pixels under a cell; sm_90a.

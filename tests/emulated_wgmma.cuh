@@ -60,7 +60,7 @@ template <int LINE = 128>
 unsigned long long mixed_tile(u32 shared_address, u32 pitch = 8 * LINE) {
     return static_cast<unsigned long long>(pitch) << 40 | static_cast<unsigned long long>(LINE) << 32 | shared_address >> 4;
 }
-static unsigned long long behind(unsigned long long tile, u32 bytes) { return tile + bytes; }
+static unsigned long long behind(unsigned long long tile, u32 bytes) { return tile + (bytes >> 4); }
 static void begin_products() {}
 static void end_products() {}
 template <int n>

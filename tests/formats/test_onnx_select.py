@@ -157,7 +157,6 @@ BAD = {
     "tile rows": ([op("Tile", "x many")], "repeat the batch"),
     "expand rows": ([op("Expand", "x many")], "repeat the batch"),
     "expand": ([op("Expand", "x wide")], "shapes do not fit"),
-    "cubic": ([op("Resize", "x", mode="cubic")], "nearest or linear"),
     "resize rows": ([op("Resize", "x", mode="nearest")], "input 3 must be a constant"),
     "huge": ([op("Tile", "x huge")], "rows are too large"),
     "blocks": ([op("DepthToSpace", "x", blocksize=2)], "bad blocks"),

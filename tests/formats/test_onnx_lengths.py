@@ -57,7 +57,7 @@ def test_the_nodes_are_one_layer(tmp_path):
     ("change", "word"),
     [
         ({"less": "n ends"}, "cannot follow"),
-        ({"less": "ends x"}, "only ints can be compared"),
+        ({"less": "ends x"}, "mixes dtypes"),
         ({"ends": np.array([[[2, 5, 8, 12]]])}, "not evenly apart"),
         ({"ends": np.array([[[[2, 5, 8, 11]]]])}, "do not fit"),
         ({"ends": np.zeros((1, 1, 0), np.int64)}, "bad window or stride"),

@@ -41,6 +41,7 @@ from onchip.spec.layers import (
     GlobalMax,
     GlobalMean,
     GroupNorm,
+    Interleave,
     LayerNorm,
     LinearResize,
     MatMul,
@@ -190,6 +191,22 @@ GENERAL = {  # kernels with sizes at run time
         ],
         {"a.weight": weight(64, 16, 3, 3), "b.weight": weight(72, 64, 3, 3)},
     ),
+    "last layers of images": sequential(
+        TensorType(("B", 64, 9, 8)),
+        [("t", Tanh()), ("c", ConvTranspose2d((2, 2), (1, 1, 1, 1))), ("a", Tanh())],
+        {"c.weight": weight(64, 3, 4, 4)},
+    ),
+    "convolutions of one tap": sequential(
+        TensorType(("B", 3, 32, 32)),
+        [("p", Conv2d((2, 2), (1, 1, 1, 1))), ("y", Conv2d()), ("r", ReLU()), ("q", MaxPool2d((2, 2)))],
+        {"p.weight": weight(8, 3, 3, 3), "y.weight": weight(16, 8, 1, 1)},
+    ),
+    "woven": Network(
+        {"a": TensorType(("B", 3, 4)), "b": TensorType(("B", 3, 4))},
+        (Node("y", Interleave((2,)), ("a", "b")),),
+        ("y",),
+        {},
+    ),
     "pools": sequential(
         TensorType(("B", 3, 9, 8)),
         [("p", MaxPool2d((2, 2))), ("s", Softmax(1)), ("t", Permute((0, 3, 2, 1))), ("m", GlobalMean((1, 3)))],
@@ -332,6 +349,7 @@ TRAININGS = {
     "two groups of blocks": (mlp(20, 40, 13, 3), 70, {"batch_size": 40}),
     "many outputs": (mlp(9, 40, output="Tanh"), 20, {"batch_size": 16, "loss": "mse", "optimiser": "adam"}),
     "launch by launch": (mlp(20, 40, 13, 3), 310, {"batch_size": 150, "momentum": 0.9}),
+    "gradients of a length": (mlp(20, 40, 3), 310, {"batch_size": 150, "clip_norm": 0.1}),
     "several tiles": (mlp(200, 130, 70, 3), 1100, {"batch_size": 1000}),
     "a large batch": (mlp(6, 5, 3), 2100, {"batch_size": 2090, "weight_decay": 0.01}),
     "bytes": (mlp(20, 70, 3), 700, {"batch_size": 530}),

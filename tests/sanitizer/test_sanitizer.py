@@ -52,7 +52,8 @@ def launched() -> set[Program]:
     for (name, (net, _, options)), precision in itertools.product(kernels.TRAININGS.items(), kernels.PRECISIONS):
         loss, optimiser = options.get("loss", "cross_entropy"), options.get("optimiser", "sgd")
         scale = 1 / 255 if "bytes" in name else 0.0
-        job = Job(precision, options["batch_size"], loss, optimiser, byte_scale=scale)
+        most = options.get("clip_norm", 0.0)
+        job = Job(precision, options["batch_size"], loss, optimiser, byte_scale=scale, clip_norm=most)
         (group,) = make_plan(net, H200, KERNELS, job).groups
         steps = group.claim.facts.steps(1), group.claim.facts.losses()
         found |= {launch.program for some in steps for launch in some.launches}

@@ -235,9 +235,11 @@ def test_chips_other_than_hopper_convolve_at_the_tensor_cores(device, precision)
     assert kernels.count("product_windows") == 2
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_a_hopper_takes_it_where_its_accelerator_cannot_move_channels(precision):
-    kernels = [group.claim.kernel for group in make_plan(network("100 channels"), H200, KERNELS, Job(precision)).groups]
+@pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
+def test_a_hopper_takes_it_where_its_accelerator_cannot_move_channels(precision, dtype):
+    """100 numbers of 16 bits are no whole pieces of 16 bytes."""
+    net = network("100 channels", dtype)
+    kernels = [group.claim.kernel for group in make_plan(net, H200, KERNELS, Job(precision)).groups]
     assert "product_windows" in kernels
     assert "conv_wgmma" not in kernels
 

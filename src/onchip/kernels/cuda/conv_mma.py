@@ -65,7 +65,9 @@ def are_numbers(net: Network, nodes: tuple[Node, ...]) -> bool:
     return {*values, *weights} <= NUMBERS.keys()
 
 
-def price_of(net: Network, nodes: tuple[Node, ...], fixed_bytes: int, precision: str, rate: float) -> Price:
+def price_of(
+    net: Network, nodes: tuple[Node, ...], fixed_bytes: int, precision: str, rate: float, least_us: float
+) -> Price:
     """Of what is asked for, at a share of the tensor cores' rate; three products of tf32 make one of fp32."""
     parts = PRECISIONS[precision].parts
     return Price(
@@ -74,6 +76,7 @@ def price_of(net: Network, nodes: tuple[Node, ...], fixed_bytes: int, precision:
         fixed_bytes,
         precision="tf32" if parts > 1 else "",
         rate=rate,
+        least_us=least_us,
     )
 
 

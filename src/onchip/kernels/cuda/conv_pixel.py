@@ -42,7 +42,10 @@ THREADS = 256
 SLICES = {4: 4, 16: 2}  # channels of y that a thread makes, and of how many pixels
 MOST_WEIGHTS = 8192  # floats in shared memory
 MOST_PIXELS = 1 << 31  # of an image
-RATE = 0.5  # share of the device's fp32 rate that we expect where channels fill their slices
+# Share of the device's fp32 rate where channels fill their slices: 32 to 32 channels and 64 to 64 had 0.27 to 0.45 of
+# an H200's. A thread makes all channels of its pixels, so that one image takes as long as a block's: 3.5 us with 8 to
+# 16 channels, 5 with 32 to 32, 13 with 64 to 64, 23 with 64 to 128, less 2 of the launch.
+RATE, HEAD_US, WEIGHT_US = 0.3, 0.9, 0.0025
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ def _claims(net: Network, nodes: tuple[Node, ...], g: Geometry, dtype: str) -> I
         price = Price(
             sum(map(net.row_flop, nodes)), net.types[value].row_bytes + net.types[made].row_bytes,
             sum(recipe.nbytes for recipe in recipes.values()), 1, "fp32", RATE * g.N / lowering.filled,
+            least_us=HEAD_US + WEIGHT_US * g.C * lowering.filled,
         )  # fmt: skip
         yield Claim(
             ConvPixel.name, f"{ConvPixel.name}<{','.join(labels)}>", tuple(node.name for node in nodes), price,

@@ -132,10 +132,18 @@ class ConvWgmmaLowering:
 
     def splits_well(self, B: int) -> int:
         """Parts of a sum, such that all multiprocessors have one where there are few places."""
-        parts = replace(self.product(B), K=min(self.slices) * self.depth).splits_well(self.units)
+        parts = self._longest(B).splits_well(self.units)
         while not all(parts_have_slices(count, parts) for count in self.slices):
             parts //= 2
         return parts
+
+    def _longest(self, B: int) -> WgmmaProduct:
+        """The product of the phase with most taps, which few places wait for."""
+        return replace(self.product(B), K=max(self.slices) * self.depth)
+
+    def least_us(self, B: int) -> float:
+        """However few places there are."""
+        return self._longest(B).least_us(self.units)
 
     def why_not(self) -> str:
         if why := self.windows.why_not():
@@ -222,11 +230,13 @@ def _claim(net: Network, run: ConvRun, lowering: ConvWgmmaLowering, job: Job) ->
     order += f", parts of {PART}" if precision.parts > 1 else ""
     order += f", {lowering.parts} parts" if lowering.parts > 1 else ""
     flop, row_flop = net.row_flop(run.conv), run.row_flop(net)
-    rate, why = lowering.product(batch).rate(lowering.units) * min(1.0, flop / (2 * lowering.multiplied)), "places"
-    if lowering.images is not None and lowering.takes_images(batch):
+    by_images = lowering.images is not None and lowering.takes_images(batch)
+    rate = lowering.product(batch).rate(lowering.units, hides_begin=not by_images)
+    rate *= min(1.0, flop / (2 * lowering.multiplied))
+    if lowering.images is not None and by_images:
         left_out = max(0, flop - lowering.images.row_flop)
         rate *= lowering.cycles(batch) / lowering.images.cycles(batch, lowering.units) * (1 - left_out / flop)
-        row_flop, why = row_flop - left_out, "images"
+        row_flop -= left_out
     claim = Claim(
         kernel=ConvWgmma.name,
         label=f"{ConvWgmma.name}<{label}>",
@@ -237,8 +247,9 @@ def _claim(net: Network, run: ConvRun, lowering: ConvWgmmaLowering, job: Job) ->
             sum(made.nbytes for made in recipes.values()),
             precision="tf32" if precision.parts > 1 else "",
             rate=rate,
+            least_us=0.0 if by_images else lowering.least_us(batch),
         ),
-        why=f"tensor cores, a tile of {why} a block",
+        why=f"tensor cores, a tile of {'images' if by_images else 'places'} a block",
         recipes=recipes,
         order=order,
         facts=lowering,

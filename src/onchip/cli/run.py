@@ -141,6 +141,15 @@ def run(
     The output appears whole or not at all. Rows pass through in chunks: memory stays bounded. Of a run that was killed
     the chunks that are done stay in OUTPUT.partial, and OUTPUT.manifest says which: --resume does the others.
     """
+    from onchip.runtime.launchers import is_one_of_many
+    from onchip.runtime.supervise import Reporter, check_started_once, is_supervised, run_ranks
+
+    if ranks not in (None, "1", "auto") and not (is_one_of_many() or is_supervised()):  # before more is loaded
+        _check_request([*([rows] if rows else []), *_named_files(inputs or []).values()], count, seed, padding)
+        _check_scale_out(ranks, rows, resume, output, deadline)
+        with ranks_progress() as show:
+            raise Exit(run_ranks(_parse_ranks(ranks), context.obj, show))
+
     from onchip.files import check_outputs
     from onchip.formats.csv_writer import check_top, likeliest
     from onchip.plan.kernel import Job
@@ -150,7 +159,6 @@ def run(
     from onchip.runtime.ranks import find_ranks
     from onchip.runtime.run_job import RunOptions, parse_gpus, ranks_for, start_job
     from onchip.runtime.stream import check_piece
-    from onchip.runtime.supervise import Reporter, is_supervised, run_ranks
     from onchip.runtime.team import Team
     from onchip.workloads import WORKLOADS, model_name
     from onchip.workloads.job import job_network, run_record, weights_note
@@ -168,10 +176,8 @@ def run(
         check_output_suffix(output)
         if batch is not None:
             check_piece(batch)
-        _check_scale_out(ranks, rows, found.size, is_supervised(), resume, output, deadline)
-        if ranks not in (None, "1", "auto") and found.size == 1:
-            with ranks_progress() as show:
-                raise Exit(run_ranks(_parse_ranks(ranks), context.obj, show))
+        check_started_once(ranks, found)
+        _check_scale_out(ranks, rows, resume, output, deadline)
         if rows == Path("-"):
             rows = _read_stdin()
         how = RunOptions(device, threads, () if gpus is None else parse_gpus(gpus), batch, debug, deadline)
@@ -271,21 +277,10 @@ def _parse_ranks(text: str) -> int:
     return int(text)
 
 
-def _check_scale_out(
-    ranks: str | None,
-    rows: Path | None,
-    size: int,
-    is_supervised: bool,
-    resume: bool,
-    output: Path | None,
-    deadline: float,
-) -> None:
+def _check_scale_out(ranks: str | None, rows: Path | None, resume: bool, output: Path | None, deadline: float) -> None:
     if ranks is not None and rows == Path("-"):
         got, hint = f"--ranks {ranks} and standard input", "write it into a file first"
         raise InputError("ranks read rows from a file", got=got, expected="INPUT", hint=hint)
-    if ranks is not None and size > 1 and not is_supervised:
-        got, hint = f"--ranks {ranks} in {size} ranks", "leave --ranks out: mpiexec says how many"
-        raise InputError("these are ranks already", got=got, expected="mpiexec or --ranks", hint=hint)
     if resume and output is None:
         raise InputError("nothing to resume", got="no --output", expected="the -o of the run that did not end")
     if not deadline > 0:

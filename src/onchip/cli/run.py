@@ -29,7 +29,7 @@ from onchip.cli.options import (
     left_out,
 )
 from onchip.cli.talk import print_json, progress, ranks_progress, rate, say, say_device
-from onchip.errors import InputError, printable
+from onchip.errors import InputError, OnchipError, printable
 
 if TYPE_CHECKING:
     from onchip.plan.plan import Plan
@@ -178,7 +178,7 @@ def run(
             check_piece(batch)
         check_started_once(ranks, found)
         _check_scale_out(ranks, rows, resume, output, deadline)
-        if rows == Path("-"):
+        if is_piped := rows == Path("-"):
             rows = _read_stdin()
         how = RunOptions(device, threads, () if gpus is None else parse_gpus(gpus), batch, debug, deadline)
         has_lengths = padding is not None or "lengths" in named
@@ -188,7 +188,8 @@ def run(
         if top is not None:
             check_top(top, classes)
         without = left_out(no_fold, no_merge, no_windows, no_phases, no_early)
-        with _open_sources(net, rows, named, count, seed, scale, padding) as sources:
+        opened = _open_sources(net, rows, named, count, seed, scale, padding)
+        with _naming_stdin(rows if is_piped else None), opened as sources:
             notes = [*weights_note(model, weights, net)]
             notes += [f"input: {note}" for source in sources for note in source.notes]
             for note in notes:
@@ -234,7 +235,8 @@ def run(
     if as_json:
         print_json({
             "model": model, "weights": None if weights is None else str(weights),
-            "input": None if rows is None else str(rows), "count": count, "seed": seed, "padding": padding,
+            "input": "-" if is_piped else None if rows is None else str(rows),
+            "count": count, "seed": seed, "padding": padding,
             "inputs": {name: str(path) for name, path in named.items()},
             "output": None if output is None else str(output),
             "notes": notes, "shape": shape, "dtype": net.output.dtype, "device": chosen,
@@ -262,6 +264,9 @@ def _read_stdin() -> Path:
     import tempfile
 
     begin = sys.stdin.buffer.read(6)
+    if not begin:
+        expected, hint = "rows as .csv, .npy or .npz", "cat table.csv | onchip run MODEL -"
+        raise InputError("standard input is empty", got="no byte", expected=expected, hint=hint)
     suffix = ".npy" if begin == b"\x93NUMPY" else ".npz" if begin.startswith(b"PK") else ".csv"
     with tempfile.NamedTemporaryFile(suffix=suffix, prefix="onchip-stdin-", delete=False) as file:
         path = Path(file.name)
@@ -269,6 +274,18 @@ def _read_stdin() -> Path:
         file.write(begin)
         shutil.copyfileobj(sys.stdin.buffer, file)
     return path
+
+
+@contextlib.contextmanager
+def _naming_stdin(path: Path | None) -> Iterator[None]:
+    """Where this file is standard input's, errors call it so: its name means nothing to anybody."""
+    try:
+        yield
+    except OnchipError as error:
+        if path is None or str(path) not in error.what:
+            raise
+        what = error.what.replace(str(path), "standard input")
+        raise type(error)(what, got=error.got, expected=error.expected, hint=error.hint) from None
 
 
 def _parse_ranks(text: str) -> int:

@@ -129,6 +129,7 @@ def test_a_rank_that_hangs_or_cannot_write_ends_the_job_which_is_resumed(cli, tm
     ran, _ = run_with({"kind": kind, "rank": 1, "chunk": 3}, 2, job, tmp_path, ENV)
     assert ran.returncode == code, ran.stderr
     assert re.search(words, ran.stderr), ran.stderr
+    assert "MPI_Abort" not in ran.stderr
     assert not (tmp_path / "y.npy").exists()
     ran = cli(*job, "--resume", "--json")
     assert ran.code == 0, ran.err

@@ -262,6 +262,9 @@ class MpiRanks:
 
     def _end(self) -> None:
         if not self.is_over and not self._mpi.Is_finalized():
+            sys.stderr.flush()
+            with open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), 2)  # what happened is said; MPI would add that it was told to abort
             self._comm.Abort(self._code)
 
 

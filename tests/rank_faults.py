@@ -20,7 +20,7 @@ from pathlib import Path
 
 from onchip.cli.main import main
 from onchip.runtime import slices
-from onchip.runtime.ranks import launched_as
+from onchip.runtime.launchers import launched_as
 
 JOB = ["run", "decode", "--count", "20000", "--seed", "1", "--batch", "100", "--device", "cpu", "--deadline", "1"]
 NO_FAULT = {"kind": "", "rank": -1, "chunk": -1}

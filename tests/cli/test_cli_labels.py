@@ -78,6 +78,14 @@ def test_standard_input_is_read(trained, tmp_path, kind):
     assert np.array_equal(np.load(tmp_path / "y.npy"), onchip.compile(onchip.load(net), "cpu")(x))
 
 
+@pytest.mark.parametrize(("given", "words"), [("", " is empty"), ("1,x\n", ": line 1, column 2: not a number")])
+def test_what_is_wrong_with_standard_input_is_said_of_it(cli, monkeypatch, given, words):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+    ran = cli("run", "decode", "-")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith(f"standard input{words}\n")
+
+
 @pytest.mark.parametrize("kind", ["npy", "npz"])
 def test_numbers_without_names_are_a_table_too(cli, tmp_path, kind):
     x = np.ones((3, 72), np.float32)

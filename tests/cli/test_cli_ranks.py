@@ -129,6 +129,7 @@ def test_a_rank_that_hangs_or_cannot_write_ends_the_job_which_is_resumed(cli, tm
     ran, _ = run_with({"kind": kind, "rank": 1, "chunk": 3}, 2, job, tmp_path, ENV)
     assert ran.returncode == code, ran.stderr
     assert re.search(words, ran.stderr), ran.stderr
+    assert "MPI_Abort" not in ran.stderr
     assert not (tmp_path / "y.npy").exists()
     ran = cli(*job, "--resume", "--json")
     assert ran.code == 0, ran.err
@@ -145,6 +146,33 @@ def test_misuse(cli, tmp_path):
         ran = cli("run", "m.onnx", "x.npy", "--device", "cpu", *options)
         assert (ran.code, ran.out) == (2, "")
         assert words in ran.err
+
+
+def test_who_only_starts_ranks_loads_little(tmp_path):
+    """Ranks load NumPy and kernels themselves: until they are started nobody should wait for it."""
+    code = (
+        "import sys; from onchip.runtime import supervise; from onchip.cli.main import main\n"
+        "supervise.run_ranks = lambda *_: print(*sorted({'numpy', 'numba'} & set(sys.modules)))\n"
+        "main(['run', 'decode', '--count', '4', '--ranks', '2'])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], env=ENV, capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("\n", "")
+
+
+@needs_mpi
+@pytest.mark.parametrize("job", [["run", "decode", "--count", "4"], ["train", "digits"]])
+def test_ranks_start_no_ranks(tmp_path, job):
+    command = [find_mpiexec(), "-n", "2", sys.executable, "-m", "onchip", *job, "--ranks", "2"]
+    ran = subprocess.run(command, env=ENV, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr.count("these are ranks already\n  got:      --ranks 2 in 2 ranks") == 1  # rank 0 speaks
+
+
+def test_a_rank_that_nobody_tells_of_the_others_starts_none(cli, monkeypatch):
+    monkeypatch.setenv("ONCHIP_SUPERVISOR", "/none")
+    ran = cli("run", "decode", "--count", 4, "--ranks", 2)
+    assert (ran.code, ran.out) == (2, "")
+    assert "this rank is alone" in ran.err
 
 
 GPU_JOBS = {

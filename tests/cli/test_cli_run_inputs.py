@@ -54,6 +54,18 @@ def test_the_examples_of_sentences(cli, monkeypatch, tmp_path, words, device):
     assert len(of_lengths) == 2
 
 
+@pytest.mark.usefixtures("words")
+def test_a_negative_length_in_a_file_is_named_by_its_row(cli, tmp_path):
+    lengths = np.load(tmp_path / "lengths.npy")
+    lengths[29] = -1
+    np.save(tmp_path / "bad.npy", lengths)
+    job = ["run", "sentiment", "--weights", "params.bin", "inputs.bin", "--input", "lengths=bad.npy"]
+    ran = cli(*job, "--batch", 8, "--device", "cpu", "-o", "y.npy")
+    assert (ran.code, ran.out) == (2, "")
+    assert "row 29: a negative length\n  got:      -1" in ran.err
+    assert not (tmp_path / "y.npy").exists()
+
+
 @pytest.fixture
 def pair(tmp_path):
     """m.onnx, which adds a (B, 3) and b (B, 1), and files for it."""

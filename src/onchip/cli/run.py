@@ -29,7 +29,7 @@ from onchip.cli.options import (
     left_out,
 )
 from onchip.cli.talk import print_json, progress, ranks_progress, rate, say, say_device
-from onchip.errors import InputError, printable
+from onchip.errors import InputError, OnchipError, printable
 
 if TYPE_CHECKING:
     from onchip.plan.plan import Plan
@@ -141,6 +141,15 @@ def run(
     The output appears whole or not at all. Rows pass through in chunks: memory stays bounded. Of a run that was killed
     the chunks that are done stay in OUTPUT.partial, and OUTPUT.manifest says which: --resume does the others.
     """
+    from onchip.runtime.launchers import is_one_of_many
+    from onchip.runtime.supervise import Reporter, check_started_once, is_supervised, run_ranks
+
+    if ranks not in (None, "1", "auto") and not (is_one_of_many() or is_supervised()):  # before more is loaded
+        _check_request([*([rows] if rows else []), *_named_files(inputs or []).values()], count, seed, padding)
+        _check_scale_out(ranks, rows, resume, output, deadline)
+        with ranks_progress() as show:
+            raise Exit(run_ranks(_parse_ranks(ranks), context.obj, show))
+
     from onchip.files import check_outputs
     from onchip.formats.csv_writer import check_top, likeliest
     from onchip.plan.kernel import Job
@@ -150,7 +159,6 @@ def run(
     from onchip.runtime.ranks import find_ranks
     from onchip.runtime.run_job import RunOptions, parse_gpus, ranks_for, start_job
     from onchip.runtime.stream import check_piece
-    from onchip.runtime.supervise import Reporter, is_supervised, run_ranks
     from onchip.runtime.team import Team
     from onchip.workloads import WORKLOADS, model_name
     from onchip.workloads.job import job_network, run_record, weights_note
@@ -168,11 +176,9 @@ def run(
         check_output_suffix(output)
         if batch is not None:
             check_piece(batch)
-        _check_scale_out(ranks, rows, found.size, is_supervised(), resume, output, deadline)
-        if ranks not in (None, "1", "auto") and found.size == 1:
-            with ranks_progress() as show:
-                raise Exit(run_ranks(_parse_ranks(ranks), context.obj, show))
-        if rows == Path("-"):
+        check_started_once(ranks, found)
+        _check_scale_out(ranks, rows, resume, output, deadline)
+        if is_piped := rows == Path("-"):
             rows = _read_stdin()
         how = RunOptions(device, threads, () if gpus is None else parse_gpus(gpus), batch, debug, deadline)
         has_lengths = padding is not None or "lengths" in named
@@ -182,7 +188,8 @@ def run(
         if top is not None:
             check_top(top, classes)
         without = left_out(no_fold, no_merge, no_windows, no_phases, no_early)
-        with _open_sources(net, rows, named, count, seed, scale, padding) as sources:
+        opened = _open_sources(net, rows, named, count, seed, scale, padding)
+        with _naming_stdin(rows if is_piped else None), opened as sources:
             notes = [*weights_note(model, weights, net)]
             notes += [f"input: {note}" for source in sources for note in source.notes]
             for note in notes:
@@ -228,7 +235,8 @@ def run(
     if as_json:
         print_json({
             "model": model, "weights": None if weights is None else str(weights),
-            "input": None if rows is None else str(rows), "count": count, "seed": seed, "padding": padding,
+            "input": "-" if is_piped else None if rows is None else str(rows),
+            "count": count, "seed": seed, "padding": padding,
             "inputs": {name: str(path) for name, path in named.items()},
             "output": None if output is None else str(output),
             "notes": notes, "shape": shape, "dtype": net.output.dtype, "device": chosen,
@@ -256,6 +264,9 @@ def _read_stdin() -> Path:
     import tempfile
 
     begin = sys.stdin.buffer.read(6)
+    if not begin:
+        expected, hint = "rows as .csv, .npy or .npz", "cat table.csv | onchip run MODEL -"
+        raise InputError("standard input is empty", got="no byte", expected=expected, hint=hint)
     suffix = ".npy" if begin == b"\x93NUMPY" else ".npz" if begin.startswith(b"PK") else ".csv"
     with tempfile.NamedTemporaryFile(suffix=suffix, prefix="onchip-stdin-", delete=False) as file:
         path = Path(file.name)
@@ -265,27 +276,28 @@ def _read_stdin() -> Path:
     return path
 
 
+@contextlib.contextmanager
+def _naming_stdin(path: Path | None) -> Iterator[None]:
+    """Where this file is standard input's, errors call it so: its name means nothing to anybody."""
+    try:
+        yield
+    except OnchipError as error:
+        if path is None or str(path) not in error.what:
+            raise
+        what = error.what.replace(str(path), "standard input")
+        raise type(error)(what, got=error.got, expected=error.expected, hint=error.hint) from None
+
+
 def _parse_ranks(text: str) -> int:
     if not text.isdigit():
         raise InputError("bad number of ranks", got=text, expected="a number, or auto", hint="--ranks 2")
     return int(text)
 
 
-def _check_scale_out(
-    ranks: str | None,
-    rows: Path | None,
-    size: int,
-    is_supervised: bool,
-    resume: bool,
-    output: Path | None,
-    deadline: float,
-) -> None:
+def _check_scale_out(ranks: str | None, rows: Path | None, resume: bool, output: Path | None, deadline: float) -> None:
     if ranks is not None and rows == Path("-"):
         got, hint = f"--ranks {ranks} and standard input", "write it into a file first"
         raise InputError("ranks read rows from a file", got=got, expected="INPUT", hint=hint)
-    if ranks is not None and size > 1 and not is_supervised:
-        got, hint = f"--ranks {ranks} in {size} ranks", "leave --ranks out: mpiexec says how many"
-        raise InputError("these are ranks already", got=got, expected="mpiexec or --ranks", hint=hint)
     if resume and output is None:
         raise InputError("nothing to resume", got="no --output", expected="the -o of the run that did not end")
     if not deadline > 0:

@@ -11,6 +11,7 @@ from typer import Context, Exit
 from onchip.cli import train_options as opt
 from onchip.cli.options import Json, Threads, Verbose
 from onchip.cli.talk import Update, print_json, progress, ranks_progress, rate, resumable, say, say_device
+from onchip.errors import OnchipError
 from onchip.spec.text import plural
 
 if TYPE_CHECKING:
@@ -177,15 +178,21 @@ def train(
 def _start_ranks(ranks: int | None, args: list[str]) -> Ranks:
     """The ranks of this command: this process alone, or all that mpiexec started. With --ranks they are started, and
     this process ends when they do."""
+    from onchip.runtime.launchers import is_one_of_many
     from onchip.runtime.ranks import find_ranks, hush
-    from onchip.runtime.supervise import Reporter, is_supervised, run_ranks
+    from onchip.runtime.supervise import Reporter, check_started_once, is_supervised, run_ranks
 
-    if ranks not in (None, 1) and not is_supervised():
+    if ranks not in (None, 1) and not (is_one_of_many() or is_supervised()):
         with ranks_progress() as show:
             raise Exit(run_ranks(ranks, args, show))
     found = find_ranks()
     Reporter(found)
     hush(found)
+    try:
+        check_started_once(ranks, found)
+    except OnchipError:  # every rank comes here: nobody is left who would have to be ended
+        found.leave()
+        raise
     return found
 
 

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -23,12 +23,8 @@ import numpy as np
 
 from onchip.errors import DeviceError, OnchipError, RankError
 from onchip.runtime import shared_memory
+from onchip.runtime.launchers import gpu_rank, launched_as
 
-# What launchers tell the processes that they start: Hydra and srun --mpi=pmi2, PMIx, Open MPI.
-_RANK_NAMES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
-_SIZE_NAMES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
-# The number among those of its machine: of Open MPI, of Hydra (MPICH, Intel), of srun.
-_LOCAL_NAMES = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _TAG = 1
 _PART_BYTES = 1 << 30  # of a broadcast at a time: MPI counts in 32 bits
 _ALONE_S = 2.0  # in that time a rank 0 that fails, too, has ended the others
@@ -266,6 +262,9 @@ class MpiRanks:
 
     def _end(self) -> None:
         if not self.is_over and not self._mpi.Is_finalized():
+            sys.stderr.flush()
+            with open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), 2)  # what happened is said; MPI would add that it was told to abort
             self._comm.Abort(self._code)
 
 
@@ -275,25 +274,6 @@ def same_machine(comm: Any, mpi: Any) -> Any:
 
 
 _world: MpiRanks | None = None  # made once: all that a process does with others goes the same way
-
-
-def launched_as(env: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
-    """The rank and the number of ranks that a launcher says; None for a process that none started.
-
-    SLURM_NTASKS alone says nothing: a batch script has it, too.
-    """
-    rank = next((env[name] for name in _RANK_NAMES if name in env), "")
-    size = next((env[name] for name in _SIZE_NAMES if name in env), "1")
-    return (int(rank), int(size)) if rank.isdigit() and size.isdigit() else None
-
-
-def gpu_rank(local_rank: int, local_size: int, env: Mapping[str, str] = os.environ) -> int:
-    """The number by which a rank takes a GPU, of its place among the ranks with which it shares memory.
-
-    Ranks in a container each share none, and MPI takes each for a machine; the launcher knows better.
-    """
-    said = next((env[name] for name in _LOCAL_NAMES if name in env), "")
-    return int(said) if local_size == 1 and said.isdigit() else local_rank
 
 
 def find_ranks() -> Ranks:

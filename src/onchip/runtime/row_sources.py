@@ -150,6 +150,17 @@ class FittedRows:
         return rows.reshape(len(rows), *self.shape[1:])
 
 
+class LengthRows(FittedRows):
+    """Lengths of sequences. To a kernel a negative one is as good as 0; in a file it is a mistake."""
+
+    def read(self, start: int, stop: int) -> Array:
+        rows = super().read(start, stop)
+        if (bad := np.flatnonzero(rows < 0)).size:
+            what, hint = f"row {start + int(bad[0])}: a negative length", "lengths of these very sequences"
+            raise InputError(what, got=str(rows[bad[0]]), expected="0 or more", hint=hint)
+        return rows
+
+
 def _sizes(row_shape: tuple[int, ...]) -> str:
     return "x".join(map(str, row_shape)) or "1"
 
@@ -220,7 +231,8 @@ def open_inputs(
             divided = scale
             if scale is None and net.meaning.scale and source.dtype == np.uint8:  # as when it was trained
                 divided = net.meaning.scale
-            opened[name] = FittedRows(source, given, divided if "float" in given.dtype or not has_floats else None)
+            fit = LengthRows if name in length_limits(net) else FittedRows
+            opened[name] = fit(source, given, divided if "float" in given.dtype or not has_floats else None)
         if padding is not None:
             ids, lengths = padded_inputs(net)
             opened[lengths] = FittedRows(CountedLengths(opened[ids], padding, net.inputs[lengths]), net.inputs[lengths])

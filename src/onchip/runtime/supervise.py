@@ -24,14 +24,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from onchip.errors import DeviceError, InputError, RankError
-from onchip.runtime.ranks import Ranks
-from onchip.runtime.stream import Chunk
+
+if TYPE_CHECKING:  # they load NumPy, which whoever starts ranks need not wait for
+    from onchip.runtime.ranks import Ranks
+    from onchip.runtime.stream import Chunk
 
 SOCKET = "ONCHIP_SUPERVISOR"  # in a rank's environment: where it reports
 MAX_RANKS = 1024
+_TELL_S = 0.1  # between two reports of progress: whoever reads them is on a core that ranks work on
 _GRACE_S = 3.0  # for the launcher to notice that a rank is dead, and for ranks to stop
 # Open MPI refuses root and more ranks than cores, and ties ranks to cores, unless told.
 OPEN_MPI = {
@@ -51,6 +54,7 @@ class Reporter:
     def __init__(self, ranks: Ranks) -> None:
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()  # the thread that runs chunks reports, too
+        self._told = float("-inf")  # when progress was
         path = os.environ.get(SOCKET)
         if path is None or ranks.size == 1:
             return
@@ -68,7 +72,9 @@ class Reporter:
         self._tell(chunk=None if chunk is None else (chunk.number, chunk.start, chunk.stop))
 
     def progress(self, what: str, total: float, done: float, text: str) -> None:
-        self._tell(progress=(what, total, done, text))
+        if time.monotonic() - self._told > _TELL_S:
+            self._told = time.monotonic()
+            self._tell(progress=(what, total, done, text))
 
     def _tell(self, **what: Any) -> None:
         if self._socket is not None:
@@ -84,6 +90,19 @@ def _connect(path: str) -> socket.socket:
 
 def is_supervised() -> bool:
     return SOCKET in os.environ
+
+
+def check_started_once(asked: object, ranks: Ranks) -> None:
+    """Ranks that a launcher started start none themselves; and those that --ranks started are as many as it says.
+
+    asked  the value of --ranks, or None
+    """
+    if asked is not None and ranks.size > 1 and not is_supervised():
+        got, hint = f"--ranks {asked} in {ranks.size} ranks", "leave --ranks out: mpiexec says how many"
+        raise InputError("these are ranks already", got=got, expected="mpiexec or --ranks", hint=hint)
+    if is_supervised() and ranks.size == 1:
+        got, hint = f"--ranks {asked}, 1 seen", "mpiexec and mpi4py of the same MPI"
+        raise DeviceError("this rank is alone", got=got, expected="a launcher that tells ranks their number", hint=hint)
 
 
 # -- in the process that starts them -----------------------------------------------------------------------

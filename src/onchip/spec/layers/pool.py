@@ -137,7 +137,8 @@ class SequenceMax(Layer):
 
     y[c] = max of x[c, p] over all p with p * stride + window <= length, and 0 where there is none: a feature that a
     sequence is too short for is not there. Behind a Conv1d of K taps these are the windows that lie within the
-    sequence if window = K less the pads in front, and stride its stride. A length past the end means all of x.
+    sequence if window = K less the pads in front, and stride its stride. A length past the end means all of x,
+    one below 0 none of it.
     """
 
     window: int = 1

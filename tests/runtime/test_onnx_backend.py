@@ -39,7 +39,6 @@ EXCLUDED = {
     r"^test_(add|sub|mul|div|max|min)_uint(16|32|64)_|^test_pow_types_.*_uint(32|64)_": "no unsigned ints beyond uint8",
     r"^test_cast.*(FLOAT[48]E|INT[24]_|STRING)": "files have no values of 2, 4 or 8 bits but bytes, and no strings",
     r"^test_castlike_((B?FLOAT16|FLOAT|DOUBLE)(_to)?_){2}": "the value to be like has rows of its own",
-    r"^test_(averagepool|maxpool|convtranspose)_3d|Pool3d|Conv3d": "windows run over one or two axes",
     r"^test_training_dropout(_default)?(_mask)?_cpu|_training_mode_": "training",
     r"_zero_ratio_mask_|^test_dropout_default_mask|^test_maxpool_with_argmax": "a layer has one output",
     r"^test_layer_normalization_.*(?<!expanded)(?<!ver18)_cpu": "a layer has one output",

@@ -138,6 +138,13 @@ class GraphReader:
             raise FormatError(f"{op} mixes dtypes", got=array.dtype.name, expected=self.types[x].dtype)
         return array
 
+    def once(self, array: Array, axis: int = 0) -> Array:
+        """A constant that a file of a fixed batch repeats for every row of it, with 1 along that axis."""
+        if self.batch is None or array.shape[axis : axis + 1] != (self.batch,):
+            return array
+        first = array.take([0], axis)
+        return first if np.array_equal(array, np.broadcast_to(first, array.shape)) else array
+
     def ints(self, op: Op, index: int, most: int = MAX_RANK) -> list[int]:
         """A constant that lists axes, sizes or places."""
         array = self.constant(op, index)

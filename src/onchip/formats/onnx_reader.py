@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,8 @@ sys.stdout.buffer.write(onnx.version_converter.convert_version(model, int(sys.ar
 # Attribute types of ONNX -> the field that holds the value.
 _SCALARS = {1: "f", 2: "i", 3: "s", 4: "t"}
 _LISTS = {6: "floats", 7: "ints", 8: "strings"}
+_GRAPH = 5
+MAX_DEPTH = 8  # of branches in branches
 
 
 def read_onnx(path: str | os.PathLike[str]) -> Network:
@@ -115,11 +117,12 @@ def read_model(
     inputs, batch = _inputs([value for value in graph.input if text(value.name) not in constants], one_row)
     outputs, tensors = [text(value.name) for value in graph.output], TensorReader(folder)
     ops = join_norms([_op(node) for node in graph.node], outputs, _small_constants(graph, constants, tensors))
-    check_operators(ops, inputs)  # first of all: what a missing operator reads may be odd as well
+    every = _with_branches(ops)
+    check_operators(every, inputs)  # first of all: what a missing operator reads may be odd as well
     ml_opset = next((int(entry.version) for entry in model.opset_import if text(entry.domain) == ML), 1)
-    for op in ops:
+    for op in every:
         _check_op(op, ml_opset if op.kind.startswith(ML) else opset)
-    reader = GraphReader(opset, batch, one_row, inputs, constants, ops, outputs, tensors)
+    reader = GraphReader(opset, batch, one_row, inputs, constants, every, outputs, tensors)
     with np.errstate(all="ignore"):
         for op in ops:
             _read_op(reader, op)
@@ -152,7 +155,44 @@ def _small_constants(graph: Any, constants: dict[str, Any], tensors: TensorReade
     return find
 
 
+def _with_branches(ops: Sequence[Op], depth: int = 0) -> list[Op]:
+    """All operators, those of both branches of an If before it."""
+    every: list[Op] = []
+    for op in ops:
+        if op.kind == "If":
+            inside = [_op(node) for graph in _branches(op) for node in graph.node]
+            if depth == MAX_DEPTH or len(every) + len(inside) > MAX_NODES:
+                raise FormatError(f"{op}: too many branches", expected=f"{MAX_DEPTH} within each other at most")
+            every += _with_branches(inside, depth + 1)
+        every.append(op)
+    return every
+
+
+def _branches(op: Op) -> list[Any]:
+    """The graphs of an If: where its condition is true, and where it is not."""
+    found = [op.attributes.get(name) for name in ("then_branch", "else_branch")]
+    if not all(hasattr(graph, "node") for graph in found):
+        raise FormatError(f"{op} has not two branches", got=show(list(op.attributes)), expected="a graph for each")
+    return found
+
+
+def _read_branch(reader: GraphReader, op: Op) -> None:
+    """What an If does by a condition that is the same for all rows, as one about sizes is."""
+    graph = _branches(op)[0 if reader.constant(op, 0).all() else 1]
+    if len(graph.output) != len(op.outputs):
+        raise FormatError(f"{op}: wrong number of outputs", got=str(len(graph.output)), expected=str(len(op.outputs)))
+    for tensor in graph.initializer:
+        reader.add_constant(Op("Constant", "", (), (text(tensor.name),), {}), tensor)
+    for node in graph.node:
+        _read_op(reader, _op(node))
+    for made, output in zip(graph.output, op.outputs, strict=True):
+        _read_op(reader, Op("Identity", "", (text(made.name),), (output,), {}))
+
+
 def _read_op(reader: GraphReader, op: Op) -> None:
+    if op.kind == "If":
+        _read_branch(reader, op)
+        return
     try:
         known = [reader.is_constant(op, index) for index, name in enumerate(op.inputs) if name]
         if op.kind in FOLDS and known and all(known):
@@ -301,4 +341,6 @@ def _attribute(attribute: Any) -> object:
         return getattr(attribute, _SCALARS[attribute.type])
     if attribute.type in _LISTS:
         return list(getattr(attribute, _LISTS[attribute.type]))
-    return None  # graphs, sparse tensors, types: no operator here has them
+    if attribute.type == _GRAPH:
+        return attribute.g
+    return None  # sparse tensors, types: no operator here has them

@@ -8,6 +8,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from onchip.kernels import reference
+from onchip.kernels.cuda import KERNELS
+from onchip.plan.device import H200
+from onchip.plan.planner import make_plan
 from onnx_models import check_meaning, model, numbers, op, read, refused, rows_of, run_onnx
 
 SIZES = [op("Shape", "x", "s"), op("Slice", "s zero one", "n")]
@@ -93,6 +96,14 @@ def test_attention_in_a_file_that_fixes_the_batch(tmp_path, B):
     for row in range(7):
         (expected,) = run_onnx(attention(1), x[row : row + 1])
         np.testing.assert_allclose(got[row : row + 1], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", [(0, 3, 2, 5, 1, 6, 4, 7), (0, 7, 6, 5, 4, 3, 2, 1), (0, 2, 4, 6, 1, 3, 5, 7)])
+def test_many_axes_move_in_steps(tmp_path, order):
+    """As windows of an attention over pictures do; kernels of a GPU move six at a time."""
+    proto = model([op("Transpose", "x", perm=order)], x=("N", 2, 3, 2, 2, 3, 2, 2))
+    net = check_meaning(tmp_path, proto, tolerance=0)
+    make_plan(net, H200, KERNELS)
 
 
 # -- branches ------------------------------------------------------------------------------------------------------

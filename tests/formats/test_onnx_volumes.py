@@ -51,3 +51,9 @@ def test_zeros_before_it(tmp_path):
 def test_four_axes_are_refused(tmp_path):
     proto = model([op("Conv", "x w", name="c")], {"w": numbers(2, 4, 1, 1, 1, 1)}, ("N", 4, 2, 2, 2, 2))
     refused(tmp_path, proto, "node 'c' (Conv): unsupported rank", "one, two or three")
+
+
+def test_planes_without_end_are_refused(tmp_path):
+    weights = {"w": numbers(1, 1, 200, 1, 2)}
+    refused(tmp_path, model([op("Conv", "x w", pads=[9999, 0, 0, 0, 0, 0])], weights, ("N", 1, 5, 2, 2)), "planes")
+    refused(tmp_path, model([op("ConvTranspose", "x w")], weights, ("N", 1, 5, 2, 2)), "planes")

@@ -410,6 +410,11 @@ class Chosen(nn.Module):
         return x.gather(1, (n - 1).view(-1, 1, 1).expand(-1, 1, 4)).squeeze(1)
 
 
+class Indexed(nn.Module):
+    def forward(self, x, n):
+        return x[torch.arange(x.size(0)), n - 1]
+
+
 @pytest.mark.parametrize(("build", "shapes"), [
     (Cells, [(2, 7, 5), (3, 9), (2, 3, 5, 4)]), (Functions, [(6, 5, 4), (6, 5, 4)]),
 ])  # fmt: skip
@@ -419,12 +424,26 @@ def test_functions_that_the_exporter_does_not_know(build, shapes):
     for got, expected in zip(reference.forward(net, tuple(x.numpy() for x in xs)), build()(*xs), strict=True):
         np.testing.assert_allclose(got, expected.numpy(), rtol=1e-9, atol=1e-9)
     assert "avg" in F.adaptive_avg_pool2d.__name__  # torch is as it was
+    assert "__getitem__" not in vars(torch.Tensor)
 
 
-def test_a_step_for_each_row():
+@pytest.mark.parametrize("build", [Chosen, Indexed])
+def test_a_step_for_each_row(build):
     x, n = torch.randn(4, 6, 4), torch.tensor([1, 6, 3, 2])
     x[:, 3:] = torch.where(torch.arange(4)[:, None, None] == 1, x[:, 3:], torch.tensor(float("nan")))  # nobody's step
-    engine = onchip.compile(onchip.load(Chosen(), (torch.zeros(1, 6, 4), torch.ones(1, dtype=torch.int64))))
-    np.testing.assert_array_equal(engine(x.numpy(), n.numpy()), Chosen()(x, n).numpy())
+    engine = onchip.compile(onchip.load(build(), (torch.zeros(1, 6, 4), torch.ones(1, dtype=torch.int64))), "cpu")
+    np.testing.assert_array_equal(engine(x.numpy(), n.numpy()), build()(x, n).numpy())
     with pytest.raises(InputError, match="id -1"):
         engine(x.numpy(), np.zeros(4, np.int64))
+
+
+class TwoPlaces(nn.Module):
+    """Ids that are 0, 1, .. in the example are ids all the same, and no rows."""
+
+    def forward(self, x, n):
+        return x[n, n]
+
+
+def test_ids_that_are_like_rows_are_no_rows():
+    with pytest.raises(InputError):
+        onchip.load(TwoPlaces(), (torch.zeros(2, 6, 4), torch.arange(2)))

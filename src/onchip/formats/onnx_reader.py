@@ -17,7 +17,7 @@ from onchip.files import open_input
 from onchip.formats.onnx_ops.base import FOLDS, READERS, Op
 from onchip.formats.onnx_ops.fold import KEEP_NUMBERS
 from onchip.formats.onnx_ops.graph_reader import MAX_ROW, GraphReader
-from onchip.formats.onnx_ops.missing import check_operators
+from onchip.formats.onnx_ops.missing import INSTEAD, check_operators
 from onchip.formats.onnx_ops.norm_parts import NORM, join_norms
 from onchip.formats.onnx_ops.truth import reads_truth
 from onchip.formats.onnx_ops.turned import reads_turned
@@ -201,9 +201,11 @@ def _read_op(reader: GraphReader, op: Op) -> None:
         elif not (reads_turned(reader, op) or reads_truth(reader, op)):
             READERS[op.kind](reader, op)
     except ShapeError as error:  # of a layer, which does not know what it was read from
-        raise FormatError(f"{op}: {error.what}", got=error.got, expected=error.expected, hint=error.hint) from None
-    except InputError:
-        raise
+        hint = error.hint or INSTEAD
+        raise FormatError(f"{op}: {error.what}", got=error.got, expected=error.expected, hint=hint) from None
+    except InputError as error:
+        hint = error.hint or INSTEAD  # to export the file again would not change the node
+        raise FormatError(error.what, got=error.got, expected=error.expected, hint=hint) from None
     except (ValueError, IndexError, TypeError, ArithmeticError) as error:  # of NumPy, over constants
         raise FormatError(f"{op}: its constants do not fit", got=show(str(error))) from None
 

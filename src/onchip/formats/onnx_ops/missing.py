@@ -12,7 +12,7 @@ from onchip.spec.reading import show
 _INSTEAD = {
     ("NonMaxSuppression", "NonZero", "Unique", "Compress"): "end the network before it and go on with NumPy: "
     "how much it makes depends on the numbers",
-    ("TopK",): "ArgMax for the first, or end the network before it and sort in NumPy",
+    ("TopK",): "ArgMax for the first, or end the network before it and go on with NumPy",
     ("ScatterElements", "ScatterND", "Scatter"): "a sum with one-hot rows: F.one_hot(ids, n) * x",
     ("If", "Loop", "Scan"): "a forward without branches and loops over values, "
     "sequences of one length, an EmbeddingBag as an Embedding and a mean",
@@ -29,7 +29,7 @@ _INSTEAD = {
     "encode the columns before the network, which takes numbers",
 }  # fmt: skip
 _BY_DOMAIN = {"com.microsoft": "the file as it was before ONNX Runtime optimised it"}
-_ELSE = "another layer in its place, or the network in parts (onnx.utils.extract_model) with this one done in NumPy"
+INSTEAD = "another layer in its place, or the network in parts (onnx.utils.extract_model) with this one done in NumPy"
 
 
 def check_operators(ops: Sequence[Op], inputs: Iterable[str]) -> None:
@@ -68,4 +68,4 @@ def _instead(kind: str) -> str:
     for family, advice in _INSTEAD.items():
         if kind in family:
             return advice
-    return _BY_DOMAIN.get(kind.rpartition(".")[0], _ELSE)
+    return _BY_DOMAIN.get(kind.rpartition(".")[0], INSTEAD)

@@ -117,7 +117,7 @@ def _moves_batch(graph: GraphReader, op: Op) -> bool:
     if wanted[:1] == [-1] and all(isinstance(size, int) and size > 0 for size in wanted[1:]):
         count, rest = graph.types[graph.value(op)].row_size, math.prod(wanted[1:])
         return bool(count != rest and count % rest == 0)
-    if graph.batch and wanted and isinstance(wanted[0], int) and wanted[0] > graph.batch:
+    if graph.batch and len(wanted) > 1 and isinstance(wanted[0], int) and wanted[0] > graph.batch:
         return wanted[0] % graph.batch == 0
     return any(isinstance(size, str) and size != BATCH for size in wanted)
 

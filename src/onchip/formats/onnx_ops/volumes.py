@@ -11,12 +11,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.windows import Window
 from onchip.spec.layers import AvgPool2d, Conv2d, ConvTranspose2d, Gather, MaxPool2d, Pad, Reshape, Slice
 from onchip.spec.layers.conv import window_counts
 from onchip.spec.types import numpy_dtype
+
+MOST_PLANES = 1 << 14  # that windows see along D, together: each is named
 
 
 def add_conv(graph: GraphReader, op: Op, x: str, window: Window, groups: int, roles: Mapping[str, str]) -> None:
@@ -36,6 +39,7 @@ def add_conv(graph: GraphReader, op: Op, x: str, window: Window, groups: int, ro
     steps = -(-(H + pads[1] + pads[4]) // stride[1])  # windows a plane, those with it that reach past its end
     below = steps * stride[1] - H - pads[1]
     x = _padded(graph, op, x, (0, pads[0], pads[1], 0, 0, pads[3], below, 0))
+    _check_planes(op, kernel[0] * D_out)
     seen = [first * stride[0] + tap * dilation[0] for tap in range(kernel[0]) for first in range(D_out)]
     if seen != list(range(graph.types[x].row_shape[1])):
         x = graph.add_step(op, Gather(2, tuple(seen)), (x,))
@@ -70,6 +74,7 @@ def add_transposed(
     cut = graph.add_step(op, Reshape((C_out * kernel[0], D, steps * stride[1], W_out)), (made,))
     layer = Slice((0, 0, pads[1], 0), (C_out * kernel[0], D, H_out, W_out), (1, 1, 1, 1))
     flat = graph.add_step(op, Reshape((C_out * kernel[0], D, H_out * W_out)), (graph.add_step(op, layer, (cut,)),))
+    _check_planes(op, kernel[0] * kernel[0])
     # Each tap's planes to where it stands along D.
     taps = np.eye(kernel[0], dtype=numpy_dtype(graph.types[x].dtype)).reshape(kernel[0], 1, kernel[0], 1)
     name = graph.weight(f"{op.outputs[0]}_taps", np.tile(taps, (C_out, 1, 1, 1)))
@@ -100,6 +105,11 @@ def add_pool(
     lines = graph.add_step(op, Reshape((C, D, H_out * W_out)), (made,))
     made = graph.add_step(op, pool((kd, 1), (sd, 1), (pads[0], 0, pads[3], 0), (dd, 1)), (lines,))
     graph.add(op, Reshape((C, graph.types[made].row_shape[1], H_out, W_out)), (made,))
+
+
+def _check_planes(op: Op, count: int) -> None:
+    if count > MOST_PLANES:
+        raise FormatError(f"{op}: too many planes", got=f"{count:,}", expected=f"at most {MOST_PLANES:,}")
 
 
 def _padded(graph: GraphReader, op: Op, x: str, pads: tuple[int, ...]) -> str:

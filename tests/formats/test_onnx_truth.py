@@ -89,7 +89,7 @@ REFUSED = {
     "ids that are chosen": ([op("Equal", "x k", "m"), op("Where", "m x x")], "only floats can be chosen"),
     "between zeros": ([op("Equal", "x k", "m"), op("Where", "m f0 f0")], "chooses between zeros"),
     "and": ([op("And", "x x")], "And that makes 'y' needs a truth value"),
-    "an output": ([op("Equal", "x k")], "a Cast to a float"),
+    "an output": ([op("Equal", "x k")], "give it out as a float"),
     "a sum": ([op("Equal", "x k", "m"), op("Add", "m m")], "a Cast to a float"),
     "not of numbers": ([op("Not", "x")], "needs a truth value"),
 }

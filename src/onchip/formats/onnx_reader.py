@@ -130,7 +130,7 @@ def read_model(
         if output in reader.unfinished and not reader.finish(output):
             raise FormatError(
                 f"output {show(output)} is unfinished", expected=reader.unfinished[output].expected,
-                hint="end the network with a whole layer, the batch first",
+                hint=reader.unfinished[output].hint,
             )  # fmt: skip
         if output not in reader.values:
             raise FormatError(f"output {show(output)} is made by no node, or is a constant", expected="a node's output")

@@ -32,6 +32,7 @@ class Unfinished:
 
     x: str  # our name of the value it is made of
     expected: ClassVar[str]  # what has to follow
+    hint: ClassVar[str] = "end the network with a whole layer, the batch first"  # where nothing does
 
     def finish(self, graph: GraphReader, op: Op | None) -> str | None:
         """The name of the value that it is already, if it is one; it may add layers for `op`, or for the network."""

@@ -12,6 +12,7 @@ from onchip.spec.reading import show
 _INSTEAD = {
     ("NonMaxSuppression", "NonZero", "Unique", "Compress"): "end the network before it and go on with NumPy: "
     "how much it makes depends on the numbers",
+    ("Mod", "Floor", "Ceil", "Round", "BitShift"): "ids and steps made before the network: ids % n in NumPy",
     ("TopK",): "ArgMax for the first, or end the network before it and go on with NumPy",
     ("ScatterElements", "ScatterND", "Scatter"): "a sum with one-hot rows: F.one_hot(ids, n) * x",
     ("If", "Loop", "Scan"): "a forward without branches and loops over values, "

@@ -35,6 +35,7 @@ class Truth(Unfinished):
 
     is_turned: bool = False
     expected: ClassVar[str] = "a Cast to a float, as of a mask that is multiplied with, or a Where"
+    hint: ClassVar[str] = "give it out as a float: (y > 0.5).float() in torch"
 
 
 @reads("Equal", *_ORDERS)

@@ -173,3 +173,29 @@ def test_gather_elements_that_are_refused(tmp_path):
         shape = ("N", *(1 for _ in x))
         proto.graph.input.append(helper.make_tensor_value_info("ids", TensorProto.INT64, shape))
         refused(tmp_path, proto, "GatherElements")
+
+
+def counted(row, times="size"):
+    """x[arange(B), ids] of x (N, *row), as torch exports it."""
+    nodes = [
+        op("Shape", "x", "s"), op("Gather", "s zero", "n"), op("Range", "zero n one", "r"),
+        op("Gather", "s one", "size"),
+        op("Flatten", "x", "flat", axis=2), op("Mul", f"r {times}", "first"), op("Add", "ids first", "places"),
+        op("Gather", "flat places", "rows", axis=0), op("Shape", "places", "t"), op("Slice", "s two far", "rest"),
+        op("Concat", "t rest", "u", axis=0), op("Reshape", "rows u"),
+    ]  # fmt: skip
+    ints = {"zero": 0, "one": 1, "three": 3, "two": [2], "far": [9]}
+    proto = model(nodes, {name: np.array(number) for name, number in ints.items()}, ("N", *row))
+    proto.graph.input.append(helper.make_tensor_value_info("ids", TensorProto.INT64, ("N",)))
+    return proto
+
+
+@pytest.mark.parametrize("row", [(5,), (5, 3), (5, 2, 3)])
+def test_places_that_are_counted_through_the_batch(tmp_path, row):
+    net = read(tmp_path, counted(row))
+    given = rows_of(net, 6)
+    np.testing.assert_array_equal(reference.forward(net, given, dtype="float32"), run_onnx(counted(row), *given)[0])
+
+
+def test_places_in_other_rows_are_refused(tmp_path):
+    refused(tmp_path, counted((5, 3), times="three"), "Gather that makes 'rows'", "must be a constant")

@@ -15,6 +15,7 @@ import numpy as np
 from onchip.errors import FormatError, InputError, ShapeError
 from onchip.files import open_input
 from onchip.formats.onnx_ops.base import FOLDS, READERS, Op
+from onchip.formats.onnx_ops.chosen import reads_row_numbers
 from onchip.formats.onnx_ops.fold import KEEP_NUMBERS
 from onchip.formats.onnx_ops.graph_reader import MAX_ROW, GraphReader
 from onchip.formats.onnx_ops.missing import INSTEAD, check_operators
@@ -194,6 +195,8 @@ def _read_op(reader: GraphReader, op: Op) -> None:
         _read_branch(reader, op)
         return
     try:
+        if reads_row_numbers(reader, op):
+            return
         known = [reader.is_constant(op, index) for index, name in enumerate(op.inputs) if name]
         if op.kind in FOLDS and known and all(known):
             origin = op.inputs[0] if op.kind in KEEP_NUMBERS else ""

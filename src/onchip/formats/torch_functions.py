@@ -18,7 +18,6 @@ def plain_functions(torch: Any) -> Iterator[None]:
     F = torch.nn.functional
     forms: list[tuple[Any, str, Callable[..., Any]]] = [(place, "channel_shuffle", _shuffle) for place in (F, torch)]
     forms += [(F, "pairwise_distance", _distance)]
-    forms += [(torch.Tensor, "__getitem__", _item)]
     for rank in (1, 2, 3):
         forms += [(F, f"adaptive_avg_pool{rank}d", _adaptive(_mean_pool, rank))]
         forms += [(F, f"adaptive_max_pool{rank}d", _adaptive(_max_pool, rank))]
@@ -30,7 +29,6 @@ def plain_functions(torch: Any) -> Iterator[None]:
     finally:
         for (place, name, _), function in zip(forms, own, strict=True):
             setattr(place, name, function)
-        del torch.Tensor.__getitem__  # which is its parent's
 
 
 def _called(torch: Any, form: Callable[..., Any], function: Any) -> Callable[..., Any]:
@@ -41,19 +39,6 @@ def _called(torch: Any, form: Callable[..., Any], function: Any) -> Callable[...
         return function(*args, **kwargs) if made is None else made
 
     return call
-
-
-def _item(torch: Any, x: Any, index: Any) -> Any:
-    """x[arange(B), ids]: a place for each row, which the exporter would count through the whole batch."""
-    if not isinstance(index, tuple) or len(index) != 2 or not torch.jit.is_tracing():
-        return None
-    rows, ids = index
-    if not all(isinstance(one, torch.Tensor) and one.dtype == torch.int64 and one.ndim == 1 for one in index):
-        return None
-    if not rows.equal(torch.arange(len(rows))) or torch._C._get_value_trace(rows).node().kind() != "aten::arange":
-        return None
-    places = ids.view(-1, 1, *(1 for _ in x.shape[2:])).expand(-1, 1, *x.shape[2:])
-    return x.gather(1, places).squeeze(1)
 
 
 def _shuffle(torch: Any, x: Any, groups: int) -> Any:

@@ -26,7 +26,7 @@ BAD_WINDOWS = {
     "auto_pad": ([op("Conv", "x w", auto_pad="MOST")], "auto_pad"),
     "value weights": ([op("Conv", "x x")], "input 1 must be a constant"),
     "weight rank": ([op("Conv", "x flat")], "unsupported rank"),
-    "other rank": ([op("Conv", "x line")], "one or two axes"),
+    "other rank": ([op("Conv", "x line")], "one, two or three axes"),
     "bias": ([op("Conv", "x w flat")], "bias and weight do not fit"),
     "weight dtype": ([op("Conv", "x wint")], "mixes dtypes"),
     "huge output": ([op("ConvTranspose", "x t", strides=[2**30, 2**30])], "rows are too large"),
@@ -64,10 +64,13 @@ def test_bad_windows(tmp_path, case):
     refused(tmp_path, model(nodes, weights, ("N", 3, 6, 5)), *words)
 
 
-def test_windows_over_three_axes(tmp_path):
-    refused(tmp_path, model([op("MaxPool", "x", kernel_shape=[2] * 3)], x=("N", 2, 4, 4, 4)), "one or two axes")
-    weights = {"w": numbers(4, 2, 2, 2, 2)}
-    refused(tmp_path, model([op("Conv", "x w")], weights, ("N", 2, 4, 4, 4)), "unsupported rank")
+def test_windows_over_four_axes(tmp_path):
+    x = ("N", 2, 4, 4, 4, 4)
+    refused(tmp_path, model([op("MaxPool", "x", kernel_shape=[2] * 4)], x=x), "one, two or three axes")
+    refused(tmp_path, model([op("Conv", "x w")], {"w": numbers(4, 2, 2, 2, 2, 2)}, x), "unsupported rank")
+    refused(tmp_path, model([op("Conv", "x w")], {"w": numbers(4, 2, 0, 2, 2)}, x[:-1]), "none of them 0")
+    far = op("Conv", "x w", pads=[2**30, 0, 0, 2**30, 0, 0])
+    refused(tmp_path, model([far], {"w": numbers(4, 2, 2, 2, 2)}, x[:-1]), "rows are too large")
 
 
 # -- constants that grow, shapes that lead nowhere -----------------------------------------------------------------

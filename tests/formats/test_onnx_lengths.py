@@ -58,22 +58,44 @@ def test_the_nodes_are_one_layer(tmp_path):
     [
         ({"less": "n ends"}, "cannot follow"),
         ({"less": "ends x"}, "mixes dtypes"),
-        ({"ends": np.array([[[2, 5, 8, 12]]])}, "not evenly apart"),
-        ({"ends": np.array([[[[2, 5, 8, 11]]]])}, "do not fit"),
-        ({"ends": np.zeros((1, 1, 0), np.int64)}, "bad window or stride"),
-        ({"ends": np.array([[[0, 1, 2, 3]]])}, "bad window or stride"),
+        ({"ends": np.array([[[2, 5, 8, 12]]])}, "cannot follow"),
+        ({"ends": np.array([[[[2, 5, 8, 11]]]])}, "the first size must be the batch"),
+        ({"ends": np.zeros((1, 1, 0), np.int64)}, "cannot follow"),
+        ({"ends": np.array([[[0, 1, 2, 3]]])}, "cannot follow"),
         ({"ends": np.array([[[2, 5, 8]]])}, "cannot follow"),
         ({"window": np.array([[[3]]])}, "cannot follow"),
-        ({"least": np.float32(-9)}, "cannot follow"),
-        ({"zero": np.float32(1)}, "cannot follow"),
-        ({"where": "inside x zero"}, "cannot follow"),
         ({"where": "first x others"}, "cannot follow"),
         ({"axes": (1,)}, "cannot follow"),
-        ({"zero": np.float32(0), "where": "inside x zero"}, "cannot follow"),
     ],
 )
 def test_what_is_only_like_it_is_refused(tmp_path, change, word):
     refused(tmp_path, masked(**change), word)
+
+
+@pytest.mark.parametrize("change", [
+    {"least": np.float32(-9)}, {"zero": np.float32(1)}, {"where": "inside x zero"},
+    {"where": "inside x zero", "axes": (1,)}, {"where": "inside x zero", "ends": np.array([[[0, 7, 3, 4]]])},
+], ids=str)  # fmt: skip
+def test_another_mask_means_what_it_says(tmp_path, change):
+    made, given = masked(**change), (numbers(40, 3, 4), np.arange(40) % 14)
+    (tmp_path / "model.onnx").write_bytes(made.SerializeToString())
+    np.testing.assert_array_equal(
+        reference.forward(read_onnx(tmp_path / "model.onnx"), given, dtype="float32"), run_onnx(made, *given)[0]
+    )
+
+
+def test_a_mask_of_what_is_never_negative_need_not_end_in_a_maximum(tmp_path):
+    nodes = [
+        op("Relu", "x", "r"), op("Unsqueeze", "lengths new", "n"), op("Less", "ends n", "inside"),
+        op("Where", "inside r zero", "m"), op("ReduceSum", "m two", keepdims=0),
+    ]  # fmt: skip
+    weights = {"new": np.array([1, 2]), "ends": np.arange(4)[None, None], "zero": np.float32(0), "two": np.array([2])}
+    made = model(nodes, weights, ("N", 3, 4))
+    made.graph.input.append(helper.make_tensor_value_info("lengths", TensorProto.INT64, ("N",)))
+    (tmp_path / "model.onnx").write_bytes(made.SerializeToString())
+    given = numbers(40, 3, 4), np.arange(40) % 7
+    got = reference.forward(read_onnx(tmp_path / "model.onnx"), given)
+    np.testing.assert_allclose(got, run_onnx(made, *given)[0], rtol=1e-6)
 
 
 def test_the_axis_may_stay(tmp_path):

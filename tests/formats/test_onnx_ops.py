@@ -123,7 +123,8 @@ def test_flatten(tmp_path, axis):
 
 @pytest.mark.parametrize("axis", [0, 2, -1])
 def test_flatten_refused(tmp_path, axis):
-    refused(tmp_path, model([op("Flatten", "x", axis=axis)], x=("N", 2, 3)), "mix the rows")
+    words = "mixes no rows" if axis == 2 else "mix the rows"
+    refused(tmp_path, model([op("Flatten", "x", axis=axis)], x=("N", 2, 3)), words)
 
 
 def test_identity_and_constants_leave_nothing_and_dropout_a_layer(tmp_path):

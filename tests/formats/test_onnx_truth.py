@@ -88,10 +88,10 @@ def test_where(tmp_path, case):
 REFUSED = {
     "ids that are chosen": ([op("Equal", "x k", "m"), op("Where", "m x x")], "only floats can be chosen"),
     "between zeros": ([op("Equal", "x k", "m"), op("Where", "m f0 f0")], "chooses between zeros"),
-    "and": ([op("And", "x x")], "needs comparisons before it"),
-    "an output": ([op("Equal", "x k")], "a Cast to a float"),
+    "and": ([op("And", "x x")], "And that makes 'y' needs a truth value"),
+    "an output": ([op("Equal", "x k")], "give it out as a float"),
     "a sum": ([op("Equal", "x k", "m"), op("Add", "m m")], "a Cast to a float"),
-    "not of numbers": ([op("Not", "x")], "needs a comparison before it"),
+    "not of numbers": ([op("Not", "x")], "needs a truth value"),
 }
 
 
@@ -100,3 +100,34 @@ def test_refused(tmp_path, case):
     nodes, word = REFUSED[case]
     weights = {"k": np.array(0), "f0": np.array(0, "f4")}
     refused(tmp_path, masks(nodes, weights), word)
+
+
+@pytest.mark.parametrize("kind", ["And", "Or", "Xor"])
+def test_inputs_that_are_true_or_false(tmp_path, kind):
+    """As a mask of legal actions is one."""
+    nodes = [
+        op("Not", "x", "n"), op(kind, "n k", "a"), op(kind, "x a", "b"), op("Expand", "b sizes", "m"),
+        op("Where", "m many one", "w"), op("Cast", "x", "f", to=TensorProto.FLOAT), op("Add", "w f"),
+    ]  # fmt: skip
+    weights = {
+        "k": np.arange(7) % 2 == 0, "sizes": np.array([1, 7]), "many": np.arange(7, dtype="f4"),
+        "one": np.array(-np.inf, "f4"),
+    }  # fmt: skip
+    check_meaning(tmp_path, masks(nodes, weights, TensorProto.BOOL), rows=40)
+
+
+@pytest.mark.parametrize("kind", ["Less", "LessOrEqual"])
+def test_steps_past_a_length(tmp_path, kind):
+    """Scores of an attention, and a mean, over the steps that are there."""
+    nodes = [
+        op("Unsqueeze", "x last", "n"), op(kind, "places n", "m"), op("Not", "m", "past"),
+        op("Gather", "scores x", "e"), op("Where", "past never e", "f"), op("Softmax", "f", "p"),
+        op("Cast", "m", "g", to=TensorProto.FLOAT), op("Mul", "p g"),
+    ]  # fmt: skip
+    weights = {
+        "last": np.array([1]), "places": np.arange(4)[None] - (kind == "Less"), "scores": numbers(5, 4),
+        "never": np.array(-1e9, "f4"),
+    }  # fmt: skip
+    proto = model(nodes, weights, ("N",), element=TensorProto.INT64)
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    check_meaning(tmp_path, proto, rows=40)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 
@@ -233,6 +234,7 @@ def test_missing_operators_name_themselves(capfd):
 
     with pytest.raises(InputError, match=r"cannot trace module Spectrum\n.*aten::fft_rfft"):
         onchip.load(Spectrum(), torch.zeros(2, 5))
+    ctypes.CDLL(None).fflush(None)
     assert capfd.readouterr() == ("", "")  # torch would print its graph
 
     class Rows(nn.Module):
@@ -383,3 +385,64 @@ def test_casts():
         wanted = wanted.detach().numpy()
         assert got.dtype == wanted.dtype
         np.testing.assert_allclose(got.astype(np.float64), wanted, atol=1e-3 if got.dtype == np.float16 else 1e-6)
+
+
+class Cells(nn.Module):
+    """Pools into cells that do not come out even, of all three ranks."""
+
+    def forward(self, x, y, z):
+        means = F.adaptive_avg_pool2d(x, (3, None)), F.adaptive_avg_pool1d(y, 4), nn.AdaptiveAvgPool3d((2, 1, 3))(z)
+        most = F.adaptive_max_pool2d(x, 2), nn.AdaptiveMaxPool1d(3)(y), F.adaptive_max_pool3d(z, (2, 2, 3))
+        even = F.adaptive_avg_pool2d(x[..., :4, :4], 2), F.adaptive_max_pool2d(x[..., :4, :4], (2, 1))
+        return *means, *most, *even
+
+
+class Functions(nn.Module):
+    def forward(self, x, y):
+        shuffled = F.channel_shuffle(x, 2) + nn.ChannelShuffle(3)(x)
+        return shuffled, F.pairwise_distance(x, y, eps=0.5), nn.PairwiseDistance(eps=0.25, keepdim=True)(x, y)
+
+
+class Chosen(nn.Module):
+    """A step for each row, of which the axis then goes: exporters write an If."""
+
+    def forward(self, x, n):
+        return x.gather(1, (n - 1).view(-1, 1, 1).expand(-1, 1, 4)).squeeze(1)
+
+
+class Indexed(nn.Module):
+    def forward(self, x, n):
+        return x[torch.arange(x.size(0)), n - 1]
+
+
+@pytest.mark.parametrize(("build", "shapes"), [
+    (Cells, [(2, 7, 5), (3, 9), (2, 3, 5, 4)]), (Functions, [(6, 5, 4), (6, 5, 4)]),
+])  # fmt: skip
+def test_functions_that_the_exporter_does_not_know(build, shapes):
+    net = onchip.load(build(), rows(shapes, 2))
+    xs = rows(shapes, 3)
+    for got, expected in zip(reference.forward(net, tuple(x.numpy() for x in xs)), build()(*xs), strict=True):
+        np.testing.assert_allclose(got, expected.numpy(), rtol=1e-9, atol=1e-9)
+    assert "avg" in F.adaptive_avg_pool2d.__name__  # torch is as it was
+
+
+@pytest.mark.parametrize("build", [Chosen, Indexed])
+def test_a_step_for_each_row(build):
+    x, n = torch.randn(4, 6, 4), torch.tensor([1, 6, 3, 2])
+    x[:, 3:] = torch.where(torch.arange(4)[:, None, None] == 1, x[:, 3:], torch.tensor(float("nan")))  # nobody's step
+    engine = onchip.compile(onchip.load(build(), (torch.zeros(1, 6, 4), torch.ones(1, dtype=torch.int64))), "cpu")
+    np.testing.assert_array_equal(engine(x.numpy(), n.numpy()), build()(x, n).numpy())
+    with pytest.raises(InputError, match="id -1"):
+        engine(x.numpy(), np.zeros(4, np.int64))
+
+
+class TwoPlaces(nn.Module):
+    """Ids that are 0, 1, .. in the example are ids all the same, and no rows."""
+
+    def forward(self, x, n):
+        return x[n, n]
+
+
+def test_ids_that_are_like_rows_are_no_rows():
+    with pytest.raises(InputError):
+        onchip.load(TwoPlaces(), (torch.zeros(2, 6, 4), torch.arange(2)))

@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import numpy as np
 from onchip.errors import FormatError, InputError, ShapeError
 from onchip.files import open_input
 from onchip.formats.onnx_ops.base import FOLDS, READERS, Op
+from onchip.formats.onnx_ops.chosen import reads_row_numbers
 from onchip.formats.onnx_ops.fold import KEEP_NUMBERS
 from onchip.formats.onnx_ops.graph_reader import MAX_ROW, GraphReader
-from onchip.formats.onnx_ops.missing import check_operators
+from onchip.formats.onnx_ops.missing import INSTEAD, check_operators
 from onchip.formats.onnx_ops.norm_parts import NORM, join_norms
 from onchip.formats.onnx_ops.truth import reads_truth
 from onchip.formats.onnx_ops.turned import reads_turned
@@ -45,6 +46,8 @@ sys.stdout.buffer.write(onnx.version_converter.convert_version(model, int(sys.ar
 # Attribute types of ONNX -> the field that holds the value.
 _SCALARS = {1: "f", 2: "i", 3: "s", 4: "t"}
 _LISTS = {6: "floats", 7: "ints", 8: "strings"}
+_GRAPH = 5
+MAX_DEPTH = 8  # of branches in branches
 
 
 def read_onnx(path: str | os.PathLike[str]) -> Network:
@@ -115,11 +118,12 @@ def read_model(
     inputs, batch = _inputs([value for value in graph.input if text(value.name) not in constants], one_row)
     outputs, tensors = [text(value.name) for value in graph.output], TensorReader(folder)
     ops = join_norms([_op(node) for node in graph.node], outputs, _small_constants(graph, constants, tensors))
-    check_operators(ops, inputs)  # first of all: what a missing operator reads may be odd as well
+    every = _with_branches(ops)
+    check_operators(every, inputs)  # first of all: what a missing operator reads may be odd as well
     ml_opset = next((int(entry.version) for entry in model.opset_import if text(entry.domain) == ML), 1)
-    for op in ops:
+    for op in every:
         _check_op(op, ml_opset if op.kind.startswith(ML) else opset)
-    reader = GraphReader(opset, batch, one_row, inputs, constants, ops, outputs, tensors)
+    reader = GraphReader(opset, batch, one_row, inputs, constants, every, outputs, tensors)
     with np.errstate(all="ignore"):
         for op in ops:
             _read_op(reader, op)
@@ -127,7 +131,7 @@ def read_model(
         if output in reader.unfinished and not reader.finish(output):
             raise FormatError(
                 f"output {show(output)} is unfinished", expected=reader.unfinished[output].expected,
-                hint="end the network with a whole layer, the batch first",
+                hint=reader.unfinished[output].hint,
             )  # fmt: skip
         if output not in reader.values:
             raise FormatError(f"output {show(output)} is made by no node, or is a constant", expected="a node's output")
@@ -152,8 +156,47 @@ def _small_constants(graph: Any, constants: dict[str, Any], tensors: TensorReade
     return find
 
 
+def _with_branches(ops: Sequence[Op], depth: int = 0) -> list[Op]:
+    """All operators, those of both branches of an If before it."""
+    every: list[Op] = []
+    for op in ops:
+        if op.kind == "If":
+            inside = [_op(node) for graph in _branches(op) for node in graph.node]
+            if depth == MAX_DEPTH or len(every) + len(inside) > MAX_NODES:
+                raise FormatError(f"{op}: too many branches", expected=f"{MAX_DEPTH} within each other at most")
+            every += _with_branches(inside, depth + 1)
+        every.append(op)
+    return every
+
+
+def _branches(op: Op) -> list[Any]:
+    """The graphs of an If: where its condition is true, and where it is not."""
+    found = [op.attributes.get(name) for name in ("then_branch", "else_branch")]
+    if not all(hasattr(graph, "node") for graph in found):
+        raise FormatError(f"{op} has not two branches", got=show(list(op.attributes)), expected="a graph for each")
+    return found
+
+
+def _read_branch(reader: GraphReader, op: Op) -> None:
+    """What an If does by a condition that is the same for all rows, as one about sizes is."""
+    graph = _branches(op)[0 if reader.constant(op, 0).all() else 1]
+    if len(graph.output) != len(op.outputs):
+        raise FormatError(f"{op}: wrong number of outputs", got=str(len(graph.output)), expected=str(len(op.outputs)))
+    for tensor in graph.initializer:
+        reader.add_constant(Op("Constant", "", (), (text(tensor.name),), {}), tensor)
+    for node in graph.node:
+        _read_op(reader, _op(node))
+    for made, output in zip(graph.output, op.outputs, strict=True):
+        _read_op(reader, Op("Identity", "", (text(made.name),), (output,), {}))
+
+
 def _read_op(reader: GraphReader, op: Op) -> None:
+    if op.kind == "If":
+        _read_branch(reader, op)
+        return
     try:
+        if reads_row_numbers(reader, op):
+            return
         known = [reader.is_constant(op, index) for index, name in enumerate(op.inputs) if name]
         if op.kind in FOLDS and known and all(known):
             origin = op.inputs[0] if op.kind in KEEP_NUMBERS else ""
@@ -161,9 +204,11 @@ def _read_op(reader: GraphReader, op: Op) -> None:
         elif not (reads_turned(reader, op) or reads_truth(reader, op)):
             READERS[op.kind](reader, op)
     except ShapeError as error:  # of a layer, which does not know what it was read from
-        raise FormatError(f"{op}: {error.what}", got=error.got, expected=error.expected, hint=error.hint) from None
-    except InputError:
-        raise
+        hint = error.hint or INSTEAD
+        raise FormatError(f"{op}: {error.what}", got=error.got, expected=error.expected, hint=hint) from None
+    except InputError as error:
+        hint = error.hint or INSTEAD  # to export the file again would not change the node
+        raise FormatError(error.what, got=error.got, expected=error.expected, hint=hint) from None
     except (ValueError, IndexError, TypeError, ArithmeticError) as error:  # of NumPy, over constants
         raise FormatError(f"{op}: its constants do not fit", got=show(str(error))) from None
 
@@ -301,4 +346,6 @@ def _attribute(attribute: Any) -> object:
         return getattr(attribute, _SCALARS[attribute.type])
     if attribute.type in _LISTS:
         return list(getattr(attribute, _LISTS[attribute.type]))
-    return None  # graphs, sparse tensors, types: no operator here has them
+    if attribute.type == _GRAPH:
+        return attribute.g
+    return None  # sparse tensors, types: no operator here has them

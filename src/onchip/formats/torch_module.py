@@ -16,6 +16,7 @@ from typing import Any
 
 from onchip.errors import FormatError, InputError
 from onchip.formats.onnx_reader import parse_model, read_model
+from onchip.formats.torch_functions import plain_functions
 from onchip.spec.network import Network
 
 OPSET = 17
@@ -71,7 +72,8 @@ def _inputs(torch: Any, module: Any, example: Any) -> tuple[Any, ...]:
 def _export(torch: Any, module: Any, inputs: tuple[Any, ...], name: str) -> bytes:
     """The module as ONNX, by the exporter that needs nothing but torch itself."""
     try:
-        with _evaluating(module), _plain_parts(torch, module), _more_operators(torch), torch.no_grad():
+        plain = _plain_parts(torch, module), plain_functions(torch)
+        with _evaluating(module), plain[0], plain[1], _more_operators(torch), torch.no_grad():
             data, doubts = _trace(torch, module, inputs)
             if copied := next((doubt for doubt in doubts if "NumPy" in doubt or "list" in doubt), ""):
                 raise _FickleError(copied)
@@ -244,14 +246,17 @@ def _attention_forward(torch: Any, part: Any, query: Any, key: Any, value: Any, 
 def _quiet(torch: Any) -> Iterator[list[warnings.WarningMessage]]:
     """Without what the exporter says about itself, and the graph that it prints where it fails; the warnings, kept."""
     logger = logging.getLogger("torch.onnx")
-    level, log, is_on = logger.level, torch._C._jit_onnx_log, torch._C._jit_is_onnx_log_enabled()
+    level, log, turn = logger.level, torch._C._jit_onnx_log, torch._C._jit_set_onnx_log_enabled
+    is_on = torch._C._jit_is_onnx_log_enabled()
     logger.setLevel(logging.ERROR)
-    torch._C._jit_onnx_log = lambda *said: None  # the exporter turns it on, whatever it is told
+    turn(False)
+    # The exporter turns it on, whatever it is told, and says some of it in C++.
+    torch._C._jit_onnx_log = torch._C._jit_set_onnx_log_enabled = lambda *said: None
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             yield told
     finally:
-        torch._C._jit_onnx_log = log
-        torch._C._jit_set_onnx_log_enabled(is_on)
+        torch._C._jit_onnx_log, torch._C._jit_set_onnx_log_enabled = log, turn
+        turn(is_on)
         logger.setLevel(level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -193,7 +194,10 @@ class Engine:
     def warm_up(self) -> None:
         """Run one row of zeros: afterwards every kernel is compiled and loaded."""
         with np.errstate(all="ignore"):  # zeros mean nothing, nor does what comes of them
-            self(*(np.zeros((1, *wanted.row_shape), wanted.dtype) for wanted in self._inputs))
+            for number in (0, 1):  # a network that looks up ids less one takes no 0
+                with contextlib.suppress(InputError):
+                    self(*(np.full((1, *wanted.row_shape), number, wanted.dtype) for wanted in self._inputs))
+                    return
 
     def wait(self) -> None:
         """Return when all that was called with arrays of a GPU is done; InputError for an id that is in no table."""

@@ -9,7 +9,7 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
-from onchip.formats.onnx_ops.lengths import passes_mask, widens_lengths
+from onchip.formats.onnx_ops.lengths import widens_lengths
 from onchip.formats.onnx_ops.pixels import completes_pixels
 from onchip.formats.onnx_tensors import ELEMENT_TYPES, dtype_of
 from onchip.spec.layers import Cast
@@ -20,7 +20,7 @@ from onchip.spec.types import numpy_dtype
 
 @reads("Cast")
 def read_cast(graph: GraphReader, op: Op) -> None:
-    if not (completes_pixels(graph, op) or passes_mask(graph, op)):
+    if not completes_pixels(graph, op):
         _cast(graph, op, dtype_of(op.attribute("to", 0), str(op)))
 
 

@@ -13,7 +13,6 @@ from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.gelu import exact_gelu, pairs, tanh_gelu
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
-from onchip.formats.onnx_ops.lengths import continues_mask
 from onchip.formats.onnx_ops.linear import takes_bias
 from onchip.formats.onnx_ops.pixels import completes_pixels
 from onchip.formats.onnx_ops.select import concat_constants
@@ -175,7 +174,7 @@ def read_prelu(graph: GraphReader, op: Op) -> None:
 @reads("Where")
 def read_where(graph: GraphReader, op: Op) -> None:
     """With a constant condition: what is masked out of the one operand plus what is masked out of the other."""
-    if continues_mask(graph, op) or completes_pixels(graph, op):
+    if completes_pixels(graph, op):
         return
     if not graph.is_constant(op, 0):
         got = str(graph.types[graph.value(op, 0)])
@@ -255,6 +254,7 @@ def combine(
         return _added(graph, op, layer, tuple(read), {}, is_step)
     arrays = [array.reshape([int(d) for d in shapes[index]]) for index, array in constants.items()]
     if not graph.one_row:
+        arrays = [graph.once(array) for array in arrays]
         if any(len(array) != 1 for array in arrays):
             got = f"shape {arrays[0].shape}"
             raise FormatError(f"{op}: its constant differs from row to row", got=got, expected="1 along the batch")

@@ -1,4 +1,4 @@
-"""Conv and ConvTranspose over one or two axes."""
+"""Conv and ConvTranspose over one, two or three axes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import MAX_SIZE, Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
+from onchip.formats.onnx_ops.volumes import add_conv, add_transposed
 from onchip.formats.onnx_ops.windows import (
     Window,
     auto_pad,
@@ -35,8 +36,11 @@ def read_conv(graph: GraphReader, op: Op) -> None:
     window = read_window(graph, op, x, weight.shape[2:])
     pads = sum_pads(window.pads, zeros)
     check_padded(graph, op, x, pads)
-    layer = _CONVS[window.rank](window.stride, pads, window.dilation, _groups(op))
-    graph.add(op, layer, (x,), _roles(graph, op, x, weight))
+    roles, groups = _roles(graph, op, x, weight), _groups(op)
+    if window.rank == 3:
+        add_conv(graph, op, x, dataclasses.replace(window, pads=pads), groups, roles)
+    else:
+        graph.add(op, _CONVS[window.rank](window.stride, pads, window.dilation, groups), (x,), roles)
 
 
 @reads("ConvTranspose")
@@ -50,8 +54,12 @@ def read_conv_transpose(graph: GraphReader, op: Op) -> None:
     sizes = zip((int(d) for d in graph.types[x].shape[2:]), window.stride, strict=True)
     spread = [(n - 1) * s + window.span(axis) for axis, (n, s) in enumerate(sizes)]  # before anything is cut off
     check_padded(graph, op, x, [*spread, *(0 for _ in spread)])
-    layer = _TRANSPOSED[window.rank](window.stride, window.pads, tuple(extra), window.dilation, _groups(op))
-    graph.add(op, layer, (x,), _roles(graph, op, x, weight))
+    roles, groups = _roles(graph, op, x, weight), _groups(op)
+    if window.rank == 3:
+        add_transposed(graph, op, x, window, extra, groups, roles)
+        return
+    layer = _TRANSPOSED[window.rank](window.stride, window.pads, tuple(extra), window.dilation, groups)
+    graph.add(op, layer, (x,), roles)
 
 
 def _fit_output(graph: GraphReader, op: Op, x: str, window: Window, extra: list[int]) -> tuple[Window, list[int]]:
@@ -73,8 +81,8 @@ def _fit_output(graph: GraphReader, op: Op, x: str, window: Window, extra: list[
 
 def _weight(graph: GraphReader, op: Op, x: str) -> Array:
     weight = graph.weight_constant(op, 1, x)
-    if weight.ndim not in (3, 4):
-        expected = "3 or 4 axes: windows over one or two"
+    if weight.ndim not in (3, 4, 5) or 0 in weight.shape:
+        expected = "3 to 5 axes, none of them 0: windows over one, two or three"
         raise FormatError(f"{op}: unsupported rank of its weight", got=f"shape {weight.shape}", expected=expected)
     return weight
 

@@ -40,6 +40,9 @@ def read_einsum(graph: GraphReader, op: Op) -> None:
     if not graph.one_row:
         batch = next(term[:1] for term, is_constant in zip(terms, constants, strict=True) if not is_constant)
         rest = [term if is_constant else term[1:] for term, is_constant in zip(terms, constants, strict=True)]
+        for place, operand in enumerate(given):
+            if operand.array is not None and rest[place][:1] == batch and len(same := graph.once(operand.array)) == 1:
+                operand.array, rest[place] = same[0], rest[place][1:]  # the same for every row
         fronts = {term[:1] for term, is_constant in zip(terms, constants, strict=True) if not is_constant}
         if fronts != {made[:1]} or batch in "".join(rest):
             got = f"{','.join(terms)}->{made}"

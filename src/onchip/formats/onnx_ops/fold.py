@@ -164,6 +164,8 @@ def fold_where(graph: GraphReader, op: Op) -> Array:
 def fold_expand(graph: GraphReader, op: Op) -> Array:
     """A constant that stands in every row of the batch has 1 in the batch's place."""
     array, shape = graph.constant(op, 0), graph.constant_or_shape(op, 1).tolist()
+    if BATCH in shape and (at := shape.index(BATCH) - len(shape) + array.ndim) >= 0:
+        array = graph.once(array, at)
     own = (1,) * (len(shape) - array.ndim) + array.shape
     if shape.count(BATCH) > 1 or (BATCH in shape and own[shape.index(BATCH) - len(shape)] != 1):
         got = f"{array.shape} to {show(shape)}"
@@ -189,7 +191,11 @@ def fold_unsqueeze(graph: GraphReader, op: Op) -> Array:
 
 @folds("Reshape")
 def fold_reshape(graph: GraphReader, op: Op) -> Array:
-    array, shape = graph.constant_or_shape(op, 0), graph.ints(op, 1)
+    array, wanted = graph.constant_or_shape(op, 0), graph.constant_or_shape(op, 1).ravel().tolist()
+    if wanted[:1] == [BATCH] and array.shape[:1] == (1,):  # the same for every row: it stands there once
+        shape = [1, *(int(d) for d in wanted[1:])]
+    else:
+        shape = graph.ints(op, 1)
     if not array.flags.c_contiguous:  # else it is a view
         graph.spend(op, array.size)
     if not op.attribute("allowzero", 0):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +15,14 @@ import numpy as np
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import READERS, Op
 from onchip.formats.onnx_tensors import TEXT, TensorReader
-from onchip.spec.layers import Layer, Reshape
+from onchip.spec.layers import Layer, Permute, Reshape
 from onchip.spec.network import Node
 from onchip.spec.reading import MAX_RANK, show
 from onchip.spec.recipe import Array
 from onchip.spec.types import BATCH, Dim, TensorType
 
 MAX_ROW = 1 << 28  # numbers in a row of any value: attributes of a few bytes can ask for far more than memory holds
+MOST_APART = 6  # axes of a Permute that have other neighbours than before
 MAX_FOLDED = 1 << 24  # numbers that operators on constants make, in all: a few nodes can double one again and again
 
 
@@ -30,6 +32,7 @@ class Unfinished:
 
     x: str  # our name of the value it is made of
     expected: ClassVar[str]  # what has to follow
+    hint: ClassVar[str] = "end the network with a whole layer, the batch first"  # where nothing does
 
     def finish(self, graph: GraphReader, op: Op | None) -> str | None:
         """The name of the value that it is already, if it is one; it may add layers for `op`, or for the network."""
@@ -138,6 +141,13 @@ class GraphReader:
             raise FormatError(f"{op} mixes dtypes", got=array.dtype.name, expected=self.types[x].dtype)
         return array
 
+    def once(self, array: Array, axis: int = 0) -> Array:
+        """A constant that a file of a fixed batch repeats for every row of it, with 1 along that axis."""
+        if self.batch is None or array.shape[axis : axis + 1] != (self.batch,):
+            return array
+        first = array.take([0], axis)
+        return first if np.array_equal(array, np.broadcast_to(first, array.shape)) else array
+
     def ints(self, op: Op, index: int, most: int = MAX_RANK) -> list[int]:
         """A constant that lists axes, sizes or places."""
         array = self.constant(op, index)
@@ -198,6 +208,11 @@ class GraphReader:
         while not name or name in self.types or (name != own and name in self._op_names):
             self._named[kind] += 1
             name = f"{kind.lower()}{self._named[kind]}"
+        if isinstance(layer, Permute) and len(set(layer.axes)) == len(layer.axes):
+            *first, last = _moves(layer.axes)
+            for axes in first:
+                inputs = (self._add(op, "", Permute(axes), inputs, {}),)
+            layer = Permute(last)
         node = Node(name, layer, inputs, weights)
         arrays = {role: self.weights[weight] for role, weight in node.weights.items()}
         roles = {role: TensorType(array.shape, array.dtype.name) for role, array in arrays.items()}
@@ -318,6 +333,18 @@ class GraphReader:
             if name in needed:
                 needed.update(node.inputs)
         return tuple(node for name, node in self.nodes.items() if name in needed)
+
+
+def _moves(axes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The same order of axes by moves that kernels can do at once: one axis to its place after the other, until few
+    are left that stand apart."""
+    moves = []
+    while 1 + sum(b != a + 1 for a, b in itertools.pairwise(axes)) > MOST_APART:
+        place = next(place for place, axis in enumerate(axes) if axis != place)
+        rest = [axis for axis in range(place, len(axes)) if axis != axes[place]]
+        moves.append((*range(place), axes[place], *rest))
+        axes = tuple(moves[-1].index(axis) for axis in axes)
+    return [*moves, axes]
 
 
 def _digest(array: Array) -> str:

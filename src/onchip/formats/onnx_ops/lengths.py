@@ -16,16 +16,16 @@ from typing import ClassVar, cast
 
 import numpy as np
 
-from onchip.errors import FormatError, InputError
+from onchip.errors import InputError
 from onchip.formats.onnx_ops.base import AXES_ARE_INPUTS, Op, writes
 from onchip.formats.onnx_ops.gelu import scaled
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_tensors import ELEMENT_TYPES
-from onchip.spec.layers import Add, Clip, ReLU, Reshape, SequenceMax, Sigmoid
+from onchip.spec.layers import Add, Cast, Clip, Greater, Mask, ReLU, Reshape, SequenceMax, Sigmoid
+from onchip.spec.layers.cast import CastTo
 from onchip.spec.layers.embedding import ID_DTYPES
 from onchip.spec.network import Node
-from onchip.spec.reading import show
 from onchip.spec.types import BATCH, Dim, numpy_dtype
 
 # A constant a compared with n: whether that says inside or outside, for windows that end at a + this.
@@ -43,7 +43,25 @@ class MaskPart(Unfinished):
     layer: SequenceMax
     shape: tuple[Dim, ...]  # (B, .., P)
     is_inside: bool = True
+    has_others: bool = False  # elsewhere; else zeros
     expected: ClassVar[str] = "the rest of ReduceMax(Where(ends <= n, x, Where(window <= n, -inf, 0)), axis 2)"
+
+    def finish(self, graph: GraphReader, op: Op | None) -> str | None:
+        """x where it lies within, and zeros: whatever reads it, if it is not the maximum."""
+        if self.made != "masked" or self.has_others:
+            return None
+        mask, dtype = inside(graph, op, self), graph.types[self.x].dtype
+        if graph.types[mask].dtype != dtype:
+            mask = graph.add_step(op, Cast(cast(CastTo, dtype)), (mask,))
+        return graph.add_step(op, Mask(), (self.x, mask))
+
+
+def inside(graph: GraphReader, op: Op | None, mask: MaskPart) -> str:
+    """1.0 for the windows that lie within: n > end - 1."""
+    rank, P = len(mask.shape) - 1, int(mask.shape[-1])
+    n = graph.add_step(op, Cast("float32"), (graph.add_step(op, Reshape((1,) * rank), (mask.lengths,)),))
+    ends = mask.layer.window - 1 + mask.layer.stride * np.arange(P, dtype=np.float32)
+    return graph.add_step(op, Greater(), (n,), {"constant": graph.weight("ends", ends)})
 
 
 @dataclass(frozen=True)
@@ -67,11 +85,10 @@ def begins_mask(graph: GraphReader, op: Op) -> bool:
     array, shape = graph.constant(op, at), graph.shape(_compared(graph, op, 1 - at))
     ends = [int(place) - added + more for place in array.reshape(-1)]
     window, stride = ends[0] if ends else 0, ends[1] - ends[0] if len(ends) > 1 else 1
-    if ends != [window + p * stride for p in range(len(ends))]:
-        raise FormatError(f"{op}: windows are not evenly apart", got=show(ends), expected="window + p * stride")
+    if window < 1 or stride < 1 or ends != [window + p * stride for p in range(len(ends))]:
+        return False  # of no windows: a comparison as any other
     if array.shape[-1:] != (len(ends),) or array.ndim > len(shape) or len(shape) < 2:
-        got = f"{array.shape} and {show(list(shape))}"
-        raise FormatError(f"{op}: lengths and places do not fit", got=got, expected="(.., P) and (B, .., 1)")
+        return False
     layer = SequenceMax(window, stride)
     graph.begin(op, MaskPart(lengths, "mask", lengths, layer, (*shape[:-1], len(ends)), is_inside))
     return True
@@ -116,7 +133,9 @@ def turns_mask(graph: GraphReader, op: Op) -> bool:
 def passes_mask(graph: GraphReader, op: Op) -> bool:
     """Whether an Unsqueeze or a Cast to bool hands a mask on; if so, it is done."""
     mask = _mask(graph, op)
-    if mask is None or (op.kind == "Cast" and op.attribute("to", 0) != ELEMENT_TYPES["bool"]):
+    if mask is None or op.kind not in ("Cast", "Identity", "Unsqueeze"):
+        return False
+    if op.kind == "Cast" and op.attribute("to", 0) != ELEMENT_TYPES["bool"]:
         return False
     if op.kind == "Unsqueeze":
         axes = graph.new_axes(op)
@@ -156,7 +175,8 @@ def continues_mask(graph: GraphReader, op: Op) -> bool:
         same = graph.is_number(op, outside, 0) and _is_never_negative(graph.nodes.get(x))
     if not same or len(graph.types[x].shape) != 3 or mask.shape != (BATCH, 1, graph.types[x].shape[2]):
         return False
-    graph.begin(op, dataclasses.replace(mask, x=x, made="masked"))
+    has_others = isinstance(others, MaskPart)
+    graph.begin(op, dataclasses.replace(mask, x=x, made="masked", has_others=has_others))
     return True
 
 

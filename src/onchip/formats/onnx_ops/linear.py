@@ -92,6 +92,7 @@ def _multiply(graph: GraphReader, op: Op) -> None:
     for index, array in constants.items():
         array = array.reshape([int(d) for d in shapes[index]])
         if not graph.one_row and array.ndim == rank:
+            array = graph.once(array)
             if len(array) != 1:
                 raise FormatError(f"{op}: its constant differs from row to row", got=f"shape {array.shape}")
             array = array[0]

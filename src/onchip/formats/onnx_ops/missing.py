@@ -10,10 +10,16 @@ from onchip.spec.reading import show
 
 # What leads on where there is more to say than "without it": families of operators -> advice.
 _INSTEAD = {
-    ("NonMaxSuppression", "TopK", "NonZero", "Unique", "Compress"): "end the network before it and go on with NumPy: "
+    ("NonMaxSuppression", "NonZero", "Unique", "Compress"): "end the network before it and go on with NumPy: "
     "how much it makes depends on the numbers",
+    ("Mod", "Floor", "Ceil", "Round", "BitShift"): "ids and steps made before the network: ids % n in NumPy",
+    ("TopK",): "ArgMax for the first, or end the network before it and go on with NumPy",
+    ("ScatterElements", "ScatterND", "Scatter"): "a sum with one-hot rows: F.one_hot(ids, n) * x",
     ("If", "Loop", "Scan"): "a forward without branches and loops over values, "
     "sequences of one length, an EmbeddingBag as an Embedding and a mean",
+    ("GridSample", "AffineGrid", "RoiAlign"): "end the network before it: what is read depends on the numbers",
+    ("DFT", "STFT", "MelWeightMatrix"): "a Linear with the transform's matrix as its weight, or rows that are "
+    "transformed before the network",
     ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger"):
     "the float model that it was quantized from, and precision='fp16' or 'bf16'",
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"):
@@ -24,7 +30,7 @@ _INSTEAD = {
     "encode the columns before the network, which takes numbers",
 }  # fmt: skip
 _BY_DOMAIN = {"com.microsoft": "the file as it was before ONNX Runtime optimised it"}
-_ELSE = "another layer in its place, or the network in parts (onnx.utils.extract_model) with this one done in NumPy"
+INSTEAD = "another layer in its place, or the network in parts (onnx.utils.extract_model) with this one done in NumPy"
 
 
 def check_operators(ops: Sequence[Op], inputs: Iterable[str]) -> None:
@@ -34,6 +40,9 @@ def check_operators(ops: Sequence[Op], inputs: Iterable[str]) -> None:
     folded: set[str] = set()
     for op in ops:
         is_varying = any(name in varying for name in op.inputs)
+        if op.kind == "If" and not is_varying:  # one branch, which stands before it, is what it is
+            varying.update(op.outputs)
+            continue
         if op.kind != "Shape" and is_varying:
             varying.update(op.outputs)
         if op.kind not in READERS and (is_varying or op.kind not in FOLDS):
@@ -60,4 +69,4 @@ def _instead(kind: str) -> str:
     for family, advice in _INSTEAD.items():
         if kind in family:
             return advice
-    return _BY_DOMAIN.get(kind.rpartition(".")[0], _ELSE)
+    return _BY_DOMAIN.get(kind.rpartition(".")[0], INSTEAD)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
+from onchip.formats.onnx_ops.volumes import add_pool
 from onchip.formats.onnx_ops.windows import check_padded, read_window, sum_pads, unpadded, window_attributes
 from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d
 from onchip.spec.network import Node
@@ -19,6 +20,9 @@ def read_max_pool(graph: GraphReader, op: Op) -> None:
     x = graph.value(op)
     window = read_window(graph, op, x)
     check_padded(graph, op, x, window.pads)
+    if window.rank == 3:
+        add_pool(graph, op, x, window, window.pads, _ceil(op), count_pads=None)
+        return
     layer = _MAX[window.rank](window.kernel, window.stride, window.pads, window.dilation, _ceil(op))
     graph.add(op, layer, (x,))
 
@@ -31,6 +35,9 @@ def read_average_pool(graph: GraphReader, op: Op) -> None:
     if any(zeros):  # they count as numbers
         pads, count_pads = sum_pads(pads, zeros), True
     check_padded(graph, op, x, pads)
+    if window.rank == 3:
+        add_pool(graph, op, x, window, pads, _ceil(op), count_pads)
+        return
     layer = _AVERAGE[window.rank](window.kernel, window.stride, pads, window.dilation, _ceil(op), count_pads)
     graph.add(op, layer, (x,))
 

@@ -209,6 +209,7 @@ def concat_constants(graph: GraphReader, op: Op, axis: int) -> None:
             parts.append(np.zeros(graph.types[padded[-1]].row_shape, numpy_dtype(graph.types[padded[-1]].dtype)))
             continue
         array = graph.constant(op, index)
+        array = array if graph.one_row else graph.once(array)
         if axis == 0 or (not graph.one_row and array.shape[:1] != (1,)) or array.dtype == bool:
             got, expected = f"{array.dtype.name} {array.shape}, axis {axis}", "numbers, the same for every row"
             raise FormatError(f"{op}: bad constant", got=got, expected=expected)

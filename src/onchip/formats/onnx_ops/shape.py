@@ -10,7 +10,6 @@ from onchip.errors import FormatError, InputError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
-from onchip.formats.onnx_ops.lengths import passes_mask
 from onchip.spec.layers import Permute, Reshape
 from onchip.spec.network import Node
 from onchip.spec.reading import MAX_RANK, show
@@ -71,8 +70,6 @@ def read_squeeze(graph: GraphReader, op: Op) -> None:
 
 @reads("Unsqueeze")
 def read_unsqueeze(graph: GraphReader, op: Op) -> None:
-    if passes_mask(graph, op):
-        return
     x, axes = graph.value(op), graph.new_axes(op)
     rank = len(graph.shape(x)) + len(axes)
     new = {axis % rank for axis in axes if -rank <= axis < rank}

@@ -1,5 +1,5 @@
-"""Comparisons, up to the Cast that makes factors of them or the Where that chooses by them: masks of ids that are
-padding, thresholds.
+"""Comparisons, and inputs that are true or false, up to the Cast that makes factors of them or the Where that chooses
+by them: masks of ids that are padding or of steps past a length, thresholds.
 
 Networks have no truth values: what is compared becomes 0.0 or 1.0 at once, by a Greater of floats.
 """
@@ -15,9 +15,10 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads
 from onchip.formats.onnx_ops.combine import combine, operands
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
-from onchip.formats.onnx_ops.lengths import begins_mask, turns_mask
+from onchip.formats.onnx_ops.lengths import MaskPart, begins_mask, continues_mask, inside, passes_mask, turns_mask
+from onchip.formats.onnx_ops.select import shape_part
 from onchip.formats.onnx_tensors import ELEMENT_DTYPES
-from onchip.spec.layers import Add, Cast, Greater, Log, Mask, Max, Mul, Sub
+from onchip.spec.layers import Add, Cast, Greater, Log, Mask, Max, Min, Mul, Sub
 from onchip.spec.reading import show
 from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
@@ -25,7 +26,7 @@ from onchip.spec.types import numpy_dtype
 _ORDERS = ("Greater", "GreaterOrEqual", "LessOrEqual", "Less")
 _TURNED = {"Less": "Greater", "GreaterOrEqual": "LessOrEqual"}  # with the operands the other way round
 _EXACT = 1 << 24  # float32 has all ints below it
-_SEEN = ("Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose")
+_SEEN = ("Identity", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Expand", "Tile", "Slice", "Gather", "Flatten")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Truth(Unfinished):
 
     is_turned: bool = False
     expected: ClassVar[str] = "a Cast to a float, as of a mask that is multiplied with, or a Where"
+    hint: ClassVar[str] = "give it out as a float: (y > 0.5).float() in torch"
 
 
 @reads("Equal", *_ORDERS)
@@ -86,34 +88,68 @@ def read_sign(graph: GraphReader, op: Op) -> None:
     graph.add(op, Sub(), (above, below))
 
 
-@reads("And", "Or")
+@reads("And", "Or", "Xor")
 def read_both(graph: GraphReader, op: Op) -> None:
-    given = [graph.unfinished.get(name) for name in op.inputs]
-    if len(given) != 2 or not all(isinstance(one, Truth) for one in given):
-        raise FormatError(
-            f"{op} needs comparisons before it", got=show(op.inputs), expected="two comparisons of values"
-        )
-    masks = {place: _mask(graph, op, one) for place, one in enumerate(given) if isinstance(one, Truth)}
-    graph.begin(op, Truth(combine(graph, op, Mul() if op.kind == "And" else Max(), masks, {}, is_step=True)))
+    if len(op.inputs) != 2:
+        raise FormatError(f"{op}: wrong number of inputs", got=str(len(op.inputs)), expected="2")
+    places = [place for place in (0, 1) if not graph.is_constant(op, place)]
+    masks = {place: _mask(graph, op, _given(graph, op, place)) for place in places}
+    dtype = numpy_dtype(graph.types[next(iter(masks.values()))].dtype)
+    constants = {place: graph.constant(op, place).astype(dtype) for place in (0, 1) if place not in masks}
+    name = f"{op.outputs[0]}_mask"
+    if op.kind != "Xor":
+        layer = Mul() if op.kind == "And" else Max()
+        graph.begin(op, Truth(combine(graph, op, layer, masks, constants, is_step=True, name=name)))
+        return
+    least, most = (combine(graph, op, layer, masks, constants, is_step=True, name=name) for layer in (Min(), Max()))
+    graph.begin(op, Truth(graph.add_step(op, Sub(), (most, least))))
 
 
 @reads("Not")
 def read_not(graph: GraphReader, op: Op) -> None:
     if turns_mask(graph, op):
         return
-    given = graph.unfinished.get(op.inputs[0]) if op.inputs else None
-    if not isinstance(given, Truth):
-        raise FormatError(f"{op} needs a comparison before it", got=show(op.inputs), expected="Equal, Greater, Less")
+    given = _given(graph, op, 0)
     graph.begin(op, Truth(given.x, not given.is_turned))
+
+
+def _given(graph: GraphReader, op: Op, place: int) -> Truth:
+    """What the node reads there as a truth value: a comparison, a mask of lengths, or a value that is one."""
+    found = _found(graph, op, place)
+    if found is None:
+        got = show(op.inputs[place] if place < len(op.inputs) else "")
+        raise FormatError(f"{op} needs a truth value", got=got, expected="a comparison, or a value of bool")
+    return found
+
+
+def _found(graph: GraphReader, op: Op, place: int) -> Truth | None:
+    name = op.inputs[place] if place < len(op.inputs) else ""
+    given = graph.unfinished.get(name)
+    if isinstance(given, MaskPart) and given.made == "mask":
+        return Truth(inside(graph, op, given), not given.is_inside)
+    if isinstance(given, Truth):
+        return given
+    value = graph.values.get(name)
+    if value is None or graph.types[value].dtype != "bool":
+        return None
+    return Truth(graph.add_step(op, Cast("float32"), (value,)))
 
 
 def reads_truth(graph: GraphReader, op: Op) -> bool:
     """Whether the node sees a truth value in another way, or makes numbers of it; if so, it is done."""
-    given = graph.unfinished.get(op.inputs[0]) if op.inputs else None
-    if not isinstance(given, Truth) or op.kind not in (*_SEEN, "Cast", "Where"):
+    if op.kind not in (*_SEEN, "Cast", "Where", "Shape") or not op.inputs or graph.is_constant(op, 0):
+        return False
+    if passes_mask(graph, op) or (op.kind == "Where" and continues_mask(graph, op)):
+        return True
+    if op.inputs[0] in graph.values and op.kind != "Where":
+        return False  # a value of bool that is moved or cast is a value
+    given = _found(graph, op, 0)
+    if given is None:
         return False
     if op.kind == "Where":
         _choose(graph, op, given)
+    elif op.kind == "Shape":
+        graph.add_constant(op, np.array(shape_part(op, graph.shape(given.x)), object))
     elif op.kind != "Cast":
         name = graph.part(op, op.kind, [graph.part_value(op, given.x), *op.inputs[1:]], **op.attributes)
         graph.begin(op, Truth(graph.value(Op(op.kind, op.name, (name,), op.outputs, {})), given.is_turned))

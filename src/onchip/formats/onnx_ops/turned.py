@@ -48,6 +48,10 @@ class Turned(Unfinished):
     def file_shape(self) -> tuple[Dim, ...]:
         return tuple(batches(0 in axis, math.prod(int(self.shape[a]) for a in axis if a)) for axis in self.axes)
 
+    def sizes(self, axis: Axis) -> tuple[Dim, ...]:
+        """Of what an axis is made."""
+        return tuple(self.shape[a] for a in axis)
+
     @property
     def in_place(self) -> tuple[Axis, ...]:
         """All axes as they lie in x."""
@@ -106,13 +110,15 @@ def reads_turned(graph: GraphReader, op: Op) -> bool:
 
 
 def _moves_batch(graph: GraphReader, op: Op) -> bool:
-    """Whether a Reshape joins the batch with another axis: it says so, or its -1 in front stands for more than one."""
+    """Whether a Reshape joins the batch with another axis: it says so, or in front stands more than the batch."""
     if not graph.is_constant(op, 1):
         return False
     wanted = graph.constant_or_shape(op, 1).ravel().tolist()
     if wanted[:1] == [-1] and all(isinstance(size, int) and size > 0 for size in wanted[1:]):
         count, rest = graph.types[graph.value(op)].row_size, math.prod(wanted[1:])
         return bool(count != rest and count % rest == 0)
+    if graph.batch and len(wanted) > 1 and isinstance(wanted[0], int) and wanted[0] > graph.batch:
+        return wanted[0] % graph.batch == 0
     return any(isinstance(size, str) and size != BATCH for size in wanted)
 
 
@@ -150,9 +156,30 @@ def _reshape(graph: GraphReader, op: Op, given: Turned) -> Turned:
         wanted = [before[axis] if d == 0 and axis < len(before) else d for axis, d in enumerate(wanted)]
     if len(wanted) > MAX_RANK:
         raise FormatError(f"{op}: too many axes", got=str(len(wanted)), expected=f"at most {MAX_RANK}")
+    fixed = [] if graph.batch is None or any(isinstance(d, str) for d in wanted) else _of_batch(wanted, graph.batch)
+    made = [turned for sizes in (*fixed, wanted) if (turned := _split_up(given, sizes)) is not None]
+    if not made:
+        got = f"{show(list(before))} to {show(wanted)}"
+        raise FormatError(f"{op} would mix the rows of the batch", got=got, expected="the batch by itself")
+    return max(made, key=lambda turned: _likelihood(given, turned))
+
+
+def _likelihood(given: Turned, made: Turned) -> tuple[bool, bool, int]:
+    """A batch of 1 may stand in several places, and each is right for a row: it is likely to be an axis, or at least
+    none of the last one, which products are along, nor of those that were there before."""
+    old = {*map(given.sizes, given.axes)}
+    return (0,) in made.axes, 0 not in made.axes[-1], len({*map(made.sizes, made.axes)} & old)
+
+
+def _of_batch(wanted: list[Dim], batch: int) -> list[list[Dim]]:
+    """Sizes of a file that fixes the batch, with it taken out of one of them: of which, the numbers' order says."""
+    places = [axis for axis, d in enumerate(wanted) if int(d) > 0 and int(d) % batch == 0]
+    return [[*wanted[:axis], batches(True, int(wanted[axis]) // batch), *wanted[axis + 1 :]] for axis in places]
+
+
+def _split_up(given: Turned, wanted: list[Dim]) -> Turned | None:
+    """The same numbers as axes of these sizes; None where the batch would not stay by itself."""
     has_batch = any(isinstance(d, str) for d in wanted)
-    if not has_batch and graph.batch is not None and wanted.count(graph.batch) == 1:
-        wanted[wanted.index(graph.batch)], has_batch = BATCH, True
     count = math.prod(int(d) for d in given.shape[1:])
     known = math.prod(counted(d)[1] for d in wanted if d != -1)
     wanted = [batches(not has_batch, count // max(known, 1)) if d == -1 else d for d in wanted]
@@ -161,8 +188,7 @@ def _reshape(graph: GraphReader, op: Op, given: Turned) -> Turned:
     left: list[Axis] = [(a,) for axis in given.axes for a in axis]
     made = [_taken(left, pieces, *counted(size)) for size in wanted]
     if left or not count or None in made:
-        got = f"{show(list(before))} to {show(wanted)}"
-        raise FormatError(f"{op} would mix the rows of the batch", got=got, expected="the batch by itself")
+        return None
     places = sorted(pieces)
     axes = tuple(tuple(places.index(piece) for piece in axis or ()) for axis in made)
     return Turned(given.x, tuple(pieces[piece] for piece in places), axes)

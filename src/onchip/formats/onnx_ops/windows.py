@@ -50,9 +50,9 @@ def read_window(graph: GraphReader, op: Op, x: str, kernel: Sequence[int] = ()) 
     """The window of a convolution with this kernel, or of a pool, which names its own; auto_pad is worked out."""
     graph.need_channels(op, x, 3)
     rank = len(kernel) or len(graph.types[x].shape) - 2
-    if rank not in (1, 2) or len(graph.types[x].shape) != rank + 2:
-        expected = f"[B, C and {len(kernel) or '1 or 2'} more]"
-        raise FormatError(f"{op}: windows over one or two axes only", got=str(graph.types[x]), expected=expected)
+    if rank not in (1, 2, 3) or len(graph.types[x].shape) != rank + 2:
+        expected = f"[B, C and {len(kernel) or '1 to 3'} more]"
+        raise FormatError(f"{op}: windows over one, two or three axes only", got=str(graph.types[x]), expected=expected)
     own = op.sizes("kernel_shape", list(kernel), rank)
     if kernel and own != list(kernel):
         raise FormatError(f"{op}: kernel_shape and weight do not fit", got=show(own), expected=show(list(kernel)))

@@ -1,0 +1,95 @@
+"""Functions of torch that its exporter does not know, or not for all sizes, as others that it does know."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from onchip.spec.recipe import Array
+
+
+@contextlib.contextmanager
+def plain_functions(torch: Any) -> Iterator[None]:
+    """A context in which they are called as what they are made of."""
+    F = torch.nn.functional
+    forms: list[tuple[Any, str, Callable[..., Any]]] = [(place, "channel_shuffle", _shuffle) for place in (F, torch)]
+    forms += [(F, "pairwise_distance", _distance)]
+    for rank in (1, 2, 3):
+        forms += [(F, f"adaptive_avg_pool{rank}d", _adaptive(_mean_pool, rank))]
+        forms += [(F, f"adaptive_max_pool{rank}d", _adaptive(_max_pool, rank))]
+    own = [getattr(place, name) for place, name, _ in forms]
+    for (place, name, form), function in zip(forms, own, strict=True):
+        setattr(place, name, _called(torch, form, function))
+    try:
+        yield
+    finally:
+        for (place, name, _), function in zip(forms, own, strict=True):
+            setattr(place, name, function)
+
+
+def _called(torch: Any, form: Callable[..., Any], function: Any) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the sizes of a row, which are constants
+            made = form(torch, *args, **kwargs)
+        return function(*args, **kwargs) if made is None else made
+
+    return call
+
+
+def _shuffle(torch: Any, x: Any, groups: int) -> Any:
+    B, C, *rest = x.shape
+    return x.reshape(B, groups, C // groups, *rest).transpose(1, 2).reshape(B, C, *rest)
+
+
+def _distance(torch: Any, a: Any, b: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
+    return torch.linalg.vector_norm(a - b + eps, p, -1, keepdim)  # the exporter leaves out eps
+
+
+def _adaptive(pool: Callable[..., Any], rank: int) -> Callable[..., Any]:
+    """The pool of x (.., rank axes) into so many cells an axis; None where the exporter has an operator for it."""
+
+    def form(torch: Any, x: Any, output_size: Any, return_indices: bool = False) -> Any:
+        sizes = [int(n) for n in x.shape[-rank:]]
+        given = [output_size] * rank if isinstance(output_size, int) else list(output_size)
+        cells = [n if out is None else int(out) for n, out in zip(sizes, given, strict=True)]
+        if return_indices or set(cells) == {1}:
+            return None
+        return pool(torch, x, sizes, cells)
+
+    return form
+
+
+def _mean_pool(torch: Any, x: Any, sizes: list[int], cells: list[int]) -> Any:
+    if not any(n % out for n, out in zip(sizes, cells, strict=True)):
+        windows = [n // out for n, out in zip(sizes, cells, strict=True)]
+        return getattr(torch.nn.functional, f"avg_pool{len(sizes)}d")(x, windows, windows)
+    # Cells of different sizes: a matrix of shares, over all places at once.
+    shares: Array = np.ones((1, 1))
+    for n, out in zip(sizes, cells, strict=True):
+        along = np.zeros((n, out))
+        for cell, (first, end) in enumerate(_cells(n, out)):
+            along[first:end, cell] = 1 / (end - first)
+        shares = np.kron(shares, along)
+    matrix = torch.tensor(shares, dtype=x.dtype, device=x.device)
+    return (x.flatten(-len(sizes)) @ matrix).unflatten(-1, cells)
+
+
+def _max_pool(torch: Any, x: Any, sizes: list[int], cells: list[int]) -> Any:
+    if not any(n % out for n, out in zip(sizes, cells, strict=True)):
+        windows = [n // out for n, out in zip(sizes, cells, strict=True)]
+        return getattr(torch.nn.functional, f"max_pool{len(sizes)}d")(x, windows, windows)
+    for axis, (n, out) in enumerate(zip(sizes, cells, strict=True), start=-len(sizes)):
+        if out != n:
+            parts = [x.narrow(axis, a, b - a).amax(axis, keepdim=True) for a, b in _cells(n, out)]
+            x = torch.cat(parts, axis)
+    return x
+
+
+def _cells(n: int, out: int) -> list[tuple[int, int]]:
+    """Where each of the cells begins and ends; neighbours share a place where they do not come out even."""
+    return [(cell * n // out, -(-(cell + 1) * n // out)) for cell in range(out)]

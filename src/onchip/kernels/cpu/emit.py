@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
+from onchip.kernels.cpu.late_numba import cgutils
 from onchip.kernels.vectors import HAS_FMA, VECTOR_BYTES
 
 LANES = VECTOR_BYTES // 4  # float32 numbers in a vector

@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
+from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.vectors import HAS_FMA, VECTOR_BYTES, VECTOR_REGISTERS
 from onchip.spec.recipe import Array, Recipe, recipe_op
 
@@ -94,7 +93,7 @@ def multiply_rows(
     return signature, codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def multiply_line(typing_context: Any, a: Any, w: Any, panel: Any, init: Any, out: Any, K: Any, floor: Any) -> Any:
     """multiply_tile for one row and LINE_PANELS panels, `panel` bytes from one to the next: the sums of one panel alone
     wait for each other."""

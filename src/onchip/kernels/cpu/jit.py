@@ -31,6 +31,7 @@ from numba.extending import intrinsic
 
 from onchip.cache import private_folder, read_entry, say_compiling, write_entry
 from onchip.kernels.cpu.compile_ahead import lock_function, start_helper, unlock_function
+from onchip.kernels.cpu.vector_loops import KernelCompiler
 from onchip.kernels.vectors import HAS_FMA
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -101,7 +102,8 @@ def compiled(*, inline: bool = False) -> Callable[[F], F]:
     """Decorate a kernel: nopython, no GIL, IEEE arithmetic (no reordering, no contraction), cached on disk."""
 
     def decorate(function: F) -> F:
-        made = numba.njit(nogil=True, error_model="numpy", inline="always" if inline else "never")(function)
+        options = {"nogil": True, "error_model": "numpy", "inline": "always" if inline else "never"}
+        made = numba.njit(**options, pipeline_class=KernelCompiler)(function)
         made._cache = _KernelCache(function)
         return made  # type: ignore[no-any-return]
 
@@ -120,7 +122,8 @@ class LinkedFunction:
     def link(self) -> int:
         """Where its code lies; from now on kernels that call it can be loaded."""
         if self.made is None:
-            made = CFunc(self.function, (self.argument_types, types.void), locals={}, options={"error_model": "numpy"})
+            signature, options = (self.argument_types, types.void), {"error_model": "numpy"}
+            made = CFunc(self.function, signature, locals={}, options=options, pipeline_class=KernelCompiler)
             made._cache = _KernelCache(self.function)  # type: ignore[attr-defined]  # numba.cfunc compiles before that
             made.compile()
             llvm.add_symbol(self.symbol, made.address)  # found by name, so kernels can be cached

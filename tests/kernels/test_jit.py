@@ -18,6 +18,7 @@ from numba.core.serialize import dumps
 from onchip.cache import read_entry, write_entry
 from onchip.kernels.cpu.image_operation import _PARTS, Call, _words
 from onchip.kernels.cpu.jit import compiled
+from onchip.kernels.vectors import VECTOR_BYTES
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -174,6 +175,20 @@ def test_functions_made_with_other_values_are_other_entries():
         return add
 
     assert [make(n)(10) for n in (1, 2)] == [11, 12]
+
+
+def test_loops_are_compiled_for_whole_vectors():
+    """LLVM halves 512-bit vectors by itself."""
+
+    @compiled()
+    def double(x):
+        for n in range(len(x)):
+            x[n] = x[n] + x[n]
+
+    double.compile("void(float32[::1])")
+    (made,) = double.inspect_llvm().values()
+    assert f'"prefer-vector-width"="{VECTOR_BYTES * 8}"' in made
+    assert f"<{VECTOR_BYTES // 4} x float>" in made
 
 
 def test_code_from_the_disk_finds_the_classes_of_its_arguments(tmp_path):

@@ -257,6 +257,9 @@ def finish(here: int, y: Place, images: int, top: int, bottom: int, activation: 
     """
     if activation == IDENTITY:
         return
+    if bottom - top == 1:
+        activate(here + (y.at + top * y.row) * 4, images, (y.W - 1) * y.pixel + y.C, y.image, activation)
+        return
     for i in range(images):
         for oy in range(top, bottom):
             activate(

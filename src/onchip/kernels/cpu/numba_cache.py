@@ -28,6 +28,7 @@ from onchip.cache import read_entry, write_entry
 from onchip.kernels.cpu import jit
 from onchip.kernels.cpu.compile_ahead import lock_function, start_helper, unlock_function
 from onchip.kernels.cpu.compile_notice import notice
+from onchip.kernels.cpu.vector_loops import KernelCompiler
 
 
 class _KernelCache(NullCache):  # type: ignore[misc]
@@ -71,7 +72,8 @@ class _KernelCache(NullCache):  # type: ignore[misc]
 
 
 def dispatcher(function: Callable[..., Any], is_inline: bool) -> Any:
-    made = numba.njit(nogil=True, error_model="numpy", inline="always" if is_inline else "never")(function)
+    options = {"nogil": True, "error_model": "numpy", "inline": "always" if is_inline else "never"}
+    made = numba.njit(**options, pipeline_class=KernelCompiler)(function)
     made._cache = _KernelCache(function)
     return made
 
@@ -118,7 +120,8 @@ def _target() -> Any:
 
 def compile_linked(function: Callable[..., Any], argument_types: tuple[Any, ...], gives: Any) -> LinkedCode:
     """gives: the type of what it returns, or numba.void"""
-    made: Any = CFunc(function, (argument_types, gives), locals={}, options={"error_model": "numpy"})
+    signature, options = (argument_types, gives), {"error_model": "numpy"}
+    made: Any = CFunc(function, signature, locals={}, options=options, pipeline_class=KernelCompiler)
     made._compiler.targetdescr = _target()
     made.compile()
     _, _, (code, _) = made._library.serialize_using_object_code()

@@ -18,6 +18,7 @@ from numba.core.serialize import dumps
 from onchip.cache import read_entry, write_entry
 from onchip.kernels.cpu.image_operation import _PARTS, Call, _words
 from onchip.kernels.cpu.jit import compiled
+from onchip.kernels.cpu.machine_code import _target_machine
 from onchip.kernels.vectors import VECTOR_BYTES
 
 SRC = Path(__file__).parents[2] / "src"
@@ -97,7 +98,7 @@ def planted(entry: Path) -> bytes:
     """Machine code under the name that an entry has, which ends the program."""
     name = json.loads(read_entry(entry.parent, entry.name).partition(b"\n")[0])[0]
     source = f'declare void @_exit(i32)\ndefine void @"{name}"() {{\n call void @_exit(i32 {PLANTED})\n ret void\n}}'
-    machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine(codemodel="jitdefault")
+    machine = _target_machine()
     return json.dumps([name]).encode() + b"\n" + machine.emit_object(llvm.parse_assembly(source))
 
 

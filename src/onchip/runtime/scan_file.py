@@ -68,10 +68,7 @@ def _warm_up(x: Array, how: ScanOp, at: int, device: str, threads: int | None) -
     if find_place(device, threads)[0] is None:
         load_helpers(check_threads(threads))
     few = x[(slice(2),) * x.ndim].copy()
-    if x.ndim == 1:
-        scan_into(few, few.copy(), how, device, threads)
-    else:
-        scan_array(few, few.copy(), how, at, device, threads)
+    scan_array(few, few, how, at, device, threads)
 
 
 def check_suffix(target: Path) -> None:

@@ -7,7 +7,7 @@ from checks import assert_error_within, rows
 from image_networks import graph, weight
 from onchip.kernels import cpu, reference
 from onchip.runtime.engine import compile
-from onchip.spec.layers import GELU, Add, Conv2d, Linear, Mul, Sigmoid, Tanh
+from onchip.spec.layers import GELU, Add, Concat, Conv2d, Linear, Mul, Sigmoid, Tanh
 
 
 def check(net, x, monkeypatch):
@@ -26,11 +26,13 @@ def check(net, x, monkeypatch):
 def test_vectors(D, monkeypatch):
     """A step of a solver: what a network makes, scaled, is added to what it read."""
     weights = {"a": weight(24, D), "b": weight(D, 24), "half": np.float32([0.5]), "k": weight(D)}
+    weights["y"] = weight(5, 3 * D)
     net = graph(
         (D,), weights, ("y",), ("a", Linear(), ("x",), {"weight": "a"}), ("t", Tanh(), ("a",)),
         ("b", Linear(), ("t",), {"weight": "b"}), ("h", Mul(), ("b",), {"constant": "half"}),
         ("s", Add(), ("x", "h", "b")), ("m", Mul(), ("s", "h")), ("g", GELU(), ("m",)),
-        ("y", Add(), ("g", "s"), {"constant": "k"}),
+        ("k", Add(), ("g", "s"), {"constant": "k"}), ("c", Concat(1), ("k", "h", "x")),
+        ("y", Linear(), ("c",), {"weight": "y"}),
     )  # fmt: skip
     check(net, rows(131, D), monkeypatch)
 

@@ -54,6 +54,11 @@ def splat_lane(b: Any, vector: Any, lane: int) -> Any:
     return b.shuffle_vector(vector, vector, ir.Constant(LANE_NUMBERS, [lane] * LANES))
 
 
+def opaque(b: Any, number: Any) -> Any:
+    """The same integer, in a register; LLVM does not know how it came about."""
+    return b.asm(ir.FunctionType(INT, [INT]), "", "=r,0", [number], False)
+
+
 def multiply_add(b: Any, x: Any, y: Any, z: Any) -> Any:
     """x * y + z, rounded once where the machine can."""
     if not HAS_FMA:

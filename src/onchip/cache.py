@@ -103,6 +103,10 @@ def read_entry(folder: Path | None, key: str) -> bytes | None:
     return content if digest == _digest(key, content) else None
 
 
+def has_entry(folder: Path | None, key: str) -> bool:
+    return folder is not None and (folder / key).exists()
+
+
 def kept_files() -> dict[str, list[Path]]:
     """What the cache has, by folder; nothing is made for it."""
     root = cache_dir()
@@ -193,21 +197,24 @@ _said: set[str] = set()
 
 def say_compiling() -> None:
     """Once a process, before the first kernel that no cache has."""
-    say_unless_quiet("onchip: compiling kernels for this machine, once; about 10 s (ONCHIP_QUIET=1: not said)")
+    say_unless_quiet("onchip: compiling kernels for this machine, once (ONCHIP_QUIET=1: not said)", once="compiling")
 
 
-def say_unless_quiet(text: str) -> None:
-    """Once a process, on stderr; nothing where $ONCHIP_QUIET is set."""
+def say_unless_quiet(text: str, once: str = "") -> None:
+    """Once a process, on stderr; nothing where $ONCHIP_QUIET is set.
+
+    once  what it is about, where its text changes
+    """
     if not os.environ.get("ONCHIP_QUIET"):
-        say_once(text)
+        say_once(text, once)
 
 
 def _say_not_kept(folder: Path, reason: str) -> None:
     say_once(f"cache: nothing is kept for next time in {folder}: {reason}; set ONCHIP_CACHE to another folder")
 
 
-def say_once(text: str) -> None:
-    if text not in _said and sys.stderr is not None:
-        _said.add(text)
+def say_once(text: str, once: str = "") -> None:
+    if (once or text) not in _said and sys.stderr is not None:
+        _said.add(once or text)
         with contextlib.suppress(OSError):  # the disk of the log may be the full one
             print(text, file=sys.stderr)

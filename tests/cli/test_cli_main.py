@@ -98,12 +98,30 @@ def test_help_is_quick_and_loads_no_numpy():
     assert best < 0.5
 
 
-@pytest.mark.parametrize("args", [["nothing"], ["run", "--nothing"], ["run"], ["plan", "decode", "--batch", "many"]])
-def test_misuse_is_exit_2_without_traceback(cli, args):
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["nothing"], ["unknown command", "got:      nothing", "expected: demo, run", "try:      onchip -h"]),
+        (["cahce"], ["unknown command", "try:      did you mean cache?"]),
+        (
+            ["run", "--nothing"],
+            ["no such option: --nothing", "got:      onchip run --nothing"],
+        ),
+        (["run"], ["missing argument 'MODEL'", "expected: onchip run [OPTIONS]"]),
+        (["run", "decode", "-o"], ["option '-o' requires an argument", "try:      onchip run -h"]),
+        (["plan", "decode", "--batch", "many"], ["'--batch'", "got:      onchip plan decode --batch many"]),
+        (
+            ["cache", "--clear", "now"],
+            ["onchip cache takes no such argument", "got:      now"],
+        ),
+    ],
+)
+def test_misuse_is_exit_2_and_says_what_was_got(cli, args, words):
     ran = cli(*args)
     assert ran.code == 2
     assert ran.out == ""
-    assert "Usage: onchip" in ran.err
+    for word in words:
+        assert word in ran.err
     assert "Traceback" not in ran.err
 
 

@@ -119,8 +119,8 @@ x = np.random.default_rng(0).standard_normal((3000, 72), dtype=np.float32)
 def test_helpers_that_never_run_hold_nobody_up():
     """They are started and woken, and take nothing: as on a machine that has no time for them."""
     code = (
-        "threads._serve = type('Never', (), {'compile': lambda *_: None, '__call__': lambda *_: forever.wait()})()\n"
         "forever = threading.Event()\n"
+        "threads._serve.load = lambda worker: forever.wait()\n"
         "threads._board[(threads._WORKERS + threads._LINE) // 8] = 1\n"  # worker 1 sleeps
         "one = onchip.compile(onchip.mlp(72, 64, 4), device='cpu', threads=1)(x)\n"
         "print(all(np.array_equal(engine(x), one) for _ in range(20)), len(threads.HELPERS))\n"

@@ -9,7 +9,7 @@ import sys
 
 from onchip.cli.stop import Stoppable, StoppedError, stopping
 from onchip.cli.streams import StdoutError, open_streams
-from onchip.errors import OnchipError, printable
+from onchip.errors import OnchipError
 
 # Nothing slow is imported here, not even typing: until main runs, a signal does what Python does with it.
 TYPE_CHECKING = False
@@ -119,9 +119,9 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     except Exception as error:
         if not hasattr(error, "show"):  # the option parser's own have it; whose class they are goes with its version
             raise
-        error.message = printable(error.message)  # type: ignore[attr-defined]  # an argument may be of any length
-        error.show()
-        return int(error.exit_code)  # type: ignore[attr-defined]
+        from onchip.cli.misuse import misuse
+
+        raise misuse(error, args, COMMANDS) from None
     return code if isinstance(code, int) else 0
 
 

@@ -81,9 +81,9 @@ class Chunks:
         memory = spare.take(self.threads)
         for i, given in enumerate(arrays):
             memory[1][i] = id(given)
-        is_good: bool = run_launches(memory[0], B, chunk, self.threads)
+        is_good = run_launches.load(memory[0], B, chunk, self.threads)
         spare.give_back(memory)
-        return is_good
+        return bool(is_good)
 
     def _make(self, workers: int, threads: int) -> Memory:
         """For so many workers, each of which makes launches of so many threads."""

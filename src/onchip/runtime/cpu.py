@@ -168,12 +168,14 @@ class CpuBound:
     def __init__(self, plan: Plan, threads: int, ranks: Ranks) -> None:
         """Evaluate the recipes and bind every group to its kernel."""
         from onchip.kernels.cpu import INFERENCE
-        from onchip.kernels.cpu.threads import start_helpers
+        from onchip.kernels.cpu.compile_ahead import announce_kernels
+        from onchip.kernels.cpu.threads import load_helpers, start_helpers
         from onchip.runtime.cpu_weights import make_weights
 
         self._start_helpers = start_helpers
         self.plan, self.threads = plan, threads
         kernels = {kernel.name: kernel for kernel in INFERENCE}
+        announce_kernels(kernels[group.claim.kernel] for group in plan.groups if group.claim.kernel in kernels)
         made: Made = {} if plan.job.is_training else make_weights(plan, threads, ranks)
         home, between = plan.lies_in, set(plan.between)
         last = {home[name]: i for i, group in enumerate(plan.groups) for name in (*group.inputs, *group.outputs)}
@@ -193,6 +195,7 @@ class CpuBound:
                 launch = _copy
             self._steps.append(Step(launch, tuple(group.inputs), tuple(group.outputs), new, seen, done))
         self._chunks = self._find_chunks()
+        load_helpers(threads)  # now, not with the first call
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
         values = {**inputs, **outputs}

@@ -30,7 +30,7 @@ def quick_call(plan: Plan, chunks: Chunks) -> Callable[[tuple[Any, ...], Any], A
     is_single = len(inputs) == len(outputs) == 1
     dtype = dtypes[0]
     known_shapes: dict[Any, Known] = {}
-    threads, helpers, empty = chunks.threads, chunks.threads - 1, np.empty
+    threads, helpers, empty, run = chunks.threads, chunks.threads - 1, np.empty, run_one.load
 
     def look(rows: tuple[Any, ...], shapes: Any) -> Known | None:
         """What is to be known of new shapes; None if they do not fit."""
@@ -86,7 +86,7 @@ def quick_call(plan: Plan, chunks: Chunks) -> Callable[[tuple[Any, ...], Any], A
             memory = free.pop()
         except IndexError:
             memory = spare.make(threads)
-        is_good = run_one(memory[0], B, chunk, threads, id(x), id(y))
+        is_good = run(memory[0], B, chunk, threads, id(x), id(y))
         free.append(memory)
         return y if is_good else None
 

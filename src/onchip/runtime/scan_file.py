@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,8 @@ import numpy as np
 from onchip.errors import FormatError, InputError
 from onchip.files import atomic_write, check_writable
 from onchip.formats.arrays import open_rows
-from onchip.runtime.scan import scan_array, scan_into
+from onchip.runtime.cpu import check_threads
+from onchip.runtime.scan import find_place, scan_array, scan_into
 from onchip.spec.reading import blaming
 from onchip.spec.recipe import Array
 from onchip.spec.scan_op import ScanOp, check_axis, check_dtype
@@ -51,7 +51,7 @@ def scan_file(
     check_writable(target)
     x = map_numbers(source)
     at = check_axis(axis, x.shape)
-    importlib.import_module("onchip.kernels.cpu.scan")  # to load it is not part of the time that is told
+    _warm_up(x, how, at, device, threads)
     started = time.perf_counter()
     with write_npy(target, x.shape, x.dtype) as y:
         if x.ndim == 1:
@@ -59,6 +59,16 @@ def scan_file(
         else:
             chosen = scan_array(x, y, how, at, device, threads)
     return FileReport(x.shape, x.dtype.name, chosen, time.perf_counter() - started)
+
+
+def _warm_up(x: Array, how: ScanOp, at: int, device: str, threads: int | None) -> None:
+    """Scan a few of the numbers: to compile and load kernels is not part of the time that is told."""
+    from onchip.kernels.cpu.threads import load_helpers
+
+    if find_place(device, threads)[0] is None:
+        load_helpers(check_threads(threads))
+    few = x[(slice(2),) * x.ndim].copy()
+    scan_array(few, few, how, at, device, threads)
 
 
 def check_suffix(target: Path) -> None:

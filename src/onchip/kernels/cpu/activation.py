@@ -12,11 +12,9 @@ from typing import Any
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from onchip.kernels.cpu.jit import address_of, compiled, floats_at, linked, multiply_add
+from onchip.kernels.cpu.late_numba import cgutils, intrinsic, types
 from onchip.kernels.pointwise import (
     CLIP,
     ELU_CODE,
@@ -281,7 +279,7 @@ def link_activation(kind: int) -> None:
         _PLACES[kind] = address_of(_APART[kind])
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _activate_apart(
     typing_context: Any, kind: Any, where: Any, count: Any, width: Any, stride: Any, code: Any
 ) -> Any:  # fmt: skip

@@ -12,17 +12,15 @@ from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from onchip.kernels.cpu.emit import INT, INT32
+from onchip.kernels.cpu.late_numba import cgutils, intrinsic, types
 
 IS_ARM = platform.machine().lower() in ("aarch64", "arm64")
 _ORDER, _WORD = "seq_cst", INT.as_pointer()
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def atomic_load(typing_context: Any, where: Any) -> Any:
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         return b.load_atomic(b.inttoptr(args[0], _WORD), _ORDER, 8)
@@ -30,7 +28,7 @@ def atomic_load(typing_context: Any, where: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def atomic_exchange(typing_context: Any, where: Any, value: Any) -> Any:
     """Write a word; what stood there before."""
 
@@ -40,7 +38,7 @@ def atomic_exchange(typing_context: Any, where: Any, value: Any) -> Any:
     return types.int64(types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def atomic_add(typing_context: Any, where: Any, value: Any) -> Any:
     """Add to a word; what stood there before."""
 
@@ -50,7 +48,7 @@ def atomic_add(typing_context: Any, where: Any, value: Any) -> Any:
     return types.int64(types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def atomic_replace(typing_context: Any, where: Any, expected: Any, value: Any) -> Any:
     """Write a word if it is still what was expected; whether it was."""
 
@@ -61,7 +59,7 @@ def atomic_replace(typing_context: Any, where: Any, expected: Any, value: Any) -
     return types.boolean(types.int64, types.int64, types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def pause(typing_context: Any) -> Any:
     """Tell the core that this thread looks at a word again and again: some 40 ns on x86, a few on ARM."""
 
@@ -82,7 +80,7 @@ if _clock is not None:
     llvm.add_symbol("clock_gettime", ctypes.cast(_clock, ctypes.c_void_p).value)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def nanoseconds(typing_context: Any) -> Any:
     """Of a clock that only goes forward; 0 where the system has no such clock by this name."""
 
@@ -115,7 +113,7 @@ def held_lock() -> int:
     return int(lock)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def sleep_on(typing_context: Any, lock: Any) -> Any:
     """Take a lock, and sleep until that can be done."""
 
@@ -128,7 +126,7 @@ def sleep_on(typing_context: Any, lock: Any) -> Any:
     return types.void(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def release(typing_context: Any, lock: Any) -> Any:
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t])

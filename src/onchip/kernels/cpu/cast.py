@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numba
 import numpy as np
-from numba import types
 
 from onchip.kernels.cpu.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked, pointer
+from onchip.kernels.cpu.late_numba import carray, types
 from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
@@ -39,7 +38,7 @@ def _block(worker: int, piece: int, x: int, y: int, count: int, told: Array) -> 
         for n in range(count):
             made[n] = np.float32(wide[n] + offset)
     else:
-        narrow = numba.carray(pointer(x + first * 4), (count,), np.int32)
+        narrow = carray(pointer(x + first * 4), (count,), np.int32)
         for n in range(count):
             made[n] = np.float32(np.int32(narrow[n] + offset))
 

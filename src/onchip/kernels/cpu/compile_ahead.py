@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import importlib
 import json
 import os
@@ -35,10 +34,10 @@ from onchip.kernels.cpu.compile_ahead import compile_ahead
 compile_ahead(json.loads(sys.argv[2]))"""
 _WAIT_S, _LOOK_S = 30.0, 0.02  # for another process's work: at most, and how often it is looked for
 _HELPER = 0  # the byte that the one other process locks; a function's is another
-OFTEN = {"launches.run_one": 6, "launches.run_launches": 4, "threads._serve": 1}  # and how many int64 they take
+OFTEN = ("launches.run_one", "launches.run_launches", "threads._serve", "threads._wake_up")
 
 _locks: dict[Path, IO[bytes]] = {}  # opened once: to close a file would end all locks that this process has on it
-_announced: list[str] = []
+_announced: dict[Any, None] = {}
 _started: list[subprocess.Popen[bytes] | None] = []  # at most one
 
 
@@ -74,8 +73,17 @@ def _lock(folder: Path | None, place: int) -> bool | None:
 
 def announce(things: Iterable[Any]) -> None:
     """What will be asked for soon: functions, and operations of images, whose code is a linked function."""
-    if not _started:
-        _announced.extend(map(_name_of, things))
+    _announced.update(dict.fromkeys(things))
+
+
+def announce_kernels(kernels: Iterable[Any]) -> None:
+    """That these will be bound: the code of most is the function `_run` of their module."""
+    found = (getattr(sys.modules[type(kernel).__module__], "_run", None) for kernel in kernels)
+    announce(function for function in found if function is not None)
+
+
+def announced() -> list[Any]:
+    return [getattr(thing, "code", thing) for thing in _announced]
 
 
 def _name_of(thing: Any) -> str:
@@ -87,7 +95,7 @@ def start_helper(function: Callable[..., Any], folder: Path | None) -> None:
     if _started or folder is None or fcntl is None or not sys.executable or _core_count() < 2:
         return
     _started.append(None)
-    names, nowhere = [*_announced, _name_of(function)], subprocess.DEVNULL
+    names, nowhere = [*map(_name_of, _announced), _name_of(function)], subprocess.DEVNULL
     command = [sys.executable, "-P", "-c", _PROGRAM, json.dumps(sys.path), json.dumps(names)]
     with contextlib.suppress(OSError):  # no room for another process: then not
         _started[0] = subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)
@@ -102,14 +110,18 @@ def _end_helper() -> None:
             process.wait()
 
 
+def often() -> list[Any]:
+    """The functions that every network needs."""
+    names = (path.partition(".") for path in OFTEN)
+    return [getattr(importlib.import_module(f"onchip.kernels.cpu.{file}"), name) for file, _, name in names]
+
+
 def _core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def compile_ahead(names: Sequence[str]) -> None:
     """In the other process: the linked functions that these need, from the last to the first, then OFTEN."""
-    from numba import types
-
     from onchip.kernels.cpu import jit
 
     _started.append(None)  # it has none of its own
@@ -121,12 +133,7 @@ def compile_ahead(names: Sequence[str]) -> None:
         if "." not in name:  # not one that stands in another
             thing = getattr(importlib.import_module(module), name)
             needed |= dict.fromkeys(jit.linked_below(getattr(thing, "code", thing)))
-    tasks: list[Callable[[], object]] = [function.link for function in reversed(needed)]
-    for path, count in OFTEN.items():
-        file, _, name = path.partition(".")
-        often = getattr(importlib.import_module(f"onchip.kernels.cpu.{file}"), name)
-        tasks.append(functools.partial(often.compile, (types.int64,) * count))
-    for task in tasks:
+    for task in (*reversed(needed), *often()):
         if os.getppid() != parent:  # it has ended
             return
-        task()
+        task.link()

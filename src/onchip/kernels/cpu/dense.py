@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import types
 
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import compiled, linked
+from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.tile import (
     LINE_PANELS,
     MOST_ROWS,

@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import linked
+from onchip.kernels.cpu.late_numba import intrinsic, types
 
 ROWS = 4
 NARROW = max(2, LANES // 4)  # columns of a Linear layer up to which lanes along the sum are as quick as lanes across

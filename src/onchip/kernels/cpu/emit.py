@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import cgutils
 
+from onchip.kernels.cpu.late_numba import cgutils
 from onchip.kernels.vectors import HAS_FMA, VECTOR_BYTES
 
 LANES = VECTOR_BYTES // 4  # float32 numbers in a vector
@@ -52,6 +52,11 @@ def splat(b: Any, number: Any, lanes: int = LANES) -> Any:
 def splat_lane(b: Any, vector: Any, lane: int) -> Any:
     """One number of a vector in every lane."""
     return b.shuffle_vector(vector, vector, ir.Constant(LANE_NUMBERS, [lane] * LANES))
+
+
+def opaque(b: Any, number: Any) -> Any:
+    """The same integer, in a register; LLVM does not know how it came about."""
+    return b.asm(ir.FunctionType(INT, [INT]), "", "=r,0", [number], False)
 
 
 def multiply_add(b: Any, x: Any, y: Any, z: Any) -> Any:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import types
 
 from onchip.kernels.cpu.activation import expm1_exp, exponential, logarithm, scaled_erfc
 from onchip.kernels.cpu.jit import compiled, floats_at, linked, multiply_add
+from onchip.kernels.cpu.late_numba import types
 from onchip.spec.layers import (
     Abs,
     Add,

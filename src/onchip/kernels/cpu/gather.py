@@ -16,12 +16,10 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
+from onchip.kernels.cpu.late_numba import cgutils, intrinsic, types
 from onchip.kernels.vectors import VECTOR_BYTES
 
 VECS = 8  # of a block: 8 sums and 8 loads in flight

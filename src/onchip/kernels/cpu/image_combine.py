@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from onchip.kernels.cpu import emit
+from onchip.kernels.cpu.activation import activate
+from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.image_lowering import Lowering, Value, image_sizes
 from onchip.kernels.cpu.image_operation import (
     Activated,
@@ -19,7 +24,8 @@ from onchip.kernels.cpu.image_operation import (
 )
 from onchip.kernels.cpu.image_values import Rim, Sizes, Store, UnsupportedError, View
 from onchip.kernels.cpu.jit import ALL, compiled, floats_at
-from onchip.kernels.cpu.tile import aligned_zeros
+from onchip.kernels.cpu.late_numba import intrinsic, types
+from onchip.kernels.cpu.tile import aligned_zeros, padded
 from onchip.spec.layers import Concat, Elementwise
 from onchip.spec.layers import Mul as MulLayer
 from onchip.spec.layers.norm import factor_and_shift
@@ -28,9 +34,21 @@ from onchip.spec.recipe import Array, Recipe, recipe_op
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Copy(Activated):
+class Pixelwise(Activated):
+    """Of values that lie alike, one piece from the first number of the first image to the last of the last: what lies
+    between two images is nobody's. A vector of some numbers is not worth a loop of its own."""
+
     exact = True
     x: View
+    is_one_piece: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_one_piece", _lie_alike(self.values()))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Copy(Pixelwise):
+    """x, elsewhere."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -39,24 +57,36 @@ class Activate(Activated):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Combine(Activated):
+class Combine(Pixelwise):
     """x + other or x * other; `other` has a number a channel, or one a number."""
 
-    exact = True
-    x: View
     other: View
     multiplies: bool
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Scale(Activated):
-    """x times a factor and plus a shift: numbers of a row of pixels (W, C), for each row the same or its own."""
+class Scale(Pixelwise):
+    """x times a factor and plus a shift: numbers of a row of pixels (W, C), for each row the same or its own, in all
+    whole vectors."""
 
-    exact = True
-    x: View
     w: Recipe
     b: Recipe
     next_row: int = 0  # floats from the numbers of a row to those of the next
+
+
+def _lie_alike(views: Sequence[View]) -> bool:
+    """Whether they have all of their stores, without a gap but between images, at the same places of each."""
+    first = views[0]
+
+    def is_whole(view: View) -> bool:
+        store = view.store
+        return view.sizes == (store.C, store.H, store.W) and store.pixel == store.C and not any(store.rim)
+
+    def is_read_alike(view: View) -> bool:
+        is_alike = view.sizes == first.sizes and view.store.size == first.store.size
+        return is_alike and (is_whole(view) or view.sizes[1:] == (1, 1))
+
+    return is_whole(first) and all(map(is_read_alike, views))
 
 
 # -- from layers -----------------------------------------------------------------------------------------------
@@ -89,7 +119,7 @@ def lower_combine(to: Lowering, node: Node) -> None:
         rank, shape = len(to.net.types[node.name].row_shape), to.net.weights[name].shape
         shape = (1,) * (rank - len(shape)) + shape
         lines = H if rank == 3 and shape[1] > 1 else 1
-        size = lines * W * C
+        size = padded(lines * W * C)
         image = (*shape[:1], *(1,) * (3 - rank), *shape[1:])
         given = Recipe.of(constant_in_rows, (name,), (size,), "float32", 0, size=size, image=image, sizes=(C, lines, W))
         none = Recipe.of(one_number, (), (size,), "float32", 0, size=size, number=float(not multiplies))
@@ -102,7 +132,7 @@ def constant_in_rows(constant: Array, size: int, image: tuple[int, ...], sizes: 
     """A constant that is seen as an image, of as many numbers or of some that broadcast, as (H, W, C)."""
     C, H, W = sizes
     placed = aligned_zeros(size)
-    placed.reshape(H, W, C)[:] = np.broadcast_to(constant.reshape(image), sizes).transpose(1, 2, 0)
+    placed[: H * W * C].reshape(H, W, C)[:] = np.broadcast_to(constant.reshape(image), sizes).transpose(1, 2, 0)
     return placed
 
 
@@ -113,21 +143,26 @@ def one_number(size: int, number: float) -> Array:
 
 def lower_batch_norm(to: Lowering, node: Node) -> None:
     C, _, W = image_sizes(to.net.types[node.name].row_shape)
-    told = {"roles": tuple(node.weights), "eps": node.layer.attributes()["eps"], "count": W}
-    w, b = (
-        Recipe.of(op, tuple(node.weights.values()), (W * C,), flop=C, **told) for op in (norm_factor, norm_shift)
-    )  # fmt: skip
+    size = padded(W * C)
+    told = {"roles": tuple(node.weights), "eps": node.layer.attributes()["eps"], "count": W, "size": size}
+    w, b = (Recipe.of(op, tuple(node.weights.values()), (size,), flop=C, **told) for op in (norm_factor, norm_shift))
     to.make(node, Scale, x=to.image(node.inputs[0]), w=w, b=b)
 
 
 @recipe_op
-def norm_factor(*weights: Array, roles: tuple[str, ...], eps: float, count: int) -> Array:
-    return np.tile(factor_and_shift(dict(zip(roles, weights, strict=True)), eps)[0], count)
+def norm_factor(*weights: Array, roles: tuple[str, ...], eps: float, count: int, size: int) -> Array:
+    return _in_pixels(factor_and_shift(dict(zip(roles, weights, strict=True)), eps)[0], count, size)
 
 
 @recipe_op
-def norm_shift(*weights: Array, roles: tuple[str, ...], eps: float, count: int) -> Array:
-    return np.tile(factor_and_shift(dict(zip(roles, weights, strict=True)), eps)[1], count)
+def norm_shift(*weights: Array, roles: tuple[str, ...], eps: float, count: int, size: int) -> Array:
+    return _in_pixels(factor_and_shift(dict(zip(roles, weights, strict=True)), eps)[1], count, size)
+
+
+def _in_pixels(channels: Array, count: int, size: int) -> Array:
+    placed = aligned_zeros(size)
+    placed[: count * len(channels)] = np.tile(channels, count)
+    return placed
 
 
 def lower_concat(to: Lowering, node: Node) -> None:
@@ -165,10 +200,42 @@ def _lines(x: Place, z: Place, y: Place) -> tuple[int, int]:
     return (y.W * y.C, 1) if has_no_gap else (y.C, y.W)
 
 
+@compiled(inline=True)
+def _piece(y: Place, images: int) -> int:
+    """Numbers from the first of the first image to the last of the last."""
+    return (images - 1) * y.image + y.H * y.W * y.C
+
+
+@intrinsic
+def _scale_vectors(typing_context: Any, to: Any, x: Any, factor: Any, shift: Any, count: Any) -> Any:
+    """to[n] = x[n] * factor[n] + shift[n] for `count` numbers, and more up to whole vectors."""
+
+    def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        to, *given, count = args
+
+        def vector(n: Any, values: list[Any]) -> list[Any]:
+            at = b.mul(n, emit.INT(4))
+            x, factor, shift = (emit.load(b, b.add(where, at), emit.VECTOR) for where in given)
+            emit.store(b, b.fadd(b.fmul(x, factor), shift), b.add(to, at))
+            return values
+
+        emit.loop(b, emit.INT(0), count, LANES, [], vector)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 5), codegen
+
+
 @runs(Copy)
 def copy(row: int, call: int) -> None:
     op, at = _copy(row, call), call_at(call)
     a, x, y = floats_at(at.here, ALL), op.x, op.y
+    if op.is_one_piece and at.parts == 1:
+        size = _piece(y, at.images)
+        given, out = a[x.at : x.at + size], a[y.at : y.at + size]
+        for c in range(size):
+            out[c] = given[c]
+        activate(at.here + y.at * 4, 1, size, 0, op.activation)
+        return
     length, count = _lines(x, x, y)
     top, bottom = own_rows(y.H, at.part, at.parts)
     for i in range(at.images):
@@ -192,6 +259,17 @@ def activate_there(row: int, call: int) -> None:
 def combine(row: int, call: int) -> None:
     op, at = _combine(row, call), call_at(call)
     a, x, z, y = floats_at(at.here, ALL), op.x, op.other, op.y
+    if op.is_one_piece and at.parts == 1:
+        size = _piece(y, at.images)
+        given, other, out = a[x.at : x.at + size], a[z.at : z.at + size], a[y.at : y.at + size]
+        if op.multiplies:
+            for c in range(size):
+                out[c] = given[c] * other[c]
+        else:
+            for c in range(size):
+                out[c] = given[c] + other[c]
+        activate(at.here + y.at * 4, 1, size, 0, op.activation)
+        return
     is_same = z.H == y.H and z.W == y.W
     length, count = _lines(x, z, y) if is_same else (y.C, y.W)
     z_row, z_pixel = (z.row, z.pixel) if is_same else (0, 0)
@@ -215,6 +293,12 @@ def combine(row: int, call: int) -> None:
 def scale(row: int, call: int) -> None:
     op, at = _scale(row, call), call_at(call)
     a, x, y = floats_at(at.here, ALL), op.x, op.y
+    if op.is_one_piece and at.parts == 1 and (y.H == 1 or op.next_row > 0):
+        for i in range(at.images):  # with the numbers up to a whole vector behind each
+            to, source = pixel_at(y, i, 0, 0) * 4, pixel_at(x, i, 0, 0) * 4
+            _scale_vectors(at.here + to, at.here + source, op.w, op.b, y.H * y.W * y.C)
+        activate(at.here + y.at * 4, 1, _piece(y, at.images), 0, op.activation)
+        return
     length, count = _lines(x, x, y)
     top, bottom = own_rows(y.H, at.part, at.parts)
     for i in range(at.images):

@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
@@ -28,6 +26,7 @@ from onchip.kernels.cpu.image_pool import taps_inside
 from onchip.kernels.cpu.image_values import View
 from onchip.kernels.cpu.image_weights import weight_recipe
 from onchip.kernels.cpu.jit import compiled, linked
+from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.cpu.tile import aligned_zeros, padded_bias
 from onchip.kernels.pointwise import RELU
 from onchip.kernels.vectors import VECTOR_REGISTERS
@@ -71,7 +70,7 @@ def taps_of_channels(W: Array, size: int) -> Array:
 # -- code ------------------------------------------------------------------------------------------------------
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _convolve(
     typing_context: Any, x: Any, x_step: Any, count: Any, H: Any, x_h: Any, K: Any, x_k: Any, w: Any, w_h: Any,
     w_k: Any, init: Any, init_step: Any, out: Any, out_step: Any, floor: Any, lanes: Any, vectors: Any, slides: Any,

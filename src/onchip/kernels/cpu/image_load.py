@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from onchip.kernels.cpu.image_operation import Operation, call_at, fields_of, runs
 from onchip.kernels.cpu.image_values import View
-from onchip.kernels.cpu.jit import ALL, floats_at
+from onchip.kernels.cpu.jit import ALL, floats_at, linked
+from onchip.kernels.cpu.late_numba import types
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -18,6 +19,40 @@ class Load(Operation):
 _load = fields_of(Load)
 
 
+@linked(*(types.int64,) * 5)
+def copy_lines(to: int, source: int, count: int, length: int, step: int) -> None:
+    """`count` runs of `length` numbers that lie side by side to places `step` numbers apart."""
+    if step == length:
+        count, length = 1, count * length
+    for n in range(count):
+        target, line = floats_at(to + n * step * 4, length), floats_at(source + n * length * 4, length)
+        for c in range(length):
+            target[c] = line[c]
+
+
+@linked(*(types.int64,) * 5)
+def weave(to: int, source: int, count: int, C: int, apart: int) -> None:
+    """to (count, C) = source (C, count), its lines `apart` numbers from one to the next; 2, 3 and 4 lines are vector
+    code."""
+    y, first = floats_at(to, count * C), floats_at(source, count)
+    second, third = floats_at(source + apart * 4, count), floats_at(source + 2 * apart * 4, count)
+    fourth = floats_at(source + 3 * apart * 4, count)
+    if C == 2:
+        for n in range(count):
+            y[2 * n], y[2 * n + 1] = first[n], second[n]
+    elif C == 3:
+        for n in range(count):
+            y[3 * n], y[3 * n + 1], y[3 * n + 2] = first[n], second[n], third[n]
+    elif C == 4:
+        for n in range(count):
+            y[4 * n], y[4 * n + 1], y[4 * n + 2], y[4 * n + 3] = first[n], second[n], third[n], fourth[n]
+    else:
+        for c in range(C):
+            line, made = floats_at(source + c * apart * 4, count), floats_at(to + c * 4, ALL)
+            for n in range(count):
+                made[n * C] = line[n]
+
+
 @runs(Load)
 def load(row: int, call: int) -> None:
     """Rows (C, H, W), or (H, W, C) with channels last; one thread does it."""
@@ -26,19 +61,18 @@ def load(row: int, call: int) -> None:
         return
     a, y = floats_at(at.here, ALL), op.y
     count = y.H * y.W
+    has_no_gap = y.row == y.W * y.pixel or y.H == 1
+    rows, W = (1, count) if has_no_gap else (y.H, y.W)  # those that lie one behind the other are one
     for i in range(at.images):
-        if op.last or count == 1:
-            for iy in range(y.H):
-                line = floats_at(at.x + ((at.first + i) * count + iy * y.W) * y.C * 4, y.W * y.C)
-                target = a[y.at + i * y.image + iy * y.row :]
-                for ix in range(y.W):
-                    for c in range(y.C):
-                        target[ix * y.pixel + c] = line[ix * y.C + c]
-            continue
-        for c in range(y.C):
-            source = floats_at(at.x + ((at.first + i) * y.C + c) * count * 4, count)
-            for iy in range(y.H):
-                target = a[y.at + i * y.image + iy * y.row + c :]
-                line = source[iy * y.W : (iy + 1) * y.W]
-                for ix in range(y.W):
-                    target[ix * y.pixel] = line[ix]
+        source, to = at.x + (at.first + i) * count * y.C * 4, y.at + i * y.image
+        for iy in range(rows):
+            begin, line = at.here + (to + iy * y.row) * 4, source + iy * W * 4
+            if op.last or count == 1 or y.C == 1:
+                copy_lines(begin, source + iy * W * y.C * 4, W, y.C, y.pixel)
+            elif y.pixel == y.C:
+                weave(begin, line, W, y.C, count)
+            else:
+                for c in range(y.C):
+                    given, target = floats_at(line + c * count * 4, W), a[to + iy * y.row + c :]
+                    for ix in range(W):
+                        target[ix * y.pixel] = given[ix]

@@ -23,13 +23,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.activation import activate, code_of
 from onchip.kernels.cpu.image_values import View
 from onchip.kernels.cpu.jit import address_of, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.pointwise import IDENTITY
 from onchip.spec.layers import Elementwise
 from onchip.spec.recipe import Recipe
@@ -139,25 +138,27 @@ class Activated(Operation):
 
 
 # By classes that can be imported: code on the disk that gets one as an argument has to find the same class again.
-_CALL = types.NamedUniTuple(types.int64, len(Call._fields), Call)
-_PARTS = {
-    View: types.NamedUniTuple(types.int64, len(Place._fields), Place),
-    Window: types.NamedUniTuple(types.int64, len(Window._fields), Window),
-}
+_PARTS: dict[type, type[Any]] = {View: Place, Window: Window}
+
+
+def _words(kind: type[Any]) -> Any:
+    """The type of a named tuple of ints."""
+    return types.NamedUniTuple(types.int64, len(kind._fields), kind)
 
 
 def _load(builder: Any, where: Any, i: int) -> Any:
     return emit.load(builder, builder.add(where, emit.INT(8 * i)), emit.INT)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def call_at(typing_context: Any, call: Any) -> Any:
     """The Call at an address."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.make_tuple(builder, _CALL, [_load(builder, args[0], i) for i in range(len(_CALL))])
+        numbers = [_load(builder, args[0], i) for i in range(len(Call._fields))]
+        return context.make_tuple(builder, _words(Call), numbers)
 
-    return _CALL(types.int64), codegen
+    return _words(Call)(types.int64), codegen
 
 
 def fields_of(kind: type[Operation]) -> Any:
@@ -166,11 +167,13 @@ def fields_of(kind: type[Operation]) -> Any:
     They are values, not memory, so that loops know them not to change while they write.
     """
     hints, names = get_type_hints(kind), [field.name for field in dataclasses.fields(kind)]
-    parts = [_PARTS.get(hints[name], types.int64) for name in names]
-    whole = types.NamedTuple(parts, namedtuple(kind.__name__, names))
+    made_of, values = [_PARTS.get(hints[name]) for name in names], namedtuple(kind.__name__, names)
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def fields(typing_context: Any, row: Any, call: Any) -> Any:
+        parts = [types.int64 if part is None else _words(part) for part in made_of]
+        whole = types.NamedTuple(parts, values)
+
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             row, call = args
             skip, at, made = _load(builder, call, Call._fields.index("skip")), HEAD, []
@@ -180,7 +183,7 @@ def fields_of(kind: type[Operation]) -> Any:
                     at += 1
                     continue
                 numbers = [_load(builder, row, at + i) for i in range(len(part))]
-                if part is _PARTS[View]:
+                if part.instance_class is Place:
                     first, image = Place._fields.index("at"), Place._fields.index("image")
                     numbers[first] = builder.add(numbers[first], builder.mul(skip, numbers[image]))
                 made.append(context.make_tuple(builder, part, numbers))
@@ -253,6 +256,9 @@ def finish(here: int, y: Place, images: int, top: int, bottom: int, activation: 
     Pixels follow each other, and what pads them is activated with them: long loops cost less than exact ones.
     """
     if activation == IDENTITY:
+        return
+    if bottom - top == 1:
+        activate(here + (y.at + top * y.row) * 4, images, (y.W - 1) * y.pixel + y.C, y.image, activation)
         return
     for i in range(images):
         for oy in range(top, bottom):

@@ -7,11 +7,10 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from onchip.kernels.cpu.image_operation import CALL_BYTES, put_call
 from onchip.kernels.cpu.jit import compiled, int_at, ints_at, linked
+from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.spec.recipe import Array
 
@@ -23,7 +22,7 @@ _TABLE, _ROW_BYTES, _SCRATCH, _CALLS, _L, _OWN, _TILE, _IS_LONG, _FLOP, _WORDS =
 _THREAD_FLOP = 100_000  # to call another thread for less takes longer than it does
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _run(typing_context: Any, code: Any, row: Any, call: Any) -> Any:
     """Call the code of an operation, by its address."""
 

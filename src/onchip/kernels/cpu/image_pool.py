@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
@@ -33,6 +31,7 @@ from onchip.kernels.cpu.image_operation import (
 )
 from onchip.kernels.cpu.image_values import UnsupportedError, View
 from onchip.kernels.cpu.jit import ALL, compiled, floats_at
+from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d
 from onchip.spec.layers.conv import geometry
 from onchip.spec.network import Node
@@ -115,7 +114,7 @@ def lower_global_pool(to: Lowering, node: Node) -> None:
 # -- code ------------------------------------------------------------------------------------------------------
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _pool_windows(
     typing_context: Any, x: Any, x_step: Any, count: Any, H: Any, x_h: Any, K: Any, x_k: Any, out: Any, out_step: Any,
     share: Any, lanes: Any, largest: Any,

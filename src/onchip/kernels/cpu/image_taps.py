@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import types
 
 from onchip.kernels.cpu import tile
 from onchip.kernels.cpu.dense import CHUNK, multiply_panel, next_panel, padded_width
@@ -14,6 +13,7 @@ from onchip.kernels.cpu.image_operation import Activated, Window, call_at, clear
 from onchip.kernels.cpu.image_values import View
 from onchip.kernels.cpu.image_weights import packed_taps
 from onchip.kernels.cpu.jit import compiled, linked
+from onchip.kernels.cpu.late_numba import types
 from onchip.spec.network import Node
 from onchip.spec.recipe import Recipe
 

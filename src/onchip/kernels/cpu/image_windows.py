@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import types
 
 from onchip.kernels.cpu import tile
 from onchip.kernels.cpu.dense import multiply_panel, next_panel, padded_width
@@ -32,6 +31,7 @@ from onchip.kernels.cpu.image_operation import (
 from onchip.kernels.cpu.image_values import View
 from onchip.kernels.cpu.image_weights import packed_taps
 from onchip.kernels.cpu.jit import ALL, compiled, floats_at, linked, multiply_add
+from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.pointwise import RELU
 from onchip.spec.network import Node
 from onchip.spec.recipe import Recipe

@@ -1,36 +1,31 @@
 """How the CPU kernels are compiled: Numba, cached on disk, never stale.
 
 Numba's own cache looks only at the file a function stands in, so an edit to a helper in another file goes
-unseen; and it unpickles whatever it finds. Here the key has a digest of all sources, and entries are checked.
+unseen; and it unpickles whatever it finds. Here the key has a digest of all sources, and entries are checked. What
+takes numbers only is kept as machine code, which needs no Numba (`machine_code.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import hashlib
+import importlib
 import inspect
-import pickle
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import llvmlite.binding as llvm
-import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.core.caching import NullCache
-from numba.core.ccallback import CFunc
-from numba.core.compiler import CompileResult
-from numba.core.dispatcher import Dispatcher
-from numba.core.runtime import rtsys
-from numba.core.serialize import dumps
-from numba.extending import intrinsic
 
-from onchip.cache import private_folder, read_entry, say_compiling, write_entry
-from onchip.kernels.cpu.compile_ahead import lock_function, start_helper, unlock_function
+from onchip.cache import has_entry, private_folder
+from onchip.kernels.cpu.compile_ahead import announced, lock_function, often, start_helper, unlock_function
+from onchip.kernels.cpu.compile_notice import notice
+from onchip.kernels.cpu.late_numba import LateFunction, TypeName, carray, cgutils, intrinsic, types
+from onchip.kernels.cpu.machine_code import keep_code, load_code, python_function, versions
 from onchip.kernels.vectors import HAS_FMA
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,86 +46,177 @@ def cache_folder() -> Path | None:
     return private_folder("numba")
 
 
-class _KernelCache(NullCache):  # type: ignore[misc]
-    """The compiled versions of a function, one entry each; in the place of Numba's own cache."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-
-    def load_overload(self, signature: Any, target_context: Any) -> Any:
-        # Not all of target_context.refresh(), as in Numba's own cache: what is compiled needs no registry of what can
-        # be, and loading them takes 0.3 s. Compiling refreshes by itself.
-        rtsys.initialize(target_context)
-        folder, key = cache_folder(), self._key(signature, target_context.codegen())
-        kept = read_entry(folder, key)
-        if kept is None:
-            say_compiling()
-            start_helper(self.function, folder)
-            if lock_function(folder, key):
-                kept = read_entry(folder, key)  # another process may have made it meanwhile
-        if kept is None:
-            return None
-        unlock_function(folder, key)
-        _link_callees(self.function)
-        return CompileResult._rebuild(target_context, *pickle.loads(kept))
-
-    def save_overload(self, signature: Any, result: Any) -> None:
-        folder, key = cache_folder(), self._key(signature, result.codegen)
-        if not result.library.has_dynamic_globals:  # addresses in this process
-            write_entry(folder, key, dumps(result._reduce()))
-        unlock_function(folder, key)
-
-    def _key(self, signature: Any, codegen: Any) -> str:
-        function, code = self.function, self.function.__code__
-        here = Path(__file__).parent
-        sources = [_source_digest(folder) for folder in (here, here.parent, Path(code.co_filename).parent)]
-        versions = (numba.__version__, sys.version, codegen.magic_tuple())  # the last: the processor
-        name = (function.__module__, function.__qualname__, code.co_firstlineno)
-        closure = dumps([_lasting(cell.cell_contents) for cell in function.__closure__ or ()])
-        return hashlib.sha256(repr((sources, versions, name, signature, closure)).encode()).hexdigest()
+def key_of(function: Callable[..., Any], signature: str) -> str:
+    """What a compiled function is kept under: all that its code depends on."""
+    code, here = function.__code__, Path(__file__).parent
+    sources = [_source_digest(folder) for folder in (here, here.parent, Path(code.co_filename).parent)]
+    name = (function.__module__, function.__qualname__, code.co_firstlineno)
+    closure = [_lasting(cell.cell_contents) for cell in function.__closure__ or ()]
+    return hashlib.sha256(repr((sources, versions(), name, signature, closure)).encode()).hexdigest()
 
 
 def _lasting(value: Any) -> Any:
-    """The same in every process. A compiled function, whose source is digested, is its name: pickled, it has a number
-    that is drawn anew each time."""
-    function = getattr(value, "py_func", None)
-    return value if function is None else (function.__module__, function.__qualname__)
+    """The same in every process. A function, whose source is digested, is its name."""
+    if isinstance(value, CompiledFunction | LinkedFunction | LateFunction):
+        return value.__module__, value.__qualname__
+    if value is None or isinstance(value, int | float | str | np.generic):
+        return value
+    if isinstance(value, tuple | list):
+        return [_lasting(each) for each in value]
+    from numba.core.serialize import dumps
+
+    return dumps(value)
+
+
+class CompiledFunction:
+    """A function that is compiled for the types of each call of it, from compiled code or from Python."""
+
+    def __init__(self, function: Callable[..., Any], is_inline: bool) -> None:
+        functools.update_wrapper(self, function)
+        self.py_func, self.is_inline = function, is_inline
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        from onchip.kernels.cpu.numba_cache import dispatcher
+
+        return dispatcher(self.py_func, self.is_inline)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.dispatcher(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        """For Numba, which takes it for the dispatcher."""
+        return getattr(self.dispatcher, name)
 
 
 def compiled(*, inline: bool = False) -> Callable[[F], F]:
     """Decorate a kernel: nopython, no GIL, IEEE arithmetic (no reordering, no contraction), cached on disk."""
 
     def decorate(function: F) -> F:
-        made = numba.njit(nogil=True, error_model="numpy", inline="always" if inline else "never")(function)
-        made._cache = _KernelCache(function)
-        return made  # type: ignore[no-any-return]
+        return CompiledFunction(function, inline)  # type: ignore[return-value]
 
     return decorate
 
 
-class LinkedFunction:
-    """A function that is compiled by itself, once, when it is first asked for."""
+class LinkedFunction(LateFunction):
+    """A function of numbers that is compiled by itself, once, when it is first asked for."""
 
-    def __init__(self, function: Callable[..., Any], argument_types: tuple[Any, ...]) -> None:
-        self.function, self.argument_types = function, argument_types
+    def __init__(self, function: Callable[..., Any], argument_types: tuple[Any, ...], gives: Any = None) -> None:
+        super().__init__(self._make_call, function.__name__)
+        self.__module__, self.__qualname__ = function.__module__, function.__qualname__
+        self.function, self.argument_types, self.gives = function, argument_types, gives
         self.symbol = f"onchip_{function.__module__}_{function.__name__}".replace(".", "_")
-
-        self.made: Any = None
+        self.address: int | None = None
+        _BY_SYMBOL[self.symbol] = self
 
     def link(self) -> int:
         """Where its code lies; from now on kernels that call it can be loaded."""
-        if self.made is None:
-            made = CFunc(self.function, (self.argument_types, types.void), locals={}, options={"error_model": "numpy"})
-            made._cache = _KernelCache(self.function)  # type: ignore[attr-defined]  # numba.cfunc compiles before that
-            made.compile()
-            llvm.add_symbol(self.symbol, made.address)  # found by name, so kernels can be cached
-            self.made = made
-            _LINKED.append(made)
-        return int(self.made.address)
+        if self.address is None:
+            self.address = self._load() or self._compile()
+            llvm.add_symbol(self.symbol, self.address)  # found by name, so kernels can be cached
+        return self.address
+
+    @functools.cached_property
+    def key(self) -> str:
+        return key_of(self.function, f"{', '.join(_names(self.argument_types))} -> {self.gives}")
+
+    def _load(self) -> int | None:
+        return load_code(cache_folder(), self.key, _find)
+
+    def _compile(self) -> int:
+        folder, key = cache_folder(), self.key
+        if not compiling:
+            expect(self)
+        from onchip.kernels.cpu.numba_cache import compile_linked, global_compiler_lock
+
+        with global_compiler_lock:
+            if self.address is not None:
+                return self.address
+            start_helper(self.function, folder)
+            found = self._load() if lock_function(folder, key) else None  # another process may have made it meanwhile
+            if found is None:
+                takes, gives = map(_real, self.argument_types), _real(self.gives or types.void)
+                with compiling_now(self.function):
+                    made = compile_linked(self.function, tuple(takes), gives)
+                _KEPT.append(made)
+                found = made.address
+                if made.code:
+                    keep_code(folder, key, made.name, made.needs, made.code)
+            unlock_function(folder, key)
+            notice.finish_one()
+        return found
+
+    def _make_call(self) -> Any:
+        """What compiled code calls it by."""
+        signature, function = _real(types.void)(*map(_real, self.argument_types)), self.function
+
+        def call(typing_context: Any, *args: Any) -> Any:
+            self.link()
+
+            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                kinds = [context.get_value_type(kind) for kind in signature.args]
+                kind = ir.FunctionType(ir.VoidType(), kinds)
+                builder.call(cgutils.get_or_insert_function(builder.module, kind, self.symbol), args)
+                return context.get_dummy_value()
+
+            return signature, codegen
+
+        call.__name__ = function.__name__
+        context_and_arguments = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+        context_and_arguments += inspect.signature(function).parameters.values()
+        call.__signature__ = inspect.Signature(context_and_arguments)  # type: ignore[attr-defined]  # Numba asks for it
+        return importlib.import_module("numba.extending").intrinsic(call)
 
 
-_LINKED: list[Any] = []  # kept: their code lives as long as they do
+compiling: list[Callable[..., Any]] = []  # the function that is, and those that need it
+_expected: set[LinkedFunction] = set()
+
+
+@contextlib.contextmanager
+def compiling_now(function: Callable[..., Any]) -> Iterator[None]:
+    depth = len(compiling)
+    compiling.append(function)
+    try:
+        yield
+    finally:
+        del compiling[depth:]
+
+
+def expect(function: Any) -> None:
+    """Say how many functions are compiled for one, with those that every network needs."""
+    needed = {made for each in (function, *announced(), *often()) for made in linked_below(each)} - _expected
+    missing = [made for made in needed if made.address is None and not has_entry(cache_folder(), made.key)]
+    _expected.update(missing)
+    notice.expect(len(missing) + (not isinstance(function, LinkedFunction)))
+
+
+_BY_SYMBOL: dict[str, LinkedFunction] = {}
+_KEPT: list[Any] = []  # their code lives as long as they do
 _OBJECT_BYTES = object.__basicsize__
+_FREE = "NRT_MemInfo_call_dtor"  # code that makes no array of its own names it, but never calls it
+
+
+def _names(kinds: Sequence[Any]) -> list[str]:
+    """The same whether Numba was loaded when they were named, or not."""
+    return ["bool" if str(kind) == "boolean" else str(kind) for kind in kinds]
+
+
+def _real(kind: Any) -> Any:
+    return kind.real() if isinstance(kind, TypeName) else kind
+
+
+def _find(symbols: Sequence[str]) -> bool:
+    """Compile, or load, the linked functions that code needs; whether all that it needs is there then."""
+    for symbol in symbols:
+        if symbol in _BY_SYMBOL:
+            _BY_SYMBOL[symbol].link()
+    missing = [symbol for symbol in symbols if llvm.address_of_symbol(symbol) is None]
+    if missing == [_FREE]:
+        llvm.add_symbol(_FREE, ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p).value)
+    elif missing:  # of Numba's own
+        importlib.import_module("numba.core.registry").cpu_target.target_context.refresh()
+        return all(llvm.address_of_symbol(symbol) is not None for symbol in missing)
+    return True
 
 
 def linked(*argument_types: Any) -> Callable[[F], F]:
@@ -143,51 +229,39 @@ def linked(*argument_types: Any) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
-        signature, made = types.void(*argument_types), LinkedFunction(function, argument_types)
-
-        def call(typing_context: Any, *args: Any) -> Any:
-            made.link()
-
-            def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-                kinds = [context.get_value_type(kind) for kind in argument_types]
-                kind = ir.FunctionType(ir.VoidType(), kinds)
-                builder.call(cgutils.get_or_insert_function(builder.module, kind, made.symbol), args)
-                return context.get_dummy_value()
-
-            return signature, codegen
-
-        call.__name__ = function.__name__
-        context_and_arguments = [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-        context_and_arguments += inspect.signature(function).parameters.values()
-        call.__signature__ = inspect.Signature(context_and_arguments)  # type: ignore[attr-defined]  # Numba asks for it
-        called = intrinsic(call)
-        called.linked = made
-        return called  # type: ignore[no-any-return]
+        return LinkedFunction(function, argument_types)  # type: ignore[return-value]
 
     return decorate
 
 
 def address_of(function: Any) -> int:
     """Where the code of a linked function lies."""
-    return function.linked.link()  # type: ignore[no-any-return]
+    return function.link()  # type: ignore[no-any-return]
 
 
-def _link_callees(function: Callable[..., Any]) -> None:
-    """Compile, or load, the linked functions that a function calls, itself or by `compiled` ones: code from the disk
-    holds their symbols."""
-    for called in _called(function):
-        if isinstance(called, LinkedFunction):
-            called.link()
-        else:
-            _link_callees(called)
+class EntryFunction(LinkedFunction):
+    """A function of ints that gives an int, for Python to call."""
+
+    @functools.cached_property
+    def load(self) -> Callable[..., int]:
+        """The same as a built-in function, quicker to call."""
+        return python_function(self.__name__, self.link(), len(self.argument_types), cache_folder())
+
+    def __call__(self, *numbers: int) -> int:
+        return self.load(*numbers)
+
+
+def entry(function: Callable[..., int]) -> EntryFunction:
+    """Decorate a function of ints that Python calls, compiled by itself, once; the GIL is others' meanwhile."""
+    count = function.__code__.co_argcount
+    return EntryFunction(function, (types.int64,) * count, types.int64)
 
 
 def linked_below(function: Any) -> list[LinkedFunction]:
     """The linked functions that one needs, itself if it is one; each once, behind those that it needs."""
-    itself = function if isinstance(function, LinkedFunction) else getattr(function, "linked", None)
-    plain = itself.function if itself else getattr(function, "py_func", function)
+    plain = function.function if isinstance(function, LinkedFunction) else getattr(function, "py_func", function)
     found = {inner: None for called in _called(plain) for inner in linked_below(called)}
-    return [*found, itself] if itself else list(found)
+    return [*found, function] if isinstance(function, LinkedFunction) else list(found)
 
 
 def _called(function: Callable[..., Any]) -> Iterator[LinkedFunction | Callable[..., Any]]:
@@ -195,13 +269,15 @@ def _called(function: Callable[..., Any]) -> Iterator[LinkedFunction | Callable[
     calls them as attributes of a module."""
     names, cells = function.__code__.co_names, function.__closure__ or ()
     for called in (*map(function.__globals__.get, names), *(cell.cell_contents for cell in cells)):
-        if hasattr(called, "linked"):
-            yield called.linked
-        elif isinstance(called, Dispatcher):
+        if isinstance(called, LinkedFunction):
+            yield called
+        elif isinstance(called, CompiledFunction):
             yield called.py_func
+        elif isinstance(called, LateFunction) and called.needs is not None:
+            yield called.needs
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def pointer(typing_context: Any, where: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], cgutils.voidptr_t)
@@ -212,15 +288,15 @@ def pointer(typing_context: Any, where: Any) -> Any:
 @compiled(inline=True)
 def floats_at(where: int, count: int) -> Any:
     """The float32 array of `count` numbers at an address."""
-    return numba.carray(pointer(where), (count,), np.float32)
+    return carray(pointer(where), (count,), np.float32)
 
 
 @compiled(inline=True)
 def ints_at(where: int, count: int) -> Any:
-    return numba.carray(pointer(where), (count,), np.int64)
+    return carray(pointer(where), (count,), np.int64)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def int_at(typing_context: Any, where: Any) -> Any:
     """The 64-bit integer at an address: quicker to compile than an array of one."""
 
@@ -230,7 +306,7 @@ def int_at(typing_context: Any, where: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def int32_at(typing_context: Any, where: Any) -> Any:
     """The 32-bit integer at an address, as one of 64."""
 
@@ -242,16 +318,21 @@ def int32_at(typing_context: Any, where: Any) -> Any:
 
 @compiled(inline=True)
 def bytes_at(where: int, count: int) -> Any:
-    return numba.carray(pointer(where), (count,), np.uint8)
+    return carray(pointer(where), (count,), np.uint8)
 
 
-@compiled(inline=True)
-def address(array: Any) -> int:
-    """Where an array begins. Signed, as all address arithmetic here: Numba turns a mix of signs into floats.
+class _Address(CompiledFunction):
+    def __call__(self, array: Any) -> int:
+        """From Python: array.ctypes.data takes three times as long."""
+        return ctypes.c_int64.from_address(id(array) + _OBJECT_BYTES).value
 
-    From Python, too: array.ctypes.data takes three times as long.
-    """
+
+def _data(array: Any) -> int:
+    """Where an array begins. Signed, as all address arithmetic here: Numba turns a mix of signs into floats."""
     return np.int64(array.ctypes.data)  # type: ignore[return-value]
+
+
+address = _Address(_data, is_inline=True)
 
 
 @compiled(inline=True)
@@ -263,7 +344,7 @@ def data_of(array: int) -> int:
     return int_at(array + _OBJECT_BYTES)  # type: ignore[no-any-return]
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def multiply_add(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
     """x * y + z in float32, rounded once where the machine can; loops of it become vector code."""
 
@@ -276,7 +357,7 @@ def multiply_add(typing_context: Any, x: Any, y: Any, z: Any) -> Any:
     return types.float32(*(types.float32,) * 3), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def prefetch(typing_context: Any, where: Any) -> Any:
     """Ask for the cache line at an address; nobody waits for it, and a wrong address does no harm."""
 

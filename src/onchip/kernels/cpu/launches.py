@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from onchip.kernels.cpu.emit import INT
-from onchip.kernels.cpu.jit import ALL, address, compiled, data_of, int_at, ints_at
+from onchip.kernels.cpu.jit import ALL, compiled, data_of, entry, int_at, ints_at
+from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.cpu.threads import Spare, run_pieces
 from onchip.spec.recipe import Array
 
@@ -42,7 +41,7 @@ class CompiledLaunch:
             self.check(inputs)
         facts = self._spare.take(threads)
         operands = np.array([id(array) for array in (*inputs, *outputs)], np.int64)
-        _launch(self.code, facts[0], operands, len(outputs[0]), threads)
+        _launch(self.code, facts[0], id(operands), len(operands), len(outputs[0]), threads)
         self._spare.give_back(facts)
 
 
@@ -51,7 +50,7 @@ def words(*numbers: int | Array) -> Array:
     return np.array([each.ctypes.data if isinstance(each, np.ndarray) else each for each in numbers], np.int64)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _call(typing_context: Any, code: Any, facts: Any, operands: Any, B: Any, threads: Any) -> Any:
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         b.call(b.inttoptr(args[0], ir.FunctionType(ir.VoidType(), [INT] * 4).as_pointer()), args[1:])
@@ -60,12 +59,14 @@ def _call(typing_context: Any, code: Any, facts: Any, operands: Any, B: Any, thr
     return types.void(*(types.int64,) * 5), codegen
 
 
-@compiled()
-def _launch(code: int, facts: int, operands: Array, B: int, threads: int) -> None:
-    """operands: as data_of reads them; overwritten"""
-    for i in range(len(operands)):
-        operands[i] = data_of(operands[i])
-    _call(code, facts, address(operands), B, threads)
+@entry
+def _launch(code: int, facts: int, operands: int, count: int, B: int, threads: int) -> int:
+    """operands: the id of an array of ids of arrays; overwritten"""
+    places = ints_at(data_of(operands), count)
+    for i in range(count):
+        places[i] = data_of(places[i])
+    _call(code, facts, data_of(operands), B, threads)
+    return 0
 
 
 # What run_launches is told: how many launches, operands and arrays there are; then addresses of
@@ -117,13 +118,7 @@ def _chunk(worker: int, piece: int, team: int, B: int, chunk: int) -> None:
 
 
 @compiled()
-def run_launches(team: int, B: int, chunk: int, threads: int) -> bool:
-    """All launches on B rows: chunk by chunk, each by one thread; or, in one chunk, by all threads.
-
-    Gives whether all numbers could be used.
-
-    team  address of the addresses of what each worker is told
-    """
+def _run_chunks(team: int, B: int, chunk: int, threads: int) -> bool:
     if chunk >= B:
         _launch_all(ints_at(int_at(team), _WORDS), 0, B, threads)
         return not _found_bad(ints_at(int_at(team), _WORDS))
@@ -134,9 +129,20 @@ def run_launches(team: int, B: int, chunk: int, threads: int) -> bool:
     return is_good
 
 
-@compiled()
-def run_one(team: int, B: int, chunk: int, threads: int, x: int, y: int) -> bool:
+@entry
+def run_launches(team: int, B: int, chunk: int, threads: int) -> int:
+    """All launches on B rows: chunk by chunk, each by one thread; or, in one chunk, by all threads.
+
+    Gives whether all numbers could be used.
+
+    team  address of the addresses of what each worker is told
+    """
+    return _run_chunks(team, B, chunk, threads)
+
+
+@entry
+def run_one(team: int, B: int, chunk: int, threads: int, x: int, y: int) -> int:
     """run_launches with the ids of the one input and the one output: quicker than to write them down from Python."""
     values = ints_at(ints_at(int_at(team), _WORDS)[_VALUES], 2)
     values[0], values[1] = x, y
-    return run_launches(team, B, chunk, threads)
+    return _run_chunks(team, B, chunk, threads)

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import types
 
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cpu.jit import address, address_of, compiled, floats_at, int32_at, int_at, ints_at, linked
+from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numba import types
 
 from onchip.kernels.cpu import tile
 from onchip.kernels.cpu.activation import SOFTMAX, normalise
 from onchip.kernels.cpu.dense import dense, next_panel, padded_width
 from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.strided import Run, Seen, find_run

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
-from numba import types
 
 from onchip.kernels.chain import Chain, find_chain, forward_price, layer_before, why_not_float32
 from onchip.kernels.cpu import dot, tile
@@ -24,6 +23,7 @@ from onchip.kernels.cpu.activation import NORMALISERS, activate, code_of, normal
 from onchip.kernels.cpu.dense import dense, padded_width
 from onchip.kernels.cpu.dot import NARROW, dense_narrow
 from onchip.kernels.cpu.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.launches import CompiledLaunch
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
@@ -67,7 +67,10 @@ def _columns(
             dst + first * 4, stride * 4, floor,
         )  # fmt: skip
     if code > RELU:
-        activate(dst + first * 4, rows, min(columns, N - first), stride, code)
+        if N > NARROW and columns == stride:  # what pads a row is zero and new: one long loop, and no rest of a vector
+            activate(dst, 1, rows * stride, 0, code)
+        else:
+            activate(dst + first * 4, rows, min(columns, N - first), stride, code)
 
 
 @compiled(inline=True)

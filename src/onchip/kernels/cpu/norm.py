@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import address, address_of, compiled, floats_at, int_at, ints_at, linked
+from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
@@ -37,7 +36,7 @@ _TOGETHER = 4  # vectors
 _CHUNK = 1024  # numbers that are summed up in float32
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _vector_sum(typing_context: Any, where: Any, count: Any, shift: Any, is_square: Any) -> Any:
     """The sum of x, or of (x - shift)^2, over `count` float32 numbers, whole vectors; is_square is a literal."""
     if not isinstance(is_square, types.IntegerLiteral):

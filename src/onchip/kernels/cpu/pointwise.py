@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import types
 
 from onchip.kernels.batch_norm import batch_norm_parts
 from onchip.kernels.cpu.activation import activate, code_of
 from onchip.kernels.cpu.function import COMBINATIONS, FUNCTIONS, apply, combine
 from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces

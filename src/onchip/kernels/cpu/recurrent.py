@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numba import types
 
 from onchip.kernels.cpu.activation import activate, expm1_exp, link_activation
 from onchip.kernels.cpu.dense import CHUNK, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces

@@ -21,12 +21,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from onchip.kernels.cpu.emit import INT
-from onchip.kernels.cpu.jit import compiled, ints_at, linked
+from onchip.kernels.cpu.jit import compiled, entry, ints_at, linked
+from onchip.kernels.cpu.late_numba import cgutils, intrinsic, types
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.scan_blocks import STREAM_ALIGNMENT
 from onchip.kernels.cpu.scan_parts import COPY, JOIN, SCAN, SEGMENT, TOTAL, WALK, Job, column_part, row_part
@@ -49,7 +47,7 @@ _KNOWN_BYTES = 8  # of the number of a part
 # -- what threads say to one another -----------------------------------------------------------------------
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _tell(typing_context: Any, where: Any) -> Any:
     """Set the flag at an address; whoever sees it set sees everything that was written before."""
 
@@ -60,7 +58,7 @@ def _tell(typing_context: Any, where: Any) -> Any:
     return types.void(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _is_told(typing_context: Any, where: Any) -> Any:
     """Whether the flag at an address is set, asked after everything that was read before."""
 
@@ -72,7 +70,7 @@ def _is_told(typing_context: Any, where: Any) -> Any:
     return types.boolean(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _call(
     typing_context: Any, part: Any, x: Any, y: Any, state: Any, other: Any, job: Any, task: Any, lane: Any, index: Any
 ) -> Any:
@@ -134,13 +132,14 @@ def _piece(
     _scan_part(part, x, y, job, lanes, parts, size, before, after, sums, told, own, at)
 
 
-@compiled()
+@entry
 def _run(
     part: int, x: int, y: int, job: int, lanes: int, parts: int, size: int, before: int, after: int, sums: int,
     told: int, scratch: int, scratch_size: int, threads: int,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     arguments = (part, x, y, job, lanes, parts, size, before, after, sums, told, scratch, scratch_size)
     run_pieces(_piece, arguments, lanes * parts, threads)
+    return 0
 
 
 @linked(*(types.int64,) * 9)
@@ -161,11 +160,12 @@ def _walk_piece(
     _walk(part, x, y, job, parts, size, states, doubts, lane)
 
 
-@compiled()
+@entry
 def _run_walk(
     part: int, x: int, y: int, job: int, lanes: int, parts: int, size: int, states: int, doubts: int, threads: int
-) -> None:
+) -> int:
     run_pieces(_walk_piece, (part, x, y, job, parts, size, states, doubts), lanes, threads)
+    return 0
 
 
 def _launch(part: int, x: Array, y: Array, job: Job, before: Array, after: Array | None, is_watched: bool) -> None:

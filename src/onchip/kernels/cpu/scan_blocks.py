@@ -19,12 +19,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import INT, INT32
+from onchip.kernels.cpu.late_numba import cgutils, intrinsic, types
 from onchip.spec.scan_op import OPS, ScanOp
 
 BLOCK = 16
@@ -34,7 +32,6 @@ _CHAINS = 4  # blocks that are added up side by side
 _LINE_BYTES = 64
 SAFE = (2.0**-500, 2.0**500)  # sizes: the quotient of two such is neither subnormal nor infinite in float64
 _MASK = ir.VectorType(ir.IntType(1), BLOCK)
-_INTS, _FLAG = types.int64, types.boolean
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -53,7 +50,7 @@ def scan_row(
     if not isinstance(op, types.IntegerLiteral):
         return None  # asks Numba to come again with literals
     total = _total_type(op, x)
-    signature = _FLAG(x, y, _INTS, _INTS, total, *(_FLAG,) * 3, _INTS, op)
+    signature = types.boolean(x, y, types.int64, types.int64, total, *(types.boolean,) * 3, types.int64, op)
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         code = _Emitter(context, b, op, x, total)
@@ -79,7 +76,7 @@ def total_row(typing_context: Any, x: Any, first: Any, count: Any, op: Any) -> A
         code = _Emitter(context, b, op, x, total)
         return code.total_row(code.at(args[0], args[1]), args[2])
 
-    return total(x, _INTS, _INTS, op), codegen
+    return total(x, types.int64, types.int64, op), codegen
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -96,7 +93,7 @@ def scan_strip(
     """
     if not isinstance(op, types.IntegerLiteral):
         return None
-    signature = _FLAG(x, y, *(_INTS,) * 4, carry, ends, _INTS, _FLAG, op)
+    signature = types.boolean(x, y, *(types.int64,) * 4, carry, ends, types.int64, types.boolean, op)
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         code = _Emitter(context, b, op, x, carry.dtype)
@@ -133,7 +130,7 @@ def total_strip(
         code.choose([b.icmp_signed("==", columns, INT(STRIP))], variant)
         return context.get_dummy_value()
 
-    return types.void(x, *(_INTS,) * 4, totals, _INTS, op), codegen
+    return types.void(x, *(types.int64,) * 4, totals, types.int64, op), codegen
 
 
 def _total_type(op: Any, x: Any) -> Any:

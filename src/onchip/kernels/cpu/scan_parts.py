@@ -24,9 +24,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
 
 from onchip.kernels.cpu.jit import address_of, compiled, ints_at, linked
+from onchip.kernels.cpu.late_numba import TypeName, types
 from onchip.kernels.cpu.scan_blocks import (
     BLOCK,
     SAFE,
@@ -180,6 +180,6 @@ def column_part(op: str, dtype: str) -> int:
 def _compile(function: Callable[..., None], op: str, dtype: str) -> int:
     """The address of the function, compiled for numbers of `dtype`."""
     function.__name__ = f"{function.__name__}_{op}_{dtype}"
-    number, total = (types.CPointer(getattr(types, name)) for name in (dtype, ScanOp(op).total_dtype(dtype)))
-    made = linked(number, number, total, total, types.CPointer(types.int64), *(types.int64,) * 3)(function)
+    number, total = (TypeName(f"{name}*") for name in (dtype, ScanOp(op).total_dtype(dtype)))
+    made = linked(number, number, total, total, TypeName("int64*"), *(types.int64,) * 3)(function)
     return address_of(made)

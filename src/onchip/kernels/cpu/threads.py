@@ -25,9 +25,6 @@ from typing import Any, Generic, TypeVar
 import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from onchip.kernels.cpu.atomics import (
     IS_ARM,
@@ -42,7 +39,8 @@ from onchip.kernels.cpu.atomics import (
     sleep_on,
 )
 from onchip.kernels.cpu.emit import INT
-from onchip.kernels.cpu.jit import compiled, int_at, ints_at, linked
+from onchip.kernels.cpu.jit import address_of, compiled, entry, int_at, ints_at, linked
+from onchip.kernels.cpu.late_numba import cgutils, intrinsic, types
 from onchip.kernels.cpu.tile import aligned_zeros
 
 T = TypeVar("T")
@@ -79,17 +77,24 @@ def start_helpers(threads: int) -> None:
         _start(min(threads, MOST_WORKERS))
 
 
+def load_helpers(threads: int) -> None:
+    """Compile, or load, what `start_helpers` starts: it is then quick."""
+    if threads > 1:
+        _serve.link()
+        _wake_up.link()
+
+
 def _start(threads: int) -> None:
     with _starting:
         if not HELPERS:
             _set_lock(_CALLER)
-            _serve.compile((types.int64,))  # type: ignore[attr-defined]  # once, not by each of them
+            load_helpers(threads)
         # A process that may have no more threads, or is about to end, works with those it has.
         with contextlib.suppress(RuntimeError):
             while len(HELPERS) < threads - 1:
                 worker = len(HELPERS) + 1
                 _set_lock(_WORKERS + worker * _LINE)
-                helper = threading.Thread(target=_serve, args=(worker,), name=f"onchip-{worker}", daemon=True)
+                helper = threading.Thread(target=_serve.load, args=(worker,), name=f"onchip-{worker}", daemon=True)
                 HELPERS.append(helper)  # first: whatever happens, no other gets its number
                 helper.start()
 
@@ -103,7 +108,7 @@ def _stop_helpers() -> None:
     """End the helpers before the code that they run is gone."""
     _board[_STOP // 8] = 1
     for worker in range(1, len(HELPERS) + 1):
-        _wake_worker(worker)
+        _wake_up(worker)
     for helper in HELPERS:
         if helper.is_alive():
             helper.join()
@@ -142,7 +147,7 @@ class Spare(Generic[T]):
 llvm.add_symbol("onchip_board", _board.ctypes.data)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _at(typing_context: Any, place: Any) -> Any:
     """The address of a place of the board."""
 
@@ -153,7 +158,7 @@ def _at(typing_context: Any, place: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _call(typing_context: Any, function: Any, arguments: Any, worker: Any, piece: Any) -> Any:
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         b.call(b.inttoptr(args[0], _PIECE_FUNCTION.as_pointer()), args[1:])
@@ -178,6 +183,12 @@ def _wake(sleeper: int) -> None:
 @compiled(inline=True)
 def _wake_worker(worker: int) -> None:
     _wake(_at(_WORKERS + worker * _LINE))
+
+
+@entry
+def _wake_up(worker: int) -> int:
+    _wake_worker(worker)
+    return 0
 
 
 @compiled(inline=True)
@@ -226,8 +237,8 @@ def _take_pieces(worker: int) -> int:
             _wake(_at(_CALLER))
 
 
-@compiled()
-def _serve(worker: int) -> None:
+@entry
+def _serve(worker: int) -> int:
     """A helper's life."""
     sleeper, spins = _at(_WORKERS + worker * _LINE), 0
     while atomic_load(_at(_STOP)) == 0:
@@ -243,6 +254,7 @@ def _serve(worker: int) -> None:
         else:
             sleep_on(int_at(sleeper + _LOCK))
         spins = 0
+    return 0
 
 
 # -- callers -----------------------------------------------------------------------------------------------
@@ -301,7 +313,7 @@ def _run_pieces(function: int, arguments: int, pieces: int, threads: int) -> Non
         begun += 1
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def run_pieces(typing_context: Any, function: Any, arguments: Any, pieces: Any, threads: Any) -> Any:
     """In compiled code: function(worker, piece, *arguments) for each of `pieces` pieces, by up to `threads` threads.
 
@@ -311,7 +323,7 @@ def run_pieces(typing_context: Any, function: Any, arguments: Any, pieces: Any, 
     kinds = tuple(map(types.unliteral, arguments.types))
     signature = types.void(function, types.Tuple(kinds), types.int64, types.int64)
     call = function.get_call_type(typing_context, (types.int64, types.int64, *kinds), {})
-    run_pieces.linked.link()
+    address_of(_run_pieces)
 
     def codegen(context: Any, b: Any, signature: Any, args: Any) -> Any:
         made = function.dispatcher.get_compile_result(call)
@@ -325,11 +337,11 @@ def run_pieces(typing_context: Any, function: Any, arguments: Any, pieces: Any, 
         context.call_internal_no_propagate(inner, made.fndesc, call, given)
         inner.ret_void()
         kind = ir.FunctionType(ir.VoidType(), [INT] * 4)
-        run = cgutils.get_or_insert_function(b.module, kind, run_pieces.linked.symbol)
+        run = cgutils.get_or_insert_function(b.module, kind, run_pieces.needs.symbol)
         b.call(run, [b.ptrtoint(body, INT), b.ptrtoint(stored, INT), args[2], args[3]])
         return context.get_dummy_value()
 
     return signature, codegen
 
 
-run_pieces.linked = _run_pieces.linked  # type: ignore[attr-defined]  # so that a kernel that is kept on disk finds it
+run_pieces.needs = _run_pieces  # so that a kernel that is kept on disk finds it

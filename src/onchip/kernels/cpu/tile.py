@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
 from onchip.kernels.cpu import emit
 from onchip.kernels.cpu.emit import LANES
+from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.vectors import HAS_FMA, VECTOR_BYTES, VECTOR_REGISTERS
 from onchip.spec.recipe import Array, Recipe, recipe_op
 
@@ -94,7 +93,7 @@ def multiply_rows(
     return signature, codegen
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def multiply_line(typing_context: Any, a: Any, w: Any, panel: Any, init: Any, out: Any, K: Any, floor: Any) -> Any:
     """multiply_tile for one row and LINE_PANELS panels, `panel` bytes from one to the next: the sums of one panel alone
     wait for each other."""
@@ -132,12 +131,18 @@ def _emit_tile(b: Any, args: Any, rows: int, vecs: int, panel: Any = None) -> No
 
     def line(h: Any, sums: list[Any]) -> list[Any]:
         """The sums with the terms of one h; k goes UNROLL steps a turn, then one by one."""
-        a_rows = [b.add(b.add(a, b.mul(a_row, emit.INT(r))), b.mul(h, a_h)) for r in range(rows)]
+        first = b.add(a, b.mul(h, a_h))
+        a_rows = [b.add(first, b.mul(a_row, emit.INT(r))) for r in range(rows)]
         w_line = b.add(w, b.mul(b.mul(h, K), w_k))
+        # LLVM would make each row's address of the one before, an instruction a multiply-add, on the same ports. So the
+        # address of every third row moves on, and a load adds a stride to it that LLVM cannot see through.
+        is_shared = not is_one_load and isinstance(a_k, ir.Constant) and a_k.constant == 4 and rows > 2
+        begins = [emit.opaque(b, at) for at in a_rows[::3]] if is_shared else []
+        strides = [emit.opaque(b, b.mul(a_row, emit.INT(r))) for r in range(1, 3)] if is_shared else []
 
         def steps(count: int) -> Callable[[Any, list[Any]], list[Any]]:
-            def turn(k: Any, sums: list[Any]) -> list[Any]:
-                given = []
+            def turn(k: Any, values: list[Any]) -> list[Any]:
+                sums, moving, given = values[: len(tile)], values[len(tile) :], []
                 if is_one_load and count == UNROLL:
                     given = [emit.load(b, b.add(at, b.mul(k, a_k)), emit.VECTOR) for at in a_rows]
                 for u in range(count):
@@ -148,15 +153,19 @@ def _emit_tile(b: Any, args: Any, rows: int, vecs: int, panel: Any = None) -> No
                         if given:
                             number = emit.splat_lane(b, given[r], u)
                         else:
-                            number = emit.splat(b, emit.load(b, b.add(a_rows[r], along), emit.FLOAT))
+                            place = b.add(a_rows[r], along)
+                            if is_shared:
+                                place = b.add(moving[r // 3], emit.INT(4 * u))
+                                place = b.add(place, strides[r % 3 - 1]) if r % 3 else place
+                            number = emit.splat(b, emit.load(b, place, emit.FLOAT))
                         for v in range(vecs):
                             sums[r * vecs + v] = emit.multiply_add(b, number, columns[v], sums[r * vecs + v])
-                return sums
+                return sums + [b.add(at, emit.INT(4 * count)) for at in moving]
 
             return turn
 
-        sums = emit.loop(b, emit.INT(0), whole, UNROLL, sums, steps(UNROLL))
-        return emit.loop(b, whole, K, 1, sums, steps(1))
+        values = emit.loop(b, emit.INT(0), whole, UNROLL, sums + begins, steps(UNROLL))
+        return emit.loop(b, whole, K, 1, values, steps(1))[: len(tile)]
 
     def offset(stride: Any, r: int, v: int) -> Any:
         return b.add(b.mul(stride, emit.INT(r)), emit.INT(v * VECTOR_BYTES))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import types
 
 from onchip.kernels.cpu.activation import activate, expm1_exp
 from onchip.kernels.cpu.dense import CHUNK, dense, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.jit import address, compiled, floats_at, ints_at, linked
+from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.train_model import (
     COL_ACT,
     COL_BIAS,

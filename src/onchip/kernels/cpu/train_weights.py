@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import types
 
 from onchip.kernels.cpu.dense import next_panel, padded_width
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import address, compiled, linked
+from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.tile import PANEL, ROWS_NARROW, ROWS_WIDE, VECS_WIDE, multiply_tile
 from onchip.kernels.cpu.train_model import (
     COL_ACT,

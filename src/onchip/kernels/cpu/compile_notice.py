@@ -1,0 +1,62 @@
+"""What is said while kernels are compiled: how many, and about how long that takes. A bar where stderr is a terminal,
+else one line; nothing where $ONCHIP_QUIET is set."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+
+from onchip.cache import say_unless_quiet
+
+_FIRST_S, _EACH_S = 1.5, 0.7  # to load Numba, and to compile a function: on a 2.5 GHz Neoverse N1 and alike
+_BAR = 20  # characters
+
+
+class _Notice:
+    """Functions that are to be compiled, and those that were."""
+
+    def __init__(self) -> None:
+        self.total, self.done, self.began = 0, 0, 0.0
+
+    def expect(self, count: int) -> None:
+        """So many more are to be compiled."""
+        if not self.total:
+            self.began = time.monotonic()
+        self.total += count
+        if not _is_terminal():
+            say_unless_quiet(
+                f"onchip: compiling {_kernels(count)} for this machine, once; about {_FIRST_S + _EACH_S * count:.0f} s "
+                "(ONCHIP_QUIET=1: not said)",
+                once="compiling",
+            )
+        self._draw()
+
+    def finish_one(self) -> None:
+        self.done += 1
+        self._draw()
+
+    def _draw(self) -> None:
+        """The bar; it goes when all is done."""
+        if not _is_terminal() or os.environ.get("ONCHIP_QUIET"):
+            return
+        total, done = max(self.total, self.done), self.done
+        filled, left_s = _BAR * done // total, _EACH_S * (total - done)
+        if done:
+            left_s = (time.monotonic() - self.began) / done * (total - done)
+        text = f"compiling {_kernels(total)}, once: {'#' * filled:.<{_BAR}} {done} done, about {left_s:.0f} s left"
+        with contextlib.suppress(OSError):
+            sys.stderr.write("\r\x1b[K" + ("" if done >= total else text))
+            sys.stderr.flush()
+
+
+def _kernels(count: int) -> str:
+    return f"{count} kernel{'' if count == 1 else 's'}"
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+notice = _Notice()

@@ -82,9 +82,9 @@ class ByLayersLowering(TrainLowering):
 
     @cached_property
     def strips(self) -> list[int]:
-        """Of what goes into each layer, and the 1 of its bias: 8 columns each."""
+        """Of what goes into each layer, and the 1 of its bias: 8 columns each, as many steps of 16 for each team."""
         ones = (self.layers[0].D, *(UNITS * count for count in self.tiles[1:]))
-        return [round_up(one + 1, 16) // 8 for one in ones]
+        return [round_up(one + 1, 16 * TEAMS) // 8 for one in ones]
 
     @property
     def blocks(self) -> int:
@@ -138,7 +138,7 @@ class ByLayersLowering(TrainLowering):
         most += STRIP_BYTES * parts * outputs + self._read_bytes(L)
         for layer in range(1, L):
             came = STRIP_BYTES * (1 if layer == 1 else parts) * self.strips[layer - 1]
-            behind = round_up(self.tiles[layer + 1], 2) if layer < L - 2 else 0
+            behind = round_up(self.tiles[layer + 1], 2 * TEAMS) if layer < L - 2 else 0
             columns = behind if layer < L - 2 else positions // 8 if layer < L - 1 else 0
             sums = TEAMS * ROWS * 8 * self.own * 4
             rest = parts * self.own * (16 * self._positions(layer) + 128 * columns + STRIP_BYTES) + 32 * self.own
@@ -153,9 +153,9 @@ class ByLayersLowering(TrainLowering):
         return most
 
     def _positions(self, layer: int) -> int:
-        """Of what a layer's products go through: behind the first, units in groups of 32."""
-        if layer == 1:
-            return 8 * self.strips[0]
+        """Of what a layer's products go through: units in groups of 32, where they are taken from registers."""
+        if layer == 1 or (self.parts > 1 and layer < len(self.layers)):
+            return 8 * self.strips[layer - 1]
         needed = -(-self.tiles[layer - 1] // (4 * TEAMS))
         turns = -(-needed // 4)
         return 32 * TEAMS * turns * -(-needed // turns)

@@ -62,7 +62,7 @@ __device__ __forceinline__ bool add_teams(const float (&c)[PARTS * NT][4], float
         *reinterpret_cast<float2*>(sums + (team * ROWS + sum_row(i)) * 8 * NT + sum_column(j, 0)) = {
             whole<PARTS>(c, j, i), whole<PARTS>(c, j, i + 1)};
     }
-    if (__syncthreads_or(!is_well)) return false;
+    if (of_whole_warps(__syncthreads_or(!is_well))) return false;
 #pragma unroll
     for (int n = 0; n < numbers_of(BATCH * 8 * NT); ++n) {
         const int at = threadIdx.x + n * CREW;
@@ -199,7 +199,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     show_to_products();
     __syncthreads();
 #pragma unroll 1
-    for (long long step = orders.first_step; step < orders.steps; ++step, ++turn) {
+    for (long long step = orders.first_step; of_whole_warps(step < orders.steps); ++step, ++turn) {
         bool is_there = true;
         u32 coming = 0;
         // What own units give.
@@ -215,7 +215,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
                 const typename S::Tiles from(run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms);
                 is_there = from.template receive<S::tiles(l - 1)>(room, S::input_bytes(l));
                 show_to_products();
-                if (__syncthreads_or(!is_there)) return false;
+                if (of_whole_warps(__syncthreads_or(!is_there))) return false;
             }
             const Strips<8 * S::strips(l - 1), true> told(shared_at(rest + R::WEIGHTS));
             multiply_rows_of<S::input_parts(l), PARTS, S::strips(l - 1) / 2, OWN, S::BATCH, l == 1 ? R::FIXED : 0>(
@@ -253,7 +253,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
             is_there = back.template receive<S::tiles(l + 1)>(rest + R::BEHIND, S::behind(l + 1) * ROWS_STRIP) && is_there;
         }
         show_to_products();
-        if (__syncthreads_or(!is_there)) return false;
+        if (of_whole_warps(__syncthreads_or(!is_there))) return false;
         // Gradients of own units.
         if constexpr (R::HAS_OUTPUTS) outputs.make(orders.rows(step));
         if constexpr (R::HAS_COLUMNS) {
@@ -330,7 +330,7 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
     show_to_products();
     __syncthreads();
 #pragma unroll 1
-    for (long long step = orders.first_step; step < orders.steps; ++step, ++turn) {
+    for (long long step = orders.first_step; of_whole_warps(step < orders.steps); ++step, ++turn) {
         if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
         const u32 coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
         outputs.fetch_targets(orders.of(step));
@@ -338,7 +338,7 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
         is_there = outputs.receive(turn) && is_there;
         outputs.given.put(room + R::INPUT, S::input_bytes(L), team);
         show_to_products();
-        if (__syncthreads_or(!is_there)) return false;
+        if (of_whole_warps(__syncthreads_or(!is_there))) return false;
         outputs.make(orders.rows(step));
         if (team == 0) {
 #pragma unroll
@@ -397,7 +397,7 @@ __global__ void __launch_bounds__(CREW, 1) train_by_layers(const __grid_constant
     extern __shared__ float room[];
     for (int i = threadIdx.x; i < most_bytes<S>() / 4; i += CREW) room[i] = 0.0f;
     __syncthreads();
-    // As a number of the whole warp: products must not stand behind a branch that could part it.
+    // As a number of the whole warp (of_whole_warps).
     const int team = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
     const bool is_well = train_layer<S, Kinds<CODES>, OPTIMISER, 1>(run, reinterpret_cast<char*>(room), blockIdx.x, team);
     if (!is_well && threadIdx.x == 0) run.mine(run.status)[1] = 1;

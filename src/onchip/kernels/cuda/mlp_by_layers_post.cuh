@@ -13,6 +13,10 @@ __device__ __forceinline__ u32 shared_at(const void* at) { return static_cast<u3
 __device__ __forceinline__ int sum_row(int i) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 * 8; }
 __device__ __forceinline__ int sum_column(int j, int i) { return 8 * j + threadIdx.x % 4 * 2 + i % 2; }
 
+// What all threads of a warp are told alike, and the compiler cannot know: products behind a branch that could part a warp
+// wait for each other.
+__device__ __forceinline__ bool of_whole_warps(bool is) { return __any_sync(~0u, is); }
+
 // -- numbers in parts ------------------------------------------------------------------------------------------------
 
 // Two numbers as PARTS words of bf16: each what the ones before leave.

@@ -25,7 +25,7 @@
 
 // -- blocks ----------------------------------------------------------------------------------------------------------
 
-// Which rows a step has, and which come: three steps' numbers lie in shared memory.
+// Which rows a step has, and which come: four steps' numbers lie in shared memory.
 template <int L, int BATCH>
 struct Orders {
     const Training<L>& run;
@@ -41,7 +41,7 @@ struct Orders {
         const int row = threadIdx.x;
         return row < turn.rows ? static_cast<u32>(run.mine(run.order)[turn.first + row]) : 0;
     }
-    __device__ __forceinline__ u32* of(long long step) const { return ids + step % 3 * BATCH; }
+    __device__ __forceinline__ u32* of(long long step) const { return ids + step % 4 * BATCH; }
     __device__ __forceinline__ void keep(long long step, u32 id) const {
         if (threadIdx.x < BATCH) of(step)[threadIdx.x] = id;
     }
@@ -74,10 +74,10 @@ __device__ __forceinline__ bool add_teams(const float (&c)[PARTS * NT][4], float
     }
     return true;
 }
-// The same of rows that lie in shared memory; those from strip FIXED on, `further` bytes further on.
-template <int A_PARTS, int PARTS, int STEPS, int NT, int BATCH, int FIXED, class B, class Finish>
+// The same of rows that lie in shared memory; those from strip FIXED on, `further` bytes further on. Meanwhile, what loads.
+template <int A_PARTS, int PARTS, int STEPS, int NT, int BATCH, int FIXED, class B, class Meanwhile, class Finish>
 __device__ __forceinline__ void multiply_rows_of(u32 a, u32 further, int a_part_bytes, const B& b, float* sums, int team,
-                                                 const Finish& finish) {
+                                                 const Meanwhile& meanwhile, const Finish& finish) {
     static_assert(FIXED == 0 || A_PARTS == 1, "of pixels alone");
     float c[PARTS * NT][4];
     using A = Strips<ROWS, false>;
@@ -87,6 +87,7 @@ __device__ __forceinline__ void multiply_rows_of(u32 a, u32 further, int a_part_
     if constexpr (BEFORE < STEPS)
         begin_parts<A_PARTS, STEPS - BEFORE, TEAMS, A>(c, a + further + FIXED * ROWS_STRIP, a_part_bytes, b.from(BEFORE), team, BEFORE > 0);
     end_products();
+    meanwhile();
     wait_for_products<0>();
     add_teams<PARTS, NT, BATCH>(c, sums, team, true, finish);
 }
@@ -166,7 +167,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     weights.tell(rest + R::WEIGHTS, biases);
     Outputs<S, K, typename R::Outputs> outputs(run, rest, team);
     if constexpr (l == 1 || R::HAS_OUTPUTS) {
-        for (int i = 0; i < 2; ++i) orders.keep(orders.first_step + i, orders.read(orders.first_step + i));
+        for (int i = 0; i < 3; ++i) orders.keep(orders.first_step + i, orders.read(orders.first_step + i));
         __syncthreads();
     }
     NextPixels<S> next;
@@ -202,6 +203,25 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     for (long long step = orders.first_step; of_whole_warps(step < orders.steps); ++step, ++turn) {
         bool is_there = true;
         u32 coming = 0;
+        // What is there by now, or will soon be: layers behind the first have time for it before they are given anything.
+        const auto make_ready = [&] {
+            if constexpr (R::HAS_COLUMNS) {
+                if (step > orders.first_step) {
+                    constexpr int FOURS = 2 * S::tiles(l + 1);  // of an input
+                    const Post columns = {run.mine(run.layers[l].columns), static_cast<long long>(8 * S::tiles(l)) * FOURS * 16, turn - 1,
+                                          run.deadline_ms};
+                    const auto which = [=](int n) { return block * 8 * OWN * FOURS + n; };
+                    if (!is_last_block) is_there = columns.receive<8 * OWN * FOURS>(which, put_columns);
+                    else is_there = columns.receive<8 * LEFT * FOURS>(which, put_columns);
+                }
+            }
+            if constexpr (R::HAS_OUTPUTS)
+                if (step > orders.first_step) is_there = outputs.receive_weights(turn - 1) && is_there;
+            if constexpr (l == 1 || R::HAS_OUTPUTS) coming = threadIdx.x < S::BATCH ? orders.read(step + 3) : 0;
+            if constexpr (R::HAS_OUTPUTS) outputs.fetch_targets(orders.of(step));
+            if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
+        };
+        if constexpr (l > 1) make_ready();
         // What own units give.
         float given[NUMBERS];
         const typename S::Tiles to(places.forward, S::tiles(l), turn, run.deadline_ms);
@@ -213,38 +233,26 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
         if constexpr (!S::by_words(l)) {
             if constexpr (l > 1) {
                 const typename S::Tiles from(run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms);
-                is_there = from.template receive<S::tiles(l - 1)>(room, S::input_bytes(l));
+                is_there = from.template receive<S::tiles(l - 1)>(room, S::input_bytes(l)) && is_there;
                 show_to_products();
                 if (of_whole_warps(__syncthreads_or(!is_there))) return false;
             }
+            const auto fetch = [&] {
+                if constexpr (l == 1) next.fetch(run.x, run.x_stride, orders.of(step + 1), orders.rows(step + 1));
+            };
             const Strips<8 * S::strips(l - 1), true> told(shared_at(rest + R::WEIGHTS));
             multiply_rows_of<S::input_parts(l), PARTS, S::strips(l - 1) / 2, OWN, S::BATCH, l == 1 ? R::FIXED : 0>(
-                input, further, S::input_bytes(l), told, sums, team, give);
+                input, further, S::input_bytes(l), told, sums, team, fetch, give);
         } else {
             typename S::template GivenBy<l - 1> before;
             float c[PARTS * OWN][4];
-            is_there = before.receive({run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms}, team);
+            const typename S::Tiles from(run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms);
+            is_there = before.receive(from, team) && is_there;
             before.multiply(c, shared_at(rest + R::WEIGHTS), team);
             if (!add_teams<PARTS, OWN, S::BATCH>(c, sums, team, is_there, give)) return false;
             before.put(room, S::input_bytes(l), team);
         }
-        // While that is under way: first what should be there by now, for what is read in vain would come behind rows.
-        if constexpr (R::HAS_COLUMNS) {
-            if (step > orders.first_step) {
-                constexpr int FOURS = 2 * S::tiles(l + 1);  // of an input
-                const Post columns = {run.mine(run.layers[l].columns), static_cast<long long>(8 * S::tiles(l)) * FOURS * 16, turn - 1,
-                                      run.deadline_ms};
-                const auto which = [=](int n) { return block * 8 * OWN * FOURS + n; };
-                if (!is_last_block) is_there = columns.receive<8 * OWN * FOURS>(which, put_columns);
-                else is_there = columns.receive<8 * LEFT * FOURS>(which, put_columns);
-            }
-        }
-        if constexpr (R::HAS_OUTPUTS)
-            if (step > orders.first_step) is_there = outputs.receive_weights(turn - 1) && is_there;
-        if constexpr (l == 1) next.fetch(run.x, run.x_stride, orders.of(step + 1), orders.rows(step + 1));
-        if constexpr (l == 1 || R::HAS_OUTPUTS) coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
-        if constexpr (R::HAS_OUTPUTS) outputs.fetch_targets(orders.of(step));
-        if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
+        if constexpr (l == 1) make_ready();  // while that is under way
         if constexpr (l == 1) next.template keep<R::FIXED, S::strips(0)>(room + (R::TWICE * ROWS_STRIP - further));
         if constexpr (R::HAS_OUTPUTS) {
             is_there = outputs.receive(turn) && is_there;
@@ -277,7 +285,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
                 add_teams<PARTS, OWN, S::BATCH>(c, sums, team, true, finish);
             } else {
                 multiply_rows_of<PARTS, PARTS, S::behind(l + 1) / 2, OWN, S::BATCH, 0>(
-                    shared_at(rest + R::BEHIND), 0, S::behind(l + 1) * ROWS_STRIP, columns, sums, team, finish);
+                    shared_at(rest + R::BEHIND), 0, S::behind(l + 1) * ROWS_STRIP, columns, sums, team, [] {}, finish);
             }
         } else {
             outputs.make_hidden(OwnUnits<PARTS, OWN>{rest + R::GRADIENTS, block * 8 * OWN, team});
@@ -294,7 +302,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
             const Post columns = {places.columns, static_cast<long long>(8 * S::tiles(l - 1)) * 2 * S::tiles(l) * 16, turn, 0};
             weights.send(columns);
         }
-        if constexpr (l == 1 || R::HAS_OUTPUTS) orders.keep(step + 2, coming);
+        if constexpr (l == 1 || R::HAS_OUTPUTS) orders.keep(step + 3, coming);
         if constexpr (l == 1) {  // from memory to L2: blocks have other lines of the rows each
             const char* const row = static_cast<const char*>(run.x) + coming * run.x_stride;
             if (threadIdx.x < S::BATCH)
@@ -325,14 +333,14 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
     Out outputs(run, room, team);
     outputs.read_weights();
     put_ones<S>(room + R::INPUT, L - 1, facts.has_bias);
-    for (int i = 0; i < 2; ++i) orders.keep(orders.first_step + i, orders.read(orders.first_step + i));
+    for (int i = 0; i < 3; ++i) orders.keep(orders.first_step + i, orders.read(orders.first_step + i));
     u32 turn = run.mine(run.status)[0];
     show_to_products();
     __syncthreads();
 #pragma unroll 1
     for (long long step = orders.first_step; of_whole_warps(step < orders.steps); ++step, ++turn) {
         if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
-        const u32 coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
+        const u32 coming = threadIdx.x < S::BATCH ? orders.read(step + 3) : 0;
         outputs.fetch_targets(orders.of(step));
         bool is_there = step == orders.first_step || outputs.receive_weights(turn - 1);
         is_there = outputs.receive(turn) && is_there;
@@ -371,7 +379,7 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
             hits = reduce_lanes<Sum, 32>(hits);
             if (threadIdx.x == 0) run.mine(run.step_losses)[step] = total, run.mine(run.step_hits)[step] = hits;
         }
-        orders.keep(step + 2, coming);
+        orders.keep(step + 3, coming);
         __syncthreads();
     }
     weights.move(places, facts, true);

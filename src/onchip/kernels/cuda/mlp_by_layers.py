@@ -129,7 +129,7 @@ class ByLayersLowering(TrainLowering):
     def shared_bytes(self) -> int:
         """most_bytes of mlp_by_layers.cu: what the block with the most has."""
         L, parts = len(self.layers), self.parts
-        ids = 3 * self.rows * 4
+        ids = 4 * self.rows * 4
         outputs = round_up(self.layers[-1].N, 16) // 8
         positions = self._positions(L)
         output_bytes = parts * outputs * 16 * positions + outputs * 32

@@ -102,7 +102,7 @@ struct Post {
     // PIECES, by all threads, of which the n-th is which(n): take(n, four words).
     template <int PIECES, class Which, class Take>
     __device__ __forceinline__ bool receive(const Which& which, const Take& take) const {
-        constexpr int EACH = (PIECES + CREW - 1) / CREW, AT_ONCE = EACH < 10 ? EACH : 10;
+        constexpr int EACH = (PIECES + CREW - 1) / CREW, AT_ONCE = EACH < 20 ? EACH : 20;
         delay();
         bool are_there = true;
 #pragma unroll 1

@@ -74,10 +74,10 @@ __device__ __forceinline__ bool add_teams(const float (&c)[PARTS * NT][4], float
     }
     return true;
 }
-// The same of rows that lie in shared memory; those from strip FIXED on, `further` bytes further on. Meanwhile, what loads.
-template <int A_PARTS, int PARTS, int STEPS, int NT, int BATCH, int FIXED, class B, class Meanwhile, class Finish>
+// The same of rows that lie in shared memory; those from strip FIXED on, `further` bytes further on.
+template <int A_PARTS, int PARTS, int STEPS, int NT, int BATCH, int FIXED, class B, class Finish>
 __device__ __forceinline__ void multiply_rows_of(u32 a, u32 further, int a_part_bytes, const B& b, float* sums, int team,
-                                                 const Meanwhile& meanwhile, const Finish& finish) {
+                                                 const Finish& finish) {
     static_assert(FIXED == 0 || A_PARTS == 1, "of pixels alone");
     float c[PARTS * NT][4];
     using A = Strips<ROWS, false>;
@@ -87,7 +87,6 @@ __device__ __forceinline__ void multiply_rows_of(u32 a, u32 further, int a_part_
     if constexpr (BEFORE < STEPS)
         begin_parts<A_PARTS, STEPS - BEFORE, TEAMS, A>(c, a + further + FIXED * ROWS_STRIP, a_part_bytes, b.from(BEFORE), team, BEFORE > 0);
     end_products();
-    meanwhile();
     wait_for_products<0>();
     add_teams<PARTS, NT, BATCH>(c, sums, team, true, finish);
 }
@@ -203,23 +202,25 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     for (long long step = orders.first_step; of_whole_warps(step < orders.steps); ++step, ++turn) {
         bool is_there = true;
         u32 coming = 0;
-        // What is there by now, or will soon be: layers behind the first have time for it before they are given anything.
+        // What is there by now, or will soon be, all of it asked for at once: layers behind the first have time for it
+        // before they are given anything, the first has when it gave.
         const auto make_ready = [&] {
-            if constexpr (R::HAS_COLUMNS) {
-                if (step > orders.first_step) {
-                    constexpr int FOURS = 2 * S::tiles(l + 1);  // of an input
-                    const Post columns = {run.mine(run.layers[l].columns), static_cast<long long>(8 * S::tiles(l)) * FOURS * 16, turn - 1,
-                                          run.deadline_ms};
-                    const auto which = [=](int n) { return block * 8 * OWN * FOURS + n; };
-                    if (!is_last_block) is_there = columns.receive<8 * OWN * FOURS>(which, put_columns);
-                    else is_there = columns.receive<8 * LEFT * FOURS>(which, put_columns);
-                }
-            }
-            if constexpr (R::HAS_OUTPUTS)
-                if (step > orders.first_step) is_there = outputs.receive_weights(turn - 1) && is_there;
+            constexpr int FOURS = 2 * S::tiles(R::HAS_COLUMNS ? l + 1 : L), ALL = 8 * OWN * FOURS;  // FOURS: of an input
+            const bool has_turned = step > orders.first_step;
+            const Post post = {run.mine(run.layers[l].columns), static_cast<long long>(8 * S::tiles(l)) * FOURS * 16, turn - 1, run.deadline_ms};
+            const auto which = [=](int n) { return block * ALL + n; };
+            Pieces<ALL, decltype(which)> columns(post, has_turned ? (is_last_block ? 8 * LEFT * FOURS : ALL) : 0, which);
+            auto told = outputs.weight_pieces(run, turn, has_turned);
+            if constexpr (R::HAS_COLUMNS) columns.ask();
+            if constexpr (R::HAS_OUTPUTS) told.ask();
+            Rule coming_rule;
+            if (threadIdx.x == 0) coming_rule = run.mine(run.rules)[step];
             if constexpr (l == 1 || R::HAS_OUTPUTS) coming = threadIdx.x < S::BATCH ? orders.read(step + 3) : 0;
             if constexpr (R::HAS_OUTPUTS) outputs.fetch_targets(orders.of(step));
-            if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
+            if constexpr (l == 1) next.fetch(run.x, run.x_stride, orders.of(step + 1), orders.rows(step + 1));
+            if constexpr (R::HAS_COLUMNS) is_there = columns.receive(put_columns);
+            if constexpr (R::HAS_OUTPUTS) is_there = outputs.receive_weights(told) && is_there;
+            if (threadIdx.x == 0) rule = coming_rule;
         };
         if constexpr (l > 1) make_ready();
         // What own units give.
@@ -237,12 +238,9 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
                 show_to_products();
                 if (of_whole_warps(__syncthreads_or(!is_there))) return false;
             }
-            const auto fetch = [&] {
-                if constexpr (l == 1) next.fetch(run.x, run.x_stride, orders.of(step + 1), orders.rows(step + 1));
-            };
             const Strips<8 * S::strips(l - 1), true> told(shared_at(rest + R::WEIGHTS));
             multiply_rows_of<S::input_parts(l), PARTS, S::strips(l - 1) / 2, OWN, S::BATCH, l == 1 ? R::FIXED : 0>(
-                input, further, S::input_bytes(l), told, sums, team, fetch, give);
+                input, further, S::input_bytes(l), told, sums, team, give);
         } else {
             typename S::template GivenBy<l - 1> before;
             float c[PARTS * OWN][4];
@@ -285,7 +283,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
                 add_teams<PARTS, OWN, S::BATCH>(c, sums, team, true, finish);
             } else {
                 multiply_rows_of<PARTS, PARTS, S::behind(l + 1) / 2, OWN, S::BATCH, 0>(
-                    shared_at(rest + R::BEHIND), 0, S::behind(l + 1) * ROWS_STRIP, columns, sums, team, [] {}, finish);
+                    shared_at(rest + R::BEHIND), 0, S::behind(l + 1) * ROWS_STRIP, columns, sums, team, finish);
             }
         } else {
             outputs.make_hidden(OwnUnits<PARTS, OWN>{rest + R::GRADIENTS, block * 8 * OWN, team});
@@ -342,7 +340,9 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
         if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
         const u32 coming = threadIdx.x < S::BATCH ? orders.read(step + 3) : 0;
         outputs.fetch_targets(orders.of(step));
-        bool is_there = step == orders.first_step || outputs.receive_weights(turn - 1);
+        auto told = outputs.weight_pieces(run, turn, step > orders.first_step);
+        told.ask();
+        bool is_there = outputs.receive_weights(told);
         is_there = outputs.receive(turn) && is_there;
         outputs.given.put(room + R::INPUT, S::input_bytes(L), team);
         show_to_products();

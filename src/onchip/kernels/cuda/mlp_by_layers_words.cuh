@@ -44,11 +44,13 @@ struct Given {
 #pragma unroll
         for (int first = 0; first < PIECES; first += LOOKED_AT) {
             u32 seen[LOOKED_AT][4];
+            Post::Asked<LOOKED_AT> asked;
             const auto which = [=](int i) {
                 const int piece = first + i;
                 return is_there(piece, team) ? Tiles::piece(tile(piece, team), row(piece / A_ROW % 2), piece % A_ROW) : -1;
             };
-            are_there = are_there && from.post.look(seen, which);
+            from.post.ask(asked, which);
+            are_there = are_there && from.post.look(seen, asked, which);
 #pragma unroll
             for (int i = 0; i < LOOKED_AT * 4; ++i) {
                 const int piece = first + i / 4;

@@ -68,6 +68,22 @@ struct Post {
         asm volatile("{ .reg .b128 s; mov.b128 s, {%1, %2}; st.relaxed.gpu.b128 [%0], s; }"
                      :: "l"(place(piece)), "l"(low), "l"(high) : "memory");
     }
+    // One warp looks at a piece of everyone who sends until all are there, and the others wait for it: if all threads of all
+    // blocks looked at all pieces meanwhile, who sends would come behind them. In vain, if it takes long: look says so.
+    template <class Which>
+    __device__ __forceinline__ void wait_for(int count, const Which& which) const {
+        bool are_there = threadIdx.x >= 32;
+        for (u32 looks = 0; __any_sync(~0u, !are_there) && looks < 1 << 16; ++looks) {
+            are_there = true;
+            for (int i = threadIdx.x; i < count; i += 32) {
+                unsigned long long low, high;
+                asm volatile("{ .reg .b128 s; ld.relaxed.gpu.b128 s, [%2]; mov.b128 {%0, %1}, s; }"
+                             : "=l"(low), "=l"(high) : "l"(place(which(i))) : "memory");
+                are_there = are_there && (low & 1) == bit();
+            }
+        }
+        __syncthreads();
+    }
     // COUNT pieces of a thread, as they were when they were asked for.
     template <int COUNT>
     struct Asked {
@@ -177,6 +193,9 @@ struct TilePost {
             if (unit % 4 == 0 && is_there) post.send(piece(tile, row, unit / 4), a, b, c, d);
         }
     }
+    __device__ __forceinline__ void wait_for(int tiles) const {
+        post.wait_for(tiles, [](int tile) { return piece(tile, 0, 0); });
+    }
     // A piece to strips; its parts lie part_bytes behind each other.
     static __device__ __forceinline__ void put(char* to, int part_bytes, const u32 (&four)[4]) {
         if constexpr (PARTS == 1) {
@@ -193,6 +212,7 @@ struct TilePost {
     template <int TILES>
     __device__ __forceinline__ bool receive(char* to, int part_bytes) const {
         constexpr int A_TILE = BATCH * A_ROW;
+        wait_for(TILES);
         const auto which = [](int n) { return piece(n / A_TILE, n % A_TILE / A_ROW, n % A_ROW); };
         Pieces<TILES * A_TILE, decltype(which)> pieces(post, TILES * A_TILE, which);
         pieces.ask();

@@ -40,6 +40,7 @@ struct Given {
     }
     __device__ __forceinline__ bool receive(const Tiles& from, int team) {
         delay();
+        from.wait_for(TILES);
         bool are_there = true;
 #pragma unroll
         for (int first = 0; first < PIECES; first += LOOKED_AT) {

@@ -69,17 +69,23 @@ struct Post {
                      :: "l"(place(piece)), "l"(low), "l"(high) : "memory");
     }
     // One warp looks at a piece of everyone who sends until all are there, and the others wait for it: if all threads of all
-    // blocks looked at all pieces meanwhile, who sends would come behind them. In vain, if it takes long: look says so.
+    // blocks looked at all pieces meanwhile, who sends would come behind them. What is late, look says.
     template <class Which>
     __device__ __forceinline__ void wait_for(int count, const Which& which) const {
-        bool are_there = threadIdx.x >= 32;
-        for (u32 looks = 0; __any_sync(~0u, !are_there) && looks < 1 << 16; ++looks) {
-            are_there = true;
+        unsigned long long begin = 0;
+        bool is_done = threadIdx.x >= 32;
+        for (u32 looks = 1; __any_sync(~0u, !is_done); ++looks) {
+            is_done = true;
             for (int i = threadIdx.x; i < count; i += 32) {
                 unsigned long long low, high;
                 asm volatile("{ .reg .b128 s; ld.relaxed.gpu.b128 s, [%2]; mov.b128 {%0, %1}, s; }"
                              : "=l"(low), "=l"(high) : "l"(place(which(i))) : "memory");
-                are_there = are_there && (low & 1) == bit();
+                is_done = is_done && (low & 1) == bit();
+            }
+            if (looks % 16 == 0) {
+                const unsigned long long now = Exchange::nanoseconds();
+                if (begin == 0) begin = now;
+                is_done = is_done || (deadline_ms && (now - begin) / 1000000 >= deadline_ms);
             }
         }
         __syncthreads();

@@ -530,13 +530,13 @@ static void ptx_larger_bf16(unsigned& word, unsigned a, unsigned b) {
 }
 // What blocks hand to each other; a reader may come too early, a writer never twice.
 // Two bytes as bf16, by what the instructions do to each.
-static void ptx_widen_bytes(unsigned& made, unsigned word, unsigned which, unsigned half, unsigned less_half, unsigned most) {
+static void ptx_widen_bytes(unsigned& made, unsigned word, unsigned which, unsigned less, unsigned half) {
     const unsigned both = __byte_perm(word, 0x43434343, which);
     made = 0;
     for (int i = 0; i < 2; ++i) {
         const auto number = [=](unsigned two) { return __uint_as_float((two >> 16 * i & 0xffff) << 16); };
-        const float less = number(both) * number(less_half) + number(most);
-        made |= __float_as_uint(number(both) * number(half) - (less > 0.0f ? less : 0.0f)) >> 16 << 16 * i;
+        const float a = number(both) + number(less), b = number(both) * number(half);
+        made |= __float_as_uint(a < b ? a : b) >> 16 << 16 * i;
     }
 }
 static void ptx_store_word(void* to, unsigned word) { *static_cast<unsigned*>(to) = word; }

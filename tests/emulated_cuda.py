@@ -63,7 +63,7 @@ _TWINS = {
     "max.NaN.f16x2": "ptx_larger_f16",
     "max.NaN.bf16x2": "ptx_larger_bf16",
     "min.NaN.f32": "ptx_at_most",
-    "fma.rn.relu.bf16x2": "ptx_widen_bytes",
+    "min.bf16x2": "ptx_widen_bytes",
 }
 _ASM = re.compile(r'asm(?: volatile)?\("([^"]*)"\s*:([^:;]*):([^:;]*)(?::\s*"memory")?\);')
 # The memory that a launch asks for: as much as there is on any chip.

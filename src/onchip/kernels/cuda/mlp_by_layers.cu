@@ -25,7 +25,7 @@
 
 // -- blocks ----------------------------------------------------------------------------------------------------------
 
-// Which rows a step has, and which come: four steps' numbers lie in shared memory.
+// Which rows a step has, and which come: three steps' numbers lie in shared memory.
 template <int L, int BATCH>
 struct Orders {
     const Training<L>& run;
@@ -41,7 +41,7 @@ struct Orders {
         const int row = threadIdx.x;
         return row < turn.rows ? static_cast<u32>(run.mine(run.order)[turn.first + row]) : 0;
     }
-    __device__ __forceinline__ u32* of(long long step) const { return ids + step % 4 * BATCH; }
+    __device__ __forceinline__ u32* of(long long step) const { return ids + step % 3 * BATCH; }
     __device__ __forceinline__ void keep(long long step, u32 id) const {
         if (threadIdx.x < BATCH) of(step)[threadIdx.x] = id;
     }
@@ -166,7 +166,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     weights.tell(rest + R::WEIGHTS, biases);
     Outputs<S, K, typename R::Outputs> outputs(run, rest, team);
     if constexpr (l == 1 || R::HAS_OUTPUTS) {
-        for (int i = 0; i < 3; ++i) orders.keep(orders.first_step + i, orders.read(orders.first_step + i));
+        for (int i = 0; i < 2; ++i) orders.keep(orders.first_step + i, orders.read(orders.first_step + i));
         __syncthreads();
     }
     NextPixels<S> next;
@@ -202,27 +202,6 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     for (long long step = orders.first_step; of_whole_warps(step < orders.steps); ++step, ++turn) {
         bool is_there = true;
         u32 coming = 0;
-        // What is there by now, or will soon be, all of it asked for at once: layers behind the first have time for it
-        // before they are given anything, the first has when it gave.
-        const auto make_ready = [&] {
-            constexpr int FOURS = 2 * S::tiles(R::HAS_COLUMNS ? l + 1 : L), ALL = 8 * OWN * FOURS;  // FOURS: of an input
-            const bool has_turned = step > orders.first_step;
-            const Post post = {run.mine(run.layers[l].columns), static_cast<long long>(8 * S::tiles(l)) * FOURS * 16, turn - 1, run.deadline_ms};
-            const auto which = [=](int n) { return block * ALL + n; };
-            Pieces<ALL, decltype(which)> columns(post, has_turned ? (is_last_block ? 8 * LEFT * FOURS : ALL) : 0, which);
-            auto told = outputs.weight_pieces(run, turn, has_turned);
-            if constexpr (R::HAS_COLUMNS) columns.ask();
-            if constexpr (R::HAS_OUTPUTS) told.ask();
-            Rule coming_rule;
-            if (threadIdx.x == 0) coming_rule = run.mine(run.rules)[step];
-            if constexpr (l == 1 || R::HAS_OUTPUTS) coming = threadIdx.x < S::BATCH ? orders.read(step + 3) : 0;
-            if constexpr (R::HAS_OUTPUTS) outputs.fetch_targets(orders.of(step));
-            if constexpr (l == 1) next.fetch(run.x, run.x_stride, orders.of(step + 1), orders.rows(step + 1));
-            if constexpr (R::HAS_COLUMNS) is_there = columns.receive(put_columns);
-            if constexpr (R::HAS_OUTPUTS) is_there = outputs.receive_weights(told) && is_there;
-            if (threadIdx.x == 0) rule = coming_rule;
-        };
-        if constexpr (l > 1) make_ready();
         // What own units give.
         float given[NUMBERS];
         const typename S::Tiles to(places.forward, S::tiles(l), turn, run.deadline_ms);
@@ -234,7 +213,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
         if constexpr (!S::by_words(l)) {
             if constexpr (l > 1) {
                 const typename S::Tiles from(run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms);
-                is_there = from.template receive<S::tiles(l - 1)>(room, S::input_bytes(l)) && is_there;
+                is_there = from.template receive<S::tiles(l - 1)>(room, S::input_bytes(l));
                 show_to_products();
                 if (of_whole_warps(__syncthreads_or(!is_there))) return false;
             }
@@ -244,13 +223,28 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
         } else {
             typename S::template GivenBy<l - 1> before;
             float c[PARTS * OWN][4];
-            const typename S::Tiles from(run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms);
-            is_there = before.receive(from, team) && is_there;
+            is_there = before.receive({run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms}, team);
             before.multiply(c, shared_at(rest + R::WEIGHTS), team);
             if (!add_teams<PARTS, OWN, S::BATCH>(c, sums, team, is_there, give)) return false;
             before.put(room, S::input_bytes(l), team);
         }
-        if constexpr (l == 1) make_ready();  // while that is under way
+        // While that is under way: first what should be there by now, for what is read in vain would come behind rows.
+        if constexpr (R::HAS_COLUMNS) {
+            if (step > orders.first_step) {
+                constexpr int FOURS = 2 * S::tiles(l + 1);  // of an input
+                const Post columns = {run.mine(run.layers[l].columns), static_cast<long long>(8 * S::tiles(l)) * FOURS * 16, turn - 1,
+                                      run.deadline_ms};
+                const auto which = [=](int n) { return block * 8 * OWN * FOURS + n; };
+                if (!is_last_block) is_there = columns.receive<8 * OWN * FOURS>(which, put_columns);
+                else is_there = columns.receive<8 * LEFT * FOURS>(which, put_columns);
+            }
+        }
+        if constexpr (R::HAS_OUTPUTS)
+            if (step > orders.first_step) is_there = outputs.receive_weights(turn - 1) && is_there;
+        if constexpr (l == 1) next.fetch(run.x, run.x_stride, orders.of(step + 1), orders.rows(step + 1));
+        if constexpr (l == 1 || R::HAS_OUTPUTS) coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
+        if constexpr (R::HAS_OUTPUTS) outputs.fetch_targets(orders.of(step));
+        if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
         if constexpr (l == 1) next.template keep<R::FIXED, S::strips(0)>(room + (R::TWICE * ROWS_STRIP - further));
         if constexpr (R::HAS_OUTPUTS) {
             is_there = outputs.receive(turn) && is_there;
@@ -300,7 +294,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
             const Post columns = {places.columns, static_cast<long long>(8 * S::tiles(l - 1)) * 2 * S::tiles(l) * 16, turn, 0};
             weights.send(columns);
         }
-        if constexpr (l == 1 || R::HAS_OUTPUTS) orders.keep(step + 3, coming);
+        if constexpr (l == 1 || R::HAS_OUTPUTS) orders.keep(step + 2, coming);
         if constexpr (l == 1) {  // from memory to L2: blocks have other lines of the rows each
             const char* const row = static_cast<const char*>(run.x) + coming * run.x_stride;
             if (threadIdx.x < S::BATCH)
@@ -331,18 +325,16 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
     Out outputs(run, room, team);
     outputs.read_weights();
     put_ones<S>(room + R::INPUT, L - 1, facts.has_bias);
-    for (int i = 0; i < 3; ++i) orders.keep(orders.first_step + i, orders.read(orders.first_step + i));
+    for (int i = 0; i < 2; ++i) orders.keep(orders.first_step + i, orders.read(orders.first_step + i));
     u32 turn = run.mine(run.status)[0];
     show_to_products();
     __syncthreads();
 #pragma unroll 1
     for (long long step = orders.first_step; of_whole_warps(step < orders.steps); ++step, ++turn) {
         if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
-        const u32 coming = threadIdx.x < S::BATCH ? orders.read(step + 3) : 0;
+        const u32 coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
         outputs.fetch_targets(orders.of(step));
-        auto told = outputs.weight_pieces(run, turn, step > orders.first_step);
-        told.ask();
-        bool is_there = outputs.receive_weights(told);
+        bool is_there = step == orders.first_step || outputs.receive_weights(turn - 1);
         is_there = outputs.receive(turn) && is_there;
         outputs.given.put(room + R::INPUT, S::input_bytes(L), team);
         show_to_products();
@@ -379,7 +371,7 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
             hits = reduce_lanes<Sum, 32>(hits);
             if (threadIdx.x == 0) run.mine(run.step_losses)[step] = total, run.mine(run.step_hits)[step] = hits;
         }
-        orders.keep(step + 3, coming);
+        orders.keep(step + 2, coming);
         __syncthreads();
     }
     weights.move(places, facts, true);

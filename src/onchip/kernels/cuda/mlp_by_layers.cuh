@@ -109,8 +109,8 @@ struct HiddenRoom {
     using Outputs = OutputRoom<S, COLUMNS + COLUMN_STRIPS * COLUMN_STRIP>;
     static constexpr int SUMS = HAS_OUTPUTS ? Outputs::SUMS : Outputs::WEIGHTS;  // (TEAMS, ROWS, own units) float32
     static constexpr int SUM_BYTES = TEAMS * ROWS * 8 * S::OWN * 4;
-    static constexpr int IDS = SUMS + (HAS_OUTPUTS ? larger(SUM_BYTES, Outputs::SUM_BYTES) : SUM_BYTES);  // (4, BATCH)
-    static constexpr int REST_BYTES = IDS + 4 * S::BATCH * 4, INPUT_BYTES = S::input_parts(l) * S::input_bytes(l);
+    static constexpr int IDS = SUMS + (HAS_OUTPUTS ? larger(SUM_BYTES, Outputs::SUM_BYTES) : SUM_BYTES);  // (3, BATCH)
+    static constexpr int REST_BYTES = IDS + 3 * S::BATCH * 4, INPUT_BYTES = S::input_parts(l) * S::input_bytes(l);
     static constexpr int LEFT = (MOST_BYTES - larger(INPUT_BYTES + REST_BYTES, S::read_bytes(l))) / ROWS_STRIP;
     static constexpr int KEPT = round_up(larger(S::strips(0) - larger(LEFT, 0), 0), 8);
     static constexpr int FIXED = KEPT < S::strips(0) ? KEPT : S::strips(0), TWICE = l > 1 ? 0 : S::strips(0) - FIXED;  // strips
@@ -122,8 +122,8 @@ template <class S>
 struct LastRoom {
     static constexpr int L = S::L;
     using Outputs = OutputRoom<S, 0>;
-    static constexpr int IDS = Outputs::SUMS + Outputs::SUM_BYTES;  // (4, BATCH)
-    static constexpr int LOSSES = IDS + 4 * S::BATCH * 4;           // (2, ROWS) float32: and hits
+    static constexpr int IDS = Outputs::SUMS + Outputs::SUM_BYTES;  // (3, BATCH)
+    static constexpr int LOSSES = IDS + 3 * S::BATCH * 4;           // (2, ROWS) float32: and hits
     static constexpr int GRADIENTS = round_up(LOSSES + 2 * ROWS * 4, 128);
     static constexpr int INPUT = GRADIENTS + S::PARTS * S::strips(L) * ROWS_STRIP;
     static constexpr int BYTES = INPUT + S::read_bytes(L);
@@ -162,13 +162,12 @@ struct NextPixels {
             if (is_row && is_piece) bytes[i] = __ldcg(reinterpret_cast<const uint4*>(from + 16 * AT_ONCE * i));
         }
     }
-    // Two bytes as bf16. Behind 0x43 a byte b is t = 128 + b, or from 128 on 2 b: half of that, less 128 - t / 2 where it is
-    // more than 0.
+    // Two bytes as bf16. Behind 0x43 a byte b is 128 + b, or from 128 on 2 b: the smaller of that less 128 and its half.
     static __device__ __forceinline__ u32 widen(u32 word, u32 which) {
-        const u32 half = 0x3f003f00, less_half = 0xbf00bf00, most = 0x43004300;
+        const u32 less = 0xc300c300, half = 0x3f003f00;
         u32 made;
-        asm("{.reg .b32 t, u; prmt.b32 t, %1, 0x43434343, %2; fma.rn.relu.bf16x2 u, t, %4, %5; neg.bf16x2 u, u; fma.rn.bf16x2 %0, t, %3, u;}"
-            : "=r"(made) : "r"(word), "r"(which), "r"(half), "r"(less_half), "r"(most));
+        asm("{.reg .b32 t, u; prmt.b32 t, %1, 0x43434343, %2; add.rn.bf16x2 u, t, %3; mul.rn.bf16x2 t, t, %4; min.bf16x2 %0, t, u;}"
+            : "=r"(made) : "r"(word), "r"(which), "r"(less), "r"(half));
         return made;
     }
     static __device__ __forceinline__ uint4 widen_eight(u32 low, u32 high) {

@@ -68,15 +68,10 @@ struct Outputs {
         constexpr int PIECES = S::told_rows(L) * 2 * S::tiles(L);
         return {run.mine(run.layers[L - 1].columns), PIECES * 16ll, turn, run.deadline_ms};
     }
-    // Told in the turn before; has_turned: there was one.
-    static __device__ __forceinline__ auto weight_pieces(const Training<L>& run, u32 turn, bool has_turned) {
+    __device__ __forceinline__ bool receive_weights(u32 turn) const {
         constexpr int PIECES = S::told_rows(L) * 2 * S::tiles(L);
-        const auto which = [](int n) { return n; };
-        return Pieces<PIECES, decltype(which)>(weights_post(run, turn - 1), has_turned ? PIECES : 0, which);
-    }
-    template <class All>
-    __device__ __forceinline__ bool receive_weights(All& pieces) const {
-        return pieces.receive([&](int piece, const u32 (&four)[4]) { put_weights(piece, four); });
+        return weights_post(run, turn).template receive<PIECES>(
+            [](int n) { return n; }, [&](int piece, const u32 (&four)[4]) { put_weights(piece, four); });
     }
     // ids: of the step's rows
     __device__ __forceinline__ void fetch_targets(const u32* ids) {

@@ -68,99 +68,50 @@ struct Post {
         asm volatile("{ .reg .b128 s; mov.b128 s, {%1, %2}; st.relaxed.gpu.b128 [%0], s; }"
                      :: "l"(place(piece)), "l"(low), "l"(high) : "memory");
     }
-    // One warp looks at a piece of everyone who sends until all are there, and the others wait for it: if all threads of all
-    // blocks looked at all pieces meanwhile, who sends would come behind them. What is late, look says.
-    template <class Which>
-    __device__ __forceinline__ void wait_for(int count, const Which& which) const {
-        unsigned long long begin = 0;
-        bool is_done = threadIdx.x >= 32;
-        for (u32 looks = 1; __any_sync(~0u, !is_done); ++looks) {
-            is_done = true;
-            for (int i = threadIdx.x; i < count; i += 32) {
-                unsigned long long low, high;
-                asm volatile("{ .reg .b128 s; ld.relaxed.gpu.b128 s, [%2]; mov.b128 {%0, %1}, s; }"
-                             : "=l"(low), "=l"(high) : "l"(place(which(i))) : "memory");
-                is_done = is_done && (low & 1) == bit();
-            }
-            if (looks % 16 == 0) {
-                const unsigned long long now = Exchange::nanoseconds();
-                if (begin == 0) begin = now;
-                is_done = is_done || (deadline_ms && (now - begin) / 1000000 >= deadline_ms);
-            }
-        }
-        __syncthreads();
-    }
-    // COUNT pieces of a thread, as they were when they were asked for.
-    template <int COUNT>
-    struct Asked {
-        unsigned long long low[COUNT], high[COUNT];
-    };
-    // which(i): the i-th of them; below 0: none.
+    // COUNT pieces of a thread, all asked for at once: which(i), below 0: none. False: they did not come before the
+    // deadline.
     template <int COUNT, class Which>
-    __device__ __forceinline__ void ask(Asked<COUNT>& asked, const Which& which) const {
+    __device__ __forceinline__ bool look(u32 (&words)[COUNT][4], const Which& which) const {
+        unsigned long long low[COUNT], high[COUNT], begin = 0;
+        bool all, is_late = false;
+        u32 looks = 0;
+        do {
+            all = true;
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            asked.low[i] = bit(), asked.high[i] = 0;
-            if (which(i) >= 0)
-                asm volatile("{ .reg .b128 s; ld.relaxed.gpu.b128 s, [%2]; mov.b128 {%0, %1}, s; }"
-                             : "=l"(asked.low[i]), "=l"(asked.high[i]) : "l"(place(which(i))) : "memory");
-        }
-    }
-    // What was asked for, and as long as it is not there all of it again. False: it did not come before the deadline.
-    template <int COUNT, class Which>
-    __device__ __forceinline__ bool look(u32 (&words)[COUNT][4], Asked<COUNT>& asked, const Which& which) const {
-        unsigned long long begin = 0;
-        bool is_late = false;
-        for (u32 looks = 1;; ++looks) {
-            bool all = true;
+            for (int i = 0; i < COUNT; ++i) {
+                low[i] = bit(), high[i] = 0;
+                if (which(i) >= 0)
+                    asm volatile("{ .reg .b128 s; ld.relaxed.gpu.b128 s, [%2]; mov.b128 {%0, %1}, s; }"
+                                 : "=l"(low[i]), "=l"(high[i]) : "l"(place(which(i))) : "memory");
+            }
 #pragma unroll
-            for (int i = 0; i < COUNT; ++i) all = all && (asked.low[i] & 1) == bit();
-            if (all || is_late) break;
-            if (looks % 256 == 0) {
+            for (int i = 0; i < COUNT; ++i) all = all && (low[i] & 1) == bit();
+            if (++looks % 256 == 0) {
                 const unsigned long long now = Exchange::nanoseconds();
                 if (begin == 0) begin = now;
                 is_late = deadline_ms && (now - begin) / 1000000 >= deadline_ms;
             }
-            ask(asked, which);
-        }
+        } while (!all && !is_late);
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            words[i][0] = static_cast<u32>(asked.low[i]) & ~1u, words[i][1] = static_cast<u32>(asked.low[i] >> 32);
-            words[i][2] = static_cast<u32>(asked.high[i]), words[i][3] = static_cast<u32>(asked.high[i] >> 32);
+            words[i][0] = static_cast<u32>(low[i]) & ~1u, words[i][1] = static_cast<u32>(low[i] >> 32);
+            words[i][2] = static_cast<u32>(high[i]), words[i][3] = static_cast<u32>(high[i] >> 32);
         }
         return !is_late;
     }
-};
-
-// Up to MOST pieces by all threads, of which the n-th is which(n). They can be asked for before they are waited for.
-template <int MOST, class Which>
-struct Pieces {
-    static constexpr int EACH = (MOST + CREW - 1) / CREW, AT_ONCE = EACH < 20 ? EACH : 20;
-    const Post post;
-    const int count;
-    const Which which;
-    Post::Asked<AT_ONCE> asked;
-
-    __device__ __forceinline__ Pieces(const Post& post, int count, const Which& which) : post(post), count(count), which(which) {}
-
-    // Those of a thread from its n-th on.
-    __device__ __forceinline__ auto mine(int n) const {
-        return [=](int i) { return n + i * CREW < count ? which(n + i * CREW) : -1; };
-    }
-    __device__ __forceinline__ void ask() { post.ask(asked, mine(threadIdx.x)); }
-    // take(n, four words)
-    template <class Take>
-    __device__ __forceinline__ bool receive(const Take& take) {
+    // PIECES, by all threads, of which the n-th is which(n): take(n, four words).
+    template <int PIECES, class Which, class Take>
+    __device__ __forceinline__ bool receive(const Which& which, const Take& take) const {
+        constexpr int EACH = (PIECES + CREW - 1) / CREW, AT_ONCE = EACH < 20 ? EACH : 20;
         delay();
         bool are_there = true;
 #pragma unroll 1
-        for (int next = threadIdx.x; are_there && next < count; next += AT_ONCE * CREW) {
-            if (EACH > AT_ONCE && next >= AT_ONCE * CREW) post.ask(asked, mine(next));
+        for (int next = threadIdx.x; are_there && next < PIECES; next += AT_ONCE * CREW) {
             u32 words[AT_ONCE][4];
-            are_there = post.look(words, asked, mine(next));
+            are_there = look(words, [=](int i) { return next + i * CREW < PIECES ? which(next + i * CREW) : -1; });
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
-                if (next + i * CREW >= count) break;
+                if (next + i * CREW >= PIECES) break;
                 take(next + i * CREW, words[i]);
             }
         }
@@ -199,9 +150,6 @@ struct TilePost {
             if (unit % 4 == 0 && is_there) post.send(piece(tile, row, unit / 4), a, b, c, d);
         }
     }
-    __device__ __forceinline__ void wait_for(int tiles) const {
-        post.wait_for(tiles, [](int tile) { return piece(tile, 0, 0); });
-    }
     // A piece to strips; its parts lie part_bytes behind each other.
     static __device__ __forceinline__ void put(char* to, int part_bytes, const u32 (&four)[4]) {
         if constexpr (PARTS == 1) {
@@ -218,11 +166,8 @@ struct TilePost {
     template <int TILES>
     __device__ __forceinline__ bool receive(char* to, int part_bytes) const {
         constexpr int A_TILE = BATCH * A_ROW;
-        wait_for(TILES);
         const auto which = [](int n) { return piece(n / A_TILE, n % A_TILE / A_ROW, n % A_ROW); };
-        Pieces<TILES * A_TILE, decltype(which)> pieces(post, TILES * A_TILE, which);
-        pieces.ask();
-        return pieces.receive([&](int n, const u32 (&four)[4]) {
+        return post.receive<TILES * A_TILE>(which, [&](int n, const u32 (&four)[4]) {
             put(to + n / A_TILE * ROWS_STRIP + n % A_TILE * (16 / A_ROW), part_bytes, four);
         });
     }

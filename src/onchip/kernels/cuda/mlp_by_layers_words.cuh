@@ -40,18 +40,15 @@ struct Given {
     }
     __device__ __forceinline__ bool receive(const Tiles& from, int team) {
         delay();
-        from.wait_for(TILES);
         bool are_there = true;
 #pragma unroll
         for (int first = 0; first < PIECES; first += LOOKED_AT) {
             u32 seen[LOOKED_AT][4];
-            Post::Asked<LOOKED_AT> asked;
             const auto which = [=](int i) {
                 const int piece = first + i;
                 return is_there(piece, team) ? Tiles::piece(tile(piece, team), row(piece / A_ROW % 2), piece % A_ROW) : -1;
             };
-            from.post.ask(asked, which);
-            are_there = are_there && from.post.look(seen, asked, which);
+            are_there = are_there && from.post.look(seen, which);
 #pragma unroll
             for (int i = 0; i < LOOKED_AT * 4; ++i) {
                 const int piece = first + i / 4;

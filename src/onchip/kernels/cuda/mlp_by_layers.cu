@@ -5,15 +5,15 @@
 //         the last two: each works out the outputs, the loss and their gradients by itself, so no gradient of theirs has
 //         to be handed back. Layers before make their own units' gradients from those that the layer behind hands them.
 //         Weights of the layer behind, and the last layer's, are told after each step, before they are waited for.
-//         All products are wgmma's: of numbers in registers as they were handed over (mlp_by_layers_words.cuh), or in
-//         strips (strips.cuh), whichever side their sums go along, so nothing is turned. A number is one of bf16, or for
-//         fp32 the sum of three; bytes are exact in one. Weights stay in registers, float32. Rows of the next step are
-//         written to shared memory while blocks wait.
+//         All products are wgmma's: of numbers in registers as they were handed over (mlp_by_layers_words.cuh), as outputs
+//         and hidden layers of numbers of one part have them, or in strips (strips.cuh), whichever side their sums go
+//         along, so nothing is turned. A number is one of bf16, or for fp32 the sum of three; bytes are exact in one.
+//         Weights stay in registers, float32. Rows of the next step are written to shared memory while blocks wait.
 //         Networks that are alike train side by side, along y of the grid.
 // Floor   784-320-160-10, batch 64: 40 + 20 + 1 blocks. Rows are read for 50 + 52 products of 2 KB at 128 B a clock,
 //         0.9 us; two exchanges, 0.7 us each from store to load, of 120 KB in fp32, 1 us at 64 B a clock: 3.3 us.
-// Order   Sums over inputs: a number's parts, then steps of 16 k's (behind the first layer in the order of `position`),
-//         two teams by turns, then the teams' sums. Gradients over rows: parts, then 16 after 16. It depends on the
+// Order   Sums over inputs: a number's parts, then steps of 16 k's (of registers in the order of `position`), two teams
+//         by turns, then the teams' sums. Gradients over rows: parts, then 16 after 16. It depends on the
 //         network alone, not on how many blocks there are.
 // Layout  x (n, x_stride): bytes k that mean k * scale, rows at multiples of 16 bytes, a bias's 1 behind them. w, mean and
 //         square as mlp_train.cu has them.
@@ -62,7 +62,7 @@ __device__ __forceinline__ bool add_teams(const float (&c)[PARTS * NT][4], float
         *reinterpret_cast<float2*>(sums + (team * ROWS + sum_row(i)) * 8 * NT + sum_column(j, 0)) = {
             whole<PARTS>(c, j, i), whole<PARTS>(c, j, i + 1)};
     }
-    if (__syncthreads_or(!is_well)) return false;
+    if (of_whole_warps(__syncthreads_or(!is_well))) return false;
 #pragma unroll
     for (int n = 0; n < numbers_of(BATCH * 8 * NT); ++n) {
         const int at = threadIdx.x + n * CREW;
@@ -80,10 +80,6 @@ __device__ __forceinline__ void multiply_rows_of(u32 a, u32 further, int a_part_
                                                  const Finish& finish) {
     static_assert(FIXED == 0 || A_PARTS == 1, "of pixels alone");
     float c[PARTS * NT][4];
-    if constexpr (STEPS < TEAMS) {
-#pragma unroll
-        for (int i = 0; i < PARTS * NT * 4; ++i) c[i / 4][i % 4] = 0.0f;
-    }
     using A = Strips<ROWS, false>;
     constexpr int BEFORE = FIXED / 2 < STEPS ? FIXED / 2 : STEPS;
     begin_products();
@@ -203,7 +199,7 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
     show_to_products();
     __syncthreads();
 #pragma unroll 1
-    for (long long step = orders.first_step; step < orders.steps; ++step, ++turn) {
+    for (long long step = orders.first_step; of_whole_warps(step < orders.steps); ++step, ++turn) {
         bool is_there = true;
         u32 coming = 0;
         // What own units give.
@@ -211,12 +207,19 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
         const typename S::Tiles to(places.forward, S::tiles(l), turn, run.deadline_ms);
         const auto give = [&](int n, int row, int unit, float sum) {
             const int tile = block * OWN + unit / 8;
-            given[n] = tile * 8 + unit % 8 < S::at(l) ? activate<K::of(l)>(l == 1 ? scale * sum : sum + biases[unit], slope) : 0.0f;
+            given[n] = tile * 8 + unit % 8 < S::at(l) ? activate<K::of(l)>(S::by_words(l) ? sum + biases[unit] : scale * sum, slope) : 0.0f;
             to.send(tile, row, unit % 8, given[n], tile < S::tiles(l));
         };
-        if constexpr (l == 1) {
-            const Strips<8 * S::strips(0), true> told(shared_at(rest + R::WEIGHTS));
-            multiply_rows_of<1, PARTS, S::strips(0) / 2, OWN, S::BATCH, R::FIXED>(input, further, 0, told, sums, team, give);
+        if constexpr (!S::by_words(l)) {
+            if constexpr (l > 1) {
+                const typename S::Tiles from(run.mine(run.layers[l - 2].forward), S::tiles(l - 1), turn, run.deadline_ms);
+                is_there = from.template receive<S::tiles(l - 1)>(room, S::input_bytes(l));
+                show_to_products();
+                if (of_whole_warps(__syncthreads_or(!is_there))) return false;
+            }
+            const Strips<8 * S::strips(l - 1), true> told(shared_at(rest + R::WEIGHTS));
+            multiply_rows_of<S::input_parts(l), PARTS, S::strips(l - 1) / 2, OWN, S::BATCH, l == 1 ? R::FIXED : 0>(
+                input, further, S::input_bytes(l), told, sums, team, give);
         } else {
             typename S::template GivenBy<l - 1> before;
             float c[PARTS * OWN][4];
@@ -231,8 +234,9 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
                 constexpr int FOURS = 2 * S::tiles(l + 1);  // of an input
                 const Post columns = {run.mine(run.layers[l].columns), static_cast<long long>(8 * S::tiles(l)) * FOURS * 16, turn - 1,
                                       run.deadline_ms};
-                if (!is_last_block) is_there = columns.receive<8 * OWN * FOURS>(block * 8 * OWN * FOURS, put_columns);
-                else is_there = columns.receive<8 * LEFT * FOURS>(block * 8 * OWN * FOURS, put_columns);
+                const auto which = [=](int n) { return block * 8 * OWN * FOURS + n; };
+                if (!is_last_block) is_there = columns.receive<8 * OWN * FOURS>(which, put_columns);
+                else is_there = columns.receive<8 * LEFT * FOURS>(which, put_columns);
             }
         }
         if constexpr (R::HAS_OUTPUTS)
@@ -246,10 +250,10 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
             is_there = outputs.receive(turn) && is_there;
         } else {
             const typename S::Tiles back(run.mine(run.layers[l].backward), S::tiles(l + 1), turn, run.deadline_ms);
-            is_there = back.template receive<S::tiles(l + 1)>(0, rest + R::BEHIND, S::even(l + 1) * ROWS_STRIP) && is_there;
+            is_there = back.template receive<S::tiles(l + 1)>(rest + R::BEHIND, S::behind(l + 1) * ROWS_STRIP) && is_there;
         }
         show_to_products();
-        if (__syncthreads_or(!is_there)) return false;
+        if (of_whole_warps(__syncthreads_or(!is_there))) return false;
         // Gradients of own units.
         if constexpr (R::HAS_OUTPUTS) outputs.make(orders.rows(step));
         if constexpr (R::HAS_COLUMNS) {
@@ -272,8 +276,8 @@ __device__ __forceinline__ bool train_hidden(const Training<S::L>& run, char* ro
                 __syncthreads();  // sums of outputs have been read: these lie there, too
                 add_teams<PARTS, OWN, S::BATCH>(c, sums, team, true, finish);
             } else {
-                multiply_rows_of<PARTS, PARTS, S::even(l + 1) / 2, OWN, S::BATCH, 0>(
-                    shared_at(rest + R::BEHIND), 0, S::even(l + 1) * ROWS_STRIP, columns, sums, team, finish);
+                multiply_rows_of<PARTS, PARTS, S::behind(l + 1) / 2, OWN, S::BATCH, 0>(
+                    shared_at(rest + R::BEHIND), 0, S::behind(l + 1) * ROWS_STRIP, columns, sums, team, finish);
             }
         } else {
             outputs.make_hidden(OwnUnits<PARTS, OWN>{rest + R::GRADIENTS, block * 8 * OWN, team});
@@ -326,7 +330,7 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
     show_to_products();
     __syncthreads();
 #pragma unroll 1
-    for (long long step = orders.first_step; step < orders.steps; ++step, ++turn) {
+    for (long long step = orders.first_step; of_whole_warps(step < orders.steps); ++step, ++turn) {
         if (threadIdx.x == 0) rule = run.mine(run.rules)[step];
         const u32 coming = threadIdx.x < S::BATCH ? orders.read(step + 2) : 0;
         outputs.fetch_targets(orders.of(step));
@@ -334,7 +338,7 @@ __device__ __forceinline__ bool train_last(const Training<S::L>& run, char* room
         is_there = outputs.receive(turn) && is_there;
         outputs.given.put(room + R::INPUT, S::input_bytes(L), team);
         show_to_products();
-        if (__syncthreads_or(!is_there)) return false;
+        if (of_whole_warps(__syncthreads_or(!is_there))) return false;
         outputs.make(orders.rows(step));
         if (team == 0) {
 #pragma unroll
@@ -393,7 +397,7 @@ __global__ void __launch_bounds__(CREW, 1) train_by_layers(const __grid_constant
     extern __shared__ float room[];
     for (int i = threadIdx.x; i < most_bytes<S>() / 4; i += CREW) room[i] = 0.0f;
     __syncthreads();
-    // As a number of the whole warp: products must not stand behind a branch that could part it.
+    // As a number of the whole warp (of_whole_warps).
     const int team = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
     const bool is_well = train_layer<S, Kinds<CODES>, OPTIMISER, 1>(run, reinterpret_cast<char*>(room), blockIdx.x, team);
     if (!is_well && threadIdx.x == 0) run.mine(run.status)[1] = 1;

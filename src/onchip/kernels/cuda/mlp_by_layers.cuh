@@ -56,18 +56,23 @@ struct Sizes {
     static __device__ constexpr int at(int l) { return Net::at(l); }
     static __device__ constexpr int tiles(int l) { return (Net::at(l) + 7) / 8; }
     static __device__ constexpr int blocks(int l) { return (tiles(l) + OWN - 1) / OWN; }
-    static __device__ constexpr int even(int l) { return round_up(tiles(l), 2); }
+    // Products go through strips by steps of two, as many of each team: no branch may stand in front of one.
+    static __device__ constexpr int by_teams(int strips) { return round_up(strips, 2 * TEAMS); }
+    static __device__ constexpr int behind(int l) { return by_teams(tiles(l)); }
     // Behind a hidden layer's tiles a strip has a 1 in front: what the next layer's bias is multiplied by.
     static __device__ constexpr int one(int l) { return l == 0 ? Net::at(0) : 8 * tiles(l); }
     static __device__ constexpr int told_rows(int l) { return 8 * tiles(l - 1) + (l == L ? 1 : 0); }  // inputs, and a bias
-    static __device__ constexpr int strips(int l) { return round_up(l < L ? one(l) + 1 : Net::at(L), 16) / 8; }
+    static __device__ constexpr int strips(int l) { return l < L ? by_teams(one(l) / 8 + 1) : round_up(Net::at(L), 16) / 8; }
     static __device__ constexpr int input_parts(int l) { return l == 1 ? 1 : PARTS; }
     static __device__ constexpr int input_bytes(int l) { return strips(l - 1) * ROWS_STRIP; }  // of a part
-    // Inputs of a layer's weights, in the order in which products go through them.
+    // Whether products of a hidden layer take what the layer before gives from registers: in parts it would be too much for
+    // them, and goes to strips.
+    static __device__ constexpr bool by_words(int l) { return l > 1 && PARTS == 1; }
+    // Inputs of a hidden layer's weights, in the order in which products go through them.
     template <int l>
     static __device__ constexpr int positions() {
-        if constexpr (l == 1) return 8 * strips(0);
-        else return GivenBy<l - 1>::POSITIONS;
+        if constexpr (by_words(l)) return GivenBy<l - 1>::POSITIONS;
+        else return 8 * strips(l - 1);
     }
     // Gradients are made of whole tiles of inputs, of all teams: what lies behind the last input is read for nothing.
     static __device__ constexpr int read_bytes(int l) {
@@ -94,7 +99,7 @@ constexpr int MOST_BYTES = 226 << 10;  // that a block asks for
 template <class S, int l>
 struct HiddenRoom {
     static constexpr bool HAS_OUTPUTS = l >= S::L - 2, HAS_BEHIND = l < S::L - 2, HAS_COLUMNS = l < S::L - 1;
-    static constexpr int BEHIND_STRIPS = HAS_BEHIND ? S::even(l + 1) : 0, COLUMN_STRIP = 128 * S::OWN * S::PARTS;
+    static constexpr int BEHIND_STRIPS = HAS_BEHIND ? S::behind(l + 1) : 0, COLUMN_STRIP = 128 * S::OWN * S::PARTS;
     static constexpr int COLUMN_STRIPS = HAS_BEHIND ? BEHIND_STRIPS : HAS_COLUMNS ? OutputRoom<S, 0>::POSITIONS / 8 : 0;
     static constexpr int WEIGHTS = 0;  // (positions(l), own units) in parts
     static constexpr int BIASES = WEIGHTS + S::PARTS * S::OWN * 16 * S::template positions<l>();  // (own units,) float32
@@ -218,20 +223,20 @@ struct Weights {
             if constexpr (OPTIMISER == ADAM) copy(squares[n / 4 * CREW * 4 + n % 4], places.square + at, is_there, is_back);
         }
     }
-    // In parts, where products read them: (positions(l), 8 STRIPS), part behind part. Behind the first layer, biases apart.
+    // In parts, where products read them: (positions(l), 8 STRIPS), part behind part. By words, biases apart.
     __device__ __forceinline__ void tell(char* to, float* biases) const {
-        constexpr int POSITIONS = S::template positions<l>(), TOLD = l == 1 ? INPUTS : S::one(l - 1);
+        constexpr int POSITIONS = S::template positions<l>(), TOLD = S::by_words(l) ? S::one(l - 1) : INPUTS;
 #pragma unroll
         for (int n = 0; n < NUMBERS; n += 2) {
             const bool is_whole = (n / (STRIPS * 4) + 1) * TEAMS * 64 <= TOLD;
             const int column = sum_column(n / 4 % STRIPS, 0);
             if (!is_whole && input(n) >= TOLD) {
-                if (l > 1 && input(n) == TOLD) biases[column] = w[n], biases[column + 1] = w[n + 1];
+                if (S::by_words(l) && input(n) == TOLD) biases[column] = w[n], biases[column + 1] = w[n + 1];
                 continue;
             }
             u32 parts[PARTS];
             split_two(parts, w[n], w[n + 1]);
-            const int at = l == 1 ? input(n) : position(input(n));
+            const int at = S::by_words(l) ? position(input(n)) : input(n);
 #pragma unroll
             for (int i = 0; i < PARTS; ++i)
                 *reinterpret_cast<u32*>(to + place_in_strips<POSITIONS>(at, i * 8 * STRIPS + column)) = parts[i];

@@ -71,7 +71,7 @@ struct Outputs {
     __device__ __forceinline__ bool receive_weights(u32 turn) const {
         constexpr int PIECES = S::told_rows(L) * 2 * S::tiles(L);
         return weights_post(run, turn).template receive<PIECES>(
-            0, [&](int piece, const u32 (&four)[4]) { put_weights(piece, four); });
+            [](int n) { return n; }, [&](int piece, const u32 (&four)[4]) { put_weights(piece, four); });
     }
     // ids: of the step's rows
     __device__ __forceinline__ void fetch_targets(const u32* ids) {

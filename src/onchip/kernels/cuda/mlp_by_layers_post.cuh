@@ -13,6 +13,10 @@ __device__ __forceinline__ u32 shared_at(const void* at) { return static_cast<u3
 __device__ __forceinline__ int sum_row(int i) { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 * 8; }
 __device__ __forceinline__ int sum_column(int j, int i) { return 8 * j + threadIdx.x % 4 * 2 + i % 2; }
 
+// What all threads of a warp are told alike, and the compiler cannot know: products behind a branch that could part a warp
+// wait for each other.
+__device__ __forceinline__ bool of_whole_warps(bool is) { return __any_sync(~0u, is); }
+
 // -- numbers in parts ------------------------------------------------------------------------------------------------
 
 // Two numbers as PARTS words of bf16: each what the ones before leave.
@@ -95,17 +99,16 @@ struct Post {
         }
         return !is_late;
     }
-    // PIECES from `first` on, by all threads: take(number among them, four words).
-    template <int PIECES, class Take>
-    __device__ __forceinline__ bool receive(int first, const Take& take) const {
-        constexpr int EACH = (PIECES + CREW - 1) / CREW, AT_ONCE = EACH < 10 ? EACH : 10;
+    // PIECES, by all threads, of which the n-th is which(n): take(n, four words).
+    template <int PIECES, class Which, class Take>
+    __device__ __forceinline__ bool receive(const Which& which, const Take& take) const {
+        constexpr int EACH = (PIECES + CREW - 1) / CREW, AT_ONCE = EACH < 20 ? EACH : 20;
         delay();
         bool are_there = true;
 #pragma unroll 1
         for (int next = threadIdx.x; are_there && next < PIECES; next += AT_ONCE * CREW) {
             u32 words[AT_ONCE][4];
-            const auto which = [=](int i) { return next + i * CREW < PIECES ? first + next + i * CREW : -1; };
-            are_there = look(words, which);
+            are_there = look(words, [=](int i) { return next + i * CREW < PIECES ? which(next + i * CREW) : -1; });
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 if (next + i * CREW >= PIECES) break;
@@ -123,7 +126,8 @@ __device__ __forceinline__ u32 round_to_even_bits(float v) {
     return (is_finite ? bits + 0xffff + (bits >> 17 & 1) : bits) >> 16 & 0xfffe;
 }
 
-// Tiles of 8 units x BATCH rows, a tile behind the other: as strips of bf16, or two pieces a row of float32.
+// Tiles of 8 units x BATCH rows, a tile behind the other: as strips of bf16; or of float32, four units of all rows and then
+// the other four, so that rows of a piece each lie side by side.
 template <int PARTS, int BATCH>
 struct TilePost {
     static constexpr int A_ROW = PARTS == 1 ? 1 : 2;  // pieces
@@ -132,17 +136,18 @@ struct TilePost {
     __device__ __forceinline__ TilePost(char* at, int tiles, u32 turn, u32 deadline_ms)
         : post{at, static_cast<long long>(tiles) * BATCH * A_ROW * 16, turn, deadline_ms} {}
 
+    static __device__ __forceinline__ int piece(int tile, int row, int half) { return (tile * A_ROW + half) * BATCH + row; }
     // Number `unit` of a tile; all of the tile's are neighbours' of the same warp.
     __device__ __forceinline__ void send(int tile, int row, int unit, float v, bool is_there) const {
         if constexpr (PARTS == 1) {
             const u32 made = unit == 0 ? round_to_even_bits(v) : pack<bf16>(v, 0.0f) & 0xffff;
             const u32 two = made | __shfl_xor_sync(~0u, made, 1) << 16;
             const u32 b = __shfl_xor_sync(~0u, two, 2), c = __shfl_xor_sync(~0u, two, 4), d = __shfl_xor_sync(~0u, two, 6);
-            if (unit == 0 && is_there) post.send(tile * BATCH + row, two, b, c, d);
+            if (unit == 0 && is_there) post.send(piece(tile, row, 0), two, b, c, d);
         } else {
             const u32 a = __float_as_uint(v);
             const u32 b = __shfl_xor_sync(~0u, a, 1), c = __shfl_xor_sync(~0u, a, 2), d = __shfl_xor_sync(~0u, a, 3);
-            if (unit % 4 == 0 && is_there) post.send((tile * BATCH + row) * 2 + unit / 4, a, b, c, d);
+            if (unit % 4 == 0 && is_there) post.send(piece(tile, row, unit / 4), a, b, c, d);
         }
     }
     // A piece to strips; its parts lie part_bytes behind each other.
@@ -157,11 +162,13 @@ struct TilePost {
             for (int i = 0; i < PARTS; ++i) *reinterpret_cast<uint2*>(to + i * part_bytes) = {front[i], back[i]};
         }
     }
-    // TILES tiles from `first` on.
+    // TILES tiles to strips. Neighbours take all of a row, so that what they write lies in other banks.
     template <int TILES>
-    __device__ __forceinline__ bool receive(int first, char* to, int part_bytes) const {
-        return post.receive<TILES * BATCH * A_ROW>(first * BATCH * A_ROW, [&](int piece, const u32 (&four)[4]) {
-            put(to + piece / (BATCH * A_ROW) * ROWS_STRIP + piece % (BATCH * A_ROW) * (16 / A_ROW), part_bytes, four);
+    __device__ __forceinline__ bool receive(char* to, int part_bytes) const {
+        constexpr int A_TILE = BATCH * A_ROW;
+        const auto which = [](int n) { return piece(n / A_TILE, n % A_TILE / A_ROW, n % A_ROW); };
+        return post.receive<TILES * A_TILE>(which, [&](int n, const u32 (&four)[4]) {
+            put(to + n / A_TILE * ROWS_STRIP + n % A_TILE * (16 / A_ROW), part_bytes, four);
         });
     }
 };

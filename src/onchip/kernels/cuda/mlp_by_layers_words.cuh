@@ -11,12 +11,12 @@ __device__ constexpr int position(int unit) {
     return (unit & ~31) | (unit >> 2 & 1) << 4 | (unit >> 1 & 1) << 3 | (unit >> 3 & 3) << 1 | (unit & 1);
 }
 
-// c = a b, or where it sums c += a b, of 16 k's: numbers of a in registers, those of b in parts side by side. Of both, parts
-// that matter: the products of the smallest are less than what is rounded.
-template <int PARTS, int NT, class B, int PART = 0>
+// c = a b, or where it sums c += a b, of 16 k's: numbers of a in registers, those of b in parts side by side. Products of
+// the smallest parts are less than what is rounded, but sums of other widths make all products wait for each other.
+template <int PARTS, int NT, class B>
 __device__ __forceinline__ void add_numbers(float (&c)[NT][4], const u32 (&a)[PARTS][4], unsigned long long b, bool sums) {
-    add_words<B, NT / PARTS * (PARTS - PART)>(c, a[PART], b, sums || PART > 0);
-    if constexpr (PART + 1 < PARTS) add_numbers<PARTS, NT, B, PART + 1>(c, a, b, sums);
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part) add_words<B, NT>(c, a[part], b, sums || part > 0);
 }
 
 // What TILES tiles of 8 units give, of two rows a thread: g and g + 8 of the warp's 16.
@@ -46,7 +46,7 @@ struct Given {
             u32 seen[LOOKED_AT][4];
             const auto which = [=](int i) {
                 const int piece = first + i;
-                return is_there(piece, team) ? (tile(piece, team) * BATCH + row(piece / A_ROW % 2)) * A_ROW + piece % A_ROW : -1;
+                return is_there(piece, team) ? Tiles::piece(tile(piece, team), row(piece / A_ROW % 2), piece % A_ROW) : -1;
             };
             are_there = are_there && from.post.look(seen, which);
 #pragma unroll

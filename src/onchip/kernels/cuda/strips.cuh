@@ -101,13 +101,11 @@ __device__ __forceinline__ void add_words(float (*c)[4], const u32 (&a)[4], unsi
 }
 
 // c = a b, or where it sums c += a b, over steps `first`, `first` + BY, ... below STEPS of 16 k's. The sums are there
-// behind wait_for_products.
+// behind wait_for_products. As many steps whatever the first: products behind a branch would wait for each other.
 template <int STEPS, int BY, class A, class B, int NT>
 __device__ __forceinline__ void begin_sums(float (*c)[4], const A& a, const B& b, int first, bool sums) {
-    constexpr int WHOLE = STEPS / BY;
+    static_assert(STEPS % BY == 0, "as many of each");
 #pragma unroll
-    for (int i = 0; i < WHOLE; ++i)
+    for (int i = 0; i < STEPS / BY; ++i)
         add_strips<A, B, NT>(c, a.word(first + i * BY), b.word(first + i * BY), sums || i > 0);
-    if (STEPS % BY && first < STEPS % BY)
-        add_strips<A, B, NT>(c, a.word(first + WHOLE * BY), b.word(first + WHOLE * BY), sums || WHOLE > 0);
 }

@@ -18,7 +18,19 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 from onchip.runtime.engine import compile
-from onchip.spec.layers import Cast, Conv1d, Conv2d, GlobalMean, ReLU, Tanh
+from onchip.spec.layers import (
+    GELU,
+    AvgPool1d,
+    AvgPool2d,
+    Cast,
+    Conv1d,
+    Conv2d,
+    GlobalMean,
+    MaxPool1d,
+    MaxPool2d,
+    ReLU,
+    Tanh,
+)
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
 
@@ -36,10 +48,22 @@ CASES = {
     "lines of 16 bytes": (Conv2d((2, 2), (1, 1, 1, 1)), (3, 10, 24), (8, 3, 3, 3), True),
     "lines of 8 bytes": (Conv2d(pads=(2, 2, 2, 2)), (1, 28, 28), (16, 1, 5, 5), True),
 }
+# a convolution of CASES, and the pool behind it
+POOLED = {
+    "3x3": MaxPool2d((2, 2)),
+    "one channel, 5x5": MaxPool2d((2, 2)),  # 10x9 places: the last column is in no window
+    "7x7, stride 2": AvgPool2d((2, 2)),
+    "one tap": MaxPool2d((4, 2)),
+    "many columns": AvgPool2d((1, 8)),
+    "a signal": MaxPool1d((2,)),
+    "a signal, stride": AvgPool1d((2,)),
+    "small images": MaxPool2d((2, 1)),
+    "lines of 8 bytes": MaxPool2d((2, 8)),
+}
 
 
-def network(name, activation=None, dtypes=("float32", "float32"), behind=True):
-    """A convolution, its activation, a Cast if y is of another dtype; `behind`, a layer that reads what is made."""
+def network(name, activation=None, dtypes=("float32", "float32"), behind=True, pool=None):
+    """A convolution, its activation, a pool, a Cast if y is of another dtype; `behind`, who reads what is made."""
     layer, row, shape, has_bias = CASES[name]
     fan = np.float32(np.sqrt(np.prod(shape[1:])))
     weights = {"weight": (rows(shape[0], int(np.prod(shape[1:])), seed=2) / fan).reshape(shape)}
@@ -49,6 +73,8 @@ def network(name, activation=None, dtypes=("float32", "float32"), behind=True):
     nodes = [Node("c", layer, ("x",), {role: role for role in weights})]
     if activation is not None:
         nodes.append(Node("a", activation, ("c",)))
+    if pool is not None:
+        nodes.append(Node("p", pool, (nodes[-1].name,)))
     if dtypes[0] != dtypes[1]:
         nodes.append(Node("cast", Cast(dtypes[1]), (nodes[-1].name,)))
     if behind:
@@ -107,6 +133,90 @@ def test_on_an_emulated_gpu(monkeypatch, name, precision, dtypes):
         assert np.array_equal(run_claim(gpu, net, claim, x[3:4]), got[3:4])
         both.append(got)
     assert np.array_equal(*both), "the layout decides about no bit"
+
+
+def in_windows(pool, y):
+    """y (B, C, H, W) or (B, C, W) of a pool's windows, their places behind each other: (B, C, windows.., places)."""
+    size = pool.kernel
+    y = y[(..., *(slice(side // n * n) for side, n in zip(y.shape[2:], size, strict=True)))]
+    cut = y.reshape(*y.shape[:2], *(part for side, n in zip(y.shape[2:], size, strict=True) for part in (side // n, n)))
+    rank = len(size)
+    turned = cut.transpose(0, 1, *range(2, 2 + 2 * rank, 2), *range(3, 3 + 2 * rank, 2))
+    return turned.reshape(*turned.shape[: 2 + rank], -1)
+
+
+def pooled_apart(pool, y):
+    """What the pool makes of what the convolution alone gives: pairs of neighbours, then pairs of these."""
+    found = in_windows(pool, y).astype(np.float32)
+    is_largest = isinstance(pool, MaxPool1d | MaxPool2d)
+    places = found.shape[-1]
+    while found.shape[-1] > 1:
+        a, b = found[..., ::2], found[..., 1::2]
+        found = np.maximum(a, b) if is_largest else a + b
+    return (found if is_largest else found / np.float32(places))[..., 0]
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", POOLED)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_pool_comes_along(monkeypatch, name, precision):
+    """The same bits as by itself, in rows and with channels last, however many rows there are."""
+    gpu, pool = emulated_gpu(monkeypatch), POOLED[name]
+    net = network(name, ReLU(), behind=True, pool=pool)
+    x = images(net, 5)
+    alone, *_ = claims_in(network(name, ReLU()), precision)
+    want = pooled_apart(pool, run_claim(gpu, network(name, ReLU()), alone, x))
+    found = [claim for claim in claims_in(net, precision) if "p" in claim.nodes]
+    assert {claim.gives.get("p", ROWS) for claim in found} == {ROWS, CHANNELS_LAST}
+    for claim in found:
+        got = run_claim(gpu, net, claim, x)
+        assert np.array_equal(got, want)
+        assert np.array_equal(run_claim(gpu, net, claim, x[3:4]), got[3:4])
+
+
+@needs_gxx
+def test_pools_of_16_bits_and_every_tile(monkeypatch):
+    """Rounded behind the pool; staged or not, in tiles of any size, with an odd number of channels or an even one."""
+    gpu = emulated_gpu(monkeypatch)
+    for name in ("3x3", "one channel, 5x5", "odd pads, dilation"):
+        pool = MaxPool2d((2, 2))
+        net = network(name, None, ("float32", "float16"), behind=True, pool=pool)
+        x, made = images(net, 9), []
+        apart = network(name, None, ("float32", "float16"))
+        want = pooled_apart(pool, run_claim(gpu, apart, claims_in(apart, "fp16")[0], x).astype(np.float32))
+        for claim in claims_in(net, "fp16"):
+            for units in (1, 5, 132) if "p" in claim.nodes else ():
+                lowering = dataclasses.replace(claim.facts, units=units)
+                made.append(run_claim(gpu, net, dataclasses.replace(claim, facts=lowering), x))
+        assert len(made) == 6
+        assert all(np.array_equal(each.astype(np.float32), want) for each in made)
+
+
+def test_which_pools_it_takes():
+    def taken(*layers):
+        net = network("3x3")
+        nodes = [dataclasses.replace(net.nodes[0], name="n0")]
+        for layer in layers:
+            nodes.append(Node(f"n{len(nodes)}", layer, (nodes[-1].name,)))
+        whole = Network(net.inputs, tuple(nodes), (nodes[-1].name,), net.weights)
+        return max(len(claim.nodes) for claim in claims_in(whole))
+
+    pool = MaxPool2d((2, 2))
+    assert taken(pool) == 2
+    assert taken(ReLU(), pool) == 3
+    assert taken(pool, ReLU()) == 3, "the largest of what never falls"
+    assert taken(pool, GELU()) == 2
+    assert taken(AvgPool2d((2, 2)), ReLU()) == 2
+    assert taken(ReLU(), pool, Tanh()) == 3
+    assert taken(ReLU(), pool, Cast("float16")) == 4
+    assert taken(ReLU(), Cast("float16"), pool) == 4
+    for other in (MaxPool2d((3, 3)), MaxPool2d((2, 2), (1, 1)), MaxPool2d((2, 2), (2, 2), (1, 1, 0, 0)),
+                  MaxPool2d((2, 2), ceil=True), MaxPool2d((2, 2), dilation=(2, 2)), MaxPool2d((8, 4))):  # fmt: skip
+        assert taken(ReLU(), other) == 2
+    net = network("3x3", ReLU(), behind=False, pool=pool)
+    read_twice = dataclasses.replace(net, outputs=("a", "p"))
+    assert [claim.nodes for claim in claims_in(read_twice)] == [("c", "a")] * 2
+    assert claims_in(net)[-1].label == "conv_first<3,20,3x3,ReLU,MaxPool2d>"
 
 
 @needs_gxx
@@ -239,6 +349,24 @@ def test_right_with_the_same_bits_in_every_batch(monkeypatch, name, precision, b
         assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
     assert np.array_equal(engine(x), got)
     assert engine(x[:0]).shape == (0, *got.shape[1:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", POOLED)
+def test_pools_on_a_gpu(monkeypatch, name, precision):
+    monkeypatch.setattr("onchip.kernels.cuda.KERNELS", tuple(OnlyFirst.kernels()))
+    net, apart = (network(name, ReLU(), behind=False, pool=pool) for pool in (POOLED[name], None))
+    x = images(net, 1000)
+    engine = compile(net, "cuda", precision)
+    assert [group.claim.kernel for group in engine.plan.groups] == ["conv_first"]
+    got, truth = engine(x), reference.forward(net, x)
+    naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
+    assert scaled_error(got, truth) <= FACTOR * naive + ULPS * ULP[precision]
+    if precision in ("fp32", "tf32"):  # else what lies between the two is rounded
+        assert np.array_equal(got, pooled_apart(POOLED[name], compile(apart, "cuda", precision)(x)))
+    for first, count in ((0, 1), (65, 7)):
+        assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
 
 
 @pytest.mark.gpu

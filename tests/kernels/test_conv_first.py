@@ -7,7 +7,7 @@ import pytest
 
 from checks import rows
 from emulated_cuda import emulated_gpu, needs_gxx
-from emulated_engine import run_claim
+from emulated_engine import claims_of, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.conv_first import ConvFirst, window_fragments
@@ -40,9 +40,9 @@ CASES = {
     "one channel, 5x5": (Conv2d(), (1, 14, 13), (6, 1, 5, 5), True),
     "7x7, stride 2": (Conv2d((2, 2), (3, 3, 3, 3)), (3, 21, 18), (64, 3, 7, 7), False),
     "odd pads, dilation": (Conv2d((1, 3), (2, 0, 1, 3), (2, 3)), (5, 8, 19), (33, 5, 2, 4), True),
-    "one tap": (Conv2d(), (4, 5, 4), (9, 4, 1, 1), True),
+    "one tap": (Conv2d(), (12, 5, 4), (9, 12, 1, 1), True),
     "many columns": (Conv2d(pads=(0, 2, 0, 2)), (2, 3, 150), (16, 2, 1, 5), True),
-    "a signal": (Conv1d(pads=(2, 1)), (1, 321), (17, 1, 4), True),
+    "a signal": (Conv1d(pads=(2, 1)), (1, 321), (17, 1, 9), True),
     "a signal, stride": (Conv1d((3,), (1, 1)), (12, 20), (70, 12, 5), True),
     "small images": (Conv2d(), (3, 4, 4), (8, 3, 2, 2), True),
     "lines of 16 bytes": (Conv2d((2, 2), (1, 1, 1, 1)), (3, 10, 24), (8, 3, 3, 3), True),
@@ -245,6 +245,24 @@ def test_large_tiles_make_the_same_bits(monkeypatch):
             made.append(run_claim(gpu, net, dataclasses.replace(claim, facts=lowering), x))
     assert tiles == {113, 28}
     assert all(np.array_equal(each, made[0]) for each in made)
+
+
+@needs_gxx
+def test_few_terms_in_fp32_are_as_exact_as_promised(monkeypatch):
+    """Large weights in front of a Tanh: terms cancel, and what is left is hardly larger than their last bits."""
+    gpu = emulated_gpu(monkeypatch)
+    for C in (2, 3, 4, 8):
+        w = 6 * rows(3, C, seed=4).reshape(3, C, 1, 1)
+        nodes = (Node("c", Conv2d(), ("x",), {"weight": "w"}), Node("a", Tanh(), ("c",)))
+        net = Network({"x": TensorType(("B", C, 8, 8))}, nodes, ("a",), {"w": w})
+        x = images(net, 6)
+        truth = reference.forward(net, x)
+        naive = scaled_error(reference.forward(net, x, "float32"), truth)
+        found = [c for kernel in ("conv_first", "conv") for c in claims_of(net, kernel) if c.nodes == ("c", "a")]
+        assert found
+        for claim in found:
+            error = scaled_error(run_claim(gpu, net, claim, x), truth)
+            assert error <= FACTOR * naive + ULPS * ULP["fp32"], f"{claim.label}: {error / naive:.2g} naive errors"
 
 
 @needs_gxx

@@ -71,6 +71,9 @@ UNIT = 8  # pixels of a line that a thread brings at a time
 JOB = 32  # places that a warp makes at a time
 BLOCK_BYTES = 1 << 10  # of shared memory, which a block takes for itself
 WINDOWS = (2, 4, 8, 16)  # places of a pool's window
+# Terms of a sum in fp32 that are left to the ordinary cores. Three products of tf32 leave out that of the lower parts,
+# up to 2^-22 of a term: a naive sum of a step's terms has no error to hide that in.
+FEW_TERMS = 8
 # A warp's instructions for a job, counted in what the compiler makes, not measured: by itself, for each tile of 8
 # channels, for each step, and for each step of such a tile.
 JOB_ISSUED, TILE_ISSUED, STEP_ISSUED, PRODUCT_ISSUED = 120, 40, 24, 6
@@ -281,6 +284,10 @@ class ConvFirst:
         node = convolution_of(nodes)
         geometry = geometry_of(net, node)
         if geometry.groups > 1 or geometry.C > MOST_CHANNELS or not are_numbers(net, nodes):
+            return
+        terms = geometry.C * math.prod(geometry.taps)
+        if PRECISIONS[job.precision].parts > 1 and terms <= FEW_TERMS:
+            yield Refusal(self.name, node.name, f"is not exact enough for sums of {terms} terms in {job.precision}")
             return
         yield from self._claims(net, nodes, geometry, NO_POOL, device, job)
         found = _with_pool(net, start, nodes)

@@ -10,7 +10,7 @@ from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import claims_of, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.conv_first import ConvFirst, window_fragments
+from onchip.kernels.cuda.conv_first import ConvFirst, Tile, window_fragments
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -190,6 +190,15 @@ def test_pools_of_16_bits_and_every_tile(monkeypatch):
                 made.append(run_claim(gpu, net, dataclasses.replace(claim, facts=lowering), x))
         assert len(made) == 6
         assert all(np.array_equal(each.astype(np.float32), want) for each in made)
+
+
+def test_tiles_of_a_pool_are_made_at_a_time():
+    """64 images in 128 tiles of 60 places, not in 320 of 20: more than there are blocks."""
+    nodes = (Node("c", Conv2d(), ("x",), {"weight": "w"}), Node("p", MaxPool2d((2, 2)), ("c",)))
+    net = Network({"x": TensorType(("B", 6, 14, 14))}, nodes, ("p",), {"w": np.zeros((16, 6, 5, 5), np.float32)})
+    (lowering,) = (claim.facts for claim in claims_in(net) if "p" in claim.nodes)
+    assert (lowering.tile(64), lowering.tile(64).count(64, (10, 10))) == (Tile(1, 6, 10), 128)
+    assert lowering.tile(1).count(1, (10, 10)) == 5
 
 
 def test_which_pools_it_takes():

@@ -200,11 +200,21 @@ class ConvFirstLowering:
         All make the same bits.
         """
         sides, found = self.geometry.sides_out, [self.tile_of(most) for most in PLACES]
-        for most, tile in zip(PLACES, found, strict=True):
+        for most, tile, larger in zip(PLACES, found, (found[0], *found), strict=False):
             blocks, tiles = (self.blocks, 8 * self.units) if most > 256 else (1, self.units)
             if self.fits(tile, blocks) and tile.count(B, sides) >= tiles:
-                return tile
+                # More than are made at a time, where the next larger ones, a job a warp, were a few less than that.
+                is_late = tile.count(B, sides) > self.units * self.resident(tile)
+                return larger if is_late and self.fits(larger) and self.jobs(larger) <= THREADS // 32 else tile
         return found[-1]
+
+    def jobs(self, tile: Tile) -> int:
+        """What the warps of a block share."""
+        return math.ceil(tile.places / JOB) * (self.channels // (COLUMNS * self.group))
+
+    def resident(self, tile: Tile) -> int:
+        """Blocks of a multiprocessor that make such tiles at a time."""
+        return max(1, min(self.blocks, self.fast_bytes // (self.shared_bytes(tile) + BLOCK_BYTES)))
 
     @property
     def blocks(self) -> int:
@@ -260,7 +270,7 @@ class ConvFirstLowering:
             Struct((), sizes + dividers), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         shared = self.shared_bytes(tile)
-        blocks = self.units * max(1, min(self.blocks, self.fast_bytes // (shared + BLOCK_BYTES)))
+        blocks = self.units * self.resident(tile)
         config = LaunchConfig((min(blocks, tile.count(B, g.sides_out)), 1, 1), (THREADS, 1, 1), shared)
         numbers = (PRECISIONS[self.precision].name, *(NUMBERS[dtype] for dtype in self.dtypes))
         program = Program(SOURCE, f"conv_first<{', '.join(numbers)}, {self.group}, {self.pool.how}>")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -49,6 +51,12 @@ def run_claim(gpu: Gpu, net: Network, claim: Claim, *xs: np.ndarray) -> np.ndarr
     at = -(-scratch.ctypes.data // 16) * 16
     steps.enqueue([x.ctypes.data for x in inputs], [y.ctypes.data], at, gpu.stream)
     return y if layout == ROWS else np.moveaxis(y, -1, 1)
+
+
+def as_of_many(claim: Claim) -> Claim:
+    """A claim of windows with the kernel of many rows, whatever the number: threads make several outputs."""
+    windows = dataclasses.replace(claim.facts.windows, units=0)
+    return dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, windows=windows))
 
 
 def emulate_device(monkeypatch: pytest.MonkeyPatch) -> Gpu:

@@ -7,10 +7,10 @@ import pytest
 
 from checks import rows
 from emulated_cuda import emulated_gpu, needs_gxx
-from emulated_engine import run_claim
+from emulated_engine import claims_of, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
-from onchip.kernels.cuda.conv_first import ConvFirst, window_fragments
+from onchip.kernels.cuda.conv_first import ConvFirst, Tile, window_fragments
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_tf32
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job, Refusal
@@ -18,7 +18,19 @@ from onchip.plan.layout import CHANNELS_LAST, ROWS
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
 from onchip.runtime.engine import compile
-from onchip.spec.layers import Cast, Conv1d, Conv2d, GlobalMean, ReLU, Tanh
+from onchip.spec.layers import (
+    GELU,
+    AvgPool1d,
+    AvgPool2d,
+    Cast,
+    Conv1d,
+    Conv2d,
+    GlobalMean,
+    MaxPool1d,
+    MaxPool2d,
+    ReLU,
+    Tanh,
+)
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
 
@@ -28,18 +40,30 @@ CASES = {
     "one channel, 5x5": (Conv2d(), (1, 14, 13), (6, 1, 5, 5), True),
     "7x7, stride 2": (Conv2d((2, 2), (3, 3, 3, 3)), (3, 21, 18), (64, 3, 7, 7), False),
     "odd pads, dilation": (Conv2d((1, 3), (2, 0, 1, 3), (2, 3)), (5, 8, 19), (33, 5, 2, 4), True),
-    "one tap": (Conv2d(), (4, 5, 4), (9, 4, 1, 1), True),
+    "one tap": (Conv2d(), (12, 5, 4), (9, 12, 1, 1), True),
     "many columns": (Conv2d(pads=(0, 2, 0, 2)), (2, 3, 150), (16, 2, 1, 5), True),
-    "a signal": (Conv1d(pads=(2, 1)), (1, 321), (17, 1, 4), True),
+    "a signal": (Conv1d(pads=(2, 1)), (1, 321), (17, 1, 9), True),
     "a signal, stride": (Conv1d((3,), (1, 1)), (12, 20), (70, 12, 5), True),
     "small images": (Conv2d(), (3, 4, 4), (8, 3, 2, 2), True),
     "lines of 16 bytes": (Conv2d((2, 2), (1, 1, 1, 1)), (3, 10, 24), (8, 3, 3, 3), True),
     "lines of 8 bytes": (Conv2d(pads=(2, 2, 2, 2)), (1, 28, 28), (16, 1, 5, 5), True),
 }
+# a convolution of CASES, and the pool behind it
+POOLED = {
+    "3x3": MaxPool2d((2, 2)),
+    "one channel, 5x5": MaxPool2d((2, 2)),  # 10x9 places: the last column is in no window
+    "7x7, stride 2": AvgPool2d((2, 2)),
+    "one tap": MaxPool2d((4, 2)),
+    "many columns": AvgPool2d((1, 8)),
+    "a signal": MaxPool1d((2,)),
+    "a signal, stride": AvgPool1d((2,)),
+    "small images": MaxPool2d((2, 1)),
+    "lines of 8 bytes": MaxPool2d((2, 8)),
+}
 
 
-def network(name, activation=None, dtypes=("float32", "float32"), behind=True):
-    """A convolution, its activation, a Cast if y is of another dtype; `behind`, a layer that reads what is made."""
+def network(name, activation=None, dtypes=("float32", "float32"), behind=True, pool=None):
+    """A convolution, its activation, a pool, a Cast if y is of another dtype; `behind`, who reads what is made."""
     layer, row, shape, has_bias = CASES[name]
     fan = np.float32(np.sqrt(np.prod(shape[1:])))
     weights = {"weight": (rows(shape[0], int(np.prod(shape[1:])), seed=2) / fan).reshape(shape)}
@@ -49,6 +73,8 @@ def network(name, activation=None, dtypes=("float32", "float32"), behind=True):
     nodes = [Node("c", layer, ("x",), {role: role for role in weights})]
     if activation is not None:
         nodes.append(Node("a", activation, ("c",)))
+    if pool is not None:
+        nodes.append(Node("p", pool, (nodes[-1].name,)))
     if dtypes[0] != dtypes[1]:
         nodes.append(Node("cast", Cast(dtypes[1]), (nodes[-1].name,)))
     if behind:
@@ -109,6 +135,99 @@ def test_on_an_emulated_gpu(monkeypatch, name, precision, dtypes):
     assert np.array_equal(*both), "the layout decides about no bit"
 
 
+def in_windows(pool, y):
+    """y (B, C, H, W) or (B, C, W) of a pool's windows, their places behind each other: (B, C, windows.., places)."""
+    size = pool.kernel
+    y = y[(..., *(slice(side // n * n) for side, n in zip(y.shape[2:], size, strict=True)))]
+    cut = y.reshape(*y.shape[:2], *(part for side, n in zip(y.shape[2:], size, strict=True) for part in (side // n, n)))
+    rank = len(size)
+    turned = cut.transpose(0, 1, *range(2, 2 + 2 * rank, 2), *range(3, 3 + 2 * rank, 2))
+    return turned.reshape(*turned.shape[: 2 + rank], -1)
+
+
+def pooled_apart(pool, y):
+    """What the pool makes of what the convolution alone gives: pairs of neighbours, then pairs of these."""
+    found = in_windows(pool, y).astype(np.float32)
+    is_largest = isinstance(pool, MaxPool1d | MaxPool2d)
+    places = found.shape[-1]
+    while found.shape[-1] > 1:
+        a, b = found[..., ::2], found[..., 1::2]
+        found = np.maximum(a, b) if is_largest else a + b
+    return (found if is_largest else found / np.float32(places))[..., 0]
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", POOLED)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_pool_comes_along(monkeypatch, name, precision):
+    """The same bits as by itself, in rows and with channels last, however many rows there are."""
+    gpu, pool = emulated_gpu(monkeypatch), POOLED[name]
+    net = network(name, ReLU(), behind=True, pool=pool)
+    x = images(net, 5)
+    alone, *_ = claims_in(network(name, ReLU()), precision)
+    want = pooled_apart(pool, run_claim(gpu, network(name, ReLU()), alone, x))
+    found = [claim for claim in claims_in(net, precision) if "p" in claim.nodes]
+    assert {claim.gives.get("p", ROWS) for claim in found} == {ROWS, CHANNELS_LAST}
+    for claim in found:
+        got = run_claim(gpu, net, claim, x)
+        assert np.array_equal(got, want)
+        assert np.array_equal(run_claim(gpu, net, claim, x[3:4]), got[3:4])
+
+
+@needs_gxx
+def test_pools_of_16_bits_and_every_tile(monkeypatch):
+    """Rounded behind the pool; staged or not, in tiles of any size, with an odd number of channels or an even one."""
+    gpu = emulated_gpu(monkeypatch)
+    for name in ("3x3", "one channel, 5x5", "odd pads, dilation"):
+        pool = MaxPool2d((2, 2))
+        net = network(name, None, ("float32", "float16"), behind=True, pool=pool)
+        x, made = images(net, 9), []
+        apart = network(name, None, ("float32", "float16"))
+        want = pooled_apart(pool, run_claim(gpu, apart, claims_in(apart, "fp16")[0], x).astype(np.float32))
+        for claim in claims_in(net, "fp16"):
+            for units in (1, 5, 132) if "p" in claim.nodes else ():
+                lowering = dataclasses.replace(claim.facts, units=units)
+                made.append(run_claim(gpu, net, dataclasses.replace(claim, facts=lowering), x))
+        assert len(made) == 6
+        assert all(np.array_equal(each.astype(np.float32), want) for each in made)
+
+
+def test_tiles_of_a_pool_are_made_at_a_time():
+    """64 images in 128 tiles of 60 places, not in 320 of 20: more than there are blocks."""
+    nodes = (Node("c", Conv2d(), ("x",), {"weight": "w"}), Node("p", MaxPool2d((2, 2)), ("c",)))
+    net = Network({"x": TensorType(("B", 6, 14, 14))}, nodes, ("p",), {"w": np.zeros((16, 6, 5, 5), np.float32)})
+    (lowering,) = (claim.facts for claim in claims_in(net) if "p" in claim.nodes)
+    assert (lowering.tile(64), lowering.tile(64).count(64, (10, 10))) == (Tile(1, 6, 10), 128)
+    assert lowering.tile(1).count(1, (10, 10)) == 5
+
+
+def test_which_pools_it_takes():
+    def taken(*layers):
+        net = network("3x3")
+        nodes = [dataclasses.replace(net.nodes[0], name="n0")]
+        for layer in layers:
+            nodes.append(Node(f"n{len(nodes)}", layer, (nodes[-1].name,)))
+        whole = Network(net.inputs, tuple(nodes), (nodes[-1].name,), net.weights)
+        return max(len(claim.nodes) for claim in claims_in(whole))
+
+    pool = MaxPool2d((2, 2))
+    assert taken(pool) == 2
+    assert taken(ReLU(), pool) == 3
+    assert taken(pool, ReLU()) == 3, "the largest of what never falls"
+    assert taken(pool, GELU()) == 2
+    assert taken(AvgPool2d((2, 2)), ReLU()) == 2
+    assert taken(ReLU(), pool, Tanh()) == 3
+    assert taken(ReLU(), pool, Cast("float16")) == 4
+    assert taken(ReLU(), Cast("float16"), pool) == 4
+    for other in (MaxPool2d((3, 3)), MaxPool2d((2, 2), (1, 1)), MaxPool2d((2, 2), (2, 2), (1, 1, 0, 0)),
+                  MaxPool2d((2, 2), ceil=True), MaxPool2d((2, 2), dilation=(2, 2)), MaxPool2d((8, 4))):  # fmt: skip
+        assert taken(ReLU(), other) == 2
+    net = network("3x3", ReLU(), behind=False, pool=pool)
+    read_twice = dataclasses.replace(net, outputs=("a", "p"))
+    assert [claim.nodes for claim in claims_in(read_twice)] == [("c", "a")] * 2
+    assert claims_in(net)[-1].label == "conv_first<3,20,3x3,ReLU,MaxPool2d>"
+
+
 @needs_gxx
 def test_every_tile_makes_the_same_bits(monkeypatch):
     """Tiles of 32 places up to 256, by how many multiprocessors there are."""
@@ -135,6 +254,24 @@ def test_large_tiles_make_the_same_bits(monkeypatch):
             made.append(run_claim(gpu, net, dataclasses.replace(claim, facts=lowering), x))
     assert tiles == {113, 28}
     assert all(np.array_equal(each, made[0]) for each in made)
+
+
+@needs_gxx
+def test_few_terms_in_fp32_are_as_exact_as_promised(monkeypatch):
+    """Large weights in front of a Tanh: terms cancel, and what is left is hardly larger than their last bits."""
+    gpu = emulated_gpu(monkeypatch)
+    for C in (2, 3, 4, 8):
+        w = 6 * rows(3, C, seed=4).reshape(3, C, 1, 1)
+        nodes = (Node("c", Conv2d(), ("x",), {"weight": "w"}), Node("a", Tanh(), ("c",)))
+        net = Network({"x": TensorType(("B", C, 8, 8))}, nodes, ("a",), {"w": w})
+        x = images(net, 6)
+        truth = reference.forward(net, x)
+        naive = scaled_error(reference.forward(net, x, "float32"), truth)
+        found = [c for kernel in ("conv_first", "conv") for c in claims_of(net, kernel) if c.nodes == ("c", "a")]
+        assert found
+        for claim in found:
+            error = scaled_error(run_claim(gpu, net, claim, x), truth)
+            assert error <= FACTOR * naive + ULPS * ULP["fp32"], f"{claim.label}: {error / naive:.2g} naive errors"
 
 
 @needs_gxx
@@ -239,6 +376,24 @@ def test_right_with_the_same_bits_in_every_batch(monkeypatch, name, precision, b
         assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
     assert np.array_equal(engine(x), got)
     assert engine(x[:0]).shape == (0, *got.shape[1:])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", POOLED)
+def test_pools_on_a_gpu(monkeypatch, name, precision):
+    monkeypatch.setattr("onchip.kernels.cuda.KERNELS", tuple(OnlyFirst.kernels()))
+    net, apart = (network(name, ReLU(), behind=False, pool=pool) for pool in (POOLED[name], None))
+    x = images(net, 1000)
+    engine = compile(net, "cuda", precision)
+    assert [group.claim.kernel for group in engine.plan.groups] == ["conv_first"]
+    got, truth = engine(x), reference.forward(net, x)
+    naive = scaled_error(reference.forward(net, x, NAIVE_DTYPE[precision]), truth)
+    assert scaled_error(got, truth) <= FACTOR * naive + ULPS * ULP[precision]
+    if precision in ("fp32", "tf32"):  # else what lies between the two is rounded
+        assert np.array_equal(got, pooled_apart(POOLED[name], compile(apart, "cuda", precision)(x)))
+    for first, count in ((0, 1), (65, 7)):
+        assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
 
 
 @pytest.mark.gpu

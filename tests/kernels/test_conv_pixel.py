@@ -67,7 +67,7 @@ def test_what_it_takes():
 
 def between(dtype="float32"):
     """A convolution of one tap that reads its channels last, as others made them."""
-    layers = [("p", Conv2d((2, 2), (1, 1, 1, 1))), ("y", Conv2d()), ("r", ReLU()), ("q", MaxPool2d((2, 2)))]
+    layers = [("p", Conv2d((2, 2), (1, 1, 1, 1))), ("y", Conv2d()), ("r", ReLU()), ("q", MaxPool2d((3, 3), (2, 2)))]
     weights = {"p.weight": rows(8, 27).reshape(8, 3, 3, 3), "y.weight": rows(16, 8)[..., None, None]}
     typed = {name: weight.astype(numpy_dtype(dtype)) for name, weight in weights.items()}
     return sequential(TensorType(("B", 3, 96, 96), dtype), layers, typed)

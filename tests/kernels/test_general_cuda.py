@@ -9,7 +9,7 @@ import pytest
 import onchip
 from checks import assert_error_within
 from emulated_cuda import emulated_gpu, needs_gxx
-from emulated_engine import claims_of, one_layer, run_claim
+from emulated_engine import as_of_many, claims_of, one_layer, run_claim
 from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.pool import PoolAlone
@@ -133,7 +133,7 @@ def test_a_layer_by_itself(monkeypatch, kernel, row_shape, layer, dtype):
     claims = claims_of(net, kernel, "fp16")  # for x as it may lie
     assert claims
     for claim in claims:
-        got = run_claim(gpu, net, claim, x)
+        got = run_claim(gpu, net, as_of_many(claim) if kernel == "pool" else claim, x)
         assert_right(net, got, x)
         for rows in (slice(1), slice(3, 7)):  # the same bits in another batch, in another place
             assert np.array_equal(run_claim(gpu, net, claim, x[rows]), got[rows], equal_nan=True)
@@ -266,10 +266,18 @@ def test_common_windows_are_unrolled():
         windows = pool_of(layer, *row_shape).windows
         return windows.rows(windows.columns(1)), windows.window
 
-    assert cut(MaxPool2d((2, 2)), 4, 8, 8) == (4, (2, 2, 2))
+    assert cut(MaxPool2d((2, 2)), 4, 8, 8) == (1, (2, 2, 2)), "they share no row"
     assert cut(MaxPool2d((3, 3), (2, 1), (1, 1, 1, 1)), 4, 8, 8) == (4, (3, 3, 2))
-    assert cut(MaxPool2d((2, 2)), 4, 4, 8) == (1, (2, 2, 2)), "two rows: three of four outputs a thread would be none"
+    assert cut(MaxPool2d((3, 3), (2, 1), (1, 1, 1, 1)), 4, 3, 8)[0] == 1, "two rows: others of a thread would be none"
+    assert cut(MaxPool2d((3, 3), (2, 1), (1, 1, 1, 1)), 4, 12, 8)[0] == 2, "of four, two would be past the end"
     assert cut(MaxPool1d((2,)), 4, 8) == (4, (1, 2, 1)), "the rows of the batch are those of an image"
+
+
+def test_a_thread_of_few_makes_one_row():
+    windows = pool_of(MaxPool2d((3, 3), (1, 1)), 8, 34, 34).windows
+    assert [windows.rows_at(B, 1) for B in (1, 16, 17, 4096)] == [1, 1, 4, 4]
+    signals = pool_of(MaxPool1d((3,), (1,)), 4, 18).windows
+    assert [signals.rows_at(B, 1) for B in (1, 4096)] == [1, 4]
 
 
 def test_outputs_of_any_window_that_share_rows_are_one_threads():
@@ -338,7 +346,7 @@ def test_nothing_is_no_launch():
 def test_sizes_are_given_at_run_time(kernel, row_shape, layer):
     """Another number of rows, another row: the same program, but for long rows and very many numbers."""
     for claim in claims_of(one_layer(layer, TensorType(("B", *row_shape))), kernel):
-        few, many = (tuple(launch.program for launch in claim.facts.at(B).launches) for B in (1, 1000))
+        few, many = (tuple(launch.program for launch in claim.facts.at(B).launches) for B in (100_000, 120_000))
         assert few == many
 
 

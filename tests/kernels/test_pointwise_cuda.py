@@ -42,6 +42,8 @@ from pointwise_networks import (
     tree,
 )
 
+FEW = "onchip.kernels.cuda.pointwise.BLOCKS_A_UNIT"  # 0: all runs are long ones
+
 
 @pytest.fixture
 def gpu(monkeypatch):
@@ -57,15 +59,16 @@ def test_a_whole_run_is_one_launch():
     assert group.claim.label == "pointwise<Tanh,Sigmoid,Mul,Reshape,LeakyReLU,Add,ReLU>"
     assert set(group.inputs) == {"x", "z", "u"}
     assert group.claim.price.row_bytes == 4 * (35 + 35 + 7 + 4 * 35)
-    (launch,) = group.claim.facts.at(1000).launches
-    assert launch.config.grid == (-(-35 * 1000 // 4096), 1, 1)
-    assert launch.config.shared_bytes == group.claim.facts.run.kept * 16384 == group.claim.fast_bytes
+    few, many = (group.claim.facts.at(B).launches for B in (1000, 100_000))
+    assert [launch.config.grid[0] for launch in (*few, *many)] == [-(-35 * 1000 // 1024), -(-35 * 100_000 // 4096)]
+    assert many[0].config.shared_bytes == group.claim.facts.run.kept * 16384 == group.claim.fast_bytes
 
 
 def test_values_that_are_needed_later_are_kept():
     (claim,) = claims(NETWORKS["four values at the same time"])
     assert claim.facts.run.kept == MOST_KEPT
-    assert claim.facts.at(1).launches[0].config.shared_bytes == MOST_KEPT * 16384
+    assert claim.facts.at(1).launches[0].config.shared_bytes == MOST_KEPT * 4096
+    assert claim.facts.at(1 << 20).launches[0].config.shared_bytes == MOST_KEPT * 16384
 
 
 def test_a_chain_keeps_nothing_and_loads_once():
@@ -196,10 +199,13 @@ def test_nothing_is_launched_for_empty_rows():
 
 @needs_gxx
 @pytest.mark.parametrize("name", NETWORKS)
-def test_right_on_the_host(gpu, name):
+def test_right_on_the_host(gpu, monkeypatch, name):
     net = NETWORKS[name]
     engine = emulated(gpu, net)
-    for B in (1, 3, 130):
+    for B in (1, 3):
+        assert_right(net, engine, inputs_of(net, B, B))
+    monkeypatch.setattr(FEW, 0)
+    for B in (2, 130):
         assert_right(net, engine, inputs_of(net, B, B))
 
 
@@ -224,11 +230,13 @@ def test_rows_of_several_launches(gpu, monkeypatch):
 
 
 @needs_gxx
-def test_the_bits_of_a_row_depend_on_nothing_else(gpu):
-    for name in ("a tree", "Mul (2, 3, 4) (2, 1, 4)", "batch norm (C, L)"):
+def test_the_bits_of_a_row_depend_on_nothing_else(gpu, monkeypatch):
+    for name in ("a tree", "Mul (2, 3, 4) (2, 1, 4)", "batch norm (C, L)", "batch norm (C)"):
         net = NETWORKS[name]
         engine, x = emulated(gpu, net), inputs_of(net, 257)
-        whole = as_tuple(engine(*x))
+        with monkeypatch.context() as many:
+            many.setattr(FEW, 0)
+            whole = as_tuple(engine(*x))
         for first, last in ((0, 1), (3, 10), (250, 257)):
             for some, all_of_it in zip(as_tuple(engine(*(v[first:last] for v in x))), whole, strict=True):
                 assert some.tobytes() == all_of_it[first:last].tobytes()

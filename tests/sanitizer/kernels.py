@@ -196,9 +196,20 @@ GENERAL = {  # kernels with sizes at run time
         [("t", Tanh()), ("c", ConvTranspose2d((2, 2), (1, 1, 1, 1))), ("a", Tanh())],
         {"c.weight": weight(64, 3, 4, 4)},
     ),
+    "first layers of images and pools": sequential(
+        TensorType(("B", 1, 15, 13)),
+        [
+            ("a", Conv2d(pads=(2, 2, 2, 2))),
+            ("r", ReLU()),
+            ("p", MaxPool2d((2, 2))),
+            ("b", Conv2d()),
+            ("q", AvgPool2d((2, 2))),
+        ],
+        {"a.weight": weight(6, 1, 5, 5), "b.weight": weight(9, 6, 3, 3)},
+    ),
     "convolutions of one tap": sequential(
         TensorType(("B", 3, 32, 32)),
-        [("p", Conv2d((2, 2), (1, 1, 1, 1))), ("y", Conv2d()), ("r", ReLU()), ("q", MaxPool2d((2, 2)))],
+        [("p", Conv2d((2, 2), (1, 1, 1, 1))), ("y", Conv2d()), ("r", ReLU()), ("q", MaxPool2d((3, 3), (2, 2)))],
         {"p.weight": weight(8, 3, 3, 3), "y.weight": weight(16, 8, 1, 1)},
     ),
     "woven": Network(

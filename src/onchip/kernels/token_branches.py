@@ -103,7 +103,7 @@ def _continued(
         return dataclasses.replace(branch, has_max=True, last=node.name) if over_time and not branch.has_max else None
     if isinstance(layer, Cast) and layer.dtype in casts:
         return dataclasses.replace(branch, last=node.name)
-    if isinstance(layer, activations) and branch.activation is None and (branch.has_max or _never_falls(layer)):
+    if isinstance(layer, activations) and branch.activation is None and (branch.has_max or never_falls(layer)):
         return dataclasses.replace(branch, activation=layer, last=node.name)
     return None
 
@@ -124,7 +124,7 @@ def _cast_behind(net: Network, nodes: list[Node], casts: tuple[str, ...]) -> tup
     return tuple(after) if is_cast and is_closed(net, [*nodes, *after]) else ()
 
 
-def _never_falls(layer: Elementwise) -> bool:
+def never_falls(layer: Elementwise) -> bool:
     """f(max x) = max f(x): it may go behind the maximum."""
     return isinstance(layer, ReLU | Sigmoid | Tanh) or (isinstance(layer, LeakyReLU) and layer.slope >= 0)
 

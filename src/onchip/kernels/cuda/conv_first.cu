@@ -7,19 +7,22 @@
 //         brings 8 pixels of a line at a time, by the widest loads that lines of x allow; a line of the patch begins at
 //         a multiple of 8 pixels of x. Stores of a warp fill whole sectors of 32 B where places and channels allow it;
 //         small images in rows, of which they would not, are put together in shared memory first. While it multiplies, a
-//         block asks for the next tile's lines of x.
+//         block asks for the next tile's lines of x. A pool behind it, of windows that lie side by side, is made of what
+//         the lanes of a warp hold: places of a tile stand window by window, so that a window's are neighbours.
 // Order   A sum runs over channels, then taps, STEP terms an instruction; of fp32 it is added to a total every PART
-//         terms. Then comes the bias. Neither the tile nor B decides anything.
+//         terms. Then comes the bias. A mean adds up neighbours, then pairs of them, and so on. Neither the tile nor B
+//         decides anything.
 // Floor   x in and y out. 3 -> 64 channels, 3x3, 32x32 places, B = 4,096, float32 to float16: 587 MB / 4.8 TB/s = 122 us;
 //         14.5 Gflop / 989 Tflop/s = 15 us; in fp32, 1.1 GB and 231 us, 3 * 14.5 / 494.5 = 88 us.
-// Layout  x (B, C, H, W), y (B, N, HO, WO) or with channels last; w as conv_mma.cuh has it, k (C, KH, KW), of 16 bits an
-//         odd KW filled up with a tap of zeros; bias (N) or none. One axis is an image of one row.
+// Layout  x (B, C, H, W), y (B, N, YH, YW), places or windows, or with channels last; w as conv_mma.cuh has it, k (C, KH,
+//         KW), of 16 bits an odd KW filled up with a tap of zeros; bias (N) or none. One axis is an image of one row.
 // Shared  PARTS * K * N numbers, 4 B a pixel of the patch, 16 B for 2 words of k, 8 B a place, a tile of y where it
 //         is put together.
 // Limits  Less than 2^31 tiles; all of one within a block's shared memory; images of less than 2^31 numbers; x begins at
-//         a multiple of 16 B; sm_80 up.
+//         a multiple of 16 B; windows of a pool have 2^n places, up to 16, and y ends with a whole one; sm_80 up.
 #include "conv_mma.cuh"
 #include "divide.cuh"
+#include "wide.cuh"
 
 constexpr int MT = 2;    // 16 MT places a warp at a time
 constexpr int UNIT = 8;  // pixels of a line that a thread brings at a time
@@ -33,7 +36,9 @@ struct Tiles {
     int loaded;                   // numbers of x that one load brings: lines are aligned to them
     int steps, y_last;            // of k; whether channels of y lie last
     int is_staged;                // whether a tile of y is put together in shared memory: whole images in rows
-    Divider by_columns, by_rows;  // of a tile
+    int down_bits, across_bits;   // a window of the pool is 2^down_bits places times 2^across_bits; 0: there is none
+    int YH, YW;                   // of y, places or windows
+    Divider by_columns, by_rows;  // windows of a tile
     Divider by_units, by_patch_rows, by_channels;
     Divider by_across, by_down;   // tiles of an image
     Divider by_groups;            // of channels that a warp makes at a time
@@ -55,8 +60,10 @@ struct Tile {
         return images == t.images && top + t.rows <= t.HO && left + t.columns <= t.WO;
     }
     __device__ __forceinline__ bool has(const Tiles& t, u32 place) const {
-        const int column = take_rest(place, t.by_columns), row = take_rest(place, t.by_rows);
-        return static_cast<int>(place) < images && top + row < t.HO && left + column < t.WO;
+        u32 window = place >> (t.down_bits + t.across_bits);  // all of it is there, or nothing
+        const int column = take_rest(window, t.by_columns) << t.across_bits;
+        const int row = take_rest(window, t.by_rows) << t.down_bits;
+        return static_cast<int>(window) < images && top + row < t.HO && left + column < t.WO;
     }
     // Asks for the lines of x under it, so that they lie in the L2 cache when they are read.
     template <class X>
@@ -142,14 +149,36 @@ __device__ __forceinline__ void bring_patch(uint4* patch, const X* x, const Tile
 // A place of a tile.
 struct Spot {
     int start;  // where in the patch its window begins, in bytes
-    int to;     // where in y its first channel goes, from the tile's first on
+    int to;     // where in y its first channel, or that of its window, goes, from the tile's first on
 };
+
+struct NoPool {};
+struct MaxPool {
+    static __device__ __forceinline__ float both(float a, float b) { return larger(a, b); }
+};
+struct MeanPool {
+    static __device__ __forceinline__ float both(float a, float b) { return a + b; }
+};
+
+// What a pool makes of windows of 2^bits places. A lane has places 2g and 2g + 1 of 16; at the end the one that has a
+// window's first place has c[..][0] and c[..][1] of the window.
+template <class Pool, int NT>
+__device__ __forceinline__ void pool_windows(float (&c)[NT][4], int bits) {
+#pragma unroll
+    for (int i = 0; i < 2 * NT; ++i) {
+        float& found = c[i / 2][i % 2];
+        found = Pool::both(found, c[i / 2][2 + i % 2]);
+        for (int apart = 2; apart < 1 << bits; apart *= 2)  // lanes of g are four apart
+            found = Pool::both(found, __shfl_xor_sync(~0u, found, 2 * apart));
+        if constexpr (is_same<Pool, MeanPool>) found *= __int_as_float((127 - bits) << 23);  // 2^-bits
+    }
+}
 
 // Channels n, n + 1, n + 8, ... of two places. here  bits: which of the two are there
 template <int NT, class Y>
 __device__ __forceinline__ void store_rows(const float (&c)[NT][4], Y* y, const Spot* spots, u32 here, int n,
                                            const Tiles& t) {
-    const int pixels = t.HO * t.WO, apart = spots[1].to - spots[0].to;
+    const int pixels = t.YH * t.YW, apart = spots[1].to - spots[0].to;
     Y* const first = y + (static_cast<long long>(n) * pixels + spots[0].to);
     if (here == 3 && apart == 1 && pixels % 2 == 0 && reinterpret_cast<size_t>(first) % (2 * sizeof(Y)) == 0) {
 #pragma unroll
@@ -169,7 +198,20 @@ __device__ __forceinline__ void store_rows(const float (&c)[NT][4], Y* y, const 
     }
 }
 
-template <class P, class X, class Y, int NT>
+// Channels `channel` and the next one of a window. to  where in y its first channel goes
+template <class Y>
+__device__ __forceinline__ void store_window(const float (&c)[4], Y* to, int channel, const Tiles& t) {
+    const float two[2] = {c[0], c[1]};
+    if (t.y_last && t.N % 2 == 0 && channel < t.N) {
+        store_several(to + channel, two);
+        return;
+    }
+    const int apart = t.y_last ? 1 : t.YH * t.YW;
+    if (channel < t.N) store1(to + static_cast<long long>(channel) * apart, two[0]);
+    if (channel + 1 < t.N) store1(to + static_cast<long long>(channel + 1) * apart, two[1]);
+}
+
+template <class P, class X, class Y, int NT, class Pool>
 __global__ void __launch_bounds__(THREADS, is_same<P, Fp32> ? 2 : 3)
 conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __restrict__ bias, Y* y, long long B,
            const __grid_constant__ Tiles t, u32 code, u32 a_bits, u32 b_bits) {
@@ -203,11 +245,14 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
     }
     const int apart = t.y_last ? t.N : 1;  // from a place of y to the next
     for (int p = threadIdx.x; p < 16 * MT * jobs; p += THREADS) {
-        u32 image = p < places ? p : 0;
-        const int column = take_rest(image, t.by_columns), row = take_rest(image, t.by_rows);
+        const int place = p < places ? p : 0, down = place >> t.across_bits;
+        u32 image = down >> t.down_bits;
+        const int to_column = take_rest(image, t.by_columns), to_row = take_rest(image, t.by_rows);
+        const int column = to_column << t.across_bits | place & ((1 << t.across_bits) - 1);
+        const int row = to_row << t.down_bits | down & ((1 << t.down_bits) - 1);
         const int line = image * t.C * t.patch_rows + row * t.stride_h;
         spots[p] = {4 * (line * t.pitch + column * t.stride_w),
-                    static_cast<int>(image) * t.N * t.HO * t.WO + (row * t.WO + column) * apart};
+                    static_cast<int>(image) * t.N * t.YH * t.YW + (to_row * t.YW + to_column) * apart};
     }
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -220,7 +265,8 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
         const u32 next = number + gridDim.x;
         if (t.by_across.size == 1 && next < t.tiles) Tile(t, next, B).fetch_early(t, x);
 
-        Y* const y_tile = y + tile.first * t.N * (t.HO * t.WO) + static_cast<long long>(tile.top * t.WO + tile.left) * apart;
+        const int to_first = (tile.top >> t.down_bits) * t.YW + (tile.left >> t.across_bits);
+        Y* const y_tile = y + tile.first * t.N * (t.YH * t.YW) + static_cast<long long>(to_first) * apart;
         Y* const made = t.is_staged ? reinterpret_cast<Y*>(stage) : y_tile;
         const int shift = (tile.left * t.stride_w - t.before_w) & (UNIT - 1);  // of windows in the patch
         const char* const windows = reinterpret_cast<const char*>(patch) + 4 * shift;
@@ -267,6 +313,19 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
                 activate_all<Y>(c, activation);
             }
 
+            if constexpr (!is_same<Pool, NoPool>) {
+                const int bits = t.down_bits + t.across_bits;
+#pragma unroll
+                for (int i = 0; i < MT; ++i) {
+                    float(&c)[NT][4] = sums[i].made();
+                    pool_windows<Pool>(c, bits);
+                    if (!(here >> 2 * i & 1) || (2 * g & ((1 << bits) - 1)) != 0) continue;
+                    Y* const to = made + spots[first + 2 * g + 16 * i].to;
+#pragma unroll
+                    for (int j = 0; j < NT; ++j) store_window(c[j], to, n + 8 * j + 2 * q, t);
+                }
+                continue;
+            }
             if (sizeof(Y) == 2 && t.y_last && t.N % 8 == 0) {
                 // Pieces of 8 channels, 16 B, of one place after the other: four of them from four lanes at a time.
                 if constexpr (sizeof(Y) == 2) {
@@ -314,7 +373,7 @@ conv_first(const X* __restrict__ x, const uint4* __restrict__ w, const float* __
         }
         if (!t.is_staged) continue;
         __syncthreads();
-        const int pieces = tile.images * (t.N * t.HO * t.WO * static_cast<int>(sizeof(Y)) / 16);
+        const int pieces = tile.images * (t.N * t.YH * t.YW * static_cast<int>(sizeof(Y)) / 16);
         copy_pieces(reinterpret_cast<uint4*>(y_tile), stage, pieces);
     }
 }

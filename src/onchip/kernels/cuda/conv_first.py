@@ -6,11 +6,12 @@ import functools
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.activation import activation_words
 from onchip.kernels.cuda.conv import Geometry, geometry_of
 from onchip.kernels.cuda.conv_mma import (
@@ -31,6 +32,7 @@ from onchip.kernels.cuda.conv_mma import (
 )
 from onchip.kernels.cuda.divide import divider
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.pool import POOLS
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     NUMBERS,
@@ -48,10 +50,12 @@ from onchip.kernels.cuda.program import (
     UInt32,
     Weight,
 )
+from onchip.kernels.pointwise import ACTIVATIONS
+from onchip.kernels.token_branches import never_falls
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
-from onchip.spec.layers import Elementwise, ToPixels
+from onchip.spec.layers import Cast, Elementwise, MaxPool1d, MaxPool2d, ToPixels
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 from onchip.spec.types import DTYPE_BYTES
@@ -66,6 +70,10 @@ MOST_STAGED_BYTES = 32 << 10
 UNIT = 8  # pixels of a line that a thread brings at a time
 JOB = 32  # places that a warp makes at a time
 BLOCK_BYTES = 1 << 10  # of shared memory, which a block takes for itself
+WINDOWS = (2, 4, 8, 16)  # places of a pool's window
+# Terms of a sum in fp32 that are left to the ordinary cores. Three products of tf32 leave out that of the lower parts,
+# up to 2^-22 of a term: a naive sum of a step's terms has no error to hide that in.
+FEW_TERMS = 8
 # A warp's instructions for a job, counted in what the compiler makes, not measured: by itself, for each tile of 8
 # channels, for each step, and for each step of such a tile.
 JOB_ISSUED, TILE_ISSUED, STEP_ISSUED, PRODUCT_ISSUED = 120, 40, 24, 6
@@ -90,10 +98,26 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class ConvFirstLowering:
-    """A convolution and its activation as one launch."""
+class Pool:
+    """A pool behind the convolution, of windows that lie side by side."""
 
-    geometry: Geometry
+    how: str  # "MaxPool" or "MeanPool"
+    window: tuple[int, int]
+
+    def reads(self, sides: tuple[int, int]) -> tuple[int, int]:
+        """Of an image of these sides: whole windows."""
+        H, W = (side // size * size for side, size in zip(sides, self.window, strict=True))
+        return H, W
+
+
+NO_POOL = Pool("NoPool", (1, 1))
+
+
+@dataclass(frozen=True)
+class ConvFirstLowering:
+    """A convolution, its activation and a pool as one launch."""
+
+    geometry: Geometry  # sides_out are those that the pool reads: whole windows
     precision: str
     dtypes: tuple[str, str]
     is_last: bool  # whether channels of y lie last
@@ -101,6 +125,13 @@ class ConvFirstLowering:
     has_bias: bool
     units: int
     fast_bytes: int
+    pool: Pool = NO_POOL
+
+    @property
+    def y_sides(self) -> tuple[int, int]:
+        """Of y: the convolution's, or how many windows they have."""
+        H, W = (side // size for side, size in zip(self.geometry.sides_out, self.pool.window, strict=True))
+        return H, W
 
     @property
     def depth(self) -> int:
@@ -142,7 +173,7 @@ class ConvFirstLowering:
 
     def staged_bytes(self, tile: Tile) -> int:
         """Of a tile of y that is put together in shared memory: whole images in rows, channels of no whole sectors."""
-        channel = math.prod(self.geometry.sides_out) * DTYPE_BYTES[self.dtypes[1]]
+        channel = math.prod(self.y_sides) * DTYPE_BYTES[self.dtypes[1]]
         is_whole = (tile.rows, tile.columns) == self.geometry.sides_out
         if self.is_last or not is_whole or channel % SECTOR_BYTES == 0 or self.geometry.N * channel % 16:
             return 0
@@ -157,12 +188,13 @@ class ConvFirstLowering:
         )
 
     def tile_of(self, most: int) -> Tile:
-        """At most so many places: whole lines, and whole images where they are small."""
-        H, W = self.geometry.sides_out
-        columns = even_share(W, most if H == 1 else min(most, MOST_LINE))
-        rows = even_share(H, max(1, most // columns))
+        """At most so many places: whole lines of windows, and whole images where they are small."""
+        (H, W), (down, across) = self.y_sides, self.pool.window
+        windows = most // (down * across)
+        columns = even_share(W, windows if H == 1 else min(windows, MOST_LINE // across))
+        rows = even_share(H, max(1, windows // columns))
         is_whole = (rows, columns) == (H, W)
-        return Tile(max(1, most // (rows * columns)) if is_whole else 1, rows, columns)
+        return Tile(max(1, windows // (rows * columns)) if is_whole else 1, rows * down, columns * across)
 
     def tile(self, B: int) -> Tile:
         """The largest that leave every multiprocessor some, of all its blocks; the last where none does.
@@ -170,11 +202,21 @@ class ConvFirstLowering:
         All make the same bits.
         """
         sides, found = self.geometry.sides_out, [self.tile_of(most) for most in PLACES]
-        for most, tile in zip(PLACES, found, strict=True):
+        for most, tile, larger in zip(PLACES, found, (found[0], *found), strict=False):
             blocks, tiles = (self.blocks, 8 * self.units) if most > 256 else (1, self.units)
             if self.fits(tile, blocks) and tile.count(B, sides) >= tiles:
-                return tile
+                # More than are made at a time, where the next larger ones, a job a warp, were a few less than that.
+                is_late = tile.count(B, sides) > self.units * self.resident(tile)
+                return larger if is_late and self.fits(larger) and self.jobs(larger) <= THREADS // 32 else tile
         return found[-1]
+
+    def jobs(self, tile: Tile) -> int:
+        """What the warps of a block share."""
+        return math.ceil(tile.places / JOB) * (self.channels // (COLUMNS * self.group))
+
+    def resident(self, tile: Tile) -> int:
+        """Blocks of a multiprocessor that make such tiles at a time."""
+        return max(1, min(self.blocks, self.fast_bytes // (self.shared_bytes(tile) + BLOCK_BYTES)))
 
     @property
     def blocks(self) -> int:
@@ -221,14 +263,14 @@ class ConvFirstLowering:
         patch_rows, pitch = self.patch(tile)
         down, across = (math.ceil(n / m) for n, m in zip(g.sides_out, (tile.rows, tile.columns), strict=True))
         sizes = struct.pack(
-            "<19iI4i", g.C, *g.sides_in, g.N, *g.sides_out, *g.taps, *g.stride, *g.before, *g.dilation, tile.images,
+            "<19iI8i", g.C, *g.sides_in, g.N, *g.sides_out, *g.taps, *g.stride, *g.before, *g.dilation, tile.images,
             tile.rows, tile.columns, patch_rows, pitch, tile.count(B, g.sides_out),
             math.gcd(g.sides_in[1], 16 // DTYPE_BYTES[self.dtypes[0]]), self.steps, self.is_last,
-            self.staged_bytes(tile) > 0,
+            self.staged_bytes(tile) > 0, *(size.bit_length() - 1 for size in self.pool.window), *self.y_sides,
         )  # fmt: skip
         divided = (
-            tile.columns, tile.rows, pitch // UNIT, patch_rows, g.C, across, down,
-            self.channels // (COLUMNS * self.group),
+            tile.columns // self.pool.window[1], tile.rows // self.pool.window[0], pitch // UNIT, patch_rows, g.C,
+            across, down, self.channels // (COLUMNS * self.group),
         )  # fmt: skip
         dividers = b"".join(divider(n).data for n in divided)
         arguments: tuple[Argument, ...] = (
@@ -236,12 +278,12 @@ class ConvFirstLowering:
             Struct((), sizes + dividers), *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         shared = self.shared_bytes(tile)
-        blocks = self.units * max(1, min(self.blocks, self.fast_bytes // (shared + BLOCK_BYTES)))
+        blocks = self.units * self.resident(tile)
         config = LaunchConfig((min(blocks, tile.count(B, g.sides_out)), 1, 1), (THREADS, 1, 1), shared)
-        numbers = (PRECISIONS[self.precision].name, *(NUMBERS[dtype] for dtype in self.dtypes), str(self.group))
-        program = Program(SOURCE, f"conv_first<{', '.join(numbers)}>")
-        # Some of a tile's numbers wait aside while a warp multiplies: up to 66 B on an H200, more on chips after it.
-        budget = Budget(65536 // (self.blocks * THREADS) // 8 * 8, spill_bytes=256)
+        numbers = (PRECISIONS[self.precision].name, *(NUMBERS[dtype] for dtype in self.dtypes))
+        program = Program(SOURCE, f"conv_first<{', '.join(numbers)}, {self.group}, {self.pool.how}>")
+        # Some of a tile's numbers wait aside while a warp multiplies: up to 78 B on an H200, more on chips after it.
+        budget = Budget(65536 // (self.blocks * THREADS) // 8 * 8, spill_bytes=256 if self.pool == NO_POOL else 448)
         return KernelLaunch(program, config, arguments, budget)
 
 
@@ -251,26 +293,78 @@ class ConvFirst:
     precisions = tuple(PRECISIONS)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        """A convolution of few channels that lie in rows, with its activation and the Casts around it."""
+        """A convolution of few channels that lie in rows, with its activation, the Casts around it and a pool."""
         nodes = find_nodes(net, start)
         if not nodes or job.is_training or device.arch not in ARCHITECTURES:
             return
         if isinstance(nodes[-1].layer, ToPixels):
             nodes = nodes[:-1]
-        node, last = convolution_of(nodes), nodes[-1]
+        node = convolution_of(nodes)
         geometry = geometry_of(net, node)
         if geometry.groups > 1 or geometry.C > MOST_CHANNELS or not are_numbers(net, nodes):
             return
+        terms = geometry.C * math.prod(geometry.taps)
+        if PRECISIONS[job.precision].parts > 1 and terms <= FEW_TERMS:
+            yield Refusal(self.name, node.name, f"is not exact enough for sums of {terms} terms in {job.precision}")
+            return
+        yield from self._claims(net, nodes, geometry, NO_POOL, device, job)
+        found = _with_pool(net, start, nodes)
+        if found is not None and are_numbers(net, found[0]):
+            pooled, pool = found
+            cut = replace(geometry, sides_out=pool.reads(geometry.sides_out))
+            yield from self._claims(net, pooled, cut, pool, device, job)
+
+    def _claims(
+        self, net: Network, nodes: tuple[Node, ...], geometry: Geometry, pool: Pool, device: Device, job: Job
+    ) -> Iterator[Claim | Refusal]:
+        node, last = convolution_of(nodes), nodes[-1]
         ends = (net.types[nodes[0].inputs[0]].dtype, net.types[last.name].dtype)
         make = functools.partial(
             ConvFirstLowering, geometry, job.precision, ends, activation=activation_of(nodes),
-            has_bias="bias" in node.weights, units=device.units, fast_bytes=device.fast_bytes,
+            has_bias="bias" in node.weights, units=device.units, fast_bytes=device.fast_bytes, pool=pool,
         )  # fmt: skip
         if why := make(False).why_not():
             yield Refusal(self.name, node.name, why)
             return
         for is_last in (False, True) if net.readers(last.name) and has_channels(net.types[last.name]) else (False,):
             yield _claim(net, nodes, make(is_last), job)
+
+
+def _with_pool(net: Network, start: int, nodes: tuple[Node, ...]) -> tuple[tuple[Node, ...], Pool] | None:
+    """The nodes, a pool behind them that a warp makes, and what may follow it; and the pool."""
+    following = net.nodes[start + len(nodes) : start + len(nodes) + 3]
+    pool = _pool_of(following[0]) if following else None
+    if pool is None:
+        return None
+    found = list(nodes)
+    for node in following:
+        if node.inputs != (found[-1].name,) or not is_closed(net, [*found, node]):
+            break
+        if len(found) > len(nodes) and not _may_follow(node, found, pool.how == "MaxPool"):
+            break
+        found.append(node)
+    return (tuple(found), pool) if len(found) > len(nodes) else None
+
+
+def _may_follow(node: Node, found: list[Node], is_largest: bool) -> bool:
+    """Behind a pool: the activation, where it is the same in front of it, and the last Cast."""
+    if isinstance(node.layer, Cast):
+        conv = found.index(convolution_of(tuple(found)))
+        return not any(isinstance(before.layer, Cast) for before in found[conv:])
+    has_activation = activation_of(tuple(found)) is not None
+    return is_largest and not has_activation and isinstance(node.layer, ACTIVATIONS) and never_falls(node.layer)
+
+
+def _pool_of(node: Node) -> Pool | None:
+    layer = node.layer
+    if not isinstance(layer, POOLS) or layer.stride != layer.kernel or any(layer.pads) or layer.ceil:
+        return None
+    if any(step > 1 for step in layer.dilation):
+        return None
+    down, across = (1, *layer.kernel)[-2:]
+    if down * across not in WINDOWS or any(size & (size - 1) for size in (down, across)):
+        return None
+    return Pool("MaxPool" if isinstance(layer, MaxPool1d | MaxPool2d) else "MeanPool", (down, across))
 
 
 def _claim(net: Network, nodes: tuple[Node, ...], lowering: ConvFirstLowering, job: Job) -> Claim:
@@ -312,13 +406,15 @@ def window_fragments(weight: Array, per_word: int, columns: int) -> Array:
     return in_fragments(full.reshape(columns, -1).T, per_word)
 
 
-def _instance(name: str, precision: str, dtypes: tuple[str, str], N: int = 64, taps: int = 3) -> Instance:
+def _instance(
+    name: str, precision: str, dtypes: tuple[str, str], N: int = 64, taps: int = 3, pool: Pool = NO_POOL
+) -> Instance:
     side = (32, 32)
     both = Geometry(False, 3, N, 1, side, side, (taps, taps), (1, 1), (taps // 2, taps // 2), (1, 1))
 
     def launch(device: Device) -> KernelLaunch:
         return ConvFirstLowering(
-            both, precision, dtypes, True, None, True, device.units, device.fast_bytes
+            both, precision, dtypes, True, None, True, device.units, device.fast_bytes, pool
         ).launch(1024)  # fmt: skip
 
     return Instance(name, launch)
@@ -331,4 +427,7 @@ INSTANCES = (
     _instance("3 channels bf16", "bf16", ("bfloat16", "bfloat16")),
     _instance("to 6 channels fp32, 5x5", "fp32", ("float32", "float32"), 6, 5),
     _instance("to 16 channels fp16, 5x5", "fp16", ("float16", "float32"), 16, 5),
+    _instance("3 channels fp32, pooled", "fp32", ("float32", "float32"), pool=Pool("MaxPool", (2, 2))),
+    _instance("to 6 channels fp16, 5x5, pooled", "fp16", ("float16", "float16"), 6, 5, Pool("MaxPool", (2, 2))),
+    _instance("3 channels bf16, means", "bf16", ("bfloat16", "bfloat16"), pool=Pool("MeanPool", (4, 4))),
 )

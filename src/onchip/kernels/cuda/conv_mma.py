@@ -8,6 +8,7 @@ import numpy as np
 
 from onchip.kernels.chain import is_closed
 from onchip.kernels.cuda.mlp_packing import PRECISIONS, round_up
+from onchip.kernels.cuda.pool import POOLS
 from onchip.kernels.cuda.product_wgmma import multiplied_weight
 from onchip.kernels.cuda.program import NUMBERS
 from onchip.kernels.pointwise import ACTIVATIONS
@@ -84,7 +85,7 @@ def label_of(name: str, net: Network, nodes: tuple[Node, ...]) -> str:
     node = convolution_of(nodes)
     C, N = (net.types[value].row_shape[0] for value in (node.inputs[0], node.name))
     taps = "x".join(map(str, net.weights[node.weights["weight"]].shape[2:]))
-    behind = [each.layer.kind for each in nodes if isinstance(each.layer, (*ACTIVATIONS, ToPixels))]
+    behind = [each.layer.kind for each in nodes if isinstance(each.layer, (*ACTIVATIONS, *POOLS, ToPixels))]
     return f"{name}<{','.join([str(C), str(N), taps, *behind])}>"
 
 

@@ -91,14 +91,15 @@ class DepthwiseAlone:
         x = net.types[node.inputs[0]]
         if conv_groups(node.layer) != x.row_shape[0]:
             return
-        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or not _windows(net, node, False).fits:
+        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or not _windows(net, node, False, device).fits:
             why = f"convolves rows of less than 2^31 numbers of {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
-        yield from _claims(net, (node,) if x.dtype == "float64" else with_activation(net, start, ACTIVATIONS))
+        nodes = (node,) if x.dtype == "float64" else with_activation(net, start, ACTIVATIONS)
+        yield from _claims(net, nodes, device)
 
 
-def _claims(net: Network, nodes: tuple[Node, ...]) -> Iterator[Claim]:
+def _claims(net: Network, nodes: tuple[Node, ...], device: Device) -> Iterator[Claim]:
     """Of a convolution, and perhaps its activation: in rows, and with channels last."""
     first, last = nodes[0], nodes[-1]
     value, made = first.inputs[0], last.name
@@ -106,7 +107,7 @@ def _claims(net: Network, nodes: tuple[Node, ...]) -> Iterator[Claim]:
     activation = last.layer if isinstance(last.layer, Elementwise) else None
     number = "float64" if x.dtype == "float64" else "float32"
     for is_last in (False, True) if has_channels(x) and has_channels(y) and net.readers(made) else (False,):
-        windows = _windows(net, first, is_last)
+        windows = _windows(net, first, is_last, device)
         recipes = _recipes(net, first, is_last, number)
         price = Price(
             sum(map(net.row_flop, nodes)), x.row_bytes + y.row_bytes, sum(made.nbytes for made in recipes.values()),
@@ -125,13 +126,14 @@ def _claims(net: Network, nodes: tuple[Node, ...]) -> Iterator[Claim]:
         )  # fmt: skip
 
 
-def _windows(net: Network, node: Node, is_last: bool) -> Windows:
+def _windows(net: Network, node: Node, is_last: bool, device: Device) -> Windows:
     (C, *sizes), (N, *counts) = (net.types[value].row_shape for value in (node.inputs[0], node.name))
     taps = net.weights[node.weights["weight"]].shape[2:]
     h, w = axes_of(node.layer, tuple(sizes), tuple(counts), taps)
     # Not in float64: the weights of a window, and its sums, would take all registers.
     dtype = net.types[node.name].dtype
-    return Windows(C, N, h, w, is_last, DTYPE_BYTES[dtype], () if dtype == "float64" else UNROLLED, TOGETHER)
+    unrolled = () if dtype == "float64" else UNROLLED
+    return Windows(C, N, h, w, is_last, DTYPE_BYTES[dtype], unrolled, TOGETHER, device.units)
 
 
 def _recipes(net: Network, node: Node, is_last: bool, dtype: str) -> dict[str, Recipe]:
@@ -152,7 +154,7 @@ def _recipes(net: Network, node: Node, is_last: bool, dtype: str) -> dict[str, R
 
 def _instance(name: str, dtype: str, is_last: bool, taps: int = 3, stride: int = 1, each: int = 1) -> Instance:
     axis = Axis(16 * stride, 16, taps, stride, 1, 1, 16 * stride + 1)
-    windows = Windows(64, 64 * each, axis, axis, is_last, DTYPE_BYTES[dtype], UNROLLED, TOGETHER)
+    windows = Windows(64, 64 * each, axis, axis, is_last, DTYPE_BYTES[dtype], UNROLLED, TOGETHER, 132)
     lowering = DepthwiseLowering(dtype, windows, True, None)
     return Instance(name, lambda device: lowering.at(1000).launches[0])
 

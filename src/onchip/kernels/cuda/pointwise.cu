@@ -3,6 +3,7 @@
 // Idea    The run is a little program over an accumulator: load a value, apply an operation, combine it with another
 //         value, keep it for later, give it out. A thread has 64 B of it in registers and decodes each step once for
 //         all of them. Values between the layers never reach memory, and a new network costs no compilation.
+// Few     Where numbers are few, a thread has one group of neighbours: less to go through one after the other.
 // Floor   Every value read and given moves once: 2^28 numbers of float32 through any chain are 2.1 GB / 4.8 TB/s =
 //         447 us. At 4.2 TB/s, 132 multiprocessors at 1.7 GHz issue 55 instructions for each number, 28 in 16 bits;
 //         decoding takes about one a step, activations up to 23 (activation.cuh), in 16 bits up to 15 (brief.cuh).
@@ -20,21 +21,20 @@
 // Layout  Values are 16 B aligned, `count` numbers; of those that are given, all lie one after the other.
 // Shared  THREADS * 64 B for each value that is kept at the same time.
 // Limits  MOST_OPERANDS values and weights, MOST_OUTPUTS values given, MOST_STEPS steps, count < 2^31; sm_80 up.
+#include "boxes.cuh"
 #include "brief.cuh"
 #include "divide.cuh"
 #include "function.cuh"
 
 constexpr int THREADS = 256;
 constexpr int MOST_OPERANDS = 12, MOST_OUTPUTS = 6, MOST_STEPS = 64, MOST_LEVELS = 6;
-template <class Number>
-constexpr int A_THREAD = 64 / sizeof(Number);  // numbers
 constexpr int COMMON = 2;  // combinations of a kernel that has the common operations alone
 // Of a multiprocessor. Calls of the longer functions leave less in registers.
 template <class Number, int COMBINATIONS>
 constexpr int BLOCKS = is_same<Number, float> && COMBINATIONS == COMMON ? 5
                        : is_same<Number, double> && COMBINATIONS > COMMON ? 2 : 3;
-template <class Number>
-using Numbers = Number[A_THREAD<Number>];
+template <class Number, int N>
+using Numbers = Number[N];  // of a thread
 // Where number i of a thread is, from its first one: V of them are neighbours.
 template <int V>
 __device__ constexpr u32 behind(int i) { return V * THREADS * (i / V) + i % V; }
@@ -114,16 +114,16 @@ __device__ __forceinline__ Number tell(Number (*f)(Number, Number, Number), Numb
     return f(v, p, q);
 }
 
-template <class Function, class Number>
-__device__ __forceinline__ bool apply_to(Numbers<Number>& v, Number p, Number q) {
+template <class Function, class Number, int N>
+__device__ __forceinline__ bool apply_to(Numbers<Number, N>& v, Number p, Number q) {
 #pragma unroll
     for (Number& each : v) each = tell<Number>(&Function::apply, each, p, q);
     return true;
 }
-template <class Function, class Number>
-__device__ __forceinline__ bool combine(Numbers<Number>& v, const Numbers<Number>& other) {
+template <class Function, class Number, int N>
+__device__ __forceinline__ bool combine(Numbers<Number, N>& v, const Numbers<Number, N>& other) {
 #pragma unroll
-    for (int i = 0; i < A_THREAD<Number>; ++i) v[i] = Function::apply(v[i], other[i]);
+    for (int i = 0; i < N; ++i) v[i] = Function::apply(v[i], other[i]);
     return true;
 }
 template <class Function, bool IS_BRIEF>
@@ -137,8 +137,8 @@ struct Way<Function, true> {
 // An operation's code is its place among the template arguments.
 template <class... Functions>
 struct Unary {
-    template <class Number, bool IS_BRIEF>
-    static __device__ __forceinline__ void apply(int code, Numbers<Number>& v, Number p, Number q) {
+    template <class Number, bool IS_BRIEF, int N>
+    static __device__ __forceinline__ void apply(int code, Numbers<Number, N>& v, Number p, Number q) {
         int n = 0;
         static_cast<void>(((code == n++ && apply_to<typename Way<Functions, IS_BRIEF>::type, Number>(v, p, q)) || ...));
     }
@@ -146,8 +146,8 @@ struct Unary {
 template <class... Functions>
 struct Binary {
     static constexpr int COUNT = sizeof...(Functions);
-    template <class Number>
-    static __device__ __forceinline__ void apply(int code, Numbers<Number>& v, const Numbers<Number>& other) {
+    template <class Number, int N>
+    static __device__ __forceinline__ void apply(int code, Numbers<Number, N>& v, const Numbers<Number, N>& other) {
         int n = 0;
         static_cast<void>(((code == n++ && combine<Functions, Number>(v, other)) || ...));
     }
@@ -173,12 +173,12 @@ struct Several {
     }
 };
 
-template <class T, int V, class Number>
-__device__ __forceinline__ void load_whole(Numbers<Number>& v, const void* from, const Operand& operand, u32 first,
+template <class T, int V, class Number, int N>
+__device__ __forceinline__ void load_whole(Numbers<Number, N>& v, const void* from, const Operand& operand, u32 first,
                                            u32 count) {
     const T* x = static_cast<const T*>(from) + operand.first;
 #pragma unroll
-    for (int g = 0; g < A_THREAD<Number>; g += V) {
+    for (int g = 0; g < N; g += V) {
         const u32 n = first + behind<V>(g);
         if (n + V <= count) {
             Several<T, V> several;
@@ -224,12 +224,12 @@ __device__ __forceinline__ Number load_one(const void* x, Type type, long long p
     }
 }
 
-template <int V, class Number>
-__device__ __forceinline__ void load_stretched(Numbers<Number>& v, const void* x, const Operand& operand, u32 first,
+template <int V, class Number, int N>
+__device__ __forceinline__ void load_stretched(Numbers<Number, N>& v, const void* x, const Operand& operand, u32 first,
                                                u32 count) {
     u32 place = 0;
 #pragma unroll
-    for (int i = 0; i < A_THREAD<Number>; ++i) {
+    for (int i = 0; i < N; ++i) {
         const u32 n = first + behind<V>(i);
         if (i % 4 == 0 || operand.where == APART) place = place_of(n, operand);
         else ++place;
@@ -239,8 +239,8 @@ __device__ __forceinline__ void load_stretched(Numbers<Number>& v, const void* x
     }
 }
 
-template <int V, class Number>
-__device__ __forceinline__ void load(Numbers<Number>& v, const void* from, const Operand& operand, u32 first,
+template <int V, class Number, int N>
+__device__ __forceinline__ void load(Numbers<Number, N>& v, const void* from, const Operand& operand, u32 first,
                                      u32 count) {
     if (operand.where != WHOLE) return load_stretched<V, Number>(v, from, operand, first, count);
     switch (operand.type) {
@@ -261,10 +261,10 @@ __device__ __forceinline__ void load(Numbers<Number>& v, const void* from, const
     }
 }
 
-template <class T, int V, class Number>
-__device__ __forceinline__ void store_as(void* to, const Numbers<Number>& v, u32 first, const Run<Number>& run) {
+template <class T, int V, class Number, int N>
+__device__ __forceinline__ void store_as(void* to, const Numbers<Number, N>& v, u32 first, const Run<Number>& run) {
 #pragma unroll
-    for (int g = 0; g < A_THREAD<Number>; g += V) {
+    for (int g = 0; g < N; g += V) {
         const u32 n = first + behind<V>(g);
         T* y = static_cast<T*>(to) + run.first + n;
         if (n + V <= run.count) {
@@ -286,8 +286,8 @@ __device__ __forceinline__ void store_as(void* to, const Numbers<Number>& v, u32
     }
 }
 
-template <int V, class Number>
-__device__ __forceinline__ void store(const Run<Number>& run, int index, const Numbers<Number>& v, u32 first) {
+template <int V, class Number, int N>
+__device__ __forceinline__ void store(const Run<Number>& run, int index, const Numbers<Number, N>& v, u32 first) {
     void* to = run.output_at[index];
     if constexpr (is_same<Number, long long>) {
         switch (run.outputs[index]) {
@@ -312,38 +312,38 @@ __device__ __forceinline__ void store(const Run<Number>& run, int index, const N
 extern __shared__ uint4 kept[];
 
 // The four numbers from i on of a value that is kept.
-template <class Number>
+template <class Number, int N>
 __device__ __forceinline__ Number* kept_four(int index, int i) {
-    const int four = (index * A_THREAD<Number> + i) / 4 * THREADS + static_cast<int>(threadIdx.x);
+    const int four = (index * N + i) / 4 * THREADS + static_cast<int>(threadIdx.x);
     return reinterpret_cast<Number*>(kept) + 4 * four;
 }
-template <class Number>
-__device__ __forceinline__ void take(Numbers<Number>& v, int index) {
+template <class Number, int N>
+__device__ __forceinline__ void take(Numbers<Number, N>& v, int index) {
 #pragma unroll
-    for (int i = 0; i < A_THREAD<Number>; i += 4) {
+    for (int i = 0; i < N; i += 4) {
         Several<Number, 4> four;
-        four.load(kept_four<Number>(index, i));
+        four.load(kept_four<Number, N>(index, i));
 #pragma unroll
         for (int j = 0; j < 4; ++j) v[i + j] = four[j];
     }
 }
-template <class Number>
-__device__ __forceinline__ void keep(const Numbers<Number>& v, int index) {
+template <class Number, int N>
+__device__ __forceinline__ void keep(const Numbers<Number, N>& v, int index) {
 #pragma unroll
-    for (int i = 0; i < A_THREAD<Number>; i += 4) {
+    for (int i = 0; i < N; i += 4) {
         Several<Number, 4> four;
 #pragma unroll
         for (int j = 0; j < 4; ++j) four[j] = v[i + j];
-        four.store(kept_four<Number>(index, i));
+        four.store(kept_four<Number, N>(index, i));
     }
 }
 
 // What a block that begins when this one ends will load: asked of memory now, found in L2 then. Numbers in 16 bits are
 // half the bytes on their way to the same registers.
-template <class Number>
+template <int N, class Number>
 __device__ __forceinline__ void fetch_ahead(const Run<Number>& run) {
 #if __CUDA_ARCH__ >= 900
-    constexpr u32 NUMBERS = A_THREAD<Number> * THREADS;
+    constexpr u32 NUMBERS = N * THREADS;
     constexpr u32 AHEAD = 768;  // blocks: more than 132 multiprocessors hold; 6 MB of an operand in L2
     const int index = threadIdx.x;
     if (index >= MOST_OPERANDS || run.operand_at[index] == nullptr) return;
@@ -357,26 +357,31 @@ __device__ __forceinline__ void fetch_ahead(const Run<Number>& run) {
 }
 
 // V  neighbours of a thread: 4, or 8 where all layers are of 16 bits and activations brief
-template <class Number, int V, class Functions, class Combinations>
+// N  numbers of a thread: 64 B of them, or V where that is enough for all multiprocessors
+template <class Number, int V, int N, class Functions, class Combinations>
 __global__ void __launch_bounds__(THREADS, (BLOCKS<Number, Combinations::COUNT>))
     pointwise(const __grid_constant__ Run<Number> run) {
-    const u32 first = V * (blockIdx.x * (A_THREAD<Number> / V) * THREADS + threadIdx.x);
-    if constexpr (V == 8) fetch_ahead(run);
-    Numbers<Number> v, other;
+    if constexpr (N == V) {  // it begins before the kernel before it ends (LaunchConfig.overlaps)
+        let_next_begin();
+        wait_for_kernel_before();
+    }
+    const u32 first = V * (blockIdx.x * (N / V) * THREADS + threadIdx.x);
+    if constexpr (V == 8 && N > V) fetch_ahead<N>(run);
+    Numbers<Number, N> v, other;
     for (u32 s = 0; s < run.steps; ++s) {
         const Step<Number>& step = run.step[s];
         const int index = step.index;
         if (step.what == LOAD || step.what == COMBINE)
             load<V, Number>(other, run.operand_at[index], run.operands[index], first, run.count);
         else if (step.what == TAKE || step.what == COMBINE_KEPT)
-            take<Number>(other, index);
+            take<Number, N>(other, index);
         switch (step.what) {
             case LOAD:
             case TAKE:
 #pragma unroll
-                for (int i = 0; i < A_THREAD<Number>; ++i) v[i] = other[i];
+                for (int i = 0; i < N; ++i) v[i] = other[i];
                 break;
-            case KEEP: keep<Number>(v, index); break;
+            case KEEP: keep<Number, N>(v, index); break;
             case GIVE: store<V, Number>(run, index, v, first); break;
             case APPLY: Functions::template apply<Number, V == 8>(step.code, v, step.p, step.q); break;
             case COMBINE:

@@ -36,6 +36,7 @@ from onchip.kernels.cuda.pointwise_run import (
     fits,
     why_not,
 )
+from onchip.kernels.cuda.product_few import OVERLAPPING
 from onchip.kernels.cuda.program import (
     EVERY_CHIP,
     Budget,
@@ -59,6 +60,7 @@ SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, BYTES_A_THREAD = 256, 64
 TILE_BYTES = THREADS * BYTES_A_THREAD  # of numbers of a block, and of shared memory for a value that is kept
+BLOCKS_A_UNIT = 5  # of few numbers: all at a time
 MOST_NUMBERS = 2**31 - 1  # of a launch
 ALIGNED_ROWS = 16  # begin at a multiple of 16 bytes, whatever a row is
 # Of 5 blocks a multiprocessor, or 3. sm_90 spills nothing; others do a little in runs of float.
@@ -67,20 +69,25 @@ BUDGETS = {"float": Budget(80, spill_bytes=32), "double": Budget(128), "long lon
 _STEP = {4: "<BBBxff", 8: "<BBB5xdd"}  # ints are told nothing: zeros, which are the same bits
 
 
-def program_of(number: str, neighbours: int, is_common: bool) -> Program:
-    """Of all runs of a number type, or of those with common operations alone; ints have no functions."""
+def program_of(number: str, neighbours: int, numbers: int, is_common: bool) -> Program:
+    """Of all runs of a number type, or of those with common operations alone; ints have no functions.
+
+    numbers  of a thread
+    """
     functions, combinations = FUNCTIONS, COMBINATIONS
     if number == "long long":
         functions, combinations = (), COMBINATIONS[:INT_COMBINATIONS]
     elif is_common:
         functions, combinations = FUNCTIONS[:COMMON_FUNCTIONS], COMBINATIONS[:COMMON_COMBINATIONS]
     lists = f"Unary<{', '.join(functions)}>, Binary<{', '.join(combinations)}>"
-    return Program(SOURCE, f"pointwise<{number}, {neighbours}, {lists}>")
+    return Program(SOURCE, f"pointwise<{number}, {neighbours}, {numbers}, {lists}>")
 
 
 @dataclass(frozen=True)
 class PointwiseLowering:
     run: Run
+    units: int
+    overlaps: bool  # whether kernels of this chip may begin before the one before ends
 
     def at(self, B: int) -> Steps:
         """One launch, but for more numbers than 32 bits count."""
@@ -91,11 +98,19 @@ class PointwiseLowering:
 
     def _launch(self, first: int, rows: int) -> KernelLaunch:
         count = rows * self.run.row_size
-        number, tile = self.run.number, TILE_BYTES // NUMBER_BYTES[self.run.number]
-        config = LaunchConfig((-(-count // tile), 1, 1), (THREADS, 1, 1), self.run.kept * TILE_BYTES)
-        program = program_of(number, self.run.neighbours, self.run.is_common)
+        number, neighbours, numbers = self.run.number, self.run.neighbours, self._numbers(count)
+        kept_bytes = self.run.kept * THREADS * numbers * NUMBER_BYTES[number]
+        overlaps = self.overlaps and numbers == neighbours
+        config = LaunchConfig((-(-count // (THREADS * numbers)), 1, 1), (THREADS, 1, 1), kept_bytes, overlaps=overlaps)
+        program = program_of(number, neighbours, numbers, self.run.is_common)
         budget = (COMMON_BUDGETS if self.run.is_common else BUDGETS)[number]
         return KernelLaunch(program, config, (self._told(first, count),), budget)
+
+    def _numbers(self, count: int) -> int:
+        """Of a thread: few where so all multiprocessors have some."""
+        few = self.run.neighbours
+        is_little = count <= self.units * BLOCKS_A_UNIT * THREADS * few
+        return few if is_little else BYTES_A_THREAD // NUMBER_BYTES[self.run.number]
 
     def _told(self, first: int, count: int) -> Struct:
         """`Run` of pointwise.cu, for rows from `first` on."""
@@ -106,7 +121,7 @@ class PointwiseLowering:
         pointers += [*run.output_pointers, *[none] * (MOST_OUTPUTS - len(run.outputs))]
         types = bytes(TYPES.index(dtype) for dtype in run.outputs)
         data = [struct.pack("<qII8s", first * run.row_size, count, len(run.steps), types)]
-        data += [_operand(operand, first) for operand in run.operands]
+        data += [_operand(operand if first else operand.seen_by(count), first) for operand in run.operands]
         data.append(bytes(OPERAND_BYTES * (MOST_OPERANDS - len(operands))))
         form = _STEP[NUMBER_BYTES[run.number]]
         data += [struct.pack(form, step.what, step.code, step.index, *step.told) for step in run.steps]
@@ -165,7 +180,7 @@ class Pointwise:
         if isinstance(run, str):
             yield Refusal(self.name, first.name, run)
             return
-        yield from _in_layouts(net, _claim(net, nodes, run), run)
+        yield from _in_layouts(net, _claim(net, nodes, run, device), run)
         following = next(net.nodes_from(start + len(nodes)), None)
         if following is None or why_not(net, following) is not None:
             return
@@ -173,7 +188,7 @@ class Pointwise:
         if 0 < behind < len(nodes):
             shorter = _written(net, nodes[:-behind], number)
             if not isinstance(shorter, str):  # it may give more values than there is room for
-                yield from _in_layouts(net, _claim(net, nodes[:-behind], shorter), shorter)
+                yield from _in_layouts(net, _claim(net, nodes[:-behind], shorter, device), shorter)
 
 
 def _written(net: Network, nodes: list[Node], number: str) -> Run | str:
@@ -209,7 +224,7 @@ def _fitting(net: Network, start: int, number: str) -> list[Node]:
     return found
 
 
-def _claim(net: Network, nodes: list[Node], run: Run) -> Claim:
+def _claim(net: Network, nodes: list[Node], run: Run, device: Device) -> Claim:
     kinds = ",".join(dict.fromkeys(node.layer.kind for node in nodes))
     inside = {node.name for node in nodes}
     read = {value for node in nodes for value in node.inputs if value not in inside}
@@ -223,7 +238,7 @@ def _claim(net: Network, nodes: list[Node], run: Run) -> Claim:
         why="one pass over memory" if len(nodes) > 1 else "one layer by itself",
         recipes=run.recipes,
         fast_bytes=run.kept * TILE_BYTES,
-        facts=PointwiseLowering(run),
+        facts=PointwiseLowering(run, device.units, device.arch in OVERLAPPING),
     )
 
 
@@ -239,14 +254,17 @@ def _in_layouts(net: Network, claim: Claim, run: Run) -> Iterator[Claim]:
         yield replace(claim, reads=reads, gives=dict.fromkeys(run.output_names, CHANNELS_LAST))
 
 
-def _instance(number: str, neighbours: int = 4, is_common: bool = False) -> Instance:
+def _instance(number: str, neighbours: int = 4, is_common: bool = False, rows: int = 1 << 24) -> Instance:
     steps = () if is_common else (Step(What.APPLY, code=len(FUNCTIONS) - 1),)
     run = Run(number, neighbours, 1, (Operand(Int64(0), "uint8", Where.WHOLE),), ("uint8",), ("y",), steps, 4, {})
-    name = f"every {'common ' if is_common else ''}run of {number}, {neighbours} neighbours"
-    return Instance(name, lambda device: PointwiseLowering(run).at(1).launches[0])
+    kind = ("common " if is_common else "") + ("short " if rows == 1 else "")
+    name = f"every {kind}run of {number}, {neighbours} neighbours"
+    return Instance(name, lambda device: PointwiseLowering(run, device.units, True).at(rows).launches[0])
 
 
 INSTANCES = (
     _instance("float", is_common=True), _instance("float", 8, is_common=True), _instance("double", is_common=True),
-    *map(_instance, NUMBER_BYTES), _instance("float", 8),
+    *map(_instance, NUMBER_BYTES), _instance("float", 8), _instance("float", rows=1),
+    _instance("float", is_common=True, rows=1), _instance("float", 8, is_common=True, rows=1),
+    _instance("double", rows=1), _instance("long long", rows=1),
 )  # fmt: skip

@@ -86,6 +86,11 @@ class Operand:
     outer: int = 1
     batch_stride: int = 1  # from row to row
 
+    def seen_by(self, count: int) -> Operand:
+        """By the first numbers of the result alone: as long as they lie at the same numbers, it is whole."""
+        is_whole = bool(self.levels) and self.levels[0][0] >= count and self.levels[0][1] == 1
+        return Operand(self.pointer, self.dtype, Where.WHOLE) if is_whole else self
+
 
 @dataclass(frozen=True)
 class Step:

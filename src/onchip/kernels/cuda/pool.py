@@ -76,7 +76,7 @@ class PoolAlone:
         if not isinstance(node.layer, POOLS) or job.is_training:
             return
         x, y = net.types[node.inputs[0]], net.types[node.name]
-        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or not _windows(net, node, False).fits:
+        if x.dtype not in FLOATS or device.arch not in ARCHITECTURES or not _windows(net, node, False, device).fits:
             why = f"computes on rows of less than 2^31 numbers of {', '.join(FLOATS)} on {', '.join(ARCHITECTURES)}"
             yield Refusal(self.name, node.name, f"{why}, not {x} on {device.arch}")
             return
@@ -89,20 +89,20 @@ class PoolAlone:
         )  # fmt: skip
         how += "WithPads" if node.layer.attributes().get("count_pads") else ""
         for each in in_layouts(net, node, claim):
-            yield replace(each, facts=_lowering(how, x.dtype, _windows(net, node, bool(each.gives))))
+            yield replace(each, facts=_lowering(how, x.dtype, _windows(net, node, bool(each.gives), device)))
 
 
-def _windows(net: Network, node: Node, is_last: bool) -> Windows:
+def _windows(net: Network, node: Node, is_last: bool, device: Device) -> Windows:
     (C, *sizes), (_, *counts) = (net.types[value].row_shape for value in (node.inputs[0], node.name))
     h, w = axes_of(node.layer, tuple(sizes), tuple(counts), node.layer.attributes()["kernel"])
-    return Windows(C, C, h, w, is_last, DTYPE_BYTES[net.types[node.name].dtype], UNROLLED, TOGETHER)
+    return Windows(C, C, h, w, is_last, DTYPE_BYTES[net.types[node.name].dtype], UNROLLED, TOGETHER, device.units)
 
 
 def _instance(
     name: str, how: str, dtype: str, is_last: bool, taps: int = 2, stride: int = 2, B: int = 1000
 ) -> Instance:
     axis = Axis(16, 8, taps, stride, 0, 1, 16)
-    windows = Windows(64, 64, axis, axis, is_last, DTYPE_BYTES[dtype], UNROLLED, TOGETHER)
+    windows = Windows(64, 64, axis, axis, is_last, DTYPE_BYTES[dtype], UNROLLED, TOGETHER, 132)
     lowering = _lowering(how, dtype, windows)
     return Instance(name, lambda device: lowering.at(B).launches[0])
 

@@ -16,7 +16,7 @@
 // Layout  ids (B, S); lengths (B) or none; tables (slices, K, V + 1, 128 B), row V zeros: pads look it up; biases (C) float32 or none,
 //         peaks (C) float32 of tables of 8 bits: their largest numbers, which stand there as LARGEST;
 //         y (B, D_out), each convolution from its column on. All 16 B aligned.
-// Shared  Rows to look up: 4 B for each id of a block's sentences, and 16 to 32 B a thread where several share one.
+// Shared  Rows to look up: 4 B for each id of a block's sentences, and 16 to 64 B a thread where several warps share one.
 // Limits  Sizes are run-time values; ids and lengths int32 or int64; tables and y float32, float16, bfloat16; tables e4m3 of
 //         up to 128 taps from sm_89 on; the ids of 1 sentence fit in shared memory; 16 convolutions a launch; sm_80 up.
 #include "e4m3.cuh"
@@ -59,6 +59,11 @@ struct Sums {
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) numbers[i] = larger(numbers[i], other.numbers[i]);
     }
+    // And with those of the lane so many further.
+    __device__ __forceinline__ void raise_by(int lanes) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; ++i) numbers[i] = larger(numbers[i], __shfl_xor_sync(~0u, numbers[i], lanes));
+    }
     __device__ __forceinline__ float at(int i) const { return numbers[i]; }
 };
 template <>
@@ -81,6 +86,11 @@ struct Sums<e4m3> {
     __device__ __forceinline__ void raise(const Sums& other) {
 #pragma unroll
         for (int i = 0; i < WIDTH / 2; ++i) pairs[i] = larger_halves(pairs[i], other.pairs[i]);
+    }
+    __device__ __forceinline__ void raise_by(int lanes) {
+#pragma unroll
+        for (int i = 0; i < WIDTH / 2; ++i)
+            pairs[i] = larger_halves(pairs[i], __shfl_xor_sync(~0u, pairs[i], lanes));
     }
     __device__ __forceinline__ float at(int i) const { return to_float(reinterpret_cast<const f16*>(pairs)[i]); }
 };
@@ -190,12 +200,15 @@ __global__ void __launch_bounds__(THREADS, 6)
         }
     }
     float* maxima = reinterpret_cast<float*>(shared + sentences * pitch);
-    if (share_bits) {
+    // Those of a warp by its lanes, then warp by warp.
+    if (share_bits > 0) most.raise_by(LANES);
+    if (share_bits > 1) most.raise_by(2 * LANES);
+    if (share_bits > 2) {
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) maxima[threadIdx.x + i * THREADS] = most.at(i);
         __syncthreads();
-        if (part) return;
     }
+    if (part) return;
     if (!is_there) return;
     const float* bias = branches.biases[number];
     const long long left = of.C - c;
@@ -203,8 +216,10 @@ __global__ void __launch_bounds__(THREADS, 6)
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) {
         found[i] = most.at(i);
-        for (u32 other = 1; other < 1u << share_bits; ++other)
-            found[i] = larger(found[i], maxima[threadIdx.x + other * LANES + i * THREADS]);
+#pragma unroll
+        for (u32 other = 1; other < THREADS / 32; ++other)
+            if (share_bits > 2 && 4 * other < 1u << share_bits)
+                found[i] = larger(found[i], maxima[threadIdx.x + other * 32 + i * THREADS]);
         const float added = bias != nullptr && i < left ? bias[c + i] : 0.0f;
         if constexpr (is_same<T, e4m3>)
             found[i] = fmaf(found[i], i < left ? branches.peaks[number][c + i] * (1.0f / LARGEST) : 0.0f, added);

@@ -60,7 +60,7 @@ from onchip.spec.types import DTYPE_BYTES
 SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = EVERY_CHIP
 THREADS, LANES, MOST = 128, 8, 16  # as the .cu file has them
-MOST_SHARE_BITS = (THREADS // LANES).bit_length() - 1
+MOST_SHARE_BITS, WARP_BITS = (THREADS // LANES).bit_length() - 1, (32 // LANES).bit_length() - 1
 BLOCKS_A_UNIT = 6
 # Of what multiprocessors could take from L2: sentiment's rows come at 8.5 TB/s on an H200.
 L2_RATE = 0.25
@@ -155,7 +155,7 @@ class TokenMaxLowering:
         return slices * math.ceil(B / self._sentences(bits))
 
     def _shared(self, bits: int) -> int:
-        maxima = THREADS * 16 // DTYPE_BYTES[self.dtypes[1]] if bits else 0
+        maxima = THREADS * 16 // DTYPE_BYTES[self.dtypes[1]] if bits > WARP_BITS else 0
         return 4 * (self._sentences(bits) * self.pitch + maxima)
 
     def at(self, B: int) -> Steps:

@@ -27,6 +27,7 @@ class Axis:
 
 
 ANY_TOGETHER = (4, 2)  # outputs a thread, one below the other, of windows that are not unrolled
+MOST_FILLED = 1.15  # of outputs in rows: those that threads make, some past the end, of those that there are
 ONE_ROW = Axis(1, 1, 1, 1, 0, 1, 1)
 
 
@@ -42,6 +43,7 @@ class Windows:
     number_bytes: int
     unrolled: tuple[tuple[int, int, int], ...]  # windows that have a kernel of their own: KH, KW, the steps along h
     together: tuple[int, int]  # outputs a thread in those, one below the other, at most: in rows, with channels last
+    units: int  # multiprocessors
 
     @property
     def fits(self) -> bool:
@@ -78,13 +80,33 @@ class Windows:
         return 1 << min(most, self.w.count).bit_length() - 1
 
     def rows(self, columns: int) -> int:
-        """Outputs a thread one below the other, the same for any batch. Not where they would share no row of x."""
+        """Outputs a thread one below the other, of many rows. Not where they would share no row of x."""
         most = min((self.together if self.is_unrolled else ANY_TOGETHER)[self.is_last], 32 // columns)
         if self.is_unrolled and self.h == ONE_ROW:
             return most
-        if self.h.count <= 2 or (not self.is_unrolled and (self.h.dilation > 1 or self.h.stride >= self.h.taps)):
+        if self.h.count <= 2 or self.h.stride >= self.h.taps or (not self.is_unrolled and self.h.dilation > 1):
             return 1
-        return min(most, 8 if self.h.count > 4 else 4)
+        most = min(most, 8 if self.h.count > 4 else 4)
+        across = math.ceil(self.w.count / columns) * columns / self.w.count
+        may_waste = self.is_last or not self.is_unrolled
+        while (
+            not may_waste and most > 2 and math.ceil(self.h.count / most) * most * across > MOST_FILLED * self.h.count
+        ):
+            most //= 2
+        return most
+
+    def rows_at(self, B: int, channels: int) -> int:
+        """The same for so many rows: one where threads are few. Which outputs a thread makes changes no bit."""
+        Q = self.rows(self.columns(channels))
+        return 1 if 2 * self._threads(B, channels, Q) < self.units * THREADS else Q
+
+    def _sizes(self, B: int, channels: int, Q: int) -> tuple[int, int, int]:
+        """Threads of an image, along each axis of y."""
+        down, across = math.ceil(self._lines(B).count / Q), math.ceil(self.w.count / self.columns(channels))
+        return self.N // channels, down, across
+
+    def _threads(self, B: int, channels: int, Q: int) -> int:
+        return (B if self._lines(B) is self.h else 1) * math.prod(self._sizes(B, channels, Q))
 
     @property
     def slides(self) -> bool:
@@ -96,15 +118,13 @@ class Windows:
 
         channels  neighbours that a thread takes, where they lie last
         """
-        U = self.columns(channels)
-        Q, P = self.rows(U), self._word(U)
+        U, h = self.columns(channels), self._lines(B)
+        Q, P = self.rows_at(B, channels), self._word(U)
         lead = -self.w.before % P
         SW = (self.w.stride if U > 1 else 0) if self.is_unrolled else int(self.slides)
         window = self.window if self.is_unrolled else (0, self._turn(channels), 0)
         cut = (str(self.is_last).lower(), channels, U, Q, P, lead, *window, SW)
-        h, images = self._lines(B), B if self._lines(B) is self.h else 1
-        sizes = self.N // channels, math.ceil(h.count / Q), math.ceil(self.w.count / U)
-        count = images * math.prod(sizes)
+        sizes, count = self._sizes(B, channels, Q), self._threads(B, channels, Q)
         dividers = b"".join(divider(size).data for size in sizes)
         apart = [*self._apart(self.C, self.h.size, self.w.size, h), *self._apart(self.N, self.h.count, self.w.count, h)]
         data = dividers + struct.pack("<14i4x9q", *astuple(h), *astuple(self.w), *apart, count)

@@ -10,7 +10,7 @@ import time
 
 from onchip.cache import say_unless_quiet
 
-_FIRST_S, _EACH_S = 1.5, 0.7  # to load Numba, and to compile a function: on a 2.5 GHz Neoverse N1 and alike
+_FIRST_S, _EACH_S = 1.5, 0.7  # to load Numba, and to compile a function: estimates, no promise
 _BAR = 20  # characters
 
 

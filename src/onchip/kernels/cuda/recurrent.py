@@ -151,7 +151,8 @@ class RecurrentAlone:
             self.name, f"{self.name}<{layer.kind},{shape.H}>", (node.name,),
             Price(
                 net.row_flop(node), moved_bytes(net, node), sum(recipe.nbytes for recipe in recipes.values()),
-                rate=RATE * device.flops["fp32"] / device.flops[job.precision], least_us=shape.S * step_us, why_slow="steps wait for each other",
+                rate=RATE * device.flops["fp32"] / device.flops[job.precision],  # it computes in float32
+                least_us=shape.S * step_us, why_slow="steps wait for each other",
             ),
             f"{shape.S} steps in one launch", recipes,
             fast_bytes=lowering.shared_bytes(lowering.rows_for(job.batch)), order=f"units in order, parts of {CHUNK}",

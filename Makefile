@@ -27,7 +27,7 @@ check: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/test_house.py
 	$(MAKE) check-kernels
 
-# Every instance of every CUDA kernel for every architecture it names, held against its budget. Needs no GPU.
+# Every instance of every CUDA kernel for Hopper, one of each for other chips, held against budgets. Needs no GPU.
 check-kernels: $(VENV)/.test
 	$(BIN)/python -m onchip.runtime.cuda.kernel_check onchip.kernels.cuda onchip.ladders
 

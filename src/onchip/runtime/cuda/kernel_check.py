@@ -1,4 +1,4 @@
-"""make check-kernels: every instance of every CUDA kernel, compiled for every architecture it declares. No GPU needed.
+"""make check-kernels: every instance of every CUDA kernel for Hopper, one of each for other chips. No GPU needed.
 
 python -m onchip.runtime.cuda.kernel_check onchip.kernels.cuda onchip.ladders
 
@@ -38,7 +38,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType({
 })  # fmt: skip
 
 
-NEAR = ("sm_86", "sm_89", "sm_100", "sm_120")  # compiled much like sm_80: an instance of each kernel is enough
+NEAR = ("sm_80", "sm_86", "sm_89", "sm_100", "sm_120")  # much like sm_90a: an instance of each kernel is enough
 
 
 @dataclass(frozen=True)

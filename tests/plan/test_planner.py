@@ -1,7 +1,6 @@
 """Plans as text, the cheapest cover, refusals with reasons, and planning that computes nothing."""
 
 import itertools
-import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -30,6 +29,7 @@ from onchip.spec.layers import (
 )
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType
+from python_calls import python_calls
 from takers import CPU, Take, TakeBut, stored
 
 
@@ -124,9 +124,7 @@ def test_training_refuses_what_it_cannot_train(net, reason):
 def test_planning_never_computes_a_weight():
     huge = {"a.weight": stored(4096, 1_000_000, flop=10**12)}
     net = sequential(TensorType(("B", 1_000_000)), [("a", Linear()), ("r", ReLU())], huge)
-    start = time.process_time()
     plan = make_plan(net, CPU, KERNELS)
-    assert time.process_time() - start < 0.2
     assert plan.groups[0].claim.weight_bytes >= 4 * 4096 * 1_000_000
 
 
@@ -211,9 +209,8 @@ def test_a_long_network_is_planned_at_once():
         weights |= {f"l{i}.weight": stored(8, 8), f"m{i}.weight": stored(8, 8)}
         weights |= {f"n{i}.mean": stored(8), f"n{i}.var": stored(8)}
     net = sequential(TensorType(("B", 8)), layers, weights)
-    start = time.process_time()
     plan = make_plan(net, CPU, [Take("single", 1)])
-    assert time.process_time() - start < 1
+    assert python_calls(lambda: make_plan(net, CPU, [Take("single", 1)])) < 1_500_000
     assert len(plan.groups) == 120
     assert len(plan.rewrites) == 180
 
@@ -296,22 +293,15 @@ def test_a_deep_network_is_planned_at_once(kind):
         layers += [(f"l{i}", Conv2d(pads=(1, 1, 1, 1)) if kind == "convolutions" else Linear()), (f"r{i}", ReLU())]
         weights[f"l{i}.weight"] = stored(8, 8, 3, 3) if kind == "convolutions" else stored(8, 8)
     net = sequential(TensorType(("B", 8, 8, 8)) if kind == "convolutions" else TensorType(("B", 8)), layers, weights)
-    make_plan(mlp(4, 3), CPU, KERNELS)
-    seconds = []
-    for _ in range(3):  # others use the cores too: the quickest counts
-        start = time.process_time()
-        plan = make_plan(net, CPU, KERNELS)
-        seconds.append(time.process_time() - start)
-    assert min(seconds) < (1.0 if kind == "convolutions" else 0.2)
-    assert len(plan.groups) == 1
+    assert len(make_plan(net, CPU, KERNELS).groups) == 1
+    assert python_calls(lambda: make_plan(net, CPU, KERNELS)) < 250_000
 
 
 def test_a_long_row_of_single_layers_is_planned_at_once():
     """The time goes with the length, not with its square."""
     net = sequential(TensorType(("B", 4)), [(f"r{i}", ReLU()) for i in range(2000)], {})
-    start = time.process_time()
     plan = make_plan(net, CPU, KERNELS)
-    assert time.process_time() - start < 1.0
+    assert python_calls(lambda: make_plan(net, CPU, KERNELS)) < 2_500_000
     assert sum(len(group.claim.nodes) for group in plan.groups) == 2000
 
 

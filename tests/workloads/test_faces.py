@@ -1,7 +1,5 @@
 """faces: the file's order, and the network against the report's own index formulas written as loops."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -143,10 +141,8 @@ def test_another_size_is_named(tmp_path):
         faces.network(tmp_path / "network.bin")
 
 
-def test_the_full_size_costs_milliseconds_and_draws_nothing():
-    started = time.perf_counter()
+def test_the_full_size_draws_nothing():
     net = load("faces")
-    assert time.perf_counter() - started < 1
     assert all(isinstance(weight, Recipe) for weight in net.weights.values())
     assert net.parameters == 5_137_283
     assert str(net.input) == "float32[B, 100]"

@@ -1,7 +1,5 @@
 """sentiment: the file's order, and the network against sums written out."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -106,10 +104,8 @@ def test_another_size_is_named(tmp_path):
         sentiment.network(tmp_path / "params.bin", **SIZES)
 
 
-def test_the_full_size_costs_milliseconds_and_draws_nothing():
-    started = time.perf_counter()
+def test_the_full_size_draws_nothing():
     net = load("sentiment")
-    assert time.perf_counter() - started < 1  # drawing 200 million numbers takes longer
     assert all(isinstance(weight, Recipe) for weight in net.weights.values())
     assert net.parameters == 200_299_010
     assert str(net.input) == "int32[B, 16]"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onchip.kernels.cpu.image_operation import Operation, call_at, fields_of, runs
+from onchip.kernels.cpu.image_operation import Operation, call_at, fields_of, own_rows, runs
 from onchip.kernels.cpu.image_values import View
 from onchip.kernels.cpu.jit import ALL, floats_at, linked
 from onchip.kernels.cpu.late_numba import types
@@ -19,13 +19,13 @@ class Load(Operation):
 _load = fields_of(Load)
 
 
-@linked(*(types.int64,) * 5)
-def copy_lines(to: int, source: int, count: int, length: int, step: int) -> None:
-    """`count` runs of `length` numbers that lie side by side to places `step` numbers apart."""
-    if step == length:
+@linked(*(types.int64,) * 6)
+def copy_lines(to: int, to_step: int, source: int, source_step: int, count: int, length: int) -> None:
+    """`count` runs of `length` numbers; from one to the next so many numbers."""
+    if to_step == length and source_step == length:
         count, length = 1, count * length
     for n in range(count):
-        target, line = floats_at(to + n * step * 4, length), floats_at(source + n * length * 4, length)
+        target, line = floats_at(to + n * to_step * 4, length), floats_at(source + n * source_step * 4, length)
         for c in range(length):
             target[c] = line[c]
 
@@ -55,20 +55,19 @@ def weave(to: int, source: int, count: int, C: int, apart: int) -> None:
 
 @runs(Load)
 def load(row: int, call: int) -> None:
-    """Rows (C, H, W), or (H, W, C) with channels last; one thread does it."""
+    """Rows (C, H, W), or (H, W, C) with channels last."""
     op, at = _load(row, call), call_at(call)
-    if at.part > 0:
-        return
     a, y = floats_at(at.here, ALL), op.y
     count = y.H * y.W
+    top, bottom = own_rows(y.H, at.part, at.parts)
     has_no_gap = y.row == y.W * y.pixel or y.H == 1
-    rows, W = (1, count) if has_no_gap else (y.H, y.W)  # those that lie one behind the other are one
+    W = (bottom - top) * y.W if has_no_gap else y.W  # rows that lie one behind the other are one
     for i in range(at.images):
         source, to = at.x + (at.first + i) * count * y.C * 4, y.at + i * y.image
-        for iy in range(rows):
-            begin, line = at.here + (to + iy * y.row) * 4, source + iy * W * 4
+        for iy in range(top, min(top + 1, bottom) if has_no_gap else bottom):
+            begin, line = at.here + (to + iy * y.row) * 4, source + iy * y.W * 4
             if op.last or count == 1 or y.C == 1:
-                copy_lines(begin, source + iy * W * y.C * 4, W, y.C, y.pixel)
+                copy_lines(begin, y.pixel, source + iy * y.W * y.C * 4, y.C, W, y.C)
             elif y.pixel == y.C:
                 weave(begin, line, W, y.C, count)
             else:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from onchip.kernels.chain import given_ids
+from onchip.kernels.cpu.image_load import copy_lines
 from onchip.kernels.cpu.image_lowering import Lowering, Value
-from onchip.kernels.cpu.image_operation import Operation, call_at, fields_of, runs
+from onchip.kernels.cpu.image_operation import Operation, call_at, fields_of, own_rows, runs
 from onchip.kernels.cpu.image_values import UnsupportedError, View
 from onchip.kernels.cpu.jit import ALL, bytes_at, floats_at, ints_at
 from onchip.spec.layers import Embedding, Permute, ToPixels
@@ -115,19 +116,17 @@ def look_up(row: int, call: int) -> None:
 @runs(StoreRows)
 def store_rows(row: int, call: int) -> None:
     op, at = _store(row, call), call_at(call)
-    if at.part > 0:
-        return
     a, x = floats_at(at.here, ALL), op.x
     count = x.H * x.W
+    top, bottom = own_rows(x.H, at.part, at.parts)
     for i in range(at.images):
-        for iy in range(x.H):
-            source = a[x.at + i * x.image + iy * x.row :]
+        for iy in range(top, bottom):
+            begin = x.at + i * x.image + iy * x.row
             if op.last or count == 1:
-                target = floats_at(at.y + ((at.first + i) * count + iy * x.W) * x.C * 4, x.W * x.C)
-                for ix in range(x.W):
-                    for c in range(x.C):
-                        target[ix * x.C + c] = source[ix * x.pixel + c]
+                to = at.y + ((at.first + i) * count + iy * x.W) * x.C * 4
+                copy_lines(to, x.C, at.here + begin * 4, x.pixel, x.W, x.C)
             else:
+                source = a[begin:]
                 for c in range(x.C):
                     line = floats_at(at.y + (((at.first + i) * x.C + c) * count + iy * x.W) * 4, x.W)
                     for ix in range(x.W):
@@ -137,12 +136,11 @@ def store_rows(row: int, call: int) -> None:
 @runs(StorePixels)
 def store_pixels(row: int, call: int) -> None:
     op, at = _pixels(row, call), call_at(call)
-    if at.part > 0:
-        return
     a, x = floats_at(at.here, ALL), op.x
     size = x.W * x.C
+    top, bottom = own_rows(x.H, at.part, at.parts)
     for i in range(at.images):
-        for iy in range(x.H):
+        for iy in range(top, bottom):
             source = a[x.at + i * x.image + iy * x.row :]
             target = bytes_at(at.y + ((at.first + i) * x.H + iy) * size, size)
             for ix in range(x.W):

@@ -37,6 +37,7 @@ from onchip.spec.layers import (
     GlobalSum,
     Layer,
     Linear,
+    LinearResize,
     LogSoftmax,
     MatMul,
     MaxPool1d,
@@ -64,7 +65,7 @@ _LAUNCHES = 50
 # How many times as long one thread of NumPy takes as all cores at their measured rates would. Measured on two cores:
 # Concat and Add 3, an Embedding 4, a Permute 4 to 7; TokenConv 3 to 6 and convolutions 5 to 12, once what they keep on
 # the way is counted. Short sums and maxima: pools 20 to 40, GlobalMean 36, GlobalMax 100, Linear 15 to 300.
-_SLOWER, _MUCH_SLOWER = 4, 20
+_SLOWER, _MUCH_SLOWER, _BY_PLACES = 4, 20, 200  # LinearResize looks every number up, once for each neighbour
 _IN_SHORT_SUMS = (*_ROW_BY_ROW, GlobalMax, GlobalMin, SequenceMax, MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
 
 
@@ -112,6 +113,7 @@ class Plain:
             fixed -= recipes["weight"].nbytes
         moved += (looked_up + 2 * _between(net, node)) * DTYPE_BYTES[net.types[node.name].dtype]
         slower = _MUCH_SLOWER if isinstance(node.layer, _IN_SHORT_SUMS) else _SLOWER
+        slower = _BY_PLACES if isinstance(node.layer, LinearResize) else slower
         price = NumpyPrice(net.row_flop(node), moved, fixed, _LAUNCHES, slower=slower)
         claim = Claim(
             self.name, f"plain<{node.layer.kind}>", (node.name,), price, "one layer by itself, in NumPy", recipes,

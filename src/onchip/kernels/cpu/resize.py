@@ -3,6 +3,8 @@
 Idea      A line of y lies between four lines of x, or two: their mean is made first, number by number in vectors, and
           lies in cache; then each number of y is the mean of two of it.
 Order     Axis by axis: a (1 - share) + b share, two products and a sum.
+          With channels last, neighbours are vectors: no number is looked up by itself. Values that only convolutions
+          make and read lie so already.
 Floor     Memory: x in, y out.
 """
 
@@ -18,16 +20,17 @@ from onchip.kernels.cpu.late_numba import types
 from onchip.kernels.cpu.launches import CompiledLaunch, words
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
-from onchip.kernels.selection import axis_taps, resize_parts
+from onchip.kernels.selection import axis_taps, may_turn, resize_parts
 from onchip.plan.device import Device
-from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.plan.layout import ROWS
+from onchip.plan.kernel import Claim, Job, Refusal, Use
+from onchip.plan.layout import CHANNELS_LAST, ROWS
 from onchip.spec.layers import LinearResize
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType
 
 _TASK_NUMBERS = 1 << 12  # of y that a thread takes at a time, at least
+_NUMBER_BYTES = 12  # of a copy in the time of a number that is looked up by itself
 
 
 @compiled(inline=True)
@@ -99,6 +102,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
 class Facts:
     layer: LinearResize
     row_shape: tuple[int, ...]
+    layout: str
 
 
 class Resize:
@@ -114,18 +118,28 @@ class Resize:
         if x.dtype != "float32":
             yield Refusal(self.name, node.name, f"computes on float32, got {x.dtype}")
             return
-        price = CorePrice(net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=y.row_bytes)
-        yield Claim(
-            self.name, f"{self.name}<linear>", (node.name,), price, "one layer by itself", order="axis by axis",
-            facts=Facts(node.layer, x.row_shape),
-        )  # fmt: skip
+        for layout in (ROWS, CHANNELS_LAST) if may_turn(net, node) else (ROWS,):
+            parts = resize_parts(node.layer, x, layout)
+            if parts is None:
+                continue
+            by_itself = _NUMBER_BYTES if parts.run == 1 and parts.is_resized[-1] else 1
+            price = CorePrice(
+                net.row_flop(node), x.row_bytes + y.row_bytes, row_cache_bytes=(1 + by_itself) * y.row_bytes
+            )
+            is_last = layout == CHANNELS_LAST
+            yield Claim(
+                self.name, f"{self.name}<linear>", (node.name,), price, "one layer by itself", order="axis by axis",
+                facts=Facts(node.layer, x.row_shape, layout),
+                reads={node.inputs[0]: Use(layout)} if is_last else {},
+                gives={node.name: layout} if is_last else {},
+            )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         told = claim.facts
         assert isinstance(told, Facts)
-        parts = resize_parts(told.layer, TensorType(("B", *told.row_shape)), ROWS)
+        parts = resize_parts(told.layer, TensorType(("B", *told.row_shape)), told.layout)
         assert parts is not None
-        axes = axis_taps(told.layer, told.row_shape, ROWS)
+        axes = axis_taps(told.layer, told.row_shape, told.layout)
         places = [np.ascontiguousarray(np.stack((taps.low, taps.high), axis=1) * step, np.int64) for taps, step in axes]
         shares = [
             (taps.share if is_resized else taps.share[:0]).astype(np.float32)

@@ -2,7 +2,7 @@
 
 import onchip
 from onchip.plan.kernel import Job
-from onchip.runtime.engine import plan
+from onchip.runtime.placement import plan
 
 net = onchip.mlp(128, 128, 128, 128, 3)
 for device in ("rtx3080ti", "a100", "h200"):

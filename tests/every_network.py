@@ -22,7 +22,7 @@ from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.nvrtc import compile_program
-from onchip.runtime.engine import kernels_for
+from onchip.runtime.placement import kernels_for
 from onchip.spec.network import Network
 
 FOLDS = 10**9  # rows for which a table is always worth building

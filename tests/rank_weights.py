@@ -6,7 +6,7 @@ import sys
 from onchip.errors import KernelError
 from onchip.plan.kernel import Job
 from onchip.runtime import cpu_weights, ranks
-from onchip.runtime.engine import plan
+from onchip.runtime.placement import plan
 from text_networks import text_network
 
 

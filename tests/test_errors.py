@@ -62,7 +62,7 @@ def test_an_error_survives_a_process_border():
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_networks_and_plans_print_their_names_as_text(case):
-    from onchip.runtime.engine import plan
+    from onchip.runtime.placement import plan
 
     bad = HOSTILE[case]
     weights = {f"{bad}.weight": np.ones((3, 4), np.float32), f"{bad}2.weight": np.ones((2, 3), np.float32)}

@@ -13,7 +13,7 @@ from onchip.bench.gpu_inference import IO, GpuJob
 from onchip.plan.device import H200, Device, Peak
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.engine import kernels_for
+from onchip.runtime.placement import kernels_for
 from onchip.spec.io import with_io
 from onchip.spec.layers import CumSum
 from onchip.spec.network import Network, Node

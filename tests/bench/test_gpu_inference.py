@@ -27,7 +27,7 @@ from onchip.measure.pace import OwnClock, Pace
 from onchip.measure.truth import Truth
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
-from onchip.runtime.engine import plan
+from onchip.runtime.placement import plan
 from onchip.workloads import load
 from text_networks import text_network
 

@@ -27,7 +27,7 @@ from onchip.measure.pace import Pace
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.engine import kernels_for
+from onchip.runtime.placement import kernels_for
 from onchip.spec.recipe import materialise
 from onchip.workloads import faces as faces_work
 from onchip.workloads import sentiment as sentiment_work

@@ -11,7 +11,7 @@ from onchip.kernels import reference
 from onchip.measure.pace import Pace
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
-from onchip.runtime.engine import plan
+from onchip.runtime.placement import plan
 from onchip.spec.io import with_io
 
 QUICK = Pace(rounds=2, block_s=0.001, warm_up_s=0, pause_s=0, min_runs=1, max_runs=2)

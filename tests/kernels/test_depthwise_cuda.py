@@ -21,7 +21,8 @@ from onchip.plan.kernel import Job, Refusal
 from onchip.plan.layout import CHANNELS_LAST, ROWS
 from onchip.plan.planner import make_plan
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error
-from onchip.runtime.engine import Engine, find_device
+from onchip.runtime.engine import Engine
+from onchip.runtime.placement import find_device
 from onchip.spec.layers import (
     GELU,
     Clip,

@@ -18,7 +18,8 @@ from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import chunks, staging
 from onchip.runtime.cuda.backend import CudaBackend
-from onchip.runtime.engine import Engine, kernels_for
+from onchip.runtime.engine import Engine
+from onchip.runtime.placement import kernels_for
 from onchip.spec.build import sequential
 from onchip.spec.layers import CumSum, Embedding, GlobalMean, GlobalSum, TokenConv
 from onchip.spec.network import Network

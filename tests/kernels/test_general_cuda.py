@@ -20,7 +20,8 @@ from onchip.plan.kernel import Job
 from onchip.plan.layout import CHANNELS_LAST, ROWS, has_channels
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda.bound_steps import BoundSteps
-from onchip.runtime.engine import Engine, find_device
+from onchip.runtime.engine import Engine
+from onchip.runtime.placement import find_device
 from onchip.spec.layers import (
     AvgPool1d,
     AvgPool2d,

@@ -209,7 +209,7 @@ def test_planning_compiles_nothing_and_activations_are_compiled_one_by_one():
     code = (
         "import numpy as np\n"
         "from onchip.kernels.cpu import activation, jit\n"
-        "from onchip.runtime.engine import compile, plan\n"
+        "from onchip.runtime.engine import compile\nfrom onchip.runtime.placement import plan\n"
         "from onchip.spec.build import mlp\n"
         "net = mlp(3, 4, 2, activation='Tanh')\n"
         "plan(net, 'cpu')\n"

@@ -13,7 +13,7 @@ from onchip.kernels.reference.scan import scan as reference_scan
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.engine import kernels_for
+from onchip.runtime.placement import kernels_for
 from onchip.spec.build import sequential
 from onchip.spec.layers import CumSum, Linear
 from onchip.spec.scan_op import DTYPES, OPS, ScanOp

@@ -20,7 +20,8 @@ from onchip.runtime.cuda import scan as gpu_scan
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_steps import BoundSteps
 from onchip.runtime.cuda.scan import bound_scan
-from onchip.runtime.engine import Engine, kernels_for
+from onchip.runtime.engine import Engine
+from onchip.runtime.placement import kernels_for
 from onchip.runtime.scan import scan_into
 from onchip.spec.build import sequential
 from onchip.spec.layers import CumSum

@@ -24,7 +24,8 @@ from onchip.plan.rewrites.embedding import fold_embeddings, token_tables
 from onchip.runtime.check import with_rounded_tables
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.bound_steps import BoundSteps
-from onchip.runtime.engine import Engine, kernels_for
+from onchip.runtime.engine import Engine
+from onchip.runtime.placement import kernels_for
 from onchip.spec.layers import GELU, Cast, Clip, Concat, GlobalMax, ReLU, SequenceMax, Sigmoid, Tanh, TokenConv
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe, as_is, materialise, op_name, reach

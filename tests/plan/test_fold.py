@@ -12,7 +12,7 @@ from onchip.plan.build_price import HOST_BANDWIDTH
 from onchip.plan.device import H200, Device
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime import engine
+from onchip.runtime import placement
 from onchip.spec.build import mlp
 from onchip.spec.layers import (
     GELU,
@@ -63,8 +63,8 @@ def pays_from(plan) -> int:
 
 def test_the_whole_sentiment_network_is_planned_at_once_and_folded():
     net = sentiment()
-    plan = engine.plan(net, "h200", Job(batch=16_384))
-    assert python_calls(lambda: engine.plan(net, "h200", Job(batch=16_384))) < 250_000
+    plan = placement.plan(net, "h200", Job(batch=16_384))
+    assert python_calls(lambda: placement.plan(net, "h200", Job(batch=16_384))) < 250_000
     assert tables(plan) == [(21_635, K, 1_024) for K in (3, 5, 7, 9)]
     assert not [node for node in plan.network.nodes if isinstance(node.layer, Embedding | Conv1d)]
     flop = 2 * 21_635 * 24 * 1_024 * 4_096
@@ -79,7 +79,7 @@ def test_the_whole_sentiment_network_is_planned_at_once_and_folded():
 
 
 def test_a_few_sentences_are_not_worth_the_tables():
-    few, many = (engine.plan(sentiment(), "a100", Job(batch=batch)) for batch in (16, 16_384))
+    few, many = (placement.plan(sentiment(), "a100", Job(batch=batch)) for batch in (16, 16_384))
     assert tables(few) == []
     assert few.rewrite_flop == 0
     assert few.fold.startswith("not folded: ")
@@ -90,14 +90,14 @@ def test_a_few_sentences_are_not_worth_the_tables():
 
 
 def test_a_user_may_leave_the_fold_out():
-    plan = engine.plan(sentiment(), "h200", Job(batch=16_384, without=("fold",)))
+    plan = placement.plan(sentiment(), "h200", Job(batch=16_384, without=("fold",)))
     assert tables(plan) == []
     assert plan.fold == ""
     assert plan.rewrites == ()
 
 
 def test_half_tables_halve_what_is_looked_up():
-    full, half = (engine.plan(sentiment(), "h200", Job(batch=16_384, tables=kind)) for kind in ("fp32", "fp16"))
+    full, half = (placement.plan(sentiment(), "h200", Job(batch=16_384, tables=kind)) for kind in ("fp32", "fp16"))
     saved = full.groups[0].claim.price.row_bytes - half.groups[0].claim.price.row_bytes
     assert saved == 244 * 1_024 * 2  # of all four convolutions
 
@@ -119,7 +119,7 @@ def test_half_tables_are_counted_as_they_are_kept(device, kind):
 
 
 def test_half_tables_that_nobody_uses_are_told():
-    few = engine.plan(sentiment(), "a100", Job(batch=16, tables="fp16"))
+    few = placement.plan(sentiment(), "a100", Job(batch=16, tables="fp16"))
     assert few.tables_unused == "nothing was folded into any"
     assert f"{few.fold}\nfp16 tables are not used: nothing was folded into any\n" in str(few)
     assert few.to_dict()["tables_unused"] == few.tables_unused

@@ -9,7 +9,7 @@ from onchip.plan.device import H200, KNOWN
 from onchip.plan.host_call import call_us, compare, least_us
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.engine import kernels_for
+from onchip.runtime.placement import kernels_for
 from onchip.spec.build import sequential
 from onchip.spec.io import with_io
 from onchip.spec.layers import Conv2d, Embedding, Linear, ReLU, Reshape

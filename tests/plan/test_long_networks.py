@@ -9,7 +9,7 @@ from onchip.kernels.cuda.mlp_tensor import MOST_LAYERS
 from onchip.plan.device import H200
 from onchip.plan.kernel import Claim, Job, Refusal
 from onchip.plan.planner import make_plan
-from onchip.runtime.engine import kernels_for
+from onchip.runtime.placement import kernels_for
 from onchip.spec.build import sequential
 from onchip.spec.layers import Add, Concat, Conv2d, Linear, ReLU, Reshape, Softmax, Tanh
 from onchip.spec.network import Network, Node

@@ -10,7 +10,7 @@ from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.plan.rewrites import narrow_values
-from onchip.runtime.engine import kernels_for
+from onchip.runtime.placement import kernels_for
 from onchip.spec.build import sequential
 from onchip.spec.io import with_io
 from onchip.spec.layers import Add, ArgMax, Cast, Conv2d, GlobalMean, Linear, ReLU, Softmax

@@ -13,7 +13,7 @@ from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job
 from onchip.plan.plan_json import given_weights, plan_digest, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
-from onchip.runtime.engine import kernels_for
+from onchip.runtime.placement import kernels_for
 from onchip.spec.build import sequential
 from onchip.spec.layers import BatchNorm1d, CumSum, Linear, ReLU
 from onchip.spec.recipe import Recipe, materialise

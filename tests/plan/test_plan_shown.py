@@ -3,7 +3,7 @@
 import pytest
 
 from onchip.plan.kernel import Job
-from onchip.runtime.engine import plan
+from onchip.runtime.placement import plan
 from onchip.workloads import decode, faces
 
 

@@ -14,7 +14,7 @@ from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Claim, Job
 from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
 from onchip.plan.planner import make_plan
-from onchip.runtime.engine import kernels_for
+from onchip.runtime.placement import kernels_for
 from onchip.spec.build import mlp, sequential
 from onchip.spec.io import with_io
 from onchip.spec.layers import CumSum, ReLU, Softmax

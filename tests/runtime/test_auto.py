@@ -17,9 +17,10 @@ from onchip.errors import DeviceError, InputError, PlanError
 from onchip.kernels.cuda.mlp_fused import MlpFused
 from onchip.plan.device import H200, KNOWN
 from onchip.plan.kernel import Job
-from onchip.runtime import engine as engine_module
+from onchip.runtime import placement
 from onchip.runtime.cuda import devices
-from onchip.runtime.engine import Engine, compile, kernels_for, place, plan_and_reason
+from onchip.runtime.engine import Engine, compile
+from onchip.runtime.placement import kernels_for, place, plan_and_reason
 from onchip.spec.build import sequential
 from onchip.spec.layers import Conv2d, Linear, MaxPool2d, ReLU, Reshape, Softmax
 from onchip.spec.types import TensorType
@@ -43,14 +44,14 @@ def images():
 def gpu_is_here(monkeypatch):
     """An H200 beside two cores, as far as anybody can tell who only plans."""
     monkeypatch.setattr(devices, "probe", lambda: ([H200], ""))
-    monkeypatch.setattr(engine_module, "this_cpu", lambda: HOST)
+    monkeypatch.setattr(placement, "this_cpu", lambda: HOST)
 
 
 @pytest.fixture
 def backends(monkeypatch, gpu_is_here):
     """The names of the backends that were made."""
     made = []
-    monkeypatch.setattr(engine_module, "_backend", lambda name, threads=None: made.append(name))
+    monkeypatch.setattr(placement, "_backend", lambda name, threads=None: made.append(name))
     return made
 
 
@@ -98,7 +99,7 @@ def test_threads_mean_the_cpu(backends):
 
 def test_a_layer_that_the_gpu_does_not_take_is_the_reason(monkeypatch, gpu_is_here):
     everything = kernels_for
-    monkeypatch.setattr(engine_module, "kernels_for", lambda d: [MlpFused()] if d is H200 else everything(d))
+    monkeypatch.setattr(placement, "kernels_for", lambda d: [MlpFused()] if d is H200 else everything(d))
     net = sequential(TensorType(("B", 3, 8)), [("s", Softmax(axis=1))], {})
     with pytest.raises(PlanError) as refused:
         plan_and_reason(net, "cuda", Job())
@@ -109,13 +110,13 @@ def test_a_layer_that_the_gpu_does_not_take_is_the_reason(monkeypatch, gpu_is_he
 
 def test_a_layer_that_only_the_gpu_takes_is_the_reason(monkeypatch, gpu_is_here):
     everything = kernels_for
-    monkeypatch.setattr(engine_module, "kernels_for", lambda d: everything(d) if d is H200 else [])
+    monkeypatch.setattr(placement, "kernels_for", lambda d: everything(d) if d is H200 else [])
     assert said(SMALL, batch=1).startswith("cuda:0 (auto: on the CPU, ")
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
 def test_a_precision_that_the_cpu_has_not_is_the_reason(monkeypatch, gpu_is_here, precision):
-    monkeypatch.setattr(engine_module, "this_cpu", None)  # nobody asks
+    monkeypatch.setattr(placement, "this_cpu", None)  # nobody asks
     assert said(SMALL, precision=precision, batch=1) == f"cuda:0 (auto: the CPU does not compute in {precision})"
 
 
@@ -124,7 +125,7 @@ def test_a_gpu_that_no_cpu_beats_is_chosen_without_loading_the_cpus_kernels():
         "import sys\n"
         "from onchip.plan.device import H200\n"
         "from onchip.runtime.cuda import devices\n"
-        "from onchip.runtime.engine import plan_and_reason\n"
+        "from onchip.runtime.placement import plan_and_reason\n"
         "from onchip.workloads import faces\n"
         "devices.probe = lambda: ([H200], '')\n"
         "print(plan_and_reason(faces.network())[1])\n"

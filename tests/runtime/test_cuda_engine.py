@@ -111,7 +111,8 @@ from pathlib import Path
 from onchip.errors import KernelError
 from onchip.kernels.cuda.program import *
 from onchip.plan.planner import make_plan
-from onchip.runtime.engine import Engine, find_device, kernels_for
+from onchip.runtime.engine import Engine
+from onchip.runtime.placement import find_device, kernels_for
 from onchip.spec.build import mlp
 
 class Bad:

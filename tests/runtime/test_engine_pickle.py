@@ -17,6 +17,7 @@ from checks import rows
 from onchip.errors import DeviceError, PlanError
 from onchip.plan.device import H200
 from onchip.runtime import engine as engine_module
+from onchip.runtime import placement
 from onchip.runtime.cpu import this_cpu
 from onchip.spec.build import mlp
 from onchip.spec.layers import Add, Conv2d, Linear, ReLU, Softmax, Tanh
@@ -129,12 +130,12 @@ def test_processes_take_an_engine_as_an_argument_and_as_a_function():
 
 def test_rates_that_were_measured_since_change_no_plan(monkeypatch):
     slow = dataclasses.replace(this_cpu(), flops={"fp32": 1e6})  # so few rows are worth a fold
-    monkeypatch.setattr(engine_module, "this_cpu", lambda: slow)
+    monkeypatch.setattr(placement, "this_cpu", lambda: slow)
     net = text_network("folded, int64")
     engine = onchip.compile(net, device="cpu", batch_hint=100)
     pickled = pickle.dumps(engine)
     fast = dataclasses.replace(slow, flops={"fp32": 1e15}, bandwidth=1.0)  # and here none are
-    monkeypatch.setattr(engine_module, "this_cpu", lambda: fast)
+    monkeypatch.setattr(placement, "this_cpu", lambda: fast)
     assert str(onchip.compile(net, device="cpu", batch_hint=100).plan) != str(engine.plan)
     loaded, ids = pickle.loads(pickled), good_ids("folded, int64", 40)
     assert str(loaded.plan) == str(engine.plan)
@@ -144,7 +145,7 @@ def test_rates_that_were_measured_since_change_no_plan(monkeypatch):
 def test_another_kind_of_device_is_refused(monkeypatch):
     pickled = pickle.dumps(compiled("mlp")[0])
     other = dataclasses.replace(this_cpu(), arch="another, 64-bit vectors")
-    monkeypatch.setattr(engine_module, "this_cpu", lambda: other)
+    monkeypatch.setattr(placement, "this_cpu", lambda: other)
     with pytest.raises(DeviceError, match="another kind of device") as caught:
         pickle.loads(pickled)
     assert other.arch in caught.value.got

@@ -14,7 +14,8 @@ from onchip.plan.rewrites.linear import merged_bias, merged_weight
 from onchip.runtime.cuda import weights as weights_module
 from onchip.runtime.cuda.backend import CudaBackend
 from onchip.runtime.cuda.weights import make_weights
-from onchip.runtime.engine import Engine, kernels_for
+from onchip.runtime.engine import Engine
+from onchip.runtime.placement import kernels_for
 from onchip.spec.build import sequential
 from onchip.spec.layers import Linear, ReLU
 from onchip.spec.recipe import Recipe, as_is, evaluate, materialise, transposed

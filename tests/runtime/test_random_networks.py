@@ -10,7 +10,8 @@ import pytest
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
-from onchip.runtime.engine import compile, kernels_for
+from onchip.runtime.engine import compile
+from onchip.runtime.placement import kernels_for
 from onchip.spec.layers import LAYERS, Linear
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType

@@ -16,7 +16,8 @@ from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cpu import this_cpu
-from onchip.runtime.engine import compile, kernels_for
+from onchip.runtime.engine import compile
+from onchip.runtime.placement import kernels_for
 from onchip.runtime.row_sources import rows_not_finite
 from onchip.runtime.stream import (
     LEAST_PIECE_ROWS,

@@ -12,13 +12,14 @@ from onchip.errors import DeviceError, InputError, OutputError, RankError
 from onchip.formats.arrays import RowSource
 from onchip.plan.kernel import Job
 from onchip.plan.plan_json import given_weights, plan_to_json
-from onchip.runtime import engine, stream
 from onchip.runtime import follow as follow_file
+from onchip.runtime import placement, stream
 from onchip.runtime.deal import Dealer, Finished
-from onchip.runtime.engine import compile, place
+from onchip.runtime.engine import compile
 from onchip.runtime.follow import follow
 from onchip.runtime.launchers import gpu_rank, launched_as
 from onchip.runtime.output import ChunkRecord, open_output
+from onchip.runtime.placement import place
 from onchip.runtime.rank_messages import Deal, End, Orders
 from onchip.runtime.ranks import OneRank, rank_device, wait_for
 from onchip.runtime.run_job import RunOptions, start_job
@@ -180,8 +181,8 @@ def test_only_rank_0_plans(tmp_path, monkeypatch):
         planned.append(threading.current_thread())
         return real(*given)
 
-    real = engine.make_plan
-    monkeypatch.setattr(engine, "make_plan", make_plan)
+    real = placement.make_plan
+    monkeypatch.setattr(placement, "make_plan", make_plan)
     run_threads(tmp_path, 3, X)
     assert planned == [threading.main_thread()]
 

@@ -18,7 +18,8 @@ from onchip.kernels import reference
 from onchip.kernels.cuda import mlp_resident
 from onchip.kernels.reference.scan import scan as scan_reference
 from onchip.runtime.check import DTYPE_ULP, FACTOR, NAIVE_DTYPE, ULP, ULPS, scaled_error, with_rounded_tables
-from onchip.runtime.engine import compile, find_device
+from onchip.runtime.engine import compile
+from onchip.runtime.placement import find_device
 from onchip.runtime.scan import scan
 from onchip.spec.build import mlp, sequential
 from onchip.spec.io import with_io

@@ -20,7 +20,7 @@ from onchip.plan.device import H200
 from onchip.plan.kernel import Job
 from onchip.plan.planner import make_plan
 from onchip.runtime.cuda import devices
-from onchip.runtime.engine import kernels_for
+from onchip.runtime.placement import kernels_for
 from onchip.spec.build import mlp
 from onchip.train.loop import fit
 from onchip.train.many import Run

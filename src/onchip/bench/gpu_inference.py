@@ -21,7 +21,8 @@ from onchip.measure.pace import Pace
 from onchip.measure.truth import Rows, Truth, Verdict, as_inputs, naive_error
 from onchip.plan.device import Device
 from onchip.plan.kernel import Job
-from onchip.runtime.engine import compile, find_device, plan
+from onchip.runtime.engine import compile
+from onchip.runtime.placement import find_device, plan
 from onchip.spec.io import IO, with_io
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array

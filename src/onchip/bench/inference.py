@@ -15,7 +15,8 @@ from onchip.measure.pace import Pace
 from onchip.measure.truth import Rows as Given
 from onchip.measure.truth import Truth, Verdict, as_inputs
 from onchip.plan.kernel import Job
-from onchip.runtime.engine import Engine, compile, plan
+from onchip.runtime.engine import Engine, compile
+from onchip.runtime.placement import plan
 from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType, numpy_dtype
 

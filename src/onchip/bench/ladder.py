@@ -18,7 +18,7 @@ from onchip.ladders.show import need_matplotlib, save_plot
 from onchip.measure.pace import Pace, show_ms
 from onchip.plan.device import Device
 from onchip.runtime.cpu import check_threads, this_cpu
-from onchip.runtime.engine import find_device
+from onchip.runtime.placement import find_device
 from onchip.spec.names import known_name
 
 

@@ -24,7 +24,7 @@ from onchip.ladders.scan import device_floor_ms
 from onchip.measure.pace import show_ms
 from onchip.measure.truth import Verdict
 from onchip.runtime.cpu import core_count, this_cpu
-from onchip.runtime.engine import find_device
+from onchip.runtime.placement import find_device
 from onchip.runtime.scan import scan, scan_into
 from onchip.spec.recipe import Array
 from onchip.spec.scan_op import ScanOp

@@ -31,7 +31,8 @@ from onchip.bench.sentiment_rows import IDS, exact_truth, rounded_table_truth
 from onchip.kernels import reference
 from onchip.measure.pace import Pace
 from onchip.plan.kernel import Job
-from onchip.runtime.engine import Engine, compile, plan
+from onchip.runtime.engine import Engine, compile
+from onchip.runtime.placement import plan
 from onchip.spec.layers import Conv1d, Linear
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array

@@ -21,7 +21,8 @@ from onchip.plan.build_price import makes_of
 from onchip.plan.plan import Plan
 from onchip.runtime.cuda.gpu import Buffer, Gpu
 from onchip.runtime.cuda.weights import make_weights
-from onchip.runtime.engine import Engine, compile, kernels_for
+from onchip.runtime.engine import Engine, compile
+from onchip.runtime.placement import kernels_for
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, Recipe, in_order
 from onchip.workloads import sentiment

@@ -18,7 +18,8 @@ from onchip.errors import KernelError
 from onchip.kernels.training import bytes_of
 from onchip.measure.truth import TrainingTruth, Verdict, flat_run
 from onchip.plan.kernel import Job
-from onchip.runtime.engine import compile, plan
+from onchip.runtime.engine import compile
+from onchip.runtime.placement import plan
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.loop import fit

@@ -58,7 +58,8 @@ def plan(
     """
     from onchip.plan.kernel import Job
     from onchip.plan.scale_out import predict, table
-    from onchip.runtime.engine import apply_io, plan_and_reason
+    from onchip.runtime.engine import apply_io
+    from onchip.runtime.placement import plan_and_reason
     from onchip.workloads import load
 
     job = Job(precision, batch, train, optimiser, left_out(no_fold, no_merge, no_windows, no_phases, no_early), tables)

@@ -20,7 +20,7 @@ from onchip.ladders.frame import Ladder, Rung
 from onchip.measure.pace import blas_limiter
 from onchip.measure.truth import TrainingTruth, flat_run
 from onchip.plan.kernel import Job
-from onchip.runtime.engine import plan
+from onchip.runtime.placement import plan
 from onchip.spec.layers import Linear
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, materialise

@@ -12,7 +12,8 @@ from onchip.ladders.frame import Ladder, Rung
 from onchip.measure.pace import blas_limiter
 from onchip.measure.truth import Truth
 from onchip.plan.kernel import Job
-from onchip.runtime.engine import compile, plan
+from onchip.runtime.engine import compile
+from onchip.runtime.placement import plan
 from onchip.spec.layers import Linear
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array, materialise

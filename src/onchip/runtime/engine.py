@@ -4,96 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import html
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onchip.errors import DeviceError, InputError, PlanError, ShapeError
+from onchip.errors import DeviceError, InputError, ShapeError
 from onchip.kernels.chain import given_ids
-from onchip.plan.device import KNOWN, Device
-from onchip.plan.host_call import call_us, compare, least_us
-from onchip.plan.kernel import Job, Kernel
+from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights, plan_from_json, plan_to_json
-from onchip.plan.planner import make_plan
-from onchip.plan.step_info import StepInfo
 from onchip.runtime.arrays import dlpack
-from onchip.runtime.cpu import PRECISION as CPU_PRECISION
-from onchip.runtime.cpu import CpuBackend, this_cpu
+from onchip.runtime.backend import Backend
+from onchip.runtime.cpu import CpuBackend
 from onchip.runtime.overlap import check_apart
+from onchip.runtime.placement import find_device, kernels_for, place
 from onchip.spec.io import IO, with_io
 from onchip.spec.layers import Embedding, TokenConv
 from onchip.spec.layers.embedding import ID_DTYPES
-from onchip.spec.names import did_you_mean, known_name
+from onchip.spec.names import known_name
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.spec.tokens import check_token_ids
 from onchip.spec.types import TensorType, numpy_dtype
 
 if TYPE_CHECKING:
-    from onchip.kernels.training import SharedData, TrainerTeam
     from onchip.runtime.arrays.calls import Run
     from onchip.runtime.ranks import Ranks
-
-
-class Backend(Protocol):
-    @property
-    def asked(self) -> tuple[str, int | None]:
-        """The device's name and the number of threads by which find_device finds it again."""
-        ...
-
-    def bind(self, plan: Plan, debug: bool = False) -> Bound:
-        """Make a plan ready: compile its kernels, evaluate its recipes."""
-        ...
-
-
-class Bound(Protocol):
-    """A plan that is ready to run: all that an engine or a training run knows of a device."""
-
-    @property
-    def checks_ids(self) -> bool:
-        """Whether its kernels look at ids before they look them up, and `run` raises what they found."""
-        ...
-
-    def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array], B: int) -> None:
-        """Run the network on B rows of the host, by name; returns when the outputs are complete."""
-        ...
-
-    def run_like(self, x: Any) -> Run | None:
-        """How arrays of x's kind are run where they lie, if that is the device's own memory."""
-        ...
-
-    def quick_call(self) -> Callable[[tuple[Any, ...], Any], Any] | None:
-        """A quicker way for few rows of the host, if there is one: of inputs and `out` what a call gives, or None if
-        they need to be looked at more closely. Only for networks without ids whose inputs and outputs all differ.
-        """
-        ...
-
-    def wait(self) -> None:
-        """Return when earlier work on the device's own arrays is done; raise what its kernels found."""
-        ...
-
-    def steps(self, B: int) -> tuple[StepInfo, ...]:
-        """What is run, in order, and its work on B rows."""
-        ...
-
-    def together(self, count: int) -> int:
-        """Of a plan for training: how many of so many networks like its own it trains at a time."""
-        ...
-
-    def trainers(
-        self, networks: Sequence[Network], x: Array, y: Array, row_weights: Sequence[Array | None],
-        orders: Sequence[int], shared: SharedData,
-    ) -> TrainerTeam:  # fmt: skip
-        """Of a plan for training: runs on rows x (n, D_in) with targets y, as many as `together` says.
-
-        networks  like the plan's own, but for their weights
-        row_weights  of each network: (n,) float32, or None: all are 1
-        orders    the rows of all orders that they will be trained or judged on
-        shared    with other runs on the same rows
-        """
-        ...
 
 
 class _Wanted:
@@ -310,163 +247,6 @@ def _check_out(out: Array, shape: tuple[int, ...], dtype: str) -> None:
     if not (fits and out.flags.c_contiguous and out.flags.writeable):
         got = f"{getattr(out, 'dtype', type(out).__name__)}{list(getattr(out, 'shape', []))}"
         raise ShapeError("out does not fit", got=got, expected=f"{dtype}{list(shape)}, row-major and writable")
-
-
-# -- choosing a device -------------------------------------------------------------------------------------
-
-
-def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend, str]:
-    """A device that is here, by name ("auto", "cpu", "cuda", "cuda:1"), and the reason for "auto"'s choice.
-
-    For no network in particular, "auto" is the GPU where there is one; `place` knows more.
-    """
-    name = device_name(name)
-    found = _find_gpus(name, threads)
-    if found:
-        at = _device_number(name.partition(":")[2], len(found))
-        return found[at], _backend(f"cuda:{at}"), f"cuda:{at}" + (" (auto: a GPU is here)" if name == "auto" else "")
-    return this_cpu(), _backend("cpu", threads), _cpu_chosen(name, threads)
-
-
-def may_use_gpu(device: str, threads: int | None) -> bool:
-    """Whether `place` has a GPU to choose."""
-    return bool(_find_gpus(device_name(device), threads))
-
-
-def device_name(name: str) -> str:
-    """The name of a device to run on, in lower case; DeviceError if it is none."""
-    kind, colon, number = str(name).lower().partition(":")
-    if kind == "cuda" or (kind in ("auto", "cpu") and not colon):
-        return kind + colon + number
-    if kind in KNOWN:
-        got, hint = f"{name}, which can be planned for", f"onchip plan MODEL --device {kind}, or --device cuda there"
-        raise DeviceError("no device to run on", got=got, expected="auto, cpu, cuda or cuda:N", hint=hint)
-    hint = did_you_mean(kind, ("auto", "cpu", "cuda", *KNOWN)) or "onchip devices"
-    expected = f"auto, cpu, cuda or cuda:N; to plan for also {', '.join(KNOWN)}"
-    raise DeviceError("unknown device", got=str(name), expected=expected, hint=hint)
-
-
-def _find_gpus(name: str, threads: int | None) -> list[Device]:
-    """The GPUs of this machine; none where the CPU is meant, or "auto" finds none. "cuda" without one: DeviceError."""
-    if name == "cpu" or (name == "auto" and threads is not None):
-        return []
-    if threads is not None:
-        got = f"threads={threads} and device '{name}'"
-        raise InputError("threads are the CPU's", got=got, expected="threads with device 'cpu'", hint="--device cpu")
-
-    from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
-
-    found = cuda_devices()
-    if not found and name != "auto":
-        raise DeviceError(
-            f"device '{name}' is not available", got=why_no_cuda(), expected="an NVIDIA GPU with its driver",
-            hint="--device cpu, or pip install 'onchip[cuda]' on a machine with a GPU",
-        )  # fmt: skip
-    return found
-
-
-def _cpu_chosen(name: str, threads: int | None) -> str:
-    """The CPU as what was chosen, with the reason where "auto" was asked for and no GPU was in question."""
-    if name == "cpu":
-        return "cpu"
-    if threads is not None:
-        return f"cpu (auto: threads={threads} asks for it)"
-    from onchip.runtime.cuda.devices import why_no_cuda
-
-    return f"cpu (auto: {why_no_cuda()})"
-
-
-def _backend(name: str, threads: int | None = None) -> Backend:
-    """Of "cpu" or "cuda:N". On a GPU it takes memory there: made for the device that was chosen, and no other."""
-    if name == "cpu":
-        return CpuBackend(threads)
-    from onchip.runtime.cuda.backend import CudaBackend
-
-    return CudaBackend(int(name.partition(":")[2]))
-
-
-def _device_number(text: str, count: int) -> int:
-    if not text:
-        return 0
-    if not text.isdigit() or int(text) >= count:
-        raise DeviceError("no such GPU", got=f"cuda:{text}", expected=f"cuda:0 to cuda:{count - 1}")
-    return int(text)
-
-
-def kernels_for(device: Device) -> Sequence[Kernel]:
-    """Every kernel of a device's kind, in the order in which the planner asks."""
-    if device.kind == "cuda":
-        from onchip.kernels.cuda import KERNELS as CUDA_KERNELS
-
-        return CUDA_KERNELS
-    from onchip.kernels.cpu import KERNELS as CPU_KERNELS
-
-    return CPU_KERNELS
-
-
-def plan(net: Network, device: str | Device = "auto", job: Job | None = None) -> Plan:
-    """What would run, on a device that is here or one that is only known ("h200", "a100", ...: `onchip devices`).
-
-    A layer that a device's kernels do not take yet is part of the plan of a device that is only known, with its floor.
-    """
-    return plan_and_reason(net, device, job)[0]
-
-
-def plan_and_reason(net: Network, device: str | Device = "auto", job: Job | None = None) -> tuple[Plan, str]:
-    """The plan, and its device with, for "auto", the reason."""
-    if isinstance(device, Device):
-        return make_plan(net, device, kernels_for(device), job), device.name
-    if (name := str(device).lower()) in KNOWN:
-        return make_plan(net, KNOWN[name], kernels_for(KNOWN[name]), job, whole=False), name
-    return _choose(net, device, job or Job(), None, None)
-
-
-def place(
-    net: Network, device: str, job: Job, threads: int | None, call_rows: int | None = None
-) -> tuple[Plan, Backend, str]:
-    """Plan for the device and find it. "auto" is the one that should do a call with rows of the host sooner.
-
-    call_rows  at most so many of the job's rows in one call; None: all of them
-    """
-    plan, chosen = _choose(net, device, job, threads, call_rows)
-    return plan, _backend(chosen.partition(" ")[0], threads), chosen
-
-
-def _choose(net: Network, device: str, job: Job, threads: int | None, call_rows: int | None) -> tuple[Plan, str]:
-    device = device_name(device)
-    found = _find_gpus(device, threads)
-    if not found:
-        return _plan_here(net, job), _cpu_chosen(device, threads)
-    at = _device_number(device.partition(":")[2], len(found))
-    gpu, name = found[at], f"cuda:{at}"
-    is_auto, cpu_can = device == "auto", job.precision == CPU_PRECISION
-    try:
-        there = make_plan(net, gpu, kernels_for(gpu), job)
-    except PlanError as refused:
-        if not (is_auto and cpu_can):
-            raise
-        return _plan_here(net, job), f"cpu (auto: {refused.what})"
-    if not is_auto:
-        return there, name
-    if not cpu_can:
-        return there, f"{name} (auto: the CPU does not compute in {job.precision})"
-    # Not counted: making the weights, and loading the GPU's or the CPU's code. An engine is called many times, and of
-    # all of that only the weights have an estimate.
-    B, cpu = min(call_rows or job.batch, job.batch), this_cpu()
-    there_us, least = call_us(there, B), least_us(net, job, cpu, B)
-    if least > there_us:
-        return there, compare(name, there_us, least, B, is_least=True)
-    try:
-        here = make_plan(net, cpu, kernels_for(cpu), job)
-    except PlanError as refused:
-        return there, f"{name} (auto: on the CPU, {refused.what})"
-    here_us = call_us(here, B)
-    return here if here_us <= there_us else there, compare(name, there_us, here_us, B)
-
-
-def _plan_here(net: Network, job: Job) -> Plan:
-    cpu = this_cpu()
-    return make_plan(net, cpu, kernels_for(cpu), job)
 
 
 def compile(

@@ -11,11 +11,13 @@ from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights, plan_to_json
 from onchip.plan.scale_out import choose_ranks
+from onchip.runtime.backend import Backend
 from onchip.runtime.cpu import CpuBackend
 from onchip.runtime.cpu_weights import large_weights
 from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
-from onchip.runtime.engine import Backend, Engine, place, plan_and_reason, read_plan
+from onchip.runtime.engine import Engine, read_plan
 from onchip.runtime.output import PartialOutput
+from onchip.runtime.placement import place, plan_and_reason
 from onchip.runtime.rank_messages import DEADLINE_S, Orders
 from onchip.runtime.ranks import Ranks, rank_threads
 from onchip.runtime.row_sources import Source

@@ -11,7 +11,7 @@ import numpy as np
 
 from onchip.errors import InputError
 from onchip.runtime.cpu import check_threads
-from onchip.runtime.engine import find_device
+from onchip.runtime.placement import find_device
 from onchip.spec.recipe import Array
 from onchip.spec.scan_op import ScanOp, check_axis, check_dtype, check_out
 

@@ -27,7 +27,8 @@ from onchip.kernels.training import (
 from onchip.plan.kernel import Job
 from onchip.plan.plan import Plan
 from onchip.plan.plan_json import given_weights, plan_from_json
-from onchip.runtime.engine import Bound, find_device, kernels_for, may_use_gpu, place
+from onchip.runtime.backend import Bound
+from onchip.runtime.placement import find_device, kernels_for, may_use_gpu, place
 from onchip.spec.layers import Dropout
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array

@@ -1,0 +1,171 @@
+"""Where a network runs: the devices of this machine, and the one that should be done sooner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onchip.errors import DeviceError, InputError, PlanError
+from onchip.plan.device import KNOWN, Device
+from onchip.plan.host_call import call_us, compare, least_us
+from onchip.plan.kernel import Job, Kernel
+from onchip.plan.plan import Plan
+from onchip.plan.planner import make_plan
+from onchip.runtime.backend import Backend
+from onchip.runtime.cpu import PRECISION as CPU_PRECISION
+from onchip.runtime.cpu import CpuBackend, this_cpu
+from onchip.spec.names import did_you_mean
+from onchip.spec.network import Network
+
+
+def find_device(name: str, threads: int | None = None) -> tuple[Device, Backend, str]:
+    """A device that is here, by name ("auto", "cpu", "cuda", "cuda:1"), and the reason for "auto"'s choice.
+
+    For no network in particular, "auto" is the GPU where there is one; `place` knows more.
+    """
+    name = device_name(name)
+    found = _find_gpus(name, threads)
+    if found:
+        at = _device_number(name.partition(":")[2], len(found))
+        return found[at], _backend(f"cuda:{at}"), f"cuda:{at}" + (" (auto: a GPU is here)" if name == "auto" else "")
+    return this_cpu(), _backend("cpu", threads), _cpu_chosen(name, threads)
+
+
+def may_use_gpu(device: str, threads: int | None) -> bool:
+    """Whether `place` has a GPU to choose."""
+    return bool(_find_gpus(device_name(device), threads))
+
+
+def device_name(name: str) -> str:
+    """The name of a device to run on, in lower case; DeviceError if it is none."""
+    kind, colon, number = str(name).lower().partition(":")
+    if kind == "cuda" or (kind in ("auto", "cpu") and not colon):
+        return kind + colon + number
+    if kind in KNOWN:
+        got, hint = f"{name}, which can be planned for", f"onchip plan MODEL --device {kind}, or --device cuda there"
+        raise DeviceError("no device to run on", got=got, expected="auto, cpu, cuda or cuda:N", hint=hint)
+    hint = did_you_mean(kind, ("auto", "cpu", "cuda", *KNOWN)) or "onchip devices"
+    expected = f"auto, cpu, cuda or cuda:N; to plan for also {', '.join(KNOWN)}"
+    raise DeviceError("unknown device", got=str(name), expected=expected, hint=hint)
+
+
+def _find_gpus(name: str, threads: int | None) -> list[Device]:
+    """The GPUs of this machine; none where the CPU is meant, or "auto" finds none. "cuda" without one: DeviceError."""
+    if name == "cpu" or (name == "auto" and threads is not None):
+        return []
+    if threads is not None:
+        got = f"threads={threads} and device '{name}'"
+        raise InputError("threads are the CPU's", got=got, expected="threads with device 'cpu'", hint="--device cpu")
+
+    from onchip.runtime.cuda.devices import cuda_devices, why_no_cuda
+
+    found = cuda_devices()
+    if not found and name != "auto":
+        raise DeviceError(
+            f"device '{name}' is not available", got=why_no_cuda(), expected="an NVIDIA GPU with its driver",
+            hint="--device cpu, or pip install 'onchip[cuda]' on a machine with a GPU",
+        )  # fmt: skip
+    return found
+
+
+def _cpu_chosen(name: str, threads: int | None) -> str:
+    """The CPU as what was chosen, with the reason where "auto" was asked for and no GPU was in question."""
+    if name == "cpu":
+        return "cpu"
+    if threads is not None:
+        return f"cpu (auto: threads={threads} asks for it)"
+    from onchip.runtime.cuda.devices import why_no_cuda
+
+    return f"cpu (auto: {why_no_cuda()})"
+
+
+def _backend(name: str, threads: int | None = None) -> Backend:
+    """Of "cpu" or "cuda:N". On a GPU it takes memory there: made for the device that was chosen, and no other."""
+    if name == "cpu":
+        return CpuBackend(threads)
+    from onchip.runtime.cuda.backend import CudaBackend
+
+    return CudaBackend(int(name.partition(":")[2]))
+
+
+def _device_number(text: str, count: int) -> int:
+    if not text:
+        return 0
+    if not text.isdigit() or int(text) >= count:
+        raise DeviceError("no such GPU", got=f"cuda:{text}", expected=f"cuda:0 to cuda:{count - 1}")
+    return int(text)
+
+
+def kernels_for(device: Device) -> Sequence[Kernel]:
+    """Every kernel of a device's kind, in the order in which the planner asks."""
+    if device.kind == "cuda":
+        from onchip.kernels.cuda import KERNELS as CUDA_KERNELS
+
+        return CUDA_KERNELS
+    from onchip.kernels.cpu import KERNELS as CPU_KERNELS
+
+    return CPU_KERNELS
+
+
+def plan(net: Network, device: str | Device = "auto", job: Job | None = None) -> Plan:
+    """What would run, on a device that is here or one that is only known ("h200", "a100", ...: `onchip devices`).
+
+    A layer that a device's kernels do not take yet is part of the plan of a device that is only known, with its floor.
+    """
+    return plan_and_reason(net, device, job)[0]
+
+
+def plan_and_reason(net: Network, device: str | Device = "auto", job: Job | None = None) -> tuple[Plan, str]:
+    """The plan, and its device with, for "auto", the reason."""
+    if isinstance(device, Device):
+        return make_plan(net, device, kernels_for(device), job), device.name
+    if (name := str(device).lower()) in KNOWN:
+        return make_plan(net, KNOWN[name], kernels_for(KNOWN[name]), job, whole=False), name
+    return _choose(net, device, job or Job(), None, None)
+
+
+def place(
+    net: Network, device: str, job: Job, threads: int | None, call_rows: int | None = None
+) -> tuple[Plan, Backend, str]:
+    """Plan for the device and find it. "auto" is the one that should do a call with rows of the host sooner.
+
+    call_rows  at most so many of the job's rows in one call; None: all of them
+    """
+    plan, chosen = _choose(net, device, job, threads, call_rows)
+    return plan, _backend(chosen.partition(" ")[0], threads), chosen
+
+
+def _choose(net: Network, device: str, job: Job, threads: int | None, call_rows: int | None) -> tuple[Plan, str]:
+    device = device_name(device)
+    found = _find_gpus(device, threads)
+    if not found:
+        return _plan_here(net, job), _cpu_chosen(device, threads)
+    at = _device_number(device.partition(":")[2], len(found))
+    gpu, name = found[at], f"cuda:{at}"
+    is_auto, cpu_can = device == "auto", job.precision == CPU_PRECISION
+    try:
+        there = make_plan(net, gpu, kernels_for(gpu), job)
+    except PlanError as refused:
+        if not (is_auto and cpu_can):
+            raise
+        return _plan_here(net, job), f"cpu (auto: {refused.what})"
+    if not is_auto:
+        return there, name
+    if not cpu_can:
+        return there, f"{name} (auto: the CPU does not compute in {job.precision})"
+    # Not counted: making the weights, and loading the GPU's or the CPU's code. An engine is called many times, and of
+    # all of that only the weights have an estimate.
+    B, cpu = min(call_rows or job.batch, job.batch), this_cpu()
+    there_us, least = call_us(there, B), least_us(net, job, cpu, B)
+    if least > there_us:
+        return there, compare(name, there_us, least, B, is_least=True)
+    try:
+        here = make_plan(net, cpu, kernels_for(cpu), job)
+    except PlanError as refused:
+        return there, f"{name} (auto: on the CPU, {refused.what})"
+    here_us = call_us(here, B)
+    return here if here_us <= there_us else there, compare(name, there_us, here_us, B)
+
+
+def _plan_here(net: Network, job: Job) -> Plan:
+    cpu = this_cpu()
+    return make_plan(net, cpu, kernels_for(cpu), job)

@@ -152,8 +152,9 @@ def test_names_of_other_libraries(data):
     assert (
         fit(x, y, learning_rate=0.1, optimizer="Adam").epoch_losses == fit(x, y, lr=0.1, optimiser="adam").epoch_losses
     )
-    with pytest.raises(InputError, match="did you mean momentum"):
-        fit(x, y, momentun=0.5)
+    for typed, meant in (("momentun", "momentum"), ("learning_rat", "learning_rate"), ("on_epochs", "on_epoch")):
+        with pytest.raises(InputError, match=rf"did you mean {meant}\?"):
+            fit(x, y, **{typed: 0.5})
 
 
 def test_a_fit_whose_kernels_are_kept_loads_no_numba():

@@ -202,7 +202,8 @@ class Plan:
         title = f"{self.network.name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"
         if missing := self.without_kernel:
             more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
-            title += f": cannot run, no kernel takes {missing[0]}{more}"
+            # A kernel trains a network as a whole: which layer is the reason is said where it is refused.
+            title += f": cannot run, no kernel {'trains it' if self.job.is_training else f'takes {missing[0]}{more}'}"
         return printable(title)
 
     def __str__(self) -> str:

@@ -98,7 +98,7 @@ def fit(
         "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip_norm": clip_norm, "schedule": schedule,
         "step_every": step_every, "step_factor": step_factor, "batch_size": batch_size, "epochs": epochs,
         "validation": validation, "patience": patience, "shuffle": shuffle, "seed": seed, "precision": precision,
-    } | own_names(other)  # fmt: skip
+    } | own_names(other, fit.__kwdefaults__ or ())  # fmt: skip
     rows, held = None, None
     if validation_data is not None:
         x, y, sample_weight, rows, held = _with_validation(x, y, sample_weight, validation_data, net, given)

@@ -66,3 +66,11 @@ def test_the_other_process_fills_the_cache(tmp_path):
     ran = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert (ran.stdout, ran.stderr) == ("", "")
     assert len(list((tmp_path / "cache" / "numba").iterdir())) >= 2
+
+
+def test_what_the_first_process_is_at_is_left_to_it(tmp_path):
+    """Else the other one would wait until that is done, and have nothing left to do."""
+    env = {**os.environ, "ONCHIP_CACHE": str(tmp_path / "cache"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", AHEAD, "onchip.kernels.cpu.threads:_wake_up"]
+    subprocess.run(command, env=env, capture_output=True, check=True)
+    assert not list((tmp_path / "cache" / "numba").iterdir())

@@ -2,7 +2,9 @@
 
 import pytest
 
+from onchip.plan.device import KNOWN
 from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
 from onchip.runtime.placement import plan
 from onchip.workloads import decode, faces
 
@@ -15,10 +17,11 @@ def test_repr_is_one_short_line():
 
 
 def test_a_plan_that_cannot_run_says_so_in_its_first_line():
-    made = plan(decode.network(), "h200", Job("fp8", loss="cross_entropy"))
-    assert made.without_kernel == tuple(node.name for node in made.network.nodes)
-    count = len(made.without_kernel) - 1
-    assert str(made).splitlines()[0].endswith(f": cannot run, no kernel takes fc1 and {count} more")
+    trained = plan(decode.network(), "h200", Job("fp8", loss="cross_entropy"))
+    made = make_plan(decode.network(), KNOWN["h200"], [], whole=False)
+    for one, why in ((trained, "trains it"), (made, f"takes fc1 and {len(made.network.nodes) - 1} more")):
+        assert one.without_kernel == tuple(node.name for node in one.network.nodes)
+        assert str(one).splitlines()[0].endswith(f": cannot run, no kernel {why}")
     assert plan(decode.network(), "h200").without_kernel == ()
 
 

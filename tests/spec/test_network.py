@@ -187,6 +187,24 @@ def test_networks_are_frozen():
         net.weights["fc1.weight"][0, 0] = 1
 
 
+@pytest.mark.parametrize("layer", [ReLU(), Softmax(-1)], ids=["no attributes", "one"])
+def test_layers_are_frozen(layer):
+    for name in ("axis", "other"):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(layer, name, 1)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            delattr(layer, name)
+
+
+def test_layers_are_equal_by_kind_and_attributes():
+    made = [ReLU(), Softmax(-1), Softmax(1), LogSoftmax(-1), Reshape((2, 2))]
+    again = [ReLU(), Softmax(axis=-1), Softmax(1), LogSoftmax(-1), Reshape([2, 2])]
+    assert [[a == b for b in again] for a in made] == np.eye(5, dtype=bool).tolist()
+    assert list(map(hash, made)) == list(map(hash, again))
+    assert made == pickle.loads(pickle.dumps(again)) == copy.deepcopy(again)
+    assert list(map(repr, made[:3])) == ["ReLU()", "Softmax(axis=-1)", "Softmax(axis=1)"]
+
+
 def test_replace_checks_anew():
     net = mlp(4, 8, 3)
     assert net.replace(outputs=["relu1"]).output == TensorType(("B", 8))

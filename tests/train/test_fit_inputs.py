@@ -1,6 +1,8 @@
 """What fit takes beside NumPy arrays of the network's type, and how a run is watched and ended."""
 
 import inspect
+import subprocess
+import sys
 
 import numpy as np
 import pandas
@@ -150,5 +152,20 @@ def test_names_of_other_libraries(data):
     assert (
         fit(x, y, learning_rate=0.1, optimizer="Adam").epoch_losses == fit(x, y, lr=0.1, optimiser="adam").epoch_losses
     )
-    with pytest.raises(InputError, match="did you mean momentum"):
-        fit(x, y, momentun=0.5)
+    for typed, meant in (("momentun", "momentum"), ("learning_rat", "learning_rate"), ("on_epochs", "on_epoch")):
+        with pytest.raises(InputError, match=rf"did you mean {meant}\?"):
+            fit(x, y, **{typed: 0.5})
+
+
+def test_a_fit_whose_kernels_are_kept_loads_no_numba():
+    """For one thread and for several, with rows to validate on; the first process compiles what is not there."""
+    code = (
+        "import sys, numpy as np, onchip\n"
+        "x, y = np.zeros((300, 64), np.float32), np.zeros(300, np.int64)\n"
+        "for batch in (16, 300):\n"
+        "    onchip.fit(onchip.mlp(64, 320, 10), x, y, epochs=1, batch_size=batch, validation=0.1, device='cpu')\n"
+        "print('numba' in sys.modules)"
+    )
+    for _ in range(2):
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"

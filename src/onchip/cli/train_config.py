@@ -12,7 +12,6 @@ The command line goes before the file. Paths in the file are relative to it.
 from __future__ import annotations
 
 import re
-import tomllib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -106,6 +105,8 @@ def _widths(text: str) -> tuple[int, ...]:
 
 def read_config(path: Path) -> dict[str, Any]:
     """The checked keys and values of a config file; InputError with the line of what is wrong."""
+    import tomllib
+
     with open_input(path) as file, blaming(path):
         text = file.read(MAX_CONFIG_BYTES + 1)
         if len(text) > MAX_CONFIG_BYTES:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from onchip.plan.layout import ROWS, lying
 from onchip.plan.slow import slow_because
 from onchip.spec.network import Network
 from onchip.spec.recipe import Recipe, reach
-from onchip.spec.text import columns, html_table, plural
+from onchip.spec.text import columns, escaped, html_table, plural
 from onchip.spec.types import DTYPE_BYTES, TensorType
 
 
@@ -203,7 +202,8 @@ class Plan:
         title = f"{self.network.name} on {self.device.name}, {self.job.precision}, {work}, {self.job.batch:,} rows"
         if missing := self.without_kernel:
             more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
-            title += f": cannot run, no kernel takes {missing[0]}{more}"
+            # A kernel trains a network as a whole: which layer is the reason is said where it is refused.
+            title += f": cannot run, no kernel {'trains it' if self.job.is_training else f'takes {missing[0]}{more}'}"
         return printable(title)
 
     def __str__(self) -> str:
@@ -213,8 +213,8 @@ class Plan:
         return f"Plan({self.title}: {plural(len(self.groups), 'group')}, estimate {format_us(self.estimate_us)})"
 
     def _repr_html_(self) -> str:
-        remarks = "".join(f"<li>{html.escape(line)}</li>" for line in self._remarks())
-        return f"<p>{html.escape(self.title)}</p>{html_table(*self._table())}<ul>{remarks}</ul>"
+        remarks = "".join(f"<li>{escaped(line)}</li>" for line in self._remarks())
+        return f"<p>{escaped(self.title)}</p>{html_table(*self._table())}<ul>{remarks}</ul>"
 
     def text(self, width: int) -> str:
         """As it prints itself where that fits `width` columns; else a paragraph a group, in lines of that width."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from onchip.spec.layers.embedding import ID_DTYPES
 from onchip.spec.names import known_name
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
+from onchip.spec.text import escaped
 from onchip.spec.tokens import check_token_ids
 from onchip.spec.types import TensorType, numpy_dtype
 
@@ -190,7 +190,7 @@ class Engine:
         return f"Engine({self.plan.network.name}, {self.chosen}, {self.plan.job.precision})"
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>{self.plan._repr_html_()}"
+        return f"<p>{escaped(repr(self))}</p>{self.plan._repr_html_()}"
 
 
 def id_limits(net: Network) -> dict[str, int]:

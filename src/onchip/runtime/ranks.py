@@ -11,7 +11,6 @@ import contextlib
 import io
 import os
 import pickle
-import socket
 import sys
 import threading
 import time
@@ -147,6 +146,8 @@ class MpiRanks:
     """The processes that an MPI launcher started together."""
 
     def __init__(self, expected: int) -> None:
+        import socket
+
         try:
             import mpi4py
 

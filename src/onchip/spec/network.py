@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import html
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from onchip.errors import InputError, ShapeError, printable
 from onchip.spec.layers import Layer
 from onchip.spec.meaning import Meaning
 from onchip.spec.recipe import Recipe, Weight
-from onchip.spec.text import columns, html_table
+from onchip.spec.text import columns, escaped, html_table
 from onchip.spec.types import DTYPE_BYTES, TensorType
 
 
@@ -228,7 +227,7 @@ class Network:
         return f"{self._summary()}\n{columns(*self._table(), right=(4, 5))}"
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self._summary())}</p>{html_table(*self._table())}"
+        return f"<p>{escaped(self._summary())}</p>{html_table(*self._table())}"
 
 
 def _read_only(weight: Weight) -> Weight:

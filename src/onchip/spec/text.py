@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import textwrap
 from collections.abc import Sequence
 
@@ -39,10 +38,17 @@ def fitted_columns(
     return "\n".join(lines)
 
 
+def escaped(text: str) -> str:
+    """Text for a notebook, which takes HTML."""
+    import html  # here: it takes a while to load, and most have no notebook
+
+    return html.escape(text)
+
+
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same for a notebook."""
-    titles = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    lines = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    """A table, of cells as they are."""
+    titles = "".join(f"<th>{escaped(cell)}</th>" for cell in head)
+    lines = ("".join(f"<td>{escaped(cell)}</td>" for cell in row) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
 

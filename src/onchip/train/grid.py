@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from sklearn.model_selection import ParameterGrid, check_cv
 from sklearn.utils import _safe_indexing
 
 from onchip.errors import InputError, KernelError
-from onchip.spec.text import columns, html_table, plural
+from onchip.spec.text import columns, escaped, html_table, plural
 from onchip.train.estimators import Estimator
 from onchip.train.many import Run, fit_runs
 from onchip.train.options import check_name
@@ -64,7 +63,7 @@ class ManyResult:
         return f"ManyResult({plural(len(self.settings), 'setting')}{best})"
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>{html_table(*self._table())}"
+        return f"<p>{escaped(repr(self))}</p>{html_table(*self._table())}"
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         names = list(dict.fromkeys(name for setting in self.settings for name in setting.params))

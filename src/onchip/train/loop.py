@@ -19,7 +19,6 @@ from onchip.runtime.ranks import OneRank, Ranks, find_ranks
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 from onchip.train.checkpoint import Checkpoints
-from onchip.train.debug import take_checked_step
 from onchip.train.options import TrainOptions, own_names
 from onchip.train.row_weights import check_sample_weight
 from onchip.train.rows import as_rows, as_targets
@@ -99,7 +98,7 @@ def fit(
         "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "clip_norm": clip_norm, "schedule": schedule,
         "step_every": step_every, "step_factor": step_factor, "batch_size": batch_size, "epochs": epochs,
         "validation": validation, "patience": patience, "shuffle": shuffle, "seed": seed, "precision": precision,
-    } | own_names(other)  # fmt: skip
+    } | own_names(other, fit.__kwdefaults__ or ())  # fmt: skip
     rows, held = None, None
     if validation_data is not None:
         x, y, sample_weight, rows, held = _with_validation(x, y, sample_weight, validation_data, net, given)
@@ -156,6 +155,8 @@ def fit(
     saved, is_stopped = time.perf_counter(), False
     while not (run.is_done or is_stopped):
         if debug:
+            from onchip.train.debug import take_checked_step  # and the reference, which nobody else needs here
+
             take_checked_step(run)
         else:
             run.advance()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,23 +97,24 @@ class TrainOptions:
         return self.lr
 
 
-def own_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same options by the names of TrainOptions."""
+def own_names(given: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
+    """The same options by the names of TrainOptions; an unknown one may have been meant to be one of `others`."""
     known = [field.name for field in dataclasses.fields(TrainOptions)]
     chosen: dict[str, Any] = {}
     for name, value in given.items():
         own = OTHER_NAMES.get(name, name)
-        check_name(own, known, "training option")
+        check_name(own, known, "training option", [*OTHER_NAMES, *others])
         if own in chosen:
             raise InputError(f"two values of {own}", got=", ".join(given), expected="one", hint=f"{own} alone")
         chosen[own] = value
     return chosen
 
 
-def check_name(name: str, known: list[str], what: str) -> None:
-    """InputError if `name` is not known, with the nearest that is."""
+def check_name(name: str, known: list[str], what: str, others: Iterable[str] = ()) -> None:
+    """InputError if `name` is not known, with the nearest that is, or that of `others`."""
     if name not in known:
-        raise InputError(f"unknown {what}", got=name, expected=", ".join(known), hint=did_you_mean(name, known))
+        hint = did_you_mean(name, [*known, *others])
+        raise InputError(f"unknown {what}", got=name, expected=", ".join(known), hint=hint)
 
 
 def _class_weight(given: Any) -> str | tuple[float, ...] | dict[int, float] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from onchip.runtime.placement import find_device, kernels_for, may_use_gpu, plac
 from onchip.spec.layers import Dropout
 from onchip.spec.network import Network
 from onchip.spec.recipe import Array
-from onchip.spec.text import html_table, plural
+from onchip.spec.text import escaped, html_table, plural
 from onchip.train.options import TrainOptions
 from onchip.train.order import epoch_order, epoch_orders, hold_out
 from onchip.train.row_weights import weights_of_rows
@@ -118,7 +117,7 @@ class FitResult:
         for e in self.history[-_EPOCHS_SHOWN:]:
             scores = (e.loss, e.accuracy, e.validation_loss, e.validation_accuracy)
             rows.append([f"{e.epoch:,}", *("" if score is None else f"{score:.4g}" for score in scores)])
-        return f"<p>{html.escape(repr(self))}</p>{html_table(head, rows)}"
+        return f"<p>{escaped(repr(self))}</p>{html_table(head, rows)}"
 
 
 @dataclass(frozen=True, eq=False)

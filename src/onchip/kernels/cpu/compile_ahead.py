@@ -129,10 +129,13 @@ def compile_ahead(names: Sequence[str]) -> None:
     if not _lock(jit.cache_folder(), _HELPER):
         return  # one at a time is enough, whoever started it
     parent, needed = os.getppid(), dict[jit.LinkedFunction, None]()
-    for module, _, name in (path.partition(":") for path in names):
+    for path in names:
+        module, _, name = path.partition(":")
         if "." not in name:  # not one that stands in another
             thing = getattr(importlib.import_module(module), name)
             needed |= dict.fromkeys(jit.linked_below(getattr(thing, "code", thing)))
+            if path == names[-1]:
+                needed.pop(thing, None)  # the first process is at it
     for task in (*reversed(needed), *often()):
         if os.getppid() != parent:  # it has ended
             return

@@ -292,6 +292,11 @@ def floats_at(where: int, count: int) -> Any:
 
 
 @compiled(inline=True)
+def doubles_at(where: int, count: int) -> Any:
+    return carray(pointer(where), (count,), np.float64)
+
+
+@compiled(inline=True)
 def ints_at(where: int, count: int) -> Any:
     return carray(pointer(where), (count,), np.int64)
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from onchip.kernels.chain import Chain, Dense, find_chain
+from onchip.kernels.cpu.jit import address
 from onchip.kernels.cpu.mlp_fused import layer_table, packed_recipes
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import start_helpers
@@ -38,8 +39,9 @@ from onchip.kernels.cpu.train_model import (
     SGD,
     Block,
     Crew,
-    Data,
     Model,
+    data_words,
+    places_of,
 )  # fmt: skip
 from onchip.kernels.cpu.train_step import (
     BLOCK,
@@ -120,11 +122,13 @@ class Trainer:
             loss=np.zeros(counts),
             hit=np.zeros(counts, np.int64),
         )
+        self._places = places_of(self.model), places_of(self.crew)
         if self.shares_blocks:
             rows = min(BLOCK, job.batch)
             self.shared_model = self.model._replace(table=_train_table(chain, rows))
             self.block = Block(*(array[0] for array in _blocks(chain, rows, 1)))
             self.tiles = _aligned_rows(workers, TASK_FLOATS)
+            self._shared_places = places_of(self.shared_model), places_of(self.block)
 
     def train(self, piece: Piece, meanwhile: Callable[[], None] | None = None) -> Trained:
         """Train on a piece.
@@ -141,50 +145,52 @@ class Trainer:
         weights = weights_of_batches(order, self.job.batch, self.row_weights)
         losses, hits = np.zeros(len(weights)), np.zeros(len(weights), np.int64)
         rules = rules_of_steps(self.job, self.chain.layers[-1].D_out, weights, self.steps_done, lr, momentum, decay)
-        job = (self._data(order), self.job.batch, self.loss_code, KINDS[self.job.optimiser], rules, losses, hits)
+        data = self._data(order)
+        numbers = self.job.batch, self.loss_code, KINDS[self.job.optimiser], address(rules), len(weights)
+        steps = address(data), *numbers, address(losses), address(hits)
         start_helpers(self.threads or 1)
         if self.ranks is not None:
-            self._shared_steps(self.ranks, *job)
+            self._shared_steps(self.ranks, address(data), len(order), rules, losses, hits)
         elif self.threads is None:
-            run_steps_alone(self.model, self.crew, *job)
+            run_steps_alone(*map(address, self._places), *steps)
         elif self.shares_blocks:
-            run_steps(self.shared_model, self.block, *job, self.tiles, self.threads)
+            run_steps(*map(address, self._shared_places), *steps, address(self.tiles), self.threads)
         else:
-            run_large_steps(self.model, self.crew, *job, self.threads)
+            run_large_steps(*map(address, self._places), *steps, self.threads)
         self.steps_done += len(weights)
         return mean_losses(self.job.loss, losses, weights), hits
 
-    def _data(self, order: Array) -> Data:
-        weights = 0 if self.row_weights is None else self.row_weights.ctypes.data
-        smoothing = np.float32(self.job.label_smoothing)
-        return Data(self.x.ctypes.data, self.y.ctypes.data, weights, smoothing, order)
+    def _data(self, order: Array) -> Array:
+        return data_words(self.x, self.y, self.row_weights, self.job.label_smoothing, order)
 
-    def _shared_steps(
-        self, ranks: BatchRanks, data: Data, batch: int, loss_code: int, kind: int, rules: Array, losses: Array,
-        hits: Array,
-    ) -> None:  # fmt: skip
-        """run_large_steps with the same bits, each rank making some of the blocks."""
-        model, crew, threads = self.model, self.crew, self.threads or 1
-        some = len(crew.gw) * BLOCK
+    def _shared_steps(self, ranks: BatchRanks, data: int, rows: int, rules: Array, losses: Array, hits: Array) -> None:
+        """run_large_steps with the same bits, each rank making some of the blocks.
+
+        data  the address of what `_data` gives, of so many rows
+        """
+        crew, batch, threads, kind = self.crew, self.job.batch, self.threads or 1, KINDS[self.job.optimiser]
+        places, some = [*map(address, self._places)], len(crew.gw) * BLOCK
         for step in range(len(losses)):
             begin = step * batch
-            size = min(batch, len(data.order) - begin)
+            size = min(batch, rows - begin)
             for start in range(0, size, some):
                 blocks = -(-min(some, size - start) // BLOCK)
                 cuts = [rank * blocks // ranks.size for rank in range(ranks.size + 1)]
                 first, count = cuts[ranks.rank], cuts[ranks.rank + 1] - cuts[ranks.rank]
-                run_own_blocks(model, crew, data, begin + start, size - start, loss_code, first, count, threads)
+                run_own_blocks(*places, data, begin + start, size - start, self.loss_code, first, count, threads)
                 ranks.exchange((crew.gw, crew.gb, crew.loss, crew.hit), cuts)
-                finish_blocks(model, crew, blocks, start == 0, start + some >= size, kind, rules[step], threads)
+                is_first, is_last = start == 0, start + some >= size
+                finish_blocks(*places, blocks, is_first, is_last, kind, address(rules), step, threads)
                 for block in range(blocks):  # one after the other, as the compiled loops add them
                     losses[step] += crew.loss[block]
                     hits[step] += crew.hit[block]
 
     def evaluate(self, order: Array) -> tuple[float, int]:
         """The loss of the rows `order` of x as one batch, and how many of them hit their class."""
-        loss, hits = np.zeros(1), np.zeros(1, np.int64)
+        loss, hits, data = np.zeros(1), np.zeros(1, np.int64), self._data(order)
         start_helpers(self.threads or 1)
-        run_losses(self.model, self.crew, self._data(order), self.loss_code, loss, hits, self.threads or 1)
+        job = address(data), self.loss_code, address(loss), address(hits)
+        run_losses(*map(address, self._places), *job, self.threads or 1)
         weight = weights_of_batches(order, max(1, len(order)), self.row_weights).sum(keepdims=True)
         return float(mean_losses(self.job.loss, loss, weight)[0]), int(hits[0])
 
@@ -216,7 +222,7 @@ class Trainer:
         self.steps_done = int(state["steps"][0])
         self._transpose_weights()
 
-    def _places(self) -> Iterator[tuple[Dense, slice, slice]]:
+    def _layers(self) -> Iterator[tuple[Dense, slice, slice]]:
         """Each layer with its places in w and in bias."""
         for layer, row in zip(self.chain.layers, self.model.table, strict=True):
             size = packed_size(layer.D_in, layer.D_out)
@@ -228,20 +234,20 @@ class Trainer:
 
     def _named(self, w: Array, bias: Array) -> dict[str, Array]:
         named: dict[str, Array] = {}
-        for layer, in_w, in_bias in self._places():
+        for layer, in_w, in_bias in self._layers():
             named[layer.weight] = np.ascontiguousarray(unpack(w[in_w], layer.D_in, layer.D_out).T)
             if layer.bias:
                 named[layer.bias] = bias[in_bias].copy()
         return named
 
     def _take(self, arrays: Mapping[str, Array], prefix: str, w: Array, bias: Array) -> None:
-        for layer, in_w, in_bias in self._places():
+        for layer, in_w, in_bias in self._layers():
             pack(arrays[prefix + layer.weight].T, w[in_w])
             if layer.bias:
                 bias[in_bias] = arrays[prefix + layer.bias]
 
     def _transpose_weights(self) -> None:
-        for (layer, in_w, _), row in list(zip(self._places(), self.model.table, strict=True))[1:]:
+        for (layer, in_w, _), row in list(zip(self._layers(), self.model.table, strict=True))[1:]:
             K, N = layer.D_in, layer.D_out
             at = row[COL_WT]
             pack(unpack(self.model.w[in_w], K, N).T, self.model.wt[at : at + packed_size(N, K)])

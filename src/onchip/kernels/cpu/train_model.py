@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from onchip.kernels.cpu.jit import compiled, prefetch
+from onchip.kernels.cpu.jit import compiled, int_at, ints_at, pointer, prefetch
+from onchip.kernels.cpu.late_numba import carray
 from onchip.spec.recipe import Array
 
 CROSS_ENTROPY, HALF_SSE, MSE = range(3)
@@ -63,7 +65,7 @@ class Crew(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Addresses, but for the order: an array that must not be written would be another type, compiled once more."""
+    """The rows of some steps: addresses, but for the order."""
 
     x: int  # (n, D_in) float32
     targets: int  # (n,) int64 for cross-entropy, (n, D_out) float32 for sums of squares
@@ -97,3 +99,71 @@ def fetch(where: int, size: int) -> None:
     """Ask for the cache lines of some bytes that will be needed soon."""
     for at in range(where, where + size, LINE_BYTES):
         prefetch(at)
+
+
+# -- from Python to compiled code, which is told addresses -------------------------------------------------
+
+_PLACE_WORDS = 3  # of an array: where it lies, its length, numbers in each of its rows
+
+
+def places_of(arrays: Iterable[Array]) -> Array:
+    """What model_at, block_at and crew_at read of arrays, which must live as long as it does."""
+    return np.array([(each.ctypes.data, len(each), each.size // max(1, len(each))) for each in arrays], np.int64)
+
+
+@compiled(inline=True)
+def _flat(places: int, i: int, dtype: Any) -> Any:
+    at = places + i * _PLACE_WORDS * 8
+    return carray(pointer(int_at(at)), (int_at(at + 8),), dtype)
+
+
+@compiled(inline=True)
+def _rows(places: int, i: int, dtype: Any) -> Any:
+    at = places + i * _PLACE_WORDS * 8
+    return carray(pointer(int_at(at)), (int_at(at + 8), int_at(at + 16)), dtype)
+
+
+@compiled(inline=True)
+def model_at(places: int) -> Model:
+    return Model(
+        _rows(places, 0, np.int64), _rows(places, 1, np.int64), _flat(places, 2, np.float32),
+        _flat(places, 3, np.float32), _flat(places, 4, np.float32), _flat(places, 5, np.float32),
+        _flat(places, 6, np.float32), _flat(places, 7, np.float32), _flat(places, 8, np.float32),
+        _flat(places, 9, np.float32), _flat(places, 10, np.float32), _flat(places, 11, np.float64),
+    )  # fmt: skip
+
+
+@compiled(inline=True)
+def block_at(places: int) -> Block:
+    return Block(
+        _flat(places, 0, np.float32), _flat(places, 1, np.float32), _flat(places, 2, np.float32),
+        _flat(places, 3, np.float64), _flat(places, 4, np.int64), _flat(places, 5, np.float32),
+        _flat(places, 6, np.float32),
+    )  # fmt: skip
+
+
+@compiled(inline=True)
+def crew_at(places: int) -> Crew:
+    return Crew(
+        _rows(places, 0, np.float32), _rows(places, 1, np.float32), _rows(places, 2, np.float32),
+        _rows(places, 3, np.float64), _rows(places, 4, np.int64), _rows(places, 5, np.float32),
+        _rows(places, 6, np.float32), _rows(places, 7, np.float32), _rows(places, 8, np.float32),
+        _flat(places, 9, np.float64), _flat(places, 10, np.int64),
+    )  # fmt: skip
+
+
+def data_words(x: Array, targets: Array, weights: Array | None, smoothing: float, order: Array) -> Array:
+    """What data_at reads; the arrays must live as long as it does.
+
+    order  int64, whose numbers follow each other in memory
+    """
+    assert order.dtype == np.int64
+    assert order.flags.c_contiguous
+    places = (each.ctypes.data if each is not None else 0 for each in (x, targets, weights))
+    return np.array([*places, np.float32(smoothing).view(np.int32), order.ctypes.data, len(order)], np.int64)
+
+
+@compiled(inline=True)
+def data_at(where: int) -> Data:
+    told = ints_at(where, 6)
+    return Data(told[0], told[1], told[2], np.int32(told[3]).view(np.float32), ints_at(told[4], told[5]))

@@ -2,16 +2,37 @@
 
 A batch goes through in blocks of BLOCK rows. The gradient of a block is a sum over its rows in order, that of the batch
 the sum over its blocks in order: whoever does which block, or which piece of the weights, the bits are the same.
+
+Python calls them with ints, so that they are kept as machine code:
+
+*_places   the address of places_of(a Model, Block or Crew)
+words      the address of data_words
+rules      the address of (steps, RULE_FLOATS) float32: of each step, for this kind of optimiser
+losses_at  the address of a float64 a step: the sum of the rows' losses
+hits_at    the address of an int64 a step: how many rows hit their class
 """
 
 from __future__ import annotations
 
-from onchip.kernels.cpu.jit import address, compiled
+from onchip.kernels.cpu.jit import address, compiled, doubles_at, entry, floats_at, ints_at
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.cpu.tile import ROWS_WIDE
-from onchip.kernels.cpu.train_model import COL_K, Block, Crew, Data, Model, Rule, rule_of
+from onchip.kernels.cpu.train_model import (
+    COL_K,
+    Block,
+    Crew,
+    Data,
+    Model,
+    Rule,
+    block_at,
+    crew_at,
+    data_at,
+    model_at,
+    rule_of,
+)
 from onchip.kernels.cpu.train_rows import backward, forward, judge, where_rows_lie
 from onchip.kernels.cpu.train_weights import (
+    TASK_FLOATS,
     add_block,
     clipped,
     gradient_of_task,
@@ -19,7 +40,7 @@ from onchip.kernels.cpu.train_weights import (
     square_task,
     update_task,
 )
-from onchip.spec.recipe import Array
+from onchip.kernels.training import RULE_FLOATS
 
 BLOCK = 1024  # rows of a batch whose gradients are one sum
 CREW_ROWS = (
@@ -82,14 +103,14 @@ def _rows_piece(
 
 @compiled()
 def _weights_piece(
-    worker: int, task: int, model: Model, block: Block, x: int, tiles: Array, rows: int, is_first: bool, is_last: bool,
+    worker: int, task: int, model: Model, block: Block, x: int, tiles: int, rows: int, is_first: bool, is_last: bool,
     rule: Rule,
 ) -> None:  # fmt: skip
     """The gradients of a piece of the weights; of the batch's last block, update it.
 
-    tiles  a row a worker, for the gradients of a piece; those of a batch of one block need no other place
+    tiles  the address of a row a worker, for the gradients of a piece; those of a batch of one block need no other
     """
-    tile = tiles[worker]
+    tile = floats_at(tiles + worker * TASK_FLOATS * 4, TASK_FLOATS)
     gradient_of_task(model, block, x, task, rows, address(tile), block.bias, True)
     if is_first and is_last:
         update_task(model, task, tile, 0, block.bias, rule)
@@ -99,22 +120,27 @@ def _weights_piece(
         update_task(model, task, model.gw, place_of_task(model, task)[0], model.gb, rule)
 
 
-@compiled()
+@compiled(inline=True)
+def _rule_at(rules: int, step: int, kind: int) -> Rule:
+    return rule_of(kind, floats_at(rules + step * RULE_FLOATS * 4, RULE_FLOATS))
+
+
+@entry
 def run_steps(
-    model: Model, block: Block, data: Data, batch: int, loss_code: int, kind: int, rules: Array, losses: Array,
-    hits: Array, tiles: Array, threads: int,
-) -> None:  # fmt: skip
+    model_places: int, block_places: int, words: int, batch: int, loss_code: int, kind: int, rules: int, steps: int,
+    losses_at: int, hits_at: int, tiles: int, threads: int,
+) -> int:  # fmt: skip
     """One step a batch of data.order; the last batch may be short.
 
-    rules         (steps, RULE_FLOATS): of each step, for this kind of optimiser
-    losses, hits  get a number a step: the sum of the rows' losses, and how many rows hit their class
-    tiles         (threads, TASK_FLOATS): a thread's piece of gradients
+    tiles  the address of (threads, TASK_FLOATS): a thread's piece of gradients
     """
+    model, block, data = model_at(model_places), block_at(block_places), data_at(words)
+    losses, hits = doubles_at(losses_at, steps), ints_at(hits_at, steps)
     D_in = model.table[0, COL_K]
-    for step in range(len(losses)):
+    for step in range(steps):
         begin = step * batch
         size = min(batch, len(data.order) - begin)
-        rule = rule_of(kind, rules[step])
+        rule = _rule_at(rules, step, kind)
         for start in range(0, size, BLOCK):
             count = min(BLOCK, size - start)
             part = _part_rows(count, threads)
@@ -129,6 +155,7 @@ def run_steps(
             hits[step] += hit
         if rule.clip > 0:
             _update_clipped(model, rule, threads)
+    return 0
 
 
 # -- a crew: every worker has blocks of its own ------------------------------------------------------------
@@ -196,17 +223,19 @@ def _reduce_piece(
         update_task(model, task, model.gw, at, model.gb, rule)
 
 
-@compiled()
+@entry
 def run_large_steps(
-    model: Model, crew: Crew, data: Data, batch: int, loss_code: int, kind: int, rules: Array, losses: Array,
-    hits: Array, threads: int,
-) -> None:  # fmt: skip
+    model_places: int, crew_places: int, words: int, batch: int, loss_code: int, kind: int, rules: int, steps: int,
+    losses_at: int, hits_at: int, threads: int,
+) -> int:  # fmt: skip
     """run_steps for batches of many blocks, with the same bits: threads wait for each other once for many of them."""
+    model, crew, data = model_at(model_places), crew_at(crew_places), data_at(words)
+    losses, hits = doubles_at(losses_at, steps), ints_at(hits_at, steps)
     some = len(crew.gw) * BLOCK
-    for step in range(len(losses)):
+    for step in range(steps):
         begin = step * batch
         size = min(batch, len(data.order) - begin)
-        rule = rule_of(kind, rules[step])
+        rule = _rule_at(rules, step, kind)
         for start in range(0, size, some):
             blocks = (min(some, size - start) + BLOCK - 1) // BLOCK
             rows = (model, crew, data, begin + start, size - start, loss_code)
@@ -218,6 +247,7 @@ def run_large_steps(
                 hits[step] += crew.hit[number]
         if rule.clip > 0:
             _update_clipped(model, rule, threads)
+    return 0
 
 
 # -- ranks that share a batch: each has some of its blocks -----------------------------------------------------
@@ -230,40 +260,44 @@ def _own_block_piece(
     _block_piece(worker, first + piece, model, crew, data, begin, size, loss_code)
 
 
-@compiled()
+@entry
 def run_own_blocks(
-    model: Model, crew: Crew, data: Data, begin: int, size: int, loss_code: int, first: int, count: int, threads: int
-) -> None:
+    model_places: int, crew_places: int, words: int, begin: int, size: int, loss_code: int, first: int, count: int,
+    threads: int,
+) -> int:  # fmt: skip
     """`count` of the blocks that begin at order[begin], from number `first` on: everything but the update."""
+    model, crew, data = model_at(model_places), crew_at(crew_places), data_at(words)
     run_pieces(_own_block_piece, (model, crew, data, begin, size, loss_code, first), count, threads)
+    return 0
 
 
-@compiled()
+@entry
 def finish_blocks(
-    model: Model, crew: Crew, blocks: int, is_first: bool, is_last: bool, kind: int, numbers: Array, threads: int
-) -> None:
-    """Add up the gradients of blocks, whoever made them, and with the last ones of a batch update the weights.
-
-    numbers  (RULE_FLOATS,): the step's rule
-    """
-    rule = rule_of(kind, numbers)
-    weights = (model, crew, blocks, is_first, is_last and rule.clip == 0, rule)
+    model_places: int, crew_places: int, blocks: int, is_first: int, is_last: int, kind: int, rules: int, step: int,
+    threads: int,
+) -> int:  # fmt: skip
+    """Add up the gradients of blocks, whoever made them, and with the last ones of a batch update the weights."""
+    model, crew, rule = model_at(model_places), crew_at(crew_places), _rule_at(rules, step, kind)
+    weights = (model, crew, blocks, is_first != 0, is_last != 0 and rule.clip == 0, rule)
     run_pieces(_reduce_piece, weights, len(model.tasks), threads)
-    if is_last and rule.clip > 0:
+    if is_last != 0 and rule.clip > 0:
         _update_clipped(model, rule, threads)
+    return 0
 
 
-@compiled()
+@entry
 def run_steps_alone(
-    model: Model, crew: Crew, data: Data, batch: int, loss_code: int, kind: int, rules: Array, losses: Array,
-    hits: Array,
-) -> None:  # fmt: skip
+    model_places: int, crew_places: int, words: int, batch: int, loss_code: int, kind: int, rules: int, steps: int,
+    losses_at: int, hits_at: int,
+) -> int:  # fmt: skip
     """The same on the calling thread, with the same bits: many of them may run side by side."""
+    model, crew, data = model_at(model_places), crew_at(crew_places), data_at(words)
+    losses, hits = doubles_at(losses_at, steps), ints_at(hits_at, steps)
     some = len(crew.gw) * BLOCK
-    for step in range(len(losses)):
+    for step in range(steps):
         begin = step * batch
         size = min(batch, len(data.order) - begin)
-        rule = rule_of(kind, rules[step])
+        rule = _rule_at(rules, step, kind)
         if size <= CREW_ROWS and rule.clip == 0:  # every piece of the gradients is used up at once
             block, tile = _block_of(crew, 0), crew.gw[0]
             x = _there_and_back(model, block, data, begin, size, loss_code)
@@ -287,6 +321,7 @@ def run_steps_alone(
             rule = clipped(model, rule)
             for task in range(len(model.tasks)):
                 _update_piece(0, task, model, rule)
+    return 0
 
 
 # -- losses alone ------------------------------------------------------------------------------------------
@@ -307,9 +342,13 @@ def _losses_piece(worker: int, number: int, model: Model, crew: Crew, data: Data
             crew.hit[number] += block.hits[r]
 
 
-@compiled()
-def run_losses(model: Model, crew: Crew, data: Data, loss_code: int, losses: Array, hits: Array, threads: int) -> None:
+@entry
+def run_losses(
+    model_places: int, crew_places: int, words: int, loss_code: int, losses_at: int, hits_at: int, threads: int
+) -> int:
     """Sum of the losses and number of hits of all rows of data.order, to losses[0] and hits[0]; nothing changes."""
+    model, crew, data = model_at(model_places), crew_at(crew_places), data_at(words)
+    losses, hits = doubles_at(losses_at, 1), ints_at(hits_at, 1)
     some = len(crew.loss) * BLOCK
     for begin in range(0, len(data.order), some):
         blocks = (min(some, len(data.order) - begin) + BLOCK - 1) // BLOCK
@@ -317,3 +356,4 @@ def run_losses(model: Model, crew: Crew, data: Data, loss_code: int, losses: Arr
         for number in range(blocks):
             losses[0] += crew.loss[number]
             hits[0] += crew.hit[number]
+    return 0

@@ -11,12 +11,11 @@ from onchip.spec.layers.base import Elementwise, Layer, Types, WeightTypes, need
 from onchip.spec.types import TensorType
 
 
-@dataclass(frozen=True)
 class ReLU(Elementwise):
     """max(x, 0); a NaN stays a NaN."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LeakyReLU(Elementwise):
     """x where x >= 0, else slope * x."""
 
@@ -24,7 +23,7 @@ class LeakyReLU(Elementwise):
     flop_each: ClassVar[int] = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Clip(Elementwise):
     """min(max(x, low), high), None where there is no such bound; a NaN stays a NaN. ReLU6 is Clip(0, 6)."""
 
@@ -37,26 +36,23 @@ class Clip(Elementwise):
             raise ShapeError("bad bounds", got=f"{self.low}, {self.high}", expected="numbers, or None", hint="0, 6")
 
 
-@dataclass(frozen=True)
 class Sigmoid(Elementwise):
     """1 / (1 + exp(-x))."""
 
     flop_each: ClassVar[int] = 20  # an exponential is a polynomial of degree 6 and a division
 
 
-@dataclass(frozen=True)
 class Tanh(Elementwise):
     flop_each: ClassVar[int] = 20
 
 
-@dataclass(frozen=True)
 class SiLU(Elementwise):
     """x * sigmoid(x)."""
 
     flop_each: ClassVar[int] = 21
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class GELU(Elementwise):
     """x * Phi(x), Phi the normal distribution: exact by erf, or approximate by
 
@@ -67,7 +63,7 @@ class GELU(Elementwise):
     flop_each: ClassVar[int] = 27
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ELU(Elementwise):
     """x where x >= 0, else alpha * (exp(x) - 1)."""
 
@@ -75,7 +71,6 @@ class ELU(Elementwise):
     flop_each: ClassVar[int] = 21
 
 
-@dataclass(frozen=True)
 class SELU(Elementwise):
     """1.0507 * ELU(1.6733), both to the last digit of a float32 (`SCALE` and `ALPHA`)."""
 
@@ -84,7 +79,7 @@ class SELU(Elementwise):
     flop_each: ClassVar[int] = 22
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class HardSigmoid(Elementwise):
     """min(max(slope * x + shift, 0), 1)."""
 
@@ -93,35 +88,31 @@ class HardSigmoid(Elementwise):
     flop_each: ClassVar[int] = 4
 
 
-@dataclass(frozen=True)
 class HardSwish(Elementwise):
     """x * min(max(x / 6 + 1 / 2, 0), 1)."""
 
     flop_each: ClassVar[int] = 5
 
 
-@dataclass(frozen=True)
 class Softplus(Elementwise):
     """log(1 + exp(x))."""
 
     flop_each: ClassVar[int] = 35
 
 
-@dataclass(frozen=True)
 class Softsign(Elementwise):
     """x / (1 + |x|)."""
 
     flop_each: ClassVar[int] = 10
 
 
-@dataclass(frozen=True)
 class Mish(Elementwise):
     """x * tanh(log(1 + exp(x)))."""
 
     flop_each: ClassVar[int] = 28
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _OverAxis(Layer, abstract=True):
     axis: int = -1
 
@@ -137,11 +128,9 @@ class _OverAxis(Layer, abstract=True):
         return 22 * inputs[0].row_size
 
 
-@dataclass(frozen=True)
 class Softmax(_OverAxis):
     """exp(x - max) / sum(exp(x - max)) over an axis."""
 
 
-@dataclass(frozen=True)
 class LogSoftmax(_OverAxis):
     """x - max - log(sum(exp(x - max))) over an axis."""

@@ -9,7 +9,7 @@ from onchip.spec.layers.base import Layer, Types, WeightTypes, need_float, row_a
 from onchip.spec.types import TensorType
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Argument(Layer, abstract=True):
     """Along an axis of a row, which vanishes, or stays with size 1 if `keep`; int64. The first of equals, or the last
     if `last`; a NaN stands before all numbers."""
@@ -30,11 +30,9 @@ class _Argument(Layer, abstract=True):
         return inputs[0].row_size
 
 
-@dataclass(frozen=True)
 class ArgMax(_Argument):
     """The place of the largest number."""
 
 
-@dataclass(frozen=True)
 class ArgMin(_Argument):
     """The place of the smallest number."""

@@ -1,14 +1,16 @@
 """What a layer is: a frozen bag of attributes that knows its output type and its price.
 
-A new layer is one dataclass in a file of this package; it registers itself by its class name, which is
-also its name in files. The arithmetic lives elsewhere: kernels/reference/ says what a layer means.
+A new layer is one class in a file of this package; it registers itself by its class name, which is also its name in
+files. One with attributes is a dataclass(frozen=True, eq=False, repr=False): what is the same for all is here, once,
+for each method that a dataclass makes of its own takes a while whenever onchip starts. The arithmetic lives elsewhere:
+kernels/reference/ says what a layer means.
 """
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 from typing import Any, ClassVar
 
 from onchip.errors import ShapeError
@@ -21,7 +23,7 @@ Types = tuple[TensorType, ...]
 WeightTypes = Mapping[str, TensorType]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Layer(abc.ABC):
     required: ClassVar[tuple[str, ...]] = ()  # roles of the weights it must have, e.g. "weight"
     optional: ClassVar[tuple[str, ...]] = ()  # and of those it may have, e.g. "bias"
@@ -56,12 +58,28 @@ class Layer(abc.ABC):
     def attributes(self) -> dict[str, Any]:
         return dict(vars(self))  # not asdict, which copies deeply: planning asks often
 
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((self.kind, *vars(self).values()))
+
+    def __repr__(self) -> str:
+        return f"{self.kind}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
     def __str__(self) -> str:
         inside = ", ".join(f"{k}={v}" for k, v in self.attributes().items())
         return f"{self.kind}({inside})" if inside else self.kind
 
 
-@dataclass(frozen=True)
+def _refuse(layer: Layer, name: str, value: object = None) -> None:
+    raise FrozenInstanceError(f"a {layer.kind} does not change: {name}")
+
+
+# Also of layers that have no attributes, and are no dataclasses of their own.
+Layer.__setattr__ = Layer.__delattr__ = _refuse  # type: ignore[method-assign,assignment]
+
+
 class Elementwise(Layer, abstract=True):
     """A layer that maps each number by itself; `flop_each` is its price a number."""
 

@@ -13,7 +13,7 @@ from onchip.spec.types import TensorType
 CastTo = Literal["float64", "float32", "float16", "bfloat16"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Cast(Layer):
     """x as floats of `dtype`, rounded to the nearest; too large a number is an infinity.
 

@@ -12,7 +12,6 @@ from onchip.spec.layers.base import Layer, Types, WeightTypes, as_sizes, need_fl
 from onchip.spec.types import Dim, TensorType
 
 
-@dataclass(frozen=True)
 class Broadcast(Layer, abstract=True):
     """All values together, number by number, and a weight (a row's shape, no batch) if there is one: `constant`.
 
@@ -55,27 +54,22 @@ class Broadcast(Layer, abstract=True):
         return (len(inputs) + len(weights) - 1) * self.infer(inputs, weights).row_size
 
 
-@dataclass(frozen=True)
 class Add(Broadcast):
     """x1 + x2 + ... + constant."""
 
 
-@dataclass(frozen=True)
 class Mul(Broadcast):
     """x1 * x2 * ... * constant."""
 
 
-@dataclass(frozen=True)
 class Max(Broadcast):
     """The largest of x1, x2, ..., constant; a NaN is larger than anything."""
 
 
-@dataclass(frozen=True)
 class Min(Broadcast):
     """The smallest of x1, x2, ..., constant; a NaN is smaller than anything."""
 
 
-@dataclass(frozen=True)
 class Ordered(Broadcast, abstract=True):
     """Two operands, a and b, whose order matters: two values; or one value and either b, the weight `constant`, or a,
     the weight `first`."""
@@ -96,47 +90,41 @@ class Ordered(Broadcast, abstract=True):
         return self.flop_each * self.infer(inputs, weights).row_size
 
 
-@dataclass(frozen=True)
 class Sub(Ordered):
     """a - b."""
 
     takes_ints: ClassVar[bool] = True
 
 
-@dataclass(frozen=True)
 class Div(Ordered):
     """a / b, of floats."""
 
     flop_each: ClassVar[int] = 8
 
 
-@dataclass(frozen=True)
 class Pow(Ordered):
     """a to the power of b; NaN where a is below 0 and b is no whole number."""
 
     flop_each: ClassVar[int] = 60
 
 
-@dataclass(frozen=True)
 class PReLU(Ordered):
     """a where a >= 0, else a * b: a LeakyReLU with a slope for each channel, or number."""
 
     flop_each: ClassVar[int] = 2
 
 
-@dataclass(frozen=True)
 class Greater(Ordered):
     """1 where a > b, else 0: also where one of them is NaN."""
 
 
-@dataclass(frozen=True)
 class Mask(Ordered):
     """a where b is not 0, else 0, whatever a is there; b is a value, or the weight `mask`."""
 
     optional: ClassVar[tuple[str, ...]] = ("mask",)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Concat(Layer):
     """Values side by side along an axis."""
 
@@ -156,7 +144,7 @@ class Concat(Layer):
         return 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Interleave(Layer):
     """Phases of an output woven together; what a rewrite puts behind the phases of a transposed convolution.
 

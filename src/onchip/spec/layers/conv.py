@@ -11,7 +11,6 @@ from onchip.spec.layers.base import Layer, Types, WeightTypes, as_sizes, need_bi
 from onchip.spec.types import TensorType
 
 
-@dataclass(frozen=True)
 class _Conv(Layer, abstract=True):
     rank: ClassVar[int]
     required: ClassVar[tuple[str, ...]] = ("weight",)
@@ -32,7 +31,6 @@ class _Conv(Layer, abstract=True):
             raise ShapeError("input has another shape", got=str(x), expected=f"(B, C and {self.rank} more)")
 
 
-@dataclass(frozen=True)
 class Convolution(_Conv, abstract=True):
     """y[o, p] = bias[o] + sum over c, k of weight[o, c, k] * x[c, p * stride - before + k * dilation].
 
@@ -58,7 +56,6 @@ class Convolution(_Conv, abstract=True):
         return y.row_size * (2 * terms + ("bias" in weights))
 
 
-@dataclass(frozen=True)
 class TransposedConvolution(_Conv, abstract=True):
     """y[o, p * stride - before + k * dilation] += weight[c, o, k] * x[c, p], then + bias[o].
 
@@ -93,7 +90,7 @@ class TransposedConvolution(_Conv, abstract=True):
         return 2 * inputs[0].row_size * terms + bias
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Conv1d(Convolution):
     stride: tuple[int, ...] = (1,)
     pads: tuple[int, ...] = (0, 0)
@@ -106,7 +103,7 @@ class Conv1d(Convolution):
         self._check_attributes(stride=1, pads=2, dilation=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Conv2d(Convolution):
     stride: tuple[int, ...] = (1, 1)
     pads: tuple[int, ...] = (0, 0, 0, 0)  # top, left, bottom, right
@@ -119,7 +116,7 @@ class Conv2d(Convolution):
         self._check_attributes(stride=2, pads=4, dilation=2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ConvTranspose1d(TransposedConvolution):
     stride: tuple[int, ...] = (1,)
     pads: tuple[int, ...] = (0, 0)
@@ -133,7 +130,7 @@ class ConvTranspose1d(TransposedConvolution):
         self._check_attributes(stride=1, pads=2, dilation=1, output_padding=1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class ConvTranspose2d(TransposedConvolution):
     stride: tuple[int, ...] = (1, 1)
     pads: tuple[int, ...] = (0, 0, 0, 0)

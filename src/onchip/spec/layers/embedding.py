@@ -13,7 +13,6 @@ from onchip.spec.types import TensorType
 ID_DTYPES = ("int32", "int64")
 
 
-@dataclass(frozen=True)
 class Embedding(Layer):
     """y[..., :] = weight[x[...]]: ids (B, ...) below V, weight (V, E) -> (B, ..., E)."""
 
@@ -33,7 +32,7 @@ class Embedding(Layer):
         return self.infer(inputs, weights).row_size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class TokenConv(Layer):
     """A Conv1d over embedded tokens, as a sum of looked-up rows; what a rewrite makes of Embedding and Conv1d.
 

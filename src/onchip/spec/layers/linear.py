@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from onchip.errors import ShapeError
@@ -10,7 +9,6 @@ from onchip.spec.layers.base import Layer, Types, WeightTypes, need_bias, need_f
 from onchip.spec.types import TensorType
 
 
-@dataclass(frozen=True)
 class Linear(Layer):
     """weight (D_out, D_in), bias (D_out); x (B, ..., D_in) -> y (B, ..., D_out)."""
 

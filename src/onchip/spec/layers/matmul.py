@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from onchip.errors import ShapeError
@@ -10,7 +9,6 @@ from onchip.spec.layers.base import Layer, Types, WeightTypes, need_float
 from onchip.spec.types import TensorType
 
 
-@dataclass(frozen=True)
 class MatMul(Layer):
     """a (B, ..., M, K) times b (B, ..., K, N) -> (B, ..., M, N): a matrix for each place of the axes in front.
 

@@ -15,7 +15,7 @@ from onchip.spec.recipe import Array
 from onchip.spec.types import TensorType
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _BatchNorm(Layer, abstract=True):
     """(x - mean) / sqrt(var + eps) * weight + bias; each (C,), channels along axis 1."""
 
@@ -43,14 +43,12 @@ class _BatchNorm(Layer, abstract=True):
             _checked(arrays["var"], self.eps)
 
 
-@dataclass(frozen=True)
 class BatchNorm1d(_BatchNorm):
     """Over (B, C) or (B, C, L)."""
 
     ranks: ClassVar[tuple[int, ...]] = (2, 3)
 
 
-@dataclass(frozen=True)
 class BatchNorm2d(_BatchNorm):
     """Over (B, C, H, W)."""
 
@@ -75,7 +73,7 @@ def _checked(var: Array, eps: float) -> Array:
     return under_root
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class NormParts:
     """How a row falls into parts that are normalised each by itself, and which weights its numbers meet.
 
@@ -87,7 +85,6 @@ class NormParts:
     run: int
 
 
-@dataclass(frozen=True)
 class RowNorm(Layer, abstract=True):
     """(x - mean) / sqrt(var + eps) * weight + bias, mean and variance those of the numbers themselves."""
 
@@ -116,7 +113,7 @@ class RowNorm(Layer, abstract=True):
         return (6 if self.is_centred else 4) * inputs[0].row_size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _LastAxesNorm(RowNorm, abstract=True):
     """Over the axes from `axis` on, together; weights have their sizes."""
 
@@ -131,12 +128,10 @@ class _LastAxesNorm(RowNorm, abstract=True):
         return NormParts(math.prod(x.row_shape[:axis]), math.prod(x.row_shape[axis:]), 1)
 
 
-@dataclass(frozen=True)
 class LayerNorm(_LastAxesNorm):
     """Over the axes from `axis` on, together; weight and bias have their sizes."""
 
 
-@dataclass(frozen=True)
 class RMSNorm(_LastAxesNorm):
     """x / sqrt(mean of squares + eps) * weight, over the axes from `axis` on."""
 
@@ -144,7 +139,7 @@ class RMSNorm(_LastAxesNorm):
     optional: ClassVar[tuple[str, ...]] = ("weight",)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class GroupNorm(RowNorm):
     """Over all pixels of as many neighbouring channels as make `groups` of them; (B, C, ...), weight and bias (C,).
 

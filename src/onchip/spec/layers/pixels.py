@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from onchip.spec.layers.base import Layer, Types, WeightTypes, need_float
 from onchip.spec.types import TensorType
 
 
-@dataclass(frozen=True)
 class ToPixels(Layer):
     """uint8((x + 1) / 2 * 255), cut to 0..255, digits behind the point dropped; a NaN is 0."""
 

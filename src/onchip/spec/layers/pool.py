@@ -13,7 +13,7 @@ from onchip.spec.layers.embedding import ID_DTYPES
 from onchip.spec.types import TensorType
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Pool(Layer, abstract=True):
     """kernel, stride and pads as a convolution's; stride () is the kernel's own."""
 
@@ -46,39 +46,34 @@ class _Pool(Layer, abstract=True):
         return self.infer(inputs, weights).row_size * math.prod(self.kernel)
 
 
-@dataclass(frozen=True)
 class _MaxPool(_Pool, abstract=True):
     """The largest number of each window; what the pads add counts as -infinity."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _AvgPool(_Pool, abstract=True):
     """The mean of each window; zeros of the pads are counted in if count_pads."""
 
     count_pads: bool = False
 
 
-@dataclass(frozen=True)
 class MaxPool1d(_MaxPool):
     rank: ClassVar[int] = 1
 
 
-@dataclass(frozen=True)
 class MaxPool2d(_MaxPool):
     rank: ClassVar[int] = 2
 
 
-@dataclass(frozen=True)
 class AvgPool1d(_AvgPool):
     rank: ClassVar[int] = 1
 
 
-@dataclass(frozen=True)
 class AvgPool2d(_AvgPool):
     rank: ClassVar[int] = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Global(Layer, abstract=True):
     """Over whole axes of a row; they vanish, or stay with size 1 if `keep`."""
 
@@ -103,27 +98,22 @@ class _Global(Layer, abstract=True):
         return inputs[0].row_size
 
 
-@dataclass(frozen=True)
 class GlobalMax(_Global):
     """The largest number along axes."""
 
 
-@dataclass(frozen=True)
 class GlobalMean(_Global):
     """The mean along axes."""
 
 
-@dataclass(frozen=True)
 class GlobalMin(_Global):
     """The smallest number along axes."""
 
 
-@dataclass(frozen=True)
 class GlobalSum(_Global):
     """The sum along axes."""
 
 
-@dataclass(frozen=True)
 class GlobalNorm(_Global):
     """The Euclidean norm along axes: the root of the sum of squares."""
 
@@ -131,7 +121,7 @@ class GlobalNorm(_Global):
         return 2 * inputs[0].row_size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class SequenceMax(Layer):
     """The largest over time of sequences of different lengths: x (B, C, P), lengths (B,) -> (B, C).
 

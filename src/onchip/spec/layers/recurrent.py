@@ -17,7 +17,7 @@ from onchip.spec.types import TensorType
 Direction = Literal["forward", "reverse", "bidirectional"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Recurrent(Layer, abstract=True):
     """x (B, ..., S, D * G * H), recurrence (D, G * H, H) -> (B, ..., S, D * H), or (B, ..., D * H) of the last step.
 
@@ -70,7 +70,7 @@ class Recurrent(Layer, abstract=True):
         return steps * D * H * (2 * self.gates * H + self.flop_unit)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RNN(Recurrent):
     """h = activation(x + R h)."""
 
@@ -84,7 +84,7 @@ class RNN(Recurrent):
             raise ShapeError("bad activation", got=repr(self.activation), expected="tanh or relu")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class GRU(Recurrent):
     """Gates z, r, n in this order: z, r = sigmoid(x + R h), then h = (1 - z) n + z h with
 
@@ -106,7 +106,7 @@ class GRU(Recurrent):
         return made
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LSTM(Recurrent):
     """Gates i, o, f, g in this order: c = sigmoid(f) c + sigmoid(i) tanh(g), h = sigmoid(o) tanh(c), each of x + R h.
 

@@ -21,7 +21,7 @@ Rounding = Literal["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
 MOST_RESIZED = 3  # axes of a LinearResize, from the first to the last
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class NearestResize(Selection):
     """Each number of y is the one of x that lies nearest to its own place.
 
@@ -56,7 +56,7 @@ class NearestResize(Selection):
         return tuple(found)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Taps:
     """Along one axis, number i of y is x[low[i]] (1 - share[i]) + x[high[i]] share[i]."""
 
@@ -65,7 +65,7 @@ class Taps:
     share: Array  # float64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class LinearResize(Layer):
     """Each number of y lies between two of x along every axis, and is their mean, weighted by how near they are.
 

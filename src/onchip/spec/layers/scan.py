@@ -9,7 +9,7 @@ from onchip.spec.layers.base import Layer, Types, WeightTypes, row_axis
 from onchip.spec.types import TensorType
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class CumSum(Layer):
     """y[i] = x[0] + ... + x[i] along the axis; without x[i] if exclusive, from the end if reverse."""
 

@@ -24,7 +24,6 @@ MOST_INDICES = 1 << 16  # of a Gather: they are attributes, which plans and file
 PadMode = Literal["constant", "reflect", "edge", "wrap"]
 
 
-@dataclass(frozen=True)
 class Selection(Layer, abstract=True):
     @property
     def fill(self) -> float:
@@ -59,7 +58,7 @@ def need_axes(layer: Layer, row_shape: tuple[int, ...], count: int) -> None:
         raise ShapeError("input has another shape", got=str(list(row_shape)), expected=expected)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Slice(Selection):
     """y[i] = x[start + i * step] for i below size, along every axis of a row."""
 
@@ -87,7 +86,7 @@ class Slice(Selection):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Gather(Selection):
     """y[i] = x[indices[i]] along an axis."""
 
@@ -116,7 +115,7 @@ class Gather(Selection):
         return tuple(np.array(self.indices) if axis == along else None for axis in range(len(row_shape)))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pad(Selection):
     """Numbers before and after each axis of a row; those below 0 are cut off instead.
 
@@ -160,7 +159,7 @@ class Pad(Selection):
         return tuple(found)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tile(Selection):
     """A row several times, one behind the other, along every axis."""
 

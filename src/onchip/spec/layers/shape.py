@@ -10,7 +10,6 @@ from onchip.spec.layers.base import Layer, Types, WeightTypes
 from onchip.spec.types import TensorType
 
 
-@dataclass(frozen=True)
 class Identity(Layer):
     """y = x."""
 
@@ -21,14 +20,14 @@ class Identity(Layer):
         return 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dropout(Identity):
     """y = x: at inference nothing is dropped."""
 
     p: float = 0.5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Reshape(Layer):
     """Give each row another shape; one -1 stands for whatever is left. Flatten is Reshape((-1,))."""
 
@@ -57,7 +56,7 @@ class Reshape(Layer):
         return 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Permute(Layer):
     """Axis i of y is axis axes[i] of x; axes count the batch, which stays in front: (0, 2, 1)."""
 

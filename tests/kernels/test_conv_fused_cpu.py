@@ -386,7 +386,7 @@ def test_a_nan_is_the_largest_wherever_it_stands(C):
         assert np.isnan(got).sum() == C  # the products of that pixel, and nothing else
 
 
-@pytest.mark.parametrize("C", [1, 3, 8, 33])
+@pytest.mark.parametrize("C", [1, 2, 3, 4, 8, 33, 112])  # windows side by side in a vector; 4, 2 and 1 vectors
 @pytest.mark.parametrize(
     ("kernel", "stride", "pads", "dilation"),
     [

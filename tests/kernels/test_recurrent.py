@@ -20,7 +20,8 @@ from onchip.kernels.cuda.recurrent_held import RecurrentHeld
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job, Refusal
 from onchip.plan.planner import make_plan
-from onchip.spec.layers import GRU, LSTM, RNN, Recurrent
+from onchip.spec.layers import GRU, LSTM, RNN, Linear, Recurrent
+from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe
 from onchip.spec.types import TensorType, numpy_dtype
 
@@ -81,6 +82,47 @@ def test_two_states_may_be_one_value():
     unused = np.zeros_like(h)
     got = onchip.compile(shared, device="cpu")(x, h, unused)
     assert got.tobytes() == onchip.compile(net, device="cpu")(x, h, h).tobytes()
+
+
+def fed(layer, S, K, H, has_states=False, has_bias=True):
+    """A Linear in front, which makes what the gates are given."""
+    net, rng = network(layer, S, H, has_states=has_states), np.random.default_rng(1)
+    width = int(net.types["x0"].shape[-1])
+    weights = {"W": rng.standard_normal((width, K), dtype=np.float32) / np.float32(np.sqrt(K))}
+    if has_bias:
+        weights["b"] = rng.standard_normal(width, dtype=np.float32)
+    roles = {"weight": "W"} | ({"bias": "b"} if has_bias else {})
+    (node,) = net.nodes
+    nodes = Node("gates", Linear(), ("x0",), roles), dataclasses.replace(node, inputs=("gates", *node.inputs[1:]))
+    return Network(net.inputs | {"x0": TensorType(("B", S, K))}, nodes, net.outputs, {**net.weights, **weights})
+
+
+@pytest.mark.parametrize(
+    ("layer", "S", "K", "H", "has_states"),
+    [
+        (LSTM(), 49, 10, 32, False), (LSTM("bidirectional"), 5, 150, 17, True),
+        (LSTM("reverse", "cell"), 7, 3, 5, False),
+        (GRU("bidirectional"), 6, 9, 33, True), (GRU("reverse", reset_after=False), 40, 20, 16, False),
+        (RNN(output="last"), 3, 1, 7, False),
+    ],
+)  # fmt: skip
+def test_a_product_in_front_is_done_on_the_way(layer, S, K, H, has_states):
+    for has_bias in (True, False):
+        net = fed(layer, S, K, H, has_states, has_bias)
+        engine, xs = onchip.compile(net, device="cpu"), inputs_of(net, 67)
+        assert [group.claim.facts.K for group in engine.plan.groups] == [K], str(engine.plan)
+        y = engine(*xs)
+        judge(net, xs, y)
+        for rows in (slice(0, 1), slice(66, 67), slice(3, 8), slice(3, 40), slice(0, 0)):
+            assert engine(*(x[rows] for x in xs)).tobytes() == y[rows].tobytes()
+        assert onchip.compile(net, device="cpu", threads=1)(*xs).tobytes() == y.tobytes()
+
+
+def test_a_product_that_others_read_stays_alone():
+    net = fed(LSTM(), 4, 3, 5)
+    engine, xs = onchip.compile(net.replace(outputs=("gates", *net.outputs)), device="cpu"), inputs_of(net, 3)
+    assert [group.claim.kernel for group in engine.plan.groups] == ["mlp_fused", "recurrent"]
+    assert engine(*xs)[1].tobytes() == onchip.compile(net, device="cpu")(*xs).tobytes()
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,6 @@ def test_a_rows_bits_do_not_depend_on_its_chunk(monkeypatch, kept):
                 np.testing.assert_array_equal(got, expected[first : first + count])
 
 
-def test_values_share_memory_unless_they_are_of_use_at_once():
-    uses = {"a": (0, 1), "b": (1, 3), "c": (2, 3), "d": (3, 4)}
-    sizes = {"a": 128, "b": 64, "c": 64, "d": 128}
-    assert chunks._places(uses, sizes) == [0, 128, 0, 192]
-
-
 def test_few_rows_are_shared_and_many_are_cut():
     engine = onchip.compile(several_groups(), "cpu")
     found = engine._bound._chunks

@@ -8,12 +8,13 @@ no kernel lets them depend on the batch.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from onchip.kernels.cpu.jit import address
 from onchip.kernels.cpu.launches import CompiledLaunch, run_launches, words
+from onchip.kernels.cpu.places import first_places
 from onchip.kernels.cpu.threads import HELPERS, Spare, start_helpers
 from onchip.plan.plan import Plan
 from onchip.spec.recipe import Array
@@ -42,7 +43,7 @@ class Chunks:
             uses |= {name: (uses.get(name, (i, i))[0], i) for name in names if name not in self.arrays}
         self.names = (*self.arrays, *uses)
         sizes = {name: -(-plan.types[name].row_bytes // _LINE) * _LINE for name in uses}
-        self.places = _places(uses, sizes)
+        self.places = list(first_places(uses, sizes).values())
         self.between_bytes = max((at + sizes[name] for name, at in zip(uses, self.places, strict=True)), default=0)
         self.weight_bytes = plan.weight_bytes
         self.row_work = sum(group.claim.price.row_flop + group.claim.price.row_bytes for group in plan.groups)
@@ -107,17 +108,3 @@ class Chunks:
             kept += [arena, addresses, launches]
         team = words(*told)
         return address(team), values, (team, told, kept)
-
-
-def _places(uses: Mapping[str, tuple[int, int]], sizes: Mapping[str, int]) -> list[int]:
-    """Where values lie, in bytes a row: at the first place where none lies that is of use at the same time."""
-    places: dict[str, int] = {}
-    for name, (first, last) in uses.items():
-        taken = sorted((places[n], places[n] + sizes[n]) for n in places if uses[n][1] >= first and uses[n][0] <= last)
-        at = 0
-        for begin, end in taken:
-            if begin - at >= sizes[name]:
-                break
-            at = max(at, end)
-        places[name] = at
-    return list(places.values())

@@ -29,6 +29,7 @@ from onchip.kernels.cpu.image_operation import CALL_BYTES
 from onchip.kernels.cpu.image_program import SUPPORTED, Program
 from onchip.kernels.cpu.image_rows import LookUp
 from onchip.kernels.cpu.image_runs import runs_of
+from onchip.kernels.cpu.image_scratch import Scratch
 from onchip.kernels.cpu.jit import address, address_of
 from onchip.kernels.cpu.launches import CompiledLaunch, Launch
 from onchip.kernels.cpu.price import CorePrice
@@ -51,7 +52,7 @@ _MAX_SCRATCH_BYTES = 1 << 30  # a thread's; images that need more are no small n
 class Facts:
     program: Program
     images: int
-    fast_bytes: int  # of the cache that a group of images should stay in
+    scratch: Scratch
     last: tuple[bool, bool]  # whether x, and y, lies with channels last
 
 
@@ -70,13 +71,14 @@ class ConvFused:
             return
         nodes, program = run.nodes, run.program
         weight_bytes = program.weight_bytes
-        image_bytes = 4 * program.image_floats
+        image_bytes = 4 * program.scratch(1, device.fast_bytes).floats
         # Many weights are worth more images a tile, even where those do not stay in L2.
         fitting = device.fast_bytes // 2 // max(1, image_bytes)
         most = MAX_VECTORS if all(store.H * store.W == 1 for store in program.stores) else MAX_IMAGES
         images = most if weight_bytes > device.fast_bytes // 2 else max(1, min(most, fitting))
         images = max(1, min(images, _MAX_SCRATCH_BYTES // max(1, image_bytes)))
-        scratch_bytes = images * image_bytes
+        scratch = program.scratch(images, device.fast_bytes)
+        scratch_bytes = 4 * scratch.floats
         if scratch_bytes > _MAX_SCRATCH_BYTES:
             yield Refusal(self.name, nodes[0].name, f"{scratch_bytes >> 20} MiB of values a thread")
             return
@@ -100,7 +102,7 @@ class ConvFused:
             )
             yield Claim(
                 self.name, instance, tuple(node.name for node in nodes), price, why,
-                program.recipes, scratch_bytes, program.order, Facts(program, images, device.fast_bytes, last),
+                program.recipes, scratch_bytes, program.order, Facts(program, images, scratch, last),
                 reads={program.source: Use(CHANNELS_LAST)} if last[0] else {},
                 gives={nodes[-1].name: CHANNELS_LAST} if last[1] else {},
             )  # fmt: skip
@@ -109,8 +111,8 @@ class ConvFused:
         assert isinstance(claim.facts, Facts)
         program, tile = claim.facts.program, claim.facts.images
         announce(dict.fromkeys(map(type, program.operations)))
-        table = program.table(weights, tile, claim.facts.fast_bytes, *claim.facts.last)
-        own = program.scratch_floats(tile) + LANES
+        table = program.table(weights, claim.facts.scratch, *claim.facts.last)
+        own = claim.facts.scratch.floats + LANES
         # Compiled, or loaded, for the first network that needs it: it takes some seconds.
         from onchip.kernels.cpu.image_ops import run_images
 

@@ -34,11 +34,19 @@ def multiply_panel(
 ) -> None:  # fmt: skip
     """One panel of columns for all rows, in tiles of nearly as many rows each: small ones do not hide the latency of
     a multiply-add."""
-    most = _MOST_WIDE if width == PANEL else _MOST_PAIR if width == 2 * LANES else _MOST_SINGLE
+    if rows <= 0:
+        return
+    if width == PANEL:
+        tiles = (rows + _MOST_WIDE - 1) // _MOST_WIDE
+    elif width == 2 * LANES:
+        tiles = (rows + _MOST_PAIR - 1) // _MOST_PAIR
+    else:
+        tiles = (rows + _MOST_SINGLE - 1) // _MOST_SINGLE
+    few = rows // tiles  # a division takes as long as a small tile: one for all of them
+    larger = rows - few * tiles  # tiles, with a row more
     r = 0
-    while r < rows:
-        tiles = (rows - r + most - 1) // most
-        count = (rows - r + tiles - 1) // tiles
+    for tile in range(tiles):
+        count = few + 1 if tile < larger else few
         x, start, y = a + r * a_row, init + r * init_row, out + r * out_row
         if width == PANEL:
             multiply_rows(x, a_row, w, start, init_row, y, out_row, H, a_h, K, floor, count, VECS_WIDE)

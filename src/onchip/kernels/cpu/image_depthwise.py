@@ -5,7 +5,8 @@ Idea    A tile is some windows times some vectors of channels, all in registers;
         windows between the edges go along a row, those at the left and at the right edge one below the other.
 Floor   A load for a multiply-add, so as fast as loads are: 2 KH KW flop for 4 bytes of output.
 Order   Taps of a window in order, some SUM_TERMS at a time; then the bias.
-Limits  As many outputs as inputs; fewer channels than a vector has lanes go in the largest power of two of lanes.
+Limits  As many outputs as inputs; fewer channels than a vector has lanes go in the largest power of two of lanes, and
+        neighbouring windows side by side in a vector where their numbers are neighbours, too.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from onchip.spec.network import Node
 from onchip.spec.recipe import Array, Recipe, recipe_op
 
 SUM_TERMS = 64  # of a sum in registers: longer ones are added up in parts, which keeps their digits
-WINDOWS = 4  # of a tile
+WINDOWS = 4  # of a tile; twice as many of one vector, as sums wait for each other
 VECTORS = 4 if VECTOR_REGISTERS >= 32 else 2  # of a tile: sums, a tap's weights and one number fit into registers
 _NO_FLOOR, _ZERO = np.float32(-np.inf), np.float32(0)
 
@@ -79,7 +80,8 @@ def _convolve(
 
     x_step, init_step and out_step lead from a window to the next, *_h and *_k from line to line and from tap to tap.
     lanes    a power of two, LANES at most
-    vectors  VECTORS, of LANES lanes, or 1
+    vectors  VECTORS or 2, of LANES lanes; or 1; or 0: a vector is LANES / lanes windows side by side, and a window in
+             what is said above is as many of them
     slides   1, with LANES lanes only: K is 3, and a window is the one before it a tap further, so that neighbours share
              what they load
     """
@@ -88,7 +90,8 @@ def _convolve(
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         *places, lanes, vectors, slides = args
         shapes = [(1 << i, 1, 0) for i in range(LANES.bit_length())]
-        shapes += [(LANES, VECTORS, 0), (LANES, 1, 1), (LANES, VECTORS, 1)]
+        shapes += [(1 << i, 0, 0) for i in range(LANES.bit_length() - 1)]
+        shapes += [(LANES, some, slide) for some in {2, VECTORS} for slide in (0, 1)] + [(LANES, 1, 1)]
         number = builder.add(builder.mul(lanes, emit.INT(4 * VECTORS)), builder.mul(vectors, emit.INT(2)))
         cases = {(2 * VECTORS * width + some) * 2 + slide: _windows(builder, places, width, some, slide)
                  for width, some, slide in shapes}  # fmt: skip
@@ -98,12 +101,21 @@ def _convolve(
     return signature, codegen
 
 
-def _windows(b: Any, places: list[Any], width: int, vectors: int, slides: int) -> Callable[[], None]:
+def _windows(b: Any, places: list[Any], lanes: int, vectors: int, slides: int) -> Callable[[], None]:
     x, x_step, count, H, x_h, K, x_k, w, w_h, w_k, init, init_step, out, out_step, floor = places
+    width, vectors = (lanes, vectors) if vectors else (LANES, 1)
     kind = ir.VectorType(emit.FLOAT, width)
+    repeated = ir.Constant(ir.VectorType(emit.INT32, width), [i % lanes for i in range(width)])
 
     def load(at: Any, v: int) -> Any:
         return emit.load(b, b.add(at, emit.INT(4 * width * v)), kind)
+
+    def load_channels(at: Any, v: int) -> Any:
+        """For every window in a vector the same."""
+        if lanes == width:
+            return load(at, v)
+        some = emit.load(b, at, ir.VectorType(emit.FLOAT, lanes))
+        return b.shuffle_vector(some, some, repeated)
 
     def some(windows: int) -> Callable[[Any, list[Any]], list[Any]]:
         tile = [(i, v) for i in range(windows) for v in range(vectors)]
@@ -117,7 +129,7 @@ def _windows(b: Any, places: list[Any], width: int, vectors: int, slides: int) -
 
                 def tap(k: Any, sums: list[Any]) -> list[Any]:
                     x_at, w_at = b.add(x_line, b.mul(k, x_k)), b.add(w_line, b.mul(k, w_k))
-                    weights = [load(w_at, v) for v in range(vectors)]
+                    weights = [load_channels(w_at, v) for v in range(vectors)]
                     for n, (i, v) in enumerate(tile):
                         given = load(b.add(begins[i], x_at), v)
                         sums[n] = emit.multiply_add(b, given, weights[v], sums[n])
@@ -138,7 +150,7 @@ def _windows(b: Any, places: list[Any], width: int, vectors: int, slides: int) -
             sums = emit.loop(b, emit.INT(0), H, 1, [ir.Constant(kind, [0.0] * width)] * len(tile), line)
             lowest = emit.splat(b, floor, width)
             for (i, v), total in zip(tile, sums, strict=True):
-                total = b.fadd(load(b.add(init, b.mul(numbers[i], init_step)), v), total)
+                total = b.fadd(load_channels(b.add(init, b.mul(numbers[i], init_step)), v), total)
                 kept = b.select(b.fcmp_ordered("<", total, lowest), lowest, total)
                 emit.store(b, kept, b.add(b.add(out, b.mul(numbers[i], out_step)), emit.INT(4 * width * v)))
             return []
@@ -152,11 +164,25 @@ def _windows(b: Any, places: list[Any], width: int, vectors: int, slides: int) -
         return body
 
     def body() -> None:
-        whole = b.and_(count, emit.INT(-WINDOWS))
-        emit.loop(b, emit.INT(0), whole, WINDOWS, [], some(WINDOWS))
-        emit.switch(b, b.sub(count, whole), {windows: rest(windows, whole) for windows in range(1, WINDOWS)})
+        first = emit.INT(0)
+        for windows in (2 * WINDOWS, WINDOWS) if vectors == 1 else (WINDOWS,):
+            whole = b.and_(count, emit.INT(-windows))
+            emit.loop(b, first, whole, windows, [], some(windows))
+            first = whole
+        emit.switch(b, b.sub(count, first), {windows: rest(windows, first) for windows in range(1, WINDOWS)})
 
     return body
+
+
+@linked(*(types.int64,) * 14, types.float32, *(types.int64,) * 3)
+def convolve(
+    x: int, x_step: int, count: int, H: int, x_h: int, K: int, x_k: int, w: int, w_h: int, w_k: int, init: int,
+    init_step: int, out: int, out_step: int, floor: np.float32, lanes: int, vectors: int, slides: int,
+) -> None:  # fmt: skip
+    """A function of its own: in a loop LLVM would make the addresses of all its shapes ready in front, each time."""
+    _convolve(
+        x, x_step, count, H, x_h, K, x_k, w, w_h, w_k, init, init_step, out, out_step, floor, lanes, vectors, slides
+    )
 
 
 _depthwise = fields_of(Depthwise)
@@ -171,20 +197,31 @@ def strip(
     op, at = _depthwise(row, call), call_at(call)
     x, y, k, C = op.x, op.y, op.window, op.y.C
     x_step, y_step = (k.SY * x.row * 4, y.row * 4) if down else (k.SX * x.pixel * 4, y.pixel * 4)
-    last, some = _ZERO if op.activation == RELU else _NO_FLOOR, max(1, SUM_TERMS // k.KW)
+    last = _ZERO if op.activation == RELU else _NO_FLOOR
+    some = k.KH if k.KH * k.KW <= SUM_TERMS else max(1, SUM_TERMS // k.KW)  # lines of a sum
     slides = 1 if lanes == LANES and not down and far - near == 3 and k.SX == 1 and k.DX == 1 else 0
-    out = at.here + pixel_at(y, i, oy, ox) * 4
+    source = at.here + pixel_at(x, i, oy * k.SY - k.PY, ox * k.SX - k.PX + near * k.DX) * 4
+    out, x_h, x_k = at.here + pixel_at(y, i, oy, ox) * 4, k.DY * x.row * 4, k.DX * x.pixel * 4
+    has_neighbours = x.pixel == C and y.pixel == C and k.SX == 1 and not down and high - low <= some
+    if lanes == C and lanes < LANES and has_neighbours and count * lanes >= LANES:
+        side = LANES // lanes
+        vectors = count // side
+        done = vectors * side
+        convolve(
+            source + low * x_h, side * x_step, vectors, high - low, x_h, far - near, x_k,
+            op.w + (low * k.KW + near) * C * 4, k.KW * C * 4, C * 4, op.b, 0, out, side * y_step, last, lanes, 0, 0,
+        )  # fmt: skip
+        count, source, out = count - done, source + done * x_step, out + done * y_step
     first = 0
-    while first < C:
-        vectors = VECTORS if first + VECTORS * LANES <= C else 1
+    while count > 0 and first < C:
+        vectors = VECTORS if first + VECTORS * LANES <= C else 2 if first + 2 * LANES <= C else 1
         c = min(first, C - lanes)
         for h in range(low, max(high, low + 1), some):  # a window on pads alone is its bias
-            given = pixel_at(x, i, oy * k.SY - k.PY + h * k.DY, ox * k.SX - k.PX + near * k.DX) + c
             init, init_step = (op.b + c * 4, 0) if h == low else (out + c * 4, y_step)
-            _convolve(
-                at.here + given * 4, x_step, count, min(some, high - h), k.DY * x.row * 4, far - near,
-                k.DX * x.pixel * 4, op.w + ((h * k.KW + near) * C + c) * 4, k.KW * C * 4, C * 4, init, init_step,
-                out + c * 4, y_step, last if h + some >= high else _NO_FLOOR, lanes, vectors, slides,
+            convolve(
+                source + h * x_h + c * 4, x_step, count, min(some, high - h), x_h, far - near, x_k,
+                op.w + ((h * k.KW + near) * C + c) * 4, k.KW * C * 4, C * 4, init, init_step, out + c * 4, y_step,
+                last if h + some >= high else _NO_FLOOR, lanes, vectors, slides,
             )  # fmt: skip
         first += vectors * lanes
 

@@ -8,9 +8,10 @@ compiled code and how several threads share it. image_program.py lists which lay
     @runs(Scale)
     def scale(row: int, call: int) -> None: op, at = _scale(row, call), call_at(call); ... op.x.row, op.w, at.images
 
-A row begins with the address of the code and how many images go through it together; then the fields follow in their
-order, a View as its Place, a Recipe as the address of the weights that it made, an activation as its code. One compiled
-interpreter (image_ops.py) walks over the rows of any network: each operation is called by its address, with a Call.
+A row begins with the address of the code, how many images go through it together and up to which operation; then the
+fields follow in their order, a View as its Place, a Recipe as the address of the weights that it made, an activation as
+its code. One compiled interpreter (image_ops.py) walks over the rows of any network: each operation is called by its
+address, with a Call.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from onchip.kernels.pointwise import IDENTITY
 from onchip.spec.layers import Elementwise
 from onchip.spec.recipe import Recipe
 
-HEAD = 2  # numbers of a row in front of the fields: the address of the code, and the images of a group
+HEAD = 3  # numbers of a row in front of the fields: the address of the code; images of a group; its last operation
 F = TypeVar("F", bound=Callable[[int, int], None])
 _ZERO = np.float32(0)
 
@@ -45,6 +46,7 @@ class Place(NamedTuple):
     pixel: int  # from one to the next
     row: int
     image: int
+    skipped: int  # from image to image of the tile, for those before the call's; 0: the same memory serves every call
     C: int
     H: int
     W: int
@@ -56,7 +58,7 @@ class Call(NamedTuple):
     here: int  # the address of the thread's scratch
     images: int
     first: int  # of the images: its row in the batch
-    skip: int  # images of the tile before the first: Places count from it
+    skip: int  # images of the tile before the first: Places begin behind them
     x: int  # the address of the batch
     y: int
     part: int  # of the work, where threads share an operation: it does part 0 to parts - 1
@@ -106,9 +108,13 @@ class Operation:
         """Of what every image needs all of."""
         return sum(recipe.nbytes for recipe in self.recipes().values())
 
-    def row(self, group: int, weights: Mapping[str, int]) -> Iterator[int]:
-        """The numbers that its code reads; weights are the addresses of what its recipes made."""
-        yield from (address_of(type(self).code), group)
+    def row(self, group: int, last: int, weights: Mapping[str, int]) -> Iterator[int]:
+        """The numbers that its code reads.
+
+        group, last  images that go together up to the operation `last`
+        weights      the addresses of what its recipes made
+        """
+        yield from (address_of(type(self).code), group, last)
         for field in dataclasses.fields(self):
             match getattr(self, field.name):
                 case View() as view:
@@ -184,8 +190,8 @@ def fields_of(kind: type[Operation]) -> Any:
                     continue
                 numbers = [_load(builder, row, at + i) for i in range(len(part))]
                 if part.instance_class is Place:
-                    first, image = Place._fields.index("at"), Place._fields.index("image")
-                    numbers[first] = builder.add(numbers[first], builder.mul(skip, numbers[image]))
+                    first, step = Place._fields.index("at"), Place._fields.index("skipped")
+                    numbers[first] = builder.add(numbers[first], builder.mul(skip, numbers[step]))
                 made.append(context.make_tuple(builder, part, numbers))
                 at += len(part)
             return context.make_tuple(builder, whole, made)
@@ -232,6 +238,8 @@ def pixel_at(place: Place, i: int, row: int, pixel: int) -> int:
 @compiled()
 def own_rows(H: int, part: int, parts: int) -> tuple[int, int]:
     """First and last + 1 of the rows of an output that a part makes."""
+    if parts == 1:
+        return 0, H
     share = (H + parts - 1) // parts
     return min(H, part * share), min(H, (part + 1) * share)
 

@@ -40,20 +40,21 @@ def _code(row: int) -> int:
 
 
 @compiled(inline=True)
-def _group(row: int) -> int:
-    return ints_at(row, 2)[1]  # type: ignore[no-any-return]
+def _part(row: int) -> tuple[int, int]:
+    """Of an operation: how many images go through it together, and with which last operation."""
+    told = ints_at(row, 3)
+    return told[1], told[2]
 
 
 @linked(*(types.int64,) * 9)
 def tile_of_images(
     table: int, row_bytes: int, call: int, L: int, here: int, images: int, first: int, x: int, y: int
 ) -> None:
-    """A tile of images through all operations: a group of images through those with one group, then the next group."""
-    end, start = table + L * row_bytes, table
+    """A tile of images through all operations: a group of images through those of a part, then the next group."""
+    start, end = table, table + L * row_bytes
     while start < end:
-        group, stop = _group(start), start + row_bytes
-        while stop < end and _group(stop) == group:
-            stop += row_bytes
+        group, last = _part(start)
+        stop = table + (last + 1) * row_bytes
         for skip in range(0, images, group):
             put_call(call, here, min(group, images - skip), first + skip, skip, x, y, 0, 1)
             for row in range(start, stop, row_bytes):
@@ -68,10 +69,26 @@ def _tile(worker: int, piece: int, net: Array, tile: int, B: int, x: int, y: int
 
 
 @compiled()
-def _part(worker: int, part: int, net: Array, row: int, B: int, x: int, y: int, parts: int) -> None:
+def _share(worker: int, share: int, net: Array, row: int, images: int, skip: int, x: int, y: int, shares: int) -> None:
     call = net[_CALLS] + worker * CALL_BYTES
-    put_call(call, net[_SCRATCH], B, 0, 0, x, y, part, parts)
+    put_call(call, net[_SCRATCH], images, skip, skip, x, y, share, shares)
     _run(_code(row), row, call)
+
+
+@linked(*(types.int64,) * 5)
+def shared_images(facts: int, B: int, x: int, y: int, threads: int) -> None:
+    """tile_of_images by threads that share every operation."""
+    net = ints_at(facts, _WORDS)
+    table, row_bytes = net[_TABLE], net[_ROW_BYTES]
+    start, end = table, table + net[_L] * row_bytes
+    while start < end:
+        group, last = _part(start)
+        stop = table + (last + 1) * row_bytes
+        for skip in range(0, B, group):
+            images = min(group, B - skip)
+            for row in range(start, stop, row_bytes):
+                run_pieces(_share, (net, row, images, skip, x, y, threads), threads, threads)
+        start = stop
 
 
 @linked(*(types.int64,) * 4)
@@ -79,9 +96,8 @@ def run_images(facts: int, operands: int, B: int, threads: int) -> None:
     """B images; the code of a CompiledLaunch."""
     net, x, y = ints_at(facts, _WORDS), int_at(operands), int_at(operands + 8)
     most = net[_TILE]
-    if threads > B and most >= B and net[_IS_LONG]:  # the threads share every operation
-        for i in range(net[_L]):
-            run_pieces(_part, (net, net[_TABLE] + i * net[_ROW_BYTES], B, x, y, threads), threads, threads)
+    if threads > B and most >= B and net[_IS_LONG]:
+        shared_images(facts, B, x, y, threads)
         return
     threads = max(1, min(threads, B * net[_FLOP] // _THREAD_FLOP))
     rounds = (B + most * threads - 1) // (most * threads)

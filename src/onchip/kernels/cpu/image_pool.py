@@ -30,7 +30,7 @@ from onchip.kernels.cpu.image_operation import (
     runs,
 )
 from onchip.kernels.cpu.image_values import UnsupportedError, View
-from onchip.kernels.cpu.jit import ALL, compiled, floats_at
+from onchip.kernels.cpu.jit import ALL, compiled, floats_at, linked
 from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.spec.layers import AvgPool1d, AvgPool2d, GlobalMax, GlobalMean, MaxPool1d, MaxPool2d
 from onchip.spec.layers.conv import geometry
@@ -181,9 +181,21 @@ def _windows(b: Any, places: list[Any], width: int, largest: bool) -> Callable[[
     return body
 
 
+@linked(*(types.int64,) * 9, types.float32, types.int64, types.int64)
+def pool_windows(
+    x: int, x_step: int, count: int, H: int, x_h: int, K: int, x_k: int, out: int, out_step: int, share: np.float32,
+    lanes: int, largest: int,
+) -> None:  # fmt: skip
+    """A function of its own: in a loop LLVM would make the addresses of all its shapes ready in front, each time."""
+    _pool_windows(x, x_step, count, H, x_h, K, x_k, out, out_step, share, lanes, largest)
+
+
 @compiled()
 def taps_inside(first: int, taps: int, step: int, size: int) -> tuple[int, int]:
     """First and last + 1 of the taps at first, first + step, ... that lie in 0 .. size - 1."""
+    if step == 1:  # without a division, which takes as long as a window
+        near = min(taps, max(0, -first))
+        return near, max(near, min(taps, size - first))
     low = min(taps, max(0, (step - 1 - first) // step))
     return low, max(low, min(taps, (size - 1 - first) // step + 1))
 
@@ -222,7 +234,7 @@ def _pool(
                 out = y.at + i * y.image + oy * y.row + ox * y.pixel
                 for first in range(0, x.C, lanes):
                     c = min(first, x.C - lanes)
-                    _pool_windows(
+                    pool_windows(
                         at.here + (given + c) * 4, k.SX * x.pixel * 4, count, high - low, k.DY * x.row * 4, far - near,
                         k.DX * x.pixel * 4, at.here + (out + c) * 4, y.pixel * 4, np.float32(tall * wide), lanes,
                         largest,

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.image_combine import lower_activation, lower_batch_norm, lower_combine, lower_concat
 from onchip.kernels.cpu.image_conv import lower_convolution, lower_interleave
 from onchip.kernels.cpu.image_dense import Dense, lower_linear, lower_reshape
@@ -31,6 +30,7 @@ from onchip.kernels.cpu.image_rows import (
     lower_permute,
     lower_to_pixels,
 )
+from onchip.kernels.cpu.image_scratch import Scratch, make_scratch
 from onchip.kernels.cpu.image_softmax import lower_softmax
 from onchip.kernels.cpu.image_taps import Taps
 from onchip.kernels.cpu.image_values import Store, UnsupportedError
@@ -61,8 +61,6 @@ from onchip.spec.layers import (
 )  # fmt: skip
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe
-
-_PASSES = 3  # how often a layer goes over what it touches
 
 # The layers that are lowered, and what lowers them: a new operation has its line here.
 _LOWERINGS: tuple[tuple[tuple[type, ...], Callable[[Lowering, Node], None]], ...] = (
@@ -98,11 +96,6 @@ class Program:
         return {f"{name}{i}": recipe for i, mine in each for name, recipe in mine.items()}
 
     @property
-    def image_floats(self) -> int:
-        """Of scratch for one image."""
-        return sum(store.size for store in self.stores)
-
-    @property
     def image_flop(self) -> int:
         return sum(op.flop() for op in self.operations)
 
@@ -123,52 +116,30 @@ class Program:
         """Whether what it reads, and what it makes, may lie with channels last as well as in rows."""
         return any(map(_is_load, self.operations)), any(map(_is_store, self.operations))
 
-    def scratch_floats(self, images: int) -> int:
-        """Of scratch for `images` images; each store begins on a vector."""
-        return sum(-(-store.size * images // LANES) * LANES for store in self.stores)
-
-    def groups(self, images: int, fast_bytes: int) -> list[int]:
-        """For every operation, how many images of a tile go through its layer together.
-
-        Few, so that what the layer touches stays in the cache; but weights that do not stay there come from afar once
-        for every group. The choice with the fewest bytes from afar an image wins, and the larger of equals.
-        """
-        chosen: dict[str, int] = {}
-        layers: dict[str, list[Operation]] = {}
-        for layer, op in zip(self.layers, self.operations, strict=True):
-            layers.setdefault(layer, []).append(op)
-        for layer, mine in layers.items():
-            stores = {view.store for op in mine for view in op.values()}
-            touched = 4 * sum(store.size for store in stores)
-            weights = sum(op.weight_bytes() for op in mine)
-            afar: dict[int, float] = {}
-            for group in {min(images, 1 << shift) for shift in range(images.bit_length() + 1)}:
-                fetched = weights / group if weights > fast_bytes // 2 else 0.0
-                spilled = _PASSES * touched if group * touched > fast_bytes // 2 else 0.0
-                afar[group] = fetched + (spilled if group > 1 else 0.0)
-            chosen[layer] = min(afar, key=lambda group: (afar[group], -group))
-        return [chosen[layer] for layer in self.layers]
+    def scratch(self, images: int, fast_bytes: int) -> Scratch:
+        """Of a thread, for tiles of so many images."""
+        return make_scratch(self.operations, self.layers, images, fast_bytes)
 
     def table(
-        self, weights: Mapping[str, Array], images: int, fast_bytes: int, last_in: bool = False, last_out: bool = False
+        self, weights: Mapping[str, Array], scratch: Scratch, last_in: bool = False, last_out: bool = False
     ) -> Array:
-        """A row an operation, for `images` images at a time.
+        """A row an operation.
 
         weights            what the recipes made: the rows have their addresses
         last_in, last_out  what it reads, and what it makes, lies with channels last
         """
-        at = 0
-        for store in self.stores:
-            store.offset = at
-            at += -(-store.size * images // LANES) * LANES
+        for store, at in scratch.places.items():
+            store.offset, store.is_of_tile = at, store in scratch.handed_on
         rows = []
-        for i, (group, op) in enumerate(zip(self.groups(images, fast_bytes), self.operations, strict=True)):
-            if _is_load(op):
-                op = laid_out(op, last_in)
-            elif _is_store(op):
-                op = laid_out(op, last_out)
-            addresses = {name: address(weights[f"{name}{i}"]) for name in op.recipes()}
-            rows.append(list(op.row(group, addresses)))
+        for part in scratch.parts:
+            for i in range(part.first, part.last + 1):
+                op = self.operations[i]
+                if _is_load(op):
+                    op = laid_out(op, last_in)
+                elif _is_store(op):
+                    op = laid_out(op, last_out)
+                addresses = {name: address(weights[f"{name}{i}"]) for name in op.recipes()}
+                rows.append(list(op.row(part.group, part.last, addresses)))
         table = np.zeros((len(rows), max(map(len, rows))), np.int64)
         for numbers, row in zip(rows, table, strict=True):
             row[: len(numbers)] = numbers

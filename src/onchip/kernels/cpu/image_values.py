@@ -29,6 +29,11 @@ class Store:
     pixel: int  # floats from pixel to pixel
     rim: Rim = (0, 0, 0, 0)
     offset: int = 0  # where its first image begins, in floats
+    is_of_tile: bool = True  # it has room for all images of a tile; else for a group, and the next one uses it again
+
+    @property
+    def sizes(self) -> Sizes:
+        return self.C, self.H, self.W
 
     @property
     def row(self) -> int:
@@ -57,8 +62,9 @@ class View:
         """Whether it has all channels of its store."""
         return self.sizes[0] == self.store.C
 
-    def place(self) -> tuple[int, int, int, int]:
-        """Offset of its first number, and the strides of pixels, rows and images, in floats."""
+    def place(self) -> tuple[int, int, int, int, int]:
+        """Offset of its first number, and the strides of pixels, rows and images, the latter in a group and before it
+        in the tile, in floats."""
         s = self.store
         offset = s.offset + (s.rim[0] + self.start[0]) * s.row + (s.rim[1] + self.start[1]) * s.pixel + self.channel
-        return offset, self.step[1] * s.pixel, self.step[0] * s.row, s.size
+        return offset, self.step[1] * s.pixel, self.step[0] * s.row, s.size, s.size if s.is_of_tile else 0

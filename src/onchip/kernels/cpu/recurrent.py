@@ -3,6 +3,7 @@
 Idea      A core takes some sequences and one direction and goes through all steps with them: the product of their
           states with the recurrence is added to what the input gives to the gates, then gates become states. States
           and gates stay in its caches; x is read and y written once. Any sizes are served by one compiled kernel.
+          A Linear in front, the product of inputs and gates, is done on the way: what it makes stays in cache, too.
 Floor     2 G H^2 flop a step and direction. 256 sequences of 64 steps, LSTM, H = 128: 2.1 Gflop, 7.2 ms at 300 Gflop/s.
 Same bits A sum of a gate runs over the units in order, in chunks of dense's size, however sequences are grouped.
 Limits    float32; others are plain's.
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onchip.kernels.cpu.activation import activate, expm1_exp, link_activation
-from onchip.kernels.cpu.dense import CHUNK, multiply_panel, next_panel, padded_width
+from onchip.kernels.cpu.dense import CHUNK, dense, multiply_panel, next_panel, padded_width
 from onchip.kernels.cpu.emit import LANES
 from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.late_numba import types
@@ -27,8 +28,8 @@ from onchip.kernels.cpu.tile import LINE_PANELS, PANEL, aligned_zeros, multiply_
 from onchip.kernels.pointwise import RELU, SIGMOID, TANH
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal
-from onchip.spec.layers import GRU, LSTM, RNN, Recurrent
-from onchip.spec.network import Network
+from onchip.spec.layers import GRU, LSTM, RNN, Linear, Recurrent
+from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, as_is, recipe_op
 
 _LSTM, _GRU_AFTER, _GRU_BEFORE, _RNN_TANH, _RNN_RELU = range(5)
@@ -62,6 +63,20 @@ def add_product(
                 src + k * 4, src_row, rows, panel, width, start, before_row, out, dst_row, 1, 0, steps, _NO_FLOOR
             )  # fmt: skip
             n += width
+
+
+@linked(*(types.int64,) * 10)
+def feed(x: int, x_row: int, rows: int, steps: int, K: int, w: int, N: int, bias: int, fed: int, fed_row: int) -> None:
+    """fed (steps, rows, N) = x (rows, steps, K) times w plus the bias: what inputs give to gates, in whole vectors.
+
+    Addresses and byte strides, w packed. Many rows or many steps are the rows of a product, whichever are more.
+    """
+    if rows >= steps:
+        for s in range(steps):
+            dense(x + s * K * 4, x_row, rows, w, K, N, bias, fed + s * rows * fed_row, fed_row, _NO_FLOOR)
+    else:
+        for r in range(rows):
+            dense(x + r * x_row, K * 4, steps, w, K, N, bias, fed + r * fed_row, rows * fed_row, _NO_FLOOR)
 
 
 @linked(*(types.int64,) * 3)
@@ -170,33 +185,45 @@ def next_states(kind: int, gates: int, gates_row: int, x: int, x_row: int, h: in
 def _tile(worker: int, piece: int, sizes: Array, places: Array) -> None:
     """Some sequences in one direction."""
     N, S, D, G, H = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
-    kind, output, is_reverse, most = sizes[5], sizes[6], sizes[7], sizes[8]
+    kind, output, is_reverse, most, K = sizes[5], sizes[6], sizes[7], sizes[8], sizes[11]
     x, y, first_h, first_c, R, late, bias = places[0], places[1], places[2], places[3], places[4], places[5], places[6]
-    wide, one = padded_width(2 * H if kind == _GRU_BEFORE else G * H), padded_width(H)
-    gates_row, x_row = sizes[9], S * D * G * H * 4
-    gates = places[7] + worker * sizes[10]
-    h = gates + most * gates_row
-    c = h + most * H * 4
+    all_gates, wide, one = padded_width(G * H), padded_width(2 * H if kind == _GRU_BEFORE else G * H), padded_width(H)
+    gates_row = sizes[9]
+    gates = places[9] + worker * sizes[10]
+    h = gates + _MOST_ROWS * gates_row
+    c = h + _MOST_ROWS * H * 4
+    fed = gates + sizes[12]
     d, begin = piece % D, piece // D * most
     rows = min(most, N - begin)
     backwards = is_reverse or d == 1
+    block, low = _MOST_ROWS // rows, 0  # steps that are fed at a time, and the first of them
+    given, given_row = fed, gates_row
     for r in range(rows):
         place = ((begin + r) * D + d) * H * 4
         copy_floats(first_h + place if first_h else 0, h + r * H * 4, H)
         copy_floats(first_c + place if first_c else 0, c + r * H * 4, H)
     for step in range(S):
         s = S - 1 - step if backwards else step
-        given = x + ((begin * S + s) * D + d) * G * H * 4
-        init, init_row = given, x_row
-        if wide != G * H or kind in (_GRU_AFTER, _GRU_BEFORE):  # not all of it is the input's, in whole vectors
-            first_gates(kind, given, x_row, bias + d * H * 4, gates, gates_row, rows, H)
+        if K == 0:
+            given, given_row = x + ((begin * S + s) * D + d) * G * H * 4, S * D * G * H * 4
+        else:
+            if step % block == 0:
+                steps = min(block, S - step)
+                low = s - steps + 1 if backwards else s
+                w, start = places[7] + d * all_gates * K * 4, places[8] + d * all_gates * 4
+                feed(x + (begin * S + low) * K * 4, S * K * 4, rows, steps, K, w, all_gates, start, fed, gates_row)
+            given = fed + (s - low) * rows * gates_row
+        init, init_row = given, given_row
+        # Not all of it is the input's, or not in whole vectors.
+        if kind in (_GRU_AFTER, _GRU_BEFORE) or (K == 0 and wide != G * H):
+            first_gates(kind, given, given_row, bias + d * H * 4, gates, gates_row, rows, H)
             init, init_row = gates, gates_row
         add_product(h, H * 4, rows, R + d * wide * H * 4, H, wide, init, init_row, gates, gates_row)
         if kind == _GRU_BEFORE:
-            reset_states(gates, gates_row, given, x_row, h, rows, H)
+            reset_states(gates, gates_row, given, given_row, h, rows, H)
             new = gates + H * 8
             add_product(gates + H * 4, gates_row, rows, late + d * one * H * 4, H, one, new, gates_row, new, gates_row)
-        next_states(kind, gates, gates_row, given, x_row, h, c, rows, H)
+        next_states(kind, gates, gates_row, given, given_row, h, c, rows, H)
         if output == _SEQUENCE:
             for r in range(rows):
                 copy_floats(h + r * H * 4, y + (((begin + r) * S + s) * D + d) * H * 4, H)
@@ -208,17 +235,20 @@ def _tile(worker: int, piece: int, sizes: Array, places: Array) -> None:
 
 @linked(*(types.int64,) * 4)
 def _run(facts: int, operands: int, B: int, threads: int) -> None:
-    """x (N, S, D * G * H); y (N, S, D * H), or (N, D * H) of the last step; the code of a CompiledLaunch.
+    """x (N, S, D * G * H), or (N, S, K) that is fed to the gates; y (N, S, D * H), or (N, D * H) of the last step; the
+    code of a CompiledLaunch.
 
     facts   the addresses of the next three, and the sequences of a row of the batch
     sizes   N, S, D, G, H, kind, output, whether the one direction is the reverse, rows of a tile, bytes from row to row
-            of its gates, and from thread to thread of scratch
+            of its gates, and from thread to thread of scratch; K, 0 where nothing is fed, and where in scratch it is
     places  addresses: x, y, the state before the first step (N, D, H) and the cell, 0 for zeros; the recurrence packed
-            for each direction, the last gate of a GRU whose reset comes first, the bias; scratch
+            for each direction, the last gate of a GRU whose reset comes first, the bias; what feeds the gates, packed
+            for each direction, and its bias; scratch
     which   of the operands x, the state, the cell (-1: none) and y are
     """
     told = ints_at(facts, 4)
-    sizes, places, which, given = ints_at(told[0], 11), ints_at(told[1], 8), ints_at(told[2], 4), ints_at(operands, ALL)
+    sizes, places, which = ints_at(told[0], 13), ints_at(told[1], 10), ints_at(told[2], 4)
+    given = ints_at(operands, ALL)
     places[0], places[1] = given[which[0]], given[which[3]]
     for state in range(2):
         if which[1 + state] >= 0:
@@ -232,6 +262,7 @@ def _run(facts: int, operands: int, B: int, threads: int) -> None:
 @dataclass(frozen=True)
 class Facts:
     sizes: tuple[int, ...]  # sequences of a row, S, D, G, H, kind, output, is_reverse
+    K: int  # of the Linear that feeds the gates; 0: none does
     reads: tuple[int, ...]  # which of the launch's inputs x and the states are: a value that is read twice comes once
 
 
@@ -241,16 +272,18 @@ class RecurrentAlone:
     precisions = ("fp32",)
 
     def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
-        node = net.nodes[start]
+        feeding = _feeding(net, start)
+        node = net.nodes[start if feeding is None else start + 1]
         layer = node.layer
         if job.is_training or not isinstance(layer, Recurrent):
             return
-        x, name = net.types[node.inputs[0]], node.weights["recurrence"]
-        if any(given.dtype != "float32" for given in (x, net.weight_type(name))):
-            yield Refusal(self.name, node.name, f"computes on float32, got {x}")
+        gates, name = net.types[node.inputs[0]], node.weights["recurrence"]
+        if any(given.dtype != "float32" for given in (gates, net.weight_type(name))):
+            if feeding is None:
+                yield Refusal(self.name, node.name, f"computes on float32, got {gates}")
             return
         D, width, H = net.weights[name].shape
-        G, S = layer.gates, int(x.shape[-2])
+        G, S = layer.gates, int(gates.shape[-2])
         kind = kind_of(layer)
         late = H if kind == _GRU_BEFORE else 0
         recipes = {"R": Recipe.of(packed_gates, (name,), (D, packed_size(H, width - late)), first=0, last=width - late)}
@@ -258,39 +291,60 @@ class RecurrentAlone:
             recipes["late"] = Recipe.of(packed_gates, (name,), (D, packed_size(H, H)), first=width - H, last=width)
         if "bias" in node.weights:
             recipes["bias"] = Recipe.of(as_is, (node.weights["bias"],), (D, H))
-        values = tuple(dict.fromkeys(node.inputs))
-        sequences = x.row_size // (S * D * width)
+        nodes, K, inputs = [node], 0, node.inputs
+        if feeding is not None:
+            nodes, inputs = [feeding, node], (*feeding.inputs, *node.inputs[1:])
+            weight = feeding.weights["weight"]
+            K = net.weights[weight].shape[1]
+            recipes["W"] = Recipe.of(packed_inputs, (weight,), (D, packed_size(K, width)), directions=D)
+            given = (feeding.weights["bias"],) if "bias" in feeding.weights else ()
+            recipes["b"] = Recipe.of(bias_of_gates, given, (D, padded(width)), directions=D, size=padded(width))
+        values = tuple(dict.fromkeys(inputs))
+        sequences = gates.row_size // (S * D * width)
         # Gates are read and written several times on their way, all in cache; sequences are a core's at the least.
         price = CorePrice(
-            net.row_flop(node), sum(net.types[value].row_bytes for value in (*values, node.name)),
-            sum(recipe.nbytes for recipe in recipes.values()), row_cache_bytes=4 * x.row_bytes, rows_a_core=1,
+            sum(map(net.row_flop, nodes)), sum(net.types[value].row_bytes for value in (*values, node.name)),
+            sum(recipe.nbytes for recipe in recipes.values()), row_cache_bytes=4 * gates.row_bytes, rows_a_core=1,
         )  # fmt: skip
         sizes = (sequences, S, D, G, H, kind, _OUTPUTS[layer.output], int(layer.direction == "reverse"))
+        kinds = "-".join(each.layer.kind for each in nodes)
         yield Claim(
-            self.name, f"{self.name}<{layer.kind},{H}>", (node.name,), price, f"{S} steps in one call",
-            recipes=recipes, order=f"units in order, chunks of {CHUNK}",
-            facts=Facts(sizes, tuple(map(values.index, node.inputs))),
-            fast_bytes=4 * _MOST_ROWS * (G + 2) * H,
+            self.name, f"{self.name}<{kinds},{H}>", tuple(each.name for each in nodes), price,
+            f"{S} steps in one call", recipes=recipes, order=f"units in order, chunks of {CHUNK}",
+            facts=Facts(sizes, K, tuple(map(values.index, inputs))),
+            fast_bytes=4 * _MOST_ROWS * ((G + 2) * H + (G * H if K else 0)),
         )  # fmt: skip
 
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         assert isinstance(claim.facts, Facts)
         for activation in (SIGMOID, TANH):
             link_activation(activation)
-        reads, (sequences, S, D, G, H, *how) = claim.facts.reads, claim.facts.sizes
+        reads, K, (sequences, S, D, G, H, *how) = claim.facts.reads, claim.facts.K, claim.facts.sizes
         bias = weights.get("bias", np.zeros((D, H), np.float32))
         gates_row = (padded(G * H) + LANES) * 4
-        kept = weights["R"], weights.get("late", bias), bias
+        fed_at = _MOST_ROWS * (gates_row + padded(2 * H) * 4)
+        own = fed_at + (_MOST_ROWS * gates_row if K else 0)
+        kept = weights["R"], weights.get("late", bias), bias, weights.get("W", bias), weights.get("b", bias)
         which = np.array([*reads, *[-1] * (3 - len(reads)), len(set(reads))], np.int64)
 
         def facts(threads: int) -> tuple[int, object]:
-            scratch = aligned_zeros(threads * _MOST_ROWS * (gates_row // 4 + padded(2 * H))).reshape(threads, -1)
-            sizes = words(0, S, D, G, H, *how, 0, gates_row, scratch.strides[0])
+            scratch = aligned_zeros(threads * own // 4)
+            sizes = words(0, S, D, G, H, *how, 0, gates_row, own, K, fed_at)
             places = words(0, 0, 0, 0, *kept, scratch)
             told = words(sizes, places, which, sequences)
             return address(told), (told, sizes, places, which, scratch, kept)
 
         return CompiledLaunch(address_of(_run), facts)
+
+
+def _feeding(net: Network, start: int) -> Node | None:
+    """The Linear that begins there, if all that reads it is the recurrent layer behind it, as its x."""
+    node, behind = net.nodes[start], net.nodes[start + 1 : start + 2]
+    if not behind or not isinstance(node.layer, Linear) or not isinstance(behind[0].layer, Recurrent):
+        return None
+    is_float = all(net.weight_type(name).dtype == "float32" for name in node.weights.values())
+    is_read_alone = net.readers(node.name) == [behind[0]] and node.name not in net.output_names
+    return node if is_float and is_read_alone and behind[0].inputs.count(node.name) == 1 else None
 
 
 def kind_of(layer: Recurrent) -> int:
@@ -309,4 +363,19 @@ def packed_gates(recurrence: Array, first: int, last: int) -> Array:
     made = aligned_zeros(D * packed_size(H, last - first)).reshape(D, -1)
     for one, out in zip(recurrence, made, strict=True):
         pack(np.asarray(one[first:last].T, np.float32), out)
+    return made
+
+
+@recipe_op
+def packed_inputs(weight: Array, directions: int) -> Array:
+    """(D * G * H, K) -> (D, packed), as dense reads them."""
+    return packed_gates(weight.reshape(directions, -1, weight.shape[-1]), 0, len(weight) // directions)
+
+
+@recipe_op
+def bias_of_gates(*bias: Array, directions: int, size: int) -> Array:
+    """(D * G * H) -> (D, padded); zeros without one."""
+    made = aligned_zeros(directions * size).reshape(directions, size)
+    if bias:
+        made[:, : len(bias[0]) // directions] = bias[0].reshape(directions, -1)
     return made

@@ -1,0 +1,112 @@
+"""Memory of conv_fused: values share it, groups of images use it again, and nobody sees another's numbers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checks import rows
+from image_networks import NETWORKS, chain, conv
+from onchip.kernels import cpu
+from onchip.kernels.cpu.image_program import lower
+from onchip.kernels.cpu.places import first_places
+from onchip.runtime.cpu import core_count
+from onchip.runtime.engine import compile
+from onchip.spec.layers import Conv2d, GlobalMean, Linear, ReLU
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+def fused(net, **options):
+    engine = compile(net, device="cpu", without=("windows",), **options)
+    assert [group.claim.kernel for group in engine.plan.groups] == ["conv_fused"], str(engine.plan)
+    return engine
+
+
+def deep():
+    """Large images at first, many weights at the end."""
+    widths, layers = (3, 16, 16, 32, 32, 64, 64), []
+    for i, (C, N) in enumerate(itertools.pairwise(widths)):
+        stride = (2, 2) if i in (2, 4) else (1, 1)
+        layers += [(Conv2d(stride, (1, 1, 1, 1)), conv(N, C, 3, 3)), ReLU()]
+    return chain((3, 24, 24), *layers, GlobalMean((2, 3)), (Linear(), conv(5, 64)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4), st.integers(1, 50)), max_size=12))
+def test_values_of_use_at_the_same_time_lie_apart(values):
+    uses = {i: (first, first + more) for i, (first, more, _) in enumerate(values)}
+    sizes = {i: size for i, (_, _, size) in enumerate(values)}
+    places = first_places(uses, sizes)
+    assert list(places) == list(uses)
+    for a, b in itertools.combinations(uses, 2):
+        if uses[a][0] <= uses[b][1] and uses[b][0] <= uses[a][1]:
+            assert places[a] + sizes[a] <= places[b] or places[b] + sizes[b] <= places[a]
+
+
+def test_values_lie_at_the_first_place_that_is_free():
+    uses = {"a": (0, 1), "b": (1, 3), "c": (2, 3), "d": (3, 4)}
+    sizes = {"a": 128, "b": 64, "c": 64, "d": 128}
+    assert first_places(uses, sizes) == {"a": 0, "b": 128, "c": 0, "d": 192}
+
+
+def test_a_chain_of_equals_needs_two_of_them():
+    net = chain((16, 8, 8), *[(Conv2d(), conv(16, 16, 1, 1))] * 9)
+    program = lower(net, net.nodes)
+    one = program.stores[0].size
+    assert program.scratch(1, 1 << 20).floats == 2 * one
+    assert program.scratch(16, 1 << 20).floats == 2 * 16 * one
+
+
+def test_parts_follow_each_other_and_groups_fit():
+    net = deep()
+    program = lower(net, net.nodes)
+    scratch = program.scratch(16, 256 << 10)
+    assert [part.first for part in scratch.parts] == [0, *(part.last + 1 for part in scratch.parts[:-1])]
+    assert scratch.parts[-1].last == len(program.operations) - 1
+    groups = [part.group for part in scratch.parts]
+    assert groups[0] < groups[-1] == 16, groups  # few large images, then many small ones for the weights' sake
+    assert scratch.handed_on
+    assert scratch.floats < sum(store.size for store in program.stores) * 16 // 3
+
+
+@pytest.mark.parametrize("cache", [2 << 10, 32 << 10])  # bytes: of one image and less, of a few
+@pytest.mark.parametrize("name", [*NETWORKS, "deep"])
+def test_groups_that_use_memory_again_have_the_same_bits(name, cache, monkeypatch):
+    """Rims and pads stay zeros, and nothing of an earlier group shows: not even a NaN."""
+    monkeypatch.setattr(cpu, "KERNELS", tuple(kernel for kernel in cpu.KERNELS if kernel.name != "plain"))
+    net = NETWORKS.get(name) or deep()
+    x = rows(37, *net.input.row_shape)
+    whole = fused(net)(x)
+    monkeypatch.setattr("onchip.runtime.cpu._l2_bytes", lambda: cache)
+    for threads in (1, core_count()):
+        engine = fused(net, threads=threads)
+        engine(np.full_like(x, np.nan))
+        for B in (1, 5, 37):
+            assert np.array_equal(engine(x[:B]), whole[:B])
+
+
+def test_threads_share_a_group_after_the_other():
+    """A machine with four threads, made up: three images, of which one at a time goes through the first layers."""
+    code = (
+        "import numpy as np, onchip; from onchip.kernels.cpu import conv_fused; from onchip.runtime import cpu\n"
+        "from test_image_scratch import deep\n"
+        "cpu.core_count, cpu._l2_bytes, conv_fused._SHARED_FLOP = lambda: 4, lambda: 96 << 10, -1\n"
+        "net = deep()\n"
+        "x = np.random.default_rng(1).standard_normal((3, 3, 24, 24), dtype=np.float32)\n"
+        "one, four = onchip.compile(net, 'cpu', threads=1), onchip.compile(net, 'cpu', threads=4)\n"
+        "facts = four.plan.groups[0].claim.facts\n"
+        "assert facts.images > 3 and facts.scratch.parts[0].group == 1 < facts.scratch.parts[-1].group\n"
+        "print(all(np.array_equal(four(x[:B]), one(x[:B])) for B in (1, 2, 3)))\n"
+    )
+    here = Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": f"{SRC}:{here}:{here.parent}"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "True", done.stderr

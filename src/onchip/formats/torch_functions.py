@@ -18,6 +18,7 @@ def plain_functions(torch: Any) -> Iterator[None]:
     F = torch.nn.functional
     forms: list[tuple[Any, str, Callable[..., Any]]] = [(place, "channel_shuffle", _shuffle) for place in (F, torch)]
     forms += [(F, "pairwise_distance", _distance)]
+    forms += [(place, "cumprod", _running_product) for place in (torch, torch.Tensor)]
     for rank in (1, 2, 3):
         forms += [(F, f"adaptive_avg_pool{rank}d", _adaptive(_mean_pool, rank))]
         forms += [(F, f"adaptive_max_pool{rank}d", _adaptive(_max_pool, rank))]
@@ -48,6 +49,15 @@ def _shuffle(torch: Any, x: Any, groups: int) -> Any:
 
 def _distance(torch: Any, a: Any, b: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
     return torch.linalg.vector_norm(a - b + eps, p, -1, keepdim)  # the exporter leaves out eps
+
+
+def _running_product(torch: Any, x: Any, dim: int, dtype: Any = None) -> Any:
+    """With what stands 1, 2, 4, .. places before: after the last, with all of them."""
+    x, n, step = x if dtype is None else x.to(dtype), int(x.shape[dim]), 1
+    while step < n:
+        front = torch.ones_like(x.narrow(dim, 0, step))
+        x, step = x * torch.cat([front, x.narrow(dim, 0, n - step)], dim), 2 * step
+    return x
 
 
 def _adaptive(pool: Callable[..., Any], rank: int) -> Callable[..., Any]:

@@ -54,7 +54,29 @@ class Cos(Elementwise):
 
 
 @dataclass(frozen=True)
+class Atan(Elementwise):
+    """The angle, in radians, whose tangent is x."""
+
+    flop_each: ClassVar[int] = 25
+
+
+@dataclass(frozen=True)
 class Erf(Elementwise):
     """2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
 
     flop_each: ClassVar[int] = 27
+
+
+@dataclass(frozen=True)
+class Floor(Elementwise):
+    """The largest whole number that is not above x."""
+
+
+@dataclass(frozen=True)
+class Ceil(Elementwise):
+    """The smallest whole number that is not below x."""
+
+
+@dataclass(frozen=True)
+class Round(Elementwise):
+    """The nearest whole number; of two the even one."""

@@ -140,6 +140,8 @@ def read_both(graph: GraphReader, op: Op) -> None:
         raise FormatError(f"{op}: wrong number of inputs", got=str(len(op.inputs)), expected="2")
     places = [place for place in (0, 1) if not graph.is_constant(op, place)]
     masks = {place: _mask(graph, op, _given(graph, op, place)) for place in places}
+    if len({graph.types[mask].dtype for mask in masks.values()}) > 1:  # of floats of several kinds
+        masks = {place: graph.add_step(op, Cast("float32"), (mask,)) for place, mask in masks.items()}
     dtype = numpy_dtype(graph.types[next(iter(masks.values()))].dtype)
     constants = {place: graph.constant(op, place).astype(dtype) for place in (0, 1) if place not in masks}
     name = f"{op.outputs[0]}_mask"

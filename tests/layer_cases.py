@@ -17,11 +17,14 @@ from onchip.spec.layers import (
     Add,
     ArgMax,
     ArgMin,
+    ArgTopK,
+    Atan,
     AvgPool1d,
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
     Cast,
+    Ceil,
     Clip,
     Concat,
     Conv1d,
@@ -35,6 +38,7 @@ from onchip.spec.layers import (
     Embedding,
     Erf,
     Exp,
+    Floor,
     Gather,
     GlobalMax,
     GlobalMean,
@@ -61,6 +65,7 @@ from onchip.spec.layers import (
     MaxPool2d,
     Min,
     Mish,
+    Mod,
     Mul,
     NearestResize,
     Pad,
@@ -71,6 +76,7 @@ from onchip.spec.layers import (
     ReLU,
     Reshape,
     RMSNorm,
+    Round,
     SequenceMax,
     Sigmoid,
     SiLU,
@@ -83,8 +89,10 @@ from onchip.spec.layers import (
     Sub,
     Tanh,
     Tile,
+    ToInts,
     TokenConv,
     ToPixels,
+    TopK,
 )  # fmt: skip
 from onchip.spec.network import Network, Node
 from onchip.spec.types import TensorType, numpy_dtype
@@ -105,7 +113,8 @@ class Case:
 
     def takes_ints(self, i: int) -> bool:
         """Whether input i holds ids or lengths."""
-        return isinstance(self.layer, Embedding | TokenConv) or (isinstance(self.layer, SequenceMax) and i == 1)
+        is_length = isinstance(self.layer, SequenceMax) and i == 1
+        return isinstance(self.layer, Embedding | TokenConv | Mod) or is_length
 
 
 def _norm(width: int, *more: str) -> dict[str, tuple[int, ...]]:
@@ -117,7 +126,8 @@ CASES = [
     *(Case(layer, ((5, 7),)) for layer in (ReLU(), LeakyReLU(0.2), Sigmoid(), Tanh(), SiLU(), GELU(), GELU("tanh"))),
     *(Case(layer, ((5, 7),)) for layer in (Clip(-0.5, 0.7), Clip(0, 6), Clip(high=0.25), Clip(low=-0.75))),
     *(Case(layer, ((5, 7),)) for layer in (ELU(), ELU(0.3), SELU(), HardSigmoid(), HardSigmoid(1 / 6), HardSwish())),
-    *(Case(layer, ((5, 7),)) for layer in (Softplus(), Softsign(), Mish(), Abs(), Exp(), Sin(), Cos(), Erf())),
+    *(Case(layer, ((5, 7),)) for layer in (Softplus(), Softsign(), Mish(), Abs(), Exp(), Sin(), Cos(), Erf(), Atan())),
+    *(Case(layer, ((5, 7),)) for layer in (Floor(), Ceil(), Round())),
     *(Case(layer, ((5, 7),), positive=True) for layer in (Sqrt(), Reciprocal(), Log())),
     *(Case(layer, ((3, 11, 2),)) for layer in (Softmax(), Softmax(2), LogSoftmax(-2), LogSoftmax())),
     Case(Linear(), ((13,),), {"weight": (7, 13), "bias": (7,)}),
@@ -156,6 +166,10 @@ CASES = [
     Case(ArgMax(), ((3, 17),)),
     Case(ArgMax(1, True, True), ((5, 3),)),
     Case(ArgMin(-2, last=True), ((3, 4, 5),)),
+    Case(TopK(3), ((3, 17),)),
+    Case(TopK(4, 1, False), ((4, 3),)),
+    Case(ArgTopK(2, -2), ((2, 5, 3),)),
+    Case(ArgTopK(1, largest=False), ((7,),)),
     Case(SequenceMax(), ((3, 7), ())),
     Case(SequenceMax(3, 2), ((4, 5), ())),
     Case(Add(), ((3, 4), (3, 1), (1, 4)), {"constant": (4,)}),
@@ -171,6 +185,8 @@ CASES = [
     Case(Mask(), ((3, 1), (1, 4))),
     Case(Greater(), ((3, 1), (3, 4))),
     Case(Greater(), ((3, 4),), {"first": (3, 1)}),
+    Case(Mod(), ((3, 4),), {"constant": (4,)}),
+    Case(Mod(True), ((3, 4),), {"constant": (3, 1)}),
     Case(MatMul(), ((5, 3), (3, 7))),
     Case(MatMul(), ((2, 1, 5, 3), (1, 4, 3, 6))),
     Case(MatMul(), ((2, 4, 3),), {"first": (5, 4)}),
@@ -205,6 +221,7 @@ CASES = [
     Case(RNN(output="last"), ((6, 7), (1, 7)), {"recurrence": (1, 7, 7)}),
     Case(RNN("bidirectional", activation="relu"), ((3, 8),), {"recurrence": (2, 4, 4)}),
     *(Case(Cast(dtype), ((3, 5),)) for dtype in ("float64", "float32", "float16", "bfloat16")),
+    *(Case(ToInts(dtype), ((3, 5),)) for dtype in ("int64", "int32", "int16", "int8", "uint8", "bool")),
 ]  # fmt: skip
 
 
@@ -238,6 +255,9 @@ def network(case: Case, dtype: str = "float32", seed: int = 0) -> Network:
         if role == "mask":
             values = values > 0
         is_positive = role == "var" or case.positive
+        if isinstance(case.layer, Mod):
+            weights[role] = rng.integers(1, 5, shape).astype(np.int32) * rng.choice([-1, 1], shape).astype(np.int32)
+            continue
         weights[role] = (np.abs(values) + 0.1 if is_positive else values).astype(numpy_dtype(dtype))
     kinds = ("int32" if case.takes_ints(i) else dtype for i in range(len(case.rows)))
     given = {f"x{i}": TensorType(("B", *row), kind) for i, (row, kind) in enumerate(zip(case.rows, kinds, strict=True))}

@@ -7,9 +7,10 @@ import numpy as np
 from scipy import special
 
 NUMPY = (
-    "abs", "argmax", "argmin", "asarray", "clip", "concatenate", "cos", "cumsum", "exp", "flip", "log", "max",
-    "maximum", "mean", "min", "minimum", "moveaxis", "reciprocal", "reshape", "sin", "split", "sqrt", "sum", "take",
-    "tanh", "transpose", "where", "zeros", "zeros_like",
+    "abs", "arctan", "argmax", "argmin", "asarray", "broadcast_arrays", "ceil", "clip", "concatenate", "cos",
+    "cumsum", "exp", "flip", "floor", "fmod", "log", "max", "maximum", "mean", "min", "minimum", "mod", "moveaxis",
+    "reciprocal", "reshape", "round", "sin", "split", "sqrt", "sum", "take", "tanh", "transpose", "where", "zeros",
+    "zeros_like",
 )  # fmt: skip
 
 
@@ -22,10 +23,15 @@ def numpy_jax():
     )  # fmt: skip
     lax = types.SimpleNamespace(
         conv_general_dilated=conv_general_dilated, reduce_window=reduce_window, max=np.maximum, add=np.add, scan=scan,
-        rsqrt=lambda x: 1 / np.sqrt(x), erf=special.erf,
+        rsqrt=lambda x: 1 / np.sqrt(x), erf=special.erf, top_k=top_k, div=lambda a, b: np.trunc(a / b).astype(a.dtype),
         Precision=types.SimpleNamespace(HIGHEST="highest", DEFAULT="default"),
     )  # fmt: skip
     return types.SimpleNamespace(numpy=numpy, nn=nn, lax=lax, jit=jit)
+
+
+def top_k(x, k):
+    places = np.argsort(-x, axis=-1, kind="stable")[..., :k]
+    return np.take_along_axis(x, places, -1), places
 
 
 class Result(np.ndarray):

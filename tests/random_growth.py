@@ -24,11 +24,12 @@ from onchip.spec.layers import (
     Softsign,
     Sub,
     Tanh,
+    ToInts,
     ToPixels,
 )  # fmt: skip
 from onchip.spec.layers.embedding import ID_DTYPES
 from onchip.spec.network import Network, Node
-from onchip.spec.types import TensorType
+from onchip.spec.types import DTYPE_BYTES, TensorType
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 65)
 FLOATS = ("float32", "float16", "bfloat16", "float64")
@@ -94,6 +95,9 @@ class Growing(Grow):
                 self.highest[name] = tops[0] * self.types[name].row_size
             elif isinstance(layer, Pad):
                 self.highest[name] = max(tops[0], 1)
+            elif isinstance(layer, ToInts):
+                if DTYPE_BYTES[self.types[name].dtype] >= DTYPE_BYTES[self.types[node.inputs[0]].dtype]:
+                    self.highest[name] = tops[0]
             elif not isinstance(layer, Sub):  # which goes below 0
                 self.highest[name] = max((*tops, 3 * constants))
 

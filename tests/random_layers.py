@@ -20,11 +20,14 @@ from onchip.spec.layers import (
     Add,
     ArgMax,
     ArgMin,
+    ArgTopK,
+    Atan,
     AvgPool1d,
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
     Cast,
+    Ceil,
     Clip,
     Concat,
     Conv1d,
@@ -38,6 +41,7 @@ from onchip.spec.layers import (
     Embedding,
     Erf,
     Exp,
+    Floor,
     Gather,
     GlobalMax,
     GlobalMean,
@@ -64,6 +68,7 @@ from onchip.spec.layers import (
     MaxPool2d,
     Min,
     Mish,
+    Mod,
     Mul,
     NearestResize,
     Pad,
@@ -74,6 +79,7 @@ from onchip.spec.layers import (
     ReLU,
     Reshape,
     RMSNorm,
+    Round,
     SequenceMax,
     Sigmoid,
     SiLU,
@@ -86,8 +92,10 @@ from onchip.spec.layers import (
     Sub,
     Tanh,
     Tile,
+    ToInts,
     TokenConv,
     ToPixels,
+    TopK,
 )  # fmt: skip
 from onchip.spec.layers.embedding import ID_DTYPES
 from onchip.spec.types import TensorType
@@ -186,6 +194,35 @@ def _argument(grow: Growing, kind: type[Layer]) -> None:
     """Of a network's input: what was rounded on the way may stand elsewhere."""
     if (value := grow.some(lambda v: v in grow.inputs and grow.is_float(v) and bool(grow.row(v)))) is not None:
         grow.add(kind(grow.axis(value), grow.pick(YES_NO), grow.pick(YES_NO)), value)
+
+
+def _top_k(grow: Growing, kind: type[Layer]) -> None:
+    """Places are those of an input's numbers, for the same reason."""
+    value = grow.some(lambda v: (v in grow.inputs or kind is TopK) and grow.is_float(v) and bool(grow.row(v)))
+    if value is not None:
+        axis = grow.axis(value)
+        n = grow.types[value].shape[axis]
+        grow.add(kind(grow.pick([k for k in (1, 2, 3, 5, 8, n) if k <= n]), axis, grow.pick(YES_NO)), value)
+
+
+def _whole(grow: Growing, kind: type[Layer]) -> None:
+    """Of an input: what is rounded on the way might be on the other side of a whole number."""
+    if (value := grow.some(lambda v: v in grow.inputs and v not in grow.steps and grow.is_float(v))) is not None:
+        grow.add(kind(), value)
+
+
+def _to_ints(grow: Growing, kind: type[Layer]) -> None:
+    """Of an input, or of ints; of what is not below 0 bytes, which have no sign."""
+    value = grow.some(lambda v: v not in grow.steps and (v in grow.inputs or not grow.is_float(v)))
+    if value is not None:
+        is_float = grow.is_float(value)
+        dtypes = ("int64", "int32", "int16", "int8", "bool") if is_float else ("int64", "int32", "uint8", "bool")
+        grow.add(ToInts(grow.pick(dtypes)), value)
+
+
+def _mod(grow: Growing, kind: type[Layer]) -> None:
+    if (value := grow.some(lambda v: v not in grow.steps and grow.types[v].dtype in ID_DTYPES)) is not None:
+        grow.add(Mod(grow.pick(YES_NO)), value, **{grow.pick(("first", "constant")): grow.row(value)})
 
 
 def _matmul(grow: Growing, kind: type[Layer]) -> None:
@@ -372,7 +409,7 @@ def _recurrent(grow: Growing, kind: type[Layer]) -> None:
 MAKERS: dict[type[Layer], Callable[[Growing, Any], None]] = {
     **dict.fromkeys((Identity, Dropout), _on_any),
     **dict.fromkeys((ReLU, LeakyReLU, Clip, Sigmoid, Tanh, SiLU, GELU, ToPixels), _on_floats),
-    **dict.fromkeys((ELU, SELU, HardSigmoid, HardSwish, Softplus, Softsign, Mish, Abs, Erf), _on_floats),
+    **dict.fromkeys((ELU, SELU, HardSigmoid, HardSwish, Softplus, Softsign, Mish, Abs, Erf, Atan), _on_floats),
     **dict.fromkeys((Exp, Log, Sqrt, Reciprocal, Sin, Cos), _on_tame_floats),
     **dict.fromkeys((Sub, Div, Pow, PReLU), _ordered),
     Mask: _mask,
@@ -400,4 +437,8 @@ MAKERS: dict[type[Layer], Callable[[Growing, Any], None]] = {
     Reshape: random_shapes.reshape,
     Embedding: _embedding,
     TokenConv: _token_conv,
+    **dict.fromkeys((TopK, ArgTopK), _top_k),
+    **dict.fromkeys((Floor, Ceil, Round), _whole),
+    ToInts: _to_ints,
+    Mod: _mod,
 }

@@ -87,6 +87,10 @@ def over_axes(draw, kind):
     if kind == "CumSum":
         dtype = draw(st.sampled_from(["float32", "float64", "int32", "int64"]))
         return one_layer(layers.CumSum(draw(axes), draw(st.booleans()), draw(st.booleans())), row, dtype=dtype)
+    if kind.endswith("TopK"):
+        axis = draw(axes)
+        k = draw(st.integers(1, row[axis % (len(row) + 1) - 1]))
+        return one_layer(LAYERS[kind](k, axis, draw(st.booleans())), row)
     if kind.startswith("Arg"):
         return one_layer(LAYERS[kind](draw(axes), draw(st.booleans()), draw(st.booleans())), row)
     return one_layer(LAYERS[kind](draw(axes)), row)
@@ -269,6 +273,23 @@ def casts(draw):
 
 
 @st.composite
+def wholes(draw):
+    """From more bits to fewer, as a file widens ids only on their way to a table."""
+    given = draw(st.sampled_from(["float64", "float32", "float16", "int64"]))
+    to = draw(st.sampled_from(["int64", "int32", "int8", "bool"] if given != "int64" else ["int32", "uint8", "bool"]))
+    return one_layer(layers.ToInts(to), draw(st.lists(sizes, max_size=3)), dtype=given)
+
+
+@st.composite
+def rests(draw):
+    """By numbers of both signs, none of them 0: ONNX Runtime stops there."""
+    row, dtype = draw(st.lists(sizes, min_size=1, max_size=3)), draw(st.sampled_from(["int32", "int64"]))
+    net = one_layer(layers.Mod(draw(st.booleans())), row, dtype=dtype, constant=row[-1:])
+    numbers = draw(st.lists(st.sampled_from([-7, -2, 1, 3, 5]), min_size=row[-1], max_size=row[-1]))
+    return net.replace(weights={"layer.constant": np.array(numbers, dtype)})
+
+
+@st.composite
 def recurrences(draw, kind):
     layer = LAYERS[kind]
     H, direction = draw(st.integers(1, 5)), draw(st.sampled_from(["forward", "reverse", "bidirectional"]))
@@ -285,10 +306,10 @@ def recurrences(draw, kind):
 
 
 # What ONNX Runtime has of doubles is less.
-FLOAT32 = {"GELU", "Erf", "Mish", "HardSwish", "HardSigmoid", "Softplus", "Softsign", "ELU", "SELU"}
+FLOAT32 = {"GELU", "Erf", "Atan", "Mish", "HardSwish", "HardSigmoid", "Softplus", "Softsign", "ELU", "SELU"}
 FUNCTIONS = (
     "ELU", "SELU", "HardSigmoid", "HardSwish", "Softplus", "Softsign", "Mish", "Abs", "Sqrt", "Reciprocal", "Exp",
-    "Log", "Sin", "Cos", "Erf",
+    "Log", "Sin", "Cos", "Erf", "Atan", "Floor", "Ceil", "Round",
 )  # fmt: skip
 FEW = (
     *FUNCTIONS,
@@ -309,6 +330,7 @@ STRATEGIES = {
     **{kind: pools(kind) for kind in ("MaxPool1d", "MaxPool2d", "AvgPool1d", "AvgPool2d")},
     **{kind: over_axes(kind) for kind in ("GlobalMax", "GlobalMean", "GlobalMin", "GlobalSum")},
     **{kind: over_axes(kind) for kind in ("GlobalNorm", "CumSum", "Softmax", "LogSoftmax", "ArgMax", "ArgMin")},
+    **{kind: over_axes(kind) for kind in ("TopK", "ArgTopK")},
     "MatMul": products(), "Mask": masks(),
     **{kind: combinations(kind) for kind in ("Add", "Mul", "Max", "Min")},
     **{kind: ordered(kind) for kind in ("Sub", "Div", "Pow", "PReLU", "Greater")},
@@ -321,7 +343,7 @@ STRATEGIES = {
     **{kind: elementwise(kind) for kind in ("Identity", "Dropout")},
     "Concat": concatenations(), "Reshape": reshapes(), "Permute": permutations(), "Embedding": embeddings(),
     **{kind: recurrences(kind) for kind in ("LSTM", "GRU", "RNN")},
-    "Linear": linears(), "Cast": casts(), "SequenceMax": maxima_of_sequences(),
+    "Linear": linears(), "Cast": casts(), "ToInts": wholes(), "Mod": rests(), "SequenceMax": maxima_of_sequences(),
 }  # fmt: skip
 
 

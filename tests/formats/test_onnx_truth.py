@@ -86,13 +86,13 @@ def test_where(tmp_path, case):
 
 
 REFUSED = {
-    "ids that are chosen": ([op("Equal", "x k", "m"), op("Where", "m x x")], "only floats can be chosen"),
     "between zeros": ([op("Equal", "x k", "m"), op("Where", "m f0 f0")], "chooses between zeros"),
     "and": ([op("And", "x x")], "And that makes 'y' needs a truth value"),
-    "an output": ([op("Equal", "x k")], "give it out as a float"),
-    "a sum": ([op("Equal", "x k", "m"), op("Add", "m m")], "a Cast to a float"),
+    "bools that are chosen": ([op("Equal", "x k", "m"), op("Concat", "m m", "n", axis=1), op("Where", "n n n")],
+                              "only numbers can be chosen"),
+    "a sum": ([op("Equal", "x k", "m"), op("Add", "m m")], "needs numbers"),
     "not of numbers": ([op("Not", "x")], "needs a truth value"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)

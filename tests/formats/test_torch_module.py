@@ -403,6 +403,13 @@ class Functions(nn.Module):
         return shuffled, F.pairwise_distance(x, y, eps=0.5), nn.PairwiseDistance(eps=0.25, keepdim=True)(x, y)
 
 
+class Products(nn.Module):
+    def forward(self, x, y):
+        weight = torch.arange(24.0, dtype=x.dtype).reshape(2, 3, 4).cos()
+        running = torch.cumprod(y, 1), x.cumprod(-1)
+        return F.bilinear(x, y, weight, weight[:, 0, 0]), torch.diag_embed(x), *running
+
+
 class Chosen(nn.Module):
     """A step for each row, of which the axis then goes: exporters write an If."""
 
@@ -417,6 +424,7 @@ class Indexed(nn.Module):
 
 @pytest.mark.parametrize(("build", "shapes"), [
     (Cells, [(2, 7, 5), (3, 9), (2, 3, 5, 4)]), (Functions, [(6, 5, 4), (6, 5, 4)]),
+    (Products, [(3,), (4,)]),
 ])  # fmt: skip
 def test_functions_that_the_exporter_does_not_know(build, shapes):
     net = onchip.load(build(), rows(shapes, 2))

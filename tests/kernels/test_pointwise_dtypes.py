@@ -14,13 +14,18 @@ from onchip.spec.layers import (
     Add,
     Cast,
     Clip,
+    Div,
     LeakyReLU,
+    Mask,
+    Max,
+    Mod,
     Mul,
     ReLU,
     Reshape,
     Sigmoid,
     SiLU,
     Tanh,
+    ToInts,
 )
 from onchip.spec.network import Network
 from onchip.spec.types import TensorType, numpy_dtype
@@ -159,6 +164,107 @@ def test_ints_wrap_on_the_host(gpu, dtype):
     engine = emulated(gpu, of_ints(dtype))
     for B in (1, 3, 130):
         assert_ints_wrap(dtype, engine, B)
+
+
+def divided_ints(dtype):
+    """Of sums that wrap: what is left of them by both signs, their quotients, the larger, what a mask leaves."""
+    return network(
+        {"x": TensorType(("B", 5), dtype), "z": TensorType(("B", 5), dtype)},
+        [
+            ("a", Mul(), ("x", "x")),
+            ("q", Div(), ("a", "z")),
+            ("m", Mod(), ("a", "z")),
+            ("t", Mod(True), ("a", "z")),
+            ("k", Mask(), ("a", "m")),
+            ("l", Max(), ("a", "z")),
+            ("f", Div(), ("x",), {"first": "c"}),
+            ("b", ToInts("bool"), ("m",)),
+        ],
+        ("q", "m", "t", "k", "l", "f", "b"),
+        {"c": np.array(100, dtype)},
+    )
+
+
+def assert_ints_divide(dtype, engine, B):
+    rng, limits = np.random.default_rng(B), np.iinfo(dtype)
+    x, z = (rng.integers(limits.min, limits.max, (B, 5), dtype, endpoint=True) for _ in "xz")
+    x[-1], z[-1] = limits.min, (0, -1, 1, 7, limits.max) if limits.min else (0, 1, 2, 7, limits.max)
+    z[: B // 2] = z[: B // 2] % 5 if limits.min == 0 else z[: B // 2] % 5 - 2
+    net = divided_ints(dtype)
+    for name, got, expected in zip(net.outputs, engine(x, z), reference.forward(net, (x, z)), strict=True):
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected, name)
+
+
+def test_quotients_of_ints_are_those_of_c():
+    x, z = np.array([7, -7, 7, -7, 6, -6, 5, -128], "int8"), np.array([2, 2, -2, -2, 3, 3, 0, -1], "int8")
+    with np.errstate(all="ignore"):
+        found = [reference.FORWARD[type(layer)](layer, (x, z), {}).tolist() for layer in (Div(), Mod(), Mod(True))]
+    assert found == [[3, -3, -3, 3, 2, -2, 0, -128], [1, 1, -1, -1, 0, 0, 0, 0], [1, -1, 1, -1, 0, 0, 0, 0]]
+
+
+@needs_gxx
+@pytest.mark.parametrize("dtype", INTS)
+def test_ints_divide_on_the_host(gpu, dtype):
+    engine = emulated(gpu, divided_ints(dtype))
+    for B in (2, 3, 130):
+        assert_ints_divide(dtype, engine, B)
+
+
+@pytest.mark.parametrize("dtype", INTS)
+def test_ints_divide_on_the_cpu(dtype):
+    assert_ints_divide(dtype, onchip.compile(divided_ints(dtype), "cpu"), 130)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", INTS)
+def test_ints_divide_on_a_gpu(dtype):
+    assert_ints_divide(dtype, onchip.compile(divided_ints(dtype), "cuda"), 4097)
+
+
+TO_INTS = [(given, to) for given in (*FLOATS, *INTS, "bool") for to in (*INTS, "bool") if given != to]
+
+
+def whole_case(given, to, B):
+    """Numbers that are near an int of either dtype."""
+    rng = np.random.default_rng(5)
+    x = rng.integers(0, 100, (B, 3)) if given in ("uint8", "bool") or to == "uint8" else rng.integers(-100, 100, (B, 3))
+    x = x.astype(numpy_dtype(given))
+    if "float" in given:
+        x = (x.astype(np.float64) * rng.random((B, 3))).astype(numpy_dtype(given))
+    return sequential(TensorType(("B", 3), given), [("c", ToInts(to))], {}), x, x.astype(numpy_dtype(to))
+
+
+@needs_gxx
+@pytest.mark.parametrize(("given", "to"), TO_INTS)
+def test_whole_as_numpy_has_it_on_the_host(gpu, given, to):
+    net, x, expected = whole_case(given, to, 1001)
+    assert emulated(gpu, net)(x).tobytes() == expected.tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("given", "to"), TO_INTS)
+def test_whole_as_numpy_has_it_on_a_gpu(given, to):
+    net, x, expected = whole_case(given, to, 1001)
+    assert onchip.compile(net, "cuda")(x).tobytes() == expected.tobytes()
+
+
+@needs_gxx
+def test_floats_become_ints_and_floats_again_in_one_run(gpu):
+    """The whole part of a value, given out and read again."""
+    nodes = [
+        ("t", Mul(), ("x", "x")),
+        ("i", ToInts("int64"), ("t",)),
+        ("f", Cast("float32"), ("i",)),
+        ("y", Add(), ("f", "t")),
+    ]
+    net = network({"x": (7,)}, nodes, ("i", "y"))
+    assert [group.claim.facts.run.number for group in planned(net).groups] == ["float"]
+    x = np.linspace(-2, 2, 7 * 9, dtype=np.float32).reshape(9, 7)
+    i, y = emulated(gpu, net)(x)
+    assert i.dtype == np.int64
+    assert set(i.ravel().tolist()) == {0, 1, 2, 3, 4}
+    np.testing.assert_allclose(y, reference.forward(net, x)[1], rtol=1e-6)
 
 
 def test_a_run_has_one_number_type():

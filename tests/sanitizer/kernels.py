@@ -31,6 +31,7 @@ from onchip.spec.layers import (
     Add,
     ArgMax,
     ArgMin,
+    ArgTopK,
     AvgPool2d,
     Cast,
     Concat,
@@ -59,7 +60,9 @@ from onchip.spec.layers import (
     Slice,
     Softmax,
     Tanh,
+    ToInts,
     TokenConv,
+    TopK,
 )
 from onchip.spec.layers.embedding import ID_DTYPES
 from onchip.spec.network import Network, Node
@@ -154,6 +157,9 @@ GENERAL = {  # kernels with sizes at run time
     ),
     "places in rows": sequential(TensorType(("B", 100)), [("a", ArgMax(1))], {}),
     "places in columns": sequential(TensorType(("B", 9, 40)), [("a", ArgMin(1))], {}),
+    "the first of rows": sequential(TensorType(("B", 100)), [("a", ArgTopK(5))], {}),
+    "the first of columns": sequential(TensorType(("B", 9, 40)), [("a", TopK(3, 1, False))], {}),
+    "whole numbers": sequential(TensorType(("B", 33)), [("a", ToInts("int64"))], {}),
     "convolutions of float64": sequential(
         TensorType(("B", 12, 9, 8), "float64"), [("c", Conv2d())], {"c.weight": weight(20, 12, 3, 3)}
     ),

@@ -17,7 +17,8 @@ def plain_functions(torch: Any) -> Iterator[None]:
     """A context in which they are called as what they are made of."""
     F = torch.nn.functional
     forms: list[tuple[Any, str, Callable[..., Any]]] = [(place, "channel_shuffle", _shuffle) for place in (F, torch)]
-    forms += [(F, "pairwise_distance", _distance)]
+    forms += [(F, "pairwise_distance", _distance), (F, "bilinear", _bilinear), (torch, "diag_embed", _diagonal)]
+    forms += [(place, "cumprod", _running_product) for place in (torch, torch.Tensor)]
     for rank in (1, 2, 3):
         forms += [(F, f"adaptive_avg_pool{rank}d", _adaptive(_mean_pool, rank))]
         forms += [(F, f"adaptive_max_pool{rank}d", _adaptive(_max_pool, rank))]
@@ -48,6 +49,29 @@ def _shuffle(torch: Any, x: Any, groups: int) -> Any:
 
 def _distance(torch: Any, a: Any, b: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
     return torch.linalg.vector_norm(a - b + eps, p, -1, keepdim)  # the exporter leaves out eps
+
+
+def _bilinear(torch: Any, a: Any, b: Any, weight: Any, bias: Any = None) -> Any:
+    """a (.., D_a) by weight (D_out, D_a, D_b) is a product; that by b (.., D_b) a sum."""
+    D_out, D_a, D_b = weight.shape
+    by_first = (a @ weight.permute(1, 0, 2).reshape(D_a, D_out * D_b)).unflatten(-1, (D_out, D_b))
+    y = (by_first * b.unsqueeze(-2)).sum(-1)
+    return y if bias is None else y + bias
+
+
+def _diagonal(torch: Any, x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    if (offset, dim1, dim2) != (0, -2, -1):
+        return None
+    return x.unsqueeze(-1) * torch.eye(int(x.shape[-1]), dtype=x.dtype, device=x.device)
+
+
+def _running_product(torch: Any, x: Any, dim: int, dtype: Any = None) -> Any:
+    """With what stands 1, 2, 4, .. places before: after the last, with all of them."""
+    x, n, step = x if dtype is None else x.to(dtype), int(x.shape[dim]), 1
+    while step < n:
+        front = torch.ones_like(x.narrow(dim, 0, step))
+        x, step = x * torch.cat([front, x.narrow(dim, 0, n - step)], dim), 2 * step
+    return x
 
 
 def _adaptive(pool: Callable[..., Any], rank: int) -> Callable[..., Any]:

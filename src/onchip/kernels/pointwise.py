@@ -24,14 +24,17 @@ from onchip.spec.layers import (
     SELU,
     Abs,
     Add,
+    Atan,
     Broadcast,
     Cast,
+    Ceil,
     Clip,
     Cos,
     Div,
     Elementwise,
     Erf,
     Exp,
+    Floor,
     Greater,
     HardSigmoid,
     HardSwish,
@@ -42,11 +45,13 @@ from onchip.spec.layers import (
     Max,
     Min,
     Mish,
+    Mod,
     Mul,
     Pow,
     PReLU,
     Reciprocal,
     ReLU,
+    Round,
     Sigmoid,
     SiLU,
     Sin,
@@ -55,6 +60,7 @@ from onchip.spec.layers import (
     Sqrt,
     Sub,
     Tanh,
+    ToInts,
     ToPixels,
 )
 
@@ -71,7 +77,7 @@ class Operation:
     layer: type[Layer]
     cuda: str  # the struct
     cpu: int | None = None  # None: no loop of its own, NumPy does it
-    variant: str = ""  # of a layer that is several operations: its `approximate` or `dtype`
+    variant: str = ""  # of a layer that is several operations: what it says of itself
     parameters: tuple[str, ...] = ()  # what it is told; a bound of None is an infinity
     slope_of_result: bool = False  # its derivative follows from its result alone: what training on the chip needs
     behind_products: bool = False  # CUDA's products take it along: their switch (product.cuh) has a case for it
@@ -126,16 +132,28 @@ OPERATIONS = (
     Operation(Log, "Log"),
     Operation(Sin, "Sin"),
     Operation(Cos, "Cos"),
+    Operation(Atan, "Atan"),
     Operation(Erf, "Erf"),
+    Operation(Floor, "Floor"),
+    Operation(Ceil, "Ceil"),
+    Operation(Round, "Round"),
+    Operation(ToInts, "Whole<long long>", variant="int64"),
+    Operation(ToInts, "Whole<int>", variant="int32"),
+    Operation(ToInts, "Whole<short>", variant="int16"),
+    Operation(ToInts, "Whole<signed char>", variant="int8"),
+    Operation(ToInts, "Whole<unsigned char>", variant="uint8"),
+    Operation(ToInts, "Whole<bool>", variant="bool"),
     Operation(Add, "Add"),
     Operation(Mul, "Mul"),
     Operation(Max, "Max"),
     Operation(Min, "Min"),
     Operation(Sub, "Sub"),
+    Operation(Mask, "Mask"),
     Operation(Div, "Div"),
+    Operation(Mod, "Mod", variant="floored"),
+    Operation(Mod, "TruncatedMod", variant="truncated"),
     Operation(Pow, "Pow"),
     Operation(PReLU, "PReLU"),
-    Operation(Mask, "Mask"),
     Operation(Greater, "Greater"),
 )
 _BY_LAYER = {(row.layer, row.variant): row for row in OPERATIONS}
@@ -155,5 +173,11 @@ UNARY = tuple(row for row in OPERATIONS if row not in BINARY)
 
 def operation_of(layer: Layer) -> Operation | None:
     """A layer's row; None for one that is not pointwise, and for a Cast to float64, which rounds nothing."""
-    variant = layer.approximate if isinstance(layer, GELU) else layer.dtype if isinstance(layer, Cast) else ""
+    variant = ""
+    if isinstance(layer, GELU):
+        variant = layer.approximate
+    elif isinstance(layer, Cast | ToInts):
+        variant = layer.dtype
+    elif isinstance(layer, Mod):
+        variant = "truncated" if layer.truncated else "floored"
     return _BY_LAYER.get((type(layer), variant))

@@ -28,7 +28,8 @@ OPERANDS = {
     "InstanceNormalization": (1, 2), "LayerNormalization": (1, 2), "Pad": (1, 2, 3), "RMSNormalization": (1,),
     "Resize": (1, 2, 3), "Split": (1,), "Tile": (1,), "Upsample": (1,), "Reshape": (1,), "Slice": (1, 2, 3, 4),
     "Squeeze": (1,), "Unsqueeze": (1,), "Where": (0,), **{kind: (1,) for kind in READERS if kind.startswith("Reduce")},
-    "GRU": (1, 2, 3), "LSTM": (1, 2, 3), "RNN": (1, 2, 3),
+    "GRU": (1, 2, 3), "LSTM": (1, 2, 3), "RNN": (1, 2, 3), "TopK": (1,), "Trilu": (1,), "DFT": (1, 2),
+    "STFT": (1, 2, 3), "QuantizeLinear": (1, 2), "DequantizeLinear": (1, 2),
 }  # fmt: skip
 
 

@@ -24,11 +24,14 @@ from onchip.spec.layers import (
     Add,
     ArgMax,
     ArgMin,
+    ArgTopK,
+    Atan,
     AvgPool1d,
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
     Cast,
+    Ceil,
     Clip,
     Concat,
     Conv1d,
@@ -42,6 +45,7 @@ from onchip.spec.layers import (
     Embedding,
     Erf,
     Exp,
+    Floor,
     Gather,
     GlobalMax,
     GlobalMean,
@@ -67,6 +71,7 @@ from onchip.spec.layers import (
     MaxPool2d,
     Min,
     Mish,
+    Mod,
     Mul,
     NearestResize,
     Pad,
@@ -77,6 +82,7 @@ from onchip.spec.layers import (
     ReLU,
     Reshape,
     RMSNorm,
+    Round,
     SequenceMax,
     Sigmoid,
     SiLU,
@@ -89,7 +95,9 @@ from onchip.spec.layers import (
     Sub,
     Tanh,
     Tile,
+    ToInts,
     ToPixels,
+    TopK,
 )
 from onchip.spec.layers.norm import factor_and_shift
 from onchip.spec.network import Network, Node
@@ -100,9 +108,9 @@ from onchip.spec.types import TensorType, numpy_dtype
 def jax_function(
     jax: Any, net: Network, dtype: str, precision: Any
 ) -> tuple[Callable[[Sequence[Value], Mapping[str, Weights]], Value], dict[str, Weights]]:
-    """forward(xs, weights) -> y, and the weights, of `dtype`, by node and role: arguments, as XLA would fold constants.
+    """forward(xs, weights) -> y, and the weights, by node and role: arguments, as XLA would fold constants.
 
-    xs  (B, ...) each, of `dtype` or ids; y too is of `dtype`
+    xs  (B, ...) each, of `dtype` or ids; y too is of `dtype`, and all weights that are floats
     """
     for node in net.nodes:
         if type(node.layer) not in FORMS:
@@ -113,7 +121,10 @@ def jax_function(
         arrays = {role: materialise(name, net.weights, made) for role, name in node.weights.items()}
         prepare = _PREPARED.get(type(node.layer))
         prepared = prepare(node.layer, arrays) if prepare else arrays
-        weights[node.name] = {role: jax.numpy.asarray(w, numpy_dtype(dtype)) for role, w in prepared.items()}
+        weights[node.name] = {
+            role: jax.numpy.asarray(w, w.dtype if w.dtype.kind in "iu" else numpy_dtype(dtype))
+            for role, w in prepared.items()
+        }
     context = Context(jax, net, precision)
     (last,) = net.outputs
 
@@ -241,6 +252,16 @@ def _mask(to: Context, node: Node, w: Weights, x: Value, *masks: Value) -> Value
     return to.jax.numpy.where(mask != 0, x, numpy_dtype(str(x.dtype)).type(0))
 
 
+def _div(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
+    a, b = to.jax.numpy.broadcast_arrays(*_operands(w, xs))
+    return a / b if "float" in to.net.types[node.name].dtype else to.jax.lax.div(a, b)
+
+
+def _mod(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
+    function = to.jax.numpy.fmod if node.layer.attributes()["truncated"] else to.jax.numpy.mod
+    return _ordered(function)(to, node, w, *xs)
+
+
 def _greater(to: Context, node: Node, w: Weights, *xs: Value) -> Value:
     return _ordered(operator.gt)(to, node, w, *xs).astype(xs[0].dtype)
 
@@ -272,6 +293,7 @@ FORMS: dict[type[Layer], Form] = {
     PReLU: _prelu,
     Clip: _clip,
     Cast: lambda to, node, w, x: x.astype(numpy_dtype(node.layer.dtype)),
+    ToInts: lambda to, node, w, x: x.astype(numpy_dtype(node.layer.dtype)),
     Sigmoid: _nn("sigmoid"),
     SiLU: _nn("silu"),
     SELU: _nn("selu"),
@@ -283,6 +305,8 @@ FORMS: dict[type[Layer], Form] = {
     GELU: _gelu,
     Mish: _mish,
     **{kind: _numpy(kind.__name__.lower()) for kind in (Tanh, Abs, Sqrt, Reciprocal, Exp, Log, Sin, Cos)},
+    **{kind: _numpy(kind.__name__.lower()) for kind in (Floor, Ceil, Round)},
+    Atan: _numpy("arctan"),
     Erf: lambda to, node, w, x: to.jax.lax.erf(x),
     Softmax: _softmax("softmax"),
     LogSoftmax: _softmax("log_softmax"),
@@ -311,7 +335,8 @@ FORMS: dict[type[Layer], Form] = {
     Max: _extreme("maximum"),
     Min: _extreme("minimum"),
     Sub: _ordered(operator.sub),
-    Div: _ordered(operator.truediv),
+    Div: _div,
+    Mod: _mod,
     Pow: _ordered(operator.pow),
     Mask: _mask,
     Greater: _greater,
@@ -325,6 +350,8 @@ FORMS: dict[type[Layer], Form] = {
     LinearResize: choice.linear_resize,
     ArgMax: choice.argument,
     ArgMin: choice.argument,
+    TopK: choice.top_k,
+    ArgTopK: choice.top_k,
     CumSum: choice.cum_sum,
     SequenceMax: choice.sequence_max,
     **dict.fromkeys((LSTM, GRU, RNN), recurrent.recurrent),

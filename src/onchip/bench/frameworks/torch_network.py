@@ -23,11 +23,14 @@ from onchip.spec.layers import (
     Add,
     ArgMax,
     ArgMin,
+    ArgTopK,
+    Atan,
     AvgPool1d,
     AvgPool2d,
     BatchNorm1d,
     BatchNorm2d,
     Cast,
+    Ceil,
     Clip,
     Concat,
     Conv1d,
@@ -41,6 +44,7 @@ from onchip.spec.layers import (
     Embedding,
     Erf,
     Exp,
+    Floor,
     Gather,
     GlobalMax,
     GlobalMean,
@@ -67,6 +71,7 @@ from onchip.spec.layers import (
     MaxPool2d,
     Min,
     Mish,
+    Mod,
     Mul,
     NearestResize,
     Pad,
@@ -77,6 +82,7 @@ from onchip.spec.layers import (
     ReLU,
     Reshape,
     RMSNorm,
+    Round,
     SequenceMax,
     Sigmoid,
     SiLU,
@@ -89,7 +95,9 @@ from onchip.spec.layers import (
     Sub,
     Tanh,
     Tile,
+    ToInts,
     ToPixels,
+    TopK,
 )
 from onchip.spec.network import Network, Node
 
@@ -165,7 +173,17 @@ def _combine(function: str) -> Form:
 
 
 def _mask(to: Builder, node: Node, w: Weights, x: Value, *masks: Value) -> Value:
-    return to.call("where", to.call("ne", masks[0] if masks else w["mask"], 0), x, 0.0)
+    return to.call("where", to.call("ne", masks[0] if masks else w["mask"], 0), x, 0)
+
+
+def _div(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+    operands = [*(w[role] for role in ("first",) if role in w), *xs, *(w[role] for role in ("constant",) if role in w)]
+    is_float = "float" in to.net.types[node.name].dtype
+    return to.call("div", *operands, rounding_mode=None if is_float else "trunc")
+
+
+def _mod(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
+    return _ordered("fmod" if node.layer.attributes()["truncated"] else "remainder")(to, node, w, *xs)
 
 
 def _greater(to: Builder, node: Node, w: Weights, *xs: Value) -> Value:
@@ -188,7 +206,7 @@ def _to_pixels(to: Builder, node: Node, w: Weights, x: Value) -> Value:
 
 
 def _cast(to: Builder, node: Node, w: Weights, x: Value) -> Value:
-    assert isinstance(node.layer, Cast)
+    assert isinstance(node.layer, Cast | ToInts)
     return to.graph.call_method("to", (x, getattr(to.torch, node.layer.dtype)))
 
 
@@ -208,6 +226,7 @@ FORMS: dict[type[Layer], Form] = {
     LeakyReLU: _plain("leaky_relu", negative_slope="slope"),
     Clip: _plain("clamp", min="low", max="high"),
     Cast: _cast,
+    ToInts: _cast,
     Sigmoid: _plain("sigmoid"),
     Tanh: _plain("tanh"),
     SiLU: _plain("silu"),
@@ -220,6 +239,7 @@ FORMS: dict[type[Layer], Form] = {
     Softsign: _plain("softsign"),
     Mish: _plain("mish"),
     **{kind: _plain(kind.__name__.lower()) for kind in (Abs, Sqrt, Reciprocal, Exp, Log, Sin, Cos, Erf)},
+    **{kind: _plain(kind.__name__.lower()) for kind in (Floor, Ceil, Round, Atan)},
     Softmax: _plain("softmax", dim="axis"),
     LogSoftmax: _plain("log_softmax", dim="axis"),
     Linear: _linear,
@@ -247,7 +267,8 @@ FORMS: dict[type[Layer], Form] = {
     Max: _combine("maximum"),
     Min: _combine("minimum"),
     Sub: _ordered("sub"),
-    Div: _ordered("div"),
+    Div: _div,
+    Mod: _mod,
     Pow: _ordered("pow"),
     PReLU: _prelu,
     Mask: _mask,
@@ -264,6 +285,8 @@ FORMS: dict[type[Layer], Form] = {
     LinearResize: choice.linear_resize,
     ArgMax: choice.argument,
     ArgMin: choice.argument,
+    TopK: choice.top_k,
+    ArgTopK: choice.top_k,
     CumSum: choice.cum_sum,
     SequenceMax: choice.sequence_max,
     **dict.fromkeys((LSTM, GRU, RNN), recurrent.recurrent),

@@ -18,6 +18,8 @@ from onchip.spec.layers import (
     Layer,
     LeakyReLU,
     LogSoftmax,
+    Max,
+    Min,
     Mish,
     Mul,
     ReLU,
@@ -130,11 +132,23 @@ def read_clip(graph: GraphReader, op: Op) -> None:
     if completes_pixels(graph, op):
         return
     x = graph.value(op)
+    if graph.opset >= 12 and "int" in graph.types[x].dtype:
+        _clip_ints(graph, op, x)
+        return
     if graph.opset < 11:
         bounds = [op.number(name, 0.0) if name in op.attributes else None for name in ("min", "max")]
     else:
         bounds = [_bound(graph, op, index, x) for index in (1, 2)]
     graph.add(op, ReLU() if bounds == [0, None] else Clip(*bounds), (x,))
+
+
+def _clip_ints(graph: GraphReader, op: Op, x: str) -> None:
+    """Ids that are kept inside of a table."""
+    for index, layer in ((1, Max()), (2, Min())):
+        if graph.has(op, index):
+            bound = graph.weight(op.inputs[index], graph.weight_constant(op, index, x))
+            x = graph.add_step(op, layer, (x,), {"constant": bound})
+    graph.hand_out(op, 0, x)
 
 
 def _bound(graph: GraphReader, op: Op, index: int, x: str) -> float | None:

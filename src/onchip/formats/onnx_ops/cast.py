@@ -1,19 +1,18 @@
-"""Cast and CastLike: to a float they are a layer, to the dtype that is there they are nothing."""
+"""Cast and CastLike: to floats a Cast, to ints and bools a ToInts; to the dtype that is there they are nothing."""
 
 from __future__ import annotations
 
 import typing
 from typing import cast
 
-from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
-from onchip.formats.onnx_ops.lengths import widens_lengths
+from onchip.formats.onnx_ops.lengths import widens_ints
 from onchip.formats.onnx_ops.pixels import completes_pixels
 from onchip.formats.onnx_tensors import ELEMENT_TYPES, dtype_of
-from onchip.spec.layers import Cast
-from onchip.spec.layers.cast import CastTo
+from onchip.spec.layers import Cast, ToInts
+from onchip.spec.layers.cast import CastTo, Whole
 from onchip.spec.network import Node
 from onchip.spec.types import numpy_dtype
 
@@ -26,7 +25,7 @@ def read_cast(graph: GraphReader, op: Op) -> None:
 
 @reads("CastLike")
 def read_cast_like(graph: GraphReader, op: Op) -> None:
-    dtype = graph.types[graph.value(op, 1)].dtype
+    dtype = graph.constant(op, 1).dtype.name if graph.is_constant(op, 1) else graph.types[graph.value(op, 1)].dtype
     if graph.is_constant(op, 0):
         array = graph.constant(op, 0)
         graph.spend(op, array.size)
@@ -42,11 +41,10 @@ def _cast(graph: GraphReader, op: Op, dtype: str) -> None:
         graph.pass_on(op)
     elif dtype in typing.get_args(CastTo):
         graph.add(op, Cast(cast(CastTo, dtype)), (x,))
-    elif not widens_lengths(graph, op, dtype):
-        expected = f"a cast to {', '.join(typing.get_args(CastTo))}"
-        raise FormatError(f"{op} makes no floats", got=f"{given} to {dtype}", expected=expected)
+    elif not widens_ints(graph, op, dtype):
+        graph.add(op, ToInts(cast(Whole, dtype)), (x,))
 
 
-@writes(Cast)
+@writes(Cast, ToInts)
 def write_cast(graph: GraphWriter, node: Node) -> None:
     graph.emit("Cast", node, [graph.value(node)], to=ELEMENT_TYPES[graph.dtype(node)])

@@ -1,4 +1,4 @@
-"""Add, Sub, Mul, Div, Neg, Sum, Max, Min, Mean, PRelu, Where and Concat: values with values, and with constants."""
+"""Add, Sub, Mul, Div, Mod, Neg, Sum, Max, Min, Mean, PRelu, Where, Concat: values with values, and with constants."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from onchip.spec.layers import (
     Max,
     Min,
     Mish,
+    Mod,
     Mul,
     Ordered,
     PReLU,
@@ -135,6 +136,28 @@ def read_div(graph: GraphReader, op: Op) -> None:
             combine(graph, op, Mul(), values, {1: inverse})
             return
     combine(graph, op, Div(), values, constants)
+
+
+@reads("Mod")
+def read_mod(graph: GraphReader, op: Op) -> None:
+    """Of floats a - b floor(a / b)."""
+    values, constants = operands(graph, op)
+    if "float" not in graph.types[next(iter(values.values()))].dtype:
+        combine(graph, op, Mod(op.attribute("fmod", 0) != 0), values, constants)
+        return
+
+    def part(place: int, kind: str, function: Callable[[Array], Array]) -> str:
+        if graph.is_constant(op, place):
+            return graph.part_constant(op, np.asarray(function(graph.constant(op, place))))
+        return graph.part(op, kind, [op.inputs[place]])
+
+    has_sign_of_a = op.attribute("fmod", 0) != 0  # then it is that of sizes, times the sign
+    a, b = (part(place, "Abs", np.abs) for place in (0, 1)) if has_sign_of_a else op.inputs
+    times = graph.part(op, "Floor", [graph.part(op, "Div", [a, b])])
+    rest = graph.part(op, "Sub", [a, graph.part(op, "Mul", [times, b])])
+    if has_sign_of_a:
+        rest = graph.part(op, "Mul", [rest, part(0, "Sign", np.sign)])
+    graph.hand_out(op, 0, graph.value(Op("Identity", op.name, (rest,), op.outputs, {})))
 
 
 @reads("Max", "Min", "Mean")
@@ -304,6 +327,12 @@ def write_ordered(graph: GraphWriter, node: Node) -> None:
     op_type = "PRelu" if isinstance(node.layer, PReLU) else node.layer.kind
     operands = [*graph.weights(node, "first"), *graph.inputs(node), *graph.weights(node, "constant")]
     graph.emit(op_type, node, operands)
+
+
+@writes(Mod)
+def write_mod(graph: GraphWriter, node: Node) -> None:
+    operands = [*graph.weights(node, "first"), *graph.inputs(node), *graph.weights(node, "constant")]
+    graph.emit("Mod", node, operands, fmod=int(node.layer.attributes()["truncated"]))
 
 
 @writes(Mask)

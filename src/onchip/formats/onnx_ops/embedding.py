@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
+from onchip.formats.onnx_ops.lengths import narrow_ints
 from onchip.formats.onnx_ops.select import gather_constant
 from onchip.formats.onnx_ops.truth import Truth
 from onchip.spec.layers import Embedding, Permute, Reshape
+from onchip.spec.layers.cast import Whole
 from onchip.spec.network import Node
 from onchip.spec.reading import show
 
@@ -25,7 +29,7 @@ def read_gather(graph: GraphReader, op: Op) -> None:
             raise FormatError(f"{op}: one of its operands must be a constant", got=got, expected=expected)
         gather_constant(graph, op)
         return
-    table, ids, axis = graph.constant(op, 0), graph.value(op, 1), op.attribute("axis", 0)
+    table, ids, axis = graph.constant(op, 0), narrow_ints(graph, op, 1), op.attribute("axis", 0)
     if table.ndim == 0 or axis not in (0, -table.ndim):
         raise FormatError(f"{op}: only rows can be looked up", got=f"axis {axis} of {table.shape}", expected="axis 0")
     weight = graph.weight(op.inputs[0], table.reshape(len(table), -1) if table.size else table)
@@ -39,7 +43,7 @@ def read_gather(graph: GraphReader, op: Op) -> None:
 @reads("OneHot")
 def read_one_hot(graph: GraphReader, op: Op) -> None:
     """Rows of an identity, looked up; their axis is the last one, or is put where it belongs."""
-    ids, values = graph.value(op), graph.constant(op, 2)
+    ids, values = narrow_ints(graph, op, 0), graph.constant(op, 2)
     depth, rank = int(graph.constant(op, 1).reshape(())), len(graph.shape(ids)) + 1
     axis = op.attribute("axis", -1)
     is_truth = values.tolist() == [0, 1] and values.dtype.kind in "ib"  # whose Cast follows
@@ -55,7 +59,7 @@ def read_one_hot(graph: GraphReader, op: Op) -> None:
     order.insert(axis % rank + graph.one_row, len(order))
     made = graph.add_step(op, Permute(tuple(order)), (rows,)) if order != sorted(order) else rows
     if is_truth:
-        graph.begin(op, Truth(made))
+        graph.begin(op, Truth(made, dtype=cast(Whole, values.dtype.name)))
     else:
         graph.hand_out(op, 0, made)
 

@@ -1,4 +1,4 @@
-"""Abs, Sqrt, Reciprocal, Exp, Log, Sin, Cos, Erf, and powers: of values, and of constants."""
+"""Abs, Sqrt, Exp, Log, Sin, Cos, Atan, Erf, Floor and others, and powers: of values, and of constants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,28 @@ from onchip.formats.onnx_ops.combine import combine, operands
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.spec.error_function import erf
-from onchip.spec.layers import Abs, Cast, Cos, Erf, Exp, Layer, Log, Mul, Pow, Reciprocal, Sin, Sqrt
+from onchip.spec.layers import (
+    Abs,
+    Add,
+    Atan,
+    Cast,
+    Ceil,
+    Cos,
+    Div,
+    Erf,
+    Exp,
+    Floor,
+    Layer,
+    Log,
+    Max,
+    Mul,
+    Pow,
+    Reciprocal,
+    Round,
+    Sin,
+    Sqrt,
+    Sub,
+)
 from onchip.spec.layers.cast import CastTo
 from onchip.spec.network import Node
 from onchip.spec.recipe import Array
@@ -27,13 +48,22 @@ _FUNCTIONS: dict[str, tuple[type[Layer], Callable[[Array], Array]]] = {
     "Log": (Log, np.log),
     "Sin": (Sin, np.sin),
     "Cos": (Cos, np.cos),
+    "Atan": (Atan, np.arctan),
     "Erf": (Erf, erf),
+    "Floor": (Floor, np.floor),
+    "Ceil": (Ceil, np.ceil),
+    "Round": (Round, np.rint),
 }  # each has ONNX's name
 
 
 @reads(*_FUNCTIONS)
 def read_function(graph: GraphReader, op: Op) -> None:
-    graph.add(op, _FUNCTIONS[op.kind][0](), (graph.value(op),))
+    x = graph.value(op)
+    if op.kind == "Abs" and graph.types[x].dtype.startswith("int"):
+        minus = graph.weight("minus_one", np.array(-1, numpy_dtype(graph.types[x].dtype)))
+        graph.add(op, Max(), (x, graph.add_step(op, Mul(), (x,), {"constant": minus})))
+    else:
+        graph.add(op, _FUNCTIONS[op.kind][0](), (x,))
 
 
 @folds(*_FUNCTIONS, "Neg")
@@ -47,6 +77,35 @@ def fold_function(graph: GraphReader, op: Op) -> Array:
 @writes(*(layer for layer, _ in _FUNCTIONS.values()))
 def write_function(graph: GraphWriter, node: Node) -> None:
     graph.emit(node.layer.kind, node, [graph.value(node)])
+
+
+@reads("Tan", "Sinh", "Cosh")
+def read_quotient(graph: GraphReader, op: Op) -> None:
+    """Tan: the sine over the cosine; the others: half of exp(x) and of exp(-x), one plus or less the other."""
+    x = graph.value(op)
+    if op.kind == "Tan":
+        graph.add(op, Div(), (graph.add_step(op, Sin(), (x,)), graph.add_step(op, Cos(), (x,))))
+        return
+    half = graph.weight("half", np.array(0.5, numpy_dtype(graph.types[x].dtype)))
+    up = graph.add_step(op, Mul(), (graph.add_step(op, Exp(), (x,)),), {"constant": half})
+    quarter = graph.weight("quarter", np.array(0.25, numpy_dtype(graph.types[x].dtype)))
+    down = graph.add_step(op, Div(), (up,), {"first": quarter})  # a quarter over half of exp(x)
+    graph.add(op, Sub() if op.kind == "Sinh" else Add(), (up, down))
+
+
+@reads("Asin", "Acos")
+def read_angle(graph: GraphReader, op: Op) -> None:
+    """The angle of a tangent: x / sqrt(1 - x^2) = x / sqrt((1 - x) (1 + x)), or a right angle less that."""
+    x = graph.value(op)
+    dtype = numpy_dtype(graph.types[x].dtype)
+    one, right = graph.weight("plus_one", np.ones((), dtype)), graph.weight("right_angle", np.array(np.pi / 2, dtype))
+    sides = graph.add_step(op, Sub(), (x,), {"first": one}), graph.add_step(op, Add(), (x,), {"constant": one})
+    height = graph.add_step(op, Sqrt(), (graph.add_step(op, Mul(), sides),))
+    tangent = graph.add_step(op, Div(), (x, height))
+    if op.kind == "Asin":
+        graph.add(op, Atan(), (tangent,))
+    else:
+        graph.add(op, Sub(), (graph.add_step(op, Atan(), (tangent,)),), {"first": right})
 
 
 @reads("Pow")

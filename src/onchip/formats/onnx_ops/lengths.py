@@ -22,7 +22,7 @@ from onchip.formats.onnx_ops.gelu import scaled
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_tensors import ELEMENT_TYPES
-from onchip.spec.layers import Add, Cast, Clip, Greater, Mask, ReLU, Reshape, SequenceMax, Sigmoid
+from onchip.spec.layers import Add, Cast, Clip, Greater, Mask, ReLU, Reshape, SequenceMax, Sigmoid, ToInts
 from onchip.spec.layers.cast import CastTo
 from onchip.spec.layers.embedding import ID_DTYPES
 from onchip.spec.network import Node
@@ -47,7 +47,9 @@ class MaskPart(Unfinished):
     expected: ClassVar[str] = "the rest of ReduceMax(Where(ends <= n, x, Where(window <= n, -inf, 0)), axis 2)"
 
     def finish(self, graph: GraphReader, op: Op | None) -> str | None:
-        """x where it lies within, and zeros: whatever reads it, if it is not the maximum."""
+        """x where it lies within, and zeros: whatever reads it, if it is not the maximum; of a mask, the bools."""
+        if self.made == "mask":
+            return graph.add_step(op, ToInts("bool"), (inside(graph, op, self, not self.is_inside),))
         if self.made != "masked" or self.has_others:
             return None
         mask, dtype = inside(graph, op, self), graph.types[self.x].dtype
@@ -56,19 +58,22 @@ class MaskPart(Unfinished):
         return graph.add_step(op, Mask(), (self.x, mask))
 
 
-def inside(graph: GraphReader, op: Op | None, mask: MaskPart) -> str:
-    """1.0 for the windows that lie within: n > end - 1."""
+def inside(graph: GraphReader, op: Op | None, mask: MaskPart, is_turned: bool = False) -> str:
+    """1.0 for the windows that lie within: n > end - 1. Turned, for the others: end > n."""
     rank, P = len(mask.shape) - 1, int(mask.shape[-1])
     n = graph.add_step(op, Cast("float32"), (graph.add_step(op, Reshape((1,) * rank), (mask.lengths,)),))
-    ends = mask.layer.window - 1 + mask.layer.stride * np.arange(P, dtype=np.float32)
-    return graph.add_step(op, Greater(), (n,), {"constant": graph.weight("ends", ends)})
+    ends = mask.layer.window - (not is_turned) + mask.layer.stride * np.arange(P, dtype=np.float32)
+    return graph.add_step(op, Greater(), (n,), {"first" if is_turned else "constant": graph.weight("ends", ends)})
 
 
 @dataclass(frozen=True)
-class WiderLengths(Unfinished):
-    """Lengths in more bits, x being the same ones in fewer."""
+class WiderInts(Unfinished):
+    """Lengths or ids in 64 bits, x being the same ones in 32."""
 
-    expected: ClassVar[str] = "a comparison with places of windows"
+    expected: ClassVar[str] = "ints"
+
+    def finish(self, graph: GraphReader, op: Op | None) -> str:
+        return graph.add_step(op, ToInts("int64"), (self.x,))
 
 
 # -- the mask ----------------------------------------------------------------------------------------------
@@ -77,12 +82,12 @@ class WiderLengths(Unfinished):
 def begins_mask(graph: GraphReader, op: Op) -> bool:
     """Whether places, a constant (.., P), are compared with lengths (B, .., 1); if so, it is done."""
     at = next((i for i in range(len(op.inputs)) if graph.is_constant(op, i)), None)
-    found = None if at is None or op.kind not in _COMPARES else _lengths(graph, _compared(graph, op, 1 - at))
+    found = None if at is None or op.kind not in _COMPARES else _lengths(graph, narrow_ints(graph, op, 1 - at))
     if at is None or found is None:
         return False
     lengths, added = found
     is_inside, more = _COMPARES[MIRRORED[op.kind] if at else op.kind]
-    array, shape = graph.constant(op, at), graph.shape(_compared(graph, op, 1 - at))
+    array, shape = graph.constant(op, at), graph.shape(narrow_ints(graph, op, 1 - at))
     ends = [int(place) - added + more for place in array.reshape(-1)]
     window, stride = ends[0] if ends else 0, ends[1] - ends[0] if len(ends) > 1 else 1
     if window < 1 or stride < 1 or ends != [window + p * stride for p in range(len(ends))]:
@@ -94,17 +99,19 @@ def begins_mask(graph: GraphReader, op: Op) -> bool:
     return True
 
 
-def _compared(graph: GraphReader, op: Op, index: int) -> str:
+def narrow_ints(graph: GraphReader, op: Op, index: int) -> str:
+    """The ints that a node reads there, as they were before they were made wider."""
     wider = graph.unfinished.get(op.inputs[index]) if index < len(op.inputs) else None
-    return wider.x if isinstance(wider, WiderLengths) else graph.value(op, index)
+    return wider.x if isinstance(wider, WiderInts) else graph.value(op, index)
 
 
-def widens_lengths(graph: GraphReader, op: Op, dtype: str) -> bool:
-    """Whether a Cast makes lengths of int32 some of int64, as exporters do before they compare; if so, it is done."""
+def widens_ints(graph: GraphReader, op: Op, dtype: str) -> bool:
+    """Whether a Cast makes int64 of int32, as exporters do before they compare lengths or look up ids; if so, it is
+    done."""
     x = graph.value(op)
-    if (graph.types[x].dtype, dtype) != ("int32", "int64") or _lengths(graph, x) is None:
+    if (graph.types[x].dtype, dtype) != ("int32", "int64"):
         return False
-    graph.begin(op, WiderLengths(x))
+    graph.begin(op, WiderInts(x))
     return True
 
 

@@ -12,15 +12,13 @@ from onchip.spec.reading import show
 _INSTEAD = {
     ("NonMaxSuppression", "NonZero", "Unique", "Compress"): "end the network before it and go on with NumPy: "
     "how much it makes depends on the numbers",
-    ("Mod", "Floor", "Ceil", "Round", "BitShift"): "ids and steps made before the network: ids % n in NumPy",
-    ("TopK",): "ArgMax for the first, or end the network before it and go on with NumPy",
-    ("ScatterElements", "ScatterND", "Scatter"): "a sum with one-hot rows: F.one_hot(ids, n) * x",
+    ("BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"): "ints made before the network, in NumPy",
+    ("ScatterND",): "a sum with one-hot rows, F.one_hot(ids, n) * x, or torch.cat of the parts",
     ("If", "Loop", "Scan"): "a forward without branches and loops over values, "
     "sequences of one length, an EmbeddingBag as an Embedding and a mean",
     ("GridSample", "AffineGrid", "RoiAlign"): "end the network before it: what is read depends on the numbers",
-    ("DFT", "STFT", "MelWeightMatrix"): "a Linear with the transform's matrix as its weight, or rows that are "
-    "transformed before the network",
-    ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger"):
+    ("MelWeightMatrix",): "a constant, or a Linear with the matrix as its weight",
+    ("DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "MatMulInteger"):
     "the float model that it was quantized from, and precision='fp16' or 'bf16'",
     ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"):
     "random numbers as an input of the network",

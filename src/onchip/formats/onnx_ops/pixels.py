@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.gelu import scaled
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_tensors import ELEMENT_TYPES
-from onchip.spec.layers import Add, Mul, ToPixels
+from onchip.spec.layers import Abs, Add, Clip, Greater, Mask, Mul, Sub, ToInts, ToPixels
 from onchip.spec.network import Node
+from onchip.spec.types import numpy_dtype
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,21 @@ class PixelPart(Unfinished):
 
     made_by: str
     expected: ClassVar[str] = "the rest of uint8(Clip(Where(IsNaN(y), 0, y), 0, 255)) with y = (x + 1) / 2 * 255"
+
+    def finish(self, graph: GraphReader, op: Op | None) -> str:
+        """What it is by itself."""
+        numbers = are_numbers(graph, op, self.x)
+        if self.made_by == "IsNaN":
+            one = graph.weight("one", np.ones((), numpy_dtype(graph.types[self.x].dtype)))
+            return graph.add_step(op, ToInts("bool"), (graph.add_step(op, Sub(), (numbers,), {"first": one}),))
+        kept = graph.add_step(op, Mask(), (self.x, numbers))
+        return kept if self.made_by == "Where" else graph.add_step(op, Clip(0.0, 255.0), (kept,))
+
+
+def are_numbers(graph: GraphReader, op: Op | None, x: str) -> str:
+    """1.0 where x is a number, 0.0 where it is NaN: |x| > -1."""
+    low = graph.weight("minus_one", np.array(-1, numpy_dtype(graph.types[x].dtype)))
+    return graph.add_step(op, Greater(), (graph.add_step(op, Abs(), (x,)),), {"constant": low})
 
 
 @reads("IsNaN")
@@ -31,7 +49,7 @@ def completes_pixels(graph: GraphReader, op: Op) -> bool:
     """Whether a Where, Clip or Cast belongs to a ToPixels that an IsNaN began; if so, it is done."""
     if op.kind == "Where":
         part = _part(graph, op, "IsNaN")
-        if part is None or not graph.is_number(op, 1, 0) or graph.value(op, 2) != part.x:
+        if part is None or not begins_pixels(graph, op):
             return False
         graph.begin(op, PixelPart(part.x, op.kind))
         return True
@@ -52,6 +70,13 @@ def completes_pixels(graph: GraphReader, op: Op) -> bool:
         value = inner[0]
     graph.add(op, ToPixels(), (value,))
     return True
+
+
+def begins_pixels(graph: GraphReader, op: Op) -> bool:
+    """Whether a Where is Where(IsNaN(x), 0, x)."""
+    part = _part(graph, op, "IsNaN")
+    is_where = op.kind == "Where" and part is not None and graph.is_number(op, 1, 0) and not graph.is_constant(op, 2)
+    return is_where and part is not None and graph.value(op, 2) == part.x
 
 
 def _part(graph: GraphReader, op: Op, made_by: str) -> PixelPart | None:

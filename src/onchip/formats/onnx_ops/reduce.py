@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import math
+from typing import cast
+
 import numpy as np
 
+from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter
 from onchip.formats.onnx_ops.lengths import completes_mask
+from onchip.formats.onnx_ops.truth import Truth, counts_truths
 from onchip.spec.layers import (
     Abs,
     Add,
     ArgMax,
     ArgMin,
+    Cast,
     Exp,
     GlobalMax,
     GlobalMean,
     GlobalMin,
     GlobalNorm,
     GlobalSum,
+    Layer,
     Log,
     Mul,
+    Reshape,
+    Slice,
     Sub,
+    ToInts,
 )
+from onchip.spec.layers.cast import Whole
 from onchip.spec.network import Node
 
 Reduction = GlobalMax | GlobalMin | GlobalSum | GlobalMean | GlobalNorm
@@ -35,6 +46,9 @@ _OP_TYPES = {layer.__name__: op_type for op_type, layer in _REDUCTIONS.items()}
 _ARGUMENTS: dict[str, type[ArgMax] | type[ArgMin]] = {"ArgMax": ArgMax, "ArgMin": ArgMin}
 
 
+_MOST_FACTORS = 64  # of a product, each a value of its own
+
+
 def axes_are_inputs(op_type: str) -> int:
     """The opset from which they are."""
     return 13 if op_type == "ReduceSum" else 18
@@ -44,17 +58,20 @@ def axes_are_inputs(op_type: str) -> int:
 def read_reduction(graph: GraphReader, op: Op) -> None:
     if op.kind == "ReduceMax" and completes_mask(graph, op):
         return
-    x, axes = graph.value(op), _axes(graph, op)
+    truth = graph.unfinished.get(op.inputs[0]) if op.inputs else None
+    seen = truth.x if isinstance(truth, Truth) else graph.value(op)
+    axes, keep = _axes(graph, op, seen), keeps_axes(op)
     if axes is None:
         graph.pass_on(op)
-    else:
-        graph.add(op, _REDUCTIONS[op.kind](axes, keeps_axes(op)), (x,))
+    elif op.kind != "ReduceSum" or not counts_truths(graph, op, axes, keep):
+        graph.add(op, *_widened(graph, op, _REDUCTIONS[op.kind](axes, keep)))
 
 
 @reads("ReduceL1", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
 def read_sum_of_functions(graph: GraphReader, op: Op) -> None:
     """A function of each number, the sum, and a function of that; of exponentials the largest is taken out before."""
-    x, axes, keep = graph.value(op), _axes(graph, op), keeps_axes(op)
+    x, keep = graph.value(op), keeps_axes(op)
+    axes = _axes(graph, op, x)
     if axes is None:
         graph.pass_on(op)
     elif op.kind == "ReduceL1":
@@ -72,9 +89,46 @@ def read_sum_of_functions(graph: GraphReader, op: Op) -> None:
         graph.add(op, Add(), (total, highest))
 
 
-def _axes(graph: GraphReader, op: Op) -> tuple[int, ...] | None:
+@reads("ReduceProd")
+def read_product(graph: GraphReader, op: Op) -> None:
+    """The numbers along each axis, cut apart and multiplied."""
+    x = graph.value(op)
+    axes, keep = _axes(graph, op, x), keeps_axes(op)
+    if axes is None:
+        graph.pass_on(op)
+        return
+    row = list(graph.types[x].row_shape)
+    count = math.prod(row[axis - 1] for axis in axes)
+    if 0 in axes or not 0 < count <= _MOST_FACTORS:
+        got, expected = f"{count} of {graph.types[x]}", f"1 to {_MOST_FACTORS}, along axes behind the batch"
+        raise FormatError(f"{op}: too many factors", got=got, expected=expected)
+    for axis in axes:
+        size, row[axis - 1] = row[axis - 1], 1
+        starts, steps = [0] * len(row), (1,) * len(row)
+        parts = []
+        for place in range(size):
+            starts[axis - 1] = place
+            parts.append(graph.add_step(op, Slice(tuple(starts), tuple(row), steps), (x,)))
+        x = graph.add_step(op, Mul(), tuple(parts)) if size > 1 else parts[0]
+    if keep:
+        graph.hand_out(op, 0, x)
+    else:
+        graph.add(op, Reshape(tuple(d for at, d in enumerate(row, start=1) if at not in axes)), (x,))
+
+
+def _widened(graph: GraphReader, op: Op, layer: Layer) -> tuple[Layer, tuple[str]]:
+    """The layer, and what it reads; of ints by way of float64, which has all of them up to 2^53."""
+    x = graph.value(op)
+    dtype = graph.types[x].dtype
+    if "int" not in dtype:
+        return layer, (x,)
+    wide = graph.add_step(op, Cast("float64"), (x,))
+    return ToInts(cast(Whole, dtype)), (graph.add_step(op, layer, (wide,)),)
+
+
+def _axes(graph: GraphReader, op: Op, x: str) -> tuple[int, ...] | None:
     """The axes as the network counts them; None if nothing is to be reduced."""
-    x, axes = graph.value(op), graph.axes(op, axes_are_inputs(op.kind))
+    axes = graph.axes(op, axes_are_inputs(op.kind))
     if not axes and op.attribute("noop_with_empty_axes", 0):
         return None
     return tuple(graph.axis(op, x, axis) for axis in axes or range(len(graph.shape(x))))
@@ -98,6 +152,8 @@ def write_reduction(graph: GraphWriter, node: Node) -> None:
 @reads(*_ARGUMENTS)
 def read_argument(graph: GraphReader, op: Op) -> None:
     x = graph.value(op)
+    if "int" in graph.types[x].dtype:
+        x = graph.add_step(op, Cast("float64"), (x,))
     last = op.attribute("select_last_index", 0) != 0
     graph.add(op, _ARGUMENTS[op.kind](graph.axis(op, x, op.attribute("axis", 0)), keeps_axes(op), last), (x,))
 

@@ -10,7 +10,7 @@ from onchip.errors import FormatError
 from onchip.formats.onnx_ops.base import Op, reads, writes
 from onchip.formats.onnx_ops.graph_reader import GraphReader
 from onchip.formats.onnx_ops.graph_writer import GraphWriter, OpsetError
-from onchip.spec.layers import Add, Concat, Gather, Pad, Slice, Tile
+from onchip.spec.layers import Add, Concat, Gather, Mask, Pad, Slice, Tile
 from onchip.spec.layers.select import PadMode
 from onchip.spec.network import Node
 from onchip.spec.reading import show
@@ -232,6 +232,18 @@ def _pad_axis(graph: GraphReader, op: Op, x: str, axis: int, before: int, after:
     pads = [0] * 2 * len(graph.types[x].row_shape)
     pads[axis - 1], pads[len(pads) // 2 + axis - 1] = before, after
     return graph.add_step(op, Pad(tuple(pads)), (x,))
+
+
+@reads("Trilu")
+def read_triangle(graph: GraphReader, op: Op) -> None:
+    """What lies on one side of a diagonal; zeros elsewhere."""
+    x, first = graph.value(op), int(graph.constant(op, 1).reshape(())) if graph.has(op, 1) else 0
+    row = graph.types[x].row_shape
+    if len(row) < 2 - graph.one_row:
+        raise FormatError(f"{op} needs matrices", got=str(graph.types[x]), expected="two axes behind the batch")
+    ones = np.ones(row[-2:], numpy_dtype(graph.types[x].dtype))
+    mask = np.triu(ones, first) if op.attribute("upper", 1) else np.tril(ones, first)
+    graph.add(op, Mask(), (x,), {"mask": graph.weight(f"{op.outputs[0]}_side", mask)})
 
 
 # -- back ----------------------------------------------------------------------------------------------------------

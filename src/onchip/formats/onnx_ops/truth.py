@@ -1,14 +1,17 @@
-"""Comparisons, and inputs that are true or false, up to the Cast that makes factors of them or the Where that chooses
-by them: masks of ids that are padding or of steps past a length, thresholds.
+"""Comparisons, and inputs that are true or false, up to the Cast that makes factors of them, the Where that chooses by
+them or the sum that counts them: masks of ids that are padding or of steps past a length, thresholds.
 
-Networks have no truth values: what is compared becomes 0.0 or 1.0 at once, by a Greater of floats.
+What is compared becomes 0.0 or 1.0 at once, by a Greater of floats; only what is asked for as a bool or an int becomes
+one (ToInts).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast, get_args
 
+import ml_dtypes
 import numpy as np
 
 from onchip.errors import FormatError
@@ -16,9 +19,11 @@ from onchip.formats.onnx_ops.base import Op, reads
 from onchip.formats.onnx_ops.combine import combine, operands
 from onchip.formats.onnx_ops.graph_reader import GraphReader, Unfinished
 from onchip.formats.onnx_ops.lengths import MaskPart, begins_mask, continues_mask, inside, passes_mask, turns_mask
+from onchip.formats.onnx_ops.pixels import PixelPart, are_numbers, begins_pixels
 from onchip.formats.onnx_ops.select import shape_part
 from onchip.formats.onnx_tensors import ELEMENT_DTYPES
-from onchip.spec.layers import Add, Cast, Greater, Log, Mask, Max, Min, Mul, Sub
+from onchip.spec.layers import Abs, Add, Cast, GlobalSum, Greater, Log, Mask, Max, Min, Mul, Sub, ToInts
+from onchip.spec.layers.cast import CastTo, Whole
 from onchip.spec.reading import show
 from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
@@ -34,8 +39,31 @@ class Truth(Unfinished):
     """x is 1.0 where it is true and 0.0 where it is not, or the other way round."""
 
     is_turned: bool = False
-    expected: ClassVar[str] = "a Cast to a float, as of a mask that is multiplied with, or a Where"
-    hint: ClassVar[str] = "give it out as a float: (y > 0.5).float() in torch"
+    dtype: Whole = "bool"  # what it is in the file
+    expected: ClassVar[str] = "a truth value"
+
+    def finish(self, graph: GraphReader, op: Op | None) -> str:
+        return graph.add_step(op, ToInts(self.dtype), (_mask(graph, op, self),))
+
+
+@dataclass(frozen=True)
+class Count(Unfinished):
+    """x is how many were true, as a float: mostly something is divided by it."""
+
+    dtype: Whole
+    expected: ClassVar[str] = "a number"
+
+    def finish(self, graph: GraphReader, op: Op | None) -> str:
+        return graph.add_step(op, ToInts(self.dtype), (self.x,))
+
+
+def counts_truths(graph: GraphReader, op: Op, axes: tuple[int, ...], keep: bool) -> bool:
+    """Whether a ReduceSum is of truth values, seen as ints; if so, it is done."""
+    given = graph.unfinished.get(op.inputs[0])
+    if not isinstance(given, Truth) or given.dtype == "bool":
+        return False
+    graph.begin(op, Count(graph.add_step(op, GlobalSum(axes, keep), (_mask(graph, op, given),)), given.dtype))
+    return True
 
 
 @reads("Equal", *_ORDERS)
@@ -43,8 +71,12 @@ def read_comparison(graph: GraphReader, op: Op) -> None:
     if begins_mask(graph, op):
         return
     values, constants = operands(graph, op)
-    if graph.types[next(iter(values.values()))].dtype in ("int32", "int64"):
+    dtype = graph.types[next(iter(values.values()))].dtype
+    if dtype in ("int32", "int64"):
         values, constants = _as_floats(graph, op, values, constants)
+    elif "int" in dtype:  # of few bits, which float32 has all of
+        values = {place: graph.add_step(op, Cast("float32"), (value,)) for place, value in values.items()}
+        constants = {place: number.astype(np.float32) for place, number in constants.items()}
     _compare(graph, op, values, constants)
 
 
@@ -88,12 +120,28 @@ def read_sign(graph: GraphReader, op: Op) -> None:
     graph.add(op, Sub(), (above, below))
 
 
+@reads("IsInf")
+def read_is_inf(graph: GraphReader, op: Op) -> None:
+    """Beyond the largest number, of either sign or of one."""
+    x = graph.value(op)
+    most = np.array(ml_dtypes.finfo(numpy_dtype(graph.types[x].dtype)).max, numpy_dtype(graph.types[x].dtype))
+    signs = [op.attribute(name, 1) != 0 for name in ("detect_positive", "detect_negative")]
+    if all(signs):
+        x = graph.add_step(op, Abs(), (x,))
+    if signs[0]:
+        graph.begin(op, Truth(graph.add_step(op, Greater(), (x,), {"constant": graph.weight("largest", most)})))
+    else:  # of none it is asked nowhere
+        graph.begin(op, Truth(graph.add_step(op, Greater(), (x,), {"first": graph.weight("least", -most)})))
+
+
 @reads("And", "Or", "Xor")
 def read_both(graph: GraphReader, op: Op) -> None:
     if len(op.inputs) != 2:
         raise FormatError(f"{op}: wrong number of inputs", got=str(len(op.inputs)), expected="2")
     places = [place for place in (0, 1) if not graph.is_constant(op, place)]
     masks = {place: _mask(graph, op, _given(graph, op, place)) for place in places}
+    if len({graph.types[mask].dtype for mask in masks.values()}) > 1:  # of floats of several kinds
+        masks = {place: graph.add_step(op, Cast("float32"), (mask,)) for place, mask in masks.items()}
     dtype = numpy_dtype(graph.types[next(iter(masks.values()))].dtype)
     constants = {place: graph.constant(op, place).astype(dtype) for place in (0, 1) if place not in masks}
     name = f"{op.outputs[0]}_mask"
@@ -129,6 +177,8 @@ def _found(graph: GraphReader, op: Op, place: int) -> Truth | None:
         return Truth(inside(graph, op, given), not given.is_inside)
     if isinstance(given, Truth):
         return given
+    if isinstance(given, PixelPart) and given.made_by == "IsNaN" and not begins_pixels(graph, op):
+        return Truth(are_numbers(graph, op, given.x), is_turned=True)
     value = graph.values.get(name)
     if value is None or graph.types[value].dtype != "bool":
         return None
@@ -143,6 +193,8 @@ def reads_truth(graph: GraphReader, op: Op) -> bool:
         return True
     if op.inputs[0] in graph.values and op.kind != "Where":
         return False  # a value of bool that is moved or cast is a value
+    if op.kind == "Cast" and isinstance(count := graph.unfinished.get(op.inputs[0]), Count):
+        return _casts_count(graph, op, count)
     given = _found(graph, op, 0)
     if given is None:
         return False
@@ -152,12 +204,24 @@ def reads_truth(graph: GraphReader, op: Op) -> bool:
         graph.add_constant(op, np.array(shape_part(op, graph.shape(given.x)), object))
     elif op.kind != "Cast":
         name = graph.part(op, op.kind, [graph.part_value(op, given.x), *op.inputs[1:]], **op.attributes)
-        graph.begin(op, Truth(graph.value(Op(op.kind, op.name, (name,), op.outputs, {})), given.is_turned))
-    elif ELEMENT_DTYPES.get(op.attribute("to", 0)) in ("bool", "int32", "int64"):  # another Cast follows
-        graph.begin(op, given)
+        seen = graph.value(Op(op.kind, op.name, (name,), op.outputs, {}))
+        graph.begin(op, dataclasses.replace(given, x=seen))
+    elif (dtype := ELEMENT_DTYPES.get(op.attribute("to", 0))) in get_args(Whole):
+        graph.begin(op, dataclasses.replace(given, dtype=cast(Whole, dtype)))
     else:
         name = graph.part(op, "Cast", [graph.part_value(op, _mask(graph, op, given))], **op.attributes)
         graph.hand_out(op, 0, graph.value(Op(op.kind, op.name, (name,), op.outputs, {})))
+    return True
+
+
+def _casts_count(graph: GraphReader, op: Op, count: Count) -> bool:
+    dtype = ELEMENT_DTYPES.get(op.attribute("to", 0))
+    if dtype not in get_args(CastTo):
+        return False
+    if dtype == graph.types[count.x].dtype:
+        graph.hand_out(op, 0, count.x)
+    else:
+        graph.add(op, Cast(cast(CastTo, dtype)), (count.x,))
     return True
 
 
@@ -167,12 +231,14 @@ def _choose(graph: GraphReader, op: Op, given: Truth) -> None:
     Infinities, as scores of what is not to be attended to have them, are the logarithm of the other's mask.
     """
     values = {place: graph.value(op, place) for place in (1, 2) if not graph.is_constant(op, place)}
-    dtype = graph.types[next(iter(values.values()), given.x)].dtype
-    if dtype not in ("float32", "float64", "float16", "bfloat16"):
-        raise FormatError(f"{op}: only floats can be chosen by a comparison", got=dtype, expected="a float dtype")
+    constants = [graph.constant(op, place).dtype.name for place in (1, 2) if place not in values]
+    dtype = graph.types[next(iter(values.values()))].dtype if values else constants[0]
+    if dtype == "bool":
+        raise FormatError(f"{op}: only numbers can be chosen by a comparison", got=dtype, expected="floats or ints")
     masks = {1: _mask(graph, op, given), 2: _mask(graph, op, Truth(given.x, not given.is_turned))}
     if graph.types[given.x].dtype != dtype:
-        masks = {place: graph.add_step(op, Cast(dtype), (mask,)) for place, mask in masks.items()}  # type: ignore[arg-type]
+        to = Cast(cast(CastTo, dtype)) if "float" in dtype else ToInts(cast(Whole, dtype))
+        masks = {place: graph.add_step(op, to, (mask,)) for place, mask in masks.items()}
     parts: dict[int, str] = {}
     for place, mask in masks.items():
         if place in values:
@@ -189,7 +255,7 @@ def _choose(graph: GraphReader, op: Op, given: Truth) -> None:
     graph.hand_out(op, 0, combine(graph, op, Add(), parts, {}, is_step=True) if len(parts) > 1 else some)
 
 
-def _mask(graph: GraphReader, op: Op, given: Truth) -> str:
+def _mask(graph: GraphReader, op: Op | None, given: Truth) -> str:
     """1 where it is true, else 0; that is 1 - x where x says the opposite."""
     if not given.is_turned:
         return given.x

@@ -23,6 +23,7 @@ from onchip.kernels.cpu.scan import ScanAlone
 from onchip.kernels.cpu.select import Select
 from onchip.kernels.cpu.short_scan import ShortScan
 from onchip.kernels.cpu.token_max import TokenMax
+from onchip.kernels.cpu.top_k import TopKAlone
 from onchip.kernels.training import BatchRanks
 from onchip.kernels.view import View
 from onchip.plan.kernel import Claim, Job, Kernel
@@ -45,8 +46,8 @@ class TrainingKernel(Kernel, Protocol):
 
 
 INFERENCE: tuple[InferenceKernel, ...] = (
-    MlpFused(), ConvFused(), TokenMax(), RecurrentAlone(), Pointwise(), Rowwise(), Reduce(), Norm(), Select(), Resize(),
-    LookUpAlone(), MatMulAlone(), Move(), IdsToFloats(), ShortScan(), ScanAlone(), Plain(),
+    MlpFused(), ConvFused(), TokenMax(), RecurrentAlone(), Pointwise(), Rowwise(), Reduce(), TopKAlone(), Norm(),
+    Select(), Resize(), LookUpAlone(), MatMulAlone(), Move(), IdsToFloats(), ShortScan(), ScanAlone(), Plain(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, View("cpu"), *INFERENCE)

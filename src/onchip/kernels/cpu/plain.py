@@ -46,6 +46,7 @@ from onchip.spec.layers import (
     RowNorm,
     SequenceMax,
     Softmax,
+    ToInts,
     TokenConv,
     TransposedConvolution,
 )
@@ -148,7 +149,7 @@ def _is_by_itself(net: Network, node: Node) -> bool:
     """Whether each number is made of those at its own place: then the layer does not care how they lie."""
     if isinstance(node.layer, Broadcast):
         return not node.weights and len({given.shape for given in net.input_types(node)}) == 1
-    return isinstance(node.layer, Elementwise | Cast)
+    return isinstance(node.layer, Elementwise | Cast | ToInts)
 
 
 def _order(layer: Layer) -> str:

@@ -37,6 +37,7 @@ from onchip.kernels.cuda.scan import ScanAlone
 from onchip.kernels.cuda.select import SelectAlone
 from onchip.kernels.cuda.sequence_max import SequenceMaxAlone
 from onchip.kernels.cuda.token_max import TokenMax
+from onchip.kernels.cuda.top_k import TopKAlone
 from onchip.kernels.cuda.weave import WeaveAlone
 from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
@@ -47,5 +48,5 @@ KERNELS: tuple[Kernel, ...] = (
     DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvLastWgmma(), ConvPixel(), ConvAlone(),
     Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(),
     ProductGather(), Lookups(), Gather(), RecurrentHeld(), RecurrentAlone(), AttentionFused(), MatMulMma(),
-    MatMulAlone(), ArgumentAlone(), NormAlone(), SelectAlone(), ResizeAlone(),
+    MatMulAlone(), ArgumentAlone(), TopKAlone(), NormAlone(), SelectAlone(), ResizeAlone(),
 )  # fmt: skip

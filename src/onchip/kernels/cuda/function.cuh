@@ -14,12 +14,20 @@ __device__ __noinline__ float sin_of(float v) { return sinf(v); }
 __device__ __noinline__ double sin_of(double v) { return sin(v); }
 __device__ __noinline__ float cos_of(float v) { return cosf(v); }
 __device__ __noinline__ double cos_of(double v) { return cos(v); }
+__device__ __noinline__ float atan_of(float v) { return atanf(v); }
+__device__ __noinline__ double atan_of(double v) { return atan(v); }
 __device__ __noinline__ float erf_of(float v) { return erff(v); }
 __device__ __noinline__ double erf_of(double v) { return erf(v); }
 __device__ __noinline__ float power_of(float a, float b) { return powf(a, b); }
 __device__ __noinline__ double power_of(double a, double b) { return pow(a, b); }
 __device__ __noinline__ float root_of(float v) { return sqrtf(v); }
 __device__ __noinline__ double root_of(double v) { return sqrt(v); }
+// Of ints, towards 0; 0 where b is 0. The largest size has no opposite: it stays what it is.
+__device__ __noinline__ long long whole_quotient(long long a, long long b) {
+    if (b == -1) return 0ull - static_cast<unsigned long long>(a);
+    return b == 0 ? 0 : a / b;
+}
+__device__ __noinline__ long long whole_rest(long long a, long long b) { return b == 0 || b == -1 ? 0 : a % b; }
 
 // -- of one number ---------------------------------------------------------------------------------------------------
 
@@ -51,9 +59,25 @@ struct Cos {
     template <class Number>
     static __device__ __forceinline__ Number apply(Number v) { return cos_of(v); }
 };
+struct Atan {
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number v) { return atan_of(v); }
+};
 struct Erf {
     template <class Number>
     static __device__ __forceinline__ Number apply(Number v) { return erf_of(v); }
+};
+struct Floor {
+    static __device__ __forceinline__ float apply(float v) { return floorf(v); }
+    static __device__ __forceinline__ double apply(double v) { return floor(v); }
+};
+struct Ceil {
+    static __device__ __forceinline__ float apply(float v) { return ceilf(v); }
+    static __device__ __forceinline__ double apply(double v) { return ceil(v); }
+};
+struct Round {
+    static __device__ __forceinline__ float apply(float v) { return rintf(v); }
+    static __device__ __forceinline__ double apply(double v) { return rint(v); }
 };
 
 // -- of two --------------------------------------------------------------------------------------------------------
@@ -90,6 +114,16 @@ struct Sub {
 struct Div {
     template <class Number>
     static __device__ __forceinline__ Number apply(Number a, Number b) { return quotient_of(a, b); }
+    static __device__ __forceinline__ long long apply(long long a, long long b) { return whole_quotient(a, b); }
+};
+struct TruncatedMod {
+    static __device__ __forceinline__ long long apply(long long a, long long b) { return whole_rest(a, b); }
+};
+struct Mod {
+    static __device__ __forceinline__ long long apply(long long a, long long b) {
+        const long long rest = whole_rest(a, b);
+        return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+    }
 };
 struct Pow {
     template <class Number>

@@ -7,8 +7,8 @@
 // Floor   Every value read and given moves once: 2^28 numbers of float32 through any chain are 2.1 GB / 4.8 TB/s =
 //         447 us. At 4.2 TB/s, 132 multiprocessors at 1.7 GHz issue 55 instructions for each number, 28 in 16 bits;
 //         decoding takes about one a step, activations up to 23 (activation.cuh), in 16 bits up to 15 (brief.cuh).
-// Numbers What a run is computed in: float, double where layers are float64, long long where they are ints, whose sums
-//         and products are right in every narrower int when they are cut off at the end.
+// Numbers What a run is computed in: float, double where layers are float64, long long where they are ints; what is
+//         narrower is cut off behind each layer. A Cast to floats may be the first of a run, ToInts the last.
 // Two     A run of the operations that nearly all networks have (COMMON) has a kernel without the others, which would
 //         take registers and a place in the instruction cache.
 // Flight  A thread's 16 floats lie in four groups of four neighbours, a block's width apart: a warp's 16 bytes a lane
@@ -103,6 +103,19 @@ template <class T>
 struct Rounded {
     template <class Number>
     static __device__ __forceinline__ Number apply(Number v) { return widened<Number>(narrowed<T>(v)); }
+};
+// By way of 64 bits: a float that no T is near has its lower ones, as an int has.
+template <class T>
+struct Whole {
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number v) {
+        return static_cast<Number>(static_cast<T>(static_cast<long long>(v)));
+    }
+};
+template <>
+struct Whole<bool> {
+    template <class Number>
+    static __device__ __forceinline__ Number apply(Number v) { return v != Number(0) ? Number(1) : Number(0); }
 };
 
 template <class Number>
@@ -269,7 +282,7 @@ __device__ __forceinline__ void store_as(void* to, const Numbers<Number, N>& v, 
         T* y = static_cast<T*>(to) + run.first + n;
         if (n + V <= run.count) {
             Several<T, V> several;
-            if constexpr (sizeof(T) == 2 && is_same<Number, float>) {  // two at a time
+            if constexpr ((is_same<T, f16> || is_same<T, bf16>) && is_same<Number, float>) {  // two at a time
 #pragma unroll
                 for (int i = 0; i < V; i += 2)
                     reinterpret_cast<u32*>(several.words)[i / 2] = pack<T>(v[g + i], v[g + i + 1]);
@@ -286,9 +299,19 @@ __device__ __forceinline__ void store_as(void* to, const Numbers<Number, N>& v, 
     }
 }
 
-template <int V, class Number, int N>
+// GIVES_INTS  whether floats may be given out as ints: a run of common operations makes none, and has no registers left
+template <int V, bool GIVES_INTS, class Number, int N>
 __device__ __forceinline__ void store(const Run<Number>& run, int index, const Numbers<Number, N>& v, u32 first) {
     void* to = run.output_at[index];
+    if constexpr (GIVES_INTS && !is_same<Number, long long>) {
+        switch (run.outputs[index]) {
+            case INT64: return store_as<long long, V, Number>(to, v, first, run);
+            case INT32: return store_as<int, V, Number>(to, v, first, run);
+            case INT16: return store_as<short, V, Number>(to, v, first, run);
+            case INT8: return store_as<signed char, V, Number>(to, v, first, run);
+            default: break;
+        }
+    }
     if constexpr (is_same<Number, long long>) {
         switch (run.outputs[index]) {
             case INT64: return store_as<long long, V, Number>(to, v, first, run);
@@ -382,7 +405,7 @@ __global__ void __launch_bounds__(THREADS, (BLOCKS<Number, Combinations::COUNT>)
                 for (int i = 0; i < N; ++i) v[i] = other[i];
                 break;
             case KEEP: keep<Number, N>(v, index); break;
-            case GIVE: store<V, Number>(run, index, v, first); break;
+            case GIVE: store<V, (Combinations::COUNT > 2), Number>(run, index, v, first); break;
             case APPLY: Functions::template apply<Number, V == 8>(step.code, v, step.p, step.q); break;
             case COMBINE:
             case COMBINE_KEPT: Combinations::template apply<Number>(step.code, v, other); break;

@@ -19,6 +19,7 @@ from onchip.kernels.cuda.pointwise_run import (
     COMMON_FUNCTIONS,
     FUNCTIONS,
     INT_COMBINATIONS,
+    INT_FUNCTIONS,
     MOST_LEVELS,
     MOST_OPERANDS,
     MOST_OUTPUTS,
@@ -70,13 +71,13 @@ _STEP = {4: "<BBBxff", 8: "<BBB5xdd"}  # ints are told nothing: zeros, which are
 
 
 def program_of(number: str, neighbours: int, numbers: int, is_common: bool) -> Program:
-    """Of all runs of a number type, or of those with common operations alone; ints have no functions.
+    """Of all runs of a number type, or of those with common operations alone.
 
     numbers  of a thread
     """
     functions, combinations = FUNCTIONS, COMBINATIONS
     if number == "long long":
-        functions, combinations = (), COMBINATIONS[:INT_COMBINATIONS]
+        functions, combinations = INT_FUNCTIONS, INT_COMBINATIONS
     elif is_common:
         functions, combinations = FUNCTIONS[:COMMON_FUNCTIONS], COMBINATIONS[:COMMON_COMBINATIONS]
     lists = f"Unary<{', '.join(functions)}>, Binary<{', '.join(combinations)}>"
@@ -255,7 +256,7 @@ def _in_layouts(net: Network, claim: Claim, run: Run) -> Iterator[Claim]:
 
 
 def _instance(number: str, neighbours: int = 4, is_common: bool = False, rows: int = 1 << 24) -> Instance:
-    steps = () if is_common else (Step(What.APPLY, code=len(FUNCTIONS) - 1),)
+    steps = () if is_common else (Step(What.APPLY, code=COMMON_FUNCTIONS),)
     run = Run(number, neighbours, 1, (Operand(Int64(0), "uint8", Where.WHOLE),), ("uint8",), ("y",), steps, 4, {})
     kind = ("common " if is_common else "") + ("short " if rows == 1 else "")
     name = f"every {kind}run of {number}, {neighbours} neighbours"

@@ -8,24 +8,36 @@ another value, or gives it out. A value that is needed again later is kept. Betw
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import cast
 
 from onchip.kernels.batch_norm import batch_norm_parts
 from onchip.kernels.cuda.program import Input, Int64, Memory, Output, Weight
-from onchip.kernels.pointwise import BINARY, UNARY, operation_of
+from onchip.kernels.pointwise import BINARY, UNARY, Operation, operation_of
 from onchip.spec.layers import (
     ELU,
+    Add,
     BatchNorm1d,
     BatchNorm2d,
     Broadcast,
     Cast,
+    Div,
     Dropout,
     Identity,
+    Layer,
+    Mask,
+    Max,
+    Min,
+    Mod,
+    Mul,
     Ordered,
     Reshape,
+    Sub,
+    ToInts,
 )
+from onchip.spec.layers.cast import Whole
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe, as_is
 
@@ -34,16 +46,26 @@ MOST_OPERANDS, MOST_OUTPUTS, MOST_STEPS, MOST_LEVELS = 12, 6, 64, 6
 MOST_KEPT = 4  # values at the same time; 64 KiB of shared memory
 TYPES = ("float32", "float16", "bfloat16", "uint8", "float64", "int64", "int32", "int16", "int8")
 NUMBER_BYTES = {"float": 4, "double": 8, "long long": 8}  # what a run is computed in
+
+
+def _structs(rows: Iterable[Operation]) -> tuple[str, ...]:
+    """Those of operations, and where the order of operands matters, those with the second operand first."""
+    return tuple(
+        name
+        for row in rows
+        for name in ((row.cuda, f"Turned<{row.cuda}>") if issubclass(row.layer, Ordered) else (row.cuda,))
+    )
+
+
 # The structs of pointwise.cu, by the code of a step: their places. The first of each are those that nearly all runs
-# have, and runs of nothing else have a kernel without the others, of fewer registers; ints have the first few alone.
-FUNCTIONS = tuple(row.cuda for row in UNARY)
-COMBINATIONS = tuple(
-    name
-    for row in BINARY
-    for name in ((row.cuda, f"Turned<{row.cuda}>") if issubclass(row.layer, Ordered) else (row.cuda,))
-)
+# have, and runs of nothing else have a kernel without the others, of fewer registers. Ints have some of their own.
+FUNCTIONS = _structs(UNARY)
+COMBINATIONS = _structs(row for row in BINARY if row.layer is not Mod)
 COMMON_FUNCTIONS = [row.layer for row in UNARY].index(ELU)  # those that stand before it
-COMMON_COMBINATIONS, INT_COMBINATIONS = 2, 6
+COMMON_COMBINATIONS = 2
+_OF_INTS = (ToInts, Add, Mul, Max, Min, Sub, Mask, Div, Mod)
+INT_FUNCTIONS = _structs(row for row in UNARY if row.layer in _OF_INTS)
+INT_COMBINATIONS = _structs(row for row in BINARY if row.layer in _OF_INTS)
 FLOATS = ("float32", "float16", "bfloat16")
 INTS = ("int64", "int32", "int16", "int8", "uint8")
 _COMPUTED = {"float": FLOATS, "double": ("float64",), "long long": INTS}  # dtypes of the layers of a run
@@ -146,8 +168,10 @@ def fits(net: Network, node: Node, number: str) -> bool:
     layer, given = node.layer, net.types[node.inputs[0]].dtype
     if isinstance(layer, MOVES):
         return given in _HELD[number]
+    if isinstance(layer, ToInts) and number == "long long":
+        return given in _HELD[number]
     if not isinstance(layer, Cast):
-        return given in _COMPUTED[number]
+        return given in _COMPUTED[number] and (number != "long long" or isinstance(layer, _OF_INTS))
     if number == "float":  # what comes in from outside as float64 may be rounded once
         if layer.dtype == "float64":
             return given in _EXACT
@@ -233,7 +257,10 @@ class RunWriter:
                 self.steps.append(Step(What.GIVE, self.outputs.index(node.name)))
             if self._is_needed_later(i):
                 self._keep(self.source[node.name])
-        return self._run(types[self.nodes[0].name].row_size, tuple(types[name].dtype for name in self.outputs))
+        return self._run(
+            types[self.nodes[0].name].row_size,
+            tuple(_BYTES.get(types[name].dtype, types[name].dtype) for name in self.outputs),
+        )
 
     def _run(self, row_size: int, dtypes: tuple[str, ...]) -> Run:
         if len(self.operands) > MOST_OPERANDS:
@@ -270,7 +297,7 @@ class RunWriter:
         if isinstance(layer, _NORMS):
             self._normalise(node)
         elif isinstance(layer, Broadcast) and row is not None:
-            code = COMBINATIONS.index(f"Turned<{row.cuda}>" if is_turned else row.cuda)
+            code = self._code(f"Turned<{row.cuda}>" if is_turned else row.cuda)
             for value, root in zip(values[1:], roots[1:], strict=True):
                 if root in self.kept:
                     self.steps.append(Step(What.COMBINE_KEPT, self.kept[root], code))
@@ -280,21 +307,34 @@ class RunWriter:
                 given = self.net.weight_type(name)
                 recipe = Recipe.of(as_is, (name,), self.net.weights[name].shape, given.dtype)
                 self.steps.append(Step(What.COMBINE, self._weight(recipe, recipe.shape, to), code))
+            dtype = self.net.types[node.name].dtype
+            if dtype in INTS and dtype != "int64":  # what has more bits by now must not be compared or divided
+                self._apply(ToInts(cast(Whole, dtype)))
         elif row is not None:
-            told = row.told_exactly(layer) if self.number == "double" else map(float, row.told(layer))
-            p, q = (*told, 0.0, 0.0)[:2]
-            self.steps.append(Step(What.APPLY, 0, UNARY.index(row), (p, q)))
+            self._apply(layer)
         self.holds = self.source[node.name]
         for root in roots:
             self.uses[root] -= 1
             if not self.uses[root]:
                 self.kept.pop(root, None)
 
+    def _code(self, struct: str) -> int:
+        """Of an operation on two numbers."""
+        return (INT_COMBINATIONS if self.number == "long long" else COMBINATIONS).index(struct)
+
+    def _apply(self, layer: Layer) -> None:
+        row = operation_of(layer)
+        assert row is not None
+        told = row.told_exactly(layer) if self.number == "double" else map(float, row.told(layer))
+        p, q = (*told, 0.0, 0.0)[:2]
+        code = (INT_FUNCTIONS if self.number == "long long" else FUNCTIONS).index(row.cuda)
+        self.steps.append(Step(What.APPLY, 0, code, (p, q)))
+
     def _normalise(self, node: Node) -> None:
         to = self.net.types[node.name].row_shape
         row, dtype = (to[0], *(1,) * (len(to) - 1)), "float64" if self.number == "double" else "float32"
         for combination, recipe in batch_norm_parts(node, to[0], dtype):
-            code = COMBINATIONS.index(combination.__name__)
+            code = self._code(combination.__name__)
             self.steps.append(Step(What.COMBINE, self._weight(recipe, row, to), code))
 
     def _load(self, value: str, root: str, to: tuple[int, ...]) -> None:

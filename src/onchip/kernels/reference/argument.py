@@ -1,11 +1,11 @@
-"""Where the largest and the smallest numbers stand; steps, which have no slope."""
+"""Where the largest and the smallest numbers stand, which are steps and have no slope; the first few of them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from onchip.kernels.reference.base import Arrays, Weights, forward_of
-from onchip.spec.layers import ArgMax, ArgMin
+from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
+from onchip.spec.layers import ArgMax, ArgMin, ArgTopK, TopK
 from onchip.spec.recipe import Array
 
 
@@ -17,3 +17,30 @@ def argument(layer: ArgMax | ArgMin, xs: Arrays, w: Weights) -> Array:
         return np.asarray(find(x, axis=layer.axis, keepdims=layer.keep), np.int64)
     places = x.shape[layer.axis] - 1 - find(np.flip(x, layer.axis), axis=layer.axis, keepdims=layer.keep)
     return np.asarray(places, np.int64)
+
+
+@forward_of(ArgTopK)
+def top_places(layer: ArgTopK, xs: Arrays, w: Weights) -> Array:
+    return _places(layer, xs[0])
+
+
+@forward_of(TopK)
+def top(layer: TopK, xs: Arrays, w: Weights) -> Array:
+    return np.take_along_axis(xs[0], _places(layer, xs[0]), layer.axis)
+
+
+@backward_of(TopK)
+def top_back(layer: TopK, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
+    dx = np.zeros_like(xs[0])
+    np.put_along_axis(dx, _places(layer, xs[0]), dy, layer.axis)
+    return (dx,), {}
+
+
+def _places(layer: TopK | ArgTopK, x: Array) -> Array:
+    """NumPy sorts NaNs behind all numbers, whatever their sign."""
+    if layer.largest:  # from the end, equals from their last one on: then from the front, their first
+        n = x.shape[layer.axis]
+        places = n - 1 - np.flip(np.argsort(np.flip(x, layer.axis), layer.axis, kind="stable"), layer.axis)
+    else:
+        places = np.argsort(x, layer.axis, kind="stable")
+    return np.asarray(np.take(places, np.arange(layer.k), layer.axis), np.int64)

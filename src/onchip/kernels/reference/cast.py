@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.layers import Cast
+from onchip.spec.layers import Cast, ToInts
 from onchip.spec.recipe import Array
 from onchip.spec.types import numpy_dtype
 
@@ -26,3 +26,8 @@ def cast(layer: Cast, xs: Arrays, w: Weights) -> Array:
 def cast_back(layer: Cast, xs: Arrays, w: Weights, y: Array, dy: Array) -> Gradients:
     """Rounding has no slope of its own: the gradient goes through. Ints and bools have none."""
     return (dy if xs[0].dtype.kind == "f" else None,), {}
+
+
+@forward_of(ToInts)
+def to_ints(layer: ToInts, xs: Arrays, w: Weights) -> Array:
+    return xs[0].astype(numpy_dtype(layer.dtype))

@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from onchip.kernels.reference.base import Arrays, Gradients, Weights, backward_of, forward_of
-from onchip.spec.layers import Add, Concat, Div, Greater, Interleave, Mask, Max, Min, Mul, Ordered, Pow, PReLU, Sub
+from onchip.spec.layers import Add, Concat, Div, Greater, Interleave, Mask, Max, Min, Mod, Mul, Ordered, Pow, PReLU, Sub
 from onchip.spec.recipe import Array
 
 
@@ -56,10 +56,18 @@ def extreme_back(layer: Max | Min, xs: Arrays, w: Weights, y: Array, dy: Array) 
 
 # -- two operands in order --------------------------------------------------------------------------------------
 
+
+def _quotient(a: Array, b: Array) -> Array:
+    if a.dtype.kind == "f":
+        return np.asarray(a / b)
+    low = a // b  # NumPy's is the next one below; 0 where b is 0
+    return np.asarray(low + ((low * b != a) & ((a < 0) != (b < 0)) & (b != 0)))
+
+
 # a and b -> the result; and with the result in addition -> its slopes by a and by b.
 _ORDERED: dict[type[Ordered], Callable[[Array, Array], Array]] = {
     Sub: operator.sub,
-    Div: operator.truediv,
+    Div: _quotient,
     Pow: np.power,
     PReLU: lambda a, b: np.where(a >= 0, a, a * b),
     Greater: lambda a, b: (a > b).astype(a.dtype),
@@ -90,6 +98,12 @@ def ordered_back(layer: Ordered, xs: Arrays, w: Weights, y: Array, dy: Array) ->
     if "first" in w:
         return (db,), {"first": da}
     return ((da,), {"constant": db}) if w else ((da, db), {})
+
+
+@forward_of(Mod)
+def mod(layer: Mod, xs: Arrays, w: Weights) -> Array:
+    a, b = operands(xs, w)
+    return np.asarray(np.fmod(a, b) if layer.truncated else np.mod(a, b))
 
 
 @forward_of(Mask)

@@ -9,7 +9,7 @@ import numpy as np
 
 from onchip.kernels.reference.base import BACKWARD, FORWARD, Arrays, Backward, Forward, Gradients, Weights
 from onchip.spec.error_function import erf
-from onchip.spec.layers import Abs, Cos, Erf, Exp, Layer, Log, Reciprocal, Sin, Sqrt
+from onchip.spec.layers import Abs, Atan, Ceil, Cos, Erf, Exp, Floor, Layer, Log, Reciprocal, Round, Sin, Sqrt
 from onchip.spec.recipe import Array
 
 # Layer -> y of x, and dy / dx of x and y.
@@ -21,7 +21,11 @@ _FUNCTIONS: dict[type[Layer], tuple[Callable[[Array], Array], Callable[[Array, A
     Log: (np.log, lambda x, y: 1 / x),
     Sin: (np.sin, lambda x, y: np.cos(x)),
     Cos: (np.cos, lambda x, y: -np.sin(x)),
+    Atan: (np.arctan, lambda x, y: 1 / (1 + x * x)),
     Erf: (erf, lambda x, y: 2 / math.sqrt(math.pi) * np.exp(-x * x)),
+    Floor: (np.floor, lambda x, y: np.zeros_like(x)),
+    Ceil: (np.ceil, lambda x, y: np.zeros_like(x)),
+    Round: (np.rint, lambda x, y: np.zeros_like(x)),
 }
 
 

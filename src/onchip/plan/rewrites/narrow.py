@@ -11,12 +11,14 @@ from onchip.spec.io import with_ends
 from onchip.spec.layers import (
     ArgMax,
     ArgMin,
+    ArgTopK,
     Broadcast,
     Cast,
     Convolution,
     Embedding,
     Linear,
     MatMul,
+    ToInts,
     TokenConv,
     TransposedConvolution,
 )
@@ -37,11 +39,12 @@ def narrow_values(net: Network, precision: str) -> Told:
     Layers compute and add up in float32 all the same: a kernel rounds what it writes, and what products read they would
     round themselves. Half as many bytes go between kernels. Which of an input's numbers is the largest is asked of the
     input as it came: rounded, two may be alike. Nothing changes in a network that has float64 anywhere, or no product:
-    a precision is of products.
+    a precision is of products; or that makes ids of floats, of which 16 bits hold a few hundred.
     """
     kinds = {given.dtype for given in net.types.values()}
     has_products = any(isinstance(node.layer, _PRODUCTS) for node in net.nodes)
-    if precision not in _DTYPES or not has_products or "float64" in kinds or "float32" not in kinds:
+    counts = any(isinstance(node.layer, ToInts) and node.layer.dtype != "bool" for node in net.nodes)
+    if precision not in _DTYPES or not has_products or counts or "float64" in kinds or "float32" not in kinds:
         return net, []
     dtype = _DTYPES[precision]
     weights: dict[str, Weight] = dict(net.weights)
@@ -71,7 +74,7 @@ def _arguments_of_inputs(net: Network) -> Network:
     }
     nodes = (
         dataclasses.replace(node, inputs=came.get(node.inputs[0], node.inputs))
-        if isinstance(node.layer, ArgMax | ArgMin)
+        if isinstance(node.layer, ArgMax | ArgMin | ArgTopK | ToInts)
         else node
         for node in net.nodes
     )

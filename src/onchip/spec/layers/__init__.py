@@ -18,9 +18,9 @@ from onchip.spec.layers.activation import (
     Softsign,
     Tanh,
 )
-from onchip.spec.layers.argument import ArgMax, ArgMin
+from onchip.spec.layers.argument import ArgMax, ArgMin, ArgTopK, TopK
 from onchip.spec.layers.base import LAYERS, Elementwise, Layer
-from onchip.spec.layers.cast import Cast
+from onchip.spec.layers.cast import Cast, ToInts
 from onchip.spec.layers.combine import (
     Add,
     Broadcast,
@@ -31,6 +31,7 @@ from onchip.spec.layers.combine import (
     Mask,
     Max,
     Min,
+    Mod,
     Mul,
     Ordered,
     Pow,
@@ -46,7 +47,7 @@ from onchip.spec.layers.conv import (
     TransposedConvolution,
 )
 from onchip.spec.layers.embedding import Embedding, TokenConv
-from onchip.spec.layers.function import Abs, Cos, Erf, Exp, Log, Reciprocal, Sin, Sqrt
+from onchip.spec.layers.function import Abs, Atan, Ceil, Cos, Erf, Exp, Floor, Log, Reciprocal, Round, Sin, Sqrt
 from onchip.spec.layers.linear import Linear
 from onchip.spec.layers.matmul import MatMul
 from onchip.spec.layers.norm import BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RMSNorm, RowNorm
@@ -70,14 +71,14 @@ from onchip.spec.layers.select import Gather, Pad, Selection, Slice, Tile
 from onchip.spec.layers.shape import Dropout, Identity, Permute, Reshape
 
 __all__ = [
-    "ELU", "GELU", "GRU", "LAYERS", "LSTM", "RNN", "SELU", "Abs", "Add", "ArgMax", "ArgMin", "AvgPool1d",
-    "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Broadcast", "Cast", "Clip", "Concat", "Conv1d", "Conv2d",
-    "ConvTranspose1d", "ConvTranspose2d", "Convolution", "Cos", "CumSum", "Div", "Dropout", "Elementwise",
-    "Embedding", "Erf", "Exp", "Gather", "GlobalMax", "GlobalMean", "GlobalMin", "GlobalNorm", "GlobalSum",
+    "ELU", "GELU", "GRU", "LAYERS", "LSTM", "RNN", "SELU", "Abs", "Add", "ArgMax", "ArgMin", "ArgTopK", "Atan",
+    "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d", "Broadcast", "Cast", "Ceil", "Clip", "Concat", "Conv1d",
+    "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Convolution", "Cos", "CumSum", "Div", "Dropout", "Elementwise",
+    "Embedding", "Erf", "Exp", "Floor", "Gather", "GlobalMax", "GlobalMean", "GlobalMin", "GlobalNorm", "GlobalSum",
     "Greater", "GroupNorm", "HardSigmoid", "HardSwish", "Identity", "Interleave", "Layer", "LayerNorm", "LeakyReLU",
-    "Linear",
-    "LinearResize", "Log", "LogSoftmax", "Mask", "MatMul", "Max", "MaxPool1d", "MaxPool2d", "Min", "Mish", "Mul",
-    "NearestResize", "Ordered", "PReLU", "Pad", "Permute", "Pow", "RMSNorm", "ReLU", "Reciprocal", "Recurrent",
-    "Reshape", "RowNorm", "Selection", "SequenceMax", "SiLU", "Sigmoid", "Sin", "Slice", "Softmax", "Softplus",
-    "Softsign", "Sqrt", "Sub", "Tanh", "Tile", "ToPixels", "TokenConv", "TransposedConvolution",
+    "Linear", "LinearResize", "Log", "LogSoftmax", "Mask", "MatMul", "Max", "MaxPool1d", "MaxPool2d", "Min", "Mish",
+    "Mod", "Mul", "NearestResize", "Ordered", "PReLU", "Pad", "Permute", "Pow", "RMSNorm", "ReLU", "Reciprocal",
+    "Recurrent", "Reshape", "Round", "RowNorm", "Selection", "SequenceMax", "SiLU", "Sigmoid", "Sin", "Slice",
+    "Softmax", "Softplus", "Softsign", "Sqrt", "Sub", "Tanh", "Tile", "ToInts", "ToPixels", "TokenConv", "TopK",
+    "TransposedConvolution",
 ]  # fmt: skip

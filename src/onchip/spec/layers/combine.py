@@ -97,8 +97,9 @@ class Sub(Ordered):
 
 
 class Div(Ordered):
-    """a / b, of floats."""
+    """a / b; of ints the whole part of it, and 0 where b is 0."""
 
+    takes_ints: ClassVar[bool] = True
     flop_each: ClassVar[int] = 8
 
 
@@ -121,7 +122,23 @@ class Greater(Ordered):
 class Mask(Ordered):
     """a where b is not 0, else 0, whatever a is there; b is a value, or the weight `mask`."""
 
+    takes_ints: ClassVar[bool] = True
     optional: ClassVar[tuple[str, ...]] = ("mask",)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Mod(Ordered):
+    """What is left of a, an int, when b has been taken from it as often as it goes: with the sign of b, or with that
+    of a if `truncated`; 0 where b is 0."""
+
+    truncated: bool = False
+    takes_ints: ClassVar[bool] = True
+    flop_each: ClassVar[int] = 8
+
+    def infer(self, inputs: Types, weights: WeightTypes) -> TensorType:
+        if "float" in inputs[0].dtype:
+            raise ShapeError("needs ints", got=str(inputs[0]), expected="an int dtype")
+        return super().infer(inputs, weights)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -45,7 +45,25 @@ class Cos(Elementwise):
     flop_each: ClassVar[int] = 25
 
 
+class Atan(Elementwise):
+    """The angle, in radians, whose tangent is x."""
+
+    flop_each: ClassVar[int] = 25
+
+
 class Erf(Elementwise):
     """2 / sqrt(pi) times the integral of exp(-t^2) from 0 to x."""
 
     flop_each: ClassVar[int] = 27
+
+
+class Floor(Elementwise):
+    """The largest whole number that is not above x."""
+
+
+class Ceil(Elementwise):
+    """The smallest whole number that is not below x."""
+
+
+class Round(Elementwise):
+    """The nearest whole number; of two the even one."""

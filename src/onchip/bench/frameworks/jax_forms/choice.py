@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.bench.frameworks.jax_forms.context import Context, Value, Weights
-from onchip.spec.layers import ArgMax, ArgMin, CumSum, LinearResize, Selection, SequenceMax
+from onchip.spec.layers import ArgMax, ArgMin, ArgTopK, CumSum, LinearResize, Selection, SequenceMax, TopK
 from onchip.spec.layers.base import row_axis
 from onchip.spec.network import Node
 from onchip.spec.recipe import Array
@@ -54,6 +54,17 @@ def argument(to: Context, node: Node, w: Weights, x: Value) -> Value:
     if not layer.last:
         return find(x, axis=axis, keepdims=layer.keep)
     return x.shape[axis] - 1 - find(to.jax.numpy.flip(x, axis), axis=axis, keepdims=layer.keep)
+
+
+def top_k(to: Context, node: Node, w: Weights, x: Value) -> Value:
+    """JAX's own is of the last axis, and of the largest."""
+    layer = node.layer
+    assert isinstance(layer, TopK | ArgTopK)
+    axis = row_axis(layer.axis, to.net.types[node.inputs[0]])
+    last = to.jax.numpy.moveaxis(x, axis, -1)
+    numbers, places = to.jax.lax.top_k(last if layer.largest else -last, layer.k)
+    made = places if isinstance(layer, ArgTopK) else numbers if layer.largest else -numbers
+    return to.jax.numpy.moveaxis(made, -1, axis)
 
 
 def cum_sum(to: Context, node: Node, w: Weights, x: Value) -> Value:

@@ -57,6 +57,8 @@ class Builder:
 
     def _weight(self, name: str) -> Value:
         """A weight as a parameter of the module."""
+        if name not in self._weights and "float" not in self.net.weight_type(name).dtype:
+            self._weights[name] = self.constant(self.array(name))  # torch trains floats alone
         if name not in self._weights:
             attribute = f"w{len(self._weights)}"
             tensor = self.torch.from_numpy(self.array(name))

@@ -5,7 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from onchip.bench.frameworks.torch_forms.builder import Builder, Value, Weights
-from onchip.spec.layers import ArgMax, ArgMin, CumSum, LinearResize, NearestResize, Pad, Selection, SequenceMax, Tile
+from onchip.spec.layers import (
+    ArgMax,
+    ArgMin,
+    ArgTopK,
+    CumSum,
+    LinearResize,
+    NearestResize,
+    Pad,
+    Selection,
+    SequenceMax,
+    Tile,
+    TopK,
+)
 from onchip.spec.layers.base import row_axis
 from onchip.spec.network import Node
 from onchip.spec.recipe import Array
@@ -76,6 +88,14 @@ def argument(to: Builder, node: Node, w: Weights, x: Value) -> Value:
     if not layer.last:
         return to.call(function, x, axis, layer.keep)
     return to.call("rsub", to.call(function, to.call("flip", x, (axis,)), axis, layer.keep), int(given.shape[axis]) - 1)
+
+
+def top_k(to: Builder, node: Node, w: Weights, x: Value) -> Value:
+    """torch's own may find equals in another order."""
+    layer, given = node.layer, to.net.types[node.inputs[0]]
+    assert isinstance(layer, TopK | ArgTopK)
+    found = to.call("topk", x, layer.k, row_axis(layer.axis, given), layer.largest)
+    return to.part(found, int(isinstance(layer, ArgTopK)))
 
 
 def cum_sum(to: Builder, node: Node, w: Weights, x: Value) -> Value:

@@ -14,6 +14,7 @@ from onchip.spec.layers import (
     BatchNorm1d,
     Cast,
     Clip,
+    Conv1d,
     Cos,
     Div,
     Erf,
@@ -166,6 +167,21 @@ def test_ids_as_floats(dtype):
     for B in (0, 1, 3000):
         for got, expected in zip(engine(x[:B]), (x[:B] - 7, x[:B]), strict=True):
             np.testing.assert_array_equal(got, expected.astype(np.float32))
+
+
+def test_a_run_may_end_where_conv_fused_begins():
+    """x a is read twice by the sum that goes along with a convolution: one value, which the product has to give out."""
+    given = TensorType(("B", 4, 9))
+    nodes = (
+        Node("s", Sin(), ("z",)), Node("p", Mul(), ("x", "s")), Node("two", Add(), ("p", "p")),
+        Node("y", Conv1d(), ("two",), {"weight": "w"}),
+    )  # fmt: skip
+    w = np.random.default_rng(0).standard_normal((8, 4, 3)).astype(np.float32)
+    net = Network({"x": given, "z": given}, nodes, ("y",), {"w": w})
+    engine = onchip.compile(net, "cpu")
+    assert [group.claim.nodes for group in engine.plan.groups] == [("s", "p"), ("two", "y")]
+    x, z = np.random.default_rng(1).standard_normal((2, 7, 4, 9)).astype(np.float32)
+    assert_error_within(engine(x, z), reference.forward(net, (x, z)), reference.forward(net, (x, z), "float32"))
 
 
 def test_many_rows_go_through_several_threads():

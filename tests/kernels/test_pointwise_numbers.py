@@ -125,7 +125,7 @@ def test_ints_become_floats_on_the_way(size):
 
 
 def test_images_of_bytes():
-    """The Cast ends a pass of its own where another kernel takes what comes behind."""
+    """The Cast is a pass of its own where conv_fused takes what comes behind."""
     nodes = (
         Node("floats", Cast("float32"), ("x",)), Node("scaled", Mul(), ("floats",), {"constant": "share"}),
         Node("y", Conv2d(), ("scaled",), {"weight": "w"}),

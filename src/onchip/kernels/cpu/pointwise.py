@@ -22,6 +22,8 @@ from llvmlite import ir
 from onchip.kernels.batch_norm import batch_norm_parts
 from onchip.kernels.cpu.activation import activate, code_of
 from onchip.kernels.cpu.function import COMBINATIONS, FUNCTIONS, apply, combine
+from onchip.kernels.cpu.image_runs import Run as ImageRun
+from onchip.kernels.cpu.image_runs import runs_of
 from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
 from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.cpu.launches import CompiledLaunch, words
@@ -405,9 +407,9 @@ class Pointwise:
         yield from self._claims(net, nodes)
         if isinstance(nodes[-1].layer, CPU_ACTIVATIONS):  # which another kernel may take along
             yield from self._claims(net, nodes[:-1])
-        casts = [i for i, node in enumerate(nodes[:-1], 1) if isinstance(node.layer, Cast)]
-        if casts:  # behind which another kernel may begin
-            yield from self._claims(net, nodes[: casts[-1]])
+        for i in range(1, len(nodes)):
+            if isinstance(runs_of(net).at(net, start + i), ImageRun):  # conv_fused may take what comes behind
+                yield from self._claims(net, nodes[:i])
 
     def _claims(self, net: Network, nodes: Sequence[Node]) -> Iterator[Claim]:
         size = net.types[nodes[0].name].row_size if nodes else 0

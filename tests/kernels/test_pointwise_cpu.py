@@ -14,6 +14,7 @@ from onchip.spec.layers import (
     BatchNorm1d,
     Cast,
     Clip,
+    Conv1d,
     Cos,
     Div,
     Erf,
@@ -154,7 +155,7 @@ def test_a_slice_of_what_the_run_makes_begins_another():
 
 @pytest.mark.parametrize("dtype", ["int64", "int32"])
 def test_ids_as_floats(dtype):
-    """A number that is added to them first goes along, where nobody else wants the sum."""
+    """With a number that is added to them first, and as they are: in one pass."""
     nodes = (
         Node("a", Add(), ("x",), {"constant": "c"}),
         Node("y", Cast("float32"), ("a",)),
@@ -162,10 +163,25 @@ def test_ids_as_floats(dtype):
     )
     net = Network({"x": TensorType(("B", 3), dtype)}, nodes, ("y", "z"), {"c": np.array(-7, dtype)})
     engine, x = onchip.compile(net, "cpu"), np.arange(9000, dtype=dtype).reshape(3000, 3) - 500
-    assert kernels(engine) == ["cast", "cast"]
+    assert kernels(engine) == ["pointwise"]
     for B in (0, 1, 3000):
         for got, expected in zip(engine(x[:B]), (x[:B] - 7, x[:B]), strict=True):
             np.testing.assert_array_equal(got, expected.astype(np.float32))
+
+
+def test_a_run_may_end_where_conv_fused_begins():
+    """x a is read twice by the sum that goes along with a convolution: one value, which the product has to give out."""
+    given = TensorType(("B", 4, 9))
+    nodes = (
+        Node("s", Sin(), ("z",)), Node("p", Mul(), ("x", "s")), Node("two", Add(), ("p", "p")),
+        Node("y", Conv1d(), ("two",), {"weight": "w"}),
+    )  # fmt: skip
+    w = np.random.default_rng(0).standard_normal((8, 4, 3)).astype(np.float32)
+    net = Network({"x": given, "z": given}, nodes, ("y",), {"w": w})
+    engine = onchip.compile(net, "cpu")
+    assert [group.claim.nodes for group in engine.plan.groups] == [("s", "p"), ("two", "y")]
+    x, z = np.random.default_rng(1).standard_normal((2, 7, 4, 9)).astype(np.float32)
+    assert_error_within(engine(x, z), reference.forward(net, (x, z)), reference.forward(net, (x, z), "float32"))
 
 
 def test_many_rows_go_through_several_threads():

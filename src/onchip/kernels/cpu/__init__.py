@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from onchip.kernels.cpu.cast import IdsToFloats
 from onchip.kernels.cpu.conv_fused import ConvFused
 from onchip.kernels.cpu.launches import Launch
 from onchip.kernels.cpu.lookup import LookUpAlone
@@ -21,6 +20,7 @@ from onchip.kernels.cpu.resize import Resize
 from onchip.kernels.cpu.rowwise import Rowwise
 from onchip.kernels.cpu.scan import ScanAlone
 from onchip.kernels.cpu.select import Select
+from onchip.kernels.cpu.sequence_max import SequenceMaxAlone
 from onchip.kernels.cpu.short_scan import ShortScan
 from onchip.kernels.cpu.token_max import TokenMax
 from onchip.kernels.cpu.top_k import TopKAlone
@@ -47,7 +47,7 @@ class TrainingKernel(Kernel, Protocol):
 
 INFERENCE: tuple[InferenceKernel, ...] = (
     MlpFused(), ConvFused(), TokenMax(), RecurrentAlone(), Pointwise(), Rowwise(), Reduce(), TopKAlone(), Norm(),
-    Select(), Resize(), LookUpAlone(), MatMulAlone(), Move(), IdsToFloats(), ShortScan(), ScanAlone(), Plain(),
+    Select(), Resize(), LookUpAlone(), MatMulAlone(), Move(), SequenceMaxAlone(), ShortScan(), ScanAlone(), Plain(),
 )  # fmt: skip
 TRAINING: tuple[TrainingKernel, ...] = (MlpTrain(),)
 KERNELS: tuple[Kernel, ...] = (*TRAINING, View("cpu"), *INFERENCE)

@@ -37,7 +37,7 @@ from onchip.kernels.cpu.tile import aligned_zeros
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import Convolution, Linear
+from onchip.spec.layers import Convolution, Linear, TransposedConvolution
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array
 
@@ -66,7 +66,7 @@ class ConvFused:
             return
         run = runs_of(net).at(net, start)
         if isinstance(run, str):
-            if run and isinstance(net.nodes[start].layer, Convolution):
+            if run and isinstance(net.nodes[start].layer, Convolution | TransposedConvolution):
                 yield Refusal(self.name, net.nodes[start].name, run)
             return
         nodes, program = run.nodes, run.program
@@ -82,7 +82,9 @@ class ConvFused:
         if scratch_bytes > _MAX_SCRATCH_BYTES:
             yield Refusal(self.name, nodes[0].name, f"{scratch_bytes >> 20} MiB of values a thread")
             return
-        convolutions = [node.layer.kind for node in nodes if isinstance(node.layer, Convolution)]
+        convolutions = [
+            node.layer.kind for node in nodes if isinstance(node.layer, Convolution | TransposedConvolution)
+        ]
         products = convolutions or [node.layer.kind for node in nodes if isinstance(node.layer, Linear)]
         instance = f"conv_fused<{len(products)} {'-'.join(dict.fromkeys(products))}>"
         x, y = net.types[program.source], net.types[nodes[-1].name]

@@ -127,7 +127,7 @@ class Lowering:
             return Way.DEPTHWISE if C == 1 and groups == N else Way.GROUPS
         _, _, dilation = geometry(node.layer)
         made_by = self.by_name.get(self.home(node.inputs[0]))
-        in_vectors = made_by is not None and not isinstance(made_by.layer, Linear | Embedding)
+        in_vectors = made_by is None or not isinstance(made_by.layer, Linear | Embedding)
         if in_vectors and N <= DOT_OUTPUTS and C >= LANES and set(dilation) == {1}:
             return Way.DOT
         one_by_one = math.prod(kernel) == 1

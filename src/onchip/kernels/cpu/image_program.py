@@ -17,6 +17,7 @@ import numpy as np
 from onchip.kernels.cpu.image_combine import lower_activation, lower_batch_norm, lower_combine, lower_concat
 from onchip.kernels.cpu.image_conv import lower_convolution, lower_interleave
 from onchip.kernels.cpu.image_dense import Dense, lower_linear, lower_reshape
+from onchip.kernels.cpu.image_groups import lower_transposed
 from onchip.kernels.cpu.image_load import Load
 from onchip.kernels.cpu.image_lowering import Lowering
 from onchip.kernels.cpu.image_operation import Operation
@@ -58,6 +59,7 @@ from onchip.spec.layers import (
     Reshape,
     Softmax,
     ToPixels,
+    TransposedConvolution,
 )  # fmt: skip
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe
@@ -65,6 +67,7 @@ from onchip.spec.recipe import Array, Recipe
 # The layers that are lowered, and what lowers them: a new operation has its line here.
 _LOWERINGS: tuple[tuple[tuple[type, ...], Callable[[Lowering, Node], None]], ...] = (
     ((Convolution,), lower_convolution),
+    ((TransposedConvolution,), lower_transposed),
     ((Linear,), lower_linear),
     ((Reshape,), lower_reshape),
     (CPU_ACTIVATIONS, lower_activation),

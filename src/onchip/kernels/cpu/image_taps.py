@@ -1,4 +1,6 @@
-"""Taps, an operation of conv_fused: a convolution tap by tap, for many channels or pixels that need no window."""
+"""Taps, an operation of conv_fused: a convolution tap by tap, for many channels or pixels that need no window; or a
+transposed one, whose taps find pixels of y as those of the other find pixels of x.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from onchip.kernels.cpu.image_values import View
 from onchip.kernels.cpu.image_weights import packed_taps
 from onchip.kernels.cpu.jit import compiled, linked
 from onchip.kernels.cpu.late_numba import types
+from onchip.kernels.cpu.tile import padded
 from onchip.spec.network import Node
 from onchip.spec.recipe import Recipe
 
@@ -30,11 +33,21 @@ class Taps(Activated):
     w: Recipe
     b: Recipe
     padded: int = 0  # what a pixel of y is padded to, where those pads must be zero
+    is_transposed: bool = False
 
     def flop(self) -> int:
-        (C, H, W), (N, HO, WO), k = self.x.sizes, self.y.sizes, self.window
-        lines = _inside(k.KH, H, HO, k.SY, k.PY, k.DY)
-        return 2 * C * N * lines * _inside(k.KW, W, WO, k.SX, k.PX, k.DX)
+        (C, *far), (N, *near), k = self.x.sizes, self.y.sizes, self.window
+        if self.is_transposed:
+            far, near, N = near, far, padded(N)  # of whole vectors, however few outputs there are
+        lines = _inside(k.KH, far[0], near[0], k.SY, k.PY, k.DY)
+        return 2 * C * N * lines * _inside(k.KW, far[1], near[1], k.SX, k.PX, k.DX)
+
+    def moves(self) -> int:
+        if not self.is_transposed:
+            return super().moves()
+        # Each tap reads and writes its part of y, in the first cache: at half of the price.
+        _, H, W = self.x.sizes
+        return super().moves() + self.window.KH * self.window.KW * H * W * padded(self.y.sizes[0])
 
 
 def lower_taps(to: Lowering, node: Node, x: View) -> None:
@@ -45,7 +58,7 @@ def lower_taps(to: Lowering, node: Node, x: View) -> None:
 
 
 def _inside(taps: int, size_in: int, size_out: int, stride: int, before: int, dilation: int) -> int:
-    """Pairs of an output and a tap that fall inside the input, along an axis."""
+    """Pairs of an output and a tap that fall inside the input, along an axis; transposed, the other way round."""
     pairs = 0
     for k in range(taps):
         first = max(0, -(-(before - k * dilation) // stride))
@@ -82,36 +95,47 @@ def some_images(row: int, call: int, first: int, images: int) -> None:
                 out = y0 + n * 4 + i * y_image + oy * y_row
                 multiply_panel(x0, 0, y.W, op.w, width, op.b + n * 4, 0, out, y_pixel, 1, 0, 0, _NO_FLOOR)
         n += width
+    x_line, x_step, y_line, y_step = k.SY * x_row, k.SX * x_pixel, y_row, y_pixel
+    if op.is_transposed:
+        x_line, x_step, y_line, y_step = x_row, x_pixel, k.SY * y_row, k.SX * y_pixel
     for kh in range(k.KH):
-        top, bottom = _outputs_reached(kh * k.DY, x.H, y.H, k.SY, k.PY)
+        down = kh * k.DY
+        top, bottom = _outputs_reached(down, x.H, y.H, k.SY, k.PY)
         top, bottom = max(top, first_row), min(bottom, last_row)
+        if op.is_transposed:
+            top, bottom = _outputs_reached(down - first_row, last_row - first_row, x.H, k.SY, k.PY)
         for kw in range(k.KW):
-            left, right = _outputs_reached(kw * k.DX, x.W, y.W, k.SX, k.PX)
+            along = kw * k.DX
+            left, right = _outputs_reached(along, x.W, y.W, k.SX, k.PX)
+            if op.is_transposed:
+                left, right = _outputs_reached(along, y.W, x.W, k.SX, k.PX)
             if top >= bottom or left >= right:
                 continue
-            x_tap = x0 + (top * k.SY - k.PY + kh * k.DY) * x_row + (left * k.SX - k.PX + kw * k.DX) * x_pixel
-            y_tap = y0 + top * y_row + left * y_pixel
-            along = right - left >= images
+            x_tap, y_tap = x0 + top * x_line + left * x_step, y0 + top * y_line + left * y_step
+            if op.is_transposed:
+                y_tap += (down - k.PY) * y_row + (along - k.PX) * y_pixel
+            else:
+                x_tap += (down - k.PY) * x_row + (along - k.PX) * x_pixel
             for c in range(0, C, CHUNK):
                 steps = min(CHUNK, C - c)
                 n = 0
                 while n < wide:
                     width = next_panel(wide - n)
                     w = op.w + n * K * 4 + ((kh * k.KW + kw) * C + c) * width * 4
-                    if along:
-                        count, x_step = right - left, k.SX * x_pixel
+                    if right - left >= images:
                         for i in range(images):
-                            for oy in range(bottom - top):
-                                given = x_tap + c * 4 + i * x_image + oy * k.SY * x_row
-                                out = y_tap + n * 4 + i * y_image + oy * y_row
+                            for line in range(bottom - top):
+                                given = x_tap + c * 4 + i * x_image + line * x_line
+                                out = y_tap + n * 4 + i * y_image + line * y_line
                                 multiply_panel(
-                                    given, x_step, count, w, width, out, y_pixel, out, y_pixel, 1, 0, steps, _NO_FLOOR
-                                )
+                                    given, x_step, right - left, w, width, out, y_step, out, y_step, 1, 0, steps,
+                                    _NO_FLOOR,
+                                )  # fmt: skip
                     else:
-                        for oy in range(bottom - top):
-                            for ox in range(right - left):
-                                given = x_tap + c * 4 + oy * k.SY * x_row + ox * k.SX * x_pixel
-                                out = y_tap + n * 4 + oy * y_row + ox * y_pixel
+                        for line in range(bottom - top):
+                            for pixel in range(right - left):
+                                given = x_tap + c * 4 + line * x_line + pixel * x_step
+                                out = y_tap + n * 4 + line * y_line + pixel * y_step
                                 multiply_panel(
                                     given, x_image, images, w, width, out, y_image, out, y_image, 1, 0, steps, _NO_FLOOR
                                 )

@@ -64,10 +64,14 @@ _BLOCK_BYTES = 1 << 20  # read and written by a block of rows: it stays in cache
 # keeps the estimate honest, and every kernel that was written for a layer cheaper than this one.
 _LAUNCHES = 50
 # How many times as long one thread of NumPy takes as all cores at their measured rates would. Measured on two cores:
-# Concat and Add 3, an Embedding 4, a Permute 4 to 7; TokenConv 3 to 6 and convolutions 5 to 12, once what they keep on
-# the way is counted. Short sums and maxima: pools 20 to 40, GlobalMean 36, GlobalMax 100, Linear 15 to 300.
-_SLOWER, _MUCH_SLOWER, _BY_PLACES = 4, 20, 200  # LinearResize looks every number up, once for each neighbour
-_IN_SHORT_SUMS = (*_ROW_BY_ROW, GlobalMax, GlobalMin, SequenceMax, MaxPool1d, MaxPool2d, AvgPool1d, AvgPool2d)
+# Concat and Add 3, an Embedding 4, a Permute 4 to 7; TokenConv 3 to 6. Convolutions 6 to 14, once what they keep on the
+# way is counted; transposed ones 11 to 40. Short sums and maxima: pools 20 to 40, GlobalMean 36, GlobalMax 100, Linear
+# 15 to 300. LinearResize looks every number up, once for each neighbour: 260.
+_SLOWER, _MUCH_SLOWER, _BY_PLACES = 4, 20, 200
+_IN_SHORT_SUMS = (
+    *_ROW_BY_ROW, Convolution, TransposedConvolution, GlobalMax, GlobalMin, SequenceMax, MaxPool1d, MaxPool2d,
+    AvgPool1d, AvgPool2d,
+)  # fmt: skip
 
 
 _LIMITED = threading.Lock()  # the limit of BLAS threads is the process's: one call at a time
@@ -165,6 +169,9 @@ def _between(net: Network, node: Node) -> int:
     if isinstance(node.layer, Convolution):  # its windows, side by side
         C_out, *window = net.weights[node.weights["weight"]].shape
         return net.types[node.name].row_size // C_out * math.prod(window) * conv_groups(node.layer)
+    if isinstance(node.layer, TransposedConvolution):  # all that its taps make, before it is added up
+        C_in, *window = net.weights[node.weights["weight"]].shape
+        return net.types[node.inputs[0]].row_size // C_in * math.prod(window) * conv_groups(node.layer)
     return 0
 
 

@@ -1,10 +1,11 @@
 """pointwise: a run of pointwise layers in one pass over memory: activations, functions, and what is made of several
-values and weights, with broadcasting.
+values and weights, with broadcasting; of float32, of ints, and Casts between them.
 
 The run is a table of operations on blocks of numbers that stay in the first cache: BLOCK numbers of a row, or as many
 whole rows as fit. A block's operand is where it lies outside (a value of the same size; a weight, written out for a
 block), or in a thread's own memory (what other layers of the run made; a stretched value, gathered). A number's bits
-depend on its own operands alone.
+depend on its own operands alone. What is done to ints, and Casts, are functions that are called by their addresses
+(numbers.py).
 """
 
 from __future__ import annotations
@@ -13,42 +14,64 @@ import dataclasses
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from llvmlite import ir
 
 from onchip.kernels.batch_norm import batch_norm_parts
 from onchip.kernels.cpu.activation import activate, code_of
 from onchip.kernels.cpu.function import COMBINATIONS, FUNCTIONS, apply, combine
+from onchip.kernels.cpu.image_runs import Run as ImageRun
+from onchip.kernels.cpu.image_runs import runs_of
 from onchip.kernels.cpu.jit import ALL, address, address_of, compiled, floats_at, ints_at, linked
-from onchip.kernels.cpu.late_numba import types
+from onchip.kernels.cpu.late_numba import intrinsic, types
 from onchip.kernels.cpu.launches import CompiledLaunch, words
+from onchip.kernels.cpu.numbers import CASTS, CODE, COMPUTED_INTS, INT_COMBINATIONS
 from onchip.kernels.cpu.price import CorePrice
 from onchip.kernels.cpu.threads import run_pieces
 from onchip.kernels.pointwise import CPU_ACTIVATIONS
 from onchip.plan.device import Device
 from onchip.plan.kernel import Claim, Job, Refusal, Use
 from onchip.plan.layout import CHANNELS_LAST, has_channels
-from onchip.spec.layers import BatchNorm1d, BatchNorm2d, Broadcast, Dropout, Elementwise, Identity, Reshape, Slice
+from onchip.spec.layers import (
+    BatchNorm1d,
+    BatchNorm2d,
+    Broadcast,
+    Cast,
+    Dropout,
+    Elementwise,
+    Identity,
+    Reshape,
+    Slice,
+)
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Array, Recipe, recipe_op
+from onchip.spec.types import DTYPE_BYTES
 
 BLOCK = 1024  # numbers: 4 KiB of each value
 FEW = 16  # blocks of a thread: for fewer it is not woken
 MOST_NODES, NEAR = 64, 8
 _MOVES, _NORMS = (Reshape, Identity, Dropout), (BatchNorm1d, BatchNorm2d)
-GATHER, CUT, ACTIVATE, APPLY, COMBINE = range(5)  # operations
+GATHER, CUT, ACTIVATE, APPLY, COMBINE, MOVE, CALL = range(7)  # operations; from CALL on the address of a function
 OUTSIDE, WRITTEN_OUT, INSIDE, STRETCHED = range(4)  # where a value is
 
 
 # -- blocks ----------------------------------------------------------------------------------------------------
 
 
-@linked(*(types.int64,) * 4)
-def gather(to: int, source: int, places: int, count: int) -> None:
-    """to[n] = source[places[n]]."""
-    y, x, at = floats_at(to, count), floats_at(source, ALL), ints_at(places, count)
-    for n in range(count):
-        y[n] = x[at[n]]
+@linked(*(types.int64,) * 5)
+def gather(to: int, source: int, places: int, count: int, nbytes: int) -> None:
+    """to[n] = source[places[n]], of numbers of four or eight bytes."""
+    at = ints_at(places, count)
+    if nbytes == 4:
+        y, x = floats_at(to, count), floats_at(source, ALL)
+        for n in range(count):
+            y[n] = x[at[n]]
+    else:
+        wide, given = ints_at(to, count), ints_at(source, ALL)
+        for n in range(count):
+            wide[n] = given[at[n]]
 
 
 @linked(*(types.int64,) * 7)
@@ -64,6 +87,16 @@ def cut(to: int, source: int, first: int, count: int, width: int, own: int, offs
         n += some
 
 
+@intrinsic
+def _call(typing_context: Any, code: Any, to: Any, first: Any, second: Any, count: Any, told: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 5)
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 6), codegen
+
+
 # What `_run` is told of a run once: addresses, then numbers.
 _TABLE, _VALUES, _MEMORY, _PLACES, _SCRATCH, _OPERATIONS, _COUNT, _ARRAYS, _SLOTS, _SIZE, _WORDS = range(11)
 
@@ -73,13 +106,14 @@ def _block(worker: int, piece: int, run: Array, B: int) -> None:
     """One block of the run.
 
     table    (operations, 5)  what, code, and the values: made, first, second (of a GATHER: its places; of a
-                               CUT: where in a line, the code being both widths)
-    values   (values, 3)      where it is, its place in `memory` or in the scratch memory, numbers of a row
+                               CUT: where in a line, the code being both widths); the code of a GATHER and of a MOVE is
+                               the bytes of a number
+    values   (values, 4)      where it is, its place in `memory` or in scratch memory, numbers of a row, bytes of each
     memory   addresses of inputs, outputs, weights and places
     places   of each worker: addresses of the values
     scratch  `slots` blocks of each worker
     """
-    table, values, size = ints_at(run[_TABLE], 5 * run[_OPERATIONS]), ints_at(run[_VALUES], 3 * run[_COUNT]), run[_SIZE]
+    table, values, size = ints_at(run[_TABLE], 5 * run[_OPERATIONS]), ints_at(run[_VALUES], 4 * run[_COUNT]), run[_SIZE]
     memory, at = ints_at(run[_MEMORY], ALL), ints_at(run[_PLACES] + worker * run[_COUNT] * 8, run[_COUNT])
     scratch = run[_SCRATCH] + worker * run[_SLOTS] * BLOCK * 4
     rows = max(1, BLOCK // size)
@@ -87,26 +121,30 @@ def _block(worker: int, piece: int, run: Array, B: int) -> None:
     row, first = piece // blocks * rows, piece % blocks * BLOCK
     count = min(BLOCK, size - first) if blocks > 1 else min(rows, B - row) * size
     for v in range(run[_COUNT]):
-        where, place = values[3 * v], values[3 * v + 1]
+        where, place, nbytes = values[4 * v], values[4 * v + 1], values[4 * v + 3]
         if where == OUTSIDE:
-            at[v] = memory[place] + (row * size + first) * 4
+            at[v] = memory[place] + (row * size + first) * nbytes
         elif where == WRITTEN_OUT:
-            at[v] = memory[place] + first * 4
+            at[v] = memory[place] + first * nbytes
         elif where == INSIDE:
             at[v] = scratch + place * BLOCK * 4
         else:
-            at[v] = memory[place] + row * values[3 * v + 2] * 4
+            at[v] = memory[place] + row * values[4 * v + 2] * nbytes
     for i in range(run[_OPERATIONS]):
         operation = table[5 * i : 5 * i + 5]
         what, code, to, a, b = operation[0], operation[1], at[operation[2]], at[operation[3]], operation[4]
         if what == COMBINE:
             combine(to, a, at[b], count, code)
         elif what == GATHER:
-            gather(to, a, memory[b] + first * 8, count)
+            gather(to, a, memory[b] + first * 8, count, code)
         elif what == CUT:
             cut(to, a, first, count, code >> 32, code & 0xFFFFFFFF, b)
         elif what == APPLY:
             apply(to, a, count, code)
+        elif what == MOVE:
+            apply(to, a, count * code // 4, -1)
+        elif what >= CALL:
+            _call(what, to, a, at[b], count, code)
         else:
             if to != a:
                 apply(to, a, count, -1)
@@ -138,9 +176,10 @@ def for_a_block(weight: Array, own: tuple[int, ...], row: tuple[int, ...], rows:
 class Run:
     """What `bind` makes tables of; places in memory: inputs, outputs, weights, places of stretched values."""
 
-    table: tuple[tuple[int, int, int, int, int], ...]  # without the codes of activations
+    table: tuple[tuple[int, int, int, int, int], ...]  # without the codes of activations and the functions of CALLs
     activations: tuple[Elementwise | None, ...]  # of each operation
-    values: tuple[tuple[int, int, int], ...]
+    functions: tuple[tuple[str, str], ...]  # of each operation that is a CALL, as numbers.CODE has them
+    values: tuple[tuple[int, int, int, int], ...]
     stretched: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]  # rows, and the rows they are stretched to
     weights: tuple[str, ...]  # names of recipes
     size: int  # numbers of a row
@@ -163,7 +202,9 @@ class _Writer:
         self.size = net.types[nodes[0].name].row_size
         self.table: list[tuple[int, int, int, int, int]] = []
         self.activations: list[Elementwise | None] = []
-        self.values: list[tuple[int, int, int]] = []
+        self.functions: list[tuple[str, str]] = []
+        self.values: list[tuple[int, int, int, int]] = []
+        self.kinds: list[str] = []  # of the values: what their numbers are
         self.known: dict[object, int] = {}
         self.stretched: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         self.recipes: dict[str, Recipe] = {}
@@ -173,22 +214,27 @@ class _Writer:
 
     def run(self) -> Run:
         return Run(
-            tuple(self.table), tuple(self.activations), tuple(self.values), tuple(self.stretched), tuple(self.recipes),
-            self.size, self.slots,
+            tuple(self.table), tuple(self.activations), tuple(self.functions), tuple(self.values),
+            tuple(self.stretched), tuple(self.recipes), self.size, self.slots,
         )  # fmt: skip
 
     def _write(self, node: Node) -> None:
-        layer, row = node.layer, self.net.types[node.name].row_shape
+        layer, row, dtype = node.layer, self.net.types[node.name].row_shape, self.net.types[node.name].dtype
         if isinstance(layer, _MOVES):
             source = self._operand(node.inputs[0], self.net.types[node.inputs[0]].row_shape)
             if node.name in self.outputs:
-                self._emit(APPLY, -1, self._made(node.name), source)
+                self._emit(MOVE, DTYPE_BYTES[dtype], self._made(node.name), source)
             else:
                 self.known[node.name] = source
             return
+        if isinstance(layer, Cast):
+            source = self._operand(node.inputs[0], row)
+            self._convert(source, self._made(node.name))
+            return
         if isinstance(layer, Slice):
             given = self.net.types[node.inputs[0]]
-            source = self._value((node.name, "lines"), STRETCHED, self.inputs.index(node.inputs[0]), given.row_size)
+            lines = node.name, "lines"
+            source = self._value(lines, STRETCHED, self.inputs.index(node.inputs[0]), given.row_size, "float32")
             widths = layer.sizes[-1] << 32 | given.row_shape[-1]
             self._emit(CUT, widths, self._made(node.name), source, layer.starts[-1])
             return
@@ -212,28 +258,50 @@ class _Writer:
         for role, name in node.weights.items():
             own = self.net.weights[name].shape
             operands.insert(0 if role == "first" else len(operands), self._weight(name, own, row))
+        if dtype in COMPUTED_INTS:
+            self._combine_ints(node, [self._wide(operand) for operand in operands])
+            return
         total, made = operands[0], self._made(node.name)
         for operand in operands[1:]:
             self._emit(COMBINE, COMBINATIONS.index(type(layer)), made, total, operand)
             total = made
 
+    def _combine_ints(self, node: Node, operands: list[int]) -> None:
+        is_wide = self.net.types[node.name].dtype == "int64"
+        total, made = operands[0], self._made(node.name) if is_wide else self._inside((node.name, "total"), "int64")
+        for operand in operands[1:]:
+            self._call(("int64", "int64"), made, total, operand, INT_COMBINATIONS.index(type(node.layer)))
+            total = made
+        if not is_wide:
+            self._convert(total, self._made(node.name))
+
+    def _convert(self, source: int, made: int) -> None:
+        self._call((self.kinds[source], self.kinds[made]), made, source)
+
+    def _call(self, function: tuple[str, str], to: int, a: int, b: int = 0, code: int = 0) -> None:
+        self.functions.append(function)
+        self._emit(CALL, code, to, a, b)
+
     def _emit(self, what: int, code: int, to: int, a: int, b: int = 0, activation: Elementwise | None = None) -> None:
         self.table.append((what, code, to, a, b))
         self.activations.append(activation)
 
-    def _value(self, key: object, where: int, place: int, row_size: int) -> int:
+    def _value(self, key: object, where: int, place: int, row_size: int, kind: str) -> int:
         self.known[key] = len(self.values)
-        self.values.append((where, place, row_size))
+        self.values.append((where, place, row_size, DTYPE_BYTES[kind]))
+        self.kinds.append(kind)
         return self.known[key]
 
     def _made(self, name: str) -> int:
+        kind = self.net.types[name].dtype
         if name in self.outputs:
-            return self._value(name, OUTSIDE, len(self.inputs) + self.outputs.index(name), self.size)
-        return self._inside(name)
+            return self._value(name, OUTSIDE, len(self.inputs) + self.outputs.index(name), self.size, kind)
+        return self._inside(name, kind)
 
-    def _inside(self, key: object) -> int:
-        self.slots += 1
-        return self._value(key, INSIDE, self.slots - 1, self.size)
+    def _inside(self, key: object, kind: str) -> int:
+        place = self.slots
+        self.slots += 2 if DTYPE_BYTES[kind] == 8 else 1
+        return self._value(key, INSIDE, place, self.size, kind)
 
     def _operand(self, value: str, row: tuple[int, ...]) -> int:
         if value in self.known:
@@ -241,22 +309,34 @@ class _Writer:
         given = self.net.types[value]
         place = self.inputs.index(value)
         if given.row_size == self.size:
-            return self._value(value, OUTSIDE, place, self.size)
+            return self._value(value, OUTSIDE, place, self.size, given.dtype)
         key = (value, row)
         if key not in self.known:
-            source = self._value((value, row, "outside"), STRETCHED, place, given.row_size)
+            source = self._value((value, row, "outside"), STRETCHED, place, given.row_size, given.dtype)
             self.stretched.append((given.row_shape, row))
-            self._emit(GATHER, 0, self._inside(key), source, -len(self.stretched))
+            made = self._inside(key, given.dtype)
+            self._emit(GATHER, DTYPE_BYTES[given.dtype], made, source, -len(self.stretched))
+        return self.known[key]
+
+    def _wide(self, value: int) -> int:
+        """Ints as int64."""
+        if self.kinds[value] == "int64":
+            return value
+        key = (value, "wide")
+        if key not in self.known:
+            self._convert(value, self._inside(key, "int64"))
         return self.known[key]
 
     def _weight(self, name: str | Recipe, own: tuple[int, ...], row: tuple[int, ...]) -> int:
         key = (name, row, "weight")
         if key not in self.known:
-            rows = max(1, BLOCK // self.size)
-            recipe = Recipe.of(for_a_block, (name,), (rows * self.size,), "float32", 0, own=own, row=row, rows=rows)
+            rows, given = max(1, BLOCK // self.size), "float32"
+            if isinstance(name, str):
+                given = self.net.weight_type(name).dtype
+            recipe = Recipe.of(for_a_block, (name,), (rows * self.size,), given, 0, own=own, row=row, rows=rows)
             self.recipes[f"w{len(self.recipes)}"] = recipe
             place = len(self.inputs) + len(self.outputs) + len(self.recipes) - 1
-            self._value(key, WRITTEN_OUT, place, self.size)
+            self._value(key, WRITTEN_OUT, place, self.size, "int64" if given in COMPUTED_INTS else "float32")
         return self.known[key]
 
 
@@ -275,9 +355,14 @@ def _is_cut(net: Network, node: Node) -> bool:
 
 
 def _fits(net: Network, node: Node) -> bool:
-    takes = _is_cut(net, node) or isinstance(
-        node.layer, (*_MOVES, *_NORMS, *CPU_ACTIVATIONS, *FUNCTIONS, *COMBINATIONS)
-    )
+    layer, made = node.layer, net.types[node.name].dtype
+    if isinstance(layer, Cast):
+        return (net.types[node.inputs[0]].dtype, made) in CASTS
+    if isinstance(layer, _MOVES):
+        return made in ("float32", *COMPUTED_INTS)
+    if made in COMPUTED_INTS:
+        return isinstance(layer, INT_COMBINATIONS)
+    takes = _is_cut(net, node) or isinstance(layer, (*_NORMS, *CPU_ACTIVATIONS, *FUNCTIONS, *COMBINATIONS))
     given = (*net.input_types(node), *(net.weight_type(name) for name in node.weights.values()))
     return takes and all(each.dtype == "float32" for each in given)
 
@@ -322,6 +407,9 @@ class Pointwise:
         yield from self._claims(net, nodes)
         if isinstance(nodes[-1].layer, CPU_ACTIVATIONS):  # which another kernel may take along
             yield from self._claims(net, nodes[:-1])
+        for i in range(1, len(nodes)):
+            if isinstance(runs_of(net).at(net, start + i), ImageRun):  # conv_fused may take what comes behind
+                yield from self._claims(net, nodes[:i])
 
     def _claims(self, net: Network, nodes: Sequence[Node]) -> Iterator[Claim]:
         size = net.types[nodes[0].name].row_size if nodes else 0
@@ -348,13 +436,14 @@ class Pointwise:
     def bind(self, claim: Claim, weights: dict[str, Array]) -> CompiledLaunch:
         run = claim.facts
         assert isinstance(run, Run)
-        kept = [np.ascontiguousarray(weights[name], np.float32) for name in run.weights]
+        kept = [_as_computed(weights[name]) for name in run.weights]
         kept += [_places(row, to, run.size) for row, to in run.stretched]
-        arrays = max((place for where, place, _ in run.values if where in (OUTSIDE, STRETCHED)), default=0) + 1
+        arrays = max((place for where, place, *_ in run.values if where in (OUTSIDE, STRETCHED)), default=0) + 1
         table = np.array(run.table, np.int64)
         for i, activation in enumerate(run.activations):
             if activation is not None:
                 table[i, 1] = code_of(activation)
+        table[table[:, 0] == CALL, 0] = [address_of(CODE[function]) for function in run.functions]
         gathers = table[:, 0] == GATHER
         table[gathers, 4] = arrays + len(run.weights) - 1 - table[gathers, 4]
         values = np.array(run.values, np.int64)
@@ -374,6 +463,10 @@ def _may_turn(net: Network, nodes: Sequence[Node], writer: _Writer) -> bool:
     values, first = (*writer.inputs, *(node.name for node in nodes)), net.types[writer.inputs[0]].shape
     are_alike = not writer.recipes and all(net.types[value].shape == first for value in values)
     return are_alike and has_channels(net.types[values[0]]) and not any(value in net.outputs for value in values)
+
+
+def _as_computed(weight: Array) -> Array:
+    return np.ascontiguousarray(weight, np.int64 if weight.dtype.kind in "iu" else np.float32)
 
 
 def _places(row: tuple[int, ...], to: tuple[int, ...], size: int) -> Array:

@@ -24,7 +24,7 @@ from onchip.spec.network import Network
 from onchip.spec.recipe import Array
 
 _KINDS: tuple[type[Layer], ...] = (GlobalMax, GlobalMin, GlobalSum, GlobalMean, GlobalNorm, ArgMax, ArgMin)  # by codes
-_MAX, _MIN, _SUM, _MEAN, _NORM, _ARG_MAX, _ARG_MIN = range(7)
+MAX, _MIN, _SUM, _MEAN, _NORM, _ARG_MAX, _ARG_MIN = range(7)
 _LAST = 8  # added to the code of a place: the last of equals
 _THREAD_NUMBERS = 1 << 15  # for fewer a thread is not woken
 _PIECE_NUMBERS = 1 << 12  # that a thread takes at a time, at least
@@ -37,8 +37,8 @@ def reduce_row(source: int, to: int, N: int, code: int) -> None:
     if code <= _MIN:
         found = x[0]
         for n in range(1, N):
-            v = x[n] if code == _MAX else -x[n]
-            best = found if code == _MAX else -found
+            v = x[n] if code == MAX else -x[n]
+            best = found if code == MAX else -found
             found = x[n] if v > best or v != v else found  # a NaN is found before all numbers
         y[0] = found
         return
@@ -69,7 +69,7 @@ def reduce_columns(source: int, to: int, totals_at: int, N: int, inner: int, cod
         if n == 0 and code <= _MIN:
             for i in range(inner):
                 y[i] = x[i]
-        elif code == _MAX:
+        elif code == MAX:
             for i in range(inner):
                 y[i] = x[i] if x[i] > y[i] or x[i] != x[i] else y[i]
         elif code == _MIN:

@@ -170,5 +170,5 @@ def _instance(precision: str, dtype: str, S: int, D: int, is_whole: bool = True)
 INSTANCES = (
     _instance("fp32", "float32", 32, 16), _instance("fp32", "float32", 128, 64), _instance("tf32", "float32", 64, 32),
     _instance("fp16", "float16", 32, 16), _instance("bf16", "bfloat16", 128, 64), _instance("fp16", "float32", 64, 64),
-    _instance("fp32", "float32", 128, 64, is_whole=False), _instance("bf16", "bfloat16", 64, 32, is_whole=False),
+    _instance("fp32", "float32", 32, 64, is_whole=False), _instance("bf16", "bfloat16", 64, 32, is_whole=False),
 )  # fmt: skip

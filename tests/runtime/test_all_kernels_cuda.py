@@ -54,8 +54,8 @@ def same(got, want):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_all_kernels_are_in_it(precision):
     """But for those of which there is a choice: products and convolutions on either cores, scans and steps by the
-    shape; and for those that train, products of two values, attention, several look-ups and places of extremes, which
-    have their own tests."""
+    shape; and for those that train, products of two values, attention, several look-ups, places of extremes and TopK,
+    which have their own tests."""
     plan = make_plan(NET, H200, KERNELS, Job(precision))
     files = {program.source.stem for program in programs_of([plan], (7,))}
     assert {
@@ -92,6 +92,7 @@ def test_all_kernels_are_in_it(precision):
         "matmul",
         "matmul_mma",
         "attention",
+        "top_k",
         "lookups",
         "recurrent",
         "argument",

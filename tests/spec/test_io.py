@@ -94,7 +94,7 @@ def test_the_truth_is_the_same(dtype):
 def test_on_the_cpu_it_is_the_network_between_two_roundings(B, dtype):
     net = random_mlp(7, 13, 5, 3, output="Softmax")
     half, wide = (onchip.compile(n, device="cpu") for n in (with_io(net, dtype), net))
-    assert [group.claim.kernel for group in half.plan.groups] == ["plain", "mlp_fused", "plain"]
+    assert [group.claim.kernel for group in half.plan.groups] == ["pointwise", "mlp_fused", "pointwise"]
     x = rows(B, 7).astype(numpy_dtype(dtype))
     got = half(x)
     assert got.dtype == numpy_dtype(dtype)

@@ -58,7 +58,7 @@ def test_bad_options_are_refused(given, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("batchsize", "batch_size"), ("learning", ""), ("optimzer", "optimiser")]
+    ("name", "nearest"), [("batchsize", "batch_size"), ("learning", ""), ("optimzer", "optimizer")]
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name, nearest):
     with pytest.raises(InputError, match="unknown training option") as caught:

@@ -127,8 +127,8 @@ def run(
 
     \b
     Sentences of several lengths, told by a file or by the id that fills them up:
-      onchip run sentiment --weights p.bin x.bin --input lengths=n.npy -o y.bin
-      onchip run sentiment --weights p.bin x.bin --padding 0 -o y.bin
+      onchip run sentiment --weights w.bin x.bin --input lengths=n.npy -o y.bin
+      onchip run sentiment --weights w.bin x.bin --padding 0 -o y.bin
 
     INPUT is the first input's rows. An embedding whose row of the padding is zero needs neither.
 

@@ -61,15 +61,7 @@ def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[s
     One may make room for another: a Permute that was absorbed no longer keeps two Linears apart. It ends, since each
     takes away layers, Permutes or transposed convolutions and brings none of these that another takes away.
     """
-    told: list[str] = []
-    while True:
-        before = net
-        for name, step in REWRITES:
-            if name not in without:
-                net, lines = step(net)
-                told += lines
-        if net is before:
-            break
+    net, told = _rewrite_until_done(net, without)
     if "last" not in without:
         net, lines = make_channels_last(net)
         told += lines
@@ -79,4 +71,19 @@ def rewrite(net: Network, without: Sequence[str] = ()) -> tuple[Network, tuple[s
     if "beside" not in without:
         net, lines = merge_beside(net)
         told += lines
+        if lines:  # what two layers read has one reader now
+            net, more = _rewrite_until_done(net, without)
+            told += more
     return sink_moves(net)[0], tuple(told)
+
+
+def _rewrite_until_done(net: Network, without: Sequence[str]) -> tuple[Network, list[str]]:
+    told: list[str] = []
+    while True:
+        before = net
+        for name, step in REWRITES:
+            if name not in without:
+                net, lines = step(net)
+                told += lines
+        if net is before:
+            return net, told

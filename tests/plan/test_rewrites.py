@@ -114,6 +114,17 @@ def test_all_rewrites_together_keep_the_meaning(data):
     assert_same_meaning(net, folded)
 
 
+def test_what_two_layers_read_folds_into_them_once_they_are_one():
+    grow = Grow(seeded(1), 6)
+    norm = grow.norm(grow.add(ReLU(), "x"))
+    net = grow.network(grow.linear(norm, 2), grow.linear(norm, 3))
+    changed, told = rewrite(net)
+    assert BatchNorm1d not in [type(node.layer) for node in changed.nodes]
+    assert [line.split()[0] for line in told] == ["merged", "folded"]
+    assert_same_meaning(net, changed)
+    assert rewrite(changed) == (changed, ())
+
+
 @pytest.mark.parametrize("without", [c for n in range(4) for c in itertools.combinations(OPTIONAL_REWRITES, n)])
 def test_any_of_them_may_be_left_out(without):
     fired = 0

@@ -16,12 +16,6 @@ from onchip.runtime.cpu import this_cpu
 from onchip.runtime.cuda.devices import cuda_devices
 
 
-@pytest.fixture(autouse=True)
-def _kept_rates(monkeypatch):
-    """A test that runs beside others must not measure what the machine can do, let alone keep it."""
-    monkeypatch.setattr("onchip.bench.ladder.this_cpu", lambda measure=False: this_cpu())
-
-
 def call(*arguments):
     app = typer.Typer()
     app.command()(ladder)

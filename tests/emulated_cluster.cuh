@@ -25,11 +25,18 @@ static void deliver(unsigned block) {
 }
 }  // namespace emulated
 
+// Of all blocks, also of those further down.
+static unsigned block_number() { return blockIdx.y * gridDim.x + blockIdx.x; }
+
 static unsigned cluster_rank() { return blockIdx.x % emulated::cluster; }
 static void store_to_block(float* at, unsigned rank, float v) {
     auto* const letter = static_cast<emulated::Letter*>(malloc(sizeof(emulated::Letter)));
-    *letter = {blockIdx.x / emulated::cluster * emulated::cluster + rank, at, v, emulated::letters};
+    *letter = {block_number() / emulated::cluster * emulated::cluster + rank, at, v, emulated::letters};
     emulated::letters = letter;
+}
+static void store_four_to_block(float* at, unsigned rank, float4 v) {
+    store_to_block(at, rank, v.x), store_to_block(at + 1, rank, v.y);
+    store_to_block(at + 2, rank, v.z), store_to_block(at + 3, rank, v.w);
 }
 // All threads of the block that are still there, then the other blocks.
 static void wait_for_cluster() {
@@ -43,12 +50,12 @@ static void wait_for_cluster() {
             of_block.arrived = 0;
             ++of_block.generation;
             ++emulated::moves;
-            ++emulated::arrivals[blockIdx.x];
+            ++emulated::arrivals[block_number()];
         } else {
             emulated::pause();
         }
     }
-    const unsigned me = blockIdx.x, first = me / emulated::cluster * emulated::cluster;
+    const unsigned me = block_number(), first = me / emulated::cluster * emulated::cluster;
     for (unsigned other = first; other < first + emulated::cluster; ++other)
         while (emulated::arrivals[other] < emulated::arrivals[me]) emulated::wait_for_others();
     emulated::deliver(me);

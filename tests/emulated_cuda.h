@@ -72,6 +72,7 @@ struct Block {
     Barrier of_block, of_warps[MOST_THREADS / 32], of_teams[MOST_THREADS / 128];
     unsigned long long words[2][MOST_THREADS];  // of a shuffle; the next one has the others
     bool is_done, waits, yields;                // waits: for other blocks; yields: could go on
+    bool is_spoilt;                             // its shared memory, which a launch asks for
     long found_at;                              // of __syncthreads_or: which barrier, and what was found there
     bool found[2];
     char *stacks, *shared;                      // shared: what it had when it was put aside
@@ -102,7 +103,7 @@ void Block::begin() {
     of_block = {};
     memset(of_warps, 0, sizeof of_warps);
     memset(of_teams, 0, sizeof of_teams);
-    is_done = waits = found[0] = found[1] = false;
+    is_done = is_spoilt = waits = found[0] = found[1] = false;
     found_at = 0;
 }
 
@@ -172,6 +173,12 @@ static void resume(int thread) {
 static int draw(int below) {
     random_state = random_state * 6364136223846793005ULL + 1442695040888963407ULL;
     return static_cast<int>((random_state >> 33) % below);
+}
+
+// What nobody has written yet is no number; the first thread that comes is before all others.
+static void spoil(void* shared, size_t bytes) {
+    if (!now->is_spoilt) memset(shared, 0xff, bytes);
+    now->is_spoilt = true;
 }
 
 // For other blocks: a thread that looks at the clock.
@@ -257,7 +264,7 @@ const char* launch(void (*)(P...), unsigned blocks, unsigned down, unsigned bloc
                    const void* const* arguments) {
     threads = block_threads;
     cluster = blocks_of_cluster;
-    arrivals = static_cast<long*>(calloc(blocks, sizeof(long)));
+    arrivals = static_cast<long*>(calloc(blocks * down, sizeof(long)));
     given = arguments;
     failure = nullptr;
     random_state = 0;  // the same every time
@@ -511,6 +518,7 @@ static double off_by(double v, double error, float given) {
 }
 static void ptx_exp2(float& result, float v) { result = flushed(off_by(exp2(flushed(v)), ldexp(1, -22), v)); }
 static void ptx_inverse(float& result, float v) { result = flushed(off_by(1.0 / flushed(v), ldexp(1, -23), v)); }
+static void ptx_tanh(float& result, float v) { result = off_by(tanh(v), ldexp(1, -11), v); }
 static void ptx_at_least(float& result, float a, float b) { result = a != a ? a : b != b ? b : a < b ? b : a; }
 static void ptx_at_most(float& result, float a, float b) { result = a != a ? a : b != b ? b : b < a ? b : a; }
 static void ptx_larger_f16(unsigned& word, unsigned a, unsigned b) {

@@ -59,6 +59,7 @@ _TWINS = {
     "add.f16x2": "ptx_add_f16",
     "ex2.approx.ftz.f32": "ptx_exp2",
     "rcp.approx.ftz.f32": "ptx_inverse",
+    "tanh.approx.f32": "ptx_tanh",
     "max.NaN.f32": "ptx_at_least",
     "max.NaN.f16x2": "ptx_larger_f16",
     "max.NaN.bf16x2": "ptx_larger_bf16",
@@ -67,7 +68,7 @@ _TWINS = {
 }
 _ASM = re.compile(r'asm(?: volatile)?\("([^"]*)"\s*:([^:;]*):([^:;]*)(?::\s*"memory")?\);')
 # The memory that a launch asks for: as much as there is on any chip.
-_SHARED = re.compile(r"extern __shared__ (\w+) (\w+)\[\];")
+_SHARED = re.compile(r"^( *)extern __shared__ (\w+) (\w+)\[\];", re.MULTILINE)
 
 
 def _call_twin(found: re.Match[str]) -> str:
@@ -81,9 +82,15 @@ def _call_twin(found: re.Match[str]) -> str:
     return f"{twin}({given});" if twin else ";"
 
 
+def _declare(found: re.Match[str]) -> str:
+    """Shared memory; what a kernel declares itself is NaNs at first."""
+    indent, kind, name = found.groups()
+    spoilt = f" emulated::spoil({name}, sizeof {name});" if indent else ""
+    return f"{indent}alignas(16) static {kind} {name}[(228 << 10) / sizeof({kind})];{spoilt}"
+
+
 def _for_host(source: Path) -> str:
-    text = _ASM.sub(_call_twin, source.read_text())
-    return _SHARED.sub(r"alignas(16) static \1 \2[(228 << 10) / sizeof(\1)];", text)
+    return _SHARED.sub(_declare, _ASM.sub(_call_twin, source.read_text()))
 
 
 class Kernel:

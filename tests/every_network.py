@@ -91,7 +91,7 @@ def programs_of(plans: Iterable[Plan], batches: Iterable[int]) -> set[Program]:
         for plan in plans
         for group in plan.groups
         if not group.claim.is_view
-        for B in (plan.job.batch, *sizes)
+        for B in sizes
         for launch in group.claim.facts.at(B).launches
     }
 

@@ -5,18 +5,29 @@ import dataclasses
 import numpy as np
 import pytest
 
+import onchip
 from checks import rows
 from emulated_cuda import emulated_gpu, needs_gxx
 from emulated_engine import run_claim
-from kernels.test_conv_wgmma import EPS, claim_of, compile_alone, conv_alone, conv_inside, exact_of, weight
+from kernels.test_conv_wgmma import (
+    EPS,
+    claim_of,
+    compile_alone,
+    conv_alone,
+    conv_inside,
+    exact_of,
+    residual,
+    weight,
+)  # fmt: skip
 from onchip.kernels import reference
 from onchip.kernels.cuda.conv import Geometry
 from onchip.kernels.cuda.conv_images import IMAGES, NO_TAP_THERE
 from onchip.kernels.cuda.conv_wgmma import ConvWgmma, ConvWgmmaLowering
 from onchip.plan.device import H200
 from onchip.plan.kernel import Job
-from onchip.spec.layers import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, ReLU
-from onchip.spec.types import numpy_dtype
+from onchip.spec.layers import Add, Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, ReLU
+from onchip.spec.network import Network, Node
+from onchip.spec.types import TensorType, numpy_dtype
 
 CASES = {
     "faces": (ConvTranspose2d((2, 2), (1, 1, 2, 2)), (40, 3, 2), (40, 72, 5, 5)),
@@ -58,6 +69,27 @@ def test_on_an_emulated_gpu(monkeypatch, name, precision, dtype, B):
     assert np.array_equal(run_claim(gpu, net, claim, x[some]), got[some])
 
 
+@needs_gxx
+@pytest.mark.parametrize(("way", "B"), [("plain", 5), ("of x", 5), ("twice", IMAGES + 3)])
+def test_a_sum_behind_it(monkeypatch, way, B):
+    """The bits of conv_wgmma, whose own tests say that they are right."""
+    net = residual("float16", 72, 72, twice=way == "twice", of_x=way == "of x")
+    claim = next(iter(ConvWgmma().claims(net, 2, H200, Job("fp16", 100_000))))
+    assert claim.nodes == ("c", "s", "a")
+    claim = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=6))
+    given = [
+        rows(B, net.types[name].row_size, seed=seed).reshape(B, *net.types[name].row_shape).astype(np.float16)
+        for seed, name in enumerate("b" if way == "of x" else "bo")
+    ]
+    gpu, made = emulated_gpu(monkeypatch), {}
+    for by_images in (True, False):
+        monkeypatch.setattr(ConvWgmmaLowering, "takes_images", lambda *_, told=by_images: told)
+        made[by_images] = run_claim(gpu, net, claim, *given)
+        assert claim.facts.at(B).launches[0].program.name_expression.startswith("conv_images") == by_images
+    assert np.array_equal(made[True], made[False])
+    assert made[True].any()
+
+
 FACES = [Geometry(True, C, C // 2, 1, (n, n), (2 * n, 2 * n), (5, 5), (2, 2), (1, 1), (1, 1))
          for C, n in ((512, 4), (256, 8), (128, 16))]  # fmt: skip
 
@@ -83,7 +115,6 @@ def test_many_images_are_its_own(geometry):
 def test_what_it_leaves_to_conv_wgmma():
     geometry = FACES[2]
     assert lowering(geometry, "float32").images is None
-    assert lowering(geometry, other=1).images is None
     assert lowering(geometry, parts=2).images is None
     assert lowering(dataclasses.replace(geometry, C=32)).images is None  # several taps a slice
     assert lowering(dataclasses.replace(geometry, N=36)).images is None
@@ -113,4 +144,28 @@ def test_on_a_gpu(monkeypatch, name, precision, dtype):
     got, exact = engine(x), reference.forward(net, x)
     assert np.abs(got.astype(float) - exact).max() <= EPS[precision] * np.abs(exact).max()
     for first, count in ((0, 1), (17, 7), (500, 64), (130, 300), (4096, 1)):
+        assert np.array_equal(engine(x[first : first + count]), got[first : first + count])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
+@pytest.mark.parametrize(("N", "side"), [(64, 8), (136, 5)])
+def test_a_residual_on_a_gpu(monkeypatch, precision, dtype, N, side):
+    """Several tiles a block, of a residual that the kernel before has just made."""
+    row = TensorType(("B", N, side, side), dtype)
+    nodes = (
+        Node("p", Conv2d(pads=(1, 1, 1, 1)), ("x",), {"weight": "v"}),
+        Node("c", Conv2d(pads=(1, 1, 1, 1)), ("p",), {"weight": "w"}),
+        Node("s", Add(), ("c", "p")),
+        Node("a", ReLU(), ("s",)),
+    )
+    weights = {name: weight(N, N, 3, 3).astype(numpy_dtype(dtype)) for name in "vw"}
+    net = Network({"x": row}, nodes, ("a",), weights)
+    engine = onchip.compile(net, "cuda", precision, batch_hint=100_000)
+    assert [group.claim.kernel for group in engine.plan.groups].count("conv_wgmma") == 2
+    x = rows(2049, row.row_size).reshape(2049, *row.row_shape).astype(numpy_dtype(dtype))
+    monkeypatch.setattr(ConvWgmmaLowering, "takes_images", lambda _, B: B > 7)
+    got, exact = engine(x), reference.forward(net, x)
+    assert np.abs(got.astype(float) - exact).max() <= 2 * EPS[precision] * np.abs(exact).max()
+    for first, count in ((0, 1), (17, 7), (500, 64), (130, 300), (2048, 1)):
         assert np.array_equal(engine(x[first : first + count]), got[first : first + count])

@@ -17,9 +17,11 @@ from onchip.kernels import reference
 from onchip.kernels.cuda import KERNELS
 from onchip.kernels.cuda.recurrent import RecurrentAlone
 from onchip.kernels.cuda.recurrent_held import RecurrentHeld
+from onchip.kernels.cuda.recurrent_mma import RecurrentMma
 from onchip.plan.device import A100, H200
 from onchip.plan.kernel import Job, Refusal
 from onchip.plan.planner import make_plan
+from onchip.runtime.check import NAIVE_DTYPE, ULP, ULPS
 from onchip.spec.layers import GRU, LSTM, RNN, Linear, Recurrent
 from onchip.spec.network import Network, Node
 from onchip.spec.recipe import Recipe
@@ -39,6 +41,20 @@ def network(layer, S, H, dtype="float32", has_states=False):
     return one_layer(layer, TensorType(("B", S, D * G * H), dtype), *states, weights=weights)
 
 
+def with_product(net, features, has_bias=True):
+    """The network behind a Linear that makes its first input of so many features."""
+    rng, given, dtype = np.random.default_rng(1), net.inputs["x0"], net.inputs["x0"].dtype
+    D_out = given.shape[-1]
+    arrays = {"weight": rng.standard_normal((D_out, features)) / np.sqrt(features), "shift": rng.standard_normal(D_out)}
+    weights = net.weights | {name: array.astype(numpy_dtype(dtype)) for name, array in arrays.items()}
+    roles = {"weight": "weight", "bias": "shift"} if has_bias else {"weight": "weight"}
+    (node,) = net.nodes
+    nodes = (Node("gates", Linear(), ("x",), roles), dataclasses.replace(node, inputs=("gates", *node.inputs[1:])))
+    states = {name: state for name, state in net.inputs.items() if name != "x0"}
+    inputs = {"x": TensorType((*given.shape[:-1], features), dtype), **states}
+    return Network(inputs, nodes, net.outputs, weights)
+
+
 def inputs_of(net, B):
     rng = np.random.default_rng(B)
     return tuple(
@@ -46,9 +62,10 @@ def inputs_of(net, B):
     )
 
 
-def judge(net, xs, y):
-    dtype = net.output.dtype
-    assert_error_within(y, reference.forward(net, xs), reference.forward(net, xs, dtype))
+def judge(net, xs, y, precision="fp32"):
+    dtype = NAIVE_DTYPE[precision] if net.output.dtype == "float32" else net.output.dtype
+    ulps = ULPS * ULP[precision] / ULP["fp32"]
+    assert_error_within(y, reference.forward(net, xs), reference.forward(net, xs, dtype), ulps=ulps)
 
 
 # -- the CPU -------------------------------------------------------------------------------------------------------
@@ -210,7 +227,7 @@ def test_few_sequences_on_an_emulated_gpu(monkeypatch, case):
 def test_few_sequences_are_held_and_many_are_not():
     net = network(LSTM(), 49, 128)
     kernels = [make_plan(net, H200, KERNELS, Job(batch=B)).groups[0].claim.kernel for B in (1, 64, 1 << 15)]
-    assert kernels == ["recurrent_held", "recurrent_held", "recurrent"]
+    assert kernels == ["recurrent_held", "recurrent_held", "recurrent_mma"]
     (claim,) = claims_of(net, "recurrent_held")
     assert [(claim.facts.blocks_for(N), claim.facts.sequences_for(N)) for N in (1, 33, 64, 256)] == [
         (4, 1), (4, 1), (2, 1), (2, 4),
@@ -233,6 +250,116 @@ def test_few_sequences_on_a_gpu(case):
     y = engine(*xs)
     judge(net, xs, y)
     for rows in (slice(0, 1), slice(2048, 2049), slice(7, 300), slice(0, 0)):
+        assert engine(*(x[rows] for x in xs)).tobytes() == y[rows].tobytes()
+
+
+# -- a GPU, many sequences: tensor cores ----------------------------------------------------------------------------
+
+# Units: odd ones, whose numbers no copy moves; past the warps of a block, so that a cluster has them.
+MMA = {
+    "lstm": (LSTM("bidirectional"), 3, 70, "float16", "fp16", True),
+    "lstm, many steps": (LSTM(), 49, 24, "float16", "fp16", False),
+    "lstm, a cluster": (LSTM("bidirectional", "last"), 3, 130, "bfloat16", "bf16", True),
+    "lstm in fp32, a cluster": (LSTM(), 3, 70, "float32", "fp32", True),
+    "lstm in tf32": (LSTM("reverse"), 3, 33, "float32", "tf32", True),
+    "cell, of float32 in fp16": (LSTM("reverse", "cell"), 2, 5, "float32", "fp16", False),
+    "gru": (GRU("bidirectional"), 3, 33, "bfloat16", "bf16", True),
+    "gru in fp32": (GRU(output="last"), 4, 64, "float32", "fp32", False),
+    "gru, reset first": (GRU("bidirectional", reset_after=False), 3, 41, "float32", "fp32", True),
+    "gru, reset first, a cluster": (GRU("reverse", reset_after=False), 3, 136, "float16", "fp16", True),
+    "rnn in tf32, a cluster": (RNN(), 2, 300, "float32", "tf32", True),
+    "relu": (RNN("reverse", "last", "relu"), 3, 31, "float16", "fp16", False),
+}
+
+
+# With the product before them: features; below, at and past a step of the sum, odd ones.
+WITH_PRODUCT = {
+    "lstm": (10, True), "lstm, a cluster": (33, True), "lstm in fp32, a cluster": (12, False),
+    "lstm in tf32": (5, True), "gru": (16, True), "gru in fp32": (1, True), "gru, reset first": (40, True),
+    "relu": (7, False),
+}  # fmt: skip
+
+
+def many(case, product):
+    *given, precision, has_states = MMA[case]
+    net = network(*given, has_states=has_states)
+    return with_product(net, *product) if product else net, precision
+
+
+@needs_gxx
+@pytest.mark.parametrize(("case", "product"), [*((case, None) for case in MMA), *WITH_PRODUCT.items()])
+def test_many_sequences_on_an_emulated_gpu(monkeypatch, case, product):
+    net, precision = many(case, product)
+    gpu, xs = emulated_gpu(monkeypatch), inputs_of(net, 37)
+    (claim,) = claims_of(net, "recurrent_mma", precision)
+    assert len(claim.nodes) == len(net.nodes)
+    assert ("cluster" in case) == (claim.facts.blocks > 1)
+    y = run_claim(gpu, net, claim, *xs)
+    judge(net, xs, y, precision)
+    for units, rows in ((1, slice(37)), (132, slice(3, 20))):  # several tiles of a block; another place in a tile
+        other = dataclasses.replace(claim, facts=dataclasses.replace(claim.facts, units=units))
+        got = run_claim(gpu, net, other, *(np.ascontiguousarray(x[rows]) for x in xs))
+        assert got.tobytes() == y[rows].tobytes()
+    assert claim.facts.at(0).launches == ()
+
+
+@needs_gxx
+def test_an_infinite_state_is_nobody_elses(monkeypatch):
+    """A product with it is a NaN where a warp has more units than there are; these are in no sum."""
+    net = network(LSTM(), 3, 5, "float16", has_states=True)
+    x, h, c = inputs_of(net, 3)
+    h[1, 0, 2] = np.inf
+    (claim,) = claims_of(net, "recurrent_mma", "fp16")
+    y = run_claim(emulated_gpu(monkeypatch), net, claim, x, h, c)
+    assert np.isfinite(reference.forward(net, (x, h, c))).all()
+    judge(net, (x, h, c), y, "fp16")
+
+
+def test_tiles_fill_the_chip():
+    (claim,) = claims_of(network(LSTM(), 49, 128, "float16"), "recurrent_mma", "fp16")
+    assert claim.facts.tile_bytes == 50_176  # as recurrent_mma.cu says
+    made = [claim.facts.at(N).launches[0].config for N in (1, 4096, 1 << 14, 1 << 20)]
+    assert [(config.grid[0], config.shared_bytes // 50_176) for config in made] == [
+        (1, 1), (128, 2), (256, 4), (16384, 4),
+    ]  # fmt: skip
+    (both,) = claims_of(network(LSTM("bidirectional"), 49, 32, "float16"), "recurrent_mma", "fp16")
+    assert both.facts.blocks_at_a_time == 4
+    assert both.facts.at(4096).launches[0].config.grid == (512, 1, 1)
+
+
+def test_many_sequences_in_16_bits_run_on_tensor_cores():
+    net = network(LSTM(), 49, 128, "float16")
+    kernels = [make_plan(net, H200, KERNELS, Job("fp16", B)).groups[0].claim.kernel for B in (1, 4096)]
+    assert kernels == ["recurrent_held", "recurrent_mma"]
+    (answer,) = RecurrentMma().claims(network(LSTM(), 2, 264), 0, H200, Job())
+    assert isinstance(answer, Refusal)
+    assert "264 units in fp32 in registers of no cluster of sm_90a" in answer.why
+    (answer,) = RecurrentMma().claims(network(LSTM(), 2, 136, "float16"), 0, A100, Job("fp16"))
+    assert isinstance(answer, Refusal)
+    assert claims_of(network(LSTM(), 2, 8, "float64"), "recurrent_mma") == []
+
+
+def test_features_are_multiplied_where_that_is_sooner():
+    net = with_product(network(LSTM(), 49, 128, "float16"), 10)
+    plan = make_plan(net, H200, KERNELS, Job("fp16", 4096))
+    assert [group.claim.label for group in plan.groups] == ["recurrent_mma<10,LSTM,128>"]
+    shared = net.replace(outputs=("gates", "y"))  # what the product makes is wanted
+    assert claims_of(shared, "recurrent_mma", "fp16") == []
+    assert claims_of(net, "recurrent_mma", "bf16") == []  # it would round
+    assert len(claims_of(net, "recurrent_mma", "fp16", start=1)) == 1
+    much = with_product(network(LSTM(), 49, 128, "float16"), 2000)  # weights that do not fit
+    assert claims_of(much, "recurrent_mma", "fp16") == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("case", "product"), [*((case, None) for case in MMA), *WITH_PRODUCT.items()])
+def test_many_sequences_on_a_gpu(case, product):
+    net, precision = many(case, product)
+    engine, xs = onchip.compile(net, "cuda", precision, batch_hint=1 << 15), inputs_of(net, 4097)
+    assert engine.plan.groups[-1].claim.kernel == "recurrent_mma"
+    y = engine(*xs)
+    judge(net, xs, y, precision)
+    for rows in (slice(0, 1), slice(4096, 4097), slice(7, 300), slice(0, 0)):
         assert engine(*(x[rows] for x in xs)).tobytes() == y[rows].tobytes()
 
 

@@ -57,7 +57,7 @@ def test_all_kernels_are_in_it(precision):
     shape; and for those that train, products of two values, attention, several look-ups, places of extremes and TopK,
     which have their own tests."""
     plan = make_plan(NET, H200, KERNELS, Job(precision))
-    files = {program.source.stem for program in programs_of([plan], (7,))}
+    files = {program.source.stem for program in programs_of([plan], (7, plan.job.batch))}
     assert {
         "conv",
         "depthwise",
@@ -87,6 +87,7 @@ def test_all_kernels_are_in_it(precision):
         "conv_last_wgmma",
         "conv_pixel",
         "mlp_train",
+        "mlp_train_three",
         "mlp_resident",
         "mlp_by_layers",
         "matmul",
@@ -95,6 +96,8 @@ def test_all_kernels_are_in_it(precision):
         "top_k",
         "lookups",
         "recurrent",
+        "recurrent_held",
+        "recurrent_mma",
         "argument",
     }
 

@@ -45,6 +45,7 @@ from onchip.spec.layers import (
     GroupNorm,
     Interleave,
     LayerNorm,
+    Linear,
     LinearResize,
     MatMul,
     MaxPool2d,
@@ -72,6 +73,7 @@ from onchip.train.loop import fit
 from onchip.train.order import hold_out
 
 ROWS = (1, 7, 100)  # less than a tile, an odd number, several tiles with a part of one
+MANY_ROWS = (1, 7, 900)  # of kernels that are for many
 EXPECTED_ROWS = 1 << 20  # small networks then run two blocks of rows at a time
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 NETWORKS = {
@@ -198,6 +200,19 @@ GENERAL = {  # kernels with sizes at run time
         ],
         {"a.weight": weight(64, 16, 3, 3), "b.weight": weight(72, 64, 3, 3)},
     ),
+    "many images and a residual": Network(
+        {"x": TensorType(("B", 64, 8, 8))},
+        (
+            *(
+                Node(name, Conv2d(pads=(1, 1, 1, 1)), (value,), {"weight": f"{name}.weight"})
+                for name, value in (("b", "x"), ("c", "b"))
+            ),
+            Node("s", Add(), ("c", "b")),
+            Node("m", GlobalMean((2, 3)), ("s",)),
+        ),
+        ("m",),
+        {f"{name}.weight": weight(64, 64, 3, 3) for name in "bc"},
+    ),
     "last layers of images": sequential(
         TensorType(("B", 64, 9, 8)),
         [("t", Tanh()), ("c", ConvTranspose2d((2, 2), (1, 1, 1, 1))), ("a", Tanh())],
@@ -269,6 +284,12 @@ def lookups() -> list[tuple[str, Network]]:
         )),
         *(("steps", _steps(layer)) for layer in (LSTM("bidirectional"), GRU(), GRU(reset_after=False), RNN())),
         *(("few rows of steps", _steps(layer, 70)) for layer in (LSTM("bidirectional"), GRU())),
+        *(("steps of a cluster", _steps(layer, 136)) for layer in (LSTM("bidirectional"), GRU(reset_after=False))),
+        ("steps of features", sequential(
+            TensorType(("B", 5, 10)), [("p", Linear()), ("r", LSTM())],
+            {"p.weight": weight(148, 10), "p.bias": weight(148), "r.recurrence": weight(1, 148, 37)},
+        )),
+        *(("wide steps", _steps(layer, 340)) for layer in (LSTM(), GRU(reset_after=False))),
         ("tables made on the GPU", _folded()), ("8-bit tables made on the GPU", _folded()),
     ]  # fmt: skip
 
@@ -283,7 +304,7 @@ def _side_by_side(table: np.ndarray) -> Network:
 
 
 def _steps(layer: Recurrent, units: int = 37) -> Network:
-    """Of as many units as fill no warp, or more than a block has in registers."""
+    """Of as many units as fill no warp, or more than a block, or a cluster, has in registers."""
     D, width = layer.directions, layer.gates * units
     return sequential(TensorType(("B", 5, D * width)), [("r", layer)], {"r.recurrence": weight(D, width, units)})
 
@@ -309,6 +330,10 @@ def expected_rows(name: str) -> int:
     return 1 if name.startswith("few rows") else EXPECTED_ROWS
 
 
+def rows_of(name: str) -> tuple[int, ...]:
+    return MANY_ROWS if name in ("convolutions", "many images and a residual") else ROWS
+
+
 def tables_of(name: str) -> str:
     """How its folded tables are kept."""
     return "fp8" if name.startswith("8-bit") else "fp32"
@@ -329,13 +354,14 @@ def run_case(name: str, net: Network, device: str, precision: str) -> str:
     coarse = net if tables_of(name) == "fp32" else with_rounded_tables(net, tables_of(name))
     naive = scaled_error(reference.forward(coarse, x, NAIVE_DTYPE[precision]), truth)  # many rows: a steady yardstick
     allowed = FACTOR * naive + ULPS * max(ULP[precision], DTYPE_ULP.get(net.output.dtype, 0.0))
-    whole = engine(*(rows[: max(ROWS)] for rows in x))
-    error = scaled_error(whole, truth[: max(ROWS)])
+    counts = rows_of(name)
+    whole = engine(*(rows[: max(counts)] for rows in x))
+    error = scaled_error(whole, truth[: max(counts)])
     assert error <= allowed, f"error {error:.3g}, allowed {allowed:.3g}"
-    for B in ROWS:
+    for B in counts:
         assert engine(*(rows[:B] for rows in x)).tobytes() == whole[:B].tobytes(), f"other bits in a batch of {B}"
     kernels = ", ".join(group.claim.label for group in engine.plan.groups)
-    return f"rows {ROWS}, error {error:.1e}: {kernels}"
+    return f"rows {counts}, error {error:.1e}: {kernels}"
 
 
 SCAN_OPS = (("sum", "float32"), ("max", "int64"))
@@ -372,6 +398,7 @@ TRAININGS = {
     "a large batch": (mlp(6, 5, 3), 2100, {"batch_size": 2090, "weight_decay": 0.01}),
     "bytes": (mlp(20, 70, 3), 700, {"batch_size": 530}),
     "bytes, narrow layers": (mlp(20, 9, 3), 4300, {"batch_size": 4290}),
+    "bytes, three launches": (mlp(20, 40, 13, 3), 310, {"batch_size": 150, "momentum": 0.9}),
     "bytes, a layer a block": (mlp(20, 40, 13, 3), 70, {"batch_size": 40}),
 }
 

@@ -47,8 +47,8 @@ def launched() -> set[Program]:
         for precision in kernels.PRECISIONS:
             with contextlib.suppress(PlanError):
                 job = Job(precision, kernels.expected_rows(name), tables=kernels.tables_of(name))
-                plans.append(make_plan(net, H200, KERNELS, job))
-    found = programs_of(plans, kernels.ROWS).union(*map(makes, plans))
+                plans.append((make_plan(net, H200, KERNELS, job), kernels.rows_of(name)))
+    found = {program for plan, rows in plans for program in {*programs_of([plan], rows), *makes(plan)}}
     for (name, (net, _, options)), precision in itertools.product(kernels.TRAININGS.items(), kernels.PRECISIONS):
         loss, optimiser = options.get("loss", "cross_entropy"), options.get("optimiser", "sgd")
         scale = 1 / 255 if "bytes" in name else 0.0

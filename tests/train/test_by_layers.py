@@ -62,12 +62,15 @@ def lowering_of(*widths, device=H200, **job):
     return make_lowering(find_chain(mlp(*widths), 0, TRAINED), Job(**given), device)
 
 
-def assert_follows_in_bf16(name):
+ROUNDING = {"tf32": 2**-8, "bf16": 2**-5}  # of a loss
+
+
+def assert_follows_in(precision, name):
     net, x, y, training = made(name)
-    result = fit(net, x, y, epochs=2, seed=7, device="cuda", precision="bf16", **training)
+    result = fit(net, x, y, epochs=2, seed=7, device="cuda", precision=precision, **training)
     assert isinstance(result.plan.groups[0].claim.facts, ByLayersLowering)
     truth, _, _ = reference_curve(net, x, y, 7, "float64", training, epochs=2)
-    assert np.abs(result.losses - truth).max() <= 2**-5 * np.abs(truth).max()
+    assert np.abs(result.losses - truth).max() <= ROUNDING[precision] * np.abs(truth).max()
 
 
 # -- on the host -------------------------------------------------------------------------------------------------
@@ -90,8 +93,9 @@ def test_emulated_blocks_follow_the_reference(name, gpu):
 
 @needs_gxx
 @pytest.mark.parametrize("name", ["digits", "four layers, adam", "some pixels twice"])
-def test_emulated_blocks_in_bf16(name, gpu):
-    assert_follows_in_bf16(name)
+@pytest.mark.parametrize("precision", ROUNDING)
+def test_emulated_blocks_in_fewer_bits(precision, name, gpu):
+    assert_follows_in(precision, name)
 
 
 @needs_gxx
@@ -186,9 +190,10 @@ def test_blocks_follow_the_reference(name, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
-def test_blocks_in_bf16(name, monkeypatch):
+@pytest.mark.parametrize("precision", ROUNDING)
+def test_blocks_in_fewer_bits(precision, name, monkeypatch):
     train_only_by(monkeypatch, "mlp_by_layers")
-    assert_follows_in_bf16(name)
+    assert_follows_in(precision, name)
 
 
 @pytest.mark.gpu
@@ -206,7 +211,7 @@ def test_many_steps_follow_the_reference_with_the_same_bits(batch, precision, mo
     # Before what was rounded has grown: a unit that is on here and off there.
     got, truth, naive = one.losses[:20], truth[:20], naive[:20]
     allowed = 2 * np.abs(naive - truth).max() + 8 * np.finfo(np.float32).eps * np.abs(truth).max()
-    allowed += {"fp32": 0.0, "tf32": 2**-8, "bf16": 2**-5}[precision] * np.abs(truth).max()
+    allowed += ROUNDING.get(precision, 0.0) * np.abs(truth).max()
     assert np.abs(got - truth).max() <= allowed
 
 

@@ -366,7 +366,7 @@ def test_mlp_train_takes_what_resident_kernels_do_not(extra):
     assert resident.groups[0].claim.kernel in ("mlp_resident", "mlp_by_layers")
     assert plan.groups[0].claim.kernel == "mlp_train"
     refused = {refusal.kernel for refusal in plan.refusals if "takes no" in refusal.why}
-    assert refused == {"mlp_resident", "mlp_by_layers"}
+    assert refused >= {"mlp_resident", "mlp_by_layers"}
 
 
 def test_other_precisions_are_a_gpu_s():

@@ -19,6 +19,7 @@ from onchip.kernels.cuda.mlp_pair import MlpPair
 from onchip.kernels.cuda.mlp_resident import MlpResident
 from onchip.kernels.cuda.mlp_tensor import MlpTensor
 from onchip.kernels.cuda.mlp_train import MlpTrain
+from onchip.kernels.cuda.mlp_train_three import MlpTrainThree
 from onchip.kernels.cuda.norm import NormAlone
 from onchip.kernels.cuda.permute import PermuteAlone
 from onchip.kernels.cuda.pointwise import Pointwise
@@ -31,6 +32,7 @@ from onchip.kernels.cuda.product_wgmma import ProductWgmma
 from onchip.kernels.cuda.product_windows import ProductWindows
 from onchip.kernels.cuda.recurrent import RecurrentAlone
 from onchip.kernels.cuda.recurrent_held import RecurrentHeld
+from onchip.kernels.cuda.recurrent_mma import RecurrentMma
 from onchip.kernels.cuda.reduce import ReduceAlone
 from onchip.kernels.cuda.resize import ResizeAlone
 from onchip.kernels.cuda.scan import ScanAlone
@@ -43,10 +45,10 @@ from onchip.kernels.view import View
 from onchip.plan.kernel import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
-    MlpByLayers(), MlpResident(), MlpTrain(),
+    MlpByLayers(), MlpResident(), MlpTrainThree(), MlpTrain(),
     View("cuda"), MlpTensor(), MlpFused(), MlpPair(), ProductWgmma(), ProductFew(), ProductMma(), ProductAlone(),
     DepthwiseAlone(), ConvWgmma(), ProductWindows(), ConvFirst(), ConvLast(), ConvLastWgmma(), ConvPixel(), ConvAlone(),
     Pointwise(), PermuteAlone(), WeaveAlone(), PoolAlone(), ReduceAlone(), ScanAlone(), SequenceMaxAlone(), TokenMax(),
-    ProductGather(), Lookups(), Gather(), RecurrentHeld(), RecurrentAlone(), AttentionFused(), MatMulMma(),
-    MatMulAlone(), ArgumentAlone(), TopKAlone(), NormAlone(), SelectAlone(), ResizeAlone(),
+    ProductGather(), Lookups(), Gather(), RecurrentHeld(), RecurrentMma(), RecurrentAlone(), AttentionFused(),
+    MatMulMma(), MatMulAlone(), ArgumentAlone(), TopKAlone(), NormAlone(), SelectAlone(), ResizeAlone(),
 )  # fmt: skip

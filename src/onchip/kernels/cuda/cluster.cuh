@@ -15,11 +15,22 @@ __device__ __forceinline__ unsigned cluster_rank() {
     return rank;
 }
 // Where `at` is in the shared memory of another block.
-__device__ __forceinline__ void store_to_block(float* at, unsigned rank, float v) {
+__device__ __forceinline__ unsigned place_in_block(float* at, unsigned rank) {
+    unsigned there = 0;
 #if __CUDA_ARCH__ >= 900
-    unsigned there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there)
                  : "r"(static_cast<unsigned>(__cvta_generic_to_shared(at))), "r"(rank));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(v) : "memory");
+#endif
+    return there;
+}
+__device__ __forceinline__ void store_to_block(float* at, unsigned rank, float v) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(place_in_block(at, rank)), "f"(v) : "memory");
+#endif
+}
+__device__ __forceinline__ void store_four_to_block(float* at, unsigned rank, float4 v) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(place_in_block(at, rank)), "f"(v.x), "f"(v.y),
+                 "f"(v.z), "f"(v.w) : "memory");
 #endif
 }

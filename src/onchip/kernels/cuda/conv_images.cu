@@ -8,16 +8,18 @@
 //         Four warps bring boxes of weights, a unit each, and of pixels, STAGES slices ahead. Two teams of four have two units
 //         each, one those that get their last tap first: so one team multiplies while the other ends its tile. Products are
 //         turned: channels of y are the rows, images the columns. What is made is turned back on its way to shared memory,
-//         and leaves as boxes while the next products are made.
+//         and leaves as boxes while the next products are made. What else is added to y (a residual) comes to where that
+//         leaves from while products are made.
 // Order   That of conv_wgmma.cu, bit by bit: taps from the first pixel of the window to the last, then channels; products
-//         that are left out here are zeros there. Then the bias and the activation.
+//         that are left out here are zeros there. Then the bias, the residual and the activation.
 // Floor   2 flop a term inside the image. 128 -> 64 channels, 5x5 by steps of 2, 16x16 -> 32x32, B = 5,248: 509 Gflop / 989
 //         Tflop/s = 515 us. L2 gives 9 * 32 KB of pixels for 128 images of a cell and 410 KB of weights, 6.7 GB in all. An
 //         H200 took 895 us in the whole network, of 512 -> 256 channels on 4x4 603 us (403 of its products) and of 256 -> 128
 //         on 8x8 779 us (477); 128 -> 64 took 996 us when one warp brought all boxes, and 1,062 us with weights shared by
-//         the two blocks of a cluster.
-// Layout  x (B, H, W, C), y (B, HO, WO, N); w (N, taps * channels), as conv_wgmma.cu has it; bias (N) or none.
-// Shared  STAGES * 48 KB + 32 KB of what leaves, and 1 KB to begin at a multiple of it: 225 KB.
+//         the two blocks of a cluster. 64 -> 64 channels, 3x3 over 32x32 with a residual, B = 4,096: 309 Gflop, 313 us.
+// Layout  x (B, H, W, C), y and the residual (B, HO, WO, N); w (N, taps * channels), as conv_wgmma.cu has it; bias (N) or none.
+// Shared  STAGES * 48 KB + 32 KB of what leaves, and 1 KB to begin at a multiple of it: 225 KB. With a residual a stage less,
+//         and 64 KB of what leaves: 209 KB.
 // Limits  C and N numbers are multiples of 16 B; up to MOST_STEPS pixels under a cell; sm_90a.
 #include "boxes.cuh"
 #include "product.cuh"
@@ -27,7 +29,8 @@ constexpr int TEAM = 128, TEAMS = 2, LINE = 128;
 constexpr int IMAGES = 128, UNIT = 64, UNITS = 4, MINE = UNITS / TEAMS;  // UNIT: channels; MINE: units of a team
 constexpr int X_BYTES = IMAGES * LINE, UNIT_BYTES = UNIT * LINE, STAGE_BYTES = X_BYTES + UNITS * UNIT_BYTES;
 constexpr int DEPTH = 64, SLICE_STEPS = 4;  // numbers of k in a slice, and the instructions that they take
-constexpr int OUT_IMAGES = 64, OUT_BYTES = OUT_IMAGES * LINE;  // of a box that leaves; a team has two on their way
+constexpr int OUT_IMAGES = 64, OUT_BYTES = OUT_IMAGES * LINE;  // of a box that leaves; a team has two on their way,
+constexpr int PARTS = IMAGES / OUT_IMAGES;                     // or one for each part of its units, with a residual
 constexpr int MOST_STEPS = 100;
 constexpr u32 NO_TAP = 0xffff;
 
@@ -87,14 +90,30 @@ __device__ __forceinline__ void multiply(float (&sums)[MINE][IMAGES / 8][4], u32
     end_products();
 }
 
-template <class P, int STAGES>
+// Adds what lies in a unit's boxes, an image a line, to its sums, which are turned.
+template <class Y>
+__device__ __forceinline__ void add_boxes(float (&sums)[IMAGES / 8][4], const char* boxes) {
+    const int warp = threadIdx.x % TEAM / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < IMAGES / 8; ++j)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const char* const piece = boxes + (8 * j + g) * LINE + ((2 * warp + half) ^ g) * 16;
+            const u32 two = turned(*reinterpret_cast<const u32*>(piece + 4 * q));
+            sums[j][2 * half] += to_float(Y{static_cast<unsigned short>(two)});
+            sums[j][2 * half + 1] += to_float(Y{static_cast<unsigned short>(two >> 16)});
+        }
+}
+
+// ADDS  whether there is a residual
+template <class P, int STAGES, bool ADDS>
 __global__ void __launch_bounds__(TEAM * (TEAMS + 1), 1)
 conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ TensorMap w_map,
-            const __grid_constant__ TensorMap y_map, const float* bias, u32 N, u32 box_images, u32 tiles,
+            const __grid_constant__ TensorMap y_map, const __grid_constant__ TensorMap other_map, const float* bias, u32 N, u32 box_images, u32 tiles,
             const __grid_constant__ Cells cells, u32 code, u32 a_bits, u32 b_bits) {
     using Y = typename P::Number;
     extern __shared__ uint4 room[];
-    __shared__ Signal full[STAGES], empty[STAGES];
+    __shared__ Signal full[STAGES], empty[STAGES], added[TEAMS];
     char* const stages = reinterpret_cast<char*>(room) + (-shared_address(room) & 1023);
     const int team = threadIdx.x / TEAM, warp = threadIdx.x % TEAM / 32, lane = threadIdx.x % 32;
     let_next_begin();
@@ -103,6 +122,7 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
             full[s].init(UNITS);
             empty[s].init(4 * TEAMS);
         }
+        for (int i = 0; i < TEAMS; ++i) added[i].init(1);
         show_signals();
     }
     __syncthreads();
@@ -138,15 +158,29 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
     } else {
         take_registers<232>();
         const bool is_first = threadIdx.x % TEAM == 0;  // of the team: stores
-        char* const outlets = stages + STAGES * STAGE_BYTES + team * (2 * OUT_BYTES);
+        constexpr int OUTLETS = ADDS ? MINE * PARTS : 2;
+        char* const outlets = stages + STAGES * STAGE_BYTES + team * (OUTLETS * OUT_BYTES);
         const Activation activation{code, __uint_as_float(a_bits), __uint_as_float(b_bits)};
         const auto give_back = [&](u32 turn) {
             if (lane == 0) empty[turn % STAGES].arrive();
         };
-        u32 turn = 0;
-        for (u32 number = blockIdx.x; number < tiles; number += gridDim.x) {
+        u32 turn = 0, round = 0;
+        if (ADDS && is_first) wait_for_kernel_before();  // who may have made the residual
+        for (u32 number = blockIdx.x; number < tiles; number += gridDim.x, ++round) {
             const Tile tile(cells, number);
             const Unit* const units = cells.units + team * MINE;
+            const int image = tile.group * IMAGES;
+            const auto line_of = [&](const Unit& unit) { return tile.line * cells.cell_h + unit.down; };
+            const auto column_of = [&](const Unit& unit) { return tile.column * cells.cell_w + unit.right; };
+            if (ADDS && is_first) {
+                wait_for_stores<0>();  // what left from there is gone
+                added[team].arrive_expecting(OUTLETS * OUT_BYTES);
+                for (int i = 0; i < OUTLETS; ++i) {
+                    const Unit& unit = units[i / PARTS];
+                    load_box(outlets + i * OUT_BYTES, other_map, added[team], tile.n + unit.n, column_of(unit), line_of(unit),
+                             image + i % PARTS * OUT_IMAGES);
+                }
+            }
             float shifts[MINE][2];  // the bias of the lane's channels
 #pragma unroll
             for (int i = 0; i < 2 * MINE; ++i) {
@@ -175,20 +209,23 @@ conv_images(const __grid_constant__ TensorMap x_map, const __grid_constant__ Ten
             });
             wait_for_products<0>();
             if (turn > begin) give_back(turn - 1);
-            const int image = tile.group * IMAGES;
+            if (ADDS) added[team].wait(round % 2);
 #pragma unroll
             for (int i = 0; i < MINE; ++i) {
 #pragma unroll
                 for (int j = 0; j < IMAGES / 8; ++j)
 #pragma unroll
                     for (int k = 0; k < 4; ++k) sums[i][j][k] += shifts[i][k / 2];
+                if (ADDS) add_boxes<Y>(sums[i], outlets + i * PARTS * OUT_BYTES);
                 activate_all<Y>(sums[i], activation);
-                const u32 h = tile.line * cells.cell_h + units[i].down, w = tile.column * cells.cell_w + units[i].right;
+                const u32 h = line_of(units[i]), w = column_of(units[i]);
 #pragma unroll
-                for (int part = 0; part < IMAGES / OUT_IMAGES; ++part) {
-                    char* const outlet = outlets + part % 2 * OUT_BYTES;
-                    if (is_first) wait_for_stores<1>();  // what left from here is gone
-                    wait_for_team(team);
+                for (int part = 0; part < PARTS; ++part) {
+                    char* const outlet = outlets + (ADDS ? i * PARTS + part : part % 2) * OUT_BYTES;
+                    if (!ADDS) {
+                        if (is_first) wait_for_stores<1>();  // what left from here is gone
+                        wait_for_team(team);
+                    }
 #pragma unroll
                     for (int j = 0; j < OUT_IMAGES / 8; j += 2) {
                         u32 words[4];

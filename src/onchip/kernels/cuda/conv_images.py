@@ -33,8 +33,7 @@ SOURCE = Path(__file__).with_suffix(".cu")
 ARCHITECTURES = ("sm_90a",)
 IMAGES, UNIT, UNITS, TEAMS, DEPTH, OUT_IMAGES = 128, 64, 4, 2, 64, 64  # as the .cu file has them
 MOST_STEPS, NO_TAP_THERE = 100, 0xFFFF
-STAGES = 4
-STAGE_BYTES, OUT_BYTES = (IMAGES + UNITS * UNIT) * LINE, 2 * TEAMS * OUT_IMAGES * LINE
+STAGE_BYTES, OUT_BYTES = (IMAGES + UNITS * UNIT) * LINE, OUT_IMAGES * LINE
 # Cycles of a multiprocessor: products of a unit and a slice at the rate that large ones reach, the end of a tile; and
 # bytes that L2 gives it in a cycle.
 UNIT_CYCLES, TILE_CYCLES, L2_BYTES = 256 / 0.75, 1500, 34
@@ -51,6 +50,7 @@ class ImageConv:
     channels: int  # of the weight, of each tap
     tap_order: tuple[int, ...]  # of the weight
     times: Pair  # the places of a cell, or of x's pixels under it
+    adds: bool = False  # a residual
 
     @property
     def axes(self) -> tuple[CellAxis, CellAxis]:
@@ -112,6 +112,7 @@ class ImageConv:
         products = sum(cells * reached for cells, reached in inside) * self.blocks * UNIT_CYCLES
         moved = sum(cells * (IMAGES + reached * UNIT) * LINE for cells, reached in inside) * self.blocks
         cells = math.prod(axis.cells for axis in self.axes)
+        moved += self.adds * cells * IMAGES * UNITS * LINE
         group = max(products, moved / L2_BYTES) + cells * TILE_CYCLES  # all cells of IMAGES images
         return group / cells * math.ceil(self.tiles(B) / units)
 
@@ -128,23 +129,35 @@ class ImageConv:
         made += b"".join(struct.pack("<2h4H", h, w, *taps) for h, w, taps in self.steps)
         return made.ljust(15 * 4 + UNITS * 8 + MOST_STEPS * 12, b"\0")
 
-    def launch(self, B: int, units: int, x: Memory, w: Memory, bias: Argument, y: Memory) -> KernelLaunch:
-        """conv_images(x, w, y, bias, N, box_images, tiles, cells, activation)"""
+    @property
+    def stages(self) -> int:
+        return 3 if self.adds else 4
+
+    @property
+    def outlets(self) -> int:
+        """Boxes that leave, of all teams: two of each, or all that a residual comes to."""
+        return UNITS * IMAGES // OUT_IMAGES if self.adds else 2 * TEAMS
+
+    def launch(
+        self, B: int, units: int, x: Memory, w: Memory, bias: Argument, other: Memory | None, y: Memory
+    ) -> KernelLaunch:
+        """conv_images(x, w, y, other, bias, N, box_images, tiles, cells, activation)"""
         g, dtype = self.geometry, PRECISIONS[self.precision].dtype
         (H, W), (HO, WO) = g.sides_in, g.sides_out
         tiles, box_images = self.tiles(B), min(B, IMAGES)
         arguments = (
             TensorMap(x, dtype, (g.C, W, H, B), (DEPTH, 1, 1, box_images), LINE),
             TensorMap(w, dtype, (len(self.tap_order) * self.channels, g.N), (DEPTH, UNIT), LINE),
-            TensorMap(y, dtype, (g.N, WO, HO, B), (UNIT, 1, 1, OUT_IMAGES), LINE),
+            *(TensorMap(at, dtype, (g.N, WO, HO, B), (UNIT, 1, 1, OUT_IMAGES), LINE) for at in (y, other or y)),
             bias, UInt32(g.N), UInt32(box_images), UInt32(tiles), Struct((), self._packed()),
             *map(UInt32, activation_words(self.activation)),
         )  # fmt: skip
         config = LaunchConfig(
             (min(tiles, units), 1, 1), (TEAM * (TEAMS + 1), 1, 1),
-            STAGES * STAGE_BYTES + OUT_BYTES + ALIGN_BYTES, overlaps=True,
+            self.stages * STAGE_BYTES + self.outlets * OUT_BYTES + ALIGN_BYTES, overlaps=True,
         )  # fmt: skip
-        program = Program(SOURCE, f"conv_images<{PRECISIONS[self.precision].name}, {STAGES}>")
+        kind = f"{PRECISIONS[self.precision].name}, {self.stages}, {str(self.adds).lower()}"
+        program = Program(SOURCE, f"conv_images<{kind}>")
         return KernelLaunch(program, config, arguments, Budget(168))
 
 
@@ -169,21 +182,22 @@ def _terms(axis: CellAxis) -> int:
 
 def image_conv(
     geometry: Geometry, precision: str, activation: Elementwise | None, blocks: int, channels: int,
-    tap_order: tuple[int, ...],
+    tap_order: tuple[int, ...], adds: bool,
 ) -> ImageConv | None:  # fmt: skip
     """With the cells that should take least time; None where there are none."""
     found = []
     for times in ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)):
-        conv = ImageConv(geometry, precision, activation, blocks, channels, tap_order, times)
+        conv = ImageConv(geometry, precision, activation, blocks, channels, tap_order, times, adds)
         if UNITS % conv.places == 0 and 0 < len(conv.steps) <= MOST_STEPS:
             found.append(conv)
     return min(found, key=lambda conv: conv.cycles(1 << 16, 132), default=None)
 
 
-def _instance(name: str, precision: str, B: int) -> Instance:
+def _instance(name: str, precision: str, B: int, adds: bool = False) -> Instance:
     g = Geometry(True, 128, 64, 1, (16, 16), (32, 32), (5, 5), (2, 2), (1, 1), (1, 1))
-    conv = ImageConv(g, precision, None, 2, 128, tuple(range(25)), (1, 1))
-    return Instance(name, lambda device: conv.launch(B, device.units, Input(0), Input(0), Int64(0), Input(0)))
+    conv = ImageConv(g, precision, None, 2, 128, tuple(range(25)), (1, 1), adds)
+    other = Input(1) if adds else None
+    return Instance(name, lambda device: conv.launch(B, device.units, Input(0), Input(0), Int64(0), other, Input(0)))
 
 
 INSTANCES = (
@@ -191,4 +205,6 @@ INSTANCES = (
     _instance("twice as large bf16", "bf16", 5248),
     _instance("few images fp16", "fp16", 100),
     _instance("few images bf16", "bf16", 100),
+    _instance("a residual fp16", "fp16", 5248, adds=True),
+    _instance("a residual bf16", "bf16", 5248, adds=True),
 )

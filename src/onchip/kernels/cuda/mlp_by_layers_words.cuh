@@ -27,7 +27,7 @@ struct Given {
     static constexpr int NEEDED = (TILES + 4 * TEAMS - 1) / (4 * TEAMS), TURNS = (NEEDED + 3) / 4;
     static constexpr int AT_ONCE = (NEEDED + TURNS - 1) / TURNS, GROUPS = TURNS * AT_ONCE, POSITIONS = 32 * TEAMS * GROUPS;
     static constexpr int A_ROW = Tiles::A_ROW, PIECES = GROUPS * 2 * A_ROW, LOOKED_AT = PIECES < 12 ? PIECES : 12;
-    u32 words[GROUPS][2][A_ROW * 4];  // two units of bf16 a word, or one of float32
+    u32 words[GROUPS][2][A_ROW * 4];  // two units of bf16 a word, part behind part, or one of float32
 
     static __device__ __forceinline__ int row(int h) { return sum_row(2 * h); }
     static __device__ __forceinline__ int group(int m, int team) { return team + m * TEAMS; }
@@ -66,15 +66,20 @@ struct Given {
             u32 four[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) four[i] = words[piece / (2 * A_ROW)][piece / A_ROW % 2][piece % A_ROW * 4 + i];
-            const int at = place_in_strips<ROWS>(row(piece / A_ROW % 2), tile(piece, team) * 8 + piece % A_ROW * 4);
-            Tiles::put(to + at, part_bytes, four);
+            const int at = place_in_strips<ROWS>(row(piece / A_ROW % 2), tile(piece, team) * 8);
+            Tiles::put(to + at, part_bytes, piece % A_ROW, four);
         }
     }
     // Units 2 j and 2 j + 1 of a group's 8.
     __device__ __forceinline__ float2 two(int m, int h, int j) const {
-        if constexpr (PARTS == 1) {
-            const u32 word = words[m][h][j];
-            return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000)};
+        if constexpr (Tiles::IN_PARTS) {
+            float2 sum = {0.0f, 0.0f};
+#pragma unroll
+            for (int part = PARTS - 1; part >= 0; --part) {
+                const u32 word = words[m][h][part * 4 + j];
+                sum.x += __uint_as_float(word << 16), sum.y += __uint_as_float(word & 0xffff0000);
+            }
+            return sum;
         } else {
             return {__uint_as_float(words[m][h][2 * j]), __uint_as_float(words[m][h][2 * j + 1])};
         }
@@ -91,8 +96,9 @@ struct Given {
             for (int i = 0; i < AT_ONCE * 8; ++i) {
                 const int m = first + i / 8, j = i / 2 % 4, h = i % 2;
                 u32 parts[PARTS];
-                if constexpr (PARTS == 1) {
-                    parts[0] = words[m][h][j];
+                if constexpr (Tiles::IN_PARTS) {
+#pragma unroll
+                    for (int part = 0; part < PARTS; ++part) parts[part] = words[m][h][part * 4 + j];
                 } else {
                     const float2 of = two(m, h, j);
                     split_two(parts, of.x, of.y);

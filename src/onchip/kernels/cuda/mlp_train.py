@@ -188,7 +188,7 @@ class TrainLowering:
         """The losses of the next rows, as a batch of `row_count`."""
         step, batch = self._step_struct(0, self.row_count), self.row_count
         forward = self._forward(step, batch)
-        tally = self._launch_rows("train_tally", 1, step, _tally())
+        tally = self._launch_rows("train_tally", 1, step, tally_struct())
         return Steps((*forward, self._head(step, batch, is_training=False), tally, self._advance(1)))
 
     def _step(self, number: int) -> list[KernelLaunch]:
@@ -275,6 +275,11 @@ class TrainLowering:
 
     def _rows(self, rows: RowsPass, step: Struct, batch: int) -> KernelLaunch:
         """train_rows: the layers behind the first, the loss, and back."""
+        blocks = min(-(-batch // ROWS), ROW_BLOCKS * self.device.units)
+        return self._launch(rows.program, blocks, ROWS_BUDGET, rows.shared_bytes, step, self._row_layers())
+
+    def _row_layers(self) -> Struct:
+        """RowLayers of mlp_train_layers.cuh."""
         pointers: list[Memory | Int64] = []
         sizes = []
         for i, layer in enumerate(self.layers):
@@ -286,9 +291,7 @@ class TrainLowering:
         missing = MOST_WIDTHS - len(self.layers)
         pointers += [*[Int64(0)] * (3 * missing), State("targets"), State("losses"), State("hits"), self._row_weights()]
         sizes += [bytes(24 * missing), struct.pack("<If", LOSSES.index(self.job.loss), self.job.label_smoothing)]
-        blocks = min(-(-batch // ROWS), ROW_BLOCKS * self.device.units)
-        layers = Struct(tuple(pointers), b"".join(sizes))
-        return self._launch(rows.program, blocks, ROWS_BUDGET, rows.shared_bytes, step, layers)
+        return Struct(tuple(pointers), b"".join(sizes))
 
     def _row_weights(self) -> State | Int64:
         return State("row_weights") if self.job.is_weighted else Int64(0)
@@ -323,7 +326,7 @@ class TrainLowering:
             yield from self._gradient_bytes(self.byte_rows, step)
         for first in range(begin, len(self.layers), MOST_LAYERS):
             numbers = range(first, min(first + MOST_LAYERS, len(self.layers)))
-            tally = _tally() if first == 0 else Struct((Int64(0),) * 4, b"")  # the losses, in one more block
+            tally = tally_struct() if first == 0 else Struct((Int64(0),) * 4, b"")  # the losses, in one more block
             blocks = [tiling.blocks(self.layers[i].N, self.layers[i].terms) for i in numbers]
             across = [tiling.blocks_across(self.layers[i].terms) for i in numbers]
             count = sum(blocks) * tiling.slices + (first == 0)
@@ -359,7 +362,7 @@ class TrainLowering:
         blocks = 1 + self.slices(0) * rows.gradient_tiles
         return [
             self._parts(rows, step, ("dz0", "dz_parts"), self.width(0), batch, along=False),
-            self._launch(program, blocks, budget, shared, step, gradient, _tally()),
+            self._launch(program, blocks, budget, shared, step, gradient, tally_struct()),
         ]
 
     def _layers(self, numbers: range, blocks: Sequence[int], across: Sequence[int], is_summed: bool = False) -> Struct:
@@ -389,7 +392,7 @@ def _shape(
     return Struct((), struct.pack("<5i3I3i", *strides, K, N, gathers, *activation, *warps))
 
 
-def _tally() -> Struct:
+def tally_struct() -> Struct:
     return Struct((State("losses"), State("hits"), State("step_losses"), State("step_hits")), b"")
 
 

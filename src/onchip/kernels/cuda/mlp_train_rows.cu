@@ -12,29 +12,10 @@
 // Shared  Rows of 8 warps, 128 floats for each of a layer's columns, padded; parts of all weights, forward and back: with
 //         three parts 98,816 B here.
 // Limits  Two to four widths of at most 64, the last at most 32. PARTS is 3 (fp32), 2 (tf32, fp16) or 1 (bf16). sm_80 up.
+#include "mlp_train_layers.cuh"
 #include "mlp_train_parts.cuh"
 
-constexpr int ROWS = 16 * WARPS, MOST_WIDTHS = 4;
-
-struct RowMemory {
-    const float* w;  // (N, w_stride)
-    float* a;        // (size, stride): what the layer gives; nullptr: nobody asks
-    float* dz;       // (size, stride)
-};
-struct RowLayer {
-    int w_stride, stride;
-    u32 code, slope, has_bias, unused;
-};
-struct RowLayers {
-    RowMemory memory[MOST_WIDTHS];
-    const void* targets;
-    double* losses;  // (size,)
-    int* hits;       // (size,)
-    const float* weights;  // (n,) of rows: what their losses are multiplied by; nullptr: 1
-    RowLayer of[MOST_WIDTHS];
-    u32 loss;
-    float smoothing;  // of cross-entropy: the share of a target that all classes have alike
-};
+constexpr int ROWS = 16 * WARPS;
 
 __device__ constexpr int steps_of(int K) { return (K + 15) / 16; }
 __device__ constexpr int eights_of(int N) { return (N + 7) / 8; }

@@ -14,14 +14,13 @@
 // Shared  STAGES * (BM * DEPTH numbers of x + PARTS * BN * 64 B), and 4 BN B of bias: 48.5 KB for 128 x 128 of 16 bits.
 #pragma once
 
+#include "copies.cuh"
 #include "product.cuh"
 #include "tensor_core.cuh"
 
 constexpr int UNITS = 4;         // of k, in a row of a slice
 constexpr int MMA_PART = 32;     // terms of a sum of float32
 constexpr int BANK_BYTES = 128;  // of shared memory, that are read at a time
-
-__device__ __forceinline__ u32 shared_address(const void* at) { return static_cast<u32>(__cvta_generic_to_shared(at)); }
 
 template <class P>
 struct MmaMultiplies {
@@ -39,22 +38,6 @@ struct MmaSlice {
 };
 
 // -- slices on their way ----------------------------------------------------------------------------------------
-
-// BYTES of `from`, zeros behind the first `given` of them; where none is given, `from` may lie anywhere.
-template <int BYTES>
-__device__ __forceinline__ void copy_async(char* to, const void* from, int given) {
-    const u32 at = shared_address(to);
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at), "l"(from), "r"(given) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" :: "r"(at), "l"(from), "n"(BYTES), "r"(given)
-                     : "memory");
-}
-__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT>
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
-}
 
 // ROWS rows of a slice in shared memory, of T.
 template <class P, class T, int ROWS>
@@ -151,12 +134,6 @@ struct Lines {
 };
 
 // -- fragments --------------------------------------------------------------------------------------------------
-
-// Four times 8 rows of 16 bytes. Lane l names row l % 8 of the (l / 8)-th; it gets word l % 4 of row l / 4 of each.
-__device__ __forceinline__ void read_matrices(u32 (&to)[4], const char* at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(at)) : "memory");
-}
 
 // What a lane has of a step of 16 MT rows and 8 NT columns: words as they lie in shared memory, of w in PARTS.
 template <class P, class X, int BM, int BN, int MT, int NT>

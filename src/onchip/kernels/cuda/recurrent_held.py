@@ -32,8 +32,9 @@ WITHOUT_CLUSTERS = ("sm_80", "sm_86", "sm_89")
 TERMS, LEAST_SLICES, MOST_SLICES = 16, 4, 32  # of a lane's sum; lanes of a unit
 THREADS, MOST_THREADS, MOST_BLOCKS = 256, 512, 8  # wanted, and at most, of a block; blocks of a cluster
 MOST_SEQUENCES = {THREADS: 8, MOST_THREADS: 4}  # of a cluster
-# Measured on an H200, LSTM of 128 units: a step of one sequence, and the share of the device's rate of 256 of them.
-STEP_US, RATE = 0.95, 0.3
+# Measured on an H200, LSTM of 128 units, at 1 to 4,096 sequences: a step, by threads of a block, and what each sequence
+# of a cluster adds to it.
+STEP_US, SEQUENCE_US = {THREADS: 0.75, MOST_THREADS: 1.1}, 0.23
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,16 @@ class HeldLowering(RecurrentShape):
         most = min(MOST_SEQUENCES[_most_threads(self.threads_of(blocks))], self.slices)
         wanted = math.ceil(N * self.D / max(1, self.units // blocks))
         return min(most, 1 << (max(1, wanted) - 1).bit_length())
+
+    def round_us(self, N: int) -> float:
+        """Of all steps of as many clusters as run at a time."""
+        return self.S * (
+            STEP_US[_most_threads(self.threads_of(self.blocks_for(N)))] + SEQUENCE_US * self.sequences_for(N)
+        )
+
+    def run_us(self, N: int) -> float:
+        at_a_time = max(1, self.units // self.blocks_for(N))
+        return math.ceil(math.ceil(N / self.sequences_for(N)) * self.D / at_a_time) * self.round_us(N)
 
     def at(self, B: int) -> Steps:
         N = B * self.sequences
@@ -109,12 +120,14 @@ class RecurrentHeld:
             held = f"holds the recurrence of {shape.H:,} units in registers of no cluster of {device.arch}"
             yield Refusal(self.name, node.name, held)
             return
-        recipes = gate_recipes(net, node, shape)
+        recipes, flop = gate_recipes(net, node, shape), net.row_flop(node)
+        N = job.batch * shape.sequences
         yield Claim(
             self.name, f"{self.name}<{layer.kind},{shape.H}>", (node.name,),
             Price(
-                net.row_flop(node), moved_bytes(net, node), sum(recipe.nbytes for recipe in recipes.values()),
-                precision="fp32", rate=RATE, least_us=shape.S * STEP_US, why_slow="steps wait for each other",
+                flop, moved_bytes(net, node), sum(recipe.nbytes for recipe in recipes.values()), precision="fp32",
+                rate=flop * job.batch / (lowering.run_us(N) * 1e-6 * device.flops["fp32"]),
+                least_us=lowering.round_us(N), why_slow="steps wait for each other",
             ),
             f"{shape.S} steps in one launch, the recurrence in registers", recipes,
             order=f"lanes in steps of {4 * lowering.slices}, then a tree", facts=lowering,

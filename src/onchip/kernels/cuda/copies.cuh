@@ -1,0 +1,28 @@
+// copies.cuh: asynchronous copies to shared memory, and fragments of the tensor cores from there.
+#pragma once
+
+#include "number.cuh"
+
+__device__ __forceinline__ u32 shared_address(const void* at) { return static_cast<u32>(__cvta_generic_to_shared(at)); }
+
+// BYTES of `from`, zeros behind the first `given` of them; where none is given, `from` may lie anywhere.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(char* to, const void* from, int given) {
+    const u32 at = shared_address(to);
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at), "l"(from), "r"(given) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" :: "r"(at), "l"(from), "n"(BYTES), "r"(given)
+                     : "memory");
+}
+__device__ __forceinline__ void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
+}
+
+// Four times 8 rows of 16 bytes. Lane l names row l % 8 of the (l / 8)-th; it gets word l % 4 of row l / 4 of each.
+__device__ __forceinline__ void read_matrices(u32 (&to)[4], const char* at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(at)) : "memory");
+}

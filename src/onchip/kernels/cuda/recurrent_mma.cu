@@ -1,0 +1,311 @@
+// recurrent_mma.cu: an LSTM, a GRU or an RNN of many sequences on the tensor cores, all steps in one launch, with the
+// product before it or without.
+//
+// Idea    A block, or a cluster of BLOCKS, has 16 * tiles sequences of one direction and walks through their steps. A warp
+//         has 8 units and holds the recurrence of all their gates in registers, as fragments, from the first step to the
+//         last: a step reads nothing but states, 16 sequences at a time, by ldmatrix. One mma makes a gate of 8 units of 16
+//         sequences, so that a lane has all gates of two units of two sequences and makes their next states by itself.
+//         These go, rounded to what is multiplied, to the second of two buffers, in every block of the cluster; a barrier
+//         ends the step. Cells, and states that are not only multiplied, stay in float32.
+//         What a step is given comes by asynchronous copies a step ahead: with F = 0 what the input gives to the gates, the
+//         work of a product before this kernel; else F features of the input, which are multiplied here. Their weights
+//         stay in shared memory.
+// Floor   2 G H (H + F) flop a sequence, step and direction, three times that of tf32 for fp32: 4,096 sequences of 49
+//         steps, LSTM, H = 128: 26.3 Gflop / 989 Tflop/s = 27 us in fp16; gates of the input are 206 MB, 43 us at
+//         4.8 TB/s, 10 features 4 MB. Lanes also make five functions a unit, 129 M: 35 us at 16 a clock of 132
+//         multiprocessors and 1.755 GHz.
+// Order   A gate's sum begins with what the input gives (of features: the bias, then features, STEP an instruction), then
+//         runs over the units, STEP an instruction; of fp32 in parts of 32 that are added in order. Neither tiles nor
+//         WARPS nor BLOCKS decide anything.
+// Layout  States and y as in recurrent.cu, x too, or (N, S, F). R (D, BLOCKS, WARPS, G, steps of k, lanes): the two words
+//         of a lane's fragment; so W, of features; bias (D, BLOCKS, G, 8 WARPS), inside (D, BLOCKS * 8 WARPS).
+// Shared  Of 16 sequences: 2 buffers of states, lines of steps * 32 + 16 B, 3 of a GruBefore; what two steps are given,
+//         lines of 8 * (G * WARPS | 1) numbers, or of features as of states; 16 B a lane and float32 that is kept. LSTM,
+//         H = 128, fp16: 50,176 B. Once, of features: 256 B a fragment of W, and the bias.
+// Limits  2 * G * steps of k words of the recurrence fit a lane: at most 64 with 16 warps, 128 with 8; H <= 8 * WARPS *
+//         BLOCKS; float32, float16, bfloat16, and features of the numbers that are multiplied; more than one block from
+//         sm_90 on, one from sm_80 on.
+#include "cluster.cuh"
+#include "copies.cuh"
+#include "mma_words.cuh"
+#include "recurrent.cuh"
+
+constexpr int TILE = 16, OCTET = 8;  // sequences and units of an instruction
+
+template <class Cell_, class P_, class T_, int H_, int F_, int WARPS_>
+struct Recurrence {
+    using Cell = Cell_;
+    using P = P_;
+    using T = T_;
+    static constexpr int H = H_, F = F_, WARPS = WARPS_, SIZE = sizeof(T);
+    static constexpr bool RESETS_FIRST = is_same<Cell, GruBefore>;
+    static constexpr int G = GATES<Cell>, THREADS = 32 * WARPS, UNITS = OCTET * WARPS;  // of a block
+    static constexpr int STEPS = (H + P::STEP - 1) / P::STEP, X_STEPS = (F + P::STEP - 1) / P::STEP;
+    static constexpr int WORDS = 2 * G * STEPS, BLOCKS_AT_A_TIME = (WORDS <= 64 ? 16 : 8) / WARPS;
+    static constexpr int BUFFERS = RESETS_FIRST ? 3 : 2;
+    static constexpr int KEPT = RESETS_FIRST ? 2 : G == 1 ? 0 : 1;  // numbers of a unit: cell or state, then z
+    // Lines are odd multiples of what 8 of them are read by at a time: 16 bytes by ldmatrix, 8 numbers of the gates.
+    static constexpr int LINE = 32 * STEPS + 16, X_LINE = F ? 32 * X_STEPS + 16 : OCTET * SIZE * (G * WARPS | 1);
+    static constexpr int RUN = F ? F : H, RUNS = F ? 1 : G;  // numbers next to each other, of what a step is given
+    static constexpr int PIECE = RUN * SIZE % 16 == 0 ? 16 : RUN * SIZE % 8 == 0 ? 8 : RUN * SIZE % 4 == 0 ? 4 : 2;
+};
+
+// Both tf32 of a weight, anew every time: volatile, or the compiler would keep them, twice as many words as there is room.
+__device__ __forceinline__ void split(Words<Fp32, 2>& words, int i, float v) {
+    asm volatile("cvt.rna.tf32.f32 %0, %1;" : "=r"(words.of[0][i]) : "f"(v));
+    words.of[1][i] = Tf32::word(v - __uint_as_float(words.of[0][i]));
+}
+
+// sums[j] += 16 rows times gate j of the warp's units.
+// at     where the lane's row of the first step lies; ROUNDS: numbers there may have more digits than are multiplied
+// words  of gate j and step k, the lane's
+template <class P, int STEPS, bool ROUNDS, int COUNT, class Held>
+__device__ __forceinline__ void add_products(float (&sums)[COUNT][4], const char* at, const Held& words) {
+    float part[COUNT][4] = {};
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) {
+        u32 read[4];
+        read_matrices(read, at + 32 * k);
+        Words<P, 4> rows;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if constexpr (is_same<P, Fp32> || (ROUNDS && is_same<P, Tf32>)) rows.set(i, __uint_as_float(read[i]));
+            else rows.of[0][i] = read[i];
+        }
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) {
+            const uint2 two = words(j, k);
+            Words<P, 2> weights;
+            if constexpr (is_same<P, Fp32>) {
+                split(weights, 0, __uint_as_float(two.x)), split(weights, 1, __uint_as_float(two.y));
+                multiply<P>(part[j], rows, weights);
+                close_part<P>(sums[j], part[j], k, STEPS);
+            } else {
+                weights.of[0][0] = two.x, weights.of[0][1] = two.y;
+                multiply<P>(sums[j], rows, weights);
+            }
+        }
+    }
+}
+
+// What the input gives to gates FIRST to FIRST + COUNT - 1 of a tile: read, or made of features.
+// at          the lane's row of the tile: of the gates from its first unit on, or of the features' first step
+// W, shifts   of features: the lane's words, and its units' biases
+template <class Shape, int FIRST, int COUNT>
+__device__ __forceinline__ void take_given(float (&v)[COUNT][4], const char* at, const uint2* W, const float* shifts) {
+#pragma unroll
+    for (int i = 0; i < 2 * COUNT; ++i) {
+        const int j = i / 2, half = i % 2, first = (FIRST + j) * Shape::UNITS;
+        float2 two;
+        if constexpr (Shape::F > 0) two = load2(shifts + first);
+        else two = load2(reinterpret_cast<const typename Shape::T*>(at + 8 * half * Shape::X_LINE) + first);
+        v[j][2 * half] = two.x, v[j][2 * half + 1] = two.y;
+    }
+    if constexpr (Shape::F > 0)
+        add_products<typename Shape::P, Shape::X_STEPS, true>(
+            v, at, [&](int j, int k) { return W[((FIRST + j) * Shape::X_STEPS + k) * 32]; });
+}
+
+// Two neighbours as they are multiplied, in every block.
+template <class P, int BLOCKS>
+__device__ __forceinline__ void store_states(char* at, float first, float second) {
+    u32 words[2 / P::PER_WORD];
+    if constexpr (P::PER_WORD == 2) words[0] = pack<typename P::Number>(first, second);
+    else words[0] = P::word(first), words[1] = P::word(second);
+#pragma unroll
+    for (int i = 0; i < 2 / P::PER_WORD; ++i) {
+        u32* const to = reinterpret_cast<u32*>(at) + i;
+        if constexpr (BLOCKS == 1) {
+            *to = words[i];
+        } else {
+#pragma unroll
+            for (unsigned block = 0; block < BLOCKS; ++block)
+                store_to_block(reinterpret_cast<float*>(to), block, __uint_as_float(words[i]));
+        }
+    }
+}
+
+// W, bias    of features, or nullptr
+// inside     the bias of a GruAfter's last gate
+// tiles      of 16 sequences, of a block
+// backwards  whether the first direction begins at the end; a second one does
+// output     0: every step, 1: the last state, 2: the last cell
+template <class Cell, class P, class T, int H, int F, int WARPS, int BLOCKS>
+__global__ void __launch_bounds__(32 * WARPS, (Recurrence<Cell, P, T, H, F, WARPS>::BLOCKS_AT_A_TIME))
+    recurrent_mma(const T* x, const uint2* R, const float* inside, const T* first_h, const T* first_c, T* y,
+                  const uint2* W, const float* bias, long long N, long long S, unsigned D, unsigned tiles,
+                  unsigned backwards, unsigned output) {
+    using Shape = Recurrence<Cell, P, T, H, F, WARPS>;
+    constexpr int G = Shape::G, STEPS = Shape::STEPS, X_STEPS = Shape::X_STEPS, THREADS = Shape::THREADS;
+    constexpr int UNITS = Shape::UNITS, LINE = Shape::LINE, X_LINE = Shape::X_LINE, KEPT = Shape::KEPT, SIZE = Shape::SIZE;
+    constexpr bool IS_FAST = P::PER_WORD == 2, IS_LSTM = is_same<Cell, Lstm>, RESETS_LAST = is_same<Cell, GruAfter>;
+    static_assert(H <= UNITS * BLOCKS, "a warp for every unit");
+    static_assert(F == 0 || is_same<T, typename P::Number>, "features are multiplied as they come");
+    extern __shared__ uint4 room[];
+    const int rows = TILE * tiles, buffer = rows * LINE;  // bytes
+    char* const states = reinterpret_cast<char*>(room);   // [BUFFERS][rows] lines
+    char* const given = states + Shape::BUFFERS * buffer;  // [2][rows] lines
+    float4* const kept = reinterpret_cast<float4*>(given + 2 * rows * X_LINE);        // [tiles][KEPT][THREADS]
+    uint2* const fragments = reinterpret_cast<uint2*>(kept + tiles * KEPT * THREADS);  // [WARPS][G][X_STEPS][32]
+    float* const shifts = reinterpret_cast<float*>(fragments + (F ? WARPS * G * X_STEPS * 32 : 0));  // [G][UNITS]
+
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    const int rank = BLOCKS > 1 ? cluster_rank() : 0, own = rank * UNITS;  // the block's first unit
+    const int in_block = OCTET * warp + 2 * q, unit = own + in_block;      // the lane's first
+    const unsigned d = blockIdx.x / BLOCKS % D;
+    const long long first = static_cast<long long>(blockIdx.x / BLOCKS / D) * rows;
+    const int there = N - first < rows ? static_cast<int>(N - first) : rows, used = (there + TILE - 1) / TILE;
+    const bool goes_back = backwards || d == 1, has_all = output == 0;
+    const long long start = goes_back ? S - 1 : 0, way = goes_back ? -1 : 1;
+    const long long x_step = F ? F : static_cast<long long>(D) * G * H, x_row = S * x_step;
+    const long long y_row = (has_all ? S : 1) * D * H;
+    const long long part = static_cast<long long>(d) * BLOCKS + rank;  // of the weights
+    x += first * x_row + start * x_step + (F ? 0 : d * G * H + own);
+    y += first * y_row + ((has_all ? start : 0) * D + d) * H + unit;
+
+    u32 held[G][STEPS][2];
+    R += (part * WARPS + warp) * G * STEPS * 32 + lane;
+#pragma unroll
+    for (int i = 0; i < G * STEPS; ++i) {
+        const uint2 two = R[i * 32];
+        held[i / STEPS][i % STEPS][0] = two.x, held[i / STEPS][i % STEPS][1] = two.y;
+    }
+    float2 added = {0.0f, 0.0f};  // to a GruAfter's last sum
+    if (RESETS_LAST && inside != nullptr) added = load2(inside + part * UNITS + in_block);
+
+    const auto meet = [] {
+        if constexpr (BLOCKS > 1) wait_for_cluster();
+        else __syncthreads();
+    };
+    const auto bring = [&](int stage) {  // what x now points to
+        constexpr int PIECE = Shape::PIECE, NUMBERS = PIECE / SIZE, PIECES = (F ? F : UNITS) / NUMBERS;  // of a run
+        for (int i = threadIdx.x; i < used * TILE * Shape::RUNS * PIECES; i += THREADS) {
+            const int row = i / (Shape::RUNS * PIECES), run = i / PIECES % Shape::RUNS, at = i % PIECES * NUMBERS;
+            const bool is_there = row < there && (F || own + at < H);
+            const T* const from = is_there ? x + row * x_row + run * H + at : x;
+            char* const to = given + (stage * rows + row) * X_LINE + (run * UNITS + at) * SIZE;
+            if constexpr (PIECE == 2) *reinterpret_cast<T*>(to) = is_there ? *from : T{};  // no copy is as narrow
+            else copy_async<PIECE>(to, from, is_there ? PIECE : 0);
+        }
+        close_copies();
+        x += way * x_step;
+    };
+    const auto first_of = [&](const T* from, int row, int u) {
+        return from != nullptr && row < there && u < H ? to_float(from[((first + row) * D + d) * H + u]) : 0.0f;
+    };
+
+    bring(0);
+    for (int i = threadIdx.x; i < rows * STEPS * P::STEP / 2; i += THREADS) {
+        const int row = i / (STEPS * P::STEP / 2), u = i % (STEPS * P::STEP / 2) * 2;
+        char* const at = states + row * LINE + u / P::PER_WORD * 4;
+        store_states<P, 1>(at, first_of(first_h, row, u), first_of(first_h, row, u + 1));
+#pragma unroll
+        for (int j = 1; j < Shape::BUFFERS; ++j) store_states<P, 1>(at + j * buffer, 0.0f, 0.0f);
+    }
+    for (int t = 0; t < used && KEPT > 0; ++t) {
+        const T* const from = IS_LSTM ? first_c : first_h;
+        const int row = TILE * t + g;
+        kept[t * KEPT * THREADS + threadIdx.x] = {first_of(from, row, unit), first_of(from, row, unit + 1),
+                                                  first_of(from, row + 8, unit), first_of(from, row + 8, unit + 1)};
+    }
+    if constexpr (F > 0) {
+        constexpr int SPARE = X_STEPS * P::STEP - F;  // columns behind the features: they are multiplied, too
+        for (int i = threadIdx.x; i < 2 * rows * SPARE; i += THREADS)
+            reinterpret_cast<T*>(given + i / max(SPARE, 1) * X_LINE)[F + i % max(SPARE, 1)] = T{};
+        W += part * WARPS * G * X_STEPS * 32;
+        for (int i = threadIdx.x; i < WARPS * G * X_STEPS * 32; i += THREADS) fragments[i] = W[i];
+        for (int i = threadIdx.x; i < G * UNITS; i += THREADS)
+            shifts[i] = bias != nullptr ? bias[part * G * UNITS + i] : 0.0f;
+    }
+    const uint2* const own_words = fragments + warp * G * X_STEPS * 32 + lane;
+    const float* const own_shifts = shifts + in_block;
+
+    for (long long step = 0; step < S; ++step) {
+        const int stage = step % 2;
+        wait_for_copies<0>();
+        meet();  // states and what is given are there, and nobody still reads those of the step before
+        if (step + 1 < S) bring(stage ^ 1);
+        const char* const last = states + stage * buffer + lane % 16 * LINE + lane / 16 * 16;
+        const int next = (stage ^ 1) * buffer + g * LINE + unit / P::PER_WORD * 4;
+        const int line = stage * rows + (F ? lane % 16 : g), column = F ? lane / 16 * 16 : in_block * SIZE;
+        const char* const now = given + line * X_LINE + column;
+        if constexpr (Shape::RESETS_FIRST) {
+            char* const reset = states + 2 * buffer + g * LINE + unit / P::PER_WORD * 4;
+#pragma unroll 1
+            for (int t = 0; t < used; ++t) {
+                float v[2][4];
+                take_given<Shape, 0>(v, now + TILE * t * X_LINE, own_words, own_shifts);
+                add_products<P, STEPS, false>(v, last + TILE * t * LINE,
+                                              [&](int j, int k) { return uint2{held[j][k][0], held[j][k][1]}; });
+                float4* const at = kept + 2 * t * THREADS + threadIdx.x;
+                const float4 state = at[0];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) v[0][i] = sigmoid_of<IS_FAST>(v[0][i]), v[1][i] = sigmoid_of<IS_FAST>(v[1][i]);
+                at[THREADS] = {v[0][0], v[0][1], v[0][2], v[0][3]};
+                if (unit < H) {
+                    const float right[2] = {v[1][1] * state.y, v[1][3] * state.w};
+                    store_states<P, BLOCKS>(reset + TILE * t * LINE, v[1][0] * state.x, unit + 1 < H ? right[0] : 0.0f);
+                    store_states<P, BLOCKS>(reset + (TILE * t + 8) * LINE, v[1][2] * state.z, unit + 1 < H ? right[1] : 0.0f);
+                }
+            }
+            meet();
+        }
+#pragma unroll 1
+        for (int t = 0; t < used; ++t) {
+            float4* const at = kept + t * KEPT * THREADS + threadIdx.x;
+            float four[4] = {}, made[4];  // cells; states of a GRU
+            if constexpr (Shape::RESETS_FIRST) {
+                float v[1][4];
+                take_given<Shape, 2>(v, now + TILE * t * X_LINE, own_words, own_shifts);
+                add_products<P, STEPS, false>(v, last + (2 - stage) * buffer + TILE * t * LINE,
+                                              [&](int j, int k) { return uint2{held[2][k][0], held[2][k][1]}; });
+                const float4 before = at[0], zs = at[THREADS];
+                const float state[4] = {before.x, before.y, before.z, before.w}, z[4] = {zs.x, zs.y, zs.z, zs.w};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) made[i] = fmaf(z[i], state[i], (1.0f - z[i]) * tanh_of<IS_FAST>(v[0][i]));
+            } else {
+                float v[G][4], apart[4] = {};  // apart: what the input gives to a GruAfter's last gate
+                take_given<Shape, 0>(v, now + TILE * t * X_LINE, own_words, own_shifts);
+                if constexpr (RESETS_LAST) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) apart[i] = v[2][i], v[2][i] = i % 2 ? added.y : added.x;
+                }
+                add_products<P, STEPS, false>(v, last + TILE * t * LINE,
+                                              [&](int j, int k) { return uint2{held[j][k][0], held[j][k][1]}; });
+                if constexpr (KEPT > 0) {
+                    const float4 before = *at;
+                    four[0] = before.x, four[1] = before.y, four[2] = before.z, four[3] = before.w;
+                }
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float of_input[G] = {}, of_states[G];
+#pragma unroll
+                    for (int j = 0; j < G; ++j) of_states[j] = v[j][i];
+                    if constexpr (RESETS_LAST) of_input[2] = apart[i];
+                    made[i] = next_state<Cell, IS_FAST>(of_input, of_states, 0.0f, four[i], four[i]);
+                }
+            }
+            if constexpr (IS_LSTM) *at = {four[0], four[1], four[2], four[3]};
+            else if constexpr (KEPT > 0) *at = {made[0], made[1], made[2], made[3]};
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int row = TILE * t + 8 * half + g;
+                if (unit >= H) continue;
+                store_states<P, BLOCKS>(states + next + (TILE * t + 8 * half) * LINE, made[2 * half],
+                                        unit + 1 < H ? made[2 * half + 1] : 0.0f);
+                if (row >= there || (!has_all && step + 1 < S)) continue;
+                alignas(8) float two[2] = {made[2 * half], made[2 * half + 1]};
+                if (IS_LSTM && output == 2) two[0] = four[2 * half], two[1] = four[2 * half + 1];
+                T* const to = y + row * y_row;
+                if constexpr (H % 2 == 0) {
+                    store_several(to, two);
+                } else {
+                    store1(to, two[0]);
+                    if (unit + 1 < H) store1(to + 1, two[1]);
+                }
+            }
+        }
+        if (has_all) y += way * static_cast<long long>(D) * H;
+    }
+    if constexpr (BLOCKS > 1) wait_for_cluster();  // others may still write here
+}

@@ -1,0 +1,315 @@
+"""LSTM, GRU and RNN of many sequences on a GPU's tensor cores, with the product before them: the host's side of
+recurrent_mma.cu."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from onchip.kernels.chain import is_closed
+from onchip.kernels.cuda.mlp_packing import PRECISIONS, Precision, narrowed, round_tf32
+from onchip.kernels.cuda.program import (
+    EVERY_CHIP,
+    NUMBERS,
+    Argument,
+    Budget,
+    Instance,
+    Int64,
+    KernelLaunch,
+    LaunchConfig,
+    Program,
+    Steps,
+    UInt32,
+    Weight,
+)
+from onchip.kernels.cuda.recurrent import RecurrentShape
+from onchip.kernels.cuda.recurrent_held import MOST_BLOCKS, WITHOUT_CLUSTERS
+from onchip.plan.device import Device
+from onchip.plan.kernel import Claim, Job, Price, Refusal
+from onchip.spec.layers import Linear, Recurrent
+from onchip.spec.network import Network, Node
+from onchip.spec.recipe import Array, Recipe, recipe_op
+from onchip.spec.types import DTYPE_BYTES
+
+SOURCE = Path(__file__).with_suffix(".cu")
+ARCHITECTURES = EVERY_CHIP
+TILE, OCTET = 16, 8  # sequences and units of an instruction
+FRAGMENT_BYTES = 256  # of a gate of 8 units, of a step of k
+GATES = {"Lstm": 4, "GruAfter": 3, "GruBefore": 3, "RnnTanh": 1, "RnnRelu": 1}
+MOST_WARPS = {64: 16, 128: 8}  # of a multiprocessor, by words of the recurrence that a lane holds, at most
+REGISTERS = 65536  # of a multiprocessor
+RESERVED_BYTES = 1024  # of shared memory, of every block
+# Measured on an H200, LSTM of 128 units, 1 to 16,384 sequences: what a step takes besides its tiles, and the share of
+# the tensor cores' rate that tiles reach, gates included, by the k's of an instruction.
+STEP_US, RATE = 0.5, {16: 0.6, 8: 0.33}
+
+
+@dataclass(frozen=True)
+class RecurrentMmaLowering(RecurrentShape):
+    """recurrent_mma(x, R, inside, first_h, first_c, y, W, bias, N, S, D, tiles, backwards, output)"""
+
+    features: int  # of a step's input; 0: x is what the input gives to the gates
+    has_input_bias: bool
+    precision: str
+    units: int  # multiprocessors
+    shared_limit: int
+    most_blocks: int  # of a cluster
+
+    @property
+    def computed(self) -> Precision:
+        return PRECISIONS[self.precision]
+
+    @property
+    def gates(self) -> int:
+        return GATES[self.cell]
+
+    @property
+    def most_warps(self) -> int:
+        """Of a multiprocessor; 0: a lane has no room for its part of the recurrence."""
+        words = 2 * self.gates * _steps(self.H, self.computed)
+        return next((warps for most, warps in MOST_WARPS.items() if words <= most), 0)
+
+    @property
+    def blocks(self) -> int:
+        """Of a cluster, so that all units find a warp; 0: they do not."""
+        counts = (1 << i for i in range(self.most_blocks.bit_length()))
+        octets = math.ceil(self.H / OCTET)
+        return next((count for count in counts if math.ceil(octets / count) <= self.most_warps), 0)
+
+    @property
+    def warps(self) -> int:
+        """Of a block."""
+        return math.ceil(math.ceil(self.H / OCTET) / self.blocks)
+
+    @property
+    def blocks_at_a_time(self) -> int:
+        """Of a multiprocessor."""
+        return self.most_warps // self.warps
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of shared memory."""
+        buffers, kept = {"GruBefore": (3, 2), "Lstm": (2, 1), "GruAfter": (2, 1)}.get(self.cell, (2, 0))
+        given = OCTET * DTYPE_BYTES[self.dtype] * (self.gates * self.warps | 1)
+        if self.features:
+            given = _line_bytes(self.features, self.computed)
+        return TILE * (buffers * _line_bytes(self.H, self.computed) + 2 * given) + kept * 16 * 32 * self.warps
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of shared memory: of features."""
+        if not self.features:
+            return 0
+        fragments = self.gates * self.warps * _steps(self.features, self.computed)
+        return fragments * FRAGMENT_BYTES + self.gates * self.warps * OCTET * 4
+
+    @property
+    def most_tiles(self) -> int:
+        """Of a block, as fit into shared memory with the other blocks of a multiprocessor."""
+        room = (self.shared_limit + RESERVED_BYTES) // self.blocks_at_a_time - RESERVED_BYTES
+        return max(0, room - self.weight_bytes) // self.tile_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.blocks > 0 and self.most_tiles > 0
+
+    def rounds(self, N: int, tiles: int) -> int:
+        """How often every multiprocessor has as many blocks as it can have."""
+        at_a_time = max(1, self.units * self.blocks_at_a_time // self.blocks)
+        return math.ceil(math.ceil(N / (TILE * tiles)) * self.D / at_a_time)
+
+    def tiles_for(self, N: int) -> int:
+        """Of a block: what should be done first, if a step takes one tile's time besides. All make the same bits."""
+        return min(range(1, self.most_tiles + 1), key=lambda tiles: self.rounds(N, tiles) * (1 + tiles))
+
+    def run_us(self, N: int, tile_us: float) -> float:
+        """tile_us: of a tile, of all blocks that share a multiprocessor"""
+        tiles = self.tiles_for(N)
+        return self.rounds(N, tiles) * self.S * (STEP_US + tiles * tile_us)
+
+    def shared_bytes(self, N: int) -> int:
+        return self.tiles_for(N) * self.tile_bytes + self.weight_bytes
+
+    def at(self, B: int) -> Steps:
+        N = B * self.sequences
+        if not N:
+            return Steps(())
+        head = f"{self.cell}, {self.computed.name}, {NUMBERS[self.dtype]}"
+        sizes = f"{self.H}, {self.features}, {self.warps}, {self.blocks}"
+        program = Program(SOURCE, f"recurrent_mma<{head}, {sizes}>")
+        tiles = self.tiles_for(N)
+        grid = math.ceil(N / (TILE * tiles)) * self.D * self.blocks
+        config = LaunchConfig((grid, 1, 1), (32 * self.warps, 1, 1), self.shared_bytes(N), cluster=self.blocks)
+        numbers = (Int64(N), Int64(self.S), UInt32(self.D), UInt32(tiles), *self.how)
+        registers = min(255, REGISTERS // (32 * self.warps * self.blocks_at_a_time) // 8 * 8)
+        launch = KernelLaunch(
+            program, config, (*self.arrays, *self.input_weights, *numbers), Budget(registers, spill_bytes=16)
+        )
+        return Steps((launch,))
+
+    @property
+    def input_weights(self) -> tuple[Argument, Argument]:
+        """W, bias"""
+        weight: Argument = Weight("input") if self.features else Int64(0)
+        return weight, Weight("input_bias") if self.has_input_bias else Int64(0)
+
+
+def _steps(K: int, computed: Precision) -> int:
+    """Of a sum."""
+    return math.ceil(K / computed.step)
+
+
+def _line_bytes(K: int, computed: Precision) -> int:
+    """Of numbers that are multiplied, of a sequence."""
+    return 32 * _steps(K, computed) + 16
+
+
+class RecurrentMma:
+    name = "recurrent_mma"
+    device_kind = "cuda"
+    precisions = tuple(PRECISIONS)
+
+    def claims(self, net: Network, start: int, device: Device, job: Job) -> Iterator[Claim | Refusal]:
+        """A recurrent layer, or a Linear and the recurrent layer that alone reads it."""
+        first, *others = itertools.islice(net.nodes_from(start), 2)
+        is_product = isinstance(first.layer, Linear)
+        nodes = [first, *others] if is_product else [first]
+        layer = nodes[-1].layer
+        if job.is_training or not isinstance(layer, Recurrent) or device.arch not in ARCHITECTURES:
+            return
+        shape = RecurrentShape.of(net, nodes[-1])
+        if shape.dtype not in NUMBERS:
+            return
+        features, computed = 0, PRECISIONS[job.precision]
+        if is_product:
+            if nodes[1].inputs.count(first.name) > 1 or nodes[1].inputs[0] != first.name or not is_closed(net, nodes):
+                return
+            if shape.dtype != computed.dtype:
+                return  # features are multiplied as they come
+            features = int(net.types[first.inputs[0]].shape[-1])
+            values = tuple(dict.fromkeys((first.inputs[0], *nodes[1].inputs[1:])))
+            shape = replace(shape, states=tuple(values.index(state) for state in nodes[1].inputs[1:]))
+        lowering = RecurrentMmaLowering(
+            **vars(shape), features=features, has_input_bias=is_product and "bias" in first.weights,
+            precision=job.precision, units=device.units, shared_limit=device.fast_bytes,
+            most_blocks=1 if device.arch in WITHOUT_CLUSTERS else MOST_BLOCKS,
+        )  # fmt: skip
+        if not lowering.fits:
+            if not is_product:
+                what = f"the recurrence of {shape.H:,} units in {job.precision}"
+                yield Refusal(self.name, first.name, f"holds {what} in registers of no cluster of {device.arch}")
+            return
+        yield _claim(net, nodes, lowering, device, job)
+
+
+def _claim(net: Network, nodes: list[Node], lowering: RecurrentMmaLowering, device: Device, job: Job) -> Claim:
+    recipes, computed = _recipes(net, nodes, lowering), lowering.computed
+    is_split, N = computed.parts > 1, job.batch * lowering.sequences
+    flop = sum(map(net.row_flop, nodes)) * (3 if is_split else 1)  # three products of tf32 for one of fp32
+    rate = device.flops["tf32" if is_split else job.precision]
+    step_flop = TILE * flop / (lowering.sequences * lowering.S * lowering.D) / lowering.blocks  # of a tile
+    tile_us = step_flop * lowering.blocks_at_a_time / (RATE[computed.step] * rate / device.units) * 1e6
+    values = dict.fromkeys(value for node in nodes for value in node.inputs if value != nodes[0].name)
+    kind = nodes[-1].layer.kind
+    return Claim(
+        RecurrentMma.name,
+        f"{RecurrentMma.name}<{f'{lowering.features},' if lowering.features else ''}{kind},{lowering.H}>",
+        tuple(node.name for node in nodes),
+        Price(
+            flop, sum(net.types[value].row_bytes for value in (*values, nodes[-1].name)),
+            sum(recipe.nbytes for recipe in recipes.values()), precision="tf32" if is_split else "",
+            rate=flop * job.batch / (lowering.run_us(N, tile_us) * 1e-6 * rate),
+            least_us=lowering.S * (STEP_US + tile_us), why_slow="steps wait for each other",
+        ),
+        f"{lowering.S} steps in one launch, tensor cores, the recurrence in registers",
+        recipes,
+        fast_bytes=lowering.shared_bytes(N),
+        order=("features, then " if lowering.features else "")
+        + f"units in steps of {computed.step} by mma"
+        + (", parts of 32" if is_split else ""),
+        facts=lowering,
+    )  # fmt: skip
+
+
+# -- weights ---------------------------------------------------------------------------------------------------
+
+
+def _recipes(net: Network, nodes: list[Node], lowering: RecurrentMmaLowering) -> dict[str, Recipe]:
+    computed, octets = lowering.computed, lowering.blocks * lowering.warps
+
+    def fragments(name: str, K: int) -> Recipe:
+        size = lowering.D * octets * OCTET * lowering.gates * _steps(K, computed) * computed.step
+        return Recipe.of(
+            gate_fragments, (name,), (size,), computed.dtype, precision=lowering.precision, gates=lowering.gates,
+            units=lowering.H, octets=octets,
+        )  # fmt: skip
+
+    def shifts(name: str, gates: int) -> Recipe:
+        size = lowering.D * octets * OCTET * gates
+        return Recipe.of(
+            gate_shifts, (name,), (size,), gates=gates, units=lowering.H, blocks=lowering.blocks, octets=octets,
+        )  # fmt: skip
+
+    weights = nodes[-1].weights
+    recipes = {"recurrence": fragments(weights["recurrence"], lowering.H)}
+    if lowering.has_bias:
+        recipes["bias"] = shifts(weights["bias"], 1)
+    if lowering.features:
+        recipes["input"] = fragments(nodes[0].weights["weight"], lowering.features)
+    if lowering.has_input_bias:
+        recipes["input_bias"] = shifts(nodes[0].weights["bias"], lowering.gates)
+    return recipes
+
+
+@recipe_op
+def gate_fragments(weight: Array, precision: str, gates: int, units: int, octets: int) -> Array:
+    """(D * gates * units, K), or with D apart -> (D, octets of units, gates, steps of k, lanes, 2 words) in a row.
+
+    Zeros stand where there is no unit and no k.
+    """
+    computed, K = PRECISIONS[precision], weight.shape[-1]
+    given = weight.reshape(-1, gates, units, K)
+    padded = np.zeros((len(given), gates, octets * OCTET, _steps(K, computed) * computed.step), np.float32)
+    padded[:, :, :units, :K] = given
+    if computed.per_word == 2:
+        padded = narrowed(padded, computed.dtype)
+    elif computed.parts == 1:
+        padded = round_tf32(padded)
+    # Lane (g, q) has word q of both halves of a step, of unit g.
+    words = padded.reshape(len(given), gates, octets, OCTET, -1, 2, 4, computed.per_word)
+    return np.ascontiguousarray(words.transpose(0, 2, 1, 4, 3, 6, 5, 7)).ravel()
+
+
+@recipe_op
+def gate_shifts(bias: Array, gates: int, units: int, blocks: int, octets: int) -> Array:
+    """(D * gates * units), or with D apart -> (D, blocks, gates, units of a block) in a row, zeros where none is."""
+    given = bias.reshape(-1, gates, units)
+    padded = np.zeros((len(given), gates, octets * OCTET), np.float32)
+    padded[:, :, :units] = given
+    return np.ascontiguousarray(padded.reshape(len(given), gates, blocks, -1).swapaxes(1, 2)).ravel()
+
+
+def _instance(cell: str, precision: str, dtype: str, H: int, features: int = 0) -> Instance:
+    def launch(device: Device) -> KernelLaunch:
+        made = RecurrentMmaLowering(
+            cell, dtype, 1, 64, 1, H, False, "sequence", cell == "GruAfter", (), features, features > 0, precision,
+            device.units, device.fast_bytes, MOST_BLOCKS,
+        )  # fmt: skip
+        return made.at(1 << 14).launches[0]
+
+    return Instance(f"{cell}, {precision} on {dtype}, {features} features, {H} units", launch)
+
+
+INSTANCES = (
+    _instance("Lstm", "fp16", "float16", 128, 10), _instance("Lstm", "fp16", "float16", 128),
+    _instance("Lstm", "tf32", "float32", 128), _instance("Lstm", "fp32", "float32", 128, 40),
+    _instance("Lstm", "bf16", "float32", 256), _instance("Lstm", "fp16", "float16", 33),
+    _instance("GruAfter", "bf16", "bfloat16", 128, 64), _instance("GruAfter", "fp32", "float32", 64),
+    _instance("GruBefore", "fp16", "float16", 128), _instance("GruBefore", "fp32", "float32", 96, 10),
+    _instance("RnnTanh", "tf32", "float32", 512), _instance("RnnRelu", "fp16", "float16", 64),
+)  # fmt: skip

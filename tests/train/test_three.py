@@ -1,0 +1,173 @@
+"""Training in three launches a step: emulated kernels, and those of a GPU."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from emulated_cuda import kernel_of, needs_gxx
+from emulated_engine import emulate_device
+from onchip.kernels.chain import find_chain
+from onchip.kernels.cuda import KERNELS, mlp_train_three
+from onchip.kernels.cuda.mlp_train_three import ThreeLowering, make_lowering
+from onchip.kernels.cuda.program import Program
+from onchip.kernels.pointwise import TRAINED
+from onchip.plan.device import H200
+from onchip.plan.kernel import Job
+from onchip.plan.planner import make_plan
+from onchip.spec.build import mlp
+from onchip.train.loop import fit
+from onchip.train.many import Run
+from onchip.train.options import TrainOptions
+from training_cases import (
+    assert_bits_of_each_alone,
+    assert_follows_reference,
+    assert_same_bits,
+    case,
+    pixels,
+    reference_curve,
+    rising,
+    train_only_by,
+)
+
+CASES = {
+    "digits": lambda: case(70, 40, 20, 4, n=150, batch_size=64, lr=0.1),
+    "four layers, adam": lambda: case(20, 21, 17, 9, 5, n=70, batch_size=30, lr=0.01, optimiser="adam"),
+    "two layers, 32 outputs": lambda: case(12, 75, 32, n=50, batch_size=16, lr=0.05),
+    "no bias, decay": lambda: case(
+        16, 24, 3, n=40, options={"bias": False, "activation": "Sigmoid"}, loss="half_sse", batch_size=16, lr=1e-2,
+        weight_decay=0.1,
+    ),
+    "many rows": lambda: case(9, 8, 7, 5, n=600, batch_size=530, lr=0.05),
+    "many pixels": lambda: case(1200, 9, 5, n=40, batch_size=16, lr=0.05),
+    "momentum, batch 1": lambda: case(
+        6, 5, 4, n=9, options={"activation": "Tanh"}, loss="mse", batch_size=1, momentum=0.5
+    ),
+    "weights, smoothing": lambda: case(
+        10, 17, 5, n=90, lr=0.1, label_smoothing=0.2, class_weight="balanced", sample_weight=rising(90), batch_size=32
+    ),
+}  # fmt: skip
+
+
+def made(name):
+    net, x, y, training = CASES[name]()
+    return net, pixels(len(x), x.shape[1]), y, training
+
+
+def take_any_batch(monkeypatch):
+    """Small ones are soon emulated."""
+    monkeypatch.setattr(mlp_train_three, "LEAST_BATCH", 1)
+    monkeypatch.setattr(mlp_train_three, "MOST_BATCH", 1 << 20)
+    train_only_by(monkeypatch, "mlp_train_three")
+
+
+def lowering_of(*widths, **job):
+    given = {"loss": "cross_entropy", "byte_scale": 1 / 255, "batch": 256, **job}
+    return make_lowering(find_chain(mlp(*widths), 0, TRAINED), Job(**given), H200)
+
+
+def assert_follows_in_bf16(name):
+    net, x, y, training = made(name)
+    result = fit(net, x, y, epochs=2, seed=7, device="cuda", precision="bf16", **training)
+    assert isinstance(result.plan.groups[0].claim.facts, ThreeLowering)
+    truth, _, _ = reference_curve(net, x, y, 7, "float64", training, epochs=2)
+    assert np.abs(result.losses - truth).max() <= 2**-5 * np.abs(truth).max()
+
+
+# -- on the host -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    emulate_device(monkeypatch)
+    take_any_batch(monkeypatch)
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", CASES)
+def test_emulated_launches_follow_the_reference(name, gpu):
+    result = assert_follows_reference(*made(name), device="cuda")
+    assert result.plan.groups[0].claim.kernel == "mlp_train_three"
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", ["digits", "four layers, adam"])
+def test_emulated_launches_in_bf16(name, gpu):
+    assert_follows_in_bf16(name)
+
+
+@needs_gxx
+def test_emulated_bits_do_not_depend_on_where_graphs_end(gpu):
+    net, x, y, training = made("digits")
+    whole = fit(net, x, y, epochs=2, device="cuda", **training)
+    assert_same_bits(whole, fit(net, x, y, epochs=2, device="cuda", debug=True, **training))  # a graph a step
+
+
+@needs_gxx
+def test_emulated_networks_in_one_launch_have_the_bits_of_each_alone(gpu):
+    x, y = pixels(70, 37), np.arange(70) % 4
+    options = [TrainOptions(batch_size=32, epochs=1 + i % 2, seed=i, lr=0.1 / (1 + i)) for i in range(3)]
+    assert_bits_of_each_alone([Run(mlp(37, 20, 9, 4, seed=i), each) for i, each in enumerate(options)], x, y)
+
+
+@needs_gxx
+@pytest.mark.parametrize("widths", [(5, 3, 2), (20, 53, 29, 17, 5), (20, 53, 32), (784, 320, 160, 10)])
+def test_host_and_kernel_agree_on_shared_memory(widths, tmp_path):
+    source = mlp_train_three.CLUSTER_SOURCE
+    for header in source.parent.glob("*.cuh"):
+        shutil.copy(header, tmp_path)
+    told = tmp_path / "tell.cu"
+    told.write_text(
+        f"{source.read_text()}\ntemplate <int... W>\n__global__ void tell(int* to) {{ *to = Room<W...>::bytes(); }}\n"
+    )
+    found = np.zeros(1, np.int32)
+    kernel_of(Program(told, f"tell<3, {', '.join(map(str, widths[1:]))}>")).run(1, 1, (found.ctypes.data,))
+    assert found[0] == lowering_of(*widths).cluster_bytes
+
+
+def test_two_blocks_of_digits_share_a_multiprocessor():
+    assert 2 * (lowering_of(784, 320, 160, 10).cluster_bytes + 1024) <= 228 << 10
+
+
+@pytest.mark.parametrize(
+    ("batch", "chosen"), [(64, "mlp_by_layers"), (129, "mlp_train_three"), (256, "mlp_train_three"), (257, "mlp_train")]
+)
+def test_the_planner_takes_it_where_it_was_sooner_done(batch, chosen):
+    job = Job("fp32", batch, "cross_entropy", byte_scale=1 / 255)
+    (group,) = make_plan(mlp(784, 320, 160, 10), H200, KERNELS, job).groups
+    assert group.claim.kernel == chosen
+
+
+@pytest.mark.parametrize(
+    ("widths", "job", "why"),
+    [
+        ((784, 320, 10), {"byte_scale": 0.0}, "rows of pixels"),
+        ((784, 320, 10), {"clip_norm": 1.0}, "clipping"),
+        ((784, 320, 33), {}, "32 outputs"),
+        ((784, 9, 9, 9, 9, 10), {}, "2 to 4 layers"),
+        ((9000, 32, 10), {}, "bytes, got 9,001"),
+        ((784, 1600, 800, 10), {}, "does not fit"),
+    ],
+)
+def test_it_says_what_it_does_not_take(widths, job, why):
+    assert why in lowering_of(*widths, **job)
+
+
+# -- on a GPU ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_launches_follow_the_reference(name, monkeypatch):
+    take_any_batch(monkeypatch)
+    assert_follows_reference(*made(name), device="cuda")
+
+
+@pytest.mark.gpu
+def test_bits_do_not_depend_on_where_graphs_end(monkeypatch):
+    take_any_batch(monkeypatch)
+    net, x, y, training = made("digits")
+    whole = fit(net, x, y, epochs=2, device="cuda", **training)
+    assert_same_bits(whole, fit(net, x, y, epochs=2, device="cuda", debug=True, **training))
